@@ -32,8 +32,11 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
 @pytest.fixture(scope="package")
 def embedded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     """One service on the embedded default, for all tests that do it no lasting harm."""
-    with Service(tmp_path_factory.mktemp("service") / "home", QUANTMILL_ALLOW_PT2="true") as running:
+    folder = tmp_path_factory.mktemp("service") / "home"
+    with Service(folder, QUANTMILL_ALLOW_PT2="true") as running:
         yield running
+        assert running.stop() == 0
+    assert processes_of(folder) == {}
 
 
 @pytest.fixture(scope="package")
@@ -51,6 +54,7 @@ def deployed(tmp_path_factory: pytest.TempPathFactory, broker: str) -> Iterator[
     with new_postgres_database() as database:
         with Service(folder, QUANTMILL_DATABASE_URL=database, QUANTMILL_BROKER_URL=broker) as running:
             yield running
+            assert running.stop() == 0
         assert processes_of(folder) == {}
         assert not (folder / "service.db").exists(), "the embedded database was used"
         assert not (folder / "broker").exists(), "the embedded broker was used"

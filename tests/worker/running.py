@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from service.client import Client
@@ -16,7 +17,7 @@ from service.jobs.schemas import JobOut
 from tests.support import leaks
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.tiny import Tiny
-from tests.worker.workbench import process_gone, wait_for
+from tests.worker.workbench import Workbench, process_gone, wait_for
 from worker import launcher
 
 ROOT = Path(__file__).parents[2]
@@ -29,6 +30,12 @@ QUICK = {
     "QUANTMILL_REDISPATCH_SECONDS": "2",
     "QUANTMILL_THREADS": "1",
 }
+# Long enough to be caught while it runs, whatever the machine.
+SLOW = {"evaluation": {"latency_runs": 1000, "layer_samples": 1024}}
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-P", "-m", "worker.cli", *arguments]
 
 
 def environment(**variables: str) -> dict[str, str]:
@@ -40,7 +47,7 @@ def environment(**variables: str) -> dict[str, str]:
 def start_up(folder: Path, *options: str, stderr: int, **variables: str) -> subprocess.Popen[bytes]:
     """``quantmill up`` on ``folder``; it prints where it is on standard output, and ends with this process."""
     spec = json.dumps({"parent": os.getpid(), "death_signal": signal.SIGTERM})
-    up = [sys.executable, "-P", "-m", "worker.cli", "up", "--data-dir", str(folder), *options]
+    up = command("up", "--data-dir", str(folder), *options)
     return subprocess.Popen(
         [sys.executable, "-I", "-S", launcher.__file__, spec, *up],
         stdout=subprocess.PIPE,
@@ -48,6 +55,31 @@ def start_up(folder: Path, *options: str, stderr: int, **variables: str) -> subp
         env=environment(**variables),
         start_new_session=True,
     )
+
+
+@contextlib.contextmanager
+def worker(
+    bench: Workbench, *options: str, log: str = "worker.log", **variables: str
+) -> Iterator[subprocess.Popen[bytes]]:
+    """``quantmill worker`` on a workbench, once it is ready; its log lies in the bench's folder."""
+    places = {
+        "QUANTMILL_DATA_DIR": str(bench.settings.data_dir), "QUANTMILL_BROKER_URL": bench.settings.broker_url
+    }  # fmt: skip
+    path = bench.folder / log
+    with path.open("wb") as stream:
+        process = subprocess.Popen(
+            command("worker", *options),
+            env=environment(**{**QUICK, **places, **variables}),
+            stderr=stream,
+            stdout=stream,
+        )
+    try:
+        wait_for(lambda: b"ready" in path.read_bytes(), message="the worker did not start")
+        yield process
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.wait(PATIENCE_SECONDS)
 
 
 def processes_of(folder: Path) -> dict[int, str]:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-import subprocess
-import sys
-import textwrap
+import signal
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -14,121 +12,90 @@ from pathlib import Path
 import pytest
 from sqlalchemy import update
 
-from service.db import db_now
-from service.failpoints import VARIABLE
+from service import failpoints
+from service.db import Database, db_now
 from service.jobs import transitions
 from service.storage import FileStore
 from service.tables import Job
 from tests.support.patience import PATIENCE_SECONDS
-from tests.worker.workbench import (
-    QUICK,
-    RUNNER_HEAD,
-    WRITE_PID,
-    Workbench,
-    finish,
-    process_gone,
-    run_in_thread,
-    runner_pid,
-    wait_for,
-)
+from tests.worker.workbench import PUBLISHES, QUICK, UNTIL_ASKED, Workbench, finish, run_in_thread, wait_for
 from worker.materials import Materials
 
-ROOT = Path(__file__).parents[2]
-# Writes a file that is published, then succeeds.
-PUBLISHES = """
-import hashlib
-data = b"thumbnails"
-with open(os.path.join(task["output_dir"], "thumbnails.png"), "wb") as stream: stream.write(data)
-say(line="dataset", summary=dict(format="npz", arrays={}, samples=1, size_bytes=1, sha256="0" * 64, thumbnails=dict(
-    file="thumbnails.png", sha256=hashlib.sha256(data).hexdigest(), size_bytes=len(data))))
-sys.exit(0)
-"""
-ATTEMPT = """
-import sys
-from service.db import Database
-from service.settings import Settings
-from service.storage import FileStore
-from worker.sandbox import Sandbox
-from worker.supervisor import Supervisor
-settings = Settings(data_dir=sys.argv[1], threads=1, lease_seconds=6, renew_seconds=0.5)
-sandbox = Sandbox((sys.executable, "-P", sys.argv[2]))
-supervisor = Supervisor(settings, Database(settings.database_url), FileStore(settings.storage_dir), sandbox=sandbox)
-print("claimed", supervisor.run(sys.argv[3]))
-"""
+
+def killed(bench: Workbench, job_id: str, place: str) -> int:
+    """How a process ends whose attempt of the job is killed at a failpoint."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            failpoints._armed = failpoints._parsed(f"{place}=kill")
+            bench.database = Database(bench.settings.database_url)
+            bench.supervisor(PUBLISHES).run(job_id)
+        finally:
+            os._exit(1)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-def start_attempt(bench: Workbench, job_id: str, failpoint: str) -> subprocess.Popen[bytes]:
-    """One attempt in a process of its own that meets ``failpoint``."""
-    runner, attempt = bench.folder / "publishing.py", bench.folder / "attempt.py"
-    runner.write_text(RUNNER_HEAD + textwrap.dedent(PUBLISHES))
-    attempt.write_text(ATTEMPT)
-    return subprocess.Popen(
-        [sys.executable, "-P", str(attempt), str(bench.settings.data_dir), str(runner), job_id],
-        env={**os.environ, "PYTHONPATH": str(ROOT), VARIABLE: failpoint},
-    )
+class Hold:
+    """Keeps attempts of this process at a failpoint."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, file: Path, place: str) -> None:
+        self.file, self._reached = file, file.with_name(f"{file.name}.reached")
+        file.touch()
+        monkeypatch.setattr(failpoints, "_armed", failpoints._parsed(f"{place}=wait:{file}"))
+
+    def wait(self) -> None:
+        wait_for(self._reached.exists, message="nobody is held")
+
+    def end(self) -> None:
+        self.file.unlink()
 
 
 STAGES = (
     "after_claim", "after_inputs", "after_runner_start", "after_runner_end", "before_artifact_fsync",
-    "after_artifact_rename",
+    "after_artifact_rename", "before_succeed_commit", "after_succeed_commit",
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("place", STAGES)
-def test_a_cancel_in_any_stage_ends_the_job_once(bench, place):
-    hold = bench.folder / "hold"
-    hold.touch()
-    job_id = bench.submit(kind="inspect_dataset", model_id=None, dataset_id=bench.add_dataset())
-    process = start_attempt(bench, job_id, f"{place}=wait:{hold}")
-    try:
-        wait_for(lambda: bench.job(job_id).state == "running")
-        bench.cancel(job_id)
-        hold.unlink()
-        assert process.wait(PATIENCE_SECONDS) == 0
-    finally:
-        process.kill()
-        process.wait()
+@pytest.mark.parametrize("place", STAGES[:6])
+def test_a_cancel_in_any_stage_ends_the_job_once(bench, monkeypatch, place):
+    job_id = bench.inspect_dataset()
+    hold = Hold(monkeypatch, bench.folder / "hold", place)
+    thread = run_in_thread(bench.supervisor(PUBLISHES), job_id)
+    hold.wait()
+    bench.cancel(job_id)
+    hold.end()
+    finish(thread)
+    assert bench.names(job_id) == ["job.queued", "job.claimed", "job.cancel_requested", "job.canceled"]
     assert bench.job(job_id).state == "canceled"
-    names = [event.data["name"] for event in bench.events(job_id, "state")]
-    assert names == ["job.queued", "job.claimed", "job.cancel_requested", "job.canceled"]
     assert bench.scratch_folders() == []
 
 
-def test_a_cancel_that_meets_the_commit_waits_for_it_and_comes_too_late(bench):
-    hold = bench.folder / "hold"
-    hold.touch()
-    job_id = bench.submit(kind="inspect_dataset", model_id=None, dataset_id=bench.add_dataset())
-    process = start_attempt(bench, job_id, f"before_succeed_commit=wait:{hold}")
-    try:
-        # By then all is stored, and the transaction that says so is open or about to be: one of the two is first.
-        wait_for(lambda: len(list(bench.store.blobs.glob("*/*"))) == 2)
-        timer = threading.Timer(1.0, hold.unlink)
-        timer.start()
-        bench.cancel(job_id)
-        timer.join()
-        assert process.wait(PATIENCE_SECONDS) == 0
-    finally:
-        process.kill()
-        process.wait()
-    names = [event.data["name"] for event in bench.events(job_id, "state")]
-    assert len({"job.succeeded", "job.canceled"} & set(names)) == 1
-    assert names[-1] == f"job.{bench.job(job_id).state}"
+def test_a_cancel_that_meets_the_commit_waits_for_it_and_comes_too_late(bench, monkeypatch):
+    job_id = bench.inspect_dataset()
+    hold = Hold(monkeypatch, bench.folder / "hold", "before_succeed_commit")
+    thread = run_in_thread(bench.supervisor(PUBLISHES), job_id)
+    hold.wait()
+    timer = threading.Timer(0.3, hold.end)
+    timer.start()
+    bench.cancel(job_id)
+    finish(timer)
+    finish(thread)
+    assert bench.names(job_id) == ["job.queued", "job.claimed", "job.succeeded"]
+    assert bench.job(job_id).state == "succeeded"
 
 
-@pytest.mark.parametrize("place", [*STAGES, "before_succeed_commit", "after_succeed_commit"])
+@pytest.mark.parametrize("place", STAGES)
 def test_a_worker_that_is_killed_in_any_stage_loses_no_job(bench, place):
-    job_id = bench.submit(kind="inspect_dataset", model_id=None, dataset_id=bench.add_dataset())
-    process = start_attempt(bench, job_id, f"{place}=kill")
-    assert process.wait(PATIENCE_SECONDS) == -9
+    job_id = bench.inspect_dataset()
+    assert killed(bench, job_id, place) == -signal.SIGKILL
     if place == "after_succeed_commit":
         assert bench.job(job_id).state == "succeeded"
         return
     assert bench.job(job_id).state == "running"
     expire(bench, job_id)
     assert bench.supervisor(PUBLISHES).run(job_id)
-    job = bench.job(job_id)
-    assert (job.state, job.attempt) == ("succeeded", 2)
-    assert [event.data["name"] for event in bench.events(job_id, "state")].count("job.succeeded") == 1
+    assert bench.standing(job_id)[:2] == ("succeeded", 2)
+    assert bench.names(job_id).count("job.succeeded") == 1
 
 
 def expire(bench: Workbench, job_id: str) -> None:
@@ -141,20 +108,29 @@ def expire(bench: Workbench, job_id: str) -> None:
 
 def test_an_inspection_that_only_lacked_time_is_never_the_users_fault(bench):
     job_id = bench.submit()
-    for attempt in range(1, 9):
+    for attempts in range(1, 9):
         with bench.database.write() as session:
             assert transitions.claim(session, job_id, worker_id="dead", lease_seconds=60) is not None
         expire(bench, job_id)
         job = bench.job(job_id)
-        assert (job.state, job.attempt) == ("queued", attempt)
+        assert (job.state, job.attempt) == ("queued", attempts)
         assert job.attempt - job.interruptions < job.max_attempts
     assert bench.model(bench.job(job_id).model_id).status == "validating"
     bench.supervisor("succeed()").run(job_id)
     assert bench.model(bench.job(job_id).model_id).status == "ready"
 
 
-def test_a_stop_while_inputs_are_copied_puts_the_job_back_at_once(bench, monkeypatch):
-    job_id = bench.submit()
+def put_back(bench: Workbench, job_id: str) -> bool:
+    """By a stop: uncharged, at once, and told."""
+    job = bench.job(job_id)
+    assert bench.scratch_folders() == []
+    told = (bench.standing(job_id), job.waiting and job.waiting["code"])
+    return told == (("queued", 1, 1), "worker-shutdown") and job.not_before <= job.updated_at
+
+
+@pytest.mark.parametrize("end", ["stop", "cancel"])
+def test_a_stop_or_a_cancel_ends_a_long_copy(bench, monkeypatch, end):
+    job_id = bench.submit(model_id=bench.add_model({"net.onnx": b"x" * 4_000_000}))
     stop, laying = threading.Event(), threading.Event()
     real = Materials._copy
 
@@ -166,20 +142,20 @@ def test_a_stop_while_inputs_are_copied_puts_the_job_back_at_once(bench, monkeyp
     monkeypatch.setattr(Materials, "_copy", endless)
     thread = run_in_thread(bench.supervisor("succeed()", stopping=stop.is_set), job_id)
     assert laying.wait(PATIENCE_SECONDS)
-    stop.set()
+    stop.set() if end == "stop" else bench.cancel(job_id)
     finish(thread)
-    assert_put_back(bench, job_id)
+    assert put_back(bench, job_id) if end == "stop" else bench.job(job_id).state == "canceled"
+    assert bench.scratch_folders() == []
 
 
 def test_a_stop_while_results_are_stored_gives_them_time(bench, monkeypatch):
-    job_id = bench.submit()
     stop, storing = threading.Event(), threading.Event()
 
     def slow(self):
         storing.set()
         stop.wait()
 
-    supervisor = bench.supervisor("succeed()", stopping=stop.is_set)
+    supervisor, job_id = bench.supervisor("succeed()", stopping=stop.is_set), bench.submit()
     monkeypatch.setattr(FileStore, "check_there", slow)
     thread = run_in_thread(supervisor, job_id)
     assert storing.wait(PATIENCE_SECONDS)
@@ -189,7 +165,6 @@ def test_a_stop_while_results_are_stored_gives_them_time(bench, monkeypatch):
 
 
 def test_a_stop_while_storing_does_not_end_puts_the_job_back(bench, monkeypatch):
-    job_id = bench.submit(kind="inspect_dataset", model_id=None, dataset_id=bench.add_dataset())
     stop, storing = threading.Event(), threading.Event()
 
     def endless(self, path, *, check):
@@ -197,56 +172,44 @@ def test_a_stop_while_storing_does_not_end_puts_the_job_back(bench, monkeypatch)
         while True:
             check()
 
-    supervisor = bench.supervisor(PUBLISHES, stopping=stop.is_set)
+    job_id, short = bench.inspect_dataset(), replace(QUICK, shutdown_grace=0.2)
+    supervisor = bench.supervisor(PUBLISHES, stopping=stop.is_set, timing=short)
     monkeypatch.setattr(FileStore, "put_file", endless)
     thread = run_in_thread(supervisor, job_id)
     assert storing.wait(PATIENCE_SECONDS)
     stop.set()
     finish(thread)
-    assert_put_back(bench, job_id)
+    assert put_back(bench, job_id)
 
 
 def test_stops_without_number_cost_a_job_nothing(bench):
     job_id = bench.submit()
-    code = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(13))\n" + WRITE_PID + "while True: time.sleep(0.02)\n"
-    for _ in range(7):
+    for attempts in range(1, 5):
         (bench.folder / "pid").unlink(missing_ok=True)
         stop = threading.Event()
-        thread = run_in_thread(bench.supervisor(code, stopping=stop.is_set), job_id)
-        pid = runner_pid(bench)
+        _, thread, _ = bench.begin(UNTIL_ASKED, job_id, stopping=stop.is_set)
         stop.set()
         finish(thread)
-        assert process_gone(pid)
-    job = bench.job(job_id)
-    assert (job.state, job.attempt, job.interruptions) == ("queued", 7, 7)
+        assert bench.standing(job_id) == ("queued", attempts, attempts)
 
 
-def test_a_store_that_cannot_be_seen_at_the_commit_is_waited_for_with_the_result_in_hand(bench):
-    hold, aside = bench.folder / "hold", bench.folder / "aside"
-    hold.touch()
-    job_id = bench.submit(kind="inspect_dataset", model_id=None, dataset_id=bench.add_dataset())
-    process = start_attempt(bench, job_id, f"after_artifact_rename=wait:{hold}")
-    try:
-        wait_for(lambda: len(list(bench.store.blobs.glob("*/*"))) == 2)
-        bench.store.blobs.rename(aside)
-        hold.unlink()
-        with pytest.raises(subprocess.TimeoutExpired):
-            process.wait(2.0)
-        assert bench.job(job_id).state == "running"
-        aside.rename(bench.store.blobs)
-        assert process.wait(PATIENCE_SECONDS) == 0
-    finally:
-        process.kill()
-        process.wait()
-    assert (bench.job(job_id).state, bench.job(job_id).attempt) == ("succeeded", 1)
-
-
-BRIEF = replace(QUICK, lease=1.0, frozen=0.5, renew=0.2, again=0.05)
+def test_a_store_that_cannot_be_seen_at_the_commit_is_waited_for_with_the_result_in_hand(bench, monkeypatch, caplog):
+    job_id = bench.inspect_dataset()
+    hold = Hold(monkeypatch, bench.folder / "hold", "after_artifact_rename")
+    thread = run_in_thread(bench.supervisor(PUBLISHES), job_id)
+    hold.wait()
+    bench.store.blobs.rename(bench.folder / "aside")
+    hold.end()
+    wait_for(lambda: "job.not_concluded" in caplog.text)
+    assert bench.job(job_id).state == "running"
+    (bench.folder / "aside").rename(bench.store.blobs)
+    finish(thread)
+    assert bench.standing(job_id) == ("succeeded", 1, 0)
 
 
 @pytest.fixture
-def refusing(bench, monkeypatch):
-    """A published result that cannot be committed for the store: its thread, and whether the store was asked."""
+def refusing(monkeypatch):
+    """A published result cannot be committed for the store; set once the store was asked."""
     asked = threading.Event()
 
     def refuse(self, sha256):
@@ -258,35 +221,19 @@ def refusing(bench, monkeypatch):
 
 
 def test_a_store_that_stays_away_at_the_commit_puts_the_job_back(bench, refusing):
-    job_id = bench.submit(kind="inspect_dataset", model_id=None, dataset_id=bench.add_dataset())
-    bench.supervisor(PUBLISHES, timing=BRIEF).run(job_id)
-    job = bench.job(job_id)
-    assert (job.state, job.attempt, job.interruptions) == ("queued", 1, 1)
-    assert job.waiting["code"] == "storage-away"
+    job_id = bench.inspect_dataset()
+    brief = replace(QUICK, lease=1.0, frozen=0.5, renew=0.2, again=0.05)
+    bench.supervisor(PUBLISHES, timing=brief).run(job_id)
+    assert bench.standing(job_id) == ("queued", 1, 1)
+    assert bench.job(job_id).waiting["code"] == "storage-away"
 
 
-def test_a_stop_while_the_store_is_away_at_the_commit_puts_the_job_back(bench, refusing):
-    job_id = bench.submit(kind="inspect_dataset", model_id=None, dataset_id=bench.add_dataset())
-    stop = threading.Event()
-    thread = run_in_thread(bench.supervisor(PUBLISHES, stopping=stop.is_set), job_id)
+@pytest.mark.parametrize("end", ["stop", "cancel"])
+def test_a_stop_or_a_cancel_while_the_store_is_away_at_the_commit(bench, refusing, end):
+    stop, job_id = threading.Event(), bench.inspect_dataset()
+    short = replace(QUICK, shutdown_grace=0.2)
+    thread = run_in_thread(bench.supervisor(PUBLISHES, stopping=stop.is_set, timing=short), job_id)
     assert refusing.wait(PATIENCE_SECONDS)
-    stop.set()
+    stop.set() if end == "stop" else bench.cancel(job_id)
     finish(thread)
-    assert_put_back(bench, job_id)
-
-
-def test_a_cancel_while_the_store_is_away_at_the_commit_ends_the_job(bench, refusing):
-    job_id = bench.submit(kind="inspect_dataset", model_id=None, dataset_id=bench.add_dataset())
-    thread = run_in_thread(bench.supervisor(PUBLISHES), job_id)
-    assert refusing.wait(PATIENCE_SECONDS)
-    bench.cancel(job_id)
-    finish(thread)
-    assert bench.job(job_id).state == "canceled"
-
-
-def assert_put_back(bench: Workbench, job_id: str) -> None:
-    job = bench.job(job_id)
-    assert (job.state, job.attempt, job.interruptions) == ("queued", 1, 1)
-    assert job.not_before <= job.updated_at
-    assert job.waiting["code"] == "worker-shutdown"
-    assert bench.scratch_folders() == []
+    assert put_back(bench, job_id) if end == "stop" else bench.job(job_id).state == "canceled"

@@ -4,26 +4,20 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import pytest
 from sqlalchemy import select
 
-from service.jobs.dispatch import Dispatcher
 from service.jobs.errors import DispatchError
 from service.tables import Worker
 from service.workers.repository import announce
 from tests.support.patience import PATIENCE_SECONDS
-from tests.worker.test_worker_process import worker
-from tests.worker.workbench import Workbench, database_away, finish, wait_for
+from tests.worker.running import worker
+from tests.worker.workbench import UNTIL_GO, Workbench, database_away, finish, threads_refused, wait_for
 from worker.deafness import EXIT_DEAF, Deafness, Seams
 from worker.lease import DATABASE_AWAY
 from worker.slots import Slot, Slots
 
-HELD = """
-while not os.path.exists(os.environ["BENCH"] + "/go"): time.sleep(0.02)
-succeed()
-"""
 DEAF_SECONDS = 60.0
 
 
@@ -74,49 +68,38 @@ def world(bench: Workbench) -> World:
     return World(bench)
 
 
-def deafen(world: World) -> None:
-    """Let a job wait for long enough, and be done."""
+@pytest.fixture
+def deafened(world: World) -> World:
+    """A job has waited for long enough, and is done."""
     job = world.bench.submit()
     world.pass_seconds(DEAF_SECONDS + 5.0)
     world.watchdog.join()
-    assert world.bench.job(job).state == "succeeded"
-    assert world.deaf
+    assert (world.bench.states(job), world.deaf) == (["succeeded"], True)
+    return world
 
 
 def test_jobs_beside_a_free_slot_are_taken_without_a_message(world: World) -> None:
     jobs = [world.bench.submit() for _ in range(2)]
     world.pass_seconds(DEAF_SECONDS)
-    assert [world.bench.job(job).state for job in jobs] == ["queued"] * 2
-    assert not world.deaf
+    assert (world.bench.states(*jobs), world.deaf) == (["queued"] * 2, False)
     world.pass_seconds(5.0)
     world.watchdog.join()
-    assert [world.bench.job(job).state for job in jobs] == ["succeeded"] * 2
-    assert world.deaf
+    assert (world.bench.states(*jobs), world.deaf) == (["succeeded"] * 2, True)
     later = world.bench.submit()  # once it knows, it does not wait so long again
     world.pass_seconds(5.0)
     world.watchdog.join()
-    assert world.bench.job(later).state == "succeeded"
+    assert world.bench.states(later) == ["succeeded"]
 
 
-def test_a_watchdog_outlives_a_process_without_threads(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
-    world = World(bench, seconds=1000.0)
+def test_a_watchdog_outlives_a_process_without_threads(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = world.bench
     watchdog = Deafness(
         bench.database, "w", ("inspect",), world.slots,
         received=lambda: 0, depths=world, deaf_seconds=0.1, seams=Seams(end=lambda: None),
     )  # fmt: skip
     job = bench.submit()
-    refused = threading.Event()
-    real = threading.Thread.start
-
-    def start(thread: threading.Thread) -> None:
-        if thread.name == "unwoken":
-            refused.set()
-            raise RuntimeError("can't start new thread")
-        real(thread)
-
     with monkeypatch.context() as exhausted, watchdog:
-        exhausted.setattr(threading.Thread, "start", start)
-        assert refused.wait(PATIENCE_SECONDS)
+        assert threads_refused(exhausted, "unwoken").wait(PATIENCE_SECONDS)
         exhausted.undo()
         wait_for(lambda: bench.job(job).state == "succeeded")
 
@@ -127,66 +110,60 @@ def test_a_worker_that_hears_leaves_waiting_to_messages(world: World) -> None:
         world.pass_seconds(DEAF_SECONDS - 5.0)
         world.messages += 1
     world.pass_seconds(DEAF_SECONDS)
-    assert world.bench.job(job).state == "queued"
-    assert not world.deaf
+    assert (world.bench.states(job), world.deaf) == (["queued"], False)
 
 
-def test_a_message_ends_the_deafness(world: World) -> None:
-    deafen(world)
-    world.messages += 1
-    world.piled = 3
-    world.pass_seconds(5.0)
-    assert not world.deaf
-    world.pass_seconds(10 * DEAF_SECONDS)
-    assert world.ends == []
+def test_a_message_ends_the_deafness(deafened: World) -> None:
+    deafened.messages += 1
+    deafened.piled = 3
+    deafened.pass_seconds(5.0)
+    assert not deafened.deaf
+    deafened.pass_seconds(10 * DEAF_SECONDS)
+    assert deafened.ends == []
 
 
-def test_messages_that_were_only_lost_end_no_process(world: World) -> None:
-    deafen(world)
-    world.pass_seconds(DEAF_SECONDS)
-    assert not world.deaf
-    assert world.ends == []
+def test_messages_that_were_only_lost_end_no_process(deafened: World) -> None:
+    deafened.pass_seconds(DEAF_SECONDS)
+    assert (deafened.deaf, deafened.ends) == (False, [])
 
 
-def test_messages_that_pile_up_unheard_end_the_process(world: World) -> None:
-    deafen(world)
-    world.piled = 1
-    world.pass_seconds(DEAF_SECONDS)
-    assert world.ends == []
-    begin = world.seconds
-    world.pass_seconds(5.0)
-    assert world.ends == [begin + 5.0]
-    job = world.bench.submit()
-    world.slots.work()
-    assert world.bench.job(job).state == "queued", "whoever ends takes nothing any more"
+def test_messages_that_pile_up_unheard_end_the_process(deafened: World) -> None:
+    deafened.piled = 1
+    deafened.pass_seconds(DEAF_SECONDS)
+    assert deafened.ends == []
+    begin = deafened.seconds
+    deafened.pass_seconds(5.0)
+    assert deafened.ends == [begin + 5.0]
+    job = deafened.bench.submit()
+    deafened.slots.work()
+    assert deafened.bench.states(job) == ["queued"], "whoever ends takes nothing any more"
 
 
 @pytest.mark.parametrize("piled", [0, None], ids=["none", "the broker is away"])
-def test_messages_must_wait_all_the_time(world: World, piled: int | None) -> None:
+def test_messages_must_wait_all_the_time(deafened: World, piled: int | None) -> None:
     """A queue that somebody else empties now and then, or a broker that does not answer, proves nothing."""
-    deafen(world)
     for _ in range(3):
-        world.piled = 1
-        world.pass_seconds(DEAF_SECONDS - 5.0)
-        world.piled = piled
-        world.bench.submit()  # keeps it from being over
-        world.seconds += 5.0
-        world.watchdog.look()
-        world.watchdog.join()
-        if not world.deaf:
-            world.seconds += DEAF_SECONDS
-    assert world.ends == []
+        deafened.piled = 1
+        deafened.pass_seconds(DEAF_SECONDS - 5.0)
+        deafened.piled = piled
+        deafened.bench.submit()  # keeps it from being over
+        deafened.seconds += 5.0
+        deafened.watchdog.look()
+        deafened.watchdog.join()
+        if not deafened.deaf:
+            deafened.seconds += DEAF_SECONDS
+    assert deafened.ends == []
 
 
 def test_a_process_never_ends_while_a_job_runs(bench: Workbench) -> None:
-    world = World(bench, HELD)
+    world = World(bench, UNTIL_GO)
     job = bench.submit()
     world.piled = 1
     world.pass_seconds(DEAF_SECONDS + 5.0)
     wait_for(lambda: bench.job(job).state == "running")
     world.pass_seconds(10 * DEAF_SECONDS)
     assert world.ends == []
-    (bench.folder / "go").touch()
+    bench.go()
     world.watchdog.join()
     world.pass_seconds(5.0)
     assert len(world.ends) == 1
@@ -196,8 +173,7 @@ def test_jobs_that_no_free_slot_may_take_are_no_sign(bench: Workbench) -> None:
     world = World(bench, short_only=True)
     job = bench.submit(size_class="long")
     world.pass_seconds(10 * DEAF_SECONDS)
-    assert bench.job(job).state == "queued"
-    assert not world.deaf
+    assert (bench.states(job), world.deaf) == (["queued"], False)
 
 
 def test_a_database_that_is_away_changes_nothing(world: World) -> None:
@@ -210,49 +186,25 @@ def test_a_database_that_is_away_changes_nothing(world: World) -> None:
                 world.watchdog.look()
     world.pass_seconds(5.0)
     world.watchdog.join()
-    assert world.bench.job(job).state == "succeeded"
-    assert world.deaf
+    assert (world.bench.states(job), world.deaf) == (["succeeded"], True)
 
 
 def test_whoever_is_woken_beside_busy_slots_loses_no_job(bench: Workbench) -> None:
     """A message that comes while a job runs that no message started: the slot looks once more when it is free."""
     first = bench.submit()
-    slots = Slots([Slot(bench.supervisor(HELD))], bench.database, ("inspect",))
+    slots = Slots([Slot(bench.supervisor(UNTIL_GO))], bench.database, ("inspect",))
     thread = threading.Thread(target=slots.work)
     thread.start()
     wait_for(lambda: bench.job(first).state == "running")
-    assert slots.free == 0
-    assert not slots.retire()
+    assert (slots.free, slots.retire()) == (0, False)
     slots.work()  # returns at once
     second = bench.submit()
-    (bench.folder / "go").touch()
+    bench.go()
     finish(thread)
-    assert [bench.job(job).state for job in (first, second)] == ["succeeded"] * 2
+    assert bench.states(first, second) == ["succeeded"] * 2
 
 
-def queue_folder(bench: Workbench) -> Path:
-    return bench.settings.broker_dir / "queue"
-
-
-def test_a_real_worker_starts_a_job_whose_message_was_lost(bench: Workbench) -> None:
-    """No reconciler runs; messages are removed, and the queue's folder is replaced."""
-    with worker(bench, QUANTMILL_DEAF_SECONDS="1") as process:
-        dispatcher = Dispatcher(bench.settings)
-        away = queue_folder(bench).with_name("away")
-        queue_folder(bench).rename(away)
-        queue_folder(bench).mkdir()
-        job = bench.submit()
-        dispatcher.publish(job, "inspect")
-        for message in queue_folder(bench).iterdir():
-            message.unlink(missing_ok=True)
-        wait_for(lambda: bench.job(job).state == "failed")  # no ONNX
-        heard = bench.submit()
-        dispatcher.publish(heard, "inspect")
-        dispatcher.close()
-        wait_for(lambda: bench.job(heard).state == "failed")
-        assert process.poll() is None
-
-
+@pytest.mark.slow
 def test_a_real_worker_ends_where_messages_wait_that_it_cannot_hear(bench: Workbench) -> None:
     """A message that it can never take, for one of the same name lies where taken ones are put."""
     with worker(bench, QUANTMILL_DEAF_SECONDS="1") as process:
@@ -261,5 +213,5 @@ def test_a_real_worker_ends_where_messages_wait_that_it_cannot_hear(bench: Workb
         job = bench.submit()
         wait_for(lambda: bench.job(job).state == "failed" or process.poll() is not None)
         assert process.wait(PATIENCE_SECONDS) == EXIT_DEAF
-    assert bench.job(job).state == "failed"
+    assert bench.states(job) == ["failed"]
     assert b"worker.deaf_ends" in (bench.folder / "worker.log").read_bytes()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 
 def test_the_artifact_is_the_model_that_the_report_is_about(service, inputs, tiny, tmp_path):

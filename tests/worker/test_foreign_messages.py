@@ -5,10 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import secrets
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +17,7 @@ from hypothesis import strategies as st
 from service.ids import new_id
 from service.jobs.dispatch import Dispatcher
 from service.settings import Settings
-from tests.support.patience import PATIENCE_SECONDS
-from tests.worker.running import QUICK, environment
+from tests.worker.running import worker
 from tests.worker.workbench import Workbench, wait_for
 from worker.transport.messages import ForeignMessageError, clean_message, named_job
 
@@ -30,27 +26,6 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
     max_leaves=12,
 )
-
-
-@contextmanager
-def worker(bench: Workbench) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
-    log = bench.folder / "worker.log"
-    variables = environment(
-        **QUICK, QUANTMILL_DATA_DIR=str(bench.settings.data_dir), QUANTMILL_BROKER_URL=bench.settings.broker_url
-    )
-    command = [sys.executable, "-P", "-m", "worker.cli", "worker", "--queues", "cpu,inspect"]
-    with log.open("wb") as stream:
-        process = subprocess.Popen(command, env=variables, stderr=stream, stdout=stream)
-    try:
-        wait_for(lambda: b"ready" in log.read_bytes(), message="the worker did not start")
-        yield process, log
-    finally:
-        process.terminate()
-        try:
-            process.wait(PATIENCE_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait(PATIENCE_SECONDS)
 
 
 def sent_message(folder: Path, job_id: str) -> dict[str, Any]:
@@ -70,17 +45,19 @@ def body_of(document: object) -> str:
     return base64.b64encode(json.dumps(document).encode()).decode()
 
 
-def foreign_messages(good: dict[str, Any], job_id: str) -> list[bytes]:
+def foreign_messages(good: dict[str, Any], job_id: str, canary: Path) -> list[bytes]:
     """Everything that somebody could drop into a queue by mistake or by malice."""
     headers, properties = good["headers"], good["properties"]
+    pickled = base64.b64encode(f"cposix\nsystem\n(S'touch {canary}'\ntR.".encode()).decode()
     documents: list[object] = [
-        None, 7, "text", [], [1, 2], {}, {"body": 1}, {"properties": {}, "body": ""},
-        {**good, "body": "not base64!"}, {**good, "body": body_of("text")}, {**good, "body": body_of({"a": 1})},
+        None, 7, "text", [], {}, {"body": 1}, {"properties": {}, "body": ""},
+        {**good, "body": "not base64!"}, {**good, "body": body_of("text")},
         {**good, "body": body_of([[{"a": 1}], {}, {}])}, {**good, "body": body_of([[job_id, job_id], {}, {}])},
         {**good, "body": body_of([["job_'; DROP TABLE jobs"], {}, {}])}, {**good, "body": body_of([[], {}, {}])},
         {**good, "body": body_of([[job_id]])}, {**good, "body": None},
-        {**good, "headers": []}, {**good, "headers": None}, {**good, "headers": {**headers, "task": []}},
+        {**good, "headers": []}, {**good, "headers": {**headers, "task": []}},
         {**good, "headers": {**headers, "task": "os.system"}}, {**good, "content-type": "application/x-yaml"},
+        {**good, "content-type": "application/x-python-serialize", "body": pickled, "content-encoding": "binary"},
         {**good, "properties": {**properties, "body_encoding": "rot13"}}, {**good, "properties": None},
         {"__type__": "datetime", "__value__": "never"}, {"__type__": "uuid", "__value__": {}},
         {"__type__": [], "__value__": 1},
@@ -89,24 +66,25 @@ def foreign_messages(good: dict[str, Any], job_id: str) -> list[bytes]:
 
 
 def check_worker_survives(bench: Workbench, put: Callable[[int, bytes], None], waiting: Callable[[], int]) -> None:
-    job_id, spared = bench.submit(), bench.submit()
-    good = sent_message(bench.folder / "sender", spared)
-    foreign = foreign_messages(good, spared)
+    job_id, spared, canary = bench.submit(), bench.submit(), bench.folder / "canary"
+    foreign = foreign_messages(sent_message(bench.folder / "sender", spared), spared, canary)
     dispatcher = Dispatcher(bench.settings)
-    with worker(bench) as (process, log):
+    with worker(bench, "--queues", "cpu,inspect") as process:
+        log = bench.folder / "worker.log"
         for number, message in enumerate(foreign):
             put(number, message)
         dispatcher.publish(job_id, "cpu")
-        wait_for(lambda: bench.job(job_id).state == "failed", message=log.read_text()[-4000:])
+        wait_for(lambda: bench.job(job_id).state != "queued", message="the good message woke nobody")
         wait_for(lambda: waiting() == 0)
         assert process.poll() is None
         text = log.read_text()
         assert text.count("broker.message_rejected") == len(foreign), text[-6000:]
         assert "Traceback" not in text
     dispatcher.close()
-    assert bench.job(job_id).error["code"] == "not-onnx"
+    assert not canary.exists()
 
 
+@pytest.mark.slow
 def test_files(bench: Workbench) -> None:
     queue = bench.settings.broker_dir / "queue"
 
@@ -118,12 +96,16 @@ def test_files(bench: Workbench) -> None:
     check_worker_survives(bench, put, lambda: len(list(queue.iterdir())))
 
 
+@pytest.mark.slow
 @pytest.mark.redis
 def test_redis(tmp_path: Path, redis_url: str) -> None:
     bench = Workbench(tmp_path, broker_url=redis_url)
     with redis.Redis.from_url(redis_url) as client:
-        check_worker_survives(bench, lambda _, message: client.lpush("cpu", message), lambda: client.llen("cpu"))
-        wait_for(lambda: client.hlen("unacked") == 0, message="a message was not acknowledged")
+        check_worker_survives(
+            bench,
+            lambda _, message: client.lpush("cpu", message),
+            lambda: client.llen("cpu") + client.hlen("unacked"),
+        )
     bench.close()
 
 
@@ -137,23 +119,15 @@ def test_a_sent_message_is_read_from_redis(tmp_path: Path, redis_url: str) -> No
         assert named_job(json.loads(client.lpop("cpu"))) == job_id
 
 
-def test_a_sent_message_names_its_job_and_so_does_the_clean_one(tmp_path: Path) -> None:
+def test_a_sent_message_names_its_job_and_nothing_else_of_a_forged_one_goes_on(tmp_path: Path) -> None:
     job_id = new_id("job")
     message = sent_message(tmp_path, job_id)
     assert named_job(message) == job_id
     clean = clean_message(job_id, "cpu")
     assert named_job(clean) == job_id
     assert set(clean) == set(message)
-    assert clean["headers"].items() <= {**message["headers"], **_ids(clean)}.items()
-
-
-def _ids(clean: dict[str, Any]) -> dict[str, Any]:
-    return {name: clean["headers"][name] for name in ("id", "root_id", "argsrepr")}
-
-
-def test_nothing_of_a_forged_message_goes_on_but_the_job(tmp_path: Path) -> None:
-    job_id = new_id("job")
-    message = sent_message(tmp_path, job_id)
+    own = {name: clean["headers"][name] for name in ("id", "root_id", "argsrepr")}
+    assert clean["headers"].items() <= {**message["headers"], **own}.items()
     message["headers"] |= {"eta": "2100-01-01T00:00:00", "timelimit": "soon", "retries": "x", "id": []}
     message["properties"] |= {"delivery_tag": 1, "reply_to": "elsewhere"}
     message["body"] = body_of([[job_id], {}, {"callbacks": [{"task": "os.system", "args": ["true"]}]}])
@@ -163,13 +137,7 @@ def test_nothing_of_a_forged_message_goes_on_but_the_job(tmp_path: Path) -> None
 
 
 @given(JSON)
-def test_any_json_is_refused_in_a_typed_way(document: object) -> None:
-    with pytest.raises(ForeignMessageError):
-        named_job(document)
-
-
-@given(JSON)
-def test_any_body_is_refused_in_a_typed_way(document: object) -> None:
-    message = {**clean_message(new_id("job"), "cpu"), "body": body_of(document)}
-    with pytest.raises(ForeignMessageError):
-        named_job(message)
+def test_any_json_and_any_body_are_refused_in_a_typed_way(document: object) -> None:
+    for message in (document, {**clean_message(new_id("job"), "cpu"), "body": body_of(document)}):
+        with pytest.raises(ForeignMessageError):
+            named_job(message)

@@ -18,7 +18,7 @@ from benchmarks.large import write_model
 from tests.worker.running import Service, environment
 from worker.quantizer.graph.sizes import VARIABLE
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 LAYERS, WIDTH = 3, 192
 # In the place of megabytes and gigabytes; a layer has 36 KiB as int8.

@@ -6,6 +6,7 @@ import sqlite3
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 from sqlalchemy import event, update
@@ -17,15 +18,13 @@ from service.storage import FileStore
 from service.tables import Job
 from tests.support.patience import PATIENCE_SECONDS
 from tests.worker.workbench import (
-    QUICK,
-    WRITE_PID,
+    UNTIL_GO,
     Workbench,
     database_away,
     finish,
     process_gone,
     process_state,
     run_in_thread,
-    runner_pid,
     wait_for,
 )
 from worker.lease import DATABASE_AWAY, Lease, Timing
@@ -33,7 +32,6 @@ from worker.materials import Materials
 from worker.tether import boot_seconds
 
 SHORT = Timing(lease=1.5, renew=0.3, look=0.1, flush=0.05, flush_max=0.1, again=0.1, cancel_grace=1, shutdown_grace=1)
-UNTIL_GO = WRITE_PID + "while not os.path.exists(os.environ['BENCH'] + '/go'): time.sleep(0.02)\nsucceed()\n"
 
 
 @contextmanager
@@ -64,107 +62,54 @@ def claimed(bench: Workbench, **values) -> Job:
     return job
 
 
-def test_the_lease_is_kept_while_inputs_are_copied(bench, monkeypatch):
-    job_id = bench.submit()
-    go, laying = threading.Event(), threading.Event()
-    real = Materials.lay_out
+def put_back(job: Job):
+    return lambda session: transitions.requeue(
+        session, job.id, job.attempt, delay_seconds=0, charged=False, reason="test"
+    )
 
-    def slow(self, task):
-        laying.set()
+
+@pytest.mark.parametrize(("owner", "name"), [(Materials, "lay_out"), (FileStore, "check_there")])
+def test_the_lease_is_kept_while_inputs_are_copied_and_results_published(bench, monkeypatch, owner, name):
+    go, busy = threading.Event(), threading.Event()
+    real = getattr(owner, name)
+
+    def slow(self, *arguments):
+        busy.set()
         go.wait()
-        return real(self, task)
+        return real(self, *arguments)
 
-    monkeypatch.setattr(Materials, "lay_out", slow)
-    thread = run_in_thread(bench.supervisor("succeed()", timing=SHORT), job_id)
-    assert laying.wait(PATIENCE_SECONDS)
-    outlived(bench, job_id)
-    with bench.database.write() as session:
-        assert transitions.expire_leases(session) == []
-    go.set()
-    finish(thread)
-    assert (bench.job(job_id).state, bench.job(job_id).attempt) == ("succeeded", 1)
-
-
-def test_the_lease_is_kept_while_results_are_published(bench, monkeypatch):
-    job_id = bench.submit()
-    go, storing = threading.Event(), threading.Event()
-
-    def slow(self):
-        storing.set()
-        go.wait()
-
-    supervisor = bench.supervisor("succeed()", timing=SHORT)
-    monkeypatch.setattr(FileStore, "check_there", slow)
+    supervisor, job_id = bench.supervisor("succeed()", timing=SHORT), bench.submit()
+    monkeypatch.setattr(owner, name, slow)
     thread = run_in_thread(supervisor, job_id)
-    assert storing.wait(PATIENCE_SECONDS)
+    assert busy.wait(PATIENCE_SECONDS)
     outlived(bench, job_id)
     with bench.database.write() as session:
         assert transitions.expire_leases(session) == []
     go.set()
     finish(thread)
-    assert (bench.job(job_id).state, bench.job(job_id).attempt) == ("succeeded", 1)
-
-
-def test_a_cancel_ends_a_long_copy(bench, monkeypatch):
-    job_id = bench.submit(model_id=bench.add_model({"net.onnx": b"x" * 4_000_000}))
-    laying = threading.Event()
-    real = Materials._copy
-
-    def endless(self, *arguments):
-        laying.set()
-        while True:
-            real(self, *arguments)
-
-    monkeypatch.setattr(Materials, "_copy", endless)
-    thread = run_in_thread(bench.supervisor("succeed()", timing=SHORT), job_id)
-    assert laying.wait(PATIENCE_SECONDS)
-    bench.cancel(job_id)
-    finish(thread)
-    assert bench.job(job_id).state == "canceled"
-    assert bench.scratch_folders() == []
+    assert bench.standing(job_id) == ("succeeded", 1, 0)
 
 
 @pytest.mark.parametrize("trouble", [database_away, database_hangs])
-def test_a_runner_without_a_lease_stands_still_and_goes_on_with_the_next(bench, trouble):
-    job_id = bench.submit()
-    thread = run_in_thread(bench.supervisor(UNTIL_GO, timing=SHORT), job_id)
-    pid = runner_pid(bench)
-    with trouble(bench):
-        wait_for(lambda: process_state(pid) == "T", message="it was not stopped")
-    wait_for(lambda: process_state(pid) != "T", message="it did not go on")
-    (bench.folder / "go").touch()
-    finish(thread)
-    job = bench.job(job_id)
-    assert (job.state, job.attempt, job.interruptions) == ("succeeded", 1, 0)
-    assert process_gone(pid)
-
-
-def test_the_whole_group_stands_still(bench):
-    job_id = bench.submit()
-    thread = run_in_thread(
-        bench.supervisor(
-            "import subprocess\n"
-            "child = subprocess.Popen([sys.executable, '-c', 'while True: pass'])\n"
-            "open(os.environ['BENCH'] + '/child', 'w').write(str(child.pid))\n" + UNTIL_GO,
-            timing=SHORT,
-            mode="off",  # under the controls it could start none
-        ),
-        job_id,
+def test_a_runner_without_a_lease_stands_still_with_its_group_and_goes_on_with_the_next(bench, trouble):
+    code = (
+        "import subprocess\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'while True: pass'])\n"
+        "open(os.environ['BENCH'] + '/child', 'w').write(str(child.pid))\n" + UNTIL_GO
     )
-    runner_pid(bench)
-    child = int((bench.folder / "child").read_text())
-    with database_away(bench):
-        wait_for(lambda: process_state(child) == "T", message="it was not stopped")
-    wait_for(lambda: process_state(child) != "T", message="it did not go on")
-    (bench.folder / "go").touch()
+    job_id, thread, pid = bench.begin(code, timing=SHORT, mode="off")  # under the controls it could start no child
+    group = (pid, int((bench.folder / "child").read_text()))
+    with trouble(bench):
+        wait_for(lambda: {process_state(pid) for pid in group} == {"T"}, message="it was not stopped")
+    wait_for(lambda: "T" not in {process_state(pid) for pid in group}, message="it did not go on")
+    bench.go()
     finish(thread)
-    assert process_gone(child)
+    assert bench.standing(job_id) == ("succeeded", 1, 0)
+    assert all(map(process_gone, group))
 
 
 def test_a_stopped_runner_whose_job_another_has_is_killed(bench):
-    job_id = bench.submit()
-    thread = run_in_thread(bench.supervisor(UNTIL_GO, timing=SHORT), job_id)
-    pid = runner_pid(bench)
+    job_id, thread, pid = bench.begin(timing=SHORT)
     with database_hangs(bench):
         wait_for(lambda: process_state(pid) == "T")
         holder = threading.Thread(target=take_away, args=(bench, job_id))
@@ -185,27 +130,20 @@ def take_away(bench: Workbench, job_id: str) -> None:
 
 
 def test_a_runner_is_not_kept_for_ever_and_its_job_pays_nothing(bench):
-    job_id = bench.submit()
-    timing = Timing(**{**SHORT.__dict__, "frozen": 0.5})
-    thread = run_in_thread(bench.supervisor(UNTIL_GO, timing=timing), job_id)
-    pid = runner_pid(bench)
+    job_id, thread, pid = bench.begin(timing=replace(SHORT, frozen=0.5))
     with database_away(bench):
         wait_for(lambda: process_gone(pid), message="it was kept")
         assert thread.is_alive(), "what happened is still to be written"
     finish(thread)
-    job = bench.job(job_id)
-    assert (job.state, job.attempt, job.interruptions) == ("queued", 1, 1)
-    assert job.waiting["code"] == "database-away"
-    (bench.folder / "go").touch()
-    assert bench.supervisor(UNTIL_GO).run(job_id)
+    assert bench.standing(job_id) == ("queued", 1, 1)
+    assert bench.job(job_id).waiting["code"] == "database-away"
+    assert bench.supervisor("succeed()").run(job_id)
     assert bench.job(job_id).state == "succeeded"
 
 
 def test_a_stopping_worker_does_not_wait_for_the_database(bench):
-    job_id = bench.submit()
     stop = threading.Event()
-    thread = run_in_thread(bench.supervisor(UNTIL_GO, timing=SHORT, stopping=stop.is_set), job_id)
-    pid = runner_pid(bench)
+    job_id, thread, pid = bench.begin(timing=SHORT, stopping=stop.is_set)
     with database_away(bench):
         wait_for(lambda: process_state(pid) == "T")
         stop.set()
@@ -215,19 +153,17 @@ def test_a_stopping_worker_does_not_wait_for_the_database(bench):
 
 
 def test_what_was_told_while_the_database_was_away_is_written_once(bench):
-    job_id = bench.submit()
-    code = (
-        WRITE_PID + "log('before')\n" + UNTIL_GO.removeprefix(WRITE_PID).replace("succeed()", "log('after')\nsucceed()")
-    )
-    thread = run_in_thread(bench.supervisor(code, timing=QUICK), job_id)
-    runner_pid(bench)
+    code = "log('before')\n" + UNTIL_GO.replace("succeed()", "log('after')\nsucceed()")
+    job_id, thread, pid = bench.begin(code)
     wait_for(lambda: bench.events(job_id, "log"))
     with database_away(bench):
-        (bench.folder / "go").touch()
-        thread.join(1.0)
+        bench.go()
+        wait_for(lambda: process_gone(pid))
+        assert thread.is_alive(), "its end is still to be written"
     finish(thread)
-    assert [event.data["message"] for event in bench.events(job_id, "log")] == ["before", "after"]
-    assert bench.events(job_id)[-1].data["name"] == "job.succeeded"
+    assert bench.logged(job_id) == ["before", "after"]
+    assert bench.names(job_id)[-1] == "job.succeeded"
+    assert bench.standing(job_id) == ("succeeded", 1, 0)
 
 
 def test_an_error_of_the_thread_ends_the_attempt(bench, monkeypatch):
@@ -248,9 +184,7 @@ def test_a_lease_ends_by_this_machines_clock_and_is_taken_back(bench):
         wait_for(lambda: not lease.over())
         assert lease.lapsed(60)
         assert not lease.lost
-        assert lease.conclude(lambda session: transitions.requeue(
-            session, job.id, job.attempt, delay_seconds=0, charged=False, reason="test"
-        ))  # fmt: skip
+        assert lease.conclude(put_back(job))
     assert bench.job(job.id).state == "queued"
 
 
@@ -261,9 +195,7 @@ def test_the_end_is_written_with_what_was_told_or_not_at_all(bench):
         lease.tell(ProgressLine(stage="work", done=1))
         with database_away(bench), pytest.raises(DATABASE_AWAY):
             lease.conclude(lambda session: True)
-        assert lease.conclude(lambda session: transitions.requeue(
-            session, job.id, job.attempt, delay_seconds=0, charged=False, reason="test"
-        ))  # fmt: skip
+        assert lease.conclude(put_back(job))
         assert not lease.conclude(lambda session: True), "it is no longer this attempt's"
     assert [event.data.get("stage") for event in bench.events(job.id, "progress")] == ["work"]
 
@@ -293,13 +225,9 @@ def test_a_machine_that_slept_has_not_stalled_its_job(bench, monkeypatch):
     asleep = 0.0
     for module in ("worker.attempt", "worker.lease"):
         monkeypatch.setattr(f"{module}.boot_seconds", lambda: boot_seconds() + asleep)
-    job_id = bench.submit()
-    supervisor = bench.supervisor(UNTIL_GO, timing=Timing(lease=5, renew=0.3, look=0.1, stall=3600))
-    thread = run_in_thread(supervisor, job_id)
-    runner_pid(bench)
+    job_id, thread, _ = bench.begin(timing=Timing(lease=5, renew=0.3, look=0.1, stall=3600))
     asleep = 2 * 3600.0
     outlived(bench, job_id)
-    (bench.folder / "go").touch()
+    bench.go()
     finish(thread)
-    job = bench.job(job_id)
-    assert (job.state, job.attempt, job.error) == ("succeeded", 1, None)
+    assert bench.standing(job_id) == ("succeeded", 1, 0)

@@ -14,7 +14,7 @@ from torch import nn
 from service.client import ApiError
 from service.storage import FileStore
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 CONFIG = {"preset": "int8", "evaluation": {"latency_runs": 1}}
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -18,14 +16,14 @@ from tests.worker.memory_group import memory_group
 from tests.worker.running import environment
 from tests.worker.workbench import Workbench
 
-pytestmark = pytest.mark.slow  # starts processes
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 MIB = 1024**2
 GROUP_MIB = 768
 # A job may take more than is left beside its worker: the watch, which would end it at its share, never sees it there.
 SHARE_MIB = 740
 NEAR_MIB = 610
-# A worker's process that joins the group and runs one job; its runner is in the group, too.
+# Joins the group and runs one job; its runner is in the group, too.
 WORKER = f"""
 import os, sys
 from pathlib import Path
@@ -58,17 +56,6 @@ while True:
     held.append(b"x" * (1 << 20))
     time.sleep(0.001)
 """
-
-
-@contextmanager
-def hog(members: Path, begin: Path) -> Iterator[None]:
-    """A process in the group that takes memory without end, once the file ``begin`` is there."""
-    process = subprocess.Popen([sys.executable, "-c", HOG, str(members), str(begin)])
-    try:
-        yield
-    finally:
-        process.kill()
-        process.wait(PATIENCE_SECONDS)
 
 
 def work(bench: Workbench, members: Path, job_id: str, runner: str) -> Job:
@@ -108,8 +95,11 @@ def test_a_model_that_the_kernel_ends_twice_is_told_so_and_quarantined(bench: Wo
 def test_a_runner_that_the_kernel_ends_for_the_memory_of_others_is_tried_again(bench: Workbench) -> None:
     job_id = bench.submit()
     with memory_group(GROUP_MIB * MIB) as members:
-        with hog(members, bench.folder / "holds"):
-            job = work(bench, members, job_id, MODEST)
+        with subprocess.Popen([sys.executable, "-c", HOG, str(members), str(bench.folder / "holds")]) as hog:
+            try:
+                job = work(bench, members, job_id, MODEST)
+            finally:
+                hog.kill()
         assert (job.state, job.attempt, job.interruptions) == ("queued", 1, 0), job.error
         assert "memory" in str(bench.events(job_id, "state")[-1].data)
         assert work(bench, members, job_id, "succeed()").state == "succeeded"

@@ -10,7 +10,7 @@ import quantmill.quark as door
 from service.client import ApiError, Client
 from tests.unit.quantizer.toolbox import data, network
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 RANDOM = {"UseRandomData": True, "RandomDataReaderInputDataRange": {"x": [-1, 1]}}
 MIXING = {

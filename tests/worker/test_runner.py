@@ -17,50 +17,49 @@ from service.contracts.runner import (
     LINE_ADAPTER,
     ErrorLine,
     InspectModelTask,
-    LogLine,
     MetricLine,
     ProgressLine,
 )
+from tests.support.patience import PATIENCE_SECONDS
 from worker import launcher, runner
 from worker.sandbox import Limits, Sandbox
 
 
-class Clock:
+class Bench:
+    """A run with a clock that a test sets, and the lines that it sends."""
+
     def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
+        self.now, self.lines = 100.0, list[ProgressLine]()
+        self.run = runner.LineRun(self.lines.append, lambda: None, period_seconds=0.2, clock=lambda: self.now)
 
 
-def make_run(clock: Clock) -> tuple[runner.LineRun, list[ProgressLine | MetricLine | LogLine]]:
-    lines: list[ProgressLine | MetricLine | LogLine] = []
-    return runner.LineRun(lines.append, lambda: None, period_seconds=0.2, clock=clock), lines
+@pytest.fixture
+def lined() -> Bench:
+    return Bench()
 
 
-def test_progress_is_thinned_but_first_and_last_are_sent():
-    clock = Clock()
-    run, lines = make_run(clock)
+def test_progress_is_thinned_but_first_and_last_are_sent(lined):
     for done in range(1001):
-        clock.now += 0.001
-        run.progress("calibrate", done, 1000, "samples")
-    assert lines[0].done == 0
-    assert lines[-1].done == 1000
-    assert 5 <= len(lines) <= 8
+        lined.now += 0.001
+        lined.run.progress("calibrate", done, 1000, "samples")
+    assert (lined.lines[0].done, lined.lines[-1].done) == (0, 1000)
+    assert 5 <= len(lined.lines) <= 8
 
 
-def test_the_held_back_line_is_sent_when_the_stage_changes():
-    run, lines = make_run(Clock())
-    run.progress("load", 1)
-    run.progress("load", 2)
-    run.progress("load", 3)
+def test_the_held_back_line_is_sent_when_the_stage_changes_and_once_at_the_end(lined):
+    run = lined.run
+    for done in (1, 2, 3):
+        run.progress("load", done)
     run.progress("plan", 1)
-    assert [(line.stage, line.done) for line in lines] == [("load", 1), ("load", 3), ("plan", 1)]
+    assert [(line.stage, line.done) for line in lined.lines] == [("load", 1), ("load", 3), ("plan", 1)]
+    run.progress("plan", 2, 9, "nodes", "reading")
+    run.flush()
+    run.flush()
+    assert lined.lines[3:] == [ProgressLine(stage="plan", done=2, total=9, unit="nodes", message="reading")]
 
 
-def test_lines_carry_how_far_the_whole_has_come_and_a_silent_stage_is_told_again():
-    clock = Clock()
-    run, lines = make_run(clock)
+def test_lines_carry_how_far_the_whole_has_come_and_a_silent_stage_is_told_again(lined):
+    run, lines = lined.run, lined.lines
     run.progress("load")
     run.overall(0.1, 90.0)
     run.progress("adaround", 0, 10)
@@ -69,38 +68,26 @@ def test_lines_carry_how_far_the_whole_has_come_and_a_silent_stage_is_told_again
     ]  # fmt: skip
     run.overall(0.15, 85.0)
     assert len(lines) == 2  # too soon
-    clock.now += 5.0
+    lined.now += 5.0
     run.overall(0.2, 80.0)
     assert (lines[-1].stage, lines[-1].done, lines[-1].share) == ("adaround", 0, 0.2)
     run.overall(1.0, 0.0)
     assert (lines[-1].share, lines[-1].seconds_left) == (1.0, 0.0)
 
 
-def test_flush_sends_the_last_state_once():
-    run, lines = make_run(Clock())
-    run.progress("load", 1)
-    run.progress("load", 2, 9, "nodes", "reading")
-    run.flush()
-    run.flush()
-    assert lines[-1] == ProgressLine(stage="load", done=2, total=9, unit="nodes", message="reading")
-    assert len(lines) == 2
-
-
-def test_figures_are_never_thinned_and_hold_no_nan():
-    run, lines = make_run(Clock())
-    run.progress("qat", 1)
+def test_figures_are_never_thinned_and_hold_no_nan(lined):
+    lined.run.progress("qat", 1)
     for step in range(3):
-        run.metric("qat", step, {"train_loss": float("nan") if step == 1 else 0.5, "metric": None})
-    assert lines[1:] == [
+        lined.run.metric("qat", step, {"train_loss": float("nan") if step == 1 else 0.5, "metric": None})
+    assert lined.lines[1:] == [
         MetricLine(stage="qat", step=step, values={"train_loss": None if step == 1 else 0.5, "metric": None})
         for step in range(3)
     ]
-    assert [LINE_ADAPTER.validate_json(line.model_dump_json()) for line in lines] == lines
+    assert [LINE_ADAPTER.validate_json(line.model_dump_json()) for line in lined.lines] == lined.lines
 
 
 def test_check_raises_what_stop_says():
-    error = CanceledError("stop")
-    run = runner.LineRun(lambda line: None, lambda: error)
+    run = runner.LineRun(lambda line: None, lambda: CanceledError("stop"))
     with pytest.raises(CanceledError):
         run.check()
 
@@ -114,32 +101,29 @@ def test_the_flag_file_tells_canceled_from_interrupted(tmp_path):
     assert type(stop()) is CanceledError
 
 
+def caused(error: Exception, cause: Exception) -> Exception:
+    error.__cause__ = cause
+    return error
+
+
 @pytest.mark.parametrize(
     ("error", "resource"),
     [
         (MemoryError(), "memory"),
         (RuntimeError("[ONNXRuntimeError] : 6 : RUNTIME_EXCEPTION : std::bad_alloc"), "memory"),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"), "memory"),
+        (caused(EngineError("the session could not be made"), MemoryError()), "memory"),
         (OSError(errno.ENOSPC, "No space left on device"), "disk"),
         (OSError(errno.EFBIG, "File too large"), "disk"),
+        (ValueError("x"), None),
+        (NotOnnxError("a tensor named 'out of memory'"), None),
     ],
 )
 def test_resource_limits_are_recognized(error, resource):
     found = runner.resource_limit(error)
-    assert found is not None
-    assert found.where["resource"] == resource
-    assert found.hint
-
-
-def test_a_resource_limit_is_found_behind_another_error():
-    error = EngineError("the session could not be made")
-    error.__cause__ = MemoryError()
-    assert isinstance(runner.resource_limit(error), ResourceLimitError)
-
-
-@pytest.mark.parametrize("error", [ValueError("x"), NotOnnxError("a tensor named 'out of memory'")])
-def test_other_errors_are_no_resource_limits(error):
-    assert runner.resource_limit(error) is None
+    assert (found and (type(found), found.where["resource"], bool(found.hint))) == (
+        resource and (ResourceLimitError, resource, True)
+    )
 
 
 def task() -> InspectModelTask:
@@ -154,6 +138,7 @@ def task() -> InspectModelTask:
         (MemoryError(), EXIT_RESOURCE_LIMIT, "resource-limit"),
         (CanceledError("stop"), EXIT_CANCELED, "canceled"),
         (runner.InterruptedRunError("stop"), EXIT_INTERRUPTED, None),
+        (BrokenPipeError(), EXIT_INTERRUPTED, None),
         (ZeroDivisionError("oops"), runner.EXIT_CRASH, None),
     ],
 )
@@ -181,16 +166,13 @@ def test_a_stop_before_the_start_is_honored():
 
 
 def test_a_process_on_a_broken_model_ends_with_a_typed_error_on_descriptor_3(tmp_path):
+    assert runner.main([]) == 2, "usage"
     (tmp_path / "model.onnx").write_bytes(b"not a model at all")
     task_file = tmp_path / "task.json"
     task_file.write_text(InspectModelTask(model_path=str(tmp_path / "model.onnx"), threads=1).model_dump_json())
     process = Sandbox().start(task_file, scratch=tmp_path, limits=Limits())
-    lines = list(process.remaining_lines(60))
+    lines = list(process.remaining_lines(PATIENCE_SECONDS))
     process.close()
     assert process.returncode == EXIT_USER_ERROR, process.stderr_tail()
     assert isinstance(lines[-1], ErrorLine)
     assert lines[-1].problem.code == "not-onnx"
-
-
-def test_usage_error():
-    assert runner.main([]) == 2

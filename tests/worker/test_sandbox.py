@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,30 +16,19 @@ import pytest
 from service.contracts.errors import EngineError
 from service.contracts.runner import LogLine
 from tests.support.patience import PATIENCE_SECONDS
+from tests.worker.running import ROOT
 from tests.worker.workbench import process_gone, wait_for
 from worker import launcher
 from worker.confinement.controls import Mode
-from worker.memory import machine_memory_bytes
 from worker.sandbox import RESERVED_BYTES, Limits, RunnerProcess, Sandbox
 
-
-def start(
-    tmp_path: Path, code: str, limits: Limits | None = None, mode: Mode = "auto", **variables: str
-) -> RunnerProcess:
-    """Start python on ``code``; ``say(text)`` writes a log line to descriptor 3."""
-    head = """
-        import json, os, sys, time, signal, subprocess
-        def say(text):
-            os.write(3, (json.dumps({"line": "log", "message": str(text)}) + "\\n").encode())
-    """
-    scratch = tmp_path / "scratch"
-    scratch.mkdir(exist_ok=True)
-    program = tmp_path / "program.py"
-    program.write_text(textwrap.dedent(head) + textwrap.dedent(code))
-    task_file = scratch / "task.json"
-    task_file.write_text("{}")
-    sandbox = Sandbox((sys.executable, "-P", str(program)), variables=variables, mode=mode)
-    return sandbox.start(task_file, scratch=scratch, limits=limits or Limits())
+# ``say(text)`` writes a log line to descriptor 3.
+HEAD = """
+import json, os, sys, time, signal, subprocess, resource
+def say(text):
+    os.write(3, (json.dumps({"line": "log", "message": str(text)}) + "\\n").encode())
+"""
+SLEEPER = "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']).pid"
 
 
 def messages(process: RunnerProcess, timeout_seconds: float = PATIENCE_SECONDS) -> list[str]:
@@ -49,13 +40,18 @@ def gone(pid: int) -> bool:
 
 
 @pytest.fixture
-def run(tmp_path):
+def run(tmp_path: Path) -> Iterator[Callable[..., RunnerProcess]]:
+    """Starts python on some code."""
     started = []
 
     def runner(code: str, limits: Limits | None = None, mode: Mode = "auto", **variables: str) -> RunnerProcess:
-        process = start(tmp_path, code, limits, mode, **variables)
-        started.append(process)
-        return process
+        scratch, program = tmp_path / "scratch", tmp_path / "program.py"
+        scratch.mkdir(exist_ok=True)
+        program.write_text(HEAD + textwrap.dedent(code))
+        (scratch / "task.json").write_text("{}")
+        sandbox = Sandbox((sys.executable, "-P", str(program)), variables=variables, mode=mode)
+        started.append(sandbox.start(scratch / "task.json", scratch=scratch, limits=limits or Limits()))
+        return started[-1]
 
     yield runner
     for process in started:
@@ -70,20 +66,17 @@ def test_lines_exit_code_and_stderr_come_through(run):
     assert process.stderr_tail().strip() == "trouble"
 
 
-def test_environment_is_an_allow_list(run, monkeypatch):
+def test_the_environment_is_an_allow_list_and_failpoints_reach_the_runner_only_when_they_are_armed(run, monkeypatch):
     monkeypatch.setenv("QUANTMILL_API_KEY", "very-secret")
     monkeypatch.setenv("SOME_TOKEN", "very-secret")
-    process = run("say(json.dumps(dict(os.environ)))", EXTRA="given")
-    (text,) = messages(process)
+    code = "say(json.dumps(dict(os.environ)))"
+    (text,) = messages(run(code, EXTRA="given"))
     assert "very-secret" not in text
-    assert '"EXTRA": "given"' in text
+    assert json.loads(text)["EXTRA"] == "given"
     assert "QUANTMILL" not in text
-
-
-def test_failpoints_reach_the_runner_only_when_they_are_armed(run, monkeypatch):
     monkeypatch.setenv("QUANTMILL_FAILPOINTS", "after_layer=kill@2")
-    process = run("say(os.environ['QUANTMILL_FAILPOINTS'])")
-    assert messages(process) == ["after_layer=kill@2"]
+    (text,) = messages(run(code))
+    assert json.loads(text)["QUANTMILL_FAILPOINTS"] == "after_layer=kill@2"
 
 
 def test_working_directory_is_the_scratch_folder_and_nothing_is_imported_from_it(tmp_path):
@@ -104,65 +97,50 @@ def test_working_directory_is_the_scratch_folder_and_nothing_is_imported_from_it
 def test_limits_are_set(run):
     process = run(
         """
-        import resource
         for name in ("RLIMIT_AS", "RLIMIT_FSIZE", "RLIMIT_NOFILE", "RLIMIT_CORE", "RLIMIT_CPU"):
             say(resource.getrlimit(getattr(resource, name)))
+        say(resource.getrlimit(resource.RLIMIT_NPROC)[0])
         """,
-        Limits(memory_bytes=1 << 30, cpu_seconds=60, file_bytes=1 << 20, open_files=100),
+        Limits(memory_bytes=1 << 30, cpu_seconds=60, file_bytes=1 << 20, open_files=100, more_threads=100),
     )
     values = [(1 << 30) + RESERVED_BYTES, 1 << 20, 100, 0]
     hard = 60 + launcher.CPU_GRACE_SECONDS
-    assert messages(process) == [str((value, value)) for value in values] + [str((60, hard))]
-
-
-def test_threads_are_limited_by_what_the_machine_has_and_some_more(run):
-    process = run("import resource; say(resource.getrlimit(resource.RLIMIT_NPROC)[0])", Limits(more_threads=100))
-    (told,) = messages(process)
-    assert 100 < int(told) < 2**22
+    *told, threads = messages(process)
+    assert told == [str((value, value)) for value in values] + [str((60, hard))]
+    assert 100 < int(threads) < 2**22, "what the machine has and some more"
 
 
 def test_too_much_memory_is_an_ordinary_error_in_the_child(run):
-    process = run(
-        f"""
-        try:
-            bytearray({RESERVED_BYTES} + (512 << 20))
-        except MemoryError:
-            say("refused")
-        """,
-        Limits(memory_bytes=256 << 20),
-    )
-    assert messages(process) == ["refused"]
+    code = f"try: bytearray({RESERVED_BYTES} + (512 << 20))\nexcept MemoryError: say('refused')"
+    assert messages(run(code, Limits(memory_bytes=256 << 20))) == ["refused"]
 
 
 def test_cpu_limit_ends_the_child_by_signal(run):
     process = run("while True: pass", Limits(cpu_seconds=1))
-    assert messages(process, 30) == []
+    assert messages(process) == []
     assert process.returncode == -signal.SIGXCPU
 
 
-def test_terminate_asks_and_kill_ends_the_whole_group(run):
-    process = run(
-        """
+@pytest.mark.parametrize("end", ["kill", "close"])
+def test_terminate_asks_and_kill_or_close_end_the_whole_group(run, end):
+    code = f"""
         signal.signal(signal.SIGTERM, lambda *_: say("asked"))
-        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-        say(child.pid)
+        say({SLEEPER})
         while True: time.sleep(0.05)
-        """,
-        mode="off",  # under the controls it could start none
-    )
+        """
+    process = run(code, mode="off")  # under the controls it could start none
     line = process.next_line(PATIENCE_SECONDS)
     assert isinstance(line, LogLine)
     process.terminate()
     assert process.next_line(PATIENCE_SECONDS) == LogLine(message="asked")
-    process.kill()
+    getattr(process, end)()
     assert process.returncode == -signal.SIGKILL
     assert gone(int(line.message))
 
 
-def test_close_ends_what_the_child_left_behind(run):
-    process = run("say(subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']).pid)", mode="off")
+def test_close_ends_what_a_child_that_has_ended_left_behind(run):
+    process = run(f"say({SLEEPER})", mode="off")
     line = process.next_line(PATIENCE_SECONDS)
-    assert isinstance(line, LogLine)
     process.close()
     assert gone(int(line.message))
 
@@ -190,23 +168,19 @@ def test_many_lines_nobody_reads_do_not_block_close(run):
 
 def test_the_child_dies_with_its_parent(tmp_path):
     """The parent is killed without a chance to clean up; the child sleeps and watches nothing."""
-    program = tmp_path / "sleeper.py"
+    program, parent = tmp_path / "sleeper.py", tmp_path / "parent.py"
     program.write_text("import os, time\nos.write(3, b'x')\ntime.sleep(600)\n")
-    parent = tmp_path / "parent.py"
-    parent.write_text(
-        textwrap.dedent(f"""
-        import sys, time
-        from pathlib import Path
-        from worker.sandbox import Limits, Sandbox
-        process = Sandbox((sys.executable, {str(program)!r})).start(
-            Path({str(tmp_path / "task.json")!r}), scratch=Path({str(tmp_path)!r}), limits=Limits())
-        print(process.pid, flush=True)
-        time.sleep(600)
-        """)
-    )
-    root = Path(launcher.__file__).parents[1]
+    parent.write_text(f"""
+import sys, time
+from pathlib import Path
+from worker.sandbox import Limits, Sandbox
+process = Sandbox((sys.executable, {str(program)!r})).start(
+    Path({str(tmp_path / "task.json")!r}), scratch=Path({str(tmp_path)!r}), limits=Limits())
+print(process.pid, flush=True)
+time.sleep(600)
+""")
     with subprocess.Popen(
-        [sys.executable, str(parent)], stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(root)}
+        [sys.executable, str(parent)], stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(ROOT)}
     ) as process:
         assert process.stdout is not None
         child = int(process.stdout.readline())
@@ -222,10 +196,5 @@ def test_the_launcher_refuses_an_orphan():
         text=True,
         timeout=PATIENCE_SECONDS,
     )
-    assert result.returncode == launcher.EXIT_NOT_STARTED
+    assert (result.returncode, result.stdout) == (launcher.EXIT_NOT_STARTED, "")
     assert "has ended" in result.stderr
-    assert result.stdout == ""
-
-
-def test_machine_memory_is_plausible():
-    assert 2**28 < machine_memory_bytes() < 2**50

@@ -12,7 +12,7 @@ from tests.support.tiny import Tiny
 from tests.worker.running import Service
 from tests.worker.workbench import wait_for
 
-pytestmark = [pytest.mark.postgres, pytest.mark.redis]
+pytestmark = [pytest.mark.postgres, pytest.mark.redis, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +39,7 @@ def test_the_main_job_gives_the_same_bytes_as_on_the_embedded_default(service, i
     assert run(service, inputs) == run(embedded, embedded.upload(tiny))
 
 
+@pytest.mark.long
 def test_a_killed_worker_loses_its_lease_and_the_job_runs_again(service, inputs):
     job = service.client.submit(**inputs, config={"evaluation": {"latency_runs": 1000}})
     runner = wait_for(lambda: next(iter(service.pids("worker.runner")), None))
@@ -49,6 +50,7 @@ def test_a_killed_worker_loses_its_lease_and_the_job_runs_again(service, inputs)
     assert (done.state, done.attempt) == ("succeeded", 2)
 
 
+@pytest.mark.long
 def test_messages_that_the_broker_lost_are_sent_again(service, inputs, broker):
     worker = service.one("cli worker")
     service.kill(worker, signal.SIGSTOP)

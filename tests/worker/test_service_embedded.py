@@ -3,29 +3,36 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import signal
 import socket
-import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
+import redis
+from typer.testing import CliRunner
 
 from service.client import ApiError
+from service.contracts.command_errors import AddressError, DataDirInUseError
 from service.contracts.config import parse_config
 from service.contracts.runner import DatasetSource, QuantizeTask
 from service.jobs.dispatch import Dispatcher
 from service.settings import Settings
 from tests.support.patience import PATIENCE_SECONDS
-from tests.support.tiny import make_nothing_to_quantize
-from tests.worker.running import Service, processes_of, start_up
+from tests.support.tiny import Tiny, make_nothing_to_quantize
+from tests.worker.running import INSPECTOR, SLOW, Service, processes_of
 from tests.worker.workbench import process_gone, wait_for
+from worker.cli import app
+from worker.embedded import EmbeddedService
+from worker.memory import machine_memory_bytes, share_bytes
 from worker.quantizer.command import quantize_files
 from worker.quantizer.run.interface import SilentRun
 
-# Long enough to be caught while it runs, whatever the machine.
-SLOW = {"evaluation": {"latency_runs": 1000, "layer_samples": 1024}}
+pytestmark = pytest.mark.slow  # starts processes
 
 
 def stop_runner(service: Service) -> int:
@@ -35,8 +42,8 @@ def stop_runner(service: Service) -> int:
     return pid
 
 
-def test_the_main_job(service, inputs, tiny, tmp_path):
-    job = service.client.submit(**inputs, config={"preset": "int8"})
+def test_the_main_job_gives_the_bytes_of_a_run_in_process(service, inputs, tiny, tmp_path):
+    job = service.client.submit(**inputs)
     events = list(service.client.follow(job.id))
     done = service.client.wait_succeeded(job.id)
     report = service.client.report(job.id)
@@ -51,19 +58,27 @@ def test_the_main_job(service, inputs, tiny, tmp_path):
     assert hashlib.sha256(data).hexdigest() == report.manifest.output_sha256
     assert any(node.op_type == "QuantizeLinear" for node in onnx.load_from_string(data).graph.node)
     assert "top1" in report.quantized.metrics
-
-
-def test_the_service_gives_the_bytes_of_a_run_in_process(service, inputs, tiny, tmp_path):
-    job = service.client.submit(**inputs)
-    service.client.wait_succeeded(job.id)
     task = QuantizeTask(
         model_path=str(tiny.model), config=parse_config({}), calibration=DatasetSource(path=str(tiny.calibration)),
         evaluation=DatasetSource(path=str(tiny.evaluation)), output_dir=str(tmp_path), threads=1,
     )  # fmt: skip
-    report = quantize_files(task, SilentRun()).report
-    assert report.manifest.output_sha256 == service.client.report(job.id).manifest.output_sha256
+    assert quantize_files(task, SilentRun()).report.manifest.output_sha256 == report.manifest.output_sha256
 
 
+def test_the_workers_of_one_command_promise_the_machine_once(service):
+    """One takes jobs, one inspects uploads; each may have been started more than once."""
+
+    def shares() -> set[tuple[int, int]]:
+        found = re.findall(r"worker\.share slots=(\d+) job_memory_bytes=(\d+)", service.log())
+        return {(int(slots), int(share)) for slots, share in found}
+
+    told = wait_for(lambda: len(found := shares()) == 2 and found, message="no worker told its share")
+    slots = max(slots for slots, _ in told)
+    assert told == {(1, share_bytes(2)), (slots, share_bytes(2) // slots)}
+    assert sum(slots * share for slots, share in told) < machine_memory_bytes()
+
+
+@pytest.mark.long
 def test_nothing_to_quantize_succeeds_and_says_so(service, tmp_path):
     make_nothing_to_quantize(tmp_path / "same.onnx")
     np.savez(tmp_path / "data.npz", x=np.ones((4, 4), np.float32))
@@ -76,6 +91,7 @@ def test_nothing_to_quantize_succeeds_and_says_so(service, tmp_path):
     assert all(layer.reason for layer in report.layers)
 
 
+@pytest.mark.long
 def test_a_broken_model_is_rejected_with_its_reason(service, tiny, tmp_path):
     (tmp_path / "broken.onnx").write_bytes(tiny.model.read_bytes()[:300])
     with pytest.raises(ApiError) as caught:
@@ -84,17 +100,18 @@ def test_a_broken_model_is_rejected_with_its_reason(service, tiny, tmp_path):
     assert caught.value.problem().status == 422
 
 
+@pytest.mark.long
 def test_cancel_of_a_running_job(service, inputs):
     job = service.client.submit(**inputs, config=SLOW)
     pid = stop_runner(service)
     service.wait_for_state(job.id, "running")
     assert service.client.cancel(job.id).state == "canceling"
     service.kill(pid, signal.SIGCONT)
-    canceled = service.wait_for_state(job.id, "canceled")
-    assert canceled.artifacts == []
+    assert service.wait_for_state(job.id, "canceled").artifacts == []
     wait_for(lambda: process_gone(pid))
 
 
+@pytest.mark.long
 def test_a_duplicate_message_makes_no_second_attempt(service, inputs):
     dispatcher = Dispatcher(Settings(data_dir=service.folder))
     job = service.client.submit(**inputs)
@@ -109,6 +126,7 @@ def test_a_duplicate_message_makes_no_second_attempt(service, inputs):
     assert len(service.client.artifacts(job.id)) == 4
 
 
+@pytest.mark.long
 def test_killed_runners_are_retried_then_the_job_is_poison(service, inputs):
     job = service.client.submit(**inputs, config=SLOW)
     killed: set[int] = set()
@@ -130,7 +148,7 @@ def test_killed_runners_are_retried_then_the_job_is_poison(service, inputs):
 
 
 def test_a_killed_worker_loses_its_lease_and_the_job_runs_again(service, inputs):
-    job = service.client.submit(**inputs, config=SLOW)
+    job = service.client.submit(**inputs, config={"evaluation": {"latency_runs": 1}})
     runner = stop_runner(service)
     service.wait_for_state(job.id, "running")
     worker = service.one("cli worker")
@@ -143,16 +161,18 @@ def test_a_killed_worker_loses_its_lease_and_the_job_runs_again(service, inputs)
     assert names == ["job.queued", "job.claimed", "job.lease_expired", "job.claimed", "job.succeeded"]
 
 
-@pytest.mark.parametrize("word", ["cli api", "cli reconcile"])
-def test_a_killed_child_is_restarted(service, inputs, word):
+@pytest.mark.long
+@pytest.mark.parametrize("word", ["cli api", "cli reconcile", INSPECTOR])
+def test_a_killed_child_is_restarted(service, tiny, word):
     pid = service.one(word)
     service.kill(pid)
     wait_for(lambda: service.pids(word) not in ([], [pid]), message=f"{word} was not restarted")
     # Connections wait in the listening socket meanwhile: nothing is refused.
-    job = service.client.submit(**inputs)
+    job = service.client.submit(**service.upload(tiny))
     service.client.wait_succeeded(job.id, timeout_seconds=PATIENCE_SECONDS)
 
 
+@pytest.mark.long
 def test_stop_puts_the_running_job_back_and_leaves_nothing_behind(tmp_path, tiny):
     folder = tmp_path / "home"
     with Service(folder) as service:
@@ -167,45 +187,92 @@ def test_stop_puts_the_running_job_back_and_leaves_nothing_behind(tmp_path, tiny
     with Service(folder) as again:
         done = again.wait_for_state(job.id, "succeeded", "failed")
         assert (done.state, done.attempt, done.interruptions) == ("succeeded", 2, 1)
-        assert again.stop() == 0
-        assert processes_of(folder) == {}
-
-
-def test_killing_the_parent_leaves_nothing_behind(tmp_path):
-    folder = tmp_path / "home"
-    with Service(folder) as service:
-        assert len(processes_of(folder)) == 5
-        service.process.kill()
-        service.process.wait()
+        again.process.kill()
+        again.process.wait()
         wait_for(lambda: processes_of(folder) == {}, message=str(processes_of(folder)))
 
 
-def refused(folder: Path, *options: str, **variables: str) -> tuple[int, str]:
-    process = start_up(folder, *options, stderr=subprocess.PIPE, **variables)
-    output, errors = process.communicate(timeout=PATIENCE_SECONDS)
-    assert output == b""
-    assert processes_of(folder) == {}
-    return process.returncode, errors.decode()
-
-
-def test_a_port_in_use_is_said_so(tmp_path):
+def test_a_taken_port_a_folder_in_use_and_an_open_address_are_refused(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        code, errors = refused(tmp_path / "home", "--port", str(taken.getsockname()[1]))
-    assert code == 1
-    assert "error[address-unavailable]" in errors
-    assert "in use" in errors
-    assert "hint: " in errors
+        settings = Settings(data_dir=tmp_path, port=taken.getsockname()[1])
+        with pytest.raises(AddressError, match="in use") as caught:
+            EmbeddedService(settings)
+    assert caught.value.hint
+    service = EmbeddedService(Settings(data_dir=tmp_path, port=0))
+    with pytest.raises(DataDirInUseError, match=r"process \d+"):
+        EmbeddedService(Settings(data_dir=tmp_path, port=0))
+    service.close()
+    EmbeddedService(Settings(data_dir=tmp_path, port=0)).close()
+    refused = CliRunner().invoke(app, ["up", "--host", "0.0.0.0", "--port", "0", "--data-dir", str(tmp_path)])
+    assert refused.exit_code == 2
+    assert "QUANTMILL_API_KEY" in refused.output
 
 
-def test_a_second_service_on_the_same_folder_is_refused(service):
-    process = start_up(service.folder, "--port", "0", stderr=subprocess.PIPE)
-    _, errors = process.communicate(timeout=PATIENCE_SECONDS)
-    assert process.returncode == 1
-    assert "error[data-dir-in-use]" in errors.decode()
-    assert str(service.process.pid) in errors.decode()
+# --- who waits for whom ----------------------------------------------------------------------------------------------
+
+CANCELED = 40
 
 
-def test_an_open_address_without_a_key_is_refused(tmp_path):
-    code, errors = refused(tmp_path / "home", "--host", "0.0.0.0", "--port", "0")
-    assert code == 2
-    assert "QUANTMILL_API_KEY" in errors
+@contextmanager
+def stopped(service: Service, word: str) -> Iterator[None]:
+    pid = service.one(word)
+    service.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        service.kill(pid, signal.SIGCONT)
+
+
+def waiting_behind_canceled_jobs(service: Service, tiny: Tiny, count: Callable[[], int]) -> int:
+    """Messages in the queue while a job runs that was submitted after CANCELED jobs, which were canceled there."""
+    inputs = service.upload(tiny)
+    with stopped(service, "cli worker"):  # the messages pile up
+        for _ in range(CANCELED):
+            service.client.cancel(service.client.submit(**inputs).id)
+        job = service.client.submit(**inputs, config=SLOW)
+        assert count() >= CANCELED  # one may be on its way to the stopped worker
+    service.wait_for_state(job.id, "running")
+    waiting = count()
+    assert service.client.job(job.id).state == "running"
+    service.client.cancel(job.id)
+    service.wait_for_state(job.id, "canceled")
+    return waiting
+
+
+@pytest.mark.long
+def test_canceled_jobs_hold_nobody_up(service: Service, tiny: Tiny) -> None:
+    queue = service.folder / "broker" / "queue"
+    assert waiting_behind_canceled_jobs(service, tiny, lambda: len(list(queue.glob("*.cpu.msg")))) > 0.9 * CANCELED
+
+
+@pytest.mark.long
+@pytest.mark.redis
+def test_canceled_jobs_hold_nobody_up_on_redis(tmp_path: Path, tiny: Tiny, redis_url: str) -> None:
+    with (
+        Service(tmp_path / "home", QUANTMILL_BROKER_URL=redis_url, QUANTMILL_LEASE_SECONDS="10") as service,
+        redis.Redis.from_url(redis_url) as client,
+    ):
+        assert waiting_behind_canceled_jobs(service, tiny, lambda: client.llen("cpu")) > 0.9 * CANCELED
+
+
+@pytest.mark.long
+def test_an_upload_is_validated_while_a_long_job_runs(service: Service, tiny: Tiny) -> None:
+    job = service.client.submit(**service.upload(tiny), config=SLOW)
+    runner = stop_runner(service)  # as long a job as can be; its lease is renewed by the worker
+    service.wait_for_state(job.id, "running")
+    try:
+        service.upload(tiny)
+        assert service.client.job(job.id).state == "running"
+    finally:
+        service.kill(runner, signal.SIGCONT)
+    assert service.wait_for_state(job.id, "succeeded", "failed").attempt == 1
+
+
+@pytest.mark.long
+def test_a_lost_message_of_a_validation_is_sent_to_its_own_queue(service: Service, tiny: Tiny) -> None:
+    queue = service.folder / "broker" / "queue"
+    with stopped(service, INSPECTOR):
+        model = service.client.push_model(tiny.model)
+        for message in wait_for(lambda: list(queue.glob("*.inspect.msg"))):
+            message.unlink()
+    assert service.client.wait_ready(model, timeout_seconds=PATIENCE_SECONDS).status == "ready"

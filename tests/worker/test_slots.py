@@ -9,21 +9,14 @@ import threading
 import pytest
 
 from service.contracts.command_errors import InvalidSettingsError
-from service.jobs.dispatch import Dispatcher
 from service.settings import Settings
-from tests.support.patience import PATIENCE_SECONDS
-from tests.worker.test_worker_process import worker
-from tests.worker.workbench import Workbench, finish, wait_for
+from tests.worker.workbench import UNTIL_GO, Workbench, finish, wait_for
 from worker.sandbox import Limits, Sandbox
 from worker.slots import Share, Slot, Slots, shares
 
 ORDER = """
 with open(os.environ["BENCH"] + "/order", "a") as stream:
     stream.write(os.path.basename(os.getcwd()).split(".")[0] + "\\n")
-"""
-HELD = """
-while not os.path.exists(os.environ["BENCH"] + "/go"): time.sleep(0.02)
-succeed()
 """
 
 
@@ -35,23 +28,14 @@ def test_a_message_wakes_and_the_database_says_which_job(bench: Workbench) -> No
     assert (bench.folder / "order").read_text().split() == [high, middle, low]
     slots.work()  # messages that were overtaken do no harm
     assert [bench.job(job).attempt for job in (low, high, middle)] == [1, 1, 1]
-
-
-def test_a_real_worker_keeps_to_priorities_whatever_the_broker_says(bench: Workbench) -> None:
-    jobs = [bench.submit(priority=priority) for priority in (0, -10, 90, 10)]
-    dispatcher = Dispatcher(bench.settings)
-    for job in jobs:
-        dispatcher.publish(job, "inspect")
-    dispatcher.close()
-    with worker(bench, "--slots", "1"):
-        wait_for(lambda: all(bench.job(job).state == "failed" for job in jobs))  # no ONNX
-    started = sorted(jobs, key=lambda job: str(bench.job(job).started_at))
-    assert started == [jobs[2], jobs[3], jobs[0], jobs[1]]
+    left = bench.submit()
+    Slots([Slot(bench.supervisor(UNTIL_GO))], bench.database, ("inspect",), stopping=lambda: True).work()
+    assert bench.states(left) == ["queued"], "a worker that stops takes nothing"
 
 
 def test_a_slot_for_short_jobs_is_left_to_them(bench: Workbench) -> None:
     long_jobs = [bench.submit(size_class="long") for _ in range(3)]
-    supervisor = bench.supervisor(HELD)
+    supervisor = bench.supervisor(UNTIL_GO)
     slots = Slots(
         [Slot(supervisor), Slot(supervisor, short_only=True)], bench.database, ("inspect",), look_seconds=0.05
     )
@@ -61,17 +45,11 @@ def test_a_slot_for_short_jobs_is_left_to_them(bench: Workbench) -> None:
     wait_for(lambda: bench.job(long_jobs[0]).state == "running")
     short = bench.submit()
     wait_for(lambda: bench.job(short).state == "running", message="the short job stood behind the long ones")
-    assert [bench.job(job).state for job in long_jobs] == ["running", "queued", "queued"]
-    (bench.folder / "go").touch()
+    assert bench.states(*long_jobs) == ["running", "queued", "queued"]
+    bench.go()
     for thread in threads:
         finish(thread)
-    assert [bench.job(job).state for job in [*long_jobs, short]] == ["succeeded"] * 4
-
-
-def test_a_worker_that_stops_takes_nothing(bench: Workbench) -> None:
-    job = bench.submit()
-    Slots([Slot(bench.supervisor(HELD))], bench.database, ("inspect",), stopping=lambda: True).work()
-    assert bench.job(job).state == "queued"
+    assert bench.states(*long_jobs, short) == ["succeeded"] * 4
 
 
 def settings(bench: Workbench, slots: int, **changes: object) -> Settings:
@@ -108,7 +86,7 @@ def test_cores_are_dealt_out_where_that_is_wanted(bench: Workbench, monkeypatch:
 
 
 PRINT = """
-import json, os
+import json, os, sys
 print(json.dumps([os.environ.get("CUDA_VISIBLE_DEVICES"), sorted(os.sched_getaffinity(0))]), file=sys.stderr)
 """
 
@@ -118,7 +96,7 @@ def test_a_runner_sees_the_share_of_its_slot(bench: Workbench, gpus: bool, seen:
     core = max(os.sched_getaffinity(0))
     share = Share(devices=("1",), cores=(core,)).sandbox()
     program = bench.folder / "print.py"
-    program.write_text("import sys" + PRINT)
+    program.write_text(PRINT)
     sandbox = Sandbox((share._command[0], str(program)), variables=share._variables, cores=share._cores)
     process = sandbox.start(bench.folder / "task.json", scratch=bench.folder, limits=Limits(gpus=gpus))
     wait_for(lambda: process.returncode is not None)
@@ -131,15 +109,4 @@ def test_a_job_for_a_cpu_sees_no_gpu(bench: Workbench, device: str, seen: str, m
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
     job = bench.submit(device=device)
     bench.supervisor("log('sees ' + os.environ['CUDA_VISIBLE_DEVICES'])\nsucceed()").run(job)
-    assert [event.data["message"] for event in bench.events(job, "log")] == [f"sees {seen}"]
-
-
-def test_a_gpu_worker_deals_its_devices_and_says_how_many_slots_it_has(bench: Workbench) -> None:
-    from service.queues import repository as queues
-
-    def crews() -> dict[str, queues.Crew]:
-        with bench.database.read() as session:
-            return queues.crews(session)
-
-    with worker(bench, "--queues", "gpu", "--devices", "0,1"):
-        wait_for(lambda: crews() == {"gpu": queues.Crew(workers=1, deaf=0, slots=2, busy=0)}, seconds=PATIENCE_SECONDS)
+    assert bench.logged(job) == [f"sees {seen}"]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import errno
-import subprocess
+import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,11 +13,12 @@ import pytest
 
 from service.contracts.errors import EngineError
 from service.jobs import transitions
-from tests.worker.workbench import QUICK, WRITE_PID, Workbench, finish, run_in_thread, runner_pid
+from tests.fault.harness.disk import SmallDisk, small_disk
+from tests.support.tiny import make_tiny
+from tests.worker.workbench import PUBLISHES, QUICK, WAIT, WRITE_PID, Workbench, finish, wait_for
 from worker.conclusion import Conclusion
 from worker.faults import storage_fault
 from worker.guard import StopClock
-from worker.lease import Timing
 from worker.quantizer.training.samples import _Column
 from worker.quantizer.walk.store import Limits, Store
 
@@ -35,64 +36,44 @@ def attempt(action):
 """
 
 
-@contextmanager
-def small_disk(folder: Path, size_bytes: int = 4 * MIB) -> Iterator[Path]:
-    """A filesystem of its own on ``folder``."""
-    folder.mkdir(parents=True, exist_ok=True)
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={size_bytes}", "tmpfs", str(folder)], capture_output=True, text=True
-    )
-    if mounted.returncode:
-        pytest.skip(f"no filesystem can be mounted here: {mounted.stderr.strip()}")
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", "-l", str(folder)], check=True)
-
-
-def fill(folder: Path) -> Path:
-    """Take every byte; removing the file gives the room back."""
-    path = folder / "full"
-    with path.open("wb", buffering=0) as stream, pytest.raises(OSError, match="No space left"):
-        while True:
-            stream.write(b"\0" * 65536)
-    return path
-
-
-def remount(folder: Path, how: str) -> None:
-    subprocess.run(["mount", "-o", f"remount,{how}", str(folder)], check=True)
+@pytest.fixture
+def scratch(tmp_path: Path) -> Iterator[SmallDisk]:
+    with small_disk(4, tmp_path / "data" / "scratch") as disk:
+        yield disk
 
 
 @pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Workbench]:
+def store(tmp_path: Path) -> Iterator[SmallDisk]:
+    with small_disk(4, tmp_path / "data" / "store") as disk:
+        yield disk
+
+
+@pytest.fixture
+def bench(scratch: SmallDisk, store: SmallDisk, tmp_path: Path) -> Iterator[Workbench]:
     """Its scratch folder and its store are small disks of their own."""
-    data = tmp_path / "data"
-    with small_disk(data / "scratch"), small_disk(data / "store"):
-        workbench = Workbench(tmp_path)
-        yield workbench
-        workbench.close()
+    workbench = Workbench(tmp_path)
+    yield workbench
+    workbench.close()
 
 
-def assert_waits(bench: Workbench, job_id: str, attempts: int, code: str = "storage-full") -> None:
-    job = bench.job(job_id)
-    assert (job.state, job.attempt, job.interruptions) == ("queued", attempts, attempts)
-    assert job.waiting["code"] == code
-    assert job.waiting["hint"]
+def assert_waits(bench: Workbench, job_id: str, attempts: int = 1, code: str = "storage-full") -> None:
+    assert bench.standing(job_id) == ("queued", attempts, attempts)
+    waiting = bench.job(job_id).waiting
+    assert (waiting["code"], bool(waiting["hint"])) == (code, True)
     assert bench.scratch_folders() in ([], ["full"])
 
 
-def test_full_while_preparing_and_no_number_of_attempts_fails_the_job(bench):
+def test_full_while_preparing_and_no_number_of_attempts_fails_the_job(bench, scratch):
     job_id = bench.submit(model_id=bench.add_model({"net.onnx": b"x" * MIB}))
     supervisor = bench.supervisor("succeed()")
-    full = fill(bench.settings.scratch_dir)
+    scratch.fill()
     for attempts in range(1, 13):
         assert supervisor.run(job_id)
         assert_waits(bench, job_id, attempts)
-    full.unlink()
+    scratch.free()
     assert supervisor.run(job_id)
-    assert bench.job(job_id).state == "succeeded"
-    assert bench.job(job_id).waiting is None
-    assert bench.model(bench.job(job_id).model_id).status == "ready"
+    job = bench.job(job_id)
+    assert (job.state, job.waiting, bench.model(job.model_id).status) == ("succeeded", None, "ready")
 
 
 def test_full_while_running(bench):
@@ -101,67 +82,50 @@ def test_full_while_running(bench):
     blocker = bench.settings.scratch_dir / "full"
     blocker.write_bytes(b"\0" * 3 * MIB)
     assert supervisor.run(job_id)
-    assert_waits(bench, job_id, 1)
+    assert_waits(bench, job_id)
     blocker.unlink()
     assert supervisor.run(job_id)
     assert bench.job(job_id).state == "succeeded"
 
 
-def test_a_library_that_does_not_say_that_the_disk_is_full(bench):
-    """It leaves half a file, and whoever reads that complains of something else; temporary files stay in scratch."""
+# It leaves half a file, and whoever reads that complains of something else; temporary files stay in scratch.
+SWALLOWED = """
+import tempfile
+from worker import runner
+def perform(task, run):
+    assert tempfile.gettempdir() == os.getcwd()
+    with open("hole", "wb", buffering=0) as stream:
+        try:
+            while True: stream.write(bytes(65536))
+        except OSError: pass
+    json.loads("")
+runner.perform = perform
+sys.exit(runner.main([task_file]))
+"""
+MAPPED = """
+import mmap
+with open("hole", "wb") as stream: stream.truncate(16 << 20)
+with open("hole", "r+b") as stream, mmap.mmap(stream.fileno(), 0) as mapped:
+    for place in range(0, 16 << 20, 4096): mapped[place] = 1
+"""
+
+
+@pytest.mark.parametrize("code", [SWALLOWED, MAPPED], ids=["swallowed", "mapped"])
+def test_a_full_disk_that_nobody_tells_of_is_no_crash_of_the_job(bench, code):
     job_id = bench.submit()
-    supervisor = bench.supervisor(
-        """
-        import tempfile
-        from worker import runner
-        def perform(task, run):
-            assert tempfile.gettempdir() == os.getcwd()
-            with open("hole", "wb", buffering=0) as stream:
-                try:
-                    while True: stream.write(bytes(65536))
-                except OSError: pass
-            json.loads("")
-        runner.perform = perform
-        sys.exit(runner.main([task_file]))
-        """
-    )
-    assert supervisor.run(job_id)
-    assert_waits(bench, job_id, 1)
+    assert bench.supervisor(code).run(job_id)
+    assert_waits(bench, job_id)
 
 
-def test_a_mapped_file_on_a_full_disk_is_no_crash_of_the_job(bench):
-    job_id = bench.submit()
-    supervisor = bench.supervisor(
-        """
-        import mmap
-        with open("hole", "wb") as stream: stream.truncate(16 << 20)
-        with open("hole", "r+b") as stream, mmap.mmap(stream.fileno(), 0) as mapped:
-            for place in range(0, 16 << 20, 4096): mapped[place] = 1
-        """
-    )
-    assert supervisor.run(job_id)
-    assert_waits(bench, job_id, 1)
-
-
-def test_full_while_publishing(bench):
+def test_full_while_publishing(bench, store):
     """The store is another disk than the scratch folder: what is copied there is the first to meet the end."""
-    job_id = bench.submit(kind="inspect_dataset", model_id=None, dataset_id=bench.add_dataset(b"npz"))
-    supervisor = bench.supervisor(
-        """
-        import hashlib
-        data = b"y" * 2_000_000
-        with open(os.path.join(task["output_dir"], "thumbnails.png"), "wb") as stream: stream.write(data)
-        summary = dict(format="npz", arrays={}, samples=1, size_bytes=1, sha256="0" * 64, thumbnails=dict(
-            file="thumbnails.png", sha256=hashlib.sha256(data).hexdigest(), size_bytes=len(data)))
-        say(line="dataset", summary=summary)
-        sys.exit(0)
-        """
-    )
-    full = fill(bench.settings.storage_dir)
+    job_id = bench.inspect_dataset()
+    supervisor = bench.supervisor(PUBLISHES)
+    store.fill()
     assert supervisor.run(job_id)
-    assert_waits(bench, job_id, 1)
+    assert_waits(bench, job_id)
     assert list(bench.store.incoming.iterdir()) == [], "half a copy takes room from everybody"
-    full.unlink()
+    store.free()
     assert supervisor.run(job_id)
     assert bench.job(job_id).state == "succeeded"
 
@@ -169,123 +133,111 @@ def test_full_while_publishing(bench):
 def test_a_store_that_is_not_mounted_is_waited_for(bench):
     job_id = bench.submit()
     supervisor = bench.supervisor("succeed()")
-    with small_disk(bench.settings.storage_dir):  # over it: an empty folder, as without its mount
+    with small_disk(4, bench.settings.storage_dir):  # over it: an empty folder, as without its mount
         assert supervisor.run(job_id)
-        assert_waits(bench, job_id, 1, "storage-away")
+        assert_waits(bench, job_id, code="storage-away")
         assert list(bench.settings.storage_dir.iterdir()) == []
     assert supervisor.run(job_id)
     assert bench.job(job_id).state == "succeeded"
 
 
-def test_a_disk_that_can_only_be_read_any_more_is_waited_for(bench):
-    job_id = bench.submit()
-    supervisor = bench.supervisor("succeed()")
-    remount(bench.settings.scratch_dir, "ro")
+def test_a_disk_that_can_only_be_read_any_more_is_waited_for(bench, scratch):
+    """Before the attempt, or under its runner."""
+    code = REPORTING + WRITE_PID + WAIT + "attempt(lambda: open('more', 'wb'))\nsucceed()\n"
+    job_id, thread, _ = bench.begin(code)
+    scratch.remount("ro")
+    bench.go()
+    finish(thread)
+    job = bench.job(job_id)
+    assert (job.state, job.interruptions, job.waiting["code"]) == ("queued", 1, "storage-away")
+    scratch.remount("rw")
+    job_id, supervisor = bench.submit(), bench.supervisor("succeed()")
+    scratch.remount("ro")
     for attempts in range(1, 5):
         assert supervisor.run(job_id)
-        assert_waits(bench, job_id, attempts, "storage-away")
-    remount(bench.settings.scratch_dir, "rw")
+        job = bench.job(job_id)
+        assert (job.state, job.interruptions, job.waiting["code"]) == ("queued", attempts, "storage-away")
+    scratch.remount("rw")
     assert supervisor.run(job_id)
     assert bench.job(job_id).state == "succeeded"
 
 
-def test_a_disk_that_turns_read_only_under_a_runner_is_waited_for(bench):
-    job_id = bench.submit()
-    code = REPORTING + WRITE_PID + "while not os.path.exists(os.environ['BENCH'] + '/go'): time.sleep(0.02)\n"
-    thread = run_in_thread(bench.supervisor(code + "attempt(lambda: open('more', 'wb'))\nsucceed()\n"), job_id)
-    runner_pid(bench)
-    remount(bench.settings.scratch_dir, "ro")
-    (bench.folder / "go").touch()
-    finish(thread)
-    job = bench.job(job_id)
-    assert (job.state, job.interruptions, job.waiting["code"]) == ("queued", 1, "storage-away")
-
-
 def test_the_pause_grows_to_a_minute(bench):
-    job_id = bench.submit(model_id=bench.add_model({"net.onnx": b"x" * MIB}))
+    job = bench.job(bench.submit())
     conclusion = Conclusion(
-        bench.settings,
-        bench.store,
-        timing=QUICK,
-        stop=StopClock(lambda: False),
+        bench.settings, bench.store, timing=QUICK, stop=StopClock(lambda: False),
         backoff_seconds=transitions.backoff_seconds,
-    )
-    pauses = [conclusion.pause_seconds(bench.job(job_id), "storage-full") for _ in range(3)]
-    assert max(pauses) < 3
-    job = bench.job(job_id)
+    )  # fmt: skip
+    assert max(conclusion.pause_seconds(job, "storage-full") for _ in range(3)) < 3
     job.interruptions = 100_000
     assert 45 < conclusion.pause_seconds(job, "storage-full") <= 60
     assert conclusion.pause_seconds(job, "worker-shutdown") == 0
 
 
-def test_a_database_without_room_is_waited_for_with_the_result_in_hand(tmp_path):
+def test_a_database_without_room_is_waited_for_with_the_result_in_hand(tmp_path, caplog):
     """Neither progress nor the end can be written: the job waits, and ends well once there is room."""
-    with small_disk(tmp_path / "data", 8 * MIB) as disk:
+    with small_disk(8, tmp_path / "data") as disk:
         bench = Workbench(tmp_path, scratch_dir=tmp_path / "scratch")
-        job_id = bench.submit()
-        timing = Timing(lease=2.0, renew=0.3, look=0.1, flush=0.05, flush_max=0.1, again=0.1)
-        code = WRITE_PID + "while not os.path.exists(os.environ['BENCH'] + '/go'): time.sleep(0.02)\nsucceed()\n"
-        thread = run_in_thread(bench.supervisor(code, timing=timing), job_id)
-        runner_pid(bench)
-        full = fill(disk)
-        (tmp_path / "go").touch()
-        thread.join(2 * timing.lease)
+        job_id, thread, _ = bench.begin(timing=replace(QUICK, lease=2.0, renew=0.3, again=0.1))
+        disk.fill()
+        bench.go()
+        wait_for(lambda: caplog.text.count("job.not_concluded") > 3 and "lease.database_away" in caplog.text)
         assert thread.is_alive()
-        full.unlink()
+        disk.free()
         finish(thread)
-        assert (bench.job(job_id).state, bench.job(job_id).attempt) == ("succeeded", 1)
+        assert bench.standing(job_id) == ("succeeded", 1, 0)
         bench.close()
 
 
-def test_errors_of_libraries_without_a_number_are_recognized(tmp_path):
-    with small_disk(tmp_path / "disk") as disk:
-        fill(disk)
+def test_errors_of_libraries_without_a_number_are_recognized(tmp_path, monkeypatch):
+    with small_disk(4, tmp_path / "disk") as disk:
+        disk.fill()
         with pytest.raises(OSError, match="requested and") as caught:
-            np.zeros(4_000_000, np.uint8).tofile(disk / "array")
+            np.zeros(4_000_000, np.uint8).tofile(disk.folder / "array")
         assert caught.value.errno is None
-        fault = storage_fault(caught.value, disk)
-        assert fault is not None
-        assert fault.code == "storage-full"
+        fault = storage_fault(caught.value, disk.folder)
+        assert fault is not None and fault.code == "storage-full"
+        (disk.folder / "array").unlink()
+        monkeypatch.setattr("worker.faults.has_room", lambda folder: True)  # a quota shows in no figure of the disk
+        fault = storage_fault(caught.value, disk.folder)
+        assert fault is not None and fault.code == "storage-full"
+        assert [path.name for path in disk.folder.iterdir()] == ["full"]
     assert storage_fault(caught.value, tmp_path) is None, "there is room: it means something else"
 
 
 def test_tensors_on_disk_tell_why_there_is_no_room_for_them(tmp_path):
     """With a number, so that a quota, which shows in no figure of the disk, is the installation's fault as well."""
     array = np.zeros((2, 1 << 20), np.float32)
-    with small_disk(tmp_path / "disk") as disk:
-        store = Store(Limits(level=2, disk_bytes=1 << 30), disk)
-        column = _Column(array.shape, array.dtype, whole=False, file=(disk / "column").open("wb"))
+    with small_disk(4, tmp_path / "disk") as disk:
+        store = Store(Limits(level=2, disk_bytes=1 << 30), disk.folder)
+        column = _Column(array.shape, array.dtype, whole=False, file=(disk.folder / "column").open("wb"))
         for write in (lambda: store.put("key", array, read_next=False), lambda: column.write(0, array)):
-            with pytest.raises(OSError, match="No space left") as caught:
+            with pytest.raises(OSError, match="No space left on device") as caught:
                 write()
             assert caught.value.errno == errno.ENOSPC
         column.file.raw.close()
         store.close()
 
 
-def test_a_quota_is_recognized_although_the_disk_has_room(tmp_path, monkeypatch):
-    with small_disk(tmp_path / "disk") as disk:
-        fill(disk)
-        monkeypatch.setattr("worker.faults.has_room", lambda folder: True)
-        fault = storage_fault(OSError("4000000 requested and 4096 written"), disk)
-        assert fault is not None
-        assert fault.code == "storage-full"
-        assert [path.name for path in disk.iterdir()] == ["full"]
+def caused(error: Exception, cause: Exception) -> Exception:
+    error.__cause__ = cause
+    return error
 
 
 @pytest.mark.parametrize(
     ("error", "code"),
     [
-        (OSError(errno.ENOSPC, "No space left on device"), "storage-full"),
-        (OSError(errno.EDQUOT, "Disk quota exceeded"), "storage-full"),
-        (OSError(errno.ESTALE, "Stale file handle"), "storage-away"),
+        (OSError(errno.ENOSPC, ""), "storage-full"),
+        (OSError(errno.EDQUOT, ""), "storage-full"),
         (RuntimeError("I/O error: No space left on device (os error 28)"), "storage-full"),
-        (OSError(errno.EFBIG, "File too large"), None),
-        (OSError(errno.EIO, "Input/output error"), "storage-away"),
-        (OSError(errno.EROFS, "Read-only file system"), "storage-away"),
-        (OSError(errno.ETIMEDOUT, "Connection timed out"), "storage-away"),
-        (OSError(errno.EACCES, "Permission denied"), None),
-        (OSError(errno.EMFILE, "Too many open files"), None),
+        (caused(EngineError("could not be written"), OSError(errno.ENOSPC, "")), "storage-full"),
+        (OSError(errno.ESTALE, ""), "storage-away"),
+        (OSError(errno.EIO, ""), "storage-away"),
+        (OSError(errno.EROFS, ""), "storage-away"),
+        (OSError(errno.ETIMEDOUT, ""), "storage-away"),
+        (OSError(errno.EFBIG, ""), None),
+        (OSError(errno.EACCES, ""), None),
+        (OSError(errno.EMFILE, ""), None),
         (EngineError("a tensor named 'no space left on device'"), None),
         (ValueError("x"), None),
     ],
@@ -295,8 +247,54 @@ def test_which_errors_are_the_installations(error, code):
     assert (fault and fault.code) == code
 
 
-def test_the_fault_is_found_behind_another_error():
-    error = EngineError("the model could not be written")
-    error.__cause__ = OSError(errno.ENOSPC, "No space left on device")
-    fault = storage_fault(error)
-    assert fault is not None
+# The real runner and engine; its first layer is no sooner done than somebody else takes all that is left of the disk.
+FULL_AFTER_A_LAYER = """
+from service import failpoints
+from worker import runner
+def reach(name):
+    if name != "after_layer":
+        return
+    with open(os.environ["BENCH"] + "/layers", "a") as stream: stream.write("x")
+    if os.path.getsize(stream.name) == 1:
+        with open({folder!r} + "/full", "wb", buffering=0) as stream:
+            for size in (65536, 4096, 1):
+                try:
+                    while stream.write(bytes(size)): pass
+                except OSError: pass
+failpoints.reach = reach
+sys.exit(runner.main([task_file]))
+"""
+ADAROUND = {"method": "adaround", "num_iterations": 20, "solver": "gradient", "accept": "always"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", ["scratch_dir", "checkpoint_dir"])
+def test_a_disk_that_fills_up_between_two_layers(tmp_path, place):
+    """Where the result would not fit either the job waits at once; where only checkpoints do not, it goes on."""
+    tiny = make_tiny(tmp_path)
+    with small_disk(16, tmp_path / "disk") as disk:
+        bench = Workbench(tmp_path, **{place: disk.folder})
+        job_id = bench.quantize(
+            tiny.model.read_bytes(), tiny.calibration.read_bytes(), algorithms=[ADAROUND],
+            evaluation={"latency_runs": 1, "layer_samples": 1},
+        )  # fmt: skip
+        supervisor = bench.supervisor(FULL_AFTER_A_LAYER.format(folder=str(disk.folder)))
+        assert supervisor.run(job_id)
+        if place == "scratch_dir":
+            assert bench.standing(job_id) == ("queued", 1, 1), bench.job(job_id).error
+            assert bench.job(job_id).waiting["code"] == "storage-full"
+            assert (tmp_path / "layers").read_text() == "x", "it went on with a layer that could not be kept"
+            disk.free()
+            assert supervisor.run(job_id)
+            assert (tmp_path / "layers").read_text() == "xx", "a finished layer was done again"
+        assert bench.job(job_id).state == "succeeded", bench.job(job_id).error
+        report = json.loads(bench.store.path(bench.artifacts(job_id)["report"].sha256).read_bytes())
+        told, notes = "\n".join(bench.logged(job_id)), [note for note in report["notes"] if "could not be kept" in note]
+        if place == "scratch_dir":
+            assert "taken over" in told
+            assert notes == []
+        else:
+            assert bench.job(job_id).attempt == 1
+            assert "checkpoints cannot be kept: No space left on device" in told
+            assert "No space left on device" in notes[0]
+        bench.close()

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 
+import pytest
 from sqlalchemy import update
 
 from service.db import db_now
 from service.jobs import transitions
+from service.jobs.metric_events import latest_metrics
+from service.jobs.views import event_out
 from service.tables import Job
 from tests.worker.workbench import (
+    UNTIL_ASKED,
+    UNTIL_GO,
     WRITE_PID,
-    database_away,
     finish,
     process_gone,
     run_in_thread,
@@ -37,12 +40,9 @@ def test_success_makes_the_job_succeed_and_its_model_ready(bench):
     job = bench.job(job_id)
     assert (job.state, job.attempt, job.worker_id is not None) == ("succeeded", 1, True)
     model = bench.model(job.model_id)
-    assert model.status == "ready"
-    assert model.summary["producer"] == "test"
-    assert [event.data["name"] for event in bench.events(job_id, "state")] == [
-        "job.queued", "job.claimed", "job.succeeded",
-    ]  # fmt: skip
-    assert [event.data["message"] for event in bench.events(job_id, "log")] == ["all is well"]
+    assert (model.status, model.summary["producer"]) == ("ready", "test")
+    assert bench.names(job_id) == ["job.queued", "job.claimed", "job.succeeded"]
+    assert bench.logged(job_id) == ["all is well"]
     assert bench.events(job_id, "progress")[-1].data == {
         "stage": "parse", "done": 2, "total": 2, "unit": "nodes", "message": "",
         "share": None, "seconds_left": None,
@@ -52,55 +52,42 @@ def test_success_makes_the_job_succeed_and_its_model_ready(bench):
 
 def test_a_job_is_run_once_however_often_it_is_announced(bench):
     job_id = bench.submit()
-    supervisor = bench.supervisor(
-        """
-        open(os.environ["BENCH"] + "/runs", "a").write("x")
-        time.sleep(0.5)
-        succeed()
-        """
-    )
+    code = "open(os.environ['BENCH'] + '/runs', 'a').write('x')\n" + UNTIL_GO
+    supervisor = bench.supervisor(code)
     threads = [run_in_thread(supervisor, job_id) for _ in range(5)]
+    runner_pid(bench)
+    wait_for(lambda: sum(thread.is_alive() for thread in threads) == 1)
+    bench.go()
     for thread in threads:
         finish(thread)
     assert supervisor.run(job_id) is False
     assert (bench.folder / "runs").read_text() == "x"
-    assert bench.job(job_id).attempt == 1
+    assert bench.standing(job_id) == ("succeeded", 1, 0)
+    assert supervisor.run("job_00000000000000000000000000") is False
 
 
-def test_progress_is_seen_while_the_job_runs(bench):
-    job_id = bench.submit()
-    thread = run_in_thread(
-        bench.supervisor(
-            """
-            say(line="progress", stage="wait", done=1, total=2)
-            while not os.path.exists(os.environ["BENCH"] + "/go"): time.sleep(0.02)
-            succeed()
-            """
-        ),
-        job_id,
-    )
+def test_progress_is_seen_and_the_lease_renewed_however_long_the_runner_is_silent(bench):
+    code = "say(line='progress', stage='wait', done=1, total=2)\n" + UNTIL_GO
+    job_id, thread, _ = bench.begin(code, timing=Timing(lease=30, renew=0.2, look=0.1))
     wait_for(lambda: bench.job(job_id).stage == "wait")
-    assert bench.job(job_id).progress["done"] == 1
-    assert bench.job(job_id).state == "running"
-    (bench.folder / "go").touch()
+    assert (bench.job(job_id).progress["done"], bench.job(job_id).state) == (1, "running")
+    for _ in range(3):
+        before = bench.job(job_id).lease_until
+        wait_for(lambda until=before: bench.job(job_id).lease_until > until, message="the lease was not renewed")
+    bench.go()
     finish(thread)
     assert bench.job(job_id).state == "succeeded"
 
 
-def test_a_typed_error_fails_the_job_at_once_and_rejects_the_model(bench):
+@pytest.mark.parametrize(("code", "exit_code"), [("not-onnx", 10), ("resource-limit", 12)])
+def test_a_typed_error_fails_the_job_at_once_and_rejects_the_model(bench, code, exit_code):
     job_id = bench.submit()
-    bench.supervisor(
-        """
-        say(line="error", problem=dict(type="/v1/problems#not-onnx", title="t", status=422, detail="no model",
-                                       code="not-onnx", hint="send a model"))
-        sys.exit(10)
-        """
-    ).run(job_id)
+    problem = {"type": "", "title": "t", "status": 422, "detail": "no model", "code": code, "hint": "send a model"}
+    bench.supervisor(f"say(line='error', problem={problem})\nsys.exit({exit_code})").run(job_id)
     job = bench.job(job_id)
-    assert (job.state, job.attempt, job.error["code"]) == ("failed", 1, "not-onnx")
+    assert (job.state, job.attempt, job.error["code"]) == ("failed", 1, code)
     model = bench.model(job.model_id)
-    assert model.status == "rejected"
-    assert [problem["code"] for problem in model.problems] == ["not-onnx"]
+    assert (model.status, [problem["code"] for problem in model.problems]) == ("rejected", [code])
 
 
 def test_a_crash_is_retried_until_the_attempts_are_used_up_then_poison(bench):
@@ -108,8 +95,7 @@ def test_a_crash_is_retried_until_the_attempts_are_used_up_then_poison(bench):
     supervisor = bench.supervisor("sys.stderr.write('about to fault\\n'); os.kill(os.getpid(), signal.SIGKILL)")
     for attempt in (1, 2):
         assert supervisor.run(job_id)
-        job = bench.job(job_id)
-        assert (job.state, job.attempt) == ("queued", attempt)
+        assert bench.standing(job_id) == ("queued", attempt, 0)
     assert supervisor.run(job_id)
     job = bench.job(job_id)
     assert (job.state, job.attempt, job.error["code"]) == ("failed", 3, "poison")
@@ -130,46 +116,33 @@ def test_a_retry_waits_for_its_backoff(bench):
     assert supervisor.run(job_id) is False
 
 
-def test_an_end_without_a_result_is_a_crash(bench):
+METRIC = '{"line": "metric", "stage": "qat", "step": 1, "values": {"a": "x"}}'
+
+
+@pytest.mark.parametrize(
+    "code",
+    ["sys.exit(0)", "os.write(3, b'garbage\\n'); time.sleep(600)", f"os.write(3, b'{METRIC}\\n'); time.sleep(600)"],
+    ids=["no result", "garbage", "no metric"],
+)
+def test_what_says_nothing_that_can_be_read_is_a_crash(bench, code):
     job_id = bench.submit()
-    bench.supervisor("sys.exit(0)").run(job_id)
-    assert bench.job(job_id).state == "queued"
-
-
-def test_garbage_on_the_line_channel_is_a_crash(bench):
-    job_id = bench.submit()
-    bench.supervisor("os.write(3, b'garbage\\n'); time.sleep(600)").run(job_id)
-    assert bench.job(job_id).state == "queued"
-
-
-def test_a_resource_limit_fails_the_job(bench):
-    job_id = bench.submit()
-    bench.supervisor(
-        """
-        say(line="error", problem=dict(type="", title="t", status=413, detail="too much", code="resource-limit"))
-        sys.exit(12)
-        """
-    ).run(job_id)
-    assert (bench.job(job_id).state, bench.job(job_id).error["code"]) == ("failed", "resource-limit")
+    bench.supervisor(code).run(job_id)
+    assert bench.standing(job_id) == ("queued", 1, 0)
+    assert bench.events(job_id, "metric") == []
 
 
 def test_cancel_stops_the_runner_which_finds_the_flag(bench):
-    job_id = bench.submit()
-    thread = run_in_thread(
-        bench.supervisor(
-            WRITE_PID
-            + """
+    code = (
+        """
 def stop(*_):
     flag = os.path.exists(os.path.join(os.path.dirname(task_file), "canceled"))
     open(os.environ["BENCH"] + "/flag", "w").write(str(flag))
     sys.exit(11)
 signal.signal(signal.SIGTERM, stop)
-while True: time.sleep(0.02)
 """
-        ),
-        job_id,
+        + UNTIL_GO
     )
-    pid = runner_pid(bench)
+    job_id, thread, pid = bench.begin(code)
     bench.cancel(job_id)
     finish(thread)
     assert bench.job(job_id).state == "canceled"
@@ -178,14 +151,7 @@ while True: time.sleep(0.02)
 
 
 def test_a_runner_that_ignores_the_cancel_is_killed(bench):
-    job_id = bench.submit()
-    thread = run_in_thread(
-        bench.supervisor(
-            "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + WRITE_PID + "while True: time.sleep(0.1)\n"
-        ),
-        job_id,
-    )
-    pid = runner_pid(bench)
+    job_id, thread, pid = bench.begin("signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + UNTIL_GO)
     bench.cancel(job_id)
     finish(thread)
     assert bench.job(job_id).state == "canceled"
@@ -194,18 +160,9 @@ def test_a_runner_that_ignores_the_cancel_is_killed(bench):
 
 def test_a_cancel_that_comes_with_the_result_wins(bench):
     """The runner is done, but its result was not published when the owner canceled."""
-    job_id = bench.submit()
-    slow = Timing(lease=5, renew=2, look=60, flush=60, flush_max=60)
-    thread = run_in_thread(
-        bench.supervisor(
-            WRITE_PID + "while not os.path.exists(os.environ['BENCH'] + '/go'): time.sleep(0.02)\nsucceed()\n",
-            timing=slow,
-        ),
-        job_id,
-    )
-    runner_pid(bench)
+    job_id, thread, _ = bench.begin(timing=Timing(lease=5, renew=2, look=60, flush=60, flush_max=60))
     bench.cancel(job_id)
-    (bench.folder / "go").touch()
+    bench.go()
     finish(thread)
     job = bench.job(job_id)
     assert job.state == "canceled"
@@ -213,34 +170,23 @@ def test_a_cancel_that_comes_with_the_result_wins(bench):
 
 
 def test_shutdown_puts_the_job_back_uncharged(bench):
-    job_id = bench.submit()
     stop = threading.Event()
-    supervisor = bench.supervisor(
-        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(13))\n" + WRITE_PID + "while True: time.sleep(0.02)\n",
-        stopping=stop.is_set,
-    )
+    supervisor = bench.supervisor(UNTIL_ASKED, stopping=stop.is_set)
+    job_id = bench.submit()
     thread = run_in_thread(supervisor, job_id)
     pid = runner_pid(bench)
     stop.set()
     finish(thread)
-    job = bench.job(job_id)
-    assert (job.state, job.attempt, job.interruptions) == ("queued", 1, 1)
+    assert bench.standing(job_id) == ("queued", 1, 1)
     assert process_gone(pid)
     assert supervisor.run(job_id) is False, "nothing is claimed during a shutdown"
     bench.supervisor("succeed()").run(job_id)
-    job = bench.job(job_id)
-    assert (job.state, job.attempt) == ("succeeded", 2)
+    assert bench.standing(job_id) == ("succeeded", 2, 1)
 
 
 def test_a_runner_that_loses_its_lease_is_killed_and_nothing_is_written(bench):
-    job_id = bench.submit()
-    thread = run_in_thread(
-        bench.supervisor(
-            WRITE_PID + "while True: say(line='progress', stage='work', done=int(time.time())); time.sleep(0.02)\n"
-        ),
-        job_id,
-    )
-    pid = runner_pid(bench)
+    code = WRITE_PID + "while True: say(line='progress', stage='work', done=int(time.time())); time.sleep(0.02)\n"
+    job_id, thread, pid = bench.begin(code)
     with bench.database.write() as session:
         session.execute(
             update(Job).where(Job.id == job_id).values(attempt=7, lease_until=db_now() + 600, worker_id="other")
@@ -249,17 +195,19 @@ def test_a_runner_that_loses_its_lease_is_killed_and_nothing_is_written(bench):
     finish(thread)
     assert process_gone(pid)
     job = bench.job(job_id)
-    assert (job.state, job.attempt, job.worker_id) == ("running", 7, "other")
-    assert job.last_seq == before
+    assert (job.state, job.attempt, job.worker_id, job.last_seq) == ("running", 7, "other", before)
     assert bench.scratch_folders() == []
 
 
-def test_the_deadline_ends_the_runner(bench):
-    config = {"target": "qnn"}
-    job_id = bench.submit(kind="inspect_target", model_id=bench.add_model(), config=config, deadline_seconds=0.7)
-    bench.supervisor("while True: time.sleep(0.1)").run(job_id)
-    job = bench.job(job_id)
-    assert (job.state, job.error["code"]) == ("failed", "deadline-exceeded")
+def test_the_deadline_ends_the_runner_and_silence_does(bench):
+    given = {"kind": "inspect_target", "config": {"target": "qnn"}}
+    late = bench.submit(**given, model_id=bench.add_model(), deadline_seconds=0.7)
+    silent = bench.submit(**given, model_id=bench.add_model())
+    code, timing = "while True: time.sleep(0.1)", Timing(lease=5, renew=0.2, look=0.1, stall=0.7)
+    bench.supervisor(code).run(late)
+    bench.supervisor(code, timing=timing).run(silent)
+    assert bench.failure(late) == ("failed", "deadline-exceeded")
+    assert bench.failure(silent) == ("failed", "stalled")
 
 
 def test_the_deadline_of_a_validation_rejects_nothing(bench):
@@ -268,8 +216,8 @@ def test_the_deadline_of_a_validation_rejects_nothing(bench):
     bench.supervisor("while True: time.sleep(0.1)").run(job_id)
     job = bench.job(job_id)
     assert (job.state, job.waiting["code"], job.interruptions) == ("queued", "validation-overdue", 1)
-    assert bench.model(job.model_id).status == "validating"
-    assert bench.model(job.model_id).waiting["code"] == "validation-overdue"
+    model = bench.model(job.model_id)
+    assert (model.status, model.waiting["code"]) == ("validating", "validation-overdue")
     with bench.database.write() as session:
         assert [moved.id for moved in transitions.expire_deadlines(session)] == [job_id]
     with bench.database.write() as session:
@@ -278,56 +226,29 @@ def test_the_deadline_of_a_validation_rejects_nothing(bench):
     assert bench.model(job.model_id).status == "ready"
 
 
-def test_a_silent_runner_is_stalled(bench):
-    job_id = bench.submit()
-    timing = Timing(lease=5, renew=0.2, look=0.1, stall=0.7)
-    bench.supervisor("while True: time.sleep(0.1)", timing=timing).run(job_id)
-    job = bench.job(job_id)
-    assert (job.state, job.error["code"]) == ("failed", "stalled")
-
-
-def test_the_lease_outlives_a_long_silence(bench):
-    job_id = bench.submit()
-    supervisor = bench.supervisor(
-        WRITE_PID + "while not os.path.exists(os.environ['BENCH'] + '/go'): time.sleep(0.02)\nsucceed()\n",
-        timing=Timing(lease=30, renew=0.2, look=0.1),
-    )
-    thread = run_in_thread(supervisor, job_id)
-    runner_pid(bench)
-    for _ in range(3):
-        before = bench.job(job_id).lease_until
-        wait_for(lambda until=before: bench.job(job_id).lease_until > until, message="the lease was not renewed")
-    (bench.folder / "go").touch()
-    finish(thread)
-    assert bench.job(job_id).state == "succeeded"
-
-
 def test_model_files_lie_under_their_names_and_are_copies(bench):
-    model_id = bench.add_model({"net.onnx": b"graph", "weights.bin": b"weights"})
-    job_id = bench.submit(model_id=model_id)
+    job_id = bench.submit(model_id=bench.add_model({"net.onnx": b"graph", "weights.bin": b"weights"}))
     bench.supervisor(
         """
         folder = os.path.dirname(task["model_path"])
+        names = sorted(os.listdir(folder))
         log(json.dumps([
-            os.path.basename(task["model_path"]), sorted(os.listdir(folder)),
-            [os.stat(os.path.join(folder, name)).st_nlink for name in sorted(os.listdir(folder))],
+            os.path.basename(task["model_path"]), names,
+            [os.stat(os.path.join(folder, name)).st_nlink for name in names],
             open(os.path.join(folder, "weights.bin")).read(), os.getcwd() == os.path.dirname(task_file),
         ]))
         succeed()
         """
     ).run(job_id)
-    (event,) = bench.events(job_id, "log")
-    assert json.loads(event.data["message"]) == ["net.onnx", ["net.onnx", "weights.bin"], [1, 1], "weights", True]
+    assert json.loads(*bench.logged(job_id)) == ["net.onnx", ["net.onnx", "weights.bin"], [1, 1], "weights", True]
 
 
 def test_a_quantize_task_names_config_and_data(bench):
-    model_id, calibration = bench.add_model(), bench.add_dataset(b"calibration")
-    evaluation = bench.add_dataset(b"evaluation", {"inputs": {"x": {"scale": 0.5}}})
     job_id = bench.submit(
         kind="quantize",
-        model_id=model_id,
-        calibration_dataset_id=calibration,
-        evaluation_dataset_id=evaluation,
+        model_id=bench.add_model(),
+        calibration_dataset_id=bench.add_dataset(b"calibration"),
+        evaluation_dataset_id=bench.add_dataset(b"evaluation", {"inputs": {"x": {"scale": 0.5}}}),
         config={"preset": "int8_per_tensor", "seed": 3},
     )
     bench.supervisor(
@@ -339,8 +260,7 @@ def test_a_quantize_task_names_config_and_data(bench):
         sys.exit(15)
         """
     ).run(job_id)
-    (event,) = bench.events(job_id, "log")
-    assert json.loads(event.data["message"]) == [3, "per_tensor", "calibration", "evaluation", 0.5, [], 1]
+    assert json.loads(*bench.logged(job_id)) == [3, "per_tensor", "calibration", "evaluation", 0.5, [], 1]
 
 
 def test_a_file_that_is_gone_from_the_store_fails_the_job_with_its_name(bench):
@@ -348,27 +268,47 @@ def test_a_file_that_is_gone_from_the_store_fails_the_job_with_its_name(bench):
     sha256 = bench.model(bench.job(job_id).model_id).files[0].sha256
     bench.store.path(sha256).unlink()
     bench.supervisor("succeed()").run(job_id)
-    job = bench.job(job_id)
-    assert (job.state, job.error["code"]) == ("failed", "engine-error")
-    assert sha256 in job.error["detail"]
+    assert bench.failure(job_id) == ("failed", "engine-error")
+    assert sha256 in bench.job(job_id).error["detail"]
 
 
-def test_an_unknown_job_is_not_claimed(bench):
-    assert bench.supervisor("succeed()").run("job_00000000000000000000000000") is False
+def test_every_metric_is_an_event_however_quickly_they_come(bench):
+    job_id = bench.submit()
+    bench.supervisor(
+        """
+        for step in range(200):
+            say(line="progress", stage="qat", done=step, total=200)
+            say(line="metric", stage="qat", step=step, values=dict(train_loss=step / 4, metric=None))
+        os.write(3, b'{"line":"metric","stage":"qat","step":200,"values":{"train_loss":NaN,"metric":Infinity}}\\n')
+        log("trained")
+        succeed()
+        """,
+        timing=Timing(flush=0.3, flush_max=0.3),
+    ).run(job_id)
+    assert bench.job(job_id).state == "succeeded"
+    assert [event.data for event in bench.events(job_id, "metric")] == [
+        *({"stage": "qat", "step": step, "train_loss": step / 4, "metric": None} for step in range(200)),
+        {"stage": "qat", "step": 200, "train_loss": None, "metric": None},
+    ]
+    assert len(bench.events(job_id, "progress")) < 40
+    assert [event.type for event in bench.events(job_id)][-2:] == ["log", "state"]
 
 
-def test_a_database_that_comes_back_in_time_costs_nothing(bench):
+def test_a_second_attempt_tells_a_step_again_under_its_own_number(bench):
     job_id = bench.submit()
     supervisor = bench.supervisor(
-        WRITE_PID + "while not os.path.exists(os.environ['BENCH'] + '/go'): time.sleep(0.02)\nsucceed()\n",
-        timing=Timing(lease=30, renew=0.2, look=0.1),
+        """
+        again = os.path.exists(os.environ["BENCH"] + "/again")
+        open(os.environ["BENCH"] + "/again", "w").close()
+        for step in (2, 3) if again else (0, 1, 2):
+            say(line="metric", stage="qat", step=step, values=dict(train_loss=1.0 + again))
+        succeed() if again else os.kill(os.getpid(), signal.SIGKILL)
+        """
     )
-    thread = run_in_thread(supervisor, job_id)
-    runner_pid(bench)
-    with database_away(bench):
-        time.sleep(1)
-        (bench.folder / "go").touch()  # it even ends meanwhile
-        time.sleep(1)
-    finish(thread)
-    job = bench.job(job_id)
-    assert (job.state, job.attempt) == ("succeeded", 1)
+    supervisor.run(job_id)
+    supervisor.run(job_id)
+    assert bench.job(job_id).state == "succeeded"
+    told = [(event.attempt, event.data["step"]) for event in bench.events(job_id, "metric")]
+    assert told == [(1, 0), (1, 1), (1, 2), (2, 2), (2, 3)]
+    curve = latest_metrics(map(event_out, bench.events(job_id)))["qat"]
+    assert {step: values["train_loss"] for step, values in curve.items()} == {0: 1.0, 1: 1.0, 2: 2.0, 3: 2.0}

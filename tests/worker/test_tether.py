@@ -5,35 +5,24 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 
-from service.jobs import transitions
-from service.jobs.dispatch import Dispatcher
-from service.repository import now_seconds
-from service.tables import Artifact
+from service.contracts.runner import InspectModelTask
 from tests.support.patience import PATIENCE_SECONDS
-from tests.worker.running import QUICK, environment, processes_of
-from tests.worker.test_worker_process import command
-from tests.worker.workbench import (
-    WRITE_PID,
-    Workbench,
-    database_away,
-    finish,
-    process_gone,
-    process_state,
-    run_in_thread,
-    runner_pid,
-    wait_for,
-)
+from tests.worker.running import environment
+from tests.worker.workbench import UNTIL_GO, database_away, finish, process_state, wait_for
 from worker.lease import Timing
+from worker.sandbox import Limits, Sandbox
 from worker.tether import _LOOK_SECONDS, GRACE_SECONDS, Tether, boot_seconds, lease_line
 
-# As the real runner begins.
-TETHERED = "from worker.runner import end_group\nfrom worker.tether import Tether\nTether(0, end_group).start()\n"
+# As the real runner begins, but for its patience.
+TETHERED = (
+    "from worker.runner import end_group\nfrom worker.tether import Tether\n"
+    "Tether(0, end_group, grace_seconds=0.5).start()\n"
+)
 
 
 class Clock:
@@ -55,10 +44,6 @@ def tether(descriptor: int, clock: Clock) -> threading.Event:
     cut = threading.Event()
     Tether(descriptor, cut.set, clock=clock).start()
     return cut
-
-
-def test_the_runner_goes_within_ten_seconds_of_its_lease() -> None:
-    assert GRACE_SECONDS + 2 * _LOOK_SECONDS < 10
 
 
 def test_the_end_of_the_input_cuts(pipe):
@@ -98,86 +83,38 @@ def test_without_any_line_there_is_no_end(pipe):
 
 def test_the_clock_is_that_of_all_processes():
     there = subprocess.run(
-        [*command()[:1], "-c", "from worker.tether import boot_seconds; print(boot_seconds())"],
+        [sys.executable, "-c", "from worker.tether import boot_seconds; print(boot_seconds())"],
         env=environment(), capture_output=True, text=True, check=True, timeout=PATIENCE_SECONDS,
     )  # fmt: skip
     assert 0 <= boot_seconds() - float(there.stdout) < PATIENCE_SECONDS
 
 
+def test_a_runner_without_a_lease_ends_itself(tmp_path):
+    """Though its supervisor lives. It is gone within ten seconds of the lease's end."""
+    assert GRACE_SECONDS + 2 * _LOOK_SECONDS < 10
+    program, task_file = tmp_path / "program.py", tmp_path / "task.json"
+    program.write_text(
+        "import sys, time\nfrom worker import runner\nrunner.perform = lambda *_: time.sleep(600)\n"
+        "runner.main([sys.argv[-1]])\n"
+    )
+    task_file.write_text(InspectModelTask(model_path="/nowhere", threads=1).model_dump_json())
+    process = Sandbox((sys.executable, "-P", str(program))).start(
+        task_file, scratch=tmp_path, limits=Limits(), lease_ends_at=boot_seconds() - 2 * GRACE_SECONDS
+    )
+    wait_for(lambda: process.returncode is not None, message="it goes on")
+    assert process.returncode == -signal.SIGKILL, process.stderr_tail()
+    process.close()
+
+
 def test_a_runner_that_was_stopped_by_its_supervisor_goes_on_with_the_new_lease(bench):
     """It stood still for longer than its own grace: it must not end itself for that."""
-    job_id = bench.submit()
     short = Timing(lease=1.0, renew=0.2, look=0.1, again=0.1)
-    code = TETHERED + WRITE_PID + "while not os.path.exists(os.environ['BENCH'] + '/go'): time.sleep(0.02)\nsucceed()\n"
-    thread = run_in_thread(bench.supervisor(code, timing=short), job_id)
-    pid = runner_pid(bench)
+    job_id, thread, pid = bench.begin(TETHERED + UNTIL_GO, timing=short)
     with database_away(bench):
         wait_for(lambda: process_state(pid) == "T")
-        threading.Event().wait(GRACE_SECONDS + 2)
+        threading.Event().wait(0.5 + 2 * _LOOK_SECONDS)
         assert process_state(pid) == "T"
     wait_for(lambda: process_state(pid) != "T")
-    (bench.folder / "go").touch()
+    bench.go()
     finish(thread)
-    assert (bench.job(job_id).state, bench.job(job_id).attempt) == ("succeeded", 1)
-
-
-@contextmanager
-def worker(bench: Workbench, name: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A worker with leases of 2 s, whose log is ``name``."""
-    variables = {**QUICK, "QUANTMILL_LEASE_SECONDS": "2", "QUANTMILL_DATA_DIR": str(bench.settings.data_dir)}
-    log = bench.folder / name
-    with log.open("wb") as stream:
-        process = subprocess.Popen(command("worker"), env=environment(**variables), stderr=stream, stdout=stream)
-    try:
-        wait_for(lambda: b"ready" in log.read_bytes(), message="the worker did not start")
-        yield process
-    finally:
-        if process.poll() is None:
-            process.kill()
-        process.wait(PATIENCE_SECONDS)
-
-
-def runners(bench: Workbench) -> list[int]:
-    found = processes_of(bench.settings.data_dir).items()
-    return [pid for pid, words in found if "worker.runner" in words and "launcher.py" not in words]
-
-
-def test_a_stopped_worker_leaves_no_runner_behind_and_publishes_nothing_twice(bench, tiny):
-    job_id = bench.submit(
-        kind="quantize",
-        model_id=bench.add_model({"net.onnx": tiny.model.read_bytes()}),
-        calibration_dataset_id=bench.add_dataset(tiny.calibration.read_bytes()),
-        evaluation_dataset_id=bench.add_dataset(tiny.evaluation.read_bytes()),
-        config={"algorithms": [{"method": "adaround", "solver": "gradient", "num_iterations": 8000}]},
-    )
-    dispatcher = Dispatcher(bench.settings)
-    with worker(bench, "stopped.log") as stopped:
-        dispatcher.publish(job_id, "cpu")
-        (runner,) = wait_for(lambda: runners(bench), message="no runner")
-        wait_for(lambda: bench.job(job_id).stage, message="it does not work yet")
-        stopped.send_signal(signal.SIGSTOP)
-        wait_for(lambda: process_gone(runner), message="the runner outlived its lease")
-        assert bench.job(job_id).state == "running", "it ended by itself, before it was done"
-        with bench.database.write() as session:
-            assert [job.id for job in transitions.expire_leases(session)] == [job_id]
-        with worker(bench, "second.log"):
-            wait_for(lambda: bench.job(job_id).not_before.timestamp() <= now(bench))
-            dispatcher.publish(job_id, "cpu")
-            wait_for(lambda: bench.job(job_id).state == "succeeded", message="no other attempt")
-            stopped.send_signal(signal.SIGCONT)
-            log = bench.folder / "stopped.log"
-            wait_for(lambda: b"job.fenced" in log.read_bytes(), message="it was not fenced off")
-    dispatcher.close()
-    job = bench.job(job_id)
-    assert (job.state, job.attempt) == ("succeeded", 2)
-    names = [event.data["name"] for event in bench.events(job_id, "state")]
-    assert names.count("job.succeeded") == 1
-    with bench.database.read() as session:
-        kinds = [artifact.kind for artifact in session.query(Artifact).filter_by(job_id=job_id)]
-    assert len(kinds) == len(set(kinds))
-
-
-def now(bench: Workbench) -> float:
-    """The database's clock."""
-    with bench.database.read() as session:
-        return now_seconds(session)
+    assert bench.standing(job_id) == ("succeeded", 1, 0)

@@ -11,7 +11,7 @@ from quantmill.torch import Quantized, quantize
 from service.client import Client
 from tests.support.torch_networks import VisionTransformer, batches, images, made
 
-pytestmark = [pytest.mark.postgres, pytest.mark.redis, pytest.mark.slow]
+pytestmark = [pytest.mark.postgres, pytest.mark.redis, pytest.mark.slow, pytest.mark.long]
 
 SAMPLES = images(12, 32)
 

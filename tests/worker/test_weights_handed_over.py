@@ -15,7 +15,7 @@ from tests.support.webhooks import answering, received
 from tests.worker.running import Service
 from tests.worker.workbench import wait_for
 
-pytestmark = pytest.mark.slow  # starts processes
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 
 def test_a_receiver_gets_the_weights_of_the_model(tiny: Tiny, tmp_path: Path) -> None:

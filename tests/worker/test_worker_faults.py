@@ -5,35 +5,41 @@ from __future__ import annotations
 import errno
 import os
 import resource
+import sys
 import threading
 from pathlib import Path
 
 import pytest
 
 from service.jobs import transitions
-from tests.worker.workbench import Workbench, finish, wait_for
+from tests.worker.running import processes_of
+from tests.worker.workbench import QUICK, Workbench, finish, threads_refused, wait_for
 from worker.conclusion import worker_fault
 from worker.rest import Rest
 from worker.sandbox import Limits, Sandbox
 from worker.slots import Slot, Slots
+from worker.supervisor import Supervisor
 
 QUEUES = ("inspect",)
 
 
-def assert_waits(bench: Workbench, job_id: str, attempts: int) -> None:
-    job = bench.job(job_id)
-    assert (job.state, job.attempt, job.interruptions) == ("queued", attempts, attempts)
-    assert job.waiting["code"] == "worker-fault"
-    assert f"attempt {attempts}" in job.waiting["message"]
+def assert_waits(bench: Workbench, job_id: str, attempts: int, code: str = "worker-fault") -> None:
+    assert bench.standing(job_id) == ("queued", attempts, attempts)
+    assert bench.job(job_id).waiting["code"] == code
     assert bench.events(job_id, "state")[-1].data["charged"] is False
+
+
+def failing(error: Exception):
+    def fail(*_, **__):
+        raise error
+
+    return fail
 
 
 @pytest.mark.parametrize(
     "error",
     [
         OSError(errno.EACCES, "Permission denied"),
-        OSError(errno.EMFILE, "Too many open files"),
-        OSError(errno.EAGAIN, "Resource temporarily unavailable"),
         OSError(errno.ENOMEM, "Cannot allocate memory"),
         MemoryError(),
         ZeroDivisionError("a bug of ours"),
@@ -41,16 +47,14 @@ def assert_waits(bench: Workbench, job_id: str, attempts: int) -> None:
     ids=repr,
 )
 def test_no_number_of_faults_of_the_worker_fails_a_job(bench, monkeypatch, caplog, error):
-    def fail(*_, **__):
-        raise error
-
     job_id = bench.submit()
     supervisor = bench.supervisor("succeed()")
     with monkeypatch.context() as broken:
-        broken.setattr("worker.materials.copy_checked", fail)
+        broken.setattr("worker.materials.copy_checked", failing(error))
         for attempts in range(1, 6):
             assert supervisor.run(job_id)
             assert_waits(bench, job_id, attempts)
+            assert f"attempt {attempts}" in bench.job(job_id).waiting["message"]
     assert bench.scratch_folders() == []
     told = [record for record in caplog.records if record.message.startswith("worker.fault")]
     assert told[0].exc_info[1] is error, "the log has the whole of it"
@@ -59,9 +63,7 @@ def test_no_number_of_faults_of_the_worker_fails_a_job(bench, monkeypatch, caplo
 
 
 def test_a_config_of_a_newer_service_waits_for_a_newer_worker(bench):
-    job_id = bench.submit(
-        kind="quantize", queue="inspect", model_id=bench.add_model(), config={"preset": "int8", "knob_of_tomorrow": 1}
-    )
+    job_id = bench.quantize(knob_of_tomorrow=1)
     for attempts in range(1, 5):
         assert bench.supervisor("succeed()").run(job_id)
         assert_waits(bench, job_id, attempts)
@@ -76,66 +78,91 @@ def test_what_a_job_is_told_names_the_error_and_no_places():
 
 
 def test_an_end_that_raises_is_put_back(bench, monkeypatch):
-    def fail(*_, **__):
-        raise ZeroDivisionError("a bug of ours")
-
     job_id = bench.submit()
     with monkeypatch.context() as broken:
-        broken.setattr(transitions, "succeed", fail)
+        broken.setattr(transitions, "succeed", failing(ZeroDivisionError("a bug of ours")))
         assert bench.supervisor("succeed()").run(job_id)
     assert_waits(bench, job_id, 1)
-
-
-def no_thread(monkeypatch, prefix: str) -> None:
-    """The system refuses threads whose name begins so."""
-    real = threading.Thread.start
-
-    def start(thread: threading.Thread) -> None:
-        if thread.name.startswith(prefix):
-            raise RuntimeError("can't start new thread")
-        real(thread)
-
-    monkeypatch.setattr(threading.Thread, "start", start)
 
 
 @pytest.mark.parametrize("prefix", ["lease-", "lines-", "stderr-"])
 def test_a_process_without_threads_gives_its_job_back_and_leaves_no_runner(bench, monkeypatch, prefix):
     job_id = bench.submit()
     with monkeypatch.context() as broken:
-        no_thread(broken, prefix)
+        threads_refused(broken, prefix)
         assert bench.supervisor("time.sleep(600)").run(job_id)
     assert_waits(bench, job_id, 1)
-    assert not [path for path in Path("/proc").glob("[0-9]*/cwd") if _lies_in(path, bench.settings.scratch_dir)]
+    assert processes_of(bench.settings.data_dir) == {}
 
 
-def _lies_in(link: Path, folder: Path) -> bool:
-    try:
-        return str(link.readlink()).startswith(str(folder))
-    except OSError:
-        return False  # ended meanwhile
+# Written into the middle of an update: a module is not there, or is half a file.
+BROKEN = ("import no_such_module", "exec('def half(')")
+
+
+@pytest.mark.parametrize("code", BROKEN)
+def test_a_runner_that_never_came_to_be_costs_no_attempt_however_often(bench, code):
+    """It says nothing of its job, which waits until the worker's installation is mended."""
+    job_id = bench.submit()
+    broken = bench.supervisor(code)
+    for attempts in range(1, 5):
+        assert broken.run(job_id)
+        assert_waits(bench, job_id, attempts, "runner-not-started")
+    assert "exit code 1" in bench.job(job_id).waiting["message"]
+    assert bench.supervisor("succeed()").run(job_id)
+    assert bench.job(job_id).state == "succeeded"
+
+
+def test_cores_that_the_host_does_not_have_cost_no_attempt(bench):
+    job_id = bench.submit()
+    sandbox = Sandbox((sys.executable, "-c", "pass"), cores=(100_000,))
+    supervisor = Supervisor(
+        bench.settings, bench.database, bench.store, sandbox=sandbox, timing=QUICK, backoff_seconds=lambda _: 0.0
+    )
+    for attempts in range(1, 5):
+        assert supervisor.run(job_id)
+        assert_waits(bench, job_id, attempts, "runner-not-started")
+    assert "exit code 127" in bench.job(job_id).waiting["message"]
+
+
+def test_the_pause_before_the_next_try_grows(bench):
+    job_id = bench.submit()
+    bench.supervisor(BROKEN[0], backoff_seconds=lambda attempt: 50.0 * attempt).run(job_id)
+    job = bench.job(job_id)
+    assert 40 < (job.not_before - job.updated_at).total_seconds() <= 60
+
+
+def test_a_crash_after_the_first_line_is_a_crash(bench):
+    job_id = bench.submit()
+    bench.supervisor("log('hello')\nimport no_such_module").run(job_id)
+    assert bench.standing(job_id) == ("queued", 1, 0)
+    assert bench.job(job_id).waiting is None
+
+
+def test_a_sigterm_before_the_runner_could_take_it_is_an_interruption(bench):
+    job_id = bench.submit()
+    early = bench.supervisor("os.kill(os.getpid(), signal.SIGTERM)")
+    for attempts in range(1, 5):
+        assert early.run(job_id)
+        assert bench.standing(job_id) == ("queued", attempts, attempts)
+        with bench.database.write() as session:  # nothing was done yet: there is a pause
+            job = bench.job(job_id)
+            session.get(type(job), job_id).not_before = job.created_at
 
 
 def test_pipes_that_cannot_be_made_leave_no_descriptor(tmp_path):
     before = set(Path("/proc/self/fd").iterdir())
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    probe = os.open("/dev/null", os.O_RDONLY)
-    os.close(probe)
+    held = [os.open("/dev/null", os.O_RDONLY) for _ in range(3)]
+    for descriptor in held:
+        os.close(descriptor)
     # Room for the first pipe and half of the second.
-    resource.setrlimit(resource.RLIMIT_NOFILE, (_third_free(probe) + 1, hard))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (held[-1] + 1, hard))
     try:
         with pytest.raises(OSError, match="Too many open files"):
             Sandbox(("true",)).start(tmp_path / "task", scratch=tmp_path, limits=Limits())
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert set(Path("/proc/self/fd").iterdir()) == before
-
-
-def _third_free(first: int) -> int:
-    held = [os.open("/dev/null", os.O_RDONLY) for _ in range(3)]
-    for descriptor in held:
-        os.close(descriptor)
-    assert held[0] == first
-    return held[-1]
 
 
 class Clock:
@@ -145,18 +172,14 @@ class Clock:
         return self.now
 
 
-def broken_host(bench: Workbench, rest: Rest) -> Slots:
-    """One whose jobs end in milliseconds, by no fault of theirs, until there is a file "mended"."""
-    code = "if not os.path.exists(os.environ['BENCH'] + '/mended'): sys.exit(127)\nsucceed()\n"
-    supervisor = bench.supervisor(code, rest=rest, backoff_seconds=lambda attempt: 1000.0)
-    return Slots([Slot(supervisor)], bench.database, QUEUES, look_seconds=0.01, rest=rest)
-
-
 def test_a_host_that_fails_everything_does_not_run_through_the_queue(bench):
+    """Its jobs end in milliseconds, by no fault of theirs, until there is a file "mended"."""
     clock = Clock()
     rest = Rest(clock)
-    jobs = [bench.submit() for _ in range(8)]
-    slots = broken_host(bench, rest)
+    jobs = [bench.submit() for _ in range(6)]
+    code = "if not os.path.exists(os.environ['BENCH'] + '/mended'): sys.exit(127)\nsucceed()\n"
+    supervisor = bench.supervisor(code, rest=rest, backoff_seconds=lambda attempt: 1000.0)
+    slots = Slots([Slot(supervisor)], bench.database, QUEUES, look_seconds=0.01, rest=rest)
     thread = threading.Thread(target=slots.work)
     thread.start()
 
@@ -176,7 +199,7 @@ def test_a_host_that_fails_everything_does_not_run_through_the_queue(bench):
     (bench.folder / "mended").touch()
     clock.now += 8.1
     finish(thread)
-    assert sorted(bench.job(job_id).state for job_id in jobs) == ["queued"] * 4 + ["succeeded"] * 4
+    assert sorted(bench.states(*jobs)) == ["queued"] * 4 + ["succeeded"] * 2
 
 
 def test_a_rest_has_a_bound_a_success_ends_it_and_other_queues_go_on():

@@ -2,104 +2,59 @@
 
 from __future__ import annotations
 
-import base64
-import json
 import signal
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 
+import pytest
+
+from service.contracts.command_errors import InvalidSettingsError
 from service.jobs.dispatch import Dispatcher
+from service.queues import repository as queues
 from service.workers.repository import live_queues
 from tests.support.patience import PATIENCE_SECONDS
-from tests.worker.running import QUICK, environment, processes_of
+from tests.worker.running import worker
 from tests.worker.workbench import Workbench, wait_for
+from worker.process import OUTBOXES, run_reconciler_process, run_worker_process
+
+pytestmark = pytest.mark.slow  # starts processes
 
 
-def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-P", "-m", "worker.cli", *arguments]
+def test_a_worker_says_what_it_takes_and_leaves_what_comes_during_its_shutdown(bench: Workbench) -> None:
+    def seen() -> tuple[set[str], dict[str, queues.Crew]]:
+        with bench.database.read() as session:
+            return live_queues(session, {"cpu", "gpu", "inspect"}), queues.crews(session)
 
-
-@contextmanager
-def worker(bench: Workbench, *options: str, **more: str) -> Iterator[subprocess.Popen[bytes]]:
-    log = bench.folder / "worker.log"
-    variables = environment(**{**QUICK, "QUANTMILL_DATA_DIR": str(bench.settings.data_dir), **more})
-    with log.open("wb") as stream:
-        process = subprocess.Popen(command("worker", *options), env=variables, stderr=stream, stdout=stream)
-    try:
-        wait_for(lambda: b"ready" in log.read_bytes(), message="the worker did not start")
-        yield process
-    finally:
-        if process.poll() is None:
-            process.kill()
-        process.wait(PATIENCE_SECONDS)
-
-
-def test_a_message_that_comes_during_the_shutdown_is_left_for_others(bench):
+    assert seen() == (set(), {})
     dispatcher = Dispatcher(bench.settings)
-    with worker(bench) as process:
+    with worker(bench, "--queues", "gpu,inspect", "--devices", "0,1") as process:
+        crew = queues.Crew(workers=1, deaf=0, slots=2, busy=0)
+        wait_for(lambda: seen() == ({"gpu", "inspect"}, {"gpu": crew, "inspect": crew}), message=str(seen()))
         process.send_signal(signal.SIGTERM)
         job_id = bench.submit()
-        dispatcher.publish(job_id, "cpu")
+        dispatcher.publish(job_id, "inspect")
         assert process.wait(PATIENCE_SECONDS) == 0
     dispatcher.close()
     assert bench.job(job_id).state == "queued"
     assert len(list((bench.settings.broker_dir / "queue").iterdir())) == 1
 
 
-def test_garbage_in_the_queue_harms_nobody(bench):
-    """Messages of another kind, pickles among them, are thrown away; the next job is run."""
+@pytest.mark.long
+def test_a_worker_keeps_to_priorities_whatever_the_broker_says(bench: Workbench) -> None:
+    jobs = [bench.submit(priority=priority) for priority in (0, -10, 90, 10)]
     dispatcher = Dispatcher(bench.settings)
-    job_id = bench.submit()
-    dispatcher.publish(job_id, "cpu")
-    (message,) = (bench.settings.broker_dir / "queue").iterdir()
-    good = json.loads(message.read_text())
-    canary = bench.folder / "canary"
-    pickled = base64.b64encode(f"cposix\nsystem\n(S'touch {canary}'\ntR.".encode()).decode()
-    bad = [
-        {**good, "content-type": "application/x-python-serialize", "body": pickled, "content-encoding": "binary"},
-        {**good, "headers": {**good["headers"], "task": "os.system"}},
-        {**good, "body": "bm90IGpzb24="},
-    ]
-    for number, document in enumerate(bad):
-        document["properties"] = {**document["properties"], "delivery_tag": f"bad-{number}"}
-        message.with_name(f"0{number}_bad.cpu.msg").write_text(json.dumps(document))
-    with worker(bench):
-        wait_for(lambda: bench.job(job_id).state in {"failed", "succeeded"})
-        assert bench.job(job_id).error["code"] == "not-onnx"
-        wait_for(lambda: not list(message.parent.iterdir()))
-    assert not canary.exists()
+    for job in jobs:
+        dispatcher.publish(job, "inspect")
     dispatcher.close()
+    with worker(bench, "--slots", "1"):
+        wait_for(lambda: all(bench.job(job).state == "failed" for job in jobs))  # no ONNX
+    started = sorted(jobs, key=lambda job: str(bench.job(job).started_at))
+    assert started == [jobs[2], jobs[3], jobs[0], jobs[1]]
 
 
-def test_reconcile_once_says_what_it_did(bench):
+def test_one_round_of_the_reconciler_says_what_it_did_and_an_unknown_queue_is_refused(bench: Workbench) -> None:
     bench.submit()
-    done = subprocess.run(
-        command("reconcile", "--once"), env=environment(QUANTMILL_DATA_DIR=str(bench.settings.data_dir)),
-        capture_output=True, text=True, timeout=PATIENCE_SECONDS,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["redispatch"] == 1
-    assert processes_of(bench.settings.data_dir) == {}
-
-
-def test_an_unknown_queue_is_refused(bench):
-    done = subprocess.run(
-        command("worker", "--queues", "cpu,tpu"), env=environment(QUANTMILL_DATA_DIR=str(bench.settings.data_dir)),
-        capture_output=True, text=True, timeout=PATIENCE_SECONDS,
-    )  # fmt: skip
-    assert done.returncode == 1
-    assert "'tpu'" in done.stderr
-    assert "Traceback" not in done.stderr
-
-
-def test_a_worker_says_which_queues_it_takes_jobs_from(bench):
-    def seen():
-        with bench.database.read() as session:
-            return live_queues(session, {"cpu", "gpu", "inspect"})
-
-    assert seen() == set()
-    with worker(bench, "--queues", "gpu,inspect"):
-        wait_for(seen, message="the worker did not announce itself")
-        assert seen() == {"gpu", "inspect"}
+    done = run_reconciler_process(bench.settings, once=True)
+    assert done is not None
+    assert done["redispatch"] == 1
+    assert {outbox.name for outbox in OUTBOXES} < set(done)
+    with pytest.raises(InvalidSettingsError, match="'tpu'"):
+        run_worker_process(bench.settings, ("cpu", "tpu"))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import sys
+import tempfile
 import textwrap
 import threading
 import time
@@ -13,12 +15,13 @@ from typing import Any, TypeVar
 
 from sqlalchemy import insert, select
 
+from service.artifacts import repository as artifacts
 from service.db import Database, db_now, head_revision
 from service.ids import new_id
 from service.jobs import transitions
 from service.settings import Settings
 from service.storage import FileStore
-from service.tables import Base, Dataset, Job, JobEvent, Model, ModelFile
+from service.tables import Artifact, Base, Dataset, Job, JobEvent, Model, ModelFile
 from tests.support.patience import PATIENCE_SECONDS
 from worker.confinement.controls import Mode
 from worker.confinement.places import Places
@@ -86,11 +89,39 @@ WRITE_PID = """
 with open(os.environ['BENCH'] + '/pid.tmp', 'w') as stream: stream.write(str(os.getpid()))
 os.rename(stream.name, os.environ['BENCH'] + '/pid')
 """
+WAIT = "while not os.path.exists(os.environ['BENCH'] + '/go'): time.sleep(0.02)\n"
+# Works until the test lets it go.
+UNTIL_GO = WRITE_PID + WAIT + "succeed()\n"
+# Works until it is asked to stop.
+UNTIL_ASKED = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(13))\n" + WRITE_PID + "while True: time.sleep(0.02)\n"
+# Writes a file that is published.
+PUBLISHES = """
+import hashlib
+data = b"y" * 2_000_000
+with open(os.path.join(task["output_dir"], "thumbnails.png"), "wb") as stream: stream.write(data)
+say(line="dataset", summary=dict(format="npz", arrays={}, samples=1, size_bytes=1, sha256="0" * 64, thumbnails=dict(
+    file="thumbnails.png", sha256=hashlib.sha256(data).hexdigest(), size_bytes=len(data))))
+sys.exit(0)
+"""
 
 
 def runner_pid(bench: Workbench) -> int:
     """The pid that a runner wrote into the bench's folder."""
     return int(wait_for(lambda: (bench.folder / "pid").exists() and (bench.folder / "pid").read_text()))
+
+
+def threads_refused(monkeypatch: Any, prefix: str) -> threading.Event:
+    """The system refuses threads whose name begins so; set once it has refused one."""
+    refused, real = threading.Event(), threading.Thread.start
+
+    def start(thread: threading.Thread) -> None:
+        if thread.name.startswith(prefix):
+            refused.set()
+            raise RuntimeError("can't start new thread")
+        real(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    return refused
 
 
 def process_state(pid: int) -> str:
@@ -114,6 +145,19 @@ def database_away(bench: Workbench) -> Iterator[None]:
         away.replace(path)
 
 
+@functools.cache
+def _empty_database() -> bytes:
+    """A SQLite file with all tables, of the newest revision: on any other no process starts."""
+    with tempfile.TemporaryDirectory() as folder:
+        database = Database(f"sqlite:///{folder}/empty.db")
+        Base.metadata.create_all(database.engine)
+        with database.engine.begin() as connection:
+            connection.exec_driver_sql("CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL)")
+            connection.exec_driver_sql(f"INSERT INTO alembic_version VALUES ('{head_revision()}')")
+        database.close()
+        return Path(folder, "empty.db").read_bytes()
+
+
 class Workbench:
     """One isolated service on ``folder``."""
 
@@ -121,13 +165,10 @@ class Workbench:
         self.folder = folder
         self.settings = Settings(data_dir=folder / "data", threads=1, **settings)
         self.settings.make_folders()
+        kind, _, path = self.settings.database_url.partition(":///")
+        if kind == "sqlite" and not Path(path).exists():
+            Path(path).write_bytes(_empty_database())
         self.database = Database(self.settings.database_url)
-        Base.metadata.create_all(self.database.engine)
-        # processes refuse to start on a schema that no migration made
-        with self.database.engine.begin() as connection:
-            connection.exec_driver_sql("CREATE TABLE IF NOT EXISTS alembic_version (version_num VARCHAR(32) NOT NULL)")
-            connection.exec_driver_sql("DELETE FROM alembic_version")
-            connection.exec_driver_sql(f"INSERT INTO alembic_version VALUES ('{head_revision()}')")
         self.store = FileStore(self.settings.storage_dir)
 
     def close(self) -> None:
@@ -171,6 +212,15 @@ class Workbench:
             )  # fmt: skip
         return dataset_id
 
+    def quantize(self, model: bytes = b"onnx", calibration: bytes = b"npz", **config: Any) -> str:
+        """A quantize job of the preset int8, unless the config says otherwise."""
+        model_id, data = self.add_model({"net.onnx": model}), self.add_dataset(calibration)
+        config = {"preset": "int8", **config}
+        return self.submit(kind="quantize", model_id=model_id, calibration_dataset_id=data, config=config)
+
+    def inspect_dataset(self, data: bytes = b"npz") -> str:
+        return self.submit(kind="inspect_dataset", model_id=None, dataset_id=self.add_dataset(data))
+
     def submit(self, tenant: str = "default", **values: Any) -> str:
         """An inspect_model job, unless told otherwise."""
         values.setdefault("kind", "inspect_model")
@@ -190,11 +240,40 @@ class Workbench:
         )  # fmt: skip
         return Supervisor(self.settings, self.database, self.store, sandbox=sandbox, timing=timing, **options)
 
+    def begin(
+        self, code: str = UNTIL_GO, job_id: str | None = None, **options: Any
+    ) -> tuple[str, threading.Thread, int]:
+        """An attempt in a thread whose runner has begun and written its pid: the job, the thread, and the pid."""
+        job_id = job_id or self.submit()
+        thread = run_in_thread(self.supervisor(code, **options), job_id)
+        return job_id, thread, runner_pid(self)
+
+    def go(self) -> None:
+        """Let every runner go that waits for that."""
+        (self.folder / "go").touch()
+
     def job(self, job_id: str) -> Job:
         with self.database.read() as session:
             job = session.get(Job, job_id)
         assert job is not None
         return job
+
+    def standing(self, job_id: str) -> tuple[str, int, int]:
+        """State, attempts, and those that were not charged."""
+        job = self.job(job_id)
+        return job.state, job.attempt, job.interruptions
+
+    def states(self, *job_ids: str) -> list[str]:
+        return [self.job(job_id).state for job_id in job_ids]
+
+    def failure(self, job_id: str) -> tuple[str, str | None]:
+        """State, and the error's code."""
+        job = self.job(job_id)
+        return job.state, None if job.error is None else job.error["code"]
+
+    def artifacts(self, job_id: str) -> dict[str, Artifact]:
+        with self.database.read() as session:
+            return {item.kind: item for item in artifacts.list_of_job(session, "default", job_id)}
 
     def model(self, model_id: str | None) -> Model:
         with self.database.read() as session:
@@ -207,6 +286,13 @@ class Workbench:
             found = list(session.scalars(select(JobEvent).where(JobEvent.job_id == job_id).order_by(JobEvent.seq)))
         assert [event.seq for event in found] == list(range(1, len(found) + 1))
         return [event for event in found if kind in (None, event.type)]
+
+    def names(self, job_id: str) -> list[str]:
+        """Of the events of state."""
+        return [event.data["name"] for event in self.events(job_id, "state")]
+
+    def logged(self, job_id: str) -> list[str]:
+        return [event.data["message"] for event in self.events(job_id, "log")]
 
     def cancel(self, job_id: str) -> None:
         with self.database.write() as session:

@@ -16,15 +16,11 @@ _BLOCK_BYTES = 64 * 1024
 
 
 class SmallDisk:
-    """A mounted tmpfs.
-
-    Args:
-        folder: where it is mounted.
-    """
+    """A tmpfs that is mounted on ``folder``."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._ballast = folder / "ballast"
+        self._ballast = folder / "full"
 
     def fill(self) -> None:
         """Leave no room."""
@@ -41,19 +37,26 @@ class SmallDisk:
         """Give the room back."""
         self._ballast.unlink(missing_ok=True)
 
+    def remount(self, how: str) -> None:
+        """As ``ro``, which can only be read, or ``rw``."""
+        subprocess.run(["mount", "-o", f"remount,{how}", str(self.folder)], check=True)
+
 
 @contextmanager
-def small_disk(size_mib: int) -> Iterator[SmallDisk]:
-    """A disk of its own; the test is skipped where none can be mounted (that takes root)."""
-    folder = Path(tempfile.mkdtemp(prefix="quantmill-disk-"))
-    command = ["mount", "-t", "tmpfs", "-o", f"size={size_mib}m,mode=0777", "tmpfs", str(folder)]
+def small_disk(size_mib: int, folder: Path | None = None) -> Iterator[SmallDisk]:
+    """A disk on a folder, or in a place of its own; the test is skipped where none can be mounted."""
+    own = None if folder else tempfile.mkdtemp(prefix="quantmill-disk-")
+    place = folder or Path(str(own))
+    place.mkdir(parents=True, exist_ok=True)
+    command = ["mount", "-t", "tmpfs", "-o", f"size={size_mib}m,mode=0777", "tmpfs", str(place)]
     try:
         mounted = subprocess.run(command, capture_output=True, text=True)
         if mounted.returncode != 0:
             pytest.skip(f"no disk to fill: {mounted.stderr.strip()} (mounting one takes root)")
         try:
-            yield SmallDisk(folder)
+            yield SmallDisk(place)
         finally:
-            subprocess.run(["umount", "--lazy", str(folder)], check=True)
+            subprocess.run(["umount", "--lazy", str(place)], check=True)
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        if own is not None:
+            shutil.rmtree(own, ignore_errors=True)

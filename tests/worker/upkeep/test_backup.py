@@ -7,7 +7,6 @@ import shutil
 import signal
 import sqlite3
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -36,9 +35,9 @@ from service.tables import Dataset, Job, Model
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.tiny import Tiny
 from tests.worker.reconcile.rounds import add_upload, claim
-from tests.worker.running import Service, environment
+from tests.worker.running import SLOW, Service, command, environment
 from tests.worker.upkeep.yard import ANY_AGE
-from tests.worker.workbench import Workbench, wait_for
+from tests.worker.workbench import Workbench, finish, wait_for
 from worker.cli import app
 from worker.embedded import LOCK_FILE, lock_data_dir
 from worker.upkeep import garbage
@@ -47,13 +46,11 @@ from worker.upkeep.copies import MANIFEST_FILE, CopiedFile, database_path, held,
 from worker.upkeep.restore import restore_backup
 
 BEFORE_WAITING = "20261122_workers"
-SLOW = {"evaluation": {"latency_runs": 1000, "layer_samples": 1024}}
 
 
-def quantmill(*words: str | Path, **variables: str) -> None:
+def quantmill(*words: str | Path) -> None:
     """The command in a process of its own; it must succeed."""
-    command = [sys.executable, "-P", "-m", "worker.cli", *map(str, words)]
-    done = subprocess.run(command, env=environment(**variables), capture_output=True, text=True, check=False)
+    done = subprocess.run(command(*map(str, words)), env=environment(), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
 
@@ -67,10 +64,21 @@ def everything_of(client: Client, job_id: str, folder: Path) -> tuple[object, ..
     return client.job(job_id), list(client.follow(job_id)), client.report(job_id), data
 
 
+@pytest.mark.long
+@pytest.mark.slow
 def test_a_service_is_copied_under_submits_and_goes_on_elsewhere(tmp_path: Path, tiny: Tiny) -> None:
     copy, home = tmp_path / "copy", tmp_path / "new" / "home"
+    submitted: list[str] = []
+    over = threading.Event()
     with Service(tmp_path / "home") as service:
         inputs = service.upload(tiny)
+
+        def submit() -> None:
+            # few: whoever waits for the queue's end waits for them
+            with Client(service.url, patience_seconds=PATIENCE_SECONDS) as client:
+                while len(submitted) < 4 and not over.wait(0.5):
+                    submitted.append(client.submit(**inputs).id)
+
         done = service.client.submit(**inputs)
         service.client.wait_succeeded(done.id, timeout_seconds=PATIENCE_SECONDS)
         before = everything_of(service.client, done.id, tmp_path / "before")
@@ -79,9 +87,13 @@ def test_a_service_is_copied_under_submits_and_goes_on_elsewhere(tmp_path: Path,
         service.kill(wait_for(lambda: next(iter(service.pids("worker.runner")), 0)), signal.SIGSTOP)
         service.wait_for_state(running.id, "running")
         queued = service.client.submit(**inputs)
-        with submitting(service.url, inputs) as submitted:
-            for _ in range(2):
-                quantmill("backup", copy, "--data-dir", service.folder)
+        thread = threading.Thread(target=submit)
+        thread.start()
+        wait_for(lambda: submitted)
+        for _ in range(2):
+            quantmill("backup", copy, "--data-dir", service.folder)
+        over.set()
+        finish(thread)
         service.process.kill()
     shutil.rmtree(service.folder)
 
@@ -93,32 +105,6 @@ def test_a_service_is_copied_under_submits_and_goes_on_elsewhere(tmp_path: Path,
         restored.client.wait_succeeded(queued.id, timeout_seconds=PATIENCE_SECONDS)
         again = restored.client.wait_succeeded(running.id, timeout_seconds=PATIENCE_SECONDS)
         assert (again.attempt, again.interruptions) == (2, 1)
-
-
-class submitting:  # noqa: N801 - reads as what it does
-    """Some jobs come in while the block runs, at least one; gives the list of their ids, which grows."""
-
-    def __init__(self, url: str, inputs: dict[str, str]) -> None:
-        self._url, self._inputs = url, inputs
-        self._ids: list[str] = []
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._submit)
-
-    def __enter__(self) -> list[str]:
-        self._thread.start()
-        wait_for(lambda: self._ids)
-        return self._ids
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._thread.join(PATIENCE_SECONDS)
-        assert not self._thread.is_alive()
-
-    def _submit(self) -> None:
-        with Client(self._url, patience_seconds=PATIENCE_SECONDS) as client:
-            # few: whoever waits for the queue's end waits for them
-            while len(self._ids) < 4 and not self._over.wait(0.5):
-                self._ids.append(client.submit(**self._inputs).id)
 
 
 @pytest.fixture
@@ -139,6 +125,14 @@ def files_of(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+def rows_of(settings: Settings, table: type) -> list:
+    database = Database(settings.database_url)
+    with database.read() as session:
+        found = list(session.query(table))
+    database.close()
+    return found
+
+
 def refused(error: type[QuantmillError], settings: Settings, source: Path) -> str:
     """Restoring is refused, and leaves everything as it was; what was said."""
     home = settings.data_dir.parent
@@ -150,13 +144,17 @@ def refused(error: type[QuantmillError], settings: Settings, source: Path) -> st
     return caught.value.detail
 
 
+def forget_datasets(bench: Workbench) -> None:
+    with bench.database.write() as session:
+        session.execute(delete(Dataset))
+
+
 def test_nothing_is_collected_beside_a_backup(bench: Workbench, copy: Path, elsewhere: Settings) -> None:
     models = [bench.add_model({"net.onnx": bytes([number])}) for number in range(3)]
     bench.add_dataset(b"data")
 
     def forget_and_collect(sha256: str) -> None:
-        with bench.database.write() as session:
-            session.execute(delete(Dataset))
+        forget_datasets(bench)
         assert garbage.discard_garbage(bench.database, bench.store, 100, age_seconds=ANY_AGE).items == 0
         garbage.empty_trash(bench.database, bench.store, 100, age_seconds=ANY_AGE)
 
@@ -164,11 +162,8 @@ def test_nothing_is_collected_beside_a_backup(bench: Workbench, copy: Path, else
     assert (done.copied, done.manifest.missing) == (4, [])
     assert garbage.discard_garbage(bench.database, bench.store, 100, age_seconds=ANY_AGE).items == 1
     restore_backup(elsewhere, copy)
-    restored = Database(elsewhere.database_url)
-    with restored.read() as session:
-        assert session.query(Dataset).count() == 1
-        assert {model.id for model in session.query(Model)} == set(models)
-    restored.close()
+    assert len(rows_of(elsewhere, Dataset)) == 1
+    assert {model.id for model in rows_of(elsewhere, Model)} == set(models)
 
 
 def test_the_second_backup_copies_what_is_new_and_forgets_what_is_gone(bench: Workbench, copy: Path) -> None:
@@ -178,8 +173,7 @@ def test_the_second_backup_copies_what_is_new_and_forgets_what_is_gone(bench: Wo
     bench.put(b"no row names this")
     first = make_backup(bench.settings, copy)
     assert (first.copied, first.copied_bytes, len(first.manifest.files)) == (2, 8, 2)
-    with bench.database.write() as session:
-        session.execute(delete(Dataset))
+    forget_datasets(bench)
     bench.add_dataset(new)
     second = make_backup(bench.settings, copy)
     assert (second.copied, second.copied_bytes, len(second.manifest.files)) == (1, 7, 2)
@@ -191,36 +185,21 @@ def test_the_second_backup_copies_what_is_new_and_forgets_what_is_gone(bench: Wo
 
 
 def test_a_backup_that_is_cut_off_leaves_the_one_before(bench: Workbench, copy: Path, elsewhere: Settings) -> None:
+    def cut_off(sha256: str) -> None:
+        raise KeyboardInterrupt
+
     dataset = bench.add_dataset(b"first")
-    before = make_backup(bench.settings, copy).manifest
-    with bench.database.write() as session:
-        session.execute(delete(Dataset))
+    with pytest.raises(KeyboardInterrupt):
+        make_backup(bench.settings, copy, on_file=cut_off)
+    refused(BackupPlaceError, elsewhere, copy)  # there was none, and it can be made again
+    done = make_backup(bench.settings, copy)
+    assert done.copied == 1
+    forget_datasets(bench)
     bench.add_dataset(b"second")
-
-    def cut_off(sha256: str) -> None:
-        raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
         make_backup(bench.settings, copy, on_file=cut_off)
-    assert restore_backup(elsewhere, copy) == before
-    restored = Database(elsewhere.database_url)
-    with restored.read() as session:
-        assert [found.id for found in session.query(Dataset)] == [dataset]
-    restored.close()
-
-
-def test_a_first_backup_that_is_cut_off_is_none_and_can_be_made_again(
-    bench: Workbench, copy: Path, elsewhere: Settings
-) -> None:
-    bench.add_dataset(b"data")
-
-    def cut_off(sha256: str) -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        make_backup(bench.settings, copy, on_file=cut_off)
-    refused(BackupPlaceError, elsewhere, copy)
-    assert make_backup(bench.settings, copy).copied == 1
+    assert restore_backup(elsewhere, copy) == done.manifest
+    assert [found.id for found in rows_of(elsewhere, Dataset)] == [dataset]
 
 
 def test_jobs_stay_as_they_were_and_those_that_ran_are_not_charged(
@@ -236,8 +215,8 @@ def test_jobs_stay_as_they_were_and_those_that_ran_are_not_charged(
     restored = Database(elsewhere.database_url)
     with restored.write() as session:
         assert transitions.expire_leases(session) == []
-        jobs = {job.id: job for job in session.query(Job)}
     restored.close()
+    jobs = {job.id: job for job in rows_of(elsewhere, Job)}
     same = ("state", "attempt", "not_before", "created_at", "dispatched_at", "interruptions", "last_seq")
     assert [getattr(jobs[queued], name) for name in same] == [getattr(before, name) for name in same]
     assert jobs[queued].deadline_at > before.deadline_at
@@ -245,50 +224,36 @@ def test_jobs_stay_as_they_were_and_those_that_ran_are_not_charged(
     assert (jobs[ran].state, jobs[ran].attempt, jobs[ran].interruptions) == ("queued", 1, 1)
     assert jobs[ran].waiting["code"] == "restored"
     assert jobs[stopped].state == "canceled"
-    assert {job_id: bench.job(job_id).state for job_id in jobs} == {
-        queued: "queued",
-        ran: "running",
-        stopped: "running",
-    }
+    assert bench.states(queued, ran, stopped) == ["queued", "running", "running"]
 
 
 def test_every_flipped_byte_is_refused(bench: Workbench, copy: Path, elsewhere: Settings) -> None:
     bench.add_dataset(b"some data")
     done = make_backup(bench.settings, copy)
     (stored,) = (stored_path(copy, file.sha256) for file in done.manifest.files)
-    database = copy / "database" / f"{done.manifest.database.sha256}.db"
-    manifest = copy / MANIFEST_FILE
-    for path in (stored, database, manifest):
+    for path in (stored, copy / "database" / f"{done.manifest.database.sha256}.db", copy / MANIFEST_FILE):
         path.chmod(0o600)
         data = path.read_bytes()
         for position in (0, len(data) // 2, len(data) - 1):
             path.write_bytes(data[:position] + bytes([data[position] ^ 1]) + data[position + 1 :])
             assert str(path) in refused(BackupDamagedError, elsewhere, copy)
         path.write_bytes(data)
-    stored.unlink()
-    assert str(stored) in refused(BackupDamagedError, elsewhere, copy)
-
-
-def test_verify_mends_a_copy_and_nothing_less_does(bench: Workbench, copy: Path, elsewhere: Settings) -> None:
-    bench.add_dataset(b"some data")
-    (file,) = make_backup(bench.settings, copy).manifest.files
-    path = stored_path(copy, file.sha256)
-    path.chmod(0o600)
-    path.write_bytes(b"SOME DATA")
+    stored.write_bytes(b"SOME DATA")
     assert make_backup(bench.settings, copy).copied == 0
     refused(BackupDamagedError, elsewhere, copy)
+    assert make_backup(bench.settings, copy, verify=True).copied == 1, "it mends a copy, and nothing less does"
+    stored.unlink()
+    assert str(stored) in refused(BackupDamagedError, elsewhere, copy)
     assert make_backup(bench.settings, copy, verify=True).copied == 1
     restore_backup(elsewhere, copy)
-    assert FileStore(elsewhere.storage_dir).path(file.sha256).read_bytes() == b"some data"
+    assert FileStore(elsewhere.storage_dir).path(stored.name).read_bytes() == b"some data"
 
 
 def test_damaged_and_missing_files_are_told_and_the_rest_is_copied(
     bench: Workbench, copy: Path, elsewhere: Settings
 ) -> None:
-    bench.add_dataset(b"whole")
-    bench.add_dataset(b"damaged")
-    bench.add_dataset(b"missing")
-    bench.add_dataset(b"unreadable")
+    for data in (b"whole", b"damaged", b"missing", b"unreadable"):
+        bench.add_dataset(data)
     upload = add_upload(bench, expires_in=3600.0)
     (bench.store.incoming / upload).write_bytes(b"the beginning")
     paths = {path.read_bytes(): path for path in bench.store.blobs.rglob("*") if path.is_file()}
@@ -299,27 +264,14 @@ def test_damaged_and_missing_files_are_told_and_the_rest_is_copied(
     paths[b"unreadable"].symlink_to("/proc/self/mem")  # reading it fails with EIO
     done = CliRunner().invoke(app, ["backup", str(copy), "--json", "--data-dir", str(bench.settings.data_dir)])
     told = json.loads(done.stdout)
-    expected = {paths[b"damaged"].name: "digest", paths[b"missing"].name: "missing"}
-    expected[paths[b"unreadable"].name] = "unreadable"
+    kinds = {b"damaged": "digest", b"missing": "missing", b"unreadable": "unreadable"}
+    expected = {paths[data].name: kind for data, kind in kinds.items()}
     assert (done.exit_code, told["copied"], told["open_uploads"]) == (1, 1, 1)
     assert {file["sha256"]: file["damage"] for file in told["missing"]} == expected
     done = CliRunner().invoke(app, ["restore", str(copy), "--data-dir", str(elsewhere.data_dir)])
     assert done.exit_code == 0
     assert all(f"{sha256}  {damage}: was not in the backup" in done.stdout for sha256, damage in expected.items())
     assert [path.read_bytes() for path in (elsewhere.storage_dir / "sha256").rglob("*") if path.is_file()] == [b"whole"]
-
-
-def test_a_restored_data_directory_can_be_backed_up_in_turn(
-    bench: Workbench, copy: Path, elsewhere: Settings, tmp_path: Path
-) -> None:
-    bench.add_dataset(b"data")
-    first = make_backup(bench.settings, copy).manifest
-    restore_backup(elsewhere, copy)
-    # nobody has the database open: it has no log beside it
-    second = make_backup(elsewhere, tmp_path / "second").manifest
-    assert (second.files, second.revision) == (first.files, first.revision)
-    stored = FileStore(elsewhere.storage_dir).path(first.files[0].sha256)
-    assert file_sha256(stored) == stored.name
 
 
 def _stray(settings: Settings) -> None:
@@ -340,23 +292,25 @@ def test_only_an_empty_place_is_restored_into(
     refused(DataDirNotEmptyError, elsewhere, copy)
 
 
-def test_an_empty_folder_is_replaced_and_leftovers_of_a_killed_restore_go(
-    bench: Workbench, copy: Path, elsewhere: Settings
+def test_an_empty_folder_is_replaced_and_can_be_backed_up_in_turn(
+    bench: Workbench, copy: Path, elsewhere: Settings, tmp_path: Path
 ) -> None:
-    make_backup(bench.settings, copy)
+    """Leftovers of a killed restore go."""
+    bench.add_dataset(b"data")
+    first = make_backup(bench.settings, copy).manifest
     elsewhere.data_dir.mkdir()
+    with lock_data_dir(elsewhere.data_dir):
+        refused(DataDirInUseError, elsewhere, copy)
     left = elsewhere.data_dir.with_name(".data.restoring")
     (left / "store").mkdir(parents=True)
     (left / "service.db").write_bytes(b"half")
     restore_backup(elsewhere, copy)
     assert {path.name for path in elsewhere.data_dir.iterdir()} == {"service.db", "store", LOCK_FILE}
-
-
-def test_a_data_directory_in_use_is_refused(bench: Workbench, copy: Path, elsewhere: Settings) -> None:
-    make_backup(bench.settings, copy)
-    elsewhere.data_dir.mkdir()
-    with lock_data_dir(elsewhere.data_dir):
-        refused(DataDirInUseError, elsewhere, copy)
+    # nobody has the database open: it has no log beside it
+    second = make_backup(elsewhere, tmp_path / "second").manifest
+    assert (second.files, second.revision) == (first.files, first.revision)
+    stored = FileStore(elsewhere.storage_dir).path(first.files[0].sha256)
+    assert file_sha256(stored) == stored.name
 
 
 def test_two_do_not_work_on_one_backup(bench: Workbench, copy: Path, elsewhere: Settings) -> None:
@@ -372,6 +326,9 @@ def test_two_do_not_work_on_one_backup(bench: Workbench, copy: Path, elsewhere: 
 def test_what_is_not_in_the_data_directory_is_refused(
     bench: Workbench, copy: Path, elsewhere: Settings, tmp_path: Path
 ) -> None:
+    with pytest.raises(FileAccessError):
+        make_backup(elsewhere, copy)
+    assert not copy.exists(), "no service, no backup"
     make_backup(bench.settings, copy)
     for url in ("postgresql://127.0.0.1/quantmill", f"sqlite:///{tmp_path / 'other.db'}"):
         settings = Settings(data_dir=elsewhere.data_dir, database_url=url)
@@ -383,35 +340,22 @@ def test_what_is_not_in_the_data_directory_is_refused(
     refused(BackupUnsupportedError, Settings(data_dir=elsewhere.data_dir, storage_dir=tmp_path / "store"), copy)
 
 
-def test_no_service_no_backup(elsewhere: Settings, copy: Path) -> None:
-    with pytest.raises(FileAccessError):
-        make_backup(elsewhere, copy)
-    assert not copy.exists()
-
-
-def test_a_backup_takes_no_place_of_others(bench: Workbench, tmp_path: Path) -> None:
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "notes.txt").write_text("mine")
-    for folder in (tmp_path / "mine", bench.settings.data_dir / "copy", bench.settings.storage_dir):
-        before = files_of(tmp_path)
-        with pytest.raises(BackupPlaceError):
-            make_backup(bench.settings, folder)
-        assert files_of(tmp_path) == before
-
-
-def test_what_only_looks_like_a_backup_is_left_alone(bench: Workbench, tmp_path: Path) -> None:
+def test_a_backup_takes_no_place_of_others_nor_what_only_looks_like_one(bench: Workbench, tmp_path: Path) -> None:
     """Others have a manifest.json, too, and a folder called database."""
-    theirs, beside = tmp_path / "theirs", tmp_path / "beside"
+    mine, theirs, beside = (tmp_path / name for name in ("mine", "theirs", "beside"))
+    mine.mkdir()
     (theirs / "database").mkdir(parents=True)
     (theirs / "database" / "customers.db").write_text("theirs")
     (theirs / MANIFEST_FILE).write_text('{"name": "a web page"}')
     make_backup(bench.settings, beside)
-    (beside / "notes.txt").write_text("mine")
-    before = files_of(tmp_path)
-    for folder, error in ((theirs, BackupDamagedError), (beside, BackupPlaceError)):
+    for folder in (mine, beside):
+        (folder / "notes.txt").write_text("mine")
+    taken = (mine, beside, bench.settings.data_dir / "copy", bench.settings.storage_dir)
+    for folder, error in ((theirs, BackupDamagedError), *((folder, BackupPlaceError) for folder in taken)):
+        before = files_of(tmp_path)
         with pytest.raises(error):
             make_backup(bench.settings, folder)
-    assert files_of(tmp_path) == before
+        assert files_of(tmp_path) == before
     (beside / "notes.txt").unlink()
     (beside / "database" / "older.sql").write_text("mine")
     make_backup(bench.settings, beside)
