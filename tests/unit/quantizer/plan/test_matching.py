@@ -100,12 +100,6 @@ def test_selectors_of_nothing_are_refused(
     assert [(problem.pointer, says in problem.message) for problem in caught.value.errors] == [(pointer, True)]
 
 
-def test_excluding_a_sub_graph() -> None:
-    plan = plan_for(network(), config(exclude=[{"from_nodes": ["stem"], "to_nodes": ["join"]}]))[1]
-    assert {name for name, entry in plan.nodes.items() if entry.quantized} == {"dense"}
-    assert plan.nodes["body"].reason.code == "excluded"
-
-
 def test_overrides_change_single_fields_of_single_nodes() -> None:
     wanted = config(
         overrides=[

@@ -25,7 +25,7 @@ def inspected(call: str, **settings: object) -> NodeInspection:
     ("call", "code", "hint", "by_design"),
     [
         ("Where(c, x, x)", "no-integer-kernel", "Replace the operator", False),
-        ("Shape(x)", "shape-arithmetic", "Nothing: it computes shapes", True),
+        ("Shape(x)", "shape-arithmetic", "it computes shapes", True),
         ("LayerNormalization(x, scale, shift)", "normalization", "Use BatchNormalization", False),
         ("Softmax(x)", "softmax", "Nothing", True),
         ("Gemm(x, given)", "weight-not-constant", "Fold the weight", False),

@@ -121,9 +121,7 @@ def tiny(text: str, **weights: np.ndarray) -> onnx.ModelProto:
 
 
 def branches(main: str, then: str, other: str, **weights: np.ndarray) -> onnx.ModelProto:
-    return make_model(
-        BRANCHES.format(main=main, then=then, other=other), {**LIMITS, **weights}, opset=OPSET, ir_version=10
-    )
+    return tiny(BRANCHES.format(main=main, then=then, other=other), **LIMITS, **weights)
 
 
 def feeds_of(go: bool) -> dict[str, np.ndarray]:
@@ -137,8 +135,14 @@ MODES = [
 ]
 
 
-@pytest.mark.parametrize("settings", MODES)
-@pytest.mark.parametrize(("dtype", "limit", "kind"), [("int8", 127, TensorProto.INT8), ("int4", 7, TensorProto.INT4)])
+@pytest.mark.parametrize(
+    ("settings", "dtype", "limit", "kind"),
+    [
+        (MODES[0], "int8", 127, TensorProto.INT8),
+        (MODES[1], "int4", 7, TensorProto.INT4),
+        (MODES[2], "int8", 127, TensorProto.INT8),
+    ],
+)
 def test_branches_restore_their_own_weights(
     tmp_path: Path, settings: dict[str, object], dtype: str, limit: int, kind: int
 ) -> None:
@@ -157,28 +161,23 @@ def test_branches_restore_their_own_weights(
         assert rows[name].activation_reason_code == ACTIVATIONS_IN_FLOAT.code
 
 
-@pytest.mark.parametrize("settings", MODES)
-@pytest.mark.parametrize("own", [True, False], ids=["own", "outer"])
-def test_a_loop_restores_its_weight_once(tmp_path: Path, settings: dict[str, object], own: bool) -> None:
-    weight = {"w": normal(4, 4, scale=0.5)}
-    model = tiny(LOOP, n=np.array(3), **({} if own else weight))
-    if own:
+@pytest.mark.parametrize(
+    ("body", "settings"),
+    [("own", MODES[0]), ("outer", MODES[1]), ("own", MODES[2]), ("scan", MODES[0]), ("scan", MODES[1])],
+)
+def test_a_loop_restores_its_weight_once(tmp_path: Path, body: str, settings: dict[str, object]) -> None:
+    weight, axes, feeds = {"w": normal(4, 4, scale=0.5)}, {"w": 1}, {"x": normal(6, 4)}
+    if body == "scan":
+        model, axes, feeds = tiny(SCAN, h=normal(5, 4), b=normal(5)), {"h": 0}, {"x": normal(6, 3, 4)}
+    else:
+        model = tiny(LOOP, n=np.array(3), **({} if body == "own" else weight))
+    if body == "own":
         body_constants(model, "l", **weight)
-    feeds = {"x": normal(6, 4)}
-    found, _ = quantized(tmp_path, model, feeds, **settings)
-    agree(found, with_rounded(model, w=1), feeds)
-    assert holders(found) == ["g"]
-    assert {tensor.name for part in graphs(found.graph) for tensor in part.initializer} & {"w", "w_1"} == set()
-
-
-@pytest.mark.parametrize("settings", MODES)
-def test_a_scan(tmp_path: Path, settings: dict[str, object]) -> None:
-    model = tiny(SCAN, h=normal(5, 4), b=normal(5))
-    feeds = {"x": normal(6, 3, 4)}
     found, result = quantized(tmp_path, model, feeds, **settings)
-    agree(found, with_rounded(model, h=0), feeds)
+    agree(found, with_rounded(model, **axes), feeds)
     assert holders(found) == ["g"]
     assert next(row for row in result.report.layers if row.name == "inner").weight_dtype == "int8"
+    assert {tensor.name for part in graphs(found.graph) for tensor in part.initializer} & {"w", "w_1", "h"} == set()
 
 
 def test_a_loop_within_a_branch_and_a_branch_within_a_loop(tmp_path: Path) -> None:
@@ -261,19 +260,16 @@ def test_convolutions_in_branches_and_power_of_two_scales(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    "weight",
+    ("weight", "settings"),
     [
-        {"dtype": "int4", "granularity": "per_block", "block_size": 16},
-        {"dtype": "mxfp4_e2m1"},
-        {"dtype": "float8_e4m3fn"},
-        {"dtype": "int8", "symmetric": False, "granularity": "per_tensor"},
+        ({"dtype": "int4", "granularity": "per_block", "block_size": 16}, MODES[0]),
+        ({"dtype": "mxfp4_e2m1"}, MODES[1]),
+        ({"dtype": "float8_e4m3fn"}, MODES[0]),
+        ({"dtype": "int8", "symmetric": False, "granularity": "per_tensor"}, MODES[1]),
     ],
 )
-@pytest.mark.parametrize("settings", MODES[:2])
 def test_other_types(tmp_path: Path, weight: dict[str, object], settings: dict[str, object]) -> None:
-    model = make_model(
-        LOOP.replace("4]", "32]"), {"n": np.array(2), "w": normal(32, 32, scale=0.2)}, opset=OPSET, ir_version=10
-    )
+    model = tiny(LOOP.replace("4]", "32]"), n=np.array(2), w=normal(32, 32, scale=0.2))
     feeds = {"x": normal(8, 32)}
     found, result = quantized(tmp_path, model, feeds, weight=weight, **settings)
     assert sqnr_db(run_onnx(model, feeds)["y"], run_onnx(found, feeds)["y"]) > 14
@@ -299,13 +295,10 @@ def test_sub_graphs_stay_in_float_unless_asked_for(tmp_path: Path) -> None:
     assert {row.reason_code for row in result.report.layers if row.name == "inner"} == {IN_FLOAT.code}
     told = next(node for node in inspected(model, config()) if node.name == "inner")
     assert "subgraphs" in told.hint
-
-
-@pytest.mark.parametrize("mode", ["dynamic", "float16"])
-def test_other_modes_leave_sub_graphs_alone(mode: str) -> None:
-    with pytest.raises(InvalidConfigError) as caught:
-        config(mode=mode, subgraphs="weights")
-    assert caught.value.errors[0].pointer == "/subgraphs"
+    for mode in ("dynamic", "float16"):
+        with pytest.raises(InvalidConfigError) as caught:
+            config(mode=mode, subgraphs="weights")
+        assert caught.value.errors[0].pointer == "/subgraphs"
 
 
 @pytest.mark.parametrize("target", sorted(TARGETS))
@@ -321,7 +314,10 @@ def test_rules_of_targets_may_run_again_over_weights_of_bodies(target: str) -> N
     assert (len(before), plan.nodes["inner"].role) == (2, Role.STORED)
 
 
-@pytest.mark.parametrize("method", ["bias_correction", "cross_layer_equalization", "adaround"])
+@pytest.mark.parametrize(
+    "method",
+    ["bias_correction", "cross_layer_equalization", pytest.param("adaround", marks=pytest.mark.long)],
+)
 def test_algorithms_run_beside_bodies(tmp_path: Path, method: str) -> None:
     """The main graph's layers are changed, one of which shares its weight with a body."""
     main = f"{FIRST} u = Gemm(x, w, b) r = Relu(u) i = Gemm(r, z, b)"
