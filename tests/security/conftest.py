@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from service.principal import COMMAND_LINE, DEFAULT_TENANT, Principal, Scope
 from service.settings import Settings
 from tests.api.conftest import app, front, front_of, sqlite_front
 from tests.support.front import Front
+from tests.worker.workbench import Workbench
 from worker.confinement.controls import find_controls
 
 __all__ = ["app", "front", "sqlite_front"]
@@ -58,3 +60,18 @@ def require_controls(*names: str) -> None:
     missing = [name for name in names if name in find_controls().missing]
     if missing:
         pytest.skip(f"THIS KERNEL LACKS {', '.join(missing)}: nothing of it can be shown here")
+
+
+@pytest.fixture
+def python() -> str:
+    """An interpreter that a plain user may run."""
+    if os.geteuid() == 0 and Path("/usr/bin/python3").exists():
+        return str(Path("/usr/bin/python3").resolve())
+    pytest.skip("NOBODY ELSE HERE: this takes root, and an interpreter that a plain user may run")
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Workbench]:
+    workbench = Workbench(tmp_path)
+    yield workbench
+    workbench.close()

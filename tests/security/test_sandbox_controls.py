@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.security.conftest import require_controls
 from tests.security.taken_over import INPUT, SECRET, Surroundings, surroundings
-from worker.confinement.controls import CONTROLS, LANDLOCK, SECCOMP, find_controls
+from worker.confinement.controls import CONTROLS, LANDLOCK, SECCOMP
 
 pytestmark = pytest.mark.slow  # starts processes
 
@@ -23,12 +24,6 @@ def around(tmp_path: Path) -> Iterator[Surroundings]:
         yield made
 
 
-def require(*names: str) -> None:
-    missing = [name for name in names if name in find_controls().missing]
-    if missing:
-        pytest.skip(f"THIS KERNEL LACKS {', '.join(missing)}: nothing of it can be shown here")
-
-
 def done(answers: dict[str, str]) -> dict[str, str]:
     return {name: told for name, told in answers.items() if not told.startswith("refused ")}
 
@@ -40,26 +35,20 @@ def assert_honest(answers: dict[str, str]) -> None:
     assert INPUT in told
 
 
-def test_every_line_of_a_hostile_runner_fails(around: Surroundings) -> None:
-    require(*(control.name for control in CONTROLS))
-    answers = around.tries()
+@pytest.mark.parametrize("lacking", [(), pytest.param(("unshare",), marks=pytest.mark.long)], ids=["all", "container"])
+def test_every_line_of_a_hostile_runner_fails(around: Surroundings, lacking: tuple[str, ...]) -> None:
+    """Also in a container without namespaces."""
+    require_controls(*(control.name for control in CONTROLS if control.required or not lacking))
+    answers = around.tries(lacking=lacking)
     assert_honest(answers)
     assert done(answers) == {}
     assert len(answers) > 150
     around.undisturbed()
 
 
-def test_every_line_fails_in_a_container_without_namespaces(around: Surroundings) -> None:
-    require(*(control.name for control in CONTROLS if control.required))
-    answers = around.tries(lacking=["unshare"])
-    assert_honest(answers)
-    assert done(answers) == {}
-    around.undisturbed()
-
-
 def test_without_landlock_only_files_of_the_user_are_open(around: Surroundings) -> None:
     """Nothing is executed or started, nobody is reached or harmed; what the worker's user may read is open."""
-    require(SECCOMP.name)
+    require_controls(SECCOMP.name)
     answers = around.tries(lacking=["landlock"])
     assert_honest(answers)
     through = [name for name in done(answers) if not name.startswith((*FILES, "write to", "make an input"))]
@@ -68,7 +57,7 @@ def test_without_landlock_only_files_of_the_user_are_open(around: Surroundings) 
 
 
 def test_without_seccomp_files_and_secrets_are_closed(around: Surroundings) -> None:
-    require(LANDLOCK.name)
+    require_controls(LANDLOCK.name)
     answers = around.tries(lacking=["seccomp"])
     closed = ("read", "write", "list", "create in", "trace the parent", "kill the parent", "connect to TCP", "regain")
     assert not any(name.startswith(closed) for name in done(answers)), done(answers)

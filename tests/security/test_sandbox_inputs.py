@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -15,28 +14,16 @@ from service.contracts.dataset import PreprocessingSpec
 from service.contracts.named_preprocessing import named_preprocessing
 from service.jobs import transitions
 from service.tables import Dataset
+from tests.security.conftest import require_controls
 from tests.support.front import npz_bytes
 from tests.support.media import archive, encoded, noise
 from tests.support.tiny import make_tiny
 from tests.unit.quantizer.toolbox import make_model
 from tests.worker.workbench import QUICK, RUNNER_HEAD, Workbench
-from worker.confinement.controls import CONTROLS, LANDLOCK, find_controls
+from worker.confinement.controls import CONTROLS, LANDLOCK
 from worker.materials import Keeping, Materials
 from worker.sandbox import Sandbox
 from worker.supervisor import Supervisor
-
-
-@pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Workbench]:
-    workbench = Workbench(tmp_path)
-    yield workbench
-    workbench.close()
-
-
-def require(*names: str) -> None:
-    missing = [name for name in names if name in find_controls().missing]
-    if missing:
-        pytest.skip(f"THIS KERNEL LACKS {', '.join(missing)}: nothing of it can be shown here")
 
 
 @pytest.mark.parametrize("borrow", [True, False])
@@ -58,8 +45,9 @@ def test_no_input_is_a_hard_link_into_the_store(bench: Workbench, borrow: bool) 
     assert materials.places.readable == ((bench.store.path(bench.put(b"data")),) if borrow else ())
 
 
+@pytest.mark.slow
 def test_a_runner_reads_its_input_in_the_store_and_nothing_else_there(bench: Workbench) -> None:
-    require(LANDLOCK.name)
+    require_controls(LANDLOCK.name)
     secret = bench.store.path(bench.put(b"of another tenant"))
     job_id = bench.submit(kind="inspect_dataset", model_id=None, dataset_id=bench.add_dataset(b"mine"))
     code = f"""
@@ -111,11 +99,6 @@ def test_each_tenant_writes_into_a_cache_of_its_own(bench: Workbench) -> None:
     assert all(folder.stat().st_mode & 0o077 == 0 for folder in folders)
 
 
-def metric_graph() -> bytes:
-    """The mean of the outputs, as a metric."""
-    return make_model("(float[N,C] y) => (float mean) { mean = ReduceMean<keepdims=0>(y) }").SerializeToString()
-
-
 def picture_dataset(bench: Workbench) -> str:
     files = {f"{number}.png": encoded(noise(40, 40, seed=number)) for number in range(3)}
     data = archive(bench.folder / "pictures.tar", files).read_bytes()
@@ -125,16 +108,18 @@ def picture_dataset(bench: Workbench) -> str:
     return dataset_id
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_real_jobs_run_under_every_control(tmp_path: Path) -> None:
     """Validation of model, data and pictures; a quantization with an algorithm, a metric of the user's own, a cache."""
-    require(*(control.name for control in CONTROLS if control.required))
+    require_controls(*(control.name for control in CONTROLS if control.required))
     bench = Workbench(tmp_path / "bench", sandbox="require")
     try:
         tiny = make_tiny(tmp_path)
         supervisor = Supervisor(bench.settings, bench.database, bench.store)
         model_id = bench.add_model({"net.onnx": tiny.model.read_bytes()})
-        mean = bench.add_model({"metric.onnx": metric_graph()})
+        graph = make_model("(float[N,C] y) => (float mean) { mean = ReduceMean<keepdims=0>(y) }")
+        mean = bench.add_model({"metric.onnx": graph.SerializeToString()})
         metric = {"kind": "onnx", "name": "mine", "graph": {"model_id": mean}}
         data, pictures = bench.add_dataset(tiny.calibration.read_bytes()), picture_dataset(bench)
         algorithms = [{"method": "adaround", "num_iterations": 10}]
@@ -156,6 +141,7 @@ def test_real_jobs_run_under_every_control(tmp_path: Path) -> None:
         bench.close()
 
 
+@pytest.mark.slow
 def test_npz_of_the_store_is_read_through_its_name(bench: Workbench) -> None:
     """The real runner on a dataset that lies in the store."""
     data = npz_bytes(x=np.zeros((4, 2), np.float32))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import tempfile
@@ -13,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.security.conftest import require_controls
 from tests.security.taken_over import HOSTILE, INPUT, SECRET, Surroundings, surroundings
 from tests.support.patience import PATIENCE_SECONDS
 from worker import launcher
@@ -38,14 +38,6 @@ os.close(writing)
 said = [json.loads(line)["message"] for line in os.fdopen(reading)]
 print(json.dumps({"code": runner.wait(), "missing": missing, "said": said}))
 """
-
-
-@pytest.fixture
-def python() -> str:
-    """An interpreter that a plain user may run."""
-    if os.geteuid() == 0 and Path("/usr/bin/python3").exists():
-        return str(Path("/usr/bin/python3").resolve())
-    pytest.skip("NOBODY ELSE HERE: this takes root, and an interpreter that a plain user may run")
 
 
 @pytest.fixture
@@ -85,11 +77,11 @@ def answers(around: Surroundings, python: str, *, without: tuple[str, ...] = ())
     return told
 
 
-@pytest.mark.parametrize("without", [(), ("namespaces",)])
+@pytest.mark.parametrize(
+    "without", [(), pytest.param(("namespaces",), marks=pytest.mark.long)], ids=["all", "container"]
+)
 def test_every_line_fails_for_a_plain_user_as_well(around: Surroundings, python: str, without: tuple[str, ...]) -> None:
-    missing = [control.name for control in CONTROLS if control.required and not find_controls().has(control)]
-    if missing:
-        pytest.skip(f"THIS KERNEL LACKS {', '.join(missing)}: nothing of it can be shown here")
+    require_controls(*(control.name for control in CONTROLS if control.required))
     told = answers(around, python, without=without)
     assert set(told["missing"]) <= {"namespaces"}
     tries = told["tries"]

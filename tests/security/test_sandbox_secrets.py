@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from service.settings import Settings
+from tests.security.conftest import require_controls
 from tests.security.older_kernel import numbers
 from tests.security.taken_over import OLDER_KERNEL
 from tests.support.patience import PATIENCE_SECONDS
@@ -24,13 +25,6 @@ pytestmark = pytest.mark.slow  # starts processes
 
 KEY = "qm-a-key-that-nobody-may-see"
 NOBODY = 65534
-
-
-@pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Workbench]:
-    workbench = Workbench(tmp_path)
-    yield workbench
-    workbench.close()
 
 
 def command(bench: Workbench, *arguments: str, lacking: tuple[str, ...] = ()) -> list[str]:
@@ -54,12 +48,14 @@ def worker(bench: Workbench, *, lacking: tuple[str, ...] = (), **variables: str)
         process.wait(PATIENCE_SECONDS)
 
 
-def test_keys_and_addresses_leave_the_environment_of_a_worker(bench: Workbench) -> None:
+def test_keys_and_addresses_leave_the_environment_of_a_worker_that_says_which_controls_hold(bench: Workbench) -> None:
     broker = f"filesystem://{bench.settings.broker_dir}"
     with worker(bench, QUANTMILL_API_KEY=KEY, QUANTMILL_BROKER_URL=broker, OTHER="stays") as (pid, log):
         shown = Path(f"/proc/{pid}/environ").read_bytes()
         assert Path(f"/proc/{pid}/environ").stat().st_uid == 0, "it may be traced by its user"
         assert KEY not in log.read_text()
+        (line,) = [line for line in log.read_text().splitlines() if "worker.sandbox " in line]
+    assert line.endswith(f"mode=auto held={','.join(find_controls().held) or 'none'}")
     assert b"OTHER=stays\0" in shown
     assert KEY.encode() not in shown
     assert broker.encode() not in shown
@@ -69,14 +65,6 @@ def test_every_setting_with_a_secret_is_among_those_that_go() -> None:
     names = set(Settings.secret_variables())
     assert {"QUANTMILL_API_KEY", "QUANTMILL_DATABASE_URL", "QUANTMILL_BROKER_URL"} <= names
     assert not names & {"QUANTMILL_DATA_DIR", "QUANTMILL_PORT"}
-
-
-def python_of_everybody() -> str:
-    """An interpreter that a plain user may run."""
-    for path in ("/usr/bin/python3", "/usr/local/bin/python3"):
-        if Path(path).exists() and os.geteuid() == 0:
-            return path
-    pytest.skip("NOBODY ELSE HERE: this takes root, and an interpreter that a plain user may run")
 
 
 WITH_SECRET = """
@@ -94,8 +82,7 @@ THIEF = "import sys; print(open(f'/proc/{sys.argv[1]}/environ').read())"
 
 
 @pytest.mark.parametrize(("how", "sees"), [("nothing", True), ("hide", False), ("forget", False)])
-def test_a_process_of_the_same_user_reads_no_key(tmp_path: Path, how: str, sees: bool) -> None:
-    python = python_of_everybody()
+def test_a_process_of_the_same_user_reads_no_key(python: str, how: str, sees: bool) -> None:
     folder = Path("/tmp") / f"quantmill-{os.getpid()}-{how}"
     folder.mkdir(mode=0o755)
     try:
@@ -122,18 +109,13 @@ def test_a_process_of_the_same_user_reads_no_key(tmp_path: Path, how: str, sees:
     assert ("OTHER=stays" in thief.stdout) is (how != "hide")
 
 
-def test_a_worker_says_which_controls_hold(bench: Workbench) -> None:
-    with worker(bench) as (_, log):
-        (line,) = [line for line in log.read_text().splitlines() if "worker.sandbox " in line]
-        assert line.endswith(f"mode=auto held={','.join(find_controls().held) or 'none'}")
-
-
+@pytest.mark.long
 def test_a_worker_says_what_is_missing_and_starts(bench: Workbench) -> None:
     with worker(bench, lacking=("landlock",)) as (_, log):
         assert "worker.sandbox_missing control=landlock: Function not implemented" in log.read_text()
 
 
-@pytest.mark.parametrize("lacking", ["landlock", "seccomp"])
+@pytest.mark.parametrize("lacking", ["landlock", pytest.param("seccomp", marks=pytest.mark.long)])
 def test_a_worker_that_must_have_all_does_not_start_without(bench: Workbench, lacking: str) -> None:
     done = subprocess.run(
         command(bench, "worker", lacking=(lacking,)), env=environment(QUANTMILL_SANDBOX="require"),
@@ -145,14 +127,14 @@ def test_a_worker_that_must_have_all_does_not_start_without(bench: Workbench, la
 
 
 def test_a_worker_that_must_have_all_starts_without_namespaces(bench: Workbench) -> None:
-    missing = [control.name for control in CONTROLS if control.required and not find_controls().has(control)]
-    if missing:
-        pytest.skip(f"THIS KERNEL LACKS {missing}: no worker starts here under QUANTMILL_SANDBOX=require")
+    require_controls(*(control.name for control in CONTROLS if control.required))
     with worker(bench, lacking=("unshare",), QUANTMILL_SANDBOX="require") as (_, log):
         assert "worker.sandbox_missing control=namespaces" in log.read_text()
 
 
-@pytest.mark.parametrize(("mode", "word", "code"), [("auto", "--", 0), ("require", "BAD", 1)])
+@pytest.mark.parametrize(
+    ("mode", "word", "code"), [pytest.param("auto", "--", 0, marks=pytest.mark.long), ("require", "BAD", 1)]
+)
 def test_the_doctor_tells_what_holds_and_what_does_not(bench: Workbench, mode: str, word: str, code: int) -> None:
     done = subprocess.run(
         command(bench, "doctor", lacking=("landlock",)), env=environment(QUANTMILL_SANDBOX=mode, COLUMNS="400"),
@@ -163,6 +145,7 @@ def test_the_doctor_tells_what_holds_and_what_does_not(bench: Workbench, mode: s
     assert done.returncode == code
 
 
+@pytest.mark.long
 def test_without_a_sandbox_nothing_holds_and_that_is_told(bench: Workbench) -> None:
     with worker(bench, QUANTMILL_SANDBOX="off") as (_, log):
         assert "worker.sandbox mode=off held=none" in log.read_text()

@@ -14,6 +14,7 @@ import pytest
 import trustme
 from kombu import pools
 from kombu.exceptions import OperationalError
+from kombu.utils import functional
 
 from service.jobs.dispatch import Dispatcher
 from service.jobs.errors import DispatchError
@@ -99,7 +100,11 @@ def reached(url: str, folder: Path) -> bool:
 
 
 @pytest.mark.redis
-def test_only_a_broker_with_a_good_certificate_is_talked_to(redis_url: str, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_only_a_broker_with_a_good_certificate_is_talked_to(
+    redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(functional, "sleep", lambda _: None)  # of kombu, between two tries
     authority, other = trustme.CA(), trustme.CA()
     authority.cert_pem.write_to_path(tmp_path / "authority.pem")
     known, database = f"ssl_ca_certs={tmp_path / 'authority.pem'}", urlsplit(redis_url).path
