@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,13 +13,14 @@ from service.contracts.config import parse_config
 from service.contracts.presets import PRESETS
 from service.contracts.runner import FILE_PATTERN
 from service.jobs.outcome import NewArtifact
+from tests.support.each import each
 
 
 def artifact(kind: str, filename: str) -> NewArtifact:
     return NewArtifact(kind, filename, "application/octet-stream", "0" * 64, 1)
 
 
-@pytest.mark.parametrize(
+@each(
     ("settings", "name"),
     [
         ({}, "int8"),
@@ -35,13 +35,13 @@ def test_the_recipe_is_the_preset_and_what_became_of_it(settings: dict[str, Any]
     assert recipe_name(parse_config(settings)) == name
 
 
-@pytest.mark.parametrize("preset", PRESETS)
-def test_every_preset_gives_a_file_name(preset: str) -> None:
-    assert re.fullmatch(FILE_PATTERN, f"net.{recipe_name(parse_config({'preset': preset}))}.onnx")
-    assert "custom" not in recipe_name(parse_config({"preset": preset}))
+def test_every_preset_gives_a_file_name() -> None:
+    for preset in PRESETS:
+        name = recipe_name(parse_config({"preset": preset}))
+        assert re.fullmatch(FILE_PATTERN, f"net.{name}.onnx") and "custom" not in name
 
 
-@pytest.mark.parametrize(
+@each(
     ("file", "stem"),
     [
         ("mobilenet_v1_0.75_224.onnx", "mobilenet_v1_0.75_224"),

@@ -17,6 +17,12 @@ from service.jobs.errors import DispatchError
 from service.settings import Settings
 
 
+def embedded(tmp_path: Path) -> Settings:
+    settings = Settings(data_dir=tmp_path)
+    settings.make_folders()
+    return settings
+
+
 def check_message(message: dict, job_id: str) -> None:
     assert message["headers"]["task"] == "run_job"
     assert message["content-type"] == "application/json"
@@ -25,8 +31,7 @@ def check_message(message: dict, job_id: str) -> None:
 
 
 def test_a_message_is_a_file_on_the_embedded_broker(tmp_path: Path) -> None:
-    settings = Settings(data_dir=tmp_path)
-    settings.make_folders()
+    settings = embedded(tmp_path)
     dispatcher = Dispatcher(settings)
     dispatcher.publish("job_1", "cpu")
     dispatcher.publish("job_2", "gpu")
@@ -39,9 +44,8 @@ def test_a_message_is_a_file_on_the_embedded_broker(tmp_path: Path) -> None:
 
 
 def test_whoever_takes_messages_while_they_are_sent_reads_each_as_a_whole(tmp_path: Path) -> None:
-    settings = Settings(data_dir=tmp_path)
-    settings.make_folders()
-    sent, taken, done = 300, [], threading.Event()
+    settings = embedded(tmp_path)
+    sent, taken, done = 60, [], threading.Event()
 
     def take() -> None:
         while True:
@@ -66,8 +70,7 @@ def test_whoever_takes_messages_while_they_are_sent_reads_each_as_a_whole(tmp_pa
 
 
 def test_senders_that_start_at_once_know_every_queue(tmp_path: Path) -> None:
-    settings = Settings(data_dir=tmp_path)
-    settings.make_folders()
+    settings = embedded(tmp_path)
     dispatchers = [Dispatcher(settings) for _ in QUEUES]
     with ThreadPoolExecutor(len(QUEUES)) as pool:
         list(pool.map(lambda sender, name: sender.publish("job_1", name), dispatchers, QUEUES))
@@ -89,7 +92,7 @@ def test_a_message_is_an_entry_on_redis(tmp_path: Path, redis_url: str) -> None:
         check_message(json.loads(client.lpop("gpu")), "job_1")
 
 
-def test_a_broker_that_refuses_is_told_at_once(tmp_path: Path) -> None:
+def test_a_broker_that_refuses_is_told_at_once_and_one_that_swallows_all_costs_the_time_given(tmp_path: Path) -> None:
     dispatcher = Dispatcher(Settings(data_dir=tmp_path, broker_url="redis://127.0.0.1:1/0", publish_seconds=30.0))
     for _ in range(3):
         with pytest.raises(DispatchError, match="refused"):
@@ -97,21 +100,17 @@ def test_a_broker_that_refuses_is_told_at_once(tmp_path: Path) -> None:
     with pytest.raises(DispatchError):
         dispatcher.ping()
     dispatcher.close()
-
-
-def test_a_broker_that_swallows_everything_costs_the_time_given(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         url = f"redis://127.0.0.1:{listener.getsockname()[1]}/0"
         dispatcher = Dispatcher(Settings(data_dir=tmp_path, broker_url=url, publish_seconds=0.3))
-        for _ in range(6):
+        for _ in range(2):
             with pytest.raises(DispatchError):
                 dispatcher.publish("job_1", "cpu")
         dispatcher.close()
 
 
 def test_a_queue_folder_that_cannot_be_written(tmp_path: Path) -> None:
-    settings = Settings(data_dir=tmp_path)
-    settings.make_folders()
+    settings = embedded(tmp_path)
     (settings.broker_dir / "queue").rmdir()
     dispatcher = Dispatcher(settings)
     with pytest.raises(DispatchError):
@@ -119,12 +118,10 @@ def test_a_queue_folder_that_cannot_be_written(tmp_path: Path) -> None:
     dispatcher.close()
 
 
-@pytest.mark.parametrize("broker_url", ["filesystem://", "redis://127.0.0.1/0"])
-def test_settings_that_workers_and_senders_share(tmp_path: Path, broker_url: str) -> None:
-    shared = celery_settings(Settings(data_dir=tmp_path, broker_url=broker_url))
-    assert shared["accept_content"] == ["json"]
-    assert shared["task_serializer"] == "json"
-    assert shared["task_acks_late"] is True
-    assert shared["task_reject_on_worker_lost"] is False
-    assert shared["worker_prefetch_multiplier"] == 1
-    assert set(shared["task_queues"]) == set(QUEUES)
+def test_settings_that_workers_and_senders_share(tmp_path: Path) -> None:
+    for broker_url in ("filesystem://", "redis://127.0.0.1/0"):
+        shared = celery_settings(Settings(data_dir=tmp_path, broker_url=broker_url))
+        assert (shared["accept_content"], shared["task_serializer"]) == (["json"], "json")
+        assert shared["task_acks_late"] is True and shared["task_reject_on_worker_lost"] is False
+        assert shared["worker_prefetch_multiplier"] == 1
+        assert set(shared["task_queues"]) == set(QUEUES)

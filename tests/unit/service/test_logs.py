@@ -64,51 +64,38 @@ def test_equal_lines_are_written_a_few_times_and_then_counted(log: logging.Logge
 
 
 def test_a_new_minute_has_its_lines_again(log: logging.Logger, lines: Lines, clock: Clock) -> None:
-    for _ in range(EQUAL_LINES):
-        log.warning("broker is away")
-    clock.now += MINUTE_SECONDS
-    for _ in range(EQUAL_LINES):
-        log.warning("broker is away")
+    for _ in range(2):
+        for _ in range(EQUAL_LINES):
+            log.warning("broker is away")
+        clock.now += MINUTE_SECONDS
     assert lines() == ["broker is away"] * (2 * EQUAL_LINES), "nothing was kept back, so nothing is counted"
 
 
+@pytest.mark.parametrize("flood", [SIMILAR_LINES + 3, 10 * logs._KINDS])
 def test_troubles_that_differ_only_in_what_they_are_about_are_one_kind(
-    log: logging.Logger, lines: Lines, clock: Clock
+    log: logging.Logger, lines: Lines, clock: Clock, flood: int
 ) -> None:
-    for number in range(SIMILAR_LINES + 3):
-        log.warning("job %d failed", number)
-    assert lines() == [f"job {number} failed" for number in range(SIMILAR_LINES)]
-    clock.now += MINUTE_SECONDS
-    log.info("later")
-    assert lines()[SIMILAR_LINES:] == ["3 more in the last minute: like: job %d failed", "later"]
-
-
-def test_a_flood_in_which_no_two_lines_are_equal_is_still_one_kind(
-    log: logging.Logger, lines: Lines, clock: Clock
-) -> None:
-    """The equal lines are more than are counted at a time; that they are similar is not forgotten with them."""
-    flood = 10 * logs._KINDS
+    """More than are counted at a time, too: that they are similar is not forgotten with them."""
     for number in range(flood):
         log.warning("job %d failed", number)
-    assert len(lines()) == SIMILAR_LINES
+    assert lines() == [f"job {number} failed" for number in range(SIMILAR_LINES)]
     clock.now += MINUTE_SECONDS
     log.info("later")
     assert lines()[SIMILAR_LINES:] == [f"{flood - SIMILAR_LINES} more in the last minute: like: job %d failed", "later"]
 
 
-def test_news_that_differ_are_all_written(log: logging.Logger, lines: Lines) -> None:
-    for number in range(2 * SIMILAR_LINES):
-        log.info("job %d succeeded", number)
-    assert len(lines()) == 2 * SIMILAR_LINES
-
-
-def test_levels_and_loggers_are_counted_apart(log: logging.Logger, lines: Lines) -> None:
+def test_news_that_differ_are_all_written_and_levels_and_loggers_counted_apart(
+    log: logging.Logger, lines: Lines
+) -> None:
     other = log.getChild("other")
     for _ in range(EQUAL_LINES + 1):
         log.info("gone")
         log.warning("gone")
         other.info("gone")
     assert lines() == ["gone"] * (3 * EQUAL_LINES)
+    for number in range(2 * SIMILAR_LINES):
+        log.info("job %d succeeded", number)
+    assert len(lines()) == 3 * EQUAL_LINES + 2 * SIMILAR_LINES
 
 
 def test_a_traceback_is_written_with_its_line(log: logging.Logger, lines: Lines) -> None:

@@ -93,25 +93,19 @@ def test_a_request_that_is_canceled_waits_for_its_write(tmp_path: Path, meter: M
         asyncio.run(main(file))
 
 
-def test_the_disks_refusal_ends_it(tmp_path: Path, meter: Meter) -> None:
+@pytest.mark.parametrize(("free", "error", "most"), [(2**60, StorageFullError, 2), (0, UploadTooLargeError, 5)])
+def test_the_disks_refusal_ends_it_and_more_than_was_declared(
+    tmp_path: Path, meter: Meter, free: int, error: type[Exception], most: int
+) -> None:
     taken = 0
 
     async def blocks() -> AsyncIterator[bytes]:
         nonlocal taken
-        for _ in range(4):
+        for _ in range(5):
             taken += 1
             yield BLOCK
 
-    with UploadFile(tmp_path / "upl_x", min_free_bytes=2**60) as file, pytest.raises(StorageFullError):
+    with UploadFile(tmp_path / "upl_x", min_free_bytes=free) as file, pytest.raises(error):
         asyncio.run(copy(blocks(), file, LIMIT, PATIENCE_SECONDS, meter))
-    assert taken <= 2
-
-
-def test_more_than_was_declared_is_refused(tmp_path: Path, meter: Meter) -> None:
-    async def blocks() -> AsyncIterator[bytes]:
-        for _ in range(5):
-            yield BLOCK
-
-    with UploadFile(tmp_path / "upl_x") as file, pytest.raises(UploadTooLargeError):
-        asyncio.run(copy(blocks(), file, LIMIT, PATIENCE_SECONDS, meter))
+    assert taken <= most
     assert (tmp_path / "upl_x").stat().st_size <= LIMIT.size_bytes

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from service.comparison.samples import MOST_SAMPLES, SamplesUnreadableError, read_samples
+from tests.support.each import each
 from worker.quantizer.evaluation.decisions import Decisions, packed
 
 CLASSES = st.lists(st.tuples(*[st.integers(0, 9)] * 3), min_size=1, max_size=50)
@@ -58,7 +59,7 @@ def claimed(shape: str, dtype: str = "<i4", data: bytes = b"") -> bytes:
 FINE = npy(np.arange(4, dtype=np.int32))
 
 
-@pytest.mark.parametrize(
+@each(
     "hostile",
     [
         npy(np.array([{}], dtype=object)),
@@ -84,12 +85,11 @@ def test_what_it_does_not_write_is_refused(hostile: bytes) -> None:
         read_samples(npz({"float_class": FINE, "quantized_class": hostile}))
 
 
-@pytest.mark.parametrize(
+@each(
     "hostile",
     [
         npy(np.arange(4, dtype=np.float32)),
-        npy(np.array([0.0, np.nan, 0.0, 0.0])),
-        npy(np.array([0.0, np.inf, 0.0, 0.0])),
+        *(npy(np.array([0.0, wrong, 0.0, 0.0])) for wrong in (np.nan, np.inf)),
         npy(np.arange(5.0)),
         npy(np.arange(4.0).reshape(2, 2)),
     ],
@@ -111,16 +111,19 @@ def test_more_bytes_than_any_job_keeps_are_not_unpacked() -> None:
         read_samples(packed({f"metric.m{k}": zeros for k in range(14)}))
 
 
-@pytest.mark.parametrize("data", [b"", b"PK", packed({"float_class": np.arange(3, dtype=np.int32)})[:-30]])
-def test_what_is_no_archive_is_refused(data: bytes) -> None:
+@each(
+    "data",
+    [
+        b"",
+        b"PK",
+        packed({"float_class": np.arange(3, dtype=np.int32)})[:-30],
+        npz({"float_class": FINE}),
+        npz({f"c{k}": FINE for k in range(100)}),
+    ],
+)
+def test_what_is_no_archive_or_one_of_other_columns_is_refused(data: bytes) -> None:
     with pytest.raises(SamplesUnreadableError):
         read_samples(data)
-
-
-def test_columns_that_are_not_there_or_too_many_are_refused() -> None:
-    for columns in ({"float_class": FINE}, {f"c{k}": FINE for k in range(100)}):
-        with pytest.raises(SamplesUnreadableError):
-            read_samples(npz(columns))
 
 
 @given(st.binary(max_size=4), st.integers(0, 600), st.sampled_from(["zip", "npy"]))
