@@ -7,7 +7,6 @@ from typing import Any
 
 from service.contracts.config import parse_config
 from service.contracts.report import Histogram, Report
-from tests.support.causes import causes
 
 SCRIPT = "<script>alert(1)</script>"
 PICTURE = '"><img src=x onerror=alert(1)>'
@@ -52,77 +51,51 @@ def full_report(**changes: Any) -> Report:
     return Report.model_validate(full_document(**changes))
 
 
+# fmt: off
 def full_document(**changes: Any) -> dict[str, Any]:
     """``full_report`` before it is checked."""
     gate = {"max_drop": 1.0, "max_size_bytes": 4_000_000, "max_latency_ratio": 0.8, "confidence": 0.95}
     config = parse_config({"preset": "int8", "evaluation": {"gate": gate}}).model_dump(mode="json")
     return {
-        "verdict": "fail",
-        "gate": _gate(),
-        "findings": _findings(),
-        "causes": causes(),
-        "advice": _advice(),
-        "fallback": _fallback(),
-        "kernels": _kernels(),
+        "verdict": "fail", "gate": _gate(), "findings": _findings(), "causes": _causes(), "advice": _advice(),
+        "fallback": _fallback(), "kernels": _kernels(),
         "summary": "top-1 86.07 -> 85.62 %, SQNR 21.4 dB, 3.75x smaller; 56 of 57 nodes quantized.",
         "float": {
-            "metrics": {"top1": 86.07, "rmse": 1.5},
-            "metric_details": {"top1": {"class 3": 91.25}},
-            "size_bytes": 10_438_090,
-            "latency_ms": 11.0,
+            "metrics": {"top1": 86.07, "rmse": 1.5}, "metric_details": {"top1": {"class 3": 91.25}},
+            "size_bytes": 10_438_090, "latency_ms": 11.0,
         },
         "quantized": {
-            "metrics": {"top1": 85.62, "rmse": 1.625},
-            "metric_details": {"top1": {"class 3": 88.75}},
-            "size_bytes": 2_781_034,
-            "latency_ms": 8.8,
+            "metrics": {"top1": 85.62, "rmse": 1.625}, "metric_details": {"top1": {"class 3": 88.75}},
+            "size_bytes": 2_781_034, "latency_ms": 8.8,
         },
         "metrics": _metrics(),
         "fidelity": {
-            "sqnr_db": 21.4,
-            "cosine": 0.99637,
-            "top1_agreement": 95.43,
+            "sqnr_db": 21.4, "cosine": 0.99637, "top1_agreement": 95.43,
             "sqnr_interval_db": interval(20.9, 21.8, "bootstrap"),
-            "top1_agreement_interval": interval(93.0, 97.1, "wilson"),
-            "samples": 438,
-            "source": "evaluation",
+            "top1_agreement_interval": interval(93.0, 97.1, "wilson"), "samples": 438, "source": "evaluation",
             "outputs": [{"name": "scores", "sqnr_db": 21.4, "cosine": 0.99637, "top1_agreement": 95.43}],
         },
         "latency": {
-            "float_ms": 11.0,
-            "quantized_ms": 8.8,
-            "float_interval_ms": interval(10.7, 11.4, "order_statistics", 40),
-            "quantized_interval_ms": interval(8.1, 9.9, "order_statistics", 40),
-            "ratio": 0.8,
-            "ratio_interval": interval(0.72, 0.91, "order_statistics", 40),
-            "verdict": "faster",
-            "runs": 40,
-            "batch_size": 1,
-            "threads": 2,
-            "load": {"cpu_count": 2, "load_average": 3.5, "other_busy_percent": 61.0},
+            "float_ms": 11.0, "quantized_ms": 8.8, "float_interval_ms": interval(10.7, 11.4, "order_statistics", 40),
+            "quantized_interval_ms": interval(8.1, 9.9, "order_statistics", 40), "ratio": 0.8,
+            "ratio_interval": interval(0.72, 0.91, "order_statistics", 40), "verdict": "faster", "runs": 40,
+            "batch_size": 1, "threads": 2, "load": {"cpu_count": 2, "load_average": 3.5, "other_busy_percent": 61.0},
         },
         "layers": _layers(),
         "preparation": [
             {"name": "fold_affine", "applied": True, "detail": "27 nodes folded into the linear node before them"},
             {"name": "fuse_gelu", "applied": False, "detail": "the opset is too old", "reason_code": "nodes-stay"},
         ],
-        "algorithms": _algorithms(),
-        "notes": ["weight scales raised so that the int32 bias fits"],
+        "algorithms": _algorithms(), "notes": ["weight scales raised so that the int32 bias fits"],
         "tensor_ranges": {"x": {"minimum": -1.0, "maximum": 1.0}},
         "stages": [
             {"name": "load", "seconds": 1.5, "peak_rss_bytes": 230_000_000},
             {"name": "evaluation", "seconds": 13.25, "peak_rss_bytes": 520_000_000},
         ],
         "manifest": {
-            "engine_version": "0.1.0",
-            "model_sha256": "9d" * 32,
-            "calibration_sha256": "34" * 32,
-            "evaluation_sha256": "55" * 32,
-            "output_sha256": "aa" * 32,
-            "config": config,
-            "seed": 7,
-            "versions": {"onnxruntime": "1.31.1"},
-            "threads": 2,
+            "engine_version": "0.1.0", "model_sha256": "9d" * 32, "calibration_sha256": "34" * 32,
+            "evaluation_sha256": "55" * 32, "output_sha256": "aa" * 32, "config": config, "seed": 7,
+            "versions": {"onnxruntime": "1.31.1"}, "threads": 2,
         },
         **changes,
     }
@@ -133,10 +106,8 @@ def search_document() -> dict[str, Any]:
     config = parse_config({"algorithms": [{"method": "autopilot"}]}).model_dump(mode="json")
     trial = {"settings": {}, "algorithms": [], "sqnr_db": 20.0, "evaluated": True, "seconds": 1.0, "size_bytes": 900}
     better = {
-        "name": "mse: bias",
-        "settings": {"activation": {"calibration": {"method": "mse"}}},
-        "algorithms": ["bias_correction"],
-        "chain": [{"method": "bias_correction", "mode": "full"}],
+        "name": "mse: bias", "settings": {"activation": {"calibration": {"method": "mse"}}},
+        "algorithms": ["bias_correction"], "chain": [{"method": "bias_correction", "mode": "full"}],
         **{"value": 0.2, "gap": -0.3, "latency_ratio": 0.6, "pareto": True, "chosen": True},
     }
     trials = [{**trial, "name": "as configured", "value": 0.9, "gap": 0.4, "latency_ratio": 0.5}, {**trial, **better}]
@@ -163,22 +134,15 @@ def hostile_document() -> dict[str, Any]:
     ]
     document["causes"] = [
         {
-            "kind": "x-y",
-            "message": name,
-            "error_percent": 5.0,
+            "kind": "x-y", "message": name, "error_percent": 5.0,
             "places": [{"node": name, "error_percent": 5.0, "fact": name}],
         }
         for name in HOSTILE
     ]
     document["advice"] = [
         {
-            "code": "x-y",
-            "because": name,
-            "message": name,
-            "config": {"note": name, name: [name]},
-            "nodes": [name],
-            "status": "tried",
-            "helped": False,
+            "code": "x-y", "because": name, "message": name, "config": {"note": name, name: [name]}, "nodes": [name],
+            "status": "tried", "helped": False,
             "figure": {"metric": name, "unit": name, "before": 1.0, "after": 2.0, "samples": 3, "seconds": 4.0},
         }
         for name in HOSTILE
@@ -192,7 +156,7 @@ def hostile_document() -> dict[str, Any]:
         {"name": name, "kind": name, "unit": name, "better": "higher", "float": 2.0, "quantized": 1.0, "drop": 1.0,
          "quantized_interval": interval(0.5, 1.5)}
         for name in HOSTILE
-    ]  # fmt: skip
+    ]
     for model in ("float", "quantized"):
         document[model]["metric_details"] = {name: {name: 1.0} for name in HOSTILE}
     document["fidelity"]["outputs"] = [
@@ -204,29 +168,22 @@ def hostile_document() -> dict[str, Any]:
     for entry in document["algorithms"]:
         entry["method"] = entry["summary"] = PICTURE
     return document
+# fmt: on
 
 
 def large_report(count: int, name_characters: int = 40) -> Report:
     """So many layers with everything that a layer may have."""
-    rows = [
-        layer(
-            f"{k}".ljust(name_characters, "/"),
-            sqnr_db=k / 10,
-            weight_dtype="int8",
-            activation_dtype="uint8",
-            weight_bytes=1000,
-            float_weight_bytes=4000,
-            latency_percent=0.1,
-            gain={"adaround": 1.5},
-            weight_histogram=bell(-1, 1, clip_low=-0.9, clip_high=0.9).model_dump(),
-            activation_histogram=bell(0, 6, clip_low=0, clip_high=5.5).model_dump(),
-        )
-        for k in range(count)
-    ]
+    weights = bell(-1, 1, clip_low=-0.9, clip_high=0.9).model_dump()
+    activations = bell(0, 6, clip_low=0, clip_high=5.5).model_dump()
+    facts = {"weight_dtype": "int8", "activation_dtype": "uint8", "weight_bytes": 1000, "float_weight_bytes": 4000}
+    facts |= {"latency_percent": 0.1, "gain": {"adaround": 1.5}}
+    facts |= {"weight_histogram": weights, "activation_histogram": activations}
+    rows = [layer(f"{k}".ljust(name_characters, "/"), sqnr_db=k / 10, **facts) for k in range(count)]
     left = [layer(f"float {k}", reason="no integer kernel", reason_code="no-integer-kernel") for k in range(count)]
     return full_report(layers=[*rows, *left])
 
 
+# fmt: off
 def _fallback() -> dict[str, Any]:
     clause = {"clause": "max_drop", "metric": "top1", "wanted": 1.0, "got": 0.25, "holds": True}
     float_ = {"kind": "float", "nodes_taken_off": 33, "size_bytes": 9_000_000, "latency_ratio": 1.0, "holds": None}
@@ -256,14 +213,8 @@ def _kernels() -> dict[str, Any]:
 def _gate() -> list[dict[str, Any]]:
     return [
         {
-            "clause": "max_drop",
-            "metric": "top1",
-            "wanted": 1.0,
-            "got": 0.4566,
-            "holds": None,
-            "interval": interval(-1.1, 2.0),
-            "confidence": 0.95,
-            "samples_needed": 5200,
+            "clause": "max_drop", "metric": "top1", "wanted": 1.0, "got": 0.4566, "holds": None,
+            "interval": interval(-1.1, 2.0), "confidence": 0.95, "samples_needed": 5200,
             "why": "The interval of the drop holds the limit.",
         },
         {"clause": "max_size_bytes", "wanted": 4_000_000, "got": 2_781_034, "holds": True},
@@ -275,18 +226,13 @@ def _gate() -> list[dict[str, Any]]:
 def _findings() -> list[dict[str, Any]]:
     return [
         {
-            "code": "float-model-at-chance",
-            "severity": "critical",
+            "code": "float-model-at-chance", "severity": "critical",
             "message": "The float model reaches 10.2 %, guessing would reach 10 %.",
-            "hint": "Check the preprocessing.",
-            "where": {"metric": "top1", "index": 0},
-            "undermines_verdict": True,
+            "hint": "Check the preprocessing.", "where": {"metric": "top1", "index": 0}, "undermines_verdict": True,
         },
         {
-            "code": "few-samples",
-            "severity": "warning",
-            "message": "438 samples: differences below 2 points are chance.",
-            "hint": "Give more.",
+            "code": "few-samples", "severity": "warning",
+            "message": "438 samples: differences below 2 points are chance.", "hint": "Give more.",
         },
         {"code": "same-samples", "severity": "info", "message": "12 samples stand in both datasets."},
     ]
@@ -296,21 +242,13 @@ def _advice() -> list[dict[str, Any]]:
     figure = {"metric": "top1", "unit": "%", "before": 85.62, "after": 86.01, "samples": 438, "seconds": 12.5}
     return [
         {
-            "code": "exclude-layers",
-            "because": "Two layers fall by 9 dB.",
-            "message": "Keep the two worst layers in float.",
-            "config": {"exclude": ["/features/0", "/classifier"]},
-            "nodes": ["/features/0", "/classifier"],
-            "status": "tried",
-            "helped": True,
-            "figure": figure,
+            "code": "exclude-layers", "because": "Two layers fall by 9 dB.",
+            "message": "Keep the two worst layers in float.", "config": {"exclude": ["/features/0", "/classifier"]},
+            "nodes": ["/features/0", "/classifier"], "status": "tried", "helped": True, "figure": figure,
         },
         {
-            "code": "more-samples",
-            "because": "The interval is 3 points wide.",
-            "message": "Evaluate on more samples.",
-            "config": {},
-            "status": "untried",
+            "code": "more-samples", "because": "The interval is 3 points wide.",
+            "message": "Evaluate on more samples.", "config": {}, "status": "untried",
         },
     ]
 
@@ -318,30 +256,14 @@ def _advice() -> list[dict[str, Any]]:
 def _metrics() -> list[dict[str, Any]]:
     return [
         {
-            "name": "top1",
-            "kind": "top1",
-            "unit": "%",
-            "better": "higher",
-            "float": 86.07,
-            "quantized": 85.62,
-            "drop": 0.4566,
-            "samples": 438,
-            "float_interval": interval(82.5, 89.0, "wilson"),
-            "quantized_interval": interval(82.0, 88.6, "wilson"),
-            "drop_interval": interval(-1.1, 2.0),
-            "p_value": 0.73,
-            "flips": {"lost": 5, "won": 3, "confident": 2},
-            "chance": 0.1,
+            "name": "top1", "kind": "top1", "unit": "%", "better": "higher", "float": 86.07, "quantized": 85.62,
+            "drop": 0.4566, "samples": 438, "float_interval": interval(82.5, 89.0, "wilson"),
+            "quantized_interval": interval(82.0, 88.6, "wilson"), "drop_interval": interval(-1.1, 2.0),
+            "p_value": 0.73, "flips": {"lost": 5, "won": 3, "confident": 2}, "chance": 0.1,
         },
         {
-            "name": "rmse",
-            "kind": "rmse",
-            "unit": "",
-            "better": "lower",
-            "float": 1.5,
-            "quantized": 1.625,
-            "drop": 0.125,
-            "drop_interval": interval(0.1, 0.15, "bootstrap"),
+            "name": "rmse", "kind": "rmse", "unit": "", "better": "lower", "float": 1.5, "quantized": 1.625,
+            "drop": 0.125, "drop_interval": interval(0.1, 0.15, "bootstrap"),
         },
     ]
 
@@ -379,59 +301,55 @@ def _layers() -> list[dict[str, Any]]:
 def _algorithms() -> list[dict[str, Any]]:
     epochs = [
         {
-            "epoch": k,
-            "steps": 100 * k,
-            "train_loss": 0.9 - 0.1 * k if k else None,
-            "validation_loss": 1.0 - 0.15 * k + 0.03 * k * k,
-            "metric": 84.0 + k,
-            "learning_rate": 1e-4,
-            "oscillating": 0.01,
-            "frozen": 0.002,
+            "epoch": k, "steps": 100 * k, "train_loss": 0.9 - 0.1 * k if k else None,
+            "validation_loss": 1.0 - 0.15 * k + 0.03 * k * k, "metric": 84.0 + k, "learning_rate": 1e-4,
+            "oscillating": 0.01, "frozen": 0.002,
         }
         for k in range(5)
     ]
     ranges = {"before": {"minimum": -8.0, "maximum": 8.0}, "after": {"minimum": -2.0, "maximum": 2.0}}
     trial = {"name": "int8 + adaround", "settings": {}, "algorithms": ["adaround"], "sqnr_db": 22.0, "evaluated": True,
              "value": 0.3, "size_bytes": 2_781_034, "latency_ratio": 0.8, "pareto": True, "chosen": True,
-             "seconds": 31.0}  # fmt: skip
+             "seconds": 31.0}
     return [
         {
-            "method": "adaround",
-            "kept": True,
-            "summary": "24 layers rounded anew",
-            "before": {"sqnr_db": 19.0, "value": 84.5},
-            "after": {"sqnr_db": 21.5, "value": 85.5},
-            "samples": 64,
-            "nodes": 24,
-            "reconstruction": {"/features/0": {"before": 0.5, "after": 0.125}},
+            "method": "adaround", "kept": True, "summary": "24 layers rounded anew",
+            "before": {"sqnr_db": 19.0, "value": 84.5}, "after": {"sqnr_db": 21.5, "value": 85.5}, "samples": 64,
+            "nodes": 24, "reconstruction": {"/features/0": {"before": 0.5, "after": 0.125}},
         },
         {
-            "method": "cross_layer_equalization",
-            "kept": False,
-            "summary": "it made the network worse",
+            "method": "cross_layer_equalization", "kept": False, "summary": "it made the network worse",
             "reason_code": "made-worse",
             "ranges": [{"tensor": "w0", "kind": "weight", **ranges, "spread_before": 12.0, "spread_after": 1.5}],
         },
         {
-            "method": "qat",
-            "kept": True,
-            "summary": "trained for 4 epochs",
+            "method": "qat", "kept": True, "summary": "trained for 4 epochs",
             "training": {
-                "epochs": epochs,
-                "best_epoch": 3,
-                "metric": "top1",
-                "samples": 1000,
-                "validation_samples": 100,
-                "learning_rate": 1e-4,
-                "device": "cpu",
-                "ended": "patience",
+                "epochs": epochs, "best_epoch": 3, "metric": "top1", "samples": 1000, "validation_samples": 100,
+                "learning_rate": 1e-4, "device": "cpu", "ended": "patience",
             },
         },
         {
-            "method": "autopilot",
-            "kept": True,
-            "summary": "the recipe int8 + adaround",
+            "method": "autopilot", "kept": True, "summary": "the recipe int8 + adaround",
             "search": {"goal": {"kind": "drop"}, "met": True, "goal_met": True, "gap": -0.7,
                        "ended_by": "everything was tried.", "trials": [trial]},
         },
-    ]  # fmt: skip
+    ]
+
+
+def _causes() -> list[dict[str, Any]]:
+    """Two causes: one of layers, and one of the whole network."""
+    fact = "the widest channel is 75 times the median one, 0.32 of the signal is error for it"
+    spread = [{"node": f"/features/{2 * k}", "error_percent": 40.0 - k, "fact": fact} for k in range(8)]
+    return [
+        {
+            "kind": "channel-spread", "message": "one scale serves channels of a weight that differ much in size",
+            "error_percent": 91.5, "places": spread, "places_left_out": 3,
+        },
+        {
+            "kind": "saturation", "message": "this host's CPU adds products of 8 bits in 16 bits, which overflows",
+            "error_percent": 8.5,
+            "places": [{"node": "", "error_percent": 8.5, "fact": "SQNR 12.0 dB here, 21.4 dB where it does not"}],
+        },
+    ]
+# fmt: on
