@@ -68,7 +68,8 @@ class BreakingProxy:
         with suppress(OSError):
             while data := client.recv(65536):
                 if self.cuts_streams and b"text/event-stream" in data:
-                    self._count()
+                    with self._lock:
+                        self.broken += 1
                     break
                 if self._is_too_large(data):
                     self._refuse(client)
@@ -122,10 +123,6 @@ class BreakingProxy:
                 return False
             self.broken += 1
             return True
-
-    def _count(self) -> None:
-        with self._lock:
-            self.broken += 1
 
     @staticmethod
     def _shut(*ends: socket.socket) -> None:

@@ -1,12 +1,7 @@
 """Real models and data, for tests that need them: the folder named by QUANTMILL_DATA, by default ../shared/data.
 
-Without the folder such tests are skipped; with QUANTMILL_REQUIRE_DATA=1 they fail instead.
-
-    @requires_data
-    def test_something() -> None:
-        model = required_data_dir() / "cifar10" / "resnet20.onnx"
-
-For a whole module: ``pytestmark = DATA_MARKS``.
+Without the folder such tests are skipped; with QUANTMILL_REQUIRE_DATA=1 they fail instead. Of one test:
+``@requires_data``; of a module: ``pytestmark = DATA_MARKS``. The folder is ``required_data_dir()``.
 """
 
 from __future__ import annotations

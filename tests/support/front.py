@@ -52,45 +52,23 @@ def dataset_summary(*, labels: LabelSummary | None = None, **arrays: ArraySummar
 
 def make_report(verdict: str = "none") -> Report:
     """A small but whole report."""
+    metric = {"name": "top1", "kind": "top1", "unit": "%", "better": "higher"}
+    fidelity = {"sqnr_db": 30.0, "cosine": 0.999, "top1_agreement": 99.0, "samples": 32, "source": "calibration"}
+    digests = {"model_sha256": "0" * 64, "calibration_sha256": "1" * 64, "output_sha256": "2" * 64}
+    config = QuantizationConfig().model_dump(mode="json")
+    manifest = {"engine_version": "0", **digests, "evaluation_sha256": None, "config": config, "seed": 0}
     return Report.model_validate(
         {
             "verdict": verdict,
             "summary": "Quantized.",
             "float": {"metrics": {"top1": 90.0}, "size_bytes": 4000, "latency_ms": 1.0},
             "quantized": {"metrics": {"top1": 89.5}, "size_bytes": 1000, "latency_ms": 0.5},
-            "metrics": [
-                {
-                    "name": "top1",
-                    "kind": "top1",
-                    "unit": "%",
-                    "better": "higher",
-                    "float": 90.0,
-                    "quantized": 89.5,
-                    "drop": 0.5,
-                }
-            ],
-            "fidelity": {
-                "sqnr_db": 30.0,
-                "cosine": 0.999,
-                "top1_agreement": 99.0,
-                "samples": 32,
-                "source": "calibration",
-                "outputs": [],
-            },
+            "metrics": [{**metric, "float": 90.0, "quantized": 89.5, "drop": 0.5}],
+            "fidelity": {**fidelity, "outputs": []},
             "layers": [{"name": "conv", "op": "Conv", "sqnr_db": 31.5}],
             "preparation": [],
             "stages": [{"name": "load", "seconds": 0.1, "peak_rss_bytes": 1}],
-            "manifest": {
-                "engine_version": "0",
-                "model_sha256": "0" * 64,
-                "calibration_sha256": "1" * 64,
-                "evaluation_sha256": None,
-                "output_sha256": "2" * 64,
-                "config": QuantizationConfig().model_dump(mode="json"),
-                "seed": 0,
-                "versions": {},
-                "threads": 1,
-            },
+            "manifest": {**manifest, "versions": {}, "threads": 1},
         }
     )
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -29,25 +29,45 @@ def mlflow_trouble() -> str | None:
 
 
 @contextmanager
-def mlflow_server(folder: Path) -> Iterator[str]:
-    """The address of a server that keeps its database and all artifacts in ``folder``."""
-    url = f"http://127.0.0.1:{free_port()}"
-    command = [
-        *(str(HOME / "bin" / "mlflow"), "server", "--host", "127.0.0.1", "--port", url.rpartition(":")[2]),
-        *("--workers", "1", "--backend-store-uri", f"sqlite:///{folder}/mlflow.db"),
-        *("--artifacts-destination", str(folder / "artifacts"), "--serve-artifacts"),
-    ]
-    with (folder / "mlflow.log").open("wb") as log:
+def serving(
+    folder: Path, name: str, command: list[str], answers: Callable[[], bool], **variables: str
+) -> Iterator[None]:
+    """A program of that environment, from when it answers to the end of the block; its log lies in ``folder``."""
+    log = folder / f"{name}.log"
+    with log.open("wb") as told:
         process = subprocess.Popen(
-            command, cwd=folder, env=environment(PYTHONPATH=""), stdout=log, stderr=log, start_new_session=True
-        )
+            [str(HOME / "bin" / command[0]), *command[1:]],
+            cwd=folder, env=environment(**variables), stdout=told, stderr=told, start_new_session=True,
+        )  # fmt: skip
     try:
-        wait_for(lambda: process.poll() is not None or _answers(url), message="MLflow does not start")
-        assert process.poll() is None, (folder / "mlflow.log").read_text()
-        yield url
+        wait_for(lambda: process.poll() is not None or answers(), message=f"{name} does not start")
+        assert process.poll() is None, log.read_text()
+        yield
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(PATIENCE_SECONDS)
+
+
+def is_there(url: str) -> bool:
+    """Whether something answers well there."""
+    try:
+        return httpx.get(url, trust_env=False).is_success
+    except httpx.TransportError:
+        return False
+
+
+@contextmanager
+def mlflow_server(folder: Path) -> Iterator[str]:
+    """The address of a server that keeps its database and all artifacts in ``folder``."""
+    port = str(free_port())
+    url = f"http://127.0.0.1:{port}"
+    command = [
+        *("mlflow", "server", "--host", "127.0.0.1", "--port", port),
+        *("--workers", "1", "--backend-store-uri", f"sqlite:///{folder}/mlflow.db"),
+        *("--artifacts-destination", str(folder / "artifacts"), "--serve-artifacts"),
+    ]
+    with serving(folder, "mlflow", command, lambda: is_there(f"{url}/health")):
+        yield url
 
 
 def run_beside(
@@ -64,10 +84,3 @@ def run_beside(
         timeout=PATIENCE_SECONDS,
         check=False,
     )
-
-
-def _answers(url: str) -> bool:
-    try:
-        return httpx.get(f"{url}/health", trust_env=False).is_success
-    except httpx.TransportError:
-        return False

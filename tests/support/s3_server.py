@@ -6,7 +6,6 @@ Without that environment tests that need it are skipped; with CI=true they fail 
 from __future__ import annotations
 
 import json
-import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,10 +16,9 @@ from typing import Any
 import httpx
 
 from tests.fault.harness.servers import free_port
-from tests.support.mlflow_server import HOME
+from tests.support.mlflow_server import HOME, is_there, serving
 from tests.support.patience import PATIENCE_SECONDS
 from tests.worker.running import environment
-from tests.worker.workbench import wait_for
 
 BUCKET = "results"
 # boto3 makes the bucket and signs; it knows nothing of this project.
@@ -80,22 +78,6 @@ def s3_server(folder: Path) -> Iterator[Bucket]:
     """A server without TLS on loopback."""
     port = free_port()
     bucket = Bucket(f"http://127.0.0.1:{port}", port)
-    command = [str(HOME / "bin" / "moto_server"), "-H", "127.0.0.1", "-p", str(port)]
-    with (folder / "s3.log").open("wb") as log:
-        process = subprocess.Popen(
-            command, cwd=folder, env=environment(PYTHONPATH=""), stdout=log, stderr=log, start_new_session=True
-        )
-    try:
-        wait_for(lambda: process.poll() is not None or _answers(bucket.url), message="the server of S3 does not start")
-        assert process.poll() is None, (folder / "s3.log").read_text()
+    command = ["moto_server", "-H", "127.0.0.1", "-p", str(port)]
+    with serving(folder, "s3", command, lambda: is_there(f"{bucket.url}/moto-api/"), PYTHONPATH=""):
         yield bucket
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(PATIENCE_SECONDS)
-
-
-def _answers(url: str) -> bool:
-    try:
-        return httpx.get(f"{url}/moto-api/", trust_env=False).is_success
-    except httpx.TransportError:
-        return False

@@ -69,21 +69,41 @@ def conv_norm(
     return nn.Sequential(*parts, *([act()] if act is not None else []))
 
 
-class InvertedResidual(nn.Module):
-    def __init__(self, inputs: int, outputs: int, stride: int, expand: int) -> None:
+class SqueezeExcitation(nn.Module):
+    def __init__(self, channels: int) -> None:
         super().__init__()
-        hidden = inputs * expand
-        self.use_res_connect = stride == 1 and inputs == outputs
-        layers: list[nn.Module] = [conv_norm(inputs, hidden, 1, act=nn.ReLU6)] if expand != 1 else []
-        layers += [
-            conv_norm(hidden, hidden, 3, stride, hidden, act=nn.ReLU6),
-            nn.Conv2d(hidden, outputs, 1, bias=False),
-            nn.BatchNorm2d(outputs),
-        ]
-        self.conv = nn.Sequential(*layers)
+        squeezed = max(4, channels // 4)
+        self.avgpool = nn.AdaptiveAvgPool2d(1)
+        self.fc1 = nn.Conv2d(channels, squeezed, 1)
+        self.fc2 = nn.Conv2d(squeezed, channels, 1)
+        self.activation = nn.ReLU()
+        self.scale_activation = nn.Hardsigmoid()
 
     def forward(self, x: Tensor) -> Tensor:
-        return x + self.conv(x) if self.use_res_connect else self.conv(x)
+        return self.scale_activation(self.fc2(self.activation(self.fc1(self.avgpool(x))))) * x
+
+
+class InvertedResidual(nn.Module):
+    def __init__(
+        self,
+        inputs: int,
+        hidden: int,
+        outputs: int,
+        stride: int,
+        act: Callable[[], nn.Module] = nn.ReLU6,
+        kernel: int = 3,
+        squeeze: bool = False,
+    ) -> None:
+        super().__init__()
+        self.use_res_connect = stride == 1 and inputs == outputs
+        layers: list[nn.Module] = [conv_norm(inputs, hidden, 1, act=act)] if hidden != inputs else []
+        layers.append(conv_norm(hidden, hidden, kernel, stride, hidden, act=act))
+        if squeeze:
+            layers.append(SqueezeExcitation(hidden))
+        self.block = nn.Sequential(*layers, conv_norm(hidden, outputs, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.block(x) if self.use_res_connect else self.block(x)
 
 
 class MobileNetV2(nn.Module):
@@ -103,48 +123,15 @@ class MobileNetV2(nn.Module):
         features: list[nn.Module] = [conv_norm(3, inputs, 3, 2, act=nn.ReLU6)]
         for expand, channels, repeats, stride in self.SETTING:
             for k in range(repeats):
-                features.append(InvertedResidual(inputs, channels // divisor, stride if k == 0 else 1, expand))
-                inputs = channels // divisor
+                outputs = channels // divisor
+                features.append(InvertedResidual(inputs, inputs * expand, outputs, stride if k == 0 else 1))
+                inputs = outputs
         features.append(conv_norm(inputs, 1280 // divisor, 1, act=nn.ReLU6))
         self.features = nn.Sequential(*features)
         self.classifier = nn.Sequential(nn.Dropout(0.2), nn.Linear(1280 // divisor, classes))
 
     def forward(self, x: Tensor) -> Tensor:
-        x = F.adaptive_avg_pool2d(self.features(x), (1, 1))
-        return self.classifier(torch.flatten(x, 1))
-
-
-class SqueezeExcitation(nn.Module):
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        squeezed = max(4, channels // 4)
-        self.avgpool = nn.AdaptiveAvgPool2d(1)
-        self.fc1 = nn.Conv2d(channels, squeezed, 1)
-        self.fc2 = nn.Conv2d(squeezed, channels, 1)
-        self.activation = nn.ReLU()
-        self.scale_activation = nn.Hardsigmoid()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.scale_activation(self.fc2(self.activation(self.fc1(self.avgpool(x))))) * x
-
-
-class InvertedResidualV3(nn.Module):
-    def __init__(
-        self, inputs: int, kernel: int, hidden: int, outputs: int, squeeze: bool, hard: bool, stride: int
-    ) -> None:
-        super().__init__()
-        act = nn.Hardswish if hard else nn.ReLU
-        self.use_res_connect = stride == 1 and inputs == outputs
-        layers: list[nn.Module] = [conv_norm(inputs, hidden, 1, act=act)] if hidden != inputs else []
-        layers.append(conv_norm(hidden, hidden, kernel, stride, hidden, act=act))
-        if squeeze:
-            layers.append(SqueezeExcitation(hidden))
-        layers.append(conv_norm(hidden, outputs, 1))
-        self.block = nn.Sequential(*layers)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out = self.block(x)
-        return out + x if self.use_res_connect else out
+        return self.classifier(torch.flatten(F.adaptive_avg_pool2d(self.features(x), (1, 1)), 1))
 
 
 class MobileNetV3Small(nn.Module):
@@ -159,8 +146,9 @@ class MobileNetV3Small(nn.Module):
         super().__init__()
         features: list[nn.Module] = [conv_norm(3, 16 // divisor, 3, 2, act=nn.Hardswish)]
         for inputs, kernel, hidden, outputs, squeeze, hard, stride in self.SETTING:
-            widths = (inputs // divisor, kernel, hidden // divisor, outputs // divisor)
-            features.append(InvertedResidualV3(*widths, squeeze, hard, stride))
+            widths = (inputs // divisor, hidden // divisor, outputs // divisor)
+            act = nn.Hardswish if hard else nn.ReLU
+            features.append(InvertedResidual(*widths, stride, act, kernel, squeeze))
         features.append(conv_norm(96 // divisor, 576 // divisor, 1, act=nn.Hardswish))
         self.features = nn.Sequential(*features)
         self.avgpool = nn.AdaptiveAvgPool2d(1)
@@ -340,7 +328,7 @@ def made(build: Callable[[], nn.Module], seed: int = 0) -> nn.Module:
             nn.init.uniform_(part.weight, 0.8, 1.2)
             nn.init.normal_(part.bias, 0, 0.2)
     for part in module.modules():
-        if isinstance(part, InvertedResidual | InvertedResidualV3):
+        if isinstance(part, InvertedResidual):
             norms = [inner for inner in part.modules() if isinstance(inner, nn.BatchNorm2d)]
             norms[-1].weight.data *= 0.6
     return module.eval()
