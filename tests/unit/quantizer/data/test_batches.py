@@ -58,31 +58,21 @@ def test_a_dynamic_batch_is_short_at_the_end_and_not_padded() -> None:
 
 
 def test_arrays_of_one_axis_more_hold_whole_inputs() -> None:
-    dataset = ArrayDataset(
-        {
-            "frame": floats(5, 1, 8),
-            "state": floats(5, 2, 1, 4),
-            "rate": np.array([8, 8, 16, 16, 8], np.int64),
-        }
-    )
-    inputs = [tensor("frame", 1, 8), tensor("state", 2, "n", 4), tensor("rate", dtype="int64")]
-    # "frame" holds whole inputs as well: [5, 1, 8] for [1, 8]
+    """ "frame" and "state" hold whole inputs as well: [5, 1, 8] for [1, 8]; "x" is batched."""
+    frames, states, rates = floats(5, 1, 8), floats(5, 2, 1, 4), np.array([8, 8, 16, 16, 8], np.int64)
+    spec = PreprocessingSpec(inputs={"double": InputSpec(array="x", scale=2.0)})
+    arrays = {"frame": frames, "state": states, "rate": rates, "x": floats(5, 3)}
+    dataset = ArrayDataset(arrays, preprocessing=spec)
+    inputs = [tensor("frame", 1, 8), tensor("state", 2, "n", 4), tensor("rate", dtype="int64"), tensor("x", "n", 3)]
     assert choose_batch_size(inputs, dataset, 16) == 1
-    batches = list(dataset.batches(inputs, 1))
+    batches = list(dataset.batches([*inputs, tensor("double", "n", 3)], 1))
     assert len(batches) == 5
     for number, batch in enumerate(batches):
-        np.testing.assert_array_equal(batch.feeds["frame"], floats(5, 1, 8)[number])
-        np.testing.assert_array_equal(batch.feeds["state"], floats(5, 2, 1, 4)[number])
-        assert batch.feeds["rate"].shape == ()
-        assert batch.feeds["rate"].dtype == np.int64
-        assert batch.feeds["rate"] == [8, 8, 16, 16, 8][number]
-
-
-def test_batched_and_whole_inputs_may_be_mixed() -> None:
-    dataset = ArrayDataset({"x": floats(3, 8), "steps": np.array([1, 2, 3], np.int64)})
-    inputs = [tensor("x", "n", 8), tensor("steps", dtype="int64")]
-    assert choose_batch_size(inputs, dataset, 16) == 1
-    assert [batch.feeds["x"].shape for batch in dataset.batches(inputs, 1)] == [(1, 8)] * 3
+        np.testing.assert_array_equal(batch.feeds["frame"], frames[number])
+        np.testing.assert_array_equal(batch.feeds["state"], states[number])
+        assert (batch.feeds["rate"].shape, batch.feeds["rate"].dtype) == ((), np.int64)
+        assert batch.feeds["rate"] == rates[number]
+        np.testing.assert_array_equal(batch.feeds["x"] * 2, batch.feeds["double"])  # one array feeds two inputs
 
 
 def test_contradicting_batch_sizes_are_refused() -> None:
@@ -91,14 +81,6 @@ def test_contradicting_batch_sizes_are_refused() -> None:
         choose_batch_size([tensor("x", 2, 3), tensor("y", 4, 3)], dataset, 1)
     with pytest.raises(DatasetMismatchError, match=r"1 .*'steps'.* and 4 "):
         choose_batch_size([tensor("x", 4, 3), tensor("steps", dtype="int64")], dataset, 1)
-
-
-def test_one_array_may_feed_two_inputs_in_two_ways() -> None:
-    spec = PreprocessingSpec(inputs={"a": InputSpec(array="x"), "b": InputSpec(array="x", scale=2.0)})
-    dataset = ArrayDataset({"x": floats(5, 3)}, preprocessing=spec)
-    batches = list(dataset.batches([tensor("a", "n", 3), tensor("b", "n", 3)], 2))
-    for batch in batches:
-        np.testing.assert_array_equal(batch.feeds["a"] * 2, batch.feeds["b"])
 
 
 def test_arrays_that_are_not_there_are_refused() -> None:

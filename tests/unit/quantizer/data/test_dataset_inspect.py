@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -91,15 +92,13 @@ def test_mapping_arrays_leaves_other_splits_out(tmp_path: Path) -> None:
         complex=np.zeros((4, 2), np.complex64),
     )
     summary = inspect_dataset(path, mapped(labels="test_labels", image="test"))
-    assert summary.samples == 4
-    assert list(summary.arrays) == ["test"]
+    assert (summary.samples, list(summary.arrays)) == (4, ["test"])
     assert summary.labels == LabelSummary(array="test_labels", count=4, minimum=0, maximum=2, dtype="int64", shape=(4,))
-
-
-def test_naming_only_the_labels_picks_the_arrays_that_belong_to_them(tmp_path: Path) -> None:
     path = saved(tmp_path, x=np.zeros((4, 2)), y=np.zeros((9, 2)), marks=np.arange(4))
-    summary = inspect_dataset(path, PreprocessingSpec(labels="marks"))
+    summary = inspect_dataset(path, PreprocessingSpec(labels="marks"))  # picks the arrays that belong to them
     assert (summary.samples, list(summary.arrays)) == (4, ["x"])
+    summary = inspect_dataset(saved(tmp_path, labels=np.zeros((4, 2), np.float32)), mapped(x="labels"))
+    assert (summary.labels, list(summary.arrays)) == (None, ["labels"])
 
 
 @pytest.mark.parametrize(
@@ -126,12 +125,6 @@ def test_labels_may_be_other_than_class_numbers(tmp_path: Path, labels: np.ndarr
     np.testing.assert_array_equal(stored.open().read(4), labels)
 
 
-def test_an_array_named_labels_may_feed_an_input(tmp_path: Path) -> None:
-    path = saved(tmp_path, labels=np.zeros((4, 2), np.float32))
-    summary = inspect_dataset(path, mapped(x="labels"))
-    assert (summary.labels, list(summary.arrays)) == (None, ["labels"])
-
-
 def tensors(folder: Path, **arrays: Any) -> Path:
     path = folder / "data.safetensors"
     save_file(arrays, path, metadata={"made": "here"})
@@ -151,23 +144,16 @@ def test_safetensors_arrays_are_read_like_the_library_does(tmp_path: Path, dtype
     np.testing.assert_array_equal(got.astype(np.float64), array.astype(np.float64))
 
 
-def test_what_safetensors_alone_can_hold(tmp_path: Path) -> None:
-    with pytest.raises(DatasetArraysError, match="F8_E4M3"):
-        inspect_dataset(tensors(tmp_path, x=np.zeros((4, 2), ml_dtypes.float8_e4m3fn)), PLAIN)
-    values = np.zeros((4, 2), ml_dtypes.bfloat16)
-    values[3, 1] = np.nan
-    with pytest.raises(NonFiniteDataError, match="sample 3"):
-        inspect_dataset(tensors(tmp_path, x=values), PLAIN)
-
-
-@pytest.mark.parametrize("keep", [0, 5, 8, 60, 0.5, 0.99])
-def test_truncated_safetensors(tmp_path: Path, keep: float) -> None:
+def test_truncated_safetensors(tmp_path: Path) -> None:
     path = tensors(tmp_path, x=np.ones((50, 20), np.float32))
     data = path.read_bytes()
-    path.write_bytes(data[: int(keep * len(data)) if isinstance(keep, float) else keep])
-    with pytest.raises(DatasetError) as caught:
-        inspect_dataset(path, PLAIN)
-    assert caught.value.code == "dataset-format"
+    for keep in (0, 5, 8, 60, len(data) // 2, len(data) - 9):
+        path.write_bytes(data[:keep])
+        with pytest.raises(DatasetError) as caught:
+            inspect_dataset(path, PLAIN)
+        assert caught.value.code == "dataset-format"
+    with pytest.raises(DatasetArraysError, match="F8_E4M3"):
+        inspect_dataset(tensors(tmp_path, x=np.zeros((4, 2), ml_dtypes.float8_e4m3fn)), PLAIN)
 
 
 ENTRY = {"dtype": "F32", "shape": [2, 2], "data_offsets": [0, 16]}
@@ -205,8 +191,7 @@ def test_lying_safetensors_headers(tmp_path: Path, header: str) -> None:
 
 def test_a_safetensors_header_too_large_to_parse(tmp_path: Path) -> None:
     path = tmp_path / "x.safetensors"
-    with path.open("wb") as file:
-        file.write((64 << 20).to_bytes(8, "little") + b"{")
-        file.truncate(80 << 20)
+    path.write_bytes((64 << 20).to_bytes(8, "little") + b"{")
+    os.truncate(path, 80 << 20)
     with pytest.raises(DatasetError, match="header takes 67108864 bytes"):
         inspect_dataset(path, PLAIN)

@@ -66,14 +66,6 @@ def test_a_file_of_samples_is_one_array_whose_lengths_vary(tmp_path: Path, form:
     assert [batch.labels.tolist() for batch in batches if batch.labels is not None] == [[3], [1, 0], [2]]
 
 
-def test_samples_of_one_shape_are_like_a_plain_array(tmp_path: Path) -> None:
-    plain = np.arange(24, dtype=np.float32).reshape(4, 2, 3)
-    summary = inspect_dataset(saved(tmp_path, {f"x/{k:04d}": row for k, row in enumerate(plain)}), PLAIN)
-    assert summary.arrays == {"x": ArraySummary(dtype="float32", shape=(4, 2, 3))}
-    (batch,) = open_dataset(tmp_path / "data.npz", PLAIN).batches([tensor("x", "n", 2, 3)], 8)
-    np.testing.assert_array_equal(batch.feeds["x"], plain)
-
-
 @given(
     lengths=st.lists(st.integers(1, 3), min_size=1, max_size=12),
     size=st.integers(1, 4),
@@ -145,9 +137,7 @@ def test_values_per_channel_need_one_number_of_channels() -> None:
 def test_the_largest_sample_and_the_inputs_that_vary() -> None:
     data = ArrayDataset({**samples(2, 7, 3), "mask": np.ones((3, 4), np.float32)})
     inputs = [tensor("x", None, None, 3), tensor("mask", None, 4)]
-    assert data.varying(inputs) == ["x"]
-    assert data.largest(inputs) == 1
-    assert ArrayDataset({"x": np.ones((3, 2), np.float32)}).largest([tensor("x", None, 2)]) == 0
+    assert (data.varying(inputs), data.largest(inputs), data.largest(inputs[1:])) == (["x"], 1, 0)
 
 
 def test_the_identity_in_memory_tells_shapes_apart() -> None:
@@ -201,15 +191,13 @@ REFUSED = [
 
 @pytest.mark.parametrize(("arrays", "says"), REFUSED, ids=[says for _, says in REFUSED])
 def test_what_makes_no_array_is_refused_by_name(tmp_path: Path, arrays: dict[str, Array], says: str) -> None:
-    kind = NonFiniteDataError if "nan" in says else DatasetLabelsError if "labels" in says else DatasetArraysError
-    if "'labels/0002'" in says:
-        kind = DatasetError
-    with pytest.raises(kind) as caught:
+    with pytest.raises(DatasetError) as caught:
         inspect_dataset(saved(tmp_path, arrays), PLAIN)
     assert says in caught.value.detail
     assert caught.value.hint
-    if "lacks" in says:
-        assert caught.value.errors[0].pointer == "/arrays/x"
+    assert isinstance(caught.value, DatasetLabelsError) == ("labels" in says)
+    assert isinstance(caught.value, NonFiniteDataError) == ("nan" in says)
+    assert "lacks" not in says or caught.value.errors[0].pointer == "/arrays/x"
 
 
 def test_an_empty_sample_with_endless_axes_is_refused(tmp_path: Path) -> None:

@@ -61,6 +61,9 @@ def test_the_seed_decides_and_samples_differ() -> None:
     assert first.summary.sha256 != RandomDataset([X], RandomCalibration(samples=9), 1).summary.sha256
 
 
+BYTE = TensorInfo(name="x", dtype="uint8", shape=(1,))
+
+
 @pytest.mark.parametrize(
     ("tensor", "spec", "pointer"),
     [
@@ -72,11 +75,7 @@ def test_the_seed_decides_and_samples_differ() -> None:
         (X, {"ranges": {"y": {"minimum": 0, "maximum": 1}}}, "ranges/y"),
         (X, {"ranges": {"x": {"minimum": 1, "maximum": 0}}}, "ranges/x"),
         (IDS, {"ranges": {"ids": {"minimum": 0.2, "maximum": 0.7}}}, "ranges/ids"),
-        (
-            TensorInfo(name="x", dtype="uint8", shape=(1,)),
-            {"ranges": {"x": {"minimum": 0, "maximum": 256}}},
-            "ranges/x",
-        ),
+        (BYTE, {"ranges": {"x": {"minimum": 0, "maximum": 256}}}, "ranges/x"),
     ],
 )
 def test_what_does_not_fit_the_input_is_refused(tensor: TensorInfo, spec: dict[str, Any], pointer: str) -> None:
@@ -144,17 +143,11 @@ def test_ranges_follow_the_ranges_that_were_given(tmp_path: Path) -> None:
     assert report.notes[0].startswith("RANDOM DATA, NO ACCURACY: there was no data")
 
 
-def test_evaluation_data_is_measured_and_the_note_stays(tmp_path: Path) -> None:
+def test_given_data_is_measured_and_the_note_says_what_was_random(tmp_path: Path) -> None:
     data = write_npz(tmp_path / "evaluation.npz", x=normal(6, 3, 10, 10), labels=np.arange(6) % 5)
     report = quantized(tmp_path, network(), data, random_calibration={}, evaluation={"gate": {"min_value": 0.0}}).report
-    assert report.fidelity.source == "evaluation"
+    assert (report.fidelity.source, report.verdict) == ("evaluation", "pass")
     assert "ranges are those of random inputs" in report.notes[0]
-    assert report.verdict == "pass"
-
-
-def test_given_data_counts_and_the_report_says_that_random_data_was_not_needed(tmp_path: Path) -> None:
-    onnx.save(network(), tmp_path / "float.onnx")
-    data = write_npz(tmp_path / "data.npz", x=normal(8, 3, 10, 10))
     report = quantize(tmp_path / "float.onnx", config(random_calibration={}), data, run=SilentRun(), threads=1).report
     assert any("random_calibration was not needed" in note for note in report.notes)
     assert report.fidelity.source == "calibration"

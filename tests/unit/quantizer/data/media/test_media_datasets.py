@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 import tarfile
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +51,10 @@ def labels(path: Path) -> tuple[list[int] | None, tuple[str, ...] | None]:
 def test_labels_by_folder(
     tmp_path: Path, kind: Kind, names: list[str], numbers: list[int] | None, classes: tuple[str, ...] | None
 ) -> None:
-    assert labels(archive(tmp_path / "x", dict.fromkeys(names, GOOD), kind)) == (numbers, classes)
+    files = dict.fromkeys(names, GOOD)
+    if kind == "zip" and "/" in names[0]:
+        files = {f"{names[0].rpartition('/')[0]}/": b"", **files}  # the usual tools list folders, too
+    assert labels(archive(tmp_path / "x", files, kind)) == (numbers, classes)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -73,14 +75,17 @@ def test_labels_by_table(
     assert labels(path) == (numbers, classes)
 
 
+NO_ROW = "line 2 of 'labels.csv' is not of the form"
+
+
 @pytest.mark.parametrize(
     ("table", "says"),
     [
         (b"a.png,1\n", "no row for 'b.png'"),
         (b"a.png,1\nb.png,2\nc.png,3\n", "names 'c.png' in line 3, which is not there"),
         (b"a.png,1\nb.png,2\na.png,1\n", "names 'a.png' twice, again in line 3"),
-        (b"a.png,1\nb.png\n", "line 2 of 'labels.csv' is not of the form"),
-        (b"a.png,1\nb.png,\n", "line 2 of 'labels.csv' is not of the form"),
+        (b"a.png,1\nb.png\n", NO_ROW),
+        (b"a.png,1\nb.png,\n", NO_ROW),
         (b"a.png,1\nb.png,99999999999999999999999\n", "beyond 2147483647"),
         (b"\xff\xfe,1\n", "no CSV file in UTF-8"),
         (b'a.png,"1\n', "no CSV file in UTF-8"),
@@ -199,15 +204,14 @@ def test_thumbnails_show_samples_evenly(tmp_path: Path, count: int) -> None:
 def test_packing_is_deterministic_and_sorted(tmp_path: Path) -> None:
     outputs = []
     for k, names in enumerate((["b/2.png", "a/1.png", "a/10.jpg"], ["a/10.jpg", "b/2.png", "a/1.png"])):
-        folder = tmp_path / f"folder{k}"
         for number, name in enumerate(names):
-            path = folder / name
+            path = tmp_path / f"folder{k}" / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(GOOD)
             os.utime(path, (1000 * number + k, 5))
             path.chmod(0o600 + k)
         outputs.append(tmp_path / f"{k}.tar")
-        packed = pack_folder(folder, outputs[-1])
+        packed = pack_folder(tmp_path / f"folder{k}", outputs[-1])
         assert (packed.files, packed.content, packed.classes) == (3, "pictures", 2)
     assert outputs[0].read_bytes() == outputs[1].read_bytes()
     with tarfile.open(outputs[0]) as made:
@@ -224,32 +228,26 @@ def test_packing_is_deterministic_and_sorted(tmp_path: Path) -> None:
         ("text.jpg", b"no picture", "'sub/text.jpg' is no picture"),
         ("huge.png", None, "'sub/huge.png' takes"),
         ("x.wav", wav(np.zeros(10)), "'sub/x.wav' is one of the sounds"),
+        ("more", "link", "'sub/more' is a link to a folder"),
     ],
 )
-def test_packing_refuses_what_cannot_be_used(tmp_path: Path, name: str, content: bytes | None, says: str) -> None:
-    folder = tmp_path / "folder"
-    (folder / "sub").mkdir(parents=True)
-    (folder / "sub" / "a.png").write_bytes(GOOD)
-    if content is None:
-        with (folder / "sub" / name).open("wb") as file:
-            file.truncate(65 << 20)
-    else:
-        (folder / "sub" / name).write_bytes(content)
-    with pytest.raises(DatasetError, match=says):
-        pack_folder(folder, tmp_path / "x.tar")
-    assert [path.name for path in tmp_path.iterdir()] == ["folder"]
-
-
-def test_packing_follows_links_to_files_alone(tmp_path: Path) -> None:
-    folder = tmp_path / "folder"
-    folder.mkdir()
+def test_packing_refuses_what_cannot_be_used(tmp_path: Path, name: str, content: Any, says: str) -> None:
+    path = tmp_path / "folder" / "sub" / name
+    path.parent.mkdir(parents=True)
     (tmp_path / "real.png").write_bytes(GOOD)
-    (folder / "a.png").symlink_to(tmp_path / "real.png")
-    assert pack_folder(folder, tmp_path / "x.tar").files == 1
+    (path.parent / "a.png").symlink_to(tmp_path / "real.png")  # a link to a file is followed
+    if content == "link":
+        path.symlink_to(tmp_path)
+    else:
+        path.write_bytes(content or b"")
+    if content is None:
+        os.truncate(path, 65 << 20)
+    with pytest.raises(DatasetError, match=says):
+        pack_folder(tmp_path / "folder", tmp_path / "x.tar")
+    assert {found.name for found in tmp_path.iterdir()} == {"folder", "real.png"}
+    path.unlink()
+    assert pack_folder(tmp_path / "folder", tmp_path / "x.tar").files == 1
     assert inspect_dataset(tmp_path / "x.tar", PLAIN).samples == 1
-    (folder / "more").symlink_to(tmp_path)
-    with pytest.raises(DatasetFormatError, match="'more' is a link to a folder"):
-        pack_folder(folder, tmp_path / "y.tar")
 
 
 READ_IT = """
@@ -267,22 +265,12 @@ print(inspect_dataset(Path(sys.argv[1]), spec).samples, peak() - before)
 
 
 @pytest.mark.slow
-def test_pictures_of_a_quarter_of_a_gigabyte_are_read_in_less_than_64_mb(tmp_path: Path) -> None:
-    data = encoded(noise(64, 64))
-    path = archive(tmp_path / "x", {f"{k}.png": data for k in range(330)}, "tar.gz")
+def test_more_pictures_than_memory_may_grow_are_read(tmp_path: Path) -> None:
+    """As arrays they take 128 MB."""
+    path = archive(tmp_path / "x", {f"{k}.png": GOOD for k in range(163)}, "tar.gz")
     command = [sys.executable, "-c", READ_IT, str(path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False)
     assert done.returncode == 0, done.stderr
     samples, grown_bytes = map(int, done.stdout.split())
-    assert samples == 330
+    assert samples == 163
     assert grown_bytes < 64e6
-
-
-def test_a_zip_of_the_usual_tools_is_read(tmp_path: Path) -> None:
-    path = tmp_path / "x"
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as made:
-        made.mkdir("top")
-        made.mkdir("top/cat")
-        made.writestr("top/cat/a.png", GOOD)
-        made.writestr("top/dog/a.png", GOOD)
-    assert labels(path) == ([0, 1], ("cat", "dog"))

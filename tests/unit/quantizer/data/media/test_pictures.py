@@ -15,12 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from service.contracts.dataset import InputSpec, PreprocessingSpec
+from service.contracts.dataset import PreprocessingSpec
 from service.contracts.errors import DatasetArraysError, DatasetFormatError
 from service.contracts.model import TensorInfo
-from service.contracts.pictures import PictureSpec, ResizeSpec
+from service.contracts.pictures import ResizeSpec
 from tests.support.media import KINDS, Kind, archive, encoded, noise
-from worker.quantizer.data import Dataset, open_dataset
+from worker.quantizer.data import open_dataset
 from worker.quantizer.data.media import picture
 from worker.quantizer.data.media.resampling import resample
 
@@ -53,15 +53,11 @@ def torchvision_resize(found: Image.Image, size: int, resampling: int) -> Image.
 def torchvision_center_crop(found: Image.Image, height: int, width: int) -> Image.Image:
     """torchvision.transforms.functional.center_crop, as its source has it, its padding with NumPy."""
     pixels = np.asarray(found)
-    image_width, image_height = found.size
-    if width > image_width or height > image_height:
-        left = (width - image_width) // 2 if width > image_width else 0
-        top = (height - image_height) // 2 if height > image_height else 0
-        right = (width - image_width + 1) // 2 if width > image_width else 0
-        bottom = (height - image_height + 1) // 2 if height > image_height else 0
-        pixels = np.pad(pixels, ((top, bottom), (left, right)) + ((0, 0),) * (pixels.ndim - 2))
-        image_height, image_width = pixels.shape[:2]
-    top, left = int(round((image_height - height) / 2.0)), int(round((image_width - width) / 2.0))  # noqa: RUF046
+    wide, high = max(width - found.width, 0), max(height - found.height, 0)
+    pixels = np.pad(
+        pixels, ((high // 2, (high + 1) // 2), (wide // 2, (wide + 1) // 2)) + ((0, 0),) * (pixels.ndim - 2)
+    )
+    top, left = (int(round((has - keeps) / 2.0)) for has, keeps in zip(pixels.shape, (height, width), strict=False))  # noqa: RUF046
     return Image.fromarray(pixels[top : top + height, left : left + width])
 
 
@@ -173,12 +169,8 @@ def test_pictures_of_several_sizes_need_one(tmp_path: Path, pictures: dict[str, 
 
 def test_grey_pictures_feed_one_channel(tmp_path: Path) -> None:
     path = archive(tmp_path / "x", {"a.png": encoded(noise(8, 8))})
-    spec = PreprocessingSpec(
-        pictures=PictureSpec(colour="grey"), inputs={"*": InputSpec(array="images", layout="NHW", scale=0.5)}
-    )
-    batch = next(
-        iter(open_dataset(path, spec).batches([TensorInfo(name="x", dtype="float32", shape=("n", 1, 8, 8))], 1))
-    )
+    document = {"pictures": {"colour": "grey"}, "inputs": {"*": {"array": "images", "layout": "NHW", "scale": 0.5}}}
+    (batch,) = fed(path, document, "n", 1, 8, 8)
     assert batch.feeds["x"].shape == (1, 1, 8, 8)
 
 
@@ -186,18 +178,19 @@ def test_grey_pictures_feed_one_channel(tmp_path: Path) -> None:
 def test_an_archive_feeds_what_the_same_arrays_feed(tmp_path: Path, kind: Kind) -> None:
     files = {f"c{k % 3}/{k}.png": encoded(noise(30 + k, 40, seed=k)) for k in range(7)}
     spec = PreprocessingSpec.model_validate("timm:bicubic,0.9,inception,0.5,16")
-    from_files = open_dataset(archive(tmp_path / "x", files, kind), spec)
-    np.savez(tmp_path / "x.npz", images=images(tmp_path / "x", spec), labels=[k % 3 for k in range(7)])
-    from_arrays = open_dataset(tmp_path / "x.npz", PreprocessingSpec(inputs=spec.inputs))
-    inputs = [TensorInfo(name="any", dtype="float32", shape=("n", 3, 16, 16))]
-    assert len(batches(from_files, inputs)) == 3
-    for ours, theirs in zip(batches(from_files, inputs), batches(from_arrays, inputs), strict=True):
-        np.testing.assert_array_equal(ours.feeds["any"], theirs.feeds["any"])
-        np.testing.assert_array_equal(ours.labels, theirs.labels)
+    path = archive(tmp_path / "x", files, kind)
+    np.savez(tmp_path / "x.npz", images=images(path, spec), labels=[k % 3 for k in range(7)])
+    ours = fed(path, spec, "n", 3, 16, 16)
+    assert len(ours) == 3
+    theirs = fed(tmp_path / "x.npz", PreprocessingSpec(inputs=spec.inputs), "n", 3, 16, 16)
+    for one, other in zip(ours, theirs, strict=True):
+        np.testing.assert_array_equal(one.feeds["x"], other.feeds["x"])
+        np.testing.assert_array_equal(one.labels, other.labels)
 
 
-def batches(data: Dataset, inputs: list[TensorInfo]) -> list[Any]:
-    return list(data.batches(inputs, 3))
+def fed(path: Path, spec: Any, *shape: int | str) -> list[Any]:
+    data = open_dataset(path, PreprocessingSpec.model_validate(spec))
+    return list(data.batches([TensorInfo(name="x", dtype="float32", shape=shape)], 3))
 
 
 def test_a_spec_that_resizes_does_not_fit_arrays(tmp_path: Path) -> None:
@@ -244,9 +237,7 @@ def reference_timm(data: bytes, filter_: Any = Image.BICUBIC) -> np.ndarray[Any,
 )
 def test_named_specs(tmp_path: Path, name: str, wanted: Any) -> None:
     data = encoded(noise(300, 401), "JPEG")
-    spec = PreprocessingSpec.model_validate(name)
-    inputs = [TensorInfo(name="x", dtype="float32", shape=("n", 3, 224, 224))]
-    (batch,) = open_dataset(archive(tmp_path / "x", {"a.jpg": data}), spec).batches(inputs, 1)
+    (batch,) = fed(archive(tmp_path / "x", {"a.jpg": data}), name, "n", 3, 224, 224)
     np.testing.assert_allclose(batch.feeds["x"][0], wanted(data), rtol=1e-6, atol=1e-6)
 
 
@@ -257,10 +248,6 @@ def test_there_is_no_lanczos_without_antialias() -> None:
 
 def test_cifar10_is_normalized_and_nothing_else(tmp_path: Path) -> None:
     pixels = noise(32, 32)
-    inputs = [TensorInfo(name="x", dtype="float32", shape=("n", 32, 32, 3))]
-    data = open_dataset(
-        archive(tmp_path / "x", {"a.png": encoded(pixels)}), PreprocessingSpec.model_validate("cifar10:NHWC")
-    )
-    (batch,) = data.batches(inputs, 1)
+    (batch,) = fed(archive(tmp_path / "x", {"a.png": encoded(pixels)}), "cifar10:NHWC", "n", 32, 32, 3)
     wanted = (pixels / 255 - [0.4914, 0.4822, 0.4465]) / [0.2470, 0.2435, 0.2616]
     np.testing.assert_allclose(batch.feeds["x"][0], wanted, rtol=1e-6)
