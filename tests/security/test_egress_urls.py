@@ -13,9 +13,10 @@ from service.egress.allowed import Allowed, parse_allowed
 from service.egress.errors import AddressNotAllowedError, HostUnresolvedError, UrlNotAllowedError
 from service.egress.resolving import MOST_ADDRESSES, checked_addresses
 from service.egress.urls import Destination, check_url
+from tests.support.each import each
 
 
-@pytest.mark.parametrize(
+@each(
     ("url", "host", "port", "target", "authority"),
     [
         ("https://hooks.example.com", "hooks.example.com", 443, "/", "hooks.example.com"),
@@ -32,61 +33,40 @@ def test_plain_urls_are_taken_apart(url: str, host: str, port: int, target: str,
     assert destination.authority == authority
 
 
-@pytest.mark.parametrize(
-    ("url", "part"),
-    [
-        ("http://hooks.example.com/", "scheme"),
-        ("ftp://hooks.example.com/", "scheme"),
-        ("file:///etc/passwd", "scheme"),
-        ("gopher://hooks.example.com/_x", "scheme"),
-        ("//hooks.example.com/", "scheme"),
-        ("hooks.example.com", "scheme"),
-        ("https://hooks.example.com:22/", "port"),
-        ("https://hooks.example.com:80/", "port"),
-        ("https://hooks.example.com:0/", "port"),
-        ("https://hooks.example.com:99999/", "url"),
-        ("https://user@hooks.example.com/", "authority"),
-        ("https://user:word@hooks.example.com/", "authority"),
-        ("https://hooks.example.com@169.254.169.254/", "authority"),
-        ("https://hooks.example.com\\@169.254.169.254/", "authority"),
-        ("https://hooks.example.com%2f@evil.example/", "authority"),
-        ("https://127.0.0.1%00.example.com/", "authority"),
-        ("https://[fe80::1%25eth0]/", "authority"),
-        ("https://exa\tmple.com/", "url"),
-        ("https://hooks.example.com\r\nX: y/", "url"),
-        ("https:///path", "host"),
-        ("https://", "host"),
-        ("https://2130706433/", "host"),
-        ("https://0x7f000001/", "host"),
-        ("https://017700000001/", "host"),
-        ("https://0177.0.0.1/", "host"),
-        ("https://0x7f.0.0.1/", "host"),
-        ("https://127.1/", "host"),
-        ("https://127.0.1/", "host"),
-        ("https://127.0.0.1.5/", "host"),
-        ("https://example.0x/", "host"),
-        ("https://256.0.0.1/", "host"),
-        ("https://[::1]extra/", "authority"),
-        ("https://[::ffff:300.1.1.1]/", "url"),
-        ("https://a..b/", "host"),
-        ("https://-a-.example/", "host"),
-        ("https://a_b.example/", "host"),
-        (f"https://{'a' * 64}.example/", "host"),
-        ("https://hooks.example.com/ä", "path"),
-        ("https://hooks.example.com/a b", "url"),
-        ("https://hooks.example.com/<x>", "path"),
-        ("https://hooks.example.com/?a=\x00", "url"),
-        (f"https://hooks.example.com/{'a' * 2048}", "url"),
-        ("", "scheme"),
+HOOKS = "https://hooks.example.com"
+REFUSED = {
+    "scheme": [
+        "http://hooks.example.com/", "file:///etc/passwd", "gopher://hooks.example.com/_x", "//hooks.example.com/",
+        "hooks.example.com", "",
     ],
-)
-def test_other_forms_are_refused(url: str, part: str) -> None:
+    "port": [f"{HOOKS}:22/", f"{HOOKS}:80/", f"{HOOKS}:0/"],
+    "authority": [
+        "https://user@hooks.example.com/", "https://user:word@hooks.example.com/", f"{HOOKS}@169.254.169.254/",
+        f"{HOOKS}\\@169.254.169.254/", f"{HOOKS}%2f@evil.example/", "https://127.0.0.1%00.example.com/",
+        "https://[fe80::1%25eth0]/", "https://[::1]extra/",
+    ],
+    "host": [
+        "https:///path", "https://", "https://2130706433/", "https://0x7f000001/", "https://017700000001/",
+        "https://0177.0.0.1/", "https://0x7f.0.0.1/", "https://127.1/", "https://127.0.1/", "https://127.0.0.1.5/",
+        "https://example.0x/", "https://256.0.0.1/", "https://a..b/", "https://-a-.example/", "https://a_b.example/",
+        f"https://{'a' * 64}.example/",
+    ],
+    "path": [f"{HOOKS}/ä", f"{HOOKS}/<x>"],
+    "url": [
+        f"{HOOKS}:99999/", "https://exa\tmple.com/", f"{HOOKS}\r\nX: y/", "https://[::ffff:300.1.1.1]/", f"{HOOKS}/a b",
+        f"{HOOKS}/?a=\x00", f"{HOOKS}/{'a' * 2048}",
+    ],
+}  # fmt: skip
+
+
+@each(("part", "url"), [(part, url) for part, urls in REFUSED.items() for url in urls])
+def test_other_forms_are_refused(part: str, url: str) -> None:
     with pytest.raises(UrlNotAllowedError) as caught:
         check_url(url)
     assert (caught.value.where["part"], caught.value.status) == (part, 422)
 
 
-@pytest.mark.parametrize("host", ["１２７.0.0.1", "127。0。0。1", "127.0.0.①", "①②⑦.⓪.⓪.①"])
+@each("host", ["１２７.0.0.1", "127。0。0。1", "127.0.0.①", "①②⑦.⓪.⓪.①"])
 def test_digits_of_other_scripts_are_seen_as_what_they_mean(host: str) -> None:
     """A resolver or a library may turn them into 127.0.0.1 after a check that did not."""
     assert check_url(f"https://{host}/").literal == ipaddress.ip_address("127.0.0.1")
@@ -116,7 +96,7 @@ NOT_PUBLIC = """
 PUBLIC = "8.8.8.8 93.184.216.34 100.63.255.255 100.128.0.1 172.32.0.1 223.255.255.255 2606:4700::1111 2a00:1450::1"
 
 
-@pytest.mark.parametrize("text", NOT_PUBLIC.split())
+@each("text", NOT_PUBLIC.split())
 def test_addresses_that_are_not_public(text: str) -> None:
     address = ipaddress.ip_address(text)
     assert not is_public(address)
@@ -127,7 +107,7 @@ def test_addresses_that_are_not_public(text: str) -> None:
         checked_addresses(check_url(f"https://{literal}/"), Allowed(), lambda *_: pytest.fail("resolved"), 1.0)
 
 
-@pytest.mark.parametrize("text", PUBLIC.split())
+@each("text", PUBLIC.split())
 def test_addresses_that_are(text: str) -> None:
     assert is_public(ipaddress.ip_address(text))
     assert checked_addresses(check_url("https://x.example/"), Allowed(), lambda *_: [text], 1.0)
@@ -148,7 +128,7 @@ def test_no_address_of_six_carries_one_of_four(address) -> None:
     assert not any(is_public(ipaddress.IPv6Address(carrier)) for carrier in carriers)
 
 
-@pytest.mark.parametrize("private", ["10.0.0.1", "::1", "::ffff:8.8.8.8"])
+@each("private", ["10.0.0.1", "::1", "::ffff:8.8.8.8"])
 def test_a_split_answer_is_refused_whole(private: str) -> None:
     """One public address beside a private one: whoever connects to the first that works may end at the second."""
     for told in (["8.8.8.8", private], [private, "8.8.8.8"]):
@@ -161,9 +141,7 @@ def failing(*_: object) -> list[str]:
     raise OSError("no such name")
 
 
-@pytest.mark.parametrize(
-    "resolver", [lambda *_: [], lambda *_: ["8.8.8.8"] * (MOST_ADDRESSES + 1), lambda *_: ["what"], failing]
-)
+@each("resolver", [lambda *_: [], lambda *_: ["8.8.8.8"] * (MOST_ADDRESSES + 1), lambda *_: ["what"], failing])
 def test_names_without_addresses(resolver) -> None:
     with pytest.raises(HostUnresolvedError):
         checked_addresses(check_url("https://x.example/"), Allowed(), resolver, 1.0)
@@ -172,7 +150,7 @@ def test_names_without_addresses(resolver) -> None:
 LIST = "10.1.0.0/16, fd00::/8, Hooks.Corp.Example:9443, http://plain.corp.example:8080, other.example"
 
 
-@pytest.mark.parametrize(
+@each(
     ("url", "address", "taken"),
     [
         ("https://a.example/", "10.1.2.3", True),
@@ -200,7 +178,7 @@ def test_an_operator_allows_more(url: str, address: str, taken: bool) -> None:
             checked_addresses(destination, allowed, lambda *_: [address], 1.0)
 
 
-@pytest.mark.parametrize(
+@each(
     "url",
     [
         "http://hooks.corp.example:9443/",
@@ -215,11 +193,8 @@ def test_and_nothing_beside_it(url: str) -> None:
         check_url(url, parse_allowed(LIST))
 
 
-@pytest.mark.parametrize("text", ["10.1.2.3/16", "a b", "https://x.example", "x.example/path", "x:99999", "x:0", "*"])
-def test_what_is_no_entry_is_told(text: str) -> None:
-    with pytest.raises(ValueError, match=r"network|HOST"):
-        parse_allowed(text)
-
-
-def test_an_empty_list_allows_nothing_more() -> None:
+def test_what_is_no_entry_is_told_and_an_empty_list_allows_nothing_more() -> None:
+    for text in ("10.1.2.3/16", "a b", "https://x.example", "x.example/path", "x:99999", "x:0", "*"):
+        with pytest.raises(ValueError, match=r"network|HOST"):
+            parse_allowed(text)
     assert parse_allowed(" , ") == Allowed()

@@ -60,19 +60,20 @@ def hostile(location: str, *, weights: bool) -> onnx.ModelProto:
     return proto
 
 
-def places(canary: Path, output: Path) -> dict[str, str]:
+PLACES = {
+    "above": "../../canary",
+    "by a detour": "folder/../../../canary",
+    "absolute": "",
+    "a link": "link",
+    "a linked folder": "folder/canary",
+}
+every_place = pytest.mark.parametrize("place", PLACES)
+
+
+def named(place: str, canary: Path, output: Path) -> str:
     (output / "link").symlink_to(canary)
     (output / "folder").symlink_to(canary.parent)
-    return {
-        "above": "../../canary",
-        "by a detour": "folder/../../../canary",
-        "absolute": str(canary),
-        "a link": "link",
-        "a linked folder": "folder/canary",
-    }
-
-
-PLACES = ["above", "by a detour", "absolute", "a link", "a linked folder"]
+    return PLACES[place] or str(canary)
 
 
 def outside(canary: Path, output: Path) -> set[Path]:
@@ -80,35 +81,29 @@ def outside(canary: Path, output: Path) -> set[Path]:
     return {path for path in canary.parent.rglob("*") if path.is_file() and output not in path.parents}
 
 
-@pytest.mark.parametrize("place", PLACES)
+@every_place
 @pytest.mark.parametrize("weights", [True, False])
 def test_a_model_of_an_upload_never_comes_as_far_as_being_written(
     canary: Path, output: Path, place: str, weights: bool
 ) -> None:
     path = output / "model.onnx"
-    path.write_bytes(hostile(places(canary, output)[place], weights=weights).SerializeToString())
+    path.write_bytes(hostile(named(place, canary, output), weights=weights).SerializeToString())
     with pytest.raises(ExternalDataError):
         load_model(path)
     assert canary.read_bytes() == UNTOUCHED
 
 
 @pytest.mark.usefixtures("large")
-@pytest.mark.parametrize("place", PLACES)
+@every_place
 def test_the_place_that_a_tensor_names_is_not_written_to(canary: Path, output: Path, place: str) -> None:
     """Even where such a tensor were in the graph: weights are written to the one file beside the model."""
     model = ir.from_proto(honest())
     (value,) = model.graph.initializers.values()
     assert value.name is not None
-    named = places(canary, output)[place]
     value.const_value = ir.ExternalTensor(
-        named,
-        0,
-        WEIGHT.nbytes,
-        ir.DataType.FLOAT,
-        name=value.name,
-        shape=ir.Shape(WEIGHT.shape),
-        base_dir=output,
-    )
+        named(place, canary, output), 0, WEIGHT.nbytes, ir.DataType.FLOAT, name=value.name,
+        shape=ir.Shape(WEIGHT.shape), base_dir=output,
+    )  # fmt: skip
     before = outside(canary, output)
     try:
         save_whole(model, output / "model.onnx")
@@ -136,12 +131,12 @@ def test_a_link_in_the_output_folder_is_replaced_and_not_followed(canary: Path, 
     )
 
 
-@pytest.mark.parametrize("place", PLACES)
+@every_place
 def test_a_model_in_memory_that_names_a_place_outside_is_not_written_there(
     canary: Path, output: Path, place: str
 ) -> None:
     """The door for Quark's users writes the model that it was handed by onnx's own functions."""
-    proto = hostile(places(canary, output)[place], weights=True)
+    proto = hostile(named(place, canary, output), weights=True)
     before = outside(canary, output)
     with pytest.raises((onnx.checker.ValidationError, OSError)):
         _model_file(proto, output)

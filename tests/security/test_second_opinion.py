@@ -22,7 +22,7 @@ VARIABLE = "QUANTMILL_TEST_MODELAUDIT"
 LARGEST_BYTES = 1 << 20
 LEFT_OUT = {"zip-of-zips"}
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 
 def laid_out(folder: Path) -> dict[str, Case]:
@@ -51,19 +51,15 @@ def test_what_another_scanner_calls_critical_is_refused_or_comes_to_nothing(tmp_
         pytest.skip(f"no modelaudit ({VARIABLE} is not set): nobody else has looked at the hostile corpus")
     corpus, answer = tmp_path / "corpus", tmp_path / "answer.json"
     cases = laid_out(corpus)
-    command = [
-        program,
-        "scan",
-        "--no-whitelist",
-        "--no-cache",
-        "--format",
-        "json",
-        "--output",
-        str(answer),
-        str(corpus),
-    ]
+    options = ["--no-whitelist", "--no-cache", "--format", "json", "--output", str(answer)]
     quiet = {"PROMPTFOO_DISABLE_TELEMETRY": "1", "NO_ANALYTICS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **quiet})
+    done = subprocess.run(
+        [program, "scan", *options, str(corpus)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, **quiet},
+    )
     assert answer.exists(), done.stderr[-2000:]
     critical = defaultdict(list)
     for issue in json.loads(answer.read_text())["issues"]:

@@ -101,21 +101,17 @@ def nested_zip() -> bytes:
 
 ARRAY_CASES = [
     dataset("npz-empty", "x.npz", b""),
-    dataset("npz-text", "x.npz", b"hello"),
     dataset("npz-of-no-members", "x.npz", zipped(), "dataset-empty"),
     *(dataset(f"npz-member-at-{ascii(name)[:30]}", "x.npz", zipped((name, npy()))) for name in (
-        "/etc/x.npy", "../x.npy", "a/../../x.npy", "..\\x.npy", "a/..\\x.npy", "\\x.npy",
+        "/etc/x.npy", "a/../../x.npy", "..\\x.npy",
     )),
     dataset("npz-member-twice", "x.npz", zipped(("x.npy", npy()), ("x.npy", npy()))),
     dataset("npz-encrypted", "x.npz", patched(npz(npy()), 8, b"\x01\0")),
     dataset("npz-of-an-unknown-method", "x.npz", patched(npz(npy()), 10, b"\x63\0")),
-    dataset("npz-of-bzip2", "x.npz", patched(npz(npy()), 10, b"\x0c\0")),
     dataset("npz-with-a-link", "x.npz", npz(npy(), change=mode(0o120777))),
-    dataset("npz-with-a-device", "x.npz", npz(npy(), change=mode(0o060666))),
     dataset("npz-with-a-false-checksum", "x.npz", patched(npz(npy()), 16, b"\0\0\0\0")),
     dataset("npz-that-declares-more", "x.npz", patched(npz(npy(), packed=True), 24, struct.pack("<L", 1 << 30))),
     dataset("npz-that-declares-less", "x.npz", patched(npz(npy(), packed=True), 24, struct.pack("<L", 130))),
-    dataset("npz-that-declares-2^40", "x.npz", patched(npz(npy()), 20, b"\xff" * 8)),
     dataset("npz-with-a-header-beyond-the-file", "x.npz", patched(npz(npy()), 42, struct.pack("<L", 1 << 30))),
     dataset("npz-of-overlapping-members", "x.npz", overlapping),
     dataset("npz-cut-in-half", "x.npz", npz(npy())[:100]),
@@ -124,37 +120,28 @@ ARRAY_CASES = [
     dataset("npz-of-a-quarter-gibibyte-of-zeros", "x.npz", lambda: bomb(1 << 28), READY),
     dataset("zip-of-zips", "x.npz", nested_zip, "dataset-empty"),
     dataset("npz-shape-of-2^62", "x.npz", npz(header(fields("(1 << 62,)".replace("1 << 62", str(1 << 62)))))),
-    dataset("npz-shape-that-overflows", "x.npz", npz(header(fields(f"({1 << 33}, {1 << 33})")))),
     dataset("npz-negative-shape", "x.npz", npz(header(fields("(-1, 3)"), bytes(12)))),
     dataset("npz-shape-of-rank-100", "x.npz", npz(header(fields("(" + "1," * 100 + ")"), bytes(4)))),
     dataset("npz-shape-of-floats", "x.npz", npz(header(fields("(1.0, 3)"), bytes(12)))),
-    dataset("npz-shape-of-booleans", "x.npz", npz(header(fields("(True, 3)"), bytes(12)))),
     dataset("npz-header-nested-deep", "x.npz", npz(header("(" * 5000))),
-    dataset("npz-header-of-brackets", "x.npz", npz(header("[" * 8000 + "]" * 8000))),
     dataset("npz-header-of-a-sum", "x.npz", npz(header("1" + "+1j" * 3000))),
-    dataset("npz-header-of-64-kilobytes", "x.npz", npz(header(fields("(4, 3)") + " " * 60_000, bytes(48)))),
     dataset("npz-header-of-4-gigabytes", "x.npz", npz(b"\x93NUMPY\x02\0\xff\xff\xff\xff" + bytes(100))),
     dataset("npz-header-of-version-9", "x.npz", npz(header(fields("(4, 3)"), bytes(48), version=9))),
     dataset("npz-type-of-many-fields", "x.npz", npz(header(fields("(4,)", "[('a', '<f4')] * 0" .replace(" * 0", "")), bytes(16))), ARRAYS),  # noqa: E501
-    dataset("npz-type-of-a-gigabyte", "x.npz", npz(header(fields("(1,)", "'V1000000000'"), bytes(16)))),
     dataset("npz-type-with-a-shape", "x.npz", npz(header(fields("(1,)", "('<f4', (100000, 100000))"), bytes(16)))),
     dataset("npz-nan", "x.npz", npz(npy(np.full((4, 3), np.nan, "<f4"))), "non-finite-data"),
     dataset("safetensors-header-of-2^63", "x.safetensors", struct.pack("<Q", 1 << 63) + b"{}"),
-    dataset("safetensors-header-beyond-the-file", "x.safetensors", struct.pack("<Q", 1000) + b"{}"),
     dataset("safetensors-header-of-17-megabytes", "x.safetensors", lambda: safetensors(b"{" + b" " * (17 * MIB) + b"}")),  # noqa: E501
     dataset("safetensors-nested-deep", "x.safetensors", safetensors(b'{"a":' * 100_000)),
     dataset("safetensors-name-twice", "x.safetensors", safetensors(b'{"x":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"x":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}', bytes(4))),  # noqa: E501
     *(dataset(f"safetensors-{name}", "x.safetensors", safetensors({"x": {"dtype": "F32", "shape": shape, "data_offsets": offsets}}, bytes(48))) for name, shape, offsets in (  # noqa: E501
         ("beyond-the-file", [4, 4], [0, 64]),
         ("before-the-file", [4, 3], [-48, 0]),
-        ("backwards", [4, 3], [48, 0]),
         ("of-2^64", [1 << 32, 1 << 32], [0, 48]),
         ("of-a-negative-shape", [-4, -3], [0, 48]),
         ("of-floats", [4.0, 3], [0, 48]),
-        ("of-a-string", "43", [0, 48]),
         ("of-one-offset", [4, 3], [0]),
     )),
-    dataset("safetensors-not-a-table", "x.safetensors", safetensors(b"[1,2,3]")),
     dataset("safetensors-of-nothing-known", "x.safetensors", safetensors({"x": {"dtype": "PICKLE", "shape": [4], "data_offsets": [0, 48]}}, bytes(48)), ARRAYS),  # noqa: E501
 ]  # fmt: skip
 
@@ -173,13 +160,11 @@ def png(width: int, height: int, data: bytes | None = None, *more: bytes, bits: 
 
 GOOD = png(8, 8)
 TEXT_BOMB = chunk(b"zTXt", b"comment\0\0" + zlib.compress(bytes(100 * MIB), 9))
-ICC_BOMB = chunk(b"iCCP", b"icc\0\0" + zlib.compress(bytes(100 * MIB), 9))
 BMP = (
     b"BM"
     + struct.pack("<LHHL", 54, 0, 0, 54)
     + struct.pack("<LllHHLLllLL", 40, 1 << 20, 1 << 20, 1, 24, 0, 0, 0, 0, 0, 0)
 )
-GIF = b"GIF89a" + struct.pack("<HHBBB", 8, 8, 0, 0, 0) + b";"
 SVG = b"<svg xmlns='http://www.w3.org/2000/svg'><script>alert(1)</script></svg>"
 WEBP = b"RIFF" + struct.pack("<L", 30) + b"WEBPVP8X" + struct.pack("<L", 10) + bytes(4) + b"\xff\xff\xff" * 2
 JPEG = b"\xff\xd8\xff\xc0\x00\x11\x08\xff\xff\xff\xff\x03\x01\x22\x00\x02\x11\x01\x03\x11\x01\xff\xd9"
@@ -229,24 +214,20 @@ MEDIA_CASES = [
     dataset("pictures-that-are-fine", "x.zip", pictures(), READY),
     dataset("tar-that-is-fine", "x.tar", GOOD_TAR, READY),
     dataset("png-of-2500-megapixels", "x.zip", one(png(50_000, 50_000, zlib.compress(bytes(1000)), bits=1))),
-    dataset("png-of-2^31-by-2^31", "x.zip", one(png((1 << 31) - 1, (1 << 31) - 1, b""))),
     dataset("png-of-nothing", "x.zip", one(png(0, 0, b""))),
     dataset("png-that-unpacks-to-more", "x.zip", one(png(8, 8, zlib.compress(bytes(50 * MIB), 9))), READY),
     dataset("png-cut-short", "x.zip", one(GOOD[:-30])),
     dataset("png-with-a-false-checksum", "x.zip", one(GOOD.replace(b"IDAT", b"IDAT", 1)[:-20] + bytes(20))),
     dataset("png-with-a-text-of-100-megabytes", "x.zip", one(png(8, 8, None, TEXT_BOMB))),
-    dataset("png-with-a-profile-of-100-megabytes", "x.zip", one(png(8, 8, None, ICC_BOMB))),
     dataset("bmp-of-2^40-pixels", "x.zip", one(BMP, "a/1.bmp")),
     dataset("webp-of-2^48-pixels", "x.zip", one(WEBP, "a/1.webp")),
     dataset("jpeg-of-65535-by-65535", "x.zip", one(JPEG, "a/1.jpg")),
-    dataset("gif-as-a-png", "x.zip", one(GIF)),
     dataset("svg-as-a-png", "x.zip", one(SVG)),
-    dataset("svg-in-the-archive", "x.zip", one(SVG, "a/1.svg")),
     dataset("script-in-the-archive", "x.zip", one(b"#!/bin/sh\n", "a/run.sh")),
     dataset("picture-archive-that-unpacks-to-more", "x.zip", lambda: zipped(*((f"a/{k}.png", bytes(60 * MIB)) for k in range(8)), packed=True)),  # noqa: E501
     dataset("picture-of-65-megabytes", "x.zip", lambda: zipped(("a/1.png", GOOD + bytes(65 * MIB)), packed=True)),
     *(dataset(f"picture-at-{ascii(name)[:30]}", "x.zip", pictures((name, GOOD), ("b/2.png", GOOD))) for name in (
-        "../a/1.png", "/a/1.png", "a\\1.png", "C:/1.png", "a/\n1.png", "a/\x1b[2J1.png", "a/\u202e1.png",
+        "../a/1.png", "/a/1.png", "a\\1.png", "C:/1.png", "a/\n1.png", "a/\u202e1.png",
     )),
     dataset("pictures-twice-by-another-spelling", "x.zip", pictures(("a/1.png", GOOD), ("a//1.png", GOOD))),
     dataset("sounds-among-pictures", "x.zip", one(sound(100), "a/1.wav")),
@@ -262,14 +243,11 @@ MEDIA_CASES = [
     dataset("tar-with-a-false-checksum", "x.tar", GOOD_TAR[:148] + b"000000\0 " + GOOD_TAR[156:]),
     dataset("tar-that-declares-more", "x.tar", checksummed(GOOD_TAR[:124] + b"77777777777\0" + GOOD_TAR[136:512]) + GOOD_TAR[512:]),  # noqa: E501
     dataset("tar-of-a-negative-size", "x.tar", checksummed(GOOD_TAR[:124] + b"\xff" * 12 + GOOD_TAR[136:512]) + GOOD_TAR[512:]),  # noqa: E501
-    dataset("tar-cut-short", "x.tar", GOOD_TAR[:700]),
     dataset("tar-with-a-name-of-two-megabytes", "x.tar", lambda: tar(("x" * (2 * MIB), GOOD), fmt=tarfile.GNU_FORMAT)),
-    dataset("tar-with-attributes-of-two-megabytes", "x.tar", lambda: tar(("é" * MIB, GOOD), fmt=tarfile.PAX_FORMAT)),
     dataset("tar-member-twice", "x.tar", tar(("a/1.png", GOOD), ("a/1.png", GOOD))),
     dataset("tar-of-300000-empty-files", "x.tar.gz", lambda: gzip.compress(b"".join(checksummed(b"%-100s" % (b"a/%d.png\0" % k) + b"0000644\0" + b"0" * 7 + b"\0" + b"0" * 7 + b"\0" + b"0" * 11 + b"\0" + b"0" * 11 + b"\0" + b" " * 8 + b"0" + bytes(100) + b"ustar\x0000" + bytes(247)) for k in range(150_000)), 1)),  # noqa: E501
     dataset("tar-gz-bomb", "x.tar.gz", lambda: gzip.compress(tar(("a/1.png", bytes(60 * MIB)), ("a/2.png", bytes(60 * MIB)), ("a/3.png", bytes(60 * MIB))), 9)),  # noqa: E501
     dataset("gzip-cut-short", "x.tar.gz", gzip.compress(GOOD_TAR)[:-10]),
-    dataset("gzip-of-nothing", "x.tar.gz", gzip.compress(b"")),
 ]  # fmt: skip
 
 STATE_CASES = [

@@ -10,12 +10,10 @@ from tests.security.corpus.wire import field, model, node, number, tensor
 
 OUTSIDE = "external-data"
 LOCATIONS = [
-    "../secret", "../../secret", "a/../../secret", "./../secret", "sub/../../secret", "sub/./../../secret", "..", ".", "/",  # noqa: E501
-    "", "//etc/passwd", "/etc/passwd", "/proc/self/environ", "/proc/self/fd/0", "..\\secret", "sub\\..\\..\\secret",
-    "\\\\server\\share\\secret", "C:\\secret", "C:/secret", "file:///etc/passwd", "http://localhost/secret",
-    "secret\0.data", "*/_ORT_MEM_ADDR_/*", "%2e%2e/secret", "..%2fsecret", "\u2024\u2024/secret", "\uff0e\uff0e/secret",
-    "..\u2215secret", "~/secret", "$HOME/secret", "../in/../secret", "....//secret", "..;/secret", " ../secret", "../secret ",  # noqa: E501
-    "in/../../secret", "x" * 5000, "/" * 5000, "../" * 100 + "etc/passwd", "a\nb", "\x1b[2J", "con", "\u202edata.w",
+    "../secret", "a/../../secret", "sub/./../../secret", "..", ".", "/", "", "//etc/passwd", "/etc/passwd",
+    "/proc/self/environ", "..\\secret", "\\\\server\\share\\secret", "C:/secret", "file:///etc/passwd", "secret\0.data",
+    "*/_ORT_MEM_ADDR_/*", "%2e%2e/secret", "\u2024\u2024/secret", "..\u2215secret", "~/secret", "$HOME/secret",
+    "../in/../secret", " ../secret", "x" * 5000, "../" * 100 + "etc/passwd", "a\nb", "\x1b[2J", "\u202edata.w",
 ]  # fmt: skip
 
 
@@ -49,7 +47,6 @@ ALL = [
     case("by-a-symlink", [("location", "link")], link=symlink("/etc/passwd")),
     case("by-a-symlink-within", [("location", "link")], link=symlink("w.data")),
     case("by-a-dangling-symlink", [("location", "link")], link=symlink("nowhere")),
-    case("by-a-symlink-to-itself", [("location", "link")], link=symlink("link")),
     case("by-a-linked-folder", [("location", "sub/w")], sub=linked_folder),
     case("in-a-pipe", [("location", "pipe")], pipe=pipe),
     case("in-a-folder", [("location", "folder")], folder=folder),
@@ -57,11 +54,9 @@ ALL = [
     case("twice", [PLAIN, ("location", "../secret")], note=secret_outside),
     case("by-a-base-path", [PLAIN, ("basepath", "/etc")]),
     case("with-a-class", [PLAIN, ("__class__", "os.system")]),
-    case("with-an-attribute-of-the-reader", [PLAIN, ("__init__", "x")]),
     case("without-a-location", [("offset", "0")]),
     case("at-a-negative-offset", [PLAIN, ("offset", "-64")]),
     case("at-an-offset-of-2^63", [PLAIN, ("offset", str(1 << 63))]),
-    case("at-an-offset-of-5000-digits", [PLAIN, ("offset", "9" * 5000)]),
     case("of-a-length-beyond", [PLAIN, ("length", str(1 << 40))]),
     case("of-a-length-of-zero", [PLAIN, ("length", "0")]),
     case("too-short", [("location", "short")], short=bytes(63)),

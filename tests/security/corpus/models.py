@@ -7,21 +7,9 @@ from collections.abc import Callable
 
 import numpy as np
 
+from tests.security.corpus import wire
 from tests.security.corpus.case import READY, Case, Content
-from tests.security.corpus.wire import (
-    RELU,
-    attribute,
-    field,
-    graph,
-    model,
-    node,
-    number,
-    raw,
-    tensor,
-    tensor_type,
-    value,
-    varint,
-)
+from tests.security.corpus.wire import RELU, attribute, field, graph, model, node, number, raw, tensor, value, varint
 
 FIVE_MILLION = 5_000_000
 INT64, FLOAT, BOOL, STRING = 7, 1, 9, 8
@@ -60,35 +48,24 @@ WHOLE = model(RELU)
 DAMAGE: list[Case] = [
     case("empty", b"", NOT_ONNX),
     case("zeros", bytes(1000), NOT_ONNX),
-    case("text", b"hello, world\n" * 40, NOT_ONNX),
-    case("png", b"\x89PNG\r\n\x1a\n" + bytes(200), NOT_ONNX),
-    case("zip", b"PK\x03\x04" + bytes(200), NOT_ONNX),
-    case("all-ones", b"\xff" * 100, NOT_ONNX),
     case("no-graph", number(1, 8), NOT_ONNX),
     case("no-ir-version", field(7, graph(RELU)), NOT_ONNX),
     case("empty-graph", number(1, 8) + field(7, b""), UNSUPPORTED),
     case("cut-by-one", WHOLE[:-1], NOT_ONNX),
     case("cut-in-half", WHOLE[: len(WHOLE) // 2], NOT_ONNX),
     case("truncated-varint-at-the-end", WHOLE + b"\x08\xff\xff", NOT_ONNX),
-    case("truncated-varint-in-a-node", model(field(1, b"\x0a\x80")), NOT_ONNX),
     case("truncated-tag", model(field(1, b"\xaa")), NOT_ONNX),
     case("varint-of-eleven-bytes", model(RELU, field(1, field(5, b"\x18" + b"\xff" * 10 + b"\0"))), NOT_ONNX),
-    case("varint-of-seventy-bits", model(RELU, field(1, field(5, b"\x18" + b"\xff" * 9 + b"\x7f"))), NOT_ONNX),
     case("overlong-varint-that-is-right", number(1, 8).replace(b"\x08\x08", b"\x08\x88\x80\0") + WHOLE[2:], READY),
     case("length-of-four-gigabytes", model(RELU + b"\x0a\xff\xff\xff\xff\x0f"), NOT_ONNX),
-    case("length-of-2^63", model(RELU + b"\x0a" + varint(1 << 63)), NOT_ONNX),
     case("length-lies-by-one", model(field(1, b"\x0a\x02x")), NOT_ONNX),
     case("length-beyond-the-file", number(1, 8) + b"\x3a" + varint(1 << 30) + RELU, NOT_ONNX),
     case("group", model(RELU + b"\x0b\x0c"), NOT_ONNX),
-    case("group-that-never-ends", model(RELU + b"\x0b" * 1000), NOT_ONNX),
     case("end-of-no-group", model(RELU + b"\x0c"), NOT_ONNX),
     case("wire-type-6", model(RELU + b"\x0e\0"), NOT_ONNX),
-    case("wire-type-7", model(RELU + b"\x0f\0"), NOT_ONNX),
     case("field-number-0", model(RELU + b"\x02\0"), NOT_ONNX),
     case("field-number-2^29", model(RELU + varint(1 << 32 | 2) + b"\0"), NOT_ONNX),
     case("node-as-a-number", model(RELU + number(1, 5)), NOT_ONNX),
-    case("node-as-a-float", model(RELU + b"\x0d\0\0\0\0"), NOT_ONNX),
-    case("name-as-a-double", model(field(1, b"\x19" + bytes(8))), NOT_ONNX),
     case("graph-as-a-number", number(1, 8) + number(7, 5), NOT_ONNX),
     case("two-graphs", WHOLE + field(7, graph(RELU)), NOT_ONNX),
     case("attribute-with-two-graphs", model(field(1, field(5, field(6, b"") * 2))), NOT_ONNX),
@@ -99,7 +76,6 @@ DAMAGE: list[Case] = [
     case("invalid-utf8-in-a-node", model(field(1, field(1, "x") + field(2, "y") + field(4, "Relu") + field(3, b"\xff\xfe"))), NOT_ONNX),  # noqa: E501
     case("invalid-utf8-in-an-operator", model(field(1, field(1, "x") + field(2, "y") + field(4, b"\xc3("))), NOT_ONNX),
     case("surrogates-in-a-name", model(RELU, floats("w", 1.0).replace(b"w", b"\xed\xa0\x80")[:0] + field(5, tensor("w", (), FLOAT, raw(bytes(4)), field(8, b"\xed\xa0\x80")))), NOT_ONNX),  # noqa: E501
-    case("no-nodes", model(), UNSUPPORTED),
     case("unknown-operator", model(node("Frobnicate")), UNSUPPORTED),
     case("unknown-domain", model(node("Relu", domain="evil.example")), UNSUPPORTED),
     case("cycle-of-nodes", model(node("Relu", "b", "a"), node("Relu", "a", "b"), node("Add", "x a", "y")), UNSUPPORTED),
@@ -149,7 +125,7 @@ def nests(depth: int) -> bytes:
 
 
 def types(depth: int) -> bytes:
-    kind = tensor_type(1)
+    kind = wire.tensor_type(1)
     for _ in range(depth):
         kind = field(4, field(1, kind))
     return model(RELU, inputs=(value("x", 1, 4), field(1, "s") + field(2, kind)))
@@ -159,13 +135,9 @@ MANY: list[Case] = [
     case("five-million-nodes", lambda: model(b"\x0a\0" * FIVE_MILLION), COMPLEX, "nodes"),
     case("five-million-attributes", lambda: model(field(1, field(4, "Relu") + b"\x2a\0" * FIVE_MILLION)), COMPLEX, "attributes"),  # noqa: E501
     case("five-million-value-infos", lambda: model(RELU, b"\x6a\0" * FIVE_MILLION), COMPLEX, "value_infos"),
-    case("five-million-inputs", lambda: model(RELU, b"\x5a\0" * FIVE_MILLION), COMPLEX, "value_infos"),
     case("five-million-functions", lambda: model(RELU, rest=b"\xca\x01\0" * FIVE_MILLION), COMPLEX, "functions"),
     case("five-million-annotations", lambda: model(RELU, b"\x72\0" * FIVE_MILLION), COMPLEX, "TensorAnnotation"),
-    case("five-million-metadata", lambda: model(RELU, rest=b"\x72\0" * FIVE_MILLION), COMPLEX, "messages"),
     case("five-million-opsets", lambda: model(RELU, rest=b"\x42\0" * FIVE_MILLION), COMPLEX, "messages"),
-    case("five-million-trainings", lambda: model(RELU, rest=b"\xa2\x01\0" * FIVE_MILLION), COMPLEX, "messages"),
-    case("five-million-devices", lambda: model(RELU, rest=b"\xd2\x01\0" * FIVE_MILLION), COMPLEX, "messages"),
     case("five-million-graphs", lambda: model(field(1, field(5, b"\x5a\0" * FIVE_MILLION))), COMPLEX, "graphs"),
     case("five-million-dimensions", lambda: model(RELU, inputs=(field(1, "x") + field(2, field(1, field(2, b"\x0a\0" * FIVE_MILLION))),)), COMPLEX, "dimensions"),  # noqa: E501
     case("five-million-types", lambda: model(field(1, field(5, b"\x7a\0" * FIVE_MILLION))), COMPLEX, "TypeProto"),
@@ -179,18 +151,12 @@ MANY: list[Case] = [
     case("everything-a-little", lambda: model(field(1, b"\x2a\0" * 9 + b"\x4a\0" * 18) * 60_000 + b"\x6a\x06\x12\x04\x0a\x02\x12\0" * 450_000 + b"\x72\0" * 499_000, rest=b"\x72\0" * 900_000), COMPLEX, "messages"),  # noqa: E501
     case("name-of-a-megabyte", lambda: model(field(1, field(4, "Relu") + field(3, b"x" * (1 << 20)))), COMPLEX, "bytes_of_a_name"),  # noqa: E501
     case("text-of-257-megabytes", lambda: model(field(1, field(4, "Relu") + field(6, bytes(257 << 20)))), COMPLEX, "text_bytes"),  # noqa: E501
-    case("functions-of-2^16-nodes", lambda: fan(16), COMPLEX, "unfolded_nodes"),
     case("functions-of-2^30-nodes", lambda: fan(30), COMPLEX, "unfolded_nodes"),
-    case("functions-of-1000^5-nodes", lambda: fan(5, 1000), COMPLEX, "unfolded_nodes"),
     case("functions-forty-deep", lambda: fan(40, 1), COMPLEX, "call_depth"),
     case("function-that-calls-itself", lambda: circle(1), UNSUPPORTED),
-    case("two-functions-that-call-each-other", lambda: circle(2), UNSUPPORTED),
     case("thirty-functions-in-a-circle", lambda: circle(30), UNSUPPORTED),
-    case("a-thousand-functions-in-a-circle", lambda: circle(1000), COMPLEX, "call_depth"),
     case("function-defined-twice", lambda: model(call("F0", "x", "y"), rest=CALL_F + function("F0", node("Relu", "a", "b")) * 2), NOT_ONNX),  # noqa: E501
     case("ifs-nine-deep", lambda: nests(9), COMPLEX, "subgraph_depth"),
-    case("ifs-two-hundred-deep", lambda: nests(200), COMPLEX, "subgraph_depth"),
-    case("types-sixty-deep", lambda: types(60), COMPLEX, "nesting"),
     case("types-ten-thousand-deep", lambda: types(10_000), COMPLEX, "nesting"),
 ]  # fmt: skip
 
@@ -208,22 +174,17 @@ def typed(name: str, data_type: int, number_of_field: int, data: bytes, dims: tu
 FOUR = raw(bytes(16))
 TENSORS: list[Case] = [
     lying("of-32-gigabytes", tensor("w", (1 << 33,), FLOAT)),
-    lying("of-2^62-elements", tensor("w", (1 << 31, 1 << 31), FLOAT, FOUR)),
     lying("of-2^64-and-four-elements", tensor("w", (1 << 32, 1 << 32), FLOAT, FOUR)),
     lying("of-a-negative-dimension", tensor("w", (-4,), FLOAT, FOUR)),
-    lying("of-two-negative-dimensions", tensor("w", (-2, -2), FLOAT, FOUR)),
     lying("of-the-smallest-dimension", tensor("w", (-(1 << 63),), FLOAT, FOUR)),
     lying("of-nothing-and-too-much", tensor("w", (0, 1 << 62), FLOAT)),
-    lying("of-rank-1000", tensor("w", (1,) * 1000, FLOAT, raw(bytes(4)))),
     lying("of-rank-a-million", tensor("w", (1,) * 1_000_000, FLOAT, raw(bytes(4)))),
     lying("with-dims-packed-and-not", tensor("w", (2,), FLOAT, field(1, varint(2) + varint(9)), FOUR)),
     lying("with-a-byte-too-few", tensor("w", (4,), FLOAT, raw(bytes(15)))),
     lying("with-a-byte-too-many", tensor("w", (4,), FLOAT, raw(bytes(17)))),
     lying("without-data", tensor("w", (4,), FLOAT)),
     lying("with-data-given-twice", tensor("w", (4,), FLOAT, FOUR, raw(b""))),
-    lying("of-type-0", tensor("w", (4,), 0, FOUR)),
     lying("of-type-99", tensor("w", (4,), 99, FOUR)),
-    lying("of-type-minus-1", tensor("w", (4,), -1, FOUR)),
     lying("of-raw-strings", tensor("w", (4,), STRING, FOUR)),
     lying("of-raw-zero-and-floats", tensor("w", (4,), FLOAT, field(4, bytes(16)), raw(b""))),
     typed("with-floats-in-the-wrong-field", FLOAT, 10, bytes(32)),
@@ -232,9 +193,7 @@ TENSORS: list[Case] = [
     lying("of-four-bits-too-short", tensor("w", (9,), 22, raw(bytes(4)))),
     case("sparse-weight", model(RELU, field(15, field(1, tensor("s", (1,), FLOAT, raw(bytes(4)))) + field(2, tensor("", (1,), INT64, raw(bytes(8)))) + number(3, 1 << 40))), UNSUPPORTED),  # noqa: E501
     case("nan-weight", model(floats("w", *[float("nan")] * 16, dims=(4, 4)), node("MatMul", "x w", "y")), DAMAGED),
-    case("infinite-weight", model(floats("w", *[float("inf")] * 16, dims=(4, 4)), node("MatMul", "x w", "y")), DAMAGED),
     case("weights-of-1e38", model(floats("w", *[3e38] * 16, dims=(4, 4)), node("MatMul", "x w", "y")), READY),
-    case("denormal-weights", model(floats("w", *[1e-45] * 16, dims=(4, 4)), node("MatMul", "x w", "y")), READY),
     case("nan-scale", model(floats("s", float("nan")), field(5, tensor("z", (1,), 2, raw(b"\0"))), node("QuantizeLinear", "x s z", "q"), node("DequantizeLinear", "q s z", "y")), READY),  # noqa: E501
     case("input-of-2^62", model(RELU, inputs=(value("x", 1 << 62),)), NOT_ONNX),
     case("input-of-2^40-by-2^40", model(RELU, inputs=(value("x", 1 << 40, 1 << 40),), outputs=(value("y", 1, 4),)), READY),  # noqa: E501
@@ -266,12 +225,8 @@ AXIS0 = attribute("axis", 2, number(3, 0))
 ONE = floats("one", 1.0)
 GRAPHS: list[Case] = [
     case("68-bytes-that-ask-for-32-gigabytes", made_of(constant("s", 1 << 33), node("ConstantOfShape", "s", "c")), READY),  # noqa: E501
-    case("chain-of-products-of-8192", made_of(constant("s", 8192, 8192), node("ConstantOfShape", "s", "c0"), chain("MatMul", 6)), READY),  # noqa: E501
     case("doubling-by-concat", made_of(floats("c0", 1.0), chain("Concat", 40, AXIS0)), READY),
-    case("doubling-of-a-shape", made_of(constant("c0", 1), chain("Concat", 34, AXIS0).replace(b"\x12\x01c", b"\x12\x01d"), node("Cast", "d", "c", attribute("to", 2, number(3, 1)))), READY),  # noqa: E501
     case("expand-to-64-gigabytes", made_of(ONE, constant("s", 1 << 34), node("Expand", "one s", "c")), READY),
-    case("tile-to-64-gigabytes", made_of(ONE, constant("s", 1 << 34), node("Tile", "one s", "c")), READY),
-    case("pad-to-64-gigabytes", made_of(ONE, constant("s", 0, 1 << 34), node("Pad", "one s", "c")), READY),
     case("range-to-64-gigabytes", made_of(floats("a", 0.0, dims=()), floats("b", 1.6e10, dims=()), floats("d", 1.0, dims=()), node("Range", "a b d", "c")), READY),  # noqa: E501
     case("one-hot-of-2^40", made_of(constant("i", 0), constant("s", 1 << 40), floats("v", 0.0, 1.0), node("OneHot", "i s v", "c")), READY),  # noqa: E501
     case("resize-by-a-million", made_of(floats("i", 1.0, dims=(1, 1, 1, 1)), floats("f", 1.0, 1.0, 1e6, 1e6), node("Resize", "i  f".replace("  ", " i "), "c")), READY),  # noqa: E501

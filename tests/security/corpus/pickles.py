@@ -59,11 +59,9 @@ def evaluated() -> bytes:
 TORCH = zipped(archive__data_pkl=pickled(2), archive__version=b"3\n", archive__data__0=bytes(64))
 ALL = [
     Case("pickle-as-a-model", "model", {"model.onnx": pickled()}, "not-onnx"),
-    Case("pickle-of-protocol-0-as-a-model", "model", {"model.onnx": pickled(0)}, "not-onnx"),
     Case("checkpoint-as-a-model", "model", {"model.onnx": TORCH}, "not-onnx"),
     Case("pickle-as-a-weight", "model", {"model.onnx": model(field(5, tensor("w", (4,), FLOAT, raw(pickled()[:16]))), node("Add", "x w", "y"))}, READY),  # noqa: E501
     Case("pickle-as-data", "dataset", {"x.npz": pickled()}, "dataset-format"),
-    Case("pickle-of-protocol-0-as-data", "dataset", {"x.npz": pickled(0)}, "dataset-format"),
     Case("checkpoint-as-data", "dataset", {"x.npz": TORCH}, "dataset-empty"),
     Case("pickle-as-a-member", "dataset", {"x.npz": zipped(x_npy=pickled())}, "dataset-format"),
     Case("objects-in-an-array", "dataset", {"x.npz": zipped(x_npy=npy(pickled()))}, "dataset-format"),
@@ -72,6 +70,5 @@ ALL = [
     Case("pickle-beside-an-array", "dataset", {"x.npz": zipped(x_npy=npy(bytes(16), "<f4"), y_pkl=pickled())}, READY),
     Case("pickle-as-safetensors-metadata", "dataset", {"x.safetensors": safetensors({"__metadata__": {"pickle": pickled(0).decode()}, "x": {"dtype": "F32", "shape": [2, 2], "data_offsets": [0, 16]}}, bytes(16))}, READY),  # noqa: E501
     Case("pickle-as-new-weights", "state", {"w.safetensors": pickled()}, "state-mismatch"),
-    Case("checkpoint-as-new-weights", "state", {"w.safetensors": TORCH}, "state-mismatch"),
     Case("pickle-as-a-picture", "dataset", {"x.zip": zipped(a__x_png=pickled(), b__y_png=pickled())}, "dataset-format"),
 ]  # fmt: skip
