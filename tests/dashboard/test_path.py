@@ -27,12 +27,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 
 
 class Visitor:
-    """Somebody at the pages, by keyboard alone or by pointer.
-
-    Args:
-        context: of the browser.
-        by_keyboard: every control is reached by Tab.
-    """
+    """Somebody at the pages, by pointer or by keyboard alone: then every control is reached by Tab."""
 
     def __init__(self, context: Any, by_keyboard: bool) -> None:
         context.add_init_script(_WATCH)
@@ -114,7 +109,7 @@ class Visitor:
         assert self.troubles == []
 
 
-@pytest.mark.parametrize(("width", "by_keyboard"), [(1440, True), (360, False)])
+@pytest.mark.parametrize(("width", "by_keyboard"), [(360, False), pytest.param(1440, True, marks=pytest.mark.long)])
 def test_from_an_upload_to_a_schedule(browser: Any, running: Service, width: int, by_keyboard: bool) -> None:
     context = browser.new_context(viewport={"width": width, "height": 900})
     visitor = Visitor(context, by_keyboard)
@@ -165,6 +160,7 @@ def test_from_an_upload_to_a_schedule(browser: Any, running: Service, width: int
         assert client.job(other_id).cloned_from == job_id
 
 
+@pytest.mark.long
 def test_the_same_without_scripts(browser: Any, running: Service) -> None:
     context = browser.new_context(java_script_enabled=False, viewport={"width": 1440, "height": 900})
     context.set_default_timeout(1000 * PATIENCE_SECONDS)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from pydantic import SecretStr
-from sqlalchemy import select
+from sqlalchemy import NullPool, create_engine, exists, select
 
-from service.db import Database
 from service.keys.files import LOCAL_KEY_FILE, PEPPER_FILE
 from service.keys.secrets import weakness
+from service.settings import driver_url
 from service.tables import Base
 
 KINDS = {
@@ -23,7 +24,11 @@ KINDS = {
 }
 # Any key at all, whoever made it: see service.keys.secrets.
 KEY_FORM = re.compile(rb"qm_[0-9a-z]{26}_[A-Za-z0-9_-]{43}")
-SEARCHED = ("*.log", "*.db", "*.db-wal")
+SEARCHED = (".log", ".db", ".db-wal")
+_SECRET_FILES = {PEPPER_FILE: "pepper", LOCAL_KEY_FILE: "key of this machine"}
+_RUN_LETTERS = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-"
+_RUN_BYTES = 20
+_BLANKED = bytes(byte if byte in _RUN_LETTERS else 32 for byte in range(256))
 _known: dict[bytes, str] = {}
 
 
@@ -51,9 +56,18 @@ def remember_variables(variables: Mapping[str, str]) -> None:
 
 
 def kinds_in(data: bytes) -> set[str]:
-    """Which kinds of secrets stand in it; never the secrets themselves."""
-    found = {kind for secret, kind in _known.items() if secret in data}
-    return found | ({"key"} if KEY_FORM.search(data) else set())
+    """Which kinds of secrets stand in it; never the secrets themselves.
+
+    There are thousands, most of letters and digits alone: those are looked for in what is of such letters, which of a
+    database is little.
+    """
+    runs = b" ".join(run for run in data.translate(_BLANKED).split() if len(run) >= _RUN_BYTES)
+    found = {kind for secret, kind in _known.items() if secret in (runs if _is_run(secret) else data)}
+    return found | ({"key"} if KEY_FORM.search(runs) else set())
+
+
+def _is_run(secret: bytes) -> bool:
+    return len(secret) >= _RUN_BYTES and not secret.translate(None, _RUN_LETTERS)
 
 
 def refuse(places: Iterable[tuple[str, bytes]]) -> None:
@@ -64,22 +78,20 @@ def refuse(places: Iterable[tuple[str, bytes]]) -> None:
 
 def files_of(folder: Path) -> Iterator[tuple[str, bytes]]:
     """Logs and SQLite databases; the secrets of an installation in this folder are looked for from now on, too."""
-    for name, kind in ((PEPPER_FILE, "pepper"), (LOCAL_KEY_FILE, "key of this machine")):
-        for path in folder.rglob(name):
-            remember(kind, path.read_text().strip())
-    for pattern in SEARCHED:
-        for path in folder.rglob(pattern):
-            if path.is_file():
-                yield str(path), path.read_bytes()
+    found = [Path(place, name) for place, _, names in os.walk(folder) for name in names]
+    for path in found:
+        if path.name in _SECRET_FILES:
+            remember(_SECRET_FILES[path.name], path.read_text().strip())
+    for path in found:
+        if path.name.endswith(SEARCHED) and path.is_file():
+            yield str(path), path.read_bytes()
 
 
 def rows_of(url: str) -> Iterator[tuple[str, bytes]]:
-    """Every row of a database, as text."""
-    database = Database(url)
-    try:
-        with database.read() as session:
-            for table in Base.metadata.sorted_tables:
-                rows = session.execute(select(table)).all()
-                yield f"table {table.name}", "\n".join(repr(tuple(row)) for row in rows).encode()
-    finally:
-        database.close()
+    """Every row of a database, as text; which tables hold any is asked once."""
+    tables = Base.metadata.sorted_tables
+    with create_engine(driver_url(url), poolclass=NullPool).connect() as connection:
+        held = connection.execute(select(*(exists().select_from(table).label(table.name) for table in tables))).one()
+        for table in (table for table, holds in zip(tables, held, strict=True) if holds):
+            rows = connection.execute(select(table)).all()
+            yield f"table {table.name}", "\n".join(repr(tuple(row)) for row in rows).encode()
