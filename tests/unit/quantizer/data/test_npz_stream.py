@@ -1,7 +1,10 @@
-"""Streaming .npz members gives what numpy.load gives, for every type, shape, batch size and way of packing."""
+"""Members of .npz give what numpy.load gives; archives made to do harm, or merely cut short, end in typed errors."""
 
 from __future__ import annotations
 
+import os
+import pickle
+import struct
 import zipfile
 from io import BytesIO
 from pathlib import Path
@@ -13,10 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from service.contracts.dataset import PreprocessingSpec
-from service.contracts.errors import DatasetArraysError, DatasetFormatError
+from service.contracts.dataset import InputSpec, PreprocessingSpec
+from service.contracts.errors import DatasetArraysError, DatasetError, DatasetFormatError, EmptyDatasetError
 from service.contracts.model import TensorInfo
-from worker.quantizer.data import open_dataset
+from worker.quantizer.data import archive as archive_module
+from worker.quantizer.data import inspect_dataset, open_dataset, zip_directory
 from worker.quantizer.data.archive import read_npz
 from worker.quantizer.data.zips import MemberStream
 
@@ -133,3 +137,213 @@ def test_a_damaged_byte_is_found(tmp_path: Path) -> None:
         dataset = open_dataset(path, PreprocessingSpec())
         with pytest.raises(DatasetFormatError, match=r"'x.npy' is damaged"):
             list(dataset.batches([info("x", array)], 8))
+
+
+PLAIN = PreprocessingSpec()
+
+
+def npy(array: np.ndarray[Any, Any]) -> bytes:
+    buffer = BytesIO()
+    np.lib.format.write_array(buffer, array)
+    return buffer.getvalue()
+
+
+def header(descr: str, shape: tuple[int, ...], data: bytes = b"") -> bytes:
+    buffer = BytesIO()
+    np.lib.format.write_array_header_1_0(buffer, {"descr": descr, "fortran_order": False, "shape": shape})
+    return buffer.getvalue() + data
+
+
+def archive_of(path: Path, **members: bytes) -> Path:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in members.items():
+            archive.writestr(name + ".npy", data)
+    return path
+
+
+class Trap:
+    """Leaves a file behind when it is unpickled."""
+
+    def __init__(self, canary: Path) -> None:
+        self.canary = canary
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self.canary),)
+
+
+@pytest.mark.parametrize("slot", ["member", "object-array", "whole-file", "header"])
+def test_pickles_are_never_loaded(tmp_path: Path, slot: str) -> None:
+    canary, path = tmp_path / "canary", tmp_path / "x.npz"
+    payload, objects = pickle.dumps(Trap(canary)), np.array([Trap(canary), None], object)
+    if slot == "member":
+        archive_of(path, x=payload)
+    elif slot == "object-array":
+        np.savez(path, x=objects)
+    elif slot == "whole-file":
+        path.write_bytes(payload)
+    else:
+        archive_of(path, x=header("|O", (2, 2), payload))
+    with pytest.raises(DatasetError) as caught:
+        inspect_dataset(path, PLAIN)
+    assert caught.value.code in {"dataset-format", "dataset-arrays"}
+    np.savez(path, x=np.zeros((2, 3), np.float32), names=objects)  # beside a mapped one they do no harm
+    assert list(inspect_dataset(path, PreprocessingSpec(inputs={"in": InputSpec(array="x")})).arrays) == ["x"]
+    assert not canary.exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"", "empty"),
+        (b"hello, this is a text file", "neither"),
+        (b"PK\x03\x04" + b"\0" * 40, "directory is missing"),
+        (b"\x93NUMPY\x01\0", "single .npy array"),
+        (b"\x80\x04\x95abc", "pickle"),
+        (b"PK\x05\x06" + b"\0" * 18, "no numeric array"),
+    ],
+)
+def test_other_files_are_named_for_what_they_are(tmp_path: Path, content: bytes, says: str) -> None:
+    path = tmp_path / "x.npz"
+    path.write_bytes(content)
+    with pytest.raises(DatasetError, match=says) as caught:
+        inspect_dataset(path, PLAIN)
+    assert caught.value.hint
+    assert isinstance(caught.value, EmptyDatasetError if says.startswith("no numeric") else DatasetFormatError)
+    path.unlink()
+    with pytest.raises(DatasetFormatError, match="No such file"):
+        open_dataset(path, PLAIN)
+
+
+@given(cut=st.floats(0, 0.999), packed=st.booleans())
+def test_every_truncation_is_refused(tmp_path: Path, cut: float, packed: bool) -> None:
+    path = tmp_path / "x.npz"
+    arrays = {"x": np.arange(600.0).reshape(20, 30), "y": np.ones((20, 2), np.uint8)}
+    (np.savez_compressed if packed else np.savez)(path, **arrays)
+    data = path.read_bytes()
+    path.write_bytes(data[: int(cut * len(data))])
+    with pytest.raises(DatasetFormatError):
+        inspect_dataset(path, PLAIN)
+
+
+@given(data=st.data(), packed=st.booleans())
+def test_random_damage_never_escapes_the_error_tree(tmp_path: Path, data: st.DataObject, packed: bool) -> None:
+    path = tmp_path / "x.npz"
+    save = np.savez_compressed if packed else np.savez
+    save(path, x=np.arange(60.0).reshape(20, 3), labels=np.arange(20))
+    raw = bytearray(path.read_bytes())
+    for _ in range(data.draw(st.integers(1, 4))):
+        raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
+    path.write_bytes(raw)
+    try:
+        summary = inspect_dataset(path, PLAIN)
+    except DatasetError as error:
+        assert error.code != "invalid-dataset"
+    else:
+        assert summary.samples > 0
+
+
+@pytest.mark.parametrize("name", ["/etc/x.npy", "../x.npy", "a/../../x.npy", "..\\x.npy", "a/..\\x.npy"])
+def test_unsafe_names_are_refused(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "x.npz"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr(name, npy(np.zeros((2, 2))))
+    with pytest.raises(DatasetFormatError, match="unsafe name"):
+        open_dataset(path, PLAIN)
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+@pytest.mark.parametrize("what", ["nul byte", "encrypted", "compression method 14", "twice"])
+def test_members_that_cannot_be_read_are_refused(tmp_path: Path, what: str) -> None:
+    path = tmp_path / "x.npz"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_LZMA if "method" in what else zipfile.ZIP_DEFLATED) as archive:
+        for _ in range(2 if what == "twice" else 1):
+            archive.writestr("x.npy#evil" if what == "nul byte" else "x.npy", npy(np.zeros((2, 2))))
+    data = bytearray(path.read_bytes().replace(b"x.npy#evil", b"x.npy\0evil"))
+    if what == "encrypted":
+        data[data.index(b"PK\x01\x02") + 8] |= 1
+    path.write_bytes(data)
+    with pytest.raises(DatasetFormatError, match=None if what == "nul byte" else what):
+        open_dataset(path, PLAIN)
+
+
+def test_too_many_members_are_refused_before_they_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "x.npz"
+    with zipfile.ZipFile(path, "w") as archive:
+        for number in range(archive_module.ARRAYS.max_members + 1):
+            archive.writestr(f"{number}.npy", b"")
+    monkeypatch.setattr(zip_directory, "_entries", lambda *_: pytest.fail("the directory was read"))
+    with pytest.raises(DatasetFormatError, match="10001 members"):
+        open_dataset(path, PLAIN)
+
+
+def test_sizes_that_headers_promise_are_held_against_what_is_there(tmp_path: Path) -> None:
+    path = archive_of(tmp_path / "x.npz", x=header("<f4", (1 << 20, 1 << 20), b"\0" * 64))
+    with pytest.raises(DatasetFormatError, match="holds 64"):
+        open_dataset(path, PLAIN)
+    path = archive_of(tmp_path / "x.npz", x=npy(np.zeros((64, 4096), np.uint8)))
+    assert open_dataset(path, PLAIN, max_total_bytes=1 << 20).samples == 64
+    with pytest.raises(DatasetFormatError, match="unpacks to"):
+        open_dataset(path, PLAIN, max_total_bytes=1 << 17)
+
+
+def test_a_sample_too_large_for_memory_is_refused(tmp_path: Path) -> None:
+    """A sparse file stands for the 4 GiB; only sizes are read."""
+    path, head = tmp_path / "x.npz", header("<f4", (1, 1 << 30))
+    with zipfile.ZipFile(path, "w") as archive, archive.open("x.npy", "w", force_zip64=True) as member:
+        member.write(head)
+    _claim_size(path, len(head) + (4 << 30))
+    with pytest.raises(DatasetArraysError, match="samples of 4294967296 bytes"):
+        open_dataset(path, PLAIN)
+
+
+def _claim_size(path: Path, size: int) -> None:
+    """Rewrite a one-member archive so that its stored member takes ``size`` bytes, with a hole in the file."""
+    with zipfile.ZipFile(path) as archive:
+        name = archive.infolist()[0].filename.encode()
+    data = path.read_bytes()
+    local_end = 30 + len(name) + struct.unpack_from("<H", data, 28)[0]
+    head = data[local_end : data.index(b"PK\x01\x02")]
+    extra = struct.pack("<HHQQ", 1, 16, size, size)
+    directory = (
+        struct.pack("<4s4B4HL2L5H2L", b"PK\x01\x02", 45, 3, 45, 0, 0, 0, 0, 0, 0, 0xFFFFFFFF, 0xFFFFFFFF,
+                    len(name), len(extra), 0, 0, 0, 0, 0) + name + extra
+    )  # fmt: skip
+    with path.open("wb") as file:
+        file.write(data[:local_end] + head)
+        at = local_end + size
+        file.seek(at)
+        file.write(directory)
+        file.write(struct.pack("<4sQ2H2L4Q", b"PK\x06\x06", 44, 45, 45, 0, 0, 1, 1, len(directory), at))
+        file.write(struct.pack("<4sLQL", b"PK\x06\x07", 0, at + len(directory), 1))
+        file.write(struct.pack("<4s4H2LH", b"PK\x05\x06", 0, 0, 0xFFFF, 0xFFFF, 0xFFFFFFFF, 0xFFFFFFFF, 0))
+
+
+def test_overlapping_members_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x.npz"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("a.npy", npy(np.zeros((2, 2))))
+        archive.writestr("b.npy", npy(np.zeros((2, 2))))
+    data = bytearray(path.read_bytes())
+    second = data.index(b"PK\x01\x02", data.index(b"PK\x01\x02") + 4)
+    struct.pack_into("<L", data, second + 42, 0)  # the second entry now points at the first member
+    path.write_bytes(data)
+    with pytest.raises(DatasetFormatError):
+        open_dataset(path, PLAIN)
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"\x93NUMPY",
+        b"\x93NUMPY\x01\x00\xff\xff{'descr'",
+        b"\x93NUMPY\x03\x00\x10\x00\x00\x00" + b" " * 16,
+        b"\x93NUMPY\x09\x00\x10\x00" + b" " * 16,
+        b"\x93NUMPY\x01\x00\x20\x00" + b"{'descr': __import__('os')}     ",
+        b"\x93NUMPY\x01\x00\x40\x00" + b"(" * 64,
+        header("<f4", (-1, 4)),
+    ],
+)
+def test_broken_array_headers_are_refused(tmp_path: Path, raw: bytes) -> None:
+    with pytest.raises(DatasetFormatError, match=r"no usable .npy header|impossible shape"):
+        open_dataset(archive_of(tmp_path / "x.npz", x=raw), PLAIN)
