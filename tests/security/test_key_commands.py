@@ -1,128 +1,131 @@
-"""``quantmill keys``, ``tenants`` and ``audit`` on a service that runs; and who finds the key of whom."""
+"""``quantmill keys``, ``tenants`` and ``audit`` beside a service; and who finds the key of whom."""
 
 from __future__ import annotations
 
 import json
 import re
-import stat
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
+from fastapi import FastAPI
 from sqlalchemy import update
 from typer.testing import CliRunner, Result
 
-from service.db import Database
+from service.keys import keyring as keyrings
 from service.keys.files import LOCAL_KEY_FILE
+from service.settings import Settings
 from service.tables import AuditEvent
+from tests.api.conftest import front_of
+from tests.security.conftest import bearer
+from tests.support.front import Front
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.tiny import Tiny
 from tests.worker.conftest import tiny
 from tests.worker.running import Service
-from tests.worker.workbench import wait_for
-from worker.cli import app
+from worker.cli import app as commands
 
 __all__ = ["tiny"]
 
 
-@pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    with Service(tmp_path_factory.mktemp("keys") / "home", QUANTMILL_OPEN="false") as running:
-        yield running
+@pytest.fixture
+def home(app: FastAPI, tmp_path: Path, _sqlite_template: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Front]:
+    """A front desk with keys, and its folder; it remembers no key."""
+    monkeypatch.setattr(keyrings, "REMEMBERED_SECONDS", 0.0)
+    settings = Settings(data_dir=tmp_path / "home", open=False, min_free_bytes=0)
+    settings.data_dir.mkdir()
+    shutil.copyfile(_sqlite_template, settings.data_dir / "service.db")
+    with front_of(app, settings) as front:
+        yield front
 
 
-def run(service: Service, *words: str, code: int = 0) -> Result:
-    done = CliRunner().invoke(app, [*words, "--data-dir", str(service.folder)])
+def run(folder: Path, *words: str, code: int = 0) -> Result:
+    done = CliRunner().invoke(commands, [*words, "--data-dir", str(folder)])
     assert done.exit_code == code, done.output
     return done
 
 
-def status(service: Service, key: str) -> int:
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
-    return httpx.get(f"{service.url}/v1/jobs", headers=headers, timeout=PATIENCE_SECONDS).status_code
+def told(folder: Path, *words: str, code: int = 0) -> dict:
+    return json.loads(run(folder, *words, "--json", code=code).stdout)
 
 
-def test_nobody_gets_in_without_a_key_and_the_owner_finds_it(service: Service) -> None:
-    path = service.folder / LOCAL_KEY_FILE
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert status(service, "") == 401
-    assert status(service, path.read_text().strip()) == 200
-    assert list(service.client.jobs()) == [], "a client of the same user finds the key by itself"
+def local_key(folder: Path) -> dict[str, str]:
+    return bearer((folder / LOCAL_KEY_FILE).read_text().strip())
 
 
-def test_a_key_lives_from_create_to_revoke(service: Service) -> None:
-    made = run(service, "keys", "create", "nightly", "--tenant", "vision", "--scope", "read", "--days", "90")
-    key = made.stdout.strip()
+def test_a_key_lives_from_create_to_revoke(home: Front) -> None:
+    folder = home.desk.settings.data_dir
+
+    def status(key: str) -> int:
+        return home.http.get("/v1/jobs", headers=bearer(key)).status_code
+
+    key = run(
+        folder, "keys", "create", "nightly", "--tenant", "vision", "--scope", "read", "--days", "90"
+    ).stdout.strip()
     assert re.fullmatch(r"qm_[0-9a-z]{26}_[\w-]{43}", key)
-    assert status(service, key) == 200
-    (told,) = json.loads(run(service, "keys", "list", "--tenant", "vision", "--json").stdout)["items"]
-    assert (told["tenant"], told["scope"], told["state"], told["last4"]) == ("vision", "read", "good", key[-4:])
-    assert key not in run(service, "keys", "list").stdout
-    successor = run(service, "keys", "rotate", told["id"], "--grace-hours", "0").stdout.strip()
-    assert status(service, successor) == 200
-    wait_for(lambda: status(service, key) == 401, message="a key that was replaced stays good")
-    newest = json.loads(run(service, "keys", "list", "--tenant", "vision", "--json").stdout)["items"][0]
-    run(service, "keys", "revoke", newest["id"])
-    wait_for(lambda: status(service, successor) == 401, message="a key that was revoked stays good")
-    again = CliRunner().invoke(app, ["keys", "revoke", newest["id"], "--data-dir", str(service.folder)])
-    assert again.exit_code == 1
+    assert status(key) == 200
+    (made,) = told(folder, "keys", "list", "--tenant", "vision")["items"]
+    assert (made["tenant"], made["scope"], made["state"], made["last4"]) == ("vision", "read", "good", key[-4:])
+    assert key not in run(folder, "keys", "list").stdout
+    successor = run(folder, "keys", "rotate", made["id"], "--grace-hours", "0").stdout.strip()
+    assert (status(successor), status(key)) == (200, 401)
+    newest = told(folder, "keys", "list", "--tenant", "vision")["items"][0]
+    run(folder, "keys", "revoke", newest["id"])
+    assert status(successor) == 401
+    run(folder, "keys", "revoke", newest["id"], code=1)
+    for tenant in ("", "a b", "../x", "x" * 65, "ä", "a\nb"):
+        run(folder, "keys", "create", "ci", "--tenant", tenant, code=2)
+    for words in (("",), ("a\nb",), ("ci", "--scope", "root"), ("ci", "--days", "0")):
+        run(folder, "keys", "create", *words, code=2)
 
 
-@pytest.mark.parametrize("tenant", ["", "a b", "../x", "x" * 65, "ä", "a\nb"])
-def test_a_tenants_name_is_plain(service: Service, tenant: str) -> None:
-    run(service, "keys", "create", "ci", "--tenant", tenant, code=2)
-
-
-@pytest.mark.parametrize("words", [("",), ("a\nb",), ("ci", "--scope", "root"), ("ci", "--days", "0")])
-def test_a_key_that_makes_no_sense_is_refused(service: Service, words: tuple[str, ...]) -> None:
-    run(service, "keys", "create", *words, code=2)
-
-
-def test_limits_are_set_and_shown(service: Service) -> None:
-    run(service, "tenants", "set", "vision", "jobs_queued=5", "stored_bytes=none")
-    found = json.loads(run(service, "tenants", "show", "vision", "--json").stdout)
-    assert found["own"] == {"jobs_queued": 5, "stored_bytes": None}
-    assert "jobs_queued" in run(service, "tenants", "show", "vision").stdout
+def test_limits_are_set_and_shown(home: Front) -> None:
+    folder = home.desk.settings.data_dir
+    run(folder, "tenants", "set", "vision", "jobs_queued=5", "stored_bytes=none")
+    assert told(folder, "tenants", "show", "vision")["own"] == {"jobs_queued": 5, "stored_bytes": None}
+    assert "jobs_queued" in run(folder, "tenants", "show", "vision").stdout
     for wrong in ("jobs=5", "jobs_queued=-1", "jobs_queued=many", "jobs_queued"):
-        run(service, "tenants", "set", "vision", wrong, code=2)
-    assert json.loads(run(service, "tenants", "show", "vision", "--json").stdout)["own"]["jobs_queued"] == 5
+        run(folder, "tenants", "set", "vision", wrong, code=2)
+    assert told(folder, "tenants", "show", "vision")["own"]["jobs_queued"] == 5
 
 
-def test_the_time_that_jobs_compute_is_counted(service: Service, tiny: Tiny) -> None:
-    job = service.client.submit(**service.upload(tiny), config={"preset": "int8"})
-    assert service.wait_for_state(job.id, "succeeded", "failed").state == "succeeded"
-    usage = json.loads(run(service, "tenants", "show", "default", "--json").stdout)["usage"]
+def test_what_was_done_stands_in_the_audit_and_a_change_of_it_is_found(home: Front) -> None:
+    folder = home.desk.settings.data_dir
+    for name in ("audited", "other"):
+        run(folder, "keys", "create", name)
+    rows = told(folder, "audit", "list")["items"]
+    made = next(row for row in rows if row["action"] == "key.create")
+    assert made["actor"] == "command-line"
+    assert "as they were written" in run(folder, "audit", "verify").stdout
+    over_http = home.http.get("/v1/audit", params={"limit": 50}, headers=local_key(folder)).json()
+    assert made["hash"] in [row["hash"] for row in over_http["items"]]
+    for action, fault in (("forged", "changed"), (rows[-1]["action"], None)):
+        with home.desk.database.write() as session:
+            session.execute(update(AuditEvent).where(AuditEvent.seq == rows[-1]["seq"]).values(action=action))
+        assert told(folder, "audit", "verify", code=int(fault is not None))["fault"] == fault
+
+
+@pytest.mark.slow
+def test_nobody_gets_in_without_a_key_the_owner_finds_it_and_time_is_counted(tmp_path: Path, tiny: Tiny) -> None:
+    with Service(tmp_path / "home", QUANTMILL_OPEN="false") as running:
+        url = f"{running.url}/v1/jobs"
+        assert httpx.get(url, timeout=PATIENCE_SECONDS).status_code == 401
+        assert httpx.get(url, headers=local_key(running.folder), timeout=PATIENCE_SECONDS).status_code == 200
+        job = running.client.submit(**running.upload(tiny), config={"preset": "int8"})
+        assert running.wait_for_state(job.id, "succeeded", "failed").state == "succeeded"
+        usage = told(running.folder, "tenants", "show", "default")["usage"]
     assert usage["cpu_seconds_per_day"] > 0
     assert usage["stored_bytes"] > 0
     assert usage["jobs_per_day"] == 1
 
 
-def test_what_was_done_stands_in_the_audit_and_a_change_of_it_is_found(service: Service) -> None:
-    run(service, "keys", "create", "audited")
-    rows = json.loads(run(service, "audit", "list", "--json").stdout)["items"]
-    made = next(row for row in rows if row["action"] == "key.create")
-    assert made["actor"] == "command-line"
-    assert "as they were written" in run(service, "audit", "verify").stdout
-    over_http = httpx.get(
-        f"{service.url}/v1/audit", params={"limit": 50},
-        headers={"Authorization": f"Bearer {(service.folder / LOCAL_KEY_FILE).read_text().strip()}"},
-        timeout=PATIENCE_SECONDS,
-    ).json()  # fmt: skip
-    # the service may have noted something of its own meanwhile
-    assert made["hash"] in [row["hash"] for row in over_http["items"]]
-    database = Database(f"sqlite:///{service.folder / 'service.db'}")
-    for action in ("forged", rows[-1]["action"]):
-        with database.write() as session:
-            session.execute(update(AuditEvent).where(AuditEvent.seq == rows[-1]["seq"]).values(action=action))
-        found = json.loads(run(service, "audit", "verify", "--json", code=int(action == "forged")).stdout)
-        assert found["fault"] == ("changed" if action == "forged" else None)
-    database.close()
-
-
+@pytest.mark.long
+@pytest.mark.slow
 def test_an_open_service_says_so(tmp_path: Path) -> None:
     with Service(tmp_path / "home", QUANTMILL_OPEN="true") as running:
-        assert status(running, "") == 200
+        assert httpx.get(f"{running.url}/v1/jobs", timeout=PATIENCE_SECONDS).status_code == 200
         assert running.process.stdout is not None
         assert b"without a key" in running.process.stdout.readline()
         assert not (tmp_path / "home" / LOCAL_KEY_FILE).exists()

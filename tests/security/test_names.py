@@ -13,41 +13,21 @@ from hypothesis import strategies as st
 from rich.table import Table
 from rich.text import Text
 
+from service.contracts.sensitivity import LayerSensitivity, Sensitivity
 from service.contracts.spreadsheets import cell
 from service.logs import LineFormatter
 from tests.security.corpus.models import floats
 from tests.security.corpus.wire import field, model, node
-from worker.commands import console as consoles
+from tests.support.each import each
 from worker.commands.console import make_console
 from worker.quantizer.intake.inspect import inspect_model
 
 HOSTILE = [
-    '=HYPERLINK("http://evil.example","x")',
-    "+1+1",
-    "-2+3",
-    "@SUM(A1)",
-    "\t=1",
-    "\r=1",
-    "  =1",
-    "＝1",
-    "%00",
-    "|calc",
-    "<script>alert(1)</script>",
-    '"><img src=x onerror=alert(1)>',
-    "a\nERROR root forged",
-    "a\r\nforged",
-    "\x1b[2J\x1b[H",
-    "\x1b]0;title\x07",
-    "\x9b2J",
-    "\u202egnp.exe",
-    "\u2028forged",
-    "\x85forged",
-    "\ud800",
-    "\0",
-    "{{7*7}}",
-    "${jndi:x}",
-    "%s%n",
-]
+    '=HYPERLINK("http://evil.example","x")', "+1+1", "-2+3", "@SUM(A1)", "\t=1", "\r=1", "  =1", "＝1", "%00", "|calc",
+    "<script>alert(1)</script>", '"><img src=x onerror=alert(1)>', "a\nERROR root forged", "a\r\nforged",
+    "\x1b[2J\x1b[H", "\x1b]0;title\x07", "\x9b2J", "\u202egnp.exe", "\u2028forged", "\x85forged", "\ud800", "\0",
+    "{{7*7}}", "${jndi:x}", "%s%n",
+]  # fmt: skip
 ANY_NAME = st.one_of(st.sampled_from(HOSTILE), st.text(max_size=30))
 
 
@@ -61,10 +41,6 @@ def test_a_cell_is_never_a_formula(name: str) -> None:
 
 
 def test_the_table_of_sensitivities_holds_no_formula() -> None:
-    from service.contracts.sensitivity import LayerSensitivity, Sensitivity
-
-    names = {name: kind.annotation for name, kind in LayerSensitivity.model_fields.items()}
-    assert {"node", "op", "group"} <= names.keys()
     layer = LayerSensitivity.model_construct(
         rank=1, node="=1+1", op="@x", group="-g", parameters=1, levels={}, verified=None
     )
@@ -108,12 +84,7 @@ def test_a_terminal_is_not_steered_by_names(terminal: bool, name: str) -> None:
         assert harm not in written
 
 
-def test_bars_are_drawn_through_the_same_console() -> None:
-    with consoles.ProgressView() as view:
-        view.progress("load", 1, 2, message="\x1b[2J")
-
-
-@pytest.mark.parametrize("name", [name for name in HOSTILE if name.isprintable() or "\x1b" in name])
+@each("name", ["-2+3", "<script>alert(1)</script>", "\x1b[2J\x1b[H", "${jndi:x}", "%s%n"])
 def test_a_model_may_call_its_nodes_as_it_likes(tmp_path: Path, name: str) -> None:
     """Its names go as they are into the summary, which is JSON."""
     named = node("MatMul", "x w", "y")[2:] + field(3, name)

@@ -12,7 +12,6 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,7 @@ from tests.support.patience import PATIENCE_SECONDS
 from tests.support.schedules import add_schedule
 from tests.support.server import ApiProcess
 
-pytestmark = pytest.mark.slow  # starts processes
+pytestmark = [pytest.mark.long, pytest.mark.slow]
 
 LONG = os.environ.get("QUANTMILL_TEST_OPENAPI") == "long"
 EXAMPLES = 40 if LONG else 4
@@ -71,11 +70,6 @@ phases.coverage.enabled = false
 """
 
 
-@pytest.fixture
-def place(tmp_path: Path, sqlite_url: str) -> Settings:
-    return Settings(data_dir=tmp_path / "data", database_url=sqlite_url, min_free_bytes=0)
-
-
 def made(front: Front, noun: str, body: dict[str, Any]) -> str:
     """The id of what a request makes."""
     answer = front.http.post(f"/v1/{noun}", json=body)
@@ -102,20 +96,13 @@ def rows(front: Front) -> dict[str, list[str]]:
     front.http.post(f"/v1/webhooks/{webhook}/ping")
     delivery = front.http.get(f"/v1/webhooks/{webhook}/deliveries").json()["items"][0]["id"]
     return {
-        "batch_id": [batch],
-        "schedule_id": [schedule["id"], schedule["name"]],
-        "run_id": [run],
-        "webhook_id": [webhook],
-        "delivery_id": [delivery],
-        "alias": ["prod"],
-        "job_id": [succeeded, queued, evaluated],
-        "artifact_id": [artifact],
-        "model_id": [aliased, front.rejected_model(), "tiny@latest"],
+        "batch_id": [batch], "schedule_id": [schedule["id"], schedule["name"]], "run_id": [run],
+        "webhook_id": [webhook], "delivery_id": [delivery], "alias": ["prod"],
+        "job_id": [succeeded, queued, evaluated], "artifact_id": [artifact], "inspection_id": [inspected],
+        "model_id": [aliased, front.rejected_model(), "tiny@latest"], "name": ["int8", "onnxruntime_cpu"],
         "dataset_id": [front.ready_dataset(), front.rejected_dataset()],
-        "upload_id": [front.upload(), front.http.post("/v1/uploads", json={"filename": "a.npz"}).json()["id"]],
-        "inspection_id": [inspected],
-        "name": ["int8", "onnxruntime_cpu"],
-    }
+        "upload_id": [front.upload(), made(front, "uploads", {"filename": "a.npz"})],
+    }  # fmt: skip
 
 
 @pytest.fixture
@@ -124,23 +111,11 @@ def known(app: FastAPI, place: Settings) -> dict[str, list[str]]:
         return rows(front)
 
 
-@pytest.fixture
-def server(place: Settings, known: dict[str, list[str]]) -> Iterator[ApiProcess]:
-    process = ApiProcess(Settings.model_validate({**place.model_dump(), "api_key": KEY}))
-    yield process
-    process.close()
-
-
 def configuration(known: dict[str, list[str]]) -> str:
     bindings = [f'"path.{name}" = {{ dictionary = "{name}", probability = 0.7 }}' for name in known]
     values = [f"{name} = {{ values = {json.dumps(ids)} }}" for name, ids in known.items()]
-    text = CONFIG.format(
-        timeout=PATIENCE_SECONDS,
-        key=KEY,
-        examples=EXAMPLES,
-        bindings="\n".join(bindings),
-        dictionaries="\n".join(values),
-    )
+    lines = {"bindings": "\n".join(bindings), "dictionaries": "\n".join(values)}
+    text = CONFIG.format(timeout=PATIENCE_SECONDS, key=KEY, examples=EXAMPLES, **lines)
     return text if LONG else text + NO_BOUNDS
 
 
@@ -155,17 +130,18 @@ def run_schemathesis(folder: Path, url: str) -> subprocess.CompletedProcess[str]
 
 @pytest.mark.timeout(3600)
 def test_every_answer_is_one_that_the_document_tells_of(
-    server: ApiProcess, known: dict[str, list[str]], tmp_path: Path
+    place: Settings, known: dict[str, list[str]], tmp_path: Path
 ) -> None:
     (tmp_path / "schemathesis.toml").write_text(configuration(known))
-    done = run_schemathesis(tmp_path, server.url)
-    print(done.stdout[-3000:])
-    cases = re.search(r"(\d+) generated", done.stdout)
-    assert done.returncode == 0, done.stdout[-20_000:] + done.stderr[-2000:]
-    assert cases is not None
-    assert int(cases[1]) >= LEAST_CASES
-    log = server.log.read_text()
-    assert "Traceback" not in log
-    assert "request.crashed" not in log
-    assert KEY not in log
-    assert httpx.get(f"{server.url}/readyz", timeout=PATIENCE_SECONDS).status_code == 200
+    server = ApiProcess(Settings.model_validate({**place.model_dump(), "api_key": KEY}))
+    try:
+        done = run_schemathesis(tmp_path, server.url)
+        cases = re.search(r"(\d+) generated", done.stdout)
+        assert done.returncode == 0, done.stdout[-20_000:] + done.stderr[-2000:]
+        assert cases is not None
+        assert int(cases[1]) >= LEAST_CASES
+        log = server.log.read_text()
+        assert not [word for word in ("Traceback", "request.crashed", KEY) if word in log]
+        assert httpx.get(f"{server.url}/readyz", timeout=PATIENCE_SECONDS).status_code == 200
+    finally:
+        server.close()

@@ -6,7 +6,8 @@ import os
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import closing
 from pathlib import Path
 from urllib.parse import quote
 
@@ -21,6 +22,7 @@ from tests.support.front import npz_bytes
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.server import ROOT, ApiProcess
 from tests.worker.workbench import wait_for
+from worker.cli import main
 
 pytestmark = pytest.mark.slow  # starts processes
 
@@ -54,22 +56,10 @@ def without_secrets(found: Mapping[str, bytes]) -> None:
         assert MARK.encode() not in data, f"{name}: {data[max(0, data.index(MARK.encode()) - 200) :][:400]!r}"
 
 
-@pytest.fixture
-def place(tmp_path: Path, sqlite_url: str) -> Settings:
-    return Settings(
-        data_dir=tmp_path / "data", database_url=sqlite_url, min_free_bytes=0, api_key=KEY, broker_url=BROKER_URL
-    )
-
-
-@pytest.fixture
-def server(place: Settings) -> Iterator[ApiProcess]:
-    process = ApiProcess(place)
-    yield process
-    process.close()
-
-
-def test_a_service_keeps_no_secret(app: FastAPI, place: Settings, server: ApiProcess, tmp_path: Path) -> None:
-    with httpx.Client(base_url=server.url, timeout=PATIENCE_SECONDS) as http:
+def test_a_service_keeps_no_secret(app: FastAPI, place: Settings, tmp_path: Path) -> None:
+    keyed = {"api_key": KEY, "broker_url": BROKER_URL, "database_url": place.database_url}
+    server = ApiProcess(Settings(data_dir=place.data_dir, min_free_bytes=0, **keyed))
+    with closing(server), httpx.Client(base_url=server.url, timeout=PATIENCE_SECONDS) as http:
         for headers in HEADERS:
             for method, path in (("GET", f"/v1/jobs?key={QUERY}"), ("POST", "/v1/uploads"), ("GET", f"/x/{QUERY}")):
                 assert http.request(method, path, headers=headers, json={"filename": "a.npz"}).status_code in (
@@ -82,7 +72,7 @@ def test_a_service_keeps_no_secret(app: FastAPI, place: Settings, server: ApiPro
         made = http.post("/v1/datasets", json={"name": "a", "upload_id": upload}, headers={"Idempotency-Key": "one"})
         assert made.status_code == 201
         assert "dispatch" in wait_for(lambda: "publish" in server.log.read_text() and "dispatch publish")
-        with front_of(app, place.model_copy(update={"api_key": None})) as front:
+        with front_of(app, place) as front:
             job_id = front.succeeded_job()
             front.fail(front.new_job(), NotOnnxError("The file is no ONNX model."))
         for form in ("", ".html", ".md", ".junit.xml"):
@@ -121,20 +111,24 @@ SETTINGS: dict[str, dict[str, str]] = {
 }
 
 
-@pytest.mark.parametrize("wrong", SETTINGS)
-def test_no_command_tells_a_secret(wrong: str, tmp_path: Path) -> None:
+def commands(wrong: str) -> Iterable[str]:
+    return COMMANDS if wrong == "good" else ("doctor", "migrate")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "names"),
+    [
+        ("good", ("doctor", "open to all", "client")),
+        *(pytest.param(wrong, commands(wrong), marks=pytest.mark.long, id=wrong) for wrong in SETTINGS),
+    ],
+)
+def test_no_command_tells_a_secret(wrong: str, names: Iterable[str], tmp_path: Path) -> None:
     """Neither what works nor what fails, nor the report of a crash; those that run on are ended."""
     environment = {
-        **os.environ,
-        "PYTHONPATH": str(ROOT),
-        "TMPDIR": str(tmp_path),
-        "QUANTMILL_DATA_DIR": str(tmp_path / "data"),
-        "QUANTMILL_API_KEY": KEY,
-        "QUANTMILL_BROKER_URL": BROKER_URL,
-        "QUANTMILL_DATABASE_URL": DATABASE_URL,
+        **os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path), "QUANTMILL_DATA_DIR": str(tmp_path / "data"),
+        "QUANTMILL_API_KEY": KEY, "QUANTMILL_BROKER_URL": BROKER_URL, "QUANTMILL_DATABASE_URL": DATABASE_URL,
         **SETTINGS[wrong],
-    }
-    names = COMMANDS if wrong == "good" else ("doctor", "migrate")
+    }  # fmt: skip
     logs, running = {}, {}
     for name in names:
         logs[name] = tmp_path / f"{name}.told"
@@ -153,3 +147,26 @@ def test_no_command_tells_a_secret(wrong: str, tmp_path: Path) -> None:
             process.kill()
     assert all(log.stat().st_size for log in logs.values()), "somebody said nothing at all"
     without_secrets(traces(tmp_path))
+
+
+def test_no_wrong_setting_is_told_with_its_secrets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As above, in this process."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["quantmill", "migrate"])
+    common = {
+        "QUANTMILL_DATA_DIR": str(tmp_path / "data"),
+        "QUANTMILL_API_KEY": KEY,
+        "QUANTMILL_BROKER_URL": BROKER_URL,
+    }
+    for wrong, variables in SETTINGS.items():
+        with monkeypatch.context() as patched:
+            for name, value in {**common, **variables}.items():
+                patched.setenv(name, value)
+            with pytest.raises(SystemExit) as ended:
+                main()
+        told = capsys.readouterr()
+        assert ended.value.code, wrong
+        assert told.err, wrong
+        without_secrets({wrong: (told.out + told.err).encode(), **traces(tmp_path)})
