@@ -17,7 +17,7 @@ from service.comparison.changed import changes
 from service.comparison.samples import Samples, read_samples
 from service.contracts.dataset import DatasetSummary, Thumbnails
 from service.contracts.report import Report
-from service.jobs.outcome import NewArtifact, QuantizeOutcome
+from service.jobs.outcome import QuantizeOutcome
 from service.keys import keyring as keyrings
 from service.principal import DEFAULT_TENANT, INSTALLATION_KEY, NO_KEY
 from tests.api.test_evaluations import new_evaluation, succeed
@@ -28,9 +28,7 @@ from tests.support.reports import HOSTILE, PICTURE, SCRIPT, full_document, full_
 
 def job_with(front: Front, report: Report, samples: bytes | None = None, **body: Any) -> str:
     job_id = front.new_job(**body)
-    kept = []
-    if samples is not None:
-        kept = [NewArtifact("samples", "samples.npz", "application/octet-stream", front.store(samples), len(samples))]
+    kept = [] if samples is None else [front.kept("samples", "samples.npz", samples)]
     front.finish(job_id, QuantizeOutcome(report, tuple(kept)))
     return job_id
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from service.contracts.errors import EngineError
-from service.jobs.outcome import NewArtifact, QuantizeOutcome
+from service.jobs.outcome import QuantizeOutcome
 from tests.support.front import Front, make_report
 
 
@@ -44,8 +44,7 @@ def succeed(front: Front, job_id: str, *, drop: float = 0.5, size_bytes: int = 1
     document = make_report(verdict).to_json_dict()
     document["metrics"][0] |= {"quantized": 90.0 - drop, "drop": drop}
     document["quantized"]["size_bytes"] = size_bytes
-    data = job_id.encode()
-    artifact = NewArtifact("model", "model.int8.onnx", "application/octet-stream", front.store(data), len(data))
+    artifact = front.kept("model", "model.int8.onnx", job_id.encode())
     front.finish(job_id, QuantizeOutcome(type(make_report()).model_validate(document), (artifact,)))
 
 

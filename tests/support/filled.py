@@ -12,7 +12,7 @@ from service.contracts.report import Report
 from service.contracts.runner import ProgressLine
 from service.db import db_now
 from service.jobs import events, transitions
-from service.jobs.outcome import NewArtifact, QuantizeOutcome
+from service.jobs.outcome import QuantizeOutcome
 from service.principal import DEFAULT_TENANT
 from service.tables import Job, WebhookDelivery
 from service.webhooks import outbox
@@ -136,17 +136,15 @@ def succeed(front: Front, job_id: str, report: Report) -> None:
 
 def end(front: Front, job_id: str, report: Report) -> None:
     """Have a job that runs in its first attempt end with this report and a file."""
-    data = b"quantized bytes"
-    artifact = NewArtifact("model", "model.int8.onnx", "application/octet-stream", front.store(data), len(data))
+    artifact = front.kept("model", "model.int8.onnx", b"quantized bytes")
     with front.desk.database.write() as session:
         assert transitions.succeed(session, job_id, 1, result=QuantizeOutcome(report, (artifact,)))
 
 
 def tell(front: Front, job_id: str, said: str, share: float) -> None:
     """Have a job that runs in its first attempt tell how far it is, and something to read."""
-    line = ProgressLine(
-        stage="finetune", done=int(100 * share), total=100, unit="steps", share=share, seconds_left=90.0
-    )
+    told = {"done": int(100 * share), "total": 100, "unit": "steps", "share": share, "seconds_left": 90.0}
+    line = ProgressLine(stage="finetune", **told)
     with front.desk.database.write() as session:
         assert transitions.record_progress(session, job_id, 1, line)
         events.append(session, job_id, 1, "log", {"level": "warning", "message": said})

@@ -100,28 +100,24 @@ class Front:
 
     def upload(self, data: bytes = b"model bytes", filename: str = "model.onnx") -> str:
         """A complete upload; returns its id."""
-        made = self.http.post("/v1/uploads", json={"filename": filename, "size_bytes": len(data)})
-        assert made.status_code == 201, made.text
-        upload_id: str = made.json()["id"]
+        upload_id = self._made("uploads", {"filename": filename, "size_bytes": len(data)})
         sent = self.http.put(f"/v1/uploads/{upload_id}/content", content=data)
         assert sent.status_code == 200, sent.text
         return upload_id
 
     def new_model(self) -> str:
         """A model in validation."""
-        body = {"name": "tiny", "files": [{"upload_id": self.upload(), "path": "model.onnx"}]}
-        made = self.http.post("/v1/models", json=body)
-        assert made.status_code == 201, made.text
-        model_id: str = made.json()["id"]
-        return model_id
+        return self._made("models", {"name": "tiny", "files": [{"upload_id": self.upload(), "path": "model.onnx"}]})
 
     def new_dataset(self, **body: Any) -> str:
         """A dataset in validation."""
-        upload_id = self.upload(npz_bytes(), "data.npz")
-        made = self.http.post("/v1/datasets", json={"name": "data", "upload_id": upload_id, **body})
-        assert made.status_code == 201, made.text
-        dataset_id: str = made.json()["id"]
-        return dataset_id
+        return self._made("datasets", {"name": "data", "upload_id": self.upload(npz_bytes(), "data.npz"), **body})
+
+    def _made(self, nouns: str, body: dict[str, Any], status: int = 201) -> str:
+        made = self.http.post(f"/v1/{nouns}", json=body)
+        assert made.status_code == status, made.text
+        noun_id: str = made.json()["id"]
+        return noun_id
 
     def ready_model(self, summary: ModelSummary | None = None) -> str:
         """A model that validation accepted."""
@@ -161,10 +157,7 @@ class Front:
 
     def new_job(self, **changes: Any) -> str:
         """A queued quantize job."""
-        made = self.http.post("/v1/jobs", json=self.job_body(**changes))
-        assert made.status_code == 202, made.text
-        job_id: str = made.json()["id"]
-        return job_id
+        return self._made("jobs", self.job_body(**changes), 202)
 
     def claim(self, job_id: str, *, lease_seconds: float = LEASE_SECONDS) -> Job:
         """Take the job as a worker would."""
@@ -198,11 +191,14 @@ class Front:
         path.write_bytes(data)
         return self.desk.store.put_file(path).sha256
 
+    def kept(self, kind: str, filename: str, data: bytes, media_type: str = "application/octet-stream") -> NewArtifact:
+        """A file of a job, with these bytes in the store."""
+        return NewArtifact(kind, filename, media_type, self.store(data), len(data))
+
     def succeeded_job(self, data: bytes = b"quantized bytes", *, filename: str = "model.int8.onnx") -> str:
         """A job with a report and one artifact of kind model."""
         job_id = self.new_job()
-        artifact = NewArtifact("model", filename, "application/octet-stream", self.store(data), len(data))
-        self.finish(job_id, QuantizeOutcome(make_report(), (artifact,)))
+        self.finish(job_id, QuantizeOutcome(make_report(), (self.kept("model", filename, data),)))
         return job_id
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from service.contracts.graph_view import GraphNode, GraphTensor, GraphView, cut_name
 from service.contracts.report import Report
-from service.jobs.outcome import NewArtifact, QuantizeOutcome
+from service.jobs.outcome import QuantizeOutcome
 from tests.support.front import Front
 from tests.support.reports import bell, full_report, layer
 
@@ -22,10 +22,10 @@ def chain(names: list[str], modules: list[tuple[str, ...]] | None = None) -> Gra
 def job(front: Front, report: Report, graph: GraphView | bytes | None) -> str:
     """A job that succeeded, with this graph."""
     job_id = front.new_job()
-    artifacts = [NewArtifact("model", "q.onnx", "application/octet-stream", front.store(job_id.encode()), 30)]
+    artifacts = [front.kept("model", "q.onnx", job_id.encode())]
     if graph is not None:
         data = graph if isinstance(graph, bytes) else graph.to_bytes()
-        artifacts.append(NewArtifact("graph", "graph.json", "application/json", front.store(data), len(data)))
+        artifacts.append(front.kept("graph", "graph.json", data, "application/json"))
     front.finish(job_id, QuantizeOutcome(report, tuple(artifacts)))
     return job_id
 

@@ -9,7 +9,7 @@ from sqlalchemy import select, text, update
 from service.db import Database
 from service.egress.sending import Egress
 from service.hand_overs.secrets import Vault
-from service.jobs.outcome import NewArtifact, QuantizeOutcome
+from service.jobs.outcome import QuantizeOutcome
 from service.tables import Base, HandOver
 from tests.support.front import Front, make_report
 from tests.support.webhooks import HOST, PEPPER
@@ -33,8 +33,7 @@ def post(port: int = 443, **more: Any) -> dict[str, Any]:
 
 def succeed(front: Front, job_id: str, verdict: str = "none", data: bytes = b"quantized bytes") -> None:
     """Let the job succeed with a model and a report."""
-    files = [("model", "q.onnx", "application/octet-stream", data), ("report", "r.json", "application/json", b"{}")]
-    made = tuple(NewArtifact(kind, name, media, front.store(body), len(body)) for kind, name, media, body in files)
+    made = (front.kept("model", "q.onnx", data), front.kept("report", "r.json", b"{}", "application/json"))
     front.finish(job_id, QuantizeOutcome(make_report(verdict), made))
 
 

@@ -11,56 +11,28 @@ from service.dashboard.router import router
 
 
 class Known(NamedTuple):
-    """A page.
-
-    Attributes:
-        name: of it, for whoever reads what failed; also of a picture of it.
-        path: with names in braces that stand for ids.
-    """
+    """A page by its name, which is also that of its picture, and its path, where names in braces stand for ids."""
 
     name: str
     path: str
 
 
-PAGES = (
-    Known("overview", "/"),
-    Known("jobs", "/jobs"),
-    Known("jobs-filtered", "/jobs?state=failed&search=nothing-is-called-so"),
-    Known("jobs-refused", "/jobs?state=nonsense"),
-    Known("job-succeeded", "/jobs/{succeeded}"),
-    Known("job-running", "/jobs/{running}"),
-    Known("job-failed", "/jobs/{failed}"),
-    Known("job-queued", "/jobs/{queued}"),
-    Known("job-hostile", "/jobs/{hostile}"),
-    Known("job-missing", "/jobs/job_nothing"),
-    Known("curves", "/jobs/{running}/curves"),
-    Known("new", "/new"),
-    Known("new-from", "/new?from={succeeded}"),
-    Known("report", "/jobs/{succeeded}/report"),
-    Known("report-hostile", "/jobs/{hostile}/report"),
-    Known("graph", "/jobs/{succeeded}/graph"),
-    Known("trials", "/jobs/{autopilot}/trials"),
-    Known("trials-so-far", "/jobs/{searching}/trials"),
-    Known("compare", "/compare?job={succeeded}&job={hostile}"),
-    Known("models", "/models"),
-    Known("model", "/models/{model}"),
-    Known("datasets", "/datasets"),
-    Known("dataset", "/datasets/{dataset}"),
-    Known("batches", "/batches"),
-    Known("batch", "/batches/{batch}"),
-    Known("schedules", "/schedules"),
-    Known("schedule", "/schedules/{schedule}"),
-    Known("new-schedule", "/schedules/new?from={succeeded}"),
-    Known("workers", "/workers"),
-    Known("webhooks", "/webhooks"),
-    Known("webhook", "/webhooks/{webhook}"),
-    Known("new-webhook", "/webhooks/new"),
-    Known("edit-webhook", "/webhooks/{webhook}/edit"),
-    Known("admin", "/admin"),
-    Known("quota", "/admin/quotas/default"),
-    Known("style", "/style"),
-    Known("sign-in", "/sign-in"),
-)
+PAGES = tuple(Known(*page) for page in (
+    ("overview", "/"), ("jobs", "/jobs"), ("jobs-filtered", "/jobs?state=failed&search=nothing-is-called-so"),
+    ("jobs-refused", "/jobs?state=nonsense"), ("job-succeeded", "/jobs/{succeeded}"),
+    ("job-running", "/jobs/{running}"), ("job-failed", "/jobs/{failed}"), ("job-queued", "/jobs/{queued}"),
+    ("job-hostile", "/jobs/{hostile}"), ("job-missing", "/jobs/job_nothing"), ("curves", "/jobs/{running}/curves"),
+    ("new", "/new"), ("new-from", "/new?from={succeeded}"), ("report", "/jobs/{succeeded}/report"),
+    ("report-hostile", "/jobs/{hostile}/report"), ("graph", "/jobs/{succeeded}/graph"),
+    ("trials", "/jobs/{autopilot}/trials"), ("trials-so-far", "/jobs/{searching}/trials"),
+    ("compare", "/compare?job={succeeded}&job={hostile}"), ("models", "/models"), ("model", "/models/{model}"),
+    ("datasets", "/datasets"), ("dataset", "/datasets/{dataset}"), ("batches", "/batches"),
+    ("batch", "/batches/{batch}"), ("schedules", "/schedules"), ("schedule", "/schedules/{schedule}"),
+    ("new-schedule", "/schedules/new?from={succeeded}"), ("workers", "/workers"), ("webhooks", "/webhooks"),
+    ("webhook", "/webhooks/{webhook}"), ("new-webhook", "/webhooks/new"),
+    ("edit-webhook", "/webhooks/{webhook}/edit"), ("admin", "/admin"), ("quota", "/admin/quotas/default"),
+    ("style", "/style"), ("sign-in", "/sign-in"),
+))  # fmt: skip
 
 
 def is_served(path: str) -> bool:

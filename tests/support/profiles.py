@@ -22,25 +22,14 @@ _CLASSES = ("cat", "dog", HOSTILE_CLASS)
 
 def class_counts(*samples: int) -> ClassCounts:
     """Classes 0, 1 and so on."""
-    numbers = tuple(range(len(samples)))
-    return ClassCounts(
-        distinct=len(samples), fewest=min(samples), most=max(samples), numbers=numbers, counts=tuple(samples)
-    )
+    facts = {"distinct": len(samples), "fewest": min(samples), "most": max(samples)}
+    return ClassCounts(**facts, numbers=tuple(range(len(samples))), counts=samples)
 
 
 def value_profile(*counts: int, low: float = -4.0, high: float = 4.0, values: int | None = None) -> ValueProfile:
     """Values in bins from ``low`` to ``high``."""
-    counted = sum(counts)
-    return ValueProfile(
-        minimum=low,
-        maximum=high,
-        mean=0.0,
-        low=low,
-        high=high,
-        values=values or counted,
-        counted=counted,
-        counts=counts,
-    )
+    ends = {"minimum": low, "maximum": high, "low": low, "high": high, "mean": 0.0}
+    return ValueProfile(**ends, values=values or sum(counts), counted=sum(counts), counts=counts)
 
 
 def waveform(number: int, peak: float) -> Waveform:

@@ -19,7 +19,6 @@ from service.storage import FileStore
 from service.tables import Job, Schedule, ScheduleRun
 from tests.support.front import Front, fallen_back, make_report
 
-MINUTE = 60
 HOUR = 3600
 MANY = 10_000
 _NUMBERS = itertools.count()

@@ -30,19 +30,17 @@ def make_model(path: Path, *, external: str | None = None, channels: int = 16, c
         "w2": rng.normal(0, 0.3, (5, channels)),
         "b2": rng.normal(0, 0.1, 5),
     }
-    nodes = [
-        helper.make_node("Conv", ["x", "w1", "b1"], ["c"], name="conv", pads=[1, 1, 1, 1]),
-        helper.make_node("Relu", ["c"], ["r"], name="relu"),
-    ]
-    last = "r"
-    for number in range(1, convs):
-        weight, to = f"w1_{number}", f"r_{number}"
-        weights[weight] = rng.normal(0, 0.1, (channels, channels, 3, 3))
+    nodes, last = [], "x"
+    for number in range(convs):
+        end = f"_{number}" if number else ""
+        given = [last, "w1", "b1"] if not number else [last, f"w1{end}"]
+        if number:
+            weights[f"w1{end}"] = rng.normal(0, 0.1, (channels, channels, 3, 3))
+        last = f"r{end}"
         nodes += [
-            helper.make_node("Conv", [last, weight], [f"c_{number}"], name=f"conv_{number}", pads=[1, 1, 1, 1]),
-            helper.make_node("Relu", [f"c_{number}"], [to], name=f"relu_{number}"),
+            helper.make_node("Conv", given, [f"c{end}"], name=f"conv{end}", pads=[1, 1, 1, 1]),
+            helper.make_node("Relu", [f"c{end}"], [last], name=f"relu{end}"),
         ]
-        last = to
     graph = helper.make_graph(
         [
             *nodes,
@@ -57,10 +55,8 @@ def make_model(path: Path, *, external: str | None = None, channels: int = 16, c
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     onnx.checker.check_model(model)
-    if external is None:
-        onnx.save(model, path)
-    else:
-        onnx.save(model, path, save_as_external_data=True, location=external, size_threshold=0)
+    outside = {} if external is None else {"save_as_external_data": True, "location": external, "size_threshold": 0}
+    onnx.save(model, path, **outside)
 
 
 def make_nothing_to_quantize(path: Path) -> None:
