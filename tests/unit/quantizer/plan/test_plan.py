@@ -66,6 +66,7 @@ WEIGHTS = {
     "five": np.float32(5),
     "scales": np.array([1, 1, 2, 2], np.float32),
     "one": np.array([1]),
+    "two": np.array([2, 2]),
     "many": np.array([9]),
     "axis": np.array([2]),
 }
@@ -128,6 +129,35 @@ def test_nodes_that_stay_in_float_say_why(text: str, expected: str) -> None:
     assert expected in reason(plan_of(text, WEIGHTS), "it")
 
 
+UNREAD, UNFED = "no quantized node reads its result", "no quantized node feeds it"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            "(float[N,3,9,9] x) => (float[N,4] y) { t = Conv(x, w) [a] u = LeakyRelu(t) "
+            "[b] v = MaxPool<kernel_shape=[7,7]>(u) [c] s = Flatten(v) y = Softmax(s) }",
+            {"a": UNREAD, "b": UNREAD, "c": UNREAD},
+        ),
+        (
+            f"{IMAGE} {{ t = Conv(x, w) [a] p = Sigmoid(t) [b] q = Mul(t, p) [c] r = Relu(q) y = Tanh(r) }}",
+            {"a": UNREAD, "b": UNREAD, "c": UNFED},
+        ),
+        (
+            "(float[2,4] x, bool go) => (float[2,5] y) { y = If(go) <"
+            "then_branch = a () => (float[2,5] p) { [inner] p = MatMul(x, fc) }, "
+            "else_branch = b () => (float[2,5] q) { m = MatMul(x, fc) q = Neg(m) }> }",
+            {"inner": "nodes inside sub-graphs stay in float"},
+        ),
+    ],
+)
+def test_what_hangs_on_nodes_in_float_stays_with_them(text: str, expected: dict[str, str]) -> None:
+    plan = plan_of(text)
+    assert {name: reason(plan, name) for name in expected} == expected
+    assert plan.is_empty == ("inner" in expected)
+
+
 def test_other_domains_stay() -> None:
     node = helper.make_node("Gelu", ["t"], ["y"], name="it", domain="com.microsoft")
     model = make_model("(float[N,4] x) => (float[N,5] y) { t = MatMul(x, fc) }", {"fc": CONV["fc"]})
@@ -136,56 +166,61 @@ def test_other_domains_stay() -> None:
     assert "domain com.microsoft" in reason(plan_for(model)[1], "it")
 
 
-def test_two_activations_may_be_multiplied() -> None:
-    plan = plan_of("(float[2,3,4] x, float[2,4,5] k) => (float[2,3,5] y) { [it] y = MatMul(x, k) }", {})
-    assert plan.nodes["it"].role is Role.LINEAR
-    assert set(plan.activations) == {"x", "k"}
-    assert not plan.weights
+TOWARDS = "(float[N,3,9,9] x) => (float[{0}] y) {{ t = Conv(x, w) [it] u = {1} y = Sin(u) }}"
+SPLIT = "(float[1,3,9,9] x) => (float[1,4,5,5] y) { t = Conv(x, w) [it] q, u = Split<axis=1>(t, two) r = "
 
 
 @pytest.mark.parametrize(
-    "call",
+    "text",
     [
-        "MaxPool<kernel_shape=[2,2]>(t)",
-        "AveragePool<kernel_shape=[2,2]>(t)",
-        "Transpose<perm=[0,1,3,2]>(t)",
-        "Pad(t, pads)",
-        "Pad(t, pads, zero)",
-        'Pad<mode="reflect">(t, pads)',
-        "Resize(t, , scales)",
-        'Resize<mode="linear">(t, , scales)',
-        "Slice(t, one, many, axis)",
+        BETWEEN.format("MaxPool<kernel_shape=[2,2]>(t)"),
+        BETWEEN.format("AveragePool<kernel_shape=[2,2]>(t)"),
+        BETWEEN.format("Transpose<perm=[0,1,3,2]>(t)"),
+        BETWEEN.format("Pad(t, pads)"),
+        BETWEEN.format("Pad(t, pads, zero)"),
+        BETWEEN.format('Pad<mode="reflect">(t, pads)'),
+        BETWEEN.format("Resize(t, , scales)"),
+        BETWEEN.format('Resize<mode="linear">(t, , scales)'),
+        BETWEEN.format("Slice(t, one, many, axis)"),
+        TOWARDS.format("A,B,C,D", "MaxPool<kernel_shape=[2,2]>(t)"),
+        TOWARDS.format("A,B,C,D", "Transpose<perm=[0,2,3,1]>(t)"),
+        TOWARDS.format("A,B", "Flatten(t)"),
+        TOWARDS.format("A,B,C,D", "Slice(t, one, many, axis)"),
+        f"{SPLIT} Concat<axis=1>(q, u) y = Conv(r, w2) }}",
     ],
 )
-def test_nodes_that_move_data_share_the_grid_of_their_input(call: str) -> None:
-    plan = plan_of(BETWEEN.format(call), WEIGHTS)
+def test_nodes_that_move_data_share_the_grid_of_their_input(text: str) -> None:
+    plan = plan_of(text, WEIGHTS)
     assert plan.nodes["it"].role is Role.TRANSPARENT
-    assert plan.activations["u"].source == "t"
-    assert "u" not in plan.sources()
+    assert {plan.activations[name].source for name in "qu" if name in plan.activations} == {"t"}
+    assert "u" in plan.activations and "u" not in plan.sources()
 
 
-def test_every_output_of_a_split_shares_the_grid() -> None:
-    plan = plan_of(
-        "(float[1,3,9,9] x) => (float[1,4,5,5] y) { t = Conv(x, w) p, q = Split<axis=1>(t, two) "
-        "r = Concat<axis=1>(p, q) y = Conv(r, w2) }",
-        {**CONV, "two": np.array([2, 2])},
-    )
-    assert [plan.activations[name].source for name in "pq"] == ["t", "t"]
+FUSED = "(float[1,3,9,9] x) => (float[A,B,C,D] y) {{ s = Conv(x, w) t = {} [it] u = {} y = Conv(u, w2) }}"
 
 
 @pytest.mark.parametrize(
-    ("before", "activation"),
-    [("Conv(x, w)", "Relu(t)"), ("ConvTranspose(x, wt)", "Clip(t, zero, high)"), ("Add(s, s)", "Relu(t)")],
+    ("text", "role", "on_integers", "inside"),
+    [
+        (FUSED.format("Conv(x, w)", "Relu(t)"), Role.FUSED, {"x", "u"}, "t"),
+        (FUSED.format("ConvTranspose(x, wt)", "Clip(t, zero, high)"), Role.FUSED, {"u"}, "t"),
+        (FUSED.format("Add(s, s)", "Relu(t)"), Role.FUSED, {"s", "u"}, "t"),
+        # one quantized operand is enough
+        (FUSED.format("Sin(s)", "Add(t, s)"), Role.ARITHMETIC, {"s", "t", "u"}, ""),
+        # two activations may be multiplied
+        (
+            "(float[2,3,4] x, float[2,4,5] k) => (float[2,3,5] y) { [it] y = MatMul(x, k) }",
+            Role.LINEAR,
+            {"x", "k"},
+            "y",
+        ),
+    ],
 )
-def test_activation_functions_are_fused_with_the_node_before(before: str, activation: str) -> None:
-    plan = plan_of(
-        f"(float[1,3,9,9] x) => (float[A,B,C,D] y) {{ s = Conv(x, w) t = {before} [it] u = {activation} "
-        "y = Conv(u, w2) }",
-        {**WEIGHTS, "wt": normal(3, 4, 3, 3)},
-    )
-    assert plan.nodes["it"].role is Role.FUSED
-    assert "u" in plan.activations
-    assert "t" not in plan.activations
+def test_roles_of_nodes_and_what_is_on_integers(text: str, role: Role, on_integers: set[str], inside: str) -> None:
+    plan = plan_of(text, {**WEIGHTS, "wt": normal(3, 4, 3, 3)})
+    assert plan.nodes["it"].role is role
+    assert on_integers <= set(plan.activations)
+    assert inside not in plan.activations
 
 
 def test_a_sub_graph_reader_of_the_same_name_is_no_fused_activation() -> None:
@@ -198,30 +233,6 @@ def test_a_sub_graph_reader_of_the_same_name_is_no_fused_activation() -> None:
     prepared, plan = plan_for(model)
     assert "u" in plan.activations
     assert len(plan.nodes) == len(list(prepared.graph.all_nodes()))
-
-
-def test_what_nothing_quantized_reads_stays_with_everything_before_it() -> None:
-    plan = plan_of(
-        "(float[N,3,9,9] x) => (float[N,4] y) { t = Conv(x, w) [first] u = LeakyRelu(t) [second] v = "
-        "MaxPool<kernel_shape=[7,7]>(u) [third] s = Flatten(v) y = Softmax(s) }"
-    )
-    for name in ("first", "second", "third"):
-        assert reason(plan, name) == "no quantized node reads its result"
-
-
-def test_taking_back_one_decision_takes_back_those_that_hang_on_it() -> None:
-    plan = plan_of(f"{IMAGE} {{ t = Conv(x, w) [a] p = Sigmoid(t) [b] q = Mul(t, p) [c] r = Relu(q) y = Tanh(r) }}")
-    assert [plan.nodes[name].quantized for name in "abc"] == [False, False, False]
-    assert reason(plan, "b") == "no quantized node reads its result"
-    assert reason(plan, "c") == "no quantized node feeds it"
-
-
-def test_one_quantized_operand_is_enough() -> None:
-    plan = plan_of(
-        "(float[1,3,9,9] x) => (float[1,4,5,5] y) { t = Conv(x, w) s = Sin(t) [it] c = Add(t, s) y = Conv(c, w2) }"
-    )
-    assert plan.nodes["it"].role is Role.ARITHMETIC
-    assert {"s", "t", "c"} <= set(plan.activations)
 
 
 @pytest.mark.parametrize(
@@ -240,27 +251,6 @@ def test_scores_keep_their_precision(text: str, kept: bool) -> None:
     plan = plan_of(text, {**CONV, "s": np.array([-1, 5]), "sq": normal(5, 5)})
     scores = "t" if "Softmax" in text else "y"
     assert (scores not in plan.activations) == kept
-
-
-@pytest.mark.parametrize(
-    "call",
-    ["MaxPool<kernel_shape=[2,2]>(t)", "Transpose<perm=[0,2,3,1]>(t)", "Flatten(t)", "Slice(t, one, many, axis)"],
-)
-def test_nodes_that_move_integers_do_so_towards_float_too(call: str) -> None:
-    rank = "A,B" if "Flatten" in call else "A,B,C,D"
-    plan = plan_of(f"(float[N,3,9,9] x) => (float[{rank}] y) {{ t = Conv(x, w) [it] u = {call} y = Sin(u) }}", WEIGHTS)
-    assert plan.nodes["it"].role is Role.TRANSPARENT
-    assert plan.activations["u"].source == "t"
-
-
-def test_nodes_inside_subgraphs_stay() -> None:
-    plan = plan_of(
-        "(float[2,4] x, bool go) => (float[2,5] y) { y = If(go) <"
-        "then_branch = a () => (float[2,5] p) { [inner] p = MatMul(x, fc) }, "
-        "else_branch = b () => (float[2,5] q) { m = MatMul(x, fc) q = Neg(m) }> }"
-    )
-    assert "sub-graphs" in reason(plan, "inner")
-    assert plan.is_empty
 
 
 def test_the_float_types_of_the_interface_do_not_matter() -> None:

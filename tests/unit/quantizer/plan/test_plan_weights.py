@@ -69,12 +69,10 @@ def test_depthwise_transposed_channels_keep_scales_and_biases_of_their_own(per_g
     assert grid.scale.shape == (4,)
     for group in range(4):
         assert sqnr_db(weight[group], grid.fake(weight)[group]) > 30
-    np.testing.assert_allclose(entry.quantization.scale, np.repeat(grid.scale, per_group) * scale_of("x", plan))
+    np.testing.assert_allclose(
+        entry.quantization.scale, np.repeat(grid.scale, per_group) * plan.activations["x"].quantization.scale
+    )
     assert sqnr_db(run_onnx(model, feeds)["y"], run_onnx(quantized, feeds)["y"]) > 30
-
-
-def scale_of(tensor: str, plan: QuantizationPlan) -> np.float32:
-    return plan.activations[tensor].quantization.scale
 
 
 @pytest.mark.parametrize(("second", "shared"), [("Gemm(s, k)", True), ("Gemm<transB=1>(s, k)", False)])

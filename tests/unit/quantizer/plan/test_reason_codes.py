@@ -52,11 +52,14 @@ def test_a_node_in_float_has_a_code_and_a_hint(call: str, code: str | None, hint
 
 
 def test_what_the_user_leaves_out_is_told_from_what_cannot_be() -> None:
-    assert inspected("MatMul(x, w)", exclude=[{"node": "it"}]).reason_code == "excluded"
-    assert inspected("Gemm(x, w)", include=[{"op_type": "Gemm"}]).reason_code is None
-    assert inspected("MatMul(x, w)", mode="dynamic").reason_code is None
-    assert inspected("Relu(x)", mode="dynamic").reason_code == "not-dynamic"
-    assert inspected("Relu(x)", mode="weights_only").reason_code == "not-linear"
+    for call, settings, code in (
+        ("MatMul(x, w)", {"exclude": [{"node": "it"}]}, "excluded"),
+        ("Gemm(x, w)", {"include": [{"op_type": "Gemm"}]}, None),
+        ("MatMul(x, w)", {"mode": "dynamic"}, None),
+        ("Relu(x)", {"mode": "dynamic"}, "not-dynamic"),
+        ("Relu(x)", {"mode": "weights_only"}, "not-linear"),
+    ):
+        assert inspected(call, **settings).reason_code == code
 
 
 def decisions(prepared: Prepared, **settings: Any) -> dict[str, tuple[Role | None, str | None]]:

@@ -122,7 +122,7 @@ def test_a_batch_norm_across_the_border_stays_where_it_is() -> None:
     assert pairs(quantize_model(whole, {"x": normal(8, 3, 9, 9)})[2]) == {"x", "y"}
 
 
-def test_nothing_is_fused_across_a_border() -> None:
+def test_nothing_is_fused_or_changed_across_a_border() -> None:
     text = "(float[N,3,9,9] x) => (float[N,4,7,7] y) { [c] a = Conv(x, w) [r] y = Relu(a) }"
     model = bounded(make_model(text, {"w": normal(4, 3, 3, 3)}), one=["c"], two=["r"])
     assert reasons(model) == {"c": None, "r": "across-border"}
@@ -131,18 +131,12 @@ def test_nothing_is_fused_across_a_border() -> None:
     prepared, _ = prepare_proto(bounded(make_model(text, {"k": normal(4, 3), "b": normal(3)}), inside=["mul"]))
     assert [node.op_type for node in prepared.graph] == ["MatMul", "Add"]
     assert step(prepared, "matmul_add_to_gemm").left == {"mul": "across-border"}
-
-
-def test_relu6_outside_keeps_its_limit() -> None:
-    model = make_model(
-        "(float[N,3,9,9] x) => (float[N,4,5,5] y) { [c0] a = Conv(x, w0) [r0] b = Clip(a, low, high) "
-        "[c1] c = Conv(b, w1) [r1] y = Clip(c, low, high) }",
-        {"w0": normal(4, 3, 3, 3), "w1": normal(4, 4, 3, 3), "low": np.float32(0), "high": np.float32(6)},
-    )
-    settings = config(preparation={"clip6_to_relu": True})
-    done = prepare(ir.from_proto(bounded(model, inside=["c0", "r0"])), settings.preparation)
-    assert {node.name: node.op_type for node in done.graph} == {"c0": "Conv", "r0": "Relu", "c1": "Conv", "r1": "Clip"}
-    assert step(done, "clip6_to_relu").left == {"r1": "outside-regions"}
+    text = "(float[N,4] x) => (float[N,4] y) { [r0] a = Clip(x, low, high) [r1] y = Clip(a, low, high) }"
+    limits = {"low": np.float32(0), "high": np.float32(6)}
+    wanted = config(preparation={"clip6_to_relu": True}).preparation
+    prepared = prepare(ir.from_proto(bounded(make_model(text, limits), inside=["r0"])), wanted)
+    assert {node.name: node.op_type for node in prepared.graph} == {"r0": "Relu", "r1": "Clip"}
+    assert step(prepared, "clip6_to_relu").left == {"r1": "outside-regions"}
 
 
 def test_equalization_moves_no_scale_over_a_border() -> None:
