@@ -57,16 +57,30 @@ def with_profile(profile: DataProfile | None, **changes: Any) -> DatasetSummary:
     return dataset_summary().model_copy(update={"profile": profile, **changes})
 
 
-def test_classes_are_drawn_with_their_names(sqlite_front: Front) -> None:
-    text = part(shown(sqlite_front, profiled_summary()), "classes")
-    assert "3 classes of 4 to 20 samples each." in text
-    (picture,) = pictures(text)
+def test_classes_values_and_waveforms_are_drawn(sqlite_front: Front) -> None:
+    page = shown(sqlite_front, profiled_summary())
+    classes = part(page, "classes")
+    assert "3 classes of 4 to 20 samples each." in classes
+    (picture,) = pictures(classes)
     assert picture.get("role") == "img" and "3 in all" in str(picture.get("aria-label"))
-    words = [item.text for item in picture.iter("text")]
-    assert words[:4] == ["cat", "20", "dog", "8"]
-    assert [row[0] for row in figures(text)] == ["0", "1", "2"]
-    assert figures(text)[1] == ["1", "dog", "8"]
-    assert HOSTILE_CLASS not in html.unescape(text) and "<svg onload" not in text
+    assert [item.text for item in picture.iter("text")][:4] == ["cat", "20", "dog", "8"]
+    assert [row[0] for row in figures(classes)] == ["0", "1", "2"]
+    assert figures(classes)[1] == ["1", "dog", "8"]
+    assert HOSTILE_CLASS not in html.unescape(classes) and "<svg onload" not in classes
+    values = part(page, "values")
+    (picture,) = pictures(values)
+    assert "how often each occurs" in str(picture.get("aria-label"))
+    assert len(list(picture.iter("rect"))) == len(figures(values)) == 5, "an empty bin has no row"
+    assert "mean and counts are of 3,925 of 6,144 values (63.88 %)" in values
+    assert all(f'data-label="{word}">' in part(page, "facts") for word in ("Least", "Greatest", "Mean"))
+    waves = part(page, "waveforms")
+    assert [str(one.get("aria-label"))[:20] for one in pictures(waves)] == [f"Waveform of sample {k}" for k in range(5)]
+    heights = []
+    for one in pictures(waves):
+        points = [point.split(",") for line in one.iter("polyline") for point in str(line.get("points")).split()]
+        heights.append(max(float(y) for _, y in points) - min(float(y) for _, y in points))
+    assert heights == pytest.approx([0, 15, 30, 45, 60], abs=0.2), "on one scale"
+    assert figures(waves)[4] == ["4", "1.00 s", "-8000", "8000", "24.4 % of full scale"]
 
 
 def test_classes_without_names_and_without_samples(sqlite_front: Front) -> None:
@@ -77,7 +91,7 @@ def test_classes_without_names_and_without_samples(sqlite_front: Front) -> None:
     assert figures(text) == [["0", "5"], ["1", "4"]]
 
 
-def test_a_thousand_classes_are_drawn_in_one_outline(sqlite_front: Front) -> None:
+def test_a_thousand_classes_are_drawn_in_one_outline_and_of_more_the_largest_told(sqlite_front: Front) -> None:
     counts = class_counts(*(1 + k % 7 for k in range(MAX_CLASSES)))
     page = shown(sqlite_front, with_profile(DataProfile(classes=counts)))
     (picture,) = pictures(part(page, "classes"))
@@ -85,61 +99,25 @@ def test_a_thousand_classes_are_drawn_in_one_outline(sqlite_front: Front) -> Non
     assert len(str(outline.get("points")).split()) == 2 * MAX_CLASSES + 2
     assert len(figures(part(page, "classes"))) == MAX_CLASSES
     assert len(page) < 300_000
-
-
-def test_of_more_classes_the_largest_are_told(sqlite_front: Front) -> None:
     counts = class_counts(9, 5).model_copy(update={"distinct": MAX_CLASSES + 1, "fewest": 1})
     text = part(shown(sqlite_front, with_profile(DataProfile(classes=counts))), "classes")
     assert pictures(text) == []
     assert "too many to be drawn" in text and "the 2 largest classes" in text
 
 
-def test_values_are_drawn_with_their_range(sqlite_front: Front) -> None:
-    page = shown(sqlite_front, profiled_summary())
-    text = part(page, "values")
-    (picture,) = pictures(text)
-    assert "how often each occurs" in str(picture.get("aria-label"))
-    assert len(list(picture.iter("rect"))) == 5
-    assert len(figures(text)) == 5  # an empty bin has no row
-    assert "mean and counts are of 3,925 of 6,144 values (63.88 %)" in text
-    stored = part(page, "facts")
-    assert all(f'data-label="{word}">' in stored for word in ("Least", "Greatest", "Mean"))
-
-
-def test_a_constant_array_is_told_in_words(sqlite_front: Front) -> None:
+def test_constant_huge_empty_and_unknown_values(sqlite_front: Front) -> None:
     constant = value_profile(7, low=2.0, high=3.0).model_copy(update={"maximum": 2.0, "mean": 2.0})
     text = part(shown(sqlite_front, with_profile(DataProfile(values={"x": constant}))), "values")
     assert "Every value is 2." in text and pictures(text) == []
-
-
-@pytest.mark.parametrize("most", [1e38, 1.7976931348623157e308])
-def test_huge_values_are_drawn(sqlite_front: Front, most: float) -> None:
-    profile = DataProfile(values={"x": value_profile(*range(1, 8), low=-most, high=most)})
-    (picture,) = pictures(part(shown(sqlite_front, with_profile(profile)), "values"))
-    assert "nan" not in ElementTree.tostring(picture, "unicode")
-
-
-def test_waveforms_are_drawn_on_one_scale(sqlite_front: Front) -> None:
-    text = part(shown(sqlite_front, profiled_summary()), "waveforms")
-    found = pictures(text)
-    assert [str(one.get("aria-label"))[:20] for one in found] == [f"Waveform of sample {k}" for k in range(5)]
-    heights = []
-    for one in found:
-        points = [point.split(",") for line in one.iter("polyline") for point in str(line.get("points")).split()]
-        heights.append(max(float(y) for _, y in points) - min(float(y) for _, y in points))
-    assert heights == pytest.approx([0, 15, 30, 45, 60], abs=0.2)
-    assert figures(text)[4] == ["4", "1.00 s", "-8000", "8000", "24.4 % of full scale"]
-
-
-def test_an_empty_sound_is_a_line() -> None:
+    for most in (1e38, 1.7976931348623157e308):
+        profile = DataProfile(values={"x": value_profile(*range(1, 8), low=-most, high=most)})
+        (picture,) = pictures(part(shown(sqlite_front, with_profile(profile)), "values"))
+        assert "nan" not in ElementTree.tostring(picture, "unicode")
     silent = waveform(0, 0.0).model_copy(update={"length": 0, "lows": (), "highs": ()})
     assert "polyline" not in dataset_charts.waveform(silent, 0.0, "a")
-
-
-def test_an_older_dataset_says_that_nothing_was_counted(sqlite_front: Front) -> None:
-    page = shown(sqlite_front, with_profile(None))
-    assert "were not counted when it was validated" in page
-    assert pictures(page) == [] and 'id="values"' not in page
+    older = shown(sqlite_front, with_profile(None))
+    assert "were not counted when it was validated" in older
+    assert pictures(older) == [] and 'id="values"' not in older
 
 
 def test_the_largest_page_stays_small(sqlite_front: Front) -> None:

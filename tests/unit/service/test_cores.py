@@ -25,25 +25,16 @@ def counted(folder: Path) -> int:
     return cores.available_cores(root=folder / "fs", own=folder / "own")
 
 
-def test_without_control_groups_affinity_counts(tmp_path: Path) -> None:
-    assert counted(tmp_path) == 8
-
-
-@pytest.mark.parametrize(
-    ("quota", "expected"),
-    [("max 100000", 8), ("150000 100000", 2), ("50000 100000", 1), ("1600000 100000", 8), ("", 8)],
-)
-def test_a_quota_of_version_2(tmp_path: Path, quota: str, expected: int) -> None:
+def test_quotas_of_version_2(tmp_path: Path) -> None:
+    assert counted(tmp_path) == 8, "without control groups affinity counts"
     put(tmp_path / "own", "0::/system.slice/one.service\n")
-    put(tmp_path / "fs/system.slice/one.service/cpu.max", f"{quota}\n")
-    assert counted(tmp_path) == expected
-
-
-def test_the_tightest_of_all_groups_around_counts(tmp_path: Path) -> None:
-    put(tmp_path / "own", "0::/pod/one\n")
-    put(tmp_path / "fs/pod/one/cpu.max", "max 100000\n")
-    put(tmp_path / "fs/pod/cpu.max", "300000 100000\n")
-    assert counted(tmp_path) == 3
+    group = tmp_path / "fs/system.slice/one.service/cpu.max"
+    for quota, expected in (("max 100000", 8), ("150000 100000", 2), ("50000 100000", 1), ("1600000 100000", 8)):
+        put(group, f"{quota}\n")
+        assert counted(tmp_path) == expected, quota
+    put(group, "max 100000\n")
+    put(tmp_path / "fs/system.slice/cpu.max", "300000 100000\n")
+    assert counted(tmp_path) == 3, "the tightest of all groups around counts"
 
 
 def test_in_a_container_the_root_is_the_group(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from service.contracts.report import Histogram, Interval, Report
 from service.reports import charts
 from service.reports.formats import FORMATS, rendered
+from tests.support.each import each
 from tests.support.reports import full_document
 
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
@@ -35,12 +36,11 @@ def marks(root: ElementTree.Element, kind: str, attribute: str) -> list[float]:
 @given(FINITE, FINITE, FINITE, FINITE, st.booleans())
 def test_any_figures_can_be_drawn(value: float, low: float, high: float, limit: float, lower: bool) -> None:
     interval = Interval(low=low, high=high, method="wilson", samples=3)
-    picture(
-        charts.whiskers([charts.Whisker("got", value, interval, "second")], str, "a", limit=limit, lower_limit=lower)
-    )
+    row = charts.Whisker("got", value, interval, "second")
+    picture(charts.whiskers([row], str, "a", limit=limit, lower_limit=lower))
 
 
-@pytest.mark.parametrize(("lower", "holds"), [(False, (2.0, 4.0)), (True, (6.0, 8.0))])
+@each(("lower", "holds"), [(False, (2.0, 4.0)), (True, (6.0, 8.0))])
 def test_a_value_lies_in_the_band_where_its_condition_holds(lower: bool, holds: tuple[float, ...]) -> None:
     for value in (2.0, 4.0, 6.0, 8.0):
         row = charts.Whisker("", value, None, "second")
@@ -60,9 +60,7 @@ def test_whiskers_end_where_the_interval_does() -> None:
     assert centers[0] == pytest.approx((min(ends) + max(ends)) / 2)
 
 
-@given(
-    st.lists(st.integers(), min_size=1, max_size=9), FINITE, FINITE, st.none() | FINITE, st.none() | FINITE,
-)  # fmt: skip
+@given(st.lists(st.integers(), min_size=1, max_size=9), FINITE, FINITE, st.none() | FINITE, st.none() | FINITE)
 def test_any_histogram_can_be_drawn(
     counts: list[int], low: float, high: float, clip_low: float | None, clip_high: float | None
 ) -> None:

@@ -40,19 +40,11 @@ def waiting(count: int, seconds: float = 10.0) -> Lines:
     return Lines.of([Waiting(f"job_{k}", "t", 0, seconds) for k in range(count)])
 
 
-def test_more_slots_do_it_sooner_and_none_never() -> None:
-    lines = waiting(8)
-    ends = [Queue(lines, {}, slots).seconds_until_end("~", "t", 0, 5.0) for slots in (1, 2, 4)]
-    assert ends == [85.0, 45.0, 25.0]
-    assert Queue(lines, {}, 0).seconds_until_end("~", "t", 0, 5.0) is None
-
-
-def test_a_free_slot_takes_it_at_once() -> None:
+def test_more_slots_do_it_sooner_and_a_free_one_at_once() -> None:
+    ends = [Queue(waiting(8), {}, slots).seconds_until_end("~", "t", 0, 5.0) for slots in (0, 1, 2, 4)]
+    assert ends == [None, 85.0, 45.0, 25.0]
     assert Queue(waiting(0), {"job_x": 500.0}, 2).seconds_until_end("~", "t", 0, 5.0) == 5.0
     assert Queue(waiting(0), {"job_x": 500.0, "job_y": 100.0}, 2).seconds_until_end("~", "t", 0, 5.0) == 305.0
-
-
-def test_a_job_that_waits_is_told_its_own_time() -> None:
     queue = Queue(waiting(3), {}, 1)
     assert [queue.seconds_until_end(f"job_{k}", "t", 0, 10.0) for k in range(3)] == [10.0, 20.0, 30.0]
 
