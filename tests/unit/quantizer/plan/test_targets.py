@@ -98,28 +98,14 @@ def test_weights_keep_to_seven_bits_without_vnni() -> None:
         assert [(d.rule, d.where) for d in journal.decisions] == [("x86_without_vnni", "w")] * asked
 
 
-@pytest.mark.parametrize(
-    ("flags", "saturates"),
-    [
-        ("flags : sse2 avx2", True),
-        ("flags : avx2 avx512f avx512_vnni", False),
-        ("flags : avx2 avx_vnni", False),
-        ("Features : asimddp i8mm", False),
-        ("", False),
-    ],
-)
-def test_cpus_without_vnni_are_known_by_their_flags(flags: str, saturates: bool) -> None:
-    assert saturates_pairs(flags) is saturates
-
-
-def test_the_note_on_the_cpu_is_given_where_it_matters() -> None:
+def test_cpus_without_vnni_are_known_and_told_where_it_matters() -> None:
+    assert saturates_pairs("flags : sse2 avx2")
+    for flags in ("avx2 avx512f avx512_vnni", "avx2 avx_vnni", "asimddp i8mm", ""):
+        assert not saturates_pairs(f"flags : {flags}")
     assert "no VNNI" in cpu_notes(config(), saturates=True)[0]
     assert not cpu_notes(config(), saturates=False)
-    for spared in (
-        {"target_options": {"x86_without_vnni": True}},
-        {"weight": {"reduce_range": True}},
-        {"target": "tensorrt"},
-    ):
+    rule, spec = {"target_options": {"x86_without_vnni": True}}, {"weight": {"reduce_range": True}}
+    for spared in (rule, spec, {"target": "tensorrt"}):
         assert not cpu_notes(config(**spared), saturates=True)
 
 
@@ -133,28 +119,15 @@ def test_what_makes_scores_stays_in_float() -> None:
     journal = Journal()
     plan, _ = quantized(HEAD, "onnxruntime_cpu", journal=journal)
     assert "it makes scores" in str(plan.nodes["score"].reason)
-    assert plan.nodes["stem"].quantized
-    assert plan.nodes["box"].quantized
+    assert plan.nodes["stem"].quantized and plan.nodes["box"].quantized
     assert [(d.rule, d.where) for d in journal.decisions] == [("float_heads", "score")]
     plan, _ = quantized(HEAD, "onnxruntime_cpu", target_options={"float_heads": False})
     assert plan.nodes["score"].quantized
-
-
-@pytest.mark.parametrize(
-    ("outputs", "body"),
-    [
-        # a gate within the network
-        ("float[N,4,5,5] y", "[it] u = Conv<pads=[1,1,1,1]>(t, w2) s = Sigmoid(u) m = Mul(t, s) y = Conv(m, w2)"),
-        # a swish at the end
-        ("float[N,4,7,7] y", "[it] u = Conv<pads=[1,1,1,1]>(t, w2) s = Sigmoid(u) y = Mul(u, s)"),
-    ],
-)
-def test_other_sigmoids_make_no_scores(outputs: str, body: str) -> None:
-    journal = Journal()
-    text = f"(float[N,3,9,9] x) => ({outputs}) {{ t = Conv(x, w) {body} }}"
-    plan, _ = quantized(text, "onnxruntime_cpu", journal=journal)
-    assert plan.nodes["it"].quantized
-    assert not journal.decisions
+    for end in ("y = Mul(u, s)", "m = Mul(u, s) y = Conv<pads=[1,1,1,1]>(m, w2)"):  # a swish at the end, and a gate
+        text = "(float[N,3,9,9] x) => (float[N,4,7,7] y) { t = Conv(x, w) [it] u = Conv<pads=[1,1,1,1]>(t, w2) "
+        journal = Journal()
+        plan, _ = quantized(f"{text} s = Sigmoid(u) {end} }}", "onnxruntime_cpu", journal=journal)
+        assert plan.nodes["it"].quantized and not journal.decisions
 
 
 @pytest.mark.parametrize("target", ["qnn", "amd_npu_cnn"])
@@ -202,18 +175,12 @@ def test_qnn_takes_whole_networks_with_their_constants() -> None:
     term = next(node for node in emitted.graph.node if node.op_type == "Max")
     assert list(term.input) == ["four_DequantizeLinear_Output", "t_DequantizeLinear_Output"]
     assert emitted.graph.output[0].name == "y"
-
-
-def test_qnn_wants_unsigned_activations_and_matmuls_of_one_scale() -> None:
-    plan, _ = quantized(
-        "(float[N,3,9,9] x) => (float[N,3,9,5] y) { y = MatMul(x, k) }",
-        "qnn",
-        {"k": normal(9, 5)},
-        activation={"dtype": "int16", "symmetric": True},
-    )
+    # it wants unsigned activations, and products of one scale
+    text = "(float[N,3,9,9] x) => (float[N,3,9,5] y) { y = MatMul(x, k) }"
+    plan, _ = quantized(text, "qnn", {"k": normal(9, 5)}, activation={"dtype": "int16", "symmetric": True})
     assert plan.activations["x"].spec.dtype == "uint16"
-    assert plan.weights["k"].quantization.scale.shape == ()
-    assert plan.weights["k"].quantization.dtype == "int8"
+    grid = plan.weights["k"].quantization
+    assert (grid.scale.shape, grid.dtype) == ((), "int8")
 
 
 @pytest.mark.parametrize(("op", "dtype", "scale", "zero_point"), [
@@ -224,21 +191,16 @@ def test_qnn_wants_unsigned_activations_and_matmuls_of_one_scale() -> None:
 ])  # fmt: skip
 def test_qnn_fixes_the_grids_of_sigmoid_and_tanh(op: str, dtype: str, scale: float, zero_point: int) -> None:
     journal = Journal()
-    plan, emitted = quantized(
-        f"(float[N,3,9,9] x) => (float[N,4,5,5] y) {{ t = Conv(x, w) u = {op}(t) y = Conv(u, w2, b) }}",
-        "qnn",
-        journal=journal,
-        activation={"dtype": dtype},
-        target_options={"unsigned_activations": False},
-    )
+    text = f"(float[N,3,9,9] x) => (float[N,4,5,5] y) {{ t = Conv(x, w) u = {op}(t) y = Conv(u, w2, b) }}"
+    settings = {"activation": {"dtype": dtype}, "target_options": {"unsigned_activations": False}}
+    plan, emitted = quantized(text, "qnn", journal=journal, **settings)
     grid = plan.activations["u"].quantization
     assert (float(grid.scale), int(grid.zero_point), grid.dtype) == (scale, zero_point, dtype)
     # the int32 bias behind it lies on the product of the scales as they are now
     bias, weight = next(iter(plan.biases.values())), plan.weights["w2"]
     np.testing.assert_allclose(bias.quantization.scale, scale * weight.quantization.scale, rtol=1e-6)
-    np.testing.assert_allclose(
-        bias.quantization.dequantize(bias.integers), CONV["b"], atol=bias.quantization.scale.max()
-    )
+    made = bias.quantization.dequantize(bias.integers)
+    np.testing.assert_allclose(made, CONV["b"], atol=bias.quantization.scale.max())
     assert {"u"} == {d.where for d in journal.decisions if d.rule == "fixed_sigmoid_tanh"}
     onnx.checker.check_model(emitted, full_check=True)
 
@@ -249,23 +211,18 @@ def test_operands_of_a_concat_share_a_grid_that_covers_them_all() -> None:
         "Concat<axis=1>(a, b1) [join2] d = Concat<axis=1>(b1, a) y = Conv(c, w3) z = Conv(d, w3) }"
     )
     weights = {**CONV, "w3": normal(4, 8, 3, 3)}
-    plan, _ = quantized(text, "openvino", weights)
-    grids = [plan.activations[name].quantization for name in ("a", "b1", "c", "d")]
-    assert len({(float(grid.scale), int(grid.zero_point)) for grid in grids}) == 1
-    low, high = (float(v) for v in grids[0].dequantize(np.array([0, 255], np.uint8)))
-    apart, _ = quantized(text, "openvino", weights, target_options={"align_concat": False})
-    own = [apart.activations[name].quantization for name in ("a", "b1", "c", "d")]
-    assert len({float(grid.scale) for grid in own}) > 1
-    assert low == pytest.approx(min(float(grid.dequantize(np.array(0, np.uint8))) for grid in own), rel=0.02)
-    assert high == pytest.approx(max(float(grid.dequantize(np.array(255, np.uint8))) for grid in own), rel=0.02)
+    ends = {}
+    for aligned in (True, False):
+        plan, _ = quantized(text, "openvino", weights, target_options={"align_concat": aligned})
+        grids = [plan.activations[name].quantization for name in ("a", "b1", "c", "d")]
+        ends[aligned] = np.stack([grid.dequantize(np.array([0, 255], np.uint8)) for grid in grids])
+    assert len(np.unique(ends[True], axis=0)) == 1 < len(np.unique(ends[False], axis=0))
+    assert ends[True][0] == pytest.approx([ends[False][:, 0].min(), ends[False][:, 1].max()], rel=0.02)
 
 
 def test_decisions_are_told_once_per_rule_with_the_first_places() -> None:
-    model = make_model(
-        "(float[N,3,9,9] x) => (float[N,4,1,1] y) { a = Conv(x, w, b) b1 = Conv(a, w2, b) c = Conv(b1, w2, b) "
-        "[d] e = Conv(c, w2, b) y = GlobalAveragePool(e) }",
-        CONV,
-    )
+    chain = " ".join(f"t{k} = Conv<pads=[1,1,1,1]>(t{k - 1}, w2, b)" for k in range(1, 5))
+    model = make_model(f"(float[N,4,9,9] t0) => (float[N,4,1,1] y) {{ {chain} y = GlobalAveragePool(t4) }}", CONV)
     journal = Journal()
     plan_for(model, config(target="tensorrt", float_dtype="float32"), journal)
     (bias,) = [note for note in decision_notes(journal.decisions) if "float_bias" in note]
@@ -274,13 +231,10 @@ def test_decisions_are_told_once_per_rule_with_the_first_places() -> None:
 
 
 def test_only_products_of_constants_for_transformers() -> None:
-    text = (
-        "(float[2,3,4] x, float[2,4,5] k) => (float[2,3,5] y, float[2,3,6] z) { [both] y = MatMul(x, k) [one] z = "
-        "MatMul(x, m) }"
-    )
-    model = make_model(text, {"m": normal(4, 6)})
-    plan = plan_for(model, config(target="amd_npu_transformer"))[1]
-    assert "both operands" in str(plan.nodes["both"].reason)
-    assert plan.nodes["one"].role is Role.LINEAR
-    off = config(target="amd_npu_transformer", target_options={"matmul_constant_b_only": False})
-    assert plan_for(model, off)[1].nodes["both"].quantized
+    text = "[both] y = MatMul(x, k) [one] z = MatMul(x, m)"
+    text = f"(float[2,3,4] x, float[2,4,5] k) => (float[2,3,5] y, float[2,3,6] z) {{ {text} }}"
+    for options, quantized_too in (({}, False), ({"matmul_constant_b_only": False}, True)):
+        settings = config(target="amd_npu_transformer", target_options=options)
+        plan = plan_for(make_model(text, {"m": normal(4, 6)}), settings)[1]
+        assert plan.nodes["both"].quantized is quantized_too
+        assert plan.nodes["one"].role is Role.LINEAR

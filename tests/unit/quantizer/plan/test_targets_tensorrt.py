@@ -47,26 +47,17 @@ def pairs(model: onnx.ModelProto) -> set[str]:
     return {node.input[0] for node in model.graph.node if node.op_type == "QuantizeLinear"}
 
 
-def parameters(model: onnx.ModelProto) -> list[tuple[onnx.NodeProto, np.ndarray]]:
-    """Every Q/DQ node and its zero point."""
-    arrays = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
-    found = [node for node in model.graph.node if node.op_type in ("QuantizeLinear", "DequantizeLinear")]
-    return [(node, arrays[node.input[2]]) for node in found]
-
-
-def readers(model: onnx.ModelProto, tensor: str) -> list[onnx.NodeProto]:
-    return [node for node in model.graph.node if tensor in node.input]
-
-
 @pytest.mark.parametrize("seed", [0, 1, 2, *(pytest.param(k, marks=pytest.mark.long) for k in range(3, 25))])
 def test_random_networks_keep_to_what_the_parser_takes(seed: int) -> None:
     random = RandomNetwork(seed)
     feeds = {key: normal(6, 3, 8, 8, seed=seed + k) for k, key in enumerate(random.inputs)}
     prepared, plan, emitted = quantize_model(random.model, feeds, config(target="tensorrt"))
     restored = {node.output[0] for node in emitted.graph.node if node.op_type == "DequantizeLinear"}
-    for _, zero_point in parameters(emitted):
-        assert zero_point.dtype == np.int8
-        assert not zero_point.any()
+    arrays = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in emitted.graph.initializer}
+    for node in emitted.graph.node:
+        if node.op_type in ("QuantizeLinear", "DequantizeLinear"):
+            assert arrays[node.input[2]].dtype == np.int8
+            assert not arrays[node.input[2]].any()
     weighted = [node for node in emitted.graph.node if node.op_type in LINEAR and plan.nodes[node.name].quantized]
     for node in weighted:
         assert set(node.input[:2]) <= restored  # both operands come as integers
@@ -94,7 +85,7 @@ def test_the_add_of_a_residual_block_is_fused_with_its_convolution() -> None:
     assert join.input[0] == "c"  # straight from the convolution
     assert skip.op_type == "DequantizeLinear"
     assert plan.nodes["join"].quantized
-    (behind,) = readers(emitted, join.output[0])
+    (behind,) = [node for node in emitted.graph.node if join.output[0] in node.input]
     assert behind.op_type in ("Relu", "QuantizeLinear")  # int8 out; the Relu may be what saturation gives anyway
     told = [(d.where, d.what) for d in journal.decisions if d.rule == "fuse_epilogues"]
     assert told == [("c", "no Q/DQ pair")]
@@ -178,14 +169,9 @@ def test_layers_return_float_where_only_float_nodes_read_them() -> None:
     assert pairs(emitted) == {"x", "s"}
     assert all(plan.nodes[name].quantized for name in ("score", "box"))
     assert not any(plan.nodes[name].quantized for name in ("flat", "turn"))
-
-
-def test_operands_of_a_concat_share_a_scale() -> None:
     text = "c = Conv(s, w3) d = Conv(s, w4) e = Concat<axis=1>(c, d) y = Conv(e, w8)"
-    plan, _ = tensorrt(
-        f"(float[N,3,9,9] x) => (float[N,4,7,7] y) {{ s = Conv(x, w) {text} }}",
-        {**WEIGHTS, "w4": 3 * WEIGHTS["w3"]},
-    )
+    text = f"(float[N,3,9,9] x) => (float[N,4,7,7] y) {{ s = Conv(x, w) {text} }}"
+    plan, _ = tensorrt(text, {**WEIGHTS, "w4": 3 * WEIGHTS["w3"]})  # operands of a Concat share a scale
     assert len({float(plan.activations[name].quantization.scale) for name in "cde"}) == 1
 
 
