@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from service.keys.cookies import COOKIE
 from service.settings import Settings
 from tests.api.conftest import app, front, front_of, sqlite_front
 from tests.support import services
-from tests.support.browser import browser_trouble, running_browser
+from tests.support.browser import Seen, browser_trouble, new_page, running_browser
 from tests.support.filled import fill
 from tests.support.front import Front
 from tests.support.patience import PATIENCE_SECONDS
@@ -25,9 +25,6 @@ from tests.support.server import ApiProcess
 __all__ = ["app", "front", "sqlite_front"]
 KEY = "0a1b2c3d4e5f-of-some-length-for-pages"
 PEPPER = "9f2c7be1d0a84e5536c1aa70b9de4f18"
-# Kept in every page before its own scripts run; what the policy refused is told at the end.
-_WATCH = """window.refused = [];
-document.addEventListener('securitypolicyviolation', e => refused.push(`${e.violatedDirective} ${e.blockedURI}`));"""
 
 
 @pytest.fixture
@@ -39,19 +36,6 @@ def closed(app: FastAPI, tmp_path: Path, sqlite_url: str, monkeypatch: pytest.Mo
     with front_of(app, settings) as front:
         front.http.follow_redirects = False
         yield front
-
-
-@dataclass
-class Seen:
-    """A page in a browser, and what went wrong in it."""
-
-    page: Any
-    troubles: list[str] = field(default_factory=list)
-
-    def refused(self) -> list[str]:
-        """What the policy of the page has kept from being loaded or run."""
-        found: list[str] = self.page.evaluate("window.refused")
-        return found
 
 
 Open = Callable[..., Seen]
@@ -108,24 +92,11 @@ def open_page(browser: Any, place: Place, tmp_path: Path) -> Iterator[Open]:
         viewport = {"width": options.pop("width", 1440), "height": 900}
         context = browser.new_context(viewport=viewport, **options)
         contexts.append(context)
-        context.set_default_timeout(1000 * PATIENCE_SECONDS)
-        context.add_init_script(_WATCH)
         if signed_in:
             cookie = {"name": COOKIE, "value": place.session, "url": place.url, "httpOnly": True, "sameSite": "Strict"}
             context.add_cookies([cookie])
-        seen = Seen(context.new_page())
-        seen.page.on("console", lambda message: _note(seen, message))
-        seen.page.on("pageerror", lambda error: seen.troubles.append(f"error: {error}"))
-        seen.page.goto(place.address(path), wait_until="load")
-        return seen
+        return new_page(context, place.address(path))
 
     yield opened
     for context in contexts:
         context.close()
-
-
-def _note(seen: Seen, message: Any) -> None:
-    """A page that says that something is missing or refused is one of status 4xx, of which browsers complain."""
-    of_the_page = message.location.get("url", "") == seen.page.url and "Failed to load resource" in message.text
-    if message.type in ("error", "warning") and not of_the_page:
-        seen.troubles.append(f"{message.type}: {message.text}")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from service.client import Client
-from tests.dashboard.conftest import _WATCH
+from tests.support.browser import new_page
 from tests.support.patience import PATIENCE_SECONDS
 from tests.worker.running import Service
 
@@ -29,14 +29,10 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 class Visitor:
     """Somebody at the pages, by pointer or by keyboard alone: then every control is reached by Tab."""
 
-    def __init__(self, context: Any, by_keyboard: bool) -> None:
-        context.add_init_script(_WATCH)
-        context.set_default_timeout(1000 * PATIENCE_SECONDS)
-        self.page = context.new_page()
+    def __init__(self, context: Any, url: str, by_keyboard: bool) -> None:
+        self.seen = new_page(context, url)
+        self.page = self.seen.page
         self.by_keyboard = by_keyboard
-        self.troubles: list[str] = []
-        self.page.on("console", lambda one: self.troubles.append(one.text) if one.type == "error" else None)
-        self.page.on("pageerror", lambda error: self.troubles.append(str(error)))
 
     def reach(self, role: str, name: str | re.Pattern[str]) -> Any:
         """Put the focus on a control."""
@@ -104,17 +100,16 @@ class Visitor:
 
     def seen_well(self) -> None:
         """Nothing was refused, broken, or sticks out."""
-        assert self.page.evaluate("window.refused") == []
+        assert self.seen.refused() == []
         assert self.page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0, self.page.url
-        assert self.troubles == []
+        assert self.seen.troubles == []
 
 
 @pytest.mark.parametrize(("width", "by_keyboard"), [(360, False), pytest.param(1440, True, marks=pytest.mark.long)])
 def test_from_an_upload_to_a_schedule(browser: Any, running: Service, width: int, by_keyboard: bool) -> None:
     context = browser.new_context(viewport={"width": width, "height": 900})
-    visitor = Visitor(context, by_keyboard)
+    visitor = Visitor(context, f"{running.url}/", by_keyboard)
     page = visitor.page
-    page.goto(f"{running.url}/")
     visitor.use("link", "New job", "/new")
     visitor.unfold("Names of uploads")
     visitor.write("f-preprocessing", _PREPROCESSING)
@@ -163,9 +158,7 @@ def test_from_an_upload_to_a_schedule(browser: Any, running: Service, width: int
 @pytest.mark.long
 def test_the_same_without_scripts(browser: Any, running: Service) -> None:
     context = browser.new_context(java_script_enabled=False, viewport={"width": 1440, "height": 900})
-    context.set_default_timeout(1000 * PATIENCE_SECONDS)
-    page = context.new_page()
-    page.goto(f"{running.url}/new")
+    page = new_page(context, f"{running.url}/new").page
     page.get_by_role("button", name="Use the example model and data").click()
     page.wait_for_url(re.compile("model_id="))
     page.get_by_role("button", name="Start").first.click()

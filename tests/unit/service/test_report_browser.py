@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,22 +11,12 @@ import pytest
 from service.contracts.report import Report
 from service.reports.html import html
 from tests.support import services
-from tests.support.browser import browser_trouble, running_browser
+from tests.support.browser import Seen, browser_trouble, new_page, running_browser
 from tests.support.front import make_report
 from tests.support.looks import CONTRAST, OPEN_ALL, STICKING_OUT
-from tests.support.patience import PATIENCE_SECONDS
 from tests.support.reports import full_report, hostile_document, large_report
 
 pytestmark = pytest.mark.slow  # starts a browser
-
-
-@dataclass
-class Seen:
-    """A page, and all that it did beside being shown."""
-
-    page: Any
-    requests: list[str] = field(default_factory=list)
-    troubles: list[str] = field(default_factory=list)
 
 
 Show = Callable[..., Seen]
@@ -48,16 +37,8 @@ def show(browser: Any, tmp_path: Path) -> Iterator[Show]:
     def shown(page: str) -> Seen:
         path = tmp_path / "report.html"
         path.write_text(page, encoding="utf-8")
-        context = browser.new_context()
-        contexts.append(context)
-        context.set_default_timeout(1000 * PATIENCE_SECONDS)
-        seen = Seen(context.new_page())
-        seen.page.on("request", lambda request: seen.requests.append(request.url))
-        seen.page.on("console", lambda message: seen.troubles.append(f"console: {message.text}"))
-        seen.page.on("pageerror", lambda error: seen.troubles.append(f"error: {error}"))
-        seen.page.on("dialog", lambda dialog: (seen.troubles.append(f"dialog: {dialog.message}"), dialog.dismiss()))
-        seen.page.goto(path.as_uri(), wait_until="load")
-        return seen
+        contexts.append(browser.new_context())
+        return new_page(contexts[-1], path.as_uri())
 
     yield shown
     for context in contexts:

@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 import pytest
 
+from tests.support.each import each
 from tests.support.npu_checker import check_npu_model
 from tests.unit.quantizer.toolbox import config, make_model, normal, quantize_model
 
@@ -67,18 +68,6 @@ def move_constant(of: str, index: int, position: int) -> Callable[[Graph], None]
     return spoil
 
 
-def scale_beside(graph: Graph) -> None:
-    put(graph, pair(graph, "r"), 1, np.asarray(0.3, np.float32))
-
-
-def zero_point_beside(graph: Graph) -> None:
-    put(graph, pair(graph, "r"), 2, np.asarray(3, np.int8))
-
-
-def skip_pair(graph: Graph) -> None:
-    node(graph, "swish").input[0] = "l"
-
-
 def pair_before_activation(graph: Graph) -> None:
     quantize, dequantize = pair(graph, "r")
     for made, result in ((quantize, "extra_q"), (dequantize, "extra_dq")):
@@ -96,10 +85,6 @@ def exact_average(graph: Graph) -> None:
     pool.output[0], factor.output[0] = factor.output[0], "unread"
 
 
-def other_alpha(graph: Graph) -> None:
-    node(graph, "l").attribute[0].f = 0.1
-
-
 def soft_gate(graph: Graph) -> None:
     gate = node(graph, "gate")
     gate.op_type = "Sigmoid"
@@ -107,9 +92,9 @@ def soft_gate(graph: Graph) -> None:
 
 
 FAULTS: dict[str, tuple[Callable[[Graph], None], str]] = {
-    "scale": (scale_beside, "power_of_two"),
-    "zero point": (zero_point_beside, "int8"),
-    "float operand": (skip_pair, "whole"),
+    "scale": (lambda graph: put(graph, pair(graph, "r"), 1, np.asarray(0.3, np.float32)), "power_of_two"),
+    "zero point": (lambda graph: put(graph, pair(graph, "r"), 2, np.asarray(3, np.int8)), "int8"),
+    "float operand": (lambda graph: node(graph, "swish").input.__setitem__(0, "l"), "whole"),
     "pair before Relu": (pair_before_activation, "fused"),
     "concat": (move("q", 1), "aligned"),
     "pool": (move("p", 1), "aligned"),
@@ -122,12 +107,12 @@ FAULTS: dict[str, tuple[Callable[[Graph], None], str]] = {
     "bias before LeakyRelu": (move_constant("c2", 2, 20), "shift_bias"),
     "gate": (move("s", 5), "hard_sigmoid"),
     "average": (exact_average, "operator"),
-    "alpha": (other_alpha, "operator"),
+    "alpha": (lambda graph: setattr(node(graph, "l").attribute[0], "f", 0.1), "operator"),
     "sigmoid": (soft_gate, "operator"),
 }
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@each("fault", FAULTS)
 def test_every_fault_is_found(good: onnx.ModelProto, fault: str) -> None:
     spoil, rule = FAULTS[fault]
     model = onnx.ModelProto()
