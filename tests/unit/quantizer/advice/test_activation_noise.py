@@ -29,26 +29,23 @@ def uniform(*shape: int) -> np.ndarray:
     return rng(3).uniform(-1, 1, shape)
 
 
-def test_a_fine_grid_leaves_a_twelfth_of_a_step_squared() -> None:
+def test_a_fine_grid_leaves_a_twelfth_of_a_step_squared_and_a_narrow_one_clips() -> None:
     found = noise(uniform(64, 4, 8, 8), 1.0)
     assert found.rounding == pytest.approx((1 / 127) ** 2 / 12 / (1 / 3), rel=0.05)
     assert (found.clipping, found.outliers, found.channels) == (0.0, 0.0, 0.0)
-
-
-def test_a_narrow_grid_clips() -> None:
-    """Uniform on [-1, 1], cut at 1/2: E[(|x| - 1/2)^2; |x| > 1/2] = 1/24, E[x^2] = 1/3."""
+    # a narrow grid clips
     found = noise(uniform(64, 4, 8, 8), 0.5)
     assert found.clipping == pytest.approx(1 / 8, rel=0.05)
     assert found.clipped_share == pytest.approx(0.5, rel=0.05)
     assert found.clipping > 0.99 * total(found)
+    # a tensor of zeros has no noise
+    assert noise(np.zeros((8, 2, 3)), 1.0) == TensorNoise()
 
 
-def test_a_range_that_nothing_fills_is_one_of_outliers() -> None:
+def test_a_range_that_nothing_fills_is_one_of_outliers_and_that_one_channel_fills_its_own() -> None:
     found = noise(uniform(64, 4, 8, 8), 200.0)
     assert found.outliers > 0.9 * total(found) > 0.3
-
-
-def test_a_range_that_one_channel_fills_is_its_own() -> None:
+    # a range that one channel fills is its own
     values = uniform(64, 4, 8, 8)
     values[:, 2] *= 200.0
     found = noise(values, 200.0)
@@ -58,21 +55,14 @@ def test_a_range_that_one_channel_fills_is_its_own() -> None:
     assert noise(rows, 200.0, axis=-1).channels == pytest.approx(found.channels, rel=0.05)
 
 
-def test_a_tensor_of_zeros_has_no_noise() -> None:
-    assert noise(np.zeros((8, 2, 3)), 1.0) == TensorNoise()
-
-
-def test_power_is_the_mean_square_by_channel() -> None:
+def test_power_is_the_mean_square_by_channel_or_of_all_where_their_number_changes() -> None:
     values = uniform(32, 3, 4, 4).astype(np.float32)
     power = ChannelPower(1)
     for batch in np.split(values, 4):
         power.update(batch, len(batch))
     assert power.result() == pytest.approx(np.square(values.astype(np.float64)).mean(axis=(0, 2, 3)))
     assert ChannelPower(1).result() is None
-
-
-def test_channels_whose_number_changes_count_as_one() -> None:
-    """Such as the length of a sequence on the axis that channels are looked for on."""
+    # channels whose number changes count as one
     parts = [uniform(2, length, 5).astype(np.float32) for length in (3, 7, 4)]
     whole = ActivationNoise(grid(0.5), 1)
     power = ChannelPower(1)

@@ -52,10 +52,14 @@ def score(value: float | None, sqnr_db: float | None = 2.0) -> Measured:
     return Measured(Score(sqnr_db=sqnr_db, metric="top1", value=value), evidence)
 
 
-def test_a_large_drop_is_a_loss_and_a_small_one_is_none() -> None:
+def test_where_a_loss_is_read() -> None:
     assert "86" in found().words and found().by_metric
     assert loss(after=85.5) is None
     assert loss(after=84.5) is not None
+    # without a metric sqnr tells
+    assert found(metric=False, sqnr_db=9.0).name == "sqnr_db"
+    assert loss(metric=False, sqnr_db=11.0) is None
+    assert loss(metric=False, sqnr_db=2.0, source="random") is None
 
 
 @pytest.mark.parametrize(("low", "lost"), [(0.4, True), (-0.4, False)])
@@ -72,12 +76,6 @@ def test_a_metric_no_better_than_guessing_tells_nothing() -> None:
     # and so does what undermines the verdict
     finding = {"code": "float-at-chance", "severity": "critical", "message": "-", "undermines_verdict": True}
     assert not found(findings=[finding]).by_metric
-
-
-def test_without_a_metric_sqnr_tells() -> None:
-    assert found(metric=False, sqnr_db=9.0).name == "sqnr_db"
-    assert loss(metric=False, sqnr_db=11.0) is None
-    assert loss(metric=False, sqnr_db=2.0, source="random") is None
 
 
 def test_a_broken_gate_is_a_loss_only_where_it_is_about_accuracy() -> None:

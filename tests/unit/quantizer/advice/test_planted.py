@@ -33,9 +33,7 @@ def test_every_rule_has_its_case() -> None:
 
 
 @pytest.mark.parametrize("code", sorted(PLANTED))
-def test_an_advice_is_found_where_its_damage_is_and_helps_as_it_stands(
-    code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_advice_is_found_where_its_damage_is_and_helps_as_it_stands(code, tmp_path, monkeypatch) -> None:
     if code == "seven-bit-weights":
         if not saturates_pairs():
             pytest.skip("this CPU adds 8-bit products exactly: there is no damage to plant")
@@ -65,7 +63,7 @@ def test_a_healthy_network_gets_none(tmp_path: Path) -> None:
     assert "advice" not in [stage.name for stage in report.stages]
 
 
-@pytest.mark.parametrize("damage", ["silent channel", "spread"])
+@pytest.mark.parametrize("damage", ["silent channel", pytest.param("spread", marks=pytest.mark.long)])
 def test_on_the_npu_advice_keeps_to_its_rules_and_helps(damage: str, tmp_path: Path) -> None:
     model = large_bias(-300.0) if damage == "silent channel" else chain(spread=1000.0)
     report = quantized(tmp_path, Planted(model, images(), None, NPU), seconds=600.0)

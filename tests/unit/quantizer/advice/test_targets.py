@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, get_args
 
 import onnx_ir as ir
@@ -14,6 +15,7 @@ from service.contracts.targets import TargetName
 from tests.unit.quantizer.advice.planted import chain, product
 from worker.quantizer.advice.damage import KIND_WORDS, Damage, Harm, Kind, Place
 from worker.quantizer.advice.fitting import Fitting
+from worker.quantizer.advice.page import advice_page
 from worker.quantizer.advice.table import RULES, Setting
 from worker.quantizer.graph.skeleton import copy_of
 from worker.quantizer.modes.planning import plan_model, prepare_model
@@ -122,3 +124,11 @@ def test_every_cause_has_words_and_a_rule() -> None:
     assert set(KIND_WORDS) == set(Kind)
     assert {kind for rule in RULES for kind in rule.treats} == set(Kind)
     assert len({rule.code for rule in RULES}) == len(RULES)
+
+
+PAGE = Path(__file__).parents[4] / "docs" / "advice.md"
+
+
+def test_the_page_is_current_and_names_every_advice() -> None:
+    assert PAGE.read_text() == advice_page(), "run: python -m worker.quantizer.advice.page > docs/advice.md"
+    assert all(f"`{rule.code}`" in advice_page() for rule in RULES)

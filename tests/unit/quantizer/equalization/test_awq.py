@@ -57,7 +57,6 @@ def test_channels_that_meet_large_inputs_get_larger_weights() -> None:
     """Equation 5: s_j = mean|x_j|^alpha, but for a factor of all."""
     it = bench(alpha=0.5)
     change = it.apply()
-    assert change.draft is not None
     before, after = it.draft.graph.initializers["up"], change.draft.graph.initializers["up"]
     factors = (after.const_value.numpy() / before.const_value.numpy()).mean(axis=1)
     x = it.feeds["x"]
@@ -65,17 +64,6 @@ def test_channels_that_meet_large_inputs_get_larger_weights() -> None:
     sizes = np.abs(normalized * GAINS + WEIGHTS["shift"]).mean(axis=(0, 1))
     ratio = factors / np.sqrt(sizes)
     np.testing.assert_allclose(ratio, ratio.mean(), rtol=0.02)
-
-
-def test_with_insert_mul_an_input_of_the_network_is_scaled_too() -> None:
-    text = "(float[N,4,32] x) => (float[N,4,16] y) { [up] y = MatMul(x, up) }"
-    feeds = {"x": normal(32, 4, WIDTH, seed=8) * GAINS}
-    left, put = (
-        Bench(make_model(text, WEIGHTS, opset=21), feeds, Awq(insert_mul=asked, alpha=0.5), BLOCKS).apply()
-        for asked in (False, True)
-    )
-    assert left.draft is None and "insert_mul is off" in left.summary
-    assert put.draft is not None and [node.op_type for node in put.draft.graph] == ["Mul", "MatMul"]
 
 
 @pytest.mark.parametrize(

@@ -91,12 +91,6 @@ def test_the_correction_goes_there(case: str, mode: str) -> None:
     assert error(corrected) < 0.5 * error(before)
 
 
-def test_a_new_bias_on_an_npu_is_int8() -> None:
-    made = places(bench("[it] y = Conv(x, kernel)", (8, 4, 5, 5), NPU), NPU)
-    entry = made.draft.plan.biases["it"]
-    assert entry.spec.dtype == "int8" and entry.integers is not None and entry.integers.dtype == np.int8
-
-
 def test_a_float_bias_that_others_read_is_copied() -> None:
     gpu = config(target="tensorrt", activation={"dtype": "int8", "symmetric": True})
     it = bench("[a] y = Gemm(x, w2, b) s = Sin(x) [c] z = Gemm(s, w2, b)", (16, 6), gpu, outputs="yz")

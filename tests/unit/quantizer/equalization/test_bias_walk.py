@@ -38,21 +38,14 @@ def test_the_means_agree_behind_the_activation_function(off: float, spread: floa
     assert abs(found - wanted) <= max(0.02 * before, 1e-3)
 
 
-def test_without_a_function_the_shift_is_the_difference_of_the_means() -> None:
+def test_the_shift_at_the_ends_of_what_can_be_told() -> None:
     expected, found = normal(500, 6, seed=1), normal(500, 6, seed=2) + 3
-    shift = bias_shift(Sample(expected, found), same, same)
+    shift = bias_shift(Sample(expected, found), same, same)  # without a function: the difference of the means
     np.testing.assert_allclose(shift, expected.mean(axis=0) - found.mean(axis=0), atol=1e-4)
-
-
-@pytest.mark.parametrize("level", [-50.0, 50.0], ids=["always zero", "always cut off"])
-def test_channels_that_clip_throughout_are_left_alone(level: float) -> None:
-    values = np.full((100, 2), level, np.float32) + normal(100, 2)
-    shift = bias_shift(Sample(values + 10, values), relu6, relu6)
-    np.testing.assert_array_equal(shift, 0)
-
-
-def test_it_never_ends_further_off_than_it_began() -> None:
-    """Half of the values lie on a cliff: a fixed-point step overshoots there."""
+    for level in (-50.0, 50.0):  # channels that clip throughout are left alone
+        values = np.full((100, 2), level, np.float32) + normal(100, 2)
+        np.testing.assert_array_equal(bias_shift(Sample(values + 10, values), relu6, relu6), 0)
+    # half of the values lie on a cliff: a fixed-point step overshoots there, and ends no further off than it began
     values = np.concatenate([np.full((500, 1), -0.01), np.full((500, 1), 5.0)]).astype(np.float32)
     expected = values + np.float32(0.5)
     shift = bias_shift(Sample(expected, values), relu6, relu6)

@@ -21,33 +21,18 @@ EXACT = Policy("per_channel", "")
 IMAGE = "(float[N,3,8,8] x)"
 FIRST = "a = Conv<pads=[1,1,1,1]>(x, w, b)"  # 6 channels
 LAST = "y = Conv(z, k)"
+SHAPES = {
+    "w": (6, 3, 3, 3), "b": (6,), "w2": (6, 6, 3, 3), "b2": (6,), "dw": (6, 1, 3, 3), "gw": (6, 3, 1, 1),
+    "k": (4, 6, 1, 1), "k12": (4, 12, 1, 1), "k3": (4, 3, 1, 1), "k24": (4, 24, 1, 1), "up": (6, 5, 2, 2),
+    "gup": (6, 3, 2, 2), "dup": (6, 1, 2, 2), "k5": (4, 5, 1, 1), "fc": (6, 5), "fct": (5, 6), "fcb": (5,),
+    "flat": (6 * 64, 5), "m1": (3, 8), "m2": (8, 5), "term": (6, 1, 1), "row": (8,), "slopes": (6, 1, 1),
+    "wg": (6, 3, 1, 1), "w2b": (6, 6, 3, 3), "w1": (1, 3, 1, 1), "wc": (6, 3, 3, 3), "w24": (24, 3, 1, 1),
+}  # fmt: skip
 WEIGHTS = {
-    "w": normal(6, 3, 3, 3),
-    "b": normal(6, seed=1),
-    "w2": normal(6, 6, 3, 3, seed=2),
-    "b2": normal(6, seed=3),
-    "dw": normal(6, 1, 3, 3, seed=4),
-    "gw": normal(6, 3, 1, 1, seed=5),
-    "k": normal(4, 6, 1, 1, seed=6),
-    "k12": normal(4, 12, 1, 1, seed=7),
-    "k3": normal(4, 3, 1, 1, seed=8),
-    "k24": normal(4, 24, 1, 1, seed=9),
-    "up": normal(6, 5, 2, 2, seed=10),
-    "gup": normal(6, 3, 2, 2, seed=11),
-    "dup": normal(6, 1, 2, 2, seed=12),
-    "k5": normal(4, 5, 1, 1, seed=13),
-    "fc": normal(6, 5, seed=14),
-    "fct": normal(5, 6, seed=15),
-    "fcb": normal(5, seed=16),
-    "flat": normal(6 * 64, 5, seed=17, scale=0.1),
-    "m1": normal(3, 8, seed=18),
-    "m2": normal(8, 5, seed=19),
-    "term": normal(6, 1, 1, seed=20),
-    "row": normal(8, seed=21),
+    **{name: normal(*shape, seed=seed) for seed, (name, shape) in enumerate(SHAPES.items())},
     "low": np.array(0, np.float32),
     "high": np.array(1, np.float32),
     "under": np.array(-0.5, np.float32),
-    "slopes": normal(6, 1, 1, seed=22),
     "half": np.array(0.5, np.float32),
     "pads": np.array([0, 0, 1, 0, 0, 0, 1, 0], np.int64),
     "one": np.array(1, np.float32),
@@ -63,11 +48,6 @@ WEIGHTS = {
     "shuffle": np.array([0, 2, 3, 8, 8], np.int64),
     "unshuffle": np.array([0, 6, 8, 8], np.int64),
     "to6": np.array([0, 0, 0, 0, 0, 3, 0, 0], np.int64),
-    "wg": normal(6, 3, 1, 1, seed=23),
-    "w2b": normal(6, 6, 3, 3, seed=24),
-    "w1": normal(1, 3, 1, 1, seed=25),
-    "wc": normal(6, 3, 3, 3, seed=26),
-    "w24": normal(24, 3, 1, 1, seed=27),
     **batchnorm_weights(6),
 }
 
@@ -170,11 +150,20 @@ def test_channels_are_followed_through(case: str) -> None:
     assert equal_under_random_factors(model, images()).groups - 1 == free
 
 
-def test_channels_of_tokens_are_those_of_the_last_axis() -> None:
+def test_channels_of_tokens_and_those_that_share_a_weight_or_a_bias() -> None:
     text = "(float[N,7,3] x) => (float[N,7,5] y) { a = MatMul(x, m1) t = Add(a, row) r = Relu(t) y = MatMul(r, m2) }"
     model = make_model(text, {name: WEIGHTS[name] for name in ("m1", "m2", "row")})
     flow = equal_under_random_factors(model, {"x": normal(2, 7, 3)})
     assert flow.groups - 1 == 8 and flow.channels["r"].shape == (1, 1, 8)
+    # a shared weight takes no factors and a shared bias does
+    weight = "r = Relu(a) c = Conv<pads=[1,1,1,1]>(r, w2, b) s = Relu(c) z = Conv<pads=[1,1,1,1]>(s, w2)"
+    assert equal_under_random_factors(image_model(weight), images()).groups == 1
+    bias = "r = Relu(a) z = Conv<pads=[1,1,1,1]>(r, w2, b)"
+    assert equal_under_random_factors(image_model(bias), images()).groups - 1 == 12
+    # normalizations take scales only if they may
+    prepared, _ = prepare_proto(image_model(PASSED["unfolded normalization"][0]))
+    assert follow(prepared.graph).groups - 1 == 12
+    assert follow(prepared.graph, through_normalizations=False).groups == 1
 
 
 @pytest.mark.parametrize("case", PINNED_BY)
@@ -194,19 +183,6 @@ def test_a_limit_that_scales_as_one_stays_one() -> None:
     flow = follow(prepared.graph)
     rewrite_limits(prepared.graph, flow, np.array([1.0, 3.0]), np.zeros(2), EXACT)
     assert [node.op_type for node in prepared.graph] == ["Conv", "Clip", "Conv"]
-
-
-def test_a_shared_weight_takes_no_factors_and_a_shared_bias_does() -> None:
-    weight = "r = Relu(a) c = Conv<pads=[1,1,1,1]>(r, w2, b) s = Relu(c) z = Conv<pads=[1,1,1,1]>(s, w2)"
-    assert equal_under_random_factors(image_model(weight), images()).groups == 1
-    bias = "r = Relu(a) z = Conv<pads=[1,1,1,1]>(r, w2, b)"
-    assert equal_under_random_factors(image_model(bias), images()).groups - 1 == 12
-
-
-def test_normalizations_take_scales_only_if_they_may() -> None:
-    prepared, _ = prepare_proto(image_model(PASSED["unfolded normalization"][0]))
-    assert follow(prepared.graph).groups - 1 == 12
-    assert follow(prepared.graph, through_normalizations=False).groups == 1
 
 
 @given(seed=st.integers(0, 10_000))

@@ -11,7 +11,7 @@ import pytest
 
 from service.contracts.algorithms import CrossLayerEqualization
 from service.contracts.config import QuantizationConfig
-from tests.unit.quantizer.equalization.benches import Bench, emitted, float_outputs, quantized_outputs
+from tests.unit.quantizer.equalization.benches import Bench, float_outputs, quantized_outputs
 from tests.unit.quantizer.toolbox import (
     Arrays,
     batchnorm_weights,
@@ -151,7 +151,7 @@ def test_exact_limits_hold_for_every_input() -> None:
     assert draft.plan.activations.keys() == found.draft.plan.activations.keys()
 
 
-def test_kept_limits_leave_the_operators_as_they_are() -> None:
+def test_kept_limits_fix_what_reaches_them_and_bind_the_rest() -> None:
     model = network(RELU6)
     found = bench(model, replace_relu6="never")
     before = quantized_db(found.draft, model)
@@ -160,9 +160,7 @@ def test_kept_limits_leave_the_operators_as_they_are() -> None:
     # to every channel that reaches the limit on this data it is what it was
     assert same(run_onnx(model, FEEDS), float_outputs(draft, FEEDS))
     assert quantized_db(draft, model) > before + 1
-
-
-def test_kept_limits_fix_what_reaches_them_and_bind_the_rest() -> None:
+    # kept limits fix what reaches them and bind the rest
     found = bench(network(RELU6), replace_relu6="never", use_activations=False)
     tensors = run_onnx(with_output(network(RELU6), "r"), FEEDS)["r"].max(axis=(0, 2, 3))
     ratio = rows_of(applied(found), "one") / np.abs(weights()["w"]).reshape(CHANNELS, -1).max(axis=1)
@@ -176,7 +174,6 @@ def test_dropped_limits_are_told_with_their_cost() -> None:
     model = network(RELU6)
     found = bench(model, replace_relu6="relu")
     change = found.apply()
-    assert change.draft is not None
     assert [node.op_type for node in change.draft.graph] == ["Conv", "Relu", "Conv", "Relu", "Conv"]
     relu = network()
     assert same(run_onnx(relu, UNSEEN), float_outputs(change.draft, UNSEEN))
@@ -209,16 +206,13 @@ def silenced(channel: int = 4) -> onnx.ModelProto:
     return network(b=bias, e=np.abs(arrays["e"]))
 
 
-def test_silent_channels_are_cut_off() -> None:
+def test_silent_channels_are_cut_off_or_kept() -> None:
     model = silenced()
     change = bench(model).apply()
     assert change.draft is not None and "1 channels cut off" in change.summary
     assert rows_of(change.draft, "one")[4] == 0.0 and rows_of(change.draft, "two")[4] == 0.0
     assert same(run_onnx(model, FEEDS), float_outputs(change.draft, FEEDS))
-
-
-def test_silent_channels_can_be_kept() -> None:
-    model = silenced()
+    # silent channels can be kept
     change = bench(model, silent_channels="keep").apply()
     assert change.draft is not None and "cut off" not in change.summary
     assert rows_of(change.draft, "one")[4] == pytest.approx(np.abs(weights()["w"][4]).max())
@@ -236,18 +230,6 @@ def test_a_channel_that_is_read_before_its_activation_is_not_silent() -> None:
     change = bench(model).apply()
     assert change.draft is not None and "cut off" not in change.summary
     assert same(run_onnx(model, UNSEEN), float_outputs(change.draft, UNSEEN))
-
-
-def test_dead_weights_are_survived() -> None:
-    arrays = weights()
-    dead = {name: arrays[name].copy() for name in ("w", "d", "k")}
-    dead["w"][2], dead["d"][5], dead["k"][:, 7] = 0, 0, 0
-    model = network(**dead)
-    draft = applied(bench(model))
-    for node in draft.graph:
-        arrays_of = [array for value in node.inputs if (array := constant(value)) is not None]
-        assert all(np.isfinite(array).all() for array in arrays_of)
-    assert same(run_onnx(model, FEEDS), float_outputs(draft, FEEDS))
 
 
 # Biases.
@@ -340,25 +322,20 @@ def test_a_stem_is_equalized_through_its_normalization() -> None:
     assert bench(model, stem=False).apply().draft is None
 
 
-def test_sweeps_are_counted() -> None:
+def test_options_of_the_search_are_passed_on() -> None:
     model = network()
     one, many = bench(model, steps=1).apply(), bench(model, steps=30).apply()
     assert "in 1 sweeps" in one.summary and "in 30 sweeps" in many.summary
     assert one.draft is not None and many.draft is not None
     assert not np.allclose(rows_of(one.draft, "two"), rows_of(many.draft, "two"), rtol=1e-3)
     assert bench(model, steps=0, absorb_bias=False).apply().draft is None
-
-
-def test_a_threshold_leaves_small_channels_alone() -> None:
-    model = network()
+    # a threshold leaves small channels alone
     all_of_them = applied(bench(model, steps=1))
     few = applied(bench(model, steps=1, scale_use_threshold=True, weight_threshold=5.0))
     before = rows_of(bench(model).draft, "one")
     moved = [int((rows_of(draft, "one") != before).sum()) for draft in (all_of_them, few)]
     assert 0 < moved[1] < moved[0]
-
-
-def test_activations_bind_only_if_they_are_asked() -> None:
+    # activations bind only if they are asked
     even = {"w": normal(CHANNELS, 3, 3, 3, scale=0.3), "d": np.abs(normal(CHANNELS, 1, 3, 3, seed=2))}
     model = network(**even, b=0.1 * normal(CHANNELS, seed=1))
     before = bench(model).draft.plan.ranges
@@ -386,15 +363,6 @@ def test_ranges_before_and_after_are_told() -> None:
     assert rows["r"].kind == "activation" and rows["r"].before.maximum == pytest.approx(seen.max())
     assert rows["r"].after.maximum == change.draft.plan.ranges["r"].maximum
     assert rows["r"].spread_before == pytest.approx(spread(seen.max(axis=(0, 2, 3))))
-
-
-def test_the_emitted_model_runs_as_it_is() -> None:
-    model = network(RELU6)
-    draft = applied(bench(model))
-    proto = emitted(draft)
-    onnx.checker.check_model(proto)
-    optimized, plain = (run_onnx(proto, FEEDS, optimized=on)["y"] for on in (True, False))
-    assert sqnr_db(plain, optimized) > 30
 
 
 def with_output(model: onnx.ModelProto, tensor: str) -> onnx.ModelProto:

@@ -12,7 +12,6 @@ import pytest
 
 from service.contracts.algorithms import CrossLayerEqualization, OutlierChannels
 from service.contracts.config import parse_config
-from service.reports.formats import rendered
 from tests.unit.quantizer.equalization.benches import Bench, emitted, gain_db
 from tests.unit.quantizer.toolbox import Arrays, config, make_model, normal, quantize_file
 from worker.quantizer.equalization.outliers.step import LEFT_TO_EQUALIZATION, NO_OUTLIERS
@@ -139,16 +138,24 @@ def test_a_treatment_keeps_the_function_and_brings_much_back(name: str, treatmen
     assert gain_db(case, change.draft) > 10
 
 
-def test_no_ratio_no_look() -> None:
+def test_where_outliers_are_looked_for() -> None:
     case = bench("convolutions", outlier_ratio=None)
     assert not case.draft.plan.spans
     assert case.apply().reason == NO_OUTLIERS()
+    # a broad distribution has no outliers
+    draft = Bench(*wide_rows(slice(C // 3)), OutlierChannels()).draft
+    assert not find_outliers(draft.graph, draft.plan, 32.0)
+    # a wild weight of one scale is found and treated
+    case = bench("convolutions", weight={"granularity": "per_tensor"})
+    kinds = [(one.kind, one.node) for one in find_outliers(case.draft.graph, case.draft.plan, 32.0)]
+    assert kinds == [("activation", "act"), ("weight", "one")]
+    change = case.apply()
+    assert not find_outliers(change.draft.graph, change.draft.plan, 32.0)
 
 
 def test_a_split_layer_has_the_weights_of_its_parts() -> None:
     case = bench("convolutions", spec={"treatment": "split", "growth": 0.25})
     change = case.apply()
-    assert change.draft is not None
     assert "1 channels split into 4" in change.summary
     assert change.draft.emitted_bytes() == case.apply().draft.emitted_bytes()
     before, after = ({node.name: node for node in draft.graph} for draft in (case.draft, change.draft))
@@ -159,34 +166,16 @@ def test_a_split_layer_has_the_weights_of_its_parts() -> None:
         np.testing.assert_array_equal(m[:, channel], k[:, WILD])
 
 
-def test_higher_bits_stay_when_the_network_is_planned_anew() -> None:
+def test_higher_bits_stay_when_the_network_is_planned_anew_and_a_target_of_8_bits_takes_none() -> None:
     case = bench("convolutions", spec={"treatment": "higher_bits"})
     change = case.apply()
-    assert change.draft is not None
     again = case.toolkit.recalibrate(change.draft, change.draft.prepared)
     assert {entry.tensor: entry.spec.dtype for entry in again.plan.activations.values()}["r"] == "uint16"
     types = {tensor.name: tensor.data_type for tensor in emitted(again).graph.initializer}
     assert onnx.TensorProto.UINT16 in types.values()
-
-
-def test_a_target_of_8_bits_takes_no_more() -> None:
     change = bench("convolutions", spec={"treatment": "higher_bits"}, preset="xint8").apply()
     assert change.draft is None
     assert "has to be int8 on target amd_npu_cnn" in change.summary
-
-
-def test_a_wild_weight_of_one_scale_is_found_and_treated() -> None:
-    case = bench("convolutions", weight={"granularity": "per_tensor"})
-    kinds = [(one.kind, one.node) for one in find_outliers(case.draft.graph, case.draft.plan, 32.0)]
-    assert kinds == [("activation", "act"), ("weight", "one")]
-    change = case.apply()
-    assert change.draft is not None
-    assert not find_outliers(change.draft.graph, change.draft.plan, 32.0)
-
-
-def test_a_broad_distribution_has_no_outliers() -> None:
-    draft = Bench(*wide_rows(slice(C // 3)), OutlierChannels()).draft
-    assert not find_outliers(draft.graph, draft.plan, 32.0)
 
 
 @pytest.mark.parametrize(
@@ -229,7 +218,7 @@ def test_others_may_follow(treatment: str, tmp_path: Path) -> None:
         assert any(row.activation_dtype == "uint16" for row in report.layers)
 
 
-def test_the_report_names_them_for_people_too(tmp_path: Path) -> None:
+def test_the_report_names_them(tmp_path: Path) -> None:
     model, feeds = convolutions()
     settings = config(weight={"granularity": "per_tensor"}, evaluation=QUICK)
     report = quantize_file(tmp_path, model, feeds, settings).report
@@ -239,8 +228,6 @@ def test_the_report_names_them_for_people_too(tmp_path: Path) -> None:
     assert activation.where["channels"] == weight.where["channels"] == str(WILD)
     assert (activation.where["tensor"], weight.where["tensor"], weight.where["node"]) == ("r", "w", "one")
     assert float(activation.where["ratio"]) > 32
-    for page in (rendered(report, "html").decode(), rendered(report, "markdown").decode()):
-        assert "of channel 5 is" in page
     healthy = quantize_file(tmp_path, convolutions(1.0)[0], feeds, settings).report
     assert not [finding for finding in healthy.findings if finding.code.startswith("outlier")]
 

@@ -25,19 +25,17 @@ SPLIT_HEADS = (
 )
 TOKENS = "(float[N,5,6] x) => (float[N,5,6] y)"
 IMAGE = "(float[N,6,4,4] x)"
+SHAPES = {
+    "w": (6, 6), "w2": (6, 6), "b": (6,), "shift": (6,), "kernel": (6, 6, 1, 1), "grouped": (6, 3, 2, 2),
+    "cls": (1, 1, 6), "five": (5, 5), "single": (1, 1), "narrow": (6, 3),
+}  # fmt: skip
 WEIGHTS = {
-    "w": normal(6, 6),
-    "w2": normal(6, 6, seed=1),
-    "b": normal(6, seed=2),
-    "scale": normal(6, seed=3) + 2,
-    "shift": normal(6, seed=4),
+    **{name: normal(*shape, seed=seed) for seed, (name, shape) in enumerate(SHAPES.items())},
+    "scale": normal(6, seed=33) + 2,
     "half": np.array(0.5, np.float32),
     "zero": np.array(0, np.float32),
     "slope": np.full((6,), 0.2, np.float32),
     "slopes": np.full((6, 1, 1), 0.2, np.float32),
-    "kernel": normal(6, 6, 1, 1, seed=5),
-    "grouped": normal(6, 3, 2, 2, seed=6),
-    "cls": normal(1, 1, 6, seed=7),
     "split": np.array([0, 0, HEADS, WIDTH], np.int64),
     "merge": np.array([0, 0, CHANNELS], np.int64),
     "tokens": np.array([2, 1, 6], np.int64),
@@ -46,10 +44,7 @@ WEIGHTS = {
     "ends": np.array([3], np.int64),
     "axis1": np.array([1], np.int64),
     "pads": np.array([0, 1, 0, 0, 0, 0], np.int64),
-    "five": normal(5, 5),
-    "single": normal(1, 1),
     "shape": np.array([2, 5, 6], np.int64),
-    "narrow": normal(6, 3),
     "axis2": np.array([2], np.int64),
     "apart": np.array([1, 1, 2, 3], np.int64),
     **batchnorm_weights(6),
@@ -124,7 +119,6 @@ def folding_of(model: onnx.ModelProto) -> tuple[ir.Model, Folding | None]:
 
 def check_folds(model: onnx.ModelProto, shape: tuple[int, ...]) -> Folding:
     prepared, folding = folding_of(model)
-    assert folding is not None
     factors = np.exp(rng(5).uniform(-2, 2, prepared.graph.outputs[0].shape[-1]))
     feeds = {"x": normal(*shape, seed=9)}
     expected = run_onnx(ir.to_proto(prepared), feeds)["y"] * factors
@@ -151,22 +145,19 @@ def test_what_does_not_commute_is_refused(case: str) -> None:
     assert folding_of(make_model(REFUSED[case], used(WEIGHTS, REFUSED[case])))[1] is None
 
 
-def test_a_constant_that_others_read_is_copied() -> None:
+def test_a_constant_that_others_read_is_copied_and_a_refused_layer_takes_nothing_in() -> None:
     model = make_model(
         "(float[N,5,6] x) => (float[N,5,6] y, float[N,5,6] z) { t = Tanh(x) y = Mul(t, scale) z = Add(x, scale) }",
         {"scale": WEIGHTS["scale"]},
     )
     prepared, folding = folding_of(model)
-    assert folding is not None
     feeds = {"x": normal(2, 5, 6)}
     before = run_onnx(ir.to_proto(prepared), feeds)
     apply_folds(prepared.graph, folding.folds, np.full(6, 3.0), Names(prepared.graph))
     after = run_onnx(ir.to_proto(prepared), feeds)
     np.testing.assert_allclose(after["y"], 3 * before["y"], rtol=1e-6)
     np.testing.assert_array_equal(after["z"], before["z"])
-
-
-def test_a_refused_layer_takes_nothing_in() -> None:
+    # a refused layer takes nothing in
     prepared, _ = prepare_proto(make_model(f"{TOKENS} {{ y = MatMul(x, w) }}", {"w": WEIGHTS["w"]}))
     assert find_folding(prepared.graph.outputs[0], 6, lambda node: node.op_type == "MatMul") is None
 

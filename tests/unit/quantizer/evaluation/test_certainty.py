@@ -117,14 +117,6 @@ def score(pairs: Pairs, delta: float) -> float:
     return float((lost - won - samples * delta) / math.sqrt(variance))
 
 
-@pytest.mark.parametrize(("lost", "won", "samples"), [(0.05, 0.03, 100), (0.01, 0.002, 1000)])
-def test_intervals_of_paired_shares_cover_the_truth(lost: float, won: float, samples: int) -> None:
-    tables = rng(3).multinomial(samples, [lost, won, 1 - lost - won], 600)
-    ends = np.array([paired_interval(Pairs(int(a), int(b), samples), 0.95) for a, b, _ in tables])
-    covered = np.mean((ends[:, 0] <= lost - won) & (lost - won <= ends[:, 1]))
-    assert 0.92 <= covered <= 0.985
-
-
 # The bootstrap.
 
 
@@ -140,23 +132,28 @@ def test_bootstrap_intervals_of_a_mean_cover_the_truth(draw: str) -> None:
     assert 0.91 <= held / 400 <= 0.985
 
 
-def test_the_jackknife_of_a_mean_is_students_t() -> None:
+def test_the_jackknife_of_a_mean_is_students_t_and_one_that_is_made_anew_near_it() -> None:
     values = rng(5).standard_normal(12)
     spread = spread_of(mean_of(values))
-    assert spread is not None
     error = values.std(ddof=1) / math.sqrt(12)
     assert spread.standard_error == pytest.approx(error)
     found = spread.interval(0.95)
     assert found is not None and found.method == "student"
     half = student_quantile(0.975, 11) * error
     assert (found.low, found.high) == pytest.approx((values.mean() - half, values.mean() + half))
+    # a metric that is made anew is left without each part
+    values = rng(9).standard_normal(100)
+    made = spread_of(Remade(100, lambda left_out: float(values[~left_out].mean())))
+    sums = spread_of(mean_of(values))
+    assert made is not None and sums is not None and made.drawn is None
+    assert made.value == pytest.approx(values.mean())
+    assert made.standard_error == pytest.approx(sums.standard_error, rel=0.5)
 
 
 @given(st.integers(3, 300), st.integers(0, 5))
 def test_a_difference_turns_round_with_its_models(samples: int, seed: int) -> None:
     one, other = rng(seed).standard_normal((2, samples))
     found, turned = (difference_of(mean_of(a), mean_of(b), 0.95) for a, b in ((one, other), (other, one)))
-    assert found is not None and turned is not None and found.interval is not None and turned.interval is not None
     assert (found.interval.low, found.interval.high) == pytest.approx((-turned.interval.high, -turned.interval.low))
     assert found.p_value == pytest.approx(turned.p_value)
     # in pairs: what all samples have alike has no spread, and so no interval, but the sign test
@@ -196,24 +193,7 @@ def test_counts_by_key_are_sums_like_any_other() -> None:
     assert np.array_equal(counts.without(groups), matrix.sum(axis=0)[0] - grouped[:, 0])
 
 
-def test_a_metric_that_is_made_anew_is_left_without_each_part() -> None:
-    values = rng(9).standard_normal(100)
-    made = spread_of(Remade(100, lambda left_out: float(values[~left_out].mean())))
-    sums = spread_of(mean_of(values))
-    assert made is not None and sums is not None and made.drawn is None
-    assert made.value == pytest.approx(values.mean())
-    assert made.standard_error == pytest.approx(sums.standard_error, rel=0.5)
-
-
 # Samples that do not differ.
-
-
-@pytest.mark.parametrize("value", [0.0, 0.1, 7.3])
-def test_samples_that_are_all_alike_carry_no_interval(value: float) -> None:
-    sums = mean_of(np.full(50, value))
-    assert interval_of(sums, 0.95) is None
-    found = difference_of(sums, sums, 0.95)
-    assert found is not None and (found.interval, found.p_value) == (None, 1.0)
 
 
 def pixels_of(right: np.ndarray, of: int) -> Hits:
@@ -229,6 +209,10 @@ def test_a_share_of_which_no_sample_changed_is_bounded_by_the_rule_of_three(samp
     assert found is not None and found.interval is not None and found.p_value == 1.0
     assert (found.interval.method, found.interval.samples) == ("rule_of_three", samples)
     assert found.interval.low == -found.interval.high
+    for value in (0.0, 0.1, 7.3):  # of means of samples that are all alike nothing is told
+        sums = mean_of(np.full(50, value))
+        alike = difference_of(sums, sums, 0.95)
+        assert interval_of(sums, 0.95) is None and (alike.interval, alike.p_value) == (None, 1.0)
     # a share of this size would stay unseen just as often as the interval may be wrong
     assert (1 - found.interval.high / 100) ** samples == pytest.approx(1 - confidence, rel=1e-6)
     whole = interval_of(pixels_of(np.full(samples, 9), 9), confidence)
@@ -278,7 +262,7 @@ def test_neighbours_are_kept_in_units_of_one_size_whatever_the_batches(sizes: li
     assert matrix == pytest.approx(whole.matrix)
 
 
-def test_merged_neighbours_keep_the_standard_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_merged_neighbours_keep_the_standard_error_and_very_wide_rows_the_total(monkeypatch) -> None:
     monkeypatch.setattr(contributions, "_KEPT_BYTES", 64 * 1024 // 8)
     values = rng().standard_normal(3000)
     sums = mean_of(values[:0])
@@ -287,9 +271,7 @@ def test_merged_neighbours_keep_the_standard_error(monkeypatch: pytest.MonkeyPat
     spread = spread_of(sums)
     assert 200 < sums.units <= 512 and spread is not None
     assert spread.standard_error == pytest.approx(values.std(ddof=1) / math.sqrt(3000), rel=0.25)
-
-
-def test_of_very_wide_rows_the_total_alone_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    # of very wide rows the total alone is kept
     monkeypatch.setattr(contributions, "_KEPT_BYTES", 64 * 8 * 10)
     for width, units in ((10, 20), (11, 0)):
         sums = DenseSums(lambda found: found.sum(axis=1))
@@ -318,7 +300,7 @@ def test_few_sets_at_a_time_give_the_same_figures(monkeypatch: pytest.MonkeyPatc
 # Evidence of the judges.
 
 
-def test_what_differs_for_sure() -> None:
+def test_what_differs_for_sure_and_that_chance_rarely_decides() -> None:
     right = np.ones(64, bool)
     five, six = right.copy(), right.copy()
     five[:5], six[:6] = False, False
@@ -330,9 +312,7 @@ def test_what_differs_for_sure() -> None:
     noisy = values + rng(11).standard_normal(16)
     assert surely_differ(Evidence.of_means(values), Evidence.of_means(values + 0.1 + 0.01 * noisy))
     assert not surely_differ(Evidence.of_means(values), Evidence.of_means(noisy))
-
-
-def test_chance_rarely_decides() -> None:
+    # chance rarely decides
     draws = rng(12).standard_normal((600, 2, 16))
     said = [surely_differ(Evidence.of_means(one), Evidence.of_means(other)) for one, other in draws]
     assert np.mean(said) < 0.08

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any
 
 import numpy as np
 import pytest
@@ -139,13 +138,7 @@ def test_ignored_labels_do_not_count(kind: str) -> None:
     assert value(metric, {"y": scores}, labels) == expected
 
 
-def test_positions_of_sequences() -> None:
-    scores, labels = normal(6, 8, 5), rng(1).integers(0, 5, (6, 8))
-    expected = 100 * (scores.argmax(axis=2) == labels).mean()
-    assert value({"kind": "top1"}, {"y": scores}, labels) == pytest.approx(expected, abs=1e-4)
-
-
-def test_class_numbers_as_output() -> None:
+def test_class_numbers_positions_and_scores_that_are_not_finite() -> None:
     labels, guessed = rng(1).integers(0, 6, 50), rng(2).integers(-1, 6, 50)
     assert value({"kind": "top1"}, {"y": guessed}, labels) == pytest.approx(100 * (labels == guessed).mean(), abs=1e-4)
     known = guessed >= 0  # a decision for no class misses, and is no false positive
@@ -153,27 +146,16 @@ def test_class_numbers_as_output() -> None:
     for kind, of in (("precision", got), ("recall", wanted)):
         found = value({"kind": kind, "average": "micro"}, {"y": guessed}, labels)
         assert found == pytest.approx(100 * hits / of, abs=1e-4)
-
-
-def test_scores_that_are_not_finite_are_misses() -> None:
+    # positions of sequences
+    scores, labels = normal(6, 8, 5), rng(1).integers(0, 5, (6, 8))
+    expected = 100 * (scores.argmax(axis=2) == labels).mean()
+    assert value({"kind": "top1"}, {"y": scores}, labels) == pytest.approx(expected, abs=1e-4)
+    # scores that are not finite are misses
     scores, labels = decided(20, 4, 1)
     scores[5:10] = np.nan
     right = (scores.argmax(axis=1) == labels) & ~np.isnan(scores).any(axis=1)
     for metric in ({"kind": "top1"}, {"kind": "recall", "average": "micro"}):
         assert value(metric, {"y": scores}, labels) == pytest.approx(100 * right.mean(), abs=1e-4)
-
-
-def test_other_outputs_by_name_and_index() -> None:
-    scores, labels = decided(30, 4, 1)
-    outputs = {"a": normal(30, 3), "b": scores}
-    metrics: list[dict[str, Any]] = [
-        {"kind": "top1", "name": "by_name", "output": "b"},
-        {"kind": "top1", "name": "by_index", "output": 1},
-        {"kind": "top1", "name": "by_array", "output": 1, "labels": "truth"},
-    ]
-    found = measured(metrics, outputs, labels, arrays={"truth": labels.astype(np.uint16)[:, None]}).values
-    assert len(set(found.values())) == 1
-    assert found["by_name"] == pytest.approx(100 * (scores.argmax(axis=1) == labels).mean(), abs=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -191,9 +173,7 @@ def test_other_outputs_by_name_and_index() -> None:
         ({"kind": "recall"}, np.full(9, 2_000_000), np.zeros(9, int), "output", "class number 2000000"),
     ],
 )
-def test_what_does_not_fit_points_at_its_field(
-    metric: dict[str, Any], output: np.ndarray, labels: np.ndarray, place: str, says: str
-) -> None:
+def test_what_does_not_fit_points_at_its_field(metric, output, labels, place, says) -> None:
     with pytest.raises(InvalidConfigError, match=says) as caught:
         measured([{"kind": "sqnr"}, {**metric, "labels": "truth"}], {"y": output}, arrays={"truth": labels})
     assert caught.value.errors[0].pointer == f"/config/evaluation/metrics/1/{place}"

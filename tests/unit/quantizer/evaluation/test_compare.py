@@ -13,7 +13,6 @@ from tests.unit.quantizer.toolbox import Arrays, input_infos, make_model, normal
 from worker.quantizer.data import ArrayDataset
 from worker.quantizer.evaluation.command import evaluate_files
 from worker.quantizer.evaluation.compare import Comparison, compare, layer_distances
-from worker.quantizer.evaluation.latency import measure_latency
 from worker.quantizer.run.interface import SilentRun
 from worker.quantizer.runtime.session import Session, with_outputs
 
@@ -87,11 +86,15 @@ def test_the_worst_output_counts_and_the_first_decides() -> None:
     assert by_name["k"].top1_agreement == 100.0
 
 
-def test_labels_that_fit_no_output_are_not_used() -> None:
+def test_what_is_not_compared() -> None:
     model = make_model("(float[N,6] x) => (float[N,1] y) { y = MatMul(x, w) }", {"w": normal(6, 1)})
     found = compared(model, model, {"x": normal(9, 6)}, np.zeros(9, np.int64))
     assert not found.labels_used
     assert found.float_metrics == found.quantized_metrics == {}
+    # outputs whose length depends on the values have no distance
+    text = "(float[N,6] x) => (int64[2,K] y) { t = MatMul(x, w) r = Relu(t) y = NonZero(r) }"
+    found = compared(make_model(text, {"w": WEIGHT}), make_model(text, {"w": -WEIGHT + 0.3}), {"x": normal(9, 6)})
+    assert found.fidelity.sqnr_db is None
 
 
 def test_a_twin_that_returns_nan_is_an_error_unless_both_do() -> None:
@@ -102,12 +105,6 @@ def test_a_twin_that_returns_nan_is_an_error_unless_both_do() -> None:
     assert caught.value.where == {"output": "y"}
     assert caught.value.hint
     assert compared(classifier(broken), classifier(broken), {"x": normal(9, 6)}).fidelity.sqnr_db is None
-
-
-def test_outputs_whose_length_depends_on_the_values_have_no_distance() -> None:
-    text = "(float[N,6] x) => (int64[2,K] y) { t = MatMul(x, w) r = Relu(t) y = NonZero(r) }"
-    found = compared(make_model(text, {"w": WEIGHT}), make_model(text, {"w": -WEIGHT + 0.3}), {"x": normal(9, 6)})
-    assert found.fidelity.sqnr_db is None
 
 
 def test_inner_tensors_are_compared_by_pair() -> None:
@@ -127,15 +124,6 @@ def test_inner_tensors_are_compared_by_pair() -> None:
     assert found["product"] == pytest.approx(sqnr_db(a, b), abs=0.01)
     assert found["relu"] == pytest.approx(sqnr_db(np.maximum(a, 0), np.maximum(b, 0)), abs=0.01)
     assert found["crossed"] == pytest.approx(sqnr_db(a, np.maximum(b, 0)), abs=0.01)
-
-
-def test_latencies_are_positive_milliseconds() -> None:
-    it = session(classifier(WEIGHT, "4"))
-    infos = input_infos(classifier(WEIGHT, "4"))
-    found = measure_latency(it, it, ArrayDataset({"x": normal(10, 6)}), infos, runs=5, threads=1, run=SilentRun())
-    assert found.batch_size == 4
-    assert 0 < found.float_interval_ms.low <= found.float_ms <= found.float_interval_ms.high
-    assert 0 < found.quantized_interval_ms.low <= found.quantized_ms <= found.quantized_interval_ms.high
 
 
 # evaluate: the same figures for files.
@@ -169,7 +157,7 @@ def test_evaluate_one_model(tmp_path) -> None:
         assert told == pytest.approx((100 * low, 100 * high), abs=1e-4)
 
 
-def test_evaluate_beside_a_reference(tmp_path) -> None:
+def test_evaluate_beside_a_reference_of_the_same_outputs(tmp_path) -> None:
     x, labels = normal(30, 6), rng(1).integers(0, 8, 30)
     arrays = {"x": x, "labels": labels}
     found = evaluate(tmp_path, classifier(coarse(WEIGHT)), arrays, classifier(WEIGHT))
@@ -177,9 +165,7 @@ def test_evaluate_beside_a_reference(tmp_path) -> None:
     assert found["fidelity"] == expected.fidelity.model_dump(mode="json")
     assert found["reference"]["metrics"] == expected.float_metrics
     assert found["model"]["metrics"] == expected.quantized_metrics
-
-
-def test_models_with_other_outputs_are_not_compared(tmp_path) -> None:
+    # models with other outputs are not compared
     other = make_model("(float[N,6] x) => (float[N,8] scores) { scores = MatMul(x, w) }", {"w": WEIGHT})
     with pytest.raises(UnsupportedModelError) as caught:
         evaluate(tmp_path, classifier(WEIGHT), {"x": normal(4, 6)}, other)

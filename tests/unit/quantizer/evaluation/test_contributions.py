@@ -9,7 +9,8 @@ import pytest
 
 from tests.unit.quantizer.evaluation.measuring import measured
 from tests.unit.quantizer.toolbox import rng
-from worker.quantizer.evaluation.certainty.contributions import Hits, Sums
+from worker.quantizer.evaluation.by_sample import metric_columns
+from worker.quantizer.evaluation.certainty.contributions import CountSums, DenseSums, Hits, Sums, quotients
 
 SAMPLES, GROUPS = 30, 4
 DRAW = rng(1)
@@ -103,3 +104,39 @@ def test_only_whole_samples_are_shares_of_samples() -> None:
     (some,) = counted.contributions.values()
     assert isinstance(some, Hits) and some.of_samples
     assert np.array_equal(some.right, (SCORES.argmax(axis=1) == LABELS)[LABELS != 2])
+
+
+RANDOM = np.random.default_rng(3)
+
+
+def dense(values: Any, value_of: Any) -> DenseSums:
+    found = DenseSums(value_of)
+    for start in range(0, len(values), 7):
+        found.add(values[start : start + 7], samples=len(values[start : start + 7]))
+    return found
+
+
+def test_of_a_mean_they_are_the_samples_own_values_and_of_a_root_what_they_move_it_by() -> None:
+    losses = RANDOM.exponential(size=50)
+    mean = dense(np.stack([losses, np.ones(50)], axis=1), lambda sums: quotients(sums[:, 0], sums[:, 1]))
+    assert metric_columns({"loss": mean}, 50)["loss"] == pytest.approx(losses)
+    hits = Hits()
+    hits.add(np.array([[1.0, 1], [0, 1], [1, 1], [1, 1]]), samples=4)
+    assert metric_columns({"top1": hits}, 4)["top1"] == pytest.approx([100, 0, 100, 100])
+    # of a root they are what the sample moves it by
+    squares = RANDOM.exponential(size=40)
+    root = dense(np.stack([squares, np.ones(40)], axis=1), lambda sums: np.sqrt(quotients(sums[:, 0], sums[:, 1])))
+    whole = np.sqrt(squares.mean())
+    left_out = [np.sqrt(np.delete(squares, k).mean()) for k in range(40)]
+    assert metric_columns({"rmse": root}, 40)["rmse"] == pytest.approx([40 * whole - 39 * f for f in left_out])
+
+
+def test_what_does_not_tell_samples_apart_has_none() -> None:
+    batches = DenseSums(lambda sums: sums[:, 0])
+    batches.add(np.ones((1, 1)), samples=8)
+    counts = CountSums(lambda sums: sums[:, 0])
+    counts.add(np.arange(8), np.zeros(8, np.int64), np.ones(8), size=8, samples=8)
+    one_alone = dense(np.array([[1.0, 1.0], [0, 0], [0, 0]]), lambda sums: quotients(sums[:, 0], sums[:, 1]))
+    found = metric_columns({"by_batch": batches, "counts": counts, "undefined": one_alone}, 8)
+    assert set(found) == {"counts"}
+    assert metric_columns({"undefined": one_alone}, 3) == {}

@@ -13,7 +13,7 @@ from service.contracts.evaluation import EvaluationSpec
 from service.contracts.model import TensorInfo
 from tests.unit.quantizer.evaluation.test_compare import WEIGHT, classifier, coarse, compared
 from tests.unit.quantizer.toolbox import make_model, normal, quantize_file, rng, run_onnx
-from worker.quantizer.evaluation.decisions import Decisions, packed
+from worker.quantizer.evaluation.decisions import Decisions
 from worker.quantizer.evaluation.metric_figures import metric_figures
 from worker.quantizer.evaluation.metrics import Metrics
 
@@ -74,7 +74,7 @@ def test_the_loss_of_a_label_is_that_of_torch(is_share: bool) -> None:
     assert "float_loss" not in certain.arrays, "there is no such class"
 
 
-def test_class_numbers_have_no_probability_and_maps_no_class_per_sample() -> None:
+def test_class_numbers_of_any_size_have_no_probability_and_maps_no_class_per_sample() -> None:
     numbers, found = np.arange(6), Decisions()
     found.update(numbers, numbers[::-1], numbers)
     assert not {"float_confidence", "float_loss"} & set(found.arrays)
@@ -83,9 +83,7 @@ def test_class_numbers_have_no_probability_and_maps_no_class_per_sample() -> Non
     maps = Decisions()
     maps.update(*np.zeros((2, 3, 5, 4, 4), np.float32), None)
     assert maps.arrays == {}
-
-
-def test_large_numbers_are_not_wrapped() -> None:
+    # large numbers are not wrapped
     found, large = Decisions(), np.array([2**31 - 1, 2**31, 2**40])
     found.update(large[:1], large[:1], large[:1])
     assert found.arrays["label"].dtype == np.int32
@@ -96,16 +94,14 @@ def test_large_numbers_are_not_wrapped() -> None:
     assert "label" not in found.arrays
 
 
-def test_of_samples_that_do_not_count_nobody_knows_the_confident_ones() -> None:
+def test_of_what_the_samples_cannot_tell_nothing_is_told() -> None:
     spec = EvaluationSpec.model_validate({"metrics": [{"kind": "top1", "ignore_index": 3}]})
     found = compared(
         classifier(SHARP), classifier(coarse(SHARP) * 1.3), {"x": X}, LABELS, metrics=Metrics(spec, OUTPUTS)
     )
     flips = metric_figures(spec, found)[0].flips
     assert flips is not None and flips.confident is None
-
-
-def test_equal_models_are_equal_as_far_as_the_samples_can_tell() -> None:
+    # equal models are equal as far as the samples can tell
     spec = EvaluationSpec.model_validate({"metrics": [{"kind": "f1"}]})
     found = compared(classifier(WEIGHT), classifier(WEIGHT), {"x": X}, LABELS, metrics=Metrics(spec, OUTPUTS))
     (figures,) = metric_figures(spec, found)
@@ -113,19 +109,6 @@ def test_equal_models_are_equal_as_far_as_the_samples_can_tell() -> None:
     span = figures.drop_interval
     assert span is not None and (span.method, span.samples) == ("rule_of_three", 200)
     assert span.high == -span.low == pytest.approx(100 * (1 - 0.05 ** (1 / 200)), abs=1e-3)
-
-
-def test_the_same_samples_give_the_same_bytes() -> None:
-    found = Decisions()
-    found.update(normal(9, 5), normal(9, 5, seed=2), LABELS[:9] % 5)
-    data = packed(found.arrays)
-    assert data == packed(found.arrays)
-    with np.load(io.BytesIO(data)) as stored:
-        assert {name: stored[name].dtype.name for name in stored} == {
-            "index": "int32", "float_class": "int32", "quantized_class": "int32", "float_confidence": "float32",
-            "float_loss": "float32", "quantized_loss": "float32", "label": "int32",
-            "float_correct": "uint8", "quantized_correct": "uint8",
-        }  # fmt: skip
 
 
 def test_the_file_is_one_of_the_run(tmp_path: Path) -> None:

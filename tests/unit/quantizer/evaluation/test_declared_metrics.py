@@ -105,12 +105,18 @@ def test_without_declared_metrics_all_is_as_ever(tmp_path: Path) -> None:
     assert any("'labels' (float32[60, 3]) holds no class numbers" in note for note in report.notes)
 
 
-def test_a_metric_without_value_is_told(tmp_path: Path) -> None:
+def test_a_metric_without_value_and_labels_that_do_not_fit_are_told(tmp_path: Path) -> None:
     evaluation = {"metrics": [{"kind": "pearson", "output": "z"}], "gate": {"min_value": -1}}
     report = run(tmp_path, evaluation, {"x": X, "labels": np.ones((60, 3), np.float32)}).report
     assert report.quantized.metrics == {}
     assert any("pearson of the quantized model has no value" in note for note in report.notes)
     assert report.verdict == "fail"
+    # calibration labels are tried where steps are judged by them
+    evaluation = {"metrics": [{"kind": "top1", "labels": "truth"}]}
+    arrays = {"x": X, "truth": LABELS}
+    with pytest.raises(InvalidConfigError, match="calibration dataset: top1: label 5 is no class"):
+        run(tmp_path, evaluation, arrays, {"x": X, "truth": LATE})
+    run(tmp_path, evaluation, arrays, {"x": X, "truth": LATE}, algorithms=[])
 
 
 LATE = LABELS.copy()
@@ -129,9 +135,7 @@ LATE[-1] = 5  # the very last label
         ({"kind": "top1"}, {"labels": LATE}, "labels", r"labels lie in \[0, 5\]; output 'y' has classes \[0, 4\]"),
     ],
 )
-def test_what_cannot_be_measured_is_refused_before_any_work(
-    tmp_path: Path, metric: dict[str, Any], arrays: dict[str, np.ndarray], place: str, says: str
-) -> None:
+def test_what_cannot_be_measured_is_refused_before_any_work(tmp_path, metric, arrays, place, says) -> None:
     class NoWork(SilentRun):
         def progress(self, stage: str, *_: Any, **__: Any) -> None:
             assert stage == "load"
@@ -144,14 +148,6 @@ def test_what_cannot_be_measured_is_refused_before_any_work(
         quantize(tmp_path / "model.onnx", config, source, other, run=NoWork(), threads=1)
     assert caught.value.errors[0].pointer == f"/config/evaluation/metrics/1/{place}"
     assert caught.value.hint
-
-
-def test_calibration_labels_are_tried_where_steps_are_judged_by_them(tmp_path: Path) -> None:
-    evaluation = {"metrics": [{"kind": "top1", "labels": "truth"}]}
-    arrays = {"x": X, "truth": LABELS}
-    with pytest.raises(InvalidConfigError, match="calibration dataset: top1: label 5 is no class"):
-        run(tmp_path, evaluation, arrays, {"x": X, "truth": LATE})
-    run(tmp_path, evaluation, arrays, {"x": X, "truth": LATE}, algorithms=[])
 
 
 # Acceptance of algorithms.
@@ -191,9 +187,7 @@ HIGH, LOW = Facts(), Facts("", "lower")
         (HIGH, None, None, float("inf"), (None, 10.0), None),
     ],
 )
-def test_what_is_worse(
-    facts: Facts, before: float | None, after: float | None, noise: float, sqnr: Any, worse: str | None
-) -> None:
+def test_what_is_worse(facts, before, after, noise, sqnr, worse) -> None:
     sure = before is not None and after is not None and abs(after - before) > 2 * noise
     found = is_worse(Score(sqnr_db=sqnr[1], value=after), Score(sqnr_db=sqnr[0], value=before), facts, sure=sure)
     assert (found is None) == (worse is None)

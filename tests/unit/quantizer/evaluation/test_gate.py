@@ -240,9 +240,7 @@ def test_without_confidence_the_figure_decides_and_its_interval_is_told() -> Non
         ({"metric": "top1_agreement", "max_drop": 0.9}, None, False),
     ],
 )
-def test_with_confidence_the_whole_interval_decides(
-    limits: dict[str, Any], span: tuple[float, float] | None, holds: bool | None
-) -> None:
+def test_with_confidence_the_whole_interval_decides(limits, span, holds) -> None:
     word, clauses = judged(Gate(**limits, confidence=0.95), span=span)
     (clause,) = clauses.values()
     assert (clause.holds, clause.confidence) == (holds, 0.95)
@@ -250,24 +248,19 @@ def test_with_confidence_the_whole_interval_decides(
     assert (clause.why is None) == (holds is not None)
 
 
-def test_an_undecided_clause_says_how_many_samples_it_takes() -> None:
-    # 1 point on either side at 400 samples, and half a point to the limit: four times as many
+def test_an_undecided_clause_says_how_many_samples_it_takes_and_why() -> None:
     clause = judged(Gate(max_drop=1.0, confidence=0.95))[1]["max_drop"]
     assert clause.samples_needed == 1600
     assert clause.why is not None and "400 samples cannot tell" in clause.why
     on_the_limit = judged(Gate(max_drop=0.5, confidence=0.95))[1]["max_drop"]
     assert on_the_limit.holds is None and on_the_limit.samples_needed is None
-
-
-def test_what_has_no_interval_is_undecided_where_one_is_asked_for() -> None:
+    # what has no interval is undecided where one is asked for
     word, clauses = judged(Gate(max_drop=1.0, confidence=0.9), span=None)
     assert (word, clauses["max_drop"].confidence) == ("undecided", 0.9)
     assert "no interval can be told for top1" in clauses["max_drop"].why and "too few" in clauses["max_drop"].why
     alike = judged(Gate(max_drop=1.0, confidence=0.9), span=None, p_value=1.0)[1]["max_drop"]
     assert alike.holds is None and alike.why.endswith("the samples do not differ")
-
-
-def test_a_broken_clause_fails_whatever_is_undecided() -> None:
+    # a broken clause fails whatever is undecided
     gate = {"max_drop": 1.0, "confidence": 0.95}
     assert judged(Gate(**gate))[0] == "undecided"
     assert judged(Gate(**gate, on_undecided="fail"))[0] == "fail"

@@ -46,7 +46,7 @@ def test_correlations(seed: int, samples: int, ties: bool, batch: int) -> None:
     assert found.values["spearman"] == pytest.approx(stats.spearmanr(*wide)[0], abs=1e-6)
 
 
-def test_columns_are_judged_apart() -> None:
+def test_columns_are_judged_apart_and_averaged() -> None:
     output, target = normal(50, 3) * [1, 100, 1e-3], normal(50, 3, seed=1)
     target += np.array([1, 0, -0.5], np.float32) * output.astype(np.float32)
     each = [stats.pearsonr(output[:, k], target[:, k].astype(np.float64))[0] for k in range(3)]
@@ -54,6 +54,19 @@ def test_columns_are_judged_apart() -> None:
     assert found.values["pearson"] == pytest.approx(np.mean(each), abs=1e-6)
     assert list(found.details["pearson"].values()) == pytest.approx(each, abs=1e-6)
     assert len(found.details["spearman"]) == 3
+    # determination is the mean of the columns
+    output = normal(50, 3) * [1, 100, 1e-3]
+    target = output.astype(np.float32) + normal(50, 3, seed=1)
+    wide = target.astype(np.float64), output.astype(np.float32).astype(np.float64)
+    each = r2_score(*wide, multioutput="raw_values")
+    found = measured([{"kind": "r2"}], {"y": output.astype(np.float32)}, target)
+    assert found.values["r2"] == pytest.approx(np.mean(each), rel=1e-5)
+    assert list(found.details["r2"].values()) == pytest.approx(each, rel=1e-5)
+    # a constant output is determined
+    target = normal(30)
+    mean = np.full_like(target, target.mean(dtype=np.float64))
+    assert value({"kind": "r2"}, {"y": mean}, target) == pytest.approx(0.0, abs=1e-6)
+    assert value({"kind": "r2"}, {"y": target}, target) == 1.0
 
 
 @given(output=NUMBERS, seed=st.integers(0, 20), batch=st.sampled_from([1, 4, 100]))
@@ -66,23 +79,6 @@ def test_determination(output: np.ndarray, seed: int, batch: int) -> None:
         return
     wide = target.astype(np.float64), output.astype(np.float64)
     assert found.values["r2"] == pytest.approx(r2_score(*wide), rel=1e-5, abs=1e-6)
-
-
-def test_determination_is_the_mean_of_the_columns() -> None:
-    output = normal(50, 3) * [1, 100, 1e-3]
-    target = output.astype(np.float32) + normal(50, 3, seed=1)
-    wide = target.astype(np.float64), output.astype(np.float32).astype(np.float64)
-    each = r2_score(*wide, multioutput="raw_values")
-    found = measured([{"kind": "r2"}], {"y": output.astype(np.float32)}, target)
-    assert found.values["r2"] == pytest.approx(np.mean(each), rel=1e-5)
-    assert list(found.details["r2"].values()) == pytest.approx(each, rel=1e-5)
-
-
-def test_a_constant_output_is_determined() -> None:
-    target = normal(30)
-    mean = np.full_like(target, target.mean(dtype=np.float64))
-    assert value({"kind": "r2"}, {"y": mean}, target) == pytest.approx(0.0, abs=1e-6)
-    assert value({"kind": "r2"}, {"y": target}, target) == 1.0
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -179,14 +175,12 @@ def test_perplexity(seed: int, classes: int, form: str) -> None:
     assert got == pytest.approx(expected, rel=1e-4)
 
 
-def test_perplexity_of_the_next_token() -> None:
+def test_perplexity_of_the_next_token_and_of_an_impossible_one() -> None:
     logits, tokens = normal(8, 6, 5), rng(1).integers(0, 5, (8, 6))
     expected = value({"kind": "perplexity"}, {"y": logits[:, :-1]}, tokens[:, 1:])
     metric = {"kind": "perplexity", "shift": True, "labels": "tokens"}
     assert value(metric, {"y": logits}, arrays={"tokens": tokens}) == expected
-
-
-def test_an_impossible_label_has_no_perplexity() -> None:
+    # an impossible label has no perplexity
     output = np.tile(np.array([1.0, 0.0], np.float32), (5, 1))
     found = measured([{"kind": "perplexity", "scores": "probabilities"}], {"y": output}, np.array([0, 0, 1, 0, 0]))
     assert found.values == {}

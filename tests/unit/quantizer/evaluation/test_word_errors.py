@@ -86,15 +86,14 @@ def test_time_first_and_lengths() -> None:
     assert value(metric, outputs, padded(rows, 6)) == expected
 
 
-def test_class_numbers_as_they_are() -> None:
+def test_class_numbers_and_letters_of_words() -> None:
     rows, got = [(1, 2), *sequences(1)[1:]], sequences(2)
     expected = sum(edits(a, b) for a, b in zip(rows, got, strict=True))
     metric = {"kind": "word_error_rate", "decode": "argmax"}
     rate = value(metric, {"y": padded(got, 6)}, padded(rows, 6))
     assert rate == pytest.approx(100 * expected / sum(map(len, rows)), abs=1e-4)
 
-
-def test_letters_make_words() -> None:
+    # letters make words
     def words(row: tuple[int, ...]) -> tuple[str, ...]:
         return tuple("".join(map(str, row)).replace("4", " ").split())
 
@@ -103,9 +102,7 @@ def test_letters_make_words() -> None:
     metric = {"kind": "word_error_rate", "decode": "argmax", "separator": 4}
     found = measured([metric], {"y": padded(got, 9)}, padded(rows, 9))
     assert found.details["word_error_rate"] == {"edits": expected, "words": sum(len(words(row)) for row in rows)}
-
-
-def test_labels_without_words_have_no_rate() -> None:
+    # labels without words have no rate
     found = measured([{"kind": "word_error_rate"}], {"y": normal(3, 4, 5)}, padded([(), (), ()], 4))
     assert found.values == {}
     assert "no word" in found.undefined["word_error_rate"]

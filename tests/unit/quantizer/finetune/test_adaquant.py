@@ -14,18 +14,17 @@ from tests.unit.quantizer.finetune.gradient.gradient_benches import (
     INT4,
     changed,
     finetuned,
+    grids_stay,
     integers,
     output_sqnr,
     residual_network,
 )
-from tests.unit.quantizer.precision.benches import samples, toolkit_for
+from tests.unit.quantizer.precision.benches import Canceling, samples, toolkit_for
 from tests.unit.quantizer.toolbox import config, make_model, normal, quantize_file
 from worker.quantizer.finetune.gradient import solver as gradient_solver
-from worker.quantizer.numerics.integer import IntegerGrid
 from worker.quantizer.refine.draft import Draft
 from worker.quantizer.refine.step import Change
 from worker.quantizer.run.checkpoint import CheckpointStore
-from worker.quantizer.run.interface import SilentRun
 
 pytestmark = pytest.mark.slow  # trains
 
@@ -59,12 +58,7 @@ def test_the_network_comes_nearer_and_its_grids_stay(kind: str, method: str) -> 
     assert all(now <= before for before, now in change.errors.values())
     assert any(now < 0.9 * before for before, now in change.errors.values())
     assert output_sqnr(after) > output_sqnr(draft)
-    for name, weight in after.plan.weights.items():
-        old, grid = draft.plan.weights[name].quantization, weight.quantization
-        assert isinstance(grid, IntegerGrid) and isinstance(old, IntegerGrid)
-        np.testing.assert_array_equal(grid.scale, old.scale)
-        np.testing.assert_array_equal(grid.zero_point, old.zero_point)
-        assert grid.limits[0] <= weight.integers.min() and weight.integers.max() <= grid.limits[1]
+    grids_stay(draft.plan, after.plan)
     for name, bias in after.plan.biases.items():
         if bias.quantization is not None:
             np.testing.assert_array_equal(bias.quantization.scale, draft.plan.biases[name].quantization.scale)
@@ -109,14 +103,7 @@ def normalized_network() -> onnx.ModelProto:
     )
 
 
-def test_parameters_that_two_normalizations_share_stay_and_are_named() -> None:
-    draft, change = finetuned(settings={"weight": {"dtype": "int4"}}, model=normalized_network(), num_iterations=20)
-    assert len(draft.graph.initializers["g"].uses()) > 1
-    assert "norm, last left out: nothing in it moves" in change.summary
-    assert not changed(change).plan.moved
-
-
-def test_a_moved_normalization_is_in_the_emitted_model() -> None:
+def test_a_moved_normalization_is_emitted_and_parameters_that_two_share_stay() -> None:
     model = normalized_network()
     model.graph.node[-2].input[1:] = ["g2", "h2"]
     for name, seed in (("g2", 7), ("h2", 8)):
@@ -128,9 +115,14 @@ def test_a_moved_normalization_is_in_the_emitted_model() -> None:
     stored = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in emitted.graph.initializer}
     for name, values in moved.items():
         np.testing.assert_array_equal(stored[name], values)
+    # parameters that two normalizations share stay and are named
+    draft, change = finetuned(settings={"weight": {"dtype": "int4"}}, model=normalized_network(), num_iterations=20)
+    assert len(draft.graph.initializers["g"].uses()) > 1
+    assert "norm, last left out: nothing in it moves" in change.summary
+    assert not changed(change).plan.moved
 
 
-def test_a_scale_moves_with_its_int32_bias() -> None:
+def test_a_scale_moves_with_its_int32_bias_and_a_power_of_two_stays_one() -> None:
     draft, change = finetuned(update_scales=True)
     plan = changed(change).plan
     assert plan.weights["w1"].quantization.scale != draft.plan.weights["w1"].quantization.scale
@@ -139,9 +131,7 @@ def test_a_scale_moves_with_its_int32_bias() -> None:
     np.testing.assert_allclose(bias.quantization.scale, expected, rtol=1e-6)
     assert np.abs(bias.quantization.dequantize(bias.integers)).max() < 10
     assert output_sqnr(changed(change)) > output_sqnr(draft) + 3.0
-
-
-def test_a_power_of_two_stays_one() -> None:
+    # a power of two stays one
     draft, change = finetuned(settings=KINDS["power of two"], update_scales=True, num_iterations=20)
     for name, weight in changed(change).plan.weights.items():
         np.testing.assert_array_equal(weight.quantization.scale, draft.plan.weights[name].quantization.scale)
@@ -177,21 +167,10 @@ def test_a_layer_that_makes_the_network_worse_is_taken_back(monkeypatch) -> None
 
 
 def test_a_run_that_was_broken_off_goes_on_to_the_same_bytes(tmp_path: Path, monkeypatch) -> None:
-    class Canceling(SilentRun):
-        def __init__(self) -> None:
-            self.at = 0
-
-        def progress(self, stage: str, done: int = 0, *_args: Any, **_kwargs: Any) -> None:
-            self.at = done if stage == "adaquant" else self.at
-
-        def check(self) -> None:
-            if self.at >= 2:
-                raise CanceledError("stop")
-
     options: dict[str, Any] = {"update_scales": True, "drop_ratio": 0.5, "num_iterations": 40}
     _, whole = finetuned(**options)
     with pytest.raises(CanceledError):
-        finetuned(store=CheckpointStore(tmp_path), run=Canceling(), **options)
+        finetuned(store=CheckpointStore(tmp_path), run=Canceling("adaquant", 3), **options)
     solved: list[str] = []
     original = gradient_solver.solve
 
@@ -205,22 +184,6 @@ def test_a_run_that_was_broken_off_goes_on_to_the_same_bytes(tmp_path: Path, mon
     assert "2 taken over" in resumed.summary
     assert resumed.errors == whole.errors
     assert changed(resumed).emitted_bytes() == changed(whole).emitted_bytes()
-
-
-def test_progress_names_the_layer_its_error_and_the_time_left() -> None:
-    said: list[str] = []
-
-    class Listening(SilentRun):
-        def progress(
-            self, stage: str, done: int = 0, total: int | None = None, unit: str = "", message: str = "", **_: Any
-        ) -> None:
-            if stage == "adaquant":
-                said.append(f"{done}/{total} {unit} {message}")
-
-    finetuned(run=Listening(), num_iterations=10)
-    assert said[0].startswith("0/4 layers conv0")
-    assert "error of the last one" in said[1] and "s left" in said[1]
-    assert said[-1].startswith("4/4")
 
 
 def test_the_pipeline_runs_it_and_reports_what_it_did(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def test_every_layer_is_told_once_with_what_is_left_of_its_error(spec: AdaRound 
     ]
 
 
-def test_a_second_attempt_tells_the_whole_curve(tmp_path: Path) -> None:
+def test_a_second_attempt_tells_the_whole_curve_and_a_layer_without_an_error_no_share_of_it(tmp_path: Path) -> None:
     class Canceling(Listener):
         def check(self) -> None:
             if len(self.told) >= 2:
@@ -61,9 +61,7 @@ def test_a_second_attempt_tells_the_whole_curve(tmp_path: Path) -> None:
     assert "2 taken over" in change.summary
     assert first.told == whole.told[:2]
     assert second.told == whole.told
-
-
-def test_a_layer_without_an_error_has_no_share_of_it() -> None:
+    # a layer without an error has no share of it
     run = Listener()
     tell_layer(run, "adaround", 1, 1, "conv", 0.0, 0.0)
     assert run.told == [("adaround", 1, {"error_before": 0.0, "error_after": 0.0, "error_left_percent": None})]

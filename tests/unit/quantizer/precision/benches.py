@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 
 from service.contracts.config import QuantizationConfig
+from service.contracts.errors import CanceledError
 from service.contracts.evaluation import EvaluationSpec
 from service.contracts.model import ModelSummary, TensorInfo
 from tests.unit.quantizer.toolbox import Arrays, config, input_infos, make_model, normal, plan_for, rng
@@ -46,6 +47,20 @@ class Listener(SilentRun):
         self.words.append(message)
 
 
+class Canceling(SilentRun):
+    """Cancels the run when a stage has told its progress so many times."""
+
+    def __init__(self, stage: str, times: int) -> None:
+        self._stage, self._left = stage, times
+
+    def progress(self, stage: str, *_args: Any, **_kwargs: Any) -> None:
+        self._left -= stage == self._stage
+
+    def check(self) -> None:
+        if self._left <= 0:
+            raise CanceledError("stop")
+
+
 def chain_of_convolutions(layers: int = 4, *, batch: str = "N", outlier: int | None = None) -> onnx.ModelProto:
     """Convolutions with Relu, a pool and a classifier; one channel of layer ``outlier`` is a hundred times larger."""
     weights, text, source = {}, "", "x"
@@ -59,6 +74,35 @@ def chain_of_convolutions(layers: int = 4, *, batch: str = "N", outlier: int | N
     weights["k"] = normal(6, 5, seed=99, scale=0.4)
     text += f"[pool] p = GlobalAveragePool({source}) [flat] f = Flatten(p) [dense] y = MatMul(f, k)"
     return make_model(f"(float[{batch},3,8,8] x) => (float[{batch},5] y) {{ {text} }}", weights)
+
+
+def branches(outlier: float = 1.0) -> onnx.ModelProto:
+    """Two convolutions that read one tensor and are added; a channel of the first is ``outlier`` times larger."""
+    weights = {"w0": normal(4, 3, 3, 3), "w1": normal(4, 4, 1, 1, seed=1), "w2": normal(4, 4, 1, 1, seed=2)}
+    weights["w1"][3] *= outlier
+    text = (
+        "[a] t = Conv<pads=[1,1,1,1]>(x, w0) [r] u = Relu(t) [b] v = Conv(u, w1) [c] z = Conv(u, w2) "
+        "[add] s = Add(v, z) [pool] p = GlobalAveragePool(s) [flat] f = Flatten(p) [dense] y = MatMul(f, k)"
+    )
+    return make_model(f"(float[N,3,8,8] x) => (float[N,5] y) {{ {text} }}", {**weights, "k": normal(4, 5)})
+
+
+def residual_blocks(*, relu: bool = False, outlier: float = 1.0) -> onnx.ModelProto:
+    """Three blocks of two convolutions; a channel of the second block is ``outlier`` times larger."""
+    weights, text, source = {"w": normal(6, 3, 3, 3, scale=0.3)}, "[stem] s0 = Conv<pads=[1,1,1,1]>(x, w) ", "s0"
+    for k in range(3):
+        weights |= {
+            f"a{k}": normal(12, 6, 1, 1, seed=k, scale=0.4),
+            f"b{k}": normal(6, 12, 1, 1, seed=k + 50, scale=0.2),
+        }
+        weights[f"b{k}"][0] *= outlier if k == 1 else 1.0
+        text += f"[up{k}] u{k} = Conv({source}, a{k}) [act{k}] r{k} = Relu(u{k}) [down{k}] d{k} = Conv(r{k}, b{k}) "
+        last = f"j{k}" if relu else f"s{k + 1}"
+        text += f"[add{k}] {last} = Add(d{k}, {source}) " + (f"[top{k}] s{k + 1} = Relu({last}) " if relu else "")
+        source = f"s{k + 1}"
+    weights["k"] = normal(6, 5, seed=99, scale=0.4)
+    text += f"[pool] p = GlobalAveragePool({source}) [flat] f = Flatten(p) [dense] y = MatMul(f, k)"
+    return make_model(f"(float[N,3,8,8] x) => (float[N,5] y) {{ {text} }}", weights)
 
 
 def samples(count: int = SAMPLES, seed: int = 0) -> Arrays:

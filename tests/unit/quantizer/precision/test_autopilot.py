@@ -17,7 +17,7 @@ from service.contracts.calibration import PercentileCalibration
 from service.contracts.config import QuantizationConfig, parse_config
 from service.contracts.errors import CanceledError
 from service.contracts.search import Search, TrialFigures
-from tests.unit.quantizer.precision.benches import Listener, chain_of_convolutions, samples, toolkit_for
+from tests.unit.quantizer.precision.benches import Canceling, Listener, chain_of_convolutions, samples, toolkit_for
 from tests.unit.quantizer.toolbox import config, make_model, quantize_file, run_onnx, sqnr_db
 from worker.quantizer.evaluation.certainty.evidence import Evidence
 from worker.quantizer.graph.regions import REGION
@@ -69,7 +69,6 @@ def test_an_easy_goal_needs_no_slow_step_and_the_model_meets_it(easy: list[tuple
     _, change = easy[0]
     assert found(change).met
     assert not any("adaround" in trial.algorithms for trial in found(change).trials)
-    assert change.draft is not None
     feeds = {"x": samples()["x"]}
     expected = run_onnx(chain_of_convolutions(3, outlier=1), feeds)["y"]
     measured = sqnr_db(expected, run_onnx(change.draft.emitted_bytes(), feeds)["y"])
@@ -100,6 +99,7 @@ def test_a_goal_out_of_reach_returns_the_best_and_the_gap() -> None:
     assert any(trial.sqnr_db > by_basis[trial.name.partition(":")[0]] for trial in alone)
 
 
+@pytest.mark.long
 def test_the_last_resort_is_to_train_where_a_time_is_set(monkeypatch) -> None:
     monkeypatch.setattr("worker.quantizer.precision.autopilot.step._TRAINING_SHARE", 0.02)
     change = flown(pilot(190.0, budget={"max_seconds": 90.0}))
@@ -109,13 +109,11 @@ def test_the_last_resort_is_to_train_where_a_time_is_set(monkeypatch) -> None:
     assert not found(change).met
 
 
-def test_time_that_is_used_up_ends_the_search() -> None:
+def test_time_that_is_used_up_ends_the_search_and_a_trial_that_is_under_way(monkeypatch) -> None:
     change = flown(pilot(190.0, budget={"max_seconds": 1e-6}))
     assert "used up" in found(change).ended_by
     assert sum(trial.evaluated for trial in found(change).trials) == 1
-
-
-def test_time_that_is_used_up_ends_a_trial_that_is_under_way(monkeypatch) -> None:
+    # time that is used up ends a trial that is under way
     original = trials.Bench._extended
 
     def slow(self: trials.Bench, basis: Basis, chain: Any) -> Any:
@@ -131,7 +129,7 @@ def test_time_that_is_used_up_ends_a_trial_that_is_under_way(monkeypatch) -> Non
     assert change.draft is not None
 
 
-def test_models_that_differ_in_numbers_alone_have_one_structure() -> None:
+def test_latency_is_measured_once_for_models_of_one_structure() -> None:
     def structure(settings: QuantizationConfig, **changed: Any) -> str:
         draft, _ = toolkit_for(chain_of_convolutions(2, **changed), settings)
         return structure_of(draft.emitted().model)
@@ -140,9 +138,7 @@ def test_models_that_differ_in_numbers_alone_have_one_structure() -> None:
     assert structure(PER_TENSOR, outlier=1) == expected
     assert structure(config(weight={"granularity": "per_channel"})) != expected
     assert structure(config(weight={"granularity": "per_tensor", "dtype": "uint8"})) != expected
-
-
-def test_latency_is_measured_once_for_models_of_one_structure() -> None:
+    # latency is measured once for models of one structure
     change = flown(pilot(5.0, finalists=16))
     alone = [trial for trial in found(change).trials if trial.evaluated and not trial.algorithms]
     assert len(alone) > 1
@@ -157,21 +153,9 @@ def test_the_smallest_model_counts_where_size_is_the_objective() -> None:
 
 
 def test_a_search_that_was_broken_off_goes_on_without_repeating(tmp_path: Path, monkeypatch) -> None:
-    class Canceling(SilentRun):
-        def __init__(self) -> None:
-            self.left = 6
-
-        def progress(self, stage: str, *_args: Any, **_kwargs: Any) -> None:
-            if stage == "autopilot":
-                self.left -= 1
-
-        def check(self) -> None:
-            if self.left <= 0:
-                raise CanceledError("stop")
-
     whole = flown(pilot(40.0))
     with pytest.raises(CanceledError):
-        flown(pilot(40.0), store=CheckpointStore(tmp_path), run=Canceling())
+        flown(pilot(40.0), store=CheckpointStore(tmp_path), run=Canceling("autopilot", 6))
     made: list[str] = []
     original = trials.Bench._extended
 
@@ -193,13 +177,10 @@ def finalist(gap: float, size_bytes: int, latency_ratio: float, parts: tuple[flo
     return Finalist(trial, Measured(gap, gap, Evidence.of_means(parts)), size_bytes, latency_ratio)
 
 
-def test_the_pareto_set_holds_what_nothing_beats() -> None:
+def test_the_pareto_set_holds_what_nothing_beats_and_a_difference_within_chance_is_no_gain() -> None:
     small, fast, exact = finalist(0.3, 10, 0.9), finalist(0.3, 20, 0.5), finalist(0.0, 20, 0.9)
     beaten, twin = finalist(0.3, 20, 0.9), finalist(0.3, 10, 0.9)
     assert pareto([small, fast, exact, beaten, twin]) == [small, fast, exact, twin]
-
-
-def test_a_difference_within_chance_is_no_gain() -> None:
     simple = finalist(0.2, 1, 1.0, (80.0, 90.0, 85.0, 95.0))
     lucky = finalist(0.1, 1, 1.0, (85.0, 85.0, 90.0, 92.0))
     better = finalist(0.0, 1, 1.0, (82.0, 92.0, 87.0, 97.5))
@@ -281,10 +262,6 @@ def test_a_goal_or_budget_that_is_missed_fails(tmp_path: Path, step: dict[str, A
         ({"Relu"}, [[CORRECT]]),
         ({"ConvTranspose", "MatMul"}, [[CORRECT], [EQUALIZE, CORRECT]]),
         ({"Gemm", "LayerNormalization"}, [[CORRECT], ["smooth_quant", CORRECT]]),
-        (
-            {"Conv", "MatMul", "LayerNormalization"},
-            [[CORRECT], [EQUALIZE, CORRECT], ["smooth_quant", CORRECT]],
-        ),
     ],
 )
 def test_a_chain_is_tried_where_it_finds_something_to_do(op_types: set[str], methods: list[list[str]]) -> None:
@@ -332,9 +309,7 @@ def test_what_is_excluded_within_a_region_stays_in_float_whatever_is_tried(tmp_p
         assert content is not result.model or "DequantizeLinear" in region
 
 
-def test_every_trial_is_told_as_it_comes_and_again_with_its_value_once_evaluated(
-    easy: list[tuple[Listener, Change]],
-) -> None:
+def test_every_trial_is_told_as_it_comes_and_again_with_its_value_once_evaluated(easy) -> None:
     for run, change in easy:
         rows = found(change).trials
         latest = {step: values for stage, step, values in run.told if stage == "autopilot"}

@@ -61,10 +61,14 @@ def test_a_larger_gap_is_farther_from_the_goal() -> None:
         assert not surely_differ(evidence, evidence)
 
 
-def test_a_divergence_of_what_holds_no_classes_is_refused() -> None:
+def test_what_is_not_finite_or_holds_no_classes_has_no_goal() -> None:
     draft, toolkit = toolkit_for(flat("y = MatMul(t, k)", normal(192, 1)))
     with pytest.raises(InvalidConfigError, match="kl: it holds no class scores"):
         measured(draft, toolkit, "kl")
+    # a float model that is not finite has no goal
+    draft, toolkit = toolkit_for(logarithm(np.zeros((192, 5), np.float32)))
+    with pytest.raises(InvalidConfigError, match="the goal names the metric 'sqnr'"):
+        measured(draft, toolkit, "sqnr")
 
 
 def test_outputs_that_quantization_has_wiped_out_are_as_far_as_can_be() -> None:
@@ -93,9 +97,3 @@ def test_a_quantized_model_that_is_not_finite_misses_the_goal_and_says_why() -> 
         found = measured(draft, toolkit, metric, limit)
         assert found.value is None and found.gap is None and not found.met
         assert found.undefined == "the outputs hold NaN or Inf, or are all zero"
-
-
-def test_a_float_model_that_is_not_finite_has_no_goal() -> None:
-    draft, toolkit = toolkit_for(logarithm(np.zeros((192, 5), np.float32)))
-    with pytest.raises(InvalidConfigError, match="the goal names the metric 'sqnr'"):
-        measured(draft, toolkit, "sqnr")

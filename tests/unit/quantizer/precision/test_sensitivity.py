@@ -19,8 +19,8 @@ from service.contracts.config import parse_config
 from service.contracts.sensitivity import Sensitivity
 from service.contracts.specs import ActivationSpec, WeightSpec
 from tests.support.provenance import without_provenance
-from tests.unit.quantizer.precision.benches import chain_of_convolutions, samples, toolkit_for
-from tests.unit.quantizer.toolbox import config, make_model, normal, quantize_file, run_onnx
+from tests.unit.quantizer.precision.benches import branches, chain_of_convolutions, samples, toolkit_for
+from tests.unit.quantizer.toolbox import config, quantize_file, run_onnx
 from worker.quantizer.precision.layers import find_layers
 from worker.quantizer.precision.sensitivity import step
 from worker.quantizer.precision.sensitivity.ranking import Analysis, analyse, level_weight
@@ -96,42 +96,28 @@ def test_a_fixed_batch_has_the_errors_of_a_free_one(usual: tuple[Draft, Sensitiv
         assert one.levels["low"].both == pytest.approx(other.levels["low"].both, rel=1e-4)
 
 
-def test_more_bits_leave_less_error(usual: tuple[Draft, Sensitivity]) -> None:
+def test_more_bits_leave_less_error_and_the_table_has_all_rows(usual) -> None:
     _, found = usual
     for row in found.layers:
         # 8 more bits: 2^16 times less power, were errors uniform
         assert row.levels["high"].weight < row.levels["low"].weight / 2000
         assert row.levels["high"].activation < row.levels["low"].activation / 2000
+    # the table has a row per layer and level
+    rows = list(csv.DictReader(io.StringIO(found.to_csv())))
+    assert [row["node"] for row in rows[::2]] == [row.node for row in found.layers]
+    assert {row["level"] for row in rows} == {"high", "low"}
+    assert float(rows[1]["both"]) == pytest.approx(found.layers[0].levels["low"].both, rel=1e-5)
+    assert Sensitivity.model_validate_json(found.model_dump_json()) == found
 
 
 def test_branches_and_shared_inputs() -> None:
-    model = make_model(
-        "(float[N,3,8,8] x) => (float[N,5] y) { [a] t = Conv<pads=[1,1,1,1]>(x, w0) [r] u = Relu(t) "
-        "[b] v = Conv(u, w1) [c] z = Conv(u, w2) [add] s = Add(v, z) [pool] p = GlobalAveragePool(s) [flat] f = "
-        "Flatten(p) [dense] y = MatMul(f, k) }",
-        {
-            "w0": normal(4, 3, 3, 3),
-            "w1": normal(4, 4, 1, 1, seed=1),
-            "w2": normal(4, 4, 1, 1, seed=2),
-            "k": normal(4, 5),
-        },
-    )
-    draft, found = ranked(model)
+    draft, found = ranked(branches())
     layers = {row.node: row for row in found.layers}
     assert layers["b"].group == layers["c"].group != layers["a"].group
     # the tensor that both read is disturbed once, for both
     assert layers["b"].levels["low"].activation == layers["c"].levels["low"].activation
     expected = brute_force(draft, "b", weight=False, activation=True)
     assert layers["b"].levels["low"].activation == pytest.approx(expected, rel=1e-3)
-
-
-def test_the_table_has_a_row_per_layer_and_level(usual: tuple[Draft, Sensitivity]) -> None:
-    _, found = usual
-    rows = list(csv.DictReader(io.StringIO(found.to_csv())))
-    assert [row["node"] for row in rows[::2]] == [row.node for row in found.layers]
-    assert {row["level"] for row in rows} == {"high", "low"}
-    assert float(rows[1]["both"]) == pytest.approx(found.layers[0].levels["low"].both, rel=1e-5)
-    assert Sensitivity.model_validate_json(found.model_dump_json()) == found
 
 
 def test_a_ranking_is_taken_over_for_the_same_network_samples_and_levels(tmp_path, monkeypatch) -> None:

@@ -29,26 +29,22 @@ def test_shuffled_labels_are_chance(bench: Bench) -> None:
     assert (found.code, found.where) == ("float-metric-at-chance", {"metric": "mine"})
 
 
-def test_few_samples_accuse_nobody(bench: Bench) -> None:
+def test_labels_that_prove_nothing_accuse_nobody(bench: Bench) -> None:
     wrong = (bench.y[:3] + 1) % 5
     assert "float-metric-at-chance" not in bench.codes(x=bench.x[:3], labels=wrong)
-
-
-def test_noisy_labels_are_no_chance(bench: Bench) -> None:
+    # noisy labels are no chance
     rng = np.random.default_rng(0)
     noisy = np.where(rng.random(len(bench.y)) < 0.5, rng.integers(0, 5, len(bench.y)), bench.y)
     assert not {code for code in bench.codes(labels=noisy) if code.startswith("float")}
 
 
-def test_labels_from_one_on_are_named(bench: Bench) -> None:
+def test_labels_from_one_on_or_of_one_class_are_named(bench: Bench) -> None:
     kept = bench.y < 4
     found = bench.findings(x=bench.x[kept], labels=bench.y[kept] + 1)
     assert [finding.code for finding in found if finding.severity == "critical"] == ["labels-shifted"]
     assert found[0].hint is not None
     assert "-1 added" in found[0].hint
-
-
-def test_labels_of_one_class(bench: Bench) -> None:
+    # labels of one class
     kept = bench.y == bench.y[0]
     assert bench.codes(x=bench.x[kept], labels=bench.y[kept]) == {"labels-of-one-class"}
 
@@ -73,44 +69,36 @@ def test_few_samples_of_calibration(bench: Bench, count: int, named: bool) -> No
     assert ("few-calibration-samples" in bench.codes(calibration=bench.x[:count] + np.float32(0.01))) == named
 
 
-def test_constant_calibration_data(bench: Bench) -> None:
+def test_samples_that_do_not_differ_as_they_should(bench: Bench) -> None:
     zeros = np.zeros((40, 3, 8, 8), np.float32)
     (found,) = bench.findings(calibration=zeros)
     assert found.code == "calibration-data-constant"
     assert not found.undermines_verdict
     assert bench.codes(x=zeros, labels=None) == {"evaluation-data-constant"}
     assert all(finding.undermines_verdict for finding in bench.findings(x=zeros, labels=None))
-
-
-def test_identical_repeated_and_nearly_constant_samples(bench: Bench) -> None:
+    # identical repeated and nearly constant samples
     same, tiny = np.repeat(bench.x[:1], 40, axis=0), np.float32(0.01)
     assert bench.codes(calibration=same + tiny) == {"calibration-samples-identical"}
     assert "evaluation-samples-identical" in bench.codes(x=same, labels=np.repeat(bench.y[:1], 40))
     assert bench.codes(calibration=np.tile(bench.x[:10] + tiny, (4, 1, 1, 1))) == {"samples-repeated"}
     assert "data-nearly-constant" in bench.codes(calibration=(1e4 + bench.x).astype(np.float32))
-
-
-def test_a_missing_colour(bench: Bench) -> None:
+    # a missing colour
     grey = bench.x.copy()
     grey[:, 2] = 0.5
     found = [finding for finding in bench.findings(calibration=grey) if finding.code == "channel-constant"]
     assert [finding.where for finding in found] == [{"input": "x", "channel": 2}]
 
 
-def test_evaluation_samples_among_those_of_calibration(bench: Bench) -> None:
+def test_calibration_beside_evaluation(bench: Bench) -> None:
     assert bench.codes(calibration=bench.x) == {"evaluation-in-calibration"}
     few = np.concatenate([bench.x[:3], bench.x[3:40] + np.float32(0.01)])
     (found,) = bench.findings(calibration=few)
     assert (found.code, found.severity) == ("some-evaluation-in-calibration", "info")
     assert "3 of 160" in found.message
-
-
-def test_calibration_of_another_scale(bench: Bench) -> None:
+    # calibration of another scale
     assert bench.codes(calibration=bench.x * np.float32(255)) == {"calibration-unlike-evaluation"}
     assert not bench.codes(calibration=bench.x * np.float32(1.5))
-
-
-def test_inputs_that_do_not_reach_the_decision(bench: Bench) -> None:
+    # inputs that do not reach the decision
     small = (bench.x * 1e-4).astype(np.float32)
     assert "float-output-nearly-constant" in bench.codes(calibration=small + np.float32(1e-7), x=small, labels=None)
 

@@ -12,9 +12,16 @@ from service.contracts.report import MetricFigures
 from service.contracts.runner import DatasetSource
 from tests.support.tiny import make_tiny
 from tests.unit.quantizer.sanity.conftest import Bench
+from worker.quantizer.evaluation.metrics.distances import Agreement
 from worker.quantizer.pipeline import quantize
 from worker.quantizer.run.interface import SilentRun
+from worker.quantizer.sanity.chance import hits_of
 from worker.quantizer.sanity.figures import figure_findings, with_chance
+from worker.quantizer.sanity.kind import declared, worst_first
+from worker.quantizer.sanity.labels import decision_findings
+from worker.quantizer.sanity.outputs import output_findings
+from worker.quantizer.sanity.page import findings_page
+from worker.quantizer.sanity.samples import FEW_SAMPLES, ONE_SAMPLE, SOME_IN_CALIBRATION
 
 
 def figures(name: str, kind: str, value: float) -> MetricFigures:
@@ -42,7 +49,7 @@ def test_findings_stand_in_the_report_the_worst_first(tmp_path: Path) -> None:
     assert 20.0 <= top1.chance <= 100.0
 
 
-def test_chance_of_each_kind(bench: Bench) -> None:
+def test_chance_of_each_kind_and_a_metric_that_cannot_fail(bench: Bench) -> None:
     metrics = [{"kind": "top1"}, {"kind": "accuracy_at_k", "k": 2}, {"kind": "per_class_accuracy"}, {"kind": "f1"}]
     labels = np.array([0, 0, 1, 2] * 10)
     case = bench.case(x=bench.x[:40], labels=labels, config={"evaluation": {"metrics": metrics}})
@@ -50,6 +57,10 @@ def test_chance_of_each_kind(bench: Bench) -> None:
     assert [found.chance for found in with_chance(declared, case)] == [50.0, 75.0, pytest.approx(33.3333), None]
     (default,) = with_chance([figures("top1", "top1", 90.0)], bench.case(x=bench.x[:40], labels=labels))
     assert default.chance == 50.0
+    # a metric that cannot fail is named
+    case = bench.case(config={"evaluation": {"metrics": [{"kind": "top1"}, {"kind": "top5"}]}})
+    (found,) = figure_findings([], case, 40)
+    assert (found.code, found.where) == ("metric-of-too-few-classes", {"metric": "top5"})
 
 
 @pytest.mark.parametrize(
@@ -63,7 +74,56 @@ def test_values_that_take_no_model(bench: Bench, kind: str, value: float, found:
     assert not list(figure_findings([figures("m", kind, value)], bench.case(), 8))
 
 
-def test_a_metric_that_cannot_fail_is_named(bench: Bench) -> None:
-    case = bench.case(config={"evaluation": {"metrics": [{"kind": "top1"}, {"kind": "top5"}]}})
-    (found,) = figure_findings([], case, 40)
-    assert (found.code, found.where) == ("metric-of-too-few-classes", {"metric": "top5"})
+VARIED = np.random.default_rng(0).normal(size=(16, 10)).astype(np.float32)
+CONSTANT = np.full((16, 1), 100.0, np.float32)
+
+
+def codes(*outputs: np.ndarray) -> list[str]:
+    return [finding.code for finding in output_findings([f"y{k}" for k in range(len(outputs))], outputs)]
+
+
+def test_outputs_that_never_change_are_told() -> None:
+    assert codes(CONSTANT) == ["float-output-constant"]
+    # an output that could not be looked at may differ
+    assert codes(CONSTANT, VARIED) == codes(CONSTANT, np.zeros((0,), np.float32)) == []
+
+
+def test_scores_that_are_not_finite() -> None:
+    lost = VARIED.copy()
+    lost[:4, 3] = np.nan
+    (finding,) = output_findings(["y"], [lost])
+    assert (finding.code, finding.where) == ("float-output-not-finite", {"output": "y"})
+    assert finding.undermines_verdict and "25 % of 16" in finding.message
+    # scores with nan agree with nothing
+    lost[:4] = np.nan
+    agreement = Agreement()
+    assert agreement.update(lost, lost)
+    assert agreement.percent == 75.0
+
+
+@pytest.mark.parametrize("large", [10**6, 10**13])
+def test_class_numbers_of_any_size_take_no_memory(large: int) -> None:
+    labels = np.array([0, 0, 1, large] * 5, np.int64)
+    decided = np.array([0, large, large + 1, -1] * 5, np.int64)
+    hits = hits_of(decided[:, None], labels)
+    assert hits.hits == 5
+    assert hits.expected == pytest.approx((0.5 + 0.25 + 0 + 0) / 4)
+    assert list(decision_findings(decided, labels)) == []
+
+
+PAGE = Path(__file__).parents[4] / "docs" / "findings.md"
+
+
+def test_the_page_is_current() -> None:
+    made = findings_page()
+    assert made == PAGE.read_text(), "run: python -m worker.quantizer.sanity.page > docs/findings.md"
+    for kind in declared():
+        assert f"| `{kind.code}` | {kind.severity}" in made
+        assert kind.hint
+
+
+def test_the_worst_comes_first_and_once() -> None:
+    few = FEW_SAMPLES({"a": 1}, count=3, percent=50.0)
+    info = SOME_IN_CALIBRATION(shared=1, count=2)
+    assert worst_first([info, few, ONE_SAMPLE(), few]) == (ONE_SAMPLE(), few, info)
+    assert "3 calibration samples" in few.message and "50 %" in few.message

@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import torch
 
-from tests.unit.quantizer.toolbox import config, make_model, write_npz
+from tests.unit.quantizer.toolbox import Arrays, config, make_model, write_npz
 from worker.quantizer.pipeline import Quantizing, fill
 from worker.quantizer.run.interface import SilentRun
 
@@ -63,10 +63,12 @@ def trained() -> onnx.ModelProto:
     return make_model(TEXT, arrays)
 
 
-def filled(folder: Path, model: onnx.ModelProto, samples: int = 48, **settings: Any) -> Quantizing:
-    """The model with its plan filled, ready to be trained."""
+def filled(folder: Path, model: onnx.ModelProto, arrays: Arrays | None = None, **settings: Any) -> Quantizing:
+    """The model with its plan filled, ready to be trained; on pictures unless other ``arrays`` are given."""
     path = folder / "model.onnx"
     path.write_bytes(model.SerializeToString())
-    images, labels = pictures(samples, seed=1)
-    source = write_npz(folder / "calibration.npz", x=images, labels=labels)
+    if arrays is None:
+        images, labels = pictures(48, seed=1)
+        arrays = {"x": images, "labels": labels}
+    source = write_npz(folder / "calibration.npz", **arrays)
     return fill(path, config(**{"preset": "int8", **settings}), source, run=SilentRun(), threads=1)

@@ -100,24 +100,12 @@ SAMPLES = np.linspace(-1.0, 1.0, 8)
 CURVE = ((1.0, SAMPLES), (0.5, SAMPLES), (0.3, SAMPLES), (0.4, SAMPLES[::-1]), (0.45, SAMPLES), (1.1, SAMPLES[::-1]))
 
 
-def test_the_last_epoch_counts_that_chance_does_not_tell_from_the_best(
-    tmp_path: Path, model: onnx.ModelProto, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_last_epoch_counts_that_chance_does_not_tell_from_the_best(tmp_path, model, monkeypatch) -> None:
     standings = iter([Standing(loss, None, losses=tuple(loss + spread)) for loss, spread in CURVE])
     monkeypatch.setattr(Validation, "measure", lambda self: next(standings))
     result = train(tmp_path, model, {"epochs": 5, "batch_size": 32, "accept": "always"}, labels=False)
     training = outcome(result).training
-    assert training is not None
     assert training.best_epoch == 3, "epoch 4 is worse on every batch, epoch 5 than no training at all"
-
-
-def test_labels_are_learned_from_too(tmp_path: Path, model: onnx.ModelProto) -> None:
-    losses = [{"kind": "cross_entropy"}, {"kind": "distillation", "weight": 0.5, "tensors": ["s"]}]
-    result = train(tmp_path, model, {"epochs": 4, "batch_size": 16, "losses": losses})
-    training = outcome(result).training
-    assert training is not None
-    assert training.epochs[-1].train_loss < training.epochs[1].train_loss
-    assert training.metric == "top1"
 
 
 class Dies(Listener):
@@ -140,9 +128,7 @@ class Dies(Listener):
     ("optimizer", "batch_norm"),
     [("sgd", "folded"), ("adamw", "unfolded"), pytest.param("adamw", "folded", marks=pytest.mark.long)],
 )
-def test_another_attempt_goes_on_and_gives_the_same_bytes(
-    tmp_path: Path, model: onnx.ModelProto, optimizer: str, batch_norm: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_attempt_goes_on_and_gives_the_same_bytes(tmp_path, model, optimizer, batch_norm, monkeypatch) -> None:
     monkeypatch.setattr("worker.quantizer.training.memory._MOST_TIME", 1e9)  # every epoch is kept, however short
     kept = tmp_path / "kept"
     kept.mkdir()
@@ -223,9 +209,7 @@ def test_a_dataset_that_is_sorted_by_class_is_split_in_all_its_classes() -> None
     assert (len(few.training), len(few.validation), len(few.judging)) == (2, 1, 1)
 
 
-def test_parts_of_a_batch_give_the_steps_of_a_whole_one(
-    tmp_path: Path, model: onnx.ModelProto, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_parts_of_a_batch_give_the_steps_of_a_whole_one(tmp_path, model, monkeypatch) -> None:
     """Gradients of single samples, or of as many as fit, are added up to those of the batch."""
     fixed = onnx.ModelProto()
     fixed.CopyFrom(model)
@@ -241,9 +225,7 @@ def test_parts_of_a_batch_give_the_steps_of_a_whole_one(
     assert np.allclose(losses[0], losses[1], rtol=0.05) and np.allclose(losses[0], losses[2], rtol=0.05)
 
 
-def test_an_output_without_a_derivative_is_left_out_where_no_loss_reads_it(
-    tmp_path: Path, model: onnx.ModelProto
-) -> None:
+def test_an_output_without_a_derivative_is_left_out_where_no_loss_reads_it(tmp_path, model) -> None:
     wider = onnx.ModelProto()
     wider.CopyFrom(model)
     one = onnx.numpy_helper.from_array(np.array([2], np.int64), "two")
@@ -282,6 +264,6 @@ def test_a_loss_that_is_a_graph(tmp_path: Path, model: onnx.ModelProto) -> None:
     common = {"epochs": 2, "batch_size": 16, "accept": "always"}
     by_graph = outcome(train(tmp_path, model, {**common, "losses": [{"kind": "onnx", "graph": source}]})).training
     built_in = outcome(train(tmp_path, model, {**common, "losses": [{"kind": "cross_entropy"}]})).training
-    assert by_graph is not None and built_in is not None
+    assert by_graph is not None and built_in is not None and built_in.metric == "top1"
     mine = [epoch.train_loss for epoch in by_graph.epochs[1:]]
     assert np.allclose(mine, [epoch.train_loss for epoch in built_in.epochs[1:]], rtol=0.02)

@@ -73,9 +73,7 @@ def softmax(values: np.ndarray, axis: int = -1) -> np.ndarray:
     ],
 )
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])
-def test_cross_entropy_is_the_mean_over_labels(
-    shape: tuple[int, ...], axis: int, labels: tuple[int, ...], smoothing: float
-) -> None:
+def test_cross_entropy_is_the_mean_over_labels(shape, axis, labels, smoothing) -> None:
     scores, classes = normal(*shape, scale=3.0), np.random.default_rng(1).integers(0, 10, labels)
     losses = settled(CrossEntropyLoss(smoothing=smoothing), {"y": scores}, {None: classes})
     rows = np.moveaxis(scores, axis, -1).reshape(-1, 10)
@@ -85,7 +83,7 @@ def test_cross_entropy_is_the_mean_over_labels(
     assert (losses.arrays, losses.needs_teacher, losses.notes) == ((None,), False, ())
 
 
-def test_gradients_of_cross_entropy_are_torchs() -> None:
+def test_gradients_of_cross_entropy_are_torchs_and_those_of_probabilities_of_their_logarithm() -> None:
     classes = np.random.default_rng(1).integers(0, 10, 6).astype(np.uint8)
     losses = settled(CrossEntropyLoss(weight=3.0, smoothing=0.1), {"y": normal(6, 10)}, {None: classes})
     ours, theirs = (torch.from_numpy(normal(6, 10, seed=2)).requires_grad_() for _ in range(2))
@@ -93,9 +91,7 @@ def test_gradients_of_cross_entropy_are_torchs() -> None:
     wanted = torch.from_numpy(classes.astype(np.int64))
     (3.0 * functional.cross_entropy(theirs, wanted, label_smoothing=0.1)).backward()
     torch.testing.assert_close(ours.grad, theirs.grad)
-
-
-def test_probabilities_are_scored_by_their_logarithm() -> None:
+    # probabilities are scored by their logarithm
     scores, classes = normal(50, 10, scale=2.0), np.random.default_rng(1).integers(0, 10, 50)
     losses = settled(CrossEntropyLoss(), {"y": softmax(scores)}, {None: classes})
     assert losses.notes == ("output 'y' holds probabilities: their logarithms are the scores",)
@@ -107,7 +103,6 @@ def test_probabilities_are_scored_by_their_logarithm() -> None:
     made = losses(Tensors({"y": zero}), None, {None: np.array([4])}).total
     made.backward()
     assert torch.isfinite(made)
-    assert zero.grad is not None
     assert torch.isfinite(zero.grad).all()
     assert zero.grad[0, 4] < 0
 
@@ -218,11 +213,10 @@ def test_terms_are_summed_by_their_weights_and_told_by_name() -> None:
         assert found == pytest.approx(bare, rel=1e-5)
     assert sum(made.figures().values()) == pytest.approx(float(made.total.detach()), rel=1e-6)
     made.total.backward()
-    assert student.grad is not None
     assert student.grad.abs().sum() > 0
 
 
-def test_low_precision_is_computed_in_float32() -> None:
+def test_low_precision_is_computed_in_float32_where_the_outputs_are() -> None:
     teacher, student = normal(8, 10), normal(8, 10, seed=1)
     losses = settled(DistillationLoss(), {"y": teacher})
     rounded = torch.from_numpy(student).bfloat16()
@@ -231,19 +225,14 @@ def test_low_precision_is_computed_in_float32() -> None:
     assert float(found) == pytest.approx(value(losses, rounded.float().numpy(), teacher), rel=1e-6)
     made = Tensors.of({"y": student.astype(ml_dtypes.bfloat16)}).outputs["y"]
     assert torch.equal(made, rounded.float())
-
-
-def test_a_loss_is_computed_where_the_outputs_are() -> None:
-    """Tensors of device meta can be mixed with no others, and hold nothing: as strict as a GPU, on every machine."""
+    # a loss is computed where the outputs are
     specs = [CrossEntropyLoss(), MeanSquareLoss(targets="goal"), DistillationLoss(), GraphLoss(graph=_SOURCE)]
     losses = Losses(specs, facts(), graphs={3: Product("y", "wanted", "labels")})
     arrays: Arrays = {None: np.arange(6), "goal": normal(6, 10), "wanted": normal(6, 10, seed=2)}
     losses.settle(Tensors.of({"y": normal(6, 10)}), arrays)
     made = Tensors({"y": torch.empty(6, 10, device="meta")})
     assert losses(made, made, arrays).total.device.type == "meta"
-
-
-def test_samples_that_fill_up_are_cut_off() -> None:
+    # samples that fill up are cut off
     made = Tensors.of({"y": normal(4, 10), "one": normal(1)}, {"a": normal(4, 2)}).cut(3, 4)
     assert [tuple(made.outputs[name].shape) for name in ("y", "one")] == [(3, 10), (1,)]
     assert made.inner["a"].shape == (3, 2)
@@ -270,9 +259,7 @@ _LABELS = {"labels_name": "labels", "largest_class": 9}
         (facts(metrics=(Top1(output=0),)), normal(5, 1), "mean square", "no scores"),
     ],
 )
-def test_the_divergence_follows_metrics_labels_and_shape(
-    about: Facts, values: np.ndarray, divergence: str, why: str
-) -> None:
+def test_the_divergence_follows_metrics_labels_and_shape(about, values, divergence, why) -> None:
     losses = Losses([DistillationLoss(outputs=("y",))], about)
     losses.settle(Tensors.of(dict.fromkeys(about.names, values)), {})
     assert losses.notes[0].startswith(f"output 'y': {divergence}")
@@ -334,7 +321,6 @@ def test_a_graph_is_fed_as_a_metric_is() -> None:
     assert float(made.total.detach()) == pytest.approx(wanted, rel=1e-5)
     made.total.backward()
     gradient = 4.0 * (student * teacher - labels[:, None]) * teacher / student.size
-    assert student_tensor.grad is not None
     np.testing.assert_allclose(student_tensor.grad.numpy(), gradient, rtol=1e-4, atol=1e-6)
 
 

@@ -26,13 +26,11 @@ def of_torch(total: int, make: type, **settings: float) -> list[float]:
     return found
 
 
-def test_cosine_is_that_of_torch() -> None:
+def test_cosine_and_steps_are_those_of_torch() -> None:
     schedule = Schedule(kind="cosine", warmup=0.0, final=0.1)
     wanted = of_torch(40, torch.optim.lr_scheduler.CosineAnnealingLR, T_max=39, eta_min=0.1)
     assert rates(schedule, 40) == pytest.approx(wanted, abs=1e-9)
-
-
-def test_steps_are_those_of_torch() -> None:
+    # steps are those of torch
     schedule = Schedule(kind="step", warmup=0.0, step_share=0.3, step_factor=0.5)
     wanted = of_torch(100, torch.optim.lr_scheduler.StepLR, step_size=30, gamma=0.5)
     assert rates(schedule, 100) == pytest.approx(wanted)
@@ -78,7 +76,7 @@ def test_the_first_epoch_fixes_what_seconds_allow() -> None:
     assert budget.ended_by == "seconds"
 
 
-def test_seconds_end_a_first_epoch_and_a_machine_that_slows_down() -> None:
+def test_seconds_end_a_training_only_where_they_do_not_do() -> None:
     early = Budget(5, None, 10.0, epoch_steps=100)
     assert early.is_over(7, 10.0)
     assert early.ended_by == "seconds"
@@ -88,9 +86,7 @@ def test_seconds_end_a_first_epoch_and_a_machine_that_slows_down() -> None:
     spent = Budget(None, None, 10.0, epoch_steps=100)
     spent.measured(9.0, 1.0, 9.9)
     assert spent.fixed == (100, "seconds")
-
-
-def test_seconds_that_do_for_all_epochs_change_nothing() -> None:
+    # seconds that do for all epochs change nothing
     budget = Budget(3, None, 1000.0, epoch_steps=10)
     assert budget.total == 30
     budget.measured(1.0, 1.0, 2.0)
@@ -100,15 +96,7 @@ def test_seconds_that_do_for_all_epochs_change_nothing() -> None:
     assert fewer.fixed == (10 + 40 + 0, "seconds")
 
 
-def test_a_later_attempt_keeps_what_was_fixed() -> None:
-    budget = Budget(None, None, 100.0, epoch_steps=16)
-    budget.resume(48, "seconds")
-    budget.measured(1.0, 1.0, 1.0)
-    assert budget.fixed == (48, "seconds")
-    assert budget.is_over(48, 1.0)
-
-
-def test_a_config_has_a_budget() -> None:
+def test_a_config_has_a_budget_and_a_later_attempt_keeps_it() -> None:
     assert Budget.of(QuantizationAwareTraining(), epoch_steps=50).fixed == (1500, "epochs")
     assert Budget.of(QuantizationAwareTraining(steps=9), epoch_steps=7).fixed == (9, "steps")
     assert Budget.of(QuantizationAwareTraining(seconds=9), epoch_steps=7).fixed is None
@@ -116,3 +104,9 @@ def test_a_config_has_a_budget() -> None:
         Budget(None, None, None, epoch_steps=7)
     with pytest.raises(ValueError, match="0 steps"):
         Budget(1, None, None, epoch_steps=0)
+    # a later attempt keeps what was fixed
+    budget = Budget(None, None, 100.0, epoch_steps=16)
+    budget.resume(48, "seconds")
+    budget.measured(1.0, 1.0, 1.0)
+    assert budget.fixed == (48, "seconds")
+    assert budget.is_over(48, 1.0)

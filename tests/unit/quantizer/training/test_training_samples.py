@@ -119,19 +119,7 @@ def test_bfloat16_survives_the_disk(tmp_path: Path) -> None:
     np.testing.assert_array_equal(feed.astype(np.float32), [[10, 11], [4, 5]])
 
 
-def test_minibatches_cut_an_order(tmp_path: Path) -> None:
-    order = np.arange(17)[::-1]
-    with samples(tmp_path, picture()) as found:
-        pieces = list(found.minibatches(order, 8, fill=False))
-        assert [len(piece) for piece in pieces] == [8, 8, 1]
-        np.testing.assert_array_equal(np.concatenate(pieces), order)
-    with samples(tmp_path, picture(5)) as found:
-        assert [len(piece) for piece in found.minibatches(order, 8, fill=False)] == [5, 5, 5]
-        assert [len(piece) for piece in found.minibatches(order, 8, fill=True)] == [5, 5, 5, 2]
-        assert [len(piece) for piece in found.minibatches(order[:3], 8, fill=False)] == [3]
-
-
-def test_reading_stops_where_the_run_is_canceled(tmp_path: Path) -> None:
+def test_reading_stops_where_the_run_is_canceled_or_nothing_fits(tmp_path: Path) -> None:
     class Canceled(SilentRun):
         def check(self) -> None:
             raise CanceledError("canceled")
@@ -139,9 +127,7 @@ def test_reading_stops_where_the_run_is_canceled(tmp_path: Path) -> None:
     with pytest.raises(CanceledError):
         samples(tmp_path, picture(), run=Canceled(), limits=Limits(level=2), folder=tmp_path).__enter__()
     assert list(tmp_path.glob("training-*")) == []
-
-
-def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
+    # what does not fit is refused
     nowhere = Limits(memory_bytes=10, disk_bytes=10)
     with pytest.raises(ResourceLimitError), samples(tmp_path, picture(), limits=nowhere, folder=tmp_path):
         pass
@@ -154,8 +140,18 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
         found.batch(np.array([17]))
 
 
-def test_epochs_take_all_samples_in_orders_of_their_own() -> None:
+def test_epochs_take_all_samples_in_orders_of_their_own_that_minibatches_cut(tmp_path: Path) -> None:
     orders = [epoch_order(100, seed, epoch) for seed in (0, 1) for epoch in range(4)]
     assert all(sorted(order) == list(range(100)) for order in orders)
     assert len({tuple(order) for order in orders}) == 8
     np.testing.assert_array_equal(epoch_order(100, 1, 2), orders[6])
+    # minibatches cut an order
+    order = np.arange(17)[::-1]
+    with samples(tmp_path, picture()) as found:
+        pieces = list(found.minibatches(order, 8, fill=False))
+        assert [len(piece) for piece in pieces] == [8, 8, 1]
+        np.testing.assert_array_equal(np.concatenate(pieces), order)
+    with samples(tmp_path, picture(5)) as found:
+        assert [len(piece) for piece in found.minibatches(order, 8, fill=False)] == [5, 5, 5]
+        assert [len(piece) for piece in found.minibatches(order, 8, fill=True)] == [5, 5, 5, 2]
+        assert [len(piece) for piece in found.minibatches(order[:3], 8, fill=False)] == [3]

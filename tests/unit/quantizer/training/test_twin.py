@@ -8,21 +8,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 import torch
+from torch import nn
 
 from service.contracts.errors import NotDifferentiableError
 from tests.unit.quantizer.random_networks import RandomNetwork
-from tests.unit.quantizer.toolbox import config, make_model, normal, run_onnx, sqnr_db, write_npz
+from tests.unit.quantizer.toolbox import make_model, normal, run_onnx, sqnr_db
 from tests.unit.quantizer.training.networks import filled, pictures, trained
 from worker.quantizer.autodiff.program import Program
 from worker.quantizer.graph.serialized import to_bytes
-from worker.quantizer.pipeline import Quantizing, fill
+from worker.quantizer.pipeline import Quantizing
 from worker.quantizer.refine.draft import Draft
-from worker.quantizer.run.interface import SilentRun
 from worker.quantizer.training.quantizers import LearnedGrid
+from worker.quantizer.training.tree import Tree
 from worker.quantizer.training.twin import Twin
 
 CPU = torch.device("cpu")
@@ -114,11 +114,8 @@ def test_what_is_written_after_steps_is_what_was_computed(made: Callable[[str], 
 @pytest.mark.parametrize("seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(3, 12))])
 def test_random_networks(tmp_path: Path, seed: int) -> None:
     network = RandomNetwork(seed)
-    path = tmp_path / "model.onnx"
-    path.write_bytes(network.model.SerializeToString())
     arrays = {name: normal(16, 3, 8, 8, seed=k) for k, name in enumerate(network.inputs)}
-    settings = {"preset": ("int8", "npu_int8", "xint8")[seed % 3]}
-    quantizing = fill(path, config(**settings), write_npz(tmp_path / "c.npz", **arrays), run=SilentRun(), threads=1)
+    quantizing = filled(tmp_path, network.model, arrays, preset=("int8", "npu_int8", "xint8")[seed % 3])
     if quantizing.is_empty:
         pytest.skip("nothing to quantize")
     found = layer_by_layer(quantizing.filled.draft, {name: array[:4] for name, array in arrays.items()})
@@ -131,11 +128,9 @@ def test_learned_zero_points_move_and_are_written(tmp_path: Path) -> None:
         " y = Gemm <transB = 1> (t, v, b) }",
         {"w": normal(4, 4, seed=1), "v": normal(4, 4, seed=2), "b": normal(4, seed=3)},
     )
-    path = tmp_path / "model.onnx"
-    path.write_bytes(model.SerializeToString())
     data = normal(64, 4, seed=4)
-    settings = config(preset="int8", activation={"dtype": "uint4"}, weight={"dtype": "int4"})
-    draft = fill(path, settings, write_npz(tmp_path / "c.npz", x=data), run=SilentRun(), threads=1).filled.draft
+    few_bits = {"activation": {"dtype": "uint4"}, "weight": {"dtype": "int4"}}
+    draft = filled(tmp_path, model, {"x": data}, **few_bits).filled.draft
     twin = Twin(draft, device=CPU, learn_zeros=True)
     with torch.no_grad():
         for grid in twin.activation_grids.modules():
@@ -154,9 +149,7 @@ def test_learned_zero_points_move_and_are_written(tmp_path: Path) -> None:
     assert min(layer_by_layer(written, {"x": data}).values()) > 60.0
 
 
-def test_gradients_of_weights_pass_straight_through_and_stop_where_the_grid_ends(
-    made: Callable[[str], Quantizing],
-) -> None:
+def test_gradients_of_weights_pass_straight_through_and_stop_where_the_grid_ends(made) -> None:
     """Beside the float network's own gradients, far from any saturation."""
     quantizing = made("16 bits")
     twin = Twin(quantizing.filled.draft, device=CPU)
@@ -171,7 +164,6 @@ def test_gradients_of_weights_pass_straight_through_and_stop_where_the_grid_ends
     plain({"x": images, **own})["y"].square().sum().backward()
     for name in twin.masters:
         mine, theirs = twin.masters[name].grad, own[f"own {name}"].grad
-        assert mine is not None and theirs is not None
         assert sqnr_db(theirs.numpy(), mine.numpy()) > 20.0, name
 
 
@@ -182,12 +174,40 @@ def test_an_operator_without_a_derivative_is_named_before_anything_runs(tmp_path
         " y = Transpose <perm = [1, 0, 2]> (s) }",
         {"w": normal(4, 4), "w1": normal(1, 9, 4), "r1": normal(1, 9, 3), "one": np.array([1], np.int64)},
     )
-    path = tmp_path / "model.onnx"
-    path.write_bytes(model.SerializeToString())
-    source = write_npz(tmp_path / "c.npz", x=normal(8, 1, 4))
-    found: Quantizing = fill(path, config(preset="int8"), source, run=SilentRun(), threads=1)
+    found = filled(tmp_path, model, {"x": normal(8, 1, 4)})
     with pytest.raises(NotDifferentiableError) as caught:
         Twin(found.filled.draft, device=CPU)
-    assert caught.value.where["op_type"] == "GRU"
-    assert caught.value.where["node"] == "memory"
-    assert isinstance(found.filled.draft.graph, ir.Graph)
+    assert (caught.value.where["op_type"], caught.value.where["node"]) == ("GRU", "memory")
+
+
+def parameter(value: float) -> nn.Parameter:
+    return nn.Parameter(torch.tensor([float(value)]))
+
+
+def test_members_are_found_by_their_names_also_where_they_are_grafted() -> None:
+    tree: Tree[nn.Parameter] = Tree()
+    for k, name in enumerate(("a.b", "a", "a.b.c", "train", "d..e")):
+        tree.put(name, parameter(k))
+    tree.put("val_1", parameter(9), at="a.bias")
+    assert [float(tree[name]) for name in tree] == [0, 1, 2, 3, 4, 9]
+    told = dict(tree.named_parameters())
+    assert len(told) == 6
+    assert float(told["a.b"]) == 0
+    assert float(told["a.bias"]) == 9
+    assert "val_1" in tree
+    assert "a.bias" not in tree
+    with pytest.raises(ValueError, match="there already"):
+        tree.put("a.b", parameter(0))
+    # grafted members stand in the other module and are still found
+    tree: Tree[nn.Parameter] = Tree()
+    for k, name in enumerate(("weight", "forward", "part.weight")):
+        tree.put(name, parameter(k))
+    other = nn.Module()
+    tree.graft(other)
+    assert not list(tree.parameters())
+    names = [name.rstrip("_") for name, _ in other.named_parameters()]
+    assert sorted(names) == ["forward", "part.weight", "weight"]
+    assert callable(other.forward)
+    assert [float(tree[name]) for name in tree] == [0, 1, 2]
+    other.weight = parameter(7)
+    assert float(tree["weight"]) == 7

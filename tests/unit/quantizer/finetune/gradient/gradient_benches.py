@@ -11,6 +11,7 @@ from service.contracts.algorithms import AdaQuant, AdaRound
 from tests.unit.quantizer.precision.benches import samples, toolkit_for
 from tests.unit.quantizer.toolbox import config, make_model, normal, run_onnx, sqnr_db
 from worker.quantizer.finetune.step import FinetuneStep
+from worker.quantizer.numerics.integer import IntegerGrid
 from worker.quantizer.plan.types import QuantizationPlan
 from worker.quantizer.refine.draft import Draft
 from worker.quantizer.refine.step import Change
@@ -70,3 +71,12 @@ def output_sqnr(draft: Draft, model: onnx.ModelProto | None = None) -> float:
 
 def integers(plan: QuantizationPlan) -> dict[str, np.ndarray]:
     return {name: weight.integers for name, weight in plan.weights.items() if weight.integers is not None}
+
+
+def grids_stay(before: QuantizationPlan, after: QuantizationPlan) -> None:
+    for name, weight in after.weights.items():
+        old, grid = before.weights[name].quantization, weight.quantization
+        assert isinstance(grid, IntegerGrid) and isinstance(old, IntegerGrid)
+        np.testing.assert_array_equal(grid.scale, old.scale)
+        np.testing.assert_array_equal(grid.zero_point, old.zero_point)
+        assert grid.limits[0] <= weight.integers.min() and weight.integers.max() <= grid.limits[1]

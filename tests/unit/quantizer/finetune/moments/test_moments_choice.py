@@ -29,9 +29,7 @@ from worker.quantizer.run.checkpoint import CheckpointStore
         ((1, 16, 12_000), 100_000, 1, False),  # many inputs for few outputs
     ],
 )
-def test_usual_layers_are_for_second_moments_and_very_many_inputs_are_not(
-    shape: tuple[int, int, int], patches: int, positions: float, cheaper: bool
-) -> None:
+def test_usual_layers_are_for_second_moments_and_very_many_inputs_are_not(shape, patches, positions, cheaper) -> None:
     assert moments_are_cheaper(shape, patches, positions, 1000, 8) == cheaper
 
 
@@ -71,7 +69,6 @@ def test_both_solvers_go_on_to_the_same_bytes(tmp_path: Path, monkeypatch: pytes
     large = without_room(monkeypatch)
     store = CheckpointStore(tmp_path)
     found = [rounded(num_iterations=50, store=store)[1] for _ in range(2)]
-    assert found[0].draft is not None and found[1].draft is not None
     assert found[1].draft.emitted_bytes() == found[0].draft.emitted_bytes()
     assert f"{len(found[0].errors)} taken over" in found[1].summary and large
 
@@ -80,7 +77,6 @@ def test_adaquant_from_second_moments_is_adaround_without_bounds() -> None:
     draft, toolkit = toolkit_for(chain_of_convolutions(3), config(weight=W4))
     change = FinetuneStep(AdaQuant(solver="moments")).apply(draft, toolkit)
     far, near = (rounded(unrestricted=is_far)[1].draft for is_far in (True, False))
-    assert change.draft is not None and far is not None and near is not None
     assert change.draft.emitted_bytes() == far.emitted_bytes() != near.emitted_bytes()
     assert all(after <= before for before, after in change.errors.values())
     assert output_sqnr(change.draft) > output_sqnr(draft) + 3
@@ -96,7 +92,6 @@ def test_what_may_move_in_adaquant_is_what_was_asked_for() -> None:
     def parameters(**options: Any) -> tuple[np.ndarray, np.ndarray]:
         draft, toolkit = toolkit_for(model, config(weight=W4))
         change = FinetuneStep(AdaQuant(solver="moments", **options)).apply(draft, toolkit)
-        assert change.draft is not None
         bias, grid = change.draft.plan.biases["conv"], change.draft.plan.weights["w"].quantization
         return np.asarray(bias.integers), np.asarray(grid.scale)
 

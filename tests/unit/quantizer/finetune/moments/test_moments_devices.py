@@ -236,14 +236,3 @@ def test_a_gpu_comes_to_the_same_error_and_repeats_itself(shape: str, options: s
     assert first.after == pytest.approx(on_cpu.after, rel=1e-2, abs=1e-3 * on_cpu.before)
     np.testing.assert_array_equal(first.z, again.z)
     np.testing.assert_array_equal(first.bias, again.bias)
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="NO GPU: AdaRound is not tested on one")
-def test_the_step_runs_on_a_gpu() -> None:
-    torch.cuda.reset_peak_memory_stats()
-    change = rounded(optim_device="auto")
-    assert torch.cuda.max_memory_allocated() > 0
-    on_cpu = rounded(optim_device="cpu")
-    assert set(change.errors) == set(on_cpu.errors)
-    for name, (before, after) in change.errors.items():
-        assert after <= before and after == pytest.approx(on_cpu.errors[name][1], rel=0.05)

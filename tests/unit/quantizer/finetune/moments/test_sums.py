@@ -7,7 +7,7 @@ import onnx_ir as ir
 import pytest
 
 from service.contracts.algorithms import AdaRound
-from tests.unit.quantizer.precision.benches import toolkit_for
+from tests.unit.quantizer.precision.benches import residual_blocks, toolkit_for
 from tests.unit.quantizer.toolbox import config, make_model, normal, run_onnx, sqnr_db
 from worker.quantizer.finetune.moments import solver as moments_solver
 from worker.quantizer.finetune.moments.patches import Patches
@@ -68,25 +68,9 @@ def test_results_of_a_product_of_matrices() -> None:
     np.testing.assert_allclose(linear.results(made, chosen)[0], (x.reshape(-1, 4)[chosen] @ weight).T, rtol=1e-5)
 
 
-def residual(blocks: int = 3, *, relu: bool = False) -> object:
-    weights, text, source = {"w": normal(6, 3, 3, 3, scale=0.3)}, "[stem] s0 = Conv<pads=[1,1,1,1]>(x, w) ", "s0"
-    for k in range(blocks):
-        weights |= {
-            f"a{k}": normal(12, 6, 1, 1, seed=k, scale=0.4),
-            f"b{k}": normal(6, 12, 1, 1, seed=k + 50, scale=0.2),
-        }
-        text += f"[up{k}] u{k} = Conv({source}, a{k}) [act{k}] r{k} = Relu(u{k}) [down{k}] d{k} = Conv(r{k}, b{k}) "
-        last = f"j{k}" if relu else f"s{k + 1}"
-        text += f"[add{k}] {last} = Add(d{k}, {source}) " + (f"[top{k}] s{k + 1} = Relu({last}) " if relu else "")
-        source = f"s{k + 1}"
-    weights["k"] = normal(6, 5, seed=99, scale=0.4)
-    text += f"[pool] p = GlobalAveragePool({source}) [flat] f = Flatten(p) [dense] y = MatMul(f, k)"
-    return make_model(f"(float[N,3,8,8] x) => (float[N,5] y) {{ {text} }}", weights)
-
-
 @pytest.mark.parametrize("relu", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_shortcuts_that_are_off_are_made_up_for(relu: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = residual(relu=relu)
+    model = residual_blocks(relu=relu)
     held_back = normal(64, 3, 8, 8, seed=7)
     found = {}
     for told in (True, False):
