@@ -64,15 +64,6 @@ def test_batchnorm_after_convolution(case: str, bias: bool) -> None:
     assert_folded_to(model, {"x": normal(2, taken, *[9] * (len(shape) - 2), seed=5)}, [op])
 
 
-def test_epsilon_is_the_operators_own() -> None:
-    text = batchnorm_text("t", "y", attributes="<epsilon=0.5>")
-    model = make_model(
-        f"(float[N,3,5,5] x) => (float[N,4,5,5] y) {{ t = Conv(x, w) {text} }}",
-        {"w": normal(4, 3, 1, 1), **batchnorm_weights(4)},
-    )
-    assert_folded_to(model, {"x": normal(3, 3, 5, 5)}, ["Conv"])
-
-
 @each("trans_b", [0, 1])
 @each("factors", ["", "alpha=0.5", "beta=2.0", "alpha=0.5, beta=-3.0", "beta=0.0"])
 @each("bias", ["none", "vector", "row", "scalar", "single"])
@@ -107,30 +98,22 @@ CONSTANTS = {
 
 
 @each("op", ["Add", "Mul"])
-@each("side", ["left", "right"])
+@each("operands", ["c, t", "t, c"])
 @each("constant", CONSTANTS)
-@pytest.mark.parametrize("linear", ["conv", "transpose grouped"])
-def test_constants_after_convolution(op: str, side: str, constant: str, linear: str) -> None:
-    call, shape = {
-        "conv": ("Conv(x, w, b)", (6, 4, 3, 3)),
-        "transpose grouped": ("ConvTranspose<group=2>(x, w, b)", (4, 3, 3, 3)),
-    }[linear]
-    operands = "c, t" if side == "left" else "t, c"
+@each(("call", "shape"), [("Conv(x, w, b)", (6, 4, 3, 3)), ("ConvTranspose<group=2>(x, w, b)", (4, 3, 3, 3))])
+def test_constants_after_convolution(op: str, operands: str, constant: str, call: str, shape: tuple[int, ...]) -> None:
     model = make_model(
         f"(float[N,4,8,8] x) => (float[N,6,H,W] y) {{ t = {call} [after] y = {op}({operands}) }}",
         {"w": normal(*shape), "b": normal(6), "c": CONSTANTS[constant]},
     )
-    assert_folded_to(model, {"x": normal(2, 4, 8, 8)}, [call.split("(")[0].split("<")[0]])
+    assert_folded_to(model, {"x": normal(2, 4, 8, 8)}, ["ConvTranspose" if "group" in call else "Conv"])
 
 
 @each("op", ["Add", "Mul"])
 @each("shape", [(), (1,), (1, 1), (6,), (1, 6)])
 def test_constants_after_gemm(op: str, shape: tuple[int, ...]) -> None:
-    constant = normal(*shape, seed=4) if shape else np.float32(1.2)
-    model = make_model(
-        f"(float[N,4] x) => (float[N,6] y) {{ t = Gemm<beta=0.5>(x, w, b) y = {op}(t, c) }}",
-        {"w": normal(4, 6), "b": normal(6, seed=2), "c": constant},
-    )
+    text = f"(float[N,4] x) => (float[N,6] y) {{ t = Gemm<beta=0.5>(x, w, b) y = {op}(t, c) }}"
+    model = make_model(text, {"w": normal(4, 6), "b": normal(6, seed=2), "c": normal(*shape, seed=4)})
     assert_folded_to(model, {"x": normal(5, 4)}, ["Gemm"])
 
 
@@ -230,27 +213,22 @@ def test_a_fold_that_overflows_is_not_made() -> None:
     assert op_types(prepare_proto(model)[1]) == ["Conv", "BatchNormalization"]
 
 
-@pytest.mark.parametrize("reader", ["z = Conv(x, w, b)", "z = Mul(x, w)"])
+@each("reader", ["z = Conv(x, w, b)", "z = Mul(x, w)", batchnorm_text("s", "z", "second", "<epsilon=0.5>")])
 def test_shared_parameters_stay_right_for_their_other_reader(reader: str) -> None:
-    shape = (6, 6, 1, 1)
-    weights = {"w": normal(*shape), "b": normal(6, seed=9), **batchnorm_weights(6)}
-    model = make_model(
-        f"(float[6,6,1,1] x) => (float[6,6,1,1] y, float[6,6,1,1] z) {{ t = Conv(x, w, b) {batchnorm_text('t', 'y')} "
-        f"[other] {reader} }}",
-        weights,
-    )
-    assert_folded_to(model, {"x": normal(6, 6, 1, 1)}, ["Conv", reader.split(" = ")[1].split("(")[0]])
-
-
-def test_two_convolutions_that_share_a_weight_each_fold_their_own_batchnorm() -> None:
-    weights = {"w": normal(6, 4, 3, 3), **batchnorm_weights(6), **batchnorm_weights(6, "second")}
+    """Also where both fold a BatchNormalization of their own."""
+    weights = {
+        "w": normal(6, 6, 1, 1),
+        "b": normal(6, seed=9),
+        **batchnorm_weights(6),
+        **batchnorm_weights(6, "second"),
+    }
     weights["second_scale"] = weights["second_scale"] * 3
+    first = "s = Conv(x, w, b)" if "second" in reader else ""
     model = make_model(
-        f"(float[N,4,8,8] x) => (float[N,6,6,6] y, float[N,6,6,6] z) {{ t = Conv(x, w) {batchnorm_text('t', 'y')} "
-        f"u = Conv(x, w) {batchnorm_text('u', 'z', 'second')} }}",
+        f"(float[6,6,1,1] x) => (float[6,6,1,1] y, float[6,6,1,1] z) {{ t = Conv(x, w, b) {BN} {first} {reader} }}",
         weights,
     )
-    assert_folded_to(model, {"x": normal(2, 4, 8, 8)}, ["Conv", "Conv"])
+    assert_folded_to(model, {"x": normal(6, 6, 1, 1)}, ["Conv", "Mul" if "Mul" in reader else "Conv"])
 
 
 @each("taken", ["weight", "input"])

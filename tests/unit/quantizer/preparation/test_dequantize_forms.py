@@ -28,55 +28,61 @@ from tests.unit.quantizer.toolbox import (
 TOKENS = {"x": rng(3).integers(0, 40, (6, 7))}
 
 
-def mlp() -> onnx.ModelProto:
-    return make_model(
+NETS: dict[str, tuple[str, Arrays, Arrays]] = {
+    "mlp": (
         "(float[N,16] x) => (float[N,5] y) { [a] h = MatMul(x, w) [b] i = Add(h, c) [r] j = Relu(i) "
         "[g] k = Gemm<transB=1>(j, v, d) [t] l = Tanh(k) [z] y = MatMul(l, u) }",
         {"w": normal(16, 24, seed=1, scale=0.3), "c": normal(24, seed=2), "v": normal(12, 24, seed=3, scale=0.3)}
         | {"d": normal(12, seed=4), "u": normal(12, 5, seed=5)},
-    )
-
-
-def embedding() -> onnx.ModelProto:
-    return make_model(
+        {"x": normal(6, 16, seed=5)},
+    ),
+    "embedding": (
         "(int64[N,7] x) => (float[N,7,6] y) { [table] e = Gather(t, x) [dense] h = MatMul(e, w) [act] y = Tanh(h) }",
         {"t": normal(40, 18, seed=1), "w": normal(18, 6, seed=2, scale=0.2)},
-    )
-
-
-def tied() -> onnx.ModelProto:
-    """The table of the embedding gives the scores too."""
-    return make_model(
+        TOKENS,
+    ),
+    # the table of the embedding gives the scores too
+    "tied": (
         "(int64[N,7] x) => (float[N,7,40] y) { [table] e = Gather(t, x) [act] h = Tanh(e) "
         "[turn] k = Transpose<perm=[1,0]>(t) [dense] y = MatMul(h, k) }",
         {"t": normal(40, 18, seed=1)},
-    )
-
-
-def recurrent() -> onnx.ModelProto:
-    return make_model(
+        TOKENS,
+    ),
+    "recurrent": (
         "(float[N,4,6] x) => (float[4,1,N,5] y) { [turn] t = Transpose<perm=[1,0,2]>(x) "
         "[lstm] y = LSTM<hidden_size=5>(t, w, r) }",
         {"w": normal(1, 20, 6, scale=0.4), "r": normal(1, 20, 5, seed=1, scale=0.4)},
-    )
-
-
-FEEDS: dict[str, Arrays] = {
-    "recurrent": {"x": normal(6, 4, 6, seed=5)},
-    "conv": {"x": normal(6, 3, 10, 10, seed=5)},
-    "mlp": {"x": normal(6, 16, seed=5)},
-    "embedding": TOKENS,
-    "tied": TOKENS,
+        {"x": normal(6, 4, 6, seed=5)},
+    ),
+    # branches, pools, activation functions, and operators that move what they read
+    "busy": (
+        "(float[N,3,12,12] x) => (float[N,7] y) { a = Conv<pads=[1,1,1,1]>(x, w, b) r = Relu(a) "
+        "p = MaxPool<kernel_shape=[2,2], strides=[2,2]>(r) c = Conv(p, w2) l = LeakyRelu<alpha=0.1>(c) s = Sigmoid(c) "
+        "m = Mul(l, s) v = AveragePool<kernel_shape=[2,2], strides=[1,1]>(m) e = Conv(p, w3) k = Concat<axis=1>(v, e) "
+        "t = Transpose<perm=[0,2,3,1]>(k) q = Reshape(t, sh) g = MatMul(q, d) y = Softmax<axis=-1>(g) }",
+        {"w": normal(8, 3, 3, 3, scale=0.3), "b": normal(8, seed=1), "w2": normal(8, 8, 3, 3, scale=0.2, seed=2)}
+        | {"w3": normal(8, 8, 4, 4, scale=0.2, seed=3), "d": normal(144, 7, seed=4, scale=0.1)}
+        | {"sh": np.array([0, -1], np.int64)},
+        {"x": normal(12, 3, 12, 12, seed=8)},
+    ),
+    # products of two activations, and one quantized input for three products
+    "attention": (
+        "(float[N,6,8] x) => (float[N,6,8] y) { q = MatMul(x, a) k = MatMul(x, b) v = MatMul(x, c) "
+        "t = Transpose<perm=[0,2,1]>(k) s = MatMul(q, t) m = Softmax(s) o = MatMul(m, v) y = Add(o, x) }",
+        {name: normal(8, 8, seed=k, scale=0.4) for k, name in enumerate("abc")},
+        {"x": normal(3, 6, 8)},
+    ),
 }
-MODELS = {"conv": network, "mlp": mlp, "embedding": embedding, "tied": tied, "recurrent": recurrent}
+
+
+def net_and_feeds(name: str) -> tuple[onnx.ModelProto, Arrays]:
+    if name == "conv":
+        return network(), {"x": normal(6, 3, 10, 10, seed=5)}
+    text, weights, feeds = NETS[name]
+    return make_model(text, weights), feeds
 
 
 NBITS = {"kernel": "matmul_nbits", "dtype": "int4", "granularity": "per_block", "block_size": 16}
-
-
-def linear(model: onnx.ModelProto) -> str:
-    """MatMul with an Add, or Gemm: what quantizers make of one or the other."""
-    return next((op for op in op_types(model) if op in ("MatMul", "Gemm")), "")
 
 
 def assert_close(model: onnx.ModelProto, quantized: onnx.ModelProto, back: onnx.ModelProto, feeds: Arrays) -> None:
@@ -107,9 +113,6 @@ def assert_weights(quantized: onnx.ModelProto, back: onnx.ModelProto, least: int
     assert count >= least
 
 
-# What onnxruntime quantizes
-
-
 DYNAMIC_OPERATORS = {
     "conv": ["Conv", "Relu", "Conv", "Add", "GlobalAveragePool", "Flatten", "MatMul", "Add", "Softmax"],
     "mlp": ["MatMul", "Add", "Relu", "MatMul", "Add", "Tanh", "MatMul"],
@@ -130,14 +133,14 @@ DYNAMIC_OPERATORS = {
     ids=str,
 )
 def test_onnxruntime_dynamic(tmp_path: Path, net: str, per_channel: bool, weight_type: QuantType) -> None:
-    model, kinds = MODELS[net](), ["MatMul", "Gemm", "Conv", "Gather"]
+    (model, feeds), kinds = net_and_feeds(net), ["MatMul", "Gemm", "Conv", "Gather"]
     options = {"weight_type": weight_type, "per_channel": per_channel, "op_types_to_quantize": kinds}
     quantized = by_onnxruntime(tmp_path, model, **options)
     assert "DynamicQuantizeLinear" in op_types(quantized) or net == "embedding"
     _, back = undo(quantized)
     assert op_types(back) == DYNAMIC_OPERATORS[net]
     assert_weights(quantized, back, {"conv": 3, "mlp": 3, "embedding": 2}[net])
-    assert_close(model, quantized, back, FEEDS[net])
+    assert_close(model, quantized, back, feeds)
 
 
 STATIC_OPERATORS = {
@@ -164,8 +167,8 @@ ON_WEIGHTS = {"ActivationSymmetric": True, "AddQDQPairToWeight": True}
     ids=str,
 )
 def test_onnxruntime_static(tmp_path: Path, net: str, quant_format: QuantFormat, options: dict[str, Any]) -> None:
-    model = MODELS[net]()
-    quantized = by_onnxruntime(tmp_path, model, FEEDS[net], quant_format=quant_format, **options)
+    model, feeds = net_and_feeds(net)
+    quantized = by_onnxruntime(tmp_path, model, feeds, quant_format=quant_format, **options)
     outcome, back = undo(quantized)
     assert outcome.applied
     assert op_types(back) == STATIC_OPERATORS[net]
@@ -173,10 +176,7 @@ def test_onnxruntime_static(tmp_path: Path, net: str, quant_format: QuantFormat,
         assert "1 Relu put back" in outcome.said
     if "extra_options" not in options:  # else weights are stored as floats
         assert_weights(quantized, back, {"conv": 3, "mlp": 3, "embedding": 2}[net])
-    assert_close(model, quantized, back, FEEDS[net])
-
-
-# What this engine quantizes
+    assert_close(model, quantized, back, feeds)
 
 
 @pytest.mark.parametrize(
@@ -202,13 +202,14 @@ def test_onnxruntime_static(tmp_path: Path, net: str, quant_format: QuantFormat,
     ids=str,
 )
 def test_what_this_engine_quantized(tmp_path: Path, net: str, settings: dict[str, Any], floor: float) -> None:
-    model, feeds = MODELS[net](), FEEDS[net]
+    model, feeds = net_and_feeds(net)
     quantized = onnx.load_from_string(quantize_file(tmp_path, model, feeds, config(**settings)).model)
     outcome, back = undo(quantized)
     assert outcome.applied
+    dense = next((op for op in op_types(back) if op in ("MatMul", "Gemm")), "")  # with an Add, or without
     assert [op for op in op_types(back) if op != "Add"] == {
-        "conv": ["Conv", "Relu", "Conv", "GlobalAveragePool", "Flatten", linear(back), "Softmax"],
-        "mlp": [linear(back), "Relu", linear(back), "Tanh", "MatMul"],
+        "conv": ["Conv", "Relu", "Conv", "GlobalAveragePool", "Flatten", dense, "Softmax"],
+        "mlp": [dense, "Relu", dense, "Tanh", "MatMul"],
         "embedding": ["Gather", "MatMul", "Tanh"],
         "recurrent": ["Transpose", "LSTM"],
         "tied": ["Gather", "Tanh", "MatMul"],
@@ -250,22 +251,9 @@ def test_integer_operators_in_subgraphs_are_undone(tmp_path: Path) -> None:
         np.testing.assert_allclose(run_onnx(back, {"x": x, "c": np.array(taken)})["y"], expected, rtol=1e-4, atol=1e-5)
 
 
-def busy() -> onnx.ModelProto:
-    """Branches, pools, activation functions, and operators that move what they read."""
-    return make_model(
-        "(float[N,3,12,12] x) => (float[N,7] y) { a = Conv<pads=[1,1,1,1]>(x, w, b) r = Relu(a) "
-        "p = MaxPool<kernel_shape=[2,2], strides=[2,2]>(r) c = Conv(p, w2) l = LeakyRelu<alpha=0.1>(c) s = Sigmoid(c) "
-        "m = Mul(l, s) v = AveragePool<kernel_shape=[2,2], strides=[1,1]>(m) e = Conv(p, w3) k = Concat<axis=1>(v, e) "
-        "t = Transpose<perm=[0,2,3,1]>(k) q = Reshape(t, sh) g = MatMul(q, d) y = Softmax<axis=-1>(g) }",
-        {"w": normal(8, 3, 3, 3, scale=0.3), "b": normal(8, seed=1), "w2": normal(8, 8, 3, 3, scale=0.2, seed=2)}
-        | {"w3": normal(8, 8, 4, 4, scale=0.2, seed=3), "d": normal(144, 7, seed=4, scale=0.1)}
-        | {"sh": np.array([0, -1], np.int64)},
-    )
-
-
 @pytest.mark.parametrize("whose", ["onnxruntime", "ours"])
 def test_a_network_of_many_integer_operators(tmp_path: Path, whose: str) -> None:
-    model, feeds = busy(), {"x": normal(12, 3, 12, 12, seed=8)}
+    model, feeds = net_and_feeds("busy")
     if whose == "ours":
         quantized = onnx.load_from_string(quantize_file(tmp_path, model, feeds, config(format="qoperator")).model)
     else:
@@ -277,14 +265,9 @@ def test_a_network_of_many_integer_operators(tmp_path: Path, whose: str) -> None
 
 
 def test_attention_on_integers(tmp_path: Path) -> None:
-    """Products of two activations, and one quantized input for three products."""
-    model = make_model(
-        "(float[N,6,8] x) => (float[N,6,8] y) { q = MatMul(x, a) k = MatMul(x, b) v = MatMul(x, c) "
-        "t = Transpose<perm=[0,2,1]>(k) s = MatMul(q, t) m = Softmax(s) o = MatMul(m, v) y = Add(o, x) }",
-        {name: normal(8, 8, seed=k, scale=0.4) for k, name in enumerate("abc")},
-    )
+    model, feeds = net_and_feeds("attention")
     quantized = by_onnxruntime(tmp_path, model, prepared=False, extra_options={"MatMulConstBOnly": False})
     assert op_types(quantized).count("MatMulInteger") == 5
     _, back = undo(quantized)
     assert sorted(op_types(back)) == sorted(op_types(model))
-    assert_close(model, quantized, back, {"x": normal(3, 6, 8)})
+    assert_close(model, quantized, back, feeds)

@@ -16,6 +16,18 @@ from worker.quantizer.preparation.prepare import undo_quantization
 PAIR = "[q] j = QuantizeLinear(x, t, z)"
 PRODUCT = "[d] j, k, l = DynamicQuantizeLinear(x) [p] m = MatMulInteger(j, c, l) f = Cast<to=1>(m)"
 
+WEIGHTS = {
+    "w": rng(1).integers(0, 256, (2, 1, 8)).astype(np.uint8),
+    "s": np.float32([0.1, 0.2]),
+    "g": np.zeros(16, np.int32),
+    "t": np.float32(0.1),
+    "o": np.float32(0.2),
+    "z": np.uint8(3),
+    "c": np.ones((16, 2), np.int8),
+    "held": np.ones((4, 16), np.uint8),
+    "ones": np.ones((16, 2), np.uint8),
+}
+
 
 @pytest.mark.parametrize(
     ("body", "words"),
@@ -54,18 +66,7 @@ PRODUCT = "[d] j, k, l = DynamicQuantizeLinear(x) [p] m = MatMulInteger(j, c, l)
     ],
 )  # fmt: skip
 def test_what_cannot_be_undone_is_refused_by_name(body: str, words: str) -> None:
-    weights = {
-        "w": rng(1).integers(0, 256, (2, 1, 8)).astype(np.uint8),
-        "s": np.float32([0.1, 0.2]),
-        "g": np.zeros(16, np.int32),
-        "t": np.float32(0.1),
-        "o": np.float32(0.2),
-        "z": np.uint8(3),
-        "c": np.ones((16, 2), np.int8),
-        "held": np.ones((4, 16), np.uint8),
-        "ones": np.ones((16, 2), np.uint8),
-    }
-    model = microsoft(f"(float[4,16] x, uint8[4,16] i, int8[16,2] n) => (float[a,b] y) {{ {body} }}", weights)
+    model = microsoft(f"(float[4,16] x, uint8[4,16] i, int8[16,2] n) => (float[a,b] y) {{ {body} }}", WEIGHTS)
     with pytest.raises(AlreadyQuantizedError) as caught:
         undo_quantization(ir.from_proto(model))
     assert caught.value.where["node"] == "bad"
@@ -93,13 +94,7 @@ def test_what_cannot_be_undone_is_refused_by_name(body: str, words: str) -> None
     ],
 )
 def test_malformed_operators_are_refused_by_name(body: str) -> None:
-    weights = {
-        "w": rng(1).integers(0, 256, (2, 1, 8)).astype(np.uint8),
-        "s": np.float32([0.1, 0.2]),
-        "t": np.float32(0.1),
-        "z": np.uint8(3),
-    }
-    model = microsoft(f"(float[4,16] x) => (float[a,b] y) {{ {body} }}", weights)
+    model = microsoft(f"(float[4,16] x) => (float[a,b] y) {{ {body} }}", WEIGHTS)
     with pytest.raises(AlreadyQuantizedError) as caught:
         undo_quantization(ir.from_proto(model))
     assert caught.value.where["node"] == "bad"
@@ -112,14 +107,11 @@ def test_malformed_operators_on_floats_are_left_alone(body: str) -> None:
     assert not undo_quantization(ir.from_proto(model)).applied
 
 
-@pytest.mark.parametrize(
-    ("graph", "node"),
-    [
+def test_integers_at_the_edge_of_the_model_are_refused() -> None:
+    for graph, node in (
         ("(uint8[N,4] x) => (float[N,4] y) { [dq] y = DequantizeLinear(x, t, z) }", "dq"),
         ("(float[N,4] x) => (uint8[N,4] y) { [q] y = QuantizeLinear(x, t, z) }", "q"),
-    ],
-)
-def test_integers_at_the_edge_of_the_model_are_refused(graph: str, node: str) -> None:
-    with pytest.raises(AlreadyQuantizedError, match=f"node '{node}'") as caught:
-        undo_quantization(ir.from_proto(make_model(graph, {"t": np.float32(0.1), "z": np.uint8(3)})))
-    assert caught.value.where["node"] == node
+    ):
+        with pytest.raises(AlreadyQuantizedError, match=f"node '{node}'") as caught:
+            undo_quantization(ir.from_proto(make_model(graph, {"t": WEIGHTS["t"], "z": WEIGHTS["z"]})))
+        assert caught.value.where["node"] == node
