@@ -33,14 +33,6 @@ def integers(*values: int) -> np.ndarray:
     return np.array(values, np.int64)
 
 
-def test_small_constants_are_folded() -> None:
-    left, alone = folded(
-        "(float[1,4] x) => (float[1,4] y) { a = MatMul(w, w) b = ReduceSum<keepdims=0>(a) y = Add(x, b) }",
-        {"w": np.ones((4, 4), np.float32)},
-    )
-    assert (left, alone) == (["Add"], {})
-
-
 @pytest.mark.parametrize(
     ("text", "constants"),
     [
@@ -62,32 +54,25 @@ def test_what_would_become_gigabytes_is_left_alone(text: str, constants: dict[st
     assert list(alone.values()) == [BEYOND_BUDGET()]
 
 
-def test_a_chain_of_products_is_cut_where_the_budget_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(folding, "MOST_FLOP", 7 * 2 * 64**3)
-    chain = " ".join(f"a{k + 1} = MatMul(a{k}, a{k})" for k in range(12))
-    left, alone = folded(
-        f"(float x) => (float y) {{ {chain} b = ReduceSum<keepdims=0>(a12) y = Add(x, b) }}",
-        {"a0": np.ones((64, 64), np.float32)},
-    )
-    assert left == ["MatMul"] * 5 + ["ReduceSum", "Add"]
-    assert len(alone) == 1  # the others have an operand that is no constant
+def test_chains_are_cut_where_the_budget_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    def cut(call: str, length: int, first: np.ndarray) -> tuple[list[str], dict[str, Any]]:
+        chain = " ".join(f"a{k + 1} = {call}(a{k}, a{k})" for k in range(length))
+        text = f"(float x) => (float y) {{ {chain} b = ReduceSum<keepdims=0>(a{length}) y = Add(x, b) }}"
+        return folded(text, {"a0": first})
 
-
-def test_doubling_is_cut_where_the_budget_ends() -> None:
-    chain = " ".join(f"a{k + 1} = Concat<axis=0>(a{k}, a{k})" for k in range(40))
-    left, alone = folded(
-        f"(float x) => (float y) {{ {chain} b = ReduceSum<keepdims=0>(a40) y = Add(x, b) }}",
-        {"a0": np.ones(1, np.float32)},
-    )
+    assert cut("MatMul", 2, np.ones((4, 4), np.float32)) == (["Add"], {})
+    left, alone = cut("Concat<axis=0>", 40, np.ones(1, np.float32))
     assert 10 < left.count("Concat") < 20
+    assert len(alone) == 1  # the others have an operand that is no constant
+    monkeypatch.setattr(folding, "MOST_FLOP", 7 * 2 * 64**3)
+    left, alone = cut("MatMul", 12, np.zeros((64, 64), np.float32))
+    assert left == ["MatMul"] * 5 + ["ReduceSum", "Add"]
     assert len(alone) == 1
 
 
 def test_a_declared_shape_is_not_believed() -> None:
-    proto = make_model(
-        "(float x) => (float y) { a = Expand(one, huge) b = ReduceSum<keepdims=0>(a) y = Add(x, b) }",
-        {"one": np.ones(1, np.float32), "huge": integers(1 << 34)},
-    )
+    text = "(float x) => (float y) { a = Expand(one, huge) b = ReduceSum<keepdims=0>(a) y = Add(x, b) }"
+    proto = make_model(text, {"one": np.ones(1, np.float32), "huge": integers(1 << 34)})
     proto.graph.value_info.append(onnx.helper.make_tensor_value_info("a", onnx.TensorProto.FLOAT, [1]))
     outcome = fold_constants(name_everything(ir.from_proto(proto)).model)
     assert [node.op_type for node in outcome.model.graph] == ["Expand", "ReduceSum", "Add"]
@@ -102,28 +87,23 @@ def test_large_weights_are_still_transposed() -> None:
     assert (left, alone) == (["MatMul"] * 8, {})
 
 
+def cost(kind: str, *arrays: np.ndarray, **attributes: Any) -> tuple[int, int]:
+    values = [ir.Value(name=f"v{k}", const_value=ir.tensor(array)) for k, array in enumerate(arrays)]
+    made = [ir.AttrInt64s(name, value) for name, value in attributes.items()]
+    found = FoldingBudget(OPSETS, weight_bytes=0)._cost(ir.Node("", kind, values, made, outputs=[ir.Value(name="out")]))
+    assert found is not None
+    return found
+
+
 @given(st.sampled_from(["MatMul", "Conv", "Gemm"]), st.integers(1, 9), st.integers(1, 9), st.integers(1, 9))
 def test_products_are_counted_as_they_are_computed(kind: str, rows: int, inner: int, columns: int) -> None:
-    first, second = np.ones((rows, inner), np.float32), np.ones((inner, columns), np.float32)
-    expected = 2 * rows * inner * columns
+    shapes = (rows, inner), (inner, columns)
     if kind == "Conv":
-        first, second = np.ones((1, inner, rows, 1), np.float32), np.ones((columns, inner, 1, 1), np.float32)
-    values = [ir.Value(name=f"v{k}", const_value=ir.tensor(array)) for k, array in enumerate((first, second))]
-    node = ir.Node("", kind, values, outputs=[ir.Value(name="out")])
-    cost = FoldingBudget(OPSETS, weight_bytes=0)._cost(node)
-    assert cost == (expected, 4 * rows * columns)
-
-
-def test_what_is_slow_counts_for_more() -> None:
-    def flop(kind: str) -> int:
-        value = ir.Value(name="v", const_value=ir.tensor(np.ones((1, 1, 8, 8), np.float32)))
-        attributes = [ir.AttrInt64s("kernel_shape", [2, 2])] if kind == "MaxPool" else []
-        node = ir.Node("", kind, [value], attributes, outputs=[ir.Value(name="out")])
-        cost = FoldingBudget(OPSETS, weight_bytes=0)._cost(node)
-        assert cost is not None
-        return cost[0]
-
-    assert flop("MaxPool") > 1000 * flop("Relu") > 0
+        shapes = (1, inner, rows, 1), (columns, inner, 1, 1)
+    first, second = (np.ones(shape, np.float32) for shape in shapes)
+    assert cost(kind, first, second) == (2 * rows * inner * columns, 4 * rows * columns)
+    image = np.ones((1, 1, 8, 8), np.float32)  # what is slow counts for more
+    assert cost("MaxPool", image, kernel_shape=[2, 2])[0] > 1000 * cost("Relu", image)[0] > 0
 
 
 WEIGHTS = {

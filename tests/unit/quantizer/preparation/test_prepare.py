@@ -292,12 +292,15 @@ LOOP = (
 )
 
 
-@pytest.mark.parametrize("opset", [11, 17])
-def test_loops_stay_right(opset: int) -> None:
-    model = make_model(LOOP, {"w": normal(4, 4), "two": np.float32(2.0)}, opset=opset)
+@pytest.mark.parametrize(("opset", "dtype"), [(11, "float"), (17, "float"), (17, "float16")])
+def test_loops_stay_right(opset: int, dtype: str) -> None:
+    kind = np.float16 if dtype == "float16" else np.float32
+    weights = {"w": normal(4, 4).astype(kind), "two": kind(2.0)}
+    model = make_model(LOOP.replace("float[", f"{dtype}["), weights, opset=opset)
     for count in (0, 1, 3):
-        prepared = assert_same(model, {"x": normal(1, 4), "n": np.array(count)})
-    body = prepared.graph.node[-1].attribute[0].g
+        feeds = {"x": normal(1, 4).astype(kind), "n": np.array(count)}
+        prepared = assert_same(model, feeds, tolerance=0.02 if dtype == "float16" else 1e-5)
+    body = next(node for node in prepared.graph.node if node.op_type == "Loop").attribute[0].g
     assert {"MatMul", "Mul", "Add", "Tanh"} <= {node.op_type for node in body.node}
 
 

@@ -88,13 +88,6 @@ def test_what_is_no_layer_normalization_says_why(reason: str) -> None:
     assert (told.reason_code, list(told.left)) == (NODES_STAY.code, ["root"])
 
 
-def test_layer_normalization_needs_its_opset() -> None:
-    model = make_model(f"(float[N,8] x) => (float[N,8] n) {{ {norm_text('[-1]', opset=13)} }}", E, opset=13)
-    prepared, proto = same(model, {"x": normal(2, 8)}, opset=13)
-    assert "LayerNormalization" not in op_types(proto)
-    assert "needs opset 17, the model has 13" in step(prepared, "fuse_layer_norm").detail
-
-
 @each(("shape", "opset"), [((3, 1, 1), 13), ((1, 3, 1, 1), 18)])
 def test_instance_normalization(shape: tuple[int, ...], opset: int) -> None:
     model = make_model(
@@ -183,14 +176,6 @@ def test_gelu(name: str) -> None:
     assert "Gelu" not in op_types(prepare_with(model, fuse_gelu=False)[1])
 
 
-def test_gelu_needs_its_opset_and_takes_it_when_lifted() -> None:
-    model = make_model(f"(float[N,64] x) => (float[N,64] y) {{ [e] {GELU['torch']} }}", ROOT)
-    prepared, proto = same(model, {"x": normal(2, 64)})
-    assert "Gelu" not in op_types(proto)
-    assert "Gelu needs opset 20, the model has 17" in step(prepared, "fuse_gelu").detail
-    assert op_types(same(model, {"x": normal(2, 64)}, opset=20)[1]) == ["Gelu"]
-
-
 @each(("changed", "inner"), [("r", ""), ("one", ""), ("half", ""), (None, ", float[N,64] v")])
 def test_what_is_no_gelu_stays(changed: str | None, inner: str) -> None:
     """Constants are others, or a tensor inside is read elsewhere."""
@@ -216,6 +201,12 @@ SWISH = {
     "product divided": "p = Mul(x, c) [last] y = Div(p, six)",
 }
 LINE = np.linspace(-8, 8, 4 * 33, dtype=np.float32).reshape(4, 33)
+SIGMOIDS = {
+    "six": "a = Add(x, three) c = Clip(a, zero, six) y = Div(c, six)",
+    "keras": "m = Mul(x, fifth) a = Add(m, half) y = Clip(a, zero, one)",
+    "divided first": "m = Div(x, six) a = Add(half, m) y = Clip(a, zero, one)",
+    "scaled behind the sum": "a = Add(x, three) m = Mul(a, sixth) y = Clip(m, zero, one)",
+}
 
 
 @each("limited", LIMITED)
@@ -231,24 +222,27 @@ def test_hard_swish(limited: str, product: str) -> None:
         assert not {"HardSwish", "HardSigmoid"} & set(op_types(kept))
 
 
-def test_x_times_its_own_hard_sigmoid_is_a_hard_swish() -> None:
-    body = "g = HardSigmoid<alpha=0.16666667, beta=0.5>(x) y = Mul(x, g)"
-    model = make_model(f"(float[N,33] x) => (float[N,33] y) {{ {body} }}", opset=13)
-    assert op_types(same(model, {"x": LINE})[1]) == ["HardSwish"]
-    prepared, proto = same(model, {"x": LINE}, opset=13)
-    assert op_types(proto) == ["HardSigmoid", "Mul"]
-    assert "needs opset 14, the model has 13" in step(prepared, "fuse_hard_swish").detail
+@pytest.mark.parametrize(
+    ("flag", "text", "opset", "needed", "wanted"),
+    [
+        ("fuse_layer_norm", norm_text("[-1]", opset=13), 13, 17, ["LayerNormalization"]),
+        ("fuse_gelu", GELU["torch"], 17, 20, ["Gelu"]),
+        # x times its own hard-sigmoid
+        ("fuse_hard_swish", "g = HardSigmoid<alpha=0.16666667, beta=0.5>(x) y = Mul(x, g)", 13, 14, ["HardSwish"]),
+    ],
+)
+def test_what_needs_a_later_opset_is_fused_when_lifted(
+    flag: str, text: str, opset: int, needed: int, wanted: list[str]
+) -> None:
+    result = "y" if " y = " in text else "n"
+    model = make_model(f"(float[N,64] x) => (float[N,64] {result}) {{ {text} }}", {**E, **ROOT}, opset=opset)
+    prepared, proto = same(model, {"x": normal(2, 64)}, opset=opset)
+    assert op_types(proto) == op_types(model)
+    assert f"needs opset {needed}, the model has {opset}" in step(prepared, flag).detail
+    assert op_types(same(model, {"x": normal(2, 64)}, opset=20)[1]) == wanted
 
 
-SIGMOIDS = {
-    "six": "a = Add(x, three) c = Clip(a, zero, six) y = Div(c, six)",
-    "keras": "m = Mul(x, fifth) a = Add(m, half) y = Clip(a, zero, one)",
-    "divided first": "m = Div(x, six) a = Add(half, m) y = Clip(a, zero, one)",
-    "scaled behind the sum": "a = Add(x, three) m = Mul(a, sixth) y = Clip(m, zero, one)",
-}
-
-
-@pytest.mark.parametrize("name", SIGMOIDS)
+@each("name", SIGMOIDS)
 def test_hard_sigmoid(name: str) -> None:
     model = make_model(f"(float[N,33] x) => (float[N,33] y) {{ {SIGMOIDS[name]} }}", NUMBERS)
     prepared, proto = same(model, {"x": LINE})
@@ -257,32 +251,21 @@ def test_hard_sigmoid(name: str) -> None:
 
 
 NO_SWISH = {
-    "another height": ("a = Add(x, three) c = Clip(a, zero, three) y = Div(c, six)", ["Add", "Clip", "Div"]),
-    "no offset": ("y = Clip(x, zero, six)", ["Clip"]),
-    "falls": ("m = Mul(x, minus) a = Add(m, half) y = Clip(a, zero, one)", ["Mul", "Add", "Clip"]),
-    "starts above zero": ("a = Add(x, three) c = Clip(a, half, six) y = Div(c, six)", ["Add", "Clip", "Div"]),
-    "another x": (
-        "n = Neg(x) a = Add(x, three) c = Clip(a, zero, six) p = Mul(n, c) y = Div(p, six)",
-        ["Neg", "Add", "Clip", "Mul", "Div"],
-    ),
-    "a gate of another x": (
-        "n = Neg(x) a = Add(x, three) c = Clip(a, zero, six) g = Div(c, six) y = Mul(n, g)",
-        ["Neg", "HardSigmoid", "Mul"],
-    ),
-    "read elsewhere": (
-        "a = Add(x, three) c = Clip(a, zero, six) g = Div(c, six) y = Add(g, a)",
-        ["Add", "Clip", "Div", "Add"],
-    ),
-    "limits per channel": (
-        "a = Add(x, threes) c = Clip(a, zero, six) g = Div(c, six) y = Mul(x, g)",
-        ["Add", "Clip", "Div", "Mul"],
-    ),
+    "a = Add(x, three) c = Clip(a, zero, three) y = Div(c, six)": "Add Clip Div",  # another height
+    "y = Clip(x, zero, six)": "Clip",  # no offset
+    "m = Mul(x, minus) a = Add(m, half) y = Clip(a, zero, one)": "Mul Add Clip",  # falls
+    "a = Add(x, three) c = Clip(a, half, six) y = Div(c, six)": "Add Clip Div",  # starts above zero
+    # another x, and a gate of it
+    "n = Neg(x) a = Add(x, three) c = Clip(a, zero, six) p = Mul(n, c) y = Div(p, six)": "Neg Add Clip Mul Div",
+    "n = Neg(x) a = Add(x, three) c = Clip(a, zero, six) g = Div(c, six) y = Mul(n, g)": "Neg HardSigmoid Mul",
+    # read elsewhere, and limits per channel
+    "a = Add(x, three) c = Clip(a, zero, six) g = Div(c, six) y = Add(g, a)": "Add Clip Div Add",
+    "a = Add(x, threes) c = Clip(a, zero, six) g = Div(c, six) y = Mul(x, g)": "Add Clip Div Mul",
 }
 
 
-@pytest.mark.parametrize("name", NO_SWISH)
-def test_what_is_no_hard_swish_stays(name: str) -> None:
-    body, wanted = NO_SWISH[name]
+@each("body", NO_SWISH)
+def test_what_is_no_hard_swish_stays(body: str) -> None:
     weights = {**NUMBERS, "minus": np.float32(-0.5), "threes": normal(33)}
     model = make_model(f"(float[N,33] x) => (float[N,33] y) {{ {body} }}", weights)
-    assert op_types(same(model, {"x": LINE})[1]) == wanted
+    assert op_types(same(model, {"x": LINE})[1]) == NO_SWISH[body].split()

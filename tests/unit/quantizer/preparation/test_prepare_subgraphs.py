@@ -117,17 +117,6 @@ def test_float16_that_only_a_branch_holds_is_widened() -> None:
     assert all(value.dtype != ir.DataType.FLOAT16 for node in prepared.graph.all_nodes() for value in node.outputs)
 
 
-def test_float16_in_the_state_of_a_loop_is_widened() -> None:
-    model = make_model(
-        "(float16[1,4] x, int64 n) => (float16[1,4] y) { t = Relu(x) y = Loop(n, , t) <"
-        "body = b (int64 i, bool keep, float16[1,4] s) => (bool go, float16[1,4] u) "
-        "{ go = Identity(keep) m = MatMul(s, w) v = Add(m, t) u = Tanh(v) }> }",
-        {"w": normal(4, 4).astype(np.float16)},
-    )
-    for count in (0, 1, 3):
-        same(model, {"x": normal(1, 4).astype(np.float16), "n": np.array(count)}, tolerance=0.02)
-
-
 # large weights
 
 
