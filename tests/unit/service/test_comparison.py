@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from service.comparison import samples
 from service.comparison.means import MeanDifference, mean_differences
 from service.comparison.pairing import paired
 from service.comparison.samples import MOST_SAMPLES, Decisions, SamplesUnreadableError, read_samples
@@ -108,10 +109,15 @@ def test_metrics_need_no_decisions() -> None:
     assert found.metrics["rmse"].tolist() == [0, 1, 2, 3]
 
 
-def test_more_bytes_than_any_job_keeps_are_not_unpacked() -> None:
-    zeros = np.zeros(MOST_SAMPLES)
+def test_more_bytes_than_any_job_keeps_are_not_unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = packed({"metric.loss": np.zeros(1000)})
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        whole = sum(info.file_size for info in archive.infolist())
+    monkeypatch.setattr(samples, "_MOST_BYTES", whole)
+    assert len(read_samples(data).metrics["loss"]) == 1000
+    monkeypatch.setattr(samples, "_MOST_BYTES", whole - 1)
     with pytest.raises(SamplesUnreadableError, match="bytes"):
-        read_samples(packed({f"metric.m{k}": zeros for k in range(14)}))
+        read_samples(data)
 
 
 @each(
@@ -230,13 +236,16 @@ def test_equal_files_differ_in_nothing() -> None:
     assert compared(same + 1.0, same).p_value < 1e-9
 
 
-@pytest.mark.parametrize(("samples", "times"), [(30, 200), (300, 100), (1500, 25)])
-def test_intervals_hold_the_truth_and_equal_models_are_rarely_called_different(samples: int, times: int) -> None:
-    random = np.random.default_rng(samples)
+@pytest.mark.parametrize(
+    ("count", "times"),
+    [(30, 60), (300, 60), *(pytest.param(*row, marks=pytest.mark.long) for row in ((30, 400), (1500, 50)))],
+)
+def test_intervals_hold_the_truth_and_equal_models_are_rarely_called_different(count: int, times: int) -> None:
+    random = np.random.default_rng(count)
     held = alarms = 0
     for _ in range(times):
-        first = random.exponential(size=samples)
-        second = first + random.normal(0.1, 0.5, samples) * random.exponential(size=samples)
+        first = random.exponential(size=count)
+        second = first + random.normal(0.1, 0.5, count) * random.exponential(size=count)
         found = compared(second, first)
         held += found.interval[0] <= 0.1 <= found.interval[1]
         alarms += compared(second - 0.1, first).p_value <= 0.05
