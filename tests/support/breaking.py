@@ -13,33 +13,18 @@ _LENGTH = re.compile(rb"(?i)\r\ncontent-length: *(\d+)")
 
 
 class BreakingProxy:
-    """Passes requests to a server and answers back.
-
-    Args:
-        url: of the server.
-
-    Attributes:
-        breaks: each of the next connections that sends so many bytes is broken off there, one after the other.
-        cuts_streams: whether requests for event streams are broken off before they reach the server.
-        most_bytes: requests with larger bodies are refused with 413, as proxies do; None: none is.
-        lose_after: the next answer is broken off after so many bytes; None: none is.
-        lose_answers: so many of the next answers are lost: their connections break off once the server answers.
-        broken: how many connections were broken off.
-        refused: how many requests were refused.
-        sent_bytes: what has been passed to the server, by all connections.
-    """
+    """Passes requests to the server at ``url`` and answers back, and counts what it broke off, refused and sent."""
 
     def __init__(self, url: str) -> None:
         address = httpx.URL(url)
         self._target = (address.host, address.port or 80)
+        # each of the next connections that sends so many bytes is broken off there, one after the other
         self.breaks: list[int] = []
-        self.cuts_streams = False
-        self.most_bytes: int | None = None
-        self.refused = 0
-        self.lose_after: int | None = None
-        self.lose_answers = 0
-        self.broken = 0
-        self.sent_bytes = 0
+        self.cuts_streams = False  # requests for event streams, before they reach the server
+        self.most_bytes: int | None = None  # requests with larger bodies are refused with 413, as proxies do
+        self.lose_after: int | None = None  # the next answer is broken off after so many bytes
+        self.lose_answers = 0  # so many of the next answers are lost
+        self.broken = self.refused = self.sent_bytes = 0
         self._lock = threading.Lock()
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"

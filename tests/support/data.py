@@ -30,11 +30,6 @@ def missing_data() -> str:
     )
 
 
-def data_is_required() -> bool:
-    """True if absent data is a failure."""
-    return os.environ.get("QUANTMILL_REQUIRE_DATA") == "1"
-
-
 def required_data_dir() -> Path:
     """The folder with real models and data; fails the test if there is none."""
     folder = data_dir()
@@ -45,7 +40,7 @@ def required_data_dir() -> Path:
 
 DATA_MARKS = [
     pytest.mark.data,
-    pytest.mark.skipif(data_dir() is None and not data_is_required(), reason=missing_data()),
+    pytest.mark.skipif(data_dir() is None and os.environ.get("QUANTMILL_REQUIRE_DATA") != "1", reason=missing_data()),
 ]
 
 

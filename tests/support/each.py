@@ -16,12 +16,7 @@ import pytest
 
 
 def each(names: str | tuple[str, ...], cases: Iterable[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Run the test once per case, all with the same fixtures; what is left of its parameters stays to pytest.
-
-    Args:
-        names: a parameter of the test, or several.
-        cases: its values; tuples of them where there are several.
-    """
+    """Run the test once per case, all with the same fixtures; what is left of its parameters stays to pytest."""
     cases = list(cases)
     assert cases
 

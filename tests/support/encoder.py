@@ -33,16 +33,9 @@ def encoder(
 ) -> onnx.ModelProto:
     """(int64 ids [n, s], int64 types [n, s]) -> float32 states [n, s, hidden], or scores [n, s, tokens].
 
-    Args:
-        layers: of attention and feed-forward.
-        hidden: channels; the feed-forward networks have four times as many.
-        heads: of attention; they divide ``hidden``.
-        tokens: rows of the token table.
-        positions: rows of the position table, the longest sequence.
-        head: "none"; or scores by the transposed token table: "copied" is a MatMul with a transposed initializer of its
-            own, which constant folding leaves of tied weights, "shared" is a Gemm with transB on the table itself.
-        opset: from 17 on.
-        seed: of the weights.
+    Feed-forward networks have four times ``hidden`` channels. ``head``: "none"; or scores by the transposed token
+    table: "copied" is a MatMul with a transposed initializer of its own, which constant folding leaves of tied
+    weights, "shared" is a Gemm with transB on the table itself.
     """
     made = _Making(seed)
     table = made.weight("token_table", tokens, hidden, scale=0.05)

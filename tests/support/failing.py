@@ -16,12 +16,7 @@ T = TypeVar("T")
 
 
 class Holds:
-    """Named places at which threads of this process are held.
-
-    Args:
-        folder: for the files that hold them; made here.
-        monkeypatch: arms the places for the time of a test.
-    """
+    """Named places at which threads of this process are held, by files in a folder that is made here."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         folder.mkdir()

@@ -38,32 +38,21 @@ Feeds = dict[str, Any]  # an array, or for sequences and optionals a list or Non
 
 @dataclass(frozen=True, eq=False)
 class NodeCase:
-    """One test of an operator.
-
-    Attributes:
-        name: as ONNX calls it.
-        op_type: the operator that it is for.
-        expanded: the model holds not the operator but the body of its function.
-        model: of IR and opset versions that onnxruntime knows, as far as its operators are in them.
-        feeds: by input of the model.
-    """
+    """One test of an operator, by ONNX's name; ``expanded``: the model holds the body of the operator's function."""
 
     name: str
     op_type: str
     expanded: bool
-    model: onnx.ModelProto
+    model: onnx.ModelProto  # of IR and opset versions that onnxruntime knows, as far as its operators are in them
     feeds: Feeds
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a case.
+    """What became of a case, and why, in a word and in full.
 
-    Attributes:
-        kind: runs: the quantized model runs, and its values are finite where the float model's are; refused: by an
-            error that tells a fault of the data or of the float model; failed: anything else.
-        why: code of the error, or what failed, in a word.
-        detail: in full.
+    runs: the quantized model runs, and its values are finite where the float model's are; refused: by an error that
+    tells a fault of the data or of the float model; failed: anything else.
     """
 
     kind: Literal["runs", "refused", "failed"]
@@ -186,9 +175,8 @@ def _run(case: NodeCase, result: Result) -> Outcome:
         if reference.dtype != twin.dtype:
             return Outcome("failed", "an output of another type", f"{reference.dtype} became {twin.dtype}")
         if reference.dtype.kind == "f" and _lost(reference, twin):
-            return Outcome(
-                "failed", "values that are not finite", f"finite values became {twin[~np.isfinite(twin)][:3]}"
-            )
+            told = f"finite values became {twin[~np.isfinite(twin)][:3]}"
+            return Outcome("failed", "values that are not finite", told)
     if all(layer.reason is not None for layer in result.report.layers) and _repeats(case, expected):
         worst = min((_sqnr_db(reference, twin) for reference, twin in pairs), default=np.inf)
         if worst <= 0:

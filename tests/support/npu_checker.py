@@ -35,20 +35,10 @@ class Violation:
 
 
 def check_npu_model(model: onnx.ModelProto, *, excluded: tuple[str, ...] = ()) -> list[Violation]:
-    """Every broken rule.
-
-    Args:
-        model: emitted model with Q/DQ pairs.
-        excluded: names of nodes that were left in float on purpose.
-    """
+    """Every broken rule of an emitted model with Q/DQ pairs, but for nodes that were left in float on purpose."""
     graph = _Graph(model)
-    return [
-        violation
-        for node in graph.nodes
-        if node.name not in excluded
-        for check in _CHECKS
-        for violation in check(graph, node)
-    ]
+    nodes = [node for node in graph.nodes if node.name not in excluded]
+    return [violation for node in nodes for check in _CHECKS for violation in check(graph, node)]
 
 
 class _Graph:
@@ -135,11 +125,8 @@ def _whole(graph: _Graph, node: onnx.NodeProto) -> Iterator[Violation]:
     )
     if node.input[0] in graph.constants and all(name in graph.constants for name in node.input):
         return
-    operands = {
-        **dict.fromkeys(LINEAR, 2),
-        **dict.fromkeys(ELEMENTWISE, len(node.input)),
-        "PRelu": 2,
-    }.get(node.op_type, 1)
+    counts = {**dict.fromkeys(LINEAR, 2), **dict.fromkeys(ELEMENTWISE, len(node.input)), "PRelu": 2}
+    operands = counts.get(node.op_type, 1)
     for name in node.input[:operands]:
         if graph.before(name) is None and not (fused and (name == node.input[0] or graph.is_factor(node))):
             yield Violation("whole", node.name, f"operand {name!r} of {node.op_type} is float")

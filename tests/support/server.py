@@ -18,16 +18,17 @@ from tests.support import leaks
 from tests.support.patience import PATIENCE_SECONDS
 
 ROOT = Path(__file__).resolve().parents[2]
+_PASSED_ON = (
+    "data_dir", "database_url", "broker_url", "min_free_bytes", "max_upload_bytes", "ping_seconds", "max_body_bytes",
+    "upload_idle_seconds", "api_lock_seconds", "api_answer_seconds", "publish_seconds", "connection_idle_seconds",
+    "body_seconds", "max_connections", "max_connections_per_address", "request_seconds", "reading_seconds",
+    "cors_origins",
+)  # fmt: skip
 _CODE = "import sys; from service.cli import api; api(fd=int(sys.argv[1]))"
 
 
 class ApiProcess:
-    """``quantmill api`` with these settings; may be killed and started again on the same port.
-
-    Args:
-        settings: of which those are passed on that were given.
-        files: how many files the process may open; None: as many as the tests.
-    """
+    """``quantmill api`` with these settings, which may open so many ``files``; may be killed and started again."""
 
     def __init__(self, settings: Settings, *, files: int | None = None) -> None:
         self.settings = settings
@@ -40,11 +41,7 @@ class ApiProcess:
 
     def start(self) -> None:
         """Start the process and wait until it answers."""
-        names = ("data_dir", "database_url", "broker_url", "min_free_bytes", "max_upload_bytes", "ping_seconds")
-        names += ("upload_idle_seconds", "max_body_bytes", "api_lock_seconds", "api_answer_seconds", "publish_seconds")
-        names += ("connection_idle_seconds", "body_seconds", "max_connections", "max_connections_per_address")
-        names += ("request_seconds", "reading_seconds", "cors_origins")
-        chosen = {f"QUANTMILL_{name.upper()}": str(getattr(self.settings, name)) for name in names}
+        chosen = {f"QUANTMILL_{name.upper()}": str(getattr(self.settings, name)) for name in _PASSED_ON}
         if self.settings.api_key is not None:
             chosen["QUANTMILL_API_KEY"] = self.settings.api_key.get_secret_value()
         few = [] if self._files is None else ["prlimit", f"--nofile={self._files}:{self._files}"]

@@ -97,16 +97,9 @@ def layer_distances(
     then computes each of them anew from the emitted model's values of those before. So a rounding that turned out
     otherwise counts where it happened and nowhere else.
 
-    Args:
-        model: prepared float model.
-        plan: filled.
-        emitted: what ``emit`` made of them.
-        feeds: by input name.
-
-    Returns:
-        The largest distance of any element by quantized tensor, infinity where one is not on the tensor's grid at all.
-        And by float output of the graph: there in units of a thousandth of its largest value, or of what the runtime's
-        kernels differ by.
+    Returns the largest distance of any element by quantized tensor, infinity where one is not on the tensor's grid at
+    all; and by float output of the graph, in units of a thousandth of its largest value, or of what the runtime's
+    kernels differ by.
     """
     restored = emitted.restored
     plain = [name_of(value) for value in model.graph.outputs if name_of(value) not in plan.activations]

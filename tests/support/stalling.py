@@ -28,10 +28,6 @@ class StallingProxy:
     """Passes bytes to a server, and while it is stalled takes everything and gives nothing, as a hung server does.
 
     Once it has vanished its kernel acknowledges nothing either, as if its host, or the way to it, were gone.
-
-    Args:
-        host: of the server.
-        port: of the server.
     """
 
     def __init__(self, host: str, port: int) -> None:
@@ -106,11 +102,7 @@ class StallingProxy:
 
 
 class FreezableRedis:
-    """A Redis of the test's own.
-
-    Args:
-        folder: for its files.
-    """
+    """A Redis of the test's own, with its files in ``folder``."""
 
     def __init__(self, folder: Path) -> None:
         with socket.create_server(("127.0.0.1", 0)) as free:
@@ -128,11 +120,6 @@ class FreezableRedis:
         """Go on."""
         self._process.send_signal(signal.SIGCONT)
 
-    def close(self) -> None:
-        """Nothing of it is left."""
-        self._process.kill()
-        self._process.wait()
-
     def _answers(self) -> bool:
         with suppress(redis.RedisError), redis.Redis.from_url(self.url) as client:
             return bool(client.ping())
@@ -147,4 +134,5 @@ def freezable_redis(folder: Path) -> Iterator[FreezableRedis]:
     try:
         yield server
     finally:
-        server.close()
+        server._process.kill()
+        server._process.wait()
