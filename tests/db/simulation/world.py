@@ -20,10 +20,9 @@ from service.idempotency.answers import Answer
 from service.jobs import transitions
 from service.jobs.errors import DispatchError
 from service.jobs.outcome import Outcome
-from service.jobs.schemas import Waiting
 from tests.db.simulation.rules import Rules
 from tests.db.simulation.store import MODELS, Store
-from tests.db.test_transitions import OUTCOME, PROBLEM
+from tests.db.test_transitions import FULL, OUTCOME, PROBLEM
 from tests.support.front import model_summary
 from worker.reconcile.clocks import bring_forward
 from worker.reconcile.deadlines import expire_deadlines
@@ -36,7 +35,6 @@ CLOCK_AHEAD_SECONDS = 7200.0
 STEPS = (8, 18)
 # Rounds of everybody without any fault after which no job may be left.
 QUIET_ROUNDS = 40
-FULL = Waiting(code="storage-full", message="The disk is full.", hint="Free some space.")
 SUMMARY = model_summary()
 PROGRESS = ProgressLine(stage="ranges", done=1)
 
@@ -96,7 +94,7 @@ class World:
         random.seed(self.seed)  # backoffs
         self.broker, self.rules = Broker(), Rules(self.store)
         self._names = count()
-        self.workers = [self._new_worker(), self._new_worker()]
+        self.workers = [Worker(f"w{next(self._names)}"), Worker(f"w{next(self._names)}")]
         self.keeper = self._new_keeper(is_new=False)  # histories are short: it has been there for long
         self.models = list(MODELS)
         self.requests: dict[str, str | None] = {}  # key -> the job it was answered with
@@ -106,9 +104,8 @@ class World:
         """The whole history, and then quiet until every job has ended; says how many steps it had."""
         acts: tuple[tuple[int, Callable[[], None]], ...] = (
             (2, self._submit), (1, self._repeat), (1, self._cancel), (16, self._work), (6, self._reconcile),
-            (1, self._lose_messages), (1, self._double_message), (1, self._toggle_broker), (1, self._toggle_database),
-            (1, self._arm), (1, self._kill_worker), (4, self._freeze_worker), (1, self._restart_reconciler),
-            (1, self._put_clock_back),
+            (1, self._lose_messages), (1, self._double_message), (2, self._toggle), (1, self._arm),
+            (1, self._kill_worker), (4, self._freeze_worker), (1, self._restart_reconciler), (1, self._put_clock_back),
         )  # fmt: skip
         weights = [weight for weight, _ in acts]
         self._step(self._submit)
@@ -213,8 +210,8 @@ class World:
             self._take(worker)
             return
         acts: tuple[tuple[int, Callable[[Worker], None]], ...] = (
-            (3, self._renew), (3, self._progress), (3, self._succeed), (1, self._fail), (1, self._crash),
-            (1, self._shut_down), (1, self._disk_full),
+            (3, self._renew), (3, self._progress), (3, self._succeed), (1, self._fail), (2, self._requeue),
+            (1, self._disk_full),
         )  # fmt: skip
         self.dice.choices([act for _, act in acts], [weight for weight, _ in acts])[0](worker)
 
@@ -286,13 +283,11 @@ class World:
             worker, "fails", lambda s, job, attempt: transitions.fail(s, job, attempt, problem=PROBLEM), ends=True
         )
 
-    def _crash(self, worker: Worker) -> None:
-        self._requeue(worker, "crashes in", charged=True)
+    def _requeue(self, worker: Worker) -> None:
+        """It has crashed, or is shut down."""
+        charged = self.dice.random() < 0.5
+        words = "crashes in" if charged else "puts back"
 
-    def _shut_down(self, worker: Worker) -> None:
-        self._requeue(worker, "puts back", charged=False)
-
-    def _requeue(self, worker: Worker, words: str, *, charged: bool) -> None:
         def requeue(session: Session, job_id: str, attempt: int) -> bool:
             return transitions.requeue(session, job_id, attempt, delay_seconds=1.0, charged=charged, reason=words)
 
@@ -324,9 +319,6 @@ class World:
 
     # bad luck
 
-    def _new_worker(self) -> Worker:
-        return Worker(f"w{next(self._names)}")
-
     def _new_keeper(self, *, is_new: bool) -> LeaseKeeper:
         return LeaseKeeper(self.store, lease_seconds=LEASE_SECONDS, is_new=is_new)  # type: ignore[arg-type]
 
@@ -334,7 +326,7 @@ class World:
         self.keeper = self._new_keeper(is_new=True)
 
     def _kill_worker(self) -> None:
-        self.workers[self.dice.randrange(2)] = self._new_worker()
+        self.workers[self.dice.randrange(2)] = Worker(f"w{next(self._names)}")
 
     def _freeze_worker(self) -> None:
         worker = self.dice.choice([worker for worker in self.workers if worker.job_id] or self.workers)
@@ -352,15 +344,10 @@ class World:
     def _double_message(self) -> None:
         self.broker.messages += self.dice.sample(self.broker.messages, min(2, len(self.broker.messages)))
 
-    def _toggle_broker(self) -> None:
-        self.broker.away = not self.broker.away
-
-    def _toggle_database(self) -> None:
-        self.store.away = not self.store.away
+    def _toggle(self) -> None:
+        which = self.dice.choice((self.broker, self.store))
+        which.away = not which.away
 
     def _arm(self) -> None:
         """The next write loses its commit, or only the answer to it."""
-        if self.dice.random() < 0.5:
-            self.store.lose_commit = True
-        else:
-            self.store.lose_answer = True
+        setattr(self.store, self.dice.choice(("lose_commit", "lose_answer")), True)
