@@ -25,6 +25,7 @@ from worker.quantizer.data.archive import read_npz
 from worker.quantizer.data.zips import MemberStream
 
 DTYPES = ["bool", "u1", "i1", "u2", "i2", "u4", "i4", "u8", "i8", "f2", "f4", "f8"]
+PLAIN = PreprocessingSpec()
 
 
 def members(draw_dtype: Any, order: Any) -> Any:
@@ -54,7 +55,7 @@ def test_batches_equal_numpy_load(
     (np.savez_compressed if packed else np.savez)(path, x=array)
     expected = np.load(path)["x"]
     expected = expected.astype(expected.dtype.newbyteorder("="))[:limit]
-    dataset = open_dataset(path, PreprocessingSpec())
+    dataset = open_dataset(path, PLAIN)
     assert dataset.samples == len(array)
     for _ in range(2):  # every pass starts from sample 0
         batches = list(dataset.batches([info("x", array)], batch_size, limit=limit))
@@ -75,7 +76,7 @@ def test_arrays_of_several_megabytes_cross_chunk_borders(tmp_path: Path, packed:
     }
     path = tmp_path / "x.npz"
     (np.savez_compressed if packed else np.savez)(path, **arrays)
-    dataset = open_dataset(path, PreprocessingSpec())
+    dataset = open_dataset(path, PLAIN)
     batches = list(dataset.batches([info(name, array) for name, array in arrays.items()], 33))
     for name, array in arrays.items():
         np.testing.assert_array_equal(np.concatenate([batch.feeds[name] for batch in batches]), array)
@@ -106,7 +107,7 @@ def test_zip64_and_prefixed_names_are_read_and_other_members_ignored(tmp_path: P
             np.lib.format.write_array(member, array)
         archive.writestr("README.txt", "hello")
         archive.mkdir("folder")
-    dataset = open_dataset(path, PreprocessingSpec())
+    dataset = open_dataset(path, PLAIN)
     assert list(dataset.selection.arrays) == ["net/in:0"]
     (batch,) = dataset.batches([info("net/in:0", array)], 8)
     np.testing.assert_array_equal(batch.feeds["net/in:0"], array)
@@ -116,13 +117,13 @@ def test_fortran_order_is_refused_with_the_way_out_where_it_matters(tmp_path: Pa
     path = tmp_path / "x.npz"
     np.savez(path, x=np.asfortranarray(np.arange(12.0).reshape(4, 3)))
     with pytest.raises(DatasetArraysError, match="ascontiguousarray") as caught:
-        open_dataset(path, PreprocessingSpec())
+        open_dataset(path, PLAIN)
     assert caught.value.where == {"array": "x"}
     column = np.arange(5, dtype=np.float32).reshape(5, 1)
     with zipfile.ZipFile(path, "w") as archive, archive.open("x.npy", "w") as member:
         np.lib.format.write_array_header_1_0(member, {"descr": "<f4", "fortran_order": True, "shape": (5, 1)})
         member.write(column.tobytes())
-    (batch,) = open_dataset(path, PreprocessingSpec()).batches([info("x", column)], 9)
+    (batch,) = open_dataset(path, PLAIN).batches([info("x", column)], 9)
     np.testing.assert_array_equal(batch.feeds["x"], column)
 
 
@@ -134,12 +135,11 @@ def test_a_damaged_byte_is_found(tmp_path: Path) -> None:
         data = bytearray(path.read_bytes())
         data[len(data) // 2] ^= 0x10
         path.write_bytes(data)
-        dataset = open_dataset(path, PreprocessingSpec())
-        with pytest.raises(DatasetFormatError, match=r"'x.npy' is damaged"):
+        dataset = open_dataset(path, PLAIN)
+        with pytest.raises(DatasetFormatError, match=r"'x.npy' is damaged") as caught:
             list(dataset.batches([info("x", array)], 8))
-
-
-PLAIN = PreprocessingSpec()
+        assert caught.value.where["member"] == "x.npy"
+        assert [found.pointer for found in caught.value.errors] == ["/arrays/x"]
 
 
 def npy(array: np.ndarray[Any, Any]) -> bytes:
@@ -267,10 +267,7 @@ def test_members_that_cannot_be_read_are_refused(tmp_path: Path, what: str) -> N
 
 
 def test_too_many_members_are_refused_before_they_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "x.npz"
-    with zipfile.ZipFile(path, "w") as archive:
-        for number in range(archive_module.ARRAYS.max_members + 1):
-            archive.writestr(f"{number}.npy", b"")
+    path = archive_of(tmp_path / "x.npz", **{str(k): b"" for k in range(archive_module.ARRAYS.max_members + 1)})
     monkeypatch.setattr(zip_directory, "_entries", lambda *_: pytest.fail("the directory was read"))
     with pytest.raises(DatasetFormatError, match="10001 members"):
         open_dataset(path, PLAIN)
@@ -319,10 +316,7 @@ def _claim_size(path: Path, size: int) -> None:
 
 
 def test_overlapping_members_are_refused(tmp_path: Path) -> None:
-    path = tmp_path / "x.npz"
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("a.npy", npy(np.zeros((2, 2))))
-        archive.writestr("b.npy", npy(np.zeros((2, 2))))
+    path = archive_of(tmp_path / "x.npz", a=npy(np.zeros((2, 2))), b=npy(np.zeros((2, 2))))
     data = bytearray(path.read_bytes())
     second = data.index(b"PK\x01\x02", data.index(b"PK\x01\x02") + 4)
     struct.pack_into("<L", data, second + 42, 0)  # the second entry now points at the first member

@@ -23,7 +23,7 @@ from service.contracts.errors import (
     NonFiniteDataError,
 )
 from service.contracts.model import TensorInfo
-from worker.quantizer.data import ArrayDataset, Dataset, choose_batch_size, inspect_dataset, open_dataset
+from worker.quantizer.data import ArrayDataset, choose_batch_size, inspect_dataset, open_dataset
 
 PLAIN = PreprocessingSpec()
 Array = np.ndarray[Any, Any]
@@ -102,11 +102,10 @@ def test_a_batch_ends_where_any_array_changes_its_shape() -> None:
     assert [batch.valid for batch in data.batches(inputs, 8)] == [2, 2]
     found = list(data.batches(inputs, 8, arrays=("boxes",)))
     assert [batch.arrays["boxes"].shape for batch in found] == [(2, 1, 4), (1, 1, 4), (1, 0, 4)]
-
-
-def test_samples_with_all_axes_of_the_input_are_whole_inputs() -> None:
+    # samples with all axes of the input are whole inputs
     data = ArrayDataset({f"x/{k:04d}": np.full((1, n, 3), k, np.float32) for k, n in enumerate((5, 2, 2))})
-    for inputs in ([tensor("x", None, None, 3)], [tensor("x", 1, None, 3)]):
+    for first in (None, 1):
+        inputs = [tensor("x", first, None, 3)]
         assert choose_batch_size(inputs, data, 16) == 1
         assert [batch.feeds["x"].shape for batch in data.batches(inputs, 1)] == [(1, 5, 3), (1, 2, 3), (1, 2, 3)]
 
@@ -124,14 +123,6 @@ def test_pictures_of_different_sizes_are_laid_out_and_normalized() -> None:
             expected = ((picture.astype(np.float64) * (1 / 255) - mean) / std).astype(np.float32)
             expected = expected.transpose(2, 0, 1) if wanted == "NCHW" else expected
             np.testing.assert_array_equal(batch.feeds["x"][0], expected)
-
-
-def test_values_per_channel_need_one_number_of_channels() -> None:
-    grey_and_rgb = {"x/0000": np.ones((4, 4, 1), np.uint8), "x/0001": np.ones((4, 4, 3), np.uint8)}
-    spec = InputSpec(layout="NHWC", mean=(0.1, 0.2, 0.3))
-    data = ArrayDataset(grey_and_rgb, preprocessing=PreprocessingSpec(inputs={"x": spec}))
-    with pytest.raises(DatasetMismatchError, match="varying number of channels"):
-        next(iter(data.batches([tensor("x", None, None, None, None)], 1)))
 
 
 def test_the_largest_sample_and_the_inputs_that_vary() -> None:
@@ -228,8 +219,7 @@ def test_damaged_bytes_of_a_sample_are_found(tmp_path: Path) -> None:
 
 
 def test_reading_across_shapes_is_refused_not_garbled() -> None:
-    data: Dataset = ArrayDataset(samples(2, 2, 3))
-    source = data.stored("x")
+    source = ArrayDataset(samples(2, 2, 3)).stored("x")
     assert source is not None
     reader = source.open()
     with pytest.raises(DatasetArraysError, match=r"\[2, 3\] in 0 and \[3, 3\] in 2"):
@@ -237,3 +227,8 @@ def test_reading_across_shapes_is_refused_not_garbled() -> None:
     assert reader.read(2).shape == (2, 2, 3)
     assert reader.read(5).shape == (1, 3, 3)
     assert len(reader.read(5)) == 0
+    # values per channel need one number of channels
+    grey_and_rgb = {"x/0000": np.ones((4, 4, 1), np.uint8), "x/0001": np.ones((4, 4, 3), np.uint8)}
+    spec = PreprocessingSpec(inputs={"x": InputSpec(layout="NHWC", mean=(0.1, 0.2, 0.3))})
+    with pytest.raises(DatasetMismatchError, match="varying number of channels"):
+        next(iter(ArrayDataset(grey_and_rgb, preprocessing=spec).batches([tensor("x", *[None] * 4)], 1)))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -14,27 +12,22 @@ from worker.quantizer.data import inspect_dataset, open_dataset
 
 pytestmark = DATA_MARKS
 
-TF_STYLE = {"layout": "NHWC", "scale": 1 / 127.5, "mean": (1.0,)}
-TORCH_STYLE = {"layout": "NHWC", "scale": 1 / 255, "mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
-
 
 @pytest.mark.parametrize(
-    ("file", "array", "labels", "spec", "samples", "classes"),
+    ("file", "array", "labels", "samples", "classes"),
     [
-        pytest.param("imagenet/calibration.npz", "images", None, TF_STYLE, 125, 1000, marks=pytest.mark.long),
-        pytest.param("imagenet/evaluation.npz", "images", None, TF_STYLE, 438, 1000, marks=pytest.mark.long),
-        ("cifar10/calibration.npz", "images", None, TORCH_STYLE, 1000, 10),
-        ("mnist/mnist.npz", "test", "test_labels", {"layout": "NHW"}, 3000, 10),
-        ("speech/kwt1_calibration.npz", "inputs", None, {}, 482, 35),
-        ("speech/kws_dscnn_mfcc49x10.npz", "test", "test_labels", {}, 4000, 12),
-        ("zoo/hand_landmarks.npz", "keypoint", "keypoint_label", {}, None, None),
+        pytest.param("imagenet/calibration.npz", "images", None, 125, 1000, marks=pytest.mark.long),
+        pytest.param("imagenet/evaluation.npz", "images", None, 438, 1000, marks=pytest.mark.long),
+        ("cifar10/calibration.npz", "images", None, 1000, 10),
+        ("mnist/mnist.npz", "test", "test_labels", 3000, 10),
+        ("speech/kwt1_calibration.npz", "inputs", None, 482, 35),
+        ("speech/kws_dscnn_mfcc49x10.npz", "test", "test_labels", 4000, 12),
+        ("zoo/hand_landmarks.npz", "keypoint", "keypoint_label", None, None),
     ],
 )
-def test_real_archives(
-    file: str, array: str, labels: str | None, spec: dict[str, Any], samples: int | None, classes: int | None
-) -> None:
+def test_real_archives(file: str, array: str, labels: str | None, samples: int | None, classes: int | None) -> None:
     path = required_data_dir() / file
-    preprocessing = PreprocessingSpec(inputs={"x": InputSpec(array=array, **spec)}, labels=labels)
+    preprocessing = PreprocessingSpec(inputs={"x": InputSpec(array=array)}, labels=labels)
     summary = inspect_dataset(path, preprocessing)
     stored = np.load(path)
     stored_array = stored[array]
