@@ -38,6 +38,7 @@ def test_every_script_is_run() -> None:
     assert {path.stem for path in EXAMPLES.glob("*.py")} == {"common", *MAX_LOSS}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", MAX_LOSS)
 def test_accuracy_is_kept(name: str, tmp_path: Path) -> None:
     data, output = required_data_dir() / "cifar10", tmp_path / "quantized.onnx"

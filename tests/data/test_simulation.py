@@ -17,7 +17,7 @@ from service.contracts.config import QuantizationConfig, parse_config
 from service.contracts.dataset import PreprocessingSpec
 from service.contracts.model import TensorInfo
 from tests.data.test_zoo import QUANTIZED
-from tests.data.zoo import feeds_of, model_path, whole_inputs
+from tests.data.zoo import feeds_of, model_path, mostly_long, whole_inputs
 from tests.support.data import DATA_MARKS, required_data_dir
 from tests.support.simulator import layer_distances
 from worker.quantizer.data import Dataset, choose_batch_size, open_dataset
@@ -53,8 +53,6 @@ ONE_STEP = 1.01  # a value on a 16-bit grid, as float32, is only nearly a multip
 
 @dataclass(frozen=True)
 class Material:
-    """A model and the few samples that it is calibrated and run on."""
-
     path: Path
     inputs: tuple[TensorInfo, ...]
     data: Dataset
@@ -88,7 +86,6 @@ def once_prepared(path: Path, opset: int) -> Prepared:
 
 
 def prepared_as(path: Path, opset: int) -> Prepared:
-    """A copy of its own, for targets to edit."""
     prepared = once_prepared(path, opset)
     return replace(prepared, model=ir.from_proto(ir.to_proto(prepared.model)))
 
@@ -110,7 +107,7 @@ def quantized(material: Material, config: QuantizationConfig) -> tuple[Prepared,
 
 
 @pytest.mark.parametrize("kind", CONFIGS)
-@pytest.mark.parametrize("name", [*LABELLED, *QUANTIZED])
+@pytest.mark.parametrize("name", mostly_long([*LABELLED, *QUANTIZED], "keypoint_classifier"))
 def test_every_layer_is_within_one_step_of_the_plan(name: str, kind: str, materials: Any) -> None:
     material = materials(name)
     prepared, plan, emitted = quantized(material, parse_config({"algorithms": [], **CONFIGS[kind]}))

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Iterable
 from functools import cache, lru_cache
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import onnxruntime as ort
+import pytest
 
 from tests.support.data import required_data_dir
 
@@ -34,7 +37,6 @@ def model_path(name: str) -> Path:
 
 
 def session_of(model: bytes | Path, *, optimized: bool = True) -> ort.InferenceSession:
-    """On one thread: a process of the tests has one core."""
     options = ort.SessionOptions()
     options.log_severity_level = 4
     options.intra_op_num_threads = 1
@@ -47,12 +49,10 @@ def session_of(model: bytes | Path, *, optimized: bool = True) -> ort.InferenceS
 
 @lru_cache(maxsize=2)  # the tests of one model come one after the other
 def reference(name: str) -> ort.InferenceSession:
-    """The model as it was uploaded."""
     return session_of(model_path(name))
 
 
 def run(session: ort.InferenceSession, feeds: Feeds) -> Feeds:
-    """All outputs by name."""
     names = [output.name for output in session.get_outputs()]
     return dict(zip(names, session.run(names, feeds), strict=True))
 
@@ -71,3 +71,10 @@ def whole_inputs(feeds: list[Feeds], path: Path) -> Path:
     """Every sample a whole input, with one axis more than the input has."""
     np.savez(path, **{key: np.stack([sample[key] for sample in feeds]) for key in feeds[0]})
     return path
+
+
+def mostly_long(names: Iterable[str], *short: str) -> list[Any]:
+    """Values of a parameter: all but ``short`` belong to the long lane."""
+    names = list(names)
+    assert set(short) <= set(names)
+    return [name if name in short else pytest.param(name, marks=pytest.mark.long) for name in names]

@@ -90,7 +90,6 @@ def _tiny(samples: int) -> dict[str, np.ndarray]:
 
 NETWORKS = {
     "mobilenet_v1": Network("imagenet/mobilenet_v1_0.75_224.onnx", "imagenet/calibration.npz", _PICTURES, _IMAGENET),
-    "mobilenet_v2": Network("imagenet/mobilenet_v2_1.0_224.onnx", "imagenet/calibration.npz", _PICTURES, _IMAGENET),
     "resnet20": Network("cifar10/resnet20.onnx", "cifar10/calibration.npz", _PICTURES, _CIFAR10),
     "resnet32_fp16": Network("zoo/derived_resnet32_fp16.onnx", "cifar10/calibration.npz", _PICTURES, _CIFAR10),
     "kws": Network(
@@ -117,9 +116,6 @@ CASES = {
         "mobilenet_v1",
         {"preset": "plain", "weight": PER_TENSOR, "algorithms": [{**CLE, "replace_relu6": "per_channel"}, FULL]},
     ),
-    "mobilenet_v1 xint8 adaround": Case(
-        "mobilenet_v1", {**POWER_OF_TWO_NPU, "algorithms": [{"method": "adaround"}]}, 8
-    ),
     "tiny outliers split": Case(
         "tiny",
         {
@@ -128,16 +124,8 @@ CASES = {
             "algorithms": [{"method": "outlier_channels", "treatment": "split", "growth": 1.0, "accept": "always"}],
         },
     ),
-    "tiny outliers auto": Case(
-        "tiny", {"preset": "plain", "outlier_ratio": 1.4, "algorithms": [{"method": "outlier_channels"}]}
-    ),
-    "mobilenet_v2 per tensor equalized": Case("mobilenet_v2", {"preset": "int8_per_tensor"}),
     "resnet20 w4a8": Case("resnet20", {"preset": "w4a8"}, 64),
     "resnet20 xint8 adaround": Case("resnet20", {**POWER_OF_TWO_NPU, "algorithms": [{"method": "adaround"}]}, 64),
-    "resnet20 adaround by gradients": Case(
-        "resnet20",
-        {"preset": "plain", "algorithms": [{"method": "adaround", "solver": "gradient", "num_iterations": 20}]},
-    ),
     "resnet20 adaquant": Case(
         "resnet20",
         {**POWER_OF_TWO_NPU, "algorithms": [{"method": "adaquant", "num_iterations": 20, "accept": "always"}]},
@@ -167,7 +155,6 @@ CASES = {
     "resnet20 sensitivity, qoperator": Case(
         "resnet20", {"preset": "plain", "format": "qoperator", "algorithms": [{"method": "sensitivity"}]}, 32
     ),
-    "resnet20 tensorrt": Case("resnet20", {"preset": "int8_symmetric", "target": "tensorrt"}, 64),
     "resnet20 mixed block types": Case("resnet20", {"preset": "bf16_mixed_bfp16"}, 32),
     "resnet32 float16, percentile": Case("resnet32_fp16", {"preset": "int8_percentile"}, 32),
     "kws autopilot": Case(
@@ -189,15 +176,9 @@ CASES = {
     "kws mxint8 adaquant": Case("kws", {"preset": "mxint8_adaquant"}, 32),
     "kws tensorrt": Case("kws", {"preset": "int8_symmetric", "target": "tensorrt"}, 64),
     "kwt1 transformer": Case("kwt1", {"preset": "int8_transformer"}),
-    "kwt1 xint8 smooth adaround": Case(
-        "kwt1", {**POWER_OF_TWO_NPU, "target": "amd_npu_transformer", "algorithms": [SMOOTH, {"method": "adaround"}]}, 8
-    ),
-    "kwt1 int4 weights": Case("kwt1", {"preset": "int4_weights"}),
-    "kwt1 dynamic": Case("kwt1", {"preset": "int8_dynamic"}),
     "kwt1 dynamic smooth": Case("kwt1", {"preset": "int8_dynamic", "algorithms": [{"method": "smooth_quant"}]}, 32),
     "mnist npu accurate": Case("mnist", {"preset": "npu_int8_accurate"}, 64),
     "mnist float16": Case("mnist", {"preset": "float16_model"}),
-    "mnist bfp16": Case("mnist", {"preset": "bfp16"}, 32),
     "stories int8": Case("stories", {"preset": "int8"}, 8),
     "stories awq": Case("stories", {"preset": "int4_weights", "algorithms": [{"method": "awq"}]}, 16),
     "tiny int16 scales": Case(
@@ -226,13 +207,12 @@ CASES = {
     ),
     "random 3 int8": Case("random_3", {"preset": "int8"}),
     "random 8 xint8": Case("random_8", {**POWER_OF_TWO_NPU, "algorithms": [CLE, {"method": "adaround"}]}),
-    "random 21 openvino": Case("random_21", {"preset": "int8", "target": "openvino"}),
     "random 21 qnn": Case("random_21", {"preset": "a16w8", "target": "qnn"}),
 }
 
 
 def digest(case: Case, folder: Path) -> tuple[str, str]:
-    """sha256 of the model that the case emits, and what became of its algorithms; ``folder`` takes files."""
+    """Head of the sha256 of the model that a case emits, and what became of its algorithms; ``folder`` takes files."""
     network = NETWORKS[case.network]
     if isinstance(network.model, str):
         model = required_data_dir() / network.model
@@ -255,4 +235,4 @@ def digest(case: Case, folder: Path) -> tuple[str, str]:
     result = quantize(model, config, source, source if searches else first, run=SilentRun(), threads=1)
     fates = [f"{figures.method} {'kept' if figures.kept else 'undone'}" for figures in result.report.algorithms]
     # what the file says of its making tells of files and libraries, too
-    return hashlib.sha256(without_provenance(result.model)).hexdigest(), ", ".join(fates)
+    return hashlib.sha256(without_provenance(result.model)).hexdigest()[:16], ", ".join(fates)

@@ -9,6 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 TABLE = Path(__file__).with_name("table.json")
+_UNKNOWN = "-"
 _LIBRARIES = ("ml-dtypes", "numpy", "onnx", "onnx-ir", "onnxruntime", "onnxscript", "torch")
 
 Hashes = dict[str, str]
@@ -38,8 +39,11 @@ class Golden:
         return Golden(libraries(), {**tables, processor(): {**tables.get(processor(), {}), **found}})
 
     def write(self) -> None:
-        """Keep it in the file."""
-        document = {"libraries": self.libraries, "processors": dict(sorted(self.processors.items()))}
+        """Keep it in the file: a line for each case, with its hashes in the order of the processors."""
+        kinds = sorted(self.processors)
+        names = sorted({name for table in self.processors.values() for name in table})
+        hashes = {name: " ".join(self.processors[kind].get(name, _UNKNOWN) for kind in kinds) for name in names}
+        document = {"libraries": self.libraries, "processors": " ".join(kinds), "hashes": hashes}
         TABLE.write_text(json.dumps(document, indent=1) + "\n")
 
 
@@ -62,4 +66,9 @@ def read() -> Golden:
     if not TABLE.exists():
         return Golden()
     document = json.loads(TABLE.read_text())
-    return Golden(document["libraries"], document["processors"])
+    found: dict[str, Hashes] = {kind: {} for kind in document["processors"].split()}
+    for name, hashes in document["hashes"].items():
+        for kind, value in zip(found, hashes.split(), strict=True):
+            if value != _UNKNOWN:
+                found[kind][name] = value
+    return Golden(document["libraries"], found)

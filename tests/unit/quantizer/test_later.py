@@ -28,14 +28,6 @@ def test_named_dimensions_are_computed_with() -> None:
     assert run_python(code) == "N + 1 N N + floor(M/2) False"
 
 
-def test_whoever_imports_it_has_the_module_itself() -> None:
-    code = (
-        "import sympy.core, sympy; from sympy import Symbol\n"
-        "print(sympy.Symbol is Symbol, type(sympy).__name__, ir._core.sympy.Expr is sympy.Expr)"
-    )
-    assert run_python(code) == "True module True"
-
-
 def test_many_threads_may_be_the_first() -> None:
     code = (
         "from concurrent.futures import ThreadPoolExecutor; import threading\n"

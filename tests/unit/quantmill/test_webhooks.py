@@ -24,7 +24,6 @@ BODY = json.dumps(EVENT, ensure_ascii=False).encode()
 
 @pytest.fixture
 def still(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is NOW."""
     monkeypatch.setattr(webhooks.time, "time", lambda: float(NOW))
 
 

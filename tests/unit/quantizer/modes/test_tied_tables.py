@@ -11,10 +11,8 @@ import numpy as np
 import onnx
 import pytest
 
-from service.contracts.config import parse_config
 from tests.support.each import each
-from tests.support.encoder import Head, encoder, texts
-from tests.unit.quantizer.modes.lookups import ROWS, emitted, large, rounded, table_of
+from tests.unit.quantizer.modes.test_embeddings import ROWS, emitted, large, rounded, table_of
 from tests.unit.quantizer.toolbox import (
     config,
     make_model,
@@ -35,6 +33,7 @@ _MIXED = (
     "(int64[N] ids, float[N,11] z) => (float[N,8] y, float[N,8] x) "
     "{ [look] x = Gather(table, ids) [mix] y = MatMul(z, table) }"
 )
+_HALF_SCALES = {"symmetric": False, "granularity": "per_block", "scale": "float16"}
 IDS = {"ids": np.arange(ROWS)}
 
 
@@ -47,17 +46,13 @@ def tied(head: str, columns: int = 8, opset: int = 17) -> onnx.ModelProto:
 
 @each(
     ("head", "spec", "columns"),
-    itertools.product(
-        _HEADS,
-        [
-            {**_ROW, "dtype": "int8"},
-            {**_ROW, "dtype": "uint8", "symmetric": False, "granularity": "per_tensor"},
-            {**_ROW, "dtype": "uint4", "symmetric": False},
-            {**_ROW, "dtype": "int4", "granularity": "per_block"},
-            {**_ROW, "dtype": "uint4", "symmetric": False, "granularity": "per_block", "scale": "float16"},
-        ],
-        (7, 8),
-    ),
+    [
+        *(("shared", {**_ROW, "dtype": "int8"}, columns) for columns in (7, 8)),
+        ("copied", {**_ROW, "dtype": "uint8", "symmetric": False, "granularity": "per_tensor"}, 8),
+        ("shared", {**_ROW, "dtype": "uint4", "symmetric": False}, 7),
+        ("copied", {**_ROW, "dtype": "int4", "granularity": "per_block"}, 7),
+        *((head, {**_ROW, "dtype": "uint4", **_HALF_SCALES}, 8) for head in _HEADS),
+    ],
 )
 def test_a_head_in_float_reads_the_tables_integers(head: str, spec: dict[str, Any], columns: int) -> None:
     found, planned = emitted(tied(head, columns), mode="weights_only", weight=spec)
@@ -85,19 +80,8 @@ def test_a_dynamic_head_computes_with_the_tables_integers(head: str, symmetric: 
     assert [array.shape for array in large(found, ROWS * 8)] == [(ROWS, 8)]
 
 
-@each("head", _HEADS)
-def test_a_dynamic_head_keeps_8_bits_beside_a_table_of_4(head: str) -> None:
-    """No integer product reads 4 bits: the table of embeddings has them, the layer has integers of its own."""
-    table = {**_ROW, "dtype": "int4"}
-    found, planned = emitted(tied(head), mode="dynamic", embedding=table, weight={**_ROW, "dtype": "int8"})
-    float_head = run_onnx(tied(head), IDS)["y"]
-    assert {entry.spec.dtype for entry in planned.plan.weights.values()} <= {"int4", "int8"}
-    assert sqnr_db(float_head, run_onnx(found, IDS)["y"]) > 10
-
-
 @each("granularity", ["per_channel", "per_tensor"])
 def test_a_dynamic_layer_reads_a_table_as_it_lies_there(granularity: str) -> None:
-    """The table is [inputs, outputs], so that nothing is transposed."""
     model = make_model(_MIXED, {"table": table_of()})
     found, _ = emitted(model, mode="dynamic", weight={**_ROW, "dtype": "int8", "granularity": granularity})
     feeds = {**IDS, "z": normal(ROWS, ROWS)}
@@ -133,19 +117,7 @@ def test_a_head_that_was_changed_is_stored_by_itself(mode: str, what: str) -> No
     assert sorted(array.shape for array in large(found, ROWS * 8)) == [(8, ROWS), (ROWS, 8)]
 
 
-@pytest.mark.parametrize("granularity", ["per_channel", "per_block"])
-def test_a_static_head_with_a_bias(granularity: str, tmp_path: Path) -> None:
-    """An int32 bias has no grid beside a weight with scales per block, and is left in float."""
-    text = "(int64[N] ids) => (float[N,11] y) { [look] x = Gather(table, ids) [head] y = Gemm<transB=1>(x, table, b) }"
-    model = make_model(text, {"table": table_of(), "b": normal(ROWS)})
-    settings = config(weight={**_ROW, "dtype": "int8"}, embedding={**_ROW, "dtype": "int8", "granularity": granularity})
-    result = quantize_file(tmp_path, model, IDS, settings)
-    assert sqnr_db(run_onnx(model, IDS)["y"], run_onnx(bytes(result.model), IDS)["y"]) > 25
-    (code,) = (row.bias_reason_code for row in result.report.layers if row.name == "head")
-    assert code == (None if granularity == "per_channel" else "bias-needs-integer-weight")
-
-
-@pytest.mark.parametrize("dtype", ["bfp16", "float16", "int2"])
+@each("dtype", ["bfp16", "float16", "int2"])
 def test_a_table_whose_layer_has_another_kind_of_weight_stays_in_float(dtype: str) -> None:
     model, embedding = make_model(_MIXED, {"table": table_of()}), {"dtype": "int8"}
     _, planned = emitted(model, mode="weights_only", weight={"dtype": dtype}, embedding=embedding)
@@ -175,19 +147,6 @@ def test_a_static_head_reads_the_table_as_well(head: str, tmp_path: Path) -> Non
     assert [array.shape for array in large(found, ROWS * 8)] == [(ROWS, 8)]
 
 
-@pytest.mark.parametrize("head", ["copied", "shared"])
-@pytest.mark.parametrize("preset", ["int8_weights", "int8_dynamic", "int4_weights"])
-def test_an_encoder_with_a_tied_head_is_a_quarter(head: Head, preset: str, tmp_path: Path) -> None:
-    model = encoder(layers=1, hidden=32, heads=2, tokens=3000, positions=16, head=head)
-    result = quantize_file(tmp_path, model, texts(4, 12, tokens=3000), parse_config({"preset": preset}))
-    feeds = texts(4, 12, tokens=3000, seed=1)
-    reference, made = run_onnx(model, feeds)["result"], run_onnx(bytes(result.model), feeds)["result"]
-    assert sqnr_db(reference, made) > (10 if preset.startswith("int4") else 22)
-    # the token table once, with a scale for each row; some 40 thousand bytes of everything else
-    assert len(result.model) < 3000 * 32 + 4 * 3000 + 60_000
-    assert {row.reason_code for row in result.report.layers if row.name.endswith("_of_ids")} == {None}
-
-
 @each("head", _HEADS)
 def test_a_rule_of_the_target_counts_for_a_tied_head(head: str) -> None:
     """CPUs without VNNI add products of 8 bits in 16, which saturates: the layer's integers keep to 7 bits."""
@@ -197,34 +156,14 @@ def test_a_rule_of_the_target_counts_for_a_tied_head(head: str) -> None:
     assert plan.weights["table"].spec.reduce_range == (head == "shared")
 
 
-# --- rounding that learns ---
-
-
-def test_rounding_that_learns_beats_plain_rounding_of_weights(tmp_path: Path) -> None:
-    generator = np.random.default_rng(0)
-    weights = {"a": generator.normal(0, 0.2, (24, 32)), "b": generator.normal(0, 0.2, (32, 10))}
-    text = "(float[N,24] x) => (float[N,10] y) { [one] h = MatMul(x, a) r = Relu(h) [two] y = MatMul(r, b) }"
-    model = make_model(text, {name: array.astype(np.float32) for name, array in weights.items()})
-    mixing = generator.normal(0, 1, (6, 24))
-    data = (generator.normal(0, 1, (300, 6)) @ mixing).astype(np.float32)
-    learned, new = {"x": data[:200]}, {"x": data[200:]}
-    reference, errors = run_onnx(model, new)["y"], {}
-    for name, steps in (("plain", []), ("learned", [{"method": "adaround"}])):
-        settings = config(mode="weights_only", weight={**_ROW, "dtype": "int4"}, algorithms=steps)
-        result = quantize_file(tmp_path, model, learned, settings)
-        errors[name] = float(np.square(run_onnx(bytes(result.model), new)["y"] - reference).mean())
-    assert errors["learned"] < 0.7 * errors["plain"]
-
-
 _LEARNING = {
-    "by moments": {"method": "adaround"},
-    "by gradients": {"method": "adaround", "solver": "gradient", "num_iterations": 8},
-    "adaquant": {"method": "adaquant", "num_iterations": 8},
+    "by moments": ("shared", {"method": "adaround"}),
+    "by gradients": ("copied", {"method": "adaround", "solver": "gradient", "num_iterations": 8}),
+    "adaquant": ("shared", {"method": "adaquant", "num_iterations": 8}),
 }
 
 
-@pytest.mark.parametrize("learning", _LEARNING.values(), ids=_LEARNING)
-@pytest.mark.parametrize("head", _HEADS)
+@pytest.mark.parametrize(("head", "learning"), _LEARNING.values(), ids=_LEARNING)
 def test_rounding_that_learns_leaves_tied_tables_alone(head: str, learning: dict[str, Any], tmp_path: Path) -> None:
     settings = config(mode="weights_only", weight={**_ROW, "dtype": "int4"}, algorithms=[learning])
     result = quantize_file(tmp_path, tied(head), {"ids": np.resize(np.arange(ROWS), 64)}, settings)

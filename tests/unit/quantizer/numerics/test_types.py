@@ -1,4 +1,4 @@
-"""Every mix of integer types, scales and granularities: the file is valid, runs, and does what the plan says."""
+"""Every mix of types, scales and granularities: the file is valid, and the runtime computes what the plan says."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import onnx
 import pytest
 from onnx import TensorProto
 
-from service.contracts.dtypes import NUMBER_TYPES, bits_of
+from service.contracts.dtypes import BLOCK_DTYPES, FLOAT_DTYPES, NUMBER_TYPES, bits_of
 from service.contracts.errors import UnsupportedModelError
+from tests.support.each import each
 from tests.support.simulator import simulate
 from tests.unit.quantizer.toolbox import (
     config,
@@ -18,20 +19,25 @@ from tests.unit.quantizer.toolbox import (
     make_model,
     network,
     normal,
+    plan_for,
     quantize_file,
     quantize_model,
     run_onnx,
     sqnr_db,
 )
+from worker.quantizer.numerics.granularity import PerBlock
 from worker.quantizer.numerics.minifloat import FloatGrid
+from worker.quantizer.plan.grids import fill_activations
 
 FEEDS = {"x": data(32)["x"]}
+# Every pair of two, and each weight with all granularities.
+ACTIVATIONS = ("uint8", "int8", "uint16", "int16")
+WEIGHTS = ("int8", "uint8", "int16", "int4", "uint4", "int2", "uint2")
+GRANULARITIES = ("per_tensor", "per_channel", "per_block")
 TYPES = [
-    (activation, weight, symmetric, granularity)
-    for activation in ("uint8", "int8", "uint16", "int16")
-    for weight in ("int8", "uint8", "int16", "int4", "uint4", "int2", "uint2")
-    for symmetric in (True, False)
-    for granularity in ("per_tensor", "per_channel", "per_block")
+    (ACTIVATIONS[(k + j) % 4], weight, (k // 2 + j) % 2 == 0, granularity)
+    for k, weight in enumerate(WEIGHTS)
+    for j, granularity in enumerate(GRANULARITIES)
 ]
 
 
@@ -61,57 +67,55 @@ def test_every_mix_of_integers_runs_as_planned(activation: str, weight: str, sym
     assert dtypes == {weight, "int32"}
 
 
-@pytest.mark.parametrize("kind", ["power_of_two", "int16"])
-@pytest.mark.parametrize("symmetric", [True, False])
+@each(("kind", "symmetric"), [("power_of_two", True), ("power_of_two", False), ("int16", True), ("int16", False)])
 def test_snapped_scales_stand_in_the_file(kind: str, symmetric: bool) -> None:
-    _, _, model = quantize_model(
-        network(opset=21), FEEDS, settings("int8", "int8", symmetric, "per_channel", scale=kind)
-    )
+    wanted = settings("int8", "int8", symmetric, "per_channel", scale=kind)
+    _, _, model = quantize_model(network(opset=21), FEEDS, wanted)
     stored = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
-    nodes = [node for node in model.graph.node if node.op_type == "DequantizeLinear"]
+    pairs = [node.input for node in model.graph.node if node.op_type == "DequantizeLinear"]
     # the scale of an int32 bias is the product of two
-    scales = [stored[node.input[1]].astype(np.float64) for node in nodes if stored[node.input[2]].dtype != np.int32]
+    scales = [stored[scale].astype(np.float64) for _, scale, zero in pairs if stored[zero].dtype != np.int32]
     assert len(scales) > 5
     for scale in scales:
-        if kind == "power_of_two":
-            assert (np.log2(scale) == np.round(np.log2(scale))).all()
-        else:
-            assert (scale * 2**16 == np.round(scale * 2**16)).all()
+        steps = np.log2(scale) if kind == "power_of_two" else scale * 2**16
+        assert (steps == np.round(steps)).all()
 
 
-@pytest.mark.parametrize("bias", ["int8", "int16", "float32"])
+@each("bias", ["int8", "int16", "float32"])
 def test_biases_of_other_types(bias: str) -> None:
     wanted = config(bias={"dtype": bias}, activation={"dtype": "int16", "symmetric": True}, weight={"dtype": "int16"})
     prepared, plan, model = quantize_model(network(opset=21), FEEDS, wanted)
-    got = run_onnx(model, FEEDS)["scores"]
-    assert sqnr_db(simulate(prepared.model, plan, FEEDS)["scores"], got) > 60
-    planned = [entry for entry in plan.biases.values() if entry.integers is not None]
-    assert (len(planned) == 0) == (bias == "float32")
-    assert all(entry.integers.dtype == bias for entry in planned)
+    assert sqnr_db(simulate(prepared.model, plan, FEEDS)["scores"], run_onnx(model, FEEDS)["scores"]) > 60
+    entries = list(plan.biases.values())
+    stored = {entry.integers.dtype.name for entry in entries if entry.integers is not None}
+    assert stored == (set() if bias == "float32" else {bias})
     if bias == "float32":
-        assert {str(entry.reason) for entry in plan.biases.values()} == {"bias dtype is float32"}
+        assert {str(entry.reason) for entry in entries} == {"bias dtype is float32"}
 
 
 HALF = {"float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16}
 
 
-@pytest.mark.parametrize("bias", HALF)
-@pytest.mark.parametrize(("activation", "weight"), [("uint8", "int8"), ("int16", "int16"), ("bfloat16", "mxint8")])
-@pytest.mark.parametrize("target", ["onnxruntime_cpu", "onnxruntime_gpu"])
+@pytest.mark.parametrize(
+    ("bias", "activation", "weight", "target"),
+    [
+        ("float16", "uint8", "int8", "onnxruntime_cpu"),
+        ("bfloat16", "int16", "int16", "onnxruntime_gpu"),
+        ("float16", "bfloat16", "mxint8", "onnxruntime_cpu"),
+    ],
+)
 def test_biases_of_half_the_bits(bias: str, activation: str, weight: str, target: str) -> None:
     wanted = config(bias={"dtype": bias}, activation={"dtype": activation}, weight={"dtype": weight}, target=target)
     prepared, plan, model = quantize_model(network(opset=21), FEEDS, wanted)
     onnx.checker.check_model(model, full_check=True)
-    entries = list(plan.biases.values())
-    assert all(entry.is_half and entry.integers is None for entry in entries)
     stored = {tensor.name: tensor for tensor in model.graph.initializer}
-    for entry in entries:
+    for entry in plan.biases.values():
+        assert entry.is_half and entry.integers is None
         tensor = stored[f"{entry.initializer}_quantized"]
         assert tensor.data_type == HALF[bias]
+        held = onnx.numpy_helper.to_array(tensor).astype(np.float32)
         array = prepared.graph.initializers[entry.initializer].const_value.numpy()
-        np.testing.assert_array_equal(
-            onnx.numpy_helper.to_array(tensor).astype(np.float32), FloatGrid(bias).fake(array)
-        )
+        np.testing.assert_array_equal(held, FloatGrid(bias).fake(array))
         assert entry.initializer not in stored
     assert sqnr_db(simulate(prepared.model, plan, FEEDS)["scores"], run_onnx(model, FEEDS)["scores"]) > 50
 
@@ -126,16 +130,10 @@ def test_a_half_bias_saturates_and_is_stored_once() -> None:
     assert [onnx.numpy_helper.to_array(tensor).tolist() for tensor in stored] == [[65504, -65504, 1, 0]]
 
 
-@pytest.mark.parametrize(
-    "algorithms",
-    [
-        [{"method": "bias_correction", "accept": "always"}],
-        [{"method": "cross_layer_equalization", "accept": "always"}],
-        [{"method": "adaquant", "accept": "always", "num_iterations": 20}],
-    ],
-)
-def test_algorithms_move_a_half_bias(tmp_path: Path, algorithms: list[dict[str, object]]) -> None:
-    wanted = config(bias={"dtype": "float16"}, algorithms=algorithms)
+@pytest.mark.parametrize("method", ["bias_correction", "cross_layer_equalization", "adaquant"])
+def test_algorithms_move_a_half_bias(tmp_path: Path, method: str) -> None:
+    steps = {"num_iterations": 20} if method == "adaquant" else {}
+    wanted = config(bias={"dtype": "float16"}, algorithms=[{"method": method, "accept": "always", **steps}])
     result = quantize_file(tmp_path, network(), data(), wanted)
     plain = quantize_file(tmp_path, network(), data(), config(bias={"dtype": "float16"}))
     assert result.report.algorithms[0].kept
@@ -143,33 +141,6 @@ def test_algorithms_move_a_half_bias(tmp_path: Path, algorithms: list[dict[str, 
     assert result.report.fidelity.sqnr_db > plain.report.fidelity.sqnr_db - 3
     stored = onnx.load_from_string(result.model).graph.initializer
     assert sum(tensor.data_type == TensorProto.FLOAT16 for tensor in stored) >= 2
-
-
-@pytest.mark.parametrize("granularity", ["per_tensor", "per_channel", "per_block"])
-@pytest.mark.parametrize(("symmetric", "levels"), [(True, 3), (False, 4)])
-@pytest.mark.parametrize("dtype", ["int2", "uint2"])
-def test_2_bit_weights_have_few_levels_and_a_quarter_of_a_byte(
-    dtype: str, symmetric: bool, levels: int, granularity: str
-) -> None:
-    """Worked out anew from what the file holds."""
-    weight = normal(64, 48, scale=0.1)
-    model = make_model("(float[N,64] x) => (float[N,48] y) { y = MatMul(x, w) }", {"w": weight}, opset=25)
-    spec = {"dtype": dtype, "symmetric": symmetric, "granularity": granularity, "block_size": 16}
-    feeds = {"x": normal(8, 64)}
-    _, _, made = quantize_model(model, feeds, config(activation={"dtype": "int16"}, weight=spec))
-    stored = {tensor.name: tensor for tensor in made.graph.initializer}
-    assert len(stored["w_quantized"].raw_data) == weight.size // 4
-    integers = onnx.numpy_helper.to_array(stored["w_quantized"]).astype(np.float64)
-    assert np.unique(integers).size <= (levels if dtype == "int2" else 4)
-    spread = {}
-    for role in ("scale", "zero_point"):
-        array = onnx.numpy_helper.to_array(stored[f"w_{role}"]) if f"w_{role}" in stored else np.zeros(())
-        spread[role] = np.repeat(array, 16, axis=0) if granularity == "per_block" and array.ndim else array
-    represented = (integers - spread["zero_point"]) * spread["scale"]
-    within = (represented.min() <= weight) & (weight <= represented.max())
-    assert (np.abs(represented - weight) <= 0.5001 * spread["scale"])[within].all()
-    got = run_onnx(made, feeds)["y"]
-    assert sqnr_db(feeds["x"] @ represented.astype(np.float32), got) > 60
 
 
 def test_a_model_is_lifted_to_the_opset_of_2_bit_weights(tmp_path: Path) -> None:
@@ -183,14 +154,68 @@ def test_a_model_is_lifted_to_the_opset_of_2_bit_weights(tmp_path: Path) -> None
         quantize_model(network(opset=21), FEEDS, config(weight={"dtype": "int2"}))
 
 
-def test_reduced_ranges_leave_a_bit_unused() -> None:
+def test_reduced_ranges_leave_a_bit_unused_and_wide_types_below_opset_21_use_the_domain_of_the_runtime() -> None:
     _, plan, _ = quantize_model(network(), FEEDS, settings("uint8", "int8", True, "per_channel", reduce_range=True))
-    for weight in plan.weights.values():
-        assert np.abs(weight.integers.astype(int)).max() == 64
-
-
-def test_below_opset_21_wide_types_use_the_domain_of_the_runtime() -> None:
+    assert {int(np.abs(weight.integers.astype(int)).max()) for weight in plan.weights.values()} == {64}
     _, _, model = quantize_model(network(), FEEDS, settings("uint16", "int8", False, "per_channel"))
     domains = {node.domain for node in model.graph.node if node.op_type == "QuantizeLinear"}
     assert domains == {"com.microsoft"}
     assert sqnr_db(run_onnx(network(), FEEDS)["scores"], run_onnx(model, FEEDS)["scores"]) > 40
+
+
+DTYPES = (*FLOAT_DTYPES, *BLOCK_DTYPES)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "activation"), [*((dtype, "same") for dtype in DTYPES), ("float16", "uint8"), ("mxint8", "int16")]
+)
+def test_the_runtime_computes_with_rounded_types_what_the_plan_says(dtype: str, activation: str) -> None:
+    wanted = config(activation={"dtype": dtype if activation == "same" else activation}, weight={"dtype": dtype})
+    prepared, plan, model = quantize_model(network(opset=21), FEEDS, wanted)
+    onnx.checker.check_model(model, full_check=True)
+    simulated = simulate(prepared.model, plan, FEEDS)["scores"]
+    assert sqnr_db(simulated, run_onnx(model, FEEDS)["scores"]) > 60
+
+
+@pytest.mark.parametrize(
+    ("weight", "symmetric", "block_size", "activation"),
+    [
+        ("int8", True, 16, "uint8"),
+        ("uint8", False, 20, "int8"),
+        ("int4", False, 16, "int16"),
+        ("int16", True, 20, "int8"),
+    ],
+)
+def test_blocks_of_integers_between_integers(weight: str, symmetric: bool, block_size: int, activation: str) -> None:
+    text = "(float[N,7,64] x) => (float[N,7,16] y) { [m] t = MatMul(x, w) [r] u = Relu(t) [n] y = MatMul(u, w2) }"
+    products = make_model(text, {"w": normal(64, 48, scale=0.1), "w2": normal(48, 16, scale=0.1)}, opset=21)
+    feeds = {"x": normal(8, 7, 64)}
+    spec = {"dtype": weight, "symmetric": symmetric, "granularity": "per_block", "block_size": block_size}
+    prepared, plan, model = quantize_model(products, feeds, config(activation={"dtype": activation}, weight=spec))
+    assert sqnr_db(simulate(prepared.model, plan, feeds)["y"], run_onnx(model, feeds)["y"]) > 60
+
+
+def test_blocks_run_along_the_axis_that_is_summed_over() -> None:
+    prepared, plan = plan_for(network(opset=21), config(activation={"dtype": "mxint8"}, weight={"dtype": "mxint8"}))
+    fill_activations(prepared.graph, plan, {})
+    axes = {tensor: entry.quantization.axis for tensor, entry in plan.activations.items()}
+    assert (axes["x"], axes["r"], axes["f"]) == (1, 1, -1)  # read by Conv, Conv and Gemm
+    blocks = {weight.node: weight.granularity for weight in plan.weights.values()}
+    assert blocks == {"stem": PerBlock(1, 32), "body": PerBlock(1, 32), "dense": PerBlock(0, 32)}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape"),
+    [
+        *((dtype, (1, 4, 5, 5)) for dtype in DTYPES),
+        *((dtype, shape) for dtype in ("float8_e4m3fn", "mx6") for shape in ((4, 1, 1), ())),
+    ],
+)
+def test_constant_operands_are_rounded_like_activations(dtype: str, shape: tuple[int, ...]) -> None:
+    text = "(float[N,3,5,5] x) => (float[N,4,5,5] y) { s = Conv(x, w) r = Relu(s) t = Mul(r, c) y = Conv(t, v) }"
+    weights = {"w": normal(4, 3, 1, 1), "v": normal(4, 4, 1, 1), "c": np.asarray(normal(*shape, seed=4), np.float32)}
+    feeds = {"x": normal(6, 3, 5, 5)}
+    wanted = config(activation={"dtype": dtype}, weight={"dtype": dtype}, target="amd_npu_cnn")
+    prepared, plan, model = quantize_model(make_model(text, weights, opset=21), feeds, wanted)
+    assert ("c" in plan.weights) == (shape != () or dtype in FLOAT_DTYPES)
+    assert sqnr_db(simulate(prepared.model, plan, feeds)["y"], run_onnx(model, feeds)["y"]) > 60

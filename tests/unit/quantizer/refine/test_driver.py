@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from service.contracts.algorithms import AdaRound, Algorithm, BiasCorrection, CrossLayerEqualization, MixedPrecision
 from service.contracts.algorithms.precision import DistanceGoal
-from tests.unit.quantizer.precision.benches import chain_of_convolutions, toolkit_for
-from tests.unit.quantizer.toolbox import config
+from service.contracts.config import parse_config
+from tests.support.each import each
+from tests.unit.quantizer.precision.benches import chain_of_convolutions, samples, toolkit_for
+from tests.unit.quantizer.toolbox import config, data, network, quantize_file, run_onnx, sqnr_db
+from worker.quantizer.evaluation.compare import layer_distances
 from worker.quantizer.plan.parameters import Parameters
 from worker.quantizer.precision.autopilot.space import Basis
 from worker.quantizer.precision.autopilot.trials import Bench
@@ -20,14 +26,12 @@ from worker.quantizer.precision.goal import Referee
 from worker.quantizer.precision.mixed.step import Corrections
 from worker.quantizer.refine.draft import Draft
 from worker.quantizer.refine.driver import refine
-from worker.quantizer.refine.judge import Judge
+from worker.quantizer.refine.judge import SQNR_WORSE, Judge
 from worker.quantizer.refine.step import Change, Step, Toolkit
 from worker.quantizer.run.checkpoint import CheckpointStore
 
 
 class Spoiler(Step[BiasCorrection]):
-    """Leaves no weight but 0."""
-
     judged = True
 
     def apply(self, draft: Draft, toolkit: Toolkit) -> Change:
@@ -39,8 +43,6 @@ class Spoiler(Step[BiasCorrection]):
 
 
 class Willful(Spoiler):
-    """Asks nobody."""
-
     judged = False
 
 
@@ -68,8 +70,8 @@ def is_spoiled(draft: Draft) -> bool:
     return not any(weight.integers.any() for weight in draft.plan.weights.values() if weight.integers is not None)
 
 
-@pytest.mark.parametrize("run", [by_config, by_autopilot, by_mixed_precision])
-@pytest.mark.parametrize(
+@each("run", [by_config, by_autopilot, by_mixed_precision])
+@each(
     ("accept", "kind", "kept"), [("if_better", Spoiler, False), ("always", Spoiler, True), ("if_better", Willful, True)]
 )
 def test_what_is_kept(
@@ -81,8 +83,6 @@ def test_what_is_kept(
 
 
 class Repairer(Spoiler):
-    """Gives all weights back, where there is nothing left of them; spoils those of others."""
-
     def apply(self, draft: Draft, toolkit: Toolkit) -> Change:
         if not is_spoiled(draft):
             return super().apply(draft, toolkit)
@@ -97,7 +97,6 @@ class Repairer(Spoiler):
 def test_what_is_judged_at_the_end_is_judged_by_what_the_others_make_of_it(
     behind: list[type[Spoiler]], kept: bool
 ) -> None:
-    """Spoiled twice is no worse than spoiled once."""
     draft, toolkit = toolkit_for(chain_of_convolutions(2))
     first = Spoiler(BiasCorrection(accept="if_better_at_end"))
     others = [kind(BiasCorrection(accept="always")) for kind in behind]
@@ -137,16 +136,11 @@ def test_a_knob_that_is_auto_takes_the_value_that_the_judge_prefers() -> None:
 
 def test_all_combinations_of_open_knobs_are_variants() -> None:
     both = AdaRound(unrestricted="auto", scale_refit="auto").variants()
-    assert {(one.unrestricted, one.scale_refit) for one in both} == {
-        (a, b) for a in (True, False) for b in (True, False)
-    }
+    assert {(one.unrestricted, one.scale_refit) for one in both} == set(itertools.product((True, False), repeat=2))
     assert AdaRound().variants() == (AdaRound(),)
     assert {one.mode for one in BiasCorrection(mode="auto").variants()} == {"fast", "full"}
-    assert {one.activation_weight for one in CrossLayerEqualization(activation_weight="auto").variants()} == {
-        0.1,
-        1.0,
-        0.01,
-    }
+    weights = {one.activation_weight for one in CrossLayerEqualization(activation_weight="auto").variants()}
+    assert weights == {0.1, 1.0, 0.01}
 
 
 def test_variants_do_not_mix_up_what_they_have_kept(tmp_path: Path) -> None:
@@ -158,3 +152,118 @@ def test_variants_do_not_mix_up_what_they_have_kept(tmp_path: Path) -> None:
         drafts, _ = refine(draft, [step], toolkit, Judge(toolkit.case, toolkit.services, 8))
         found.append(drafts[-1].emitted_bytes())
     assert found[0] == found[1] == rounded_by("auto")[0][-1].emitted_bytes()
+
+
+FIRST = 12
+
+
+def outputs(model: bytes, x: np.ndarray, batch: int) -> np.ndarray:
+    rest = -len(x) % batch
+    padded = np.concatenate([x, np.repeat(x[-1:], rest, axis=0)])
+    found = [run_onnx(model, {"x": padded[k : k + batch]}, optimized=False)["y"] for k in range(0, len(padded), batch)]
+    return np.concatenate(found)[: len(x)]
+
+
+@each("batch", ["N", "8"])
+def test_samples_that_fill_up_the_last_batch_do_not_count(batch: str) -> None:
+    model = chain_of_convolutions(2, batch=batch)
+    draft, toolkit = toolkit_for(model)
+    case, x = toolkit.case, samples()["x"][:FIRST]
+    expected, got = (outputs(content, x, 8) for content in (model.SerializeToString(), draft.emitted_bytes()))
+    wanted = pytest.approx(sqnr_db(expected, got), abs=2e-3)
+    assert Judge(case, toolkit.services, FIRST).score(draft).sqnr_db == wanted
+    pair, run = (case.float_session, draft.session(1)), toolkit.services.run
+    layers = layer_distances(*pair, {"dense": ("y", "y")}, case.calibration, case.inputs, limit=FIRST, run=run)
+    assert layers["dense"] == wanted
+
+
+WORSE = SQNR_WORSE(before=30.0, after=20.0)
+
+
+def test_what_is_undone_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Judge, "worse", lambda self, after, before: WORSE)
+    for accept, told in (("if_better", (False, WORSE.code)), ("always", (True, None))):
+        settings = config(algorithms=[{"method": "bias_correction", "accept": accept}])
+        (found,) = quantize_file(tmp_path, network(), data(), settings).report.algorithms
+        assert (found.kept, found.reason_code) == told
+        undone = f"undone, as it made the network worse: {WORSE.words}; "
+        assert found.summary.startswith(undone) == (accept == "if_better")
+
+
+NO_TYPE = {"method": "adaround", "target_op_type": ["ConvTranspose"]}
+MX6 = {"weight": {"dtype": "mx6"}, "bias": {"dtype": "float32"}}
+
+
+@each(
+    ("algorithm", "settings", "code", "told"),
+    [
+        (NO_TYPE, {}, "no-layer-of-type", "ConvTranspose"),
+        ({**NO_TYPE, "solver": "gradient"}, {}, "no-layer-of-type", "ConvTranspose"),
+        ({"method": "adaquant", "solver": "moments"}, MX6, "no-integer-weight", "its weight is not stored as integers"),
+    ],
+)
+def test_what_has_nothing_to_do_says_why(
+    algorithm: dict[str, object], settings: dict[str, object], code: str, told: str, tmp_path: Path
+) -> None:
+    report = quantize_file(tmp_path, network(), data(), config(algorithms=[algorithm], **settings)).report
+    (found,) = report.algorithms
+    assert (found.kept, found.reason_code, found.nodes) == (False, code, 0)
+    assert told in found.summary
+
+
+ALL = [
+    {"method": "smooth_quant", "accept": "always"},
+    {"method": "cross_layer_equalization"},
+    {"method": "sensitivity"},
+    {
+        "method": "mixed_precision",
+        "combination": "A16W16_A8W8",
+        "goal": {"kind": "distance", "metric": "sqnr", "limit": 20},
+    },
+    {"method": "bias_correction", "mode": "full", "accept": "always"},
+    {"method": "adaround", "solver": "gram", "selective_update": True},
+]
+GRADIENTS = [
+    {"method": "bias_correction", "mode": "fast", "accept": "always"},
+    {"method": "adaquant", "solver": "gradient", "num_iterations": 4, "selective_update": True, "accept": "always"},
+]
+GOAL = {"kind": "drop", "metric": "top1", "max_drop": 1.0}
+SEARCH = [{"method": "autopilot", "goal": GOAL, "budget": {"max_trials": 3}}]
+
+
+def differences(before: Any, after: Any, where: str) -> list[str]:
+    """Where two plans or journals differ, to the last element of an array."""
+    if isinstance(before, np.ndarray):
+        same = isinstance(after, np.ndarray) and before.dtype == after.dtype and np.array_equal(before, after)
+        return [] if same else [where]
+    if isinstance(before, dict) and isinstance(after, dict) and list(before) == list(after):
+        return [found for key in before for found in differences(before[key], after[key], f"{where}[{key!r}]")]
+    if hasattr(before, "__dataclass_fields__") and type(before) is type(after):
+        names = before.__dataclass_fields__
+        pairs = {name: (getattr(before, name), getattr(after, name)) for name in names}
+        return [found for name, pair in pairs.items() for found in differences(*pair, f"{where}.{name}")]
+    return [] if before == after else [where]
+
+
+@pytest.mark.parametrize(
+    ("target", "algorithms"),
+    [("onnxruntime_cpu", ALL), ("amd_npu_cnn", GRADIENTS), ("onnxruntime_cpu", SEARCH)],
+    ids=["all", "gradients", "search"],
+)
+def test_no_draft_of_a_run_is_changed(
+    target: str, algorithms: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[tuple[Draft, Any]] = []
+    construct = Draft.__init__
+
+    def remember(draft: Draft, *args: Any, **settings: Any) -> None:
+        construct(draft, *args, **settings)
+        made.append((draft, deepcopy((draft.plan, draft.journal))))
+
+    monkeypatch.setattr(Draft, "__init__", remember)
+    settings = parse_config({"preset": "plain", "target": target, "algorithms": algorithms})
+    result = quantize_file(tmp_path, network(), data(32), settings)
+    assert len(result.report.algorithms) == len(algorithms) and len(made) > 2 * len(algorithms)
+    changed = [found for draft, (plan, _) in made for found in differences(plan, draft.plan, "plan")]
+    changed += [found for draft, (_, journal) in made for found in differences(journal, draft.journal, "journal")]
+    assert not changed

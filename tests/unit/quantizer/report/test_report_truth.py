@@ -8,7 +8,8 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from service.contracts.report import Report
+from service.contracts.report import Interval, LatencyFigures, MachineLoad
+from tests.support.each import each
 from tests.unit.quantizer.toolbox import (
     batchnorm_text,
     batchnorm_weights,
@@ -21,23 +22,15 @@ from tests.unit.quantizer.toolbox import (
     quantize_file,
 )
 from worker.quantizer.graph.provenance import fates, outline
+from worker.quantizer.plan.types import NodePlan, QuantizationPlan, Role
+from worker.quantizer.report import assemble
+from worker.quantizer.report.words import cost_notes
 
 SELECTED = "include and exclude leave nothing to quantize: the model is returned as it was uploaded"
 NOTHING = "nothing in this model can be quantized: the model is returned as it was uploaded"
 
 
-def softmax_report(folder: Path, **settings: object) -> Report:
-    model = make_model("(float[N,4] x) => (float[N,4] y) { [s] y = Softmax<axis=1>(x) }")
-    return quantize_file(folder, model, {"x": normal(4, 4)}, config(**settings)).report
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"exclude": [{"op_type": "Conv"}, {"op_type": "MatMul"}, {"op_type": "Add"}]},
-        {"include": [{"node": "soft"}]},
-    ],
-)
+@each("settings", [{"exclude": [{"op_type": op} for op in ("Conv", "MatMul", "Add")]}, {"include": [{"node": "soft"}]}])
 def test_the_users_own_selection_is_named_as_the_cause(tmp_path: Path, settings: dict[str, object]) -> None:
     report = quantize_file(tmp_path, network(), data(), config(**settings)).report
     assert SELECTED in report.notes
@@ -45,16 +38,14 @@ def test_the_users_own_selection_is_named_as_the_cause(tmp_path: Path, settings:
 
 
 def test_a_model_without_anything_to_quantize_is_the_cause_whatever_is_selected(tmp_path: Path) -> None:
+    model = make_model("(float[N,4] x) => (float[N,4] y) { [s] y = Softmax<axis=1>(x) }")
     for settings in ({}, {"exclude": [{"node": "s"}]}):
-        assert NOTHING in softmax_report(tmp_path, **settings).notes
+        notes = quantize_file(tmp_path, model, {"x": normal(4, 4)}, config(**settings)).report.notes
+        assert NOTHING in notes
+        assert not [note for note in notes if "not smaller" in note or "not faster" in note]
 
 
-def test_a_model_returned_as_it_was_is_not_called_large_or_slow(tmp_path: Path) -> None:
-    notes = softmax_report(tmp_path).notes
-    assert not [note for note in notes if "not smaller" in note or "not faster" in note]
-
-
-@pytest.mark.parametrize(("wanted", "told"), [(100, True), (24, False), (8, False), (None, False)])
+@pytest.mark.parametrize(("wanted", "told"), [(100, True), (24, False), (None, False)])
 def test_more_calibration_samples_than_there_are(tmp_path: Path, wanted: int | None, told: bool) -> None:
     report = quantize_file(tmp_path, network(), data(24), config(calibration_samples=wanted)).report
     note = "calibration_samples is 100, but the dataset holds only 24: all of them were used"
@@ -71,11 +62,10 @@ def test_an_output_without_figures_is_explained(tmp_path: Path) -> None:
 
 
 def test_folded_nodes_are_told_with_the_node_that_took_them_in(tmp_path: Path) -> None:
-    settings = config(exclude=[{"op_type": "BatchNormalization"}, {"node": "bn"}, {"node": "bias"}])
+    settings = config(exclude=[{"op_type": "BatchNormalization"}, {"node": "bias"}])
     report = quantize_file(tmp_path, network(), data(), settings).report
     for note in (
         "exclude op_type 'BatchNormalization' has no effect: node 'bn' was folded into node 'stem' (Conv)",
-        "exclude node 'bn' has no effect: the node was folded into node 'stem' (Conv)",
         "exclude node 'bias' has no effect: the node was folded into node 'dense' (Gemm)",
     ):
         assert note in report.notes
@@ -95,3 +85,71 @@ def test_the_fate_of_every_node_that_is_gone() -> None:
     assert found["dead"] == "removed: it changes nothing, or nothing needs its result"
     assert found["same"].startswith(("removed", "folded into node 'conv'"))
     assert set(found) == {"bn", "scale", "two", "dead", "same"}
+
+
+PLAN = QuantizationPlan(nodes={"a": NodePlan("a", "Conv", Role.LINEAR)})
+
+
+def latency(low: float, high: float, busy: float | None = 0.0) -> LatencyFigures:
+    def interval(low: float, high: float) -> Interval:
+        return Interval(low=low, high=high, confidence=0.99, method="order_statistics", samples=20)
+
+    return LatencyFigures(
+        **{"float_ms": 2.0, "quantized_ms": 2.0, "runs": 20, "batch_size": 1, "threads": 1},
+        float_interval_ms=interval(1.9, 2.1),
+        quantized_interval_ms=interval(1.9, 2.1),
+        ratio=(low + high) / 2,
+        ratio_interval=interval(low, high),
+        verdict="faster" if high < 1 else "slower" if low > 1 else "undecided",
+        load=MachineLoad(cpu_count=2, load_average=None, other_busy_percent=busy),
+    )
+
+
+def test_slower_and_load_are_told_only_where_they_are_so() -> None:
+    assert cost_notes(PLAN, latency(0.4, 0.6), None) == ()
+    assert "not faster here" in cost_notes(PLAN, latency(1.2, 1.4), None)[0]
+    (undecided,) = cost_notes(PLAN, latency(0.8, 1.25), None)
+    assert "0.80 to 1.25 times" in undecided
+    for busy in (None, 3.0):
+        assert cost_notes(PLAN, latency(0.4, 0.6, busy), None) == ()
+    for busy in (10.0, 48.6):
+        (note,) = cost_notes(PLAN, latency(0.4, 0.6, busy), None)
+        assert f"took {busy:.0f} %" in note
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "words"),
+    [(0.4, 0.6, "2.00x faster"), (1.5, 2.5, "2.00x slower"), (0.8, 1.2, "not measurably faster")],
+)
+def test_the_summary_speaks_of_what_is_decided(
+    low: float, high: float, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(assemble, "measure_latency", lambda *args, **kwargs: latency(low, high))
+    report = quantize_file(tmp_path, network(), {"x": normal(8, 3, 10, 10)}, config()).report
+    assert words in report.summary
+    assert report.latency == latency(low, high)
+
+
+@pytest.mark.parametrize(
+    ("text", "arrays", "told"),
+    [
+        (
+            "(float[N,4] x) => (float[N,4] y) { [fc] t = Gemm(x, w) [act] r = Relu(t) [fc2] y = Gemm(r, w) }",
+            {"x": normal(8, 4)},
+            "Q/DQ nodes, names and shapes add ",
+        ),
+        (
+            "(float[N,64] x, float[N,64,64] k) => (float[N,64] y, float[N,64,64] z) { [fc] t = Gemm(x, w) "
+            "[act] r = Relu(t) [fc2] y = Gemm(r, w) [power] z = Pow(k, w) }",
+            {"x": normal(8, 64), "k": np.ones((8, 64, 64), np.float32)},
+            "weights of 16384 bytes are stored twice",
+        ),
+    ],
+    ids=["few weights", "a weight that floats read too"],
+)
+def test_the_cause_of_growth_is_told(text: str, arrays: dict[str, np.ndarray], told: str, tmp_path: Path) -> None:
+    size = arrays["x"].shape[1]
+    report = quantize_file(tmp_path, make_model(text, {"w": normal(size, size)}), arrays, config()).report
+    assert report.quantized.size_bytes >= report.float_.size_bytes
+    (note,) = [note for note in report.notes if "not smaller" in note]
+    assert note.startswith(f"the quantized model is not smaller: {told}")

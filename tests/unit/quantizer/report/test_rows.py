@@ -8,14 +8,16 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
+from onnx import TensorProto, helper
 
 from service.contracts.report import LayerFigures, Report
-from tests.unit.quantizer.toolbox import config, make_model, normal, quantize_file
+from tests.unit.quantizer.toolbox import config, data, make_model, normal, prepare_proto, quantize_file
 from worker.quantizer.numerics.granularity import PerAxis
 from worker.quantizer.numerics.integer import IntegerGrid
 from worker.quantizer.numerics.minifloat import FloatGrid
 from worker.quantizer.report.emitted_rows import EmittedRows
 from worker.quantizer.report.histograms import BINS, WatchedActivations, weight_histogram
+from worker.quantizer.report.layers import NOT_APPLICABLE
 from worker.quantizer.runtime.profile import Kernel
 
 TEXT = (
@@ -24,12 +26,8 @@ TEXT = (
     "[gap] g = GlobalAveragePool(d) [flat] f = Flatten(g) [fc] h = Gemm(f, v) [soft] y = Softmax(h) }"
 )
 WEIGHTS = {
-    "w": normal(8, 3, 3, 3),
-    "b": normal(8),
-    "w2": normal(8, 8, 3, 3),
-    "low": np.float32(0.0),
-    "high": np.float32(6.0),
-    "v": normal(8, 5),
+    **{"w": normal(8, 3, 3, 3), "b": normal(8), "w2": normal(8, 8, 3, 3), "v": normal(8, 5)},
+    **{"low": np.float32(0.0), "high": np.float32(6.0)},
 }
 X = normal(16, 3, 12, 12)
 
@@ -55,44 +53,37 @@ def test_nodes_that_run_as_one_are_one_row(result: tuple[onnx.ModelProto, Report
     assert result[1].summary.endswith("8 of 9 nodes quantized.")
 
 
-def test_bytes_are_those_of_the_file(result: tuple[onnx.ModelProto, Report]) -> None:
+def test_bytes_are_those_of_the_file_and_shares_of_the_time_no_more_than_all(
+    result: tuple[onnx.ModelProto, Report],
+) -> None:
     model, report = result
     rows = rows_of(report)
     assert rows["conv"].float_weight_bytes == 4 * (8 * 27 + 8)
     # int8 weight, float32 scale and int8 zero point per channel; int32 bias, its scale and zero point per channel
     assert rows["conv"].weight_bytes == 8 * 27 + 8 * 4 + 8 + 8 * (4 + 4 + 4)
-    assert rows["pool"].weight_bytes is None
-    assert rows["pool"].float_weight_bytes is None
+    assert (rows["pool"].weight_bytes, rows["pool"].float_weight_bytes) == (None, None)
     inside = {entry.name: onnx.numpy_helper.to_array(entry).nbytes for entry in model.graph.initializer}
     shared = sum(size for name, size in inside.items() if not name.startswith(("w", "b", "v", "low", "high")))
-    assert sum(row.weight_bytes or 0 for row in report.layers) <= sum(inside.values())
-    assert sum(row.weight_bytes or 0 for row in report.layers) >= sum(inside.values()) - shared
-
-
-def test_shares_of_the_time_add_up_to_no_more_than_all(result: tuple[onnx.ModelProto, Report]) -> None:
-    shares = [row.latency_percent for row in result[1].layers if row.latency_percent is not None]
-    assert {"conv", "two", "fc"} <= {row.name for row in result[1].layers if row.latency_percent is not None}
-    assert 0 < sum(shares) <= 100.5
-    assert result[1].latency is not None
-    assert result[1].latency.quantized_ms == result[1].quantized.latency_ms
+    told = sum(row.weight_bytes or 0 for row in report.layers)
+    assert sum(inside.values()) - shared <= told <= sum(inside.values())
+    shares = {row.name: row.latency_percent for row in report.layers if row.latency_percent is not None}
+    assert {"conv", "two", "fc"} <= set(shares)
+    assert 0 < sum(shares.values()) <= 100.5
+    assert report.latency is not None
+    assert report.latency.quantized_ms == report.quantized.latency_ms
 
 
 def test_histograms_of_weight_and_result(result: tuple[onnx.ModelProto, Report]) -> None:
     row = rows_of(result[1])["conv"]
     weight, made = row.weight_histogram, row.activation_histogram
-    assert weight is not None
-    assert made is not None
-    assert sum(weight.counts) == WEIGHTS["w"].size
-    assert len(weight.counts) == len(made.counts) == BINS
-    counts, _ = np.histogram(WEIGHTS["w"], BINS)
-    assert weight.counts == tuple(counts)
+    assert weight is not None and made is not None
+    assert weight.counts == tuple(np.histogram(WEIGHTS["w"], BINS)[0])
     # per channel and symmetric: the widest grid reaches to the largest magnitude, and clips nothing
-    largest = float(np.abs(WEIGHTS["w"]).max())
-    assert (weight.clip_low, weight.clip_high) == (pytest.approx(-largest, rel=1e-5), pytest.approx(largest, rel=1e-5))
-    assert weight.clipped_percent == 0.0
+    largest = pytest.approx(float(np.abs(WEIGHTS["w"]).max()), rel=1e-5)
+    assert (-(weight.clip_low or 0), weight.clip_high, weight.clipped_percent) == (largest, largest, 0.0)
     assert made.minimum == 0.0
     assert made.clip_high == pytest.approx(made.maximum, rel=0.3)
-    assert sum(made.counts) == 16 * 8 * 10 * 10
+    assert (len(made.counts), sum(made.counts)) == (BINS, 16 * 8 * 10 * 10)
 
 
 def test_a_quantized_node_has_the_bytes_of_its_dynamic_kernels(tmp_path: Path) -> None:
@@ -131,11 +122,9 @@ def test_what_a_grid_clips_is_counted_by_channel() -> None:
 
 def test_floats_have_limits_too_and_no_grid_has_none() -> None:
     values = np.array([1.0, -70000.0, 65504.0, 65505.0], np.float32)
-    found = weight_histogram(values, FloatGrid("float16"))
-    assert found is not None
+    found, plain = weight_histogram(values, FloatGrid("float16")), weight_histogram(values, None)
+    assert found is not None and plain is not None
     assert (found.clip_high, found.clipped_percent) == (65504.0, 25.0)
-    plain = weight_histogram(values, None)
-    assert plain is not None
     assert (plain.clip_low, plain.clip_high, plain.clipped_percent) == (None, None, None)
     assert weight_histogram(np.array([np.nan], np.float32), None) is None
 
@@ -153,3 +142,59 @@ def test_a_watched_tensor_keeps_a_bounded_share_of_all_samples() -> None:
     assert max(kept) - min(kept) <= 1
     assert sum(kept) <= 1 << 14
     assert watched.histogram("b", None) is None
+
+
+def test_every_node_has_one_row(tmp_path: Path) -> None:
+    model = make_model(
+        "(float[N,4] x) => (float[A,B] y) { [fc] h = Gemm(x, w) [act] r = Relu(h) [fc2] o = Gemm(r, v) "
+        "[shape] s = Shape(x) [size] n = ReduceProd<keepdims=1>(s) [some] k = Cast<to=7>(n) "
+        "[less] c = Less(k, k) [y] y = Identity(o) }",
+        {"w": normal(4, 8), "v": normal(8, 3)},
+    )
+    model.graph.output.append(helper.make_tensor_value_info("c", TensorProto.BOOL, None))
+    report = quantize_file(tmp_path, model, {"x": normal(6, 4)}).report
+    names = [node.name for node in prepare_proto(model)[0].graph.all_nodes()]
+    assert sorted(node for layer in report.layers for node in layer.nodes) == sorted(names)
+    told = {layer.name: (layer.reason_code, layer.reason) for layer in report.layers}
+    assert told["shape"] == (NOT_APPLICABLE.code, "not applicable: its result is int64")
+    assert told["less"] == (NOT_APPLICABLE.code, "not applicable: its result is bool")
+    assert told["fc"] == (None, None)
+    assert report.summary.endswith("3 of 3 nodes quantized.")
+    assert [layer.nodes for layer in report.layers if layer.op.startswith("Gemm")] == [("fc", "act"), ("fc2",)]
+    assert [layer.reason is None for layer in report.layers[:3]] == [True, True, False]
+
+
+def test_the_gain_of_bias_correction_is_the_difference_that_it_makes(tmp_path: Path) -> None:
+    weights = {"w": normal(8, 3, 3, 3, scale=0.3) + 0.1, "w2": normal(8, 8, 3, 3), "b": normal(8), "b2": normal(8)}
+    weights["w"][0] *= 30  # one channel spoils the grid of all others
+    model = make_model(
+        "(float[N,3,10,10] x) => (float[N,8,A,B] y) { [one] a = Conv(x, w, b) [act] r = Relu(a) "
+        "[two] c = Conv(r, w2, b2) [act2] y = Relu(c) }",
+        weights,
+    )
+    settings = {"weight": {"granularity": "per_tensor"}}
+    plain, corrected = (
+        rows_of(quantize_file(tmp_path, model, data(), config(**settings, algorithms=steps)).report)
+        for steps in ([], [{"method": "bias_correction", "mode": "fast"}])
+    )
+    assert not any(row.gain for row in plain.values())
+    gains = {name: row.gain for name, row in corrected.items() if row.gain}
+    assert set(gains) == {"one", "two"}
+    for name, gain in gains.items():
+        difference = (corrected[name].sqnr_db or 0.0) - (plain[name].sqnr_db or 0.0)
+        assert gain == {"bias_correction": pytest.approx(difference, abs=2e-3)}
+    assert any(gain["bias_correction"] != 0.0 for gain in gains.values())
+
+
+def test_a_node_that_leaves_its_first_output_out_is_judged_by_its_next(tmp_path: Path) -> None:
+    weights = {"w": normal(1, 12, 4), "r": normal(1, 12, 3)}
+    model = make_model(
+        "(float[N,5,4] x) => (float[1,N,3] h) { [turn] t = Transpose<perm=[1,0,2]>(x) "
+        "[rnn] all, h = LSTM<hidden_size=3>(t, w, r) }",
+        weights,
+    )
+    model.graph.node[1].output[0] = ""
+    report = quantize_file(tmp_path, model, {"x": normal(6, 5, 4)}, config(mode="float16")).report
+    sqnr_db = {layer.name: layer.sqnr_db for layer in report.layers}["rnn"]
+    assert sqnr_db is not None
+    assert sqnr_db > 50

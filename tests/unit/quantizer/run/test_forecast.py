@@ -23,24 +23,11 @@ class Clock:
 
 
 class Recorder(SilentRun):
-    """Remembers what it is told of the whole, in order with the progress of stages."""
-
     def __init__(self) -> None:
         self.told: list[tuple[float, float]] = []
-        self.stages: list[str] = []
 
     def overall(self, share: float, seconds_left: float) -> None:
         self.told.append((share, seconds_left))
-
-    def progress(self, stage: str, done: int = 0, total: int | None = None, unit: str = "", message: str = "") -> None:
-        self.stages.append(stage)
-
-
-def test_nothing_is_told_before_it_is_known_what_there_is_to_do() -> None:
-    assert Forecast(Clock()).seconds_left is None
-    recorder = Recorder()
-    OverallRun(recorder, Clock()).progress("load")
-    assert recorder.told == []
 
 
 def test_costs_alone_until_a_phase_tells_how_far_it_has_come() -> None:
@@ -60,7 +47,6 @@ def test_costs_alone_until_a_phase_tells_how_far_it_has_come() -> None:
 
 
 def test_its_own_pace_counts_the_more_the_further_it_has_come() -> None:
-    """A phase that takes ten times as long as expected, at an even pace."""
     errors = []
     clock = Clock()
     forecast = Forecast(clock)
@@ -77,7 +63,10 @@ def test_its_own_pace_counts_the_more_the_further_it_has_come() -> None:
 
 
 def test_phases_that_do_not_come_are_left_out_and_others_may_come() -> None:
-    forecast = Forecast(Clock())
+    forecast, recorder = Forecast(Clock()), Recorder()
+    assert forecast.seconds_left is None, "nothing is told before it is known what there is to do"
+    OverallRun(recorder, Clock()).progress("load")
+    assert recorder.told == []
     forecast.expect([Phase("a", 10.0), Phase("b", 5.0), Phase("c", 1.0)])
     forecast.enter("b")
     assert forecast.seconds_left == 6.0
@@ -86,22 +75,11 @@ def test_phases_that_do_not_come_are_left_out_and_others_may_come() -> None:
     assert forecast.seconds_left == 1.0
 
 
-def test_what_other_stages_tell_within_a_phase_does_not_count() -> None:
-    clock = Clock()
-    forecast = Forecast(clock)
-    forecast.expect([Phase("search", 100.0)])
-    forecast.enter("search")
-    clock.now += 10
-    forecast.tell("statistics", 1.0, "samples")
-    assert forecast.seconds_left == 90.0
-
-
 @given(
     costs=st.lists(st.tuples(st.floats(0.0, 50.0), st.floats(0.01, 50.0)), min_size=1, max_size=6),
     seed=st.integers(0, 1000),
 )
 def test_the_share_never_falls_and_is_1_at_the_end_only(costs: list[tuple[float, float]], seed: int) -> None:
-    """Whatever was expected, whatever it takes, whatever is told of it."""
     clock, recorder, chance = Clock(), Recorder(), random.Random(seed)
     run = OverallRun(recorder, clock)
     stages = Stages(run)
@@ -122,23 +100,23 @@ def test_the_share_never_falls_and_is_1_at_the_end_only(costs: list[tuple[float,
 
 
 def test_a_stage_that_says_nothing_has_its_share_told_all_the_same() -> None:
-    clock, recorder = Clock(), Recorder()
-    run = OverallRun(recorder, clock)
+    run = OverallRun(recorder := Recorder(), clock := Clock())
     run.expect([Phase("a", 100.0)])
     run.enter("a")
-    clock.now += 10
-    run.check()
-    clock.now += 0.5
-    run.check()
+    for seconds in (10, 0.5):
+        clock.now += seconds
+        run.check()
     assert [share for share, _ in recorder.told] == [pytest.approx(0.1)]
 
 
 def test_a_stage_within_another_is_no_phase() -> None:
-    run = OverallRun(Recorder(), clock := Clock())
+    run = OverallRun(recorder := Recorder(), clock := Clock())
     stages = Stages(run)
     run.expect([Phase("search", 100.0), Phase("statistics", 7.0)])
     with stages.stage("search"):
         clock.now += 10
+        run.progress("statistics", 5, 5, "samples")
+        assert recorder.told[-1][1] == pytest.approx(97.0), "of what others tell within it nothing counts"
         with stages.stage("statistics"):
             clock.now += 10
     with stages.stage("statistics"):

@@ -17,7 +17,6 @@ WIDTH = 512
 
 
 def filed_model(folder: Path, *, activations: bool) -> tuple[ir.Model, np.ndarray]:
-    """One product with an int8 weight in a file; with ``activations`` these are quantized, too."""
     weight = np.random.default_rng(0).integers(-127, 128, (WIDTH, WIDTH)).astype(np.int8)
     held = [numpy_helper.from_array(weight, "w"), numpy_helper.from_array(np.float32(0.01), "s")]
     held.append(numpy_helper.from_array(np.int8(0), "zero"))
@@ -59,17 +58,10 @@ def test_a_weight_in_a_file_is_multiplied_as_it_lies(tmp_path: Path, packed: boo
         del session
 
 
-def test_the_runtime_makes_no_other_weights_of_those_in_files(tmp_path: Path) -> None:
-    model, _ = filed_model(tmp_path, activations=False)
-    assert "QDQSelectorActionTransformer" in (in_parts(model).left_out or [])
-
-
-def test_products_of_integers_stay_products_of_integers(tmp_path: Path) -> None:
-    model, _ = filed_model(tmp_path, activations=True)
-    assert in_parts(model).left_out == ["ConstantFolding"]
-
-
-def test_a_model_without_files_may_be_rewritten_in_all_ways(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_runtime_may_make_of_weights_in_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    floats, _ = filed_model(tmp_path, activations=False)
+    integers, _ = filed_model(tmp_path, activations=True)
+    assert "QDQSelectorActionTransformer" in (in_parts(floats).left_out or [])
+    assert in_parts(integers).left_out == ["ConstantFolding"], "products of integers stay products of integers"
     monkeypatch.setattr(sizes, "WEIGHT_BYTES", 1 << 28)
-    model, _ = filed_model(tmp_path, activations=False)
-    assert in_parts(model).left_out is None
+    assert in_parts(floats).left_out is None, "a model without files may be rewritten in all ways"

@@ -173,14 +173,12 @@ def test_a_range_without_what_others_had_before() -> None:
 
 
 def ranges(path: Path, rights: str = "") -> list[tuple[int, int]]:
-    """Where a file is mapped, from low addresses on."""
     lines = [line.split(maxsplit=5) for line in Path("/proc/self/maps").read_text().splitlines()]
     found = [line for line in lines if line[-1] == str(path.resolve()) and line[1].startswith(rights)]
     return [(int(line[0].split("-")[0], 16), int(line[0].split("-")[1], 16)) for line in found]
 
 
 def resident_kib(path: Path) -> int:
-    """Of all mappings of a file."""
     parts = re.split(r"^(?=[0-9a-f]+-[0-9a-f]+ )", Path("/proc/self/smaps").read_text(), flags=re.MULTILINE)
     found = [re.search(r"^Rss: +(\d+) kB", part, re.MULTILINE) for part in parts if str(path.resolve()) in part]
     return sum(int(each[1]) for each in found if each is not None)

@@ -66,6 +66,7 @@ def test_the_same_input_gives_the_same_bytes_in_any_process(tmp_path: Path, monk
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_memory_does_not_grow_with_the_samples(tmp_path: Path) -> None:
     """2000 samples of 192 KiB once they are floats would take 375 MiB; 200 take a tenth."""
     model = make_model(

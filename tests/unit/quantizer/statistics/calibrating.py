@@ -7,24 +7,17 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from tests.unit.quantizer.toolbox import normal, rng
 from worker.quantizer.numerics.integer import grid_for_range
 from worker.quantizer.statistics.grids import GridFamily
 from worker.quantizer.statistics.reducers import RangeReducer
 from worker.quantizer.statistics.sampling import WeightedValues
 
+__all__ = ["normal", "rng"]
 INTEGERS = ["int4", "uint4", "int8", "uint8", "int16", "uint16"]
 
 
-def rng(seed: int = 0) -> np.random.Generator:
-    return np.random.default_rng(seed)
-
-
-def normal(*shape: int, seed: int = 0, scale: float = 1.0) -> np.ndarray:
-    return (rng(seed).standard_normal(shape) * scale).astype(np.float32)
-
-
 def weighted(values: np.ndarray) -> WeightedValues:
-    """Every value, once."""
     ordered = np.sort(values.reshape(-1).astype(np.float32))
     return WeightedValues(ordered, np.ones(ordered.size), float(ordered[0]), float(ordered[-1]))
 
@@ -37,7 +30,6 @@ def families(*scales: str, dtypes: Sequence[str] = INTEGERS) -> list[GridFamily]
 
 
 def grid(low: float, high: float, family: GridFamily) -> tuple[float, int]:
-    """Scale and zero point as the plan takes them."""
     scale, zero = grid_for_range(
         np.asarray(low),
         np.asarray(high),
@@ -57,18 +49,12 @@ def grid_error(values: np.ndarray, family: GridFamily, low: float, high: float) 
 def grid_errors(values: np.ndarray, family: GridFamily, low: np.ndarray, high: np.ndarray) -> np.ndarray:
     """As ``grid_error``, for many grids at once: ``low`` and ``high`` are [grids], so is the result."""
     scale, zero = grid_for_range(
-        low,
-        high,
-        family.dtype,
-        symmetric=family.symmetric,
-        scale=family.scale,
-        reduce_range=family.reduce_range,
+        low, high, family.dtype, symmetric=family.symmetric, scale=family.scale, reduce_range=family.reduce_range
     )
     return level_errors(values, scale.astype(np.float64), family.limits[0] - zero.astype(np.int64), family.span)
 
 
 def level_errors(values: np.ndarray, scale: np.ndarray, bottom: np.ndarray, span: int) -> np.ndarray:
-    """Sums of squared errors of ``values`` on the levels ``scale * [bottom, bottom + span]``, one for each grid."""
     exact = values.reshape(-1).astype(np.float64)
     found = np.empty(scale.size)
     rows = max(1, (1 << 16) // exact.size)  # what stays in the cache
@@ -81,7 +67,6 @@ def level_errors(values: np.ndarray, scale: np.ndarray, bottom: np.ndarray, span
 
 
 def cuts(length: int, points: Sequence[int]) -> list[slice]:
-    """Consecutive slices of a stream, cut at ``points`` modulo its length."""
     inner = sorted({point % length for point in points} - {0})
     return [slice(a, b) for a, b in itertools.pairwise([0, *inner, length])]
 

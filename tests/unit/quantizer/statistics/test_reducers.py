@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-import tracemalloc
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,8 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from tests.unit.quantizer.toolbox import normal, rng
-from worker.quantizer.statistics.reducers import ChannelMean, MinMax, Percentile, RangeReducer
+from service.contracts.config import parse_config
+from service.contracts.specs import ActivationSpec
+from tests.support.each import each
+from tests.unit.quantizer.statistics.calibrating import cuts, feed, normal, rng
+from worker.quantizer.run.arrays import pack, unpack
+from worker.quantizer.statistics.ranges import range_reducer
+from worker.quantizer.statistics.reducers import ChannelMean, MinMax, Percentile, Reducer
+from worker.quantizer.statistics.rows import ChannelExtremes, RowSample
+from worker.quantizer.statistics.snapshot import Snapshot, restore
 from worker.quantizer.statistics.tails import Tail
 
 SHARES = [0.0, 0.001, 0.01, 0.1, 0.3]
@@ -28,20 +35,6 @@ values_of_all_kinds = hnp.arrays(
 )
 
 
-def cuts(length: int, points: list[int]) -> list[slice]:
-    """Consecutive slices of a stream, cut at ``points`` modulo its length."""
-    inner = sorted({point % length for point in points} - {0})
-    return [slice(a, b) for a, b in itertools.pairwise([0, *inner, length])]
-
-
-def feed(reducer: RangeReducer, stream: np.ndarray, pieces: list[slice]) -> tuple[float, float]:
-    """One value is one sample."""
-    for piece in pieces:
-        reducer.update(stream[piece], piece.stop - piece.start)
-    found = reducer.result()
-    return found.minimum, found.maximum
-
-
 def kth_largest(values: np.ndarray, share: float) -> float:
     return float(np.sort(values)[::-1][int(share * values.size)])
 
@@ -49,14 +42,6 @@ def kth_largest(values: np.ndarray, share: float) -> float:
 @given(stream=values_of_all_kinds, points=st.lists(st.integers(0, 10_000), max_size=30))
 def test_minmax_equals_numpy_for_any_cut(stream: np.ndarray, points: list[int]) -> None:
     assert feed(MinMax(), stream, cuts(stream.size, points)) == (stream.min(), stream.max())
-
-
-def test_minmax_takes_any_shape() -> None:
-    values = normal(2, 3, 4, 5)
-    reducer = MinMax()
-    reducer.update(values[:1], 1)
-    reducer.update(values[1:], 1)
-    assert (reducer.result().minimum, reducer.result().maximum) == (values.min(), values.max())
 
 
 @pytest.mark.parametrize("share", SHARES)
@@ -90,7 +75,6 @@ def test_percentile_equals_numpy_for_any_cut(
 
 @pytest.mark.parametrize("batch", [1, 7, 32, 100])
 def test_percentile_of_a_long_stream(batch: int) -> None:
-    """Many compactions: half a million values in batches whose values drift, as the layers of a network give them."""
     samples = 100
     stream = rng(3).standard_normal((samples, 5000)).astype(np.float32) * np.linspace(0.2, 3, samples)[:, None]
     stream = np.maximum(stream, -1).astype(np.float32)
@@ -101,15 +85,6 @@ def test_percentile_of_a_long_stream(batch: int) -> None:
     flat = stream.reshape(-1)
     assert reducer.result().maximum == kth_largest(flat, 0.005)
     assert reducer.result().minimum == -kth_largest(-flat, 0.005)
-
-
-@given(share=st.floats(0.0, 0.4), length=st.integers(1, 300))
-def test_tail_cuts_no_more_than_its_share(share: float, length: int) -> None:
-    stream = rng(length).permutation(length).astype(np.float32)
-    tail = Tail(share)
-    tail.update(stream, stream.max(), length)
-    cut = int((stream > tail.result(length)).sum())
-    assert cut <= share * length < cut + 1
 
 
 def test_a_stream_that_ends_early_is_answered_by_its_own_length() -> None:
@@ -131,19 +106,9 @@ def test_a_stream_that_grows_is_never_cut_too_deep() -> None:
     assert flat.min() <= reducer.result().minimum <= -kth_largest(-flat, 0.005)
 
 
-@pytest.mark.parametrize(
-    "make", [MinMax, lambda: Percentile(99.0, samples=100), lambda: Percentile(99.0, samples=100, symmetric=True)]
-)
-@pytest.mark.parametrize("where", [0, 50, 99])
-def test_nan_anywhere_makes_the_range_nan(make: type[MinMax], where: int) -> None:
-    stream = normal(100)
-    stream[where] = np.nan
-    low, high = feed(make(), stream, cuts(100, [10, 60]))
-    assert math.isnan(low)
-    assert math.isnan(high)
-
-
-def test_minmax_shows_infinities() -> None:
+def test_minmax_takes_any_shape_and_shows_infinities() -> None:
+    values = normal(2, 3, 4, 5)
+    assert feed(MinMax(), values, cuts(2, [1])) == (values.min(), values.max())
     assert feed(MinMax(), np.array([1, np.inf, -np.inf, 2], np.float32), cuts(4, [2])) == (-math.inf, math.inf)
 
 
@@ -154,21 +119,9 @@ def test_percentile_counts_infinities_as_the_outermost_values(points: list[int],
     rng(count).shuffle(stream)
     found = feed(Percentile(80.0, samples=100), stream, cuts(100, points))
     assert found == (-kth_largest(-stream, 0.1), kth_largest(stream, 0.1))
-
-
-@pytest.mark.parametrize("value", [-np.inf, np.inf])
-@pytest.mark.parametrize("symmetric", [False, True])
-def test_a_tensor_of_infinities_has_no_finite_range(value: float, symmetric: bool) -> None:
-    reducer = Percentile(99.0, samples=4, symmetric=symmetric)
-    low, high = feed(reducer, np.full(40, value, np.float32), cuts(40, [10]))
-    assert not (math.isfinite(low) and math.isfinite(high))
-
-
-@pytest.mark.parametrize("symmetric", [False, True])
-def test_nothing_seen_is_no_finite_range(symmetric: bool) -> None:
-    found = Percentile(99.0, samples=4, symmetric=symmetric).result()
-    assert not (math.isfinite(found.minimum) and math.isfinite(found.maximum))
-    assert not math.isfinite(MinMax().result().minimum)
+    for symmetric, value in itertools.product((False, True), (-np.inf, np.inf)):
+        reducer = Percentile(99.0, samples=4, symmetric=symmetric)
+        assert not all(map(math.isfinite, feed(reducer, np.full(40, value, np.float32), cuts(40, [10]))))
 
 
 @pytest.mark.parametrize("lower", [False, True])
@@ -185,30 +138,6 @@ def test_rounding_beyond_capacity_is_bounded(lower: bool, spread: float) -> None
     assert tail._values.size <= 1 << 13
 
 
-def test_default_capacity_keeps_eleven_bits() -> None:
-    stream = normal(2_000_000, seed=8)
-    tail = Tail(0.2)
-    for part in np.split(stream, 10):
-        tail.update(part, part.max(), stream.size)
-    expected = kth_largest(stream, 0.2)
-    assert abs(tail.result(stream.size) - expected) <= expected * 2.0**-11
-
-
-def test_memory_does_not_grow_with_the_stream() -> None:
-    """10^7 values; a reducer holds a small part of them at any time."""
-    block = normal(100_000)
-    reducer = Percentile(99.9, samples=100)
-    tracemalloc.start()
-    try:
-        for k in range(100):
-            reducer.update(np.roll(block, k) + np.float32(k * 1e-3), 1)
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert reducer.result().maximum > reducer.result().minimum
-    assert peak < 8 * 2**20
-
-
 @given(
     stream=hnp.arrays(
         np.float32, st.tuples(st.integers(1, 9), st.just(3), st.integers(1, 20)), elements=st.floats(-8, 8, width=16)
@@ -222,21 +151,204 @@ def test_channel_mean_equals_numpy_for_any_cut(stream: np.ndarray, points: list[
     np.testing.assert_allclose(reducer.result(), stream.astype(np.float64).mean(axis=(0, 2)), rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("shape", [(4, 5), (4, 5, 6), (4, 5, 6, 7), (2, 5, 3, 4, 2)])
-def test_channel_mean_takes_any_rank(shape: tuple[int, ...]) -> None:
-    values = normal(*shape) + np.arange(5, dtype=np.float32).reshape(1, 5, *[1] * (len(shape) - 2))
+def test_channel_mean_takes_any_rank_and_keeps_digits_over_many_batches() -> None:
+    for shape in ((4, 5), (4, 5, 6), (2, 5, 3, 4, 2)):
+        values = normal(*shape) + np.arange(5, dtype=np.float32).reshape(1, 5, *[1] * (len(shape) - 2))
+        reducer = ChannelMean()
+        reducer.update(values, 4)
+        expected = np.moveaxis(values, 1, 0).reshape(5, -1).mean(axis=1)
+        np.testing.assert_allclose(reducer.result(), expected, rtol=1e-5)
     reducer = ChannelMean()
-    reducer.update(values, 4)
-    expected = np.moveaxis(values, 1, 0).reshape(5, -1).mean(axis=1)
-    np.testing.assert_allclose(reducer.result(), expected, rtol=1e-5)
-
-
-def test_channel_mean_keeps_digits_over_many_batches() -> None:
-    reducer = ChannelMean()
+    assert reducer.result() is None
     for _ in range(2000):
         reducer.update(np.full((8, 1, 100), 1000.1, np.float32), 8)
     assert reducer.result() == pytest.approx([float(np.float32(1000.1))], rel=1e-6)
 
 
-def test_nothing_seen_has_no_mean() -> None:
-    assert ChannelMean().result() is None
+@given(data=st.data())
+def test_streamed_extremes_are_those_of_everything_seen(data: st.DataObject) -> None:
+    shape = tuple(data.draw(st.lists(st.integers(1, 5), min_size=1, max_size=5)))
+    axis = data.draw(st.integers(-len(shape), len(shape) - 1))
+    numbers = np.random.default_rng(data.draw(st.integers(0, 9)))
+    batches = [numbers.standard_normal(shape).astype(np.float32) for _ in range(data.draw(st.integers(1, 3)))]
+    reducer = ChannelExtremes(axis)
+    for batch in batches:
+        reducer.update(batch, shape[0])
+    every = np.stack([np.moveaxis(batch, axis, 0).reshape(shape[axis], -1) for batch in batches])
+    low, high = reducer.result() or (None, None)
+    np.testing.assert_array_equal(low, every.min(axis=(0, 2)))
+    np.testing.assert_array_equal(high, every.max(axis=(0, 2)))
+
+
+@each("size", [3, 40])
+def test_long_and_short_rows_give_the_same(size: int) -> None:
+    values = np.random.default_rng(0).standard_normal((2, 3, size, size)).astype(np.float32)
+    values[1, 2, 0, 0] = np.nan
+    reducer = ChannelExtremes(1)
+    assert reducer.result() is None
+    reducer.update(values, 2)
+    low, high = reducer.result() or (None, None)
+    np.testing.assert_array_equal(low, values.min(axis=(0, 2, 3)))
+    np.testing.assert_array_equal(high, values.max(axis=(0, 2, 3)))
+    assert np.isnan(high).tolist() == [False, False, True]
+
+
+def tokens_of(samples: int, tokens: int) -> np.ndarray:
+    """[samples, tokens, 2]: every row says which sample and which token it is."""
+    grid = np.stack(np.meshgrid(np.arange(samples), np.arange(tokens), indexing="ij"), axis=-1)
+    return grid.astype(np.float32)
+
+
+def taken(values: np.ndarray, cuts: list[int], **limits: int) -> RowSample:
+    sample = RowSample(**limits)
+    for part in np.split(values, sorted(cuts)):
+        if len(part):
+            sample.update(part, len(part))
+    return sample
+
+
+@given(st.integers(1, 40), st.integers(1, 9), st.lists(st.integers(0, 40), max_size=5), st.integers(1, 60))
+def test_the_sample_does_not_depend_on_the_cut(samples: int, tokens: int, cuts: list[int], rows: int) -> None:
+    values = tokens_of(samples, tokens)
+    whole = taken(values, [], rows=rows, fewest=1).result()
+    parts = taken(values, cuts, rows=rows, fewest=1).result()
+    np.testing.assert_array_equal(parts, whole)
+    assert len(whole) == min(rows, samples * tokens)
+    assert len(np.unique(whole, axis=0)) == len(whole)
+
+
+@pytest.mark.parametrize("tokens", [2, 64, 99, 144])
+def test_no_token_is_left_out_or_preferred(tokens: int) -> None:
+    found = taken(tokens_of(400, tokens), [100, 200], rows=2000, fewest=1).result()
+    counts = np.bincount(found[:, 1].astype(int), minlength=tokens)
+    expected = len(found) / tokens
+    assert abs(counts - expected).max() < 6 * np.sqrt(expected)
+
+
+def test_wide_rows_are_fewer() -> None:
+    for width, rows in ((32, 20), (3200, 4)):
+        sample = RowSample(rows=100, elements=640, fewest=4)
+        sample.update(np.zeros((500, width), np.float32), 500)
+        assert sample.result().shape == (rows, width)
+
+
+def test_samples_can_be_kept_out() -> None:
+    assert RowSample().result() is None
+    sample = taken(tokens_of(10, 3), [4, 7], rows=100)
+    found = sample.result(first_sample=6)
+    assert sorted(set(found[:, 0])) == [6, 7, 8, 9]
+    assert len(found) == 12
+    assert sample.result(first_sample=10) is None
+
+
+SAMPLES, SIZE = 24, 40
+METHODS: dict[str, dict[str, Any]] = {
+    "minmax": {"method": "minmax"},
+    "moving average": {"method": "minmax", "moving_average": 0.1},
+    "percentile": {"method": "percentile", "percentile": 95.0},
+    "layerwise percentile": {"method": "layerwise_percentile"},
+    "entropy": {"method": "entropy"},
+    "distribution": {"method": "distribution"},
+    "mse": {"method": "mse"},
+}
+
+
+def spec_of(method: dict[str, Any], **settings: Any) -> ActivationSpec:
+    activation = parse_config({"activation": {"calibration": method, **settings}}).activation
+    assert isinstance(activation, ActivationSpec)
+    return activation
+
+
+def reducers() -> dict[str, Reducer]:
+    of_ranges = {name: range_reducer(spec_of(method), samples=SAMPLES) for name, method in METHODS.items()}
+    scale = {"scale": "power_of_two"}
+    return {
+        **of_ranges,
+        "mse on a power of two": range_reducer(spec_of(METHODS["mse"], **scale), samples=SAMPLES),
+        "non overflow": range_reducer(spec_of({"method": "non_overflow"}, **scale), samples=SAMPLES),
+        "symmetric percentile": range_reducer(spec_of(METHODS["percentile"], symmetric=True), samples=SAMPLES),
+        "channel mean": ChannelMean(),
+        "channel extremes": ChannelExtremes(1),
+        "rows": RowSample(rows=16, fewest=4),
+    }
+
+
+def fed(found: dict[str, Reducer], stream: np.ndarray, first: int, last: int, step: int) -> None:
+    for start in range(first, last, step):
+        batch = stream[start : min(start + step, last)]
+        for reducer in found.values():
+            reducer.update(batch, len(batch))
+
+
+def results(found: dict[str, Reducer]) -> dict[str, Any]:
+    """What each gives, as words: arrays are not compared by one truth."""
+    return {name: repr(reducer.result()) for name, reducer in found.items()}  # type: ignore[attr-defined]
+
+
+@given(batches=st.integers(0, 6), seed=st.integers(0, 99))
+def test_a_pass_that_goes_on_gives_what_a_whole_one_gives(batches: int, seed: int) -> None:
+    stream = normal(SAMPLES, 3, SIZE, seed=seed)
+    whole, broken_off = reducers(), reducers()
+    fed(whole, stream, 0, SAMPLES, 4)
+    done = 4 * batches
+    fed(broken_off, stream, 0, done, 4)
+    data = Snapshot(list(broken_off.values())).to_bytes(done)
+    going_on = reducers()
+    assert restore(list(going_on.values()), data) == done
+    fed(going_on, stream, done, SAMPLES, 4)
+    assert results(going_on) == results(whole)
+
+
+def test_long_streams_go_on_alike_where_values_are_sampled_and_tails_rounded() -> None:
+    stream = normal(40, 70_000, seed=5)
+    method = spec_of({"method": "mse", "bins": 128})
+    made = [range_reducer(method, samples=40) for _ in range(3)]
+    for batch in stream[:, None]:
+        made[0].update(batch, 1)
+    for batch in stream[:17, None]:
+        made[1].update(batch, 1)
+    restore([made[2]], Snapshot([made[1]]).to_bytes(17))
+    for batch in stream[17:, None]:
+        made[2].update(batch, 1)
+    assert made[2].result() == made[0].result()
+
+
+def test_what_belongs_to_others_changes_nothing() -> None:
+    seen = {"a": MinMax(), "b": ChannelMean()}
+    fed(seen, normal(8, 3, SIZE), 0, 8, 4)
+    data = Snapshot(list(seen.values())).to_bytes(8)
+    for fresh, held in (
+        ([MinMax(), ChannelMean(), MinMax()], data),
+        ([MinMax(), ChannelExtremes()], data),
+        ([ChannelMean(), MinMax()], data),
+        ([MinMax(), ChannelMean()], pack({"head": np.zeros(3, np.uint8)})),
+        ([MinMax(), ChannelMean()], data[:-8]),
+    ):
+        before = [repr(vars(reducer)) for reducer in fresh]
+        with pytest.raises((ValueError, LookupError)):
+            restore(fresh, held)
+        assert [repr(vars(reducer)) for reducer in fresh] == before
+
+
+def test_what_is_asked_for_shows_in_fresh_reducers() -> None:
+    asked = ((99.0, 8), (99.9, 8), (99.0, 9))
+    made = [range_reducer(spec_of({"method": "percentile", "percentile": p}), samples=n) for p, n in asked]
+    assert len({Snapshot([reducer]).to_bytes(0) for reducer in made}) == 3
+
+
+def test_arrays_come_back_as_they_were_and_nothing_else_is_taken_for_them() -> None:
+    arrays = {
+        "a/b": normal(2, 3), "none": np.zeros((0, 4), np.int64), "one": np.asarray(np.uint64(2**63)),
+        "view": np.arange(12, dtype=">i2").reshape(3, 4).T, "truth": np.array([True, False]), "": np.float16([np.nan]),
+    }  # fmt: skip
+    found = unpack(pack(arrays))
+    assert list(found) == list(arrays)
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(found[name], array)
+        assert found[name].dtype == array.dtype
+        assert found[name].flags.writeable
+    with pytest.raises(TypeError, match="object"):
+        pack({"a": np.array([{}])})
+    for data in (b"", b"\0" * 8, b"\xff" * 40, pack({"a": np.zeros(3)})[:-1], pack({}) + b"x"):
+        with pytest.raises(ValueError):
+            unpack(data)

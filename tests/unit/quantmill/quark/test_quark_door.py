@@ -12,11 +12,16 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+import torch
 
 import quantmill.quark as door
+from quantmill.quark import ModelQuantizer, QuantFormat, QuantType
 from quantmill.quark.documents import Functions, plain
 from quantmill.quark.preset_documents import DOCUMENTS
-from quantmill.quark.quantization.config import custom_config
+from quantmill.quark.quantization.config import QConfig, custom_config
+from quantmill.quark.quantization.config.algorithm import AdaQuantConfig, AdaRoundConfig
+from quantmill.quark.quantization.config.config import Config, QuantizationConfig
+from quantmill.quark.quantization.config.spec import Int8Spec, QLayerConfig, UInt8Spec
 from quantmill.quark.readers import store
 from service.contracts.command_errors import FileAccessError
 from service.contracts.config import parse_config
@@ -35,7 +40,8 @@ from service.quark.mixed import MIXED_SETTINGS
 from service.quark.values import CALIB_METHODS, CALIBRATE_METHODS, QUANT_TYPES, SPECS
 from tests.support.each import each
 from tests.support.provenance import without_provenance
-from tests.unit.quantizer.toolbox import data, make_model, network, normal
+from tests.unit.quantizer.precision.benches import chain_of_convolutions, samples
+from tests.unit.quantizer.toolbox import data, make_model, network, normal, run_onnx, sqnr_db
 from tests.unit.quark.comparing import settings
 from worker.quantizer.data import open_dataset
 
@@ -43,8 +49,6 @@ PLAIN = door.Config(global_quant_config=door.QuantizationConfig(activation_type=
 
 
 class Items:
-    """A reader that is no subclass of anything."""
-
     def __init__(self, *items: Any) -> None:
         self.items, self.at = items, 0
 
@@ -182,44 +186,31 @@ def test_models_and_data_in_memory_and_in_files_give_the_same_model(tmp_path: Pa
     assert quantizer.notes == ()
 
 
-def test_random_data_is_asked_for_by_option_or_by_its_reader(tmp_path: Path) -> None:
+def test_random_data_is_asked_for_by_option_or_by_its_reader() -> None:
     with pytest.raises(CalibrationMissingError) as caught:
         door.ModelQuantizer(PLAIN).quantize_model(network())
     assert caught.value.errors[0].pointer == "/calibration_data_reader"
     options = {"UseRandomData": True, "RandomDataReaderInputDataRange": {"x": [-1, 1]}}
     config = door.QuantizationConfig(activation_type=door.QuantType.QUInt8, extra_options=options)
-    one = door.ModelQuantizer(config, threads=1)
-    other = door.ModelQuantizer(PLAIN, threads=1)
-    by_option = one.quantize_model(network())
-    by_reader = other.quantize_model(network(), None, door.RandomDataReader(input_data_range={"x": [-1, 1]}))
-    assert by_option is not None and by_reader is not None
-    assert by_option.SerializeToString() == by_reader.SerializeToString()
-    assert one.report is not None and other.report is not None
-    assert one.report.notes[0] == other.report.notes[0]
-    assert one.report.notes[0].startswith("RANDOM DATA")
+    made = []
+    for chosen, data_reader in ((config, None), (PLAIN, door.RandomDataReader(input_data_range={"x": [-1, 1]}))):
+        quantizer = door.ModelQuantizer(chosen, threads=1)
+        model = quantizer.quantize_model(network(), None, data_reader)
+        assert model is not None and quantizer.report is not None
+        made.append((model.SerializeToString(), quantizer.report.notes[0]))
+    assert made[0] == made[1]
+    assert made[0][1].startswith("RANDOM DATA")
 
 
-def test_dynamic_quantization_needs_no_data() -> None:
-    quantizer = door.ModelQuantizer(door.Config(door.get_default_config("UINT8_DYNAMIC_QUANT")), threads=1)
-    model = quantizer.quantize_model(network())
-    assert model is not None
-    assert "DynamicQuantizeLinear" in {node.op_type for node in model.graph.node}
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error", "says"),
-    [
+def test_what_a_quantizer_and_its_call_refuse() -> None:
+    for arguments, error, says in (
         ({"algorithms": []}, InvalidRequestError, "belong into the config"),
         ({"calibration_data_path": "x"}, InvalidRequestError, "not both"),
         ({"model_output": "/no/such/folder/q.onnx"}, FileAccessError, "no such folder"),
-    ],
-)
-def test_what_quantize_model_refuses(arguments: dict[str, Any], error: type[Exception], says: str) -> None:
-    with pytest.raises(error, match=says):
-        door.ModelQuantizer(PLAIN).quantize_model(network(), **{"calibration_data_reader": reader(), **arguments})
-
-
-def test_a_config_that_cannot_be_translated_is_refused_when_the_quantizer_is_made() -> None:
+    ):
+        given: dict[str, Any] = {"calibration_data_reader": reader(), **arguments}
+        with pytest.raises(error, match=says):
+            door.ModelQuantizer(PLAIN).quantize_model(network(), **given)
     with pytest.raises(InvalidConfigError) as caught:
         door.ModelQuantizer(door.QuantizationConfig(extra_options={"UseGPTQ": True}))
     assert caught.value.errors[0].pointer == "/config/extra_options/UseGPTQ"
@@ -227,33 +218,30 @@ def test_a_config_that_cannot_be_translated_is_refused_when_the_quantizer_is_mad
         door.ModelQuantizer({})  # type: ignore[arg-type]
 
 
-def test_items_are_cut_into_samples_and_nothing_else_is_lost(tmp_path: Path) -> None:
+def test_items_are_cut_into_samples_where_their_first_axes_agree(tmp_path: Path) -> None:
     x, y = normal(7, 3), normal(7, 2, 2, seed=1)
     parts = [slice(0, 3), slice(3, 5), slice(5, 7)]
-    source = store(Items(*({"x": x[part], "y": y[part]} for part in parts)), tmp_path / "a.npz")
-    found = np.load(source.path)
+    found = np.load(store(Items(*({"x": x[part], "y": y[part]} for part in parts)), tmp_path / "a.npz").path)
     np.testing.assert_array_equal(found["x"], x)
     np.testing.assert_array_equal(found["y"], y)
     limited = store(Items(*({"x": x[part]} for part in parts)), tmp_path / "b.npz", limit=4)
     assert open_dataset(Path(limited.path), limited.preprocessing).samples == 5
-
-
-def test_inputs_without_a_common_first_axis_make_whole_samples(tmp_path: Path) -> None:
     items = [{"x": normal(1, 4, seed=k), "state": normal(2, 1, 3, seed=k), "flag": np.float32(k)} for k in range(3)]
     found = np.load(store(Items(*items), tmp_path / "a.npz").path)
     assert {name: found[name].shape for name in found} == {"x": (3, 1, 4), "state": (3, 2, 1, 3), "flag": (3,)}
 
 
-def test_a_reader_that_was_read_is_set_back_if_it_can_be(tmp_path: Path) -> None:
-    class Rewinding(Items):
-        def rewind(self) -> None:
-            self.at = 0
+class Rewinding(Items):
+    def rewind(self) -> None:
+        self.at = 0
 
-    for kind, works in ((Rewinding, True), (Items, False)):
+
+def test_a_reader_that_was_read_is_set_back_if_it_can_be(tmp_path: Path) -> None:
+    for kind in (Rewinding, Items):
         used = kind({"x": normal(2, 3)})
         while used.get_next() is not None:
             pass
-        if works:
+        if kind is Rewinding:
             assert np.load(store(used, tmp_path / "a.npz").path)["x"].shape == (2, 3)
         else:
             with pytest.raises(EmptyDatasetError) as caught:
@@ -261,18 +249,16 @@ def test_a_reader_that_was_read_is_set_back_if_it_can_be(tmp_path: Path) -> None
             assert "rewind" in (caught.value.hint or "")
 
 
-@pytest.mark.parametrize(
-    ("items", "says"),
-    [
-        ([normal(2, 3)], "item 0 .* is ndarray, not a dict"),
-        ([{"x": normal(2, 3)}, {"x": normal(2, 4)}], r"item 1 .* 'x' is float32\[4\]"),
-        ([{"x": normal(2, 3)}, {"y": normal(2, 3)}], r"it holds \['y'\]"),
+def test_items_that_do_not_fit_are_named(tmp_path: Path) -> None:
+    x = normal(2, 3)
+    for items, says in (
+        ([x], "item 0 .* is ndarray, not a dict"),
+        ([{"x": x}, {"x": normal(2, 4)}], r"item 1 .* 'x' is float32\[4\]"),
+        ([{"x": x}, {"y": x}], r"it holds \['y'\]"),
         ([{"x": np.array(["a"])}], "'x' holds <U1, no numbers"),
-    ],
-)
-def test_items_that_do_not_fit_are_named(items: list[Any], says: str, tmp_path: Path) -> None:
-    with pytest.raises(DatasetArraysError, match=says):
-        store(Items(*items), tmp_path / "a.npz")
+    ):
+        with pytest.raises(DatasetArraysError, match=says):
+            store(Items(*items), tmp_path / "a.npz")
 
 
 def test_several_inputs_have_a_folder_each(tmp_path: Path) -> None:
@@ -299,3 +285,116 @@ def test_the_names_alone_load_no_engine() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == []
+
+
+SAMPLES = 32
+MIN_MSE: dict[str, Any] = {
+    "quant_format": QuantFormat.QDQ,
+    "calibrate_method": door.PowerOfTwoMethod.MinMSE,
+    "activation_type": QuantType.QUInt8,
+    "weight_type": QuantType.QInt8,
+    "enable_npu_cnn": True,
+}
+
+
+class Reader(door.CalibrationDataReader):
+    def __init__(self, batch: int = 1) -> None:
+        self.batches = iter(np.split(samples(SAMPLES)["x"], SAMPLES // batch))
+
+    def get_next(self) -> dict[str, np.ndarray] | None:
+        batch = next(self.batches, None)
+        return None if batch is None else {"x": batch}
+
+
+def top1_acc(outputs: torch.Tensor) -> float:
+    _, preds = torch.max(outputs, 1)
+    labels = run_onnx(chain_of_convolutions(outlier=2), {"x": samples(SAMPLES)["x"]})["y"].argmax(axis=1)
+    assert len(preds) == len(labels)
+    return sum(int(pred == label) for pred, label in zip(preds, labels, strict=True)) / len(preds)
+
+
+def legacy(**fields: Any) -> Config:
+    return Config(global_quant_config=QuantizationConfig(**fields))
+
+
+MIXED = {"ActTargetQuantType": QuantType.QInt8, "WeightTargetQuantType": QuantType.QInt8, "OutputIndex": 0}
+ADAROUND = {"OptimAlgorithm": "adaround", "OptimDevice": "cpu", "BatchSize": 1, "NumIterations": 1000}
+EQUALIZED = {"ReplaceClip6Relu": True, "CLESteps": 1, "CLEScaleAppendBias": True}
+LAYER = QLayerConfig(activation=UInt8Spec(), weight=Int8Spec())
+# name -> config, algorithm that has to have run
+CONFIGS: dict[str, tuple[Any, str]] = {
+    "cross-layer equalization": (
+        legacy(**MIN_MSE, include_cle=True, extra_options={"ActivationSymmetric": True, **EQUALIZED}),
+        "cross_layer_equalization",
+    ),
+    "mixed precision": (
+        legacy(
+            calibrate_method=door.CalibrationMethod.Percentile,
+            quant_format=door.VitisQuantFormat.QDQ,
+            activation_type=door.VitisQuantType.QInt16,
+            weight_type=QuantType.QInt8,
+            include_auto_mp=True,
+            extra_options={
+                **{"ActivationSymmetric": False, "WeightsSymmetric": True, "Int32Bias": False},
+                "AutoMixprecision": {**MIXED, "Top1AccTarget": 0.1, "EvaluateFunction": top1_acc},
+            },
+        ),
+        "mixed_precision",
+    ),
+    "fast finetune": (
+        legacy(
+            **MIN_MSE,
+            include_fast_ft=True,
+            extra_options={"ActivationSymmetric": True, "FastFinetune": {**ADAROUND, "LearningRate": 0.1}},
+        ),
+        "adaround",
+    ),
+    "AdaRoundConfig": (
+        QConfig(LAYER, algo_config=[AdaRoundConfig(batch_size=1, num_iterations=1000, learning_rate=0.1)]),
+        "adaround",
+    ),
+    "AdaQuantConfig": (QConfig(LAYER, algo_config=[AdaQuantConfig(num_iterations=4, data_size=4)]), "adaquant"),
+}
+
+
+@pytest.fixture(scope="module")
+def float_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("float") / "float.onnx"
+    onnx.save(chain_of_convolutions(outlier=2), path)
+    return path
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_configs_of_the_documentation_run(name: str, float_model: Path, tmp_path: Path) -> None:
+    config, method = CONFIGS[name]
+    quantizer = ModelQuantizer(config, threads=1)
+    assert quantizer.quantize_model(str(float_model), str(tmp_path / "q.onnx"), Reader()) is None
+    report = quantizer.report
+    assert report is not None
+    assert [entry.method for entry in report.algorithms] == [method]
+    x = {"x": samples(SAMPLES)["x"]}
+    got, expected = (run_onnx(onnx.load(path), x)["y"] for path in (tmp_path / "q.onnx", float_model))
+    assert sqnr_db(expected, got) > 10.0
+    assert sum(layer.reason is None for layer in report.layers) >= 5
+
+
+def test_mixed_precision_calls_the_function_and_keeps_to_its_target(float_model: Path) -> None:
+    quantizer = ModelQuantizer(CONFIGS["mixed precision"][0], threads=1)
+    model = quantizer.quantize_model(str(float_model), None, Reader(batch=8))
+    assert quantizer.report is not None and model is not None
+    (metric,) = quantizer.report.metrics
+    assert (metric.name, metric.float_) == ("top1_acc", 1.0)
+    assert metric.quantized is not None and metric.quantized >= 0.9
+    got = run_onnx(model, {"x": samples(SAMPLES)["x"]})["y"]
+    assert top1_acc(torch.from_numpy(got)) == pytest.approx(metric.quantized)
+
+
+def test_the_numbers_of_the_documentation_leave_the_fast_solver(float_model: Path) -> None:
+    for name in ("fast finetune", "AdaRoundConfig"):
+        (step,) = ModelQuantizer(CONFIGS[name][0]).recipe.algorithms
+        assert step.solver == "moments", name
+    own = AdaRoundConfig(num_iterations=40, data_size=8)
+    quantizer = ModelQuantizer(QConfig(LAYER, algo_config=[own]), threads=1)
+    assert quantizer.recipe.algorithms[0].solver == "gradient"
+    assert any("num_iterations 40" in note for note in quantizer.notes)

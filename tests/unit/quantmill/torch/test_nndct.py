@@ -17,7 +17,9 @@ from torch import Tensor, nn
 from quantmill.torch.nndct import DeQuantStub, Inspector, QuantStub, dump_xmodel, torch_quantizer
 from quantmill.torch.nndct.errors import NotOfferedError, QuantInfoError, StageError
 from quantmill.torch.nndct.nn.modules import functional
-from service.contracts.errors import InvalidRequestError
+from quantmill.torch.nndct.recipe import make_recipe
+from service.contracts.config import QuantizationConfig
+from service.contracts.errors import InvalidConfigError, InvalidRequestError
 
 pytestmark = pytest.mark.slow
 TARGET = "AMD_AIE2_Nx4_Overlay_cfg0"
@@ -46,7 +48,6 @@ def feed(model: nn.Module, images: Tensor) -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The result of a calibration with finetuning, after all refusals on the way."""
     made = tmp_path_factory.mktemp("nndct")
     net = Net()
     quantizer = torch_quantizer("calib", net, (IMAGES[:4],), output_dir=made, target=TARGET)
@@ -71,14 +72,10 @@ def test_quant_info_tells_how_every_tensor_is_quantized(folder: Path) -> None:
     assert (info["fast_finetuned"], info["bias_corrected"], info["target"]) == (True, True, TARGET)
     assert set(info["input"]) == {"x"}
     assert {"conv.weight", "conv.bias", "head.weight", "head.bias"} <= set(info["param"])
-    model = onnx.load(folder / "Net_calibrated.onnx")
-    scales = {tensor.name: float(onnx.numpy_helper.to_array(tensor)) for tensor in model.graph.initializer
-              if tensor.name.endswith("_scale")}  # fmt: skip
-    ((bits, position),) = info["param"]["conv.weight"]
-    assert bits == 8
-    assert scales["conv.weight_scale"] == 2.0**-position
-    ((bits, position),) = info["input"]["x"]
-    assert (bits, scales["x_scale"]) == (8, 2.0**-position)
+    stored = {tensor.name: tensor for tensor in onnx.load(folder / "Net_calibrated.onnx").graph.initializer}
+    for kind, name in (("param", "conv.weight"), ("input", "x")):
+        ((bits, position),) = info[kind][name]
+        assert (bits, float(onnx.numpy_helper.to_array(stored[f"{name}_scale"]))) == (8, 2.0**-position)
 
 
 def test_test_mode_computes_quantized_and_exports(folder: Path, tmp_path: Path) -> None:
@@ -111,13 +108,10 @@ def test_test_mode_computes_quantized_and_exports(folder: Path, tmp_path: Path) 
 
 
 def weights(path: Path) -> dict[str, np.ndarray[Any, Any]]:
-    """The parameters that a quantized model computes with: stored integers, times their scales."""
-    stored = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in onnx.load(path).graph.initializer}
-    found = {}
-    for node in onnx.load(path).graph.node:
-        if node.op_type == "DequantizeLinear" and node.input[0] in stored:
-            found[node.input[0]] = stored[node.input[0]].astype(np.float64) * stored[node.input[1]]
-    return found
+    graph = onnx.load(path).graph
+    stored = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in graph.initializer}
+    pairs = [node.input for node in graph.node if node.op_type == "DequantizeLinear" and node.input[0] in stored]
+    return {name: stored[name].astype(np.float64) * stored[scale] for name, scale, *_ in pairs}
 
 
 def test_one_process_quantizes_tests_and_deploys(folder: Path, tmp_path: Path) -> None:
@@ -154,40 +148,32 @@ def test_finetuned_parameters_are_loaded_or_it_is_said_why_not(folder: Path, tmp
         before.load_ft_param()
     shutil.copytree(plain, result)
     late = torch_quantizer("test", Net(), (IMAGES[:4],), output_dir=result, target=TARGET)
-    model = late.quant_model
-    assert torch.equal(model(IMAGES), before.quant_model(IMAGES))
+    assert torch.equal(late.quant_model(IMAGES), before.quant_model(IMAGES))
     shutil.copytree(folder, result, dirs_exist_ok=True)
     late.load_ft_param()
-    assert not torch.equal(model(IMAGES), before.quant_model(IMAGES))
+    assert not torch.equal(late.quant_model(IMAGES), before.quant_model(IMAGES))
     finetuned, others = weights(folder / "Net_calibrated.onnx"), weights(plain / "Net_calibrated.onnx")
     assert finetuned.keys() == others.keys()
     assert any(not np.array_equal(finetuned[name], others[name]) for name in finetuned if "weight" in name)
     assert all(np.array_equal(finetuned[name], held) for name, held in weights(late.export_onnx_model()).items())
-    told = json.loads((result / "quant_info.json").read_text())["finetuning"]
-    assert (told["method"], told["kept"]) == ("adaquant", True)
-    shutil.copyfile(plain / "Net_calibrated.onnx", result / "Net_calibrated.onnx")
+    info, model = result / "quant_info.json", result / "Net_calibrated.onnx"
+    document = json.loads(info.read_text())
+    assert (document["finetuning"]["method"], document["finetuning"]["kept"]) == ("adaquant", True)
+    undone = {**document, "finetuning": {**document["finetuning"], "kept": False, "summary": "the network got worse"}}
+    info.write_text(json.dumps(undone))
+    with pytest.warns(UserWarning, match="fast finetuning changed nothing: the network got worse"):
+        late.load_ft_param()
+    info.write_text(json.dumps({key: value for key, value in document.items() if key != "finetuning"}))
+    with pytest.raises(QuantInfoError, match="does not say what fast finetuning did"):
+        late.load_ft_param()
+    info.write_text(json.dumps(document))
+    shutil.copyfile(plain / "Net_calibrated.onnx", model)
     with pytest.raises(QuantInfoError, match=r"Net_calibrated\.onnx is not the model that .* its sha256 is"):
         late.load_ft_param()
-    (result / "Net_calibrated.onnx").unlink()
-    with pytest.raises(QuantInfoError, match=r"there is no .*Net_calibrated\.onnx, the quantized model that"):
-        late.load_ft_param()
-    (result / "quant_info.json").unlink()
-    with pytest.raises(QuantInfoError, match=r"there is no .*quant_info\.json"):
-        late.load_ft_param()
-
-
-def test_finetuning_that_was_undone_is_a_warning(folder: Path, tmp_path: Path) -> None:
-    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
-    document = json.loads((folder / "quant_info.json").read_text())
-    document["finetuning"] |= {"kept": False, "summary": "the network got worse"}
-    (tmp_path / "quant_info.json").write_text(json.dumps(document))
-    quantizer = torch_quantizer("test", Net(), (IMAGES[:4],), output_dir=tmp_path, target=TARGET)
-    with pytest.warns(UserWarning, match="fast finetuning changed nothing: the network got worse"):
-        quantizer.load_ft_param()
-    del document["finetuning"]
-    (tmp_path / "quant_info.json").write_text(json.dumps(document))
-    with pytest.raises(QuantInfoError, match="does not say what fast finetuning did"):
-        quantizer.load_ft_param()
+    for path in (model, info):
+        path.unlink()
+        with pytest.raises(QuantInfoError, match=rf"there is no .*{path.name}"):
+            late.load_ft_param()
 
 
 def test_test_mode_refuses_what_was_calibrated_for_something_else(folder: Path, tmp_path: Path) -> None:
@@ -205,9 +191,8 @@ def test_test_mode_refuses_what_was_calibrated_for_something_else(folder: Path, 
             torch_quantizer("test", net, (IMAGES[:4],), state, output_dir=output_dir, target=target, device="cpu")
 
 
-@pytest.mark.parametrize(
-    ("given", "error", "told"),
-    [
+def test_arguments_that_ask_for_what_is_not_there() -> None:
+    cases: list[tuple[dict[str, Any], type[Exception], str]] = [
         ({"quant_mode": 1}, InvalidRequestError, "quant_mode is 1"),
         ({"quant_mode": "float"}, InvalidRequestError, "quant_mode is 'float'"),
         ({"input_args": None}, InvalidRequestError, "needs input_args"),
@@ -216,11 +201,10 @@ def test_test_mode_refuses_what_was_calibrated_for_something_else(folder: Path, 
         ({"app_deploy": "NLP"}, NotOfferedError, "app_deploy='NLP'"),
         ({"custom_quant_ops": ["my_op"]}, NotOfferedError, "custom_quant_ops"),
         ({"state_dict_file": "none.pth"}, InvalidRequestError, "cannot be loaded"),
-    ],
-)
-def test_arguments_that_ask_for_what_is_not_there(given: dict[str, Any], error: type[Exception], told: str) -> None:
-    with pytest.raises(error, match=told):
-        torch_quantizer(**{"quant_mode": "calib", "module": Net(), "input_args": IMAGES[:4], **given})
+    ]
+    for given, error, told in cases:
+        with pytest.raises(error, match=told):
+            torch_quantizer(**{"quant_mode": "calib", "module": Net(), "input_args": IMAGES[:4], **given})
 
 
 class Stubbed(nn.Module):
@@ -268,3 +252,135 @@ def test_operations_as_modules_do_what_the_functions_do() -> None:
         (functional.Interpolate()(a[None], scale_factor=2)[..., ::2], a[None]),
     ]
     assert [torch.equal(found, expected) for found, expected in pairs] == [True] * len(pairs)
+
+
+NETWORK = nn.Sequential(
+    nn.Conv2d(3, 4, 3), nn.ReLU6(), nn.Sequential(nn.Conv2d(4, 4, 3)), nn.Flatten(), nn.Linear(4, 2)
+)
+NO = ("convert_relu6_to_relu", "convert_silu_to_hswish", "keep_first_last_layer_accuracy", "keep_add_layer_accuracy")
+DEFAULTS = {  # of the file that Vitis AI shows in its documents
+    **dict.fromkeys(NO, False),
+    **{"include_cle": True, "include_bias_corr": True, "target_device": "DPU"},
+    "quantizable_data_type": ["input", "weights", "bias", "activation"],
+    "overall_quantize_config": {
+        **{"bit_width": 8, "method": "diffs", "round_mode": "std_round", "symmetry": "symmetric"},
+        **{"per_channel": False, "signed": True, "narrow_range": False, "scale_type": "poweroftwo"},
+        "calib_statistic_method": "modal",
+    },
+    "tensor_quantize_config": {"activation": {"bit_width": 8, "round_mode": "half_up"}},
+}
+
+
+def recipe(
+    tmp_path: Path, document: dict[str, Any] | None = None, target: str | None = None, bitwidth: int | None = None
+) -> tuple[QuantizationConfig, tuple[str, ...]]:
+    path = None
+    if document is not None:
+        path = tmp_path / "quant_config.json"
+        path.write_text(json.dumps(document))
+    return make_recipe(NETWORK, target=target, bitwidth=bitwidth, quant_config_file=path)
+
+
+def test_defaults_are_those_of_vitis_ai(tmp_path: Path) -> None:
+    config, notes = recipe(tmp_path)
+    for spec in (config.activation, config.weight):
+        assert (spec.dtype, spec.symmetric, spec.scale) == ("int8", True, "power_of_two")
+        assert (spec.granularity, spec.calibration.method) == ("per_tensor", "mse")
+    assert (config.bias.dtype, config.target, notes) == ("int8", "amd_npu_cnn", ())
+    assert config.target_options == {"sigmoid_to_hard_sigmoid": False}
+    assert [algorithm.method for algorithm in config.algorithms] == ["cross_layer_equalization", "bias_correction"]
+
+
+def test_the_file_of_vitis_ai_s_documents_says_what_holds_anyway(tmp_path: Path) -> None:
+    config, notes = recipe(tmp_path, DEFAULTS, TARGET)
+    assert config == recipe(tmp_path)[0]
+    told = ["round_mode std_round", "calib_statistic_method modal", "round_mode half_up"]
+    assert [note.split(":")[0] for note in notes] == told
+
+
+@pytest.mark.parametrize(
+    ("document", "expected"),
+    [
+        ({"include_cle": False, "include_bias_corr": False}, {"algorithms": []}),
+        ({"convert_relu6_to_relu": True}, {"preparation": {"clip6_to_relu": True, "split_to_slice": True}}),
+        ({"onnx_opset_version": 21}, {"preparation": {"opset": 21}}),
+        ({"change_concat_input_fix": False}, {"target_options": {"align_concat": False}}),
+        ({"overall_quantize_config": {"method": "percentile", "percentage": 99.9}},
+         {"activation": {"calibration": {"method": "percentile", "percentile": 99.9}}}),
+        ({"tensor_quantize_config": {"activation": {"method": "entropy"}}},
+         {"activation": {"calibration": {"method": "entropy"}}, "weight": {"calibration": {"method": "mse"}}}),
+        ({"target_device": "CPU", "overall_quantize_config": {"scale_type": "float", "symmetry": "asymmetric"},
+          "tensor_quantize_config": {"activation": {"signed": False}, "weights": {"symmetry": "symmetric",
+                                                                               "per_channel": True, "bit_width": 4}}},
+         {"target": "onnxruntime_cpu", "bias": {"dtype": "int32"},
+          "activation": {"dtype": "uint8", "symmetric": False, "scale": "float32"},
+          "weight": {"dtype": "int4", "symmetric": True, "scale": "float32", "granularity": "per_channel"}}),
+        ({"target_device": "GPU", "overall_quantize_config": {"bit_width": 16}},
+         {"target": "onnxruntime_gpu", "activation": {"dtype": "int16"}, "weight": {"dtype": "int16"}}),
+        ({"quantizable_data_type": ["input", "weights", "activation"]},
+         {"bias": {"dtype": "float32"}, "target_options": {"int8_bias": False}}),
+        ({"layer_quantize_config": [{"layer_name": "Net::Net/Sequential[2]/Conv2d[0]/input.3",
+                                     "tensor_quantize_config": {"weights": {"method": "maxmin"}}}]},
+         {"overrides": [{"match": {"module": "2.0"}, "weight": {"calibration": {"method": "minmax"}}}]}),
+        ({"layer_quantize_config": [{"layer_type": "torch.nn.Conv2d",
+                                     "overall_quantize_config": {"datatype": "float32"}}]},
+         {"exclude": [{"module": "0"}, {"module": "2.0"}]}),
+    ],
+)  # fmt: skip
+def test_every_key_has_its_effect(tmp_path: Path, document: dict[str, Any], expected: dict[str, Any]) -> None:
+    def holds(expected: Any, found: Any) -> bool:
+        if isinstance(expected, dict):
+            return all(holds(value, found[key]) for key, value in expected.items())
+        if isinstance(expected, list):
+            return len(expected) == len(found) and all(map(holds, expected, found))
+        return bool(expected == found)
+
+    found = recipe(tmp_path, document)[0].model_dump(mode="json")
+    assert holds(expected, found), {key: found[key] for key in expected}
+
+
+@pytest.mark.parametrize(
+    ("document", "at", "told"),
+    [
+        ({"include_cel": True}, "/include_cel", "did you mean 'include_cle'?"),
+        ({"convert_silu_to_hswish": True}, "/convert_silu_to_hswish", "nn.Hardswish"),
+        ({"keep_add_layer_accuracy": True}, "/keep_add_layer_accuracy", "no effect"),
+        ({"target_device": "FLEXML"}, "/target_device", "not offered"),
+        ({"change_pool_input_fix": True}, "/change_pool_input_fix", "never the reverse"),
+        ({"quantizable_data_type": ["weights"]}, "/quantizable_data_type", "together"),
+        ({"overall_quantize_config": {"method": "magic"}}, "/overall_quantize_config/method", "diffs"),
+        ({"overall_quantize_config": {"bit_with": 8}}, "/overall_quantize_config/bit_with", "'bit_width'"),
+        ({"overall_quantize_config": {"bit_width": 5}}, "/overall_quantize_config/bit_width", "not 5"),
+        ({"overall_quantize_config": {"scale_type": "float"}},
+         "/overall_quantize_config/scale_type", "the DPU computes"),
+        ({"tensor_quantize_config": {"weights": {"per_channel": True}}},
+         "/tensor_quantize_config/weights/per_channel", "the DPU computes"),
+        ({"tensor_quantize_config": {"input": {"method": "maxmin"}}}, "/tensor_quantize_config/input/method", "inputs"),
+        ({"tensor_quantize_config": {"activation": {"narrow_range": True}}},
+         "/tensor_quantize_config/activation/narrow_range", "whole range"),
+        ({"layer_quantize_config": [{"layer_name": "3.0"}]}, "/layer_quantize_config/0/layer_name", "no module '3.0'"),
+        ({"layer_quantize_config": [{"layer_type": "LSTM"}]}, "/layer_quantize_config/0/layer_type", "no module is a"),
+    ],
+)  # fmt: skip
+def test_what_has_no_counterpart_names_its_key(tmp_path: Path, document: dict[str, Any], at: str, told: str) -> None:
+    with pytest.raises(InvalidConfigError) as caught:
+        recipe(tmp_path, document)
+    assert at in {problem.pointer for problem in caught.value.errors}
+    assert told in caught.value.detail
+
+
+def test_file_and_target_hold_together_and_must_not_contradict(tmp_path: Path) -> None:
+    both, _ = recipe(tmp_path, {"include_cle": False}, TARGET)
+    assert both.target == "amd_npu_cnn"
+    assert [algorithm.method for algorithm in both.algorithms] == ["bias_correction"]
+    assert recipe(tmp_path, target="onnxruntime_cpu", bitwidth=16)[0].activation.dtype == "int16"
+    with pytest.raises(InvalidConfigError, match="target_device CPU contradicts the target amd_npu_cnn"):
+        recipe(tmp_path, {"target_device": "CPU"}, TARGET)
+    with pytest.raises(InvalidConfigError, match="did you mean 'AMD_AIE2_Nx4_Overlay_cfg0'"):
+        recipe(tmp_path, target="AMD_AIE2_Nx4_Overlay")
+    with pytest.raises(InvalidConfigError, match="/bitwidth: 16 bits: the DPU"):
+        recipe(tmp_path, bitwidth=16)
+    (tmp_path / "bad.json").write_text("{")
+    for name, told in (("none.json", "there is no quant_config_file"), ("bad.json", "is not JSON")):
+        with pytest.raises(InvalidConfigError, match=told):
+            make_recipe(NETWORK, target=None, bitwidth=None, quant_config_file=tmp_path / name)

@@ -27,8 +27,6 @@ pytestmark = pytest.mark.slow
 
 
 class Network(nn.Module):
-    """A convolution, an addition by a module, a linear layer, between stubs."""
-
     def __init__(self, width: int = 8) -> None:
         super().__init__()
         self.conv1, self.bn1 = nn.Conv2d(3, width, 3, padding=1, bias=False), nn.BatchNorm2d(width)
@@ -49,7 +47,6 @@ def network(width: int = 8) -> nn.Module:
 
 
 def images(samples: int, seed: int = 0) -> Tensor:
-    """Of another range than the random numbers that examples are made of."""
     return 3 + 5 * torch.rand(samples, 3, 6, 6, generator=torch.Generator().manual_seed(seed))
 
 
@@ -109,15 +106,13 @@ def test_the_way_of_a_script_from_the_float_model_to_the_file_and_to_another_pro
 
 
 def error(model: nn.Module, x: Tensor) -> float:
-    """Of the network against the float model, over its size."""
     with torch.no_grad():
         expected = network()(x)
         return float((model(x) - expected).norm() / expected.norm())
 
 
 def test_the_first_samples_in_training_mode_give_the_ranges() -> None:
-    model = processor().trainable_model()
-    x = images(64, 3)
+    model, x = processor().trainable_model(), images(64, 3)
     blind = error(model.eval(), x)
     assert error(model.eval(), x) == blind, "eval mode does not warm up"
     model.train()
@@ -125,16 +120,13 @@ def test_the_first_samples_in_training_mode_give_the_ranges() -> None:
         assert model.is_warming_up
         model(batch)
     assert not model.is_warming_up
-    warm = error(model.eval(), x)
-    assert warm < 0.1 < blind
+    assert error(model.eval(), x) < 0.1 < blind
     calibrated = QatProcessor(network(), images(WARM_UP_SAMPLES)).trainable_model()
-    theirs = dict(calibrated.named_parameters())
+    assert dict(calibrated.named_parameters()).keys() == dict(model.named_parameters()).keys()
     grids = {name: held for name, held in model.named_buffers() if name.endswith(".base")}
-    assert grids
-    assert theirs.keys() == dict(model.named_parameters()).keys()
     others = dict(calibrated.named_buffers())
     same = sum(bool(torch.equal(held, others[name])) for name, held in grids.items())
-    assert same >= len(grids) - 1, "the engine's own calibration on the same samples finds the same scales"
+    assert same >= len(grids) - 1 > 0, "the engine's own calibration on the same samples finds the same scales"
     before = model.state_dict()["quantizers.activations.relu1/Relu.base"].clone()
     model.train()(10 * x)
     assert torch.equal(model.state_dict()["quantizers.activations.relu1/Relu.base"], before)
@@ -173,14 +165,13 @@ def test_switches_do_what_they_say() -> None:
 def calibrate(folder: Path, keys: dict[str, Any]) -> None:
     file = folder / "config.json"
     file.write_text(json.dumps(keys))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(action="ignore"):
         quantizer = torch_quantizer("calib", network(), EXAMPLE, output_dir=folder, quant_config_file=file)
         quantizer.quant_model(images(64))
         quantizer.export_quant_config()
 
 
-def test_the_positions_of_a_calibration_are_where_training_starts(tmp_path: Path) -> None:
+def test_the_positions_of_a_calibration_are_where_training_starts_or_are_refused(tmp_path: Path) -> None:
     calibrate(tmp_path, {"include_cle": False, "include_bias_corr": False})
     qat_processor = processor()
     model = qat_processor.trainable_model(calib_dir=tmp_path)
@@ -190,10 +181,6 @@ def test_the_positions_of_a_calibration_are_where_training_starts(tmp_path: Path
     session = onnxruntime.InferenceSession(tmp_path / "Network_calibrated.onnx", providers=["CPUExecutionProvider"])
     calibrated = session.run(None, {session.get_inputs()[0].name: x.numpy()})[0]
     np.testing.assert_array_equal(deployable(x).numpy(), calibrated)
-
-
-def test_positions_of_another_or_an_equalized_network_are_refused(tmp_path: Path) -> None:
-    calibrate(tmp_path, {"include_cle": False})
     with pytest.raises(QuantInfoError, match="graph"):
         QatProcessor(network(width=6), EXAMPLE).trainable_model(calib_dir=tmp_path)
     with pytest.raises(QuantInfoError, match="no "):
@@ -204,23 +191,22 @@ def test_positions_of_another_or_an_equalized_network_are_refused(tmp_path: Path
     assert "include_cle" in str(refused.value.hint)
 
 
-@pytest.mark.parametrize(
-    ("made", "expected"),
-    [
+def test_what_is_not_offered_is_refused_with_a_way_out() -> None:
+    one, other = processor(), processor()
+    cases: list[tuple[Callable[[], Any], type[Exception]]] = [
         (lambda: QatProcessor(nn.DataParallel(network()), EXAMPLE), InvalidRequestError),
         (lambda: processor(mix_bit=True), NotOfferedError),
         (lambda: processor(bitwidth=4), InvalidConfigError),
-        (lambda: processor().deployable_model("anywhere", used_for_xmodel=True), NotOfferedError),
-        (lambda: processor().export_onnx_model(native_onnx=False), NotOfferedError),
-        (lambda: processor().trainable_model().dump_blob(), NotOfferedError),
-        (lambda: processor().to_deployable(network(), "anywhere"), InvalidRequestError),
-        (lambda: processor().to_deployable(processor().trainable_model(), "anywhere"), InvalidRequestError),
-    ],
-)
-def test_what_is_not_offered_is_refused_with_a_way_out(made: Callable[[], Any], expected: type[Exception]) -> None:
-    with pytest.raises(expected) as refused:
-        made()
-    assert refused.value.hint
+        (lambda: one.deployable_model("anywhere", used_for_xmodel=True), NotOfferedError),
+        (lambda: one.export_onnx_model(native_onnx=False), NotOfferedError),
+        (lambda: one.trainable_model().dump_blob(), NotOfferedError),
+        (lambda: one.to_deployable(network(), "anywhere"), InvalidRequestError),
+        (lambda: one.to_deployable(other.trainable_model(), "anywhere"), InvalidRequestError),
+    ]
+    for made, expected in cases:
+        with pytest.raises(expected) as refused:
+            made()
+        assert refused.value.hint
 
 
 def test_what_is_ignored_or_blind_is_told(tmp_path: Path) -> None:
@@ -234,35 +220,6 @@ def test_what_is_ignored_or_blind_is_told(tmp_path: Path) -> None:
     train(model, 1)
     with pytest.warns(DeprecationWarning, match="to_deployable"):
         qat_processor.convert_to_deployable(torch.compile(model, backend="eager"), tmp_path)
-
-
-@pytest.mark.parametrize("bits", [4, 16])
-def test_other_bits_on_another_target(tmp_path: Path, bits: int) -> None:
-    qat_processor = QatProcessor(network(), EXAMPLE, bitwidth=bits, target="onnxruntime_cpu")
-    model = qat_processor.trainable_model()
-    train(model, 2)
-    deployable = qat_processor.to_deployable(model, tmp_path)
-    x = images(4)
-    with torch.no_grad():
-        torch.testing.assert_close(deployable(x), model(x), rtol=1e-3, atol=1e-3)
-
-
-def test_stubs_bound_what_is_trained_on_grids() -> None:
-    class Partial(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.second = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3)
-            self.quant, self.dequant = QuantStub(), DeQuantStub()
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.second(self.dequant(self.first(self.quant(x))))
-
-    model = QatProcessor(Partial().eval(), EXAMPLE).trainable_model()
-    names = {name for name, _ in model.named_parameters()}
-    assert {"first.weight", "second.weight", "second.bias"} <= names
-    assert [name for name in names if name.startswith("quantizers.weights.")] == [
-        "quantizers.weights.first.weight.growth"
-    ]
 
 
 def test_it_warms_up_and_trains_under_distributed_data_parallel(tmp_path: Path) -> None:

@@ -29,8 +29,6 @@ class Scales(nn.Module):
 
 
 class Picks(nn.Module):
-    """An input called labels, and one without an axis of samples."""
-
     def forward(self, x: Tensor, table: Tensor, labels: Tensor) -> Tensor:
         return x @ table + labels
 
@@ -102,35 +100,26 @@ def test_what_has_no_axis_of_samples_is_stored_with_every_sample(tmp_path):
     assert set(data.summary.arrays) == {"x", "table", "labels"}
 
 
-def test_only_one_batch_is_in_memory(one, tmp_path):
-    """A loader far larger than what is held: the batches are counted that are alive at once."""
-    alive, most = [0], [0]
+def test_only_one_batch_is_in_memory_and_no_more_are_read_than_needed(one, tmp_path):
+    alive, most, given = [0], [0], []
 
     class Counted(np.ndarray):
         def __del__(self) -> None:
             alive[0] -= 1
 
     def loader() -> Iterator[np.ndarray]:
-        for _ in range(20):
+        for k in range(20):
             batch = np.ones((4, 3), np.float32).view(Counted)
             alive[0] += 1
             most[0] = max(most[0], alive[0])
+            given.append(k)
             yield batch
             del batch
 
     assert store(loader(), one, tmp_path / "d.npz").samples == 80
     assert most[0] <= 2
-
-
-def test_reading_stops_where_no_more_samples_are_needed(one, tmp_path):
-    given = []
-
-    def loader() -> Iterator[Tensor]:
-        for k in range(100):
-            given.append(k)
-            yield X[:2]
-
-    assert store(loader(), one, tmp_path / "d.npz", limit=5).samples == 6
+    given.clear()
+    assert store(loader(), one, tmp_path / "d.npz", limit=9).samples == 12
     assert len(given) == 3
 
 

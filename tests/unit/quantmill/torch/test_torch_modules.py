@@ -36,8 +36,6 @@ class Residual(nn.Module):
 
 
 class Block(nn.Module):
-    """One activation for all blocks, held by each."""
-
     def __init__(self, channels: int, act: nn.Module) -> None:
         super().__init__()
         self.depthwise = nn.Conv2d(channels, channels, 3, 1, 1, groups=channels, bias=False)

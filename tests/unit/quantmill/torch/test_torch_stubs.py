@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from quantmill.torch.export import export
 from quantmill.torch.regions import StubError, resolve_regions
 from quantmill.torch.stubs import DeQuantStub, QuantStub
+from tests.support.each import each
 from worker.quantizer.graph.metadata import SCOPES
 from worker.quantizer.graph.regions import REGION
 
 
 def traced(body: str, types: str = "float[2,3] x", result: str = "float[2,3] y") -> ir.Model:
-    """A graph as it is exported; nodes stand in the module that their names begin with."""
     text = f'<ir_version: 8, opset_import: ["" : 20, "quantmill" : 1]>\ng ({types}) => ({result}) {{ {body} }}'
     model = onnx.shape_inference.infer_shapes(onnx.parser.parse_model(text))
     held = ir.from_proto(model)
@@ -45,39 +45,37 @@ def test_nodes_between_the_stubs_are_in_a_region_and_no_marker_is_left() -> None
     assert [[value.name for value in node.inputs] for node in model.graph] == [["x"], ["b"], ["e"]]
     assert model.graph.outputs[0].name == "y"
     assert "quantmill" not in model.graph.opset_imports
-
-
-REGIONS = {
-    "to the output": ("[q] a = quantmill.QuantStub(x) [f] y = Relu(a)", "float[2,3] x", {"f": "q"}),
-    "no stubs": ("[f] y = Relu(x)", "float[2,3] x", {"f": None}),
-    "two entrances that meet": (
-        "[q] a = quantmill.QuantStub(x) [p] b = quantmill.QuantStub(z) [f_0] c = Relu(a) [f_1] e = Relu(b) "
-        "[f_2] g = Add(c, e) [d] y = quantmill.DeQuantStub(g)",
-        "float[2,3] x, float[2,3] z",
-        {"f_0": "q", "f_1": "q", "f_2": "q"},
-    ),
-    "constants, shapes and integers on neither side": (
-        "[q] a = quantmill.QuantStub(x) [s] n = Shape(x) [f_0] b = Reshape(a, n) [one] o = Constant<value_float=2.0>() "
-        "[f_1] c = Mul(b, o) [m] k = Cast<to=1>(i) [f_2] g = Add(c, k) [d] y = quantmill.DeQuantStub(g)",
-        "float[2,3] x, int64[2,3] i",
-        {"s": None, "f_0": "q", "one": None, "f_1": "q", "m": None, "f_2": "q"},
-    ),
-}
-
-
-@pytest.mark.parametrize("name", REGIONS)
-def test_regions(name: str) -> None:
-    body, types, expected = REGIONS[name]
-    assert regions(traced(body, types)) == expected
-
-
-def test_a_marker_between_input_and_output_leaves_an_identity() -> None:
+    # a marker between input and output leaves an identity
     body = "[q] a = quantmill.QuantStub(x) [f] y = Relu(a) [d] z = quantmill.DeQuantStub(a)"
     model = traced(body, result="float[2,3] y, float[2,3] z")
     resolve_regions(model)
     assert [node.op_type for node in model.graph] == ["Relu", "Identity"]
     assert [value.name for value in model.graph.outputs] == ["y", "z"]
     onnx.checker.check_model(ir.to_proto(model))
+
+
+@each(
+    ("body", "types", "expected"),
+    [
+        ("[q] a = quantmill.QuantStub(x) [f] y = Relu(a)", "float[2,3] x", {"f": "q"}),  # to the output
+        ("[f] y = Relu(x)", "float[2,3] x", {"f": None}),
+        (  # two entrances that meet
+            "[q] a = quantmill.QuantStub(x) [p] b = quantmill.QuantStub(z) [f_0] c = Relu(a) [f_1] e = Relu(b) "
+            "[f_2] g = Add(c, e) [d] y = quantmill.DeQuantStub(g)",
+            "float[2,3] x, float[2,3] z",
+            {"f_0": "q", "f_1": "q", "f_2": "q"},
+        ),
+        (  # constants, shapes and integers on neither side
+            "[q] a = quantmill.QuantStub(x) [s] n = Shape(x) [f_0] b = Reshape(a, n) "
+            "[one] o = Constant<value_float=2.0>() [f_1] c = Mul(b, o) [m] k = Cast<to=1>(i) "
+            "[f_2] g = Add(c, k) [d] y = quantmill.DeQuantStub(g)",
+            "float[2,3] x, int64[2,3] i",
+            {"s": None, "f_0": "q", "one": None, "f_1": "q", "m": None, "f_2": "q"},
+        ),
+    ],
+)
+def test_regions(body: str, types: str, expected: dict[str, str | None]) -> None:
+    assert regions(traced(body, types)) == expected
 
 
 @pytest.mark.parametrize(
@@ -140,8 +138,6 @@ def test_one_stub_called_several_times_bounds_a_region_each_time(tmp_path: Path)
 
 
 class Forgetful(WholeModule):
-    """Holds stubs; ``used`` says which it calls: none, one for nothing that it returns, or all but a second pair."""
-
     def __init__(self, used: str) -> None:
         super().__init__()
         self.used = used
@@ -156,18 +152,15 @@ class Forgetful(WholeModule):
         return result
 
 
-@pytest.mark.parametrize(
-    ("used", "told"),
-    [("none", "stubs that are never called in forward"), ("in vain", "nothing that forward returns depends on them")],
-)
-def test_stubs_of_which_none_is_called_are_an_error_that_names_them(used: str, told: str) -> None:
-    with pytest.raises(StubError, match=told) as caught:
-        export(Forgetful(used).eval(), torch.randn(2, 4))
-    assert "'quant', 'dequant', 'part.0'" in caught.value.detail
-    assert caught.value.where["module"] == "quant"
-
-
-def test_stubs_of_which_some_are_never_called_are_a_warning_that_names_them() -> None:
+def test_stubs_that_are_not_called_are_named() -> None:
+    for used, told in (
+        ("none", "never called in forward"),
+        ("in vain", "nothing that forward returns depends on them"),
+    ):
+        with pytest.raises(StubError, match=told) as caught:
+            export(Forgetful(used).eval(), torch.randn(2, 4))
+        assert "'quant', 'dequant', 'part.0'" in caught.value.detail
+        assert caught.value.where["module"] == "quant"
     module = Forgetful("all").eval()
     with pytest.warns(UserWarning, match=r"never called in forward, and bounds nothing: the QuantStub 'part.0'$"):
         exported = export(module, torch.randn(2, 4))
