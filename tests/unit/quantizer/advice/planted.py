@@ -19,14 +19,7 @@ _PARTS = np.array([1, 7])
 
 @dataclass(frozen=True)
 class Planted:
-    """A damaged network.
-
-    Attributes:
-        model: float.
-        calibration: its data.
-        evaluation: None: the same.
-        settings: of the config.
-    """
+    """A damaged network; without evaluation data it is judged on those of the calibration."""
 
     model: onnx.ModelProto
     calibration: Arrays

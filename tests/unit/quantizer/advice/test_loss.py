@@ -1,15 +1,19 @@
-"""When advice is looked for, and what counts as help."""
+"""When advice is looked for, what counts as help, and what hurts, as the report tells it."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from service.contracts.evaluation import EvaluationSpec
-from service.contracts.report import Report
+from service.contracts.report import LayerFigures, Report
 from service.contracts.report.algorithms import Score
 from tests.support.front import make_report
+from worker.quantizer.advice.blame import causes_of, with_blame
+from worker.quantizer.advice.damage import Damage, Harm, Kind, Place
 from worker.quantizer.advice.loss import Loss, Measured, find_loss
 from worker.quantizer.evaluation.certainty.evidence import Evidence, Facts
 
@@ -60,6 +64,20 @@ def test_where_a_loss_is_read() -> None:
     assert found(metric=False, sqnr_db=9.0).name == "sqnr_db"
     assert loss(metric=False, sqnr_db=11.0) is None
     assert loss(metric=False, sqnr_db=2.0, source="random") is None
+    # a metric no better than guessing tells nothing
+    guessing = {"before": 21.0, "after": 1.0, "chance": 20.0}
+    interval = {"low": 17.0, "high": 25.0, "method": "wilson", "samples": 438}
+    assert loss(**guessing, float_interval=interval, sqnr_db=30.0) is None
+    assert not found(**guessing, float_interval=interval, sqnr_db=3.0).by_metric
+    # and so does what undermines the verdict
+    finding = {"code": "float-at-chance", "severity": "critical", "message": "-", "undermines_verdict": True}
+    assert not found(findings=[finding]).by_metric
+    # a broken gate is a loss only where it is about accuracy
+    drop = {"clause": "max_drop", "metric": "top1", "wanted": 0.1, "got": 0.5, "holds": False}
+    assert "max_drop" in found(after=85.5, sqnr_db=30.0, gate=[drop]).words
+    size = {"clause": "max_size_bytes", "wanted": 1, "got": 2, "holds": False}
+    assert loss(after=85.5, sqnr_db=30.0, gate=[size]) is None
+    assert loss(after=85.5, sqnr_db=30.0, gate=[{**drop, "holds": None}]) is None
 
 
 @pytest.mark.parametrize(("low", "lost"), [(0.4, True), (-0.4, False)])
@@ -68,25 +86,7 @@ def test_an_interval_decides_where_there_is_one(low: float, lost: bool) -> None:
     assert (loss(after=83.0, drop_interval=interval) is not None) == lost
 
 
-def test_a_metric_no_better_than_guessing_tells_nothing() -> None:
-    guessing = {"before": 21.0, "after": 1.0, "chance": 20.0}
-    interval = {"low": 17.0, "high": 25.0, "method": "wilson", "samples": 438}
-    assert loss(**guessing, float_interval=interval, sqnr_db=30.0) is None
-    assert not found(**guessing, float_interval=interval, sqnr_db=3.0).by_metric
-    # and so does what undermines the verdict
-    finding = {"code": "float-at-chance", "severity": "critical", "message": "-", "undermines_verdict": True}
-    assert not found(findings=[finding]).by_metric
-
-
-def test_a_broken_gate_is_a_loss_only_where_it_is_about_accuracy() -> None:
-    drop = {"clause": "max_drop", "metric": "top1", "wanted": 0.1, "got": 0.5, "holds": False}
-    assert "max_drop" in found(after=85.5, sqnr_db=30.0, gate=[drop]).words
-    size = {"clause": "max_size_bytes", "wanted": 1, "got": 2, "holds": False}
-    assert loss(after=85.5, sqnr_db=30.0, gate=[size]) is None
-    assert loss(after=85.5, sqnr_db=30.0, gate=[{**drop, "holds": None}]) is None
-
-
-def test_it_is_mended_when_next_to_nothing_is_lost_and_the_gate_holds() -> None:
+def test_what_mends_a_loss_and_what_helps() -> None:
     assert found().is_mended(score(85.5).score) and not found().is_mended(score(84.5).score)
     drop = {"clause": "max_drop", "metric": "top1", "wanted": 0.2, "got": 45.0, "holds": False}
     strict = found(gate=[drop])
@@ -94,9 +94,7 @@ def test_it_is_mended_when_next_to_nothing_is_lost_and_the_gate_holds() -> None:
     assert found(metric=False).is_mended(score(None, 21.0).score)
     clause = {"clause": "min_sqnr_db", "wanted": 40.0, "got": 2.0, "holds": False}
     assert not found(metric=False, gate=[clause]).is_mended(score(None, 21.0).score)
-
-
-def test_help_is_more_than_chance_in_the_metric_or_else_a_better_sqnr() -> None:
+    # help is more than chance in the metric or else a better sqnr
     lost = found()
     before = score(41.0)
     assert lost.helped(score(84.0, 2.0), before)
@@ -104,3 +102,55 @@ def test_help_is_more_than_chance_in_the_metric_or_else_a_better_sqnr() -> None:
     # four samples more are no evidence: SQNR decides
     assert lost.helped(score(42.0, 4.0), before) and not lost.helped(score(42.0, 1.0), before)
     assert not lost.helped(score(None, 9.0), before) and not lost.helped(score(84.0, None), before)
+
+
+NODES = [f"n{k}" for k in range(12)]
+
+
+@st.composite
+def damages(draw: st.DrawFn) -> Damage:
+    harms = {}
+    for kind in draw(st.lists(st.sampled_from(list(Kind)), unique=True, max_size=4)):
+        names = draw(st.lists(st.sampled_from(["", *NODES]), min_size=1, unique=True))
+        noises = sorted((draw(st.floats(1e-6, 1.0)) for _ in names), reverse=True)
+        places = tuple(Place(node, noise, "a fact") for node, noise in zip(names, noises, strict=True))
+        harms[kind] = Harm(kind, draw(st.floats(1e-4, 1.0)), places)
+    return Damage(harms, {})
+
+
+def rows(*groups: tuple[str, ...]) -> list[LayerFigures]:
+    return [LayerFigures(name=group[0], op="Conv", nodes=group) for group in groups]
+
+
+@given(damages())
+def test_parts_are_of_one_whole_and_the_worst_come_first(damage: Damage) -> None:
+    causes = causes_of(damage)
+    parts = [cause.error_percent for cause in causes]
+    assert parts == sorted(parts, reverse=True)
+    assert sum(parts) <= 100.1
+    for cause in causes:
+        places = [place.error_percent for place in cause.places]
+        assert places == sorted(places, reverse=True)
+        harm = damage.harms[Kind(cause.kind)]
+        assert len(places) + cause.places_left_out == len(harm.places)
+        if not cause.places_left_out:
+            assert abs(sum(places) - cause.error_percent) < 0.1
+    told = with_blame(rows(*((node,) for node in NODES)), damage)
+    nowhere = sum(
+        harm.noise * place.noise / sum(one.noise for one in harm.places)
+        for harm in damage.harms.values()
+        for place in harm.places
+        if not place.node
+    )
+    if damage.harms:
+        whole = sum(row.error_percent or 0.0 for row in told) + 100 * nowhere / damage.total
+        assert abs(whole - 100) < 0.5
+    else:
+        assert causes == () and all(row.error_percent is None for row in told)
+
+
+def test_a_row_has_the_error_of_all_its_nodes_and_one_in_float_has_none() -> None:
+    harm = Harm(Kind.WEIGHT_ROUNDING, 0.5, (Place("n0", 0.3, "a"), Place("n1", 0.2, "b")))
+    left = LayerFigures(name="n1", op="Relu", nodes=("n1",), reason="left in float", reason_code="left-in-float")
+    both, alone, float_ = with_blame([*rows(("n0", "n1"), ("n2",)), left], Damage({harm.kind: harm}, {}))
+    assert (both.error_percent, alone.error_percent, float_.error_percent) == (100.0, 0.0, None)

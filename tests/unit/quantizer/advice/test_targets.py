@@ -120,15 +120,13 @@ def _kept(target: str, code: str, patch: Mapping[str, Any], before: Quantization
         assert all(entry.spec.dtype.startswith("u") for entry in after.activations.values())
 
 
-def test_every_cause_has_words_and_a_rule() -> None:
+def test_every_cause_has_words_and_a_rule_and_stands_on_the_page() -> None:
     assert set(KIND_WORDS) == set(Kind)
     assert {kind for rule in RULES for kind in rule.treats} == set(Kind)
     assert len({rule.code for rule in RULES}) == len(RULES)
+    # the page is current and names every advice
+    assert PAGE.read_text() == advice_page(), "run: python -m worker.quantizer.advice.page > docs/advice.md"
+    assert all(f"`{rule.code}`" in advice_page() for rule in RULES)
 
 
 PAGE = Path(__file__).parents[4] / "docs" / "advice.md"
-
-
-def test_the_page_is_current_and_names_every_advice() -> None:
-    assert PAGE.read_text() == advice_page(), "run: python -m worker.quantizer.advice.page > docs/advice.md"
-    assert all(f"`{rule.code}`" in advice_page() for rule in RULES)

@@ -14,15 +14,9 @@ Inputs = dict[str, np.ndarray]
 
 @dataclass(frozen=True)
 class Case:
-    """One node: ``Op<attributes>(inputs)``.
+    """One node, ``Op<attributes>(inputs)``, whose outputs are y, z ...
 
-    Attributes:
-        node: as text; its inputs are named by ``inputs``, outputs are y, z ...
-        inputs: arrays by name.
-        outputs: how many the node has.
-        opset: of the model.
-        frozen: inputs of floats without a derivative.
-        smooth: False where the values lie on a kink, or the result is too coarse for differences.
+    ``frozen`` inputs of floats have no derivative; where it is not ``smooth``, values lie on a kink or are too coarse.
     """
 
     node: str

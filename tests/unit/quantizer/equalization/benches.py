@@ -26,15 +26,7 @@ from worker.quantizer.runtime.session import Session
 
 
 class Bench:
-    """A model with its data, and a step that has not been applied yet.
-
-    Args:
-        model: float.
-        feeds: calibration data, first axis = samples.
-        algorithm: what is to be applied.
-        settings: the config; without algorithms.
-        held_back: samples that the step must not learn from.
-    """
+    """A model with its data, of which the step does not learn from those held back; it is not applied yet."""
 
     def __init__(
         self,

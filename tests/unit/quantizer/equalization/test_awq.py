@@ -28,8 +28,7 @@ NETWORK = (
 BLOCKS = config(preset="int4_weights", weight={"block_size": 16, "granularity": "per_block", "dtype": "int4"})
 SEARCHED = config(preset="int4_weights", weight={"granularity": "per_channel", "dtype": "int4"})
 CHANNELS = config(
-    preset="int4_weights",
-    weight={"granularity": "per_channel", "dtype": "int4", "calibration": {"method": "minmax"}},
+    preset="int4_weights", weight={"granularity": "per_channel", "dtype": "int4", "calibration": {"method": "minmax"}}
 )
 
 

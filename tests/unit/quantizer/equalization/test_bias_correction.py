@@ -1,4 +1,4 @@
-"""Bias correction against what it promises: the means of the float network, layer by layer."""
+"""Bias correction against what it promises: the mean outputs of the float network, and in closed form of a layer."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 
-from tests.unit.quantizer.toolbox import (
-    Arrays,
-    config,
-    make_model,
-    normal,
-    quantize_file,
-    run_onnx,
-    sqnr_db,
-)
+from service.contracts.algorithms import BiasCorrection
+from service.contracts.config import QuantizationConfig
+from tests.unit.quantizer.equalization.benches import Bench
+from tests.unit.quantizer.toolbox import Arrays, config, make_model, normal, quantize_file, run_onnx, sqnr_db
+from worker.quantizer.equalization.bias_correction.step import NO_BIAS, mean_shift
+from worker.quantizer.plan.parameters import Parameters
+from worker.quantizer.plan.types import QuantizationPlan
+from worker.quantizer.refine.draft import Draft
 
 W4 = {"dtype": "int4", "granularity": "per_tensor"}
 NETWORK = (
@@ -101,3 +101,137 @@ def test_means_come_back_where_activations_have_no_grid(tmp_path, of: str, dtype
     assert mean_error(model, corrected.model) < 0.6 * mean_error(model, plain.model)
     types = [node.op_type for node in onnx.load_from_string(corrected.model).graph.node]
     assert of == "dynamic" or ("MatMul" in types and "Gemm" not in types)  # a product of matrices stays one
+
+
+PER_TENSOR = config(weight={"granularity": "per_tensor"})
+NPU = config(preset="xint8", algorithms=[])
+GPU = config(target="tensorrt", activation={"dtype": "int8", "symmetric": True}, weight={"granularity": "per_tensor"})
+
+
+def with_rounded_parameters(draft: Draft) -> onnx.ModelProto:
+    """The draft's float model with the plan's dequantized weights and biases: all that correction can see."""
+    model = draft.prepared.model.clone()
+    plan, stored = draft.plan, model.graph.initializers
+    arrays = dict(plan.moved)
+    for entry in [*plan.weights.values(), *plan.biases.values()]:
+        if entry.integers is not None and entry.quantization is not None:
+            array = entry.quantization.dequantize(entry.integers)
+            arrays[entry.initializer] = array.reshape(stored[entry.initializer].shape.numpy())
+    proto = ir.to_proto(model)
+    for k, tensor in enumerate(proto.graph.initializer):
+        if tensor.name in arrays:
+            proto.graph.initializer[k].CopyFrom(onnx.numpy_helper.from_array(arrays[tensor.name], tensor.name))
+    return proto
+
+
+def channel_means(model: onnx.ModelProto, feeds: Arrays, axis: int) -> np.ndarray:
+    output = run_onnx(model, feeds)["y"].astype(np.float64)
+    return output.mean(axis=tuple(k for k in range(output.ndim) if k != axis % output.ndim))
+
+
+# layer, weight, data, axis of the output's channels
+LAYERS = {
+    "gemm": ("[it] y = Gemm(x, w, b)", (12, 8), (64, 12), 1),
+    "gemm alpha": ("[it] y = Gemm<transB=1, alpha=0.5>(x, w, b)", (8, 12), (64, 12), 1),
+    "matmul and add": ("[it] m = MatMul(x, w) y = Add(b, m)", (12, 8), (16, 5, 12), -1),
+    # 1x1 kernels: every window has the mean of the whole
+    "conv": ("[it] y = Conv(x, w, b)", (8, 4, 1, 1), (16, 4, 6, 6), 1),
+    "conv1d": ("[it] y = Conv(x, w, b)", (8, 4, 1), (16, 4, 9), 1),
+    "conv3d": ("[it] y = Conv(x, w, b)", (8, 4, 1, 1, 1), (9, 4, 3, 3, 3), 1),
+    "grouped": ("[it] y = Conv<group=2>(x, w, b)", (8, 2, 1, 1), (16, 4, 6, 6), 1),
+    # kernels as large as the stride: every input goes to every output channel once
+    "transposed": ("[it] y = ConvTranspose<group=2, strides=[2,2]>(x, w, b)", (4, 4, 2, 2), (16, 4, 6, 6), 1),
+}
+
+
+def layer(case: str, **changed: np.ndarray) -> tuple[onnx.ModelProto, Arrays, int]:
+    text, weight, data, axis = LAYERS[case]
+    values = normal(*data, seed=9)
+    # every channel has a mean of its own, else there is nothing to correct
+    length = data[axis]
+    along = [length if k == axis % len(data) else 1 for k in range(len(data))]
+    values += np.linspace(-3, 5, length, dtype=np.float32).reshape(along)
+    fed, made = (",".join(["N", *sizes]) for sizes in (map(str, data[1:]), "abcd"[: len(data) - 1]))
+    weights = {"w": normal(*weight, seed=3), "b": normal(8, seed=7), **changed}
+    return make_model(f"(float[{fed}] x) => (float[{made}] y) {{ {text} }}", weights), {"x": values}, axis
+
+
+@pytest.mark.parametrize("settings", [PER_TENSOR, NPU, GPU], ids=["int32", "int8", "float"])
+@pytest.mark.parametrize("case", LAYERS)
+def test_the_mean_output_of_a_layer_is_restored(case: str, settings: QuantizationConfig) -> None:
+    model, feeds, axis = layer(case)
+    it = Bench(model, feeds, BiasCorrection(mode="fast"), settings)
+    given = with_rounded_parameters(it.draft)
+    change = it.apply()
+    assert change.draft is not None and change.nodes == ("it",)
+    expected = channel_means(model, feeds, axis)
+    before = np.abs(channel_means(given, feeds, axis) - expected).max()
+    after = np.abs(channel_means(with_rounded_parameters(change.draft), feeds, axis) - expected).max()
+    assert after <= step_of_bias(change.draft.plan) * 0.51 + 1e-5
+    assert before > 2 * after
+    assert with_rounded_parameters(it.draft) == given  # the old draft is untouched
+
+
+def step_of_bias(plan: QuantizationPlan) -> float:
+    grids = [entry.quantization for entry in plan.biases.values()]
+    grids += [entry.quantization for name, entry in plan.weights.items() if name == "b"]
+    return max((float(np.max(grid.scale)) for grid in grids if grid is not None), default=0.0)
+
+
+@pytest.mark.parametrize("group", [1, 2, 4])
+@pytest.mark.parametrize("kind", ["Conv", "ConvTranspose"])
+def test_the_shift_is_the_weight_error_times_the_mean(kind: str, group: int) -> None:
+    """Brute force over every weight, for a padded and strided convolution too."""
+    shape = (8, 4 // group, 3, 3) if kind == "Conv" else (4, 8 // group, 3, 3)
+    model = make_model(
+        f"(float[N,4,7,7] x) => (float[N,8,a,b] y) {{ [it] y = {kind}<group={group}, pads=[1,1,1,1], strides=[2,2]>(x, "
+        "w, b) }",
+        {"w": normal(*shape, seed=3), "b": normal(8)},
+    )
+    draft = Bench(model, {"x": normal(4, 4, 7, 7)}, BiasCorrection(mode="fast"), PER_TENSOR).draft
+    mean = np.array([1.0, -2.0, 0.25, 4.0])
+    entry = draft.plan.weights["w"]
+    lost = draft.graph.initializers["w"].const_value.numpy() - entry.quantization.dequantize(entry.integers)
+    expected = np.zeros(8)
+    for first, second, i, j in np.ndindex(*lost.shape):
+        if kind == "Conv":
+            out, inner = first, first // (8 // group) * (4 // group) + second
+            expected[out] += lost[first, second, i, j] * mean[inner]
+        else:  # one of stride * stride output positions meets this tap
+            out, inner = first // (4 // group) * (8 // group) + second, first
+            expected[out] += lost[first, second, i, j] * mean[inner] / 4
+    node = next(node for node in draft.graph if node.name == "it")
+    np.testing.assert_allclose(
+        mean_shift(node, Parameters(draft.graph, draft.plan), mean), expected, rtol=1e-5, atol=1e-7
+    )
+
+
+def test_both_readers_of_a_shared_weight_are_corrected_by_their_own_input() -> None:
+    model = make_model(
+        "(float[N,12] x) => (float[N,8] y, float[N,8] z) { s = Sin(x) [one] y = Gemm(x, w, b) [two] z = Gemm(s, w, c) "
+        "}",
+        {"w": normal(12, 8), "b": normal(8, seed=1), "c": normal(8, seed=2)},
+    )
+    feeds = {"x": normal(64, 12) + 2}
+    change = Bench(model, feeds, BiasCorrection(mode="fast"), PER_TENSOR).apply()
+    assert change.draft is not None and change.nodes == ("one", "two")
+    expected, got = run_onnx(model, feeds), run_onnx(with_rounded_parameters(change.draft), feeds)
+    for name in "yz":
+        difference = np.abs(got[name].mean(axis=0) - expected[name].mean(axis=0))
+        assert difference.max() < 0.01 * np.abs(expected[name]).max()
+
+
+def test_a_bias_that_outgrows_its_own_grid_gets_another_and_weights_that_fit_leave_nothing_to_do() -> None:
+    model, *_ = layer("gemm", b=normal(8, scale=1e-3))
+    feeds = {"x": normal(64, 12) + 20}
+    it = Bench(model, feeds, BiasCorrection(mode="fast"), NPU)
+    change = it.apply()
+    before, after = it.draft.plan.biases["it"].quantization, change.draft.plan.biases["it"].quantization
+    assert after.scale > 4 * before.scale and np.log2(after.scale) % 1 == 0
+    integers = change.draft.plan.biases["it"].integers
+    assert np.abs(integers).max() > 40
+    weight = np.rint(normal(8, 4, 1, 1, scale=40)).astype(np.float32)
+    weight[0, 0] = 127
+    model, feeds, _ = layer("conv", w=weight)
+    change = Bench(model, feeds, BiasCorrection(mode="fast"), PER_TENSOR).apply()
+    assert change.draft is None and change.reason is not None and change.reason.code == NO_BIAS.code

@@ -87,12 +87,7 @@ def quantized_db(draft: Draft, model: onnx.ModelProto, feeds: Arrays = FEEDS) ->
     return sqnr_db(run_onnx(model, feeds)["y"], quantized_outputs(draft, feeds)["y"])
 
 
-ACTIVATIONS = {
-    "relu": "Relu({0})",
-    "leaky": "LeakyRelu<alpha=0.2>({0})",
-    "relu6": RELU6,
-    "none": "Identity({0})",
-}
+ACTIVATIONS = {"relu": "Relu({0})", "leaky": "LeakyRelu<alpha=0.2>({0})", "relu6": RELU6, "none": "Identity({0})"}
 
 
 @pytest.mark.parametrize("case", ACTIVATIONS)

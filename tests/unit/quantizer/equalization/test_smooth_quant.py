@@ -78,7 +78,7 @@ def test_readers_of_one_tensor_share_a_scale_that_the_normalization_takes_in() -
     assert {"q", "k", "v", "o"} == set(change.nodes)
 
 
-def test_a_graph_input_gets_one_float_mul() -> None:
+def test_a_graph_input_gets_one_float_mul_in_front_of_the_quantizer() -> None:
     it = bench(make_model(INPUT, WEIGHTS), input_feeds())
     change = it.apply()
     assert change.draft is not None and "1 Mul of their own" in change.summary
@@ -86,9 +86,7 @@ def test_a_graph_input_gets_one_float_mul() -> None:
     assert gain_db(it, change.draft) > 5
     left = bench(it.model, it.feeds, insert_mul=False).apply()
     assert left.draft is None and "insert_mul is off" in left.summary
-
-
-def test_on_an_npu_the_mul_stands_in_front_of_the_quantizer() -> None:
+    # on an npu the mul stands in front of the quantizer
     change = bench(make_model(INPUT, WEIGHTS), input_feeds(), NPU).apply()
     model = emitted(change.draft)
     mul = next(node for node in model.graph.node if node.op_type == "Mul")

@@ -86,7 +86,7 @@ def test_the_worst_output_counts_and_the_first_decides() -> None:
     assert by_name["k"].top1_agreement == 100.0
 
 
-def test_what_is_not_compared() -> None:
+def test_what_is_not_compared_and_a_twin_that_returns_nan() -> None:
     model = make_model("(float[N,6] x) => (float[N,1] y) { y = MatMul(x, w) }", {"w": normal(6, 1)})
     found = compared(model, model, {"x": normal(9, 6)}, np.zeros(9, np.int64))
     assert not found.labels_used
@@ -95,9 +95,7 @@ def test_what_is_not_compared() -> None:
     text = "(float[N,6] x) => (int64[2,K] y) { t = MatMul(x, w) r = Relu(t) y = NonZero(r) }"
     found = compared(make_model(text, {"w": WEIGHT}), make_model(text, {"w": -WEIGHT + 0.3}), {"x": normal(9, 6)})
     assert found.fidelity.sqnr_db is None
-
-
-def test_a_twin_that_returns_nan_is_an_error_unless_both_do() -> None:
+    # a twin that returns nan is an error unless both do
     broken = WEIGHT.copy()
     broken[0, 0] = np.nan
     with pytest.raises(EngineError) as caught:

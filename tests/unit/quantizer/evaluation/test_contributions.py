@@ -94,7 +94,7 @@ def test_nor_do_their_boxes() -> None:
     check(metric, outputs, None, arrays={"true_boxes": TRUE_BOXES, "true_classes": TRUE_CLASSES})
 
 
-def test_only_whole_samples_are_shares_of_samples() -> None:
+def test_only_whole_samples_are_shares_of_samples_and_tell_them_apart() -> None:
     (found,) = measured([{"kind": "top1"}], {"y": SCORES}, LABELS).contributions.values()
     assert isinstance(found, Hits) and found.of_samples
     assert np.array_equal(found.right, SCORES.argmax(axis=1) == LABELS)
@@ -104,6 +104,15 @@ def test_only_whole_samples_are_shares_of_samples() -> None:
     (some,) = counted.contributions.values()
     assert isinstance(some, Hits) and some.of_samples
     assert np.array_equal(some.right, (SCORES.argmax(axis=1) == LABELS)[LABELS != 2])
+    # what does not tell samples apart has none
+    batches = DenseSums(lambda sums: sums[:, 0])
+    batches.add(np.ones((1, 1)), samples=8)
+    counts = CountSums(lambda sums: sums[:, 0])
+    counts.add(np.arange(8), np.zeros(8, np.int64), np.ones(8), size=8, samples=8)
+    one_alone = dense(np.array([[1.0, 1.0], [0, 0], [0, 0]]), lambda sums: quotients(sums[:, 0], sums[:, 1]))
+    found = metric_columns({"by_batch": batches, "counts": counts, "undefined": one_alone}, 8)
+    assert set(found) == {"counts"}
+    assert metric_columns({"undefined": one_alone}, 3) == {}
 
 
 RANDOM = np.random.default_rng(3)
@@ -129,14 +138,3 @@ def test_of_a_mean_they_are_the_samples_own_values_and_of_a_root_what_they_move_
     whole = np.sqrt(squares.mean())
     left_out = [np.sqrt(np.delete(squares, k).mean()) for k in range(40)]
     assert metric_columns({"rmse": root}, 40)["rmse"] == pytest.approx([40 * whole - 39 * f for f in left_out])
-
-
-def test_what_does_not_tell_samples_apart_has_none() -> None:
-    batches = DenseSums(lambda sums: sums[:, 0])
-    batches.add(np.ones((1, 1)), samples=8)
-    counts = CountSums(lambda sums: sums[:, 0])
-    counts.add(np.arange(8), np.zeros(8, np.int64), np.ones(8), size=8, samples=8)
-    one_alone = dense(np.array([[1.0, 1.0], [0, 0], [0, 0]]), lambda sums: quotients(sums[:, 0], sums[:, 1]))
-    found = metric_columns({"by_batch": batches, "counts": counts, "undefined": one_alone}, 8)
-    assert set(found) == {"counts"}
-    assert metric_columns({"undefined": one_alone}, 3) == {}

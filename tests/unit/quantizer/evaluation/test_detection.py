@@ -83,11 +83,7 @@ def test_perfect_boxes_and_the_same_ones_in_any_form() -> None:
 
     def formed(boxes: np.ndarray, form: str) -> np.ndarray:
         a, b, c, d = np.moveaxis(boxes, -1, 0)
-        forms = {
-            "yxyx": (b, a, d, c),
-            "xywh": (a, b, c - a, d - b),
-            "cxcywh": ((a + c) / 2, (b + d) / 2, c - a, d - b),
-        }
+        forms = {"yxyx": (b, a, d, c), "xywh": (a, b, c - a, d - b), "cxcywh": ((a + c) / 2, (b + d) / 2, c - a, d - b)}
         return np.stack(forms[form], axis=-1)
 
     for form in ("yxyx", "xywh", "cxcywh"):

@@ -59,16 +59,14 @@ def constant(seconds: float) -> Callable[[], float]:
     return lambda: seconds
 
 
-def test_a_clear_case_costs_no_more_runs_than_were_asked_for(clock: Clock) -> None:
+def test_as_many_runs_as_the_interval_asks_for_within_bounds(clock: Clock) -> None:
     found = timed(clock.session("a", constant(0.002)), clock.session("b", constant(0.001)))
     assert (found.float_ms, found.quantized_ms, found.ratio, found.verdict) == (2.0, 1.0, 0.5, "faster")
     assert (found.ratio_interval.low, found.ratio_interval.high) == (0.5, 0.5)
     assert (found.runs, found.batch_size, found.threads, found.load) == (20, 1, 1, QUIET)
     assert "".join(clock.order[6:14]) == "abbaabba"
     assert clock.order.count("a") == clock.order.count("b") == 23
-
-
-def test_a_wide_interval_asks_for_more_runs_within_bounds(clock: Clock) -> None:
+    # a wide interval asks for more runs within bounds
     noise = np.random.default_rng(0)
     sides = [clock.session(name, lambda: float(noise.exponential(0.001))) for name in "ab"]
     found = timed(*sides)

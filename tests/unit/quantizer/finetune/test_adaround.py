@@ -1,17 +1,21 @@
-"""AdaRound from second moments, as a step on small networks."""
+"""AdaRound and AdaQuant from second moments, as steps on small networks; and which layers are solved so."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from service.contracts import efforts
-from service.contracts.algorithms import AdaRound
+from service.contracts.algorithms import AdaQuant, AdaRound
+from service.contracts.config import parse_config
 from tests.unit.quantizer.finetune.gradient.gradient_benches import grids_stay, integers
 from tests.unit.quantizer.precision.benches import chain_of_convolutions, samples, toolkit_for
-from tests.unit.quantizer.toolbox import config, run_onnx, sqnr_db
+from tests.unit.quantizer.toolbox import config, make_model, normal, run_onnx, sqnr_db
+from worker.quantizer.finetune.moments import solver as moments_solver
+from worker.quantizer.finetune.moments.solver import moments_are_cheaper
 from worker.quantizer.finetune.step import FinetuneStep
 from worker.quantizer.refine.draft import Draft
 from worker.quantizer.refine.step import Change
@@ -107,3 +111,92 @@ def test_the_seed_decides_which_patches_are_looked_at(monkeypatch) -> None:
         _, change = rounded(fixed_seed=seed)
         found.append(change.draft.emitted_bytes())
     assert found[0] == found[1] != found[2]
+
+
+@pytest.mark.parametrize(
+    ("shape", "patches", "positions", "cheaper"),
+    [
+        ((1, 512, 4608), 7_812, 49, True),  # a wide 3x3 Conv
+        ((512, 1, 9), 100_000, 196, True),  # depthwise
+        ((1, 1000, 1024), 500, 1, True),  # a classifier, from few samples
+        ((1, 4096, 25_088), 500, 1, False),  # the first dense layer of a VGG: 2.5 GB of moments
+        ((1, 16, 12_000), 100_000, 1, False),  # many inputs for few outputs
+    ],
+)
+def test_usual_layers_are_for_second_moments_and_very_many_inputs_are_not(shape, patches, positions, cheaper) -> None:
+    assert moments_are_cheaper(shape, patches, positions, 1000, 8) == cheaper
+
+
+def test_more_steps_and_more_positions_speak_for_moments() -> None:
+    shape = (1, 64, 6000)
+    assert [moments_are_cheaper(shape, 64_000, 16, steps, 8) for steps in (10, 100_000)] == [False, True]
+    assert [moments_are_cheaper(shape, 64_000, positions, 1000, 8) for positions in (1, 10_000)] == [False, True]
+
+
+def without_room(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Second moments of 6 * 9 inputs and more find no room; returns the layers that this hits."""
+    monkeypatch.setattr(moments_solver, "_MOST_BYTES", 4 * 54 * 54 - 1)
+    draft, _ = toolkit_for(chain_of_convolutions(3), config(weight=W4))
+    return [
+        weight.node
+        for weight in draft.plan.weights.values()
+        if weight.integers is not None and weight.integers[0].size >= 54
+    ]
+
+
+@pytest.mark.slow
+def test_layers_without_room_go_to_the_gradient_solver(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, usual = rounded()
+    large = without_room(monkeypatch)
+    draft, change = rounded(num_iterations=100)
+    assert large and set(change.errors) == set(usual.errors) > set(large)
+    for name in large:
+        before, after = change.errors[name]
+        assert after < before
+    assert "by gradients" in change.summary and all(name in change.summary for name in large)
+    assert "by gradients" not in usual.summary
+    assert change.draft is not None
+    assert output_sqnr(change.draft) > output_sqnr(draft) + 1
+
+
+def test_both_solvers_go_on_to_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    large = without_room(monkeypatch)
+    store = CheckpointStore(tmp_path)
+    found = [rounded(num_iterations=50, store=store)[1] for _ in range(2)]
+    assert found[1].draft.emitted_bytes() == found[0].draft.emitted_bytes()
+    assert f"{len(found[0].errors)} taken over" in found[1].summary and large
+
+
+def test_adaquant_from_second_moments_is_adaround_without_bounds() -> None:
+    draft, toolkit = toolkit_for(chain_of_convolutions(3), config(weight=W4))
+    change = FinetuneStep(AdaQuant(solver="moments")).apply(draft, toolkit)
+    far, near = (rounded(unrestricted=is_far)[1].draft for is_far in (True, False))
+    assert change.draft.emitted_bytes() == far.emitted_bytes() != near.emitted_bytes()
+    assert all(after <= before for before, after in change.errors.values())
+    assert output_sqnr(change.draft) > output_sqnr(draft) + 3
+    assert AdaRound().solver == "moments" and AdaQuant().solver == "gradient"
+
+
+def test_what_may_move_in_adaquant_is_what_was_asked_for() -> None:
+    text = "(float[N,3,8,8] x) => (float[N,6,8,8] y) { [conv] c = Conv<pads=[1,1,1,1]>(x, w, b) y = Relu(c) }"
+    weight = normal(6, 3, 3, 3, scale=0.3)
+    weight[0, 0, 0, 0] = 3.0  # all others would do with a smaller scale
+    model = make_model(text, {"w": weight, "b": normal(6, seed=1, scale=0.1)})
+
+    def parameters(**options: Any) -> tuple[np.ndarray, np.ndarray]:
+        draft, toolkit = toolkit_for(model, config(weight=W4))
+        change = FinetuneStep(AdaQuant(solver="moments", **options)).apply(draft, toolkit)
+        bias, grid = change.draft.plan.biases["conv"], change.draft.plan.weights["w"].quantization
+        return np.asarray(bias.integers), np.asarray(grid.scale)
+
+    before, _ = toolkit_for(model, config(weight=W4))
+    bias, scale = before.plan.biases["conv"].integers, before.plan.weights["w"].quantization.scale
+    found = [parameters(), parameters(update_bias=False), parameters(update_scales=True)]
+    assert [np.array_equal(one, bias) for one, _ in found[:2]] == [False, True]
+    assert [np.array_equal(other, scale) for _, other in found] == [True, True, False]
+
+
+def test_a_config_may_still_call_the_moments_solver_gram() -> None:
+    stored = {"algorithms": [{"method": "adaround", "solver": "gram"}]}
+    assert parse_config(stored) == parse_config({"algorithms": [{"method": "adaround", "solver": "moments"}]})
+    assert "gram" not in AdaQuant.model_json_schema()["properties"]["solver"]["enum"]

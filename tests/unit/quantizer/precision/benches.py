@@ -29,12 +29,7 @@ SAMPLES = 48
 
 
 class Listener(SilentRun):
-    """Remembers what it is told.
-
-    Attributes:
-        told: stage, step and values of every metric.
-        words: every message of the log.
-    """
+    """Remembers stage, step and values of every metric that it is told, and every message of the log."""
 
     def __init__(self) -> None:
         self.told: list[tuple[str, int, dict[str, float | None]]] = []

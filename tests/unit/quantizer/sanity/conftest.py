@@ -22,13 +22,7 @@ from worker.quantizer.sanity.examine import examine
 
 @dataclass(frozen=True)
 class Bench:
-    """The tiny network with data that it is right about.
-
-    Attributes:
-        case: of calibration and evaluation data; ``labels`` None: without labels.
-        x: evaluation inputs float32 [samples, 3, 8, 8].
-        y: the network's own decisions, int64 [samples].
-    """
+    """The tiny network with evaluation inputs x, its own decisions y, and cases of data that it is right about."""
 
     case: Callable[..., Case]
     findings: Callable[..., tuple[Finding, ...]]

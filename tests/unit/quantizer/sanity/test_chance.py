@@ -26,11 +26,7 @@ def test_tails_are_exact(count: int, data: st.DataObject) -> None:
     assert tail_at_most(hits, count, float(share)) == pytest.approx(float(exact(range(hits + 1))), abs=1e-12)
 
 
-@given(
-    labels=st.lists(st.integers(0, 3), min_size=2, max_size=6),
-    rank=st.integers(1, 2),
-    seed=st.integers(0, 1000),
-)
+@given(labels=st.lists(st.integers(0, 3), min_size=2, max_size=6), rank=st.integers(1, 2), seed=st.integers(0, 1000))
 def test_expected_hits_are_those_of_all_permutations(labels: list[int], rank: int, seed: int) -> None:
     scores = np.random.default_rng(seed).normal(size=(len(labels), 4))
     decided = best_classes(scores, rank)

@@ -13,10 +13,16 @@ from worker.quantizer.run.services import Services
 from worker.quantizer.sanity.examine import examine
 
 
-def test_correct_data_is_silent(bench: Bench) -> None:
+def test_correct_data_is_silent_and_random_inputs_are_not_judged(bench: Bench) -> None:
     assert len(set(bench.y.tolist())) > 2
     assert bench.findings() == ()
     assert bench.findings(labels=None) == ()
+    # random inputs are not judged
+    case = bench.case()
+    config = parse_config({"preset": "int8", "random_calibration": {"shapes": {"x": [1, 3, 8, 8]}}})
+    random = RandomDataset(case.inputs, config.random_calibration, 0)  # type: ignore[arg-type]
+    bare = type(case)(config, case.summary, random, None, case.float_session)
+    assert examine(bare, None, Services(run=SilentRun(), threads=1)) == ()
 
 
 def test_shuffled_labels_are_chance(bench: Bench) -> None:
@@ -111,11 +117,3 @@ def test_a_planted_fault_is_found_and_named(bench: Bench, fault: object, kind: s
     wrong = np.ascontiguousarray(fault(bench.x), np.float32)  # type: ignore[operator]
     found = [finding for finding in bench.findings(x=wrong) if finding.code == "input-fits-better-otherwise"]
     assert [finding.where["fault"] for finding in found] == [kind]
-
-
-def test_random_inputs_are_not_judged(bench: Bench) -> None:
-    case = bench.case()
-    config = parse_config({"preset": "int8", "random_calibration": {"shapes": {"x": [1, 3, 8, 8]}}})
-    random = RandomDataset(case.inputs, config.random_calibration, 0)  # type: ignore[arg-type]
-    bare = type(case)(config, case.summary, random, None, case.float_session)
-    assert examine(bare, None, Services(run=SilentRun(), threads=1)) == ()

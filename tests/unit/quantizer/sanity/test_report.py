@@ -114,15 +114,13 @@ def test_class_numbers_of_any_size_take_no_memory(large: int) -> None:
 PAGE = Path(__file__).parents[4] / "docs" / "findings.md"
 
 
-def test_the_page_is_current() -> None:
+def test_kinds_of_findings_stand_on_the_page_and_the_worst_comes_first() -> None:
     made = findings_page()
     assert made == PAGE.read_text(), "run: python -m worker.quantizer.sanity.page > docs/findings.md"
     for kind in declared():
         assert f"| `{kind.code}` | {kind.severity}" in made
         assert kind.hint
-
-
-def test_the_worst_comes_first_and_once() -> None:
+    # the worst comes first and once
     few = FEW_SAMPLES({"a": 1}, count=3, percent=50.0)
     info = SOME_IN_CALIBRATION(shared=1, count=2)
     assert worst_first([info, few, ONE_SAMPLE(), few]) == (ONE_SAMPLE(), few, info)

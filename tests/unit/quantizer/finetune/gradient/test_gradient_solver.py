@@ -11,7 +11,7 @@ import torch
 
 from service.contracts.algorithms import LearningRateAdjust
 from service.contracts.errors import CanceledError
-from tests.unit.quantizer.finetune.gradient.gradient_units import Layer, conv_layer, correlated, integer_grid, method
+from tests.unit.quantizer.finetune.gradient.gradient_benches import Layer, conv_layer, correlated, integer_grid, method
 from tests.unit.quantizer.numerics.forms import rounded_grid
 from tests.unit.quantizer.toolbox import normal
 from worker.quantizer.finetune.gradient.solver import solve
@@ -125,8 +125,7 @@ def test_a_solved_unit_is_the_same_for_the_same_seed_only() -> None:
 
 
 @pytest.mark.parametrize(
-    ("base", "changes"),
-    [({"reg_param": 5.0}, {"warm_start": 0.0}), ({"reg_param": 0.02}, {"beta_range": (30.0, 9.0)})],
+    ("base", "changes"), [({"reg_param": 5.0}, {"warm_start": 0.0}), ({"reg_param": 0.02}, {"beta_range": (30.0, 9.0)})]
 )
 def test_how_the_regularizer_sets_in_has_an_effect_where_it_is_strong(base: dict, changes: dict[str, Any]) -> None:
     layer = conv_layer()
