@@ -7,12 +7,10 @@ import typer
 from typer.testing import CliRunner
 
 from service.cli import register
-from service.contracts.algorithms import MixedPrecision
 from service.contracts.config import QuantizationConfig, parse_config
 from service.contracts.data_checks import check_data_given
 from service.contracts.errors import CalibrationMissingError, InvalidConfigError
-from service.contracts.presets import PENDING_PRESETS, PRESETS, Preset, find_preset, missing_preset
-from service.contracts.presets.mixed import MIXED_PRESETS
+from service.contracts.presets import PENDING_PRESETS, PRESETS, find_preset, missing_preset
 from service.presets import catalog
 from tests.support.each import each
 
@@ -30,20 +28,6 @@ def test_no_two_presets_share_a_name() -> None:
     names = [name for p in PRESETS.values() for name in {n.casefold() for n in (p.name, *p.aliases, *p.quark_names)}]
     assert len(names) == len(set(names))
     assert not set(names) & set(PENDING_PRESETS)
-
-
-@pytest.mark.parametrize("preset", MIXED_PRESETS, ids=lambda preset: preset.name)
-def test_mixed_presets_begin_at_their_higher_level_and_tell_of_the_goal(preset: Preset) -> None:
-    config = parse_config({"preset": preset.name})
-    mixing, *rest = config.algorithms
-    assert isinstance(mixing, MixedPrecision)
-    assert (mixing.high.activation, mixing.high.weight) == (config.activation, config.weight)
-    high, _, low = preset.name.removesuffix("_adaquant").partition("_mixed_")
-    words = {"s16s16": ("int16", "int16"), "s8s8": ("int8", "int8"), "bf16": ("bfloat16", "bfloat16")}
-    dtypes = [(level.activation.dtype, level.weight.dtype) for level in (mixing.high, mixing.low)]
-    assert dtypes == [words[high], words.get(low, (low, low))]
-    assert [algorithm.method for algorithm in rest] == (["adaquant"] if preset.name.endswith("adaquant") else [])
-    assert any("25 dB" in note for note in preset.notes)
 
 
 @each("name", sorted(PENDING_PRESETS))

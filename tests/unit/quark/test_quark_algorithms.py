@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from quantmill.quark.preset_documents import CLASSES, FAST, qconfig
+from service.contracts.config import parse_config
 from service.quark import translate
 from service.quark.equalization import PARAMETERS
 from service.quark.finetune import DEFAULT_PARAMS, FINETUNE_SETTINGS
@@ -106,7 +107,6 @@ def test_a_wrong_type_is_refused_at_its_own_place(setting: Any) -> None:
         ({"OptimDevice": "tpu"}, "OptimDevice", "must be cpu, cuda:0, hip:0 or the like"),
         ({"OptimAlgorithm": "adamax"}, "OptimAlgorithm", "must be adaround or adaquant, not 'adamax'"),
         ({"num_iterations": 5}, "num_iterations", "did you mean 'NumIterations'?"),
-        ({"LearningRates": 0.1}, "LearningRates", "did you mean 'LearningRate'?"),
         ({"TargetOpType": ["Conv", "Add"]}, "TargetOpType/1", "'Add' is not finetuned"),
         ({"TargetOpType": []}, "TargetOpType", "leave include_fast_ft out"),
         ({"LRAdjust": [1.0]}, "LRAdjust", "[threshold, learning rate]"),
@@ -267,9 +267,6 @@ NPU_CNN = {"calibrate_method": "PowerOfTwoMethod.MinMSE", "enable_npu_cnn": True
         (classes("adaquant", "bias_correction", "adaround"), "/algo_config/2", "leave one of them out"),
         (classes("cle", {"name": "cle"}), "/algo_config/1", "cle stands there already, at /config/algo_config/0"),
         (classes({"name": "adaround", "cle_steps": 3}), "/algo_config/0/cle_steps", "unknown key"),
-        (classes({"name": "bias_correction", "alpha": 3}), "/algo_config/0/alpha", "unknown key"),
-        (classes("gptq"), "/algo_config/0", "gptq is not there yet"),
-        (classes({"name": "auto_mixprecision"}), "/algo_config/0", "needs the other types"),
         (
             classes("adaround", FastFinetune={"OptimAlgorithm": "adaquant"}),
             "/extra_options/FastFinetune/OptimAlgorithm",
@@ -328,6 +325,9 @@ def test_a_preset_may_be_changed_key_by_key() -> None:
     assert (more[0]["steps"], more[1]) == (-1, plain)
     whole = {"preset": "XINT8", "include_fast_ft": True, "extra_options": {"FastFinetune": FAST["adaround"]}}
     assert algorithms(whole) == [plain]
+    changed = translate({"preset": "XINT8", "nodes_to_exclude": ["n"], "extra_options": {"CalibDataSize": 7}})
+    plain_xint8 = parse_config({"preset": "xint8", "exclude": [{"node": "n"}], "calibration_samples": 7})
+    assert parse_config(changed.config) == plain_xint8
     other = {"preset": "XINT8_ADAROUND", "extra_options": {"FastFinetune": FAST["adaquant"]}}
     assert algorithms(other) == algorithms("XINT8_ADAQUANT")
 

@@ -153,7 +153,6 @@ def test_without_its_switch_it_has_no_effect() -> None:
         (legacy({}), "/include_auto_mp", "needs the other types"),
         (legacy({**TARGETS, "EvaluateFunction": "f"}), f"{MIXING}/EvaluateFunction", "how much loss is acceptable"),
         (legacy({**TARGETS, "L2Target": 1, "Top1AccTarget": 1}), "/include_auto_mp", "one goal"),
-        (legacy({**TARGETS, "Top1Target": 1}), f"{MIXING}/Top1Target", "did you mean 'Top1AccTarget'?"),
         (
             legacy({"ActTargetQuantType": "QInt7", "L2Target": 1}),
             f"{MIXING}/ActTargetQuantType",

@@ -47,15 +47,11 @@ def test_every_name_of_quarks_is_offered_or_pending() -> None:
     offered = {name for name in NAMES if find_preset(name) is not None}
     assert offered == set(DOCUMENTS)
     assert {name.lower() for name in set(NAMES) - offered} == set(PENDING_PRESETS)
-
-
-@each("name", sorted(PENDING_PRESETS))
-def test_asking_for_a_pending_preset_tells_what_is_missing(name: str) -> None:
-    for spelled in (name, name.upper()):
-        with pytest.raises(InvalidConfigError) as caught:
-            read_config({"format": "quark", "config": spelled}, pointer="/config")
-        assert PENDING_PRESETS[name] in caught.value.detail
-        assert caught.value.errors[0].pointer == "/config/config"
+    name = min(PENDING_PRESETS)
+    with pytest.raises(InvalidConfigError) as caught:
+        read_config({"format": "quark", "config": name.upper()}, pointer="/config")
+    assert PENDING_PRESETS[name] in caught.value.detail
+    assert caught.value.errors[0].pointer == "/config/config"
 
 
 @each("name", sorted(FINETUNED))
