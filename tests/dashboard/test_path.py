@@ -35,11 +35,9 @@ class Visitor:
         self.by_keyboard = by_keyboard
 
     def reach(self, role: str, name: str | re.Pattern[str]) -> Any:
-        """Put the focus on a control."""
         return self.focus(self.page.get_by_role(role, name=name, exact=isinstance(name, str)).first)
 
     def focus(self, found: Any) -> Any:
-        """Put the focus on what was found."""
         if not self.by_keyboard:
             found.focus()
             return found

@@ -68,17 +68,6 @@ def move_constant(of: str, index: int, position: int) -> Callable[[Graph], None]
     return spoil
 
 
-def pair_before_activation(graph: Graph) -> None:
-    quantize, dequantize = pair(graph, "r")
-    for made, result in ((quantize, "extra_q"), (dequantize, "extra_dq")):
-        copy = onnx.NodeProto()
-        copy.CopyFrom(made)
-        copy.name = copy.output[0] = result
-        copy.input[0] = "t" if result == "extra_q" else "extra_q"
-        graph.node.append(copy)
-    node(graph, "r").input[0] = "extra_dq"
-
-
 def exact_average(graph: Graph) -> None:
     factor = node(graph, "pool_simulated")
     pool = node(graph, "pool")
@@ -95,7 +84,6 @@ FAULTS: dict[str, tuple[Callable[[Graph], None], str]] = {
     "scale": (lambda graph: put(graph, pair(graph, "r"), 1, np.asarray(0.3, np.float32)), "power_of_two"),
     "zero point": (lambda graph: put(graph, pair(graph, "r"), 2, np.asarray(3, np.int8)), "int8"),
     "float operand": (lambda graph: node(graph, "swish").input.__setitem__(0, "l"), "whole"),
-    "pair before Relu": (pair_before_activation, "fused"),
     "concat": (move("q", 1), "aligned"),
     "pool": (move("p", 1), "aligned"),
     "read": (move("m", 14), "shift_read"),
