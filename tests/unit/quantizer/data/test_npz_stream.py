@@ -20,7 +20,7 @@ from service.contracts.dataset import InputSpec, PreprocessingSpec
 from service.contracts.errors import DatasetArraysError, DatasetError, DatasetFormatError, EmptyDatasetError
 from service.contracts.model import TensorInfo
 from worker.quantizer.data import archive as archive_module
-from worker.quantizer.data import inspect_dataset, open_dataset, zip_directory
+from worker.quantizer.data import inspect_dataset, open_dataset, selection, zip_directory
 from worker.quantizer.data.archive import read_npz
 from worker.quantizer.data.zips import MemberStream
 
@@ -283,36 +283,13 @@ def test_sizes_that_headers_promise_are_held_against_what_is_there(tmp_path: Pat
         open_dataset(path, PLAIN, max_total_bytes=1 << 17)
 
 
-def test_a_sample_too_large_for_memory_is_refused(tmp_path: Path) -> None:
-    """A sparse file stands for the 4 GiB; only sizes are read."""
-    path, head = tmp_path / "x.npz", header("<f4", (1, 1 << 30))
-    with zipfile.ZipFile(path, "w") as archive, archive.open("x.npy", "w", force_zip64=True) as member:
-        member.write(head)
-    _claim_size(path, len(head) + (4 << 30))
-    with pytest.raises(DatasetArraysError, match="samples of 4294967296 bytes"):
-        open_dataset(path, PLAIN)
-
-
-def _claim_size(path: Path, size: int) -> None:
-    """Rewrite a one-member archive so that its stored member takes ``size`` bytes, with a hole in the file."""
-    with zipfile.ZipFile(path) as archive:
-        name = archive.infolist()[0].filename.encode()
-    data = path.read_bytes()
-    local_end = 30 + len(name) + struct.unpack_from("<H", data, 28)[0]
-    head = data[local_end : data.index(b"PK\x01\x02")]
-    extra = struct.pack("<HHQQ", 1, 16, size, size)
-    directory = (
-        struct.pack("<4s4B4HL2L5H2L", b"PK\x01\x02", 45, 3, 45, 0, 0, 0, 0, 0, 0, 0xFFFFFFFF, 0xFFFFFFFF,
-                    len(name), len(extra), 0, 0, 0, 0, 0) + name + extra
-    )  # fmt: skip
-    with path.open("wb") as file:
-        file.write(data[:local_end] + head)
-        at = local_end + size
-        file.seek(at)
-        file.write(directory)
-        file.write(struct.pack("<4sQ2H2L4Q", b"PK\x06\x06", 44, 45, 45, 0, 0, 1, 1, len(directory), at))
-        file.write(struct.pack("<4sLQL", b"PK\x06\x07", 0, at + len(directory), 1))
-        file.write(struct.pack("<4s4H2LH", b"PK\x05\x06", 0, 0, 0xFFFF, 0xFFFF, 0xFFFFFFFF, 0xFFFFFFFF, 0))
+def test_a_sample_too_large_for_memory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    np.savez(tmp_path / "x.npz", x=np.zeros((2, 101), np.uint8))
+    monkeypatch.setattr(selection, "MAX_SAMPLE_BYTES", 101)
+    assert open_dataset(tmp_path / "x.npz", PLAIN).samples == 2
+    monkeypatch.setattr(selection, "MAX_SAMPLE_BYTES", 100)
+    with pytest.raises(DatasetArraysError, match="samples of 101 bytes"):
+        open_dataset(tmp_path / "x.npz", PLAIN)
 
 
 def test_overlapping_members_are_refused(tmp_path: Path) -> None:

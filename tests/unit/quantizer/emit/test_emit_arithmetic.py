@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto
 
 from tests.unit.quantizer.toolbox import (
     Arrays,
@@ -19,7 +19,6 @@ from tests.unit.quantizer.toolbox import (
     op_types,
     prepare_proto,
     quantize_model,
-    rng,
     run_onnx,
 )
 from worker.quantizer.emit import emit
@@ -35,12 +34,10 @@ def convolve(x: np.ndarray, w: np.ndarray, group: int) -> np.ndarray:
     """Valid correlation of integers [n, c, h, w] in int64, the slow way."""
     rows, columns = x.shape[2] - w.shape[2] + 1, x.shape[3] - w.shape[3] + 1
     result = np.zeros((x.shape[0], w.shape[0], rows, columns), np.int64)
-    for out in range(w.shape[0]):
+    for out, i, j in np.ndindex(result.shape[1:]):
         first = out // (w.shape[0] // group) * w.shape[1]
-        for i in range(rows):
-            for j in range(columns):
-                window = x[:, first : first + w.shape[1], i : i + w.shape[2], j : j + w.shape[3]]
-                result[:, out, i, j] = (window * w[out]).sum(axis=(1, 2, 3))
+        window = x[:, first : first + w.shape[1], i : i + w.shape[2], j : j + w.shape[3]]
+        result[:, out, i, j] = (window * w[out]).sum(axis=(1, 2, 3))
     return result
 
 
@@ -108,8 +105,7 @@ def test_gemm_computes_what_the_integers_say(grid: tuple[str, bool], trans_b: in
 
 # Relu and Clip in front of a QuantizeLinear that saturates at the same places anyway.
 
-CLIPS = {
-    # activation, calibration range of what stands before it
+CLIPS = {  # activation, calibration range of what stands before it
     "Relu(t)": (-3.0, 3.0),
     "Clip(t, zero, six)": (-3.0, 9.0),
     "Clip(t, zero, six) unreached": (-3.0, 4.0),
@@ -158,28 +154,6 @@ def test_an_activation_is_dropped_exactly_when_saturation_stands_for_it(case: st
     bounded = np.clip(everywhere, -np.inf if lower is None else lower, np.inf if limits[1] is None else limits[1])
     implied = bool((q_of(bounded.astype(np.float32), grid) == q_of(everywhere, grid)).all())
     assert (activation.op_type not in op_types(emitted)) == implied
-
-
-@pytest.mark.parametrize("case", ["Relu(t)", "Clip(t, zero, six)"])
-def test_dropping_changes_no_bit(case: str) -> None:
-    feeds = {"x": rng(1).uniform(-9, 9, (8, 1, 8, 8)).astype(np.float32)}
-    model = clipped_model(case)
-    emitted = quantize_model(model, feeds)[2]
-    assert model.graph.node[1].op_type not in op_types(emitted)
-    put_back = onnx.ModelProto()
-    put_back.CopyFrom(emitted)
-    index = [node.name for node in put_back.graph.node].index("u_QuantizeLinear")
-    activation = helper.make_node(
-        model.graph.node[1].op_type, ["u", *model.graph.node[1].input[1:]], ["clipped"], name="put_back"
-    )
-    put_back.graph.node[index].input[0] = "clipped"
-    put_back.graph.node.insert(index, activation)
-    for name in activation.input[1:]:
-        put_back.graph.initializer.append(onnx.numpy_helper.from_array(np.float32(LIMITS[name]), name))
-    harsh = {"x": feeds["x"] * 10}
-    for data in (feeds, harsh):
-        expected = run_onnx(put_back, data, optimized=False)["y"]
-        np.testing.assert_array_equal(run_onnx(emitted, data, optimized=False)["y"], expected)
 
 
 @pytest.mark.parametrize("dtype", ["uint4", "int4"])

@@ -131,19 +131,12 @@ def test_boxes_become_exact_where_the_option_is_on() -> None:
     assert worst[True] < 0.7 * worst[False]
 
 
-@pytest.mark.parametrize("target", ["qnn", "amd_npu_cnn"])
-def test_targets_of_whole_networks_tell_it(target: str) -> None:
-    journal = Journal()
-    settings = config(preset="xint8" if target == "amd_npu_cnn" else "plain", target=target)
-    _, plan = plan_for(head("yolo x: exp of sizes, no sigmoid"), settings, journal)
-    assert plan.nodes["head"].quantized
-    assert any("detection head" in note and "exclude" in note for note in journal.notes)
-
-
-def test_the_scores_of_an_ssd_are_made_in_integers_where_boxes_leave_by_themselves() -> None:
-    prepared, plan = plan_for(head("ssd: priors and exp of sizes, boxes beside scores"), config(target="openvino"))
-    assert not {node.name for node in detection_heads(prepared.graph)} & {"stem", "down", "classes", "classes2"}
-    assert all(plan.nodes[name].quantized for name in ("down", "classes", "classes2"))
+def test_targets_of_whole_networks_tell_it() -> None:
+    for target, preset in (("qnn", "plain"), ("amd_npu_cnn", "xint8")):
+        journal = Journal()
+        _, plan = plan_for(head("yolo x: exp of sizes, no sigmoid"), config(preset=preset, target=target), journal)
+        assert plan.nodes["head"].quantized
+        assert any("detection head" in note and "exclude" in note for note in journal.notes)
 
 
 OTHERS = {
@@ -165,13 +158,16 @@ OF_OTHERS = {
 }
 
 
-def test_boxes_as_they_are_beside_scores_are_results_like_others() -> None:
+def test_scores_and_boxes_that_leave_by_themselves_are_results_like_others() -> None:
     body = f"{STEM}{BOTH} b = Transpose<perm=[0,2,1]>(fb) tc = Transpose<perm=[0,2,1]>(fc) c = Sigmoid(tc)"
     model = make_model(f"(float[1,3,8,8] x) => (float[1,64,4] b, float[1,64,5] c) {{ {body} }}", WEIGHTS)
     prepared, plan = plan_for(model)
     assert not detection_heads(prepared.graph)
-    assert plan.nodes["boxes"].quantized
-    assert not plan.nodes["classes"].quantized
+    assert plan.nodes["boxes"].quantized and not plan.nodes["classes"].quantized
+    # the scores of an SSD are made in integers
+    prepared, plan = plan_for(head("ssd: priors and exp of sizes, boxes beside scores"), config(target="openvino"))
+    assert not {node.name for node in detection_heads(prepared.graph)} & {"stem", "down", "classes", "classes2"}
+    assert all(plan.nodes[name].quantized for name in ("down", "classes", "classes2"))
 
 
 @pytest.mark.parametrize("name", OTHERS)
