@@ -15,6 +15,7 @@ from tests.support.front import make_report
 from tests.support.pages import Known, served
 
 pytestmark = pytest.mark.slow  # starts a browser and a service
+FOCUSED = "document.activeElement.textContent.trim() || document.activeElement.id"
 WIDTHS = (1440, 360)
 SCHEMES = ("light", "dark")
 # One of each kind; the others are of the long lane.
@@ -72,16 +73,11 @@ def test_axe_finds_nothing_grave(open_page: Open, known: Known) -> None:
         assert [one["id"] for one in grave_findings(page)] != []
 
 
-def focused(page: Any) -> str:
-    found: str = page.evaluate("document.activeElement.textContent.trim() || document.activeElement.id")
-    return found
-
-
 def tab_to(page: Any, words: str, *, most: int = 60) -> None:
     """Go on from control to control, as who has no mouse does."""
     for _ in range(most):
         page.keyboard.press("Tab")
-        if focused(page) == words:
+        if page.evaluate(FOCUSED) == words:
             return
     raise AssertionError(f"{words!r} is not reached by the keyboard")
 
@@ -107,7 +103,7 @@ def test_the_navigation_can_be_skipped(open_page: Open) -> None:
     page = open_page("/jobs").page
     page.keyboard.press("Tab")
     link = page.locator(".skip")
-    assert focused(page) == "Skip to the content"
+    assert page.evaluate(FOCUSED) == "Skip to the content"
     box = link.bounding_box()
     assert box["x"] >= 0 and box["y"] >= 0
     page.keyboard.press("Enter")

@@ -8,7 +8,6 @@ import re
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from pathlib import Path
-from typing import Any
 
 import pytest
 import typer
@@ -32,50 +31,34 @@ from service.loopback import is_loopback
 from service.presets.catalog import PresetNotFoundError
 from service.presets.search import as_text, find, group_of, to_json
 from service.settings import Settings
-from tests.support.each import each
 
 
 def artifact(kind: str, filename: str) -> NewArtifact:
     return NewArtifact(kind, filename, "application/octet-stream", "0" * 64, 1)
 
 
-@each(
-    ("settings", "name"),
-    [
+def test_the_recipe_is_the_preset_and_what_became_of_it() -> None:
+    for settings, name in (
         ({}, "int8"),
         ({"preset": "float16_model"}, "float16_model"),
         ({"evaluation": {"gate": {"min_sqnr_db": 10}}, "seed": 3, "calibration_samples": 8}, "int8"),
         ({"weight": {"granularity": "per_tensor"}}, "int8-custom"),
         ({"target": "tensorrt"}, "int8-tensorrt"),
         ({"target": "tensorrt", "algorithms": []}, "int8-custom-tensorrt"),
-    ],
-)
-def test_the_recipe_is_the_preset_and_what_became_of_it(settings: dict[str, Any], name: str) -> None:
-    assert recipe_name(parse_config(settings)) == name
-
-
-def test_every_preset_gives_a_file_name() -> None:
+    ):
+        assert recipe_name(parse_config(settings)) == name
     for preset in PRESETS:
         name = recipe_name(parse_config({"preset": preset}))
         assert re.fullmatch(FILE_PATTERN, f"net.{name}.onnx") and "custom" not in name
 
 
-@each(
-    ("file", "stem"),
-    [
-        ("mobilenet_v1_0.75_224.onnx", "mobilenet_v1_0.75_224"),
-        ("net.ONNX", "net"),
-        ("exported.pt2", "exported"),
-        ("C:\\models\\my net.onnx", "my_net"),
-        ("../../etc/passwd", "passwd"),
-        ("Größe.onnx", "Groe"),
-        (".onnx", "model"),
-        ("", "model"),
-        ("網路.onnx", "model"),
-    ],
-)
-def test_the_model_is_named_by_its_file(file: str, stem: str) -> None:
-    assert model_stem(file) == stem
+def test_the_model_is_named_by_its_file() -> None:
+    stems = {
+        "mobilenet_v1_0.75_224.onnx": "mobilenet_v1_0.75_224", "net.ONNX": "net", "exported.pt2": "exported",
+        "C:\\models\\my net.onnx": "my_net", "../../etc/passwd": "passwd", "Größe.onnx": "Groe",
+        ".onnx": "model", "": "model", "網路.onnx": "model",
+    }  # fmt: skip
+    assert {file: model_stem(file) for file in stems} == stems
 
 
 @given(st.text(max_size=300))
@@ -91,22 +74,16 @@ def test_only_model_and_report_are_renamed() -> None:
     assert named(other, "net.onnx", config) == other
 
 
-def test_every_preset_is_in_one_group() -> None:
+def test_every_preset_is_in_one_group_and_listed_with_its_words() -> None:
     groups = {name: group_of(preset) for name, preset in PRESETS.items()}
     assert set(groups.values()) == {"own", "mixed", "finetuned", "quark"}
     assert groups["int8"] == groups["w4a8"] == groups["int8_accurate"] == "own"
-    assert groups["a16w8_adaquant"] == "finetuned"
-    assert groups["bf16_mixed_bfp16_adaquant"] == "mixed"
+    assert (groups["a16w8_adaquant"], groups["bf16_mixed_bfp16_adaquant"]) == ("finetuned", "mixed")
     assert groups["a16w8"] == "quark"
-
-
-def test_all_are_listed_with_their_words() -> None:
     text = as_text(find(None), with_pending=True)
     assert text.index("Presets of ours:") < text.index("mixed precision:") < text.index("Not offered:")
     for preset in PRESETS.values():
-        assert preset.name in text
-        assert preset.description in text
-        for word in (*preset.aliases, *preset.quark_names, *preset.notes):
+        for word in (preset.name, preset.description, *preset.aliases, *preset.quark_names, *preset.notes):
             assert word in text
 
 
@@ -128,15 +105,9 @@ def test_json_is_whole() -> None:
 
 
 def test_a_key_is_one_that_mlflow_takes() -> None:
-    for name, key in (
-        ("weight.dtype", "weight.dtype"),
-        ("top-1 of a/b", "top-1 of a/b"),
-        ("größe@3", "gr__e_3"),
-        ("a//b/../c", "a/c"),
-        ("/../a", "a"),
-        ("", "_"),
-    ):
-        assert key_of(name) == key
+    keys = {"weight.dtype": "weight.dtype", "top-1 of a/b": "top-1 of a/b", "größe@3": "gr__e_3", "a//b/../c": "a/c"}
+    keys |= {"/../a": "a", "": "_"}
+    assert {name: key_of(name) for name in keys} == keys
 
 
 def test_params_are_the_fields_of_the_config_by_their_path() -> None:
