@@ -150,59 +150,44 @@ def test_a_constant_that_is_not_per_channel_stays(constant: str) -> None:
 
 BN = batchnorm_text("t", "y")
 RESULT = "(float[N,4,8,8] x) => (float[N,6,6,6] y)"
+WITH_C = "(float[N,4,8,8] x, float[6] c) => (float[N,6,6,6] y)"
 ELSEWHERE, BIAS = "its input is read elsewhere too", "the bias before it is not a constant per channel"
-PARAMETERS = "its parameters are not constants per channel"
+TRAINING = "BatchNormalization<training_mode=1>(t, bn_scale, bn_bias, bn_mean, bn_var)"
 LEFT = [
-    ("(float[6,4] x) => (float[6,6] y) { t = Gemm(x, k) y = Mul(t, rows) }", ["Gemm", "Mul"], None),
-    (f"(float[6,4] x) => (float[6,6] y) {{ t = Gemm(x, k, rows) {BN} }}", ["Gemm", "BatchNormalization"], BIAS),
-    (f"{RESULT} {{ t = Conv(x, w) y = Add(t, t) }}", ["Conv", "Add"], None),
+    ("(float[6,4] x) => (float[6,6] y) { t = Gemm(x, k) y = Mul(t, rows) }", "Gemm Mul", None),
+    (f"(float[6,4] x) => (float[6,6] y) {{ t = Gemm(x, k, rows) {BN} }}", "Gemm BN", BIAS),
+    (f"{RESULT} {{ t = Conv(x, w) y = Add(t, t) }}", "Conv Add", None),
     (
         f"{RESULT} {{ t = Conv(x, w) {batchnorm_text('t', 'u')} v = Relu(t) y = Add(u, v) }}",
-        ["Conv", "BatchNormalization", "Relu", "Add"],
+        "Conv BN Relu Add",
         ELSEWHERE,
     ),
+    (f"(float[N,4,8,8] x) => (float[N,6,6,6] y, float[N,6,6,6] t) {{ t = Conv(x, w) {BN} }}", "Conv BN", ELSEWHERE),
     (
-        f"(float[N,4,8,8] x) => (float[N,6,6,6] y, float[N,6,6,6] t) {{ t = Conv(x, w) {BN} }}",
-        ["Conv", "BatchNormalization"],
-        ELSEWHERE,
-    ),
-    (
-        "(float[2,4,8,8] x) => (float[2,6,6,6] y) { t = Conv(x, w) [bn] y, m, v = BatchNormalization<training_mode=1>"
-        "(t, bn_scale, bn_bias, bn_mean, bn_var) }",
-        ["Conv", "BatchNormalization"],
+        f"(float[2,4,8,8] x) => (float[2,6,6,6] y) {{ t = Conv(x, w) [bn] y, m, v = {TRAINING} }}",
+        "Conv BN",
         "it is in training mode",
     ),
-    (
-        f"(float[N,4,8,8] x, float[6] c) => (float[N,6,6,6] y) {{ t = Conv(x, w) {BN.replace('bn_mean', 'c')} }}",
-        ["Conv", "BatchNormalization"],
-        PARAMETERS,
-    ),
+    (f"{WITH_C} {{ t = Conv(x, w) {BN.replace('bn_mean', 'c')} }}", "Conv BN", "its parameters are not constants"),
     (
         f"(float[N,4,8,8] x, float[6,4,3,3] f) => (float[N,6,6,6] y) {{ t = Conv(x, f) {BN} }}",
-        ["Conv", "BatchNormalization"],
+        "Conv BN",
         "the weight before it is not constant",
     ),
-    (
-        f"(float[N,4,8,8] x, float[6] c) => (float[N,6,6,6] y) {{ t = Conv(x, w, c) {BN} }}",
-        ["Conv", "BatchNormalization"],
-        BIAS,
-    ),
-    (
-        f"(float[N,6,8,8] z) => (float[N,6,8,8] y) {{ t = Relu(z) {BN} }}",
-        ["Relu", "BatchNormalization"],
-        "it does not follow a Conv, ConvTranspose or Gemm",
-    ),
+    (f"{WITH_C} {{ t = Conv(x, w, c) {BN} }}", "Conv BN", BIAS),
+    (f"(float[N,6,8,8] z) => (float[N,6,8,8] y) {{ t = Relu(z) {BN} }}", "Relu BN", "it does not follow a Conv"),
 ]
 
 
 @pytest.mark.parametrize(("text", "ops", "reason"), LEFT)
-def test_what_cannot_be_folded_stays_and_says_why(text: str, ops: list[str], reason: str | None) -> None:
+def test_what_cannot_be_folded_stays_and_says_why(text: str, ops: str, reason: str | None) -> None:
     weights = {"w": normal(6, 4, 3, 3), "k": normal(4, 6), "rows": normal(6, 1), **batchnorm_weights(6)}
     model = make_model(text, weights)
     feeds = {"x": normal(6, 4) if "float[6,4] x" in text else normal(2, 4, 8, 8)}
     feeds |= {"c": normal(6), "f": normal(6, 4, 3, 3), "z": normal(2, 6, 8, 8)}
-    assert_folded_to(model, {value.name: feeds[value.name] for value in model.graph.input}, ops)
-    assert reason is None or left_reason(model) == reason
+    found = ops.replace("BN", "BatchNormalization").split()
+    assert_folded_to(model, {value.name: feeds[value.name] for value in model.graph.input}, found)
+    assert reason is None or left_reason(model).startswith(reason)
 
 
 def test_a_fold_that_overflows_is_not_made() -> None:

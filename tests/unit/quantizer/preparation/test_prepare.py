@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from types import FrameType
 
@@ -43,21 +44,15 @@ def assert_same(model: onnx.ModelProto, feeds: Arrays, tolerance: float = 1e-5) 
 
 def old_model(opset: int) -> onnx.ModelProto:
     """What old exporters write: attributes that later became inputs, and a bias that Add broadcasts."""
+    weights = {"w": normal(4, 3, 3, 3), "b": normal(4), **batchnorm_weights(4)}
     return make_model(
-        "(float[2,3,8,8] x) => (float[2,5] y) {"
-        "[conv] t = Conv<pads=[1,1,1,1]>(x, w, b) "
+        "(float[2,3,8,8] x) => (float[2,5] y) { [conv] t = Conv<pads=[1,1,1,1]>(x, w, b) "
         "u = BatchNormalization(t, bn_scale, bn_bias, bn_mean, bn_var) v = Relu(u) "
         "p = MaxPool<kernel_shape=[2,2], strides=[2,2]>(v) "
         f"q = {'Clip<min=0.1, max=2.0>(p)' if opset < 11 else 'Relu(p)'} "
         "d = Dropout(q) f = Flatten(d) m = MatMul(f, fc_w) a = Add(m, fc_b) "
         f"y = Softmax{'' if opset < 13 else '<axis=1>'}(a) }}",
-        {
-            "w": normal(4, 3, 3, 3),
-            "b": normal(4),
-            **batchnorm_weights(4),
-            "fc_w": normal(64, 5, scale=0.1),
-            "fc_b": normal(5),
-        },
+        {**weights, "fc_w": normal(64, 5, scale=0.1), "fc_b": normal(5)},
         opset=opset,
     )
 
@@ -71,9 +66,11 @@ def test_old_opsets_are_lifted(opset: int) -> None:
     assert not {"BatchNormalization", "Dropout"} & set(kinds)
     assert kinds.count("Gemm") == 1
     assert prepared.graph.node[0].name == "conv"
-    done = step(prepare_proto(model)[0], "lift_opset")
-    assert done.applied
-    assert f"opset {opset}" in done.detail
+    steps = {found.name: found for found in prepare_proto(model)[0].steps}
+    assert steps["lift_opset"].applied and steps["fold_affine"].applied
+    assert f"opset {opset}" in steps["lift_opset"].detail
+    assert len(steps) == len(prepare_proto(model)[0].steps)  # every pass reports
+    assert all(found.detail and found.applied == (found.reason_code is None) for found in steps.values())
 
 
 @pytest.mark.parametrize("opset", [17, 18, 22])
@@ -86,15 +83,6 @@ def test_new_opsets_stay_and_other_domains_have_none(opset: int) -> None:
     )
     model.opset_import[0].CopyFrom(helper.make_opsetid("ai.onnx.ml", 1))
     assert_same(model, {"x": normal(3, 2)})
-
-
-def test_every_pass_reports() -> None:
-    prepared, _ = prepare_proto(old_model(9))
-    names = [found.name for found in prepared.steps]
-    assert len(set(names)) == len(names)
-    assert all(found.detail for found in prepared.steps)
-    assert all(found.applied == (found.reason_code is None) for found in prepared.steps)
-    assert {found.name for found in prepared.steps if found.applied} >= {"lift_opset", "fold_affine"}
 
 
 def test_an_old_operator_that_cannot_be_lifted_is_refused_with_a_way_out() -> None:
@@ -120,45 +108,66 @@ def test_ir_version_3_initializers_that_are_inputs_become_constants() -> None:
 
 
 VALUES = ", ".join(f"{value:.3f}" for value in normal(12))
-SIMPLER = {
+# Else the branch that is never taken would keep dead nodes alive, and its readers stand in the way of folding.
+NEVER = (
+    "(float[1,3,8,8] x) => (float[1,4,6,6] y) {{ t = Conv(x, kernel) d = If({}) <"
+    f"then_branch = a () => (float[1,4,6,6] p) {{{{ {batchnorm_text('t', 'p')} }}}}, "
+    "else_branch = b () => (float[1,4,6,6] q) {{ [neg] q = Neg(t) }}> s = Sin(t) [extra] z = Cos(s) y = Relu(d) }}"
+)
+CASES = {
     "constant nodes": (
         f"(float[2,4] x) => (float[2,3] y) {{ w = Constant<value = float[4,3] {{{VALUES}}}>() "
         "two = Constant<value_float=2.0>() t = MatMul(x, w) y = Mul(t, two) }",
-        ["MatMul", "Mul"],
+        "MatMul Mul",
     ),
     "constant expressions": (
         "(float[2,4] x) => (float[2,2,2] y) { s = Shape(r) u = Identity(s) y = Reshape(x, u) }",
-        ["Reshape"],
+        "Reshape",
     ),
-    "dead nodes": ("(float[2,4] x) => (float[2,4] y) { y = Relu(x) a = Sigmoid(x) b = Tanh(a) }", ["Relu"]),
+    "dead nodes": ("(float[2,4] x) => (float[2,4] y) { y = Relu(x) a = Sigmoid(x) b = Tanh(a) }", "Relu"),
+    "the branch that is taken": (NEVER.format("yes"), "Conv Relu"),
+    "the other one": (NEVER.format("no"), "Conv Neg Relu"),
     "identities at the interface": (
         "(float[2,4] x) => (float[2,4] same, float[2,3] y, float[2,3] twin) "
         "{ same = Identity(x) t = MatMul(x, k) y = Identity(t) twin = Identity(y) }",
         None,
     ),
+    "halves within a float32 model": (
+        "(float[2,4] x) => (float[2,3] y, int64[2] i) { h = Cast<to=10>(x) t = MatMul(h, half) y = Cast<to=1>(t) "
+        "i = ArgMax<axis=1, keepdims=0>(t) }",
+        None,
+    ),
+    "a half that is input and output": (
+        "(float16[2,4] x) => (float16[2,4] z, float16[2,3] y) { y = MatMul(x, half) z = Identity(x) }",
+        None,
+    ),
+    "halves in branches": (
+        "(float16[2,4] x, bool go) => (float16[2,3] y) { y = If(go) <"
+        "then_branch = a () => (float16[2,3] p) { p = MatMul(x, half) }, "
+        "else_branch = b () => (float16[2,3] q) { t = MatMul(x, half) q = Neg(t) }> }",
+        None,
+    ),
+    "halves named by attributes": (
+        "(float16[3,3] x) => (float16[3,3] y) { s = Shape(x) c = ConstantOfShape<value = float16[1] {16384}>(s) "
+        "e = EyeLike<dtype=10>(x) t = Mul(x, c) y = Add(t, e) }",
+        None,
+    ),
 }
 
 
-@pytest.mark.parametrize("case", SIMPLER)
-def test_what_computes_nothing_is_computed_beforehand_or_goes(case: str) -> None:
-    text, wanted = SIMPLER[case]
-    prepared = assert_same(
-        make_model(text, {"k": normal(4, 3), "r": np.zeros((2, 2, 2), np.float32)}), {"x": normal(2, 4)}
-    )
-    assert wanted is None or op_types(prepared) == wanted
-
-
-@pytest.mark.parametrize("taken", [True, False])
-def test_the_branch_that_is_never_taken_leaves_no_readers(taken: bool) -> None:
-    """Else it would keep dead nodes alive, and its readers would stand in the way of folding and fusion."""
-    model = make_model(
-        "(float[1,3,8,8] x) => (float[1,4,6,6] y) { t = Conv(x, w) d = If(go) <"
-        f"then_branch = a () => (float[1,4,6,6] p) {{ {batchnorm_text('t', 'p')} }}, "
-        "else_branch = b () => (float[1,4,6,6] q) { [neg] q = Neg(t) }> s = Sin(t) [extra] z = Cos(s) y = Relu(d) }",
-        {"w": normal(4, 3, 3, 3), "go": np.array(taken), **batchnorm_weights(4)},
-    )
-    prepared = assert_same(model, {"x": normal(1, 3, 8, 8)})
-    assert op_types(prepared) == (["Conv", "Relu"] if taken else ["Conv", "Neg", "Relu"])
+@pytest.mark.parametrize("case", CASES)
+def test_constants_branches_and_halves_are_made_plain(case: str) -> None:
+    text, wanted = CASES[case]
+    weights = {"k": normal(4, 3), "half": normal(4, 3).astype(np.float16), "r": np.zeros((2, 2, 2), np.float32)}
+    weights |= {"kernel": normal(4, 3, 3, 3), "yes": np.array(True), "no": np.array(False), **batchnorm_weights(4)}
+    model = make_model(text, {name: array for name, array in weights.items() if re.search(rf"\b{name}\b", text)})
+    shape = [axis.dim_value for axis in model.graph.input[0].type.tensor_type.shape.dim]
+    x = normal(*shape).astype(np.float16 if "float16[" in text.split(")")[0] else np.float32)
+    for go in (True, False):
+        feeds = {"x": x, "go": np.array(go)} if "go)" in text else {"x": x}
+        prepared = assert_same(model, feeds, tolerance=0.01 if "hal" in case else 1e-5)
+    assert wanted is None or op_types(prepared) == wanted.split()
+    assert TensorProto.FLOAT16 not in {tensor.data_type for tensor in prepared.graph.initializer}
 
 
 def in_a_function(body: str, inner: str) -> onnx.ModelProto:
@@ -195,40 +204,6 @@ def test_float16_models_compute_in_float32_and_keep_their_interface() -> None:
     assert "BatchNormalization" not in op_types(prepared)
 
 
-HALVES = {
-    "within a float32 model": (
-        "(float[2,4] x) => (float[2,3] y, int64[2] k) { h = Cast<to=10>(x) t = MatMul(h, w) y = Cast<to=1>(t) "
-        "k = ArgMax<axis=1, keepdims=0>(t) }"
-    ),
-    "an input that is an output": (
-        "(float16[2,4] x) => (float16[2,4] z, float16[2,3] y) { y = MatMul(x, w) z = Identity(x) }"
-    ),
-    "in branches": (
-        "(float16[2,4] x, bool go) => (float16[2,3] y) { y = If(go) <"
-        "then_branch = a () => (float16[2,3] p) { p = MatMul(x, w) }, "
-        "else_branch = b () => (float16[2,3] q) { t = MatMul(x, w) q = Neg(t) }> }"
-    ),
-}
-
-
-@pytest.mark.parametrize("case", HALVES)
-def test_float16_is_widened_wherever_it_is(case: str) -> None:
-    model = make_model(HALVES[case], {"w": normal(4, 3).astype(np.float16)})
-    dtype = np.float32 if "float[2,4] x" in HALVES[case] else np.float16
-    for go in (True, False) if "go" in HALVES[case] else (None,):
-        feeds = {"x": normal(2, 4).astype(dtype)} | ({} if go is None else {"go": np.array(go)})
-        prepared = assert_same(model, feeds, tolerance=0.01)
-    assert TensorProto.FLOAT16 not in {tensor.data_type for tensor in prepared.graph.initializer}
-
-
-def test_float16_constants_and_types_named_by_attributes_are_widened() -> None:
-    model = make_model(
-        "(float16[3,3] x) => (float16[3,3] y) { s = Shape(x) c = ConstantOfShape<value = float16[1] {16384}>(s) "
-        "e = EyeLike<dtype=10>(x) t = Mul(x, c) y = Add(t, e) }"
-    )
-    assert_same(model, {"x": normal(3, 3).astype(np.float16)}, tolerance=0.01)
-
-
 def test_negative_dimensions_become_dynamic() -> None:
     model = make_model("(float[1,4] x) => (float[1,6] y) { t = Gemm(x, w) y = Relu(t) }", {"w": normal(4, 6)}, opset=11)
     for value in (model.graph.input[0], model.graph.output[0]):
@@ -239,24 +214,18 @@ def test_negative_dimensions_become_dynamic() -> None:
     assert run_onnx(proto, {"x": normal(3, 4)})["y"].shape == (3, 6)
 
 
-QUANTIZED = {
-    "QuantizeLinear": "[q] t = QuantizeLinear(x, s, z) y = Cast<to=1>(t)",
-    "MatMulInteger": "i = Cast<to=2>(x) [q] t = MatMulInteger(i, k) y = Cast<to=1>(t)",
-}
-
-
-@pytest.mark.parametrize("op", QUANTIZED)
-def test_quantized_models_are_refused_by_node(op: str) -> None:
+def test_quantized_models_are_refused_by_node() -> None:
     weights = {"s": np.float32(0.1), "z": np.uint8(0), "k": np.ones((4, 4), np.uint8)}
-    model = make_model(f"(float[2,4] x) => (float[2,4] y) {{ {QUANTIZED[op]} }}", weights)
-    with pytest.raises(AlreadyQuantizedError) as caught:
-        prepare_proto(model)
-    assert caught.value.where == {"node": "q", "op_type": op}
-    assert caught.value.hint
-    for node in model.graph.node:
-        node.ClearField("name")
-    with pytest.raises(AlreadyQuantizedError, match="output 't'"):
-        prepare_proto(model)
+    for op, call in (("QuantizeLinear", "QuantizeLinear(x, s, z)"), ("MatMulInteger", "MatMulInteger(i, k)")):
+        text = f"i = Cast<to=2>(x) [q] t = {call} y = Cast<to=1>(t)"
+        model = make_model(f"(float[2,4] x) => (float[2,4] y) {{ {text} }}", weights)
+        with pytest.raises(AlreadyQuantizedError) as caught:
+            prepare_proto(model)
+        assert caught.value.where == {"node": "q", "op_type": op}
+        assert caught.value.hint
+        model.graph.node[1].ClearField("name")
+        with pytest.raises(AlreadyQuantizedError, match="output 't'"):
+            prepare_proto(model)
 
 
 def test_nodes_of_one_name_and_of_none_get_names_of_their_own() -> None:

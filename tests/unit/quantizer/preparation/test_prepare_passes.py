@@ -15,15 +15,7 @@ from service.contracts.preparation import PreparationSpec
 from tests.support.each import each
 from tests.unit.quantizer.preparation.preparing import assert_equal_outputs, prepare_with, same
 from tests.unit.quantizer.random_networks import RandomNetwork
-from tests.unit.quantizer.toolbox import (
-    batchnorm_text,
-    batchnorm_weights,
-    make_model,
-    normal,
-    op_types,
-    run_onnx,
-    step,
-)
+from tests.unit.quantizer.toolbox import batchnorm_text, batchnorm_weights, make_model, normal, op_types, run_onnx, step
 
 FLAGS = [name for name, field in PreparationSpec.model_fields.items() if field.annotation is bool]
 
@@ -35,22 +27,13 @@ def test_every_flag_that_is_off_is_named_in_the_report(flag: str) -> None:
     assert f"switched off by preparation.{flag}" in [found.detail for found in prepared.steps]
 
 
-# What cannot be changed stays, and says why.
-
+NORM, MEAN = "BatchNormalization(x, bn_scale, bn_bias, bn_mean, bn_var)", "(float[N,4,6,5] c) => (float[A,B,C,D] y)"
 STAYS = [
-    (
-        "batch_norm_to_conv",
-        "(float[2,4] x) => (float[2,4] y) { [it] y = BatchNormalization(x, bn_scale, bn_bias, bn_mean, bn_var) }",
-        "2 axes",
-    ),
+    ("batch_norm_to_conv", f"(float[2,4] x) => (float[2,4] y) {{ [it] y = {NORM} }}", "2 axes"),
     ("split_to_slice", "(float[2,W] x) => (float[2,A] y, float[2,B] z) { [it] y, z = Split<axis=1>(x) }", "not known"),
     ("split_large_pooling", "(float[N,4,H,W] c) => (float[N,4,1,1] y) { [it] y = GlobalAveragePool(c) }", "not known"),
     *(
-        (
-            "reduce_mean_to_global_average_pool",
-            f"(float[N,4,6,5] c) => (float[A,B,C,D] y) {{ [it] y = ReduceMean<axes={axes}>(c) }}",
-            "it averages over axes",
-        )
+        ("reduce_mean_to_global_average_pool", f"{MEAN} {{ [it] y = ReduceMean<axes={axes}>(c) }}", "averages over")
         for axes in ("[1]", "[1,2,3]", "[3]")
     ),
 ]
@@ -88,11 +71,8 @@ def test_a_lonely_batchnorm_becomes_a_depthwise_convolution(shape: str) -> None:
 
 
 def test_folding_can_be_switched_off() -> None:
-    model = make_model(
-        f"(float[1,3,8,8] x) => (float[1,4,6,6] y) {{ t = Conv(x, w) {batchnorm_text('t', 'y')} }}",
-        {"w": normal(4, 3, 3, 3), **batchnorm_weights(4)},
-    )
-    feeds = {"x": normal(1, 3, 8, 8)}
+    text = f"(float[1,3,8,8] x) => (float[1,4,6,6] y) {{ t = Conv(x, w) {batchnorm_text('t', 'y')} }}"
+    model, feeds = make_model(text, {"w": normal(4, 3, 3, 3), **batchnorm_weights(4)}), {"x": normal(1, 3, 8, 8)}
     assert op_types(same(model, feeds)[1]) == ["Conv"]
     assert op_types(same(model, feeds, fold_batch_norm=False)[1]) == ["Conv", "BatchNormalization"]
     assert op_types(same(model, feeds, fold_batch_norm=False, batch_norm_to_conv=True)[1]) == ["Conv", "Conv"]
