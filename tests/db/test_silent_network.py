@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -23,7 +24,7 @@ from tests.worker.workbench import wait_for
 pytestmark = [pytest.mark.postgres, pytest.mark.slow]
 
 LEASE_SECONDS = 60.0
-# For whoever may wait for ever for an answer: it is the kernel alone that ends it.
+# It is the kernel alone that ends it.
 ENDLESS = Patience()
 Open = Callable[[Patience], Database]
 
@@ -40,15 +41,14 @@ def proxy(postgres_url: str) -> Iterator[StallingProxy]:
 def open_database(proxy: StallingProxy, postgres_url: str) -> Iterator[Open]:
     """Makes a database behind the proxy."""
     url = make_url(postgres_url).set(host="127.0.0.1", port=proxy.port).render_as_string(hide_password=False)
-    made: list[Database] = []
+    with ExitStack() as stack:
 
-    def make(patience: Patience) -> Database:
-        made.append(Database(url, patience=patience))
-        return made[-1]
+        def make(patience: Patience) -> Database:
+            database = Database(url, patience=patience)
+            stack.callback(database.close)
+            return database
 
-    yield make
-    for database in made:
-        database.close()
+        yield make
 
 
 @pytest.fixture
@@ -132,20 +132,6 @@ def test_an_answer_that_never_comes_ends_and_the_server_forgets_the_transaction(
     own.close()
     assert len(errors) == 1
     assert "in time" not in errors[0]
-
-
-@pytest.mark.long
-@pytest.mark.usefixtures("quick")
-def test_a_connection_that_is_kept_is_tried_before_it_is_used(proxy: StallingProxy, open_database: Open) -> None:
-    database = open_database(LONG)
-    with database.read() as session:
-        session.execute(text("SELECT 1"))
-    proxy.vanish()
-    with pytest.raises(OperationalError), database.read() as session:
-        session.execute(text("SELECT 1"))
-    proxy.appear()
-    with database.write() as session:
-        assert session.scalar(text("SELECT 1")) == 1
 
 
 def _scalar(database: Database, statement: str) -> int:

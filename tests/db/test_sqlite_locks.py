@@ -5,8 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import sqlite3
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -14,26 +12,8 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import OperationalError
 
-from service.db import Database, current_revision, head_revision
+from service.db import Database
 from tests.db.test_concurrency import at_once
-from tests.support.patience import PATIENCE_SECONDS
-
-MIGRATE = """
-import sys, threading
-from service.db import migrate
-failed = []
-def run():
-    try:
-        migrate(sys.argv[1])
-    except BaseException as error:
-        failed.append(error)
-        raise
-threads = [threading.Thread(target=run) for _ in range(2)]
-sys.stdin.readline()
-for thread in threads: thread.start()
-for thread in threads: thread.join()
-sys.exit(len(failed))
-"""
 
 
 @pytest.fixture
@@ -89,28 +69,6 @@ def test_many_open_a_new_file_at_once(tmp_path: Path) -> None:
         assert at_once(8, look) == ["wal"] * 8
         for database in databases:
             database.close()
-
-
-@pytest.mark.long
-@pytest.mark.slow
-def test_processes_migrate_a_new_file_at_once(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path / 'new.db'}"
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", MIGRATE, url], cwd=Path(__file__).parents[2], stdin=subprocess.PIPE,
-            stderr=subprocess.PIPE, text=True,
-        )
-        for _ in range(2)
-    ]  # fmt: skip
-    for process in processes:
-        assert process.stdin is not None
-        process.stdin.write("go\n")
-        process.stdin.flush()
-    ends = [(process.communicate(timeout=PATIENCE_SECONDS)[1], process.returncode) for process in processes]
-    assert [code for _, code in ends] == [0, 0], ends
-    database = Database(url)
-    assert current_revision(database) == head_revision()
-    database.close()
 
 
 def open_files(path: Path) -> int:

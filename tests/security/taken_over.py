@@ -29,24 +29,13 @@ INPUT = "what the job is given"
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What the runner aims at.
-
-    Attributes:
-        folder: of everything.
-        bystander: a process of the same user that has done nothing to anybody.
-    """
+    """What the runner aims at: everything in a folder, and a process that has done nothing to anybody."""
 
     folder: Path
     bystander: subprocess.Popen[bytes]
 
     def tries(self, *, mode: str = "auto", lacking: Sequence[str] = (), only: Sequence[str] = ()) -> dict[str, str]:
-        """What became of every try, by its name.
-
-        Args:
-            only: names of those that are tried; none: all.
-            mode: of the sandbox.
-            lacking: what the kernel does not have, see ``older_kernel``.
-        """
+        """What became of every try, by its name; ``lacking``: what the kernel does not have, see ``older_kernel``."""
         task_file = self.folder / "scratch" / "task.json"
         task_file.write_text(json.dumps({**json.loads(task_file.read_text()), "only": list(only)}))
         worker = [sys.executable, "-m", __spec__.name, str(self.folder), mode]
@@ -72,12 +61,7 @@ class Surroundings:
 
 @contextmanager
 def surroundings(folder: Path, user: int | None = None) -> Iterator[Surroundings]:
-    """A store, files of others, servers on every kind of address, and a process that minds its own business.
-
-    Args:
-        folder: exists.
-        user: whose they are; None: this one's.
-    """
+    """A store, files of others, servers on every kind of address, and a process that minds its own business."""
     scratch, store = folder / "scratch", folder / "store"
     for made in (scratch, store):
         made.mkdir(mode=0o700)

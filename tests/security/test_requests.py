@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -104,72 +105,51 @@ def test_nothing_is_checked_while_others_may_not_write(sqlite_front: Front, writ
     assert Counter(seen) == {(name, 0): 2 for name in checks}, "a known key is answered without checking again"
 
 
-@pytest.fixture
-def stuck(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[threading.Event, list[str]]]:
-    """Bodies that take for ever to validate, until the event is set; and in which threads that was."""
-    release, threads = threading.Event(), []
-    real = bodies._record
+def test_others_are_served_while_a_body_is_validated(sqlite_front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
+    release, validating, real = threading.Event(), [], bodies._record
 
     def record(model: Any, data: bytes) -> Any:
         if model is JobCreate and b"slow" in data:
-            threads.append(threading.current_thread().name)
+            validating.append(threading.current_thread().name)
             assert release.wait(PATIENCE_SECONDS)
         return real(model, data)
 
-    monkeypatch.setattr(bodies, "_record", record)
-    yield release, threads
-    release.set()
-
-
-def test_others_are_served_while_a_body_is_validated(sqlite_front: Front, stuck) -> None:
-    release, threads = stuck
     body = sqlite_front.job_body(labels={"kind": "slow"})
-    answers: list[int] = []
-    senders = [
-        threading.Thread(target=lambda: answers.append(sqlite_front.http.post("/v1/jobs", json=body).status_code))
-        for _ in range(2)
-    ]
-    for sender in senders:
-        sender.start()
-    while len(threads) < 2:
-        assert sqlite_front.http.get("/healthz").status_code == 200
-    for path in ("/healthz", "/v1/jobs", "/v1/models"):
-        assert sqlite_front.http.get(path).status_code == 200
-    assert answers == []
-    release.set()
-    for sender in senders:
-        sender.join()
-    assert answers == [202, 202]
+    monkeypatch.setattr(bodies, "_record", record)
+    with ThreadPoolExecutor(2) as pool:
+        answers = [pool.submit(sqlite_front.http.post, "/v1/jobs", json=body) for _ in range(2)]
+        try:
+            while len(validating) < 2:
+                assert sqlite_front.http.get("/healthz").status_code == 200
+            for path in ("/healthz", "/v1/jobs", "/v1/models"):
+                assert sqlite_front.http.get(path).status_code == 200
+            assert not any(answer.done() for answer in answers)
+        finally:
+            release.set()
+    assert [answer.result().status_code for answer in answers] == [202, 202]
 
 
 def test_others_are_served_while_a_report_is_drawn(sqlite_front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many ask for it: those beyond the first two wait for their turn, and hold no thread."""
-    release, drawing = threading.Event(), []
-    real = reports.rendered
+    release, drawing, real = threading.Event(), [], reports.rendered
 
     def rendered(*given: Any) -> bytes:
         drawing.append(threading.current_thread().name)
         assert release.wait(PATIENCE_SECONDS)
         return real(*given)
 
-    job_id = sqlite_front.succeeded_job()
+    path = f"/v1/jobs/{sqlite_front.succeeded_job()}/report.html"
     monkeypatch.setattr(reports, "rendered", rendered)
-    answers: list[int] = []
-    path = f"/v1/jobs/{job_id}/report.html"
-    readers = [
-        threading.Thread(target=lambda: answers.append(sqlite_front.http.get(path).status_code)) for _ in range(20)
-    ]
-    for reader in readers:
-        reader.start()
-    while len(drawing) < 2:
-        assert sqlite_front.http.get("/healthz").status_code == 200
-    assert sqlite_front.http.get("/v1/jobs").status_code == 200
-    assert len(drawing) == 2
-    release.set()
-    for reader in readers:
-        reader.join()
-    assert set(answers) <= {200, 503}
-    assert 200 in answers
+    with ThreadPoolExecutor(20) as pool:
+        answers = [pool.submit(sqlite_front.http.get, path) for _ in range(20)]
+        try:
+            while len(drawing) < 2:
+                assert sqlite_front.http.get("/healthz").status_code == 200
+            assert sqlite_front.http.get("/v1/jobs").status_code == 200
+            assert len(drawing) == 2
+        finally:
+            release.set()
+    assert {200} <= {answer.result().status_code for answer in answers} <= {200, 503}
 
 
 def test_strangers_are_given_no_work(sqlite_front: Front, monkeypatch) -> None:

@@ -87,5 +87,5 @@ def test_every_line_fails_for_a_plain_user_as_well(around: Surroundings, python:
     tries = told["tries"]
     assert INPUT in tries.pop("honest")
     assert {name: came for name, came in tries.items() if not came.startswith("refused ")} == {}
-    assert len(tries) > 150
+    assert len(tries) > 120
     around.undisturbed()

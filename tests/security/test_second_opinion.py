@@ -33,14 +33,12 @@ def laid_out(folder: Path) -> dict[str, Case]:
         (place / "in").mkdir(parents=True)
         case.lay_out(place / "in", Path("/dev/shm/canary-nowhere-canary-canary"))
         paths = [path for path in place.rglob("*") if not path.is_dir() or path.is_symlink()]
-        if (
-            all(path.is_file() and not path.is_symlink() for path in paths)
-            and sum(path.stat().st_size for path in paths) < LARGEST_BYTES
-        ):
+        plain = all(path.is_file() and not path.is_symlink() for path in paths)
+        if plain and sum(path.stat().st_size for path in paths) < LARGEST_BYTES:
             found[place.name] = case
-        else:
-            for path in paths:
-                path.unlink()
+            continue
+        for path in paths:
+            path.unlink()
     return found
 
 
@@ -53,13 +51,8 @@ def test_what_another_scanner_calls_critical_is_refused_or_comes_to_nothing(tmp_
     cases = laid_out(corpus)
     options = ["--no-whitelist", "--no-cache", "--format", "json", "--output", str(answer)]
     quiet = {"PROMPTFOO_DISABLE_TELEMETRY": "1", "NO_ANALYTICS": "1"}
-    done = subprocess.run(
-        [program, "scan", *options, str(corpus)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, **quiet},
-    )
+    command, environment = [program, "scan", *options, str(corpus)], {**os.environ, **quiet}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert answer.exists(), done.stderr[-2000:]
     critical = defaultdict(list)
     for issue in json.loads(answer.read_text())["issues"]:
@@ -67,6 +60,5 @@ def test_what_another_scanner_calls_critical_is_refused_or_comes_to_nothing(tmp_
         if issue["severity"] == "critical" and place is not None:
             critical[cases[place[1]].name].append(issue["message"])
     refused = {case.name for case in cases.values() if case.code != READY}
-    print(f"{len(cases)} cases: modelaudit calls {len(critical)} critical, we refuse {len(refused)}")
     assert critical, "it found nothing at all: it has not looked"
     assert {name: said for name, said in critical.items() if name not in refused} == {}

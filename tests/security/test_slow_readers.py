@@ -143,14 +143,10 @@ def test_a_last_answer_that_nobody_reads(server: ApiProcess) -> None:
 def test_who_reads_slowly_is_served(filled: Front, shared: Settings) -> None:
     """Some kilobytes now and then are enough, however large the answer is."""
     path = download(filled, LARGE_BYTES // 8)
-    patient = shared.model_copy(update={"reading_seconds": PATIENCE_SECONDS})
-    with serving(patient) as server:
+    with serving(shared.model_copy(update={"reading_seconds": PATIENCE_SECONDS})) as server:
         before = unread(server)
         with asking(server, path, headers="Connection: close\r\n") as one:
-            read = 0
-            while part := one.recv(16 * 1024):
-                read += len(part)
-            assert read > LARGE_BYTES // 8
+            assert sum(map(len, iter(lambda: one.recv(16 * 1024), b""))) > LARGE_BYTES // 8
         assert unread(server) == before
 
 

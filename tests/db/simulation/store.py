@@ -23,13 +23,9 @@ MODELS = ("mdl_0", "mdl_1", "mdl_2")
 
 
 class Store:
-    """Stands where a ``service.db.Database`` does.
+    """Stands where a ``service.db.Database`` does; ``now`` is its clock, in seconds since 1970.
 
-    Attributes:
-        now: the database's clock, in seconds since 1970.
-        away: True while it cannot be reached.
-        lose_answer: True to commit the next write and then report that the database was lost.
-        lose_commit: True to lose the database before the next commit.
+    While it is ``away`` it cannot be reached; ``lose_commit`` loses the next write, ``lose_answer`` only the answer.
     """
 
     def __init__(self) -> None:

@@ -74,14 +74,7 @@ class Broker:
 
 @dataclass
 class World:
-    """One history.
-
-    Attributes:
-        store: the database.
-        seed: of everything that happens.
-        cancel_at: before which of its steps every job is canceled; None: only whenever the seed says so.
-        history: what happened, a line each.
-    """
+    """One history, of a seed; every job is canceled before step ``cancel_at``, else whenever the seed says so."""
 
     store: Store
     seed: int

@@ -16,14 +16,9 @@ Content = bytes | Callable[[Path], object]
 
 @dataclass(frozen=True)
 class Case:
-    """One upload.
+    """One upload: its files, the main one first, and how it ends: a code of an error or READY, and the limit broken.
 
-    Attributes:
-        name: of the test.
-        kind: what is uploaded.
-        files: by name, the main one first; the canary's path is put in the place of CANARY.
-        code: of the error, or READY.
-        limit: that is broken, where one has a name.
+    In the files the canary's path is put in the place of CANARY.
     """
 
     name: str
