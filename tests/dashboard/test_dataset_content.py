@@ -14,9 +14,7 @@ import pytest
 from service.contracts.data_profile import MAX_BINS, MAX_CLASSES, MAX_PROFILED_ARRAYS, DataProfile
 from service.contracts.dataset import ArraySummary, DatasetSummary, LabelSummary, PreprocessingSpec
 from service.dashboard import dataset_charts
-from tests.support.front import Front, dataset_summary
-from tests.support.media import archive, wav
-from tests.support.profiles import (
+from tests.support.filled import (
     HOSTILE_CLASS,
     class_counts,
     full_profile,
@@ -24,6 +22,8 @@ from tests.support.profiles import (
     value_profile,
     waveform,
 )
+from tests.support.front import Front, dataset_summary
+from tests.support.media import archive, wav
 from worker.quantizer.data import inspect_dataset
 
 

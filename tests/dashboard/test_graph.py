@@ -32,8 +32,8 @@ from service.dashboard.graph_layout import (
 from service.dashboard.graph_reading import EVALUATION, known, sources
 from service.dashboard.recent import Recent
 from service.tables import ReportRow
+from tests.support.filled import chain, job, large_job
 from tests.support.front import Front
-from tests.support.graphs import chain, job, large_job
 from tests.support.reports import HOSTILE, full_report, large_report, layer
 
 LIMIT_BYTES = 1_500_000

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from tests.dashboard.conftest import Open, Place
+from tests.support.filled import chain, job, large_job
 from tests.support.front import dataset_summary, model_summary
-from tests.support.graphs import chain, job, large_job
 from tests.support.reports import full_report
 
 pytestmark = pytest.mark.slow  # starts a browser and a service

@@ -1,4 +1,4 @@
-"""A service with something of everything in it, for who looks at its pages."""
+"""A service with something of everything in it, and graphs and datasets of which everything is known."""
 
 from __future__ import annotations
 
@@ -7,7 +7,18 @@ from typing import Any
 
 from sqlalchemy import update
 
+from service.contracts.data_profile import (
+    WAVEFORM_COLUMNS,
+    WAVEFORM_STEPS,
+    ClassCounts,
+    DataProfile,
+    ValueProfile,
+    Waveform,
+    Waveforms,
+)
+from service.contracts.dataset import DatasetSummary, LabelSummary, MediaSummary
 from service.contracts.errors import NonFiniteDataError
+from service.contracts.graph_view import GraphNode, GraphTensor, GraphView, cut_name
 from service.contracts.report import Report
 from service.contracts.runner import ProgressLine
 from service.db import db_now
@@ -17,9 +28,79 @@ from service.principal import DEFAULT_TENANT
 from service.tables import Job, WebhookDelivery
 from service.webhooks import outbox
 from tests.support import batches, schedules, webhooks
-from tests.support.front import Front
-from tests.support.profiles import profiled_summary
-from tests.support.reports import full_report, hostile_document, search_document
+from tests.support.front import Front, dataset_summary
+from tests.support.reports import bell, full_report, hostile_document, layer, search_document
+
+
+def chain(names: list[str], modules: list[tuple[str, ...]] | None = None) -> GraphView:
+    """Nodes that each read what the one before makes."""
+    tensors = [GraphTensor(name=f"t{k}", dtype="float32", shape=("N", 3, None)) for k in range(len(names) + 1)]
+    nodes = [
+        GraphNode(name=cut_name(name), op="Conv", modules=modules[k] if modules else (), inputs=(k,), outputs=(k + 1,))
+        for k, name in enumerate(names)
+    ]
+    return GraphView(inputs=(0,), outputs=(len(names),), tensors=tuple(tensors), nodes=tuple(nodes))
+
+
+def job(front: Front, report: Report, graph: GraphView | bytes | None) -> str:
+    """A job that succeeded, with this graph."""
+    job_id = front.new_job()
+    artifacts = [front.kept("model", "q.onnx", job_id.encode())]
+    if graph is not None:
+        data = graph if isinstance(graph, bytes) else graph.to_bytes()
+        artifacts.append(front.kept("graph", "graph.json", data, "application/json"))
+    front.finish(job_id, QuantizeOutcome(report, tuple(artifacts)))
+    return job_id
+
+
+def large_job(front: Front, count: int) -> tuple[str, list[str]]:
+    """A job of so many nodes with long names, ten to a module; and the names."""
+    names = [f"/model/layer.{k // 100}/block.{k % 100 // 10}/node.{k}" + "x" * 150 for k in range(count)]
+    modules = [(f"layer.{k // 100}", f"layer.{k // 100}.block.{k % 100 // 10}") for k in range(count)]
+    histogram = bell(-1, 1, clip_low=-0.9, clip_high=0.9)
+    rows = [layer(one, sqnr_db=k / 20, weight_dtype="int8", weight_histogram=histogram) for k, one in enumerate(names)]
+    return job(front, full_report(layers=rows), chain(names, modules)), names
+
+
+HOSTILE_CLASS = "<svg onload=alert(1)> \u202egnp.evil " + "n" * 300
+_CLASSES = ("cat", "dog", HOSTILE_CLASS)
+
+
+def class_counts(*samples: int) -> ClassCounts:
+    """Classes 0, 1 and so on."""
+    facts = {"distinct": len(samples), "fewest": min(samples), "most": max(samples)}
+    return ClassCounts(**facts, numbers=tuple(range(len(samples))), counts=samples)
+
+
+def value_profile(*counts: int, low: float = -4.0, high: float = 4.0, values: int | None = None) -> ValueProfile:
+    """Values in bins from ``low`` to ``high``."""
+    ends = {"minimum": low, "maximum": high, "low": low, "high": high, "mean": 0.0}
+    return ValueProfile(**ends, values=values or sum(counts), counted=sum(counts), counts=counts)
+
+
+def waveform(number: int, peak: float) -> Waveform:
+    """A second of a tone."""
+    highs = tuple(round(WAVEFORM_STEPS * abs(math.sin(k / 9))) for k in range(WAVEFORM_COLUMNS))
+    lows = tuple(-high for high in highs)
+    return Waveform(number=number, length=16_000, minimum=0.0 - peak, maximum=peak, lows=lows, highs=highs)
+
+
+def full_profile() -> DataProfile:
+    """Classes, values and waveforms."""
+    sounds = tuple(waveform(number, 2000.0 * number) for number in range(5))
+    return DataProfile(
+        classes=class_counts(20, 8, 4),
+        values={"x": value_profile(1, 20, 3000, 900, 0, 4, values=6144)},
+        waveforms=Waveforms(array="x", sample_rate_hz=16_000, full_scale=32768.0, samples=sounds),
+    )
+
+
+def profiled_summary() -> DatasetSummary:
+    """Data that fits ``model_summary``."""
+    labels = LabelSummary(array="labels", count=32, minimum=0, maximum=2, dtype="int64", shape=(32,))
+    media = MediaSummary(archive="zip", codecs={"WAV": 32}, classes=_CLASSES, smallest=(100,), largest=(16_000,))
+    return dataset_summary(labels=labels).model_copy(update={"media": media, "profile": full_profile()})
+
 
 HOSTILE_NAME = "<script>alert(1)</script> \u202egnp.evil " + "n" * 5000
 HOSTILE_LABELS = {"<img src=x onerror=alert(1)>": "\u202e" + "w" * 5000}
