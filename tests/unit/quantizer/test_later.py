@@ -23,9 +23,11 @@ def run_python(code: str, head: str = HEAD) -> str:
     return done.stdout.strip()
 
 
-def test_named_dimensions_are_computed_with() -> None:
+def test_named_dimensions_are_computed_with_and_one_that_was_loaded_before_stays() -> None:
     code = "n = ir.SymbolicDim('N'); print(n + 1, n * 2 - n, ir.SymbolicDim('floor(M/2)') + n, isinstance(n, str))"
     assert run_python(code) == "N + 1 N N + floor(M/2) False"
+    code = "import sympy, worker.quantizer, onnx_ir; print(onnx_ir._core.sympy is sympy, type(sympy).__name__)"
+    assert run_python(code, head="") == "True module"
 
 
 def test_many_threads_may_be_the_first() -> None:
@@ -38,8 +40,3 @@ def test_many_threads_may_be_the_first() -> None:
         "print(*ThreadPoolExecutor(8).map(work, range(1, 9)), sep=', ')"
     )
     assert run_python(code) == ", ".join(f"N + {k}" for k in range(1, 9))
-
-
-def test_one_that_was_loaded_before_stays() -> None:
-    code = "import sympy, worker.quantizer, onnx_ir; print(onnx_ir._core.sympy is sympy, type(sympy).__name__)"
-    assert run_python(code, head="") == "True module"

@@ -49,26 +49,24 @@ def test_the_reference_library_takes_what_we_sign_and_we_take_what_it_signs(body
         Webhook(OTHER).verify(body, headers(SECRET, at=at, body=body))
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"Webhook-Id": "evt_2"},
-        {"Webhook-Timestamp": str(NOW + 1)},
-        {"Webhook-Timestamp": f"0{NOW}"},
-        {"Webhook-Timestamp": "soon"},
-        {"Webhook-Timestamp": "9" * 5000},
-        {"Webhook-Signature": ""},
-        {"Webhook-Signature": "v1"},
-        {"Webhook-Signature": "\u00e9 v1,\u00e9"},
-        {"Webhook-Signature": signature(SECRET, "evt_1", NOW, BODY).replace("v1,", "v2,")},
-        {"Webhook-Signature": signature(SECRET, "evt_1", NOW, BODY).removeprefix("v1,")},
-        {"Webhook-Id": ""},
-    ],
-)
-def test_a_header_that_is_another(still: None, changes: dict[str, str]) -> None:
-    with pytest.raises(WebhookNotVerifiedError) as caught:
-        verify(BODY, headers(SECRET, **changes), SECRET)
-    assert (caught.value.code, caught.value.status) == ("webhook-not-verified", 400)
+def test_a_header_that_is_another_or_missing(still: None) -> None:
+    ours = signature(SECRET, "evt_1", NOW, BODY)
+    times = (str(NOW + 1), f"0{NOW}", "soon", "9" * 5000)
+    signatures = ("", "v1", "\u00e9 v1,\u00e9", ours.replace("v1,", "v2,"), ours.removeprefix("v1,"))
+    changes = [
+        *({"Webhook-Id": name} for name in ("evt_2", "")),
+        *({"Webhook-Timestamp": at} for at in times),
+        *({"Webhook-Signature": told} for told in signatures),
+    ]
+    for changed in changes:
+        with pytest.raises(WebhookNotVerifiedError) as caught:
+            verify(BODY, headers(SECRET, **changed), SECRET)
+        assert (caught.value.code, caught.value.status) == ("webhook-not-verified", 400)
+    for missing in headers(SECRET):
+        sent = {name: value for name, value in headers(SECRET).items() if name != missing}
+        with pytest.raises(WebhookNotVerifiedError) as caught:
+            verify(BODY, sent, SECRET)
+        assert missing.lower() in caught.value.detail
 
 
 def test_another_body_or_secret_and_a_body_that_is_no_event(still: None) -> None:
@@ -82,24 +80,15 @@ def test_another_body_or_secret_and_a_body_that_is_no_event(still: None) -> None
             verify(body, headers(SECRET, body=sent), secret)
 
 
-@pytest.mark.parametrize("missing", ["Webhook-Id", "Webhook-Timestamp", "Webhook-Signature"])
-def test_a_missing_header(still: None, missing: str) -> None:
-    sent = headers(SECRET)
-    del sent[missing]
-    with pytest.raises(WebhookNotVerifiedError) as caught:
-        verify(BODY, sent, SECRET)
-    assert missing.lower() in caught.value.detail
+def test_an_old_request_sent_again(still: None) -> None:
+    for age in (-301, 301, 86400):
+        sent = headers(SECRET, at=NOW - age)
+        with pytest.raises(WebhookNotVerifiedError):
+            verify(BODY, sent, SECRET)
+        assert verify(BODY, sent, SECRET, tolerance_seconds=abs(age)) == EVENT
 
 
-@pytest.mark.parametrize("age", [-301, 301, 86400])
-def test_an_old_request_sent_again(still: None, age: int) -> None:
-    sent = headers(SECRET, at=NOW - age)
-    with pytest.raises(WebhookNotVerifiedError):
-        verify(BODY, sent, SECRET)
-    assert verify(BODY, sent, SECRET, tolerance_seconds=abs(age)) == EVENT
-
-
-@pytest.mark.parametrize("secret", ["", "whsec_", "whsec_!!", "whsec_" + base64.b64encode(b"short").decode(), []])
-def test_a_secret_that_is_none(still: None, secret: str | list[str]) -> None:
-    with pytest.raises(ValueError, match="secret"):
-        verify(BODY, headers(SECRET), secret)
+def test_a_secret_that_is_none(still: None) -> None:
+    for secret in ("", "whsec_", "whsec_!!", "whsec_" + base64.b64encode(b"short").decode(), []):
+        with pytest.raises(ValueError, match="secret"):
+            verify(BODY, headers(SECRET), secret)

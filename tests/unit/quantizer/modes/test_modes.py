@@ -189,7 +189,6 @@ def test_a_wish_that_cannot_be_had_names_one_that_can(
 
 
 FLOAT16, FLOAT32 = onnx.TensorProto.FLOAT16, onnx.TensorProto.FLOAT
-RANDOM = np.random.default_rng(3)
 
 
 def parsed(text: str, **constants: np.ndarray) -> onnx.ModelProto:
@@ -205,13 +204,12 @@ def two_layers(largest: float = 1.0) -> onnx.ModelProto:
             c = Conv <pads = [1, 1, 1, 1]> (x, w, b) r = Relu (c) g = GlobalAveragePool (r)
             f = Flatten (g) z = Gemm (f, v) y = Softmax (z)
         }"""
-    arrays = {"w": RANDOM.normal(size=(4, 3, 3, 3)), "b": RANDOM.normal(size=4), "v": RANDOM.normal(size=(4, 5))}
-    arrays["v"] *= largest
-    return parsed(text, **{name: array.astype(np.float32) for name, array in arrays.items()})
+    v = normal(4, 5, seed=5) * np.float32(largest)
+    return parsed(text, w=normal(4, 3, 3, 3, seed=3), b=normal(4, seed=4), v=v)
 
 
 def images(samples: int = 12) -> dict[str, np.ndarray]:
-    return {"x": RANDOM.normal(size=(samples, 3, 8, 8)).astype(np.float32)}
+    return {"x": normal(samples, 3, 8, 8, seed=6)}
 
 
 def quantized_as(
@@ -289,7 +287,7 @@ SCATTERED = """
 
 
 def test_statistics_and_what_the_runtime_refuses_stay_in_float32(tmp_path: Path) -> None:
-    feeds = {"x": RANDOM.normal(size=(4, 6)).astype(np.float32)}
+    feeds = {"x": normal(4, 6, seed=7)}
     scattered = {"i": np.array([[1], [2]], np.int64), "u": np.ones((2, 6), np.float32)}
     for model in (parsed(NORMALIZED, s=np.ones(6, np.float32)), parsed(SCATTERED, **scattered)):
         made, report = quantized_as(tmp_path, model, feeds, preset="float16_model")
@@ -314,13 +312,12 @@ BRANCHED = """
 
 def test_sub_graphs_keep_reading_float32_and_constants_saturate_only_where_asked() -> None:
     model = parsed(BRANCHED, k=np.array([-np.inf, 1e6], np.float32))
-    feeds = {"x": RANDOM.normal(size=(3, 4)).astype(np.float32), "yes": np.array([True])}
+    feeds = {"x": normal(3, 4, seed=8), "yes": np.array([True])}
     converted = ir.from_proto(onnx.shape_inference.infer_shapes(model))
     for k, node in enumerate(converted.graph):
         node.name = f"node_{k}"
     to_halfs(converted, {"node_0", "node_3", "node_4"}, 17)
     assert sqnr_db(run(model, feeds)[0], run(ir.to_proto(converted), feeds)[0]) > 45
-    held = [
-        value.const_value.numpy() for value in converted.graph.initializers.values() if value.const_value is not None
-    ]
-    assert [-np.inf, LARGEST_HALF] in [array.tolist() for array in held], "infinities stay what they are"
+    held = [value.const_value for value in converted.graph.initializers.values()]
+    told = [array.numpy().tolist() for array in held if array is not None]
+    assert [-np.inf, LARGEST_HALF] in told, "infinities stay what they are"

@@ -143,13 +143,11 @@ def test_samples_of_different_lengths_are_quantized_and_measured(
 
 
 def test_a_set_of_samples_of_one_shape_gives_the_bytes_of_a_plain_array(tmp_path: Path) -> None:
-    model, x = sounds_model(), normal(8, 6, 5, seed=5)
-    made = []
-    for form, arrays in (("plain", {"x": x}), ("ragged", ragged("x", list(x)))):
-        folder = tmp_path / form
-        folder.mkdir()
-        made.append(quantize_file(folder, model, arrays, parse_config({"preset": "int8"})).model)
-    assert without_provenance(made[0]) == without_provenance(made[1])
+    x, settings = normal(8, 6, 5, seed=5), parse_config({"preset": "int8"})
+    plain, other = (
+        quantize_file(tmp_path, sounds_model(), a, settings).model for a in ({"x": x}, ragged("x", list(x)))
+    )
+    assert without_provenance(plain) == without_provenance(other)
 
 
 def test_samples_whose_lengths_a_fixed_axis_or_a_training_does_not_take_are_refused(tmp_path: Path) -> None:
@@ -178,22 +176,16 @@ def test_gradients_take_layers_whose_rows_can_be_rearranged(tmp_path: Path, name
 
 
 def test_gradients_find_the_same_however_the_rows_are_cut(tmp_path: Path) -> None:
-    rows = normal(4 * 12, 16, seed=7)
+    rows, lengths = normal(4 * 12, 16, seed=7), np.array([3, 5, 1, 7, 4, 4, 2, 6, 4, 4, 3, 5])
     model = make_model(
         "(float[N,L,16] x) => (float[N,L,8] y) { [up] a = MatMul(x, w1) [act] r = Relu(a) [down] y = MatMul(r, w2) }",
         {"w1": normal(16, 24, seed=2, scale=0.3), "w2": normal(24, 8, seed=3, scale=0.3)},
     )
-    lengths = np.array([3, 5, 1, 7, 4, 4, 2, 6, 4, 4, 3, 5])
-    assert (lengths.sum(), len(lengths)) == (48, 12)
     cut = [np.ascontiguousarray(piece) for piece in np.split(rows, np.cumsum(lengths)[:-1])]
     algorithm = {"method": "adaround", "solver": "gradient", "num_iterations": 50}
-    found = []
-    for form, arrays in (("plain", {"x": rows.reshape(12, 4, 16)}), ("ragged", ragged("x", cut))):
-        folder = tmp_path / form
-        folder.mkdir()
-        settings = parse_config({"preset": "int8_weights", "algorithms": [algorithm]})
-        found.append(quantize_file(folder, model, arrays, settings))
-    plain, other = (result.report.algorithms[0] for result in found)
+    settings = parse_config({"preset": "int8_weights", "algorithms": [algorithm]})
+    forms = ({"x": rows.reshape(12, 4, 16)}, ragged("x", cut))
+    plain, other = (quantize_file(tmp_path, model, arrays, settings).report.algorithms[0] for arrays in forms)
     assert plain.summary.split(";")[0] == other.summary.split(";")[0] == "2 of 2 layers changed"
     for layer, error in plain.reconstruction.items():
         assert other.reconstruction[layer].before == pytest.approx(error.before, rel=1e-4)

@@ -42,14 +42,12 @@ def forward(folder: Path, text: str) -> ForwardPass | None:
     return work.forward
 
 
-@pytest.mark.parametrize(("text", "samples", "elements"), [(FREE, 8, 3 * 64), (FIXED, 1, 12), (INDEXED, 8, 64)])
-def test_a_pass_is_timed_with_as_many_samples_as_the_model_takes(
-    tmp_path: Path, text: str, samples: int, elements: int
-) -> None:
-    found = forward(tmp_path, text)
-    assert found is not None
-    assert found.seconds > 0.0
-    assert (found.samples, found.elements, found.threads) == (samples, elements, 1)
+def test_a_pass_is_timed_with_as_many_samples_as_the_model_takes(tmp_path: Path) -> None:
+    for text, samples, elements in ((FREE, 8, 3 * 64), (FIXED, 1, 12), (INDEXED, 8, 64)):
+        found = forward(tmp_path, text)
+        assert found is not None
+        assert found.seconds > 0.0
+        assert (found.samples, found.elements, found.threads) == (samples, elements, 1)
 
 
 def test_what_does_not_run_on_made_up_inputs_or_was_not_asked_for_is_accepted_all_the_same(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -191,18 +190,14 @@ def test_compiled_it_computes_the_same_in_one_graph(name: str) -> None:
         torch.testing.assert_close(ours, theirs)
 
 
-@pytest.fixture
-def one_process(tmp_path: Path) -> Iterator[None]:
+def test_distributed_data_parallel_trains_it_as_a_single_process_does(tmp_path: Path) -> None:
+    network, other = prepared(), prepared()
     init = f"file://{tmp_path / 'processes'}"
     torch.distributed.init_process_group("gloo", init_method=init, rank=0, world_size=1)
-    yield
-    torch.distributed.destroy_process_group()
-
-
-@pytest.mark.usefixtures("one_process")
-def test_distributed_data_parallel_trains_it_as_a_single_process_does() -> None:
-    network, other = prepared(), prepared()
-    losses = train(nn.parallel.DistributedDataParallel(network), 4)
+    try:
+        losses = train(nn.parallel.DistributedDataParallel(network), 4)
+    finally:
+        torch.distributed.destroy_process_group()
     np.testing.assert_allclose(losses, train(other, 4), rtol=1e-6)
     for ours, theirs in zip(network.parameters(), other.parameters(), strict=True):
         torch.testing.assert_close(ours, theirs)
@@ -220,7 +215,7 @@ def test_it_is_called_as_the_module_is() -> None:
     pairs = [(found["scores"], expected["scores"]), *zip(found["states"][:2], expected["states"][:2], strict=True)]
     for ours, theirs in pairs:
         assert (ours - theirs).square().sum() < 0.01 * theirs.square().sum()
-    # a module called as one of ours is has another name, and what is never called has no parameters
+    # a module that is called as one of ours gets another name
     assert {"left.weight", "right.bias", "report_.weight"} <= dict(network.named_parameters()).keys()
     assert module.training
     assert network.training
@@ -272,28 +267,27 @@ class Looped(nn.Module):
         return torch.linalg.det(self.head(x).reshape(-1, 2, 3) @ self.head(x).reshape(-1, 3, 2))
 
 
-@each(
-    ("config", "pointers"),
-    [
-        ({"preset": "int8", "algorithms": [{"method": "adaround"}, {"method": "qat"}]}, ["/algorithms/1"]),
+def test_configs_that_leave_nothing_to_train_are_refused() -> None:
+    two = [{"method": "adaround"}, {"method": "qat"}]
+    cases: list[tuple[Any, list[str] | None]] = [
+        ({"preset": "int8", "algorithms": two}, ["/algorithms/1"]),
         ("int8_dynamic", ["/mode"]),
         ({"preset": "int8", "include": ["nothing like that"]}, None),
-    ],
-)
-def test_configs_that_leave_nothing_to_train_are_refused(config: Any, pointers: list[str] | None) -> None:
-    with pytest.raises(InvalidConfigError) as refused:
-        prepared(config)
-    assert refused.value.hint
-    assert pointers is None or [problem.pointer for problem in refused.value.errors] == pointers
+    ]
+    for config, pointers in cases:
+        with pytest.raises(InvalidConfigError) as refused:
+            prepared(config)
+        assert refused.value.hint
+        assert pointers is None or [problem.pointer for problem in refused.value.errors] == pointers
 
 
-@pytest.mark.parametrize(
-    ("build", "error", "told"),
-    [(Chosen, UnsupportedModelError, "nothing to train"), (Looped, NotDifferentiableError, "Det")],
-)
-def test_networks_that_cannot_be_trained_are_refused(build: Any, error: type[Exception], told: str) -> None:
-    with pytest.raises(error, match=told):
-        prepare_qat(build(), torch.randn(2, 6), "int8", [torch.randn(8, 6)], threads=1)
+def test_networks_that_cannot_be_trained_are_refused() -> None:
+    for build, error, told in (
+        (Chosen, UnsupportedModelError, "nothing to train"),
+        (Looped, NotDifferentiableError, "Det"),
+    ):
+        with pytest.raises(error, match=told):
+            prepare_qat(build(), torch.randn(2, 6), "int8", [torch.randn(8, 6)], threads=1)
 
 
 def test_what_would_break_the_network_is_refused_and_autocast_changes_nothing() -> None:
@@ -313,7 +307,7 @@ def test_what_would_break_the_network_is_refused_and_autocast_changes_nothing() 
     assert torch.equal(network(x), before)
 
 
-@pytest.mark.parametrize("name", ["int8", "float8"])
+@each("name", ["int8", "float8"])
 def test_all_of_it_moves_to_another_device(name: str) -> None:
     """On the device meta tensors of other devices are refused, and shapes alone are computed."""
     network = prepared(CONFIGS[name]).to("meta")
