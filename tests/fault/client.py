@@ -26,14 +26,7 @@ _PAUSE_SECONDS = 0.1
 
 
 class Client:
-    """Submits jobs, again and again until the service has answered for good.
-
-    Args:
-        url: of the service.
-        ledger: where everything is written down.
-        inputs: ids of model and data.
-        timeout_seconds: for one answer.
-    """
+    """Submits jobs, again and again until the service has answered for good."""
 
     def __init__(self, url: str, ledger: Ledger, inputs: Mapping[str, str], *, timeout_seconds: float = 20.0) -> None:
         self._http = httpx.Client(base_url=url, timeout=timeout_seconds, trust_env=False)
@@ -42,12 +35,10 @@ class Client:
         self._giving_up = threading.Event()
 
     def close(self) -> None:
-        """Close all connections; what still tries gives up."""
         self._giving_up.set()
         self._http.close()
 
     def submit(self, key: str | None = None, *, config: Mapping[str, Any] = CONFIG) -> str:
-        """Submit a job and retry what may pass; gives the job's id."""
         key = key or uuid.uuid4().hex
         found = wait_for(
             lambda: self.submit_once(key, config=config), seconds=PATIENCE_SECONDS, message=f"{key} was never accepted"
@@ -56,11 +47,7 @@ class Client:
         return found
 
     def submit_once(self, key: str, *, config: Mapping[str, Any] = CONFIG) -> str | None:
-        """One request; the job's id, or None where it should be sent again.
-
-        Raises:
-            ApiError: the service refused for good.
-        """
+        """One request; the job's id, or None where it should be sent again."""
         body = {**self._inputs, "config": dict(config), "labels": {KEY_LABEL: key}}
         self._ledger.asked(key, body)
         try:
@@ -79,7 +66,6 @@ class Client:
         raise ApiError(Problem.model_validate(answer.json()))
 
     def cancel(self, key: str, job_id: str) -> None:
-        """Cancel a job, and retry what may pass."""
         self._ledger.cancel(key)
 
         def ask() -> bool:

@@ -26,10 +26,11 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from service.db import Database
-from service.storage import FileStore
-from service.tables import Artifact, Job, JobEvent, ReportRow
+from service.files import repository as files
+from service.storage import FileStore, file_sha256
+from service.tables import Artifact, Job, JobEvent, ReportRow, Upload
 from service.tables.jobs import TERMINAL_STATES
-from tests.fault.stored import collect_all, file_trouble, strays, troubles
+from worker.upkeep.garbage import discard_garbage, empty_trash, remove_leftovers
 
 KEY_LABEL = "key"
 _ENDS = {"job.succeeded": "succeeded", "job.failed": "failed", "job.canceled": "canceled"}
@@ -37,15 +38,7 @@ _ENDS = {"job.succeeded": "succeeded", "job.failed": "failed", "job.canceled": "
 
 @dataclass
 class Entry:
-    """What the client knows of one submission, under one idempotency key.
-
-    Attributes:
-        key: the idempotency key, which is also a label of the job.
-        acknowledged: ids that answers of 2xx named.
-        unsure: requests without an answer.
-        refused: answers that said no, by their code.
-        cancel_asked: a cancel was sent.
-    """
+    """What the client knows of one submission, under one idempotency key."""
 
     key: str
     acknowledged: list[str] = field(default_factory=list)
@@ -55,11 +48,7 @@ class Entry:
 
 
 class Ledger:
-    """Append-only; any number of threads may write.
-
-    Args:
-        path: file of JSON lines, which is written before the next request is sent.
-    """
+    """Append-only; any number of threads may write."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -68,37 +57,31 @@ class Ledger:
         self.entries: dict[str, Entry] = {}
 
     def asked(self, key: str, body: Mapping[str, Any]) -> None:
-        """A submission is about to be sent."""
         with self._lock:
             self.entries.setdefault(key, Entry(key))
             self._write(key=key, asked=body)
 
     def acknowledged(self, key: str, status: int, job_id: str) -> None:
-        """It was answered with 2xx."""
         with self._lock:
             self.entries[key].acknowledged.append(job_id)
             self._write(key=key, status=status, job_id=job_id)
 
     def refused(self, key: str, status: int, code: str) -> None:
-        """It was answered with a problem."""
         with self._lock:
             self.entries[key].refused[f"{status} {code}"] += 1
             self._write(key=key, status=status, code=code)
 
     def unanswered(self, key: str, reason: str) -> None:
-        """No answer came: it was done, or it was not."""
         with self._lock:
             self.entries[key].unsure += 1
             self._write(key=key, unanswered=reason)
 
     def cancel(self, key: str) -> None:
-        """A cancel of the job is about to be sent."""
         with self._lock:
             self.entries[key].cancel_asked = True
             self._write(key=key, cancel=True)
 
     def close(self) -> None:
-        """Nothing more is written."""
         self._stream.close()
 
     def _write(self, **line: Any) -> None:
@@ -117,7 +100,6 @@ class Verdict:
 
     @property
     def clean(self) -> bool:
-        """Nothing was found."""
         return not (self.lost or self.duplicated_effects or self.unexpected)
 
     def __str__(self) -> str:
@@ -126,7 +108,6 @@ class Verdict:
         )
 
     def told(self) -> str:
-        """The line, and every finding under it."""
         kinds = (("lost", self.lost), ("duplicated", self.duplicated_effects), ("unexpected", self.unexpected))
         return "\n".join([str(self), *(f"  {kind}: {finding}" for kind, found in kinds for finding in found)])
 
@@ -143,13 +124,6 @@ def check(
 
     What may be collected is collected first, however young: it must have taken nothing that is needed, and left
     nothing else.
-
-    Args:
-        ledger: of the client, or clients.
-        database: of the service.
-        store: of the service.
-        may_fail: keys of jobs that were sent in order to fail.
-        leftovers: processes that should have ended.
     """
     verdict = Verdict()
     verdict.unexpected += [f"process {pid} was left: {command}" for pid, command in (leftovers or {}).items()]
@@ -244,3 +218,53 @@ def _artifact_trouble(store: FileStore, artifact: Artifact) -> str | None:
         except Exception as error:  # noqa: BLE001 - onnxruntime has no base class for what it raises
             return f"does not load: {error}"
     return trouble
+
+
+# --- the store against the rows ---
+
+# Nothing is too young to be collected.
+_ANY_AGE = -1.0
+_MANY = 1_000_000
+_LOCK = "collect.lock"
+
+
+def collect_all(database: Database, store: FileStore) -> None:
+    """Collect what ages decide about at once, as the reconciler would sooner or later."""
+    discard_garbage(database, store, _MANY, age_seconds=_ANY_AGE)
+    empty_trash(database, store, _MANY, age_seconds=_ANY_AGE)
+    remove_leftovers(database, store, _MANY, age_seconds=_ANY_AGE)
+
+
+def file_trouble(store: FileStore, sha256: str, size_bytes: int | None) -> str | None:
+    path = store.path(sha256)
+    if not path.exists():
+        return "is not in the store"
+    if size_bytes not in (None, path.stat().st_size) or file_sha256(path) != sha256:
+        return "is damaged"
+    return None
+
+
+def troubles(session: Session, store: FileStore, *, known: Collection[str]) -> list[str]:
+    """Of files that rows name, those which are not whole; ``known`` were looked at elsewhere."""
+    found = []
+    for file in files.list_named(session):
+        trouble = None if file.sha256 in known else file_trouble(store, file.sha256, file.size_bytes)
+        if trouble is not None:
+            names = ", ".join(f"{name.kind} {name.id}" for name in files.names_of(session, file.sha256))
+            found.append(f"the file {file.sha256} ({names}) {trouble}")
+    return found
+
+
+def strays(session: Session, store: FileStore) -> list[str]:
+    """Files that no row names, and that belong to no upload on its way; after a collection there is none."""
+    named = {store.path(file.sha256) for file in files.list_named(session)}
+    uploads = set(session.scalars(select(Upload.id)))
+    return [
+        f"{path.relative_to(store.root)} was left in the store"
+        for path in sorted(store.root.rglob("*"))
+        if path.is_file() and path not in named and not _is_part(path, store, uploads) and path.name != _LOCK
+    ]
+
+
+def _is_part(path: Path, store: FileStore, uploads: Collection[str]) -> bool:
+    return path.parent == store.incoming and path.name.partition(".")[0] in uploads

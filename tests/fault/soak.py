@@ -26,10 +26,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from sqlalchemy import func, select
 
 from service.db import migrate
-from service.tables import Job
 from tests.fault.client import Client
 from tests.fault.harness.disk import SmallDisk, small_disk
 from tests.fault.harness.faults import ASKED_TO_END, Faults
@@ -39,10 +37,8 @@ from tests.fault.ledger import Ledger, Verdict, check
 from tests.support.tiny import make_tiny
 
 _BACKENDS: dict[str, tuple[Backend, ...]] = {
-    "sqlite": ("files",),
-    "postgres": ("servers",),
-    "both": ("files", "servers"),
-}
+    "sqlite": ("files",), "postgres": ("servers",), "both": ("files", "servers")
+}  # fmt: skip
 _CLIENTS = 4
 _CANCELED_SHARE = 0.1
 _DISK_MIB = 256
@@ -67,10 +63,8 @@ class Outcome:
     verdict: Verdict = field(default_factory=Verdict)
     faults: Counter[str] = field(default_factory=Counter)
     answers: Counter[str] = field(default_factory=Counter)
-    attempts: Counter[int] = field(default_factory=Counter)
 
     def told(self) -> str:
-        """A few lines, the verdict last."""
         plan = self.plan
         return "\n".join(
             (
@@ -78,7 +72,6 @@ class Outcome:
                 f"faults={self.faults.total()}: {_counts(self.faults)}",
                 f"answers: {_counts(self.answers)}",
                 f"jobs: {_counts(self.verdict.states)}",
-                f"attempts: {', '.join(f'{count} took {number}' for number, count in sorted(self.attempts.items()))}",
                 self.verdict.told(),
             )
         )
@@ -128,10 +121,6 @@ def soak(installation: Installation, plan: Plan, folder: Path, backend: Backend,
         outcome.answers["202"] += len(entry.acknowledged)
         outcome.answers["none"] += entry.unsure
         outcome.answers.update(entry.refused)
-    with installation.database.read() as session:
-        tries = select(Job.attempt, func.count()).where(Job.kind == "quantize").group_by(Job.attempt)
-        for attempt, count in session.execute(tries):
-            outcome.attempts[attempt] += count
     return outcome
 
 

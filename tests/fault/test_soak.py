@@ -1,15 +1,13 @@
-"""A minute of bad luck; ``make soak`` has more of it."""
+"""Half a minute of bad luck; ``make soak`` has more of it."""
 
 from __future__ import annotations
 
-import random
+import pytest
 
-from tests.fault.harness import LONG
 from tests.fault.soak import Plan, run
 
-PLAN = (
-    Plan(jobs=500, seconds=300.0, seed=random.randrange(10**6)) if LONG else Plan(jobs=16, seconds=30.0, seed=20261123)
-)
+pytestmark = [pytest.mark.slow, pytest.mark.long]
+PLAN = Plan(jobs=16, seconds=30.0, seed=20261123)
 
 
 def test_nothing_is_lost_and_nothing_done_twice(backend, request, tmp_path):

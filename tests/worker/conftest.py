@@ -33,25 +33,18 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
 def embedded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     """One service on the embedded default, for all tests that do it no lasting harm."""
     folder = tmp_path_factory.mktemp("service") / "home"
-    with Service(folder, QUANTMILL_ALLOW_PT2="true") as running:
+    with Service(folder) as running:
         yield running
         assert running.stop() == 0
     assert processes_of(folder) == {}
 
 
 @pytest.fixture(scope="package")
-def broker() -> Iterator[str]:
-    require(redis_trouble())
-    with own_redis_database() as url:
-        yield url
-
-
-@pytest.fixture(scope="package")
-def deployed(tmp_path_factory: pytest.TempPathFactory, broker: str) -> Iterator[Service]:
+def deployed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     """One service on PostgreSQL and Redis, likewise."""
-    require(postgres_trouble())
+    require(postgres_trouble() or redis_trouble())
     folder = tmp_path_factory.mktemp("deployed") / "home"
-    with new_postgres_database() as database:
+    with new_postgres_database() as database, own_redis_database() as broker:
         with Service(folder, QUANTMILL_DATABASE_URL=database, QUANTMILL_BROKER_URL=broker) as running:
             yield running
             assert running.stop() == 0
@@ -62,11 +55,9 @@ def deployed(tmp_path_factory: pytest.TempPathFactory, broker: str) -> Iterator[
 
 @pytest.fixture(scope="package")
 def service(embedded: Service) -> Service:
-    """The service that a module's tests are about."""
     return embedded
 
 
 @pytest.fixture(scope="package")
 def inputs(embedded: Service, tiny: Tiny) -> dict[str, str]:
-    """The ids of model and data of ``tiny`` there."""
     return embedded.upload(tiny)

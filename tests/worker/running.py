@@ -101,12 +101,7 @@ def processes_of(folder: Path) -> dict[int, str]:
 
 
 class Service:
-    """A running service.
-
-    Args:
-        folder: its data directory.
-        variables: environment, on top of QUICK.
-    """
+    """A running service."""
 
     def __init__(self, folder: Path, **variables: str) -> None:
         leaks.remember_variables(variables)
@@ -142,7 +137,6 @@ class Service:
         return [pid for pid, command in ours if word == INSPECTOR or INSPECTOR not in command]
 
     def one(self, word: str) -> int:
-        """The one process of that kind, once it is there."""
         (pid,) = wait_for(lambda: self.pids(word), message=f"no {word}")
         return pid
 
@@ -150,7 +144,6 @@ class Service:
         os.kill(pid, number)
 
     def stop(self, timeout_seconds: float = PATIENCE_SECONDS) -> int:
-        """Ask the service to stop; its exit code. Safe to call twice."""
         self.client.close()
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)

@@ -18,7 +18,6 @@ from tests.support.tiny import make_tiny
 from tests.worker.workbench import UNTIL_ASKED, Workbench, finish
 from worker.checkpoints import checkpoint_folder, collect_checkpoints, open_checkpoints, settled_checkpoints
 
-EVALUATION = {"latency_runs": 1, "layer_samples": 1}
 # Finds what the attempt before left, leaves something itself.
 ATTEMPT = """
 folder = task["checkpoint_dir"]
@@ -33,7 +32,6 @@ sys.exit(10)
 
 
 def found(bench: Workbench, job_id: str) -> list:
-    """What each attempt has told."""
     return [json.loads(message) for message in bench.logged(job_id)]
 
 
@@ -81,51 +79,21 @@ def fill(model, origin, case, services):
 pipeline._fill = fill
 sys.exit(runner.main([task_file]))
 """
-# Killed after the second epoch; nothing else is added.
-TRAINING = """
-from worker import runner
-from worker.quantizer.training import memory
-memory._MOST_TIME = 1e9  # every epoch is kept, however short
-original = runner.LineRun.progress
-told = []
-def metric(self, stage, step, values):
-    told.append(step)
-    runner.LineRun.log(self, f"epoch {step}")
-def progress(self, stage, *rest):
-    if told == [0, 1, 2] and not os.path.exists(os.environ["BENCH"] + "/calm"):
-        os.kill(os.getpid(), signal.SIGKILL)
-    original(self, stage, *rest)
-runner.LineRun.metric, runner.LineRun.progress = metric, progress
-sys.exit(runner.main([task_file]))
-"""
-QAT = {
-    "weight": {"dtype": "int4"}, "activation": {"dtype": "uint4"},
-    "algorithms": [{"method": "qat", "epochs": 4, "accept": "always"}],
-}  # fmt: skip
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("program", "config", "of_killed", "of_calm"),
-    [
-        pytest.param(SAVING, {}, ["found: b'its weights'"], ["found: None"], id="layer"),
-        pytest.param(TRAINING, QAT, *[[f"epoch {step}" for step in range(5)]] * 2, id="epoch", marks=pytest.mark.long),
-    ],
-)
-def test_what_is_killed_goes_on_where_it_was_and_gives_the_same_bytes(
-    bench, tmp_path, program, config, of_killed, of_calm
-):
+def test_what_is_killed_goes_on_where_it_was_and_gives_the_same_bytes(bench, tmp_path):
     tiny = make_tiny(tmp_path)
     files = (tiny.model.read_bytes(), tiny.calibration.read_bytes())
-    killed, calm = (bench.quantize(*files, evaluation=EVALUATION, **config) for _ in range(2))
+    killed, calm = (bench.quantize(*files, evaluation={"latency_runs": 1, "layer_samples": 1}) for _ in range(2))
     for state in ("queued", "succeeded"):
-        bench.supervisor(program).run(killed)
+        bench.supervisor(SAVING).run(killed)
         assert bench.job(killed).state == state, bench.job(killed).error
     (bench.folder / "calm").touch()
-    bench.supervisor(program).run(calm)
-    for job_id, expected in ((killed, of_killed), (calm, of_calm)):
+    bench.supervisor(SAVING).run(calm)
+    for job_id, found in ((killed, "found: b'its weights'"), (calm, "found: None")):
         messages = bench.logged(job_id)
-        assert [words for words in messages if words.startswith(("found", "epoch"))] == expected
+        assert [words for words in messages if words.startswith("found")] == [found]
         assert sum("earlier attempt" in words for words in messages) == (job_id == killed)
     first, second = (bench.artifacts(job_id)["model"].sha256 for job_id in (killed, calm))
     assert first == second == file_sha256(bench.store.path(first))
@@ -212,6 +180,8 @@ def test_only_a_folder_of_our_own_is_given(tmp_path, kind):
 def test_a_task_names_its_tenants_cache_and_nothing_is_kept_where_the_settings_say_so(bench, tmp_path):
     bench.settings = bench.settings.model_copy(update={"cache_dir": tmp_path / "kept", "cache_bytes": 77})
     assert told(bench, "cache_dir", "cache_bytes", "cache_scope") == [str(tmp_path / "kept"), 77, "default"]
-    bench.settings = bench.settings.model_copy(update={"cache_bytes": 0, "checkpoint_bytes": 0})
+    bench.settings = bench.settings.model_copy(
+        update={"cache_dir": tmp_path / "no", "cache_bytes": 0, "checkpoint_bytes": 0}
+    )
     assert told(bench, "cache_dir", "checkpoint_dir") == [None, None]
-    assert not (tmp_path / "kept").exists()
+    assert not (tmp_path / "no").exists()

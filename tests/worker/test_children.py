@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import textwrap
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,10 +19,10 @@ from worker.children import Child, ChildKeeper
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
 STUBBORN = [
-    sys.executable,
-    "-c",
-    "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(600)",
-]
+    sys.executable, "-P", "-c",
+    "import os, signal, time, worker.children; signal.signal(signal.SIGTERM, signal.SIG_IGN);"
+    "print('up', os.environ['GIVEN'], flush=True); time.sleep(600)",
+]  # fmt: skip
 
 
 @pytest.fixture
@@ -73,17 +72,10 @@ def test_the_wait_doubles_with_every_death_in_a_row(keep, monkeypatch):
     keeper = keep([sys.executable, "-c", "raise SystemExit(3)"])
     (child,) = keeper.children
     for wait in (0.05, 0.1, 0.2):
-        before = 0.0
-
-        def look() -> bool:
-            nonlocal before
-            before = time.monotonic()
-            keeper.watch()
-            return child.process is None
-
-        wait_for(look)
+        begin = time.monotonic()
+        watch_until(keeper, lambda: child.process is None)
         # the wait counts from a moment during the look that found the child dead
-        assert before + wait <= child.restart_at <= time.monotonic() + wait
+        assert begin + wait <= child.restart_at <= time.monotonic() + wait
         watch_until(keeper, lambda: child.process is not None)
     assert child.exit_codes == [3, 3, 3]
 
@@ -112,7 +104,7 @@ def test_a_child_that_cannot_be_started_is_tried_again(keep, monkeypatch):
 
 def test_stop_ends_all_in_time_even_a_stubborn_one(keep, tmp_path):
     keeper = keep(SLEEP, STUBBORN)
-    wait_for(lambda: "up" in (tmp_path / "output").read_text())
+    wait_for(lambda: "up yes" in (tmp_path / "output").read_text(), message="they know no variables or packages")
     pids = [pid_of(child) for child in keeper.children]
     keeper.stop(1.0)
     assert all(process_gone(pid) for pid in pids)
@@ -120,21 +112,14 @@ def test_stop_ends_all_in_time_even_a_stubborn_one(keep, tmp_path):
     assert all(child.process is None or child.process.poll() is None for child in keeper.children)
 
 
-def test_children_know_the_given_variables_and_our_packages(keep, tmp_path):
-    keep([sys.executable, "-P", "-c", "import os, worker.children; print(os.environ['GIVEN'], flush=True)"])
-    wait_for(lambda: "yes" in (tmp_path / "output").read_text())
-
-
 def test_children_end_when_the_parent_is_killed(tmp_path):
     program = tmp_path / "parent.py"
-    program.write_text(
-        textwrap.dedent("""
-        import sys, time
-        from worker.children import start_child
-        print(start_child([sys.executable, "-c", "import time; time.sleep(600)"], variables={}).pid, flush=True)
-        time.sleep(600)
-        """)
-    )
+    program.write_text(f"""
+import time
+from worker.children import start_child
+print(start_child({SLEEP}, variables={{}}).pid, flush=True)
+time.sleep(600)
+""")
     environment = children.child_environment({})
     with subprocess.Popen([sys.executable, str(program)], stdout=subprocess.PIPE, env=environment) as parent:
         assert parent.stdout is not None

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy import update
+from sqlalchemy.exc import OperationalError
 
 from service import failpoints
 from service.db import Database, db_now
@@ -36,8 +37,6 @@ def killed(bench: Workbench, job_id: str, place: str) -> int:
 
 
 class Hold:
-    """Keeps attempts of this process at a failpoint."""
-
     def __init__(self, monkeypatch: pytest.MonkeyPatch, file: Path, place: str) -> None:
         self.file, self._reached = file, file.with_name(f"{file.name}.reached")
         file.touch()
@@ -207,30 +206,38 @@ def test_a_store_that_cannot_be_seen_at_the_commit_is_waited_for_with_the_result
     assert bench.standing(job_id) == ("succeeded", 1, 0)
 
 
-@pytest.fixture
-def refusing(monkeypatch):
-    """A published result cannot be committed for the store; set once the store was asked."""
+AWAY = OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+# As PostgreSQL says it, whose leases can still be renewed: they need no new pages.
+FULL = OperationalError("INSERT INTO secrets", {}, OSError("could not extend file: No space left on device"))
+
+
+def refuse(monkeypatch: pytest.MonkeyPatch, error: Exception = AWAY) -> threading.Event:
+    """A published result cannot be committed; set once that was tried."""
     asked = threading.Event()
 
-    def refuse(self, sha256):
+    def refused(*_, **__):
         asked.set()
-        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        raise error
 
-    monkeypatch.setattr(FileStore, "ensure", refuse)
+    monkeypatch.setattr(*((FileStore, "ensure") if error is AWAY else (transitions, "succeed")), refused)
     return asked
 
 
-def test_a_store_that_stays_away_at_the_commit_puts_the_job_back(bench, refusing):
+@pytest.mark.parametrize(("error", "code"), [(AWAY, "storage-away"), (FULL, "storage-full")])
+def test_a_result_that_cannot_be_committed_for_long_puts_the_job_back(bench, monkeypatch, error, code):
+    refuse(monkeypatch, error)
     job_id = bench.inspect_dataset()
     brief = replace(QUICK, lease=1.0, frozen=0.5, renew=0.2, again=0.05)
     bench.supervisor(PUBLISHES, timing=brief).run(job_id)
     assert bench.standing(job_id) == ("queued", 1, 1)
-    assert bench.job(job_id).waiting["code"] == "storage-away"
+    waiting = bench.job(job_id).waiting
+    assert waiting["code"] == code
+    assert "INSERT" not in waiting["message"]
 
 
 @pytest.mark.parametrize("end", ["stop", "cancel"])
-def test_a_stop_or_a_cancel_while_the_store_is_away_at_the_commit(bench, refusing, end):
-    stop, job_id = threading.Event(), bench.inspect_dataset()
+def test_a_stop_or_a_cancel_while_the_store_is_away_at_the_commit(bench, monkeypatch, end):
+    refusing, stop, job_id = refuse(monkeypatch), threading.Event(), bench.inspect_dataset()
     short = replace(QUICK, shutdown_grace=0.2)
     thread = run_in_thread(bench.supervisor(PUBLISHES, stopping=stop.is_set, timing=short), job_id)
     assert refusing.wait(PATIENCE_SECONDS)

@@ -23,8 +23,6 @@ DEAF_SECONDS = 60.0
 
 @dataclass
 class World:
-    """What a watchdog sees, and what became of the process."""
-
     bench: Workbench
     code: str = "succeed()"
     short_only: bool = False
@@ -70,7 +68,6 @@ def world(bench: Workbench) -> World:
 
 @pytest.fixture
 def deafened(world: World) -> World:
-    """A job has waited for long enough, and is done."""
     job = world.bench.submit()
     world.pass_seconds(DEAF_SECONDS + 5.0)
     world.watchdog.join()
@@ -113,18 +110,18 @@ def test_a_worker_that_hears_leaves_waiting_to_messages(world: World) -> None:
     assert (world.bench.states(job), world.deaf) == (["queued"], False)
 
 
-def test_a_message_ends_the_deafness(deafened: World) -> None:
-    deafened.messages += 1
-    deafened.piled = 3
+def test_a_message_or_none_that_waits_ends_the_deafness_and_no_process(deafened: World) -> None:
+    deafened.pass_seconds(DEAF_SECONDS)
+    assert (deafened.deaf, deafened.ends) == (False, []), "they were only lost"
+    deafened.bench.submit()
+    deafened.pass_seconds(DEAF_SECONDS + 5.0)
+    deafened.watchdog.join()
+    assert deafened.deaf
+    deafened.messages, deafened.piled = 1, 3
     deafened.pass_seconds(5.0)
     assert not deafened.deaf
     deafened.pass_seconds(10 * DEAF_SECONDS)
     assert deafened.ends == []
-
-
-def test_messages_that_were_only_lost_end_no_process(deafened: World) -> None:
-    deafened.pass_seconds(DEAF_SECONDS)
-    assert (deafened.deaf, deafened.ends) == (False, [])
 
 
 def test_messages_that_pile_up_unheard_end_the_process(deafened: World) -> None:

@@ -29,7 +29,6 @@ JSON = st.recursive(
 
 
 def sent_message(folder: Path, job_id: str) -> dict[str, Any]:
-    """What the sender writes."""
     settings = Settings(data_dir=folder)
     settings.make_folders()
     dispatcher = Dispatcher(settings)

@@ -1,15 +1,18 @@
-"""The thread that sends messages: a process that may have no more threads for a while does not end it for good."""
+"""The thread that sends messages, which outlives a process without threads, and the depth of the queues."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from service.jobs.dispatch import Dispatcher
 from service.jobs.publisher import Publisher
+from service.settings import Settings
 from tests.support.patience import PATIENCE_SECONDS
 from tests.worker.workbench import Workbench, threads_refused, wait_for
+from worker.broker import QueueDepths
 
 
 @pytest.fixture
@@ -41,3 +44,26 @@ def test_an_error_that_nobody_foresaw_ends_no_thread(bench, publisher, monkeypat
     publisher.put(second, "inspect")
     wait_for(lambda: bench.job(second).dispatched_at)
     assert bench.job(first).dispatched_at is None, "the reconciler sends it"
+
+
+def check_depths(settings: Settings) -> None:
+    settings.make_folders()
+    depths = QueueDepths(settings)
+    assert depths.waiting("cpu") == 0, "a queue to which nothing was sent holds nothing"
+    dispatcher = Dispatcher(settings)
+    try:
+        dispatcher.publish("job_one", "cpu")
+        dispatcher.publish("job_two", "cpu")
+    finally:
+        dispatcher.close()
+    assert depths.waiting("cpu") == 2
+    assert depths.waiting("gpu") == 0
+
+
+def test_depth_of_queues_of_files(tmp_path: Path) -> None:
+    check_depths(Settings(data_dir=tmp_path))
+
+
+@pytest.mark.redis
+def test_depth_of_queues_in_redis(tmp_path: Path, redis_url: str) -> None:
+    check_depths(Settings(data_dir=tmp_path, broker_url=redis_url))

@@ -86,12 +86,6 @@ def test_figures_are_never_thinned_and_hold_no_nan(lined):
     assert [LINE_ADAPTER.validate_json(line.model_dump_json()) for line in lined.lines] == lined.lines
 
 
-def test_check_raises_what_stop_says():
-    run = runner.LineRun(lambda line: None, lambda: CanceledError("stop"))
-    with pytest.raises(CanceledError):
-        run.check()
-
-
 def test_the_flag_file_tells_canceled_from_interrupted(tmp_path):
     stop = runner.StopSignal(tmp_path / runner.CANCEL_FLAG)
     assert stop() is None

@@ -41,7 +41,6 @@ def gone(pid: int) -> bool:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[Callable[..., RunnerProcess]]:
-    """Starts python on some code."""
     started = []
 
     def runner(code: str, limits: Limits | None = None, mode: Mode = "auto", **variables: str) -> RunnerProcess:

@@ -76,18 +76,6 @@ def test_full_while_preparing_and_no_number_of_attempts_fails_the_job(bench, scr
     assert (job.state, job.waiting, bench.model(job.model_id).status) == ("succeeded", None, "ready")
 
 
-def test_full_while_running(bench):
-    job_id = bench.submit()
-    supervisor = bench.supervisor(REPORTING + "attempt(lambda: open('big', 'wb').write(b'x' * 3_000_000))\nsucceed()\n")
-    blocker = bench.settings.scratch_dir / "full"
-    blocker.write_bytes(b"\0" * 3 * MIB)
-    assert supervisor.run(job_id)
-    assert_waits(bench, job_id)
-    blocker.unlink()
-    assert supervisor.run(job_id)
-    assert bench.job(job_id).state == "succeeded"
-
-
 # It leaves half a file, and whoever reads that complains of something else; temporary files stay in scratch.
 SWALLOWED = """
 import tempfile
@@ -142,7 +130,6 @@ def test_a_store_that_is_not_mounted_is_waited_for(bench):
 
 
 def test_a_disk_that_can_only_be_read_any_more_is_waited_for(bench, scratch):
-    """Before the attempt, or under its runner."""
     code = REPORTING + WRITE_PID + WAIT + "attempt(lambda: open('more', 'wb'))\nsucceed()\n"
     job_id, thread, _ = bench.begin(code)
     scratch.remount("ro")
@@ -170,7 +157,9 @@ def test_the_pause_grows_to_a_minute(bench):
     )  # fmt: skip
     assert max(conclusion.pause_seconds(job, "storage-full") for _ in range(3)) < 3
     job.interruptions = 100_000
-    assert 45 < conclusion.pause_seconds(job, "storage-full") <= 60
+    for code in ("storage-full", "storage-away", "runner-not-started"):
+        assert 45 < conclusion.pause_seconds(job, code) <= 60
+    assert 300 < conclusion.pause_seconds(job, "worker-fault") <= 600
     assert conclusion.pause_seconds(job, "worker-shutdown") == 0
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import threading
 
@@ -12,7 +11,6 @@ import pytest
 
 from service.contracts.runner import InspectModelTask
 from tests.support.patience import PATIENCE_SECONDS
-from tests.worker.running import environment
 from tests.worker.workbench import UNTIL_GO, database_away, finish, process_state, wait_for
 from worker.lease import Timing
 from worker.sandbox import Limits, Sandbox
@@ -26,8 +24,6 @@ TETHERED = (
 
 
 class Clock:
-    """Seconds that a test sets."""
-
     def __init__(self) -> None:
         self.now = 100.0
 
@@ -79,14 +75,6 @@ def test_without_any_line_there_is_no_end(pipe):
     clock = Clock()
     clock.now = 1e12
     assert not tether(pipe[0], clock).wait(2.5 * _LOOK_SECONDS)
-
-
-def test_the_clock_is_that_of_all_processes():
-    there = subprocess.run(
-        [sys.executable, "-c", "from worker.tether import boot_seconds; print(boot_seconds())"],
-        env=environment(), capture_output=True, text=True, check=True, timeout=PATIENCE_SECONDS,
-    )  # fmt: skip
-    assert 0 <= boot_seconds() - float(there.stdout) < PATIENCE_SECONDS
 
 
 def test_a_runner_without_a_lease_ends_itself(tmp_path):

@@ -124,13 +124,6 @@ def test_cores_that_the_host_does_not_have_cost_no_attempt(bench):
     assert "exit code 127" in bench.job(job_id).waiting["message"]
 
 
-def test_the_pause_before_the_next_try_grows(bench):
-    job_id = bench.submit()
-    bench.supervisor(BROKEN[0], backoff_seconds=lambda attempt: 50.0 * attempt).run(job_id)
-    job = bench.job(job_id)
-    assert 40 < (job.not_before - job.updated_at).total_seconds() <= 60
-
-
 def test_a_crash_after_the_first_line_is_a_crash(bench):
     job_id = bench.submit()
     bench.supervisor("log('hello')\nimport no_such_module").run(job_id)

@@ -37,24 +37,11 @@ def test_a_worker_says_what_it_takes_and_leaves_what_comes_during_its_shutdown(b
     assert len(list((bench.settings.broker_dir / "queue").iterdir())) == 1
 
 
-@pytest.mark.long
-def test_a_worker_keeps_to_priorities_whatever_the_broker_says(bench: Workbench) -> None:
-    jobs = [bench.submit(priority=priority) for priority in (0, -10, 90, 10)]
-    dispatcher = Dispatcher(bench.settings)
-    for job in jobs:
-        dispatcher.publish(job, "inspect")
-    dispatcher.close()
-    with worker(bench, "--slots", "1"):
-        wait_for(lambda: all(bench.job(job).state == "failed" for job in jobs))  # no ONNX
-    started = sorted(jobs, key=lambda job: str(bench.job(job).started_at))
-    assert started == [jobs[2], jobs[3], jobs[0], jobs[1]]
-
-
 def test_one_round_of_the_reconciler_says_what_it_did_and_an_unknown_queue_is_refused(bench: Workbench) -> None:
     bench.submit()
     done = run_reconciler_process(bench.settings, once=True)
     assert done is not None
     assert done["redispatch"] == 1
-    assert {outbox.name for outbox in OUTBOXES} < set(done)
+    assert {"expire_leases", "collect_files", *(outbox.name for outbox in OUTBOXES)} < set(done)
     with pytest.raises(InvalidSettingsError, match="'tpu'"):
         run_worker_process(bench.settings, ("cpu", "tpu"))

@@ -64,7 +64,6 @@ def wait_for(what: Callable[[], T], *, seconds: float = PATIENCE_SECONDS, messag
 
 
 def finish(thread: threading.Thread) -> None:
-    """Wait for the end of a thread that has to end."""
     thread.join(PATIENCE_SECONDS)
     assert not thread.is_alive()
 
@@ -78,7 +77,6 @@ def process_gone(pid: int) -> bool:
 
 
 def run_in_thread(supervisor: Supervisor, job_id: str) -> threading.Thread:
-    """One attempt of a job in a thread of its own."""
     thread = threading.Thread(target=supervisor.run, args=(job_id,))
     thread.start()
     return thread
@@ -106,7 +104,6 @@ sys.exit(0)
 
 
 def runner_pid(bench: Workbench) -> int:
-    """The pid that a runner wrote into the bench's folder."""
     return int(wait_for(lambda: (bench.folder / "pid").exists() and (bench.folder / "pid").read_text()))
 
 
@@ -222,7 +219,6 @@ class Workbench:
         return self.submit(kind="inspect_dataset", model_id=None, dataset_id=self.add_dataset(data))
 
     def submit(self, tenant: str = "default", **values: Any) -> str:
-        """An inspect_model job, unless told otherwise."""
         values.setdefault("kind", "inspect_model")
         if values["kind"] == "inspect_model" and "model_id" not in values:
             values["model_id"] = self.add_model(tenant=tenant)
@@ -249,7 +245,6 @@ class Workbench:
         return job_id, thread, runner_pid(self)
 
     def go(self) -> None:
-        """Let every runner go that waits for that."""
         (self.folder / "go").touch()
 
     def job(self, job_id: str) -> Job:
@@ -259,7 +254,6 @@ class Workbench:
         return job
 
     def standing(self, job_id: str) -> tuple[str, int, int]:
-        """State, attempts, and those that were not charged."""
         job = self.job(job_id)
         return job.state, job.attempt, job.interruptions
 
@@ -267,7 +261,6 @@ class Workbench:
         return [self.job(job_id).state for job_id in job_ids]
 
     def failure(self, job_id: str) -> tuple[str, str | None]:
-        """State, and the error's code."""
         job = self.job(job_id)
         return job.state, None if job.error is None else job.error["code"]
 
@@ -288,7 +281,6 @@ class Workbench:
         return [event for event in found if kind in (None, event.type)]
 
     def names(self, job_id: str) -> list[str]:
-        """Of the events of state."""
         return [event.data["name"] for event in self.events(job_id, "state")]
 
     def logged(self, job_id: str) -> list[str]:

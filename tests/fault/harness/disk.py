@@ -23,7 +23,6 @@ class SmallDisk:
         self._ballast = folder / "full"
 
     def fill(self) -> None:
-        """Leave no room."""
         with self._ballast.open("ab", buffering=0) as stream:
             for size in (_BLOCK_BYTES, 4096, 1):
                 try:
@@ -34,11 +33,9 @@ class SmallDisk:
                         raise
 
     def free(self) -> None:
-        """Give the room back."""
         self._ballast.unlink(missing_ok=True)
 
     def remount(self, how: str) -> None:
-        """As ``ro``, which can only be read, or ``rw``."""
         subprocess.run(["mount", "-o", f"remount,{how}", str(self.folder)], check=True)
 
 

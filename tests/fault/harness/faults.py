@@ -28,13 +28,7 @@ _API_PLACES = ("before_submit_commit", "after_submit_commit", "after_publish")
 
 
 class Faults:
-    """Does faults and counts them. Processes that a fault has ended are started again, as an operator's tool would.
-
-    Args:
-        installation: that suffers.
-        generator: draws them.
-        disk: where its files lie, if that can be filled.
-    """
+    """Does faults and counts them. Processes that a fault has ended are started again, as an operator's tool would."""
 
     def __init__(self, installation: Installation, generator: random.Random, disk: SmallDisk | None = None) -> None:
         self.done: Counter[str] = Counter()
@@ -68,7 +62,6 @@ class Faults:
             self._free["disk full"] = self._fill_disk
 
     def one(self) -> None:
-        """One fault; everything runs again afterwards."""
         self._keep()
         names = sorted(self._free) + (sorted(self._charged) if self._may_charge() else [])
         name = self._random.choice(names)
@@ -77,11 +70,9 @@ class Faults:
         self._installation.start()
 
     def pause(self) -> None:
-        """Some time without a new fault."""
         time.sleep(self._random.uniform(0.2, 2.5))
 
     def _keep(self) -> None:
-        """What has ended by itself is noted, and started again."""
         for process in self._installation.processes:
             if not process.alive:
                 self.died.append(f"{process.name} ended by itself with {process.returncode}")
@@ -123,7 +114,6 @@ class Faults:
             process.wait()
 
     def _kill_api_at_a_place(self) -> None:
-        """It dies at the second submission from now, if one comes soon."""
         api = self._installation.api
         self._stop(api)
         self._installation.start(api, **{self._random.choice(_API_PLACES): "kill@2"})

@@ -52,17 +52,7 @@ LOCK_PATIENCE_SECONDS = 2.0
 
 
 class Installation:
-    """An API, workers and a reconciler on one data folder.
-
-    Args:
-        folder: of its own; made if it is not there.
-        servers: PostgreSQL and Redis; None: SQLite and a broker of files.
-        template: a migrated, empty SQLite database, to copy.
-        workers: worker processes.
-        apis: API processes, which share one listening socket.
-        home: their data folder, if it does not lie in ``folder`` beside the logs.
-        variables: environment of all processes, on top of QUICK.
-    """
+    """An API, workers and a reconciler on one data folder."""
 
     def __init__(
         self,
@@ -132,26 +122,18 @@ class Installation:
 
     @property
     def api(self) -> Process:
-        """The first API process."""
         return self.apis[0]
 
     @property
     def worker(self) -> Process:
-        """The first worker."""
         return self.workers[0]
 
     @property
     def processes(self) -> tuple[Process, ...]:
-        """All of ours."""
         return (*self.apis, *self.workers, self.reconciler)
 
     def start(self, process: Process | None = None, **failpoints: str) -> None:
-        """Start one process, or all that do not run, and wait until they do their work.
-
-        Args:
-            process: None: all.
-            failpoints: actions by place, instead of the holds that are there else.
-        """
+        """Start one process, or all that do not run, and wait until they do their work."""
         armed = {VARIABLE: ";".join(f"{name}={action}" for name, action in failpoints.items())}
         started = []
         for one in self.processes if process is None else (process,):
@@ -162,15 +144,7 @@ class Installation:
         for one, said in started:
             self._wait_ready(one, said)
 
-    def restart(self, process: Process, **failpoints: str) -> None:
-        """End a process, if it runs, and start it again with failpoints."""
-        if process.alive:
-            process.resume()
-            process.stop()
-        self.start(process, **failpoints)
-
     def client(self, *, patience_seconds: float = PATIENCE_SECONDS, timeout_seconds: float = 30.0) -> Client:
-        """A client of the API; close it."""
         return Client(self.url, timeout_seconds=timeout_seconds, patience_seconds=patience_seconds)
 
     def upload(self, tiny: Tiny) -> dict[str, str]:
@@ -188,19 +162,15 @@ class Installation:
         (self._holds / place).touch()
 
     def wait_held(self, place: str) -> None:
-        """Wait until a process is held at the failpoint."""
         self.wait_for(self._reached(place).exists, f"nothing ever reached the failpoint {place}")
 
     def release(self, place: str) -> None:
-        """Let whoever is held there go on, and nobody be held any more."""
         (self._holds / place).unlink(missing_ok=True)
 
     def runners(self) -> list[int]:
-        """Runner processes of all workers."""
         return [pid for worker in self.workers for pid in worker.children(RUNNER)]
 
     def job(self, job_id: str) -> Job:
-        """The job's row."""
         with self.database.read() as session:
             job = session.get(Job, job_id)
         assert job is not None, f"there is no job {job_id}"
@@ -218,24 +188,19 @@ class Installation:
         return found
 
     def states_told(self, job_id: str) -> list[str]:
-        """Names of the job's events of state, in order."""
         return [str(event.data["name"]) for event in self._events(job_id, "state")]
 
     def logged(self, job_id: str) -> list[str]:
-        """Messages in the job's log, in order."""
         return [str(event.data["message"]) for event in self._events(job_id, "log")]
 
     def live_jobs(self) -> int:
-        """How many jobs have not ended."""
         with self.database.read() as session:
             return session.scalar(select(func.count()).where(Job.state.in_(LIVE_STATES))) or 0
 
     def quiesce(self, *, seconds: float = PATIENCE_SECONDS) -> None:
-        """Wait until every job has ended."""
         self.wait_for(lambda: not self.live_jobs(), "jobs never ended", seconds=seconds)
 
     def wait_for(self, what: Callable[[], T], message: str, *, seconds: float = PATIENCE_SECONDS) -> T:
-        """As the function, with the logs where it never happens."""
         try:
             return wait_for(what, seconds=seconds, message=message)
         except AssertionError as error:
@@ -243,7 +208,6 @@ class Installation:
             raise
 
     def break_database(self) -> None:
-        """SQLite is locked by another process; PostgreSQL crashes."""
         if self.servers is not None:
             self.servers.postgres.stop()
         elif self._locker is None:
@@ -253,7 +217,6 @@ class Installation:
             self._locker.execute("BEGIN EXCLUSIVE")
 
     def mend_database(self) -> None:
-        """It can be reached and written again."""
         if self.servers is not None:
             self.servers.postgres.heal()
         elif self._locker is not None:
@@ -277,7 +240,6 @@ class Installation:
             self._away.rename(self._queue)
 
     def lose_messages(self) -> None:
-        """Whatever waits in the broker is gone."""
         if self.servers is not None:
             self.servers.redis.empty(self.broker_url)
             return
@@ -285,7 +247,6 @@ class Installation:
             message.unlink(missing_ok=True)
 
     def heal(self) -> None:
-        """Everything runs again, without failpoints."""
         for path in self._holds.iterdir():
             path.unlink(missing_ok=True)
         if self.servers is not None:
@@ -303,7 +264,9 @@ class Installation:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
         for process in self.processes:
             if self._armed.get(process.name):
-                self.restart(process)
+                process.resume()
+                process.stop()
+                self.start(process)
             process.turn_page()
 
     def freeze(self, process: Process) -> None:
@@ -326,7 +289,6 @@ class Installation:
 
     @contextmanager
     def paused(self, process: Process) -> Iterator[None]:
-        """SIGSTOP, and SIGCONT at the end."""
         self.freeze(process)
         try:
             yield
@@ -334,7 +296,6 @@ class Installation:
             process.resume()
 
     def stop(self) -> dict[str, int]:
-        """SIGTERM to all, workers first; their exit codes."""
         order = (*self.workers, self.reconciler, *self.apis)
         for process in order:
             process.resume()
@@ -346,11 +307,9 @@ class Installation:
         return processes_of(self.home)
 
     def tail(self, chars: int = 3000) -> str:
-        """The newest lines of every log."""
         return "\n".join(f"--- {process.name}\n{process.said()[-chars:]}" for process in self.processes)
 
     def close(self) -> None:
-        """No process, no connection and no database is left."""
         self.mend_database()
         for process in self.processes:
             process.close()

@@ -34,7 +34,6 @@ def descendants(pid: int) -> list[int]:
 
 
 def command_of(pid: int) -> str:
-    """The command line of a process; empty for one that has ended."""
     with suppress(OSError):
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
     return ""
@@ -49,17 +48,7 @@ def state_of(pid: int) -> str:
 
 
 class Process:
-    """One process in a group of its own, which ends with this one; may be started again.
-
-    Args:
-        name: word for messages.
-        command: what to start.
-        environment: all of it.
-        log: file that standard output and error are added to.
-        pass_fds: descriptors that it inherits.
-        user: who runs it; default: who runs the test.
-        folder: working directory.
-    """
+    """One process in a group of its own, which ends with this one; may be started again."""
 
     def __init__(
         self,
@@ -84,18 +73,15 @@ class Process:
 
     @property
     def pid(self) -> int:
-        """Process id of the newest start."""
         assert self._process is not None, f"{self.name} was never started"
         return self._process.pid
 
     @property
     def alive(self) -> bool:
-        """True while it runs, or is stopped."""
         return self._process is not None and self._process.poll() is None
 
     @property
     def returncode(self) -> int | None:
-        """As of subprocess; None while it runs."""
         return None if self._process is None else self._process.poll()
 
     def start(self, **variables: str) -> None:
@@ -120,38 +106,31 @@ class Process:
         return self._whole_log()[self._page_begins :]
 
     def turn_page(self) -> None:
-        """What was logged so far is nobody's business any more."""
         self._page_begins = len(self._whole_log())
 
     def _whole_log(self) -> str:
         return self.log.read_text(errors="replace") if self.log.exists() else ""
 
     def send(self, number: signal.Signals) -> None:
-        """Send a signal to it, if it still runs."""
         if self._process is not None and self._process.poll() is None:
             self._process.send_signal(number)
 
     def kill(self) -> None:
-        """SIGKILL, and wait for its end."""
         self.send(signal.SIGKILL)
         self.wait()
 
     def stop(self) -> int:
-        """SIGTERM, and wait for its end; the exit code."""
         self.send(signal.SIGTERM)
         return self.wait()
 
     def pause(self) -> None:
-        """SIGSTOP, and wait until it has stopped."""
         self.send(signal.SIGSTOP)
         wait_for(lambda: state_of(self.pid) in {"T", "Z", ""}, message=f"{self.name} did not stop")
 
     def resume(self) -> None:
-        """SIGCONT."""
         self.send(signal.SIGCONT)
 
     def wait(self) -> int:
-        """Wait for its end; the exit code."""
         assert self._process is not None, f"{self.name} was never started"
         return self._process.wait(PATIENCE_SECONDS)
 

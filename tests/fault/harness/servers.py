@@ -30,7 +30,6 @@ _REDIS_DATABASES = 64
 
 @functools.cache
 def postgres_bin() -> Path | None:
-    """Folder of the newest PostgreSQL's programs."""
     homes = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: float(path.parent.name))
     found = [home for home in homes if (home / "initdb").exists() and (home / "postgres").exists()]
     if found:
@@ -40,7 +39,6 @@ def postgres_bin() -> Path | None:
 
 
 def servers_trouble() -> str | None:
-    """Why no private servers can be started; None if they can."""
     if postgres_bin() is None:
         return "no PostgreSQL programs (initdb, postgres): faults are not tried on PostgreSQL"
     if shutil.which("redis-server") is None:
@@ -49,7 +47,6 @@ def servers_trouble() -> str | None:
 
 
 def free_port() -> int:
-    """A port of loopback that nobody listens on now."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port: int = listener.getsockname()[1]
         return port
@@ -105,11 +102,9 @@ class PostgresServer:
         raise AssertionError(f"PostgreSQL does not run as root, and there is none of the users {', '.join(_USERS)}")
 
     def url(self, database: str) -> str:
-        """Where a database is."""
         return f"postgresql://quantmill@127.0.0.1:{self._port}/{database}"
 
     def new_database(self) -> str:
-        """URL of a migrated, empty database."""
         name = f"fault_{secrets.token_hex(6)}"
         with psycopg.connect(self.url("postgres"), autocommit=True) as server:
             if not self._has_template:
@@ -121,13 +116,11 @@ class PostgresServer:
         return self.url(name)
 
     def drop_database(self, url: str) -> None:
-        """Forget a database, whoever uses it."""
         name = url.rpartition("/")[2]
         with psycopg.connect(self.url("postgres"), autocommit=True) as server:
             server.execute(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(name)))
 
     def start(self) -> None:
-        """Start it and wait until it answers."""
         self.process.start()
 
         def look() -> bool:
@@ -140,19 +133,16 @@ class PostgresServer:
         wait_for(look, message="PostgreSQL did not start")
 
     def stop(self) -> None:
-        """An immediate end, as of a crash: nothing is said to clients."""
         self.process.send(signal.SIGQUIT)
         self.process.wait()
 
     def freeze(self) -> None:
-        """It and all its sessions stand still; connections stay open."""
         self._frozen = [self.process.pid, *descendants(self.process.pid)]
         for pid in self._frozen:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGSTOP)
 
     def thaw(self) -> None:
-        """Go on."""
         for pid in self._frozen:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
@@ -173,7 +163,6 @@ class PostgresServer:
         wait_for(look, message="PostgreSQL has not read its configuration")
 
     def heal(self) -> None:
-        """It runs and takes writes, whatever was done to it."""
         self.thaw()
         if not self.process.alive:
             self.start()
@@ -181,7 +170,6 @@ class PostgresServer:
             self.only_read(False)
 
     def close(self) -> None:
-        """Nothing of it is left."""
         self.thaw()
         if self.process.alive:
             self.stop()
@@ -206,17 +194,14 @@ class RedisServer:
         return f"redis://127.0.0.1:{self._port}/{number}"
 
     def new_database(self) -> str:
-        """URL of a database that nobody else uses, empty."""
         url = self._url(next(self._numbers))
         self.empty(url)
         return url
 
     def client(self, url: str | None = None) -> redis.Redis:
-        """A connection; close it."""
         return redis.Redis.from_url(url or self.url, socket_connect_timeout=_CONNECT_SECONDS)
 
     def start(self) -> None:
-        """Start it, empty, and wait until it answers."""
         self.process.start()
 
         def look() -> bool:
@@ -228,22 +213,18 @@ class RedisServer:
         wait_for(look, message="Redis did not start")
 
     def stop(self) -> None:
-        """SIGKILL; what it held is gone."""
         self.process.kill()
 
     def heal(self) -> None:
-        """It runs, whatever was done to it."""
         self.process.resume()
         if not self.process.alive:
             self.start()
 
     def empty(self, url: str) -> None:
-        """Forget every message of a database."""
         with self.client(url) as client:
             client.flushdb()
 
     def close(self) -> None:
-        """Nothing of it is left."""
         self.process.close()
         shutil.rmtree(self._folder)
 
@@ -256,11 +237,9 @@ class Servers:
         self.redis = RedisServer()
 
     def heal(self) -> None:
-        """Both run."""
         self.postgres.heal()
         self.redis.heal()
 
     def close(self) -> None:
-        """Nothing is left of either."""
         self.postgres.close()
         self.redis.close()

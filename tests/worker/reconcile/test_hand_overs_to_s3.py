@@ -55,13 +55,3 @@ def test_what_was_handed_over_lies_in_the_bucket(front: Front, bucket: Bucket, t
     assert hashlib.sha256(stored.content).hexdigest() == hashlib.sha256(DATA).hexdigest()
     assert stored.headers["content-type"] == "application/onnx"
     assert bucket.stored("report.json").content == b"{}"
-
-
-def test_a_bucket_that_is_not_there_ends_it_with_the_stores_word(front: Front, bucket: Bucket, tmp_path: Path) -> None:
-    url = bucket.presigned(tmp_path, "q.onnx")["q.onnx"].replace("/results/", "/no-such-bucket/")
-    job_id = front.new_job(hand_over=[{"kind": "put", "url": url, "headers": ONNX}])
-    succeed(front, job_id, "pass", DATA)
-    carry(front, Egress(parse_allowed(front.desk.settings.egress_allowed), Bounds(seconds=PATIENCE_SECONDS)))
-    (item,) = front.http.get(f"/v1/jobs/{job_id}/hand-over").json()["items"]
-    assert (item["state"], item["last_status"]) == ("failed", 404)
-    assert item["detail"].endswith("answered 404 (NoSuchBucket).")

@@ -20,8 +20,6 @@ from worker.reconcile.leases import LeaseKeeper
 
 
 class Reached(Database):
-    """A database that can be away."""
-
     away = False
 
     @contextmanager
@@ -48,49 +46,55 @@ def test_expired_leases_are_taken_away(bench, reconciler):
     assert (bench.job(silent).state, bench.job(alive).state) == ("queued", "running")
 
 
-def test_after_the_database_was_away_a_living_worker_comes_first(bench, reached):
-    keeper = LeaseKeeper(reached, lease_seconds=0.3, is_new=False)
-    assert keeper.expire() == 0
+def two(bench) -> tuple[str, str]:
     silent, alive = bench.submit(), bench.submit()
     for job_id in (silent, alive):
         claim(bench, job_id, lease_seconds=-1)
-    reached.away = True
-    for _ in range(2):
-        with pytest.raises(OperationalError):
-            keeper.expire()
-    reached.away = False
-    assert keeper.expire() == 0, "nobody could renew: nobody is blamed yet"
+    return silent, alive
+
+
+def renewed_and_expired(bench, keeper, silent: str, alive: str) -> bool:
+    """Of two that were spared, the one that is renewed goes on, and the other is taken away."""
     with bench.database.write() as session:
         assert transitions.renew(session, alive, 1, lease_seconds=60).alive
     wait_for(keeper.expire)
-    assert (bench.job(silent).state, bench.job(alive).state) == ("queued", "running")
+    return bench.states(silent, alive) == ["queued", "running"]
 
 
-def test_the_other_reconciler_spares_them_too(bench, reached):
-    """It noticed nothing: what one of them saw stands in the leases."""
-    other, keeper = (LeaseKeeper(db, lease_seconds=60, is_new=False) for db in (bench.database, reached))
-    job_id = bench.submit()
-    claim(bench, job_id, lease_seconds=-1)
+def absence(keeper, reached) -> int:
+    """The database is away for a round; what the next one does."""
     reached.away = True
     with pytest.raises(OperationalError):
         keeper.expire()
     reached.away = False
-    assert [keeper.expire(), other.expire(), keeper.expire()] == [0, 0, 0]
-    assert bench.job(job_id).state == "running"
+    return keeper.expire()
 
 
-def test_leases_are_spared_anew_after_every_absence(bench, reached):
-    keeper = LeaseKeeper(reached, lease_seconds=3600)
-    job_id = bench.submit()
-    claim(bench, job_id, lease_seconds=-1)
+def test_after_the_database_was_away_a_living_worker_comes_first(bench, reached):
+    keeper = LeaseKeeper(reached, lease_seconds=0.3, is_new=False)
+    assert keeper.expire() == 0
+    jobs = two(bench)
+    assert absence(keeper, reached) == 0, "nobody could renew: nobody is blamed yet"
+    assert renewed_and_expired(bench, keeper, *jobs)
+
+
+def test_a_reconciler_that_starts_with_the_database_is_patient(bench):
+    """Nobody could renew while both were away, and it has seen nothing of that."""
+    jobs = two(bench)
+    keeper = LeaseKeeper(bench.database, lease_seconds=0.3)
+    assert keeper.expire() == 0
+    assert renewed_and_expired(bench, keeper, *jobs)
+
+
+def test_the_other_reconciler_spares_them_too_and_every_absence_anew(bench, reached):
+    """It noticed nothing: what one of them saw stands in the leases."""
+    other, keeper = (LeaseKeeper(db, lease_seconds=3600, is_new=False) for db in (bench.database, reached))
+    job_id, _ = two(bench)
     until = []
     for _ in range(2):
-        reached.away = True
-        with pytest.raises(OperationalError):
-            keeper.expire()
-        reached.away = False
-        assert keeper.expire() == 0
+        assert [absence(keeper, reached), other.expire(), keeper.expire()] == [0, 0, 0]
         until.append(bench.job(job_id).lease_until)
+    assert bench.job(job_id).state == "running"
     assert until[0] < until[1]
 
 
@@ -120,19 +124,6 @@ def clock(monkeypatch) -> Iterator[list[float]]:
     real = repository.now_seconds
     monkeypatch.setattr(repository, "now_seconds", lambda session: real(session) + ahead[0])
     yield ahead
-
-
-def test_a_reconciler_that_starts_with_the_database_is_patient(bench, monkeypatch):
-    """Nobody could renew while both were away, and it has seen nothing of that."""
-    silent, alive = bench.submit(), bench.submit()
-    for job_id in (silent, alive):
-        claim(bench, job_id, lease_seconds=-1)
-    keeper = LeaseKeeper(bench.database, lease_seconds=0.3)
-    assert keeper.expire() == 0
-    with bench.database.write() as session:
-        assert transitions.renew(session, alive, 1, lease_seconds=60).alive
-    wait_for(keeper.expire)
-    assert (bench.job(silent).state, bench.job(alive).state) == ("queued", "running")
 
 
 def test_a_clock_that_jumps_ahead_is_no_silence_of_workers(bench, clock):

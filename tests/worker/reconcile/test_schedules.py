@@ -1,18 +1,17 @@
-"""Schedules fire once each: beside others, after an absence, by a clock that jumps. On both databases."""
+"""Schedules fire once each: beside others, after an absence, by a clock that jumps."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from datetime import timedelta
 from typing import Any
 
 import pytest
-from fastapi import FastAPI
-from sqlalchemy import insert, select, update
+from sqlalchemy import insert, update
 
-from service.app import create_app
 from service.db import Database
 from service.deps import Desk
 from service.ids import new_id
@@ -22,9 +21,9 @@ from service.names.kinds import DATASETS
 from service.schedules import firing
 from service.settings import Settings
 from service.storage import FileStore
-from service.tables import Job, Schedule
-from tests.api.conftest import front_of
-from tests.support.front import Front, model_summary
+from service.tables import Schedule
+from tests.api.conftest import app, front
+from tests.support.front import Front
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.schedules import (
     HOUR,
@@ -45,49 +44,22 @@ from tests.support.schedules import (
 from worker.broker import QueueDepths
 from worker.reconcile.loops import Reconciler, run_once
 
-
-@pytest.fixture(scope="module")
-def app(tmp_path_factory: pytest.TempPathFactory) -> FastAPI:
-    return create_app(Settings(data_dir=tmp_path_factory.mktemp("app"), min_free_bytes=0))
+__all__ = ["app", "front"]
+Nightly = tuple[Front, Database, dict[str, Any]]
 
 
 @pytest.fixture
-def front(app: FastAPI, settings: Settings) -> Iterator[Front]:
-    with front_of(app, settings) as front:
-        yield front
-
-
-@pytest.fixture
-def template(front: Front) -> dict[str, Any]:
-    return front.job_body()
+def nightly(front: Front) -> Nightly:
+    return front, front.desk.database, front.job_body()
 
 
 @pytest.fixture
 def others(settings: Settings) -> Iterator[list[Desk]]:
-    """Three reconcilers, each with its own connections."""
     with ExitStack() as stack:
         desks = [reconciling_desk(settings) for _ in range(3)]
         for desk in desks:
             stack.callback(desk.close)
         yield desks
-
-
-def at_once(desks: list[Desk], rounds: int) -> list[int]:
-    """Rounds of all of them at a time; how many schedules each dealt with."""
-    done = [0] * len(desks)
-    start = threading.Barrier(len(desks))
-
-    def work(number: int) -> None:
-        start.wait(PATIENCE_SECONDS)
-        for _ in range(rounds):
-            done[number] += firing.fire_due(desks[number], MANY)
-
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(len(desks))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return done
 
 
 def copies(database: Database, schedule_id: str, count: int) -> list[str]:
@@ -100,13 +72,19 @@ def copies(database: Database, schedule_id: str, count: int) -> list[str]:
     return [schedule_id, *(str(other["id"]) for other in others)]
 
 
-def test_many_due_in_one_minute_fire_once_each_with_three_reconcilers(
-    front: Front, template: dict[str, Any], others: list[Desk]
-) -> None:
-    database = front.desk.database
-    made = copies(database, add_schedule(front, template, overlap="skip")["id"], 1000)
+@pytest.mark.both_databases
+def test_many_due_in_one_minute_fire_once_each_with_three_reconcilers(nightly: Nightly, others: list[Desk]) -> None:
+    front, database, template = nightly
+    made = copies(database, add_schedule(front, template, overlap="skip")["id"], 300)
     due = {schedule_id: make_due(database, schedule_id) for schedule_id in made}
-    done = at_once(others, rounds=2)
+    start = threading.Barrier(len(others))
+
+    def work(desk: Desk) -> int:
+        start.wait(PATIENCE_SECONDS)
+        return sum(fire(desk) for _ in range(2))
+
+    with ThreadPoolExecutor(len(others)) as threads:
+        done = list(threads.map(work, others))
     assert sum(done) == len(made)
     assert all(count < len(made) for count in done), "one of them did it all: nothing was shown"
     assert count_jobs(database) == len(made)
@@ -118,10 +96,8 @@ def test_many_due_in_one_minute_fire_once_each_with_three_reconcilers(
     assert fire(front.desk) == 0
 
 
-def test_a_round_of_the_reconciler_fires_sends_and_judges(
-    front: Front, template: dict[str, Any], settings: Settings
-) -> None:
-    database = front.desk.database
+def test_a_round_of_the_reconciler_fires_sends_and_judges(nightly: Nightly, settings: Settings) -> None:
+    front, database, template = nightly
     made = add_schedule(front, template)
     make_due(database, made["id"])
     dispatcher = Dispatcher(settings)
@@ -143,23 +119,21 @@ def test_a_round_of_the_reconciler_fires_sends_and_judges(
         dispatcher.close()
 
 
-def test_what_was_due_during_a_restart_fires_once(front: Front, template: dict[str, Any]) -> None:
+def test_what_was_due_during_a_restart_fires_once(nightly: Nightly) -> None:
+    front, database, template = nightly
     made = add_schedule(front, template, misfire="skip", misfire_grace_seconds=86400)
-    due = make_due(front.desk.database, made["id"])
-    assert fire(front.desk) == 1
-    assert fire(front.desk) == 0
-    (run,) = runs(front.desk.database)
+    due = make_due(database, made["id"])
+    assert [fire(front.desk), fire(front.desk)] == [1, 0]
+    (run,) = runs(database)
     assert (run.due_at, run.state, run.missed) == (due, "running", 0)
-    assert schedule(front.desk.database, made["id"]).next_due_at == due + timedelta(hours=1)
+    assert schedule(database, made["id"]).next_due_at == due + timedelta(hours=1)
 
 
 @pytest.mark.parametrize(
     ("misfire", "state", "reason", "jobs"), [("run_once", "running", None, 1), ("skip", "skipped", "misfire", 0)]
 )
-def test_a_clock_that_jumps_forward_is_one_misfire(
-    front: Front, template: dict[str, Any], misfire: str, state: str, reason: str | None, jobs: int
-) -> None:
-    database = front.desk.database
+def test_a_clock_that_jumps_forward_is_one_misfire(nightly, misfire, state, reason, jobs):
+    front, database, template = nightly
     made = add_schedule(front, template, misfire=misfire, misfire_grace_seconds=1, cron=hourly("*/2"))
     first = make_due(database, made["id"])
     first -= timedelta(hours=first.hour % 2)
@@ -174,10 +148,9 @@ def test_a_clock_that_jumps_forward_is_one_misfire(
     assert fire(front.desk) == 0
 
 
-def test_a_clock_that_jumps_back_fires_nothing_twice_and_sleeps_for_nothing(
-    front: Front, template: dict[str, Any]
-) -> None:
-    database = front.desk.database
+@pytest.mark.both_databases
+def test_a_clock_that_jumps_back_fires_nothing_twice_and_sleeps_for_nothing(nightly: Nightly) -> None:
+    front, database, template = nightly
     made = add_schedule(front, template, overlap="cancel_running")
     due = make_due(database, made["id"])
     assert fire(front.desk) == 1
@@ -195,8 +168,8 @@ def test_a_clock_that_jumps_back_fires_nothing_twice_and_sleeps_for_nothing(
     assert count_jobs(database) == 3
 
 
-def test_overlap_skip(front: Front, template: dict[str, Any]) -> None:
-    database = front.desk.database
+def test_overlap_skip(nightly: Nightly) -> None:
+    front, database, template = nightly
     made = add_schedule(front, template)
     first = run_by_request(front, made["id"])
     make_due(database, made["id"])
@@ -210,15 +183,15 @@ def test_overlap_skip(front: Front, template: dict[str, Any]) -> None:
     assert fire(front.desk) == 1
 
 
-def test_overlap_queue_waits_for_the_end_and_one_at_most(front: Front, template: dict[str, Any]) -> None:
-    database = front.desk.database
+def test_overlap_queue_waits_for_the_end_and_one_at_most(nightly: Nightly) -> None:
+    front, database, template = nightly
     made = add_schedule(front, template, overlap="queue")
     first = run_by_request(front, made["id"])
     make_due(database, made["id"])
     assert fire(front.desk) == 1
-    second = run_by_request_refused(front, made["id"])
+    refused = front.http.post(f"/v1/schedules/{made['id']}/run")
+    assert (refused.status_code, refused.json()["code"]) == (409, "schedule-busy")
     assert [run.state for run in runs(database)] == ["running", "waiting"]
-    assert second == "schedule-busy"
     assert firing.submit_waiting(front.desk, MANY) == 0
     succeed(front, first["job_id"])
     assert settle(front.desk) == 1
@@ -227,14 +200,8 @@ def test_overlap_queue_waits_for_the_end_and_one_at_most(front: Front, template:
     assert count_jobs(database) == 2
 
 
-def run_by_request_refused(front: Front, schedule_id: str) -> str:
-    answer = front.http.post(f"/v1/schedules/{schedule_id}/run")
-    assert answer.status_code == 409, answer.text
-    return str(answer.json()["code"])
-
-
-def test_overlap_cancel_running(front: Front, template: dict[str, Any]) -> None:
-    database = front.desk.database
+def test_overlap_cancel_running(nightly: Nightly) -> None:
+    front, database, template = nightly
     made = add_schedule(front, template, overlap="cancel_running")
     first = run_by_request(front, made["id"])
     make_due(database, made["id"])
@@ -246,10 +213,8 @@ def test_overlap_cancel_running(front: Front, template: dict[str, Any]) -> None:
     assert after.state == "running"
 
 
-def test_a_template_that_cannot_be_submitted_any_more_is_a_refused_run_and_the_next_one_comes(
-    front: Front, template: dict[str, Any]
-) -> None:
-    database = front.desk.database
+def test_a_template_that_cannot_be_submitted_any_more_is_a_refused_run_and_the_next_one_comes(nightly: Nightly) -> None:
+    front, database, template = nightly
     made = add_schedule(front, template)
     due = make_due(database, made["id"], timedelta(hours=2))
     with database.write() as session:  # over HTTP it is refused: the schedule needs it
@@ -261,14 +226,12 @@ def test_a_template_that_cannot_be_submitted_any_more_is_a_refused_run_and_the_n
     assert (run.state, run.reason, run.job_id) == ("refused", "dataset-not-found", None)
     assert run.problem["code"] == "dataset-not-found"
     assert fire(front.desk) == 0
-    after = schedule(database, made["id"]).next_due_at
-    assert after is not None
-    assert after > due
+    assert schedule(database, made["id"]).next_due_at > due
     assert count_jobs(database) == 0
 
 
-def test_a_quota_refuses_a_run_and_takes_nothing_with_it(front: Front, template: dict[str, Any]) -> None:
-    database = front.desk.database
+def test_a_quota_refuses_a_run_and_takes_nothing_with_it(nightly: Nightly) -> None:
+    front, database, template = nightly
     made = add_schedule(front, template)
     front.new_job(**template)
     own = front.http.put("/v1/tenants/default/quota", json={"jobs_queued": 1})
@@ -281,8 +244,8 @@ def test_a_quota_refuses_a_run_and_takes_nothing_with_it(front: Front, template:
     assert fire(front.desk) == 0
 
 
-def test_nothing_has_changed_since_the_last_accepted_run(front: Front, template: dict[str, Any]) -> None:
-    database = front.desk.database
+def test_nothing_has_changed_since_the_last_accepted_run(nightly: Nightly) -> None:
+    front, database, template = nightly
     made = add_schedule(front, template, skip_unchanged=True)
     first = run_by_request(front, made["id"])
     succeed(front, first["job_id"])
@@ -308,10 +271,8 @@ def test_nothing_has_changed_since_the_last_accepted_run(front: Front, template:
     assert runs(database)[-1].state == "running"
 
 
-def test_a_fault_in_one_keeps_no_other(
-    front: Front, template: dict[str, Any], caplog: pytest.LogCaptureFixture
-) -> None:
-    database = front.desk.database
+def test_a_fault_in_one_keeps_no_other(nightly: Nightly, caplog: pytest.LogCaptureFixture) -> None:
+    front, database, template = nightly
     broken, whole = (add_schedule(front, template)["id"] for _ in range(2))
     for schedule_id in (broken, whole):
         make_due(database, schedule_id)
@@ -323,8 +284,8 @@ def test_a_fault_in_one_keeps_no_other(
     assert f"schedule.broken id={broken}" in caplog.text
 
 
-def test_a_paused_schedule_is_not_due_and_misses_nothing(front: Front, template: dict[str, Any]) -> None:
-    database = front.desk.database
+def test_a_paused_schedule_is_not_due_and_misses_nothing(nightly: Nightly) -> None:
+    front, database, template = nightly
     made = add_schedule(front, template)
     paused = front.http.post(f"/v1/schedules/{made['id']}/pause").json()
     assert paused["paused_at"] is not None
@@ -335,17 +296,3 @@ def test_a_paused_schedule_is_not_due_and_misses_nothing(front: Front, template:
     assert (resumed["paused_at"], resumed["next_due_at"]) == (None, made["next_due_at"])
     assert fire(front.desk) == 0
     assert runs(database) == []
-
-
-def test_references_are_looked_up_when_it_is_due(front: Front, template: dict[str, Any]) -> None:
-    database = front.desk.database
-    made = add_schedule(front, {**template, "model_id": "tiny@latest"})
-    first = run_by_request(front, made["id"])
-    succeed(front, first["job_id"])
-    newer = front.new_model()
-    with database.read() as session:
-        job_id = session.scalar(select(Job.id).where(Job.model_id == newer, Job.kind == "inspect_model"))
-    assert job_id is not None
-    front.finish(job_id, model_summary())
-    second = run_by_request(front, made["id"])
-    assert (first["model_id"], second["model_id"]) == (template["model_id"], newer)

@@ -18,7 +18,6 @@ from worker.upkeep.registry import collectors
 
 @pytest.fixture
 def collector(bench: Workbench) -> Callable[[str], Collector]:
-    """The collector of a name, over the workbench's installation."""
     return lambda name: next(
         found for found in collectors(bench.settings, bench.database, bench.store) if found.name == name
     )

@@ -1,14 +1,11 @@
-"""``quantmill backup`` and ``quantmill restore``: with a service that runs, and step by step."""
+"""``quantmill backup`` and ``quantmill restore``: while jobs come in, and step by step."""
 
 from __future__ import annotations
 
 import json
-import shutil
-import signal
 import sqlite3
-import subprocess
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -16,7 +13,6 @@ import pytest
 from sqlalchemy import delete
 from typer.testing import CliRunner
 
-from service.client import Client
 from service.contracts.command_errors import (
     BackupDamagedError,
     BackupPlaceError,
@@ -31,11 +27,8 @@ from service.db import Database, current_revision, head_revision, migrate
 from service.jobs import transitions
 from service.settings import Settings
 from service.storage import FileStore, file_sha256
-from service.tables import Dataset, Job, Model
-from tests.support.patience import PATIENCE_SECONDS
-from tests.support.tiny import Tiny
+from service.tables import Dataset, Job, Model, ModelFile
 from tests.worker.reconcile.rounds import add_upload, claim
-from tests.worker.running import SLOW, Service, command, environment
 from tests.worker.upkeep.yard import ANY_AGE
 from tests.worker.workbench import Workbench, finish, wait_for
 from worker.cli import app
@@ -46,65 +39,6 @@ from worker.upkeep.copies import MANIFEST_FILE, CopiedFile, database_path, held,
 from worker.upkeep.restore import restore_backup
 
 BEFORE_WAITING = "20261122_workers"
-
-
-def quantmill(*words: str | Path) -> None:
-    """The command in a process of its own; it must succeed."""
-    done = subprocess.run(command(*map(str, words)), env=environment(), capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-
-
-def everything_of(client: Client, job_id: str, folder: Path) -> tuple[object, ...]:
-    """What a client can see of a finished job, the bytes of its artifacts included."""
-    data = {}
-    folder.mkdir()
-    for artifact in client.artifacts(job_id):
-        client.download_artifact(artifact.id, folder / artifact.kind)
-        data[artifact.id] = (artifact, (folder / artifact.kind).read_bytes())
-    return client.job(job_id), list(client.follow(job_id)), client.report(job_id), data
-
-
-@pytest.mark.long
-@pytest.mark.slow
-def test_a_service_is_copied_under_submits_and_goes_on_elsewhere(tmp_path: Path, tiny: Tiny) -> None:
-    copy, home = tmp_path / "copy", tmp_path / "new" / "home"
-    submitted: list[str] = []
-    over = threading.Event()
-    with Service(tmp_path / "home") as service:
-        inputs = service.upload(tiny)
-
-        def submit() -> None:
-            # few: whoever waits for the queue's end waits for them
-            with Client(service.url, patience_seconds=PATIENCE_SECONDS) as client:
-                while len(submitted) < 4 and not over.wait(0.5):
-                    submitted.append(client.submit(**inputs).id)
-
-        done = service.client.submit(**inputs)
-        service.client.wait_succeeded(done.id, timeout_seconds=PATIENCE_SECONDS)
-        before = everything_of(service.client, done.id, tmp_path / "before")
-        running = service.client.submit(**inputs, config=SLOW)
-        # frozen: it runs for as long as this test needs it to, and the next one waits
-        service.kill(wait_for(lambda: next(iter(service.pids("worker.runner")), 0)), signal.SIGSTOP)
-        service.wait_for_state(running.id, "running")
-        queued = service.client.submit(**inputs)
-        thread = threading.Thread(target=submit)
-        thread.start()
-        wait_for(lambda: submitted)
-        for _ in range(2):
-            quantmill("backup", copy, "--data-dir", service.folder)
-        over.set()
-        finish(thread)
-        service.process.kill()
-    shutil.rmtree(service.folder)
-
-    quantmill("restore", copy, "--data-dir", home)
-    with Service(home) as restored:
-        assert everything_of(restored.client, done.id, tmp_path / "after") == before
-        there = {job.id for job in restored.client.jobs(limit=200)}
-        assert {done.id, running.id, queued.id} <= there <= {done.id, running.id, queued.id, *submitted}
-        restored.client.wait_succeeded(queued.id, timeout_seconds=PATIENCE_SECONDS)
-        again = restored.client.wait_succeeded(running.id, timeout_seconds=PATIENCE_SECONDS)
-        assert (again.attempt, again.interruptions) == (2, 1)
 
 
 @pytest.fixture
@@ -166,6 +100,27 @@ def test_nothing_is_collected_beside_a_backup(bench: Workbench, copy: Path, else
     assert {model.id for model in rows_of(elsewhere, Model)} == set(models)
 
 
+def test_what_comes_in_meanwhile_is_whole_or_not_there(bench: Workbench, copy: Path, elsewhere: Settings) -> None:
+    before, over, meanwhile = bench.submit(), threading.Event(), list[str]()
+
+    def submit() -> None:
+        while not over.is_set():
+            meanwhile.append(bench.submit(model_id=bench.add_model({"net.onnx": len(meanwhile).to_bytes(8)})))
+
+    thread = threading.Thread(target=submit)
+    thread.start()
+    wait_for(lambda: meanwhile)
+    for _ in range(2):
+        make_backup(bench.settings, copy)
+    over.set()
+    finish(thread)
+    restore_backup(elsewhere, copy)
+    there, store = {job.id for job in rows_of(elsewhere, Job)}, FileStore(elsewhere.storage_dir)
+    assert {before} < there <= {before, *meanwhile}
+    for file in rows_of(elsewhere, ModelFile):
+        assert file_sha256(store.path(file.sha256)) == file.sha256
+
+
 def test_the_second_backup_copies_what_is_new_and_forgets_what_is_gone(bench: Workbench, copy: Path) -> None:
     kept, gone, new = b"kept", b"gone", b"new one"
     bench.add_model({"net.onnx": kept})
@@ -202,9 +157,7 @@ def test_a_backup_that_is_cut_off_leaves_the_one_before(bench: Workbench, copy: 
     assert [found.id for found in rows_of(elsewhere, Dataset)] == [dataset]
 
 
-def test_jobs_stay_as_they_were_and_those_that_ran_are_not_charged(
-    bench: Workbench, copy: Path, elsewhere: Settings
-) -> None:
+def test_jobs_stay_as_they_were_and_those_that_ran_are_not_charged(bench, copy, elsewhere):
     queued, ran, stopped = (bench.submit(deadline_seconds=3600.0) for _ in range(3))
     claim(bench, ran)
     claim(bench, stopped)
@@ -249,9 +202,7 @@ def test_every_flipped_byte_is_refused(bench: Workbench, copy: Path, elsewhere: 
     assert FileStore(elsewhere.storage_dir).path(stored.name).read_bytes() == b"some data"
 
 
-def test_damaged_and_missing_files_are_told_and_the_rest_is_copied(
-    bench: Workbench, copy: Path, elsewhere: Settings
-) -> None:
+def test_damaged_and_missing_files_are_told_and_the_rest_is_copied(bench, copy, elsewhere):
     for data in (b"whole", b"damaged", b"missing", b"unreadable"):
         bench.add_dataset(data)
     upload = add_upload(bench, expires_in=3600.0)
@@ -274,37 +225,31 @@ def test_damaged_and_missing_files_are_told_and_the_rest_is_copied(
     assert [path.read_bytes() for path in (elsewhere.storage_dir / "sha256").rglob("*") if path.is_file()] == [b"whole"]
 
 
-def _stray(settings: Settings) -> None:
-    settings.data_dir.mkdir()
-    (settings.data_dir / "notes.txt").write_text("mine")
-
-
-def _file(settings: Settings) -> None:
-    settings.data_dir.write_text("no folder")
-
-
-@pytest.mark.parametrize("make", [_stray, _file])
-def test_only_an_empty_place_is_restored_into(
-    bench: Workbench, copy: Path, elsewhere: Settings, make: Callable[[Settings], None]
-) -> None:
+def test_only_an_empty_place_is_restored_into(bench: Workbench, copy: Path, elsewhere: Settings) -> None:
     make_backup(bench.settings, copy)
-    make(elsewhere)
+    with held(copy, writing=True):
+        refused(BackupPlaceError, elsewhere, copy)
+        with pytest.raises(BackupPlaceError):
+            make_backup(bench.settings, copy)
+    elsewhere.data_dir.write_text("no folder")
     refused(DataDirNotEmptyError, elsewhere, copy)
-
-
-def test_an_empty_folder_is_replaced_and_can_be_backed_up_in_turn(
-    bench: Workbench, copy: Path, elsewhere: Settings, tmp_path: Path
-) -> None:
-    """Leftovers of a killed restore go."""
-    bench.add_dataset(b"data")
-    first = make_backup(bench.settings, copy).manifest
+    elsewhere.data_dir.unlink()
     elsewhere.data_dir.mkdir()
     with lock_data_dir(elsewhere.data_dir):
         refused(DataDirInUseError, elsewhere, copy)
+    (elsewhere.data_dir / "notes.txt").write_text("mine")
+    refused(DataDirNotEmptyError, elsewhere, copy)
+
+
+def test_an_empty_folder_is_replaced_and_can_be_backed_up_in_turn(bench, copy, elsewhere, tmp_path):
+    bench.add_dataset(b"data")
+    first = make_backup(bench.settings, copy).manifest
+    elsewhere.data_dir.mkdir()
     left = elsewhere.data_dir.with_name(".data.restoring")
     (left / "store").mkdir(parents=True)
     (left / "service.db").write_bytes(b"half")
-    restore_backup(elsewhere, copy)
+    with held(copy, writing=False):
+        restore_backup(elsewhere, copy)
     assert {path.name for path in elsewhere.data_dir.iterdir()} == {"service.db", "store", LOCK_FILE}
     # nobody has the database open: it has no log beside it
     second = make_backup(elsewhere, tmp_path / "second").manifest
@@ -313,19 +258,7 @@ def test_an_empty_folder_is_replaced_and_can_be_backed_up_in_turn(
     assert file_sha256(stored) == stored.name
 
 
-def test_two_do_not_work_on_one_backup(bench: Workbench, copy: Path, elsewhere: Settings) -> None:
-    make_backup(bench.settings, copy)
-    with held(copy, writing=True):
-        refused(BackupPlaceError, elsewhere, copy)
-        with pytest.raises(BackupPlaceError):
-            make_backup(bench.settings, copy)
-    with held(copy, writing=False):
-        restore_backup(elsewhere, copy)
-
-
-def test_what_is_not_in_the_data_directory_is_refused(
-    bench: Workbench, copy: Path, elsewhere: Settings, tmp_path: Path
-) -> None:
+def test_what_is_not_in_the_data_directory_is_refused(bench, copy, elsewhere, tmp_path):
     with pytest.raises(FileAccessError):
         make_backup(elsewhere, copy)
     assert not copy.exists(), "no service, no backup"

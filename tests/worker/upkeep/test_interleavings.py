@@ -6,6 +6,7 @@ import pytest
 
 from tests.worker.upkeep.yard import Yard, every_way, interleave, seeded
 
+pytestmark = pytest.mark.both_databases
 DATA = b"the bytes"
 OTHER = b"other bytes"
 SEEDS = 10
@@ -33,12 +34,12 @@ def test_orders_of_an_expiry_and_of_a_model_made_of_the_upload(yard: Yard) -> No
         outcomes.add(bool(yard.refused))
         yard.settle()
 
-    for seed in range(100):
+    for seed in range(60):
         play(seeded(seed))
     assert outcomes == {True, False}, "both ends have to be seen"
 
 
-@pytest.mark.parametrize("part", range(4))
+@pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.long) for part in range(1, 4))])
 def test_any_order_of_everybody(yard: Yard, part: int) -> None:
     for seed in range(part * SEEDS, (part + 1) * SEEDS):
         yard.put(DATA)

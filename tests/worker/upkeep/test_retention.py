@@ -1,10 +1,12 @@
-"""Old jobs and their progress, and what keeps them."""
+"""Old jobs, their progress and their batches, and what keeps them."""
 
 from __future__ import annotations
 
 import pytest
-from sqlalchemy import func, select, update
+from sqlalchemy import delete, func, select, update
 
+from service.batches import repository as batches
+from service.batches.repository import NewMember
 from service.contracts.runner import ProgressLine
 from service.db import Database, db_now
 from service.ids import new_id
@@ -12,7 +14,7 @@ from service.inspections import repository as inspections
 from service.jobs import transitions
 from service.settings import Settings
 from service.storage import FileStore
-from service.tables import Artifact, HandOver, Job, JobEvent, ReportRow, Schedule
+from service.tables import Artifact, Batch, BatchMember, HandOver, Job, JobEvent, ReportRow, Schedule
 from tests.db.test_transitions import claim, in_succeeded, submit
 from worker.upkeep.registry import collectors
 
@@ -58,12 +60,13 @@ def test_old_jobs_go_with_all_that_is_theirs_and_no_others(database, collector) 
             assert old.id not in session.scalars(select(table.job_id)).all()
 
 
-def test_jobs_are_kept_for_ever_unless_told_otherwise(database, collector) -> None:
+def test_jobs_and_batches_are_kept_for_ever_unless_told_otherwise(database, collector) -> None:
     with database.write() as session:
         job = in_succeeded(session)
     ended(database, job.id, 10_000)
     assert collector("jobs").collect is None
     assert collector("jobs").count().items == 0
+    assert collector("batches").collect is None
 
 
 def test_no_job_goes_while_a_repeated_request_is_answered_with_it(database, collector) -> None:
@@ -122,3 +125,39 @@ def test_no_job_goes_that_is_judged_by_or_has_something_to_send(database, collec
         ended(database, job.id, 30)
     assert collector("jobs", job_retention_seconds=20 * DAY).collect(100).items == 1
     assert jobs(database) == {sending.id, named.id}
+
+
+def make(database: Database, *, age_seconds: float) -> tuple[str, str]:
+    with database.write() as session:
+        job = submit(session)
+        batch = batches.create(session, "default", name=None, labels={}, grid=None, request_id=None)
+        batches.add_members(session, batch, 0, [NewMember(0, job.id, False, "net@1", None, None)])
+        session.execute(update(Batch).where(Batch.id == batch.id).values(created_at=db_now() - age_seconds))
+    return batch.id, job.id
+
+
+def forget(database: Database, job_id: str) -> None:
+    with database.write() as session:
+        session.execute(delete(JobEvent).where(JobEvent.job_id == job_id))
+        session.execute(delete(Job).where(Job.id == job_id))
+
+
+def test_batches_go_after_their_jobs(database: Database, collector) -> None:
+    kept, _ = make(database, age_seconds=100 * DAY)
+    young, young_job = make(database, age_seconds=1)
+    _, gone_job = make(database, age_seconds=100 * DAY)
+    for job_id in (young_job, gone_job):
+        forget(database, job_id)
+    found = collector("batches", job_retention_seconds=2 * DAY)
+    assert (found.count().items, found.collect(10).items, found.count().items) == (1, 1, 0)
+    with database.read() as session:
+        assert set(session.scalars(select(Batch.id))) == {kept, young}
+        assert set(session.scalars(select(BatchMember.batch_id))) == {kept, young}
+
+
+@pytest.mark.parametrize("ages", [(3, 1), (1, 3)])
+def test_no_batch_goes_while_a_repeated_request_is_answered_with_it(database, collector, ages):
+    _, job_id = make(database, age_seconds=2 * DAY)
+    forget(database, job_id)
+    found = collector("batches", job_retention_seconds=ages[0] * DAY, idempotency_seconds=ages[1] * DAY)
+    assert found.collect(10).items == 0

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from service.ids import new_id
 from tests.worker.reconcile.rounds import claim, make_old
 from worker.checkpoints import open_checkpoints
@@ -25,25 +23,19 @@ def put(bench, name: str, age_seconds: float) -> Path:
     return folder
 
 
-def test_scratch_of_attempts_that_do_not_run_is_removed(bench, collector):
-    running, ended = bench.submit(), bench.submit()
+def test_what_attempts_that_do_not_run_have_left_is_removed(bench, collector):
+    queued, running, ended = bench.submit(), bench.submit(), bench.submit()
     claim(bench, running)
     bench.cancel(ended)
     for name in (scratch_name(running, 1), scratch_name(running, 0), scratch_name(ended, 1)):
         put(bench, name, 3600)
     put(bench, scratch_name(ended, 2), 0)
-    assert collector("scratch").collect(100).items == 2
-    assert bench.scratch_folders() == sorted([scratch_name(running, 1), scratch_name(ended, 2)])
-
-
-def test_checkpoints_are_kept_for_jobs_that_may_run_again(bench, collector):
-    queued, running, ended = bench.submit(), bench.submit(), bench.submit()
-    claim(bench, running)
-    bench.cancel(ended)
     for job_id in (queued, running, ended):
         make_old(open_checkpoints(bench.settings.scratch_dir, job_id, limit_bytes=0), 3600)
+    assert collector("scratch").collect(100).items == 2
     assert collector("checkpoints").collect(100).items == 1
-    assert bench.scratch_folders() == sorted(f"{job_id}.checkpoints" for job_id in (queued, running))
+    kept = [f"{job_id}.checkpoints" for job_id in (queued, running)]  # of jobs that may run again
+    assert bench.scratch_folders() == sorted([scratch_name(running, 1), scratch_name(ended, 2), *kept])
 
 
 def test_what_others_have_in_the_same_folder_is_left_alone(bench, collector):
@@ -67,12 +59,8 @@ def test_folders_of_another_installation_stay_until_nobody_can_be_using_them(ben
     assert bench.scratch_folders() == sorted(mine)
 
 
-@pytest.mark.parametrize("attempt", [1, 12])
-def test_the_name_of_a_scratch_folder_tells_whose_it_is(attempt):
+def test_the_name_of_a_scratch_folder_tells_whose_it_is_and_no_other_name_does():
     job_id = new_id("job")
-    assert attempt_of(scratch_name(job_id, attempt)) == (job_id, attempt)
-
-
-@pytest.mark.parametrize("rest", ["", ".", ".x", ".-1", ".1.2", ".\u0661", ".checkpoints"])
-def test_no_other_name_is_a_scratch_folder(rest):
-    assert attempt_of(new_id("job") + rest) is None
+    assert [attempt_of(scratch_name(job_id, attempt)) for attempt in (1, 12)] == [(job_id, 1), (job_id, 12)]
+    for rest in ("", ".", ".x", ".-1", ".1.2", ".\u0661", ".checkpoints"):
+        assert attempt_of(job_id + rest) is None, rest

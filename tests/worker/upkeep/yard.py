@@ -96,7 +96,6 @@ class Yard:
         yield
 
     def complete(self, upload_id: str, data: bytes) -> Steps:
-        """A request that brings the last bytes of an upload."""
         sha256 = self.put(data)
         yield
         # in one step: whoever makes a model of it would wait for us here
@@ -107,7 +106,6 @@ class Yard:
         )
 
     def make_model(self, upload_id: str) -> Steps:
-        """A request that makes a model of an upload."""
         with ExitStack() as stack:
             try:
                 session = stack.enter_context(self.database.write())
@@ -166,11 +164,11 @@ class Yard:
                 yield
         yield
 
-    def check(self) -> None:
-        """Every file that a row names lies in its place, with its bytes."""
+    def check(self, named: Sequence[str] | None = None) -> None:
+        """Every file that a row names, or each of these, lies in its place, with its bytes."""
         with self.database.read() as session:
-            named = [file.sha256 for file in files.list_named(session)]
-        for sha256 in named:
+            every = [file.sha256 for file in files.list_named(session)] if named is None else named
+        for sha256 in every:
             path = self.store.path(sha256)
             assert path.is_file(), f"a row names {sha256}, which is not there"
             assert file_sha256(path) == sha256
@@ -229,5 +227,4 @@ def every_way(play: Callable[[Callable[[int], int]], None]) -> int:
 
 
 def seeded(seed: int) -> Callable[[int], int]:
-    """Choices of a seed."""
     return random.Random(seed).randrange
