@@ -59,7 +59,6 @@ def insert_succeeded(session: Session, **values: Any) -> str:
 
 
 def add_inspection(session: Session, model_id: str) -> InspectionRow:
-    """Of today's schema."""
     job = transitions.submit(
         session, tenant_id="default", kind="inspect_target", model_id=model_id, config={"target": "qnn"}
     )

@@ -28,7 +28,6 @@ def test_three_charged_attempts_then_failed(database: Database) -> None:
 
 
 def interrupted(session: Session, job: Job, *, progressed: bool) -> float:
-    """Claim and interrupt once more; the seconds until the job may start again."""
     claimed = claim(session, job)
     if progressed:
         assert transitions.record_progress(session, job.id, claimed.attempt, ProgressLine(stage="ranges", done=1))

@@ -94,7 +94,6 @@ def claimed_an_hour_ago(database: Database, **values: float) -> Job:
 
 @each("code", ["storage-full", "storage-away", "database-away", "runner-not-started"])
 def test_what_a_job_loses_by_the_installation_does_not_count(database: Database, code: str) -> None:
-    """The attempt that came to nothing, and the pause."""
     job = claimed_an_hour_ago(database, deadline_seconds=100.0)
     before = row(database, job.id)
     interrupt(database, job, code)

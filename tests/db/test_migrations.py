@@ -168,8 +168,6 @@ class Versions(Scene):
 
 
 class Outlines(Scene):
-    """What lists tell is taken out of the documents that were there before."""
-
     before = "20261123_waiting"
 
     def at_head(self) -> None:
@@ -202,8 +200,6 @@ class Outlines(Scene):
 
 
 class Parts(Scene):
-    """Parts get the tenant of what they are a part of."""
-
     before = "20261125_tenants"
 
     def fill(self) -> None:
@@ -332,8 +328,6 @@ class LastPass(Scene):
 
 
 class Evaluations(Scene):
-    """Older code is left no evaluations."""
-
     before = "20261203_last_pass"
 
     def at_head(self) -> None:

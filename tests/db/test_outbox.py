@@ -39,7 +39,6 @@ def types(database: Database, endpoint_id: str) -> list[str]:
 
 @pytest.fixture
 def hook(front: Front) -> str:
-    """An endpoint of the front desk's tenant."""
     return add_endpoint(front.desk.database, URL, ["job.*"], tenant="default")[0]
 
 

@@ -45,7 +45,6 @@ def test_tables_and_migrations_agree(database: Database, tmp_path: Path) -> None
 
 
 def _constraints(database: Database) -> dict[str, Any]:
-    """Everything that autogenerate does not compare: checks, keys, nullability."""
     inspector = inspect(database.engine)
     kinds: dict[str, Callable[[Any], Any]] = {
         "check_constraints": lambda check: (check["name"], check["sqltext"]),

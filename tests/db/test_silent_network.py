@@ -39,7 +39,6 @@ def proxy(postgres_url: str) -> Iterator[StallingProxy]:
 
 @pytest.fixture
 def open_database(proxy: StallingProxy, postgres_url: str) -> Iterator[Open]:
-    """Makes a database behind the proxy."""
     url = make_url(postgres_url).set(host="127.0.0.1", port=proxy.port).render_as_string(hide_password=False)
     with ExitStack() as stack:
 
@@ -59,7 +58,6 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @each("patience", [ENDLESS, LONG, Patience(answer_seconds=5.0)])
 def test_both_ends_are_told_how_long(patience: Patience, open_database: Open) -> None:
-    """What the kernel holds for the socket, and what the server says of its own."""
     assert PULSE.gone_seconds < LEASE_SECONDS / 4, "a broken connection would cost a lease"
     with open_database(patience).read() as session:
         driver: Any = session.connection().connection.driver_connection

@@ -72,7 +72,6 @@ def test_many_open_a_new_file_at_once(tmp_path: Path) -> None:
 
 
 def open_files(path: Path) -> int:
-    """Files of the database that this process has open."""
     links = [Path("/proc/self/fd", name) for name in os.listdir("/proc/self/fd")]  # noqa: PTH208 - names alone
     return sum(str(link.readlink()).startswith(str(path)) for link in links if link.is_symlink())
 

@@ -34,7 +34,6 @@ INDEXES = (
 
 
 def flood(session: Session, tenant: str, count: int, **changes: object) -> list[str]:
-    """So many queued jobs of a tenant, oldest first."""
     model_id, now = add_model(session, tenant), session.execute(select(db_now())).scalar_one()
     ids = [new_id("job") for _ in range(count)]
     values = {
@@ -48,7 +47,6 @@ def flood(session: Session, tenant: str, count: int, **changes: object) -> list[
 
 
 def take(session: Session, *, short_only: bool = False) -> Job:
-    """Claim the job whose turn it is."""
     job_id = next_due(session, ("cpu",), short_only=short_only)
     assert job_id is not None
     job = transitions.claim(session, job_id, worker_id="w", lease_seconds=60)
@@ -117,7 +115,6 @@ Look = Callable[[Session], object]
 
 
 def plans_of(database: Database, look: Look) -> list[str]:
-    """How the database does each statement of this look."""
     seen: list[tuple[str, Any]] = []
     event.listen(database.engine, "before_cursor_execute", lambda c, k, words, given, *_: seen.append((words, given)))
     with database.read() as session:

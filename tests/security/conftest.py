@@ -56,7 +56,6 @@ def bearer(key: str) -> dict[str, str]:
 
 
 def require_controls(*names: str) -> None:
-    """Of the kernel, for the sandbox."""
     missing = [name for name in names if name in find_controls().missing]
     if missing:
         pytest.skip(f"THIS KERNEL LACKS {', '.join(missing)}: nothing of it can be shown here")

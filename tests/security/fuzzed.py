@@ -38,7 +38,6 @@ TIMED = {"model": ("model.onnx", MODELS), **{kind: SEEDS[kind] for kind in ("npz
 
 
 def read_dataset(path: Path) -> None:
-    """Ends with a typed error, or with a summary."""
     try:
         summary = inspect_dataset(path, PreprocessingSpec())
     except DatasetError as error:

@@ -24,7 +24,6 @@ CALLS = {
 
 
 def numbers(*names: str) -> str:
-    """The first argument for a kernel that lacks these."""
     return ",".join(str(number) for name in names for number in CALLS[name][os.uname().machine])
 
 

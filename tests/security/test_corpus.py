@@ -74,7 +74,6 @@ def task_of(case: Case, main: Path, output: Path) -> dict[str, Any]:
 
 
 def run(ask: Zygote, case: Case, folder: Path, canary: Path) -> dict[str, Any]:
-    """How a case has ended."""
     uploaded, output = folder / "in", folder / "out"
     uploaded.mkdir()
     output.mkdir()

@@ -200,7 +200,6 @@ def test_a_head_without_end_is_no_reply(authority: trustme.CA, serve: Serve, hea
 
 
 def dripping(head: bytes, part: bytes = b"x") -> Script:
-    """Never silent for long, so that no timeout of a single read ends it."""
 
     def script(connection: socket.socket) -> None:
         connection.sendall(head)
@@ -226,7 +225,6 @@ def test_what_is_slow_is_given_up(authority: trustme.CA, serve: Serve) -> None:
 
 
 def test_servers_that_do_not_read_or_shake_hands(authority: trustme.CA) -> None:
-    """Megabytes that nobody takes: the sender does not wait for ever."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         large = Bounds(seconds=0.5, sent_bytes=64 * 1024**2)

@@ -38,7 +38,6 @@ def output(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def large(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every model counts as too large for one file."""
     monkeypatch.setattr(serialized, "MAX_WEIGHT_BYTES", 0)
 
 
@@ -75,7 +74,6 @@ def named(place: str, canary: Path, output: Path) -> str:
 
 
 def outside(canary: Path, output: Path) -> set[Path]:
-    """Files that are not in the output folder."""
     return {path for path in canary.parent.rglob("*") if path.is_file() and output not in path.parents}
 
 

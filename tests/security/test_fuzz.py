@@ -91,7 +91,6 @@ def test_damaged_models_end_in_a_typed_error_within_bounds(raw: bytes) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("kind", TIMED)
 def test_other_damage_for_a_while(tmp_path: Path, kind: str) -> None:
-    """Other examples than the ones above, the same from run to run, for about as long."""
     read = reader(kind, tmp_path)
     for number in range(FUZZ_SECONDS * ROUNDS_PER_SECOND):
         seed(number)(settings(derandomize=False, max_examples=40)(given(damaged(TIMED[kind][1]))(read)))()

@@ -44,7 +44,6 @@ def concrete(path: str) -> str:
 
 
 def limits_by_operation(front: Front) -> dict[str, Limits]:
-    """Of the API and of the pages."""
     paths = front.http.get("/openapi.json").json()["paths"]
     pages = list(routes_of(dashboard))
     assert len(pages) > 50
@@ -110,7 +109,6 @@ def test_urls_and_headers_are_bounded(sqlite_front: Front) -> None:
 
 @pytest.fixture
 def hurried(place: Settings) -> Iterator[TestClient]:
-    """A service that gives requests almost no time."""
     with TestClient(
         create_app(place.model_copy(update={"request_seconds": 1.0})), raise_server_exceptions=False
     ) as client:

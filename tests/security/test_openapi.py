@@ -71,14 +71,12 @@ phases.coverage.enabled = false
 
 
 def made(front: Front, noun: str, body: dict[str, Any]) -> str:
-    """The id of what a request makes."""
     answer = front.http.post(f"/v1/{noun}", json=body)
     assert answer.is_success, answer.text
     return str(answer.json()["id"])
 
 
 def rows(front: Front) -> dict[str, list[str]]:
-    """Ids of rows that are there, by the parameter that takes them."""
     succeeded, failed, queued = front.succeeded_job(), front.new_job(), front.new_job()
     front.claim(failed)
     artifact = front.http.get(f"/v1/jobs/{succeeded}/artifacts").json()["items"][0]["id"]

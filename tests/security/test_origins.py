@@ -31,7 +31,6 @@ DASHBOARD = "https://dash.example:8443"
 
 @pytest.fixture(scope="module")
 def http(tmp_path_factory: pytest.TempPathFactory, _sqlite_template: Path) -> Iterator[TestClient]:
-    """The application as it is reached on loopback."""
     folder = tmp_path_factory.mktemp("loopback")
     (folder / "service.db").write_bytes(_sqlite_template.read_bytes())
     settings = Settings(
@@ -137,7 +136,6 @@ def server(place: Settings) -> Iterator[ApiProcess]:
 
 @pytest.fixture
 def page() -> Iterator[Any]:
-    """Of a browser."""
     services.require(browser_trouble())
     from playwright.sync_api import sync_playwright
 
@@ -149,7 +147,6 @@ def page() -> Iterator[Any]:
 
 @pytest.fixture
 def evil(server: ApiProcess) -> Iterator[str]:
-    """A page of another origin."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:

@@ -64,38 +64,32 @@ def test_many_at_once_take_no_more_than_there_is(database: Database, settings: S
         assert repository.queued(session, DEFAULT_TENANT) == ALLOWED
 
 
-def test_queued_jobs_are_limited_and_counted_anew_when_they_start(front: Front) -> None:
-    body = front.job_body()
-    limit(front.desk.database, "acme", jobs_queued=0)
-    limit(front.desk.database, jobs_queued=1)
-    job_id = front.http.post("/v1/jobs", json=body).json()["id"]
-    refused(front.http.post("/v1/jobs", json=body), "jobs_queued")
-    front.claim(job_id)
-    assert front.http.post("/v1/jobs", json=body).status_code == 202
+def test_jobs_and_their_time_are_limited_and_counted_anew(front: Front) -> None:
+    body, database = front.job_body(), front.desk.database
 
+    def submit() -> Any:
+        return front.http.post("/v1/jobs", json=body)
 
-def test_jobs_of_a_day_are_limited_until_one_is_a_day_old(front: Front) -> None:
-    body = front.job_body()
-    limit(front.desk.database, jobs_per_day=1)
-    job_id = front.http.post("/v1/jobs", json=body).json()["id"]
-    answer = front.http.post("/v1/jobs", json=body)
+    limit(database, "acme", jobs_queued=0)
+    limit(database, jobs_queued=1)
+    queued = submit().json()["id"]
+    refused(submit(), "jobs_queued")
+    front.claim(queued)
+    assert submit().status_code == 202, "one has started"
+    limit(database, jobs_per_day=2)
+    answer = submit()
     refused(answer, "jobs_per_day")
     assert 86_000 < int(answer.headers["retry-after"]) <= 86_400
-    with front.desk.database.write() as session:
-        session.execute(update(Job).where(Job.id == job_id).values(created_at=db_now() - 86_401))
-    assert front.http.post("/v1/jobs", json=body).status_code == 202
-
-
-def test_cpu_time_of_a_day_is_limited(front: Front) -> None:
-    body = front.job_body()
-    limit(front.desk.database, cpu_seconds_per_day=10)
-    with front.desk.database.write() as session:
-        repository.add_cpu_seconds(session, DEFAULT_TENANT, 6.0)
-    assert front.http.post("/v1/jobs", json=body).status_code == 202
-    with front.desk.database.write() as session:
-        repository.add_cpu_seconds(session, DEFAULT_TENANT, 5.0)
-        repository.add_cpu_seconds(session, "other", 5.0)
-    refused(front.http.post("/v1/jobs", json=body), "cpu_seconds_per_day")
+    with database.write() as session:
+        session.execute(update(Job).where(Job.id == queued).values(created_at=db_now() - 86_401))
+    assert submit().status_code == 202, "one is a day old"
+    limit(database, cpu_seconds_per_day=10)
+    for seconds in (6.0, 5.0):
+        assert submit().status_code == 202
+        with database.write() as session:
+            repository.add_cpu_seconds(session, DEFAULT_TENANT, seconds)
+            repository.add_cpu_seconds(session, "other", 5.0)
+    refused(submit(), "cpu_seconds_per_day")
     assert front.http.get("/v1/quota").json()["usage"]["cpu_seconds_per_day"] == 11.0
 
 
@@ -177,7 +171,6 @@ def test_the_installations_limits_are_those_of_tenants_without_any(app: FastAPI,
 
 @pytest.fixture
 def known_for_no_time(monkeypatch) -> None:
-    """Limits are read again with every request."""
     monkeypatch.setattr(rates, "KNOWN_SECONDS", 0.0)
 
 

@@ -37,7 +37,6 @@ def assert_honest(answers: dict[str, str]) -> None:
 
 @pytest.mark.parametrize("lacking", [(), pytest.param(("unshare",), marks=pytest.mark.long)], ids=["all", "container"])
 def test_every_line_of_a_hostile_runner_fails(around: Surroundings, lacking: tuple[str, ...]) -> None:
-    """Also in a container without namespaces."""
     require_controls(*(control.name for control in CONTROLS if control.required or not lacking))
     answers = around.tries(lacking=lacking)
     assert_honest(answers)

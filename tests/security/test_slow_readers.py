@@ -58,7 +58,6 @@ def serving(settings: Settings) -> Iterator[ApiProcess]:
 
 
 def download(filled: Front, size: int) -> str:
-    """Where an artifact of this size is had."""
     job_id = filled.succeeded_job(bytes(size))
     artifact = filled.http.get(f"/v1/jobs/{job_id}/artifacts").json()["items"][0]["id"]
     return f"/v1/artifacts/{artifact}/content"
@@ -81,7 +80,6 @@ def asking(server: ApiProcess, *paths: str, headers: str = "") -> socket.socket:
 
 
 def rest(one: socket.socket) -> bytes:
-    """All that still comes."""
     parts = []
     try:
         while part := one.recv(1024**2):

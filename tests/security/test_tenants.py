@@ -77,14 +77,12 @@ def estate(front: Front) -> Estate:
 
 
 def contents(front: Front) -> dict[str, list[str]]:
-    """All rows of all tables."""
     with front.desk.database.read() as session:
         names = [name for name in Base.metadata.tables if name not in _OF_KEYS]
         return {name: sorted(map(repr, session.execute(text(f"SELECT * FROM {name}")).all())) for name in names}
 
 
 def by_id(front: Front) -> list[tuple[str, str]]:
-    """Every operation whose path names something by an id."""
     document = front.http.get("/openapi.json").json()
     operations = [(m.upper(), path) for path, found in document["paths"].items() for m in found if "{" in path]
     # of the installation, not of a tenant
@@ -115,7 +113,6 @@ def test_what_is_anothers_is_not_there_on_any_route(estate: Estate) -> None:
 
 
 def _other(known: str) -> str:
-    """An id of the same form that nobody has."""
     return known[:-4] + ("0000" if not known.endswith("0000") else "1111")
 
 

@@ -19,7 +19,6 @@ from kombu.utils import functional
 from service.jobs.dispatch import Dispatcher
 from service.jobs.errors import DispatchError
 from service.settings import Settings
-from tests.support.each import each
 from tests.support.patience import PATIENCE_SECONDS
 from worker.broker import QueueDepths
 from worker.celery_app import make_app
@@ -73,7 +72,6 @@ def tls_before(redis_url: str, certificate: trustme.LeafCert) -> Iterator[int]:
 
 
 def take(settings: Settings) -> None:
-    """Connect as a worker does."""
     with make_app(settings).connection_for_read() as connection:
         connection.ensure_connection(max_retries=1, timeout=PATIENCE_SECONDS)
 
@@ -119,38 +117,23 @@ def test_only_a_broker_with_a_good_certificate_is_talked_to(
         assert not reached(f"rediss://127.0.0.1:{port}{database}?{known}", tmp_path), "another host's certificate"
 
 
-@each(
-    ("url", "ok"),
-    [
-        ("rediss://127.0.0.1:1/0?ssl_cert_reqs=none", False),
-        ("rediss://127.0.0.1:1/0?ssl_cert_reqs=CERT_OPTIONAL", False),
-        ("rediss://127.0.0.1:1/0?ssl_check_hostname=false", False),
-        ("rediss://127.0.0.1:1/0", True),
-        ("redis://10.0.0.1:1/0", False),
-        ("redis://127.0.0.1:1/0", True),
-        ("filesystem://", True),
-    ],
-)
-def test_doctor_tells_of_a_broker_that_is_not_verified(url: str, ok: bool) -> None:
-    assert doctor.broker_protection(url).ok is ok
+LOOPBACK, TABLES = "127.0.0.1:1/0", "postgresql://u@db.example/x"
+BROKERS = {
+    f"rediss://{LOOPBACK}?ssl_cert_reqs=none": False, f"rediss://{LOOPBACK}?ssl_cert_reqs=CERT_OPTIONAL": False,
+    f"rediss://{LOOPBACK}?ssl_check_hostname=false": False, "redis://10.0.0.1:1/0": False,
+    f"rediss://{LOOPBACK}": True, f"redis://{LOOPBACK}": True, "filesystem://": True,
+}  # fmt: skip
+DATABASES = {
+    TABLES: False, f"{TABLES}?sslmode=disable": False, f"{TABLES}?sslmode=require": False,
+    f"{TABLES}?sslmode=verify-ca": False, f"{TABLES}?sslmode=verify-full": True, "postgresql://u@127.0.0.1/x": True,
+    "postgresql://u@localhost/x": True, "postgresql:///x?host=/var/run/postgresql": True,
+    "sqlite:////x/service.db": True,
+}  # fmt: skip
 
 
-@each(
-    ("url", "ok"),
-    [
-        ("postgresql://u@db.example/x", False),
-        ("postgresql://u@db.example/x?sslmode=disable", False),
-        ("postgresql://u@db.example/x?sslmode=require", False),
-        ("postgresql://u@db.example/x?sslmode=verify-ca", False),
-        ("postgresql://u@db.example/x?sslmode=verify-full", True),
-        ("postgresql://u@127.0.0.1/x", True),
-        ("postgresql://u@localhost/x", True),
-        ("postgresql:///x?host=/var/run/postgresql", True),
-        ("sqlite:////x/service.db", True),
-    ],
-)
-def test_doctor_tells_of_a_database_that_is_not_verified(url: str, ok: bool) -> None:
-    assert doctor.database_protection(url).ok is ok
+def test_doctor_tells_of_a_broker_or_a_database_that_is_not_verified() -> None:
+    assert {url: doctor.broker_protection(url).ok for url in BROKERS} == BROKERS
+    assert {url: doctor.database_protection(url).ok for url in DATABASES} == DATABASES
 
 
 def test_doctor_tells_it_without_failing_for_it(tmp_path: Path) -> None:
