@@ -35,7 +35,7 @@ LANES = {
 _SECONDS = {"fast": 40.0, "suite": 90.0, "long": 90.0, "all": 120.0}
 _STUCK_SECONDS = 420
 _MOST_TESTS = 300
-_FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+?)(?: - .*)?$", re.MULTILINE)
+_FAILED = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", re.MULTILINE)
 
 
 def chosen_tests(fault: Fault, text: str, record: Record) -> dict[str, float]:
