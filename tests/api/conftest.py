@@ -55,7 +55,7 @@ def endless_wait(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def sqlite_front(app: FastAPI, tmp_path, sqlite_url: str) -> Iterator[Front]:
+def sqlite_front(app: FastAPI, tmp_path: Path, sqlite_url: str) -> Iterator[Front]:
     """The front desk on SQLite, for what does not depend on the database."""
     settings = Settings(data_dir=tmp_path / "data", database_url=sqlite_url, min_free_bytes=0)
     with front_of(app, settings) as front:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import load_pem_public_key
 from fastapi import FastAPI
-from sqlalchemy import select, text, update
+from sqlalchemy import select, update
 
 from service.attestations import repository, signing
 from service.attestations.keys import SigningKey
@@ -22,20 +23,15 @@ from service.db import Database, db_now
 from service.jobs.outcome import NewArtifact, QuantizeOutcome
 from service.principal import COMMAND_LINE, Principal
 from service.settings import Settings
-from service.tables import AuditEvent, Base, Job
+from service.tables import AuditEvent, Job
 from tests.api.conftest import front_of
 from tests.support.attestations import opened
 from tests.support.front import Front, make_report, npz_bytes, problem
+from tests.support.hand_overs import dump
 from tests.support.patience import PATIENCE_SECONDS
-from tests.support.webhooks import PEPPER
 from worker.reconcile.attesting import Attester
 
 OPERATOR = Principal("default", COMMAND_LINE, "admin")
-
-
-@pytest.fixture
-def settings(tmp_path: Any, database_url: str) -> Settings:
-    return Settings(data_dir=tmp_path / "data", database_url=database_url, min_free_bytes=0, key_pepper=PEPPER)
 
 
 def keys(front: Front) -> list[dict[str, Any]]:
@@ -51,22 +47,16 @@ def sha256(data: bytes) -> str:
 
 def test_what_a_job_made_is_attested_with_what_it_was_made_from(front: Front) -> None:
     job_id = front.new_job()
-    files = {
-        "model": ("model.onnx", b"quantized bytes"),
-        "report": ("report.json", b"{}"),
-        "costs": ("costs.csv", b"a"),
-    }
+    files = (("model", b"quantized bytes"), ("report", b"{}"), ("costs", b"a"))
     made = [
-        NewArtifact(kind, name, "application/octet-stream", front.store(data), len(data))
-        for kind, (name, data) in files.items()
+        NewArtifact(kind, f"{kind}.onnx", "application/octet-stream", front.store(data), len(data))
+        for kind, data in files
     ]
     front.finish(job_id, QuantizeOutcome(make_report(), tuple(made)))
     answer = front.http.get(f"/v1/jobs/{job_id}/attestation")
     assert answer.status_code == 200, answer.text
     (key,) = keys(front)
     statement = opened(answer.content, key["public_key"])
-    assert statement["_type"] == "https://in-toto.io/Statement/v1"
-    assert statement["predicateType"] == "https://slsa.dev/provenance/v1"
     digests = [subject["digest"] for subject in statement["subject"]]
     assert digests == [{"sha256": sha256(data)} for data in (b"quantized bytes", b"a", b"{}")]
     assert statement["subject"][0]["name"].endswith(".onnx")
@@ -83,60 +73,58 @@ def test_what_a_job_made_is_attested_with_what_it_was_made_from(front: Front) ->
     assert run["builder"]["version"] == {"quantmill": report["manifest"]["engine_version"]}
     assert (run["metadata"]["invocationId"], run["metadata"]["quantmill_attempt"]) == (job_id, 1)
     assert run["metadata"]["finishedOn"] == job["finished_at"]
-    other = SigningKey.made().public.pem
     with pytest.raises(InvalidSignature):
-        opened(answer.content, other)
-
-
-def test_it_is_signed_once_and_what_changes_later_is_not_in_it(front: Front) -> None:
-    job_id = front.succeeded_job()
-    first = front.http.get(f"/v1/jobs/{job_id}/attestation")
-    front.http.patch(f"/v1/jobs/{job_id}", json={"name": "another"})
-    with front.desk.database.write() as session:
-        session.execute(update(Job).values(finished_at=db_now() + 5.0, started_at=db_now()))
-        signing_key = repository.current_signing_key(session)
-    signing.rotate(front.desk.database, front.desk.settings, OPERATOR)
-    again = front.http.get(f"/v1/jobs/{job_id}/attestation")
-    assert again.content == first.content
-    assert signing_key is not None
-    assert again.json()["signatures"][0]["keyid"] == signing_key.id
-    unchanged = {"If-None-Match": first.headers["etag"]}
-    assert front.http.get(f"/v1/jobs/{job_id}/attestation", headers=unchanged).status_code == 304
-
-
-def test_a_job_without_a_result_has_none(front: Front) -> None:
-    job_id = front.new_job()
-    problem(front.http.get(f"/v1/jobs/{job_id}/attestation"), 409, "attestation-not-ready")
-    front.fail(job_id, UnsupportedModelError("It has an operator that nobody knows."))
-    problem(front.http.get(f"/v1/jobs/{job_id}/attestation"), 404, "attestation-not-found")
-    problem(front.http.get("/v1/jobs/job_none/attestation"), 404, "job-not-found")
-
-
-def test_a_deleted_job_takes_its_attestation_along(front: Front) -> None:
-    job_id = front.succeeded_job()
-    front.http.get(f"/v1/jobs/{job_id}/attestation")
-    assert front.http.delete(f"/v1/jobs/{job_id}").status_code == 204
-    with front.desk.database.read() as session:
-        assert repository.attestation_of(session, "default", job_id) is None
-    problem(front.http.get(f"/v1/jobs/{job_id}/attestation"), 404, "job-not-found")
-    assert attest(front.desk.database, front.desk.settings, "default", job_id) is None
+        opened(answer.content, SigningKey.made().public.pem)
 
 
 def test_deleted_models_and_data_are_told_by_the_report(front: Front) -> None:
     job_id = front.succeeded_job()
     job = front.http.get(f"/v1/jobs/{job_id}").json()
-    for path in (f"/v1/models/{job['model_id']}", f"/v1/datasets/{job['calibration_dataset_id']}"):
-        assert front.http.delete(path, headers={"If-Match": "*"}).status_code == 204
+    for path in (f"models/{job['model_id']}", f"datasets/{job['calibration_dataset_id']}"):
+        assert front.http.delete(f"/v1/{path}").status_code == 204
     statement = opened(front.http.get(f"/v1/jobs/{job_id}/attestation").content, keys(front)[0]["public_key"])
     given = statement["predicate"]["buildDefinition"]["resolvedDependencies"]
     assert [(file["name"], file["digest"]["sha256"]) for file in given] == [("tiny@1", "0" * 64), ("data@1", "1" * 64)]
 
 
-def test_rotation_keeps_the_old_key_for_those_who_verify(front: Front) -> None:
+@pytest.mark.both_databases
+def test_it_is_signed_once_and_what_changes_later_is_not_in_it(front: Front) -> None:
+    path = f"/v1/jobs/{front.succeeded_job()}"
+    first = front.http.get(f"{path}/attestation")
+    front.http.patch(path, json={"name": "another"})
+    with front.desk.database.write() as session:
+        session.execute(update(Job).values(finished_at=db_now() + 5.0, started_at=db_now()))
+    signing.rotate(front.desk.database, front.desk.settings, OPERATOR)
+    again = front.http.get(f"{path}/attestation")
+    assert again.content == first.content
+    assert again.json()["signatures"][0]["keyid"] == keys(front)[1]["id"]
+    unchanged = {"If-None-Match": first.headers["etag"]}
+    assert front.http.get(f"{path}/attestation", headers=unchanged).status_code == 304
+
+
+def test_a_job_without_a_result_and_one_that_is_gone_have_none(front: Front) -> None:
+    job_id, done = front.new_job(), front.succeeded_job()
+    problem(front.http.get(f"/v1/jobs/{job_id}/attestation"), 409, "attestation-not-ready")
+    front.fail(job_id, UnsupportedModelError("It has an operator that nobody knows."))
+    problem(front.http.get(f"/v1/jobs/{job_id}/attestation"), 404, "attestation-not-found")
+    front.http.get(f"/v1/jobs/{done}/attestation")
+    assert front.http.delete(f"/v1/jobs/{done}").status_code == 204
+    with front.desk.database.read() as session:
+        assert repository.attestation_of(session, "default", done) is None
+    problem(front.http.get(f"/v1/jobs/{done}/attestation"), 404, "job-not-found")
+    assert attest(front.desk.database, front.desk.settings, "default", done) is None
+
+
+@pytest.mark.both_databases
+def test_rotation_keeps_the_old_key_for_those_who_verify_and_no_secret_is_stored(front: Front) -> None:
     old_job, new_job = front.succeeded_job(), front.succeeded_job(b"other bytes")
     before = front.http.get(f"/v1/jobs/{old_job}/attestation").content
     made = signing.rotate(front.desk.database, front.desk.settings, OPERATOR)
     newest, oldest = keys(front)
+    held, key = dump(front.desk.database), signing.signing_key(front.desk.database, front.desk.settings)
+    assert key.public.id in held
+    for secret in (key.text, key.seed.hex(), repr(key.seed)[2:-1]):
+        assert secret not in held
     assert (newest["id"], newest["retired_at"]) == (made.id, None)
     assert oldest["retired_at"] is not None
     opened(before, oldest["public_key"])
@@ -145,16 +133,6 @@ def test_rotation_keeps_the_old_key_for_those_who_verify(front: Front) -> None:
         public = load_pem_public_key(key["public_key"].encode())
         assert isinstance(public, Ed25519PublicKey)
         assert key["id"] == sha256(public.public_bytes_raw())[:16]
-
-
-def test_the_secret_half_is_nowhere_in_the_database(front: Front, settings: Settings) -> None:
-    keys(front)
-    key = signing.signing_key(front.desk.database, settings)
-    with front.desk.database.read() as session:
-        held = repr([session.execute(text(f"SELECT * FROM {name}")).all() for name in Base.metadata.tables])
-    assert key.public.id in held
-    for secret in (key.text, key.seed.hex(), repr(key.seed)[2:-1]):
-        assert secret not in held
 
 
 def test_a_key_of_another_pepper_signs_nothing_until_it_is_rotated(
@@ -185,6 +163,7 @@ def test_without_a_pepper_nothing_is_signed_and_the_service_says_so(
     assert len([record for record in caplog.records if "not_signed" in record.message]) == 1
 
 
+@pytest.mark.both_databases
 def test_the_reconciler_signs_each_job_once(front: Front, settings: Settings) -> None:
     jobs = [front.succeeded_job(), front.succeeded_job(b"other bytes")]
     front.new_job()
@@ -201,6 +180,7 @@ def test_the_reconciler_signs_each_job_once(front: Front, settings: Settings) ->
 PARTIES = 4
 
 
+@pytest.mark.both_databases
 @pytest.mark.parametrize("work", ["need", "rotate"])
 def test_processes_that_need_a_key_at_once_make_one(
     settings: Settings, monkeypatch: pytest.MonkeyPatch, work: str
@@ -216,21 +196,16 @@ def test_processes_that_need_a_key_at_once_make_one(
     monkeypatch.setattr(SigningKey, "made", together)
 
     def act(_: int) -> str:
-        database = Database(settings.database_url)
-        try:
+        with closing(Database(settings.database_url)) as database:
             if work == "need":
                 return signing.signing_key(database, settings).public.id
             return signing.rotate(database, settings, OPERATOR).id
-        finally:
-            database.close()
 
     with ThreadPoolExecutor(PARTIES) as pool:
         ids = list(pool.map(act, range(PARTIES)))
-    database = Database(settings.database_url)
-    with database.read() as session:
+    with closing(Database(settings.database_url)) as database, database.read() as session:
         rows = repository.signing_keys(session)
         noted = list(session.scalars(select(AuditEvent.object)))
-    database.close()
     current = [row.id for row in rows if row.retired_at is None]
     assert len(current) == 1
     assert sorted(noted) == sorted(row.id for row in rows)

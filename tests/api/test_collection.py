@@ -18,13 +18,10 @@ from sqlalchemy.exc import OperationalError
 
 from service.db import Database, db_now
 from service.files import repository as files
-from service.jobs import transitions
-from service.jobs.outcome import NewArtifact, QuantizeOutcome
 from service.storage import file_sha256
 from service.tables import Upload
 from tests.support.failing import Holds
-from tests.support.front import Front, make_report, problem
-from worker.publication import name_published
+from tests.support.front import Front
 from worker.upkeep.garbage import discard_garbage, empty_trash
 from worker.upkeep.uploads import expire_uploads
 
@@ -33,6 +30,7 @@ SHA256 = hashlib.sha256(DATA).hexdigest()
 ANY_AGE = -1.0
 # For which somebody who should wait for a lock is watched: whoever does not wait is done long before.
 WATCHED_SECONDS = 0.3
+pytestmark = pytest.mark.both_databases
 Deed = Callable[[], Any]
 
 
@@ -44,7 +42,6 @@ class Hall:
         self.impatient = Database(front.desk.settings.database_url, lock_seconds=0.1)
 
     # requests that rely on the file SHA256: prepared here, done later
-
     def upload(self) -> Deed:
         """The last bytes of an upload come in."""
         made = self.front.http.post("/v1/uploads", json={"filename": "net.onnx", "size_bytes": len(DATA)})
@@ -52,23 +49,6 @@ class Hall:
 
     def content(self, upload_id: str) -> Deed:
         return lambda: self.front.http.put(f"/v1/uploads/{upload_id}/content", content=DATA).raise_for_status()
-
-    def publication(self) -> Deed:
-        """A worker has stored what a job made, and commits."""
-        job = self.front.claim(self.front.new_job())
-        artifact = NewArtifact("model", "net.onnx", "application/octet-stream", self.front.store(DATA), len(DATA))
-        outcome = QuantizeOutcome(make_report(), (artifact,))
-
-        def commit() -> None:
-            with self.desk.database.write() as session:
-                name_published(session, self.desk.store, outcome)
-                assert transitions.succeed(session, job.id, job.attempt, result=outcome)
-
-        return commit
-
-    def model(self, upload_id: str) -> Deed:
-        body = {"name": "net", "files": [{"upload_id": upload_id, "path": "net.onnx"}]}
-        return lambda: self.front.http.post("/v1/models", json=body)
 
     # collectors
 
@@ -129,22 +109,16 @@ def assert_waits(doing: Future[Any]) -> None:
     assert not doing.done()
 
 
-REQUESTS: dict[str, Callable[[Hall], Deed]] = {"upload": Hall.upload, "publication": Hall.publication}
-of_each_request = pytest.mark.parametrize("request_of", REQUESTS)
-
-
-@of_each_request
-def test_what_goes_to_the_trash_before_it_is_named_comes_back(hall: Hall, holds: Holds, request_of: str) -> None:
-    named = holds.start_until("before_files_named", REQUESTS[request_of](hall))
+def test_what_goes_to_the_trash_before_it_is_named_comes_back(hall: Hall, holds: Holds) -> None:
+    named = holds.start_until("before_files_named", hall.upload())
     assert hall.discard() == 1
     holds.release("before_files_named")
     named.result()
     hall.check(named=True)
 
 
-@of_each_request
-def test_nothing_goes_between_the_naming_and_the_commit(hall: Hall, holds: Holds, request_of: str) -> None:
-    named = holds.start_until("after_files_named", REQUESTS[request_of](hall))
+def test_nothing_goes_between_the_naming_and_the_commit(hall: Hall, holds: Holds) -> None:
+    named = holds.start_until("after_files_named", hall.upload())
     assert hall.try_all() == 0
     assert hall.desk.store.path(SHA256).exists()
     holds.release("after_files_named")
@@ -152,10 +126,9 @@ def test_nothing_goes_between_the_naming_and_the_commit(hall: Hall, holds: Holds
     hall.check(named=True)
 
 
-@of_each_request
-def test_a_row_that_comes_between_the_look_and_the_deed_has_its_file(hall: Hall, holds: Holds, request_of: str) -> None:
+def test_a_row_that_comes_between_the_look_and_the_deed_has_its_file(hall: Hall, holds: Holds) -> None:
     """The collector has found no row that names the file; nobody makes one before the file is in the trash."""
-    named = holds.start_until("before_files_named", REQUESTS[request_of](hall))
+    named = holds.start_until("before_files_named", hall.upload())
     collected = holds.start_until("before_files_discarded", hall.discard)
     holds.release("before_files_named")
     assert_waits(named)
@@ -192,27 +165,6 @@ def test_bytes_that_are_sent_while_the_same_go_for_good_stay(hall: Hall, holds: 
     emptied.result()
     sent.result()
     hall.check(named=True)
-
-
-def test_an_upload_does_not_expire_while_a_model_is_made_of_it(hall: Hall, holds: Holds) -> None:
-    upload_id = hall.expired(hall.front.upload(DATA))
-    made = holds.start_until("after_files_named", hall.model(upload_id))
-    assert hall.try_all() == 0
-    holds.release("after_files_named")
-    assert made.result().status_code == 201
-    assert hall.expire() == 1
-    hall.check(named=True)
-
-
-def test_no_model_is_made_of_an_upload_that_just_expires(hall: Hall, holds: Holds) -> None:
-    upload_id = hall.expired(hall.front.upload(DATA))
-    expired = holds.start_until("before_uploads_forgotten", hall.expire)
-    made = holds.start(hall.model(upload_id))
-    assert_waits(made)
-    holds.release("before_uploads_forgotten")
-    assert expired.result() == 1
-    problem(made.result(), 404, "upload-not-found")
-    hall.check(named=False)
 
 
 def test_an_upload_does_not_expire_while_its_last_bytes_come_in(hall: Hall, holds: Holds) -> None:

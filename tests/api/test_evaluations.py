@@ -1,15 +1,20 @@
-"""Evaluations over HTTP: jobs that measure a model, on either database."""
+"""Evaluations: jobs that measure a model; and jobs side by side: what was asked, what came out, what changed sides."""
 
 from __future__ import annotations
 
+import csv
+import io
 from typing import Any
 
+import numpy as np
 import pytest
 
 from service.contracts.errors import EngineError
 from service.contracts.evaluation_report import EvaluationReport
-from service.jobs.outcome import EvaluateOutcome, NewArtifact
-from tests.support.front import Front, pointers, problem
+from service.contracts.report import Report
+from service.jobs.outcome import EvaluateOutcome, NewArtifact, QuantizeOutcome
+from tests.support.front import Front, make_report, pointers, problem
+from worker.quantizer.evaluation.decisions import Decisions, packed
 
 
 def make_evaluation(verdict: str = "none", *, reference: bool = True) -> EvaluationReport:
@@ -82,23 +87,19 @@ def test_lists_tell_both_kinds_or_one(front: Front) -> None:
     problem(front.http.get("/v1/jobs", params={"kind": "inspect_model"}), 422, "invalid-request")
 
 
-@pytest.mark.parametrize(
-    ("evaluation", "place"),
-    [
-        ({"gate": {"max_drop": 1.0}}, "/evaluation/gate/max_drop"),
-        ({"gate": {"min_sqnr_db": 20.0}}, "/evaluation/gate/min_sqnr_db"),
-        ({"gate": {"max_latency_ratio": 1.0}}, "/evaluation/gate/max_latency_ratio"),
-        ({"gate": {"metric": "top1_agreement", "min_value": 99.0}}, "/evaluation/gate/metric"),
-    ],
-)
-def test_what_compares_needs_a_reference(front: Front, evaluation: dict[str, Any], place: str) -> None:
-    refused = problem(
-        front.http.post("/v1/evaluations", json=body(front, evaluation=evaluation)), 422, "invalid-config"
-    )
-    assert pointers(refused) == [place]
-    allowed = body(front, evaluation=evaluation, reference_model_id=front.ready_model())
-    answer = front.http.post("/v1/evaluations", json=allowed)
-    assert answer.status_code == 202 or "reference" not in answer.text, answer.text
+def test_what_compares_needs_a_reference(front: Front) -> None:
+    given, reference = body(front), {"reference_model_id": front.ready_model()}
+    for gate, place in (
+        ({"max_drop": 1.0}, "max_drop"),
+        ({"min_sqnr_db": 20.0}, "min_sqnr_db"),
+        ({"max_latency_ratio": 1.0}, "max_latency_ratio"),
+        ({"metric": "top1_agreement", "min_value": 99.0}, "metric"),
+    ):
+        asked = {**given, "evaluation": {"gate": gate}}
+        refused = problem(front.http.post("/v1/evaluations", json=asked), 422, "invalid-config")
+        assert pointers(refused) == [f"/evaluation/gate/{place}"]
+        answer = front.http.post("/v1/evaluations", json={**asked, **reference})
+        assert answer.status_code == 202 or "reference" not in answer.text, answer.text
 
 
 def test_what_is_not_there_is_told_with_its_place(front: Front) -> None:
@@ -140,3 +141,134 @@ def test_evaluations_are_compared_with_quantizations(front: Front, reference: bo
     assert front.http.get("/v1/compare.csv", params={"job": [quantization, evaluation]}).status_code == 200
     refused = front.http.post("/v1/jobs", json=front.job_body(ranges_from=evaluation))
     problem(refused, 422, "ranges-not-usable")
+
+
+LABELS = np.arange(40) % 5
+
+
+def classes(*wrong: int) -> Any:
+    """Decisions that are right but for these samples."""
+    found = LABELS.copy()
+    found[list(wrong)] = (found[list(wrong)] + 1) % 5
+    return found
+
+
+def samples(quantized: Any, *, labeled: bool = True) -> bytes:
+    decisions = Decisions()
+    scores = np.eye(5, dtype=np.float32)
+    decisions.update(scores[LABELS], scores[quantized], LABELS if labeled else None)
+    return packed(decisions.arrays)
+
+
+def report_of(**changes: Any) -> Report:
+    body = make_report("pass").to_json_dict()
+    for name, value in changes.items():
+        place, _, field = name.partition("__")
+        body[place] = {**body[place], field: value} if field else value
+    return Report.model_validate(body)
+
+
+def run(front: Front, report: Report, file: bytes | None, **asked: Any) -> str:
+    job_id = front.new_job(**asked)
+    data = job_id.encode()
+    artifacts = [NewArtifact("model", "q.onnx", "application/octet-stream", front.store(data), len(data))]
+    if file is not None:
+        stored = front.store(file)
+        artifacts.append(NewArtifact("samples", "samples.npz", "application/octet-stream", stored, len(file)))
+    front.finish(job_id, QuantizeOutcome(report, tuple(artifacts)))
+    return job_id
+
+
+def compared(front: Front, *job_ids: str, **params: Any) -> dict[str, Any]:
+    answer = front.http.get("/v1/compare", params={"job": list(job_ids), **params})
+    assert answer.status_code == 200, answer.text
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+def layers(**sqnr_db: float | None) -> list[dict[str, Any]]:
+    return [{"name": name, "op": "Conv", "sqnr_db": value} for name, value in sqnr_db.items()]
+
+
+def test_two_jobs_side_by_side(front: Front) -> None:
+    nouns = front.job_body()
+    asked = ("plain", {"preset": "int8", "seed": 1}), ("=cmd()", {"preset": "int8", "seed": 2})
+    reports = [
+        report_of(layers=layers(a=30.0, b=20.0, c=None)),
+        report_of(layers=layers(a=31.0, b=12.0, d=5.0), quantized__size_bytes=700),
+    ]
+    first, second = (
+        run(front, report, samples(classes(*wrong)), name=name, config=config, **nouns)
+        for report, wrong, (name, config) in zip(reports, ((3,), (7, 8, 9)), asked, strict=True)
+    )
+    found = compared(front, first, second)
+    assert [job["id"] for job in found["jobs"]] == [first, second]
+    assert [job["quantized_size_bytes"] for job in found["jobs"]] == [1000, 700]
+    assert found["jobs"][0]["model"].endswith("@1")
+    assert found["jobs"][0]["metrics"][0]["drop"] == 0.5
+    assert found["config_differences"] == [{"pointer": "/seed", "values": [1, 2]}]
+    assert [(layer["name"], layer["sqnr_db"], layer["spread_db"]) for layer in found["layers"]] == [
+        ("b", [20.0, 12.0], 8.0),
+        ("a", [30.0, 31.0], 1.0),
+    ]
+    (pair,) = found["pairs"]
+    assert (pair["measure"], pair["samples"], pair["flips"]["lost"], pair["flips"]["won"]) == ("accuracy", 40, 3, 1)
+    assert pair["drop_percent"] == pytest.approx(5.0)
+    # of four samples that changed sides, three or more alike by chance: 2 * (4 + 1) / 16
+    assert pair["p_value"] == pytest.approx(0.625)
+    assert pair["significant"] is False
+    assert pair["interval"]["low"] < 0 < pair["interval"]["high"]
+    assert [(flip["index"], flip["expected"], flip["first"], flip["second"]) for flip in pair["flipped"]] == [
+        (3, 3, 4, 3), (7, 2, 2, 3), (8, 3, 3, 4), (9, 4, 4, 0),
+    ]  # fmt: skip
+    short = compared(front, first, second, flips=1)["pairs"][0]
+    assert (len(short["flipped"]), short["flipped_more"]) == (1, 3)
+    rows = list(csv.DictReader(io.StringIO(table(front, first, second))))
+    assert [row["job"] for row in rows] == [first, second]
+    assert [row["config/seed"] for row in rows] == ["1", "2"]
+    assert rows[1]["name"] == "'=cmd()"
+    assert (rows[0]["lost"], rows[1]["lost"], rows[1]["won"]) == ("", "3", "1")
+
+
+def table(front: Front, *job_ids: str) -> str:
+    answer = front.http.get("/v1/compare.csv", params={"job": list(job_ids)})
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["content-type"] == "text/csv; charset=utf-8"
+    return answer.text
+
+
+def test_what_cannot_be_paired_says_why(front: Front) -> None:
+    nouns = front.job_body()
+    first, two = run(front, make_report(), samples(classes(1)), **nouns), samples(classes(2))
+    cases: list[tuple[dict[str, str], bytes | None, str]] = [
+        ({"manifest__calibration_sha256": "9" * 64}, two, "same data"),
+        ({"fidelity__source": "random"}, two, "same data"),
+        ({}, None, "no results by sample"),
+        ({}, samples(classes(2), labeled=False), "same samples"),
+        ({}, b"PK no archive", "cannot be read"),
+    ]
+    for report, file, wanted in cases:
+        (pair,) = compared(front, first, run(front, report_of(**report), file, **nouns))["pairs"]
+        assert (pair["measure"], pair["flips"]) == (None, None)
+        assert wanted in pair["reason"]
+
+
+def test_models_without_labels_are_paired_by_agreement(front: Front) -> None:
+    nouns = front.job_body()
+    ids = [run(front, make_report(), samples(classes(*range(k)), labeled=False), **nouns) for k in (4, 0)]
+    (pair,) = compared(front, *ids)["pairs"]
+    assert (pair["measure"], pair["drop_percent"]) == ("agreement", pytest.approx(-10.0))
+
+
+def test_what_is_no_comparison_is_refused(front: Front) -> None:
+    done, waiting = front.succeeded_job(), front.new_job()
+    for path, jobs, status, code in (
+        ("compare", [done], 422, "invalid-request"),
+        ("compare", [done, done], 422, "invalid-request"),
+        ("compare", [done] * 21, 422, "invalid-request"),
+        ("compare", [done, waiting], 409, "report-not-ready"),
+        ("compare", [done, "job_nobody"], 404, "job-not-found"),
+        ("compare.csv", [waiting, done], 409, "report-not-ready"),
+    ):
+        problem(front.http.get(f"/v1/{path}", params={"job": jobs}), status, code)
+    problem(front.http.get("/v1/compare", params={"job": [done], "jobs": "x"}), 422, "invalid-request")

@@ -1,21 +1,31 @@
-"""The log of a job: as JSON, and as a stream that is replayed, followed and ended."""
+"""Events of a job, and of the jobs of a batch as one: listed, followed and ended, each once, from any position on."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import httpx
 import pytest
+from fastapi import FastAPI
+from sqlalchemy import update
 
 from service.contracts.errors import EngineError
-from service.jobs import events, transitions
+from service.db import db_now
+from service.http import poll
+from service.jobs import events, service, transitions
 from service.jobs.metric_events import latest_metrics
 from service.jobs.schemas import EventOut
+from service.jobs.streaming import event_stream
+from service.jobs.views import JobView
+from service.tables import Job, JobEvent
+from tests.api.serving import served
+from tests.support.batches import fail, grid_body, job_of, submitted, succeed
 from tests.support.front import Front, problem
 from tests.support.patience import PATIENCE_SECONDS
-from tests.support.server import ApiProcess
 
 STREAM = {"Accept": "text/event-stream"}
 JSON = {"Accept": "application/json"}
@@ -45,50 +55,45 @@ def finished_job(front: Front) -> str:
     return job_id
 
 
-def test_as_json(front: Front) -> None:
-    job_id = finished_job(front)
-    page = front.http.get(f"/v1/jobs/{job_id}/events", headers=JSON).json()
-    assert [(event["seq"], event["type"], event["attempt"]) for event in page["items"]] == [
-        (1, "state", 0),
-        (2, "state", 1),
-        (3, "log", 1),
-        (4, "state", 1),
-    ]
+@pytest.mark.both_databases
+def test_as_json_in_pages(front: Front) -> None:
+    path = f"/v1/jobs/{finished_job(front)}/events"
+    page = front.http.get(path, headers=JSON).json()
+    told = [(event["seq"], event["type"], event["attempt"]) for event in page["items"]]
+    assert told == [(1, "state", 0), (2, "state", 1), (3, "log", 1), (4, "state", 1)]
     assert page["items"][2]["data"] == {"level": "info", "message": "one\ntwo"}
     assert (page["next_after"], page["has_more"], page["state"]) == (4, False, "failed")
-
-
-def test_as_pages_of_json(front: Front) -> None:
-    job_id = finished_job(front)
     seen, after, more = [], 0, True
     while more:
-        path = f"/v1/jobs/{job_id}/events?after={after}&limit=3"
-        page = front.http.get(path, headers=JSON).json()
-        seen += [event["seq"] for event in page["items"]]
-        after, more = page["next_after"], page["has_more"]
-    assert seen == [1, 2, 3, 4]
-    beyond = front.http.get(f"/v1/jobs/{job_id}/events?after=99", headers=JSON).json()
+        found = front.http.get(f"{path}?after={after}&limit=3", headers=JSON).json()
+        seen += found["items"]
+        after, more = found["next_after"], found["has_more"]
+    assert seen == page["items"]
+    beyond = front.http.get(f"{path}?after=99", headers=JSON).json()
     assert (beyond["items"], beyond["next_after"]) == ([], 99)
+    chosen = front.http.get(path, params={"format": "json"}, headers=STREAM)
+    assert chosen.json() == page
+    assert front.http.get(path, params={"format": "xml"}).status_code == 422
 
 
-@pytest.mark.parametrize("accept", ["text/event-stream", "*/*", "text/event-stream, application/json"])
-def test_a_stream_of_an_ended_job_is_replayed_and_ends(front: Front, accept: str) -> None:
+@pytest.mark.both_databases
+def test_a_stream_of_an_ended_job_is_replayed_and_ends(front: Front) -> None:
     job_id = finished_job(front)
-    answer = front.http.get(f"/v1/jobs/{job_id}/events", headers={"Accept": accept})
-    assert answer.headers["content-type"].startswith("text/event-stream")
-    assert answer.headers["cache-control"] == "no-store"
-    assert answer.text.startswith("retry: ")
-    found = parse(answer.text)
-    assert [(event["event"], event.get("id")) for event in found] == [
-        ("state", "1"),
-        ("state", "2"),
-        ("log", "3"),
-        ("state", "4"),
-        ("end", None),
-    ]
-    assert found[2]["data"]["data"]["message"] == "one\ntwo"
-    assert found[3]["data"]["data"]["name"] == "job.failed"
-    assert found[4]["data"] == {"job_id": job_id, "state": "failed"}
+    for accept in ("text/event-stream", "*/*", "text/event-stream, application/json"):
+        answer = front.http.get(f"/v1/jobs/{job_id}/events", headers={"Accept": accept})
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        assert answer.headers["cache-control"] == "no-store"
+        assert answer.text.startswith("retry: ")
+        found = parse(answer.text)
+        told = [(event["event"], event.get("id")) for event in found]
+        assert told == [("state", "1"), ("state", "2"), ("log", "3"), ("state", "4"), ("end", None)]
+        assert found[2]["data"]["data"]["message"] == "one\ntwo"
+        assert found[3]["data"]["data"]["name"] == "job.failed"
+        assert found[4]["data"] == {"job_id": job_id, "state": "failed"}
+    for query, last_seen in (("", "3"), ("?after=3", None), ("?after=1", "3")):
+        headers = STREAM if last_seen is None else {**STREAM, "Last-Event-ID": last_seen}
+        answer = front.http.get(f"/v1/jobs/{job_id}/events{query}", headers=headers)
+        assert [event.get("id") for event in parse(answer.text)] == ["4", None]
 
 
 def test_metrics_are_events_of_their_own(front: Front) -> None:
@@ -99,51 +104,38 @@ def test_metrics_are_events_of_their_own(front: Front) -> None:
         told: list[events.Entry] = [("metric", step) for step in steps]
         assert events.append_all(session, job_id, 1, [("log", {"level": "info", "message": "x"}), *told]) == 6
         assert transitions.fail(session, job_id, 1, problem=EngineError("x").problem())
-    page = front.http.get(f"/v1/jobs/{job_id}/events?after=3", headers=JSON).json()
-    assert [(event["seq"], event["type"], event["attempt"]) for event in page["items"]] == [
-        (4, "metric", 1), (5, "metric", 1), (6, "metric", 1), (7, "state", 1),
-    ]  # fmt: skip
-    assert [event["data"] for event in page["items"][:3]] == steps
+    items = front.http.get(f"/v1/jobs/{job_id}/events?after=3", headers=JSON).json()["items"]
+    assert [event["type"] for event in items] == ["metric", "metric", "metric", "state"]
+    assert [event["data"] for event in items[:3]] == steps
     found = parse(front.http.get(f"/v1/jobs/{job_id}/events", headers=STREAM).text)
-    assert [event["event"] for event in found] == [
-        "state",
-        "state",
-        "log",
-        "metric",
-        "metric",
-        "metric",
-        "state",
-        "end",
-    ]
     assert [event["data"]["data"] for event in found if event["event"] == "metric"] == steps
-    curves = latest_metrics(EventOut.model_validate(event) for event in page["items"])
+    curves = latest_metrics(EventOut.model_validate(event) for event in items)
     assert curves == {"qat": {step: {"train_loss": 1.0 / (step + 1), "metric": None} for step in range(3)}}
 
 
-@pytest.mark.parametrize("how", ["header", "parameter", "both"])
-def test_a_stream_goes_on_after_the_last_event_seen(front: Front, how: str) -> None:
-    job_id = finished_job(front)
-    headers, query = dict(STREAM), ""
-    if how != "parameter":
-        headers["Last-Event-ID"] = "3"
-    if how != "header":
-        query = "?after=3" if how == "parameter" else "?after=1"
-    answer = front.http.get(f"/v1/jobs/{job_id}/events{query}", headers=headers)
-    assert [event.get("id") for event in parse(answer.text)] == ["4", None]
-
-
-@pytest.mark.parametrize("after", ["-1", "x", "99999999999999999999"])
-def test_bad_places(sqlite_front: Front, after: str) -> None:
+def test_bad_places(front: Front) -> None:
     path = "/v1/jobs/job_x/events"
-    problem(sqlite_front.http.get(f"{path}?after={after}", headers=STREAM), 422, "invalid-request")
-    problem(sqlite_front.http.get(path, headers={**STREAM, "Last-Event-ID": after}), 422, "invalid-request")
+    for after in ("-1", "x", "99999999999999999999"):
+        problem(front.http.get(f"{path}?after={after}", headers=STREAM), 422, "invalid-request")
+        problem(front.http.get(path, headers={**STREAM, "Last-Event-ID": after}), 422, "invalid-request")
 
 
-def test_a_live_stream_follows_the_job(front: Front) -> None:
-    settings = front.desk.settings.model_copy(update={"ping_seconds": 0.2})
+def followed(url: str, work: Callable[[], None]) -> str:
+    """A stream to its end, of which something is told while it is read: ``work`` is done after the first ping."""
+    worker, text = threading.Thread(target=work), ""
+    with httpx.stream("GET", url, headers=STREAM, timeout=PATIENCE_SECONDS) as answer:
+        for part in answer.iter_text():
+            text += part
+            if ": ping" in text and worker.ident is None:
+                worker.start()
+    worker.join()
+    return text
+
+
+@pytest.mark.both_databases
+def test_a_live_stream_follows_the_job(app: FastAPI, front: Front) -> None:
+    object.__setattr__(front.desk.settings, "ping_seconds", 0.2)
     job_id = front.new_job()
-    server = ApiProcess(settings)
-    url = f"{server.url}/v1/jobs/{job_id}/events"
 
     def work() -> None:
         front.claim(job_id)
@@ -152,27 +144,213 @@ def test_a_live_stream_follows_the_job(front: Front) -> None:
         with front.desk.database.write() as session:
             assert transitions.fail(session, job_id, 1, problem=EngineError("x").problem())
 
-    worker = threading.Thread(target=work)
-    text = ""
-    try:
-        with httpx.stream("GET", url, headers=STREAM, timeout=PATIENCE_SECONDS) as answer:
-            for part in answer.iter_text():
-                text += part
-                if ": ping" in text and worker.ident is None:
-                    worker.start()
-    finally:
-        server.close()
-    worker.join()
+    with served(app) as url:
+        text = followed(f"{url}/v1/jobs/{job_id}/events", work)
     assert [event["event"] for event in parse(text)] == ["state", "state", "log", "log", "log", "state", "end"]
 
 
-def test_a_shutdown_does_not_wait_for_streams(sqlite_front: Front) -> None:
-    job_id = sqlite_front.new_job()
-    server = ApiProcess(sqlite_front.desk.settings)
-    url = f"{server.url}/v1/jobs/{job_id}/events"
-    try:
-        with httpx.stream("GET", url, headers=STREAM, timeout=PATIENCE_SECONDS) as answer:
-            assert next(answer.iter_text()).startswith("retry")
-            server.stop()
-    finally:
-        server.close()
+def page(front: Front, batch: dict[str, Any], after: str = "0", limit: int = 50) -> dict[str, Any]:
+    path = f"/v1/batches/{batch['id']}/events?after={after}&limit={limit}"
+    answer = front.http.get(path, headers=JSON)
+    assert answer.status_code == 200, answer.text
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+def all_pages(front: Front, batch: dict[str, Any], limit: int) -> list[tuple[str, int]]:
+    """Of so many events each, one after the other."""
+    seen: list[tuple[str, int]] = []
+    after, more = "0", True
+    while more:
+        found = page(front, batch, after, limit)
+        assert len(found["items"]) <= limit
+        seen += told(found["items"])
+        after, more = found["next_after"], found["has_more"]
+    assert page(front, batch, after)["items"] == []
+    return seen
+
+
+def ended_batch(front: Front) -> dict[str, Any]:
+    """Two models by two presets; their events are mixed."""
+    batch = submitted(front, grid_body(front))
+    for k in range(3):
+        for member in (2, 0, 3):
+            log(front, job_of(batch, member), f"{member}.{k}")
+    succeed(front, job_of(batch, 0))
+    fail(front, job_of(batch, 3))
+    for member in (1, 2):
+        front.http.post(f"/v1/jobs/{job_of(batch, member)}/cancel")
+    return batch
+
+
+def told(items: list[dict[str, Any]]) -> list[tuple[str, int]]:
+    return [(item["job_id"], item["seq"]) for item in items]
+
+
+def all_events(front: Front, batch: dict[str, Any]) -> set[tuple[str, int]]:
+    """As the logs of the jobs themselves have them."""
+    found = set()
+    for member in batch["members"]:
+        items = front.http.get(f"/v1/jobs/{member['job_id']}/events?limit=200", headers=JSON).json()["items"]
+        found |= {(member["job_id"], item["seq"]) for item in items}
+    return found
+
+
+@pytest.mark.both_databases
+def test_every_event_of_every_job_is_there_in_order(front: Front) -> None:
+    batch = ended_batch(front)
+    found = page(front, batch)
+    items = found["items"]
+    assert set(told(items)) == all_events(front, batch)
+    assert len(items) == len(set(told(items)))
+    moments = [item["created_at"] for item in items]
+    assert moments == sorted(moments)
+    messages = [item["data"]["message"] for item in items if item["type"] == "log"]
+    assert sorted(messages) == ["0.0", "0.1", "0.2", "2.0", "2.1", "2.2", "3.0", "3.1", "3.2"]
+    for member in "023":  # of two members within one millisecond either may come first
+        assert [message for message in messages if message[0] == member] == [f"{member}.{k}" for k in range(3)]
+    for item in items:
+        assert [batch["members"][k]["job_id"] for k in item["members"]] == [item["job_id"]]
+    assert (found["state"], found["has_more"], found["next_after"]) == ("failed", False, items[-1]["position"])
+    for limit in (1, 3, 7):
+        assert all_pages(front, batch, limit) == told(items)
+    for k, item in enumerate(items):
+        assert told(page(front, batch, item["position"])["items"]) == told(items[k + 1 :])
+
+
+@pytest.mark.both_databases
+def test_a_clock_that_was_set_back_hides_no_event(front: Front) -> None:
+    batch = submitted(front, grid_body(front, models=1))
+    for k in range(4):
+        for member in (0, 1):
+            log(front, job_of(batch, member), str(k))
+    with front.desk.database.write() as session:
+        early = {"created_at": db_now() - 3600}
+        session.execute(update(JobEvent).where(JobEvent.job_id == job_of(batch, 0), JobEvent.seq == 4).values(early))
+    seen = all_pages(front, batch, 2)
+    assert sorted(seen) == sorted(all_events(front, batch))
+    for member in (0, 1):
+        assert [seq for job_id, seq in seen if job_id == job_of(batch, member)] == [1, 2, 3, 4, 5]
+
+
+def test_a_position_stays_good_when_members_are_retried(front: Front) -> None:
+    batch = ended_batch(front)
+    after = page(front, batch)["next_after"]
+    again = front.http.post(f"/v1/batches/{batch['id']}/retry-failed").json()
+    new = page(front, batch, after)["items"]
+    assert set(told(new)) == {(job_of(again, member), 1) for member in (1, 2, 3)}
+    assert {k for item in new for k in item["members"]} == {1, 2, 3}
+
+
+def test_a_stream_of_an_ended_batch_is_replayed_and_ends(front: Front) -> None:
+    batch = ended_batch(front)
+    whole = page(front, batch)["items"]
+    answer = front.http.get(f"/v1/batches/{batch['id']}/events", headers={"Accept": "text/event-stream"})
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    found = parse(answer.text)
+    assert found[-1]["data"] == {"batch_id": batch["id"], "state": "failed"}
+    assert found[-1]["event"] == "end"
+    assert [event["data"] for event in found[:-1]] == whole
+    assert [event["id"] for event in found[:-1]] == [item["position"] for item in whole]
+    middle = whole[5]["position"]
+    rest = front.http.get(f"/v1/batches/{batch['id']}/events?after=0", headers={"Last-Event-ID": middle})
+    assert [event["data"] for event in parse(rest.text)[:-1]] == whole[6:]
+
+
+def test_what_is_no_position_is_refused(front: Front) -> None:
+    batch = submitted(front, grid_body(front, models=1))
+    path = f"/v1/batches/{batch['id']}/events"
+    for wrong in ("x", "1.", "-1", "01", "1..2", "99999999999"):
+        problem(front.http.get(f"{path}?after={wrong}", headers=JSON), 422, "invalid-request")
+        problem(front.http.get(path, headers={"Last-Event-ID": wrong, **JSON}), 422, "invalid-request")
+    assert len(page(front, batch, "0.0.0.7")["items"]) == 2, "numbers beyond its jobs say nothing"
+
+
+def test_a_live_stream_follows_all_jobs_to_the_end_of_the_last(app: FastAPI, front: Front) -> None:
+    object.__setattr__(front.desk.settings, "ping_seconds", 0.2)
+    batch = submitted(front, grid_body(front, models=1))
+
+    def work() -> None:
+        succeed(front, job_of(batch, 1))
+        log(front, job_of(batch, 0), "meanwhile")
+        succeed(front, job_of(batch, 0))
+
+    with served(app) as url:
+        found = parse(followed(f"{url}/v1/batches/{batch['id']}/events", work))
+    assert found[-1]["data"]["state"] == "succeeded"
+    assert sorted(told([event["data"] for event in found[:-1]])) == sorted(all_events(front, batch))
+
+
+WAITING = 20
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """After which event each read of a log was."""
+    found: list[int] = []
+    real = service.log_after
+
+    def counted(*arguments):
+        found.append(arguments[3])
+        return real(*arguments)
+
+    monkeypatch.setattr(service, "log_after", counted)
+    return found
+
+
+def test_long_polls_on_one_job_share_their_looks(front: Front) -> None:
+    job_id = front.new_job()
+    looks: list[str] = []
+
+    def look() -> JobView:
+        looks.append(job_id)
+        return service.get(front.desk, "default", job_id)
+
+    async def wait() -> JobView:
+        return await poll(
+            front.desk,
+            Job,
+            job_id,
+            look,
+            version=lambda seen: (seen.job.row_version, seen.job.last_seq),
+            done=lambda seen: seen.job.state == "canceled",
+            wait_seconds=PATIENCE_SECONDS,
+        )
+
+    async def crowd() -> list[JobView]:
+        tasks = [asyncio.create_task(wait()) for _ in range(WAITING)]
+        while len(looks) < WAITING:
+            await asyncio.sleep(0.01)
+        await asyncio.to_thread(front.http.post, f"/v1/jobs/{job_id}/cancel")
+        return await asyncio.gather(*tasks)
+
+    assert [view.job.state for view in asyncio.run(crowd())] == ["canceled"] * WAITING
+    # one each at first, and few for all after that: one per version
+    assert len(looks) <= WAITING + 3
+    assert front.desk.notifier._watches == {}
+
+
+def test_streams_of_one_job_share_what_is_read(front: Front, reads: list[int]) -> None:
+    job_id = front.new_job()
+
+    async def follow(begun: list[bool]) -> bytes:
+        text = b""
+        async for part in event_stream(front.desk, "default", job_id, 0):
+            if b"job.queued" in part:
+                begun.append(True)
+            text += part
+        return text
+
+    async def crowd() -> list[bytes]:
+        begun: list[bool] = []
+        tasks = [asyncio.create_task(follow(begun)) for _ in range(WAITING)]
+        while len(begun) < WAITING:
+            await asyncio.sleep(0.01)
+        await asyncio.to_thread(front.http.post, f"/v1/jobs/{job_id}/cancel")
+        return await asyncio.gather(*tasks)
+
+    texts = asyncio.run(crowd())
+    assert len(set(texts)) == 1
+    assert texts[0].count(b"event: state") == 2
+    assert b"event: end" in texts[0]
+    assert len(reads) < WAITING, "not each stream reads for itself"

@@ -55,8 +55,8 @@ def test_the_first_request_starts_a_job_and_later_ones_find_its_result(front: Fr
     assert job_ids(front) == [body["job_id"]]
 
 
-def test_what_differs_in_words_only_is_the_same_inspection(sqlite_front: Front) -> None:
-    url, other = (f"/v1/models/{sqlite_front.ready_model()}/inspect" for _ in range(2))
+def test_what_differs_in_words_only_is_the_same_inspection(front: Front) -> None:
+    url, other = (f"/v1/models/{front.ready_model()}/inspect" for _ in range(2))
     requests: list[dict[str, Any]] = [
         {"params": {"target": "qnn"}},
         {"json": {"config": {"target": "qnn"}}},
@@ -64,12 +64,12 @@ def test_what_differs_in_words_only_is_the_same_inspection(sqlite_front: Front) 
         {"json": {"config": {"target": "qnn", "preset": "int8", "seed": 0}}},
         {"json": {}, "params": {"target": "qnn"}},
     ]
-    assert len({sqlite_front.http.post(url, **request).json()["id"] for request in requests}) == 1
+    assert len({front.http.post(url, **request).json()["id"] for request in requests}) == 1
     others = [{"params": {"target": "openvino"}}, {"json": {"config": {"target": "qnn", "preset": "a8w8"}}}, {}]
-    assert len({sqlite_front.http.post(url, **request).json()["id"] for request in others}) == 3
-    assert sqlite_front.http.post(other, **requests[0]).status_code == 202
-    assert len(job_ids(sqlite_front)) == 5
-    assert sqlite_front.http.get("/v1/jobs").json()["items"] == [], "inspections are not among the jobs"
+    assert len({front.http.post(url, **request).json()["id"] for request in others}) == 3
+    assert front.http.post(other, **requests[0]).status_code == 202
+    assert len(job_ids(front)) == 5
+    assert front.http.get("/v1/jobs").json()["items"] == [], "inspections are not among the jobs"
 
 
 @pytest.mark.both_databases
@@ -81,105 +81,95 @@ def test_requests_at_the_same_time_start_one_job(front: Front) -> None:
     assert len(job_ids(front)) == 1
 
 
-def test_a_failed_or_canceled_inspection_tells_why_and_is_tried_again(sqlite_front: Front) -> None:
-    url = f"/v1/models/{sqlite_front.ready_model()}/inspect"
+def test_a_failed_or_canceled_inspection_tells_why_and_is_tried_again(front: Front) -> None:
+    url = f"/v1/models/{front.ready_model()}/inspect"
     ids = []
     for code in ("canceled", "engine-error"):
-        body = sqlite_front.http.post(url).json()
+        body = front.http.post(url).json()
         ids.append(body["id"])
         if code == "canceled":
-            assert sqlite_front.http.post(f"{body['links']['job']}/cancel").json()["state"] == "canceled"
+            assert front.http.post(f"{body['links']['job']}/cancel").json()["state"] == "canceled"
         else:
-            sqlite_front.fail(body["job_id"], EngineError("The engine broke.", hint="Tell us."))
-        seen = sqlite_front.http.get(body["links"]["self"]).json()
+            front.fail(body["job_id"], EngineError("The engine broke.", hint="Tell us."))
+        seen = front.http.get(body["links"]["self"]).json()
         assert (seen["status"], seen["result"], seen["problem"]["code"]) == ("failed", None, code)
     assert seen["problem"]["hint"] == "Tell us."
-    again = sqlite_front.http.post(url)
+    again = front.http.post(url)
     assert again.status_code == 202
     assert len({*ids, again.json()["id"]}) == 3
-    assert sqlite_front.http.post(url, params={"wait": 0.1}).status_code == 202
-    sqlite_front.finish(again.json()["job_id"], made("onnxruntime_cpu"))
-    assert sqlite_front.http.post(url, params={"wait": 20}).status_code == 200
-    assert sqlite_front.http.post(url).json()["id"] == again.json()["id"]
+    assert front.http.post(url, params={"wait": 0.1}).status_code == 202
+    front.finish(again.json()["job_id"], made("onnxruntime_cpu"))
+    assert front.http.post(url, params={"wait": 20}).status_code == 200
+    assert front.http.post(url).json()["id"] == again.json()["id"]
 
 
-def test_inspections_are_polled_by_their_entity_tag(sqlite_front: Front) -> None:
-    body = sqlite_front.http.post(f"/v1/models/{sqlite_front.ready_model()}/inspect").json()
+def test_inspections_are_polled_by_their_entity_tag(front: Front) -> None:
+    body = front.http.post(f"/v1/models/{front.ready_model()}/inspect").json()
     url = body["links"]["self"]
-    seen = sqlite_front.http.get(url)
+    seen = front.http.get(url)
     assert seen.headers["retry-after"] == "1"
     tag = {"If-None-Match": seen.headers["etag"]}
-    assert sqlite_front.http.get(url, headers=tag).status_code == 304
-    sqlite_front.finish(body["job_id"], made("onnxruntime_cpu"))
-    done = sqlite_front.http.get(url, headers=tag, params={"wait": 5})
+    assert front.http.get(url, headers=tag).status_code == 304
+    front.finish(body["job_id"], made("onnxruntime_cpu"))
+    done = front.http.get(url, headers=tag, params={"wait": 5})
     assert (done.status_code, done.json()["status"]) == (200, "ready")
-    assert sqlite_front.http.get(url, headers={"If-None-Match": done.headers["etag"]}).status_code == 304
+    assert front.http.get(url, headers={"If-None-Match": done.headers["etag"]}).status_code == 304
 
 
-def test_an_unknown_target_names_the_nearest(sqlite_front: Front) -> None:
-    url = f"/v1/models/{sqlite_front.ready_model()}/inspect"
-    seen = problem(sqlite_front.http.post(url, params={"target": "amd-npu-cn"}), 422, "unknown-target")
+def test_an_unknown_target_names_the_nearest(front: Front) -> None:
+    url = f"/v1/models/{front.ready_model()}/inspect"
+    seen = problem(front.http.post(url, params={"target": "amd-npu-cn"}), 422, "unknown-target")
     assert "did you mean 'amd_npu_cnn'?" in seen["detail"]
     assert seen["errors"][0]["where"] == {"query": "target"}
-    assert "/v1/targets" in seen["hint"]
-    far = problem(sqlite_front.http.post(url, params={"target": "zx81"}), 422, "unknown-target")
+    far = problem(front.http.post(url, params={"target": "zx81"}), 422, "unknown-target")
     assert all(name in far["detail"] for name in TARGET_OPTIONS)
-    assert job_ids(sqlite_front) == []
+    assert job_ids(front) == []
 
 
-@pytest.mark.parametrize(
-    ("config", "target", "place"),
-    [
-        ({"target": "amd"}, None, "target"),
-        ({"sede": 1}, None, "sede"),
-        (
-            {"target": "qnn", "target_options": {"per_tensor_matmul": False}},
-            "openvino",
-            "target_options/per_tensor_matmul",
-        ),
-        ({"exclude": [{"node": "cnov"}]}, None, "exclude/0/node"),
-        ({"preparation": {"fixed_shapes": {"z": [1]}}}, None, "preparation/fixed_shapes/z"),
-    ],
-)
-def test_a_config_that_does_not_fit_is_refused_by_its_place(
-    sqlite_front: Front, config: dict[str, Any], target: str | None, place: str
-) -> None:
-    model_id = sqlite_front.ready_model(model_summary(node_names=("conv",), prepared_op_types=()))
-    params = {} if target is None else {"target": target}
-    answer = sqlite_front.http.post(f"/v1/models/{model_id}/inspect", json={"config": config}, params=params)
-    assert pointers(problem(answer, 422, "invalid-config")) == [f"/config/{place}"]
-    assert job_ids(sqlite_front) == []
+def test_a_config_that_does_not_fit_is_refused_by_its_place(front: Front) -> None:
+    model_id = front.ready_model(model_summary(node_names=("conv",), prepared_op_types=()))
+    options = {"target": "qnn", "target_options": {"per_tensor_matmul": False}}
+    for config, params, place in (
+        ({"target": "amd"}, {}, "target"),
+        ({"sede": 1}, {}, "sede"),
+        (options, {"target": "openvino"}, "target_options/per_tensor_matmul"),
+        ({"exclude": [{"node": "cnov"}]}, {}, "exclude/0/node"),
+        ({"preparation": {"fixed_shapes": {"z": [1]}}}, {}, "preparation/fixed_shapes/z"),
+    ):
+        answer = front.http.post(f"/v1/models/{model_id}/inspect", json={"config": config}, params=params)
+        assert pointers(problem(answer, 422, "invalid-config")) == [f"/config/{place}"]
+    assert job_ids(front) == []
 
 
-def test_a_config_of_quark_is_translated(sqlite_front: Front) -> None:
+def test_a_config_of_quark_is_translated(front: Front) -> None:
     config = {"format": "quark", "config": {"activation_type": "QUInt8", "weight_type": "QInt8", "quant_format": "QDQ"}}
-    url = f"/v1/models/{sqlite_front.ready_model()}/inspect"
-    answer = sqlite_front.http.post(url, json={"config": config})
+    url = f"/v1/models/{front.ready_model()}/inspect"
+    answer = front.http.post(url, json={"config": config})
     assert answer.status_code == 202, answer.text
     assert answer.json()["config"]["activation"]["dtype"] == "uint8"
-    problem(sqlite_front.http.post(url, params={"targett": "qnn"}), 422, "invalid-request")
+    problem(front.http.post(url, params={"targett": "qnn"}), 422, "invalid-request")
 
 
-def test_models_that_cannot_be_inspected(sqlite_front: Front) -> None:
+def test_models_that_cannot_be_inspected(front: Front) -> None:
     def refused(model_id: str, status: int, code: str, **request: Any) -> None:
-        problem(sqlite_front.http.post(f"/v1/models/{model_id}/inspect", **request), status, code)
+        problem(front.http.post(f"/v1/models/{model_id}/inspect", **request), status, code)
 
-    refused(sqlite_front.new_model(), 409, "model-not-ready")
-    refused(sqlite_front.rejected_model(), 422, "model-rejected")
-    quantized = sqlite_front.ready_model(model_summary(op_counts={"QuantizeLinear": 1, "DequantizeLinear": 1}))
+    refused(front.new_model(), 409, "model-not-ready")
+    refused(front.rejected_model(), 422, "model-rejected")
+    quantized = front.ready_model(model_summary(op_counts={"QuantizeLinear": 1, "DequantizeLinear": 1}))
     refused(quantized, 422, "already-quantized")
     flagged = {"json": {"config": {"preparation": {"dequantize": True}}}}
-    assert sqlite_front.http.post(f"/v1/models/{quantized}/inspect", **flagged).status_code == 202
-    assert len(job_ids(sqlite_front)) == 1
+    assert front.http.post(f"/v1/models/{quantized}/inspect", **flagged).status_code == 202
+    assert len(job_ids(front)) == 1
 
 
-def test_targets_are_listed_with_their_options(sqlite_front: Front) -> None:
-    items = sqlite_front.http.get("/v1/targets").json()["items"]
+def test_targets_are_listed_with_their_options(front: Front) -> None:
+    items = front.http.get("/v1/targets").json()["items"]
     assert [item["name"] for item in items] == sorted(TARGET_OPTIONS)
     assert [item["name"] for item in items if item["default"]] == ["onnxruntime_cpu"]
     for item in items:
         assert item["description"]
         assert [option["name"] for option in item["options"]] == [o.name for o in TARGET_OPTIONS[item["name"]]]
-        assert sqlite_front.http.get(f"/v1/targets/{item['name']}").json() == item
-    seen = problem(sqlite_front.http.get("/v1/targets/open_vino"), 404, "target-not-found")
+        assert front.http.get(f"/v1/targets/{item['name']}").json() == item
+    seen = problem(front.http.get("/v1/targets/open_vino"), 404, "target-not-found")
     assert "did you mean 'openvino'?" in seen["detail"]

@@ -1,30 +1,32 @@
-"""A real API process: large uploads in little memory, crashes in the middle, and what a client meets meanwhile."""
+"""A real API process: large uploads in little memory, crashes, crowds of connections, and bodies in any pieces."""
 
 from __future__ import annotations
 
 import hashlib
+import random
 import shutil
 import socket
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from fastapi.testclient import TestClient
+from fastapi import FastAPI
 
-from service.app import create_app
-from service.client import ApiError, Client
-from service.contracts.errors import EngineError
-from service.contracts.runner import ProgressLine
-from service.jobs import events, transitions
+from service.client import Client
+from service.logs import EQUAL_LINES
 from service.settings import Settings
+from tests.api.conftest import front_of
+from tests.api.serving import served
 from tests.support.front import Front
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.server import ApiProcess
 from tests.worker.workbench import wait_for
 
+pytestmark = pytest.mark.slow
 MIB = 1024 * 1024
 
 
@@ -55,11 +57,10 @@ def server(_process: ApiProcess) -> ApiProcess:
 
 
 @pytest.fixture
-def worker(server: ApiProcess) -> Iterator[Front]:
+def worker(app: FastAPI, server: ApiProcess) -> Iterator[Front]:
     """The database behind the server, to do the worker's part."""
-    app = create_app(server.settings)
-    with TestClient(app) as http:
-        yield Front(http, app.state.desk)
+    with front_of(app, server.settings) as front:
+        yield front
 
 
 def blocks(count: int, digest: object | None = None) -> Iterator[bytes]:
@@ -101,28 +102,6 @@ def test_memory_does_not_grow_with_the_upload(server: ApiProcess, method: str) -
     shown = httpx.get(url).json()
     assert (shown["state"], shown["size_bytes"], shown["sha256"]) == ("complete", size_bytes, digest.hexdigest())
     assert grown < 80 * MIB, f"memory grew by {grown / MIB:.0f} MiB"
-
-
-def test_a_crash_in_the_middle_of_an_upload(server: ApiProcess) -> None:
-    data = b"".join(blocks(24))
-    digest = hashlib.sha256(data).hexdigest()
-    url = announced(server, size_bytes=len(data), sha256=digest)
-
-    def until_killed() -> Iterator[bytes]:
-        for number, block in enumerate(blocks(24)):
-            if number == 12:
-                wait_for(lambda: kept(url))
-                server.kill()
-            yield block
-
-    with pytest.raises(httpx.TransportError):
-        patched(url, until_killed())
-    server.start()
-    offset = kept(url)
-    assert 0 < offset <= 12 * MIB
-    sent = patched(url, data[offset:], offset)
-    assert sent.status_code == 204, sent.text
-    assert httpx.get(url).json()["sha256"] == digest
 
 
 @pytest.mark.parametrize("method", ["PATCH", "PUT"])
@@ -207,54 +186,196 @@ def test_a_silent_client_is_cut_off_and_what_it_sent_is_kept(server: ApiProcess)
     assert kept(url) == 1000
 
 
-def test_the_client_goes_on_with_events_after_a_crash(server: ApiProcess, worker: Front) -> None:
-    job_id = worker.new_job()
-    worker.claim(job_id)
-    seen = []
-    with Client(server.url, patience_seconds=PATIENCE_SECONDS) as client:
-        for event in client.follow(job_id):
-            seen.append(event.seq)
-            if event.seq == 2:
-                server.kill()
-                with worker.desk.database.write() as session:
-                    events.append(session, job_id, 1, "log", {"message": "while nobody listened"})
-                    transitions.record_progress(session, job_id, 1, ProgressLine(stage="ranges"))
-                threading.Timer(0.1, server.start).start()
-            if event.seq == 4:
-                with worker.desk.database.write() as session:
-                    transitions.fail(session, job_id, 1, problem=EngineError("x").problem())
-    assert seen == [1, 2, 3, 4, 5]
-
-
-def test_a_damaged_download_breaks_off(server: ApiProcess, worker: Front) -> None:
-    data = b"x" * MIB
-    job_id = worker.succeeded_job(data)
-    artifact = httpx.get(f"{server.url}/v1/jobs/{job_id}/artifacts").json()["items"][0]
-    path = worker.desk.store.path(artifact["sha256"])
-    path.chmod(0o600)
-    path.write_bytes(b"y" + data[1:])
-    with pytest.raises(httpx.RemoteProtocolError):
-        httpx.get(server.url + artifact["links"]["content"])
-    lines = server.log.read_text().splitlines()
-    assert [line for line in lines if " ERROR " in line and artifact["sha256"] in line]
-
-
-def test_the_key_of_the_settings(tmp_path: Path, sqlite_url: str) -> None:
-    key = "0a1b2c3d4e5f-of-a-test"
-    settings = Settings(data_dir=tmp_path / "data", database_url=sqlite_url, min_free_bytes=0, api_key=key)
-    process = ApiProcess(settings)
-    try:
-        (tmp_path / "net.onnx").write_bytes(b"model")
-        with Client(process.url, key) as client:
-            assert client.push_model(tmp_path / "net.onnx").status == "validating"
-        with Client(process.url, "wrong") as client, pytest.raises(ApiError) as caught:
-            client.job("job_x")
-        assert caught.value.problem().code == "unauthorized"
-        assert key not in process.log.read_text()
-    finally:
-        process.close()
-
-
-def test_a_clean_stop(server: ApiProcess) -> None:
-    assert server.stop() in (0, -15)
+def test_a_clean_stop_does_not_wait_for_streams(server: ApiProcess, worker: Front) -> None:
+    url = f"{server.url}/v1/jobs/{worker.new_job()}/events"
+    with httpx.stream("GET", url, headers={"Accept": "text/event-stream"}, timeout=PATIENCE_SECONDS) as answer:
+        assert next(answer.iter_text()).startswith("retry")
+        assert server.stop() in (0, -15)
     assert "Traceback" not in server.log.read_text()
+
+
+PARTIAL_HEAD = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n"
+JSON = b"Content-Type: application/json\r\nContent-Length: 100\r\n"
+PARTIAL_BODY = b"POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\n" + JSON + b"\r\n{"
+
+
+@pytest.fixture
+def place(tmp_path: Path, sqlite_url: str) -> Settings:
+    return Settings(data_dir=tmp_path / "data", database_url=sqlite_url, min_free_bytes=0)
+
+
+@contextmanager
+def serving(settings: Settings, **options: int) -> Iterator[ApiProcess]:
+    server = ApiProcess(settings, **options)
+    try:
+        yield server
+    finally:
+        server.close()
+
+
+@contextmanager
+def idle(server: ApiProcess, count: int, sent: bytes = b"") -> Iterator[list[socket.socket]]:
+    """So many connections, held open for the length of the block."""
+    address = httpx.URL(server.url)
+    crowd = []
+    try:
+        for _ in range(count):
+            one = socket.create_connection((address.host, address.port), timeout=PATIENCE_SECONDS)
+            one.sendall(sent)
+            crowd.append(one)
+        yield crowd
+    finally:
+        for one in crowd:
+            one.close()
+
+
+def is_closed(one: socket.socket) -> bool:
+    try:
+        return one.recv(1) == b""
+    except ConnectionResetError:
+        return True
+
+
+def patient(place: Settings) -> Settings:
+    """Nobody is given up for being idle."""
+    return place.model_copy(update={"connection_idle_seconds": PATIENCE_SECONDS, "body_seconds": PATIENCE_SECONDS})
+
+
+def jobs_of(server: ApiProcess) -> httpx.Response:
+    return httpx.get(f"{server.url}/v1/jobs", timeout=PATIENCE_SECONDS)
+
+
+def healthy(server: ApiProcess) -> None:
+    assert httpx.get(f"{server.url}/healthz", timeout=PATIENCE_SECONDS).json() == {"status": "ok"}
+
+
+def test_more_idle_connections_than_files(place: Settings) -> None:
+    """They are held for longer than any test may take: whoever is answered did not wait for their end."""
+    with serving(patient(place), files=320) as server:
+        for sent in (b"", PARTIAL_HEAD):
+            with idle(server, 600, sent):
+                for _ in range(5):
+                    healthy(server)
+                    assert jobs_of(server).status_code == 200
+        assert len(server.log.read_text().splitlines()) < 200
+
+
+def test_where_no_file_can_be_opened_the_idle_ones_make_room(place: Settings) -> None:
+    """The kernel refuses sockets long before the bounds do. A request that is being received is not given up."""
+    with serving(patient(place)) as server, idle(server, 1, PARTIAL_BODY) as (busy,):
+        healthy(server)
+        server.leave_files(20)
+        with idle(server, 300):
+            wait_for(lambda: "connections.exhausted" in server.log.read_text(), message="there were files enough")
+            for _ in range(5):
+                healthy(server)
+                assert jobs_of(server).status_code == 200
+        healthy(server)
+        busy.sendall(b" " * 99)
+        assert busy.recv(65536).startswith(b"HTTP/1.1 4"), "its request was dropped"
+        assert len(server.log.read_text().splitlines()) < 200
+
+
+@pytest.mark.parametrize(
+    "crowd", [PARTIAL_BODY, pytest.param(PARTIAL_HEAD, marks=pytest.mark.long)], ids=["busy", "idle"]
+)
+def test_the_log_of_a_process_without_files_stays_short(place: Settings, crowd: bytes) -> None:
+    """Where nothing can be closed the listening socket is left alone for a while, and not asked again at once."""
+    with serving(patient(place)) as server:
+        server.leave_files(10)
+        with idle(server, 100, crowd):
+            wait_for(lambda: server.log.read_text().count("connections.exhausted") >= EQUAL_LINES)
+        wait_for(lambda: jobs_of(server).status_code == 200)
+        told = server.log.read_text()
+        assert told.count("connections.exhausted") <= 2 * EQUAL_LINES, "equal lines are not collapsed"
+        assert len(told.splitlines()) < 200
+        assert "Traceback" not in told
+
+
+def test_idle_connections_are_closed_and_a_body_that_does_not_come_is_given_up(place: Settings) -> None:
+    with serving(place.model_copy(update={"connection_idle_seconds": 0.3, "body_seconds": 0.3})) as server:
+        for sent in (b"", PARTIAL_HEAD):
+            with idle(server, 20, sent) as crowd:
+                assert all(is_closed(one) for one in crowd)
+                healthy(server)
+        with idle(server, 1, PARTIAL_BODY) as (one,):
+            answer = b""
+            while part := one.recv(65536):
+                answer += part
+        assert answer.startswith(b"HTTP/1.1 408 ")
+        assert b'"request-stalled"' in answer
+
+
+def test_where_all_connections_are_busy_health_is_still_served(place: Settings) -> None:
+    few = place.model_copy(update={"max_connections_per_address": 3, "body_seconds": PATIENCE_SECONDS})
+    with serving(few) as server:
+        with idle(server, 3, PARTIAL_BODY):
+            wait_for(lambda: jobs_of(server).status_code == 503)
+            refused = jobs_of(server)
+            assert refused.json()["code"] == "too-many-connections"
+            assert int(refused.headers["retry-after"]) >= 1
+            assert refused.headers["x-content-type-options"] == "nosniff"
+            healthy(server)
+            assert httpx.get(f"{server.url}/readyz", timeout=PATIENCE_SECONDS).status_code == 200
+        wait_for(lambda: jobs_of(server).status_code == 200)
+
+
+DATA = random.Random(5).randbytes(3 * 1024 * 1024 + 17)
+HEALTH = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+PIECES = {
+    "many": [1, 2, 3, 70_000, 5, 300_000],
+    "few": [2**20],
+    "one": [len(DATA) + 10_000],
+}
+
+
+@pytest.fixture
+def address(app: FastAPI, front: Front) -> Iterator[str]:
+    with served(app) as url:
+        yield url
+
+
+def opened(address: str) -> str:
+    body = {"filename": "x.npz", "size_bytes": len(DATA)}
+    identity: str = httpx.post(f"{address}/v1/uploads", json=body, timeout=PATIENCE_SECONDS).json()["id"]
+    return identity
+
+
+def answers(address: str, sent: bytes, pieces: list[int]) -> bytes:
+    """All that comes back until the service closes the connection."""
+    place = httpx.URL(address)
+    with socket.create_connection((place.host, place.port), timeout=PATIENCE_SECONDS) as one:
+        one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        offset = turn = 0
+        while offset < len(sent):
+            size = pieces[turn % len(pieces)]
+            one.sendall(sent[offset : offset + size])
+            offset, turn = offset + size, turn + 1
+        received = b""
+        while block := one.recv(65536):
+            received += block
+        return received
+
+
+def patch_head(path: str, length: int) -> bytes:
+    head = f"PATCH {path} HTTP/1.1\r\nHost: localhost\r\nUpload-Offset: 0\r\nContent-Length: {length}\r\n"
+    return head.encode() + b"Content-Type: application/octet-stream\r\n\r\n"
+
+
+@pytest.mark.parametrize("pieces", PIECES.values(), ids=PIECES)
+def test_a_body_arrives_whole_and_the_request_behind_it_is_answered(address: str, pieces: list[int]) -> None:
+    identity = opened(address)
+    received = answers(address, patch_head(f"/v1/uploads/{identity}", len(DATA)) + DATA + HEALTH, pieces)
+    assert received.startswith(b"HTTP/1.1 204")
+    assert received.count(b"HTTP/1.1 ") == 2
+    assert received.endswith(b'{"status":"ok"}')
+    shown = httpx.get(f"{address}/v1/uploads/{identity}", timeout=PATIENCE_SECONDS).json()
+    assert (shown["state"], shown["sha256"]) == ("complete", hashlib.sha256(DATA).hexdigest())
+
+
+@pytest.mark.parametrize("pieces", PIECES.values(), ids=PIECES)
+def test_the_rest_of_a_body_that_nobody_wants_is_no_request(address: str, pieces: list[int]) -> None:
+    body = HEALTH * 20_000
+    received = answers(address, patch_head("/v1/uploads/upl_unknown", len(body)) + body + HEALTH, pieces)
+    assert received.startswith(b"HTTP/1.1 404")
+    assert received.count(b"HTTP/1.1 200") <= 1

@@ -39,15 +39,12 @@ def test_a_model_in_quarantine_is_refused_until_it_is_released(front: Front) -> 
     assert front.http.post("/v1/jobs", json=front.job_body(model_id=model_id)).status_code == 202
 
 
-def test_what_is_not_in_quarantine_cannot_be_released(sqlite_front: Front) -> None:
-    problem(sqlite_front.http.delete(f"/v1/quarantine/{'0' * 64}"), 404, "quarantine-not-found")
-
-
-def test_one_fault_is_no_quarantine(sqlite_front: Front) -> None:
-    model_id = sqlite_front.ready_model()
-    job = sqlite_front.claim(sqlite_front.new_job(model_id=model_id))
-    with sqlite_front.desk.database.write() as session:
+def test_one_fault_is_no_quarantine(front: Front) -> None:
+    model_id = front.ready_model()
+    job = front.claim(front.new_job(model_id=model_id))
+    with front.desk.database.write() as session:
         assert suspects.note_crash(session, job, "ended by SIGSEGV", PoisonError("x").problem()) is None
-    assert sqlite_front.http.get("/v1/quarantine").json() == {"items": []}
-    digest = sqlite_front.http.get(f"/v1/models/{model_id}").json()["files"][0]["sha256"]
-    problem(sqlite_front.http.delete(f"/v1/quarantine/{digest}"), 404, "quarantine-not-found")
+    assert front.http.get("/v1/quarantine").json() == {"items": []}
+    problem(front.http.delete(f"/v1/quarantine/{'0' * 64}"), 404, "quarantine-not-found")
+    digest = front.http.get(f"/v1/models/{model_id}").json()["files"][0]["sha256"]
+    problem(front.http.delete(f"/v1/quarantine/{digest}"), 404, "quarantine-not-found")

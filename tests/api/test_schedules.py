@@ -19,7 +19,7 @@ from service.jobs import repository as jobs
 from service.names.aliases import service as aliases
 from service.schedules import service
 from service.settings import Settings
-from service.tables import AliasMove, AuditEvent, ReportRow, WebhookDelivery
+from service.tables import AliasMove, ReportRow, WebhookDelivery
 from tests.support.front import Front, pointers, problem
 from tests.support.schedules import (
     add_schedule,
@@ -73,22 +73,20 @@ def test_a_schedule_is_made_and_shown(front: Front, template: dict[str, Any]) ->
     assert front.http.get(made["links"]["runs"]).json()["items"] == []
 
 
-@pytest.mark.parametrize(
-    ("changes", "pointer"),
-    [
-        ({"cron": "61 * * * *"}, "/cron"),
-        ({"cron": "0 0 30 2 *"}, "/cron"),
-        ({"timezone": "Mars/Olympus"}, "/timezone"),
-        ({"jitter_seconds": -1}, "/jitter_seconds"),
-        ({"promote_to": "latest"}, "/promote_to"),
-        ({"gate": {"clauses": [{**DROP, "max_drop": -1}]}}, "/gate/clauses/0/max_drop"),
-        ({"other": 1}, "/other"),
-    ],
-)
-def test_what_is_refused_says_where(sqlite_front: Front, changes: dict[str, Any], pointer: str) -> None:
+def test_what_is_refused_says_where(front: Front) -> None:
     body = {"name": "n", "cron": "0 2 * * *", "template": {"model_id": "m@latest"}}
-    found = problem(sqlite_front.http.post("/v1/schedules", json={**body, **changes}), 422, "invalid-request")
-    assert pointer in [place.replace("/max_drop/max_drop", "/max_drop") for place in pointers(found)]
+    clauses = [{**DROP, "max_drop": -1}]
+    for name, value, pointer in (
+        ("cron", "61 * * * *", "/cron"),
+        ("cron", "0 0 30 2 *", "/cron"),
+        ("timezone", "Mars/Olympus", "/timezone"),
+        ("jitter_seconds", -1, "/jitter_seconds"),
+        ("promote_to", "latest", "/promote_to"),
+        ("gate", {"clauses": clauses}, "/gate/clauses/0/max_drop"),
+        ("other", 1, "/other"),
+    ):
+        found = problem(front.http.post("/v1/schedules", json={**body, name: value}), 422, "invalid-request")
+        assert any(place.startswith(pointer) for place in pointers(found))
 
 
 def test_neither_a_bad_template_nor_one_too_many_makes_a_schedule(
@@ -145,8 +143,6 @@ def test_runs_are_shown_and_listed_by_state(front: Front, template: dict[str, An
     assert front.http.get(f"/v1/schedules/{made['id']}/runs/{first['id']}").json() == first
     problem(front.http.get(f"/v1/schedules/{made['id']}/runs/run_0"), 404, "run-not-found")
     assert front.http.get(first["links"]["job"]).json()["scheduled"]["run_id"] == first["id"]
-    with front.desk.database.read() as session:
-        assert "schedule.run" in set(session.scalars(select(AuditEvent.action)))
     make_due(front.desk.database, made["id"])
     fire(front.desk)
     path = made["links"]["runs"]
@@ -258,6 +254,13 @@ def test_the_job_that_the_next_is_judged_by_cannot_be_deleted(front: Front, temp
     last = shown(front, made["id"])["last_pass_job_id"]
     assert front.http.delete(f"/v1/schedules/{made['id']}").status_code == 204
     assert front.http.delete(f"/v1/jobs/{last}").status_code == 204
+    # one that is gone before it is judged
+    run = run_by_request(front, add_schedule(front, template)["id"])
+    succeed(front, run["job_id"])
+    assert front.http.delete(f"/v1/jobs/{run['job_id']}").status_code == 204
+    assert settle(front.desk) == 1
+    (found,) = runs(front.desk.database)
+    assert (found.state, found.reason) == ("failed", "job-gone")
 
 
 def test_a_baseline_that_is_gone_is_undecided(front: Front, template: dict[str, Any]) -> None:
@@ -272,16 +275,6 @@ def test_a_baseline_that_is_gone_is_undecided(front: Front, template: dict[str, 
     second = judged(front, made)
     assert (second["state"], second["clauses"][0]["holds"]) == ("failed", None)
     assert first["job_id"] in second["clauses"][0]["reason"]
-
-
-def test_a_job_that_is_gone_before_it_is_judged(front: Front, template: dict[str, Any]) -> None:
-    made = add_schedule(front, template)
-    run = run_by_request(front, made["id"])
-    succeed(front, run["job_id"])
-    assert front.http.delete(f"/v1/jobs/{run['job_id']}").status_code == 204
-    assert settle(front.desk) == 1
-    (found,) = runs(front.desk.database)
-    assert (found.state, found.reason) == ("failed", "job-gone")
 
 
 PROD = {"kind": "alias", "alias": "prod"}

@@ -1,4 +1,4 @@
-"""Uploads: whole and in parts, checked, resumable, and nothing stored half."""
+"""Uploads: whole and in parts, checked, resumable, and nothing stored half; what the tenant has travels once."""
 
 from __future__ import annotations
 
@@ -9,8 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import delete, insert
 
-from tests.support.front import Front, pointers, problem
+from service.db import db_now
+from service.files import repository as files
+from service.tables import DamagedFile, Model, ModelFile, Upload
+from tests.support.front import Front, npz_bytes, pointers, problem
+from worker.upkeep.garbage import discard_garbage
 
 DATA = bytes(range(256)) * 40
 
@@ -98,6 +103,8 @@ def test_in_parts(front: Front) -> None:
 
 
 def test_an_offset_must_be_given_and_the_right_one(front: Front) -> None:
+    refused = problem(patch(front, open_upload(front), DATA, 0), 422, "upload-size-unknown")
+    assert pointers(refused) == ["/size_bytes"]
     upload_id = open_upload(front, size_bytes=len(DATA))
     patch(front, upload_id, DATA[:100], 0)
     answer = patch(front, upload_id, DATA[50:], 50)
@@ -111,51 +118,46 @@ def test_an_offset_must_be_given_and_the_right_one(front: Front) -> None:
 
 
 @pytest.mark.parametrize("known_length", [True, False], ids=["content-length", "chunked"])
-def test_more_bytes_than_declared(front: Front, known_length: bool) -> None:
-    upload_id = open_upload(front, size_bytes=len(DATA))
+def test_a_refused_part_is_not_kept(front: Front, known_length: bool) -> None:
+    upload_id = open_upload(front, size_bytes=len(DATA), sha256=sha256(DATA))
     patch(front, upload_id, DATA[:100], 0)
-    rest, whole = DATA[100:] + b"!", DATA + b"!"
+    rest = DATA[100:] + b"!"
     refused = patch(front, upload_id, rest if known_length else chunked(rest), 100)
     assert pointers(problem(refused, 413, "upload-too-large")) == ["/size_bytes"]
     assert offset(front, upload_id) == 100, "what was there before is kept, what is wrong is not"
-    problem(put(front, upload_id, whole if known_length else chunked(whole)), 413, "upload-too-large")
+    # all of them came, and they are others: it begins anew
+    answer = patch(front, upload_id, DATA[:-100], 100)
+    assert sha256(DATA[:100] + DATA[:-100]) in problem(answer, 422, "digest-mismatch")["detail"]
     assert stored(front) == []
+    assert offset(front, upload_id) == 0
+    assert front.http.get(f"/v1/uploads/{upload_id}").json()["state"] == "open"
     assert put(front, upload_id, DATA).status_code == 200
 
 
-@pytest.mark.parametrize(
-    ("body", "declared", "digest", "status", "code", "pointer"),
-    [
-        (DATA + b"!", {}, None, 413, "upload-too-large", "/size_bytes"),
-        (tuple(chunked(DATA + b"!")), {}, None, 413, "upload-too-large", "/size_bytes"),
-        (b"", {}, None, 422, "empty-upload", ""),
-        (DATA[:-1], {}, None, 422, "upload-incomplete", "/size_bytes"),
-        (DATA, {}, content_digest(b"other"), 422, "digest-mismatch", ""),
-        (DATA, {}, "sha-256=:YWJj:", 422, "invalid-request", ""),
-        (DATA[::-1], {"sha256": sha256(DATA)}, None, 422, "digest-mismatch", "/sha256"),
-    ],
-    ids=["too-long", "too-long-chunked", "empty", "too-short", "content-digest", "malformed", "sha256"],
-)
-def test_a_refused_whole_leaves_the_parts_alone(
-    front: Front,
-    body: bytes | Iterable[bytes],
-    declared: dict[str, str],
-    digest: str | None,
-    status: int,
-    code: str,
-    pointer: str,
-) -> None:
-    upload_id = open_upload(front, size_bytes=len(DATA), **declared)
-    assert patch(front, upload_id, DATA[:5000], 0).status_code == 204
-    refused = problem(put(front, upload_id, body, **({"Content-Digest": digest} if digest else {})), status, code)
-    assert pointers(refused) == [pointer]
-    if digest:
-        assert places(refused) == [{"header": "Content-Digest"}]
-    assert offset(front, upload_id) == 5000
-    assert part_file(front, upload_id).read_bytes() == DATA[:5000]
-    assert [path.name for path in front.desk.store.incoming.iterdir()] == [upload_id]
-    assert patch(front, upload_id, DATA[5000:], 5000).status_code == 204
-    assert stored(front) == [sha256(DATA)]
+def test_a_refused_whole_leaves_the_parts_alone(front: Front) -> None:
+    longer, other = DATA + b"!", {"Content-Digest": content_digest(b"other")}
+    wholes: list[tuple[Any, dict[str, str], int, str, str]] = [
+        (DATA[::-1], {}, 422, "digest-mismatch", "/sha256"),
+        (longer, {}, 413, "upload-too-large", "/size_bytes"),
+        (tuple(chunked(longer)), {}, 413, "upload-too-large", "/size_bytes"),
+        (b"", {}, 422, "empty-upload", ""),
+        (DATA[:-1], {}, 422, "upload-incomplete", "/size_bytes"),
+        (DATA, other, 422, "digest-mismatch", ""),
+        (DATA, {"Content-Digest": "sha-256=:YWJj:"}, 422, "invalid-request", ""),
+    ]
+    for body, headers, status, code, pointer in wholes:
+        declared = {"sha256": sha256(DATA)} if pointer == "/sha256" else {}
+        upload_id = open_upload(front, size_bytes=len(DATA), **declared)
+        assert patch(front, upload_id, DATA[:5000], 0).status_code == 204
+        refused = problem(put(front, upload_id, body, **headers), status, code)
+        assert pointers(refused) == [pointer]
+        if headers:
+            assert places(refused) == [{"header": "Content-Digest"}]
+        assert offset(front, upload_id) == 5000
+        assert part_file(front, upload_id).read_bytes() == DATA[:5000]
+        assert [path.name for path in front.desk.store.incoming.iterdir()] == [upload_id]
+        assert patch(front, upload_id, DATA[5000:], 5000).status_code == 204
+        assert stored(front) == [sha256(DATA)]
 
 
 def test_more_bytes_than_the_service_takes_or_has_room_for(front: Front) -> None:
@@ -177,20 +179,6 @@ def test_more_bytes_than_the_service_takes_or_has_room_for(front: Front) -> None
     assert pointers(problem(put(front, unsized, DATA), 413, "upload-too-large")) == [""]
 
 
-@pytest.mark.parametrize("in_parts", [False, True], ids=["put", "patch"])
-def test_wrong_sha256(front: Front, in_parts: bool) -> None:
-    upload_id = open_upload(front, size_bytes=len(DATA), sha256=sha256(b"something else"))
-    if in_parts:
-        patch(front, upload_id, DATA[:1000], 0)
-        answer = patch(front, upload_id, DATA[1000:], 1000)
-    else:
-        answer = put(front, upload_id, DATA)
-    assert sha256(DATA) in problem(answer, 422, "digest-mismatch")["detail"]
-    assert stored(front) == []
-    assert offset(front, upload_id) == 0
-    assert front.http.get(f"/v1/uploads/{upload_id}").json()["state"] == "open"
-
-
 def test_content_digest(front: Front) -> None:
     upload_id = open_upload(front, size_bytes=len(DATA))
     assert patch(front, upload_id, DATA[:9], 0, **{"Content-Digest": content_digest(DATA[:9])}).status_code == 204
@@ -203,11 +191,6 @@ def test_content_digest(front: Front) -> None:
     assert stored(front) == [sha256(DATA)]
     other = open_upload(front)
     assert put(front, other, DATA, **{"Content-Digest": "sha-512=:YWJj:"}).status_code == 200, "passed over"
-
-
-def test_parts_need_a_declared_size(sqlite_front: Front) -> None:
-    refused = problem(patch(sqlite_front, open_upload(sqlite_front), DATA, 0), 422, "upload-size-unknown")
-    assert pointers(refused) == ["/size_bytes"]
 
 
 def test_a_complete_upload_never_changes(front: Front) -> None:
@@ -228,28 +211,128 @@ def test_what_a_crash_left_is_a_prefix_and_is_gone_on_from(front: Front) -> None
     assert stored(front) == [sha256(DATA)]
 
 
-@pytest.mark.parametrize(
-    ("body", "pointer", "code"),
-    [
-        ({}, "/filename", "invalid-request"),
-        ({"filename": "a\x00b"}, "/filename", "invalid-request"),
-        ({"filename": "a" * 256}, "/filename", "invalid-request"),
-        ({"filename": "a", "size_bytes": -1}, "/size_bytes", "invalid-request"),
-        ({"filename": "a", "size_bytes": 0}, "/size_bytes", "empty-upload"),
-        ({"filename": "a", "sha256": "abc"}, "/sha256", "invalid-request"),
-        ({"filename": "a", "kind": "poem"}, "/kind", "invalid-request"),
-        ({"filename": "a", "size_byte": 5}, "/size_byte", "invalid-request"),
-    ],
-)
-def test_bad_announcements(sqlite_front: Front, body: dict[str, object], pointer: str, code: str) -> None:
-    answer = problem(sqlite_front.http.post("/v1/uploads", json=body), 422, code)
-    assert pointers(answer) == [pointer]
-    if pointer == "/size_byte":
-        assert "did you mean 'size_bytes'?" in answer["detail"]
+def test_bad_announcements(front: Front) -> None:
+    bodies: list[tuple[dict[str, Any], str, str]] = [
+        ({}, "filename", "invalid-request"),
+        ({"filename": "a\x00b"}, "filename", "invalid-request"),
+        ({"filename": "a" * 256}, "filename", "invalid-request"),
+        ({"size_bytes": -1}, "size_bytes", "invalid-request"),
+        ({"size_bytes": 0}, "size_bytes", "empty-upload"),
+        ({"sha256": "abc"}, "sha256", "invalid-request"),
+        ({"kind": "poem"}, "kind", "invalid-request"),
+        ({"size_byte": 5}, "size_byte", "invalid-request"),
+    ]
+    for body, field, code in bodies:
+        given = {"filename": "a", **body} if body else body
+        answer = problem(front.http.post("/v1/uploads", json=given), 422, code)
+        assert pointers(answer) == [f"/{field}"]
+    assert "did you mean 'size_bytes'?" in answer["detail"]
 
 
-def test_file_names_never_become_paths(sqlite_front: Front) -> None:
+def test_file_names_never_become_paths(front: Front) -> None:
     for name in ("../../evil.onnx", "/etc/passwd", "ünïcödé 模型.onnx", "a" * 255):
-        upload_id = open_upload(sqlite_front, filename=name)
-        assert put(sqlite_front, upload_id, DATA).json()["filename"] == name
-    assert stored(sqlite_front) == [sha256(DATA)]
+        upload_id = open_upload(front, filename=name)
+        assert put(front, upload_id, DATA).json()["filename"] == name
+    assert stored(front) == [sha256(DATA)]
+
+
+def announce(front: Front, data: bytes, **changes: Any) -> dict[str, Any]:
+    digest = hashlib.sha256(data).hexdigest()
+    body = {"filename": "again.bin", "size_bytes": len(data), "sha256": digest, **changes}
+    answer = front.http.post("/v1/uploads", json=body)
+    assert answer.status_code == 201, answer.text
+    made: dict[str, Any] = answer.json()
+    assert answer.headers["upload-offset"] == str(made["offset"])
+    return made
+
+
+def forget_uploads(front: Front) -> None:
+    with front.desk.database.write() as session:
+        session.execute(delete(Upload))
+
+
+@pytest.mark.both_databases
+@pytest.mark.parametrize("held_by", ["upload", "model", "dataset", "result"])
+def test_a_file_of_the_tenant_is_complete_at_once(front: Front, held_by: str) -> None:
+    data = {"model": b"model bytes", "dataset": npz_bytes()}.get(held_by, DATA)
+    if held_by == "upload":
+        front.upload(data)
+    else:
+        {"model": front.new_model, "dataset": front.new_dataset, "result": lambda: front.succeeded_job(data)}[held_by]()
+        forget_uploads(front)
+    made = announce(front, data)
+    assert (made["state"], made["offset"], made["size_bytes"]) == ("complete", len(data), len(data))
+    assert made["sha256"] == hashlib.sha256(data).hexdigest()
+    assert front.http.get(made["links"]["self"]).json() == made
+    problem(front.http.put(made["links"]["content"], content=data), 409, "upload-complete")
+    body = {"name": "new", "files": [{"upload_id": made["id"], "path": "m.onnx"}]}
+    assert front.http.post("/v1/models", json=body).status_code == 201
+
+
+def test_without_digest_and_size_every_file_is_sent(front: Front) -> None:
+    announce(front, DATA)
+    assert announce(front, DATA)["state"] == "open", "bytes that have not all come are no file"
+    front.upload(DATA)
+    for changes in ({"size_bytes": None}, {"sha256": None}, {"size_bytes": len(DATA) + 1}):
+        assert announce(front, DATA, **changes)["state"] == "open"
+    assert announce(front, DATA + b"!")["state"] == "open"
+
+
+def test_a_file_that_is_damaged_or_gone_is_sent_again_and_healed(front: Front) -> None:
+    front.upload(DATA)
+    digest = hashlib.sha256(DATA).hexdigest()
+    with front.desk.database.write() as session:
+        session.execute(insert(DamagedFile).values(sha256=digest, damage="digest", found_at=db_now()))
+    made = announce(front, DATA)
+    assert made["state"] == "open"
+    assert front.http.put(made["links"]["content"], content=DATA).json()["state"] == "complete"
+    assert announce(front, DATA)["state"] == "complete"
+    front.desk.store.path(digest).unlink()
+    assert announce(front, DATA)["state"] == "open"
+
+
+def test_its_quota_is_that_of_a_file_that_is_sent(front: Front) -> None:
+    front.upload(DATA)
+    front.http.put("/v1/tenants/default/quota", json={"upload_bytes": len(DATA) - 1})
+    digest = hashlib.sha256(DATA).hexdigest()
+    body = {"filename": "a", "size_bytes": len(DATA), "sha256": digest}
+    problem(front.http.post("/v1/uploads", json=body), 429, "quota-exceeded")
+    front.http.put("/v1/tenants/default/quota", json={"stored_bytes": 2 * len(DATA)})
+    assert front.http.post("/v1/uploads", json=body).json()["state"] == "complete"
+    assert front.http.get("/v1/quota").json()["usage"]["stored_bytes"] == len(DATA)
+
+
+def test_what_was_taken_over_is_not_collected(front: Front) -> None:
+    first = front.upload(DATA)
+    second = announce(front, DATA)["id"]
+    with front.desk.database.write() as session:
+        session.execute(delete(Upload).where(Upload.id == first))
+    collected = discard_garbage(front.desk.database, front.desk.store, 100, age_seconds=-1.0)
+    assert collected.items == 0
+    files = [{"upload_id": second, "path": "m.onnx"}]
+    assert front.http.post("/v1/models", json={"name": "m", "files": files}).status_code == 201
+
+
+@pytest.mark.both_databases
+@pytest.mark.parametrize("emptied", [False, True], ids=["in the trash", "gone"])
+def test_collection_between_the_look_and_the_row(front: Front, monkeypatch: pytest.MonkeyPatch, emptied: bool) -> None:
+    """What went to the trash meanwhile comes back; what is gone for good has to be sent."""
+    front.upload(DATA)
+    look = files.has_file
+
+    def look_and_collect(*args: Any) -> bool:
+        found = look(*args)
+        with front.desk.database.write() as session:
+            for table in (Upload, ModelFile, Model):
+                session.execute(delete(table))
+        assert discard_garbage(front.desk.database, front.desk.store, 100, age_seconds=-1.0).items == 1
+        if emptied:
+            for path in front.desk.store.trash.rglob("*"):
+                if path.is_file():
+                    path.unlink()
+        return found
+
+    monkeypatch.setattr(files, "has_file", look_and_collect)
+    made = announce(front, DATA)
+    assert made["state"] == ("open" if emptied else "complete")
+    assert front.desk.store.path(hashlib.sha256(DATA).hexdigest()).exists() is not emptied

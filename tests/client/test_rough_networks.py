@@ -5,31 +5,24 @@ from __future__ import annotations
 import hashlib
 import secrets
 import threading
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import anyio
 import httpx
 import pytest
 
-from service.client import (
-    AsyncClient,
-    Client,
-    QuotaExceededError,
-    RateLimitedError,
-    ServerUnreachableError,
-    TooLargeError,
-    WaitTimeoutError,
-)
+import quantmill
+from service.client import Client
 from service.contracts.quota import Quota
 from service.jobs import events, transitions
 from service.jobs.outcome import NewArtifact, QuantizeOutcome
 from service.principal import COMMAND_LINE, DEFAULT_TENANT, Principal
 from service.quotas import service as quotas
+from tests.api.serving import Served
 from tests.support.breaking import BreakingProxy
 from tests.support.front import Front, make_report
 from tests.support.patience import PATIENCE_SECONDS
-from tests.support.server import ApiProcess
 
 MIB = 1024 * 1024
 BREAKS = [3 * MIB, 5 * MIB, 4 * MIB]
@@ -43,57 +36,50 @@ def large(tmp_path: Path) -> Path:
     return path
 
 
-def is_whole(server: ApiProcess, upload_id: str, path: Path) -> None:
+def is_whole(server: Served, upload_id: str, path: Path) -> None:
     shown = httpx.get(f"{server.url}/v1/uploads/{upload_id}").json()
     assert (shown["state"], shown["sha256"]) == ("complete", hashlib.sha256(path.read_bytes()).hexdigest())
 
 
-def test_an_upload_gets_through_three_broken_connections(server: ApiProcess, proxy: BreakingProxy, large: Path) -> None:
-    proxy.breaks = list(BREAKS)
-    told: list[int] = []
-    with Client(proxy.url, patience_seconds=PATIENCE_SECONDS) as client:
-        upload = client.upload_file(large, progress=lambda sent, total: told.append(sent))
-    assert (proxy.broken, proxy.breaks) == (3, [])
-    assert told[-1] == large.stat().st_size
-    is_whole(server, upload.id, large)
-
-
-def test_an_awaited_upload_gets_through_three_broken_connections(
-    server: ApiProcess, proxy: BreakingProxy, large: Path
+@pytest.mark.parametrize("awaited", [False, True])
+def test_an_upload_gets_through_three_broken_connections(
+    server: Served, proxy: BreakingProxy, large: Path, awaited: bool
 ) -> None:
     proxy.breaks = list(BREAKS)
+    told: list[int] = []
 
     async def push() -> str:
-        async with AsyncClient(proxy.url, patience_seconds=PATIENCE_SECONDS) as client:
-            return (await client.upload_file(large)).id
+        async with quantmill.AsyncClient(proxy.url, patience_seconds=PATIENCE_SECONDS) as client:
+            return (await client.upload_file(large, progress=lambda sent, total: told.append(sent))).id
 
-    upload_id = anyio.run(push)
+    if awaited:
+        upload_id = anyio.run(push)
+    else:
+        with Client(proxy.url, patience_seconds=PATIENCE_SECONDS) as client:
+            upload_id = client.upload_file(large, progress=lambda sent, total: told.append(sent)).id
     assert (proxy.broken, proxy.breaks) == (3, [])
+    assert told[-1] == large.stat().st_size
     is_whole(server, upload_id, large)
 
 
 def test_a_large_file_goes_in_parts(
-    client: Client, server: ApiProcess, large: Path, monkeypatch: pytest.MonkeyPatch
+    client: Client, server: Served, large: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("service.client.uploads.PART_BYTES", 10 * MIB)
     upload = client.upload_file(large)
     is_whole(server, upload.id, large)
 
 
-def test_a_proxy_that_takes_no_large_body_gets_smaller_ones(
-    server: ApiProcess, proxy: BreakingProxy, large: Path
-) -> None:
+def test_a_proxy_that_takes_no_large_body_gets_smaller_ones(server: Served, proxy: BreakingProxy, large: Path) -> None:
     proxy.most_bytes = 5 * MIB
     with Client(proxy.url, patience_seconds=PATIENCE_SECONDS) as client:
         upload = client.upload_file(large)
-    is_whole(server, upload.id, large)
-    assert proxy.refused == 3  # of 24, 12 and 6 MiB; 3 get through, and more are not tried again
-
-
-def test_a_proxy_that_takes_no_body_at_all_is_told_of(proxy: BreakingProxy, large: Path) -> None:
-    proxy.most_bytes = 0
-    with Client(proxy.url, patience_seconds=PATIENCE_SECONDS) as client, pytest.raises(TooLargeError) as caught:
-        client.upload_file(large)
+        is_whole(server, upload.id, large)
+        assert proxy.refused == 3  # of 24, 12 and 6 MiB; 3 get through, and more are not tried again
+        proxy.most_bytes = 0
+        large.write_bytes(large.read_bytes()[::-1])
+        with pytest.raises(quantmill.TooLargeError) as caught:
+            client.upload_file(large)
     assert caught.value.code == "http-413"
 
 
@@ -135,51 +121,43 @@ def end_later(worker: Front, job_id: str) -> None:
 NAMES = ["job.queued", "job.claimed", None, "job.succeeded"]
 
 
+def told(event: Any) -> tuple[int, str | None]:
+    return event.seq, event.data.get("name")
+
+
+@pytest.mark.parametrize("how", ["followed", "awaited", "waited for"])
 @pytest.mark.parametrize("cut", [False, True])
-def test_a_job_is_followed_also_where_streams_are_cut(proxy: BreakingProxy, worker: Front, cut: bool) -> None:
+def test_a_job_is_followed_also_where_streams_are_cut(proxy: BreakingProxy, worker: Front, cut: bool, how: str) -> None:
     proxy.cuts_streams = cut
     job_id = worker.new_job()
-    threading.Timer(0.5, end_later, (worker, job_id)).start()
+    threading.Timer(0.1, end_later, (worker, job_id)).start()
+    seen: list[tuple[int, str | None]] = []
+
+    async def follow() -> str:
+        async with quantmill.AsyncClient(proxy.url, patience_seconds=PATIENCE_SECONDS) as client:
+            seen.extend([told(event) async for event in client.follow(job_id)])
+            return (await client.wait_succeeded(job_id)).state
+
     with Client(proxy.url, patience_seconds=PATIENCE_SECONDS) as client:
-        seen = list(client.follow(job_id))
-    assert [event.data.get("name") for event in seen] == NAMES
-    assert [event.seq for event in seen] == [1, 2, 3, 4]
-    assert proxy.broken == (2 if cut else 0)
-
-
-@pytest.mark.parametrize("cut", [False, True])
-def test_an_awaiting_client_follows_alike(proxy: BreakingProxy, worker: Front, cut: bool) -> None:
-    proxy.cuts_streams = cut
-    job_id = worker.new_job()
-    threading.Timer(0.5, end_later, (worker, job_id)).start()
-
-    async def follow() -> tuple[list[str | None], str]:
-        async with AsyncClient(proxy.url, patience_seconds=PATIENCE_SECONDS) as client:
-            names = [event.data.get("name") async for event in client.follow(job_id)]
-            return names, (await client.wait_succeeded(job_id)).state
-
-    assert anyio.run(follow) == (NAMES, "succeeded")
-
-
-@pytest.mark.parametrize("cut", [False, True])
-def test_waiting_tells_the_events(proxy: BreakingProxy, worker: Front, cut: bool) -> None:
-    proxy.cuts_streams = cut
-    job_id = worker.new_job()
-    threading.Timer(0.5, end_later, (worker, job_id)).start()
-    told: list[int] = []
-    with Client(proxy.url, patience_seconds=PATIENCE_SECONDS) as client:
-        job = client.wait(job_id, on_event=lambda event: told.append(event.seq))
-    assert (job.state, told) == ("succeeded", [1, 2, 3, 4])
+        if how == "awaited":
+            assert anyio.run(follow) == "succeeded"
+        elif how == "followed":
+            seen.extend(told(event) for event in client.follow(job_id))
+        else:
+            job = client.wait(job_id, on_event=lambda event: seen.append(told(event)))
+            assert job.state == "succeeded"
+    assert seen == list(enumerate(NAMES, start=1))
+    assert bool(proxy.broken) is cut
 
 
 @pytest.mark.parametrize("cut", [False, True])
 def test_waiting_with_events_ends_in_time(proxy: BreakingProxy, worker: Front, cut: bool) -> None:
     proxy.cuts_streams = cut
     job_id = worker.new_job()
-    told: list[int] = []
-    with Client(proxy.url) as client, pytest.raises(WaitTimeoutError):
-        client.wait(job_id, on_event=lambda event: told.append(event.seq), timeout_seconds=1.0)
-    assert told == [1]
+    seen: list[int] = []
+    with Client(proxy.url) as client, pytest.raises(quantmill.WaitTimeoutError):
+        client.wait(job_id, on_event=lambda event: seen.append(event.seq), timeout_seconds=0.5)
+    assert seen == [1]
 
 
 def test_an_iteration_that_is_left_closes_its_stream(client: Client, worker: Front) -> None:
@@ -191,31 +169,28 @@ def test_an_iteration_that_is_left_closes_its_stream(client: Client, worker: Fro
     assert [event.seq for event in client.follow(job_id, after=1)] == [2]
 
 
-@pytest.fixture
-def limit(worker: Front) -> Iterator[object]:
-    def set_quota(**limits: float | None) -> None:
+def test_a_quota_is_told_with_the_time_to_wait(
+    client: Client, server: Served, worker: Front, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def limit(**limits: float) -> None:
         with worker.desk.database.write() as session:
             by = Principal(DEFAULT_TENANT, COMMAND_LINE, "admin")
             quotas.set_quota(session, by, DEFAULT_TENANT, Quota.model_validate(limits))
 
-    yield set_quota
-    set_quota()
-
-
-def test_a_quota_is_told_with_the_time_to_wait(client: Client, server: ApiProcess, worker: Front, limit) -> None:
+    monkeypatch.setattr(quotas, "_LATER_SECONDS", 1.0)
     body = worker.job_body()
     inputs = {"model": body["model_id"], "calibration": body["calibration_dataset_id"]}
     limit(jobs_queued=0)
-    with Client(server.url, patience_seconds=0.5) as hasty, pytest.raises(QuotaExceededError) as caught:
+    with Client(server.url, patience_seconds=0.5) as hasty, pytest.raises(quantmill.QuotaExceededError) as caught:
         hasty.submit(**inputs)
     assert (caught.value.code, caught.value.status) == ("quota-exceeded", 429)
     assert caught.value.retry_after_seconds is not None
     assert caught.value.retry_after_seconds >= 1
     assert caught.value.where["quota"] == "jobs_queued"
     assert caught.value.request_id
-    assert isinstance(caught.value, RateLimitedError)
+    assert isinstance(caught.value, quantmill.RateLimitedError)
     # within its patience a client waits for room
-    threading.Timer(0.5, limit).start()
+    threading.Timer(0.1, limit).start()
     assert client.submit(**inputs).state == "queued"
 
 
@@ -223,6 +198,6 @@ def test_what_may_have_been_done_is_not_repeated(proxy: BreakingProxy) -> None:
     """A POST without a key, whose answer is lost: nobody knows whether it was done."""
     with Client(proxy.url, patience_seconds=PATIENCE_SECONDS) as client:
         proxy.lose_answers = 1
-        with pytest.raises(ServerUnreachableError):
+        with pytest.raises(quantmill.ServerUnreachableError):
             client._driver.run(client._json("POST", "/v1/jobs", json={}))
     assert proxy.broken == 1

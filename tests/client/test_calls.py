@@ -1,29 +1,27 @@
-"""Batches by both clients: submitted, followed through broken streams, waited for, canceled, retried."""
+"""Calls of batches and schedules by the client, on a real service."""
 
 from __future__ import annotations
 
 import threading
 from typing import Any
 
-import anyio
 import pytest
 
-from service.client import ApiError, AsyncClient, Client, NotFoundError
+import quantmill
+from service.client import Client
+from service.contracts.regression import MaxDrop, RegressionGate
 from tests.support.batches import fail, grid_body, job_of, shown, succeed
 from tests.support.breaking import BreakingProxy
 from tests.support.front import Front
 from tests.support.patience import PATIENCE_SECONDS
-from tests.support.server import ApiProcess
+from tests.support.schedules import settle
+from tests.support.schedules import succeed as pass_run
 
 
 def grid(worker: Front, models: int = 1) -> dict[str, Any]:
     """Arguments of ``submit_batch``."""
     body = grid_body(worker, models=models)
-    return {
-        "models": body["models"],
-        "presets": body["presets"],
-        "calibration": body["calibration_dataset_id"],
-    }
+    return {"models": body["models"], "presets": body["presets"], "calibration": body["calibration_dataset_id"]}
 
 
 def test_from_a_grid_to_its_summary(client: Client, worker: Front) -> None:
@@ -50,21 +48,23 @@ def test_from_a_grid_to_its_summary(client: Client, worker: Front) -> None:
     assert ended == ["failed"]
     assert sorted(seen) == sorted((job_id, seq) for job_id in (first, second) for seq in (1, 2, 3))
     assert client.wait_batch(made).failing == [1]
+    found = client.batch(made)
+    assert found.model_dump(mode="json", by_alias=True) == shown(worker, {"id": made.id})
     again = client.retry_batch(made)
     assert [member.attempts for member in again.members] == [1, 2]
     assert client.cancel_batch(made).members[1].state == "canceled"
     client.delete_batch(made)
-    with pytest.raises(NotFoundError):
+    with pytest.raises(quantmill.NotFoundError):
         client.batch(made)
 
 
 def test_what_is_refused_names_its_members(client: Client, worker: Front) -> None:
     body = worker.job_body()
-    with pytest.raises(ApiError) as caught:
+    with pytest.raises(quantmill.ApiError) as caught:
         client.submit_batch(members=[body, {**body, "model_id": "mdl_none"}, {**body, "priority": 1000}])
     assert caught.value.code == "batch-refused"
     assert [member["member"] for member in caught.value.where["members"]] == [1, 2]
-    with pytest.raises(ApiError) as both:
+    with pytest.raises(quantmill.ApiError) as both:
         client.submit_batch(members=[body], priority=3)
     assert [problem.pointer for problem in both.value.errors] == ["/priority"]
 
@@ -85,20 +85,40 @@ def test_events_come_once_through_a_connection_that_breaks(proxy: BreakingProxy,
     assert [(event.job_id, event.seq) for event in client.follow_batch(made["id"], after=middle)] == wanted[5:]
 
 
-def test_awaited(server: ApiProcess, worker: Front) -> None:
-    async def go() -> tuple[str, int]:
-        async with AsyncClient(server.url) as client:
-            made = await client.submit_batch(**grid(worker))
-            for member in made.members:
-                await anyio.to_thread.run_sync(succeed, worker, member.job_id)
-            events = [event async for event in client.follow_batch(made)]
-            return (await client.wait_batch(made)).state, len(events)
-
-    assert anyio.run(go) == ("succeeded", 6)
+@pytest.fixture
+def template(worker: Front) -> dict[str, Any]:
+    return worker.job_body()
 
 
-def test_the_summary_is_that_of_the_service(client: Client, worker: Front) -> None:
-    made = client.submit_batch(**grid(worker))
-    succeed(worker, made.members[0].job_id)
-    found = client.batch(made)
-    assert found.model_dump(mode="json", by_alias=True) == shown(worker, {"id": made.id})
+def test_a_schedules_life_blocking(client: Client, worker: Front, template: dict[str, Any]) -> None:
+    gate = RegressionGate(clauses=(MaxDrop(kind="max_drop", metric="top1", max_drop=0.5),))
+    made = client.create_schedule("life", "0 3 * * 1-5", template, timezone="Asia/Tokyo", gate=gate)
+    assert (made.cron, made.gate, made.template["model_id"]) == ("0 3 * * 1-5", gate, template["model_id"])
+    assert client.schedule(made.id) == made.model_copy(update={"warnings": []})
+    assert made.id in [one.id for one in client.schedules()]
+    changed = client.change_schedule(made, {"overlap": "queue", "promote_to": "nightly"})
+    assert (changed.overlap, changed.promote_to, changed.next_due_at) == ("queue", "nightly", made.next_due_at)
+    with pytest.raises(quantmill.ApiError) as caught:
+        client.change_schedule(made, {"overlap": "skip"})
+    assert caught.value.code == "precondition-failed"
+    assert client.pause_schedule(made.id).next_due_at is None
+    assert client.resume_schedule(made.id).next_due_at == made.next_due_at
+    run = client.run_schedule(made.id)
+    assert run.job_id is not None
+    waits = client.run_schedule(made.id)
+    assert (waits.state, waits.job_id) == ("waiting", None)
+    with pytest.raises(quantmill.ConflictError):
+        client.run_schedule(made.id)
+    pass_run(worker, run.job_id)
+    assert settle(worker.desk) == 1
+    done = client.schedule_run(made.id, run.id)
+    assert (done.state, done.promoted_to) == ("passed", "nightly")
+    scheduled = client.job(run.job_id).scheduled
+    assert scheduled is not None
+    assert (scheduled.run_id, scheduled.state) == (run.id, "passed")
+    page = client.schedule_runs(made.id, limit=1)
+    assert ([one.id for one in page.items], page.has_more) == ([waits.id], True)
+    assert [one.id for one in client.schedule_runs(made.id, state="passed").items] == [run.id]
+    client.delete_schedule(made.id)
+    with pytest.raises(quantmill.NotFoundError):
+        client.schedule(made.id)
