@@ -10,7 +10,8 @@ import pytest
 
 from service.contracts.algorithms import CrossLayerEqualization, SmoothQuant
 from service.contracts.config import QuantizationConfig, parse_config
-from tests.data.test_preparation import LABELLED, ZOO, case_of
+from tests.data.test_preparation import LABELLED, case_of
+from tests.data.test_zoo import QUANTIZED
 from tests.data.zoo import Feeds, mostly_long, run, session_of
 from tests.support.data import DATA_MARKS, required_data_dir
 from tests.unit.quantizer.equalization.benches import Bench, float_outputs, quantized_outputs
@@ -65,7 +66,7 @@ def assert_function_kept(path: Path, feeds: list[Feeds], *, changes: bool) -> No
                     np.testing.assert_array_equal(got[name], array, err_msg=f"{name}, {mode}")
 
 
-@pytest.mark.parametrize("name", mostly_long([*LABELLED, *ZOO], "mnist/mnist_cntk_opset8.onnx", "dtln_model_1"))
+@pytest.mark.parametrize("name", mostly_long([*LABELLED, *QUANTIZED], "mnist/mnist_cntk_opset8.onnx", "dtln_model_1"))
 def test_models_compute_the_same(name: str) -> None:
     assert_function_kept(*case_of(name)[:2], changes=name not in NOTHING)
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from service.contracts.preparation import PreparationSpec
+from tests.data.test_zoo import QUANTIZED
 from tests.data.zoo import Feeds, feeds_of, model_path, mostly_long, run, session_of
 from tests.support.data import DATA_MARKS, required_data_dir
 from worker.quantizer.graph.serialized import to_bytes
@@ -28,24 +29,6 @@ LABELLED = {
     "speech/kws_dscnn.onnx": (1, 49, 10),
     "speech/kwt1.onnx": None,
 }
-ZOO = [
-    "derived_resnet20_loop",
-    "derived_resnet32_external",
-    "derived_resnet32_fp16",
-    "dtln_model_1",
-    "fastestdet",
-    "gtcrn_stream_simple",
-    "keypoint_classifier",
-    "mlperf_ad01_autoencoder",
-    "mobilenet_v2_0.35_128_tf2onnx",
-    "oww_embedding_model",
-    "point_history_lstm",
-    "ppocr_mobile_v2_cls",
-    "silero_vad_16k_op15",
-    "styletransfer_mosaic_nc8_128",
-    "yamnet_256_64x96",
-    "yunet_s_320",
-]
 SPECS = {
     "default": PreparationSpec(),
     "all": PreparationSpec(
@@ -76,7 +59,7 @@ def case_of(name: str) -> tuple[Path, list[Feeds], list[Feeds]]:
 
 @pytest.mark.parametrize("spec", SPECS)
 @pytest.mark.parametrize(
-    "name", mostly_long([*LABELLED, *ZOO], "derived_resnet20_loop", "derived_resnet32_fp16", "point_history_lstm")
+    "name", mostly_long([*LABELLED, *QUANTIZED], "derived_resnet20_loop", "derived_resnet32_fp16", "point_history_lstm")
 )
 def test_prepared_models_compute_the_same(name: str, spec: str) -> None:
     path, feeds, outputs = case_of(name)

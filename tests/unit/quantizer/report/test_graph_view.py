@@ -7,6 +7,7 @@ import pytest
 
 from service.contracts.graph_view import NAME_CHARACTERS, GraphUnreadableError, read_graph
 from service.contracts.runner import MAX_FILES
+from tests.unit.quantizer.run.test_checkpoint import Listener
 from tests.unit.quantizer.run.test_extra import task_of
 from tests.unit.quantizer.toolbox import make_model, normal
 from worker.quantizer import command
@@ -22,14 +23,6 @@ BRANCHES = """(float[N,3] x, bool c) => (float[N,4] y) {
         else_branch = two () => (float[N,4] b) { [other] b = Identity(h) }
     >
 }"""
-
-
-class Listening(SilentRun):
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def log(self, message: str, level: str = "info") -> None:
-        self.lines.append(f"{level}: {message}")
 
 
 def branches() -> ir.Graph:
@@ -60,16 +53,16 @@ def test_nodes_stand_in_order_with_their_tensors_and_modules() -> None:
 
 @pytest.mark.parametrize("limit", ["MOST_NODES", "MOST_BYTES"])
 def test_what_is_too_large_is_left_out_and_told(limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = Listening()
+    run = Listener()
     made = list(command._graph(branches(), (), None, run))
     assert [file.filename for file in made] == ["graph.json"]
     # it makes room for what was asked for
     assert list(command._graph(branches(), (), 10, run)) == []
     assert list(command._graph(branches(), made * MAX_FILES, None, run)) == []
-    assert len(run.lines) == 2
+    assert len(run.said) == 2
     monkeypatch.setattr(module, limit, 3)
     assert graph_file(branches(), run) is None
-    assert "graph.json is left out" in run.lines[2]
+    assert "graph.json is left out" in run.said[2][1]
 
 
 @pytest.mark.parametrize(
