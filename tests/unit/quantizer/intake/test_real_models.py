@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,10 +28,6 @@ def zoo() -> dict[str, Any]:
     return facts
 
 
-def path_of(name: str) -> Path:
-    return required_data_dir() / "zoo" / zoo()[name]["file"]
-
-
 CHOSEN = ["derived_resnet20_loop", "derived_resnet32_external", "derived_resnet32_ort_qdq", "point_history_lstm"]
 
 
@@ -50,7 +45,8 @@ def test_all_models_are_accepted_with_their_facts() -> None:
 
 
 def check_facts(name: str) -> None:
-    facts, path = zoo()[name], path_of(name)
+    facts = zoo()[name]
+    path = required_data_dir() / "zoo" / facts["file"]
     summary = inspect_model(path, threads=1)
     assert summary.opset == facts["opset"], name
     assert summary.ir_version == facts["ir_version"], name
@@ -73,7 +69,7 @@ def check_facts(name: str) -> None:
 def test_zoo_models_that_cannot_run_are_refused(name: str) -> None:
     says, where = REFUSED[name]
     with pytest.raises(UnsupportedModelError, match=says) as caught:
-        inspect_model(path_of(name), threads=1)
+        inspect_model(required_data_dir() / "zoo" / zoo()[name]["file"], threads=1)
     assert caught.value.code == "unsupported-model"
     assert caught.value.where == where
     assert caught.value.hint

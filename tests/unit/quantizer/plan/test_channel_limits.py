@@ -39,7 +39,7 @@ def limited(limit: str = "[cap] m = Min(r, h) ") -> onnx.ModelProto:
 def test_the_pair_stands_behind_the_limit(target: str) -> None:
     for limit in ("[cap] m = Min(r, h) ", "[cap] m = Min(h, r) "):
         _, plan = plan_for(limited(limit), config(target=target))
-        assert plan.nodes["cap"].role is Role.FUSED and plan.nodes["act"].role is Role.FUSED
+        assert plan.nodes["cap"].role is plan.nodes["act"].role is Role.FUSED
         assert "m" in plan.activations and not {"a", "r"} & set(plan.activations)
 
 

@@ -11,6 +11,7 @@ import pytest
 from onnx import TensorProto, numpy_helper
 
 from service.contracts.errors import InvalidConfigError
+from tests.support.each import each
 from tests.unit.quantizer.toolbox import Arrays, config, make_model, normal, plan_for, quantize_file, run_onnx, sqnr_db
 from worker.quantizer.inspection import inspect_nodes
 from worker.quantizer.pipeline import Result
@@ -128,17 +129,9 @@ MODES = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("settings", "dtype", "limit", "kind"),
-    [
-        (MODES[0], "int8", 127, TensorProto.INT8),
-        (MODES[1], "int4", 7, TensorProto.INT4),
-        (MODES[2], "int8", 127, TensorProto.INT8),
-    ],
-)
-def test_branches_restore_their_own_weights(
-    tmp_path: Path, settings: dict[str, object], dtype: str, limit: int, kind: int
-) -> None:
+@pytest.mark.parametrize(("settings", "dtype"), [(MODES[0], "int8"), (MODES[1], "int4"), (MODES[2], "int8")])
+def test_branches_restore_their_own_weights(tmp_path: Path, settings: dict[str, object], dtype: str) -> None:
+    limit, kind = (127, TensorProto.INT8) if dtype == "int8" else (7, TensorProto.INT4)
     model = branches(FIRST, "[one] p = MatMul(x, w)", "[other] q = Gemm(x, w, b)")
     body_constants(model, "a", w=normal(4, 5))
     body_constants(model, "b", w=normal(4, 5, seed=1), b=normal(5))
@@ -217,17 +210,6 @@ def test_names_of_weights_are_read_where_they_stand(tmp_path: Path) -> None:
     agree(quantized(tmp_path, model, feeds_of(False))[0], with_rounded(model, k=1), feeds_of(False))
 
 
-def test_a_weight_that_a_loop_carries_is_no_constant(tmp_path: Path) -> None:
-    text = (
-        "(float[N,4] x) => (float[N,4] y) { y, o = Loop(n, , x, w) <"
-        "body = l (int64 k, bool c, float[N,4] s, float[4,4] v) => (bool d, float[N,4] t, float[4,4] u) "
-        "{ d = Identity(c) [inner] t = MatMul(s, v) u = Tanh(v) }> }"
-    )
-    model = tiny(text, n=np.array(2), w=normal(4, 4))
-    rows = {row.name: row for row in quantized(tmp_path, model, {"x": normal(6, 4)})[1].report.layers}
-    assert rows["inner"].reason == "its weight is not constant"
-
-
 def test_convolutions_in_branches_and_power_of_two_scales(tmp_path: Path) -> None:
     text = (
         "(float[N,3,6,6] x, bool[N] go) => (float[N,4,4,4] y) { g = Slice(go, zero, one) f = Squeeze(g) y = If(f) <"
@@ -285,15 +267,22 @@ def test_sub_graphs_stay_in_float_unless_asked_for(tmp_path: Path) -> None:
         with pytest.raises(InvalidConfigError) as caught:
             config(mode=mode, subgraphs="weights")
         assert caught.value.errors[0].pointer == "/subgraphs"
+    text = (
+        "(float[N,4] x) => (float[N,4] y) { y, o = Loop(n, , x, w) <"
+        "body = l (int64 k, bool c, float[N,4] s, float[4,4] v) => (bool d, float[N,4] t, float[4,4] u) "
+        "{ d = Identity(c) [inner] t = MatMul(s, v) u = Tanh(v) }> }"
+    )
+    result = quantized(tmp_path, tiny(text, n=np.array(2), w=normal(4, 4)), {"x": normal(6, 4)})[1]
+    rows = {row.name: row for row in result.report.layers}
+    assert rows["inner"].reason == "its weight is not constant"  # but carried by the loop
 
 
-@pytest.mark.parametrize("target", sorted(TARGETS))
+@each("target", sorted(TARGETS))
 def test_rules_of_targets_may_run_again_over_weights_of_bodies(target: str) -> None:
     """As mixed precision has them do."""
     wanted = config(subgraphs="weights", target=target)
     then, other = "[inner] p = MatMul(x, w)", "h = MatMul(x, v) q = MatMul(h, w)"
-    model = branches(FIRST, then, other, w=normal(4, 5), v=normal(4, 4))
-    prepared, plan = plan_for(model, wanted)
+    prepared, plan = plan_for(branches(FIRST, then, other, w=normal(4, 5), v=normal(4, 4)), wanted)
     before = {name: weight.spec.calibration for name, weight in plan.weights.items()}
     TARGETS[target].run(Stage.SPECS, RuleContext(prepared.graph, plan, wanted, Journal()))
     assert {name: weight.spec.calibration for name, weight in plan.weights.items()} == before

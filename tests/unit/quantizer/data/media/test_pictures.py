@@ -54,9 +54,8 @@ def torchvision_center_crop(found: Image.Image, height: int, width: int) -> Imag
     """torchvision.transforms.functional.center_crop, as its source has it, its padding with NumPy."""
     pixels = np.asarray(found)
     wide, high = max(width - found.width, 0), max(height - found.height, 0)
-    pixels = np.pad(
-        pixels, ((high // 2, (high + 1) // 2), (wide // 2, (wide + 1) // 2)) + ((0, 0),) * (pixels.ndim - 2)
-    )
+    around = [(high // 2, (high + 1) // 2), (wide // 2, (wide + 1) // 2), (0, 0)]
+    pixels = np.pad(pixels, around[: pixels.ndim])
     top, left = (int(round((has - keeps) / 2.0)) for has, keeps in zip(pixels.shape, (height, width), strict=False))  # noqa: RUF046
     return Image.fromarray(pixels[top : top + height, left : left + width])
 
@@ -122,6 +121,8 @@ def test_an_exact_size_is_taken_with_antialias_or_without(tmp_path: Path) -> Non
     sharp = images(path, {"pictures": {"resize": {"size": [10, 10], "antialias": False}}})
     np.testing.assert_array_equal(sharp[0], resample(np.asarray(loaded(data)), 10, 10, cubic=False))
     assert (sharp != images(path, {"pictures": {"resize": {"size": [10, 10]}}})).any()
+    with pytest.raises(ValueError, match="there is none without antialias"):
+        ResizeSpec(size=(8, 8), interpolation="lanczos", antialias=False)
 
 
 def special_pictures() -> dict[str, bytes]:
@@ -142,36 +143,27 @@ def special_pictures() -> dict[str, bytes]:
         "alpha.webp": encoded(Image.fromarray(clear), "WEBP", lossless=True),
         "turned.jpg": encoded(rgb, "JPEG", exif=turned),
         "progressive.jpg": encoded(rgb, "JPEG", progressive=True),
+        "animation.webp": encoded(rgb, "WEBP", save_all=True, append_images=[rgb.rotate(90)], lossless=True),
     }
 
 
-@pytest.mark.parametrize("colour", ["rgb", "grey"])
-def test_special_pictures_are_converted_as_by_the_default_loader(tmp_path: Path, colour: str) -> None:
+@pytest.mark.parametrize(("colour", "mode"), [("rgb", "RGB"), ("grey", "L")])
+def test_special_pictures_are_converted_as_by_the_default_loader(tmp_path: Path, colour: str, mode: str) -> None:
     files = special_pictures()
-    found = images(archive(tmp_path / "x", files), {"pictures": {"colour": colour}})
-    wanted = [np.asarray(loaded(data, "RGB" if colour == "rgb" else "L")) for data in files.values()]
-    np.testing.assert_array_equal(found, np.stack(wanted))
+    path = archive(tmp_path / "x", files)
+    found = images(path, {"pictures": {"colour": colour}})
+    np.testing.assert_array_equal(found, np.stack([np.asarray(loaded(data, mode)) for data in files.values()]))
+    if colour == "grey":  # they feed one channel
+        document = {"pictures": {"colour": "grey"}, "inputs": {"*": {"array": "images", "layout": "NHW", "scale": 0.5}}}
+        assert fed(path, document, "n", 1, 16, 16)[0].feeds["x"].shape == (3, 1, 16, 16)
 
 
-def test_the_first_frame_of_an_animation_is_taken(tmp_path: Path) -> None:
-    first, second = (Image.fromarray(noise(8, 8, seed=k)) for k in (1, 2))
-    data = encoded(first, "WEBP", save_all=True, append_images=[second], lossless=True)
-    np.testing.assert_array_equal(images(archive(tmp_path / "x", {"a.webp": data}), {})[0], np.asarray(first))
-
-
-@pytest.mark.parametrize("pictures", [None, {"resize": {"shorter_side": 8}}])
-def test_pictures_of_several_sizes_need_one(tmp_path: Path, pictures: dict[str, Any] | None) -> None:
+def test_pictures_of_several_sizes_need_one(tmp_path: Path) -> None:
     path = archive(tmp_path / "x", {"a.png": encoded(noise(8, 8)), "b.png": encoded(noise(8, 9))})
-    with pytest.raises(DatasetFormatError, match=r"'b.png' gives 8 x 9 pixels, the first one 8 x 8") as caught:
-        images(path, {"pictures": pictures})
-    assert "resize or a crop" in str(caught.value.hint)
-
-
-def test_grey_pictures_feed_one_channel(tmp_path: Path) -> None:
-    path = archive(tmp_path / "x", {"a.png": encoded(noise(8, 8))})
-    document = {"pictures": {"colour": "grey"}, "inputs": {"*": {"array": "images", "layout": "NHW", "scale": 0.5}}}
-    (batch,) = fed(path, document, "n", 1, 8, 8)
-    assert batch.feeds["x"].shape == (1, 1, 8, 8)
+    for pictures in (None, {"resize": {"shorter_side": 8}}):
+        with pytest.raises(DatasetFormatError, match=r"'b.png' gives 8 x 9 pixels, the first one 8 x 8") as caught:
+            images(path, {"pictures": pictures})
+        assert "resize or a crop" in str(caught.value.hint)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -209,13 +201,8 @@ def reference(data: bytes, side: int = 256, filter_: Any = Image.BILINEAR) -> np
 
 def reference_imagenet(data: bytes) -> np.ndarray[Any, Any]:
     """Normalize."""
-    return (reference(data) - np.reshape([0.485, 0.456, 0.406], (3, 1, 1))) / np.reshape(
-        [0.229, 0.224, 0.225], (3, 1, 1)
-    )
-
-
-def reference_tf(data: bytes) -> np.ndarray[Any, Any]:
-    return reference(data) * 2 - 1
+    mean, std = (np.reshape(numbers, (3, 1, 1)) for numbers in ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]))
+    return (reference(data) - mean) / std
 
 
 def reference_timm(data: bytes, filter_: Any = Image.BICUBIC) -> np.ndarray[Any, Any]:
@@ -227,7 +214,7 @@ def reference_timm(data: bytes, filter_: Any = Image.BICUBIC) -> np.ndarray[Any,
     ("name", "wanted"),
     [
         ("imagenet_torchvision", reference_imagenet),
-        ("imagenet_tf", reference_tf),
+        ("imagenet_tf", lambda data: reference(data) * 2 - 1),
         ("timm:bicubic,0.95,(0.5,0.5,0.5),(0.5,0.5,0.5)", reference_timm),
         ("timm:,0.95,inception,0.5/0.5/0.5,224,center", reference_timm),
         ("timm:bilinear,0.95,inception,inception", partial(reference_timm, filter_=Image.BILINEAR)),
@@ -239,11 +226,6 @@ def test_named_specs(tmp_path: Path, name: str, wanted: Any) -> None:
     data = encoded(noise(300, 401), "JPEG")
     (batch,) = fed(archive(tmp_path / "x", {"a.jpg": data}), name, "n", 3, 224, 224)
     np.testing.assert_allclose(batch.feeds["x"][0], wanted(data), rtol=1e-6, atol=1e-6)
-
-
-def test_there_is_no_lanczos_without_antialias() -> None:
-    with pytest.raises(ValueError, match="there is none without antialias"):
-        ResizeSpec(size=(8, 8), interpolation="lanczos", antialias=False)
 
 
 def test_cifar10_is_normalized_and_nothing_else(tmp_path: Path) -> None:
