@@ -90,6 +90,7 @@ def rest(one: socket.socket) -> bytes:
 
 
 def unread(server: ApiProcess) -> int:
+    # of equal lines the service writes five a minute: there are fewer such tests than that
     return server.log.read_text().count("connections.unread")
 
 
