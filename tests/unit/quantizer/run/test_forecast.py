@@ -31,33 +31,26 @@ class Recorder(SilentRun):
 
 
 def test_costs_alone_until_a_phase_tells_how_far_it_has_come() -> None:
-    clock = Clock()
-    forecast = Forecast(clock)
+    forecast = Forecast(clock := Clock())
     forecast.expect([Phase("a", 10.0), Phase("b", 5.0)])
     assert forecast.seconds_left == 15.0
     forecast.enter("a")
     clock.now += 4
     assert forecast.seconds_left == 11.0
     clock.now += 26  # three times as long as expected
-    left = forecast.seconds_left
-    assert left is not None
-    assert left > 5.0 + 3.0
+    assert (forecast.seconds_left or 0.0) > 5.0 + 3.0
     forecast.leave()
     assert forecast.seconds_left == 5.0
 
 
 def test_its_own_pace_counts_the_more_the_further_it_has_come() -> None:
-    errors = []
-    clock = Clock()
-    forecast = Forecast(clock)
+    errors, forecast = [], Forecast(clock := Clock())
     forecast.expect([Phase("a", 10.0)])
     forecast.enter("a")
     for done in range(1, 100):
         clock.now += 1.0
         forecast.tell("a", done / 100, "layers")
-        left = forecast.seconds_left
-        assert left is not None
-        errors.append(abs(left - (100 - done)) / 100)
+        errors.append(abs((forecast.seconds_left or 0.0) - (100 - done)) / 100)
     assert max(errors[50:]) < 0.06
     assert max(errors[20:]) < 0.2
 
