@@ -10,14 +10,19 @@ from pathlib import Path
 
 import pytest
 
+from service.jobs.schemas import JobOut
 from tests.support.patience import PATIENCE_SECONDS
+from tests.support.scripted import Scripted, scripted
 from tests.support.tiny import Tiny, make_tiny
+from tests.support.webhooks import answering
 from tests.worker.running import Service
 from worker import cli
 
 ROOT = Path(__file__).parents[2]
 KEY = "a-key-for-these-tests"
+NOWHERE = "http://127.0.0.1:1"
 Quantmill = Callable[..., subprocess.CompletedProcess[str]]
+Ask = Callable[..., str]
 
 
 @pytest.fixture(scope="session")
@@ -26,10 +31,68 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
 
 
 @pytest.fixture(scope="package")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """One service, with a key, for all tests that do it no harm."""
-    with Service(tmp_path_factory.mktemp("service") / "home", QUANTMILL_API_KEY=KEY) as running:
+def receiver() -> Iterator[Scripted]:
+    """Takes whatever the service sends."""
+    with scripted(answering(200)) as running:
         yield running
+
+
+@pytest.fixture(scope="package")
+def service(tmp_path_factory: pytest.TempPathFactory, receiver: Scripted) -> Iterator[Service]:
+    """One service, with a key, for all tests that do it no harm. It may send to the receiver."""
+    variables = {"QUANTMILL_API_KEY": KEY, "QUANTMILL_EGRESS_ALLOWED": f"http://127.0.0.1:{receiver.port}"}
+    with Service(tmp_path_factory.mktemp("service") / "home", **variables) as running:
+        yield running
+
+
+@pytest.fixture(scope="package")
+def uploaded(service: Service, tiny: Tiny) -> dict[str, str]:
+    """Ids of model and data on the service, as ``submit`` takes them."""
+    return service.upload(tiny)
+
+
+@pytest.fixture(scope="package")
+def job(service: Service, uploaded: dict[str, str]) -> JobOut:
+    """A job that has succeeded."""
+    labels = {"build": "7", "team/owner": "größe"}
+    made = service.client.submit(**uploaded, preset="int8", name="results", labels=labels)
+    return service.client.wait_succeeded(made, timeout_seconds=PATIENCE_SECONDS)
+
+
+@pytest.fixture(scope="package")
+def other_job(service: Service, uploaded: dict[str, str]) -> JobOut:
+    """The same in shifts of powers of two; its gate is broken."""
+    config = {"preset": "xint8", "evaluation": {"gate": {"min_sqnr_db": 200}}}
+    made = service.client.submit(**uploaded, config=config, name="[bold]others[/bold]")
+    return service.client.wait_succeeded(made, timeout_seconds=PATIENCE_SECONDS)
+
+
+@pytest.fixture(scope="package")
+def evaluation(service: Service, uploaded: dict[str, str]) -> JobOut:
+    """An evaluation that has succeeded; its gate is broken."""
+    made = service.client.submit_evaluation(
+        model=uploaded["model"], evaluation=uploaded["evaluation"],
+        spec={"latency_runs": 1, "gate": {"max_size_bytes": 1}},
+    )  # fmt: skip
+    return service.client.wait_succeeded(made, timeout_seconds=PATIENCE_SECONDS)
+
+
+@pytest.fixture
+def ask(quantmill: Quantmill, service: Service) -> Ask:
+    """Runs ``quantmill ARGUMENTS`` on the service; gives standard output, or of a failure standard error."""
+
+    def run(*arguments: object, code: int = 0) -> str:
+        done = quantmill(*arguments, "--server", service.url, "--key", KEY)
+        assert done.returncode == code, done.stdout + done.stderr
+        assert "Traceback" not in done.stderr
+        return done.stdout if code == 0 else words(done.stderr)
+
+    return run
+
+
+def words(told: str) -> str:
+    """What was told, without its lines and frames."""
+    return " ".join(told.replace("│", " ").split())
 
 
 @pytest.fixture
@@ -43,10 +106,10 @@ def quantmill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quantmill_process
         if any(name.startswith("PYTHON") for name in variables):
             return quantmill_process(*arguments, **variables)
         out, err = io.StringIO(), io.StringIO()
-        words = ["quantmill", *map(str, arguments)]
+        command = ["quantmill", *map(str, arguments)]
         with monkeypatch.context() as patch, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             patch.chdir(tmp_path)
-            patch.setattr(sys, "argv", words)
+            patch.setattr(sys, "argv", command)
             for name, value in variables.items():
                 patch.setenv(name, value)
             try:
@@ -54,7 +117,7 @@ def quantmill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quantmill_process
                 code = 0
             except SystemExit as end:
                 code = end.code if isinstance(end.code, int) else int(end.code is not None)
-        return subprocess.CompletedProcess(words, code, out.getvalue(), err.getvalue())
+        return subprocess.CompletedProcess(command, code, out.getvalue(), err.getvalue())
 
     return run
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,6 @@ from service.contracts.config import parse_config
 from service.contracts.report import Report
 from tests.support.front import make_report
 from tests.unit.quantizer.advice.planted import chain, images
-from worker.commands import report_files
 from worker.commands.console import print_report
 
 FIGURE = {"metric": "top1", "unit": "%", "before": 41.1, "after": 86.3, "samples": 438, "seconds": 21.0}
@@ -42,7 +40,7 @@ def advised(tmp_path):
     return path
 
 
-def test_the_first_advice_becomes_a_whole_config(quantmill, advised, tmp_path):
+def test_advice_becomes_a_whole_config(quantmill, advised, tmp_path):
     done = quantmill("apply-advice", advised, "--output", "config.json")
     assert done.returncode == 0, done.stderr
     before = Report.model_validate_json(advised.read_text()).manifest.config
@@ -50,60 +48,25 @@ def test_the_first_advice_becomes_a_whole_config(quantmill, advised, tmp_path):
     assert [algorithm.method for algorithm in after.algorithms] == ["cross_layer_equalization"]
     assert after.model_copy(update={"algorithms": ()}) == before.model_copy(update={"algorithms": ()})
     assert "equalize" in done.stdout and "config.json" in done.stdout and "cross_layer_equalization" in done.stdout
-
-
-def test_another_advice_is_chosen_by_its_number(quantmill, advised, tmp_path):
-    done = quantmill("apply-advice", advised, "--number", "2", "--output", "config.json")
-    assert done.returncode == 0, done.stderr
+    assert quantmill("apply-advice", advised, "--number", "2", "--output", "config.json").returncode == 0
     assert parse_config(json.loads((tmp_path / "config.json").read_text())).activation.calibration.method == "mse"
 
 
 @pytest.mark.parametrize(
-    ("number", "told"), [("3", "is no setting"), ("4", "has 3 pieces of advice")], ids=["by hand", "too far"]
+    ("document", "number", "told"),
+    [
+        (report(TRIED, UNTRIED, BY_HAND), 3, "is no setting"),
+        (report(TRIED, UNTRIED, BY_HAND), 4, "has 3 pieces of advice"),
+        (report(), 1, "has no pieces of advice"),
+        ({}, 1, "is no report"),
+    ],
 )
-def test_what_cannot_be_applied_is_refused(number, told, quantmill, advised, tmp_path):
-    done = quantmill("apply-advice", advised, "--number", number, "--output", "config.json")
+def test_what_cannot_be_applied_is_refused(document, number, told, quantmill, tmp_path):
+    (tmp_path / "r.json").write_text(json.dumps(document))
+    done = quantmill("apply-advice", "r.json", "--number", number, "--output", "config.json")
     assert done.returncode == 1
     assert told in done.stderr and "hint" in done.stderr
     assert not (tmp_path / "config.json").exists()
-
-
-@pytest.mark.parametrize("text", ["no JSON", "{}"])
-def test_what_is_no_report_is_refused(text, quantmill, tmp_path):
-    (tmp_path / "r.json").write_text(text)
-    done = quantmill("apply-advice", "r.json", "--output", "config.json")
-    assert done.returncode == 1
-    assert "is no report" in done.stderr
-
-
-def test_a_report_that_does_not_fit_is_told_by_its_place(quantmill, tiny, tmp_path):
-    (tmp_path / "r.json").write_text(json.dumps({**report(), "verdict": "maybe"}))
-    for command in (
-        ("apply-advice", "r.json", "--output", "config.json"),
-        ("quantize", tiny.model, "--calibration", tiny.calibration, "--ranges-from", "r.json", "--output", "q.onnx"),
-        ("report", "r.json"),
-    ):
-        done = quantmill(*command)
-        assert done.returncode == 1
-        assert "r.json is no report: verdict" in " ".join(done.stderr.split())
-
-
-def test_a_config_that_cannot_be_written_leaves_nothing_behind(quantmill, advised, tmp_path, monkeypatch):
-    def refuse(source: Path, destination: Path) -> None:
-        raise PermissionError(13, "Permission denied", str(destination))
-
-    monkeypatch.setattr(report_files, "publish", refuse)
-    done = quantmill("apply-advice", advised, "--output", "config.json")
-    assert done.returncode == 1
-    assert "error[file-access]" in done.stderr
-    assert [path.name for path in tmp_path.iterdir()] == ["r.json"]
-
-
-def test_a_report_without_advice_says_so(quantmill, tmp_path):
-    (tmp_path / "r.json").write_text(json.dumps(report()))
-    done = quantmill("apply-advice", "r.json", "--output", "config.json")
-    assert done.returncode == 1
-    assert "has no pieces of advice" in done.stderr
 
 
 def test_a_printed_report_tells_what_helps_and_how_to_apply_it(tmp_path):
@@ -122,16 +85,17 @@ def test_a_lost_network_comes_back_by_what_the_report_says(quantmill, tmp_path):
     np.savez(tmp_path / "c.npz", **images())
     lost = {"preset": "plain", "weight": {"granularity": "per_tensor"}, "evaluation": {"advice_seconds": 0}}
     (tmp_path / "lost.json").write_text(json.dumps(lost))
-    common = ("quantize", "net.onnx", "--calibration", "c.npz", "--output", "q.onnx")
-    first = quantmill(*common, "--config", "lost.json", "--report", "before.json")
-    assert first.returncode == 0, first.stderr
-    assert "advice 1" in first.stdout and "apply-advice before.json --output config.json" in first.stdout
+
+    def quantize(config: str, name: str) -> tuple[str, Report]:
+        options = ("--calibration", "c.npz", "--output", "q.onnx", "--config", config, "--report", name)
+        done = quantmill("quantize", "net.onnx", *options)
+        assert done.returncode == 0, done.stderr
+        return done.stdout, Report.model_validate_json((tmp_path / name).read_text())
+
+    told, before = quantize("lost.json", "before.json")
+    assert "advice 1" in told and "apply-advice before.json --output config.json" in told
     applied = quantmill("apply-advice", "before.json", "--output", "config.json")
     assert applied.returncode == 0, applied.stderr
-    second = quantmill(*common, "--config", "config.json", "--report", "after.json")
-    assert second.returncode == 0, second.stderr
-    before, after = (
-        Report.model_validate_json((tmp_path / name).read_text()) for name in ("before.json", "after.json")
-    )
+    told, after = quantize("config.json", "after.json")
     assert before.fidelity.sqnr_db < 10.0 and after.fidelity.sqnr_db > 30.0
-    assert after.advice == () and "advice" not in second.stdout
+    assert after.advice == () and "advice" not in told

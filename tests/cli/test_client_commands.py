@@ -1,4 +1,4 @@
-"""``models push``, ``datasets push``, ``jobs submit|fetch``, ``report JOB``, and what all commands share."""
+"""``models push``, ``datasets push``, ``jobs submit|fetch``, and what all commands share."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from safetensors.numpy import load_file
 
 from service.contracts.exits import EXITS_BY_CODE, GATE_EXITS, ExitCode
 from service.contracts.report import Report
-from tests.cli.conftest import KEY, ROOT
+from tests.cli.conftest import KEY, ROOT, Ask
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.tiny import Tiny, make_model
 from tests.worker.running import Service
 
-pytestmark = pytest.mark.slow  # on a service
+pytestmark = pytest.mark.slow  # on a service, or a process
 
 
 @pytest.fixture
@@ -30,17 +30,22 @@ def there(service: Service) -> dict[str, str]:
     return {"QUANTMILL_SERVER": service.url, "QUANTMILL_API_KEY": KEY}
 
 
-@pytest.fixture(scope="module")
-def pushed(service: Service, tiny: Tiny) -> dict[str, str]:
-    return service.upload(tiny)
+@pytest.fixture
+def submit(uploaded: dict[str, str]) -> list[str]:
+    nouns = [word for noun in ("model", "calibration", "evaluation") for word in (f"--{noun}", uploaded[noun])]
+    return ["jobs", "submit", *nouns]
 
 
-def test_from_files_to_a_report_without_naming_the_service_again(quantmill, there, tiny: Tiny, tmp_path: Path) -> None:
-    model = quantmill("models", "push", tiny.model, "--name", "tiny", **there)
+def test_from_files_to_results_without_naming_the_service_again(quantmill, there, tiny: Tiny, tmp_path: Path) -> None:
+    described = ("--description", "as of Tuesday", "--tag", "team=audio", "--tag", "of=ci")
+    model = quantmill("models", "push", tiny.model, "--name", "tiny", *described, **there)
     assert model.returncode == 0, model.stderr
     assert re.fullmatch(r"mdl_\w+\n", model.stdout)
-    data = quantmill("datasets", "push", tiny.calibration, "--json", **there)
-    assert json.loads(data.stdout)["status"] == "ready"
+    data = quantmill("datasets", "push", tiny.calibration, "--name", "tiny", *described, "--json", **there)
+    pushed = json.loads(quantmill("models", "show", "tiny@latest", "--json", **there).stdout), json.loads(data.stdout)
+    for made in pushed:
+        assert (made["tags"], made["description"]) == ({"team": "audio", "of": "ci"}, "as of Tuesday")
+        assert (made["name"], made["status"]) == ("tiny", "ready")
     done = quantmill(
         "jobs", "submit", "--model", model.stdout.strip(), "--calibration", json.loads(data.stdout)["id"],
         "--preset", "int8", "--name", "nightly", "--label", "build=7", "--label", "branch=a=b", "--priority", 3,
@@ -52,118 +57,69 @@ def test_from_files_to_a_report_without_naming_the_service_again(quantmill, ther
     shown = json.loads(quantmill("jobs", "show", job_id, "--json", **there).stdout)
     assert (shown["name"], shown["labels"], shown["priority"]) == ("nightly", {"build": "7", "branch": "a=b"}, 3)
     assert shown["state"] == "succeeded"
-
     fetched = quantmill(
         "jobs", "fetch", job_id, "--output", "q.onnx", "--report", "r.json", "--html", "r.html",
-        "--extra-dir", "more", "--safetensors", "w.safetensors", **there,
+        "--extra-dir", "more", "--safetensors", "w.safetensors", "--json", **there,
     )  # fmt: skip
     assert fetched.returncode == 0, fetched.stderr
+    told = json.loads(fetched.stdout)
+    kinds = {file["kind"]: file["path"] for file in told["files"]}
+    assert (told["job"], told["verdict"]) == (job_id, "none")
+    assert {"model": "q.onnx", "report": "r.json", "html": "r.html"}.items() <= kinds.items()
+    assert all((tmp_path / path).exists() for path in kinds.values())
     report = Report.model_validate_json((tmp_path / "r.json").read_text())
     assert (tmp_path / "q.onnx").stat().st_size == report.quantized.size_bytes
     weights = {tensor.name for tensor in onnx.load(tmp_path / "q.onnx").graph.initializer}
     assert set(load_file(tmp_path / "w.safetensors")) == weights
-    assert (tmp_path / "r.html").read_text().startswith("<!doctype html>")
-    again = quantmill("report", job_id, "--json", "--html", "again.html", **there)
-    assert again.returncode == 0, again.stderr
-    assert Report.model_validate_json(again.stdout.rpartition("}")[0] + "}") == report
-    assert (tmp_path / "again.html").read_bytes() == (tmp_path / "r.html").read_bytes()
-    printed = quantmill("report", "r.json")
-    assert "verdict" in printed.stdout
 
 
-def test_external_data_and_new_weights_are_pushed(quantmill, there, service: Service, tmp_path: Path) -> None:
+def test_external_data_is_pushed_and_a_rejected_model_is_an_error(ask: Ask, tmp_path: Path) -> None:
     make_model(tmp_path / "net.onnx", external="net.data")
-    done = quantmill("models", "push", "net.onnx", "--no-wait", "--json", **there)
-    assert {file["path"] for file in json.loads(done.stdout)["files"]} == {"net.onnx", "net.data"}
+    pushed = json.loads(ask("models", "push", "net.onnx", "--no-wait", "--json"))
+    assert {file["path"] for file in pushed["files"]} == {"net.onnx", "net.data"}
     (tmp_path / "net.data").unlink()
-    missing = quantmill("models", "push", "net.onnx", **there)
-    assert missing.returncode == 1
-    assert "error[external-data]" in missing.stderr
-
-
-def test_a_rejected_model_is_an_error(quantmill, there, tmp_path: Path) -> None:
+    assert "error[external-data]" in ask("models", "push", "net.onnx", code=1)
     (tmp_path / "net.onnx").write_bytes(b"nonsense")
-    done = quantmill("models", "push", "net.onnx", **there)
-    assert (done.returncode, done.stdout) == (1, "")
-    assert "error[not-onnx]" in done.stderr
+    assert "error[not-onnx]" in ask("models", "push", "net.onnx", code=1)
 
 
-def submit(pushed: dict[str, str]) -> list[str]:
-    return [
-        "jobs", "submit", "--model", pushed["model"], "--calibration", pushed["calibration"],
-        "--evaluation", pushed["evaluation"],
-    ]  # fmt: skip
-
-
-def test_a_dry_run_tells_what_a_job_would_take_and_submits_nothing(quantmill, there, pushed) -> None:
+def test_a_dry_run_tells_what_a_job_would_take_and_submits_nothing(ask: Ask, submit) -> None:
     count = ("jobs", "list", "--limit", 100, "--json")
-    before = json.loads(quantmill(*count, **there).stdout)
-    told = quantmill(*submit(pushed), "--preset", "int8_accurate", "--dry-run", **there)
-    assert told.returncode == 0, told.stderr
-    assert re.search(
-        r"^estimate +about \S+ \w+ \(.+ to .+\), .+ of memory, a model of .+, done about ", told.stdout, re.M
-    )
-    found = json.loads(quantmill(*submit(pushed), "--dry-run", "--json", **there).stdout)
+    before = json.loads(ask(*count))
+    told = ask(*submit, "--preset", "int8_accurate", "--dry-run")
+    assert re.search(r"^estimate +about \S+ \w+ \(.+ to .+\), .+ of memory, a model of .+, done about ", told, re.M)
+    found = json.loads(ask(*submit, "--dry-run", "--json"))
     assert found["estimate"]["basis"] in ("timed", "history")
     assert found["estimated_finish_at"] is not None
-    assert json.loads(quantmill(*count, **there).stdout) == before
+    assert json.loads(ask(*count)) == before
 
 
-def test_quiet_and_json_say_no_more_than_that(quantmill, there, pushed) -> None:
-    quiet = quantmill(*submit(pushed), "--wait", "--quiet", **there)
+def test_quiet_and_json_say_no_more_and_the_same_word_makes_no_second_job(quantmill, there, submit) -> None:
+    once = (*submit, "--idempotency-key", "build-7", "--wait")
+    quiet = quantmill(*once, "--quiet", **there)
     assert (quiet.returncode, quiet.stderr) == (0, "")
     assert re.fullmatch(r"job_\w+\n", quiet.stdout)
-    told = quantmill(*submit(pushed), "--wait", "--json", "-q", **there)
+    told = quantmill(*once, "--json", "-q", **there)
     assert (json.loads(told.stdout)["state"], told.stderr) == ("succeeded", "")
+    assert json.loads(told.stdout)["id"] == quiet.stdout.strip()
     followed = quantmill("jobs", "follow", quiet.stdout.strip(), "--quiet", **there)
     assert (followed.returncode, followed.stdout, followed.stderr) == (0, "", "")
 
 
-def test_the_same_word_makes_no_second_job(quantmill, there, pushed) -> None:
-    first, second = (quantmill(*submit(pushed), "--idempotency-key", "build-7", **there).stdout for _ in range(2))
-    assert first == second != ""
-
-
-def test_a_failed_gate_has_a_code_of_its_own(quantmill, there, pushed, tmp_path: Path) -> None:
+def test_a_failed_gate_and_no_patience_have_codes_of_their_own(
+    quantmill, there, ask: Ask, submit, service: Service, tmp_path: Path
+) -> None:
     (tmp_path / "hard.json").write_text(json.dumps({"evaluation": {"gate": {"min_sqnr_db": 200}}}))
-    done = quantmill(*submit(pushed), "--config", "hard.json", "--wait", "--fail-on-gate", **there)
+    hard = (*submit, "--config", "hard.json", "--wait")
+    done = quantmill(*hard, "--fail-on-gate", **there)
     assert done.returncode == ExitCode.GATE_FAILED == 3
     job_id = done.stdout.partition("\n")[0]
-    assert quantmill("jobs", "follow", job_id, "--fail-on-gate", **there).returncode == ExitCode.GATE_FAILED
-    assert quantmill("jobs", "follow", job_id, **there).returncode == ExitCode.DONE
-
-
-def test_no_patience_has_one_too(quantmill, there, pushed, service: Service, tmp_path: Path) -> None:
-    (tmp_path / "slow.json").write_text(json.dumps({"evaluation": {"latency_runs": 1000, "layer_samples": 1024}}))
-    done = quantmill(*submit(pushed), "--config", "slow.json", "--wait", "--timeout", 0, **there)
-    assert done.returncode == ExitCode.WAIT_TIMEOUT == 5
-    assert "error[wait-timeout]" in done.stderr
-    assert service.client.cancel(done.stdout.strip()).id == done.stdout.strip()
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["--label", "novalue"],
-        ["--label", "a=1", "--label", "a=2"],
-        ["--timeout", "3"],
-        ["--fail-on-gate"],
-        ["--dry-run", "--wait"],
-        ["--preset", "int8", "--config", "c.json"],
-    ],
-)
-def test_what_is_misspelled_is_told_before_anything_is_sent(quantmill, tmp_path: Path, words: list[str]) -> None:
-    (tmp_path / "c.json").write_text("{}")
-    done = quantmill("jobs", "submit", "--model", "mdl_x", "--server", "http://127.0.0.1:1", *words)
-    assert done.returncode == ExitCode.USAGE
-    assert "Traceback" not in done.stderr
-
-
-def test_fetch_wants_to_know_what(quantmill, there) -> None:
-    assert quantmill("jobs", "fetch", "job_x", **there).returncode == ExitCode.USAGE
-    assert quantmill("jobs", "fetch", "job_x", "--safetensors", "w", **there).returncode == ExitCode.USAGE
-    assert quantmill("report", "no-such-file.json").returncode == ExitCode.USAGE
-    assert "error[job-not-found]" in quantmill("report", "job_x", **there).stderr
+    ask("jobs", "follow", job_id, "--fail-on-gate", code=ExitCode.GATE_FAILED)
+    ask("jobs", "follow", job_id)
+    impatient = quantmill(*hard, "--timeout", 0, **there)
+    assert impatient.returncode == ExitCode.WAIT_TIMEOUT == 5
+    assert "error[wait-timeout]" in impatient.stderr
+    assert service.client.cancel(impatient.stdout.strip()).id == impatient.stdout.strip()
 
 
 def test_without_any_service_the_error_says_what_to_do(quantmill_process, tmp_path: Path) -> None:
@@ -171,17 +127,9 @@ def test_without_any_service_the_error_says_what_to_do(quantmill_process, tmp_pa
     assert done.returncode == ExitCode.ERROR
     assert "error[service-not-found]" in done.stderr
     assert "QUANTMILL_SERVER" in done.stderr
-    assert "warning" not in quantmill_process("--version", QUANTMILL_SERVER="http://127.0.0.1:1").stderr
 
 
-def test_every_list_is_json_if_asked(quantmill, there) -> None:
-    for words in (["jobs", "list"], ["queues"], ["quarantine", "list"]):
-        done = quantmill(*words, "--json", **there)
-        assert done.returncode == 0, done.stderr
-        assert json.loads(done.stdout) is not None
-
-
-def run_on_a_terminal(folder: Path, *words: str, **variables: str) -> str:
+def run_on_a_terminal(folder: Path, *command: str, **variables: str) -> str:
     """What a command writes to a terminal."""
     import pty
 
@@ -199,7 +147,7 @@ def run_on_a_terminal(folder: Path, *words: str, **variables: str) -> str:
     reader.start()
     environment = {name: value for name, value in os.environ.items() if not name.startswith("QUANTMILL_")}
     subprocess.run(
-        [sys.executable, "-P", "-m", "worker.cli", *words], stdin=end, stdout=end, stderr=end, cwd=folder,
+        [sys.executable, "-P", "-m", "worker.cli", *command], stdin=end, stdout=end, stderr=end, cwd=folder,
         env={**environment, "PYTHONPATH": str(ROOT), "TERM": "xterm-256color", "COLUMNS": "100", **variables},
         timeout=PATIENCE_SECONDS, check=False,
     )  # fmt: skip
@@ -210,15 +158,15 @@ def run_on_a_terminal(folder: Path, *words: str, **variables: str) -> str:
 
 
 def test_a_terminal_sees_bars_and_colours_unless_it_wants_none(there, tiny: Tiny, tmp_path: Path) -> None:
-    words = ["models", "push", str(tiny.model)]
+    push = ["models", "push", str(tiny.model), "--no-wait"]
     colours = re.compile(r"\x1b\[[0-9;]*3[0-9][0-9;]*m")
-    shown = run_on_a_terminal(tmp_path, *words, **there)
+    shown = run_on_a_terminal(tmp_path, *push, **there)
     assert f"upload {tiny.model.name}" in shown
     assert colours.search(shown)
-    plain = run_on_a_terminal(tmp_path, *words, NO_COLOR="1", **there)
+    plain = run_on_a_terminal(tmp_path, *push, NO_COLOR="1", **there)
     assert f"upload {tiny.model.name}" in plain
     assert not colours.search(plain)
-    assert re.fullmatch(r"mdl_\w+\s*", run_on_a_terminal(tmp_path, *words, "--quiet", **there))
+    assert re.fullmatch(r"mdl_\w+\s*", run_on_a_terminal(tmp_path, *push, "--quiet", **there))
 
 
 def test_shells_complete_commands() -> None:

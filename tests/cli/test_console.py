@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import io
 from datetime import UTC, datetime
+from typing import Any
 
+import pytest
 from rich.console import Console
 
 from service.contracts.errors import FieldProblem, InvalidConfigError, InvalidRequestError
 from service.contracts.report import Finding, Report
 from service.jobs.schemas import EventOut
+from tests.cli.conftest import words
 from tests.support.front import make_report
 from worker.commands.console import ProgressView, print_problem, print_report
+from worker.commands.evaluation_view import print_evaluation
 from worker.commands.remote import show_event
 
 
@@ -26,6 +30,10 @@ def plain() -> Console:
 def text(console: Console) -> str:
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
+
+
+def rows_of(told: str) -> list[str]:
+    return [words(line) for line in told.splitlines()]
 
 
 def test_a_terminal_gets_one_bar_per_stage_and_all_are_finished():
@@ -88,17 +96,9 @@ def test_a_problem_names_every_place_and_the_way_out():
 
 def test_what_an_error_names_is_read_line_by_line():
     console = plain()
-    members = [
-        {
-            "member": 1,
-            "model": "nobody@3",
-            "preset": None,
-            "config": None,
-            "code": "model-not-found",
-            "detail": "None.",
-        },
-        {"member": 2, "model": "net@1", "preset": "int9", "config": 0, "code": "invalid-config", "detail": "No."},
-    ]
+    unknown = {"model": "nobody@3", "preset": None, "config": None, "code": "model-not-found", "detail": "None."}
+    refused = {"model": "net@1", "preset": "int9", "config": 0, "code": "invalid-config", "detail": "No."}
+    members = [{"member": 1, **unknown}, {"member": 2, **refused}]
     needed = [{"kind": "alias", "name": "prod"}, {"kind": "job", "name": "job_1"}]
     error = InvalidRequestError("no", members=members, needed_by=needed, axes=[1, 2], node="conv", span={"from": 1})
     print_problem(error.problem(), console)
@@ -136,28 +136,12 @@ def test_a_report_groups_what_was_left_in_float_by_reason():
 
 def test_metrics_are_shown_in_their_units():
     report = make_report().to_json_dict()
-    rmse = {
-        "name": "rmse",
-        "kind": "rmse",
-        "unit": "",
-        "better": "lower",
-        "float": 1.25,
-        "quantized": 1.5,
-        "drop": 0.25,
-    }
-    nearness = {
-        "name": "psnr",
-        "kind": "psnr",
-        "unit": "dB",
-        "better": "higher",
-        "float": None,
-        "quantized": 31.5,
-        "drop": None,
-    }
-    report["metrics"] += [rmse, nearness]
+    rmse = {"name": "rmse", "kind": "rmse", "unit": "", "better": "lower", "float": 1.25, "quantized": 1.5}
+    nearness = {"name": "psnr", "kind": "psnr", "unit": "dB", "better": "higher", "float": None, "quantized": 31.5}
+    report["metrics"] += [{**rmse, "drop": 0.25}, {**nearness, "drop": None}]
     console = plain()
     print_report(Report.model_validate(report), console)
-    rows = [" ".join(line.replace("│", " ").split()) for line in text(console).splitlines()]
+    rows = rows_of(text(console))
     assert "top1 (%) 90.00 89.50 -0.50 points" in rows
     assert "rmse 1.25 1.5 +0.25" in rows
     assert "psnr (dB) - 31.50" in rows
@@ -195,3 +179,52 @@ def test_findings_stand_before_all_figures():
     lines = text(console).splitlines()
     assert lines[:2] == ["critical[one-calibration-sample]: ranges of 1 [sample]", "  hint: Give more."]
     assert "fidelity" in text(console)
+
+
+GATE = [
+    {"clause": "max_drop", "metric": "top1", "wanted": 1.0, "got": 0.5, "holds": True},
+    {"clause": "min_sqnr_db", "wanted": 20.0, "got": 12.5, "holds": False},
+    {"clause": "max_latency_ratio", "wanted": 1.0, "got": 1.01, "holds": None, "why": "the runs are too few",
+     "samples_needed": 4000},
+]  # fmt: skip
+INTERVAL = {"low": -0.1, "high": 1.1, "confidence": 0.95, "method": "wilson", "samples": 100}
+TOP1 = {
+    "name": "top1", "kind": "top_k", "unit": "%", "better": "higher", "value": 89.5, "reference_value": 90.0,
+    "drop": 0.5, "drop_interval": INTERVAL, "p_value": 0.0311,
+}  # fmt: skip
+MANIFEST = {
+    "engine_version": "1", "model_sha256": "0" * 64, "evaluation_sha256": "0" * 64, "evaluation_preprocessing": {},
+    "evaluation": {}, "versions": {}, "threads": 1,
+}  # fmt: skip
+
+
+def evaluation(**changes: Any) -> str:
+    """What is shown of an evaluation."""
+    told = {
+        "verdict": "fail", "gate": GATE, "samples": 100, "model": {"size_bytes": 1024, "latency_ms": 1.0},
+        "reference": {"size_bytes": 4096, "latency_ms": 2.0}, "metrics": [TOP1], "manifest": MANIFEST,
+    }  # fmt: skip
+    console = Console(file=io.StringIO(), width=120, highlight=False)
+    print_evaluation({**told, **changes}, console)
+    return text(console)
+
+
+def test_the_change_and_each_condition_of_an_evaluation_are_told() -> None:
+    lines = rows_of(evaluation())
+    assert "top1 (%) 90.00 89.50 -0.50 [-1.1, +0.1] points, p 0.031" in lines
+    assert "size 4.0 KiB 1.0 KiB 4.00x smaller" in lines
+    assert "latency 2.00 ms 1.00 ms 2.00x as fast" in lines
+    at = lines.index("verdict fail")
+    assert lines[at + 1 :] == [
+        "holds: max_drop of top1 1, got 0.5",
+        "BROKEN: min_sqnr_db 20, got 12.5",
+        "UNDECIDED: max_latency_ratio 1, got 1.01",
+        "the runs are too few; about 4000 samples would decide it",
+    ]
+
+
+@pytest.mark.parametrize("verdict", ["none", "pass"])
+def test_without_a_reference_nothing_is_compared(verdict: str) -> None:
+    told = evaluation(reference=None, gate=[], verdict=verdict)
+    assert "change" not in told
+    assert rows_of(told)[-1] == f"verdict {verdict}"

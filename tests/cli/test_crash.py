@@ -54,12 +54,9 @@ def test_short_keys_are_hidden_in_the_command(arguments: list[str], monkeypatch:
     assert "abc" not in command
 
 
-def test_the_key_of_the_environment_is_hidden() -> None:
-    assert KEY not in crash.without_secrets(f"with {KEY} in it", [], {"QUANTMILL_API_KEY": KEY})
-
-
-def test_the_case_of_the_variable_does_not_matter() -> None:
-    assert KEY not in crash.without_secrets(f"with {KEY} in it", [], {"quantmill_Api_Key": KEY})
+@pytest.mark.parametrize("variable", ["QUANTMILL_API_KEY", "quantmill_Api_Key"])
+def test_the_key_of_the_environment_is_hidden(variable: str) -> None:
+    assert KEY not in crash.without_secrets(f"with {KEY} in it", [], {variable: KEY})
 
 
 def test_a_key_is_not_cut_before_it_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -102,6 +99,7 @@ def test_an_odd_file_name_is_told_and_written(
     assert b"KeyError: " in capfdbinary.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_file_does_not_depend_on_the_locale(tmp_path: Path) -> None:
     code = (
         "from worker.commands import crash; error = crash.crash_error(ValueError('\\u00e9 \\udcff'));"
@@ -127,14 +125,31 @@ def test_a_database_that_is_not_there_is_no_fault_of_ours(quantmill, tmp_path):
     assert "pa55" not in done.stderr
 
 
-def test_what_we_ask_wrongly_of_a_database_stays_a_fault_of_ours() -> None:
-    assert options.typed_error(ProgrammingError("select", {}, Exception("no such column"))) is None
+@pytest.mark.parametrize(
+    ("error", "code", "told"),
+    [
+        (ConnectionRefusedError(111, "Connection refused"), "system-refusal", "Connection refused."),
+        (MemoryError(), "resource-limit", "memory"),
+        (ModuleNotFoundError("No module named 'onnx'", name="onnx"), "engine-missing", "onnx"),
+    ],
+)
+def test_what_a_user_can_act_on_has_its_words(error: Exception, code: str, told: str) -> None:
+    typed = options.typed_error(error)
+    assert typed is not None and typed.code == code
+    assert told in typed.detail
 
 
-def test_what_the_system_refuses_has_its_words() -> None:
-    error = options.typed_error(ConnectionRefusedError(111, "Connection refused"))
-    assert error is not None and (error.code, error.detail) == ("system-refusal", "Connection refused.")
-    assert options.typed_error(OSError("words of a library")) is None
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError("words of a library"),
+        ModuleNotFoundError("No module named 'ours'", name="ours"),
+        ProgrammingError("select", {}, Exception("no such column")),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_what_we_do_wrong_stays_a_fault_of_ours(error: Exception) -> None:
+    assert options.typed_error(error) is None
 
 
 def test_without_a_place_for_the_file_the_fault_is_told_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,10 +161,3 @@ def test_without_a_place_for_the_file_the_fault_is_told_all_the_same(monkeypatch
     assert error.code == "internal-error"
     assert "ValueError: something" in error.detail
     assert "No space left" in error.detail
-
-
-def test_errors_that_have_words_keep_them(quantmill, tmp_path):
-    (tmp_path / "bad.onnx").write_bytes(b"nothing")
-    done = quantmill("inspect", "bad.onnx")
-    assert done.returncode == 1
-    assert "error[not-onnx]" in done.stderr

@@ -1,4 +1,4 @@
-"""inspect, targets and dequantize on the command line, in this process and on a service."""
+"""inspect, targets, dequantize and provenance on the command line, in this process and on a service."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import json
 import numpy as np
 import onnx
 import onnxruntime as ort
+import pytest
 
 from service.contracts.inspection import Inspection
 from service.contracts.targets import TARGET_OPTIONS
-from tests.cli.conftest import KEY
 from tests.support.patience import PATIENCE_SECONDS
 
 
@@ -21,22 +21,21 @@ def test_what_stays_in_float_is_told_with_reason_and_hint(quantmill, tiny):
     for word in ("conv", "Conv", "has no integer kernel", "Replace the operator"):
         assert word in done.stdout
     assert "gemm" not in done.stdout
+    # without anything left there is no table
+    assert quantmill("inspect", tiny.model).stdout == "5 of 5 nodes run quantized on onnxruntime_cpu.\n"
 
 
-def test_a_model_without_anything_left_has_no_table(quantmill, tiny):
-    done = quantmill("inspect", tiny.model)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == "5 of 5 nodes run quantized on onnxruntime_cpu.\n"
-
-
-def test_json_is_the_document(quantmill, tiny):
-    done = quantmill("inspect", tiny.model, "--target", "amd_npu_transformer", "--json")
+@pytest.mark.slow
+def test_json_is_the_document_and_a_service_gives_the_same(quantmill, ask, tiny):
+    common = ["inspect", tiny.model, "--target", "amd_npu_transformer", "--json"]
+    done = quantmill(*common)
     assert done.returncode == 0, done.stderr
     found = Inspection.model_validate_json(done.stdout)
     assert [(node.name, node.quantized) for node in found.nodes] == [
         ("conv", False), ("relu", False), ("pool", False), ("flatten", False), ("gemm", True),
     ]  # fmt: skip
     assert (found.node_count, found.quantized_count) == (5, 1)
+    assert ask(*common) == done.stdout
 
 
 def test_a_config_decides_too(quantmill, tiny, tmp_path):
@@ -49,33 +48,14 @@ def test_a_config_decides_too(quantmill, tiny, tmp_path):
     assert preset.stdout.rstrip().endswith("on amd_npu_cnn.")
 
 
-def test_bad_arguments(quantmill, tiny, tmp_path):
-    unknown = quantmill("inspect", tiny.model, "--target", "qn")
-    assert unknown.returncode == 2
-    assert "did you mean 'qnn'?" in unknown.stderr
-    (tmp_path / "c.json").write_text(json.dumps({"exclude": [{"node": "cnov"}]}))
-    selector = quantmill("inspect", tiny.model, "--config", "c.json")
-    assert selector.returncode == 1
-    assert "error[invalid-config]" in selector.stderr
-    assert "did you mean 'conv'" in selector.stderr
-
-
-def test_a_service_gives_the_same_document(quantmill, tiny, service):
-    common = ["inspect", tiny.model, "--target", "amd_npu_transformer", "--json"]
-    local = quantmill(*common)
-    remote = quantmill(*common, "--server", service.url, "--key", KEY)
-    assert remote.returncode == 0, remote.stderr
-    assert remote.stdout == local.stdout
-
-
-def test_a_service_finds_what_it_made_before(tiny, service):
-    model = service.client.wait_ready(service.client.push_model(tiny.model), timeout_seconds=PATIENCE_SECONDS)
-    found = service.client.inspect(model.id, target="qnn", timeout_seconds=PATIENCE_SECONDS)
+@pytest.mark.slow
+def test_a_service_finds_what_it_made_before(service, uploaded):
+    found = service.client.inspect(uploaded["model"], target="qnn", timeout_seconds=PATIENCE_SECONDS)
     assert found.target == "qnn"
-    assert service.client.inspect(model.id, config={"target": "qnn"}) == found
+    assert service.client.inspect(uploaded["model"], config={"target": "qnn"}) == found
 
 
-def test_targets(quantmill):
+def test_targets(quantmill, tiny):
     done = quantmill("targets")
     assert done.returncode == 0, done.stderr
     assert [line.split()[0] for line in done.stdout.splitlines()] == sorted(TARGET_OPTIONS)
@@ -85,9 +65,12 @@ def test_targets(quantmill):
     unknown = quantmill("targets", "openvinoo")
     assert unknown.returncode == 1
     assert "did you mean 'openvino'?" in unknown.stderr
+    unknown = quantmill("inspect", tiny.model, "--target", "qn")
+    assert unknown.returncode == 2
+    assert "did you mean 'qnn'?" in unknown.stderr
 
 
-def test_dequantize_gives_a_float_model(quantmill, tiny, tmp_path):
+def test_dequantize_gives_a_float_model_that_is_quantized_anew_where_the_config_says_so(quantmill, tiny, tmp_path):
     assert quantmill("quantize", tiny.model, "--calibration", tiny.calibration, "--output", "q.onnx").returncode == 0
     done = quantmill("dequantize", "q.onnx", "--output", "f.onnx")
     assert done.returncode == 0, done.stderr
@@ -102,9 +85,6 @@ def test_dequantize_gives_a_float_model(quantmill, tiny, tmp_path):
     assert np.abs(float_ - again).max() < 0.05 * np.abs(float_).max()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["f.onnx", "q.onnx"]
 
-
-def test_a_quantized_model_is_quantized_anew_where_the_config_says_so(quantmill, tiny, tmp_path):
-    assert quantmill("quantize", tiny.model, "--calibration", tiny.calibration, "--output", "q.onnx").returncode == 0
     common = ["quantize", "q.onnx", "--calibration", tiny.calibration, "--output", "again.onnx"]
     refused = quantmill(*common)
     assert refused.returncode == 1
@@ -119,36 +99,18 @@ def test_a_quantized_model_is_quantized_anew_where_the_config_says_so(quantmill,
     assert report["fidelity"]["sqnr_db"] > 25
 
 
-def test_what_cannot_be_made_float_is_named(quantmill, tmp_path):
-    model = onnx.parser.parse_model(
-        '<ir_version: 8, opset_import: ["" : 17]> g (float[2,4] x) => (float[2,4] y) '
-        "{ [dynamic] i, s, z = DynamicQuantizeLinear(x) [back] y = DequantizeLinear(i, t, z) }"
-    )
-    model.graph.initializer.append(onnx.numpy_helper.from_array(np.float32(0.1), "t"))
-    onnx.save(model, tmp_path / "dynamic.onnx")
-    done = quantmill("dequantize", "dynamic.onnx", "--output", "f.onnx")
-    assert done.returncode == 1
-    assert "node: back" in done.stderr
-    assert not (tmp_path / "f.onnx").exists()
-
-
 def test_provenance_tells_where_a_model_came_from_and_whether_a_report_is_its_own(quantmill, tiny, tmp_path):
-    for name, more in (("a", ()), ("b", ("--preset", "int8_per_tensor"))):
-        done = quantmill(
-            "quantize", tiny.model, "--calibration", tiny.calibration, "--output", f"{name}.onnx",
-            "--report", f"{name}.json", *more,
-        )  # fmt: skip
+    for name, preset in (("a", "int8"), ("b", "int8_per_tensor")):
+        options = ("--output", f"{name}.onnx", "--report", f"{name}.json", "--preset", preset)
+        done = quantmill("quantize", tiny.model, "--calibration", tiny.calibration, *options)
         assert done.returncode == 0, done.stderr
     told = quantmill("provenance", "a.onnx", "--report", "a.json")
     assert told.returncode == 0, told.stderr
     manifest = json.loads((tmp_path / "a.json").read_text())["manifest"]
+    same = {name: manifest[name] for name in ("config_sha256", "engine_version", "manifest_sha256")}
     assert json.loads(told.stdout) == {
-        "source_sha256": manifest["model_sha256"],
-        "config_sha256": manifest["config_sha256"],
-        "engine_version": manifest["engine_version"],
-        "target": "onnxruntime_cpu",
-        "manifest_sha256": manifest["manifest_sha256"],
-    }
+        "source_sha256": manifest["model_sha256"], "target": "onnxruntime_cpu", **same
+    }  # fmt: skip
     other = quantmill("provenance", "a.onnx", "--report", "b.json")
     assert other.returncode == 1
     assert "error[provenance-mismatch]" in other.stderr

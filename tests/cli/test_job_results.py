@@ -1,158 +1,170 @@
-"""``quantmill jobs``: what a job gave, as files and as JSON; jobs found again, and asked for once more."""
+"""``quantmill jobs`` and ``compare``: what jobs gave; jobs found again, and asked for once more."""
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from service.contracts.evaluation_report import EvaluationReport
 from service.jobs.schemas import JobOut
-from tests.cli.conftest import KEY, Quantmill
-from tests.support.patience import PATIENCE_SECONDS
-from tests.support.tiny import Tiny
+from tests.cli.conftest import NOWHERE, Ask, Quantmill, words
 from tests.worker.running import Service
 
-Jobs = Any
+on_a_service = pytest.mark.slow
 
 
-@pytest.fixture(scope="module")
-def job(service: Service, tiny: Tiny) -> JobOut:
-    made = service.client.submit(**service.upload(tiny), preset="int8", name="results", labels={"build": "7"})
-    return service.client.wait_succeeded(made, timeout_seconds=PATIENCE_SECONDS)
-
-
-@pytest.fixture(scope="module")
-def evaluation(service: Service, job: JobOut) -> JobOut:
-    assert job.model_id is not None
-    assert job.calibration_dataset_id is not None
-    made = service.client.submit_evaluation(
-        model=job.model_id, evaluation=job.evaluation_dataset_id or job.calibration_dataset_id,
-        spec={"latency_runs": 1, "gate": {"max_size_bytes": 1}},
-    )  # fmt: skip
-    return service.client.wait_succeeded(made, timeout_seconds=PATIENCE_SECONDS)
-
-
-@pytest.fixture
-def jobs(quantmill: Quantmill, service: Service) -> Jobs:
-    """Runs ``quantmill jobs ARGUMENTS`` on the service; gives standard output, or of a failure standard error."""
-
-    def run(*arguments: object, code: int = 0) -> str:
-        done = quantmill("jobs", *arguments, "--server", service.url, "--key", KEY)
-        assert done.returncode == code, done.stdout + done.stderr
-        return done.stdout if code == 0 else " ".join(done.stderr.replace("│", " ").split())
-
-    return run
-
-
-def test_show_tells_what_a_job_is_of_and_what_it_gave(jobs: Jobs, job: JobOut) -> None:
-    shown = dict(line.split("  ", 1) for line in jobs("show", job.id).splitlines())
+@on_a_service
+def test_show_tells_what_a_job_is_of_and_what_it_gave(ask: Ask, service: Service, job: JobOut) -> None:
+    shown = dict(line.split("  ", 1) for line in ask("jobs", "show", job.id).splitlines())
     shown = {name: told.strip() for name, told in shown.items()}
-    assert shown["kind"] == "quantize"
+    assert (shown["job"], shown["name"], shown["state"], shown["kind"]) == (job.id, "results", "succeeded", "quantize")
     assert shown["model"] == f"{job.model_name}@{job.model_version}  {job.model_id}"
-    assert (shown["preset"], shown["labels"]) == ("int8", "build=7")
+    assert (shown["preset"], shown["labels"]) == ("int8", "build=7, team/owner=größe")
     assert shown["calibration"] == job.calibration_dataset_id
+    assert shown["attempt"] == "1 of 3"
+    assert shown["artifact"].startswith("art_")
     assert shown["took"].endswith(" s")
     assert "dB" in shown["SQNR"]
     assert " -> " in shown["size"]
     assert "retry of" not in shown
+    document = json.loads(ask("jobs", "show", job.id, "--json"))
+    assert document == json.loads(service.client.job(job.id).model_dump_json(by_alias=True))
+    assert "float" in document["figures"]["metrics"][0]
 
 
-def test_list_is_readable_and_finds_by_what_a_job_is(jobs: Jobs, job: JobOut, evaluation: JobOut) -> None:
-    lines = jobs("list", "--name", "results").splitlines()
+@on_a_service
+def test_list_is_readable_and_finds_by_what_a_job_is(
+    ask: Ask, job: JobOut, other_job: JobOut, evaluation: JobOut
+) -> None:
+    lines = ask("jobs", "list", "--name", "results").splitlines()
     assert lines[0].split() == ["job", "state", "name", "model", "preset", "result", "took", "created"]
     assert max(map(len, lines)) <= 120
-    assert lines[1].split()[:3] == [job.id, "succeeded", "results"]
-    found = jobs("list", "--model", job.model_id, "--preset", "int8", "--verdict", "none", "--since", "1h", "--json")
-    assert [item["id"] for item in json.loads(found)["items"]] == [job.id]
-    named = jobs("list", "--model", f"{job.model_name}@{job.model_version}", "--verdict", "fail", "--json")
-    assert [item["id"] for item in json.loads(named)["items"]] == [evaluation.id]
-    assert json.loads(jobs("list", "--since", "2999-01-01", "--json")) == {"items": [], "has_more": False}
+    assert [job.id, "succeeded", "results"] in [line.split()[:3] for line in lines[1:]]
+
+    def found(*options: object) -> list[str]:
+        return [item["id"] for item in json.loads(ask("jobs", "list", *options, "--json"))["items"]]
+
+    of_model = ("--model", job.model_id, "--name", "results")
+    assert job.id in found(*of_model, "--preset", "int8", "--verdict", "none", "--since", "1h")
+    assert found(*of_model, "--preset", "xint8") == []
+    named = ("--model", f"{job.model_name}@{job.model_version}", "--limit", 200)
+    assert evaluation.id in found(*named, "--kind", "evaluate", "--verdict", "fail")
+    assert other_job.id in found(*named, "--verdict", "fail")
+    assert not {job.id, other_job.id} & set(found(*named, "--kind", "evaluate"))
+    assert json.loads(ask("jobs", "list", "--since", "2999-01-01", "--json")) == {"items": [], "has_more": False}
+    assert found("--name", "results", "--state", "queued") == []
+    older, newer = sorted((job, other_job), key=lambda one: one.created_at)
+    listed = ask("jobs", "list", "--limit", 200)
+    assert listed.index(newer.id) < listed.index(older.id)
+    assert "[bold]others[/bold]" in listed
+    assert json.loads(ask("jobs", "list", "--limit", 1, "--json"))["has_more"] is True
 
 
-def test_follow_gives_events_and_nothing_else(jobs: Jobs, job: JobOut, tmp_path: Path) -> None:
-    events = [json.loads(line) for line in jobs("follow", job.id, "--json", "--report", "r.json").splitlines()]
+@on_a_service
+def test_follow_and_logs_are_lines_of_json(ask: Ask, job: JobOut, tmp_path: Path) -> None:
+    events = [json.loads(line) for line in ask("jobs", "follow", job.id, "--json", "--report", "r.json").splitlines()]
     assert [event["seq"] for event in events] == sorted(event["seq"] for event in events)
     assert {"state", "progress"} <= {event["type"] for event in events}
     assert (tmp_path / "r.json").exists()
-
-
-def test_logs_are_entries_as_json(jobs: Jobs, job: JobOut) -> None:
-    text = jobs("logs", job.id).splitlines()
-    entries = [json.loads(line) for line in jobs("logs", job.id, "--json").splitlines()]
+    text = ask("jobs", "logs", job.id).splitlines()
+    entries = [json.loads(line) for line in ask("jobs", "logs", job.id, "--json").splitlines()]
     assert [f"{e['created_at']} {e['attempt']} {e['level'].upper()} {e['message']}" for e in entries] == text
 
 
-def test_fetch_tells_what_it_wrote(jobs: Jobs, job: JobOut, tmp_path: Path) -> None:
-    told = json.loads(jobs("fetch", job.id, "--output", "q.onnx", "--report", "r.json", "--html", "r.html", "--json"))
-    kinds = {file["kind"]: file["path"] for file in told["files"]}
-    assert (told["job"], told["verdict"]) == (job.id, "none")
-    assert {"model": "q.onnx", "report": "r.json", "html": "r.html"}.items() <= kinds.items()
-    assert all((tmp_path / path).exists() for path in kinds.values())
-
-
-def test_fetch_of_an_evaluation_is_its_report(jobs: Jobs, evaluation: JobOut, tmp_path: Path) -> None:
-    assert jobs("fetch", evaluation.id, "--report", "e.json") == "report    e.json\n"
+@on_a_service
+def test_fetch_of_an_evaluation_is_its_report(ask: Ask, evaluation: JobOut, tmp_path: Path) -> None:
+    assert ask("jobs", "fetch", evaluation.id, "--report", "e.json") == "report    e.json\n"
     assert EvaluationReport.model_validate_json((tmp_path / "e.json").read_text()).verdict == "fail"
     for option in ("--output", "--html", "--markdown", "--junit", "--layers-csv", "--extra-dir"):
-        said = jobs("fetch", evaluation.id, "--report", "e.json", option, "x.onnx", code=2)
+        said = ask("jobs", "fetch", evaluation.id, "--report", "e.json", option, "x.onnx", code=2)
         assert option in said
         assert "an evaluation" in said
         assert not (tmp_path / "x.onnx").exists()
 
 
-def test_once_more_with_changes_and_waited_for(jobs: Jobs, job: JobOut, tmp_path: Path) -> None:
+@on_a_service
+def test_once_more_with_changes_and_waited_for(ask: Ask, job: JobOut, tmp_path: Path) -> None:
     (tmp_path / "recipe.json").write_text('{"seed": 7}')
-    made = json.loads(
-        jobs("clone", job.id, "--config", "recipe.json", "--name", "again", "--wait", "--quiet", "--json")
-    )
+    clone = ("jobs", "clone", job.id, "--config", "recipe.json", "--name", "again")
+    made = json.loads(ask(*clone, "--wait", "--quiet", "--json"))
     assert (made["name"], made["state"], made["config"]["seed"]) == ("again", "succeeded", 7)
     assert made["config"]["preset"] == "int8"
-    assert "cloned from" in jobs("show", made["id"])
-    again = jobs("retry", job.id, "--wait", "--quiet").strip()
-    assert any(line.split() == ["retry", "of", job.id] for line in jobs("show", again).splitlines())
+    assert "cloned from" in ask("jobs", "show", made["id"])
+    again = ask("jobs", "retry", job.id).split()[0]
+    assert any(line.split() == ["retry", "of", job.id] for line in ask("jobs", "show", again).splitlines())
+    ask("jobs", "cancel", again)
+
+
+@on_a_service
+def test_jobs_side_by_side(ask: Ask, service: Service, job: JobOut, other_job: JobOut) -> None:
+    both = (job.id, other_job.id)
+    shown = ask("compare", *both)
+    assert all(word in shown for word in ("xint8", "/preset", "SQNR in dB", "verdict"))
+    told = json.loads(ask("compare", *both, "--json"))
+    assert [one["preset"] for one in told["jobs"]] == ["int8", "xint8"]
+    assert {"pointer": "/preset", "values": ["int8", "xint8"]} in told["config_differences"]
+    (pair,) = told["pairs"]
+    assert f"{pair['flips']['lost']} lost, {pair['flips']['won']} won" in words(shown)
+    rows = list(csv.DictReader(io.StringIO(ask("compare", *both, "--csv"))))
+    assert [(row["job"], row["preset"]) for row in rows] == list(zip(both, ("int8", "xint8"), strict=True))
+    assert json.loads(service.client.compare(both).model_dump_json(by_alias=True)) == told
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("command", "told"),
     [
-        (("list", "--state", "quued"), "did you mean 'queued'?"),
-        (("list", "--kind", "quantise"), "did you mean 'quantize'?"),
-        (("list", "--verdict", "good"), "pass, fail, undecided, none"),
-        (("list", "--since", "yesterday"), "is no time"),
-        (("hand-over", "job_1", "--when", "sucess"), "did you mean 'success'?"),
-        (("clone", "job_1"), "retry changes nothing"),
-        (("clone", "job_1", '{"name": "a"}', "--name", "b"), "stands in JSON as well"),
-        (("retry", "job_1", "--fail-on-gate"), "give --wait"),
-        (("submit", "--model", "m", "--targets", "none.json"), "cannot be read"),
-        (("submit", "--model", "m", "--targets", "t.json", "--dry-run"), "submits nothing"),
+        ("jobs list --state quued", "did you mean 'queued'?"),
+        ("jobs list --kind quantise", "did you mean 'quantize'?"),
+        ("jobs list --verdict good", "pass, fail, undecided, none"),
+        ("jobs list --since yesterday", "is no time"),
+        ("jobs hand-over job_1 --when sucess", "did you mean 'success'?"),
+        ("jobs hand-over job_1 --put https://bucket.example/x?sig=secret", "say which file goes there"),
+        ("jobs hand-over job_1 --targets none.json", "cannot be read"),
+        ("jobs hand-over job_1 --targets bad.json", "this is no JSON"),
+        ("jobs hand-over job_1 --targets object.json", "a list of targets"),
+        ("jobs clone job_1", "retry changes nothing"),
+        ('jobs clone job_1 {"name":"a"} --name b', "stands in JSON as well"),
+        ("jobs retry job_1 --fail-on-gate", "give --wait"),
+        ("jobs submit --model m --targets none.json", "cannot be read"),
+        ("jobs submit --model m --targets t.json --dry-run", "submits nothing"),
+        ("jobs submit --model m --label novalue", "--label"),
+        ("jobs submit --model m --label a=1 --label a=2", "--label"),
+        ("jobs submit --model m --timeout 3", "--timeout"),
+        ("jobs submit --model m --fail-on-gate", "--fail-on-gate"),
+        ("jobs submit --model m --dry-run --wait", "--wait"),
+        ("jobs submit --model m --preset int8 --config object.json", "--config"),
+        ("jobs fetch job_x", "--output"),
+        ("jobs fetch job_x --safetensors w", "--output"),
+        ("report no-such-file.json", "no-such-file.json"),
+        ("compare job_1", "name another"),
+        ("schedules add n cron object.json --overlap skp", "did you mean 'skip'?"),
+        ("schedules add n cron object.json --misfire runonce", "did you mean 'run_once'?"),
+        ("schedules add n cron list.json", "no JSON object"),
+        ("schedules set n --overlap skp", "did you mean 'skip'?"),
+        ("schedules set n", "--cron"),
+        ("schedules runs n --state pased", "did you mean 'passed'?"),
+        ("webhooks deliveries whk_1 --state waitin", "did you mean 'waiting'?"),
+        ("models push object.json --tag team", "--tag"),
+        ("datasets push object.json --tag team", "--tag"),
+        ("models list --tag team", "--tag"),
+        ("models alias net@1 --drop", "which alias"),
+        ("models list --limit 10001", "10000"),
+        ("datasets list --limit 10001", "10000"),
+        ("jobs list --limit 10001", "10000"),
+        ("batches list --limit 10001", "10000"),
     ],
 )
 def test_what_is_spelled_wrong_is_told_before_a_service_is_asked(
-    quantmill: Quantmill, arguments: tuple[str, ...], told: str
+    quantmill: Quantmill, tmp_path: Path, command: str, told: str
 ) -> None:
-    done = quantmill("jobs", *arguments, "--server", "http://127.0.0.1:1")
+    texts = {"bad.json": "[secret", "object.json": '{"secret": 1}', "list.json": "[1]"}
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+    done = quantmill(*command.split(), "--server", NOWHERE)
     assert done.returncode == 2, done.stderr
-    assert told in " ".join(done.stderr.replace("│", " ").split())
-
-
-@pytest.mark.parametrize(
-    ("arguments", "told"),
-    [
-        (("compare", "job_1"), "name another"),
-        (("schedules", "add", "n", "* * * * *", "job.json", "--overlap", "skp"), "did you mean 'skip'?"),
-        (("schedules", "add", "n", "* * * * *", "job.json", "--misfire", "runonce"), "did you mean 'run_once'?"),
-        (("schedules", "set", "n", "--overlap", "skp"), "did you mean 'skip'?"),
-        (("schedules", "runs", "n", "--state", "pased"), "did you mean 'passed'?"),
-        (("webhooks", "deliveries", "whk_1", "--state", "waitin"), "did you mean 'waiting'?"),
-    ],
-)
-def test_other_words_are_told_as_well(
-    quantmill: Quantmill, tmp_path: Path, arguments: tuple[str, ...], told: str
-) -> None:
-    (tmp_path / "job.json").write_text("{}")
-    done = quantmill(*arguments, "--server", "http://127.0.0.1:1")
-    assert done.returncode == 2, done.stderr
-    assert told in " ".join(done.stderr.replace("│", " ").split())
+    assert told in words(done.stderr)
+    assert "secret" not in done.stderr

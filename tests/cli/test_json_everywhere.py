@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from typer.main import get_command
@@ -44,26 +46,30 @@ def commands() -> Iterator[tuple[str, set[str]]]:
 
 
 def test_every_command_has_it_or_a_reason() -> None:
-    found = dict(commands())
-    assert len(found) > 60
-    assert {name for name, options in found.items() if "--json" not in options} == set(WITHOUT)
+    assert {name for name, options in commands() if "--json" not in options} == set(WITHOUT)
 
 
 def test_fields_have_the_names_that_the_service_gives_them(capsys: pytest.CaptureFixture[str]) -> None:
     figures = {
         "metrics": [{"name": "top1", "unit": "%", "float": 90.0, "quantized": 89.5, "drop": 0.5}],
-        "sqnr_db": 20.0,
-        "top1_agreement": None,
-        "float_size_bytes": 4,
-        "quantized_size_bytes": 1,
+        "sqnr_db": 20.0, "top1_agreement": None, "float_size_bytes": 4, "quantized_size_bytes": 1,
         "latency_ratio": None,
-    }
+    }  # fmt: skip
     outline = JobListed.model_fields["figures"].annotation.__args__[0].model_validate(figures)  # type: ignore[union-attr]
     assert plain(outline)["metrics"][0] == figures["metrics"][0]  # type: ignore[index]
     print_items([outline], has_more=False)
     assert set(json.loads(capsys.readouterr().out)) == {"items", "has_more"}
     print_line({"text": "\x9b1m"})
     assert capsys.readouterr().out == '{"text": "\\u009b1m"}\n'
+
+
+@pytest.fixture
+def home(tmp_path: Path, _sqlite_template: Path) -> Path:
+    """A data directory with a migrated database."""
+    folder = tmp_path / "home"
+    folder.mkdir()
+    shutil.copyfile(_sqlite_template, folder / "service.db")
+    return folder
 
 
 @pytest.mark.parametrize(
@@ -75,12 +81,10 @@ def test_fields_have_the_names_that_the_service_gives_them(capsys: pytest.Captur
         (("presets",), {"items"}),
         (("doctor", "--no-engine"), {"ok", "items"}),
         (("tenants", "set", "vision", "jobs_running=2"), {"tenant", "own", "quota", "usage"}),
-        (("keys", "list"), {"items"}),
-        (("audit", "list"), {"items"}),
     ],
 )
-def test_what_needs_no_service(quantmill: Quantmill, tmp_path, words: tuple[str, ...], keys: set[str]) -> None:
-    done = quantmill(*words, "--json", QUANTMILL_DATA_DIR=str(tmp_path / "home"))
+def test_what_needs_no_service(quantmill: Quantmill, home: Path, words: tuple[str, ...], keys: set[str]) -> None:
+    done = quantmill(*words, "--json", QUANTMILL_DATA_DIR=str(home))
     told = json.loads(done.stdout)
     assert keys <= set(told), done.stderr
     assert told.get("version", VERSION) == VERSION
@@ -88,29 +92,22 @@ def test_what_needs_no_service(quantmill: Quantmill, tmp_path, words: tuple[str,
 
 @pytest.mark.parametrize("noun", ["jobs", "models", "datasets", "batches"])
 def test_long_lists_are_read_to_their_end(quantmill: Quantmill, noun: str) -> None:
-    refused = quantmill(noun, "list", "--limit", "10001", "--server", "http://127.0.0.1:9")
-    assert (refused.returncode, "10000" in refused.stderr) == (2, True)
     asked = quantmill(noun, "list", "--limit", "10000", "--server", "http://nobody.invalid:9", "--key", "k")
+    assert asked.returncode == 1
     assert "--limit" not in asked.stderr
 
 
-def test_a_key_that_is_revoked(quantmill: Quantmill, tmp_path) -> None:
-    home = {"QUANTMILL_DATA_DIR": str(tmp_path / "home")}
-    made = json.loads(quantmill("keys", "create", "ci", "--json", **home).stdout)
-    assert json.loads(quantmill("keys", "revoke", made["id"], "--json", **home).stdout) == {
-        "id": made["id"],
-        "revoked": True,
-    }
-    (listed,) = json.loads(quantmill("keys", "list", "--json", **home).stdout)["items"]
-    assert listed["state"] == "revoked"
-
-
-def test_without_a_stored_key_the_own_one_is_told(quantmill: Quantmill, tmp_path) -> None:
-    home = tmp_path / "home"
-    place = {"QUANTMILL_DATA_DIR": str(home)}
-    assert quantmill("keys", "list", **place).stdout == "There are no keys.\n"
-    (home / LOCAL_KEY_FILE).write_text("secret\n")
-    said = quantmill("keys", "list", **place).stdout
-    assert str(home / LOCAL_KEY_FILE) in said
+def test_keys_are_made_listed_and_revoked(quantmill: Quantmill, home: Path) -> None:
+    there = {"QUANTMILL_DATA_DIR": str(home)}
+    assert quantmill("keys", "list", **there).stdout == "There are no keys.\n"
+    own = home / LOCAL_KEY_FILE
+    own.write_text("secret\n")
+    said = quantmill("keys", "list", **there).stdout
+    assert str(own) in said
     assert "secret" not in said
-    assert "QUANTMILL_API_KEY" in quantmill("keys", "list", **place, QUANTMILL_API_KEY="of-these-tests").stdout
+    assert "QUANTMILL_API_KEY" in quantmill("keys", "list", **there, QUANTMILL_API_KEY="of-these-tests").stdout
+    made = json.loads(quantmill("keys", "create", "ci", "--json", **there).stdout)
+    revoked = json.loads(quantmill("keys", "revoke", made["id"], "--json", **there).stdout)
+    assert revoked == {"id": made["id"], "revoked": True}
+    (listed,) = json.loads(quantmill("keys", "list", "--json", **there).stdout)["items"]
+    assert listed["state"] == "revoked"

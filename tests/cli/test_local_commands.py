@@ -10,16 +10,30 @@ import onnx
 import pytest
 
 from service.contracts.report import Report
-from service.contracts.version import VERSION
 from tests.cli.conftest import ROOT
-from tests.support.provenance import without_provenance
-from tests.support.tiny import make_model, make_nothing_to_quantize
+from tests.support.tiny import make_model
 
 
-def test_quantize_writes_a_model_and_a_report(quantmill_process, tiny, tmp_path):
+@pytest.fixture
+def quantize(quantmill, tiny):
+    """Runs ``quantmill quantize`` on the tiny model and its calibration data."""
+
+    def run(*options, output="q.onnx", code=0):
+        done = quantmill("quantize", tiny.model, "--calibration", tiny.calibration, "--output", output, *options)
+        assert done.returncode == code, done.stderr
+        assert "Traceback" not in done.stderr
+        return done
+
+    return run
+
+
+@pytest.mark.slow
+def test_quantize_writes_a_model_and_a_report_and_the_same_input_gives_the_same_bytes(
+    quantize, quantmill_process, tiny, tmp_path
+):
+    options = ("--evaluation", tiny.evaluation, "--report", "r.json")
     done = quantmill_process(
-        "quantize", tiny.model, "--calibration", tiny.calibration, "--evaluation", tiny.evaluation,
-        "--output", "q.onnx", "--report", "r.json",
+        "quantize", tiny.model, "--calibration", tiny.calibration, "--output", "q.onnx", *options
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     onnx.checker.check_model(onnx.load(tmp_path / "q.onnx"))
@@ -32,37 +46,8 @@ def test_quantize_writes_a_model_and_a_report(quantmill_process, tiny, tmp_path)
     for stage in ("load", "statistics", "evaluation"):
         assert stage in done.stderr
     assert sorted(path.name for path in tmp_path.iterdir()) == ["q.onnx", "r.json"]
-
-
-def test_the_same_input_gives_the_same_bytes(quantmill, quantmill_process, tiny, tmp_path):
-    for run, name in ((quantmill, "a.onnx"), (quantmill_process, "b.onnx")):
-        done = run("quantize", tiny.model, "--calibration", tiny.calibration, "--output", name)
-        assert done.returncode == 0, done.stderr
-    assert (tmp_path / "a.onnx").read_bytes() == (tmp_path / "b.onnx").read_bytes()
-
-
-def test_a_config_file_and_its_gate_decide_the_verdict(quantmill, tiny, tmp_path):
-    config = {"preset": "int8_per_tensor", "evaluation": {"gate": {"metric": "top1_agreement", "min_sqnr_db": 500}}}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    done = quantmill(
-        "quantize", tiny.model, "--calibration", tiny.calibration, "--config", "config.json", "--output", "q.onnx",
-        "--report", "r.json",
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    report = Report.model_validate_json((tmp_path / "r.json").read_text())
-    assert report.verdict == "fail"
-    assert report.manifest.config.weight.granularity == "per_tensor"
-    assert "BROKEN" in done.stdout
-
-
-def test_a_model_with_external_data(quantmill, tiny, tmp_path):
-    make_model(tmp_path / "net.onnx", external="weights.bin")
-    done = quantmill("quantize", "net.onnx", "--calibration", tiny.calibration, "--output", "q.onnx")
-    assert done.returncode == 0, done.stderr
-    inline = quantmill("quantize", tiny.model, "--calibration", tiny.calibration, "--output", "p.onnx")
-    assert inline.returncode == 0
-    made = [without_provenance((tmp_path / name).read_bytes()) for name in ("q.onnx", "p.onnx")]
-    assert made[0] == made[1]
+    quantize(*options, output="again.onnx")
+    assert (tmp_path / "q.onnx").read_bytes() == (tmp_path / "again.onnx").read_bytes()
 
 
 def test_preprocessing_as_text_and_as_file_give_the_same(quantmill, tiny, tmp_path):
@@ -78,16 +63,7 @@ def test_preprocessing_as_text_and_as_file_give_the_same(quantmill, tiny, tmp_pa
     assert (tmp_path / "a.onnx").read_bytes() == (tmp_path / "b.onnx").read_bytes()
 
 
-def test_nothing_to_quantize_succeeds_and_says_so(quantmill, tmp_path):
-    make_nothing_to_quantize(tmp_path / "n.onnx")
-    np.savez(tmp_path / "c.npz", x=np.ones((4, 4), np.float32))
-    done = quantmill("quantize", "n.onnx", "--calibration", "c.npz", "--output", "q.onnx", "--report", "r.json")
-    assert done.returncode == 0, done.stderr
-    report = Report.model_validate_json((tmp_path / "r.json").read_text())
-    assert "othing" in report.summary + " ".join(report.notes)
-    assert "left in float" in done.stdout
-
-
+@pytest.mark.slow
 def test_evaluate_prints_json_alone_on_standard_output(quantmill_process, tiny):
     done = quantmill_process("evaluate", tiny.model, "--evaluation", tiny.evaluation, "--reference", tiny.model)
     assert done.returncode == 0, done.stderr
@@ -98,132 +74,126 @@ def test_evaluate_prints_json_alone_on_standard_output(quantmill_process, tiny):
     assert "reference" in done.stderr
 
 
-ERRORS = {
-    "unknown key": (["--config", "{config}"], {"activaton": {}}, "invalid-config", ["/activaton", "activation"]),
-    "unknown preset": (["--preset", "int9"], None, "invalid-config", ["int9", "int8"]),
-    "bad preprocessing": (["--preprocessing", '{"inputs": {"x": {"std": [0]}}}'], None, "invalid-request", ["std"]),
-    "unknown node": (["--config", "{config}"], {"exclude": [{"node": "nope"}]}, "", ["nope"]),
-}
-
-
-@pytest.mark.parametrize("name", ERRORS)
-def test_typed_errors_are_told_in_words(quantmill, tiny, tmp_path, name):
-    options, config, code, words = ERRORS[name]
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    options = [option.replace("{config}", "config.json") for option in options]
-    done = quantmill("quantize", tiny.model, "--calibration", tiny.calibration, "--output", "q.onnx", *options)
-    assert done.returncode == 1
-    assert f"error[{code}" in done.stderr
+@pytest.mark.parametrize(
+    ("config", "options", "words"),
+    [
+        ({"activaton": {}}, (), ["error[invalid-config]", "/activaton", "activation"]),
+        (None, ("--preset", "int9"), ["error[invalid-config]", "int9", "int8"]),
+        (None, ("--preprocessing", '{"inputs": {"x": {"std": [0]}}}'), ["error[invalid-request]", "std"]),
+        (None, ("--preprocessing", "none.json"), ["error[file-access]: none.json: No such file"]),
+        ({"exclude": [{"node": "nope"}]}, (), ["error[", "nope"]),
+    ],
+)
+def test_typed_errors_are_told_in_words(quantize, tmp_path, config, options, words):
+    if config is not None:
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        options = ("--config", "config.json")
+    done = quantize(*options, code=1)
     assert all(word in done.stderr for word in words), done.stderr
-    assert "Traceback" not in done.stderr
     assert not (tmp_path / "q.onnx").exists()
 
 
-def test_a_broken_model_leaves_no_output(quantmill_process, tiny, tmp_path):
+def test_broken_models_and_data_leave_no_output(quantmill, tiny, tmp_path):
     (tmp_path / "broken.onnx").write_bytes(tiny.model.read_bytes()[:200])
-    done = quantmill_process("quantize", "broken.onnx", "--calibration", tiny.calibration, "--output", "q.onnx")
-    assert done.returncode == 1
-    assert "error[" in done.stderr
-    assert "Traceback" not in done.stderr
-    assert [path.name for path in tmp_path.iterdir()] == ["broken.onnx"]
-
-
-def test_data_that_does_not_fit_names_the_input(quantmill, tiny, tmp_path):
     np.savez(tmp_path / "c.npz", x=np.ones((4, 3, 9, 9), np.float32))
-    done = quantmill("quantize", tiny.model, "--calibration", "c.npz", "--output", "q.onnx")
-    assert done.returncode == 1
-    assert "error[dataset-mismatch]" in done.stderr
-    assert "'x'" in done.stderr
+    broken = ("quantize", "broken.onnx", "--calibration", tiny.calibration, "--output", "q.onnx")
+    other = ("quantize", tiny.model, "--calibration", "c.npz", "--output", "q.onnx")
+    for command, words in ((broken, ["error[not-onnx]"]), (other, ["error[dataset-mismatch]", "'x'"])):
+        done = quantmill(*command)
+        assert done.returncode == 1
+        assert all(word in done.stderr for word in words), done.stderr
+        assert "Traceback" not in done.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["broken.onnx", "c.npz"]
 
 
-def test_a_config_that_is_no_json(quantmill, tiny, tmp_path):
-    (tmp_path / "config.json").write_text("preset: int8")
-    done = quantmill(
-        "quantize", tiny.model, "--calibration", tiny.calibration, "--config", "config.json", "--output", "q.onnx"
-    )
-    assert done.returncode == 1
-    assert "not a JSON document" in done.stderr
+def hidden(folder, code):
+    """PYTHONPATH under which every process runs ``code`` first."""
+    (folder / "hidden").mkdir()
+    (folder / "hidden" / "sitecustomize.py").write_text(code)
+    return f"{folder / 'hidden'}:{ROOT}"
 
 
-def test_a_file_that_cannot_be_read_is_named(quantmill, tiny):
-    done = quantmill(
-        "quantize", tiny.model, "--calibration", tiny.calibration, "--output", "q.onnx", "--preprocessing", "none.json"
-    )
-    assert done.returncode == 1
-    assert "error[file-access]: none.json: No such file" in done.stderr
-    assert "Traceback" not in done.stderr
-
-
+@pytest.mark.slow
 def test_without_the_engine_the_error_says_how_to_get_it(quantmill_process, tiny, tmp_path):
     """As where only the front desk is installed."""
-    (tmp_path / "hidden").mkdir()
-    (tmp_path / "hidden" / "sitecustomize.py").write_text("import sys; sys.modules['onnx'] = None\n")
-    done = quantmill_process(
-        "quantize", tiny.model, "--calibration", tiny.calibration, "--output", "q.onnx",
-        PYTHONPATH=f"{tmp_path / 'hidden'}:{ROOT}",
-    )  # fmt: skip
+    path = hidden(tmp_path, "import sys; sys.modules['onnx'] = None\n")
+    quantize = ("quantize", tiny.model, "--calibration", tiny.calibration, "--output", "q.onnx")
+    done = quantmill_process(*quantize, PYTHONPATH=path)
     assert done.returncode == 1
     assert "error[engine-missing]: onnx" in done.stderr
     assert "quantmill[worker]" in done.stderr
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
+@pytest.mark.long
 def test_too_little_memory_is_a_resource_limit(quantmill_process, tiny, tmp_path):
-    (tmp_path / "hidden").mkdir()
-    (tmp_path / "hidden" / "sitecustomize.py").write_text(
-        "import resource; resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))\n"
-    )
+    path = hidden(tmp_path, "import resource; resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))\n")
     np.savez(tmp_path / "big.npz", x=np.zeros((1 << 10, 3, 8, 8), np.float32))
     make_model(tmp_path / "wide.onnx", channels=1 << 20)
-    done = quantmill_process(
-        "quantize", "wide.onnx", "--calibration", "big.npz", "--output", "q.onnx",
-        PYTHONPATH=f"{tmp_path / 'hidden'}:{ROOT}",
-    )  # fmt: skip
+    quantize = ("quantize", "wide.onnx", "--calibration", "big.npz", "--output", "q.onnx")
+    done = quantmill_process(*quantize, PYTHONPATH=path)
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
     assert "error[resource-limit]" in done.stderr, done.stderr
 
 
 @pytest.mark.parametrize(
-    "arguments",
+    "command",
     [
-        ["quantize"],
-        ["quantize", "missing.onnx", "--calibration", "c.npz", "--output", "q.onnx"],
-        ["quantize", "{model}", "--calibration", "{data}", "--output", "nowhere/q.onnx"],
-        ["quantize", "{model}", "--calibration", "{data}", "--output", "."],
-        ["quantize", "{model}", "--calibration", "{data}", "--output", "q", "--preset", "int8", "--config", "{data}"],
-        ["quantize", "{model}", "--calibration", "{data}", "--output", "q", "--server", "http://x", "--threads", "1"],
-        ["quantize", "{model}", "--calibration", "{data}", "--output", "q", "--threads", "0"],
-        ["no-such-command"],
-        ["up", "--port", "70000"],
+        "quantize",
+        "quantize missing.onnx --calibration c.npz --output q.onnx",
+        "quantize {model} --calibration {data} --output nowhere/q.onnx",
+        "quantize {model} --calibration {data} --output .",
+        "quantize {model} --calibration {data} --output q --preset int8 --config {data}",
+        "quantize {model} --calibration {data} --output q --server http://x --threads 1",
+        "quantize {model} --calibration {data} --output q --threads 0",
+        "quantize {model} --calibration {data} --output q --html q",
+        "quantize {model} --calibration {data} --output q --report q",
+        "quantize {model} --calibration {data} --output {model}",
+        "no-such-command",
+        "up --port 70000",
     ],
 )
-def test_usage_errors_exit_with_2(quantmill, tiny, arguments):
-    done = quantmill(*(word.format(model=tiny.model, data=tiny.calibration) for word in arguments))
+def test_usage_errors_exit_with_2(quantmill, tiny, command, tmp_path):
+    before = tiny.model.read_bytes()
+    done = quantmill(*(word.format(model=tiny.model, data=tiny.calibration) for word in command.split()))
     assert done.returncode == 2, done.stderr
     assert "Traceback" not in done.stderr
+    assert not list(tmp_path.iterdir())
+    assert tiny.model.read_bytes() == before
 
 
-def test_a_bad_setting_is_named(quantmill, tiny):
+@pytest.mark.parametrize(
+    ("wanted_db", "options", "code"), [(190.0, (), 0), (190.0, ("--fail-on-gate",), 3), (1.0, ("--fail-on-gate",), 0)]
+)
+def test_the_gate_of_a_config_decides_and_can_fail_the_pipeline(quantize, tmp_path, wanted_db, options, code):
+    config = {"preset": "int8_per_tensor", "evaluation": {"gate": {"min_sqnr_db": wanted_db}}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    done = quantize("--config", "config.json", "--report", "r.json", *options, code=code)
+    report = Report.model_validate_json((tmp_path / "r.json").read_text())
+    assert report.verdict == ("fail" if wanted_db > 100 else "pass")
+    assert ("BROKEN" in done.stdout) == (wanted_db > 100)
+    assert report.manifest.config.weight.granularity == "per_tensor"
+    assert any("calibration data" in note for note in report.notes)
+    nothing = {"inputs": {}, "labels": None, "pictures": None, "sounds": None}
+    assert report.manifest.calibration_preprocessing.model_dump(mode="json") == nothing
+
+
+def test_a_bad_setting_is_named(quantmill):
     done = quantmill("reconcile", "--once", QUANTMILL_WORKER_SLOTS="many")
     assert done.returncode == 1
     assert "error[invalid-settings]" in done.stderr
     assert "QUANTMILL_WORKER_SLOTS" in done.stderr
 
 
-def test_version(quantmill):
-    assert quantmill("version").stdout.strip() == VERSION
-
-
-def test_doctor_finds_a_fresh_folder_in_order(quantmill, tmp_path):
+@pytest.mark.slow
+def test_doctor_finds_a_fresh_folder_in_order_and_says_what_is_wrong(quantmill):
     done = quantmill("doctor", "--data-dir", "home")
     assert done.returncode == 0, done.stdout + done.stderr
     for word in ("python", "storage", "database", "broker", "onnxruntime", "cpu", "runner"):
         assert word in done.stdout
     assert "BAD" not in done.stdout
-
-
-def test_doctor_says_what_is_wrong(quantmill, tmp_path):
     done = quantmill(
         "doctor", "--no-engine",
         QUANTMILL_DATABASE_URL="postgresql://nobody@127.0.0.1:1/none", QUANTMILL_BROKER_URL="redis://127.0.0.1:1/0",
@@ -235,16 +205,10 @@ def test_doctor_says_what_is_wrong(quantmill, tmp_path):
     assert "Traceback" not in done.stderr
 
 
-def test_help_is_quick_and_loads_no_engine(quantmill_process):
-    done = quantmill_process("--help", PYTHONPROFILEIMPORTTIME="1")
-    assert done.returncode == 0
-    assert not any(f" {name}\n" in done.stderr for name in ("torch", "onnxruntime", "onnx", "fastapi", "celery"))
-
-
 def test_without_data_random_inputs_have_to_be_asked_for(quantmill, tiny, tmp_path):
     done = quantmill("quantize", tiny.model, "--output", "q.onnx")
     assert done.returncode == 1
-    assert "calibration-missing" in done.stderr
+    assert "error[calibration-missing]" in done.stderr
     assert "random_calibration" in done.stderr
     assert not (tmp_path / "q.onnx").exists()
     (tmp_path / "config.json").write_text(json.dumps({"random_calibration": {"samples": 2}}))
@@ -254,3 +218,18 @@ def test_without_data_random_inputs_have_to_be_asked_for(quantmill, tiny, tmp_pa
     assert "RANDOM DATA, NO ACCURACY" in done.stdout
     assert Report.model_validate_json((tmp_path / "r.json").read_text()).fidelity.source == "random"
     onnx.checker.check_model(onnx.load(tmp_path / "q.onnx"))
+
+
+@pytest.mark.parametrize(
+    ("preset", "evaluated", "source"),
+    [("int8_dynamic", False, "random"), ("float16_model", False, "random"), ("int8_dynamic", True, "evaluation")],
+)
+def test_recipes_that_take_no_ranges_need_no_data(quantmill, tiny, tmp_path, preset, evaluated, source):
+    given = ("--evaluation", tiny.evaluation) if evaluated else ()
+    done = quantmill("quantize", tiny.model, "--preset", preset, *given, "--output", "q.onnx", "--report", "r.json")
+    assert done.returncode == 0, done.stderr
+    report = Report.model_validate_json((tmp_path / "r.json").read_text())
+    assert report.fidelity.source == source
+    assert report.manifest.calibration_sha256 is None
+    assert ("top1" in report.quantized.metrics) == evaluated
+    assert ("random" in report.summary) == any("random" in note for note in report.notes) == (not evaluated)

@@ -12,12 +12,12 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from tests.cli.conftest import KEY
+from service.jobs.schemas import JobOut
+from tests.cli.conftest import KEY, Ask
 from tests.docs.blocks import ROOT, fenced
 from tests.support import services
 from tests.support.mlflow_server import mlflow_server, mlflow_trouble, run_beside
 from tests.support.patience import PATIENCE_SECONDS
-from tests.support.tiny import Tiny
 from tests.worker.running import Service
 
 pytestmark = pytest.mark.slow  # starts servers, quantizes
@@ -75,23 +75,14 @@ def tracking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def inputs(service: Service, tiny: Tiny) -> dict[str, str]:
-    return service.upload(tiny)
-
-
-def quantized(service: Service, inputs: dict[str, str], gate: dict[str, float]) -> str:
+def passed(service: Service, uploaded: dict[str, str]) -> str:
     made = service.client.submit(
-        **inputs,
-        config={"preset": "int8", "evaluation": {"gate": gate}},
+        **uploaded,
+        config={"preset": "int8", "evaluation": {"gate": {"min_sqnr_db": 1}}},
         name="nightly",
         labels={"team/owner": "größe", "build": "12"},
     )
     return service.client.wait_succeeded(made, timeout_seconds=PATIENCE_SECONDS).id
-
-
-@pytest.fixture(scope="module")
-def job(service: Service, inputs: dict[str, str]) -> str:
-    return quantized(service, inputs, {"min_sqnr_db": 1})
 
 
 def look(folder: Path, tracking: str, experiment: str, job: str, name: str = "") -> dict[str, Any]:
@@ -101,9 +92,11 @@ def look(folder: Path, tracking: str, experiment: str, job: str, name: str = "")
     return told
 
 
+@pytest.mark.long
 def test_a_job_is_one_run_and_one_version_however_often_it_is_logged(
-    service: Service, job: str, tracking: str, tmp_path: Path
+    service: Service, passed: str, tracking: str, tmp_path: Path
 ) -> None:
+    job = passed
     named = ("--tracking-uri", tracking, "--experiment", "nights", "--register", "net")
     words = ("jobs", "to-mlflow", job, *named, "--server", service.url, "--key", KEY)
     first, again = (run_beside(tmp_path, *words) for _ in range(2))
@@ -156,35 +149,35 @@ def test_a_job_is_one_run_and_one_version_however_often_it_is_logged(
     assert seen["inputs"] == ["x"]
 
 
-def test_a_run_that_broke_off_is_completed(service: Service, job: str, tracking: str, tmp_path: Path) -> None:
-    given = (service.url, KEY, job, tracking, "broken")
+@pytest.mark.long
+def test_a_run_that_broke_off_is_completed(service: Service, job: JobOut, tracking: str, tmp_path: Path) -> None:
+    given = (service.url, KEY, job.id, tracking, "broken")
     broken = run_beside(tmp_path, *given, code=BREAK_OFF + LOG)
     assert broken.returncode == 1
     assert "MlflowFailedError: MLflow: cut off, http://host/" in broken.stderr
-    half = look(tmp_path, tracking, "broken", job)
+    half = look(tmp_path, tracking, "broken", job.id)
     assert (half["runs"], half["status"], half["files"]) == (1, "RUNNING", {})
     mended = run_beside(tmp_path, *given, code=LOG)
     assert mended.stdout.splitlines()[-1].split() == [half["run_id"], "False", "None"]
-    whole = look(tmp_path, tracking, "broken", job)
+    whole = look(tmp_path, tracking, "broken", job.id)
     assert (whole["runs"], whole["status"], whole["history"]) == (1, "FINISHED", 1)
     assert "report.json" in whole["files"]
 
 
+@pytest.mark.long
 def test_a_model_that_did_not_pass_is_logged_but_not_registered(
-    service: Service, inputs: dict[str, str], tracking: str, tmp_path: Path
+    service: Service, other_job: JobOut, tracking: str, tmp_path: Path
 ) -> None:
-    failed = quantized(service, inputs, {"min_sqnr_db": 500})
-    words = ("jobs", "to-mlflow", failed, "--tracking-uri", tracking, "--server", service.url, "--key", KEY)
+    words = ("jobs", "to-mlflow", other_job.id, "--tracking-uri", tracking, "--server", service.url, "--key", KEY)
     refused = run_beside(tmp_path, *words, "--register", "net")
     assert refused.returncode == 1
     assert "not-registered" in refused.stderr
     assert run_beside(tmp_path, *words).returncode == 0
-    seen = look(tmp_path, tracking, "quantmill", failed)
+    seen = look(tmp_path, tracking, "quantmill", other_job.id)
     assert (seen["runs"], seen["tags"]["quantmill.verdict"]) == (1, "fail")
 
 
-def test_without_mlflow_the_command_says_what_to_install(quantmill: Any, service: Service) -> None:
-    done = quantmill("jobs", "to-mlflow", "job_1", "--server", service.url, "--key", KEY)
-    assert done.returncode == 1
-    assert "mlflow-missing" in done.stderr
-    assert "pip install 'quantmill[mlflow]'" in done.stderr
+def test_without_mlflow_the_command_says_what_to_install(ask: Ask) -> None:
+    told = ask("jobs", "to-mlflow", "job_1", code=1)
+    assert "mlflow-missing" in told
+    assert "pip install 'quantmill[mlflow]'" in told

@@ -9,51 +9,17 @@ import pytest
 from safetensors.numpy import save_file
 
 from service.contracts.report import Report
-from tests.cli.conftest import KEY
+
+SHAPES = {"w1": (16, 3, 3, 3), "b1": (16,), "w2": (5, 16), "b2": (5,)}
 
 
-def test_new_weights_are_quantized_by_the_ranges_of_an_earlier_report(quantmill, tiny, tmp_path):
+@pytest.fixture
+def state(tmp_path):
+    """Other weights of the tiny model, in a file."""
     rng = np.random.default_rng(3)
-    shapes = {"w1": (16, 3, 3, 3), "b1": (16,), "w2": (5, 16), "b2": (5,)}
-    state = {name: rng.normal(0, 0.3, shape).astype(np.float32) for name, shape in shapes.items()}
-    save_file(state, tmp_path / "new.safetensors")
-    run = ["quantize", tiny.model, "--calibration", tiny.calibration]
-    done = quantmill(*run, "--output", "old.onnx", "--report", "old.json")
-    assert done.returncode == 0, done.stderr
-    more = ["--state", "new.safetensors", "--ranges-from", "old.json", "--report", "new.json"]
-    done = quantmill(*run, "--output", "new.onnx", *more)
-    assert done.returncode == 0, done.stderr
-    old, new = (Report.model_validate_json((tmp_path / name).read_bytes()) for name in ("old.json", "new.json"))
-    assert new.tensor_ranges == old.tensor_ranges
-    assert new.manifest.model_sha256 != old.manifest.model_sha256
-    assert (tmp_path / "new.onnx").read_bytes() != (tmp_path / "old.onnx").read_bytes()
-
-
-@pytest.mark.slow
-def test_a_service_quantizes_new_weights_to_the_same_bytes(quantmill, service, tiny, tmp_path):
-    rng = np.random.default_rng(4)
-    shapes = {"w1": (16, 3, 3, 3), "b1": (16,), "w2": (5, 16), "b2": (5,)}
-    state = {name: rng.normal(0, 0.3, shape).astype(np.float32) for name, shape in shapes.items()}
-    save_file(state, tmp_path / "new.safetensors")
-    run = ["quantize", tiny.model, "--calibration", tiny.calibration, "--state", "new.safetensors"]
-    done = quantmill(*run, "--output", "here.onnx", "--report", "here.json")
-    assert done.returncode == 0, done.stderr
-    there = ["--server", service.url, "--output", "there.onnx", "--report", "there.json"]
-    done = quantmill(*run, *there, QUANTMILL_API_KEY=KEY)
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / "there.onnx").read_bytes() == (tmp_path / "here.onnx").read_bytes()
-    here, there = (Report.model_validate_json((tmp_path / f"{name}.json").read_bytes()) for name in ("here", "there"))
-    assert there.tensor_ranges == here.tensor_ranges
-    (latest,) = service.client.jobs(limit=1)
-    model = service.client.model(latest.model_id)
-    assert (model.format, model.files[-1].path) == ("safetensors", "new.safetensors")
-    assert model.skeleton_model_id is not None
-    assert model.version == service.client.model(model.skeleton_model_id).version + 1
-    # the weights are those of the state: float scores by numpy, quantized ones near them
-    x = np.load(tiny.calibration)["x"]
-    scores = onnxruntime.InferenceSession(tmp_path / "there.onnx").run(None, {"x": x})[0]
-    expected = onnxruntime.InferenceSession(with_weights(tiny.model, state)).run(None, {"x": x})[0]
-    assert np.square(scores - expected).mean() < 0.01 * np.square(expected).mean()
+    found = {name: rng.normal(0, 0.3, shape).astype(np.float32) for name, shape in SHAPES.items()}
+    save_file(found, tmp_path / "new.safetensors")
+    return found
 
 
 def with_weights(path, state):
@@ -63,30 +29,53 @@ def with_weights(path, state):
     return model.SerializeToString()
 
 
+def test_new_weights_are_quantized_by_the_ranges_of_an_earlier_report(quantmill, tiny, tmp_path, state):
+    run = ["quantize", tiny.model, "--calibration", tiny.calibration]
+    more = ["--state", "new.safetensors"]
+    for name, options in (("old", []), ("new", [*more, "--ranges-from", "old.json"]), ("own", more)):
+        done = quantmill(*run, "--output", f"{name}.onnx", "--report", f"{name}.json", *options)
+        assert done.returncode == 0, done.stderr
+    old, new = (Report.model_validate_json((tmp_path / name).read_bytes()) for name in ("old.json", "new.json"))
+    assert new.tensor_ranges == old.tensor_ranges
+    assert new.manifest.model_sha256 != old.manifest.model_sha256
+    assert (tmp_path / "new.onnx").read_bytes() != (tmp_path / "old.onnx").read_bytes()
+    # the weights are those of the state: float scores by onnxruntime, quantized ones near them
+    x = np.load(tiny.calibration)["x"]
+    scores = onnxruntime.InferenceSession(tmp_path / "own.onnx").run(None, {"x": x})[0]
+    expected = onnxruntime.InferenceSession(with_weights(tiny.model, state)).run(None, {"x": x})[0]
+    assert np.square(scores - expected).mean() < 0.01 * np.square(expected).mean()
+
+
 @pytest.mark.slow
-def test_a_service_tells_of_a_state_that_does_not_fit(quantmill, service, tiny, tmp_path):
+@pytest.mark.long
+def test_a_service_quantizes_new_weights_to_the_same_bytes(quantmill, ask, service, tiny, tmp_path, state):
+    run = ["quantize", tiny.model, "--calibration", tiny.calibration, "--state", "new.safetensors"]
+    done = quantmill(*run, "--output", "here.onnx", "--report", "here.json")
+    assert done.returncode == 0, done.stderr
+    ask(*run, "--output", "there.onnx", "--report", "there.json")
+    assert (tmp_path / "there.onnx").read_bytes() == (tmp_path / "here.onnx").read_bytes()
+    here, there = (Report.model_validate_json((tmp_path / f"{name}.json").read_bytes()) for name in ("here", "there"))
+    assert there.tensor_ranges == here.tensor_ranges
+    (latest,) = service.client.jobs(limit=1)
+    model = service.client.model(latest.model_id)
+    assert (model.format, model.files[-1].path) == ("safetensors", "new.safetensors")
+    assert model.skeleton_model_id is not None
+    assert model.version == service.client.model(model.skeleton_model_id).version + 1
+
+
+@pytest.mark.parametrize("remote", [False, pytest.param(True, marks=[pytest.mark.slow, pytest.mark.long])])
+def test_a_state_that_does_not_fit_is_told_by_tensor(quantmill, request, tiny, tmp_path, remote):
     save_file({"w1": np.ones((1, 3, 3, 3), np.float32)}, tmp_path / "odd.safetensors")
-    run = ["quantize", tiny.model, "--calibration", tiny.calibration, "--output", "q.onnx"]
-    done = quantmill(*run, "--state", "odd.safetensors", "--server", service.url, QUANTMILL_API_KEY=KEY)
-    assert done.returncode != 0
-    assert all(word in done.stderr for word in ("'w1'", "[16, 3, 3, 3]", "'b2'"))
+    run = [
+        "quantize",
+        tiny.model,
+        "--calibration",
+        tiny.calibration,
+        "--output",
+        "q.onnx",
+        "--state",
+        "odd.safetensors",
+    ]
+    told = request.getfixturevalue("ask")(*run, code=1) if remote else quantmill(*run).stderr
+    assert all(word in told for word in ("'w1'", "[16, 3, 3, 3]", "'b2'"))
     assert not (tmp_path / "q.onnx").exists()
-
-
-def test_a_state_that_does_not_fit_is_told_by_tensor(quantmill, tiny, tmp_path):
-    save_file({"w1": np.ones((1, 3, 3, 3), np.float32)}, tmp_path / "odd.safetensors")
-    done = quantmill(
-        "quantize", tiny.model, "--calibration", tiny.calibration, "--output", "q.onnx", "--state", "odd.safetensors"
-    )
-    assert done.returncode != 0
-    assert all(word in done.stderr for word in ("'w1'", "[16, 3, 3, 3]", "'b2'"))
-    assert not (tmp_path / "q.onnx").exists()
-
-
-def test_ranges_come_from_a_report(quantmill, tiny, tmp_path):
-    (tmp_path / "odd.json").write_text("{}")
-    done = quantmill(
-        "quantize", tiny.model, "--calibration", tiny.calibration, "--output", "q.onnx", "--ranges-from", "odd.json"
-    )
-    assert done.returncode != 0
-    assert "no report" in done.stderr

@@ -1,12 +1,29 @@
-"""``quantmill quantize --server``: the same command, the same bytes, the same errors."""
+"""``quantmill quantize --server``: the same command, bytes and errors; ``--priority``, ``--device`` and ``queues``."""
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import numpy as np
+import pytest
+from rich.console import Console
 
 from service.contracts.report import Report
-from tests.cli.conftest import KEY
-from tests.support.tiny import make_model
+from service.queues.schemas import QueuedOut, QueueOut, SlotsOut
+from tests.cli.conftest import KEY, NOWHERE, Ask, Quantmill
+from tests.support.tiny import Tiny, make_model
+from tests.worker.running import Service
+from worker.commands.queues import print_queues
+
+CUDA = {"preset": "int8", "algorithms": [{"method": "adaround", "optim_device": "cuda:0"}]}
+FAST = {"FastFinetune": {"OptimAlgorithm": "adaround", "OptimDevice": "cuda:0"}}
+QUARK = {"format": "quark", "config": {"global_quant_config": {"include_fast_ft": True, "extra_options": FAST}}}
+
+
+@pytest.fixture
+def quantize(tiny: Tiny) -> list[object]:
+    return ["quantize", tiny.model, "--calibration", tiny.calibration, "--output", "q.onnx"]
 
 
 def comparable(report: Report) -> dict:
@@ -22,13 +39,16 @@ def comparable(report: Report) -> dict:
     return document
 
 
-def test_both_ways_give_the_same_bytes_and_the_same_report(quantmill, tiny, service, tmp_path):
-    common = ["quantize", tiny.model, "--calibration", tiny.calibration, "--evaluation", tiny.evaluation]
+@pytest.mark.slow
+def test_both_ways_give_the_same_bytes_and_the_same_report(quantmill, tiny, service: Service, tmp_path):
+    make_model(tmp_path / "net.onnx", external="weights.bin")
+    common = ["quantize", "net.onnx", "--calibration", tiny.calibration, "--evaluation", tiny.evaluation]
     local = quantmill(*common, "--threads", "1", "--output", "local.onnx", "--report", "local.json")
     assert local.returncode == 0, local.stderr
     remote = quantmill(
-        *common, "--output", "remote.onnx", "--report", "remote.json", "--server", service.url, "--key", KEY
-    )
+        *common, "--output", "remote.onnx", "--report", "remote.json", "--priority", "42", "--device", "cpu",
+        "--server", service.url, "--key", KEY,
+    )  # fmt: skip
     assert remote.returncode == 0, remote.stderr
     assert (tmp_path / "local.onnx").read_bytes() == (tmp_path / "remote.onnx").read_bytes()
     reports = [Report.model_validate_json((tmp_path / name).read_text()) for name in ("local.json", "remote.json")]
@@ -37,58 +57,76 @@ def test_both_ways_give_the_same_bytes_and_the_same_report(quantmill, tiny, serv
         assert word in remote.stderr
     assert "verdict" in remote.stdout
     assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "local.json", "local.onnx", "remote.json", "remote.onnx",
+        "local.json", "local.onnx", "net.onnx", "remote.json", "remote.onnx", "weights.bin",
     ]  # fmt: skip
+    (listed,) = service.client.jobs(limit=1)
+    assert (listed.priority, listed.device, listed.queue, listed.size_class) == (42, "cpu", "cpu", "short")
+    job = service.client.job(listed.id)
+    assert job.config is not None
+    assert job.config["preset"] == listed.preset
 
 
-def test_external_data_is_sent_along(quantmill, tiny, service, tmp_path):
-    make_model(tmp_path / "net.onnx", external="weights.bin")
-    common = ["quantize", "net.onnx", "--calibration", tiny.calibration]
-    remote = quantmill(*common, "--output", "remote.onnx", "--server", service.url, QUANTMILL_API_KEY=KEY)
-    assert remote.returncode == 0, remote.stderr
-    assert quantmill(*common, "--output", "local.onnx").returncode == 0
-    assert (tmp_path / "local.onnx").read_bytes() == (tmp_path / "remote.onnx").read_bytes()
-
-
-def test_a_refusal_of_the_service_is_told_like_a_local_one(quantmill, tiny, service, tmp_path):
+@pytest.mark.slow
+def test_a_refusal_of_the_service_is_told_like_a_local_one(ask: Ask, tiny, tmp_path):
     np.savez(tmp_path / "c.npz", x=np.ones((4, 3, 9, 9), np.float32))
-    done = quantmill(
-        "quantize", tiny.model, "--calibration", "c.npz", "--output", "q.onnx", "--server", service.url, "--key", KEY
-    )
-    assert done.returncode == 1
-    assert "error[dataset-mismatch]" in done.stderr
-    assert "/calibration_dataset_id" in done.stderr
-    assert "hint: " in done.stderr
-    assert "request: req_" in done.stderr
-    assert "Traceback" not in done.stderr
+    told = ask("quantize", tiny.model, "--calibration", "c.npz", "--output", "q.onnx", code=1)
+    for word in ("error[dataset-mismatch]", "/calibration_dataset_id", "hint: ", "request: req_"):
+        assert word in told
+    (tmp_path / "broken.onnx").write_bytes(tiny.model.read_bytes()[:300])
+    told = ask("quantize", "broken.onnx", "--calibration", tiny.calibration, "--output", "q.onnx", code=1)
+    assert "error[" in told
     assert not (tmp_path / "q.onnx").exists()
 
 
-def test_a_rejected_model_says_why(quantmill, tiny, service, tmp_path):
-    (tmp_path / "broken.onnx").write_bytes(tiny.model.read_bytes()[:300])
-    done = quantmill(
-        "quantize", "broken.onnx", "--calibration", tiny.calibration, "--output", "q.onnx",
-        "--server", service.url, "--key", KEY,
-    )  # fmt: skip
-    assert done.returncode == 1
-    assert "error[" in done.stderr
-    assert "Traceback" not in done.stderr
-
-
-def test_a_wrong_key(quantmill, tiny, service):
-    done = quantmill(
-        "quantize", tiny.model, "--calibration", tiny.calibration, "--output", "q.onnx",
-        "--server", service.url, "--key", "wrong",
-    )  # fmt: skip
-    assert done.returncode == 1
-    assert "error[unauthorized]" in done.stderr
-
-
-def test_no_service_there(quantmill, tiny):
-    done = quantmill(
-        "quantize", tiny.model, "--calibration", tiny.calibration, "--output", "q.onnx",
-        "--server", "http://127.0.0.1:1",
-    )  # fmt: skip
+def test_no_service_there(quantmill: Quantmill, quantize: list[object]) -> None:
+    done = quantmill(*quantize, "--server", NOWHERE)
     assert done.returncode == 1
     assert "error[server-unreachable]" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+def test_a_gpu_is_refused_by_a_service_without_one(ask: Ask, quantize: list[object], tmp_path: Path) -> None:
+    assert "[no-gpu-worker]" in ask(*quantize, "--device", "gpu", code=1)
+    assert not (tmp_path / "q.onnx").exists()
+
+
+@pytest.mark.parametrize("option", [("--priority", "1"), ("--device", "cpu")])
+def test_options_of_a_service_need_one(quantmill: Quantmill, quantize: list[object], option: tuple[str, str]) -> None:
+    done = quantmill(*quantize, *option)
+    assert done.returncode == 2
+    assert "--server" in done.stderr
+
+
+@pytest.mark.parametrize("document", [CUDA, QUARK], ids=["ours", "quark"])
+def test_a_gpu_that_is_not_there_is_told_at_once(
+    quantmill: Quantmill, quantize: list[object], tmp_path: Path, document: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    (tmp_path / "config.json").write_text(json.dumps(document))
+    done = quantmill(*quantize, "--config", "config.json")
+    assert done.returncode == 1
+    assert "[device-not-there]" in done.stderr
+    assert "ptim" in done.stderr.replace("_", "")  # the place in the file
+    assert "collect" not in done.stderr, "statistics were taken"
+    assert not (tmp_path / "q.onnx").exists()
+
+
+@pytest.mark.slow
+def test_the_queues_on_a_terminal_and_for_programs(ask: Ask) -> None:
+    assert all(word in ask("queues") for word in ("cpu", "gpu", "inspect", "busy"))
+    found = {queue["name"]: queue for queue in json.loads(ask("queues", "--json"))["items"]}
+    assert found["cpu"]["slots"]["total"] == found["cpu"]["workers"] == 1
+    assert found["gpu"]["workers"] == 0
+    assert json.loads(ask("quarantine", "list", "--json"))["items"] == []
+
+
+def test_the_table_of_queues_tells_of_deaf_workers() -> None:
+    queue = QueueOut(
+        name="cpu", queued=QueuedOut(due=3, delayed=0), running=0, oldest_due_age_seconds=61.0,
+        workers=2, deaf_workers=1, slots=SlotsOut(total=2, busy=0, free=2),
+    )  # fmt: skip
+    console = Console(record=True, width=120)
+    print_queues([queue, queue.model_copy(update={"deaf_workers": 0})], console)
+    told = console.export_text()
+    assert told.count("2 (1 deaf)") == told.count("deaf") == 1

@@ -1,4 +1,4 @@
-"""What every command does first, and what the help says."""
+"""What every command does first, what the help says, and what Ctrl-C ends; on a database that was not migrated."""
 
 from __future__ import annotations
 
@@ -11,33 +11,43 @@ import pytest
 
 from service.contracts.presets import PRESETS
 from service.contracts.version import VERSION
+from service.db import migrate
 from service.jobs.dispatch import Dispatcher
 from service.settings import Settings
+from tests.support.each import each
 from tests.support.patience import PATIENCE_SECONDS
-from tests.support.tiny import Tiny, make_tiny
+from tests.support.tiny import Tiny
 from tests.worker.running import Service, environment, start_up
 from tests.worker.workbench import wait_for
 from worker.commands.options import unknown_variables
 
+# What a command that prints a few words has no use for.
+HEAVY = ("torch", "onnxruntime", "onnx", "numpy", "sqlalchemy", "fastapi", "celery", "alembic")
 
-def test_version(quantmill_process):
-    for arguments in (["--version"], ["version"]):
-        done = quantmill_process(*arguments)
-        assert (done.returncode, done.stdout.strip()) == (0, VERSION)
+
+@pytest.mark.slow
+def test_version_and_help_are_quick_and_load_neither_engine_nor_database_nor_server(quantmill_process):
+    version = quantmill_process("--version", QUANTMILL_SERVER="http://127.0.0.1:1")
+    assert (version.returncode, version.stdout.strip(), version.stderr) == (0, VERSION, "")
+    help_ = quantmill_process("--help", PYTHONPROFILEIMPORTTIME="1")
+    assert help_.returncode == 0
+    loaded = {line.rpartition("|")[2].strip() for line in help_.stderr.splitlines()}
+    assert "worker.cli" in loaded or "typer" in loaded
+    assert not loaded & set(HEAVY)
 
 
 def test_help_names_the_presets_and_the_defaults(quantmill):
-    words = quantmill("quantize", "--help", COLUMNS="400").stdout
+    told = quantmill("quantize", "--help", COLUMNS="400").stdout
     for name in PRESETS:
-        assert name in words
-    words = quantmill("up", "--help", COLUMNS="400").stdout
+        assert name in told
+    told = quantmill("up", "--help", COLUMNS="400").stdout
     for default in ("127.0.0.1", "8000", ".quantmill"):
-        assert default in words
+        assert default in told
 
 
 def test_an_unknown_variable_is_named_once_with_its_neighbour(quantmill):
     done = quantmill("version", QUANTMILL_WORKER_SLOT="4", QUANTMILL_ZZZ="1", QUANTMILL_PORT="1", QUANTMILL_DATA="x")
-    assert done.returncode == 0
+    assert (done.returncode, done.stdout.strip()) == (0, VERSION)
     assert done.stderr.splitlines() == [
         "warning: the environment variable QUANTMILL_WORKER_SLOT is no setting and does nothing; "
         "did you mean QUANTMILL_WORKER_SLOTS?",
@@ -45,28 +55,17 @@ def test_an_unknown_variable_is_named_once_with_its_neighbour(quantmill):
     ]
 
 
-@pytest.mark.parametrize("name", Settings.model_fields)
+@each("name", list(Settings.model_fields))
 def test_every_setting_is_known(name):
     assert unknown_variables({f"QUANTMILL_{name.upper()}": "x", "HOME": "/"}) == {}
 
 
-def test_up_warns_once_and_its_children_do_not(tmp_path):
-    with Service(tmp_path / "home", QUANTMILL_LEASE_SECOND="1") as service:
-        service.one("cli worker")
-    assert service.log().count("QUANTMILL_LEASE_SECOND ") == 1
-
-
-@pytest.fixture
-def tiny(tmp_path: Path) -> Tiny:
-    folder = tmp_path / "tiny"
-    folder.mkdir()
-    return make_tiny(folder)
-
-
-def test_ctrl_c_on_up_is_silent_with_a_job_running_and_messages_waiting(tmp_path, tiny):
+@pytest.mark.slow
+@pytest.mark.long
+def test_ctrl_c_on_up_is_silent_with_a_job_running_and_messages_waiting(tmp_path, tiny: Tiny):
     """The worker gives the messages back that come during the shutdown; nobody needs a traceback of that."""
     folder = tmp_path / "home"
-    with Service(folder) as service:
+    with Service(folder, QUANTMILL_LEASE_SECOND="1") as service:
         inputs = service.upload(tiny)
         job = service.client.submit(**inputs, config={"evaluation": {"latency_runs": 1000}})
         service.wait_for_state(job.id, "running")
@@ -79,8 +78,10 @@ def test_ctrl_c_on_up_is_silent_with_a_job_running_and_messages_waiting(tmp_path
         assert service.process.wait(PATIENCE_SECONDS) == 0
     for word in ("Traceback", "Reject", "KeyboardInterrupt"):
         assert word not in service.log()
+    assert service.log().count("QUANTMILL_LEASE_SECOND ") == 1, "its children warned as well"
 
 
+@pytest.mark.slow
 def test_ctrl_c_before_the_service_is_ready(tmp_path):
     process = start_up(tmp_path / "home", "--port", "0", stderr=subprocess.PIPE)
     assert process.stderr is not None
@@ -92,15 +93,18 @@ def test_ctrl_c_before_the_service_is_ready(tmp_path):
     assert b"Traceback" not in errors, errors.decode()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["worker", "reconcile"])
 def test_ctrl_c_on_a_process_of_its_own(tmp_path, command):
     log = tmp_path / "log.txt"
-    variables = environment(QUANTMILL_DATA_DIR=str(tmp_path / "home"))
-    migrate = [sys.executable, "-P", "-m", "worker.cli", "migrate"]
-    subprocess.run(migrate, env=variables, check=True, capture_output=True)
+    (tmp_path / "home").mkdir()
+    migrate(f"sqlite:///{tmp_path}/home/service.db")
     with log.open("wb") as stream:
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "worker.cli", command], env=variables, stderr=stream, stdout=stream
+            [sys.executable, "-P", "-m", "worker.cli", command],
+            env=environment(QUANTMILL_DATA_DIR=str(tmp_path / "home")),
+            stderr=stream,
+            stdout=stream,
         )
     try:
         if command == "worker":
@@ -113,3 +117,33 @@ def test_ctrl_c_on_a_process_of_its_own(tmp_path, command):
         process.kill()
         process.wait(PATIENCE_SECONDS)
     assert "Traceback" not in log.read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", [["api", "--port", "0"], ["worker"], ["reconcile"]], ids=lambda words: words[0])
+def test_no_process_starts_on_an_empty_database(quantmill_process, tmp_path: Path, command: list[str]) -> None:
+    done = quantmill_process(*command, QUANTMILL_DATA_DIR=str(tmp_path / "home"))
+    assert done.returncode == 1
+    assert "error[schema-behind]" in done.stderr
+    assert "quantmill migrate" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+def test_a_process_waits_for_the_migration(tmp_path: Path) -> None:
+    variables = environment(QUANTMILL_DATA_DIR=str(tmp_path), QUANTMILL_SCHEMA_WAIT_SECONDS=str(PATIENCE_SECONDS))
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-m", "worker.cli", "reconcile", "--once"],
+        env=variables,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    line = process.stderr.readline()
+    while "schema.waiting" not in line:
+        assert line, "it ended before it waited"
+        line = process.stderr.readline()
+    migrate(f"sqlite:///{tmp_path}/service.db")
+    process.communicate(timeout=PATIENCE_SECONDS)
+    assert process.returncode == 0
