@@ -55,10 +55,10 @@ def test_activations_are_fake_bit_for_bit(dtype: str, values: np.ndarray) -> Non
 
 
 @each("optimized", [True, False])
-@each("axis", [0, 1, 2, -1, -2, -3])
+@each("axis", [0, 1, 2, -1, -2])
 @pytest.mark.parametrize("dtype", ALL)
 def test_every_axis_with_and_without_the_runtimes_optimizations(dtype: str, axis: int, optimized: bool) -> None:
-    for values in (normal(33, 35, 37, seed=1), wild((33, 35, 37), 2)):
+    for values in (normal(9, 35, 33, seed=1), wild((33, 9, 35), 2)):
         np.testing.assert_array_equal(run(dtype, axis, values, optimized=optimized), expected(dtype, values, axis))
 
 

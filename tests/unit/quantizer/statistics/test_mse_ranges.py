@@ -29,7 +29,10 @@ from worker.quantizer.statistics.mse import mse_range
 from worker.quantizer.statistics.power_of_two import covering_range, grid_range
 from worker.quantizer.statistics.ranges import range_reducer
 
-DENSE = families("float32", "int16", dtypes=["uint4", "int8"])
+DENSE = [
+    family if family.reduce_range == (family.scale == "int16") else pytest.param(family, marks=pytest.mark.long)
+    for family in families("float32", "int16", dtypes=["uint4", "int8"])
+]
 KINDS = {
     "normal": normal(400, seed=1),
     "outliers": np.concatenate([normal(300, seed=2), np.array([25, -40, 31], np.float32)]),
@@ -55,7 +58,7 @@ def exhaustive(values: np.ndarray, family: GridFamily) -> float:
     return float(grid_errors(values, family, *ends).min())
 
 
-@pytest.mark.parametrize("family", [f for f in DENSE if not f.reduce_range or f.scale == "float32"], ids=str)
+@pytest.mark.parametrize("family", DENSE, ids=str)
 @each("kind", KINDS)
 def test_no_range_of_a_dense_grid_is_better(family: GridFamily, kind: str) -> None:
     values = KINDS[kind]
