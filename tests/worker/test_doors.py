@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import nn
 
 from quantmill import quark
 from quantmill.torch import Quantized, quantize
 from service.client import ApiError, Client
-from tests.support.torch_networks import VisionTransformer, batches, images, made
+from tests.support.torch_networks import batches, images, made
 from tests.unit.quantizer.toolbox import data, network
 
 pytestmark = pytest.mark.slow  # starts processes
@@ -56,11 +57,9 @@ def test_quarks_names_give_the_same_bytes_here_and_there(embedded):
 
 
 def by_torch(output: Path, client: Client | None = None) -> Quantized:
-    module = made(lambda: VisionTransformer(size=32, layers=1))
+    module = made(lambda: nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, 5)))
     config = {"preset": "int8", "evaluation": {"latency_runs": 1}}
-    result = quantize(
-        module, SAMPLES[:1], batches(SAMPLES, 4), config, client=client, output=output, threads=1
-    )  # fmt: skip
+    result = quantize(module, SAMPLES[:1], batches(SAMPLES, 4), config, client=client, output=output, threads=1)
     assert hashlib.sha256(output.read_bytes()).hexdigest() == result.report.manifest.output_sha256
     return result
 

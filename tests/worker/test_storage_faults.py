@@ -257,7 +257,7 @@ ADAROUND = {"method": "adaround", "num_iterations": 20, "solver": "gradient", "a
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("place", ["scratch_dir", "checkpoint_dir"])
+@pytest.mark.parametrize("place", ["scratch_dir", pytest.param("checkpoint_dir", marks=pytest.mark.long)])
 def test_a_disk_that_fills_up_between_two_layers(tmp_path, place):
     """Where the result would not fit either the job waits at once; where only checkpoints do not, it goes on."""
     tiny = make_tiny(tmp_path)

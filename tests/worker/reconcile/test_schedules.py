@@ -75,7 +75,7 @@ def copies(database: Database, schedule_id: str, count: int) -> list[str]:
 @pytest.mark.both_databases
 def test_many_due_in_one_minute_fire_once_each_with_three_reconcilers(nightly: Nightly, others: list[Desk]) -> None:
     front, database, template = nightly
-    made = copies(database, add_schedule(front, template, overlap="skip")["id"], 300)
+    made = copies(database, add_schedule(front, template, overlap="skip")["id"], 120)
     due = {schedule_id: make_due(database, schedule_id) for schedule_id in made}
     start = threading.Barrier(len(others))
 
