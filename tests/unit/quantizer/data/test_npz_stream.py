@@ -268,6 +268,7 @@ def test_members_that_cannot_be_read_are_refused(tmp_path: Path, what: str) -> N
         open_dataset(path, PLAIN)
 
 
+@pytest.mark.slow
 def test_too_many_members_are_refused_before_they_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = archive_of(tmp_path / "x.npz", **{str(k): b"" for k in range(archive_module.ARRAYS.max_members + 1)})
     monkeypatch.setattr(zip_directory, "_entries", lambda *_: pytest.fail("the directory was read"))

@@ -143,6 +143,7 @@ def test_ranges_follow_the_ranges_that_were_given(tmp_path: Path) -> None:
     assert report.notes[0].startswith("RANDOM DATA, NO ACCURACY: there was no data")
 
 
+@pytest.mark.slow
 def test_given_data_is_measured_and_the_note_says_what_was_random(tmp_path: Path) -> None:
     data = write_npz(tmp_path / "evaluation.npz", x=normal(6, 3, 10, 10), labels=np.arange(6) % 5)
     report = quantized(tmp_path, network(), data, random_calibration={}, evaluation={"gate": {"min_value": 0.0}}).report

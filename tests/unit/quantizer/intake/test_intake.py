@@ -223,6 +223,7 @@ def test_four_bit_and_typed_tensors_are_counted_right(tmp_path: Path) -> None:
     scan_model(model_of(relu(), weights=[packed, typed, halves, wide, text, none]).SerializeToString())
 
 
+@pytest.mark.slow
 def test_too_many_nodes_are_refused_before_they_are_parsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nodes = b"\x0a\x00" * (MAX_NODES + 1)  # GraphProto.node, empty: two bytes in the file
     monkeypatch.setattr(loading.onnx, "ModelProto", lambda: pytest.fail("the bytes were parsed"))
@@ -301,6 +302,7 @@ def test_unsupported_models_name_node_and_reason(tmp_path: Path, body: str, says
     assert "onnxruntime_src" not in caught.value.detail
 
 
+@pytest.mark.slow
 def test_random_damage_never_escapes_the_error_tree(tmp_path: Path) -> None:
     """The runtime is left out: it is native code, and it is asked in a process of its own."""
     body = helper.make_graph([relu("x", "z")], "body", [], [tensor("z")])

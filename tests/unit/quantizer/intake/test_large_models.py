@@ -78,6 +78,7 @@ def run(model: Path, source: DatasetSource, **settings: Any) -> Result:
     return quantize(model, config(evaluation=QUICK, **settings), source, source, run=SilentRun(), threads=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [

@@ -110,6 +110,7 @@ def spec_of(dtype: str, symmetric: bool, granularity: str, **more: Any) -> dict[
     return {"dtype": dtype, "symmetric": symmetric, "granularity": granularity, "block_size": 4, **method, **more}
 
 
+@pytest.mark.slow
 @each(
     ("kind", "granularity", "columns", "opset"),
     [

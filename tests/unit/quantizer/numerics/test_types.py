@@ -143,6 +143,7 @@ def test_algorithms_move_a_half_bias(tmp_path: Path, method: str) -> None:
     assert sum(tensor.data_type == TensorProto.FLOAT16 for tensor in stored) >= 2
 
 
+@pytest.mark.slow
 def test_a_model_is_lifted_to_the_opset_of_2_bit_weights(tmp_path: Path) -> None:
     result = quantize_file(
         tmp_path, network(), data(), config(weight={"dtype": "int2", "calibration": {"method": "mse"}})

@@ -288,6 +288,7 @@ def test_old_and_half_precision_models(tmp_path: Path) -> None:
     assert onnx.load_from_string(result.model).graph.output[0].type.tensor_type.elem_type == TensorProto.FLOAT16
 
 
+@pytest.mark.slow
 def test_ranges_of_one_report_save_the_calibration_of_the_next(tmp_path: Path) -> None:
     first = quantize_file(tmp_path, network(), data(), config())
     ranges = {name: found.model_dump() for name, found in first.report.tensor_ranges.items()}

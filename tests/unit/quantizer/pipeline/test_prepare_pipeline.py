@@ -123,6 +123,7 @@ ALL_FLAGS = {
 }
 
 
+@pytest.mark.slow
 def test_all_flags_together(tmp_path: Path) -> None:
     model = make_model(
         f"(float[N,3,32,32] x) => (float[N,8] y) {{ {batchnorm_text('x', 'i', prefix='in')} "

@@ -119,6 +119,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 @pytest.mark.parametrize("name", list(CASES))
 def test_samples_of_different_lengths_are_quantized_and_measured(
@@ -142,6 +143,7 @@ def test_samples_of_different_lengths_are_quantized_and_measured(
         assert not adaround.summary.startswith("0 of")
 
 
+@pytest.mark.slow
 def test_a_set_of_samples_of_one_shape_gives_the_bytes_of_a_plain_array(tmp_path: Path) -> None:
     x, settings = normal(8, 6, 5, seed=5), parse_config({"preset": "int8"})
     plain, other = (
@@ -161,6 +163,7 @@ def test_samples_whose_lengths_a_fixed_axis_or_a_training_does_not_take_are_refu
     assert "dynamic" in str(caught.value.hint)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "level"), [("tokens", 2), ("x", 0)], ids=["on disk", "in memory"])
 def test_gradients_take_layers_whose_rows_can_be_rearranged(tmp_path: Path, name: str, level: int) -> None:
     algorithm = {"method": "adaround", "solver": "gradient", "num_iterations": 50, "mem_opt_level": level}
@@ -175,6 +178,7 @@ def test_gradients_take_layers_whose_rows_can_be_rearranged(tmp_path: Path, name
     assert all(error.after < error.before for error in adaround.reconstruction.values())
 
 
+@pytest.mark.slow
 def test_gradients_find_the_same_however_the_rows_are_cut(tmp_path: Path) -> None:
     rows, lengths = normal(4 * 12, 16, seed=7), np.array([3, 5, 1, 7, 4, 4, 2, 6, 4, 4, 3, 5])
     model = make_model(

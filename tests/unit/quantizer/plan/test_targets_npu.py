@@ -57,6 +57,7 @@ def position(plan: QuantizationPlan, tensor: str) -> int:
     return -int(np.log2(plan.activations[tensor].quantization.scale))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seeds", [range(8), pytest.param(range(8, 150), marks=pytest.mark.long)], ids=["some", "all"])
 def test_random_networks_keep_every_rule(seeds: range) -> None:
     for seed in seeds:

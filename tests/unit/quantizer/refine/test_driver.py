@@ -119,6 +119,7 @@ def rounded_by(choice: object) -> tuple[list[Draft], str]:
     return drafts, outcome.summary
 
 
+@pytest.mark.slow
 def test_a_knob_that_is_auto_takes_the_value_that_the_judge_prefers() -> None:
     (_, free), _ = rounded_by(True)
     (_, bound), _ = rounded_by(False)
@@ -143,6 +144,7 @@ def test_all_combinations_of_open_knobs_are_variants() -> None:
     assert weights == {0.1, 1.0, 0.01}
 
 
+@pytest.mark.slow
 def test_variants_do_not_mix_up_what_they_have_kept(tmp_path: Path) -> None:
     settings = config(weight={"dtype": "int4", "granularity": "per_tensor"})
     found = []

@@ -151,6 +151,7 @@ def test_weights_are_written_where_a_task_asks_for_them_and_there_are_some(tmp_p
     assert "weights" not in [file.kind for file in quantize_files(task, SilentRun()).files]
 
 
+@pytest.mark.slow
 def test_the_cache_and_the_checkpoints_of_a_task_reach_the_stages(tmp_path, stage):
     found, key = [], "a" * 64
     stage.append(lambda services: found.append((services.checkpoint.find(key), services.checkpoint.load("layer"))))

@@ -113,6 +113,7 @@ def test_a_run_that_was_broken_off_anywhere_gives_the_same_bytes(bench: Bench, r
     assert killed >= 3
 
 
+@pytest.mark.slow
 def test_a_pass_over_the_data_goes_on_where_it_was_broken_off_and_is_not_repeated(bench: Bench) -> None:
     assert bench.killed_at(3, "ranges", kept="kept")
     middle, after = Passes(), Passes()

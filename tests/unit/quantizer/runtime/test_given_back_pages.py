@@ -134,6 +134,7 @@ def test_each_session_owns_its_own_mappings_and_a_failed_one_none(
     assert all(any(low <= first and end <= high for low, high in ranges(path, "rw-p")) for first, end in given)
 
 
+@pytest.mark.slow
 def test_the_pages_of_a_session_are_given_back_after_each_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "weights"
     session = Session(filed_model(tmp_path, activations=False)[0], threads=1)

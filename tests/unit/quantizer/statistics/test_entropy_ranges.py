@@ -108,6 +108,7 @@ def onnxruntime_threshold(values: np.ndarray, bins: int, levels: int) -> tuple[f
     return float(low), float(high)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["laplace", "normal", "outlier"])
 def test_thresholds_are_near_onnxruntimes(kind: str) -> None:
     """Not equal: onnxruntime leaves the rest of the division of bins by levels to one level, and that level empty."""

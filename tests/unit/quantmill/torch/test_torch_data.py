@@ -51,6 +51,7 @@ def arrays(stored: Stored) -> dict[str, np.ndarray]:
         return dict(archive)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "loader",
     [
@@ -74,6 +75,7 @@ def test_all_forms_of_batches(loader, two, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["data.npz"]
 
 
+@pytest.mark.slow
 def test_without_labels_constants_need_no_place_in_a_batch(one, tmp_path):
     written = set()
     for loader in ([X], [(X,)], DataLoader(TensorDataset(X), batch_size=2), [{"x": X}], [X[:2], X[2:]]):
@@ -84,6 +86,7 @@ def test_without_labels_constants_need_no_place_in_a_batch(one, tmp_path):
     assert set(arrays(store([(X, CLASSES)], one, tmp_path / "data.npz"))) == {"x", "labels"}
 
 
+@pytest.mark.slow
 def test_what_has_no_axis_of_samples_is_stored_with_every_sample(tmp_path):
     table, bias = torch.randn(3, 4), torch.randn(5, 4)
     exported = export(Picks(), (torch.ones(2, 3), table, torch.ones(2, 4)))

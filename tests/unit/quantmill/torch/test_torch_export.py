@@ -61,6 +61,7 @@ def linears() -> Linears:
     return Linears().eval()
 
 
+@pytest.mark.slow
 def test_parameters_nodes_and_batches_are_those_of_the_module(linears):
     exported = export(linears, torch.randn(3, 5, 6))
     graph = onnx.load(exported.onnx_path).graph
@@ -77,6 +78,7 @@ def test_parameters_nodes_and_batches_are_those_of_the_module(linears):
         )
 
 
+@pytest.mark.slow
 def test_the_same_module_gives_the_same_bytes_and_nothing_of_this_machine(linears, tmp_path):
     one = export(linears, torch.randn(3, 5, 6), tmp_path / "a.onnx").onnx_path.read_bytes()
     other = export(linears, torch.randn(3, 5, 6), str(tmp_path / "b.onnx")).onnx_path.read_bytes()
@@ -85,6 +87,7 @@ def test_the_same_module_gives_the_same_bytes_and_nothing_of_this_machine(linear
     assert b"stack_trace" not in one
 
 
+@pytest.mark.slow
 def test_the_module_is_left_as_it_was():
     module = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Sequential(nn.BatchNorm2d(4), nn.Dropout()))
     module.train()
@@ -108,6 +111,7 @@ def many(self: nn.Module, a: Tensor, b: Tensor, *, factor: float = 1.0, more: di
 X = torch.ones(2, 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("inputs", "names"),
     [
@@ -142,6 +146,7 @@ class Shared(nn.Module):
         return self.tied(x) * self.output, x
 
 
+@pytest.mark.slow
 def test_modules_called_often_and_tied_weights():
     torch.manual_seed(0)
     module = Shared()
@@ -183,6 +188,7 @@ class Held(nn.Module):
         return {"scores": self.fc(y) * scale + self.bias, "parts": (self.tied(y), y)}
 
 
+@pytest.mark.slow
 def test_an_archive_of_torch_export_gives_the_same_graph(tmp_path):
     torch.manual_seed(0)
     module, inputs = Held().eval(), (torch.randn(2, 3, 8, 8), torch.randn(4))
@@ -195,6 +201,7 @@ def test_an_archive_of_torch_export_gives_the_same_graph(tmp_path):
     assert ir.serde.serialize_model(read).graph == onnx.load(exported.onnx_path).graph
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "module",
     [
@@ -234,6 +241,7 @@ class Inner(nn.Module):
         return self.branch(x * 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("module", "inputs", "function", "text", "says"),
     [
@@ -307,6 +315,7 @@ def test_what_is_no_module_and_no_number(module, inputs, says):
     assert says in failing(module, inputs).detail
 
 
+@pytest.mark.slow
 def test_a_module_in_half_precision():
     module = made(lambda: nn.Linear(6, 3)).half()
     exported = export(module, torch.randn(2, 6).half())

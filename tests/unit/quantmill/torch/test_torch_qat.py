@@ -90,6 +90,7 @@ CONFIGS: dict[str, Any] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CONFIGS)
 def test_without_training_the_engines_own_bytes_are_written(name: str, tmp_path: Path) -> None:
     expected = quantize(made(), images(2), [images(32)], {**CONFIGS[name], **QUICK}, threads=1)
@@ -203,6 +204,7 @@ def test_distributed_data_parallel_trains_it_as_a_single_process_does(tmp_path: 
         torch.testing.assert_close(ours, theirs)
 
 
+@pytest.mark.slow
 def test_it_is_called_as_the_module_is() -> None:
     torch.manual_seed(0)
     module = Answers()
@@ -221,6 +223,7 @@ def test_it_is_called_as_the_module_is() -> None:
     assert network.training
 
 
+@pytest.mark.slow
 def test_the_report_tells_the_accuracy_of_the_written_model_on_a_loader(tmp_path: Path) -> None:
     config = {"preset": "int8", "evaluation": {"metrics": [{"kind": "top1"}], "latency_runs": 1, "layer_samples": 1}}
     x, y = labelled()
@@ -281,6 +284,7 @@ def test_configs_that_leave_nothing_to_train_are_refused() -> None:
         assert pointers is None or [problem.pointer for problem in refused.value.errors] == pointers
 
 
+@pytest.mark.slow
 def test_networks_that_cannot_be_trained_are_refused() -> None:
     for build, error, told in (
         (Chosen, UnsupportedModelError, "nothing to train"),

@@ -116,6 +116,7 @@ def test_members_of_a_zip_that_are_refused(tmp_path: Path, second: str, says: st
     refused(tmp_path / "x", second, says)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_decompression_bomb_is_refused_by_its_header(
     tmp_path: Path, kind: Kind, monkeypatch: pytest.MonkeyPatch
