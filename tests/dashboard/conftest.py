@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,12 +10,11 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from service.db import migrate
 from service.deps import Desk
 from service.keys import keyring as keyrings
 from service.keys.cookies import COOKIE
 from service.settings import Settings
-from tests.api.conftest import app, front, front_of, sqlite_front
+from tests.api.conftest import app, front_of, sqlite_front
 from tests.support import services
 from tests.support.browser import Seen, browser_trouble, new_page, running_browser
 from tests.support.filled import fill
@@ -22,7 +22,7 @@ from tests.support.front import Front
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.server import ApiProcess
 
-__all__ = ["app", "front", "sqlite_front"]
+__all__ = ["app", "sqlite_front"]
 KEY = "0a1b2c3d4e5f-of-some-length-for-pages"
 PEPPER = "9f2c7be1d0a84e5536c1aa70b9de4f18"
 
@@ -56,11 +56,10 @@ class Place:
 
 
 @pytest.fixture(scope="session")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+def place(tmp_path_factory: pytest.TempPathFactory, _sqlite_template: Path) -> Iterator[Place]:
     """One service for all tests that look at pages: they change nothing that others see, but for jobs of their own."""
     folder = tmp_path_factory.mktemp("pages")
-    url = f"sqlite:///{folder / 'service.db'}"
-    migrate(url)
+    url = f"sqlite:///{shutil.copyfile(_sqlite_template, folder / 'service.db')}"
     settings = Settings(data_dir=folder / "data", database_url=url, min_free_bytes=0, api_key=KEY)
     desk, process = Desk.from_settings(settings), ApiProcess(settings)
     headers = {"Authorization": f"Bearer {KEY}"}

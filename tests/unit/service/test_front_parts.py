@@ -8,8 +8,10 @@ import os
 import re
 import subprocess
 import sys
-import threading
+from itertools import count
 from pathlib import Path
+from time import time_ns
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -31,13 +33,12 @@ from tests.support.patience import PATIENCE_SECONDS
 from tests.support.source import files
 
 
-def test_ids_sort_by_time_and_have_a_form() -> None:
-    ids = []
-    for _ in range(5):
-        ids.append(new_id("mdl"))
-        threading.Event().wait(0.002)
-    assert ids == sorted(ids)
+def test_ids_sort_by_time_and_have_a_form(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len({new_id("job") for _ in range(1000)}) == 1000
+    clock = count(time_ns(), 1_000_000)
+    monkeypatch.setattr("service.ids.time", SimpleNamespace(time_ns=lambda: next(clock)))
+    ids = [new_id("mdl") for _ in range(50)]
+    assert ids == sorted(ids)
     value = ids[0]
     assert len(value) == 30 and is_id(value, "mdl")
     assert not is_id(value, "job")
