@@ -17,11 +17,6 @@ PAGE = ROOT / "docs" / "nightly.md"
 PORT = "9000"
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _tools() -> None:
-    services.require(services.tools_trouble())
-
-
 def free_port() -> str:
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
@@ -40,15 +35,10 @@ def receivers(folder: Path) -> list[int]:
     return found
 
 
-def test_it_is_few_commands() -> None:
-    told = "".join(fenced(PAGE, "bash"))
-    commands = [line for line in told.splitlines() if ".venv/bin/" in line]
-    assert len(commands) == 9
-    assert PAGE.read_text().split("\n\n")[1].startswith("Nine commands")
-
-
 @pytest.mark.slow
+@pytest.mark.long
 def test_from_nothing_to_a_promoted_version_and_a_verified_webhook(tmp_path: Path) -> None:
+    services.require(services.tools_trouble())
     make_workplace(tmp_path)
     up, nightly = (block.replace(PORT, port) for port in [free_port()] for block in fenced(PAGE, "bash"))
     assert SERVE in up

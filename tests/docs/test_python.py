@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 import torch
-from safetensors.numpy import load_file
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -20,16 +18,10 @@ from tests.docs.blocks import ROOT, fenced
 from tests.support.patience import PATIENCE_SECONDS
 from tests.worker.running import Service
 
-pytestmark = pytest.mark.slow  # starts a service, quantizes several times
+pytestmark = [pytest.mark.slow, pytest.mark.long]  # on a service, quantizes several times
 
 PAGE = ROOT / "docs" / "python.md"
 Names = dict[str, Any]
-
-
-@pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    with Service(tmp_path_factory.mktemp("service") / "home") as running:
-        yield running
 
 
 def given_a_service(names: Names, service: Service) -> None:
@@ -52,12 +44,16 @@ def given_a_script_for_vitis_ai(names: Names, service: Service) -> None:
 
     names.update(
         model=names["module"], example=images[:8], evaluate=evaluate, ft_loader=loader, val_loader=loader,
-        loss_fn=torch.nn.CrossEntropyLoss(),
+        loss_fn=nn.CrossEntropyLoss(),
     )  # fmt: skip
 
 
 def given_nothing(names: Names, service: Service) -> None:
     """The block stands on those before it."""
+
+
+def has_run(names: Names, service: Service) -> None:
+    """What it does is told by the tests of the package."""
 
 
 def quantizes(names: Names, service: Service) -> None:
@@ -66,33 +62,11 @@ def quantizes(names: Names, service: Service) -> None:
     assert Path("quantized.onnx").is_file()
 
 
-def exports(names: Names, service: Service) -> None:
-    x = torch.randn(3, 3, 8, 8)
-    found = onnxruntime.InferenceSession("float.onnx").run(None, {"input": x.numpy()})[0]
-    np.testing.assert_allclose(found, names["module"].eval()(x).detach().numpy(), rtol=1e-4, atol=1e-5)
-
-
-def saves_the_state(names: Names, service: Service) -> None:
-    assert load_file("new.safetensors").keys() == names["module"].state_dict().keys()
-
-
 def quantizes_the_next_version(names: Names, service: Service) -> None:
     client, job = names["client"], names["job"]
     client.wait_succeeded(job.id, timeout_seconds=PATIENCE_SECONDS)
     assert names["version"].version == 2
     assert client.report(job.id).tensor_ranges == client.report(names["earlier_job"].id).tensor_ranges
-
-
-def trains(names: Names, service: Service) -> None:
-    network, x = names["network"], torch.randn(3, 3, 8, 8)
-    found = onnxruntime.InferenceSession("trained.onnx").run(None, {"input": x.numpy()})[0]
-    np.testing.assert_allclose(found, network(x).detach().numpy(), rtol=1e-3, atol=0.05)
-    assert all(held.grad is not None for held in network.parameters())
-
-
-def quantizes_the_regions(names: Names, service: Service) -> None:
-    told = {row.name: row.reason_code for row in names["result"].report.layers if row.op == "Conv"}
-    assert told == {"subm0/Conv": None, "subm1/Conv": "outside-regions", "subm2/Conv": None}
 
 
 def calibrates_tests_and_exports(names: Names, service: Service) -> None:
@@ -112,17 +86,10 @@ def given_a_script_for_training(names: Names, service: Service) -> None:
         names["validated"] = [float(criterion(model(images), labels)) for images, labels in loader]
 
     names.update(
-        model=names["module"],
-        inputs=torch.randn(4, 3, 8, 8),
-        lr=1e-3,
-        weight_decay=1e-4,
-        train=train,
-        train_loader=names["training"],
-        validate=validate,
-        val_loader=names["evaluation"],
-        criterion=nn.CrossEntropyLoss(),
-        gpu=None,
-    )
+        model=names["module"], inputs=torch.randn(4, 3, 8, 8), lr=1e-3, weight_decay=1e-4, train=train,
+        train_loader=names["training"], validate=validate, val_loader=names["evaluation"],
+        criterion=nn.CrossEntropyLoss(), gpu=None,
+    )  # fmt: skip
 
 
 def trains_and_deploys(names: Names, service: Service) -> None:
@@ -141,11 +108,11 @@ def quantizes_as_quark_does(names: Names, service: Service) -> None:
 # What a block stands on, and what it has to have done, in the page's order.
 BLOCKS = [
     (given_nothing, quantizes),
-    (given_nothing, exports),
-    (given_nothing, saves_the_state),
+    (given_nothing, has_run),
+    (given_nothing, has_run),
     (given_a_service, quantizes_the_next_version),
-    (given_nothing, trains),
-    (given_nothing, quantizes_the_regions),
+    (given_nothing, has_run),
+    (given_nothing, has_run),
     (given_a_script_for_vitis_ai, calibrates_tests_and_exports),
     (given_a_script_for_training, trains_and_deploys),
     (given_nothing, quantizes_as_quark_does),
