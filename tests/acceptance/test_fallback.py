@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from quantmill.webhooks import verify
 from service.client import Client
 from tests.fault.harness.installation import Installation
@@ -14,6 +16,8 @@ from tests.support.webhooks import PEPPER, answering, received
 from tests.worker.workbench import wait_for
 
 
+@pytest.mark.slow
+@pytest.mark.long
 def test_a_pipeline_is_told_that_the_float_model_came_back(tmp_path: Path, _sqlite_template: Path) -> None:
     """No model is as fast as the limit, and no quantized one as near to the float one as the other condition wants."""
     tiny = make_tiny(tmp_path)

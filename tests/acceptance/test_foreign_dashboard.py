@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
@@ -19,6 +16,7 @@ from tests.support import services
 from tests.support.browser import ARGUMENTS, browser_trouble, chromium
 from tests.support.front import Front, make_report
 from tests.support.patience import PATIENCE_SECONDS
+from tests.support.scripted import Scripted, scripted
 from tests.support.server import ApiProcess
 
 pytestmark = pytest.mark.slow
@@ -49,33 +47,22 @@ const follow = async id => {
 </script>"""
 
 
-class _Page(BaseHTTPRequestHandler):
-    text = ""
-
-    def do_GET(self) -> None:
-        self.send_response(200)
-        self.send_header("Content-Type", "text/html")
-        self.end_headers()
-        self.wfile.write(self.text.encode())
-
-    def log_message(self, *_: Any) -> None:
-        """Nobody reads it."""
+@pytest.fixture
+def pages() -> dict[str, str]:
+    """What the host serves, once it is known."""
+    return {"text": ""}
 
 
 @pytest.fixture
-def host() -> Iterator[ThreadingHTTPServer]:
+def host(pages: dict[str, str]) -> Iterator[Scripted]:
     """What serves the dashboard's page."""
-    httpd = ThreadingHTTPServer(("127.0.0.1", 0), type("Page", (_Page,), {}))
-    thread = threading.Thread(target=httpd.serve_forever)
-    thread.start()
-    yield httpd
-    httpd.shutdown()
-    httpd.server_close()
-    thread.join()
+    head = "HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nConnection: close\r\n\r\n"
+    with scripted(lambda connection: connection.sendall((head + pages["text"]).encode())) as running:
+        yield running
 
 
 @pytest.fixture
-def server(host: ThreadingHTTPServer, tmp_path: Path, sqlite_url: str) -> Iterator[ApiProcess]:
+def server(host: Scripted, tmp_path: Path, sqlite_url: str) -> Iterator[ApiProcess]:
     process = ApiProcess(
         Settings(
             data_dir=tmp_path / "data",
@@ -83,7 +70,7 @@ def server(host: ThreadingHTTPServer, tmp_path: Path, sqlite_url: str) -> Iterat
             min_free_bytes=0,
             api_key=KEY,
             open=False,
-            cors_origins=f"http://dashboard.localhost:{host.server_address[1]}",
+            cors_origins=f"http://dashboard.localhost:{host.port}",
         )
     )
     yield process
@@ -104,7 +91,9 @@ def succeed(worker: Front, job_id: str) -> None:
     worker.finish(job_id, QuantizeOutcome(make_report("pass"), (artifact,)))
 
 
-def test_a_dashboard_of_another_origin(host: ThreadingHTTPServer, server: ApiProcess, worker: Front) -> None:
+def test_a_dashboard_of_another_origin(
+    host: Scripted, pages: dict[str, str], server: ApiProcess, worker: Front
+) -> None:
     services.require(browser_trouble())
     from playwright.sync_api import sync_playwright
 
@@ -115,13 +104,12 @@ def test_a_dashboard_of_another_origin(host: ThreadingHTTPServer, server: ApiPro
     ]
     for job_id in ids[:2]:
         succeed(worker, job_id)
-    host.RequestHandlerClass.text = PAGE.replace("KEY", KEY).replace("URL", server.url)  # type: ignore[attr-defined]
-    port = host.server_address[1]
+    pages["text"] = PAGE.replace("KEY", KEY).replace("URL", server.url)
     with sync_playwright() as play:
         browser = play.chromium.launch(executable_path=chromium(), args=list(ARGUMENTS))
         page = browser.new_page()
         page.set_default_timeout(PATIENCE_SECONDS * 1000)
-        page.goto(f"http://dashboard.localhost:{port}/")
+        page.goto(f"http://dashboard.localhost:{host.port}/")
         assert page.evaluate("list('limit=10')") == ["three", "two", "one"]
         assert page.evaluate("list('label.team=a')") == ["three", "one"]
         assert page.evaluate("list('label[team]=b')") == ["two"]
@@ -144,7 +132,7 @@ def test_a_dashboard_of_another_origin(host: ThreadingHTTPServer, server: ApiPro
         assert page.evaluate("window.ended")["state"] == "succeeded"
 
         # the same page under a name that was not allowed
-        page.goto(f"http://other.localhost:{port}/")
+        page.goto(f"http://other.localhost:{host.port}/")
         with pytest.raises(Exception, match="Failed to fetch"):
             page.evaluate("list('limit=10')")
         browser.close()

@@ -5,6 +5,7 @@ On the embedded default and on PostgreSQL with Redis; the reconciler is killed i
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -33,7 +34,7 @@ from tests.support.webhooks import PEPPER, answering, received
 from tests.worker.running import environment
 from tests.worker.workbench import wait_for
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 DECIDED = ("passed", "failed", "skipped", "refused")
 
 
@@ -56,17 +57,14 @@ def installation(
     backend: Backend = request.param
     if backend == "servers":
         require(servers_trouble())
-    servers = Servers() if backend == "servers" else None
     variables = {
         "QUANTMILL_KEY_PEPPER": PEPPER,
         "QUANTMILL_EGRESS_ALLOWED": f"http://127.0.0.1:{receiver.port}",
     }
-    try:
-        with Installation(tmp_path / "installation", servers=servers, template=_sqlite_template, **variables) as made:
-            yield made
-    finally:
-        if servers is not None:
-            servers.close()
+    with contextlib.ExitStack() as stack:
+        servers = stack.enter_context(contextlib.closing(Servers())) if backend == "servers" else None
+        folder = tmp_path / "installation"
+        yield stack.enter_context(Installation(folder, servers=servers, template=_sqlite_template, **variables))
 
 
 def another(model: Path, name: str, *, worse: bool) -> Path:
@@ -122,24 +120,19 @@ def test_a_nightly_pipeline(installation: Installation, tiny: Tiny, receiver: Sc
         client.set_alias("model", first.id, "candidate")
         client.wait_ready(client.push_dataset(tiny.calibration, name="calibration"))
         client.wait_ready(client.push_dataset(tiny.evaluation, name="evaluation"))
+        template = {
+            "model_id": "net@candidate",
+            "calibration_dataset_id": "calibration@latest",
+            "evaluation_dataset_id": "evaluation@latest",
+            "config": {"preset": "int8"},
+        }
+        clauses = [
+            {"kind": "max_drop", "metric": "top1", "max_drop": 5.0},
+            {"kind": "size", "max_ratio": 1.2},
+            {"kind": "not_significantly_worse"},
+        ]
         schedule = client.create_schedule(
-            "nightly",
-            "30 2 * * *",
-            {
-                "model_id": "net@candidate",
-                "calibration_dataset_id": "calibration@latest",
-                "evaluation_dataset_id": "evaluation@latest",
-                "config": {"preset": "int8"},
-            },
-            timezone="Europe/Berlin",
-            gate={
-                "clauses": [
-                    {"kind": "max_drop", "metric": "top1", "max_drop": 5.0},
-                    {"kind": "size", "max_ratio": 1.2},
-                    {"kind": "not_significantly_worse"},
-                ]
-            },
-            promote_to="prod",
+            "nightly", "30 2 * * *", template, timezone="Europe/Berlin", gate={"clauses": clauses}, promote_to="prod"
         )
         nights = Nights(installation, client, schedule.id)
 

@@ -99,6 +99,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("digits")
 
 
+@pytest.mark.long
 def test_ptq_calibrates_tests_and_deploys(tmp_path: Path, trained: Path, scripts: Callable[[str], ModuleType]) -> None:
     ptq = scripts("ptq")
     options = ["--model_dir", str(trained), "--output_dir", str(tmp_path)]
@@ -110,6 +111,7 @@ def test_ptq_calibrates_tests_and_deploys(tmp_path: Path, trained: Path, scripts
     check_deployed(tmp_path / "MobileNet_int.onnx")
 
 
+@pytest.mark.long
 def test_fast_finetuning_calibrates_in_one_process_and_tests_in_another(tmp_path: Path, trained: Path) -> None:
     options = ["--fast_finetune", "--model_dir", str(trained)]
     run(tmp_path, "ptq.py", "--quant_mode", "calib", *options)
@@ -119,6 +121,7 @@ def test_fast_finetuning_calibrates_in_one_process_and_tests_in_another(tmp_path
     check_deployed(tmp_path / "quantize_result" / "MobileNet_int.onnx")
 
 
+@pytest.mark.long
 def test_quantization_aware_training_ends_in_the_accuracy_that_is_deployed(
     tmp_path: Path, scripts: Callable[[str], ModuleType]
 ) -> None:
