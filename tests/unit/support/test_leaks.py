@@ -31,11 +31,8 @@ def refused(folder: Path) -> str:
 @pytest.mark.parametrize(
     ("variable", "value"),
     [
-        ("QUANTMILL_API_KEY", PLANTED),
         ("QUANTMILL_API_KEY", f"{PLANTED}+with/more"),
-        ("QUANTMILL_KEY_PEPPER", PLANTED),
         ("QUANTMILL_DATABASE_URL", f"postgresql://someone:{PLANTED}@localhost/x"),
-        ("QUANTMILL_BROKER_URL", f"redis://:{PLANTED}@localhost/0"),
     ],
 )
 def test_a_secret_of_the_settings_is_found_in_a_log(tmp_path: Path, variable: str, value: str) -> None:
