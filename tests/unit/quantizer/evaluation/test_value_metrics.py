@@ -23,11 +23,16 @@ NUMBERS = hnp.arrays(np.float32, st.tuples(st.integers(1, 30)), elements=st.floa
 
 
 @given(output=NUMBERS, seed=st.integers(0, 20), batch=st.sampled_from([1, 4, 100]))
-def test_errors(output: np.ndarray, seed: int, batch: int) -> None:
+def test_errors_and_determination(output: np.ndarray, seed: int, batch: int) -> None:
     target = output + normal(*output.shape, seed=seed)
-    for kind, oracle in (("rmse", root_mean_squared_error), ("mae", mean_absolute_error)):
-        expected = oracle(target.astype(np.float64), output.astype(np.float64))
-        assert value({"kind": kind}, {"y": output}, target, batch=batch) == pytest.approx(expected, rel=1e-5)
+    wide = target.astype(np.float64), output.astype(np.float64)
+    found = measured([{"kind": kind} for kind in ("rmse", "mae", "r2")], {"y": output}, target, batch=batch)
+    assert found.values["rmse"] == pytest.approx(root_mean_squared_error(*wide), rel=1e-5)
+    assert found.values["mae"] == pytest.approx(mean_absolute_error(*wide), rel=1e-5)
+    if np.ptp(target) == 0:
+        assert "r2" not in found.values and "targets is constant" in found.undefined["r2"]
+    else:
+        assert found.values["r2"] == pytest.approx(r2_score(*wide), rel=1e-5, abs=1e-6)
 
 
 @given(seed=st.integers(0, 200), samples=st.integers(2, 40), ties=st.booleans(), batch=st.sampled_from([1, 7, 100]))
@@ -69,31 +74,14 @@ def test_columns_are_judged_apart_and_averaged() -> None:
     assert value({"kind": "r2"}, {"y": target}, target) == 1.0
 
 
-@given(output=NUMBERS, seed=st.integers(0, 20), batch=st.sampled_from([1, 4, 100]))
-def test_determination(output: np.ndarray, seed: int, batch: int) -> None:
-    target = output + normal(*output.shape, seed=seed)
-    found = measured([{"kind": "r2"}], {"y": output}, target, batch=batch)
-    if np.ptp(target) == 0:
-        assert found.values == {}
-        assert "targets is constant" in found.undefined["r2"]
-        return
-    wide = target.astype(np.float64), output.astype(np.float64)
-    assert found.values["r2"] == pytest.approx(r2_score(*wide), rel=1e-5, abs=1e-6)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_axes_of_one_do_not_matter(kind: str) -> None:
-    output, target = normal(30), normal(30, seed=1)
-    expected = value({"kind": kind}, {"y": output}, target)
+def test_axes_of_one_do_not_matter_and_what_is_not_finite_has_no_value() -> None:
+    output, target, kinds = normal(30), normal(30, seed=1), [{"kind": kind} for kind in KINDS]
+    expected = measured(kinds, {"y": output}, target).values
     for shape in ((30, 1), (30, 1, 1)):
-        assert value({"kind": kind}, {"y": output.reshape(shape)}, target) == expected
-        assert value({"kind": kind}, {"y": output}, target.reshape(shape)) == expected
-
-
-def test_what_is_not_finite_has_no_value() -> None:
-    output = normal(30)
+        assert measured(kinds, {"y": output.reshape(shape)}, target).values == expected
+        assert measured(kinds, {"y": output}, target.reshape(shape)).values == expected
     output[4] = np.nan
-    found = measured([{"kind": kind} for kind in KINDS], {"y": output}, normal(30))
+    found = measured(kinds, {"y": output}, target)
     assert found.values == {}
     assert set(found.undefined) == set(KINDS)
 
