@@ -72,10 +72,6 @@ def test_parameters_of_finetuning_arrive(key: str, value: Any, ours: str, expect
         assert pointer in translate(data).honoured
 
 
-def test_every_parameter_that_is_honoured_is_in_the_table() -> None:
-    assert {s.option for s in FINETUNE_SETTINGS if s.verdict == "honoured"} == {row[0] for row in HONOURED}
-
-
 OTHER_VALUES: dict[str, Any] = {"true or false": True, "a whole number": 3, "a text": "x"}
 
 
@@ -121,18 +117,15 @@ def test_bad_values_of_finetuning(parameters: dict[str, Any], pointer: str, says
     assert says in found[f"/extra_options/FastFinetune/{pointer}"]
 
 
-@pytest.mark.parametrize(
-    ("parameters", "key", "says"),
-    [
-        ({"OptimDevice": "cuda:2,3"}, "OptimDevice", "the first is used"),
-        ({"OptimAlgorithm": "adaquant", "RegParam": 0.5}, "RegParam", "it concerns adaround only"),
-        ({"UpdateBias": True}, "UpdateBias", "it concerns adaquant only"),
-    ],
-)
-def test_what_is_not_taken_as_it_is_is_noted(parameters: dict[str, Any], key: str, says: str) -> None:
-    data = fast(**parameters)
-    assert says in notes(data)[f"/extra_options/FastFinetune/{key}"]
-    assert algorithms(data)[0]["optim_device"] == ("cuda:2" if key == "OptimDevice" else "auto")
+def test_what_is_not_taken_as_it_is_is_noted() -> None:
+    for parameters, key, says, device in (
+        ({"OptimDevice": "cuda:2,3"}, "OptimDevice", "the first is used", "cuda:2"),
+        ({"OptimAlgorithm": "adaquant", "RegParam": 0.5}, "RegParam", "it concerns adaround only", "auto"),
+        ({"UpdateBias": True}, "UpdateBias", "it concerns adaquant only", "auto"),
+    ):
+        data = fast(**parameters)
+        assert says in notes(data)[f"/extra_options/FastFinetune/{key}"]
+        assert algorithms(data)[0]["optim_device"] == device
 
 
 def test_what_is_not_given_is_as_in_quark() -> None:
@@ -157,19 +150,19 @@ def test_the_solver_is_told() -> None:
         assert "accept: if_better" in notes(data)[pointer]
 
 
-@each(
-    ("key", "value"),
-    [
-        ("BatchSize", 8),
-        ("NumIterations", 500),
-        ("LearningRate", 0.01),
-        ("LRAdjust", [1.0, 0.2]),
-        ("DropRatio", 0.5),
-        ("RegParam", 0.1),
-        ("BetaRange", [10, 2]),
-        ("WarmStart", 0.5),
-    ],
-)
+OF_DESCENT = [
+    "BatchSize",
+    "NumIterations",
+    "LearningRate",
+    "LRAdjust",
+    "DropRatio",
+    "RegParam",
+    "BetaRange",
+    "WarmStart",
+]
+
+
+@each(("key", "value"), [row[:2] for row in HONOURED if row[0] in OF_DESCENT and row[1]])
 def test_numbers_of_ones_own_choose_the_descent_that_they_are_for(key: str, value: Any) -> None:
     data = fast(**{key: value})
     assert algorithms(data)[0]["solver"] == "gradient"
@@ -180,12 +173,10 @@ def test_numbers_of_ones_own_choose_the_descent_that_they_are_for(key: str, valu
 
 def test_numbers_that_quark_has_by_default_choose_nothing_and_say_so() -> None:
     """The texts of Quark's documentation write the defaults out."""
+    of_class = {"name": "adaround", "batch_size": 1, "num_iterations": 1000, "learning_rate": 0.1}
     for data, at in (
         (fast(BatchSize=1, NumIterations=1000, LearningRate=0.1), "/extra_options/FastFinetune/NumIterations"),
-        (
-            classes({"name": "adaround", "batch_size": 1, "num_iterations": 1000, "learning_rate": 0.1}),
-            "/algo_config/0/num_iterations",
-        ),
+        (classes(of_class), "/algo_config/0/num_iterations"),
         (fast(**FAST["adaround"]), "/extra_options/FastFinetune/BatchSize"),
     ):
         (found,) = algorithms(data)
@@ -193,7 +184,7 @@ def test_numbers_that_quark_has_by_default_choose_nothing_and_say_so() -> None:
         assert "plays no part with solver moments" in notes(data)[at]
 
 
-@pytest.mark.parametrize("method", ["adaround", "adaquant"])
+@each("method", ["adaround", "adaquant"])
 def test_the_parameters_of_the_presets_go_by_their_names(method: str) -> None:
     name = f"DEFAULT_{method.upper()}_PARAMS"
     assert DEFAULT_PARAMS[name] == FAST[method]
@@ -227,6 +218,7 @@ def test_equalization_keeps_quarks_defaults() -> None:
         assert any("CLESteps -1" in told or "-1 goes on" in told for told in notes(data).values())
     (smooth,) = algorithms({"include_cle": False, "include_sq": True})
     assert smooth["alpha"] == 0.5
+    assert algorithms(classes({"name": "cle", "cle_balance_method": "max"})) == algorithms(classes("cle"))
 
 
 VALUES = {"a whole number": 9, "a number": 0.25, "true or false": False}
@@ -243,10 +235,6 @@ def test_fields_of_classes_and_extra_options_say_the_same(option: str, field: st
     assert algorithms(classes({"name": name, field: value}, **{option: value})) == algorithms(by_option)
 
 
-def test_balancing_is_by_max() -> None:
-    assert algorithms(classes({"name": "cle", "cle_balance_method": "max"})) == algorithms(classes("cle"))
-
-
 def test_replacing_clips_belongs_to_equalization() -> None:
     options = {"extra_options": {"ReplaceClip6Relu": True}}
     alone = {"include_cle": False, **options}
@@ -257,45 +245,28 @@ def test_replacing_clips_belongs_to_equalization() -> None:
 
 
 BFLOAT = {"activation_type": "ExtendedQuantType.QBFloat16", "weight_type": "ExtendedQuantType.QBFloat16"}
+FINETUNING, QUANT = "/extra_options/FastFinetune", {"OptimAlgorithm": "adaquant"}
+WEIGHTS = {"ActivationSymmetric": True, "WeightsOnly": True}
 NPU_CNN = {"calibrate_method": "PowerOfTwoMethod.MinMSE", "enable_npu_cnn": True}
 
 
 @pytest.mark.parametrize(
     ("data", "pointer", "says"),
     [
-        (classes(CLASSES["adaround"], CLASSES["adaquant"]), "/algo_config/1", "adaround and adaquant both choose"),
-        (classes("adaquant", "bias_correction", "adaround"), "/algo_config/2", "leave one of them out"),
+        (classes("adaquant", "bias_correction", "adaround"), "/algo_config/2", "both choose"),
         (classes("cle", {"name": "cle"}), "/algo_config/1", "cle stands there already, at /config/algo_config/0"),
         (classes({"name": "adaround", "cle_steps": 3}), "/algo_config/0/cle_steps", "unknown key"),
-        (
-            classes("adaround", FastFinetune={"OptimAlgorithm": "adaquant"}),
-            "/extra_options/FastFinetune/OptimAlgorithm",
-            "/config/algo_config/0 asks for adaround",
-        ),
-        (
-            {"use_dynamic_quant": True, "include_cle": True},
-            "",
-            "no algorithms but smooth_quant, bias_correction, adaround, adaquant; leave cross_layer_equalization out",
-        ),
+        (classes("adaround", FastFinetune=QUANT), f"{FINETUNING}/OptimAlgorithm", "algo_config/0 asks for adaround"),
+        ({"use_dynamic_quant": True, "include_cle": True}, "", "leave cross_layer_equalization out"),
         ({**fast(OptimAlgorithm="adaround"), **BFLOAT}, "/include_fast_ft", "adaround rounds weights to integers"),
         (classes({"name": "cle", "cle_balance_method": "mean"}), "/algo_config/0/cle_balance_method", "must be max"),
         ({"use_dynamic_quant": True, "enable_npu_transformer": True}, "/enable_npu_transformer", "no rules of targets"),
-        (
-            {**NPU_CNN, "extra_options": {"ActivationSymmetric": True, "WeightsOnly": True}},
-            "/enable_npu_cnn",
-            "mode weights_only knows no rules of targets",
-        ),
+        ({**NPU_CNN, "extra_options": WEIGHTS}, "/enable_npu_cnn", "mode weights_only knows no rules of targets"),
     ],
 )
 def test_what_excludes_each_other(data: Any, pointer: str, says: str) -> None:
     found = problems(data)
     assert pointer in found and says in found[pointer], found
-
-
-def test_extra_options_win_over_the_class() -> None:
-    data = classes(CLASSES["adaround"], FastFinetune={"NumIterations": 77})
-    (found,) = algorithms(data)
-    assert (found["num_iterations"], found["learning_rate"]) == (77, 0.1)
 
 
 def test_a_preference_wins_over_parameters_of_finetuning() -> None:
@@ -332,8 +303,10 @@ def test_a_preset_may_be_changed_key_by_key() -> None:
     assert algorithms(other) == algorithms("XINT8_ADAQUANT")
 
 
-def test_all_that_quark_writes_of_a_class_is_read() -> None:
+def test_all_that_quark_writes_of_a_class_is_read_and_extra_options_win_over_it() -> None:
     """``AdaRoundConfig().to_dict()``: every field, whether given or not."""
+    (found,) = algorithms(classes(CLASSES["adaround"], FastFinetune={"NumIterations": 77}))
+    assert (found["num_iterations"], found["learning_rate"]) == (77, 0.1)
     whole = {setting.field: setting.default for setting in FINETUNE_SETTINGS}
     whole |= {"num_iterations": 1000, "learning_rate": 0.1, "update_bias": False, "name": "adaround"}
     (short,) = algorithms(classes("adaround"))

@@ -26,15 +26,17 @@ from tests.unit.contracts.refusals import json_values, points_into
 from tests.unit.quark.comparing import INT8, extra, notes, problems
 
 NPU_CNN = {"enable_npu_cnn": True, "calibrate_method": "PowerOfTwoMethod.MinMSE"}
+GROUPS = {**INT8, "quant_granularity": "QuantGranularity.Group"}
+BFP, MX = {"activation_type": "QBFP"}, {"activation_type": "QMX"}
 GLOBAL = "/global_config/input_tensors"
+MX_ATTRIBUTES = "/extra_options/MXAttributes"
+OVERRIDES = "/extra_options/TensorQuantOverrides"
 
 
 @pytest.mark.parametrize(
     ("spelled", "method", "scale"),
     [
-        ("CalibrationMethod.MinMax", "minmax", "float32"),
         ("onnxruntime.quantization.calibrate.CalibrationMethod.Entropy", "entropy", "float32"),
-        ("Percentile", "percentile", "float32"),
         ("MinMax", "minmax", "float32"),
         ("LayerWiseMethod.LayerWisePercentile", "layerwise_percentile", "float32"),
         ("vai_q_onnx.PowerOfTwoMethod.MinMSE", "mse", "power_of_two"),
@@ -50,21 +52,10 @@ def test_calibration_methods(spelled: str, method: str, scale: str) -> None:
     parse_config(config)
 
 
-@pytest.mark.parametrize(
-    ("spelled", "dtype"),
-    [
-        ("QuantType.QUInt8", "uint8"),
-        ("ExtendedQuantType.QInt16", "int16"),
-        ("VitisQuantType.QUInt16", "uint16"),
-        ("VitisQuantType.QBFloat16", "bfloat16"),
-        ("QFloat16", "float16"),
-    ],
-)
-def test_types(spelled: str, dtype: str) -> None:
-    assert translate({"activation_type": spelled}).config["activation"]["dtype"] == dtype
-
-
-def test_a_misspelling_of_quarks_examples_means_what_it_says() -> None:
+def test_types_and_a_misspelling_of_quarks_examples_mean_what_they_say() -> None:
+    kinds = {"ExtendedQuantType.QInt16": "int16", "VitisQuantType.QUInt16": "uint16", "QFloat16": "float16"}
+    for spelled, dtype in kinds.items():
+        assert translate({"activation_type": spelled}).config["activation"]["dtype"] == dtype
     for value in (True, False):
         spelled = translate({"weight_type": "QInt8", **extra(WeightsSymmetric=value)})
         assert spelled.config["weight"]["symmetric"] is value
@@ -88,40 +79,20 @@ def layers(input_tensors: Any = INT8, weight: Any = INT8, **changes: Any) -> dic
         ({"include_rotation": True}, "/include_rotation", "the algorithm rotation is not there yet"),
         (extra(UseGPTQ=True), "/extra_options/UseGPTQ", "the algorithm gptq is not there yet"),
         ({"extra_options": []}, "/extra_options", "must be an object"),
-        ({"activation_type": "QBFP"}, "/activation_type", "BFPAttributes"),
-        (
-            {"activation_type": "QBFP", **extra(BFPAttributes={"axis": 0})},
-            "/extra_options/BFPAttributes/axis",
-            "always 1",
-        ),
-        (
-            {"activation_type": "QMX", **extra(MXAttributes={"element_dtype": "fp5"})},
-            "/extra_options/MXAttributes/element_dtype",
-            "fp8_e5m2",
-        ),
+        (BFP, "/activation_type", "BFPAttributes"),
+        ({**BFP, **extra(BFPAttributes={"axis": 0})}, "/extra_options/BFPAttributes/axis", "always 1"),
+        ({**MX, **extra(MXAttributes={"element_dtype": "fp5"})}, f"{MX_ATTRIBUTES}/element_dtype", "fp8_e5m2"),
         ({"enable_npu_cnn": True}, "/enable_npu_cnn", "power-of-two"),
         ({**NPU_CNN, "per_channel": True}, "/per_channel", "no per_channel"),
-        (
-            {**NPU_CNN, **extra(ActivationSymmetric=False)},
-            "/extra_options/ActivationSymmetric",
-            "symmetric activations",
-        ),
+        ({**NPU_CNN, **extra(ActivationSymmetric=False)}, "/extra_options/ActivationSymmetric", "symmetric"),
         ({"enable_npu_cnn": True, "enable_npu_transformer": True}, "/enable_npu_transformer", "exclude each other"),
-        (
-            {"optimize_model": True, **extra(OptimizeModel=False)},
-            "/extra_options/OptimizeModel",
-            "otherwise at /config/optimize_model",
-        ),
-        ({"input_nodes": ["a"]}, "/input_nodes", "both InputNodes and OutputNodes"),
+        ({"optimize_model": True, **extra(OptimizeModel=False)}, "/extra_options/OptimizeModel", "otherwise at"),
+        ({"input_nodes": ["a"]}, "/input_nodes", "both"),
         ({"op_types_to_quantize": ["Conv"], "nodes_to_quantize": ["n"]}, "/nodes_to_quantize", "only one way"),
         ({"nodes_to_exclude": [5]}, "/nodes_to_exclude/0", "must be a name"),
         ({"nodes_to_exclude": ["^(.*"]}, "/nodes_to_exclude/0", "not a regular expression"),
         ({"nodes_to_exclude": ["^abc"]}, "/nodes_to_exclude/0", "'.*'"),
-        (
-            extra(TensorQuantOverrides={"a/b": [{"quant_type": "QInt16"}]}),
-            "/extra_options/TensorQuantOverrides/a~1b/0/quant_type",
-            "overrides",
-        ),
+        (extra(TensorQuantOverrides={"a/b": [{"quant_type": "x"}]}), f"{OVERRIDES}/a~1b/0/quant_type", "overrides"),
         (extra(FixShapes="input=[1]"), "/extra_options/FixShapes", "input:[1,3,224,224]"),
         ([], "", "must be an object"),
         ({"global_quant_config": {}, "x": 1}, "/x", "unknown key"),
@@ -132,11 +103,7 @@ def layers(input_tensors: Any = INT8, weight: Any = INT8, **changes: Any) -> dic
         ({"global_config": {"input_tensors": INT8}}, "/global_config", "weight is missing"),
         (layers({**INT8, "data_type": "Int9"}), f"{GLOBAL}/data_type", "known: Int8"),
         (layers({**INT8, "scale_type": "x"}), f"{GLOBAL}/scale_type", "ScaleType.Float32"),
-        (
-            layers(weight={**INT8, "quant_granularity": "QuantGranularity.Group"}),
-            "/global_config/weight/quant_granularity",
-            "per_block",
-        ),
+        (layers(weight=GROUPS), "/global_config/weight/quant_granularity", "per_block"),
         (layers(algo_config=[{"name": "clee"}]), "/algo_config/0", "unknown algorithm"),
         (layers(exclude=["n", 7]), "/exclude/1", "must be a name"),
         (layers(**extra(Int8Bias=True)), "/extra_options/Int8Bias", "did you mean"),
@@ -145,11 +112,7 @@ def layers(input_tensors: Any = INT8, weight: Any = INT8, **changes: Any) -> dic
         ({"calibrate_method": "Percentile", **extra(Percentile=40.0)}, "/extra_options/Percentile", ""),
         (extra(CalibDataSize=0), "/extra_options/CalibDataSize", ""),
         (extra(ConvertOpsetVersion=7), "/extra_options/ConvertOpsetVersion", ""),
-        (
-            extra(TensorQuantOverrides={"t/u": [{"rmin": "a", "rmax": 1}]}),
-            "/extra_options/TensorQuantOverrides/t~1u/0/rmin",
-            "",
-        ),
+        (extra(TensorQuantOverrides={"t/u": [{"rmin": "a", "rmax": 1}]}), f"{OVERRIDES}/t~1u/0/rmin", ""),
     ],
 )
 def test_what_cannot_be_translated_is_named(data: Any, pointer: str, says: str) -> None:
@@ -163,13 +126,10 @@ def test_all_problems_are_told_at_once() -> None:
     assert set(found) == places
 
 
-def test_an_option_of_another_method_is_noted() -> None:
+def test_options_of_another_method_and_missing_equalization_are_noted() -> None:
     told = notes({"include_cle": False, **extra(Percentile=99.0, CalibWorkerNum=8)})
     assert "it concerns percentile, the method is minmax" in told["/extra_options/Percentile"]
     assert "no effect here" in told["/extra_options/CalibWorkerNum"]
-
-
-def test_missing_equalization_is_noted() -> None:
     assert "include_cle is not given" in notes({})[""]
     assert notes({"include_cle": False}) == {}
     assert notes(qconfig(INT8, INT8, {})) == {}
@@ -226,13 +186,10 @@ def test_layers_of_a_qconfig() -> None:
     parse_config(config)
 
 
-def test_a_qconfig_of_spec_names() -> None:
+def test_a_qconfig_of_spec_names_and_specs_win_over_its_options() -> None:
     short = translate({"global_config": {"activation": "XInt8Spec", "weight": "XInt8Spec"}}).config
     assert short == translate(qconfig(XINT8_TENSOR, XINT8_TENSOR, {})).config
     assert short["target"] == "amd_npu_cnn"
-
-
-def test_the_specs_of_a_qconfig_win_over_its_options() -> None:
     found = translate(qconfig(INT8, INT8, {"ActivationSymmetric": False, "WeightSymmetric": True}))
     assert found.config["activation"]["symmetric"] is True
     assert [note.pointer for note in found.notes] == ["/extra_options/ActivationSymmetric"]

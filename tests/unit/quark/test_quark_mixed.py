@@ -9,11 +9,14 @@ import pytest
 from quantmill.quark.preset_documents import qconfig, tensor
 from service.contracts.config import parse_config
 from service.quark import read_config, translate
+from tests.support.each import each
 from tests.unit.quark.comparing import INT8, notes, problems
 
 INT16 = tensor("Int16", method="MinMax")
 MIXING = "/extra_options/AutoMixprecision"
 TARGETS = {"ActTargetQuantType": "QuantType.QInt8", "WeightTargetQuantType": "QuantType.QInt8"}
+
+L2 = {**TARGETS, "L2Target": 1}
 
 
 def legacy(mixing: Any, **fields: Any) -> dict[str, Any]:
@@ -61,18 +64,14 @@ def test_one_target_type_leaves_the_other_as_it_is_and_both_may_be_of_another_fa
     assert (found.low.activation.dtype, found.low.weight.dtype) == ("bfloat16", "bfloat16")
 
 
-@pytest.mark.parametrize(
-    ("target", "goal", "says"),
-    [
-        ({"Top1AccTarget": 0.02}, {"kind": "drop", "metric": "top1", "max_drop": 2.0}, "2 points"),
-        ({"L2Target": 0.3}, {"kind": "distance", "metric": "l2", "limit": 0.3}, "relative here"),
-    ],
-)
-def test_targets_become_goals(target: dict[str, float], goal: dict[str, Any], says: str) -> None:
-    """A share of top-1 becomes points."""
-    data = legacy({**TARGETS, **target})
-    assert mixing(data).goal.model_dump() == goal
-    assert says in notes(data)[f"{MIXING}/{next(iter(target))}"]
+def test_targets_become_goals_and_a_share_of_top1_becomes_points() -> None:
+    for key, value, goal, says in (
+        ("Top1AccTarget", 0.02, {"kind": "drop", "metric": "top1", "max_drop": 2.0}, "2 points"),
+        ("L2Target", 0.3, {"kind": "distance", "metric": "l2", "limit": 0.3}, "relative here"),
+    ):
+        data = legacy({**TARGETS, key: value})
+        assert mixing(data).goal.model_dump() == goal
+        assert says in notes(data)[f"{MIXING}/{key}"]
 
 
 def test_a_function_becomes_a_metric_of_its_own() -> None:
@@ -89,7 +88,7 @@ def test_metrics_beside_the_quark_config_come_first() -> None:
     assert config.evaluation.gate.metric == "sqnr"
 
 
-@pytest.mark.parametrize(
+@each(
     ("fields", "goal"),
     [
         ({}, {"kind": "distance", "metric": "l2", "limit": 0.25}),
@@ -152,22 +151,10 @@ def test_without_its_switch_it_has_no_effect() -> None:
     [
         (legacy({}), "/include_auto_mp", "needs the other types"),
         (legacy({**TARGETS, "EvaluateFunction": "f"}), f"{MIXING}/EvaluateFunction", "how much loss is acceptable"),
-        (legacy({**TARGETS, "L2Target": 1, "Top1AccTarget": 1}), "/include_auto_mp", "one goal"),
-        (
-            legacy({"ActTargetQuantType": "QInt7", "L2Target": 1}),
-            f"{MIXING}/ActTargetQuantType",
-            "unknown type of tensor",
-        ),
-        (
-            legacy({**TARGETS, "L2Target": 1, "DualQuantNodes": True}),
-            f"{MIXING}/DualQuantNodes",
-            "one representation",
-        ),
-        (
-            legacy({**TARGETS, "Top1AccTarget": 1, "EvaluateFunction": "<lambda>"}),
-            f"{MIXING}/EvaluateFunction",
-            "name of a Python function",
-        ),
+        (legacy({**L2, "Top1AccTarget": 1}), "/include_auto_mp", "one goal"),
+        (legacy({"ActTargetQuantType": "QInt7", "L2Target": 1}), f"{MIXING}/ActTargetQuantType", "unknown type"),
+        (legacy({**L2, "DualQuantNodes": True}), f"{MIXING}/DualQuantNodes", "one representation"),
+        (legacy({**TARGETS, "Top1AccTarget": 1, "EvaluateFunction": "<l>"}), f"{MIXING}/EvaluateFunction", "name of a"),
         (legacy({"ActTargetQuantType": "QInt16", "L2Target": 1}), "/include_auto_mp", "high and low are the same"),
         (classes(metric_evaluate_fn="f", metric_threshold=None), "/algo_config/0/metric_evaluate_fn", "how much loss"),
         (classes(metric_default="mse"), "/algo_config/0/metric_default", "sqnr, psnr, cosine, l2, kl"),
