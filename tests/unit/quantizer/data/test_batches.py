@@ -85,15 +85,12 @@ def test_arrays_of_one_axis_more_hold_whole_inputs() -> None:
         np.testing.assert_array_equal(batch.feeds["x"] * 2, batch.feeds["double"])  # one array feeds two inputs
 
 
-def test_contradicting_batch_sizes_are_refused() -> None:
+def test_batch_sizes_that_contradict_and_arrays_that_are_not_there_are_refused() -> None:
     dataset = ArrayDataset({"x": floats(8, 3), "y": floats(8, 3), "steps": np.arange(8)})
     with pytest.raises(DatasetMismatchError, match=r"2 \(input 'x'\) and 4 \(input 'y'\)"):
         choose_batch_size([tensor("x", 2, 3), tensor("y", 4, 3)], dataset, 1)
     with pytest.raises(DatasetMismatchError, match=r"1 .*'steps'.* and 4 "):
         choose_batch_size([tensor("x", 4, 3), tensor("steps", dtype="int64")], dataset, 1)
-
-
-def test_arrays_that_are_not_there_are_refused() -> None:
     dataset, inputs = ArrayDataset({"x": floats(5, 3)}), [tensor("x", "n", 3)]
     with pytest.raises(DatasetMismatchError, match=r"'y' has no array 'y'; the dataset holds 'x'"):
         dataset.batches([tensor("y", "n", 3)], 1)
@@ -179,6 +176,9 @@ def test_arrays_in_memory_make_a_dataset_like_a_file(tmp_path: Path) -> None:
     assert memory.summary.model_dump(exclude=hidden) == file.summary.model_dump(exclude=hidden)
     assert memory.summary.sha256 == ArrayDataset(arrays, labels).summary.sha256
     assert memory.summary.sha256 != ArrayDataset({"x": floats(6, 3) + 1}, labels).summary.sha256
+    shapes = [((2, 3), (1, 3)), ((1, 3), (2, 3)), ((3, 3),)]
+    made = [{f"x/{k:04d}": np.ones(shape, np.float32) for k, shape in enumerate(each)} for each in shapes]
+    assert len({ArrayDataset(each).summary.sha256 for each in made}) == 3
     assert memory.labels is not None
     assert memory.labels.dtype == np.int64
 
@@ -304,14 +304,6 @@ def test_the_largest_sample_and_the_inputs_that_vary() -> None:
     assert (data.varying(inputs), data.largest(inputs), data.largest(inputs[1:])) == (["x"], 1, 0)
 
 
-def test_the_identity_in_memory_tells_shapes_apart() -> None:
-    def sha256(*shapes: tuple[int, ...]) -> str:
-        return ArrayDataset({f"x/{k:04d}": np.ones(s, np.float32) for k, s in enumerate(shapes)}).summary.sha256
-
-    assert sha256((2, 3), (1, 3)) == sha256((2, 3), (1, 3))
-    assert len({sha256((2, 3), (1, 3)), sha256((1, 3), (2, 3)), sha256((3, 3))}) == 3
-
-
 def test_labels_may_be_stored_one_by_one(tmp_path: Path) -> None:
     numbers = {f"labels/{k:04d}": np.int64(n) for k, n in enumerate((4, 0, 2))}
     summary = inspect_dataset(saved(tmp_path, {**samples(1, 2, 3), **numbers}), PLAIN)
@@ -339,9 +331,7 @@ REFUSED = [
     ({**samples(2, 3), "x/00001": ROW}, "holds sample 1 twice: 'x/0001' and 'x/00001'"),
     ({**samples(2, 3), "labels/0001": np.int64(1)}, "'labels/0000'"),
     ({**samples(2, 3, 4), **samples(2, 3, name="y")}, "'y/0002' is missing"),
-    ({**samples(2, 3), "y": np.ones((3, 1))}, "'x/0002' is missing"),
     ({**samples(2, 3), "labels": np.arange(3)}, "labels 'labels' hold 3 values for 2 samples; 'x/0002' is missing"),
-    ({**samples(2, 3, 4), **{f"labels/{k:04d}": np.int64(k) for k in range(2)}}, "'labels/0002' is missing"),
     ({**samples(2, 2), "x": np.ones((2, 2, 3), np.float32)}, "stored whole, and sample by sample ('x/0000'), too"),
     ({**samples(2, 2), "x/0002": np.ones((2, 3))}, "dtype: 'x/0000' is float32, 'x/0002' is float64"),
     ({**samples(2, 2), "x/0002": ROW[0]}, "number of axes: 'x/0000' has 2, 'x/0002' has 1"),
