@@ -131,16 +131,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(trylast=True, specname="pytest_collection_modifyitems")
 def pytest_shuffled(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Files stay together: what a package or module shares would be made anew for every test."""
+    """Folders and files stay together: what a package or module shares would be made anew for every test."""
     seed = config.getoption("--shuffle")
     if seed is None:
         return
     chance = random.Random(seed)
-    files = sorted({item.path for item in items})
-    chance.shuffle(files)
-    places = {path: place for place, path in enumerate(files)}
     chance.shuffle(items)
-    items.sort(key=lambda item: places[item.path])
+    places: dict[Path, int] = {}
+    for item in items:
+        for path in (item.path, item.path.parent):
+            places.setdefault(path, len(places))
+    items.sort(key=lambda item: (places[item.path.parent], places[item.path]))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
