@@ -14,6 +14,7 @@ import pytest
 from service.contracts.data_profile import MAX_BINS, MAX_CLASSES, MAX_PROFILED_ARRAYS, DataProfile
 from service.contracts.dataset import ArraySummary, DatasetSummary, LabelSummary, PreprocessingSpec
 from service.dashboard import dataset_charts
+from tests.dashboard.test_nouns import shown as page_at
 from tests.support.filled import (
     HOSTILE_CLASS,
     class_counts,
@@ -28,11 +29,7 @@ from worker.quantizer.data import inspect_dataset
 
 
 def shown(front: Front, summary: DatasetSummary) -> str:
-    """The page of a dataset, which styles nothing within itself."""
-    answer = front.http.get(f"/datasets/{front.ready_dataset(summary)}")
-    assert answer.status_code == 200, answer.text
-    assert "style=" not in answer.text and "<style" not in answer.text
-    return answer.text
+    return page_at(front, f"/datasets/{front.ready_dataset(summary)}")
 
 
 def part(page: str, name: str) -> str:

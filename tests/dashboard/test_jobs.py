@@ -14,15 +14,12 @@ from service.contracts.runner import ProgressLine
 from service.dashboard import jobs as jobs_pages
 from service.jobs import events, transitions
 from service.tables import Job
+from tests.dashboard.test_new_job import nouns
 from tests.support.each import each
 from tests.support.filled import HOSTILE_LABELS, HOSTILE_NAME, run
 from tests.support.front import Front
 
 STAGE = re.compile(r'<li class="(\w+)" data-stage="([^"]+)">.*?<span class="hint">([^<]*)</span>')
-
-
-def nouns(front: Front) -> dict[str, str]:
-    return {"model_id": front.ready_model(), "calibration_dataset_id": front.ready_dataset()}
 
 
 def shown(front: Front, path: str) -> str:

@@ -16,6 +16,7 @@ from service.dashboard.planes import SQNR, Mark, drop_of, plane
 from service.dashboard.trials import patch_of
 from service.jobs.outcome import QuantizeOutcome
 from tests.dashboard.form_of import Form
+from tests.dashboard.test_new_job import nouns
 from tests.support.batches import fail, grid_body, job_of, submitted, succeed
 from tests.support.filled import searching
 from tests.support.front import Front
@@ -161,8 +162,7 @@ def test_trials_are_shown_and_one_of_them_taken(sqlite_front: Front) -> None:
 
 
 def test_trials_are_shown_as_they_come(sqlite_front: Front) -> None:
-    nouns = {"model_id": sqlite_front.ready_model(), "calibration_dataset_id": sqlite_front.ready_dataset()}
-    job_id = searching(sqlite_front, **nouns)
+    job_id = searching(sqlite_front, **nouns(sqlite_front))
     page = shown(sqlite_front, f"/jobs/{job_id}/trials")
     assert 'http-equiv="refresh"' in page and "3 recipes so far" in page
     assert "as configured: &lt;b&gt;calibration alone&lt;/b&gt;" in page and "recipe 3" in page
