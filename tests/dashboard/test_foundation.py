@@ -13,7 +13,6 @@ from service.keys.cookies import COOKIE, GUARD_HEADER
 from tests.dashboard.signing import BY, new_key, sign_in
 from tests.support.each import each
 from tests.support.front import Front, problem
-from tests.support.source import ROOT
 
 RANKS = ("read", "submit", "manage", "admin")
 NO_FILE = {"none": ("", b"")}
@@ -165,12 +164,3 @@ def test_assets_are_kept_by_browsers(sqlite_front: Front) -> None:
 @each("asset", ["nothing.css", "..%2fpages.py", "%2e%2e%2fassets.py", "pages.py", ".css", "a%00.css"])
 def test_there_are_no_other_assets(sqlite_front: Front, asset: str) -> None:
     problem(sqlite_front.http.get(f"/static/{asset}"), 404, "route-not-found")
-
-
-def test_a_class_is_styled_by_itself_in_one_file_alone() -> None:
-    found: dict[str, set[str]] = {}
-    for file in (ROOT / "service" / "dashboard" / "static").glob("*.css"):
-        for word in re.findall(r"(?:^|[},])\s*\.([\w-]+)\s*(?=[,{])", file.read_text(encoding="utf-8"), re.MULTILINE):
-            found.setdefault(word, set()).add(file.name)
-    # all of them are one sheet: of two pages that mean something else by a word one would get the other's look
-    assert found and {word: names for word, names in found.items() if len(names) > 1} == {}
