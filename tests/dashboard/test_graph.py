@@ -11,7 +11,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from service.contracts.graph_view import GraphNode, GraphTensor, GraphView, cut_name
@@ -34,7 +34,7 @@ from service.dashboard.recent import Recent
 from service.tables import ReportRow
 from tests.support.filled import chain, job, large_job
 from tests.support.front import Front
-from tests.support.reports import HOSTILE, full_report, large_report, layer
+from tests.support.reports import HOSTILE, full_report, layer
 
 LIMIT_BYTES = 1_500_000
 
@@ -166,13 +166,6 @@ def test_two_thousand_nodes_are_drawn_as_groups_that_open(sqlite_front: Front) -
     assert len(boxes(chosen)) == 209 and "61.70 dB" in chosen
 
 
-def test_a_large_report_without_modules_stays_small(sqlite_front: Front) -> None:
-    report = large_report(1000, 200)
-    job_id = job(sqlite_front, report, chain([row.name for row in report.layers]))
-    assert len(boxes(page(sqlite_front, job_id))) == 100
-    page(sqlite_front, job_id, open=[f"{k * 20}-{k * 20 + 20}" for k in range(30)])
-
-
 def test_jobs_without_a_graph_say_so_and_list_their_layers(sqlite_front: Front) -> None:
     job_id = job(sqlite_front, full_report(), None)
     text = page(sqlite_front, job_id)
@@ -250,24 +243,12 @@ def graphs(draw: st.DrawFn) -> tuple[int, list[Edge]]:
     return count, list(edges)
 
 
+@example((0, []))
+@example((40, [(0, k) for k in range(1, 40)]))
+@example((60, [(k, k + 1) for k in range(59)] + [(0, k) for k in range(2, 60)]))
 @given(graphs())
 def test_nothing_overlaps_and_edges_go_down(graph: tuple[int, list[Edge]]) -> None:
     check(*graph)
-
-
-@pytest.mark.parametrize(
-    ("count", "edges"),
-    [
-        (0, []),
-        (1, []),
-        (50, []),
-        (40, [(0, k) for k in range(1, 40)]),
-        (40, [(k, 39) for k in range(39)]),
-        (60, [(k, k + 1) for k in range(59)] + [(0, k) for k in range(2, 60)]),
-    ],
-)
-def test_shapes_at_the_edge(count: int, edges: list[Edge]) -> None:
-    check(count, edges)
 
 
 @given(st.lists(st.lists(st.sampled_from("abc"), max_size=3).map(tuple), max_size=500), st.data())
