@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import json
 import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from importlib import resources
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-import numpy as np
-import onnx
 import pytest
 from fastapi import FastAPI
-from onnx.reference import ReferenceEvaluator
 
 from service.contracts.errors import NotOnnxError
 from service.dashboard import new_files, new_job
@@ -250,19 +245,6 @@ def test_two_clicks_on_the_example_at_once_make_one_of_each(
         first, second = clicks.map(click, range(2))
     assert first == second
     assert counted(sqlite_front) == (1, 2)
-
-
-def example(name: str) -> bytes:
-    return resources.files("service.dashboard").joinpath("examples", name).read_bytes()
-
-
-def test_the_example_is_a_small_float_model_that_knows_its_digits() -> None:
-    graph, data = example("digits.onnx"), np.load(io.BytesIO(example("evaluation.npz")))
-    assert len(graph) < 100_000
-    assert len(example("evaluation.npz")) + len(example("calibration.npz")) < 300_000
-    images = (data["image"][:, None] / 16).astype(np.float32)
-    (scores,) = ReferenceEvaluator(onnx.load_from_string(graph)).run(None, {"image": images[:100]})
-    assert (scores.argmax(1) == data["labels"][:100]).mean() > 0.95
 
 
 def test_a_signed_in_browser_sends_files_with_its_guard_alone(closed: Front) -> None:
