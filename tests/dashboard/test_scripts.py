@@ -13,7 +13,7 @@ import pytest
 
 from tests.dashboard.conftest import Open, Place
 from tests.support.filled import chain, job
-from tests.support.front import dataset_summary, model_summary
+from tests.support.front import model_summary
 from tests.support.reports import full_report
 
 pytestmark = pytest.mark.slow  # starts a browser and a service
@@ -136,21 +136,6 @@ def test_a_model_that_is_dropped_is_sent_and_chosen(open_page: Open, place: Plac
     assert page.locator("#f-model_id_other").input_value() == ""
     assert zone.locator("progress").count() == 0
     assert seen.refused() == [] and seen.troubles == []
-
-
-@pytest.mark.long
-def test_data_that_is_dropped_is_sent_and_chosen_for_what_was_asked(open_page: Open, place: Place) -> None:
-    page = open_page("/new").page
-    zone = page.locator("[data-chosen=evaluation_dataset_id]")
-    page.get_by_text("Names of uploads").click()
-    page.locator("#f-dataset_name").fill("mine")
-    with made(page, "dataset") as answer:
-        drop(page, zone, "samples.npz", "samples")
-    dataset_id = answer.value.json()["id"]
-    place.front.finish(place.front.inspect_job(dataset_id=dataset_id), dataset_summary())
-    zone.locator(".upload .good").wait_for()
-    assert page.locator("#f-evaluation_dataset_id").input_value() == dataset_id
-    assert page.locator("#f-calibration_dataset_id").input_value() == ""
 
 
 @pytest.fixture(scope="module")
