@@ -34,10 +34,6 @@ def examples(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         sys.modules.pop(name, None)
 
 
-def test_every_script_is_run() -> None:
-    assert {path.stem for path in EXAMPLES.glob("*.py")} == {"common", *MAX_LOSS}
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("name", MAX_LOSS)
 def test_accuracy_is_kept(name: str, tmp_path: Path) -> None:
