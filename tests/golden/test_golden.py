@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.golden import table
 from tests.golden.cases import CASES, NETWORKS, digest
-from tests.golden.table import Golden, libraries, processor, read
+from tests.golden.table import read
 from tests.support.data import DATA_MARKS
 
 GOLDEN = read()
@@ -32,15 +31,3 @@ def test_the_table_holds_every_case_on_some_processor() -> None:
 def test_the_emitted_bytes_stay_as_they_were(name: str, tmp_path: Path) -> None:
     found, fates = digest(CASES[name], tmp_path)
     assert found == HERE[name], f"{name} ({fates}): see python -m tests.golden"
-
-
-def test_a_change_on_one_processor_is_forgotten_on_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = Golden(libraries(), {processor(): {"a": "1", "b": "2"}, "other": {"a": "3", "b": "4"}})
-    found = kept.with_hashes({"a": "5", "b": "2", "c": "6"})
-    assert found.processors == {processor(): {"a": "5", "b": "2", "c": "6"}, "other": {"b": "4"}}
-    monkeypatch.setattr(table, "TABLE", tmp_path / "table.json")
-    found.write()
-    assert read() == found
-    old = Golden({"numpy": "0.1"}, {processor(): {"a": "1"}, "other": {"a": "3"}})
-    assert old.here == {}, "hashes of other libraries are dropped as a whole"
-    assert old.with_hashes({"b": "2"}) == Golden(libraries(), {processor(): {"b": "2"}})
