@@ -14,7 +14,7 @@ from tests.support import services
 from tests.support.browser import Seen, browser_trouble, new_page, running_browser
 from tests.support.front import make_report
 from tests.support.looks import CONTRAST, OPEN_ALL, STICKING_OUT
-from tests.support.reports import full_report, hostile_document, large_report
+from tests.support.reports import full_report, hostile_document
 
 pytestmark = pytest.mark.slow  # starts a browser
 
@@ -105,10 +105,3 @@ def test_the_verdict_comes_before_all_figures_links_lead_to_parts_and_charts_are
     assert len(histograms) == 2
     assert all(0 < chart["clipped"] < chart["bars"] <= 64 and chart["limits"] == 2 for chart in histograms)
     assert all(chart["label"] and chart["wide"] > 200 for chart in drawn)
-
-
-@pytest.mark.long
-def test_a_thousand_layers_open(show: Show) -> None:
-    seen = show(html(large_report(1000)))
-    assert seen.page.locator("#layers tbody th.name").count() == 1000
-    assert seen.troubles == []
