@@ -103,15 +103,6 @@ def test_both_changes_of_the_clocks(cron: str) -> None:
             assert computed(cron, zone, start, end) == watched(cron, zone, start, end), (zone, day)
 
 
-def test_what_is_skipped_comes_right_after_the_gap_and_what_comes_twice_comes_once() -> None:
-    berlin = "Europe/Berlin"
-    spring = following("30 2 * * *", berlin, datetime(2026, 3, 28, 12, tzinfo=UTC))
-    assert spring == datetime(2026, 3, 29, 1, 0, tzinfo=UTC)  # 03:00 summer time: there is no 02:30
-    autumn = datetime(2026, 10, 25, 0, 30, tzinfo=UTC)  # 02:30 summer time, the first of two
-    assert following("30 2 * * *", berlin, datetime(2026, 10, 24, 12, tzinfo=UTC)) == autumn
-    assert following("30 2 * * *", berlin, autumn) == datetime(2026, 10, 26, 1, 30, tzinfo=UTC)
-
-
 @st.composite
 def crons(draw: st.DrawFn) -> str:
     def one(low: int, high: int) -> str:
