@@ -72,26 +72,17 @@ def test_whole(front: Front, artifact: str) -> None:
     assert (head.status_code, head.content) == (200, b"")
     for name in ("content-length", "etag"):
         assert head.headers[name] == answer.headers[name]
+    for tag, status in ((f'"x", W/{answer.headers["etag"]}', 304), ('"x"', 200)):
+        assert front.http.get(artifact, headers={"If-None-Match": tag}).status_code == status
 
 
-def test_ranges(front: Front, artifact: str) -> None:
+def test_ranges_are_served_passed_over_or_outside_the_file(front: Front, artifact: str) -> None:
     last = len(DATA) - 1
-    for header, begin, end in (
-        ("0-0", 0, 0),
-        ("10-19", 10, 19),
-        ("1000-", 1000, last),
-        ("-5", last - 4, last),
-        ("-99999999", 0, last),
-        ("5-99999999", 5, last),
-    ):
-        answer = front.http.get(artifact, headers={"Range": f"bytes={header}"})
-        assert answer.status_code == 206
-        assert answer.content == DATA[begin : end + 1]
+    for given, begin, end in (("10-19", 10, 19), ("-5", last - 4, last), ("5-99999999", 5, last)):
+        answer = front.http.get(artifact, headers={"Range": f"bytes={given}"})
+        assert (answer.status_code, answer.content) == (206, DATA[begin : end + 1])
         assert answer.headers["content-range"] == f"bytes {begin}-{end}/{len(DATA)}"
         assert answer.headers["content-length"] == str(end - begin + 1)
-
-
-def test_ranges_that_are_passed_over_or_outside_the_file(front: Front, artifact: str) -> None:
     for header in ("bytes=9-5", "items=0-1", "bytes=0-1,5-6", "bytes=-", "bytes=a-b", "bytes"):
         answer = front.http.get(artifact, headers={"Range": header})
         assert (answer.status_code, answer.content) == (200, DATA)
@@ -105,14 +96,6 @@ def test_ranges_that_are_passed_over_or_outside_the_file(front: Front, artifact:
     stale = front.http.get(artifact, headers={"Range": "bytes=0-3", "If-Range": '"other"'})
     assert (fresh.status_code, fresh.content) == (206, DATA[:4])
     assert (stale.status_code, stale.content) == (200, DATA)
-
-
-def test_not_changed(front: Front, artifact: str) -> None:
-    tag = front.http.head(artifact).headers["etag"]
-    for header in (tag, f'"x", {tag}', f"W/{tag}", "*"):
-        answer = front.http.get(artifact, headers={"If-None-Match": header})
-        assert (answer.status_code, answer.content) == (304, b"")
-    assert front.http.get(artifact, headers={"If-None-Match": '"x"'}).status_code == 200
 
 
 def test_a_missing_or_shortened_file_is_never_served(front: Front, artifact: str) -> None:
