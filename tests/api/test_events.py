@@ -113,13 +113,6 @@ def test_metrics_are_events_of_their_own(front: Front) -> None:
     assert curves == {"qat": {step: {"train_loss": 1.0 / (step + 1), "metric": None} for step in range(3)}}
 
 
-def test_bad_places(front: Front) -> None:
-    path = "/v1/jobs/job_x/events"
-    for after in ("-1", "x", "99999999999999999999"):
-        problem(front.http.get(f"{path}?after={after}", headers=STREAM), 422, "invalid-request")
-        problem(front.http.get(path, headers={**STREAM, "Last-Event-ID": after}), 422, "invalid-request")
-
-
 def followed(url: str, work: Callable[[], None]) -> str:
     """A stream to its end, of which something is told while it is read: ``work`` is done after the first ping."""
     worker, text = threading.Thread(target=work), ""
@@ -260,6 +253,10 @@ def test_a_stream_of_an_ended_batch_is_replayed_and_ends(front: Front) -> None:
 def test_what_is_no_position_is_refused(front: Front) -> None:
     batch = submitted(front, grid_body(front, models=1))
     path = f"/v1/batches/{batch['id']}/events"
+    for wrong in ("-1", "x", "99999999999999999999"):
+        problem(front.http.get(f"/v1/jobs/job_x/events?after={wrong}", headers=STREAM), 422, "invalid-request")
+        headers = {**STREAM, "Last-Event-ID": wrong}
+        problem(front.http.get("/v1/jobs/job_x/events", headers=headers), 422, "invalid-request")
     for wrong in ("x", "1.", "-1", "01", "1..2", "99999999999"):
         problem(front.http.get(f"{path}?after={wrong}", headers=JSON), 422, "invalid-request")
         problem(front.http.get(path, headers={"Last-Event-ID": wrong, **JSON}), 422, "invalid-request")
