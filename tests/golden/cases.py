@@ -104,7 +104,6 @@ NETWORKS = {
     ),
     "stories": Network("text/stories260K.onnx", "text/stories_c.npz", {"ids": "ids"}),
     "tiny": Network(make_tiny_model, _tiny),
-    "random_3": _random(3),
     "random_8": _random(8),
     "random_21": _random(21),
 }
@@ -126,10 +125,6 @@ CASES = {
     ),
     "resnet20 w4a8": Case("resnet20", {"preset": "w4a8"}, 64),
     "resnet20 xint8 adaround": Case("resnet20", {**POWER_OF_TWO_NPU, "algorithms": [{"method": "adaround"}]}, 64),
-    "resnet20 adaquant": Case(
-        "resnet20",
-        {**POWER_OF_TWO_NPU, "algorithms": [{"method": "adaquant", "num_iterations": 20, "accept": "always"}]},
-    ),
     "resnet20 adaquant from moments": Case(
         "resnet20",
         {"preset": "plain", "algorithms": [{"method": "adaquant", "solver": "moments", "accept": "always"}]},
@@ -192,20 +187,6 @@ CASES = {
             "overrides": [{"match": {"node": "gemm"}, "weight": {"dtype": "int16"}}],
         },
     ),
-    "tiny mse, all algorithms": Case(
-        "tiny",
-        {
-            "preset": "plain",
-            "weight": {"calibration": {"method": "mse"}, **PER_TENSOR},
-            "activation": {"calibration": {"method": "mse"}},
-            "algorithms": [
-                {**CLE, "accept": "always"},
-                {**FULL, "accept": "always"},
-                {"method": "adaround", "accept": "always"},
-            ],
-        },
-    ),
-    "random 3 int8": Case("random_3", {"preset": "int8"}),
     "random 8 xint8": Case("random_8", {**POWER_OF_TWO_NPU, "algorithms": [CLE, {"method": "adaround"}]}),
     "random 21 qnn": Case("random_21", {"preset": "a16w8", "target": "qnn"}),
 }
