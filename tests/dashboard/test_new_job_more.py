@@ -102,7 +102,6 @@ def test_what_is_wrong_with_a_hand_over_stands_at_its_field(peppered: Front) -> 
         ("start", "{}", "list"),
         ("check", json.dumps([{**post(), "kind": "get"}]), "0/kind: "),
         ("start", json.dumps([put(), {"kind": "put"}]), "1/url: "),
-        ("check", inner, "0/url: "),
         ("start", inner, "0/url: "),
     ):
         page = send(peppered, action, blank, 422, **chosen, hand_over=written)

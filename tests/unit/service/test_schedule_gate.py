@@ -69,7 +69,6 @@ def only(judgement: Judgement) -> ClauseResult:
         (90.0, 89.4, "higher", False, 0.6),
         (90.0, 92.0, "higher", True, -2.0),
         (1.0, 1.6, "lower", False, 0.6),
-        (1.0, 1.4, "lower", True, 0.4),
     ],
 )
 def test_a_metric_may_be_worse_by_so_much(before: float, after: float, better: str, holds: bool, value: float) -> None:
