@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -148,11 +150,14 @@ def test_every_block_runs_here_and_stops_at_errors() -> None:
             pytest.fail(f"the blocks of {page} are not run")
 
 
-def test_other_commands_are_targets_of_make() -> None:
+def test_other_commands_are_targets_of_make_or_modules_that_are_there() -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     for page in PAGES:
         for block in fenced(page, "console"):
             for line in block.splitlines():
-                words = line.partition("#")[0].split()
-                assert "docker compose up" in line or (words[0] == "make" and {*words[1:]} <= targets), line
+                words = [word for word in shlex.split(line, comments=True) if "=" not in word]
+                if words[:2] == ["python", "-m"]:
+                    assert find_spec(words[2]), line
+                elif words[0] != "git":
+                    assert "docker compose up" in line or (words[0] == "make" and {*words[1:]} <= targets), line
     assert SERVE in UP
