@@ -1,4 +1,4 @@
-"""Does a dataset fit a model? The whole matrix of dtypes, ranks, shapes, layouts and labels."""
+"""Does a dataset, a selection or a preparation fit a model? Dtypes, ranks, shapes, layouts, labels and names."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from service.contracts.compatibility import can_feed, check_dataset, check_float, check_selected, fed_shape
-from service.contracts.config import Override, QuantizationConfig
+from service.contracts.config import Override, QuantizationConfig, parse_config
 from service.contracts.dataset import ArraySummary, DatasetSummary, InputSpec, LabelSummary, PreprocessingSpec
 from service.contracts.errors import AlreadyQuantizedError, DatasetMismatchError, InvalidConfigError
 from service.contracts.model import ModelSummary, TensorInfo
-from service.contracts.preparation import PreparationSpec
+from service.contracts.preparation import PreparationSpec, brought_op_types, fixed_inputs
 from service.contracts.selectors import Selector
 from tests.support.each import each
+from tests.unit.contracts.refusals import problems
 
 IMAGENET = {"scale": 1 / 255, "mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 
@@ -63,7 +64,12 @@ def codes(error: DatasetMismatchError) -> list[str]:
     return [problem.code for problem in error.errors]
 
 
-IMAGE = model(tensor("x", "float32", "n", 3, 8, 8))
+def floats(*shape: int | str | None) -> ModelSummary:
+    """A model with the input x of floats."""
+    return model(tensor("x", "float32", *shape))
+
+
+IMAGE = floats("n", 3, 8, 8)
 
 
 @pytest.mark.parametrize(
@@ -73,15 +79,14 @@ IMAGE = model(tensor("x", "float32", "n", 3, 8, 8))
         (IMAGE, dataset(x=("float16", (4, 3, 8, 8)))),
         (IMAGE, dataset(x=("uint8", (4, 8, 8, 3)), specs={"x": InputSpec(layout="NHWC", **IMAGENET)})),
         (IMAGE, dataset(images=("uint8", (4, 8, 8, 3)), specs={"x": InputSpec(array="images", layout="NHWC")})),
-        (model(tensor("x", "float32", 1, 3, 8, 8)), dataset(x=("float32", (4, 3, 8, 8)))),
-        (model(tensor("x", "float32", "n", 1, 8, 8)),
-         dataset(x=("uint8", (4, 8, 8)), specs={"x": InputSpec(layout="NHW")})),
-        (model(tensor("x", "float32", "n", "c", None)), dataset(x=("float32", (4, 17, 99)))),
+        (floats(1, 3, 8, 8), dataset(x=("float32", (4, 3, 8, 8)))),
+        (floats("n", 1, 8, 8), dataset(x=("uint8", (4, 8, 8)), specs={"x": InputSpec(layout="NHW")})),
+        (floats("n", "c", None), dataset(x=("float32", (4, 17, 99)))),
         (model(TensorInfo(name="x", dtype="float32", shape=None)), dataset(x=("float32", (4, 17)))),
         (model(tensor("x", "int64", "n", 5)), dataset(x=("uint8", (4, 5)))),
         (model(tensor("state", "float32", 2, "n", 8)), dataset(state=("float32", (4, 2, 1, 8)))),
         (model(tensor("rate", "int64")), dataset(rate=("int64", (4,)))),
-        (model(tensor("x", "float32", "n", 5)), dataset(x=("float32", (4, 5)), unused=("int8", (4, 99)))),
+        (floats("n", 5), dataset(x=("float32", (4, 5)), unused=("int8", (4, 99)))),
         (model(), dataset()),
     ],
 )  # fmt: skip
@@ -112,7 +117,7 @@ def test_fitting_datasets(m: ModelSummary, d: DatasetSummary) -> None:
          "axis 1 is 3"),
         (IMAGE, dataset(x=("uint8", (4, 8, 8, 3)), specs={"x": InputSpec(layout="NHWC", mean=(1.0, 2.0))}),
          "preprocessing", "mean holds 2 values for 3 channels"),
-        (model(tensor("x", "float32", "n", 5)), dataset(x=("float32", (4, 5)), specs={"x": InputSpec(std=(1.0, 2.0))}),
+        (floats("n", 5), dataset(x=("float32", (4, 5)), specs={"x": InputSpec(std=(1.0, 2.0))}),
          "preprocessing", "mean and std per channel need a layout"),
     ],
 )  # fmt: skip
@@ -127,13 +132,12 @@ def test_mismatches_say_which_and_how(m: ModelSummary, d: DatasetSummary, code: 
     [
         (IMAGE, dataset(x=("float32", (4, 8, 8, 3))), "set layout NHWC in"),
         (IMAGE, dataset(x=("float32", (4, 3, 8, 8)), specs={"x": InputSpec(layout="NHWC")}), "set layout NCHW in"),
-        (model(tensor("x", "float32", "n", 8, 8, 3)), dataset(x=("float32", (4, 3, 8, 8))),
-         "set layout NCHW and model_layout NHWC"),
-        (model(tensor("x", "float32", "n", 1, 8, 9)), dataset(x=("float32", (4, 8, 9))), "set layout NHW in"),
-        (model(tensor("x", "float32", "n", 98, 40)), dataset(x=("float32", (4, 40, 98))), ".transpose(0, 2, 1)"),
+        (floats("n", 8, 8, 3), dataset(x=("float32", (4, 3, 8, 8))), "set layout NCHW and model_layout NHWC"),
+        (floats("n", 1, 8, 9), dataset(x=("float32", (4, 8, 9))), "set layout NHW in"),
+        (floats("n", 98, 40), dataset(x=("float32", (4, 40, 98))), ".transpose(0, 2, 1)"),
         (IMAGE, dataset(x=("float32", (4, 3, 8, 9))), None),
         (IMAGE, dataset(x=("float32", (4, 192))), None),
-        (model(tensor("x", "float32", "n", 5)), dataset(x=("float32", (4, 6))), None),
+        (floats("n", 5), dataset(x=("float32", (4, 6))), None),
     ],
 )  # fmt: skip
 def test_the_order_of_axes_is_spoken_of_where_it_is_the_matter(
@@ -152,7 +156,7 @@ def test_the_order_of_axes_is_spoken_of_where_it_is_the_matter(
     wanted=st.lists(st.integers(2, 5), min_size=3, max_size=3),
 )
 def test_an_order_is_told_if_and_only_if_there_is_one(shape: list[int], wanted: list[int]) -> None:
-    m, d = model(tensor("x", "float32", "n", *wanted)), dataset(x=("float32", (4, *shape)))
+    m, d = floats("n", *wanted), dataset(x=("float32", (4, *shape)))
     if shape == wanted:
         check_dataset(m, d)
         return
@@ -241,29 +245,29 @@ def varying(
 def test_axes_that_vary_feed_axes_that_are_free() -> None:
     d = varying((4, None, 80), (3, 80), (9, 80))
     for axes in (("n", "length", 80), (None, None, None), (4, None, 80)):
-        check_dataset(model(tensor("x", "float32", *axes)), d)
+        check_dataset(floats(*axes), d)
     check_dataset(model(TensorInfo(name="x", dtype="float32", shape=None)), d)
     whole = varying((4, 1, None, 80), (1, 3, 80), (1, 9, 80))
-    check_dataset(model(tensor("x", "float32", 1, None, 80)), whole)
+    check_dataset(floats(1, None, 80), whole)
     pictures = varying((4, None, None, 3), (5, 6, 3), (50, 60, 3), {"x": InputSpec(layout="NHWC", **IMAGENET)})
-    check_dataset(model(tensor("x", "float32", "n", 3, "h", "w")), pictures)
+    check_dataset(floats("n", 3, "h", "w"), pictures)
 
 
 @pytest.mark.parametrize(
     ("m", "d", "code", "says", "hint"),
     [
-        (model(tensor("x", "float32", "n", 8, 80)), varying((4, None, 80), (3, 80), (9, 80)), "shape-varies",
+        (floats("n", 8, 80), varying((4, None, 80), (3, 80), (9, 80)), "shape-varies",
          "axis 1 varies from 3 to 9, the model wants 8 (fed shape [4, ?, 80], wanted [n, 8, 80])", "dynamic"),
-        (model(tensor("x", "float32", 1, 8, 80)), varying((4, 1, None, 80), (1, 3, 80), (1, 9, 80)), "shape-varies",
+        (floats(1, 8, 80), varying((4, 1, None, 80), (1, 3, 80), (1, 9, 80)), "shape-varies",
          "axis 2 varies from 3 to 9", "dynamic"),
-        (model(tensor("x", "float32", "n", 3, 8, "w")),
+        (floats("n", 3, 8, "w"),
          varying((4, None, None, 3), (5, 6, 3), (50, 60, 3), {"x": InputSpec(layout="NHWC")}), "shape-varies",
          "axis 2 varies from 5 to 50, the model wants 8", "dynamic"),
-        (model(tensor("x", "float32", "n", 80, "length")), varying((4, None, 80), (3, 80), (9, 80)), "shape-varies",
+        (floats("n", 80, "length"), varying((4, None, 80), (3, 80), (9, 80)), "shape-varies",
          "axis 1 varies from 3 to 9, the model wants 80", ".transpose(0, 2, 1)"),
-        (model(tensor("x", "float32", "n", "length", 80)), varying((4, None, 80), (0, 80), (9, 80)), "sample-empty",
+        (floats("n", "length", 80), varying((4, None, 80), (0, 80), (9, 80)), "sample-empty",
          "a sample holds nothing: the shortest axes are [0, 80]", "Leave"),
-        (model(tensor("x", "float32", "n", "c", "h", "w")),
+        (floats("n", "c", "h", "w"),
          varying((4, 8, 8, None), (8, 8, 1), (8, 8, 3), {"x": InputSpec(layout="NHWC", **IMAGENET)}), "preprocessing",
          "mean holds 3 values for a varying number of channels", "one value"),
     ],
@@ -317,7 +321,7 @@ def test_selectors_may_name_what_the_uploaded_or_the_prepared_model_has(settings
 
 
 @pytest.mark.parametrize(
-    ("settings", "problems"),
+    ("settings", "told"),
     [
         ({"exclude": [{"node": "stemm"}]}, [("/config/exclude/0/node", "no node 'stemm'; did you mean 'stem'?")]),
         (
@@ -335,13 +339,13 @@ def test_selectors_may_name_what_the_uploaded_or_the_prepared_model_has(settings
         ({"overrides": [{"match": {"node": "x"}}]}, [("/config/overrides/0/match/node", "no node 'x'")]),
     ],
 )
-def test_names_that_the_model_does_not_have(settings: Any, problems: list[tuple[str, str]]) -> None:
+def test_names_that_the_model_does_not_have(settings: Any, told: list[tuple[str, str]]) -> None:
     with pytest.raises(InvalidConfigError) as caught:
         check_selected(selecting(settings), NAMED)
     assert caught.value.hint
-    assert [problem.pointer for problem in caught.value.errors] == [pointer for pointer, _ in problems]
+    assert [problem.pointer for problem in caught.value.errors] == [pointer for pointer, _ in told]
     assert {problem.code for problem in caught.value.errors} == {"selector-unmatched"}
-    for problem, (_, words) in zip(caught.value.errors, problems, strict=True):
+    for problem, (_, words) in zip(caught.value.errors, told, strict=True):
         assert words in problem.message
 
 
@@ -369,3 +373,50 @@ def test_a_quantized_model_is_refused_by_its_operators_unless_they_can_be_undone
         check_float(mixed, PreparationSpec(dequantize=True), pointer="/model_id")
     assert caught.value.where["op_type"] == op_type
     assert f"preparation.dequantize cannot undo {op_type}" in str(caught.value.hint)
+
+
+# --- preparation: every switch is taken, shapes are judged before any job runs ---
+
+INPUTS = (tensor("x", "float32", "N", 3, None, None), TensorInfo(name="a/b", dtype="int64", shape=None))
+MODEL = model(*INPUTS).model_copy(update={"op_counts": {"Split": 1}, "node_names": ("part",), "prepared_op_types": ()})
+
+
+@each("name", list(PreparationSpec.model_fields))
+def test_every_setting_is_taken(name: str) -> None:
+    default = getattr(PreparationSpec(), name)
+    other: dict[str, Any] = {"opset": 21, "fixed_shapes": {"x": (1, 3, 8, 8)}}
+    settings = parse_config({"preparation": {name: other.get(name, not default)}})
+    assert getattr(settings.preparation, name) == other.get(name, not default)
+
+
+@pytest.mark.parametrize("length", [0, -1, 2**31])
+def test_lengths_out_of_bounds_are_refused(length: int) -> None:
+    found = problems({"preparation": {"fixed_shapes": {"x": [length, 3, 8, 8]}}})
+    assert found[0][0] == "/config/preparation/fixed_shapes/x/0"
+
+
+def test_shapes_are_taken_over_by_name() -> None:
+    spec = PreparationSpec(fixed_shapes={"a/b": (5,), "x": (2, 3, 8, 9)})
+    assert [(one.name, one.shape) for one in fixed_inputs(INPUTS, spec)] == [
+        ("x", (2, 3, 8, 9)),
+        ("a/b", (5,)),
+    ]
+    assert fixed_inputs(INPUTS, PreparationSpec()) == INPUTS
+
+
+def test_every_shape_that_does_not_fit_is_named() -> None:
+    spec = PreparationSpec(fixed_shapes={"x": (1, 4, 8, 8), "y~": (1,), "a/b": (1, 2, 3)})
+    with pytest.raises(InvalidConfigError) as caught:
+        fixed_inputs(INPUTS, spec)
+    assert [(problem.pointer, problem.message) for problem in caught.value.errors] == [
+        ("/config/preparation/fixed_shapes/x", "input 'x': axis 1 is 3 in the model and cannot become 4"),
+        ("/config/preparation/fixed_shapes/y~0", "input 'y~': the model has no such input; it has 'x', 'a/b'"),
+    ]
+
+
+def test_selectors_may_name_what_a_switch_brings_in() -> None:
+    selecting = {"exclude": [{"op_type": "Slice"}]}
+    check_selected(parse_config({**selecting, "preparation": {"split_to_slice": True}}), MODEL)
+    with pytest.raises(InvalidConfigError, match="no operator 'Slice'"):
+        check_selected(parse_config(selecting), MODEL)
+    assert brought_op_types(PreparationSpec()) == frozenset()

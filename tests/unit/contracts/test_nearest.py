@@ -14,32 +14,20 @@ def test_a_name_with_a_slip_is_found_among_many() -> None:
     assert nearest_name("/MODEL/layers/17/conv", known) == "/model/layers/17/conv"
 
 
-@pytest.mark.parametrize(
-    ("key", "expected"),
-    [
-        ("overrides", None),
-        ("algorithm", "algorithms"),
-        ("calibrationSamples", "calibration_samples"),
-        ("calibration-samples", "calibration_samples"),
-        ("calib", "calibration_samples"),
-        ("sede", "seed"),
-        ("see", "seed"),
-        ("x", None),
-        ("", None),
-    ],
-)
-def test_only_names_that_are_near_are_offered(key: str, expected: str | None) -> None:
-    assert nearest_key(key, ["algorithms", "calibration_samples", "seed", "weight"]) == expected
+def test_only_names_that_are_near_are_offered() -> None:
+    known = ["algorithms", "calibration_samples", "seed", "weight"]
+    near = {"algorithm": "algorithms", "calibration-samples": "calibration_samples", "sede": "seed", "see": "seed"}
+    near |= dict.fromkeys(("calibrationSamples", "calib"), "calibration_samples")
+    for key, expected in [*near.items(), ("overrides", None), ("x", None), ("", None)]:
+        assert nearest_key(key, known) == expected, key
     assert nearest_name("zzz", ["conv", "relu"]) is None
 
 
-@pytest.mark.parametrize("search", [nearest_key, nearest_name])
-def test_no_text_is_compared_with_what_nobody_typed(search, monkeypatch) -> None:
-    monkeypatch.setattr(nearest.process, "extractOne", lambda *_, **__: pytest.fail("compared"))
-    assert search("n" * 10_000, ["n" * 9_999]) is None
-
-
-def test_so_many_names_are_looked_at_and_no_more(monkeypatch) -> None:
+def test_so_many_names_are_looked_at_and_no_more_and_none_that_nobody_typed(monkeypatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(nearest.process, "extractOne", lambda *_, **__: pytest.fail("compared"))
+        for search in (nearest_key, nearest_name):
+            assert search("n" * 10_000, ["n" * 9_999]) is None
     looked: list[int] = []
     monkeypatch.setattr(nearest.process, "extractOne", lambda _, names, **__: looked.append(len(names)))
     nearest_name("n", [f"name{number}" for number in range(200_000)])

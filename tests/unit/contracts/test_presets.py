@@ -15,15 +15,6 @@ from service.presets import catalog
 from tests.support.each import each
 
 
-@each("name", sorted(PRESETS))
-def test_the_names_of_a_preset_lead_to_it_and_back(name: str) -> None:
-    preset = PRESETS[name]
-    wanted = parse_config({"preset": name})
-    assert wanted.preset == name
-    for other in (*preset.aliases, *preset.quark_names, name.upper()):
-        assert parse_config({"preset": other}) == wanted
-
-
 def test_no_two_presets_share_a_name() -> None:
     names = [name for p in PRESETS.values() for name in {n.casefold() for n in (p.name, *p.aliases, *p.quark_names)}]
     assert len(names) == len(set(names))
@@ -68,14 +59,7 @@ def test_only_recipes_that_take_ranges_or_learn_ask_for_data(name: str) -> None:
             check_data_given(config, calibration=False, evaluation=False)
 
 
-@pytest.mark.parametrize(
-    ("name", "says"),
-    [
-        ("A8W9", "did you mean 'a8w8'?"),
-        ("XINT8_ADAROUNDED", "did you mean 'xint8_adaround'?"),
-        ("qqqqqqq", "GET /v1/presets list all"),
-    ],
-)
+@each(("name", "says"), [("A8W9", "did you mean 'a8w8'?"), ("qqqqqqq", "GET /v1/presets list all")])
 def test_unknown_names(name: str, says: str) -> None:
     assert find_preset(name) is None
     assert says in missing_preset(name)
