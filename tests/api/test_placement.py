@@ -110,18 +110,13 @@ def test_the_queues_are_shown(with_gpu: Front) -> None:
     assert found["gpu"]["oldest_due_age_seconds"] >= 0
     assert (found["gpu"]["workers"], found["gpu"]["slots"]) == (1, {"total": 2, "busy": 0, "free": 2})
     problem(with_gpu.http.get("/v1/queues?state=due"), 422, "invalid-request")
-    with with_gpu.desk.database.write() as session:
-        announce(session, "two queues", ("gpu", "inspect"), slots=3)
-        note_deaf(session, "two queues", deaf=True)
-
-    def crews() -> dict[str, tuple[int, int, int]]:
+    for deaf in (True, False):
+        with with_gpu.desk.database.write() as session:
+            announce(session, "two queues", ("gpu", "inspect"), slots=3)
+            note_deaf(session, "two queues", deaf=deaf)
         items = with_gpu.http.get("/v1/queues").json()["items"]
-        return {queue["name"]: (queue["workers"], queue["deaf_workers"], queue["slots"]["total"]) for queue in items}
-
-    assert crews() == {"cpu": (0, 0, 0), "gpu": (2, 1, 5), "inspect": (1, 1, 3)}
-    with with_gpu.desk.database.write() as session:
-        note_deaf(session, "two queues", deaf=False)
-    assert crews() == {"cpu": (0, 0, 0), "gpu": (2, 0, 5), "inspect": (1, 0, 3)}
+        crews = {queue["name"]: (queue["workers"], queue["deaf_workers"], queue["slots"]["total"]) for queue in items}
+        assert crews == {"cpu": (0, 0, 0), "gpu": (2, int(deaf), 5), "inspect": (1, int(deaf), 3)}
 
 
 @pytest.fixture
@@ -162,6 +157,16 @@ def test_a_job_without_a_worker_says_so(watched: Front) -> None:
     assert (answer.status_code, answer.json()["waiting"]) == (200, None)
 
 
+def test_nothing_is_said_while_workers_may_only_be_starting_or_of_jobs_that_have_just_come_or_run(front: Front) -> None:
+    job_id = queued_long_ago(front)
+    assert told_waiting(front, job_id) is None
+    front.http.app.state.desk = replace(front.desk, opened_at=front.desk.opened_at - 2 * ALIVE_SECONDS)
+    assert told_waiting(front, job_id) is not None
+    assert told_waiting(front, front.new_job()) is None
+    front.claim(job_id)
+    assert told_waiting(front, job_id) is None
+
+
 def test_a_worker_that_fell_silent_does_not_count(watched: Front) -> None:
     job_id = queued_long_ago(watched)
     with watched.desk.database.write() as session:
@@ -170,17 +175,6 @@ def test_a_worker_that_fell_silent_does_not_count(watched: Front) -> None:
         session.execute(update(Worker).values(seen_at=db_now() - 2 * ALIVE_SECONDS))
         assert live_queues(session, {"cpu", "gpu"}) == set()
     assert told_waiting(watched, job_id)["code"] == "no-worker"
-
-
-def test_nothing_is_said_of_jobs_that_run_or_have_only_just_come(watched: Front) -> None:
-    assert told_waiting(watched, watched.new_job()) is None
-    job_id = queued_long_ago(watched)
-    watched.claim(job_id)
-    assert told_waiting(watched, job_id) is None
-
-
-def test_nothing_is_said_while_workers_may_only_be_starting(front: Front) -> None:
-    assert told_waiting(front, queued_long_ago(front)) is None
 
 
 @pytest.mark.both_databases
