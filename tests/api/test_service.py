@@ -131,8 +131,11 @@ def test_request_ids(front: Front) -> None:
 def test_an_unforeseen_failure_tells_nothing_but_its_id(front: Front) -> None:
     upload_id = front.http.post("/v1/uploads", json={"filename": "a", "size_bytes": 1}).json()["id"]
     (front.desk.store.incoming / upload_id).mkdir()
-    body = problem(front.http.put(f"/v1/uploads/{upload_id}/content", content=b"x"), 500, "internal-error")
+    answer = front.http.put(f"/v1/uploads/{upload_id}/content", content=b"x")
+    body = problem(answer, 500, "internal-error")
     assert str(front.desk.settings.data_dir) not in json.dumps(body)
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    assert answer.headers["content-security-policy"].startswith("default-src 'none'")
 
 
 @pytest.fixture
@@ -216,12 +219,6 @@ def test_the_kept_document_is_what_is_served(document: dict[str, Any]) -> None:
     assert openapi_document() == KEPT.read_text(), hint
 
 
-def test_operations_have_plain_names(document: dict[str, Any]) -> None:
-    names = [operation["operationId"] for path in document["paths"].values() for operation in path.values()]
-    assert len(set(names)) == len(names)
-    assert [name for name in names if not re.fullmatch(r"[a-z]+(_[a-z]+)*", name)] == []
-
-
 @pytest.mark.parametrize(("path", "name"), [("/v1/jobs", "label"), ("/v1/models", "tag"), ("/v1/datasets", "tag")])
 def test_filters_by_label_are_taken_as_they_are_told(front: Front, path: str, name: str) -> None:
     operation = front.http.get("/openapi.json").json()["paths"][path]["get"]
@@ -264,6 +261,9 @@ def schemas_in(found: Any) -> Iterator[dict[str, Any]]:
 
 def test_every_operation_has_plain_parameters_and_one_answer_of_a_kind(document: dict[str, Any]) -> None:
     """More statuses may tell the same; JSON of two schemas could not be told apart."""
+    names = [operation["operationId"] for _, operation in operations(document)]
+    assert len(set(names)) == len(names)
+    assert [name for name in names if not re.fullmatch(r"[a-z]+(_[a-z]+)*", name)] == []
     for name, operation in operations(document):
         assert operation["description"], name
         for told in operation.get("parameters", []):
@@ -279,14 +279,6 @@ def test_every_operation_has_plain_parameters_and_one_answer_of_a_kind(document:
             assert kind.startswith(_OTHER_TYPES), (name, kind)
 
 
-def test_schemas_have_names_of_their_own(document: dict[str, Any]) -> None:
-    """Two that differ by case or by signs alone would be written to one file."""
-    names = list(document["components"]["schemas"])
-    plain = ["".join(sign for sign in name.lower() if sign.isalnum()) for name in names]
-    assert [name for name, short in zip(names, plain, strict=True) if plain.count(short) > 1] == []
-    assert [name for name in names if "__" in name] == [], "FastAPI names so what two modules call alike"
-
-
 def test_every_problem_of_an_operation_is_one_of_the_catalog(document: dict[str, Any]) -> None:
     known = {entry["code"]: str(entry["status"]) for entry in document["x-problem-types"]}
     for name, operation in operations(document):
@@ -300,8 +292,14 @@ def test_every_problem_of_an_operation_is_one_of_the_catalog(document: dict[str,
 
 
 def test_references_are_known_and_defaults_plain(document: dict[str, Any]) -> None:
-    """Generators of clients leave a schema with an object as its default out, and every operation with it."""
+    """Generators of clients leave a schema with an object as its default out, and every operation with it.
+
+    Two schemas whose names differ by case or by signs alone would be written to one file.
+    """
     schemas = document["components"]["schemas"]
+    plain = ["".join(sign for sign in name.lower() if sign.isalnum()) for name in schemas]
+    assert len(set(plain)) == len(plain)
+    assert [name for name in schemas if "__" in name] == [], "FastAPI names so what two modules call alike"
     for part in schemas_in(document):
         assert part.get("$ref", "").removeprefix("#/components/schemas/") in {"", *schemas}
     for name, schema in schemas.items():
@@ -354,7 +352,7 @@ def test_text_is_compressed(front: Front, path: str) -> None:
     assert raw(front.http, path, GZIP)[0] == small, "no moment stands in it"
 
 
-def test_files_and_events_come_as_they_are(front: Front) -> None:
+def test_files_events_small_answers_and_answers_to_changes_come_as_they_are(front: Front) -> None:
     data = b"a model that could be compressed " * 1000
     job_id = front.succeeded_job(data, filename="figures.json")
     (artifact,) = front.http.get(f"/v1/jobs/{job_id}/artifacts").json()["items"]
@@ -364,12 +362,9 @@ def test_files_and_events_come_as_they_are(front: Front) -> None:
     sent, headers = raw(front.http, f"/v1/jobs/{job_id}/events", {**GZIP, "Accept": "text/event-stream"})
     assert b"event: end" in sent
     assert "content-encoding" not in headers
-
-
-def test_small_answers_and_answers_to_changes_are_left_alone(front: Front) -> None:
-    assert "content-encoding" not in front.http.get("/healthz", headers=GZIP).headers
     body = {"filename": "x" * 200 + ".npz"}
-    assert "content-encoding" not in front.http.post("/v1/uploads", json=body, headers=GZIP).headers
+    for answer in (front.http.get("/healthz", headers=GZIP), front.http.post("/v1/uploads", json=body, headers=GZIP)):
+        assert "content-encoding" not in answer.headers
 
 
 def test_clients_say_what_they_take(front: Front) -> None:
