@@ -82,6 +82,9 @@ def test_at_once(front: Front) -> None:
     assert sent.json()["sha256"] == sha256(DATA)
     assert sent.headers["upload-offset"] == sent.headers["upload-length"] == str(len(DATA))
     assert front.desk.store.path(sha256(DATA)).read_bytes() == DATA
+    for refused in (put(front, upload_id, b"x" * len(DATA)), patch(front, upload_id, b"x", len(DATA))):
+        problem(refused, 409, "upload-complete")
+    assert offset(front, upload_id) == len(DATA)
     assert list(front.desk.store.incoming.iterdir()) == []
     undeclared = put(front, open_upload(front), chunked(DATA)).json()
     assert (undeclared["size_bytes"], undeclared["sha256"]) == (len(DATA), sha256(DATA))
@@ -191,16 +194,6 @@ def test_content_digest(front: Front) -> None:
     assert stored(front) == [sha256(DATA)]
     other = open_upload(front)
     assert put(front, other, DATA, **{"Content-Digest": "sha-512=:YWJj:"}).status_code == 200, "passed over"
-
-
-def test_a_complete_upload_never_changes(front: Front) -> None:
-    upload_id = open_upload(front, size_bytes=len(DATA))
-    put(front, upload_id, DATA)
-    problem(put(front, upload_id, b"x" * len(DATA)), 409, "upload-complete")
-    problem(patch(front, upload_id, b"x", len(DATA)), 409, "upload-complete")
-    assert offset(front, upload_id) == len(DATA)
-    assert stored(front) == [sha256(DATA)]
-    assert not part_file(front, upload_id).exists()
 
 
 def test_what_a_crash_left_is_a_prefix_and_is_gone_on_from(front: Front) -> None:
