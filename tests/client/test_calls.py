@@ -64,9 +64,6 @@ def test_what_is_refused_names_its_members(client: Client, worker: Front) -> Non
         client.submit_batch(members=[body, {**body, "model_id": "mdl_none"}, {**body, "priority": 1000}])
     assert caught.value.code == "batch-refused"
     assert [member["member"] for member in caught.value.where["members"]] == [1, 2]
-    with pytest.raises(quantmill.ApiError) as both:
-        client.submit_batch(members=[body], priority=3)
-    assert [problem.pointer for problem in both.value.errors] == ["/priority"]
 
 
 def test_events_come_once_through_a_connection_that_breaks(proxy: BreakingProxy, client: Client, worker: Front) -> None:
