@@ -85,12 +85,15 @@ def test_what_is_not_there_is_told_with_what_is(front: Front, noun: str) -> None
 
 
 @NOUNS
-def test_where_no_version_is_ready_latest_says_why(front: Front, noun: str) -> None:
+def test_where_no_version_is_ready_latest_says_why_and_no_alias_stands_for_it(front: Front, noun: str) -> None:
     noun_id = make(front, noun, "net", ready=False)
     assert noun_id in problem(get(front, noun, "net@latest"), 409, f"{noun}-not-ready")["detail"]
+    problem(put(front, noun, noun_id, NEW), 409, f"{noun}-not-ready")
     rejected = front.rejected_model() if noun == "model" else front.rejected_dataset()
     name = get(front, noun, rejected).json()["name"]
     assert rejected in problem(get(front, noun, f"{name}@latest"), 422, f"{noun}-rejected")["detail"]
+    problem(put(front, noun, rejected, NEW), 422, f"{noun}-rejected")
+    problem(put(front, noun, f"{noun_id[:4]}{'0' * 26}", NEW), 404, f"{noun}-not-found")
 
 
 def test_jobs_are_submitted_by_reference_and_answer_ids(front: Front) -> None:
@@ -205,15 +208,6 @@ def test_conditions_are_held_to(front: Front, noun: str) -> None:
         front.http.delete(path(noun, first))
         seen.add(put(front, noun, first, NEW).headers["etag"])
     assert len(seen | {etag}) == 4
-
-
-@NOUNS
-def test_an_alias_stands_for_what_is_ready(front: Front, noun: str) -> None:
-    problem(put(front, noun, make(front, noun, "net", ready=False), NEW), 409, f"{noun}-not-ready")
-    rejected = front.rejected_model() if noun == "model" else front.rejected_dataset()
-    problem(put(front, noun, rejected, NEW), 422, f"{noun}-rejected")
-    prefix = "mdl" if noun == "model" else "dst"
-    problem(put(front, noun, f"{prefix}_{'0' * 26}", NEW), 404, f"{noun}-not-found")
 
 
 def test_what_cannot_be_an_alias_is_refused(front: Front) -> None:
