@@ -215,11 +215,7 @@ def test_what_nobody_needs_goes(front: Front, noun: str) -> None:
     for method, path in (("PATCH", ""), ("PUT", "/aliases/prod"), ("GET", "/aliases")):
         answer = front.http.request(method, f"/v1/{noun}s/{first}{path}", headers={"If-Match": "*"}, json={})
         problem(answer, 404, f"{noun}-not-found")
-
-
-@NOUNS
-def test_only_a_version_or_an_id_can_be_deleted(front: Front, noun: str) -> None:
-    make(front, noun, "net")
+    # by nothing but a version or an id
     for text in ("net@7", "other@1", "net"):
         problem(remove(front, noun, text), 404, f"{noun}-not-found")
     for text in ("net@latest", "net@prod"):
