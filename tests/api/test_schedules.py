@@ -73,7 +73,9 @@ def test_a_schedule_is_made_and_shown(front: Front, template: dict[str, Any]) ->
     assert front.http.get(made["links"]["runs"]).json()["items"] == []
 
 
-def test_what_is_refused_says_where(front: Front) -> None:
+def test_what_is_refused_says_where_and_makes_no_schedule(
+    front: Front, template: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     body = {"name": "n", "cron": "0 2 * * *", "template": {"model_id": "m@latest"}}
     clauses = [{**DROP, "max_drop": -1}]
     for name, value, pointer in (
@@ -87,12 +89,7 @@ def test_what_is_refused_says_where(front: Front) -> None:
     ):
         found = problem(front.http.post("/v1/schedules", json={**body, name: value}), 422, "invalid-request")
         assert any(place.startswith(pointer) for place in pointers(found))
-
-
-def test_neither_a_bad_template_nor_one_too_many_makes_a_schedule(
-    front: Front, template: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    body = {"name": "n", "cron": "0 2 * * *", "template": {**template, "model_id": "nothing@prod"}}
+    body["template"] = {**template, "model_id": "nothing@prod"}
     problem(front.http.post("/v1/schedules", json=body), 404, "model-not-found")
     assert front.http.get("/v1/schedules").json()["items"] == []
     monkeypatch.setattr(service, "MOST_SCHEDULES", 1)
