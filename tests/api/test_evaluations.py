@@ -87,7 +87,7 @@ def test_lists_tell_both_kinds_or_one(front: Front) -> None:
     problem(front.http.get("/v1/jobs", params={"kind": "inspect_model"}), 422, "invalid-request")
 
 
-def test_what_compares_needs_a_reference(front: Front) -> None:
+def test_what_compares_needs_a_reference_and_what_is_missing_is_told_with_its_place(front: Front) -> None:
     given, reference = body(front), {"reference_model_id": front.ready_model()}
     for gate, place in (
         ({"max_drop": 1.0}, "max_drop"),
@@ -100,11 +100,8 @@ def test_what_compares_needs_a_reference(front: Front) -> None:
         assert pointers(refused) == [f"/evaluation/gate/{place}"]
         answer = front.http.post("/v1/evaluations", json={**asked, **reference})
         assert answer.status_code == 202 or "reference" not in answer.text, answer.text
-
-
-def test_what_is_not_there_is_told_with_its_place(front: Front) -> None:
     for field, code in (("reference_model_id", "model-not-found"), ("evaluation_dataset_id", "dataset-not-found")):
-        refused = problem(front.http.post("/v1/evaluations", json=body(front, **{field: "none"})), 404, code)
+        refused = problem(front.http.post("/v1/evaluations", json={**given, field: "none"}), 404, code)
         assert pointers(refused) == [f"/{field}"]
 
 
@@ -237,7 +234,7 @@ def table(front: Front, *job_ids: str) -> str:
     return answer.text
 
 
-def test_what_cannot_be_paired_says_why(front: Front) -> None:
+def test_what_cannot_be_paired_says_why_and_without_labels_it_is_agreement(front: Front) -> None:
     nouns = front.job_body()
     first, two = run(front, make_report(), samples(classes(1)), **nouns), samples(classes(2))
     cases: list[tuple[dict[str, str], bytes | None, str]] = [
@@ -251,10 +248,6 @@ def test_what_cannot_be_paired_says_why(front: Front) -> None:
         (pair,) = compared(front, first, run(front, report_of(**report), file, **nouns))["pairs"]
         assert (pair["measure"], pair["flips"]) == (None, None)
         assert wanted in pair["reason"]
-
-
-def test_models_without_labels_are_paired_by_agreement(front: Front) -> None:
-    nouns = front.job_body()
     ids = [run(front, make_report(), samples(classes(*range(k)), labeled=False), **nouns) for k in (4, 0)]
     (pair,) = compared(front, *ids)["pairs"]
     assert (pair["measure"], pair["drop_percent"]) == ("agreement", pytest.approx(-10.0))
