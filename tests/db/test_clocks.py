@@ -104,19 +104,6 @@ def test_what_a_job_loses_by_the_installation_does_not_count(database: Database,
         assert transitions.expire_deadlines(session) == []
 
 
-def test_a_disk_that_is_full_for_days_fails_no_job(database: Database) -> None:
-    job = claimed_an_hour_ago(database, deadline_seconds=100.0)
-    for _ in range(3):
-        interrupt(database, job, "storage-full")
-        with database.write() as session:
-            assert transitions.expire_deadlines(session) == []
-            session.execute(update(Job).where(Job.id == job.id).values(not_before=db_now() - 1))
-            job = claim(session, job)
-            of_attempt = JobEvent.job_id == job.id, JobEvent.attempt == job.attempt
-            session.execute(update(JobEvent).where(*of_attempt).values(created_at=db_now() - HOUR))
-    assert row(database, job.id)["deadline_at"] > row(database, job.id)["created_at"] + timedelta(seconds=3 * HOUR)
-
-
 def test_what_a_job_or_a_deploy_costs_counts(database: Database) -> None:
     fault, restarted = (claimed_an_hour_ago(database, deadline_seconds=100.0) for _ in range(2))
     endless = claimed_an_hour_ago(database)
