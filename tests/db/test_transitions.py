@@ -181,6 +181,7 @@ def test_every_pair(database: Database, state: str, transition: str) -> None:
         assert after["attempt"] >= before["attempt"]
         seq_grew = after["last_seq"] == before["last_seq"] + 1
         assert seq_grew or transition == "renew"
+        assert transition != "expire_deadlines" or after["error"]["code"] == "deadline-exceeded"
 
 
 def test_an_older_attempt_is_fenced_off(database: Database) -> None:
@@ -263,13 +264,6 @@ def test_an_inspect_job_settles_its_noun(database: Database, noun: str) -> None:
         assert session.get_one(table, refused).status == "rejected"
         assert session.get_one(table, refused).problems == [PROBLEM.model_dump(mode="json")]
         assert session.get_one(table, given_up).problems[0]["code"] == "canceled"
-
-
-def test_a_deadline_is_told_as_such(database: Database) -> None:
-    with database.write() as session:
-        job = in_running_overdue(session)
-        assert [moved.id for moved in transitions.expire_deadlines(session)] == [job.id]
-    assert row(database, job.id)["error"]["code"] == "deadline-exceeded"
 
 
 def test_the_time_without_a_service_counts_against_no_queued_job(database: Database) -> None:
