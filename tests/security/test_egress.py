@@ -107,16 +107,6 @@ def test_the_name_is_resolved_once_and_the_connection_goes_there(authority: trus
     assert meant.connections == 1
 
 
-@each("address", ["127.0.0.1", "::1", "::ffff:127.0.0.1", "169.254.169.254", "10.0.0.1"])
-def test_nothing_is_connected_to_where_an_address_is_private(
-    authority: trustme.CA, monkeypatch: pytest.MonkeyPatch, address: str
-) -> None:
-    monkeypatch.setattr(socket, "create_connection", lambda *_, **__: pytest.fail("connected"))
-    for told in ([address], ["8.8.8.8", address]):
-        with pytest.raises(AddressNotAllowedError):
-            egress(authority, "", resolver=lambda *_, told=told: told).send("POST", f"https://{HOST}/")
-
-
 @pytest.mark.parametrize("status", [301, 307])
 def test_redirects_are_replies(authority: trustme.CA, serve: Serve, status: int) -> None:
     inner = serve(names=())
