@@ -140,17 +140,3 @@ def test_a_request_that_takes_too_long_is_answered(hurried: TestClient, monkeypa
     made = hurried.post("/v1/datasets", json={"name": "a", "upload_id": upload}).json()["id"]
     problem(hurried.get(f"/v1/datasets/{made}?wait=30"), 503, "request-overdue")
     assert hurried.get(f"/v1/datasets/{made}").status_code == 200
-
-
-def test_a_fault_of_ours_is_answered_with_all_headers(sqlite_front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its answer is made outside of everything else that sets them."""
-
-    def fail(*_: object, **__: object) -> None:
-        raise LookupError("a fault of ours")
-
-    monkeypatch.setattr(jobs, "list_page", fail)
-    answer = sqlite_front.http.get("/v1/jobs")
-    told = problem(answer, 500, "internal-error")
-    assert "a fault of ours" not in str(told)
-    assert answer.headers["X-Content-Type-Options"] == "nosniff"
-    assert answer.headers["Content-Security-Policy"].startswith("default-src 'none'")
