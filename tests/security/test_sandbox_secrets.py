@@ -109,12 +109,6 @@ def test_a_process_of_the_same_user_reads_no_key(python: str, how: str, sees: bo
     assert ("OTHER=stays" in thief.stdout) is (how != "hide")
 
 
-@pytest.mark.long
-def test_a_worker_says_what_is_missing_and_starts(bench: Workbench) -> None:
-    with worker(bench, lacking=("landlock",)) as (_, log):
-        assert "worker.sandbox_missing control=landlock: Function not implemented" in log.read_text()
-
-
 @pytest.mark.parametrize("lacking", ["landlock", pytest.param("seccomp", marks=pytest.mark.long)])
 def test_a_worker_that_must_have_all_does_not_start_without(bench: Workbench, lacking: str) -> None:
     done = subprocess.run(
