@@ -11,7 +11,6 @@ import pytest
 
 from service.client import Client
 from tests.support.browser import new_page
-from tests.support.patience import PATIENCE_SECONDS
 from tests.worker.running import Service
 
 pytestmark = pytest.mark.slow
@@ -76,25 +75,8 @@ class Visitor:
         field = self.page.get_by_label(label)
         if self.by_keyboard:
             self.focus(field)
-            self._chosen_by_key(file)
-        else:
-            field.set_input_files(file)
+        field.set_input_files(file)
         self.page.locator(f"select[name={chosen}] option:checked:not([value=''])").wait_for(state="attached")
-
-    def _chosen_by_key(self, file: Path) -> None:
-        """Open the browser's window for files; a busy browser now and then loses the key."""
-        from playwright.sync_api import TimeoutError as Late
-
-        for left in (2, 1, 0):
-            try:
-                with self.page.expect_file_chooser(timeout=1000 * PATIENCE_SECONDS / 6) as chooser:
-                    self.page.keyboard.press("Space")
-            except Late:
-                if not left:
-                    raise
-            else:
-                chooser.value.set_files(file)
-                return
 
     def seen_well(self) -> None:
         """Nothing was refused, broken, or sticks out."""
