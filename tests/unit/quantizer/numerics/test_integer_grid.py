@@ -16,16 +16,15 @@ from onnxruntime.quantization.quant_utils import compute_scale_zp, get_qmin_qmax
 
 from service.contracts.dtypes import WeightDtype, is_integer
 from tests.support.each import each
-from tests.unit.quantizer.toolbox import normal, run_onnx
+from tests.unit.quantizer.toolbox import normal, rng, run_onnx
 from worker.quantizer.numerics import integer
 from worker.quantizer.numerics.granularity import PER_TENSOR, Granularity, PerAxis, PerBlock
-from worker.quantizer.numerics.integer import IntegerGrid, grid_for_range
+from worker.quantizer.numerics.integer import IntegerGrid, grid_for_range, snap_scale
 
 TYPES = {"uint8": TensorProto.UINT8, "int8": TensorProto.INT8, "int32": TensorProto.INT32}
 INTEGERS = [dtype for dtype in get_args(WeightDtype) if is_integer(dtype)]
 GRIDS = [("uint8", False), ("uint8", True), ("int8", False), ("int8", True)]
 finite = st.floats(width=32, allow_nan=False, allow_infinity=False)
-usual = st.floats(-1e4, 1e4, width=32)
 
 
 def grid(low: float, high: float, dtype: str, symmetric: bool) -> IntegerGrid:
@@ -63,27 +62,32 @@ def run_operator(node: onnx.NodeProto, taken: int, given_back: int, **arrays: np
 
 
 @pytest.mark.parametrize(("dtype", "symmetric"), GRIDS)
-@given(a=finite, b=finite)
-def test_grid_equals_onnxruntimes(dtype: str, symmetric: bool, a: float, b: float) -> None:
-    low, high = min(a, b), max(a, b)
-    found = grid(low, high, dtype, symmetric)
-    scale, zero_point = ort_grid(low, high, dtype, symmetric)
-    assert found.scale == scale
-    assert found.scale.dtype == np.float32
-    assert found.zero_point.dtype == np.dtype(dtype)
-    if max(high, 0.0) - min(low, 0.0) >= 1e-34:  # where the range is nil any zero point will do
-        assert found.zero_point == zero_point
-
-
-@pytest.mark.parametrize(("dtype", "symmetric"), GRIDS)
-@given(ranges=hnp.arrays(np.float32, (5, 2), elements=usual))
-def test_per_channel_is_per_tensor_row_by_row(dtype: str, symmetric: bool, ranges: np.ndarray) -> None:
+@given(ranges=hnp.arrays(np.float32, (5, 2), elements=finite))
+def test_the_grid_of_every_channel_equals_onnxruntimes(dtype: str, symmetric: bool, ranges: np.ndarray) -> None:
     low, high = ranges.min(axis=1), ranges.max(axis=1)
     scale, zero_point = grid_for_range(low, high, dtype, symmetric=symmetric)
+    assert (scale.dtype, zero_point.dtype) == (np.float32, np.dtype(dtype))
     for k in range(len(ranges)):
-        alone = grid(low[k], high[k], dtype, symmetric)
-        assert scale[k] == alone.scale
-        assert zero_point[k] == alone.zero_point
+        theirs = ort_grid(low[k], high[k], dtype, symmetric)
+        assert scale[k] == theirs[0]
+        if max(float(high[k]), 0.0) - min(float(low[k]), 0.0) >= 1e-34:  # where the range is nil any zero point will do
+            assert zero_point[k] == theirs[1]
+
+
+@each("kind", ["power_of_two", "int16", "float16"])
+def test_snapped_scales_are_the_nearest_of_their_kind(kind: str) -> None:
+    allowed = {
+        "power_of_two": np.exp2(np.arange(-126.0, 128.0)),
+        "int16": np.outer(np.arange(1.0, 2**15), np.exp2(-np.arange(17.0))).ravel(),
+        "float16": np.arange(1, 0x7C00, dtype=np.uint16).view(np.float16).astype(np.float64),
+    }[kind]
+    measure = np.log2 if kind == "power_of_two" else np.asarray
+    exponents = np.concatenate([rng(1).uniform(-140, 140, 20), rng(2).uniform(-20, 14, 20), [-3.51, -3.49, 2.49, 2.51]])
+    for wanted in np.exp2(exponents):
+        found = float(snap_scale(np.asarray(wanted), kind))
+        assert found in allowed
+        least = np.abs(measure(allowed) - measure(wanted)).min()
+        assert np.abs(measure(found) - measure(wanted)) == pytest.approx(least, rel=1e-9, abs=1e-12)
 
 
 @each(("dtype", "symmetric"), GRIDS)
@@ -103,31 +107,21 @@ def test_the_ends_of_float32(dtype: str, symmetric: bool) -> None:
 @pytest.mark.parametrize("dtype", ["uint8", "int8"])
 @given(
     values=hnp.arrays(np.float32, 40, elements=finite),
+    steps=hnp.arrays(np.float32, 40, elements=st.floats(-300, 300, width=16)),
     scale=st.floats(2.0**-100, 2.0**100, width=32),
     zero_point=st.integers(0, 255),
 )
 def test_quantize_and_dequantize_are_what_the_operators_do(
-    dtype: str, values: np.ndarray, scale: float, zero_point: int
+    dtype: str, values: np.ndarray, steps: np.ndarray, scale: float, zero_point: int
 ) -> None:
+    """Ties too: x / scale is a half in float32 for many x whose exact quotient is not."""
     shift = 0 if dtype == "uint8" else 128
     found = IntegerGrid(dtype, np.float32(scale), np.asarray(zero_point - shift, dtype))
-    np.testing.assert_array_equal(found.quantize(values), ort_quantize(values, found))
+    halves = ((np.floor(steps) + np.float32(0.5)) * np.float32(scale)).astype(np.float32)
+    for given_values in (values, halves):
+        np.testing.assert_array_equal(found.quantize(given_values), ort_quantize(given_values, found))
     integers = (np.arange(256) - shift).astype(dtype)
     np.testing.assert_array_equal(found.dequantize(integers), ort_dequantize(integers, found))
-
-
-@pytest.mark.parametrize("dtype", ["uint8", "int8"])
-@given(
-    steps=hnp.arrays(np.float32, 40, elements=st.floats(-300, 300, width=16)),
-    scale=st.floats(2.0**-10, 1000.0, width=32),
-)
-def test_ties_that_float32_division_makes_go_where_the_runtime_puts_them(
-    dtype: str, steps: np.ndarray, scale: float
-) -> None:
-    """x / scale is a half in float32 for many x whose exact quotient is not."""
-    halves = ((np.floor(steps) + np.float32(0.5)) * np.float32(scale)).astype(np.float32)
-    found = IntegerGrid(dtype, np.float32(scale), np.asarray(3, dtype))
-    np.testing.assert_array_equal(found.quantize(halves), ort_quantize(halves, found))
 
 
 @each("axis", [0, 1, 2, -1])
@@ -220,14 +214,9 @@ def test_every_element_meets_its_scale_and_rows_hold_what_shares_one(
         assert spread[index] == scales[scale_of(index, granularity)]
         shared[scale_of(index, granularity)].append(array[index])
     np.testing.assert_array_equal(granularity.gathered(spread), scales)
+    if isinstance(granularity, PerBlock):
+        np.testing.assert_array_equal(granularity.joined(granularity.blocks(array), shape), array)
     rows = granularity.rows(array)
     assert rows.shape[0] == len(shared)
     for row, key in zip(rows, np.ndindex(granularity.scale_shape(shape)), strict=True):
         assert sorted(row[row > 0]) == sorted(shared[key])
-
-
-def test_blocks_are_joined_again() -> None:
-    array = np.arange(4 * 5 * 6).reshape(4, 5, 6)
-    for axis in (0, 1, 2, -1):
-        granularity = PerBlock(axis, 4)
-        np.testing.assert_array_equal(granularity.joined(granularity.blocks(array), array.shape), array)
