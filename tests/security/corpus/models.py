@@ -52,17 +52,10 @@ DAMAGE: list[Case] = [
     case("no-ir-version", field(7, graph(RELU)), NOT_ONNX),
     case("empty-graph", number(1, 8) + field(7, b""), UNSUPPORTED),
     case("cut-in-half", WHOLE[: len(WHOLE) // 2], NOT_ONNX),
-    case("varint-of-eleven-bytes", model(RELU, field(1, field(5, b"\x18" + b"\xff" * 10 + b"\0"))), NOT_ONNX),
     case("overlong-varint-that-is-right", number(1, 8).replace(b"\x08\x08", b"\x08\x88\x80\0") + WHOLE[2:], READY),
     case("length-of-four-gigabytes", model(RELU + b"\x0a\xff\xff\xff\xff\x0f"), NOT_ONNX),
     case("length-lies-by-one", model(field(1, b"\x0a\x02x")), NOT_ONNX),
-    case("group", model(RELU + b"\x0b\x0c"), NOT_ONNX),
-    case("wire-type-6", model(RELU + b"\x0e\0"), NOT_ONNX),
-    case("field-number-0", model(RELU + b"\x02\0"), NOT_ONNX),
-    case("node-as-a-number", model(RELU + number(1, 5)), NOT_ONNX),
     case("two-graphs", WHOLE + field(7, graph(RELU)), NOT_ONNX),
-    case("type-of-two-kinds", model(RELU, inputs=(field(1, "x") + field(2, field(1, b"") + field(4, b"")),)), NOT_ONNX),
-    case("packed-floats-of-three-bytes", model(field(1, field(5, field(7, b"abc")))), NOT_ONNX),
     case("unknown-field-in-the-model", WHOLE + field(99, b"x"), NOT_ONNX),
     case("unknown-field-in-a-node", model(node("Relu")[:0] + field(1, RELU[2:] + field(99, b"x" * 100))), READY),
     case("invalid-utf8-in-a-node", model(field(1, field(1, "x") + field(2, "y") + field(4, "Relu") + field(3, b"\xff\xfe"))), NOT_ONNX),  # noqa: E501
@@ -125,23 +118,15 @@ def types(depth: int) -> bytes:
 MANY: list[Case] = [
     case("five-million-nodes", lambda: model(b"\x0a\0" * FIVE_MILLION), COMPLEX, "nodes"),
     case("five-million-attributes", lambda: model(field(1, field(4, "Relu") + b"\x2a\0" * FIVE_MILLION)), COMPLEX, "attributes"),  # noqa: E501
-    case("five-million-value-infos", lambda: model(RELU, b"\x6a\0" * FIVE_MILLION), COMPLEX, "value_infos"),
-    case("five-million-functions", lambda: model(RELU, rest=b"\xca\x01\0" * FIVE_MILLION), COMPLEX, "functions"),
     case("five-million-annotations", lambda: model(RELU, b"\x72\0" * FIVE_MILLION), COMPLEX, "TensorAnnotation"),
     case("five-million-opsets", lambda: model(RELU, rest=b"\x42\0" * FIVE_MILLION), COMPLEX, "messages"),
-    case("five-million-graphs", lambda: model(field(1, field(5, b"\x5a\0" * FIVE_MILLION))), COMPLEX, "graphs"),
-    case("five-million-dimensions", lambda: model(RELU, inputs=(field(1, "x") + field(2, field(1, field(2, b"\x0a\0" * FIVE_MILLION))),)), COMPLEX, "dimensions"),  # noqa: E501
     case("five-million-types", lambda: model(field(1, field(5, b"\x7a\0" * FIVE_MILLION))), COMPLEX, "TypeProto"),
-    case("five-million-tensors", lambda: model(field(5, tensor("", (0,), 1)) * 500_000), COMPLEX, "tensors"),
-    case("five-million-outputs-of-a-node", lambda: model(field(1, field(4, "Split") + b"\x12\0" * FIVE_MILLION)), COMPLEX, "strings"),  # noqa: E501
     case("five-million-strings", lambda: model(field(1, field(5, b"\x4a\0" * FIVE_MILLION))), COMPLEX, "strings"),
     case("five-million-fields", lambda: b"\x08\x08" * FIVE_MILLION + WHOLE, COMPLEX, "messages"),
     case("twenty-million-numbers-in-a-node", lambda: model(field(1, field(5, b"\x18\x01" * 20_000_000))), COMPLEX, "fields"),  # noqa: E501
     case("nodes-within-training", lambda: model(RELU, rest=field(20, field(1, b"\x0a\0" * 300_000))), COMPLEX, "nodes"),
     case("metadata-within-nodes", lambda: model(*[field(1, field(4, "Relu") + b"\x4a\0" * 30)] * 100_000), COMPLEX, "metadata_entries"),  # noqa: E501
     case("everything-a-little", lambda: model(field(1, b"\x2a\0" * 9 + b"\x4a\0" * 18) * 60_000 + b"\x6a\x06\x12\x04\x0a\x02\x12\0" * 450_000 + b"\x72\0" * 499_000, rest=b"\x72\0" * 900_000), COMPLEX, "messages"),  # noqa: E501
-    case("name-of-a-megabyte", lambda: model(field(1, field(4, "Relu") + field(3, b"x" * (1 << 20)))), COMPLEX, "bytes_of_a_name"),  # noqa: E501
-    case("text-of-257-megabytes", lambda: model(field(1, field(4, "Relu") + field(6, bytes(257 << 20)))), COMPLEX, "text_bytes"),  # noqa: E501
     case("functions-of-2^30-nodes", lambda: fan(30), COMPLEX, "unfolded_nodes"),
     case("functions-forty-deep", lambda: fan(40, 1), COMPLEX, "call_depth"),
     case("function-that-calls-itself", lambda: circle(1), UNSUPPORTED),
