@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from service.contracts.bounds import (
     MOST_KEYS,
@@ -15,6 +18,7 @@ from service.contracts.bounds import (
     MOST_VALUES,
 )
 from service.contracts.config import parse_config
+from service.contracts.patterns import MOST_CHARS, PatternError, compiled
 from service.contracts.validation import MOST_TOLD
 from tests.unit.contracts.refusals import problems, refused
 
@@ -68,3 +72,46 @@ def test_some_of_very_many_problems_are_told_and_all_of_a_few() -> None:
 def test_a_selector_in_both_lists_is_found() -> None:
     found = problems({"include": nodes(MOST_SELECTORS), "exclude": [*nodes(3, "x"), {"node": "n7"}]})
     assert found[0][0] == "/config/exclude/3"
+
+
+# --- users' regular expressions: what they match, and that none can take long or much ---
+
+PIECES = st.sampled_from(
+    ["a", "b", "é", ".", "[ab]", "[^a]", "(?:ab|b)", "a*", "b+", "é?", "(a|é){1,3}", r"\.", r"\d", "_"]
+)
+
+
+@given(st.lists(PIECES, min_size=1, max_size=8).map("".join), st.text("abé._1/", max_size=12))
+def test_what_matches_is_what_pythons_engine_says(pattern: str, text: str) -> None:
+    assert (compiled(pattern).fullmatch(text) is None) == (re.fullmatch(pattern, text) is None)
+
+
+def test_one_that_backtracks_without_end_does_not() -> None:
+    """Python's engine takes 2^40 steps for it, and the test would not end."""
+    assert compiled("(a+)+b").fullmatch("a" * 40 + "!") is None
+    assert compiled("(a|a)*b").fullmatch("a" * 100_000) is None
+
+
+@pytest.mark.parametrize(
+    ("pattern", "told"),
+    [
+        ("(", "missing )"),
+        ("a{1001}", "invalid repetition size"),
+        ("(a{1000}){1000}", "invalid repetition size"),
+        (r"\pL{1000}", "too large"),
+        ("(?=a)b", "look-around"),
+        (r"(a)\1", "back-references"),
+        ("a" * (MOST_CHARS + 1), "longer than 1000"),
+    ],
+)
+def test_others_are_refused_in_words(pattern: str, told: str) -> None:
+    with pytest.raises(PatternError, match=re.escape(told)):
+        compiled(pattern)
+
+
+def test_a_config_takes_490_parentheses_and_points_at_an_expression_that_it_refuses() -> None:
+    config = parse_config({"exclude": [{"regex": "(" * 490 + "a" + ")" * 490}]})
+    assert compiled(config.exclude[0].regex).fullmatch("a") is not None  # type: ignore[union-attr]
+    ((pointer, message),) = problems({"exclude": [{"op_type": "Conv"}, {"regex": "(?!x).*"}]})
+    assert pointer == "/config/exclude/1/regex"
+    assert "look-around" in message

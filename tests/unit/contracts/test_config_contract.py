@@ -94,15 +94,6 @@ def test_what_is_given_wins_over_the_preset(given_config: dict[str, Any]) -> Non
             assert resolved[section][key] == defaults[section][key]
 
 
-@each("name", sorted(PRESETS))
-def test_presets_resolve_and_say_whom_they_are_for(name: str) -> None:
-    config = parse_config({"preset": name})
-    assert config.preset == name
-    assert PRESETS[name].description
-    assert contains(json.loads(config.model_dump_json()), PRESETS[name].settings)
-    assert parse_config({}) == parse_config({"preset": DEFAULT_PRESET})
-
-
 def contains(whole: Any, part: Any) -> bool:
     """True if ``part`` stands in ``whole``; objects of ``whole`` may hold more keys."""
     if isinstance(part, dict):
@@ -110,6 +101,15 @@ def contains(whole: Any, part: Any) -> bool:
     if isinstance(part, list | tuple):
         return len(whole) == len(part) and all(map(contains, whole, part))
     return bool(whole == part)
+
+
+@each("name", sorted(PRESETS))
+def test_presets_resolve_and_say_whom_they_are_for(name: str) -> None:
+    config = parse_config({"preset": name})
+    assert config.preset == name
+    assert PRESETS[name].description
+    assert contains(json.loads(config.model_dump_json()), PRESETS[name].settings)
+    assert parse_config({}) == parse_config({"preset": DEFAULT_PRESET})
 
 
 def test_another_calibration_method_replaces_the_presets_whole() -> None:
@@ -211,9 +211,8 @@ def test_adaround_needs_integers_and_a_reduced_range_a_bit_to_spare() -> None:
     assert pointer == "/config/algorithms/0"
     assert "they are bfloat16; adaquant can do it" in message
     parse_config({**weights, **methods("adaquant")})
-    parse_config(
-        {**weights, **methods("adaround"), "overrides": [{"match": {"node": "n"}, "weight": {"dtype": "int8"}}]}
-    )
+    some_integers = {"overrides": [{"match": {"node": "n"}, "weight": {"dtype": "int8"}}]}
+    parse_config({**weights, **methods("adaround"), **some_integers})
     parse_config({"weight": {"dtype": "int4", "reduce_range": True}})
 
 

@@ -1,4 +1,4 @@
-"""Declared metrics and the gate in the config: names, resolution, and the place of every refusal."""
+"""Declared metrics, the gate and trainings in the config: names, resolution, and the place of every refusal."""
 
 from __future__ import annotations
 
@@ -10,12 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from service.contracts.algorithms import QuantizationAwareTraining
 from service.contracts.config import parse_config
+from service.contracts.metrics import LabelRef
 from service.contracts.metrics.graph import MAX_INLINE_BYTES
+from service.contracts.training_checks import graph_losses
 from tests.unit.contracts.refusals import problems
 
 SOME = base64.b64encode(b"some bytes").decode()
 BOXES = {"kind": "map", "boxes": 0, "scores": 1}
+ONNX = {"kind": "onnx", "graph": {"base64": SOME}}
 
 
 def of_kinds(kinds: str, **optional: Any) -> Any:
@@ -62,7 +66,7 @@ def test_resolving_a_resolved_config_changes_nothing(declared: list[dict[str, An
         ({"kind": "recall", "average": "micro"}, "recall_micro"),
         ({"kind": "precision", "positive_class": 2}, "precision_class_2"),
         (BOXES, "map"),
-        ({"kind": "onnx", "graph": {"base64": SOME}}, "onnx"),
+        (ONNX, "onnx"),
         ({"kind": "rmse", "name": "depth.rmse"}, "depth.rmse"),
     ],
 )
@@ -112,11 +116,7 @@ TOO_LARGE = base64.b64encode(bytes(MAX_INLINE_BYTES + 1)).decode()
         (graph(base64=TOO_LARGE), "metrics/0/graph/base64", "at most 1048576"),
         (graph(base64=TOO_LARGE * 2), "metrics/0/graph/base64", "larger than 1048576"),
         (graph(path="metric.onnx"), "metrics/0/graph/path", "for the command line"),
-        (
-            evaluation({"kind": "onnx", "graph": {"base64": SOME}, "inputs": {"a/b": {}}}),
-            "metrics/0/inputs/a~1b",
-            "one of output, reference and array",
-        ),
+        (evaluation({**ONNX, "inputs": {"a/b": {}}}), "metrics/0/inputs/a~1b", "one of output, reference and array"),
     ],
 )
 def test_refusals_point_at_the_field(given: dict[str, Any], place: str, says: str) -> None:
@@ -129,3 +129,80 @@ def test_error_rates_may_be_above_a_hundred_and_graphs_as_large_as_the_bound() -
     spec = parse_config({"evaluation": evaluation({"kind": "word_error_rate"}, max_value=120, max_drop=110)}).evaluation
     assert spec.gate.max_value == 120
     parse_config({"evaluation": graph(base64=base64.b64encode(bytes(MAX_INLINE_BYTES)).decode())})
+
+
+# --- trainings: bounds, what losses read, which graphs have to be there ---
+
+OF_INPUTS = {**ONNX, "inputs": {"i": {"output": 1}, "j": {"array": "boxes"}}}
+
+
+def training(**options: Any) -> QuantizationAwareTraining:
+    (found,) = parse_config({"algorithms": [{"method": "qat", **options}]}).algorithms
+    assert isinstance(found, QuantizationAwareTraining)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("options", "place"),
+    [
+        ({"epochs": 0}, "epochs"),
+        ({"steps": 0}, "steps"),
+        ({"seconds": 0}, "seconds"),
+        ({"batch_size": 0}, "batch_size"),
+        ({"validation_share": 0}, "validation_share"),
+        ({"validation_share": 0.9}, "validation_share"),
+        ({"losses": []}, "losses"),
+        ({"losses": [{"kind": "cross_entropi"}]}, "losses/0/kind"),
+        ({"losses": [{"kind": "mse", "label": "y"}]}, "losses/0/label"),
+        ({"losses": [{"kind": "onnx"}]}, "losses/0/graph"),
+        ({"losses": [{"kind": "onnx", "graph": {"path": "x.onnx"}}]}, "losses/0/graph/path"),
+        ({"augmentations": [{"kind": "shift", "axis": 0}]}, "augmentations/0/axis"),
+        ({"augmentations": [{"kind": "flip"}, {"kind": "flip"}]}, ""),
+        ({"optimizer": {"learning_rate": 0}}, "optimizer/learning_rate"),
+        ({"device": "tpu"}, "device"),
+    ],
+)
+def test_refusals_of_a_training_point_at_the_field(options: dict[str, Any], place: str) -> None:
+    ((pointer, _),) = problems({"algorithms": [{"method": "qat", **options}]}, pointer="")
+    assert pointer == f"/algorithms/0/{place}".rstrip("/")
+
+
+def test_epochs_end_it_where_nothing_else_does() -> None:
+    assert [training().most_epochs(epoch_steps) for epoch_steps in (50, 25, 3)] == [30, 40, 100]
+    assert training(epochs=3, steps=10).most_epochs(1) == 3
+    assert training(steps=10).most_epochs(1) is training(seconds=10).most_epochs(1) is None
+
+
+@pytest.mark.parametrize(
+    ("loss", "outputs", "arrays", "reference"),
+    [
+        ({"kind": "cross_entropy", "output": "y"}, {"output": "y"}, {"labels": LabelRef(None, True)}, False),
+        ({"kind": "cross_entropy", "labels": "z"}, {"output": 0}, {"labels": LabelRef("z", True)}, False),
+        ({"kind": "mse"}, {"output": 0}, {"targets": LabelRef(None, False)}, False),
+        ({"kind": "mse", "output": "y", "targets": "t"}, {"output": "y"}, {"targets": LabelRef("t", False)}, False),
+        ({"kind": "distillation"}, {}, {}, True),
+        ({"kind": "distillation", "outputs": ["a", "b"]}, {"outputs/0": "a", "outputs/1": "b"}, {}, True),
+        (ONNX, {}, {}, False),
+        (OF_INPUTS, {"inputs/i/output": 1}, {"inputs/j/array": LabelRef("boxes", False)}, False),
+        ({**ONNX, "inputs": {"a/b": {"reference": "y"}}}, {"inputs/a~1b/reference": "y"}, {}, True),
+    ],
+)
+def test_losses_say_what_they_read(
+    loss: dict[str, Any], outputs: dict[str, Any], arrays: dict[str, LabelRef], reference: bool
+) -> None:
+    (found,) = training(losses=[loss]).losses
+    assert found.output_refs() == outputs
+    assert found.label_refs() == arrays
+    assert found.reads_reference is reference
+    assert found.name == f"loss {loss['kind']}"
+
+
+def test_graphs_of_metrics_and_losses_are_found_once_each() -> None:
+    graphs = [{"kind": "onnx", "graph": {"model_id": name}} for name in ("mdl_1", "mdl_2")]
+    training = {"method": "qat", "losses": [*graphs, ONNX]}
+    algorithms = [{"method": "bias_correction"}, training]
+    config = parse_config({"evaluation": {"metrics": graphs[:1]}, "algorithms": algorithms})
+    assert config.evaluation.graph_models == ("mdl_1",)
+    assert config.graph_models == ("mdl_1", "mdl_2")
+    assert [place for place, _ in graph_losses(config)] == [f"/config/algorithms/1/losses/{k}" for k in range(3)]
+    assert parse_config({}).graph_models == ()

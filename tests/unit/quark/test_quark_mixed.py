@@ -74,14 +74,15 @@ def test_targets_become_goals_and_a_share_of_top1_becomes_points() -> None:
         assert says in notes(data)[f"{MIXING}/{key}"]
 
 
-def test_a_function_becomes_a_metric_of_its_own() -> None:
+def test_a_function_becomes_a_metric_of_its_own_after_the_declared_ones() -> None:
     data = legacy({**TARGETS, "OutputIndex": 1, "Top1AccTarget": 0.1, "EvaluateFunction": "top1_acc"})
     assert mixing(data).goal.model_dump() == {"kind": "drop", "metric": "top1_acc", "max_drop": 0.1}
     (metric,) = parse_config(translate(data).config).evaluation.metrics
     assert (metric.kind, metric.name, metric.output, metric.facts.better) == ("function", "top1_acc", 1, "higher")
-
-
-def test_metrics_beside_the_quark_config_come_first() -> None:
+    # a distance function gets both outputs, and less is better
+    (metric,) = parse_config(translate(classes(metric_distance_fn="d")).config).evaluation.metrics
+    assert (metric.facts.against_float, metric.facts.ideal, metric.facts.better) == (True, 0.0, "lower")
+    # metrics beside Quark's config come first
     quark = legacy({**TARGETS, "Top1AccTarget": 0.1, "EvaluateFunction": "mine"})
     config = read_config({"format": "quark", "config": quark, "evaluation": {"metrics": [{"kind": "sqnr"}]}})
     assert [metric.name for metric in config.evaluation.metrics] == ["sqnr", "mine"]
@@ -102,11 +103,6 @@ def test_metrics_beside_the_quark_config_come_first() -> None:
 )
 def test_goals_of_the_class(fields: dict[str, Any], goal: dict[str, Any]) -> None:
     assert mixing(classes(**fields)).goal.model_dump() == goal
-
-
-def test_a_distance_function_gets_both_outputs_and_less_is_better() -> None:
-    (metric,) = parse_config(translate(classes(metric_distance_fn="d")).config).evaluation.metrics
-    assert (metric.facts.against_float, metric.facts.ideal, metric.facts.better) == (True, 0.0, "lower")
 
 
 def test_quality_begins_with_the_types_of_the_config() -> None:
@@ -130,7 +126,7 @@ def test_a_preset_takes_another_goal() -> None:
     assert (found.high, found.low) == (plain.high, plain.low)
 
 
-def test_without_a_goal_layers_are_lowered_as_in_the_presets() -> None:
+def test_without_a_goal_layers_are_lowered_as_in_the_presets_and_without_the_switch_none() -> None:
     for data, at in (
         (legacy(TARGETS), "/include_auto_mp"),
         (classes(metric_threshold=None), "/algo_config/0"),
@@ -138,9 +134,7 @@ def test_without_a_goal_layers_are_lowered_as_in_the_presets() -> None:
     ):
         assert mixing(data).goal == mixing("S16S16_MIXED_S8S8").goal
         assert "Quark sets no threshold" in notes(data)[at]
-
-
-def test_without_its_switch_it_has_no_effect() -> None:
+    # without its switch it has no effect
     data = legacy({**TARGETS, "Top1AccTarget": 0.1}, include_auto_mp=False)
     assert parse_config(translate(data).config).algorithms == ()
     assert "without include_auto_mp" in notes(data)[MIXING]
