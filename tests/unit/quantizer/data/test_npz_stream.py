@@ -23,7 +23,7 @@ from worker.quantizer.data import archive as archive_module
 from worker.quantizer.data import inspect_dataset, open_dataset, selection, zip_directory
 from worker.quantizer.data.archive import read_npz
 from worker.quantizer.data.media.members import shared_folders
-from worker.quantizer.data.zip_directory import Directory, DirectoryError, DirectoryTooLargeError, Entry
+from worker.quantizer.data.zip_directory import Directory, DirectoryError, DirectoryTooLargeError
 from worker.quantizer.data.zips import MemberStream
 
 DTYPES = ["bool", "u1", "i1", "u2", "i2", "u4", "i4", "u8", "i8", "f2", "f4", "f8"]
@@ -88,15 +88,11 @@ def test_arrays_of_several_megabytes_cross_chunk_borders(tmp_path: Path, packed:
 def test_member_stream_gives_the_bytes_whatever_the_read_sizes(
     tmp_path: Path, data: bytes, repeat: int, sizes: list[int]
 ) -> None:
-    buffer = BytesIO()
-    np.lib.format.write_array(buffer, np.frombuffer(data * repeat, np.uint8)[None])
-    path = tmp_path / "x.npz"
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("x.npy", buffer.getvalue())
-    stream = MemberStream(read_npz(path)["x"].source)  # type: ignore[arg-type]
+    content = npy(np.frombuffer(data * repeat, np.uint8)[None])
+    stream = MemberStream(read_npz(archive_of(tmp_path / "x.npz", x=content))["x"].source)  # type: ignore[arg-type]
     pieces = [stream.read(size) for size in sizes]
     pieces.append(stream.read(1 << 30))
-    assert b"".join(pieces) == buffer.getvalue()
+    assert b"".join(pieces) == content
     assert stream.read(1) == b""
     stream.close()
 
@@ -216,23 +212,17 @@ def test_other_files_are_named_for_what_they_are(tmp_path: Path, content: bytes,
         open_dataset(path, PLAIN)
 
 
-@given(cut=st.floats(0, 0.999), packed=st.booleans())
-def test_every_truncation_is_refused(tmp_path: Path, cut: float, packed: bool) -> None:
-    path = tmp_path / "x.npz"
-    arrays = {"x": np.arange(600.0).reshape(20, 30), "y": np.ones((20, 2), np.uint8)}
-    (np.savez_compressed if packed else np.savez)(path, **arrays)
-    data = path.read_bytes()
-    path.write_bytes(data[: int(cut * len(data))])
-    with pytest.raises(DatasetFormatError):
-        inspect_dataset(path, PLAIN)
-
-
-@given(data=st.data(), packed=st.booleans())
-def test_random_damage_never_escapes_the_error_tree(tmp_path: Path, data: st.DataObject, packed: bool) -> None:
+@given(data=st.data(), packed=st.booleans(), cut=st.floats(0, 0.999))
+def test_truncation_is_refused_and_random_damage_never_escapes_the_error_tree(
+    tmp_path: Path, data: st.DataObject, packed: bool, cut: float
+) -> None:
     path = tmp_path / "x.npz"
     save = np.savez_compressed if packed else np.savez
     save(path, x=np.arange(60.0).reshape(20, 3), labels=np.arange(20))
     raw = bytearray(path.read_bytes())
+    path.write_bytes(raw[: int(cut * len(raw))])
+    with pytest.raises(DatasetFormatError):
+        inspect_dataset(path, PLAIN)
     for _ in range(data.draw(st.integers(1, 4))):
         raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
     path.write_bytes(raw)
@@ -276,7 +266,9 @@ def test_too_many_members_are_refused_before_they_are_listed(tmp_path: Path, mon
         open_dataset(path, PLAIN)
 
 
-def test_sizes_that_headers_promise_are_held_against_what_is_there(tmp_path: Path) -> None:
+def test_sizes_are_held_against_what_is_there_and_what_memory_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = archive_of(tmp_path / "x.npz", x=header("<f4", (1 << 20, 1 << 20), b"\0" * 64))
     with pytest.raises(DatasetFormatError, match="holds 64"):
         open_dataset(path, PLAIN)
@@ -284,15 +276,11 @@ def test_sizes_that_headers_promise_are_held_against_what_is_there(tmp_path: Pat
     assert open_dataset(path, PLAIN, max_total_bytes=1 << 20).samples == 64
     with pytest.raises(DatasetFormatError, match="unpacks to"):
         open_dataset(path, PLAIN, max_total_bytes=1 << 17)
-
-
-def test_a_sample_too_large_for_memory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    np.savez(tmp_path / "x.npz", x=np.zeros((2, 101), np.uint8))
-    monkeypatch.setattr(selection, "MAX_SAMPLE_BYTES", 101)
-    assert open_dataset(tmp_path / "x.npz", PLAIN).samples == 2
-    monkeypatch.setattr(selection, "MAX_SAMPLE_BYTES", 100)
-    with pytest.raises(DatasetArraysError, match="samples of 101 bytes"):
-        open_dataset(tmp_path / "x.npz", PLAIN)
+    monkeypatch.setattr(selection, "MAX_SAMPLE_BYTES", 4096)
+    assert open_dataset(path, PLAIN).samples == 64
+    monkeypatch.setattr(selection, "MAX_SAMPLE_BYTES", 4095)
+    with pytest.raises(DatasetArraysError, match="samples of 4096 bytes"):
+        open_dataset(path, PLAIN)
 
 
 def test_overlapping_members_are_refused(tmp_path: Path) -> None:
@@ -309,12 +297,9 @@ def test_overlapping_members_are_refused(tmp_path: Path) -> None:
     "raw",
     [
         b"",
-        b"\x93NUMPY",
         b"\x93NUMPY\x01\x00\xff\xff{'descr'",
         b"\x93NUMPY\x03\x00\x10\x00\x00\x00" + b" " * 16,
-        b"\x93NUMPY\x09\x00\x10\x00" + b" " * 16,
         b"\x93NUMPY\x01\x00\x20\x00" + b"{'descr': __import__('os')}     ",
-        b"\x93NUMPY\x01\x00\x40\x00" + b"(" * 64,
         header("<f4", (-1, 4)),
     ],
 )
@@ -335,15 +320,11 @@ def written(path: Path, *, prefix: bytes = b"", comment: bytes = b"", long: bool
     return path
 
 
-def read_directory(path: Path, *, max_members: int) -> list[Entry]:
-    return list(Directory(path, max_members=max_members))
-
-
 @pytest.mark.parametrize("long", [False, True])
 @pytest.mark.parametrize(("prefix", "comment"), [(b"", b"c" * 65_535), (b"#!/bin/sh\n" * 7, b""), (b"", b"")])
 def test_entries_are_those_of_zipfile(tmp_path: Path, prefix: bytes, comment: bytes, long: bool) -> None:
     path = written(tmp_path / "x.zip", prefix=prefix, comment=comment, long=long)
-    found = read_directory(path, max_members=5)
+    found = list(Directory(path, max_members=5))
     with zipfile.ZipFile(path) as archive:
         expected = [entry for entry in archive.infolist() if not entry.is_dir()]
     assert [entry.name for entry in found] == [entry.filename for entry in expected]
@@ -359,7 +340,7 @@ def test_entries_are_those_of_zipfile(tmp_path: Path, prefix: bytes, comment: by
 def test_names_are_read_as_zipfile_reads_them_and_their_endings_found(tmp_path: Path) -> None:
     path = written(tmp_path / "old.zip")
     path.write_bytes(path.read_bytes().replace(b"a.png", b"\x94.png"))
-    assert read_directory(path, max_members=5)[0].name == zipfile.ZipFile(path).namelist()[0] == "ö.png"
+    assert next(iter(Directory(path, max_members=5))).name == zipfile.ZipFile(path).namelist()[0] == "ö.png"
     path = tmp_path / "x.zip"
     for name, found in (("a.npy.png", False), ("folder.npy/b.png", False), ("ä.npy", True)):
         with zipfile.ZipFile(path, "a") as made:
@@ -370,12 +351,12 @@ def test_names_are_read_as_zipfile_reads_them_and_their_endings_found(tmp_path: 
 def test_more_members_than_are_accepted_are_refused_whatever_the_record_says(tmp_path: Path) -> None:
     path = written(tmp_path / "x.zip")
     with pytest.raises(DirectoryTooLargeError, match="lists 5 members"):
-        read_directory(path, max_members=4)
+        list(Directory(path, max_members=4))
     data = bytearray(path.read_bytes())
     struct.pack_into("<2H", data, len(data) - 14, 1, 1)
     path.write_bytes(data)
     with pytest.raises(DirectoryTooLargeError, match="lists 5 members"):
-        read_directory(path, max_members=4)
+        list(Directory(path, max_members=4))
 
 
 @pytest.mark.parametrize(
@@ -389,18 +370,15 @@ def test_a_record_that_leads_elsewhere_is_refused(tmp_path: Path, field: int, va
     struct.pack_into("<L", data, len(data) + field, value)
     path.write_bytes(data)
     with pytest.raises(DirectoryError, match=says):
-        read_directory(path, max_members=9)
+        list(Directory(path, max_members=9))
 
 
 def test_folders_that_all_files_share() -> None:
     for names, shared in (
         ([], ""),
-        (["a.png"], ""),
-        (["x/y/a.png"], "x/y/"),
         (["x/y/a.png", "x/y/b.png", "x/z/c.png"], "x/"),
         (["x/a.png", "xy/a.png"], ""),
         (["x/a", "x/ab"], "x/"),
-        (["x/a/b", "x/a"], "x/"),
         (["a", "x/a"], ""),
     ):
         assert shared_folders(names) == shared, names
