@@ -41,6 +41,10 @@ def convolve(x: np.ndarray, w: np.ndarray, group: int) -> np.ndarray:
     return result
 
 
+def rows_times(x: np.ndarray, w: np.ndarray, *, transposed: bool) -> np.ndarray:
+    return x @ (w.T if transposed else w)
+
+
 def centered(grid: IntegerGrid, values: np.ndarray) -> np.ndarray:
     return grid.quantize(values).astype(np.int64) - grid.zero_point.astype(np.int64)
 
@@ -79,28 +83,22 @@ def assert_integers_say(
     assert_simulates(emitted, simulate(plan, "it", sums, "y"), feeds, step)
 
 
-@pytest.mark.parametrize("grid", GRIDS)
-@pytest.mark.parametrize("group", [1, 2, 4])
-def test_convolution_computes_what_the_integers_say(grid: tuple[str, bool], group: int) -> None:
-    weight = normal(8, 4 // group, 3, 3) * np.geomspace(0.1, 10, 8, dtype=np.float32).reshape(8, 1, 1, 1)
-    model = make_model(
-        f"(float[N,4,6,6] x) => (float[N,8,4,4] y) {{ [it] y = Conv<group={group}>(x, w, b) }}",
-        {"w": weight, "b": normal(8)},
-    )
-    for fine in ("per_channel", "per_tensor"):
-        assert_integers_say(model, {"x": normal(3, 4, 6, 6)}, partial(convolve, group=group), grid, fine)
+PER_OUTPUT = np.geomspace(0.1, 10, 8, dtype=np.float32)
 
 
 @pytest.mark.parametrize("grid", GRIDS)
-@pytest.mark.parametrize("trans_b", [0, 1])
-def test_gemm_computes_what_the_integers_say(grid: tuple[str, bool], trans_b: int) -> None:
-    weight = normal(7, 12) * np.geomspace(0.1, 10, 7, dtype=np.float32).reshape(7, 1)
-    model = make_model(
-        f"(float[N,12] x) => (float[N,7] y) {{ [it] y = Gemm<transB={trans_b}>(x, w, b) }}",
-        {"w": weight if trans_b else weight.T, "b": normal(7)},
-    )
-    for fine in ("per_channel", "per_tensor"):
-        assert_integers_say(model, {"x": normal(20, 12)}, lambda x, w: x @ (w.T if trans_b else w), grid, fine)
+@pytest.mark.parametrize("fine", ["per_channel", "per_tensor"])
+def test_products_compute_what_the_integers_say(grid: tuple[str, bool], fine: str) -> None:
+    for group in (1, 2, 4):
+        text = f"(float[N,4,6,6] x) => (float[N,8,4,4] y) {{ [it] y = Conv<group={group}>(x, w, b) }}"
+        weight = normal(8, 4 // group, 3, 3) * PER_OUTPUT.reshape(8, 1, 1, 1)
+        model, sums = make_model(text, {"w": weight, "b": normal(8)}), partial(convolve, group=group)
+        assert_integers_say(model, {"x": normal(3, 4, 6, 6)}, sums, grid, fine)
+    weight = normal(8, 12) * PER_OUTPUT.reshape(8, 1)
+    for trans_b, held in ((0, weight.T), (1, weight)):
+        text = f"(float[N,12] x) => (float[N,8] y) {{ [it] y = Gemm<transB={trans_b}>(x, w, b) }}"
+        sums = partial(rows_times, transposed=trans_b == 1)
+        assert_integers_say(make_model(text, {"w": held, "b": normal(8)}), {"x": normal(20, 12)}, sums, grid, fine)
 
 
 # Relu and Clip in front of a QuantizeLinear that saturates at the same places anyway.
