@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import mmap
-import re
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import onnxruntime
 import pytest
 
 from service.contracts.runner import DATA_FILE, DatasetSource, MadeFile, QuantizeTask
+from tests.unit.quantizer.runtime.test_given_back_pages import resident_kib
 from tests.unit.quantizer.toolbox import config, make_model, normal, rng, write_npz
 from tests.worker.workbench import wait_for
 from worker.quantizer.command import quantize_files
@@ -199,13 +199,6 @@ def test_pages_are_given_back_while_a_file_is_mapped(monkeypatch: pytest.MonkeyP
     mapped.know(path, private)
     mapped.forget_files({path})
     assert private[5] == 7
-
-
-def resident_kib(path: Path) -> int:
-    """Of all mappings of a file."""
-    parts = re.split(r"^(?=[0-9a-f]+-[0-9a-f]+ )", Path("/proc/self/smaps").read_text(), flags=re.MULTILINE)
-    found = [re.search(r"^Rss: +(\d+) kB", part, re.MULTILINE) for part in parts if str(path.resolve()) in part]
-    return sum(int(each[1]) for each in found if each is not None)
 
 
 @pytest.mark.usefixtures("small_limits")
