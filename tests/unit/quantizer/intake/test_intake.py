@@ -12,12 +12,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from service.contracts.errors import (
-    ModelError,
-    NotOnnxError,
-    TooComplexError,
-    UnsupportedModelError,
-)
+from service.contracts.errors import ModelError, NotOnnxError, TooComplexError, UnsupportedModelError
 from service.contracts.model import MatrixKind, ModelSummary, TensorInfo, Work
 from tests.unit.quantizer.intake.test_prescan import varint
 from tests.unit.quantizer.toolbox import make_model
@@ -99,10 +94,8 @@ def test_the_summary_of_a_good_model(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("dtype", "word"),
     [
-        (TensorProto.FLOAT16, "float16"),
         (TensorProto.BFLOAT16, "bfloat16"),
         (TensorProto.DOUBLE, "float64"),
-        (TensorProto.UINT8, "uint8"),
         (TensorProto.BOOL, "bool"),
         (TensorProto.STRING, "string"),
     ],
@@ -139,9 +132,6 @@ def test_nodes_out_of_order_are_accepted_and_sorted(tmp_path: Path) -> None:
     [
         (b"hello, world\n" * 40, "not an ONNX model"),
         (b"\x89PNG\r\n\x1a\n" + bytes(200), "not an ONNX model"),
-        (b"PK\x03\x04" + bytes(200), "not an ONNX model"),
-        (b"\x80\x04\x95" + bytes(200), "not an ONNX model"),
-        (b"\xff" * 100, "not an ONNX model"),
         (b"\x08\x08", "not an ONNX model"),  # an ir_version and nothing else
         (b"{}", "not an ONNX model"),
         (b"", "empty"),
