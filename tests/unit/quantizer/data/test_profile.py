@@ -218,7 +218,7 @@ def tone(length: int, height: int) -> np.ndarray[Any, Any]:
 
 
 def waves_of(**arrays: Any) -> Waveforms | None:
-    profile = ArrayDataset(arrays).summarized(Profiler(BLOCK_BYTES)).profile
+    profile = profiled(**arrays).profile
     assert profile is not None
     return profile.waveforms
 
