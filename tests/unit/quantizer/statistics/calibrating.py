@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import itertools
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+from onnxruntime.quantization.calibrate import HistogramCollector
 
+from service.contracts.specs import ActivationSpec
 from tests.unit.quantizer.toolbox import normal, rng
 from worker.quantizer.numerics.integer import grid_for_range
 from worker.quantizer.statistics.grids import GridFamily
@@ -15,6 +20,27 @@ from worker.quantizer.statistics.sampling import WeightedValues
 
 __all__ = ["normal", "rng"]
 INTEGERS = ["int4", "uint4", "int8", "uint8", "int16", "uint16"]
+
+
+def spec_of(dtype: str = "int8", *, symmetric: bool = True, scale: str = "float32", **method: Any) -> ActivationSpec:
+    return ActivationSpec.model_validate(
+        {"dtype": dtype, "symmetric": symmetric, "scale": scale, "calibration": method}
+    )
+
+
+def collected(values: np.ndarray, method: str) -> Any:
+    """What onnxruntime's calibrator finds."""
+    collector = HistogramCollector(
+        method=method,
+        symmetric=method == "entropy",
+        num_bins=2048,
+        num_quantized_bins=128,
+        percentile=0,
+        scenario="same",
+    )
+    with contextlib.redirect_stdout(io.StringIO()):
+        collector.collect({"x": values})
+        return collector.compute_collection_result()["x"]
 
 
 def weighted(values: np.ndarray) -> WeightedValues:
@@ -30,15 +56,14 @@ def families(*scales: str, dtypes: Sequence[str] = INTEGERS) -> list[GridFamily]
 
 
 def grid(low: float, high: float, family: GridFamily) -> tuple[float, int]:
-    scale, zero = grid_for_range(
-        np.asarray(low),
-        np.asarray(high),
-        family.dtype,
-        symmetric=family.symmetric,
-        scale=family.scale,
-        reduce_range=family.reduce_range,
-    )
+    scale, zero = grids(np.asarray(low), np.asarray(high), family)
     return float(scale), int(zero)
+
+
+def grids(low: np.ndarray, high: np.ndarray, family: GridFamily) -> tuple[np.ndarray, np.ndarray]:
+    return grid_for_range(
+        low, high, family.dtype, symmetric=family.symmetric, scale=family.scale, reduce_range=family.reduce_range
+    )
 
 
 def grid_error(values: np.ndarray, family: GridFamily, low: float, high: float) -> float:
@@ -48,9 +73,7 @@ def grid_error(values: np.ndarray, family: GridFamily, low: float, high: float) 
 
 def grid_errors(values: np.ndarray, family: GridFamily, low: np.ndarray, high: np.ndarray) -> np.ndarray:
     """As ``grid_error``, for many grids at once: ``low`` and ``high`` are [grids], so is the result."""
-    scale, zero = grid_for_range(
-        low, high, family.dtype, symmetric=family.symmetric, scale=family.scale, reduce_range=family.reduce_range
-    )
+    scale, zero = grids(low, high, family)
     return level_errors(values, scale.astype(np.float64), family.limits[0] - zero.astype(np.int64), family.span)
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import itertools
 import math
 import tracemalloc
@@ -14,14 +12,13 @@ import onnx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from onnxruntime.quantization.calibrate import HistogramCollector
 from onnxruntime.quantization.quant_utils import compute_scale_zp_float8
 
 from service.contracts.calibration import TensorRange
 from service.contracts.errors import InvalidConfigError
 from service.contracts.specs import ActivationSpec
 from tests.support.each import each
-from tests.unit.quantizer.statistics.calibrating import cuts, feed, normal, rng
+from tests.unit.quantizer.statistics.calibrating import collected, cuts, feed, normal, rng, spec_of
 from worker.quantizer.statistics.grids import GridFamily
 from worker.quantizer.statistics.ranges import find_ranges, range_reducer
 from worker.quantizer.statistics.reducers import Range
@@ -48,17 +45,11 @@ GRIDS = [
     ("float8_e4m3fn", True, "float32"),
 ]
 SPECS = [
-    ActivationSpec.model_validate({"dtype": dtype, "symmetric": symmetric, "scale": scale, "calibration": method})
+    spec_of(dtype, symmetric=symmetric, scale=scale, **method)
     for method in METHODS
     for dtype, symmetric, scale in GRIDS
     if method["method"] != "non_overflow" or scale == "power_of_two"
 ]
-
-
-def spec_of(dtype: str = "int8", *, symmetric: bool = True, scale: str = "float32", **method: Any) -> ActivationSpec:
-    return ActivationSpec.model_validate(
-        {"dtype": dtype, "symmetric": symmetric, "scale": scale, "calibration": method}
-    )
 
 
 @each("spec", SPECS)
@@ -134,25 +125,16 @@ def test_moving_average_is_the_recursion_over_samples(constant: float, points: l
     assert found == pytest.approx((low, high), rel=1e-4, abs=1e-4)
 
 
-def collected(values: np.ndarray) -> Any:
-    collector = HistogramCollector(
-        method="distribution", symmetric=False, num_bins=2048, num_quantized_bins=128, percentile=0, scenario="same"
-    )
-    with contextlib.redirect_stdout(io.StringIO()):
-        collector.collect({"x": values})
-        return collector.compute_collection_result()["x"]
-
-
 def test_distribution_is_onnxruntimes() -> None:
     values = normal(20, 1000, seed=4) + 0.3
-    zero, scale = compute_scale_zp_float8(onnx.TensorProto.FLOAT8E4M3FN, collected(values).avg_std[1])
+    zero, scale = compute_scale_zp_float8(onnx.TensorProto.FLOAT8E4M3FN, collected(values, "distribution").avg_std[1])
     low, high = feed(range_reducer(spec_of("float8_e4m3fn", method="distribution"), samples=20), values, [slice(0, 20)])
     assert float(zero) == 0
     assert (low, high) == pytest.approx((-448 * float(scale), 448 * float(scale)), rel=1e-3)
     values = np.maximum(normal(20, 1000, seed=5), -0.5)
     spec = spec_of("uint8", symmetric=False, method="distribution")
     found = feed(range_reducer(spec, samples=20), values, cuts(20, [7]))
-    assert found == tuple(float(end) for end in collected(values).range_value)
+    assert found == tuple(float(end) for end in collected(values, "distribution").range_value)
 
 
 @each(("metric", "dtype", "symmetric"), [("mae", "uint8", False), ("mse", "int8", True)])

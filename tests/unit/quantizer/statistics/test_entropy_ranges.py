@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import math
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from onnxruntime.quantization.calibrate import HistogramCollector
 
 from tests.support.each import each
-from tests.unit.quantizer.statistics.calibrating import cuts, feed, normal, rng
+from tests.unit.quantizer.statistics.calibrating import collected, cuts, feed, normal, rng
 from worker.quantizer.statistics.entropy import Costs, Entropy, divergences, free_bins, symmetric_bins
 from worker.quantizer.statistics.histogram import StreamedHistogram
 
@@ -55,16 +52,12 @@ def test_divergence_equals_its_definition(counts: list[int], ends: tuple[int, in
 
 
 @each("seed", range(5))
-def test_symmetric_search_takes_the_least_divergence(seed: int) -> None:
+def test_symmetric_search_takes_the_least_divergence_and_free_search_ends_where_no_move_gains(seed: int) -> None:
     counts = np.histogram(rng(seed).standard_t(3, 5000), bins=64, range=(-12, 12))[0]
     first, last = symmetric_bins(Costs(counts.astype(np.float64), 8, 32.0))
     assert last == 64 - first
     every = {half: divergence_in_loops(counts.tolist(), 32 - half, 32 + half, 8) for half in range(4, 33)}
     assert every[32 - first] == pytest.approx(min(every.values()), rel=1e-9)
-
-
-@each("seed", range(5))
-def test_free_search_ends_where_moving_either_end_is_no_gain(seed: int) -> None:
     counts = np.histogram(rng(seed).gamma(2, 1, 5000) - 1, bins=60, range=(-1, 11))[0]
     first, last = free_bins(Costs(counts.astype(np.float64), 8, 5.0))
     own = divergence_in_loops(counts.tolist(), first, last, 8)
@@ -98,16 +91,6 @@ def test_squared_errors_equal_their_definition(
     assert found == pytest.approx(expected, rel=1e-6, abs=1e-6)
 
 
-def onnxruntime_threshold(values: np.ndarray, bins: int, levels: int) -> tuple[float, float]:
-    collector = HistogramCollector(
-        method="entropy", symmetric=True, num_bins=bins, num_quantized_bins=levels, percentile=0, scenario="same"
-    )
-    with contextlib.redirect_stdout(io.StringIO()):
-        collector.collect({"x": values})
-        low, high, *_ = collector.compute_collection_result()["x"]
-    return float(low), float(high)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["laplace", "normal", "outlier"])
 def test_thresholds_are_near_onnxruntimes(kind: str) -> None:
@@ -118,7 +101,7 @@ def test_thresholds_are_near_onnxruntimes(kind: str) -> None:
         "outlier": np.append(normal(400_000, seed=5), np.float32(30)),
     }[kind]
     low, high = feed(Entropy(2048, 128, samples=1, symmetric=True), values[None], [slice(0, 1)])
-    theirs_low, theirs_high = onnxruntime_threshold(values, 2048, 128)
+    theirs_low, theirs_high = (float(end) for end in (*collected(values, "entropy"),)[:2])
     threshold, theirs = max(-low, high), max(-theirs_low, theirs_high)  # either end may be kept within what was seen
     if kind == "outlier":
         assert max(threshold, theirs) < 8

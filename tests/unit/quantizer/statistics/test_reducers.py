@@ -12,10 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from service.contracts.config import parse_config
-from service.contracts.specs import ActivationSpec
 from tests.support.each import each
-from tests.unit.quantizer.statistics.calibrating import cuts, feed, normal, rng
+from tests.unit.quantizer.statistics.calibrating import cuts, feed, normal, rng, spec_of
 from worker.quantizer.run.arrays import pack, unpack
 from worker.quantizer.statistics.ranges import range_reducer
 from worker.quantizer.statistics.reducers import ChannelMean, MinMax, Percentile, Reducer
@@ -23,7 +21,6 @@ from worker.quantizer.statistics.rows import ChannelExtremes, RowSample
 from worker.quantizer.statistics.snapshot import Snapshot, restore
 from worker.quantizer.statistics.tails import Tail
 
-SHARES = [0.0, 0.001, 0.01, 0.1, 0.3]
 values_of_all_kinds = hnp.arrays(
     np.float32,
     st.integers(1, 400),
@@ -42,20 +39,6 @@ def kth_largest(values: np.ndarray, share: float) -> float:
 @given(stream=values_of_all_kinds, points=st.lists(st.integers(0, 10_000), max_size=30))
 def test_minmax_equals_numpy_for_any_cut(stream: np.ndarray, points: list[int]) -> None:
     assert feed(MinMax(), stream, cuts(stream.size, points)) == (stream.min(), stream.max())
-
-
-@pytest.mark.parametrize("share", SHARES)
-@pytest.mark.parametrize("lower", [False, True])
-@given(stream=values_of_all_kinds, points=st.lists(st.integers(0, 10_000), max_size=30))
-def test_tail_is_the_order_statistic_for_any_cut(
-    share: float, lower: bool, stream: np.ndarray, points: list[int]
-) -> None:
-    tail = Tail(share, lower=lower)
-    for piece in cuts(stream.size, points):
-        part = stream[piece]
-        tail.update(part, part.min() if lower else part.max(), stream.size)
-    expected = -kth_largest(-stream, share) if lower else kth_largest(stream, share)
-    assert tail.result(stream.size) == expected
 
 
 @pytest.mark.parametrize("percentile", [100.0, 99.9, 99.0, 87.5, 75.0, 51.0])
@@ -253,20 +236,13 @@ METHODS: dict[str, dict[str, Any]] = {
 }
 
 
-def spec_of(method: dict[str, Any], **settings: Any) -> ActivationSpec:
-    activation = parse_config({"activation": {"calibration": method, **settings}}).activation
-    assert isinstance(activation, ActivationSpec)
-    return activation
-
-
 def reducers() -> dict[str, Reducer]:
-    of_ranges = {name: range_reducer(spec_of(method), samples=SAMPLES) for name, method in METHODS.items()}
-    scale = {"scale": "power_of_two"}
+    specs = {name: spec_of("uint8", symmetric=False, **method) for name, method in METHODS.items()}
+    specs["mse on a power of two"] = spec_of(scale="power_of_two", method="mse")
+    specs["non overflow"] = spec_of(scale="power_of_two", method="non_overflow")
+    specs["symmetric percentile"] = spec_of(**METHODS["percentile"])
     return {
-        **of_ranges,
-        "mse on a power of two": range_reducer(spec_of(METHODS["mse"], **scale), samples=SAMPLES),
-        "non overflow": range_reducer(spec_of({"method": "non_overflow"}, **scale), samples=SAMPLES),
-        "symmetric percentile": range_reducer(spec_of(METHODS["percentile"], symmetric=True), samples=SAMPLES),
+        **{name: range_reducer(spec, samples=SAMPLES) for name, spec in specs.items()},
         "channel mean": ChannelMean(),
         "channel extremes": ChannelExtremes(1),
         "rows": RowSample(rows=16, fewest=4),
@@ -301,7 +277,7 @@ def test_a_pass_that_goes_on_gives_what_a_whole_one_gives(batches: int, seed: in
 
 def test_long_streams_go_on_alike_where_values_are_sampled_and_tails_rounded() -> None:
     stream = normal(40, 70_000, seed=5)
-    method = spec_of({"method": "mse", "bins": 128})
+    method = spec_of("uint8", symmetric=False, method="mse", bins=128)
     made = [range_reducer(method, samples=40) for _ in range(3)]
     for batch in stream[:, None]:
         made[0].update(batch, 1)
@@ -332,7 +308,7 @@ def test_what_belongs_to_others_changes_nothing() -> None:
 
 def test_what_is_asked_for_shows_in_fresh_reducers() -> None:
     asked = ((99.0, 8), (99.9, 8), (99.0, 9))
-    made = [range_reducer(spec_of({"method": "percentile", "percentile": p}), samples=n) for p, n in asked]
+    made = [range_reducer(spec_of(method="percentile", percentile=p), samples=n) for p, n in asked]
     assert len({Snapshot([reducer]).to_bytes(0) for reducer in made}) == 3
 
 
