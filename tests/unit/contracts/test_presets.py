@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from service.cli import register
 from service.contracts.config import QuantizationConfig, parse_config
 from service.contracts.data_checks import check_data_given
-from service.contracts.errors import CalibrationMissingError, InvalidConfigError
+from service.contracts.errors import CalibrationMissingError
 from service.contracts.presets import PENDING_PRESETS, PRESETS, find_preset, missing_preset
 from service.presets import catalog
 from tests.support.each import each
@@ -19,15 +19,6 @@ def test_no_two_presets_share_a_name() -> None:
     names = [name for p in PRESETS.values() for name in {n.casefold() for n in (p.name, *p.aliases, *p.quark_names)}]
     assert len(names) == len(set(names))
     assert not set(names) & set(PENDING_PRESETS)
-
-
-@each("name", sorted(PENDING_PRESETS))
-def test_asking_for_a_pending_preset_tells_what_is_missing(name: str) -> None:
-    for spelled in (name, name.upper()):
-        with pytest.raises(InvalidConfigError) as caught:
-            parse_config({"preset": spelled}, pointer="/config")
-        assert PENDING_PRESETS[name] in caught.value.detail
-        assert caught.value.errors[0].pointer == "/config/preset"
 
 
 def test_the_solver_alone_can_be_changed() -> None:

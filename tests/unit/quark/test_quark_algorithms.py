@@ -142,9 +142,7 @@ def test_what_is_not_given_is_as_in_quark() -> None:
     (of_class,) = algorithms(classes({"name": "adaquant"}))
     assert {key: of_class[key] for key in common} == {**common, "num_iterations": 3000}
     assert (of_class["learning_rate"], of_class["update_bias"]) == (1e-5, False)
-
-
-def test_the_solver_is_told() -> None:
+    # the solver is told
     for data, pointer in ((fast(), "/include_fast_ft"), (classes("adaround"), "/algo_config/0")):
         assert "with solver gradient it is Quark's descent" in notes(data)[pointer]
         assert "accept: if_better" in notes(data)[pointer]
@@ -210,7 +208,7 @@ def test_algorithms_come_in_the_order_in_which_they_have_to_run() -> None:
     assert [entry["method"] for entry in algorithms(classes(*entries))] == wanted
 
 
-def test_equalization_keeps_quarks_defaults() -> None:
+def test_equalization_keeps_quarks_defaults_and_may_replace_clips() -> None:
     for data in ({"include_cle": True}, classes({"name": "cle"}), classes("cle")):
         (found,) = algorithms(data)
         assert (found["steps"], found["scale_use_threshold"], found["weight_threshold"]) == (1, True, 0.5)
@@ -219,6 +217,13 @@ def test_equalization_keeps_quarks_defaults() -> None:
     (smooth,) = algorithms({"include_cle": False, "include_sq": True})
     assert smooth["alpha"] == 0.5
     assert algorithms(classes({"name": "cle", "cle_balance_method": "max"})) == algorithms(classes("cle"))
+    # replacing clips belongs to equalization
+    options = {"extra_options": {"ReplaceClip6Relu": True}}
+    alone = {"include_cle": False, **options}
+    assert "preparation" not in translate(alone).config
+    assert "without include_cle" in notes(alone)["/extra_options/ReplaceClip6Relu"]
+    for both in ({"include_cle": True, **options}, classes("cle", ReplaceClip6Relu=True)):
+        assert translate(both).config["preparation"]["clip6_to_relu"] is True
 
 
 VALUES = {"a whole number": 9, "a number": 0.25, "true or false": False}
@@ -233,15 +238,6 @@ def test_fields_of_classes_and_extra_options_say_the_same(option: str, field: st
     assert f"/algo_config/0/{field}" in translate(by_field).honoured
     # given twice, the extra option wins, as in Quark
     assert algorithms(classes({"name": name, field: value}, **{option: value})) == algorithms(by_option)
-
-
-def test_replacing_clips_belongs_to_equalization() -> None:
-    options = {"extra_options": {"ReplaceClip6Relu": True}}
-    alone = {"include_cle": False, **options}
-    assert "preparation" not in translate(alone).config
-    assert "without include_cle" in notes(alone)["/extra_options/ReplaceClip6Relu"]
-    for both in ({"include_cle": True, **options}, classes("cle", ReplaceClip6Relu=True)):
-        assert translate(both).config["preparation"]["clip6_to_relu"] is True
 
 
 BFLOAT = {"activation_type": "ExtendedQuantType.QBFloat16", "weight_type": "ExtendedQuantType.QBFloat16"}

@@ -120,10 +120,23 @@ def test_what_cannot_be_translated_is_named(data: Any, pointer: str, says: str) 
     assert pointer in found and says in found[pointer], found
 
 
-def test_all_problems_are_told_at_once() -> None:
+def test_all_problems_are_told_at_once_and_point_into_the_document_as_it_was_sent() -> None:
     found = problems({"include_rotation": True, "nodes": [], **extra(CryptoMode=True, Percentile="99")})
     places = {"/include_rotation", "/nodes", "/extra_options/CryptoMode", "/extra_options/Percentile"}
     assert set(found) == places
+    whole = {"format": "quark", "config": {}}
+    for more, pointer in (
+        ({"preset": "int8"}, "/preset"),
+        ({"config": {"per_chanel": True}}, "/config/per_chanel"),
+        ({"seed": -1}, "/seed"),
+        ({"evaluation": {"gate": {"max_dropp": 1}}}, "/evaluation/gate/max_dropp"),
+    ):
+        with pytest.raises(InvalidConfigError) as caught:
+            read_config({**whole, **more}, pointer="/c")
+        assert [problem.pointer for problem in caught.value.errors] == [f"/c{pointer}"]
+    with pytest.raises(InvalidConfigError) as caught:
+        read_config({"format": "quark"}, pointer="/c")
+    assert [problem.pointer for problem in caught.value.errors] == ["/c"]
 
 
 def test_options_of_another_method_and_missing_equalization_are_noted() -> None:
@@ -206,22 +219,6 @@ def test_the_envelope() -> None:
     ours = {"format": "qoperator", "seed": 5}
     assert translate_document(ours) is None
     assert read_config(ours) == parse_config(ours)
-
-
-@pytest.mark.parametrize(
-    ("data", "pointer"),
-    [
-        ({"format": "quark"}, "/c"),
-        ({"format": "quark", "config": {}, "preset": "int8"}, "/c/preset"),
-        ({"format": "quark", "config": {"per_chanel": True}}, "/c/config/per_chanel"),
-        ({"format": "quark", "config": {}, "seed": -1}, "/c/seed"),
-        ({"format": "quark", "config": {}, "evaluation": {"gate": {"max_dropp": 1}}}, "/c/evaluation/gate/max_dropp"),
-    ],
-)
-def test_problems_point_into_the_document_as_it_was_sent(data: Any, pointer: str) -> None:
-    with pytest.raises(InvalidConfigError) as caught:
-        read_config(data, pointer="/c")
-    assert [problem.pointer for problem in caught.value.errors] == [pointer]
 
 
 def test_the_page_of_the_docs_is_current() -> None:

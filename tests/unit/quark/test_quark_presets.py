@@ -49,11 +49,12 @@ def test_every_name_of_quarks_is_offered_or_pending() -> None:
     offered = {name for name in NAMES if find_preset(name) is not None}
     assert offered == set(DOCUMENTS)
     assert {name.lower() for name in set(NAMES) - offered} == set(PENDING_PRESETS)
-    name = min(PENDING_PRESETS)
-    with pytest.raises(InvalidConfigError) as caught:
-        read_config({"format": "quark", "config": name.upper()}, pointer="/config")
-    assert PENDING_PRESETS[name] in caught.value.detail
-    assert caught.value.errors[0].pointer == "/config/config"
+    for name, missing in PENDING_PRESETS.items():
+        for config in ({"preset": name}, {"preset": name.upper()}, {"format": "quark", "config": name.upper()}):
+            with pytest.raises(InvalidConfigError) as caught:
+                read_config(config, pointer="/config")
+            assert missing in caught.value.detail
+            assert caught.value.errors[0].pointer == ("/config/config" if "format" in config else "/config/preset")
 
 
 @each("name", sorted(FINETUNED))
