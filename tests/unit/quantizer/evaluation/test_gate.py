@@ -83,12 +83,10 @@ def declared(**gate: Any) -> EvaluationSpec:
 CLAUSES = [
     (default(max_drop=0.6), "max_drop", 0.6, True),
     (default(max_drop=0.59), "max_drop", 0.6, False),
-    (default(metric="top5", max_drop=0.9), "max_drop", 1.0, False),
     (default(metric="top1_agreement", max_drop=2.5), "max_drop", 2.5, True),
     (default(metric="top1_agreement", max_drop=2.4), "max_drop", 2.5, False),
     (default(min_value=89.4), "min_value", 89.4, True),
     (default(min_value=89.5), "min_value", 89.4, False),
-    (default(metric="top1_agreement", min_value=98.0), "min_value", 97.5, False),
     (default(min_sqnr_db=30.0), "min_sqnr_db", 30.0, True),
     (default(min_sqnr_db=30.1), "min_sqnr_db", 30.0, False),
     (default(max_size_bytes=250), "max_size_bytes", 250, True),
@@ -106,7 +104,6 @@ CLAUSES = [
     # what compares with the float model drops from the value of identical outputs
     (declared(metric="cos", max_drop=0.02), "max_drop", 0.03, False),
     (declared(metric="l2", max_drop=0.1), "max_drop", 0.125, False),
-    (declared(metric="l2", max_value=0.125), "max_value", 0.125, True),
     (declared(metric="sq", min_value=30.0), "min_value", 30.0, True),
     # the first declared metric is the gate's own choice
     (declared(max_drop=0.5), "max_drop", 0.6, False),
@@ -132,11 +129,9 @@ def test_all_clauses_must_hold() -> None:
     ("spec", "changes"),
     [
         (default(max_drop=100), {"top1": None}),
-        (default(min_value=0), {"top1": None}),
         (default(metric="top1_agreement", min_value=0), {"agreement": None}),
         (default(min_sqnr_db=-300), {"sqnr": None}),
         (default(max_latency_ratio=100), {"latency": None}),
-        (declared(metric="rmse", max_value=1e9), {"rmse": None}),
         (declared(metric="cos", max_drop=100), {"cos": None}),
     ],
 )
@@ -216,14 +211,6 @@ def judged(
     return word, {clause.clause: clause for clause in clauses}
 
 
-def test_without_confidence_the_figure_decides_and_its_interval_is_told() -> None:
-    word, clauses = judged(Gate(max_drop=0.6))
-    assert word == "pass"
-    clause = clauses["max_drop"]
-    assert (clause.holds, clause.confidence, clause.why) == (True, None, None)
-    assert clause.interval == interval(-0.5, 1.5)
-
-
 @each(
     ("limits", "span", "holds"),
     [
@@ -231,7 +218,6 @@ def test_without_confidence_the_figure_decides_and_its_interval_is_told() -> Non
         ({"max_drop": 1.0}, (-0.5, 1.5), None),
         ({"max_drop": 0.0}, (0.1, 1.5), False),
         ({"min_value": 86.0}, None, True),
-        ({"min_value": 92.5}, None, False),
         ({"min_value": 88.0}, None, None),
         ({"min_sqnr_db": 29.0}, None, True),
         ({"min_sqnr_db": 30.5}, None, None),
@@ -249,6 +235,10 @@ def test_with_confidence_the_whole_interval_decides(limits, span, holds) -> None
 
 
 def test_an_undecided_clause_says_how_many_samples_it_takes_and_why() -> None:
+    word, clauses = judged(Gate(max_drop=0.6))  # without confidence the figure decides, and its interval is told
+    clause = clauses["max_drop"]
+    assert (word, clause.holds, clause.confidence, clause.why) == ("pass", True, None, None)
+    assert clause.interval == interval(-0.5, 1.5)
     clause = judged(Gate(max_drop=1.0, confidence=0.95))[1]["max_drop"]
     assert clause.samples_needed == 1600
     assert clause.why is not None and "400 samples cannot tell" in clause.why
@@ -276,13 +266,11 @@ def latency(ratio: float, low: float, high: float) -> LatencyFigures:
     )  # fmt: skip
 
 
-@each(("limit", "holds"), [(0.9, True), (0.75, None), (0.6, False)])
-def test_latency_timed_in_pairs_is_judged_by_its_interval(limit: float, holds: bool | None) -> None:
-    word, clauses = judged(Gate(max_latency_ratio=limit), latency=latency(0.75, 0.7, 0.8))
-    clause = clauses["max_latency_ratio"]
-    assert (clause.got, clause.holds) == (0.75, holds)
-    assert clause.samples_needed is None
-    assert word == {True: "pass", False: "fail", None: "undecided"}[holds]
+def test_latency_timed_in_pairs_is_judged_by_its_interval() -> None:
+    for limit, holds, wanted in ((0.9, True, "pass"), (0.75, None, "undecided"), (0.6, False, "fail")):
+        word, clauses = judged(Gate(max_latency_ratio=limit), latency=latency(0.75, 0.7, 0.8))
+        clause = clauses["max_latency_ratio"]
+        assert (clause.got, clause.holds, clause.samples_needed, word) == (0.75, holds, None, wanted)
 
 
 def test_a_finding_may_leave_nothing_to_say_about_accuracy() -> None:
