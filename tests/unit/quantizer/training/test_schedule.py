@@ -43,13 +43,10 @@ def test_warmup_rises_evenly_to_the_peak(kind: str) -> None:
     after = [0.5 * (1 + math.cos(math.pi * k / 15)) if kind == "cosine" else 1.0 for k in range(16)]
     assert found[4:] == pytest.approx(after)
 
-
-@pytest.mark.parametrize("kind", ["constant", "step", "cosine"])
-def test_short_trainings_have_a_rate(kind: str) -> None:
-    schedule = Schedule(kind=kind, warmup=0.9)  # type: ignore[arg-type]
+    short = Schedule(kind=kind, warmup=0.9)  # type: ignore[arg-type]
     for total in (1, 2, 3):
-        assert all(0.0 < value <= 1.0 for value in rates(schedule, total))
-    assert rate(schedule, 50, 10) == rate(schedule, 9, 10)
+        assert all(0.0 < value <= 1.0 for value in rates(short, total))
+    assert rate(short, 50, 10) == rate(short, 9, 10)
 
 
 def test_epochs_and_steps_bound_the_training() -> None:
