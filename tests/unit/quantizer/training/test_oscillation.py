@@ -10,7 +10,7 @@ import torch
 
 from worker.quantizer.training.oscillation import Oscillations, freezing_threshold, shares
 
-_MOMENTUM, _STEPS, _WEIGHTS, _CPU = 0.05, 120, 60, torch.device("cpu")
+_MOMENTUM, _STEPS, _WEIGHTS = 0.05, 120, 60
 _CPU = torch.device("cpu")
 
 
