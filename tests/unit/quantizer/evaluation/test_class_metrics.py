@@ -17,6 +17,7 @@ from tests.unit.quantizer.toolbox import normal, rng
 from worker.quantizer.evaluation.metrics import IDENTICAL_DB, Accuracy, Agreement, Distance
 
 SKLEARN = {"f1": f1_score, "precision": precision_score, "recall": recall_score}
+PAIRS = np.zeros((4, 2), np.int64)
 AVERAGES = ("macro", "micro", "weighted")
 
 
@@ -48,19 +49,16 @@ def test_accuracy_at_k(samples: int, classes: int, k: int, seed: int, batch: int
         assert value({"kind": f"top{k}"}, {"y": scores}, labels, batch=batch) == got
 
 
-@pytest.mark.parametrize("reduce", ["mean", "worst"])
-def test_per_class_accuracy(reduce: str) -> None:
+def test_per_class_accuracy() -> None:
     scores, labels = decided(90, 5, 3)
     labels[labels == 3] = 4  # a class that does not occur
-    found = measured([{"kind": "per_class_accuracy", "reduce": reduce}], {"y": scores}, labels)
     right = scores.argmax(axis=1) == labels
     expected = {f"class {k}": 100 * right[labels == k].mean() for k in (0, 1, 2, 4)}
-    assert found.details["per_class_accuracy"] == pytest.approx(expected, abs=1e-4)
-    combined = min(expected.values()) if reduce == "worst" else np.mean(list(expected.values()))
-    assert found.values["per_class_accuracy"] == pytest.approx(combined, abs=1e-4)
-    if reduce == "mean":  # scikit-learn's macro recall, over the classes in the labels
-        macro = recall_score(labels, scores.argmax(axis=1), average="macro", labels=[0, 1, 2, 4])
-        assert found.values["per_class_accuracy"] == pytest.approx(100 * macro, abs=1e-4)
+    macro = 100 * recall_score(labels, scores.argmax(axis=1), average="macro", labels=[0, 1, 2, 4])
+    for reduce, combined in (("mean", macro), ("worst", min(expected.values()))):
+        found = measured([{"kind": "per_class_accuracy", "reduce": reduce}], {"y": scores}, labels)
+        assert found.details["per_class_accuracy"] == pytest.approx(expected, abs=1e-4)
+        assert found.values["per_class_accuracy"] == pytest.approx(combined, abs=1e-4)
 
 
 @pytest.mark.parametrize("kind", sorted(SKLEARN))
@@ -74,21 +72,15 @@ def test_f1_precision_and_recall(kind: str, average: str, samples: int, classes:
 
 
 @pytest.mark.parametrize("kind", sorted(SKLEARN))
-def test_one_class_alone(kind: str) -> None:
+def test_one_class_alone_and_a_threshold_that_makes_every_score_a_decision(kind: str) -> None:
     scores, labels = decided(80, 4, 5)
     expected = SKLEARN[kind](labels == 2, scores.argmax(axis=1) == 2)
-    metric = {"kind": kind, "positive_class": 2}
-    assert value(metric, {"y": scores}, labels) == pytest.approx(100 * expected, abs=1e-4)
-    assert list(measured([metric], {"y": scores}, labels).values) == [f"{kind}_class_2"]
-
-
-@pytest.mark.parametrize("kind", sorted(SKLEARN))
-@pytest.mark.parametrize("average", AVERAGES)
-def test_a_threshold_makes_every_score_a_decision(kind: str, average: str) -> None:
+    found = measured([{"kind": kind, "positive_class": 2}], {"y": scores}, labels).values
+    assert found == {f"{kind}_class_2": pytest.approx(100 * expected, abs=1e-4)}
     scores, labels = rng(1).random((50, 4)).astype(np.float32), rng(2).integers(0, 2, (50, 4))
-    metric = {"kind": kind, "average": average, "threshold": 0.6}
-    expected = SKLEARN[kind](labels, scores > 0.6, average=average, zero_division=0)
-    for dtype in (np.int64, np.float32, bool):
+    for average, dtype in zip(AVERAGES, (np.int64, np.float32, bool), strict=True):
+        metric = {"kind": kind, "average": average, "threshold": 0.6}
+        expected = SKLEARN[kind](labels, scores > 0.6, average=average, zero_division=0)
         assert value(metric, {"y": scores}, labels.astype(dtype)) == pytest.approx(100 * expected, abs=1e-4)
     one = f1_score(labels[:, 0], scores[:, 0] > 0.5)
     for output in (scores[:, 0], scores[:, :1]):
@@ -182,31 +174,25 @@ def accuracy(scores: np.ndarray, labels: np.ndarray, batch: int = 7) -> dict[str
     return found.metrics
 
 
-@pytest.mark.parametrize(("classes", "batch"), [(2, 7), (5, 200), (6, 1), (10, 7)])
-def test_accuracy_equals_scikit_learns(classes: int, batch: int) -> None:
-    scores, labels = normal(200, classes), rng(1).integers(0, classes, 200)
-    metrics = accuracy(scores, labels, batch)
-    assert metrics["top1"] == pytest.approx(100 * accuracy_score(labels, scores.argmax(axis=1)))
-    assert ("top5" in metrics) == (classes > 5)
-    if classes > 5:
-        expected = top_k_accuracy_score(labels, scores, k=5, labels=range(classes))
-        assert metrics["top5"] == pytest.approx(100 * expected)
-    assert accuracy(scores.reshape(200, classes, 1, 1), labels) == accuracy(scores, labels)
-
-
 @given(
     scores=hnp.arrays(np.float32, st.tuples(st.integers(1, 30), st.just(8)), elements=st.sampled_from([0.0, 0.5, 1.0])),
     seed=st.integers(0, 100),
+    batch=st.sampled_from([1, 7, 64]),
 )
-def test_ties_are_decided_as_arg_max_decides(scores: np.ndarray, seed: int) -> None:
+def test_ties_are_decided_as_arg_max_decides(scores: np.ndarray, seed: int, batch: int) -> None:
     labels = rng(seed).integers(0, 8, len(scores))
-    metrics = accuracy(scores, labels)
+    metrics = accuracy(scores, labels, batch)
     first_five = np.argsort(-scores, axis=1, kind="stable")[:, :5]
     assert metrics["top1"] == pytest.approx(100 * (scores.argmax(axis=1) == labels).mean())
     assert metrics["top5"] == pytest.approx(100 * (first_five == labels[:, None]).any(axis=1).mean())
 
 
 def test_class_numbers_are_judged_as_they_are() -> None:
+    for classes in (2, 5, 6):
+        scores, labels = normal(50, classes), rng(1).integers(0, classes, 50)
+        found = accuracy(scores, labels)
+        assert list(found) == (["top1", "top5"] if classes > 5 else ["top1"])
+        assert accuracy(scores.reshape(50, classes, 1, 1), labels) == found
     labels = rng(1).integers(0, 6, 50)
     guessed = np.where(rng(2).random(50) < 0.7, labels, 0)
     assert accuracy(guessed, labels) == {"top1": pytest.approx(100 * accuracy_score(labels, guessed))}
@@ -215,15 +201,7 @@ def test_class_numbers_are_judged_as_they_are() -> None:
 
 @pytest.mark.parametrize(
     "output",
-    [
-        normal(4, 3),
-        normal(4, 6, 5, 5),
-        normal(4),
-        normal(4, 1),
-        normal(3, 9),
-        np.zeros((4, 9), bool),
-        np.zeros((4, 2), np.int64),
-    ],
+    [normal(4, 3), normal(4, 6, 5, 5), normal(4), normal(4, 1), normal(3, 9), np.zeros((4, 9), bool), PAIRS],
     ids=["too few classes", "map", "rank 1", "one class", "another length", "booleans", "integer pairs"],
 )
 def test_what_is_no_classification_is_refused(output: np.ndarray) -> None:
@@ -247,17 +225,12 @@ def test_the_ends_of_a_distance() -> None:
     assert (distance(zeros, x).sqnr_db, distance(zeros, x).cosine) == (-IDENTICAL_DB, None)
     assert (distance(x, zeros).sqnr_db, distance(x, zeros).cosine) == (0.0, 0.0)
 
-
-@pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_distance_is_undefined_where_values_are_not_finite(bad: float) -> None:
-    x = normal(6, 5)
-    y = x.copy()
-    y[2, 2] = bad
-    assert distance(x, y).sqnr_db is None
-    assert distance(x, y).cosine is None
-    assert distance(y, x).sqnr_db is None
-    assert Distance().sqnr_db is None
-    assert Distance().cosine is None
+    # it is undefined where values are not finite
+    for bad in (np.nan, np.inf):
+        y = x.copy()
+        y[2, 2] = bad
+        for found in (distance(x, y), distance(y, x), Distance()):
+            assert (found.sqnr_db, found.cosine) == (None, None)
 
 
 def agreement(x: np.ndarray, y: np.ndarray) -> float | None:
@@ -267,19 +240,14 @@ def agreement(x: np.ndarray, y: np.ndarray) -> float | None:
     return found.percent
 
 
-def test_agreement_of_scores_of_one_position_is_that_of_class_scores() -> None:
+def test_agreement() -> None:
     x = normal(60, 7)
     y = x + normal(60, 7, seed=1)
     assert agreement(x, y) == pytest.approx(100 * (x.argmax(axis=1) == y.argmax(axis=1)).mean())
     assert agreement(x.reshape(60, 7, 1, 1), y.reshape(60, 7, 1, 1)) == agreement(x, y)
-
-
-@pytest.mark.parametrize("dtype", [np.int64, np.uint8, bool])
-def test_agreement_of_integers_is_equality(dtype: type) -> None:
-    x, y = rng(1).integers(0, 2, (30, 3)).astype(dtype), rng(2).integers(0, 2, (30, 3)).astype(dtype)
-    assert agreement(x, y) == pytest.approx(100 * (x == y).mean())
-
-
-@pytest.mark.parametrize("shape", [(12,), (12, 1), (12, 1, 1, 1)])
-def test_a_single_score_decides_nothing(shape: tuple[int, ...]) -> None:
-    assert agreement(normal(*shape), normal(*shape, seed=1)) is None
+    # a single score decides nothing, and that of integers is equality
+    for shape in ((12,), (12, 1), (12, 1, 1, 1)):
+        assert agreement(normal(*shape), normal(*shape, seed=1)) is None
+    x, y = rng(1).integers(0, 2, (30, 3)), rng(2).integers(0, 2, (30, 3))
+    for dtype in (np.int64, bool):
+        assert agreement(x.astype(dtype), y.astype(dtype)) == pytest.approx(100 * (x == y).mean())
