@@ -128,7 +128,7 @@ def test_noise_has_the_level_of_each_sample(dtype: type) -> None:
 _ALL = (Flip(), Crop(pixels=2), Cutout(pixels=3), Noise(level=0.1), Shift(input="sound", steps=3))
 
 
-def test_draws_hang_on_seed_epoch_and_step() -> None:
+def test_draws_hang_on_seed_epoch_and_step_and_are_made_in_order() -> None:
     inputs = [tensor("N", 2, 9, 12), tensor("N", 30, name="sound"), tensor("N", 3, name="other")]
     feeds = {
         "x": torch.from_numpy(pictures()),
@@ -145,8 +145,7 @@ def test_draws_hang_on_seed_epoch_and_step() -> None:
     for other in (made(2, 2, 3), made(1, 3, 3), made(1, 2, 4), made(1, 3, 2)):
         assert all(not torch.equal(first[name], other[name]) for name in ("x", "sound"))
 
-
-def test_they_are_applied_in_their_order() -> None:
+    # they are applied in their order
     info, feed = tensor("N", 2, 9, 12), torch.from_numpy(pictures())
     never, flip, shift = Flip(probability=1e-12), Flip(probability=1.0), Shift(steps=5)  # never keeps a place
 
