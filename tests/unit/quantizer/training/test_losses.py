@@ -117,8 +117,7 @@ def test_metrics_name_the_axis_of_classes_and_labels_that_do_not_count() -> None
         assert value(losses, made, arrays={None: classes}) == pytest.approx(float(wanted), rel=1e-5)
         assert value(losses, made, arrays={None: np.full_like(classes, 255)}) == 0.0
 
-
-def test_a_whole_input_has_one_sample() -> None:
+    # a whole input has one sample
     scores = normal(10)
     losses = settled(CrossEntropyLoss(), {"y": scores}, {None: np.array([3])}, facts(output(10)))
     wanted = -scipy.special.log_softmax(scores)[3]
@@ -272,8 +271,7 @@ def test_the_divergence_follows_metrics_labels_and_shape(about, values, divergen
     ours, theirs = (one(student, Tensors.of({"y": values}), {}).total for one in (losses, same))
     assert torch.equal(ours, theirs)
 
-
-def test_beside_labels_classes_lie_where_these_put_them() -> None:
+    # beside labels classes lie where these put them
     scores, student = normal(4, 10, 7), normal(4, 10, 7, seed=1)
     arrays: Arrays = {None: np.random.default_rng(0).integers(0, 10, (4, 7))}
     losses = Losses([DistillationLoss(), CrossEntropyLoss()], facts(output("N", 10, 7)))
