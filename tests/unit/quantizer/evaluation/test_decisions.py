@@ -46,31 +46,22 @@ def test_flips_are_counted_sample_by_sample() -> None:
 
 
 @pytest.mark.parametrize("is_share", [True, False])
-def test_the_probability_of_a_decision(is_share: bool) -> None:
-    scores = rng(3).standard_normal((20, 4)).astype(np.float32) * 3
-    share = np.exp(scores) / np.exp(scores).sum(axis=1, keepdims=True)
-    found = Decisions()
-    for part in (slice(0, 8), slice(8, 20)):
-        found.update((share if is_share else scores)[part], scores[::-1][part], None)
-    arrays = found.arrays
-    assert not {"label", "float_correct"} & set(arrays)
-    assert arrays["float_loss"] == pytest.approx(-np.log(share.max(axis=1)), rel=1e-4)
-    assert arrays["float_confidence"] == pytest.approx(share.max(axis=1), rel=1e-5)
-    assert np.array_equal(arrays["quantized_class"], scores[::-1].argmax(axis=1))
-
-
-@pytest.mark.parametrize("is_share", [True, False])
-def test_the_loss_of_a_label_is_that_of_torch(is_share: bool) -> None:
-    torch = pytest.importorskip("torch")
+def test_the_probability_of_a_decision_and_the_loss_of_a_label(is_share: bool) -> None:
     scores, labels = rng(5).standard_normal((2, 30, 7)).astype(np.float32) * 4, rng(6).integers(0, 7, 30)
-    loss = torch.nn.functional.cross_entropy
-    expected = [loss(torch.from_numpy(one), torch.from_numpy(labels), reduction="none").numpy() for one in scores]
-    given = np.exp(scores) / np.exp(scores).sum(axis=2, keepdims=True) if is_share else scores
-    found = Decisions()
+    share = np.exp(scores) / np.exp(scores).sum(axis=2, keepdims=True)
+    given = share if is_share else scores
+    found, without = Decisions(), Decisions()
     for part in (slice(0, 11), slice(11, 30)):
         found.update(given[0][part], given[1][part], labels[part])
-    assert found.arrays["float_loss"] == pytest.approx(expected[0], rel=1e-4, abs=1e-5)
-    assert found.arrays["quantized_loss"] == pytest.approx(expected[1], rel=1e-4, abs=1e-5)
+        without.update(given[0][part], given[1][part], None)
+    for name, of in zip(("float", "quantized"), share, strict=True):
+        expected = -np.log(of[np.arange(30), labels])
+        assert found.arrays[f"{name}_loss"] == pytest.approx(expected, rel=1e-4, abs=1e-5)
+    arrays = without.arrays
+    assert not {"label", "float_correct"} & set(arrays)
+    assert arrays["float_loss"] == pytest.approx(-np.log(share[0].max(axis=1)), rel=1e-4, abs=1e-5)
+    assert arrays["float_confidence"] == pytest.approx(share[0].max(axis=1), rel=1e-5)
+    assert np.array_equal(arrays["quantized_class"], scores[1].argmax(axis=1))
     certain = Decisions()
     certain.update(np.eye(3, dtype=np.float32), np.eye(3, dtype=np.float32)[::-1], np.arange(3))
     assert np.isfinite(certain.arrays["quantized_loss"]).all(), "a probability of 0 is no endless loss"
@@ -144,40 +135,46 @@ CLASSIFIER = "(float[N,3,8,8] x) => (float[N,8] y) { c = Conv(x, k) p = GlobalAv
 LOGITS = "(float[N,4,2] x) => (float[N,8] y) { f = Flatten(x) y = MatMul(f, w) }"
 
 
-@pytest.mark.parametrize(
-    ("text", "weights"),
-    [
-        (CLASSIFIER, K),
-        (LOGITS, W),
-        ("(float[N,4,2] x) => (float[N,8] y) { f = Flatten(x) t = MatMul(f, w) y = Sigmoid(t) }", W),
-        ("(float[N,8] x) => (float[N,8] y) { t = MatMul(x, w) y = Softmax(t) }", W),
-        ("(float[N,5,8] x) => (float[N,8,5] y) { t = MatMul(x, w) s = Softmax(t) y = Transpose<perm=[0,2,1]>(s) }", W),
-        ("(float[N,3,8,8] x) => (float[N,8,6,6] y) { t = Conv(x, k) y = Softmax<axis=1>(t) }", K),
-        ("(float[N,3,8,8] x) => (float[N,8,1,1] y) { c = Conv(x, k) y = GlobalAveragePool(c) }", K),
-    ],
-)
-def test_scores_by_shape_or_softmax(text: str, weights: dict[str, np.ndarray]) -> None:
-    assert found(text, weights) == {"y"}
+# Text of a network, its weights, and whether its output holds class scores.
+SCORED: list[tuple[str, dict[str, np.ndarray], bool]] = [
+    *(
+        (text, weights, True)
+        for text, weights in [
+            (CLASSIFIER, K),
+            (LOGITS, W),
+            ("(float[N,4,2] x) => (float[N,8] y) { f = Flatten(x) t = MatMul(f, w) y = Sigmoid(t) }", W),
+            ("(float[N,8] x) => (float[N,8] y) { t = MatMul(x, w) y = Softmax(t) }", W),
+            (
+                "(float[N,5,8] x) => (float[N,8,5] y) { t = MatMul(x, w) s = Softmax(t) "
+                "y = Transpose<perm=[0,2,1]>(s) }",
+                W,
+            ),
+            ("(float[N,3,8,8] x) => (float[N,8,6,6] y) { t = Conv(x, k) y = Softmax<axis=1>(t) }", K),
+            ("(float[N,3,8,8] x) => (float[N,8,1,1] y) { c = Conv(x, k) y = GlobalAveragePool(c) }", K),
+        ]
+    ),
+    *(
+        (text, weights, False)
+        for text, weights in [
+            ("(float[N,8] x) => (float[N,8] y) { y = MatMul(x, w) }", W),  # restores its input
+            ("(float[N,4,2] x) => (float[N,8] y) { f = Flatten(x) t = MatMul(f, w) y = LpNormalization(t) }", W),
+            (
+                "(float[N,4,2] x) => (float[N,8] y) { f = Flatten(x) t = MatMul(f, w) n = ReduceL2<keepdims=1>(t, a) "
+                "y = Div(t, n) }",
+                {**W, "a": np.array([1])},
+            ),
+            ("(float[N,4,2] x) => (float[N,8] y) { f = Flatten(x) t = MatMul(f, w) y = Tanh(t) }", W),
+            ("(float[N,3,8,8] x) => (float[N,8,6,6] y) { y = Conv(x, k) }", K),  # a picture
+            ("(float[N,5,8] x) => (float[N,5,8] y) { y = MatMul(x, w) }", W),  # a vector per step
+            ("(float[N,4,2] x) => (float[N,1] y) { f = Flatten(x) y = MatMul(f, one) }", {"one": normal(8, 1)}),
+        ]
+    ),
+]
 
 
-@pytest.mark.parametrize(
-    ("text", "weights"),
-    [
-        ("(float[N,8] x) => (float[N,8] y) { y = MatMul(x, w) }", W),  # restores its input
-        ("(float[N,4,2] x) => (float[N,8] y) { f = Flatten(x) t = MatMul(f, w) y = LpNormalization(t) }", W),
-        (
-            "(float[N,4,2] x) => (float[N,8] y) { f = Flatten(x) t = MatMul(f, w) n = ReduceL2<keepdims=1>(t, a) "
-            "y = Div(t, n) }",
-            {**W, "a": np.array([1])},
-        ),
-        ("(float[N,4,2] x) => (float[N,8] y) { f = Flatten(x) t = MatMul(f, w) y = Tanh(t) }", W),
-        ("(float[N,3,8,8] x) => (float[N,8,6,6] y) { y = Conv(x, k) }", K),  # a picture
-        ("(float[N,5,8] x) => (float[N,5,8] y) { y = MatMul(x, w) }", W),  # a vector per step
-        ("(float[N,4,2] x) => (float[N,1] y) { f = Flatten(x) y = MatMul(f, one) }", {"one": normal(8, 1)}),
-    ],
-)
-def test_embeddings_pictures_and_what_is_restored_are_none(text: str, weights: dict[str, np.ndarray]) -> None:
-    assert found(text, weights) == set()
+@pytest.mark.parametrize(("text", "weights", "scores"), SCORED)
+def test_scores_are_known_by_shape_or_softmax(text: str, weights: dict[str, np.ndarray], scores: bool) -> None:
+    assert found(text, weights) == ({"y"} if scores else set())
 
 
 def test_the_config_has_the_first_word() -> None:
