@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from xml.etree import ElementTree
@@ -152,7 +153,7 @@ def _limits(values: Sequence[float]) -> tuple[float, float]:
     low, high = (min(values), max(values)) if values else (0.0, 1.0)
     if low == high:
         room = abs(low) / 10 or 1.0
-        return low - room, high + room
+        return max(low - room, -sys.float_info.max), min(high + room, sys.float_info.max)
     return low, high
 
 
