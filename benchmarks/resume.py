@@ -23,8 +23,9 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
-from benchmarks.cases import THREADS, case_of, data_folder, source
 from tests.worker.hosts import Installation
+
+from benchmarks.cases import THREADS, case_of, data_folder, source
 from tests.worker.workbench import wait_for
 
 MODEL = "MobileNetV1 0.75"
