@@ -23,9 +23,8 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
-from tests.worker.hosts import Installation
-
 from benchmarks.cases import THREADS, case_of, data_folder, source
+from benchmarks.hosts import Installation
 from tests.worker.workbench import wait_for
 
 MODEL = "MobileNetV1 0.75"
