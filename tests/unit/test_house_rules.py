@@ -6,6 +6,8 @@ import ast
 import re
 from collections.abc import Iterable
 
+import pytest
+
 from tests.support.source import files, nodes, parsed, trees
 
 MOST_LINES = 450
@@ -48,11 +50,13 @@ def test_files_stay_short() -> None:
         assert lines <= MOST_LINES, f"{name} has {lines} lines"
 
 
+@pytest.mark.slow
 def test_modules_say_what_they_are_for() -> None:
     modules = files("quantmill", "service", "worker")
     assert [name for name, path in modules.items() if ast.get_docstring(parsed(path)) is None] == []
 
 
+@pytest.mark.slow
 def test_only_repositories_build_statements() -> None:
     seen = 0
     for name, tree in trees("quantmill", "service", "worker").items():
@@ -83,6 +87,7 @@ def state_changes(tree: Iterable[ast.AST]) -> list[int]:
     return found
 
 
+@pytest.mark.slow
 def test_only_transitions_change_the_state_of_a_job() -> None:
     for name, tree in trees("quantmill", "service", "worker").items():
         assert name.startswith(TRANSITIONS) or not state_changes(tree), f"{name}: {state_changes(tree)}"
@@ -228,6 +233,7 @@ def test_reading_a_clock_is_seen() -> None:
         assert reads_clock(ast.walk(ast.parse(code))) is seen, code
 
 
+@pytest.mark.slow
 def test_tests_read_no_clock() -> None:
     """A test that asserts seconds fails where the machine is busy; ``benchmarks`` measures them."""
     assert {name for name, tree in trees("tests").items() if reads_clock(tree)} <= CLOCK_READERS

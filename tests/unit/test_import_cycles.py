@@ -63,6 +63,7 @@ def reachable(graph: dict[str, set[str]], start: str) -> set[str]:
     return found
 
 
+@pytest.mark.slow
 def test_modules_do_not_import_each_other_in_a_cycle() -> None:
     assert cycles(import_graph(ROOT)) == []
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 
+import pytest
+
 from tests.support.source import ROOT, files
 from tools import slices as lanes
 from tools.mutation.faults import read_faults
@@ -26,6 +28,7 @@ def test_the_innermost_folder_names_the_slice() -> None:
     assert lanes.slice_of("tests/unit/quantizer/training/test_course.py", slices) == "algorithms"
 
 
+@pytest.mark.slow
 def test_every_fault_can_be_planted() -> None:
     faults = read_faults()
     assert len({fault.name for fault in faults}) == len(faults) >= 150

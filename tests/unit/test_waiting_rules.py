@@ -9,6 +9,8 @@ import ast
 from collections.abc import Iterable, Iterator
 from functools import cache
 
+import pytest
+
 from tests.support.source import files, parsed
 
 # Of these modules any function may take a tenth of a second on a config within its bounds.
@@ -92,6 +94,7 @@ def computes(block: ast.AST, tree: ast.Module, seen: set[str] | None = None) -> 
     return found
 
 
+@pytest.mark.slow
 def test_nothing_is_computed_while_others_may_not_write() -> None:
     told = {}
     blocks = 0
@@ -162,6 +165,7 @@ def coroutines(tree: ast.AST) -> Iterable[ast.AsyncFunctionDef]:
     return (node for node in ast.walk(tree) if isinstance(node, ast.AsyncFunctionDef))
 
 
+@pytest.mark.slow
 def test_nobody_blocks_the_event_loop() -> None:
     told, seen = {}, 0
     for name, path in files("service").items():

@@ -221,6 +221,7 @@ def test_the_envelope() -> None:
     assert read_config(ours) == parse_config(ours)
 
 
+@pytest.mark.slow
 def test_the_page_of_the_docs_is_current() -> None:
     made = subprocess.run(
         [sys.executable, "-m", "service.quark"], cwd=ROOT, capture_output=True, text=True, check=True

@@ -6,6 +6,8 @@ import itertools
 import re
 from typing import Any
 
+import pytest
+
 from service.contracts.config import parse_config
 from service.contracts.errors import InvalidConfigError
 from service.quark import Translation, read_config, translate
@@ -215,6 +217,7 @@ def in_context(context: Any, name: str, value: Any) -> dict[str, Any]:
     return document({k: v for k, v in context.items() if k != "extra_options"}, **{name: value})
 
 
+@pytest.mark.slow
 @each("name", sorted(OPTIONS))
 def test_each_option_alone_is_accounted_for_at_its_own_place(name: str) -> None:
     pointer = f"/config/extra_options/{name}"

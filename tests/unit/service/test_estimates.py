@@ -161,6 +161,7 @@ def test_what_is_overdue_is_about_to_end() -> None:
     assert left_seconds(Running("job", None, None)) > 0.0
 
 
+@pytest.mark.slow
 def test_a_long_queue_is_not_read_for_every_job(sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[str] = []
     monkeypatch.setattr(lines_of, "_read", lambda _, queue: read.append(queue) or Queue(waiting(2), {}, 1))

@@ -221,6 +221,7 @@ def test_large_models_stay_below_two_megabytes(characters: int) -> None:
     assert "are in the JSON report." in source
 
 
+@pytest.mark.slow
 def test_names_that_grow_when_they_are_escaped_stay_below_two_megabytes() -> None:
     rows = [layer('"' * 5000, sqnr_db=float(k), nodes=['"' * 500] * 9, gain={"a": 1.0}) for k in range(1000)]
     left = [layer('"' * 500, reason=f"{k}" + '"' * 5000) for k in range(200)]

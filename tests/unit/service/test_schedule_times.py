@@ -86,6 +86,7 @@ def around(day: str) -> tuple[datetime, datetime]:
     return noon - timedelta(hours=40), noon + timedelta(hours=40)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "cron",
     [
@@ -116,6 +117,7 @@ def crons(draw: st.DrawFn) -> str:
     return f"{one(0, 59)} {one(0, 23)} {day} * {weekday}"
 
 
+@pytest.mark.slow
 @given(cron=crons(), zone=st.sampled_from(sorted(CHANGES)), change=st.integers(0, 1), shift=st.integers(0, 600))
 def test_any_expression_on_any_clock(cron: str, zone: str, change: int, shift: int) -> None:
     start, end = around(CHANGES[zone][change])

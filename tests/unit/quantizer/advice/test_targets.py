@@ -64,6 +64,7 @@ def asked_for(patch: Mapping[str, Any], *path: str) -> Any:
     return found or None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bad", sorted(BAD))
 @pytest.mark.parametrize("target", get_args(TargetName))
 @pytest.mark.parametrize("turn", [0, pytest.param(1, marks=pytest.mark.long)])

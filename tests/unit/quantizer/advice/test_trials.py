@@ -42,6 +42,7 @@ def quantized(folder: Path, case: Planted = BROKEN, *, run: SilentRun | None = N
     return quantize_file(folder, case.model, case.calibration, found, evaluation=case.evaluation, run=run).report
 
 
+@pytest.mark.slow
 def test_what_helped_stands_first_and_nothing_is_tried_once_it_is_mended(tmp_path: Path) -> None:
     watched = Watched()
     report = quantized(tmp_path, run=watched, advice_seconds=3600)
@@ -79,6 +80,7 @@ def test_a_cancellation_ends_the_search_for_advice(tmp_path: Path) -> None:
         quantized(tmp_path, run=Watched(cancel_in="advice"), advice_seconds=3600)
 
 
+@pytest.mark.slow
 def test_labels_beyond_chance_decide_by_their_metric(tmp_path: Path) -> None:
     """Labels are the float model's decisions; one scale for all leaves the small outputs nothing."""
     x = rows(400)["x"]

@@ -124,6 +124,7 @@ def test_passes_may_cross_and_stopping_early_leaves_no_thread_and_no_open_file(t
     assert path.resolve() not in open_files
 
 
+@pytest.mark.slow
 def test_one_that_is_left_to_the_garbage_collector_waits_for_no_lock(tmp_path: Path) -> None:
     """The collector comes at any moment, also to a thread that just holds a lock of ``threading``."""
     np.savez(tmp_path / "x.npz", x=floats(100, 2))

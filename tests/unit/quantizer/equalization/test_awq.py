@@ -37,6 +37,7 @@ def bench(settings=BLOCKS, **options) -> Bench:
     return Bench(make_model(NETWORK, WEIGHTS, opset=21), feeds, Awq(**options), settings)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "alpha"),
     [

@@ -62,6 +62,7 @@ def plain(tmp_path_factory) -> Any:  # type: ignore[no-untyped-def]
     return quantized(tmp_path_factory.mktemp("plain"), network(), []).model
 
 
+@pytest.mark.slow
 def test_the_means_of_the_outputs_come_back_and_full_is_nearer_than_fast(tmp_path, plain: bytes) -> None:
     """Where activations clip, the closed form is a little off."""
     model = network()
@@ -81,6 +82,7 @@ def test_the_means_of_the_outputs_come_back_and_full_is_nearer_than_fast(tmp_pat
     assert {stored[node.input[0]] for node in sources} == {onnx.TensorProto.INT32}
 
 
+@pytest.mark.slow
 def test_the_number_of_samples_counts(tmp_path) -> None:
     few, all_of_them = (quantized(tmp_path, network(), [correction("full", data_size=size)]) for size in (2, None))
     assert few.model != all_of_them.model

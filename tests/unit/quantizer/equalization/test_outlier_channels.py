@@ -207,6 +207,7 @@ def test_what_cannot_be_split_is_told(text: str, weights: dict[str, np.ndarray],
 QUICK = {"latency_runs": 1, "layer_samples": 1, "advice_seconds": 0}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("treatment", ["auto", "higher_bits"])
 def test_others_may_follow(treatment: str, tmp_path: Path) -> None:
     model, feeds = residual()

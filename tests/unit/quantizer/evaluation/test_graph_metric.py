@@ -215,6 +215,7 @@ def float_labels(folder: Path) -> np.ndarray:
     return labels
 
 
+@pytest.mark.slow
 def test_a_function_is_given_all_samples_once_per_model_and_judges_no_steps(tmp_path: Path) -> None:
     function = Recorder(float_labels(tmp_path))
     report = quantized(tmp_path, {"mine": function}, {**declared(), "gate": {"max_drop": 0.5}}).report
@@ -231,6 +232,7 @@ def test_a_function_is_given_all_samples_once_per_model_and_judges_no_steps(tmp_
     assert figures.before is not None and figures.before.sqnr_db is not None and figures.before.value is None
 
 
+@pytest.mark.slow
 def test_a_goal_of_mixed_precision_is_judged_by_it(tmp_path: Path) -> None:
     exact: list[np.ndarray] = []
 

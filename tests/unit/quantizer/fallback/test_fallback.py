@@ -149,6 +149,7 @@ def test_undecided_falls_back_where_the_gate_counts_it_as_failed(tmp_path: Path,
     assert told is not None and told.because.startswith("the quantized model may break")
 
 
+@pytest.mark.slow
 def test_conditions_and_seconds_decide_who_may_be_returned(tmp_path: Path, timed: Callable[[Cost], None]) -> None:
     timed(by_elementwise)
     told = quantized(tmp_path, min_sqnr_db=150.0).report.fallback
@@ -222,6 +223,7 @@ def goal_of(result: Result) -> Any:
     return clause
 
 
+@pytest.mark.slow
 def test_a_goal_is_judged_on_the_model_that_is_returned(tmp_path: Path, timed: Callable[[Cost], None]) -> None:
     timed(by_elementwise)
     goal = {"kind": "distance", "metric": "sqnr", "limit": 10.0}
@@ -246,6 +248,7 @@ def test_a_goal_is_judged_on_the_model_that_is_returned(tmp_path: Path, timed: C
     assert goal_of(result).holds and result.report.verdict == "pass"
 
 
+@pytest.mark.slow
 def test_the_bytes_of_a_search_count_and_its_latency_is_that_of_the_returned_model(tmp_path, timed) -> None:
     timed(by_elementwise)
 

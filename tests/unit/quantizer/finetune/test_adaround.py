@@ -74,6 +74,7 @@ def plain() -> tuple[Draft, Change]:
     return rounded()
 
 
+@pytest.mark.slow
 def test_four_bits_gain_much_and_options_have_their_effect(plain: tuple[Draft, Change]) -> None:
     draft, change = plain
     assert output_sqnr(change.draft) > output_sqnr(draft) + 3.0
@@ -103,6 +104,7 @@ def test_four_bits_gain_much_and_options_have_their_effect(plain: tuple[Draft, C
     assert output_sqnr(selective.draft) >= output_sqnr(draft)
 
 
+@pytest.mark.slow
 def test_the_seed_decides_which_patches_are_looked_at(monkeypatch) -> None:
     monkeypatch.setattr(efforts, "_CHEAP_ELEMENTS", 0)
     monkeypatch.setattr(efforts, "_FEWEST_PATCHES", 40)

@@ -109,6 +109,7 @@ def test_the_same_bytes_and_figures_as_of_a_model_that_fits(
         assert found == known or found > known - 0.1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [{"exclude": [{"op_type": "Gemm"}, {"op_type": "MatMul"}]}, {"mode": "float16"}])
 def test_what_does_not_fit_into_one_file_keeps_its_weights_in_a_second_one(
     model: Path, source: DatasetSource, settings: dict[str, Any], tmp_path: Path, request: pytest.FixtureRequest

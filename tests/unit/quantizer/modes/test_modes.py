@@ -72,6 +72,7 @@ def test_dynamic_matmul_equals_the_runtimes_own_quantizer(tmp_path: Path) -> Non
     np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 @each(("granularity", "symmetric"), [("per_tensor", False), ("per_channel", True)])
 def test_dynamic_weights_of_every_kind(tmp_path: Path, granularity: str, symmetric: bool) -> None:
     weight = {"granularity": granularity, "symmetric": symmetric}
@@ -79,6 +80,7 @@ def test_dynamic_weights_of_every_kind(tmp_path: Path, granularity: str, symmetr
     assert sqnr_db(scores(network()), scores(model)) > 40
 
 
+@pytest.mark.slow
 @each(
     ("dtype", "granularity", "least"),
     [("int8", "per_channel", 50), ("int4", "per_block", 15), ("int16", "per_tensor", 50)],
@@ -100,6 +102,7 @@ def test_2_bit_weights_only(tmp_path: Path, granularity: str) -> None:
     np.testing.assert_allclose(scores(model), run_onnx(model, FEEDS, optimized=False)["scores"], atol=1e-5)
 
 
+@pytest.mark.slow
 def test_float16(tmp_path: Path) -> None:
     model = quantized(tmp_path, network(), mode="float16", exclude=[{"node": "body"}])
     stored = {tensor.name: tensor.data_type for tensor in model.graph.initializer if tensor.dims}
@@ -111,6 +114,7 @@ def test_float16(tmp_path: Path) -> None:
     assert reasons["body"] == "excluded by node 'body'" and reasons["stem"] is None
 
 
+@pytest.mark.slow
 def test_qoperator_format_computes_the_same(tmp_path: Path) -> None:
     pairs, whole = quantized(tmp_path, network()), quantized(tmp_path, network(), format="qoperator")
     assert "QLinearConv" in op_types(whole) and "DequantizeLinear" not in op_types(whole)

@@ -153,6 +153,7 @@ def assert_same_constants(model: bytes, other: bytes) -> None:
         np.testing.assert_allclose(*wide, rtol=1e-5, atol=one, err_msg=name)
 
 
+@pytest.mark.slow
 def test_calibration_samples_limits_the_samples_and_there_is_a_check_for_every_batch(tmp_path: Path) -> None:
     (tmp_path / "few").mkdir()
     arrays, run = data(40), Recorder()

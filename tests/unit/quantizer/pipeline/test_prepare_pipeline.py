@@ -179,6 +179,7 @@ def test_every_format_says_where_it_came_from(tmp_path: Path, way: str) -> None:
     assert len(keys) == len(set(keys)) == len(Provenance.model_fields)
 
 
+@pytest.mark.slow
 def test_a_report_as_it_was_written_is_told_from_a_changed_one_and_from_another_models(tmp_path: Path) -> None:
     ways: list[dict[str, Any]] = [{}, {"seed": 1}, {"target": "tensorrt"}]
     result, seeded, other = (quantize_file(tmp_path, network(), data(), config(**way)) for way in ways)

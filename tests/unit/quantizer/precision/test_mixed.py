@@ -59,6 +59,7 @@ def lowered(plan: QuantizationPlan) -> set[str]:
     return {weight.node for weight in plan.weights.values() if weight.spec.dtype == "int8"}
 
 
+@pytest.mark.slow
 def test_the_most_sensitive_layer_keeps_its_precision() -> None:
     loose, _ = applied(mixed(10.0))
     assert set(loose.nodes) == {"conv0", "conv1", "conv2", "conv3", "dense"}
@@ -133,6 +134,7 @@ def test_float_is_the_highest_level() -> None:
     assert all(plan.nodes[name].quantized for name in change.nodes)
 
 
+@pytest.mark.slow
 def test_selectors_budgets_and_goals_bind() -> None:
     change, _ = applied(mixed(10.0, exclude=[{"node": "conv0"}]))
     assert "conv0" not in change.nodes
@@ -178,6 +180,7 @@ def test_levels_that_make_no_sense_are_refused(settings: dict[str, Any], says: s
         MixedPrecision.model_validate(settings)
 
 
+@pytest.mark.slow
 def test_the_whole_pipeline_runs_it(tmp_path) -> None:
     arrays = samples()
     settings = parse_config({"preset": "plain", "algorithms": [mixed(38.0).model_dump(mode="json")]})
@@ -233,6 +236,7 @@ def test_every_trial_tells_how_many_are_lowered_and_what_the_goal_speaks_of(tmp_
     assert runs[0].told == runs[1].told
 
 
+@pytest.mark.slow
 def test_a_mix_is_measured_with_the_bias_correction_that_follows(tmp_path: Path) -> None:
     step = mixed(33.0).model_dump(mode="json")
     biased = {"weight": {"granularity": "per_tensor"}, "preset": "plain"}

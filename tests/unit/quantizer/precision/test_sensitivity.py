@@ -138,6 +138,7 @@ def test_a_ranking_is_taken_over_for_the_same_network_samples_and_levels(tmp_pat
         step.analyse_once(analysis(draft, toolkit, samples=4, levels=other))
 
 
+@pytest.mark.slow
 def test_the_head_of_the_ranking_is_checked_by_real_models(tmp_path: Path) -> None:
     spec = {"method": "sensitivity", "verify": 2, "samples": 8}
     settings = parse_config({"preset": "plain", "weight": {"granularity": "per_tensor"}, "algorithms": [spec]})

@@ -182,6 +182,7 @@ def test_samples_that_fill_up_the_last_batch_do_not_count(batch: str) -> None:
 WORSE = SQNR_WORSE(before=30.0, after=20.0)
 
 
+@pytest.mark.slow
 def test_what_is_undone_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Judge, "worse", lambda self, after, before: WORSE)
     for accept, told in (("if_better", (False, WORSE.code)), ("always", (True, None))):
@@ -196,6 +197,7 @@ NO_TYPE = {"method": "adaround", "target_op_type": ["ConvTranspose"]}
 MX6 = {"weight": {"dtype": "mx6"}, "bias": {"dtype": "float32"}}
 
 
+@pytest.mark.slow
 @each(
     ("algorithm", "settings", "code", "told"),
     [
@@ -247,6 +249,7 @@ def differences(before: Any, after: Any, where: str) -> list[str]:
     return [] if before == after else [where]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("target", "algorithms"),
     [("onnxruntime_cpu", ALL), ("amd_npu_cnn", GRADIENTS), ("onnxruntime_cpu", SEARCH)],

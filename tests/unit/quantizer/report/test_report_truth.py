@@ -45,6 +45,7 @@ def test_a_model_without_anything_to_quantize_is_the_cause_whatever_is_selected(
         assert not [note for note in notes if "not smaller" in note or "not faster" in note]
 
 
+@pytest.mark.slow
 def test_more_calibration_samples_than_there_are(tmp_path: Path) -> None:
     for wanted in (100, 24, None):
         report = quantize_file(tmp_path, network(), data(24), config(calibration_samples=wanted)).report

@@ -139,6 +139,7 @@ def test_another_job_of_the_tenant_takes_over_what_one_has_finished(bench: Bench
         assert "4 taken over from an earlier attempt or job" in algorithm.summary
 
 
+@pytest.mark.slow
 def test_what_is_torn_or_holds_something_else_under_a_right_seal_is_told_and_done_again(bench: Bench) -> None:
     whole = bench.run("adaround", kept="kept", cache="cache")
     original = CheckpointStore._own

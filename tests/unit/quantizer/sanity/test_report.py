@@ -28,6 +28,7 @@ def figures(name: str, kind: str, value: float) -> MetricFigures:
     return MetricFigures(name=name, kind=kind, unit="%", better="higher", float=value, quantized=value, drop=0.0)
 
 
+@pytest.mark.slow
 def test_findings_stand_in_the_report_the_worst_first(tmp_path: Path) -> None:
     tiny = make_tiny(tmp_path)
     with np.load(tiny.calibration) as arrays:

@@ -52,6 +52,7 @@ SPECS = [
 ]
 
 
+@pytest.mark.slow
 @each("spec", SPECS)
 @given(points=st.lists(st.integers(0, 10_000), max_size=8), seed=st.integers(0, 5))
 def test_the_range_does_not_depend_on_the_cut_of_the_stream(spec: ActivationSpec, points: list[int], seed: int) -> None:

@@ -208,6 +208,7 @@ def smallest_error(values: np.ndarray, family: GridFamily, exponents: range) -> 
     return float(level_errors(values, np.exp2(grids[:, 0].astype(np.float64)), grids[:, 1], family.span).min())
 
 
+@pytest.mark.slow
 @each("family", [f for f in FAMILIES if f.span < 300])
 @each("kind", ["normal", "outlier", "positive", "negative", "shifted", "heavy", "lattice", "single"])
 def test_mse_is_the_best_of_all_exponents_and_zero_points(family: GridFamily, kind: str) -> None:

@@ -261,6 +261,7 @@ def results(found: dict[str, Reducer]) -> dict[str, Any]:
     return {name: repr(reducer.result()) for name, reducer in found.items()}  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 @given(batches=st.integers(0, 6), seed=st.integers(0, 99))
 def test_a_pass_that_goes_on_gives_what_a_whole_one_gives(batches: int, seed: int) -> None:
     stream = normal(SAMPLES, 3, SIZE, seed=seed)

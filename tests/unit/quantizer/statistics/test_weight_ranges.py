@@ -189,6 +189,7 @@ def test_never_worse_than_the_extremes(groups: np.ndarray, kind: tuple[str, bool
     assert (found <= plain * (1 + 1e-6) + 1e-9 * squares).all()
 
 
+@pytest.mark.slow
 @each("kind", _KINDS[:3])
 def test_close_to_a_dense_search(kind: tuple[str, bool]) -> None:
     family = family_of(*kind)
@@ -215,6 +216,7 @@ def test_blocks_that_cannot_be_searched_keep_their_ends() -> None:
     assert low[3] == 0 and 2 < high[3] < 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("threads", [1, 3])
 def test_blocks_are_found_alike_however_they_are_cut(threads: int) -> None:
     spec = WeightSpec.model_validate(

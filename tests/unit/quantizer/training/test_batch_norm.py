@@ -263,6 +263,7 @@ def test_the_last_third_is_frozen() -> None:
     assert [is_frozen(step, 10) for step in range(10)].count(True) == 3
 
 
+@pytest.mark.slow
 def test_a_training_normalizes_by_batches_for_two_thirds_and_tells(tmp_path, monkeypatch) -> None:
     sizes = []
     forward = Normalization.forward

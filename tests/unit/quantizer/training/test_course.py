@@ -78,6 +78,7 @@ def outcome(result: Result) -> AlgorithmFigures:
     return result.report.algorithms[-1]
 
 
+@pytest.mark.slow
 def test_distillation_without_labels_recovers_what_few_bits_lose(tmp_path: Path, model: onnx.ModelProto) -> None:
     listener = Listener()
     result = train(tmp_path, model, {"epochs": 10, "batch_size": 16}, labels=False, run=listener)
@@ -100,6 +101,7 @@ SAMPLES = np.linspace(-1.0, 1.0, 8)
 CURVE = ((1.0, SAMPLES), (0.5, SAMPLES), (0.3, SAMPLES), (0.4, SAMPLES[::-1]), (0.45, SAMPLES), (1.1, SAMPLES[::-1]))
 
 
+@pytest.mark.slow
 def test_the_last_epoch_counts_that_chance_does_not_tell_from_the_best(tmp_path, model, monkeypatch) -> None:
     standings = iter([Standing(loss, None, losses=tuple(loss + spread)) for loss, spread in CURVE])
     monkeypatch.setattr(Validation, "measure", lambda self: next(standings))
@@ -124,6 +126,7 @@ class Dies(Listener):
             raise KeyboardInterrupt
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("optimizer", "batch_norm"),
     [("sgd", "folded"), ("adamw", "unfolded"), pytest.param("adamw", "folded", marks=pytest.mark.long)],
@@ -163,6 +166,7 @@ def test_a_cancel_is_heard_within_an_epoch(tmp_path: Path, model: onnx.ModelProt
     assert [step for _, step, _ in run.metrics] == [0], "in the middle of the first epoch"
 
 
+@pytest.mark.slow
 def test_a_training_that_is_no_use_is_undone(tmp_path: Path, model: onnx.ModelProto) -> None:
     wild = {"epochs": 2, "batch_size": 16, "optimizer": {"learning_rate": 5.0}, "gradient_clip": None}
     result = train(tmp_path, model, wild)
@@ -177,6 +181,7 @@ def test_a_training_that_is_no_use_is_undone(tmp_path: Path, model: onnx.ModelPr
     assert without_provenance(result.model) == without_provenance(plain.model)
 
 
+@pytest.mark.slow
 def test_budgets_end_it(tmp_path: Path, model: onnx.ModelProto) -> None:
     steps = outcome(train(tmp_path, model, {"steps": 5, "batch_size": 16, "accept": "always"})).training
     assert steps is not None and (steps.epochs[-1].steps, steps.ended) == (5, "steps")
@@ -209,6 +214,7 @@ def test_a_dataset_that_is_sorted_by_class_is_split_in_all_its_classes() -> None
     assert (len(few.training), len(few.validation), len(few.judging)) == (2, 1, 1)
 
 
+@pytest.mark.slow
 def test_parts_of_a_batch_give_the_steps_of_a_whole_one(tmp_path, model, monkeypatch) -> None:
     """Gradients of single samples, or of as many as fit, are added up to those of the batch."""
     fixed = onnx.ModelProto()
@@ -225,6 +231,7 @@ def test_parts_of_a_batch_give_the_steps_of_a_whole_one(tmp_path, model, monkeyp
     assert np.allclose(losses[0], losses[1], rtol=0.05) and np.allclose(losses[0], losses[2], rtol=0.05)
 
 
+@pytest.mark.slow
 def test_an_output_without_a_derivative_is_left_out_where_no_loss_reads_it(tmp_path, model) -> None:
     wider = onnx.ModelProto()
     wider.CopyFrom(model)
@@ -253,6 +260,7 @@ def test_a_loss_that_is_no_number_ends_the_training(tmp_path: Path, model: onnx.
         train(tmp_path, model, {"epochs": 5, "losses": [{"kind": "onnx", "graph": source}]})
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_a_graph(tmp_path: Path, model: onnx.ModelProto) -> None:
     """Cross-entropy as a graph trains as the one that is built in does."""
     plain = make_model(

@@ -164,6 +164,7 @@ def test_enumerations_of_others_and_functions_go_by_name() -> None:
         door.QuantizationConfig(extra_options={"x": object()}).to_dict()
 
 
+@pytest.mark.slow
 def test_models_and_data_in_memory_and_in_files_give_the_same_model(tmp_path: Path) -> None:
     images = data(8)["x"]
     (tmp_path / "calibration").mkdir()

@@ -275,6 +275,7 @@ class Counts(nn.Module):
         return x * self.calls
 
 
+@pytest.mark.slow
 def test_state_between_calls_is_refused_by_name_or_by_the_distance():
     error = failing(Counts(in_a_buffer=True), torch.ones(2, 3))
     assert error.where["buffer"] == "seen"
@@ -322,6 +323,7 @@ def test_a_module_in_half_precision():
     assert in_onnxruntime(exported.onnx_path, torch.randn(3, 6).half())[0].dtype == np.float16
 
 
+@pytest.mark.slow
 def test_the_state_of_a_retrained_module_gives_its_outputs(tmp_path):
     torch.manual_seed(0)
     module, x, scale = Held().eval(), images(6, 8), torch.randn(4)

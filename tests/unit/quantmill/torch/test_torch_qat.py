@@ -99,6 +99,7 @@ def test_without_training_the_engines_own_bytes_are_written(name: str, tmp_path:
     assert without_provenance(written.read_bytes()) == without_provenance(expected.onnx_path.read_bytes())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["int8", "xint8", "4 bits", "equalized and rounded"])
 def test_the_trained_network_computes_what_onnxruntime_computes_of_its_file(name: str, tmp_path: Path) -> None:
     network = prepared(CONFIGS[name])
@@ -141,6 +142,7 @@ def test_frozen_scales_stay_until_they_are_free_again() -> None:
     assert any(held.grad is not None and held.grad.any() for held in network.quantizer_parameters())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["int8", "xint8"])
 def test_a_state_goes_on_in_a_network_that_was_calibrated_on_other_data(name: str, tmp_path: Path) -> None:
     network, other = prepared(CONFIGS[name]), prepared(CONFIGS[name], seed=9)
@@ -153,6 +155,7 @@ def test_a_state_goes_on_in_a_network_that_was_calibrated_on_other_data(name: st
     assert without_provenance(written[0]) == without_provenance(written[1])
 
 
+@pytest.mark.slow
 def test_a_state_with_other_scales_that_are_not_trained_is_refused() -> None:
     state = prepared(CONFIGS["float8"]).state_dict()
     prepared(CONFIGS["float8"]).load_state_dict(state)
@@ -191,6 +194,7 @@ def test_compiled_it_computes_the_same_in_one_graph(name: str) -> None:
         torch.testing.assert_close(ours, theirs)
 
 
+@pytest.mark.slow
 def test_distributed_data_parallel_trains_it_as_a_single_process_does(tmp_path: Path) -> None:
     network, other = prepared(), prepared()
     init = f"file://{tmp_path / 'processes'}"
@@ -311,6 +315,7 @@ def test_what_would_break_the_network_is_refused_and_autocast_changes_nothing() 
     assert torch.equal(network(x), before)
 
 
+@pytest.mark.slow
 @each("name", ["int8", "float8"])
 def test_all_of_it_moves_to_another_device(name: str) -> None:
     """On the device meta tensors of other devices are refused, and shapes alone are computed."""

@@ -73,6 +73,7 @@ def test_results_of_a_product_of_matrices() -> None:
     np.testing.assert_allclose(linear.results(made, chosen)[0], (x.reshape(-1, 4)[chosen] @ weight).T, rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("relu", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_shortcuts_that_are_off_are_made_up_for(relu: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     model = residual_blocks(relu=relu)
