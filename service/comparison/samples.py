@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import struct
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Mapping
@@ -127,7 +128,8 @@ def _column(archive: zipfile.ZipFile, name: str, types: tuple[str, ...]) -> _Col
             if version != (1, 0):
                 raise _unreadable(f"{name} is of version {version}")
             shape, _, dtype = np.lib.format.read_array_header_1_0(entry, max_header_size=_MOST_HEADER_BYTES)
-        except ValueError as error:
+        except (ValueError, TypeError, SyntaxError, RecursionError, tokenize.TokenError) as error:
+            # numpy has Python's own reader look at a head that it does not know
             raise _unreadable(f"{name}: {error}") from error
         if dtype.newbyteorder("<") != dtype or dtype.name not in types:
             raise _unreadable(f"{name} is of type {dtype}")

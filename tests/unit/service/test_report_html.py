@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from service.contracts.report import Report
 from service.reports.html import MOST_BYTES, SECURITY_POLICY, html
-from service.reports.names import name, shown
+from service.reports.names import NAME_CHARACTERS, name, shown
 from tests.support.each import each
 from tests.support.front import make_report
 from tests.support.reports import full_document, full_report, hostile_document, interval, large_report, layer
@@ -195,7 +195,7 @@ def test_what_cannot_be_seen_is_shown_as_its_escape() -> None:
     assert "\\u202eab\\x00c\\nd\\ud800\\u2066" in text
 
 
-@given(st.text(st.characters(), min_size=1, max_size=60))
+@given(st.text(st.characters(), min_size=1, max_size=60).filter(lambda text: len(shown(text)) <= NAME_CHARACTERS))
 def test_any_name_stands_there_as_it_is_shown(text: str) -> None:
     source = html(full_report(layers=[layer(text, op="Conv", sqnr_db=1.0)], algorithms=[]))
     source.encode()
