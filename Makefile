@@ -34,7 +34,7 @@ PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal
 test-fast: $(STAMP) ## Run one case of each short unit test that needs neither a service nor real data: under a minute
 	$(PYTEST) tests/unit -m fast $(PYTEST_ARGS)
 
-test: $(STAMP) ## Run the tests, in ten minutes on two cores (PYTEST_ARGS="-n 0": in one process)
+test: $(STAMP) ## Run the tests but for the long ones (PYTEST_ARGS="-n 0": in one process)
 	$(PYTEST) -m "not long" $(PYTEST_ARGS)
 
 test-long: $(STAMP) ## Run what make test leaves out, and properties with 200 examples (SLICE=name: a part, see tests/slices.toml)
