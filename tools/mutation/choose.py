@@ -1,8 +1,7 @@
 """A pytest plugin: runs the tests that a planted fault needs, until their time is used up.
 
 What to run stands in the file that ``QUANTMILL_CHOSEN`` names: {"seconds": recorded seconds to spend, "tests": {id:
-seconds} in their order, "markers": an expression of markers}. Tests of the files that are not named there (they are
-younger than the record) come last.
+seconds} in their order}. Tests of the files that are not named there (they are younger than the record) come last.
 """
 
 from __future__ import annotations
@@ -22,11 +21,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     known: dict[str, float] = chosen["tests"]
     ranks = {test: rank for rank, test in enumerate(known)}
     items.sort(key=lambda item: ranks.get(item.nodeid, len(ranks)))
-    left, kept = chosen["seconds"], []
+    left = chosen["seconds"]
+    kept: list[pytest.Item] = []
+    dropped: list[pytest.Item] = []
     for item in items:
         seconds = known.get(item.nodeid, _YOUNG_SECONDS)
-        if seconds <= left:
-            left -= seconds
-            kept.append(item)
-    config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
+        fits = seconds <= left
+        left -= seconds if fits else 0.0
+        (kept if fits else dropped).append(item)
+    config.hook.pytest_deselected(items=dropped)
     items[:] = kept
