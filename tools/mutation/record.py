@@ -24,8 +24,8 @@ from typing import TextIO
 import pytest
 
 from tools.mutation import child
+from tools.mutation.faults import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 _HOOK = Path(sysconfig.get_paths()["purelib"]) / "quantmill_record.pth"
 _IN_CHILDREN = (
     f"import os; os.environ.get({child.TEST!r}) and __import__('tools.mutation.child').mutation.child.record()"
@@ -33,7 +33,7 @@ _IN_CHILDREN = (
 
 
 class Record:
-    """What was recorded in a folder."""
+    """What this plugin has recorded in a folder."""
 
     def __init__(self, folder: Path) -> None:
         self.seconds: dict[str, float] = {}
@@ -73,16 +73,11 @@ class Record:
 def _function_around(text: str, line: int) -> int:
     """The first line, decorators counted, of the innermost function around a line; 0: there is none."""
     around = [
-        min(node.lineno, *(decorator.lineno for decorator in node.decorator_list), node.lineno)
+        min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
         for node in ast.walk(ast.parse(text))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.lineno < line <= (node.end_lineno or 0)
     ]
     return max(around, default=0)
-
-
-def read_record(folder: Path) -> Record:
-    """As recorded by this plugin."""
-    return Record(folder)
 
 
 class _Plugin:

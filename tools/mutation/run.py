@@ -22,8 +22,10 @@ import time
 from collections import Counter, defaultdict
 from pathlib import Path
 
+import pytest
+
 from tools.mutation.faults import Fault, read_faults, room_of
-from tools.mutation.record import Record, read_record
+from tools.mutation.record import Record
 
 # One lane after the other: what each adds to those before it.
 LANES = {
@@ -72,10 +74,12 @@ def try_lane(tree: Path, lane: str, tests: dict[str, float]) -> tuple[str, str]:
             )  # fmt: skip
         except subprocess.TimeoutExpired:
             return "killed", "a test that does not end"
-    if done.returncode == 0:
+    if done.returncode == pytest.ExitCode.OK:
         return "survived", ""
-    if done.returncode == 5:
+    if done.returncode == pytest.ExitCode.NO_TESTS_COLLECTED:
         return "none", ""
+    if done.returncode == pytest.ExitCode.USAGE_ERROR:
+        raise RuntimeError(f"pytest was called wrongly, no fault was found by that: {done.stderr}")
     found = _FAILED.search(done.stdout)
     return "killed", found.group(1) if found else f"pytest ended with {done.returncode}"
 
@@ -152,7 +156,7 @@ def main() -> None:
         before = results_of(given.summary[1]) if len(given.summary) > 1 else {}
         print(summary(results_of(given.summary[0]), before))
         return
-    record = read_record(given.record)
+    record = Record(given.record)
     part, parts = map(int, given.part.split("/"))
     for fault in read_faults()[part::parts]:
         if fault.name in results_of(given.results) or not fault.file.startswith(given.only or ""):
