@@ -23,6 +23,8 @@ MOST_ZONE_CHARS = 64
 # Due times that a run tells to have taken the place of; what is more is not counted.
 MOST_MISSED = 1000
 _CRON = re.compile(r"[0-9A-Za-z*/,#-]+(?: [0-9A-Za-z*/,#-]+){4}")
+# cronsim takes 5-5/2 for 5/2, every second from 5 on; to cron it is 5 alone
+_RANGE_OF_ONE = re.compile(r"(?<![^ ,])(\w+)-\1/0*[1-9]\d*(?![^ ,])", re.IGNORECASE)
 _ZONE = re.compile(r"[A-Za-z0-9_+-]+(?:/[A-Za-z0-9_+-]+){0,2}")
 _MINUTE = timedelta(minutes=1)
 # No schedule is older, or asked for more: Python's calendar ends in the year 9999.
@@ -30,7 +32,7 @@ _LAST_YEAR = 9900
 
 
 def check_cron(text: str) -> str:
-    """The expression with single blanks, if it is one that is ever due.
+    """The expression with single blanks and no range of one value, if it is one that is ever due.
 
     Raises:
         ValueError: says what is wrong.
@@ -38,6 +40,7 @@ def check_cron(text: str) -> str:
     cron = " ".join(text.split())
     if not _CRON.fullmatch(cron):
         raise ValueError("must have five fields: minute, hour, day of month, month, day of week")
+    cron = _RANGE_OF_ONE.sub(r"\1", cron)
     try:
         due = next(CronSim(cron, datetime(2000, 1, 1)), None)  # noqa: DTZ001 - a calendar without a zone
     except (CronSimError, AssertionError, ValueError, TypeError) as error:
