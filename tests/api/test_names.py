@@ -42,12 +42,12 @@ def get(front: Front, noun: str, text: str) -> Any:
     return front.http.get(f"/v1/{noun}s/{quote(text, safe='')}")
 
 
-@pytest.mark.both_databases
 @pytest.mark.parametrize(
     ("noun", "name"),
     [
-        *(("model", name) for name in ("net, Tuesday", "me@home", "Netz ✓ 100%?#", "\u6a21" * 200)),
-        *(("dataset", name) for name in ("net", "a" * 200)),
+        *(("model", name) for name in ("net, Tuesday", "me@home")),
+        *(pytest.param("model", name, marks=pytest.mark.both_databases) for name in ("Netz ✓ 100%?#", "\u6a21" * 200)),
+        ("dataset", "a" * 200),
     ],
 )
 def test_a_version_is_found_by_its_number_and_the_newest_ready_one_by_latest(

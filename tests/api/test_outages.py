@@ -90,7 +90,7 @@ class Crowd:
         return self.answers
 
 
-@pytest.mark.parametrize("kind", ["IMMEDIATE", "EXCLUSIVE"])
+@pytest.mark.parametrize("kind", [pytest.param("IMMEDIATE", marks=pytest.mark.long), "EXCLUSIVE"])
 def test_readers_do_not_wait_behind_writers(app: FastAPI, opened: Any, tmp_path: Path, kind: str) -> None:
     """The writers wait for longer than any test may take, so whoever is answered did not wait for one of them."""
     with opened(PATIENCE_SECONDS) as front, served(app) as url:
@@ -125,6 +125,7 @@ def test_writers_are_told_to_come_back(app: FastAPI, opened: Any, tmp_path: Path
 JOBS = 10
 
 
+@pytest.mark.long
 @pytest.mark.redis
 def test_a_frozen_broker_keeps_no_submission(app: FastAPI, tmp_path: Path, sqlite_url: str) -> None:
     """A message may take longer than any test: whoever is answered did not wait for one."""

@@ -87,7 +87,7 @@ def kept(url: str) -> int:
     return int(httpx.head(url, timeout=PATIENCE_SECONDS).headers["upload-offset"])
 
 
-@pytest.mark.parametrize("method", ["PUT", "PATCH"])
+@pytest.mark.parametrize("method", ["PUT", pytest.param("PATCH", marks=pytest.mark.long)])
 def test_memory_does_not_grow_with_the_upload(server: ApiProcess, method: str) -> None:
     size_bytes = 160 * MIB
     url = announced(server, size_bytes=size_bytes)
@@ -249,6 +249,7 @@ def healthy(server: ApiProcess) -> None:
     assert httpx.get(f"{server.url}/healthz", timeout=PATIENCE_SECONDS).json() == {"status": "ok"}
 
 
+@pytest.mark.long
 def test_more_idle_connections_than_files(place: Settings) -> None:
     """They are held for longer than any test may take: whoever is answered did not wait for their end."""
     with serving(patient(place), files=320) as server:
@@ -276,9 +277,8 @@ def test_where_no_file_can_be_opened_the_idle_ones_make_room(place: Settings) ->
         assert len(server.log.read_text().splitlines()) < 200
 
 
-@pytest.mark.parametrize(
-    "crowd", [PARTIAL_BODY, pytest.param(PARTIAL_HEAD, marks=pytest.mark.long)], ids=["busy", "idle"]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("crowd", [PARTIAL_BODY, PARTIAL_HEAD], ids=["busy", "idle"])
 def test_the_log_of_a_process_without_files_stays_short(place: Settings, crowd: bytes) -> None:
     """Where nothing can be closed the listening socket is left alone for a while, and not asked again at once."""
     with serving(patient(place)) as server:

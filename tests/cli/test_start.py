@@ -94,7 +94,7 @@ def test_ctrl_c_before_the_service_is_ready(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", ["worker", "reconcile"])
+@pytest.mark.parametrize("command", [pytest.param("worker", marks=pytest.mark.long), "reconcile"])
 def test_ctrl_c_on_a_process_of_its_own(tmp_path, command):
     log = tmp_path / "log.txt"
     (tmp_path / "home").mkdir()
@@ -119,10 +119,9 @@ def test_ctrl_c_on_a_process_of_its_own(tmp_path, command):
     assert "Traceback" not in log.read_text()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("command", [["api", "--port", "0"], ["worker"], ["reconcile"]], ids=lambda words: words[0])
-def test_no_process_starts_on_an_empty_database(quantmill_process, tmp_path: Path, command: list[str]) -> None:
-    done = quantmill_process(*command, QUANTMILL_DATA_DIR=str(tmp_path / "home"))
+def test_no_process_starts_on_an_empty_database(quantmill, tmp_path: Path, command: list[str]) -> None:
+    done = quantmill(*command, QUANTMILL_DATA_DIR=str(tmp_path / "home"))
     assert done.returncode == 1
     assert "error[schema-behind]" in done.stderr
     assert "quantmill migrate" in done.stderr

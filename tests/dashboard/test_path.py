@@ -85,7 +85,8 @@ class Visitor:
         assert self.seen.troubles == []
 
 
-@pytest.mark.parametrize(("width", "by_keyboard"), [(360, False), pytest.param(1440, True, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize(("width", "by_keyboard"), [(360, False), (1440, True)])
 def test_from_an_upload_to_a_schedule(browser: Any, running: Service, width: int, by_keyboard: bool) -> None:
     context = browser.new_context(viewport={"width": width, "height": 900})
     visitor = Visitor(context, f"{running.url}/", by_keyboard)

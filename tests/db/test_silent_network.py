@@ -83,8 +83,9 @@ def test_both_ends_are_told_how_long(patience: Patience, open_database: Open) ->
         assert told("statement_timeout") == str(round(1000 * (patience.answer_seconds or 0)))
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("quick")
-@pytest.mark.parametrize("patience", [ENDLESS, pytest.param(LONG, marks=pytest.mark.long)], ids=["endless", "long"])
+@pytest.mark.parametrize("patience", [ENDLESS, LONG], ids=["endless", "long"])
 def test_a_statement_that_nobody_acknowledges_ends(
     patience: Patience, proxy: StallingProxy, open_database: Open
 ) -> None:

@@ -21,12 +21,11 @@ def full(disk: SmallDisk | None) -> SmallDisk:
     return disk
 
 
-PLACES = ("after_claim", "after_runner_start", "before_artifact_fsync")
+PLACES = ("after_claim", "after_runner_start", "after_runner_end", "before_artifact_fsync")
 
 
-@pytest.mark.parametrize(
-    "place", ["after_runner_end", *(pytest.param(place, marks=pytest.mark.long) for place in PLACES)]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("place", PLACES)
 def test_a_disk_that_fills_up_while_a_job_runs(place, full, installation, client, judge):
     installation.hold(place)
     job_id = client.submit()

@@ -75,7 +75,7 @@ class HandOvers(Webhooks):
         return [row.attempts for row in rows] if all(row.state == "done" for row in rows) else []
 
 
-@pytest.fixture(params=[Webhooks, pytest.param(HandOvers, marks=pytest.mark.long)])
+@pytest.fixture(params=[Webhooks, HandOvers])
 def outgoing(request: pytest.FixtureRequest, front: Front, server: Scripted) -> Webhooks:
     made: Webhooks = request.param(front, server.port)
     return made
@@ -98,6 +98,7 @@ def reconciler(settings: Settings, **variables: str) -> Iterator[subprocess.Pope
         process.wait(PATIENCE_SECONDS)
 
 
+@pytest.mark.long
 def test_killed_between_request_and_note_the_same_is_sent_again(outgoing, settings, server):
     outgoing.fill(1)
     armed = {

@@ -107,6 +107,7 @@ def test_what_was_done_stands_in_the_audit_and_a_change_of_it_is_found(home: Fro
         assert told(folder, "audit", "verify", code=int(fault is not None))["fault"] == fault
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_nobody_gets_in_without_a_key_the_owner_finds_it_and_time_is_counted(tmp_path: Path, tiny: Tiny) -> None:
     with Service(tmp_path / "home", QUANTMILL_OPEN="false") as running:

@@ -171,6 +171,7 @@ def uploads(url: str) -> int:
         return session.scalar(select(func.count()).select_from(Upload)) or 0
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_page_of_another_origin_in_a_browser(server: ApiProcess, evil: str, page: Any, sqlite_url: str) -> None:
     page.goto(evil)

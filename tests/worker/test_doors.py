@@ -15,7 +15,7 @@ from service.client import ApiError, Client
 from tests.support.torch_networks import batches, images, made
 from tests.unit.quantizer.toolbox import data, network
 
-pytestmark = pytest.mark.slow  # starts processes
+pytestmark = [pytest.mark.slow, pytest.mark.long]  # starts processes
 
 SAMPLES = images(12, 32)
 RANDOM = {"UseRandomData": True, "RandomDataReaderInputDataRange": {"x": [-1, 1]}}
@@ -44,7 +44,6 @@ def by_quark(client: Client | None, reader: Any, **options: Any) -> bytes:
     return bytes(model.SerializeToString(deterministic=True))
 
 
-@pytest.mark.long
 def test_quarks_names_give_the_same_bytes_here_and_there(embedded):
     assert by_quark(embedded.client, Reader()) == by_quark(None, Reader())
     assert by_quark(embedded.client, None, **RANDOM) == by_quark(None, None, **RANDOM)
@@ -64,9 +63,7 @@ def by_torch(output: Path, client: Client | None = None) -> Quantized:
     return result
 
 
-@pytest.mark.parametrize(
-    "where", ["embedded", pytest.param("deployed", marks=[pytest.mark.long, pytest.mark.postgres])]
-)
+@pytest.mark.parametrize("where", ["embedded", pytest.param("deployed", marks=pytest.mark.postgres)])
 def test_a_module_gives_the_same_bytes_here_and_on_a_service(request, tmp_path, where):
     here = by_torch(tmp_path / "here.onnx")
     there = by_torch(tmp_path / "there.onnx", request.getfixturevalue(where).client)

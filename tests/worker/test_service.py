@@ -84,6 +84,7 @@ def test_the_workers_of_one_command_promise_the_machine_once(service):
     assert sum(slots * share for slots, share in told) < machine_memory_bytes()
 
 
+@pytest.mark.long
 def test_a_killed_worker_loses_its_lease_and_the_job_runs_again(service, inputs):
     job = service.client.submit(**inputs, config={"evaluation": {"latency_runs": 1}})
     runner = stop_runner(service)

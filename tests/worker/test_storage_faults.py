@@ -256,8 +256,8 @@ sys.exit(runner.main([task_file]))
 ADAROUND = {"method": "adaround", "num_iterations": 20, "solver": "gradient", "accept": "always"}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("place", ["scratch_dir", pytest.param("checkpoint_dir", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("place", ["scratch_dir", "checkpoint_dir"])
 def test_a_disk_that_fills_up_between_two_layers(tmp_path, place):
     """Where the result would not fit either the job waits at once; where only checkpoints do not, it goes on."""
     tiny = make_tiny(tmp_path)
