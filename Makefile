@@ -28,8 +28,8 @@ $(STAMP): pyproject.toml $(LOCKS)
 demo: $(STAMP) ## Train a small CNN, quantize it through the service, print the report
 	$(BIN)/quantmill demo
 
-# One process per core, four at most.
-PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal
+# One process more than there are cores, as tests wait for others, too; five at most (tests/conftest.py).
+PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal
 
 test-fast: $(STAMP) ## Run one case of each short unit test that needs neither a service nor real data: under a minute
 	$(PYTEST) tests/unit -m fast $(PYTEST_ARGS)

@@ -130,6 +130,11 @@ def pytest_lanes(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.fast)
 
 
+def pytest_xdist_auto_num_workers() -> int:
+    """Of ``-n auto``: one more than there are cores, since some tests wait for processes and servers."""
+    return min(len(os.sched_getaffinity(0)) + 1, 5)
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--shuffle", type=int, metavar="SEED", help="files, and the tests of each, in a random order")
 

@@ -71,6 +71,7 @@ def test_a_folder_an_archive_and_the_same_arrays_give_the_same_bytes(quantmill, 
     assert told[0] == told[1] == told[2]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_service_makes_the_same_of_a_folder(quantmill, ask, service, tiny, tmp_path, pictures):
     run = ("quantize", tiny.model, "--calibration", pictures, "--preprocessing", OF_PICTURES, "--output")

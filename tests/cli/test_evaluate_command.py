@@ -44,6 +44,7 @@ def test_a_failed_gate_is_an_exit_code(quantmill, tiny: Tiny, tmp_path) -> None:
     assert "reference model" in refused.stderr
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_service_prints_the_same(quantmill, ask: Ask, service: Service, tiny: Tiny, tmp_path) -> None:
     config, place = recipe(tmp_path, {"max_size_bytes": 1}), ("--server", service.url, "--key", KEY)

@@ -22,8 +22,6 @@ from service.tables import Artifact, Dataset, Job, JobEvent, Model, ReportRow
 from tests.support.each import each
 from tests.support.front import dataset_summary, make_report, model_summary
 
-pytestmark = pytest.mark.both_databases
-
 PROBLEM = EngineError("boom").problem()
 FULL = Waiting(code="storage-full", message="The disk is full.", hint="Free some space.")
 OUTCOME = QuantizeOutcome(
@@ -184,6 +182,7 @@ def test_every_pair(database: Database, state: str, transition: str) -> None:
         assert transition != "expire_deadlines" or after["error"]["code"] == "deadline-exceeded"
 
 
+@pytest.mark.both_databases
 def test_an_older_attempt_is_fenced_off(database: Database) -> None:
     with database.write() as session:
         job = in_expired(session)
@@ -199,6 +198,7 @@ def test_an_older_attempt_is_fenced_off(database: Database) -> None:
         assert row(database, job.id) == before, transition
 
 
+@pytest.mark.both_databases
 def test_a_whole_life_leaves_gap_free_events(database: Database) -> None:
     with database.write() as session:
         job = submit(session)
@@ -224,6 +224,7 @@ def test_a_whole_life_leaves_gap_free_events(database: Database) -> None:
     assert [event.seq for event in tail] == [5]
 
 
+@pytest.mark.both_databases
 def test_success_brings_report_and_artifacts_and_nothing_of_a_wrong_kind(database: Database) -> None:
     with database.write() as session:
         job = running(session)
@@ -294,6 +295,7 @@ def test_what_is_asked_of_no_job_of_ones_own(database: Database) -> None:
         events.append(session, new_id("job"), 0, "log", {})
 
 
+@pytest.mark.both_databases
 def test_renew_tells_of_a_requested_cancel(database: Database) -> None:
     with database.write() as session:
         job = running(session)
@@ -304,6 +306,7 @@ def test_renew_tells_of_a_requested_cancel(database: Database) -> None:
         assert transitions.renew(session, job.id, 9, lease_seconds=60) == transitions.Renewal(False, False)
 
 
+@pytest.mark.both_databases
 def test_dispatch_due_until_sent_and_again_when_lost(database: Database) -> None:
     with database.write() as session:
         job, later = submit(session, queue="gpu"), in_queued_later(session)

@@ -22,6 +22,7 @@ CI = ROOT / "examples" / "ci"
 GATE_HOLDS, GATE_FAILS = (5, 0), (200, 3)
 
 
+@pytest.mark.long
 def test_every_block_of_the_page_runs(
     folder: Path, service: Service, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -97,6 +97,7 @@ def test_the_readme_stops_at_a_request_that_fails(folder: Path, address: str) ->
     assert not (folder / "report.json").exists()
 
 
+@pytest.mark.long
 def test_the_readme_stops_at_a_command_that_fails(folder: Path) -> None:
     (folder / "model.onnx").write_bytes(b"no model")
     done = run_block(COMMANDS, folder)

@@ -120,6 +120,7 @@ def test_an_event_stream_that_nobody_reads(filled: Front, server: ApiProcess) ->
     is_cut_off(server, 20 * 10 * 100_000, f"/v1/jobs/{job_id}/events", headers=SSE)
 
 
+@pytest.mark.long
 def test_answers_that_nobody_reads(server: ApiProcess) -> None:
     """Many requests on one connection; each answer is small, together they are not."""
     size = len(httpx.get(f"{server.url}/openapi.json", timeout=PATIENCE_SECONDS).content)

@@ -223,7 +223,9 @@ def refuse(monkeypatch: pytest.MonkeyPatch, error: Exception = AWAY) -> threadin
     return asked
 
 
-@pytest.mark.parametrize(("error", "code"), [(AWAY, "storage-away"), (FULL, "storage-full")])
+@pytest.mark.parametrize(
+    ("error", "code"), [(AWAY, "storage-away"), pytest.param(FULL, "storage-full", marks=pytest.mark.long)]
+)
 def test_a_result_that_cannot_be_committed_for_long_puts_the_job_back(bench, monkeypatch, error, code):
     refuse(monkeypatch, error)
     job_id = bench.inspect_dataset()
@@ -235,7 +237,7 @@ def test_a_result_that_cannot_be_committed_for_long_puts_the_job_back(bench, mon
     assert "INSERT" not in waiting["message"]
 
 
-@pytest.mark.parametrize("end", ["stop", "cancel"])
+@pytest.mark.parametrize("end", [pytest.param("stop", marks=pytest.mark.long), "cancel"])
 def test_a_stop_or_a_cancel_while_the_store_is_away_at_the_commit(bench, monkeypatch, end):
     refusing, stop, job_id = refuse(monkeypatch), threading.Event(), bench.inspect_dataset()
     short = replace(QUICK, shutdown_grace=0.2)

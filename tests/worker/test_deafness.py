@@ -201,6 +201,7 @@ def test_whoever_is_woken_beside_busy_slots_loses_no_job(bench: Workbench) -> No
     assert bench.states(first, second) == ["succeeded"] * 2
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_real_worker_ends_where_messages_wait_that_it_cannot_hear(bench: Workbench) -> None:
     """A message that it can never take, for one of the same name lies where taken ones are put."""

@@ -89,7 +89,7 @@ def test_the_lease_is_kept_while_inputs_are_copied_and_results_published(bench, 
     assert bench.standing(job_id) == ("succeeded", 1, 0)
 
 
-@pytest.mark.parametrize("trouble", [database_away, database_hangs])
+@pytest.mark.parametrize("trouble", [pytest.param(database_away, marks=pytest.mark.long), database_hangs])
 def test_a_runner_without_a_lease_stands_still_with_its_group_and_goes_on_with_the_next(bench, trouble):
     code = (
         "import subprocess\n"
@@ -128,6 +128,7 @@ def take_away(bench: Workbench, job_id: str) -> None:
         )
 
 
+@pytest.mark.long
 def test_a_runner_is_not_kept_for_ever_and_its_job_pays_nothing(bench):
     job_id, thread, pid = bench.begin(timing=replace(SHORT, frozen=0.5))
     with database_away(bench):

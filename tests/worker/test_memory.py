@@ -156,6 +156,7 @@ def counting(monkeypatch):
     monkeypatch.setattr(memory, "oom_kills", lambda: next(kills))
 
 
+@pytest.mark.long
 def test_a_kill_for_the_memory_of_others_is_tried_again_and_told_in_the_end(small, counting):
     job_id, other = small.submit(), small.submit()
     supervisor = small.supervisor(MODEST)

@@ -12,6 +12,7 @@ import pytest
 from service.contracts.runner import InspectModelTask
 from tests.support.patience import PATIENCE_SECONDS
 from tests.worker.workbench import UNTIL_GO, database_away, finish, process_state, wait_for
+from worker import tether as tethers
 from worker.lease import Timing
 from worker.sandbox import Limits, Sandbox
 from worker.tether import _LOOK_SECONDS, GRACE_SECONDS, Tether, boot_seconds, lease_line
@@ -23,6 +24,9 @@ TETHERED = (
 )
 
 
+LOOK_SECONDS = 0.05
+
+
 class Clock:
     def __init__(self) -> None:
         self.now = 100.0
@@ -32,7 +36,8 @@ class Clock:
 
 
 @pytest.fixture
-def pipe() -> tuple[int, int]:
+def pipe(monkeypatch: pytest.MonkeyPatch) -> tuple[int, int]:
+    monkeypatch.setattr(tethers, "_LOOK_SECONDS", LOOK_SECONDS)
     return os.pipe()  # left open: the thread goes on reading
 
 
@@ -53,7 +58,7 @@ def test_the_end_of_the_lease_cuts_after_its_grace(pipe):
     os.write(pipe[1], lease_line(110.0))
     cut = tether(pipe[0], clock)
     clock.now = 110.0 + GRACE_SECONDS
-    assert not cut.wait(2.5 * _LOOK_SECONDS)
+    assert not cut.wait(2.5 * LOOK_SECONDS)
     clock.now += 0.1
     assert cut.wait(PATIENCE_SECONDS)
 
@@ -65,7 +70,7 @@ def test_a_new_end_counts_even_if_it_is_seen_late(pipe):
     os.write(pipe[1], lease_line(210.0))
     clock.now = 200.0
     cut = tether(pipe[0], clock)
-    assert not cut.wait(2.5 * _LOOK_SECONDS)
+    assert not cut.wait(2.5 * LOOK_SECONDS)
     os.write(pipe[1], lease_line(220.0)[:3])  # half a line is none yet
     clock.now = 210.0 + GRACE_SECONDS + 1
     assert cut.wait(PATIENCE_SECONDS)
@@ -74,7 +79,7 @@ def test_a_new_end_counts_even_if_it_is_seen_late(pipe):
 def test_without_any_line_there_is_no_end(pipe):
     clock = Clock()
     clock.now = 1e12
-    assert not tether(pipe[0], clock).wait(2.5 * _LOOK_SECONDS)
+    assert not tether(pipe[0], clock).wait(2.5 * LOOK_SECONDS)
 
 
 def test_a_runner_without_a_lease_ends_itself(tmp_path):

@@ -191,7 +191,11 @@ def test_blanks_do_not_matter() -> None:
 
 @each(
     ("text", "means"),
-    [("* 0-0/1 * * *", "* 0 * * *"), ("7,5-5/15 0-10/2 * * mon-MON/2", "7,5 0-10/2 * * mon"), ("5-55/5 * * * *", "5-55/5 * * * *")],
+    [
+        ("* 0-0/1 * * *", "* 0 * * *"),
+        ("7,5-5/15 0-10/2 * * mon-MON/2", "7,5 0-10/2 * * mon"),
+        ("5-55/5 * * * *", "5-55/5 * * * *"),
+    ],
 )
 def test_a_range_of_one_value_is_that_value(text: str, means: str) -> None:
     assert check_cron(text) == means

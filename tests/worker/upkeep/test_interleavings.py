@@ -6,7 +6,6 @@ import pytest
 
 from tests.worker.upkeep.yard import Yard, every_way, interleave, seeded
 
-pytestmark = pytest.mark.both_databases
 DATA = b"the bytes"
 OTHER = b"other bytes"
 SEEDS = 10
@@ -39,6 +38,7 @@ def test_orders_of_an_expiry_and_of_a_model_made_of_the_upload(yard: Yard) -> No
     assert outcomes == {True, False}, "both ends have to be seen"
 
 
+@pytest.mark.both_databases
 @pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.long) for part in range(1, 4))])
 def test_any_order_of_everybody(yard: Yard, part: int) -> None:
     for seed in range(part * SEEDS, (part + 1) * SEEDS):

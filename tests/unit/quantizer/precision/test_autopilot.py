@@ -76,6 +76,7 @@ def test_an_easy_goal_needs_no_slow_step_and_the_model_meets_it(easy: list[tuple
     assert chosen(change).value == pytest.approx(measured, abs=0.2)
 
 
+@pytest.mark.long
 def test_a_hard_goal_calls_for_slow_steps_and_then_for_float() -> None:
     change = flown(pilot(48.0))
     tried = [algorithm for trial in found(change).trials for algorithm in trial.algorithms]
@@ -145,6 +146,7 @@ def test_latency_is_measured_once_for_models_of_one_structure() -> None:
     assert len({trial.latency_ratio for trial in alone}) == 1
 
 
+@pytest.mark.long
 def test_the_smallest_model_counts_where_size_is_the_objective() -> None:
     change = flown(pilot(5.0, objective="size"))
     evaluated = [trial for trial in found(change).trials if trial.evaluated]

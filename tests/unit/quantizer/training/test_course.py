@@ -78,6 +78,7 @@ def outcome(result: Result) -> AlgorithmFigures:
     return result.report.algorithms[-1]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_distillation_without_labels_recovers_what_few_bits_lose(tmp_path: Path, model: onnx.ModelProto) -> None:
     listener = Listener()

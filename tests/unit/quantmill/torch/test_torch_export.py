@@ -188,6 +188,7 @@ class Held(nn.Module):
         return {"scores": self.fc(y) * scale + self.bias, "parts": (self.tied(y), y)}
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_an_archive_of_torch_export_gives_the_same_graph(tmp_path):
     torch.manual_seed(0)

@@ -152,6 +152,7 @@ class Forgetful(WholeModule):
         return result
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_stubs_that_are_not_called_are_named() -> None:
     for used, told in (
