@@ -19,7 +19,9 @@ class BatchNotFoundError(QuantmillError):
     status = 404
 
     def __init__(self, batch_id: str) -> None:
-        super().__init__(f"There is no batch {batch_id[:64]!r}.", hint="GET /v1/batches lists them.")
+        super().__init__(
+            f"There is no batch {batch_id[:64]!r}.", path_parameter="batch_id", hint="GET /v1/batches lists them."
+        )
 
 
 class BatchRefusedError(QuantmillError):

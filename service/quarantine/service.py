@@ -8,6 +8,7 @@ from service.principal import Principal
 from service.quarantine import repository
 from service.quarantine.errors import QuarantineNotFoundError
 from service.quarantine.schemas import QuarantineOut
+from service.storage import is_sha256
 
 
 def list_all(desk: Desk, tenant_id: str) -> list[QuarantineOut]:
@@ -24,7 +25,8 @@ def release(desk: Desk, by: Principal, digest: str) -> None:
         QuarantineNotFoundError: they are not in quarantine.
     """
     with desk.database.write() as session:
-        if repository.held(session, by.tenant_id, digest) is None:
+        # what is no digest is not asked for: PostgreSQL takes no NUL
+        if not is_sha256(digest) or repository.held(session, by.tenant_id, digest) is None:
             raise QuarantineNotFoundError(digest)
         repository.forget(session, by.tenant_id, digest)
         note(session, by, "quarantine.release", digest)
