@@ -17,9 +17,9 @@ log = logging.getLogger(__name__)
 class LeaseKeeper:
     """Expires leases, but not those that ran out only because nobody could renew them.
 
-    After the database was away, or this process was (frozen together with the workers, with the whole machine perhaps),
-    every lease is first made good for its whole time again: living workers renew it, of the others nothing is heard
-    until it ends. Nor does the absence count against the deadlines of queued jobs.
+    After the database was away or took no writes, or this process was away (frozen together with the workers, with the
+    whole machine perhaps), every lease is first made good for its whole time again: living workers renew it, of the
+    others nothing is heard until it ends. Nor does the absence count against the deadlines of queued jobs.
 
     Args:
         database: where jobs are; its clock alone is asked.
@@ -42,8 +42,12 @@ class LeaseKeeper:
                 now = repository.now_seconds(session)
                 # A pause is believed once: rounds may be slow for ever, and leases must end all the same.
                 spare = self._away or (self.is_behind(now) and not self._spared)
-                spared = transitions.spare_leases(session, lease_seconds=self._lease_seconds) if spare else 0
-                jobs = transitions.expire_leases(session, limit=_ROUND_JOBS) if not spare else []
+                spared, jobs = 0, []
+                if spare:
+                    spared = transitions.spare_leases(session, lease_seconds=self._lease_seconds)
+                else:
+                    transitions.try_to_write(session, lease_seconds=self._lease_seconds)
+                    jobs = transitions.expire_leases(session, limit=_ROUND_JOBS)
                 if self._served_at is not None and self.is_behind(now):
                     deferred = transitions.defer_deadlines(session, datetime.fromtimestamp(self._served_at, UTC))
                     log.warning("deadlines.deferred jobs=%d seconds=%.1f", deferred, now - self._served_at)

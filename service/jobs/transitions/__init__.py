@@ -27,7 +27,7 @@ from service.jobs.transitions.expiry import (
     expire_leases,
     queued_ahead,
 )
-from service.jobs.transitions.leases import leased_ahead, shorten_leases, spare_leases
+from service.jobs.transitions.leases import leased_ahead, shorten_leases, spare_leases, try_to_write
 from service.jobs.transitions.sending import (
     REDISPATCH_SECONDS,
     Backlog,
@@ -69,5 +69,6 @@ __all__ = [
     "spare_leases",
     "submit",
     "succeed",
+    "try_to_write",
     "unsent",
 ]

@@ -7,12 +7,14 @@ from contextlib import contextmanager
 from datetime import timedelta
 
 import pytest
+from sqlalchemy import update
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
 from service import repository
-from service.db import Database
+from service.db import Database, db_now
 from service.jobs import transitions
+from service.tables import Job
 from tests.worker.reconcile.rounds import claim
 from tests.worker.workbench import wait_for
 from worker.reconcile.deadlines import expire_deadlines
@@ -21,13 +23,18 @@ from worker.reconcile.leases import LeaseKeeper
 
 class Reached(Database):
     away = False
+    full = False
 
     @contextmanager
     def write(self) -> Iterator[Session]:
         with super().write() as session:
             if self.away:
                 raise OperationalError("SELECT 1", {}, OSError("connection refused"))
+            connection = session.connection().connection.driver_connection
+            before = connection.total_changes
             yield session
+            if self.full and connection.total_changes != before:
+                raise OperationalError("COMMIT", {}, OSError("database or disk is full"))
 
 
 @pytest.fixture
@@ -76,6 +83,24 @@ def test_after_the_database_was_away_a_living_worker_comes_first(bench, reached)
     jobs = two(bench)
     assert absence(keeper, reached) == 0, "nobody could renew: nobody is blamed yet"
     assert renewed_and_expired(bench, keeper, *jobs)
+
+
+def test_after_the_database_took_no_writes_a_living_worker_comes_first(bench, reached):
+    """Leases that ran out meanwhile are taken from nobody, though the reconciler had nothing to write itself."""
+    keeper = LeaseKeeper(reached, lease_seconds=60, is_new=False)
+    job_id = bench.submit()
+    claim(bench, job_id, lease_seconds=60)
+    reached.full = True
+    assert keeper.expire() == 0, "a lease that is renewed in time costs no write"
+    with bench.database.write() as session:
+        session.execute(update(Job).values(lease_until=db_now() + 20))
+    with pytest.raises(OperationalError):
+        keeper.expire()
+    reached.full = False
+    with bench.database.write() as session:
+        session.execute(update(Job).values(lease_until=db_now() - 1))
+    assert keeper.expire() == 0
+    assert bench.states(job_id) == ["running"]
 
 
 def test_a_reconciler_that_starts_with_the_database_is_patient(bench):
