@@ -13,7 +13,7 @@ from service.artifacts import service as artifacts
 from service.contracts.errors import EngineError
 from service.contracts.report import Report
 from service.files.serving import ServedFile
-from service.jobs.outcome import NewArtifact, QuantizeOutcome
+from service.jobs.outcome import QuantizeOutcome
 from service.reports.formats import FORMATS, FormatName, rendered, renderer_version
 from service.reports.html import SECURITY_POLICY
 from service.storage import StoredFileCorruptError
@@ -35,9 +35,9 @@ def artifact(front: Front) -> str:
 
 def test_files_of_a_job_are_listed_and_downloaded(front: Front) -> None:
     files = {
-        "model": NewArtifact("model", "model.onnx", "application/octet-stream", front.store(DATA), len(DATA)),
-        "table": NewArtifact("table", "table.csv", "text/csv", front.store(b"a,b"), 3),
-        "page": NewArtifact("page", "page.html", "text/html", front.store(b"<script>"), 8),
+        "model": front.kept("model", "model.onnx", DATA),
+        "table": front.kept("table", "table.csv", b"a,b", "text/csv"),
+        "page": front.kept("page", "page.html", b"<script>", "text/html"),
     }
     job_id = front.new_job()
     assert front.http.get(f"/v1/jobs/{job_id}/artifacts").json() == {"items": []}
@@ -173,9 +173,8 @@ FORMS = tuple(FORMATS)
 
 
 def job_with(front: Front, report: Report) -> str:
-    model = NewArtifact("model", "model.onnx", "application/octet-stream", front.store(b"x"), 1)
     job_id = front.new_job()
-    front.finish(job_id, QuantizeOutcome(report, (model,)))
+    front.finish(job_id, QuantizeOutcome(report, (front.kept("model", "model.onnx", b"x"),)))
     return job_id
 
 
@@ -225,13 +224,14 @@ def test_every_form_has_a_tag_of_its_own(front: Front) -> None:
 
 def test_there_is_none_before_the_job_has_succeeded(front: Front) -> None:
     job_id = front.new_job()
-    for form in FORMS:
-        answer = front.http.get(path_of(job_id, form))
+    paths = [f"/v1/jobs/{job_id}/report", *(path_of(job_id, form) for form in FORMS)]
+    for path in paths:
+        answer = front.http.get(path)
         problem(answer, 409, "report-not-ready")
         assert answer.headers["retry-after"] == "2"
     front.fail(job_id, EngineError("x"))
-    for form in FORMS:
-        problem(front.http.get(path_of(job_id, form)), 404, "report-not-found")
+    for path in paths:
+        problem(front.http.get(path), 404, "report-not-found")
 
 
 def test_reports_of_other_versions_are_rendered_or_refused_with_a_hint(front: Front) -> None:

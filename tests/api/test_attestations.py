@@ -20,13 +20,13 @@ from service.attestations.keys import SigningKey
 from service.attestations.making import attest
 from service.contracts.errors import UnsupportedModelError
 from service.db import Database, db_now
-from service.jobs.outcome import NewArtifact, QuantizeOutcome
+from service.jobs.outcome import QuantizeOutcome
 from service.principal import COMMAND_LINE, Principal
 from service.settings import Settings
 from service.tables import AuditEvent, Job
 from tests.api.conftest import front_of
 from tests.support.attestations import opened
-from tests.support.front import Front, make_report, npz_bytes, problem
+from tests.support.front import Front, make_report, npz_bytes, problem, taken
 from tests.support.hand_overs import dump
 from tests.support.patience import PATIENCE_SECONDS
 from worker.reconcile.attesting import Attester
@@ -35,9 +35,7 @@ OPERATOR = Principal("default", COMMAND_LINE, "admin")
 
 
 def keys(front: Front) -> list[dict[str, Any]]:
-    answer = front.http.get("/v1/keys/signing")
-    assert answer.status_code == 200, answer.text
-    items: list[dict[str, Any]] = answer.json()["items"]
+    items: list[dict[str, Any]] = taken(front.http.get("/v1/keys/signing"))["items"]
     return items
 
 
@@ -48,11 +46,8 @@ def sha256(data: bytes) -> str:
 def test_what_a_job_made_is_attested_with_what_it_was_made_from(front: Front) -> None:
     job_id = front.new_job()
     files = (("model", b"quantized bytes"), ("report", b"{}"), ("costs", b"a"))
-    made = [
-        NewArtifact(kind, f"{kind}.onnx", "application/octet-stream", front.store(data), len(data))
-        for kind, data in files
-    ]
-    front.finish(job_id, QuantizeOutcome(make_report(), tuple(made)))
+    made = tuple(front.kept(kind, f"{kind}.onnx", data) for kind, data in files)
+    front.finish(job_id, QuantizeOutcome(make_report(), made))
     answer = front.http.get(f"/v1/jobs/{job_id}/attestation")
     assert answer.status_code == 200, answer.text
     (key,) = keys(front)

@@ -14,7 +14,7 @@ from service.principal import COMMAND_LINE, DEFAULT_TENANT, Principal
 from service.quotas import service as quotas
 from service.tables import Batch, BatchMember, Job
 from tests.support.batches import fail, grid_body, job_of, shown, submitted, succeed
-from tests.support.front import Front, pointers, problem
+from tests.support.front import Front, pointers, problem, taken
 from tests.support.patience import PATIENCE_SECONDS
 
 BY = Principal(DEFAULT_TENANT, COMMAND_LINE, "admin")
@@ -154,9 +154,8 @@ def test_reused_jobs_are_members_but_not_the_batches_own(front: Front) -> None:
     assert [m["reused"] for m in batch["members"]] == [True, False, False]
     assert job_of(batch, 0) == job
     assert job_of(batch, 1) == job_of(batch, 2), "equal members have one job"
-    canceled = front.http.post(f"/v1/batches/{batch['id']}/cancel")
-    assert canceled.status_code == 202, "the other's job goes on"
-    assert [m["state"] for m in canceled.json()["members"]] == ["queued", "canceled", "canceled"]
+    canceled = taken(front.http.post(f"/v1/batches/{batch['id']}/cancel"), 202)
+    assert [m["state"] for m in canceled["members"]] == ["queued", "canceled", "canceled"]
 
 
 @pytest.mark.both_databases
@@ -218,10 +217,9 @@ def test_a_batch_is_canceled_whole(front: Front) -> None:
     batch = submitted(front, grid_body(front))
     succeed(front, job_of(batch, 0))
     front.claim(job_of(batch, 1))
-    answer = front.http.post(f"/v1/batches/{batch['id']}/cancel")
-    assert answer.status_code == 202
-    assert [m["state"] for m in answer.json()["members"]] == ["succeeded", "canceling", "canceled", "canceled"]
-    assert answer.json()["state"] == "running"
+    answer = taken(front.http.post(f"/v1/batches/{batch['id']}/cancel"), 202)
+    assert [m["state"] for m in answer["members"]] == ["succeeded", "canceling", "canceled", "canceled"]
+    assert answer["state"] == "running"
     problem(front.http.delete(f"/v1/batches/{batch['id']}"), 409, "batch-not-ended")
     assert front.http.post(f"/v1/batches/{batch['id']}/cancel").status_code == 202
     front.http.post(f"/v1/jobs/{job_of(batch, 1)}/cancel")
@@ -238,9 +236,7 @@ def test_what_failed_is_run_once_more(front: Front) -> None:
         succeed(front, job_of(batch, member))
     fail(front, job_of(batch, 2))
     front.http.post(f"/v1/jobs/{job_of(batch, 3)}/cancel")
-    answer = front.http.post(path)
-    assert answer.status_code == 202, answer.text
-    found = answer.json()
+    found = taken(front.http.post(path), 202)
     assert [m["state"] for m in found["members"]] == ["succeeded", "succeeded", "queued", "queued"]
     assert [m["attempts"] for m in found["members"]] == [1, 1, 2, 2]
     assert [m["job_id"] for m in found["members"][:2]] == [m["job_id"] for m in batch["members"][:2]]

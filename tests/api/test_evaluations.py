@@ -12,8 +12,8 @@ import pytest
 from service.contracts.errors import EngineError
 from service.contracts.evaluation_report import EvaluationReport
 from service.contracts.report import Report
-from service.jobs.outcome import EvaluateOutcome, NewArtifact, QuantizeOutcome
-from tests.support.front import Front, make_report, pointers, problem
+from service.jobs.outcome import EvaluateOutcome, QuantizeOutcome
+from tests.support.front import Front, make_report, pointers, problem, taken
 from worker.quantizer.evaluation.decisions import Decisions, packed
 
 
@@ -49,9 +49,8 @@ def new_evaluation(front: Front, **changes: Any) -> str:
 
 
 def succeed(front: Front, job_id: str, verdict: str = "pass", *, reference: bool = True) -> None:
-    data = job_id.encode()
-    artifact = NewArtifact("report", "report.json", "application/json", front.store(data), len(data))
-    front.finish(job_id, EvaluateOutcome(make_evaluation(verdict, reference=reference), (artifact,)))
+    report = front.kept("report", "report.json", job_id.encode(), "application/json")
+    front.finish(job_id, EvaluateOutcome(make_evaluation(verdict, reference=reference), (report,)))
 
 
 def test_an_evaluation_is_a_job_with_a_report(front: Front) -> None:
@@ -109,16 +108,12 @@ def test_a_retry_asks_for_the_same_and_a_clone_for_something_else(front: Front) 
     job_id = new_evaluation(front, reference_model_id=front.ready_model(), name="one", evaluation={"latency_runs": 9})
     problem(front.http.post(f"/v1/jobs/{job_id}/retry"), 409, "job-not-ended")
     front.fail(job_id, EngineError("It broke."))
-    made = front.http.post(f"/v1/jobs/{job_id}/retry")
-    assert made.status_code == 202, made.text
-    again, before = made.json(), front.http.get(f"/v1/jobs/{job_id}").json()
+    again, before = taken(front.http.post(f"/v1/jobs/{job_id}/retry"), 202), front.http.get(f"/v1/jobs/{job_id}").json()
     assert (again["retry_of"], again["kind"]) == (job_id, "evaluate")
     for name in ("model_id", "reference_model_id", "evaluation_dataset_id", "config", "name"):
         assert again[name] == before[name], name
     patch = {"reference_model_id": None, "name": "two", "evaluation": {"latency_runs": 3}}
-    other = front.http.post(f"/v1/jobs/{job_id}/clone", json=patch)
-    assert other.status_code == 202, other.text
-    changed = other.json()
+    changed = taken(front.http.post(f"/v1/jobs/{job_id}/clone", json=patch), 202)
     assert (changed["cloned_from"], changed["retry_of"], changed["kind"]) == (job_id, None, "evaluate")
     assert (changed["reference_model_id"], changed["name"], changed["model_id"]) == (None, "two", before["model_id"])
     assert changed["config"]["evaluation"]["latency_runs"] == 3
@@ -130,9 +125,7 @@ def test_a_retry_asks_for_the_same_and_a_clone_for_something_else(front: Front) 
 def test_evaluations_are_compared_with_quantizations(front: Front, reference: bool) -> None:
     quantization, evaluation = front.succeeded_job(), new_evaluation(front)
     succeed(front, evaluation, reference=reference)
-    answer = front.http.get("/v1/compare", params={"job": [quantization, evaluation]})
-    assert answer.status_code == 200, answer.text
-    told = answer.json()["jobs"][1]
+    told = taken(front.http.get("/v1/compare", params={"job": [quantization, evaluation]}))["jobs"][1]
     assert told["float_size_bytes"] == (4000 if reference else None)
     assert (told["quantized_size_bytes"], told["metrics"][0]["quantized"]) == (1000, 89.5)
     assert front.http.get("/v1/compare.csv", params={"job": [quantization, evaluation]}).status_code == 200
@@ -167,20 +160,15 @@ def report_of(**changes: Any) -> Report:
 
 def run(front: Front, report: Report, file: bytes | None, **asked: Any) -> str:
     job_id = front.new_job(**asked)
-    data = job_id.encode()
-    artifacts = [NewArtifact("model", "q.onnx", "application/octet-stream", front.store(data), len(data))]
+    artifacts = [front.kept("model", "q.onnx", job_id.encode())]
     if file is not None:
-        stored = front.store(file)
-        artifacts.append(NewArtifact("samples", "samples.npz", "application/octet-stream", stored, len(file)))
+        artifacts.append(front.kept("samples", "samples.npz", file))
     front.finish(job_id, QuantizeOutcome(report, tuple(artifacts)))
     return job_id
 
 
 def compared(front: Front, *job_ids: str, **params: Any) -> dict[str, Any]:
-    answer = front.http.get("/v1/compare", params={"job": list(job_ids), **params})
-    assert answer.status_code == 200, answer.text
-    found: dict[str, Any] = answer.json()
-    return found
+    return taken(front.http.get("/v1/compare", params={"job": list(job_ids), **params}))
 
 
 def layers(**sqnr_db: float | None) -> list[dict[str, Any]]:

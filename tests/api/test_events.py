@@ -24,7 +24,7 @@ from service.jobs.views import JobView
 from service.tables import Job, JobEvent
 from tests.api.serving import served
 from tests.support.batches import fail, grid_body, job_of, submitted, succeed
-from tests.support.front import Front, problem
+from tests.support.front import Front, problem, taken
 from tests.support.patience import PATIENCE_SECONDS
 
 STREAM = {"Accept": "text/event-stream"}
@@ -144,10 +144,7 @@ def test_a_live_stream_follows_the_job(app: FastAPI, front: Front) -> None:
 
 def page(front: Front, batch: dict[str, Any], after: str = "0", limit: int = 50) -> dict[str, Any]:
     path = f"/v1/batches/{batch['id']}/events?after={after}&limit={limit}"
-    answer = front.http.get(path, headers=JSON)
-    assert answer.status_code == 200, answer.text
-    found: dict[str, Any] = answer.json()
-    return found
+    return taken(front.http.get(path, headers=JSON))
 
 
 def all_pages(front: Front, batch: dict[str, Any], limit: int) -> list[tuple[str, int]]:

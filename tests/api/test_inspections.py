@@ -13,7 +13,7 @@ from service.contracts.targets import TARGET_OPTIONS
 from service.contracts.version import VERSION
 from service.tables import Job
 from tests.db.test_concurrency import at_once
-from tests.support.front import Front, model_summary, pointers, problem
+from tests.support.front import Front, model_summary, pointers, problem, taken
 
 
 def made(target: str = "qnn", mode: Any = "static") -> Inspection:
@@ -99,13 +99,12 @@ def test_a_failed_or_canceled_inspection_tells_why_and_is_tried_again(front: Fro
         seen = front.http.get(body["links"]["self"]).json()
         assert (seen["status"], seen["result"], seen["problem"]["code"]) == ("failed", None, code)
     assert seen["problem"]["hint"] == "Tell us."
-    again = front.http.post(url)
-    assert again.status_code == 202
-    assert len({*ids, again.json()["id"]}) == 3
+    again = taken(front.http.post(url), 202)
+    assert len({*ids, again["id"]}) == 3
     assert front.http.post(url, params={"wait": 0.1}).status_code == 202
-    front.finish(again.json()["job_id"], made("onnxruntime_cpu"))
+    front.finish(again["job_id"], made("onnxruntime_cpu"))
     assert front.http.post(url, params={"wait": 20}).status_code == 200
-    assert front.http.post(url).json()["id"] == again.json()["id"]
+    assert front.http.post(url).json()["id"] == again["id"]
 
 
 def test_an_unknown_target_names_the_nearest(front: Front) -> None:
@@ -136,9 +135,8 @@ def test_a_config_that_does_not_fit_is_refused_by_its_place(front: Front) -> Non
 def test_a_config_of_quark_is_translated(front: Front) -> None:
     config = {"format": "quark", "config": {"activation_type": "QUInt8", "weight_type": "QInt8", "quant_format": "QDQ"}}
     url = f"/v1/models/{front.ready_model()}/inspect"
-    answer = front.http.post(url, json={"config": config})
-    assert answer.status_code == 202, answer.text
-    assert answer.json()["config"]["activation"]["dtype"] == "uint8"
+    answer = taken(front.http.post(url, json={"config": config}), 202)
+    assert answer["config"]["activation"]["dtype"] == "uint8"
     problem(front.http.post(url, params={"targett": "qnn"}), 422, "invalid-request")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,22 +12,13 @@ from sqlalchemy import func, select
 
 from service.contracts.errors import EngineError, InvalidRequestError
 from service.jobs import events
-from service.jobs.outcome import NewArtifact, QuantizeOutcome
 from service.jobs.repeats import merged
-from service.tables import Artifact, Job, JobEvent, ReportRow
+from service.tables import Artifact, JobEvent, ReportRow
+from tests.api.test_names import listed
 from tests.db.test_concurrency import at_once
-from tests.support.front import Front, make_report, pointers, problem
-
-
-def succeed(front: Front, job_id: str, verdict: str = "pass") -> None:
-    data = job_id.encode()
-    artifact = NewArtifact("model", "model.onnx", "application/octet-stream", front.store(data), len(data))
-    front.finish(job_id, QuantizeOutcome(make_report(verdict), (artifact,)))
-
-
-def quantizations(front: Front) -> int:
-    with front.desk.database.read() as session:
-        return session.scalar(select(func.count()).select_from(Job).where(Job.kind == "quantize")) or 0
+from tests.support.batches import succeed
+from tests.support.front import Front, pointers, problem, taken
+from tests.support.schedules import count_jobs
 
 
 def test_a_retry_is_the_same_request_in_a_new_job(front: Front) -> None:
@@ -59,9 +51,8 @@ def test_a_repetition_is_told_again_after_the_first_job_is_gone(front: Front) ->
 def test_a_clone_has_the_changes_and_keeps_the_rest(front: Front) -> None:
     first = front.new_job(name="one", labels={"a": "1", "b": "2"}, config={"preset": "int8", "seed": 3})
     patch = {"name": None, "labels": {"a": None, "c": "3"}, "config": {"seed": 4}}
-    answer = front.http.post(f"/v1/jobs/{first}/clone", json=patch)
-    assert answer.status_code == 202, answer.text
-    made, before = answer.json(), front.http.get(f"/v1/jobs/{first}").json()
+    made = taken(front.http.post(f"/v1/jobs/{first}/clone", json=patch), 202)
+    before = front.http.get(f"/v1/jobs/{first}").json()
     assert (made["cloned_from"], made["name"], made["labels"]) == (first, None, {"b": "2", "c": "3"})
     assert made["config"] == {**before["config"], "seed": 4}
     # by another preset it begins from that
@@ -92,7 +83,7 @@ def test_a_clone_that_is_no_request_is_refused(front: Front) -> None:
     for hostile in ({"config": nested(200)}, nested(200), {"config": {"exclude": [{"name": "x"}] * 100_000}}, [], 1):
         answer = front.http.post(path, json=hostile)
         assert answer.status_code == 422, answer.text
-    assert quantizations(front) == 1
+    assert count_jobs(front.desk.database) == 1
     with pytest.raises(InvalidRequestError, match="deep"):
         merged({}, nested(10_000))
 
@@ -128,11 +119,11 @@ def test_what_has_a_result_is_not_run_again(front: Front) -> None:
     first = front.http.post("/v1/jobs", json=body).json()["id"]
     waiting = front.http.post("/v1/jobs", json={**body, "reuse": True, "name": "other name"})
     assert (waiting.status_code, waiting.json()["id"], waiting.json()["reused_from"]) == (202, first, first)
-    succeed(front, first)
+    succeed(front, first, verdict="pass")
     there = front.http.post("/v1/jobs", json={**body, "reuse": True})
     assert (there.status_code, there.json()["id"], there.json()["reused_from"]) == (200, first, first)
     assert (there.json()["verdict"], len(there.json()["artifacts"])) == ("pass", 1)
-    assert quantizations(front) == 1
+    assert count_jobs(front.desk.database) == 1
     assert front.http.post("/v1/jobs", json=body).json()["id"] != first, "only on request"
 
 
@@ -228,14 +219,9 @@ def test_lists_are_searched_by_name_preset_and_verdict(front: Front) -> None:
     body = front.job_body()
     nightly = front.new_job(**body, name="Nightly 100%_run")
     other = front.new_job(**body, name="nightly 100 other", config={"preset": "xint8"})
-    succeed(front, nightly, "fail")
-    succeed(front, other, "pass")
-
-    def found(**query: str) -> list[str]:
-        answer = front.http.get("/v1/jobs", params=query)
-        assert answer.status_code == 200, answer.text
-        return [job["id"] for job in answer.json()["items"]]
-
+    succeed(front, nightly, verdict="fail")
+    succeed(front, other, verdict="pass")
+    found = partial(listed, front, "job")
     assert found(search="NIGHTLY") == [other, nightly]
     assert found(search="100%_") == [nightly]
     assert found(name="Nightly 100%_run") == [nightly]

@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any
 
 import pytest
-from sqlalchemy import func, select
 
 from service.contracts.config import QuantizationConfig
 from service.contracts.dataset import ArraySummary, LabelSummary
@@ -19,17 +18,13 @@ from service.contracts.runner import ProgressLine
 from service.jobs import transitions
 from service.jobs.outcome import QuantizeOutcome
 from service.tables import Job
-from tests.api.test_names import make
-from tests.support.front import Front, dataset_summary, fallen_back, make_report, pointers, problem
+from tests.api.test_names import listed, make
+from tests.support.front import Front, dataset_summary, fallen_back, make_report, pointers, problem, taken
+from tests.support.schedules import count_jobs
 from tests.worker.workbench import wait_for
 
 JSON = {"Accept": "application/json"}
 MISSING = {"model": f"mdl_{'0' * 26}", "dataset": f"dst_{'0' * 26}"}
-
-
-def quantize_jobs(front: Front) -> int:
-    with front.desk.database.read() as session:
-        return session.scalar(select(func.count()).where(Job.kind == "quantize"))
 
 
 @pytest.mark.both_databases
@@ -76,7 +71,7 @@ def test_a_bad_config_is_refused_before_anything_is_stored(front: Front) -> None
             answer = problem(front.http.post(path, json={**body, "config": config}), 422, "invalid-config")
             assert pointers(answer) == [f"/config{pointer}"]
             assert said in answer["detail"]
-    assert quantize_jobs(front) == 0
+    assert count_jobs(front.desk.database) == 0
 
 
 def test_a_bad_request_is_refused(front: Front) -> None:
@@ -87,6 +82,8 @@ def test_a_bad_request_is_refused(front: Front) -> None:
         ({**ids, "labels": {"-bad": "x"}}, "/labels/-bad/[key]"),
         ({**ids, "labels": {"a": "x\x00"}}, "/labels/a"),
         ({**ids, "name": ""}, "/name"),
+        ({**ids, "priority": 101}, "/priority"),
+        ({**ids, "priority": 1.5}, "/priority"),
         ({**ids, "name": "a\x1bb"}, "/name"),
         ({**ids, "model": "x"}, "/model"),
     ):
@@ -119,7 +116,7 @@ def test_an_input_that_cannot_be_used_is_told_at_its_field(front: Front, field: 
             assert (answer.headers.get("retry-after") == "1") is (status == 409)
     reason = "not-onnx" if noun == "model" else "non-finite-data"
     assert told["errors"][0]["code"] == told["where"]["reasons"][0]["code"] == reason
-    assert quantize_jobs(front) == 0
+    assert count_jobs(front.desk.database) == 0
 
 
 @pytest.mark.parametrize("field", ["calibration_dataset_id", "evaluation_dataset_id"])
@@ -140,17 +137,16 @@ def test_data_that_does_not_fit_the_model(front: Front, field: str) -> None:
             told = problem(front.http.post(path, json=body), 422, "dataset-mismatch")
             assert [(error["pointer"], error["code"]) for error in told["errors"]] == [(f"/{field}", code)]
             assert said in told["detail"]
-    assert quantize_jobs(front) == 0
+    assert count_jobs(front.desk.database) == 0
 
 
 def test_validate_resolves_and_stores_nothing(front: Front) -> None:
-    answer = front.http.post("/v1/jobs:validate", json={"config": {"preset": "int8_symmetric"}})
-    assert answer.status_code == 200
-    activation = answer.json()["config"]["activation"]
+    answer = taken(front.http.post("/v1/jobs:validate", json={"config": {"preset": "int8_symmetric"}}))
+    activation = answer["config"]["activation"]
     assert (activation["dtype"], activation["symmetric"]) == ("int8", True)
-    resolved = answer.json()["config"]
+    resolved = answer["config"]
     assert front.http.post("/v1/jobs:validate", json={"config": resolved}).json()["config"] == resolved
-    assert any("evaluation" in warning for warning in answer.json()["warnings"])
+    assert any("evaluation" in warning for warning in answer["warnings"])
     body = front.job_body(config={"evaluation": {"gate": {"max_drop": 1.0}}})
     body["evaluation_dataset_id"] = body["calibration_dataset_id"]
     for path in ("/v1/jobs:validate", "/v1/jobs"):
@@ -158,7 +154,7 @@ def test_validate_resolves_and_stores_nothing(front: Front) -> None:
         assert "labels" in answer["detail"]
         assert pointers(answer) == ["/config/evaluation/gate/metric"]
     problem(front.http.post("/v1/jobs:validate", json={"model_id": MISSING["model"]}), 404, "model-not-found")
-    assert quantize_jobs(front) == 0
+    assert count_jobs(front.desk.database) == 0
 
 
 def test_a_running_job_shows_how_far_it_has_come(front: Front) -> None:
@@ -206,14 +202,10 @@ def test_a_succeeded_job_links_to_what_it_made(front: Front) -> None:
 
 def test_a_failed_job_carries_its_problem_and_no_report(front: Front) -> None:
     job_id = front.new_job()
-    answer = front.http.get(f"/v1/jobs/{job_id}/report")
-    problem(answer, 409, "report-not-ready")
-    assert answer.headers["retry-after"] == "2"
     front.fail(job_id, EngineError("It broke.", hint="Report it.", node="conv1"))
     job = front.http.get(f"/v1/jobs/{job_id}").json()
     assert job["state"] == "failed"
     assert (job["error"]["code"], job["error"]["where"]) == ("engine-error", {"node": "conv1"})
-    problem(front.http.get(f"/v1/jobs/{job_id}/report"), 404, "report-not-found")
 
 
 def test_a_job_tells_which_model_it_returns_where_the_quantized_one_was_too_slow(front: Front) -> None:
@@ -294,12 +286,7 @@ def test_list_filters(front: Front) -> None:
     front.http.post(f"/v1/jobs/{canceling}/cancel")
     running = front.new_job(**shared)
     front.claim(running)
-
-    def found(**params: Any) -> list[str]:
-        answer = front.http.get("/v1/jobs", params=params)
-        assert answer.status_code == 200, answer.text
-        return [job["id"] for job in answer.json()["items"]]
-
+    found = partial(listed, front, "job")
     assert found() == [running, canceling, elsewhere, labeled, plain]
     assert found(state="running") == [running]
     assert found(state="canceling") == [canceling]
@@ -340,9 +327,10 @@ def test_a_job_without_data_asks_for_random_data_or_is_refused(front: Front) -> 
     told = problem(front.http.post("/v1/jobs", json={**body, "config": gated}), 422, "invalid-config")
     assert pointers(told) == ["/config/evaluation/gate/min_sqnr_db"]
     quark = {"format": "quark", "config": {"extra_options": {"UseRandomData": True}}}
-    for config in ({"random_calibration": {}}, quark):
-        made = front.http.post("/v1/jobs", json={**body, "config": config})
-        assert made.status_code == 202, made.text
-        assert made.json()["calibration_dataset_id"] is None
+    # nor do recipes that take no ranges
+    without = [{"preset": preset} for preset in ("int8_dynamic", "int4_weights", "float16_model")]
+    for config in ({"random_calibration": {}}, quark, *without):
+        made = taken(front.http.post("/v1/jobs", json={**body, "config": config}), 202)
+        assert made["calibration_dataset_id"] is None
     shown = front.http.post("/v1/jobs:validate", json={**body, "config": {"random_calibration": {}}}).json()
     assert "tell nothing of accuracy" in shown["warnings"][0]

@@ -16,13 +16,12 @@ from service.contracts.dataset import (
     PreprocessingSpec,
     Thumbnails,
 )
-from service.contracts.errors import FieldProblem, StateError
 from service.contracts.model import MADE_MODEL
 from service.files import repository as stored_files
-from service.jobs.outcome import MadeModel, NewArtifact, NewModelFile, QuantizeOutcome
+from service.jobs.outcome import MadeModel, NewModelFile, QuantizeOutcome
 from service.settings import Settings
 from tests.api.conftest import front_of
-from tests.support.front import Front, dataset_summary, make_report, model_summary, pointers, problem
+from tests.support.front import Front, dataset_summary, make_report, model_summary, pointers, problem, taken
 
 RANGES = {"x": TensorRange(minimum=-1.0, maximum=2.0), "r": TensorRange(minimum=0.0, maximum=3.0)}
 
@@ -34,9 +33,7 @@ def version_body(front: Front, skeleton: str | None, path: str = "state.safetens
 
 def new_version(front: Front, skeleton: str) -> str:
     """A ready model of new weights."""
-    made = front.http.post("/v1/models", json=version_body(front, skeleton))
-    assert made.status_code == 201, made.text
-    model_id: str = made.json()["id"]
+    model_id: str = taken(front.http.post("/v1/models", json=version_body(front, skeleton)), 201)["id"]
     data = b"onnx of " + model_id.encode()
     file = NewModelFile(MADE_MODEL, front.store(data), len(data))
     front.finish(front.inspect_job(model_id=model_id), MadeModel(model_summary(sha256="3" * 64), (file,)))
@@ -45,9 +42,8 @@ def new_version(front: Front, skeleton: str) -> str:
 
 def job_with_ranges(front: Front, model_id: str, ranges: dict[str, TensorRange]) -> str:
     job_id = front.new_job(model_id=model_id)
-    artifact = NewArtifact("model", "model.onnx", "application/octet-stream", front.store(b"q"), 1)
     report = make_report().model_copy(update={"tensor_ranges": ranges})
-    front.finish(job_id, QuantizeOutcome(report, (artifact,)))
+    front.finish(job_id, QuantizeOutcome(report, (front.kept("model", "model.onnx", b"q"),)))
     return job_id
 
 
@@ -76,15 +72,6 @@ def test_new_weights_without_a_name_take_that_of_their_skeleton_and_whole_models
         told = problem(front.http.post("/v1/models", json=whole), 422, "invalid-request")
         assert [(error["pointer"], error["code"]) for error in told["errors"]] == [("/name", "missing")]
     assert made.json()["version"] == 3
-
-
-def test_faults_of_a_state_are_told_by_tensor(front: Front) -> None:
-    made = front.http.post("/v1/models", json=version_body(front, front.ready_model())).json()
-    faults = tuple(FieldProblem(pointer=f"/state/{name}", code="tensor-missing", message="is missing") for name in "ab")
-    front.fail(front.inspect_job(model_id=made["id"]), StateError("It does not fit.", errors=faults))
-    seen = front.http.get(f"/v1/models/{made['id']}").json()
-    assert (seen["status"], seen["problems"][0]["code"]) == ("rejected", "state-mismatch")
-    assert pointers(seen["problems"][0]) == ["/state/a", "/state/b"]
 
 
 def test_what_does_not_go_together_is_refused(front: Front) -> None:

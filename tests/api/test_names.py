@@ -14,7 +14,7 @@ from service.names.aliases import repository
 from tests.api.test_model_versions import new_version, version_body
 from tests.api.test_submissions import graph_summary
 from tests.db.test_concurrency import THREADS, at_once
-from tests.support.front import Front, dataset_summary, model_summary, npz_bytes, pointers, problem
+from tests.support.front import Front, dataset_summary, model_summary, npz_bytes, pointers, problem, taken
 from tests.support.webhooks import add_endpoint, deliveries
 
 NOUNS = pytest.mark.parametrize("noun", ["model", "dataset"])
@@ -99,13 +99,12 @@ def test_where_no_version_is_ready_latest_says_why_and_no_alias_stands_for_it(fr
 def test_jobs_are_submitted_by_reference_and_answer_ids(front: Front) -> None:
     model, data = make(front, "model", "net"), make(front, "dataset", "some")
     body = {"model_id": "net@1", "calibration_dataset_id": "some@latest", "evaluation_dataset_id": "some@1"}
-    made = front.http.post("/v1/jobs", json=body, headers={"Idempotency-Key": "once"})
-    assert made.status_code == 202, made.text
+    made = taken(front.http.post("/v1/jobs", json=body, headers={"Idempotency-Key": "once"}), 202)
     newer = make(front, "model", "net")
     assert newer != model
-    seen = front.http.get(f"/v1/jobs/{made.json()['id']}").json()
+    seen = front.http.get(f"/v1/jobs/{made['id']}").json()
     ids = ("model_id", "calibration_dataset_id", "evaluation_dataset_id")
-    assert [seen[name] for name in ids] == [made.json()[name] for name in ids] == [model, data, data]
+    assert [seen[name] for name in ids] == [made[name] for name in ids] == [model, data, data]
     again = front.http.post("/v1/jobs", json=body, headers={"Idempotency-Key": "once"})
     assert (again.json()["id"], again.json()["model_id"]) == (seen["id"], model)
     for text, jobs in (("net@1", [seen["id"]]), ("net@latest", []), (model, [seen["id"]]), ("mdl_none", [])):
@@ -303,9 +302,7 @@ def patch(front: Front, noun: str, noun_id: str, body: dict[str, Any], headers: 
 
 
 def listed(front: Front, noun: str, **filters: str) -> list[str]:
-    answer = front.http.get(f"/v1/{noun}s", params=filters)
-    assert answer.status_code == 200, answer.text
-    return [item["id"] for item in answer.json()["items"]]
+    return [item["id"] for item in taken(front.http.get(f"/v1/{noun}s", params=filters))["items"]]
 
 
 @NOUNS
@@ -369,6 +366,8 @@ def test_lists_are_filtered(front: Front, noun: str) -> None:
     assert listed(front, noun, **{"tag.team": "vision", "tag.stage": "old"}) == [first]
     assert listed(front, noun, **{"tag.team": "vision", "name": "net", "status": "ready"}) == [first]
     assert listed(front, noun, **{"tag.team": "visio"}) == []
+    make(front, noun, "third", ready=False)
+    assert listed(front, noun, status="ready") == [other, second, first]
     for filters, place in (({"tag.": "a"}, "tag."), ({"tga.team": "a"}, "tga.team")):
         told = problem(front.http.get(f"/v1/{noun}s", params=filters), 422, "invalid-request")
         assert told["errors"][0]["where"] == {"query": place}

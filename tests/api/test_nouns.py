@@ -15,12 +15,13 @@ from service.contracts.errors import (
     DatasetFormatError,
     EngineError,
     ExternalDataError,
+    FieldProblem,
     NonFiniteDataError,
     NotOnnxError,
     QuantmillError,
     StateError,
 )
-from service.jobs.outcome import NewArtifact, QuantizeOutcome
+from service.jobs.outcome import QuantizeOutcome
 from service.tables import Job, Upload
 from tests.api.test_model_versions import RANGES, job_with_ranges, new_version, version_body
 from tests.api.test_names import CROWDED_NOUNS, NEW, NOUNS, get, make, put
@@ -128,6 +129,8 @@ def test_rejected_models_say_why_and_point_at_the_file(front: Front) -> None:
     assert rejected(ExternalDataError("It is missing.", path="b.bin")) == ["/files/1"]
     assert rejected(NotOnnxError("Bad opset.", pointer="/opset")) == ["/opset"]
     assert rejected(EngineError("It broke.")) == [], "that is no fault of the file"
+    faults = tuple(FieldProblem(pointer=f"/state/{name}", code="tensor-missing", message="is missing") for name in "ab")
+    assert rejected(StateError("It does not fit.", errors=faults)) == ["/state/a", "/state/b"]
 
 
 def test_rejected_datasets_point_at_the_upload_or_the_array(front: Front) -> None:
@@ -251,8 +254,7 @@ def test_live_jobs_keep_what_they_need(front: Front) -> None:
     nouns = (("model", model), ("dataset", data), ("dataset", other))
     for noun, noun_id in nouns:
         assert needed_by(front, noun, noun_id) == [("job", job_id)]
-    artifact = NewArtifact("model", "model.onnx", "application/octet-stream", front.store(b"q"), 1)
-    front.finish(job_id, QuantizeOutcome(make_report(), (artifact,)))
+    front.finish(job_id, QuantizeOutcome(make_report(), (front.kept("model", "model.onnx", b"q"),)))
     for noun, noun_id in nouns:
         assert remove(front, noun, noun_id).status_code == 204
     # what was made of them stays

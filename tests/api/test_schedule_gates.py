@@ -11,9 +11,10 @@ import pytest
 from service.contracts.dataset import ArraySummary, LabelSummary
 from service.ids import new_id
 from service.jobs.outcome import NewArtifact
+from tests.api.test_schedules import ANY, DROP, PROD, judged
 from tests.db.test_concurrency import at_once
 from tests.support.front import Front, dataset_summary, npz_bytes, pointers, problem
-from tests.support.schedules import add_schedule, hourly, run_by_request, settle, succeed
+from tests.support.schedules import add_schedule, hourly, succeed
 
 NAME = "nächtlich, 2 Uhr"
 AT = f"/v1/schedules/{quote(NAME)}"
@@ -66,10 +67,7 @@ def test_of_many_who_take_a_name_at_once_one_has_it(front: Front, template: dict
     assert sorted(found) == [201] + [409] * 5
 
 
-ANY = {"If-Match": "*"}
-DROP = {"kind": "max_drop", "metric": "top1", "max_drop": 0.5}
 SIZE = {"kind": "size", "max_ratio": 1.1}
-PROD = {"kind": "alias", "alias": "prod"}
 CLASSES = LabelSummary(array="labels", dtype="int64", count=32, minimum=0, maximum=4)
 
 
@@ -165,50 +163,40 @@ SAMPLES = 200
 GATE = {"clauses": [{"kind": "not_significantly_worse"}]}
 
 
-def stored(front: Front, data: bytes) -> NewArtifact:
-    return NewArtifact("samples", "samples.npz", "application/octet-stream", front.store(data), len(data))
-
-
 def samples(front: Front, wrong: range) -> NewArtifact:
     """Results by sample of a quantized model that is wrong on some."""
     label = np.arange(SAMPLES, dtype=np.int64) % 5
     quantized = label.copy()
     quantized[list(wrong)] += 1
-    return stored(front, npz_bytes(float_class=label, quantized_class=quantized, label=label))
+    return front.kept("samples", "samples.npz", npz_bytes(float_class=label, quantized_class=quantized, label=label))
 
 
 def losses(front: Front, values: np.ndarray) -> NewArtifact:
     """Results by sample of a model that gives no classes."""
-    return stored(front, npz_bytes(index=np.arange(len(values), dtype=np.int32), **{"metric.top1": values}))
-
-
-def judged(front: Front, made: dict[str, Any], *artifacts: NewArtifact) -> dict[str, Any]:
-    run = run_by_request(front, made["id"])
-    succeed(front, run["job_id"], artifacts=artifacts)
-    assert settle(front.desk) == 1
-    found: dict[str, Any] = front.http.get(f"/v1/schedules/{made['id']}/runs/{run['id']}").json()
-    return found
+    columns = {"index": np.arange(len(values), dtype=np.int32), "metric.top1": values}
+    return front.kept("samples", "samples.npz", npz_bytes(**columns))
 
 
 def test_the_samples_of_two_jobs_are_compared_in_pairs(front: Front, template: dict[str, Any]) -> None:
     made = add_schedule(front, template, gate=GATE)
-    first = judged(front, made, samples(front, range(10)))
+    first = judged(front, made, artifacts=(samples(front, range(10)),))
     assert first["state"] == "passed"
     # five more are wrong: p = 2 / 2^5, which chance does
-    second = judged(front, made, samples(front, range(15)))
+    second = judged(front, made, artifacts=(samples(front, range(15)),))
     (clause,) = second["clauses"]
     assert (second["state"], clause["baseline_job_id"]) == ("passed", first["job_id"])
     assert clause["p_value"] == pytest.approx(2 / 2**5)
     assert clause["value"] == pytest.approx(100 * 5 / SAMPLES)
     assert clause["interval"]["low"] < clause["value"] < clause["interval"]["high"]
     # seven more than the last accepted one
-    third = judged(front, made, samples(front, range(22)))
+    third = judged(front, made, artifacts=(samples(front, range(22)),))
     (clause,) = third["clauses"]
     assert (third["state"], third["reason"], clause["holds"]) == ("failed", "gate", False)
     assert clause["p_value"] == pytest.approx(2 / 2**7)
     assert "p = 0.0156" in third["detail"]
-    for artifacts, why in (([], "results by sample"), ([stored(front, b"no archive")], "cannot be read")):
-        found = judged(front, made, *artifacts)
+    damaged = front.kept("samples", "samples.npz", b"no archive")
+    for artifacts, why in (((), "results by sample"), ((damaged,), "cannot be read")):
+        found = judged(front, made, artifacts=artifacts)
         assert (found["state"], found["clauses"][0]["holds"]) == ("failed", None)
         assert why in found["clauses"][0]["reason"]
 
@@ -217,10 +205,10 @@ def test_where_there_are_no_classes_a_metric_is_compared_by_sample(front: Front,
     made = add_schedule(front, template, gate=GATE)
     random = np.random.default_rng(2)
     before = random.normal(90.0, 5.0, SAMPLES)
-    assert judged(front, made, losses(front, before))["state"] == "passed"
-    alike = judged(front, made, losses(front, before + random.normal(0.0, 1.0, SAMPLES)))
+    assert judged(front, made, artifacts=(losses(front, before),))["state"] == "passed"
+    alike = judged(front, made, artifacts=(losses(front, before + random.normal(0.0, 1.0, SAMPLES)),))
     assert (alike["state"], alike["clauses"][0]["metric"]) == ("passed", "top1")
-    worse = judged(front, made, losses(front, before - random.normal(1.0, 1.0, SAMPLES)))
+    worse = judged(front, made, artifacts=(losses(front, before - random.normal(1.0, 1.0, SAMPLES)),))
     (clause,) = worse["clauses"]
     assert (worse["state"], clause["holds"], clause["interval"]["method"]) == ("failed", False, "bootstrap")
     assert 0.5 < clause["interval"]["low"] < clause["value"] < clause["interval"]["high"] < 1.5

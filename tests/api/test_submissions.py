@@ -13,7 +13,7 @@ from service.contracts.model import ModelSummary, TensorInfo
 from service.quark import read_config
 from service.tables import Model
 from tests.api.conftest import ON_SQLITE
-from tests.support.front import Front, dataset_summary, model_summary, pointers, problem
+from tests.support.front import Front, dataset_summary, model_summary, pointers, problem, taken
 
 NAMES = ("conv", "relu", "pool", "flatten", "gemm")
 
@@ -54,14 +54,6 @@ def test_a_quantized_model_is_refused_unless_its_pairs_are_taken_off(front: Fron
         assert "preparation.dequantize" in seen["hint"]
     body["config"] = {"preparation": {"dequantize": True}}
     assert front.http.post("/v1/jobs", json=body).status_code == 202
-
-
-@pytest.mark.parametrize("preset", ["int8_dynamic", "int4_weights", "float16_model"])
-def test_recipes_that_take_no_ranges_need_no_calibration_dataset(front: Front, preset: str) -> None:
-    body = {"model_id": front.ready_model(), "config": {"preset": preset}}
-    made = front.http.post("/v1/jobs", json=body)
-    assert made.status_code == 202, made.text
-    assert made.json()["calibration_dataset_id"] is None
 
 
 @pytest.mark.parametrize("config", [{"weight": {"dtype": "int9"}}, {"seed": -1, "activaton": {}}])
@@ -156,9 +148,8 @@ def test_good_declarations_are_accepted(front: Front) -> None:
         {**GRAPH, "name": "mine"},
         uploaded(front, graph_summary("y", "labels", results=2), name="other"),
     ]
-    made = front.http.post("/v1/jobs", json=measured(front, *metrics, metric="rmse", max_drop=0.1))
-    assert made.status_code == 202, made.text
-    config = made.json()["config"]["evaluation"]
+    made = taken(front.http.post("/v1/jobs", json=measured(front, *metrics, metric="rmse", max_drop=0.1)), 202)
+    config = made["config"]["evaluation"]
     assert [metric["name"] for metric in config["metrics"]] == ["top1", "rmse", "cosine", "mine", "other"]
     assert config["gate"]["metric"] == "rmse"
     assert config["metrics"][3]["graph"]["base64"] == SOME
@@ -243,15 +234,14 @@ def test_good_trainings_are_accepted(front: Front) -> None:
     losses.append({"kind": "onnx", "graph": uploaded(front, graph_summary("y", "labels"))["graph"]})
     changes = [{"kind": kind} for kind in ("flip", "crop", "cutout", "noise")]
     changes.append({"kind": "shift", "input": "sound"})
-    made = front.http.post("/v1/jobs", json=trained(front, losses=losses, augmentations=changes, steps=5))
-    assert made.status_code == 202, made.text
-    config = made.json()["config"]["algorithms"][1]
+    made = taken(front.http.post("/v1/jobs", json=trained(front, losses=losses, augmentations=changes, steps=5)), 202)
+    config = made["config"]["algorithms"][1]
     assert [loss["kind"] for loss in config["losses"]] == ["cross_entropy", "mse", "distillation", "onnx", "onnx"]
     assert config["losses"][3]["graph"]["base64"] == SOME
     # a graph may take a megabyte: lists carry no config
     (listed,) = front.http.get("/v1/jobs").json()["items"]
     assert "config" not in listed and SOME not in str(listed)
-    assert listed["algorithms"] == [entry["method"] for entry in made.json()["config"]["algorithms"]]
+    assert listed["algorithms"] == [entry["method"] for entry in made["config"]["algorithms"]]
 
 
 def test_what_cannot_be_trained_on_is_told_where(front: Front) -> None:
@@ -308,11 +298,10 @@ ENVELOPE = {"format": "quark", "config": QUARK, "evaluation": {"gate": {"metric"
 
 
 def test_a_job_keeps_the_translated_config_and_tells_the_notes(front: Front) -> None:
-    answer = front.http.post("/v1/jobs:validate", json={"config": ENVELOPE})
-    assert answer.status_code == 200, answer.text
+    answer = taken(front.http.post("/v1/jobs:validate", json={"config": ENVELOPE}))
     translated = json.loads(read_config(ENVELOPE).model_dump_json())
-    assert answer.json()["config"] == translated
-    notes = [warning for warning in answer.json()["warnings"] if warning.startswith("/config/config")]
+    assert answer["config"] == translated
+    notes = [warning for warning in answer["warnings"] if warning.startswith("/config/config")]
     assert len(notes) == 2
     assert any("/config/config/extra_options/CalibWorkerNum: CalibWorkerNum has no effect here" in w for w in notes)
     assert any("include_cle is not given" in warning for warning in notes)

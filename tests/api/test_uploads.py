@@ -295,17 +295,6 @@ def test_its_quota_is_that_of_a_file_that_is_sent(front: Front) -> None:
     assert front.http.get("/v1/quota").json()["usage"]["stored_bytes"] == len(DATA)
 
 
-def test_what_was_taken_over_is_not_collected(front: Front) -> None:
-    first = front.upload(DATA)
-    second = announce(front, DATA)["id"]
-    with front.desk.database.write() as session:
-        session.execute(delete(Upload).where(Upload.id == first))
-    collected = discard_garbage(front.desk.database, front.desk.store, 100, age_seconds=-1.0)
-    assert collected.items == 0
-    files = [{"upload_id": second, "path": "m.onnx"}]
-    assert front.http.post("/v1/models", json={"name": "m", "files": files}).status_code == 201
-
-
 @pytest.mark.both_databases
 @pytest.mark.parametrize("emptied", [False, True], ids=["in the trash", "gone"])
 def test_collection_between_the_look_and_the_row(front: Front, monkeypatch: pytest.MonkeyPatch, emptied: bool) -> None:

@@ -16,7 +16,7 @@ from service.webhooks import outbox, service
 from service.webhooks.deliveries import repository as queue
 from service.webhooks.secrets import Vault
 from tests.api.conftest import front_of
-from tests.support.front import Front, pointers, problem
+from tests.support.front import Front, pointers, problem, taken
 from tests.support.hand_overs import SIGNATURE, TOKEN, dump, post, put, rows, states, succeed
 from tests.support.webhooks import HOST, deliveries, endpoint, set_endpoint
 
@@ -33,10 +33,7 @@ def addresses(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
 
 
 def make(front: Front, **body: Any) -> dict[str, Any]:
-    answer = front.http.post("/v1/webhooks", json={"url": URL, **body})
-    assert answer.status_code == 201, answer.text
-    made: dict[str, Any] = answer.json()
-    return made
+    return taken(front.http.post("/v1/webhooks", json={"url": URL, **body}), 201)
 
 
 @pytest.mark.both_databases

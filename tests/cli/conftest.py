@@ -82,9 +82,7 @@ def ask(quantmill: Quantmill, service: Service) -> Ask:
     """Runs ``quantmill ARGUMENTS`` on the service; gives standard output, or of a failure standard error."""
 
     def run(*arguments: object, code: int = 0) -> str:
-        done = quantmill(*arguments, "--server", service.url, "--key", KEY)
-        assert done.returncode == code, done.stdout + done.stderr
-        assert "Traceback" not in done.stderr
+        done = quantmill(*arguments, "--server", service.url, "--key", KEY, code=code)
         return done.stdout if code == 0 else words(done.stderr)
 
     return run
@@ -95,6 +93,13 @@ def words(told: str) -> str:
     return " ".join(told.replace("│", " ").split())
 
 
+def checked(done: subprocess.CompletedProcess[str], code: int | None) -> subprocess.CompletedProcess[str]:
+    """A command that ended with this code, if one is given, and told whatever is wrong in words."""
+    assert code in (None, done.returncode), done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    return done
+
+
 @pytest.fixture
 def quantmill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quantmill_process: Quantmill) -> Quantmill:
     """Runs ``quantmill ARGUMENTS`` in an empty folder: the entry point itself, in this process, where all is loaded.
@@ -102,9 +107,9 @@ def quantmill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quantmill_process
     Variables of the interpreter need a process of its own, and get one.
     """
 
-    def run(*arguments: object, **variables: str) -> subprocess.CompletedProcess[str]:
+    def run(*arguments: object, code: int | None = None, **variables: str) -> subprocess.CompletedProcess[str]:
         if any(name.startswith("PYTHON") for name in variables):
-            return quantmill_process(*arguments, **variables)
+            return quantmill_process(*arguments, code=code, **variables)
         out, err = io.StringIO(), io.StringIO()
         command = ["quantmill", *map(str, arguments)]
         with monkeypatch.context() as patch, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
@@ -114,10 +119,10 @@ def quantmill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quantmill_process
                 patch.setenv(name, value)
             try:
                 cli.main()
-                code = 0
+                ended = 0
             except SystemExit as end:
-                code = end.code if isinstance(end.code, int) else int(end.code is not None)
-        return subprocess.CompletedProcess(command, code, out.getvalue(), err.getvalue())
+                ended = end.code if isinstance(end.code, int) else int(end.code is not None)
+        return checked(subprocess.CompletedProcess(command, ended, out.getvalue(), err.getvalue()), code)
 
     return run
 
@@ -126,9 +131,9 @@ def quantmill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quantmill_process
 def quantmill_process(tmp_path: Path) -> Quantmill:
     """As ``quantmill``, as a process of its own."""
 
-    def run(*arguments: object, **variables: str) -> subprocess.CompletedProcess[str]:
+    def run(*arguments: object, code: int | None = None, **variables: str) -> subprocess.CompletedProcess[str]:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("QUANTMILL_")}
-        return subprocess.run(
+        done = subprocess.run(
             [sys.executable, "-P", "-m", "worker.cli", *map(str, arguments)],
             cwd=tmp_path,
             env={**environment, "PYTHONPATH": str(ROOT), **variables},
@@ -136,5 +141,6 @@ def quantmill_process(tmp_path: Path) -> Quantmill:
             text=True,
             timeout=PATIENCE_SECONDS,
         )
+        return checked(done, code)
 
     return run

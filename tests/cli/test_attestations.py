@@ -28,8 +28,7 @@ def fetched(ask: Ask, service: Service, job: JobOut, tmp_path: Path) -> Path:
 
 
 def test_a_fetched_model_proves_what_it_was_made_from(quantmill, service, job, fetched):
-    done = quantmill("verify", "q.onnx", "--key", "service.pem", "--json")
-    assert done.returncode == 0, done.stderr
+    done = quantmill("verify", "q.onnx", "--key", "service.pem", "--json", code=0)
     told = json.loads(done.stdout)
     assert (told["verified"], told["faults"], told["made"]["job"]) == (True, [], job.id)
     report = service.client.report(job.id)
@@ -48,22 +47,13 @@ def test_a_fetched_model_proves_what_it_was_made_from(quantmill, service, job, f
     text = quantmill("verify", "q.onnx", "--key", "service.pem")
     assert text.stdout.startswith("verified")
     assert job.id in text.stdout
-    asked = quantmill("verify", "q.onnx", "--server", service.url, QUANTMILL_API_KEY=KEY)
-    assert asked.returncode == 0, asked.stderr
-    own = quantmill("verify", "q.onnx", "--data-dir", service.folder)
-    assert own.returncode == 0, own.stderr
-
-
-@pytest.mark.parametrize("name", ["q.onnx", "q.onnx.intoto.jsonl"])
-def test_every_flipped_byte_is_found(quantmill, fetched, name):
-    path = fetched / name
-    whole = path.read_bytes()
-    # DSSE does not sign the hint
-    hint = range(whole.index(b'"keyid"'), whole.index(b'"sig"')) if name != "q.onnx" else ()
-    for at in range(0, len(whole) - 2, max(1, len(whole) // 8)):
-        path.write_bytes(flipped(whole, at))
-        done = quantmill("verify", "q.onnx", "--key", "service.pem", "--json")
-        assert done.returncode == 6 or (at in hint and done.returncode == 0), (at, done.stdout)
+    quantmill("verify", "q.onnx", "--server", service.url, QUANTMILL_API_KEY=KEY, code=0)
+    quantmill("verify", "q.onnx", "--data-dir", service.folder, code=0)
+    for path in (fetched / "q.onnx", fetched / "q.onnx.intoto.jsonl"):
+        whole = path.read_bytes()
+        path.write_bytes(flipped(whole, len(whole) // 2))
+        quantmill("verify", "q.onnx", "--key", "service.pem", code=6)
+        path.write_bytes(whole)
 
 
 def test_nobody_is_trusted_by_default(quantmill, service, fetched, tmp_path):
@@ -71,12 +61,10 @@ def test_nobody_is_trusted_by_default(quantmill, service, fetched, tmp_path):
     # a data directory that came along with the files is none to be trusted
     (tmp_path / ".quantmill").mkdir()
     shutil.copyfile(service.folder / "service.db", tmp_path / ".quantmill" / "service.db")
-    done = quantmill("verify", "q.onnx", **elsewhere)
-    assert done.returncode == 6
+    done = quantmill("verify", "q.onnx", **elsewhere, code=6)
     assert "signature was not checked" in done.stderr
     assert "not-verified" in done.stderr
-    unsigned = quantmill("verify", "q.onnx", "--no-signature", **elsewhere)
-    assert unsigned.returncode == 0
+    unsigned = quantmill("verify", "q.onnx", "--no-signature", **elsewhere, code=0)
     assert "not checked" in unsigned.stdout
     trusted = tmp_path / "config" / "quantmill" / "trusted"
     trusted.mkdir(parents=True)
@@ -103,15 +91,13 @@ def test_verify_needs_neither_service_nor_engine(quantmill_process, fetched):
     (fetched / "torch.py").write_text("raise ImportError('torch')")
     for name in ("onnx", "onnxruntime"):
         (fetched / f"{name}.py").write_text(f"raise ImportError({name!r})")
-    done = quantmill_process("verify", "q.onnx", "--key", "service.pem", PYTHONPATH=f"{fetched}:{ROOT}")
-    assert done.returncode == 0, done.stderr
+    done = quantmill_process("verify", "q.onnx", "--key", "service.pem", PYTHONPATH=f"{fetched}:{ROOT}", code=0)
     assert done.stdout.startswith("verified")
 
 
 def test_the_same_job_gives_the_same_bytes(quantmill, service, job, monkeypatch):
     monkeypatch.setattr(Client, "version", lambda _: "99.0")
-    done = quantmill("reproduce", job.id, "--server", service.url, "--key", KEY, "--json", "--quiet")
-    assert done.returncode == 0, done.stderr
+    done = quantmill("reproduce", job.id, "--server", service.url, "--key", KEY, "--json", "--quiet", code=0)
     told = json.loads(done.stdout)
     assert told["identical"]
     assert "the service has 99.0 now" in done.stderr
@@ -124,16 +110,14 @@ def test_the_same_job_gives_the_same_bytes(quantmill, service, job, monkeypatch)
 def test_other_bytes_are_told(quantmill, service, job, other_job, monkeypatch):
     """As by an engine that makes something else of the same request."""
     monkeypatch.setattr(Client, "retry", lambda *_: other_job)
-    done = quantmill("reproduce", job.id, "--server", service.url, "--key", KEY, "--quiet")
-    assert done.returncode == 6
+    done = quantmill("reproduce", job.id, "--server", service.url, "--key", KEY, "--quiet", code=6)
     assert "DIFFERENT" in done.stdout
     assert "not-reproduced" in done.stderr
 
 
 def test_an_operator_changes_the_signing_key(quantmill, tmp_path):
     home = tmp_path / "home"
-    first = quantmill("keys", "signing", "--data-dir", home)
-    assert first.returncode == 0, first.stderr
+    first = quantmill("keys", "signing", "--data-dir", home, code=0)
     assert first.stdout.startswith("-----BEGIN PUBLIC KEY-----")
     rotated = json.loads(quantmill("keys", "rotate-signing", "--data-dir", home, "--json").stdout)
     known = json.loads(quantmill("keys", "signing", "--data-dir", home, "--json").stdout)["items"]

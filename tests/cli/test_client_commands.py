@@ -38,8 +38,7 @@ def submit(uploaded: dict[str, str]) -> list[str]:
 
 def test_from_files_to_results_without_naming_the_service_again(quantmill, there, tiny: Tiny, tmp_path: Path) -> None:
     described = ("--description", "as of Tuesday", "--tag", "team=audio", "--tag", "of=ci")
-    model = quantmill("models", "push", tiny.model, "--name", "tiny", *described, **there)
-    assert model.returncode == 0, model.stderr
+    model = quantmill("models", "push", tiny.model, "--name", "tiny", *described, **there, code=0)
     assert re.fullmatch(r"mdl_\w+\n", model.stdout)
     data = quantmill("datasets", "push", tiny.calibration, "--name", "tiny", *described, "--json", **there)
     pushed = json.loads(quantmill("models", "show", "tiny@latest", "--json", **there).stdout), json.loads(data.stdout)
@@ -49,9 +48,8 @@ def test_from_files_to_results_without_naming_the_service_again(quantmill, there
     done = quantmill(
         "jobs", "submit", "--model", model.stdout.strip(), "--calibration", json.loads(data.stdout)["id"],
         "--preset", "int8", "--name", "nightly", "--label", "build=7", "--label", "branch=a=b", "--priority", 3,
-        "--wait", "--timeout", PATIENCE_SECONDS, **there,
+        "--wait", "--timeout", PATIENCE_SECONDS, **there, code=0,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
     job_id, _, rest = done.stdout.partition("\n")
     assert "verdict" in rest
     shown = json.loads(quantmill("jobs", "show", job_id, "--json", **there).stdout)
@@ -59,9 +57,8 @@ def test_from_files_to_results_without_naming_the_service_again(quantmill, there
     assert shown["state"] == "succeeded"
     fetched = quantmill(
         "jobs", "fetch", job_id, "--output", "q.onnx", "--report", "r.json", "--html", "r.html",
-        "--extra-dir", "more", "--safetensors", "w.safetensors", "--json", **there,
+        "--extra-dir", "more", "--safetensors", "w.safetensors", "--json", **there, code=0,
     )  # fmt: skip
-    assert fetched.returncode == 0, fetched.stderr
     told = json.loads(fetched.stdout)
     kinds = {file["kind"]: file["path"] for file in told["files"]}
     assert (told["job"], told["verdict"]) == (job_id, "none")
@@ -123,8 +120,7 @@ def test_a_failed_gate_and_no_patience_have_codes_of_their_own(
 
 
 def test_without_any_service_the_error_says_what_to_do(quantmill_process, tmp_path: Path) -> None:
-    done = quantmill_process("jobs", "list", XDG_STATE_HOME=str(tmp_path))
-    assert done.returncode == ExitCode.ERROR
+    done = quantmill_process("jobs", "list", XDG_STATE_HOME=str(tmp_path), code=ExitCode.ERROR)
     assert "error[service-not-found]" in done.stderr
     assert "QUANTMILL_SERVER" in done.stderr
 

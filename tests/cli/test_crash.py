@@ -118,8 +118,7 @@ def test_the_file_does_not_depend_on_the_locale(tmp_path: Path) -> None:
 
 def test_a_database_that_is_not_there_is_no_fault_of_ours(quantmill, tmp_path):
     url = "postgresql://user:pa55@127.0.0.1:1/none"
-    done = quantmill("migrate", QUANTMILL_DATABASE_URL=url, QUANTMILL_DATA_DIR=str(tmp_path / "home"))
-    assert done.returncode == 1, done.stderr
+    done = quantmill("migrate", QUANTMILL_DATABASE_URL=url, QUANTMILL_DATA_DIR=str(tmp_path / "home"), code=1)
     assert "error[database-unavailable]" in done.stderr
     assert "QUANTMILL_DATABASE_URL" in done.stderr
     assert "pa55" not in done.stderr

@@ -140,6 +140,9 @@ def test_jobs_side_by_side(ask: Ask, service: Service, job: JobOut, other_job: J
         ("jobs fetch job_x", "--output"),
         ("jobs fetch job_x --safetensors w", "--output"),
         ("report no-such-file.json", "no-such-file.json"),
+        ("quantize object.json --calibration object.json --output q --cache-dir folder", "--cache-dir"),
+        ("quantize object.json --calibration object.json --output q --checkpoint-dir folder", "--checkpoint-dir"),
+        ("quantize object.json --calibration object.json --output q --extra-dir object.json", "is no folder"),
         ("compare job_1", "name another"),
         ("schedules add n cron object.json --overlap skp", "did you mean 'skip'?"),
         ("schedules add n cron object.json --misfire runonce", "did you mean 'run_once'?"),
@@ -164,7 +167,6 @@ def test_what_is_spelled_wrong_is_told_before_a_service_is_asked(
     texts = {"bad.json": "[secret", "object.json": '{"secret": 1}', "list.json": "[1]"}
     for name, text in texts.items():
         (tmp_path / name).write_text(text)
-    done = quantmill(*command.split(), "--server", NOWHERE)
-    assert done.returncode == 2, done.stderr
+    done = quantmill(*command.split(), "--server", NOWHERE, code=2)
     assert told in words(done.stderr)
     assert "secret" not in done.stderr

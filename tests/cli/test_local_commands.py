@@ -19,10 +19,8 @@ def quantize(quantmill, tiny):
     """Runs ``quantmill quantize`` on the tiny model and its calibration data."""
 
     def run(*options, output="q.onnx", code=0):
-        done = quantmill("quantize", tiny.model, "--calibration", tiny.calibration, "--output", output, *options)
-        assert done.returncode == code, done.stderr
-        assert "Traceback" not in done.stderr
-        return done
+        given = ("--calibration", tiny.calibration, "--output", output, *options)
+        return quantmill("quantize", tiny.model, *given, code=code)
 
     return run
 
@@ -33,9 +31,8 @@ def test_quantize_writes_a_model_and_a_report_and_the_same_input_gives_the_same_
 ):
     options = ("--evaluation", tiny.evaluation, "--report", "r.json")
     done = quantmill_process(
-        "quantize", tiny.model, "--calibration", tiny.calibration, "--output", "q.onnx", *options
+        "quantize", tiny.model, "--calibration", tiny.calibration, "--output", "q.onnx", *options, code=0,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
     onnx.checker.check_model(onnx.load(tmp_path / "q.onnx"))
     report = Report.model_validate_json((tmp_path / "r.json").read_text())
     assert report.manifest.output_sha256 == hashlib.sha256((tmp_path / "q.onnx").read_bytes()).hexdigest()
@@ -56,17 +53,15 @@ def test_preprocessing_as_text_and_as_file_give_the_same(quantmill, tiny, tmp_pa
     spec = json.dumps({"inputs": {"x": {"layout": "NHWC", "scale": 1 / 255, "mean": [0.5], "std": [0.25]}}})
     (tmp_path / "spec.json").write_text(spec)
     for name, given in (("a.onnx", spec), ("b.onnx", "spec.json")):
-        done = quantmill(
-            "quantize", tiny.model, "--calibration", "images.npz", "--preprocessing", given, "--output", name
+        quantmill(
+            "quantize", tiny.model, "--calibration", "images.npz", "--preprocessing", given, "--output", name, code=0
         )
-        assert done.returncode == 0, done.stderr
     assert (tmp_path / "a.onnx").read_bytes() == (tmp_path / "b.onnx").read_bytes()
 
 
 @pytest.mark.slow
 def test_evaluate_prints_json_alone_on_standard_output(quantmill_process, tiny):
-    done = quantmill_process("evaluate", tiny.model, "--evaluation", tiny.evaluation, "--reference", tiny.model)
-    assert done.returncode == 0, done.stderr
+    done = quantmill_process("evaluate", tiny.model, "--evaluation", tiny.evaluation, "--reference", tiny.model, code=0)
     result = json.loads(done.stdout)
     assert result["samples"] == 40
     assert result["fidelity"]["top1_agreement"] == 100.0
@@ -81,6 +76,7 @@ def test_evaluate_prints_json_alone_on_standard_output(quantmill_process, tiny):
         (None, ("--preset", "int9"), ["error[invalid-config]", "int9", "int8"]),
         (None, ("--preprocessing", '{"inputs": {"x": {"std": [0]}}}'), ["error[invalid-request]", "std"]),
         (None, ("--preprocessing", "none.json"), ["error[file-access]: none.json: No such file"]),
+        (None, ("--preprocessing", "cifar1"), ["error[invalid-request]", "did you mean 'cifar10'?"]),
         ({"exclude": [{"node": "nope"}]}, (), ["error[", "nope"]),
     ],
 )
@@ -99,10 +95,8 @@ def test_broken_models_and_data_leave_no_output(quantmill, tiny, tmp_path):
     broken = ("quantize", "broken.onnx", "--calibration", tiny.calibration, "--output", "q.onnx")
     other = ("quantize", tiny.model, "--calibration", "c.npz", "--output", "q.onnx")
     for command, words in ((broken, ["error[not-onnx]"]), (other, ["error[dataset-mismatch]", "'x'"])):
-        done = quantmill(*command)
-        assert done.returncode == 1
+        done = quantmill(*command, code=1)
         assert all(word in done.stderr for word in words), done.stderr
-        assert "Traceback" not in done.stderr
     assert sorted(path.name for path in tmp_path.iterdir()) == ["broken.onnx", "c.npz"]
 
 
@@ -118,11 +112,9 @@ def test_without_the_engine_the_error_says_how_to_get_it(quantmill_process, tiny
     """As where only the front desk is installed."""
     path = hidden(tmp_path, "import sys; sys.modules['onnx'] = None\n")
     quantize = ("quantize", tiny.model, "--calibration", tiny.calibration, "--output", "q.onnx")
-    done = quantmill_process(*quantize, PYTHONPATH=path)
-    assert done.returncode == 1
+    done = quantmill_process(*quantize, PYTHONPATH=path, code=1)
     assert "error[engine-missing]: onnx" in done.stderr
     assert "quantmill[worker]" in done.stderr
-    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.slow
@@ -132,9 +124,7 @@ def test_too_little_memory_is_a_resource_limit(quantmill_process, tiny, tmp_path
     np.savez(tmp_path / "big.npz", x=np.zeros((1 << 10, 3, 8, 8), np.float32))
     make_model(tmp_path / "wide.onnx", channels=1 << 20)
     quantize = ("quantize", "wide.onnx", "--calibration", "big.npz", "--output", "q.onnx")
-    done = quantmill_process(*quantize, PYTHONPATH=path)
-    assert done.returncode == 1
-    assert "Traceback" not in done.stderr
+    done = quantmill_process(*quantize, PYTHONPATH=path, code=1)
     assert "error[resource-limit]" in done.stderr, done.stderr
 
 
@@ -148,6 +138,10 @@ def test_too_little_memory_is_a_resource_limit(quantmill_process, tiny, tmp_path
         "quantize {model} --calibration {data} --output q --preset int8 --config {data}",
         "quantize {model} --calibration {data} --output q --server http://x --threads 1",
         "quantize {model} --calibration {data} --output q --threads 0",
+        "quantize {model} --calibration {data} --output q --priority 1",
+        "quantize {model} --calibration {data} --output q --device cpu",
+        "quantize {model} --calibration {data} --output q --cache-dir {data}",
+        "quantize {model} --calibration {data} --output q --checkpoint-dir {data}",
         "quantize {model} --calibration {data} --output q --html q",
         "quantize {model} --calibration {data} --output q --report q",
         "quantize {model} --calibration {data} --output {model}",
@@ -157,79 +151,40 @@ def test_too_little_memory_is_a_resource_limit(quantmill_process, tiny, tmp_path
 )
 def test_usage_errors_exit_with_2(quantmill, tiny, command, tmp_path):
     before = tiny.model.read_bytes()
-    done = quantmill(*(word.format(model=tiny.model, data=tiny.calibration) for word in command.split()))
-    assert done.returncode == 2, done.stderr
-    assert "Traceback" not in done.stderr
+    quantmill(*(word.format(model=tiny.model, data=tiny.calibration) for word in command.split()), code=2)
     assert not list(tmp_path.iterdir())
     assert tiny.model.read_bytes() == before
 
 
-@pytest.mark.parametrize(
-    ("wanted_db", "options", "code"), [(190.0, (), 0), (190.0, ("--fail-on-gate",), 3), (1.0, ("--fail-on-gate",), 0)]
-)
-def test_the_gate_of_a_config_decides_and_can_fail_the_pipeline(quantize, tmp_path, wanted_db, options, code):
-    config = {"preset": "int8_per_tensor", "evaluation": {"gate": {"min_sqnr_db": wanted_db}}}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    done = quantize("--config", "config.json", "--report", "r.json", *options, code=code)
-    report = Report.model_validate_json((tmp_path / "r.json").read_text())
-    assert report.verdict == ("fail" if wanted_db > 100 else "pass")
-    assert ("BROKEN" in done.stdout) == (wanted_db > 100)
-    assert report.manifest.config.weight.granularity == "per_tensor"
-    assert any("calibration data" in note for note in report.notes)
-    nothing = {"inputs": {}, "labels": None, "pictures": None, "sounds": None}
-    assert report.manifest.calibration_preprocessing.model_dump(mode="json") == nothing
-
-
 def test_a_bad_setting_is_named(quantmill):
-    done = quantmill("reconcile", "--once", QUANTMILL_WORKER_SLOTS="many")
-    assert done.returncode == 1
+    done = quantmill("reconcile", "--once", QUANTMILL_WORKER_SLOTS="many", code=1)
     assert "error[invalid-settings]" in done.stderr
     assert "QUANTMILL_WORKER_SLOTS" in done.stderr
 
 
 @pytest.mark.slow
 def test_doctor_finds_a_fresh_folder_in_order_and_says_what_is_wrong(quantmill):
-    done = quantmill("doctor", "--data-dir", "home")
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = quantmill("doctor", "--data-dir", "home", code=0)
     for word in ("python", "storage", "database", "broker", "onnxruntime", "cpu", "runner"):
         assert word in done.stdout
     assert "BAD" not in done.stdout
     done = quantmill(
         "doctor", "--no-engine",
         QUANTMILL_DATABASE_URL="postgresql://nobody@127.0.0.1:1/none", QUANTMILL_BROKER_URL="redis://127.0.0.1:1/0",
-        QUANTMILL_STORAGE_DIR="/proc/nowhere",
+        QUANTMILL_STORAGE_DIR="/proc/nowhere", code=1,
     )  # fmt: skip
-    assert done.returncode == 1
     assert done.stdout.count("BAD") == 3
     assert "onnxruntime" not in done.stdout
-    assert "Traceback" not in done.stderr
 
 
 def test_without_data_random_inputs_have_to_be_asked_for(quantmill, tiny, tmp_path):
-    done = quantmill("quantize", tiny.model, "--output", "q.onnx")
-    assert done.returncode == 1
+    done = quantmill("quantize", tiny.model, "--output", "q.onnx", code=1)
     assert "error[calibration-missing]" in done.stderr
     assert "random_calibration" in done.stderr
     assert not (tmp_path / "q.onnx").exists()
     (tmp_path / "config.json").write_text(json.dumps({"random_calibration": {"samples": 2}}))
     options = ("--config", "config.json", "--output", "q.onnx", "--report", "r.json")
-    done = quantmill("quantize", tiny.model, *options)
-    assert done.returncode == 0, done.stderr
+    done = quantmill("quantize", tiny.model, *options, code=0)
     assert "RANDOM DATA, NO ACCURACY" in done.stdout
     assert Report.model_validate_json((tmp_path / "r.json").read_text()).fidelity.source == "random"
     onnx.checker.check_model(onnx.load(tmp_path / "q.onnx"))
-
-
-@pytest.mark.parametrize(
-    ("preset", "evaluated", "source"),
-    [("int8_dynamic", False, "random"), ("float16_model", False, "random"), ("int8_dynamic", True, "evaluation")],
-)
-def test_recipes_that_take_no_ranges_need_no_data(quantmill, tiny, tmp_path, preset, evaluated, source):
-    given = ("--evaluation", tiny.evaluation) if evaluated else ()
-    done = quantmill("quantize", tiny.model, "--preset", preset, *given, "--output", "q.onnx", "--report", "r.json")
-    assert done.returncode == 0, done.stderr
-    report = Report.model_validate_json((tmp_path / "r.json").read_text())
-    assert report.fidelity.source == source
-    assert report.manifest.calibration_sha256 is None
-    assert ("top1" in report.quantized.metrics) == evaluated
-    assert ("random" in report.summary) == any("random" in note for note in report.notes) == (not evaluated)

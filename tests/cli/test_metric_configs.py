@@ -73,7 +73,6 @@ def test_quantize_refuses_a_training_that_the_data_cannot_feed(quantmill, tiny, 
     assert done.returncode == 1
     assert "error[invalid-config]: loss mse: the data has no array 'far'" in done.stderr
     assert "at /algorithms/1/losses/0/targets" in done.stderr
-    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -97,11 +96,10 @@ def test_documents_of_another_form_are_left_to_the_contract(tmp_path: Path, docu
 def test_quantize_and_evaluate_measure_declared_metrics(quantmill, tiny, tmp_path):
     onnx.save(onnx.parser.parse_model(GRAPH), tmp_path / "top1.onnx")
     path = config(tmp_path, by_path("top1.onnx"), {"kind": "top1"}, {"kind": "l2"}, metric="l2", max_value=1e-9)
-    done = quantmill(
-        "quantize", tiny.model, "--calibration", tiny.calibration, "--evaluation", tiny.evaluation, "--config", path,
-        "--output", "q.onnx", "--report", "r.json", "--fail-on-gate",
-    )  # fmt: skip
-    assert done.returncode == 3, done.stderr
+    data = ("--calibration", tiny.calibration, "--evaluation", tiny.evaluation)
+    given = ("quantize", tiny.model, *data, "--config", path, "--output", "q.onnx", "--report", "r.json")
+    quantmill(*given, code=0)
+    done = quantmill(*given, "--fail-on-gate", code=3)
     report = Report.model_validate_json((tmp_path / "r.json").read_text())
     assert 100 * report.quantized.metrics["mine"] == pytest.approx(report.quantized.metrics["top1"], abs=1e-3)
     assert report.verdict == "fail"

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
-from service.client import ApiError, Upload
+from service.client import ApiError
 from service.contracts.errors import InvalidRequestError
 from tests.cli.conftest import Ask
 from tests.support.patience import PATIENCE_SECONDS
@@ -79,14 +78,3 @@ def test_datasets_have_the_same_commands(ask: Ask, service: Service, tiny: Tiny)
 )
 def test_what_is_not_there_is_an_error(ask: Ask, command: str, told: str) -> None:
     assert told in ask("models", *command.split(), code=1)
-
-
-def test_a_file_that_is_there_is_not_sent_again(service: Service, tmp_path: Path) -> None:
-    path = tmp_path / "some.bin"
-    path.write_bytes(b"bytes that nobody else sends")
-    told: list[tuple[int, int]] = []
-    first = service.client.upload_file(path)
-    second = service.client.upload_file(path, progress=lambda sent, whole: told.append((sent, whole)))
-    assert isinstance(second, Upload)
-    assert (first.sha256, first.id != second.id) == (second.sha256, True)
-    assert told[-1] == (second.size_bytes, second.size_bytes)

@@ -34,9 +34,8 @@ def check_files(folder: Path, report: Report) -> None:
 def test_quantize_writes_every_form(quantmill, tiny, tmp_path):
     done = quantmill(
         "quantize", tiny.model, "--calibration", tiny.calibration, "--evaluation", tiny.evaluation,
-        "--output", "q.onnx", "--report", "r.json", *OPTIONS,
+        "--output", "q.onnx", "--report", "r.json", *OPTIONS, code=0,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
     check_files(tmp_path, Report.model_validate_json((tmp_path / "r.json").read_text()))
     assert all(name in done.stdout for name in FILES.values())
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*FILES.values(), "q.onnx", "r.json"])
@@ -57,8 +56,7 @@ def test_a_service_renders_the_same(ask, service, job, tmp_path):
 def test_a_report_that_is_there_is_rendered(quantmill, tmp_path):
     report = full_report()
     (tmp_path / "r.json").write_text(json.dumps(report.to_json_dict()))
-    done = quantmill("report", "r.json", *OPTIONS)
-    assert done.returncode == 0, done.stderr
+    done = quantmill("report", "r.json", *OPTIONS, code=0)
     check_files(tmp_path, report)
     assert "verdict   fail" in done.stdout
     (tmp_path / "old.json").write_text(json.dumps(OLD))
@@ -66,19 +64,10 @@ def test_a_report_that_is_there_is_rendered(quantmill, tmp_path):
     assert "PASS" in (tmp_path / "old.html").read_text()
 
 
-def test_without_options_it_is_only_printed(quantmill, tmp_path):
-    (tmp_path / "r.json").write_text(json.dumps(make_report().to_json_dict()))
-    done = quantmill("report", "r.json")
-    assert done.returncode == 0, done.stderr
-    assert "verdict   none" in done.stdout
-    assert [path.name for path in tmp_path.iterdir()] == ["r.json"]
-
-
 @pytest.mark.parametrize("text", ["{}", "no json", '{"schema_version": 99}'])
 def test_what_is_no_report_is_refused(quantmill, tmp_path, text):
     (tmp_path / "r.json").write_text(text)
-    done = quantmill("report", "r.json", "--html", "r.html")
-    assert done.returncode == 1
+    done = quantmill("report", "r.json", "--html", "r.html", code=1)
     assert "error[invalid-request]" in done.stderr
     assert "no report" in words(done.stderr)
     assert not (tmp_path / "r.html").exists()
@@ -95,25 +84,15 @@ def test_what_is_no_report_is_refused(quantmill, tmp_path, text):
 )
 def test_a_report_that_does_not_fit_is_told_by_its_place(quantmill, tiny, tmp_path, command):
     (tmp_path / "r.json").write_text(json.dumps({**make_report().to_json_dict(), "verdict": "maybe"}))
-    done = quantmill(*(word.format(model=tiny.model, data=tiny.calibration) for word in command))
-    assert done.returncode == 1
+    done = quantmill(*(word.format(model=tiny.model, data=tiny.calibration) for word in command), code=1)
     assert "r.json is no report: verdict" in words(done.stderr)
 
 
-@pytest.mark.parametrize(
-    ("options", "told"),
-    [
-        (("--html", "r.json"), "are the same file"),
-        (("--html", "x", "--markdown", "x"), "are the same file"),
-        (("--layers-csv", "nowhere/l.csv"), "does not exist"),
-        (("--junit", "."), "is a folder"),
-    ],
-)
-def test_no_file_is_written_over(quantmill, tmp_path, options, told):
+@pytest.mark.parametrize("options", [("--html", "r.json"), ("--html", "x", "--markdown", "x"), ("--junit", ".")])
+def test_no_file_is_written_over(quantmill, tmp_path, options):
     (tmp_path / "r.json").write_text(json.dumps(make_report().to_json_dict()))
-    done = quantmill("report", "r.json", *options)
-    assert done.returncode == 2
-    assert told in words(done.stderr)
+    done = quantmill("report", "r.json", *options, code=2)
+    assert ("is a folder" if "." in options else "are the same file") in words(done.stderr)
     assert [path.name for path in tmp_path.iterdir()] == ["r.json"]
 
 
@@ -133,8 +112,7 @@ def test_what_cannot_be_written_leaves_nothing_behind(quantmill, tmp_path, monke
     }  # fmt: skip
     (tmp_path / "r.json").write_text(json.dumps({**make_report().to_json_dict(), "advice": [advice]}))
     (tmp_path / "there").write_text("that of yesterday")
-    done = quantmill(*command)
-    assert done.returncode == 1
+    done = quantmill(*command, code=1)
     assert "error[file-access]" in done.stderr
     assert (tmp_path / "there").read_text() == "that of yesterday"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["r.json", "there"]

@@ -29,8 +29,7 @@ HEAVY = ("torch", "onnxruntime", "onnx", "numpy", "sqlalchemy", "fastapi", "cele
 def test_version_and_help_are_quick_and_load_neither_engine_nor_database_nor_server(quantmill_process):
     version = quantmill_process("--version", QUANTMILL_SERVER="http://127.0.0.1:1")
     assert (version.returncode, version.stdout.strip(), version.stderr) == (0, VERSION, "")
-    help_ = quantmill_process("--help", PYTHONPROFILEIMPORTTIME="1")
-    assert help_.returncode == 0
+    help_ = quantmill_process("--help", PYTHONPROFILEIMPORTTIME="1", code=0)
     loaded = {line.rpartition("|")[2].strip() for line in help_.stderr.splitlines()}
     assert "worker.cli" in loaded or "typer" in loaded
     assert not loaded & set(HEAVY)
@@ -121,11 +120,9 @@ def test_ctrl_c_on_a_process_of_its_own(tmp_path, command):
 
 @pytest.mark.parametrize("command", [["api", "--port", "0"], ["worker"], ["reconcile"]], ids=lambda words: words[0])
 def test_no_process_starts_on_an_empty_database(quantmill, tmp_path: Path, command: list[str]) -> None:
-    done = quantmill(*command, QUANTMILL_DATA_DIR=str(tmp_path / "home"))
-    assert done.returncode == 1
+    done = quantmill(*command, QUANTMILL_DATA_DIR=str(tmp_path / "home"), code=1)
     assert "error[schema-behind]" in done.stderr
     assert "quantmill migrate" in done.stderr
-    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.slow

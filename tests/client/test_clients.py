@@ -29,13 +29,11 @@ from service.contracts.errors import (
     Problem,
 )
 from service.contracts.runner import DATA_FILE, DATA_KIND
-from service.jobs.outcome import NewArtifact, QuantizeOutcome
+from service.jobs.outcome import QuantizeOutcome
 from service.keys import local
-from service.settings import Settings
 from tests.api.serving import Served
 from tests.support.front import Front, dataset_summary, make_report, model_summary, npz_bytes
 from tests.support.patience import PATIENCE_SECONDS
-from tests.support.server import ApiProcess
 from tests.support.source import ROOT
 from tests.support.tiny import make_model
 from tests.worker.workbench import wait_for
@@ -52,8 +50,7 @@ def do_the_workers_part(worker: Front, model_id: str, dataset_id: str, known: se
         return [job["id"] for job in worker.http.get("/v1/jobs").json()["items"] if job["id"] not in known]
 
     (job_id,) = wait_for(submitted)
-    artifact = NewArtifact("model", "q.onnx", "application/octet-stream", worker.store(PAYLOAD), len(PAYLOAD))
-    worker.finish(job_id, QuantizeOutcome(make_report("pass"), (artifact,)))
+    worker.finish(job_id, QuantizeOutcome(make_report("pass"), (worker.kept("model", "q.onnx", PAYLOAD),)))
 
 
 def test_the_whole_way_blocking(client: Client, worker: Front, tmp_path: Path) -> None:
@@ -94,8 +91,7 @@ def two_files(worker: Front, model: bytes, data: bytes) -> str:
     """A job whose model keeps its weights in a second file."""
     job_id = worker.new_job()
     files = (("model", "model.onnx", model), (DATA_KIND, DATA_FILE, data))
-    made = tuple(NewArtifact(kind, name, "application/x", worker.store(one), len(one)) for kind, name, one in files)
-    worker.finish(job_id, QuantizeOutcome(make_report(), made))
+    worker.finish(job_id, QuantizeOutcome(make_report(), tuple(worker.kept(*file) for file in files)))
     return job_id
 
 
@@ -333,23 +329,6 @@ def test_of_several_services_none_is_guessed(
         monkeypatch.chdir(here)
         assert find_service().url == other.url, "the one that was started in this folder"
     assert find_service().url == server.url, "a note of a service that has ended is no service"
-
-
-@pytest.mark.slow
-def test_the_key_of_the_environment(home: Path, sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = Settings(data_dir=home / "data", database_url=sqlite_url, min_free_bytes=0, api_key=KEY)
-    process = ApiProcess(settings)
-    try:
-        monkeypatch.setenv("QUANTMILL_SERVER", process.url)
-        monkeypatch.setenv("QUANTMILL_API_KEY", KEY)
-        with Client() as client:
-            assert list(client.jobs()) == []
-        monkeypatch.setenv("QUANTMILL_API_KEY", "wrong-key-of-a-test")
-        with Client() as client, pytest.raises(quantmill.UnauthorizedError):
-            list(client.jobs())
-        assert KEY not in process.log.read_text()
-    finally:
-        process.close()
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ import quantmill
 from service.client import Client
 from service.contracts.quota import Quota
 from service.jobs import events, transitions
-from service.jobs.outcome import NewArtifact, QuantizeOutcome
+from service.jobs.outcome import QuantizeOutcome
 from service.principal import COMMAND_LINE, DEFAULT_TENANT, Principal
 from service.quotas import service as quotas
 from tests.api.serving import Served
@@ -62,14 +62,6 @@ def test_an_upload_gets_through_three_broken_connections(
     is_whole(server, upload_id, large)
 
 
-def test_a_large_file_goes_in_parts(
-    client: Client, server: Served, large: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("service.client.uploads.PART_BYTES", 10 * MIB)
-    upload = client.upload_file(large)
-    is_whole(server, upload.id, large)
-
-
 def test_a_proxy_that_takes_no_large_body_gets_smaller_ones(server: Served, proxy: BreakingProxy, large: Path) -> None:
     proxy.most_bytes = 5 * MIB
     with Client(proxy.url, patience_seconds=PATIENCE_SECONDS) as client:
@@ -112,8 +104,7 @@ def end_later(worker: Front, job_id: str) -> None:
     attempt = worker.claim(job_id).attempt
     with worker.desk.database.write() as session:
         events.append(session, job_id, attempt, "log", {"message": "half way", "level": "info"})
-    data = b"quantized"
-    artifact = NewArtifact("model", "q.onnx", "application/octet-stream", worker.store(data), len(data))
+    artifact = worker.kept("model", "q.onnx", b"quantized")
     with worker.desk.database.write() as session:
         assert transitions.succeed(session, job_id, attempt, result=QuantizeOutcome(make_report("pass"), (artifact,)))
 
@@ -158,15 +149,6 @@ def test_waiting_with_events_ends_in_time(proxy: BreakingProxy, worker: Front, c
     with Client(proxy.url) as client, pytest.raises(quantmill.WaitTimeoutError):
         client.wait(job_id, on_event=lambda event: seen.append(event.seq), timeout_seconds=0.5)
     assert seen == [1]
-
-
-def test_an_iteration_that_is_left_closes_its_stream(client: Client, worker: Front) -> None:
-    job_id = worker.new_job()
-    followed = client.follow(job_id)
-    assert next(followed).seq == 1
-    followed.close()
-    assert client.cancel(job_id).state == "canceled"
-    assert [event.seq for event in client.follow(job_id, after=1)] == [2]
 
 
 def test_a_quota_is_told_with_the_time_to_wait(

@@ -125,6 +125,21 @@ def test_a_job_is_canceled_by_keyboard(open_page: Open, place: Place) -> None:
     assert "canceled" in page.locator("#state").inner_text()
 
 
+def test_a_job_is_started_by_keyboard(open_page: Open, place: Place) -> None:
+    seen = open_page("/new?model_id={model}&calibration_dataset_id={dataset}")
+    page, wanted = seen.page, {"f-model_id", "f-model_files", "f-calibration_dataset_id", "f-name", "f-labels"}
+    for _ in range(400):
+        page.keyboard.press("Tab")
+        wanted.discard(page.evaluate("document.activeElement.id"))
+        if not wanted:
+            break
+    assert wanted == set()
+    tab_to(page, "Start", most=400)
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/jobs/job_*")
+    assert seen.refused() == [] and seen.troubles == []
+
+
 def test_a_job_that_runs_is_followed(open_page: Open, place: Place) -> None:
     of_both = {"model_id": place.ids["model"], "calibration_dataset_id": place.ids["dataset"]}
     job_id = place.front.new_job(name="followed", **of_both)

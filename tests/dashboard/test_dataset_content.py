@@ -135,12 +135,3 @@ def test_what_is_validated_is_what_is_shown(sqlite_front: Front, tmp_path: Path)
     assert figures(part(page, "classes")) == [["0", "a", "15"], ["1", "b", "5"]]
     assert len(pictures(part(page, "waveforms"))) == 16
     assert "-9000 to 9000" in part(page, "values")
-
-
-def test_lists_of_datasets_tell_no_profile(sqlite_front: Front) -> None:
-    made = sqlite_front.ready_dataset(profiled_summary())
-    whole = sqlite_front.http.get(f"/v1/datasets/{made}").json()
-    assert whole["summary"]["profile"]["classes"]["counts"] == [20, 8, 4]
-    (listed,) = sqlite_front.http.get("/v1/datasets").json()["items"]
-    assert listed["summary"]["profile"] is None
-    assert sqlite_front.http.get("/datasets").status_code == 200

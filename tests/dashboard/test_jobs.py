@@ -15,17 +15,12 @@ from service.dashboard import jobs as jobs_pages
 from service.jobs import events, transitions
 from service.tables import Job
 from tests.dashboard.test_new_job import nouns
+from tests.dashboard.test_nouns import shown
 from tests.support.each import each
 from tests.support.filled import HOSTILE_LABELS, HOSTILE_NAME, run
 from tests.support.front import Front
 
 STAGE = re.compile(r'<li class="(\w+)" data-stage="([^"]+)">.*?<span class="hint">([^<]*)</span>')
-
-
-def shown(front: Front, path: str) -> str:
-    answer = front.http.get(path)
-    assert answer.status_code == 200, answer.text
-    return answer.text
 
 
 def add(front: Front, job_id: str, *told: events.Entry, attempt: int = 1) -> int:
@@ -99,6 +94,7 @@ def test_a_job_that_runs_shows_how_far_it_is(sqlite_front: Front) -> None:
     timeline = text.partition('id="timeline"')[2].partition("</ol>")[0]
     assert timeline.index("queued") < timeline.index("running") < timeline.index("claimed")
     assert "job.queued" not in timeline
+    assert '<noscript><meta http-equiv="refresh"' in text, "without scripts it is shown anew"
     for told in ('value="0.5"', "Layer &lt;b&gt;conv&lt;/b&gt; is tuned.", "finetune: loss"):
         assert told in text
     part = shown(sqlite_front, f"/jobs/{job_id}/curves")

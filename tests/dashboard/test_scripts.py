@@ -13,7 +13,7 @@ import pytest
 
 from tests.dashboard.conftest import Open, Place
 from tests.support.filled import chain, job
-from tests.support.front import model_summary
+from tests.support.front import dataset_summary, model_summary
 from tests.support.reports import full_report
 
 pytestmark = pytest.mark.slow  # starts a browser and a service
@@ -121,20 +121,25 @@ def made(page: Any, noun: str) -> Any:
     return page.expect_response(lambda one: one.request.method == "POST" and one.url.endswith(f"/v1/{noun}s"))
 
 
-def test_a_model_that_is_dropped_is_sent_and_chosen(open_page: Open, place: Place) -> None:
-    seen = open_page("/new")
-    page, zone = seen.page, seen.page.locator("[data-drop=model]")
-    page.locator("#f-model_id_other").evaluate("one => { one.value = 'other@1'; }")
-    with made(page, "model") as answer:
-        drop(page, zone, "dropped net.onnx", "model bytes")
-    model_id = answer.value.json()["id"]
+@pytest.mark.parametrize(("noun", "file"), [("model", "dropped net.onnx"), ("dataset", "dropped net.npz")])
+def test_what_is_dropped_is_sent_and_chosen(open_page: Open, place: Place, noun: str, file: str) -> None:
+    seen, field = open_page("/new"), "model_id" if noun == "model" else "calibration_dataset_id"
+    page, zone = seen.page, seen.page.locator(f"[data-drop={noun}][data-chosen={field}]")
+    page.locator(f"#f-{field}_other").evaluate("one => { one.value = 'other@1'; }")
+    page.locator("#f-preprocessing").evaluate('one => { one.value = \'{"inputs": {"x": {"scale": 0.5}}}\'; }')
+    with made(page, noun) as answer:
+        drop(page, zone, file, f"{noun} bytes")
+    noun_id = answer.value.json()["id"]
     zone.get_by_text(re.compile("being looked through|no worker", re.I)).or_(zone.locator("progress")).first.wait_for()
-    place.front.finish(place.front.inspect_job(model_id=model_id), model_summary())
+    summary = model_summary() if noun == "model" else dataset_summary()
+    place.front.finish(place.front.inspect_job(**{f"{noun}_id": noun_id}), summary)
     zone.locator(".upload .good").wait_for()
     assert "dropped net@1 is ready and chosen here" in zone.locator(".upload").inner_text()
-    assert page.locator("#f-model_id").input_value() == model_id
-    assert page.locator("#f-model_id_other").input_value() == ""
+    assert page.locator(f"#f-{field}").input_value() == noun_id
+    assert page.locator(f"#f-{field}_other").input_value() == ""
     assert zone.locator("progress").count() == 0
+    if noun == "dataset":
+        assert place.front.http.get(f"/v1/datasets/{noun_id}").json()["preprocessing"]["inputs"]["x"]["scale"] == 0.5
     assert seen.refused() == [] and seen.troubles == []
 
 

@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import event, update
 
 from service.contracts.errors import NonFiniteDataError, NotOnnxError
-from service.contracts.webhooks import PING, patterns
+from service.contracts.webhooks import patterns
 from service.db import Database
 from service.jobs import transitions
 from service.jobs.outcome import QuantizeOutcome
@@ -158,14 +158,6 @@ def test_no_more_waits_than_may(database: Database, monkeypatch: pytest.MonkeyPa
     assert emit(database, "job.queued", {"id": 5}) == 1
     assert [entry["data"]["id"] for entry in told(database, full)] == [0, 1, 2]
     assert (endpoint(database, full).dropped_events, endpoint(database, other).dropped_events) == (3, 0)
-
-
-def test_a_ping_is_for_one_alone(database: Database) -> None:
-    hook, _ = add_endpoint(database, URL, ["model.*"])
-    add_endpoint(database, URL)
-    with database.write() as session:
-        assert outbox.ping(session, session.get_one(WebhookEndpoint, hook)) is not None
-    assert [(row.endpoint_id, row.type) for row in deliveries(database)] == [(hook, PING)]
 
 
 def test_what_is_held_is_due_once_its_endpoint_is_enabled(database: Database) -> None:

@@ -83,24 +83,6 @@ def test_both_ends_are_told_how_long(patience: Patience, open_database: Open) ->
         assert told("statement_timeout") == str(round(1000 * (patience.answer_seconds or 0)))
 
 
-@pytest.mark.long
-@pytest.mark.usefixtures("quick")
-@pytest.mark.parametrize("patience", [ENDLESS, LONG], ids=["endless", "long"])
-def test_a_statement_that_nobody_acknowledges_ends(
-    patience: Patience, proxy: StallingProxy, open_database: Open
-) -> None:
-    """It is sent into the void: no question of the kernel goes out while there is something to be sent again."""
-    database = open_database(patience)
-    with pytest.raises(OperationalError) as caught, database.read() as session:
-        session.execute(text("SELECT 1"))
-        proxy.vanish()
-        session.execute(text("SELECT 1"))
-    assert "in time" not in str(caught.value), "the kernel did not end it: the bound on answers did"
-    proxy.appear()
-    with database.read() as session:
-        assert session.scalar(text("SELECT 1")) == 1, "the pool keeps nothing of what is broken"
-
-
 @pytest.mark.usefixtures("quick")
 def test_an_answer_that_never_comes_ends_and_the_server_forgets_the_transaction(
     proxy: StallingProxy, open_database: Open, postgres_url: str

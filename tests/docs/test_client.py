@@ -1,4 +1,4 @@
-"""Every block of docs/client.md runs, and so do the shell parts of examples/ci, on a service."""
+"""Every block of docs/client.md and docs/batches.md runs, and the shell parts of examples/ci, on a service."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.docs.blocks import ROOT, check_quantized, fenced
+from tests.docs.blocks import ROOT, check_quantized, fenced, run_block
 from tests.support.patience import PATIENCE_SECONDS
 from tests.worker.running import Service, environment
 
@@ -43,6 +43,21 @@ def test_every_block_of_the_page_runs(
     said = told(errors)
     assert "/config/preset" in said
     assert "job-not-found" in said
+
+
+@pytest.mark.long
+def test_every_block_of_the_page_of_batches_runs(
+    folder: Path, service: Service, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (python,) = fenced(PAGE.with_name("batches.md"), "python")
+    (shell,) = fenced(PAGE.with_name("batches.md"), "bash")
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("QUANTMILL_SERVER", service.url)
+    exec(compile(python, "batches.md", "exec"), {})
+    assert "[0] state" in capsys.readouterr().out
+    done = run_block(shell, folder, QUANTMILL_SERVER=service.url)
+    assert done.returncode == 0, done.stderr
+    assert "2 succeeded" in done.stdout
 
 
 def commands_of(name: str) -> list[str]:

@@ -28,7 +28,8 @@ COMMANDS, UP, OVER_HTTP = fenced(ROOT / "README.md", "bash")
 HELPERS = OVER_HTTP[: OVER_HTTP.index("FILE=")]
 # Pages whose blocks run in tests of their own.
 ELSEWHERE = {
-    ROOT / "docs" / f"{name}.md": ROOT / "tests" / "docs" / f"test_{name}_page.py" for name in ("batches", "nightly")
+    ROOT / "docs" / f"{page}.md": ROOT / "tests" / "docs" / f"test_{file}.py"
+    for page, file in (("batches", "client"), ("nightly", "nightly_page"))
 }
 # Pages whose blocks are one script.
 SCRIPTS = {name: "".join(fenced(ROOT / "docs" / f"{name}.md", "bash")) for name in ("cli", "http")}
@@ -97,14 +98,6 @@ def test_the_readme_stops_at_a_request_that_fails(folder: Path, address: str) ->
     assert not (folder / "report.json").exists()
 
 
-@pytest.mark.long
-def test_the_readme_stops_at_a_command_that_fails(folder: Path) -> None:
-    (folder / "model.onnx").write_bytes(b"no model")
-    done = run_block(COMMANDS, folder)
-    assert done.returncode != 0
-    assert not (folder / "quantized.onnx").exists()
-
-
 def test_the_readme_stops_at_what_the_service_rejects(folder: Path, address: str, key: str) -> None:
     (folder / "model.onnx").write_text("broken")
     done = run_block(OVER_HTTP, folder, API=address, QUANTMILL_API_KEY=key)
@@ -113,28 +106,17 @@ def test_the_readme_stops_at_what_the_service_rejects(folder: Path, address: str
     assert not (folder / "quantized.onnx").exists()
 
 
-@pytest.mark.long
-def test_the_readme_stops_at_a_job_that_fails(folder: Path, address: str, key: str) -> None:
-    """One that is taken, and ends as failed."""
-    config = r"{\"exclude\": [{\"tensor\": \"missing one\"}]}"
-    block = OVER_HTTP.replace(r"{\"preset\": \"int8\"}", config)
-    assert config in block
-    done = run_block(block + "echo went on\n", folder, API=address, QUANTMILL_API_KEY=key)
-    assert done.returncode != 0
-    assert "'missing one'" in done.stderr
-    assert "went on" not in done.stdout
-    assert not (folder / "quantized.onnx").exists()
-
-
-def test_waiting_goes_on_until_the_end(folder: Path, address: str) -> None:
-    """A job's first answers are no end; a canceled one is an end that is no success."""
+@pytest.mark.parametrize("end", ["canceled", "failed"])
+def test_waiting_goes_on_until_the_end(folder: Path, address: str, end: str) -> None:
+    """A job's first answers are no end; a canceled one is an end that is no success, and one that failed says why."""
     (folder / "answers").mkdir()
-    for number, state in enumerate(("queued", "running", "canceling", "canceled")):
-        (folder / "answers" / str(number)).write_text(json.dumps({"state": state, "error": None}))
+    for number, state in enumerate(("queued", "running", "canceling", end)):
+        error = {"detail": "It broke."} if state == "failed" else None
+        (folder / "answers" / str(number)).write_text(json.dumps({"state": state, "error": error}))
     fake = 'call() { local n; n=$(cat n 2>/dev/null || echo 0); cat "answers/$n"; echo $((n + 1)) > n; }\n'
     done = run_block(HELPERS + fake + "settle jobs/one\necho went on\n", folder, API=address, QUANTMILL_API_KEY="none")
     assert done.returncode != 0
-    assert "canceled" in done.stderr
+    assert ("It broke." if end == "failed" else end) in done.stderr
     assert (folder / "n").read_text().strip() == "4"
     assert "went on" not in done.stdout
 

@@ -21,30 +21,6 @@ def full(disk: SmallDisk | None) -> SmallDisk:
     return disk
 
 
-PLACES = ("after_claim", "after_runner_start", "after_runner_end", "before_artifact_fsync")
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("place", PLACES)
-def test_a_disk_that_fills_up_while_a_job_runs(place, full, installation, client, judge):
-    installation.hold(place)
-    job_id = client.submit()
-    installation.wait_held(place)
-    full.fill()
-    installation.release(place)
-
-    def waits() -> bool:
-        job = installation.job(job_id)
-        assert job.state != "failed", job.error
-        return job.state == "succeeded" or (job.waiting or {}).get("code") == "storage-full"
-
-    installation.wait_for(waits, "the job does not say that it waits for room")
-    full.free()
-    judge()
-    job = installation.job(job_id)
-    assert (job.state, job.attempt - job.interruptions) == ("succeeded", 1), "the attempt was charged"
-
-
 @pytest.mark.long
 def test_uploads_are_refused_and_reads_go_on(full, installation, client, judge):
     job_id = client.submit()

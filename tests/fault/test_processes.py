@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
-import os
-import shutil
-import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-import httpx
 import pytest
 
 from service.failpoints import JOB_NAMES
@@ -79,42 +74,6 @@ def test_a_worker_killed_and_a_cancel_in_an_attempt(place, installation, client,
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
-def test_a_worker_that_ends_amid_adaround_goes_on_at_the_layer(end, client, judge, installation):
-    """The next attempt takes over the finished layers, and gives the bytes of an undisturbed run."""
-
-    def taken_over(job_id):
-        return any("taken over" in message for message in installation.logged(job_id))
-
-    installation.hold("after_layer")
-    ended = client.submit(config=ADAROUND)
-    installation.wait_held("after_layer")
-    installation.worker.send(end)
-    if end == signal.SIGTERM:
-        installation.release("after_layer")
-    installation.worker.wait()
-    installation.release("after_layer")
-    judge()
-    job = installation.job(ended)
-    assert (job.attempt, job.interruptions) == (2, 1 if end == signal.SIGTERM else 0)
-    assert taken_over(ended)
-    cached = client.submit(config=ADAROUND)
-    judge()
-    shutil.rmtree(installation.settings.checkpoint_dir)  # nothing of it helps the other
-    installation.settings.checkpoint_dir.mkdir()
-    shutil.rmtree(installation.settings.cache_dir, ignore_errors=True)
-    calm = client.submit(config=ADAROUND)
-    judge()
-    assert not taken_over(calm)
-    with installation.client() as http:
-        models = [
-            item.sha256 for job_id in (ended, cached, calm) for item in http.artifacts(job_id) if item.kind == "model"
-        ]
-    assert len(models) == 3
-    assert len(set(models)) == 1
-
-
-@pytest.mark.long
 @pytest.mark.parametrize("place", ["after_runner_start", "after_runner_end"])
 def test_a_zombie_writes_nothing(place, client, judge, installation):
     """A worker that stood still for longer than its lease wakes up, and finds the job in other hands."""
@@ -175,47 +134,3 @@ def test_api_and_workers_restarted_one_after_the_other(make_installation, tiny: 
         for job_id in found:
             job = installation.job(job_id)
             assert job.attempt - job.interruptions == 1, "a shutdown was charged"
-
-
-SIZE_BYTES = 8 * 1024 * 1024
-BLOCK_BYTES = 64 * 1024
-
-
-@pytest.mark.long
-def test_an_api_killed_amid_an_upload(installation, judge):
-    data = os.urandom(SIZE_BYTES)
-    half, gone = threading.Event(), threading.Event()
-    with httpx.Client(base_url=installation.url, timeout=PATIENCE_SECONDS) as http:
-        body = {"filename": "big.onnx", "size_bytes": SIZE_BYTES, "sha256": hashlib.sha256(data).hexdigest()}
-        url = f"/v1/uploads/{http.post('/v1/uploads', json=body).raise_for_status().json()['id']}"
-        first = http.patch(url, content=data[:BLOCK_BYTES], headers={"Upload-Offset": "0"}).raise_for_status()
-        promised = int(first.headers["Upload-Offset"])
-
-        def blocks():
-            for start in range(promised, SIZE_BYTES, BLOCK_BYTES):
-                if start > SIZE_BYTES // 2:
-                    half.set()
-                    gone.wait()
-                yield data[start : start + BLOCK_BYTES]
-
-        def send():
-            headers = {"Upload-Offset": str(promised), "Content-Length": str(SIZE_BYTES - promised)}
-            with (
-                httpx.Client(base_url=installation.url, timeout=PATIENCE_SECONDS) as other,
-                pytest.raises(httpx.TransportError),
-            ):
-                other.patch(url, content=blocks(), headers=headers)
-
-        sender = threading.Thread(target=send)
-        sender.start()
-        half.wait()
-        installation.api.kill()
-        gone.set()
-        sender.join()
-        installation.start(installation.api)
-        reached = int(http.head(url).raise_for_status().headers["Upload-Offset"])
-        assert promised <= reached < SIZE_BYTES
-        rest = http.patch(url, content=data[reached:], headers={"Upload-Offset": str(reached)}).raise_for_status()
-        assert int(rest.headers["Upload-Offset"]) == SIZE_BYTES
-        assert http.get(url).json()["sha256"] == body["sha256"]
-    judge()

@@ -13,10 +13,10 @@ from service.principal import COMMAND_LINE, DEFAULT_TENANT, Principal, Scope
 from service.settings import Settings
 from tests.api.conftest import app, front, front_of, sqlite_front
 from tests.support.front import Front
-from tests.worker.workbench import Workbench
+from tests.worker.conftest import bench
 from worker.confinement.controls import find_controls
 
-__all__ = ["app", "front", "sqlite_front"]
+__all__ = ["app", "bench", "front", "sqlite_front"]
 PEPPER = "0a1b2c3d4e5f-of-some-length"
 BY = Principal(DEFAULT_TENANT, COMMAND_LINE, "admin")
 
@@ -67,10 +67,3 @@ def python() -> str:
     if os.geteuid() == 0 and Path("/usr/bin/python3").exists():
         return str(Path("/usr/bin/python3").resolve())
     pytest.skip("NOBODY ELSE HERE: this takes root, and an interpreter that a plain user may run")
-
-
-@pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Workbench]:
-    workbench = Workbench(tmp_path)
-    yield workbench
-    workbench.close()

@@ -141,7 +141,8 @@ def test_every_answer_is_one_that_the_document_tells_of(
         assert cases is not None
         assert int(cases[1]) >= LEAST_CASES
         log = server.log.read_text()
-        assert not [word for word in ("Traceback", "request.crashed", KEY) if word in log]
+        for word in ("Traceback", "request.crashed", KEY):
+            assert word not in log, log[max(0, log.index(word) - 1000) :][:5000]
         assert httpx.get(f"{server.url}/readyz", timeout=PATIENCE_SECONDS).status_code == 200
     finally:
         server.close()

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
-from contextlib import closing
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
-from sqlalchemy import func, select
 
 from service.app import create_app
-from service.db import Database
 from service.settings import Settings
-from service.tables import Upload
 from tests.support import services
 from tests.support.browser import ARGUMENTS, browser_trouble, chromium
 from tests.support.each import each
@@ -107,26 +101,6 @@ def test_every_answer_says_what_pages_may_do(http: TestClient, path: str) -> Non
     assert "frame-ancestors 'none'" in answer.headers["Content-Security-Policy"]
 
 
-PAGE = """<!doctype html><title>evil</title>
-<form id=f method=post enctype=text/plain action="URL/v1/uploads">
-<input name='{"filename": "x.npz", "a' value='": 1}'></form>
-<script>
-const json = {"Content-Type": "application/json"}, body = '{"filename": "x.npz"}', out = {};
-const attempts = {
-  read: () => fetch("URL/v1/jobs"),
-  blind: () => fetch("URL/v1/uploads", {method: "POST", mode: "no-cors", body}),
-  submit: () => fetch("URL/v1/uploads", {method: "POST", headers: json, body}),
-  cancel: () => fetch("URL/v1/jobs/job_x:cancel", {method: "POST"}),
-};
-(async () => {
-  for (const [name, act] of Object.entries(attempts)) {
-    try { out[name] = (await act()).type; } catch (error) { out[name] = "refused"; }
-  }
-  window.done = out;
-})();
-</script>"""
-
-
 @pytest.fixture
 def server(place: Settings) -> Iterator[ApiProcess]:
     process = ApiProcess(place)
@@ -143,49 +117,6 @@ def page() -> Iterator[Any]:
         browser = play.chromium.launch(executable_path=chromium(), args=list(ARGUMENTS))
         yield browser.new_page()
         browser.close()
-
-
-@pytest.fixture
-def evil(server: ApiProcess) -> Iterator[str]:
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.send_header("Content-Type", "text/html")
-            self.end_headers()
-            self.wfile.write(PAGE.replace("URL", server.url).encode())
-
-        log_message = lambda *_: None  # noqa: E731
-
-    httpd = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=httpd.serve_forever)
-    thread.start()
-    yield f"http://localhost:{httpd.server_address[1]}/"
-    httpd.shutdown()
-    httpd.server_close()
-    thread.join()
-
-
-def uploads(url: str) -> int:
-    with closing(Database(url)) as database, database.read() as session:
-        return session.scalar(select(func.count()).select_from(Upload)) or 0
-
-
-@pytest.mark.long
-@pytest.mark.slow
-def test_a_page_of_another_origin_in_a_browser(server: ApiProcess, evil: str, page: Any, sqlite_url: str) -> None:
-    page.goto(evil)
-    page.wait_for_function("window.done !== undefined")
-    assert page.evaluate("window.done") == dict.fromkeys(("read", "blind", "submit", "cancel"), "refused")
-    with page.expect_navigation():
-        page.evaluate("document.getElementById('f').submit()")
-    assert '"foreign-origin"' in page.content()
-    assert uploads(sqlite_url) == 0
-    page.goto(f"{server.url}/docs")
-    own = "fetch('/v1/uploads', {method: 'POST', headers: {'Content-Type': 'application/json'}, body: BODY})"
-    body = """'{"filename": "x.npz"}'"""
-    assert page.evaluate(f"{own.replace('BODY', body)}.then(answer => answer.status)") == 201
-    assert uploads(sqlite_url) == 1
 
 
 VIOLATIONS = """window.violations = [];

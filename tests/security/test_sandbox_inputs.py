@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import sys
 
-import numpy as np
 import pytest
 
-from service.contracts.dataset import PreprocessingSpec
 from service.jobs import transitions
 from tests.security.conftest import require_controls
-from tests.support.front import npz_bytes
 from tests.worker.workbench import QUICK, RUNNER_HEAD, Workbench
 from worker.confinement.controls import LANDLOCK
 from worker.materials import Keeping, Materials
@@ -89,12 +86,3 @@ def test_each_tenant_writes_into_a_cache_of_its_own(bench: Workbench) -> None:
     assert len(set(folders)) == 2
     assert {folder.parent for folder in folders} == {bench.settings.cache_dir}
     assert all(folder.stat().st_mode & 0o077 == 0 for folder in folders)
-
-
-@pytest.mark.slow
-def test_npz_of_the_store_is_read_through_its_name(bench: Workbench) -> None:
-    data = npz_bytes(x=np.zeros((4, 2), np.float32))
-    spec = PreprocessingSpec().model_dump(mode="json")
-    job_id = bench.submit(kind="inspect_dataset", model_id=None, dataset_id=bench.add_dataset(data, spec))
-    Supervisor(bench.settings, bench.database, bench.store).run(job_id)
-    assert bench.job(job_id).state == "succeeded", bench.job(job_id).error

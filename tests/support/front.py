@@ -216,6 +216,13 @@ def problem(response: Any, status: int, code: str) -> Mapping[str, Any]:
     return body
 
 
+def taken(response: Any, status: int = 200) -> dict[str, Any]:
+    """Assert that a request was answered with this status; returns the body."""
+    assert response.status_code == status, response.text
+    body: dict[str, Any] = response.json()
+    return body
+
+
 def pointers(body: Mapping[str, Any]) -> list[str]:
     """JSON pointers of a problem's errors."""
     return [error["pointer"] for error in body["errors"]]

@@ -1,8 +1,7 @@
 """Networks of PyTorch with random weights, of the structure of torchvision's and under its names, but narrow.
 
-resnet18: widths 8 to 64 (64 to 512), whole depth. mobilenet_v2, mobilenet_v3_small: every block, width 1/4.
-vit_b_16: 2 layers (12) of 48 channels (768), patches of 16, class token, fused attention weights. swin: two blocks of
-one stage, the second shifted, with the merging of patches behind them.
+mobilenet_v2, mobilenet_v3_small: every block, width 1/4. swin: two blocks of one stage, the second shifted, with the
+merging of patches behind them.
 """
 
 from __future__ import annotations
@@ -32,26 +31,6 @@ class BasicBlock(nn.Module):
         out = self.bn2(self.conv2(out))
         out += identity
         return self.relu(out)
-
-
-class ResNet18(nn.Module):
-    def __init__(self, width: int = 8, classes: int = 10) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(3, width, 7, 2, 3, bias=False)
-        self.bn1 = nn.BatchNorm2d(width)
-        self.relu = nn.ReLU(inplace=True)
-        self.maxpool = nn.MaxPool2d(3, 2, 1)
-        widths = [width, width, 2 * width, 4 * width, 8 * width]
-        for k in range(1, 5):
-            blocks = (BasicBlock(widths[k - 1], widths[k], 1 if k == 1 else 2), BasicBlock(widths[k], widths[k]))
-            setattr(self, f"layer{k}", nn.Sequential(*blocks))
-        self.avgpool = nn.AdaptiveAvgPool2d((1, 1))
-        self.fc = nn.Linear(widths[-1], classes)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
-        x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
-        return self.fc(torch.flatten(self.avgpool(x), 1))
 
 
 def conv_norm(
@@ -106,34 +85,6 @@ class InvertedResidual(nn.Module):
         return x + self.block(x) if self.use_res_connect else self.block(x)
 
 
-class MobileNetV2(nn.Module):
-    SETTING = (
-        (1, 16, 1, 1),
-        (6, 24, 2, 2),
-        (6, 32, 3, 2),
-        (6, 64, 4, 2),
-        (6, 96, 3, 1),
-        (6, 160, 3, 2),
-        (6, 320, 1, 1),
-    )
-
-    def __init__(self, divisor: int = 4, classes: int = 10) -> None:
-        super().__init__()
-        inputs = 32 // divisor
-        features: list[nn.Module] = [conv_norm(3, inputs, 3, 2, act=nn.ReLU6)]
-        for expand, channels, repeats, stride in self.SETTING:
-            for k in range(repeats):
-                outputs = channels // divisor
-                features.append(InvertedResidual(inputs, inputs * expand, outputs, stride if k == 0 else 1))
-                inputs = outputs
-        features.append(conv_norm(inputs, 1280 // divisor, 1, act=nn.ReLU6))
-        self.features = nn.Sequential(*features)
-        self.classifier = nn.Sequential(nn.Dropout(0.2), nn.Linear(1280 // divisor, classes))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.classifier(torch.flatten(F.adaptive_avg_pool2d(self.features(x), (1, 1)), 1))
-
-
 class MobileNetV3Small(nn.Module):
     SETTING = (
         (16, 3, 16, 16, True, False, 2), (16, 3, 72, 24, False, False, 2), (24, 3, 88, 24, False, False, 1),
@@ -166,56 +117,6 @@ class MLPBlock(nn.Sequential):
         super().__init__(
             nn.Linear(channels, hidden), nn.GELU(), nn.Dropout(0.0), nn.Linear(hidden, channels), nn.Dropout(0.0)
         )
-
-
-class EncoderBlock(nn.Module):
-    def __init__(self, heads: int, channels: int, hidden: int) -> None:
-        super().__init__()
-        self.ln_1 = nn.LayerNorm(channels, eps=1e-6)
-        self.self_attention = nn.MultiheadAttention(channels, heads, dropout=0.0, batch_first=True)
-        self.dropout = nn.Dropout(0.0)
-        self.ln_2 = nn.LayerNorm(channels, eps=1e-6)
-        self.mlp = MLPBlock(channels, hidden)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.ln_1(x)
-        y, _ = self.self_attention(y, y, y, need_weights=False)
-        y = self.dropout(y) + x
-        return y + self.mlp(self.ln_2(y))
-
-
-class Encoder(nn.Module):
-    def __init__(self, length: int, layers: int, heads: int, channels: int, hidden: int) -> None:
-        super().__init__()
-        self.pos_embedding = nn.Parameter(torch.empty(1, length, channels).normal_(std=0.5))
-        self.dropout = nn.Dropout(0.0)
-        blocks = {f"encoder_layer_{k}": EncoderBlock(heads, channels, hidden) for k in range(layers)}
-        self.layers = nn.Sequential()
-        for name, block in blocks.items():
-            self.layers.add_module(name, block)
-        self.ln = nn.LayerNorm(channels, eps=1e-6)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.ln(self.layers(self.dropout(x + self.pos_embedding)))
-
-
-class VisionTransformer(nn.Module):
-    """vit_b_16, shrunk."""
-
-    def __init__(self, size: int = 64, layers: int = 2, heads: int = 4, channels: int = 48, classes: int = 10) -> None:
-        super().__init__()
-        self.channels = channels
-        self.conv_proj = nn.Conv2d(3, channels, 16, 16)
-        self.class_token = nn.Parameter(torch.empty(1, 1, channels).normal_())
-        self.encoder = Encoder((size // 16) ** 2 + 1, layers, heads, channels, 4 * channels)
-        self.heads = nn.Sequential()
-        self.heads.add_module("head", nn.Linear(channels, classes))
-
-    def forward(self, x: Tensor) -> Tensor:
-        n = x.shape[0]
-        x = self.conv_proj(x).reshape(n, self.channels, -1).permute(0, 2, 1)
-        x = torch.cat([self.class_token.expand(n, -1, -1), x], dim=1)
-        return self.heads(self.encoder(x)[:, 0])
 
 
 class ShiftedWindowAttention(nn.Module):

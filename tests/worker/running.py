@@ -30,8 +30,6 @@ QUICK = {
     "QUANTMILL_REDISPATCH_SECONDS": "2",
     "QUANTMILL_THREADS": "1",
 }
-# Long enough to be caught while it runs, whatever the machine.
-SLOW = {"evaluation": {"latency_runs": 1000, "layer_samples": 1024}}
 
 
 def command(*arguments: str) -> list[str]:

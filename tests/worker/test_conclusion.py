@@ -19,7 +19,7 @@ from service.jobs import transitions
 from service.storage import FileStore
 from service.tables import Job
 from tests.support.patience import PATIENCE_SECONDS
-from tests.worker.workbench import PUBLISHES, QUICK, UNTIL_ASKED, Workbench, finish, run_in_thread, wait_for
+from tests.worker.workbench import PUBLISHES, QUICK, Workbench, finish, run_in_thread, wait_for
 from worker.materials import Materials
 
 
@@ -179,17 +179,6 @@ def test_a_stop_while_storing_does_not_end_puts_the_job_back(bench, monkeypatch)
     stop.set()
     finish(thread)
     assert put_back(bench, job_id)
-
-
-def test_stops_without_number_cost_a_job_nothing(bench):
-    job_id = bench.submit()
-    for attempts in range(1, 5):
-        (bench.folder / "pid").unlink(missing_ok=True)
-        stop = threading.Event()
-        _, thread, _ = bench.begin(UNTIL_ASKED, job_id, stopping=stop.is_set)
-        stop.set()
-        finish(thread)
-        assert bench.standing(job_id) == ("queued", attempts, attempts)
 
 
 def test_a_store_that_cannot_be_seen_at_the_commit_is_waited_for_with_the_result_in_hand(bench, monkeypatch, caplog):

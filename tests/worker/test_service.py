@@ -1,16 +1,13 @@
-"""The service as its users start it: the main job, faults, and a clean end."""
+"""The service as its users start it: the main job, children that are killed, and what it is not started with."""
 
 from __future__ import annotations
 
 import hashlib
 import re
-import signal
 import socket
 
-import numpy as np
 import onnx
 import pytest
-from safetensors.numpy import save_file
 from typer.testing import CliRunner
 
 from service.contracts.command_errors import AddressError, DataDirInUseError
@@ -18,9 +15,8 @@ from service.contracts.config import parse_config
 from service.contracts.runner import DatasetSource, QuantizeTask
 from service.settings import Settings
 from tests.support.patience import PATIENCE_SECONDS
-from tests.support.tiny import Tiny
-from tests.worker.running import INSPECTOR, SLOW, Service, processes_of
-from tests.worker.workbench import process_gone, wait_for
+from tests.worker.running import INSPECTOR
+from tests.worker.workbench import wait_for
 from worker.cli import app
 from worker.embedded import EmbeddedService
 from worker.memory import machine_memory_bytes, share_bytes
@@ -28,13 +24,6 @@ from worker.quantizer.command import quantize_files
 from worker.quantizer.run.interface import SilentRun
 
 pytestmark = pytest.mark.slow  # starts processes
-
-
-def stop_runner(service: Service) -> int:
-    """Freeze the runner of the next quantize job as soon as it is there."""
-    pid = wait_for(lambda: next(iter(service.pids("worker.runner")), None), message="no runner")
-    service.kill(pid, signal.SIGSTOP)
-    return pid
 
 
 def test_the_main_job_gives_the_bytes_of_a_run_in_process(service, inputs, tiny, tmp_path):
@@ -85,21 +74,6 @@ def test_the_workers_of_one_command_promise_the_machine_once(service):
 
 
 @pytest.mark.long
-def test_a_killed_worker_loses_its_lease_and_the_job_runs_again(service, inputs):
-    job = service.client.submit(**inputs, config={"evaluation": {"latency_runs": 1}})
-    runner = stop_runner(service)
-    service.wait_for_state(job.id, "running")
-    worker = service.one("cli worker")
-    service.kill(worker)
-    wait_for(lambda: process_gone(runner), message="the runner outlived its worker")
-    done = service.wait_for_state(job.id, "succeeded", "failed")
-    assert (done.state, done.attempt) == ("succeeded", 2)
-    assert service.one("cli worker") != worker
-    names = [event.data["name"] for event in service.client.follow(job.id) if event.type == "state"]
-    assert names == ["job.queued", "job.claimed", "job.lease_expired", "job.claimed", "job.succeeded"]
-
-
-@pytest.mark.long
 @pytest.mark.parametrize("word", ["cli api", "cli reconcile", INSPECTOR])
 def test_a_killed_child_is_restarted(service, tiny, word):
     pid = service.one(word)
@@ -108,26 +82,6 @@ def test_a_killed_child_is_restarted(service, tiny, word):
     # Connections wait in the listening socket meanwhile: nothing is refused.
     job = service.client.submit(**service.upload(tiny))
     service.client.wait_succeeded(job.id, timeout_seconds=PATIENCE_SECONDS)
-
-
-@pytest.mark.long
-def test_stop_puts_the_running_job_back_and_leaves_nothing_behind(tmp_path, tiny):
-    folder = tmp_path / "home"
-    with Service(folder) as service:
-        inputs = service.upload(tiny)
-        job = service.client.submit(**inputs, config=SLOW)
-        service.wait_for_state(job.id, "running")
-        wait_for(lambda: service.pids("worker.runner"))
-        assert service.stop() == 0
-        assert processes_of(folder) == {}
-        # nothing but what the next attempt may go on from
-        assert {path.suffix for path in (folder / "scratch").iterdir()} <= {".checkpoints"}
-    with Service(folder) as again:
-        done = again.wait_for_state(job.id, "succeeded", "failed")
-        assert (done.state, done.attempt, done.interruptions) == ("succeeded", 2, 1)
-        again.process.kill()
-        again.process.wait()
-        wait_for(lambda: processes_of(folder) == {}, message=str(processes_of(folder)))
 
 
 def test_a_taken_port_a_folder_in_use_and_an_open_address_are_refused(tmp_path):
@@ -144,41 +98,3 @@ def test_a_taken_port_a_folder_in_use_and_an_open_address_are_refused(tmp_path):
     refused = CliRunner().invoke(app, ["up", "--host", "0.0.0.0", "--port", "0", "--data-dir", str(tmp_path)])
     assert refused.exit_code == 2
     assert "QUANTMILL_API_KEY" in refused.output
-
-
-@pytest.mark.long
-def test_an_upload_is_validated_while_a_long_job_runs(service: Service, tiny: Tiny) -> None:
-    job = service.client.submit(**service.upload(tiny), config=SLOW)
-    runner = stop_runner(service)  # as long a job as can be; its lease is renewed by the worker
-    service.wait_for_state(job.id, "running")
-    try:
-        service.upload(tiny)
-        assert service.client.job(job.id).state == "running"
-    finally:
-        service.kill(runner, signal.SIGCONT)
-    assert service.wait_for_state(job.id, "succeeded", "failed").attempt == 1
-
-
-@pytest.mark.long
-def test_new_weights_become_a_model_that_is_quantized_by_known_ranges(service, tiny, tmp_path):
-    client = service.client
-    inputs = service.upload(tiny)
-    first = client.submit(**inputs, config={"preset": "int8"})
-    client.wait_succeeded(first.id)
-    rng, state = np.random.default_rng(7), tmp_path / "new.safetensors"
-    shapes = {"w1": (16, 3, 3, 3), "b1": (16,), "w2": (5, 16), "b2": (5,)}
-    save_file({name: rng.normal(0, 0.3, shape).astype(np.float32) for name, shape in shapes.items()}, state)
-    made = client.wait_ready(client.create_model_version(inputs["model"], state))
-    version = client.model(inputs["model"]).version
-    assert (made.version, made.skeleton_model_id, made.format) == (version + 1, inputs["model"], "safetensors")
-    assert [file.path for file in made.files] == ["model.onnx", "new.safetensors"]
-    assert made.summary is not None
-    assert made.summary.sha256 == made.files[0].sha256
-    second = client.submit(**{**inputs, "model": made.id}, config={"preset": "int8"}, ranges_from=first.id)
-    client.wait_succeeded(second.id)
-    before, after = client.report(first.id), client.report(second.id)
-    assert after.tensor_ranges == before.tensor_ranges
-    assert after.manifest.model_sha256 == made.summary.sha256
-    assert after.manifest.output_sha256 != before.manifest.output_sha256
-    third = client.wait_ready(client.create_model_version(made.id, state))
-    assert (third.version, third.files[0].sha256) == (version + 2, made.files[0].sha256)

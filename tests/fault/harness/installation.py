@@ -190,9 +190,6 @@ class Installation:
     def states_told(self, job_id: str) -> list[str]:
         return [str(event.data["name"]) for event in self._events(job_id, "state")]
 
-    def logged(self, job_id: str) -> list[str]:
-        return [str(event.data["message"]) for event in self._events(job_id, "log")]
-
     def live_jobs(self) -> int:
         with self.database.read() as session:
             return session.scalar(select(func.count()).where(Job.state.in_(LIVE_STATES))) or 0

@@ -228,12 +228,3 @@ def test_names_that_grow_when_they_are_escaped_stay_below_two_megabytes() -> Non
     source = html(full_report(layers=[*rows, *left], notes=['"' * 5000] * 300))
     assert len(source.encode()) < 2_000_000
     assert "more layers are in the JSON report" in Page(source).text
-
-
-def test_reports_of_version_1_are_shown() -> None:
-    document = make_report("pass").to_json_dict()
-    document["schema_version"] = 1
-    del document["findings"], document["advice"], document["latency"]
-    page = Page(html(Report.model_validate(document)))
-    assert "PASS" in page.text
-    assert "31.50 dB" in page.text

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from sqlalchemy import insert, update
 
-from service.db import db_now
+from service.db import Database, db_now
 from service.ids import new_id
 from service.jobs import transitions
 from service.tables import Job, Upload
@@ -31,9 +31,9 @@ def claim(bench: Workbench, job_id: str, lease_seconds: float = 60) -> Job:
     return job
 
 
-def add_upload(bench: Workbench, *, expires_in: float, sha256: str | None = None) -> str:
+def add_upload(database: Database, *, expires_in: float, sha256: str | None = None) -> str:
     upload_id = new_id("upl")
-    with bench.database.write() as session:
+    with database.write() as session:
         now = db_now()
         session.execute(
             insert(Upload).values(

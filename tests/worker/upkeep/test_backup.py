@@ -205,7 +205,7 @@ def test_every_flipped_byte_is_refused(bench: Workbench, copy: Path, elsewhere: 
 def test_damaged_and_missing_files_are_told_and_the_rest_is_copied(bench, copy, elsewhere):
     for data in (b"whole", b"damaged", b"missing", b"unreadable"):
         bench.add_dataset(data)
-    upload = add_upload(bench, expires_in=3600.0)
+    upload = add_upload(bench.database, expires_in=3600.0)
     (bench.store.incoming / upload).write_bytes(b"the beginning")
     paths = {path.read_bytes(): path for path in bench.store.blobs.rglob("*") if path.is_file()}
     paths[b"damaged"].chmod(0o600)

@@ -21,7 +21,7 @@ def test_garbage_is_what_no_row_names_and_what_is_old(bench, collector):
     bench.add_model({"net.onnx": b"model"})
     bench.add_dataset(b"dataset")
     uploaded, garbage, fresh, again = (bench.put(data) for data in (b"upload", b"garbage", b"fresh garbage", b"again"))
-    add_upload(bench, expires_in=60, sha256=uploaded)
+    add_upload(bench.database, expires_in=60, sha256=uploaded)
     for path in bench.store.blobs.glob("*/*"):
         if path.name != fresh:
             make_old(path)
@@ -34,7 +34,7 @@ def test_garbage_is_what_no_row_names_and_what_is_old(bench, collector):
 
 
 def test_leftovers_of_uploads_are_garbage(bench, collector):
-    known = add_upload(bench, expires_in=60)
+    known = add_upload(bench.database, expires_in=60)
     for name in (known, "tmpabc.copy", new_id("upl")):
         (bench.store.incoming / name).write_bytes(b"part")
         make_old(bench.store.incoming / name)
@@ -43,10 +43,10 @@ def test_leftovers_of_uploads_are_garbage(bench, collector):
 
 
 def test_expired_uploads_go_with_their_bytes(bench, collector):
-    old, young = add_upload(bench, expires_in=-1), add_upload(bench, expires_in=60)
+    old, young = add_upload(bench.database, expires_in=-1), add_upload(bench.database, expires_in=60)
     for upload_id in (old, young):
         (bench.store.incoming / upload_id).write_bytes(b"part")
-    add_upload(bench, expires_in=-1)  # nothing was received yet
+    add_upload(bench.database, expires_in=-1)  # nothing was received yet
     assert [collector("uploads").collect(100).items for _ in range(2)] == [2, 0]
     assert [path.name for path in bench.store.incoming.iterdir()] == [young]
 

@@ -13,11 +13,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sqlalchemy import delete, insert
+from sqlalchemy import delete
 from sqlalchemy.orm import Session
 
 from service.datasets import repository as datasets
-from service.db import Database, db_now
+from service.db import Database
 from service.files import repository as files
 from service.ids import new_id
 from service.models import repository as models
@@ -25,6 +25,7 @@ from service.storage import FileStore, StoredFileMissingError, file_sha256
 from service.tables import Dataset, Model, ModelFile, Upload
 from service.uploads import repository as uploads
 from service.uploads.errors import UploadNotFoundError
+from tests.worker.reconcile.rounds import add_upload
 from worker.upkeep import garbage
 from worker.upkeep import repository as upkeep
 
@@ -58,15 +59,7 @@ class Yard:
         return self.store.put_file(path).sha256
 
     def add_upload(self, *, expires_in: float = ANY_AGE) -> str:
-        upload_id = new_id("upl")
-        with self.database.write() as session:
-            session.execute(
-                insert(Upload).values(
-                    id=upload_id, tenant_id="default", filename="net.onnx", state="open", created_at=db_now(),
-                    expires_at=db_now() + expires_in,
-                )
-            )  # fmt: skip
-        return upload_id
+        return add_upload(self.database, expires_in=expires_in)
 
     def add_dataset(self, session: Session, sha256: str) -> str:
         dataset = datasets.create(

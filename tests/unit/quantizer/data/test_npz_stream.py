@@ -1,9 +1,7 @@
-"""Members of .npz give what numpy.load gives; archives made to do harm, or merely cut short, end in typed errors."""
+"""Members of .npz give what numpy.load gives; archives that lie or are cut short are refused; more: tests/security."""
 
 from __future__ import annotations
 
-import os
-import pickle
 import struct
 import zipfile
 from io import BytesIO
@@ -16,15 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from service.contracts.dataset import InputSpec, PreprocessingSpec
+from service.contracts.dataset import PreprocessingSpec
 from service.contracts.errors import DatasetArraysError, DatasetError, DatasetFormatError, EmptyDatasetError
 from service.contracts.model import TensorInfo
-from worker.quantizer.data import archive as archive_module
-from worker.quantizer.data import inspect_dataset, open_dataset, selection, zip_directory
-from worker.quantizer.data.archive import read_npz
+from worker.quantizer.data import inspect_dataset, open_dataset, selection
 from worker.quantizer.data.media.members import shared_folders
 from worker.quantizer.data.zip_directory import Directory, DirectoryError, DirectoryTooLargeError
-from worker.quantizer.data.zips import MemberStream
 
 DTYPES = ["bool", "u1", "i1", "u2", "i2", "u4", "i4", "u8", "i8", "f2", "f4", "f8"]
 PLAIN = PreprocessingSpec()
@@ -82,19 +77,6 @@ def test_arrays_of_several_megabytes_cross_chunk_borders(tmp_path: Path, packed:
     batches = list(dataset.batches([info(name, array) for name, array in arrays.items()], 33))
     for name, array in arrays.items():
         np.testing.assert_array_equal(np.concatenate([batch.feeds[name] for batch in batches]), array)
-
-
-@given(data=st.binary(max_size=5000), repeat=st.integers(1, 400), sizes=st.lists(st.integers(1, 9000), max_size=20))
-def test_member_stream_gives_the_bytes_whatever_the_read_sizes(
-    tmp_path: Path, data: bytes, repeat: int, sizes: list[int]
-) -> None:
-    content = npy(np.frombuffer(data * repeat, np.uint8)[None])
-    stream = MemberStream(read_npz(archive_of(tmp_path / "x.npz", x=content))["x"].source)  # type: ignore[arg-type]
-    pieces = [stream.read(size) for size in sizes]
-    pieces.append(stream.read(1 << 30))
-    assert b"".join(pieces) == content
-    assert stream.read(1) == b""
-    stream.close()
 
 
 def test_zip64_and_prefixed_names_are_read_and_other_members_ignored(tmp_path: Path) -> None:
@@ -159,36 +141,6 @@ def archive_of(path: Path, **members: bytes) -> Path:
     return path
 
 
-class Trap:
-    """Leaves a file behind when it is unpickled."""
-
-    def __init__(self, canary: Path) -> None:
-        self.canary = canary
-
-    def __reduce__(self) -> Any:
-        return os.mkdir, (str(self.canary),)
-
-
-@pytest.mark.parametrize("slot", ["member", "object-array", "whole-file", "header"])
-def test_pickles_are_never_loaded(tmp_path: Path, slot: str) -> None:
-    canary, path = tmp_path / "canary", tmp_path / "x.npz"
-    payload, objects = pickle.dumps(Trap(canary)), np.array([Trap(canary), None], object)
-    if slot == "member":
-        archive_of(path, x=payload)
-    elif slot == "object-array":
-        np.savez(path, x=objects)
-    elif slot == "whole-file":
-        path.write_bytes(payload)
-    else:
-        archive_of(path, x=header("|O", (2, 2), payload))
-    with pytest.raises(DatasetError) as caught:
-        inspect_dataset(path, PLAIN)
-    assert caught.value.code in {"dataset-format", "dataset-arrays"}
-    np.savez(path, x=np.zeros((2, 3), np.float32), names=objects)  # beside a mapped one they do no harm
-    assert list(inspect_dataset(path, PreprocessingSpec(inputs={"in": InputSpec(array="x")})).arrays) == ["x"]
-    assert not canary.exists()
-
-
 @pytest.mark.parametrize(
     ("content", "says"),
     [
@@ -212,57 +164,23 @@ def test_other_files_are_named_for_what_they_are(tmp_path: Path, content: bytes,
         open_dataset(path, PLAIN)
 
 
-@given(data=st.data(), packed=st.booleans(), cut=st.floats(0, 0.999))
-def test_truncation_is_refused_and_random_damage_never_escapes_the_error_tree(
-    tmp_path: Path, data: st.DataObject, packed: bool, cut: float
-) -> None:
+@given(packed=st.booleans(), cut=st.floats(0, 0.999))
+def test_truncation_is_refused(tmp_path: Path, packed: bool, cut: float) -> None:
     path = tmp_path / "x.npz"
     save = np.savez_compressed if packed else np.savez
     save(path, x=np.arange(60.0).reshape(20, 3), labels=np.arange(20))
-    raw = bytearray(path.read_bytes())
+    raw = path.read_bytes()
     path.write_bytes(raw[: int(cut * len(raw))])
     with pytest.raises(DatasetFormatError):
         inspect_dataset(path, PLAIN)
-    for _ in range(data.draw(st.integers(1, 4))):
-        raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
-    path.write_bytes(raw)
-    try:
-        summary = inspect_dataset(path, PLAIN)
-    except DatasetError as error:
-        assert error.code != "invalid-dataset"
-    else:
-        assert summary.samples > 0
 
 
-@pytest.mark.parametrize("name", ["/etc/x.npy", "../x.npy", "a/../../x.npy", "..\\x.npy", "a/..\\x.npy"])
-def test_unsafe_names_are_refused(tmp_path: Path, name: str) -> None:
+def test_a_name_with_a_nul_byte_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "x.npz"
     with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr(name, npy(np.zeros((2, 2))))
-    with pytest.raises(DatasetFormatError, match="unsafe name"):
-        open_dataset(path, PLAIN)
-
-
-@pytest.mark.filterwarnings("ignore:Duplicate name")
-@pytest.mark.parametrize("what", ["nul byte", "encrypted", "compression method 14", "twice"])
-def test_members_that_cannot_be_read_are_refused(tmp_path: Path, what: str) -> None:
-    path = tmp_path / "x.npz"
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_LZMA if "method" in what else zipfile.ZIP_DEFLATED) as archive:
-        for _ in range(2 if what == "twice" else 1):
-            archive.writestr("x.npy#evil" if what == "nul byte" else "x.npy", npy(np.zeros((2, 2))))
-    data = bytearray(path.read_bytes().replace(b"x.npy#evil", b"x.npy\0evil"))
-    if what == "encrypted":
-        data[data.index(b"PK\x01\x02") + 8] |= 1
-    path.write_bytes(data)
-    with pytest.raises(DatasetFormatError, match=None if what == "nul byte" else what):
-        open_dataset(path, PLAIN)
-
-
-@pytest.mark.slow
-def test_too_many_members_are_refused_before_they_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = archive_of(tmp_path / "x.npz", **{str(k): b"" for k in range(archive_module.ARRAYS.max_members + 1)})
-    monkeypatch.setattr(zip_directory, "_entries", lambda *_: pytest.fail("the directory was read"))
-    with pytest.raises(DatasetFormatError, match="10001 members"):
+        archive.writestr("x.npy#evil", npy(np.zeros((2, 2))))
+    path.write_bytes(path.read_bytes().replace(b"x.npy#evil", b"x.npy\0evil"))
+    with pytest.raises(DatasetFormatError):
         open_dataset(path, PLAIN)
 
 
@@ -281,31 +199,6 @@ def test_sizes_are_held_against_what_is_there_and_what_memory_takes(
     monkeypatch.setattr(selection, "MAX_SAMPLE_BYTES", 4095)
     with pytest.raises(DatasetArraysError, match="samples of 4096 bytes"):
         open_dataset(path, PLAIN)
-
-
-def test_overlapping_members_are_refused(tmp_path: Path) -> None:
-    path = archive_of(tmp_path / "x.npz", a=npy(np.zeros((2, 2))), b=npy(np.zeros((2, 2))))
-    data = bytearray(path.read_bytes())
-    second = data.index(b"PK\x01\x02", data.index(b"PK\x01\x02") + 4)
-    struct.pack_into("<L", data, second + 42, 0)  # the second entry now points at the first member
-    path.write_bytes(data)
-    with pytest.raises(DatasetFormatError):
-        open_dataset(path, PLAIN)
-
-
-@pytest.mark.parametrize(
-    "raw",
-    [
-        b"",
-        b"\x93NUMPY\x01\x00\xff\xff{'descr'",
-        b"\x93NUMPY\x03\x00\x10\x00\x00\x00" + b" " * 16,
-        b"\x93NUMPY\x01\x00\x20\x00" + b"{'descr': __import__('os')}     ",
-        header("<f4", (-1, 4)),
-    ],
-)
-def test_broken_array_headers_are_refused(tmp_path: Path, raw: bytes) -> None:
-    with pytest.raises(DatasetFormatError, match=r"no usable .npy header|impossible shape"):
-        open_dataset(archive_of(tmp_path / "x.npz", x=raw), PLAIN)
 
 
 def written(path: Path, *, prefix: bytes = b"", comment: bytes = b"", long: bool = False) -> Path:

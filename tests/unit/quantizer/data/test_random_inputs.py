@@ -13,7 +13,6 @@ from service.contracts.data_checks import check_data_given
 from service.contracts.errors import CalibrationMissingError, InvalidConfigError
 from service.contracts.model import TensorInfo
 from service.contracts.random_data import RandomCalibration
-from tests.support.provenance import without_provenance
 from tests.unit.quantizer.toolbox import config, make_model, network, normal, write_npz
 from worker.quantizer.data import RandomDataset
 from worker.quantizer.pipeline import Result, quantize
@@ -119,18 +118,13 @@ def quantized(folder: Path, model: onnx.ModelProto, data: Any = None, **settings
 
 def test_the_report_says_so_loudly_and_the_verdict_claims_nothing(tmp_path: Path) -> None:
     gate = {"gate": {"max_size_bytes": 10**9}}
-    result = quantized(tmp_path, network(), random_calibration={"samples": 4}, evaluation=gate)
-    report = result.report
+    report = quantized(tmp_path, network(), random_calibration={"samples": 4}, evaluation=gate).report
     assert report.notes[0].startswith("RANDOM DATA, NO ACCURACY")
     assert report.summary.startswith("on random data, which tells nothing of accuracy")
     assert report.fidelity.source == "random"
     assert report.metrics == ()
     assert (report.manifest.calibration_sha256, report.manifest.calibration_preprocessing) == (None, None)
     assert [clause.clause for clause in report.gate] == ["max_size_bytes"]
-    again = quantized(tmp_path, network(), random_calibration={"samples": 4})
-    assert without_provenance(result.model) == without_provenance(again.model)
-    other = quantized(tmp_path, network(), random_calibration={"samples": 4}, seed=1)
-    assert without_provenance(result.model) != without_provenance(other.model)
 
 
 def test_ranges_follow_the_ranges_that_were_given(tmp_path: Path) -> None:

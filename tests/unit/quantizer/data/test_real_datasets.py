@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from service.contracts.dataset import InputSpec, PreprocessingSpec
-from service.contracts.errors import DatasetArraysError
 from tests.support.data import DATA_MARKS, required_data_dir
 from worker.quantizer.data import inspect_dataset, open_dataset
 
@@ -42,8 +41,3 @@ def test_real_archives(file: str, array: str, labels: str | None, samples: int |
     for start in range(0, summary.samples, 97):
         np.testing.assert_array_equal(reader.read(97), stored_array[start : start + 97])
     reader.close()
-
-
-def test_splits_side_by_side_need_a_mapping() -> None:
-    with pytest.raises(DatasetArraysError, match="differ in their first axis"):
-        inspect_dataset(required_data_dir() / "mnist" / "mnist.npz", PreprocessingSpec())

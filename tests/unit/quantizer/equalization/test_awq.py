@@ -6,8 +6,6 @@ import numpy as np
 import pytest
 
 from service.contracts.algorithms import Awq
-from service.contracts.config import parse_config
-from service.contracts.errors import InvalidConfigError
 from tests.unit.quantizer.equalization.benches import Bench, gain_db
 from tests.unit.quantizer.toolbox import config, make_model, normal, op_types
 
@@ -64,11 +62,3 @@ def test_channels_that_meet_large_inputs_get_larger_weights() -> None:
     sizes = np.abs(normalized * GAINS + WEIGHTS["shift"]).mean(axis=(0, 1))
     ratio = factors / np.sqrt(sizes)
     np.testing.assert_allclose(ratio, ratio.mean(), rtol=0.02)
-
-
-@pytest.mark.parametrize(
-    ("preset", "method"), [("int8", "awq"), ("int8_dynamic", "awq"), ("int4_weights", "smooth_quant")]
-)
-def test_each_is_for_modes_of_its_own(preset: str, method: str) -> None:
-    with pytest.raises(InvalidConfigError, match=f"leave {method} out"):
-        parse_config({"preset": preset, "algorithms": [{"method": method}]})

@@ -67,19 +67,6 @@ def test_a_pair_is_balanced_by_one_step(seed: int) -> None:
     np.testing.assert_allclose(relative(rows * factors), relative(columns / factors), rtol=1e-5)
 
 
-@given(seed=st.integers(0, 1000))
-def test_no_other_factors_leave_a_pair_more_precise(seed: int) -> None:
-    one, other, found = pair(seed)
-
-    def precision(factors: np.ndarray) -> float:
-        """Sum over channels of the product of the two relative ranges: what equation 9 of the paper maximizes."""
-        return float(np.sum(relative(one.max(axis=1) * factors) * relative(other.max(axis=0) / factors)))
-
-    best = precision(balance(found, steps=1, least_change=PRECISE).factors[1:])
-    for others in np.exp(np.random.default_rng(seed).uniform(-3, 3, (50, 5))):
-        assert precision(others) <= best * (1 + 1e-6)
-
-
 def test_a_depthwise_layer_between_two_is_balanced_on_both_sides() -> None:
     before, after = groups(1, 6), groups(7, 6)
     one, middle, other = sizes(1, 6, 3), sizes(2, 6), sizes(3, 4, 6)
@@ -112,17 +99,6 @@ def test_no_channel_outgrows_its_tensor(seed: int, steps: int) -> None:
     np.testing.assert_allclose(unbound.factors, balance(found, steps=steps, least_change=PRECISE).factors)
 
 
-def test_the_bound_matters_where_a_quiet_channel_would_grow() -> None:
-    weights = np.ones((2, 1)), np.array([[1.0, 100.0]])
-    between = groups(1, 2)
-    matrices = [dense(weights[0], pinned(1), between), dense(weights[1], between, pinned(1))]
-    loud = Values(between, np.zeros(2), np.array([1.0, 1.0]))
-    found = problem(2, matrices, [loud])
-    bound = balance(found, steps=NOW, least_change=PRECISE).factors[1:]
-    free = balance(replace(found, use_activations=False), steps=NOW, least_change=PRECISE).factors[1:]
-    assert bound[1] == 1.0 and free[1] / free[0] == pytest.approx(10.0)
-
-
 def test_rows_with_a_scale_each_or_a_weight_that_stays_float_leave_the_others_to_be_balanced() -> None:
     between = groups(1, 3)
     values = Values(between, np.zeros(3), np.array([1.0, 4.0, 16.0]))
@@ -139,31 +115,13 @@ def test_rows_with_a_scale_each_or_a_weight_that_stays_float_leave_the_others_to
     np.testing.assert_allclose(rows[:, 0] * factors, [8.0] * 4, rtol=1e-3)
 
 
-def test_a_bias_with_a_grid_of_its_own_counts_as_a_row() -> None:
-    between = groups(1, 3)
-    first = dense(np.array([[1.0], [1.0], [0.01]]), pinned(1), between)
-    last = dense(np.ones((1, 3)), between, pinned(1))
-    plain = balance(problem(3, [first, last]), steps=1, least_change=PRECISE).factors[1:]
-    np.testing.assert_allclose(plain / plain[0], [1.0, 1.0, 10.0], rtol=1e-5)
-    heeded = replace(first, bias=np.array([1.0, 1.0, 1000.0]))
-    factors = balance(problem(3, [heeded, last]), steps=1, least_change=PRECISE).factors[1:]
-    np.testing.assert_allclose(factors, 1.0)
-
-
-def test_fixed_groups_small_ranges_and_channels_of_zeros() -> None:
+def test_fixed_groups_and_channels_of_zeros() -> None:
     *_, found = pair(5)
     fixed, largest = found.fixed.copy(), found.largest.copy()
     fixed[2], largest[3] = True, 0.5
     factors = balance(replace(found, fixed=fixed, largest=largest), steps=NOW, least_change=PRECISE).factors
     assert factors[PINNED] == 1.0 and factors[2] == 1.0 and factors[3] <= 0.5
     assert (factors[[1, 4, 5]] != 1.0).all()
-    # small ranges are left alone below the threshold
-    one, other, found = pair(7)
-    sums = one.max(axis=1) + other.max(axis=0)
-    threshold = float(np.median(sums))
-    factors = balance(replace(found, threshold=threshold), steps=1, least_change=PRECISE).factors[1:]
-    np.testing.assert_array_equal(factors[sums < threshold], 1.0)
-    assert (factors[sums >= threshold] != 1.0).any()
     # channels of zeros get a finite factor
     one, other = sizes(1, 5, 3), sizes(2, 4, 5)
     one[1], other[:, 2] = 0.0, 0.0

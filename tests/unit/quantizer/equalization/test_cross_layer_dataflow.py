@@ -15,7 +15,7 @@ from tests.unit.quantizer.toolbox import Arrays, batchnorm_weights, make_model, 
 from worker.quantizer.equalization.cross_layer.dataflow import Flow, follow
 from worker.quantizer.equalization.cross_layer.limiting import Policy, rewrite_limits
 from worker.quantizer.equalization.cross_layer.rewriting import scale_layers
-from worker.quantizer.equalization.cross_layer.spaces import PINNED, Spaces
+from worker.quantizer.equalization.cross_layer.spaces import PINNED
 
 EXACT = Policy("per_channel", "")
 IMAGE = "(float[N,3,8,8] x)"
@@ -190,21 +190,3 @@ def test_random_networks_compute_the_same(seed: int) -> None:
     network = RandomNetwork(seed)
     feeds = {name: normal(2, 3, 8, 8, seed=seed % 7) for name in network.inputs}
     equal_under_random_factors(network.model, feeds, rtol=1e-3)
-
-
-@given(data=st.data())
-def test_groups_are_connected_components(data: st.DataObject) -> None:
-    count = data.draw(st.integers(1, 30))
-    spaces = Spaces()
-    spaces.fresh(count)
-    members = st.integers(0, count)
-    edges = data.draw(st.lists(st.tuples(members, members), max_size=40))
-    for one, other in edges:
-        spaces.tie(np.array([one]), np.array([other]))
-    found = spaces.resolve()
-    expected = list(range(count + 1))  # by brute force: the smallest member that can be reached
-    for _ in range(count + 1):
-        for one, other in edges:
-            expected[one] = expected[other] = min(expected[one], expected[other])
-    np.testing.assert_array_equal(found, np.unique(expected, return_inverse=True)[1])
-    assert found[PINNED] == PINNED

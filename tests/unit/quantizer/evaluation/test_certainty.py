@@ -18,7 +18,6 @@ from worker.quantizer.evaluation.certainty.contributions import CountSums, Dense
 from worker.quantizer.evaluation.certainty.evidence import Evidence, document_of, surely_differ
 from worker.quantizer.evaluation.certainty.figures import difference_of, interval_of
 from worker.quantizer.evaluation.certainty.resampling import spread_of
-from worker.quantizer.evaluation.certainty.sizes import samples_needed
 
 
 def mean_of(values: np.ndarray) -> DenseSums:
@@ -176,23 +175,6 @@ def test_a_confidence_that_asks_for_more_gives_a_wider_interval_and_the_same_sam
     assert difference_of(mean_of(np.ones(5)), mean_of(np.ones(6)), 0.95) is None
 
 
-def test_counts_by_key_are_sums_like_any_other() -> None:
-    generator = rng(8)
-    matrix = generator.integers(0, 3, (50, 7))
-    counts = CountSums(lambda sums: sums[:, 0])
-    for start in range(0, 50, 8):
-        block = matrix[start : start + 8]
-        units, keys = np.nonzero(block)
-        counts.add(units, keys, block[units, keys], size=len(block), samples=len(block))
-    weights, groups = generator.integers(0, 4, (11, 50)).astype(float), generator.permutation(50) % 6
-    assert np.array_equal(counts.of(weights), weights @ matrix)
-    assert np.array_equal(counts.rows(3, 9), matrix[3:9])
-    assert np.array_equal(counts.total, matrix.sum(axis=0))
-    grouped = np.stack([matrix[groups == k].sum(axis=0) for k in range(6)])
-    assert np.array_equal(counts.grouped(groups).rows(0, 6), grouped)
-    assert np.array_equal(counts.without(groups), matrix.sum(axis=0)[0] - grouped[:, 0])
-
-
 # Samples that do not differ.
 
 
@@ -336,16 +318,3 @@ def test_evidence_is_made_when_it_is_asked_for_and_survives_a_checkpoint() -> No
     assert not surely_differ(evidence, again) and surely_differ(again, Evidence.of_means(values - 1.0))
     assert len(asked) == count
     assert Evidence.of_means(values[:2]).facts is None and document_of(Evidence.of_means(values[:2])) is None
-
-
-# How many samples it takes.
-
-
-def test_samples_needed_shrink_the_interval_to_the_limit() -> None:
-    # the half width is 1 at 400 samples; it has to be 0.5, or 0.25
-    assert samples_needed(0.5, 1.0, 1.5, 400) == 1600
-    assert samples_needed(0.75, 1.0, 1.75, 400) == 6400
-    assert samples_needed(1.5, 1.0, 0.5, 400) == 1600
-    assert samples_needed(1.0, 1.0, 1.5, 400) is None
-    sure = samples_needed(0.2, 1.0, 1.0001, 400)
-    assert sure is not None and sure > 400

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
-import onnx_ir as ir
 import pytest
 
 from service.contracts.errors import EngineError, UnsupportedModelError
@@ -12,9 +11,9 @@ from service.contracts.shares import wilson
 from tests.unit.quantizer.toolbox import Arrays, input_infos, make_model, normal, rng, run_onnx, sqnr_db, write_npz
 from worker.quantizer.data import ArrayDataset
 from worker.quantizer.evaluation.command import evaluate_files
-from worker.quantizer.evaluation.compare import Comparison, compare, layer_distances
+from worker.quantizer.evaluation.compare import Comparison, compare
 from worker.quantizer.run.interface import SilentRun
-from worker.quantizer.runtime.session import Session, with_outputs
+from worker.quantizer.runtime.session import Session
 
 WEIGHT = normal(6, 8, scale=0.5)
 
@@ -103,25 +102,6 @@ def test_what_is_not_compared_and_a_twin_that_returns_nan() -> None:
     assert caught.value.where == {"output": "y"}
     assert caught.value.hint
     assert compared(classifier(broken), classifier(broken), {"x": normal(9, 6)}).fidelity.sqnr_db is None
-
-
-def test_inner_tensors_are_compared_by_pair() -> None:
-    text = "(float[N,6] x) => (float[N,8] y) { t = MatMul(x, w) y = Relu(t) }"
-    reference, twin = make_model(text, {"w": WEIGHT}), make_model(text, {"w": coarse(WEIGHT)})
-    x = normal(12, 6)
-    found = layer_distances(
-        Session(with_outputs(ir.from_proto(reference), ["t", "y"]), threads=1),
-        Session(with_outputs(ir.from_proto(twin), ["t", "y"]), threads=1),
-        {"product": ("t", "t"), "relu": ("y", "y"), "crossed": ("t", "y")},
-        ArrayDataset({"x": x}),
-        input_infos(reference),
-        limit=7,
-        run=SilentRun(),
-    )
-    a, b = x[:7] @ WEIGHT, x[:7] @ coarse(WEIGHT)
-    assert found["product"] == pytest.approx(sqnr_db(a, b), abs=0.01)
-    assert found["relu"] == pytest.approx(sqnr_db(np.maximum(a, 0), np.maximum(b, 0)), abs=0.01)
-    assert found["crossed"] == pytest.approx(sqnr_db(a, np.maximum(b, 0)), abs=0.01)
 
 
 # evaluate: the same figures for files.

@@ -10,12 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.contracts.errors import InvalidConfigError
 from tests.unit.quantizer.evaluation.measuring import measured, value
 from tests.unit.quantizer.toolbox import normal, rng
-from worker.quantizer.evaluation.metrics.sequences import edit_distance
-
-WORDS = st.lists(st.integers(0, 3), max_size=9).map(tuple)
 
 
 def edits(a: tuple[Any, ...], b: tuple[Any, ...]) -> int:
@@ -28,11 +24,6 @@ def edits(a: tuple[Any, ...], b: tuple[Any, ...]) -> int:
         return min(between(i - 1, j) + 1, between(i, j - 1) + 1, between(i - 1, j - 1) + (a[i - 1] != b[j - 1]))
 
     return between(len(a), len(b))
-
-
-@given(a=WORDS, b=WORDS)
-def test_edit_distance_is_the_recursion(a: tuple[int, ...], b: tuple[int, ...]) -> None:
-    assert edit_distance(np.array(a, int), np.array(b, int)) == edits(a, b)
 
 
 def greedy(scores: np.ndarray, blank: int) -> tuple[int, ...]:
@@ -106,19 +97,3 @@ def test_class_numbers_and_letters_of_words() -> None:
     found = measured([{"kind": "word_error_rate"}], {"y": normal(3, 4, 5)}, padded([(), (), ()], 4))
     assert found.values == {}
     assert "no word" in found.undefined["word_error_rate"]
-
-
-@pytest.mark.parametrize(
-    ("metric", "output", "labels", "place"),
-    [
-        ({}, normal(5, 4), np.zeros((5, 3), int), "output"),
-        ({}, np.zeros((5, 4, 3), int), np.zeros((5, 3), int), "output"),
-        ({}, normal(5, 4, 3), np.zeros(5, int), "labels"),
-        ({"label_lengths": "far"}, normal(5, 4, 3), np.zeros((5, 3), int), "label_lengths"),
-        ({"label_lengths": "labels"}, normal(5, 4, 3), np.zeros((5, 3), int), "label_lengths"),
-    ],
-)
-def test_what_does_not_fit(metric: dict[str, Any], output: np.ndarray, labels: np.ndarray, place: str) -> None:
-    with pytest.raises(InvalidConfigError) as caught:
-        value({"kind": "word_error_rate", **metric}, {"y": output}, labels, arrays={"far": np.full(5, 4)})
-    assert caught.value.errors[0].pointer == f"/config/evaluation/metrics/0/{place}"

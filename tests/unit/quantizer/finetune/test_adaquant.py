@@ -19,8 +19,8 @@ from tests.unit.quantizer.finetune.gradient.gradient_benches import (
     output_sqnr,
     residual_network,
 )
-from tests.unit.quantizer.precision.benches import Canceling, samples, toolkit_for
-from tests.unit.quantizer.toolbox import config, make_model, normal, quantize_file
+from tests.unit.quantizer.precision.benches import Canceling, toolkit_for
+from tests.unit.quantizer.toolbox import config, make_model, normal
 from worker.quantizer.finetune.gradient import solver as gradient_solver
 from worker.quantizer.refine.draft import Draft
 from worker.quantizer.refine.step import Change
@@ -184,13 +184,3 @@ def test_a_run_that_was_broken_off_goes_on_to_the_same_bytes(tmp_path: Path, mon
     assert "2 taken over" in resumed.summary
     assert resumed.errors == whole.errors
     assert changed(resumed).emitted_bytes() == changed(whole).emitted_bytes()
-
-
-def test_the_pipeline_runs_it_and_reports_what_it_did(tmp_path: Path) -> None:
-    settings = config(**INT4, algorithms=[{"method": "adaquant", "num_iterations": 60}])
-    result = quantize_file(tmp_path, residual_network(), {"x": samples()["x"]}, settings)
-    (figures,) = result.report.algorithms
-    assert figures.kept
-    assert figures.after.sqnr_db > figures.before.sqnr_db
-    assert set(figures.reconstruction) == {"conv0", "conv1", "conv2", "dense"}
-    assert any("adaquant" in row.gain for row in result.report.layers)

@@ -10,10 +10,11 @@ import numpy as np
 import onnx_ir as ir
 import onnxruntime
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto
 from safetensors.numpy import save_file
 
 from service.contracts.errors import StateError
+from tests.unit.quantizer.toolbox import make_model
 from worker.quantizer.intake.made import fill
 from worker.quantizer.intake.state import STATE_NAMES, STATE_TRANSPOSED, apply_state
 
@@ -24,25 +25,10 @@ WEIGHT, BIAS = "head.weight", "head.bias"
 def skeleton(path: Path, *, weight: np.ndarray | None = None, **marks: dict[str, str]) -> Path:
     """y = (x [n, 3] @ head.weight [3, 2] + head.bias [2]) reshaped by an integer constant."""
     weight = np.ones((3, 2), np.float32) if weight is None else weight
-    tensors = {
-        WEIGHT: weight,
-        BIAS: np.zeros(weight.shape[1], weight.dtype),
-        "shape": np.array([-1, 2], np.int64),
-    }
-    nodes = [
-        helper.make_node("MatMul", ["x", WEIGHT], ["h"]),
-        helper.make_node("Add", ["h", BIAS], ["s"]),
-        helper.make_node("Reshape", ["s", "shape"], ["y"]),
-    ]
-    dtype = helper.np_dtype_to_tensor_dtype(weight.dtype)
-    graph = helper.make_graph(
-        nodes,
-        "net",
-        [helper.make_tensor_value_info("x", dtype, ["n", 3])],
-        [helper.make_tensor_value_info("y", dtype, ["n", 2])],
-        [numpy_helper.from_array(value, name) for name, value in tensors.items()],
-    )
-    model = ir.from_proto(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9))
+    kind = "float16" if weight.dtype == np.float16 else "float"
+    arrays = {WEIGHT: weight, BIAS: np.zeros(weight.shape[1], weight.dtype), "shape": np.array([-1, 2], np.int64)}
+    body = f'h = MatMul(x, "{WEIGHT}") s = Add(h, "{BIAS}") y = Reshape(s, shape)'
+    model = ir.from_proto(make_model(f"({kind}[n,3] x) => ({kind}[n,2] y) {{ {body} }}", arrays, ir_version=9))
     for name, metadata in marks.items():
         model.graph.initializers[name.replace("__", ".")].metadata_props.update(metadata)
     ir.save(model, path)

@@ -248,9 +248,6 @@ def test_contradictions_are_refused() -> None:
     cases: list[tuple[dict[str, Any], str]] = [
         ({"weight": {"scale": "float16"}}, "mode static has no scales of 16 bits"),
         ({"mode": "dynamic", "embedding": {"scale": "float16"}}, "mode dynamic has no scales of 16 bits"),
-        ({"mode": "weights_only", "algorithms": [{"method": "smooth_quant"}]}, "no algorithms but awq"),
-        ({"mode": "dynamic", "algorithms": [{"method": "awq"}]}, "no algorithms but smooth_quant"),
-        ({"mode": "float16", "algorithms": [{"method": "adaround"}]}, "runs no algorithms"),
         ({"mode": "weights_only", "weight": {"dtype": "float16", "scale": "float16"}}, "needs an integer dtype"),
     ]
     for settings, says in cases:

@@ -6,17 +6,16 @@ from collections import defaultdict
 from typing import get_args
 
 import numpy as np
-import onnx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from onnx import TensorProto, helper
+from onnx import TensorProto
 from onnxruntime.quantization.quant_utils import compute_scale_zp, get_qmin_qmax_for_qType
 
 from service.contracts.dtypes import WeightDtype, is_integer
 from tests.support.each import each
-from tests.unit.quantizer.toolbox import normal, rng, run_onnx
+from tests.unit.quantizer.toolbox import make_model, normal, rng, run_onnx
 from worker.quantizer.numerics import integer
 from worker.quantizer.numerics.granularity import PER_TENSOR, Granularity, PerAxis, PerBlock
 from worker.quantizer.numerics.integer import IntegerGrid, grid_for_range, snap_scale
@@ -38,27 +37,10 @@ def ort_grid(low: float, high: float, dtype: str, symmetric: bool) -> tuple[np.n
     return scale, zero_point
 
 
-def ort_quantize(values: np.ndarray, found: IntegerGrid) -> np.ndarray:
-    node = helper.make_node("QuantizeLinear", ["x", "s", "z"], ["y"], **found.granularity.attributes())
-    return run_operator(node, TensorProto.FLOAT, TYPES[found.dtype], x=values, s=found.scale, z=found.zero_point)
-
-
-def ort_dequantize(integers: np.ndarray, found: IntegerGrid) -> np.ndarray:
-    node = helper.make_node("DequantizeLinear", ["x", "s", "z"], ["y"], **found.granularity.attributes())
-    return run_operator(node, TYPES[found.dtype], TensorProto.FLOAT, x=integers, s=found.scale, z=found.zero_point)
-
-
-def run_operator(node: onnx.NodeProto, taken: int, given_back: int, **arrays: np.ndarray) -> np.ndarray:
-    constants = [onnx.numpy_helper.from_array(np.asarray(arrays[name]), name) for name in ("s", "z")]
-    graph = helper.make_graph(
-        [node],
-        "g",
-        [helper.make_tensor_value_info("x", taken, arrays["x"].shape)],
-        [helper.make_tensor_value_info("y", given_back, arrays["x"].shape)],
-        constants,
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    return run_onnx(model, {"x": arrays["x"]}, optimized=False)["y"]
+def by_onnxruntime(op_type: str, taken: str, made: str, values: np.ndarray, found: IntegerGrid) -> np.ndarray:
+    text = f"({taken}[{len(values)}] x) => ({made}[{len(values)}] y) {{ y = {op_type}(x, s, z) }}"
+    model = make_model(text, {"s": found.scale, "z": found.zero_point})
+    return run_onnx(model, {"x": values}, optimized=False)["y"]
 
 
 @pytest.mark.parametrize(("dtype", "symmetric"), GRIDS)
@@ -119,21 +101,11 @@ def test_quantize_and_dequantize_are_what_the_operators_do(
     found = IntegerGrid(dtype, np.float32(scale), np.asarray(zero_point - shift, dtype))
     halves = ((np.floor(steps) + np.float32(0.5)) * np.float32(scale)).astype(np.float32)
     for given_values in (values, halves):
-        np.testing.assert_array_equal(found.quantize(given_values), ort_quantize(given_values, found))
+        theirs = by_onnxruntime("QuantizeLinear", "float", dtype, given_values, found)
+        np.testing.assert_array_equal(found.quantize(given_values), theirs)
     integers = (np.arange(256) - shift).astype(dtype)
-    np.testing.assert_array_equal(found.dequantize(integers), ort_dequantize(integers, found))
-
-
-@each("axis", [0, 1, 2, -1])
-@each(("dtype", "symmetric"), GRIDS)
-def test_per_axis_is_what_the_operators_do(dtype: str, symmetric: bool, axis: int) -> None:
-    values = normal(4, 5, 6, scale=3.0)
-    others = tuple(k for k in range(3) if k != axis % 3)
-    scale, zero_point = grid_for_range(values.min(axis=others), values.max(axis=others), dtype, symmetric=symmetric)
-    found = IntegerGrid(dtype, scale, zero_point, PerAxis(axis), symmetric=symmetric)
-    integers = found.quantize(values)
-    np.testing.assert_array_equal(integers, ort_quantize(values, found))
-    np.testing.assert_array_equal(found.dequantize(integers), ort_dequantize(integers, found))
+    theirs = by_onnxruntime("DequantizeLinear", dtype, "float", integers, found)
+    np.testing.assert_array_equal(found.dequantize(integers), theirs)
 
 
 @given(values=hnp.arrays(np.float64, 30, elements=st.floats(-(2**29), 2**29)))

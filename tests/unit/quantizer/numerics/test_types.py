@@ -10,7 +10,6 @@ import pytest
 from onnx import TensorProto
 
 from service.contracts.dtypes import BLOCK_DTYPES, FLOAT_DTYPES, NUMBER_TYPES, bits_of
-from service.contracts.errors import UnsupportedModelError
 from tests.support.each import each
 from tests.support.simulator import simulate
 from tests.unit.quantizer.toolbox import (
@@ -143,18 +142,6 @@ def test_algorithms_move_a_half_bias(tmp_path: Path, method: str) -> None:
     assert sum(tensor.data_type == TensorProto.FLOAT16 for tensor in stored) >= 2
 
 
-@pytest.mark.slow
-def test_a_model_is_lifted_to_the_opset_of_2_bit_weights(tmp_path: Path) -> None:
-    result = quantize_file(
-        tmp_path, network(), data(), config(weight={"dtype": "int2", "calibration": {"method": "mse"}})
-    )
-    model = onnx.load_from_string(result.model)
-    assert [entry.version for entry in model.opset_import if not entry.domain] == [25]
-    assert np.isfinite(run_onnx(model, FEEDS)["scores"]).all()
-    with pytest.raises(UnsupportedModelError, match="int2 need opset 25, the model has 21"):
-        quantize_model(network(opset=21), FEEDS, config(weight={"dtype": "int2"}))
-
-
 def test_reduced_ranges_leave_a_bit_unused_and_wide_types_below_opset_21_use_the_domain_of_the_runtime() -> None:
     _, plan, _ = quantize_model(network(), FEEDS, settings("uint8", "int8", True, "per_channel", reduce_range=True))
     assert {int(np.abs(weight.integers.astype(int)).max()) for weight in plan.weights.values()} == {64}
@@ -176,24 +163,6 @@ def test_the_runtime_computes_with_rounded_types_what_the_plan_says(dtype: str, 
     onnx.checker.check_model(model, full_check=True)
     simulated = simulate(prepared.model, plan, FEEDS)["scores"]
     assert sqnr_db(simulated, run_onnx(model, FEEDS)["scores"]) > 60
-
-
-@pytest.mark.parametrize(
-    ("weight", "symmetric", "block_size", "activation"),
-    [
-        ("int8", True, 16, "uint8"),
-        ("uint8", False, 20, "int8"),
-        ("int4", False, 16, "int16"),
-        ("int16", True, 20, "int8"),
-    ],
-)
-def test_blocks_of_integers_between_integers(weight: str, symmetric: bool, block_size: int, activation: str) -> None:
-    text = "(float[N,7,64] x) => (float[N,7,16] y) { [m] t = MatMul(x, w) [r] u = Relu(t) [n] y = MatMul(u, w2) }"
-    products = make_model(text, {"w": normal(64, 48, scale=0.1), "w2": normal(48, 16, scale=0.1)}, opset=21)
-    feeds = {"x": normal(8, 7, 64)}
-    spec = {"dtype": weight, "symmetric": symmetric, "granularity": "per_block", "block_size": block_size}
-    prepared, plan, model = quantize_model(products, feeds, config(activation={"dtype": activation}, weight=spec))
-    assert sqnr_db(simulate(prepared.model, plan, feeds)["y"], run_onnx(model, feeds)["y"]) > 60
 
 
 def test_blocks_run_along_the_axis_that_is_summed_over() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import onnx
@@ -28,7 +27,6 @@ from tests.unit.quantizer.toolbox import (
     normal,
     plan_for,
     prepare_proto,
-    quantize_file,
     quantize_model,
     run_onnx,
     sqnr_db,
@@ -203,11 +201,6 @@ def test_a_selector_that_nobody_fits_is_an_error(selector: dict[str, Any], point
     assert caught.value.errors[1].code == "selector-unmatched"
     assert message in caught.value.errors[1].message
     assert caught.value.errors[1].message.endswith(message) or "node" not in selector
-
-
-def test_selectors_are_checked_before_anything_is_quantized(tmp_path: Path) -> None:
-    with pytest.raises(InvalidConfigError):
-        quantize_file(tmp_path, network(), data(), config(exclude=[{"regex": "zz.*"}]))
 
 
 def test_selectors_of_folded_nodes_are_accepted_with_a_note() -> None:

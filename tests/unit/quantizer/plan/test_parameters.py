@@ -57,29 +57,6 @@ def test_weights_and_biases_are_rounded_per_output_channel() -> None:
     np.testing.assert_array_equal(made.integers, np.rint(bias / made.quantization.scale.astype(np.float64)))
 
 
-def test_weights_are_rounded_per_tensor() -> None:
-    weight, journal = normal(4, 3, 3, 3), Journal()
-    plan = filled(CONV, {"w": weight, "b": normal(4)}, RANGES, journal, weight={"granularity": "per_tensor"})
-    entry = plan.weights["w"]
-    assert entry.quantization.scale.shape == plan.biases["it"].quantization.scale.shape == ()
-    assert float(entry.quantization.scale) == pytest.approx(np.abs(weight).max() / 127)
-    assert journal.notes == []
-
-
-@pytest.mark.parametrize("group", [1, 2])
-def test_the_bias_of_a_transposed_convolution_follows_its_groups(group: int) -> None:
-    weight = normal(4, 6 // group, 3, 3) * np.linspace(0.5, 4, 6 // group, dtype=np.float32).reshape(1, -1, 1, 1)
-    plan = filled(
-        f"(float[N,4,9,9] x) => (float[N,6,11,11] y) {{ [it] y = ConvTranspose<group={group}>(x, w, b) }}",
-        {"w": weight, "b": normal(6)},
-        RANGES,
-    )
-    scale = plan.weights["w"].quantization.scale
-    assert scale.shape == (6 // group,)
-    expected = np.concatenate([scale] * group) * plan.activations["x"].quantization.scale
-    np.testing.assert_allclose(plan.biases["it"].quantization.scale, expected, rtol=1e-6)
-
-
 @pytest.mark.parametrize("dead", [slice(2, 3), slice(0, 4)])
 def test_a_dead_channel_keeps_its_bias(dead: slice) -> None:
     weight = normal(4, 3, 3, 3)
@@ -147,27 +124,6 @@ def test_a_range_that_is_not_finite_or_not_there_is_an_error(found: tuple[float,
     assert "'y'" in caught.value.detail
 
 
-@pytest.mark.parametrize(
-    ("dtype", "symmetric", "zero_points"),
-    [
-        ("uint8", False, {"x": 85, "y": 128}),
-        ("int8", False, {"x": -43, "y": 0}),
-        ("uint8", True, {"x": 128, "y": 128}),
-        ("int8", True, {"x": 0, "y": 0}),
-    ],
-)
-def test_the_activation_spec_decides_the_grid(dtype: str, symmetric: bool, zero_points: dict[str, int]) -> None:
-    ranges = {"x": (-1.0, 2.0), "y": (-3.0, 2.98)}
-    plan = filled(
-        CONV, {"w": normal(4, 3, 3, 3), "b": normal(4)}, ranges, activation={"dtype": dtype, "symmetric": symmetric}
-    )
-    for name, zero_point in zero_points.items():
-        grid = plan.activations[name].quantization
-        assert grid.dtype == dtype
-        assert grid.zero_point.dtype == np.dtype(dtype)
-        assert int(grid.zero_point) == zero_point
-
-
 SHARED = (
     "(float[N,3,9,9] x) => (float[N,4,7,7] y, float[N,4,7,7] z) { [one] y = Conv(x, w, a) [two] z = Conv(x, w, b) }"
 )
@@ -188,16 +144,6 @@ def assert_on_product(plan: QuantizationPlan, nodes: dict[str, ir.Node], paramet
         np.testing.assert_allclose(bias.grid.scale, scale, rtol=1e-6)
         np.testing.assert_allclose(bias.present, WEIGHTS[initializer], atol=float(np.max(scale)))
         np.testing.assert_array_equal(bias.unrounded, WEIGHTS[initializer])
-
-
-def test_a_filled_parameter_is_the_rounded_one() -> None:
-    nodes, plan, parameters = home_of()
-    weight = parameters.of(nodes["one"], 1)
-    np.testing.assert_array_equal(weight.original, WEIGHTS["w"])
-    np.testing.assert_array_equal(weight.unrounded, WEIGHTS["w"])
-    np.testing.assert_array_equal(weight.present, weight.grid.fake(WEIGHTS["w"]))
-    assert parameters.of(nodes["one"], 0) is None and parameters.weight("w").integers is plan.weights["w"].integers
-    assert_on_product(plan, nodes, parameters)
 
 
 @pytest.mark.parametrize("granularity", ["per_tensor", "per_channel"])
@@ -236,15 +182,6 @@ def test_a_copy_of_the_plan_puts_parameters_back() -> None:
     parameters.restore(before)
     np.testing.assert_array_equal(parameters.of(nodes["one"], 1).present, present)
     assert_on_product(plan, nodes, parameters)
-
-
-def test_a_bias_in_float_stands_beside_the_graph() -> None:
-    nodes, plan, parameters = home_of(bias={"dtype": "float32"})
-    parameters.put(nodes["one"], 2, np.ones(4))
-    bias = parameters.of(nodes["one"], 2)
-    np.testing.assert_array_equal(bias.present, np.ones(4, np.float32))
-    np.testing.assert_array_equal(bias.original, WEIGHTS["a"])
-    assert bias.grid is None and set(plan.moved) == {"a"}
 
 
 ALL_WEIGHTS = {"w": normal(4, 3, 3, 3), "w2": normal(4, 4, 3, 3), "fc": normal(4, 5), "b": normal(4)}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,6 @@ from tests.unit.quantizer.toolbox import (
     normal,
     plan_for,
     prepare_proto,
-    quantize_file,
     quantize_model,
     run_onnx,
     sqnr_db,
@@ -29,7 +27,6 @@ from worker.quantizer.graph.regions import REGION
 from worker.quantizer.inspection import inspect_nodes
 from worker.quantizer.preparation.prepare import prepare
 
-QUICK = {"evaluation": {"latency_runs": 1}}
 NPU = {"preset": "npu_int8", "activation": {"calibration": {"method": "mse"}}, "algorithms": []}
 
 
@@ -148,20 +145,3 @@ def test_equalization_moves_no_scale_over_a_border() -> None:
         {"w0": normal(4, 3, 3, 3), "w1": normal(4, 4, 3, 3)},
     )
     assert follow(prepare_proto(bounded(inside, one=["c0", "r0", "c1"]))[0].graph).channels["b"].all()
-
-
-@pytest.mark.slow
-def test_algorithms_leave_what_lies_outside_as_it_was(tmp_path: Path) -> None:
-    methods = ("cross_layer_equalization", "bias_correction", "adaround")
-    algorithms = [{"method": method, "accept": "always"} for method in methods]
-    feeds = {"x": normal(32, 3, 9, 9)}
-    result = quantize_file(tmp_path, chain(), feeds, config(**QUICK, preset="npu_int8", algorithms=algorithms))
-    kept = [outcome.kept for outcome in result.report.algorithms]
-    assert kept == [False, True, True]  # no pair lies within one region
-    assert pairs(result.model) == {"x", "b", "d", "y"}
-    emitted = onnx.load_from_string(result.model)
-    (stored,) = [tensor for tensor in emitted.graph.initializer if tensor.name == "w1"]
-    assert np.array_equal(onnx.numpy_helper.to_array(stored), normal(4, 4, 3, 3, seed=1))
-    assert reads(emitted, "c1") == ["b_DequantizeLinear_Output", "w1"]
-    layers = {layer.name: layer for layer in result.report.layers}
-    assert layers["c1"].reason_code == "outside-regions"

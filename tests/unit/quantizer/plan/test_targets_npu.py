@@ -73,22 +73,6 @@ def test_random_networks_keep_every_rule(seeds: range) -> None:
             assert np.isfinite(array).all(), (seed, name)
 
 
-def test_a_usual_network_is_quantized_whole() -> None:
-    plan, *_ = npu(
-        "(float[N,3,9,9] x) => (float[N,5] y) { [c1] a = Conv(x, w, b) [r1] r = Relu(a) [c2] c = "
-        "Conv<pads=[1,1,1,1]>(r, w2) [l] d = LeakyRelu<alpha=0.1>(c) [add] e = Add(d, r) [pool] p = "
-        "GlobalAveragePool(e) [flat] f = Flatten(p) [head] y = Gemm(f, fc, b5) }",
-        {**CONV, "fc": normal(4, 5), "b5": normal(5)},
-    )
-    roles = {name: entry.role for name, entry in plan.nodes.items()}
-    assert (roles["add"], roles["pool"], roles["flat"]) == (Role.ARITHMETIC, Role.TRANSPARENT, Role.TRANSPARENT)
-    assert {name for name, role in roles.items() if role is Role.LINEAR} == {"c1", "c2", "head"}
-    assert {name for name, role in roles.items() if role is Role.FUSED} == {"r1", "l", "pool_simulated"}
-    assert "y" in plan.activations
-    assert {bias.quantization.dtype for bias in plan.biases.values()} == {"int8"}
-    assert not left(plan)
-
-
 @pytest.mark.parametrize(
     "call",
     [

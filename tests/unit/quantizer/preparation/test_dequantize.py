@@ -9,9 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.contracts.errors import AlreadyQuantizedError
-from service.contracts.preparation import PreparationSpec
-from tests.unit.quantizer.preparation.preparing import prepare_with
 from tests.unit.quantizer.preparation.undoing import initializers, microsoft, undo
 from tests.unit.quantizer.toolbox import (
     make_model,
@@ -21,25 +18,13 @@ from tests.unit.quantizer.toolbox import (
     rng,
     run_onnx,
     sqnr_db,
-    step,
 )
 from worker.quantizer.numerics.granularity import PER_TENSOR, PerBlock
 from worker.quantizer.preparation.passes.dequantize import NOT_QUANTIZED, dequantized
-from worker.quantizer.preparation.prepare import prepare, undo_quantization
+from worker.quantizer.preparation.prepare import undo_quantization
 
 PAIR = "[q] xq = QuantizeLinear(x, scale, zero) [dq] xd = DequantizeLinear(xq, scale, zero)"
 GRID: dict[str, np.ndarray] = {"scale": np.float32(0.05), "zero": np.uint8(128)}
-
-
-def test_preparation_does_it_if_asked_and_says_what_it_did() -> None:
-    model = make_model(f"(float[N,4] x) => (float[N,4] y) {{ {PAIR} [act] y = Tanh(xd) }}", GRID)
-    prepared, proto = prepare_with(model, dequantize=True)
-    assert op_types(proto) == ["Tanh"]
-    assert not prepared.keeps_function
-    assert step(prepared, "dequantize").detail.startswith("1 pairs")
-    with pytest.raises(AlreadyQuantizedError) as caught:
-        prepare(ir.from_proto(model), PreparationSpec())
-    assert "preparation.dequantize" in str(caught.value.hint)
 
 
 @given(drawn=st.data())

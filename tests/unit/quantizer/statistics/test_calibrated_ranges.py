@@ -22,7 +22,7 @@ from tests.unit.quantizer.statistics.calibrating import collected, cuts, feed, n
 from worker.quantizer.statistics.grids import GridFamily
 from worker.quantizer.statistics.ranges import find_ranges, range_reducer
 from worker.quantizer.statistics.reducers import Range
-from worker.quantizer.statistics.sampling import SampledValues, Stride
+from worker.quantizer.statistics.sampling import SampledValues
 from worker.quantizer.statistics.supplied import supplied_ranges
 
 METHODS = [
@@ -168,16 +168,6 @@ def test_results_are_found_in_order_whatever_the_threads() -> None:
 
     assert run(1) == run(3)
     assert list(run(3)) == [str(k) for k in range(7)]
-
-
-@given(shape=st.tuples(st.integers(1, 40), st.integers(1, 60)), points=st.lists(st.integers(0, 99), max_size=6))
-def test_a_stride_takes_the_same_positions_for_any_cut(shape: tuple[int, int], points: list[int]) -> None:
-    stream = np.arange(math.prod(shape), dtype=np.float32).reshape(shape)
-    whole = Stride(50, shape[0]).take(stream.reshape(-1), shape[0])
-    stride = Stride(50, shape[0])
-    parts = [stride.take(stream[p].reshape(-1), p.stop - p.start) for p in cuts(shape[0], points)]
-    np.testing.assert_array_equal(np.concatenate(parts), whole)
-    assert whole.size <= 51
 
 
 def test_a_sample_keeps_all_outer_values_and_stands_for_all() -> None:

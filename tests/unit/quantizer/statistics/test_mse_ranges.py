@@ -182,15 +182,6 @@ def exhaustive_bottoms(family: GridFamily) -> range:
     return range(qmin - qmax, 1)
 
 
-def test_covering_is_vectorised() -> None:
-    family = GridFamily("int8", True, "power_of_two", False)
-    low, high = covering_range(
-        np.array([-1.0, 0.0, np.nan, 0.0, -127.0, -127.5]), np.array([1.0, 0.0, 1.0, np.inf, 3.0, 3.0]), family
-    )
-    np.testing.assert_array_equal(high, [127 / 64, 0, 1, np.inf, 127, 254])
-    np.testing.assert_array_equal(low, [-127 / 64, 0, np.nan, 0, -127, -254])
-
-
 @each("family", FAMILIES)
 def test_covering_stays_finite_at_the_end_of_float32(family: GridFamily) -> None:
     top = float(np.finfo(np.float32).max)

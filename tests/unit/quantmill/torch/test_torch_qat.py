@@ -195,20 +195,6 @@ def test_compiled_it_computes_the_same_in_one_graph(name: str) -> None:
 
 
 @pytest.mark.slow
-def test_distributed_data_parallel_trains_it_as_a_single_process_does(tmp_path: Path) -> None:
-    network, other = prepared(), prepared()
-    init = f"file://{tmp_path / 'processes'}"
-    torch.distributed.init_process_group("gloo", init_method=init, rank=0, world_size=1)
-    try:
-        losses = train(nn.parallel.DistributedDataParallel(network), 4)
-    finally:
-        torch.distributed.destroy_process_group()
-    np.testing.assert_allclose(losses, train(other, 4), rtol=1e-6)
-    for ours, theirs in zip(network.parameters(), other.parameters(), strict=True):
-        torch.testing.assert_close(ours, theirs)
-
-
-@pytest.mark.slow
 def test_it_is_called_as_the_module_is() -> None:
     torch.manual_seed(0)
     module = Answers()

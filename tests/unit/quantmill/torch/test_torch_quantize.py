@@ -21,12 +21,9 @@ from service.contracts.errors import InvalidConfigError
 from tests.support.each import each
 from tests.support.provenance import without_provenance
 from tests.support.torch_networks import (
-    MobileNetV2,
     MobileNetV3Small,
-    ResNet18,
     Swin,
     TextEncoder,
-    VisionTransformer,
     batches,
     images,
     made,
@@ -40,10 +37,7 @@ QUICK = {"evaluation": {"latency_runs": 1}}
 INT8 = {"preset": "int8", "target_options": {"x86_without_vnni": True}, **QUICK}
 IDS = torch.randint(0, 100, (32, 12), generator=torch.Generator().manual_seed(2))
 NETWORKS: dict[str, tuple[Any, Tensor]] = {
-    "resnet18": (ResNet18, images(16, 32)),
-    "mobilenet_v2": (MobileNetV2, images(16, 32)),
     "mobilenet_v3_small": (MobileNetV3Small, images(16, 32)),
-    "vit_b_16": (VisionTransformer, images(16, 64)),
     "swin": (Swin, images(16, 32)),
     "transformer_encoder": (TextEncoder, IDS),
 }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import stat
 import tarfile
 import zipfile
 from pathlib import Path
@@ -68,21 +67,6 @@ def test_what_is_no_picture_is_named(tmp_path: Path, kind: Kind, bad: bytes, say
     refused(archive(tmp_path / "x", {"a/good.png": GOOD, "a/bad.jpg": bad}, kind), "a/bad.jpg", says)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(
-    ("name", "says"),
-    [
-        ("README.txt", "neither a picture"),
-        ("b.wav", "one of the sounds in an archive of pict"),
-        ("../x.png", "unsafe"),
-        ("/etc/x.png", "unsafe"),
-        ("a\\..\\x.png", "unsafe"),
-    ],
-)
-def test_names_that_do_not_belong_are_refused(tmp_path: Path, kind: Kind, name: str, says: str) -> None:
-    refused(archive(tmp_path / "x", {"a.png": GOOD, name: GOOD}, kind), name, says)
-
-
 @pytest.mark.parametrize(
     ("entries", "member", "says"),
     [
@@ -98,18 +82,6 @@ def test_names_that_do_not_belong_are_refused(tmp_path: Path, kind: Kind, name: 
 def test_members_of_a_tar_that_are_refused(tmp_path: Path, entries: list, member: str, says: str) -> None:
     for mode in ("w", "w:gz"):
         refused(tar_of(tmp_path / "x", *entries, mode=mode), member, says)
-
-
-@pytest.mark.filterwarnings("ignore:Duplicate name")
-@pytest.mark.parametrize(("second", "says"), [("link.png", "link or a device"), ("a.png", "twice")])
-def test_members_of_a_zip_that_are_refused(tmp_path: Path, second: str, says: str) -> None:
-    entry = zipfile.ZipInfo(second)
-    if second == "link.png":
-        entry.external_attr = (stat.S_IFLNK | 0o777) << 16
-    with zipfile.ZipFile(tmp_path / "x", "w") as made:
-        made.writestr("a.png", GOOD)
-        made.writestr(entry, "/etc/passwd")
-    refused(tmp_path / "x", second, says)
 
 
 @pytest.mark.slow
@@ -167,14 +139,6 @@ def test_a_zip_of_too_many_members_is_refused_before_it_is_listed(
     monkeypatch.setattr(zip_directory, "_entries", lambda *_: pytest.fail("the directory was read"))
     with pytest.raises(DatasetFormatError, match="at most 100000 are accepted"):
         inspect_dataset(path, PLAIN)
-
-
-def test_sizes_that_a_header_declares_are_refused(tmp_path: Path) -> None:
-    bomb = special("bomb.png", tarfile.REGTYPE, 10 << 30).tobuf()
-    refused(gzip_of_zeros(tmp_path / "bomb", bomb, 1), "bomb.png", "unpacks to 10737418240 bytes")
-    long_name = special("././@LongLink", tarfile.GNUTYPE_LONGNAME, 4 << 30).tobuf()
-    (tmp_path / "x").write_bytes(tarfile.TarInfo("a.png").tobuf() + long_name + bytes(1024))
-    refused(tmp_path / "x", "a.png", "header of 4294967296 bytes")
 
 
 def test_bombs_of_many_members_are_stopped_on_the_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
