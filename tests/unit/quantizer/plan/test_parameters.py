@@ -57,6 +57,20 @@ def test_weights_and_biases_are_rounded_per_output_channel() -> None:
     np.testing.assert_array_equal(made.integers, np.rint(bias / made.quantization.scale.astype(np.float64)))
 
 
+@pytest.mark.parametrize("group", [1, 2])
+def test_the_bias_of_a_transposed_convolution_follows_its_groups(group: int) -> None:
+    weight = normal(4, 6 // group, 3, 3) * np.linspace(0.5, 4, 6 // group, dtype=np.float32).reshape(1, -1, 1, 1)
+    plan = filled(
+        f"(float[N,4,9,9] x) => (float[N,6,11,11] y) {{ [it] y = ConvTranspose<group={group}>(x, w, b) }}",
+        {"w": weight, "b": normal(6)},
+        RANGES,
+    )
+    scale = plan.weights["w"].quantization.scale
+    assert scale.shape == (6 // group,)
+    expected = np.concatenate([scale] * group) * plan.activations["x"].quantization.scale
+    np.testing.assert_allclose(plan.biases["it"].quantization.scale, expected, rtol=1e-6)
+
+
 @pytest.mark.parametrize("dead", [slice(2, 3), slice(0, 4)])
 def test_a_dead_channel_keeps_its_bias(dead: slice) -> None:
     weight = normal(4, 3, 3, 3)
