@@ -6,11 +6,13 @@ import os
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import anyio
 import pytest
 from onnx import TensorProto, helper
+from sqlalchemy import select
 
 import quantmill
 from service.client import Client
@@ -31,6 +33,7 @@ from service.contracts.errors import (
 from service.contracts.runner import DATA_FILE, DATA_KIND
 from service.jobs.outcome import QuantizeOutcome
 from service.keys import local
+from service.tables import Job
 from tests.api.serving import Served
 from tests.support.front import Front, dataset_summary, make_report, model_summary, npz_bytes
 from tests.support.patience import PATIENCE_SECONDS
@@ -188,6 +191,18 @@ def test_errors_are_of_the_class_that_callers_catch(client: Client, worker: Fron
     assert rejected.value.code == "not-onnx"
     with pytest.raises(InvalidRequestError):
         client.push_model(tmp_path / "weights.bin")
+
+
+def test_an_inspection_that_fails_tells_why(client: Client, worker: Front) -> None:
+    def begun() -> str | None:
+        with worker.desk.database.read() as session:
+            return session.scalar(select(Job.id).where(Job.kind == "inspect_target"))
+
+    with ThreadPoolExecutor(1) as thread:
+        asked = thread.submit(client.inspect, worker.ready_model())
+        worker.fail(wait_for(begun), EngineError("It broke."))
+        with pytest.raises(quantmill.JobFailedError, match="It broke"):
+            asked.result(PATIENCE_SECONDS)
 
 
 def test_the_client_waits_no_longer_than_the_service_gives_itself(

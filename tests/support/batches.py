@@ -6,7 +6,7 @@ from typing import Any
 
 from service.contracts.errors import EngineError
 from service.jobs.outcome import QuantizeOutcome
-from tests.support.front import Front, make_report
+from tests.support.front import Front, make_report, taken
 
 
 def grid_body(front: Front, *, models: int = 2, presets: tuple[str, ...] = ("int8", "xint8"), **more: Any) -> Any:
@@ -21,16 +21,12 @@ def grid_body(front: Front, *, models: int = 2, presets: tuple[str, ...] = ("int
 
 def submitted(front: Front, body: dict[str, Any], **headers: str) -> dict[str, Any]:
     """The batch that was made."""
-    answer = front.http.post("/v1/batches", json=body, headers=headers)
-    assert answer.status_code == 202, answer.text
-    made: dict[str, Any] = answer.json()
-    return made
+    return taken(front.http.post("/v1/batches", json=body, headers=headers), 202)
 
 
 def shown(front: Front, batch: dict[str, Any]) -> dict[str, Any]:
     """The batch as it is now."""
-    found: dict[str, Any] = front.http.get(f"/v1/batches/{batch['id']}").json()
-    return found
+    return taken(front.http.get(f"/v1/batches/{batch['id']}"))
 
 
 def job_of(batch: dict[str, Any], member: int) -> str:

@@ -101,8 +101,7 @@ class Front:
     def upload(self, data: bytes = b"model bytes", filename: str = "model.onnx") -> str:
         """A complete upload; returns its id."""
         upload_id = self._made("uploads", {"filename": filename, "size_bytes": len(data)})
-        sent = self.http.put(f"/v1/uploads/{upload_id}/content", content=data)
-        assert sent.status_code == 200, sent.text
+        taken(self.http.put(f"/v1/uploads/{upload_id}/content", content=data))
         return upload_id
 
     def new_model(self) -> str:
@@ -114,10 +113,7 @@ class Front:
         return self._made("datasets", {"name": "data", "upload_id": self.upload(npz_bytes(), "data.npz"), **body})
 
     def _made(self, nouns: str, body: dict[str, Any], status: int = 201) -> str:
-        made = self.http.post(f"/v1/{nouns}", json=body)
-        assert made.status_code == status, made.text
-        noun_id: str = made.json()["id"]
-        return noun_id
+        return str(taken(self.http.post(f"/v1/{nouns}", json=body), status)["id"])
 
     def ready_model(self, summary: ModelSummary | None = None) -> str:
         """A model that validation accepted."""

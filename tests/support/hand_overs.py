@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import Any
 
 from sqlalchemy import select, text, update
@@ -51,11 +52,8 @@ def carrier_of(front: Front, egress: Egress, **settings: Any) -> Carrier:
 
 def carry(front: Front, egress: Egress) -> int:
     """One round of a carrier of its own, to the end of all that it begins."""
-    carrier = carrier_of(front, egress)
-    try:
+    with closing(carrier_of(front, egress)) as carrier:
         return carrier.round()
-    finally:
-        carrier.close()
 
 
 def make_due(database: Database) -> None:

@@ -17,7 +17,7 @@ from service.schedules import firing, settling
 from service.settings import Settings
 from service.storage import FileStore
 from service.tables import Job, Schedule, ScheduleRun
-from tests.support.front import Front, fallen_back, make_report
+from tests.support.front import Front, fallen_back, make_report, taken
 
 HOUR = 3600
 MANY = 10_000
@@ -38,10 +38,8 @@ def hourly(hours: str = "*") -> str:
 def add_schedule(front: Front, template: dict[str, Any], **body: Any) -> dict[str, Any]:
     """A schedule of a name of its own that is due every hour, unless the body says otherwise."""
     name = f"nightly-{next(_NUMBERS)}"
-    answer = front.http.post("/v1/schedules", json={"name": name, "cron": hourly(), "template": template, **body})
-    assert answer.status_code == 201, answer.text
-    made: dict[str, Any] = answer.json()
-    return made
+    asked = {"name": name, "cron": hourly(), "template": template, **body}
+    return taken(front.http.post("/v1/schedules", json=asked), 201)
 
 
 def move_clock(database: Database, seconds: float) -> None:
@@ -90,9 +88,7 @@ def runs(database: Database, schedule_id: str | None = None) -> list[ScheduleRun
 def schedule(database: Database, schedule_id: str) -> Schedule:
     """The row."""
     with database.read() as session:
-        found = session.get(Schedule, schedule_id)
-    assert found is not None
-    return found
+        return session.get_one(Schedule, schedule_id)
 
 
 def count_jobs(database: Database) -> int:
@@ -103,10 +99,7 @@ def count_jobs(database: Database) -> int:
 
 def run_by_request(front: Front, schedule_id: str) -> dict[str, Any]:
     """A run by request."""
-    answer = front.http.post(f"/v1/schedules/{schedule_id}/run")
-    assert answer.status_code == 202, answer.text
-    made: dict[str, Any] = answer.json()
-    return made
+    return taken(front.http.post(f"/v1/schedules/{schedule_id}/run"), 202)
 
 
 def succeed(front: Front, job_id: str, *, verdict: str = "none", **figures: Any) -> None:

@@ -79,13 +79,7 @@ def _run(node: onnx.NodeProto, inputs: Mapping[str, np.ndarray], proto: onnx.Mod
         [onnx.ValueInfoProto(name=name) for name in node.output if name],
     )
     model = onnx.helper.make_model(graph, opset_imports=proto.opset_import, ir_version=proto.ir_version)
-    options = ort.SessionOptions()
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.intra_op_num_threads = 1
-    options.log_severity_level = 4
-    session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    names = [name for name in node.output if name]
-    return dict(zip(names, session.run(names, dict(inputs)), strict=True))
+    return _all_of(model, [name for name in node.output if name], inputs, optimized=False)
 
 
 def layer_distances(

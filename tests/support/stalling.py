@@ -19,7 +19,7 @@ from tests.support.services import require
 from tests.worker.workbench import wait_for
 
 # A filter of one instruction, "keep no byte": the kernel drops what comes for the socket before TCP sees it.
-_SO_ATTACH_FILTER, _SO_DETACH_FILTER = 26, 27
+_SO_ATTACH_FILTER = 26
 _KEEP_NOTHING = ctypes.create_string_buffer(struct.pack("HBBI", 0x06, 0, 0, 0))
 _FILTER = struct.pack("HP", 1, ctypes.addressof(_KEEP_NOTHING))
 
@@ -36,7 +36,6 @@ class StallingProxy:
         self._flowing.set()
         self._closed = False
         self._sockets: list[socket.socket] = []
-        self._lost: list[socket.socket] = []
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         threading.Thread(target=self._accept, daemon=True).start()
@@ -55,18 +54,11 @@ class StallingProxy:
         for each in (self._listener, *self._sockets):
             each.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, _FILTER)
 
-    def appear(self) -> None:
-        """Be there again for new connections; the old ones stay lost, as behind a router that has started anew."""
-        self._listener.setsockopt(socket.SOL_SOCKET, _SO_DETACH_FILTER, 0)
-        self._lost += self._sockets
-        self._sockets = []
-        self.resume()
-
     def close(self) -> None:
         """Break all connections."""
         self._closed = True
         self.resume()
-        for each in (self._listener, *self._sockets, *self._lost):
+        for each in (self._listener, *self._sockets):
             with suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)
             each.close()

@@ -8,7 +8,9 @@ from pathlib import Path
 import numpy as np
 import onnx
 import onnxruntime
-from onnx import TensorProto, helper, numpy_helper
+from onnx import numpy_helper
+
+_HEAD = '<ir_version: 8, opset_import: ["" : 17]>'
 
 
 @dataclass(frozen=True)
@@ -30,30 +32,18 @@ def make_model(path: Path, *, external: str | None = None, channels: int = 16, c
         "w2": rng.normal(0, 0.3, (5, channels)),
         "b2": rng.normal(0, 0.1, 5),
     }
-    nodes, last = [], "x"
+    steps, last = "", "x"
     for number in range(convs):
         end = f"_{number}" if number else ""
-        given = [last, "w1", "b1"] if not number else [last, f"w1{end}"]
+        given = f"{last}, w1{end}" if number else f"{last}, w1, b1"
         if number:
             weights[f"w1{end}"] = rng.normal(0, 0.1, (channels, channels, 3, 3))
         last = f"r{end}"
-        nodes += [
-            helper.make_node("Conv", given, [f"c{end}"], name=f"conv{end}", pads=[1, 1, 1, 1]),
-            helper.make_node("Relu", [f"c{end}"], [last], name=f"relu{end}"),
-        ]
-    graph = helper.make_graph(
-        [
-            *nodes,
-            helper.make_node("GlobalAveragePool", [last], ["p"], name="pool"),
-            helper.make_node("Flatten", ["p"], ["f"], name="flatten"),
-            helper.make_node("Gemm", ["f", "w2", "b2"], ["y"], name="gemm", transB=1),
-        ],
-        "tiny",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 3, 8, 8])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 5])],
-        [numpy_helper.from_array(value.astype(np.float32), name) for name, value in weights.items()],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+        steps += f"[conv{end}] c{end} = Conv<pads=[1, 1, 1, 1]>({given}) [relu{end}] {last} = Relu(c{end}) "
+    steps += f"[pool] p = GlobalAveragePool({last}) [flatten] f = Flatten(p) [gemm] y = Gemm<transB=1>(f, w2, b2)"
+    model = onnx.parser.parse_model(f"{_HEAD} tiny (float[batch,3,8,8] x) => (float[batch,5] y) {{ {steps} }}")
+    stored = [numpy_helper.from_array(value.astype(np.float32), name) for name, value in weights.items()]
+    model.graph.initializer.extend(stored)
     onnx.checker.check_model(model)
     outside = {} if external is None else {"save_as_external_data": True, "location": external, "size_threshold": 0}
     onnx.save(model, path, **outside)
@@ -61,13 +51,8 @@ def make_model(path: Path, *, external: str | None = None, channels: int = 16, c
 
 def make_nothing_to_quantize(path: Path) -> None:
     """One Identity: input ``x`` float32 [batch, 4]."""
-    graph = helper.make_graph(
-        [helper.make_node("Identity", ["x"], ["y"], name="same")],
-        "nothing",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 4])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 4])],
-    )
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    text = f"{_HEAD} nothing (float[batch,4] x) => (float[batch,4] y) {{ [same] y = Identity(x) }}"
+    onnx.save(onnx.parser.parse_model(text), path)
 
 
 def make_tiny(folder: Path, *, samples: int = 32, convs: int = 1) -> Tiny:

@@ -1,6 +1,6 @@
 """Networks of PyTorch with random weights, of the structure of torchvision's and under its names, but narrow.
 
-mobilenet_v2, mobilenet_v3_small: every block, width 1/4. swin: two blocks of one stage, the second shifted, with the
+mobilenet_v3_small: every block, width 1/4. swin: two blocks of one stage, the second shifted, with the
 merging of patches behind them.
 """
 

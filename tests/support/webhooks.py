@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import ssl
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
@@ -108,11 +108,8 @@ def add_endpoint(
 
 def deliver(database: Database, settings: Settings, egress: Egress) -> int:
     """One round of a deliverer of its own, to the end of all that it begins."""
-    deliverer = Deliverer(settings, database, VAULT, egress=egress)
-    try:
+    with closing(Deliverer(settings, database, VAULT, egress=egress)) as deliverer:
         return deliverer.round()
-    finally:
-        deliverer.close()
 
 
 def make_due(database: Database) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from graphlib import TopologicalSorter
 
+import grimp
 import pytest
 
 from tests.support.patience import PATIENCE_SECONDS
@@ -38,6 +40,14 @@ def test_import_contracts_are_kept() -> None:
     run_python(
         "from importlinter.cli import lint_imports; raise SystemExit(lint_imports('pyproject.toml', no_cache=True))"
     )
+
+
+def test_modules_do_not_import_each_other_in_a_cycle() -> None:
+    """Whenever they do it: at the top, for types alone, or within a function."""
+    graph = grimp.build_graph("quantmill", "service", "worker", "benchmarks", cache_dir=None)
+    imports = {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
+    assert len(imports) > 1000
+    TopologicalSorter(imports).prepare()  # refuses a cycle, and names it
 
 
 @pytest.mark.parametrize("modules", NEVER)

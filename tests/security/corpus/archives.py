@@ -6,7 +6,6 @@ import gzip
 import io
 import struct
 import tarfile
-import wave
 import zipfile
 import zlib
 from collections.abc import Callable
@@ -16,6 +15,7 @@ import numpy as np
 
 from tests.security.corpus.case import READY, Case, Content
 from tests.security.corpus.pickles import safetensors
+from tests.support.media import wav
 
 FORMAT, ARRAYS = "dataset-format", "dataset-arrays"
 MIB = 1 << 20
@@ -179,13 +179,7 @@ def one(data: bytes, name: str = "a/1.png") -> bytes:
 
 
 def sound(data_bytes: int, declared: int | None = None) -> bytes:
-    buffer = io.BytesIO()
-    with wave.open(buffer, "wb") as stream:
-        stream.setnchannels(1)
-        stream.setsampwidth(2)
-        stream.setframerate(16_000)
-        stream.writeframes(bytes(data_bytes))
-    data = buffer.getvalue()
+    data = wav(np.zeros(data_bytes // 2))
     return data if declared is None else data[:40] + struct.pack("<L", declared) + data[44:]
 
 

@@ -5,6 +5,7 @@ Takes one task per line, does it in a child under limits that the kernel holds, 
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import resource
@@ -12,18 +13,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import onnxscript.optimizer  # noqa: F401 - what a runner loads, loaded once
-import PIL.BmpImagePlugin
-import PIL.JpegImagePlugin
-import PIL.PngImagePlugin
-import PIL.WebPImagePlugin
-
-import worker.quantizer.data
-import worker.quantizer.intake.made
 from service.contracts.runner import TASK_ADAPTER, ErrorLine, RunnerLine
 from worker.runner import execute
 
 FILE_BYTES = 1 << 20
+# What a runner loads.
+LOADED_ONCE = (
+    *("onnxscript.optimizer", "worker.quantizer.data", "worker.quantizer.intake.made"),
+    *(f"PIL.{codec}ImagePlugin" for codec in ("Bmp", "Jpeg", "Png", "WebP")),
+)
 
 
 def address_space_bytes() -> int:
@@ -81,7 +79,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    for module in (PIL.BmpImagePlugin, PIL.JpegImagePlugin, PIL.PngImagePlugin, PIL.WebPImagePlugin):
-        assert module
-    assert worker.quantizer.data
+    for module in LOADED_ONCE:
+        importlib.import_module(module)
     main()

@@ -1,4 +1,4 @@
-"""What a document is refused with, and documents of any form."""
+"""What a document is refused with or holds, and documents of any form."""
 
 from __future__ import annotations
 
@@ -30,6 +30,15 @@ def refused(config: Any, pointer: str = "/config") -> InvalidConfigError:
 def problems(config: Any, pointer: str = "/config") -> list[tuple[str, str]]:
     """Pointer and words of every problem."""
     return [(problem.pointer, problem.message) for problem in refused(config, pointer).errors]
+
+
+def contains(whole: Any, part: Any) -> bool:
+    """True if ``part`` stands in ``whole``; objects of ``whole`` may hold more keys."""
+    if isinstance(part, dict):
+        return all(key in whole and contains(whole[key], value) for key, value in part.items())
+    if isinstance(part, list | tuple):
+        return len(whole) == len(part) and all(map(contains, whole, part))
+    return bool(whole == part)
 
 
 def points_into(document: Any, pointer: str) -> bool:

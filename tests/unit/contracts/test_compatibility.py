@@ -10,15 +10,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import TypeAdapter
 
 from service.contracts.compatibility import can_feed, check_dataset, check_float, check_selected, fed_shape
-from service.contracts.config import Override, QuantizationConfig, parse_config
+from service.contracts.config import parse_config
 from service.contracts.dataset import ArraySummary, DatasetSummary, InputSpec, LabelSummary, PreprocessingSpec
 from service.contracts.errors import AlreadyQuantizedError, DatasetMismatchError, InvalidConfigError
 from service.contracts.model import ModelSummary, TensorInfo
 from service.contracts.preparation import PreparationSpec, brought_op_types, fixed_inputs
-from service.contracts.selectors import Selector
 from tests.support.each import each
 from tests.unit.contracts.refusals import problems
 
@@ -292,18 +290,6 @@ NAMED = IMAGE.model_copy(
 )
 
 
-_SELECTORS: TypeAdapter[tuple[Selector, ...]] = TypeAdapter(tuple[Selector, ...])
-
-
-def selecting(settings: Any) -> QuantizationConfig:
-    """A config with these selectors, also with those that the engine does not take yet."""
-    found: dict[str, Any] = {
-        word: _SELECTORS.validate_python(settings.get(word, ())) for word in ("include", "exclude")
-    }
-    found["overrides"] = tuple(Override.model_validate(entry) for entry in settings.get("overrides", ()))
-    return QuantizationConfig().model_copy(update=found)
-
-
 @pytest.mark.parametrize(
     "settings",
     [
@@ -315,9 +301,9 @@ def selecting(settings: Any) -> QuantizationConfig:
     ],
 )
 def test_selectors_may_name_what_the_uploaded_or_the_prepared_model_has(settings: Any) -> None:
-    check_selected(selecting(settings), NAMED)
+    check_selected(parse_config(settings), NAMED)
     # a summary without names leaves them to the engine
-    check_selected(selecting({"exclude": [{"node": "stemm"}, {"op_type": "Nothing"}]}), IMAGE)
+    check_selected(parse_config({"exclude": [{"node": "stemm"}, {"op_type": "Nothing"}]}), IMAGE)
 
 
 @pytest.mark.parametrize(
@@ -341,7 +327,7 @@ def test_selectors_may_name_what_the_uploaded_or_the_prepared_model_has(settings
 )
 def test_names_that_the_model_does_not_have(settings: Any, told: list[tuple[str, str]]) -> None:
     with pytest.raises(InvalidConfigError) as caught:
-        check_selected(selecting(settings), NAMED)
+        check_selected(parse_config(settings), NAMED)
     assert caught.value.hint
     assert [problem.pointer for problem in caught.value.errors] == [pointer for pointer, _ in told]
     assert {problem.code for problem in caught.value.errors} == {"selector-unmatched"}

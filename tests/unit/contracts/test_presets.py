@@ -15,12 +15,6 @@ from service.presets import catalog
 from tests.support.each import each
 
 
-def test_no_two_presets_share_a_name() -> None:
-    names = [name for p in PRESETS.values() for name in {n.casefold() for n in (p.name, *p.aliases, *p.quark_names)}]
-    assert len(names) == len(set(names))
-    assert not set(names) & set(PENDING_PRESETS)
-
-
 def test_the_solver_alone_can_be_changed() -> None:
     for name in ("xint8_adaround", "XINT8_ADAROUND_QCONFIG", "INT8_CNN_ACCURATE"):
         plain = parse_config({"preset": name}).algorithms[0]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import string
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,6 +17,7 @@ from service.contracts.references import (
     is_alias,
     parse,
 )
+from tests.support.each import each
 
 PLAIN = st.characters(blacklist_categories=("Cc", "Cs"))
 NAMES = st.one_of(
@@ -57,17 +57,13 @@ NEITHER = (
 )
 
 
-@pytest.mark.parametrize("rest", NEITHER, ids=repr)
-def test_what_is_neither_version_nor_alias_is_no_reference(rest: str) -> None:
-    assert parse(f"net@{rest}") is None
-    assert not is_alias(rest)
+NO_NAME = ("", "net", "net.1/a", "@1", "a\x00b@1", "a\nb@1", "n" * (MOST_NAME_CHARS + 1) + "@1")
 
 
-@pytest.mark.parametrize(
-    "text", ["", "net", "net.1/a", "@1", "a\x00b@1", "a\nb@1", "n" * (MOST_NAME_CHARS + 1) + "@1"], ids=repr
-)
-def test_what_can_be_no_name_is_looked_for_nowhere(text: str) -> None:
+@each("text", [*NO_NAME, *(f"net@{rest}" for rest in NEITHER)])
+def test_what_is_no_name_or_neither_version_nor_alias_is_no_reference(text: str) -> None:
     assert parse(text) is None
+    assert not is_alias(text.partition("@")[2])
 
 
 @given(st.text(string.ascii_letters + string.digits + "._-@", max_size=70))

@@ -32,27 +32,30 @@ def classes(*entries: Any, **options: Any) -> dict[str, Any]:
 
 
 # key of FastFinetune, value, our key, our value; by AdaRound unless the key concerns AdaQuant only.
+OF_DESCENT = [
+    ("BatchSize", 16, "batch_size", 16),
+    ("NumIterations", 50, "num_iterations", 50),
+    ("LearningRate", 0.01, "learning_rate", 0.01),
+    ("LRAdjust", [2.0, 0.2], "lr_adjust", {"threshold": 2.0, "learning_rate": 0.2}),
+    ("DropRatio", 0.5, "drop_ratio", 0.5),
+    ("RegParam", 0.1, "reg_param", 0.1),
+    ("BetaRange", [10, 2], "beta_range", [10, 2]),
+    ("WarmStart", 0.1, "warm_start", 0.1),
+]
 HONOURED = [
+    *OF_DESCENT,
     ("OptimDevice", "cuda:1", "optim_device", "cuda:1"),
     ("InferDevice", "HIP:0", "infer_device", "rocm:0"),
     ("FixedSeed", 42, "fixed_seed", 42),
     ("DataSize", 64, "data_size", 64),
     ("DataSize", 10**9, "data_size", None),
-    ("BatchSize", 16, "batch_size", 16),
-    ("NumIterations", 50, "num_iterations", 50),
-    ("LearningRate", 0.01, "learning_rate", 0.01),
     ("EarlyStop", True, "early_stop", True),
-    ("LRAdjust", [2.0, 0.2], "lr_adjust", {"threshold": 2.0, "learning_rate": 0.2}),
     ("LRAdjust", [], "lr_adjust", None),
     ("TargetOpType", ["Conv", "Gemm"], "target_op_type", ["Conv", "Gemm"]),
     ("SelectiveUpdate", True, "selective_update", True),
     ("UpdateBias", False, "update_bias", False),
     ("OutputQDQ", True, "output_qdq", True),
-    ("DropRatio", 0.5, "drop_ratio", 0.5),
     ("MemOptLevel", 2, "mem_opt_level", 2),
-    ("RegParam", 0.1, "reg_param", 0.1),
-    ("BetaRange", [10, 2], "beta_range", [10, 2]),
-    ("WarmStart", 0.1, "warm_start", 0.1),
     ("OutputIndex", 1, "output_index", 1),
 ]
 BY_OPTION = {setting.option: setting for setting in FINETUNE_SETTINGS}
@@ -148,19 +151,7 @@ def test_what_is_not_given_is_as_in_quark() -> None:
         assert "accept: if_better" in notes(data)[pointer]
 
 
-OF_DESCENT = [
-    "BatchSize",
-    "NumIterations",
-    "LearningRate",
-    "LRAdjust",
-    "DropRatio",
-    "RegParam",
-    "BetaRange",
-    "WarmStart",
-]
-
-
-@each(("key", "value"), [row[:2] for row in HONOURED if row[0] in OF_DESCENT and row[1]])
+@each(("key", "value"), [row[:2] for row in OF_DESCENT])
 def test_numbers_of_ones_own_choose_the_descent_that_they_are_for(key: str, value: Any) -> None:
     data = fast(**{key: value})
     assert algorithms(data)[0]["solver"] == "gradient"

@@ -7,6 +7,7 @@ import json
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -32,21 +33,18 @@ def check_message(message: dict, job_id: str) -> None:
 
 def test_a_message_is_a_file_on_the_embedded_broker(tmp_path: Path) -> None:
     settings = embedded(tmp_path)
-    dispatcher = Dispatcher(settings)
-    dispatcher.publish("job_1", "cpu")
-    dispatcher.publish("job_2", "gpu")
-    dispatcher.ping()
-    dispatcher.close()
+    with closing(Dispatcher(settings)) as dispatcher:
+        dispatcher.publish("job_1", "cpu")
+        dispatcher.publish("job_2", "gpu")
+        dispatcher.ping()
     queue = settings.broker_dir / "queue"
     for job_id, name in (("job_1", "cpu"), ("job_2", "gpu")):
         (file,) = queue.glob(f"*.{name}.msg")
         check_message(json.loads(file.read_text()), job_id)
         file.unlink()
     queue.rmdir()
-    dispatcher = Dispatcher(settings)
-    with pytest.raises(DispatchError):
+    with closing(Dispatcher(settings)) as dispatcher, pytest.raises(DispatchError):
         dispatcher.publish("job_1", "cpu")
-    dispatcher.close()
 
 
 def test_whoever_takes_messages_while_they_are_sent_reads_each_as_a_whole(tmp_path: Path) -> None:
@@ -62,14 +60,12 @@ def test_whoever_takes_messages_while_they_are_sent_reads_each_as_a_whole(tmp_pa
             if last:
                 return
 
-    dispatcher = Dispatcher(settings)
-    with ThreadPoolExecutor(1) as pool:
+    with closing(Dispatcher(settings)) as dispatcher, ThreadPoolExecutor(1) as pool:
         taking = pool.submit(take)
         for number in range(sent):
             dispatcher.publish(f"job_{number}", "cpu")
         done.set()
         taking.result()
-    dispatcher.close()
     ids = [json.loads(base64.b64decode(message["body"]))[0][0] for message in taken]
     assert sorted(ids) == sorted(f"job_{number}" for number in range(sent))
     assert not list((settings.broker_dir / "queue").iterdir())
@@ -88,10 +84,9 @@ def test_senders_that_start_at_once_know_every_queue(tmp_path: Path) -> None:
 
 @pytest.mark.redis
 def test_a_message_is_an_entry_on_redis(tmp_path: Path, redis_url: str) -> None:
-    dispatcher = Dispatcher(Settings(data_dir=tmp_path, broker_url=redis_url))
-    dispatcher.publish("job_1", "gpu")
-    dispatcher.ping()
-    dispatcher.close()
+    with closing(Dispatcher(Settings(data_dir=tmp_path, broker_url=redis_url))) as dispatcher:
+        dispatcher.publish("job_1", "gpu")
+        dispatcher.ping()
     with redis.Redis.from_url(redis_url) as client:
         assert client.llen("cpu") == 0
         check_message(json.loads(client.lpop("gpu")), "job_1")

@@ -169,12 +169,11 @@ class Slow(UploadFile):
         self.written += sum(map(len, blocks))
 
 
-@pytest.fixture
-def meter() -> Meter:
-    return Meter(Quota())
+async def copied(blocks: AsyncIterator[bytes], file: UploadFile) -> None:
+    await copy(blocks, file, LIMIT, PATIENCE_SECONDS, Meter(Quota()))
 
 
-def test_the_next_bytes_arrive_while_some_are_written(tmp_path: Path, meter: Meter) -> None:
+def test_the_next_bytes_arrive_while_some_are_written(tmp_path: Path) -> None:
     async def blocks(file: Slow) -> AsyncIterator[bytes]:
         yield BLOCK
         yield b"next"
@@ -182,7 +181,7 @@ def test_the_next_bytes_arrive_while_some_are_written(tmp_path: Path, meter: Met
         file.go_on.set()
 
     with Slow(tmp_path / "upl_x") as file:
-        asyncio.run(copy(blocks(file), file, LIMIT, PATIENCE_SECONDS, meter))
+        asyncio.run(copied(blocks(file), file))
         assert file.written == BLOCK_BYTES + 4
     assert (tmp_path / "upl_x").read_bytes() == BLOCK + b"next"
 
@@ -191,26 +190,24 @@ def test_the_next_bytes_arrive_while_some_are_written(tmp_path: Path, meter: Met
     ("error", "kept"),
     [(ClientDisconnect(), BLOCK + b"rest"), (UploadStalledError("It is silent."), BLOCK + b"rest"), (OSError(), BLOCK)],
 )
-def test_what_came_before_the_client_fell_silent_is_written(
-    tmp_path: Path, meter: Meter, error: Exception, kept: bytes
-) -> None:
+def test_what_came_before_the_client_fell_silent_is_written(tmp_path: Path, error: Exception, kept: bytes) -> None:
     async def blocks() -> AsyncIterator[bytes]:
         yield BLOCK
         yield b"rest"
         raise error
 
     with UploadFile(tmp_path / "upl_x") as file, pytest.raises(type(error)):
-        asyncio.run(copy(blocks(), file, LIMIT, PATIENCE_SECONDS, meter))
+        asyncio.run(copied(blocks(), file))
     assert (tmp_path / "upl_x").read_bytes() == kept
 
 
-def test_a_request_that_is_canceled_waits_for_its_write(tmp_path: Path, meter: Meter) -> None:
+def test_a_request_that_is_canceled_waits_for_its_write(tmp_path: Path) -> None:
     async def blocks() -> AsyncIterator[bytes]:
         yield BLOCK
         await asyncio.sleep(PATIENCE_SECONDS)
 
     async def main(file: Slow) -> None:
-        task = asyncio.create_task(copy(blocks(), file, LIMIT, PATIENCE_SECONDS, meter))
+        task = asyncio.create_task(copied(blocks(), file))
         assert await asyncio.to_thread(file.writes.wait, PATIENCE_SECONDS)
         task.cancel()
         done, _ = await asyncio.wait({task}, timeout=0.05)
@@ -227,7 +224,7 @@ def test_a_request_that_is_canceled_waits_for_its_write(tmp_path: Path, meter: M
 
 @pytest.mark.parametrize(("free", "error", "most"), [(2**60, StorageFullError, 2), (0, UploadTooLargeError, 5)])
 def test_the_disks_refusal_ends_it_and_more_than_was_declared(
-    tmp_path: Path, meter: Meter, free: int, error: type[Exception], most: int
+    tmp_path: Path, free: int, error: type[Exception], most: int
 ) -> None:
     taken = 0
 
@@ -238,6 +235,6 @@ def test_the_disks_refusal_ends_it_and_more_than_was_declared(
             yield BLOCK
 
     with UploadFile(tmp_path / "upl_x", min_free_bytes=free) as file, pytest.raises(error):
-        asyncio.run(copy(blocks(), file, LIMIT, PATIENCE_SECONDS, meter))
+        asyncio.run(copied(blocks(), file))
     assert taken <= most
     assert (tmp_path / "upl_x").stat().st_size <= LIMIT.size_bytes

@@ -225,7 +225,8 @@ def test_a_damaged_file_never_arrives_whole(front: Front, out: Out, server: Scri
     path.write_bytes(b"y" * len(data))
     out.carry(server)
     assert states(front, job_id) == [("pending", "stored-file-corrupt")]
-    assert len(server.requests[0].partition(b"\r\n\r\n")[2]) < len(data)
+    (request,) = wait_for(lambda: server.requests)  # it is noted once the sender has gone
+    assert len(request.partition(b"\r\n\r\n")[2]) < len(data)
 
 
 def test_a_url_of_another_pepper_is_told_and_waits(front, out, server, monkeypatch):

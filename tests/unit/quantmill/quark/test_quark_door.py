@@ -232,7 +232,7 @@ def test_items_are_cut_into_samples_where_their_first_axes_agree(tmp_path: Path)
     assert {name: found[name].shape for name in found} == {"x": (3, 1, 4), "state": (3, 2, 1, 3), "flag": (3,)}
 
 
-class Rewinding(Items):
+class Rewinding(Items, door.CalibrationDataReader):
     def rewind(self) -> None:
         self.at = 0
 
@@ -298,13 +298,8 @@ MIN_MSE: dict[str, Any] = {
 }
 
 
-class Reader(door.CalibrationDataReader):
-    def __init__(self, batch: int = 1) -> None:
-        self.batches = iter(np.split(samples(SAMPLES)["x"], SAMPLES // batch))
-
-    def get_next(self) -> dict[str, np.ndarray] | None:
-        batch = next(self.batches, None)
-        return None if batch is None else {"x": batch}
+def in_batches(size: int = 1) -> Items:
+    return Rewinding(*({"x": batch} for batch in np.split(samples(SAMPLES)["x"], SAMPLES // size)))
 
 
 def top1_acc(outputs: torch.Tensor) -> float:
@@ -370,7 +365,7 @@ def float_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_configs_of_the_documentation_run(name: str, float_model: Path, tmp_path: Path) -> None:
     config, method = CONFIGS[name]
     quantizer = ModelQuantizer(config, threads=1)
-    assert quantizer.quantize_model(str(float_model), str(tmp_path / "q.onnx"), Reader()) is None
+    assert quantizer.quantize_model(str(float_model), str(tmp_path / "q.onnx"), in_batches()) is None
     report = quantizer.report
     assert report is not None
     assert [entry.method for entry in report.algorithms] == [method]
@@ -382,7 +377,7 @@ def test_the_configs_of_the_documentation_run(name: str, float_model: Path, tmp_
 
 def test_mixed_precision_calls_the_function_and_keeps_to_its_target(float_model: Path) -> None:
     quantizer = ModelQuantizer(CONFIGS["mixed precision"][0], threads=1)
-    model = quantizer.quantize_model(str(float_model), None, Reader(batch=8))
+    model = quantizer.quantize_model(str(float_model), None, in_batches(8))
     assert quantizer.report is not None and model is not None
     (metric,) = quantizer.report.metrics
     assert (metric.name, metric.float_) == ("top1_acc", 1.0)

@@ -22,6 +22,7 @@ from quantmill.torch.nndct.nn import DeQuantStub, QuantStub
 from quantmill.torch.nndct.nn.modules import functional
 from quantmill.torch.nndct.qat_model import WARM_UP_SAMPLES, TrainableModel
 from service.contracts.errors import InvalidConfigError, InvalidRequestError
+from tests.unit.quantmill.torch.test_torch_quantize import in_onnxruntime
 
 pytestmark = pytest.mark.slow
 
@@ -85,10 +86,8 @@ def test_the_way_of_a_script_from_the_float_model_to_the_file_and_to_another_pro
     assert written == folder / "Network_int.onnx"
     onnx.checker.check_model(str(written))
     assert onnx.TensorProto.INT8 in {tensor.data_type for tensor in onnx.load(written).graph.initializer}
-    session = onnxruntime.InferenceSession(written, providers=["CPUExecutionProvider"])
-    assert session.get_inputs()[0].shape == [4, 3, 6, 6]
-    found = session.run(None, {session.get_inputs()[0].name: x[:4].numpy()})[0]
-    np.testing.assert_array_equal(found, deployable(x)[:4].numpy())
+    assert onnxruntime.InferenceSession(written).get_inputs()[0].shape == [4, 3, 6, 6]
+    np.testing.assert_array_equal(in_onnxruntime(written, x[:4])[0], deployable(x)[:4].numpy())
     with pytest.raises(StageError):
         second.export_onnx_model(tmp_path)
     assert torch.equal(second.deployable_model(folder)(x), deployable(x))
@@ -178,8 +177,7 @@ def test_the_positions_of_a_calibration_are_where_training_starts_or_are_refused
     assert not model.is_warming_up
     deployable = qat_processor.to_deployable(model, tmp_path / "deployable")
     x = images(16, 6)
-    session = onnxruntime.InferenceSession(tmp_path / "Network_calibrated.onnx", providers=["CPUExecutionProvider"])
-    calibrated = session.run(None, {session.get_inputs()[0].name: x.numpy()})[0]
+    calibrated = in_onnxruntime(tmp_path / "Network_calibrated.onnx", x)[0]
     np.testing.assert_array_equal(deployable(x).numpy(), calibrated)
     with pytest.raises(QuantInfoError, match="graph"):
         QatProcessor(network(width=6), EXAMPLE).trainable_model(calib_dir=tmp_path)

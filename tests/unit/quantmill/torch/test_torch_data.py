@@ -9,38 +9,23 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from quantmill.torch import Exported, LoaderError, export
 from quantmill.torch.data import Stored, store
 from service.contracts.errors import EmptyDatasetError
+from tests.unit.quantmill.torch.test_torch_export import module_of
 from worker.quantizer.data import open_dataset
-
-
-class Adds(nn.Module):
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        return x + y
-
-
-class Scales(nn.Module):
-    def forward(self, x: Tensor, factor: float = 2.0) -> Tensor:
-        return x * factor
-
-
-class Picks(nn.Module):
-    def forward(self, x: Tensor, table: Tensor, labels: Tensor) -> Tensor:
-        return x @ table + labels
 
 
 @pytest.fixture(scope="module")
 def two() -> Exported:
-    return export(Adds(), (torch.ones(2, 3), torch.ones(2, 3)))
+    return export(module_of(lambda self, x, y: x + y), (torch.ones(2, 3), torch.ones(2, 3)))
 
 
 @pytest.fixture(scope="module")
 def one() -> Exported:
-    return export(Scales(), (torch.ones(2, 3), 2.0))
+    return export(module_of(lambda self, x, factor=2.0: x * factor), (torch.ones(2, 3), 2.0))
 
 
 X, Y, CLASSES = torch.arange(15.0).reshape(5, 3), -torch.arange(15.0).reshape(5, 3), torch.tensor([0, 1, 2, 1, 0])
@@ -89,7 +74,8 @@ def test_without_labels_constants_need_no_place_in_a_batch(one, tmp_path):
 @pytest.mark.slow
 def test_what_has_no_axis_of_samples_is_stored_with_every_sample(tmp_path):
     table, bias = torch.randn(3, 4), torch.randn(5, 4)
-    exported = export(Picks(), (torch.ones(2, 3), table, torch.ones(2, 4)))
+    module = module_of(lambda self, x, table, labels: x @ table + labels)
+    exported = export(module, (torch.ones(2, 3), table, torch.ones(2, 4)))
     stored = store(
         [(X[:3], table, bias[:3], CLASSES[:3]), (X[3:], 2 * table, bias[3:], CLASSES[3:])], exported, tmp_path / "d.npz"
     )

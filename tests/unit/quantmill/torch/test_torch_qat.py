@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -240,24 +241,15 @@ def test_zero_points_move_where_they_are_learned(tmp_path: Path) -> None:
     assert np.abs(found - expected).mean() <= 1e-3 * np.abs(expected).max()
 
 
-class Chosen(nn.Module):
-    def __init__(self) -> None:
+class Ending(nn.Module):
+    """A layer, and behind it a function without derivative."""
+
+    def __init__(self, end: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
-        self.head = nn.Linear(6, 3)
+        self.head, self.end = nn.Linear(6, 6), end
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(x).argmax(1)
-
-
-class Looped(nn.Module):
-    """Holds an operator without derivative."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.head = nn.Linear(6, 6)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.linalg.det(self.head(x).reshape(-1, 2, 3) @ self.head(x).reshape(-1, 3, 2))
+        return self.end(self.head(x))
 
 
 def test_configs_that_leave_nothing_to_train_are_refused() -> None:
@@ -276,12 +268,12 @@ def test_configs_that_leave_nothing_to_train_are_refused() -> None:
 
 @pytest.mark.slow
 def test_networks_that_cannot_be_trained_are_refused() -> None:
-    for build, error, told in (
-        (Chosen, UnsupportedModelError, "nothing to train"),
-        (Looped, NotDifferentiableError, "Det"),
+    for end, error, told in (
+        (lambda y: y.argmax(1), UnsupportedModelError, "nothing to train"),
+        (lambda y: torch.linalg.det(y.reshape(-1, 2, 3) @ y.reshape(-1, 3, 2)), NotDifferentiableError, "Det"),
     ):
         with pytest.raises(error, match=told):
-            prepare_qat(build(), torch.randn(2, 6), "int8", [torch.randn(8, 6)], threads=1)
+            prepare_qat(Ending(end), torch.randn(2, 6), "int8", [torch.randn(8, 6)], threads=1)
 
 
 def test_what_would_break_the_network_is_refused_and_autocast_changes_nothing() -> None:
