@@ -176,6 +176,7 @@ def test_an_error_of_the_thread_ends_the_attempt(bench, monkeypatch):
 
 def test_a_lease_ends_by_this_machines_clock_and_is_taken_back(bench):
     job = claimed(bench)
+    assert Lease(bench.database, job, SHORT, claimed_at=100.0).ends_at == 100.0 + SHORT.lease
     with Lease(bench.database, job, SHORT, claimed_at=boot_seconds()) as lease:
         assert not lease.over()
         with database_away(bench):

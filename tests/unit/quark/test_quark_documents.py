@@ -61,6 +61,9 @@ def test_types_and_a_misspelling_of_quarks_examples_mean_what_they_say() -> None
         assert spelled.config["weight"]["symmetric"] is value
 
 
+WHOLE = {"input_tensors": INT8, "weight": INT8}
+
+
 def layers(input_tensors: Any = INT8, weight: Any = INT8, **changes: Any) -> dict[str, Any]:
     """A QConfig."""
     return {**qconfig(input_tensors, weight, {}), **changes}
@@ -103,6 +106,7 @@ def layers(input_tensors: Any = INT8, weight: Any = INT8, **changes: Any) -> dic
         ({"global_config": {"input_tensors": INT8}}, "/global_config", "weight is missing"),
         (layers({**INT8, "data_type": "Int9"}), f"{GLOBAL}/data_type", "known: Int8"),
         (layers({**INT8, "scale_type": "x"}), f"{GLOBAL}/scale_type", "ScaleType.Float32"),
+        ({"global_config": {**WHOLE, "bias": tensor("Float16")}}, "/global_config/bias", "biases cannot be float16"),
         (layers(weight=GROUPS), "/global_config/weight/quant_granularity", "per_block"),
         (layers(algo_config=[{"name": "clee"}]), "/algo_config/0", "unknown algorithm"),
         (layers(exclude=["n", 7]), "/exclude/1", "must be a name"),
@@ -183,6 +187,7 @@ def test_layers_of_a_qconfig() -> None:
         exclude=["head"],
         algo_config=[{"name": "bias_correction"}],
     )
+    assert translate({"global_config": {**WHOLE, "bias": tensor("Int16")}}).config["bias"] == {"dtype": "int16"}
     config = translate(data).config
     wider = {"dtype": "int16", "symmetric": True}
     assert config["overrides"] == [

@@ -73,6 +73,15 @@ def test_the_models_own_runs_outweigh_all_else(wrong: float) -> None:
     assert often.seconds[0] == pytest.approx(odd.seconds, rel=0.15)
 
 
+def test_another_recipe_teaches_of_memory_where_it_took_more() -> None:
+    def told(recipe: str, memory_bytes: float) -> float:
+        seen = replace(run("m", prior(), recipe=recipe), memory_bytes=memory_bytes)
+        return forecast(prior(), "r", Fit(), [seen]).memory_bytes[0]
+
+    assert told("r", 1.5e8) < told("r", 3e8) < told("r", 6e8)
+    assert told("s", 1.5e8) == told("s", 3e8) < told("s", 6e8)
+
+
 def test_stages_that_two_recipes_share_teach_one_another() -> None:
     plain = replace(prior(), stages={name: s for name, s in STAGES.items() if name != "adaround"})
     slow = run("m", plain, {"evaluation": 10.0}, recipe="plain")

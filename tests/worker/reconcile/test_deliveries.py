@@ -142,7 +142,7 @@ def test_two_secrets_sign_until_the_old_one_ends(post: Post, server: Scripted) -
         Webhook(old).verify(last.body, last.headers)
 
 
-def test_500_and_a_redirect_then_200_is_the_same_message_again(post: Post) -> None:
+def test_500_and_a_redirect_then_200_is_the_same_message_again(post: Post, caplog: pytest.LogCaptureFixture) -> None:
     with over_tls(answering(500, 307, 200), post.authority) as server:
         hook, secret = post.hook(server)
         post.emit()
@@ -160,6 +160,7 @@ def test_500_and_a_redirect_then_200_is_the_same_message_again(post: Post) -> No
     assert len({(request.id, request.body) for request in came}) == 1
     Webhook(secret).verify(came[-1].body, came[-1].headers)
     assert post.one.attempts == 3
+    assert caplog.text.count("webhook.retried") == 2
     assert endpoint(post.database, hook).failing_since is None
 
 
