@@ -12,7 +12,6 @@ from pathlib import Path
 import anyio
 import pytest
 from onnx import TensorProto, helper
-from sqlalchemy import select
 
 import quantmill
 from service.client import Client
@@ -33,8 +32,8 @@ from service.contracts.errors import (
 from service.contracts.runner import DATA_FILE, DATA_KIND
 from service.jobs.outcome import QuantizeOutcome
 from service.keys import local
-from service.tables import Job
 from tests.api.serving import Served
+from tests.api.test_inspections import job_ids
 from tests.support.front import Front, dataset_summary, make_report, model_summary, npz_bytes
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.source import ROOT
@@ -194,13 +193,9 @@ def test_errors_are_of_the_class_that_callers_catch(client: Client, worker: Fron
 
 
 def test_an_inspection_that_fails_tells_why(client: Client, worker: Front) -> None:
-    def begun() -> str | None:
-        with worker.desk.database.read() as session:
-            return session.scalar(select(Job.id).where(Job.kind == "inspect_target"))
-
     with ThreadPoolExecutor(1) as thread:
         asked = thread.submit(client.inspect, worker.ready_model())
-        worker.fail(wait_for(begun), EngineError("It broke."))
+        worker.fail(wait_for(lambda: job_ids(worker))[0], EngineError("It broke."))
         with pytest.raises(quantmill.JobFailedError, match="It broke"):
             asked.result(PATIENCE_SECONDS)
 

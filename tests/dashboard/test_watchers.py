@@ -146,8 +146,7 @@ def test_a_job_becomes_a_schedule_that_runs_pauses_and_goes(sqlite_front: Front,
     assert (schedule["template"]["model_id"], schedule["promote_to"]) == ("tiny@latest", "prod")
     (clause,) = schedule["gate"]["clauses"]
     assert (clause["kind"], clause["metric"], clause["max_drop"]) == ("max_drop", full_report().metrics[0].name, 0.5)
-    for list_of_it in ("/schedules", "/"):
-        assert "every night" in sqlite_front.http.get(list_of_it).text
+    assert all("every night" in sqlite_front.http.get(path).text for path in ("/schedules", "/"))
     assert "It has not run yet" in sqlite_front.http.get(page).text
     for step in ("pause", "resume", "run"):
         assert sqlite_front.http.post(f"{page}/{step}", follow_redirects=False).status_code == 303

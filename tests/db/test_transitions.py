@@ -10,6 +10,7 @@ import pytest
 from sqlalchemy import delete, insert, select
 from sqlalchemy.orm import Session
 
+from service import repository
 from service.contracts.errors import EngineError
 from service.contracts.runner import ProgressLine
 from service.db import Database, db_now
@@ -302,8 +303,9 @@ def test_renew_tells_of_a_requested_cancel(database: Database) -> None:
         assert transitions.renew(session, job.id, 1, lease_seconds=60) == transitions.Renewal(True, False)
         transitions.request_cancel(session, "default", job.id)
         assert transitions.renew(session, job.id, 1, lease_seconds=60) == transitions.Renewal(True, True)
-    with database.write() as session:
-        assert transitions.renew(session, job.id, 9, lease_seconds=60) == transitions.Renewal(False, False)
+        assert transitions.renew(session, job.id, 9, lease_seconds=600) == transitions.Renewal(False, False)
+        session.refresh(job)
+        assert 30 < job.lease_until.timestamp() - repository.now_seconds(session) <= 60
 
 
 @pytest.mark.both_databases

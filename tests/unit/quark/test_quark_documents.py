@@ -28,6 +28,7 @@ from tests.unit.quark.comparing import INT8, extra, notes, problems
 NPU_CNN = {"enable_npu_cnn": True, "calibrate_method": "PowerOfTwoMethod.MinMSE"}
 GROUPS = {**INT8, "quant_granularity": "QuantGranularity.Group"}
 BFP, MX = {"activation_type": "QBFP"}, {"activation_type": "QMX"}
+WHOLE = {"input_tensors": INT8, "weight": INT8}
 GLOBAL = "/global_config/input_tensors"
 MX_ATTRIBUTES = "/extra_options/MXAttributes"
 OVERRIDES = "/extra_options/TensorQuantOverrides"
@@ -59,9 +60,6 @@ def test_types_and_a_misspelling_of_quarks_examples_mean_what_they_say() -> None
     for value in (True, False):
         spelled = translate({"weight_type": "QInt8", **extra(WeightsSymmetric=value)})
         assert spelled.config["weight"]["symmetric"] is value
-
-
-WHOLE = {"input_tensors": INT8, "weight": INT8}
 
 
 def layers(input_tensors: Any = INT8, weight: Any = INT8, **changes: Any) -> dict[str, Any]:
