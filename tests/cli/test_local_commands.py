@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import onnx
 import pytest
 
 from service.contracts.report import Report
+from service.settings import Settings
 from tests.cli.conftest import ROOT
 from tests.support.tiny import make_model
+from worker.commands import doctor
 
 
 @pytest.fixture
@@ -175,6 +178,14 @@ def test_doctor_finds_a_fresh_folder_in_order_and_says_what_is_wrong(quantmill):
     )  # fmt: skip
     assert done.stdout.count("BAD") == 3
     assert "onnxruntime" not in done.stdout
+
+
+@pytest.mark.parametrize(("flags", "slow"), [("avx2 fma avx_vnni", False), ("asimddp", False), ("sse4_2 avx2", True)])
+def test_doctor_says_where_products_of_eight_bits_are_slow(monkeypatch, flags, slow):
+    path = SimpleNamespace(exists=lambda: True, read_text=lambda: f"flags: {flags}")
+    monkeypatch.setattr(doctor, "Path", lambda _: path)
+    (finding,) = doctor._cpu(Settings())
+    assert ("no int8 dot products" in finding.detail) == slow
 
 
 def test_without_data_random_inputs_have_to_be_asked_for(quantmill, tiny, tmp_path):

@@ -8,7 +8,7 @@ from service.contracts.algorithms.order import in_order
 from service.contracts.algorithms.union import ALGORITHMS
 from service.contracts.config import parse_config
 from service.contracts.presets import PRESETS
-from service.dashboard.config_fields import groups
+from service.dashboard.config_fields import Slot, groups
 from service.dashboard.config_form import PRESET, applied, values_of
 from tests.support.each import each
 
@@ -47,9 +47,14 @@ def test_the_order_of_what_was_taken_over_stays() -> None:
     assert [one["method"] for one in fewer["algorithms"]] == ["bias_correction"]
 
 
-def settings() -> list[str]:
-    """Names of the settings of the algorithms."""
-    return [slot.name for group in groups() if group.steps for member in group.steps.members for slot in member.slots]
+def settings() -> dict[str, Slot]:
+    """The settings of the algorithms."""
+    members = [member for group in groups() if group.steps for member in group.steps.members]
+    return {slot.name: slot for member in members for slot in member.slots}
+
+
+def test_no_value_is_one_to_choose_where_it_is_allowed() -> None:
+    assert ("null", None) in settings()["algorithm:mixed_precision/combination"].options
 
 
 @each("method", ["cross_layer_equalization", "adaround", "smooth_quant"])

@@ -344,6 +344,17 @@ def test_whoever_lost_its_lease_notes_nothing(post: Post, server: Scripted) -> N
     assert (post.one.state, post.one.attempts) == ("delivered", 2)
 
 
+@pytest.mark.parametrize(("free", "of_tenant", "of_endpoint"), [(2, 8, 8), (8, 2, 8), (8, 8, 2)])
+def test_no_more_is_claimed_than_each_share(
+    post: Post, server: Scripted, free: int, of_tenant: int, of_endpoint: int
+) -> None:
+    post.hook(server)
+    post.emit(5)
+    with post.database.write() as session:
+        share = queue.Share(of_tenant=of_tenant, of_endpoint=of_endpoint)
+        assert len(queue.claim(session, free=free, share=share, lease_seconds=60)) == 2
+
+
 @pytest.mark.both_databases
 def test_a_webhook_that_is_deleted_while_it_is_sent_to(post: Post, hanging: Scripted, release: threading.Event) -> None:
     hook, _ = post.hook(hanging)

@@ -112,6 +112,7 @@ PINNED_BY = {
     "a sum with what is fed": "c = Pad(x, to6) z = Add(a, c)",
     "padding with another number": "z = Pad(a, pads, one)",
     "limits that exclude zero": "z = Clip(a, high)",
+    "a sum of unknown rank": "s = Shape(a) e = Equal(s, s) t = Compress(s, e) u = Reshape(a, t) z = Add(term, u)",
     "a mean over channels": "m = ReduceMean<axes=[1]>(a) z = Sub(a, m)",
 }
 

@@ -142,6 +142,9 @@ def test_marks_say_what_a_state_has_to_hold(apply, tmp_path):
     with pytest.raises(StateError) as caught:
         apply(state(), model)
     assert faults(caught) == {"/state/head.bias": "tensor-extra"}
+    for mark in ("no json", "[]", '"head.weight"', '["head.weight", 1]'):
+        with pytest.raises(StateError, match="no list of names"):
+            apply(state(), skeleton(tmp_path / "odd.onnx", head__weight={STATE_NAMES: mark}))
 
 
 @pytest.mark.parametrize("length", [None, 0, 9, 1 << 62])

@@ -135,6 +135,18 @@ def test_the_spec_of_embeddings_counts_for_what_is_tied_to_them(head: str) -> No
     np.testing.assert_allclose(run_onnx(found, IDS)["y"], values @ values.T, rtol=1e-4, atol=1e-3)
 
 
+@each("weight", ["table", "twin"])
+def test_a_bias_stays_in_float_beside_a_table_in_blocks(weight: str) -> None:
+    text = f"[look] x = Gather(table, ids) [head] y = Gemm<transB=1>(x, {weight}, bias)"
+    arrays = {"bias": normal(ROWS)} | {name: table_of() for name in ("table", weight)}
+    model = make_model(f"(int64[N] ids) => (float[N,{ROWS}] y) {{ {text} }}", arrays)
+    embedding = {**_ROW, "dtype": "int8", "granularity": "per_block"}
+    _, plan = plan_for(model, config(embedding=embedding, weight={**_ROW, "dtype": "int8"}))
+    assert {entry.spec.granularity for entry in plan.weights.values()} == {"per_block"}
+    reason = plan.biases["head"].reason
+    assert reason is not None and reason.code == "bias-needs-integer-weight"
+
+
 @pytest.mark.parametrize("head", _HEADS)
 def test_a_static_head_reads_the_table_as_well(head: str, tmp_path: Path) -> None:
     settings = config(weight={**_ROW, "dtype": "int8"})

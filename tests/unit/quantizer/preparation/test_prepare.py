@@ -170,6 +170,11 @@ def test_constants_branches_and_halves_are_made_plain(case: str) -> None:
     assert TensorProto.FLOAT16 not in {tensor.data_type for tensor in prepared.graph.initializer}
 
 
+def test_nothing_is_said_to_be_removed_where_nothing_is_dead() -> None:
+    prepared, _ = prepare_proto(make_model("(float[2] x) => (float[2] y) { h = Relu(x) y = Neg(h) }"))
+    assert not step(prepared, "remove_dead_code").applied
+
+
 def in_a_function(body: str, inner: str) -> onnx.ModelProto:
     header = '<ir_version: 9, opset_import: ["" : 17, "local" : 1]>'
     domain = '<opset_import: ["" : 17], domain: "local">'

@@ -17,7 +17,7 @@ from worker.quantizer.pipeline import quantize
 from worker.quantizer.run.interface import SilentRun
 from worker.quantizer.sanity.chance import hits_of
 from worker.quantizer.sanity.figures import figure_findings, with_chance
-from worker.quantizer.sanity.kind import declared, worst_first
+from worker.quantizer.sanity.kind import declare, declared, worst_first
 from worker.quantizer.sanity.labels import decision_findings
 from worker.quantizer.sanity.outputs import output_findings
 from worker.quantizer.sanity.page import findings_page
@@ -26,6 +26,12 @@ from worker.quantizer.sanity.samples import FEW_SAMPLES, ONE_SAMPLE, SOME_IN_CAL
 
 def figures(name: str, kind: str, value: float) -> MetricFigures:
     return MetricFigures(name=name, kind=kind, unit="%", better="higher", float=value, quantized=value, drop=0.0)
+
+
+@pytest.mark.parametrize("code", ["Not_Kebab", FEW_SAMPLES.code])
+def test_no_two_kinds_of_findings_have_a_code_in_common(code: str) -> None:
+    with pytest.raises(ValueError, match="no new code in kebab case"):
+        declare(code, "info", "Something.", hint="Nothing.")
 
 
 @pytest.mark.slow
