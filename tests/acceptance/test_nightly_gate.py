@@ -57,10 +57,7 @@ def installation(
     backend: Backend = request.param
     if backend == "servers":
         require(servers_trouble())
-    variables = {
-        "QUANTMILL_KEY_PEPPER": PEPPER,
-        "QUANTMILL_EGRESS_ALLOWED": f"http://127.0.0.1:{receiver.port}",
-    }
+    variables = {"QUANTMILL_KEY_PEPPER": PEPPER, "QUANTMILL_EGRESS_ALLOWED": f"http://127.0.0.1:{receiver.port}"}
     with contextlib.ExitStack() as stack:
         servers = stack.enter_context(contextlib.closing(Servers())) if backend == "servers" else None
         folder = tmp_path / "installation"

@@ -49,10 +49,7 @@ REQUESTS: dict[str, Callable[[Front], Request]] = {
     ),
     "batch": lambda front: ("/v1/batches", grid_body(front)),
     "retried batch": retried_batch,
-    "schedule": lambda front: (
-        "/v1/schedules",
-        {"name": "nightly", "cron": "0 2 * * *", "template": front.job_body()},
-    ),
+    "schedule": lambda front: ("/v1/schedules", {"name": "nightly", "cron": "0 2 * * *", "template": front.job_body()}),
     "run": lambda front: (f"/v1/schedules/{add_schedule(front, front.job_body())['id']}/run", None),
     "webhook": lambda _: ("/v1/webhooks", {"url": "https://8.8.8.8/"}),
     "hand-over": lambda front: (f"/v1/jobs/{front.new_job()}/hand-over", target("8.8.8.8")),

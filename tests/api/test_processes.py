@@ -322,11 +322,7 @@ def test_where_all_connections_are_busy_health_is_still_served(place: Settings) 
 
 DATA = random.Random(5).randbytes(3 * 1024 * 1024 + 17)
 HEALTH = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
-PIECES = {
-    "many": [1, 2, 3, 70_000, 5, 300_000],
-    "few": [2**20],
-    "one": [len(DATA) + 10_000],
-}
+PIECES = {"many": [1, 2, 3, 70_000, 5, 300_000], "few": [2**20], "one": [len(DATA) + 10_000]}
 
 
 @pytest.fixture

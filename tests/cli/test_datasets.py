@@ -62,11 +62,7 @@ def test_a_service_makes_the_same_of_a_folder(quantmill, ask, service, tiny, tmp
 
 
 @pytest.mark.parametrize(
-    "command",
-    [
-        "dataset pack {pictures} -o x.tar",
-        "quantize {model} --calibration {pictures} --output x.onnx",
-    ],
+    "command", ["dataset pack {pictures} -o x.tar", "quantize {model} --calibration {pictures} --output x.onnx"]
 )
 def test_what_cannot_be_used_is_refused_by_name(quantmill, tiny, tmp_path, pictures, command):
     (pictures / "3" / "notes.txt").write_text("no picture")

@@ -15,14 +15,7 @@ from service.contracts.data_profile import MAX_BINS, MAX_CLASSES, MAX_PROFILED_A
 from service.contracts.dataset import ArraySummary, DatasetSummary, LabelSummary, PreprocessingSpec
 from service.dashboard import dataset_charts
 from tests.dashboard.test_nouns import shown as page_at
-from tests.support.filled import (
-    HOSTILE_CLASS,
-    class_counts,
-    full_profile,
-    profiled_summary,
-    value_profile,
-    waveform,
-)
+from tests.support.filled import HOSTILE_CLASS, class_counts, full_profile, profiled_summary, value_profile, waveform
 from tests.support.front import Front, dataset_summary
 from tests.support.media import archive, wav
 from worker.quantizer.data import inspect_dataset

@@ -11,16 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.blocks import (
-    PAGES,
-    ROOT,
-    SERVE,
-    check_quantized,
-    fenced,
-    make_workplace,
-    run_block,
-    served,
-)
+from tests.docs.blocks import PAGES, ROOT, SERVE, check_quantized, fenced, make_workplace, run_block, served
 from tests.support import services
 
 pytestmark = pytest.mark.slow  # starts a service, or processes

@@ -44,10 +44,7 @@ MakeInstallation = Callable[..., Installation]
 
 @pytest.fixture(scope="package")
 def make_installation(
-    backend: Backend,
-    request: pytest.FixtureRequest,
-    tmp_path_factory: pytest.TempPathFactory,
-    _sqlite_template: Path,
+    backend: Backend, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, _sqlite_template: Path
 ) -> MakeInstallation:
     """Makes an installation on the back end; a context manager starts and ends it."""
     servers = request.getfixturevalue("servers") if backend == "servers" else None

@@ -5,13 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.services import (
-    new_postgres_database,
-    own_redis_database,
-    postgres_trouble,
-    redis_trouble,
-    require,
-)
+from tests.support.services import new_postgres_database, own_redis_database, postgres_trouble, redis_trouble, require
 from tests.support.tiny import Tiny, make_tiny
 from tests.worker.running import Service, processes_of
 from tests.worker.workbench import Workbench

@@ -19,11 +19,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.long]  # starts processes
 
 SAMPLES = images(12, 32)
 RANDOM = {"UseRandomData": True, "RandomDataReaderInputDataRange": {"x": [-1, 1]}}
-MIXING = {
-    "ActTargetQuantType": quark.QuantType.QInt8,
-    "Top1AccTarget": 0.1,
-    "EvaluateFunction": lambda outputs: 1.0,
-}
+MIXING = {"ActTargetQuantType": quark.QuantType.QInt8, "Top1AccTarget": 0.1, "EvaluateFunction": lambda outputs: 1.0}
 
 
 class Reader(quark.CalibrationDataReader):

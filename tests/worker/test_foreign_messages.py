@@ -101,9 +101,7 @@ def test_redis(tmp_path: Path, redis_url: str) -> None:
     bench = Workbench(tmp_path, broker_url=redis_url)
     with redis.Redis.from_url(redis_url) as client:
         check_worker_survives(
-            bench,
-            lambda _, message: client.lpush("cpu", message),
-            lambda: client.llen("cpu") + client.hlen("unacked"),
+            bench, lambda _, message: client.lpush("cpu", message), lambda: client.llen("cpu") + client.hlen("unacked")
         )
     bench.close()
 

@@ -9,14 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.contracts.bounds import (
-    MOST_KEYS,
-    MOST_NAME_CHARS,
-    MOST_RANGES,
-    MOST_REGEXES,
-    MOST_SELECTORS,
-    MOST_VALUES,
-)
+from service.contracts.bounds import MOST_KEYS, MOST_NAME_CHARS, MOST_RANGES, MOST_REGEXES, MOST_SELECTORS, MOST_VALUES
 from service.contracts.config import parse_config
 from service.contracts.patterns import MOST_CHARS, PatternError, compiled
 from service.contracts.validation import MOST_TOLD

@@ -310,10 +310,7 @@ def test_selectors_may_name_what_the_uploaded_or_the_prepared_model_has(settings
     ("settings", "told"),
     [
         ({"exclude": [{"node": "stemm"}]}, [("/config/exclude/0/node", "no node 'stemm'; did you mean 'stem'?")]),
-        (
-            {"include": [{"op_type": "conv"}]},
-            [("/config/include/0/op_type", "'conv'; did you mean 'Conv'")],
-        ),
+        ({"include": [{"op_type": "conv"}]}, [("/config/include/0/op_type", "'conv'; did you mean 'Conv'")]),
         (
             {"include": [{"op_type": "Conv"}, {"node": "Dense"}], "exclude": [{"node": "zzzzzzzz"}]},
             [("/config/include/1/node", "did you mean 'dense'?"), ("/config/exclude/0/node", "no node 'zzzzzzzz'")],

@@ -148,10 +148,7 @@ def input_infos(model: onnx.ModelProto) -> tuple[TensorInfo, ...]:
 
 
 def quantize_model(
-    model: onnx.ModelProto,
-    feeds: Arrays,
-    settings: QuantizationConfig | None = None,
-    journal: Journal | None = None,
+    model: onnx.ModelProto, feeds: Arrays, settings: QuantizationConfig | None = None, journal: Journal | None = None
 ) -> tuple[Prepared, QuantizationPlan, onnx.ModelProto]:
     """Prepare, plan, calibrate on ``feeds`` and emit, without files and without evaluation."""
     settings, journal = settings or config(), Journal() if journal is None else journal

@@ -277,7 +277,10 @@ class Slow:
         self.server = self.stack.enter_context(over_tls(reading_once(self.opened), out.authority, bodies=False))
         self.database = out.front.desk.database
         self.job_id = handed(out.front, put(self.server.port), data=LARGE)
-        self.carrier = carrier_of(out.front, egress_for(out.authority, self.server.port), **settings)
+        egress = egress_for(out.authority, self.server.port)
+        self.carrier = carrier_of(out.front, egress, **settings)
+        allowed = self.carrier._within(60 * handing_over.SLOWEST_BYTES_PER_SECOND).bounds.seconds
+        assert allowed == egress.bounds.seconds + 60
         assert self.carrier.round() == 1
         wait_for(lambda: self.server.requests, message="it has not begun")
 

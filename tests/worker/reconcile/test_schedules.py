@@ -261,9 +261,7 @@ def test_nothing_has_changed_since_the_last_accepted_run(nightly: Nightly) -> No
     succeed(front, second["job_id"])
     assert settle(front.desk) == 1
     changed = front.http.patch(
-        f"/v1/schedules/{made['id']}",
-        json={"template": {**template, "config": {"seed": 7}}},
-        headers={"If-Match": "*"},
+        f"/v1/schedules/{made['id']}", json={"template": {**template, "config": {"seed": 7}}}, headers={"If-Match": "*"}
     )
     assert changed.status_code == 200, changed.text
     move_clock(database, HOUR)

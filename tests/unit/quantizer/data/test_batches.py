@@ -226,9 +226,7 @@ def test_a_file_of_samples_is_one_array_whose_lengths_vary(tmp_path: Path, form:
     path = saved(tmp_path, {**samples(5, 2, 2, 9), "labels": np.array([3, 1, 0, 2])}, form)
     summary = inspect_dataset(path, PLAIN)
     assert summary.samples == 4
-    assert summary.arrays == {
-        "x": ArraySummary(dtype="float32", shape=(4, None, 3), shortest=(2, 3), longest=(9, 3)),
-    }
+    assert summary.arrays == {"x": ArraySummary(dtype="float32", shape=(4, None, 3), shortest=(2, 3), longest=(9, 3))}
     assert summary.labels is not None
     assert (summary.labels.minimum, summary.labels.maximum) == (0, 3)
     batches = list(open_dataset(path, PLAIN).batches([tensor("x", "n", "length", 3)], 8))

@@ -55,8 +55,7 @@ def test_the_summary_of_a_good_dataset(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "value", "word"),
-    [("float16", np.inf, "inf"), ("float32", np.nan, "nan"), ("float64", -np.inf, "-inf")],
+    ("dtype", "value", "word"), [("float16", np.inf, "inf"), ("float32", np.nan, "nan"), ("float64", -np.inf, "-inf")]
 )
 def test_non_finite_values_are_found_and_located(tmp_path: Path, dtype: str, value: float, word: str) -> None:
     values = np.zeros((3000, 700), dtype)  # several blocks

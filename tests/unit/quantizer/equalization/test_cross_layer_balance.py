@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
@@ -10,8 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from service.contracts.algorithms import CrossLayerEqualization
+from service.contracts.specs import ActivationSpec
 from worker.quantizer.equalization.cross_layer.balance import Matrix, Problem, Values, balance
+from worker.quantizer.equalization.cross_layer.dataflow import Flow
+from worker.quantizer.equalization.cross_layer.observing import Seen, quantized_values
 from worker.quantizer.equalization.cross_layer.spaces import PINNED
+from worker.quantizer.numerics.integer import IntegerGrid
+from worker.quantizer.plan.types import QuantizationPlan
 
 NOW = -1
 PRECISE = 0.0
@@ -163,3 +170,14 @@ def test_the_coarser_the_grid_of_values_the_less_they_are_sacrificed() -> None:
     *_, alone = stepped(0.0)
     *_, beside = stepped(1 / 8, of_weights=0.0)
     np.testing.assert_array_equal(alone, beside)
+
+
+def test_a_step_is_told_as_a_part_of_the_largest_value() -> None:
+    grid = IntegerGrid("int8", np.asarray(0.5, np.float32), np.asarray(0, np.int8))
+    spec = ActivationSpec(dtype="int8")
+    plan = SimpleNamespace(
+        activations={"t": SimpleNamespace(source="t", quantization=grid)}, sources=lambda: {"t": spec}
+    )
+    seen = {"t": Seen(np.array([1, 2]), np.array([-64.0, 0.0]), np.array([3.0, 32.0]))}
+    (values,) = quantized_values(Flow(groups=3), cast(QuantizationPlan, plan), seen)
+    assert (values.step, list(values.below), list(values.above)) == (0.5 / 64, [64.0, 0.0], [3.0, 32.0])

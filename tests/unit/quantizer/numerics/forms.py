@@ -15,12 +15,7 @@ from service.contracts.dtypes import BLOCK_DTYPES, FLOAT_DTYPES
 from tests.unit.quantizer.toolbox import rng
 from worker.quantizer.graph.values import Names
 from worker.quantizer.numerics.blocks import BLOCK_FORMATS, BlockGrid
-from worker.quantizer.numerics.emission import (
-    IR_VERSION,
-    Written,
-    activation_nodes,
-    add_functions,
-)
+from worker.quantizer.numerics.emission import IR_VERSION, Written, activation_nodes, add_functions
 from worker.quantizer.numerics.granularity import PER_TENSOR, PerAxis
 from worker.quantizer.numerics.minifloat import FLOATS, FloatGrid
 

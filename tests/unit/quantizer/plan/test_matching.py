@@ -133,13 +133,7 @@ def folded_network() -> object:
         "(float[N,3,9,9] x) => (float[N,5] y) { [stem] a = Conv(x, w) "
         f"{batchnorm_text('a', 'c')} [act] r = Relu(c) [body] d = Conv(r, w2) [pool] p = GlobalAveragePool(d) "
         "f = Flatten(p) [dense] m = MatMul(f, k) [bias] y = Add(m, b) }",
-        {
-            "w": normal(4, 3, 3, 3),
-            "w2": normal(4, 4, 3, 3),
-            "k": normal(4, 5),
-            "b": normal(5),
-            **batchnorm_weights(4),
-        },
+        {"w": normal(4, 3, 3, 3), "w2": normal(4, 4, 3, 3), "k": normal(4, 5), "b": normal(5), **batchnorm_weights(4)},
     )
 
 

@@ -290,8 +290,7 @@ def test_rules_of_targets_may_run_again_over_weights_of_bodies(target: str) -> N
 
 
 @pytest.mark.parametrize(
-    "method",
-    ["bias_correction", "cross_layer_equalization", pytest.param("adaround", marks=pytest.mark.long)],
+    "method", ["bias_correction", "cross_layer_equalization", pytest.param("adaround", marks=pytest.mark.long)]
 )
 def test_algorithms_run_beside_bodies(tmp_path: Path, method: str) -> None:
     """The main graph's layers are changed, one of which shares its weight with a body."""

@@ -98,11 +98,7 @@ RESIDUAL = f"s = Conv(x, w) c = Conv{SAME}(s, w2)"
     ("body", "expected", "options"),
     [
         # a shape that is not known, as in exports whose skip branch is padded by computed amounts
-        (
-            "h = Shape(s) z = Sub(h, h) e = Concat<axis=0>(z, z) p = Pad(s, e) a = Add(c, p)",
-            {"x", "s", "p", "a"},
-            {},
-        ),
+        ("h = Shape(s) z = Sub(h, h) e = Concat<axis=0>(z, z) p = Pad(s, e) a = Add(c, p)", {"x", "s", "p", "a"}, {}),
         # a projection on the skip branch is stored as integers
         ("p = Conv(s, w3) a = Add(c, p)", {"x", "s", "p", "a"}, {}),
         # a block with SiLU is fused whole

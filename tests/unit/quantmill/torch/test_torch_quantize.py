@@ -20,14 +20,7 @@ from service.contracts.config import parse_config
 from service.contracts.errors import InvalidConfigError
 from tests.support.each import each
 from tests.support.provenance import without_provenance
-from tests.support.torch_networks import (
-    MobileNetV3Small,
-    Swin,
-    TextEncoder,
-    batches,
-    images,
-    made,
-)
+from tests.support.torch_networks import MobileNetV3Small, Swin, TextEncoder, batches, images, made
 from worker.quantizer.graph import serialized
 
 pytestmark = pytest.mark.slow
