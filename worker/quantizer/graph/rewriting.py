@@ -18,11 +18,22 @@ from service.contracts.reason import Reason, declare
 from worker.quantizer.graph.metadata import hand_on
 from worker.quantizer.graph.outcome import Outcome, PreparationPass
 from worker.quantizer.graph.regions import ACROSS_BORDER, apart, has_regions
-from worker.quantizer.graph.values import DEFAULT_DOMAINS, Names, add_initializer, constant, name_of, node_name, users
+from worker.quantizer.graph.values import (
+    DEFAULT_DOMAINS,
+    Names,
+    add_initializer,
+    constant,
+    is_constant,
+    is_float32,
+    name_of,
+    node_name,
+    users,
+)
 
 INPUT_NOT_FLOAT32 = declare("input-not-float32", "its input is not float32")
 RANK_UNKNOWN = declare("rank-unknown", "the rank of its input is not known")
 INNER_READ_ELSEWHERE = declare("inner-read-elsewhere", "an inner tensor is read elsewhere too")
+RANK_RAISED = declare("rank-raised", "a constant with more axes than its input gives its result more axes")
 OPSET_TOO_OLD = declare("opset-too-old", "{op_type} needs opset {needed}, the model has {opset}")
 
 Attribute = int | float | str | Sequence[int]
@@ -37,12 +48,24 @@ class Rewrite:
         new: nodes to put behind the anchor-most old node, in order.
         results: old value -> new value that takes over its name, its type and its readers.
         op_types: operators by the names of new nodes, as users know them.
+        source: what the new nodes give the shape of; constants of the old ones may have broadcast it to another.
     """
 
     old: Sequence[ir.Node]
     new: Sequence[ir.Node]
     results: Sequence[tuple[ir.Value, ir.Value]]
     op_types: Mapping[str, str] = field(default_factory=dict)
+    source: ir.Value | None = None
+
+    def raises_rank(self) -> bool:
+        """True if a result has, or may have, more axes than ``source``."""
+        rank = rank_of(self.source)
+        if self.source is None:
+            return False
+        if rank is not None and all(rank_of(old) == rank for old, _ in self.results):
+            return False
+        numbers = (value for node in self.old for value in node.inputs if is_constant(value) and is_float32(value))
+        return rank is not None or any(rank_of(value) != 0 for value in numbers)
 
 
 class Editor:
@@ -115,6 +138,8 @@ def _apply(model: ir.Model, anchors: Collection[str], rule: Rule, what: str) -> 
             left[node_name(node)] = found
         elif found is not None and apart(found.old):
             left[node_name(node)] = ACROSS_BORDER()
+        elif found is not None and found.raises_rank():
+            left[node_name(node)] = RANK_RAISED()
         elif found is not None:
             replace(model.graph, found)
             op_types |= found.op_types

@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 
 from service.contracts.algorithms import CrossLayerEqualization
 from service.contracts.config import QuantizationConfig
-from tests.unit.quantizer.equalization.benches import Bench, float_outputs, quantized_outputs
+from tests.unit.quantizer.equalization.benches import Bench, float_outputs, quantized_outputs, used
 from tests.unit.quantizer.toolbox import (
     Arrays,
     batchnorm_weights,
@@ -265,6 +266,30 @@ def test_pools_and_matrices_pass_an_absorbed_bias_on() -> None:
     change = bench(model).apply()
     assert change.draft is not None and "absorbed" in change.summary
     assert same(run_onnx(model, FEEDS), float_outputs(change.draft, FEEDS))
+
+
+_MATRICES = {
+    "a product has no bias to give": ("MatMul(x, u)", "Gemm(r, m)", False),
+    "nor has one that is multiplied by 0": ("Gemm<beta=0.0>(x, u, o)", "Gemm(r, m)", False),
+    "nor does such a one take any": ("Gemm(x, u, o)", "Gemm<beta=0.0>(r, m, n)", False),
+    "factors of data and biases": ("Gemm<alpha=2.0, beta=4.0>(x, u, o)", "Gemm<alpha=0.5, beta=-0.25>(r, m, n)", True),
+    "and of none": ("Gemm<beta=4.0>(x, u, o)", "Gemm<alpha=0.5, beta=-0.25, transB=1>(r, t)", True),
+}
+
+
+@pytest.mark.parametrize("case", _MATRICES)
+def test_matrices_absorb_by_what_they_multiply_their_biases_with(case: str) -> None:
+    maker, reader, absorbs = _MATRICES[case]
+    text = f"(float[N,3] x) => (float[N,5] y) {{ [one] a = {maker} r = Relu(a) [two] y = {reader} }}"
+    arrays = {"u": np.abs(normal(3, CHANNELS)) + 0.1, "o": normal(CHANNELS), "m": normal(CHANNELS, 5), "n": normal(5)}
+    arrays["t"] = np.ascontiguousarray(arrays["m"].T)
+    model = make_model(text, used(arrays, text))
+    found = bench(model, feeds={"x": 9 + normal(16, 3)})
+    change = found.apply()
+    assert ("absorbed" in change.summary) == absorbs
+    draft = found.draft if change.draft is None else change.draft
+    onnx.checker.check_model(ir.to_proto(draft.prepared.model), full_check=True)
+    assert same(run_onnx(model, found.feeds), float_outputs(draft, found.feeds))
 
 
 def test_an_absorbed_bias_moves_an_exact_limit() -> None:

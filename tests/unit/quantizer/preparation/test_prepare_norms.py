@@ -11,6 +11,7 @@ import pytest
 from tests.unit.quantizer.preparation.preparing import prepare_with, same
 from tests.unit.quantizer.toolbox import make_model, normal, op_types, rng, step
 from worker.quantizer.graph.outcome import NODES_STAY
+from worker.quantizer.graph.rewriting import RANK_RAISED
 
 NUMBERS = {
     "epsilon": 1e-5,
@@ -169,6 +170,24 @@ def test_every_spelling_is_fused(name: str) -> None:
         same(model, feeds)
     off = {flag: False} | ({"fuse_hard_sigmoid": False} if wanted == "HardSwish" else {})
     assert wanted.split()[0] not in op_types(prepare_with(model, **off)[1])
+
+
+RAISED = [("sigmoid 0", "three"), ("sigmoid 1", "half"), ("swish: clip; gate divided", "three"), ("gelu 0", "one")]
+RAISED += [("layer", "gain"), ("layer", "epsilon"), ("instances", "gains"), ("l2 2", "tiny")]
+
+
+@pytest.mark.parametrize(("name", "constant"), RAISED)
+def test_a_constant_that_gives_the_result_more_axes_keeps_its_function_written_out(name: str, constant: str) -> None:
+    flag, wanted, body, *rest = FUSED[name]
+    shape, opset = (*rest, 17)[:2] if len(rest) == 1 else rest or ("N,5,8", 17)
+    number = WEIGHTS[constant]
+    weights = {word: array for word, array in WEIGHTS.items() if re.search(rf"\b{word}\b", body)}
+    weights[constant] = number.reshape(*[1] * (shape.count(",") + 2 - number.ndim), *number.shape)
+    model = make_model(f"(float[{shape}] x) => (float[1,{shape}] y) {{ {body} }}", weights, opset=opset)
+    prepared, proto = same(model, feeds_of(shape))
+    told = step(prepared, flag)
+    assert (told.applied, list(told.left.values())) == (False, [RANK_RAISED.code])
+    assert wanted.split()[0] not in op_types(proto)
 
 
 # the pass, what is written out, and why it stays, where that is told; "# v": v is an output, too

@@ -20,6 +20,7 @@ from worker.quantizer.equalization.cross_layer.rewriting import put_bias
 from worker.quantizer.equalization.cross_layer.spaces import PINNED
 from worker.quantizer.graph.values import DEFAULT_DOMAINS, Names, name_of, node_name, users
 from worker.quantizer.operators.channels import CHANNEL_FLOWS
+from worker.quantizer.operators.linear import linear_view
 from worker.quantizer.operators.windows import reaches_beyond
 
 # A shift by a smaller share of a channel's range gains nothing.
@@ -37,7 +38,7 @@ def find_shifts(flow: Flow, seen: Mapping[str, Seen]) -> np.ndarray:
         activation = _activation(layer.node.outputs[0], limits)
         tensor = seen.get(name_of(activation.outputs[0])) if activation is not None else None
         found = _readers(activation.outputs[0], layers) if activation is not None else None
-        if activation is None or tensor is None or found is None:
+        if activation is None or tensor is None or found is None or not _adds_bias(layer.node):
             continue
         groups, low, high = tensor.groups, tensor.low, tensor.high
         limit = limits.get(node_name(activation))
@@ -65,7 +66,7 @@ def absorb(graph: ir.Graph, flow: Flow, shifts: np.ndarray) -> list[str]:
         moved = _gained(layer, shifts) - shifts[layer.outputs]
         if not moved.any():
             continue
-        bias = layer.bias
+        bias, moved = layer.bias, moved / _beta(layer.node)
         put_bias(graph, layer, moved if bias is None else bias + moved, names)
         changed.append(node_name(layer.node))
     return changed
@@ -87,7 +88,8 @@ def _gained(layer: Layer, shifts: np.ndarray) -> np.ndarray:
     sums = weight.reshape(*weight.shape[:2], -1).sum(axis=2, dtype=np.float64) * shifts[layer.columns]
     axis = 1 if layer.rows.shape[1] == 1 else 0  # sum over the columns of each row
     total: np.ndarray = np.broadcast_to(sums, weight.shape[:2]).sum(axis=axis)
-    return total
+    linear = linear_view(layer.node)
+    return total if linear is None else total * linear.alpha
 
 
 def _activation(value: ir.Value, limits: Mapping[str, Limit]) -> ir.Node | None:
@@ -121,7 +123,18 @@ def _readers(value: ir.Value, layers: Mapping[ir.Node, Layer]) -> list[Layer] | 
 
 
 def _takes_shift(node: ir.Node) -> bool:
-    return node.op_type == "Gemm" or (node.op_type == "Conv" and not reaches_beyond(node))
+    return node.op_type in ("Gemm", "Conv") and _adds_bias(node) and not reaches_beyond(node)
+
+
+def _adds_bias(node: ir.Node) -> bool:
+    """True if a bias of the node changes its results: a MatMul has none, and a Gemm may multiply it by 0."""
+    return node.op_type != "MatMul" and _beta(node) != 0.0
+
+
+def _beta(node: ir.Node) -> float:
+    """What the node multiplies its bias by."""
+    linear = linear_view(node)
+    return 1.0 if linear is None else linear.beta
 
 
 def _passes_shift(node: ir.Node) -> bool:

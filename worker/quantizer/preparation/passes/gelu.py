@@ -79,7 +79,7 @@ def fuse_gelu(anchor: ir.Node, editor: Editor) -> Rewrite | Reason | None:
         return None
     form = {"approximate": "none" if anchor.op_type == "Erf" else "tanh"}
     node = editor.node("Gelu", [found.source], node_name(made), form)
-    return Rewrite(found.nodes, [node], [(found.result, node.outputs[0])])
+    return Rewrite(found.nodes, [node], [(found.result, node.outputs[0])], source=found.source)
 
 
 def _source(argument: ir.Value, wanted: Polynomial) -> ir.Value | None:

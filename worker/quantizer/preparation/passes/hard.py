@@ -100,7 +100,7 @@ def _one(
     if not enclosed(nodes, [result]):
         return INNER_READ_ELSEWHERE()
     node = editor.node(op_type, [source], node_name(nodes[-1]), attributes)
-    return Rewrite(nodes, [node], [(result, node.outputs[0])])
+    return Rewrite(nodes, [node], [(result, node.outputs[0])], source=source)
 
 
 def _ramp(anchor: ir.Node) -> _Ramp | None:

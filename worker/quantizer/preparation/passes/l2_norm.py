@@ -81,7 +81,7 @@ def fuse_l2_norm(reduction: ir.Node, editor: Editor) -> Rewrite | Reason | None:
     if not enclosed(nodes, [divide.outputs[0]]):
         return INNER_READ_ELSEWHERE()
     node = editor.node("LpNormalization", [source], node_name(divide), {"axis": axes[0], "p": 2})
-    return Rewrite(nodes, [node], [(divide.outputs[0], node.outputs[0])])
+    return Rewrite(nodes, [node], [(divide.outputs[0], node.outputs[0])], source=source)
 
 
 def _through_floor(value: ir.Value, nodes: list[ir.Node]) -> tuple[float, ir.Value, list[ir.Node]]:

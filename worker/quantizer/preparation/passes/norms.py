@@ -227,4 +227,4 @@ def _fused(
     scale = editor.constant(f"{stem}_scale", affine.scale)
     bias = editor.constant(f"{stem}_bias", affine.bias)
     node = editor.node(op_type, [found.source, scale, bias], node_name(last), attributes)
-    return Rewrite(nodes, [node], [(affine.result, node.outputs[0])])
+    return Rewrite(nodes, [node], [(affine.result, node.outputs[0])], source=found.source)
