@@ -88,7 +88,7 @@ def limit_by_operands(graph: ir.Graph, names: Names) -> None:
         if node.op_type not in ("Relu", "Clip"):
             continue
         source, made = node.inputs[0], node.outputs[0]
-        limits = [(op, at) for op, at in zip(("Max", "Min"), activation_limits(node), strict=True) if np.isfinite(at)]
+        limits = _operands(node)
         read = any(
             reader.op_type == "QuantizeLinear" and reader.outputs[0].dtype in _FEW_BIT_TYPES for reader in users(made)
         )
@@ -96,7 +96,9 @@ def limit_by_operands(graph: ir.Graph, names: Names) -> None:
             continue
         name, stem = made.name, node_name(node)
         for op_type, at in limits:
-            limit = add_initializer(graph, names.free(f"{stem}_{op_type}"), np.asarray(at, np.float32))
+            limit = at
+            if not isinstance(limit, ir.Value):
+                limit = add_initializer(graph, names.free(f"{stem}_{op_type}"), np.asarray(at, np.float32))
             put = ir.node(op_type, [source, limit], name=names.free(f"{stem}_{op_type}"))
             put.outputs[0].name = names.free(f"{stem}_{op_type}_Output")
             put.outputs[0].type, put.outputs[0].shape = made.type, made.shape
@@ -112,8 +114,18 @@ def _integer_grid(value: ir.Value, plan: QuantizationPlan) -> IntegerGrid | None
     return entry.quantization if entry is not None and isinstance(entry.quantization, IntegerGrid) else None
 
 
+def _operands(node: ir.Node) -> list[tuple[str, ir.Value | float]]:
+    """What does to x what a Relu or Clip does: Max and Min with numbers, or with values that are known at run time."""
+    limits = activation_limits(node)
+    if limits is None:
+        return [(op, at) for op, at in zip(("Max", "Min"), node.inputs[1:], strict=False) if at is not None]
+    return [(op, at) for op, at in zip(("Max", "Min"), limits, strict=True) if np.isfinite(at)]
+
+
 def _implied(node: ir.Node, grid: IntegerGrid) -> bool:
-    low, high = activation_limits(node)
+    limits = activation_limits(node)
+    if limits is None:
+        return False
     saturating = grid.at_run_time()
-    reached = saturating.quantize(np.array([low, high], np.float32))
+    reached = saturating.quantize(np.array(limits, np.float32))
     return tuple(reached.tolist()) == saturating.limits

@@ -108,15 +108,18 @@ def owners(graph: ir.Graph) -> dict[ir.Graph, ir.Node]:
     }
 
 
-def activation_limits(node: ir.Node) -> tuple[float, float]:
-    """Smallest and largest value that a Relu or Clip lets through."""
+def activation_limits(node: ir.Node) -> tuple[float, float] | None:
+    """Smallest and largest value that a Relu or Clip lets through; None if a limit is known at run time alone."""
     if node.op_type == "Relu":
         return 0.0, float("inf")
     limits = [float("-inf"), float("inf")]
     for k, value in enumerate(node.inputs[1:3]):
+        if value is None:
+            continue
         array = constant(value)
-        if array is not None:
-            limits[k] = float(array.reshape(-1)[0])
+        if array is None or array.size != 1:
+            return None
+        limits[k] = float(array.reshape(-1)[0])
     return limits[0], limits[1]
 
 

@@ -201,3 +201,21 @@ def test_limits_at_the_end_of_a_graph_and_before_pools_are_kept(dtype: str, shap
     exact = run_onnx(emitted, feeds, optimized=False)["y"]
     np.testing.assert_allclose(run_onnx(emitted, feeds)["y"], exact, rtol=1e-4, atol=1e-4)
     assert "p = " in after or exact.min() == 0.0 < exact.max()
+
+
+@pytest.mark.parametrize("limits", ["zero, hi", "lo, six", "lo, hi", ", hi"])
+@pytest.mark.parametrize("dtype", ["uint8", "uint4", "int4"])
+def test_limits_that_are_known_at_run_time_alone_are_kept(dtype: str, limits: str) -> None:
+    model = make_model(
+        "(float[N,1,4,4] x) => (float[N,4,4,4] y, float[N,4,4,4] u, float hi, float lo) { "
+        "hi = ReduceMean<keepdims=0>(x) m = ReduceMin<keepdims=0>(x) lo = Div(m, six) t = Conv(x, w) "
+        f"u = Clip(t, {limits}) y = Conv(u, v) }}",
+        {"w": 3 * normal(4, 1, 1, 1), "v": normal(4, 4, 1, 1), "zero": np.float32(0), "six": np.float32(6)},
+    )
+    _, plan, emitted = quantize_model(model, {"x": 3 + 2 * normal(8, 1, 4, 4)}, config(activation={"dtype": dtype}))
+    step = float(plan.activations["u"].quantization.scale)
+    feeds = {"x": 1 + 0.1 * normal(8, 1, 4, 4)}  # other limits than in calibration
+    for optimized in (True, False):
+        _, u, hi, lo = run_onnx(emitted, feeds, optimized=optimized).values()
+        assert u.max() <= (hi if "hi" in limits else 6) + step / 2
+        assert u.min() >= (lo if "lo" in limits else 0 if "zero" in limits else -np.inf) - step / 2

@@ -198,8 +198,8 @@ def _fused_with(node: ir.Node, plan: QuantizationPlan) -> ir.Node | None:
 def _function(node: ir.Node, before: ir.Node) -> Function | None:
     """A fused node as a function of its values, channels last."""
     if node.op_type in ("Relu", "Clip"):
-        low, high = activation_limits(node)
-        return lambda values: np.clip(values, np.float32(low), np.float32(high))
+        limits = activation_limits(node)
+        return None if limits is None else lambda values: np.clip(values, *np.asarray(limits, np.float32))
     if node.op_type == "LeakyRelu":
         alpha = np.float32(float_attribute(node, "alpha", 0.01))
         return lambda values: np.where(values < 0, alpha * values, values)

@@ -225,9 +225,10 @@ class _Walker:
         return found
 
     def limited(self, node: ir.Node, flow: ChannelFlow) -> list[tuple[ir.Value, int]] | None:
-        if any(value is not None and not is_constant(value) for value in node.inputs[1:]):
+        limits = activation_limits(node)
+        if limits is None:
             return None
-        low, high = activation_limits(node)
+        low, high = limits
         if not (low in (0.0, -math.inf) and high in (0.0, math.inf)):
             raise UnfitError(LIMITED_ABOVE(node=node_name(node)))
         rank = rank_of(node.outputs[0])

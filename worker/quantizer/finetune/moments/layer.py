@@ -161,8 +161,10 @@ def activation_range(value: ir.Value, channels: tuple[int, int]) -> tuple[np.nda
     while len(readers := users(value)) == 1 and not value.is_graph_output():
         reader = readers[0]
         if reader.op_type in ("Relu", "Clip") and reader.inputs[0] is value:
-            least, largest = activation_limits(reader)
-            low, high = np.maximum(low, np.float32(least)), np.minimum(high, np.float32(largest))
+            limits = activation_limits(reader)
+            if limits is None:
+                break
+            low, high = np.maximum(low, np.float32(limits[0])), np.minimum(high, np.float32(limits[1]))
         elif (index := limited_operand(reader)) is not None and reader.inputs[index] is value:
             limit = constant(reader.inputs[1 - index])
             if limit is None or limit.size != channels[0] * channels[1]:

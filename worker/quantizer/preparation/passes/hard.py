@@ -129,10 +129,9 @@ def _ramp(anchor: ir.Node) -> _Ramp | None:
 def _limited(node: ir.Node) -> tuple[ir.Value, float, tuple[ir.Node, ...]] | None:
     """(operand, height, nodes) of a limit to [0, height], as one Clip, or Min and Max or Relu."""
     if node.op_type == "Clip":
-        low, high = activation_limits(node)
-        value = node.inputs[0]
-        constants = all(given is None or scalar(given) is not None for given in node.inputs[1:])
-        return (value, high, (node,)) if value is not None and constants and low == 0 < high < float("inf") else None
+        limits, value = activation_limits(node), node.inputs[0]
+        rises = limits is not None and limits[0] == 0 < limits[1] < float("inf")
+        return (value, limits[1], (node,)) if value is not None and limits is not None and rises else None
     outer = _with_constant(node)
     if outer is None:
         return None
