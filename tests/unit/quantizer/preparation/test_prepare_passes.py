@@ -18,7 +18,18 @@ from service.contracts.preparation import PreparationSpec
 from tests.support.each import each
 from tests.unit.quantizer.preparation.preparing import assert_equal_outputs, prepare_with, same
 from tests.unit.quantizer.random_networks import RandomNetwork
-from tests.unit.quantizer.toolbox import batchnorm_text, batchnorm_weights, make_model, normal, op_types, run_onnx, step
+from tests.unit.quantizer.toolbox import (
+    batchnorm_text,
+    batchnorm_weights,
+    config,
+    make_model,
+    normal,
+    op_types,
+    quantize_model,
+    run_onnx,
+    sqnr_db,
+    step,
+)
 from worker.quantizer.graph.skeleton import Skeleton
 from worker.quantizer.intake.loading import load_model
 from worker.quantizer.preparation.prepare import prepare
@@ -404,3 +415,26 @@ def test_a_model_beyond_two_gigabytes_is_prepared_without_reading_its_weights(tm
 def resident_bytes() -> int:
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * 4096
+
+
+@pytest.mark.parametrize("mode", ["constant", "reflect", "edge"])
+@pytest.mark.parametrize("pads", ["stored", "fed"])
+def test_pads_are_told_for_all_axes(mode: str, pads: str) -> None:
+    fed = "" if pads == "stored" else ", int64[4] fed"
+    model = make_model(
+        f"(float[N,3,8,8] x{fed}) => (float[N,4,H,W] y) {{ c = Conv(x, w) r = Relu(c) "
+        f'q = Pad<mode="{mode}">(r, {pads}, , axes) y = Conv(q, k) }}',
+        {"w": normal(4, 3, 3, 3), "k": normal(4, 4, 3, 3), "axes": np.array([2, -1])}
+        | ({"stored": np.array([1, 0, 2, 1])} if pads == "stored" else {}),
+        opset=18,
+    )
+    feeds = {"x": normal(4, 3, 8, 8)} | ({} if pads == "stored" else {"fed": np.array([1, 0, 2, 1])})
+    prepared, proto = same(model, feeds)
+    assert step(prepared, "pads_of_all_axes").applied
+    (pad,) = [node for node in proto.graph.node if node.op_type == "Pad"]
+    assert len(pad.input) < 4
+    if pads == "stored":
+        emitted = quantize_model(model, feeds, config())[2]
+        exact = run_onnx(emitted, feeds, optimized=False)["y"]
+        np.testing.assert_allclose(run_onnx(emitted, feeds)["y"], exact, rtol=1e-4, atol=0.05)
+        assert sqnr_db(run_onnx(model, feeds)["y"], exact) > 30
