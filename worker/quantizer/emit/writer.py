@@ -19,6 +19,7 @@ from worker.quantizer.emit.halfs import turn_beside
 from worker.quantizer.emit.limits import drop_implied_activations, limit_by_operands, limit_integers
 from worker.quantizer.emit.lookups import Tables
 from worker.quantizer.emit.nbits import has_kernel, write_product
+from worker.quantizer.emit.pools import keep_pools_in_float
 from worker.quantizer.graph.rewriting import opset_of
 from worker.quantizer.graph.values import (
     Names,
@@ -88,6 +89,7 @@ def emit(model: ir.Model, plan: QuantizationPlan) -> Emitted:
         limit_integers(graph, plan, writer.names)
     drop_implied_activations(graph, plan)
     limit_by_operands(graph, writer.names)
+    keep_pools_in_float(graph, writer.names)
     _drop_unread(graph, writer.made)
     if plan.halfs is not None:
         turn_beside(model, plan, writer.made)

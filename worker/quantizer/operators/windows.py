@@ -9,7 +9,7 @@ from math import prod
 import numpy as np
 import onnx_ir as ir
 
-from worker.quantizer.graph.values import AttributeValue, int_attribute, string_attribute
+from worker.quantizer.graph.values import AttributeValue, int_attribute, plain_attributes, string_attribute
 
 
 @dataclass(frozen=True)
@@ -143,3 +143,14 @@ def reaches_beyond(node: ir.Node) -> bool:
     pads = node.attributes.get("pads")
     automatic = string_attribute(node, "auto_pad", "NOTSET") not in ("NOTSET", "VALID")
     return automatic or (pads is not None and any(pads.as_ints())) or bool(int_attribute(node, "ceil_mode", 0))
+
+
+def has_gaps(node: ir.Node) -> bool:
+    """True if the window of a convolution or a pool leaves out positions between those that it takes."""
+    dilations = plain_attributes(node).get("dilations", ())
+    return isinstance(dilations, tuple) and any(step != 1 for step in dilations)
+
+
+def counts_beyond(pool: ir.Node) -> bool:
+    """True if windows of an AveragePool that count pads may reach beyond them."""
+    return bool(int_attribute(pool, "ceil_mode", 0) and int_attribute(pool, "count_include_pad", 0))

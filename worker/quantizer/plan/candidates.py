@@ -12,10 +12,10 @@ from worker.quantizer.graph.values import (
     is_constant,
     is_float32,
     node_name,
-    plain_attributes,
     string_attribute,
 )
 from worker.quantizer.operators.linear import MATRIX_PRODUCTS
+from worker.quantizer.operators.windows import counts_beyond, has_gaps
 from worker.quantizer.plan.profile import SHAPES, Target
 from worker.quantizer.plan.selection import Selection
 from worker.quantizer.plan.types import Role
@@ -63,6 +63,11 @@ POOL_DILATED = declare(
     "pool-dilated",
     "no integer kernel averages a window with gaps",
     hint="Average without dilations.",
+)
+POOL_COUNTS_BEYOND = declare(
+    "pool-counts-beyond",
+    "integer kernels count otherwise where windows that count pads reach beyond them",
+    hint="Average without ceil_mode, or without count_include_pad.",
 )
 PADS_NONZERO = declare(
     "pads-nonzero",
@@ -156,14 +161,11 @@ def _unary_reason(node: ir.Node) -> Reason | None:
     return None
 
 
-def _has_gaps(node: ir.Node) -> bool:
-    dilations = plain_attributes(node).get("dilations", ())
-    return isinstance(dilations, tuple) and any(step != 1 for step in dilations)
-
-
 def _mover_reason(node: ir.Node) -> Reason | None:
-    if node.op_type == "AveragePool" and _has_gaps(node):
+    if node.op_type == "AveragePool" and has_gaps(node):
         return POOL_DILATED()
+    if node.op_type == "AveragePool" and counts_beyond(node):
+        return POOL_COUNTS_BEYOND()
     filling = node.inputs[2] if node.op_type == "Pad" and len(node.inputs) > 2 else None
     if filling is not None and string_attribute(node, "mode", "constant") == "constant" and scalar(filling) != 0.0:
         return PADS_NONZERO()
