@@ -15,11 +15,11 @@ import onnx_ir as ir
 
 from service.contracts.dtypes import NUMBER_TYPES, has_integer_kernels, is_integer
 from service.contracts.errors import EngineError, UnsupportedModelError
+from worker.quantizer.emit.apart import keep_apart
 from worker.quantizer.emit.halfs import turn_beside
 from worker.quantizer.emit.limits import drop_implied_activations, limit_by_operands, limit_integers
 from worker.quantizer.emit.lookups import Tables
 from worker.quantizer.emit.nbits import has_kernel, write_product
-from worker.quantizer.emit.pools import keep_pools_in_float
 from worker.quantizer.graph.rewriting import opset_of
 from worker.quantizer.graph.values import (
     Names,
@@ -89,10 +89,10 @@ def emit(model: ir.Model, plan: QuantizationPlan) -> Emitted:
         limit_integers(graph, plan, writer.names)
     drop_implied_activations(graph, plan)
     limit_by_operands(graph, writer.names)
-    keep_pools_in_float(graph, writer.names)
     _drop_unread(graph, writer.made)
     if plan.halfs is not None:
         turn_beside(model, plan, writer.made)
+    keep_apart(graph, writer.names)
     model.producer_name, model.producer_version = PRODUCER, None
     return Emitted(model, restored)
 

@@ -17,9 +17,12 @@ import onnx_ir as ir
 
 from service.contracts.errors import EngineError
 from worker.quantizer.graph.mapped import forget
+from worker.quantizer.graph.rewriting import rank_of
 from worker.quantizer.graph.values import constant, name_of, node_name
+from worker.quantizer.numerics.granularity import PerBlock
 from worker.quantizer.numerics.grids import Grid
 from worker.quantizer.numerics.integer import IntegerGrid
+from worker.quantizer.operators.linear import linear_view
 from worker.quantizer.operators.recurrent import RECURRENT_WEIGHTS, is_recurrent
 from worker.quantizer.plan.grids import own_bias_grid, product_grid, raised_for_bias, weight_grid
 from worker.quantizer.plan.types import ActivationPlan, BiasPlan, QuantizationPlan, Role, WeightPlan
@@ -207,11 +210,19 @@ class Parameters:
         return (read is not None and read.source in sources) or (weight is not None and weight.initializer in weights)
 
     def _guard(self, entry: BiasPlan) -> int:
-        """Raise weight scales so far that an int32 bias cannot overflow; returns the number of channels concerned."""
+        """Raise weight scales so far that an int32 bias cannot overflow; returns the number of channels concerned.
+
+        A bias that stays in float counts as well: onnxruntime makes one of int32 of it if it has one axis.
+        """
         node, read, weight = self._operands(entry)
         source = _integer_grid(read)
-        if entry.reason is not None or entry.spec.dtype != "int32" or source is None or weight is None:
+        if source is None or weight is None or isinstance(weight.granularity, PerBlock):
             return 0
+        if entry.spec.dtype != "int32" or entry.reason is not None:
+            value, linear = node.inputs[2], linear_view(node)
+            array = constant(value) if rank_of(value) == 1 else None
+            if array is None or not np.isfinite(array).all() or linear is None or array.size != linear.out_channels:
+                return 0
         weight.quantization, count = raised_for_bias(node, weight, source, self._array(entry.initializer))
         return count
 

@@ -1,0 +1,98 @@
+"""Nodes that stand between Q/DQ pairs, and that onnxruntime must not compute on integers all the same.
+
+From one pair to the next it computes on integers whatever it has a kernel for (1.31):
+
+    AveragePool                 its QLinearAveragePool knows no dilations, and divides by other counts where windows
+                                that count pads reach beyond them (qdq_selectors.cc)
+    Conv, ConvTranspose, Gemm   a weight in float is rounded to int8, with one scale for all of it; a bias in float16 to
+                                int32 at the product of scales in float16, which is 0 (weight_bias_quantization.cc)
+
+Behind the first two stands an operator that no optimization takes away, and that changes nothing: Max. Such a bias is
+added behind its layer, where TensorRT finds it as well as inside.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from worker.quantizer.graph.values import (
+    DEFAULT_DOMAINS,
+    Names,
+    add_initializer,
+    constant,
+    is_constant,
+    is_float32,
+    node_name,
+    users,
+)
+from worker.quantizer.operators.linear import linear_view
+from worker.quantizer.operators.windows import counts_beyond, has_gaps
+
+_LINEAR = ("Conv", "ConvTranspose", "Gemm")
+
+
+def keep_apart(graph: ir.Graph, names: Names) -> None:
+    """Keep such nodes from being made integer ones. Dilations of 1 in a pool say nothing, and go."""
+    for node in list(graph):
+        if node.domain not in DEFAULT_DOMAINS or node.op_type not in ("AveragePool", *_LINEAR):
+            continue
+        if node.op_type == "AveragePool" and not has_gaps(node):
+            node.attributes.pop("dilations", None)
+        last = _before_quantizers(node)
+        if last is None:
+            continue
+        bias = _half_bias(node)
+        if bias is not None:
+            node.resize_inputs(2)
+            _put_behind(graph, node, "Add", "bias", bias, names)
+        elif _is_taken(node):
+            kind = np.float16 if last.outputs[0].dtype == ir.DataType.FLOAT16 else np.float32
+            _put_behind(graph, last, "Max", "lowest", np.asarray(np.finfo(kind).min), names)
+
+
+def _before_quantizers(node: ir.Node) -> ir.Node | None:
+    """The node, or the Relu or Clip behind it, if QuantizeLinear nodes alone read its result."""
+    while True:
+        value, readers = node.outputs[0], users(node.outputs[0])
+        if value.is_graph_output() or not readers:
+            return None
+        if all(reader.op_type == "QuantizeLinear" for reader in readers):
+            return node
+        if len(readers) != 1 or readers[0].op_type not in ("Relu", "Clip"):
+            return None
+        node = readers[0]
+
+
+def _is_taken(node: ir.Node) -> bool:
+    """True if the integer kernel of the node computes something else."""
+    if node.op_type == "AveragePool":
+        return has_gaps(node) or counts_beyond(node)
+    return is_constant(node.inputs[1]) and is_float32(node.inputs[1])
+
+
+def _half_bias(node: ir.Node) -> np.ndarray | None:
+    """What is to be added behind a layer with a quantized weight and a bias of float16, as float16; else None."""
+    linear = linear_view(node) if node.op_type in _LINEAR and len(node.inputs) > 2 else None
+    bias = node.inputs[2] if linear is not None else None
+    if linear is None or bias is None or bias.dtype != ir.DataType.FLOAT16 or is_constant(node.inputs[1]):
+        return None
+    maker = bias.producer()
+    array = constant(maker.inputs[0] if maker is not None and maker.op_type == "Cast" else bias)
+    if array is None or array.ndim != 1:
+        return None
+    scaled = (array.astype(np.float32) * linear.beta).astype(np.float16)
+    return scaled.reshape(-1, *[1] * len(linear.kernel))
+
+
+def _put_behind(graph: ir.Graph, node: ir.Node, op_type: str, word: str, operand: np.ndarray, names: Names) -> None:
+    """Let an operator with a constant make what the node made, for all that read it."""
+    value, stem, name = node.outputs[0], f"{node_name(node)}_{word}", node.outputs[0].name
+    value.name = names.free(f"{name}_without_{word}")
+    other = add_initializer(graph, names.free(stem), operand)
+    behind = ir.node(op_type, [value, other], name=names.free(f"{stem}_{op_type}"))
+    made = behind.outputs[0]
+    made.name, made.type, made.shape = name, value.type, value.shape
+    for usage in [usage for usage in value.uses() if usage.node is not behind]:
+        usage.node.replace_input_with(usage.idx, made)
+    graph.insert_after(node, behind)
