@@ -14,7 +14,7 @@ import pytest
 from onnx import TensorProto, helper
 
 import quantmill
-from service.client import Client
+from service.client import Client, connection
 from service.client.address import find_service
 from service.client.errors import refusal
 from service.client.external_data import external_files
@@ -55,7 +55,7 @@ def do_the_workers_part(worker: Front, model_id: str, dataset_id: str, known: se
     worker.finish(job_id, QuantizeOutcome(make_report("pass"), (worker.kept("model", "q.onnx", PAYLOAD),)))
 
 
-def test_the_whole_way_blocking(client: Client, worker: Front, tmp_path: Path) -> None:
+def test_the_whole_way_blocking(client: Client, worker: Front, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "net.onnx").write_bytes(b"model")
     (tmp_path / "net.data").write_bytes(b"weights")
     (tmp_path / "data.npz").write_bytes(npz_bytes())
@@ -87,6 +87,11 @@ def test_the_whole_way_blocking(client: Client, worker: Front, tmp_path: Path) -
     assert waiting.config["seed"] == 3
     with pytest.raises(quantmill.WaitTimeoutError):
         client.wait(waiting.id, timeout_seconds=0.1)
+    monkeypatch.setattr(connection, "LONG_POLL_SECONDS", 0.01)  # so that it looks more than once
+    canceling = threading.Timer(0.1, client.cancel, [waiting.id])
+    canceling.start()
+    assert client.wait(waiting.id).state == "canceled"
+    canceling.join()
 
 
 def two_files(worker: Front, model: bytes, data: bytes) -> str:

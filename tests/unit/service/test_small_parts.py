@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
+import threading
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from pathlib import Path
@@ -25,11 +27,13 @@ from service.contracts.presets import PRESETS
 from service.contracts.runner import FILE_PATTERN
 from service.db import Database, current_revision, head_revision
 from service.egress.retries import LONGEST_ASKED_SECONDS, parse_schedule, pause_seconds
+from service.health import service as health
 from service.jobs.outcome import NewArtifact
 from service.loopback import is_loopback
 from service.presets.catalog import PresetNotFoundError
 from service.presets.search import as_text, find, group_of, to_json
 from service.settings import Settings
+from tests.support.patience import PATIENCE_SECONDS
 
 
 def artifact(kind: str, filename: str) -> NewArtifact:
@@ -254,3 +258,23 @@ def test_loopback() -> None:
         assert is_loopback(host), host
     for host in ("0.0.0.0", "", "::", "10.0.0.1", "no.such.host.invalid"):
         assert not is_loopback(host), host
+
+
+def test_a_look_that_hangs_is_told_of_and_not_begun_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health, "PATIENCE_SECONDS", 0.01)
+    monkeypatch.setattr(health, "FRESH_SECONDS", 0.0)
+    looks, go_on, silent = [], threading.Event(), health.Check("disk", "failed", "no answer")
+
+    def look() -> health.Check:
+        looks.append(go_on.wait(PATIENCE_SECONDS))
+        return health.Check("disk", "ok", "")
+
+    async def probed() -> list[str]:
+        probe = health._Probe("disk", look, silent)
+        found = [(await probe.check()).outcome for _ in range(3)]
+        go_on.set()
+        assert probe._task is not None
+        return [*found, (await probe._task).outcome]
+
+    assert asyncio.run(probed()) == ["failed", "failed", "failed", "ok"]
+    assert looks == [True]

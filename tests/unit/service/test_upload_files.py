@@ -37,7 +37,11 @@ def sha256(data: bytes) -> str:
 
 
 @pytest.mark.parametrize("left", [None, b"of a process that was killed"])
-def test_kept_they_take_the_place_of_what_was_and_of_what_a_crash_left(path: Path, left: bytes | None) -> None:
+def test_kept_they_take_the_place_of_what_was_and_of_what_a_crash_left(
+    path: Path, left: bytes | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    durable: set[int] = set()
+    monkeypatch.setattr(os, "fsync", lambda descriptor: durable.add(os.fstat(descriptor).st_ino))
     if left is not None:
         path.with_name("upl_x.anew").write_bytes(left)
     with UploadFile(path) as file:
@@ -49,6 +53,7 @@ def test_kept_they_take_the_place_of_what_was_and_of_what_a_crash_left(path: Pat
             UploadFile(path)
     assert path.read_bytes() == b"new"
     assert list(path.parent.iterdir()) == [path]
+    assert durable == {path.stat().st_ino, path.parent.stat().st_ino}
 
 
 def test_a_lock_on_a_file_that_lost_its_name_is_worth_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
