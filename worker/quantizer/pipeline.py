@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ from worker.quantizer.graph.shelf import Shelf
 from worker.quantizer.graph.skeleton import copy_of
 from worker.quantizer.intake.inspect import inspect_model, open_model
 from worker.quantizer.intake.loading import uploaded_bytes
+from worker.quantizer.modes.alike import kept_alike
 from worker.quantizer.modes.devices import check_devices, devices_of
 from worker.quantizer.modes.planning import plan_model, prepare_model
 from worker.quantizer.modes.qoperator import to_qoperator
@@ -48,7 +49,6 @@ from worker.quantizer.preparation.prepare import undo_quantization
 from worker.quantizer.refine.case import Case
 from worker.quantizer.refine.draft import Draft, Filled, Quantized
 from worker.quantizer.refine.methods import settle_methods
-from worker.quantizer.refine.unchanged import check_prepared
 from worker.quantizer.report.assemble import make_report
 from worker.quantizer.report.manifest import provenance_entries
 from worker.quantizer.report.range_plot import publish_ranges
@@ -425,12 +425,11 @@ def _fill(original: ir.Model, origin_of: _Origin, case: Case, services: Services
         notes = [*calibration_notes(case), *notes, *cpu_notes(config)]
     with services.stages.stage("plan"):
         run.progress("plan")
-        planned = plan_model(prepared, config)
+        found = prepared, notes, plan_model(prepared, config)
+        prepared, notes, planned = kept_alike(found, partial(origin_of.reloaded, config), case, services)
         plan = planned.plan
         plan.shelf = services.shelf
         run.check()
-        if not plan.is_empty and prepared.keeps_function:
-            check_prepared(planned.unedited, case, services)
     if plan.is_empty:
         unselected = config.model_copy(update={"include": (), "exclude": ()})
         without = mode.form.plan(prepared.graph, unselected, prepared.facts, Journal())

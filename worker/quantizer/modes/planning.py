@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -36,8 +37,15 @@ class Planned:
     unedited: ir.Model
 
 
-def prepare_model(model: ir.Model, config: QuantizationConfig) -> tuple[Prepared, list[str]]:
+def prepare_model(
+    model: ir.Model, config: QuantizationConfig, *, without: Collection[str] = ()
+) -> tuple[Prepared, list[str]]:
     """Prepare ``model``, which is changed or replaced, and check it and the config's selectors against each other.
+
+    Args:
+        model: float model.
+        config: of the job.
+        without: passes to leave out.
 
     Returns:
         The prepared model, and notes on selectors that have no effect.
@@ -56,6 +64,7 @@ def prepare_model(model: ir.Model, config: QuantizationConfig) -> tuple[Prepared
         opset=wanted_opset(config),
         lowest_opset=lowest_opset(config),
         subgraph_weights=in_subgraphs,
+        without=without,
     )
     check_channels(prepared.graph)
     notes = check_selectors(

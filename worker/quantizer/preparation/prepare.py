@@ -8,7 +8,7 @@ it did nothing. All passes but ``clip6_to_relu`` and ``dequantize`` keep what th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -48,6 +48,7 @@ from worker.quantizer.preparation.passes.subgraphs import lift_subgraph_weights
 __all__ = ["LOWEST_OPSET", "WANTED_OPSET", "Prepared", "prepare", "undo_quantization"]
 
 SWITCHED_OFF = declare("switched-off", "switched off by preparation.{flag}")
+CHANGED_OUTPUTS = declare("changed-outputs", "left out: it changed what the model computes")
 SHAPES_CURRENT = declare("shapes-current", "nothing has changed since shapes were inferred")
 
 
@@ -149,6 +150,7 @@ def prepare(
     opset: int = WANTED_OPSET,
     lowest_opset: int = LOWEST_OPSET,
     subgraph_weights: bool = False,
+    without: Collection[str] = (),
 ) -> Prepared:
     """Prepare ``model``, which is changed or replaced.
 
@@ -158,6 +160,7 @@ def prepare(
         opset: what the recipe needs; the model is lifted to it where possible, unless the spec asks for another.
         lowest_opset: what the recipe can do with; told where a model cannot be lifted.
         subgraph_weights: weights of sub-graphs are to be quantized, so they move into the main graph.
+        without: passes to leave out, for they changed what the model computes.
 
     Raises:
         AlreadyQuantizedError: the model holds quantized operators; names the first, or with ``spec.dequantize`` the
@@ -171,8 +174,9 @@ def prepare(
     prepared = Prepared(model)
     changed = False  # since shapes were inferred last
     for step in _steps(spec, opset, lowest_opset, subgraph_weights):
-        if step.flag is not None and not getattr(spec, step.flag):
-            prepared.steps.append(Outcome(model, SWITCHED_OFF(flag=step.flag)).step(step.name))
+        off = SWITCHED_OFF(flag=step.flag) if step.flag is not None and not getattr(spec, step.flag) else None
+        if off is not None or step.name in without:
+            prepared.steps.append(Outcome(model, off or CHANGED_OUTPUTS()).step(step.name))
             continue
         if step.name == "infer_final_shapes" and not changed:
             outcome = Outcome(prepared.model, SHAPES_CURRENT())

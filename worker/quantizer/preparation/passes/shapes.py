@@ -19,6 +19,7 @@ _JOINING = frozenset(
     {"Add", "Cast", "Concat", "Gather", "Identity", "Mul", "Reshape", "Slice", "Squeeze", "Sub", "Unsqueeze"}
 )
 _MOST_PROPAGATED = 1 << 22
+INFERENCE_FAILED = declare("inference-failed", "shape inference fails on the model")
 SHAPES_KNOWN = declare("shapes-known", "shape inference finds nothing new")
 
 
@@ -67,7 +68,10 @@ def infer_shapes(model: ir.Model) -> Outcome:
     except onnx.shape_inference.InferenceError as error:
         # One operator whose rule fails must not leave all others without shapes; the model ran when it was uploaded.
         note = f"; strict inference failed: {' '.join(str(error).split())[:200]}"
-        inferred = onnx.shape_inference.infer_shapes(proto, data_prop=values)
+        try:
+            inferred = onnx.shape_inference.infer_shapes(proto, data_prop=values)
+        except onnx.shape_inference.InferenceError:
+            return Outcome(model, INFERENCE_FAILED.saying(f"no shapes are inferred{note}"))
     modified = _merge(model.graph, inferred.graph)
     unknown = sum(1 for node in model.graph for value in node.outputs if value.name and value.dtype is None)
     said = (f"{unknown} tensors of unknown type" if unknown else "all tensor types known") + note
