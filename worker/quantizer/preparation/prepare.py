@@ -15,13 +15,14 @@ from functools import partial
 import onnx_ir as ir
 
 from service.contracts.compatibility import already_quantized_hint, is_quantized_op
-from service.contracts.errors import AlreadyQuantizedError
+from service.contracts.errors import AlreadyQuantizedError, UnsupportedModelError
 from service.contracts.preparation import PreparationSpec
 from service.contracts.provenance import PREFIX
 from service.contracts.reason import declare
 from service.contracts.report import PreparationStep
 from worker.quantizer.graph.facts import NodeFacts
 from worker.quantizer.graph.outcome import Outcome, PreparationPass
+from worker.quantizer.graph.rewriting import opset_of
 from worker.quantizer.graph.values import node_name
 from worker.quantizer.preparation.affine import fold_affine
 from worker.quantizer.preparation.halfs import float16_to_float32
@@ -175,6 +176,8 @@ def prepare(
     changed = False  # since shapes were inferred last
     for step in _steps(spec, opset, lowest_opset, subgraph_weights):
         off = SWITCHED_OFF(flag=step.flag) if step.flag is not None and not getattr(spec, step.flag) else None
+        if step.name == "lift_opset" and step.name in without and (opset_of(prepared.model) or opset) < lowest_opset:
+            raise UnsupportedModelError(f"the model has no opset {lowest_opset} unless it is lifted")
         if off is not None or step.name in without:
             prepared.steps.append(Outcome(model, off or CHANGED_OUTPUTS()).step(step.name))
             continue

@@ -14,6 +14,7 @@ from worker.quantizer.graph.outcome import Outcome
 from worker.quantizer.graph.rewriting import opset_of
 from worker.quantizer.graph.skeleton import Skeleton
 from worker.quantizer.graph.values import node_name
+from worker.quantizer.preparation.passes.lifting import before_conversion
 from worker.quantizer.preparation.passes.names import first_output, name_everything
 
 NO_STANDARD_OPERATORS = declare("no-standard-operators", "the model uses no standard operators")
@@ -48,6 +49,7 @@ def lift_opset(model: ir.Model, spec: PreparationSpec, needed: int, lowest: int 
         _check_wanted(opset, spec.opset, needed)
     if opset >= wanted:
         return Outcome(model, OPSET_KEPT(opset=opset))
+    after = before_conversion(model, opset, wanted)
     names = {first_output(node): node_name(node) for node in model.graph.all_nodes()}
     metadata = Metadata(model.graph)  # the converter drops it
     # Below IR version 4 every initializer had to be an input, and the converter insists on it.
@@ -72,6 +74,7 @@ def lift_opset(model: ir.Model, spec: PreparationSpec, needed: int, lowest: int 
             ) from error
         return Outcome(model, CONVERTER_REFUSED(opset=opset, refusal=refusal))
     skeleton.restore(lifted)
+    after(lifted)
     for node in lifted.graph.all_nodes():
         node.name = names.get(first_output(node), node.name)
     metadata.restore(lifted.graph)
