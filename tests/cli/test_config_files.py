@@ -14,12 +14,9 @@ from worker.commands.config_files import MAX_BYTES, read_document
 from worker.commands.local import load_config, load_recipe
 
 RECIPE: dict[str, Any] = {
-    "preset": "int8",
-    "weight": {"granularity": "per_tensor"},
-    "exclude": [{"node": "conv"}, {"op_type": "Softmax"}],
-    "evaluation": {"gate": {"min_sqnr_db": 5.5}},
-    "algorithms": [],
-}
+    "preset": "int8", "weight": {"granularity": "per_tensor"}, "exclude": [{"node": "conv"}, {"op_type": "Softmax"}],
+    "evaluation": {"gate": {"min_sqnr_db": 5.5}}, "algorithms": [],
+}  # fmt: skip
 WRITTEN = {
     "recipe.json": json.dumps(RECIPE),
     "recipe.yaml": """

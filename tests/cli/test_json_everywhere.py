@@ -18,17 +18,12 @@ from worker import cli
 from worker.commands.json_output import plain, print_items, print_line
 
 WITHOUT = {
-    "up": "runs until it is stopped",
-    "api": "runs until it is stopped",
-    "worker": "runs until it is stopped",
-    "reconcile": "runs until it is stopped; with --once it prints JSON",
-    "migrate": "its exit code tells all",
-    "demo": "is there to be looked at",
-    "quantize": "gives files: --report is its JSON",
-    "evaluate": "prints JSON, and nothing else",
-    "provenance": "prints JSON, and nothing else",
+    "up": "runs until it is stopped", "api": "runs until it is stopped", "worker": "runs until it is stopped",
+    "reconcile": "runs until it is stopped; with --once it prints JSON", "migrate": "its exit code tells all",
+    "demo": "is there to be looked at", "quantize": "gives files: --report is its JSON",
+    "evaluate": "prints JSON, and nothing else", "provenance": "prints JSON, and nothing else",
     "dequantize": "gives a file",
-}
+}  # fmt: skip
 
 
 def commands() -> Iterator[tuple[str, set[str]]]:

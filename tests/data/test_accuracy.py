@@ -17,11 +17,9 @@ pytestmark = [*DATA_MARKS, pytest.mark.long]
 
 # model: samples to evaluate on, top-1 of the float model, points that may be lost
 ACCURACY = {
-    "MobileNetV1 0.75": (438, 86.07, 86.07 - 84.3),
-    "ResNet20": (1500, 80.67, 0.3),
-    "KWS DS-CNN": (4000, 91.52, 0.5),
+    "MobileNetV1 0.75": (438, 86.07, 86.07 - 84.3), "ResNet20": (1500, 80.67, 0.3), "KWS DS-CNN": (4000, 91.52, 0.5),
     "MNIST CNN": (3000, 98.1, 0.2),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ACCURACY)

@@ -21,14 +21,10 @@ pytestmark = DATA_MARKS
 # float16 models are computed in float32 after preparation
 TOLERANCES = {"derived_resnet32_fp16": 2e-2}
 LABELLED = {
-    "cifar10/resnet20.onnx": (3, 32, 32),
-    "cifar10/resnet32.onnx": (3, 32, 32),
-    "imagenet/mobilenet_v1_0.75_224.onnx": (3, 224, 224),
-    "imagenet/mobilenet_v2_1.0_224.onnx": (3, 224, 224),
-    "mnist/mnist_cntk_opset8.onnx": (1, 28, 28),
-    "speech/kws_dscnn.onnx": (1, 49, 10),
-    "speech/kwt1.onnx": None,
-}
+    "cifar10/resnet20.onnx": (3, 32, 32), "cifar10/resnet32.onnx": (3, 32, 32),
+    "imagenet/mobilenet_v1_0.75_224.onnx": (3, 224, 224), "imagenet/mobilenet_v2_1.0_224.onnx": (3, 224, 224),
+    "mnist/mnist_cntk_opset8.onnx": (1, 28, 28), "speech/kws_dscnn.onnx": (1, 49, 10), "speech/kwt1.onnx": None,
+}  # fmt: skip
 SPECS = {
     "default": PreparationSpec(),
     "all": PreparationSpec(

@@ -18,12 +18,8 @@ pytestmark = DATA_MARKS
 EXAMPLES = ROOT / "examples" / "quark"
 # Points of top-1 that may be lost on 200 pictures, of which one is half a point.
 MAX_LOSS = {
-    "int8_cle": 4.0,
-    "xint8_adaround": 2.5,
-    "auto_mixprecision": 3.0,
-    "smooth_quant": 4.0,
-    "qconfig_adaround": 2.0,
-}
+    "int8_cle": 4.0, "xint8_adaround": 2.5, "auto_mixprecision": 3.0, "smooth_quant": 4.0, "qconfig_adaround": 2.0,
+}  # fmt: skip
 
 
 @pytest.fixture(autouse=True)

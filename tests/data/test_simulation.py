@@ -39,13 +39,11 @@ from worker.quantizer.statistics.ranges import range_reducer
 pytestmark = DATA_MARKS
 
 CONFIGS: dict[str, dict[str, Any]] = {
-    "int8": {},
-    "xint8": {"preset": "xint8"},
-    "a16w8": {"preset": "a16w8"},
+    "int8": {}, "xint8": {"preset": "xint8"}, "a16w8": {"preset": "a16w8"},
     "int4_blocks": {"weight": {"dtype": "int4", "granularity": "per_block", "block_size": 32}},
     "float8": {"activation": {"dtype": "float8_e4m3fn"}, "weight": {"dtype": "float8_e4m3fn"}},
     "bfp16": {"activation": {"dtype": "bfp16"}, "weight": {"dtype": "bfp16"}},
-}
+}  # fmt: skip
 LABELLED = {case.name: case for case in CASES}
 SAMPLES = 2
 ONE_STEP = 1.01  # a value on a 16-bit grid, as float32, is only nearly a multiple of the step

@@ -22,26 +22,14 @@ pytestmark = DATA_MARKS
 
 # name: least SQNR of the outputs in dB (None where no float output leaves the model), or the code of the refusal
 TABLE: dict[str, float | str | None] = {
-    "derived_resnet20_loop": 30.0,
-    "derived_resnet32_external": 25.0,
-    "derived_resnet32_fp16": 25.0,
-    "derived_resnet32_ort_qdq": "already-quantized",
-    "dtln_model_1": 35.0,
-    "fastestdet": 12.0,
-    "gtcrn_stream_simple": 5.0,
-    "keypoint_classifier": None,
-    "mlperf_ad01_autoencoder": 30.0,
-    "mobilenet_v2_0.35_128_tf2onnx": 20.0,
-    "oww_embedding_model": 20.0,
-    "point_history_lstm": None,
-    "ppocr_mobile_v2_cls": 30.0,
-    "silero_vad_16k_op15": 25.0,
-    "sklearn_randomforest": "unsupported-model",
-    "styletransfer_mosaic_nc8_128": 15.0,
-    "superres_prepost_op18": "unsupported-model",
-    "yamnet_256_64x96": 25.0,
+    "derived_resnet20_loop": 30.0, "derived_resnet32_external": 25.0, "derived_resnet32_fp16": 25.0,
+    "derived_resnet32_ort_qdq": "already-quantized", "dtln_model_1": 35.0, "fastestdet": 12.0,
+    "gtcrn_stream_simple": 5.0, "keypoint_classifier": None, "mlperf_ad01_autoencoder": 30.0,
+    "mobilenet_v2_0.35_128_tf2onnx": 20.0, "oww_embedding_model": 20.0, "point_history_lstm": None,
+    "ppocr_mobile_v2_cls": 30.0, "silero_vad_16k_op15": 25.0, "sklearn_randomforest": "unsupported-model",
+    "styletransfer_mosaic_nc8_128": 15.0, "superres_prepost_op18": "unsupported-model", "yamnet_256_64x96": 25.0,
     "yunet_s_320": 8.0,
-}
+}  # fmt: skip
 # Every model is quantized by these as well, on two samples: enough to see that what comes out runs.
 RECIPES: dict[str, dict[str, Any]] = {
     "a16w8": {"preset": "a16w8"},

@@ -12,12 +12,10 @@ from service.tables.base import of_own_tenant
 OF_NOBODY = {
     "audit_heads": "one chain for the whole installation",
     "damaged_files": "by its digest a file is stored once, for all tenants whose rows name it",
-    "estimate_fits": "factors learned from the jobs of all",
-    "scrub_passes": "verifies those files",
-    "signing_keys": "the installation signs, for all tenants",
-    "tenants": "its id is the tenant's",
+    "estimate_fits": "factors learned from the jobs of all", "scrub_passes": "verifies those files",
+    "signing_keys": "the installation signs, for all tenants", "tenants": "its id is the tenant's",
     "workers": "belong to the installation, and take the jobs of all",
-}
+}  # fmt: skip
 # Keys that carry no tenant, though both of their tables do.
 BY_THE_JOB = dict.fromkeys(
     ("fk_artifacts_job_id_attempt_reports", "fk_jobs_report_job_id_reports", "fk_reports_job_id_attempt_jobs"),
@@ -30,12 +28,10 @@ LOOSE = {
     "alias_moves.noun_id": "outlives the model or dataset",
     "attestations.key_id": "of the installation, not of a tenant; the key stays known",
     "batch_members.job_id": "outlives the job, which then counts as gone",
-    "jobs.report_job_id": "the job's own id, as the database computes it",
-    "quarantines.job_id": "outlives the job",
-    "quarantines.model_id": "outlives the model",
-    "schedule_runs.job_id": "outlives the job",
+    "jobs.report_job_id": "the job's own id, as the database computes it", "quarantines.job_id": "outlives the job",
+    "quarantines.model_id": "outlives the model", "schedule_runs.job_id": "outlives the job",
     "schedule_runs.model_id": "outlives the model",
-}
+}  # fmt: skip
 # Ids of what is no row.
 NO_ROWS = {
     "api_keys.pepper_id", "audit_events.request_id", "batches.request_id", "hand_overs.pepper_id", "jobs.request_id",

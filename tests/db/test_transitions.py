@@ -104,18 +104,12 @@ def in_canceled(session: Session) -> Job:
 
 
 STATES: dict[str, Callable[[Session], Job]] = {
-    "queued": submit,
-    "queued_later": in_queued_later,
-    "queued_overdue": lambda s: submit(s, deadline_seconds=-1.0),
-    "running": running,
-    "running_overdue": in_running_overdue,
-    "canceling": lambda s: transitions.request_cancel(s, "default", running(s).id),
-    "expired": in_expired,
+    "queued": submit, "queued_later": in_queued_later, "queued_overdue": lambda s: submit(s, deadline_seconds=-1.0),
+    "running": running, "running_overdue": in_running_overdue,
+    "canceling": lambda s: transitions.request_cancel(s, "default", running(s).id), "expired": in_expired,
     "expired_canceling": lambda s: transitions.request_cancel(s, "default", in_expired(s).id),
-    "succeeded": in_succeeded,
-    "failed": in_failed,
-    "canceled": in_canceled,
-}
+    "succeeded": in_succeeded, "failed": in_failed, "canceled": in_canceled,
+}  # fmt: skip
 
 Step = Callable[[Session, Job], Any]
 TRANSITIONS: dict[str, Step] = {
@@ -139,15 +133,11 @@ WANTED |= dict.fromkeys(("requeue", "shut_down", "interrupt"), "queued")
 STOPPING = RUNS | dict.fromkeys(("requeue", "shut_down", "interrupt", "finish_cancel"), "canceled")
 # The state afterwards. Every transition that is not here must leave the row exactly as it is.
 CHANGES: dict[str, dict[str, str]] = {
-    "queued": {"claim": "running", "request_cancel": "canceled"},
-    "queued_later": {"request_cancel": "canceled"},
-    "queued_overdue": {"request_cancel": "canceled", "expire_deadlines": "failed"},
-    "running": WANTED,
-    "running_overdue": WANTED | {"expire_deadlines": "failed"},
-    "canceling": STOPPING,
-    "expired": WANTED | {"expire_leases": "queued"},
-    "expired_canceling": STOPPING | {"expire_leases": "canceled"},
-}
+    "queued": {"claim": "running", "request_cancel": "canceled"}, "queued_later": {"request_cancel": "canceled"},
+    "queued_overdue": {"request_cancel": "canceled", "expire_deadlines": "failed"}, "running": WANTED,
+    "running_overdue": WANTED | {"expire_deadlines": "failed"}, "canceling": STOPPING,
+    "expired": WANTED | {"expire_leases": "queued"}, "expired_canceling": STOPPING | {"expire_leases": "canceled"},
+}  # fmt: skip
 
 
 def row(database: Database, job_id: str) -> dict[str, Any]:

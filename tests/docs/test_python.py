@@ -107,16 +107,11 @@ def quantizes_as_quark_does(names: Names, service: Service) -> None:
 
 # What a block stands on, and what it has to have done, in the page's order.
 BLOCKS = [
-    (given_nothing, quantizes),
-    (given_nothing, has_run),
-    (given_nothing, has_run),
-    (given_a_service, quantizes_the_next_version),
-    (given_nothing, has_run),
-    (given_nothing, has_run),
-    (given_a_script_for_vitis_ai, calibrates_tests_and_exports),
-    (given_a_script_for_training, trains_and_deploys),
+    (given_nothing, quantizes), (given_nothing, has_run), (given_nothing, has_run),
+    (given_a_service, quantizes_the_next_version), (given_nothing, has_run), (given_nothing, has_run),
+    (given_a_script_for_vitis_ai, calibrates_tests_and_exports), (given_a_script_for_training, trains_and_deploys),
     (given_nothing, quantizes_as_quark_does),
-]
+]  # fmt: skip
 
 
 def test_every_block_of_the_page_does_what_it_says(

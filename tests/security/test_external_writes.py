@@ -58,12 +58,9 @@ def hostile(location: str) -> onnx.ModelProto:
 
 
 PLACES = {
-    "above": "../../canary",
-    "by a detour": "folder/../../../canary",
-    "absolute": "",
-    "a link": "link",
+    "above": "../../canary", "by a detour": "folder/../../../canary", "absolute": "", "a link": "link",
     "a linked folder": "folder/canary",
-}
+}  # fmt: skip
 every_place = pytest.mark.parametrize("place", PLACES)
 
 

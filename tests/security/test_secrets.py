@@ -32,13 +32,11 @@ CLOSED = "127.0.0.1:1"
 BROKER_URL = f"redis://someone:{BROKER}@{CLOSED}/0"
 DATABASE_URL = f"postgresql://someone:{DATABASE}@{CLOSED}/service"
 HEADERS = (
-    {"Authorization": f"Bearer {WRONG}"},
-    {"Authorization": f"Basic {WRONG}"},
-    {"Authorization": WRONG},
+    {"Authorization": f"Bearer {WRONG}"}, {"Authorization": f"Basic {WRONG}"}, {"Authorization": WRONG},
     {"X-Api-Key": WRONG, "Cookie": f"session={COOKIE}", "Proxy-Authorization": f"Basic {WRONG}"},
     {"Authorization": f"Bearer {KEY}", "Content-Digest": f"sha-256=:{WRONG}:", "X-Request-ID": f"{WRONG} x"},
     {"Authorization": f"Bearer {KEY}", "Host": f"{WRONG}.example", "Origin": f"https://{WRONG}.example"},
-)
+)  # fmt: skip
 
 
 def traces(folder: Path) -> dict[str, bytes]:
@@ -87,16 +85,13 @@ def test_a_service_keeps_no_secret(app: FastAPI, place: Settings, tmp_path: Path
 
 
 COMMANDS = {
-    "doctor": ["doctor"],
-    "migrate": ["migrate"],
-    "api": ["api", "--port", "0"],
-    "open to all": ["api", "--host", "256.1.1.1"],
-    "worker": ["worker", "--queues", "cpu"],
+    "doctor": ["doctor"], "migrate": ["migrate"], "api": ["api", "--port", "0"],
+    "open to all": ["api", "--host", "256.1.1.1"], "worker": ["worker", "--queues", "cpu"],
     "reconcile": ["reconcile"],
     "client": ["jobs", "list", "--server", f"http://someone:{URL}@{CLOSED}", "--key", KEY],
     "client, no URL": ["jobs", "list", "--server", f"nothing://someone:{URL}@{CLOSED}", "--key", KEY],
     "client, query": ["jobs", "list", "--server", f"http://{CLOSED}/?token={quote(URL)}", f"--key={KEY}"],
-}
+}  # fmt: skip
 SERVERS = ("api", "worker", "reconcile")
 SETTINGS: dict[str, dict[str, str]] = {
     "good": {},

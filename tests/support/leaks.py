@@ -17,11 +17,9 @@ from service.settings import driver_url
 from service.tables import Base
 
 KINDS = {
-    "QUANTMILL_API_KEY": "key of the installation",
-    "QUANTMILL_KEY_PEPPER": "pepper",
-    "QUANTMILL_DATABASE_URL": "password of the database",
-    "QUANTMILL_BROKER_URL": "password of the broker",
-}
+    "QUANTMILL_API_KEY": "key of the installation", "QUANTMILL_KEY_PEPPER": "pepper",
+    "QUANTMILL_DATABASE_URL": "password of the database", "QUANTMILL_BROKER_URL": "password of the broker",
+}  # fmt: skip
 # Any key at all, whoever made it: see service.keys.secrets.
 KEY_FORM = re.compile(rb"qm_[0-9a-z]{26}_[A-Za-z0-9_-]{43}")
 SEARCHED = (".log", ".db", ".db-wal")

@@ -249,12 +249,7 @@ def _takes_float32(case: NodeCase) -> bool:
 
 # Pattern of names, and how many of the cases are in the sample.
 ONCE_FAILED = {
-    r"test_(lstm|gru|simple_rnn)_.*": 20,
-    r"test_layer_normalization_.*": 4,
-    r"test_attention_.*qk_matmul.*": 4,
-    r"test_matmul_(1d_1d|1d_3d|4d_1d)": 3,
-    r"test_averagepool_(2d_dilations|3d_dilations_small)": 2,
-    r"test_scatternd_add": 1,
-    r"test_scan9_multi_state": 1,
-    r"test_scatter_elements_with_reduction_mul": 1,
-}
+    r"test_(lstm|gru|simple_rnn)_.*": 20, r"test_layer_normalization_.*": 4, r"test_attention_.*qk_matmul.*": 4,
+    r"test_matmul_(1d_1d|1d_3d|4d_1d)": 3, r"test_averagepool_(2d_dilations|3d_dilations_small)": 2,
+    r"test_scatternd_add": 1, r"test_scan9_multi_state": 1, r"test_scatter_elements_with_reduction_mul": 1,
+}  # fmt: skip

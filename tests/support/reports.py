@@ -11,23 +11,10 @@ from service.contracts.report import Histogram, Report
 SCRIPT = "<script>alert(1)</script>"
 PICTURE = '"><img src=x onerror=alert(1)>'
 HOSTILE = (
-    SCRIPT,
-    PICTURE,
-    "]]><x/>",
-    "</title></style></svg><script>alert(1)</script>",
-    "\u202egnp.\u2066evil",
-    "a\nb\r\tc\x00d\x1b[31m",
-    "=cmd|' /C calc'!A0",
-    "+1+1",
-    "-2+3",
-    "@SUM(1)",
-    "{{ 7*7 }}{% raw %}",
-    "a|b`c``d<e>&amp;[f](http://g.example)",
-    "javascript:alert(1)",
-    "n" * 5000,
-    "\ud800",
-    "' onload='alert(1)",
-)
+    SCRIPT, PICTURE, "]]><x/>", "</title></style></svg><script>alert(1)</script>", "\u202egnp.\u2066evil",
+    "a\nb\r\tc\x00d\x1b[31m", "=cmd|' /C calc'!A0", "+1+1", "-2+3", "@SUM(1)", "{{ 7*7 }}{% raw %}",
+    "a|b`c``d<e>&amp;[f](http://g.example)", "javascript:alert(1)", "n" * 5000, "\ud800", "' onload='alert(1)",
+)  # fmt: skip
 
 
 def interval(low: float, high: float, method: str = "mcnemar", samples: int = 438) -> dict[str, Any]:

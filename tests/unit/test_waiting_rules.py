@@ -18,11 +18,9 @@ COMPUTING_MODULES = ("service.contracts", "service.quark", "service.bodies", "ha
 COMPUTING = {"model_validate", "model_validate_json", "loads", "parse_config", "placed", "taken_over", "file_sha256"}
 # A key of some characters into a number; one small record per job that waits, or per tenant; a row of the audit.
 SMALL = {
-    "service/idempotency/repository.py:_hold",
-    "service/jobs/waiting.py:waiting_for",
-    "service/quotas/service.py:quota_of",
-    "service/audit/service.py:note",
-}
+    "service/idempotency/repository.py:_hold", "service/jobs/waiting.py:waiting_for",
+    "service/quotas/service.py:quota_of", "service/audit/service.py:note",
+}  # fmt: skip
 LIGHT = {"parse_content_digest"}
 SUBMITS = {"submit_once"}
 Function = ast.FunctionDef | ast.AsyncFunctionDef

@@ -24,12 +24,9 @@ ROOT = Path(__file__).parents[2]
 INSPECTOR = "cli worker --queues inspect"
 # Periods that make faults visible within a test's patience.
 QUICK = {
-    "QUANTMILL_LEASE_SECONDS": "6",
-    "QUANTMILL_RENEW_SECONDS": "0.5",
-    "QUANTMILL_RECONCILE_SECONDS": "0.2",
-    "QUANTMILL_REDISPATCH_SECONDS": "2",
-    "QUANTMILL_THREADS": "1",
-}
+    "QUANTMILL_LEASE_SECONDS": "6", "QUANTMILL_RENEW_SECONDS": "0.5", "QUANTMILL_RECONCILE_SECONDS": "0.2",
+    "QUANTMILL_REDISPATCH_SECONDS": "2", "QUANTMILL_THREADS": "1",
+}  # fmt: skip
 
 
 def command(*arguments: str) -> list[str]:

@@ -37,14 +37,10 @@ BACKENDS: tuple[Backend, ...] = ("files", "servers")
 LEASE_SECONDS = 3.0
 # Periods that make faults visible within a test's patience.
 QUICK = {
-    "QUANTMILL_LEASE_SECONDS": str(LEASE_SECONDS),
-    "QUANTMILL_RENEW_SECONDS": "0.4",
-    "QUANTMILL_RECONCILE_SECONDS": "0.2",
-    "QUANTMILL_REDISPATCH_SECONDS": "2",
-    "QUANTMILL_PUBLISH_SECONDS": "2",
-    "QUANTMILL_MIN_FREE_BYTES": "0",
-    "QUANTMILL_THREADS": "1",
-}
+    "QUANTMILL_LEASE_SECONDS": str(LEASE_SECONDS), "QUANTMILL_RENEW_SECONDS": "0.4",
+    "QUANTMILL_RECONCILE_SECONDS": "0.2", "QUANTMILL_REDISPATCH_SECONDS": "2", "QUANTMILL_PUBLISH_SECONDS": "2",
+    "QUANTMILL_MIN_FREE_BYTES": "0", "QUANTMILL_THREADS": "1",
+}  # fmt: skip
 _PLACES = ("storage_dir", "scratch_dir")
 RUNNER = "worker.runner"
 # Longer than any transaction of ours takes.

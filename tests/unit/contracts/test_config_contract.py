@@ -289,18 +289,13 @@ def test_four_bits_are_calibrated_by_least_square_error_unless_somebody_chooses_
 
 # Appendix A of RFC 7396: original, patch, result.
 EXAMPLES: list[tuple[Any, Any, Any]] = [
-    ({"a": "b"}, {"a": "c"}, {"a": "c"}),
-    ({"a": "b"}, {"b": "c"}, {"a": "b", "b": "c"}),
-    ({"a": "b", "b": "c"}, {"a": None}, {"b": "c"}),
-    ({"a": "c"}, {"a": ["b"]}, {"a": ["b"]}),
+    ({"a": "b"}, {"a": "c"}, {"a": "c"}), ({"a": "b"}, {"b": "c"}, {"a": "b", "b": "c"}),
+    ({"a": "b", "b": "c"}, {"a": None}, {"b": "c"}), ({"a": "c"}, {"a": ["b"]}, {"a": ["b"]}),
     ({"a": {"b": "c"}}, {"a": {"b": "d", "c": None}}, {"a": {"b": "d"}}),
-    ({"a": [{"b": "c"}]}, {"a": [1]}, {"a": [1]}),
-    ({"a": "b"}, ["c"], ["c"]),
-    ({"a": "foo"}, None, None),
-    ({"e": None}, {"a": 1}, {"e": None, "a": 1}),
-    ([1, 2], {"a": "b", "c": None}, {"a": "b"}),
+    ({"a": [{"b": "c"}]}, {"a": [1]}, {"a": [1]}), ({"a": "b"}, ["c"], ["c"]), ({"a": "foo"}, None, None),
+    ({"e": None}, {"a": 1}, {"e": None, "a": 1}), ([1, 2], {"a": "b", "c": None}, {"a": "b"}),
     ({}, {"a": {"bb": {"ccc": None}}}, {"a": {"bb": {}}}),
-]
+]  # fmt: skip
 leaves = st.integers() | st.text(max_size=3) | st.lists(st.integers(), max_size=2)
 documents = st.recursive(leaves, lambda inner: st.dictionaries(st.sampled_from("abc"), inner, max_size=3), max_leaves=8)
 objects = st.dictionaries(st.sampled_from("abc"), documents, max_size=3)

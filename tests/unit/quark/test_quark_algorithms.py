@@ -33,31 +33,22 @@ def classes(*entries: Any, **options: Any) -> dict[str, Any]:
 
 # key of FastFinetune, value, our key, our value; by AdaRound unless the key concerns AdaQuant only.
 OF_DESCENT = [
-    ("BatchSize", 16, "batch_size", 16),
-    ("NumIterations", 50, "num_iterations", 50),
+    ("BatchSize", 16, "batch_size", 16), ("NumIterations", 50, "num_iterations", 50),
     ("LearningRate", 0.01, "learning_rate", 0.01),
     ("LRAdjust", [2.0, 0.2], "lr_adjust", {"threshold": 2.0, "learning_rate": 0.2}),
-    ("DropRatio", 0.5, "drop_ratio", 0.5),
-    ("RegParam", 0.1, "reg_param", 0.1),
-    ("BetaRange", [10, 2], "beta_range", [10, 2]),
-    ("WarmStart", 0.1, "warm_start", 0.1),
-]
+    ("DropRatio", 0.5, "drop_ratio", 0.5), ("RegParam", 0.1, "reg_param", 0.1),
+    ("BetaRange", [10, 2], "beta_range", [10, 2]), ("WarmStart", 0.1, "warm_start", 0.1),
+]  # fmt: skip
 HONOURED = [
-    *OF_DESCENT,
-    ("OptimDevice", "cuda:1", "optim_device", "cuda:1"),
-    ("InferDevice", "HIP:0", "infer_device", "rocm:0"),
-    ("FixedSeed", 42, "fixed_seed", 42),
-    ("DataSize", 64, "data_size", 64),
-    ("DataSize", 10**9, "data_size", None),
-    ("EarlyStop", True, "early_stop", True),
-    ("LRAdjust", [], "lr_adjust", None),
+    *OF_DESCENT, ("OptimDevice", "cuda:1", "optim_device", "cuda:1"),
+    ("InferDevice", "HIP:0", "infer_device", "rocm:0"), ("FixedSeed", 42, "fixed_seed", 42),
+    ("DataSize", 64, "data_size", 64), ("DataSize", 10**9, "data_size", None),
+    ("EarlyStop", True, "early_stop", True), ("LRAdjust", [], "lr_adjust", None),
     ("TargetOpType", ["Conv", "Gemm"], "target_op_type", ["Conv", "Gemm"]),
-    ("SelectiveUpdate", True, "selective_update", True),
-    ("UpdateBias", False, "update_bias", False),
-    ("OutputQDQ", True, "output_qdq", True),
-    ("MemOptLevel", 2, "mem_opt_level", 2),
+    ("SelectiveUpdate", True, "selective_update", True), ("UpdateBias", False, "update_bias", False),
+    ("OutputQDQ", True, "output_qdq", True), ("MemOptLevel", 2, "mem_opt_level", 2),
     ("OutputIndex", 1, "output_index", 1),
-]
+]  # fmt: skip
 BY_OPTION = {setting.option: setting for setting in FINETUNE_SETTINGS}
 
 

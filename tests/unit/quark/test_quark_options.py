@@ -56,8 +56,7 @@ def at(config: Any, path: str) -> Any:
 
 HONOURED: list[tuple[dict[str, Any], str, Any, str, Any]] = [
     ({}, "ActivationSymmetric", True, "activation.symmetric", True),
-    ({}, "EnableSubgraph", True, "subgraphs", "weights"),
-    ({}, "WeightSymmetric", False, "weight.symmetric", False),
+    ({}, "EnableSubgraph", True, "subgraphs", "weights"), ({}, "WeightSymmetric", False, "weight.symmetric", False),
     ({}, "CalibTensorRangeSymmetric", True, "activation.symmetric", True),
     ({}, "CalibMovingAverage", True, "activation.calibration.moving_average", 0.01),
     (AVERAGE, "CalibMovingAverageConstant", 0.2, "activation.calibration.moving_average", 0.2),
@@ -67,8 +66,7 @@ HONOURED: list[tuple[dict[str, Any], str, Any, str, Any]] = [
     (ENTROPY, "NumBins", 512, "activation.calibration.bins", 512),
     (ENTROPY, "NumQuantizedBins", 64, "activation.calibration.quantized_bins", 64),
     ({}, "WeightCalibrateMethod", "ExtendedCalibrationMethod.MinMSE", "weight.calibration.method", "mse"),
-    ({}, "CalibDataSize", 100, "calibration_samples", 100),
-    ({}, "UseRandomData", True, "random_calibration", {}),
+    ({}, "CalibDataSize", 100, "calibration_samples", 100), ({}, "UseRandomData", True, "random_calibration", {}),
     (RANDOM, "RandomDataReaderInputShape", {"x": [1, 3]}, "random_calibration.shapes", {"x": [1, 3]}),
     (RANDOM, "RandomDataReaderInputDataRange", {"x": [0, 9]}, "random_calibration.ranges.x", FROM_0_TO_9),
     (MIXED, "AutoMixprecision", {"ActTargetQuantType": "QUInt8", "L2Target": 0.5}, f"{MIXING}.goal.limit", 0.5),
@@ -78,10 +76,8 @@ HONOURED: list[tuple[dict[str, Any], str, Any, str, Any]] = [
     (BLOCKS, "BFPAttributes", {"bfp_method": "to_bfp_prime", "bit_width": 11}, "activation.dtype", "mx4"),
     (BLOCKS, "BFPAttributes", {"bfp_method": "to_bfp_prime", "bit_width": 16}, "activation.dtype", "mx9"),
     (MICRO, "MXAttributes", {"element_dtype": "fp6_e2m3", "block_size": 32}, "weight.dtype", "mxfp6_e2m3"),
-    ({}, "QuantizeBias", False, "bias.dtype", "float32"),
-    ({}, "Int32Bias", False, "bias.dtype", "int8"),
-    (NPU, "Int32Bias", True, "bias.dtype", "int32"),
-    (NPU, "Int32Bias", True, "target_options.int8_bias", False),
+    ({}, "QuantizeBias", False, "bias.dtype", "float32"), ({}, "Int32Bias", False, "bias.dtype", "int8"),
+    (NPU, "Int32Bias", True, "bias.dtype", "int32"), (NPU, "Int32Bias", True, "target_options.int8_bias", False),
     ({"weight_type": "QInt16", "activation_type": "QInt16"}, "Int32Bias", False, "bias.dtype", "int16"),
     ({}, "Int16Bias", True, "bias.dtype", "int16"),
     ({}, "OptimizeModel", False, "preparation.fold_batch_norm", False),
@@ -127,7 +123,7 @@ HONOURED: list[tuple[dict[str, Any], str, Any, str, Any]] = [
     ({}, "UseMatMulNBits", True, "weight.kernel", "matmul_nbits"),
     (NBITS, "MatMulNBitsParams", {"GroupSize": 64}, "weight.block_size", 64),
     (NBITS, "MatMulNBitsParams", {"Symmetric": False}, "weight.dtype", "uint4"),
-]
+]  # fmt: skip
 
 
 @each(("context", "name", "value", "path", "ours"), HONOURED)
@@ -186,14 +182,10 @@ def test_every_option_is_seen_to_do_what_it_is_said_to() -> None:
 
 # of every kind, values of it, the last one of another
 VALUES: dict[str, tuple[Any, ...]] = {
-    "true or false": (True, False, 1),
-    "a whole number": (1, 64, 1000, "5"),
-    "a number": (0.5, 99.0, "99"),
-    "a text": ("x", "All", "same", "mae", 5),
-    "a list": ([], ["x"], "Conv"),
-    "an object": ({}, {"x": 1}, ["x"]),
+    "true or false": (True, False, 1), "a whole number": (1, 64, 1000, "5"), "a number": (0.5, 99.0, "99"),
+    "a text": ("x", "All", "same", "mae", 5), "a list": ([], ["x"], "Conv"), "an object": ({}, {"x": 1}, ["x"]),
     "anything": ("x", 1, [1], None),
-}
+}  # fmt: skip
 CONTEXTS = (
     {}, PERCENTILE, LAYERWISE, ENTROPY, MIN_MSE, NPU, TRANSFORMER, EXTENDED, BLOCKS, {"use_dynamic_quant": True},
     EQUALIZED, SMOOTH, FINETUNED, "XINT8", "A16W8", "XINT8_ADAROUND",

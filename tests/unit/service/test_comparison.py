@@ -64,22 +64,12 @@ FINE = npy(np.arange(4, dtype=np.int32))
 
 
 NO_CLASSES = [
-    npy(np.array([{}], dtype=object)),
-    npy(np.arange(4.0)),
-    npy(np.arange(4, dtype=np.int32).reshape(2, 2)),
-    npy(np.arange(4, dtype=">i4")),
-    npy(np.arange(5, dtype=np.int32)),
-    npy(np.arange(4, dtype=np.int32), version=(2, 0)),
-    FINE[:-1],
-    FINE + b"more",
-    claimed("(4000000000000,)"),
-    claimed(f"({MOST_SAMPLES + 1},)", data=bytes(4 * MOST_SAMPLES + 4)),
-    claimed("(-1,)"),
-    claimed("(4.5,)"),
-    claimed("(4," * 3000 + ")" * 3000),
-    claimed("__import__('os').abort()"),
-    b"",
-]
+    npy(np.array([{}], dtype=object)), npy(np.arange(4.0)), npy(np.arange(4, dtype=np.int32).reshape(2, 2)),
+    npy(np.arange(4, dtype=">i4")), npy(np.arange(5, dtype=np.int32)),
+    npy(np.arange(4, dtype=np.int32), version=(2, 0)), FINE[:-1], FINE + b"more", claimed("(4000000000000,)"),
+    claimed(f"({MOST_SAMPLES + 1},)", data=bytes(4 * MOST_SAMPLES + 4)), claimed("(-1,)"), claimed("(4.5,)"),
+    claimed("(4," * 3000 + ")" * 3000), claimed("__import__('os').abort()"), b"",
+]  # fmt: skip
 NO_METRICS = [
     npy(np.arange(4, dtype=np.float32)),
     npy(np.arange(5.0)),

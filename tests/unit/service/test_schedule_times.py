@@ -15,15 +15,11 @@ from tests.support.each import each
 MINUTE = timedelta(minutes=1)
 # Zones and days on which their clocks are changed: by an hour, half an hour, at midnight, by a whole day, and never.
 CHANGES = {
-    "Europe/Berlin": ("2026-03-29", "2026-10-25"),
-    "America/New_York": ("2026-03-08", "2026-11-01"),
-    "Australia/Lord_Howe": ("2026-04-05", "2026-10-04"),
-    "America/Sao_Paulo": ("2018-02-18", "2018-11-04"),
-    "Asia/Beirut": ("2024-03-31", "2024-10-27"),
-    "Pacific/Apia": ("2011-12-30", "2011-12-31"),
-    "America/Caracas": ("2016-05-01", "2007-12-09"),
-    "UTC": ("2026-03-29", "2026-10-25"),
-}
+    "Europe/Berlin": ("2026-03-29", "2026-10-25"), "America/New_York": ("2026-03-08", "2026-11-01"),
+    "Australia/Lord_Howe": ("2026-04-05", "2026-10-04"), "America/Sao_Paulo": ("2018-02-18", "2018-11-04"),
+    "Asia/Beirut": ("2024-03-31", "2024-10-27"), "Pacific/Apia": ("2011-12-30", "2011-12-31"),
+    "America/Caracas": ("2016-05-01", "2007-12-09"), "UTC": ("2026-03-29", "2026-10-25"),
+}  # fmt: skip
 
 
 def field(text: str, low: int, high: int) -> set[int]:

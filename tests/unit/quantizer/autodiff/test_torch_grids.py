@@ -36,10 +36,8 @@ def same(grid: Grid, values: np.ndarray) -> None:
 
 
 GRANULARITIES = [
-    PER_TENSOR,
-    *(PerAxis(k) for k in (0, 1, -1)),
-    *(PerBlock(k, size) for k in (0, 1, -1) for size in (2, 4)),
-]
+    PER_TENSOR, *(PerAxis(k) for k in (0, 1, -1)), *(PerBlock(k, size) for k in (0, 1, -1) for size in (2, 4)),
+]  # fmt: skip
 
 
 @given(st.sampled_from(INTEGERS), st.sampled_from(GRANULARITIES), st.booleans(), st.integers(0, 10**6))

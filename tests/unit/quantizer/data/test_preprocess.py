@@ -18,11 +18,9 @@ from service.contracts.model import TensorInfo
 from worker.quantizer.data.preprocess import Transform, model_dtype
 
 AXES = {
-    ("NHWC", "NCHW"): (0, 3, 1, 2),
-    ("NCHW", "NHWC"): (0, 2, 3, 1),
-    ("NHWC", "NHWC"): (0, 1, 2, 3),
+    ("NHWC", "NCHW"): (0, 3, 1, 2), ("NCHW", "NHWC"): (0, 2, 3, 1), ("NHWC", "NHWC"): (0, 1, 2, 3),
     ("NCHW", "NCHW"): (0, 1, 2, 3),
-}
+}  # fmt: skip
 
 
 def oracle(images: np.ndarray[Any, Any], spec: InputSpec) -> np.ndarray[Any, Any]:

@@ -13,12 +13,9 @@ WIDTH = 32
 # as a trained network has them: a few channels of the normalization's result are large
 GAINS = np.where(np.arange(WIDTH) % 16 == 3, 12, 1).astype(np.float32)
 WEIGHTS = {
-    "scale": GAINS,
-    "shift": normal(WIDTH, seed=4) * 0.1,
-    "up": normal(WIDTH, 16, seed=1),
-    "gate": normal(WIDTH, 16, seed=2),
-    "down": normal(16, WIDTH, seed=3),
-}
+    "scale": GAINS, "shift": normal(WIDTH, seed=4) * 0.1, "up": normal(WIDTH, 16, seed=1),
+    "gate": normal(WIDTH, 16, seed=2), "down": normal(16, WIDTH, seed=3),
+}  # fmt: skip
 NETWORK = (
     "(float[N,4,32] x) => (float[N,4,32] y) { n = LayerNormalization<axis=-1>(x, scale, shift) [up] u = MatMul(n, up) "
     "[gate] g = MatMul(n, gate) s = Sigmoid(g) m = Mul(u, s) [down] y = MatMul(m, down) }"

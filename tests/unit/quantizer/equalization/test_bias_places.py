@@ -18,18 +18,11 @@ from worker.quantizer.plan.parameters import Parameters
 PLAIN = config(weight={"granularity": "per_tensor"})
 NPU = config(preset="xint8", algorithms=[])
 WEIGHTS = {
-    "w": normal(4, 6, seed=1),
-    "w2": normal(6, 6, seed=2),
-    "kernel": normal(6, 4, 3, 3, seed=3),
-    "line": normal(6, 4, 3, seed=4),
-    "cube": normal(6, 4, 1, 1, 1, seed=4),
-    "halves": normal(6, 2, 1, 1, seed=4),
-    "deep": normal(4, 1, 3, 3, seed=2),
-    "up": normal(4, 6, 2, 2, seed=4),
-    "turned": normal(6, 4, seed=4),
-    "b": normal(6, seed=5),
-    "one": np.array([0.5], np.float32),
-}
+    "w": normal(4, 6, seed=1), "w2": normal(6, 6, seed=2), "kernel": normal(6, 4, 3, 3, seed=3),
+    "line": normal(6, 4, 3, seed=4), "cube": normal(6, 4, 1, 1, 1, seed=4), "halves": normal(6, 2, 1, 1, seed=4),
+    "deep": normal(4, 1, 3, 3, seed=2), "up": normal(4, 6, 2, 2, seed=4), "turned": normal(6, 4, seed=4),
+    "b": normal(6, seed=5), "one": np.array([0.5], np.float32),
+}  # fmt: skip
 
 CREATED = {
     "bias of a convolution": ("[it] y = Conv(x, kernel)", (8, 4, 5, 5), "bias", ["Conv"]),
@@ -182,12 +175,9 @@ def test_the_shift_at_the_ends_of_what_can_be_told() -> None:
 
 
 FUNCTIONS = {
-    "none": "y = Identity(c)",
-    "relu": "y = Relu(c)",
-    "relu6": "y = Clip(c, zero, six)",
-    "leaky relu": "y = LeakyRelu<alpha=0.25>(c)",
-    "prelu": "y = PRelu(c, slope)",
-}
+    "none": "y = Identity(c)", "relu": "y = Relu(c)", "relu6": "y = Clip(c, zero, six)",
+    "leaky relu": "y = LeakyRelu<alpha=0.25>(c)", "prelu": "y = PRelu(c, slope)",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", FUNCTIONS)

@@ -30,26 +30,15 @@ SHAPES = {
 }  # fmt: skip
 WEIGHTS = {
     **{name: normal(*shape, seed=seed) for seed, (name, shape) in enumerate(SHAPES.items())},
-    "low": np.array(0, np.float32),
-    "high": np.array(1, np.float32),
-    "under": np.array(-0.5, np.float32),
-    "half": np.array(0.5, np.float32),
-    "pads": np.array([0, 0, 1, 0, 0, 0, 1, 0], np.int64),
-    "one": np.array(1, np.float32),
-    "grow": np.array([0, 2, 0, 0, 0, 4, 0, 0], np.int64),
-    "sizes": np.array([1, 1, 2, 2], np.float32),
-    "shape": np.array([0, -1], np.int64),
-    "spatial": np.array([2, 3], np.int64),
-    "halves": np.array([3, 3], np.int64),
-    "three": np.array([3], np.int64),
-    "six": np.array([6], np.int64),
-    "axis1": np.array([1], np.int64),
-    "order": np.array([5, 0, 3, 1, 4, 2], np.int64),
-    "shuffle": np.array([0, 2, 3, 8, 8], np.int64),
-    "unshuffle": np.array([0, 6, 8, 8], np.int64),
-    "to6": np.array([0, 0, 0, 0, 0, 3, 0, 0], np.int64),
-    **batchnorm_weights(6),
-}
+    "low": np.array(0, np.float32), "high": np.array(1, np.float32), "under": np.array(-0.5, np.float32),
+    "half": np.array(0.5, np.float32), "pads": np.array([0, 0, 1, 0, 0, 0, 1, 0], np.int64),
+    "one": np.array(1, np.float32), "grow": np.array([0, 2, 0, 0, 0, 4, 0, 0], np.int64),
+    "sizes": np.array([1, 1, 2, 2], np.float32), "shape": np.array([0, -1], np.int64),
+    "spatial": np.array([2, 3], np.int64), "halves": np.array([3, 3], np.int64), "three": np.array([3], np.int64),
+    "six": np.array([6], np.int64), "axis1": np.array([1], np.int64), "order": np.array([5, 0, 3, 1, 4, 2], np.int64),
+    "shuffle": np.array([0, 2, 3, 8, 8], np.int64), "unshuffle": np.array([0, 6, 8, 8], np.int64),
+    "to6": np.array([0, 0, 0, 0, 0, 3, 0, 0], np.int64), **batchnorm_weights(6),
+}  # fmt: skip
 
 # Text behind the first convolution up to z, which the last one reads, or up to y; and the groups that are not pinned.
 PASSED = {

@@ -249,19 +249,11 @@ def test_weights_are_left_to_the_equalization_that_follows() -> None:
 
 
 WEIGHTS = {
-    "w": normal(6, 3, 3, 3, scale=0.4),
-    "b": normal(6, seed=1),
-    "slopes": normal(6, 1, 1, seed=2),
-    "deep": normal(6, 1, 3, 3, seed=3),
-    "v": normal(6, 6, 3, 3, seed=4, scale=0.4),
-    "term": normal(1, 6, 1, 1, seed=5),
-    "one": normal(1, seed=6),
-    "k": normal(4, 6, 1, 1, seed=7),
-    "m": normal(6, 6, seed=8),
-    "n": normal(6, 4, seed=9),
-    "flat": np.array([-1, 6]),
-    "spatial": np.array([2, 3]),
-}
+    "w": normal(6, 3, 3, 3, scale=0.4), "b": normal(6, seed=1), "slopes": normal(6, 1, 1, seed=2),
+    "deep": normal(6, 1, 3, 3, seed=3), "v": normal(6, 6, 3, 3, seed=4, scale=0.4),
+    "term": normal(1, 6, 1, 1, seed=5), "one": normal(1, seed=6), "k": normal(4, 6, 1, 1, seed=7),
+    "m": normal(6, 6, seed=8), "n": normal(6, 4, seed=9), "flat": np.array([-1, 6]), "spatial": np.array([2, 3]),
+}  # fmt: skip
 FIRST = "a = Conv<pads=[1,1,1,1]>(x, w, b) "
 # behind the first convolution
 STACKS = {

@@ -47,24 +47,14 @@ SHAPES = {
 }  # fmt: skip
 WEIGHTS = {
     **{name: normal(*shape, seed=seed) for seed, (name, shape) in enumerate(SHAPES.items())},
-    "scale": normal(6, seed=33) + 2,
-    "half": np.array(0.5, np.float32),
-    "zero": np.array(0, np.float32),
-    "slope": np.full((6,), 0.2, np.float32),
-    "slopes": np.full((6, 1, 1), 0.2, np.float32),
-    "split": np.array([0, 0, HEADS, WIDTH], np.int64),
-    "merge": np.array([0, 0, CHANNELS], np.int64),
-    "tokens": np.array([2, 1, 6], np.int64),
-    "first": np.array(0, np.int64),
-    "starts": np.array([1], np.int64),
-    "ends": np.array([3], np.int64),
-    "axis1": np.array([1], np.int64),
-    "pads": np.array([0, 1, 0, 0, 0, 0], np.int64),
-    "shape": np.array([2, 5, 6], np.int64),
-    "axis2": np.array([2], np.int64),
-    "apart": np.array([1, 1, 2, 3], np.int64),
-    **batchnorm_weights(6),
-}
+    "scale": normal(6, seed=33) + 2, "half": np.array(0.5, np.float32), "zero": np.array(0, np.float32),
+    "slope": np.full((6,), 0.2, np.float32), "slopes": np.full((6, 1, 1), 0.2, np.float32),
+    "split": np.array([0, 0, HEADS, WIDTH], np.int64), "merge": np.array([0, 0, CHANNELS], np.int64),
+    "tokens": np.array([2, 1, 6], np.int64), "first": np.array(0, np.int64), "starts": np.array([1], np.int64),
+    "ends": np.array([3], np.int64), "axis1": np.array([1], np.int64), "pads": np.array([0, 1, 0, 0, 0, 0], np.int64),
+    "shape": np.array([2, 5, 6], np.int64), "axis2": np.array([2], np.int64),
+    "apart": np.array([1, 1, 2, 3], np.int64), **batchnorm_weights(6),
+}  # fmt: skip
 BATCH_NORM = "c = BatchNormalization(x, bn_scale, bn_bias, bn_mean, bn_var)"
 
 # Each ends in y, whose last axis is scaled.

@@ -18,14 +18,10 @@ WIDTH = 8
 # as calibrated ranges are: outliers of one channel set the range of all
 GAINS = np.array([1, 1, 40, 1, 1, 1, 1, 0.2], np.float32)
 WEIGHTS = {
-    "scale": GAINS,
-    "shift": normal(WIDTH, seed=4) * GAINS,
-    "q": normal(WIDTH, 4, seed=1) / GAINS[:, None] ** 0.8,
-    "k": normal(WIDTH, 4, seed=2) / GAINS[:, None] ** 0.8,
-    "v": normal(WIDTH, WIDTH, seed=3) / GAINS[:, None] * GAINS,
-    "o": normal(WIDTH, 5, seed=5),
-    "b": normal(5, seed=6),
-}
+    "scale": GAINS, "shift": normal(WIDTH, seed=4) * GAINS, "q": normal(WIDTH, 4, seed=1) / GAINS[:, None] ** 0.8,
+    "k": normal(WIDTH, 4, seed=2) / GAINS[:, None] ** 0.8, "v": normal(WIDTH, WIDTH, seed=3) / GAINS[:, None] * GAINS,
+    "o": normal(WIDTH, 5, seed=5), "b": normal(5, seed=6),
+}  # fmt: skip
 BLOCK = (
     "(float[N,6,8] x) => (float[N,6,5] y) { n = LayerNormalization<axis=-1>(x, scale, shift) [q] a = MatMul(n, q) "
     "[k] b0 = MatMul(n, k) t = Transpose<perm=[0,2,1]>(b0) [scores] s = MatMul(a, t) p = Softmax<axis=-1>(s) "

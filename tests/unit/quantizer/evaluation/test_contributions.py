@@ -31,16 +31,10 @@ TRUE_CLASSES = DRAW.integers(0, 2, (SAMPLES, 2))
 BOX_SCORES = DRAW.uniform(0.1, 1.0, (SAMPLES, 4, 2)).astype(np.float32)
 
 OF_CLASSES = [
-    {"kind": "top1"},
-    {"kind": "accuracy_at_k", "k": 2},
-    {"kind": "per_class_accuracy"},
-    {"kind": "per_class_accuracy", "reduce": "worst"},
-    {"kind": "f1"},
-    {"kind": "f1", "average": "micro"},
-    {"kind": "precision", "average": "weighted"},
-    {"kind": "recall", "positive_class": 2},
-    {"kind": "mean_iou"},
-]
+    {"kind": "top1"}, {"kind": "accuracy_at_k", "k": 2}, {"kind": "per_class_accuracy"},
+    {"kind": "per_class_accuracy", "reduce": "worst"}, {"kind": "f1"}, {"kind": "f1", "average": "micro"},
+    {"kind": "precision", "average": "weighted"}, {"kind": "recall", "positive_class": 2}, {"kind": "mean_iou"},
+]  # fmt: skip
 CASES: list[tuple[dict[str, Any], dict[str, np.ndarray], np.ndarray | None]] = [
     *((metric, {"y": SCORES}, LABELS) for metric in OF_CLASSES),
     *(({**metric, "ignore_index": 0}, {"y": MAPS}, MASKS) for metric in OF_CLASSES),

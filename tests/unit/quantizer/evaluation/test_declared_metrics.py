@@ -23,22 +23,17 @@ NETWORK = (
     "(float[N,6] x) => (float[N,5] y, float[N,3] z) { t = Gemm(x, w, b) r = Relu(t) y = Gemm(r, v, c) z = Gemm(r, u) }"
 )
 WEIGHTS = {
-    "w": normal(6, 16, scale=0.5),
-    "b": normal(16, seed=1),
-    "v": normal(16, 5, seed=2),
-    "c": normal(5, seed=3),
+    "w": normal(6, 16, scale=0.5), "b": normal(16, seed=1), "v": normal(16, 5, seed=2), "c": normal(5, seed=3),
     "u": normal(16, 3, seed=4),
-}
+}  # fmt: skip
 MODEL = make_model(NETWORK, WEIGHTS)
 X = normal(60, 6, seed=5)
 FLOAT = run_onnx(MODEL, {"x": X})
 LABELS = np.where(rng(6).random(60) < 0.8, FLOAT["y"].argmax(axis=1), rng(7).integers(0, 5, 60))
 TARGETS = FLOAT["z"] + normal(60, 3, seed=8, scale=0.3)
 METRICS: list[dict[str, Any]] = [
-    {"kind": "rmse", "output": "z", "labels": "targets"},
-    {"kind": "top1"},
-    {"kind": "cosine", "output": 1},
-]
+    {"kind": "rmse", "output": "z", "labels": "targets"}, {"kind": "top1"}, {"kind": "cosine", "output": 1},
+]  # fmt: skip
 
 
 def run(

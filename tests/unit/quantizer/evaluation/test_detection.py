@@ -46,11 +46,9 @@ def scene(seed: int, samples: int = 6, most: int = 5, found: int = 8, classes: i
 
 # AP, AP50, AP75 and AR100 in percent by pycocotools 2.0.11 on these scenes.
 PYCOCOTOOLS = {
-    0: (12.4537, 26.8881, 9.5072, 45.0468),
-    1: (12.6739, 32.2890, 6.9154, 42.9340),
-    2: (13.1421, 28.3809, 10.1735, 49.5404),
-    3: (11.0494, 24.4306, 11.2996, 44.1712),
-}
+    0: (12.4537, 26.8881, 9.5072, 45.0468), 1: (12.6739, 32.2890, 6.9154, 42.9340),
+    2: (13.1421, 28.3809, 10.1735, 49.5404), 3: (11.0494, 24.4306, 11.2996, 44.1712),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("seed", sorted(PYCOCOTOOLS))

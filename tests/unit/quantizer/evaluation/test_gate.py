@@ -48,14 +48,9 @@ class FakeComparison:
 BEFORE = {"top1": 90.0, "top5": 99.0, "rmse": 2.0, "ppl": 12.0, "corr": 0.9}
 AFTER = {"top1": 89.4, "top5": 98.0, "rmse": 2.25, "ppl": 11.5, "corr": 0.875, "cos": 0.97, "sq": 30.0, "l2": 0.125}
 METRICS = [
-    {"kind": "top1"},
-    {"kind": "rmse"},
-    {"kind": "perplexity", "name": "ppl"},
-    {"kind": "pearson", "name": "corr"},
-    {"kind": "cosine", "name": "cos"},
-    {"kind": "sqnr", "name": "sq"},
-    {"kind": "l2"},
-]
+    {"kind": "top1"}, {"kind": "rmse"}, {"kind": "perplexity", "name": "ppl"}, {"kind": "pearson", "name": "corr"},
+    {"kind": "cosine", "name": "cos"}, {"kind": "sqnr", "name": "sq"}, {"kind": "l2"},
+]  # fmt: skip
 
 
 def verdict(spec: EvaluationSpec, **changes: float | None) -> tuple[str, dict[str, tuple[float | None, bool]]]:

@@ -20,23 +20,15 @@ pytestmark = pytest.mark.slow  # trains
 _QUICK: dict[str, Any] = {"num_iterations": 20}
 # option, value, by which method; each against the same run without it; what both share, by one of them
 _EFFECTS: list[tuple[str, dict[str, Any]]] = [
-    ("adaround", {"num_iterations": 60}),
-    ("adaround", {"batch_size": 3}),
-    ("adaround", {"learning_rate": 0.3}),
-    ("adaround", {"fixed_seed": 7}),
-    ("adaround", {"drop_ratio": 0.5}),
-    ("adaround", {"reg_param": 3.0}),
+    ("adaround", {"num_iterations": 60}), ("adaround", {"batch_size": 3}), ("adaround", {"learning_rate": 0.3}),
+    ("adaround", {"fixed_seed": 7}), ("adaround", {"drop_ratio": 0.5}), ("adaround", {"reg_param": 3.0}),
     ("adaround", {"output_qdq": True}),
     ("adaround", {"lr_adjust": LearningRateAdjust(threshold=1e-6, learning_rate=0.5)}),
-    ("adaquant", {"data_size": 5}),
-    ("adaquant", {"learning_rate": 1e-3}),
-    ("adaquant", {"drop_ratio": 0.5}),
+    ("adaquant", {"data_size": 5}), ("adaquant", {"learning_rate": 1e-3}), ("adaquant", {"drop_ratio": 0.5}),
     ("adaquant", {"block_wise": True}),
     ("adaquant", {"lr_adjust": LearningRateAdjust(threshold=1e-6, learning_rate=1e-2)}),
-    ("adaquant", {"update_bias": False}),
-    ("adaquant", {"update_scales": True}),
-    ("adaquant", {"dampening": False}),
-]
+    ("adaquant", {"update_bias": False}), ("adaquant", {"update_scales": True}), ("adaquant", {"dampening": False}),
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -12,23 +12,15 @@ from hypothesis import strategies as st
 _TEXT = st.text("abcé\0", max_size=5)
 _INTEGERS = st.one_of(st.integers(0, 300), st.integers(-(2**31), 2**31 - 1))
 _SCALARS: dict[int, st.SearchStrategy[Any]] = {
-    Field.TYPE_INT64: st.one_of(_INTEGERS, st.integers(-(2**63), 2**40)),
-    Field.TYPE_INT32: _INTEGERS,
-    Field.TYPE_UINT64: st.integers(0, 2**64 - 1),
-    Field.TYPE_FLOAT: st.floats(width=32, allow_nan=False),
-    Field.TYPE_DOUBLE: st.floats(allow_nan=False),
-    Field.TYPE_STRING: _TEXT,
-    Field.TYPE_BYTES: st.binary(max_size=5),
-}
+    Field.TYPE_INT64: st.one_of(_INTEGERS, st.integers(-(2**63), 2**40)), Field.TYPE_INT32: _INTEGERS,
+    Field.TYPE_UINT64: st.integers(0, 2**64 - 1), Field.TYPE_FLOAT: st.floats(width=32, allow_nan=False),
+    Field.TYPE_DOUBLE: st.floats(allow_nan=False), Field.TYPE_STRING: _TEXT, Field.TYPE_BYTES: st.binary(max_size=5),
+}  # fmt: skip
 # (data type, the field where it is kept if it is not raw, bytes of an element)
 _KINDS = [
-    (1, "float_data", 4),
-    (7, "int64_data", 8),
-    (11, "double_data", 8),
-    (2, "int32_data", 1),
-    (13, "uint64_data", 8),
+    (1, "float_data", 4), (7, "int64_data", 8), (11, "double_data", 8), (2, "int32_data", 1), (13, "uint64_data", 8),
     (12, "uint64_data", 4),
-]
+]  # fmt: skip
 _DEEPEST = 6
 
 

@@ -162,10 +162,8 @@ def function_of(number: int) -> bytes:
 
 
 MANY: dict[str, tuple[bytes, Callable[[bytes], bytes]]] = {
-    "nodes": (b"\x0a\0", model_of),
-    "attributes": (b"\x2a\0", lambda many: model_of(field(1, many))),
-    "value_infos": (b"\x6a\0", model_of),
-    "tensors": (field(5, b"\x10\x01\x4a\x04\0\0\0\0"), model_of),
+    "nodes": (b"\x0a\0", model_of), "attributes": (b"\x2a\0", lambda many: model_of(field(1, many))),
+    "value_infos": (b"\x6a\0", model_of), "tensors": (field(5, b"\x10\x01\x4a\x04\0\0\0\0"), model_of),
     "functions": (b"x", lambda many: model_of(NODE, b"".join(map(function_of, range(len(many)))))),
     "graphs": (b"\x5a\0", lambda many: model_of(field(1, field(5, many)))),
     "dimensions": (b"\x0a\0", lambda many: model_of(field(11, field(2, field(1, field(2, many)))))),

@@ -115,10 +115,8 @@ def test_contradictions_are_refused() -> None:
 
 
 RECIPES: dict[str, dict[str, Any]] = {
-    "int8": {},
-    "int4": {"weight": {"dtype": "int4"}},
-    "blocks": {"preset": "int4_weights"},
-}
+    "int8": {}, "int4": {"weight": {"dtype": "int4"}}, "blocks": {"preset": "int4_weights"},
+}  # fmt: skip
 
 
 def net(opset: int) -> onnx.ModelProto:

@@ -112,17 +112,12 @@ def test_weights_are_stored_small_and_outputs_stay(tmp_path: Path, op_type: str,
 
 
 GRIDS = [
-    ("int4", "per_channel", "bidirectional"),
-    ("uint4", "per_block", "bidirectional"),
-    ("uint2", "per_block", "forward"),
-    ("int8", "per_tensor", "forward"),
-    ("int8", "per_channel", "bidirectional"),
-    ("uint8", "per_channel", "bidirectional"),
-    ("int16", "per_tensor", "forward"),
-    ("float8_e4m3fn", "per_channel", "bidirectional"),
-    ("bfloat16", "per_channel", "forward"),
+    ("int4", "per_channel", "bidirectional"), ("uint4", "per_block", "bidirectional"),
+    ("uint2", "per_block", "forward"), ("int8", "per_tensor", "forward"), ("int8", "per_channel", "bidirectional"),
+    ("uint8", "per_channel", "bidirectional"), ("int16", "per_tensor", "forward"),
+    ("float8_e4m3fn", "per_channel", "bidirectional"), ("bfloat16", "per_channel", "forward"),
     ("mxint8", "per_channel", "bidirectional"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("dtype", "granularity", "direction"), GRIDS)

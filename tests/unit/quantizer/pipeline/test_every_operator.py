@@ -38,11 +38,9 @@ def test_most_of_the_sample_runs() -> None:
 pytestmark = pytest.mark.slow  # quantizes many networks
 
 SETTINGS = [
-    config(),
-    config(weight={"granularity": "per_tensor"}),
-    config(activation={"dtype": "int8", "symmetric": True}),
+    config(), config(weight={"granularity": "per_tensor"}), config(activation={"dtype": "int8", "symmetric": True}),
     config(activation={"dtype": "int8"}),
-]
+]  # fmt: skip
 BLOCKS, BLOCK = 8, 25
 
 

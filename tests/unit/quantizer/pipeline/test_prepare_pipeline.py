@@ -113,14 +113,9 @@ def test_fixed_shapes_reach_the_data_and_the_emitted_model_or_are_refused(tmp_pa
 
 
 ALL_FLAGS = {
-    "batch_norm_to_conv": True,
-    "reduce_mean_to_global_average_pool": True,
-    "split_large_pooling": True,
-    "split_to_slice": True,
-    "unshare_initializers": True,
-    "nhwc_input": True,
-    "opset": 21,
-}
+    "batch_norm_to_conv": True, "reduce_mean_to_global_average_pool": True, "split_large_pooling": True,
+    "split_to_slice": True, "unshare_initializers": True, "nhwc_input": True, "opset": 21,
+}  # fmt: skip
 
 
 @pytest.mark.slow
@@ -151,13 +146,10 @@ def test_all_flags_together(tmp_path: Path) -> None:
 
 
 WAYS: dict[str, dict[str, Any]] = {
-    "qdq": {},
-    "qoperator": {"format": "qoperator"},
-    "dynamic": {"preset": "int8_dynamic"},
-    "float16": {"preset": "float16_model"},
-    "weights": {"mode": "weights_only"},
+    "qdq": {}, "qoperator": {"format": "qoperator"}, "dynamic": {"preset": "int8_dynamic"},
+    "float16": {"preset": "float16_model"}, "weights": {"mode": "weights_only"},
     "nhwc qoperator": {"preparation": {"nhwc_input": True}, "format": "qoperator"},
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("way", WAYS)

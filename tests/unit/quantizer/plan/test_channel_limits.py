@@ -20,11 +20,9 @@ CHANNELS = 6
 GAINS = np.array([1, 1, 5, 40, 1000, 60_000], np.float32)
 LIMITS = np.array([0.5, 1.0, 2.0, 3.0, 6.0, 6.0], np.float32).reshape(1, -1, 1, 1)
 WEIGHTS = {
-    "w": normal(CHANNELS, 3, 1, 1, seed=1) * GAINS.reshape(-1, 1, 1, 1),
-    "b": normal(CHANNELS, seed=2) * GAINS,
-    "h": LIMITS,
-    "k": normal(4, CHANNELS, 3, 3, seed=3),
-}
+    "w": normal(CHANNELS, 3, 1, 1, seed=1) * GAINS.reshape(-1, 1, 1, 1), "b": normal(CHANNELS, seed=2) * GAINS,
+    "h": LIMITS, "k": normal(4, CHANNELS, 3, 3, seed=3),
+}  # fmt: skip
 HEAD = "(float[N,3,7,7] x) => (float[N,4,5,5] y) { [c] a = Conv(x, w, b) [act] r = Relu(a) "
 TAIL = "[next] y = Conv(m, k) }"
 FEEDS = {"x": rng(5).standard_normal((8, 3, 7, 7)).astype(np.float32)}

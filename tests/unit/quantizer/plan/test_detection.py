@@ -145,13 +145,9 @@ OTHERS = {
     "log probabilities": "h = Conv(r, kc) u = Sigmoid(h) y = Log(u)",
 }
 OF_OTHERS = {
-    **WEIGHTS,
-    "d": normal(8, 5),
-    "v": normal(5),
-    "scales": normal(1, 5, 1, 1),
-    "offsets": normal(1, 5, 1, 1),
+    **WEIGHTS, "d": normal(8, 5), "v": normal(5), "scales": normal(1, 5, 1, 1), "offsets": normal(1, 5, 1, 1),
     "places": normal(1, 1, 8, 8),
-}
+}  # fmt: skip
 
 
 def test_scores_and_boxes_that_leave_by_themselves_are_results_like_others() -> None:

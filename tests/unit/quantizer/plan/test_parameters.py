@@ -265,16 +265,11 @@ def test_a_shared_weight_is_planned_once_and_along_one_axis(second: str, shared:
 
 
 BIASES = {
-    "Gemm(x, fc, v)": None,
-    "Gemm(x, fc, row)": None,
-    "Gemm<alpha=0.5>(x, fc, v)": "alpha or beta",
-    "Gemm<beta=2.0>(x, fc, v)": "alpha or beta",
-    "Gemm(x, fc, one)": "shape [1]",
-    "Gemm(x, fc, column)": "shape [5, 1]",
-    "Gemm(x, fc, full)": "shape [5, 5]",
-    "Gemm(x, fc, given)": "not constant",
+    "Gemm(x, fc, v)": None, "Gemm(x, fc, row)": None, "Gemm<alpha=0.5>(x, fc, v)": "alpha or beta",
+    "Gemm<beta=2.0>(x, fc, v)": "alpha or beta", "Gemm(x, fc, one)": "shape [1]",
+    "Gemm(x, fc, column)": "shape [5, 1]", "Gemm(x, fc, full)": "shape [5, 5]", "Gemm(x, fc, given)": "not constant",
     "Gemm(x, fc, bad)": "NaN or Inf",
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("call", BIASES)

@@ -35,22 +35,11 @@ def reason(plan: QuantizationPlan, name: str) -> str:
 
 
 WEIGHTS = {
-    **CONV,
-    "g": normal(7),
-    "g4": normal(4),
-    "sq": normal(4, 4),
-    "left": normal(6, 4),
-    "double": normal(4, 5).astype(np.float64),
-    "high": np.float32(6),
-    "pads": np.array([0, 0, 1, 1, 0, 0, 1, 1]),
-    "zero": np.float32(0),
-    "five": np.float32(5),
-    "scales": np.array([1, 1, 2, 2], np.float32),
-    "one": np.array([1]),
-    "two": np.array([2, 2]),
-    "many": np.array([9]),
-    "axis": np.array([2]),
-}
+    **CONV, "g": normal(7), "g4": normal(4), "sq": normal(4, 4), "left": normal(6, 4),
+    "double": normal(4, 5).astype(np.float64), "high": np.float32(6), "pads": np.array([0, 0, 1, 1, 0, 0, 1, 1]),
+    "zero": np.float32(0), "five": np.float32(5), "scales": np.array([1, 1, 2, 2], np.float32), "one": np.array([1]),
+    "two": np.array([2, 2]), "many": np.array([9]), "axis": np.array([2]),
+}  # fmt: skip
 LAST = "(float[N,3,9,9] x) => (float[N,4,7,7] v) {{ t = Conv(x, w) u = Tanh(t) [it] v = {} }}"
 BETWEEN = "(float[1,3,9,9] x, float lo) => (float[A,B,C,D] y) {{ t = Conv(x, w) [it] u = {} y = Conv(u, w2) }}"
 IMAGE = "(float[N,3,9,9] x) => (float[N,4,7,7] y)"

@@ -219,13 +219,10 @@ def test_what_moves_is_quantized_anew() -> None:
 
 
 RULES = {
-    "align_concat": "[join] y = Concat<axis=1>(t, big)",
-    "shift_read": "r = Relu(t) y = Add(r, tiny)",
-    "shift_cut": "r = Relu(t) y = Conv(r, thin, b)",
-    "align_pool": "y = AveragePool<kernel_shape=[3,3]>(t)",
-    "int8_bias": "y = Relu(t)",
-    "xint8": "y = Relu(t)",
-}
+    "align_concat": "[join] y = Concat<axis=1>(t, big)", "shift_read": "r = Relu(t) y = Add(r, tiny)",
+    "shift_cut": "r = Relu(t) y = Conv(r, thin, b)", "align_pool": "y = AveragePool<kernel_shape=[3,3]>(t)",
+    "int8_bias": "y = Relu(t)", "xint8": "y = Relu(t)",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("option", RULES)

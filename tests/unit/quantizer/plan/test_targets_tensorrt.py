@@ -16,15 +16,10 @@ from worker.quantizer.plan.journal import Journal
 from worker.quantizer.plan.types import QuantizationPlan, Role
 
 WEIGHTS = {
-    "w": normal(4, 3, 3, 3, scale=0.4),
-    "w2": normal(4, 4, 3, 3, scale=0.3),
-    "w3": normal(4, 4, 1, 1, scale=0.6),
-    "w8": normal(4, 8, 1, 1, scale=0.4),
-    "b": normal(4),
-    "half": np.float32(0.5),
-    "one": np.float32(1),
+    "w": normal(4, 3, 3, 3, scale=0.4), "w2": normal(4, 4, 3, 3, scale=0.3), "w3": normal(4, 4, 1, 1, scale=0.6),
+    "w8": normal(4, 8, 1, 1, scale=0.4), "b": normal(4), "half": np.float32(0.5), "one": np.float32(1),
     "root": np.float32(2**0.5),
-}
+}  # fmt: skip
 IMAGES = {"x": normal(16, 3, 9, 9)}
 SAME = "<pads=[1,1,1,1]>"
 

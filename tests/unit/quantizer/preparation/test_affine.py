@@ -89,12 +89,9 @@ def test_batchnorm_after_other_products(inner: str) -> None:
 
 
 CONSTANTS = {
-    "scalar": np.float32(1.7),
-    "one": np.float32([0.3]),
-    "ones": np.float32([[[0.3]]]),
-    "channels": normal(6, 1, 1, seed=21),
-    "with batch axis": normal(1, 6, 1, 1, seed=22),
-}
+    "scalar": np.float32(1.7), "one": np.float32([0.3]), "ones": np.float32([[[0.3]]]),
+    "channels": normal(6, 1, 1, seed=21), "with batch axis": normal(1, 6, 1, 1, seed=22),
+}  # fmt: skip
 
 
 @each("op", ["Add", "Mul"])

@@ -11,16 +11,10 @@ from tests.unit.quantizer.preparation.preparing import same
 from tests.unit.quantizer.toolbox import make_model, normal, op_types, plan_for, quantize_file, run_onnx, sqnr_db, step
 
 WEIGHTS = {
-    "w": normal(6, 4, 1, 3, scale=0.3),
-    "w2": normal(5, 6, 1, 3, seed=1, scale=0.3),
-    "b": normal(6, seed=2),
-    "b_first": normal(6, 1, seed=2),
-    "b2": normal(5, seed=3),
-    "positions": normal(10, 1),
-    "one": np.array([1]),
-    "two": np.array([2]),
-    "flat": np.array([0, 6, 10]),
-}
+    "w": normal(6, 4, 1, 3, scale=0.3), "w2": normal(5, 6, 1, 3, seed=1, scale=0.3), "b": normal(6, seed=2),
+    "b_first": normal(6, 1, seed=2), "b2": normal(5, seed=3), "positions": normal(10, 1), "one": np.array([1]),
+    "two": np.array([2]), "flat": np.array([0, 6, 10]),
+}  # fmt: skip
 CONV = "Conv<pads=[0,1,0,1]>"
 INTO = "e = Unsqueeze(x, one) p = Transpose<perm=[0,3,1,2]>(e) "
 OUT = "t = Transpose<perm=[0,2,3,1]>(c) s = Squeeze(t, one) "

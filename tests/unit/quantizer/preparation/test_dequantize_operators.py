@@ -252,16 +252,10 @@ PAIR = "[q] j = QuantizeLinear(x, t, z)"
 PRODUCT = "[d] j, k, l = DynamicQuantizeLinear(x) [p] m = MatMulInteger(j, c, l) f = Cast<to=1>(m)"
 
 WEIGHTS = {
-    "w": rng(1).integers(0, 256, (2, 1, 8)).astype(np.uint8),
-    "s": np.float32([0.1, 0.2]),
-    "g": np.zeros(16, np.int32),
-    "t": np.float32(0.1),
-    "o": np.float32(0.2),
-    "z": np.uint8(3),
-    "c": np.ones((16, 2), np.int8),
-    "held": np.ones((4, 16), np.uint8),
-    "ones": np.ones((16, 2), np.uint8),
-}
+    "w": rng(1).integers(0, 256, (2, 1, 8)).astype(np.uint8), "s": np.float32([0.1, 0.2]),
+    "g": np.zeros(16, np.int32), "t": np.float32(0.1), "o": np.float32(0.2), "z": np.uint8(3),
+    "c": np.ones((16, 2), np.int8), "held": np.ones((4, 16), np.uint8), "ones": np.ones((16, 2), np.uint8),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -107,49 +107,23 @@ def test_products_are_counted_as_they_are_computed(kind: str, rows: int, inner: 
 
 
 WEIGHTS = {
-    "zero": np.float32(0),
-    "minus": np.float32(-1),
-    "six": np.float32(6),
-    "shape": np.array([2, 32], np.int64),
-    "pads": np.array([0, 0, 0, 0, 0, 0, 1, 1], np.int64),
-    "k": normal(4, 4, seed=4),
+    "zero": np.float32(0), "minus": np.float32(-1), "six": np.float32(6), "shape": np.array([2, 32], np.int64),
+    "pads": np.array([0, 0, 0, 0, 0, 0, 1, 1], np.int64), "k": normal(4, 4, seed=4),
     "axes": np.array([2, 3], np.int64),
-}
+}  # fmt: skip
 # body: x is of any sign, p = Relu(x), y is judged
 CLAIMED = [
-    "y = Sigmoid(x)",
-    "y = Exp(x)",
-    "y = Clip(x, zero, six)",
-    "y = Clip(p, minus, six)",
-    "y = Add(p, p)",
-    "y = Mul(p, p)",
-    "y = Concat<axis=1>(p, p)",
-    "y = Max(x, p)",
-    "y = Min(p, p)",
-    "y = MaxPool<kernel_shape=[2,2]>(p)",
-    "y = AveragePool<kernel_shape=[2,2], pads=[1,1,1,1]>(p)",
-    "y = GlobalAveragePool(p)",
-    "y = ReduceMean<axes=[2,3]>(p)",
-    "y = Reshape(p, shape)",
-    "y = Transpose<perm=[0,2,3,1]>(p)",
-    "y = Pad(p, pads, six)",
-    "s = Softmax(x) t = Add(s, p) y = Flatten(t)",
-]
+    "y = Sigmoid(x)", "y = Exp(x)", "y = Clip(x, zero, six)", "y = Clip(p, minus, six)", "y = Add(p, p)",
+    "y = Mul(p, p)", "y = Concat<axis=1>(p, p)", "y = Max(x, p)", "y = Min(p, p)",
+    "y = MaxPool<kernel_shape=[2,2]>(p)", "y = AveragePool<kernel_shape=[2,2], pads=[1,1,1,1]>(p)",
+    "y = GlobalAveragePool(p)", "y = ReduceMean<axes=[2,3]>(p)", "y = Reshape(p, shape)",
+    "y = Transpose<perm=[0,2,3,1]>(p)", "y = Pad(p, pads, six)", "s = Softmax(x) t = Add(s, p) y = Flatten(t)",
+]  # fmt: skip
 NOT_CLAIMED = [
-    "y = MatMul(p, k)",
-    "y = Clip(x, minus, six)",
-    "y = Add(p, x)",
-    "y = Mul(p, x)",
-    "y = Sub(p, p)",
-    "y = Max(x, x)",
-    "y = Min(x, p)",
-    "y = Concat<axis=1>(x, p)",
-    "y = Pad(p, pads, minus)",
-    "y = Neg(p)",
-    "y = Add(p, minus)",
-    "y = Tanh(x)",
-    "y = LeakyRelu(x)",
-]
+    "y = MatMul(p, k)", "y = Clip(x, minus, six)", "y = Add(p, x)", "y = Mul(p, x)", "y = Sub(p, p)", "y = Max(x, x)",
+    "y = Min(x, p)", "y = Concat<axis=1>(x, p)", "y = Pad(p, pads, minus)", "y = Neg(p)", "y = Add(p, minus)",
+    "y = Tanh(x)", "y = LeakyRelu(x)",
+]  # fmt: skip
 
 
 @each(("body", "told"), [*((body, True) for body in CLAIMED), *((body, False) for body in NOT_CLAIMED)])

@@ -14,16 +14,8 @@ from worker.quantizer.graph.outcome import NODES_STAY
 from worker.quantizer.graph.rewriting import RANK_RAISED
 
 NUMBERS = {
-    "epsilon": 1e-5,
-    "zero": 0,
-    "one": 1,
-    "two": 2,
-    "three": 3,
-    "six": 6,
-    "sixth": 1 / 6,
-    "half": 0.5,
-    "fifth": 0.2,
-}
+    "epsilon": 1e-5, "zero": 0, "one": 1, "two": 2, "three": 3, "six": 6, "sixth": 1 / 6, "half": 0.5, "fifth": 0.2,
+}  # fmt: skip
 NUMBERS |= {"root": np.sqrt(2), "inverse": np.sqrt(0.5), "cubic": 0.044715, "flat": np.sqrt(2 / np.pi), "odd": 1.3}
 NUMBERS |= {"tiny": 1e-12, "large": 0.1, "minus": -0.5}
 WEIGHTS = {name: np.float32(value) for name, value in NUMBERS.items()}
@@ -60,11 +52,9 @@ LAYER, INSTANCE = "LayerNormalization", "InstanceNormalization"
 END = "w = Mul(n, gain) [last] y = Add(shift, w)"
 IMAGES = "N,3,5,8"
 LIMITED = {
-    "clip": "c = Clip(a, zero, six)",
-    "min of max": "l = Max(a, zero) c = Min(l, six)",
-    "max of min": "l = Min(six, a) c = Max(zero, l)",
-    "min of relu": "l = Relu(a) c = Min(l, six)",
-}
+    "clip": "c = Clip(a, zero, six)", "min of max": "l = Max(a, zero) c = Min(l, six)",
+    "max of min": "l = Min(six, a) c = Max(zero, l)", "min of relu": "l = Relu(a) c = Min(l, six)",
+}  # fmt: skip
 SWISH = {
     "gate, then x": "g = Mul(c, sixth) [last] y = Mul(x, g)",
     "gate divided": "g = Div(c, six) [last] y = Mul(g, x)",

@@ -130,12 +130,10 @@ def test_a_large_pooling_is_split_exactly(height: int, width: int, channels: int
 
 
 SPLITS: dict[str, tuple[str, dict[str, Any], int]] = {
-    "sizes": ("Split<axis=1>(x, sizes)", {"sizes": np.array([1, 3, 2])}, 17),
-    "equal": ("Split<axis=-2>(x)", {}, 17),
-    "number": ("Split<axis=1, num_outputs=3>(x)", {}, 18),
-    "uneven": ("Split<axis=2, num_outputs=3>(x)", {}, 18),
+    "sizes": ("Split<axis=1>(x, sizes)", {"sizes": np.array([1, 3, 2])}, 17), "equal": ("Split<axis=-2>(x)", {}, 17),
+    "number": ("Split<axis=1, num_outputs=3>(x)", {}, 18), "uneven": ("Split<axis=2, num_outputs=3>(x)", {}, 18),
     "old": ("Split<axis=1, split=[2, 1, 3]>(x)", {}, 11),
-}
+}  # fmt: skip
 
 
 @each("name", SPLITS)
@@ -265,11 +263,9 @@ def test_no_pass_changes_what_a_random_network_computes(
 
 
 SWITCHED = {
-    "batch_norm_to_conv": True,
-    "reduce_mean_to_global_average_pool": True,
-    "split_to_slice": True,
+    "batch_norm_to_conv": True, "reduce_mean_to_global_average_pool": True, "split_to_slice": True,
     "unshare_initializers": True,
-}
+}  # fmt: skip
 IF = (
     "(float[1,4,6,6] x, bool go) => (float[1,4,6,6] y) {{ {main} d = If(go) <"
     "then_branch = a () => (float[1,4,6,6] p) {{ {then} }}, "

@@ -26,24 +26,16 @@ from worker.quantizer.statistics.sampling import SampledValues
 from worker.quantizer.statistics.supplied import supplied_ranges
 
 METHODS = [
-    {"method": "minmax"},
-    {"method": "minmax", "moving_average": 0.1},
-    {"method": "percentile", "percentile": 99.0},
+    {"method": "minmax"}, {"method": "minmax", "moving_average": 0.1}, {"method": "percentile", "percentile": 99.0},
     {"method": "layerwise_percentile", "candidates": [90.0, 99.0, 99.9]},
     {"method": "layerwise_percentile", "candidates": [60.0, 99.0], "metric": "mse"},
-    {"method": "entropy", "bins": 256, "quantized_bins": 32},
-    {"method": "distribution"},
-    {"method": "mse", "bins": 128},
-    {"method": "non_overflow"},
-]
+    {"method": "entropy", "bins": 256, "quantized_bins": 32}, {"method": "distribution"},
+    {"method": "mse", "bins": 128}, {"method": "non_overflow"},
+]  # fmt: skip
 GRIDS = [
-    ("uint8", False, "float32"),
-    ("int8", True, "float32"),
-    ("int8", False, "power_of_two"),
-    ("int16", True, "power_of_two"),
-    ("uint16", False, "int16"),
-    ("float8_e4m3fn", True, "float32"),
-]
+    ("uint8", False, "float32"), ("int8", True, "float32"), ("int8", False, "power_of_two"),
+    ("int16", True, "power_of_two"), ("uint16", False, "int16"), ("float8_e4m3fn", True, "float32"),
+]  # fmt: skip
 SPECS = [
     spec_of(dtype, symmetric=symmetric, scale=scale, **method)
     for method in METHODS

@@ -36,14 +36,11 @@ DENSE = [
 KINDS = {
     "normal": normal(400, seed=1),
     "outliers": np.concatenate([normal(300, seed=2), np.array([25, -40, 31], np.float32)]),
-    "far outlier": np.append(normal(3000, seed=3) * 0.01, np.float32(2)),
-    "relu": np.maximum(normal(500, seed=4), 0),
-    "relu6": np.clip(normal(500, seed=5) * 4, 0, 6),
-    "negative": -np.abs(normal(300, seed=6)),
+    "far outlier": np.append(normal(3000, seed=3) * 0.01, np.float32(2)), "relu": np.maximum(normal(500, seed=4), 0),
+    "relu6": np.clip(normal(500, seed=5) * 4, 0, 6), "negative": -np.abs(normal(300, seed=6)),
     "lopsided": np.concatenate([np.abs(normal(300, seed=7)) * 5, -np.abs(normal(300, seed=8)) * 0.1]),
-    "shifted": normal(300, seed=9) * 0.1 + 4,
-    "heavy": rng(10).standard_t(2, 600).astype(np.float32),
-}
+    "shifted": normal(300, seed=9) * 0.1 + 4, "heavy": rng(10).standard_t(2, 600).astype(np.float32),
+}  # fmt: skip
 
 
 def exhaustive(values: np.ndarray, family: GridFamily) -> float:

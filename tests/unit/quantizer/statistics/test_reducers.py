@@ -226,14 +226,11 @@ def test_samples_can_be_kept_out() -> None:
 
 SAMPLES, SIZE = 24, 40
 METHODS: dict[str, dict[str, Any]] = {
-    "minmax": {"method": "minmax"},
-    "moving average": {"method": "minmax", "moving_average": 0.1},
+    "minmax": {"method": "minmax"}, "moving average": {"method": "minmax", "moving_average": 0.1},
     "percentile": {"method": "percentile", "percentile": 95.0},
-    "layerwise percentile": {"method": "layerwise_percentile"},
-    "entropy": {"method": "entropy"},
-    "distribution": {"method": "distribution"},
-    "mse": {"method": "mse"},
-}
+    "layerwise percentile": {"method": "layerwise_percentile"}, "entropy": {"method": "entropy"},
+    "distribution": {"method": "distribution"}, "mse": {"method": "mse"},
+}  # fmt: skip
 
 
 def reducers() -> dict[str, Reducer]:

@@ -22,11 +22,9 @@ from worker.quantizer.training.split import split
 from worker.quantizer.training.validation import Standing, Validation
 
 FEW_BITS: dict[str, Any] = {
-    "preset": "int8",
-    "weight": {"dtype": "int4"},
-    "activation": {"dtype": "uint4"},
+    "preset": "int8", "weight": {"dtype": "int4"}, "activation": {"dtype": "uint4"},
     "evaluation": {"layer_samples": 1, "latency_runs": 1},
-}
+}  # fmt: skip
 
 
 class Listener(SilentRun):

@@ -27,16 +27,12 @@ from worker.quantizer.training.twin import Twin
 
 CPU = torch.device("cpu")
 SETTINGS: dict[str, dict[str, Any]] = {
-    "int8": {"preset": "int8"},
-    "per tensor": {"preset": "int8_per_tensor"},
+    "int8": {"preset": "int8"}, "per tensor": {"preset": "int8_per_tensor"},
     "4 bits": {"weight": {"dtype": "int4", "granularity": "per_channel"}, "activation": {"dtype": "uint4"}},
-    "power of two": {"preset": "xint8"},
-    "npu": {"preset": "npu_int8"},
-    "16 bits": {"preset": "a16w8_per_channel"},
-    "int16 scales": {"preset": "a8w8"},
-    "block float": {"preset": "bfp16"},
+    "power of two": {"preset": "xint8"}, "npu": {"preset": "npu_int8"}, "16 bits": {"preset": "a16w8_per_channel"},
+    "int16 scales": {"preset": "a8w8"}, "block float": {"preset": "bfp16"},
     "float8": {"activation": {"dtype": "float8_e4m3fn"}, "weight": {"dtype": "float8_e4m3fn"}},
-}
+}  # fmt: skip
 
 
 def layer_by_layer(draft: Draft, feeds: dict[str, np.ndarray]) -> dict[str, float]:

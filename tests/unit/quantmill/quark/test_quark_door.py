@@ -290,12 +290,9 @@ def test_the_names_alone_load_no_engine() -> None:
 
 SAMPLES = 32
 MIN_MSE: dict[str, Any] = {
-    "quant_format": QuantFormat.QDQ,
-    "calibrate_method": door.PowerOfTwoMethod.MinMSE,
-    "activation_type": QuantType.QUInt8,
-    "weight_type": QuantType.QInt8,
-    "enable_npu_cnn": True,
-}
+    "quant_format": QuantFormat.QDQ, "calibrate_method": door.PowerOfTwoMethod.MinMSE,
+    "activation_type": QuantType.QUInt8, "weight_type": QuantType.QInt8, "enable_npu_cnn": True,
+}  # fmt: skip
 
 
 def in_batches(size: int = 1) -> Items:

@@ -75,22 +75,16 @@ NETWORKS: dict[str, tuple[Any, Tensor]] = {
 # The attention's last projection is computed on [words * batch, channels], so it is a Gemm.
 ATTENTION = {"MatMul": 5, "Gemm": 1, "Softmax": 1, "LayerNormalization": 2, "Gelu": 1}
 SELECTED = [
-    ("residual", "relu", {"Relu": 1}),
-    ("residual", "layer1", {"Conv": 5, "Relu": 4}),
-    ("residual", "layer1.1.downsample", {"Conv": 1}),
-    ("residual", "layer1.0.relu", {"Relu": 2}),
-    ("residual", "layer10", {"Conv": 1}),
-    ("residual", "fc", {"Gemm": 1}),
-    ("residual", "conv2d", {}),
-    ("residual", "layer", {}),
-    ("encoder", "encoder.layers", {name: 2 * count for name, count in ATTENTION.items()}),
+    ("residual", "relu", {"Relu": 1}), ("residual", "layer1", {"Conv": 5, "Relu": 4}),
+    ("residual", "layer1.1.downsample", {"Conv": 1}), ("residual", "layer1.0.relu", {"Relu": 2}),
+    ("residual", "layer10", {"Conv": 1}), ("residual", "fc", {"Gemm": 1}), ("residual", "conv2d", {}),
+    ("residual", "layer", {}), ("encoder", "encoder.layers", {name: 2 * count for name, count in ATTENTION.items()}),
     ("encoder", "encoder.layers.1", ATTENTION),
     ("encoder", "encoder.layers.0.self_attn", {"MatMul": 3, "Gemm": 1, "Softmax": 1}),
-    ("repeated", "layer.1", {"Gemm": 3, "Gelu": 3}),
-    ("repeated", "layer.1.0", {"Gelu": 3}),
+    ("repeated", "layer.1", {"Gemm": 3, "Gelu": 3}), ("repeated", "layer.1.0", {"Gelu": 3}),
     ("repeated", "tails", {"Gemm": 3, "Gelu": 1, "LayerNormalization": 1}),
     ("repeated", "tails.0.1", {"LayerNormalization": 1}),
-]
+]  # fmt: skip
 
 
 @pytest.mark.slow

@@ -40,20 +40,14 @@ _CASES = {
     "m = MatMul(x, w) y = Add(m, b)": ((2, 2, 3, 4), {"w": (2, 4, 5), "b": (5,)}),
     "y = LayerNormalization<axis=1, epsilon=0.1>(x, w)": ((2, 3, 8), {"w": (3, 8)}),
     "y = InstanceNormalization<epsilon=0.1>(x, w, b)": ((2, 4, 5, 3), {"w": (4,), "b": (4,)}),
-    "y = Relu(x)": ((3, 4), {}),
-    "y = PRelu(x, w)": ((3, 4, 5), {"w": (4, 1)}),
-    "y = LeakyRelu<alpha=0.3>(x)": ((3, 4), {}),
-    'y = Gelu<approximate="tanh">(x)': ((3, 4), {}),
-    "t = Tanh(x) y = Sigmoid(t)": ((3, 4), {}),
-    "y = Softmax<axis=1>(x)": ((3, 4, 5), {}),
-    "y = HardSigmoid<alpha=0.3, beta=0.4>(x)": ((3, 4), {}),
-    "y = HardSwish(x)": ((30, 4), {}),
-    "y = Identity(x)": ((3, 4), {}),
-    "y = GlobalAveragePool(x)": ((3, 4, 5, 2), {}),
-    "y = Min(x, w)": ((3, 4, 5), {"w": (4, 1)}),
-    "y = Max(w, x)": ((3, 4, 5), {"w": (4, 1)}),
+    "y = Relu(x)": ((3, 4), {}), "y = PRelu(x, w)": ((3, 4, 5), {"w": (4, 1)}),
+    "y = LeakyRelu<alpha=0.3>(x)": ((3, 4), {}), 'y = Gelu<approximate="tanh">(x)': ((3, 4), {}),
+    "t = Tanh(x) y = Sigmoid(t)": ((3, 4), {}), "y = Softmax<axis=1>(x)": ((3, 4, 5), {}),
+    "y = HardSigmoid<alpha=0.3, beta=0.4>(x)": ((3, 4), {}), "y = HardSwish(x)": ((30, 4), {}),
+    "y = Identity(x)": ((3, 4), {}), "y = GlobalAveragePool(x)": ((3, 4, 5, 2), {}),
+    "y = Min(x, w)": ((3, 4, 5), {"w": (4, 1)}), "y = Max(w, x)": ((3, 4, 5), {"w": (4, 1)}),
     "r = Relu(x) y = Mul(r, x)": ((3, 4), {}),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("text", _CASES)

@@ -29,22 +29,14 @@ pytestmark = pytest.mark.slow  # solves every problem twice
 
 # groups, outputs, inputs, patches; then what is not as in problem()
 SHAPES = {
-    "dense": (1, 8, 110, 600),
-    "one block": (1, 6, 48, 400),
-    "grouped": (3, 4, 54, 400),
-    "depthwise": (8, 1, 9, 300),
-    "few patches": (1, 3, 30, 20),
-    "one patch": (1, 3, 5, 1),
-}
+    "dense": (1, 8, 110, 600), "one block": (1, 6, 48, 400), "grouped": (3, 4, 54, 400), "depthwise": (8, 1, 9, 300),
+    "few patches": (1, 3, 30, 20), "one patch": (1, 3, 5, 1),
+}  # fmt: skip
 OPTIONS: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "per tensor": {"per_channel": False},
-    "limits": {"limits": True},
-    "refit": {"refit": True, "limits": True},
-    "refit per tensor": {"refit": True, "per_channel": False},
-    "bias stays": {"bias": False, "limits": True},
-    "up or down": {"restricted": True, "limits": True},
-}
+    "plain": {}, "per tensor": {"per_channel": False}, "limits": {"limits": True},
+    "refit": {"refit": True, "limits": True}, "refit per tensor": {"refit": True, "per_channel": False},
+    "bias stays": {"bias": False, "limits": True}, "up or down": {"restricted": True, "limits": True},
+}  # fmt: skip
 TORCH = torch_arrays(torch.device("cpu"))
 
 
