@@ -31,13 +31,35 @@ class QuotaExceededError(_TooMuchError):
     def __init__(self, name: str, limit: float, used: float, wanted: int = 1, *, retry_after_seconds: float) -> None:
         more = "" if wanted == 1 else f"; this asks for {wanted} more"
         super().__init__(
-            f"The quota {name} is {limit:g}, and {used:g} are used{more}.",
+            f"The quota {name} is {_plain(limit)}, and {_plain(used)} are used{more}.",
             hint="Wait until some are free again, or ask the operator: `quantmill tenants set` changes it.",
             retry_after_seconds=retry_after_seconds,
             quota=name,
             limit=limit,
             used=used,
         )
+
+
+class LargerThanQuotaError(HttpError):
+    """A file that the tenant may not have however much it deletes; nothing was stored."""
+
+    code = "larger-than-quota"
+    title = "The file is larger than the quota"
+    status = 413
+
+    def __init__(self, name: str, limit: int, wanted: int) -> None:
+        super().__init__(
+            f"The quota {name} is {limit} bytes; this file has {wanted}.",
+            hint="Send a smaller file, or ask the operator: `quantmill tenants set` changes it.",
+            quota=name,
+            limit=limit,
+            wanted=wanted,
+        )
+
+
+def _plain(number: float) -> str:
+    """Every digit before the point, and no more than three behind it."""
+    return f"{number:.3f}".rstrip("0").rstrip(".")
 
 
 class RateLimitedError(_TooMuchError):

@@ -8,7 +8,7 @@ from service.audit.service import note
 from service.contracts.quota import Quota
 from service.principal import Principal
 from service.quotas import repository
-from service.quotas.errors import QuotaExceededError
+from service.quotas.errors import LargerThanQuotaError, QuotaExceededError
 from service.quotas.schemas import TenantOut, UsageOut
 from service.settings import Settings
 
@@ -51,11 +51,13 @@ def admit_bytes(session: Session, settings: Settings, tenant_id: str, size_bytes
     """So many bytes more may be stored for the tenant, in one file.
 
     Raises:
-        QuotaExceededError: of the largest file, of bytes stored.
+        LargerThanQuotaError: the file alone is larger than one may be, or than all together.
+        QuotaExceededError: of bytes stored.
     """
     quota = quota_of(session, settings, tenant_id)
-    if quota.upload_bytes is not None:
-        _refuse_beyond("upload_bytes", quota.upload_bytes, 0, size_bytes, _MUCH_LATER_SECONDS)
+    for name, limit in (("upload_bytes", quota.upload_bytes), ("stored_bytes", quota.stored_bytes)):
+        if limit is not None and size_bytes > limit:
+            raise LargerThanQuotaError(name, limit, size_bytes)
     if quota.stored_bytes is not None:
         repository.hold(session, tenant_id)
         used = repository.stored_bytes(session, tenant_id)

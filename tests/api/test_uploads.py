@@ -289,7 +289,7 @@ def test_its_quota_is_that_of_a_file_that_is_sent(front: Front) -> None:
     front.http.put("/v1/tenants/default/quota", json={"upload_bytes": len(DATA) - 1})
     digest = hashlib.sha256(DATA).hexdigest()
     body = {"filename": "a", "size_bytes": len(DATA), "sha256": digest}
-    problem(front.http.post("/v1/uploads", json=body), 429, "quota-exceeded")
+    problem(front.http.post("/v1/uploads", json=body), 413, "larger-than-quota")
     front.http.put("/v1/tenants/default/quota", json={"stored_bytes": 2 * len(DATA)})
     assert front.http.post("/v1/uploads", json=body).json()["state"] == "complete"
     assert front.http.get("/v1/quota").json()["usage"]["stored_bytes"] == len(DATA)

@@ -54,6 +54,8 @@ def matrices(nodes: Iterable[ir.Node]) -> Iterator[tuple[int, int, int]]:
             continue
         if node.op_type == "Conv":
             yield groups, max(dims[0] // groups, 1), prod(dims[1:])
+        elif node.op_type == "Gemm" and node.attributes.get_int("transB", 0) == 1:
+            yield 1, dims[0], dims[1]
         else:
             yield 1, dims[-1], dims[-2]
 

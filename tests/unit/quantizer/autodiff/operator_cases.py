@@ -192,6 +192,8 @@ def _pools() -> Iterator[Case]:
         ('kernel_shape=[3,2], strides=[2,2], auto_pad="SAME_UPPER"', two),
         ('kernel_shape=[4,3], strides=[3,2], auto_pad="SAME_LOWER"', two),
         ('kernel_shape=[3,2], strides=[2,2], auto_pad="VALID"', two),
+        ('kernel_shape=[2,2], strides=[2,2], auto_pad="VALID", ceil_mode=1', two),
+        ('kernel_shape=[3,2], strides=[3,4], auto_pad="VALID", ceil_mode=1', two),
         ("kernel_shape=[3,2], dilations=[2,3]", two),
         ("kernel_shape=[3,2], dilations=[2,1], strides=[1,2], pads=[2,0,1,1]", two),
         ("kernel_shape=[3,2], dilations=[2,1], strides=[2,3], pads=[1,0,1,1], ceil_mode=1", two),

@@ -15,6 +15,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from tests.support.each import each
 from tests.unit.quantizer.autodiff.operator_cases import Case, away, ints, value_cases
 from tests.unit.quantizer.autodiff.operator_moves import moving_cases
 from tests.unit.quantizer.toolbox import make_model, run_onnx
@@ -216,6 +217,15 @@ def test_random_windows(pool, size, kernel, stride, dilation, pads, ceil) -> Non
 def test_random_slices(start: int, end: int, step: int, length: int) -> None:
     inputs = {"x": away(2, length), "s": ints(start), "e": ints(end), "a": ints(-1), "t": ints(step)}
     test_the_runtime_computes_the_same(Case("Slice(x, s, e, a, t)", inputs))
+
+
+@each("scale", [0.1, 0.3, 0.45, 0.6, 0.7, 0.9, 1.1, 1.3, 1.7, 2.3])
+def test_lengths_are_reckoned_in_float32(scale: float) -> None:
+    for length in range(3, 21):
+        x = np.arange(length, dtype=np.float32).reshape(1, 1, length)
+        case = Case('Resize<mode="linear">(x, , scales)', {"x": x, "scales": np.array([1, 1, scale], np.float32)})
+        if int(np.float32(length) * np.float32(scale)):
+            test_the_runtime_computes_the_same(case)
 
 
 @given(

@@ -44,8 +44,8 @@ class _Places:
         size = tuple(x.shape[2:])
         before, after = window.padding(size)
         places = cls(window, size, before, after, window.extent(size))
-        automatic = window.auto_pad != "NOTSET"
-        return places if automatic or not attributes.get("ceil_mode", 0) else places.rounded_up()
+        same = window.auto_pad not in ("NOTSET", "VALID")
+        return places if same or not attributes.get("ceil_mode", 0) else places.rounded_up()
 
     def rounded_up(self) -> _Places:
         """With one window more where the last one leaves a rest, unless it would begin in the padding behind."""
@@ -139,15 +139,17 @@ def _spatial(x: Tensor) -> tuple[int, ...]:
 
 
 def _global_lp_pool(attributes: Attributes, x: Tensor) -> Tensor:
+    if x.dim() < 3:
+        return x.abs()
     norm: Tensor = torch.linalg.vector_norm(x, attributes.get("p", 2), dim=_spatial(x), keepdim=True)
     return norm
 
 
 COMPUTE: dict[str, Operator] = {
     "AveragePool": _average_pool,
-    "GlobalAveragePool": lambda _, x: x.mean(dim=_spatial(x), keepdim=True),
+    "GlobalAveragePool": lambda _, x: x.mean(dim=_spatial(x), keepdim=True) if x.dim() > 2 else x,
     "GlobalLpPool": _global_lp_pool,
-    "GlobalMaxPool": lambda _, x: x.amax(dim=_spatial(x), keepdim=True),
+    "GlobalMaxPool": lambda _, x: x.amax(dim=_spatial(x), keepdim=True) if x.dim() > 2 else x,
     "LpPool": _lp_pool,
     "MaxPool": _max_pool,
 }

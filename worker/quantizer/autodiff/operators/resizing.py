@@ -66,6 +66,8 @@ def _resize(
 ) -> Tensor:
     along = [axis % x.dim() for axis in attributes.get("axes", range(x.dim()))]
     found = _axes(attributes, [x.shape[axis] for axis in along], scales, sizes)
+    if all(one.made == one.length for one in found):
+        return x  # onnxruntime copies what keeps its lengths, whatever the scales are
     axes = {axis: one for axis, one in zip(along, found, strict=True) if one.made != one.length or one.scale != 1.0}
     rule = _Rule.of(attributes)
     made = _by_torch(x, axes, rule)
@@ -79,7 +81,7 @@ def _resize(
 def _axes(attributes: Attributes, lengths: list[int], scales: Fractions | None, sizes: Numbers | None) -> list[_Axis]:
     given = () if scales is None else fractions(scales)
     if given:
-        return [_Axis(n, int(np.floor(n * scale)), scale) for n, scale in zip(lengths, given, strict=True)]
+        return [_Axis(n, _times(n, scale), scale) for n, scale in zip(lengths, given, strict=True)]
     wanted = whole_numbers(() if sizes is None else sizes)
     ratios = [size / n for n, size in zip(lengths, wanted, strict=True)]
     policy = attributes.get("keep_aspect_ratio_policy", "stretch")
@@ -87,6 +89,10 @@ def _axes(attributes: Attributes, lengths: list[int], scales: Fractions | None, 
         return [_Axis(*one) for one in zip(lengths, wanted, ratios, strict=True)]
     scale = min(ratios) if policy == "not_larger" else max(ratios)
     return [_Axis(n, int(np.floor(n * scale + 0.5)), scale) for n in lengths]
+
+
+def _times(length: int, scale: float) -> int:
+    return int(np.floor(np.float32(length) * np.float32(scale)))
 
 
 def _by_torch(x: Tensor, axes: dict[int, _Axis], rule: _Rule) -> Tensor | None:
