@@ -100,10 +100,9 @@ def test_bytes_are_limited_as_they_are_declared_and_as_they_come(front: Front) -
         stored.append(front.http.get("/v1/quota").json()["usage"]["stored_bytes"])
     assert stored[0] == stored[1] > 0, "equal files count once"
     limit(front.desk.database, stored_bytes=stored[0] + 100, upload_bytes=80)
-    for size in (81, 10**7):
-        sent = front.http.post("/v1/uploads", json={"filename": "a", "size_bytes": size})
-        told = problem(sent, 413, "larger-than-quota")
-        assert told["detail"] == f"The quota upload_bytes is 80 bytes; this file has {size}."
+    sent = front.http.post("/v1/uploads", json={"filename": "a", "size_bytes": 10**7})
+    told = problem(sent, 413, "larger-than-quota")
+    assert told["detail"] == "The quota upload_bytes is 80 bytes; this file has 10000000."
     assert front.http.post("/v1/uploads", json={"filename": "a", "size_bytes": 60}).status_code == 201
     refused(front.http.post("/v1/uploads", json={"filename": "b", "size_bytes": 41}), "stored_bytes")
     opened = front.http.post("/v1/uploads", json={"filename": "c"}).json()["id"]

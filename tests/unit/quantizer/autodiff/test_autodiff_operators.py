@@ -221,11 +221,10 @@ def test_random_slices(start: int, end: int, step: int, length: int) -> None:
 
 @each("scale", [0.1, 0.3, 0.45, 0.6, 0.7, 0.9, 1.1, 1.3, 1.7, 2.3])
 def test_lengths_are_reckoned_in_float32(scale: float) -> None:
-    for length in range(3, 21):
+    for length in (length for length in range(3, 21) if length * scale >= 1.001):
         x = np.arange(length, dtype=np.float32).reshape(1, 1, length)
-        case = Case('Resize<mode="linear">(x, , scales)', {"x": x, "scales": np.array([1, 1, scale], np.float32)})
-        if int(np.float32(length) * np.float32(scale)):
-            test_the_runtime_computes_the_same(case)
+        inputs = {"x": x, "scales": np.array([1, 1, scale], np.float32)}
+        test_the_runtime_computes_the_same(Case('Resize<mode="linear">(x, , scales)', inputs))
 
 
 @given(
