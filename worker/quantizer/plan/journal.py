@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from worker.quantizer.plan.types import Decision
+
+_Told = TypeVar("_Told", str, Decision)
 
 
 @dataclass
@@ -20,13 +23,22 @@ class Journal:
     notes: list[str] = field(default_factory=list)
     decisions: list[Decision] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        self.notes, self.decisions = list(dict.fromkeys(self.notes)), list(dict.fromkeys(self.decisions))
+        self._told: set[str | Decision] = {*self.notes, *self.decisions}  # a large network has thousands
+
     def note(self, *sentences: str) -> None:
         """Write sentences down."""
-        self.notes = list(dict.fromkeys([*self.notes, *sentences]))
+        self.notes += self._new(sentences)
 
     def decide(self, decisions: Iterable[Decision]) -> None:
         """Write decisions down."""
-        self.decisions = list(dict.fromkeys([*self.decisions, *decisions]))
+        self.decisions += self._new(decisions)
+
+    def _new(self, told: Iterable[_Told]) -> list[_Told]:
+        found = [one for one in dict.fromkeys(told) if one not in self._told]
+        self._told.update(found)
+        return found
 
     def followed_by(self, *sentences: str, decisions: Iterable[Decision] = ()) -> Journal:
         """A journal of its own that goes on with these."""

@@ -160,15 +160,17 @@ def _restricted(
     plan: QuantizationPlan, nodes: Sequence[ir.Node], reads: Collection[str], unrounded: Collection[str]
 ) -> QuantizationPlan:
     """The part of ``plan`` that concerns ``nodes``."""
-    tensors = {*reads, *(value.name for node in nodes for value in node.outputs)} - set(unrounded)
-    constants = {value.name for node in nodes for value in node.inputs if value is not None}
-    names = {node_name(node) for node in nodes}
+    # few of many: what is looked up is the piece, not the plan, for there is a piece for every few nodes of it
+    left_out = set(unrounded)
+    made = (value.name or "" for node in nodes for value in node.outputs)
+    tensors = [name for name in dict.fromkeys([*reads, *made]) if name not in left_out]
+    constants = dict.fromkeys(value.name or "" for node in nodes for value in node.inputs if value is not None)
     return QuantizationPlan(
         nodes=plan.nodes,
-        activations={k: entry for k, entry in plan.activations.items() if k in tensors},
-        weights={k: entry for k, entry in plan.weights.items() if k in constants},
-        biases={k: entry for k, entry in plan.biases.items() if k in names},
-        moved={k: array for k, array in plan.moved.items() if k in constants},
+        activations={name: plan.activations[name] for name in tensors if name in plan.activations},
+        weights={name: plan.weights[name] for name in constants if name in plan.weights},
+        biases={name: plan.biases[name] for name in map(node_name, nodes) if name in plan.biases},
+        moved={name: plan.moved[name] for name in constants if name in plan.moved},
     )
 
 

@@ -97,9 +97,12 @@ def cut(
                 if made_in[value] < k:
                     reads[k][value] = None
     outputs = {value for value in graph.outputs if value in made_in}
+    kept_of: list[list[ir.Value]] = [[] for _ in groups]
+    for value, k in made_in.items():
+        if k >= 0 and (last[value] > k or value in outputs):
+            kept_of[k].append(value)
     segments = []
-    for k, group in enumerate(groups):
-        kept = [v for v in made_in if made_in[v] == k and (last[v] > k or v in outputs)]
+    for k, (group, kept) in enumerate(zip(groups, kept_of, strict=True)):
         spent = [v for v in reads[k] if last[v] == k and v not in outputs]
         segments.append(
             Segment(tuple(group), *(tuple(name_of(value) for value in part) for part in (reads[k], kept, spent)))

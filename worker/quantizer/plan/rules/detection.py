@@ -84,10 +84,11 @@ def detection_heads(graph: ir.Graph) -> dict[ir.Node, str]:
     tail = _tail(graph)
     scores = any(node.op_type in _SCORES for node in tail)
     found: dict[ir.Node, str] = {}
+    seen: set[ir.Node] = set()
     for node in tail:
         why = _told_by(node, tail, scores=scores)
         if why is not None:
-            _spread(node, why, tail, found)
+            _spread(node, why, tail, found, seen)
     return {node: found[node] for node in graph if node in found}
 
 
@@ -144,9 +145,10 @@ def _makes_sizes(exp: ir.Node, tail: dict[ir.Node, None]) -> bool:
     return bool(arithmetic) and all(reader.op_type == "Mul" and reader in tail for reader in arithmetic)
 
 
-def _spread(node: ir.Node, why: str, tail: dict[ir.Node, None], found: dict[ir.Node, str]) -> None:
-    """The node, what feeds it up to the last weighted layers, what follows, and what feeds that."""
-    work, seen = [node], {node}
+def _spread(node: ir.Node, why: str, tail: dict[ir.Node, None], found: dict[ir.Node, str], seen: set[ir.Node]) -> None:
+    """The node, what feeds it up to the last weighted layers, what follows, and what feeds that; once for all heads."""
+    work = [] if node in seen else [node]
+    seen.add(node)
     while work:
         current = work.pop()
         _upwards(current, why, tail, found)
