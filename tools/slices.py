@@ -52,7 +52,10 @@ def tests_of(name: str, slices: dict[str, Slice]) -> list[str]:
 
 
 def _git(*words: str) -> str:
-    return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+    done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode:
+        sys.exit(f"git {' '.join(words)}: {done.stderr.strip()}\nname a commit: python -m tools.slices COMMIT")
+    return done.stdout.strip()
 
 
 def main(words: list[str]) -> None:
