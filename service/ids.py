@@ -27,10 +27,10 @@ def is_id(value: str, prefix: Prefix) -> bool:
 
 
 def _uuid7() -> int:
-    """UUIDv7 (RFC 9562): 48 bits of milliseconds, version, variant, 74 random bits."""
-    milliseconds = time.time_ns() // 1_000_000
-    random_a, random_b = secrets.randbits(12), secrets.randbits(62)
-    return (milliseconds & (2**48 - 1)) << 80 | 7 << 76 | random_a << 64 | 2 << 62 | random_b
+    """UUIDv7 (RFC 9562): 48 bits of milliseconds, version, 12 bits of their fraction (method 3), variant, 62 random."""
+    milliseconds, rest_nanoseconds = divmod(time.time_ns(), 1_000_000)
+    fraction = (rest_nanoseconds << 12) // 1_000_000
+    return (milliseconds & (2**48 - 1)) << 80 | 7 << 76 | fraction << 64 | 2 << 62 | secrets.randbits(62)
 
 
 def _base32(number: int) -> str:
