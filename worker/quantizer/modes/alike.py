@@ -35,6 +35,7 @@ def kept_alike(found: Found, reloaded: Callable[[], ir.Model], case: Case, servi
     changed = strays(planned.unedited, case, services)
     if not changed:
         return found
+    name, how = next(iter(changed.items()))
     for without in _choices(prepared):
         services.run.check()
         try:
@@ -44,11 +45,9 @@ def kept_alike(found: Found, reloaded: Callable[[], ir.Model], case: Case, servi
                 continue
         except (EngineError, ModelError):
             continue  # this model needs the pass: the next choice has its turn, and the last one an error
-        name, how = next(iter(changed.items()))
         words = f"preparation leaves {', '.join(sorted(without))} out, which changed output {name!r} ({how})"
         services.run.log(words, "warning")
         return again, [*notes, words], planned
-    name, how = next(iter(changed.items()))
     raise EngineError(
         f"preparation changed output {name!r} of the model ({how})",
         hint="Export the model with opset 17 or later, so that fewer preparation passes are needed.",

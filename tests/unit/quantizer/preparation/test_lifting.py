@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 
 from tests.support.each import each
 from tests.unit.quantizer.preparation.preparing import same
-from tests.unit.quantizer.toolbox import make_model, normal, op_types, step
+from tests.unit.quantizer.toolbox import make_model, normal, op_types, run_onnx, step
+from worker.quantizer.preparation.prepare import prepare
 
 FEEDS = {"x": normal(2, 4, 7, 6)}
 
@@ -51,6 +53,21 @@ def test_functions_of_all_axes_from_theirs_on(function: str, axis: int) -> None:
 def test_scales_per_group_become_such_per_channel(groups: int) -> None:
     arrays = {"g": normal(groups), "b": normal(groups, seed=1)}
     lifted(f"u = GroupNormalization<num_groups={groups}>(c, g, b)", 18, 21, **arrays)
+
+
+def test_a_model_that_is_not_lifted_stays_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(model: onnx.ModelProto, opset: int) -> None:
+        raise RuntimeError("no adapter")
+
+    monkeypatch.setattr(onnx.version_converter, "convert_version", refuse)
+    text = "(float[N,4,7,6] x) => (float[N,4,7,6] y) { y = GroupNormalization<num_groups=2>(x, g, b) }"
+    model = make_model(text, {"g": normal(2), "b": normal(2, seed=1)}, opset=18)
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    prepared = prepare(ir.from_proto(copy), opset=21)
+    np.testing.assert_allclose(
+        run_onnx(ir.to_proto(prepared.model), FEEDS)["y"], run_onnx(model, FEEDS)["y"], rtol=1e-5
+    )
 
 
 @each("positive", [True, False])

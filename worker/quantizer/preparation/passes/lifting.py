@@ -58,6 +58,16 @@ def before_conversion(model: ir.Model, opset: int, wanted: int) -> Callable[[ir.
     return after
 
 
+def undo_groups(model: ir.Model) -> None:
+    """Give a model that is not lifted after all its scales per group back; below opset 13 it is refused instead."""
+    for node in model.graph.all_nodes():
+        if node.domain == _APART:
+            node.domain = ""
+            for k in (1, 2):
+                node.replace_input_with(k, node.meta.pop(f"per_group_{k}"))
+    model.graph.opset_imports.pop(_APART, None)
+
+
 def _resize(node: ir.Node, graph: ir.Graph) -> None:
     """Upsample and Resize of old as a Resize of opset 11 and later."""
     mode = string_attribute(node, "mode", "nearest")
@@ -97,4 +107,5 @@ def _repeat(node: ir.Node, graph: ir.Graph) -> None:
     node.domain, names = _APART, Names(graph)
     for k, array in enumerate(arrays, 1):
         each = np.repeat(array, channels // array.size)
+        node.meta[f"per_group_{k}"] = node.inputs[k]
         node.replace_input_with(k, add_initializer(graph, names.free(f"{node_name(node)}_per_channel"), each))

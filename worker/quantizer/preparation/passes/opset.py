@@ -14,7 +14,7 @@ from worker.quantizer.graph.outcome import Outcome
 from worker.quantizer.graph.rewriting import opset_of
 from worker.quantizer.graph.skeleton import Skeleton
 from worker.quantizer.graph.values import node_name
-from worker.quantizer.preparation.passes.lifting import before_conversion
+from worker.quantizer.preparation.passes.lifting import before_conversion, undo_groups
 from worker.quantizer.preparation.passes.names import first_output, name_everything
 
 NO_STANDARD_OPERATORS = declare("no-standard-operators", "the model uses no standard operators")
@@ -72,6 +72,7 @@ def lift_opset(model: ir.Model, spec: PreparationSpec, needed: int, lowest: int 
                 hint=f"Export the model anew with opset {lowest} or later.",
                 opset=opset,
             ) from error
+        undo_groups(model)
         return Outcome(model, CONVERTER_REFUSED(opset=opset, refusal=refusal))
     skeleton.restore(lifted)
     after(lifted)
