@@ -59,10 +59,9 @@ REQUESTS: dict[str, Callable[[Front], Request]] = {
 # What a body that leaves it out means.
 MEANT: dict[str, dict[str, Any]] = {"job": {"config": {}}, "batch": {"configs": [], "priority": 0}}
 OTHERS: dict[str, dict[str, Any]] = {
-    "webhook": {"description": "another"},
-    "hand-over": target("8.8.4.4"),
+    "webhook": {"description": "another"}, "hand-over": target("8.8.4.4"),
     "evaluation": {"evaluation": {"latency_runs": 3}},
-}
+}  # fmt: skip
 AGAIN = ("model", "dataset", "job", "evaluation", "batch", "webhook", "clone")
 
 

@@ -290,10 +290,9 @@ def test_uploaded_graphs_that_are_no_loss(front: Front, summary: ModelSummary, p
 
 
 QUARK = {
-    "per_channel": True,
-    "activation_type": "QuantType.QUInt8",
+    "per_channel": True, "activation_type": "QuantType.QUInt8",
     "extra_options": {"CalibWorkerNum": 8, "BiasCorrection": True},
-}
+}  # fmt: skip
 ENVELOPE = {"format": "quark", "config": QUARK, "evaluation": {"gate": {"metric": "top1_agreement", "min_value": 0}}}
 
 

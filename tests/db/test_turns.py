@@ -27,10 +27,9 @@ pytestmark = pytest.mark.both_databases
 
 FLOOD = 200
 INDEXES = (
-    "COVERING INDEX ix_jobs_turn (queue=?",
-    "INDEX ix_jobs_running (queue=?",
+    "COVERING INDEX ix_jobs_turn (queue=?", "INDEX ix_jobs_running (queue=?",
     "INDEX ix_jobs_tenant_id_queue_started_at",
-)
+)  # fmt: skip
 
 
 def flood(session: Session, tenant: str, count: int, **changes: object) -> list[str]:

@@ -27,9 +27,8 @@ def make_dataset(session: Session, tenant: str, name: str) -> Dataset:
 
 
 pytestmark = [
-    pytest.mark.both_databases,
-    pytest.mark.parametrize("make", [make_model, make_dataset], ids=["model", "dataset"]),
-]
+    pytest.mark.both_databases, pytest.mark.parametrize("make", [make_model, make_dataset], ids=["model", "dataset"]),
+]  # fmt: skip
 
 
 def test_many_at_once_get_one_number_each(database: Database, make: Make) -> None:

@@ -18,9 +18,8 @@ from tests.worker.workbench import wait_for
 # A fixed recipe that takes as little time as one can.
 CONFIG: Mapping[str, Any] = {"preset": "int8", "evaluation": {"latency_runs": 1}}
 ADAROUND: Mapping[str, Any] = {
-    **CONFIG,
-    "algorithms": [{"method": "adaround", "num_iterations": 20, "solver": "gradient", "accept": "always"}],
-}
+    **CONFIG, "algorithms": [{"method": "adaround", "num_iterations": 20, "solver": "gradient", "accept": "always"}],
+}  # fmt: skip
 PASSING = frozenset({429, 502, 503, 504, 507})
 _PAUSE_SECONDS = 0.1
 

@@ -18,9 +18,8 @@ PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP, SECCOMP_MODE_FILTER = 38, 22, 2
 # By name: those of x86-64 and of 64-bit Arm.
 CALLS = {
     "landlock": {"x86_64": (444, 445, 446), "aarch64": (444, 445, 446)},
-    "unshare": {"x86_64": (272,), "aarch64": (97,)},
-    "seccomp": {"x86_64": (317,), "aarch64": (277,)},
-}
+    "unshare": {"x86_64": (272,), "aarch64": (97,)}, "seccomp": {"x86_64": (317,), "aarch64": (277,)},
+}  # fmt: skip
 
 
 def numbers(*names: str) -> str:

@@ -94,8 +94,7 @@ COMMANDS = {
 }  # fmt: skip
 SERVERS = ("api", "worker", "reconcile")
 SETTINGS: dict[str, dict[str, str]] = {
-    "good": {},
-    "a number that is none": {"QUANTMILL_LEASE_SECONDS": "soon"},
+    "good": {}, "a number that is none": {"QUANTMILL_LEASE_SECONDS": "soon"},
     "a contradiction": {"QUANTMILL_RENEW_SECONDS": "1000"},
     "no such broker": {"QUANTMILL_BROKER_URL": f"nothing://someone:{BROKER}@{CLOSED}/0"},
     "no such database": {"QUANTMILL_DATABASE_URL": f"nothing://someone:{DATABASE}@{CLOSED}/x"},
@@ -103,7 +102,7 @@ SETTINGS: dict[str, dict[str, str]] = {
     "an unencoded password": {"QUANTMILL_DATABASE_URL": f"postgresql://someone:p@/{DATABASE}@{CLOSED}/x"},
     "a key in another's place": {"QUANTMILL_PORT": WRONG, "QUANTMILL_EGRESS_ALLOWED": f"{WRONG} x"},
     "a variable that is no setting": {"QUANTMILL_API_KEYS": WRONG},
-}
+}  # fmt: skip
 
 
 @pytest.mark.long

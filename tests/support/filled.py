@@ -111,10 +111,9 @@ _STEPS = 40
 _SAID = "<script>alert(1)</script>\nin two lines"
 _ENDED: dict[str, Any] = {"finished_at": db_now(), "last_attempt_at": db_now(), "next_attempt_at": None}
 _ATTEMPTS: tuple[dict[str, Any], ...] = (
-    {"attempts": 1, "last_error": "timeout"},
-    {**_ENDED, "state": "delivered", "attempts": 1, "last_status": 204},
+    {"attempts": 1, "last_error": "timeout"}, {**_ENDED, "state": "delivered", "attempts": 1, "last_status": 204},
     {**_ENDED, "state": "failed", "attempts": 12, "last_status": 500, "response_excerpt": _SAID},
-)
+)  # fmt: skip
 
 
 def fill(front: Front) -> dict[str, str]:

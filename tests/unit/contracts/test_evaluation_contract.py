@@ -28,9 +28,8 @@ def of_kinds(kinds: str, **optional: Any) -> Any:
 
 labelled = {
     "output": st.integers(0, 3) | st.text(min_size=1, max_size=5),
-    "labels": st.text(min_size=1, max_size=5) | st.none(),
-    "ignore_index": st.integers(-100, 255) | st.none(),
-}
+    "labels": st.text(min_size=1, max_size=5) | st.none(), "ignore_index": st.integers(-100, 255) | st.none(),
+}  # fmt: skip
 metrics = st.one_of(
     of_kinds("top1 top5 mean_iou per_class_accuracy", **labelled),
     st.integers(1, 9).map(lambda k: {"kind": "accuracy_at_k", "k": k}),

@@ -71,10 +71,9 @@ NO_CLASSES = [
     claimed("(4," * 3000 + ")" * 3000), claimed("__import__('os').abort()"), b"",
 ]  # fmt: skip
 NO_METRICS = [
-    npy(np.arange(4, dtype=np.float32)),
-    npy(np.arange(5.0)),
+    npy(np.arange(4, dtype=np.float32)), npy(np.arange(5.0)),
     *(npy(np.array([0.0, value, 0.0, 0.0])) for value in (np.nan, np.inf)),
-]
+]  # fmt: skip
 
 
 @each(

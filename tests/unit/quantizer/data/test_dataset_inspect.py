@@ -146,9 +146,8 @@ def test_truncated_safetensors(tmp_path: Path) -> None:
 ENTRY = {"dtype": "F32", "shape": [2, 2], "data_offsets": [0, 16]}
 LIES = [
     *({"data_offsets": at} for at in ([0, 15], [0, 1600], [-16, 0])),
-    *({"shape": shape} for shape in ([-2, -2], [2.0, 2], [True, 4], 2)),
-    {"dtype": ["F32"]},
-]
+    *({"shape": shape} for shape in ([-2, -2], [2.0, 2], [True, 4], 2)), {"dtype": ["F32"]},
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(

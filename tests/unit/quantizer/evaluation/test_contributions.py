@@ -40,10 +40,9 @@ CASES: list[tuple[dict[str, Any], dict[str, np.ndarray], np.ndarray | None]] = [
     *(({**metric, "ignore_index": 0}, {"y": MAPS}, MASKS) for metric in OF_CLASSES),
     ({"kind": "perplexity"}, {"y": STEPS[:, :3]}, WORDS),
     ({"kind": "perplexity", "shift": True}, {"y": STEPS[:, :3]}, WORDS),
-    ({"kind": "word_error_rate"}, {"y": STEPS}, WORDS),
-    ({"kind": "f1", "threshold": 5.0}, {"y": NUMBERS}, BITS),
+    ({"kind": "word_error_rate"}, {"y": STEPS}, WORDS), ({"kind": "f1", "threshold": 5.0}, {"y": NUMBERS}, BITS),
     *(({"kind": kind}, {"y": NUMBERS}, TARGETS) for kind in ("rmse", "mae", "r2", "pearson", "spearman")),
-]
+]  # fmt: skip
 
 
 def check(metric: dict[str, Any], outputs: dict[str, np.ndarray], labels: np.ndarray | None, **more: Any) -> None:

@@ -25,13 +25,12 @@ from worker.quantizer.run.interface import SilentRun
 W4 = {"dtype": "int4", "granularity": "per_tensor"}
 KINDS: dict[str, dict[str, Any]] = {
     "int8 per tensor": {"weight": {"granularity": "per_tensor"}},
-    "int8 per channel": {"weight": {"granularity": "per_channel"}},
-    "int4 per tensor": {"weight": W4},
+    "int8 per channel": {"weight": {"granularity": "per_channel"}}, "int4 per tensor": {"weight": W4},
     "int4 per channel": {"weight": {"dtype": "int4", "granularity": "per_channel"}},
     "int16 weights": {"weight": {"dtype": "int16"}},
     "power of two": {"preset": "xint8", "target": "onnxruntime_cpu", "bias": {"dtype": "int8"}},
     "uint8 weights": {"weight": {"dtype": "uint8", "symmetric": False}},
-}
+}  # fmt: skip
 
 
 def rounded(

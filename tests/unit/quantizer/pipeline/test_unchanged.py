@@ -28,10 +28,9 @@ CONSTANTS |= {"zero": np.float32(0), "factor": np.float32(3)}
 SAMPLES = {"x": np.abs(normal(16, 4)) * np.where(np.arange(16) == 15, -1, 1)[:, None].astype(np.float32)}
 FAULTS = {
     "NaN in a column": ("w", np.where(np.eye(4)[0] > 0, np.nan, WEIGHT).astype(np.float32)),
-    "another rank": ("shape", np.array([0, 1, 4])),
-    "other integers": ("one", np.array(2)),
+    "another rank": ("shape", np.array([0, 1, 4])), "other integers": ("one", np.array(2)),
     "the branch that the first samples do not take": ("factor", np.float32(3.2)),
-}
+}  # fmt: skip
 
 
 def spoil(monkeypatch: pytest.MonkeyPatch, passes: list[str], name: str, value: np.ndarray) -> None:

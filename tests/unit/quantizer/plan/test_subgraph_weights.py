@@ -123,10 +123,9 @@ def feeds_of(go: bool) -> dict[str, np.ndarray]:
 
 
 MODES = [
-    {"mode": "weights_only"},
-    {"mode": "static"},
+    {"mode": "weights_only"}, {"mode": "static"},
     {"mode": "static", "activation": {"dtype": "int8", "symmetric": True}},
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("settings", "dtype"), [(MODES[0], "int8"), (MODES[1], "int4"), (MODES[2], "int8")])

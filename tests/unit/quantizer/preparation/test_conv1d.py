@@ -61,10 +61,9 @@ def test_two_of_them_make_one_quantized_region() -> None:
 
 
 OTHERS = {
-    "positions differ": "y = Add(s, positions)",
-    "read elsewhere": "a = Add(s, b) y = Mul(a, s)",
+    "positions differ": "y = Add(s, positions)", "read elsewhere": "a = Add(s, b) y = Mul(a, s)",
     "two activations": "y = Add(s, z)",
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", OTHERS)

@@ -104,9 +104,8 @@ def assert_weights(quantized: onnx.ModelProto, back: onnx.ModelProto, least: int
 
 DYNAMIC_OPERATORS = {
     "conv": ["Conv", "Relu", "Conv", "Add", "GlobalAveragePool", "Flatten", "MatMul", "Add", "Softmax"],
-    "mlp": ["MatMul", "Add", "Relu", "MatMul", "Add", "Tanh", "MatMul"],
-    "embedding": ["Gather", "MatMul", "Tanh"],
-}
+    "mlp": ["MatMul", "Add", "Relu", "MatMul", "Add", "Tanh", "MatMul"], "embedding": ["Gather", "MatMul", "Tanh"],
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -133,9 +132,8 @@ def test_onnxruntime_dynamic(tmp_path: Path, net: str, per_channel: bool, weight
 
 STATIC_OPERATORS = {
     "conv": ["Conv", "Relu", "Conv", "Add", "GlobalAveragePool", "Flatten", "Gemm", "Softmax"],
-    "mlp": ["Gemm", "Relu", "Gemm", "Tanh", "MatMul"],
-    "embedding": ["Gather", "MatMul", "Tanh"],
-}
+    "mlp": ["Gemm", "Relu", "Gemm", "Tanh", "MatMul"], "embedding": ["Gather", "MatMul", "Tanh"],
+}  # fmt: skip
 ON_WEIGHTS = {"ActivationSymmetric": True, "AddQDQPairToWeight": True}
 
 

@@ -56,11 +56,10 @@ LIMITED = {
     "max of min": "l = Min(six, a) c = Max(zero, l)", "min of relu": "l = Relu(a) c = Min(l, six)",
 }  # fmt: skip
 SWISH = {
-    "gate, then x": "g = Mul(c, sixth) [last] y = Mul(x, g)",
-    "gate divided": "g = Div(c, six) [last] y = Mul(g, x)",
+    "gate, then x": "g = Mul(c, sixth) [last] y = Mul(x, g)", "gate divided": "g = Div(c, six) [last] y = Mul(g, x)",
     "product, then a sixth": "p = Mul(x, c) [last] y = Mul(p, sixth)",
     "product divided": "p = Mul(x, c) [last] y = Div(p, six)",
-}
+}  # fmt: skip
 GELU = "u = Div(x, root) t = Erf(u) v = Add(t, one) w = Mul(x, v) [last] y = Mul(w, half)"
 # name: the pass, what is left of it, the function; and its shape and opset where they are others
 FUSED: dict[str, tuple] = {

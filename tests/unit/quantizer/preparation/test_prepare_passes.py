@@ -196,9 +196,8 @@ def test_shapes_are_fixed_to_the_end() -> None:
 BAD_SHAPES = {
     "image": ({"image": (1, 3, 8, 8)}, "no such input; it has 'x', 'z'"),
     "x": ({"x": (1, 8, 8)}, "3 axes, the model declares 4"),
-    "z": ({"z": (1, 5)}, "axis 1 is 4 in the model and cannot become 5"),
-    "a~1b": ({"a/b": (1,)}, "no such input"),
-}
+    "z": ({"z": (1, 5)}, "axis 1 is 4 in the model and cannot become 5"), "a~1b": ({"a/b": (1,)}, "no such input"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("pointer", BAD_SHAPES)

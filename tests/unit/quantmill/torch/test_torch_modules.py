@@ -68,10 +68,9 @@ class Repeated(nn.Module):
 
 
 NETWORKS: dict[str, tuple[Any, Tensor]] = {
-    "residual": (Residual, images(2, 16)),
-    "encoder": (TextEncoder, torch.randint(0, 100, (2, 12))),
+    "residual": (Residual, images(2, 16)), "encoder": (TextEncoder, torch.randint(0, 100, (2, 12))),
     "repeated": (Repeated, torch.randn(2, 6)),
-}
+}  # fmt: skip
 # The attention's last projection is computed on [words * batch, channels], so it is a Gemm.
 ATTENTION = {"MatMul": 5, "Gemm": 1, "Softmax": 1, "LayerNormalization": 2, "Gelu": 1}
 SELECTED = [

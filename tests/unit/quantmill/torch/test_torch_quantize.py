@@ -30,10 +30,9 @@ QUICK = {"evaluation": {"latency_runs": 1}}
 INT8 = {"preset": "int8", "target_options": {"x86_without_vnni": True}, **QUICK}
 IDS = torch.randint(0, 100, (32, 12), generator=torch.Generator().manual_seed(2))
 NETWORKS: dict[str, tuple[Any, Tensor]] = {
-    "mobilenet_v3_small": (MobileNetV3Small, images(16, 32)),
-    "swin": (Swin, images(16, 32)),
+    "mobilenet_v3_small": (MobileNetV3Small, images(16, 32)), "swin": (Swin, images(16, 32)),
     "transformer_encoder": (TextEncoder, IDS),
-}
+}  # fmt: skip
 
 
 def in_onnxruntime(path: Path, *inputs: Tensor) -> list[np.ndarray]:
