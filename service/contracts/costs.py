@@ -33,6 +33,8 @@ _WALK_PASSES = 3.0
 _BACKWARD_PASSES = 9.0
 # Of the moments solver, whose matrices are small.
 _MULTIPLICATIONS_PER_SECOND = 2.2e10
+# A process that runs a few samples with and without the runtime's optimizations, which is slower.
+_PROCESS_SECONDS, _BOTH_WAYS = 0.3, 16
 # Until torch is loaded, where it is not.
 TORCH_SECONDS = 3.0
 
@@ -102,6 +104,7 @@ def _stages(config: QuantizationConfig, facts: Facts) -> Iterator[tuple[str, flo
     drafts = 1 + len(config.algorithms)
     runs = 2 * (_WARM_UP_RUNS + _LATENCY_TIMES * config.evaluation.latency_runs)
     yield "emit", _NODE_EMITTED * nodes
+    yield "runtime_check", _PROCESS_SECONDS + 2 * session + _BOTH_WAYS * one
     yield "evaluation", session + measured * (one * _EVALUATION + _METRICS_SECONDS)
     yield "layers", drafts * (2 * session + layer_samples * one * _LAYERS)
     yield "latency", min(runs * one, _LATENCY_SECONDS)

@@ -65,6 +65,7 @@ from worker.quantizer.run.stages import Stages
 from worker.quantizer.runtime.cpu import cpu_notes
 from worker.quantizer.runtime.session import Session, is_heavy
 from worker.quantizer.sanity.examine import examine
+from worker.quantizer.written.settle import as_written
 
 
 @dataclass(frozen=True)
@@ -146,7 +147,7 @@ def quantize(
         scratch=scratch,
         data_file=data_file,
     )
-    done = found.emit()
+    done = as_written(found.emit(), found)
     made = make_report(done, found.case, found.services)
     done, made = falling_back(done, made, found)
     report = with_advice(made.report, done, found.case, found.services, found)

@@ -8,10 +8,12 @@ From one pair to the next it computes on integers whatever it has a kernel for (
                                 int32 at the product of scales in float16, which is 0 (weight_bias_quantization.cc)
 
 Behind the first two stands an operator that no optimization takes away, and that changes nothing: Max. Such a bias is
-added behind its layer, where TensorRT finds it as well as inside.
+added behind its layer, where TensorRT finds it as well as inside. What else the plan names is kept apart likewise.
 """
 
 from __future__ import annotations
+
+from collections.abc import Collection
 
 import numpy as np
 import onnx_ir as ir
@@ -30,11 +32,23 @@ from worker.quantizer.operators.linear import linear_view
 from worker.quantizer.operators.windows import counts_beyond, has_gaps
 
 _LINEAR = ("Conv", "ConvTranspose", "Gemm")
+_FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
 
 
-def keep_apart(graph: ir.Graph, names: Names) -> None:
-    """Keep such nodes from being made integer ones. Dilations of 1 in a pool say nothing, and go."""
+def can_be_kept(value: ir.Value) -> bool:
+    """True if a value can be kept apart by name."""
+    maker = value.producer()
+    return maker is not None and maker.outputs[0] is value and value.dtype in _FLOATS
+
+
+def keep_apart(graph: ir.Graph, names: Names, further: Collection[str] = ()) -> None:
+    """Keep such nodes from being made integer ones, and those that make the tensors ``further``. Dilations of 1 in a
+    pool say nothing, and go.
+    """
     for node in list(graph):
+        if node.outputs and node.outputs[0].name in further and can_be_kept(node.outputs[0]):
+            _put_behind(graph, node, "Max", "lowest", _lowest(node.outputs[0]), names)
+            continue
         if node.domain not in DEFAULT_DOMAINS or node.op_type not in ("AveragePool", *_LINEAR):
             continue
         if node.op_type == "AveragePool" and not has_gaps(node):
@@ -47,8 +61,12 @@ def keep_apart(graph: ir.Graph, names: Names) -> None:
             node.resize_inputs(2)
             _put_behind(graph, node, "Add", "bias", bias, names)
         elif _is_taken(node):
-            kind = np.float16 if last.outputs[0].dtype == ir.DataType.FLOAT16 else np.float32
-            _put_behind(graph, last, "Max", "lowest", np.asarray(np.finfo(kind).min), names)
+            _put_behind(graph, last, "Max", "lowest", _lowest(last.outputs[0]), names)
+
+
+def _lowest(value: ir.Value) -> np.ndarray:
+    """The least finite number of a value's type."""
+    return np.asarray(np.finfo(np.float16 if value.dtype == ir.DataType.FLOAT16 else np.float32).min)
 
 
 def _before_quantizers(node: ir.Node) -> ir.Node | None:

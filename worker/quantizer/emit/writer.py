@@ -92,7 +92,7 @@ def emit(model: ir.Model, plan: QuantizationPlan) -> Emitted:
     _drop_unread(graph, writer.made)
     if plan.halfs is not None:
         turn_beside(model, plan, writer.made)
-    keep_apart(graph, writer.names)
+    keep_apart(graph, writer.names, plan.kept_apart)
     model.producer_name, model.producer_version = PRODUCER, None
     return Emitted(model, restored)
 

@@ -26,7 +26,7 @@ from worker.quantizer.evaluation.latency import measure_latency
 from worker.quantizer.evaluation.metric_figures import metric_figures
 from worker.quantizer.evaluation.nhwc import NhwcSession
 from worker.quantizer.fallback.goals import Goals, with_outcomes
-from worker.quantizer.fallback.placement import in_float, without
+from worker.quantizer.fallback.placement import SLOWER_QUANTIZED, in_float, without
 from worker.quantizer.fallback.regions import regions
 from worker.quantizer.fallback.search import Placement, take_off
 from worker.quantizer.plan.targets import TARGETS
@@ -226,7 +226,9 @@ class _Choice:
 
     def _placement(self, nodes: frozenset[str]) -> Placement:
         self._searching.check()
-        draft = without(self._planned.draft, nodes, self._case, Services(self._searching, self._threads))
+        draft = without(
+            self._planned.draft, nodes, SLOWER_QUANTIZED(), self._case, Services(self._searching, self._threads)
+        )
         return Placement(draft, self._quantizer.emit(draft), nodes)
 
     def _ratio(self, reference: Placement, other: Placement) -> LatencyFigures:

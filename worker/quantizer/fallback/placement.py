@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
-from service.contracts.reason import declare
+from service.contracts.reason import Reason, declare
 from worker.quantizer.graph.values import node_name
 from worker.quantizer.plan.parameters import Parameters
 from worker.quantizer.plan.types import QuantizationPlan
@@ -22,12 +22,13 @@ SLOWER_QUANTIZED = declare(
 )
 
 
-def without(draft: Draft, nodes: Collection[str], case: Case, services: Services) -> Draft:
+def without(draft: Draft, nodes: Collection[str], reason: Reason, case: Case, services: Services) -> Draft:
     """The draft with these nodes in float; what then stands alone between float nodes goes with them.
 
     Args:
         draft: filled by mode static.
         nodes: names of quantized nodes.
+        reason: why they stay in float.
         case: what is quantized.
         services: of the run.
 
@@ -36,10 +37,10 @@ def without(draft: Draft, nodes: Collection[str], case: Case, services: Services
         CanceledError: the run was canceled.
     """
     before = draft.plan
-    facts = draft.prepared.facts.with_kept_float(dict.fromkeys(nodes, SLOWER_QUANTIZED()))
+    facts = draft.prepared.facts.with_kept_float(dict.fromkeys(nodes, reason))
     made = draft.replanned(case.config, replace(draft.prepared, facts=facts))
     plan = made.plan
-    plan.silent = dict(before.silent)
+    plan.silent, plan.kept_apart = dict(before.silent), before.kept_apart
     for tensor, activation in plan.activations.items():
         if tensor in before.activations:
             activation.spec = before.activations[tensor].spec

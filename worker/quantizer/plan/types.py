@@ -135,8 +135,9 @@ class QuantizationPlan:
     names the nodes that compute in float16 where they compute on no integers, with their Q/DQ pairs; None: all compute
     in float32. With ``half_interface`` inputs and outputs of the model are float16 then as well. ``shelf`` takes arrays
     that are too large to be held; None: all are held. ``spans`` holds, by tensor whose range counts, the range of each
-    of its channels on the calibration data, float64 [channels]. What the value of a parameter is, and how it is
-    changed: see ``worker.quantizer.plan.parameters``.
+    of its channels on the calibration data, float64 [channels]. ``kept_apart`` names tensors that onnxruntime must not
+    make by integers, as it would make something else. What the value of a parameter is, and how it is changed: see
+    ``worker.quantizer.plan.parameters``.
     """
 
     nodes: dict[str, NodePlan] = field(default_factory=dict)
@@ -150,6 +151,7 @@ class QuantizationPlan:
     spans: dict[str, np.ndarray] = field(default_factory=dict)
     halfs: frozenset[str] | None = None
     half_interface: bool = False
+    kept_apart: frozenset[str] = frozenset()
     shelf: Shelf | None = None
 
     @property
@@ -174,6 +176,7 @@ class QuantizationPlan:
             spans=dict(self.spans),
             halfs=self.halfs,
             half_interface=self.half_interface,
+            kept_apart=self.kept_apart,
             shelf=self.shelf,
         )
 

@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from service.contracts.config import QuantizationConfig
 from service.contracts.report import AlgorithmFigures
+from service.contracts.report.findings import Finding
 from service.contracts.specs import ActivationSpec
 from worker.quantizer.emit import Emitted, emit
 from worker.quantizer.graph.facts import NodeFacts
@@ -117,6 +118,21 @@ class Filled:
 
 
 @dataclass(frozen=True)
+class Differs:
+    """A model that onnxruntime computes otherwise than it says.
+
+    Attributes:
+        finding: for the report.
+        plain_db: SQNR of the worst output without the runtime's optimizations, in dB; None: it has none.
+        optimized_db: with them.
+    """
+
+    finding: Finding
+    plain_db: float | None
+    optimized_db: float | None
+
+
+@dataclass(frozen=True)
 class Quantized:
     """The outcome of the engine proper, before evaluation.
 
@@ -125,12 +141,14 @@ class Quantized:
         emitted: the last draft's quantized model.
         content: the same, as it is written.
         journal: how it came about: that of the last draft, and what comes before and behind it.
+        differs: what is to be told where onnxruntime computes it otherwise than it says; None: it does not.
     """
 
     filled: Filled
     emitted: Emitted
     content: ModelContent
     journal: Journal
+    differs: Differs | None = None
 
     @property
     def prepared(self) -> Prepared:

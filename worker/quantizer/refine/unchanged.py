@@ -49,7 +49,7 @@ def strays(prepared: ir.Model, case: Case, services: Services) -> dict[str, str]
 def _differing(session: Session, case: Case, services: Services, samples: int) -> dict[str, str]:
     """How outputs of ``session`` differ from those of the float model, by name."""
     distances, found = Distances(), dict[str, str]()
-    for first in _spread(case.calibration_samples, samples):
+    for first in spread(case.calibration_samples, samples):
         expected = case.expected_outputs(services.run, batch_size=1, first=first, last=first + 1)
         for twins in side_by_side(session, expected, services.run):
             finite = []
@@ -66,7 +66,7 @@ def _differing(session: Session, case: Case, services: Services, samples: int) -
     return {**far, **found}
 
 
-def _spread(count: int, wanted: int) -> list[int]:
+def spread(count: int, wanted: int) -> list[int]:
     """Numbers of ``wanted`` samples out of ``count``, the first and the last among them."""
     return sorted({round(k) for k in np.linspace(0, max(count - 1, 0), min(count, wanted))})
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from service.contracts.calibration import TensorRange
-from service.contracts.report import ModelFigures, Report
+from service.contracts.report import GateClause, ModelFigures, Report
 from worker.quantizer.evaluation.class_axis import class_outputs
 from worker.quantizer.evaluation.compare import compare
 from worker.quantizer.evaluation.gate import judge, search_clauses
@@ -16,7 +16,7 @@ from worker.quantizer.evaluation.metric_figures import metric_figures
 from worker.quantizer.evaluation.nhwc import NhwcSession
 from worker.quantizer.graph import sizes
 from worker.quantizer.refine.case import Case
-from worker.quantizer.refine.draft import Quantized
+from worker.quantizer.refine.draft import Differs, Quantized
 from worker.quantizer.report.growth import growth_words
 from worker.quantizer.report.kernels import kernel_figures
 from worker.quantizer.report.layer_latency import with_latency
@@ -104,16 +104,18 @@ def make_report(quantized: Quantized, case: Case, services: Services) -> Assembl
     measured = with_chance(metric_figures(config.evaluation, comparison), case)
     by_figures = figure_findings(measured, case, comparison.fidelity.samples)
     by_channels = channel_findings(quantized.filled.drafts[0], config.outlier_ratio)
-    findings = worst_first([*case.findings, *by_figures, *by_channels])
+    differs = [] if quantized.differs is None else [quantized.differs.finding]
+    findings = worst_first([*differs, *case.findings, *by_figures, *by_channels])
     outcomes = tuple(quantized.filled.outcomes)
     searched = search_clauses(config.algorithms, outcomes) if outcomes else ()
+    further = (*searched, *([] if quantized.differs is None else [_runtime_clause(quantized.differs)]))
     verdict, clauses = judge(
         config.evaluation.gate,
         float_figures,
         figures,
         comparison.fidelity,
         measured,
-        searched,
+        further,
         latency=latency,
         findings=findings,
     )
@@ -153,3 +155,14 @@ def make_report(quantized: Quantized, case: Case, services: Services) -> Assembl
         manifest=make_manifest(case, services.threads, content),
     )
     return Assembled(report, comparison.samples)
+
+
+def _runtime_clause(differs: Differs) -> GateClause:
+    """The clause that such a model breaks, whatever the gate asks for: no gate is passed by it."""
+    return GateClause(
+        clause="runtime_agreement",
+        wanted=0.0 if differs.plain_db is None else round(differs.plain_db, 3),
+        got=None if differs.optimized_db is None else round(differs.optimized_db, 3),
+        holds=False,
+        why=differs.finding.message,
+    )

@@ -1,0 +1,268 @@
+"""Writes a model such that onnxruntime computes what it says, with its optimizations and without.
+
+The written model is run both ways on a few samples, in a process that may die. Where they are apart the tensor is found
+at which that begins, by bisection, and its node is written otherwise: kept from the runtime's integer kernel, or left
+in float. What helps neither way is told, and no gate is passed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from service.contracts.errors import EngineError
+from service.contracts.reason import declare as declare_reason
+from worker.quantizer.emit.apart import can_be_kept
+from worker.quantizer.fallback.placement import without
+from worker.quantizer.graph.values import node_name
+from worker.quantizer.plan.types import Role
+from worker.quantizer.preparation.layout import TO_NHWC
+from worker.quantizer.refine.case import Case
+from worker.quantizer.refine.draft import STATIC, Differs, Draft, Filled, Quantized
+from worker.quantizer.refine.unchanged import spread
+from worker.quantizer.run.services import Services
+from worker.quantizer.runtime.cpu import may_saturate
+from worker.quantizer.runtime.faults import cleaned
+from worker.quantizer.sanity.kind import declare
+from worker.quantizer.written.child import Arrays, Outcome, both_ways
+from worker.quantizer.written.compare import Apart, outputs_apart, tensor_apart
+from worker.quantizer.written.prefix import up_to
+
+_SAMPLES = 4
+_ROUNDS = 6
+_NATIVE = frozenset(
+    {ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataType.BOOL}
+    | {getattr(ir.DataType, f"{kind}{bits}") for kind in ("INT", "UINT") for bits in (8, 16, 32, 64)}
+)
+
+COMPUTED_OTHERWISE = declare_reason(
+    "computed-otherwise",
+    "onnxruntime's optimizations compute something else than its Q/DQ pairs say",
+    hint="Update onnxruntime, or report the node to its project.",
+)
+RUNTIME_DIFFERS = declare(
+    "runtime-differs",
+    "critical",
+    "onnxruntime computes output {output!r} otherwise than the model says: against the float model {optimized} with "
+    "its optimizations, {plain} without",
+    hint="Exclude the layers before that output, or use another target; other runtimes may give either figure.",
+)
+
+
+class Quantizer(Protocol):
+    """Writes drafts of the model at hand."""
+
+    @property
+    def case(self) -> Case:
+        """What is quantized, on which data."""
+
+    @property
+    def services(self) -> Services:
+        """Of the run."""
+
+    def emit(self, draft: Draft | None = None) -> Quantized:
+        """The model of the last draft, or of another one."""
+
+
+def as_written(done: Quantized, quantizer: Quantizer) -> Quantized:
+    """The model, or another one of the same plan that onnxruntime computes as it is written; else one that says so.
+
+    Raises:
+        EngineError: onnxruntime ends its process on the model.
+        CanceledError: the run was canceled.
+    """
+    if done.plan.is_empty:
+        return done
+    services = quantizer.services
+    with services.stages.stage("runtime_check"):
+        services.run.progress("runtime_check")
+        return _Settling(done, quantizer).settled()
+
+
+@dataclass(frozen=True)
+class _Found:
+    """What was found about a model: an output that is apart, or what kept the runtime from running it at all."""
+
+    apart: Apart | None = None
+    failed: Outcome | None = None
+
+
+class _Settling:
+    def __init__(self, done: Quantized, quantizer: Quantizer) -> None:
+        self._first, self._quantizer = done, quantizer
+        self._case, self._services = quantizer.case, quantizer.services
+        self._outputs = _comparable(done)
+        self._found = _Found()
+        self._feeds: Arrays = []
+        self._expected: Arrays = []
+
+    def settled(self) -> Quantized:
+        reason = self._untried()
+        if reason is None:
+            self._take_samples()
+            reason = self._unfed()
+        if reason is not None:
+            return _told(self._first, f"the model was not run without onnxruntime's optimizations as well: {reason}")
+        done, tried, told = self._first, set[str](), list[str]()
+        for _ in range(_ROUNDS):
+            found = self._look(done)
+            if isinstance(found, str):
+                return _told(done, f"the model was not run without onnxruntime's optimizations as well: {found}")
+            if found is None:
+                return _told(done, *told)
+            if done is self._first:
+                self._found = found
+            if may_saturate(self._case.config):
+                break  # that is the host's, and its own note says so
+            tensor = self._beginning(done, found)
+            changed = None if tensor is None else self._changed(done, tensor, tried)
+            if changed is None:
+                break
+            told.append(_words(tensor or "", found))
+            self._services.run.log(told[-1], "warning")
+            done = changed
+        if found.failed is not None and found.failed.died:
+            raise _deadly(found.failed)
+        if found.apart is None:
+            return self._first  # the evaluation meets the refusal, and raises it
+        if may_saturate(self._case.config):
+            return _told(done, *told)
+        apart = self._found.apart or found.apart
+        finding = RUNTIME_DIFFERS({"output": apart.output}, **vars(apart))
+        return replace(self._first, differs=Differs(finding, apart.plain_db, apart.optimized_db))
+
+    def _untried(self) -> str | None:
+        """Why the model is not tried; None if it is."""
+        if not isinstance(self._first.content.runnable, bytes):
+            return "it is too large to be held twice"
+        return None if self._outputs else "none of its outputs can be compared"
+
+    def _unfed(self) -> str | None:
+        odd = {array.dtype for feeds in self._feeds for array in feeds.values() if array.dtype.kind not in "fiub"}
+        return f"its inputs are {', '.join(sorted(map(str, odd)))}" if odd else None
+
+    def _take_samples(self) -> None:
+        turned = set(self._first.prepared.nhwc_inputs)
+        halfs = {value.name for value in self._first.emitted.model.graph.inputs if value.dtype == ir.DataType.FLOAT16}
+        for first in spread(self._case.calibration_samples, _SAMPLES):
+            for one in self._case.expected_outputs(self._services.run, batch_size=1, first=first, last=first + 1):
+                self._expected.append({name: np.asarray(one.outputs[name]) for name in self._outputs})
+                self._feeds.append({name: _fed(name, array, turned, halfs) for name, array in one.batch.feeds.items()})
+
+    def _look(self, done: Quantized) -> _Found | str | None:
+        """What is wrong with a model; words: it could not be told; None: nothing."""
+        assert isinstance(done.content.runnable, bytes)  # noqa: S101 - seen to before
+        ways = self._run(done.content.runnable, self._outputs)
+        optimized, plain = ways["optimized"].outputs, ways["plain"].outputs
+        failed = next((way for way in ways.values() if way.died), None)
+        if failed is None and optimized is None and plain is not None:
+            failed = ways["optimized"]
+        if failed is not None:
+            return _Found(failed=failed)
+        if optimized is None:
+            return None  # the evaluation meets the same, and raises it as what it is
+        if plain is None:
+            return f"onnxruntime refuses it so ({ways['plain'].trouble})"
+        apart = outputs_apart(self._expected, optimized, plain)
+        return None if apart is None else _Found(apart)
+
+    def _run(self, model: bytes, outputs: Collection[str]) -> dict[str, Outcome]:
+        return both_ways(model, self._feeds, list(outputs), threads=self._services.threads, run=self._services.run)
+
+    def _beginning(self, done: Quantized, found: _Found) -> str | None:
+        """The first quantized tensor, by bisection, at which both ways are apart, or at which a process ends."""
+        assert isinstance(done.content.runnable, bytes)  # noqa: S101 - seen to before
+        model = onnx.load_from_string(done.content.runnable)
+        there = {name for node in model.graph.node for name in node.output}
+        order = {name: k for k, name in enumerate(name for node in model.graph.node for name in node.output)}
+        restored = {name: tensor for tensor, name in done.emitted.restored.items() if name in there}
+        names = sorted(restored, key=order.__getitem__)
+        low, high = 0, len(names)
+        while low < high:
+            middle = (low + high) // 2
+            self._services.run.check()
+            if self._is_off(model, names[middle], done, restored, failed=found.failed is not None):
+                high = middle
+            else:
+                low = middle + 1
+        return restored[names[low]] if low < len(names) else None
+
+    def _is_off(
+        self, model: onnx.ModelProto, name: str, done: Quantized, restored: dict[str, str], *, failed: bool
+    ) -> bool:
+        ways = self._run(up_to(model, name), [name])
+        optimized, plain = ways["optimized"].outputs, ways["plain"].outputs
+        if failed:
+            return any(way.died for way in ways.values()) or (optimized is None and plain is not None)
+        if optimized is None or plain is None:
+            return False
+        entry = done.plan.activations.get(restored[name])
+        return tensor_apart(optimized, plain, name, None if entry is None else entry.quantization)
+
+    def _changed(self, done: Quantized, tensor: str, tried: set[str]) -> Quantized | None:
+        """The model with the node that makes a tensor kept apart, or, where that has been tried, in float."""
+        draft = done.filled.draft
+        value = next((made for node in draft.graph for made in node.outputs if made.name == tensor), None)
+        maker = None if value is None else value.producer()
+        if value is None or maker is None:
+            return None
+        if tensor not in tried and draft.form is STATIC and can_be_kept(value):
+            tried.add(tensor)
+            plan = draft.plan.copy()
+            plan.kept_apart = plan.kept_apart | {tensor}
+            return self._emitted(done, replace(draft, plan=plan))
+        name = node_name(maker)
+        if name in tried or draft.form is not STATIC:
+            return None
+        tried.add(name)
+        entry = draft.plan.nodes.get(name)
+        nodes = [name]
+        if entry is not None and entry.role is Role.FUSED and maker.inputs[0] is not None:
+            before = maker.inputs[0].producer()
+            nodes += [] if before is None else [node_name(before)]
+        reason = COMPUTED_OTHERWISE()
+        return self._emitted(done, without(draft, nodes, reason, self._case, self._services))
+
+    def _emitted(self, done: Quantized, draft: Draft) -> Quantized:
+        emitted = self._quantizer.emit(draft)
+        drafts = [*done.filled.drafts[:-1], replace(draft, algorithm=done.filled.draft.algorithm)]
+        return replace(emitted, filled=Filled(drafts, done.filled.outcomes))
+
+
+def _comparable(done: Quantized) -> list[str]:
+    """Outputs that a process can hand over as arrays of numbers."""
+    outputs = done.emitted.model.graph.outputs
+    return [value.name or "" for value in outputs if isinstance(value.type, ir.TensorType) and value.dtype in _NATIVE]
+
+
+def _fed(name: str, array: np.ndarray, turned: Collection[str], halfs: Collection[str | None]) -> np.ndarray:
+    if name in halfs and array.dtype == np.float32:
+        array = array.astype(np.float16)
+    return np.ascontiguousarray(array.transpose(TO_NHWC)) if name in turned and array.ndim == len(TO_NHWC) else array
+
+
+def _told(done: Quantized, *sentences: str) -> Quantized:
+    return replace(done, journal=done.journal.followed_by(*sentences)) if sentences else done
+
+
+def _words(tensor: str, found: _Found) -> str:
+    if found.apart is None:
+        trouble = "" if found.failed is None else cleaned(found.failed.trouble)
+        return f"{tensor}: onnxruntime's optimizations fail there ({trouble}); written otherwise"
+    apart = found.apart
+    return (
+        f"{tensor}: onnxruntime's optimizations compute it otherwise than the model says ({apart.optimized} instead of "
+        f"{apart.plain} at output {apart.output}); written otherwise"
+    )
+
+
+def _deadly(died: Outcome) -> EngineError:
+    return EngineError(
+        f"onnxruntime cannot run the quantized model: {died.trouble}",
+        hint="Exclude nodes until it runs, or update onnxruntime; a float model that it runs can be sent to us.",
+    )
