@@ -25,6 +25,13 @@ TOO_FEW_CLASSES = declare(
     "{metric} counts a label among the first {rank} of {classes} classes: it is 100 % whatever the model decides",
     hint="Measure top1, or accuracy_at_k with a smaller k.",
 )
+RUNTIME_DIFFERS = declare(
+    "runtime-differs",
+    "critical",
+    "onnxruntime computes output {output!r} otherwise than the model says: against the float model {optimized} with "
+    "its optimizations, {plain} without",
+    hint="Exclude the layers before that output, or use another target; other runtimes may give either figure.",
+)
 
 
 def with_chance(metrics: Sequence[MetricFigures], case: Case) -> tuple[MetricFigures, ...]:

@@ -16,7 +16,7 @@ import onnx
 import onnx_ir as ir
 
 from service.contracts.errors import EngineError
-from service.contracts.reason import declare as declare_reason
+from service.contracts.reason import declare
 from worker.quantizer.emit.apart import can_be_kept
 from worker.quantizer.fallback.placement import without
 from worker.quantizer.graph.values import node_name
@@ -28,7 +28,7 @@ from worker.quantizer.refine.unchanged import spread
 from worker.quantizer.run.services import Services
 from worker.quantizer.runtime.cpu import may_saturate
 from worker.quantizer.runtime.faults import cleaned
-from worker.quantizer.sanity.kind import declare
+from worker.quantizer.sanity.figures import RUNTIME_DIFFERS
 from worker.quantizer.written.child import Arrays, Outcome, both_ways
 from worker.quantizer.written.compare import Apart, outputs_apart, tensor_apart
 from worker.quantizer.written.prefix import up_to
@@ -40,17 +40,10 @@ _NATIVE = frozenset(
     | {getattr(ir.DataType, f"{kind}{bits}") for kind in ("INT", "UINT") for bits in (8, 16, 32, 64)}
 )
 
-COMPUTED_OTHERWISE = declare_reason(
+COMPUTED_OTHERWISE = declare(
     "computed-otherwise",
     "onnxruntime's optimizations compute something else than its Q/DQ pairs say",
     hint="Update onnxruntime, or report the node to its project.",
-)
-RUNTIME_DIFFERS = declare(
-    "runtime-differs",
-    "critical",
-    "onnxruntime computes output {output!r} otherwise than the model says: against the float model {optimized} with "
-    "its optimizations, {plain} without",
-    hint="Exclude the layers before that output, or use another target; other runtimes may give either figure.",
 )
 
 

@@ -1,0 +1,82 @@
+"""Draws many networks, quantizes them, and counts what is wrong: ``python -m tests.generated --count 20000``.
+
+Each fault is a line of JSON in the file that ``--output`` names. A process that dies is told, and goes on behind it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import time
+from collections import Counter
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+from tests.generated.process import work
+
+_STUCK_SECONDS = 300
+
+
+def _start() -> tuple[Any, Connection]:
+    ours, theirs = multiprocessing.Pipe()
+    process = multiprocessing.get_context("spawn").Process(target=work, args=(theirs,), daemon=True)
+    process.start()
+    theirs.close()
+    return process, ours
+
+
+def main() -> None:
+    """See the module's head."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--count", type=int, default=300)
+    parser.add_argument("--seeds", help="file of seeds, one a line, in the place of both")
+    parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--output", default="generated.jsonl")
+    options = parser.parse_args()
+    seeds = iter(range(options.first, options.first + options.count))
+    if options.seeds:
+        seeds = iter([int(line) for line in Path(options.seeds).read_text().split()])
+    counts: Counter[str] = Counter()
+    with Path(options.output).open("w") as file:
+        workers = {pipe: (process, -1, time.monotonic()) for process, pipe in (_start() for _ in range(options.processes))}
+        for pipe in list(workers):
+            _next(workers, pipe, seeds)
+        while workers:
+            for pipe in wait(list(workers), timeout=5):
+                process, seed, _ = workers[pipe]
+                try:
+                    found = pipe.recv()
+                except (EOFError, ConnectionResetError):
+                    process.join()
+                    found = {"seed": seed, "fault": f"process ended by {-process.exitcode}", "detail": "", "sqnr_db": None}
+                    del workers[pipe]
+                    process, pipe = _start()
+                    workers[pipe] = (process, -1, 0.0)
+                counts[found["fault"] or "fine"] += 1
+                if found["fault"]:
+                    file.write(json.dumps(found) + "\n")
+                    file.flush()
+                _next(workers, pipe, seeds)
+            for process, seed, since in list(workers.values()):
+                if seed >= 0 and time.monotonic() - since > _STUCK_SECONDS:
+                    process.kill()
+    for fault, count in counts.most_common():
+        print(f"{count:7} {fault}")  # noqa: T201 - a program's output
+
+
+def _next(workers: dict[Connection, tuple[Any, int, float]], pipe: Connection, seeds: Any) -> None:
+    process, seed = workers[pipe][0], next(seeds, None)
+    if seed is None:
+        process.kill()
+        del workers[pipe]
+        return
+    workers[pipe] = (process, seed, time.monotonic())
+    pipe.send(seed)
+
+
+if __name__ == "__main__":
+    main()
