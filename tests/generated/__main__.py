@@ -42,7 +42,9 @@ def main() -> None:
         seeds = iter([int(line) for line in Path(options.seeds).read_text().split()])
     counts: Counter[str] = Counter()
     with Path(options.output).open("w") as file:
-        workers = {pipe: (process, -1, time.monotonic()) for process, pipe in (_start() for _ in range(options.processes))}
+        workers = {
+            pipe: (process, -1, time.monotonic()) for process, pipe in (_start() for _ in range(options.processes))
+        }
         for pipe in list(workers):
             _next(workers, pipe, seeds)
         while workers:
@@ -52,7 +54,12 @@ def main() -> None:
                     found = pipe.recv()
                 except (EOFError, ConnectionResetError):
                     process.join()
-                    found = {"seed": seed, "fault": f"process ended by {-process.exitcode}", "detail": "", "sqnr_db": None}
+                    found = {
+                        "seed": seed,
+                        "fault": f"process ended by {-process.exitcode}",
+                        "detail": "",
+                        "sqnr_db": None,
+                    }
                     del workers[pipe]
                     process, pipe = _start()
                     workers[pipe] = (process, -1, 0.0)
@@ -65,7 +72,7 @@ def main() -> None:
                 if seed >= 0 and time.monotonic() - since > _STUCK_SECONDS:
                     process.kill()
     for fault, count in counts.most_common():
-        print(f"{count:7} {fault}")  # noqa: T201 - a program's output
+        print(f"{count:7} {fault}")
 
 
 def _next(workers: dict[Connection, tuple[Any, int, float]], pipe: Connection, seeds: Any) -> None:

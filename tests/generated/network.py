@@ -21,7 +21,9 @@ SHAPES = [(3, 8, 8), (4, 6, 6), (2, 9, 7), (4, 12), (3, 10), (6,), (16,), (5, 8)
 ODD = ["a b", "x/y", "ü", "1", "a:0", "Relu", ".", "w" * 90, "a\\b", "{}", "%s", "'q'"]
 # float32 in, float32 out, one operand
 UNARY: dict[str, list[dict[str, Any]]] = {
-    **dict.fromkeys(["Relu", "Sigmoid", "Tanh", "Neg", "Abs", "Softplus", "Softsign", "Identity", "Floor", "Ceil"], [{}]),
+    **dict.fromkeys(
+        ["Relu", "Sigmoid", "Tanh", "Neg", "Abs", "Softplus", "Softsign", "Identity", "Floor", "Ceil"], [{}]
+    ),
     **dict.fromkeys(["Erf", "Sign", "Round", "HardSwish", "Mish", "Exp", "Sin", "Cos", "Dropout", "Softmax"], [{}]),
     "LeakyRelu": [{}, {"alpha": 0.3}, {"alpha": -0.5}],
     "Elu": [{}, {"alpha": 0.5}],
@@ -96,7 +98,9 @@ class Network:
     def constant(self, array: Array, *, shared: bool = True) -> str:
         """An initializer, or one that is there and fits."""
         array = np.asarray(array)
-        alike = [name for name, held in self.constants.items() if (held.shape, held.dtype) == (array.shape, array.dtype)]
+        alike = [
+            name for name, held in self.constants.items() if (held.shape, held.dtype) == (array.shape, array.dtype)
+        ]
         if shared and alike and array.dtype == np.float32 and self.chance.random() < 0.3:
             return self.chance.choice(alike)
         name = self.name(f"w{len(self.constants)}")
@@ -115,10 +119,16 @@ class Network:
         names: list[str] = []
         for k in range(outputs):
             names.append(self.name(f"t{len(self.values)}_{k}"))
-        named = "" if self.chance.random() < 0.2 else self.chance.choice([names[0], f"{op}_{len(self.nodes)}", f"n{len(self.nodes)}"])
+        named = (
+            ""
+            if self.chance.random() < 0.2
+            else self.chance.choice([names[0], f"{op}_{len(self.nodes)}", f"n{len(self.nodes)}"])
+        )
         node = helper.make_node(op, inputs, names, name=named, **attributes)
         found = run_alone(node, {**self.values, **self.constants}, self.opset)
-        if found is None or not all(0 < made.size <= SAMPLES * LARGEST and np.isfinite(made.astype(np.float64)).all() for made in found):
+        if found is None or not all(
+            0 < made.size <= SAMPLES * LARGEST and np.isfinite(made.astype(np.float64)).all() for made in found
+        ):
             return None
         if any(made.ndim == 0 or made.shape[0] != SAMPLES for made in found) and self.batch == "N" and op != "Constant":
             return None
@@ -173,7 +183,9 @@ class Network:
         if len(shape) == 4:
             group = self.chance.choice([1, 1, 2]) if shape[1] % 2 == 0 else 1
             attributes = {"strides": [2, 2], "group": group}
-            attributes |= self.chance.choice([{}, {"output_padding": [1, 1]}, {"pads": [1, 0, 0, 1]}, {"dilations": [2, 1]}])
+            attributes |= self.chance.choice(
+                [{}, {"output_padding": [1, 1]}, {"pads": [1, 0, 0, 1]}, {"dilations": [2, 1]}]
+            )
             inputs = [x, self.weight(shape[1], 2, 3, 3)]
             inputs += [self.constant(self.normal(2 * group))] * (self.chance.random() < 0.5)
             self.add("ConvTranspose", inputs, **attributes)
@@ -232,7 +244,9 @@ class Network:
     def draw_clip(self, x: str) -> None:
         low, high = self.chance.choice([(0, 6), (-1, 1), (0, None), (None, 2), (-1, 3)])
         if self.opset < 11:
-            self.add("Clip", [x], **{key: float(value) for key, value in (("min", low), ("max", high)) if value is not None})
+            self.add(
+                "Clip", [x], **{key: float(value) for key, value in (("min", low), ("max", high)) if value is not None}
+            )
             return
         limits = ["" if value is None else self.constant(np.float32(value)) for value in (low, high)]
         if high is not None and self.chance.random() < 0.15:
@@ -252,7 +266,9 @@ class Network:
             return
         kernel = [self.chance.choice([2, 3]) for _ in range(spatial)]
         op = self.chance.choice(["MaxPool", "AveragePool", "AveragePool", "LpPool"])
-        attributes = self.windows(spatial, kernel, dilations=self.opset >= {"MaxPool": 10, "AveragePool": 19}.get(op, 18))
+        attributes = self.windows(
+            spatial, kernel, dilations=self.opset >= {"MaxPool": 10, "AveragePool": 19}.get(op, 18)
+        )
         if self.chance.random() < 0.4 and self.opset >= (18 if op == "LpPool" else 10):
             attributes["ceil_mode"] = 1
         if op == "AveragePool" and self.chance.random() < 0.4:
@@ -261,16 +277,26 @@ class Network:
 
     def draw_pad(self, x: str) -> None:
         rank = self.values[x].ndim
-        pads = [0, *[self.chance.choice([0, 1, 2]) for _ in range(rank - 1)], 0, *[self.chance.choice([0, 1]) for _ in range(rank - 1)]]
+        pads = [
+            0,
+            *[self.chance.choice([0, 1, 2]) for _ in range(rank - 1)],
+            0,
+            *[self.chance.choice([0, 1]) for _ in range(rank - 1)],
+        ]
         mode = self.chance.choice(["constant", "constant", "reflect", "edge"])
         if self.opset < 11:
             self.add("Pad", [x], pads=pads, mode=mode)
         elif self.opset >= 18 and self.chance.random() < 0.4:
-            axes = [self.constant(np.array([1, -1] if rank > 2 else [1])), self.constant(np.array([-1] if rank > 2 else [1]))]
+            axes = [
+                self.constant(np.array([1, -1] if rank > 2 else [1])),
+                self.constant(np.array([-1] if rank > 2 else [1])),
+            ]
             cut = self.constant(np.array([1, 0, 0, 2] if rank > 2 else [1, 2]))
             self.add("Pad", [x, cut, "", axes[0]], mode=mode)
         else:
-            filled = [self.constant(np.float32(self.chance.choice([0.5, -3.0])))] * (mode == "constant" and self.chance.random() < 0.4)
+            filled = [self.constant(np.float32(self.chance.choice([0.5, -3.0])))] * (
+                mode == "constant" and self.chance.random() < 0.4
+            )
             self.add("Pad", [x, self.constant(np.array(pads)), *filled], mode=mode)
 
     def draw_move(self, x: str) -> None:
@@ -335,9 +361,20 @@ class Network:
         shape = self.values[x].shape
         channels = shape[1]
         scale, shift = (self.constant(self.normal(channels) + np.float32(k)) for k in (1.5, 0))
-        choice = self.chance.choice(["BatchNormalization", "InstanceNormalization", "LayerNormalization", "GroupNormalization", "RMSNormalization"])
+        choice = self.chance.choice(
+            [
+                "BatchNormalization",
+                "InstanceNormalization",
+                "LayerNormalization",
+                "GroupNormalization",
+                "RMSNormalization",
+            ]
+        )
         if choice == "BatchNormalization":
-            mean, spread = self.constant(self.normal(channels)), self.constant(np.abs(self.normal(channels)) + np.float32(0.2), shared=False)
+            mean, spread = (
+                self.constant(self.normal(channels)),
+                self.constant(np.abs(self.normal(channels)) + np.float32(0.2), shared=False),
+            )
             self.add(choice, [x, scale, shift, mean, spread])
         elif choice == "GroupNormalization":
             groups = 2 if channels % 2 == 0 else 1
@@ -359,13 +396,19 @@ class Network:
         if self.opset < 9:
             self.add("Upsample", [x], mode=mode, scales=scales.tolist())
         elif self.opset < 11:
-            self.add(self.chance.choice(["Upsample", "Resize"]) if self.opset == 10 else "Upsample", [x, self.constant(scales)], mode=mode)
+            self.add(
+                self.chance.choice(["Upsample", "Resize"]) if self.opset == 10 else "Upsample",
+                [x, self.constant(scales)],
+                mode=mode,
+            )
         else:
             attributes: dict[str, Any] = {"mode": self.chance.choice([mode, "cubic"])}
             coordinates = ["half_pixel", "asymmetric", "align_corners", "pytorch_half_pixel"]
             attributes["coordinate_transformation_mode"] = self.chance.choice(coordinates)
             if attributes["mode"] == "nearest":
-                attributes["nearest_mode"] = self.chance.choice(["floor", "ceil", "round_prefer_floor", "round_prefer_ceil"])
+                attributes["nearest_mode"] = self.chance.choice(
+                    ["floor", "ceil", "round_prefer_floor", "round_prefer_ceil"]
+                )
             region = "" if self.opset >= 13 else self.constant(np.zeros(0, np.float32), shared=False)
             self.add("Resize", [x, region, self.constant(scales, shared=False)], **attributes)
 
@@ -402,7 +445,9 @@ class Network:
                 helper.make_node("MatMul", [x, weight], [names[0]], name="inner"),
                 helper.make_node(self.chance.choice(["Relu", "Neg", "Tanh"]), [names[0]], [names[1]], name="inner"),
             ]
-            branches[key] = helper.make_graph(inner, key, [], [helper.make_tensor_value_info(names[1], TensorProto.FLOAT, None)])
+            branches[key] = helper.make_graph(
+                inner, key, [], [helper.make_tensor_value_info(names[1], TensorProto.FLOAT, None)]
+            )
         self.add("If", [chosen], **branches)
 
     def draw_recurrent(self, x: str) -> None:
@@ -454,7 +499,9 @@ class Network:
             [numpy_helper.from_array(array, name) for name, array in self.constants.items() if name in kept],
         )
         if self.chance.random() < 0.1 and self.opset < 21:  # initializers that are inputs, as older exporters have them
-            graph.input.extend(helper.make_tensor_value_info(held.name, held.data_type, list(held.dims)) for held in graph.initializer)
+            graph.input.extend(
+                helper.make_tensor_value_info(held.name, held.data_type, list(held.dims)) for held in graph.initializer
+            )
         ir_version = self.chance.choice([4, 7]) if self.opset < 13 else 8 if self.opset < 19 else 10
         return helper.make_model(graph, opset_imports=[helper.make_opsetid("", self.opset)], ir_version=ir_version)
 
@@ -483,6 +530,8 @@ def run_alone(node: onnx.NodeProto, values: dict[str, Array], opset: int) -> lis
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     try:
         onnx.checker.check_node(node, context)  # the runtime takes some operators at opsets that have none
-        return list(ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"]).run(None, {}))
+        return list(
+            ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"]).run(None, {})
+        )
     except Exception:  # noqa: BLE001 - whatever it is, the node is not drawn
         return None

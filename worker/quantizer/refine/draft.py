@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 import onnx_ir as ir
 
 from service.contracts.config import QuantizationConfig
+from service.contracts.errors import UnsupportedModelError
 from service.contracts.report import AlgorithmFigures
 from service.contracts.report.findings import Finding
 from service.contracts.specs import ActivationSpec
@@ -86,8 +87,15 @@ class Draft:
 
     def session(self, threads: int) -> Session:
         """The quantized model, ready to run."""
-        model = self.emitted().model
-        return Session(model, threads=threads, what="quantized model", optimized=not is_large(model))
+        model, what = self.emitted().model, "quantized model"
+        if is_large(model):
+            return Session(model, threads=threads, what=what, optimized=False)
+        try:
+            return Session(model, threads=threads, what=what)
+        except (
+            UnsupportedModelError
+        ):  # by its optimizations alone: what is written at last is written such that they take it
+            return Session(model, threads=threads, what=what, optimized=False)
 
     def emitted_bytes(self) -> bytes:
         """The quantized model, serialized."""

@@ -17,7 +17,7 @@ from service.contracts.specs import ActivationSpec
 from worker.quantizer.evaluation.metrics import Distances
 from worker.quantizer.evaluation.side_by_side import side_by_side
 from worker.quantizer.plan.grids import fill_activations
-from worker.quantizer.plan.types import QuantizationPlan
+from worker.quantizer.plan.types import QuantizationPlan, Role
 from worker.quantizer.preparation.prepare import Prepared
 from worker.quantizer.refine.case import Case
 from worker.quantizer.refine.draft import Draft
@@ -97,6 +97,9 @@ def _activations_alone(plan: QuantizationPlan, calibration: AutoCalibration, cho
     """The plan without weights and biases; whatever else is to be settled takes its first candidate."""
     alone = plan.copy()
     alone.weights, alone.biases = {}, {}
+    for node in alone.nodes.values():
+        if node.role in (Role.LOOKUP, Role.STORED):  # of weights there is nothing else to write
+            node.role = None
     _name(alone, calibration, chosen)
     for entry in alone.activations.values():
         if isinstance(entry.spec.calibration, AutoCalibration):

@@ -132,12 +132,19 @@ class PieceMaker:
                 tensor = ir.to_proto(stored)
                 tensor.name = name
                 graph.initializer.append(tensor)
-        graph.input.extend(ir.to_proto(self.values[name]) for name in reads)
+        graph.input.extend(_of_any_length(ir.to_proto(self.values[name])) for name in reads)
         graph.output.extend(ir.to_proto(self.values[name]) for name in makes)
         outside = {*reads, *makes}
         inner = [value for node in nodes for value in node.outputs if value.name and value.name not in outside]
         graph.value_info.extend(ir.to_proto(value) for value in inner if value.dtype is not None)
         return proto
+
+
+def _of_any_length(value: onnx.ValueInfoProto) -> onnx.ValueInfoProto:
+    """The same with its rank alone: what shape inference says of a pool with ceil_mode is not always what comes out."""
+    for dim in value.type.tensor_type.shape.dim:
+        dim.Clear()
+    return value
 
 
 def rests_as_integers(value: ir.Value, plan: QuantizationPlan) -> bool:

@@ -33,7 +33,19 @@ from tests.unit.quantizer.toolbox import (
 from worker.quantizer.command import MODEL_FILE, quantize_files
 from worker.quantizer.run.interface import SilentRun
 
-STAGES = ["load", "sanity", "prepare", "plan", "statistics", "parameters", "emit", "runtime_check", "evaluation", "layers", "latency"]
+STAGES = [
+    "load",
+    "sanity",
+    "prepare",
+    "plan",
+    "statistics",
+    "parameters",
+    "emit",
+    "runtime_check",
+    "evaluation",
+    "layers",
+    "latency",
+]
 
 
 class Recorder(SilentRun):

@@ -74,7 +74,7 @@ def find_place(node: ir.Node, plan: QuantizationPlan) -> Place | str:
     array = constant(bias)
     if array is None or not is_float32(bias):
         return "its bias is not constant"
-    if array.size != channels or (array.ndim != 1 and array.shape[-1] != channels):
+    if not array.ndim or array.size != channels or (array.ndim != 1 and array.shape[-1] != channels):
         return "its bias does not have one value per channel"
     if float_attribute(node, "beta", 1.0) != 1.0:
         return "its bias is multiplied by beta"

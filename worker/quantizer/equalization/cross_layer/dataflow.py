@@ -147,10 +147,10 @@ class _Follower:
                     self._spaces.pin(channels)
             return
         for value, channels in zip(node.outputs, made, strict=False):
-            rank = rank_of(value)
-            if rank is not None and rank != channels.ndim:
-                raise ValueError(f"{node.name}: channels of rank {channels.ndim} for a tensor of rank {rank}")
-            self._channels[value] = channels
+            if rank_of(value) not in (None, channels.ndim):  # an operand's rank is not known
+                self._spaces.pin(channels)
+            else:
+                self._channels[value] = channels
 
     # Each handler gets the variables of the first operand and returns those of the results, or None: pin all operands.
 
