@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 import onnx_ir as ir
 
 from service.contracts.config import QuantizationConfig
-from service.contracts.errors import UnsupportedModelError
 from service.contracts.report import AlgorithmFigures
 from service.contracts.report.findings import Finding
 from service.contracts.specs import ActivationSpec
@@ -21,7 +20,7 @@ from worker.quantizer.plan.journal import Journal
 from worker.quantizer.plan.targets import move_grids
 from worker.quantizer.plan.types import QuantizationPlan
 from worker.quantizer.preparation.prepare import Prepared
-from worker.quantizer.runtime.session import Session, is_large
+from worker.quantizer.runtime.session import Session, is_large, own_session
 from worker.quantizer.statistics.collect import Request
 
 Planner = Callable[[ir.Graph, QuantizationConfig, NodeFacts, Journal], QuantizationPlan]
@@ -87,15 +86,8 @@ class Draft:
 
     def session(self, threads: int) -> Session:
         """The quantized model, ready to run."""
-        model, what = self.emitted().model, "quantized model"
-        if is_large(model):
-            return Session(model, threads=threads, what=what, optimized=False)
-        try:
-            return Session(model, threads=threads, what=what)
-        except (
-            UnsupportedModelError
-        ):  # by its optimizations alone: what is written at last is written such that they take it
-            return Session(model, threads=threads, what=what, optimized=False)
+        model = self.emitted().model
+        return own_session(model, threads=threads, what="quantized model", optimized=not is_large(model))
 
     def emitted_bytes(self) -> bytes:
         """The quantized model, serialized."""

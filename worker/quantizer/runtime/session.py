@@ -276,7 +276,20 @@ def inner_session(
     an output there is little to fuse.
     """
     parts = with_outputs(model, tensors, pooled=pooled)
-    return Session(parts, threads=threads, what=what, optimized=not is_large(model))
+    return own_session(parts, threads=threads, what=what, optimized=not is_large(model))
+
+
+def own_session(model: ir.Model | Parts, *, threads: int, what: str, optimized: bool) -> Session:
+    """A session of a model that is looked at on the way, and not handed out.
+
+    Without the runtime's optimizations where it refuses what they make of it (1.31: a QLinearConcat of float16).
+    """
+    try:
+        return Session(model, threads=threads, what=what, optimized=optimized)
+    except UnsupportedModelError:
+        if not optimized:
+            raise
+        return Session(model, threads=threads, what=what, optimized=False)
 
 
 def is_heavy(model: ir.Model) -> bool:
