@@ -25,6 +25,7 @@ from worker.quantizer.finetune.reconstruction.selection import EndToEnd
 from worker.quantizer.finetune.reconstruction.tally import NOTHING_BETTER, Tally
 from worker.quantizer.finetune.telling import tell_layer
 from worker.quantizer.graph.values import node_name
+from worker.quantizer.numerics.blocks import NotFiniteError
 from worker.quantizer.plan.parameters import Parameters
 from worker.quantizer.refine.draft import Draft
 from worker.quantizer.refine.step import Change, Step, Toolkit
@@ -138,7 +139,10 @@ class _Bench:
     def _solve(self, site: Site, visit: Visit, moments: MomentsSolver | None) -> Outcome | str:
         """What a solver found, or why there is nothing to find."""
         seed = site_seed(self.spec, self.toolkit.case.config.seed, site.name)
-        return self.by_gradients.solve(site, seed) if moments is None else moments.solve(visit, seed)
+        try:
+            return self.by_gradients.solve(site, seed) if moments is None else moments.solve(visit, seed)
+        except NotFiniteError as error:
+            return str(error)
 
     def _keeps(self, site: Site, found: Outcome, index: int) -> bool:
         """Write what was found into the plan; False if nothing was, or if the whole network got worse."""

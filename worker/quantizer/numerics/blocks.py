@@ -31,6 +31,10 @@ from worker.quantizer.numerics.minifloat import (
 )
 
 
+class NotFiniteError(ValueError):
+    """A value is NaN or Inf, which the format does not hold."""
+
+
 @dataclass(frozen=True)
 class FixedPoint:
     """Signed integers that count steps of 2^-fraction_bits.
@@ -94,7 +98,7 @@ class BlockFormat:
             float32, same shape.
 
         Raises:
-            ValueError: a value is not finite.
+            NotFiniteError: a value is not finite.
         """
         elements, exponent = self._elements(values, axis)
         with np.errstate(over="ignore"):  # MXINT8's -2 * 2^127 is beyond float32
@@ -116,7 +120,7 @@ class BlockFormat:
             ``axis`` divided by ``scale_block_size`` and rounded up. Each scale fits into bfloat16.
 
         Raises:
-            ValueError: a value is not finite.
+            NotFiniteError: a value is not finite.
         """
         fractions, exponent = self._elements(values, axis)
         if self.scale_block_size == self.sub_block_size:
@@ -134,7 +138,7 @@ class BlockFormat:
         """Element values and the scale exponent of each, [outer, blocks, block_size, inner]."""
         blocks = self.granularity(axis).blocks(np.asarray(values, np.float32))
         if not np.isfinite(blocks).all():
-            raise ValueError(f"{self.name} cannot represent infinity or NaN")
+            raise NotFiniteError(f"{self.name} cannot represent infinity or NaN")
         peak = np.abs(blocks).max(axis=2, keepdims=True, initial=0)
         exponent = np.maximum(floor_log2(peak) - self.element.maximum_exponent, self.smallest_exponent)
         exponent = np.where(peak == 0, np.int32(0), exponent)

@@ -22,6 +22,7 @@ _LARGEST_SHIFT = 16
 _PIECE_ELEMENTS = 1 << 22
 # Smallest and largest scale of 16 bits.
 _HALVES = 2.0**-24, 65504.0
+_LARGEST = float(np.finfo(np.float32).max)
 
 
 def integer_limits(dtype: str, *, symmetric: bool, reduce_range: bool = False) -> tuple[int, int]:
@@ -186,7 +187,15 @@ def grid_for_range(
         zero = np.full_like(wide, np.round((qmin + qmax) / 2))
     else:
         zero = np.where(empty, 0 if qmin <= 0 <= qmax else qmin, np.clip(np.round(qmin - low / wide), qmin, qmax))
-    return wide.astype(np.float32), zero.astype(memory_type(dtype))
+    return _restorable(wide, zero, dtype, scale).astype(np.float32), zero.astype(memory_type(dtype))
+
+
+def _restorable(scale: np.ndarray, zero: np.ndarray, dtype: str, kind: str) -> np.ndarray:
+    """The scale, or the next smaller one with which every integer of the type is a finite float32."""
+    lowest, highest = integer_limits(dtype, symmetric=False)
+    most = _LARGEST / np.maximum(zero - lowest, highest - zero)
+    below = np.exp2(np.floor(np.log2(most))) if kind == "power_of_two" else np.nextafter(np.float32(most), np.float32(0))
+    return np.where(scale > below, below, scale)
 
 
 def snap_scale(scale: np.ndarray, kind: str) -> np.ndarray:

@@ -77,7 +77,7 @@ def _convert_attributes(node: ir.Node) -> int:
 
 def _keep_interface(graph: ir.Graph, half_outputs: list[int]) -> None:
     for value in graph.inputs:
-        if value.dtype == _HALF:
+        if value.dtype == _HALF and value.uses():
             wide = ir.node("Cast", [value], attributes={"to": _FLOAT.value}, name=f"{name_of(value)}_to_float32")
             wide.outputs[0].name, wide.outputs[0].dtype = f"{name_of(value)}_float32", _FLOAT
             wide.outputs[0].shape = value.shape
@@ -87,6 +87,8 @@ def _keep_interface(graph: ir.Graph, half_outputs: list[int]) -> None:
             graph.insert_before(graph[0], wide)
     for k in half_outputs:
         value = graph.outputs[k]
+        if value.is_graph_input():
+            continue  # it goes through as it came
         name = name_of(value)
         value.name = f"{name}_float32"
         narrow = ir.node("Cast", [value], attributes={"to": _HALF.value}, name=f"{name}_to_float16")

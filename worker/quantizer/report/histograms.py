@@ -60,7 +60,7 @@ def _limits(grid: Grid, shape: tuple[int, ...]) -> Limits | None:
     """
     if isinstance(grid, IntegerGrid):
         low, high = grid.limits
-        scale, zero_point = grid.spread(grid.scale, shape), grid.spread(grid.zero_point, shape)
+        scale, zero_point = (grid.spread(part, shape).astype(np.float64) for part in (grid.scale, grid.zero_point))
         return (low - zero_point) * scale, (high - zero_point) * scale, scale / 2
     if isinstance(grid, FloatGrid):
         spread = grid.spread_scale(shape)
@@ -89,7 +89,7 @@ def _histogram(values: np.ndarray, grid: Grid | None) -> Histogram | None:
     if not counted.size:
         return None
     ends = float(counted.min()), float(counted.max())
-    counts, _ = np.histogram(counted, bins=BINS, range=ends)
+    counts = _counts(counted, *ends)
     clipped, lows, highs = 0, [], []
     for piece, limits in _with_limits(values, grid):
         low, high, slack = limits
@@ -104,6 +104,15 @@ def _histogram(values: np.ndarray, grid: Grid | None) -> Histogram | None:
             "clipped_percent": round(100.0 * clipped / flat.size, 4),
         }
     return Histogram(minimum=_short(ends[0]), maximum=_short(ends[1]), counts=tuple(counts.tolist()), **lines)
+
+
+def _counts(values: np.ndarray, low: float, high: float) -> np.ndarray:
+    """Values per bin; all in the middle one where float64 cannot tell the bins apart."""
+    if high - low <= BINS * np.spacing(max(-low, high, 1.0)):
+        counts = np.zeros(BINS, np.int64)
+        counts[BINS // 2] = values.size
+        return counts
+    return np.histogram(values, bins=BINS, range=(low, high))[0]
 
 
 def _short(value: float) -> float:

@@ -16,6 +16,7 @@ import onnx_ir as ir
 from worker.quantizer.equalization.bias_correction.places import Place
 from worker.quantizer.graph.rewriting import other_operand
 from worker.quantizer.graph.values import activation_limits, constant, float_attribute, name_of, node_name, users
+from worker.quantizer.numerics.blocks import NotFiniteError
 from worker.quantizer.numerics.integer import IntegerGrid
 from worker.quantizer.operators.linear import LinearNode, UnsupportedLayerError, product_view
 from worker.quantizer.plan.parameters import Parameters
@@ -51,6 +52,11 @@ class Sample:
     expected: np.ndarray
     found: np.ndarray
 
+    @property
+    def is_usable(self) -> bool:
+        """True if there are values, and all of them are finite."""
+        return bool(self.found.size and np.isfinite(self.expected).all() and np.isfinite(self.found).all())
+
 
 def correct_by_walking(walk: Walk, places: Mapping[str, Place], left: dict[str, str], run: Run) -> Iterator[str]:
     """Correct the biases of the walk's plan, layer after layer; yields the name of each corrected node.
@@ -72,11 +78,13 @@ def correct_by_walking(walk: Walk, places: Mapping[str, Place], left: dict[str, 
         if place is None or weight is None:
             continue
         try:
-            linear = product_view(visit.node)
-        except UnsupportedLayerError as error:
+            sample = take_sample(visit, product_view(visit.node), place, walk.parameters)
+        except (UnsupportedLayerError, NotFiniteError) as error:
             left[visit.name] = str(error)
             continue
-        sample = take_sample(visit, linear, place, walk.parameters)
+        if not sample.is_usable:
+            left[visit.name] = "it has no values on the data, or such beyond float32"
+            continue
         activation, limited = activation_behind(visit.node, walk.plan)
         if place.owner is visit.node:
             shift = bias_shift(sample, activation, limited)
@@ -116,7 +124,7 @@ def _product(matrix: np.ndarray, patches: list[np.ndarray]) -> np.ndarray:
     """[n, groups * outputs]: [groups, outputs, inputs] times the patches [groups, inputs, n], joined."""
     joined = np.concatenate(patches, axis=2)
     made: np.ndarray = np.matmul(matrix.astype(np.float32), joined)
-    return made.reshape(-1, joined.shape[2]).T
+    return made.reshape(made.shape[0] * made.shape[1], joined.shape[2]).T
 
 
 def bias_shift(sample: Sample, activation: Function, quantized: Function) -> np.ndarray:

@@ -6,12 +6,13 @@ from the inputs x~ that the quantized network gives the unit: min E ||f(W~, x~) 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from worker.quantizer.finetune.reconstruction.layers import Site, unit_of
 from worker.quantizer.finetune.reconstruction.method import Method
-from worker.quantizer.finetune.reconstruction.outcome import Outcome
+from worker.quantizer.finetune.reconstruction.outcome import BEYOND_SQUARES, NO_VALUES, Outcome
 from worker.quantizer.finetune.reconstruction.samples import SampleGatherer
 from worker.quantizer.finetune.reconstruction.unit import Samples, Unit, UnsupportedUnitError
 from worker.quantizer.plan.parameters import Parameters
@@ -46,11 +47,14 @@ class GradientSolver:
         samples = self.gatherer.gather(site)
         if isinstance(samples, str):
             return samples
+        if not samples.target.size:
+            return NO_VALUES
         services = self.services
         try:
-            return solve(unit, samples, self.method, seed=seed, threads=services.threads, check=services.run.check)
+            found = solve(unit, samples, self.method, seed=seed, threads=services.threads, check=services.run.check)
         except UnsupportedUnitError as error:
             return f"{error} is not supported"
+        return found if math.isfinite(found.error_before) else BEYOND_SQUARES
 
 
 def solve(

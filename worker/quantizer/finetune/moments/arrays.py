@@ -40,6 +40,7 @@ class Arrays:
         rint: to the nearest integer, halves to even; may be given ``out``.
         dot: the sum of the products of all elements.
         row_dots: the sums of the products along the last axis, in float64.
+        singular: what ``lib.linalg`` raises for a matrix that it cannot invert or take apart.
     """
 
     lib: Any
@@ -57,6 +58,7 @@ class Arrays:
     rint: Function
     dot: Function
     row_dots: Function
+    singular: type[Exception]
 
 
 def _itself(array: np.ndarray) -> np.ndarray:
@@ -79,4 +81,5 @@ NUMPY = Arrays(
     rint=np.rint,
     dot=np.vdot,
     row_dots=lambda a, b: np.einsum("gok,gok->go", a, b, dtype=np.float64),
+    singular=np.linalg.LinAlgError,
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ from worker.quantizer.finetune.moments.problem import solve
 from worker.quantizer.finetune.moments.sums import sum_behind
 from worker.quantizer.finetune.reconstruction.layers import Site
 from worker.quantizer.finetune.reconstruction.method import Method
-from worker.quantizer.finetune.reconstruction.outcome import Outcome
+from worker.quantizer.finetune.reconstruction.outcome import BEYOND_SQUARES, NO_VALUES, Outcome
 from worker.quantizer.graph.values import name_of
 from worker.quantizer.operators.linear import UnsupportedLayerError
 from worker.quantizer.plan.parameters import Parameters
@@ -69,8 +70,8 @@ class MomentsSolver:
         layer = IntegerLayer(site.nodes[0], self.parameters)
         return moments_effort(layer.linear.matrix_shape, _wanted(layer))
 
-    def solve(self, visit: Visit, seed: int) -> Outcome:
-        """What was found.
+    def solve(self, visit: Visit, seed: int) -> Outcome | str:
+        """What was found, or why there is nothing to find.
 
         Raises:
             EngineError: the device is not there.
@@ -89,9 +90,15 @@ class MomentsSolver:
             quantized_share=spec.drop_ratio,
             beside=None if added is None else name_of(added.other),
         )
+        if not patches.y.size:
+            return NO_VALUES
         arrays = arrays_on(spec.optim_device)
         result = visit.node.outputs[0] if added is None else added.result
-        return layer.outcome(solve(layer.problem(self.method.freedom, result), patches, self.run.check, arrays))
+        try:
+            solution = solve(layer.problem(self.method.freedom, result), patches, self.run.check, arrays)
+        except arrays.singular:
+            return BEYOND_SQUARES
+        return layer.outcome(solution) if math.isfinite(solution.before) else BEYOND_SQUARES
 
 
 def moments_are_cheaper(

@@ -13,6 +13,10 @@ from worker.quantizer.numerics.integer import IntegerGrid
 from worker.quantizer.plan.parameters import Parameters
 from worker.quantizer.run.arrays import pack, unpack
 
+# Why a site is left as it is.
+BEYOND_SQUARES = "its values are too large, or too far apart, for their squares to be summed"
+NO_VALUES = "it has no values on the calibration data"
+
 _FACTS = "facts"
 _KINDS = ("integers", "values", "scales")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -26,6 +27,7 @@ from worker.quantizer.refine.case import Case
 from worker.quantizer.refine.draft import Draft
 from worker.quantizer.run.services import Services
 
+_MOST = 1e20
 # One sample at a time: all its disturbed copies are in memory at once.
 _BATCH = 1
 
@@ -122,7 +124,7 @@ class _SourceErrors:
             if source not in grids:
                 continue
             rounded = grids[source].fake(values)
-            error = (rounded - values).reshape(-1)
+            error = (rounded - values).reshape(-1).astype(np.float64)
             key = level, source
             self.sums[key] = self.sums.get(key, 0.0) + float(np.dot(error, error))
             if level == self._measured:
@@ -207,4 +209,6 @@ def _ranked(
 
 
 def _ratio(error: float, measured: float) -> float:
-    return error / measured if measured else 0.0
+    """At most, and where there is none, 10^20: what stands for errors that are not finite (``Distance``)."""
+    ratio = error / measured if measured else 0.0
+    return min(ratio, _MOST) if math.isfinite(ratio) else _MOST
