@@ -23,9 +23,9 @@ from worker.quantizer.graph.values import (
     node_name,
     users,
 )
+from worker.quantizer.numerics.half import LARGEST_HALF, fades_in_half
 from worker.quantizer.plan.types import QuantizationPlan
 
-LARGEST_HALF = float(np.finfo(np.float16).max)
 _HALF, _FLOAT = ir.DataType.FLOAT16, ir.DataType.FLOAT
 _HALF_WORD, _FLOAT_WORD = "tensor(float16)", "tensor(float)"
 
@@ -71,15 +71,10 @@ def _at(flags: tuple[bool, ...], index: int) -> bool:
     return flags[min(index, len(flags) - 1)] if flags else False
 
 
-def beyond_half(node: ir.Node) -> bool:
-    """True if a constant that the node reads has values that float16 does not hold."""
+def float_constants(node: ir.Node) -> list[np.ndarray]:
+    """The float32 constants that the node reads."""
     arrays = (constant(value) for value in node.inputs if is_float32(value))
-    return any(array is not None and array.size > 0 and _overflows(array) for array in arrays)
-
-
-def _overflows(array: np.ndarray) -> bool:
-    finite = array[np.isfinite(array)]
-    return finite.size > 0 and float(np.abs(finite).max()) > LARGEST_HALF
+    return [array for array in arrays if array is not None]
 
 
 def to_halfs(model: ir.Model, nodes: Collection[str], opset: int, *, interface: bool = False) -> None:
@@ -210,6 +205,8 @@ def turn_beside(model: ir.Model, plan: QuantizationPlan, made: Collection[ir.Nod
         if not can_turn(node, opset):
             continue
         named = node_name(node) in chosen
+        if node in made and any(map(fades_in_half, float_constants(node))):
+            continue  # its scale
         if node in made:
             read = [value.producer() for value in node.inputs[:1] if value is not None]
             makers = [maker for maker in read if maker is not None]

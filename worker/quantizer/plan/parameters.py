@@ -21,7 +21,8 @@ from worker.quantizer.graph.rewriting import rank_of
 from worker.quantizer.graph.values import constant, name_of, node_name
 from worker.quantizer.numerics.granularity import PerBlock
 from worker.quantizer.numerics.grids import Grid
-from worker.quantizer.numerics.integer import IntegerGrid
+from worker.quantizer.numerics.half import fades_in_half
+from worker.quantizer.numerics.integer import IntegerGrid, integer_limits
 from worker.quantizer.operators.linear import linear_view
 from worker.quantizer.operators.recurrent import RECURRENT_WEIGHTS, is_recurrent
 from worker.quantizer.plan.grids import own_bias_grid, product_grid, raised_for_bias, weight_grid
@@ -109,10 +110,14 @@ class Parameters:
         Args:
             threads: for the search of ranges.
         """
-        plan = self.plan
+        plan, wide = self.plan, list[str]()
         for weight in plan.weights.values():
             array = counted(self._array(weight.initializer), weight, plan)
             weight.quantization = weight_grid(array, weight.spec, weight.granularity, threads=threads)
+            if weight.spec.scale == "float16" and fades_in_half(_free_scales(array, weight)):
+                weight.spec = weight.spec.model_copy(update={"scale": "float32"})
+                weight.quantization = weight_grid(array, weight.spec, weight.granularity, threads=threads)
+                wide.append(weight.initializer)
             forget(self._graph.initializers[weight.initializer].const_value)
         raised = {name: self._guard(bias) for name, bias in plan.biases.items()}
         for weight in plan.weights.values():
@@ -123,7 +128,8 @@ class Parameters:
         for name in plan.biases:
             self.fill_bias(name)
         where = ", ".join(f"{name} ({count})" for name, count in raised.items() if count)
-        return [f"weight scales raised so that the int32 bias fits; node (channels): {where}"] if where else []
+        told = [f"weight scales raised so that the int32 bias fits; node (channels): {where}"] if where else []
+        return [*told, f"scales of float32, as float16 would lose them: {', '.join(wide)}"] if wide else told
 
     def fill_bias(self, node: str) -> None:
         """Quantize the planned bias of a node on the grids that its input and its weight have now."""
@@ -273,6 +279,12 @@ class Parameters:
     @cached_property
     def _nodes(self) -> dict[str, ir.Node]:
         return {node_name(node): node for node in self._graph}
+
+
+def _free_scales(array: np.ndarray, weight: WeightPlan) -> np.ndarray:
+    """About the scales that the weight would have in float32."""
+    largest = np.abs(weight.granularity.rows(array)).max(axis=1)
+    return largest / max(map(abs, integer_limits(weight.spec.dtype, symmetric=weight.spec.symmetric)))
 
 
 def _integer_grid(entry: ActivationPlan | None) -> IntegerGrid | None:

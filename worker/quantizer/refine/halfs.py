@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 
+import numpy as np
 import onnx_ir as ir
 from onnxruntime.transformers.float16 import DEFAULT_OP_BLOCK_LIST
 
 from service.contracts.errors import EngineError, UnsupportedModelError
 from service.contracts.reason import Reason, declare
 from worker.quantizer.data import choose_batch_size
-from worker.quantizer.emit.halfs import LARGEST_HALF, beyond_half, can_turn, handed_on
-from worker.quantizer.graph.values import is_constant, is_float32, name_of, node_name, string_attribute
+from worker.quantizer.emit.halfs import can_turn, float_constants, handed_on
+from worker.quantizer.graph.values import (
+    constant,
+    float_attribute,
+    is_constant,
+    is_float32,
+    name_of,
+    node_name,
+    string_attribute,
+)
+from worker.quantizer.numerics.half import FAINT_HALF, LARGEST_HALF, exceeds_half, fades_in_half, holds_in_half
 from worker.quantizer.refine.case import Case
+from worker.quantizer.refine.floors import floors
 from worker.quantizer.run.services import Services
 from worker.quantizer.runtime.faults import culprit_among
 from worker.quantizer.runtime.session import Session, is_large
@@ -28,6 +39,17 @@ BEYOND_HALF = declare(
     hint="Scale the tensor down in the model, or leave the node in float32.",
 )
 CONSTANT_BEYOND_HALF = declare("constant-beyond-float16", "a constant of it lies beyond 65504, where float16 ends")
+BELOW_HALF = declare(
+    "below-float16",
+    "what it reads or makes does not exceed {largest:.3g}, where float16 has hardly a digit left",
+    hint="Scale the tensor up in the model, or leave the node in float32.",
+)
+CONSTANT_BELOW_HALF = declare("constant-below-float16", "a constant of it is too small for float16, which makes it 0")
+FLOOR_BEYOND_HALF = declare(
+    "floor-beyond-float16",
+    "of a row of zeros it would read or make {value:.3g}, which float16 does not hold",
+    hint="Guard with a larger term: 1e-6 and more float16 holds.",
+)
 REFUSED_AS_HALF = declare("refused-as-float16", "onnxruntime does not run it in float16: {words}")
 
 _REDUCING = ("ScatterElements", "ScatterND")
@@ -41,12 +63,16 @@ def opset_of_graph(graph: ir.Graph) -> int:
 
 def kept_wide(graph: ir.Graph) -> dict[str, Reason]:
     """By node of the main graph that cannot compute in float16: why, told by the graph alone."""
-    opset, handed = opset_of_graph(graph), handed_on(graph)
+    opset, handed, at_zero = opset_of_graph(graph), handed_on(graph), floors(graph)
     found = {}
     for node in graph:
         reason = _no_form(node, opset)
         if reason is None and handed.intersection(node.outputs):
             reason = NO_HALF_FORM(op_type=node.op_type)
+        lost = [at_zero[value] for value in (*node.inputs, *node.outputs) if value in at_zero]
+        lost = [number for number in lost if not holds_in_half(number)]
+        if reason is None and lost:
+            reason = FLOOR_BEYOND_HALF(value=lost[0])
         if reason is not None:
             found[node_name(node)] = reason
     return found
@@ -60,11 +86,23 @@ def _no_form(node: ir.Node, opset: int) -> Reason | None:
         return NO_FLOAT16_KERNEL(op_type=node.op_type)
     if not can_turn(node, opset):
         return NO_HALF_FORM(op_type=node.op_type)
-    return CONSTANT_BEYOND_HALF() if beyond_half(node) else None
+    constants = float_constants(node)
+    if any(map(exceeds_half, constants)):
+        return CONSTANT_BEYOND_HALF()
+    return CONSTANT_BELOW_HALF() if any(map(fades_in_half, constants)) or _faint_variance(node) else None
+
+
+def _faint_variance(node: ir.Node) -> bool:
+    """True if a channel's variance, which is divided by, is one that float16 does not hold."""
+    variance = constant(node.inputs[4]) if node.op_type == "BatchNormalization" else None
+    if variance is None:
+        return False
+    exact = variance.astype(np.float64) + float_attribute(node, "epsilon", 1e-5)
+    return bool((np.abs(variance - variance.astype(np.float16)) > 0.02 * np.abs(exact)).any())
 
 
 def out_of_range(model: ir.Model, nodes: Iterable[ir.Node], case: Case, services: Services) -> dict[str, Reason]:
-    """By node that reads or makes values beyond float16's range on the calibration data: why it stays in float32.
+    """By node that reads or makes values that float16 does not hold on the calibration data: why it stays in float32.
 
     Args:
         model: float, that the nodes belong to.
@@ -86,19 +124,19 @@ def out_of_range(model: ir.Model, nodes: Iterable[ir.Node], case: Case, services
     for name, reducer in reducers.items():
         found = reducer.result()
         largest[name] = max(abs(found.minimum), abs(found.maximum))
-    reached = {
-        node_name(node): max((_reach(value, largest) for value in (*node.inputs, *node.outputs)), default=0.0)
-        for node in nodes
-    }
-    return {name: BEYOND_HALF(largest=reach) for name, reach in reached.items() if reach > LARGEST_HALF}
+    reasons = {}
+    for node in nodes:
+        reached = [largest.get(value.name or "", 0.0) for value in (*node.inputs, *node.outputs) if value is not None]
+        faint = [reach for reach in reached if 0.0 < reach < FAINT_HALF]
+        if max(reached, default=0.0) > LARGEST_HALF:
+            reasons[node_name(node)] = BEYOND_HALF(largest=max(reached))
+        elif faint:
+            reasons[node_name(node)] = BELOW_HALF(largest=max(faint))
+    return reasons
 
 
 def _is_activation(value: ir.Value) -> bool:
     return is_float32(value) and bool(value.name) and not is_constant(value)
-
-
-def _reach(value: ir.Value | None, largest: Mapping[str, float]) -> float:
-    return 0.0 if value is None else largest.get(value.name or "", 0.0)
 
 
 def refused(make: Callable[[set[str]], ir.Model], halfs: set[str], case: Case, services: Services) -> dict[str, Reason]:

@@ -30,7 +30,8 @@ from tests.unit.quantizer.toolbox import (
     run_onnx,
     sqnr_db,
 )
-from worker.quantizer.emit.halfs import LARGEST_HALF, to_halfs
+from worker.quantizer.emit.halfs import to_halfs
+from worker.quantizer.numerics.half import LARGEST_HALF
 
 FEEDS = {"x": data(32)["x"]}
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from worker.quantizer.numerics.half import fades_in_half
 from worker.quantizer.numerics.integer import IntegerGrid, snap_scale
 from worker.quantizer.plan.parameters import Parameters
 from worker.quantizer.plan.profile import RuleContext
@@ -33,6 +34,8 @@ def half_scales(context: RuleContext) -> list[Decision]:
 
 
 def _moved(grid: IntegerGrid) -> IntegerGrid | None:
-    """The grid with scales of 16 bits; None if they are."""
+    """The grid with scales of 16 bits; None if they are, or 16 bits do not hold them."""
+    if fades_in_half(grid.scale):
+        return None
     scale = snap_scale(grid.scale.astype(np.float64), "float16").astype(np.float32)
     return None if np.array_equal(scale, grid.scale) else replace(grid, scale=scale)
