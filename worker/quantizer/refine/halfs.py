@@ -24,6 +24,7 @@ from worker.quantizer.graph.values import (
 from worker.quantizer.numerics.half import FAINT_HALF, LARGEST_HALF, exceeds_half, fades_in_half, holds_in_half
 from worker.quantizer.refine.case import Case
 from worker.quantizer.refine.floors import floors
+from worker.quantizer.refine.fusions import fatal_transposes
 from worker.quantizer.run.services import Services
 from worker.quantizer.runtime.faults import culprit_among
 from worker.quantizer.runtime.session import Session, is_large
@@ -50,6 +51,11 @@ FLOOR_BEYOND_HALF = declare(
     "of a row of zeros it would read or make {value:.3g}, which float16 does not hold",
     hint="Guard with a larger term: 1e-6 and more float16 holds.",
 )
+FATAL_FUSION = declare(
+    "fatal-float16-fusion",
+    "onnxruntime would merge it with the MatMul behind it, and fail at that in float16",
+    hint="Transpose behind the MatMul, or leave the node in float32.",
+)
 REFUSED_AS_HALF = declare("refused-as-float16", "onnxruntime does not run it in float16: {words}")
 
 _REDUCING = ("ScatterElements", "ScatterND")
@@ -64,6 +70,7 @@ def opset_of_graph(graph: ir.Graph) -> int:
 def kept_wide(graph: ir.Graph) -> dict[str, Reason]:
     """By node of the main graph that cannot compute in float16: why, told by the graph alone."""
     opset, handed, at_zero = opset_of_graph(graph), handed_on(graph), floors(graph)
+    fatal = fatal_transposes(graph)
     found = {}
     for node in graph:
         reason = _no_form(node, opset)
@@ -71,6 +78,8 @@ def kept_wide(graph: ir.Graph) -> dict[str, Reason]:
             reason = NO_HALF_FORM(op_type=node.op_type)
         lost = [at_zero[value] for value in (*node.inputs, *node.outputs) if value in at_zero]
         lost = [number for number in lost if not holds_in_half(number)]
+        if reason is None and node_name(node) in fatal:
+            reason = FATAL_FUSION()
         if reason is None and lost:
             reason = FLOOR_BEYOND_HALF(value=lost[0])
         if reason is not None:
