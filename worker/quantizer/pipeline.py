@@ -49,6 +49,7 @@ from worker.quantizer.preparation.prepare import undo_quantization
 from worker.quantizer.refine.case import Case
 from worker.quantizer.refine.draft import Draft, Filled, Quantized
 from worker.quantizer.refine.methods import settle_methods
+from worker.quantizer.refine.values import settle_values
 from worker.quantizer.report.assemble import make_report
 from worker.quantizer.report.manifest import provenance_entries
 from worker.quantizer.report.range_plot import publish_ranges
@@ -428,17 +429,19 @@ def _fill(original: ir.Model, origin_of: _Origin, case: Case, services: Services
         run.progress("plan")
         found = prepared, notes, plan_model(prepared, config)
         prepared, notes, planned = kept_alike(found, partial(origin_of.reloaded, config), case, services)
-        plan = planned.plan
-        plan.shelf = services.shelf
         run.check()
+    draft = Draft(prepared, planned.plan, planned.journal, form=mode.form)
+    if config.mode == "static":
+        draft = settle_values(draft, case, services)
+    prepared, plan = draft.prepared, draft.plan
+    plan.shelf = services.shelf
     if plan.is_empty:
         unselected = config.model_copy(update={"include": (), "exclude": ()})
         without = mode.form.plan(prepared.graph, unselected, prepared.facts, Journal())
         cause = nothing_quantized(by_selectors=not without.is_empty)
         run.log(cause, "warning")
-        preface = planned.journal.followed_by(*notes, cause)
-        return Quantizing(Filled([Draft(prepared, plan, form=mode.form)]), case, services, preface, origin_of)
-    draft = Draft(prepared, plan, planned.journal, form=mode.form)
+        preface = draft.journal.followed_by(*notes, cause)
+        return Quantizing(Filled([replace(draft, journal=Journal())]), case, services, preface, origin_of)
     if config.mode == "static":
         case, told = settle_methods(prepared, plan, case, services)
         notes = [*notes, *told]

@@ -39,7 +39,7 @@ from worker.quantizer.preparation.passes.linear import matmul_add_to_gemm
 from worker.quantizer.preparation.passes.names import first_output, inline_functions, name_everything
 from worker.quantizer.preparation.passes.norms import fuse_instance_norm, fuse_layer_norm
 from worker.quantizer.preparation.passes.opset import LOWEST_OPSET, WANTED_OPSET, lift_opset
-from worker.quantizer.preparation.passes.padding import pads_of_all_axes
+from worker.quantizer.preparation.passes.padding import pads_of_all_axes, pads_of_max_pool
 from worker.quantizer.preparation.passes.pooling import reduce_mean_to_global_average_pool, split_large_pooling
 from worker.quantizer.preparation.passes.shapes import fix_shapes, infer_shapes, repair_shapes
 from worker.quantizer.preparation.passes.sharing import unshare_initializers
@@ -80,6 +80,7 @@ def _steps(spec: PreparationSpec, opset: int, lowest_opset: int, subgraph_weight
         _Step("fold_constants", fold_constants),
         _Step("infer_shapes", infer_shapes),
         _Step("pads_of_all_axes", pads_of_all_axes),
+        _Step("pads_of_max_pool", pads_of_max_pool),
         _switched(clip6_to_relu),
         _switched(fuse_gelu),
         _switched(fuse_instance_norm),

@@ -29,7 +29,7 @@ from worker.quantizer.run.services import Services
 from worker.quantizer.runtime.faults import culprit_among
 from worker.quantizer.runtime.session import Session, is_large
 from worker.quantizer.statistics.collect import Request
-from worker.quantizer.statistics.reducers import MinMax
+from worker.quantizer.statistics.extent import Extents
 
 NO_FLOAT16_KERNEL = declare("no-float16-kernel", "{op_type} has no float16 kernel")
 NO_FLOAT32 = declare("computes-no-float32", "it computes no float32")
@@ -125,14 +125,11 @@ def out_of_range(model: ir.Model, nodes: Iterable[ir.Node], case: Case, services
     """
     nodes = list(nodes)
     read = {value for node in nodes for value in (*node.inputs, *node.outputs) if value is not None}
-    reducers = {name_of(value): MinMax() for value in read if _is_activation(value)}
+    reducers = {name_of(value): Extents() for value in read if _is_activation(value)}
     requests = [Request(name, reducer) for name, reducer in sorted(reducers.items())]
     if requests:
         case.collect(model, requests, services)
-    largest = {}
-    for name, reducer in reducers.items():
-        found = reducer.result()
-        largest[name] = max(abs(found.minimum), abs(found.maximum))
+    largest = {name: reducer.result().largest for name, reducer in reducers.items()}
     reasons = {}
     for node in nodes:
         reached = [largest.get(value.name or "", 0.0) for value in (*node.inputs, *node.outputs) if value is not None]

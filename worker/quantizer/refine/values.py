@@ -1,0 +1,137 @@
+"""Nodes that no grid of integers suits, by the values that they see: sentinels before a Softmax, and tensors of nothing.
+
+A mask of -1e4 takes all but one of the steps of a grid, and -Inf has none. A tensor that is empty on all data has no
+range at all. Such nodes stay in float; only where the graph may hold such a thing are values looked at, in a pass of
+its own before the plan is filled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import numpy as np
+import onnx_ir as ir
+
+from service.contracts.reason import Reason, declare
+from worker.quantizer.graph.rewriting import scalar
+from worker.quantizer.graph.values import DEFAULT_DOMAINS, constant, is_constant, is_float32, name_of, node_name
+from worker.quantizer.plan.types import QuantizationPlan
+from worker.quantizer.refine.case import Case
+from worker.quantizer.refine.draft import Draft
+from worker.quantizer.run.services import Services
+from worker.quantizer.statistics.collect import Request
+from worker.quantizer.statistics.extent import Extent, Extents, extent_of
+
+MASKED = declare(
+    "masked",
+    "its values reach {largest}, which stands for none (a mask, a filling): integers would keep nothing of the others",
+    hint="Mask with a number that is small beside the scores, such as -20.",
+)
+NO_VALUES = declare(
+    "no-values", "a tensor that it reads or makes is empty on all calibration data", hint="Add data that fills it."
+)
+
+_SOFTMAX = ("Softmax", "LogSoftmax")
+_CARRIES = {
+    "Add", "Cast", "Clip", "Concat", "Expand", "Gather", "Identity", "Max", "Min", "Mul", "Reshape", "Slice", "Split",
+    "Squeeze", "Sub", "Tile", "Transpose", "Unsqueeze", "Where",
+}  # fmt: skip
+# How many values they make hangs on values.
+_SELECTS = ("Compress", "If", "Loop", "NonMaxSuppression", "NonZero", "Unique")
+
+
+def settle_values(draft: Draft, case: Case, services: Services) -> Draft:
+    """The draft, or one with such nodes in float.
+
+    Args:
+        draft: planned, without numbers.
+        case: what is quantized.
+        services: of the run.
+
+    Raises:
+        EngineError: the runtime failed on the data.
+        CanceledError: the run was canceled.
+    """
+    graph, plan = draft.graph, draft.plan
+    masking = _before_softmax(graph, plan) | _behind_filling(graph, plan)
+    doubtful = _of_uncertain_size(graph, plan, case)
+    watched = {value for node in (*masking, *doubtful) for value in _floats(node)}
+    seen = {name_of(value): Extents() for value in watched if not is_constant(value)}
+    if not seen:
+        return draft
+    with services.stages.stage("statistics"):
+        case.collect(draft.prepared.model, [Request(name, seen[name]) for name in sorted(seen)], services)
+    extents = {name: reducer.result() for name, reducer in seen.items()}
+    reasons = {node_name(node): reason for node in masking if (reason := _masked(node, masking, extents))}
+    for node in doubtful:
+        if any(extents[name_of(value)].is_empty for value in _floats(node) if not is_constant(value)):
+            reasons[node_name(node)] = NO_VALUES()
+    if not reasons:
+        return draft
+    facts = draft.prepared.facts.with_kept_float(reasons)
+    return draft.replanned(case.config, replace(draft.prepared, facts=facts))
+
+
+def _before_softmax(graph: ir.Graph, plan: QuantizationPlan) -> set[ir.Node]:
+    """Softmax nodes and what a mask passes on its way there, where any of these is to be quantized."""
+    found: set[ir.Node] = set()
+    for softmax in graph:
+        if softmax.op_type not in _SOFTMAX or softmax.domain not in DEFAULT_DOMAINS:
+            continue
+        way, ahead = {softmax}, [softmax]
+        while ahead:
+            makers = (value.producer() for value in ahead.pop().inputs if is_float32(value) and value is not None)
+            new = {node for node in makers if node is not None and node.op_type in _CARRIES and node not in way}
+            way |= new
+            ahead += new
+        if any(plan.nodes[node_name(node)].quantized for node in way):
+            found |= way
+    return found
+
+
+def _behind_filling(graph: ir.Graph, plan: QuantizationPlan) -> set[ir.Node]:
+    """Nodes that a large filling of a Pad passes, or that take it away, where any of these is to be quantized."""
+    filled: set[ir.Value] = set()
+    found: list[ir.Node] = []
+    for node in graph:
+        filling = scalar(node.inputs[2]) if node.op_type == "Pad" and len(node.inputs) > 2 else None
+        if (filling is not None and extent_of(np.asarray(filling)).has_sentinel) or filled.intersection(node.inputs):
+            found.append(node)
+            if node.op_type in _CARRIES | {"MaxPool", "Pad"}:
+                filled.update(node.outputs)
+    return set(found) if any(plan.nodes[node_name(node)].quantized for node in found) else set()
+
+
+def _masked(node: ir.Node, masking: set[ir.Node], extents: dict[str, Extent]) -> Reason | None:
+    """Why a node on the way to a Softmax stays in float; None if it meets no sentinel."""
+    values = [value for value in _floats(node) if node.op_type not in _SOFTMAX or value in node.inputs]
+    for value in values:
+        array = constant(value)
+        extent = extents[name_of(value)] if array is None else extent_of(array)
+        if extent.has_sentinel:
+            return MASKED(largest="Inf" if extent.infinite else f"{extent.largest:.3g}")
+    return None
+
+
+def _of_uncertain_size(graph: ir.Graph, plan: QuantizationPlan, case: Case) -> list[ir.Node]:
+    """Quantized nodes behind operators that select values, and behind inputs that the data leaves empty."""
+    arrays = case.calibration.summary.arrays
+    uncertain = {
+        value
+        for value in graph.inputs
+        if value.name in arrays and 0 in (arrays[value.name].shape[1:] + (arrays[value.name].shortest or ()))
+    }
+    found = []
+    for node in graph:
+        if node.op_type in _SELECTS or uncertain.intersection(node.inputs):
+            uncertain.update(node.outputs)
+            if plan.nodes[node_name(node)].quantized:
+                found.append(node)
+    return found
+
+
+def _floats(node: ir.Node) -> Iterable[ir.Value]:
+    """The float32 values that a node reads and makes."""
+    values = (value for value in (*node.inputs, *node.outputs) if value is not None and value.name)
+    return [value for value in values if is_float32(value)]
