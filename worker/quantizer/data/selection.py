@@ -64,13 +64,15 @@ def select_arrays(stored: Mapping[str, ArraySource], preprocessing: Preprocessin
         if name in named or not explicit:
             _check_usable(array)
             arrays[name] = array
-        elif _refusal(array) is None:
+        elif _refusal(array, may_be_empty=True) is None:
             optional[name] = array
     samples = _samples(arrays, optional, labels, named)
     arrays |= {name: array for name, array in optional.items() if array.shape[0] == samples}
     if labels is not None and labels.shape[0] != samples:
         raise _wrong_length(labels, f" for {samples} samples{_missing([labels, *arrays.values()])}")
     ordered = {name: arrays[name] for name in sorted(arrays)}
+    if all(0 in array.shape for array in ordered.values()):  # beside others it is a cache that holds nothing yet
+        _check_usable(next(iter(ordered.values())), may_be_empty=False)
     return Selection(ordered, labels, samples)
 
 
@@ -161,7 +163,7 @@ def are_classes(array: ArraySource) -> bool:
     return array.dtype.kind in "iu" and (len(shape) == 1 or (len(shape) == 2 and shape[1] == 1))
 
 
-def _refusal(array: ArraySource) -> str | None:
+def _refusal(array: ArraySource, *, may_be_empty: bool = False) -> str | None:
     """Why the array cannot feed an input, or None."""
     if array.refusal:
         return array.refusal
@@ -170,6 +172,8 @@ def _refusal(array: ArraySource) -> str | None:
     if not array.shape:
         return "is a scalar: it has no first axis of samples"
     size = sample_bytes(array.dtype, array.shape)
+    if size == 0 and may_be_empty and not isinstance(array, RaggedArray):
+        size = sample_bytes(array.dtype, tuple(max(length, 1) for length in array.shape))
     if size == 0:
         return f"has samples of shape {list(array.shape[1:])}, without a single element"
     if isinstance(array, RaggedArray):
@@ -179,8 +183,8 @@ def _refusal(array: ArraySource) -> str | None:
     return None
 
 
-def _check_usable(array: ArraySource) -> None:
-    refusal = _refusal(array)
+def _check_usable(array: ArraySource, *, may_be_empty: bool = True) -> None:
+    refusal = _refusal(array, may_be_empty=may_be_empty)
     if refusal is not None:
         hint = "Store bool, integer or float arrays [samples, ...], or name those to use in preprocessing.inputs."
         if isinstance(array, RaggedArray) and array.refusal:

@@ -18,6 +18,8 @@ from worker.quantizer.data.selection import Selection
 from worker.quantizer.data.stored import Array, ArraySource, sample_bytes
 
 BLOCK_BYTES = 4 << 20
+# Where nothing is above 0, it says which scores a Softmax is to leave out.
+_MASK = "-inf"
 
 
 class Identity(NamedTuple):
@@ -92,19 +94,31 @@ def _check_values(array: ArraySource, profiler: Profiler | None) -> None:
     watch = None if profiler is None else profiler.watch(array)
     samples = array.shape[0]
     step = max(1, BLOCK_BYTES // max(1, sample_bytes(array.dtype, array.shape)))
-    reader = array.open()
+    reader, masked, highest = array.open(), None, -np.inf
     try:
         for start, count in pieces([array], 0, samples, step):
             block = reader.read(count)
             bad = _first_non_finite(block)
+            if bad is not None and bad[1] != _MASK:
+                raise _not_finite(array, start + bad[0], bad[1])
             if bad is not None:
-                row, value = bad
-                why, hint = f"holds {value} in sample {start + row}", "Leave the sample out or repair it."
-                raise array_fault(NonFiniteDataError, array.name, why, hint=hint, sample=start + row)
+                masked = start + bad[0] if masked is None else masked
+                block = np.where(np.isneginf(block), np.zeros((), block.dtype), block)
+                if not np.isfinite(block).all():
+                    raise _not_finite(array, start + (_first_non_finite(block) or bad)[0], "nan or inf")
+            if block.dtype.kind == "f" and block.size:
+                highest = max(highest, float(block.max()))
+            if masked is not None and highest > 0.0:
+                raise _not_finite(array, masked, _MASK)
             if watch is not None:
                 watch(start, block)
     finally:
         reader.close()
+
+
+def _not_finite(array: ArraySource, sample: int, value: str) -> DatasetError:
+    why, hint = f"holds {value} in sample {sample}", "Leave the sample out or repair it."
+    return array_fault(NonFiniteDataError, array.name, why, hint=hint, sample=sample)
 
 
 def _first_non_finite(block: Array) -> tuple[int, str] | None:

@@ -87,7 +87,7 @@ def look_at(data: Dataset, inputs: Sequence[TensorInfo], *, limit: int | None = 
         try:
             for start, count in pieces([array], 0, seen, step):
                 block = reader.read(count)
-                flat = block.reshape(len(block), -1)
+                flat = block.reshape(len(block), -1) if block.size else np.zeros((len(block), 1), block.dtype)
                 for k, row in enumerate(flat):
                     prints[start + k] = _fingerprint(prints[start + k], row)
                 low.append(flat.min(axis=1).astype(np.float64))
