@@ -25,7 +25,9 @@ _NETWORKS = {
     "[o] y = Add(u, t) [i] z = Identity(a) }",
     "mask": "(float[N,3,6] x) => (float[N,3,4] y) { " + _SCORES + "[e] e = Add(s, C) [m] m = Softmax<axis=-1>(e) "
     "[o] y = MatMul(m, v) }",
-    "fed": "(float[N,3,6] x, float[N,3,3] e) => (float[N,3,3] y) { " + _SCORES + "[e] t = Add(s, e) [m] y = Softmax(t) }",
+    "fed": "(float[N,3,6] x, float[N,3,3] e) => (float[N,3,3] y) { "
+    + _SCORES
+    + "[e] t = Add(s, e) [m] y = Softmax(t) }",
     "norm": "(float[N,3,6] x) => (float[N,3,4] y) { [l] l = LayerNormalization(x, G, H) [m] s = Mul(x, x) "
     "[a] a = ReduceMean<axes=[-1]>(s) [e] d = Add(a, O) [r] r = Sqrt(d) [d] u = Div(l, r) [w] y = MatMul(u, W) }",
     "logs": "(float[N,6] x) => (float[N,4] y) { [a] a = Abs(x) [e] e = Add(a, O) [l] l = Log(e) [x] t = Exp(x) "

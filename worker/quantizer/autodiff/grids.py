@@ -58,7 +58,7 @@ class TorchGrid:
         grid = self._grid
         if isinstance(grid, IntegerGrid):
             wide, held = self.steps(values / self.scale)
-            return held * self.scale, wide == held
+            return held * self.scale + 0.0, wide == held  # integers know no -0
         if isinstance(grid, BlockGrid):
             return fake_blocks(values, grid.form, grid.axis), torch.ones_like(values, dtype=torch.bool)
         form = grid.form

@@ -41,6 +41,8 @@ __all__ = ["Uploaded", "file_sha256", "inspect_model", "open_model", "summarize_
 KNOWN_DOMAINS = frozenset({"", "ai.onnx", "ai.onnx.ml", "com.microsoft"})
 # How often their bodies run is told by values: on made-up ones it means nothing.
 _REPEATING = frozenset({"Loop", "Scan", "SequenceMap"})
+_EXPORT_AGAIN = "Export the model again with standard ONNX operators and an opset that this runtime knows."
+_SAME_NAMES = "ONNX allows it, but this runtime does not: give every node a name of its own, or none."
 
 
 @dataclass(frozen=True)
@@ -171,7 +173,7 @@ def _with_node(refusal: RuntimeRefusalError, proto: onnx.ModelProto) -> Unsuppor
     found = next((node for node in _nodes(proto) if refusal.is_about(node)), None)
     return UnsupportedModelError(
         f"{refusal.runtime} refuses {'the model' if found is None else _describe(found)}: {refusal.reason}",
-        hint="Export the model again with standard ONNX operators and an opset that this runtime knows.",
+        hint=_SAME_NAMES if "same node name" in refusal.reason else _EXPORT_AGAIN,
         node=(found.name or None) if found is not None else None,
         op_type=found.op_type if found is not None else None,
         domain=found.domain if found is not None and found.domain else None,

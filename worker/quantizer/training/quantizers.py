@@ -170,7 +170,7 @@ class _LearnedStep(torch.autograd.Function):
     def forward(ctx: Any, values: Tensor, scale: Tensor, low: float, high: float, share: float) -> Tensor:
         ctx.save_for_backward(values, scale)
         ctx.limits = low, high, share
-        return torch.div(values, scale).round_().clamp_(low, high).mul_(scale)
+        return torch.div(values, scale).round_().clamp_(low, high).mul_(scale).add_(0.0)  # integers know no -0
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
@@ -198,7 +198,7 @@ class _LearnedOffset(torch.autograd.Function):
         ctx.save_for_backward(values, scale, zero)
         ctx.limits = low, high, share
         whole = torch.round(zero).clamp(low, high)
-        return torch.clamp(torch.round(values / scale), low - whole, high - whole) * scale
+        return torch.clamp(torch.round(values / scale), low - whole, high - whole) * scale + 0.0
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:

@@ -32,7 +32,9 @@ def wide(shape: tuple[int, ...], seed: int) -> np.ndarray:
 
 def same(grid: Grid, values: np.ndarray) -> None:
     got, _ = TorchGrid(grid, values.shape, CPU).fake(torch.from_numpy(values.copy()))
-    np.testing.assert_array_equal(got.numpy(), grid.fake(values))
+    expected = grid.fake(values)
+    np.testing.assert_array_equal(got.numpy(), expected)
+    np.testing.assert_array_equal(np.signbit(got.numpy()), np.signbit(expected), "-0 is 0 to integers")
 
 
 GRANULARITIES = [
