@@ -99,13 +99,12 @@ def _check_values(array: ArraySource, profiler: Profiler | None) -> None:
         for start, count in pieces([array], 0, samples, step):
             block = reader.read(count)
             bad = _first_non_finite(block)
-            if bad is not None and bad[1] != _MASK:
-                raise _not_finite(array, start + bad[0], bad[1])
-            if bad is not None:
+            if bad is not None and bad[1] == _MASK:
                 masked = start + bad[0] if masked is None else masked
-                block = np.where(np.isneginf(block), np.zeros((), block.dtype), block)
-                if not np.isfinite(block).all():
-                    raise _not_finite(array, start + (_first_non_finite(block) or bad)[0], "nan or inf")
+                block = np.where(block == -np.inf, np.zeros((), block.dtype), block)
+                bad = _first_non_finite(block)
+            if bad is not None:
+                raise _not_finite(array, start + bad[0], bad[1])
             if block.dtype.kind == "f" and block.size:
                 highest = max(highest, float(block.max()))
             if masked is not None and highest > 0.0:
@@ -116,7 +115,7 @@ def _check_values(array: ArraySource, profiler: Profiler | None) -> None:
         reader.close()
 
 
-def _not_finite(array: ArraySource, sample: int, value: str) -> DatasetError:
+def _not_finite(array: ArraySource, sample: int, value: str) -> NonFiniteDataError:
     why, hint = f"holds {value} in sample {sample}", "Leave the sample out or repair it."
     return array_fault(NonFiniteDataError, array.name, why, hint=hint, sample=sample)
 

@@ -194,10 +194,10 @@ def _restorable(scale: np.ndarray, zero: np.ndarray, dtype: str, kind: str) -> n
     """The scale, or the next smaller one with which every integer of the type is a finite float32."""
     lowest, highest = integer_limits(dtype, symmetric=False)
     most = _LARGEST / np.maximum(zero - lowest, highest - zero)
-    below = (
-        np.exp2(np.floor(np.log2(most))) if kind == "power_of_two" else np.nextafter(np.float32(most), np.float32(0))
-    )
-    return np.where(scale > below, below, scale)
+    powers = kind == "power_of_two"
+    below = np.exp2(np.floor(np.log2(most))) if powers else np.nextafter(np.float32(most), np.float32(0))
+    found: np.ndarray = np.where(scale > below, below, scale)
+    return found
 
 
 def snap_scale(scale: np.ndarray, kind: str) -> np.ndarray:

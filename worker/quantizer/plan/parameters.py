@@ -283,7 +283,7 @@ class Parameters:
 
 def _free_scales(array: np.ndarray, weight: WeightPlan) -> np.ndarray:
     """About the scales that the weight would have in float32."""
-    largest = np.abs(weight.granularity.rows(array)).max(axis=1)
+    largest: np.ndarray = np.abs(weight.granularity.rows(array)).max(axis=1)
     return largest / max(map(abs, integer_limits(weight.spec.dtype, symmetric=weight.spec.symmetric)))
 
 

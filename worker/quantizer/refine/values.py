@@ -1,4 +1,4 @@
-"""Nodes that no grid of integers suits, by the values that they see: sentinels before a Softmax, and tensors of nothing.
+"""Nodes that no grid of integers suits, by the values that they see: masks before a Softmax, and tensors of nothing.
 
 A mask of -1e4 takes all but one of the steps of a grid, and -Inf has none. A tensor that is empty on all data has no
 range at all. Such nodes stay in float; only where the graph may hold such a thing are values looked at, in a pass of

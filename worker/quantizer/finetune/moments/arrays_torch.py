@@ -31,7 +31,7 @@ def torch_arrays(device: torch.device) -> Arrays:
         rint=torch.round,
         dot=lambda a, b: torch.dot(a.flatten(), b.flatten()),
         row_dots=_row_dots,
-        singular=torch.linalg.LinAlgError,
+        singular=torch.linalg.LinAlgError,  # type: ignore[attr-defined]
     )
 
 

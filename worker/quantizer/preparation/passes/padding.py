@@ -62,7 +62,7 @@ def pads_of_max_pool(pad: ir.Node, editor: Editor) -> Rewrite | Reason | None:
         return NOT_ITS_PADS()
     begins, ends = np.split(given.astype(np.int64), 2)
     own = pool.attributes["pads"].as_ints() if "pads" in pool.attributes else [0] * (2 * len(kernel))
-    pads = [*begins[2:], *ends[2:]] + np.asarray(own)
+    pads = np.concatenate([begins[2:], ends[2:]]) + np.asarray(own)
     inside = np.concatenate([begins[:2], ends[:2]])
     # A window of pads alone would have no value.
     if inside.any() or min(*begins, *ends) < 0 or (pads >= np.tile(kernel, 2)).any():
