@@ -30,6 +30,11 @@ from worker.quantizer.written import child
 _BEHIND_DB, _GOOD_DB = 6.0, 25.0
 # Scales that are powers of two, on targets that leave nothing in float.
 _POWERS_BEHIND_DB = 18.0
+# Behind them a hair's breadth is a world apart: what one quantizer reaches says nothing of another.
+_JUMPS = {
+    "ArgMax", "Ceil", "Div", "Floor", "Hardmax", "Less", "Log", "LpNormalization", "MeanVarianceNormalization", "Reciprocal",
+    "Round", "Shrink", "Sign", "ThresholdedRelu",
+}  # fmt: skip
 # Of the two ways to run the file.
 _APART_DB, _ALIKE_DB = 3.0, 60.0
 
@@ -107,12 +112,17 @@ def looked_at(
         exact = worst_db(float_, ways[1])
         if worst_db(ways[1], ways[0]) < _ALIKE_DB and exact - ours > _APART_DB and result.report.verdict != "fail":
             return Verdict(seed, "computed otherwise", f"{exact:.1f} dB plain, {ours:.1f} dB optimized", ours)
-    if ours < _GOOD_DB and _is_8_bit(config):
+    if ours < _GOOD_DB and _is_8_bit(config) and not _JUMPS & {node.op_type for node in network.nodes}:
         theirs = peer_db(model, network.feeds, float_)
-        slack = _BEHIND_DB if config.activation.scale == config.weight.scale == "float32" else _POWERS_BEHIND_DB
+        slack = _POWERS_BEHIND_DB if _has_powers(config) else _BEHIND_DB
         if theirs is not None and theirs - ours > slack:
             return Verdict(seed, "behind", f"{ours:.1f} dB, the peer {theirs:.1f} dB", ours)
     return Verdict(seed, sqnr_db=ours)
+
+
+def _has_powers(config: QuantizationConfig) -> bool:
+    """True if scales are powers of two."""
+    return config.target.startswith("amd_npu") or "power_of_two" in (config.activation.scale, config.weight.scale)
 
 
 def _held(model: onnx.ModelProto) -> set[str]:

@@ -42,7 +42,7 @@ UNARY: dict[str, list[dict[str, Any]]] = {
     "LRN": [{"size": 3}],
     "DepthToSpace": [{"blocksize": 2}, {"blocksize": 2, "mode": "CRD"}],
     "SpaceToDepth": [{"blocksize": 2}],
-    "MeanVarianceNormalization": [{"axes": [1, 2]}, {"axes": [-1]}],
+    "MeanVarianceNormalization": [{"axes": [-1]}],
     "Shrink": [{"lambd": 0.3}],
 }
 KINDS = (

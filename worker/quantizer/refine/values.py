@@ -1,8 +1,8 @@
-"""Nodes that no grid of integers suits, by the values that they see: masks before a Softmax, and tensors of nothing.
+"""Nodes that no grid of integers suits, by the values that they see: masks before a Softmax, divisors, nothing.
 
-A mask of -1e4 takes all but one of the steps of a grid, and -Inf has none. A tensor that is empty on all data has no
-range at all. Such nodes stay in float; only where the graph may hold such a thing are values looked at, in a pass of
-its own before the plan is filled.
+A mask of -1e4 takes all but one of the steps of a grid, and -Inf has none. A divisor that is rounded to 0 makes Inf of
+what is finite. A tensor that is empty on all data has no range at all. Such nodes stay in float; only where the graph
+may hold such a thing are values looked at, in a pass of its own before the plan is filled.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from dataclasses import replace
 import numpy as np
 import onnx_ir as ir
 
+from service.contracts.dtypes import bits_of, is_integer
 from service.contracts.reason import Reason, declare
 from worker.quantizer.graph.rewriting import scalar
 from worker.quantizer.graph.values import DEFAULT_DOMAINS, constant, is_constant, is_float32, name_of, node_name
-from worker.quantizer.plan.types import QuantizationPlan
+from worker.quantizer.plan.types import QuantizationPlan, Role
 from worker.quantizer.refine.case import Case
 from worker.quantizer.refine.draft import Draft
 from worker.quantizer.run.services import Services
@@ -31,6 +32,11 @@ MASKED = declare(
 NO_VALUES = declare(
     "no-values", "a tensor that it reads or makes is empty on all calibration data", hint="Add data that fills it."
 )
+DIVISOR = declare(
+    "divisor",
+    "integers would round {tensor}, by which is divided, to 0: it goes down to {smallest}, and up to {largest}",
+    hint="Limit it from below, by a Clip or a larger epsilon.",
+)
 
 _SOFTMAX = ("Softmax", "LogSoftmax")
 _CARRIES = {
@@ -38,6 +44,8 @@ _CARRIES = {
     "Squeeze", "Sub", "Tile", "Transpose", "Unsqueeze", "Where",
 }  # fmt: skip
 # How many values they make hangs on values.
+# Which input is the divisor.
+_DIVISOR_AT = {"Div": 1, "Log": 0, "Pow": 0, "Reciprocal": 0}
 _SELECTS = ("Compress", "If", "Loop", "NonMaxSuppression", "NonZero", "Unique")
 
 
@@ -56,7 +64,8 @@ def settle_values(draft: Draft, case: Case, services: Services) -> Draft:
     graph, plan = draft.graph, draft.plan
     masking = _before_softmax(graph, plan) | _behind_filling(graph, plan)
     doubtful = _of_uncertain_size(graph, plan, case)
-    watched = {value for node in (*masking, *doubtful) for value in _floats(node)}
+    divisors = _divisors(graph, plan)
+    watched = {value for node in (*masking, *doubtful) for value in _floats(node)} | set(divisors)
     seen = {name_of(value): Extents() for value in watched if not is_constant(value)}
     if not seen:
         return draft
@@ -67,6 +76,9 @@ def settle_values(draft: Draft, case: Case, services: Services) -> Draft:
     for node in doubtful:
         if any(extents[name_of(value)].is_empty for value in _floats(node) if not is_constant(value)):
             reasons[node_name(node)] = NO_VALUES()
+    for value, nodes in divisors.items():
+        reason = _rounded_to_zero(value, extents[name_of(value)], plan)
+        reasons |= {} if reason is None else {node_name(node): reason for node in nodes}
     if not reasons:
         return draft
     facts = draft.prepared.facts.with_kept_float(reasons)
@@ -112,6 +124,36 @@ def _masked(node: ir.Node, masking: set[ir.Node], extents: dict[str, Extent]) ->
         if extent.has_sentinel:
             return MASKED(largest="Inf" if extent.infinite else f"{extent.largest:.3g}")
     return None
+
+
+def _divisors(graph: ir.Graph, plan: QuantizationPlan) -> dict[ir.Value, list[ir.Node]]:
+    """Quantized tensors by which is divided, or of which a logarithm is taken, with the nodes that round them."""
+    found: dict[ir.Value, list[ir.Node]] = {}
+    for node in graph:
+        place = _DIVISOR_AT.get(node.op_type) if node.domain in DEFAULT_DOMAINS else None
+        value = node.inputs[place] if place is not None else None
+        if value is None or is_constant(value) or value.name not in plan.activations:
+            continue
+        if node.op_type == "Pow" and (scalar(node.inputs[1]) or 0.0) >= 0.0:
+            continue
+        nodes, ahead = [node], value.producer()
+        while ahead is not None:
+            nodes.append(ahead)
+            moves = plan.role_of(ahead) in (Role.TRANSPARENT, Role.FUSED) and ahead.inputs[0] is not None
+            ahead = ahead.inputs[0].producer() if moves and ahead.inputs[0] is not None else None
+        found.setdefault(value, []).extend(nodes)
+    return found
+
+
+def _rounded_to_zero(value: ir.Value, extent: Extent, plan: QuantizationPlan) -> Reason | None:
+    """Why nodes round no such divisor; None if its grid keeps what is smallest, or it is not on integers."""
+    dtype = plan.activations[name_of(value)].spec.dtype
+    if not is_integer(dtype) or extent.is_empty or not np.isfinite(extent.smallest):
+        return None
+    step = (max(extent.maximum, 0.0) - min(extent.minimum, 0.0)) / (2 ** bits_of(dtype) - 1)
+    if extent.smallest > step:  # known down to a factor of 2; a grid may be coarser by as much
+        return None
+    return DIVISOR(tensor=name_of(value), smallest=f"{extent.smallest:.3g}", largest=f"{extent.largest:.3g}")
 
 
 def _of_uncertain_size(graph: ir.Graph, plan: QuantizationPlan, case: Case) -> list[ir.Node]:

@@ -24,6 +24,7 @@ class Extent:
         infinite: Inf or -Inf was seen.
         is_number: nothing was NaN.
         inner: largest magnitude, up to a factor of 2, of what is no sentinel, had the largest ones been such.
+        smallest: smallest magnitude but 0, down to a factor of 2; Inf if there is none.
     """
 
     minimum: float
@@ -31,6 +32,7 @@ class Extent:
     infinite: bool
     is_number: bool
     inner: float
+    smallest: float = np.inf
 
     @property
     def is_empty(self) -> bool:
@@ -77,7 +79,8 @@ class Extents:
         gaps = np.flatnonzero(np.diff(seen, prepend=0) > _EMPTY_OCTAVES)
         below = seen[gaps[-1] - 1] if gaps.size and gaps[-1] else 0
         inner = float(np.ldexp(1.0, int(below) - 126)) if below else 0.0
-        return Extent(self._minimum, self._maximum, self._infinite, self._number, inner)
+        smallest = float(np.ldexp(1.0, int(seen[seen > 0][0]) - 127)) if (seen > 0).any() else np.inf
+        return Extent(self._minimum, self._maximum, self._infinite, self._number, inner, smallest)
 
 
 def extent_of(array: np.ndarray) -> Extent:
