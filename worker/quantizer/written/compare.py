@@ -58,6 +58,15 @@ def outputs_apart(float_: Arrays, optimized: Arrays, plain: Arrays) -> Apart | N
     return None
 
 
+def no_longer_finite(float_: Arrays, optimized: Arrays) -> str | None:
+    """The first output that is NaN or Inf where it is finite in the float model; None if there is none."""
+    for expected, got in zip(float_, optimized, strict=True):
+        for name, array in expected.items():
+            if array.shape == got[name].shape and (np.isfinite(array) & ~np.isfinite(got[name])).any():
+                return name
+    return None
+
+
 def tensor_apart(optimized: Arrays, plain: Arrays, name: str, grid: Grid | None) -> bool:
     """True if a tensor inside differs by more than rounding explains.
 

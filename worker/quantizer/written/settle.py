@@ -19,7 +19,7 @@ from service.contracts.errors import EngineError
 from service.contracts.reason import declare
 from worker.quantizer.emit.apart import can_be_kept
 from worker.quantizer.fallback.placement import without
-from worker.quantizer.graph.values import node_name
+from worker.quantizer.graph.values import is_float32, name_of, node_name
 from worker.quantizer.plan.types import Role
 from worker.quantizer.preparation.layout import TO_NHWC
 from worker.quantizer.refine.case import Case
@@ -30,7 +30,7 @@ from worker.quantizer.runtime.cpu import may_saturate
 from worker.quantizer.runtime.faults import cleaned
 from worker.quantizer.sanity.figures import RUNTIME_DIFFERS
 from worker.quantizer.written.child import Arrays, Outcome, both_ways
-from worker.quantizer.written.compare import Apart, outputs_apart, tensor_apart
+from worker.quantizer.written.compare import Apart, no_longer_finite, outputs_apart, tensor_apart
 from worker.quantizer.written.prefix import up_to
 
 _SAMPLES = 4
@@ -44,6 +44,11 @@ COMPUTED_OTHERWISE = declare(
     "computed-otherwise",
     "onnxruntime's optimizations compute something else than its Q/DQ pairs say",
     hint="Update onnxruntime, or report the node to its project.",
+)
+NOT_FINITE = declare(
+    "not-finite",
+    "quantized, it makes NaN or Inf of what is finite in float",
+    hint="Keep divisors and the inputs of logarithms away from 0.",
 )
 
 
@@ -79,10 +84,13 @@ def as_written(done: Quantized, quantizer: Quantizer) -> Quantized:
 
 @dataclass(frozen=True)
 class _Found:
-    """What was found about a model: an output that is apart, or what kept the runtime from running it at all."""
+    """What was found about a model: an output that is apart, what kept the runtime from running it at all, or an output
+    that is NaN or Inf where the float model's is not.
+    """
 
     apart: Apart | None = None
     failed: Outcome | None = None
+    unbounded: str | None = None
 
 
 class _Settling:
@@ -110,10 +118,10 @@ class _Settling:
                 return _told(done, *told)
             if done is self._first:
                 self._found = found
-            if may_saturate(self._case.config):
+            if found.apart is not None and may_saturate(self._case.config):
                 break  # that is the host's, and its own note says so
             tensor = self._beginning(done, found)
-            changed = None if tensor is None else self._changed(done, tensor, tried)
+            changed = None if tensor is None else self._changed(done, tensor, found, tried)
             if changed is None:
                 break
             told.append(_words(tensor or "", found))
@@ -122,7 +130,7 @@ class _Settling:
         if found.failed is not None and found.failed.died:
             raise _deadly(found.failed)
         if found.apart is None:
-            return self._first  # the evaluation meets the refusal, and raises it
+            return self._first  # the evaluation meets the same, and raises it
         if may_saturate(self._case.config):
             return _told(done, *told)
         apart = self._found.apart or found.apart
@@ -162,49 +170,54 @@ class _Settling:
         if plain is None:
             return f"onnxruntime refuses it so ({ways['plain'].trouble})"
         apart = outputs_apart(self._expected, optimized, plain)
-        return None if apart is None else _Found(apart)
+        if apart is not None:
+            return _Found(apart)
+        unbounded = no_longer_finite(self._expected, optimized)
+        return None if unbounded is None else _Found(unbounded=unbounded)
 
     def _run(self, model: bytes, outputs: Collection[str]) -> dict[str, Outcome]:
         return both_ways(model, self._feeds, list(outputs), threads=self._services.threads, run=self._services.run)
 
     def _beginning(self, done: Quantized, found: _Found) -> str | None:
-        """The first quantized tensor, by bisection, at which both ways are apart, or at which a process ends."""
+        """The first tensor, by bisection, at which that begins."""
         assert isinstance(done.content.runnable, bytes)  # noqa: S101 - seen to before
         model = onnx.load_from_string(done.content.runnable)
         there = {name for node in model.graph.node for name in node.output}
         order = {name: k for k, name in enumerate(name for node in model.graph.node for name in node.output)}
-        restored = {name: tensor for tensor, name in done.emitted.restored.items() if name in there}
-        names = sorted(restored, key=order.__getitem__)
+        made = [name_of(value) for node in done.prepared.graph for value in node.outputs if is_float32(value)]
+        restored = {done.emitted.restored.get(tensor, tensor): tensor for tensor in made}
+        names = sorted(restored.keys() & there, key=order.__getitem__)
         low, high = 0, len(names)
         while low < high:
             middle = (low + high) // 2
             self._services.run.check()
-            if self._is_off(model, names[middle], done, restored, failed=found.failed is not None):
+            if self._is_off(model, names[middle], restored[names[middle]], done, found):
                 high = middle
             else:
                 low = middle + 1
         return restored[names[low]] if low < len(names) else None
 
-    def _is_off(
-        self, model: onnx.ModelProto, name: str, done: Quantized, restored: dict[str, str], *, failed: bool
-    ) -> bool:
+    def _is_off(self, model: onnx.ModelProto, name: str, tensor: str, done: Quantized, found: _Found) -> bool:
         ways = self._run(up_to(model, name), [name])
         optimized, plain = ways["optimized"].outputs, ways["plain"].outputs
-        if failed:
+        if found.failed is not None:
             return any(way.died for way in ways.values()) or (optimized is None and plain is not None)
         if optimized is None or plain is None:
             return False
-        entry = done.plan.activations.get(restored[name])
+        if found.unbounded is not None:
+            return not all(np.isfinite(sample[name]).all() for sample in optimized)
+        entry = done.plan.activations.get(tensor)
         return tensor_apart(optimized, plain, name, None if entry is None else entry.quantization)
 
-    def _changed(self, done: Quantized, tensor: str, tried: set[str]) -> Quantized | None:
+    def _changed(self, done: Quantized, tensor: str, found: _Found, tried: set[str]) -> Quantized | None:
         """The model with the node that makes a tensor kept apart, or, where that has been tried, in float."""
         draft = done.filled.draft
         value = next((made for node in draft.graph for made in node.outputs if made.name == tensor), None)
         maker = None if value is None else value.producer()
         if value is None or maker is None:
             return None
-        if tensor not in tried and draft.form is STATIC and can_be_kept(value):
+        apart = found.unbounded is None and draft.form is STATIC and can_be_kept(value)
+        if apart and tensor not in tried:
             tried.add(tensor)
             plan = draft.plan.copy()
             plan.kept_apart = plan.kept_apart | {tensor}
@@ -215,10 +228,10 @@ class _Settling:
         tried.add(name)
         entry = draft.plan.nodes.get(name)
         nodes = [name]
-        if entry is not None and entry.role is Role.FUSED and maker.inputs[0] is not None:
-            before = maker.inputs[0].producer()
-            nodes += [] if before is None else [node_name(before)]
-        reason = COMPUTED_OTHERWISE()
+        if found.unbounded is not None or (entry is not None and entry.role is Role.FUSED):
+            makers = (value.producer() for value in maker.inputs if value is not None)
+            nodes += [node_name(before) for before in makers if before is not None]
+        reason = COMPUTED_OTHERWISE() if found.unbounded is None else NOT_FINITE()
         return self._emitted(done, without(draft, nodes, reason, self._case, self._services))
 
     def _emitted(self, done: Quantized, draft: Draft) -> Quantized:
@@ -244,6 +257,8 @@ def _told(done: Quantized, *sentences: str) -> Quantized:
 
 
 def _words(tensor: str, found: _Found) -> str:
+    if found.unbounded is not None:
+        return f"{tensor}: quantized, it makes output {found.unbounded} NaN or Inf; left in float, with what it reads"
     if found.apart is None:
         trouble = "" if found.failed is None else cleaned(found.failed.trouble)
         return f"{tensor}: onnxruntime's optimizations fail there ({trouble}); written otherwise"
