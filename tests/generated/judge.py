@@ -32,11 +32,11 @@ _BEHIND_DB, _GOOD_DB = 6.0, 25.0
 _POWERS_BEHIND_DB = 18.0
 # Behind them a hair's breadth is a world apart: what one quantizer reaches says nothing of another.
 _JUMPS = {
-    "ArgMax", "Ceil", "Div", "Floor", "Hardmax", "Less", "Log", "LpNormalization", "MeanVarianceNormalization", "Reciprocal",
-    "Round", "Shrink", "Sign", "ThresholdedRelu",
+    "ArgMax", "Ceil", "Div", "Floor", "Hardmax", "Less", "Log", "LpNormalization", "MeanVarianceNormalization",
+    "Reciprocal", "Round", "Shrink", "Sign", "ThresholdedRelu",
 }  # fmt: skip
 # Of the two ways to run the file.
-_APART_DB, _ALIKE_DB = 3.0, 60.0
+_APART_DB, _ALIKE_DB, _CLOSE_DB = 3.0, 60.0, 45.0
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,12 @@ def looked_at(
     ours = worst_db(float_, ways[0])
     if ways[1]:
         exact = worst_db(float_, ways[1])
-        if worst_db(ways[1], ways[0]) < _ALIKE_DB and exact - ours > _APART_DB and result.report.verdict != "fail":
+        if (
+            worst_db(ways[1], ways[0]) < _ALIKE_DB
+            and ours < _CLOSE_DB
+            and exact - ours > _APART_DB
+            and result.report.verdict != "fail"
+        ):
             return Verdict(seed, "computed otherwise", f"{exact:.1f} dB plain, {ours:.1f} dB optimized", ours)
     if ours < _GOOD_DB and _is_8_bit(config) and not _JUMPS & {node.op_type for node in network.nodes}:
         theirs = peer_db(model, network.feeds, float_)

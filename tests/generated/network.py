@@ -20,11 +20,12 @@ LARGEST = 4096
 SHAPES = [(3, 8, 8), (4, 6, 6), (2, 9, 7), (4, 12), (3, 10), (6,), (16,), (5, 8), (2, 3, 4, 5)]
 ODD = ["a b", "x/y", "ü", "1", "a:0", "Relu", ".", "w" * 90, "a\\b", "{}", "%s", "'q'"]
 # float32 in, float32 out, one operand
+PLAIN = (
+    "Relu", "Sigmoid", "Tanh", "Neg", "Abs", "Softplus", "Softsign", "Identity", "Floor", "Ceil", "Erf", "Sign",
+    "Round", "HardSwish", "Mish", "Exp", "Sin", "Cos", "Dropout", "Softmax",
+)  # fmt: skip
 UNARY: dict[str, list[dict[str, Any]]] = {
-    **dict.fromkeys(
-        ["Relu", "Sigmoid", "Tanh", "Neg", "Abs", "Softplus", "Softsign", "Identity", "Floor", "Ceil"], [{}]
-    ),
-    **dict.fromkeys(["Erf", "Sign", "Round", "HardSwish", "Mish", "Exp", "Sin", "Cos", "Dropout", "Softmax"], [{}]),
+    **{op: [{}] for op in PLAIN},
     "LeakyRelu": [{}, {"alpha": 0.3}, {"alpha": -0.5}],
     "Elu": [{}, {"alpha": 0.5}],
     "Selu": [{}],
@@ -46,9 +47,9 @@ UNARY: dict[str, list[dict[str, Any]]] = {
     "Shrink": [{"lambd": 0.3}],
 }
 KINDS = (
-    *["convolution"] * 6, *["product"] * 4, *["gemm"] * 3, *["unary"] * 7, *["binary"] * 6, *["pool"] * 3, "clip", "pad",
-    "move", "move", "slice", "concat", "split", "reduce", "norm", "resize", "gather", "halfs", "branch", "recurrent",
-    "where", "power", "attention", "transposed", "prelu", "integers",
+    *["convolution"] * 6, *["product"] * 4, *["gemm"] * 3, *["unary"] * 7, *["binary"] * 6, *["pool"] * 3, "clip",
+    "pad", "move", "move", "slice", "concat", "split", "reduce", "norm", "resize", "gather", "halfs", "branch",
+    "recurrent", "where", "power", "attention", "transposed", "prelu", "integers",
 )  # fmt: skip
 
 
@@ -118,7 +119,7 @@ class Network:
         """A node, if onnxruntime runs it, and gives finite numbers of a bearable count."""
         names: list[str] = []
         for k in range(outputs):
-            names.append(self.name(f"t{len(self.values)}_{k}"))
+            names += [self.name(f"t{len(self.values)}_{k}")]
         named = (
             ""
             if self.chance.random() < 0.2

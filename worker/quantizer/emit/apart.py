@@ -7,8 +7,13 @@ From one pair to the next it computes on integers whatever it has a kernel for (
     Conv, ConvTranspose, Gemm   a weight in float is rounded to int8, with one scale for all of it; a bias in float16 to
                                 int32 at the product of scales in float16, which is 0 (weight_bias_quantization.cc)
 
+    MatMul                      with all lengths known and a bias of rank 1 added, it becomes a Gemm between Reshapes
+                                with pairs of their own; of these, since opset 21, one of int8 or 16 bits is not
+                                valid (matmul_add_fusion.cc, qdq_propagation.cc)
+
 Behind the first two stands an operator that no optimization takes away, and that changes nothing: Max. Such a bias is
-added behind its layer, where TensorRT finds it as well as inside. What else the plan names is kept apart likewise.
+added behind its layer, where TensorRT finds it as well as inside. The last one's bias gets the rank of what it is added
+to. What else the plan names is kept apart likewise.
 """
 
 from __future__ import annotations
@@ -18,6 +23,7 @@ from collections.abc import Collection
 import numpy as np
 import onnx_ir as ir
 
+from worker.quantizer.graph.rewriting import only_reader, other_operand, rank_of, scalar
 from worker.quantizer.graph.values import (
     DEFAULT_DOMAINS,
     Names,
@@ -25,6 +31,7 @@ from worker.quantizer.graph.values import (
     constant,
     is_constant,
     is_float32,
+    name_of,
     node_name,
     users,
 )
@@ -32,6 +39,9 @@ from worker.quantizer.operators.linear import linear_view
 from worker.quantizer.operators.windows import counts_beyond, has_gaps
 
 _LINEAR = ("Conv", "ConvTranspose", "Gemm")
+_GEMM_RANK = 2
+# From here on QuantizeLinear names its type.
+TYPED_OPSET = 21
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
 
 
@@ -62,6 +72,44 @@ def keep_apart(graph: ir.Graph, names: Names, further: Collection[str] = ()) -> 
             _put_behind(graph, node, "Add", "bias", bias, names)
         elif _is_taken(node):
             _put_behind(graph, last, "Max", "lowest", _lowest(last.outputs[0]), names)
+
+
+def lengthen_biases(graph: ir.Graph, names: Names) -> None:
+    """Give biases of products the rank of what they are added to, where the runtime would make a Gemm of both that is
+    not valid. Since opset 21.
+    """
+    for node in list(graph):
+        add = only_reader(node.outputs[0], "Add") if node.op_type == "MatMul" else None
+        pair = node.inputs[0].producer() if add is not None and node.inputs[0] is not None else None
+        if add is None or pair is None or pair.op_type != "DequantizeLinear" or pair.inputs[0] is None:
+            continue
+        if pair.inputs[0].dtype != ir.DataType.UINT8 and _lengths_known(pair.outputs[0]):
+            _lengthen(graph, add, other_operand(add, node.outputs[0]), names)
+
+
+def _lengthen(graph: ir.Graph, add: ir.Node, bias: ir.Value | None, names: Names) -> None:
+    """Give a constant of rank 1, restored or not, the rank of the sum."""
+    maker, rank = None if bias is None else bias.producer(), rank_of(add.outputs[0])
+    if maker is not None and (maker.op_type != "DequantizeLinear" or scalar(maker.inputs[1]) is None):
+        return
+    reader, held = (add, bias) if maker is None else (maker, maker.inputs[0])
+    array = constant(held)
+    if held is None or array is None or array.ndim != 1 or rank is None or rank <= _GEMM_RANK:
+        return
+    if maker is not None and len(maker.outputs[0].uses()) > 1:
+        return
+    longer = array.reshape(*[1] * (rank - 1), -1)
+    value = add_initializer(graph, names.free(f"{name_of(held)}_of_rank_{rank}"), longer)
+    reader.replace_input_with(list(reader.inputs).index(held), value)
+    if maker is not None:
+        maker.outputs[0].shape = value.shape
+    if not held.uses():
+        graph.initializers.pop(name_of(held), None)
+
+
+def _lengths_known(value: ir.Value) -> bool:
+    """True if all axes of a value have lengths that are known."""
+    return value.shape is not None and all(isinstance(length, int) for length in value.shape)
 
 
 def _lowest(value: ir.Value) -> np.ndarray:
