@@ -18,6 +18,7 @@ from pydantic import BaseModel, ValidationError
 from service.contracts.errors import FieldProblem
 from service.contracts.validation import field_problems
 from service.deps import BEARER, get_desk, get_principal
+from service.idempotency.digests import RepeatableBody
 
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
@@ -66,9 +67,12 @@ def _record(model: type[BaseModel], data: bytes) -> BaseModel | None:
     if not isinstance(document, dict | list):
         return None
     try:
-        return model.model_validate(document)
+        record = model.model_validate(document)
     except ValidationError as error:
         raise InvalidBodyError(field_problems(error, model)) from None
+    if isinstance(record, RepeatableBody):
+        record._sent = document
+    return record
 
 
 def body_model(route: object) -> type[BaseModel] | None:

@@ -24,6 +24,7 @@ from service.contracts.labels import Labels
 from service.contracts.report import Verdict
 from service.contracts.report.outline import ReportOutline
 from service.contracts.texts import Text
+from service.idempotency.digests import RepeatableBody
 from service.jobs.schemas import EventOut, Priority, Reference
 
 BatchState = Literal["queued", "running", "succeeded", "failed", "canceled"]
@@ -36,7 +37,7 @@ _SHARED = ("calibration_dataset_id", "evaluation_dataset_id", "priority", "devic
 _OF_GRID = ("models", "presets", "configs", *_SHARED)
 
 
-class BatchCreate(BaseModel):
+class BatchCreate(RepeatableBody):
     """Jobs that are asked for as one: the grid of models, presets and configs, or a list of requests."""
 
     model_config = ConfigDict(extra="forbid")

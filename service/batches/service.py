@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from pydantic import BaseModel
 from sqlalchemy.orm import Session
 
 from service.audit.service import note
@@ -18,6 +17,7 @@ from service.batches.views import BatchView, batch_listed, batch_out, counts_of,
 from service.contracts.errors import QuantmillError
 from service.deps import Desk
 from service.idempotency.answers import Answer
+from service.idempotency.digests import RepeatableBody
 from service.idempotency.service import NoBody, Work, submit_checked
 from service.jobs import repository as jobs
 from service.jobs import transitions
@@ -35,7 +35,7 @@ _AGAIN = frozenset({"failed", "canceled"})
 Given = list[tuple[Coordinates, Submission]]
 
 
-class _Meaning(BaseModel):
+class _Meaning(RepeatableBody):
     """What makes two requests for a batch the same, however they are spelled."""
 
     name: str | None
@@ -63,6 +63,7 @@ def create(desk: Desk, by: Principal, body: BatchCreate, *, key: str | None) -> 
         return lambda writing: _store(desk, writing, by, body, given)
 
     meaning = _Meaning(name=body.name, labels=body.labels, grid=body.grid, members=[one.body for one in body.asked])
+    meaning._sent = body._sent
     if body.faults:  # what it means is not known
         key = None
     return submit_checked(desk, by, "POST /v1/batches", key, meaning, work_of)

@@ -11,6 +11,7 @@ from service.contracts.dataset import PREPROCESSING_NAMES, DatasetSummary, FileF
 from service.contracts.errors import Problem
 from service.contracts.labels import Tags
 from service.contracts.texts import Description, Text
+from service.idempotency.digests import RepeatableBody
 from service.jobs.schemas import Waiting
 from service.models.schemas import SelfLinks
 from service.nouns import NounStatus
@@ -22,7 +23,7 @@ def _or_name(schema: dict[str, Any]) -> None:
     schema["anyOf"] = [{"$ref": place}, {"type": "string", "description": f"A name: {PREPROCESSING_NAMES}."}]
 
 
-class DatasetCreate(BaseModel):
+class DatasetCreate(RepeatableBody):
     """A dataset made of one upload."""
 
     model_config = ConfigDict(extra="forbid")

@@ -18,6 +18,8 @@ from pydantic import (
     StringConstraints,
 )
 
+from service.idempotency.digests import RepeatableBody
+
 # Presigned URLs carry a token of some services' in their query.
 MOST_URL_CHARACTERS = 8192
 MOST_TARGETS = 8
@@ -118,7 +120,7 @@ HandOverTarget = Annotated[PutTarget | PostTarget, Field(discriminator="kind")]
 HandOverTargets = Annotated[list[HandOverTarget], Field(max_length=MOST_TARGETS)]
 
 
-class HandOverCreate(BaseModel):
+class HandOverCreate(RepeatableBody):
     """Where else a job's results go."""
 
     model_config = ConfigDict(extra="forbid")

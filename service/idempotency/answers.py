@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 from fastapi import Header
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel
 
 from service.contracts.errors import QuantmillError
 from service.contracts.http_errors import TransientError
@@ -55,8 +53,3 @@ class Answer:
         """As an HTTP response."""
         extra = {"Idempotent-Replayed": "true"} if self.replayed else {}
         return JSONResponse(self.body, status_code=self.status, headers={**self.headers, **extra})
-
-
-def request_digest(body: BaseModel) -> str:
-    """Digest of a request's meaning: equal for bodies that differ in spelling only."""
-    return hashlib.sha256(body.model_dump_json().encode()).hexdigest()

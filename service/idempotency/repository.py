@@ -9,6 +9,7 @@ from sqlalchemy.orm import Session
 
 from service.db import db_now
 from service.idempotency.answers import IDEMPOTENCY_HEADER, Answer, IdempotencyInFlightError, IdempotencyKeyReuseError
+from service.idempotency.digests import Digests
 from service.tables import IdempotencyKey
 from service.tenancy import owned
 
@@ -28,7 +29,7 @@ _FORGET = (
 
 
 def recall(
-    session: Session, tenant_id: str, route: str, key: str, request_sha256: str, *, kept_seconds: float
+    session: Session, tenant_id: str, route: str, key: str, digests: Digests, *, kept_seconds: float
 ) -> Answer | None:
     """The stored answer to an equal request; None if the key is new (or so old that it is forgotten).
 
@@ -41,11 +42,11 @@ def recall(
     _hold(session, tenant_id, route, key)
     place = {"of_tenant": tenant_id, "of_route": route, "of_key": key}
     session.execute(_FORGET, {**place, "kept_seconds": kept_seconds})
-    return _answer(session.scalar(_FIND, place), key, request_sha256)
+    return _answer(session.scalar(_FIND, place), key, digests)
 
 
 def look_up(
-    session: Session, tenant_id: str, route: str, key: str, request_sha256: str, *, kept_seconds: float
+    session: Session, tenant_id: str, route: str, key: str, digests: Digests, *, kept_seconds: float
 ) -> Answer | None:
     """As ``recall``, to be asked before there is a transaction to write in: what is not known now may be then.
 
@@ -54,17 +55,18 @@ def look_up(
     """
     place = {"of_tenant": tenant_id, "of_route": route, "of_key": key}
     row = session.scalar(_FIND_KEPT, {**place, "kept_seconds": kept_seconds})
-    return _answer(row, key, request_sha256)
+    return _answer(row, key, digests)
 
 
-def remember(session: Session, tenant_id: str, route: str, key: str, request_sha256: str, answer: Answer) -> None:
+def remember(session: Session, tenant_id: str, route: str, key: str, digests: Digests, answer: Answer) -> None:
     """Store the answer under the key."""
     session.execute(
         insert(IdempotencyKey).values(
             tenant_id=tenant_id,
             route=route,
             key=key,
-            request_sha256=request_sha256,
+            sent_sha256=digests.sent,
+            request_sha256=digests.meaning,
             status=answer.status,
             headers=answer.headers,
             body=answer.body,
@@ -73,10 +75,10 @@ def remember(session: Session, tenant_id: str, route: str, key: str, request_sha
     )
 
 
-def _answer(row: IdempotencyKey | None, key: str, request_sha256: str) -> Answer | None:
+def _answer(row: IdempotencyKey | None, key: str, digests: Digests) -> Answer | None:
     if row is None:
         return None
-    if row.request_sha256 != request_sha256:
+    if row.sent_sha256 != digests.sent and row.request_sha256 != digests.meaning:
         raise IdempotencyKeyReuseError(
             f"The idempotency key {key!r} was used for another body.",
             hint="Use a new key for a new request.",

@@ -11,7 +11,8 @@ from service import failpoints
 from service.audit.service import note
 from service.deps import Desk
 from service.idempotency import repository as keys
-from service.idempotency.answers import Answer, request_digest
+from service.idempotency.answers import Answer
+from service.idempotency.digests import request_digests
 from service.principal import Principal
 from service.tables import Job
 
@@ -47,7 +48,7 @@ def submit_checked(
     with desk.database.read() as session:
         if key is not None:
             kept = desk.settings.idempotency_seconds
-            known = keys.look_up(session, by.tenant_id, route, key, request_digest(body), kept_seconds=kept)
+            known = keys.look_up(session, by.tenant_id, route, key, request_digests(body), kept_seconds=kept)
             if known is not None:
                 return known
         work = check(session)
@@ -77,16 +78,16 @@ def submit_once(
         IdempotencyInFlightError: a request with the same key is being worked on.
         QuantmillError: raised by ``work``; nothing was stored and the key is free.
     """
-    digest = request_digest(body)
+    digests = request_digests(body)
     with desk.database.write() as session:
         if key is not None:
             kept = desk.settings.idempotency_seconds
-            known = keys.recall(session, by.tenant_id, route, key, digest, kept_seconds=kept)
+            known = keys.recall(session, by.tenant_id, route, key, digests, kept_seconds=kept)
             if known is not None:
                 return known
         answer, made = work(session)
         if key is not None:
-            keys.remember(session, by.tenant_id, route, key, digest, answer)
+            keys.remember(session, by.tenant_id, route, key, digests, answer)
         note(session, by, _deed(route, made=made is not None or answer.status == 201), answer.body["id"])
         failpoints.reach("before_submit_commit")
     failpoints.reach("after_submit_commit")

@@ -31,6 +31,7 @@ from service.contracts.texts import Text
 from service.contracts.validation import field_problems
 from service.estimates.schemas import Estimate
 from service.hand_overs.schemas import HandOverTargets
+from service.idempotency.digests import RepeatableBody
 from service.jobs.queues import SizeClass
 from service.quark import Translation, missing_envelope, translate_document
 
@@ -80,7 +81,7 @@ MOST_PRIORITY = 100
 Priority = Annotated[int, Field(ge=-MOST_PRIORITY, le=MOST_PRIORITY, description=_PRIORITY)]
 
 
-class WithConfig(BaseModel):
+class WithConfig(RepeatableBody):
     """A request with a config, which may come in AMD Quark's envelope."""
 
     model_config = ConfigDict(extra="forbid")

@@ -14,6 +14,7 @@ from service.contracts.labels import Tags
 from service.contracts.model import ModelFormat, ModelSummary
 from service.contracts.references import MOST_REFERENCE_CHARS
 from service.contracts.texts import Description, Text, plain_text
+from service.idempotency.digests import RepeatableBody
 from service.jobs.schemas import Waiting
 from service.nouns import NounStatus
 
@@ -40,7 +41,7 @@ class ModelFileCreate(BaseModel):
     )
 
 
-class ModelCreate(BaseModel):
+class ModelCreate(RepeatableBody):
     """A model made of uploads: an ONNX file with its external data, or one file that an ONNX file is made of."""
 
     model_config = ConfigDict(extra="forbid")

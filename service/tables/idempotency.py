@@ -19,6 +19,8 @@ class IdempotencyKey(Base):
     tenant_id: Mapped[Tenant] = mapped_column(primary_key=True)
     route: Mapped[str] = mapped_column(String(ROUTE_LENGTH), primary_key=True)
     key: Mapped[Name] = mapped_column(primary_key=True)
+    # Of what was sent, null in rows that older code has written; and of what it meant, with its defaults.
+    sent_sha256: Mapped[Sha256 | None]
     request_sha256: Mapped[Sha256]
     status: Mapped[int]
     headers: Mapped[Document]

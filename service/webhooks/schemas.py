@@ -10,6 +10,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from service.contracts.texts import Text, plain_text
 from service.contracts.webhooks import EVERYTHING, DisabledReason, patterns
 from service.egress.urls import MOST_CHARACTERS
+from service.idempotency.digests import RepeatableBody
 
 DAY_SECONDS = 24 * 3600.0
 _LONGEST_GRACE_SECONDS = 30 * DAY_SECONDS
@@ -33,7 +34,7 @@ _URL = "https, of a host on the public internet, on port 443 or 8443; an operato
 _EVENT_TYPES = f"Events that it is told of: `{'`, `'.join(patterns())}`."
 
 
-class WebhookCreate(BaseModel):
+class WebhookCreate(RepeatableBody):
     """Where to be told of which events."""
 
     model_config = ConfigDict(extra="forbid")

@@ -103,6 +103,21 @@ def test_the_first_answer_comes_back_and_nothing_is_done_twice(front: Front, wha
         assert len({answer.json()["id"] for answer in (first, *others)}) == 3
 
 
+@pytest.mark.parametrize("what", ["job", "batch", "webhook", "clone"])
+def test_a_key_is_known_by_what_was_sent_whatever_that_means_by_now(sqlite_front: Front, what: str) -> None:
+    path, body = REQUESTS[what](sqlite_front)
+    sent: dict[str, Any] = {**(body or {}), **({} if what == "webhook" else {"labels": {"a": "1", "b": "2"}})}
+    turned = {key: dict(reversed(value.items())) if isinstance(value, dict) else value for key, value in sent.items()}
+    first = sqlite_front.http.post(path, json=sent, headers=KEY).json()
+    with sqlite_front.desk.database.read() as session:
+        (meant,) = session.scalars(select(IdempotencyKey.request_sha256)).all()
+    newer, older = {"request_sha256": "0" * 64}, {"request_sha256": meant, "sent_sha256": None}
+    for stored, again in ((newer, sent), (newer, dict(reversed(turned.items()))), (older, sent)):
+        with sqlite_front.desk.database.write() as session:
+            session.execute(update(IdempotencyKey).values(stored))
+        assert sqlite_front.http.post(path, json=again, headers=KEY).json() == first
+
+
 @pytest.mark.parametrize(("what", "field"), [("model", "files"), ("dataset", "upload_id"), ("job", "model_id")])
 def test_a_refused_request_leaves_the_key_free(front: Front, what: str, field: str) -> None:
     path, body = REQUESTS[what](front)

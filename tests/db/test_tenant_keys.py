@@ -40,7 +40,8 @@ NO_ROWS = {
 # Digests of something else than the bytes of a stored file, or notes about files that name none.
 NO_FILES = {
     "damaged_files.sha256": "what is known of a file; gone with it",
-    "idempotency_keys.request_sha256": "of a request", "inspections.config_sha256": "of a config",
+    "idempotency_keys.request_sha256": "of a request", "idempotency_keys.sent_sha256": "the same",
+    "inspections.config_sha256": "of a config",
     "job_estimates.model_sha256": "of a model as a whole, by which its earlier jobs are found",
     "job_timings.model_sha256": "the same; it stays when the model goes",
     "uploads.expected_sha256": "what a client says before the bytes are there",

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from service.contracts.bounds import require_bounded
 from service.contracts.evaluation import EvaluationSpec
 from service.contracts.evaluation_checks import check_no_function
 from service.contracts.labels import Labels
 from service.contracts.texts import Text
+from service.idempotency.digests import RepeatableBody
 from service.jobs.schemas import Priority, Reference
 
 POINTER = "/evaluation"
 
 
-class EvaluationCreate(BaseModel):
+class EvaluationCreate(RepeatableBody):
     """A model to measure, beside another one if that is given."""
 
     model_config = ConfigDict(extra="forbid")
