@@ -18,6 +18,7 @@ from service.db import db_now
 from service.ids import is_id
 from service.jobs.errors import JobNotFoundError
 from service.pagination import Position
+from service.quotas.repository import keep_submitted
 from service.repository import newest_first
 from service.tables import (
     Artifact,
@@ -244,6 +245,7 @@ def remove(session: Session, job_ids: Sequence[str]) -> None:
 
     The files of their artifacts are collected once no other row names them.
     """
+    keep_submitted(session, job_ids)
     for part in PARTS:
         session.execute(delete(part).where(part.job_id.in_(job_ids)))
     session.execute(delete(Job).where(Job.id.in_(job_ids)))

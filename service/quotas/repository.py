@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import Double, func, select, text, type_coerce
+from sqlalchemy import Double, Subquery, delete, func, insert, select, text, type_coerce, union_all
 from sqlalchemy.orm import Session
 
 from service.db import db_now
 from service.files.repository import of_tenant
 from service.repository import now_seconds, upsert
-from service.tables import Job, TenantRow, TenantUsage, Upload
+from service.tables import DeletedJob, Job, TenantRow, TenantUsage, Upload
 from service.tables.jobs import IS_QUEUED, IS_RUNNING, IS_USERS
 from service.tenancy import owned
 
@@ -62,17 +63,23 @@ def running(session: Session) -> dict[str, int]:
 
 def submitted(session: Session, tenant_id: str) -> int:
     """How many quantize and evaluate jobs the tenant has submitted within a day."""
-    since = db_now() - DAY_SECONDS
-    statement = select(func.count()).select_from(Job)
-    return session.scalar(statement.where(owned(Job, tenant_id), text(IS_USERS), Job.created_at > since)) or 0
+    return session.scalar(select(func.count()).select_from(_submitted(tenant_id))) or 0
 
 
 def seconds_until_one_less(session: Session, tenant_id: str) -> float:
     """Until the oldest of those is a day old."""
+    oldest = func.min(_submitted(tenant_id).c.created_at)
+    return float(session.scalar(select(oldest - (db_now() - DAY_SECONDS))) or 0.0)
+
+
+def keep_submitted(session: Session, job_ids: Sequence[str]) -> None:
+    """Jobs that are about to be deleted go on counting as submitted, for as long as they would have."""
     since = db_now() - DAY_SECONDS
-    oldest = func.min(type_coerce(Job.created_at, Double))
-    statement = select(oldest - since).where(owned(Job, tenant_id), text(IS_USERS), Job.created_at > since)
-    return float(session.scalar(statement) or 0.0)
+    over = select(DeletedJob.job_id).where(DeletedJob.created_at <= since).with_for_update(skip_locked=True)
+    session.execute(delete(DeletedJob).where(DeletedJob.job_id.in_(over)).execution_options(synchronize_session=False))
+    columns = (Job.id, Job.tenant_id, Job.created_at)
+    young = select(*columns).where(Job.id.in_(job_ids), text(IS_USERS), Job.created_at > since)
+    session.execute(insert(DeletedJob).from_select(["job_id", "tenant_id", "created_at"], young))
 
 
 def stored_bytes(session: Session, tenant_id: str) -> int:
@@ -101,3 +108,11 @@ def seconds_until_tomorrow(session: Session) -> float:
 
 def _today(session: Session) -> str:
     return datetime.fromtimestamp(now_seconds(session), tz=UTC).date().isoformat()
+
+
+def _submitted(tenant_id: str) -> Subquery:
+    """Moments of submission within a day, of jobs that are there and of those that were; in seconds since 1970."""
+    since, there, gone = db_now() - DAY_SECONDS, Job.created_at, DeletedJob.created_at
+    jobs = select(type_coerce(there, Double).label("created_at")).where(owned(Job, tenant_id), text(IS_USERS))
+    deleted = select(type_coerce(gone, Double)).where(owned(DeletedJob, tenant_id), gone > since)
+    return union_all(jobs.where(there > since), deleted).subquery()

@@ -19,7 +19,7 @@ from service.tables.quarantines import Quarantine
 from service.tables.reports import ReportRow
 from service.tables.schedules import Schedule, ScheduleRun
 from service.tables.stored_files import DamagedFile, ScrubPass
-from service.tables.tenants import TenantRow, TenantUsage
+from service.tables.tenants import DeletedJob, TenantRow, TenantUsage
 from service.tables.uploads import Upload
 from service.tables.webhooks import WebhookDelivery, WebhookEndpoint
 from service.tables.workers import Worker
@@ -37,6 +37,7 @@ __all__ = [
     "BatchMember",
     "DamagedFile",
     "Dataset",
+    "DeletedJob",
     "EstimateFit",
     "HandOver",
     "IdempotencyKey",

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from sqlalchemy import Double
+from sqlalchemy import Double, Index
 from sqlalchemy.orm import Mapped, mapped_column
 
-from service.tables.base import Base, Document, Moment, Tenant, Word
+from service.tables.base import Base, Document, Id, Moment, Tenant, Word
 
 
 class TenantRow(Base):
@@ -30,3 +30,14 @@ class TenantUsage(Base):
     tenant_id: Mapped[Tenant] = mapped_column(primary_key=True)
     day: Mapped[Word] = mapped_column(primary_key=True)
     cpu_seconds: Mapped[float] = mapped_column(Double)
+
+
+class DeletedJob(Base):
+    """A quantize or evaluate job that was deleted within a day of its submission: it counts as submitted until then."""
+
+    __tablename__ = "deleted_jobs"
+    __table_args__ = (Index("ix_deleted_jobs_tenant_id_created_at", "tenant_id", "created_at"),)
+
+    job_id: Mapped[Id] = mapped_column(primary_key=True)
+    tenant_id: Mapped[Tenant]
+    created_at: Mapped[Moment]

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 from fastapi import FastAPI
-from sqlalchemy import update
+from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
+from service.contracts.errors import EngineError
 from service.contracts.quota import Quota
 from service.db import Database, db_now
 from service.jobs import transitions
@@ -18,7 +19,7 @@ from service.principal import DEFAULT_TENANT
 from service.quotas import rates, repository, service
 from service.quotas.errors import QuotaExceededError
 from service.settings import Settings
-from service.tables import Job
+from service.tables import DeletedJob, Job
 from tests.api.conftest import front_of
 from tests.db.test_transitions import add_dataset, add_model
 from tests.security.conftest import BY, bearer, make_key
@@ -64,6 +65,7 @@ def test_many_at_once_take_no_more_than_there_is(database: Database, settings: S
         assert repository.queued(session, DEFAULT_TENANT) == ALLOWED
 
 
+@pytest.mark.both_databases
 def test_jobs_and_their_time_are_limited_and_counted_anew(front: Front) -> None:
     body, database = front.job_body(), front.desk.database
 
@@ -82,7 +84,22 @@ def test_jobs_and_their_time_are_limited_and_counted_anew(front: Front) -> None:
     assert 86_000 < int(answer.headers["retry-after"]) <= 86_400
     with database.write() as session:
         session.execute(update(Job).where(Job.id == queued).values(created_at=db_now() - 86_401))
-    assert submit().status_code == 202, "one is a day old"
+    last = submit()
+    assert last.status_code == 202, "one is a day old"
+    for deed in ("/v1/jobs/{}/cancel", "/v1/jobs/{}"):
+        way = "DELETE" if deed.endswith("}") else "POST"
+        assert front.http.request(way, deed.format(last.json()["id"])).is_success
+    answer = submit()
+    refused(answer, "jobs_per_day")
+    assert 86_000 < int(answer.headers["retry-after"]) <= 86_400
+    with database.write() as session:
+        session.execute(update(DeletedJob).values(created_at=db_now() - 86_401))
+    other = submit().json()["id"]
+    front.fail(other, EngineError("It broke."))
+    assert front.http.delete(f"/v1/jobs/{other}").is_success
+    with database.read() as session:
+        assert session.scalars(select(DeletedJob.job_id)).all() == [other], "older ones are forgotten"
+    limit(database, jobs_per_day=None)
     limit(database, cpu_seconds_per_day=10)
     for seconds in (6.0, 5.0):
         assert submit().status_code == 202
