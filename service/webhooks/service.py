@@ -17,6 +17,7 @@ from service.idempotency.service import submit_once
 from service.ids import new_id
 from service.pagination import Position
 from service.principal import Principal
+from service.quotas import repository as usage
 from service.settings import Settings
 from service.tables import WebhookDelivery, WebhookEndpoint
 from service.webhooks import outbox, repository
@@ -59,6 +60,7 @@ def create(desk: Desk, by: Principal, body: WebhookCreate, key: str | None) -> A
     sealed = vault.seal(endpoint_id, secret)
 
     def work(session: Session) -> tuple[Answer, None]:
+        usage.hold(session, by.tenant_id)
         if repository.count(session, by.tenant_id) >= MOST_WEBHOOKS:
             raise TooManyWebhooksError(MOST_WEBHOOKS)
         row = repository.create(

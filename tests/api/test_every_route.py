@@ -11,7 +11,10 @@ from sqlalchemy import func, select, text, update
 
 from service.contracts.dataset import ArraySummary, MediaSummary
 from service.contracts.errors import EngineError
+from service.hand_overs import service as hand_overs
+from service.schedules import service as schedules
 from service.tables import Base, IdempotencyKey
+from service.webhooks import service as webhooks
 from tests.db.test_concurrency import at_once
 from tests.support.batches import fail, grid_body, job_of, submitted
 from tests.support.filled import full_profile
@@ -184,6 +187,22 @@ def test_a_twin_in_flight_is_told_to_come_back(front: Front) -> None:
         session.execute(text("SELECT pg_advisory_xact_lock(:number)"), {"number": number})
         problem(front.http.post(path, json=body, headers=KEY), 409, "idempotency-in-flight")
     assert front.http.post(path, json=body, headers=KEY).status_code == 202
+
+
+CAPS: dict[str, tuple[Any, str]] = {
+    "webhook": (webhooks, "MOST_WEBHOOKS"), "schedule": (schedules, "MOST_SCHEDULES"),
+    "hand-over": (hand_overs, "MOST_OF_JOB"),
+}  # fmt: skip
+
+
+@pytest.mark.both_databases
+@pytest.mark.parametrize("what", CAPS)
+def test_many_at_once_make_no_more_than_there_may_be(front: Front, monkeypatch, what: str) -> None:
+    monkeypatch.setattr(*CAPS[what], 3)
+    path, body = REQUESTS[what](front)
+    named = [{**(body or {}), **({"name": f"n{one}"} if what == "schedule" else {})} for one in range(8)]
+    answers = at_once(8, lambda one: front.http.post(path, json=named[one]))
+    assert sorted(answer.status_code < 300 for answer in answers) == [False] * 5 + [True] * 3
 
 
 ARRAYS = 130
