@@ -21,6 +21,7 @@ from service.idempotency.digests import RepeatableBody
 from service.idempotency.service import NoBody, Work, submit_checked
 from service.jobs import repository as jobs
 from service.jobs import transitions
+from service.jobs.references import hold
 from service.jobs.repeats import same_request
 from service.jobs.schemas import JobCreate
 from service.jobs.submission import Origin, Submission, checked_submission, result_there, store_job
@@ -241,6 +242,7 @@ def _store_again(
 
 def _store_members(desk: Desk, session: Session, by: Principal, batch: Batch, first: int, given: Given) -> list[Job]:
     """Store the jobs, at the positions from ``first`` on; returns those that are new."""
+    hold(session, by.tenant_id, [one.asked for _, one in given])
     wanted = {
         one.digest if one.asked.reuse else at.member
         for at, one in given

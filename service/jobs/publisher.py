@@ -116,7 +116,7 @@ class Publisher:
     def _note(self, sent: list[str]) -> None:
         try:
             with self._database.write() as session:
-                for job_id in sent:
+                for job_id in sorted(sent):  # in the order in which all hold jobs
                     transitions.mark_dispatched(session, job_id)
         except SQLAlchemyError as error:
             log.warning("dispatch.not_noted count=%d: %s", len(sent), error)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from sqlalchemy.orm import Session
@@ -53,18 +53,16 @@ def with_ids(session: Session, tenant_id: str, body: _Asked) -> _Asked:
     return body.model_copy(update=changes) if changes else body
 
 
-def hold(session: Session, tenant_id: str, body: JobCreate) -> None:
-    """Until the transaction ends, nobody deletes what the request names, by ids.
+def hold(session: Session, tenant_id: str, bodies: Sequence[JobCreate]) -> None:
+    """Until the transaction ends, nobody deletes what the requests name, by ids.
 
     Raises:
         ModelNotFoundError, DatasetNotFoundError: something was deleted since it was checked.
     """
-    graphs = (("/config", graph) for graph in body.config.graph_models)
-    names.hold(session, MODELS, tenant_id, [("/model_id", body.model_id), *graphs])
-    data = (
-        ("/calibration_dataset_id", body.calibration_dataset_id),
-        ("/evaluation_dataset_id", body.evaluation_dataset_id),
-    )
+    graphs = [("/config", graph) for body in bodies for graph in body.config.graph_models]
+    names.hold(session, MODELS, tenant_id, [*(("/model_id", body.model_id) for body in bodies), *graphs])
+    calibration = [("/calibration_dataset_id", body.calibration_dataset_id) for body in bodies]
+    data = [*calibration, *(("/evaluation_dataset_id", body.evaluation_dataset_id) for body in bodies)]
     names.hold(session, DATASETS, tenant_id, [(place, noun_id) for place, noun_id in data if noun_id is not None])
 
 

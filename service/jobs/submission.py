@@ -113,7 +113,12 @@ def store_submission(desk: Desk, session: Session, by: Principal, given: Submiss
 
     Returns:
         The answer, and the job that is to be run; None: one was there whose result will do.
+
+    Raises:
+        QuotaExceededError: the tenant has as many as it may.
+        ModelNotFoundError, DatasetNotFoundError: something was deleted since it was checked.
     """
+    hold(session, by.tenant_id, [given.asked])
     job, is_new = store_job(session, desk.settings, by, given)
     if not is_new:
         return _reused(views(desk, session, by.tenant_id, [job])[0]), None
@@ -124,11 +129,11 @@ def store_submission(desk: Desk, session: Session, by: Principal, given: Submiss
 def store_job(session: Session, settings: Settings, by: Principal, given: Submission) -> tuple[Job, bool]:
     """The job of a request that was checked, and whether it is a new one: else it was there, and its result will do.
 
+    The caller holds what the request names, see ``references``.
+
     Raises:
         QuotaExceededError: the tenant has as many as it may.
-        ModelNotFoundError, DatasetNotFoundError: something was deleted since it was checked.
     """
-    hold(session, by.tenant_id, given.asked)
     there = result_there(session, by.tenant_id, given)
     if there is not None:
         return there, False

@@ -20,9 +20,11 @@ from service.contracts.errors import InvalidRequestError, QuantmillError, proble
 from service.contracts.validation import field_problems
 from service.deps import Desk
 from service.jobs import transitions
+from service.jobs.references import hold
 from service.jobs.schemas import JobCreate
 from service.jobs.submission import Origin, Submission, checked_submission, store_submission
 from service.principal import Principal
+from service.quotas import repository as usage
 from service.repository import now_seconds
 from service.rounds import one_by_one
 from service.schedules import repository
@@ -207,6 +209,9 @@ def _submitted(
         return repository.add_run(session, schedule, **about, state="skipped", reason="overlap", detail=told), None
     if schedule.overlap == "queue" and open_runs:
         return repository.add_run(session, schedule, **about, **_of(given), state="waiting", reason="overlap"), None
+    if live:  # before the jobs, as whoever begins them
+        hold(session, schedule.tenant_id, [given.asked])
+        usage.hold(session, schedule.tenant_id)
     for job_id in live:
         transitions.request_cancel(session, schedule.tenant_id, job_id)
     answer, job = store_submission(desk, session, by, given)

@@ -105,8 +105,8 @@ def change(
     if "gate" in values:
         values["last_pass_fingerprint"] = None  # what was accepted by another gate was not by this one
     with desk.database.write() as session:
-        repository.hold_names(session, by.tenant_id, body.name, but=seen.id)
         row = repository.get(session, by.tenant_id, seen.id, locked=True)
+        repository.hold_names(session, by.tenant_id, body.name, but=seen.id)
         conditions.check(etag(row), f"schedule {row.id}")
         if row.row_version != seen.row_version:
             raise ScheduleChangedError(seen.id)

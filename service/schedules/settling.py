@@ -17,7 +17,7 @@ from service.deps import Desk
 from service.jobs import events
 from service.jobs import repository as jobs
 from service.jobs.errors import JobNotFoundError
-from service.names.aliases.service import promote
+from service.names.aliases.service import hold_named, promote
 from service.names.kinds import MODELS
 from service.reports.errors import ReportNotRenderableError
 from service.rounds import one_by_one
@@ -115,12 +115,14 @@ def _stored(desk: Desk, seen: _Seen, values: dict[str, Any]) -> ScheduleRun | No
         if (schedule.last_pass_job_id, schedule.gate) != (seen.schedule.last_pass_job_id, seen.schedule.gate):
             return None
         alias = schedule.promote_to if values["state"] == "passed" else None
+        if alias is not None:
+            hold_named(session, MODELS, run.tenant_id, run.model_id or "")
         run = repository.change_run(session, run, **values, promoted_to=alias)
         if run.state == "passed":
             accepted = {"last_pass_job_id": run.job_id, "last_pass_fingerprint": run.fingerprint}
             repository.change(session, schedule.id, **accepted)
-        emit(session, run.tenant_id, f"schedule.{run.state}", event_data(run, schedule.name))
         _tell_job(session, schedule, run)
+        emit(session, run.tenant_id, f"schedule.{run.state}", event_data(run, schedule.name))
         if alias is not None:
             promote(session, principal_of(schedule), MODELS, run.model_id or "", alias)
     return run

@@ -95,15 +95,25 @@ def put(desk: Desk, by: Principal, kind: Kind[Named], text: str, word: str, cond
     if not is_alias(word):
         raise InvalidAliasError(word)
     with desk.database.write() as session:
-        name = names.by_id(session, kind, by.tenant_id, noun_id).name
         conditions.require("Send If-None-Match: * to make it, If-Match with its ETag to move it.")
-        repository.hold_name(session, kind, by.tenant_id, name)
-        row = names.by_id(session, kind, by.tenant_id, noun_id)
-        names.hold(session, kind, by.tenant_id, [(None, row.id)])
-        require_ready(kind, row, pointer="")
-        known = repository.alias_of(session, kind, by.tenant_id, name, word)
-        conditions.check(None if known is None else alias_etag(known), f"alias {word!r} of {name!r}")
+        row = hold_named(session, kind, by.tenant_id, noun_id)
+        known = repository.alias_of(session, kind, by.tenant_id, row.name, word)
+        conditions.check(None if known is None else alias_etag(known), f"alias {word!r} of {row.name!r}")
         return _moved(session, by, kind, row, word, known)
+
+
+def hold_named(session: Session, kind: Kind[Named], tenant_id: str, noun_id: str) -> Named:
+    """A ready model or dataset, and its name, whose aliases nobody else changes until the transaction ends.
+
+    Raises:
+        NounNotFoundError: the tenant has no such model or dataset (any more).
+        NounNotReadyError, NounRejectedError: it cannot be used.
+    """
+    names.hold(session, kind, tenant_id, [(None, noun_id)])
+    row = names.by_id(session, kind, tenant_id, noun_id)
+    require_ready(kind, row, pointer="")
+    repository.hold_name(session, kind, tenant_id, row.name)
+    return row
 
 
 def promote(session: Session, by: Principal, kind: Kind[Named], noun_id: str, word: str) -> ShownAlias:
@@ -114,12 +124,8 @@ def promote(session: Session, by: Principal, kind: Kind[Named], noun_id: str, wo
         NounNotReadyError, NounRejectedError: it cannot be used.
         TooManyAliasesError: the name has as many as it may have.
     """
-    name = names.by_id(session, kind, by.tenant_id, noun_id).name
-    repository.hold_name(session, kind, by.tenant_id, name)
-    row = names.by_id(session, kind, by.tenant_id, noun_id)
-    names.hold(session, kind, by.tenant_id, [(None, row.id)])
-    require_ready(kind, row, pointer="")
-    return _moved(session, by, kind, row, word, repository.alias_of(session, kind, by.tenant_id, name, word))
+    row = hold_named(session, kind, by.tenant_id, noun_id)
+    return _moved(session, by, kind, row, word, repository.alias_of(session, kind, by.tenant_id, row.name, word))
 
 
 def drop(desk: Desk, by: Principal, kind: Kind[Named], text: str, word: str, conditions: Conditions) -> None:
