@@ -8,12 +8,12 @@ import time
 from typing import Literal
 
 Prefix = Literal[
-    "job", "mdl", "dst", "upl", "art", "ins", "req", "key", "whk", "evt", "dlv", "sch", "run", "bat", "hov"
+    "job", "mdl", "dst", "upl", "art", "ins", "req", "key", "whk", "evt", "dlv", "sch", "run", "bat", "hov", "aud"
 ]
 
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 _LENGTH = 26
-_PATTERN = re.compile(rf"(job|mdl|dst|upl|art|ins|req|key|whk|evt|dlv|sch|run|bat|hov)_[{_ALPHABET}]{{{_LENGTH}}}")
+_PATTERN = re.compile(rf"(job|mdl|dst|upl|art|ins|req|key|whk|evt|dlv|sch|run|bat|hov|aud)_[{_ALPHABET}]{{{_LENGTH}}}")
 
 
 def new_id(prefix: Prefix) -> str:

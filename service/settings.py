@@ -176,6 +176,9 @@ class Settings(BaseSettings):
     job_retention_seconds: float | None = Field(
         default=None, gt=0, description="Time after its end at which a job is forgotten. Default: never."
     )
+    audit_retention_seconds: float | None = Field(
+        default=None, gt=0, description="Age at which a row of the audit is forgotten. Default: never."
+    )
     progress_retention_seconds: float = Field(
         default=30 * 24 * 3600.0, gt=0, description="Time after its job's end at which a progress event is dropped."
     )

@@ -17,6 +17,7 @@ def list_page(desk: Desk, tenant_id: str | None, *, before: int | None, limit: i
         before: only rows with numbers below this.
         limit: most of them.
     """
+    service.link(desk.database)
     with desk.database.read() as session:
         rows = service.page(session, tenant_id=tenant_id, before=before, limit=limit + 1)
     return rows[:limit], len(rows) > limit
@@ -24,5 +25,6 @@ def list_page(desk: Desk, tenant_id: str | None, *, before: int | None, limit: i
 
 def verify(desk: Desk) -> Verdict:
     """Go through all rows, of all tenants."""
+    service.link(desk.database)
     with desk.database.read() as session:
         return service.verify(session)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
-from sqlalchemy import Double, insert, select, type_coerce, update
+from sqlalchemy import Double, delete, func, insert, select, type_coerce, update
 from sqlalchemy.orm import Session
 
 from service.db import db_now
+from service.ids import new_id
 from service.repository import upsert
-from service.tables import AuditEvent, AuditHead
+from service.tables import AuditEvent, AuditHead, Base, NewAuditEvent
 
 HEAD = "audit"
 # The hash before the first row.
@@ -33,32 +34,92 @@ class Link(NamedTuple):
     hash: str
 
 
-_COLUMNS = tuple(
-    type_coerce(AuditEvent.at, Double) if name == "at" else getattr(AuditEvent, name) for name in Link._fields
+def _columns(table: type[Base], names: Sequence[str]) -> list[Any]:
+    return [type_coerce(getattr(table, name), Double) if name == "at" else getattr(table, name) for name in names]
+
+
+_COLUMNS = _columns(AuditEvent, Link._fields)
+_NEW_COLUMNS = _columns(NewAuditEvent, Link._fields[1:-2])
+_ENDS = select(
+    AuditHead.seq, AuditHead.hash, func.coalesce(AuditHead.first_seq, 0), func.coalesce(AuditHead.first_hash, BEGINNING)
 )
 
 
-def hold_head(session: Session) -> tuple[int, str, float]:
-    """Number and hash of the newest row, and the database's clock; nobody else appends until the commit."""
-    held = select(AuditHead.seq, AuditHead.hash, db_now()).with_for_update()
+class Ends(NamedTuple):
+    """Number and hash of the newest row of the chain, and of the newest that was forgotten before its first one."""
+
+    seq: int = 0
+    hash: str = BEGINNING
+    first_seq: int = 0
+    first_hash: str = BEGINNING
+
+
+def add(session: Session, **values: str) -> None:
+    """Insert a row that is to be chained; waits for nobody."""
+    session.execute(insert(NewAuditEvent).values(id=new_id("aud"), at=db_now(), **values))
+
+
+def hold_ends(session: Session) -> Ends | None:
+    """The ends of the chain; nobody else moves them until the commit. None: somebody does so now."""
+    held = _ENDS.with_for_update(skip_locked=True)
     found = session.execute(held).one_or_none()
     if found is None:
         upsert(session, AuditHead, {"name": HEAD, "seq": 0, "hash": BEGINNING})
-        found = session.execute(held).one()
-    seq, newest, now = found
-    return seq, newest, now
+        found = session.execute(held).one_or_none()
+    return None if found is None else Ends(*found)
 
 
-def head(session: Session) -> tuple[int, str]:
-    """Number and hash of the newest row."""
-    found = session.execute(select(AuditHead.seq, AuditHead.hash)).one_or_none()
-    return (0, BEGINNING) if found is None else (found.seq, found.hash)
+def ends(session: Session) -> Ends:
+    """The same, to be read."""
+    found = session.execute(_ENDS).one_or_none()
+    return Ends() if found is None else Ends(*found)
 
 
-def append(session: Session, link: Link) -> None:
-    """Insert a row and move the head to it."""
-    session.execute(insert(AuditEvent).values(link._asdict()))
-    session.execute(update(AuditHead).values(seq=link.seq, hash=link.hash).execution_options(synchronize_session=False))
+def any_new(session: Session) -> bool:
+    """Whether there are rows that are not chained yet."""
+    return session.scalar(select(NewAuditEvent.id).limit(1)) is not None
+
+
+def take_new(session: Session) -> list[tuple[Any, ...]]:
+    """Take the oldest rows that are not chained: the columns of ``Link`` from ``tenant_id`` to ``at``."""
+    found = session.execute(select(NewAuditEvent.id, *_NEW_COLUMNS).order_by(NewAuditEvent.id).limit(_ROWS)).all()
+    session.execute(delete(NewAuditEvent).where(NewAuditEvent.id.in_([row.id for row in found])))
+    return [tuple(row)[1:] for row in found]
+
+
+def append(session: Session, links: Sequence[Link]) -> None:
+    """Insert rows, at least one, and move the end of the chain to the last."""
+    session.execute(insert(AuditEvent), [link._asdict() for link in links])
+    _move(session, seq=links[-1].seq, hash=links[-1].hash)
+
+
+def count_old(session: Session, age_seconds: float) -> int:
+    """How many rows are older, and stand before all that are not."""
+    known = ends(session)
+    return _last_old(session, known, age_seconds) - known.first_seq
+
+
+def delete_old(session: Session, age_seconds: float, limit: int) -> int:
+    """Forget the first rows of the chain, as far as they are older; returns how many. What is left begins there."""
+    known = hold_ends(session)
+    last = 0 if known is None else min(_last_old(session, known, age_seconds), known.first_seq + limit)
+    if known is None or last <= known.first_seq:
+        return 0
+    last_hash = session.scalar(select(AuditEvent.hash).where(AuditEvent.seq == last))
+    session.execute(delete(AuditEvent).where(AuditEvent.seq <= last).execution_options(synchronize_session=False))
+    _move(session, first_seq=last, first_hash=last_hash)
+    return last - known.first_seq
+
+
+def _last_old(session: Session, known: Ends, age_seconds: float) -> int:
+    """Number of the last row before the first that is younger."""
+    young = select(AuditEvent.seq).where(AuditEvent.at >= db_now() - age_seconds)
+    first = session.scalar(young.order_by(AuditEvent.seq).limit(1))
+    return known.seq if first is None else first - 1
+
+
+def _move(session: Session, **values: Any) -> None:
+    session.execute(update(AuditHead).values(**values).execution_options(synchronize_session=False))
 
 
 def links(session: Session) -> Iterator[Link]:

@@ -4,6 +4,9 @@ Each row's hash covers its columns and the hash of the row before (a hash chain,
 Schneier and Kelsey, "Secure audit logs", 1999), so that no row can be changed, taken out or moved without changing all
 that follow. Whoever can write the database could make a whole new chain: the head that ``verify`` prints, kept
 elsewhere, shows that too.
+
+A deed leaves its row in its own transaction and waits for nobody; ``link`` appends such rows to the chain, in a
+transaction of its own: the reconciler does, and whoever reads.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from sqlalchemy.orm import Session
 
 from service.audit import repository
 from service.audit.repository import BEGINNING, Link
+from service.db import Database
 from service.principal import Principal
 from service.tables import AuditEvent
 
@@ -41,7 +45,7 @@ class Verdict:
 
 
 def note(session: Session, by: Principal, action: str, about: str) -> None:
-    """Append a row on what this transaction does; as late in it as can be, for others wait for its end to append.
+    """Leave a row on what this transaction does, which ``link`` appends to the chain.
 
     Args:
         session: writes; the row is there if and only if the deed is.
@@ -49,12 +53,28 @@ def note(session: Session, by: Principal, action: str, about: str) -> None:
         action: noun and verb, such as ``job.cancel``.
         about: id of what it is done to.
     """
-    seq, previous, now = repository.hold_head(session)
-    link = Link(
-        seq + 1, by.tenant_id, by.actor, action, about, by.request_id, by.address,
-        now, previous, "",
+    repository.add(
+        session, tenant_id=by.tenant_id, actor=by.actor, action=action, object=about,
+        request_id=by.request_id, address=by.address,
     )  # fmt: skip
-    repository.append(session, link._replace(hash=hash_of(link)))
+
+
+def link(database: Database) -> int:
+    """Append the rows of deeds to the chain, unless somebody does so at this moment; returns how many."""
+    with database.read() as session:
+        if not repository.any_new(session):
+            return 0
+    with database.write() as session:
+        end = repository.hold_ends(session)
+        found = [] if end is None else repository.take_new(session)
+        links: list[Link] = []
+        for seq, row in enumerate(found, start=1 if end is None else end.seq + 1):
+            previous = links[-1].hash if links else end.hash if end is not None else BEGINNING
+            made = Link(seq, *row, previous, "")
+            links.append(made._replace(hash=hash_of(made)))
+        if links:
+            repository.append(session, links)
+    return len(links)
 
 
 def page(session: Session, *, tenant_id: str | None, before: int | None, limit: int) -> list[AuditEvent]:
@@ -68,16 +88,17 @@ def hash_of(link: Link) -> str:
 
 
 def verify(session: Session) -> Verdict:
-    """Go through all rows, and tell of the first that is not as it was written."""
-    rows, previous = 0, BEGINNING
+    """Go through all rows of the chain, and tell of the first that is not as it was written."""
+    known = repository.ends(session)
+    seq, previous = known.first_seq, known.first_hash
     for link in repository.links(session):
-        fault = _fault(link, rows + 1, previous)
+        fault = _fault(link, seq + 1, previous)
         if fault is not None:
-            return Verdict(rows, previous, fault, link.seq)
-        rows, previous = rows + 1, link.hash
-    if repository.head(session) != (rows, previous):
-        return Verdict(rows, previous, "cut-off", rows + 1)
-    return Verdict(rows, previous)
+            return Verdict(seq - known.first_seq, previous, fault, link.seq)
+        seq, previous = link.seq, link.hash
+    if (known.seq, known.hash) != (seq, previous):
+        return Verdict(seq - known.first_seq, previous, "cut-off", seq + 1)
+    return Verdict(seq - known.first_seq, previous)
 
 
 def _fault(link: Link, seq: int, previous: str) -> Fault | None:

@@ -3,7 +3,7 @@
 from service.tables.api_keys import ApiKey
 from service.tables.artifacts import Artifact
 from service.tables.attestations import Attestation, SigningKeyRow
-from service.tables.audit_events import AuditEvent, AuditHead
+from service.tables.audit_events import AuditEvent, AuditHead, NewAuditEvent
 from service.tables.base import Base
 from service.tables.batches import Batch, BatchMember
 from service.tables.datasets import Dataset
@@ -48,6 +48,7 @@ __all__ = [
     "JobTiming",
     "Model",
     "ModelFile",
+    "NewAuditEvent",
     "NounName",
     "Quarantine",
     "ReportRow",

@@ -16,8 +16,11 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from service.attestations import repository as attestations
+from service.audit.repository import BEGINNING, Link
+from service.audit.service import hash_of, link, note, verify
 from service.db import Database, current_revision, db_now, head_revision, migrate
 from service.models import repository as models
+from service.principal import Principal
 from service.tables import Artifact, Base, Dataset, Job, JobEvent, Model, ModelFile, NounName
 from tests.db.rows_of_then import add_inspection, insert_job, insert_row, insert_succeeded
 from tests.db.test_transitions import add_dataset, add_model, in_succeeded, submit
@@ -374,7 +377,37 @@ class ScheduleNames(Scene):
             self.call_alike(session)
 
 
-SCENES = (Jobs, Archives, Versions, Outlines, Parts, Names, Attestations, LastPass, Evaluations, ScheduleNames)
+class Deeds(Scene):
+    """A chain that older code has written goes on, and older code is left one with everything in it."""
+
+    before = "20261210_deleted_jobs"
+
+    def fill(self) -> None:
+        first = Link(1, "t", "a", "job.create", "o", "r", "", 1.5, BEGINNING, "")
+        digest = hash_of(first)
+        with self.database.write() as session:
+            names = ", ".join(Link._fields)
+            values = first._replace(hash=digest)._asdict()
+            session.execute(text(f"INSERT INTO audit_events ({names}) VALUES (:{names.replace(', ', ', :')})"), values)
+            session.execute(text("INSERT INTO audit_heads (name, seq, hash) VALUES ('audit', 1, :hash)"), values)
+
+    def at_head(self) -> None:
+        for is_chained in (True, False):
+            with self.database.write() as session:
+                note(session, Principal("t", "a", "admin"), "job.cancel", "o")
+            assert not is_chained or link(self.database) == 1
+        with self.database.read() as session:
+            assert (verify(session).rows, verify(session).fault) == (2, None)
+
+    def back(self) -> None:
+        previous = BEGINNING
+        for row in self.ask(f"SELECT {', '.join(Link._fields)} FROM audit_events"):
+            assert (row[-2], row[-1]) == (previous, hash_of(Link(*row)))
+            previous = row[-1]
+        assert self.ask("SELECT seq, hash FROM audit_heads") == [(3, previous)]
+
+
+SCENES = (Jobs, Archives, Versions, Outlines, Parts, Names, Attestations, LastPass, Evaluations, ScheduleNames, Deeds)
 
 
 def tables(database: Database) -> set[str]:

@@ -35,7 +35,7 @@ LOOSE = {
 # Ids of what is no row.
 NO_ROWS = {
     "api_keys.pepper_id", "audit_events.request_id", "batches.request_id", "deleted_jobs.job_id",
-    "hand_overs.pepper_id", "jobs.request_id",
+    "hand_overs.pepper_id", "jobs.request_id", "new_audit_events.request_id",
     "signing_keys.pepper_id", "webhook_deliveries.event_id", "webhook_endpoints.pepper_id",
 }  # fmt: skip
 # Digests of something else than the bytes of a stored file, or notes about files that name none.

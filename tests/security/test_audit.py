@@ -10,10 +10,10 @@ import pytest
 from sqlalchemy import delete, update
 
 from service.audit import repository
-from service.audit.service import hash_of, note, verify
+from service.audit.service import hash_of, link, note, verify
 from service.db import Database
 from service.principal import Principal
-from service.tables import AuditEvent
+from service.tables import AuditEvent, NewAuditEvent
 from tests.api.test_quarantine import quarantine
 from tests.support.front import Front, problem
 
@@ -25,9 +25,11 @@ def fill(database: Database) -> None:
     for number in range(ROWS):
         with database.write() as session:
             note(session, BY, "job.create", f"job_{number}")
+    link(database)
 
 
 def rows(front: Front) -> list[tuple[str, str, str]]:
+    link(front.desk.database)
     with front.desk.database.read() as session:
         found = repository.page(session, tenant_id=None, before=None, limit=100)
     return [(row.action, row.object, row.request_id) for row in reversed(found)]
@@ -85,9 +87,45 @@ def test_a_row_that_was_changed_taken_or_moved_is_found(database: Database) -> N
 def test_writers_at_once_make_one_chain(database: Database) -> None:
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda _: fill(database), range(8)))
+    link(database)
     with database.read() as session:
         found = verify(session)
     assert (found.rows, found.fault) == (8 * ROWS, None)
+
+
+@pytest.mark.both_databases
+@pytest.mark.postgres
+@pytest.mark.parametrize("database_url", ["postgres"], indirect=True)
+def test_a_deed_that_hangs_holds_up_no_other_and_no_reader(database: Database) -> None:
+    fill(database)
+    with database.write() as hanging, database.write() as chaining:
+        note(hanging, BY, "job.create", "job_hangs")
+        assert repository.hold_ends(chaining) is not None
+        with database.write() as session:
+            note(session, BY, "job.create", "job_other")
+        assert link(database) == 0, "somebody else does"
+    assert link(database) == 2
+
+
+@pytest.mark.both_databases
+def test_the_oldest_rows_are_forgotten_and_the_chain_of_the_others_holds(database: Database) -> None:
+    for number in range(ROWS):  # the third is the first that is young, and the fourth was written by a clock behind
+        with database.write() as session:
+            note(session, BY, "job.create", f"job_{number}")
+            if number not in (2, 4):
+                session.execute(update(NewAuditEvent).values(at=NewAuditEvent.at - 100.0))
+        assert link(database) == 1
+    with database.write() as session:
+        assert repository.count_old(session, 50.0) == 2
+        assert [repository.delete_old(session, 50.0, 1) for _ in range(3)] == [1, 1, 0]
+        assert (verify(session).rows, verify(session).fault) == (3, None)
+        assert repository.delete_old(session, 0.0, 100) == 3
+        assert (verify(session).rows, verify(session).fault) == (0, None)
+    fill(database)
+    with database.read() as session:
+        assert (verify(session).rows, verify(session).fault) == (ROWS, None)
+        session.execute(delete(AuditEvent).where(AuditEvent.seq == ROWS + 1))
+        assert (verify(session).fault, verify(session).seq) == ("missing", ROWS + 2)
 
 
 def test_every_mutating_route_leaves_one_row(sqlite_front: Front) -> None:

@@ -16,7 +16,8 @@ _PAGE = Path(__file__).resolve().parents[2] / "docs" / "architecture.md"
 _ORDER = re.compile(r"^\d+\. (.*)$", re.MULTILINE)
 # Shared locks on what is told of an event keep nobody waiting but those who change it, who wait for none of the others.
 _LOCK = re.compile(
-    r"SELECT .*?\sFROM (\w+)(?!.* SKIP LOCKED).*\sFOR (?!KEY SHARE)|UPDATE (\w+) SET|INSERT INTO (\w+) .*DO UPDATE", re.S
+    r"SELECT .*?\sFROM (\w+)(?!.* SKIP LOCKED).*\sFOR (?!KEY SHARE)|UPDATE (\w+) SET|INSERT INTO (\w+) .*DO UPDATE",
+    re.S,
 )
 _ID = re.compile(r"[a-z]{2,5}_[0-9A-Za-z]{26}")
 _NOUNS = ("models", "datasets")

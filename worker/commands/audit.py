@@ -22,10 +22,12 @@ def list_events(
     data_dir: DataDir = None,
 ) -> None:
     """The newest deeds: when, whose key, from where, what, on what."""
-    from service.audit import repository
+    from service.audit import service
 
-    with installation(data_dir) as (_, database), database.read() as session:
-        rows = repository.page(session, tenant_id=tenant, before=None, limit=limit)
+    with installation(data_dir) as (_, database):
+        service.link(database)
+        with database.read() as session:
+            rows = service.page(session, tenant_id=tenant, before=None, limit=limit)
     if as_json:
         names = ("seq", "tenant_id", "actor", "action", "object", "request_id", "address", "hash")
         print_items({name: getattr(row, name) for name in names} | {"at": row.at.isoformat()} for row in rows)
@@ -40,8 +42,10 @@ def verify(as_json: As_json = False, data_dir: DataDir = None) -> None:
     """Go through the chain of hashes. Exits with 1 and the number of the first row that is not as it was written."""
     from service.audit import service
 
-    with installation(data_dir) as (_, database), database.read() as session:
-        found = service.verify(session)
+    with installation(data_dir) as (_, database):
+        service.link(database)
+        with database.read() as session:
+            found = service.verify(session)
     if as_json:
         print_json({"rows": found.rows, "head": found.head, "fault": found.fault, "seq": found.seq})
     elif found.fault is None:

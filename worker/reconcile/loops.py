@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from service.audit.service import link
 from service.db import Database
 from service.estimates.service import refresh
 from service.jobs.dispatch import Dispatcher
@@ -77,6 +78,7 @@ class Reconciler:
             Loop("settle_schedules", settings.reconcile_seconds, self._schedules.settle),
             Loop("redispatch", settings.reconcile_seconds, self.redispatch),
             Loop("attest", settings.reconcile_seconds, self.attest),
+            Loop("link_audit", settings.reconcile_seconds, self.link_audit),
             Loop("learn_timings", max(settings.reconcile_seconds, LEARN_SECONDS), self.learn_timings),
             *(_collecting(found) for found in collectors(settings, database, store)),
         )
@@ -105,6 +107,10 @@ class Reconciler:
     def learn_timings(self) -> int:
         """See ``service.estimates``."""
         return refresh(self._database)
+
+    def link_audit(self) -> int:
+        """See ``service.audit``."""
+        return link(self._database)
 
     def attest(self) -> int:
         """See ``attesting``."""

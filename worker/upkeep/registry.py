@@ -11,6 +11,7 @@ from pathlib import Path
 
 from sqlalchemy.orm import Session
 
+from service.audit import repository as audit
 from service.db import Database
 from service.settings import Settings
 from service.storage import FileStore
@@ -76,6 +77,7 @@ def collectors(settings: Settings, database: Database, store: FileStore) -> tupl
         ),
         _jobs(settings, database),
         _batches(settings, database),
+        _audit(settings, database),
         Collector(
             "files",
             "stored files, to the trash",
@@ -150,12 +152,14 @@ def words(seconds: float) -> str:
     return f"{seconds:g} seconds"
 
 
+def _kept_for_ever(name: str, removes: str, setting: str) -> Collector:
+    return Collector(name, removes, f"never: QUANTMILL_{setting}_RETENTION_SECONDS is not set", _HOUR, Tally, None)
+
+
 def _jobs(settings: Settings, database: Database) -> Collector:
-    asked = settings.job_retention_seconds
-    removes = "jobs with events, report and artifacts"
+    asked, removes = settings.job_retention_seconds, "jobs with events, report and artifacts"
     if asked is None:
-        rule = "never: QUANTMILL_JOB_RETENTION_SECONDS is not set"
-        return Collector("jobs", removes, rule, _HOUR, Tally, None)
+        return _kept_for_ever("jobs", removes, "JOB")
     # A repeated request must not be answered with a job that is gone.
     age_seconds = max(asked, settings.idempotency_seconds)
     rule = f"{words(age_seconds)} after their end, unless something refers to them"
@@ -163,15 +167,20 @@ def _jobs(settings: Settings, database: Database) -> Collector:
 
 
 def _batches(settings: Settings, database: Database) -> Collector:
-    asked = settings.job_retention_seconds
-    removes = "batches"
+    asked, removes = settings.job_retention_seconds, "batches"
     if asked is None:
-        rule = "never: QUANTMILL_JOB_RETENTION_SECONDS is not set"
-        return Collector("batches", removes, rule, _HOUR, Tally, None)
+        return _kept_for_ever("batches", removes, "JOB")
     age_seconds = max(asked, settings.idempotency_seconds)
     rule = f"{words(age_seconds)} after they were made, once none of their jobs is there"
     count, delete = repository.count_old_batches, repository.delete_old_batches
     return _rows(database, "batches", removes, rule, age_seconds, count, delete)
+
+
+def _audit(settings: Settings, database: Database) -> Collector:
+    asked, removes = settings.audit_retention_seconds, "rows of the audit; the chain of the others begins behind them"
+    if asked is None:
+        return _kept_for_ever("audit", removes, "AUDIT")
+    return _rows(database, "audit", removes, f"after {words(asked)}", asked, audit.count_old, audit.delete_old)
 
 
 def _rows(
