@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import NamedTuple
 
-from sqlalchemy import select
+from sqlalchemy import Double, select, type_coerce
 from sqlalchemy.orm import Session
 
-from service.tables import Job
+from service.repository import upsert
+from service.tables import Job, LeaseRound
 from service.tables.jobs import LIVE_STATES
 
 
@@ -32,3 +34,22 @@ def live_jobs(session: Session, job_ids: Collection[str]) -> set[str]:
 def known_jobs(session: Session, job_ids: Collection[str]) -> set[str]:
     """Which of the ``job_ids`` are jobs of this installation, in whatever state."""
     return set(session.scalars(select(Job.id).where(Job.id.in_(list(job_ids)))))
+
+
+class Round(NamedTuple):
+    """The last round of any reconciler over the leases; moments in seconds since 1970, see ``LeaseRound``."""
+
+    served_at: float
+    spared_at: float | None
+
+
+def last_round(session: Session) -> Round | None:
+    """What reconcilers know of each other; None before the first of them."""
+    columns = (type_coerce(column, Double) for column in (LeaseRound.served_at, LeaseRound.spared_at))
+    found = session.execute(select(*columns)).one_or_none()
+    return None if found is None else Round(*found)
+
+
+def note_round(session: Session, made: Round) -> None:
+    """Let every reconciler know of a round, also one that is started later."""
+    upsert(session, LeaseRound, {"name": "leases", **made._asdict()}, made._asdict())

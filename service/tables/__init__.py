@@ -22,7 +22,7 @@ from service.tables.stored_files import DamagedFile, ScrubPass
 from service.tables.tenants import DeletedJob, TenantRow, TenantUsage
 from service.tables.uploads import Upload
 from service.tables.webhooks import WebhookDelivery, WebhookEndpoint
-from service.tables.workers import Worker
+from service.tables.workers import LeaseRound, Worker
 
 __all__ = [
     "Alias",
@@ -46,6 +46,7 @@ __all__ = [
     "JobEstimate",
     "JobEvent",
     "JobTiming",
+    "LeaseRound",
     "Model",
     "ModelFile",
     "NewAuditEvent",

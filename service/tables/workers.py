@@ -1,11 +1,11 @@
-"""Workers that say now and then that they are alive."""
+"""Workers that say now and then that they are alive, and reconcilers that have looked after their leases."""
 
 from __future__ import annotations
 
 from sqlalchemy import text
 from sqlalchemy.orm import Mapped, mapped_column
 
-from service.tables.base import Base, Moment, Name
+from service.tables.base import Base, Moment, Name, Word
 
 
 class Worker(Base):
@@ -21,3 +21,17 @@ class Worker(Base):
     slots: Mapped[int] = mapped_column(server_default=text("1"))
     seen_at: Mapped[Moment]
     deaf_since: Mapped[Moment | None]
+
+
+class LeaseRound(Base):
+    """When a reconciler, whichever, has last looked for leases that ran out: a row for all of them.
+
+    ``spared_at`` is when leases were last made good again for an absence that nobody saw, until they had the time to
+    end after it.
+    """
+
+    __tablename__ = "lease_rounds"
+
+    name: Mapped[Word] = mapped_column(primary_key=True)
+    served_at: Mapped[Moment]
+    spared_at: Mapped[Moment | None]

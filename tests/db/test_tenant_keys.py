@@ -12,7 +12,8 @@ from service.tables.base import of_own_tenant
 OF_NOBODY = {
     "audit_heads": "one chain for the whole installation",
     "damaged_files": "by its digest a file is stored once, for all tenants whose rows name it",
-    "estimate_fits": "factors learned from the jobs of all", "scrub_passes": "verifies those files",
+    "estimate_fits": "factors learned from the jobs of all", "lease_rounds": "the same of all reconcilers",
+    "scrub_passes": "verifies those files",
     "signing_keys": "the installation signs, for all tenants", "tenants": "its id is the tenant's",
     "workers": "belong to the installation, and take the jobs of all",
 }  # fmt: skip

@@ -9,6 +9,7 @@ from service import repository
 from service.db import Database
 from service.jobs import transitions
 from worker.lease import DATABASE_AWAY
+from worker.repository import Round, last_round, note_round
 
 _ROUND_JOBS = 100
 log = logging.getLogger(__name__)
@@ -21,33 +22,45 @@ class LeaseKeeper:
     whole machine perhaps), every lease is first made good for its whole time again: living workers renew it, of the
     others nothing is heard until it ends. Nor does the absence count against the deadlines of queued jobs.
 
+    An absence that it saw itself is believed every time. One that it concludes from a pause is believed once, until
+    leases had the time to end after it: what one reconciler did stands in the database for the next, so that one that
+    is started over and over keeps no lease from its end.
+
     Args:
         database: where jobs are; its clock alone is asked.
         lease_seconds: for which a lease is good: after a longer pause between two rounds any may have run out unseen.
-        is_new: this process has just started, perhaps together with the database: what was before nobody knows.
+        is_new: this process has just started, perhaps together with the database: whether anybody has looked after the
+            leases a moment ago is asked there.
     """
 
     def __init__(self, database: Database, *, lease_seconds: float, is_new: bool = True) -> None:
         self._database = database
         self._lease_seconds = lease_seconds
-        self._away = is_new
-        # When a round last came to its end; the last one spared the leases.
+        self._is_new = is_new
+        self._away = False
+        # When a round last came to its end.
         self._served_at: float | None = None
-        self._spared = False
 
     def expire(self) -> int:
         """Take running jobs away from workers that fell silent; returns how many."""
         try:
             with self._database.write() as session:
                 now = repository.now_seconds(session)
-                # A pause is believed once: rounds may be slow for ever, and leases must end all the same.
-                spare = self._away or (self.is_behind(now) and not self._spared)
+                last = last_round(session)
+                spared_at = None if last is None else last.spared_at
+                is_pause = self.is_behind(now) or (self._is_new and self._is_long(last, now))
                 spared, jobs = 0, []
+                spare = self._away or (is_pause and spared_at is None)
                 if spare:
                     spared = transitions.spare_leases(session, lease_seconds=self._lease_seconds)
+                    spared_at = now
                 else:
                     transitions.try_to_write(session, lease_seconds=self._lease_seconds)
                     jobs = transitions.expire_leases(session, limit=_ROUND_JOBS)
+                    if spared_at is not None and now - spared_at >= self._lease_seconds:
+                        spared_at = None
+                if last is None or last.spared_at != spared_at or now - last.served_at > self._lease_seconds / 8:
+                    note_round(session, Round(now, spared_at))
                 if self._served_at is not None and self.is_behind(now):
                     deferred = transitions.defer_deadlines(session, datetime.fromtimestamp(self._served_at, UTC))
                     log.warning("deadlines.deferred jobs=%d seconds=%.1f", deferred, now - self._served_at)
@@ -57,7 +70,7 @@ class LeaseKeeper:
         except Exception:
             self._served_at = None  # deadlines do not wait for a round that may never come to its end
             raise
-        self._served_at, self._away, self._spared = now, False, spare
+        self._served_at, self._away, self._is_new = now, False, False
         if spared:
             log.warning("leases.spared jobs=%d seconds=%.1f", spared, self._lease_seconds)
         for job in jobs:
@@ -71,3 +84,9 @@ class LeaseKeeper:
             now: by the database's clock.
         """
         return self._served_at is not None and now - self._served_at > self._lease_seconds
+
+    def _is_long(self, last: Round | None, now: float) -> bool:
+        """True if leases may have run out since a round of another process: those are renewed six times in their time,
+        and workers need some of the rest to come back.
+        """
+        return last is None or abs(now - last.served_at) > self._lease_seconds / 2

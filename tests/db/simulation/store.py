@@ -18,7 +18,7 @@ from service.tables import Base
 
 _EPOCH_JULIAN_DAY = 2440587.5
 _DAY_SECONDS = 86400.0
-_TABLES = ("artifacts", "reports", "job_events", "jobs", "idempotency_keys")
+_TABLES = ("artifacts", "reports", "job_events", "jobs", "idempotency_keys", "lease_rounds")
 MODELS = ("mdl_0", "mdl_1", "mdl_2")
 
 

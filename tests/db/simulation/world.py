@@ -17,6 +17,7 @@ from sqlalchemy.orm import Session
 from service.contracts.runner import ProgressLine
 from service.idempotency import repository as keys
 from service.idempotency.answers import Answer
+from service.idempotency.digests import Digests
 from service.jobs import transitions
 from service.jobs.errors import DispatchError
 from service.jobs.outcome import Outcome
@@ -30,6 +31,7 @@ from worker.reconcile.dispatch import redispatch
 from worker.reconcile.leases import LeaseKeeper
 from worker.turns.repository import next_due
 
+DIGESTS = Digests("0" * 64, "0" * 64)
 LEASE_SECONDS, REDISPATCH_SECONDS = 60.0, 30.0
 CLOCK_AHEAD_SECONDS = 7200.0
 STEPS = (8, 18)
@@ -161,14 +163,14 @@ class World:
         kind = chance.choice(("quantize", "quantize", "inspect_model"))
         deadline = chance.choice((None, None, None, 100.0))
         with self.store.write() as session:
-            known = keys.recall(session, "default", "jobs", key, "0" * 64, kept_seconds=1e9)
+            known = keys.recall(session, "default", "jobs", key, DIGESTS, kept_seconds=1e9)
             job_id = None if known is None else str(known.body["id"])
             if job_id is None:
                 job = transitions.submit(
                     session, tenant_id="default", kind=kind, model_id=model, config={}, deadline_seconds=deadline
                 )
                 job_id = job.id
-                keys.remember(session, "default", "jobs", key, "0" * 64, Answer(202, {"id": job_id}, {}))
+                keys.remember(session, "default", "jobs", key, DIGESTS, Answer(202, {"id": job_id}, {}))
         assert before in (None, job_id), f"{key} was answered with two jobs"
         self.requests[key] = job_id
         self.rules.accepted.add(job_id)

@@ -90,6 +90,7 @@ def test_after_the_database_took_no_writes_a_living_worker_comes_first(bench, re
     keeper = LeaseKeeper(reached, lease_seconds=60, is_new=False)
     job_id = bench.submit()
     claim(bench, job_id, lease_seconds=60)
+    keeper.expire()
     reached.full = True
     assert keeper.expire() == 0, "a lease that is renewed in time costs no write"
     with bench.database.write() as session:
@@ -109,6 +110,20 @@ def test_a_reconciler_that_starts_with_the_database_is_patient(bench):
     keeper = LeaseKeeper(bench.database, lease_seconds=0.3)
     assert keeper.expire() == 0
     assert renewed_and_expired(bench, keeper, *jobs)
+
+
+def test_one_that_is_started_over_and_over_spares_them_once(bench, clock):
+    jobs = [bench.submit() for _ in range(2)]
+    for job_id in jobs:
+        claim(bench, job_id, lease_seconds=-1)
+    taken = 0
+    for _ in range(8):  # each dies of its second round
+        keeper = LeaseKeeper(bench.database, lease_seconds=60)
+        taken += keeper.expire()
+        with bench.database.write() as session:  # 11 s later
+            session.execute(update(Job).values(lease_until=Job.lease_until - 11))
+        clock[0] += 11
+    assert (taken, bench.states(*jobs)) == (2, ["queued", "queued"])
 
 
 def test_the_other_reconciler_spares_them_too_and_every_absence_anew(bench, reached):
