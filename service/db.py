@@ -26,6 +26,7 @@ from sqlalchemy.pool import ConnectionPoolEntry, Pool
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
 
+from service.cleaning import clean_parameters, json_text
 from service.patience import LONG, Patience
 from service.settings import driver_url
 
@@ -177,7 +178,9 @@ def _create_engine(url: str, *, foreign_keys: bool = True, patience: Patience) -
             pool_size=size,
             max_overflow=overflow,
             pool_timeout=patience.pool_seconds,
+            json_serializer=json_text,
         )
+        clean_parameters(engine)
         _configure_sqlite(engine, foreign_keys=foreign_keys, lock_seconds=patience.lock_seconds)
         return engine
     from service.postgres import bound_answers, connect_arguments, tell_away
@@ -189,7 +192,9 @@ def _create_engine(url: str, *, foreign_keys: bool = True, patience: Patience) -
         max_overflow=overflow + size // 2,
         pool_timeout=patience.pool_seconds,
         connect_args=connect_arguments(patience),
+        json_serializer=json_text,
     )
+    clean_parameters(engine)
     bound_answers(engine, patience.answer_seconds)
     tell_away(engine)
     return engine

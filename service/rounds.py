@@ -6,7 +6,8 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import InterfaceError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 log = logging.getLogger(__name__)
 _Which = TypeVar("_Which")
@@ -21,13 +22,14 @@ def one_by_one(name: str, items: Iterable[_Which], work: Callable[[_Which], bool
         work: tells whether this process did it.
 
     Raises:
-        sqlalchemy.exc.SQLAlchemyError: the database is away, or the like: the next round tries again.
+        sqlalchemy.exc.SQLAlchemyError: the database is away or busy, which is no fault of an item: the next round tries
+            again.
     """
     done = 0
     for which in items:
         try:
             done += work(which)
-        except SQLAlchemyError:
+        except (OperationalError, InterfaceError, PoolTimeoutError):
             raise
         except Exception:  # a fault in one must not keep the others; it is logged whole, and tried again
             log.exception("%s.broken id=%s", name, which)

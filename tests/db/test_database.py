@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import time
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
-from sqlalchemy import select, text, update
+from sqlalchemy import insert, select, text, update
 from sqlalchemy.exc import StatementError
+from sqlalchemy.orm import Session
 
+from service.contracts.errors import EngineError
 from service.db import Database, db_now
+from service.jobs import events, transitions
+from service.jobs.transitions import expiry
+from service.rounds import one_by_one
 from service.tables import Job
 from tests.db.test_concurrency import at_once
 from tests.db.test_transitions import submit
@@ -26,6 +32,47 @@ def test_the_clock_is_utc_and_moves(database: Database) -> None:
             second = session.scalar(select(db_now()))
     end = time.time()
     assert begin - 1 < first < second < end + 1, "the database may have another clock than the test"
+
+
+def test_texts_that_no_database_keeps_are_cleaned(database: Database) -> None:
+    bad, good = "a\0b\ud800\\u0000é😀", "a\ufffdb\ufffd\\u0000é😀"
+    with database.write() as session:
+        job = submit(session, name=bad, labels={"k": bad})
+        claimed = transitions.claim(session, job.id, worker_id="w", lease_seconds=60)
+        assert claimed is not None
+        events.append_all(session, job.id, 1, [("log", {"message": [one], one: 1}) for one in (bad, good)])
+        problem = EngineError(bad, hint=bad, where=bad).problem()
+        assert transitions.fail(session, job.id, claimed.attempt, problem=problem)
+    with database.read() as session:
+        stored = session.get_one(Job, job.id)
+        assert (stored.name, stored.error["detail"], stored.error["hint"]) == (good, good, good)
+        told = events.list_after(session, stored.tenant_id, job.id, 0, 9, only="log")
+        assert [event.data for event in told] == [{"message": [good], good: 1}] * 2
+        found = select(Job.id).where(Job.labels["k"].as_string() == bad, Job.name == bad)
+        assert session.scalars(found).all() == [job.id]
+
+
+def test_a_broken_job_keeps_no_other_from_its_end(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    with database.write() as session:
+        jobs = [submit(session).id for _ in range(3)]
+        for job_id in jobs:
+            transitions.claim(session, job_id, worker_id="w", lease_seconds=-1)
+    real = expiry._expire
+
+    def expire(session: Session, job: Job) -> Job | None:
+        if job.id == jobs[1]:
+            session.execute(insert(Job).values(id=job.id))  # what a database refuses
+        return real(session, job)
+
+    monkeypatch.setattr(expiry, "_expire", expire)
+    with database.write() as session:
+        assert {job.id for job in transitions.expire_leases(session)} == {jobs[0], jobs[2]}
+    assert one_by_one("job", jobs, lambda job_id: expire_in(database, expire, job_id)) == 0
+
+
+def expire_in(database: Database, expire: Any, job_id: str) -> bool:
+    with database.write() as session:
+        return expire(session, session.get_one(Job, job_id)) is not None
 
 
 def test_timestamps_come_back_as_they_went_in_and_naive_ones_are_refused(database: Database) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import datetime
 from functools import cache
 from typing import Any
@@ -13,6 +14,7 @@ from service.db import db_now
 from service.jobs.errors import DeadlineExceededError, LeaseExpiredError
 from service.jobs.schemas import Waiting
 from service.jobs.transitions import budget, rows, table
+from service.rounds import one_by_one
 from service.tables import Job
 from service.tables.jobs import LIVE_STATES, UPLOAD_KINDS, USERS_KINDS
 
@@ -26,7 +28,7 @@ LATE_VALIDATION = Waiting(
 
 def expire_leases(session: Session, *, limit: int = 100) -> list[Job]:
     """T7 (and T9): take running jobs away from workers that fell silent. Each is queued again, failed or canceled."""
-    return [moved for job in session.scalars(_all_silent(limit)).all() if (moved := _expire(session, job)) is not None]
+    return _each(session, _all_silent(limit), _expire)
 
 
 def expire_deadlines(session: Session, *, limit: int = 100) -> list[Job]:
@@ -34,9 +36,7 @@ def expire_deadlines(session: Session, *, limit: int = 100) -> list[Job]:
 
     Validation that is asked to stop is left to whoever stops it.
     """
-    return [
-        moved for job in session.scalars(_all_overdue(limit)).all() if (moved := _overdue(session, job)) is not None
-    ]
+    return _each(session, _all_overdue(limit), _overdue)
 
 
 def defer_deadlines(session: Session, since: datetime) -> int:
@@ -94,6 +94,21 @@ def _all_overdue(limit: int) -> Select[Job]:
     stopping = and_(Job.kind.in_(UPLOAD_KINDS), Job.cancel_requested_at.is_not(None))
     overdue = select(Job).where(Job.state.in_(LIVE_STATES), Job.deadline_at < db_now(), ~stopping)
     return overdue.order_by(Job.deadline_at).limit(limit).with_for_update(skip_locked=True)
+
+
+def _each(session: Session, which: Select[Job], act: Callable[[Session, Job], Job | None]) -> list[Job]:
+    """Those that were moved; what is wrong with one of them undoes nothing that was done to others."""
+    jobs = {job.id: job for job in session.scalars(which)}
+    moved: list[Job] = []
+
+    def move(job_id: str) -> bool:
+        with session.begin_nested():
+            done = act(session, jobs[job_id])
+        moved.extend(() if done is None else (done,))
+        return done is not None
+
+    one_by_one("job", list(jobs), move)
+    return moved
 
 
 def _ahead() -> list[ColumnElement[bool]]:
