@@ -13,6 +13,7 @@ from service.tables import (
     Batch,
     BatchMember,
     Dataset,
+    DeletedJob,
     HandOver,
     IdempotencyKey,
     InspectionRow,
@@ -40,6 +41,7 @@ Owned = (
     | type[Batch]
     | type[BatchMember]
     | type[Dataset]
+    | type[DeletedJob]
     | type[HandOver]
     | type[IdempotencyKey]
     | type[InspectionRow]

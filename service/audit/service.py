@@ -70,7 +70,7 @@ def link(database: Database) -> int:
         links: list[Link] = []
         for seq, row in enumerate(found, start=1 if end is None else end.seq + 1):
             previous = links[-1].hash if links else end.hash if end is not None else BEGINNING
-            made = Link(seq, *row, previous, "")
+            made = Link._make((seq, *row, previous, ""))
             links.append(made._replace(hash=hash_of(made)))
         if links:
             repository.append(session, links)
