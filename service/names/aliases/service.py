@@ -95,6 +95,7 @@ def put(desk: Desk, by: Principal, kind: Kind[Named], text: str, word: str, cond
     if not is_alias(word):
         raise InvalidAliasError(word)
     with desk.database.write() as session:
+        names.by_id(session, kind, by.tenant_id, noun_id)
         conditions.require("Send If-None-Match: * to make it, If-Match with its ETag to move it.")
         row = hold_named(session, kind, by.tenant_id, noun_id)
         known = repository.alias_of(session, kind, by.tenant_id, row.name, word)
