@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from service.contracts.quota import Quota
 from service.quotas.errors import QuotaExceededError, RateLimitedError
+from service.quotas.room import Room
 
 # So much of its rate a tenant may save up.
 BURST_SECONDS = 10.0
@@ -64,6 +65,7 @@ class Meter:
         self.quota = quota
         self.read_at = time.monotonic()
         self.streams = 0
+        self.arriving_bytes = 0
         self._requests = _bucket(quota.requests_per_second)
         self._bytes = _bucket(quota.upload_bytes_per_second)
 
@@ -108,6 +110,15 @@ class Meter:
         return 0.0 if self._bytes is None else self._bytes.owe(size_bytes)
 
     @contextmanager
+    def arrival(self) -> Iterator[Arrival]:
+        """A file arrives whose size nobody has declared: until it is reserved, it is counted here."""
+        arrival = Arrival(self)
+        try:
+            yield arrival
+        finally:
+            self.arriving_bytes -= arrival.size_bytes
+
+    @contextmanager
     def stream(self) -> Iterator[None]:
         """An event stream is open.
 
@@ -122,6 +133,27 @@ class Meter:
             yield
         finally:
             self.streams -= 1
+
+
+class Arrival:
+    """One file whose size was not declared, as far as it has come."""
+
+    def __init__(self, meter: Meter) -> None:
+        self.size_bytes = 0
+        self._meter = meter
+
+    async def within(self, room: Room, blocks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        """The blocks, until they are more than there is room for: with those of other such files of the tenant.
+
+        Raises:
+            LargerThanQuotaError: the file is larger than one may be.
+            QuotaExceededError: there is no room.
+        """
+        async for block in blocks:
+            self.size_bytes += len(block)
+            self._meter.arriving_bytes += len(block)
+            room.refuse_beyond(self.size_bytes, self._meter.arriving_bytes)
+            yield block
 
 
 def _bucket(rate: float | None) -> Bucket | None:

@@ -8,13 +8,13 @@ from service.audit.service import note
 from service.contracts.quota import Quota
 from service.principal import Principal
 from service.quotas import repository
-from service.quotas.errors import LargerThanQuotaError, QuotaExceededError
+from service.quotas.errors import QuotaExceededError
+from service.quotas.room import Room
 from service.quotas.schemas import TenantOut, UsageOut
 from service.settings import Settings
 
 # When to ask again for what becomes free at no time that is known.
 _LATER_SECONDS = 30.0
-_MUCH_LATER_SECONDS = 3600.0
 
 
 def quota_of(session: Session, settings: Settings, tenant_id: str) -> Quota:
@@ -48,20 +48,21 @@ def admit_jobs(session: Session, settings: Settings, tenant_id: str, wanted: int
 
 
 def admit_bytes(session: Session, settings: Settings, tenant_id: str, size_bytes: int) -> None:
-    """So many bytes more may be stored for the tenant, in one file.
+    """So many bytes more may be stored for the tenant, in one file; until the commit nobody else asks this for it.
 
     Raises:
         LargerThanQuotaError: the file alone is larger than one may be, or than all together.
         QuotaExceededError: of bytes stored.
     """
-    quota = quota_of(session, settings, tenant_id)
-    for name, limit in (("upload_bytes", quota.upload_bytes), ("stored_bytes", quota.stored_bytes)):
-        if limit is not None and size_bytes > limit:
-            raise LargerThanQuotaError(name, limit, size_bytes)
-    if quota.stored_bytes is not None:
+    if quota_of(session, settings, tenant_id).stored_bytes is not None:
         repository.hold(session, tenant_id)
-        used = repository.stored_bytes(session, tenant_id)
-        _refuse_beyond("stored_bytes", quota.stored_bytes, used, size_bytes, _MUCH_LATER_SECONDS)
+    room_of(session, settings, tenant_id).refuse_beyond(size_bytes)
+
+
+def room_of(session: Session, settings: Settings, tenant_id: str) -> Room:
+    """What the tenant may store now."""
+    quota = quota_of(session, settings, tenant_id)
+    return Room(quota, 0 if quota.stored_bytes is None else repository.stored_bytes(session, tenant_id))
 
 
 def full_tenants(session: Session, default: Quota) -> frozenset[str]:

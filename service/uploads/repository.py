@@ -80,6 +80,18 @@ def complete(session: Session, upload_id: str, *, sha256: str, size_bytes: int) 
     return session.scalars(statement, execution_options=options).one_or_none()
 
 
+def reserve(session: Session, upload_id: str, size_bytes: int) -> bool:
+    """Have an open upload take so many bytes, as if they had been declared; False if it is not open any more."""
+    statement = (
+        update(Upload)
+        .where(Upload.id == upload_id, Upload.state == "open")
+        .values(expected_size_bytes=size_bytes)
+        .returning(Upload.id)
+        .execution_options(synchronize_session=False)
+    )
+    return session.scalar(statement) is not None
+
+
 def prolong(session: Session, upload_id: str, *, expiry_seconds: float) -> None:
     """Bytes have arrived: an open upload starts its time anew."""
     session.execute(

@@ -8,7 +8,7 @@ import hmac
 import logging
 import re
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,6 +21,7 @@ from service.deps import Desk
 from service.files import repository as files
 from service.principal import Principal
 from service.quotas import service as quotas
+from service.quotas.room import Room
 from service.storage import FileStore, StorageFullError, StoredFile
 from service.tables import Upload
 from service.uploads import repository
@@ -129,15 +130,18 @@ async def receive(desk: Desk, by: Principal, upload_id: str, incoming: Incoming)
     """Take the bytes of one request; memory does not grow with their number.
 
     They are durable when this returns, and the upload is complete if they were the last. If the client breaks off, what
-    arrived is kept. If anything about the bytes is wrong, all bytes of this request are thrown away, and those of
-    earlier requests are as they were; only if the sum of all parts is wrong must the whole file be sent again. If it is
-    the database that cannot take note of the last bytes, they stay, and an empty part tries it again.
+    arrived is kept, where the size was declared: without it nobody can go on from there. If anything about the bytes is
+    wrong, all bytes of this request are thrown away, and those of earlier requests are as they were; only if the sum of
+    all parts is wrong must the whole file be sent again. If it is the database that cannot take note of the last bytes,
+    they stay, and an empty part tries it again.
+
+    Bytes of a size that was not declared are held to the quota while they come, and counted before they are stored.
 
     Returns:
         The upload and its new offset.
 
     Raises:
-        QuantmillError: see ``service.uploads.errors``.
+        QuantmillError: see ``service.uploads.errors`` and ``service.quotas.errors``.
         ClientDisconnect: the client is gone.
     """
     file = await run_in_threadpool(_open, desk, by.tenant_id, upload_id)
@@ -145,16 +149,45 @@ async def receive(desk: Desk, by: Principal, upload_id: str, incoming: Incoming)
         upload = await run_in_threadpool(_current, desk, by.tenant_id, upload_id, file)
         limit = _limit(desk, upload)
         await run_in_threadpool(_begin, upload, file, incoming, limit)
+        declared = upload.expected_size_bytes is not None
         try:
-            await copy(incoming.blocks, file, limit, desk.settings.upload_idle_seconds, desk.meter_of(by.tenant_id))
+            await (_copy if declared else _copy_undeclared)(desk, by, upload, file, incoming)
         except (ClientDisconnect, UploadStalledError):
-            await desk.disk.run(file.keep)
+            await desk.disk.run(file.keep if declared else file.undo)
             raise
         except BaseException:
             await run_in_threadpool(file.undo)
             raise
         ended = await desk.disk.run(lambda: _end(desk, upload, file, incoming))
         return await desk.writes.run(lambda: _record(desk, by, upload, file, ended))
+
+
+async def _copy(desk: Desk, by: Principal, upload: Upload, file: UploadFile, incoming: Incoming) -> None:
+    """Write the bytes to the file; see to it that they are what the request and the upload say."""
+    meter, idle_seconds = desk.meter_of(by.tenant_id), desk.settings.upload_idle_seconds
+    await copy(incoming.blocks, file, _limit(desk, upload), idle_seconds, meter)
+    _check_request(upload, file, incoming)
+
+
+async def _copy_undeclared(desk: Desk, by: Principal, upload: Upload, file: UploadFile, incoming: Incoming) -> None:
+    """As ``_copy``, up to the tenant's quota; then their number is reserved, as if it had been declared."""
+    room = await desk.reads.run(lambda: _room(desk, by.tenant_id))
+    room.refuse_beyond(incoming.length or 0)
+    with desk.meter_of(by.tenant_id).arrival() as arrival:
+        await _copy(desk, by, upload, file, replace(incoming, blocks=arrival.within(room, incoming.blocks)))
+        await desk.writes.run(lambda: _reserve(desk, by.tenant_id, upload, file.size_bytes))
+
+
+def _room(desk: Desk, tenant_id: str) -> Room:
+    with desk.database.read() as session:
+        return quotas.room_of(session, desk.settings, tenant_id)
+
+
+def _reserve(desk: Desk, tenant_id: str, upload: Upload, size_bytes: int) -> None:
+    with desk.database.write() as session:
+        quotas.admit_bytes(session, desk.settings, tenant_id, size_bytes)
+        if not repository.reserve(session, upload.id, size_bytes):
+            raise UploadNotFoundError(upload.id)
 
 
 def completed(upload: Upload, *, pointer: str) -> StoredFile:
@@ -221,7 +254,9 @@ def _limit(desk: Desk, upload: Upload) -> Limit:
 
 
 def _begin(upload: Upload, file: UploadFile, incoming: Incoming, limit: Limit) -> None:
-    if incoming.offset is None:
+    if upload.expected_size_bytes is None and incoming.offset is None:
+        file.clear()  # what an ended process has left is of no use
+    elif incoming.offset is None:
         file.begin_anew()
     elif upload.expected_size_bytes is None:
         raise UploadSizeUnknownError(
@@ -249,22 +284,13 @@ class _Ended(NamedTuple):
 def _end(desk: Desk, upload: Upload, file: UploadFile, incoming: Incoming) -> _Ended:
     """Check the bytes and make them durable, those of a whole file in the store as well; that may take long."""
     size_bytes = file.size_bytes
-    _check_request(upload, file, incoming, size_bytes)
     if incoming.offset is not None and size_bytes != upload.expected_size_bytes:
         file.keep()
         return _Ended(size_bytes, None)
     sha256 = file.sha256()
-    if upload.expected_sha256 is not None and not hmac.compare_digest(sha256, upload.expected_sha256):
-        if incoming.offset is None:
-            file.undo()
-        else:  # nobody can tell which of the parts is wrong
-            file.clear()
-        raise DigestMismatchError(
-            f"The bytes have sha256 {sha256}, declared was {upload.expected_sha256}; they were thrown away.",
-            hint="Send the file again from byte 0, or create an upload with the right sha256.",
-            pointer=_SHA256_POINTER,
-            actual=sha256,
-        )
+    if incoming.offset is not None and not _is_right(upload, sha256):
+        file.clear()  # nobody can tell which of the parts is wrong
+        raise _wrong(upload, sha256)
     file.keep()
     desk.store.put_file(file.path, sha256=sha256, keep=True)
     return _Ended(size_bytes, sha256)
@@ -278,8 +304,6 @@ def _record(desk: Desk, by: Principal, upload: Upload, file: UploadFile, ended: 
             note(session, by, "upload.append", upload.id)
         return upload, ended.size_bytes
     with desk.database.write() as session:
-        if upload.expected_size_bytes is None:  # nothing was reserved when it was opened
-            quotas.admit_bytes(session, desk.settings, by.tenant_id, ended.size_bytes)
         files.name_files(session, desk.store, [ended.sha256])
         files.clear_damaged(session, [ended.sha256])
         done = repository.complete(session, upload.id, sha256=ended.sha256, size_bytes=ended.size_bytes)
@@ -292,25 +316,40 @@ def _record(desk: Desk, by: Principal, upload: Upload, file: UploadFile, ended: 
     return done, ended.size_bytes
 
 
-def _check_request(upload: Upload, file: UploadFile, incoming: Incoming, size_bytes: int) -> None:
+def _check_request(upload: Upload, file: UploadFile, incoming: Incoming) -> None:
     """What can be wrong with the bytes of this request as such; then they are thrown away."""
     if incoming.digest is not None and not hmac.compare_digest(incoming.digest, file.own_sha256):
-        file.undo()
         raise DigestMismatchError(
             "The bytes of this request do not have their Content-Digest; they were thrown away.",
             hint="Send them again.",
             header=_DIGEST_HEADER,
             actual=file.own_sha256.hex(),
         )
-    if incoming.offset is None and size_bytes == 0:
-        file.undo()
+    if incoming.offset is not None:
+        return
+    size_bytes = file.size_bytes
+    if size_bytes == 0:
         raise UploadEmptyError(
             "The request carries no bytes.", hint="Send the file as the body of the request.", pointer=_WHOLE_BODY
         )
-    if incoming.offset is None and upload.expected_size_bytes not in (None, size_bytes):
-        file.undo()
+    if upload.expected_size_bytes not in (None, size_bytes):
         raise UploadIncompleteError(
             f"The request carries {size_bytes} bytes of {upload.expected_size_bytes} declared; they were thrown away.",
             hint="Send the whole file, or send it in parts with PATCH.",
             pointer=_SIZE_POINTER,
         )
+    if not _is_right(upload, file.sha256()):  # known: it was written by this request alone
+        raise _wrong(upload, file.sha256())
+
+
+def _is_right(upload: Upload, sha256: str) -> bool:
+    return upload.expected_sha256 is None or hmac.compare_digest(sha256, upload.expected_sha256)
+
+
+def _wrong(upload: Upload, sha256: str) -> DigestMismatchError:
+    return DigestMismatchError(
+        f"The bytes have sha256 {sha256}, declared was {upload.expected_sha256}; they were thrown away.",
+        hint="Send the file again from byte 0, or create an upload with the right sha256.",
+        pointer=_SHA256_POINTER,
+        actual=sha256,
+    )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -10,6 +12,7 @@ import pytest
 from fastapi import FastAPI
 from sqlalchemy import select, update
 from sqlalchemy.orm import Session
+from starlette.requests import ClientDisconnect
 
 from service.contracts.errors import EngineError
 from service.contracts.quota import Quota
@@ -17,9 +20,10 @@ from service.db import Database, db_now
 from service.jobs import transitions
 from service.principal import DEFAULT_TENANT
 from service.quotas import rates, repository, service
-from service.quotas.errors import QuotaExceededError
+from service.quotas.errors import LargerThanQuotaError, QuotaExceededError
 from service.settings import Settings
 from service.tables import DeletedJob, Job
+from service.uploads.service import Incoming, receive
 from tests.api.conftest import front_of
 from tests.db.test_transitions import add_dataset, add_model
 from tests.security.conftest import BY, bearer, make_key
@@ -123,10 +127,35 @@ def test_bytes_are_limited_as_they_are_declared_and_as_they_come(front: Front) -
     assert front.http.post("/v1/uploads", json={"filename": "a", "size_bytes": 60}).status_code == 201
     refused(front.http.post("/v1/uploads", json={"filename": "b", "size_bytes": 41}), "stored_bytes")
     opened = front.http.post("/v1/uploads", json={"filename": "c"}).json()["id"]
-    refused(front.http.put(f"/v1/uploads/{opened}/content", content=b"x" * 41), "stored_bytes")
+    for body in (b"x" * 41, [b"x" * 41]):
+        refused(front.http.put(f"/v1/uploads/{opened}/content", content=body), "stored_bytes")
+    problem(front.http.put(f"/v1/uploads/{opened}/content", content=[b"x" * 81]), 413, "larger-than-quota")
     assert front.http.get("/v1/quota").json()["usage"]["stored_bytes"] == stored[0] + 60
     assert front.http.put(f"/v1/uploads/{opened}/content", content=b"x" * 40).status_code == 200
     assert front.http.get("/v1/quota").json()["usage"]["stored_bytes"] == stored[0] + 100
+
+
+@pytest.mark.both_databases
+def test_bytes_of_no_declared_size_end_at_the_quota_and_leave_none(front: Front) -> None:
+    desk, came = front.desk, [0]
+    limit(desk.database, stored_bytes=100)
+
+    async def blocks(at_most: int) -> AsyncIterator[bytes]:
+        for came[0] in range(1, at_most + 1):
+            yield bytes([came[0]]) * 30
+        raise ClientDisconnect
+
+    upload_id = front.http.post("/v1/uploads", json={"filename": "a"}).json()["id"]
+    ends_so = ((9, 0, 4, LargerThanQuotaError), (9, 50, 2, QuotaExceededError), (2, 0, 2, ClientDisconnect))
+    for sends, others, ends, error in ends_so:
+        meter, body = desk.meter_of(DEFAULT_TENANT), Incoming(blocks(sends), None, None, None)
+        meter.arriving_bytes = others
+        with pytest.raises(error):
+            asyncio.run(receive(desk, BY, upload_id, body))
+        assert (came[0], meter.arriving_bytes) == (ends, others), "no more is read than fits in"
+        left = [path for path in desk.store.root.rglob("*") if path.is_file() and path.stat().st_size]
+        assert left == [], "nobody can go on from there"
+    assert front.http.put(f"/v1/uploads/{upload_id}/content", content=b"x" * 100).status_code == 200
 
 
 @pytest.mark.both_databases
