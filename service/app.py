@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any, cast
 
 import anyio
 import anyio.to_thread
 from fastapi import FastAPI
+from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from service import errors, openapi
 from service.artifacts.router import router as artifacts
@@ -31,7 +33,7 @@ from service.limiting import LimitMiddleware
 from service.middleware import RequestIdMiddleware
 from service.models.router import router as models
 from service.names.aliases.router import routers as aliases
-from service.origins import OriginMiddleware, shared
+from service.origins import OriginMiddleware, PublicUrlMiddleware, shared
 from service.presets.router import router as presets
 from service.problems.router import router as problems
 from service.quarantine.router import router as quarantine
@@ -88,6 +90,9 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         request_seconds=desk.settings.request_seconds,
     )
     app.add_middleware(shared, origins=desk.settings.origins)
+    if desk.settings.public_url:
+        app.add_middleware(PublicUrlMiddleware, public_url=desk.settings.public_url)
     app.add_middleware(OriginMiddleware, allowed_hosts=desk.settings.hosts, origins=desk.settings.origins)
     app.add_middleware(RequestIdMiddleware)
+    app.add_middleware(cast(Any, ProxyHeadersMiddleware), trusted_hosts=list(desk.settings.proxies))
     return app

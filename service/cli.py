@@ -69,6 +69,7 @@ def api(
         log_config=None,
         access_log=False,
         server_header=False,
+        proxy_headers=False,  # the application has its own, which goes by its settings
         http="h11",
         h11_max_incomplete_event_size=HEAD_BYTES,
         ws="none",

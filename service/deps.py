@@ -42,6 +42,8 @@ DISK_WORKERS = 8
 LOOKUPS = 4
 # Event streams, and the parameter by which browsers that cannot send a key read them.
 STREAM_PATH, STREAM_TOKEN = "/events", "token"
+# An IPv6 address that holds an IPv4 one.
+_ADDRESS_CHARS = 45
 BEARER = HTTPBearer(auto_error=False, description="A key: QUANTMILL_API_KEY, or one made by `quantmill keys create`.")
 log = logging.getLogger(__name__)
 
@@ -155,7 +157,7 @@ async def get_principal(
         holder.tenant_id,
         holder.actor,
         holder.scope,
-        address=request.client.host if request.client else "",
+        address=address_of(request),
         request_id=request.state.request_id,
     )
     # the guard of a form with files stands within it: only who may send it has it read
@@ -170,6 +172,11 @@ async def get_principal(
         _note_used(desk, principal.actor)
     request.state.principal = principal
     return principal
+
+
+def address_of(request: Request) -> str:
+    """Of the client, as far as trusted proxies tell it; what they forward of it need not be an address."""
+    return request.client.host[:_ADDRESS_CHARS] if request.client else ""
 
 
 async def _holder(request: Request, desk: Desk, text: str | None) -> tuple[Holder | None, str | None]:

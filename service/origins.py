@@ -147,6 +147,27 @@ class OriginMiddleware:
         return name in _LOOPBACK_NAMES or name in self._allowed or _is_loopback(name)
 
 
+class PublicUrlMiddleware:
+    """Has requests come to the public URL: what is told of it, cookies and links, is then as browsers see it.
+
+    Args:
+        app: what serves them.
+        public_url: scheme and host, with the port where it has one.
+    """
+
+    def __init__(self, app: ASGIApp, public_url: str) -> None:
+        self.app = app
+        self._scheme, _, host = public_url.partition("://")
+        self._host = (b"host", host.encode())
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] == "http":
+            others = [header for header in scope["headers"] if header[0] != b"host"]
+            scope = {**scope, "scheme": self._scheme, "headers": [self._host, *others]}
+        await self.app(scope, receive, send)
+
+
 def _foreign(header: str) -> ForeignOriginError:
     return ForeignOriginError(
         "The request comes from a page of another origin.",

@@ -26,7 +26,7 @@ class Principal:
         tenant_id: whose nouns are seen and made.
         actor: id of the key, or one of the words above.
         scope: the highest that the key has.
-        address: of the peer; behind a proxy the proxy's.
+        address: of the client; behind a proxy that is not trusted the proxy's.
         request_id: of the request.
     """
 

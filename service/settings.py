@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import re
 from functools import lru_cache
@@ -61,6 +62,14 @@ class Settings(BaseSettings):
     open: bool = Field(default=False, description="Without QUANTMILL_API_KEY, serve loopback to whoever has no key.")
     allowed_hosts: str = Field(
         default="", description="Names by which a service on loopback is reached besides those of loopback, by commas."
+    )
+    trusted_proxies: str = Field(
+        default="127.0.0.1,::1",
+        description="Networks and addresses of proxies whose X-Forwarded-For and X-Forwarded-Proto are believed, by "
+        "commas.",
+    )
+    public_url: str = Field(
+        default="", description="Under which browsers reach the service, such as https://quant.example; in links."
     )
     cors_origins: str = Field(
         default="",
@@ -213,13 +222,19 @@ class Settings(BaseSettings):
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """``allowed_hosts``, one by one."""
-        return _listed(self.allowed_hosts)
+        """``allowed_hosts``, one by one, and that of the public URL."""
+        public = urlsplit(self.public_url).hostname
+        return (*_listed(self.allowed_hosts), *([public] if public else []))
 
     @property
     def signing_secret(self) -> str:
         """What cursors are signed with, and, without a pepper, tokens of streams: processes that share it agree."""
         return self.api_key.get_secret_value() if self.api_key else self.database_url
+
+    @property
+    def proxies(self) -> tuple[str, ...]:
+        """``trusted_proxies``, one by one."""
+        return _listed(self.trusted_proxies)
 
     @property
     def origins(self) -> tuple[str, ...]:
@@ -232,6 +247,20 @@ class Settings(BaseSettings):
         for origin in _listed(text):
             if not _ORIGIN.fullmatch(origin):
                 raise ValueError(f"{origin!r} is no origin: write scheme and host alone, as https://dash.example:8443")
+        return text
+
+    @field_validator("public_url")
+    @classmethod
+    def _check_public_url(cls, text: str) -> str:
+        if text and not _ORIGIN.fullmatch(text):
+            raise ValueError(f"{text!r} is no origin: write scheme and host alone, as https://quant.example")
+        return text
+
+    @field_validator("trusted_proxies")
+    @classmethod
+    def _check_trusted_proxies(cls, text: str) -> str:
+        for network in _listed(text):
+            ipaddress.ip_network(network)
         return text
 
     @field_validator("egress_allowed")
@@ -276,7 +305,8 @@ class Settings(BaseSettings):
         """Names of the variables that hold keys, or addresses with passwords in them."""
         prefix = cls.model_config["env_prefix"]
         fields = cls.model_fields.items()
-        secret = [name for name, field in fields if "SecretStr" in str(field.annotation) or name.endswith("_url")]
+        urls = {name for name in cls.model_fields if name.endswith("_url")} - {"public_url"}
+        secret = [name for name, field in fields if "SecretStr" in str(field.annotation) or name in urls]
         return tuple(f"{prefix}{name}".upper() for name in secret)
 
     @property

@@ -26,7 +26,7 @@ class AuditOut(BaseModel):
     action: str = Field(description="Noun and verb, such as job.cancel.")
     object: str = Field(description="Id of what it was done to.")
     request_id: str
-    address: str = Field(description="Of the peer; behind a proxy the proxy's.")
+    address: str = Field(description="Of the client; behind a proxy that is not trusted the proxy's.")
     at: datetime
     previous_hash: str
     hash: str

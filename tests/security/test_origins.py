@@ -20,6 +20,7 @@ from tests.worker.workbench import wait_for
 
 HEADERS = ("X-Content-Type-Options", "X-Frame-Options", "Referrer-Policy", "Content-Security-Policy")
 OWN = "127.0.0.1:8000"
+KEY = "0a1b2c3d4e5f-of-some-length-behind-a-proxy"
 DASHBOARD = "https://dash.example:8443"
 
 
@@ -99,6 +100,40 @@ def test_every_answer_says_what_pages_may_do(http: TestClient, path: str) -> Non
     answer = http.get(path)
     assert all(answer.headers.get(name) for name in HEADERS)
     assert "frame-ancestors 'none'" in answer.headers["Content-Security-Policy"]
+
+
+FORWARDED = {"X-Forwarded-For": "6.6.6.6, 203.0.113.9, 10.9.9.9", "X-Forwarded-Proto": "https"}
+
+
+@each(
+    ("peer", "headers", "public_url", "address", "origin"),
+    [("10.1.2.3", FORWARDED, "", "203.0.113.9", "https://inner:8000"),
+     ("fd00::7", FORWARDED, "", "203.0.113.9", "https://inner:8000"),
+     ("10.1.2.3", {"X-Forwarded-For": "x" * 10_000}, "", "x" * 45, "http://inner:8000"),
+     ("203.0.113.7", FORWARDED, "", "203.0.113.7", "http://inner:8000"),
+     ("203.0.113.7", FORWARDED, "https://quant.example", "203.0.113.7", "https://quant.example")],
+)  # fmt: skip
+def test_what_a_proxy_forwards_is_believed_if_it_is_trusted(
+    place: Settings, peer: str, headers: dict[str, str], public_url: str, address: str, origin: str
+) -> None:
+    given = {"trusted_proxies": "10.0.0.0/8, fd00::/8", "public_url": public_url, "api_key": KEY, "open": False}
+    app = create_app(Settings(**{**place.model_dump(), **given}))
+    client = TestClient(app, "http://inner:8000", client=(peer, 1), follow_redirects=False, headers=headers)
+    with client as http:
+        cookie = http.post("/sign-in", data={"key": KEY}, headers={"Origin": origin}).headers["set-cookie"]
+        assert ("Secure" in cookie) == origin.startswith("https")
+        assert http.get("/jobs/").headers["location"] == f"{origin}/jobs"
+        bearer = {"Authorization": f"Bearer {KEY}"}
+        assert http.post("/v1/uploads", json={"filename": "a.npz"}, headers=bearer).status_code == 201
+        assert http.get("/v1/audit", headers=bearer).json()["items"][0]["address"] == address
+
+
+@each(
+    ("name", "text"), [("trusted_proxies", "proxy"), ("trusted_proxies", "10.0.0.1/8"), ("public_url", "https://a/b")]
+)
+def test_what_names_no_proxy_or_place_is_refused(name: str, text: str) -> None:
+    with pytest.raises(ValueError, match=name):
+        Settings(**{name: text})
 
 
 @pytest.fixture
