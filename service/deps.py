@@ -139,6 +139,7 @@ async def get_principal(
 
     Raises:
         UnauthorizedError: no key, or none that is good.
+        TooManyWrongKeysError: too many of these from the client's address.
         ScopeMissingError: the key may not do this.
         RateLimitedError: the tenant sends more than it may.
         GuardMissingError: a browser's session that changes something, and not from a page of its own.
@@ -193,7 +194,9 @@ async def _holder(request: Request, desk: Desk, text: str | None) -> tuple[Holde
         holder = await desk.reads.run(lambda: desk.keyring.look_up_session(session))
         if holder is not None:
             return holder, session
-    return desk.keyring.remembered(text) or await desk.reads.run(lambda: desk.keyring.look_up(text)), None
+    return desk.keyring.remembered(text) or await desk.reads.run(
+        lambda: desk.keyring.look_up(text, address_of(request))
+    ), None
 
 
 async def count_request(request: Request, desk: Desk, tenant_id: str) -> None:

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Request, Response
 
 from service.dashboard.forms import sent
 from service.dashboard.pages import PageRoute, page, see
-from service.deps import DeskDep
+from service.deps import DeskDep, address_of
 from service.keys import cookies
 from service.keys.files import LOCAL_KEY_FILE
 
@@ -26,7 +26,9 @@ async def sign_in(request: Request, desk: DeskDep) -> Response:
     """Take a key, and give the browser a session for it."""
     form = await sent(request)
     wanted, key = _own(form.text("next") or "/"), form.text("key")
-    made = None if key is None else await desk.reads.run(lambda: desk.keyring.session_token(key))
+    made = None
+    if key is not None:
+        made = await desk.reads.run(lambda: desk.keyring.session_token(key, address_of(request)))
     if made is None:
         shown = {"next": wanted, "refused": True, "key_file": _key_file(desk)}
         return page(request, "sign_in.html.jinja", status=401, **shown)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from service.contracts.errors import QuantmillError
-from service.contracts.http_errors import HttpError
+from service.contracts.http_errors import HttpError, TransientError
 
 
 class UnauthorizedError(HttpError):
@@ -16,6 +16,18 @@ class UnauthorizedError(HttpError):
     def headers(self) -> dict[str, str]:
         """Names the scheme."""
         return {"WWW-Authenticate": "Bearer"}
+
+
+class TooManyWrongKeysError(TransientError):
+    """So many wrong keys have come from the client's address that this one was not looked up."""
+
+    code = "too-many-wrong-keys"
+    title = "Too many wrong keys"
+    status = 429
+
+    def __init__(self, detail: str, *, hint: str, header: str, retry_after_seconds: int) -> None:
+        super().__init__(detail, hint=hint, header=header)
+        self.retry_after_seconds = retry_after_seconds
 
 
 class ScopeMissingError(QuantmillError):

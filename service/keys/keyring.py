@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import logging
+import math
 import threading
 import time
 from collections import OrderedDict
@@ -15,6 +16,7 @@ from service.db import Database
 from service.keys import repository
 from service.keys.errors import PepperMissingError
 from service.keys.files import LOCAL_KEY_FILE, own_secret
+from service.keys.guesses import Guesses, place_of, refusal
 from service.keys.secrets import hash_of, parts_of, pepper_id
 from service.keys.service import pepper_of
 from service.keys.tokens import DAY_SECONDS, SESSION_SECONDS, STREAM_SECONDS, TokenHolder, Tokens
@@ -28,6 +30,8 @@ REMEMBERED_SECONDS = 2.0
 REMEMBERED_KEYS = 10_000
 # How exactly it is known when a key was last used.
 USE_NOTED_SECONDS = 60.0
+# How old the list of keys may be that it is looked at where an address has no guesses left.
+IDS_SECONDS = 5.0
 # What a secret is compared with where no key has the id: both refusals take the same time.
 _NO_HASH = "0" * 64
 log = logging.getLogger(__name__)
@@ -67,6 +71,8 @@ class Keyring:
         self._lock = threading.Lock()
         self._seen: OrderedDict[bytes, tuple[float, Holder]] = OrderedDict()
         self._noted: dict[str, float] = {}
+        self._guesses = Guesses()
+        self._ids: tuple[float, frozenset[str]] = (-math.inf, frozenset())
 
     def remembered(self, text: str | None) -> Holder | None:
         """Whom the key stands for, where that takes no look into the database; None: it does, or nobody."""
@@ -81,9 +87,52 @@ class Keyring:
             at, holder = self._seen.get(_digest(text), (0.0, _OPEN))
         return holder if at and time.monotonic() - at < REMEMBERED_SECONDS else None
 
-    def look_up(self, text: str | None) -> Holder | None:
-        """Whom the key stands for, by the database; None: nobody."""
-        parts = parts_of(text or "")
+    def look_up(self, text: str | None, address: str) -> Holder | None:
+        """Whom the key stands for, by the database; None: nobody.
+
+        Raises:
+            TooManyWrongKeysError: too many wrong ones have come from the address, and this may be one more.
+        """
+        if text is None or self._guesses.known(_digest(text)):
+            return None
+        place = self._place(text, place_of(address))
+        holder = self._looked_up(text)
+        if holder is None:
+            self._guesses.was_wrong(_digest(text))
+            return None
+        if place is not None:
+            self._guesses.was_right(place)
+        self._remember(text, holder)
+        return holder
+
+    def _place(self, text: str, address: str) -> str | None:
+        """Where this is counted as a guess: at the address, or, where that has none left, for the key of this id; None:
+        nowhere, the key was good before.
+        """
+        if _digest(text) in self._seen:
+            return None
+        wait_seconds = self._guesses.take(address)
+        if not wait_seconds:
+            return address
+        key_id = (parts_of(text) or ("", ""))[0]
+        place = f"{address} {key_id}"
+        if key_id in self._live_ids():
+            wait_seconds = self._guesses.take(place)
+        if wait_seconds:
+            raise refusal(wait_seconds)
+        return place
+
+    def _live_ids(self) -> frozenset[str]:
+        """Ids of all keys, as they were a moment ago: guesses cost no look each."""
+        at, ids = self._ids
+        if time.monotonic() - at > IDS_SECONDS:
+            with self._database.read() as session:
+                ids = repository.live_ids(session)
+            self._ids = time.monotonic(), ids
+        return ids
+
+    def _looked_up(self, text: str) -> Holder | None:
+        parts = parts_of(text)
         if parts is None or self._pepper is None:
             return None
         key_id, secret = parts
@@ -94,9 +143,7 @@ class Keyring:
             if row is not None and row.pepper_id != pepper_id(self._pepper):
                 log.warning("keys.other_pepper key_id=%s: it was made with another QUANTMILL_KEY_PEPPER", key_id)
             return None
-        holder = Holder(row.tenant_id, row.id, cast(Scope, row.scope))
-        self._remember(text or "", holder)
-        return holder
+        return Holder(row.tenant_id, row.id, cast(Scope, row.scope))
 
     def stream_token(self, tenant_id: str, actor: str, path: str) -> tuple[str, float]:
         """A token that reads the event stream at ``path`` as ``actor``, and when it ends (UTC, seconds since 1970)."""
@@ -112,12 +159,15 @@ class Keyring:
             return None
         return Holder(found.tenant_id, found.actor, "read")
 
-    def session_token(self, text: str) -> tuple[str, float] | None:
+    def session_token(self, text: str, address: str) -> tuple[str, float] | None:
         """A token for a browser, for what the key may do, and when it ends; None: the key is none. Asks the database.
 
         It is good for as long as the key is.
+
+        Raises:
+            TooManyWrongKeysError: as ``look_up``.
         """
-        holder = self.remembered(text) or self.look_up(text)
+        holder = self.remembered(text) or self.look_up(text, address)
         if holder is None or holder.actor == NO_KEY:
             return None
         ends_at = float(int(time.time()) + SESSION_SECONDS)

@@ -56,6 +56,11 @@ def any_live(session: Session) -> bool:
     return session.scalar(select(ApiKey.id).where(*_is_live()).limit(1)) is not None
 
 
+def live_ids(session: Session) -> frozenset[str]:
+    """Of all keys that are good."""
+    return frozenset(session.scalars(select(ApiKey.id).where(*_is_live())))
+
+
 def list_all(session: Session, tenant_id: str | None) -> list[ApiKey]:
     """Keys of one tenant or of all, the newest first."""
     statement = select(ApiKey).order_by(ApiKey.created_at.desc(), ApiKey.id.desc())

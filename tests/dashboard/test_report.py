@@ -197,7 +197,7 @@ def test_forged_foreign_and_ended_links_show_nothing(closed: Front, monkeypatch:
     closed.http.headers["Authorization"] = f"Bearer {KEY}"
     job_id, keyring = job_with(closed, full_report()), closed.desk.keyring
     good, ends_at = keyring.share_token(DEFAULT_TENANT, INSTALLATION_KEY, job_id, 1)
-    session = keyring.session_token(KEY)
+    session = keyring.session_token(KEY, "")
     assert session is not None
     stream, _ = keyring.stream_token(DEFAULT_TENANT, INSTALLATION_KEY, f"{job_id} {INSTALLATION_KEY}")
     nobody, _ = keyring.share_token(DEFAULT_TENANT, NO_KEY, job_id, 1)

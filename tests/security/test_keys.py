@@ -10,15 +10,17 @@ from pathlib import Path
 
 import pytest
 from fastapi import FastAPI
+from fastapi.testclient import TestClient
 from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy import text, update
 
 from service.db import Database, db_now, migrate
 from service.deps import Desk
+from service.keys import guesses, local, repository, service
 from service.keys import keyring as keyrings
-from service.keys import local, service
 from service.keys.files import LOCAL_KEY_FILE, own_secret
+from service.keys.guesses import GUESSES_AT_ONCE
 from service.keys.scopes import needed
 from service.keys.secrets import hash_of, make_key, parts_of, weakness
 from service.keys.start import start_refusal
@@ -58,6 +60,46 @@ def test_a_key_is_checked_whole(app: FastAPI, closed: Front) -> None:
     peppered = closed.desk.settings.model_copy(update={"key_pepper": Settings(key_pepper=PEPPER + "x").key_pepper})
     with front_of(app, peppered) as elsewhere:
         assert status(elsewhere, key) == 401, "of another pepper"
+
+
+@pytest.mark.both_databases
+def test_who_guesses_keys_is_slowed_down_and_nobody_else(app: FastAPI, settings: Settings, monkeypatch) -> None:
+    monkeypatch.setattr(keyrings, "REMEMBERED_SECONDS", 0.0)
+    wants = settings.model_copy(update={"open": False})
+    looks, live = [], repository.live
+    monkeypatch.setattr(repository, "live", lambda session, key_id: looks.append(key_id) or live(session, key_id))
+    with front_of(app, wants) as front:
+        (_, good), (_, new) = make(front), make(front)
+        assert {status(front, make_key().text) for _ in range(int(GUESSES_AT_ONCE))} == {401}
+        looks.clear()
+        for wrong in (make_key().text, "nonsense"):
+            answer = front.http.get("/v1/jobs", headers=bearer(wrong))
+            problem(answer, 429, "too-many-wrong-keys")
+            assert 1 <= int(answer.headers["retry-after"]) <= 2
+        assert front.http.post("/sign-in", data={"key": make_key().text}).status_code == 429
+        assert looks == [], "nothing is looked up"
+        assert [status(front, key) for key in (good, new)] == [200, 200], "whoever is right may come from there"
+        answers = [status(front, f"{good[:-40]}{turn:040}") for turn in range(int(GUESSES_AT_ONCE) + 9)]
+        assert answers.count(401) <= GUESSES_AT_ONCE + 1 < len(answers), "an id that exists opens no way around"
+        assert [status(front, key) for key in (good, new)] == [200, 200]
+        elsewhere = TestClient(app, client=("203.0.113.9", 1))
+        assert elsewhere.get("/v1/jobs", headers=bearer(make_key().text)).status_code == 401
+        looks.clear()
+        assert {elsewhere.get("/v1/jobs", headers=bearer("qm_0")).status_code for _ in range(99)} == {401}
+        stale = make_key().text
+        assert {elsewhere.get("/v1/jobs", headers=bearer(stale)).status_code for _ in range(99)} == {401}
+        assert len(looks) == 1, "what is known to be wrong is no guess"
+
+
+def test_guesses_take_a_bounded_memory(monkeypatch) -> None:
+    monkeypatch.setattr(guesses, "REMEMBERED", 5)
+    kept = guesses.Guesses()
+    for turn in range(9):
+        kept.take(str(turn))
+        kept.was_wrong(bytes([turn]))
+    assert [kept.known(bytes([turn])) for turn in range(9)] == [False] * 4 + [True] * 5
+    assert len(kept._buckets) == 5
+    assert guesses.place_of("2001:db8::1") == guesses.place_of("2001:db8::2:3") != guesses.place_of("2001:db9::")
 
 
 def test_whoever_verifies_needs_no_key_and_makes_none(closed: Front) -> None:
