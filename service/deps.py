@@ -7,15 +7,18 @@ import logging
 import math
 import time
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Annotated, cast
 
 from fastapi import Depends, Request
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+from starlette.datastructures import FormData
 
 from service.contracts.quota import Quota
 from service.db import Database
+from service.forms import FIELDS_BYTES, keep_form
 from service.health.service import Readiness
 from service.jobs.dispatch import Dispatcher
 from service.jobs.publisher import Publisher
@@ -27,8 +30,9 @@ from service.patience import Patience
 from service.principal import Principal
 from service.quotas import service as quotas
 from service.quotas.rates import Meter
+from service.quotas.room import Room
 from service.settings import Settings
-from service.storage import FileStore
+from service.storage import FileStore, StorageFullError
 from service.threads import ServiceBusyError, Threads
 from service.uploads.digests import RunningDigests
 
@@ -162,13 +166,13 @@ async def get_principal(
         request_id=request.state.request_id,
     )
     # the guard of a form with files stands within it: only who may send it has it read
-    guards_last = cookies.sends_files(request)
-    if session is not None and not guards_last:
+    in_files = session is not None and cookies.guards_in_files(request)
+    if session is not None and not in_files:
         await cookies.check_guard(request, desk.keyring, session)
     _check_scope(request, principal)
     await count_request(request, desk, principal.tenant_id)
-    if session is not None and guards_last:
-        await cookies.check_guard(request, desk.keyring, session)
+    if in_files:
+        await form_of(request, desk, principal.tenant_id, session)
     if desk.keyring.due(principal.actor):
         _note_used(desk, principal.actor)
     request.state.principal = principal
@@ -197,6 +201,49 @@ async def _holder(request: Request, desk: Desk, text: str | None) -> tuple[Holde
     return desk.keyring.remembered(text) or await desk.reads.run(
         lambda: desk.keyring.look_up(text, address_of(request))
     ), None
+
+
+async def form_of(request: Request, desk: Desk, tenant_id: str, session: str | None = None) -> FormData:
+    """The form that a request carries. Its files, if it has any, are held to the tenant's quota while they come.
+
+    Args:
+        request: of a principal.
+        desk: of the process.
+        tenant_id: whose files they are.
+        session: whose guard has to come before them; None: none.
+
+    Raises:
+        GuardMissingError: it does not.
+        LargerThanQuotaError: a file is larger than one may be.
+        QuotaExceededError: there is no room for them.
+        StorageFullError: nor is there on the disk.
+    """
+    if request._form is None and cookies.sends_files(request):
+        room = await room_of(desk, tenant_id)
+        declared = request.headers.get("content-length", "")
+        length = int(declared) if declared.isdecimal() else 0
+        room.refuse_beyond(length, spare_bytes=FIELDS_BYTES)
+        if desk.store.free_bytes() < length + desk.settings.min_free_bytes:
+            raise StorageFullError("There is no room for this form.", hint="Free some space on the storage folder.")
+
+        def check(form: FormData) -> None:
+            if session is not None:
+                cookies.check_form(form, desk.keyring, session)
+
+        with desk.meter_of(tenant_id).arrival() as arrival:
+            count = partial(arrival.add, room)
+            await keep_form(request, desk.store.incoming, check, count)
+    return await request.form()
+
+
+async def room_of(desk: Desk, tenant_id: str) -> Room:
+    """What the tenant may store now."""
+
+    def look() -> Room:
+        with desk.database.read() as session:
+            return quotas.room_of(session, desk.settings, tenant_id)
+
+    return await desk.reads.run(look)
 
 
 async def count_request(request: Request, desk: Desk, tenant_id: str) -> None:

@@ -22,7 +22,7 @@ from service.dashboard.config_form import JSON, PRESET, Document, differing, sho
 from service.dashboard.drafts import HAND_OVER, NOUNS, TEXTS, Draft, clone_patch, draft_of, posted_draft, read
 from service.dashboard.pages import PageRoute, page, see
 from service.datasets import service as datasets
-from service.deps import Desk, DeskDep, PrincipalDep
+from service.deps import Desk, DeskDep, PrincipalDep, form_of
 from service.hand_overs.asking import refuse_inside
 from service.http import PLAIN_TEXT, poll
 from service.idempotency.answers import IdempotencyKeyReuseError
@@ -84,7 +84,7 @@ async def get_new_job(
 @router.post("/new")
 async def post_new_job(request: Request, desk: DeskDep, principal: PrincipalDep) -> Response:
     """Check the job, start it, or carry its config from the form into the JSON or back."""
-    posted, _ = await _posted(request)
+    posted, _ = await _posted(request, desk, principal)
     action = posted.get("action", ["check"])[0]
     draft = await desk.checks.run(lambda: posted_draft(posted, action))
     if draft.errors:
@@ -105,7 +105,7 @@ async def post_new_job(request: Request, desk: DeskDep, principal: PrincipalDep)
 @router.post("/new/model")
 async def post_model(request: Request, desk: DeskDep, principal: PrincipalDep) -> Response:
     """Make a model of the files of the form, and choose it."""
-    posted, files = await _posted(request)
+    posted, files = await _posted(request, desk, principal)
     draft = posted_draft(posted, "")
     try:
         sent = files.get("model_files", [])
@@ -121,7 +121,7 @@ async def post_model(request: Request, desk: DeskDep, principal: PrincipalDep) -
 @router.post("/new/dataset")
 async def post_dataset(request: Request, desk: DeskDep, principal: PrincipalDep) -> Response:
     """Make datasets of the files of the form, and choose each for what it was given for."""
-    posted, files = await _posted(request)
+    posted, files = await _posted(request, desk, principal)
     draft = posted_draft(posted, "")
     try:
         given = {role: sent for role in _ROLES if (sent := files.get(f"{role}_file"))}
@@ -139,18 +139,20 @@ async def post_dataset(request: Request, desk: DeskDep, principal: PrincipalDep)
 @router.post("/new/example")
 async def post_example(request: Request, desk: DeskDep, principal: PrincipalDep) -> Response:
     """Choose the model and the data that come with the service, and fill in the rest."""
-    posted, _ = await _posted(request)
+    posted, _ = await _posted(request, desk, principal)
     ids = await new_files.example(desk, principal, posted_draft(posted, "").nonce)
     draft = Draft({**ids, "name": "The first job"})
     draft.take(dict(new_files.EXAMPLE_CONFIG))
     return await _carried(request, desk, principal, draft)
 
 
-async def _posted(request: Request) -> tuple[dict[str, list[str]], dict[str, list[UploadFile]]]:
+async def _posted(
+    request: Request, desk: Desk, by: Principal
+) -> tuple[dict[str, list[str]], dict[str, list[UploadFile]]]:
     """All fields of the form, blank ones too, and its files."""
     fields: dict[str, list[str]] = {}
     files: dict[str, list[UploadFile]] = {}
-    for key, value in (await request.form()).multi_items():
+    for key, value in (await form_of(request, desk, by.tenant_id)).multi_items():
         if isinstance(value, str):
             fields.setdefault(key, []).append(value)
         elif value.filename:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hmac
 
 from fastapi import Request, Response
+from starlette.datastructures import FormData
 
 from service.contracts.errors import QuantmillError
 from service.keys.keyring import Keyring
@@ -18,7 +19,7 @@ from service.keys.tokens import MOST_CHARS, SESSION_SECONDS
 COOKIE = "quantmill_session"
 GUARD_HEADER, GUARD_FIELD = "X-CSRF-Token", "csrf"
 _FILES = "multipart/form-data"
-_FORMS = ("application/x-www-form-urlencoded", _FILES)
+_FORM = "application/x-www-form-urlencoded"
 READING = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
@@ -42,14 +43,33 @@ async def check_guard(request: Request, keyring: Keyring, token: str) -> None:
     Raises:
         GuardMissingError: it lacks the guard.
     """
-    if request.method not in READING:
-        given = await _guard_of(request)
-        if not hmac.compare_digest(given.encode(), keyring.guard(token).encode()):
-            raise GuardMissingError(
-                "The request carries no guard of this session.",
-                hint=f"Load the page again and send it from there; a script sends {GUARD_HEADER}.",
-                header=GUARD_HEADER,
-            )
+    if request.method in READING:
+        return
+    header = request.headers.get(GUARD_HEADER)
+    if header is None and request.headers.get("content-type", "").startswith(_FORM):
+        check_form(await request.form(), keyring, token)
+    else:
+        _check(header, keyring, token)
+
+
+def check_form(form: FormData, keyring: Keyring, token: str) -> None:
+    """See to it that a form comes from a page of the session.
+
+    Raises:
+        GuardMissingError: it lacks the guard.
+    """
+    field = form.get(GUARD_FIELD)
+    _check(field if isinstance(field, str) else None, keyring, token)
+
+
+def _check(given: str | None, keyring: Keyring, token: str) -> None:
+    if not hmac.compare_digest((given or "").encode(), keyring.guard(token).encode()):
+        raise GuardMissingError(
+            "The request carries no guard of this session.",
+            hint=f"Load the page again and send it from there; a script sends {GUARD_HEADER}, or {GUARD_FIELD} "
+            "before any file.",
+            header=GUARD_HEADER,
+        )
 
 
 def sends_files(request: Request) -> bool:
@@ -57,12 +77,9 @@ def sends_files(request: Request) -> bool:
     return request.headers.get("content-type", "").startswith(_FILES)
 
 
-async def _guard_of(request: Request) -> str:
-    header = request.headers.get(GUARD_HEADER)
-    if header is not None or not request.headers.get("content-type", "").startswith(_FORMS):
-        return header or ""
-    field = (await request.form()).get(GUARD_FIELD)
-    return field if isinstance(field, str) else ""
+def guards_in_files(request: Request) -> bool:
+    """True if such a form has to hold the guard."""
+    return request.method not in READING and sends_files(request) and GUARD_HEADER not in request.headers
 
 
 def keep(response: Response, request: Request, token: str) -> None:

@@ -111,7 +111,7 @@ class Meter:
 
     @contextmanager
     def arrival(self) -> Iterator[Arrival]:
-        """A file arrives whose size nobody has declared: until it is reserved, it is counted here."""
+        """Files arrive whose size nobody has declared: until that is reserved, they are counted here."""
         arrival = Arrival(self)
         try:
             yield arrival
@@ -136,23 +136,29 @@ class Meter:
 
 
 class Arrival:
-    """One file whose size was not declared, as far as it has come."""
+    """Files whose size was not declared, as far as they have come."""
 
     def __init__(self, meter: Meter) -> None:
         self.size_bytes = 0
         self._meter = meter
 
-    async def within(self, room: Room, blocks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        """The blocks, until they are more than there is room for: with those of other such files of the tenant.
+    def add(self, room: Room, file_bytes: int, more_bytes: int) -> None:
+        """Count what has come of a file, which has so many bytes by now, with other such files of the tenant.
 
         Raises:
             LargerThanQuotaError: the file is larger than one may be.
             QuotaExceededError: there is no room.
         """
+        self.size_bytes += more_bytes
+        self._meter.arriving_bytes += more_bytes
+        room.refuse_beyond(file_bytes, self._meter.arriving_bytes)
+
+    async def within(self, room: Room, blocks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        """The blocks of one file, as long as they may come; see ``add``."""
+        file_bytes = 0
         async for block in blocks:
-            self.size_bytes += len(block)
-            self._meter.arriving_bytes += len(block)
-            room.refuse_beyond(self.size_bytes, self._meter.arriving_bytes)
+            file_bytes += len(block)
+            self.add(room, file_bytes, len(block))
             yield block
 
 

@@ -18,12 +18,13 @@ class Room:
     quota: Quota
     used_bytes: int
 
-    def refuse_beyond(self, size_bytes: int, together_bytes: int | None = None) -> None:
+    def refuse_beyond(self, size_bytes: int, together_bytes: int | None = None, spare_bytes: int = 0) -> None:
         """See whether one file more of so many bytes fits in.
 
         Args:
             size_bytes: of the file.
             together_bytes: of it and others that are not stored yet. Default: of it alone.
+            spare_bytes: so many of them may be something else.
 
         Raises:
             LargerThanQuotaError: the file alone is larger than one may be, or than all together.
@@ -31,8 +32,8 @@ class Room:
         """
         limits = {"upload_bytes": self.quota.upload_bytes, "stored_bytes": self.quota.stored_bytes}
         for name, limit in limits.items():
-            if limit is not None and size_bytes > limit:
+            if limit is not None and size_bytes - spare_bytes > limit:
                 raise LargerThanQuotaError(name, limit, size_bytes)
         limit, wanted = self.quota.stored_bytes, size_bytes if together_bytes is None else together_bytes
-        if limit is not None and self.used_bytes + wanted > limit:
+        if limit is not None and self.used_bytes + wanted - spare_bytes > limit:
             raise QuotaExceededError("stored_bytes", limit, self.used_bytes, wanted, retry_after_seconds=RETRY_SECONDS)

@@ -17,11 +17,10 @@ from starlette.requests import ClientDisconnect
 
 from service.audit.service import note
 from service.contracts.errors import InvalidRequestError
-from service.deps import Desk
+from service.deps import Desk, room_of
 from service.files import repository as files
 from service.principal import Principal
 from service.quotas import service as quotas
-from service.quotas.room import Room
 from service.storage import FileStore, StorageFullError, StoredFile
 from service.tables import Upload
 from service.uploads import repository
@@ -171,16 +170,11 @@ async def _copy(desk: Desk, by: Principal, upload: Upload, file: UploadFile, inc
 
 async def _copy_undeclared(desk: Desk, by: Principal, upload: Upload, file: UploadFile, incoming: Incoming) -> None:
     """As ``_copy``, up to the tenant's quota; then their number is reserved, as if it had been declared."""
-    room = await desk.reads.run(lambda: _room(desk, by.tenant_id))
+    room = await room_of(desk, by.tenant_id)
     room.refuse_beyond(incoming.length or 0)
     with desk.meter_of(by.tenant_id).arrival() as arrival:
         await _copy(desk, by, upload, file, replace(incoming, blocks=arrival.within(room, incoming.blocks)))
         await desk.writes.run(lambda: _reserve(desk, by.tenant_id, upload, file.size_bytes))
-
-
-def _room(desk: Desk, tenant_id: str) -> Room:
-    with desk.database.read() as session:
-        return quotas.room_of(session, desk.settings, tenant_id)
 
 
 def _reserve(desk: Desk, tenant_id: str, upload: Upload, size_bytes: int) -> None:

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import tempfile
 from typing import Any
 
 import pytest
+from fastapi import FastAPI
 from sqlalchemy.exc import OperationalError
 
+from service.contracts.quota import Quota
 from service.jobs import service as jobs
 from service.keys import desk as keys
+from service.keys.cookies import COOKIE
 from service.principal import DEFAULT_TENANT
 from service.quotas import desk as quotas
-from tests.dashboard.signing import sign_in
+from service.quotas.service import set_quota
+from tests.dashboard.signing import BY, sign_in
+from tests.support.each import each
 from tests.support.front import Front, problem
 from tests.support.webhooks import add_endpoint, deliveries
 
@@ -161,3 +168,39 @@ def test_a_form_with_files_is_refused_before_it_is_held(closed: Front) -> None:
     shown = closed.http.send(sent)
     assert shown.status_code == 413 and "The body is too large" in shown.text
     assert shown.headers["content-type"].startswith("text/html")
+
+
+@each(
+    ("guarded", "length", "stored_bytes", "status", "pieces"),
+    [(False, None, None, 403, 1), (True, 60_000_000, 1000, 413, 0), (True, None, 120_000, 413, 4),
+     (True, None, None, 303, 9)],
+)  # fmt: skip
+def test_files_are_taken_from_who_may_send_them_as_many_as_fit(
+    closed: Front, app: FastAPI, monkeypatch: pytest.MonkeyPatch,
+    guarded: bool, length: int | None, stored_bytes: int | None, status: int, pieces: int,
+) -> None:  # fmt: skip
+    """Before anything is written, and not to where temporary files lie, which may be memory."""
+    monkeypatch.setattr(tempfile, "tempdir", "/nowhere")
+    with closed.desk.database.write() as session:
+        set_quota(session, BY, "default", Quota(stored_bytes=stored_bytes))
+    guard = sign_in(closed) if guarded else f"{sign_in(closed)}x"
+    part = '--b\r\nContent-Disposition: form-data; name="{}"\r\n\r\n'
+    file = part.format('model_files"; filename="a.onnx').encode()
+    blocks = [part.format("csrf").encode() + f"{guard}\r\n".encode() + file, *[b"x" * 50_000] * 7, b"\r\n--b--\r\n"]
+    headers = {"content-type": "multipart/form-data; boundary=b", "cookie": f"{COOKIE}={closed.http.cookies[COOKIE]}"}
+    headers |= {} if length is None else {"content-length": str(length)}
+    sent, answers = iter(blocks), []
+
+    async def receive() -> dict[str, Any]:
+        block = next(sent)
+        return {"type": "http.request", "body": block, "more_body": block is not blocks[-1]}
+
+    async def send(message: dict[str, Any]) -> None:
+        answers.append(message)
+
+    scope = {"type": "http", "method": "POST", "path": "/new/model", "query_string": b"", "http_version": "1.1",
+             "headers": [(name.encode(), value.encode()) for name, value in headers.items()], "scheme": "http",
+             "server": ("testserver", 80), "client": ("testclient", 1), "root_path": ""}  # fmt: skip
+    asyncio.run(app(scope, receive, send))
+    assert (answers[0]["status"], len(blocks) - len(list(sent))) == (status, pieces), answers
+    assert closed.desk.meter_of("default").arriving_bytes == 0
