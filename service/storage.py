@@ -1,4 +1,4 @@
-"""Content-addressed files: a file's name is its sha256, so it never changes and is never stored twice."""
+"""Content-addressed files: a file's name is its sha256, so its bytes never change and are never stored twice."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import secrets
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 _UNREADABLE = frozenset({errno.EIO, errno.EBADMSG, errno.EUCLEAN})
 _COLLECT_LOCK = "collect.lock"
 _READ_ONLY = 0o440
+_ENDING = ThreadPoolExecutor(1, "storage-ending")
 
 
 class StoredFileMissingError(QuantmillError):
@@ -160,18 +162,20 @@ class FileStore:
         size_bytes = path.stat().st_size
         target = self.path(digest)
         self._make_folder(target.parent)
-        # An equal file that was damaged since is replaced: sending it again is how a user repairs it.
-        if not _is_whole(target, digest, size_bytes, check):
-            is_here = path.stat().st_dev == target.parent.stat().st_dev
-            source = (self._linked(path) if keep else path) if is_here else self._copied(path, check)
-            reach("before_artifact_fsync")
-            with source.open("rb") as stream:
-                os.fsync(stream.fileno())
-            if not keep:  # under its other name it may be opened for writing once more
-                source.chmod(_READ_ONLY)
+        # An equal file that is there is replaced unseen: one that was damaged since is healed, and whoever sends it
+        # does not learn from the time that it takes whether somebody has it.
+        is_here = path.stat().st_dev == target.parent.stat().st_dev
+        source = (self._linked(path) if keep else path) if is_here else self._copied(path, check)
+        reach("before_artifact_fsync")
+        with source.open("rb") as stream:
+            os.fsync(stream.fileno())
+        if not keep:  # under its other name it may be opened for writing once more
+            source.chmod(_READ_ONLY)
+        with _ending_later(target):
             source.replace(target)
-            sync_folder(target.parent)
-            reach("after_artifact_rename")
+        source.unlink(missing_ok=True)  # of two names of one file none replaces the other
+        sync_folder(target.parent)
+        reach("after_artifact_rename")
         if not keep:
             path.unlink(missing_ok=True)
         return StoredFile(digest, size_bytes)
@@ -306,15 +310,20 @@ def is_sha256(name: str) -> bool:
     return _SHA256.fullmatch(name) is not None
 
 
-def _is_whole(path: Path, sha256: str, size_bytes: int, check: Callable[[], None]) -> bool:
-    """Whether these bytes lie there; with a fresh time stamp from now on, which keeps collectors away for a while."""
+@contextmanager
+def _ending_later(path: Path) -> Iterator[None]:
+    """Whatever lies at ``path`` may be replaced in the block; to free the space of a large file takes its time, which
+    is spent beside.
+    """
     try:
-        if path.stat().st_size != size_bytes or file_sha256(path, check=check) != sha256:
-            return False
-        os.utime(path)
-    except FileNotFoundError:
-        return False  # none there, or collected just now
-    return True
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:  # there is none, or it is damaged
+        yield
+        return
+    try:
+        yield
+    finally:
+        _ENDING.submit(os.close, descriptor)
 
 
 def file_sha256(path: Path, *, check: Callable[[], None] = lambda: None) -> str:

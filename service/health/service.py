@@ -106,10 +106,11 @@ class Readiness:
         return "writable"
 
     def _disk(self) -> str:
-        free = self._store.free_bytes()
-        if free < self._settings.min_free_bytes:
-            raise NotReadyError(f"{free} bytes free, at least {self._settings.min_free_bytes} are needed")
-        return f"{free} bytes free"
+        # no number: how much an upload has taken would tell whether its bytes were there before
+        least = self._settings.min_free_bytes
+        if self._store.free_bytes() < least:
+            raise NotReadyError(f"fewer than {least} bytes free")
+        return f"at least {least} bytes free"
 
     def _files(self) -> Check:
         """Stored files that verification found damaged; they are refused one by one, everything else is served."""
