@@ -308,7 +308,8 @@ def is_known_revision(revision: str) -> bool:
 def _current(connection: Connection) -> str | None:
     from alembic.migration import MigrationContext
 
-    return MigrationContext.configure(connection).get_current_revision()
+    # another program's database may stand at several
+    return ", ".join(sorted(MigrationContext.configure(connection).get_current_heads())) or None
 
 
 def _is_older(wanted: str, current: str | None, newest_first: list[str]) -> bool:

@@ -24,7 +24,7 @@ from service.contracts.validation import field_problems
 from service.deps import get_desk
 from service.limits import BodyTooLargeError
 from service.middleware import REQUEST_ID_HEADER
-from service.schema import SchemaBehindError, require_current
+from service.schema import SchemaAheadError, SchemaBehindError, require_current
 from service.security_headers import security_headers
 from service.storage import StorageFullError
 
@@ -201,11 +201,11 @@ async def _on_refused_statement(request: Request, error: Exception) -> Response:
     return answer(request, behind)
 
 
-async def _schema_behind(request: Request) -> SchemaBehindError | None:
+async def _schema_behind(request: Request) -> SchemaAheadError | SchemaBehindError | None:
     desk = await get_desk(request)
     try:
         await desk.reads.run(lambda: require_current(desk.database))
-    except SchemaBehindError as behind:
+    except (SchemaAheadError, SchemaBehindError) as behind:
         return behind
     return None
 

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import logging
+import re
 import time
 
+from sqlalchemy import inspect
 from sqlalchemy.exc import InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from service.contracts.http_errors import TransientError
 from service.db import Database, current_revision, head_revision, is_known_revision
+from service.tables import Base
 
 _PAUSE_SECONDS = 0.5
+# Our revisions begin with their date: a newer version's are of the same day, or later.
+_REVISION = re.compile(r"(\d{8})_\w+$")
 _AWAY = (OperationalError, InterfaceError, PoolTimeoutError)
 log = logging.getLogger(__name__)
 
@@ -31,13 +36,39 @@ class SchemaBehindError(TransientError):
         )
 
 
+class SchemaAheadError(TransientError):
+    """The database was migrated for a newer version: an update is under way, or this process was forgotten by it."""
+
+    code = "schema-ahead"
+    title = "The database is newer than this version"
+    retry_after_seconds = 5
+
+    def __init__(self, current: str, head: str) -> None:
+        super().__init__(
+            f"the schema is at {current}, newer than this version's {head}, which goes on with it: update it",
+            hint="Start the version that the database was migrated for.",
+        )
+
+
+def is_ahead(database: Database, current: str | None) -> bool:
+    """Whether ``current`` is a newer version's schema, which has all tables of this one; no older, no foreign one."""
+    if current is None or is_known_revision(current):
+        return False
+    found, own = _REVISION.match(current), _REVISION.match(head_revision())
+    is_later = found is not None and own is not None and found[1] >= own[1]
+    return is_later and set(Base.metadata.tables) <= set(inspect(database.engine).get_table_names())
+
+
 def require_current(database: Database) -> str:
     """The schema's revision, which is the one that this version needs.
 
     Raises:
+        SchemaAheadError: it is that of a newer one.
         SchemaBehindError: it is another.
     """
     current, head = current_revision(database), head_revision()
+    if current is not None and is_ahead(database, current):
+        raise SchemaAheadError(current, head)
     if current != head:
         raise SchemaBehindError(current, head)
     return head
@@ -57,7 +88,7 @@ def require_migrated(database: Database, wait_seconds: float) -> None:
     while True:
         try:
             current, head = current_revision(database), head_revision()
-            if current == head or (current is not None and not is_known_revision(current)):
+            if current == head or is_ahead(database, current):
                 return
             refusal: Exception = SchemaBehindError(current, head)
         except _AWAY as error:

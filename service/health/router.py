@@ -58,7 +58,9 @@ async def healthz() -> Health:
 
 @router.get("/readyz", responses={503: {"model": Readiness, "description": "Not ready"}})
 async def readyz(desk: DeskDep, response: Response) -> Readiness:
-    """Readiness: database, schema, storage, disk. A broker that is away degrades, jobs are still accepted."""
+    """Readiness: database, schema, storage, disk. A broker that is away degrades, jobs are still accepted; so does a
+    schema of a newer version, while an update is under way.
+    """
     checks = await desk.readiness.check_all()
     ready = all(check.outcome != "failed" for check in checks)
     response.status_code = 200 if ready else 503

@@ -18,7 +18,7 @@ from service.db import Database
 from service.files import repository as stored_files
 from service.jobs.dispatch import Dispatcher
 from service.jobs.errors import DispatchError
-from service.schema import SchemaBehindError, require_current
+from service.schema import SchemaAheadError, SchemaBehindError, require_current
 from service.settings import Settings
 from service.storage import FileStore
 
@@ -140,6 +140,8 @@ def _probe(name: str, look: Callable[[], str]) -> _Probe:
 def _check(name: str, look: Callable[[], str]) -> Check:
     try:
         return Check(name, "ok", look())
+    except SchemaAheadError as error:
+        return Check(name, "degraded", str(error))
     except (NotReadyError, SchemaBehindError, SQLAlchemyError, OSError) as error:
         log.warning("readiness.failed check=%s: %s", name, error)
         # what a driver says may name hosts and users; only our own words go out

@@ -236,7 +236,7 @@ def test_a_lock_at_the_end_of_a_part_or_of_all_costs_no_bytes(front: Front, tmp_
 
 def test_a_whole_file_can_be_sent_anew_after_a_lock(front: Front, tmp_path: Path) -> None:
     """The bytes of the first time lie in the store as well, and are not written over."""
-    upload_id, other = open_upload(front), open_upload(front)
+    upload_id, other = open_upload(front, size_bytes=len(DATA)), open_upload(front)
     with locked(tmp_path / "service.db", "IMMEDIATE"):
         problem(put(front, upload_id, DATA), 503, "database-unavailable")
     assert put(front, other, b"x" * 100).status_code == 200

@@ -7,6 +7,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,9 +26,12 @@ from service.contracts.presets import PRESETS
 from service.contracts.version import VERSION
 from service.db import Database, head_revision
 from service.docs.__main__ import openapi_document
+from service.health import service as health
 from service.jobs import transitions
+from service.schema import SchemaBehindError, require_migrated
 from service.settings import Settings
 from tests.api.conftest import front_of
+from tests.support.each import each
 from tests.support.front import Front, problem, taken
 
 KEY = "a-long-and-secret-key"
@@ -39,6 +43,42 @@ def test_ready(front: Front) -> None:
     assert answer["status"] == "ready"
     outcomes = {name: check["outcome"] for name, check in answer["checks"].items()}
     assert outcomes == dict.fromkeys(("database", "storage", "disk", "files", "broker"), "ok")
+
+
+@pytest.mark.both_databases
+@each(
+    ("revisions", "missing", "status", "outcome", "told"),
+    [(["20991231_next"], "", 200, "degraded", "20991231_next, newer than"),
+     (["20991231_next"], "webhook_endpoints", 503, "failed", "quantmill migrate"),
+     (["20261120_spine"], "", 503, "failed", "quantmill migrate"),
+     (["5f2ab1c9d3e4"], "", 503, "failed", "5f2ab1c9d3e4"),
+     (["20991231_next", "a1"], "", 503, "failed", "a1"), ([], "", 503, "failed", "empty")],
+)  # fmt: skip
+def test_a_newer_schema_degrades_and_no_other_is_served(
+    front: Front, monkeypatch: pytest.MonkeyPatch,
+    revisions: list[str], missing: str, status: int, outcome: str, told: str,
+) -> None:  # fmt: skip
+    """Of an update that is under way, as at the start. An older schema, or another program's, is none."""
+    monkeypatch.setattr(health, "FRESH_SECONDS", 0.0)
+    with front.desk.database.write() as session:
+        session.execute(text("DELETE FROM alembic_version"))
+        for revision in revisions:
+            session.execute(text("INSERT INTO alembic_version VALUES (:it)"), {"it": revision})
+        if missing:
+            session.execute(text(f"ALTER TABLE {missing} RENAME TO away"))
+    try:
+        answer = front.http.get("/readyz")
+        with pytest.raises(SchemaBehindError) if status == 503 else nullcontext():
+            require_migrated(front.desk.database, 0.0)
+    finally:
+        with front.desk.database.write() as session:
+            session.execute(text("DELETE FROM alembic_version"))
+            session.execute(text("INSERT INTO alembic_version VALUES (:it)"), {"it": head_revision()})
+            if missing:
+                session.execute(text(f"ALTER TABLE away RENAME TO {missing}"))
+    found = answer.json()["checks"]["database"]
+    assert (answer.status_code, found["outcome"]) == (status, outcome)
+    assert told in found["detail"]
 
 
 def test_a_broker_that_is_away_degrades_and_jobs_are_still_taken(app: FastAPI, settings: Settings) -> None:

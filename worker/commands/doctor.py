@@ -27,6 +27,7 @@ from service.contracts.version import VERSION
 from service.db import Database, current_revision, head_revision
 from service.jobs.dispatch import Dispatcher, broker_tls
 from service.loopback import is_loopback
+from service.schema import is_ahead
 from service.settings import Settings
 from worker.commands.console import make_console
 from worker.commands.json_output import print_json
@@ -119,10 +120,11 @@ def _database(settings: Settings) -> Iterator[Finding]:
         reason = str(error.__cause__ or error).strip().splitlines()[0]
         yield Finding("database", False, f"{shown}: {reason}", "Check QUANTMILL_DATABASE_URL and the server.")
     else:
+        ahead = is_ahead(database, current)
         yield Finding(
             "database",
-            current == head,
-            f"{shown} at revision {current}, code at {head}",
+            current == head or ahead,
+            f"{shown} at revision {current}, code at {head}" + (", which is older: update it" if ahead else ""),
             "Run `quantmill migrate`.",
         )
     finally:
