@@ -9,15 +9,12 @@ import argparse
 import json
 import multiprocessing
 import os
-import time
 from collections import Counter
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
 from tests.generated.process import work
-
-_STUCK_SECONDS = 300
 
 
 def _start() -> tuple[Any, Connection]:
@@ -42,14 +39,13 @@ def main() -> None:
         seeds = iter([int(line) for line in Path(options.seeds).read_text().split()])
     counts: Counter[str] = Counter()
     with Path(options.output).open("w") as file:
-        workers = {
-            pipe: (process, -1, time.monotonic()) for process, pipe in (_start() for _ in range(options.processes))
-        }
+        workers = {pipe: (process, -1) for process, pipe in (_start() for _ in range(options.processes))}
         for pipe in list(workers):
             _next(workers, pipe, seeds)
         while workers:
-            for pipe in wait(list(workers), timeout=5):
-                process, seed, _ = workers[pipe]
+            ready: list[Any] = wait(list(workers))
+            for pipe in ready:
+                process, seed = workers[pipe]
                 try:
                     found = pipe.recv()
                 except (EOFError, ConnectionResetError):
@@ -62,26 +58,23 @@ def main() -> None:
                     }
                     del workers[pipe]
                     process, pipe = _start()
-                    workers[pipe] = (process, -1, 0.0)
+                    workers[pipe] = (process, -1)
                 counts[found["fault"] or "fine"] += 1
                 if found["fault"]:
                     file.write(json.dumps(found) + "\n")
                     file.flush()
                 _next(workers, pipe, seeds)
-            for process, seed, since in list(workers.values()):
-                if seed >= 0 and time.monotonic() - since > _STUCK_SECONDS:
-                    process.kill()
     for fault, count in counts.most_common():
         print(f"{count:7} {fault}")
 
 
-def _next(workers: dict[Connection, tuple[Any, int, float]], pipe: Connection, seeds: Any) -> None:
+def _next(workers: dict[Connection, tuple[Any, int]], pipe: Connection, seeds: Any) -> None:
     process, seed = workers[pipe][0], next(seeds, None)
     if seed is None:
         process.kill()
         del workers[pipe]
         return
-    workers[pipe] = (process, seed, time.monotonic())
+    workers[pipe] = (process, seed)
     pipe.send(seed)
 
 

@@ -21,7 +21,8 @@ from service.contracts.dataset import PreprocessingSpec
 from service.contracts.errors import QuantmillError
 from service.contracts.runner import DatasetSource
 from tests.generated import recipe
-from tests.generated.network import SAMPLES, Array, Network
+from tests.generated.network import Network
+from tests.generated.parts import SAMPLES, Array
 from worker.quantizer.pipeline import Result, quantize
 from worker.quantizer.run.interface import SilentRun
 from worker.quantizer.written import child
@@ -72,12 +73,12 @@ def judged(seed: int) -> Verdict:
 def quantized(model: onnx.ModelProto, feeds: dict[str, Array], config: QuantizationConfig, folder: Path) -> Result:
     """The whole job; both ways of running are tried inside the process, which saves its start."""
     onnx.save(model, folder / "float.onnx")
-    np.savez(folder / "data.npz", **{f"a{k}": array for k, array in enumerate(feeds.values())})
+    np.savez(folder / "data.npz", allow_pickle=False, **{f"a{k}": array for k, array in enumerate(feeds.values())})
     inputs = {name: {"array": f"a{k}"} for k, name in enumerate(feeds)}
     source = DatasetSource(
         path=str(folder / "data.npz"), preprocessing=PreprocessingSpec.model_validate({"inputs": inputs})
     )
-    with mock.patch.object(child.subprocess, "Popen", side_effect=PermissionError):
+    with mock.patch(f"{child.__name__}.subprocess.Popen", side_effect=PermissionError):
         return quantize(folder / "float.onnx", config, source, run=SilentRun(), threads=1)
 
 
@@ -135,8 +136,8 @@ def _held(model: onnx.ModelProto) -> set[str]:
 
 
 def _is_8_bit(config: QuantizationConfig) -> bool:
-    kinds = {"weights_only": [config.weight], "float16": []}.get(config.mode, [config.weight, config.activation])
-    return all(not spec.dtype.endswith("4") for spec in kinds)
+    kinds = [config.weight.dtype, *([config.activation.dtype] if config.mode == "static" else [])]
+    return config.mode == "float16" or not any(kind.endswith("4") for kind in kinds)
 
 
 def run(model: onnx.ModelProto, feeds: dict[str, Array], *, optimized: bool = True) -> dict[str, Array]:

@@ -1,24 +1,17 @@
 """A network drawn at random: operators, attributes, opsets, constants that are shared, sub-graphs, float16 parts, odd
-names. Each node is run as it is drawn, by itself: one that onnxruntime refuses does not join, and shapes are known.
+names.
 """
 
 from __future__ import annotations
 
-import random
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 from onnx import TensorProto, helper, numpy_helper
 
-Array = np.ndarray
-SAMPLES = 8
-OPSETS = range(7, 26)
-LARGEST = 4096
-SHAPES = [(3, 8, 8), (4, 6, 6), (2, 9, 7), (4, 12), (3, 10), (6,), (16,), (5, 8), (2, 3, 4, 5)]
-ODD = ["a b", "x/y", "ü", "1", "a:0", "Relu", ".", "w" * 90, "a\\b", "{}", "%s", "'q'"]
+from tests.generated.parts import Parts, names_read
+
 # float32 in, float32 out, one operand
 PLAIN = (
     "Relu", "Sigmoid", "Tanh", "Neg", "Abs", "Softplus", "Softsign", "Identity", "Floor", "Ceil", "Erf", "Sign",
@@ -53,93 +46,15 @@ KINDS = (
 )  # fmt: skip
 
 
-@dataclass
-class Network:
+class Network(Parts):
     """One network; ``model``, and samples for its inputs."""
 
-    seed: int
-    nodes: list[onnx.NodeProto] = field(default_factory=list)
-    constants: dict[str, Array] = field(default_factory=dict)
-    values: dict[str, Array] = field(default_factory=dict)
-    feeds: dict[str, Array] = field(default_factory=dict)
-
     def __post_init__(self) -> None:
-        self.chance = random.Random(self.seed)
-        self.numbers = np.random.default_rng(self.seed)
-        self.opset = self.chance.choice(OPSETS)
-        self.odd = self.chance.random() < 0.2
-        self.batch: int | str = self.chance.choice(["N", "N", "N", 1])
-        for k in range(self.chance.choice([1, 1, 1, 2])):
-            shape = self.chance.choice(SHAPES)
-            name = self.name(f"x{k}")
-            self.values[name] = self.feeds[name] = self.normal(SAMPLES, *shape)
+        super().__post_init__()
         wanted = self.chance.randint(2, 12)
         for _ in range(4 * wanted):
             if len(self.nodes) < wanted:
                 getattr(self, f"draw_{self.chance.choice(KINDS)}")(self.pick())
-
-    # --- parts ---------------------------------------------------------------------------------------------------
-
-    def normal(self, *shape: int, scale: float = 1.0) -> Array:
-        return (self.numbers.standard_normal(shape) * scale).astype(np.float32)
-
-    def name(self, stem: str) -> str:
-        taken = {*self.values, *self.constants}
-        stem = self.chance.choice(ODD) if self.odd and self.chance.random() < 0.5 else stem
-        while stem in taken or not stem:
-            stem += str(self.chance.randint(0, 9))
-        return stem
-
-    def pick(self, rank: int | None = None) -> str:
-        """A float tensor, rather one of the last."""
-        names = [name for name, value in self.values.items() if value.dtype == np.float32 and value.ndim > 1]
-        names = [name for name in names if rank is None or self.values[name].ndim == rank] or names
-        return self.chance.choice(names[-4:])
-
-    def constant(self, array: Array, *, shared: bool = True) -> str:
-        """An initializer, or one that is there and fits."""
-        array = np.asarray(array)
-        alike = [
-            name for name, held in self.constants.items() if (held.shape, held.dtype) == (array.shape, array.dtype)
-        ]
-        if shared and alike and array.dtype == np.float32 and self.chance.random() < 0.3:
-            return self.chance.choice(alike)
-        name = self.name(f"w{len(self.constants)}")
-        self.constants[name] = array
-        return name
-
-    def weight(self, *shape: int) -> str:
-        scale = self.chance.choice([0.1, 0.3, 0.3, 1.0])
-        array = self.normal(*shape, scale=scale)
-        if self.chance.random() < 0.1:
-            array[self.chance.randrange(shape[0])] *= self.chance.choice([0.0, 1e-8, 30.0])
-        return self.constant(array)
-
-    def add(self, op: str, inputs: list[str], outputs: int = 1, **attributes: Any) -> list[str] | None:
-        """A node, if onnxruntime runs it, and gives finite numbers of a bearable count."""
-        names: list[str] = []
-        for k in range(outputs):
-            names += [self.name(f"t{len(self.values)}_{k}")]
-        named = (
-            ""
-            if self.chance.random() < 0.2
-            else self.chance.choice([names[0], f"{op}_{len(self.nodes)}", f"n{len(self.nodes)}"])
-        )
-        node = helper.make_node(op, inputs, names, name=named, **attributes)
-        found = run_alone(node, {**self.values, **self.constants}, self.opset)
-        if found is None or not all(
-            0 < made.size <= SAMPLES * LARGEST and np.isfinite(made.astype(np.float64)).all() for made in found
-        ):
-            return None
-        if any(made.ndim == 0 or made.shape[0] != SAMPLES for made in found) and self.batch == "N" and op != "Constant":
-            return None
-        if any(made.dtype.kind == "f" and np.abs(made).max() > 1e4 for made in found):
-            return None
-        self.nodes.append(node)
-        self.values |= dict(zip(names, found, strict=True))
-        return names
-
-    # --- what is drawn -------------------------------------------------------------------------------------------
 
     def draw_unary(self, x: str) -> None:
         op = self.chance.choice(list(UNARY))
@@ -183,7 +98,7 @@ class Network:
         shape = self.values[x].shape
         if len(shape) == 4:
             group = self.chance.choice([1, 1, 2]) if shape[1] % 2 == 0 else 1
-            attributes = {"strides": [2, 2], "group": group}
+            attributes: dict[str, Any] = {"strides": [2, 2], "group": group}
             attributes |= self.chance.choice(
                 [{}, {"output_padding": [1, 1]}, {"pads": [1, 0, 0, 1]}, {"dilations": [2, 1]}]
             )
@@ -245,9 +160,8 @@ class Network:
     def draw_clip(self, x: str) -> None:
         low, high = self.chance.choice([(0, 6), (-1, 1), (0, None), (None, 2), (-1, 3)])
         if self.opset < 11:
-            self.add(
-                "Clip", [x], **{key: float(value) for key, value in (("min", low), ("max", high)) if value is not None}
-            )
+            found: dict[str, Any] = {"min": low, "max": high}
+            self.add("Clip", [x], **{key: float(value) for key, value in found.items() if value is not None})
             return
         limits = ["" if value is None else self.constant(np.float32(value)) for value in (low, high)]
         if high is not None and self.chance.random() < 0.15:
@@ -474,8 +388,6 @@ class Network:
     def draw_integers(self, x: str) -> None:
         self.add("ArgMax", [x], axis=self.chance.choice([1, -1]), keepdims=self.chance.choice([0, 1]))
 
-    # --- the whole -----------------------------------------------------------------------------------------------
-
     @property
     def model(self) -> onnx.ModelProto:
         read = {name for node in self.nodes for name in node.input}
@@ -505,34 +417,3 @@ class Network:
             )
         ir_version = self.chance.choice([4, 7]) if self.opset < 13 else 8 if self.opset < 19 else 10
         return helper.make_model(graph, opset_imports=[helper.make_opsetid("", self.opset)], ir_version=ir_version)
-
-
-def names_read(node: onnx.NodeProto) -> list[str]:
-    """What a node reads, in its sub-graphs too."""
-    inner = [graph for attribute in node.attribute for graph in (attribute.g, *attribute.graphs)]
-    return [*node.input, *(name for graph in inner for child in graph.node for name in names_read(child))]
-
-
-def run_alone(node: onnx.NodeProto, values: dict[str, Array], opset: int) -> list[Array] | None:
-    """What onnxruntime makes of one node; None: it refuses it."""
-    names = [name for name in dict.fromkeys(names_read(node)) if name in values]
-    graph = helper.make_graph(
-        [node],
-        "one",
-        [],
-        [onnx.ValueInfoProto(name=name) for name in node.output],
-        [numpy_helper.from_array(values[name], name) for name in names],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
-    context = onnx.checker.C.CheckerContext()
-    context.ir_version, context.opset_imports = 8, {"": opset}
-    options = ort.SessionOptions()
-    options.log_severity_level, options.intra_op_num_threads = 4, 1
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    try:
-        onnx.checker.check_node(node, context)  # the runtime takes some operators at opsets that have none
-        return list(
-            ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"]).run(None, {})
-        )
-    except Exception:  # noqa: BLE001 - whatever it is, the node is not drawn
-        return None

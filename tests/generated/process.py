@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 from multiprocessing.connection import Connection
+
+_STUCK_SECONDS = 300
 
 
 def work(pipe: Connection) -> None:
@@ -13,4 +16,6 @@ def work(pipe: Connection) -> None:
     from tests.generated.judge import judged  # whoever started this process needs none of it
 
     while True:
-        pipe.send(vars(judged(pipe.recv())))
+        seed = pipe.recv()
+        signal.alarm(_STUCK_SECONDS)
+        pipe.send(vars(judged(seed)))

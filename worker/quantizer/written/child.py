@@ -56,7 +56,7 @@ def both_ways(model: bytes, feeds: Arrays, outputs: Sequence[str], *, threads: i
         folder = Path(name)
         (folder / "model.onnx").write_bytes(model)
         stored = {f"{k}/{key}": array for k, fed in enumerate(feeds) for key, array in fed.items()}
-        np.savez(folder / "feeds.npz", **stored)
+        np.savez(folder / "feeds.npz", allow_pickle=False, **stored)
         left = ["optimized", "plain"]
         while left:  # one that dies takes those behind it along
             spec = {"threads": threads, "outputs": list(outputs), "samples": len(feeds), "ways": left}

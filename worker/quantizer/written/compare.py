@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -102,10 +103,10 @@ def _apart(name: str, float_: list[np.ndarray], optimized: list[np.ndarray], pla
         turned = [float((way != reference).mean()) if way.size else 0.0 for way in (one, other)]
         if abs(turned[0] - turned[1]) <= _OTHER_INTEGERS:
             return None
-        return Apart(name, *(f"{share:.1%} of its values are others" for share in turned))
+        return Apart(name, *_both("{:.1%} of its values are others", turned))
     if (np.isfinite(one) != np.isfinite(other)).any():
         counts = [int((~np.isfinite(way)).sum()) for way in (one, other)]
-        return Apart(name, *(f"{count} values are not finite" for count in counts))
+        return Apart(name, *_both("{} values are not finite", counts))
     kept = np.isfinite(one) & np.isfinite(reference)
     apart_db = _sqnr_db(other[kept], one[kept])
     far = [_sqnr_db(reference[kept], way[kept]) for way in (one, other)]
@@ -114,6 +115,12 @@ def _apart(name: str, float_: list[np.ndarray], optimized: list[np.ndarray], pla
     if apart_db >= _ALIKE_DB or abs(far[0] - far[1]) <= _EVEN_DB:
         return None
     return Apart(name, f"{far[0]:.1f} dB", f"{far[1]:.1f} dB", far[0], far[1])
+
+
+def _both(words: str, figures: Sequence[float]) -> tuple[str, str]:
+    """The words with each of two figures."""
+    one, other = (words.format(figure) for figure in figures)
+    return one, other
 
 
 def _sqnr_db(reference: np.ndarray, twin: np.ndarray) -> float | None:

@@ -36,7 +36,7 @@ def main(folder: Path) -> None:
         except Exception as error:  # noqa: BLE001 - onnxruntime's errors have no common base; whoever asked reads it
             (folder / f"{way}.txt").write_text(str(error))
         else:
-            np.savez(folder / f"{way}.part.npz", **found)
+            np.savez(folder / f"{way}.part.npz", allow_pickle=False, **found)
             (folder / f"{way}.part.npz").rename(folder / f"{way}.npz")
 
 

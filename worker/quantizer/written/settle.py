@@ -35,6 +35,8 @@ from worker.quantizer.written.prefix import up_to
 
 _SAMPLES = 4
 _ROUNDS = 6
+# What the runtime makes of a graph costs more than in proportion.
+_MOST_NODES = 12_000
 _NATIVE = frozenset(
     {ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataType.BOOL}
     | {getattr(ir.DataType, f"{kind}{bits}") for kind in ("INT", "UINT") for bits in (8, 16, 32, 64)}
@@ -109,13 +111,14 @@ class _Settling:
             reason = self._unfed()
         if reason is not None:
             return _told(self._first, f"the model was not run without onnxruntime's optimizations as well: {reason}")
-        done, tried, told = self._first, set[str](), list[str]()
+        done, tried, told, found = self._first, set[str](), list[str](), _Found()
         for _ in range(_ROUNDS):
-            found = self._look(done)
-            if isinstance(found, str):
-                return _told(done, f"the model was not run without onnxruntime's optimizations as well: {found}")
-            if found is None:
+            looked = self._look(done)
+            if isinstance(looked, str):
+                return _told(done, f"the model was not run without onnxruntime's optimizations as well: {looked}")
+            if looked is None:
                 return _told(done, *told)
+            found = looked
             if done is self._first:
                 self._found = found
             if found.apart is not None and may_saturate(self._case.config):
@@ -141,6 +144,8 @@ class _Settling:
         """Why the model is not tried; None if it is."""
         if not isinstance(self._first.content.runnable, bytes):
             return "it is too large to be held twice"
+        if self._first.emitted.model.graph.num_nodes() > _MOST_NODES:
+            return "it has too many nodes"
         return None if self._outputs else "none of its outputs can be compared"
 
     def _unfed(self) -> str | None:
