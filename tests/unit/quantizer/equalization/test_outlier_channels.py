@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import cProfile
+import pstats
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,18 +13,21 @@ import onnx
 import onnx_ir as ir
 import pytest
 
+from benchmarks.growth import products
 from service.contracts.algorithms import CrossLayerEqualization, OutlierChannels
 from service.contracts.config import parse_config
 from tests.unit.quantizer.equalization.benches import Bench, emitted, gain_db, used
 from tests.unit.quantizer.random_networks import RandomNetwork
 from tests.unit.quantizer.toolbox import Arrays, config, make_model, normal, prepare_proto, quantize_file, run_onnx
+from worker.quantizer.equalization.outliers import treatments
 from worker.quantizer.equalization.outliers.region import Region, find_region
 from worker.quantizer.equalization.outliers.splitting import Split, apply_split, wanted_pieces
 from worker.quantizer.equalization.outliers.step import LEFT_TO_EQUALIZATION, NO_OUTLIERS
-from worker.quantizer.graph.values import constant
+from worker.quantizer.graph.values import Names, constant
 from worker.quantizer.modes.steps import step_of
 from worker.quantizer.operators.channel_axes import channel_axes
 from worker.quantizer.refine.outliers import find_outliers
+from worker.quantizer.refine.step import Toolkit
 
 C, WILD = 12, 5
 TREATMENTS = ("split", "input_scale", "higher_bits", "auto")
@@ -281,7 +286,7 @@ def check_splits(model: onnx.ModelProto, inputs: list[str], seed: int) -> int:
         value = next((value for node in graph for value in node.outputs if value.name == name), None)
         region = None if value is None else find_region(graph, value, axis)
         if isinstance(region, Region):
-            apply_split(graph, region, Split.of(region.channels, {0: 2, region.channels - 1: 3}))
+            apply_split(graph, region, Split.of(region.channels, {0: 2, region.channels - 1: 3}), Names(graph))
             split += 1
     want, got = run_onnx(exact, feeds), run_onnx(ir.to_proto(prepared.model), feeds)
     assert list(want) == list(got)
@@ -310,3 +315,18 @@ def test_the_widest_go_first_and_no_further_than_the_goal() -> None:
     assert wanted_pieces(spans, [1, 3], 5.0, 100) == {1: 8, 3: 2}
     assert wanted_pieces(spans, [1, 3], 1.0, 3) == {1: 4}
     assert wanted_pieces(spans, [1, 3], 1.0, 5) == {1: 5, 3: 2}
+
+
+@pytest.mark.parametrize("treatment", ["input_scale", "split"])
+def test_work_grows_with_the_number_of_outliers(treatment: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Toolkit, "recalibrate", lambda _, draft, *__: draft)
+    calls = []
+    for blocks in (10, 20, 40):
+        model = products(4 * blocks, wide=1000.0)
+        case = Bench(model, {"x": normal(4, 4, 4)}, OutlierChannels(treatment=treatment), config())
+        found = find_outliers(case.draft.graph, case.draft.plan, 32.0)
+        with cProfile.Profile() as watch:
+            treated = treatments.TREATMENTS[treatment](case.step.spec, case.draft, found, case.toolkit)
+        assert len(treated.told) > blocks / 2
+        calls.append(pstats.Stats(watch).total_calls)
+    assert calls[2] - calls[1] < 2.2 * (calls[1] - calls[0])

@@ -123,12 +123,16 @@ def folding_of(model: onnx.ModelProto) -> tuple[ir.Model, Folding | None]:
     return prepared.model, find_folding(value, value.shape[-1], lambda node: False)
 
 
+def put(graph: ir.Graph, folding: Folding, factors: np.ndarray) -> None:
+    apply_folds(graph, {node.name: node for node in graph}, folding.folds, factors, Names(graph))
+
+
 def check_folds(model: onnx.ModelProto, shape: tuple[int, ...]) -> Folding:
     prepared, folding = folding_of(model)
     factors = np.exp(rng(5).uniform(-2, 2, prepared.graph.outputs[0].shape[-1]))
     feeds = {"x": normal(*shape, seed=9)}
     expected = run_onnx(ir.to_proto(prepared), feeds)["y"] * factors
-    apply_folds(prepared.graph, folding.folds, factors, Names(prepared.graph))
+    put(prepared.graph, folding, factors)
     got = run_onnx(ir.to_proto(prepared), feeds)["y"]
     np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max(axis=None))
     return folding
@@ -159,7 +163,7 @@ def test_a_constant_that_others_read_is_copied_and_a_refused_layer_takes_nothing
     prepared, folding = folding_of(model)
     feeds = {"x": normal(2, 5, 6)}
     before = run_onnx(ir.to_proto(prepared), feeds)
-    apply_folds(prepared.graph, folding.folds, np.full(6, 3.0), Names(prepared.graph))
+    put(prepared.graph, folding, np.full(6, 3.0))
     after = run_onnx(ir.to_proto(prepared), feeds)
     np.testing.assert_allclose(after["y"], 3 * before["y"], rtol=1e-6)
     np.testing.assert_array_equal(after["z"], before["z"])

@@ -14,7 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from service.contracts.reason import Reason, declare
-from worker.quantizer.graph.regions import has_regions, region_of
+from worker.quantizer.graph.regions import region_of
 from worker.quantizer.graph.rewriting import axis_length, rank_of
 from worker.quantizer.graph.values import (
     DEFAULT_DOMAINS,
@@ -83,18 +83,19 @@ class Region:
         return tuple(dict.fromkeys(node_name(node) for node in found))
 
 
-def find_region(graph: ir.Graph, value: ir.Value, axis: int) -> Region | Reason:
+def find_region(graph: ir.Graph, value: ir.Value, axis: int, *, in_regions: bool = False) -> Region | Reason:
     """The region of ``value``, whose channels lie on ``axis``; the reason if they cannot be split.
 
     Args:
         graph: prepared main graph.
         value: of it.
         axis: not negative.
+        in_regions: the graph is quantized in regions alone.
     """
     length = axis_length(value, axis)
     if length is None:
         return CHANNELS_UNKNOWN(tensor=name_of(value))
-    walker = _Walker(graph, Region(length))
+    walker = _Walker(graph, Region(length), in_regions)
     try:
         walker.walk(value, axis)
     except UnfitError as unfit:
@@ -103,10 +104,10 @@ def find_region(graph: ir.Graph, value: ir.Value, axis: int) -> Region | Reason:
 
 
 class _Walker:
-    def __init__(self, graph: ir.Graph, region: Region) -> None:
+    def __init__(self, graph: ir.Graph, region: Region, in_regions: bool) -> None:
         self.region = region
         self._graph = graph
-        self._in_regions = has_regions(graph)
+        self._in_regions = in_regions
         self._passed: set[ir.Node] = set()
 
     def walk(self, value: ir.Value, axis: int) -> None:

@@ -6,6 +6,7 @@ those of SmoothQuant.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -20,7 +21,7 @@ from worker.quantizer.equalization.cross_layer.layers import Layer
 from worker.quantizer.equalization.cross_layer.limiting import choose_policy, rewrite_limits
 from worker.quantizer.equalization.cross_layer.rewriting import scale_layers
 from worker.quantizer.equalization.cross_layer.spaces import PINNED
-from worker.quantizer.equalization.smooth_quant.sites import Site, find_sites, weight_of
+from worker.quantizer.equalization.smooth_quant.sites import Site, SiteFinder, weight_of
 from worker.quantizer.equalization.smooth_quant.step import SCALES_CHANNELS, Outcome, Smoother
 from worker.quantizer.graph.values import name_of, node_name
 from worker.quantizer.numerics.granularity import PER_TENSOR
@@ -77,7 +78,7 @@ class Scaler:
             if policy.mode != "per_channel" and not {limit.low, limit.high} <= {0.0, -np.inf, np.inf}:
                 limited |= set(limit.channels.reshape(-1).tolist())
         factors, rest = np.ones(flow.groups), []
-        makers = {node_name(layer.node): layer for layer in flow.layers}
+        makers, readers = {node_name(layer.node): layer for layer in flow.layers}, _readers(flow)
         for one in found:
             groups = _groups(one, flow, makers)
             wanted = set() if groups is None else set(groups[list(one.channels)].tolist())
@@ -87,11 +88,10 @@ class Scaler:
             if wanted & limited:
                 self.left[one.tensor] = SCALE_LIMITED(tensor=one.tensor, why=policy.reason)
                 continue
-            readers = [layer for layer in flow.layers if layer.is_linear]
             for channel in one.channels:
                 group = int(groups[channel])
                 wide = one.spans[channel] / one.widest_tame
-                factors[group] = min(factors[group], 1.0 / _moved(wide, _column(readers, group, self.plan)))
+                factors[group] = min(factors[group], 1.0 / _moved(wide, _column(readers[group], group, self.plan)))
             self.treated.append(one.tensor)
         if (factors != 1.0).any():
             self.nodes += scale_layers(graph, flow, factors)
@@ -103,9 +103,9 @@ class Scaler:
         prepared, outcome = self.prepared, Outcome()
         smoother = Smoother(prepared.graph, self.plan, {})
         nodes = {node_name(node): node for node in prepared.graph}
+        finder = SiteFinder(prepared.graph, self.plan)
         for one in found:
-            sites = {site.tensor: site for site in find_sites(prepared.graph, self.plan)}
-            site = sites.get(one.tensor) if one.kind == "activation" else None
+            site = finder.at(one.tensor) if one.kind == "activation" else None
             reason = self._refusal(one, site)
             if reason is not None or site is None:
                 self.left[one.tensor] = reason or NO_WAY_FOR_SCALE(tensor=one.tensor)
@@ -154,12 +154,21 @@ def _groups(one: Outliers, flow: Flow, makers: Mapping[str, Layer]) -> np.ndarra
     return channels.reshape(-1)
 
 
+def _readers(flow: Flow) -> Mapping[int, Sequence[Layer]]:
+    """Linear layers by the groups that they read."""
+    found: dict[int, list[Layer]] = defaultdict(list)
+    for layer in flow.layers:
+        for group in np.unique(layer.columns).tolist() if layer.is_linear else ():
+            found[group].append(layer)
+    return found
+
+
 def _column(readers: Sequence[Layer], group: int, plan: QuantizationPlan) -> float:
     """Largest weight that reads the group, as a part of the largest that it shares a scale with."""
     found = 0.0
     for layer in readers:
         hit = np.broadcast_to(layer.columns == group, (sizes := layer.magnitudes()).shape)
-        if not hit.any() or (sizes.shape[1] == 1 and layer.columns.size > 1):
+        if sizes.shape[1] == 1 and layer.columns.size > 1:
             continue  # a scale of one column follows whatever it is multiplied by
         value = layer.node.inputs[1]
         entry = plan.weights.get(name_of(value)) if value is not None else None

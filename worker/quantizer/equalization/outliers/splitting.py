@@ -74,9 +74,8 @@ def most_added(channels: int, growth: float) -> int:
     return max(1, math.floor(channels * growth))
 
 
-def apply_split(graph: ir.Graph, region: Region, split: Split) -> None:
-    """Split the channels of a region; the graph is changed in place."""
-    names = Names(graph)
+def apply_split(graph: ir.Graph, region: Region, split: Split, names: Names) -> None:
+    """Split the channels of a region; the graph, which uses ``names``, is changed in place."""
     for linear in region.makers:
         _take_weight(graph, linear, linear.output_axis, split, split.parts, names)
         _take_bias(graph, linear, split, names)

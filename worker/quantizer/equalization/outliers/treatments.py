@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -10,11 +11,12 @@ import onnx_ir as ir
 
 from service.contracts.algorithms import OutlierChannels
 from service.contracts.reason import Reason, declare
-from worker.quantizer.equalization.outliers.region import Region, find_region
+from worker.quantizer.equalization.outliers.region import find_region
 from worker.quantizer.equalization.outliers.scaling import Scaler
 from worker.quantizer.equalization.outliers.splitting import Split, apply_split, most_added, wanted_pieces
 from worker.quantizer.equalization.outliers.widening import widened
-from worker.quantizer.graph.values import name_of, node_name
+from worker.quantizer.graph.regions import has_regions
+from worker.quantizer.graph.values import Names, name_of, node_name
 from worker.quantizer.refine.draft import Draft
 from worker.quantizer.refine.outliers import Outliers
 from worker.quantizer.refine.step import Toolkit
@@ -62,21 +64,25 @@ def split(spec: OutlierChannels, draft: Draft, found: Sequence[Outliers], toolki
     left: dict[str, Reason] = {}
     values = {name_of(v): v for v in (*graph.inputs, *(v for node in graph for v in node.outputs if v.name))}
     made = {node_name(node): node for node in graph}
-    done: list[Region] = []
+    at: dict[ir.Value | ir.Node, list[Outliers]] = defaultdict(list)
+    for one in found:
+        at[values[one.tensor] if one.kind == "activation" else made[one.node]].append(one)
+    names, in_regions, done = Names(graph), has_regions(graph), set[ir.Value]()
     for one in found:
         value = values[one.tensor] if one.kind == "activation" else made[one.node].outputs[0]
-        if any(value in region.axes for region in done):
+        if value in done:
             left[one.tensor] = ALREADY_NARROW(tensor=one.tensor)
             continue
-        region = find_region(graph, value, one.axis)
+        region = find_region(graph, value, one.axis, in_regions=in_regions)
         if isinstance(region, Reason):
             left[one.tensor] = region
             continue
-        joined = [other for other in found if _belongs(other, region, made, values)]
+        layers = (linear.node for linear in (*region.makers, *region.diagonal))
+        joined = [other for place in (*region.axes, *layers) for other in at.get(place, ())]
         pieces = _pieces(spec, one, joined)
         change = Split.of(region.channels, pieces)
-        apply_split(graph, region, change)
-        done.append(region)
+        apply_split(graph, region, change, names)
+        done.update(region.axes)
         words[one.tensor] = f"{len(pieces)} channels split into {sum(pieces.values())}"
         nodes |= dict.fromkeys(region.nodes)
     if not words:
@@ -102,14 +108,6 @@ def widen(spec: OutlierChannels, draft: Draft, found: Sequence[Outliers], toolki
 
 # In the order of what they cost when the model runs.
 TREATMENTS: dict[str, Treatment] = {"input_scale": scale, "split": split, "higher_bits": widen}
-
-
-def _belongs(one: Outliers, region: Region, nodes: Mapping[str, ir.Node], values: Mapping[str, ir.Value]) -> bool:
-    """Whether the tensor has the channels of the region."""
-    if one.kind == "activation":
-        return values[one.tensor] in region.axes
-    makers = (*region.makers, *region.diagonal)
-    return any(linear.node is nodes[one.node] for linear in makers)
 
 
 def _pieces(spec: OutlierChannels, one: Outliers, joined: Sequence[Outliers]) -> dict[int, int]:

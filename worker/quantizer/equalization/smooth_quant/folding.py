@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from worker.quantizer.graph.regions import has_regions, region_of
+from worker.quantizer.graph.regions import region_of
 from worker.quantizer.graph.rewriting import rank_of, scalar
 from worker.quantizer.graph.values import (
     DEFAULT_DOMAINS,
@@ -68,26 +68,31 @@ class Folding:
     tensors: tuple[str, ...]
 
 
-def find_folding(value: ir.Value, channels: int, refused: Callable[[ir.Node], bool]) -> Folding | None:
+def find_folding(
+    value: ir.Value, channels: int, refused: Callable[[ir.Node], bool], *, in_regions: bool = False
+) -> Folding | None:
     """The constants that take in a factor per index of the last axis of ``value``; None if it needs a node of its own.
 
     Args:
         value: made by a node of the main graph; who reads it is not looked at.
         channels: length of its last axis.
         refused: True for a linear node that is not to take factors in.
+        in_regions: the graph is quantized in regions alone.
     """
-    finder = _Finder(value.graph, refused)
+    finder = _Finder(value.graph, refused, in_regions)
     found = finder.behind(value, np.arange(channels))
     return Folding(tuple(finder.folds), tuple(finder.tensors)) if found else None
 
 
 class _Finder:
-    def __init__(self, graph: ir.Graph | ir.Function | None, refused: Callable[[ir.Node], bool]) -> None:
+    def __init__(
+        self, graph: ir.Graph | ir.Function | None, refused: Callable[[ir.Node], bool], in_regions: bool
+    ) -> None:
         self.folds: list[Fold] = []
         self.tensors: list[str] = []
         self._graph = graph
         self._refused = refused
-        self._in_regions = isinstance(graph, ir.Graph) and has_regions(graph)
+        self._in_regions = in_regions
 
     def behind(self, value: ir.Value, channels: np.ndarray) -> bool:
         """Whether everything that makes ``value`` takes the factors in; it is entered into ``folds``."""
@@ -227,9 +232,13 @@ def folded(array: np.ndarray, fold: Fold, node: ir.Node, factors: np.ndarray) ->
     return np.asarray(array.astype(np.float64) * chosen, np.float32)
 
 
-def apply_folds(graph: ir.Graph, folds: tuple[Fold, ...], factors: np.ndarray, names: Names) -> None:
-    """Multiply the constants by ``factors``, float64 [channels]; what others read too is copied first."""
-    nodes: Mapping[str, ir.Node] = {node_name(node): node for node in graph}
+def apply_folds(
+    graph: ir.Graph, nodes: Mapping[str, ir.Node], folds: tuple[Fold, ...], factors: np.ndarray, names: Names
+) -> None:
+    """Multiply the constants by ``factors``, float64 [channels]; what others read too is copied first.
+
+    ``nodes`` are those of the graph by name.
+    """
     for fold in folds:
         node = nodes[fold.node]
         value = node.inputs[fold.index]

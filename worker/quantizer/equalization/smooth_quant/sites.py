@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import onnx_ir as ir
 
 from worker.quantizer.equalization.smooth_quant.folding import Folding, find_folding
+from worker.quantizer.graph.regions import has_regions
 from worker.quantizer.graph.rewriting import axis_length, rank_of
 from worker.quantizer.graph.values import constant, int_attribute, is_constant, is_float32, name_of, node_name, reads
 from worker.quantizer.numerics.granularity import PER_TENSOR
@@ -44,17 +46,44 @@ def find_sites(graph: ir.Graph, plan: QuantizationPlan, smoothed: Collection[str
         plan: made for it.
         smoothed: consumers that have been dealt with.
     """
-    readers: dict[ir.Value, list[ir.Node]] = {}
-    for node in graph:
-        if is_consumer(node, plan) and node_name(node) not in smoothed and node.inputs[0] is not None:
-            readers.setdefault(node.inputs[0], []).append(node)
-    sites = []
-    for value, nodes in readers.items():
-        length = axis_length(value, -1)
+    finder = SiteFinder(graph, plan, smoothed)
+    sites = (finder.at(tensor) for tensor in finder.tensors)
+    return [site for site in sites if site is not None]
+
+
+class SiteFinder:
+    """Finds sites by their tensors, also when the graph has been changed at others: each costs what stands around it.
+
+    Args are those of ``find_sites``.
+    """
+
+    def __init__(self, graph: ir.Graph, plan: QuantizationPlan, smoothed: Collection[str] = ()) -> None:
+        self._graph, self._plan, self._in_regions = graph, plan, has_regions(graph)
+        self._readers: dict[str, list[ir.Node]] = {}
+        for node in graph:
+            if is_consumer(node, plan) and node_name(node) not in smoothed:
+                self._readers.setdefault(_read_by(node), []).append(node)
+
+    @property
+    def tensors(self) -> list[str]:
+        """Tensors that matrix products read."""
+        return list(self._readers)
+
+    def at(self, tensor: str) -> Site | None:
+        """The site of a tensor as the graph is now."""
+        found = self._readers.get(tensor, ())
+        nodes = [node for node in found if _read_by(node) == tensor and is_consumer(node, self._plan)]
+        value = nodes[0].inputs[0] if nodes else None
+        length = None if value is None else axis_length(value, -1)
         matching = [node for node in nodes if matrix_of(node).in_channels == length]
-        if length is not None and matching:
-            sites.append(_site(graph, plan, value, length, matching))
-    return sites
+        if value is None or length is None or not matching:
+            return None
+        return _site(self._graph, self._plan, value, length, matching, in_regions=self._in_regions)
+
+
+def _read_by(node: ir.Node) -> str:
+    value = node.inputs[0]
+    return "" if value is None else name_of(value)
 
 
 def is_consumer(node: ir.Node, plan: QuantizationPlan) -> bool:
@@ -76,10 +105,13 @@ def is_consumer(node: ir.Node, plan: QuantizationPlan) -> bool:
     )
 
 
-def _site(graph: ir.Graph, plan: QuantizationPlan, value: ir.Value, length: int, nodes: list[ir.Node]) -> Site:
+def _site(
+    graph: ir.Graph, plan: QuantizationPlan, value: ir.Value, length: int, nodes: list[ir.Node], *, in_regions: bool
+) -> Site:
     consumers = tuple(node_name(node) for node in nodes)
     alone = not value.is_graph_output() and set(reads(value)) == set(nodes)
-    folding = find_folding(value, length, lambda node: _refuses(node, plan)) if alone else None
+    refuses = partial(_refuses, plan=plan)
+    folding = find_folding(value, length, refuses, in_regions=in_regions) if alone else None
     refusal = None
     if any(_is_tied(node, plan) for node in nodes):
         refusal = "a weight is a table of embeddings too, of which there would be two"
@@ -134,13 +166,12 @@ def weight_of(node: ir.Node) -> np.ndarray:
     return array
 
 
-def upstream_grid(graph: ir.Graph, plan: QuantizationPlan, site: Site) -> tuple[np.ndarray, IntegerGrid] | None:
+def upstream_grid(value: ir.Value, plan: QuantizationPlan, site: Site) -> tuple[np.ndarray, IntegerGrid] | None:
     """A constant factor that makes the site's tensor on integers, and the grid of what it multiplies; else None.
 
-    What such a Mul reads has been rounded before the scale comes in.
+    ``value`` is the tensor. What such a Mul reads has been rounded before the scale comes in.
     """
-    value = next((v for node in graph for v in node.outputs if v.name == site.tensor), None)
-    node = value.producer() if value is not None else None
+    node = value.producer()
     if node is None or node.op_type != "Mul" or site.folding is None or len(site.folding.folds) != 1:
         return None
     fold = site.folding.folds[0]

@@ -200,7 +200,7 @@ class Smoother:
             outcome.muls.append(self._insert_mul(site, scale))
             outcome.takers["Mul of their own"] += 1
         else:
-            apply_folds(self._graph, site.folding.folds, 1.0 / scale, self._names)
+            apply_folds(self._graph, self._nodes, site.folding.folds, 1.0 / scale, self._names)
             outcome.takers[self._kind(site.folding.folds)] += 1
             outcome.scaled.update(site.folding.tensors)
         outcome.nodes += site.consumers
@@ -248,7 +248,7 @@ class Smoother:
         return found
 
     def _rounded(self, site: Site, rows: np.ndarray) -> np.ndarray | None:
-        upstream = upstream_grid(self._graph, self._plan, site)
+        upstream = upstream_grid(self._values[site.tensor], self._plan, site)
         if upstream is None:
             return None
         factor, grid = upstream
