@@ -46,8 +46,9 @@ def ordered(graph: ir.Graph, plan: QuantizationPlan) -> list[ir.Node]:
 
 def _belongs_to(node: ir.Node, before: ir.Node, plan: QuantizationPlan) -> bool:
     """True if ``node`` is fused with ``before`` and reads nothing else that a node makes."""
-    producers = {value.producer() for value in node.inputs if value is not None} - {None}
-    return plan.nodes[node_name(node)].role is Role.FUSED and producers == {before}
+    if plan.nodes[node_name(node)].role is not Role.FUSED:
+        return False
+    return {value.producer() for value in node.inputs if value is not None} - {None} == {before}
 
 
 def values_read(node: ir.Node) -> Iterator[ir.Value]:
