@@ -10,11 +10,14 @@ import onnx_ir as ir
 from service.contracts.reason import Reason, declare
 from worker.quantizer.autodiff.operators import COMPUTE
 from worker.quantizer.autodiff.operators.making import TORCH_DTYPES
+from worker.quantizer.autodiff.operators.pooling import Places
 from worker.quantizer.autodiff.operators.resizing import COORDINATES
+from worker.quantizer.graph.rewriting import rank_of, static_shape
 from worker.quantizer.graph.values import (
     DEFAULT_DOMAINS,
     AttributeValue,
     constant,
+    float_attribute,
     int_attribute,
     plain_attributes,
     string_attribute,
@@ -50,6 +53,10 @@ def refusal(node: ir.Node) -> Reason | None:
     if node.domain not in DEFAULT_DOMAINS or node.op_type not in COMPUTE:
         return NOT_IN_TORCH(op_type=node.op_type)
     what = _LIMITS[node.op_type](node) if node.op_type in _LIMITS else None
+    if what is None and (node.op_type in _NOT_EMPTY or node.op_type.startswith("Reduce")) and _is_empty(node):
+        what = "an empty tensor"
+    if what is None and node.op_type in _OF_FLOATS and not _has_floats(node):
+        what = "integers"
     if what is None and node.op_type not in _SEVERAL_OUTPUTS and any(map(_is_used, node.outputs[1:])):
         what = "more than one output"
     return None if what is None else NOT_OFFERED(op_type=node.op_type, what=what)
@@ -59,11 +66,51 @@ def _is_used(value: ir.Value) -> bool:
     return bool(value.uses()) or value.is_graph_output()
 
 
+def _is_empty(node: ir.Node) -> bool:
+    """True if an input is known to have no elements: the runtime's results are then no rule to go by."""
+    read = [value for value in node.inputs[: _NOT_EMPTY.get(node.op_type, 1)] if value is not None]
+    return any(value.shape is not None and 0 in value.shape for value in read)
+
+
+def _has_floats(node: ir.Node) -> bool:
+    value = node.inputs[0]
+    return value is None or value.dtype is None or value.dtype.is_floating_point()
+
+
+def _pool(node: ir.Node) -> str | None:
+    """Windows that are larger than what they move over, or that the runtime cuts, as far as that is known."""
+    value, kernel = node.inputs[0], node.attributes.get("kernel_shape")
+    sizes = static_shape(value)
+    if sizes is None or kernel is None:
+        return None
+    places = Places.of(plain_attributes(node), sizes[2:])
+    room = (sum(each) for each in zip(places.size, places.before, places.after, strict=True))
+    if any(places.reach(k) > length for k, length in enumerate(room)):
+        return "windows beyond its input"
+    cut = min(places.after, default=0) < 0 and max(places.window.dilations, default=1) > 1
+    return "gaps between taps and less room than input" if cut and node.op_type == "AveragePool" else None
+
+
 def _resize(node: ir.Node) -> str | None:
     coordinates = string_attribute(node, "coordinate_transformation_mode", "half_pixel")
     if coordinates not in COORDINATES:
         return f"coordinate_transformation_mode {coordinates}"
+    policy, axes = string_attribute(node, "keep_aspect_ratio_policy", "stretch"), plain_attributes(node).get("axes", ())
+    if policy != "stretch" and isinstance(axes, tuple) and min(axes, default=0) < 0:
+        return f"keep_aspect_ratio_policy {policy} and negative axes"  # the runtime leaves such axes out of account
     return "antialias" if int_attribute(node, "antialias", 0) else None
+
+
+def _mean_variance(node: ir.Node) -> str | None:
+    """Axes that the tensor does not have, as the default ones are those of images; or that hold one element."""
+    axes, rank = plain_attributes(node).get("axes", (0, 2, 3)), rank_of(node.inputs[0])
+    if rank is None or not isinstance(axes, tuple):
+        return None
+    if max(axes, default=0) >= rank:
+        return f"axes {axes} of {rank}"
+    sizes = static_shape(node.inputs[0])
+    alone = sizes is not None and all(sizes[axis] == 1 for axis in axes)
+    return "one element" if alone else None
 
 
 def _batch_norm(node: ir.Node) -> str | None:
@@ -92,13 +139,22 @@ def _offered_value(node: ir.Node) -> str | None:
     return None
 
 
+# Operators whose first inputs, and how many of these, must not be empty; reductions beside them.
+_NOT_EMPTY = {"ArgMax": 1, "ArgMin": 1, "BatchNormalization": 1, "Gemm": 2, "Hardmax": 1, "MatMul": 2, "Pad": 1}
+_OF_FLOATS = frozenset({"ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMean", "Shrink"})
 # By operator: what of a node is not offered, None if all of it is.
 _LIMITS: dict[str, Callable[[ir.Node], str | None]] = {
+    "AveragePool": _pool,
     "BatchNormalization": _batch_norm,
     "Cast": lambda node: _offered_type(node, "to"),
+    "Celu": lambda node: None if float_attribute(node, "alpha", 1.0) else "alpha 0",
     "Constant": _offered_value,
     "ConstantOfShape": _offered_value,
     "Dropout": _dropout,
     "EyeLike": lambda node: _offered_type(node, "dtype"),
+    "LRN": lambda node: None if float_attribute(node, "bias", 1.0) else "bias 0",
+    "LpPool": _pool,
+    "MaxPool": _pool,
+    "MeanVarianceNormalization": _mean_variance,
     "Resize": _resize,
 }

@@ -57,7 +57,10 @@ class Window:
         )
 
     def padding(self, size: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Elements that are padded (ConvTranspose: cut off) before and behind each axis of an input of this size."""
+        """Elements that are padded (ConvTranspose: cut off) before and behind each axis of an input of this size.
+
+        A negative number is what a ConvTranspose fills up behind to make its ``output_shape``.
+        """
         pairs = [self._padding(axis, length) for axis, length in enumerate(size)]
         return tuple(before for before, _ in pairs), tuple(behind for _, behind in pairs)
 
@@ -123,7 +126,9 @@ class Window:
         stride = self.strides[axis]
         if self.transposed:
             wanted = self.output_shape[axis] if self.output_shape is not None else size * stride
-            total = max(self._whole(axis, size) - wanted, 0)
+            total = self._whole(axis, size) - wanted
+            if total < 0:
+                return (0, total) if self.output_shape is not None else (0, 0)
         else:
             total = max((-(-size // stride) - 1) * stride + self._reach(axis) - size, 0)
         less = total // 2

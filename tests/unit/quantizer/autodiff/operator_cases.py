@@ -1,4 +1,4 @@
-"""A call of every operator that there is in torch, in several forms: nodes as text, and their inputs."""
+"""A call of every operator that has a derivative in torch, in several forms: nodes as text, and their inputs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Inputs = dict[str, np.ndarray]
 class Case:
     """One node, ``Op<attributes>(inputs)``, whose outputs are y, z ...
 
-    ``frozen`` inputs of floats have no derivative; where it is not ``smooth``, values lie on a kink or are too coarse.
+    ``frozen`` inputs of floats have no derivative.
     """
 
     node: str
@@ -24,7 +24,6 @@ class Case:
     outputs: int = 1
     opset: int = 20
     frozen: tuple[str, ...] = ()
-    smooth: bool = True
 
     @property
     def op_type(self) -> str:
@@ -73,7 +72,6 @@ def _of_one_value() -> Iterator[Case]:
     x = away(3, 5)
     for op in _ELEMENTWISE.split():
         yield Case(f"{op}(x)", {"x": x})
-    yield Case("Round(x)", {"x": floats(-2.5, -1.5, -0.5, 0.5, 1.5, 2.5, 0.7)}, smooth=False)
     for op in ("Acos", "Asin", "Atanh"):
         yield Case(f"{op}(x)", {"x": x / 4})
     yield Case("Acosh(x)", {"x": positive(7) + 1.1})
@@ -82,34 +80,23 @@ def _of_one_value() -> Iterator[Case]:
     for node in (
         "Elu<alpha=0.7>", "Selu<alpha=1.2, gamma=0.8>", "Celu<alpha=2.0>", "LeakyRelu<alpha=0.3>",
         "HardSigmoid<alpha=0.3, beta=0.4>", "ThresholdedRelu<alpha=0.5>", "Shrink<lambd=0.7, bias=0.3>",
-        'Gelu<approximate="tanh">', "Softmax", "Softmax<axis=0>", "LogSoftmax", "LogSoftmax<axis=0>", "Hardmax",
-        "Hardmax<axis=0>",
+        'Gelu<approximate="tanh">', "Softmax", "Softmax<axis=0>", "LogSoftmax", "LogSoftmax<axis=0>",
     ):  # fmt: skip
         yield Case(f"{node}(x)", {"x": x})
-    yield Case("Hardmax(x)", {"x": floats(1, 3, 3, 2).reshape(1, 4)})
     yield Case("PRelu(x, s)", {"x": away(2, 3, 4), "s": normal(3, 1, seed=2)})
     limits = {"low": scalar(-0.8), "high": scalar(1.1)}
     yield Case("Clip(x, low, high)", {"x": x} | limits)
     yield Case("Clip(x, low)", {"x": x, "low": limits["low"]})
     yield Case("Clip(x, , high)", {"x": x, "high": limits["high"]})
     yield Case("Clip(x)", {"x": x})
-    specials = floats(1, np.nan, np.inf, -np.inf)
-    yield Case("IsNaN(x)", {"x": specials})
-    yield Case("IsInf(x)", {"x": specials})
-    yield Case("IsInf<detect_negative=0>(x)", {"x": specials})
-    yield Case("IsInf<detect_positive=0>(x)", {"x": specials})
-    yield Case("Not(x)", {"x": booleans(5)})
     yield Case("Dropout(x)", {"x": x})
     yield Case("Dropout(x, r)", {"x": x, "r": scalar(0.3)}, frozen=("r",))
 
 
 def _of_two_values() -> Iterator[Case]:
     a, b = away(2, 3, 4), away(3, 1, seed=2)
-    whole = {"a": ints(7, -7, 7, -7, 6), "b": ints(2, 2, -2, -2, 3)}
     for op in ("Add", "Sub", "Mul", "Div", "Min", "Max", "Sum", "Mean"):
         yield Case(f"{op}(a, b)", {"a": a, "b": b})
-    for op in ("Add", "Sub", "Mul", "Div", "Mod", "Mod<fmod=1>", "Min", "Max", "Equal", "Less"):
-        yield Case(f"{op}(a, b)", whole)
     for op in ("Min", "Max", "Sum", "Mean"):
         yield Case(f"{op}(a, b, c)", {"a": a, "b": b, "c": away(4, seed=3)})
         yield Case(f"{op}(a)", {"a": a})
@@ -118,11 +105,6 @@ def _of_two_values() -> Iterator[Case]:
     yield Case("Pow(a, b)", {"a": a, "b": scalar(2.0)}, frozen=("b",))
     yield Case("Pow(a, b)", {"a": a, "b": ints(3)})
     yield Case("Pow(a, b)", {"a": ints(2, 3), "b": floats(2, 3)})
-    same = {"a": floats(1, 2, 3), "b": floats(1, 3, 2)}
-    for op in ("Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual"):
-        yield Case(f"{op}(a, b)", same)
-    for op in ("And", "Or", "Xor"):
-        yield Case(f"{op}(a, b)", {"a": booleans(3, 4), "b": booleans(4, seed=2)})
     yield Case("Where(c, a, b)", {"c": booleans(3, 4), "a": a, "b": b})
 
 
@@ -220,18 +202,10 @@ def _reductions() -> Iterator[Case]:
         yield Case(f"Reduce{op}<axes=[1], keepdims=0>(x)" if op != "Sum" else "ReduceSum(x)", {"x": x}, opset=13)
     for op in ("Sum", "Mean", "Max"):
         yield Case(f"Reduce{op}<noop_with_empty_axes=1>(x)", {"x": x})
-    yield Case("ReduceSum<keepdims=0>(x, axes)", {"x": ints(3, 4, 5), "axes": ints(0)})
-    yield Case("ReduceProd<keepdims=0>(x, axes)", {"x": ints(3, 4, 5), "axes": ints(0)})
-    tied = np.random.default_rng(1).integers(0, 3, (3, 4, 5)).astype(np.float32)
-    for op in ("ArgMax", "ArgMin"):
-        for form in ("", "<axis=-1, keepdims=0>", "<axis=1, select_last_index=1>"):
-            yield Case(f"{op}{form}(x)", {"x": tied})
     for form in ("", "<exclusive=1>", "<reverse=1>", "<reverse=1, exclusive=1>"):
         yield Case(f"CumSum{form}(x, axis)", {"x": x, "axis": np.asarray(1, np.int64)})
-        yield Case(f"CumSum{form}(x, axis)", {"x": ints(3, 4, 5), "axis": np.asarray(-1, np.int64)})
     for form in ("", "<largest=0>", "<axis=0>", "<axis=1, largest=0>"):
         yield Case(f"TopK{form}(x, k)", {"x": away(3, 4, 5), "k": ints(2)}, outputs=2)
-    yield Case("TopK(x, k)", {"x": ints(3, 1, 3, 2, 3), "k": ints(4)}, outputs=2)
 
 
 def value_cases() -> list[Case]:

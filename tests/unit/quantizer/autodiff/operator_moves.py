@@ -7,7 +7,7 @@ from itertools import product
 
 import numpy as np
 
-from tests.unit.quantizer.autodiff.operator_cases import Case, away, booleans, floats, ints, scalar
+from tests.unit.quantizer.autodiff.operator_cases import Case, away, floats, ints, scalar
 from tests.unit.quantizer.toolbox import normal
 
 
@@ -15,7 +15,6 @@ def _shapes() -> Iterator[Case]:
     x = normal(2, 3, 4)
     for shape in ((0, -1), (4, 6), (-1,), (1, 0, 8)):
         yield Case("Reshape(x, shape)", {"x": x, "shape": ints(*shape)})
-    yield Case("Reshape<allowzero=1>(x, shape)", {"x": normal(0, 3), "shape": ints(3, 0)}, smooth=False)
     for axis in (0, 1, 2, -1, 3):
         yield Case(f"Flatten<axis={axis}>(x)", {"x": x})
     yield Case("Transpose(x)", {"x": x})
@@ -59,7 +58,6 @@ def _slices() -> Iterator[Case]:
     for mode in ("constant", "edge"):
         yield Case(f'Pad<mode="{mode}">(x, pads)', {"x": normal(3, 6), "pads": ints(0, -1, 1, 2)})
     yield Case("Pad(x, pads, v)", {"x": normal(2, 3), "pads": ints(1, 0, 0, 2), "v": scalar(0.5)}, frozen=("v",))
-    yield Case("Pad(x, pads, v)", {"x": normal(2, 3), "pads": ints(1, 0, 0, 2), "v": scalar(-np.inf)}, smooth=False)
 
 
 def _indices() -> Iterator[Case]:
@@ -67,7 +65,6 @@ def _indices() -> Iterator[Case]:
     for form, indices in (("", ints(2, -1)), ("<axis=1>", ints(4, 0, -5, 0).reshape(2, 2)), ("<axis=-1>", ints(1)[0])):
         yield Case(f"Gather{form}(x, i)", {"x": x, "i": np.asarray(indices)})
     yield Case("Gather(x, i)", {"x": normal(5, 3), "i": ints(4, 0, -5, 0).reshape(2, 2)})
-    yield Case("Gather(x, i)", {"x": ints(5, 6, 7), "i": np.asarray(-1, np.int32)})
     yield Case("GatherElements<axis=1>(x, i)", {"x": x, "i": np.random.default_rng(1).integers(-5, 5, (4, 2, 3))})
     yield Case("GatherND(x, i)", {"x": x, "i": ints(0, 1, -1, -2).reshape(2, 2)})
     yield Case("GatherND(x, i)", {"x": x, "i": ints(0, 1, 2, -1, -2, -3).reshape(2, 3)})
@@ -89,7 +86,6 @@ def _indices() -> Iterator[Case]:
     values = {"depth": ints(4), "v": floats(-0.5, 2.0)}
     for form in ("", "<axis=0>", "<axis=1>"):
         yield Case(f"OneHot{form}(i, depth, v)", {"i": ints(0, 3, -1, 7, 2, 1).reshape(2, 3)} | values)
-    yield Case("NonZero(x)", {"x": booleans(3, 4)})
 
 
 def _resizes() -> Iterator[Case]:
@@ -126,28 +122,10 @@ def _resizes() -> Iterator[Case]:
 
 def _made() -> Iterator[Case]:
     x = away(2, 3)
-    for kind in (1, 6, 7, 10, 11):
-        # differences of float64 show the derivative where the result is float64 (11) or an integer
-        yield Case(f"Cast<to={kind}>(x)", {"x": x}, smooth=kind not in (1, 10))
+    for kind in (6, 7, 11):  # differences of float64 show the derivative where the result is float64 or an integer
+        yield Case(f"Cast<to={kind}>(x)", {"x": x})
     yield Case("Cast<to=9>(x)", {"x": floats(0, 1, -2)})
-    yield Case("Cast<to=1>(x)", {"x": ints(1, 2)})
-    yield Case("Cast<to=1>(x)", {"x": booleans(4)})
-    yield Case("CastLike(x, w)", {"x": x, "w": ints(1)})
-    for form in ("", "<start=1>", "<start=-2, end=-1>", "<end=2>"):
-        yield Case(f"Shape{form}(x)", {"x": normal(2, 3, 4)})
-    yield Case("Size(x)", {"x": x})
-    for form in (
-        "value=float[2] {1.5, -2.0}", "value=int64 {7}", "value_float=0.5", "value_int=3", "value_floats=[1.0,2.0]",
-        "value_ints=[4,5]",
-    ):  # fmt: skip
-        yield Case(f"Constant<{form}>()")
-    yield Case("ConstantOfShape(shape)", {"shape": ints(2, 3)})
-    yield Case("ConstantOfShape<value=int64[1] {7}>(shape)", {"shape": ints(4)})
     yield Case("Range(a, b, c)", {"a": scalar(1), "b": scalar(3.4), "c": scalar(0.5)})
-    yield Case("Range(a, b, c)", {"a": np.asarray(5), "b": np.asarray(-4), "c": np.asarray(-2)})
-    yield Case("EyeLike(x)", {"x": x})
-    yield Case("EyeLike<k=1, dtype=7>(x)", {"x": x})
-    yield Case("EyeLike<k=-1>(x)", {"x": normal(4, 3)})
 
 
 def moving_cases() -> list[Case]:

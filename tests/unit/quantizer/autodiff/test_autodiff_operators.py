@@ -1,4 +1,4 @@
-"""Every operator in torch against onnxruntime, its derivative against differences, and nodes that are refused."""
+"""Derivatives of the operators in torch against differences, and nodes that are refused; values: ``test_schemas``."""
 
 from __future__ import annotations
 
@@ -11,12 +11,10 @@ import onnx
 import onnx_ir as ir
 import pytest
 import torch
-from hypothesis import assume, given
-from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.support.each import each
-from tests.unit.quantizer.autodiff.operator_cases import Case, away, ints, value_cases
+from tests.unit.quantizer.autodiff.operator_cases import Case, value_cases
 from tests.unit.quantizer.autodiff.operator_moves import moving_cases
 from tests.unit.quantizer.toolbox import make_model, run_onnx
 from worker.quantizer.autodiff.nodes import HAS_BODY, NOT_IN_TORCH, NOT_OFFERED, attributes_of, refusal
@@ -88,20 +86,16 @@ def caller(case: Case, *, static: bool) -> tuple[Callable[..., tuple[Tensor, ...
     return call, tensors
 
 
-@pytest.mark.parametrize("case", swept(CASES), ids=str)
-def test_the_runtime_computes_the_same(case: Case) -> None:
+def check_values(case: Case) -> None:
     assert refusal(node_of(case)) is None
-    expected = run_onnx(model_of(case), case.inputs, optimized=False)
-    for static in (True, False):
-        call, tensors = caller(case, static=static)
-        for wanted, got in zip(expected.values(), call(*tensors.values()), strict=True):
-            assert got.numpy().dtype == wanted.dtype
-            np.testing.assert_allclose(got.numpy(), wanted, rtol=1e-4, atol=2e-5, strict=True)
+    call, tensors = caller(case, static=True)
+    (wanted,), (got,) = run_onnx(model_of(case), case.inputs, optimized=False).values(), call(*tensors.values())
+    np.testing.assert_allclose(got.numpy(), wanted, rtol=1e-4, atol=2e-5, strict=True)
 
 
 def differentiable(case: Case) -> list[str]:
     """Inputs that the node has a derivative for."""
-    if not case.smooth or case.op_type in NO_FLOATS:
+    if case.op_type in NO_FLOATS:
         return []
     spots = STATIC.get(case.op_type, frozenset())
     names = [value.name for k, value in enumerate(node_of(case).inputs) if value is not None and k not in spots]
@@ -129,8 +123,8 @@ def test_derivatives_are_those_of_differences(case: Case) -> None:
     assert torch.autograd.gradcheck(moved, wide)
 
 
-def test_every_operator_has_a_case_and_with_floats_its_derivative_compared() -> None:
-    assert {case.op_type for case in CASES} == set(COMPUTE) >= STATIC.keys()
+def test_every_operator_with_floats_has_its_derivative_compared() -> None:
+    assert set(COMPUTE) >= STATIC.keys()
     compared = {case.op_type for case in CASES if differentiable(case)}
     assert compared == set(COMPUTE) - NO_FLOATS
 
@@ -194,46 +188,9 @@ def test_a_tensor_of_zeros_has_a_finite_derivative(op: str) -> None:
     assert bool(torch.isfinite(x.grad).all())
 
 
-@given(
-    st.sampled_from(["MaxPool", "AveragePool", "AveragePool, count_include_pad=1"]),
-    st.integers(4, 9),
-    st.integers(1, 4),
-    st.integers(1, 4),
-    st.integers(1, 2),
-    st.tuples(st.integers(0, 3), st.integers(0, 3)),
-    st.booleans(),
-)
-def test_random_windows(pool, size, kernel, stride, dilation, pads, ceil) -> None:
-    # every window has to see at least one element, and onnxruntime wants pads smaller than the kernel
-    assume(max(pads) < kernel and size + sum(pads) >= (kernel - 1) * dilation + 1 and stride <= kernel)
-    assume(dilation == 1 or max(pads) == 0)
-    op, _, more = pool.partition(",")
-    form = f"kernel_shape=[{kernel}], strides=[{stride}], dilations=[{dilation}], pads=[{pads[0]},{pads[1]}]"
-    form += f", ceil_mode={int(ceil)}{',' + more if more else ''}"
-    test_the_runtime_computes_the_same(Case(f"{op}<{form}>(x)", {"x": away(1, 2, size)}, opset=22))
-
-
-@given(st.integers(-9, 9), st.integers(-9, 9), st.integers(-3, 3).filter(bool), st.integers(1, 6))
-def test_random_slices(start: int, end: int, step: int, length: int) -> None:
-    inputs = {"x": away(2, length), "s": ints(start), "e": ints(end), "a": ints(-1), "t": ints(step)}
-    test_the_runtime_computes_the_same(Case("Slice(x, s, e, a, t)", inputs))
-
-
 @each("scale", [0.1, 0.3, 0.45, 0.6, 0.7, 0.9, 1.1, 1.3, 1.7, 2.3])
 def test_lengths_are_reckoned_in_float32(scale: float) -> None:
     for length in (length for length in range(3, 21) if length * scale >= 1.001):
         x = np.arange(length, dtype=np.float32).reshape(1, 1, length)
         inputs = {"x": x, "scales": np.array([1, 1, scale], np.float32)}
-        test_the_runtime_computes_the_same(Case('Resize<mode="linear">(x, , scales)', inputs))
-
-
-@given(
-    st.sampled_from(["nearest", "linear"]),
-    st.sampled_from(["half_pixel", "align_corners", "pytorch_half_pixel"]),
-    st.integers(1, 6),
-    st.integers(1, 12),
-)
-def test_random_sizes(mode: str, coordinates: str, length: int, made: int) -> None:
-    form = f'mode="{mode}", coordinate_transformation_mode="{coordinates}"'
-    x = np.arange(2 * length, dtype=np.float32).reshape(1, 1, 2, length)
-    test_the_runtime_computes_the_same(Case(f"Resize<{form}>(x, , , sizes)", {"x": x, "sizes": ints(1, 1, 2, made)}))
+        check_values(Case('Resize<mode="linear">(x, , scales)', inputs))

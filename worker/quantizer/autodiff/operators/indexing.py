@@ -40,7 +40,7 @@ def _gather_nd(attributes: Attributes, x: Tensor, indices: Tensor) -> Tensor:
     flat = _flat_index(indices, tuple(x.shape[batch : batch + depth]))
     rest = tuple(x.shape[batch + depth :])
     samples, places = prod(x.shape[:batch]), prod(x.shape[batch : batch + depth])
-    first = torch.arange(samples, device=x.device).reshape(*x.shape[:batch], *[1] * (flat.dim() - batch)) * places
+    first = torch.arange(samples, device=x.device).reshape([*x.shape[:batch], *[1] * (flat.dim() - batch)]) * places
     rows = x.reshape(samples * places, *rest)
     return rows.index_select(0, (flat + first).reshape(-1)).reshape([*flat.shape, *rest])
 
@@ -88,7 +88,7 @@ COMPUTE: dict[str, Operator] = {
     "Gather": _gather,
     "GatherElements": _gather_elements,
     "GatherND": _gather_nd,
-    "NonZero": lambda _, x: torch.nonzero(x).T,
+    "NonZero": lambda _, x: torch.nonzero(x.reshape(1) if x.dim() == 0 else x).T,
     "OneHot": _one_hot,
     "ScatterElements": _scatter_elements,
     "ScatterND": _scatter_nd,

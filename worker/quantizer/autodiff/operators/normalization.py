@@ -18,7 +18,8 @@ _MVN_EPSILON = 1e-9
 def _batch_norm(attributes: Attributes, x: Tensor, scale: Tensor, bias: Tensor, mean: Tensor, var: Tensor) -> Tensor:
     """With frozen statistics: they get no gradient."""
     epsilon = attributes.get("epsilon", _EPSILON)
-    return functional.batch_norm(x, mean.detach(), var.detach(), scale, bias, training=False, eps=epsilon)
+    wide = x if x.dim() > 1 else x.reshape(-1, 1)  # a vector has one channel
+    return functional.batch_norm(wide, mean.detach(), var.detach(), scale, bias, eps=epsilon).reshape(x.shape)
 
 
 def _group_norm(attributes: Attributes, x: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
@@ -26,7 +27,8 @@ def _group_norm(attributes: Attributes, x: Tensor, scale: Tensor, bias: Tensor) 
     groups, channels = attributes["num_groups"], x.shape[1]
     if len(scale) != channels:
         scale, bias = (each.repeat_interleave(channels // groups) for each in (scale, bias))
-    return functional.group_norm(x, groups, scale, bias, attributes.get("epsilon", _EPSILON))
+    # ``functional.group_norm`` refuses groups of one element, where the result is the bias
+    return torch.group_norm(x, groups, scale, bias, attributes.get("epsilon", _EPSILON))
 
 
 def _layer_norm(attributes: Attributes, x: Tensor, scale: Tensor, bias: Tensor | None = None) -> Tensor:

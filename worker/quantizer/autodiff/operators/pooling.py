@@ -22,7 +22,7 @@ _AVERAGE: dict[int, Callable[..., Tensor]] = {
 
 
 @dataclass(frozen=True)
-class _Places:
+class Places:
     """Where the windows of a pool stand; all tuples have one entry per spatial axis.
 
     Attributes:
@@ -39,15 +39,16 @@ class _Places:
     count: tuple[int, ...]
 
     @classmethod
-    def of(cls, attributes: Attributes, x: Tensor) -> _Places:
+    def of(cls, attributes: Attributes, size: tuple[int, ...]) -> Places:
+        """Those on an input of this size, the spatial axes alone."""
         window = Window.of(tuple(attributes["kernel_shape"]), attributes, transposed=False)
-        size = tuple(x.shape[2:])
+        if window.auto_pad in ("SAME_UPPER", "SAME_LOWER"):
+            window = replace(window, pads=_same_pads(window, size), auto_pad="NOTSET")
         before, after = window.padding(size)
         places = cls(window, size, before, after, window.extent(size))
-        same = window.auto_pad not in ("NOTSET", "VALID")
-        return places if same or not attributes.get("ceil_mode", 0) else places.rounded_up()
+        return places.rounded_up() if attributes.get("ceil_mode", 0) else places
 
-    def rounded_up(self) -> _Places:
+    def rounded_up(self) -> Places:
         """With one window more where the last one leaves a rest, unless it would begin in the padding behind."""
         counts = []
         for axis, stride in enumerate(self.window.strides):
@@ -71,7 +72,7 @@ class _Places:
     @property
     def torch_pads(self) -> tuple[int, ...] | None:
         """Padding that torch's own pools take, None if they do not take it."""
-        small = all(2 * n <= self.reach(axis) for axis, n in enumerate(self.before))
+        small = all(0 <= 2 * n <= self.window.kernel[axis] for axis, n in enumerate(self.before))
         return self.before if small and self.before == self.after and self.count == self._plain else None
 
     @property
@@ -79,9 +80,9 @@ class _Places:
         return self.window.extent(self.size)
 
     def padded(self, x: Tensor, value: float) -> Tensor:
-        """The input with what its windows read around it, so that no window needs padding."""
+        """The input with what its windows read around it, and no more, so that no window needs padding."""
         pairs = zip(reversed(self.before), reversed(self.read_behind), strict=True)
-        return functional.pad(x, [n for before, behind in pairs for n in (before, max(0, behind))], value=value)
+        return functional.pad(x, [n for before, behind in pairs for n in (before, behind)], value=value)
 
     def taps(self, axis: int, *, padding: bool) -> list[int]:
         """For every window along an axis: taps on the input, or on the padding that the node asks for as well."""
@@ -106,8 +107,18 @@ class _Places:
         return padded
 
 
+def _same_pads(window: Window, size: tuple[int, ...]) -> tuple[int, ...]:
+    """As onnxruntime pads pools: for taps without gaps, and cutting where strides are longer than the kernel."""
+    needed = [
+        (-(-length // stride) - 1) * stride + taps - length
+        for length, stride, taps in zip(size, window.strides, window.kernel, strict=True)
+    ]
+    before = [int((more + (window.auto_pad == "SAME_LOWER")) / 2) for more in needed]
+    return (*before, *(more - first for more, first in zip(needed, before, strict=True)))
+
+
 def _max_pool(attributes: Attributes, x: Tensor) -> Tensor:
-    places = _Places.of(attributes, x)
+    places = Places.of(attributes, tuple(x.shape[2:]))
     window, pads = places.window, places.torch_pads
     if pads is None:
         x, pads = places.padded(x, -torch.inf), (0,) * len(places.size)
@@ -115,7 +126,7 @@ def _max_pool(attributes: Attributes, x: Tensor) -> Tensor:
 
 
 def _average_pool(attributes: Attributes, x: Tensor) -> Tensor:
-    places, with_padding = _Places.of(attributes, x), bool(attributes.get("count_include_pad", 0))
+    places, with_padding = Places.of(attributes, tuple(x.shape[2:])), bool(attributes.get("count_include_pad", 0))
     window, pads = places.window, places.torch_pads
     if pads is not None and max(window.dilations) == 1:
         return _AVERAGE[len(pads)](x, window.kernel, window.strides, pads, False, with_padding)
@@ -128,7 +139,7 @@ def _average_pool(attributes: Attributes, x: Tensor) -> Tensor:
 
 def _lp_pool(attributes: Attributes, x: Tensor) -> Tensor:
     p = attributes.get("p", 2)
-    sums = _Places.of(attributes, x).sums(x.abs().pow(p))
+    sums = Places.of(attributes, tuple(x.shape[2:])).sums(x.abs().pow(p))
     # the root has no finite derivative at 0
     above = sums > 0
     return torch.where(above, torch.where(above, sums, torch.ones_like(sums)).pow(1.0 / p), torch.zeros_like(sums))

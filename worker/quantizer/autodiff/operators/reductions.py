@@ -18,10 +18,8 @@ def _over_axes(reduce: _Reduce) -> Operator:
 
     def compute(attributes: Attributes, x: Tensor, axes: Numbers | None = None) -> Tensor:
         given = attributes.get("axes", ()) if axes is None else whole_numbers(axes)
-        if not given and attributes.get("noop_with_empty_axes", 0):
-            return x
-        if x.dim() == 0:
-            return reduce(x.reshape(1), (0,), False)
+        if x.dim() == 0 or (not given and attributes.get("noop_with_empty_axes", 0)):
+            return reduce(x.unsqueeze(-1), (-1,), False)  # every element for itself
         chosen = sorted({axis % x.dim() for axis in given}) if given else range(x.dim())
         return reduce(x, tuple(chosen), bool(attributes.get("keepdims", 1)))
 

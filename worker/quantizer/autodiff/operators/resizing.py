@@ -68,6 +68,9 @@ def _resize(
     found = _axes(attributes, [x.shape[axis] for axis in along], scales, sizes)
     if all(one.made == one.length for one in found):
         return x  # onnxruntime copies what keeps its lengths, whatever the scales are
+    if any(one.made == 0 for one in found):
+        lengths = dict(zip(along, (one.made for one in found), strict=True))
+        return x.new_zeros([lengths.get(axis, n) for axis, n in enumerate(x.shape)])
     axes = {axis: one for axis, one in zip(along, found, strict=True) if one.made != one.length or one.scale != 1.0}
     rule = _Rule.of(attributes)
     made = _by_torch(x, axes, rule)

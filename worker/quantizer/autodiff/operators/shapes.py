@@ -16,6 +16,8 @@ def _reshape(attributes: Attributes, x: Tensor, shape: Numbers) -> Tensor:
     wanted = list(whole_numbers(shape))
     if not attributes.get("allowzero", 0):
         wanted = [x.shape[axis] if length == 0 else length for axis, length in enumerate(wanted)]
+    elif 0 in wanted and -1 in wanted:  # any length would do: the runtime takes no account of empty axes
+        wanted[wanted.index(-1)] = prod(filter(None, x.shape)) // prod(length for length in wanted if length > 0)
     return x.reshape(wanted)
 
 
@@ -30,7 +32,7 @@ def _transpose(attributes: Attributes, x: Tensor) -> Tensor:
 
 
 def _squeeze(_: Attributes, x: Tensor, axes: Numbers | None = None) -> Tensor:
-    return x.squeeze() if axes is None else x.squeeze(whole_numbers(axes))
+    return x.squeeze(given) if (given := () if axes is None else whole_numbers(axes)) else x.squeeze()
 
 
 def _unsqueeze(_: Attributes, x: Tensor, axes: Numbers) -> Tensor:
