@@ -12,7 +12,7 @@ from worker.quantizer.autodiff.operators import COMPUTE
 from worker.quantizer.autodiff.operators.making import TORCH_DTYPES
 from worker.quantizer.autodiff.operators.pooling import Places
 from worker.quantizer.autodiff.operators.resizing import COORDINATES
-from worker.quantizer.graph.rewriting import rank_of, static_shape
+from worker.quantizer.graph.rewriting import axis_length, rank_of
 from worker.quantizer.graph.values import (
     DEFAULT_DOMAINS,
     AttributeValue,
@@ -79,11 +79,12 @@ def _has_floats(node: ir.Node) -> bool:
 
 def _pool(node: ir.Node) -> str | None:
     """Windows that are larger than what they move over, or that the runtime cuts, as far as that is known."""
-    value, kernel = node.inputs[0], node.attributes.get("kernel_shape")
-    sizes = static_shape(value)
-    if sizes is None or kernel is None:
+    value = node.inputs[0]
+    sizes = [axis_length(value, axis) for axis in range(2, rank_of(value) or 2)] if value is not None else []
+    known = tuple(length for length in sizes if length is not None)
+    if len(known) < len(sizes):
         return None
-    places = Places.of(plain_attributes(node), sizes[2:])
+    places = Places.of(plain_attributes(node), known)
     room = (sum(each) for each in zip(places.size, places.before, places.after, strict=True))
     if any(places.reach(k) > length for k, length in enumerate(room)):
         return "windows beyond its input"
@@ -108,9 +109,8 @@ def _mean_variance(node: ir.Node) -> str | None:
         return None
     if max(axes, default=0) >= rank:
         return f"axes {axes} of {rank}"
-    sizes = static_shape(node.inputs[0])
-    alone = sizes is not None and all(sizes[axis] == 1 for axis in axes)
-    return "one element" if alone else None
+    value = node.inputs[0]
+    return "one element" if value is not None and all(axis_length(value, axis) == 1 for axis in axes) else None
 
 
 def _batch_norm(node: ir.Node) -> str | None:

@@ -166,9 +166,9 @@ def _drawn(draw: Draw, opset: int) -> Drawn:
             held.append(numpy_helper.from_array(array, names[k]))
         elif array is not None:
             feeds[names[k]] = array
-            inputs.append(
-                helper.make_tensor_value_info(names[k], helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
-            )
+            kind = helper.np_dtype_to_tensor_dtype(array.dtype)
+            shape = ["n", *array.shape[1:]] if draw.op_type.endswith("Pool") else list(array.shape)
+            inputs.append(helper.make_tensor_value_info(names[k], kind, shape))
     graph = helper.make_graph([node], "g", inputs, [onnx.ValueInfoProto(name=name) for name in outputs], held)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
     return Drawn(model, feeds, attributes.get("sorted") == 0)

@@ -14,6 +14,8 @@ from tests.unit.quantizer.autodiff.schema_cases import Drawn, drawn
 from tests.unit.quantizer.toolbox import run_onnx
 from worker.quantizer.autodiff.operators import COMPUTE
 from worker.quantizer.autodiff.program import Program
+from worker.quantizer.graph.values import plain_attributes
+from worker.quantizer.operators.windows import Window
 from worker.quantizer.runtime.session import RUNTIME_ERRORS
 
 
@@ -51,3 +53,25 @@ def test_twin_and_runtime_agree(count: int) -> None:
             alike.update([op_type] if result == "same" else [])
     print(f"{found.total()} combinations: {dict(found)}")
     assert alike == set(COMPUTE)
+
+
+@pytest.mark.parametrize("op_type", ["Conv", "ConvTranspose"])
+@pytest.mark.parametrize("count", [60, pytest.param(500, marks=pytest.mark.long)])
+def test_windows_gather_what_the_runtime_reads(op_type: str, count: int) -> None:
+    compared = 0
+    for case in drawn(op_type, count):
+        (node,), x, weight = ir.from_proto(case.model).graph, case.feeds["x0"], case.feeds["x1"]
+        try:
+            (expected,) = run_onnx(case.model, case.feeds, optimized=False).values()
+        except RUNTIME_ERRORS:
+            continue
+        if "group" in node.attributes or "x2" in case.feeds:
+            continue
+        window = Window.of(weight.shape[2:], plain_attributes(node), transposed=op_type == "ConvTranspose")
+        seen, inside = window.gather(x, np.arange(window.positions(x)))
+        matrix = weight.swapaxes(0, 1) if window.transposed else weight
+        made = matrix.reshape(len(matrix), -1) @ (seen * inside).reshape(-1, seen.shape[-1])
+        got = made.reshape(-1, len(x), *window.extent(x.shape[2:])).swapaxes(0, 1)
+        np.testing.assert_allclose(got, expected, rtol=1e-3, atol=1e-4, strict=True, err_msg=str(case))
+        compared += 1
+    assert compared > count / 10

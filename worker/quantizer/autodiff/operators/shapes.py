@@ -32,7 +32,8 @@ def _transpose(attributes: Attributes, x: Tensor) -> Tensor:
 
 
 def _squeeze(_: Attributes, x: Tensor, axes: Numbers | None = None) -> Tensor:
-    return x.squeeze(given) if (given := () if axes is None else whole_numbers(axes)) else x.squeeze()
+    given = () if axes is None else whole_numbers(axes)
+    return x.squeeze(given) if given else x.squeeze()
 
 
 def _unsqueeze(_: Attributes, x: Tensor, axes: Numbers) -> Tensor:
