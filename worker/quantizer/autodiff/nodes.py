@@ -110,7 +110,7 @@ def _mean_variance(node: ir.Node) -> str | None:
     if max(axes, default=0) >= rank:
         return f"axes {axes} of {rank}"
     value = node.inputs[0]
-    return "one element" if value is not None and all(axis_length(value, axis) == 1 for axis in axes) else None
+    return "one element" if value is not None and all(axis_length(value, int(axis)) == 1 for axis in axes) else None
 
 
 def _batch_norm(node: ir.Node) -> str | None:

@@ -78,7 +78,8 @@ def split(spec: OutlierChannels, draft: Draft, found: Sequence[Outliers], toolki
             left[one.tensor] = region
             continue
         layers = (linear.node for linear in (*region.makers, *region.diagonal))
-        joined = [other for place in (*region.axes, *layers) for other in at.get(place, ())]
+        places: list[ir.Value | ir.Node] = [*region.axes, *layers]
+        joined = [other for place in places for other in at.get(place, ())]
         pieces = _pieces(spec, one, joined)
         change = Split.of(region.channels, pieces)
         apply_split(graph, region, change, names)
