@@ -173,7 +173,7 @@ def _with_node(refusal: RuntimeRefusalError, proto: onnx.ModelProto) -> Unsuppor
     found = next((node for node in _nodes(proto) if refusal.is_about(node)), None)
     return UnsupportedModelError(
         f"{refusal.runtime} refuses {'the model' if found is None else _describe(found)}: {refusal.reason}",
-        hint=_SAME_NAMES if "same node name" in refusal.reason else _EXPORT_AGAIN,
+        hint=_SAME_NAMES if refusal.names_twice else _EXPORT_AGAIN,
         node=(found.name or None) if found is not None else None,
         op_type=found.op_type if found is not None else None,
         domain=found.domain if found is not None and found.domain else None,

@@ -64,6 +64,11 @@ class RuntimeRefusalError(Exception):
         match = next(filter(None, (pattern.search(raw) for pattern in _NODE)), None)
         self._named: dict[str, str] = {k: v for k, v in match.groupdict().items() if v} if match else {}
 
+    @property
+    def names_twice(self) -> bool:
+        """True if two nodes share a name, which the runtime does not take."""
+        return "same node name" in self.reason
+
     def is_about(self, node: onnx.NodeProto) -> bool:
         """True if the runtime's message speaks of ``node``."""
         named = self._named
