@@ -58,7 +58,7 @@ def test_the_summary_of_a_good_dataset(tmp_path: Path) -> None:
     ("dtype", "value", "word"), [("float16", np.inf, "inf"), ("float32", np.nan, "nan"), ("float64", -np.inf, "-inf")]
 )
 def test_non_finite_values_are_found_and_located(tmp_path: Path, dtype: str, value: float, word: str) -> None:
-    values = np.zeros((3000, 700), dtype)  # several blocks
+    values = np.ones((3000, 700), dtype)  # several blocks; -Inf beside nothing above 0 is a mask
     values[2345, 17] = value
     values[2346, 0] = np.nan
     with pytest.raises(NonFiniteDataError, match=f"array 'x' holds {word} in sample 2345") as caught:
