@@ -101,6 +101,8 @@ def _check_values(array: ArraySource, profiler: Profiler | None) -> None:
             bad = _first_non_finite(block)
             if bad is not None and bad[1] == _MASK:
                 masked = start + bad[0] if masked is None else masked
+                if (block > 0).any():
+                    raise _not_finite(array, masked, _MASK)
                 block = np.where(block == -np.inf, np.zeros((), block.dtype), block)
                 bad = _first_non_finite(block)
             if bad is not None:
