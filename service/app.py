@@ -29,6 +29,7 @@ from service.health.router import router as health
 from service.inspections.router import router as inspections
 from service.jobs.evaluations.router import router as evaluations
 from service.jobs.router import router as jobs
+from service.keys.router import router as keys
 from service.limiting import LimitMiddleware
 from service.middleware import RequestIdMiddleware
 from service.models.router import router as models
@@ -74,8 +75,9 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     )
     app.state.desk = desk
     nouns = (uploads, models, datasets, inspections, jobs, evaluations, batches, comparison, queues, reports, artifacts)
-    others = (attestations, schedules, webhooks, quarantine, quotas, audit, presets, targets, problems, health, docs)
-    for router in (*nouns, hand_overs, *aliases, *others, dashboard):
+    others = (schedules, webhooks, quarantine, quotas, audit, presets, targets, problems, health, docs)
+    # /v1/keys/signing goes before /v1/keys/{key_id}
+    for router in (*nouns, hand_overs, *aliases, attestations, keys, *others, dashboard):
         app.include_router(router)
     errors.install(app, error_page)
     openapi.install(app)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-Scope = Literal["read", "submit", "manage", "admin"]
-# In this order; each allows what those before it allow.
+Scope = Literal["read", "submit", "manage", "admin", "operator"]
+# In this order; each allows what those before it allow. An admin is one of a tenant; an operator runs the installation.
 SCOPES: tuple[Scope, ...] = get_args(Scope)
 DEFAULT_TENANT = "default"
 # Actors that no row of a key stands for.

@@ -28,6 +28,7 @@ from sqlalchemy.orm.attributes import set_committed_value
 from service.db import db_now
 from service.pagination import Position
 from service.tables import (
+    ApiKey,
     Base,
     Batch,
     BatchMember,
@@ -42,7 +43,7 @@ from service.tables import (
 )
 from service.tenancy import owned
 
-_Row = TypeVar("_Row", Job, Batch, Model, Dataset, Schedule, ScheduleRun, WebhookDelivery, WebhookEndpoint)
+_Row = TypeVar("_Row", Job, Batch, Model, Dataset, Schedule, ScheduleRun, WebhookDelivery, WebhookEndpoint, ApiKey)
 # Of a row: its row_version, and the number of its last event, where it has events.
 Version = tuple[int, int]
 # In one statement: databases have a limit of parameters.

@@ -17,7 +17,7 @@ from service.settings import Settings
 from service.tables import SigningKeyRow
 
 # Whoever needs the key first has it made, whatever may be its own scope.
-_BY_ITSELF = Principal(DEFAULT_TENANT, SERVICE, "admin")
+_BY_ITSELF = Principal(DEFAULT_TENANT, SERVICE, "operator")
 
 
 class KeyVault(Vault):

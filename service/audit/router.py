@@ -1,4 +1,4 @@
-"""HTTP face of the audit, for admins."""
+"""HTTP face of the audit: of one's own tenant for admins, of all for operators."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from pydantic import BaseModel, Field
 from service.audit import desk as audit
 from service.deps import Desk, DeskDep, PrincipalDep
 from service.http import only_parameters
+from service.keys.schemas import Tenant
+from service.keys.scopes import seen_tenant
 
 router = APIRouter(tags=["audit"])
 
@@ -42,13 +44,14 @@ class AuditPage(BaseModel):
 @router.get("/v1/audit", dependencies=[Depends(only_parameters("tenant", "before", "limit"))])
 async def list_audit(
     desk: DeskDep,
-    _: PrincipalDep,
-    tenant: Annotated[str | None, Query(pattern=r"^[A-Za-z0-9_-]{1,64}$", description="Of this tenant alone.")] = None,
+    principal: PrincipalDep,
+    tenant: Annotated[Tenant | None, Query(description="Of this tenant alone; another's takes an operator.")] = None,
     before: Annotated[int | None, Query(ge=1, le=_SEQ_MAX, description="Only rows with numbers below this.")] = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> AuditPage:
-    """Who did what, in all tenants or in one."""
-    return await desk.reads.run(lambda: _page(desk, tenant, before, limit))
+    """Who did what in the asker's tenant, or for operators in all."""
+    shown = seen_tenant(principal, tenant)
+    return await desk.reads.run(lambda: _page(desk, shown, before, limit))
 
 
 def _page(desk: Desk, tenant: str | None, before: int | None, limit: int) -> AuditPage:

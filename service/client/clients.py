@@ -15,6 +15,7 @@ from service.client.evaluations import EvaluationCalls
 from service.client.hand_overs import HandOverCalls
 from service.client.inspections import InspectionCalls
 from service.client.jobs import JobCalls
+from service.client.keys import KeyCalls
 from service.client.models import ModelCalls
 from service.client.quarantine import QuarantineCalls
 from service.client.queues import QueueCalls
@@ -30,6 +31,7 @@ class _Calls(
     JobCalls,
     EvaluationCalls,
     BatchCalls,
+    KeyCalls,
     QueueCalls,
     ArtifactCalls,
     AttestationCalls,

@@ -1,4 +1,4 @@
-"""For admins: keys of the tenant, quotas with their use, and the audit."""
+"""For admins: keys, quota and audit of the tenant; for operators the audit of all, and their limits."""
 
 from __future__ import annotations
 
@@ -13,16 +13,14 @@ from service.dashboard.pages import PageRoute, changed_query, page, root_of, see
 from service.dashboard.quotas import lines_of
 from service.deps import Desk, DeskDep, PrincipalDep
 from service.keys import desk as keys
-from service.keys.schemas import KeyCreate
-from service.keys.service import MadeKey
+from service.keys.schemas import DAY_SECONDS, KeyCreate, KeyMade
+from service.keys.scopes import seen_tenant
 from service.principal import SCOPES, Principal
 from service.quotas import desk as quotas
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 _LIMIT = 50
 _SEQ_MAX = 2**62
-# So long a key that was replaced is good yet: its users are given the new one meanwhile.
-_GRACE_SECONDS = 24 * 3600.0
 _EMPTY = {"name": "", "scope": "submit", "days": ""}
 _TENANT = r"^[A-Za-z0-9_-]{0,64}$"
 
@@ -49,14 +47,14 @@ async def create_key(request: Request, desk: DeskDep, principal: PrincipalDep) -
         body = await checked(desk, KeyCreate, asked)
     except ValidationError as error:
         return await _again(request, desk, principal, form, error)
-    made = await desk.writes.run(lambda: keys.create(desk, principal, body))
-    return page(request, "secret_made.html.jinja", **_shown_once(made))
+    answer = await desk.writes.run(lambda: keys.create(desk, principal, body))
+    return page(request, "secret_made.html.jinja", **_shown_once(KeyMade.model_validate(answer.body)))
 
 
 @router.post("/admin/keys/{key_id}/rotate")
 async def rotate_key(request: Request, key_id: str, desk: DeskDep, principal: PrincipalDep) -> Response:
     """Make a key in place of one, and show its text this once."""
-    made = await desk.writes.run(lambda: keys.rotate(desk, principal, key_id, grace_seconds=_GRACE_SECONDS))
+    made = await desk.writes.run(lambda: keys.rotate(desk, principal, key_id, grace_seconds=DAY_SECONDS))
     return page(request, "secret_made.html.jinja", **_shown_once(made))
 
 
@@ -79,7 +77,7 @@ def _shown(
     request: Request, desk: Desk, principal: Principal, *, tenant: str = "", before: int | None = None
 ) -> dict[str, Any]:
     """What the page shows, whatever was asked of it."""
-    rows, more = audit.list_page(desk, tenant or None, before=before, limit=_LIMIT)
+    rows, more = audit.list_page(desk, seen_tenant(principal, tenant or None), before=before, limit=_LIMIT)
     return {
         "keys": keys.list_keys(desk, principal.tenant_id),
         "scopes": [(scope, scope) for scope in SCOPES if principal.may(scope)],
@@ -97,11 +95,11 @@ async def _again(request: Request, desk: Desk, principal: Principal, form: Form,
     return page(request, "admin.html.jinja", status=422, typed=typed, verdict=None, **shown)
 
 
-def _shown_once(made: MadeKey) -> dict[str, Any]:
+def _shown_once(made: KeyMade) -> dict[str, Any]:
     return {
         "title": "The new key",
-        "about": f"{made.row.name}, scope {made.row.scope}",
-        "secret": made.text,
+        "about": f"{made.name}, scope {made.scope}",
+        "secret": made.key,
         "use": "Programs send it as Authorization: Bearer KEY; people sign in with it.",
         "back": "/admin",
         "back_words": "To the keys",

@@ -1,4 +1,4 @@
-"""What a tenant may use: as a table beside its use, and as a form for admins."""
+"""What a tenant may use: as a table beside its use, and as a form for operators."""
 
 from __future__ import annotations
 

@@ -1,87 +1,149 @@
-"""Keys of the asker's own tenant, at the desk: seen, made, replaced, ended. None may do more than the asker may."""
+"""Keys, at the desk: seen, made, replaced, ended. Of the asker's tenant, or of any for operators.
+
+None may do more than the asker may.
+"""
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple, cast
+from dataclasses import replace
+from typing import cast
 
 from sqlalchemy.orm import Session
 
+from service import sealing
 from service.deps import Desk
+from service.idempotency.answers import Answer
+from service.idempotency.service import submit_once
 from service.keys import repository, service
-from service.keys.errors import KeyNotFoundError, ScopeMissingError
-from service.keys.schemas import KeyCreate
-from service.keys.service import MadeKey, pepper_of
+from service.keys.errors import KeyNotFoundError, PepperMissingError, ScopeMissingError, TooManyKeysError
+from service.keys.schemas import KeyCreate, KeyMade, KeyOut
+from service.keys.scopes import seen_tenant
+from service.keys.service import pepper_of
+from service.keys.views import key_made, key_out, location
+from service.pagination import Position
 from service.principal import Principal, Scope
+from service.quotas import repository as quotas
 from service.tables import ApiKey
 
-KeyState = Literal["good", "expired", "revoked"]
+# Of one tenant, that are good: each is a secret that may leak.
+MOST_KEYS = 100
 
 
-class SeenKey(NamedTuple):
-    """A key, and whether it is good at this moment."""
+class Vault(sealing.Vault):
+    """Keeps the text of a new key for as long as its answer is remembered."""
 
-    row: ApiKey
-    state: KeyState
+    purpose = b"quantmill new keys v1"
+    about = "New keys are"
+    unavailable = PepperMissingError
 
 
-def list_keys(desk: Desk, tenant_id: str) -> list[SeenKey]:
+def list_keys(desk: Desk, tenant_id: str) -> list[KeyOut]:
     """All keys of the tenant, the newest first; those that have ended, too."""
     with desk.database.read() as session:
         rows, now = repository.list_all(session, tenant_id), repository.datetime_now(session)
-    found: list[SeenKey] = []
-    for row in rows:
-        expired = row.expires_at is not None and row.expires_at <= now
-        found.append(SeenKey(row, "revoked" if row.revoked_at is not None else "expired" if expired else "good"))
-    return found
+    return [key_out(row, now) for row in rows]
 
 
-def create(desk: Desk, by: Principal, body: KeyCreate) -> MadeKey:
-    """Make a key of the asker's tenant.
+def list_page(
+    desk: Desk, tenant_id: str | None, *, after: Position | None, limit: int
+) -> tuple[list[KeyOut], Position | None]:
+    """One page of keys of a tenant or of all, the newest first, and the position to go on from."""
+    with desk.database.read() as session:
+        now = repository.datetime_now(session)
+        rows, last = repository.list_page(session, tenant_id, after, limit)
+    return [key_out(row, now) for row in rows], last
+
+
+def get(desk: Desk, by: Principal, key_id: str) -> KeyOut:
+    """One key.
 
     Raises:
-        ScopeMissingError: it would do more than the asker may.
-        PepperMissingError: the hosts of this installation share no pepper.
+        KeyNotFoundError: the asker sees none of this id.
+    """
+    with desk.database.read() as session:
+        return key_out(_seen(session, by, key_id), repository.datetime_now(session))
+
+
+def create(desk: Desk, by: Principal, body: KeyCreate, key: str | None = None) -> Answer:
+    """Make a key; the answer has its text, and is remembered with the text sealed.
+
+    Raises:
+        ScopeMissingError: it would do more than the asker may, or for another tenant.
+        PepperMissingError: the hosts of this installation share no pepper, or another than when it was made.
+        TooManyKeysError: the tenant has as many as it may.
     """
     _require(by, body.scope)
-    pepper = pepper_of(desk.settings)
-    with desk.database.write() as session:
-        return service.create(
-            session, pepper, by, tenant_id=by.tenant_id, name=body.name, scope=body.scope, days=body.days
-        )
+    tenant_id = seen_tenant(by, body.tenant) or by.tenant_id
+    pepper, vault = pepper_of(desk.settings), Vault.of(desk.settings)
+
+    def work(session: Session) -> tuple[Answer, None]:
+        _make_room(session, tenant_id)
+        made = service.add(session, pepper, tenant_id=tenant_id, name=body.name, scope=body.scope, days=body.days)
+        shown = key_made(made, repository.datetime_now(session))
+        sealed = shown.model_copy(update={"key": vault.sealer.seal(made.row.id, made.text)})
+        headers = {"Location": location(made.row.id), "Cache-Control": "no-store"}
+        return Answer(201, sealed.model_dump(mode="json"), headers), None
+
+    kept = submit_once(desk, by, "POST /v1/keys", key, body, work)
+    try:
+        text = vault.sealer.open(kept.body["id"], kept.body["key"])
+    except sealing.SealBrokenError:
+        raise PepperMissingError(
+            f"The key {kept.body['id']} was made under another QUANTMILL_KEY_PEPPER.", hint="Make a new key."
+        ) from None
+    return replace(kept, body={**kept.body, "key": text})
 
 
-def rotate(desk: Desk, by: Principal, key_id: str, *, grace_seconds: float) -> MadeKey:
-    """A new key in place of one of the tenant's, which stays good for the grace.
+def rotate(desk: Desk, by: Principal, key_id: str, *, grace_seconds: float) -> KeyMade:
+    """A new key in place of one, which stays good for the grace.
 
     Raises:
-        KeyNotFoundError: the tenant has no such key that is good.
+        KeyNotFoundError: the asker sees no such key that is good.
         ScopeMissingError: it does more than the asker may.
         PepperMissingError: the hosts of this installation share no pepper.
+        TooManyKeysError: both would be good, and the tenant has as many as it may.
     """
     pepper = pepper_of(desk.settings)
     with desk.database.write() as session:
-        _own(session, by, key_id)
-        return service.rotate(session, pepper, by, key_id, grace_seconds=grace_seconds)
+        old = _own(session, by, key_id)
+        if grace_seconds:
+            _make_room(session, old.tenant_id)
+        made = service.rotate(session, pepper, by, key_id, grace_seconds=grace_seconds)
+        return key_made(made, repository.datetime_now(session))
 
 
-def revoke(desk: Desk, by: Principal, key_id: str) -> None:
-    """End a key of the tenant at once.
+def revoke(desk: Desk, by: Principal, key_id: str) -> KeyOut:
+    """End a key at once.
 
     Raises:
-        KeyNotFoundError: the tenant has no such key that is good.
+        KeyNotFoundError: the asker sees no such key that is good.
         ScopeMissingError: it does more than the asker may.
     """
     with desk.database.write() as session:
-        _own(session, by, key_id)
+        row = _own(session, by, key_id)
         service.revoke(session, by, key_id)
+        session.refresh(row)
+        return key_out(row, repository.datetime_now(session))
 
 
-def _own(session: Session, by: Principal, key_id: str) -> None:
-    """Let nobody touch a key of another tenant, or one that does more than they may."""
-    row = repository.of_tenant(session, by.tenant_id, key_id)
+def _make_room(session: Session, tenant_id: str) -> None:
+    quotas.hold(session, tenant_id)  # nobody else makes one meanwhile
+    if repository.count_live(session, tenant_id) >= MOST_KEYS:
+        raise TooManyKeysError(MOST_KEYS)
+
+
+def _seen(session: Session, by: Principal, key_id: str) -> ApiKey:
+    row = repository.get(session, seen_tenant(by, None), key_id)
     if row is None:
-        raise KeyNotFoundError(f"There is no key {key_id!r}.", hint="The list of keys shows those that there are.")
+        raise KeyNotFoundError(key_id)
+    return row
+
+
+def _own(session: Session, by: Principal, key_id: str) -> ApiKey:
+    """Let nobody touch a key of another tenant, or one that does more than they may."""
+    row = _seen(session, by, key_id)
     _require(by, cast(Scope, row.scope))
+    return row
 
 
 def _require(by: Principal, scope: Scope) -> None:

@@ -39,11 +39,28 @@ class ScopeMissingError(QuantmillError):
 
 
 class KeyNotFoundError(QuantmillError):
-    """There is no such key, or it has ended."""
+    """There is no such key (or it belongs to somebody else), or it has ended."""
 
     code = "key-not-found"
     title = "No such key"
     status = 404
+
+    def __init__(self, key_id: str, *, good: bool = False) -> None:
+        of_it = " that is good" if good else ""
+        super().__init__(
+            f"There is no key {key_id!r}{of_it}.", path_parameter="key_id", hint="The list of keys shows all."
+        )
+
+
+class TooManyKeysError(QuantmillError):
+    """The tenant has as many good keys as it may."""
+
+    code = "too-many-keys"
+    title = "There are too many keys"
+    status = 409
+
+    def __init__(self, most: int) -> None:
+        super().__init__(f"{most} keys are good, as many as there may be.", hint="Revoke one that is not needed.")
 
 
 class SharedLinkEndedError(QuantmillError):
@@ -59,4 +76,4 @@ class PepperMissingError(QuantmillError):
 
     code = "key-pepper-missing"
     title = "The pepper of the keys is missing"
-    status = 500
+    status = 409

@@ -46,7 +46,7 @@ class Holder:
     scope: Scope
 
 
-_OPEN = Holder(DEFAULT_TENANT, NO_KEY, "admin")
+_OPEN = Holder(DEFAULT_TENANT, NO_KEY, "operator")
 
 
 class Keyring:
@@ -253,10 +253,10 @@ class Keyring:
 def _fixed_keys(settings: Settings) -> tuple[tuple[str, Holder], ...]:
     """The keys of which there is no row: the one of the settings, or that of the file on this host."""
     if settings.api_key is not None:
-        return ((settings.api_key.get_secret_value(), Holder(DEFAULT_TENANT, INSTALLATION_KEY, "admin")),)
+        return ((settings.api_key.get_secret_value(), Holder(DEFAULT_TENANT, INSTALLATION_KEY, "operator")),)
     if settings.open or not is_loopback(settings.host):
         return ()
-    return ((own_secret(settings.data_dir / LOCAL_KEY_FILE), Holder(DEFAULT_TENANT, LOCAL_KEY, "admin")),)
+    return ((own_secret(settings.data_dir / LOCAL_KEY_FILE), Holder(DEFAULT_TENANT, LOCAL_KEY, "operator")),)
 
 
 def _digest(text: str) -> bytes:

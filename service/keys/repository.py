@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from sqlalchemy import ColumnElement, case, or_, select, update
+from sqlalchemy import ColumnElement, case, func, or_, select, update
 from sqlalchemy.orm import Session
 
 from service.db import db_now
+from service.ids import is_id
+from service.pagination import Position
 from service.principal import Scope
-from service.repository import now_seconds
+from service.repository import newest_first, now_seconds
 from service.tables import ApiKey
 
 
@@ -46,9 +48,15 @@ def live(session: Session, key_id: str) -> ApiKey | None:
     return session.scalar(select(ApiKey).where(ApiKey.id == key_id, *_is_live()))
 
 
-def of_tenant(session: Session, tenant_id: str, key_id: str) -> ApiKey | None:
-    """The tenant's key, also one that has ended."""
-    return session.scalar(select(ApiKey).where(ApiKey.id == key_id, ApiKey.tenant_id == tenant_id))
+def get(session: Session, tenant_id: str | None, key_id: str) -> ApiKey | None:
+    """A key of the tenant, or of any, also one that has ended."""
+    statement = select(ApiKey).where(ApiKey.id == key_id, *_of(tenant_id))
+    return session.scalar(statement) if is_id(key_id, "key") else None
+
+
+def count_live(session: Session, tenant_id: str) -> int:
+    """How many keys of the tenant are good."""
+    return session.scalar(select(func.count()).select_from(ApiKey).where(*_of(tenant_id), *_is_live())) or 0
 
 
 def any_live(session: Session) -> bool:
@@ -64,7 +72,14 @@ def live_ids(session: Session) -> frozenset[str]:
 def list_all(session: Session, tenant_id: str | None) -> list[ApiKey]:
     """Keys of one tenant or of all, the newest first."""
     statement = select(ApiKey).order_by(ApiKey.created_at.desc(), ApiKey.id.desc())
-    return list(session.scalars(statement if tenant_id is None else statement.where(ApiKey.tenant_id == tenant_id)))
+    return list(session.scalars(statement.where(*_of(tenant_id))))
+
+
+def list_page(
+    session: Session, tenant_id: str | None, after: Position | None, limit: int
+) -> tuple[list[ApiKey], Position | None]:
+    """One page of the same, and the position to go on from."""
+    return newest_first(session, ApiKey, _of(tenant_id), after, limit)
 
 
 def revoke(session: Session, key_id: str, *, after_seconds: float = 0.0) -> bool:
@@ -90,6 +105,10 @@ def note_used(session: Session, key_id: str) -> None:
         .values(last_used_at=db_now())
         .execution_options(synchronize_session=False)
     )
+
+
+def _of(tenant_id: str | None) -> list[ColumnElement[bool]]:
+    return [] if tenant_id is None else [ApiKey.tenant_id == tenant_id]
 
 
 def _is_live() -> tuple[ColumnElement[bool], ...]:

@@ -1,8 +1,9 @@
-"""What is told of a key that is to be made."""
+"""What is told of a key, and of one that is to be made."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from datetime import datetime
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
@@ -11,6 +12,11 @@ from service.principal import Scope
 
 # Ten years; who wants more wants a key that never expires.
 _MOST_DAYS = 3650.0
+DAY_SECONDS = 24 * 3600.0
+_MOST_GRACE_SECONDS = 30 * DAY_SECONDS
+
+KeyState = Literal["good", "expired", "revoked"]
+Tenant = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 
 
 def _visible(name: str) -> str:
@@ -20,7 +26,7 @@ def _visible(name: str) -> str:
 
 
 class KeyCreate(BaseModel):
-    """A key of the maker's tenant."""
+    """A key that is to be made."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -29,3 +35,38 @@ class KeyCreate(BaseModel):
     days: float | None = Field(
         default=None, ge=0.001, le=_MOST_DAYS, allow_inf_nan=False, description="Until it expires; null: never."
     )
+    tenant: Tenant | None = Field(
+        default=None, description="Whose nouns it sees; null: the maker's tenant. Another takes an operator."
+    )
+
+
+class KeyRotate(BaseModel):
+    """How a key is replaced."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    grace_seconds: float = Field(
+        default=DAY_SECONDS, ge=0.0, le=_MOST_GRACE_SECONDS, allow_inf_nan=False,
+        description="The old key stays good for so long; 0 ends it at once.",
+    )  # fmt: skip
+
+
+class KeyOut(BaseModel):
+    """A key, without its text."""
+
+    id: str
+    tenant: str = Field(description="Whose models, data and jobs it sees.")
+    name: str
+    scope: Scope
+    state: KeyState
+    last4: str = Field(description="The last characters of its text.")
+    created_at: datetime
+    expires_at: datetime | None
+    last_used_at: datetime | None = Field(description="To the minute.")
+    revoked_at: datetime | None
+
+
+class KeyMade(KeyOut):
+    """A new key."""
+
+    key: str = Field(description="Its text, shown this once: sent as Authorization: Bearer KEY.")

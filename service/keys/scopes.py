@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from service.principal import Scope
+from service.keys.errors import ScopeMissingError
+from service.principal import Principal, Scope
 
 _READING = frozenset({"GET", "HEAD", "OPTIONS"})
-# Routes that need another scope than their method says; admins alone see what concerns all tenants.
+# Routes that need another scope than their method says; operators alone see what concerns all tenants.
 _NEEDED: dict[tuple[str, str], Scope] = {
     ("POST", "/v1/jobs:validate"): "read",
     ("POST", "/v1/jobs/{job_id}/events/token"): "read",
@@ -68,16 +69,37 @@ _NEEDED: dict[tuple[str, str], Scope] = {
     ("POST", "/admin/keys"): "admin",
     ("POST", "/admin/keys/{key_id}/rotate"): "admin",
     ("POST", "/admin/keys/{key_id}/revoke"): "admin",
-    ("POST", "/admin/audit/verify"): "admin",
-    ("GET", "/admin/quotas"): "admin",
-    ("GET", "/admin/quotas/{tenant}"): "admin",
-    ("POST", "/admin/quotas/{tenant}"): "admin",
+    ("POST", "/admin/audit/verify"): "operator",
+    ("GET", "/admin/quotas"): "operator",
+    ("GET", "/admin/quotas/{tenant}"): "operator",
+    ("POST", "/admin/quotas/{tenant}"): "operator",
+    ("GET", "/v1/keys"): "admin",
+    ("POST", "/v1/keys"): "admin",
+    ("GET", "/v1/keys/{key_id}"): "admin",
+    ("POST", "/v1/keys/{key_id}/rotate"): "admin",
+    ("POST", "/v1/keys/{key_id}/revoke"): "admin",
     ("GET", "/v1/audit"): "admin",
-    ("GET", "/v1/tenants/{tenant}"): "admin",
-    ("PUT", "/v1/tenants/{tenant}/quota"): "admin",
+    ("GET", "/v1/tenants/{tenant}"): "operator",
+    ("PUT", "/v1/tenants/{tenant}/quota"): "operator",
 }
 
 
 def needed(method: str, path: str) -> Scope:
     """The scope that a request to the route ``path`` needs."""
     return _NEEDED.get((method, path)) or ("read" if method in _READING else "submit")
+
+
+def seen_tenant(by: Principal, asked: str | None) -> str | None:
+    """The tenant whose things are shown, where ``asked`` is what was asked for; None: all, which operators alone see.
+
+    Raises:
+        ScopeMissingError: it is another's, and the asker no operator.
+    """
+    if by.may("operator") or asked == by.tenant_id:
+        return asked
+    if asked is None:
+        return by.tenant_id
+    raise ScopeMissingError(
+        f"A key of scope {by.scope!r} sees its own tenant alone, and not {asked!r}.",
+        hint="Leave out the tenant, or use a key of scope 'operator'.",
+    )

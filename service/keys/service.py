@@ -56,6 +56,13 @@ def create(
         scope: the highest of what it may do.
         days: until it expires; None: never.
     """
+    made = add(session, pepper, tenant_id=tenant_id, name=name, scope=scope, days=days)
+    note(session, by, "key.create", made.row.id)
+    return made
+
+
+def add(session: Session, pepper: str, *, tenant_id: str, name: str, scope: Scope, days: float | None) -> MadeKey:
+    """As ``create``, for whoever notes it in the audit."""
     made = make_key()
     now = repository.datetime_now(session)
     row = repository.add(
@@ -70,7 +77,6 @@ def create(
         created_at=now,
         expires_at=None if days is None else now + timedelta(days=days),
     )
-    note(session, by, "key.create", made.id)
     return MadeKey(row, made.text)
 
 
@@ -81,7 +87,7 @@ def revoke(session: Session, by: Principal, key_id: str) -> None:
         KeyNotFoundError: there is none of this id that is good.
     """
     if not repository.revoke(session, key_id):
-        raise _not_found(key_id)
+        raise KeyNotFoundError(key_id, good=True)
     note(session, by, "key.revoke", key_id)
 
 
@@ -93,12 +99,9 @@ def rotate(session: Session, pepper: str, by: Principal, key_id: str, *, grace_s
     """
     old = repository.live(session, key_id)
     if old is None or not repository.revoke(session, key_id, after_seconds=grace_seconds):
-        raise _not_found(key_id)
+        raise KeyNotFoundError(key_id, good=True)
     days = None if old.expires_at is None else (old.expires_at - old.created_at) / timedelta(days=1)
-    note(session, by, "key.rotate", key_id)
     scope: Scope = old.scope  # type: ignore[assignment] # the table allows no other
-    return create(session, pepper, by, tenant_id=old.tenant_id, name=old.name, scope=scope, days=days)
-
-
-def _not_found(key_id: str) -> KeyNotFoundError:
-    return KeyNotFoundError(f"There is no key {key_id!r} that is good.", hint="`quantmill keys list` shows all.")
+    made = add(session, pepper, tenant_id=old.tenant_id, name=old.name, scope=scope, days=days)
+    note(session, by, "key.rotate", f"{key_id}@{made.row.id}")
+    return made

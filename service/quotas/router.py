@@ -1,4 +1,4 @@
-"""HTTP face of quotas: one's own, and for admins those of all tenants."""
+"""HTTP face of quotas: one's own, and for operators those of all tenants."""
 
 from __future__ import annotations
 
@@ -24,13 +24,15 @@ async def get_quota(desk: DeskDep, principal: PrincipalDep) -> TenantOut:
 
 @router.get("/v1/tenants/{tenant}")
 async def get_tenant(tenant: Tenant, desk: DeskDep, _: PrincipalDep) -> TenantOut:
-    """What a tenant may use, and uses. For admins."""
+    """What a tenant may use, and uses. For operators."""
     return await desk.reads.run(lambda: quotas.get(desk, tenant))
 
 
 @router.put("/v1/tenants/{tenant}/quota")
 async def set_tenant_quota(tenant: Tenant, body: Quota, desk: DeskDep, principal: PrincipalDep) -> TenantOut:
-    """Set the tenant's own limits, in place of all that were set before; what is left out is the default's. For admins.
+    """Set the tenant's own limits, in place of all that were set before; what is left out is the default's.
+
+    For operators.
 
     Every API process heeds them within five seconds.
     """

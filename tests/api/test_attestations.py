@@ -31,7 +31,7 @@ from tests.support.hand_overs import dump
 from tests.support.patience import PATIENCE_SECONDS
 from worker.reconcile.attesting import Attester
 
-OPERATOR = Principal("default", COMMAND_LINE, "admin")
+OPERATOR = Principal("default", COMMAND_LINE, "operator")
 
 
 def keys(front: Front) -> list[dict[str, Any]]:

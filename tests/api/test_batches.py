@@ -17,7 +17,7 @@ from tests.support.batches import fail, grid_body, job_of, shown, submitted, suc
 from tests.support.front import Front, pointers, problem, taken
 from tests.support.patience import PATIENCE_SECONDS
 
-BY = Principal(DEFAULT_TENANT, COMMAND_LINE, "admin")
+BY = Principal(DEFAULT_TENANT, COMMAND_LINE, "operator")
 
 
 def stored(front: Front) -> tuple[int, int, int]:

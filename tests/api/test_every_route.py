@@ -55,6 +55,7 @@ REQUESTS: dict[str, Callable[[Front], Request]] = {
     "schedule": lambda front: ("/v1/schedules", {"name": "nightly", "cron": "0 2 * * *", "template": front.job_body()}),
     "run": lambda front: (f"/v1/schedules/{add_schedule(front, front.job_body())['id']}/run", None),
     "webhook": lambda _: ("/v1/webhooks", {"url": "https://8.8.8.8/"}),
+    "key": lambda _: ("/v1/keys", {"name": "ci", "scope": "read"}),
     "hand-over": lambda front: (f"/v1/jobs/{front.new_job()}/hand-over", target("8.8.8.8")),
     "retry": lambda front: repeated(front, "retry", None),
     "clone": lambda front: repeated(front, "clone", {"name": "other"}),
@@ -65,7 +66,7 @@ OTHERS: dict[str, dict[str, Any]] = {
     "webhook": {"description": "another"}, "hand-over": target("8.8.4.4"),
     "evaluation": {"evaluation": {"latency_runs": 3}},
 }  # fmt: skip
-AGAIN = ("model", "dataset", "job", "evaluation", "batch", "webhook", "clone")
+AGAIN = ("model", "dataset", "job", "evaluation", "batch", "webhook", "key", "clone")
 
 
 def on_both(rows: Iterable[str], *those: str) -> list[Any]:
@@ -221,6 +222,7 @@ LISTS: dict[str, tuple[Callable[[Front], object], Callable[[Front, object], str]
         lambda _: {"url": "https://8.8.8.8/"},
         lambda front, body: front.http.post("/v1/webhooks", json=body).json()["id"],
     ),
+    "/v1/keys": (lambda _: {"name": "ci"}, lambda front, body: front.http.post("/v1/keys", json=body).json()["id"]),
 }
 
 
@@ -298,13 +300,14 @@ PATHS = {
     "batch_id": ["GET /v1/batches/{}", "POST /v1/batches/{}/cancel", "GET /v1/batches/{}/events"],
     "schedule_id": ["GET /v1/schedules/{}", "POST /v1/schedules/{}/run", "POST /v1/schedules/{}/pause"],
     "webhook_id": ["GET /v1/webhooks/{}", "POST /v1/webhooks/{}/ping", "GET /v1/webhooks/{}/deliveries"],
+    "key_id": ["GET /v1/keys/{}", "POST /v1/keys/{}/rotate", "POST /v1/keys/{}/revoke"],
     "inspection_id": ["GET /v1/inspections/{}"],
     "digest": ["DELETE /v1/quarantine/{}"],
     "name": ["GET /v1/presets/{}", "GET /v1/targets/{}"],
 }
 PREFIXES = {
     **{"upload_id": "upl_", "model_id": "mdl_", "dataset_id": "dst_", "job_id": "job_", "artifact_id": "art_"},
-    **{"batch_id": "bat_", "schedule_id": "sch_", "webhook_id": "whk_", "inspection_id": "ins_"},
+    **{"batch_id": "bat_", "schedule_id": "sch_", "webhook_id": "whk_", "inspection_id": "ins_", "key_id": "key_"},
 }
 # What each asks for besides, so that nothing is missing but the noun.
 HEADERS = {"If-Match": "*", "Upload-Offset": "0"}

@@ -156,7 +156,7 @@ def test_a_quota_is_told_with_the_time_to_wait(
 ) -> None:
     def limit(**limits: float) -> None:
         with worker.desk.database.write() as session:
-            by = Principal(DEFAULT_TENANT, COMMAND_LINE, "admin")
+            by = Principal(DEFAULT_TENANT, COMMAND_LINE, "operator")
             quotas.set_quota(session, by, DEFAULT_TENANT, Quota.model_validate(limits))
 
     monkeypatch.setattr(quotas, "_LATER_SECONDS", 1.0)

@@ -8,7 +8,7 @@ from service.keys.service import MadeKey
 from service.principal import COMMAND_LINE, DEFAULT_TENANT, Principal, Scope
 from tests.support.front import Front
 
-BY = Principal(DEFAULT_TENANT, COMMAND_LINE, "admin")
+BY = Principal(DEFAULT_TENANT, COMMAND_LINE, "operator")
 
 
 def new_key(front: Front, scope: Scope = "submit", *, tenant: str = DEFAULT_TENANT, name: str = "page") -> MadeKey:

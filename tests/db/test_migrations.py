@@ -407,7 +407,30 @@ class Deeds(Scene):
         assert self.ask("SELECT seq, hash FROM audit_heads") == [(3, previous)]
 
 
-SCENES = (Jobs, Archives, Versions, Outlines, Parts, Names, Attestations, LastPass, Evaluations, ScheduleNames, Deeds)
+class Operators(Scene):
+    """Who ran the installation goes on doing so; older code knows no operators."""
+
+    before = "20261212_lease_rounds"
+    scopes = "SELECT tenant_id, scope FROM api_keys"
+
+    def fill(self) -> None:
+        with self.database.write() as session:
+            for key, tenant, scope in (("a", "default", "admin"), ("b", "vision", "admin"), ("c", "default", "read")):
+                insert_row(session, "api_keys", id=key, tenant_id=tenant, scope=scope, secret_hash="0" * 64)
+
+    def at_head(self) -> None:
+        assert self.ask(self.scopes) == [("default", "operator"), ("default", "read"), ("vision", "admin")]
+
+    def back(self) -> None:
+        assert self.ask(self.scopes) == [("default", "admin"), ("default", "read"), ("vision", "admin")]
+        with self.refused() as session:
+            session.execute(text("UPDATE api_keys SET scope = 'operator'"))
+
+
+SCENES = (
+    Jobs, Archives, Versions, Outlines, Parts, Names, Attestations, LastPass, Evaluations, ScheduleNames, Deeds,
+    Operators,
+)  # fmt: skip
 
 
 def tables(database: Database) -> set[str]:

@@ -18,7 +18,7 @@ from worker.confinement.controls import find_controls
 
 __all__ = ["app", "bench", "front", "sqlite_front"]
 PEPPER = "0a1b2c3d4e5f-of-some-length"
-BY = Principal(DEFAULT_TENANT, COMMAND_LINE, "admin")
+BY = Principal(DEFAULT_TENANT, COMMAND_LINE, "operator")
 
 
 @pytest.fixture

@@ -183,6 +183,11 @@ def test_every_mutating_route_leaves_one_row(sqlite_front: Front) -> None:
     digest = quarantine(sqlite_front, sqlite_front.ready_model())
     send("DELETE", "/v1/quarantine/{digest}", "quarantine.release", digest)
     send("PUT", "/v1/tenants/{tenant}/quota", "tenant.set_quota", "beta", json={})
+    made = send("POST", "/v1/keys", "key.create", json={"name": "ci"})
+    before, answer = rows(sqlite_front), http.post(f"/v1/keys/{made}/rotate").json()
+    assert [row[:2] for row in rows(sqlite_front)[len(before) :]] == [("key.rotate", f"{made}@{answer['id']}")]
+    done.add(("POST", "/v1/keys/{key_id}/rotate"))
+    send("POST", "/v1/keys/{key_id}/revoke", "key.revoke", made)
     hook = send("POST", "/v1/webhooks", "webhook.create", json={"url": "https://hooks.invalid/"})
     one = "/v1/webhooks/{webhook_id}"
     send("PATCH", one, "webhook.update", hook, json={"description": "d"}, headers={"If-Match": "*"})

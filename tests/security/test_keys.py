@@ -8,6 +8,7 @@ import stat
 from datetime import timedelta
 from pathlib import Path
 
+import httpx
 import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
@@ -17,14 +18,14 @@ from sqlalchemy import text, update
 
 from service.db import Database, db_now, migrate
 from service.deps import Desk
-from service.keys import guesses, local, repository, service
+from service.keys import desk, guesses, local, repository, service
 from service.keys import keyring as keyrings
 from service.keys.files import LOCAL_KEY_FILE, own_secret
 from service.keys.guesses import GUESSES_AT_ONCE
 from service.keys.scopes import needed
 from service.keys.secrets import hash_of, make_key, parts_of, weakness
 from service.keys.start import start_refusal
-from service.principal import SCOPES, Scope
+from service.principal import DEFAULT_TENANT, SCOPES, Scope
 from service.settings import Settings
 from service.tables import ApiKey
 from tests.api.conftest import front_of
@@ -189,6 +190,42 @@ def test_a_key_may_do_what_its_scope_says_and_no_more(closed: Front, scope: Scop
     assert needed("GET", "/v1/jobs") == needed("HEAD", "/anything") == "read"
     assert needed("POST", "/v1/something-new") == needed("DELETE", "/v1/something-new") == "submit"
     assert ("submit" in refused) == (scope == "read")
+
+
+@pytest.mark.both_databases
+def test_an_admin_has_the_keys_of_the_own_tenant_and_an_operator_those_of_all(front: Front, monkeypatch) -> None:
+    monkeypatch.setattr(keyrings, "REMEMBERED_SECONDS", 0.0)
+    admin, operator, theirs = (make(front, *whose) for whose in (("admin", "a"), ("operator", "a"), ("admin", "b")))
+
+    def ask(by: tuple[str, str], path: str = "", body: dict[str, object] | None = None) -> httpx.Response:
+        method = "GET" if body is None else "POST"
+        return front.http.request(method, f"/v1/keys{path}", headers=bearer(by[1]), json=body)
+
+    made = ask(admin, body={"name": "ci", "days": 1})
+    assert (made.status_code, made.json()["tenant"], made.json()["scope"]) == (201, "a", "submit")
+    own = f"/{made.json()['id']}"
+    assert status(front, made.json()["key"]) == 200
+    assert made.json()["key"] not in ask(admin, own).text + ask(admin).text
+    rotated = ask(admin, f"{own}/rotate", {"grace_seconds": 0}).json()
+    assert (status(front, rotated["key"]), status(front, made.json()["key"])) == (200, 401)
+    assert ask(admin, f"/{rotated['id']}/revoke", {}).json()["state"] == "revoked"
+    assert status(front, rotated["key"]) == 401
+    for by, tenants in ((admin, {"a"}), (theirs, {"b"}), (operator, {"a", "b"})):
+        assert {item["tenant"] for item in ask(by).json()["items"]} == tenants
+        rows = front.http.get("/v1/audit", headers=bearer(by[1])).json()["items"]
+        assert {row["tenant_id"] for row in rows} == ({"a", DEFAULT_TENANT} if by is operator else tenants - {"b"})
+    for path in (f"/{theirs[0]}", f"/{theirs[0]}/revoke", f"/{theirs[0]}/rotate"):
+        problem(ask(admin, path, None if path.count("/") == 1 else {}), 404, "key-not-found")
+    for path, body in (
+        ("?tenant=b", None), ("", {"name": "ci", "tenant": "b"}), ("", {"name": "ci", "scope": "operator"}),
+        (f"/{operator[0]}/revoke", {}), (f"/{operator[0]}/rotate", {}),
+    ):  # fmt: skip
+        problem(ask(admin, path, body), 403, "scope-missing")
+    problem(front.http.get("/v1/audit?tenant=b", headers=bearer(admin[1])), 403, "scope-missing")
+    assert ask(operator, body={"name": "ci", "tenant": "b"}).json()["tenant"] == "b"
+    monkeypatch.setattr(desk, "MOST_KEYS", 2)
+    problem(ask(theirs, body={"name": "one more"}), 409, "too-many-keys")
+    problem(ask(theirs, f"/{theirs[0]}/rotate", {}), 409, "too-many-keys")
 
 
 @given(st.text())

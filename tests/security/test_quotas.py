@@ -270,8 +270,8 @@ def test_uploads_are_slowed_down_to_their_pace(monkeypatch) -> None:
     assert rates.Meter(Quota()).upload_pause_seconds(10**9) == 0.0
 
 
-def test_admins_see_and_set_the_limits_of_all(front: Front) -> None:
-    admin, other = (bearer(make_key(front, scope, "acme")[1]) for scope in ("admin", "manage"))
+def test_operators_see_and_set_the_limits_of_all(front: Front) -> None:
+    admin, other = (bearer(make_key(front, scope, "acme")[1]) for scope in ("operator", "admin"))
     place = "/v1/tenants/beta/quota"
     problem(front.http.put(place, json={"jobs_queued": 5}, headers=other), 403, "scope-missing")
     answer = front.http.put(place, json={"jobs_queued": 5}, headers=admin)

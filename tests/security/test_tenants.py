@@ -72,8 +72,9 @@ def estate(front: Front) -> Estate:
         "delivery_id": delivery["id"], "alias": ALIAS, "upload_id": open_upload["id"], "model_id": model_id,
         "dataset_id": dataset_id, "job_id": job_id, "inspection_id": inspection["id"], "artifact_id": artifact["id"],
         "digest": quarantine(front, front.ready_model()),
+        "key_id": front.http.post("/v1/keys", json={"name": "k"}).json()["id"],
     }  # fmt: skip
-    return Estate(front, ids, bearer(make_key(front, "manage", "other")[1]))
+    return Estate(front, ids, bearer(make_key(front, "admin", "other")[1]))
 
 
 def contents(front: Front) -> dict[str, list[str]]:
@@ -208,5 +209,5 @@ def test_one_place_filters_by_tenant() -> None:
                 isinstance(side, ast.Attribute) and side.attr == "tenant_id" for side in (node.left, *node.comparators)
             ):
                 places.add(str(path.relative_to(SERVICE)))
-    # keys and the audit are the installation's, and are asked for by tenant
-    assert places == {"tenancy.py", "keys/repository.py", "audit/repository.py"}
+    # keys and the audit are the installation's, and are asked for by tenant, which scopes allow
+    assert places == {"tenancy.py", "keys/scopes.py", "keys/repository.py", "audit/repository.py"}

@@ -18,7 +18,7 @@ from worker.commands.options import DataDir
 if TYPE_CHECKING:
     from service.db import Database
     from service.keys.service import MadeKey
-    from service.tables import ApiKey, SigningKeyRow
+    from service.tables import SigningKeyRow
 
 app = typer.Typer(
     name="keys",
@@ -41,7 +41,10 @@ def create(
     tenant: Tenant = DEFAULT_TENANT,
     scope: Annotated[
         Scope,
-        typer.Option(help="read; submit: also upload, submit, cancel; manage: also release; admin: everything."),
+        typer.Option(
+            help="read; submit: also upload, submit, cancel; manage: also delete, release, webhooks; admin: also the "
+            "tenant's keys and audit; operator: also those of all tenants, and their limits."
+        ),
     ] = "submit",
     days: Annotated[float | None, typer.Option(min=0.001, help="Expires after so many days. Default: never.")] = None,
     as_json: As_json = False,
@@ -67,16 +70,18 @@ def list_keys(
 ) -> None:
     """All keys, the newest first: whose, what they may do, when they were last used, whether they are good."""
     from service.keys import repository
+    from service.keys.views import key_out
 
     with installation(data_dir) as (settings, database), database.read() as session:
         rows, now = repository.list_all(session, tenant), repository.datetime_now(session)
+    shown = [key_out(row, now) for row in rows]
     if as_json:
-        print_items(_fields(row, now) for row in rows)
+        print_items(shown)
         return
-    for row in rows:
+    for row in shown:
         used = "never used" if row.last_used_at is None else f"last used {row.last_used_at:%Y-%m-%d %H:%M}"
-        facts = f"{row.id}  ...{row.last4}  {row.tenant_id}  {row.scope:<6}"
-        typer.echo(f"{facts}  {_state(row, now):<8} {used}  {row.name}")
+        facts = f"{row.id}  ...{row.last4}  {row.tenant}  {row.scope:<8}"
+        typer.echo(f"{facts}  {row.state:<8} {used}  {row.name}")
     if not rows:
         typer.echo(f"There are no keys.{_own_key(settings)}")
 
@@ -157,7 +162,7 @@ def installation(data_dir: Any) -> Iterator[tuple[Settings, Database]]:
 
 def operator() -> Principal:
     """Who works on the database itself."""
-    return Principal(DEFAULT_TENANT, COMMAND_LINE, "admin")
+    return Principal(DEFAULT_TENANT, COMMAND_LINE, "operator")
 
 
 def check_tenant(name: str) -> str:
@@ -190,8 +195,10 @@ def _check_name(name: str, length: int) -> None:
 
 
 def _show_made(made: MadeKey, as_json: bool) -> None:
+    from service.keys.views import key_made
+
     if as_json:
-        print_json({**_fields(made.row, datetime.now(UTC)), "key": made.text})
+        print_json(key_made(made, datetime.now(UTC)))
         return
     typer.echo(made.text)
     typer.echo(f"{made.row.id} of tenant {made.row.tenant_id}, scope {made.row.scope}: shown this once", err=True)
@@ -208,18 +215,3 @@ def _show_signing(rows: list[SigningKeyRow], as_json: bool) -> None:
         state = "signs now" if key.retired_at is None else f"retired {key.retired_at:%Y-%m-%d %H:%M}"
         typer.echo(f"{key.id}  {key.algorithm}  since {key.created_at:%Y-%m-%d %H:%M}  {state}", err=True)
         typer.echo(key.public_key, nl=False)
-
-
-def _fields(row: ApiKey, now: datetime) -> dict[str, Any]:
-    moments = {
-        name: None if (at := getattr(row, name)) is None else at.isoformat()
-        for name in ("created_at", "expires_at", "last_used_at", "revoked_at")
-    }
-    facts = {"id": row.id, "tenant": row.tenant_id, "name": row.name, "scope": row.scope, "last4": row.last4}
-    return {**facts, "state": _state(row, now), **moments}
-
-
-def _state(row: ApiKey, now: datetime) -> str:
-    if row.revoked_at is not None:
-        return "revoked"
-    return "expired" if row.expires_at is not None and row.expires_at <= now else "good"

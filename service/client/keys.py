@@ -1,0 +1,51 @@
+"""Keys of the service: seen, made, replaced, ended."""
+
+from __future__ import annotations
+
+from service.client.connection import Connection
+from service.client.driving import Call, Each
+from service.client.steps import Items, Steps
+from service.keys.schemas import DAY_SECONDS, KeyMade, KeyOut
+from service.principal import Scope
+
+_PATH = "/v1/keys"
+
+
+class KeyCalls(Connection):
+    """Calls of ``/v1/keys``; they need a key of scope ``admin``, and for other tenants ``operator``."""
+
+    @Call
+    def create_key(
+        self, name: str, scope: Scope = "submit", *, days: float | None = None, tenant: str | None = None
+    ) -> Steps[KeyMade]:
+        """Make a key. ``key`` of the answer is its text, shown this once.
+
+        Args:
+            name: what people call it.
+            scope: the highest of what it may do, at most what the client's own may.
+            days: until it expires; None: never.
+            tenant: whose nouns it sees; default: the tenant of the client's key.
+        """
+        body = {"name": name, "scope": scope, "days": days, "tenant": tenant}
+        return KeyMade.model_validate((yield from self._create(_PATH, body)))
+
+    @Each
+    def keys(self, *, tenant: str | None = None, limit: int | None = None) -> Items[KeyOut, None]:
+        """All keys, also those that have ended, the newest first, read page by page; at most ``limit``."""
+        yield from self._all(_PATH, KeyOut, {"tenant": tenant}, limit)
+
+    @Call
+    def key(self, key_id: str) -> Steps[KeyOut]:
+        """One key."""
+        return KeyOut.model_validate((yield from self._json("GET", f"{_PATH}/{key_id}")))
+
+    @Call
+    def rotate_key(self, key_id: str, *, grace_seconds: float = DAY_SECONDS) -> Steps[KeyMade]:
+        """A new key in place of one, its text shown this once; the old one is good for the grace."""
+        body = {"grace_seconds": grace_seconds}
+        return KeyMade.model_validate((yield from self._json("POST", f"{_PATH}/{key_id}/rotate", json=body)))
+
+    @Call
+    def revoke_key(self, key_id: str) -> Steps[KeyOut]:
+        """End a key at once."""
+        return KeyOut.model_validate((yield from self._json("POST", f"{_PATH}/{key_id}/revoke")))
