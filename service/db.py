@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from alembic.config import Config
 
 MIGRATIONS_DIR = Path(__file__).resolve().parent.parent / "migrations"
-# Connections of one process, kept and beyond.
-POOL = (20, 20)
 # First and longest pause between two attempts to switch a new SQLite file to its write-ahead log.
 WAL_PAUSE_SECONDS = (0.005, 0.25)
 _MIGRATION_LOCK = 0x7175616E746D696C  # any number that every process agrees on
@@ -170,13 +168,13 @@ def _is_silent(error: DBAPIError) -> bool:
 
 
 def _create_engine(url: str, *, foreign_keys: bool = True, patience: Patience) -> Engine:
-    size, overflow = POOL
+    kept = patience.connections // 2
     if make_url(url).get_backend_name() == "sqlite":
         engine = create_engine(
             url,
             connect_args={"timeout": patience.lock_seconds},
-            pool_size=size,
-            max_overflow=overflow,
+            pool_size=kept,
+            max_overflow=patience.connections - kept,
             pool_timeout=patience.pool_seconds,
             json_serializer=json_text,
         )
@@ -188,8 +186,8 @@ def _create_engine(url: str, *, foreign_keys: bool = True, patience: Patience) -
     engine = create_engine(
         url,
         pool_pre_ping=True,
-        pool_size=size // 2,
-        max_overflow=overflow + size // 2,
+        pool_size=kept // 2,
+        max_overflow=patience.connections - kept // 2,
         pool_timeout=patience.pool_seconds,
         connect_args=connect_arguments(patience),
         json_serializer=json_text,

@@ -6,9 +6,10 @@ import asyncio
 import logging
 import math
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Annotated, cast
+from functools import partial, wraps
+from typing import Annotated, ParamSpec, TypeVar, cast
 
 from fastapi import Depends, Request
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
@@ -33,13 +34,17 @@ from service.quotas.rates import Meter
 from service.quotas.room import Room
 from service.settings import Settings
 from service.storage import FileStore, StorageFullError
-from service.threads import ServiceBusyError, Threads
+from service.threads import Asker, ServiceBusyError, Threads, asker
 from service.uploads.digests import RunningDigests
 
-# Reading calls to the database at a time; with the writers they need fewer connections than there are.
+# Reading calls to the database at a time.
 READERS = 24
 # Bodies that are looked into at a time: whoever sends costly ones waits for others of the kind.
-CHECKERS = 2
+CHECKERS = 4
+# Reports that are compared or rendered at a time, which may take many seconds; and how long others wait for that.
+HEAVY_READERS, HEAVY_WAIT_SECONDS = 4, 30.0
+# Connections to the database beside those of the threads: of /readyz, which looks twice, of the notifier, and a spare.
+OWN_CONNECTIONS = 4
 # Uploads whose bytes are read again, hashed or made durable at a time, which takes as long as the disk does.
 DISK_WORKERS = 8
 # Names that clients give are resolved by so many at a time: who gives slow ones keeps nobody else waiting.
@@ -50,6 +55,7 @@ STREAM_PATH, STREAM_TOKEN = "/events", "token"
 _ADDRESS_CHARS = 45
 BEARER = HTTPBearer(auto_error=False, description="A key: QUANTMILL_API_KEY, or one made by `quantmill keys create`.")
 log = logging.getLogger(__name__)
+_Asked, _Told = ParamSpec("_Asked"), TypeVar("_Told")
 
 
 @dataclass(frozen=True)
@@ -57,8 +63,8 @@ class Desk:
     """Everything that one API process shares between requests; ``opened_at`` is a moment of the monotonic clock.
 
     ``reads`` and ``writes`` are the threads for calls to the database: writers that wait for a lock keep no reader
-    waiting. ``checks`` are those that compute, on bodies of requests and on reports; ``disk`` those that end uploads;
-    ``lookups`` those that resolve names.
+    waiting. ``checks`` are those that compute on bodies of requests, ``heavy`` on reports; ``disk`` those that end
+    uploads; ``lookups`` those that resolve names. None can take the connections of another.
     """
 
     settings: Settings
@@ -72,6 +78,7 @@ class Desk:
     reads: Threads
     writes: Threads
     checks: Threads
+    heavy: Threads
     disk: Threads
     lookups: Threads
     upload_digests: RunningDigests = field(default_factory=RunningDigests)
@@ -101,6 +108,7 @@ class Desk:
             reads=reads,
             writes=Threads(settings.api_writers, settings.api_lock_seconds),
             checks=Threads(CHECKERS, settings.api_answer_seconds),
+            heavy=Threads(HEAVY_READERS, HEAVY_WAIT_SECONDS),
             disk=Threads(DISK_WORKERS, math.inf),
             lookups=Threads(LOOKUPS, settings.api_answer_seconds),
         )
@@ -124,6 +132,7 @@ def _patience(settings: Settings) -> Patience:
         connect_seconds=2.0,
         pool_seconds=settings.api_lock_seconds,
         writers=settings.api_writers,
+        connections=READERS + CHECKERS + HEAVY_READERS + settings.api_writers + OWN_CONNECTIONS,
         pause_seconds=1.0,
     )
 
@@ -134,6 +143,20 @@ async def get_desk(request: Request) -> Desk:
 
 
 DeskDep = Annotated[Desk, Depends(get_desk)]
+
+
+def reading(endpoint: Callable[_Asked, _Told]) -> Callable[_Asked, Awaitable[_Told]]:
+    """Call an endpoint that reads, and has the desk as ``desk``, in the threads for that.
+
+    FastAPI would take its own, which are as many as there are connections, and ask for nobody's turn.
+    """
+
+    @wraps(endpoint)
+    async def called(*given: _Asked.args, **named: _Asked.kwargs) -> _Told:
+        desk = cast(Desk, named["desk"])
+        return await desk.reads.run(lambda: endpoint(*given, **named))
+
+    return called
 
 
 async def get_principal(
@@ -165,6 +188,7 @@ async def get_principal(
         address=address_of(request),
         request_id=request.state.request_id,
     )
+    asker.set(Asker(principal.tenant_id, request.scope["route"].path))
     # the guard of a form with files stands within it: only who may send it has it read
     in_files = session is not None and cookies.guards_in_files(request)
     if session is not None and not in_files:

@@ -17,6 +17,7 @@ class Patience:
         connect_seconds: how long a new connection may take; libpq makes two of less.
         pool_seconds: how long a thread waits for a connection while others have them all.
         writers: write transactions at a time; the connections beyond are kept for reading.
+        connections: to the database at a time, kept and beyond.
         pause_seconds: after a server did not answer at all, further work is refused at once for so long.
     """
 
@@ -25,6 +26,7 @@ class Patience:
     connect_seconds: float = 3.0
     pool_seconds: float = 10.0
     writers: int = 40
+    connections: int = 40
     pause_seconds: float = 0.0
 
 

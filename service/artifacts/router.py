@@ -8,7 +8,7 @@ from service.artifacts import service
 from service.artifacts.content import Content, content_range, file_response, not_modified
 from service.artifacts.errors import RangeNotSatisfiableError
 from service.artifacts.schemas import ArtifactLinks, ArtifactList, ArtifactOut
-from service.deps import DeskDep, PrincipalDep
+from service.deps import DeskDep, PrincipalDep, reading
 from service.responses import Responses, problems
 from service.storage import StoredFileCorruptError, StoredFileMissingError
 from service.tables import Artifact
@@ -24,6 +24,7 @@ _FILE_RESPONSES: Responses = {
 
 
 @router.get("/v1/jobs/{job_id}/artifacts")
+@reading
 def list_artifacts(job_id: str, desk: DeskDep, principal: PrincipalDep) -> ArtifactList:
     """Files that the job produced; none before it has succeeded."""
     found = service.list_of_job(desk, principal.tenant_id, job_id)
@@ -31,12 +32,14 @@ def list_artifacts(job_id: str, desk: DeskDep, principal: PrincipalDep) -> Artif
 
 
 @router.get("/v1/artifacts/{artifact_id}")
+@reading
 def get_artifact(artifact_id: str, desk: DeskDep, principal: PrincipalDep) -> ArtifactOut:
     """What is known of an artifact."""
     return _out(service.get(desk, principal.tenant_id, artifact_id))
 
 
 @router.head("/v1/artifacts/{artifact_id}/content", responses=_FILE_RESPONSES, response_class=Response)
+@reading
 def head_content(artifact_id: str, desk: DeskDep, principal: PrincipalDep) -> Response:
     """Size, type and digest of the file."""
     artifact = service.get(desk, principal.tenant_id, artifact_id)
@@ -49,6 +52,7 @@ def head_content(artifact_id: str, desk: DeskDep, principal: PrincipalDep) -> Re
     responses=_FILE_RESPONSES | problems(RangeNotSatisfiableError, StoredFileMissingError, StoredFileCorruptError),
     response_class=Response,
 )
+@reading
 def get_content(artifact_id: str, request: Request, desk: DeskDep, principal: PrincipalDep) -> Response:
     """The file; takes Range, If-Range and If-None-Match. The entity tag is its sha256."""
     artifact = service.get(desk, principal.tenant_id, artifact_id)

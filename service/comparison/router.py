@@ -35,7 +35,7 @@ async def compare_jobs(
 ) -> Comparison:
     """Jobs side by side: configs, metrics with intervals, samples that changed sides, size, latency, layers."""
     asked = _each_once(job)
-    return await desk.checks.run(lambda: service.compare(desk, principal.tenant_id, asked, most_flips=flips))
+    return await desk.heavy.run(lambda: service.compare(desk, principal.tenant_id, asked, most_flips=flips))
 
 
 @router.get(
@@ -47,9 +47,7 @@ async def compare_jobs(
 async def compare_jobs_csv(job: Jobs, desk: DeskDep, principal: PrincipalDep) -> Response:
     """The same as a table of CSV: one row per job."""
     asked = _each_once(job)
-    text = await desk.checks.run(
-        lambda: comparison_csv(service.compare(desk, principal.tenant_id, asked, most_flips=0))
-    )
+    text = await desk.heavy.run(lambda: comparison_csv(service.compare(desk, principal.tenant_id, asked, most_flips=0)))
     headers = {"Content-Disposition": 'attachment; filename="comparison.csv"', "X-Content-Type-Options": "nosniff"}
     return Response(text.encode(), media_type="text/csv; charset=utf-8", headers=headers)
 

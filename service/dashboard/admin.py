@@ -47,8 +47,8 @@ async def create_key(request: Request, desk: DeskDep, principal: PrincipalDep) -
         body = await checked(desk, KeyCreate, asked)
     except ValidationError as error:
         return await _again(request, desk, principal, form, error)
-    answer = await desk.writes.run(lambda: keys.create(desk, principal, body))
-    return page(request, "secret_made.html.jinja", **_shown_once(KeyMade.model_validate(answer.body)))
+    made = await desk.writes.run(lambda: KeyMade.model_validate(keys.create(desk, principal, body).body))
+    return page(request, "secret_made.html.jinja", **_shown_once(made))
 
 
 @router.post("/admin/keys/{key_id}/rotate")

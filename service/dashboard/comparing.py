@@ -72,7 +72,7 @@ async def compare_jobs(
         return page(request, "compare_choose.html.jinja", jobs=offered, chosen=asked, choosing=True)
     if any(len(one) > 64 for one in asked):
         raise InvalidRequestError("A job's id has 64 characters at most.", query="job")
-    found = await desk.checks.run(lambda: service.compare(desk, principal.tenant_id, asked, most_flips=_FLIPS))
+    found = await desk.heavy.run(lambda: service.compare(desk, principal.tenant_id, asked, most_flips=_FLIPS))
     return page(request, "compare.html.jinja", **_shown(found))
 
 

@@ -108,7 +108,7 @@ async def get_graph(
     """The graph; what is drawn, chosen and found stands in the address."""
     wanted = Wanted(by, _opened(open), node, find.strip(), number)
     found = await desk.reads.run(lambda: sources(desk, principal.tenant_id, job_id))
-    shown = await desk.checks.run(lambda: _shown(known(desk, found), found, wanted))
+    shown = await desk.heavy.run(lambda: _shown(known(desk, found), found, wanted))
     return page(request, "graph.html.jinja", job=found.job, wanted=wanted, **shown)
 
 

@@ -51,10 +51,10 @@ async def get_report(
         return service.report(desk, tenant_id, job_id), service.get(desk, tenant_id, job_id)
 
     row, view = await desk.reads.run(read)
-    report = await desk.checks.run(lambda: any_report(row))
+    report = await desk.heavy.run(lambda: any_report(row))
     if isinstance(report, EvaluationReport):
         evaluated = report
-        return await desk.checks.run(lambda: _evaluation(request, view, evaluated))
+        return await desk.heavy.run(lambda: _evaluation(request, view, evaluated))
     found = report
 
     def show() -> HTMLResponse:
@@ -71,7 +71,7 @@ async def get_report(
             changed=changed_samples(desk, tenant_id, view, found.fidelity.source),
         )
 
-    return await desk.checks.run(show)
+    return await desk.heavy.run(show)
 
 
 def _quantization(request: Request, view: JobView, report: Report, **shown: Any) -> HTMLResponse:
@@ -135,5 +135,5 @@ async def get_shared(request: Request, token: str, desk: DeskDep) -> Response:
     }
     if etag_matches(request.headers.get("If-None-Match"), headers["ETag"]):
         return Response(status_code=304, headers=headers)
-    document = await desk.checks.run(lambda: rendered(whole_report(row), "html"))
+    document = await desk.heavy.run(lambda: rendered(whole_report(row), "html"))
     return Response(document, media_type=FORMATS["html"].media_type, headers=headers)

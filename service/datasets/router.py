@@ -15,7 +15,7 @@ from service.datasets import service
 from service.datasets.errors import DatasetInUseError, ThumbnailsNotFoundError
 from service.datasets.schemas import DatasetCreate, DatasetOut
 from service.datasets.views import dataset_in_list, dataset_out
-from service.deps import DeskDep, PrincipalDep
+from service.deps import DeskDep, PrincipalDep, reading
 from service.http import DEFAULT_LIMIT, CursorParameter, Limit, Wait, etag_matches, only_parameters, poll
 from service.idempotency.answers import IdempotencyHeader
 from service.names.deletion.service import delete
@@ -57,6 +57,7 @@ async def create_dataset(
 
 
 @router.get("", dependencies=[Depends(only_parameters(*FILTERS, keyed=TAG))], openapi_extra=TAG_PARAMETER)
+@reading
 def list_datasets(
     desk: DeskDep,
     principal: PrincipalDep,
@@ -138,6 +139,7 @@ async def delete_dataset(dataset_id: str, desk: DeskDep, principal: PrincipalDep
     | problems(ThumbnailsNotFoundError, RangeNotSatisfiableError, StoredFileMissingError, StoredFileCorruptError),
     response_class=Response,
 )
+@reading
 def get_thumbnails(dataset_id: str, request: Request, desk: DeskDep, principal: PrincipalDep) -> Response:
     """A sheet of 16 samples, small, in the order of the data, as the model sees them but for scale and mean. PNG."""
     found_id = identify(desk, DATASETS, principal.tenant_id, dataset_id)

@@ -15,7 +15,7 @@ from service.contracts.evaluation_report import EvaluationReport
 from service.contracts.labels import MOST_LABELS
 from service.contracts.references import MOST_REFERENCE_CHARS
 from service.contracts.report import REPORT_SCHEMA_VERSION, Report, Verdict, upgraded
-from service.deps import DeskDep, PrincipalDep
+from service.deps import DeskDep, PrincipalDep, reading
 from service.egress.errors import AddressNotAllowedError, UrlNotAllowedError
 from service.hand_overs.asking import refuse_inside
 from service.hand_overs.errors import HandOverUnavailableError
@@ -147,6 +147,7 @@ async def validate_job(body: JobValidate, desk: DeskDep, principal: PrincipalDep
     ],
     openapi_extra=keyed_parameter(_LABEL, MOST_LABELS),
 )
+@reading
 def list_jobs(
     request: Request,
     desk: DeskDep,
@@ -362,7 +363,7 @@ async def get_report(
     }
     if etag_matches(if_none_match, headers["ETag"]):
         return Response(status_code=304, headers=headers)
-    return await desk.checks.run(
+    return await desk.heavy.run(
         lambda: JSONResponse(row.body if is_evaluation(row) else upgraded(row.body), headers=headers)
     )
 

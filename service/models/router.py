@@ -9,7 +9,7 @@ from fastapi import APIRouter, Depends, Header, Request, Response
 from service.bodies import ThreadedBodyRoute
 from service.conditions import Conditions, IfMatch, PreconditionFailedError, PreconditionRequiredError
 from service.contracts.errors import InvalidRequestError, Pt2NotAllowedError
-from service.deps import DeskDep, PrincipalDep
+from service.deps import DeskDep, PrincipalDep, reading
 from service.http import DEFAULT_LIMIT, CursorParameter, Limit, Wait, etag_matches, only_parameters, poll
 from service.idempotency.answers import IdempotencyHeader
 from service.models import service
@@ -57,6 +57,7 @@ async def create_model(
 
 
 @router.get("", dependencies=[Depends(only_parameters(*FILTERS, keyed=TAG))], openapi_extra=TAG_PARAMETER)
+@reading
 def list_models(
     desk: DeskDep,
     principal: PrincipalDep,

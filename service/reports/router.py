@@ -84,5 +84,5 @@ async def _answer(desk: Desk, tenant_id: str, job_id: str, form: FormatName, if_
     if etag_matches(if_none_match, headers["ETag"]):
         return Response(status_code=304, headers=headers)
     # a report of thousands of layers takes a second to draw
-    document = await desk.checks.run(lambda: rendered(whole_report(row), form))
+    document = await desk.heavy.run(lambda: rendered(whole_report(row), form))
     return Response(document, media_type=shape.media_type, headers=headers)

@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Header, Request, Response
 
 from service.bodies import ThreadedBodyRoute
-from service.deps import DeskDep, PrincipalDep
+from service.deps import DeskDep, PrincipalDep, reading
 from service.responses import problems
 from service.storage import StorageFullError
 from service.tables import Upload
@@ -58,6 +58,7 @@ async def create_upload(body: UploadCreate, desk: DeskDep, principal: PrincipalD
 
 
 @router.get("/{upload_id}")
+@reading
 def get_upload(upload_id: str, desk: DeskDep, principal: PrincipalDep, response: Response) -> UploadOut:
     """An upload and how far it has come."""
     upload, offset = service.get(desk, principal.tenant_id, upload_id)
@@ -66,6 +67,7 @@ def get_upload(upload_id: str, desk: DeskDep, principal: PrincipalDep, response:
 
 
 @router.head("/{upload_id}", status_code=200, response_class=Response)
+@reading
 def head_upload(upload_id: str, desk: DeskDep, principal: PrincipalDep) -> Response:
     """Where to go on after a broken connection: Upload-Offset is the number of bytes that are safe on disk."""
     upload, offset = service.get(desk, principal.tenant_id, upload_id)
