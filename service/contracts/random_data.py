@@ -23,7 +23,8 @@ class RandomCalibration(Contract):
     shapes: dict[str, tuple[_Axis, ...]] = Field(
         default_factory=dict,
         max_length=1000,
-        description="Whole shape of an input, by name; needed where an axis after the first is free.",
+        description="Whole shape of an input, by name. Default: the model's own; free axes after the first are of "
+        "sizes that names and types suggest and the model runs on, and masks are then ones.",
     )
     ranges: dict[str, TensorRange] = Field(
         default_factory=dict,

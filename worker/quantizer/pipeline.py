@@ -24,7 +24,8 @@ from service.contracts.runner import DATA_FILE, DatasetSource
 from service.contracts.training_checks import check_training
 from worker.quantizer.advice.advise import with_advice
 from worker.quantizer.costs import expected_phases, forward_seconds
-from worker.quantizer.data import Dataset, RandomDataset, open_dataset
+from worker.quantizer.data import Dataset, open_dataset
+from worker.quantizer.data.made_up import random_dataset
 from worker.quantizer.emit import Emitted
 from worker.quantizer.emit.tidy import tidied
 from worker.quantizer.evaluation.decisions import publish_samples
@@ -189,7 +190,7 @@ def fill(
         original, undone, float_session, summary = _load(model_path, config, threads)
         forget_pages(original)
         check_data_given(config, calibration=calibration is not None, evaluation=evaluation is not None)
-        calibration_data = _calibration(calibration, summary, config)
+        calibration_data = _calibration(calibration, summary, config, float_session)
         evaluation_data = None if evaluation is None else _open(evaluation, summary, config, "evaluation dataset")
         check_training(config, inputs=summary.inputs, outputs=summary.outputs, data=calibration_data.summary)
         metrics = Metrics(config.evaluation, summary.outputs, graphs=graphs, functions=functions, threads=threads)
@@ -406,10 +407,12 @@ def _tell_undone(undone: Outcome, done: Quantized) -> None:
         done.journal.note("The uploaded model is quantized; 'float' is that model with its quantization undone")
 
 
-def _calibration(source: DatasetSource | None, model: ModelSummary, config: QuantizationConfig) -> Dataset:
+def _calibration(
+    source: DatasetSource | None, model: ModelSummary, config: QuantizationConfig, session: Session
+) -> Dataset:
     if source is not None:
         return _open(source, model, config, "calibration dataset")
-    return RandomDataset(model.inputs, random_data_of(config), config.seed)
+    return random_dataset(model.inputs, random_data_of(config), config.seed, session.run)
 
 
 def _open(source: DatasetSource, model: ModelSummary, config: QuantizationConfig, role: str) -> Dataset:

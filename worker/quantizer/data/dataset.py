@@ -72,6 +72,8 @@ class Dataset:
     """
 
     is_random = False
+    # Shapes of inputs, by name, that nobody has given: of random inputs alone.
+    made_up: Mapping[str, tuple[int, ...]] = {}
 
     def __init__(self, stored: Mapping[str, ArraySource], preprocessing: PreprocessingSpec) -> None:
         self.preprocessing = preprocessing

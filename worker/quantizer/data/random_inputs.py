@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import zlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,7 +53,7 @@ class RandomArray:
         generator = np.random.default_rng([self.seed, zlib.crc32(self.name.encode()), number])
         shape, low, high = self.shape[1:], self.limits.minimum, self.limits.maximum
         if self.dtype.kind == "b":
-            return generator.integers(0, 2, shape).astype(self.dtype)
+            return generator.integers(int(low), 2, shape).astype(self.dtype)
         if self.dtype.kind in "iu":
             return generator.integers(
                 int(np.ceil(low)), int(np.floor(high)), shape, dtype=np.int64, endpoint=True
@@ -85,6 +85,7 @@ class RandomDataset(Dataset):
         inputs: the model's.
         spec: how many, which shapes, which ranges.
         seed: of the config.
+        made_up: names of the inputs whose shapes nobody has given; ``self.made_up`` has them with their shapes.
 
     Raises:
         InvalidConfigError: ``spec`` speaks of inputs that are not there, leaves an axis free, or gives a range that the
@@ -94,9 +95,12 @@ class RandomDataset(Dataset):
 
     is_random = True
 
-    def __init__(self, inputs: Sequence[TensorInfo], spec: RandomCalibration, seed: int) -> None:
+    def __init__(
+        self, inputs: Sequence[TensorInfo], spec: RandomCalibration, seed: int, *, made_up: Collection[str] = ()
+    ) -> None:
         _check_names(inputs, spec)
         self._arrays = [_array(tensor, spec, seed) for tensor in inputs]
+        self.made_up = {array.name: array.shape[1:] for array in self._arrays if array.name in made_up}
         named = {array.name: InputSpec(array=array.name) for array in self._arrays}
         super().__init__({array.name: array for array in self._arrays}, PreprocessingSpec(inputs=named))
 

@@ -166,9 +166,13 @@ def calibration_notes(case: Case) -> list[str]:
         told = "accuracy was measured on the evaluation data, with these ranges"
         if case.evaluation is None:
             told = "both models were compared on random inputs: every figure of fidelity is about noise"
-        return [
+        notes = [
             f"RANDOM DATA, NO ACCURACY: {ranges}, and {told}; quantize with real data before anybody uses the model"
         ]
+        if case.calibration.made_up:
+            shapes = ", ".join(f"{name} {list(shape)}" for name, shape in case.calibration.made_up.items())
+            notes.append(f"the model leaves shapes of its inputs open; the random ones have {shapes}")
+        return notes
     notes = []
     if config.random_calibration is not None:
         notes.append("random_calibration was not needed: a calibration dataset is given")

@@ -137,6 +137,58 @@ def test_ranges_follow_the_ranges_that_were_given(tmp_path: Path) -> None:
     assert report.notes[0].startswith("RANDOM DATA, NO ACCURACY: there was no data")
 
 
+IMAGE = {"w": normal(4, 3, 3, 3)}
+ATTENDED = """e = Gather(table, ids) m = MatMul(e, w) f = Cast<to=1>(mask) u = Unsqueeze(f, last)"""
+MADE_UP: dict[str, tuple[str, dict[str, np.ndarray], dict[str, list[int]]]] = {
+    "picture": ("(float[N,3,H,W] x) => (float[N,4,C,D] y) { y = Conv(x, w) }", IMAGE, {"x": [1, 3, 224, 224]}),
+    "picture of small sides": (
+        "(float[N,3,H,W] x) => (float[N,A,B] y) { r = Reshape(x, s) y = MatMul(r, w) }",
+        {"s": np.array([1, 3, 4096]), "w": normal(4096, 4)}, {"x": [1, 3, 64, 64]},
+    ),
+    "channels last, of unknown sizes": (
+        "(float[?,?,?,3] x) => (float[N,A,B,4] y) { y = MatMul(x, w) }", {"w": normal(3, 4)}, {"x": [1, 224, 224, 3]},
+    ),
+    "text": (
+        f"(int64[batch,sequence] ids, int64[batch,sequence] mask) => (float[N,S,4] y) {{ {ATTENDED} y = Div(m, u) }}",
+        {"table": normal(9, 5), "w": normal(5, 4), "last": np.array([2])}, {"ids": [1, 16], "mask": [1, 16]},
+    ),
+    "decoder with a cache": (
+        "(int64[B,S] ids, int64[B,T] attention_mask, float[B,2,P,4] past_key_values_0) => (float[B,A,K,4] y) { "
+        "e = Gather(table, ids) q = MatMul(e, w) r = Reshape(q, s) h = Transpose<perm=[0,2,1,3]>(r) "
+        "k = Concat<axis=2>(past_key_values_0, h) f = Cast<to=1>(attention_mask) u = Unsqueeze(f, around) "
+        "y = Div(k, u) }",
+        {"table": normal(9, 5), "w": normal(5, 8), "s": np.array([0, 0, 2, 4]), "around": np.array([1, 3])},
+        {"ids": [1, 16], "attention_mask": [1, 20], "past_key_values_0": [1, 2, 4, 4]},
+    ),
+    "sound": (
+        "(float[N,T] sound) => (float[N,A,4] y) { r = Reshape(sound, s) y = MatMul(r, w) }",
+        {"s": np.array([0, -1, 400]), "w": normal(400, 4)}, {"sound": [1, 16_000]},
+    ),
+    "nothing known": ("(float[] x) => (float[] y) { y = Conv(x, w) }", IMAGE, {"x": [3, 224, 224]}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("preset", ["int8_dynamic", "int8_weights"])
+@pytest.mark.parametrize("what", MADE_UP)
+def test_shapes_that_are_left_open_are_made_up(tmp_path: Path, what: str, preset: str) -> None:
+    text, weights, shapes = MADE_UP[what]
+    report = quantized(tmp_path, make_model(text, weights), preset=preset).report
+    told = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
+    assert report.notes[1] == f"the model leaves shapes of its inputs open; the random ones have {told}"
+    assert report.fidelity.sqnr_db is not None and report.fidelity.sqnr_db > 20, "masks are ones"
+
+
+def test_where_none_is_found_the_hint_has_the_right_rank(tmp_path: Path) -> None:
+    weights = {"s": np.array([1, 7]), "w": normal(7, 4), "table": normal(9, 1)}
+    graph = "(int64[N,S] ids) => (float[N,4] y) { e = Gather(table, ids) r = Reshape(e, s) y = MatMul(r, w) }"
+    model = make_model(graph, weights)
+    with pytest.raises(InvalidConfigError) as caught:
+        quantized(tmp_path, model, preset="int8_dynamic")
+    assert '{"ids": [1, 16]}' in (caught.value.hint or "")
+    given = quantized(tmp_path, model, preset="int8_dynamic", random_calibration={"shapes": {"ids": [1, 7]}})
+    assert not any("leaves shapes" in note for note in given.report.notes)
+
+
 @pytest.mark.slow
 def test_given_data_is_measured_and_the_note_says_what_was_random(tmp_path: Path) -> None:
     data = write_npz(tmp_path / "evaluation.npz", x=normal(6, 3, 10, 10), labels=np.arange(6) % 5)
