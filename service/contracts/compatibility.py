@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterable, Iterator
 
 from service.contracts.config import QuantizationConfig
-from service.contracts.dataset import ArraySummary, DatasetSummary, InputSpec, LabelSummary
+from service.contracts.dataset import COLOURS, ArraySummary, DatasetSummary, InputSpec, LabelSummary
 from service.contracts.errors import (
     AlreadyQuantizedError,
     DatasetMismatchError,
@@ -264,6 +264,8 @@ def _mismatches(tensor: TensorInfo, spec: InputSpec, array: ArraySummary) -> lis
             if len(values) not in (1, channels):
                 count = "a varying number of" if channels is None else channels
                 found.append(("preprocessing", f"{word} holds {len(values)} values for {count} channels"))
+        if spec.channel_order == "bgr" and channels != COLOURS:
+            found.append(("preprocessing", f"channel_order bgr takes {COLOURS} channels, and there are {channels}"))
     elif len(spec.mean) > 1 or len(spec.std) > 1:
         found.append(("preprocessing", "mean and std per channel need a layout"))
     return found

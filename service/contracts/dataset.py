@@ -14,6 +14,7 @@ from service.contracts.pictures import PictureSpec
 from service.contracts.sounds import SoundSpec
 
 DEFAULT_LABELS = "labels"
+COLOURS = 3
 _OUTLINED_ARRAYS = 100
 ArrayFormat = Literal["npz", "safetensors"]
 ArchiveKind = Literal["tar", "tar.gz", "zip"]
@@ -22,7 +23,7 @@ FileFormat = Literal[ArrayFormat, ArchiveKind]
 
 
 class InputSpec(Contract):
-    """How one stored array becomes one model input: ``(x * scale - mean) / std``, then the layout.
+    """How one stored array becomes one model input: layout and order of channels, then ``(x * scale - mean) / std``.
 
     An array of the input's rank is cut along its first axis into batches. An array with one axis more holds whole
     inputs: each sample is fed as it is (for states, scalars and other inputs without a batch axis). The same holds for
@@ -35,6 +36,11 @@ class InputSpec(Contract):
         default=None, description="Layout of the stored images; none for other data."
     )
     model_layout: Literal["NCHW", "NHWC"] = Field(default="NCHW", description="Layout that the model wants.")
+    channel_order: Literal["rgb", "bgr"] = Field(
+        default="rgb",
+        description="bgr: the three channels are fed in the other order than they are stored in, pictures of an "
+        "archive as BGR; `mean` and `std` are those of the order that is fed. Takes a layout with channels.",
+    )
     scale: float = Field(default=1.0, description="Multiplied first, 1/255 = 0.00392156862745098 for 8-bit images.")
     mean: tuple[float, ...] = Field(
         default=(0.0,), min_length=1, max_length=4096, description="One value, or one per channel."
@@ -49,6 +55,17 @@ class InputSpec(Contract):
         if any(value == 0 for value in std):
             raise ValueError("std must not hold 0")
         return std
+
+    @model_validator(mode="after")
+    def _has_channels(self) -> InputSpec:
+        if self.channel_order == "bgr" and self.layout not in ("NHWC", "NCHW"):
+            raise ValueError("channel_order bgr takes a layout with channels: NHWC or NCHW")
+        return self
+
+    @property
+    def channel_axis(self) -> int:
+        """Of pictures as they are fed, samples first."""
+        return 1 if self.model_layout == "NCHW" else 3
 
     @property
     def is_identity(self) -> bool:
@@ -93,7 +110,7 @@ class PreprocessingSpec(Contract):
         return self.inputs.get(name) or self.inputs.get(ANY_INPUT) or InputSpec()
 
 
-PREPROCESSING_NAMES = f"{', '.join(PLAIN_NAMES)} (each also with ':NHWC' behind it), {TIMM_FORM}"
+PREPROCESSING_NAMES = f"{', '.join(PLAIN_NAMES)} (each also with ':NHWC' or ':BGR' behind it), {TIMM_FORM}"
 
 
 class ArraySummary(Contract):

@@ -1,10 +1,11 @@
 """Preprocessing specs by name, as the libraries that models are trained with define them.
 
-``imagenet_torchvision``, ``imagenet_tf`` and ``cifar10``, each also with ``:NHWC`` behind it for a model that takes
-channels last; ``timm`` and ``timm:INTERPOLATION,CROP_PCT,MEAN,STD,SIZE,CROP_MODE``.
+``imagenet_torchvision``, ``imagenet_tf``, ``imagenet_caffe`` and ``cifar10``, each also with ``:NHWC`` behind it for a
+model that takes channels last, and ``:BGR`` for one that takes blue first; ``timm`` and
+``timm:INTERPOLATION,CROP_PCT,MEAN,STD,SIZE,CROP_MODE``.
 
-Sources: torchvision's presets of classification; ``keras.applications.imagenet_utils.preprocess_input`` of mode "tf"
-and ``inception_preprocessing`` of TensorFlow's slim, which give the values of ``imagenet_tf``; timm's
+Sources: torchvision's presets of classification; ``keras.applications.imagenet_utils.preprocess_input`` of modes "tf"
+and "caffe", and ``inception_preprocessing`` of TensorFlow's slim, which gives the values of ``imagenet_tf``; timm's
 ``transforms_imagenet_eval``.
 """
 
@@ -20,12 +21,13 @@ from service.contracts.nearest import nearest_key
 IMAGES = "images"
 SOUNDS = "sounds"
 ANY_INPUT = "*"
-PLAIN_NAMES = ("imagenet_torchvision", "imagenet_tf", "cifar10")
+PLAIN_NAMES = ("imagenet_torchvision", "imagenet_tf", "imagenet_caffe", "cifar10")
 TIMM = "timm"
 TIMM_FORM = "timm:INTERPOLATION,CROP_PCT,MEAN,STD,SIZE,CROP_MODE"
-_LAST = ":NHWC"
+_LAST, _BLUE_FIRST = "NHWC", "BGR"
 
 _IMAGENET_MEAN, _IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+_CAFFE_MEAN = (103.939, 116.779, 123.68)  # of blue, green, red
 # The words of timm.data.constants for mean and std.
 _TIMM_MEANS = {"imagenet": _IMAGENET_MEAN, "inception": (0.5, 0.5, 0.5), "clip": (0.48145466, 0.4578275, 0.40821073)}
 _TIMM_STDS = {"imagenet": _IMAGENET_STD, "inception": (0.5, 0.5, 0.5), "clip": (0.26862954, 0.26130258, 0.27577711)}
@@ -49,20 +51,31 @@ def named_preprocessing(name: str) -> dict[str, Any]:
     """
     if name.partition(":")[0] == TIMM:
         return _timm(name)
-    plain = name.removesuffix(_LAST)
-    layout = "NHWC" if plain != name else "NCHW"
+    plain, *options = name.split(":")
+    known = (*PLAIN_NAMES, TIMM_FORM)
+    if plain not in PLAIN_NAMES or len(set(options)) < len(options) or not {_LAST, _BLUE_FIRST}.issuperset(options):
+        near = nearest_key(plain, known)
+        told = f"did you mean {near!r}?" if near and near != plain else f"known: {', '.join(known)}"
+        raise ValueError(f"no preprocessing is called {name!r}; {told}; :{_LAST} and :{_BLUE_FIRST} may follow")
+    found = _plain(plain, _LAST if _LAST in options else "NCHW")
+    feed = found["inputs"][ANY_INPUT]
+    if _BLUE_FIRST in options and "channel_order" not in feed:
+        feed |= {"channel_order": "bgr", "mean": feed["mean"][::-1], "std": feed["std"][::-1]}
+    return found
+
+
+def _plain(plain: str, layout: str) -> dict[str, Any]:
     if plain == "imagenet_torchvision":
         return _spec(_IMAGENET_MEAN, _IMAGENET_STD, layout, resize=256, crop=224)
+    if plain == "imagenet_caffe":  # as Keras' mode "caffe", which leaves size and crop to the caller
+        found = _spec(_CAFFE_MEAN, (1.0,), layout, scale=1.0, resize=256, crop=224)
+        found["inputs"][ANY_INPUT]["channel_order"] = "bgr"
+        return found
     if plain == "imagenet_tf":
         # x / 127.5 - 1 is the whole of Keras' mode "tf", which leaves size and crop to the caller; slim's
         # (x / 255 - 0.5) 2 is the same number, of another crop: the middle 87.5 %, resized without regard to its aspect
         return _spec((1.0,), (1.0,), layout, scale=1 / 127.5, resize=256, crop=224)
-    if plain == "cifar10":
-        return _spec((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616), layout)
-    known = (*PLAIN_NAMES, TIMM_FORM)
-    near = nearest_key(plain, known)
-    told = f"did you mean {near!r}?" if near else f"known: {', '.join(known)}"
-    raise ValueError(f"no preprocessing is called {name!r}; {told}")
+    return _spec((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616), layout)
 
 
 def _spec(

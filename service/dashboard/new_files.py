@@ -47,6 +47,7 @@ _EXAMPLE_PREPROCESSING = {"inputs": {"image": {"layout": "NHW", "model_layout": 
 _PREPARATIONS = {
     "imagenet_tf": "pictures, 0 to 255: fed as x / 127.5 - 1 (imagenet_tf)",
     "imagenet_torchvision": "pictures, 0 to 255: fed as x / 255 by ImageNet's mean and std (imagenet_torchvision)",
+    "imagenet_caffe": "pictures, 0 to 255: fed as BGR, less ImageNet's mean (imagenet_caffe)",
     "cifar10": "pictures, 0 to 255: fed as x / 255 by CIFAR-10's mean and std (cifar10)",
 }
 # Endings of files that are taken, of all and of those that hold arrays.

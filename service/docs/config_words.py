@@ -169,7 +169,11 @@ takes [batch, 3, height, width]:
 NAMED = """### Named specs
 
 Wherever a preprocessing spec is taken (HTTP, `--preprocessing`), its name may stand in its place. All feed the array
-`images` to every input of the model. A model that takes channels last is asked for by `:NHWC` behind the name.
+`images` to every input of the model. A model that takes channels last is asked for by `:NHWC` behind the name, one
+that takes blue, green, red in this order by `:BGR`, which turns mean and std over as well; both may follow.
+
+`imagenet_caffe` gives the values of mode `caffe` of Keras: BGR, less the mean of ImageNet's pixels. What is said of
+size and crop below holds for it, too.
 
 `imagenet_tf` gives the values that `preprocess_input` of `keras.applications` gives in mode `tf`, x/127.5 - 1, and so
 does slim's `inception_preprocessing`. Neither library fixes its size and crop: Keras leaves them to the caller, slim

@@ -195,7 +195,7 @@ def test_names_that_are_none_are_refused(front: Front) -> None:
     upload_id = front.upload(b"x", "a.tar")
     for name, says in (
         ("imagenet-torchvison", "did you mean 'imagenet_torchvision'?"),
-        ("nothing", "known: imagenet_torchvision, imagenet_tf, cifar10, timm:"),
+        ("nothing", "known: imagenet_torchvision, imagenet_tf, imagenet_caffe, cifar10, timm:"),
         ("timm:bicubic,2.0", "CROP_PCT"),
         ("timm:bicubic,0.9,0.5/0.5", "nor three"),
         ("timm:bicubic,0.9,imagenet,imagenet,224,squash", "crop mode 'squash' of"),

@@ -1,4 +1,4 @@
-"""Stored samples -> model inputs: ``(x * scale - mean) / std``, then the layout, then the model's dtype."""
+"""Stored samples -> model inputs: layout, order of channels, ``(x * scale - mean) / std``, the model's dtype."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 
 from service.contracts.compatibility import can_feed, fed_shape
-from service.contracts.dataset import InputSpec
+from service.contracts.dataset import COLOURS, InputSpec
 from service.contracts.errors import DatasetMismatchError
 from service.contracts.model import TensorInfo
 from worker.quantizer.data.stored import Array
@@ -65,6 +65,12 @@ class Transform:
                 f"input {tensor.name!r}: layout {spec.layout} does not fit stored shape {list(shape)}",
                 input=tensor.name,
             )
+        if spec.channel_order == "bgr" and fed[spec.channel_axis] != COLOURS:
+            raise DatasetMismatchError(
+                f"input {tensor.name!r}: channel_order bgr takes {COLOURS} channels, and there are "
+                f"{fed[spec.channel_axis]}",
+                input=tensor.name,
+            )
         self.shape = fed
         self._mean = self._per_channel("mean", spec.mean, tensor)
         self._std = self._per_channel("std", spec.std, tensor)
@@ -74,7 +80,7 @@ class Transform:
         if len(values) == 1:
             return np.array(values[0], np.float64)
         channels_first = self._spec.model_layout == "NCHW"
-        channels = 0 if self._spec.layout is None else self.shape[1 if channels_first else 3]
+        channels = 0 if self._spec.layout is None else self.shape[self._spec.channel_axis]
         if len(values) != channels:
             told = "a varying number of" if channels is None else channels
             raise DatasetMismatchError(
@@ -86,6 +92,8 @@ class Transform:
     def __call__(self, block: Array) -> Array:
         """Model inputs [k, ...], C-contiguous, of the model's dtype, from k stored samples."""
         view = self._reorder(block)
+        if self._spec.channel_order == "bgr":
+            view = np.flip(view, self._spec.channel_axis)
         if self._spec.is_identity:
             return np.ascontiguousarray(view, self._dtype)
         out = np.empty(view.shape, self._dtype)

@@ -86,7 +86,7 @@ def _channel_axis(values: Array, spec: InputSpec) -> int | None:
     if values.ndim != 4:
         return None
     if spec.layout is not None:
-        return 1 if spec.model_layout == "NCHW" else 3
+        return spec.channel_axis
     return next((axis for axis in (1, 3) if values.shape[axis] in (1, _COLOURS)), None)
 
 
@@ -101,7 +101,10 @@ def _colours(values: Array, spec: InputSpec, axis: int | None) -> Iterator[Alter
         return
     words = "the three colour channels in the other order (RGB for BGR)"
     mean, std = _shaped(spec.mean, axis), _shaped(spec.std, axis)
-    yield Alternative("channel-order", words, lambda x: (np.flip(x * std + mean, axis) - mean) / std, is_gross=False)
+    fragment = json.dumps({"channel_order": "rgb" if spec.channel_order == "bgr" else "bgr"}) if spec.layout else None
+    yield Alternative(
+        "channel-order", words, lambda x: (np.flip(x * std + mean, axis) - mean) / std, fragment, is_gross=False
+    )
 
 
 def _pictures(values: Array, spec: InputSpec, axis: int | None, stored_bytes: bool) -> Iterator[Alternative]:

@@ -14,16 +14,19 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from pydantic import ValidationError
 
-from service.contracts.dataset import PreprocessingSpec
-from service.contracts.errors import DatasetArraysError, DatasetFormatError
+from service.contracts.dataset import InputSpec, PreprocessingSpec
+from service.contracts.errors import DatasetArraysError, DatasetFormatError, DatasetMismatchError
 from service.contracts.model import TensorInfo
 from service.contracts.pictures import ResizeSpec
+from tests.support.each import each
 from tests.support.media import KINDS, Kind, archive, encoded, noise
 from worker.quantizer.data import open_dataset
 from worker.quantizer.data.media import picture
 from worker.quantizer.data.media.resampling import resample
 
+PIXELS = np.random.default_rng(0).integers(0, 256, (3, 4, 5, 3), np.uint8)
 FILTERS = {"bilinear": Image.BILINEAR, "bicubic": Image.BICUBIC, "lanczos": Image.LANCZOS, "nearest": Image.NEAREST}
 
 
@@ -205,6 +208,9 @@ def reference_imagenet(data: bytes) -> np.ndarray[Any, Any]:
     return (reference(data) - mean) / std
 
 
+CAFFE_MEAN = (103.939, 116.779, 123.68)  # of keras.applications.imagenet_utils, mode "caffe"
+
+
 def reference_timm(data: bytes, filter_: Any = Image.BICUBIC) -> np.ndarray[Any, Any]:
     """timm: crop_pct 0.95, mean and std of 0.5, size 224."""
     return (reference(data, math.floor(224 / 0.95), filter_) - 0.5) / 0.5
@@ -215,6 +221,8 @@ def reference_timm(data: bytes, filter_: Any = Image.BICUBIC) -> np.ndarray[Any,
     [
         ("imagenet_torchvision", reference_imagenet),
         ("imagenet_tf", lambda data: reference(data) * 2 - 1),
+        ("imagenet_torchvision:BGR", lambda data: reference_imagenet(data)[::-1]),
+        ("imagenet_caffe:BGR", lambda data: reference(data)[::-1] * 255 - np.reshape(CAFFE_MEAN, (3, 1, 1))),
         ("timm:bicubic,0.95,(0.5,0.5,0.5),(0.5,0.5,0.5)", reference_timm),
         ("timm:,0.95,inception,0.5/0.5/0.5,224,center", reference_timm),
         ("timm:bilinear,0.95,inception,inception", partial(reference_timm, filter_=Image.BILINEAR)),
@@ -233,3 +241,38 @@ def test_cifar10_is_normalized_and_nothing_else(tmp_path: Path) -> None:
     (batch,) = fed(archive(tmp_path / "x", {"a.png": encoded(pixels)}), "cifar10:NHWC", "n", 32, 32, 3)
     wanted = (pixels / 255 - [0.4914, 0.4822, 0.4465]) / [0.2470, 0.2435, 0.2616]
     np.testing.assert_allclose(batch.feeds["x"][0], wanted, rtol=1e-6)
+    (batch,) = fed(tmp_path / "x", "cifar10:BGR:NHWC", "n", 32, 32, 3)
+    np.testing.assert_allclose(batch.feeds["x"][0], wanted[..., ::-1], rtol=1e-6)
+
+
+@each("layout", ["NHWC", "NCHW"])
+@each("model_layout", ["NHWC", "NCHW"])
+@each("dtype", ["uint8", "float32"])
+def test_stored_channels_are_turned_over(tmp_path: Path, layout: str, model_layout: str, dtype: str) -> None:
+    pictures = {"NHWC": PIXELS, "NCHW": PIXELS.transpose(0, 3, 1, 2)}
+    np.savez(tmp_path / "x.npz", x=pictures[layout])
+    shape = ("n", *pictures[model_layout].shape[1:])
+    order = {"layout": layout, "model_layout": model_layout, "channel_order": "bgr"}
+    tensor = TensorInfo(name="x", dtype=dtype, shape=shape)
+    for mean in (0.0,), (1.0, 2.0, 3.0):
+        spec = PreprocessingSpec.model_validate({"inputs": {"x": {**order, "mean": mean}}})
+        if dtype == "uint8" and any(mean):
+            continue
+        (batch,) = open_dataset(tmp_path / "x.npz", spec).batches([tensor], 3)
+        wanted = PIXELS[..., ::-1] - np.array(mean)
+        got = batch.feeds["x"] if model_layout == "NHWC" else batch.feeds["x"].transpose(0, 2, 3, 1)
+        np.testing.assert_array_equal(got, wanted)
+
+
+def test_an_order_takes_three_channels_and_a_layout(tmp_path: Path) -> None:
+    for layout in (None, "NHW"):
+        with pytest.raises(ValidationError, match="layout with channels"):
+            InputSpec.model_validate({"layout": layout, "channel_order": "bgr"})
+    np.savez(tmp_path / "x.npz", x=np.zeros((2, 4, 4, 1), np.uint8))
+    spec = PreprocessingSpec.model_validate({"inputs": {"x": {"layout": "NHWC", "channel_order": "bgr"}}})
+    tensor = TensorInfo(name="x", dtype="uint8", shape=("n", 1, 4, 4))
+    with pytest.raises(DatasetMismatchError, match="takes 3 channels"):
+        list(open_dataset(tmp_path / "x.npz", spec).batches([tensor], 1))
+    for wrong in ("cifar10:RGB", "cifar10:BGR:BGR", "imagenet:BGR"):
+        with pytest.raises(ValidationError, match="no preprocessing is called"):
+            PreprocessingSpec.model_validate(wrong)
