@@ -55,7 +55,8 @@ STREAM_PATH, STREAM_TOKEN = "/events", "token"
 _ADDRESS_CHARS = 45
 BEARER = HTTPBearer(auto_error=False, description="A key: QUANTMILL_API_KEY, or one made by `quantmill keys create`.")
 log = logging.getLogger(__name__)
-_Asked, _Told = ParamSpec("_Asked"), TypeVar("_Told")
+_Asked = ParamSpec("_Asked")
+_Told = TypeVar("_Told")
 
 
 @dataclass(frozen=True)

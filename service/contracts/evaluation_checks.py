@@ -189,10 +189,14 @@ def _check_default_gate(spec: EvaluationSpec, data: DatasetSummary, pointer: str
     gate = spec.gate
     if not gate.judges_metric or gate.metric not in DEFAULT_METRICS or data.has_classes:
         return
-    why = "has no labels" if data.labels is None else f"holds labels that are no class numbers ({data.labels.dtype})"
+    why = "has no labels"
+    if data.labels is not None:
+        told = f"{data.labels.dtype}{list(data.labels.shape or ())}"
+        why = f"holds labels ({told}) that are not one class number per sample"
     raise InvalidConfigError(
         f"the gate judges {gate.metric}, but the evaluation data {why}",
         pointer=f"{pointer}/gate/metric",
-        hint="Give an evaluation dataset with class labels, declare a metric under evaluation.metrics, or judge "
+        hint="Give an evaluation dataset with class labels, declare a metric under evaluation.metrics (for padded "
+        "labels one of classes with ignore_index), or judge "
         "top1_agreement or min_sqnr_db.",
     )

@@ -165,7 +165,7 @@ runs between layers, such as QuantizeLinear and changes of layout, belongs to no
 
 `top1_agreement` is given for integers, and for floats that hold class scores. The first that speaks decides: a declared
 metric of classes, `perplexity` or `agreement`, or a gate on `top1_agreement` says yes, a metric of regression no;
-labels that fit as classes say yes, other labels no; a Softmax at the end says yes, a normalization, Relu or Tanh no,
-and so does an output with the shape of an input; `[samples, classes]` from a linear layer, a pooling or a Sigmoid is
-taken for scores, everything else is not.
+labels that fit as classes say yes, labels that are floats no; a Softmax at the end says yes, a normalization, Relu or
+Tanh no, and so does an output with the shape of an input, or a name that speaks of boxes, embeddings, features and the
+like; `[samples, classes]` from a linear layer, a pooling or a Sigmoid is taken for scores, everything else is not.
 """

@@ -20,7 +20,7 @@ def key_out(row: ApiKey, now: datetime) -> KeyOut:
         id=row.id,
         tenant=row.tenant_id,
         name=row.name,
-        scope=row.scope,  # type: ignore[arg-type] # the table allows no other
+        scope=row.scope,
         state=_state(row, now),
         last4=row.last4,
         created_at=row.created_at,

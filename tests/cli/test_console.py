@@ -117,15 +117,17 @@ def test_what_an_error_names_is_read_line_by_line():
 
 def test_a_report_groups_what_was_left_in_float_by_reason():
     report = make_report("fail").to_json_dict()
-    left = [{"name": f"n{index}", "op": op, "reason": "excluded"} for index, op in enumerate(("Relu", "Relu", "Conv"))]
+    left = [
+        {"name": f"n{index}", "op": op, "reason": "excluded"} for index, op in enumerate(("Relu", "Relu", *"ABCDEFG"))
+    ]
     report["layers"] += [*left, {"name": "last", "op": "Softmax", "reason": "no [integer] kernel"}]
     report["layers"] += [{"name": f"q{index}", "op": "Conv", "sqnr_db": 20.0 + index} for index in range(9)]
     console = plain()
     print_report(type(make_report()).model_validate(report), console)
     shown = text(console)
-    assert "3: excluded (2 Relu, 1 Conv)" in shown
+    assert "9: excluded (2 Relu, 1 A, 1 B, 1 C, 1 D, 1 E, 1 F, 1 G)" in shown
     assert "1: no [integer] kernel (1 Softmax)" in shown
-    assert shown.index("3: excluded") < shown.index("1: no [integer]")
+    assert shown.index("9: excluded") < shown.index("1: no [integer]")
     assert "10 nodes quantized" in shown
     assert "Worst 5 layers" in shown
     assert [f"q{index}" in shown for index in range(9)] == [True] * 5 + [False] * 4

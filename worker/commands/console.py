@@ -320,7 +320,7 @@ def _print_layers(report: Report, console: Console) -> None:
         nodes = sum(len(layer.nodes) or 1 for layer in quantized)
         console.print(f"{nodes} nodes quantized; left in float:")
         for reason, operators in sorted(reasons.items(), key=lambda item: -item[1].total()):
-            listed = ", ".join(f"{count} {op}" for op, count in operators.most_common(6))
+            listed = ", ".join(f"{count} {op}" for op, count in operators.most_common())
             console.print(Text(f"  {operators.total()}: {reason} ({listed})"))
 
 

@@ -108,7 +108,9 @@ def advise(report: Report, done: Quantized, case: Case, services: Services, quan
         bench = Bench(quantizer, loss, done, case, services, seconds=limit)
         quiet = Services(bench.run, services.threads)
         damage = find_damage(done.filled.draft, case, quiet, sqnr_db=report.fidelity.sqnr_db)
-        candidates = find_candidates(damage, Fitting(case.config, quantizer, services.run))
+        candidates = find_candidates(
+            damage, Fitting(case.config, quantizer, services.run), sqnr_db=report.fidelity.sqnr_db
+        )
         bench.run.total = len(candidates)
         tried = []
         for candidate in candidates:
@@ -122,10 +124,10 @@ def advise(report: Report, done: Quantized, case: Case, services: Services, quan
     return Advised(tuple(_advice(candidate, trial, damage, loss) for candidate, trial in tried), damage)
 
 
-def find_candidates(damage: Damage, fitting: Fitting) -> list[Candidate]:
+def find_candidates(damage: Damage, fitting: Fitting, *, sqnr_db: float | None) -> list[Candidate]:
     """Advice that suits the damage and the target, the best guess first."""
     config = fitting.document
-    setting = Setting(config["target"], damage)
+    setting = Setting(config["target"], damage, sqnr_db)
     singles = sorted(_singles(damage, setting, fitting), key=lambda pair: -_worth(pair[0], pair[1].relief))
     best = max((candidate.relief for _, candidate in singles), default=0.0)
     if best < _LEAST_NOISE:

@@ -74,8 +74,10 @@ class Loss:
         return score.value if self.by_metric else score.sqnr_db
 
     def helped(self, after: Measured, before: Measured) -> bool:
-        """True if ``after`` is better, by the rule that algorithms are judged by."""
+        """True if ``after`` is better, by the rule that algorithms are judged by, and the figure told no worse."""
         one, other = after.score, before.score
+        if self.by_metric and self.rank(one)[0] < self.rank(other)[0]:
+            return False
         if (one.value is None) > (other.value is None) or (one.sqnr_db is None) > (other.sqnr_db is None):
             return False
         return is_worse(other, one, self.facts, sure=surely_differ(after.evidence, before.evidence)) is not None

@@ -6,6 +6,7 @@ target makes of it is judged elsewhere (``fitting``): a rule here need not know 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -34,10 +35,12 @@ class Setting:
     Attributes:
         target: name.
         damage: of the network.
+        sqnr_db: of its outputs; None: they are lost.
     """
 
     target: str
     damage: Damage
+    sqnr_db: float | None = None
 
     @property
     def whole(self) -> bool:
@@ -201,7 +204,7 @@ def _mixed(document: Document, setting: Setting) -> Document | None:
     low = {"activation": document["activation"], "weight": document["weight"]}
     if not (is_integer(document["activation"]["dtype"]) and is_integer(document["weight"]["dtype"])):
         return None
-    goal = {"kind": "distance", "metric": "sqnr", "limit": _GOAL_DB}
+    goal = {"kind": "distance", "metric": "sqnr", "limit": max(_GOAL_DB, math.ceil(setting.sqnr_db or 0.0) + _GAIN_DB)}
     mixed = {"method": "mixed_precision", "high": high, "low": low, "optimize": "quality", "goal": goal}
     return {**document, "algorithms": _in_order([*_listed(document), mixed])}
 
@@ -211,7 +214,8 @@ def _more_data(document: Document, setting: Setting) -> Document | None:
     return document if document["mode"] == "static" and whole else None
 
 
-_GOAL_DB = 15.0
+# What few layers in float are to reach at least, and to gain at least.
+_GOAL_DB, _GAIN_DB = 15.0, 6.0
 _ACTIVATIONS = (Kind.OUTLIERS, Kind.MAP_CHANNELS, Kind.PRODUCT_CHANNELS, Kind.ACTIVATION_ROUNDING)
 
 RULES: tuple[AdviceRule, ...] = (
@@ -311,7 +315,7 @@ RULES: tuple[AdviceRule, ...] = (
     ),
     AdviceRule(
         "mixed-precision",
-        f"Leave as few layers in float as it takes to reach {_GOAL_DB:g} dB.",
+        f"Leave as few layers in float as it takes to gain {_GAIN_DB:g} dB and to reach {_GOAL_DB:g} dB.",
         {kind: 0.9 for kind in Kind if kind is not Kind.OTHER_FUNCTION},
         _mixed,
         dear=True,

@@ -4,17 +4,19 @@ An output of floats holds class scores if, the first of these that speaks decidi
 
 1. the config says so: a metric of classes, perplexity or agreement reads it, or the gate judges top1_agreement (the
    first output); a metric of regression that reads it says that it does not;
-2. no metric is declared, and the labels are class numbers that fit the first output; labels of another kind say that
-   it is none;
+2. no metric is declared, and the labels are class numbers that fit the first output; labels that are floats say that
+   it is none, integers of another shape (those of places, filled up with -1, say) say nothing;
 3. the network says so: behind a Softmax it does, behind a normalization, a Relu or a Tanh it does not; neither does an
    output with the shape of an input, which a network restores or cleans;
-4. it is [samples, classes] and comes from a linear layer, a pooling or a Sigmoid.
+4. it is [samples, classes], comes from a linear layer, a pooling or a Sigmoid, and its name speaks of nothing else.
 
 Everything else, such as maps, pictures, sounds, boxes and sequences of vectors without one of these signs, does not.
 Integers are decisions as they are.
 """
 
 from __future__ import annotations
+
+import re
 
 import onnx_ir as ir
 
@@ -29,6 +31,9 @@ _MOVERS = ("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Identity"
 _PAIR = ("QuantizeLinear", "DequantizeLinear")
 _SCORES = ("Softmax", "LogSoftmax")
 _NO_SCORES = ("LpNormalization", "LayerNormalization", "InstanceNormalization", "Relu", "Tanh")
+_NAMED_OTHERWISE = re.compile(
+    r"embed|feature|hidden|state|box|coord|offset|landmark|keypoint|pose|(^|[_./])loc($|[_./])", re.IGNORECASE
+)
 _MAY_BE_SCORES = ("Gemm", "MatMul", "Conv", "Add", "Sigmoid", "GlobalAveragePool", "AveragePool", "ReduceMean")
 
 
@@ -42,13 +47,17 @@ def class_outputs(model: ir.Model, spec: EvaluationSpec, labels: LabelSummary | 
     """
     names = [value.name or "" for value in model.graph.outputs]
     declared = _declared(spec, names)
-    if labels is not None and not labels.are_classes and not spec.metrics and names:
+    if labels is not None and not _are_integers(labels) and not spec.metrics and names:
         declared.setdefault(names[0], False)
     found = set()
     for name, value in zip(names, model.graph.outputs, strict=True):
         if declared[name] if name in declared else _looks_like_scores(value, model.graph):
             found.add(name)
     return frozenset(found)
+
+
+def _are_integers(labels: LabelSummary) -> bool:
+    return labels.are_classes or (labels.dtype or "").startswith(("int", "uint"))
 
 
 def _declared(spec: EvaluationSpec, names: list[str]) -> dict[str, bool]:
@@ -72,6 +81,8 @@ def _looks_like_scores(value: ir.Value, graph: ir.Graph) -> bool:
     if maker.op_type in _SCORES:
         return True
     if maker.op_type in _NO_SCORES or (maker.op_type in ("Div", "Mul") and _is_normalized(maker)):
+        return False
+    if _NAMED_OTHERWISE.search(value.name or ""):
         return False
     return maker.op_type in _MAY_BE_SCORES and _is_one_row(value, maker) and not _has_shape_of_input(value, graph)
 

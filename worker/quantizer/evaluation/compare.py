@@ -75,6 +75,12 @@ class Comparison:
         return {**index, **decided, **{f"metric.{name}": column for name, column in told.items()}}
 
     @property
+    def tells_classes_apart(self) -> bool:
+        """False where the float model decides for one class on all samples, as what is no classifier often does."""
+        decided = self.samples.get("float_class")
+        return decided is None or len(decided) < 2 or bool((decided != decided[0]).any())
+
+    @property
     def float_metrics(self) -> dict[str, float]:
         """By name."""
         return self.float_set.values if self.labels_used else {}

@@ -7,6 +7,8 @@ from typing import NamedTuple
 import numpy as np
 
 from service.contracts.calibration import TensorRange
+from service.contracts.config import QuantizationConfig
+from service.contracts.dtypes import has_integer_kernels
 from service.contracts.report import GateClause, ModelFigures, Report
 from worker.quantizer.evaluation.class_axis import class_outputs
 from worker.quantizer.evaluation.compare import compare
@@ -143,7 +145,12 @@ def make_report(quantized: Quantized, case: Case, services: Services) -> Assembl
         algorithms=outcomes,
         notes=(
             *report_notes(quantized.plan, quantized.journal, comparison, data, config.evaluation.gate, outcomes),
-            *cost_notes(quantized.plan, latency, growth_words(quantized, float_figures, figures)),
+            *cost_notes(
+                quantized.plan,
+                latency,
+                growth_words(quantized, float_figures, figures),
+                on_integers=_on_integers(config),
+            ),
             *(note for note in (untimed, hidden_histograms_note(layers), large_note(content)) if note),
             *services.checkpoint.notes,
         ),
@@ -166,3 +173,10 @@ def _runtime_clause(differs: Differs) -> GateClause:
         holds=False,
         why=differs.finding.message,
     )
+
+
+def _on_integers(config: QuantizationConfig) -> bool:
+    """Whether the runtime has integer kernels for what the config quantizes most of the model to."""
+    if config.mode not in ("static", "dynamic") or not has_integer_kernels(config.weight.dtype):
+        return False
+    return config.mode == "dynamic" or has_integer_kernels(config.activation.dtype)

@@ -64,13 +64,16 @@ def report_notes(
     return tuple(notes)
 
 
-def cost_notes(plan: QuantizationPlan, latency: LatencyFigures, growth: str | None) -> tuple[str, ...]:
+def cost_notes(
+    plan: QuantizationPlan, latency: LatencyFigures, growth: str | None, *, on_integers: bool
+) -> tuple[str, ...]:
     """What the reader should know of size and speed.
 
     Args:
         plan: what was quantized.
         latency: of both models.
         growth: why the quantized model is not smaller; None: it is.
+        on_integers: the runtime has integer kernels for what was quantized.
     """
     notes = []
     if not plan.is_empty and growth is not None:
@@ -79,6 +82,9 @@ def cost_notes(plan: QuantizationPlan, latency: LatencyFigures, growth: str | No
         notes.append(
             "the quantized model is not faster here: small layers, or many changes between float and integers, "
             "cost more than integer kernels save"
+            if on_integers
+            else "the quantized model is not faster here: the runtime computes all of it in floats, which are made of "
+            "what is stored"
         )
     interval, busy = latency.ratio_interval, latency.load.other_busy_percent
     if not plan.is_empty and latency.verdict == "undecided":
@@ -102,8 +108,8 @@ def _label_notes(comparison: Comparison, data: Dataset) -> list[str]:
     if labels.are_classes:
         return ["the labels were not used: the first output holds no class scores for them"]
     return [
-        f"the labels were not used: array {labels.array!r} ({labels.dtype}{list(labels.shape or ())}) holds no class "
-        "numbers; declare a metric that takes it"
+        f"the labels were not used: array {labels.array!r} ({labels.dtype}{list(labels.shape or ())}) does not hold "
+        "one class number per sample; declare a metric that takes it, with ignore_index where it is padded"
     ]
 
 
@@ -197,7 +203,7 @@ def summary_sentence(
     if metrics and metrics[0].quantized is not None:
         first = metrics[0]
         parts.append(metric_words(first.name, (first.float_, first.quantized), first.unit))
-    elif comparison.fidelity.top1_agreement is not None:
+    elif comparison.fidelity.top1_agreement is not None and comparison.tells_classes_apart:
         parts.append(f"same decision on {comparison.fidelity.top1_agreement:.2f} %")
     if comparison.fidelity.sqnr_db is not None:
         parts.append(f"SQNR {comparison.fidelity.sqnr_db:.1f} dB")

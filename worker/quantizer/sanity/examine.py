@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from service.contracts.dtypes import needs_calibration
 from service.contracts.report.findings import Finding
 from worker.quantizer.data import Dataset
 from worker.quantizer.evaluation.side_by_side import expected_outputs
@@ -65,7 +66,9 @@ def _findings(case: Case, model: ir.Model | None, services: Services) -> Iterato
     calibration = None
     if not case.calibration.is_random:
         calibration = look_at(case.calibration, inputs, limit=case.config.calibration_samples)
-        yield from calibration_findings(calibration, inputs)
+        config = case.config
+        ranges = config.mode == "static" and needs_calibration(config.activation.dtype)
+        yield from calibration_findings(calibration, inputs, ranges=ranges)
     if case.measured_on.is_random:
         return
     run.check()

@@ -109,11 +109,11 @@ OTHER_PREPROCESSING = declare(
 )
 
 
-def calibration_findings(look: Look, inputs: Sequence[TensorInfo]) -> Iterator[Finding]:
-    """What is wrong with the data that ranges are taken from."""
-    if look.samples == 1:
+def calibration_findings(look: Look, inputs: Sequence[TensorInfo], *, ranges: bool) -> Iterator[Finding]:
+    """What is wrong with the calibration data; ``ranges``: those of activations are taken from it."""
+    if ranges and look.samples == 1:
         yield ONE_SAMPLE()
-    elif look.samples < _FEW_SAMPLES:
+    elif ranges and look.samples < _FEW_SAMPLES:
         yield FEW_SAMPLES(count=look.samples, percent=200.0 / (look.samples + 1))
     constant = list(_constant(look, inputs))
     yield from (CALIBRATION_CONSTANT({"input": name}, input=name, count=look.seen, value=v) for name, v in constant)

@@ -101,6 +101,7 @@ def test_what_mends_a_loss_and_what_helps() -> None:
     assert not lost.helped(score(30.0, 9.0), before)
     # four samples more are no evidence: SQNR decides
     assert lost.helped(score(42.0, 4.0), before) and not lost.helped(score(42.0, 1.0), before)
+    assert not lost.helped(score(40.9, 4.0), before), "the figure that is told is worse"
     assert not lost.helped(score(None, 9.0), before) and not lost.helped(score(84.0, None), before)
 
 

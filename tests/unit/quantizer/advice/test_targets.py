@@ -64,6 +64,15 @@ def asked_for(patch: Mapping[str, Any], *path: str) -> Any:
     return found or None
 
 
+@pytest.mark.parametrize(("sqnr_db", "goal"), [(None, 15.0), (3.2, 15.0), (27.3, 34.0)])
+def test_few_layers_in_float_are_to_gain_something(sqnr_db: float | None, goal: float) -> None:
+    document = parse_config({"preset": "int8"}).model_dump(mode="json")
+    (rule,) = [rule for rule in RULES if "few layers in float" in rule.message]
+    changed = rule.edit(document, Setting("onnxruntime_cpu", hurt_everywhere(["fc"]), sqnr_db))
+    (mixed,) = [step for step in changed["algorithms"] if step["method"] == "mixed_precision"]
+    assert mixed["goal"]["limit"] == goal
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("bad", sorted(BAD))
 @pytest.mark.parametrize("target", get_args(TargetName))

@@ -123,6 +123,7 @@ def test_the_file_is_one_of_the_run(tmp_path: Path) -> None:
 W = {"w": normal(8, 8)}
 K = {"k": normal(8, 3, 3, 3)}
 CLASSES = LabelSummary(array="labels", count=4, minimum=0, maximum=3)
+PADDED = LabelSummary(array="labels", count=4, dtype="int64", shape=(4, 2))
 VALUES = LabelSummary(array="labels", count=4, dtype="float32", shape=(4, 2))
 
 
@@ -157,6 +158,7 @@ SCORED: list[tuple[str, dict[str, np.ndarray], bool]] = [
         (text, weights, False)
         for text, weights in [
             ("(float[N,8] x) => (float[N,8] y) { y = MatMul(x, w) }", W),  # restores its input
+            ("(float[N,4,2] x) => (float[N,8] y_boxes) { f = Flatten(x) y_boxes = MatMul(f, w) }", W),
             ("(float[N,4,2] x) => (float[N,8] y) { f = Flatten(x) t = MatMul(f, w) y = LpNormalization(t) }", W),
             (
                 "(float[N,4,2] x) => (float[N,8] y) { f = Flatten(x) t = MatMul(f, w) n = ReduceL2<keepdims=1>(t, a) "
@@ -187,6 +189,7 @@ def test_the_config_has_the_first_word() -> None:
     assert found(LOGITS, W, metrics=[{"kind": "psnr"}]) == {"y"}
     # labels that are no classes speak against it
     assert found(LOGITS, W, labels=VALUES) == set()
+    assert found(LOGITS, W, labels=PADDED) == {"y"}, "of places, filled up with -1, say"
     assert found(LOGITS, W, labels=CLASSES) == {"y"}
 
 
@@ -198,6 +201,8 @@ def test_a_report_speaks_of_decisions_where_there_are_any(tmp_path: Path) -> Non
     told = report(tmp_path, LOGITS, W, normal(12, 4, 2))
     assert "same decision on" in told.summary and told.summary.startswith("on calibration data: ")
     assert told.fidelity.top1_agreement is not None
+    one = report(tmp_path, LOGITS, {"w": np.abs(W["w"]) * np.eye(8, dtype=np.float32)[0] * 9}, np.abs(normal(12, 4, 2)))
+    assert "same decision" not in one.summary, "all of one class: nothing decides"
     text = "(float[N,8] x) => (float[N,8] y) { t = Gemm(x, w) r = Relu(t) y = Gemm(r, w) }"  # an autoencoder
     told = report(tmp_path, text, W, normal(12, 8))
     assert told.fidelity.top1_agreement is None

@@ -97,7 +97,7 @@ def test_without_declared_metrics_all_is_as_ever(tmp_path: Path) -> None:
     assert report.summary.startswith("top-1 ") and (report.verdict, report.gate) == ("none", ())
     report = run(tmp_path, {}, {"x": X, "labels": TARGETS}).report  # which nothing takes
     assert report.quantized.metrics == {}
-    assert any("'labels' (float32[60, 3]) holds no class numbers" in note for note in report.notes)
+    assert any("'labels' (float32[60, 3]) does not hold one class number" in note for note in report.notes)
 
 
 def test_a_metric_without_value_and_labels_that_do_not_fit_are_told(tmp_path: Path) -> None:

@@ -105,14 +105,15 @@ def latency(low: float, high: float, busy: float | None = 0.0) -> LatencyFigures
 
 
 def test_slower_and_load_are_told_only_where_they_are_so() -> None:
-    assert cost_notes(PLAN, latency(0.4, 0.6), None) == ()
-    assert "not faster here" in cost_notes(PLAN, latency(1.2, 1.4), None)[0]
-    (undecided,) = cost_notes(PLAN, latency(0.8, 1.25), None)
+    assert cost_notes(PLAN, latency(0.4, 0.6), None, on_integers=True) == ()
+    assert "not faster here" in cost_notes(PLAN, latency(1.2, 1.4), None, on_integers=True)[0]
+    assert "integer" not in cost_notes(PLAN, latency(1.2, 1.4), None, on_integers=False)[0]
+    (undecided,) = cost_notes(PLAN, latency(0.8, 1.25), None, on_integers=True)
     assert "0.80 to 1.25 times" in undecided
     for busy in (None, 3.0):
-        assert cost_notes(PLAN, latency(0.4, 0.6, busy), None) == ()
+        assert cost_notes(PLAN, latency(0.4, 0.6, busy), None, on_integers=True) == ()
     for busy in (10.0, 48.6):
-        (note,) = cost_notes(PLAN, latency(0.4, 0.6, busy), None)
+        (note,) = cost_notes(PLAN, latency(0.4, 0.6, busy), None, on_integers=True)
         assert f"took {busy:.0f} %" in note
 
 

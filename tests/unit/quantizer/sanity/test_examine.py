@@ -70,9 +70,21 @@ def test_one_sample_of_calibration_is_always_named_and_logged_at_once(bench: Ben
     assert level == "warning" and "1 calibration sample" in message
 
 
-@pytest.mark.parametrize(("count", "named"), [(2, True), (19, True), (20, False)])
-def test_few_samples_of_calibration(bench: Bench, count: int, named: bool) -> None:
-    assert ("few-calibration-samples" in bench.codes(calibration=bench.x[:count] + np.float32(0.01))) == named
+NO_RANGES = ({"mode": "dynamic"}, {"mode": "weights_only"}, {"activation": {"dtype": "float16"}})
+
+
+@pytest.mark.parametrize(
+    ("count", "config", "named"),
+    [
+        (2, {}, True),
+        (19, {}, True),
+        (20, {}, False),
+        *((count, mode, False) for count in (1, 2) for mode in NO_RANGES),
+    ],
+)
+def test_few_samples_of_calibration(bench: Bench, count: int, config: dict[str, object], named: bool) -> None:
+    codes = bench.codes(calibration=bench.x[:count] + np.float32(0.01), config=config)
+    assert ("few-calibration-samples" in codes) == named and "one-calibration-sample" not in codes
 
 
 def test_samples_that_do_not_differ_as_they_should(bench: Bench) -> None:
