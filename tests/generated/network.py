@@ -148,7 +148,10 @@ class Network(Parts):
             shapes: list[tuple[int, ...]] = [(), (1,), (1, *ones), ones, (1,) * (len(shape) + 1)]
             other = self.constant(self.normal(*self.chance.choice(shapes)) + np.float32(self.chance.choice([0, 2])))
         op = self.chance.choice(["Add", "Add", "Mul", "Mul", "Sub", "Div", "Max", "Min"])
-        self.add(op, [other, x] if self.chance.random() < 0.3 else [x, other])
+        divisor = np.abs(self.constants.get(other, self.values.get(other, np.zeros(1))))
+        if op == "Div" and (other == x or divisor.min() < 0.05 * divisor.max()):
+            return  # next to a pole rounding decides
+        self.add(op, [other, x] if op != "Div" and self.chance.random() < 0.3 else [x, other])
 
     def draw_power(self, x: str) -> None:
         squared = self.add("Mul", [x, x])
@@ -161,7 +164,8 @@ class Network(Parts):
         low, high = self.chance.choice([(0, 6), (-1, 1), (0, None), (None, 2), (-1, 3)])
         if self.opset < 11:
             found: dict[str, Any] = {"min": low, "max": high}
-            self.add("Clip", [x], **{key: float(value) for key, value in found.items() if value is not None})
+            found = {key: float(value) for key, value in found.items() if value is not None}
+            self.add("Clip", [x], **found)
             return
         limits = ["" if value is None else self.constant(np.float32(value)) for value in (low, high)]
         if high is not None and self.chance.random() < 0.15:

@@ -15,7 +15,7 @@ from worker.quantizer.written.child import Arrays
 # Nearer to one another than this, no user can tell the two apart.
 _ALIKE_DB = 60.0
 # Rounding moves both ways alike far from the float model, whatever it does to single values.
-_EVEN_DB = 2.0
+_EVEN_DB, _SLIGHT_DB = 2.0, 6.0
 # Of integers, what rounding may turn.
 _OTHER_INTEGERS = 0.02
 # Of a tensor's own grid. An integer kernel rounds what falls between two steps to the other one, and a network hands
@@ -41,6 +41,12 @@ class Apart:
     plain: str
     optimized_db: float | None = None
     plain_db: float | None = None
+
+    @property
+    def is_slight(self) -> bool:
+        """True if both ways are nearly as far from the float model."""
+        known = self.optimized_db is not None and self.plain_db is not None
+        return known and abs((self.optimized_db or 0.0) - (self.plain_db or 0.0)) <= _SLIGHT_DB
 
 
 def outputs_apart(float_: Arrays, optimized: Arrays, plain: Arrays) -> Apart | None:

@@ -124,6 +124,8 @@ class _Settling:
             if found.apart is not None and may_saturate(self._case.config):
                 break  # that is the host's, and its own note says so
             tensor = self._beginning(done, found)
+            if tensor is None and found.apart is not None and found.apart.is_slight:
+                return _told(done, *told)  # steps of rounding that have added up
             changed = None if tensor is None else self._changed(done, tensor, found, tried)
             if changed is None:
                 break
