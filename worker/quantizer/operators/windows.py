@@ -159,3 +159,9 @@ def has_gaps(node: ir.Node) -> bool:
 def counts_beyond(pool: ir.Node) -> bool:
     """True if windows of an AveragePool that count pads may reach beyond them."""
     return bool(int_attribute(pool, "ceil_mode", 0) and int_attribute(pool, "count_include_pad", 0))
+
+
+def counts_windows_oddly(pool: ir.Node) -> bool:
+    """True if shape inference (onnx 1.23) may count other windows of a pool than onnxruntime (1.31) does."""
+    same = string_attribute(pool, "auto_pad", "NOTSET") in ("SAME_UPPER", "SAME_LOWER")
+    return bool(int_attribute(pool, "ceil_mode", 0)) or (same and has_gaps(pool))

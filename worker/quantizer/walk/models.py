@@ -14,6 +14,7 @@ from worker.quantizer.emit import emit
 from worker.quantizer.graph.serialized import serialized, to_bytes
 from worker.quantizer.graph.values import name_of, node_name, users
 from worker.quantizer.numerics.integer import IntegerGrid
+from worker.quantizer.operators.windows import counts_windows_oddly
 from worker.quantizer.plan.types import QuantizationPlan
 from worker.quantizer.runtime.session import Session
 from worker.quantizer.walk.segments import values_read
@@ -53,6 +54,7 @@ class PieceMaker:
         self._arena = arena
         graph = model.graph
         self.values = {v.name: v for v in (*graph.inputs, *(made for node in graph for made in node.outputs))}
+        self._uncertain = _behind_odd_windows(graph)
 
     def float_piece(
         self,
@@ -132,7 +134,11 @@ class PieceMaker:
                 tensor = ir.to_proto(stored)
                 tensor.name = name
                 graph.initializer.append(tensor)
-        graph.input.extend(_of_any_length(ir.to_proto(self.values[name])) for name in reads)
+        for value in (self.values[name] for name in reads):
+            graph.input.append(ir.to_proto(value))
+            if value in self._uncertain:
+                for dim in graph.input[-1].type.tensor_type.shape.dim:
+                    dim.Clear()
         graph.output.extend(ir.to_proto(self.values[name]) for name in makes)
         outside = {*reads, *makes}
         inner = [value for node in nodes for value in node.outputs if value.name and value.name not in outside]
@@ -140,11 +146,13 @@ class PieceMaker:
         return proto
 
 
-def _of_any_length(value: onnx.ValueInfoProto) -> onnx.ValueInfoProto:
-    """The same with its rank alone: what shape inference says of a pool with ceil_mode is not always what comes out."""
-    for dim in value.type.tensor_type.shape.dim:
-        dim.Clear()
-    return value
+def _behind_odd_windows(graph: ir.Graph) -> set[ir.Value]:
+    """Values behind pools for which shape inference and the runtime (1.31) count windows in different ways."""
+    found: set[ir.Value] = set()
+    for node in graph:
+        if (node.op_type.endswith("Pool") and counts_windows_oddly(node)) or not found.isdisjoint(node.inputs):
+            found.update(node.outputs)
+    return found
 
 
 def rests_as_integers(value: ir.Value, plan: QuantizationPlan) -> bool:
