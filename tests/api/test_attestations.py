@@ -23,7 +23,7 @@ from service.db import Database, db_now
 from service.jobs.outcome import QuantizeOutcome
 from service.principal import COMMAND_LINE, Principal
 from service.settings import Settings
-from service.tables import AuditEvent, Job
+from service.tables import Job, NewAuditEvent
 from tests.api.conftest import front_of
 from tests.support.attestations import opened
 from tests.support.front import Front, make_report, npz_bytes, problem, taken
@@ -200,7 +200,7 @@ def test_processes_that_need_a_key_at_once_make_one(
         ids = list(pool.map(act, range(PARTIES)))
     with closing(Database(settings.database_url)) as database, database.read() as session:
         rows = repository.signing_keys(session)
-        noted = list(session.scalars(select(AuditEvent.object)))
+        noted = list(session.scalars(select(NewAuditEvent.object)))
     current = [row.id for row in rows if row.retired_at is None]
     assert len(current) == 1
     assert sorted(noted) == sorted(row.id for row in rows)

@@ -49,11 +49,11 @@ FORMS: dict[str, tuple[dict[str, Any], list[tuple[str, Any]]]] = {
 
 @pytest.fixture
 def guarded(closed: Front, monkeypatch: pytest.MonkeyPatch) -> Front:
-    """An admin is signed in; inner.example is within the house."""
+    """An operator is signed in; inner.example is within the house."""
     inner = ["10.0.0.7"]
     resolve = lambda host, _: inner if host == "inner.example" else ["8.8.8.8"]  # noqa: E731
     monkeypatch.setattr("service.webhooks.service.system_resolver", resolve)
-    closed.http.headers["X-CSRF-Token"] = sign_in(closed, "admin")
+    closed.http.headers["X-CSRF-Token"] = sign_in(closed, "operator")
     return closed
 
 

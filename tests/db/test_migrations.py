@@ -6,23 +6,18 @@ looks after its own rows alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
 from sqlalchemy import delete, inspect, select, text, update
-from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from service.attestations import repository as attestations
-from service.audit.repository import BEGINNING, Link
-from service.audit.service import hash_of, link, note, verify
 from service.db import Database, current_revision, db_now, head_revision, migrate
 from service.models import repository as models
-from service.principal import Principal
 from service.tables import Artifact, Base, Dataset, Job, JobEvent, Model, ModelFile, NounName
 from tests.db.rows_of_then import add_inspection, insert_job, insert_row, insert_succeeded
+from tests.db.scenes import Deeds, Operators, Scene
 from tests.db.test_transitions import add_dataset, add_model, in_succeeded, submit
 
 pytestmark = pytest.mark.both_databases
@@ -37,38 +32,6 @@ NAMED = {
     "g": ("default", "n" * 200, "n" * 198 + "-2"), "h": ("default", LIKE_AN_ID, f"{LIKE_AN_ID}-2"),
     "i": ("default", "Nightly", "Nightly"),
 }  # fmt: skip
-
-
-class Scene:
-    """Rows at ``before``, at the newest schema, at ``before`` once more, and at the newest again."""
-
-    before = ""
-
-    def __init__(self, database: Database) -> None:
-        self.database = database
-
-    def fill(self) -> None:
-        """Leave the rows of older code."""
-
-    def at_head(self) -> None:
-        """Look at them, and add those of today's code."""
-
-    def back(self) -> None:
-        """Look at what older code is left."""
-
-    def again(self) -> None:
-        """Look at what is there in the end."""
-
-    def ask(self, statement: str, **values: Any) -> list[Any]:
-        """All rows, in the order of their texts; of one column its values alone."""
-        with self.database.read() as session:
-            found = session.execute(text(statement), values).all()
-        return sorted((row[0] if len(row) == 1 else tuple(row) for row in found), key=repr)
-
-    @contextmanager
-    def refused(self) -> Iterator[Session]:
-        with pytest.raises(IntegrityError), self.database.write() as session:
-            yield session
 
 
 class Jobs(Scene):
@@ -375,56 +338,6 @@ class ScheduleNames(Scene):
         self.named()
         with self.database.write() as session:
             self.call_alike(session)
-
-
-class Deeds(Scene):
-    """A chain that older code has written goes on, and older code is left one with everything in it."""
-
-    before = "20261210_deleted_jobs"
-
-    def fill(self) -> None:
-        first = Link(1, "t", "a", "job.create", "o", "r", "", 1.5, BEGINNING, "")
-        digest = hash_of(first)
-        with self.database.write() as session:
-            names = ", ".join(Link._fields)
-            values = first._replace(hash=digest)._asdict()
-            session.execute(text(f"INSERT INTO audit_events ({names}) VALUES (:{names.replace(', ', ', :')})"), values)
-            session.execute(text("INSERT INTO audit_heads (name, seq, hash) VALUES ('audit', 1, :hash)"), values)
-
-    def at_head(self) -> None:
-        for is_chained in (True, False):
-            with self.database.write() as session:
-                note(session, Principal("t", "a", "admin"), "job.cancel", "o")
-            assert not is_chained or link(self.database) == 1
-        with self.database.read() as session:
-            assert (verify(session).rows, verify(session).fault) == (2, None)
-
-    def back(self) -> None:
-        previous = BEGINNING
-        for row in self.ask(f"SELECT {', '.join(Link._fields)} FROM audit_events"):
-            assert (row[-2], row[-1]) == (previous, hash_of(Link(*row)))
-            previous = row[-1]
-        assert self.ask("SELECT seq, hash FROM audit_heads") == [(3, previous)]
-
-
-class Operators(Scene):
-    """Who ran the installation goes on doing so; older code knows no operators."""
-
-    before = "20261212_lease_rounds"
-    scopes = "SELECT tenant_id, scope FROM api_keys"
-
-    def fill(self) -> None:
-        with self.database.write() as session:
-            for key, tenant, scope in (("a", "default", "admin"), ("b", "vision", "admin"), ("c", "default", "read")):
-                insert_row(session, "api_keys", id=key, tenant_id=tenant, scope=scope, secret_hash="0" * 64)
-
-    def at_head(self) -> None:
-        assert self.ask(self.scopes) == [("default", "operator"), ("default", "read"), ("vision", "admin")]
-
-    def back(self) -> None:
-        assert self.ask(self.scopes) == [("default", "admin"), ("default", "read"), ("vision", "admin")]
-        with self.refused() as session:
-            session.execute(text("UPDATE api_keys SET scope = 'operator'"))
 
 
 SCENES = (

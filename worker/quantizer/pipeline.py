@@ -316,10 +316,9 @@ class Quantizing:
         """
         case = self.case
         if evaluation is not None:
-            config, summary = case.config, case.summary
-            data = _open(evaluation, summary, config, "evaluation dataset")
+            data = _open(evaluation, case.summary, case.config, "evaluation dataset")
             case.metrics.check(data)
-            case.metrics.probe(case.float_session, data, summary.inputs, self.services.run, role="evaluation dataset")
+            case.metrics.probe(case.float_session, data, case.inputs, self.services.run, role="evaluation dataset")
             case = replace(case, evaluation=data)
             case = replace(case, findings=examine(case, None, self.services))
         return make_report(done, case, self.services).report
@@ -433,9 +432,7 @@ def _fill(original: ir.Model, origin_of: _Origin, case: Case, services: Services
         found = prepared, notes, plan_model(prepared, config)
         prepared, notes, planned = kept_alike(found, partial(origin_of.reloaded, config), case, services)
         run.check()
-    draft = Draft(prepared, planned.plan, planned.journal, form=mode.form)
-    if config.mode == "static":
-        draft = settle_values(draft, case, services)
+    draft = settle_values(Draft(prepared, planned.plan, planned.journal, form=mode.form), case, services)
     prepared, plan = draft.prepared, draft.plan
     plan.shelf = services.shelf
     if plan.is_empty:

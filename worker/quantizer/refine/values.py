@@ -62,6 +62,8 @@ def settle_values(draft: Draft, case: Case, services: Services) -> Draft:
         CanceledError: the run was canceled.
     """
     graph, plan = draft.graph, draft.plan
+    if case.config.mode != "static":  # others have no grids of activations before they run
+        return draft
     masking = _before_softmax(graph, plan) | _behind_filling(graph, plan)
     doubtful = _of_uncertain_size(graph, plan, case)
     divisors = _divisors(graph, plan)

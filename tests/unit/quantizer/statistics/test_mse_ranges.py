@@ -187,7 +187,7 @@ def test_covering_stays_finite_at_the_end_of_float32(family: GridFamily) -> None
     assert np.isfinite(np.float32(high))
     scale, _ = grid(float(low), float(high), family)
     assert math.isfinite(scale)
-    assert scale * family.span >= top / 2
+    assert scale * family.span >= top / 4  # the next power of two may take its lowest integer beyond float32
 
 
 def smallest_error(values: np.ndarray, family: GridFamily, exponents: range) -> float:
