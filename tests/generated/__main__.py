@@ -10,6 +10,7 @@ import json
 import multiprocessing
 import os
 from collections import Counter
+from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -75,7 +76,8 @@ def _next(workers: dict[Connection, tuple[Any, int]], pipe: Connection, seeds: A
         del workers[pipe]
         return
     workers[pipe] = (process, seed)
-    pipe.send(seed)
+    with suppress(BrokenPipeError):  # it has just died, which shows when it is read from
+        pipe.send(seed)
 
 
 if __name__ == "__main__":
