@@ -45,11 +45,6 @@ KINDS = {
         "{ i = ArgMax<axis=1, keepdims=0>(x) g = Gather(t, i) h = MatMul(x, w) y = Add(g, h) }",
         {"t": normal(6, 4), "w": normal(6, 4)}, {"activation": {"calibration": {"method": "auto"}}},
     ),
-    "windows that are counted in two ways": Kind(
-        "(float[N,4,12] x) => (float[N,4,L] y) "
-        "{ p = AveragePool<kernel_shape=[3], strides=[2], pads=[2,2], ceil_mode=1>(x) y = Conv(p, w, b) }",
-        {"w": normal(4, 4, 2), "b": normal(4)}, {"algorithms": [{"method": "bias_correction", "mode": "full"}]},
-    ),
 }  # fmt: skip
 
 
