@@ -48,7 +48,8 @@ _FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
 def can_be_kept(value: ir.Value) -> bool:
     """True if a value can be kept apart by name."""
     maker = value.producer()
-    return maker is not None and maker.outputs[0] is value and value.dtype in _FLOATS
+    is_first = maker is not None and maker.outputs[0] is value
+    return is_first and value.dtype in _FLOATS and not value.is_graph_output()
 
 
 def keep_apart(graph: ir.Graph, names: Names, further: Collection[str] = ()) -> None:
@@ -56,8 +57,10 @@ def keep_apart(graph: ir.Graph, names: Names, further: Collection[str] = ()) -> 
     pool say nothing, and go.
     """
     for node in list(graph):
-        if node.outputs and node.outputs[0].name in further and can_be_kept(node.outputs[0]):
-            _put_behind(graph, node, "Max", "lowest", _lowest(node.outputs[0]), names)
+        if node.outputs and node.outputs[0].name in further:
+            made = _unrounded(node)
+            if made is not None and can_be_kept(made.outputs[0]):
+                _put_behind(graph, made, "Max", "lowest", _lowest(made.outputs[0]), names)
             continue
         if node.domain not in DEFAULT_DOMAINS or node.op_type not in ("AveragePool", *_LINEAR):
             continue
@@ -110,6 +113,15 @@ def _lengthen(graph: ir.Graph, add: ir.Node, bias: ir.Value | None, names: Names
 def _lengths_known(value: ir.Value) -> bool:
     """True if all axes of a value have lengths that are known."""
     return value.shape is not None and all(isinstance(length, int) for length in value.shape)
+
+
+def _unrounded(node: ir.Node) -> ir.Node | None:
+    """The node, or what makes the values that it restores: an output has the name that the restored one gave it."""
+    if node.op_type != "DequantizeLinear" or node.inputs[0] is None:
+        return node
+    rounding = node.inputs[0].producer()
+    value = None if rounding is None else rounding.inputs[0]
+    return None if value is None else value.producer()
 
 
 def _lowest(value: ir.Value) -> np.ndarray:

@@ -17,7 +17,6 @@ import onnx_ir as ir
 
 from service.contracts.errors import EngineError
 from service.contracts.reason import declare
-from worker.quantizer.emit.apart import can_be_kept
 from worker.quantizer.fallback.placement import without
 from worker.quantizer.graph.values import is_float32, name_of, node_name
 from worker.quantizer.plan.types import Role
@@ -223,7 +222,7 @@ class _Settling:
         maker = None if value is None else value.producer()
         if value is None or maker is None:
             return None
-        apart = found.unbounded is None and draft.form is STATIC and can_be_kept(value)
+        apart = found.unbounded is None and draft.form is STATIC and maker.outputs[0] is value
         if apart and tensor not in tried:
             tried.add(tensor)
             plan = draft.plan.copy()

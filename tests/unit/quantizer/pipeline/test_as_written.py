@@ -13,7 +13,7 @@ from tests.support.each import each
 from tests.unit.quantizer.toolbox import config, make_model, normal, op_types, quantize_file, run_onnx, sqnr_db
 from worker.quantizer.emit import apart
 from worker.quantizer.pipeline import Result
-from worker.quantizer.written import program, settle
+from worker.quantizer.written import program
 
 Case = Callable[..., Result]
 # The integer kernel of pools knows no dilations, and divides by other counts.
@@ -48,7 +48,7 @@ def test_a_node_that_is_computed_otherwise_is_kept_apart(quantized: Case, pool: 
 
 
 def test_where_nothing_helps_no_gate_is_passed(quantized: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(settle, "can_be_kept", lambda _: False)
+    monkeypatch.setattr(apart, "can_be_kept", lambda _: False)
     report = quantized(POOLS["apart"]).report
     assert (report.verdict, report.findings[0].code) == ("fail", "runtime-differs")
     assert [clause.clause for clause in report.gate if not clause.holds] == ["runtime_agreement"]

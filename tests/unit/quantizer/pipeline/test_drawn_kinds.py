@@ -45,6 +45,11 @@ KINDS = {
         "{ i = ArgMax<axis=1, keepdims=0>(x) g = Gather(t, i) h = MatMul(x, w) y = Add(g, h) }",
         {"t": normal(6, 4), "w": normal(6, 4)}, {"activation": {"calibration": {"method": "auto"}}},
     ),
+    "a limit for each place": Kind(
+        "(float[N,4,12] x) => (float[N,1,12] y) { c = Conv<auto_pad=\"SAME_UPPER\">(x, w, b) y = Min(c, l) }",
+        {"w": normal(1, 4, 2), "b": normal(1), "l": normal(1, 12)},
+        {"target": "openvino", "algorithms": [{"method": "bias_correction"}]},
+    ),
 }  # fmt: skip
 
 

@@ -14,11 +14,11 @@ import numpy as np
 import onnx_ir as ir
 
 from worker.quantizer.equalization.bias_correction.places import Place
-from worker.quantizer.graph.rewriting import other_operand
+from worker.quantizer.graph.rewriting import other_operand, rank_of
 from worker.quantizer.graph.values import activation_limits, constant, float_attribute, name_of, node_name, users
 from worker.quantizer.numerics.blocks import NotFiniteError
 from worker.quantizer.numerics.integer import IntegerGrid
-from worker.quantizer.operators.linear import LinearNode, UnsupportedLayerError, product_view
+from worker.quantizer.operators.linear import LinearNode, UnsupportedLayerError, channel_axis, product_view
 from worker.quantizer.plan.parameters import Parameters
 from worker.quantizer.plan.types import QuantizationPlan, Role
 from worker.quantizer.run.interface import Run
@@ -175,7 +175,7 @@ def activation_behind(node: ir.Node, plan: QuantizationPlan) -> tuple[Function, 
     steps: list[Function] = []
     last = node
     while (fused := _fused_with(last, plan)) is not None:
-        step = _function(fused, last)
+        step = _function(fused, last, node)
         if step is None:
             return _chain([]), _chain([])
         steps.append(step)
@@ -203,8 +203,8 @@ def _fused_with(node: ir.Node, plan: QuantizationPlan) -> ir.Node | None:
     return next((reader for reader in readers if plan.nodes[node_name(reader)].role is Role.FUSED), None)
 
 
-def _function(node: ir.Node, before: ir.Node) -> Function | None:
-    """A fused node as a function of its values, channels last."""
+def _function(node: ir.Node, before: ir.Node, layer: ir.Node) -> Function | None:
+    """A node that is fused with a layer as a function of its values, channels last."""
     if node.op_type in ("Relu", "Clip"):
         limits = activation_limits(node)
         return None if limits is None else lambda values: np.clip(values, *np.asarray(limits, np.float32))
@@ -212,7 +212,7 @@ def _function(node: ir.Node, before: ir.Node) -> Function | None:
         alpha = np.float32(float_attribute(node, "alpha", 0.01))
         return lambda values: np.where(values < 0, alpha * values, values)
     other = constant(other_operand(node, before.outputs[0]))
-    if other is None or other.size not in (1, max(other.shape, default=1)):
+    if other is None or not _has_channels(other, layer):
         return None
     flat = other.reshape(-1).astype(np.float32)
     functions: dict[str, Function] = {
@@ -222,6 +222,15 @@ def _function(node: ir.Node, before: ir.Node) -> Function | None:
         "Max": lambda values: np.maximum(values, flat),
     }
     return functions.get(node.op_type)
+
+
+def _has_channels(array: np.ndarray, layer: ir.Node) -> bool:
+    """True if an operand behind a layer has one element, or one for each of its channels."""
+    rank = rank_of(layer.outputs[0]) or 0
+    if array.size == 1 or array.ndim > rank:
+        return array.size == 1
+    shape = (1,) * (rank - array.ndim) + array.shape
+    return array.size == shape[channel_axis(layer) % rank]
 
 
 def _limits_of(grid: IntegerGrid) -> Function:
