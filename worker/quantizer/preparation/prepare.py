@@ -41,6 +41,7 @@ from worker.quantizer.preparation.passes.norms import fuse_instance_norm, fuse_l
 from worker.quantizer.preparation.passes.opset import LOWEST_OPSET, WANTED_OPSET, lift_opset
 from worker.quantizer.preparation.passes.padding import pads_of_all_axes, pads_of_max_pool
 from worker.quantizer.preparation.passes.pooling import reduce_mean_to_global_average_pool, split_large_pooling
+from worker.quantizer.preparation.passes.pools import pools_as_counted
 from worker.quantizer.preparation.passes.shapes import fix_shapes, infer_shapes, repair_shapes
 from worker.quantizer.preparation.passes.sharing import unshare_initializers
 from worker.quantizer.preparation.passes.splits import split_to_slice
@@ -75,6 +76,7 @@ def _steps(spec: PreparationSpec, opset: int, lowest_opset: int, subgraph_weight
         _switched(dequantize),
         _Step("repair_shapes", repair_shapes),
         _Step("fix_shapes", partial(fix_shapes, spec=spec)),
+        _Step("pools_as_counted", pools_as_counted),
         _Step("float16_to_float32", float16_to_float32),
         _Step("lift_opset", partial(lift_opset, spec=spec, needed=opset, lowest=lowest_opset)),
         _Step("fold_constants", fold_constants),
