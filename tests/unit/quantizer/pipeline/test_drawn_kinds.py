@@ -50,6 +50,10 @@ KINDS = {
         {"w": normal(1, 4, 2), "b": normal(1), "l": normal(1, 12)},
         {"target": "openvino", "algorithms": [{"method": "bias_correction"}]},
     ),
+    "a scalar of a higher rank": Kind(
+        "(float[N,8] x) => (float[1,N,4] y) { m = MatMul(x, w) y = Add(m, b) }",
+        {"w": normal(8, 4), "b": normal(1, 1, 1)}, {"algorithms": [{"method": "bias_correction"}]},
+    ),
 }  # fmt: skip
 
 
@@ -64,5 +68,7 @@ def test_they_are_quantized_and_run(tmp_path: Path, kind: str) -> None:
     test = {"x": feeds["x"][: shape[0]]}
     expected = run_onnx(model, test)["y"]
     for optimized in (True, False):
-        assert sqnr_db(expected, run_onnx(result.model, test, optimized=optimized)["y"]) > least_db
+        got = run_onnx(result.model, test, optimized=optimized)["y"]
+        assert got.shape == expected.shape
+        assert sqnr_db(expected, got) > least_db
     assert reason in str([layer.reason for layer in result.report.layers])

@@ -169,7 +169,7 @@ class _Creator:
         ):
             return None
         index = list(add.inputs).index(term)
-        wide = np.broadcast_to(array.reshape(-1), (channels,)).copy()
+        wide = np.broadcast_to(array, (*array.shape[:-1], channels)).copy()  # of a rank that the result may owe to it
         add.replace_input_with(index, self._editor.constant(f"{name_of(term)}_of_{node_name(node)}", wide))
         return "wider or own term"
 
