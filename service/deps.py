@@ -8,7 +8,7 @@ import math
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from functools import partial, wraps
+from functools import wraps
 from typing import Annotated, ParamSpec, TypeVar, cast
 
 from fastapi import Depends, Request
@@ -247,16 +247,24 @@ async def form_of(request: Request, desk: Desk, tenant_id: str, session: str | N
         room = await room_of(desk, tenant_id)
         declared = request.headers.get("content-length", "")
         length = int(declared) if declared.isdecimal() else 0
-        room.refuse_beyond(length, spare_bytes=FIELDS_BYTES)
-        if desk.store.free_bytes() < length + desk.settings.min_free_bytes:
-            raise StorageFullError("There is no room for this form.", hint="Free some space on the storage folder.")
+        room.refuse_form(max(length - FIELDS_BYTES, 0))
+
+        def see_to_disk(more_bytes: int) -> None:
+            if desk.store.free_bytes() < more_bytes + desk.settings.min_free_bytes:
+                raise StorageFullError("There is no room for this form.", hint="Free some space on the storage folder.")
+
+        see_to_disk(length)
 
         def check(form: FormData) -> None:
             if session is not None:
                 cookies.check_form(form, desk.keyring, session)
 
         with desk.meter_of(tenant_id).arrival() as arrival:
-            count = partial(arrival.add, room)
+
+            def count(file_bytes: int, more_bytes: int) -> None:
+                arrival.add(room, file_bytes, more_bytes)
+                see_to_disk(more_bytes)
+
             await keep_form(request, desk.store.incoming, check, count)
     return await request.form()
 

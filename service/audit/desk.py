@@ -17,7 +17,7 @@ def list_page(desk: Desk, tenant_id: str | None, *, before: int | None, limit: i
         before: only rows with numbers below this.
         limit: most of them.
     """
-    service.link(desk.database)
+    service.link_if_possible(desk.database)
     with desk.database.read() as session:
         rows = service.page(session, tenant_id=tenant_id, before=before, limit=limit + 1)
     return rows[:limit], len(rows) > limit
@@ -25,6 +25,6 @@ def list_page(desk: Desk, tenant_id: str | None, *, before: int | None, limit: i
 
 def verify(desk: Desk) -> Verdict:
     """Go through all rows, of all tenants."""
-    service.link(desk.database)
+    service.link_if_possible(desk.database)
     with desk.database.read() as session:
         return service.verify(session)

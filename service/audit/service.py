@@ -13,9 +13,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from dataclasses import dataclass
 from typing import Literal
 
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.orm import Session
 
 from service.audit import repository
@@ -23,6 +26,8 @@ from service.audit.repository import BEGINNING, Link
 from service.db import Database
 from service.principal import Principal
 from service.tables import AuditEvent
+
+log = logging.getLogger(__name__)
 
 Fault = Literal["changed", "missing", "moved", "cut-off"]
 
@@ -77,6 +82,14 @@ def link(database: Database) -> int:
     return len(links)
 
 
+def link_if_possible(database: Database) -> None:
+    """Append as ``link`` does; where nothing can be written now, what is chained can still be read."""
+    try:
+        link(database)
+    except (DBAPIError, PoolTimeoutError) as error:
+        log.warning("audit.not_linked error=%s", type(error).__name__)
+
+
 def page(session: Session, *, tenant_id: str | None, before: int | None, limit: int) -> list[AuditEvent]:
     """Rows, the newest first: of one tenant or of all, with numbers below ``before``."""
     return repository.page(session, tenant_id=tenant_id, before=before, limit=limit)
@@ -88,7 +101,12 @@ def hash_of(link: Link) -> str:
 
 
 def verify(session: Session) -> Verdict:
-    """Go through all rows of the chain, and tell of the first that is not as it was written."""
+    """Go through all rows of the chain, and tell of the first that is not as it was written.
+
+    Best in a session of its own: its statements are to see the same rows, whoever appends or forgets some meanwhile.
+    """
+    if session.get_bind().dialect.name == "postgresql" and not session.in_transaction():
+        session.connection(execution_options={"isolation_level": "REPEATABLE READ"})
     known = repository.ends(session)
     seq, previous = known.first_seq, known.first_hash
     for link in repository.links(session):

@@ -72,9 +72,14 @@ def _check(given: str | None, keyring: Keyring, token: str) -> None:
         )
 
 
+def _is_multipart(request: Request) -> bool:
+    """True by the media type, which may be written in any case."""
+    return request.headers.get("content-type", "").partition(";")[0].strip().lower() == _FILES
+
+
 def sends_files(request: Request) -> bool:
     """True for a form that may hold files, and so be large."""
-    return request.headers.get("content-type", "").startswith(_FILES)
+    return _is_multipart(request)
 
 
 def guards_in_files(request: Request) -> bool:

@@ -72,7 +72,11 @@ def place_of(address: str) -> str:
         found = ipaddress.ip_address(address)
     except ValueError:
         return address
-    return str(ipaddress.ip_network((found, _IPV6_BITS), strict=False)) if found.version == 6 else address
+    if isinstance(found, ipaddress.IPv4Address):
+        return str(found)
+    if found.ipv4_mapped is not None:
+        return str(found.ipv4_mapped)
+    return str(ipaddress.ip_network((found, _IPV6_BITS), strict=False))
 
 
 def refusal(wait_seconds: float) -> TooManyWrongKeysError:

@@ -18,13 +18,12 @@ class Room:
     quota: Quota
     used_bytes: int
 
-    def refuse_beyond(self, size_bytes: int, together_bytes: int | None = None, spare_bytes: int = 0) -> None:
+    def refuse_beyond(self, size_bytes: int, together_bytes: int | None = None) -> None:
         """See whether one file more of so many bytes fits in.
 
         Args:
             size_bytes: of the file.
             together_bytes: of it and others that are not stored yet. Default: of it alone.
-            spare_bytes: so many of them may be something else.
 
         Raises:
             LargerThanQuotaError: the file alone is larger than one may be, or than all together.
@@ -32,8 +31,17 @@ class Room:
         """
         limits = {"upload_bytes": self.quota.upload_bytes, "stored_bytes": self.quota.stored_bytes}
         for name, limit in limits.items():
-            if limit is not None and size_bytes - spare_bytes > limit:
+            if limit is not None and size_bytes > limit:
                 raise LargerThanQuotaError(name, limit, size_bytes)
         limit, wanted = self.quota.stored_bytes, size_bytes if together_bytes is None else together_bytes
-        if limit is not None and self.used_bytes + wanted - spare_bytes > limit:
+        if limit is not None and self.used_bytes + wanted > limit:
             raise QuotaExceededError("stored_bytes", limit, self.used_bytes, wanted, retry_after_seconds=RETRY_SECONDS)
+
+    def refuse_form(self, form_bytes: int) -> None:
+        """See whether the files of a form, which is so long without its fields, fit in; each is seen to as it comes.
+
+        Raises:
+            LargerThanQuotaError: they are more than may be stored.
+            QuotaExceededError: of bytes stored.
+        """
+        Room(Quota(stored_bytes=self.quota.stored_bytes), self.used_bytes).refuse_beyond(form_bytes)

@@ -187,7 +187,7 @@ def test_files_are_taken_from_who_may_send_them_as_many_as_fit(
     part = '--b\r\nContent-Disposition: form-data; name="{}"\r\n\r\n'
     file = part.format('model_files"; filename="a.onnx').encode()
     blocks = [part.format("csrf").encode() + f"{guard}\r\n".encode() + file, *[b"x" * 50_000] * 7, b"\r\n--b--\r\n"]
-    headers = {"content-type": "multipart/form-data; boundary=b", "cookie": f"{COOKIE}={closed.http.cookies[COOKIE]}"}
+    headers = {"content-type": "Multipart/Form-Data; boundary=b", "cookie": f"{COOKIE}={closed.http.cookies[COOKIE]}"}
     headers |= {} if length is None else {"content-length": str(length)}
     sent, answers = iter(blocks), []
 

@@ -100,6 +100,7 @@ def test_guesses_take_a_bounded_memory(monkeypatch) -> None:
         kept.was_wrong(bytes([turn]))
     assert [kept.known(bytes([turn])) for turn in range(9)] == [False] * 4 + [True] * 5
     assert len(kept._buckets) == 5
+    assert guesses.place_of("::ffff:1.2.3.4") == guesses.place_of("1.2.3.4") != guesses.place_of("::ffff:1.2.3.5")
     assert guesses.place_of("2001:db8::1") == guesses.place_of("2001:db8::2:3") != guesses.place_of("2001:db9::")
 
 

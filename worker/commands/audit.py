@@ -25,7 +25,7 @@ def list_events(
     from service.audit import service
 
     with installation(data_dir) as (_, database):
-        service.link(database)
+        service.link_if_possible(database)
         with database.read() as session:
             rows = service.page(session, tenant_id=tenant, before=None, limit=limit)
     if as_json:
@@ -43,7 +43,7 @@ def verify(as_json: As_json = False, data_dir: DataDir = None) -> None:
     from service.audit import service
 
     with installation(data_dir) as (_, database):
-        service.link(database)
+        service.link_if_possible(database)
         with database.read() as session:
             found = service.verify(session)
     if as_json:
