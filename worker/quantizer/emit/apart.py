@@ -9,7 +9,8 @@ From one pair to the next it computes on integers whatever it has a kernel for (
 
     MatMul                      with all lengths known and a bias of rank 1 added, it becomes a Gemm between Reshapes
                                 with pairs of their own; of these, since opset 21, one of int8 or 16 bits is not
-                                valid (matmul_add_fusion.cc, qdq_propagation.cc)
+                                valid (matmul_add_fusion.cc, qdq_propagation.cc). So are those that it puts behind
+                                nodes which move values.
 
 Behind the first two stands an operator that no optimization takes away, and that changes nothing: Max. Such a bias is
 added behind its layer, where TensorRT finds it as well as inside. The last one's bias gets the rank of what it is added
@@ -35,6 +36,7 @@ from worker.quantizer.graph.values import (
     node_name,
     users,
 )
+from worker.quantizer.operators.channels import MOVERS
 from worker.quantizer.operators.linear import linear_view
 from worker.quantizer.operators.windows import counts_beyond, has_gaps
 
@@ -88,6 +90,26 @@ def lengthen_biases(graph: ir.Graph, names: Names) -> None:
             continue
         if pair.inputs[0].dtype != ir.DataType.UINT8 and _lengths_known(pair.outputs[0]):
             _lengthen(graph, add, other_operand(add, node.outputs[0]), names)
+
+
+def leave_out_zero_points(graph: ir.Graph) -> None:
+    """Of pairs of int8 or 16 bits around 0 whose values a node moves, and hands on as floats: the runtime puts another
+    pair behind that node, with a type that is not valid beside a zero point. Since opset 21.
+    """
+    for node in graph:
+        if node.op_type != "DequantizeLinear" or len(node.inputs) < 3 or node.inputs[0] is None:
+            continue
+        zero_point, maker = constant(node.inputs[2]), node.inputs[0].producer()
+        around_0 = zero_point is not None and zero_point.dtype != np.uint8 and not zero_point.any()
+        if around_0 and maker is not None and any(_moves_floats(reader) for reader in users(node.outputs[0])):
+            node.resize_inputs(2)
+
+
+def _moves_floats(node: ir.Node) -> bool:
+    """True if a node only moves values, and something reads them that does not make integers of them."""
+    readers = [reader for value in node.outputs for reader in users(value)]
+    given = any(value.is_graph_output() for value in node.outputs)
+    return node.op_type in MOVERS and (given or any(reader.op_type != "QuantizeLinear" for reader in readers))
 
 
 def _lengthen(graph: ir.Graph, add: ir.Node, bias: ir.Value | None, names: Names) -> None:

@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from service.contracts.dtypes import NUMBER_TYPES, has_integer_kernels, is_integer
 from service.contracts.errors import EngineError, UnsupportedModelError
-from worker.quantizer.emit.apart import TYPED_OPSET, keep_apart, lengthen_biases
+from worker.quantizer.emit.apart import TYPED_OPSET, keep_apart, leave_out_zero_points, lengthen_biases
 from worker.quantizer.emit.halfs import turn_beside
 from worker.quantizer.emit.limits import drop_implied_activations, limit_by_operands, limit_integers
 from worker.quantizer.emit.lookups import Tables
@@ -95,6 +95,7 @@ def emit(model: ir.Model, plan: QuantizationPlan) -> Emitted:
     keep_apart(graph, writer.names, plan.kept_apart)
     if (opset_of(model) or 0) >= TYPED_OPSET:
         lengthen_biases(graph, writer.names)
+        leave_out_zero_points(graph)
     model.producer_name, model.producer_version = PRODUCER, None
     return Emitted(model, restored)
 

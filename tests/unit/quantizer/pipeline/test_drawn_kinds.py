@@ -54,6 +54,11 @@ KINDS = {
         "(float[N,8] x) => (float[1,N,4] y) { m = MatMul(x, w) y = Add(m, b) }",
         {"w": normal(8, 4), "b": normal(1, 1, 1)}, {"algorithms": [{"method": "bias_correction"}]},
     ),
+    "values of int8 that are moved": Kind(
+        "(float[1,4,6] x) => (float[1,2,5] y) { c = Conv(x, w) y = Slice(c, s, e, a) }",
+        {"w": normal(4, 4, 2), "s": np.array([1]), "e": np.array([3]), "a": np.array([1])},
+        {**INT8, "exclude": [{"op_type": "Slice"}]}, opset=21,
+    ),
 }  # fmt: skip
 
 
