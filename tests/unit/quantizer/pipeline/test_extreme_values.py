@@ -15,7 +15,7 @@ from service.contracts.report import Report
 from tests.unit.quantizer.extreme_networks import extreme_case
 from tests.unit.quantizer.toolbox import config, make_model, normal, quantize_file, run_onnx, sqnr_db
 
-PARTS, PART = 32, 100
+PARTS, PART = 8, 100
 FAST = {"advice_seconds": 0, "latency_runs": 1}
 
 
