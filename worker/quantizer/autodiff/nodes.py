@@ -10,7 +10,6 @@ import onnx_ir as ir
 from service.contracts.reason import Reason, declare
 from worker.quantizer.autodiff.operators import COMPUTE
 from worker.quantizer.autodiff.operators.making import TORCH_DTYPES
-from worker.quantizer.autodiff.operators.pooling import Places
 from worker.quantizer.autodiff.operators.resizing import COORDINATES
 from worker.quantizer.graph.rewriting import axis_length, rank_of
 from worker.quantizer.graph.values import (
@@ -22,6 +21,7 @@ from worker.quantizer.graph.values import (
     plain_attributes,
     string_attribute,
 )
+from worker.quantizer.operators.pools import Places
 
 NOT_IN_TORCH = declare(
     "no-derivative", "there is no derivative of {op_type}", hint="Train with parts of the network that do without it."

@@ -45,8 +45,9 @@ class Apart:
     @property
     def is_slight(self) -> bool:
         """True if both ways are nearly as far from the float model."""
-        known = self.optimized_db is not None and self.plain_db is not None
-        return known and abs((self.optimized_db or 0.0) - (self.plain_db or 0.0)) <= _SLIGHT_DB
+        if self.optimized_db is None or self.plain_db is None:
+            return False
+        return abs(self.optimized_db - self.plain_db) <= _SLIGHT_DB
 
 
 def outputs_apart(float_: Arrays, optimized: Arrays, plain: Arrays) -> Apart | None:

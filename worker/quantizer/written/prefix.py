@@ -24,10 +24,7 @@ def up_to(model: onnx.ModelProto, tensor: str) -> bytes:
             wanted.add(k)
             ahead.extend(_read(model.graph.node[k]))
     read = {name for k in wanted for name in _read(model.graph.node[k])} | {tensor}
-    part = onnx.ModelProto()
-    part.CopyFrom(
-        onnx.ModelProto(ir_version=model.ir_version, opset_import=model.opset_import, functions=model.functions)
-    )
+    part = onnx.ModelProto(ir_version=model.ir_version, opset_import=model.opset_import, functions=model.functions)
     graph = part.graph
     graph.name = model.graph.name or "part"
     graph.node.extend(node for k, node in enumerate(model.graph.node) if k in wanted)
