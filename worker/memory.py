@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -98,25 +98,33 @@ def oom_kills() -> int:
 
 
 class MemoryWatch:
-    """Follows the memory of one runner, and its CPU time.
+    """Follows the memory of the processes of one attempt, and their CPU time.
 
     Args:
-        group: its process group.
-        limit_bytes: its share.
+        groups: tells the process groups that there are now.
+        limit_bytes: their share.
     """
 
-    def __init__(self, group: int, limit_bytes: int) -> None:
+    def __init__(self, groups: Callable[[], Iterable[int]], limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
-        self.cpu_seconds = 0.0
-        self._group = group
+        self._groups = groups
+        self._cpu_seconds: dict[int, float] = {}
         self._kills_before = oom_kills()
 
+    @property
+    def cpu_seconds(self) -> float:
+        """CPU time of all that there have been, as far as they were seen."""
+        return sum(self._cpu_seconds.values())
+
     def look(self) -> bool:
-        """Measure; True if the runner is beyond its share."""
-        members = list(_members(self._group))
-        self.used_bytes = _bytes_of(members) or self.used_bytes  # 0: it has ended, and what it had counts
-        self.cpu_seconds = max(self.cpu_seconds, _cpu_seconds_of(members))
+        """Measure; True if they are beyond their share."""
+        used_bytes = 0
+        for group in self._groups():
+            members = list(_members(group))
+            used_bytes += _bytes_of(members)
+            self._cpu_seconds[group] = max(self._cpu_seconds.get(group, 0.0), _cpu_seconds_of(members))
+        self.used_bytes = used_bytes or self.used_bytes  # 0: they have ended, and what they had counts
         return self.used_bytes > self.limit_bytes
 
     def near_share(self) -> bool:

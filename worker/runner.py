@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import queue
 import resource
 import signal
 import sys
@@ -57,6 +58,7 @@ from service.contracts.runner import (
     QuantizeTask,
     RunnerLine,
     RunnerTask,
+    TrialLine,
 )
 from worker.faults import has_room, no_room, storage_fault
 from worker.launcher import LINE_FD
@@ -71,9 +73,30 @@ CANCEL_FLAG = "canceled"
 PROGRESS_PERIOD_SECONDS = 0.2
 # A stage that tells nothing has its last line sent again so often, with what is left of the whole.
 OVERALL_PERIOD_SECONDS = 2.0
+TRIAL_LOOK_SECONDS = 0.25
 
 # Words by which native code says that an allocation failed, where no MemoryError reaches Python.
 _OUT_OF_MEMORY = ("bad_alloc", "bad allocation", "failed to allocate memory", "can't allocate memory", "out of memory")
+
+
+class Trials:
+    """Has the supervisor try written models, each in a process of its own."""
+
+    def __init__(self) -> None:
+        self._codes: queue.SimpleQueue[int] = queue.SimpleQueue()
+
+    def ended(self, code: int) -> None:
+        """Take the exit code of the process that was asked for last."""
+        self._codes.put(code)
+
+    def run(self, folder: Path, send: Callable[[TrialLine], None], check: Callable[[], None]) -> int:
+        """Ask for one, and wait for its end; its exit code. ``check`` is called meanwhile, and may raise."""
+        send(TrialLine(folder=folder.name))
+        while True:
+            try:
+                return self._codes.get(timeout=TRIAL_LOOK_SECONDS)
+            except queue.Empty:
+                check()
 
 
 class LineRun:
@@ -84,18 +107,21 @@ class LineRun:
     Args:
         send: takes each line that is to be sent.
         stop: gives the error to raise when the run has to end, else None.
+        trials: has written models tried; None: nobody does.
     """
 
     def __init__(
         self,
-        send: Callable[[ProgressLine | MetricLine | LogLine], None],
+        send: Callable[[ProgressLine | MetricLine | LogLine | TrialLine], None],
         stop: Callable[[], CanceledError | None],
         *,
+        trials: Trials | None = None,
         period_seconds: float = PROGRESS_PERIOD_SECONDS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._send = send
         self._stop = stop
+        self._trials = trials
         self._period = period_seconds
         self._clock = clock
         self._sent_at: dict[str, float] = {}
@@ -148,6 +174,10 @@ class LineRun:
         error = self._stop()
         if error is not None:
             raise error
+
+    def try_written(self, folder: Path) -> int | None:
+        """Have the supervisor start a process for it; its exit code."""
+        return None if self._trials is None else self._trials.run(folder, self._send, self.check)
 
     def flush(self) -> None:
         """Send what was held back: the last state of every stage."""
@@ -307,12 +337,17 @@ def _memory_error() -> ResourceLimitError:
     )
 
 
-def execute(task: RunnerTask, send: Callable[[RunnerLine], None], stop: Callable[[], CanceledError | None]) -> int:
+def execute(
+    task: RunnerTask,
+    send: Callable[[RunnerLine], None],
+    stop: Callable[[], CanceledError | None],
+    trials: Trials | None = None,
+) -> int:
     """Run one task to its exit code; the last line sent is its result or its error.
 
     An unexpected exception is not caught by type: its traceback goes to stderr and the code says crash.
     """
-    run = LineRun(send, stop)
+    run = LineRun(send, stop, trials=trials)
     try:
         run.check()
         result = perform(task, run)
@@ -362,12 +397,13 @@ def main(arguments: list[str]) -> int:
     task_file = Path(arguments[0])
     stop = StopSignal(task_file.with_name(CANCEL_FLAG))
     stop.install()
-    Tether(sys.stdin.fileno(), end_group).start()
+    trials = Trials()
+    Tether(sys.stdin.fileno(), end_group, trials.ended).start()
     document: Any = json.loads(task_file.read_bytes())
     set_threads(int(document.get("threads", 1)))
     task = TASK_ADAPTER.validate_python(document)
     with os.fdopen(LINE_FD, "wb", closefd=False) as stream:
-        return execute(task, LineWriter(stream), stop)
+        return execute(task, LineWriter(stream), stop, trials)
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ from worker import launcher
 from worker.confinement.controls import LANDLOCK, Found, Mode, find_controls, switched_off
 from worker.confinement.places import PACKAGE_ROOT, Places, import_root, rules_for
 from worker.quantizer.graph.sizes import VARIABLE as LARGE_VARIABLE
-from worker.tether import lease_line
+from worker.tether import ended_line, lease_line
 
 # -P: the scratch folder is the working directory and holds files that users named; nothing is imported from there.
 RUNNER_COMMAND = (sys.executable, "-P", "-m", "worker.runner")
@@ -175,10 +175,11 @@ class RunnerProcess:
 
     def tell_lease(self, ends_at: float) -> None:
         """Tell the runner until when it may go on, by ``worker.tether.boot_seconds``."""
-        if self._tether is not None:
-            # One that has ended needs no line; one that does not read has the last lines still before it.
-            with contextlib.suppress(BrokenPipeError, BlockingIOError):
-                os.write(self._tether, lease_line(ends_at))
+        self._tell(lease_line(ends_at))
+
+    def tell_ended(self, code: int) -> bool:
+        """Tell the runner how the process ended that it has asked for; False: it reads nothing now, so try again."""
+        return self._tell(ended_line(code))
 
     def freeze(self) -> None:
         """Stop the whole process group where it stands."""
@@ -214,6 +215,17 @@ class RunnerProcess:
         self._threads[1].join(timeout=1)
         with self._stderr_lock:
             return self._stderr.decode(errors="replace")[-characters:]
+
+    def _tell(self, line: bytes) -> bool:
+        """False if a runner that does not read has the lines before this one still before it."""
+        if self._tether is not None:
+            try:
+                os.write(self._tether, line)
+            except BlockingIOError:
+                return False
+            except BrokenPipeError:  # one that has ended needs no line
+                return True
+        return True
 
     def _signal(self, number: signal.Signals, *, group: bool) -> None:
         # The group may outlive its leader; its id stays ours as long as the leader is not reaped or a member lives.
@@ -280,6 +292,10 @@ class Sandbox:
         self._cores = tuple(cores)
         self._mode = mode
         self._places = Places() if places is None else places
+
+    def running(self, command: Sequence[str]) -> Sandbox:
+        """The same one for another command."""
+        return Sandbox(command, variables=self._variables, cores=self._cores, mode=self._mode, places=self._places)
 
     def controls(self) -> Found:
         """Those that hold the runners.

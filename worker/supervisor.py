@@ -32,6 +32,7 @@ from service.quotas import service as quotas
 from service.settings import Settings
 from service.storage import FileStore
 from service.tables import Job
+from worker.accompanied import Accompanied
 from worker.attempt import Watch
 from worker.checkpoints import collect_checkpoints, open_checkpoints
 from worker.company import Company
@@ -261,18 +262,15 @@ class Supervisor:
         remaining = _remaining_seconds(job)
         budget = budget_of(job, scratch, self._settings, self._memory_bytes)
         guard.await_lease(self._timing.frozen)
-        process = self._sandbox.start(
-            task_file,
-            scratch=scratch,
-            limits=self._limits(job, remaining, budget, scratch),
-            lease_ends_at=lease.ends_at,
-            places=places,
+        limits = self._limits(job, remaining, budget, scratch)
+        runner = self._sandbox.start(
+            task_file, scratch=scratch, limits=limits, lease_ends_at=lease.ends_at, places=places
         )
-        with closing(process):
+        with closing(Accompanied(runner, self._sandbox, scratch, limits)) as process:
             held = ",".join(self._sandbox.controls().held) or "none"
             log.info("runner.started job_id=%s attempt=%d pid=%d held=%s", job.id, job.attempt, process.pid, held)
             reach("after_runner_start")
-            memory = MemoryWatch(process.pid, self._memory_bytes if budget is None else budget.memory_bytes)
+            memory = MemoryWatch(process.groups, self._memory_bytes if budget is None else budget.memory_bytes)
             watch = Watch(
                 process,
                 lease,

@@ -182,6 +182,19 @@ class LogLine(Contract):
     message: str
 
 
+class TrialLine(Contract):
+    """Asks for a process that may die: it runs a written model with and without onnxruntime's optimizations.
+
+    The supervisor starts ``worker.quantizer.written.program`` under the runner's own limits, one at a time, and tells
+    how it ended on the runner's standard input, see ``worker.tether``.
+    """
+
+    line: Literal["trial"] = "trial"
+    folder: str = Field(
+        pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,126}$", description="What it finds there; a name in the scratch folder."
+    )
+
+
 class ResultFile(Contract):
     """A file in output_dir beside the model and its external data."""
 
@@ -268,6 +281,7 @@ RunnerLine = Annotated[
     ProgressLine
     | MetricLine
     | LogLine
+    | TrialLine
     | QuantizeResult
     | EvaluateResult
     | ModelResult

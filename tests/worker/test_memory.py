@@ -141,7 +141,7 @@ def test_a_kill_from_elsewhere_is_for_memory_near_the_share_alone(small):
 
 
 def test_a_kill_that_the_kernel_counts_is_for_memory(monkeypatch):
-    watch = MemoryWatch(2**22 + 1, LIMIT)
+    watch = MemoryWatch(lambda: [2**22 + 1], LIMIT)
     assert not watch.explains_kill()
     before = oom_kills()
     assert before >= 0

@@ -144,6 +144,10 @@ class ProgressView:
     def check(self) -> None:
         """Nobody cancels from here: Ctrl-C raises KeyboardInterrupt."""
 
+    def try_written(self, folder: Path) -> int | None:
+        """Nobody makes processes for this one."""
+        return None
+
     def _finish(self, bar: Progress) -> None:
         """What came before is done, also where nobody said how much there was to do."""
         for task in bar.tasks:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Literal, Protocol
 
 
@@ -42,6 +43,16 @@ class Run(Protocol):
     def check(self) -> None:
         """Raise CanceledError if the run has to stop. Called between batches and between steps."""
 
+    def try_written(self, folder: Path) -> int | None:
+        """Where this process may make no others: have ``worker.quantizer.written.program`` run on ``folder``.
+
+        Returns:
+            Its exit code, or minus the signal that ended it; None: nobody can start it.
+
+        Raises:
+            CanceledError: the run was canceled meanwhile.
+        """
+
 
 class SilentRun:
     """A run that nobody watches and nobody cancels."""
@@ -69,6 +80,10 @@ class SilentRun:
 
     def check(self) -> None:
         """Never canceled."""
+
+    def try_written(self, folder: Path) -> int | None:
+        """Nobody can."""
+        return None
 
 
 class ForwardingRun:
@@ -109,3 +124,7 @@ class ForwardingRun:
     def check(self) -> None:
         """Raise CanceledError if the run has to stop."""
         self._run.check()
+
+    def try_written(self, folder: Path) -> int | None:
+        """Pass it on."""
+        return self._run.try_written(folder)

@@ -1,6 +1,6 @@
 """Runs a model both ways in a process of its own, which may die.
 
-A runner of the service is a process that may die itself, and that can make no others: there it runs inside.
+A runner of the service can make no others: there its supervisor does so.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from worker.quantizer.written import program
 
 Arrays = list[dict[str, np.ndarray]]
 _POLL_SECONDS = 0.25
+# What native code brings upon its process; other signals come from outside.
+_DEADLY = frozenset({signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP})
 
 
 @dataclass(frozen=True)
@@ -29,13 +31,15 @@ class Outcome:
 
     Attributes:
         outputs: by name, sample by sample; None: there are none.
-        trouble: why not: onnxruntime's refusal, or the signal that ended the process.
-        died: the process was ended.
+        trouble: why not: onnxruntime's refusal, or what ended the process.
+        died: the model ended the process.
+        untried: the process could not be made, or something else ended it.
     """
 
     outputs: Arrays | None = None
     trouble: str = ""
     died: bool = False
+    untried: bool = False
 
 
 def both_ways(model: bytes, feeds: Arrays, outputs: Sequence[str], *, threads: int, run: Run) -> dict[str, Outcome]:
@@ -66,22 +70,21 @@ def both_ways(model: bytes, feeds: Arrays, outputs: Sequence[str], *, threads: i
                 outcome = _outcome(folder, way, outputs, len(feeds))
                 if outcome is None and found.keys() & set(left):
                     break  # it had no turn
-                found[way] = outcome or Outcome(trouble=_words(code), died=True)
+                found[way] = outcome or _ending(code)
                 left.remove(way)
                 if outcome is None:
                     break
     return found
 
 
-def _ended(folder: Path, run: Run) -> int:
-    """Run the program to its end; its exit code."""
+def _ended(folder: Path, run: Run) -> int | None:
+    """Run the program to its end; its exit code, None where no process can be made."""
     command = [sys.executable, "-P", program.__file__, str(folder)]
     nothing = subprocess.DEVNULL
     try:
         process = subprocess.Popen(command, stdin=nothing, stdout=nothing, stderr=nothing)
-    except PermissionError:
-        program.main(folder)
-        return 0
+    except OSError:
+        return run.try_written(folder)
     with process:
         try:
             while True:
@@ -104,10 +107,14 @@ def _outcome(folder: Path, way: str, outputs: Sequence[str], samples: int) -> Ou
         return Outcome([{name: stored[f"{k}/{name}"] for name in outputs} for k in range(samples)])
 
 
-def _words(code: int) -> str:
+def _ending(code: int | None) -> Outcome:
+    """What it means that the process ended without a word about a way."""
+    if code is None:
+        return Outcome(trouble="no process can be made here", untried=True)
     if code >= 0:
-        return f"the process ended with exit code {code}"
+        return Outcome(trouble=f"its process ended with exit code {code}", untried=True)
     try:
-        return f"the process was ended by {signal.Signals(-code).name}"
+        name = signal.Signals(-code).name
     except ValueError:
-        return f"the process was ended by signal {-code}"
+        name = f"signal {-code}"
+    return Outcome(trouble=f"its process was ended by {name}", died=-code in _DEADLY, untried=-code not in _DEADLY)

@@ -167,6 +167,9 @@ class _Settling:
         ways = self._run(done.content.runnable, self._outputs)
         optimized, plain = ways["optimized"].outputs, ways["plain"].outputs
         failed = next((way for way in ways.values() if way.died), None)
+        untried = next((way for way in ways.values() if way.untried), None)
+        if failed is None and untried is not None:
+            return untried.trouble
         if failed is None and optimized is None and plain is not None:
             failed = ways["optimized"]
         if failed is not None:
