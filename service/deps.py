@@ -19,10 +19,9 @@ from starlette.datastructures import FormData
 
 from service.contracts.quota import Quota
 from service.db import Database
+from service.dispatch.dispatcher import Dispatcher, open_dispatcher
 from service.forms import FIELDS_BYTES, keep_form
 from service.health.service import Readiness
-from service.jobs.dispatch import Dispatcher
-from service.jobs.publisher import Publisher
 from service.keys import cookies, scopes
 from service.keys.errors import ScopeMissingError, UnauthorizedError
 from service.keys.keyring import Holder, Keyring
@@ -71,8 +70,7 @@ class Desk:
     settings: Settings
     database: Database
     store: FileStore
-    dispatcher: Dispatcher
-    publisher: Publisher
+    dispatcher: Dispatcher | None
     notifier: Notifier
     readiness: Readiness
     keyring: Keyring
@@ -91,10 +89,10 @@ class Desk:
         """Open everything that the settings name."""
         settings.make_folders()
         database = Database(settings.database_url, patience=_patience(settings))
-        return cls.over(settings, database, FileStore(settings.storage_dir), Dispatcher(settings))
+        return cls.over(settings, database, FileStore(settings.storage_dir), open_dispatcher(settings, database))
 
     @classmethod
-    def over(cls, settings: Settings, database: Database, store: FileStore, dispatcher: Dispatcher) -> Desk:
+    def over(cls, settings: Settings, database: Database, store: FileStore, dispatcher: Dispatcher | None) -> Desk:
         """A desk over what is open already."""
         reads = Threads(READERS, settings.api_answer_seconds)
         return cls(
@@ -102,7 +100,6 @@ class Desk:
             database=database,
             store=store,
             dispatcher=dispatcher,
-            publisher=Publisher(dispatcher, database),
             notifier=Notifier(database, reads),
             readiness=Readiness(settings, database, store, dispatcher),
             keyring=Keyring(settings, database),
@@ -114,14 +111,19 @@ class Desk:
             lookups=Threads(LOOKUPS, settings.api_answer_seconds),
         )
 
+    def dispatch(self) -> None:
+        """Have jobs that were just committed released soon; never waits and never fails."""
+        if self.dispatcher is not None:
+            self.dispatcher.wake()
+
     def meter_of(self, tenant_id: str) -> Meter:
         """What the tenant does in this process; made anew for one that has done nothing yet."""
         return self.meters.setdefault(tenant_id, Meter(self.settings.quota))
 
     def close(self) -> None:
         """Let go of connections and threads."""
-        self.publisher.close()
-        self.dispatcher.close()
+        if self.dispatcher is not None:
+            self.dispatcher.close()
         self.database.close()
 
 

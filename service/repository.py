@@ -68,6 +68,15 @@ def now_seconds(session: Session) -> float:
     return float(session.execute(_NOW).scalar_one())
 
 
+def alone(session: Session, number: int) -> None:
+    """Until the commit, nobody else is between this call and their commit with the same number.
+
+    On SQLite a write transaction is alone anyway.
+    """
+    if session.get_bind().dialect.name == "postgresql":
+        session.execute(select(func.pg_advisory_xact_lock(number)))
+
+
 def insert_of(session: Session, table: type[Base]) -> Any:
     """An INSERT as the session's database spells it, for ``on_conflict_do_update`` and the like."""
     return (insert_postgresql if session.get_bind().dialect.name == "postgresql" else insert_sqlite)(table)

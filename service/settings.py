@@ -38,7 +38,9 @@ class Settings(BaseSettings):
 
     data_dir: Path = Field(default=Path(".quantmill"), description="Home of everything kept on local disk.")
     database_url: str = Field(default="", description="Default: SQLite in data_dir.")
-    broker_url: str = Field(default="", description="Default: a filesystem broker in data_dir.")
+    broker_url: str = Field(
+        default="", description="Of Redis, mostly. Default: none; workers ask the database for jobs themselves."
+    )
     storage_dir: Path = Field(default=Path(), description="Content-addressed files. Default: data_dir/store.")
     scratch_dir: Path = Field(default=Path(), description="Working folders of attempts. Default: data_dir/scratch.")
     cache_dir: Path = Field(default=Path(), description="What jobs computed, for later ones. Default: data_dir/cache.")
@@ -149,12 +151,12 @@ class Settings(BaseSettings):
     lease_seconds: float = Field(default=60.0, gt=0)
     renew_seconds: float = Field(default=10.0, gt=0)
     reconcile_seconds: float = Field(default=2.0, gt=0)
-    redispatch_seconds: float = Field(default=30.0, gt=0, description="Age after which a message counts as lost.")
+    redispatch_seconds: float = Field(default=10.0, gt=0, description="Age after which a message counts as lost.")
     deaf_seconds: float = Field(
         default=60.0,
         gt=0,
-        description="Time that jobs wait beside a free slot before its worker looks for them without a message; after "
-        "as long again, in which messages waited and none reached it, it ends, to be started anew.",
+        description="Time that jobs lie released beside a free slot of a worker that no message reaches, before it "
+        "ends, to be started anew.",
     )
     job_memory_bytes: int | None = Field(
         default=None, ge=64 * _MIB, description="Default: a share of what the machine has, by slots."
@@ -282,7 +284,7 @@ class Settings(BaseSettings):
         filled: dict[str, object] = {
             "data_dir": data_dir,
             "database_url": driver_url(self.database_url or f"sqlite:///{data_dir / 'service.db'}"),
-            "broker_url": self.broker_url or "filesystem://",
+            "broker_url": "" if self.broker_url.startswith("filesystem://") else self.broker_url,
             "storage_dir": (
                 data_dir / "store" if self.storage_dir == unset else self.storage_dir.expanduser()
             ).absolute(),
@@ -310,17 +312,6 @@ class Settings(BaseSettings):
         return tuple(f"{prefix}{name}".upper() for name in secret)
 
     @property
-    def broker_dir(self) -> Path:
-        """Folder of the filesystem broker: the path of its URL, or data_dir/broker."""
-        path = urlsplit(self.broker_url).path
-        return Path(path) if path.strip("/") else self.data_dir / "broker"
-
-    @property
-    def embedded_broker(self) -> bool:
-        """True if messages travel as files on this host."""
-        return self.broker_url.startswith("filesystem://")
-
-    @property
     def keyless(self) -> bool:
         """True if whoever reaches the API may use it."""
         return self.open and self.api_key is None
@@ -337,8 +328,6 @@ class Settings(BaseSettings):
         there: one made where that storage is not mounted would look like it.
         """
         folders = [self.data_dir, self.storage_dir, self.scratch_dir]
-        if self.embedded_broker:
-            folders += [self.broker_dir / name for name in ("queue", "processed", "control")]
         for folder in folders:
             folder.mkdir(parents=True, exist_ok=True)
         _keep_private(self.data_dir)

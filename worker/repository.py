@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import NamedTuple
 
-from sqlalchemy import Double, select, type_coerce
+from sqlalchemy import Double, func, select, text, type_coerce
 from sqlalchemy.orm import Session
 
 from service.repository import upsert
 from service.tables import Job, LeaseRound
-from service.tables.jobs import LIVE_STATES
+from service.tables.jobs import IS_RUNNING, LIVE_STATES
 
 
 def running_attempts(session: Session) -> set[tuple[str, int]]:
@@ -21,9 +21,16 @@ def running_attempts(session: Session) -> set[tuple[str, int]]:
     }
 
 
-def tenant_of(session: Session, job_id: str) -> str | None:
-    """Whose job it is; None for one that is not there."""
-    return session.scalar(select(Job.tenant_id).where(Job.id == job_id))
+def tenant_if_released(session: Session, job_id: str, attempt: int) -> str | None:
+    """Whose job it is, if it was released for this attempt; None for any other."""
+    released = (Job.state == "queued", Job.attempt == attempt - 1, Job.dispatched_at.is_not(None))
+    return session.scalar(select(Job.tenant_id).where(Job.id == job_id, *released))
+
+
+def jobs_of_worker(session: Session, worker_id: str, tenant_id: str) -> int:
+    """How many of the tenant's jobs run in a worker."""
+    mine = (text(IS_RUNNING), Job.worker_id == worker_id, Job.tenant_id == tenant_id)
+    return session.scalar(select(func.count()).select_from(Job).where(*mine)) or 0
 
 
 def live_jobs(session: Session, job_ids: Collection[str]) -> set[str]:

@@ -13,8 +13,8 @@ import secrets
 import shutil
 import socket
 import time
-from collections.abc import Callable, Collection
-from contextlib import ExitStack, closing
+from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,7 +35,6 @@ from service.tables import Job
 from worker.accompanied import Accompanied
 from worker.attempt import Watch
 from worker.checkpoints import collect_checkpoints, open_checkpoints
-from worker.company import Company
 from worker.conclusion import Conclusion, worker_fault
 from worker.confinement.controls import LANDLOCK
 from worker.confinement.places import Places
@@ -48,20 +47,19 @@ from worker.memory import MemoryWatch, job_memory_bytes
 from worker.outcome import Ending, Failed, Outcome, Succeeded, classify, waiting_for
 from worker.publication import publish
 from worker.quantizer.run.cache import evict
-from worker.repository import tenant_of
+from worker.repository import jobs_of_worker, tenant_if_released
 from worker.rest import Rest
 from worker.runner import resource_limit
 from worker.sandbox import MAPPINGS, Limits, Sandbox
 from worker.tether import boot_seconds
-from worker.turns.repository import next_due
 
 log = logging.getLogger(__name__)
 
 SCRATCH_MODE = 0o700
 # CPU time that a runner may use beyond its share of the deadline.
 SPARE_CPU_SECONDS = 60
-# Each try that fails means that another worker has taken a job meanwhile.
-CLAIM_TRIES = 20
+# One step of nice is worth so much CPU time (man 7 sched; sched_prio_to_weight in the kernel's kernel/sched/core.c).
+_SHARE_PER_NICE = 1.25
 
 
 def scratch_name(job_id: str, attempt: int) -> str:
@@ -94,7 +92,6 @@ class Supervisor:
         backoff_seconds: delay before the attempt after this one.
         stopping: True once the worker shuts down: no job is claimed any more, and running ones are put back.
         rest: of all supervisors of this process.
-        company: of all supervisors of this process.
     """
 
     def __init__(
@@ -109,7 +106,6 @@ class Supervisor:
         backoff_seconds: Callable[[int], float] = transitions.backoff_seconds,
         stopping: Callable[[], bool] = lambda: False,
         rest: Rest | None = None,
-        company: Company | None = None,
     ) -> None:
         self._settings = settings
         self._database = database
@@ -119,27 +115,29 @@ class Supervisor:
         self._timing = timing or Timing(lease=settings.lease_seconds, renew=settings.renew_seconds)
         self._stop = StopClock(stopping)
         self._rest = rest or Rest()
-        self._company = company or Company()
         self._conclusion = Conclusion(
             settings, store, timing=self._timing, stop=self._stop, backoff_seconds=backoff_seconds
         )
         self._memory_bytes = job_memory_bytes(settings)
 
-    def run(self, job_id: str) -> bool:
-        """Claim the job and see it through one attempt; False if it was not to be had."""
-        if self._stop():
-            return False
-        claimed_at = boot_seconds()
-        with ExitStack() as place:
-            with self._database.write() as session:
-                job = self._claim(session, job_id, place)
-            if job is None:
-                log.info("job.not_claimed job_id=%s", job_id)
-                return False
-            self._see_through(job, claimed_at)
-        return True
+    def run(self, job_id: str, attempt: int) -> Outcome | None:
+        """Claim the job and see it through one attempt; None if it was not to be had.
 
-    def _see_through(self, job: Job, claimed_at: float) -> None:
+        Args:
+            job_id: that was released.
+            attempt: for which it was.
+        """
+        if self._stop():
+            return None
+        claimed_at = boot_seconds()
+        with self._database.write() as session:
+            job = self._claim(session, job_id, attempt)
+        if job is None:
+            log.info("job.not_claimed job_id=%s attempt=%d", job_id, attempt)
+            return None
+        return self._see_through(job, claimed_at)
+
+    def _see_through(self, job: Job, claimed_at: float) -> Outcome:
         log.info("job.claimed job_id=%s kind=%s attempt=%d", job.id, job.kind, job.attempt)
         with Lease(self._database, job, self._timing, claimed_at=claimed_at) as lease:
             reach("after_claim")
@@ -154,36 +152,14 @@ class Supervisor:
         self._collect_cache()
         self._rest.note(job.queue, failed=self._conclusion.is_lasting(outcome))
         self._collect_checkpoints()
+        return outcome
 
-    def _claim(self, session: Session, job_id: str, place: ExitStack) -> Job | None:
-        """The job, whose tenant has a place in this worker until ``place`` is closed; None: it is not to be had."""
-        tenant_id = tenant_of(session, job_id)
+    def _claim(self, session: Session, job_id: str, attempt: int) -> Job | None:
+        """The job; None: it is not to be had, or was not released for this attempt, whatever a message says."""
+        tenant_id = tenant_if_released(session, job_id, attempt)
         if tenant_id is None or not quotas.may_start(session, self._settings, tenant_id):
             return None
-        if not self._company.join(tenant_id):
-            return None
-        place.callback(self._company.leave, tenant_id)
         return transitions.claim(session, job_id, worker_id=self._worker_id, lease_seconds=self._timing.lease)
-
-    def run_next(self, queues: Collection[str], *, short_only: bool = False) -> bool:
-        """Run the job whose turn it is in these queues; False if there is none.
-
-        Args:
-            queues: that are looked into.
-            short_only: leave long jobs to others.
-        """
-        for _ in range(CLAIM_TRIES):
-            queues = self._rest.awake(queues)
-            if self._stop() or not queues:
-                return False
-            with self._database.read() as session:
-                full = quotas.full_tenants(session, self._settings.quota) | self._company.crowds()
-                job_id = next_due(session, queues, short_only=short_only, without=full)
-            if job_id is None:
-                return False
-            if self.run(job_id):
-                return True
-        return False  # other workers were faster every time: they do what there is to do
 
     def _keeping(self, job: Job, lease: Lease) -> Keeping:
         """Where the runner of ``job`` finds what was kept.
@@ -347,12 +323,17 @@ class Supervisor:
                 mapped_bytes=mapped_bytes,
                 cpu_seconds=cpu_seconds,
                 gpus=job.device != "cpu",
-                niceness=self._company.niceness(job.tenant_id),
+                niceness=self._niceness(job.tenant_id),
             )
         cpu = None if remaining_seconds is None else int(remaining_seconds * self._settings.threads) + SPARE_CPU_SECONDS
         # CUDA reserves far more address space than it uses: a limit on it would forbid every GPU job.
         memory = None if job.queue == "gpu" else self._memory_bytes
         return Limits(memory_bytes=memory, mapped_bytes=mapped_bytes, cpu_seconds=cpu, gpus=job.device != "cpu")
+
+    def _niceness(self, tenant_id: str) -> int:
+        """How far each of a tenant's inspections here stands back: all of them together weigh as much as one."""
+        with self._database.read() as session:
+            return round(math.log(max(1, jobs_of_worker(session, self._worker_id, tenant_id)), _SHARE_PER_NICE))
 
 
 def _remaining_seconds(job: Job) -> float | None:

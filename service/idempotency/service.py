@@ -91,8 +91,8 @@ def submit_once(
         note(session, by, _deed(route, made=made is not None or answer.status == 201), answer.body["id"])
         failpoints.reach("before_submit_commit")
     failpoints.reach("after_submit_commit")
-    for job in () if made is None else (made,) if isinstance(made, Job) else made:
-        desk.publisher.put(job.id, job.queue)
+    if made:
+        desk.dispatch()
     return answer
 
 

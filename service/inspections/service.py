@@ -89,7 +89,7 @@ def inspect(
             events.append(session, job.id, 0, "log", {"level": "info", "message": f"translated config: {told}"})
         row = repository.create(session, job, config_sha256=digest)
         note(session, by, "inspection.create", row.id)
-    desk.publisher.put(job.id, job.queue)
+    desk.dispatch()
     return row
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -11,6 +12,7 @@ from sqlalchemy.orm import Session
 
 from service.db import db_now
 from service.files.repository import of_tenant
+from service.jobs.queues import QUEUES
 from service.repository import now_seconds, upsert
 from service.tables import DeletedJob, Job, TenantRow, TenantUsage, Upload
 from service.tables.jobs import IS_QUEUED, IS_RUNNING, IS_USERS
@@ -55,10 +57,16 @@ def running_of(session: Session, tenant_id: str) -> int:
     return session.scalar(select(func.count()).select_from(Job).where(text(IS_RUNNING), owned(Job, tenant_id))) or 0
 
 
-def running(session: Session) -> dict[str, int]:
-    """How many jobs run, by tenant."""
-    statement = select(Job.tenant_id, func.count()).where(text(IS_RUNNING)).group_by(Job.tenant_id)
-    return dict(session.execute(statement).all())
+def started(session: Session) -> Counter[str]:
+    """How many jobs run or are released to run, by tenant."""
+    # named one by one, so that SQLite goes by the index that begins with the queue
+    released = (text(IS_QUEUED), Job.queue.in_(QUEUES), Job.dispatched_at > 0)
+    found: Counter[str] = Counter()
+    for conditions in ((text(IS_RUNNING),), released):
+        rows = session.execute(select(Job.tenant_id, func.count()).where(*conditions).group_by(Job.tenant_id))
+        for tenant_id, jobs in rows:
+            found[tenant_id] += jobs
+    return found
 
 
 def submitted(session: Session, tenant_id: str) -> int:

@@ -66,7 +66,7 @@ def room_of(session: Session, settings: Settings, tenant_id: str) -> Room:
 
 
 def full_tenants(session: Session, default: Quota) -> frozenset[str]:
-    """Tenants of whom as many jobs run as may.
+    """Tenants of whom as many jobs run, or are released to run, as may.
 
     Args:
         session: reads.
@@ -76,9 +76,9 @@ def full_tenants(session: Session, default: Quota) -> frozenset[str]:
     limits = {tenant_id: quota.over(default).jobs_running for tenant_id, quota in own.items()}
     if default.jobs_running is None and set(limits.values()) <= {None}:
         return frozenset()
-    running = repository.running(session)
-    known = limits | {tenant: default.jobs_running for tenant in running if tenant not in limits}
-    return frozenset(tenant for tenant, limit in known.items() if limit is not None and running.get(tenant, 0) >= limit)
+    started = repository.started(session)
+    known = limits | {tenant: default.jobs_running for tenant in started if tenant not in limits}
+    return frozenset(tenant for tenant, limit in known.items() if limit is not None and started[tenant] >= limit)
 
 
 def may_start(session: Session, settings: Settings, tenant_id: str) -> bool:

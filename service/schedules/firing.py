@@ -277,7 +277,7 @@ def _tell(desk: Desk, run: ScheduleRun, job: Job | None) -> None:
         run.state, run.schedule_id, run.id, run.job_id, run.reason,
     )  # fmt: skip
     if job is not None:
-        desk.publisher.put(job.id, job.queue)
+        desk.dispatch()
 
 
 def _now(session: Session) -> datetime:

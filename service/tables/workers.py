@@ -19,6 +19,8 @@ class Worker(Base):
     id: Mapped[Name] = mapped_column(primary_key=True)
     queue: Mapped[Name] = mapped_column(primary_key=True)
     slots: Mapped[int] = mapped_column(server_default=text("1"))
+    # Of these, those that are kept for short jobs.
+    short_slots: Mapped[int] = mapped_column(server_default=text("0"))
     seen_at: Mapped[Moment]
     deaf_since: Mapped[Moment | None]
 

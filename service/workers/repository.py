@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
-from sqlalchemy import delete, insert, select, update
+from sqlalchemy import and_, delete, or_, select, update
 from sqlalchemy.orm import Session
 
 from service.db import db_now
+from service.repository import upsert
 from service.tables import Worker
 
 ANNOUNCE_SECONDS = 10.0
@@ -16,19 +17,25 @@ ALIVE_SECONDS = 60.0
 _FORGOTTEN_SECONDS = 24 * 3600.0
 
 
-def announce(session: Session, worker_id: str, queues: Collection[str], *, slots: int = 1) -> None:
+def announce(session: Session, worker_id: str, offers: Mapping[str, int], *, short_slots: int = 0) -> None:
     """Note that a worker is alive and what it takes; workers that are long gone are forgotten.
 
     Only the worker itself writes its rows.
+
+    Args:
+        session: of a transaction.
+        worker_id: which worker.
+        offers: jobs that it runs at a time, by queue; none: it is gone.
+        short_slots: of these, those that are kept for short jobs.
     """
     now = db_now()
-    seen = update(Worker).where(Worker.id == worker_id).values(seen_at=now, slots=slots).returning(Worker.queue)
-    known = set(session.scalars(seen.execution_options(synchronize_session=False)))
-    for queue in sorted(set(queues) - known):
-        session.execute(insert(Worker).values(id=worker_id, queue=queue, seen_at=now, slots=slots))
-    session.execute(
-        delete(Worker).where(Worker.seen_at < now - _FORGOTTEN_SECONDS).execution_options(synchronize_session=False)
+    for queue, slots in sorted(offers.items()):
+        row = {"id": worker_id, "queue": queue, "seen_at": now, "slots": slots, "short_slots": short_slots}
+        upsert(session, Worker, row, {"seen_at": now, "slots": slots, "short_slots": short_slots})
+    gone = or_(
+        and_(Worker.id == worker_id, Worker.queue.not_in(sorted(offers))), Worker.seen_at < now - _FORGOTTEN_SECONDS
     )
+    session.execute(delete(Worker).where(gone).execution_options(synchronize_session=False))
 
 
 def note_deaf(session: Session, worker_id: str, *, deaf: bool) -> None:

@@ -296,20 +296,3 @@ def test_renew_tells_of_a_requested_cancel(database: Database) -> None:
         assert transitions.renew(session, job.id, 9, lease_seconds=600) == transitions.Renewal(False, False)
         session.refresh(job)
         assert 30 < job.lease_until.timestamp() - repository.now_seconds(session) <= 60
-
-
-@pytest.mark.both_databases
-def test_dispatch_due_until_sent_and_again_when_lost(database: Database) -> None:
-    with database.write() as session:
-        job, later = submit(session, queue="gpu"), in_queued_later(session)
-    with database.write() as session:
-        assert transitions.unsent(session, "gpu", 10) == [transitions.Due(job.id, "gpu")]
-        assert transitions.unsent(session, "cpu", 10) == transitions.overdue(session, "gpu", 10) == []
-        transitions.mark_dispatched(session, job.id)
-        assert transitions.unsent(session, "gpu", 10) == transitions.overdue(session, "gpu", 10) == []
-        late = transitions.overdue(session, "gpu", 10, redispatch_seconds=-1)
-        assert late == [transitions.Due(job.id, "gpu")]
-        claim(session, job)
-        assert transitions.requeue(session, job.id, 1, delay_seconds=0, charged=True, reason="crash")
-        assert [due.job_id for due in transitions.unsent(session, "gpu", 10)] == [job.id]
-    assert row(database, later.id)["dispatched_at"] is None

@@ -11,6 +11,9 @@ from sqlalchemy import event, insert, select, text, update
 from sqlalchemy.orm import Session
 
 from service.db import Database, db_now
+from service.dispatch import slots
+from service.dispatch.order import next_due
+from service.dispatch.release import any_lost
 from service.ids import new_id
 from service.jobs import transitions
 from service.jobs.repository import JobQuery, list_page
@@ -21,13 +24,12 @@ from service.queues import repository as queues
 from service.tables import Job, Model
 from service.workers.repository import announce
 from tests.db.test_transitions import add_model, submit
-from worker.turns.repository import next_due
 
 pytestmark = pytest.mark.both_databases
 
 FLOOD = 200
 INDEXES = (
-    "COVERING INDEX ix_jobs_turn (queue=?", "INDEX ix_jobs_running (queue=?",
+    "INDEX ix_jobs_turn (queue=?", "INDEX ix_jobs_running (queue=?",
     "INDEX ix_jobs_tenant_id_queue_started_at",
 )  # fmt: skip
 
@@ -46,7 +48,7 @@ def flood(session: Session, tenant: str, count: int, **changes: object) -> list[
 
 
 def take(session: Session, *, short_only: bool = False) -> Job:
-    job_id = next_due(session, ("cpu",), short_only=short_only)
+    job_id = next_due(session, {"cpu": short_only})
     assert job_id is not None
     job = transitions.claim(session, job_id, worker_id="w", lease_seconds=60)
     assert job is not None
@@ -85,7 +87,7 @@ def test_priority_comes_before_turns_and_age(database: Database) -> None:
         old = flood(session, "a", 3)
         (urgent,) = flood(session, "a", 1, priority=7)
         assert [take(session).id for _ in range(5)] == [urgent, *old, low]
-        assert next_due(session, ("cpu",)) is None
+        assert next_due(session, {"cpu": False}) is None
 
 
 def test_what_may_not_start_is_passed_over(database: Database) -> None:
@@ -95,19 +97,19 @@ def test_what_may_not_start_is_passed_over(database: Database) -> None:
         session.execute(update(Job).where(Job.id == late[1]).values(deadline_at=db_now() - 1))
         (other,) = flood(session, "a", 1, priority=9, queue="gpu")
         (mine,) = flood(session, "b", 1)
-        assert next_due(session, ("cpu",)) == mine, "a tenant whose jobs are delayed hides no other"
-        assert next_due(session, ("cpu", "gpu", "inspect")) == other
-        assert next_due(session, ("inspect",)) is None
-        assert next_due(session, ()) is None
+        assert next_due(session, {"cpu": False}) == mine, "a tenant whose jobs are delayed hides no other"
+        assert next_due(session, dict.fromkeys(("cpu", "gpu", "inspect"), False)) == other
+        assert next_due(session, {"inspect": False}) is None
+        assert next_due(session, {}) is None
 
 
 def test_short_jobs_can_be_taken_alone(database: Database) -> None:
     with database.write() as session:
         (long,) = flood(session, "a", 1, priority=5)
         short = flood(session, "a", 2, size_class="short")
-        assert next_due(session, ("cpu",)) == long
+        assert next_due(session, {"cpu": False}) == long
         assert [take(session, short_only=True).id for _ in range(2)] == short
-        assert next_due(session, ("cpu",), short_only=True) is None
+        assert next_due(session, {"cpu": True}) is None
 
 
 Look = Callable[[Session], object]
@@ -131,7 +133,7 @@ def test_the_choice_counts_no_jobs_through(database: Database) -> None:
     """As many statements for a flood as for one, and each of them goes by the indexes of turns."""
     with database.write() as session:
         flood(session, "a", FLOOD)
-    plans = plans_of(database, lambda session: next_due(session, ("cpu", "inspect")))
+    plans = plans_of(database, lambda session: next_due(session, {"cpu": False, "inspect": False}))
     assert len(plans) == 2
     if database.engine.dialect.name == "sqlite":
         lines = [line for plan in plans for line in plan.split("\n")]
@@ -139,33 +141,18 @@ def test_the_choice_counts_no_jobs_through(database: Database) -> None:
         assert not any("TEMP B-TREE" in line or "SCAN jobs" in line for line in lines)
 
 
-def test_messages_to_send_are_found_by_their_index_and_nothing_is_sorted(database: Database) -> None:
+def test_what_was_released_is_found_by_its_index(database: Database) -> None:
     with database.write() as session:
         flood(session, "a", 2000)
-        session.execute(update(Job).where(Job.priority == 0).values(dispatched_at=db_now() - 3600))
-        flood(session, "a", 10)
+        session.execute(update(Job).where(Job.id.in_(flood(session, "a", 10))).values(dispatched_at=db_now() - 3600))
     if database.engine.dialect.name == "postgresql":
         with database.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
             connection.execute(text("VACUUM ANALYZE jobs"))
-    looks: tuple[Any, ...] = (transitions.unsent, transitions.overdue)
+    looks: tuple[Any, ...] = (slots.released, lambda session: any_lost(session, lost_seconds=10))
     for look in looks:
-        plan = plans_of(database, lambda session, look=look: look(session, "cpu", 100))[0]
+        plan = plans_of(database, look)[0]
         assert "ix_jobs_message" in plan
-        assert not [word for word in ("Sort", "TEMP B-TREE", "Seq Scan") if word in plan]
-
-
-def test_the_oldest_messages_come_first_and_no_more_than_asked_for(database: Database) -> None:
-    with database.write() as session:
-        jobs = flood(session, "a", 6)
-        flood(session, "a", 2, queue="gpu")
-        session.execute(update(Job).where(Job.id == jobs[0]).values(not_before=db_now() + 60))
-        for age, job_id in enumerate(jobs[3:]):
-            session.execute(update(Job).where(Job.id == job_id).values(dispatched_at=db_now() - 100 - age))
-        assert [due.job_id for due in transitions.unsent(session, "cpu", 10)] == jobs[1:3]
-        assert [due.job_id for due in transitions.overdue(session, "cpu", 2)] == [jobs[5], jobs[4]]
-        cpu, gpu = transitions.backlogs(session)
-    assert (cpu.queue, cpu.fresh, cpu.sent, cpu.late) == ("cpu", 2, 3, 3)
-    assert (gpu.queue, gpu.fresh, gpu.sent, gpu.late) == ("gpu", 2, 0, 0)
+        assert not [word for word in ("SCAN jobs", "Seq Scan") if word in plan]
 
 
 def test_the_figures_of_the_queues(database: Database) -> None:
@@ -175,9 +162,9 @@ def test_the_figures_of_the_queues(database: Database) -> None:
         session.execute(update(Job).where(Job.id.in_(delayed)).values(not_before=db_now() + 600))
         flood(session, "a", 1, queue="gpu")
         take(session)
-        announce(session, "w", ("cpu", "inspect"), slots=3)
-        announce(session, "idle", ("cpu",), slots=2)
-        announce(session, "idle", ("cpu",), slots=4)
+        announce(session, "w", {"cpu": 3, "inspect": 3})
+        announce(session, "idle", {"cpu": 2})
+        announce(session, "idle", {"cpu": 4})
         waiting, running, crews = queues.waiting(session), queues.running(session), queues.crews(session)
     assert (waiting["cpu"].queued, waiting["cpu"].due, waiting["gpu"].due) == (6, 4, 1)
     assert waiting["cpu"].oldest_seconds == pytest.approx(1000, abs=500)

@@ -17,6 +17,7 @@ from starlette.requests import ClientDisconnect
 from service.contracts.errors import EngineError
 from service.contracts.quota import Quota
 from service.db import Database, db_now
+from service.dispatch.order import next_due
 from service.jobs import transitions
 from service.principal import DEFAULT_TENANT
 from service.quotas import rates, repository, service
@@ -28,7 +29,6 @@ from tests.api.conftest import front_of
 from tests.db.test_transitions import add_dataset, add_model
 from tests.security.conftest import BY, bearer, make_key
 from tests.support.front import Front, problem
-from worker.turns.repository import next_due
 
 AT_ONCE, ALLOWED = 60, 10
 
@@ -173,7 +173,7 @@ def test_a_tenant_at_its_limit_of_running_jobs_hides_nobody(database: Database, 
     def take() -> str | None:
         with database.write() as session:
             full = service.full_tenants(session, settings.quota)
-            job_id = next_due(session, ("cpu",), without=full)
+            job_id = next_due(session, {"cpu": False}, without=full)
             if job_id is None:
                 return None
             job = transitions.claim(session, job_id, worker_id="w", lease_seconds=60)

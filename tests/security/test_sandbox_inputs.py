@@ -8,11 +8,10 @@ import pytest
 
 from service.jobs import transitions
 from tests.security.conftest import require_controls
-from tests.worker.workbench import QUICK, RUNNER_HEAD, Workbench
+from tests.worker.workbench import QUICK, RUNNER_HEAD, ReleasingSupervisor, Workbench
 from worker.confinement.controls import LANDLOCK
 from worker.materials import Keeping, Materials
 from worker.sandbox import Sandbox
-from worker.supervisor import Supervisor
 
 
 @pytest.mark.parametrize("borrow", [True, False])
@@ -59,7 +58,7 @@ say(line="dataset", summary={{}})
     program = bench.folder / "program.py"
     program.write_text(RUNNER_HEAD + code)
     sandbox = Sandbox((sys.executable, "-P", str(program)))
-    Supervisor(bench.settings, bench.database, bench.store, sandbox=sandbox, timing=QUICK).run(job_id)
+    ReleasingSupervisor(bench.settings, bench.database, bench.store, sandbox=sandbox, timing=QUICK).run(job_id)
     told = dict(event.data["message"].split(": ", 1) for event in bench.events(job_id, "log"))
     assert told == {"read": "b'mine'"} | dict.fromkeys(
         ("write", "list", "other", "cache", "checkpoints", "database"), "refused"

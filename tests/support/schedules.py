@@ -10,7 +10,6 @@ from sqlalchemy import func, select, update
 
 from service.db import Database
 from service.deps import Desk
-from service.jobs.dispatch import Dispatcher
 from service.jobs.outcome import QuantizeOutcome
 from service.repository import now_seconds
 from service.schedules import firing, settling
@@ -27,7 +26,7 @@ _NUMBERS = itertools.count()
 def reconciling_desk(settings: Settings) -> Desk:
     """With connections of its own, as patient as a reconciler's are."""
     database = Database(settings.database_url)
-    return Desk.over(settings, database, FileStore(settings.storage_dir), Dispatcher(settings))
+    return Desk.over(settings, database, FileStore(settings.storage_dir), None)
 
 
 def hourly(hours: str = "*") -> str:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.worker.workbench import WAIT, Workbench, finish, wait_for
+from tests.worker.test_slots import pool
+from tests.worker.workbench import WAIT, Workbench, wait_for
 from worker.inspection_budget import InspectionBudget, budget_of
-from worker.slots import Slot, Slots
 
 MIB = 1 << 20
 
@@ -100,15 +99,9 @@ def test_one_slow_file_holds_up_nobody(bench: Workbench) -> None:
     """Two files are looked into for as long as they like; others become ready meanwhile, in the slot that is left."""
     supervisor = bench.supervisor("if open(task['model_path'], 'rb').read() == b'slow':\n    " + WAIT + "succeed()")
     slow = [bench.submit(model_id=bench.add_model({"net.onnx": b"slow"})) for _ in range(2)]
-    slots = Slots([Slot(supervisor) for _ in range(bench.settings.inspection_slots)], bench.database, ("inspect",))
-    threads = [threading.Thread(target=slots.work) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    wait_for(lambda: bench.states(*slow) == ["running"] * 2)
-    quick = [bench.submit() for _ in range(3)]
-    slots.work()
-    wait_for(lambda: bench.states(*quick) == ["succeeded"] * 3)
-    assert bench.states(*slow) == ["running"] * 2
-    bench.go()
-    for thread in threads:
-        finish(thread)
+    with pool(bench, *[supervisor] * bench.settings.inspection_slots) as worker:
+        worker.dispatcher.wake()
+        wait_for(lambda: bench.states(*slow) == ["running"] * 2)
+        quick = [bench.submit("other") for _ in range(3)]
+        wait_for(lambda: bench.states(*quick) == ["succeeded"] * 3)
+        assert bench.states(*slow) == ["running"] * 2

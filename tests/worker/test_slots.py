@@ -6,18 +6,20 @@ import json
 import os
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from types import SimpleNamespace
 
 import pytest
-from sqlalchemy import update
 
 from service.contracts.command_errors import InvalidSettingsError
-from service.db import db_now
-from service.tables import Job
 from tests.worker.workbench import UNTIL_GO, WAIT, Workbench, finish, wait_for
-from worker.company import Company
+from worker.pool import Pool
+from worker.rest import Rest
 from worker.sandbox import Limits, Sandbox
-from worker.slots import Share, Slot, Slots, shares
-from worker.turns import repository
+from worker.slots import Share, Slots, kept_slots, shares
+from worker.supervisor import Supervisor
 
 ORDER = """
 with open(os.environ["BENCH"] + "/order", "a") as stream:
@@ -26,96 +28,77 @@ succeed()
 """
 
 
-def next_due(bench: Workbench, *queues: str) -> str | None:
-    with bench.database.read() as session:
-        return repository.next_due(session, queues)
-
-
-class Crew:
-    def __init__(self, bench: Workbench, slots: Slots, count: int) -> None:
-        self._bench, self.slots, self.threads = bench, slots, list[threading.Thread]()
-        for _ in range(count):
-            self.wake()
-
-    def wake(self) -> None:
-        self.threads.append(threading.Thread(target=self.slots.work))
-        self.threads[-1].start()
-
-    def finish(self) -> None:
-        self._bench.go()
-        for thread in self.threads:
-            finish(thread)
-
-
-def test_the_next_job_is_the_most_urgent_then_the_oldest_that_may_start(bench: Workbench) -> None:
-    assert bench.job(bench.quantize()).queue == "cpu"
-    assert next_due(bench, "inspect") is None
-    early, late, other, canceled, expired = (
-        bench.submit(), bench.submit(), bench.submit(queue="gpu"), bench.submit(priority=9), bench.submit(priority=9),
+@contextmanager
+def pool(
+    bench: Workbench, *supervisors: Supervisor, queues: tuple[str, ...] = ("inspect",), short_slots: int = 0,
+    rest: Rest | None = None,
+) -> Iterator[Pool]:  # fmt: skip
+    """A worker without a broker, of these slots."""
+    rest = rest or Rest()
+    node = SimpleNamespace(
+        settings=bench.settings, database=bench.database, slots=Slots(supervisors), short_slots=short_slots,
+        offers=lambda: dict.fromkeys(rest.awake(queues), len(supervisors)), run=partial(run_in, supervisors[0]),
     )  # fmt: skip
+    made = Pool(node)  # type: ignore[arg-type]
+    try:
+        yield made
+    finally:
+        bench.go()
+        made.dispatcher.close()
+
+
+def run_in(supervisor: Supervisor, job_id: str, attempt: int) -> None:
+    supervisor.run(job_id, attempt)
+
+
+def test_a_pool_runs_what_is_due_in_the_order_of_priorities(bench: Workbench) -> None:
+    low, high, middle = (bench.submit(priority=priority) for priority in (-5, 50, 0))
+    canceled, other = bench.submit(priority=99), bench.submit(priority=99, queue="gpu")
     bench.cancel(canceled)
-    with bench.database.write() as session:
-        session.execute(update(Job).where(Job.id == early).values(not_before=db_now() + 60))
-        session.execute(update(Job).where(Job.id == expired).values(deadline_at=db_now() - 1))
-    assert next_due(bench, "inspect") == late
-    assert next_due(bench, "gpu", "inspect") == late
-    assert next_due(bench, "gpu") == other
-    urgent = bench.submit(priority=1)
-    assert next_due(bench, "inspect", "gpu") == urgent
+    with pool(bench, bench.supervisor(ORDER)) as worker:
+        worker.dispatcher.wake()
+        wait_for(lambda: bench.states(low) == ["succeeded"])
+    assert (bench.folder / "order").read_text().split() == [high, middle, low]
+    assert bench.states(canceled, other) == ["canceled", "queued"]
 
 
-def test_a_worker_woken_in_vain_runs_the_next_job(bench: Workbench) -> None:
-    supervisor = bench.supervisor("succeed()")
-    assert not supervisor.run_next(["inspect"])
-    first, second, third = (bench.submit() for _ in range(3))
-    bench.cancel(first)
-    assert not supervisor.run(first)
-    assert not supervisor.run_next(["cpu"])
-    assert supervisor.run_next(["cpu", "inspect"])
-    assert bench.standing(second) == ("succeeded", 1, 0)
-    stopping = bench.supervisor(UNTIL_GO, stopping=lambda: True)
-    assert not stopping.run_next(["inspect"])
-    Slots([Slot(stopping)], bench.database, ("inspect",), stopping=lambda: True).work()
-    assert bench.states(third) == ["queued"], "a worker that stops takes nothing"
-
-
-def test_workers_that_look_at_once_run_every_job_once(bench: Workbench) -> None:
+def test_pools_that_look_at_once_run_every_job_once(bench: Workbench) -> None:
     jobs = [bench.submit() for _ in range(6)]
-
-    def run() -> None:
-        supervisor = bench.supervisor("succeed()")
-        while next_due(bench, "inspect") is not None:
-            supervisor.run_next(["inspect"])
-
-    threads = [threading.Thread(target=run) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        finish(thread)
+    with ExitStack() as stack:
+        for _ in range(3):
+            stack.enter_context(pool(bench, bench.supervisor("succeed()"))).dispatcher.wake()
+        wait_for(lambda: bench.states(*jobs) == ["succeeded"] * 6)
     assert [bench.standing(job) for job in jobs] == [("succeeded", 1, 0)] * 6
 
 
-def test_a_message_wakes_and_the_database_says_which_job(bench: Workbench) -> None:
-    """One message of the least urgent job is enough, and all jobs start in the order of their priorities."""
-    low, high, middle = (bench.submit(priority=priority) for priority in (-5, 50, 0))
-    slots = Slots([Slot(bench.supervisor(ORDER))], bench.database, ("inspect",))
-    slots.work()
-    assert (bench.folder / "order").read_text().split() == [high, middle, low]
-    slots.work()  # messages that were overtaken do no harm
-    assert [bench.job(job).attempt for job in (low, high, middle)] == [1, 1, 1]
+def test_a_job_is_not_had_unless_it_was_released_for_this_attempt(bench: Workbench) -> None:
+    """Messages that are late, doubled or forged change nothing."""
+    supervisor = Supervisor(bench.settings, bench.database, bench.store)
+    job_id = bench.submit()
+    assert supervisor.run(job_id, 1) is None, "it was not released"
+    assert supervisor.run("job_00000000000000000000000000", 1) is None
+    bench.release(job_id)
+    assert supervisor.run(job_id, 2) is None, "not for that attempt"
+    bench.cancel(job_id)
+    assert supervisor.run(job_id, 1) is None
+    assert bench.standing(job_id) == ("canceled", 0, 0)
+    stopping = bench.supervisor("succeed()", stopping=lambda: True)
+    left = bench.submit()
+    assert stopping.run(left) is None, "a worker that stops takes nothing"
+    assert bench.standing(left) == ("queued", 0, 0)
 
 
 def test_a_slot_for_short_jobs_is_left_to_them(bench: Workbench) -> None:
-    long_jobs = [bench.submit(size_class="long") for _ in range(3)]
+    long_jobs = [bench.submit(size_class="long", queue="cpu") for _ in range(3)]
     supervisor = bench.supervisor(UNTIL_GO)
-    slots = [Slot(supervisor), Slot(supervisor, short_only=True)]
-    crew = Crew(bench, Slots(slots, bench.database, ("inspect",), look_seconds=0.05), 2)
-    wait_for(lambda: bench.job(long_jobs[0]).state == "running")
-    short = bench.submit()
-    wait_for(lambda: bench.job(short).state == "running", message="the short job stood behind the long ones")
-    assert bench.states(*long_jobs) == ["running", "queued", "queued"]
-    crew.finish()
-    assert bench.states(*long_jobs, short) == ["succeeded"] * 4
+    with pool(bench, supervisor, supervisor, queues=("cpu",), short_slots=1) as worker:
+        worker.dispatcher.wake()
+        wait_for(lambda: bench.job(long_jobs[0]).state == "running")
+        short = bench.submit(queue="cpu")
+        wait_for(lambda: bench.job(short).state == "running", message="the short job stood behind the long ones")
+        assert bench.states(*long_jobs) == ["running", "queued", "queued"]
+        bench.go()
+        wait_for(lambda: bench.states(*long_jobs, short) == ["succeeded"] * 4)
 
 
 # Of a tenant's crowd of inspections: how far they stand back.
@@ -132,21 +115,16 @@ pathlib.Path(os.environ["BENCH"], "nice-" + job).write_text(niceness)
 
 
 def test_a_slot_is_kept_for_whoever_has_none(bench: Workbench) -> None:
-    company = Company(most=2)
-    supervisor = bench.supervisor(UNTIL_GO, company=company)
-    slots = Slots([Slot(supervisor)] * 3, bench.database, ("inspect",), company=company)
+    supervisor = bench.supervisor(UNTIL_GO)
     jobs = [bench.submit("crowd") for _ in range(4)]
-    crew = Crew(bench, slots, 3)
-    wait_for(lambda: bench.states(*jobs) == ["running", "running", "queued", "queued"])
-    wait_for(lambda: slots.free == 1 and sum(thread.is_alive() for thread in crew.threads) == 2)
-    assert not slots.could_start(), "what waits for its own tenant is not overdue"
-    jobs.append(bench.submit("other"))
-    assert slots.could_start()
-    crew.wake()
-    wait_for(lambda: bench.states(jobs[-1]) == ["running"])
-    crew.finish()
-    assert set(bench.states(*jobs)) == {"succeeded"}
-    assert not company.crowds()
+    with pool(bench, *[supervisor] * 3) as worker:
+        worker.dispatcher.wake()
+        wait_for(lambda: bench.states(*jobs) == ["running", "running", "queued", "queued"])
+        jobs.append(bench.submit("other"))
+        wait_for(lambda: bench.states(jobs[-1]) == ["running"])
+        assert bench.states(*jobs[2:4]) == ["queued"] * 2
+        bench.go()
+        wait_for(lambda: set(bench.states(*jobs)) == {"succeeded"})
 
 
 @pytest.mark.skipif(os.getpriority(os.PRIO_PROCESS, 0) != 0, reason="started with a niceness of its own")
@@ -170,26 +148,10 @@ def test_a_crowd_weighs_as_much_as_one(bench: Workbench) -> None:
         finish(thread)
 
 
-def test_what_could_not_join_is_not_counted() -> None:
-    company = Company(most=1)
-    assert [company.join(tenant) for tenant in ("one", "one", "two")] == [True, False, True]
-    assert company.crowds() == {"one", "two"}
-    company.leave("one")
-    assert company.crowds() == {"two"}
-    assert company.join("one")
-    assert Company().join("one")
-    assert not Company().crowds()
-
-
 def test_the_last_slot_is_kept_for_short_jobs_and_one_never_is(bench: Workbench) -> None:
-    def kept(slots: int, **changes: object) -> list[bool]:
-        settings = bench.settings.model_copy(update={"worker_slots": slots, **changes})
-        return [share.short_only for share in shares(settings)]
-
-    assert kept(1) == [False]
-    assert kept(3) == [False, False, True]
-    assert kept(3, short_slots=0) == [False] * 3
-    assert kept(3, short_slots=9) == [False, True, True]
+    assert [kept_slots(slots, 1) for slots in (1, 2, 3)] == [0, 1, 1]
+    assert [kept_slots(3, short_slots) for short_slots in (0, 9)] == [0, 2]
+    assert kept_slots(3, 1, devices=("0", "1", "2")) == 0, "a GPU would stand idle"
 
 
 def test_devices_and_where_that_is_wanted_cores_are_dealt_out(bench: Workbench, monkeypatch) -> None:
@@ -199,7 +161,6 @@ def test_devices_and_where_that_is_wanted_cores_are_dealt_out(bench: Workbench, 
     assert [share.devices for share in dealt(2, "0", "1")] == [("0",), ("1",)]
     assert [share.devices for share in dealt(2, "0", "1", "2")] == [("0",), ("1", "2")]
     assert [share.devices for share in dealt(1, "3", "5")] == [("3", "5")]
-    assert not any(share.short_only for share in dealt(2, "0", "1"))
     with pytest.raises(InvalidSettingsError, match="2 slots cannot share the 1 devices 0"):
         dealt(2, "0")
     monkeypatch.setattr("worker.slots.affinity", lambda: [2, 3, 6, 7, 9])

@@ -34,7 +34,7 @@ def test_success_makes_the_job_succeed_and_its_model_ready(bench):
         succeed()
         """
     )
-    assert supervisor.run(job_id) is True
+    assert supervisor.run(job_id) is not None
     job = bench.job(job_id)
     assert (job.state, job.attempt, job.worker_id is not None) == ("succeeded", 1, True)
     model = bench.model(job.model_id)
@@ -58,10 +58,10 @@ def test_a_job_is_run_once_however_often_it_is_announced(bench):
     bench.go()
     for thread in threads:
         finish(thread)
-    assert supervisor.run(job_id) is False
+    assert supervisor.run(job_id) is None
     assert (bench.folder / "runs").read_text() == "x"
     assert bench.standing(job_id) == ("succeeded", 1, 0)
-    assert supervisor.run("job_00000000000000000000000000") is False
+    assert supervisor.run("job_00000000000000000000000000") is None
 
 
 def test_progress_is_seen_and_the_lease_renewed_however_long_the_runner_is_silent(bench):
@@ -103,7 +103,7 @@ def test_a_crash_is_retried_until_the_attempts_are_used_up_then_poison(bench):
     assert "SIGKILL" in job.error["detail"]
     assert job.error["where"]["stderr"].strip() == "about to fault"
     assert bench.model(job.model_id).status == "rejected"
-    assert supervisor.run(job_id) is False
+    assert supervisor.run(job_id) is None
     assert [event.attempt for event in bench.events(job_id, "metric")] == [1, 2, 3]
 
 
@@ -115,7 +115,7 @@ def test_a_retry_waits_for_its_backoff(bench):
     assert job.state == "queued"
     assert 90 < (job.not_before - job.updated_at).total_seconds() < 110
     assert job.dispatched_at is None
-    assert supervisor.run(job_id) is False
+    assert supervisor.run(job_id) is None
 
 
 METRIC = '{"line": "metric", "stage": "qat", "step": 1, "values": {"a": "x"}}'
@@ -180,7 +180,7 @@ def test_shutdown_puts_the_job_back_uncharged(bench):
     finish(thread)
     assert bench.standing(job_id) == ("queued", 1, 1)
     assert process_gone(pid)
-    assert supervisor.run(job_id) is False, "nothing is claimed during a shutdown"
+    assert supervisor.run(job_id) is None, "nothing is claimed during a shutdown"
     bench.supervisor("succeed()").run(job_id)
     assert bench.standing(job_id) == ("succeeded", 2, 1)
 

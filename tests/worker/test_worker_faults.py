@@ -6,19 +6,17 @@ import errno
 import os
 import resource
 import sys
-import threading
 from pathlib import Path
 
 import pytest
 
 from service.jobs import transitions
 from tests.worker.running import processes_of
-from tests.worker.workbench import QUICK, Workbench, finish, threads_refused, wait_for
+from tests.worker.test_slots import pool
+from tests.worker.workbench import QUICK, ReleasingSupervisor, Workbench, threads_refused, wait_for
 from worker.conclusion import worker_fault
 from worker.rest import Rest
 from worker.sandbox import Limits, Sandbox
-from worker.slots import Slot, Slots
-from worker.supervisor import Supervisor
 
 QUEUES = ("inspect",)
 
@@ -115,7 +113,7 @@ def test_a_runner_that_never_came_to_be_costs_no_attempt_however_often(bench, co
 def test_cores_that_the_host_does_not_have_cost_no_attempt(bench):
     job_id = bench.submit()
     sandbox = Sandbox((sys.executable, "-c", "pass"), cores=(100_000,))
-    supervisor = Supervisor(
+    supervisor = ReleasingSupervisor(
         bench.settings, bench.database, bench.store, sandbox=sandbox, timing=QUICK, backoff_seconds=lambda _: 0.0
     )
     for attempts in range(1, 5):
@@ -172,27 +170,24 @@ def test_a_host_that_fails_everything_does_not_run_through_the_queue(bench):
     jobs = [bench.submit() for _ in range(6)]
     code = "if not os.path.exists(os.environ['BENCH'] + '/mended'): sys.exit(127)\nsucceed()\n"
     supervisor = bench.supervisor(code, rest=rest, backoff_seconds=lambda attempt: 1000.0)
-    slots = Slots([Slot(supervisor)], bench.database, QUEUES, look_seconds=0.01, rest=rest)
-    thread = threading.Thread(target=slots.work)
-    thread.start()
 
     def tried() -> int:
         return sum(bench.job(job_id).attempt for job_id in jobs)
 
-    wait_for(lambda: tried() == 1)
-    for attempts, pause in ((2, 1.0), (3, 2.0), (4, 4.0)):
+    with pool(bench, supervisor, rest=rest) as worker:
+        worker.dispatcher.wake()
+        wait_for(lambda: tried() == 1)
+        for attempts, pause in ((2, 1.0), (3, 2.0), (4, 4.0)):
+            wait_for(lambda: rest.awake(QUEUES) == ())
+            clock.now += pause - 0.1
+            assert rest.awake(QUEUES) == ()
+            assert tried() == attempts - 1
+            clock.now += 0.2
+            wait_for(lambda attempts=attempts: tried() == attempts)
         wait_for(lambda: rest.awake(QUEUES) == ())
-        assert not slots.could_start(), "it is not deaf, it rests"
-        clock.now += pause - 0.1
-        assert rest.awake(QUEUES) == ()
-        assert tried() == attempts - 1
-        clock.now += 0.2
-        wait_for(lambda attempts=attempts: tried() == attempts)
-    wait_for(lambda: rest.awake(QUEUES) == ())
-    (bench.folder / "mended").touch()
-    clock.now += 8.1
-    finish(thread)
-    assert sorted(bench.states(*jobs)) == ["queued"] * 4 + ["succeeded"] * 2
+        (bench.folder / "mended").touch()
+        clock.now += 8.1
+        wait_for(lambda: sorted(bench.states(*jobs)) == ["queued"] * 4 + ["succeeded"] * 2)
 
 
 def test_a_rest_has_a_bound_a_success_ends_it_and_other_queues_go_on():

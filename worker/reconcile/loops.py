@@ -9,16 +9,14 @@ from dataclasses import dataclass
 
 from service.audit.service import link
 from service.db import Database
+from service.dispatch.dispatcher import Dispatcher
 from service.estimates.service import refresh
-from service.jobs.dispatch import Dispatcher
 from service.settings import Settings
 from service.storage import FileStore
-from worker.broker import QueueDepths
 from worker.lease import DATABASE_AWAY
 from worker.reconcile.attesting import Attester
 from worker.reconcile.clocks import bring_forward
 from worker.reconcile.deadlines import expire_deadlines
-from worker.reconcile.dispatch import redispatch
 from worker.reconcile.leases import LeaseKeeper
 from worker.reconcile.schedules import ScheduleKeeper
 from worker.upkeep.collector import Collector
@@ -42,14 +40,13 @@ class Loop:
 
 
 class Reconciler:
-    """The loops over one database, store and broker; a method does one round of its loop and says how much it did.
+    """The loops over one database and store; a method does one round of its loop and says how much it did.
 
     Args:
         settings: places and periods.
         database: where jobs are.
         store: where files are.
-        dispatcher: sends messages.
-        depths: counts messages that wait in the broker.
+        dispatcher: is woken where schedules submit jobs; None: workers look for themselves.
         is_new: see ``LeaseKeeper``; who does a single round must not spare leases in it.
     """
 
@@ -58,15 +55,12 @@ class Reconciler:
         settings: Settings,
         database: Database,
         store: FileStore,
-        dispatcher: Dispatcher,
-        depths: QueueDepths,
+        dispatcher: Dispatcher | None,
         *,
         is_new: bool = True,
     ) -> None:
         self._settings = settings
         self._database = database
-        self._dispatcher = dispatcher
-        self._depths = depths
         self._leases = LeaseKeeper(database, lease_seconds=settings.lease_seconds, is_new=is_new)
         self._schedules = ScheduleKeeper(settings, database, store, dispatcher)
         self._attester = Attester(settings, database)
@@ -76,16 +70,11 @@ class Reconciler:
             Loop("bring_forward", settings.reconcile_seconds, self.bring_forward),
             Loop("fire_schedules", settings.reconcile_seconds, self._schedules.fire),
             Loop("settle_schedules", settings.reconcile_seconds, self._schedules.settle),
-            Loop("redispatch", settings.reconcile_seconds, self.redispatch),
             Loop("attest", settings.reconcile_seconds, self.attest),
             Loop("link_audit", settings.reconcile_seconds, self.link_audit),
             Loop("learn_timings", max(settings.reconcile_seconds, LEARN_SECONDS), self.learn_timings),
             *(_collecting(found) for found in collectors(settings, database, store)),
         )
-
-    def close(self) -> None:
-        """Let go of what the loops have opened."""
-        self._schedules.close()
 
     def expire_leases(self) -> int:
         """See ``leases``."""
@@ -98,11 +87,6 @@ class Reconciler:
     def bring_forward(self) -> int:
         """See ``clocks``."""
         return bring_forward(self._database, lease_seconds=self._settings.lease_seconds)
-
-    def redispatch(self) -> int:
-        """See ``dispatch``."""
-        seconds = self._settings.redispatch_seconds
-        return redispatch(self._database, self._dispatcher, self._depths, redispatch_seconds=seconds)
 
     def learn_timings(self) -> int:
         """See ``service.estimates``."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from service.db import Database
-from service.jobs.dispatch import Dispatcher
+from service.dispatch.dispatcher import Dispatcher
 from service.schedules import repository
 from service.settings import Settings
 from service.storage import FileStore
@@ -24,10 +24,10 @@ class ScheduleKeeper:
         settings: bounds.
         database: where schedules are.
         store: where results by sample are.
-        dispatcher: sends the messages of jobs.
+        dispatcher: is woken where jobs are submitted; None: workers look for themselves.
     """
 
-    def __init__(self, settings: Settings, database: Database, store: FileStore, dispatcher: Dispatcher) -> None:
+    def __init__(self, settings: Settings, database: Database, store: FileStore, dispatcher: Dispatcher | None) -> None:
         self._given = (settings, database, store, dispatcher)
         self._database = database
         self._desk: Desk | None = None
@@ -55,11 +55,6 @@ class ScheduleKeeper:
         from service.schedules import settling
 
         return settling.settle_ended(self._open(), BATCH)
-
-    def close(self) -> None:
-        """Send the messages that wait, if that is quickly done."""
-        if self._desk is not None:
-            self._desk.publisher.close()
 
     def _open(self) -> Desk:
         if self._desk is None:

@@ -28,25 +28,12 @@ from service.jobs.transitions.expiry import (
     queued_ahead,
 )
 from service.jobs.transitions.leases import leased_ahead, shorten_leases, spare_leases, try_to_write
-from service.jobs.transitions.sending import (
-    REDISPATCH_SECONDS,
-    Backlog,
-    Due,
-    backlogs,
-    mark_dispatched,
-    overdue,
-    unsent,
-)
 
 __all__ = [
     "LATE_VALIDATION",
     "MAX_ATTEMPTS",
-    "REDISPATCH_SECONDS",
     "WORKERS_LOST",
-    "Backlog",
-    "Due",
     "Renewal",
-    "backlogs",
     "backoff_seconds",
     "bring_forward",
     "claim",
@@ -57,8 +44,6 @@ __all__ = [
     "finish_cancel",
     "interrupt",
     "leased_ahead",
-    "mark_dispatched",
-    "overdue",
     "queued_ahead",
     "record_progress",
     "rename",
@@ -70,5 +55,4 @@ __all__ = [
     "submit",
     "succeed",
     "try_to_write",
-    "unsent",
 ]

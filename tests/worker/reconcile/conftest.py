@@ -1,4 +1,4 @@
-"""A reconciler over a real database, a real store and the real filesystem broker."""
+"""A reconciler over a real database and a real store."""
 
 from __future__ import annotations
 
@@ -7,20 +7,15 @@ from collections.abc import Iterator
 import pytest
 import trustme
 
-from service.jobs.dispatch import Dispatcher
 from tests.support.scripted import Scripted
 from tests.support.webhooks import answering, over_tls
 from tests.worker.workbench import Workbench
-from worker.broker import QueueDepths
 from worker.reconcile.loops import Reconciler
 
 
 @pytest.fixture
-def reconciler(bench: Workbench) -> Iterator[Reconciler]:
-    dispatcher = Dispatcher(bench.settings)
-    depths = QueueDepths(bench.settings)
-    yield Reconciler(bench.settings, bench.database, bench.store, dispatcher, depths, is_new=False)
-    dispatcher.close()
+def reconciler(bench: Workbench) -> Reconciler:
+    return Reconciler(bench.settings, bench.database, bench.store, None, is_new=False)
 
 
 @pytest.fixture(scope="package")

@@ -6,22 +6,13 @@ import os
 import time
 from pathlib import Path
 
-from sqlalchemy import insert, update
+from sqlalchemy import insert
 
 from service.db import Database, db_now
 from service.ids import new_id
 from service.jobs import transitions
 from service.tables import Job, Upload
 from tests.worker.workbench import Workbench
-
-
-def messages(bench: Workbench) -> list[Path]:
-    return sorted((bench.settings.broker_dir / "queue").iterdir())
-
-
-def age_messages(bench: Workbench, seconds: float = 60) -> None:
-    with bench.database.write() as session:
-        session.execute(update(Job).values(dispatched_at=db_now() - seconds))
 
 
 def claim(bench: Workbench, job_id: str, lease_seconds: float = 60) -> Job:

@@ -15,7 +15,6 @@ from sqlalchemy import insert, update
 from service.db import Database
 from service.deps import Desk
 from service.ids import new_id
-from service.jobs.dispatch import Dispatcher
 from service.names.deletion import repository as deletion
 from service.names.kinds import DATASETS
 from service.schedules import firing
@@ -41,7 +40,6 @@ from tests.support.schedules import (
     settle,
     succeed,
 )
-from worker.broker import QueueDepths
 from worker.reconcile.loops import Reconciler, run_once
 
 __all__ = ["app", "front"]
@@ -100,23 +98,16 @@ def test_a_round_of_the_reconciler_fires_sends_and_judges(nightly: Nightly, sett
     front, database, template = nightly
     made = add_schedule(front, template)
     make_due(database, made["id"])
-    dispatcher = Dispatcher(settings)
-    reconciler = Reconciler(
-        settings, database, FileStore(settings.storage_dir), dispatcher, QueueDepths(settings), is_new=False
-    )
-    try:
-        did = run_once(reconciler)
-        assert (did["fire_schedules"], did["settle_schedules"]) == (1, 0)
-        (run,) = runs(database)
-        assert run.job_id is not None
-        succeed(front, run.job_id)
-        assert run_once(reconciler)["settle_schedules"] == 1
-        assert run_once(reconciler)["settle_schedules"] == 0
-        (run,) = runs(database)
-        assert run.state == "passed"
-    finally:
-        reconciler.close()
-        dispatcher.close()
+    reconciler = Reconciler(settings, database, FileStore(settings.storage_dir), None, is_new=False)
+    did = run_once(reconciler)
+    assert (did["fire_schedules"], did["settle_schedules"]) == (1, 0)
+    (run,) = runs(database)
+    assert run.job_id is not None
+    succeed(front, run.job_id)
+    assert run_once(reconciler)["settle_schedules"] == 1
+    assert run_once(reconciler)["settle_schedules"] == 0
+    (run,) = runs(database)
+    assert run.state == "passed"
 
 
 def test_what_was_due_during_a_restart_fires_once(nightly: Nightly) -> None:

@@ -1,9 +1,10 @@
-"""Which queued job a slot takes next: a few looks into indexes, however many jobs wait."""
+"""Which queued job is released next: a few looks into indexes, however many jobs wait."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from functools import cache
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from sqlalchemy import CTE, ColumnElement, Double, Select, TextClause, bindparam, func, or_, select, text, type_coerce
@@ -17,43 +18,45 @@ from service.tables.jobs import IS_QUEUED, IS_QUEUED_SHORT, IS_RUNNING
 class _Head(NamedTuple):
     """The job of a tenant in a queue that would be next, and how the tenant stands there."""
 
-    running: int
+    started: int
     started_at: float
     not_before: float
     id: str
 
 
 def next_due(
-    session: Session, queues: Collection[str], *, short_only: bool = False, without: Collection[str] = ()
+    session: Session,
+    queues: Mapping[str, bool],
+    *,
+    released: Mapping[tuple[str, str], int] = MappingProxyType({}),
+    without: Collection[str] = (),
 ) -> str | None:
-    """Id of the queued job of these queues whose turn it is; None if no job may start now.
+    """Id of the job of these queues whose turn it is, of those that are not released; None if none may start now.
 
-    The highest priority comes first. Within it tenants take turns: first the one with the fewest running jobs in the
-    queue, then the one whose last start there is longest ago, then the one whose job has waited longest. A tenant's own
-    jobs go by the time from which they may start.
+    The highest priority comes first. Within it tenants take turns: first the one with the fewest jobs in the queue that
+    run or are released, then the one whose last start there is longest ago, then the one whose job has waited longest.
+    A tenant's own jobs go by the time from which they may start.
 
     Args:
         session: reads.
-        queues: that the slot serves.
-        short_only: leave long jobs to other slots.
+        queues: those with a free slot; True: for short jobs alone.
+        released: by queue and tenant, how many jobs are released already.
         without: tenants whose jobs may not start now.
     """
     left_out = {"without": sorted(without)} if without else {}
-    names = tuple(sorted(set(queues)))
-    waiting = IS_QUEUED_SHORT if short_only else IS_QUEUED
-    while names:
-        tops = dict(
-            zip(names, session.execute(_top_priorities(names, waiting, bool(left_out)), left_out).one(), strict=True)
-        )
+    conditions = tuple((name, IS_QUEUED_SHORT if queues[name] else IS_QUEUED) for name in sorted(queues))
+    while conditions:
+        row = session.execute(_top_priorities(conditions, bool(left_out)), left_out).one()
+        tops = dict(zip(conditions, row, strict=True))
         found = [priority for priority in tops.values() if priority is not None]
         if not found:
             return None
         heads = [
-            _Head(running, started_at or 0.0, not_before, job_id)
-            for queue in names
-            if tops[queue] == max(found)
-            for job_id, not_before, running, started_at in session.execute(
-                _heads(queue, max(found), waiting, bool(left_out)), left_out
+            _Head(running + released.get((condition[0], tenant_id), 0), started_at or 0.0, not_before, job_id)
+            for condition in conditions
+            if tops[condition] == max(found)
+            for job_id, tenant_id, not_before, running, started_at in session.execute(
+                _heads(*condition, max(found), bool(left_out)), left_out
             )
             if job_id is not None  # all of this tenant's may only start later
         ]
@@ -65,30 +68,31 @@ def next_due(
 
 def _due(not_before: Any = Job.not_before) -> tuple[ColumnElement[bool], ...]:
     now = db_now()
-    return not_before <= now, or_(Job.deadline_at.is_(None), Job.deadline_at > now)
+    in_time = or_(Job.deadline_at.is_(None), Job.deadline_at > now)
+    return not_before <= now, in_time, Job.dispatched_at.is_(None)
 
 
 def _let_in(some_left_out: bool) -> tuple[ColumnElement[bool], ...]:
     return (Job.tenant_id.not_in(bindparam("without", expanding=True)),) if some_left_out else ()
 
 
-# Workers ask all the time, and building a statement takes longer than the database does for the answer.
+# It is asked all the time, and building a statement takes longer than the database does for the answer.
 @cache
-def _top_priorities(queues: tuple[str, ...], waiting: str, some_left_out: bool) -> Select[Any]:
+def _top_priorities(conditions: tuple[tuple[str, str], ...], some_left_out: bool) -> Select[Any]:
     """One row: for each queue the highest priority of a job that may start, by a look into the index of its own."""
     # The sum keeps SQLite from taking the index by this time, of which it would have to sort all that is due.
     due = (*_due(Job.not_before + 0), *_let_in(some_left_out))
     tops = (
         select(Job.priority).where(text(waiting), Job.queue == queue, *due).order_by(Job.priority.desc()).limit(1)
-        for queue in queues
+        for queue, waiting in conditions
     )
     return select(*(top.scalar_subquery() for top in tops))
 
 
 @cache
-def _heads(queue: str, priority: int, waiting: str, some_left_out: bool) -> Select[Any]:
-    """One row per tenant with jobs of this priority: its next job and since when it may start, the number of its
-    running jobs, and its last start.
+def _heads(queue: str, waiting: str, priority: int, some_left_out: bool) -> Select[Any]:
+    """One row per tenant with jobs of this priority: its next job, the tenant, since when that may start, the number of
+    the tenant's running jobs, and its last start.
     """
     is_waiting = text(waiting)
     tenants = _tenants(queue, priority, is_waiting, some_left_out)
@@ -102,6 +106,7 @@ def _heads(queue: str, priority: int, waiting: str, some_left_out: bool) -> Sele
     )
     return select(
         first.scalar_subquery(),
+        tenant,
         first.with_only_columns(type_coerce(Job.not_before, Double)).scalar_subquery(),
         running.scalar_subquery(),
         last_start.scalar_subquery(),

@@ -1,0 +1,30 @@
+"""Jobs are released to workers one by one: workers say how many of their slots are kept, and nothing is released yet
+
+Until now every queued job had a message with the broker, which only woke a worker.
+
+Revision ID: 20261214_release
+Revises: 20261213_operators
+Create Date: 2026-12-14
+
+"""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = '20261214_release'
+down_revision = '20261213_operators'
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    op.execute("UPDATE jobs SET dispatched_at = NULL WHERE state = 'queued' AND dispatched_at IS NOT NULL")
+    with op.batch_alter_table('workers') as batch_op:
+        batch_op.add_column(sa.Column('short_slots', sa.Integer(), server_default=sa.text('0'), nullable=False))
+
+
+def downgrade() -> None:
+    with op.batch_alter_table('workers') as batch_op:
+        batch_op.drop_column('short_slots')

@@ -1,0 +1,194 @@
+"""Releases and sends what live workers can take now: in a thread, whenever it is woken and now and then by itself."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from typing import Protocol
+
+from sqlalchemy.exc import InterfaceError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+from sqlalchemy.orm import Session
+
+from service import failpoints
+from service.contracts.quota import Quota
+from service.db import Database
+from service.dispatch.order import next_due
+from service.dispatch.release import Released, any_lost, not_sent, release, take_back
+from service.dispatch.slots import FreeSlots
+from service.jobs.errors import DispatchError
+from service.repository import alone
+from service.settings import Settings
+
+log = logging.getLogger(__name__)
+
+# How long a broker that failed is left alone.
+PAUSE_SECONDS = 3.0
+CLOSE_SECONDS = 2.0
+# Of those who release, one at a time; any number that every process agrees on.
+_LOCK = 0x7175616E746D7264
+_AWAY = (OperationalError, InterfaceError, PoolTimeoutError)
+
+
+class Carrier(Protocol):
+    """Takes released jobs to where they run: a broker, or the pool of this very process."""
+
+    def free(self, session: Session) -> FreeSlots:
+        """Slots that a job could be released for now."""
+
+    def send(self, job: Released) -> None:
+        """Hand one over.
+
+        Raises:
+            DispatchError: it was not taken, or nobody knows.
+        """
+
+    def ping(self) -> None:
+        """Whether anything could be handed over.
+
+        Raises:
+            DispatchError: it could not.
+        """
+
+    def close(self) -> None:
+        """Let go of what it holds."""
+
+
+class Dispatcher:
+    """Releases jobs; any number of processes may do so beside each other.
+
+    Args:
+        database: where jobs are.
+        carrier: takes them to where they run.
+        quota: of tenants that have no limits of their own.
+        lost_seconds: after which a job that was released and is not claimed counts as one whose message was lost.
+        period_seconds: between two rounds that nobody has asked for; None: there are none.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        carrier: Carrier,
+        quota: Quota,
+        *,
+        lost_seconds: float,
+        period_seconds: float | None = None,
+    ) -> None:
+        self._database = database
+        self._carrier = carrier
+        self._quota = quota
+        self._lost_seconds = lost_seconds
+        self._period = period_seconds
+        self._paused_until = 0.0
+        self._woken = threading.Event()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    def wake(self) -> None:
+        """Have a round soon; never waits and never fails."""
+        self._woken.set()
+        with self._lock:
+            if self._closed or (self._thread is not None and self._thread.is_alive()):
+                return
+            thread = threading.Thread(target=self._run, name="dispatcher", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:  # this process may have no more threads; the next call tries again
+                log.warning("dispatch.no_thread: %s", error)
+            else:
+                self._thread = thread
+
+    def close(self) -> None:
+        """End the thread, with what it is just doing if that is quickly done."""
+        with self._lock:
+            thread, self._closed = self._thread, True
+        self._woken.set()
+        if thread is not None:
+            thread.join(CLOSE_SECONDS)
+        self._carrier.close()
+
+    def ping(self) -> None:
+        """Whether jobs could be handed over.
+
+        Raises:
+            DispatchError: they could not.
+        """
+        self._carrier.ping()
+
+    def round(self) -> int:
+        """Release and send what there are free slots for; returns how many jobs.
+
+        Raises:
+            SQLAlchemyError: the database is away.
+        """
+        if time.monotonic() < self._paused_until or not self._anything():
+            return 0
+        with self._database.write() as session:
+            alone(session, _LOCK)
+            lost = take_back(session, lost_seconds=self._lost_seconds)
+            jobs = release(session, self._carrier.free(session), self._quota)
+        if lost:
+            log.warning("dispatch.lost jobs=%d: no worker has taken them", lost)
+        failpoints.reach("after_release")
+        return self._send(jobs)
+
+    def _anything(self) -> bool:
+        """Whether there is something to do, by a look that writes nothing."""
+        with self._database.read() as session:
+            if any_lost(session, lost_seconds=self._lost_seconds):
+                return True
+            queues = self._carrier.free(session).queues()
+            return bool(queues) and next_due(session, queues) is not None
+
+    def _send(self, jobs: Sequence[Released]) -> int:
+        for number, job in enumerate(jobs):
+            try:
+                self._carrier.send(job)
+            except DispatchError as error:
+                self._paused_until = time.monotonic() + PAUSE_SECONDS
+                log.warning("dispatch.failed jobs=%d: %s", len(jobs) - number, error.detail)
+                with self._database.write() as session:
+                    not_sent(session, jobs[number:])
+                return number
+        if jobs:
+            failpoints.reach("after_publish")
+        return len(jobs)
+
+    def _run(self) -> None:
+        while not self._closed:
+            self._woken.wait(self._pause())
+            self._woken.clear()
+            if self._closed:
+                return
+            try:
+                self.round()
+            except _AWAY as error:
+                log.warning("dispatch.database_away: %s", error)
+            except Exception:  # no fault may end the thread; it is logged whole, and the next round tries again
+                log.exception("dispatch.failed")
+
+    def _pause(self) -> float | None:
+        paused = self._paused_until - time.monotonic()
+        if paused <= 0:
+            return self._period
+        return paused if self._period is None else min(paused, self._period)
+
+
+def open_dispatcher(
+    settings: Settings, database: Database, *, period_seconds: float | None = None
+) -> Dispatcher | None:
+    """Sends jobs to the broker; None: there is none, and workers release jobs for themselves."""
+    if not settings.broker_url:
+        return None
+    from service.dispatch.broker import Sender  # Celery takes long to import
+
+    return Dispatcher(
+        database,
+        Sender(settings),
+        settings.quota,
+        lost_seconds=settings.redispatch_seconds,
+        period_seconds=period_seconds,
+    )

@@ -1,0 +1,152 @@
+"""Free slots: how many jobs of each queue could start now."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import func, select, text
+from sqlalchemy.orm import Session
+
+from service.db import db_now
+from service.jobs.queues import QUEUES
+from service.tables import Job, Worker
+from service.tables.jobs import IS_QUEUED, IS_RUNNING
+from service.workers.repository import ALIVE_SECONDS
+
+
+@dataclass(frozen=True)
+class Crew:
+    """Slots of one worker process.
+
+    Attributes:
+        queues: that it takes jobs of.
+        free: jobs that it could start now.
+        slots: jobs that it runs at a time.
+        short_slots: of these, those that are kept for short jobs.
+    """
+
+    queues: frozenset[str]
+    free: int
+    slots: int
+    short_slots: int = 0
+
+
+@dataclass(frozen=True)
+class Started:
+    """Jobs of one tenant in one queue that run, or that were released and will: no slot is free for others instead."""
+
+    queue: str
+    tenant_id: str
+    size_class: str
+    jobs: int
+
+
+class FreeSlots:
+    """What can be released now. Every job that is takes a slot away.
+
+    Args:
+        crews: of all workers that are asked.
+        running: what they run.
+        released: what was released already, to whomever.
+    """
+
+    def __init__(
+        self, crews: Sequence[Crew], running: Iterable[Started] = (), released: Iterable[Started] = ()
+    ) -> None:
+        self._crews = crews
+        self._free = [max(0, crew.free) for crew in crews]
+        self._tenants: Counter[tuple[str, str]] = Counter()
+        self._released: Counter[tuple[str, str]] = Counter()
+        self._long: Counter[str] = Counter()
+        for each in running:
+            self._count(each)
+        for each in released:
+            self._count(each)
+            self._released[each.queue, each.tenant_id] += each.jobs
+
+    @property
+    def released(self) -> Mapping[tuple[str, str], int]:
+        """By queue and tenant, the jobs that were released and are not claimed."""
+        return self._released
+
+    def queues(self) -> dict[str, bool]:
+        """Those with a free slot; True: it is kept for short jobs."""
+        free = {queue for crew, left in zip(self._crews, self._free, strict=True) if left for queue in crew.queues}
+        return {queue: self._long[queue] >= self._slots(queue) - self._kept(queue) for queue in sorted(free)}
+
+    def crowds(self, queue: str) -> set[str]:
+        """Tenants with so many jobs in a queue that the last slot is kept for others; of inspections alone, for each of
+        which somebody waits.
+        """
+        most = self._slots(queue) - 1
+        if queue != QUEUES[-1] or most < 1:
+            return set()
+        return {tenant for (name, tenant), jobs in self._tenants.items() if name == queue and jobs >= most}
+
+    def take(self, queue: str) -> None:
+        """Give a slot away, of the worker that has the fewest other uses for it; nothing where none is free."""
+        fitting = [k for k, crew in enumerate(self._crews) if self._free[k] and queue in crew.queues]
+        if fitting:
+            self._free[min(fitting, key=lambda k: len(self._crews[k].queues))] -= 1
+
+    def start(self, job: Started) -> None:
+        """Count a job that is released now, which takes a slot."""
+        self.take(job.queue)
+        self._count(job)
+        self._released[job.queue, job.tenant_id] += job.jobs
+
+    def _count(self, started: Started) -> None:
+        self._tenants[started.queue, started.tenant_id] += started.jobs
+        if started.size_class == "long":
+            self._long[started.queue] += started.jobs
+
+    def _slots(self, queue: str) -> int:
+        return sum(crew.slots for crew in self._crews if queue in crew.queues)
+
+    def _kept(self, queue: str) -> int:
+        return sum(min(crew.short_slots, crew.slots - 1) for crew in self._crews if queue in crew.queues and crew.slots)
+
+
+def released(session: Session) -> list[Started]:
+    """Jobs that were released and that no worker has claimed yet."""
+    # named one by one, so that SQLite goes by the index that begins with the queue
+    conditions = (text(IS_QUEUED), Job.queue.in_(QUEUES), Job.dispatched_at > 0)
+    return _started(session, *conditions)
+
+
+def running(session: Session) -> list[Started]:
+    """Jobs that run."""
+    return _started(session, text(IS_RUNNING))
+
+
+def of_workers(session: Session) -> FreeSlots:
+    """Free slots of all workers that are alive, less what was released to them already."""
+    load = dict(
+        session.execute(select(Job.worker_id, func.count()).where(text(IS_RUNNING)).group_by(Job.worker_id)).all()
+    )
+    alive = session.execute(
+        select(Worker.id, Worker.queue, Worker.slots, Worker.short_slots).where(
+            Worker.seen_at > db_now() - ALIVE_SECONDS, Worker.slots > 0
+        )
+    ).all()
+    queues: dict[str, set[str]] = {}
+    for row in alive:
+        queues.setdefault(row.id, set()).add(row.queue)
+    crews = {
+        row.id: Crew(frozenset(queues[row.id]), row.slots - load.get(row.id, 0), row.slots, row.short_slots)
+        for row in alive
+    }
+    waiting = released(session)
+    free = FreeSlots(list(crews.values()), running(session), waiting)
+    for each in waiting:
+        for _ in range(each.jobs):
+            free.take(each.queue)
+    return free
+
+
+def _started(session: Session, *conditions: object) -> list[Started]:
+    columns = (Job.queue, Job.tenant_id, Job.size_class)
+    rows = session.execute(select(*columns, func.count()).where(*conditions).group_by(*columns))  # type: ignore[arg-type]
+    return [Started(*row) for row in rows]

@@ -1,0 +1,139 @@
+"""A worker process: its slots, what it tells of itself, and how a released job gets from a message to a supervisor."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import socket
+from collections.abc import Callable, Collection, Mapping
+from contextlib import ExitStack
+
+from service.contracts.command_errors import InvalidSettingsError
+from service.db import Database
+from service.jobs.queues import QUEUES, queue_of
+from service.schema import require_migrated
+from service.secrecy import forget_variables, hide_process
+from service.settings import Settings
+from service.storage import FileStore
+from worker.confinement.controls import Found
+from worker.heartbeat import Heartbeat
+from worker.lease import DATABASE_AWAY
+from worker.memory import as_one_job, job_memory_bytes
+from worker.outcome import Outcome
+from worker.reconcile.scratch import collect_scratch
+from worker.rest import Rest
+from worker.slots import Slots, kept_slots, shares
+from worker.supervisor import Supervisor
+
+log = logging.getLogger(__name__)
+
+
+class Node:
+    """Runs released jobs in its slots, from any thread.
+
+    Args:
+        settings: say among others how many slots there are.
+        queues: tells those that it takes jobs of now.
+        devices: GPUs that are dealt out to the slots; none: their jobs see those of this process.
+        stopping: True once the process shuts down.
+        name: of the process, where it has one; it need not be unique.
+
+    Raises:
+        InvalidSettingsError: there are fewer devices than slots.
+        SandboxIncompleteError: its runners are to have all controls, and one of them is not here.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        queues: Callable[[], Collection[str]],
+        devices: tuple[str, ...] = (),
+        *,
+        stopping: Callable[[], bool],
+        name: str = "",
+    ) -> None:
+        if set(queues()) == {queue_of("inspect_model")}:
+            settings = as_one_job(settings)
+        parts = shares(settings, devices)
+        guard_secrets(settings)
+        settings.make_folders()
+        tell_controls(settings, parts[0].sandbox().controls())
+        log.info("worker.share slots=%d job_memory_bytes=%d", len(parts), job_memory_bytes(settings))
+        self.settings = settings
+        self.id = f"{name or socket.gethostname()}:{os.getpid()}:{secrets.token_hex(3)}"[-255:]
+        self.database = Database(settings.database_url)
+        self._queues, self._stopping, self._rest = queues, stopping, Rest()
+        self._closing = ExitStack()
+        self._closing.callback(self.database.close)
+        require_migrated(self.database, settings.schema_wait_seconds)
+        # What a killed predecessor left on this host; no reconciler may have this disk.
+        collect_scratch(settings, self.database)
+        store = FileStore(settings.storage_dir)
+        self.slots = Slots(
+            [
+                Supervisor(
+                    settings,
+                    self.database,
+                    store,
+                    sandbox=part.sandbox(),
+                    worker_id=self.id,
+                    stopping=stopping,
+                    rest=self._rest,
+                )
+                for part in parts
+            ]
+        )
+        self.short_slots = kept_slots(self.slots.count, settings.short_slots, devices)
+        heartbeat = Heartbeat(self.database, self.id, self.offers, short_slots=self.short_slots)
+        self._closing.enter_context(heartbeat)
+
+    def offers(self) -> Mapping[str, int]:
+        """Jobs that it runs at a time, by queue: none of those that rest, none at all once it stops."""
+        queues = () if self._stopping() else self._queues()
+        awake = self._rest.awake(queues)
+        return {queue: self.slots.count if queue in awake else 0 for queue in queues}
+
+    def run(self, job_id: str, attempt: int) -> Outcome | None:
+        """See a job through one attempt, if it was released for it; None: it was not to be had."""
+        with self.slots.taken() as supervisor:
+            try:
+                return supervisor.run(job_id, attempt)
+            except DATABASE_AWAY as error:  # released once more, as one whose message got lost
+                log.warning("job.not_claimed job_id=%s: the database is away: %s", job_id, error)
+                return None
+
+    def close(self) -> None:
+        """Say that it is gone, and let go of the database."""
+        self._closing.close()
+
+
+def guard_secrets(settings: Settings) -> None:
+    """Keep the keys and passwords of ``settings``, which have been read, from the runners of this process."""
+    forget_variables(settings.secret_variables())
+    if not hide_process():
+        log.warning("worker.not_hidden: other processes of this user may read this one's memory and environment")
+
+
+def tell_controls(settings: Settings, found: Found) -> None:
+    """Say once which controls hold the runners of this worker, and which do not.
+
+    Raises:
+        SandboxIncompleteError: all are to hold, and one of them is not here.
+    """
+    if settings.sandbox == "require":
+        found.require()
+    log.info("worker.sandbox mode=%s held=%s", settings.sandbox, ",".join(found.held) or "none")
+    for name, why in found.missing.items():
+        log.warning("worker.sandbox_missing control=%s: %s", name, why)
+
+
+def refuse_unknown(queues: Collection[str]) -> None:
+    """Raise unless there are such queues.
+
+    Raises:
+        InvalidSettingsError: names the first that there is not.
+    """
+    unknown = [name for name in queues if name not in QUEUES]
+    if unknown:
+        raise InvalidSettingsError(f"There is no queue {unknown[0]!r}.", hint=f"The queues are: {', '.join(QUEUES)}.")

@@ -1,1 +1,0 @@
-"""Whose turn it is: which queued job a slot takes next."""
