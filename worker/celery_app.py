@@ -14,13 +14,14 @@ from typing import Any
 
 from celery import Celery, signals
 from celery.app.task import Task
+from celery.concurrency import get_implementation
 from celery.exceptions import Retry as TaskRetry
 from celery.exceptions import SecurityWarning
 from celery.worker import control
 
 from service.contracts.command_errors import InvalidSettingsError
 from service.contracts.errors import QuantmillError
-from service.dispatch.broker import TASK_OF_KIND, celery_settings, job_of_task
+from service.dispatch.broker import TASK_OF_KIND, celery_settings, job_of_task, on_redis
 from service.dispatch.dispatcher import Dispatcher, open_dispatcher
 from service.settings import Settings
 from worker.lease import DATABASE_AWAY
@@ -97,9 +98,10 @@ class CeleryWorker:
 
     def _on_init(self, sender: Any, **_: Any) -> None:
         try:
-            if str(sender.pool_cls) != "threads":
+            if get_implementation(sender.pool_cls) is not get_implementation("threads"):
+                name = getattr(sender.pool_cls, "__module__", sender.pool_cls)
                 raise InvalidSettingsError(
-                    f"The pool {sender.pool_cls} cannot run jobs.", hint="Leave -P out: the pool is of threads."
+                    f"The pool {name} cannot run jobs.", hint="Leave -P out: the pool is of threads."
                 )
             self._queues = tuple(sender.app.amqp.queues.consume_from)
             settings = self.settings.model_copy(update={"worker_slots": int(sender.concurrency)})
@@ -154,6 +156,8 @@ def make_app(settings: Settings, devices: tuple[str, ...] = ()) -> Celery:
     app = Celery("quantmill", set_as_current=True)
     app.conf.update(celery_settings(settings))
     app.conf.update(worker_pool="threads", worker_concurrency=settings.worker_slots)
+    if on_redis(settings):
+        app.conf.update(broker_transport="worker.redis_transport:Transport")
     worker = CeleryWorker(settings, devices)
     worker.connect()
     for name in sorted(set(TASK_OF_KIND.values())):

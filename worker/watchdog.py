@@ -82,7 +82,10 @@ class Watchdog:
             self._since = None
             self._note(deaf=False)
             return
-        since = self._since = now if self._since is None else self._since
+        if self._since is None:
+            self._since = now
+            self._note(deaf=False)
+        since = self._since
         if now - since >= self._patience / 2:
             self._note(deaf=True)
         if now - since >= self._patience and self._node.slots.idle():

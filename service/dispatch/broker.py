@@ -41,6 +41,11 @@ def job_of_task(name: str) -> tuple[str, int] | None:
     return (job_id, int(attempt)) if is_id(job_id, "job") and attempt.isdecimal() and len(attempt) < _DIGITS else None
 
 
+def on_redis(settings: Settings) -> bool:
+    """True if the broker is a Redis."""
+    return settings.broker_url.startswith(("redis://", "rediss://"))
+
+
 def celery_settings(settings: Settings) -> dict[str, Any]:
     """Celery configuration that senders and workers share: JSON only, no results, no delays in the broker.
 
@@ -48,7 +53,7 @@ def celery_settings(settings: Settings) -> dict[str, Any]:
     word. With Redis none is taken before a slot is free; other brokers know that only of messages that are acknowledged
     late.
     """
-    is_redis = settings.broker_url.startswith(("redis://", "rediss://"))
+    is_redis = on_redis(settings)
     return {
         "broker_url": settings.broker_url,
         "broker_use_ssl": broker_tls(settings.broker_url),

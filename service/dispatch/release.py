@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import ColumnElement, Double, bindparam, select, text, type_coerce, update
+from sqlalchemy import ColumnElement, Double, and_, bindparam, select, text, type_coerce, update
 from sqlalchemy.orm import Session
 
 from service.contracts.quota import Quota
@@ -13,6 +13,7 @@ from service.db import db_now
 from service.dispatch.order import next_due
 from service.dispatch.slots import FreeSlots, Started
 from service.jobs.queues import QUEUES
+from service.jobs.transitions.table import OVERLAP_SECONDS
 from service.quotas.service import full_tenants
 from service.tables import Job
 from service.tables.jobs import IS_QUEUED
@@ -83,13 +84,17 @@ def take_back(session: Session, *, lost_seconds: float) -> int:
 
     A message that arrives all the same finds its job as one that is not released, and does nothing.
     """
-    lost = update(Job).where(*_lost(lost_seconds)).values(dispatched_at=None)
-    return len(session.scalars(lost.returning(Job.id).execution_options(synchronize_session=False)).all())
+    taken = 0
+    for condition in _lost(lost_seconds):
+        lost = update(Job).where(condition).values(dispatched_at=None).returning(Job.id)
+        taken += len(session.scalars(lost.execution_options(synchronize_session=False)).all())
+    return taken
 
 
 def any_lost(session: Session, *, lost_seconds: float) -> bool:
     """Whether ``take_back`` would find any."""
-    return session.scalar(select(Job.id).where(*_lost(lost_seconds)).limit(1)) is not None
+    looks = (select(Job.id).where(condition).limit(1) for condition in _lost(lost_seconds))
+    return any(session.scalar(look) is not None for look in looks)
 
 
 def not_sent(session: Session, jobs: Sequence[Released]) -> None:
@@ -99,8 +104,12 @@ def not_sent(session: Session, jobs: Sequence[Released]) -> None:
 
 
 def _lost(seconds: float) -> tuple[ColumnElement[bool], ...]:
+    """Conditions for jobs whose messages are lost, each to be asked by itself: together no index would serve them."""
+    now = db_now()
     # named one by one, so that SQLite goes by the index that begins with the queue
-    return text(IS_QUEUED), Job.queue.in_(QUEUES), Job.dispatched_at < db_now() - seconds  # type: ignore[return-value]
+    released = (text(IS_QUEUED), Job.queue.in_(QUEUES))
+    by_another_clock = Job.dispatched_at > now + OVERLAP_SECONDS  # which was put back meanwhile
+    return and_(*released, Job.dispatched_at < now - seconds), and_(*released, by_another_clock)
 
 
 # Statements that are executed all the time are built once: that takes longer than the database does for the answer.

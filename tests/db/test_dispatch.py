@@ -189,7 +189,7 @@ def test_those_who_release_at_once_release_nothing_twice(bench: Bench) -> None:
     bench.announce("w", cpu=12)
     brokers = [Broker() for _ in range(4)]
     rounds = [Dispatcher(bench.database, broker, Quota(), lost_seconds=10).round for broker in brokers]
-    threads = [threading.Thread(target=round) for round in rounds]
+    threads = [threading.Thread(target=one) for one in rounds]
     for thread in threads:
         thread.start()
     for thread in threads:

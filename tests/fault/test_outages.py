@@ -9,7 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
-from service.jobs.dispatch import Dispatcher
+from service.dispatch.broker import Sender
+from service.dispatch.release import Released
 from service.jobs.errors import DispatchError
 from service.settings import Settings
 from tests.fault.client import CONFIG
@@ -154,21 +155,20 @@ def test_every_message_three_times_and_two_workers(make_installation, tiny: Tiny
     with make_installation(workers=2) as installation:
         with told(installation, tiny) as client, ThreadPoolExecutor(4) as threads:
             job_ids = list(threads.map(lambda _: client.submit(), range(8)))
-            places = {"data_dir": installation.home, "database_url": installation.database_url}
-            dispatcher = Dispatcher(Settings(**places, broker_url=installation.broker_url))
+            sender = Sender(Settings(data_dir=installation.home, broker_url=installation.broker_url))
             for _ in range(2):
                 for job_id in job_ids:
-                    wait_for(lambda job_id=job_id: sent(dispatcher, job_id))
-            dispatcher.close()
+                    wait_for(lambda job_id=job_id: sent(sender, job_id))
+            sender.close()
         undisturbed(installation, *job_ids)
         claimed = [process.said().count("job.claimed") for process in installation.workers]
         assert all(claimed), "a worker had nothing to do"
 
 
-def sent(dispatcher, job_id) -> bool:
+def sent(sender, job_id) -> bool:
     """True once the broker, however busy, has taken a message."""
     try:
-        dispatcher.publish(job_id, "cpu")
+        sender.send(Released(job_id, "default", "quantize", "cpu", "short", 1, None))
     except DispatchError:
         return False
     return True

@@ -247,10 +247,11 @@ class Workbench:
         )  # fmt: skip
         return ReleasingSupervisor(self.settings, self.database, self.store, sandbox=sandbox, timing=timing, **options)
 
-    def release(self, job_id: str) -> int:
+    def release(self, job_id: str, seconds_ago: float = 0.0) -> int:
         """As a dispatcher does; the attempt that it is for."""
         with self.database.write() as session:
-            released = update(Job).where(Job.id == job_id).values(dispatched_at=db_now()).returning(Job.attempt)
+            released = update(Job).where(Job.id == job_id).values(dispatched_at=db_now() - seconds_ago)
+            released = released.returning(Job.attempt)
             return session.scalars(released).one() + 1
 
     def begin(

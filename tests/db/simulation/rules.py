@@ -101,10 +101,11 @@ class Rules:
         assert "deadline-exceeded" not in failed_by or row["kind"] == "quantize", "lack of time rejected an upload"
 
     def after_dispatch(self) -> None:
-        """I9: judged after each round of a reconciler that reached the broker."""
+        """I9: judged after each round of a dispatcher that reached the broker."""
         cursor = self._store.raw.execute(
-            "SELECT id FROM jobs WHERE state = 'queued' AND dispatched_at IS NULL AND not_before <= ?",
-            (self._store.now - _ROUNDING_SECONDS,),
+            "SELECT id FROM jobs WHERE state = 'queued' AND dispatched_at IS NULL AND not_before <= ?"
+            " AND (deadline_at IS NULL OR deadline_at > ?)",
+            (self._store.now - _ROUNDING_SECONDS, self._store.now + _ROUNDING_SECONDS),
         )
         self._unsent = {job_id: self._unsent.get(job_id, 0) + 1 for (job_id,) in cursor}
         assert all(rounds < 2 for rounds in self._unsent.values()), "I9: no message in two rounds"

@@ -14,7 +14,12 @@ from itertools import count
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
+from service.contracts.quota import Quota
 from service.contracts.runner import ProgressLine
+from service.dispatch import slots
+from service.dispatch.dispatcher import Dispatcher
+from service.dispatch.release import Released
+from service.dispatch.slots import Crew, FreeSlots
 from service.idempotency import repository as keys
 from service.idempotency.answers import Answer
 from service.idempotency.digests import Digests
@@ -27,12 +32,13 @@ from tests.db.test_transitions import FULL, OUTCOME, PROBLEM
 from tests.support.front import model_summary
 from worker.reconcile.clocks import bring_forward
 from worker.reconcile.deadlines import expire_deadlines
-from worker.reconcile.dispatch import redispatch
 from worker.reconcile.leases import LeaseKeeper
-from worker.turns.repository import next_due
+from worker.repository import tenant_if_released
 
 DIGESTS = Digests("0" * 64, "0" * 64)
-LEASE_SECONDS, REDISPATCH_SECONDS = 60.0, 30.0
+LEASE_SECONDS, LOST_SECONDS = 60.0, 30.0
+# More than there are jobs: none that is due waits for another.
+SLOTS = 9
 CLOCK_AHEAD_SECONDS = 7200.0
 STEPS = (8, 18)
 # Rounds of everybody without any fault after which no job may be left.
@@ -57,21 +63,25 @@ class Worker:
 
 
 class Broker:
-    """Messages that may be lost, doubled and reordered; it stands where the dispatcher and the depths of queues do."""
+    """Messages that may be lost, doubled and reordered; a carrier of the dispatcher, for as many slots as there are."""
 
     def __init__(self) -> None:
-        self.messages: list[tuple[str, str]] = []
+        self.messages: list[tuple[str, int]] = []
         self.away = False
 
-    def publish(self, job_id: str, queue: str) -> None:
-        if self.away:
-            raise DispatchError("The broker is away.", hint="")
-        self.messages.append((job_id, queue))
+    def free(self, session: Session) -> FreeSlots:
+        running, waiting = slots.running(session), slots.released(session)
+        left = SLOTS - sum(started.jobs for started in (*running, *waiting))
+        return FreeSlots([Crew(frozenset({"cpu", "inspect"}), left, SLOTS)], running, waiting)
 
-    def waiting(self, queue: str) -> int:
+    def send(self, job: Released) -> None:
         if self.away:
             raise DispatchError("The broker is away.", hint="")
-        return sum(name == queue for _, name in self.messages)
+        self.messages.append((job.id, job.attempt))
+
+    def ping(self) -> None: ...
+
+    def close(self) -> None: ...
 
 
 @dataclass
@@ -175,12 +185,7 @@ class World:
         self.requests[key] = job_id
         self.rules.accepted.add(job_id)
         self._note(f"{kind} {self.rules.short(job_id)}")
-        try:
-            self.broker.publish(job_id, "cpu" if kind == "quantize" else "inspect")
-        except DispatchError:
-            return
-        with self.store.write() as session:
-            transitions.mark_dispatched(session, job_id)
+        self._dispatch()
 
     def _cancel(self) -> None:
         known = [job_id for job_id in self.requests.values() if job_id is not None]
@@ -211,23 +216,19 @@ class World:
         self.dice.choices([act for _, act in acts], [weight for weight, _ in acts])[0](worker)
 
     def _take(self, worker: Worker) -> None:
-        """A message whose job is not to be had makes the worker look for another itself."""
+        """A message whose job is not to be had is none."""
         if self.broker.messages and not self.broker.away:
-            job_id, _ = self.broker.messages.pop(self.dice.randrange(len(self.broker.messages)))
-            if self._claim(worker, job_id):
-                return
-        elif self.dice.random() < 0.5:
-            return
-        with self.store.read() as session:
-            due = next_due(session, ("cpu", "inspect"))
-        if due is not None:
-            self._claim(worker, due)
+            job_id, attempt = self.broker.messages.pop(self.dice.randrange(len(self.broker.messages)))
+            self._claim(worker, job_id, attempt)
 
-    def _claim(self, worker: Worker, job_id: str) -> bool:
+    def _claim(self, worker: Worker, job_id: str, attempt: int) -> bool:
         with self.store.write() as session:
+            if tenant_if_released(session, job_id, attempt) is None:
+                return False
             job = transitions.claim(session, job_id, worker_id=worker.name, lease_seconds=LEASE_SECONDS)
         if job is None:
             return False
+        assert job.attempt == attempt
         worker.job_id, worker.kind, worker.attempt = job_id, job.kind, job.attempt
         self._note(f"{worker.name} claims {self.rules.short(job_id)} attempt {job.attempt}")
         return True
@@ -308,7 +309,10 @@ class World:
         self.keeper.expire()
         expire_deadlines(self.store, is_behind=self.keeper.is_behind)  # type: ignore[arg-type]
         bring_forward(self.store, lease_seconds=LEASE_SECONDS)  # type: ignore[arg-type]
-        redispatch(self.store, self.broker, self.broker, redispatch_seconds=REDISPATCH_SECONDS)  # type: ignore[arg-type]
+        self._dispatch()
+
+    def _dispatch(self) -> None:
+        Dispatcher(self.store, self.broker, Quota(), lost_seconds=LOST_SECONDS).round()  # type: ignore[arg-type]
         if not self.broker.away:
             self.rules.after_dispatch()
 
