@@ -28,6 +28,7 @@ VARIABLE = "QUANTMILL_FAILPOINTS"
 JOB_NAMES = (
     "before_submit_commit",
     "after_submit_commit",
+    "after_release",
     "after_publish",
     "after_claim",
     "after_inputs",

@@ -132,7 +132,8 @@ class Dispatcher:
             jobs = release(session, self._carrier.free(session), self._quota)
         if lost:
             log.warning("dispatch.lost jobs=%d: no worker has taken them", lost)
-        failpoints.reach("after_release")
+        if jobs:
+            failpoints.reach("after_release")
         return self._send(jobs)
 
     def _anything(self) -> bool:

@@ -68,8 +68,7 @@ def test_a_database_that_goes_away_while_a_job_runs(place, longer, client, judge
 
 @pytest.mark.long
 def test_a_frozen_database_is_no_lost_job(client, judge, installation):
-    if installation.servers is None:
-        pytest.skip("files do not freeze")
+    needs_broker(installation)
     job_id = begun(client, installation)
     installation.servers.postgres.freeze()
     installation.release("after_runner_start")
@@ -118,17 +117,18 @@ def test_a_database_that_takes_no_writes(client, judge, inputs, installation):
 
 
 def test_jobs_are_accepted_while_the_broker_is_away(client, judge, installation):
+    needs_broker(installation)
     installation.break_broker()
     job_ids = [client.submit() for _ in range(2)]
-    if installation.servers is not None:
-        answer = httpx.get(f"{installation.url}/readyz", timeout=PATIENCE_SECONDS)
-        assert (answer.status_code, answer.json()["checks"]["broker"]["outcome"]) == (200, "degraded")
+    answer = httpx.get(f"{installation.url}/readyz", timeout=PATIENCE_SECONDS)
+    assert (answer.status_code, answer.json()["checks"]["broker"]["outcome"]) == (200, "degraded")
     judge()
     undisturbed(installation, *job_ids)
 
 
 @pytest.mark.long
 def test_a_broker_that_comes_back_empty_while_a_job_runs(client, judge, installation):
+    needs_broker(installation)
     running = begun(client, installation)
     waiting = [client.submit() for _ in range(2)]
     installation.lose_messages()
@@ -142,8 +142,7 @@ def test_a_broker_that_comes_back_empty_while_a_job_runs(client, judge, installa
 @pytest.mark.long
 def test_a_frozen_broker_holds_up_nobody(client, judge, installation):
     """It takes connections and answers nothing: submissions are answered all the same."""
-    if installation.servers is None:
-        pytest.skip("files do not freeze")
+    needs_broker(installation)
     with installation.paused(installation.servers.redis.process):
         job_ids = [client.submit() for _ in range(6)]
     judge()
@@ -153,6 +152,7 @@ def test_a_frozen_broker_holds_up_nobody(client, judge, installation):
 @pytest.mark.long
 def test_every_message_three_times_and_two_workers(make_installation, tiny: Tiny):
     with make_installation(workers=2) as installation:
+        needs_broker(installation)
         with told(installation, tiny) as client, ThreadPoolExecutor(4) as threads:
             job_ids = list(threads.map(lambda _: client.submit(), range(8)))
             sender = Sender(Settings(data_dir=installation.home, broker_url=installation.broker_url))
@@ -163,6 +163,11 @@ def test_every_message_three_times_and_two_workers(make_installation, tiny: Tiny
         undisturbed(installation, *job_ids)
         claimed = [process.said().count("job.claimed") for process in installation.workers]
         assert all(claimed), "a worker had nothing to do"
+
+
+def needs_broker(installation) -> None:
+    if installation.servers is None:
+        pytest.skip("there is no broker")
 
 
 def sent(sender, job_id) -> bool:

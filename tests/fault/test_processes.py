@@ -18,8 +18,9 @@ from tests.worker.workbench import process_gone, wait_for
 
 pytestmark = pytest.mark.slow  # starts processes
 
-OF_API = ("before_submit_commit", "after_submit_commit", "after_publish")
-IN_ATTEMPT = tuple(name for name in JOB_NAMES if name not in OF_API)
+OF_API = ("before_submit_commit", "after_submit_commit")
+OF_DISPATCHER = ("after_release", "after_publish")
+IN_ATTEMPT = tuple(name for name in JOB_NAMES if name not in OF_API + OF_DISPATCHER)
 # Places where the success is about to be committed, or is.
 LATE = ("before_succeed_commit", "after_succeed_commit")
 
@@ -34,11 +35,24 @@ def test_an_api_killed_at_a_submission(place, installation, client, judge):
         installation.api.kill()
         installation.release(place)
         installation.start(installation.api)
-        if place != "after_publish":  # the answer may have gone out before the message did
-            assert first.result() is None
+        assert first.result() is None
     job_id = client.submit(place)
     judge()
     assert installation.job(job_id).attempt == 1
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("place", OF_DISPATCHER)
+def test_everybody_killed_while_a_job_is_released(place, installation, client, judge):
+    installation.hold(place)
+    job_id = client.submit(place)
+    installation.wait_held(place)
+    for process in installation.processes:
+        process.kill()
+    installation.release(place)
+    installation.start()
+    judge()
+    assert installation.job(job_id).attempt <= 1 + (place == "after_publish"), "its worker may have had it already"
 
 
 @pytest.mark.parametrize(

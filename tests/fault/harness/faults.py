@@ -24,7 +24,7 @@ _SPARED_FROM = 2
 ASKED_TO_END = (0, -signal.SIGTERM)
 _BLINK_SECONDS = (0.1, 0.8)
 _OUTAGE_SECONDS = (0.5, 2.0 * LEASE_SECONDS)
-_API_PLACES = ("before_submit_commit", "after_submit_commit", "after_publish")
+_API_PLACES = ("before_submit_commit", "after_submit_commit", "after_release", "after_publish")
 
 
 class Faults:
@@ -53,10 +53,9 @@ class Faults:
             "kill reconciler": lambda: self._kill(installation.reconciler),
             "pause reconciler": lambda: self._pause(installation.reconciler, LEASE_SECONDS),
             "database blinks": lambda: self._database(_BLINK_SECONDS),
-            "broker away": self._broker,
-            "messages lost": installation.lose_messages,
         }
         if installation.servers is not None:
+            self._free |= {"broker away": self._broker, "messages lost": installation.lose_messages}
             self._free["broker frozen"] = lambda: self._pause(installation.servers.redis.process, LEASE_SECONDS)  # type: ignore[union-attr]
         if disk is not None:
             self._free["disk full"] = self._fill_disk

@@ -218,26 +218,18 @@ class Installation:
             self._locker = None
 
     def break_broker(self) -> None:
-        """Redis is killed; the folder of the broker of files cannot be found."""
+        """Redis is killed; without a broker there is nothing to break."""
         if self.servers is not None:
             self.servers.redis.stop()
-        else:
-            self._queue.rename(self._away)
 
     def mend_broker(self) -> None:
-        """Redis runs again, empty; the folder is there again, with what was in it."""
+        """Redis runs again, empty."""
         if self.servers is not None:
             self.servers.redis.heal()
-        elif self._away.exists():
-            shutil.rmtree(self._queue, ignore_errors=True)
-            self._away.rename(self._queue)
 
     def lose_messages(self) -> None:
         if self.servers is not None:
             self.servers.redis.empty(self.broker_url)
-            return
-        for message in self._queue.iterdir():
-            message.unlink(missing_ok=True)
 
     def heal(self) -> None:
         for path in self._holds.iterdir():
@@ -317,14 +309,6 @@ class Installation:
             self.servers.postgres.drop_database(self.database_url)
         leaks.refuse(leaks.files_of(self.folder))
         assert not left, f"left behind: {left}"
-
-    @property
-    def _queue(self) -> Path:
-        return self.settings.broker_dir / "queue"
-
-    @property
-    def _away(self) -> Path:
-        return self.settings.broker_dir / "queue.away"
 
     def _events(self, job_id: str, kind: str) -> list[JobEvent]:
         of_kind = select(JobEvent).where(JobEvent.job_id == job_id, JobEvent.type == kind).order_by(JobEvent.seq)
