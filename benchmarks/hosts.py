@@ -16,7 +16,6 @@ from typing import Any
 
 from service.artifacts import repository
 from service.contracts.report import AlgorithmFigures, Report
-from service.jobs.dispatch import Dispatcher
 from service.tables import Job
 from tests.support.patience import PATIENCE_SECONDS
 from tests.worker.running import QUICK, environment, processes_of
@@ -89,9 +88,6 @@ class Installation:
         model_id = self.bench.add_model({"net.onnx": self._files[0]})
         data = self.bench.add_dataset(self._files[1], self._preprocessing)
         job_id = self.bench.submit(kind="quantize", model_id=model_id, calibration_dataset_id=data, config=self._config)
-        dispatcher = Dispatcher(self.bench.settings)
-        dispatcher.publish(job_id, "cpu")
-        dispatcher.close()
         return job_id
 
     def ended(self, job_id: str, *, seconds: float = PATIENCE_SECONDS) -> Job:

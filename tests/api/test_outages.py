@@ -14,18 +14,16 @@ import httpx
 import pytest
 import redis
 from fastapi import FastAPI
-from sqlalchemy import select, text
+from sqlalchemy import text
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import OperationalError
 
 from service.client import Client
 from service.db import head_revision
-from service.jobs.dispatch import Dispatcher
 from service.settings import Settings
-from service.storage import FileStore
-from service.tables import Job
 from service.uploads import repository
 from service.uploads.writer import UploadFile
+from service.workers.repository import announce
 from tests.api.conftest import front_of
 from tests.api.serving import served
 from tests.api.test_uploads import DATA, offset, open_upload, part_file, patch, put, sha256, stored
@@ -33,8 +31,6 @@ from tests.support.front import Front, problem
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.stalling import StallingProxy, freezable_redis
 from tests.worker.workbench import wait_for
-from worker.broker import QueueDepths
-from worker.reconcile.loops import Reconciler
 
 pytestmark = pytest.mark.slow
 LOCK = """
@@ -140,19 +136,11 @@ def test_a_frozen_broker_keeps_no_submission(app: FastAPI, tmp_path: Path, sqlit
             checks = front.http.get("/readyz").json()
             assert (checks["status"], checks["checks"]["broker"]["outcome"]) == ("ready", "degraded")
             broker.thaw()
-            ids = {answer.json()["id"] for answer in made}
-
-            def dispatched() -> bool:
-                with front.desk.database.read() as session:
-                    return ids <= set(session.scalars(select(Job.id).where(Job.dispatched_at.is_not(None))))
-
-            quick = settings.model_copy(update={"publish_seconds": 5.0})
-            sender, store = Dispatcher(quick), FileStore(settings.storage_dir)
-            reconciler = Reconciler(quick, front.desk.database, store, sender, QueueDepths(quick))
-            wait_for(lambda: reconciler.redispatch() >= 0 and dispatched())
-            sender.close()
-        with redis.Redis.from_url(broker.url) as client:
-            assert client.llen("cpu") >= JOBS
+            with front.desk.database.write() as session:
+                announce(session, "w", {"cpu": JOBS})
+            front.desk.dispatch()
+            with redis.Redis.from_url(broker.url) as client:
+                wait_for(lambda: client.llen("cpu") >= JOBS)
 
 
 @pytest.mark.postgres

@@ -33,7 +33,7 @@ QUARK = {"format": "quark", "config": {"global_quant_config": FAST}}
 @pytest.fixture
 def with_gpu(front: Front) -> Front:
     with front.desk.database.write() as session:
-        announce(session, "one with a GPU", ("gpu",), slots=2)
+        announce(session, "one with a GPU", {"gpu": 2})
     return front
 
 
@@ -106,7 +106,7 @@ def test_the_queues_are_shown(with_gpu: Front) -> None:
     problem(with_gpu.http.get("/v1/queues?state=due"), 422, "invalid-request")
     for deaf in (True, False):
         with with_gpu.desk.database.write() as session:
-            announce(session, "two queues", ("gpu", "inspect"), slots=3)
+            announce(session, "two queues", {"gpu": 3, "inspect": 3})
             note_deaf(session, "two queues", deaf=deaf)
         items = with_gpu.http.get("/v1/queues").json()["items"]
         crews = {queue["name"]: (queue["workers"], queue["deaf_workers"], queue["slots"]["total"]) for queue in items}
@@ -141,12 +141,12 @@ def test_a_job_without_a_worker_says_so(watched: Front) -> None:
     (listed,) = watched.http.get("/v1/jobs").json()["items"]
     assert listed["waiting"] == told
     with watched.desk.database.write() as session:
-        announce(session, "a worker for others", ("cpu", "inspect"))
+        announce(session, "a worker for others", {"cpu": 1, "inspect": 1})
     assert told_waiting(watched, job_id) == told
     tag = {"If-None-Match": watched.http.get(f"/v1/jobs/{job_id}").headers["etag"]}
     assert watched.http.get(f"/v1/jobs/{job_id}", headers=tag).status_code == 304
     with watched.desk.database.write() as session:
-        announce(session, "its worker", ("cpu", "gpu"))
+        announce(session, "its worker", {"cpu": 1, "gpu": 1})
     answer = watched.http.get(f"/v1/jobs/{job_id}", headers=tag)
     assert (answer.status_code, answer.json()["waiting"]) == (200, None)
 
@@ -164,7 +164,7 @@ def test_nothing_is_said_while_workers_may_only_be_starting_or_of_jobs_that_have
 def test_a_worker_that_fell_silent_does_not_count(watched: Front) -> None:
     job_id = queued_long_ago(watched)
     with watched.desk.database.write() as session:
-        announce(session, "worker", ("cpu",))
+        announce(session, "worker", {"cpu": 1})
         assert live_queues(session, {"cpu", "gpu"}) == {"cpu"}
         session.execute(update(Worker).values(seen_at=db_now() - 2 * ALIVE_SECONDS))
         assert live_queues(session, {"cpu", "gpu"}) == set()
@@ -174,10 +174,10 @@ def test_a_worker_that_fell_silent_does_not_count(watched: Front) -> None:
 @pytest.mark.both_databases
 def test_workers_that_are_long_gone_are_forgotten(front: Front) -> None:
     with front.desk.database.write() as session:
-        announce(session, "old", ("cpu",))
+        announce(session, "old", {"cpu": 1})
         session.execute(update(Worker).values(seen_at=db_now() - 7 * 24 * 3600.0))
-        announce(session, "new", ("cpu", "gpu"))
-        announce(session, "new", ("cpu", "gpu"))
+        announce(session, "new", {"cpu": 1, "gpu": 1})
+        announce(session, "new", {"cpu": 1, "gpu": 1})
         assert {(row.id, row.queue) for row in session.query(Worker)} == {("new", "cpu"), ("new", "gpu")}
 
 
@@ -263,7 +263,7 @@ def test_when_it_ends_counts_what_waits_and_what_runs(front: Front) -> None:
     first = front.new_job(**body)
     assert shown(front, first)["estimated_finish_at"] is None, "nobody is there to run it"
     with front.desk.database.write() as session:
-        announce(session, "worker", ("cpu",))
+        announce(session, "worker", {"cpu": 1})
     ends = [_moment(shown(front, first))]
     ends += [_moment(front.http.post("/v1/jobs", json=body).json()) for _ in range(3)]
     assert ends == sorted(ends)
@@ -289,7 +289,7 @@ def test_shapes_that_claim_anything_keep_nobody_from_being_told(front: Front) ->
     body = front.job_body(model_id=front.ready_model(summary()))
     giant = {**body, "model_id": front.ready_model(summary(work=claimed, sha256="9" * 64))}
     with front.desk.database.write() as session:
-        announce(session, "worker", ("cpu",))
+        announce(session, "worker", {"cpu": 1})
     asked = [front.http.post("/v1/jobs", json={**giant, "config": {"preset": "int8_accurate"}, "priority": 50})]
     asked += [front.http.post("/v1/jobs", json=body), front.http.post("/v1/jobs:validate", json=body)]
     asked += [front.http.get(f"/v1/jobs/{asked[0].json()['id']}"), front.http.get("/v1/jobs")]

@@ -49,7 +49,7 @@ def worker(bench: Workbench, *, lacking: tuple[str, ...] = (), **variables: str)
 
 
 def test_keys_and_addresses_leave_the_environment_of_a_worker_that_says_which_controls_hold(bench: Workbench) -> None:
-    broker = f"filesystem://{bench.settings.broker_dir}"
+    broker = "filesystem:///that-nobody-may-see"
     with worker(bench, QUANTMILL_API_KEY=KEY, QUANTMILL_BROKER_URL=broker, OTHER="stays") as (pid, log):
         shown = Path(f"/proc/{pid}/environ").read_bytes()
         assert Path(f"/proc/{pid}/environ").stat().st_uid == 0, "it may be traced by its user"

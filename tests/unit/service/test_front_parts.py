@@ -48,7 +48,7 @@ def test_ids_sort_by_time_and_have_a_form(monkeypatch: pytest.MonkeyPatch) -> No
 def test_settings_fill_in_everything_from_the_data_folder(tmp_path: Path) -> None:
     settings = Settings(data_dir=tmp_path)
     assert settings.database_url == f"sqlite:///{tmp_path}/service.db"
-    folders = {"store": settings.storage_dir, "scratch": settings.scratch_dir, "broker": settings.broker_dir}
+    folders = {"store": settings.storage_dir, "scratch": settings.scratch_dir}
     assert folders == {name: tmp_path / name for name in folders} and settings.threads >= 1
     settings.make_folders()
     assert {path.name for path in tmp_path.iterdir()} == set(folders)
@@ -62,14 +62,14 @@ def test_settings_come_from_the_environment(monkeypatch: pytest.MonkeyPatch, tmp
     monkeypatch.setenv("QUANTMILL_PORT", "")
     settings = Settings()
     assert settings.database_url == "postgresql+psycopg://user@db/quantmill"
-    assert not settings.embedded_broker
+    assert settings.broker_url == "redis://cache/3"
     assert settings.port == 8000
     assert settings.data_dir == tmp_path / ".quantmill"
     assert "secret-word" not in repr(settings)
 
 
 def test_settings_that_do_not_fit_or_are_spelled_otherwise(tmp_path: Path) -> None:
-    assert Settings(data_dir=tmp_path, broker_url=f"filesystem://{tmp_path}/q").broker_dir == tmp_path / "q"
+    assert Settings(data_dir=tmp_path, broker_url=f"filesystem://{tmp_path}/q").broker_url == "", "as it was called"
     with pytest.raises(ValidationError, match="renew_seconds"):
         Settings(lease_seconds=5, renew_seconds=5)
     for url in ("postgres://h/d", "postgresql://h/d", "postgresql+psycopg://h/d"):
