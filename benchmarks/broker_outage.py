@@ -1,6 +1,6 @@
 """Submissions while the broker is down: how long each takes, and whether all are done once it is back.
 
-    python -m benchmarks.broker_outage [--jobs 1000] [--clients 1] [--backend files|servers] [--limit-ms 200]
+    python -m benchmarks.broker_outage [--jobs 1000] [--clients 1] [--limit-ms 200]
 
 Prints the median, the 99th percentile and the longest of all answers, and the verdict of the client's ledger after the
 broker came back and every job has ended (1000 jobs take a quarter of an hour on two cores). Exits 1 if an answer took
@@ -18,9 +18,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
-from service.db import migrate
 from tests.fault.client import Client
-from tests.fault.harness.installation import BACKENDS, Installation
+from tests.fault.harness.installation import Installation
 from tests.fault.harness.servers import Servers
 from tests.fault.ledger import Ledger, check
 from tests.support.tiny import make_tiny
@@ -33,17 +32,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--jobs", type=int, default=1000)
     parser.add_argument("--clients", type=int, default=1, help="that submit at the same time")
-    parser.add_argument("--backend", choices=BACKENDS, default="servers", help="SQLite and files, or PostgreSQL, Redis")
     parser.add_argument("--limit-ms", type=float, default=200.0)
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="quantmill-outage-") as folder, ExitStack() as stack:
-        root, servers = Path(folder), None
-        template = root / "template.db"
-        migrate(f"sqlite:///{template}")
-        if options.backend == "servers":
-            servers = Servers()
-            stack.callback(servers.close)
-        installation = stack.enter_context(Installation(root / "all", servers=servers, template=template, workers=2))
+        root, servers = Path(folder), Servers()
+        stack.callback(servers.close)
+        installation = stack.enter_context(Installation(root / "all", servers=servers, workers=2))
         ledger = Ledger(root / "ledger.jsonl")
         client = Client(installation.url, ledger, installation.upload(make_tiny(root)))
 
@@ -56,7 +50,7 @@ def main(arguments: list[str] | None = None) -> int:
         with ThreadPoolExecutor(options.clients) as threads:
             taken = sorted(threads.map(submit, range(options.jobs)))
         print(
-            f"POST /v1/jobs without a broker ({options.backend}): median {statistics.median(taken):.1f} ms,"
+            f"POST /v1/jobs without a broker: median {statistics.median(taken):.1f} ms,"
             f" 99 % below {taken[int(len(taken) * 0.99)]:.1f} ms, longest {taken[-1]:.1f} ms,"
             f" over {len(taken)} jobs by {options.clients} clients",
             flush=True,

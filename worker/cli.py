@@ -154,7 +154,7 @@ def reconcile(
     once: Annotated[bool, typer.Option("--once", help="One round of every loop, then exit.")] = False,
     data_dir: DataDir = None,
 ) -> None:
-    """Re-send lost messages, expire leases and uploads, collect garbage."""
+    """Release jobs to workers, expire leases and uploads, collect garbage."""
     from worker.process import run_reconciler_process
 
     options.configure_logging()
