@@ -16,6 +16,7 @@ from starlette.responses import Response, StreamingResponse
 from service.artifacts.errors import RangeNotSatisfiableError
 from service.files.serving import ServedFile
 from service.http import etag_matches
+from service.threads import Threads
 
 _BLOCK_BYTES = 256 * 1024
 _RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})")
@@ -79,7 +80,7 @@ def content_range(content: Content, headers: Mapping[str, str]) -> tuple[int, in
     return begin, end
 
 
-def file_response(file: ServedFile, content: Content, part: tuple[int, int] | None) -> Response:
+def file_response(file: ServedFile, content: Content, part: tuple[int, int] | None, writes: Threads) -> Response:
     """The answer that sends the file, or bytes ``part[0]`` to ``part[1]`` of it; closes the stream afterwards.
 
     A whole file is checked against its digest on the way: a small one before the answer begins; of a larger one that is
@@ -99,7 +100,7 @@ def file_response(file: ServedFile, content: Content, part: tuple[int, int] | No
     if part is not None:
         headers["Content-Range"] = f"bytes {begin}-{end}/{content.size_bytes}"
     return StreamingResponse(
-        _blocks(file, begin, end - begin + 1, checked=part is None),
+        _blocks(file, begin, end - begin + 1, writes if part is None else None),
         status_code=200 if part is None else 206,
         media_type=content.media_type,
         headers=headers,
@@ -116,8 +117,8 @@ def content_disposition(filename: str) -> str:
     return f"attachment; filename=\"{plain}\"; filename*=UTF-8''{quote(name, safe='', errors='replace')}"
 
 
-async def _blocks(file: ServedFile, begin: int, length: int, *, checked: bool) -> AsyncIterator[bytes]:
-    """Bytes of the file; ``checked``: they are all that it has, and the last are sent only if it is whole."""
+async def _blocks(file: ServedFile, begin: int, length: int, writes: Threads | None) -> AsyncIterator[bytes]:
+    """Bytes of the file; with ``writes`` they are all that it has, and the last are sent only if it is whole."""
     digest = hashlib.sha256()
     stream = file.stream
     try:
@@ -128,10 +129,10 @@ async def _blocks(file: ServedFile, begin: int, length: int, *, checked: bool) -
                 # the client sees a body shorter than Content-Length, never a false end
                 raise EOFError("the stored file ends before its size")
             length -= len(block)
-            if checked:
+            if writes is not None:
                 await run_in_threadpool(digest.update, block)
-                if length == 0:
-                    await run_in_threadpool(file.check, digest.hexdigest())
+                if length == 0 and digest.hexdigest() != file.sha256:
+                    await writes.run(lambda: file.check(digest.hexdigest()))
             yield block
     finally:
         stream.close()

@@ -60,7 +60,7 @@ def get_content(artifact_id: str, request: Request, desk: DeskDep, principal: Pr
     if not_modified(content, request.headers):
         return Response(status_code=304, headers=content.headers())
     part = content_range(content, request.headers)
-    return file_response(service.open_content(desk, artifact), content, part)
+    return file_response(service.open_content(desk, artifact), content, part, desk.writes)
 
 
 def _content(artifact: Artifact) -> Content:

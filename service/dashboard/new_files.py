@@ -162,9 +162,13 @@ def _example_work(
 
 async def _existing(desk: Desk, by: Principal, kind: Kind[Named], file: str) -> str | None:
     """What the tenant has of this name and these bytes, unless it was rejected."""
-    query = NounQuery(name=_EXAMPLE_NAMES[file], sha256=hashlib.sha256(_example_bytes(file)).hexdigest())
-    rows, _ = await desk.reads.run(lambda: list_page(desk, kind, by.tenant_id, query, after=None, limit=20))
-    return next((row.id for row in rows if row.status != "rejected"), None)
+
+    def look() -> str | None:
+        query = NounQuery(name=_EXAMPLE_NAMES[file], sha256=hashlib.sha256(_example_bytes(file)).hexdigest())
+        rows, _ = list_page(desk, kind, by.tenant_id, query, after=None, limit=20)
+        return next((row.id for row in rows if row.status != "rejected"), None)
+
+    return await desk.reads.run(look)
 
 
 def _example_bytes(file: str) -> bytes:
@@ -172,7 +176,7 @@ def _example_bytes(file: str) -> bytes:
 
 
 async def _stored_example(desk: Desk, by: Principal, file: str, kind: str) -> str:
-    data = _example_bytes(file)
+    data = await desk.reads.run(lambda: _example_bytes(file))
 
     async def blocks() -> AsyncIterator[bytes]:
         yield data

@@ -148,4 +148,4 @@ def get_thumbnails(dataset_id: str, request: Request, desk: DeskDep, principal: 
     if not_modified(content, request.headers):
         return Response(status_code=304, headers=content.headers())
     part = content_range(content, request.headers)
-    return file_response(service.open_thumbnails(desk, found), content, part)
+    return file_response(service.open_thumbnails(desk, found), content, part, desk.writes)

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect
 
 from service.audit.service import note
@@ -143,11 +142,9 @@ async def receive(desk: Desk, by: Principal, upload_id: str, incoming: Incoming)
         QuantmillError: see ``service.uploads.errors`` and ``service.quotas.errors``.
         ClientDisconnect: the client is gone.
     """
-    file = await run_in_threadpool(_open, desk, by.tenant_id, upload_id)
+    file = await desk.reads.run(lambda: _open(desk, by.tenant_id, upload_id))
     with file:
-        upload = await run_in_threadpool(_current, desk, by.tenant_id, upload_id, file)
-        limit = _limit(desk, upload)
-        await run_in_threadpool(_begin, upload, file, incoming, limit)
+        upload = await desk.reads.run(lambda: _begin(desk, by.tenant_id, upload_id, file, incoming))
         declared = upload.expected_size_bytes is not None
         try:
             await (_copy if declared else _copy_undeclared)(desk, by, upload, file, incoming)
@@ -155,7 +152,7 @@ async def receive(desk: Desk, by: Principal, upload_id: str, incoming: Incoming)
             await desk.disk.run(file.keep if declared else file.undo)
             raise
         except BaseException:
-            await run_in_threadpool(file.undo)
+            await desk.disk.run(file.undo)
             raise
         ended = await desk.disk.run(lambda: _end(desk, upload, file, incoming))
         return await desk.writes.run(lambda: _record(desk, by, upload, file, ended))
@@ -247,7 +244,10 @@ def _limit(desk: Desk, upload: Upload) -> Limit:
     return Limit(upload.expected_size_bytes, _SIZE_POINTER)
 
 
-def _begin(upload: Upload, file: UploadFile, incoming: Incoming, limit: Limit) -> None:
+def _begin(desk: Desk, tenant_id: str, upload_id: str, file: UploadFile, incoming: Incoming) -> Upload:
+    """Make the file ready for what comes."""
+    upload = _current(desk, tenant_id, upload_id, file)
+    limit = _limit(desk, upload)
     if upload.expected_size_bytes is None and incoming.offset is None:
         file.clear()  # what an ended process has left is of no use
     elif incoming.offset is None:
@@ -266,6 +266,7 @@ def _begin(upload: Upload, file: UploadFile, incoming: Incoming, limit: Limit) -
         limit.refuse(too_many)
     if incoming.digest is not None:
         file.digest_own()
+    return upload
 
 
 class _Ended(NamedTuple):

@@ -21,7 +21,7 @@ from tests.api.conftest import front_of
 from tests.api.serving import served
 from tests.security.conftest import bearer, make_key
 from tests.support.patience import PATIENCE_SECONDS
-from tests.support.source import files, parsed
+from tests.support.source import trees
 
 
 def test_turns_are_shared_by_tenants_and_routes() -> None:
@@ -98,9 +98,12 @@ def test_slow_lists_and_comparisons_keep_nobody_else_waiting(
 
 
 def test_no_endpoint_takes_the_threads_of_the_framework_to_the_database() -> None:
-    """They are as many as there are connections: those that only compute may."""
-    for name, path in files("service").items():
-        for node in parsed(path).body:
+    """They are as many as there are connections: those that only compute may, or move bytes."""
+    moves = {"self._file.write", "stream.seek", "stream.read", "digest.update"}
+    for name, nodes in trees("service").items():
+        for node in nodes:
             if isinstance(node, ast.FunctionDef) and "desk" in {argument.arg for argument in node.args.args}:
                 words = [ast.unparse(one) for one in node.decorator_list]
                 assert not any(word.startswith("router.") for word in words) or "reading" in words, (name, node.name)
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "run_in_threadpool":
+                assert ast.unparse(node.args[0]) in moves, name

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Header, Path, Response
 from fastapi.responses import JSONResponse
 
 from service.conditions import Conditions, IfMatch, IfNoneMatch, PreconditionFailedError, PreconditionRequiredError
-from service.deps import DeskDep, PrincipalDep
+from service.deps import DeskDep, PrincipalDep, reading
 from service.http import etag_matches
 from service.names.aliases import service
 from service.names.aliases.errors import AliasNotFoundError, InvalidAliasError, TooManyAliasesError
@@ -28,6 +28,7 @@ def alias_routes(kind: Kind[Named]) -> APIRouter:
     target: str = Path(alias=parameter, description=f"The {kind.word} that it is to stand for.")
 
     @router.get("", name=f"list_{kind.word}_aliases")
+    @reading
     def list_aliases(desk: DeskDep, principal: PrincipalDep, noun_id: str = noun) -> AliasList:
         """All aliases of the name."""
         return AliasList(items=service.of(desk, kind, principal.tenant_id, noun_id))
@@ -38,6 +39,7 @@ def alias_routes(kind: Kind[Named]) -> APIRouter:
         response_model=AliasOut,
         responses={304: {"description": "Not changed"}, **problems(AliasNotFoundError)},
     )
+    @reading
     def get_alias(
         alias: str,
         desk: DeskDep,
@@ -53,6 +55,7 @@ def alias_routes(kind: Kind[Named]) -> APIRouter:
         return _answer(found, 200, headers)
 
     @router.get("/{alias}/moves", name=f"list_{kind.word}_alias_moves", responses=problems(AliasNotFoundError))
+    @reading
     def list_moves(alias: str, desk: DeskDep, principal: PrincipalDep, noun_id: str = noun) -> MoveList:
         """Who moved the alias when: the last 100 moves, the newest first; also of one that has ended."""
         return MoveList(items=service.moves(desk, kind, principal.tenant_id, noun_id, alias))
