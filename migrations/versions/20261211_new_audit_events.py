@@ -33,6 +33,7 @@ def upgrade() -> None:
     )
     op.add_column('audit_heads', sa.Column('first_seq', sa.BigInteger(), nullable=True))
     op.add_column('audit_heads', sa.Column('first_hash', sa.String(length=64), nullable=True))
+    _begin_where_it_does()
 
 
 def downgrade() -> None:
@@ -40,6 +41,16 @@ def downgrade() -> None:
     op.drop_column('audit_heads', 'first_hash')
     op.drop_column('audit_heads', 'first_seq')
     op.drop_table('new_audit_events')
+
+
+def _begin_where_it_does() -> None:
+    """Those before the first row that is there were forgotten for their age, by this version before it was left."""
+    connection = op.get_bind()
+    events = sa.table('audit_events', *map(sa.column, ('seq', 'previous_hash')))
+    heads = sa.table('audit_heads', *map(sa.column, ('seq', 'hash', 'first_seq', 'first_hash')))
+    first = sa.select(events.c.seq - 1, events.c.previous_hash).order_by(events.c.seq).limit(1)
+    seq, previous = connection.execute(first).one_or_none() or (heads.c.seq, heads.c.hash)
+    connection.execute(heads.update().values(first_seq=seq, first_hash=previous))
 
 
 def _chain() -> None:

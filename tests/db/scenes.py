@@ -11,9 +11,9 @@ from sqlalchemy import text
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from service.audit.repository import BEGINNING, Link
+from service.audit.repository import BEGINNING, Link, delete_old
 from service.audit.service import hash_of, link, note, verify
-from service.db import Database
+from service.db import Database, migrate
 from service.principal import Principal
 from tests.db.rows_of_then import insert_row
 
@@ -51,13 +51,13 @@ class Scene:
 
 
 class Deeds(Scene):
-    """A chain that older code has written goes on, and older code is left one with everything in it."""
+    """A chain that older code has written goes on, and older code is left one with everything that is not forgotten."""
 
     before = "20261210_deleted_jobs"
 
     def fill(self) -> None:
         first = Link(1, "t", "a", "job.create", "o", "r", "", 1.5, BEGINNING, "")
-        digest = hash_of(first)
+        digest = self.first = hash_of(first)
         with self.database.write() as session:
             names = ", ".join(Link._fields)
             values = first._replace(hash=digest)._asdict()
@@ -69,15 +69,24 @@ class Deeds(Scene):
             with self.database.write() as session:
                 note(session, Principal("t", "a", "admin"), "job.cancel", "o")
             assert not is_chained or link(self.database) == 1
+        self.is_whole(2)
+        with self.database.write() as session:
+            assert delete_old(session, 3600.0, 10) == 1
+
+    def is_whole(self, rows: int) -> None:
         with self.database.read() as session:
-            assert (verify(session).rows, verify(session).fault) == (2, None)
+            assert (verify(session).rows, verify(session).fault) == (rows, None)
 
     def back(self) -> None:
-        previous = BEGINNING
+        previous = self.first
         for row in self.ask(f"SELECT {', '.join(Link._fields)} FROM audit_events"):
             assert (row[-2], row[-1]) == (previous, hash_of(Link(*row)))
             previous = row[-1]
         assert self.ask("SELECT seq, hash FROM audit_heads") == [(3, previous)]
+        url = self.database.engine.url.render_as_string(hide_password=False)
+        migrate(url, "20261211_new_audit_events")
+        self.is_whole(2)
+        migrate(url, self.before)
 
 
 class Operators(Scene):
