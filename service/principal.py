@@ -8,6 +8,7 @@ from typing import Literal, get_args
 Scope = Literal["read", "submit", "manage", "admin", "operator"]
 # In this order; each allows what those before it allow. An admin is one of a tenant; an operator runs the installation.
 SCOPES: tuple[Scope, ...] = get_args(Scope)
+_RANKS: dict[str, int] = {scope: rank for rank, scope in enumerate(SCOPES)}
 DEFAULT_TENANT = "default"
 # Actors that no row of a key stands for.
 INSTALLATION_KEY = "installation-key"
@@ -37,5 +38,5 @@ class Principal:
     request_id: str = ""
 
     def may(self, scope: Scope) -> bool:
-        """Whether the key's scope allows what needs ``scope``."""
-        return SCOPES.index(self.scope) >= SCOPES.index(scope)
+        """Whether the key's scope allows what needs ``scope``; one that only a newer version knows allows nothing."""
+        return _RANKS.get(self.scope, -1) >= _RANKS.get(scope, len(SCOPES))

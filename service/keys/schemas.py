@@ -57,7 +57,7 @@ class KeyOut(BaseModel):
     id: str
     tenant: str = Field(description="Whose models, data and jobs it sees.")
     name: str
-    scope: Scope
+    scope: str = Field(description="As when it was made; newer versions of the service may have others.")
     state: KeyState
     last4: str = Field(description="The last characters of its text.")
     created_at: datetime

@@ -193,6 +193,19 @@ def test_a_key_may_do_what_its_scope_says_and_no_more(closed: Front, scope: Scop
     assert ("submit" in refused) == (scope == "read")
 
 
+def test_a_scope_that_only_a_newer_version_knows_allows_nothing(closed: Front) -> None:
+    key_id, key = make(closed)
+    _, operator = make(closed, "operator")
+    with closed.desk.database.write() as session:
+        session.execute(text("PRAGMA ignore_check_constraints = 1"))
+        session.execute(update(ApiKey).where(ApiKey.id == key_id).values(scope="auditor"))
+        session.execute(text("PRAGMA ignore_check_constraints = 0"))
+    problem(closed.http.get("/v1/jobs", headers=bearer(key)), 403, "scope-missing")
+    listed = closed.http.get("/v1/keys", headers=bearer(operator)).json()["items"]
+    assert [item["scope"] for item in listed] == ["operator", "auditor"]
+    problem(closed.http.post(f"/v1/keys/{key_id}/revoke", headers=bearer(operator)), 403, "scope-missing")
+
+
 @pytest.mark.both_databases
 def test_an_admin_has_the_keys_of_the_own_tenant_and_an_operator_those_of_all(front: Front, monkeypatch) -> None:
     monkeypatch.setattr(keyrings, "REMEMBERED_SECONDS", 0.0)
