@@ -200,7 +200,12 @@ def note_failure(session: Session, endpoint_id: str) -> float:
 def add_delivery(
     session: Session, tenant_id: str, endpoint_id: str, *, event_id: str, event_type: str, payload: str, most: int
 ) -> WebhookDelivery | None:
-    """Have an endpoint told of an event; None if as many are waiting for it as may: the event is counted as dropped."""
+    """Have an endpoint told of an event; None if as many are waiting for it as may: the event is counted as dropped.
+
+    What other open transactions have written is not counted: there may be more, by an event or two for each that is
+    open at a time, by up to ``most`` for one that cancels a batch. To count them, all that happens to a tenant's jobs
+    would wait for its turn here.
+    """
     waiting = select(func.count()).where(WebhookDelivery.endpoint_id == endpoint_id, text(IS_WAITING))
     if session.scalars(waiting).one() >= most:
         # not counted while somebody delivers to it: the caller's transaction waits for nobody
