@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
 from typing import TypeVar
 
 import pytest
+from sqlalchemy import select, text, update
+from sqlalchemy.orm import Session
 
-from service.db import Database
+from service.db import Database, db_now
 from service.jobs import events, transitions
-from tests.db.test_transitions import submit
+from service.tables import Job
+from tests.db.test_transitions import claim, submit
 from tests.support.patience import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.both_databases
@@ -97,3 +102,47 @@ def test_several_reconcilers_expire_a_lease_once(database: Database) -> None:
 
     expired = [job_id for found in at_once(4, expire) for job_id in found]
     assert sorted(expired) == sorted(job.id for job in jobs)
+
+
+BULK: dict[str, Callable[[Session], int]] = {
+    "defer_deadlines": lambda session: transitions.defer_deadlines(session, datetime.fromtimestamp(0, UTC)),
+    "bring_forward": transitions.bring_forward,
+    "spare_leases": lambda session: transitions.spare_leases(session, lease_seconds=3600.0),
+    "shorten_leases": lambda session: transitions.shorten_leases(session, lease_seconds=1.0),
+}
+
+
+@pytest.mark.postgres
+@pytest.mark.parametrize("database_url", ["postgres"], indirect=True)
+@pytest.mark.parametrize("bulk", BULK.values(), ids=BULK)
+def test_who_changes_many_jobs_holds_them_in_the_order_of_their_ids(
+    database: Database, bulk: Callable[[Session], int]
+) -> None:
+    """While the first is held by somebody else, the second is free: else two wait for each other."""
+    with database.write() as session:
+        jobs = sorted((submit(session) for _ in range(2)), key=lambda job: job.id)
+        for job in reversed(jobs):  # in the table, and by time, they stand the other way round
+            at = db_now() + 100.0 * (2 - jobs.index(job))
+            values = {"deadline_at": at, "queued_at": at, "not_before": at}
+            if bulk in (BULK["spare_leases"], BULK["shorten_leases"]):
+                claim(session, job)
+                values = {"lease_until": at}
+            session.execute(update(Job).where(Job.id == job.id).values(**values))
+
+    def change() -> int:
+        with database.write() as session:
+            return bulk(session)
+
+    def waits() -> bool:
+        asked = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+        with database.read() as session:
+            return session.scalar(text(asked)) == 1
+
+    with ThreadPoolExecutor(1) as pool:
+        with database.write() as session:
+            session.execute(update(Job).where(Job.id == jobs[0].id).values(row_version=Job.row_version + 1))
+            changed = pool.submit(change)
+            while not waits() and not changed.done():
+                time.sleep(0.005)
+            session.execute(select(Job.id).where(Job.id == jobs[1].id).with_for_update(nowait=True))
+        assert changed.result(PATIENCE_SECONDS) == 2

@@ -61,9 +61,10 @@ class LeaseKeeper:
                         spared_at = None
                 if last is None or last.spared_at != spared_at or now - last.served_at > self._lease_seconds / 8:
                     note_round(session, Round(now, spared_at))
-                if self._served_at is not None and self.is_behind(now):
+            if self._served_at is not None and self.is_behind(now):
+                with self._database.write() as session:  # another one: who holds some jobs waits for no others
                     deferred = transitions.defer_deadlines(session, datetime.fromtimestamp(self._served_at, UTC))
-                    log.warning("deadlines.deferred jobs=%d seconds=%.1f", deferred, now - self._served_at)
+                log.warning("deadlines.deferred jobs=%d seconds=%.1f", deferred, now - self._served_at)
         except DATABASE_AWAY:
             self._away = True
             raise

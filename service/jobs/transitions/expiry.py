@@ -48,7 +48,7 @@ def defer_deadlines(session: Session, since: datetime) -> int:
     absent = db_now() - since.timestamp()
     statement = (
         update(Job)
-        .where(*table.DEFER.conditions(None), Job.deadline_at.is_not(None), absent > 0.0)
+        .where(rows.in_order(*table.DEFER.conditions(None), Job.deadline_at.is_not(None), absent > 0.0))
         .values(deadline_at=Job.deadline_at + absent, row_version=Job.row_version + 1, updated_at=db_now())
         .returning(Job.id)
         .execution_options(synchronize_session=False)
@@ -69,7 +69,7 @@ def bring_forward(session: Session) -> int:
     now = db_now()
     statement = (
         update(Job)
-        .where(*_ahead())
+        .where(rows.in_order(*_ahead()))
         .values(
             not_before=Job.not_before - (Job.queued_at - now),
             queued_at=now,

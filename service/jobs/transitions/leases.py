@@ -8,7 +8,7 @@ from sqlalchemy import ColumnElement, select, update
 from sqlalchemy.orm import Session
 
 from service.db import db_now
-from service.jobs.transitions import table
+from service.jobs.transitions import rows, table
 from service.jobs.transitions.table import Transition
 from service.tables import Job
 
@@ -56,7 +56,7 @@ def _ahead(lease_seconds: float) -> list[ColumnElement[bool]]:
 def _set(session: Session, transition: Transition, until: ColumnElement[Any], which: list[ColumnElement[bool]]) -> int:
     statement = (
         update(Job)
-        .where(*transition.conditions(None), *which)
+        .where(rows.in_order(*transition.conditions(None), *which))
         .values(lease_until=until)
         .returning(Job.id)
         .execution_options(synchronize_session=False)

@@ -23,6 +23,13 @@ def locked(session: Session, job_id: str) -> Job | None:
     return session.scalars(_LOCKED, {"job_id": job_id}).one_or_none()
 
 
+def in_order(*conditions: ColumnElement[bool]) -> ColumnElement[bool]:
+    """Condition for a change of many jobs: those that meet these, held in the order of their ids, as by everybody who
+    changes several: no two wait for each other.
+    """
+    return Job.id.in_(select(Job.id).where(*conditions).order_by(Job.id).with_for_update(key_share=True))
+
+
 def move(
     session: Session, transition: Transition, job_id: str, held: int | None, data: dict[str, Any], **values: Any
 ) -> Job | None:
