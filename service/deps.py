@@ -17,6 +17,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from starlette.datastructures import FormData
 
+from service.changes import Changes
 from service.contracts.quota import Quota
 from service.db import Database
 from service.dispatch.dispatcher import Dispatcher, open_dispatcher
@@ -100,7 +101,7 @@ class Desk:
             database=database,
             store=store,
             dispatcher=dispatcher,
-            notifier=Notifier(database, reads),
+            notifier=Notifier(Changes(database), database, reads),
             readiness=Readiness(settings, database, store, dispatcher),
             keyring=Keyring(settings, database),
             reads=reads,

@@ -1,8 +1,8 @@
 """Tells those who wait for a row that it has changed: one look at the database serves all of them.
 
-Every long poll and every event stream of the process watches its row here. While anybody does, one cheap statement per
-table asks for the versions of all watched rows, some times a second, and wakes those whose row has moved on. What has
-changed is read once, too: see ``Watch.shared``.
+Every long poll and every event stream of the process watches its row here. When something is committed, one cheap
+statement per table asks for the versions of the watched rows that it may have changed, and those whose row has moved
+on are woken. What has changed is read once, too: see ``Watch.shared``.
 """
 
 from __future__ import annotations
@@ -10,20 +10,25 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from sqlalchemy.exc import SQLAlchemyError
 
+from service.changes import Changed, Changes
 from service.db import Database
 from service.repository import Version, versions
 from service.tables import Batch, Dataset, InspectionRow, Job, Model
 from service.threads import ServiceBusyError, Threads
 
 Watched = type[Job] | type[Model] | type[Dataset] | type[InspectionRow] | type[Batch]
-# Between two looks: after a change, and after a while without one.
-LOOK_SECONDS = (0.08, 0.25)
+Key = tuple[Watched, str]
+_TABLES: dict[str, Watched] = {table.__tablename__: table for table in (Job, Model, Dataset, InspectionRow, Batch)}
+# Between two looks; what is told meanwhile is looked at together.
+LOOK_SECONDS = 0.08
+# After it all rows are looked at, whatever was told.
+SAFETY_SECONDS = 5.0
 # So many of those who wait for one row are woken at a time, and so long after them the next.
 WOKEN, WOKEN_SECONDS = 20, 0.004
 # After the database did not answer.
@@ -74,14 +79,13 @@ class Watch:
         result: _Got = await asyncio.shield(task)
         return result
 
-    def tell(self, version: Version | None) -> bool:
-        """Note the version, and wake everybody if it is another; returns whether it was."""
+    def tell(self, version: Version | None) -> None:
+        """Note the version, and wake everybody if it is another."""
         if version == self.version:
-            return False
+            return
         self.version = version
         self._results.clear()
         self._wake(list(self._waiting))
-        return True
 
     def release(self) -> None:
         """Nobody waits any longer: the process is about to end."""
@@ -114,16 +118,21 @@ class Notifier:
     """Watches rows of one database for the coroutines of one event loop.
 
     Args:
+        changes: of the database.
         database: where the rows are.
         reads: threads for what is read on behalf of those who wait.
     """
 
-    def __init__(self, database: Database, reads: Threads) -> None:
+    def __init__(self, changes: Changes, database: Database, reads: Threads) -> None:
+        self._changes = changes
         self._database = database
         self._reads = reads
         # one of its own: news must not wait for their turn behind the requests
         self._own = Threads(1, math.inf)
-        self._watches: dict[tuple[Watched, str], Watch] = {}
+        self._watches: dict[Key, Watch] = {}
+        # what is to be looked at
+        self._due: set[Key] = set()
+        self._news = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._released = False
 
@@ -137,11 +146,15 @@ class Notifier:
     def watching(self, table: Watched, noun_id: str) -> Iterator[Watch]:
         """Watch a row for the length of the block. Within the event loop only."""
         key = (table, noun_id)
-        watch = self._watches.setdefault(key, Watch(self._reads))
+        if self._task is None or self._task.done():
+            self._news = asyncio.Event()
+            self._task = asyncio.create_task(self._run())
+        if key not in self._watches:
+            self._watches[key] = Watch(self._reads)
+            self._mark({key})
+        watch = self._watches[key]
         watch.released = self._released
         watch.watchers += 1
-        if self._task is None or self._task.done():
-            self._task = asyncio.create_task(self._run())
         try:
             yield watch
         finally:
@@ -149,29 +162,52 @@ class Notifier:
             if not watch.watchers and self._watches.get(key) is watch:
                 del self._watches[key]
 
+    def _mark(self, keys: Iterable[Key]) -> None:
+        self._due.update(keys)
+        if self._due:
+            self._news.set()
+
+    def _note(self, changed: Changed) -> None:
+        """Have those of the watched rows looked at that may be others now; None: all."""
+        if changed is None:
+            self._mark(self._watches)
+            return
+        keys = {(_TABLES[name], noun_id) for name, noun_id in changed if name in _TABLES}
+        if any(table is Job for table, _ in keys):  # the version of a batch follows from its jobs
+            keys |= {key for key in self._watches if key[0] is Batch}
+        self._mark(self._watches.keys() & keys)
+
     async def _run(self) -> None:
-        quickest, slowest = LOOK_SECONDS
-        pause = quickest
-        while self._watches:
-            try:
-                changed = await self._look()
-            except (SQLAlchemyError, ServiceBusyError) as error:
-                log.warning("notifier.database_away: %s", error)
-                pause = AWAY_SECONDS
-            else:
-                pause = quickest if changed else min(slowest, pause * 1.25)
-            await asyncio.sleep(pause)
+        loop = asyncio.get_running_loop()
+        with self._changes.subscribe(lambda changed: loop.call_soon_threadsafe(self._note, changed)):
+            while self._watches:
+                pause = LOOK_SECONDS
+                try:
+                    await self._look()
+                except (SQLAlchemyError, ServiceBusyError) as error:
+                    log.warning("notifier.database_away: %s", error)
+                    self._note(None)
+                    pause = AWAY_SECONDS
+                await asyncio.sleep(pause)
+                try:
+                    await asyncio.wait_for(self._news.wait(), SAFETY_SECONDS)
+                except TimeoutError:
+                    self._note(None)
 
-    async def _look(self) -> int:
-        """Ask for the versions of all watched rows and wake those who wait; returns how many have changed."""
+    async def _look(self) -> None:
+        """Ask for the versions of the rows that are due, and wake those who wait for them."""
+        due, self._due = self._due, set()
+        self._news.clear()
+        found = await self._own.run(lambda: self._versions(due))
+        for key in due:
+            if (watch := self._watches.get(key)) is not None:
+                watch.tell(found.get(key))
+
+    def _versions(self, keys: Iterable[Key]) -> dict[Key, Version]:
         wanted: dict[Watched, list[str]] = {}
-        for table, noun_id in self._watches:
+        for table, noun_id in keys:
             wanted.setdefault(table, []).append(noun_id)
-        found = await self._own.run(lambda: self._versions(wanted))
-        return sum(watch.tell(found.get(key)) for key, watch in self._watches.items())
-
-    def _versions(self, wanted: Mapping[Watched, Sequence[str]]) -> dict[tuple[Watched, str], Version]:
-        found: dict[tuple[Watched, str], Version] = {}
+        found: dict[Key, Version] = {}
         with self._database.read() as session:
             for table, ids in wanted.items():
                 told = versions(session, table, ids)

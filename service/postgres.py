@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import secrets
 import time
+from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -19,6 +22,14 @@ _Got = TypeVar("_Got")
 # What the standard counts as errors of the caller's transaction, though it is the server that takes none now: it only
 # reads (a standby, a disk that ran full), or it has closed the connection for its age.
 _AWAY_STATES = frozenset({"25006", "25P03", "25P04"})
+# Where the triggers of the schema tell which rows have changed; each as TABLE:ID.
+_LISTEN, _NOTIFY = "LISTEN quantmill", "SELECT pg_notify('quantmill', %s)"
+# While nothing comes, the caller has a turn as often, and the server is asked whether it is still there.
+TURN_SECONDS, ASK_SECONDS = 1.0, 10.0
+# In which a notice has to come back that is sent at the beginning.
+PROOF_SECONDS = 2.0
+# Longer than a turn: between two turns no answer is waited for.
+_LISTENER = Patience(answer_seconds=5.0)
 
 
 @dataclass(frozen=True)
@@ -149,3 +160,44 @@ def tell_away(engine: Engine) -> None:
 def is_silent(error: BaseException | None) -> bool:
     """True for an error by which the server did not answer at all, rather than answered that something failed."""
     return isinstance(error, psycopg.OperationalError) and error.sqlstate is None
+
+
+def notices(engine: Engine) -> Iterator[list[str]]:
+    """Payloads of the schema's notices in the order of their commits, on a connection of its own; [] now and then.
+
+    The first are there once it is sure that notices come: from then on none is left out.
+
+    Raises:
+        psycopg.Error: the server is away, or its notices do not come here.
+    """
+    with closing(_connected(engine, "quantmill listener")) as connection:
+        connection.execute(_LISTEN)
+        _prove(engine, connection)
+        yield []
+        asked_at = time.monotonic()
+        while True:
+            yield [notice.payload for notice in connection.notifies(timeout=TURN_SECONDS, stop_after=1)]
+            if time.monotonic() - asked_at > ASK_SECONDS:
+                connection.execute("SELECT 1")
+                asked_at = time.monotonic()
+
+
+def _prove(engine: Engine, listening: BoundedConnection) -> None:
+    """Hear a notice from another connection.
+
+    A pooler that lends a connection for each transaction takes LISTEN, and then nothing ever comes.
+    """
+    token = secrets.token_hex(8)
+    with closing(_connected(engine, "quantmill")) as other:
+        other.execute(_NOTIFY, [token])
+    if all(notice.payload != token for notice in listening.notifies(timeout=PROOF_SECONDS)):
+        raise psycopg.OperationalError("LISTEN was taken and no notice comes: is there a pooler before the server?")
+
+
+def _connected(engine: Engine, name: str) -> BoundedConnection:
+    """A connection beside the pool, told the same as those in it but for its name."""
+    arguments, options = engine.dialect.create_connect_args(engine.url)
+    told = {**options, **connect_arguments(_LISTENER), "application_name": name, "autocommit": True}
+    connection: BoundedConnection = BoundedConnection.connect(*arguments, **told)
+    connection.answer_seconds = _LISTENER.answer_seconds
+    return connection

@@ -3,7 +3,7 @@
 Until now every queued job had a message with the broker, which only woke a worker.
 
 Revision ID: 20261214_release
-Revises: 20261213_operators
+Revises: 20261214_notices
 Create Date: 2026-12-14
 
 """
@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from alembic import op
 
 revision = '20261214_release'
-down_revision = '20261213_operators'
+down_revision = '20261214_notices'
 branch_labels = None
 depends_on = None
 

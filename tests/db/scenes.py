@@ -89,6 +89,29 @@ class Deeds(Scene):
         migrate(url, self.before)
 
 
+class Notices(Scene):
+    """PostgreSQL tells of changes from then on, and older code finds nothing of it."""
+
+    before = "20261213_operators"
+
+    def triggers(self) -> list[str]:
+        if self.database.engine.dialect.name == "sqlite":
+            return []
+        told = "action_statement LIKE '%quantmill_tell%'"
+        return self.ask(f"SELECT DISTINCT event_object_table FROM information_schema.triggers WHERE {told}")
+
+    def at_head(self) -> None:
+        told = ["batches", "datasets", "inspections", "jobs", "models", "workers"]
+        assert self.triggers() == ([] if self.database.engine.dialect.name == "sqlite" else told)
+
+    again = at_head
+
+    def fill(self) -> None:
+        assert self.triggers() == []
+
+    back = fill
+
+
 class Operators(Scene):
     """Who ran the installation goes on doing so; older code knows no operators."""
 

@@ -17,7 +17,7 @@ from service.db import Database, current_revision, db_now, head_revision, migrat
 from service.models import repository as models
 from service.tables import Artifact, Base, Dataset, Job, JobEvent, Model, ModelFile, NounName
 from tests.db.rows_of_then import add_inspection, insert_job, insert_row, insert_succeeded
-from tests.db.scenes import Deeds, Operators, Scene
+from tests.db.scenes import Deeds, Notices, Operators, Scene
 from tests.db.test_transitions import add_dataset, add_model, in_succeeded, submit
 
 pytestmark = pytest.mark.both_databases
@@ -342,7 +342,7 @@ class ScheduleNames(Scene):
 
 SCENES = (
     Jobs, Archives, Versions, Outlines, Parts, Names, Attestations, LastPass, Evaluations, ScheduleNames, Deeds,
-    Operators,
+    Operators, Notices,
 )  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -14,10 +15,12 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import OperationalError
 
 from service import postgres
+from service.changes import Changed, Changes
 from service.db import Database
 from service.patience import LONG, Patience
 from service.postgres import PULSE, Pulse
 from tests.support.each import each
+from tests.support.patience import PATIENCE_SECONDS
 from tests.support.stalling import StallingProxy
 from tests.worker.workbench import wait_for
 
@@ -113,6 +116,21 @@ def test_an_answer_that_never_comes_ends_and_the_server_forgets_the_transaction(
     own.close()
     assert len(errors) == 1
     assert "in time" not in errors[0]
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("silence", ["vanish", "stall"])
+def test_a_listener_that_nothing_can_reach_finds_out(
+    proxy: StallingProxy, open_database: Open, silence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the kernel where nothing is acknowledged; by asking where it is, and the server says nothing."""
+    monkeypatch.setattr(postgres, "ASK_SECONDS", 0.1 if silence == "stall" else PATIENCE_SECONDS)
+    monkeypatch.setattr(postgres, "_LISTENER", Patience(answer_seconds=1.5))
+    told: queue.Queue[Changed] = queue.Queue()
+    with Changes(open_database(LONG)).subscribe(told.put):
+        assert told.get(timeout=PATIENCE_SECONDS) is None
+        getattr(proxy, silence)()
+        assert told.get(timeout=PATIENCE_SECONDS) is None, "whoever subscribes may have missed something"
 
 
 def _scalar(database: Database, statement: str) -> int:
