@@ -61,9 +61,10 @@ class Place:
         folder: of its own.
         database_url: migrated.
         workers: worker processes.
+        variables: environment of all processes.
     """
 
-    def __init__(self, folder: Path, database_url: str, *, workers: int = 2) -> None:
+    def __init__(self, folder: Path, database_url: str, *, workers: int = 2, **variables: str) -> None:
         self._folder = folder
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=512)
         self.port: int = self._listener.getsockname()[1]
@@ -72,6 +73,7 @@ class Place:
             QUANTMILL_DATABASE_URL=database_url,
             QUANTMILL_MIN_FREE_BYTES="0",
             QUANTMILL_THREADS="1",
+            **variables,
         )
         self.api = self._process("api", "api", "--fd", str(self._listener.fileno()))
         self._workers = [

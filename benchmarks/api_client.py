@@ -96,26 +96,27 @@ class Crowd:
 
     async def follow(self, path: str) -> None:
         """Follow the log of a job."""
-        await self._again(lambda: _request(path, "Accept: text/event-stream"))
+        await self._again(lambda: _request(path, "Accept: text/event-stream"), answered_at_once=True)
 
     async def poll(self, path: str) -> None:
         """Wait for the end of a job."""
         await self._again(lambda: _request(f"{path}?wait={random.uniform(*_POLL_SECONDS)}", "Connection: close"))
 
-    async def _again(self, request: Callable[[], str]) -> None:
+    async def _again(self, request: Callable[[], str], *, answered_at_once: bool = False) -> None:
         first = True
         while True:
             reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
             writer.write(request().encode())
-            self.open += first
-            first = False
+            self.open += first and not answered_at_once
             head = b""
             while chunk := await reader.read(65_536):
+                self.open += first and answered_at_once and not head
                 head = head or chunk
                 self.events += chunk.count(b"\nevent: ") + chunk.startswith(b"event: ")
                 if b"event: end\n" in chunk:
                     break
             writer.close()
+            first = False
             if not head.startswith(b"HTTP/1.1 200"):
                 self.refused += 1
                 await asyncio.sleep(0.5)

@@ -90,7 +90,9 @@ def measure(kind: str, options: argparse.Namespace) -> None:
         url = stack.enter_context(new_database(kind, folder))
         database = Database(url)
         stack.callback(database.close)
-        place = stack.enter_context(Place(folder, url, workers=1))
+        # all streams are opened at once, on a machine that may be busy
+        patient = {"QUANTMILL_API_ANSWER_SECONDS": str(_TIMEOUT_SECONDS)}
+        place = stack.enter_context(Place(folder, url, workers=1, **patient))
         inputs = place.upload()
         with Client(f"http://127.0.0.1:{place.port}") as client:
             ids = {"model": inputs["model_id"], "calibration": inputs["calibration_dataset_id"]}
