@@ -139,11 +139,11 @@ class Place:
         )
 
 
-def fill(database: Database, template_id: str, count: int) -> list[str]:
-    """Copy a job so many times, queued as when it was submitted; the ids."""
+def fill(database: Database, template_id: str, count: int, **values: Any) -> list[str]:
+    """Copy a job so many times, queued as when it was submitted, with other ``values``; the ids."""
     ids = [new_id("job") for _ in range(count)]
     for first in range(0, count, _ROWS):
-        _insert(database, template_id, ids[first : first + _ROWS])
+        _insert(database, template_id, ids[first : first + _ROWS], **values)
     with database.write() as session:
         session.connection().exec_driver_sql("ANALYZE")
     return ids

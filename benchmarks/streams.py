@@ -23,9 +23,9 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from benchmarks.api import Place, crowd, held
+from benchmarks.api import Place, crowd, fill
 from service.client import Client
-from service.db import Database, migrate
+from service.db import Database, db_now, migrate
 from service.jobs import events
 from tests.fault.client import CONFIG
 from tests.support.services import new_postgres_database, postgres_trouble
@@ -33,6 +33,8 @@ from tests.support.services import new_postgres_database, postgres_trouble
 DATABASES = ("sqlite", "postgresql")
 _PAUSE_SECONDS = (0.3, 0.9)
 _SETTLED_SECONDS = 3.0
+# No worker and no reconciler has anything to do with the jobs.
+_LATER_SECONDS = 86_400.0
 _TIMEOUT_SECONDS = 60.0
 
 
@@ -77,7 +79,7 @@ def latencies(place: Place, database: Database, job_id: str, count: int) -> list
     for number in range(count):
         time.sleep(random.uniform(*_PAUSE_SECONDS))
         with database.write() as session:
-            seq = events.append(session, job_id, 1, "log", {"level": "info", "message": str(number)})
+            seq = events.append(session, job_id, 0, "log", {"level": "info", "message": str(number)})
         committed[seq] = time.monotonic()
     time.sleep(_SETTLED_SECONDS)
     return [(follower.came[seq] - at) * 1e3 for seq, at in committed.items()]
@@ -100,10 +102,10 @@ def measure(kind: str, options: argparse.Namespace) -> None:
             client.wait_succeeded(template_id)
         place.stop_workers()
         nobody = idle_share(place, options.seconds)
-        watched = [held(database, template_id) for _ in range(options.streams)]
-        with crowd(place.port, watched, []):
+        tells, *silent = fill(database, template_id, 1 + options.streams, not_before=db_now() + _LATER_SECONDS)
+        with crowd(place.port, silent, []):
             many = idle_share(place, options.seconds)
-            taken = latencies(place, database, held(database, template_id), options.events)
+            taken = latencies(place, database, tells, options.events)
     high = statistics.quantiles(taken, n=100, method="inclusive")[-1]
     print(
         f"{kind:10}  API idle {nobody:6.2%} of a core, with {options.streams} streams {many:6.2%};"

@@ -102,7 +102,7 @@ class Changes:
             if not self._callbacks:
                 self._thread = None
                 return False
-            for callback in self._callbacks if changed is None or changed else ():
+            for callback in tuple(self._callbacks) if changed is None or changed else ():
                 try:
                     callback(changed)
                 except Exception:  # one that fails must not keep the news from the others
