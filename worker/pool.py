@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from sqlalchemy.orm import Session
 
+from service.changes import Changes
 from service.dispatch.dispatcher import Dispatcher
 from service.dispatch.release import Released
 from service.dispatch.slots import Crew, FreeSlots, Started, released
@@ -19,8 +20,9 @@ from worker.node import Node
 
 log = logging.getLogger(__name__)
 
-# Between two looks for jobs: a database file tells nobody that it was written to.
-LOOK_SECONDS = 0.1
+# Between two looks for jobs that may start by now; others are looked for as soon as they are there.
+LOOK_SECONDS = 0.5
+_STOP_SECONDS = 0.1
 
 
 class Pool:
@@ -97,10 +99,10 @@ def run_pool(settings: Settings, queues: tuple[str, ...], devices: tuple[str, ..
     node = Node(settings, lambda: queues, devices, stopping=stop)
     pool = Pool(node)
     try:
-        pool.dispatcher.wake()
-        log.info("worker %s ready.", node.id)  # in the words of Celery's workers
-        while not stop():
-            time.sleep(LOOK_SECONDS)
+        with Changes(node.database).subscribe(pool.dispatcher.heard):
+            log.info("worker %s ready.", node.id)  # in the words of Celery's workers
+            while not stop():
+                time.sleep(_STOP_SECONDS)
     finally:
         pool.dispatcher.close()
         node.close()

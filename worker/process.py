@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 
+from service.changes import Changes
 from service.db import Database
 from service.dispatch.dispatcher import open_dispatcher
 from service.schema import require_migrated
@@ -59,9 +60,9 @@ def run_reconciler_process(settings: Settings, *, once: bool) -> dict[str, int] 
         if once:
             done = run_once(reconciler) | {"dispatch": 0 if dispatcher is None else dispatcher.round()}
             return done | {outbox.name: send_once(outbox, settings, database, store) for outbox in OUTBOXES}
-        if dispatcher is not None:
-            dispatcher.wake()
         with ScrubThread(settings, database, store), ExitStack() as stack:
+            if dispatcher is not None:
+                stack.enter_context(Changes(database).subscribe(dispatcher.heard))
             for outbox in OUTBOXES:
                 stack.enter_context(OutboxThread(outbox, settings, database, store))
             run_forever(reconciler, stop)

@@ -27,7 +27,11 @@ log = logging.getLogger(__name__)
 # How long a broker that failed is left alone.
 PAUSE_SECONDS = 3.0
 CLOSE_SECONDS = 2.0
+# Changes after which there may be something to release: what waits, and who takes it.
+_TABLES = frozenset({"queues", "workers"})
 # Of those who release, one at a time; any number that every process agrees on.
+# Between the beginnings of two rounds, however often they are asked for.
+_BETWEEN_SECONDS = 0.02
 _LOCK = 0x7175616E746D7264
 _AWAY = (OperationalError, InterfaceError, PoolTimeoutError)
 
@@ -101,6 +105,11 @@ class Dispatcher:
             else:
                 self._thread = thread
 
+    def heard(self, changed: frozenset[tuple[str, str]] | None) -> None:
+        """Have a round soon if it may be of use; see ``service.changes``."""
+        if changed is None or any(table in _TABLES for table, _ in changed):
+            self.wake()
+
     def close(self) -> None:
         """End the thread, with what it is just doing if that is quickly done."""
         with self._lock:
@@ -159,8 +168,11 @@ class Dispatcher:
         return len(jobs)
 
     def _run(self) -> None:
+        begun_at = 0.0
         while not self._closed:
             self._woken.wait(self._pause())
+            time.sleep(max(0.0, begun_at + _BETWEEN_SECONDS - time.monotonic()))
+            begun_at = time.monotonic()
             self._woken.clear()
             if self._closed:
                 return

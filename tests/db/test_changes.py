@@ -17,9 +17,8 @@ from sqlalchemy.orm import Session
 
 from service import changes, postgres
 from service.changes import Changed, Changes
-from service.db import Database
+from service.db import Database, db_now
 from service.jobs import events, transitions
-from service.jobs.transitions import sending
 from service.notifier import _TABLES, Watched
 from service.tables import Batch, Dataset, Job, Model
 from service.workers import repository as workers
@@ -135,7 +134,7 @@ def test_postgresql_tells_every_row_that_somebody_waits_for(database: Database) 
         job = claim(session, submit(session))
         inspection = add_inspection(session, str(job.model_id))
         insert_row(session, "batches", id="bat_x", labels={})
-        workers.announce(session, "w:1", ["cpu"])
+        workers.announce(session, "w:1", {"cpu": 1})
     rows = {Job: job.id, Model: job.model_id, Dataset: job.calibration_dataset_id, Batch: "bat_x"}
     rows[type(inspection)] = inspection.id
     assert set(rows) == set(_TABLES.values())
@@ -144,8 +143,8 @@ def test_postgresql_tells_every_row_that_somebody_waits_for(database: Database) 
             with database.write() as session:  # in silence
                 assert transitions.renew(session, job.id, 1, lease_seconds=60).alive
                 transitions.spare_leases(session, lease_seconds=90)
-                sending.mark_dispatched(session, inspection.job_id)
-                workers.announce(session, "w:1", ["cpu"])
+                session.execute(update(Job).where(Job.id == inspection.job_id).values(dispatched_at=db_now()))
+                workers.announce(session, "w:1", {"cpu": 1})
             with database.write() as session:
                 bump(session, table, str(row_id))
             assert following(heard) == {(table.__tablename__, row_id)}
@@ -266,3 +265,21 @@ def test_a_sqlite_file_that_comes_back_is_heard_again(
             session.execute(text("CREATE TABLE t (x)"))
         assert following(heard) is None
     database.close()
+
+
+@ON_POSTGRES
+def test_postgresql_tells_dispatchers_of_jobs_that_come_end_or_may_start(database: Database) -> None:
+    with database.write() as session:
+        job = submit(session)
+    with subscribed(database) as heard:
+        for statement in ("state = 'failed', error = '{}', finished_at = 1.0", "not_before = not_before - 1"):
+            with database.write() as session:
+                session.execute(text("UPDATE jobs SET row_version = row_version, dispatched_at = 1.0"))
+            with database.write() as session:
+                session.execute(text(f"UPDATE jobs SET {statement} WHERE id = '{job.id}'"))
+            assert following(heard) == {("queues", job.queue)}, statement
+        with database.write() as session:
+            submit(session, queue="gpu")
+        told = following(heard)
+    assert told is not None
+    assert ("queues", "gpu") in told
