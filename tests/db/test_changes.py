@@ -63,6 +63,7 @@ def test_what_is_committed_is_told_and_nothing_else(database: Database) -> None:
             assert told is None
         else:
             rows = {("jobs", job.id), ("models", job.model_id), ("datasets", job.calibration_dataset_id)}
+            rows.add(("queues", job.queue))
             assert told is not None and told <= rows
             while told != rows:  # they may come in several parts
                 more = following(heard)
