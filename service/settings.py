@@ -213,6 +213,10 @@ class Settings(BaseSettings):
         description="Controls of the kernel that hold runners: those that are here; all, or the worker does not start; "
         "none.",
     )
+    spare_runners: bool = Field(
+        default=True,
+        description="Keep a runner ready for the next job of each slot without GPUs, where that has 2 GiB or more.",
+    )
     worker_slots: int = Field(default=1, ge=1)
     threads: int = Field(default=0, ge=0, description="Threads per job; 0 means cores // slots.")
     pin_cores: bool = Field(default=False, description="Bind the jobs of each slot to cores of its own.")

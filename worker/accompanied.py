@@ -16,7 +16,8 @@ from pathlib import Path
 from service.contracts.errors import EngineError
 from service.contracts.runner import RunnerLine, TrialLine
 from worker import launcher
-from worker.sandbox import Limits, RunnerProcess, Sandbox
+from worker.runner_process import RunnerProcess
+from worker.sandbox import Limits, Sandbox
 
 log = logging.getLogger(__name__)
 

@@ -104,16 +104,24 @@ def prefer_for_oom(adjustment: int) -> None:
         stream.write(str(adjustment))
 
 
-def stand_back(niceness: int) -> None:
+def stand_back(niceness: int, pid: int = 0) -> None:
     """Get less of the CPU time where it is short (man 2 nice; man 7 sched, "The autogroup feature").
 
     A session of its own, as every runner has, is weighed as a whole where the kernel groups by sessions: what its
     processes say counts between themselves alone.
+
+    Args:
+        niceness: how much further than now.
+        pid: of a process with one thread; 0: this one.
+
+    Raises:
+        OSError: there is no such process.
     """
-    reached = os.nice(niceness)
+    os.setpriority(os.PRIO_PROCESS, pid, os.getpriority(os.PRIO_PROCESS, pid) + niceness)
+    reached = os.getpriority(os.PRIO_PROCESS, pid)
     for _ in range(_AUTOGROUP_TRIES):
         try:
-            _write("/proc/self/autogroup", str(reached))
+            _write(f"/proc/{pid or 'self'}/autogroup", str(reached))
         except BlockingIOError:
             time.sleep(_AUTOGROUP_SECONDS)  # plain users may do so ten times a second, all together
         except OSError:

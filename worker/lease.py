@@ -77,7 +77,8 @@ class Lease:
         self._timing = timing
         self._claimed_at = claimed_at
         self._renewed_at = claimed_at
-        self._flushed_at = self._looked_at = self._tried_at = claimed_at
+        self._looked_at = self._tried_at = claimed_at
+        self._flushed_at: float | None = None  # what is told first is written at once
         self._lapsed_at: float | None = None
         self._lost = False
         self._cancel_requested = False
@@ -86,6 +87,7 @@ class Lease:
         # Held while something is written, so that what the runner told is written once, and before the end.
         self._writing = threading.Lock()
         self._ending = threading.Event()
+        self._wake = threading.Event()
         self._thread = threading.Thread(target=self._keep, name=f"lease-{job.id}.{job.attempt}", daemon=True)
 
     def __enter__(self) -> Lease:
@@ -99,6 +101,7 @@ class Lease:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._ending.set()
+        self._wake.set()
         # A call to the database may hang; nothing is lost if it ends after the attempt.
         if self._thread.ident is not None:
             self._thread.join(timeout=_TICK_SECONDS)
@@ -134,6 +137,8 @@ class Lease:
     def tell(self, line: ProgressLine | MetricLine | LogLine) -> None:
         """Take a line of the runner, to be written soon."""
         self._journal.add(line)
+        if self._flushed_at is None:
+            self._wake.set()
 
     def conclude(self, transition: Callable[[Session], bool]) -> bool:
         """End the attempt: what was told and not yet written, and the transition, in one transaction.
@@ -158,7 +163,11 @@ class Lease:
     def _keep(self) -> None:
         """The thread."""
         try:
-            while not self._lost and not self._ending.wait(self._pause()):
+            while not self._lost:
+                self._wake.wait(self._pause())
+                if self._ending.is_set():
+                    return
+                self._wake.clear()
                 self._act(boot_seconds())
         except BaseException as error:  # noqa: BLE001 - handed to the attempt's own thread, which raises it
             self._failure = error
@@ -174,7 +183,7 @@ class Lease:
         if self._tried_at > self._renewed_at:  # the last try failed
             if now - self._tried_at >= timing.again:
                 self._write()
-        elif self._journal.waiting and now - self._flushed_at >= period:
+        elif self._journal.waiting and (self._flushed_at is None or now - self._flushed_at >= period):
             self._flushed_at = now
             self._write()
         elif now - self._renewed_at >= timing.renew:

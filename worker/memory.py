@@ -23,6 +23,8 @@ _RESERVE_SHARE = 10
 _RESERVE_BYTES = (512 * _MIB, 4096 * _MIB)
 _LEAST_SHARE_BYTES = 64 * _MIB
 _LEAST_INSPECTION_BYTES = 1024 * _MIB
+# A spare runner, which holds some 100 MiB, is kept where a slot has so many times as much.
+_SPARE_SHARE_BYTES = 2048 * _MIB
 # A runner that took so much of its share when a SIGKILL came from nowhere was ended for its memory.
 NEAR_SHARE = 0.8
 HINT = "Use fewer calibration samples or a smaller model, or raise QUANTMILL_JOB_MEMORY_BYTES."
@@ -54,6 +56,12 @@ def job_memory_bytes(settings: Settings) -> int:
 def inspection_slots(settings: Settings) -> int:
     """How many inspections run at a time beside the jobs: as many as are asked for, while each has a gibibyte."""
     return max(1, min(settings.inspection_slots, share_bytes(settings.worker_slots + 1) // _LEAST_INSPECTION_BYTES))
+
+
+def has_room_for_spares(settings: Settings) -> bool:
+    """True if each slot is to have a spare runner: nobody is against it, and what it holds is little of a job's share."""
+    share = share_bytes(max(settings.host_slots, settings.worker_slots))
+    return settings.spare_runners and min(share, job_memory_bytes(settings)) >= _SPARE_SHARE_BYTES
 
 
 def as_one_job(settings: Settings) -> Settings:
@@ -109,13 +117,14 @@ class MemoryWatch:
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
         self._groups = groups
+        self._cpu_before = {group: group_cpu_seconds(group) for group in groups()}
         self._cpu_seconds: dict[int, float] = {}
         self._kills_before = oom_kills()
 
     @property
     def cpu_seconds(self) -> float:
-        """CPU time of all that there have been, as far as they were seen."""
-        return sum(self._cpu_seconds.values())
+        """CPU time of all that there have been, as far as they were seen, since the watch was made."""
+        return sum(seconds - self._cpu_before.get(group, 0.0) for group, seconds in self._cpu_seconds.items())
 
     def look(self) -> bool:
         """Measure; True if they are beyond their share."""

@@ -8,10 +8,11 @@ import secrets
 import socket
 from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
+from itertools import zip_longest
 
 from service.contracts.command_errors import InvalidSettingsError
 from service.db import Database
-from service.jobs.queues import QUEUES, queue_of
+from service.jobs.queues import GPU_QUEUE, QUEUES, queue_of
 from service.schema import require_migrated
 from service.secrecy import forget_variables, hide_process
 from service.settings import Settings
@@ -19,14 +20,18 @@ from service.storage import FileStore
 from worker.confinement.controls import Found
 from worker.heartbeat import Heartbeat
 from worker.lease import DATABASE_AWAY
-from worker.memory import as_one_job, job_memory_bytes
+from worker.memory import as_one_job, has_room_for_spares, job_memory_bytes
 from worker.outcome import Outcome
 from worker.reconcile.scratch import collect_scratch
 from worker.rest import Rest
 from worker.slots import Slots, kept_slots, shares
+from worker.spares import Spares
 from worker.supervisor import Supervisor
 
 log = logging.getLogger(__name__)
+
+# Of a worker that only inspects: a model and its data come together, and of its slots the first are taken first.
+_INSPECTION_SPARES = 2
 
 
 class Node:
@@ -53,13 +58,17 @@ class Node:
         stopping: Callable[[], bool],
         name: str = "",
     ) -> None:
-        if set(queues()) == {queue_of("inspect_model")}:
+        first = set(queues())
+        inspects = first == {queue_of("inspect_model")}
+        if inspects:
             settings = as_one_job(settings)
         parts = shares(settings, devices)
         guard_secrets(settings)
         settings.make_folders()
         tell_controls(settings, parts[0].sandbox().controls())
-        log.info("worker.share slots=%d job_memory_bytes=%d", len(parts), job_memory_bytes(settings))
+        # Jobs that see GPUs could have none of them.
+        keep = not devices and first != {GPU_QUEUE} and has_room_for_spares(settings)
+        log.info("worker.share slots=%d job_memory_bytes=%d spares=%s", len(parts), job_memory_bytes(settings), keep)
         self.settings = settings
         self.id = f"{name or socket.gethostname()}:{os.getpid()}:{secrets.token_hex(3)}"[-255:]
         self.database = Database(settings.database_url)
@@ -70,6 +79,10 @@ class Node:
         # What a killed predecessor left on this host; no reconciler may have this disk.
         collect_scratch(settings, self.database)
         store = FileStore(settings.storage_dir)
+        most = 0 if not keep else _INSPECTION_SPARES if inspects else len(parts)
+        spares = [Spares(part.sandbox(), settings) for part in parts[:most]]
+        for kept in spares:
+            self._closing.callback(kept.close)
         self.slots = Slots(
             [
                 Supervisor(
@@ -77,11 +90,12 @@ class Node:
                     self.database,
                     store,
                     sandbox=part.sandbox(),
+                    spares=kept,
                     worker_id=self.id,
                     stopping=stopping,
                     rest=self._rest,
                 )
-                for part in parts
+                for part, kept in zip_longest(parts, spares)
             ]
         )
         self.short_slots = kept_slots(self.slots.count, settings.short_slots, devices)

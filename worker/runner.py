@@ -1,9 +1,10 @@
-"""The child process of one attempt: ``python -m worker.runner TASK.json``.
+"""The child process of one attempt: ``python -m worker.runner TASK.json``, or ``--spare THREADS`` before there is a task.
 
 Reads a RunnerTask, calls the engine, answers with RunnerLines on descriptor 3 and ends with one of the exit codes of
 ``service.contracts.runner``. It has no database, no broker and no network of its own. SIGTERM asks it to stop: it ends
 as canceled if the file ``CANCEL_FLAG`` stands beside the task file, else as interrupted. Without its supervisor, or
-without a lease, it does not go on: see ``worker.tether``.
+without a lease, it does not go on: see ``worker.tether``. A spare one loads the engine and waits, see
+``worker.assignment``.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal
 
@@ -60,6 +62,7 @@ from service.contracts.runner import (
     RunnerTask,
     TrialLine,
 )
+from worker.assignment import await_assignment
 from worker.faults import has_room, no_room, storage_fault
 from worker.launcher import LINE_FD
 from worker.memory import HINT
@@ -70,6 +73,15 @@ if TYPE_CHECKING:
     from worker.quantizer.run.interface import Run
 
 CANCEL_FLAG = "canceled"
+SPARE = "--spare"
+# What ``perform`` imports.
+_ENGINE = (
+    "worker.quantizer.command",
+    "worker.quantizer.evaluation.command",
+    "worker.quantizer.intake.made",
+    "worker.quantizer.data",
+    "worker.quantizer.inspection",
+)
 PROGRESS_PERIOD_SECONDS = 0.2
 # A stage that tells nothing has its last line sent again so often, with what is left of the whole.
 OVERALL_PERIOD_SECONDS = 2.0
@@ -387,8 +399,22 @@ def end_group() -> None:
     os._exit(EXIT_INTERRUPTED)  # a person started it in a group of theirs
 
 
+def wait_for_job(threads: int) -> str:
+    """Load what any task needs, and wait for one; its file.
+
+    Args:
+        threads: that it is going to use.
+    """
+    set_threads(threads)
+    for module in _ENGINE:
+        import_module(module)
+    return await_assignment(sys.stdin.fileno())
+
+
 def main(arguments: list[str]) -> int:
     """Entry of the process; see the module's head."""
+    if arguments[:1] == [SPARE]:
+        arguments = [wait_for_job(int(arguments[1]))]
     if len(arguments) != 1:
         print("usage: python -m worker.runner TASK.json", file=sys.stderr)  # noqa: T201 - not a user's command
         return 2

@@ -8,35 +8,25 @@ a cap).
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import queue
 import signal
 import subprocess
 import sys
-import threading
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
-
-from pydantic import ValidationError
+from typing import Any
 
 from service import failpoints
-from service.contracts.errors import EngineError
-from service.contracts.runner import LINE_ADAPTER, RunnerLine
 from worker import launcher
 from worker.confinement.controls import LANDLOCK, Found, Mode, find_controls, switched_off
-from worker.confinement.places import PACKAGE_ROOT, Places, import_root, rules_for
+from worker.confinement.places import PACKAGE_ROOT, Places, Rule, import_root, rules_before, rules_for
 from worker.quantizer.graph.sizes import VARIABLE as LARGE_VARIABLE
-from worker.tether import ended_line, lease_line
+from worker.runner_process import RunnerProcess, Started
 
 # -P: the scratch folder is the working directory and holds files that users named; nothing is imported from there.
 RUNNER_COMMAND = (sys.executable, "-P", "-m", "worker.runner")
-LINE_CAP_BYTES = 256 * 1024 * 1024
-STDERR_CAP_BYTES = 64 * 1024
 DEFAULT_FILE_BYTES = 64 * 1024**3
 DEFAULT_OPEN_FILES = 1024
 # Threads that a runner may have beside all that runs on the machine when it starts: the kernel counts those of the
@@ -65,7 +55,6 @@ _KEPT_VARIABLES = (
 GPU_VARIABLE = "CUDA_VISIBLE_DEVICES"
 NO_GPUS = {GPU_VARIABLE: ""}
 _LOADAVG = Path("/proc/loadavg")
-_QUEUED_LINES = 256
 
 
 @dataclass(frozen=True)
@@ -109,162 +98,21 @@ def _machine_threads() -> int:
     return int(_LOADAVG.read_text().split()[3].partition("/")[2])
 
 
-class RunnerProcess:
-    """A started runner. Lines are read in the background and handed out by ``next_line``."""
+@dataclass(frozen=True)
+class Terms:
+    """Under which a runner works.
 
-    def __init__(self, process: subprocess.Popen[bytes], lines: IO[bytes], tether: int) -> None:
-        self._process = process
-        self._tether: int | None = tether
-        self._lines: queue.Queue[RunnerLine | EngineError | None] = queue.Queue(_QUEUED_LINES)
-        self._ended = False
-        self._closing = threading.Event()
-        self._stderr = bytearray()
-        self._stderr_lock = threading.Lock()
-        self._threads = (
-            threading.Thread(target=self._read_lines, args=(lines,), name=f"lines-{process.pid}", daemon=True),
-            threading.Thread(target=self._read_stderr, name=f"stderr-{process.pid}", daemon=True),
-        )
-        try:
-            for thread in self._threads:
-                thread.start()
-        except RuntimeError:  # this process may have no more threads: nobody would hear the runner
-            self.close()
-            raise
+    Attributes:
+        command: what it is.
+        environment: the whole of it.
+        limits: see ``Limits.rlimits``.
+        rules: of Landlock; none where there is no Landlock.
+    """
 
-    @property
-    def pid(self) -> int:
-        """Process id, which is also the id of its group and session."""
-        return self._process.pid
-
-    @property
-    def returncode(self) -> int | None:
-        """Exit code, minus the signal's number if one ended it, None while it runs."""
-        return self._process.poll()
-
-    def next_line(self, timeout_seconds: float) -> RunnerLine | None:
-        """The next line, or None if none came in time or none will come.
-
-        Raises:
-            EngineError: the runner wrote something that is not a RunnerLine.
-        """
-        if self._ended:
-            # Nothing more to read: wait for the exit instead of spinning.
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(max(timeout_seconds, 0))
-            return None
-        try:
-            line = self._lines.get(timeout=max(timeout_seconds, 0))
-        except queue.Empty:
-            return None
-        if line is None:
-            self._ended = True
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(max(timeout_seconds, 0))
-        if isinstance(line, EngineError):
-            self._ended = True
-            raise line
-        return line
-
-    def remaining_lines(self, timeout_seconds: float = 5.0) -> Iterator[RunnerLine]:
-        """After the exit: every line that was not handed out yet."""
-        until = time.monotonic() + timeout_seconds
-        while not self._ended and time.monotonic() < until:
-            line = self.next_line(until - time.monotonic())
-            if line is not None:
-                yield line
-
-    def tell_lease(self, ends_at: float) -> None:
-        """Tell the runner until when it may go on, by ``worker.tether.boot_seconds``."""
-        self._tell(lease_line(ends_at))
-
-    def tell_ended(self, code: int) -> bool:
-        """Tell the runner how the process ended that it has asked for; False: it reads nothing now, so try again."""
-        return self._tell(ended_line(code))
-
-    def freeze(self) -> None:
-        """Stop the whole process group where it stands."""
-        self._signal(signal.SIGSTOP, group=True)
-
-    def thaw(self) -> None:
-        """Let the whole process group go on."""
-        self._signal(signal.SIGCONT, group=True)
-
-    def terminate(self) -> None:
-        """Ask the runner to stop."""
-        self._signal(signal.SIGTERM, group=False)
-
-    def kill(self) -> None:
-        """End the whole process group at once and wait for the runner's end."""
-        self._signal(signal.SIGKILL, group=True)
-        self._process.wait()
-
-    def close(self) -> None:
-        """Leave nothing behind: no process of the group, no thread, no descriptor. Safe to call twice."""
-        self._signal(signal.SIGKILL, group=True)
-        self._process.wait()
-        self._closing.set()
-        if self._tether is not None:
-            os.close(self._tether)
-            self._tether = None
-        for thread in self._threads:
-            if thread.ident is not None:
-                thread.join(timeout=5)
-
-    def stderr_tail(self, characters: int = 4000) -> str:
-        """The last part of what the runner wrote to standard error."""
-        self._threads[1].join(timeout=1)
-        with self._stderr_lock:
-            return self._stderr.decode(errors="replace")[-characters:]
-
-    def _tell(self, line: bytes) -> bool:
-        """False if a runner that does not read has the lines before this one still before it."""
-        if self._tether is not None:
-            try:
-                os.write(self._tether, line)
-            except BlockingIOError:
-                return False
-            except BrokenPipeError:  # one that has ended needs no line
-                return True
-        return True
-
-    def _signal(self, number: signal.Signals, *, group: bool) -> None:
-        # The group may outlive its leader; its id stays ours as long as the leader is not reaped or a member lives.
-        with contextlib.suppress(ProcessLookupError):
-            if group:
-                os.killpg(self._process.pid, number)
-            elif self._process.poll() is None:
-                self._process.send_signal(number)
-
-    def _put(self, item: RunnerLine | EngineError | None) -> None:
-        # A full queue holds the runner back; it must not hold this thread once nobody reads any more.
-        while not self._closing.is_set():
-            with contextlib.suppress(queue.Full):
-                self._lines.put(item, timeout=0.5)
-                return
-
-    def _read_lines(self, stream: IO[bytes]) -> None:
-        with stream:
-            while data := stream.readline(LINE_CAP_BYTES):
-                if self._closing.is_set():
-                    return
-                try:
-                    self._put(LINE_ADAPTER.validate_json(data))
-                except ValidationError as error:
-                    self._put(
-                        EngineError(
-                            f"The runner wrote a line that cannot be read: {error.errors(include_url=False)[:1]}"
-                        )
-                    )
-                    return
-        self._put(None)
-
-    def _read_stderr(self) -> None:
-        assert self._process.stderr is not None  # noqa: S101 - it is a pipe, see Sandbox.start
-        with self._process.stderr as stream:
-            while data := os.read(stream.fileno(), 8192):
-                with self._stderr_lock:
-                    self._stderr += data
-                    del self._stderr[:-STDERR_CAP_BYTES]
+    command: list[str]
+    environment: dict[str, str]
+    limits: dict[str, int]
+    rules: list[Rule]
 
 
 class Sandbox:
@@ -340,11 +188,48 @@ class Sandbox:
         Raises:
             OSError: no process or pipe could be made.
         """
-        found = self.controls()
+        terms = self.terms(task_file, scratch=scratch, limits=limits, places=places)
+        controls = self.controls().spec(terms.rules)
+        started = self.begin(terms, cwd=scratch, controls=controls, niceness=limits.niceness)
+        runner = started.runner()
+        if lease_ends_at is not None:
+            runner.tell_lease(lease_ends_at)
+        return runner
+
+    def terms(self, task_file: Path, *, scratch: Path, limits: Limits, places: Places | None) -> Terms:
+        """Under which a runner works on ``task_file``; arguments as of ``start``."""
         command = [*self._command, str(task_file)]
-        reached = self._places + (places or Places()) + Places(writable=tuple(failpoints.waiting_places()))
-        confined = found.has(LANDLOCK)
+        reached = self._reached(places or Places())
+        confined = self.controls().has(LANDLOCK)
+        environment = self.environment(scratch, confined=confined) | ({} if limits.gpus else NO_GPUS)
         rules = rules_for(command, scratch, reached, gpus=limits.gpus) if confined else []
+        return Terms(command, environment, limits.rlimits(), rules)
+
+    def terms_before(self, options: Sequence[str], *, scratch_root: Path, places: Places) -> Terms:
+        """Under which a runner waits for its task file, that of any job within these places; see ``rules_before``.
+
+        Args:
+            options: take the place of the task file.
+            scratch_root: the folder in which its own will be.
+            places: what else it may reach then.
+        """
+        command = [*self._command, *options]
+        confined = self.controls().has(LANDLOCK)
+        rules = rules_before(command, scratch_root, self._reached(places)) if confined else []
+        return Terms(command, self.environment(scratch_root) | NO_GPUS, {"RLIMIT_CORE": 0}, rules)
+
+    def begin(self, terms: Terms, *, cwd: Path, controls: Mapping[str, Any], niceness: int = 0) -> Started:
+        """Start a process under these terms.
+
+        Args:
+            terms: but for their rules, which are among the controls.
+            cwd: its working directory.
+            controls: as the launcher takes them.
+            niceness: how far it stands back.
+
+        Raises:
+            OSError: no process or pipe could be made.
+        """
         read_fd, write_fd = os.pipe()
         try:
             told_fd, tether_fd = os.pipe()
@@ -353,23 +238,21 @@ class Sandbox:
             os.close(write_fd)
             raise
         os.set_blocking(tether_fd, False)
-        if lease_ends_at is not None:
-            os.write(tether_fd, lease_line(lease_ends_at))
         spec: dict[str, Any] = {
             "parent": os.getpid(),
             "death_signal": signal.SIGKILL,
-            "limits": limits.rlimits(),
+            "limits": terms.limits,
             "line_fd": write_fd,
             "oom_score_adj": OOM_SCORE_ADJUSTMENT,
             "cores": self._cores,
-            "niceness": limits.niceness,
-            "controls": found.spec(rules),
+            "niceness": niceness,
+            "controls": controls,
         }
         try:
             process = subprocess.Popen(
-                [sys.executable, "-I", "-S", launcher.__file__, json.dumps(spec), *command],
-                cwd=scratch,
-                env=self.environment(scratch, confined=confined) | ({} if limits.gpus else NO_GPUS),
+                [sys.executable, "-I", "-S", launcher.__file__, json.dumps(spec), *terms.command],
+                cwd=cwd,
+                env=terms.environment,
                 stdin=told_fd,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
@@ -383,4 +266,7 @@ class Sandbox:
         finally:
             os.close(write_fd)
             os.close(told_fd)
-        return RunnerProcess(process, os.fdopen(read_fd, "rb"), tether_fd)
+        return Started(process, read_fd, tether_fd)
+
+    def _reached(self, places: Places) -> Places:
+        return self._places + places + Places(writable=tuple(failpoints.waiting_places()))

@@ -86,9 +86,11 @@ class Slots:
 
     def __init__(self, supervisors: Sequence[Supervisor]) -> None:
         self.count = len(supervisors)
-        self._free: queue.SimpleQueue[Supervisor] = queue.SimpleQueue()
-        for supervisor in supervisors:
-            self._free.put(supervisor)
+        self._supervisors = supervisors
+        # The first are taken first: they may have spare runners.
+        self._free: queue.PriorityQueue[int] = queue.PriorityQueue()
+        for number in range(self.count):
+            self._free.put(number)
 
     def free(self) -> int:
         """How many run nothing."""
@@ -101,8 +103,8 @@ class Slots:
     @contextmanager
     def taken(self) -> Iterator[Supervisor]:
         """One that is free, for the length of the block; waits for it."""
-        supervisor = self._free.get()
+        number = self._free.get()
         try:
-            yield supervisor
+            yield self._supervisors[number]
         finally:
-            self._free.put(supervisor)
+            self._free.put(number)

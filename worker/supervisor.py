@@ -51,6 +51,7 @@ from worker.repository import jobs_of_worker, tenant_if_released
 from worker.rest import Rest
 from worker.runner import resource_limit
 from worker.sandbox import MAPPINGS, Limits, Sandbox
+from worker.spares import Spares
 from worker.tether import boot_seconds
 
 log = logging.getLogger(__name__)
@@ -87,6 +88,7 @@ class Supervisor:
         database: where jobs are.
         store: where files are.
         sandbox: starts the runners.
+        spares: of the same sandbox, for the runners of jobs; None: each is started for its job.
         worker_id: name of this worker in the leases.
         timing: periods; default: from the settings.
         backoff_seconds: delay before the attempt after this one.
@@ -101,6 +103,7 @@ class Supervisor:
         store: FileStore,
         *,
         sandbox: Sandbox | None = None,
+        spares: Spares | None = None,
         worker_id: str | None = None,
         timing: Timing | None = None,
         backoff_seconds: Callable[[int], float] = transitions.backoff_seconds,
@@ -111,6 +114,7 @@ class Supervisor:
         self._database = database
         self._store = store
         self._sandbox = sandbox or Sandbox(mode=settings.sandbox)
+        self._spares = spares
         self._worker_id = worker_id or new_worker_id()
         self._timing = timing or Timing(lease=settings.lease_seconds, renew=settings.renew_seconds)
         self._stop = StopClock(stopping)
@@ -239,7 +243,7 @@ class Supervisor:
         budget = budget_of(job, scratch, self._settings, self._memory_bytes)
         guard.await_lease(self._timing.frozen)
         limits = self._limits(job, remaining, budget, scratch)
-        runner = self._sandbox.start(
+        runner = (self._spares or self._sandbox).start(
             task_file, scratch=scratch, limits=limits, lease_ends_at=lease.ends_at, places=places
         )
         with closing(Accompanied(runner, self._sandbox, scratch, limits)) as process:

@@ -1,7 +1,7 @@
 """A worker with a runner that was taken over: surroundings worth a theft, and what became of every try.
 
-Run as a script it is that worker: ``python -m tests.security.taken_over FOLDER [MODE]`` starts ``hostile.py`` in a
-sandbox of this mode, and prints its answers.
+Run as a script it is that worker: ``python -m tests.security.taken_over FOLDER MODE START`` starts ``hostile.py`` in a
+sandbox of this mode, afresh or as a spare runner, and prints its answers.
 """
 
 from __future__ import annotations
@@ -17,9 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from service.settings import Settings
 from tests.security.older_kernel import numbers
 from tests.support.patience import PATIENCE_SECONDS
+from tests.worker.workbench import WAITS, spare_pid
 from worker import sandbox
+from worker.spares import Spares
 
 HERE = Path(__file__).parent
 HOSTILE, OLDER_KERNEL = HERE / "hostile.py", HERE / "older_kernel.py"
@@ -34,11 +37,13 @@ class Surroundings:
     folder: Path
     bystander: subprocess.Popen[bytes]
 
-    def tries(self, *, mode: str = "auto", lacking: Sequence[str] = (), only: Sequence[str] = ()) -> dict[str, str]:
+    def tries(
+        self, *, mode: str = "auto", lacking: Sequence[str] = (), only: Sequence[str] = (), start: str = "fresh"
+    ) -> dict[str, str]:
         """What became of every try, by its name; ``lacking``: what the kernel does not have, see ``older_kernel``."""
         task_file = self.folder / "scratch" / "task.json"
         task_file.write_text(json.dumps({**json.loads(task_file.read_text()), "only": list(only)}))
-        worker = [sys.executable, "-m", __spec__.name, str(self.folder), mode]
+        worker = [sys.executable, "-m", __spec__.name, str(self.folder), mode, start]
         command = [sys.executable, str(OLDER_KERNEL), numbers(*lacking), *worker]
         environment = {"QUANTMILL_API_KEY": SECRET, "PYTHONPATH": str(HERE.parents[1])}
         done = subprocess.run(
@@ -111,12 +116,19 @@ def _server(family: int, kind: int, address: Any) -> Iterator[tuple[int, int, An
         yield family, kind, "@" + name[1:].decode() if isinstance(name, bytes) else name
 
 
-def main(folder: Path, mode: sandbox.Mode) -> None:
+def main(folder: Path, mode: sandbox.Mode, start: str) -> None:
     scratch = folder / "scratch"
     places = sandbox.Places(readable=(folder / "store" / "input",))
-    process = sandbox.Sandbox((sys.executable, "-P", str(HOSTILE)), mode=mode).start(
-        scratch / "task.json", scratch=scratch, limits=sandbox.Limits(memory_bytes=1 << 30), places=places
-    )
+    limits = sandbox.Limits(memory_bytes=1 << 30, gpus=False)
+    ours = sandbox.Sandbox((sys.executable, "-P", str(WAITS), str(HOSTILE)), mode=mode)
+    if start == "fresh":
+        process = ours.start(scratch / "task.json", scratch=scratch, limits=limits, places=places)
+    else:
+        # Before it has a job all of the folder is open to it, which is more than a spare runner has.
+        spares = Spares(ours, Settings(data_dir=folder, scratch_dir=folder), pause_seconds=0.0)
+        pid = spare_pid(spares)
+        process = spares.start(scratch / "task.json", scratch=scratch, limits=limits, places=places)
+        assert process.pid == pid
     said = [line.message for line in process.remaining_lines(PATIENCE_SECONDS) if line.line == "log"]
     process.close()
     assert process.returncode == 0, process.stderr_tail()
@@ -124,4 +136,4 @@ def main(folder: Path, mode: sandbox.Mode) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2])  # type: ignore[arg-type]
+    main(Path(sys.argv[1]), sys.argv[2], sys.argv[3])  # type: ignore[arg-type]

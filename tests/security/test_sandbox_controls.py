@@ -14,6 +14,7 @@ from worker.confinement.controls import CONTROLS, LANDLOCK, SECCOMP
 
 pytestmark = pytest.mark.slow  # starts processes
 
+START = pytest.mark.parametrize("start", ["fresh", "spare"])
 # What stands between a runner and the files of its user, and its traces, where there is no Landlock.
 FILES = ("read", "write", "list", "create in", "remove", "open", "touch", "rename across", "lower its oom score")
 
@@ -35,29 +36,32 @@ def assert_honest(answers: dict[str, str]) -> None:
     assert INPUT in told
 
 
+@START
 @pytest.mark.parametrize("lacking", [(), pytest.param(("unshare",), marks=pytest.mark.long)], ids=["all", "container"])
-def test_every_line_of_a_hostile_runner_fails(around: Surroundings, lacking: tuple[str, ...]) -> None:
+def test_every_line_of_a_hostile_runner_fails(around: Surroundings, lacking: tuple[str, ...], start: str) -> None:
     require_controls(*(control.name for control in CONTROLS if control.required or not lacking))
-    answers = around.tries(lacking=lacking)
+    answers = around.tries(lacking=lacking, start=start)
     assert_honest(answers)
     assert done(answers) == {}
     assert len(answers) > 120
     around.undisturbed()
 
 
-def test_without_landlock_only_files_of_the_user_are_open(around: Surroundings) -> None:
+@START
+def test_without_landlock_only_files_of_the_user_are_open(around: Surroundings, start: str) -> None:
     """Nothing is executed or started, nobody is reached or harmed; what the worker's user may read is open."""
     require_controls(SECCOMP.name)
-    answers = around.tries(lacking=["landlock"])
+    answers = around.tries(lacking=["landlock"], start=start)
     assert_honest(answers)
     through = [name for name in done(answers) if not name.startswith((*FILES, "write to", "make an input"))]
     assert through == []
     assert around.bystander.poll() is None
 
 
-def test_without_seccomp_files_and_secrets_are_closed(around: Surroundings) -> None:
+@START
+def test_without_seccomp_files_and_secrets_are_closed(around: Surroundings, start: str) -> None:
     require_controls(LANDLOCK.name)
-    answers = around.tries(lacking=["seccomp"])
+    answers = around.tries(lacking=["seccomp"], start=start)
     closed = ("read", "write", "list", "create in", "trace the parent", "kill the parent", "connect to TCP", "regain")
     assert not any(name.startswith(closed) for name in done(answers)), done(answers)
 

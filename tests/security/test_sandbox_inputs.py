@@ -8,7 +8,7 @@ import pytest
 
 from service.jobs import transitions
 from tests.security.conftest import require_controls
-from tests.worker.workbench import QUICK, RUNNER_HEAD, ReleasingSupervisor, Workbench
+from tests.worker.workbench import QUICK, RUNNER_HEAD, WAITS, ReleasingSupervisor, Workbench
 from worker.confinement.controls import LANDLOCK
 from worker.materials import Keeping, Materials
 from worker.sandbox import Sandbox
@@ -34,8 +34,13 @@ def test_no_input_is_a_hard_link_into_the_store(bench: Workbench, borrow: bool) 
 
 
 @pytest.mark.slow
-def test_a_runner_reads_its_input_in_the_store_and_nothing_else_there(bench: Workbench) -> None:
+@pytest.mark.parametrize("spare", [False, True])
+def test_a_runner_reads_its_input_in_the_store_and_nothing_else_there(
+    bench: Workbench, spare: bool, caplog: pytest.LogCaptureFixture
+) -> None:
     require_controls(LANDLOCK.name)
+    caplog.set_level("INFO")
+    bench.settings.cache_dir.mkdir()
     secret = bench.store.path(bench.put(b"of another tenant"))
     job_id = bench.submit(kind="inspect_dataset", model_id=None, dataset_id=bench.add_dataset(b"mine"))
     code = f"""
@@ -54,11 +59,15 @@ attempt("checkpoints", lambda: os.listdir({str(bench.settings.checkpoint_dir)!r}
 attempt("database", lambda: open({bench.settings.database_url.removeprefix("sqlite:///")!r}, "rb").read())
 say(line="dataset", summary={{}})
 """
-    bench.settings.cache_dir.mkdir()
     program = bench.folder / "program.py"
     program.write_text(RUNNER_HEAD + code)
-    sandbox = Sandbox((sys.executable, "-P", str(program)))
-    ReleasingSupervisor(bench.settings, bench.database, bench.store, sandbox=sandbox, timing=QUICK).run(job_id)
+    sandbox = Sandbox((sys.executable, "-P", str(WAITS), str(program)))
+    spares = bench.keep_spare(sandbox) if spare else None
+    supervisor = ReleasingSupervisor(
+        bench.settings, bench.database, bench.store, sandbox=sandbox, spares=spares, timing=QUICK
+    )
+    supervisor.run(job_id)
+    assert ("spare.taken" in caplog.text) is spare
     told = dict(event.data["message"].split(": ", 1) for event in bench.events(job_id, "log"))
     assert told == {"read": "b'mine'"} | dict.fromkeys(
         ("write", "list", "other", "cache", "checkpoints", "database"), "refused"

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,11 +17,14 @@ import pytest
 from service.contracts.errors import EngineError
 from service.contracts.runner import LogLine
 from tests.support.patience import PATIENCE_SECONDS
+from service.settings import Settings
 from tests.worker.running import ROOT
-from tests.worker.workbench import process_gone, wait_for
+from tests.worker.workbench import WAITS, process_gone, spare_pid, wait_for
 from worker import launcher
 from worker.confinement.controls import Mode
-from worker.sandbox import RESERVED_BYTES, Limits, RunnerProcess, Sandbox
+from worker.runner_process import RunnerProcess
+from worker.sandbox import RESERVED_BYTES, Limits, Sandbox
+from worker.spares import Spares
 
 # ``say(text)`` writes a log line to descriptor 3.
 HEAD = """
@@ -39,22 +43,34 @@ def gone(pid: int) -> bool:
     return wait_for(lambda: process_gone(pid), message=f"{pid} lives on")
 
 
-@pytest.fixture
-def run(tmp_path: Path) -> Iterator[Callable[..., RunnerProcess]]:
-    started = []
+@pytest.fixture(params=["fresh", "spare"])
+def run(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Callable[..., RunnerProcess]]:
+    started, kept = list[RunnerProcess](), list[Spares]()
+    settings = Settings(data_dir=tmp_path / "data", scratch_dir=tmp_path)
+    settings.make_folders()
 
     def runner(code: str, limits: Limits | None = None, mode: Mode = "auto", **variables: str) -> RunnerProcess:
         scratch, program = tmp_path / "scratch", tmp_path / "program.py"
         scratch.mkdir(exist_ok=True)
         program.write_text(HEAD + textwrap.dedent(code))
         (scratch / "task.json").write_text("{}")
-        sandbox = Sandbox((sys.executable, "-P", str(program)), variables=variables, mode=mode)
-        started.append(sandbox.start(scratch / "task.json", scratch=scratch, limits=limits or Limits()))
-        return started[-1]
+        sandbox = Sandbox((sys.executable, "-P", str(WAITS), str(program)), variables=variables, mode=mode)
+        limits = replace(limits or Limits(), gpus=False)
+        if request.param == "fresh":
+            process = sandbox.start(scratch / "task.json", scratch=scratch, limits=limits)
+        else:
+            kept.append(Spares(sandbox, settings, pause_seconds=0.0))
+            pid = spare_pid(kept[-1])
+            process = kept[-1].start(scratch / "task.json", scratch=scratch, limits=limits)
+            assert process.pid == pid
+        started.append(process)
+        return process
 
     yield runner
     for process in started:
         process.close()
+    for spares in kept:
+        spares.close()
 
 
 def test_lines_exit_code_and_stderr_come_through(run):
@@ -165,17 +181,30 @@ def test_many_lines_nobody_reads_do_not_block_close(run):
     assert gone(process.pid)
 
 
-def test_the_child_dies_with_its_parent(tmp_path):
+FRESH = "Sandbox(command).start(folder / 'task.json', scratch=folder, limits=Limits())"
+SPARE = "spare()"
+
+
+@pytest.mark.parametrize("start", [FRESH, SPARE], ids=["fresh", "spare"])
+def test_the_child_dies_with_its_parent(tmp_path, start):
     """The parent is killed without a chance to clean up; the child sleeps and watches nothing."""
     program, parent = tmp_path / "sleeper.py", tmp_path / "parent.py"
     program.write_text("import os, time\nos.write(3, b'x')\ntime.sleep(600)\n")
     parent.write_text(f"""
 import sys, time
 from pathlib import Path
+from service.settings import Settings
 from worker.sandbox import Limits, Sandbox
-process = Sandbox((sys.executable, {str(program)!r})).start(
-    Path({str(tmp_path / "task.json")!r}), scratch=Path({str(tmp_path)!r}), limits=Limits())
-print(process.pid, flush=True)
+from worker.spares import Spares
+command, folder = (sys.executable, {str(program)!r}), Path({str(tmp_path)!r})
+def spare():
+    settings = Settings(data_dir=folder)
+    settings.make_folders()
+    spares = Spares(Sandbox(command), settings, pause_seconds=0)
+    while spares._spare is None:
+        time.sleep(0.01)
+    return spares._spare.started.process
+print({start}.pid, flush=True)
 time.sleep(600)
 """)
     with subprocess.Popen(

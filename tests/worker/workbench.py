@@ -28,6 +28,7 @@ from worker.confinement.places import Places
 from worker.lease import Timing
 from worker.outcome import Outcome
 from worker.sandbox import Sandbox
+from worker.spares import Spares
 from worker.supervisor import Supervisor
 
 T = TypeVar("T")
@@ -89,6 +90,8 @@ with open(os.environ['BENCH'] + '/pid.tmp', 'w') as stream: stream.write(str(os.
 os.rename(stream.name, os.environ['BENCH'] + '/pid')
 """
 WAIT = "while not os.path.exists(os.environ['BENCH'] + '/go'): time.sleep(0.02)\n"
+# Runs the program that is named behind it, also as a spare runner.
+WAITS = Path(__file__).with_name("waits.py")
 # Works until the test lets it go.
 UNTIL_GO = WRITE_PID + WAIT + "succeed()\n"
 # Works until it is asked to stop.
@@ -125,6 +128,11 @@ def threads_refused(monkeypatch: Any, prefix: str) -> threading.Event:
 def process_state(pid: int) -> str:
     """The letter that the kernel shows: R and S while it runs, T while it is stopped, Z when it has ended."""
     return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+
+
+def spare_pid(spares: Spares) -> int:
+    """The runner that waits, once there is one."""
+    return wait_for(lambda: spares._spare, message="there is no spare").started.process.pid  # type: ignore[union-attr]
 
 
 @contextmanager
@@ -178,8 +186,11 @@ class Workbench:
             Path(path).write_bytes(_empty_database())
         self.database = Database(self.settings.database_url)
         self.store = FileStore(self.settings.storage_dir)
+        self.spares: list[Spares] = []
 
     def close(self) -> None:
+        for spares in self.spares:
+            spares.close()
         self.database.close()
 
     def put(self, data: bytes) -> str:
@@ -236,15 +247,22 @@ class Workbench:
         with self.database.write() as session:
             return transitions.submit(session, tenant_id=tenant, **values).id
 
-    def supervisor(self, code: str, *, timing: Timing = QUICK, mode: Mode = "auto", **options: Any) -> Supervisor:
-        """A supervisor whose runners run ``code``; they may write into the bench's folder."""
+    def supervisor(
+        self, code: str, *, timing: Timing = QUICK, mode: Mode = "auto", spare: bool = False, **options: Any
+    ) -> Supervisor:
+        """A supervisor whose runners run ``code``; they may write into the bench's folder.
+
+        With ``spare`` it has one that waits, the last of ``spares``.
+        """
         program = self.folder / f"runner-{len(list(self.folder.glob('runner-*')))}.py"
         program.write_text(RUNNER_HEAD + textwrap.dedent(code))
         options.setdefault("backoff_seconds", lambda attempt: 0.0)
         sandbox = Sandbox(
-            (sys.executable, "-P", str(program)), variables={"BENCH": str(self.folder)}, mode=mode,
-            places=Places(writable=(self.folder,)),
+            (sys.executable, "-P", *([str(WAITS)] if spare else ()), str(program)),
+            variables={"BENCH": str(self.folder)}, mode=mode, places=Places(writable=(self.folder,)),
         )  # fmt: skip
+        if spare:
+            options["spares"] = self.keep_spare(sandbox)
         return ReleasingSupervisor(self.settings, self.database, self.store, sandbox=sandbox, timing=timing, **options)
 
     def release(self, job_id: str, seconds_ago: float = 0.0) -> int:
@@ -253,6 +271,12 @@ class Workbench:
             released = update(Job).where(Job.id == job_id).values(dispatched_at=db_now() - seconds_ago)
             released = released.returning(Job.attempt)
             return session.scalars(released).one() + 1
+
+    def keep_spare(self, sandbox: Sandbox) -> Spares:
+        """One that waits, of a sandbox whose command is ``WAITS`` and a program."""
+        self.spares.append(Spares(sandbox, self.settings, pause_seconds=0.0))
+        spare_pid(self.spares[-1])
+        return self.spares[-1]
 
     def begin(
         self, code: str = UNTIL_GO, job_id: str | None = None, **options: Any

@@ -89,8 +89,13 @@ def _train(folder: Path) -> None:
 
 
 @contextmanager
-def serving(home: Path, log_file: Path) -> Iterator[str]:
+def serving(home: Path, log_file: Path, **variables: str) -> Iterator[str]:
     """The embedded service on a free port, whatever the environment says of other services; gives its URL.
+
+    Args:
+        home: its data directory.
+        log_file: takes what it prints.
+        variables: settings by the names of their variables.
 
     Raises:
         DemoError: it did not start.
@@ -99,7 +104,7 @@ def serving(home: Path, log_file: Path) -> Iterator[str]:
     with log_file.open("wb") as log:
         process = start_child(
             command_line("up", "--port", "0", "--data-dir", str(home)),
-            variables=unset,
+            variables=unset | variables,
             stdout=subprocess.PIPE,
             stderr=log.fileno(),
         )

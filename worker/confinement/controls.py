@@ -99,14 +99,25 @@ class Found:
                 missing=[control.name for control in missing],
             )
 
-    def spec(self, rules: list[tuple[str, int, bool]]) -> dict[str, Any]:
+    def spec(self, rules: list[tuple[str, int, bool]], *, narrows: bool = False) -> dict[str, Any]:
         """What the launcher takes, see ``worker.launcher``.
 
         Args:
             rules: of Landlock, see ``worker.confinement.places``.
+            narrows: the runner is going to put itself under ``narrowed`` rules.
         """
-        needs = _needs(rules, exec_once=self.has(EXEC))
+        needs = _needs(rules, exec_once=self.has(EXEC), narrows=narrows)
         return {name: value for name, value in needs.items() if name not in self.missing}
+
+    def narrowed(self, rules: list[tuple[str, int, bool]]) -> dict[str, Any]:
+        """What a runner applies itself that was started under ``spec(..., narrows=True)``, as the launcher does.
+
+        From then on it is held as one that was started under ``spec(rules)``, and can narrow nothing more.
+        """
+        both = {name: needs for name, needs in self.spec(rules).items() if name in (LANDLOCK.name, SECCOMP.name)}
+        if SECCOMP.name in both:
+            both[SECCOMP.name]["exec_once"] = False  # it has been let through, and its listener is gone
+        return both
 
 
 def switched_off() -> Found:
@@ -132,11 +143,13 @@ def find_controls() -> Found:
     return Found({**_probed(_needs([], exec_once=False)), EXEC.name: why})
 
 
-def _needs(rules: list[tuple[str, int, bool]], *, exec_once: bool | None) -> dict[str, Any]:
+def _needs(
+    rules: list[tuple[str, int, bool]], *, exec_once: bool | None, narrows: bool = False
+) -> dict[str, Any]:
     needs: dict[str, Any] = dict.fromkeys((NAMESPACES.name, CAPABILITIES.name, NO_NEW_PRIVILEGES.name))
     needs[LANDLOCK.name] = rules
     if exec_once is not None and os.uname().machine in launcher.SECCOMP_NUMBERS:
-        found = filter_for(exec_once=exec_once)
+        found = filter_for(exec_once=exec_once, narrows=narrows)
         program = base64.b64encode(found.program).decode()
         needs[SECCOMP.name] = {"program": program, "pid_at": found.pid_at, "exec_once": exec_once}
     return needs

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from worker.launcher import EXECUTE, IOCTL_DEV, READ, READ_FILE, TRUNCATE, WRITE, WRITE_FILE
+from worker.launcher import EXECUTE, IOCTL_DEV, READ, READ_DIR, READ_FILE, TRUNCATE, WRITE, WRITE_FILE
 
 # Path, rights, and whether it has to be there.
 Rule = tuple[str, int, bool]
@@ -82,6 +82,22 @@ def rules_for(command: Sequence[str], scratch: Path, places: Places, *, gpus: bo
         *((str(path), READ, True) for path in places.readable),
         *((str(path), WRITE, True) for path in (scratch, *places.writable)),
     ]
+
+
+def rules_before(command: Sequence[str], scratch_root: Path, places: Places) -> list[Rule]:
+    """The rules for a runner that has no job yet; whatever one may need is among them, for they can only be narrowed.
+
+    Rules hold on to inodes, and the kernel makes those below /proc anew while such a runner waits: here they name
+    folders that stay.
+
+    Args:
+        command: as for ``rules_for``.
+        scratch_root: the folder in which the job's own will be.
+        places: folders in which all lies that a job may have to reach.
+    """
+    own = () if _is_installed() else ((str(PACKAGE_ROOT), READ_DIR, False),)
+    proc = (("/proc", READ, False), ("/proc/self", READ | WRITE_FILE | TRUNCATE, False))
+    return [*rules_for(command, scratch_root, places, gpus=False), *proc, *own]
 
 
 def import_root(scratch: Path) -> Path:

@@ -79,12 +79,13 @@ class _Assembler:
 
 
 @cache
-def filter_for(machine: str | None = None, *, exec_once: bool = True) -> Filter:
+def filter_for(machine: str | None = None, *, exec_once: bool = True, narrows: bool = False) -> Filter:
     """The filter of a runner.
 
     Args:
         machine: as ``os.uname().machine`` says; None: this one.
         exec_once: ``execve`` is left to the listener; False: it is allowed, for kernels without listeners.
+        narrows: the runner may still load rules of Landlock, and another filter, over those that it has.
 
     Raises:
         KeyError: nothing is known of this machine.
@@ -95,7 +96,8 @@ def filter_for(machine: str | None = None, *, exec_once: bool = True) -> Filter:
     program.add(_EQUAL, _ARCHITECTURES[machine], 1, 0)
     program.end(_KILL)
     program.add(_LOAD, _NUMBER_AT)
-    for low, high in _runs(syscalls.allowed(machine)):
+    allowed = syscalls.allowed(machine) + (syscalls.narrowing(machine) if narrows else [])
+    for low, high in _runs(sorted(allowed)):
         if low == high:
             program.add(_EQUAL, low, 0, 1)
         elif low == 0:

@@ -54,6 +54,8 @@ _ALLOWED = (
     epoll_wait:232:- epoll_pwait:281:22 epoll_pwait2:441:441 eventfd:284:- eventfd2:290:19
     """,
 )
+# Of a runner that has yet to confine itself further.
+_NARROWING = "landlock_create_ruleset:444:444 landlock_add_rule:445:445 landlock_restrict_self:446:446 seccomp:317:277"
 # Allowed with some arguments, see ``worker.confinement.seccomp``.
 _JUDGED = """
     clone:56:220 clone3:435:435 execve:59:221 execveat:322:281 kill:62:129 tgkill:234:131 prlimit64:302:261
@@ -87,6 +89,18 @@ def named(machine: str) -> dict[str, int]:
         KeyError: nothing is known of this machine.
     """
     return _numbers(" ".join(_ALLOWED), _COLUMNS[machine])
+
+
+def narrowing(machine: str) -> list[int]:
+    """Numbers of the calls by which a process confines itself further.
+
+    Args:
+        machine: as ``os.uname().machine`` says.
+
+    Raises:
+        KeyError: nothing is known of this machine.
+    """
+    return list(_numbers(_NARROWING, _COLUMNS[machine]).values())
 
 
 def judged(machine: str) -> dict[str, int]:

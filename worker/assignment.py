@@ -1,0 +1,120 @@
+"""How a runner that waits comes to its job: one line over standard input, before those of ``worker.tether``.
+
+The line says what ``worker.launcher`` is told of a runner whose job is known: limits, controls, environment, folder. The
+runner puts itself under all that before it reads anything else, and says so on descriptor 3. From then on it is the
+runner of this job and of no other. One that cannot do so ends; its supervisor starts another then, under the launcher.
+
+Landlock and seccomp hold the thread that asks for them: a process that has more than one is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from worker import launcher
+
+BEGUN = b"begun\n"
+_READ_BYTES = 65536
+_THREADS = Path("/proc/self/task")
+# Path of a file, and what changes when it is written or replaced.
+_Stamp = tuple[str, int, int, int]
+
+
+class UnfitError(Exception):
+    """The runner cannot do a job any more, or not as one should that was started for it."""
+
+
+def assignment_line(
+    task_file: str,
+    *,
+    scratch: Path,
+    environment: Mapping[str, str],
+    limits: Mapping[str, int],
+    controls: Mapping[str, Any],
+) -> bytes:
+    """What the supervisor writes.
+
+    Args:
+        task_file: what the runner is to do.
+        scratch: its working directory from then on.
+        environment: variables, in addition to those that it has, and in their place.
+        limits: as ``launcher.set_limits`` takes them.
+        controls: as ``launcher.confine`` takes them.
+    """
+    told = {
+        "task_file": task_file,
+        "scratch": str(scratch),
+        "environment": dict(environment),
+        "limits": dict(limits),
+        "controls": dict(controls),
+    }
+    return json.dumps(told).encode() + b"\n"
+
+
+def await_assignment(descriptor: int = 0) -> str:
+    """Wait for a job, and be held as it says; gives its task file. Ends the process where the supervisor ends first.
+
+    Args:
+        descriptor: where the supervisor writes.
+
+    Raises:
+        UnfitError: what was loaded has been replaced meanwhile, or there is more than one thread.
+        OSError: a limit or a control cannot be had.
+    """
+    loaded = set(_loaded_files())
+    line = _read_line(descriptor)
+    if not line:
+        os._exit(0)
+    if loaded != set(_stamps(path for path, *_ in loaded)):
+        raise UnfitError("its program was replaced")
+    if (threads := len(list(_THREADS.iterdir()))) > 1:
+        raise UnfitError(f"it has {threads} threads, of which it could confine one")
+    return _be_held(json.loads(line))
+
+
+def _be_held(told: dict[str, Any]) -> str:
+    launcher.set_limits(told["limits"])
+    before, environment = os.environ.get("PYTHONPATH"), told["environment"]
+    os.environ.update(environment)
+    sys.path[:] = [environment["PYTHONPATH"] if entry == before else entry for entry in sys.path]
+    os.chdir(told["scratch"])
+    launcher.confine(told["controls"])
+    os.write(launcher.LINE_FD, BEGUN)
+    task_file: str = told["task_file"]
+    return task_file
+
+
+def _read_line(descriptor: int) -> bytes:
+    """The first line, without its end; nothing where the input ends before it does.
+
+    The supervisor writes nothing more before it is answered.
+    """
+    data = b""
+    while not data.endswith(b"\n"):
+        more = os.read(descriptor, _READ_BYTES)
+        if not more:
+            return b""
+        data += more
+    return data
+
+
+def _loaded_files() -> Iterator[_Stamp]:
+    """The files of all modules of this process."""
+    # not by getattr: it would load modules that wait to be used, see worker.quantizer.later
+    files = (vars(module).get("__file__") for module in list(sys.modules.values()) if hasattr(module, "__dict__"))
+    return _stamps({file for file in files if file})
+
+
+def _stamps(paths: Iterable[str]) -> Iterator[_Stamp]:
+    """Those of the files that are there."""
+    for path in paths:
+        try:
+            found = os.stat(path)  # noqa: PTH116 - of some thousand files
+        except OSError:
+            continue
+        yield path, found.st_mtime_ns, found.st_size, found.st_ino

@@ -1,0 +1,228 @@
+"""A spare runner for each slot: it has started and loaded the engine before its job is known.
+
+To start a process and to load the engine takes a second, a hundred times what all else takes before a small job makes
+progress. A spare has done both. It is started under all controls, with rules of Landlock that let it reach the folders
+in which the inputs of any job lie, and has read nothing of anybody's. With its job it gets the limits, the rules and
+the filter of calls that any runner has, see ``worker.assignment``; it does that job alone.
+
+The next one is started a little after a job was: a slot that takes job after job has one for each, which costs no more
+CPU time than starting them for their jobs does, and is spent on a core that small jobs leave idle. Not at once, for
+then it would stand in the way of the job's own beginning.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from service.settings import Settings
+from worker import launcher
+from worker.assignment import BEGUN, UnfitError, assignment_line
+from worker.confinement.places import Places
+from worker.runner import SPARE
+from worker.runner_process import RunnerProcess, Started
+from worker.sandbox import Limits, Sandbox
+
+log = logging.getLogger(__name__)
+
+# Between the start of a job and that of the next spare.
+PAUSE_SECONDS = 1.0
+# Time for a spare to answer once it has a job; one that was started just now may still be loading the engine.
+ANSWER_SECONDS = 10.0
+# Variables that are those of a job.
+_OF_A_JOB = ("HOME", "TMPDIR", "PYTHONPATH")
+
+
+@dataclass(frozen=True)
+class _Surroundings:
+    """What a spare was started with and a job must not find otherwise.
+
+    Attributes:
+        environment: but for what is of a job.
+        folders: device and inode of each folder that its rules hold on to; None: it was not there.
+    """
+
+    environment: Mapping[str, str]
+    folders: Mapping[Path, tuple[int, int] | None]
+
+
+@dataclass(frozen=True)
+class _Spare:
+    started: Started
+    surroundings: _Surroundings
+
+
+class Spares:
+    """Starts the runners of one slot: of a spare, where there is one that will do.
+
+    The kernel ends a runner with the thread that has started it: it is one of its own here, which lives until ``close``.
+
+    Args:
+        sandbox: of the slot; without GPUs of its own.
+        settings: name the folders that jobs use, and the threads of a job.
+        pause_seconds: between the start of a job, or this one's, and that of a spare.
+    """
+
+    def __init__(self, sandbox: Sandbox, settings: Settings, *, pause_seconds: float = PAUSE_SECONDS) -> None:
+        self._sandbox = sandbox
+        self._threads = settings.threads
+        self._scratch_root = settings.scratch_dir
+        self._places = Places((settings.storage_dir,), (settings.checkpoint_dir, settings.cache_dir))
+        self._pause = pause_seconds
+        self._spare: _Spare | None = None
+        self._lock = threading.Lock()
+        self._wake = threading.Event()
+        self._due_at: float | None = time.monotonic() + pause_seconds
+        self._closed = False
+        self._thread = threading.Thread(target=self._keep, name="spares", daemon=True)
+        self._thread.start()
+
+    def start(
+        self,
+        task_file: Path,
+        *,
+        scratch: Path,
+        limits: Limits,
+        lease_ends_at: float | None = None,
+        places: Places | None = None,
+    ) -> RunnerProcess:
+        """As ``Sandbox.start``, sooner."""
+        runner = None if limits.gpus else self.take(task_file, scratch=scratch, limits=limits, places=places)
+        if runner is None:
+            return self._sandbox.start(
+                task_file, scratch=scratch, limits=limits, lease_ends_at=lease_ends_at, places=places
+            )
+        if lease_ends_at is not None:
+            runner.tell_lease(lease_ends_at)
+        return runner
+
+    def take(self, task_file: Path, *, scratch: Path, limits: Limits, places: Places | None) -> RunnerProcess | None:
+        """The spare as a runner on ``task_file``, arguments as of ``start``; None if there is none that will do."""
+        with self._lock:
+            spare, self._spare = self._spare, None
+            self._due_at = time.monotonic() + self._pause
+        self._wake.set()
+        if spare is None:
+            return None
+        begun, process = time.monotonic(), spare.started.process
+        try:
+            self._check(spare, scratch, places or Places())
+            if limits.niceness:
+                launcher.stand_back(limits.niceness, process.pid)
+            self._assign(spare.started, task_file, scratch=scratch, limits=limits, places=places)
+        except (UnfitError, OSError) as error:
+            log.warning("spare.discarded pid=%d: %s", process.pid, _discard(spare, error))
+            return None
+        log.info("spare.taken pid=%d seconds=%.3f", process.pid, time.monotonic() - begun)
+        return spare.started.runner()
+
+    def close(self) -> None:
+        """Leave no process and no thread behind; no runner that was started here may run any more."""
+        with self._lock:
+            self._closed = True
+        self._wake.set()
+        self._thread.join()
+        if self._spare is not None:
+            _discard(self._spare)
+            self._spare = None
+
+    def _check(self, spare: _Spare, scratch: Path, places: Places) -> None:
+        """Raise UnfitError if the job would find something else than one that a runner is started for."""
+        code = spare.started.process.poll()
+        if code is not None:
+            raise UnfitError(f"it ended with exit code {code}")
+        if spare.surroundings != self._surroundings():
+            raise UnfitError("folders or variables are not those that it was started with")
+        roots = spare.surroundings.folders
+        for path in (scratch, *places.readable, *places.writable):
+            if not any(roots[root] is not None and path.is_relative_to(root) for root in roots):
+                raise UnfitError(f"{path} is in no folder that it may reach")
+
+    def _assign(
+        self, started: Started, task_file: Path, *, scratch: Path, limits: Limits, places: Places | None
+    ) -> None:
+        terms = self._sandbox.terms(task_file, scratch=scratch, limits=limits, places=places)
+        line = assignment_line(
+            str(task_file),
+            scratch=scratch,
+            environment=terms.environment,
+            limits=terms.limits,
+            controls=self._sandbox.controls().narrowed(terms.rules),
+        )
+        if os.write(started.tether, line) < len(line):
+            raise UnfitError("what it is to do is too long for its channel")
+        if not _hears(started.lines, BEGUN, time.monotonic() + ANSWER_SECONDS):
+            raise UnfitError("it did not begin")
+
+    def _surroundings(self) -> _Surroundings:
+        environment = self._sandbox.environment(self._scratch_root)
+        kept = {name: value for name, value in environment.items() if name not in _OF_A_JOB}
+        folders = (self._scratch_root, *self._places.readable, *self._places.writable)
+        return _Surroundings(kept, {folder: _identity(folder) for folder in folders})
+
+    def _keep(self) -> None:
+        """The thread."""
+        while True:
+            with self._lock:
+                if self._closed:
+                    return
+                wait = None if self._due_at is None else self._due_at - time.monotonic()
+            if wait is None or wait > 0:
+                self._wake.wait(wait)
+                self._wake.clear()
+                continue
+            try:
+                self._put(self._begin())
+            except Exception as error:  # noqa: BLE001 - the thread may not end: the kernel would end a runner with it
+                log.warning("spare.not_started: %s: %s", type(error).__name__, error)
+                self._put(None)  # after the next job
+
+    def _begin(self) -> _Spare:
+        surroundings = self._surroundings()
+        there = [folder for folder, identity in surroundings.folders.items() if identity is not None]
+        places = Places(
+            tuple(path for path in self._places.readable if path in there),
+            tuple(path for path in self._places.writable if path in there),
+        )
+        terms = self._sandbox.terms_before([SPARE, str(self._threads)], scratch_root=self._scratch_root, places=places)
+        controls = self._sandbox.controls().spec(terms.rules, narrows=True)
+        started = self._sandbox.begin(terms, cwd=self._scratch_root, controls=controls)
+        return _Spare(started, surroundings)
+
+    def _put(self, spare: _Spare | None) -> None:
+        with self._lock:
+            self._spare, self._due_at = spare, None
+
+
+def _discard(spare: _Spare, reason: object = "") -> str:
+    """End it; why, with the last that it has said."""
+    runner = spare.started.runner()
+    runner.close()
+    said = runner.stderr_tail(400).strip().rpartition("\n")[2]
+    return f"{reason}; {said}" if said else str(reason)
+
+
+def _identity(folder: Path) -> tuple[int, int] | None:
+    try:
+        found = folder.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _hears(descriptor: int, word: bytes, until: float) -> bool:
+    """True if the word comes before that time; not a byte behind it is read."""
+    poll, heard = select.poll(), b""
+    poll.register(descriptor, select.POLLIN)
+    while len(heard) < len(word) and poll.poll(max(0.0, until - time.monotonic()) * 1000):
+        data = os.read(descriptor, len(word) - len(heard))
+        if not data:
+            return False
+        heard += data
+    return heard == word
