@@ -75,16 +75,17 @@ def seconds_of_each(client: Client, inputs: dict[str, str], jobs: int) -> float:
 def spares(home: Path) -> Iterator[Path]:
     """Folders below /proc of the spare runners of a service."""
     for folder in Path("/proc").iterdir():
-        if folder.name.isdigit() and b"--spare" in (folder / "cmdline").read_bytes():
-            if (folder / "cwd").readlink() == home / "scratch":
-                yield folder
+        is_spare = folder.name.isdigit() and b"--spare" in (folder / "cmdline").read_bytes()
+        if is_spare and (folder / "cwd").readlink() == home / "scratch":
+            yield folder
 
 
 def mebibytes(process: Path) -> str:
     """What a process holds alone, and with its part of what it shares."""
     lines = (process / "smaps_rollup").read_text().splitlines()[1:]
     held = {name.rstrip(":"): int(size) / 1024 for name, size, *_ in map(str.split, lines)}
-    return f"{held['Private_Clean'] + held['Private_Dirty']:.0f} MiB, with its part of shared pages {held['Pss']:.0f} MiB"
+    alone = held["Private_Clean"] + held["Private_Dirty"]
+    return f"{alone:.0f} MiB, with its part of shared pages {held['Pss']:.0f} MiB"
 
 
 def measure(folder: Path, jobs: int, gap_seconds: float, **variables: str) -> None:

@@ -1,7 +1,7 @@
 """How a runner that waits comes to its job: one line over standard input, before those of ``worker.tether``.
 
-The line says what ``worker.launcher`` is told of a runner whose job is known: limits, controls, environment, folder. The
-runner puts itself under all that before it reads anything else, and says so on descriptor 3. From then on it is the
+The line says what ``worker.launcher`` is told of a runner whose job is known: limits, controls, environment, folder.
+The runner puts itself under all that before it reads anything else, and says so on descriptor 3. From then on it is the
 runner of this job and of no other. One that cannot do so ends; its supervisor starts another then, under the launcher.
 
 Landlock and seccomp hold the thread that asks for them: a process that has more than one is refused.

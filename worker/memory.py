@@ -59,7 +59,7 @@ def inspection_slots(settings: Settings) -> int:
 
 
 def has_room_for_spares(settings: Settings) -> bool:
-    """True if each slot is to have a spare runner: nobody is against it, and what it holds is little of a job's share."""
+    """True if each slot is to have a spare runner: nobody is against it, and a job's share is many times as large."""
     share = share_bytes(max(settings.host_slots, settings.worker_slots))
     return settings.spare_runners and min(share, job_memory_bytes(settings)) >= _SPARE_SHARE_BYTES
 

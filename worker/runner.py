@@ -1,4 +1,4 @@
-"""The child process of one attempt: ``python -m worker.runner TASK.json``, or ``--spare THREADS`` before there is a task.
+"""The child process of one attempt: ``python -m worker.runner TASK.json``; ``--spare THREADS`` while there is no task.
 
 Reads a RunnerTask, calls the engine, answers with RunnerLines on descriptor 3 and ends with one of the exit codes of
 ``service.contracts.runner``. It has no database, no broker and no network of its own. SIGTERM asks it to stop: it ends

@@ -164,6 +164,7 @@ class Sandbox:
             "PYTHONHASHSEED": "0",
             # On a machine with many cores the allocator would reserve more address space than the limit leaves.
             "MALLOC_ARENA_MAX": "8",
+            "ORT_DISABLE_TELEMETRY": "1",  # see worker.quantizer
         }
         return environment | self._variables
 
@@ -216,7 +217,7 @@ class Sandbox:
         command = [*self._command, *options]
         confined = self.controls().has(LANDLOCK)
         rules = rules_before(command, scratch_root, self._reached(places)) if confined else []
-        return Terms(command, self.environment(scratch_root) | NO_GPUS, {"RLIMIT_CORE": 0}, rules)
+        return Terms(command, self.environment(scratch_root), {"RLIMIT_CORE": 0}, rules)
 
     def begin(self, terms: Terms, *, cwd: Path, controls: Mapping[str, Any], niceness: int = 0) -> Started:
         """Start a process under these terms.

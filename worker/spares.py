@@ -24,7 +24,7 @@ from pathlib import Path
 from service.settings import Settings
 from worker import launcher
 from worker.assignment import BEGUN, UnfitError, assignment_line
-from worker.confinement.places import Places
+from worker.confinement.places import Places, has_gpus
 from worker.runner import SPARE
 from worker.runner_process import RunnerProcess, Started
 from worker.sandbox import Limits, Sandbox
@@ -61,7 +61,7 @@ class _Spare:
 class Spares:
     """Starts the runners of one slot: of a spare, where there is one that will do.
 
-    The kernel ends a runner with the thread that has started it: it is one of its own here, which lives until ``close``.
+    The kernel ends a runner with the thread that has started it: it is this one's own, and lives until ``close``.
 
     Args:
         sandbox: of the slot; without GPUs of its own.
@@ -93,7 +93,9 @@ class Spares:
         places: Places | None = None,
     ) -> RunnerProcess:
         """As ``Sandbox.start``, sooner."""
-        runner = None if limits.gpus else self.take(task_file, scratch=scratch, limits=limits, places=places)
+        runner = None
+        if not (limits.gpus and has_gpus()):  # nothing may touch their driver before the job is known
+            runner = self.take(task_file, scratch=scratch, limits=limits, places=places)
         if runner is None:
             return self._sandbox.start(
                 task_file, scratch=scratch, limits=limits, lease_ends_at=lease_ends_at, places=places

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow  # starts processes
 
 NOBODY = 65534
 # A worker in small, which any interpreter can run: it keeps the controls that a plain user has, and starts a runner.
-SMALL_WORKER = """
+SMALL_WORKER = r"""
 import json, os, subprocess, sys
 launcher, scratch, spec, assigned, *command = sys.argv[1:]
 controls = json.loads(spec)
@@ -84,9 +84,10 @@ def answers(around: Surroundings, python: str, *, without: tuple[str, ...] = (),
         )  # fmt: skip
     kept = {name: needs for name, needs in spec.items() if name not in without}
     worker = [python, "-I", str(programs / "small_worker.py"), str(programs / "worker" / "launcher.py"), str(scratch)]
+    worker += [json.dumps(kept), assigned.decode(), *command, "--spare" if spare else str(task_file)]
     done = subprocess.run(
-        [*worker, json.dumps(kept), assigned.decode(), *command, "--spare" if spare else str(task_file)], env={"QUANTMILL_API_KEY": SECRET}, user=NOBODY,
-        group=NOBODY, extra_groups=[], capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False, cwd="/",
+        worker, env={"QUANTMILL_API_KEY": SECRET}, user=NOBODY, group=NOBODY, extra_groups=[], capture_output=True,
+        text=True, timeout=PATIENCE_SECONDS, check=False, cwd="/",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     told: dict[str, Any] = json.loads(done.stdout)

@@ -16,8 +16,8 @@ import pytest
 
 from service.contracts.errors import EngineError
 from service.contracts.runner import LogLine
-from tests.support.patience import PATIENCE_SECONDS
 from service.settings import Settings
+from tests.support.patience import PATIENCE_SECONDS
 from tests.worker.running import ROOT
 from tests.worker.workbench import WAITS, process_gone, spare_pid, wait_for
 from worker import launcher

@@ -14,7 +14,6 @@ import pytest
 
 from service.contracts.report import Report
 from tests.support.tiny import Tiny
-from tests.worker.running import ROOT
 from tests.worker.workbench import (
     UNTIL_GO,
     WAITS,
@@ -22,7 +21,6 @@ from tests.worker.workbench import (
     finish,
     process_gone,
     process_state,
-    run_in_thread,
     runner_pid,
     spare_pid,
     wait_for,
@@ -155,11 +153,12 @@ def test_what_lies_elsewhere_is_for_a_runner_started_for_it(bench, said):
     assert "/etc/passwd is in no folder that it may reach" in said()
 
 
-def test_a_job_with_gpus_leaves_it_alone(bench):
+def test_a_job_with_gpus_leaves_it_alone(bench, monkeypatch):
     bench.supervisor(LOOKS, spare=True)
     pid, scratch = waiting(bench), bench.settings.scratch_dir / "scratch"
     scratch.mkdir()
     (scratch / "task.json").write_text("{}")
+    monkeypatch.setattr(module, "has_gpus", lambda: True)
     runner = bench.spares[0].start(scratch / "task.json", scratch=scratch, limits=Limits(gpus=True))
     assert runner.pid != pid
     assert waiting(bench) == pid
@@ -210,10 +209,10 @@ class Refused:
 def test_nothing_is_left_of_one_that_was_never_taken(bench):
     bench.supervisor(LOOKS, spare=True)
     pid, spares = waiting(bench), bench.spares.pop()
-    before = len(os.listdir("/proc/self/fd"))
+    before = len(list(Path("/proc/self/fd").iterdir()))
     spares.close()
     assert process_gone(pid)
-    assert len(os.listdir("/proc/self/fd")) == before - 3
+    assert len(list(Path("/proc/self/fd").iterdir())) == before - 3
     assert "spares" not in [thread.name for thread in threading.enumerate()]
 
 

@@ -143,9 +143,7 @@ def find_controls() -> Found:
     return Found({**_probed(_needs([], exec_once=False)), EXEC.name: why})
 
 
-def _needs(
-    rules: list[tuple[str, int, bool]], *, exec_once: bool | None, narrows: bool = False
-) -> dict[str, Any]:
+def _needs(rules: list[tuple[str, int, bool]], *, exec_once: bool | None, narrows: bool = False) -> dict[str, Any]:
     needs: dict[str, Any] = dict.fromkeys((NAMESPACES.name, CAPABILITIES.name, NO_NEW_PRIVILEGES.name))
     needs[LANDLOCK.name] = rules
     if exec_once is not None and os.uname().machine in launcher.SECCOMP_NUMBERS:

@@ -100,6 +100,11 @@ def rules_before(command: Sequence[str], scratch_root: Path, places: Places) -> 
     return [*rules_for(command, scratch_root, places, gpus=False), *proc, *own]
 
 
+def has_gpus() -> bool:
+    """True if this machine has some that a runner could be let to."""
+    return next(_gpus(), None) is not None
+
+
 def import_root(scratch: Path) -> Path:
     """The folder from which a runner imports our packages.
 
