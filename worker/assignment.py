@@ -18,7 +18,9 @@ from typing import Any
 
 from worker import launcher
 
-BEGUN = b"begun\n"
+# What it says on descriptor 3, as the only words there that are no lines of the runner's protocol: it has loaded all
+# that it needs; it is held as its job's runner must be.
+READY, BEGUN = b"ready\n", b"begun\n"
 _READ_BYTES = 65536
 _THREADS = Path("/proc/self/task")
 # Path of a file, and what changes when it is written or replaced.
@@ -67,6 +69,7 @@ def await_assignment(descriptor: int = 0) -> str:
         OSError: a limit or a control cannot be had.
     """
     loaded = set(_loaded_files())
+    os.write(launcher.LINE_FD, READY)
     line = _read_line(descriptor)
     if not line:
         os._exit(0)

@@ -5,9 +5,9 @@ progress. A spare has done both. It is started under all controls, with rules of
 in which the inputs of any job lie, and has read nothing of anybody's. With its job it gets the limits, the rules and
 the filter of calls that any runner has, see ``worker.assignment``; it does that job alone.
 
-The next one is started a little after a job was: a slot that takes job after job has one for each, which costs no more
-CPU time than starting them for their jobs does, and is spent on a core that small jobs leave idle. Not at once, for
-then it would stand in the way of the job's own beginning.
+The next one is started as soon as a job has begun: each job costs one start either way, and so that of the next one is
+done while this one runs, on cores that small jobs leave idle. After the job's end it would come too late where jobs wait:
+the next one would start a runner of its own beside it, and both would take longer.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ import select
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from service.settings import Settings
 from worker import launcher
-from worker.assignment import BEGUN, UnfitError, assignment_line
+from worker.assignment import BEGUN, READY, UnfitError, assignment_line
 from worker.confinement.places import Places, has_gpus
 from worker.runner import SPARE
 from worker.runner_process import RunnerProcess, Started
@@ -31,10 +32,11 @@ from worker.sandbox import Limits, Sandbox
 
 log = logging.getLogger(__name__)
 
-# Between the start of a job and that of the next spare.
-PAUSE_SECONDS = 1.0
-# Time for a spare to answer once it has a job; one that was started just now may still be loading the engine.
-ANSWER_SECONDS = 10.0
+# Before the first one is started: a worker often starts beside an API, which somebody waits for.
+FIRST_SECONDS = 3.0
+# Time in which a spare must have loaded the engine, on a machine that is as busy as can be; and in which one that has
+# must answer once it has a job.
+LOADING_SECONDS, ANSWER_SECONDS = 60.0, 10.0
 # Variables that are those of a job.
 _OF_A_JOB = ("HOME", "TMPDIR", "PYTHONPATH")
 
@@ -55,6 +57,7 @@ class _Surroundings:
 @dataclass(frozen=True)
 class _Spare:
     started: Started
+    started_at: float
     surroundings: _Surroundings
 
 
@@ -66,19 +69,20 @@ class Spares:
     Args:
         sandbox: of the slot; without GPUs of its own.
         settings: name the folders that jobs use, and the threads of a job.
-        pause_seconds: between the start of a job, or this one's, and that of a spare.
+        first_seconds: before the first one is started, or another try is made.
     """
 
-    def __init__(self, sandbox: Sandbox, settings: Settings, *, pause_seconds: float = PAUSE_SECONDS) -> None:
+    def __init__(self, sandbox: Sandbox, settings: Settings, *, first_seconds: float = FIRST_SECONDS) -> None:
         self._sandbox = sandbox
         self._threads = settings.threads
         self._scratch_root = settings.scratch_dir
+        self._cache_dir = settings.cache_dir
         self._places = Places((settings.storage_dir,), (settings.checkpoint_dir, settings.cache_dir))
-        self._pause = pause_seconds
+        self._first = first_seconds
         self._spare: _Spare | None = None
         self._lock = threading.Lock()
         self._wake = threading.Event()
-        self._due_at: float | None = time.monotonic() + pause_seconds
+        self._due_at: float | None = time.monotonic() + first_seconds
         self._closed = False
         self._thread = threading.Thread(target=self._keep, name="spares", daemon=True)
         self._thread.start()
@@ -108,21 +112,29 @@ class Spares:
         """The spare as a runner on ``task_file``, arguments as of ``start``; None if there is none that will do."""
         with self._lock:
             spare, self._spare = self._spare, None
-            self._due_at = time.monotonic() + self._pause
-        self._wake.set()
         if spare is None:
+            self._want(self._first)
             return None
         begun, process = time.monotonic(), spare.started.process
         try:
             self._check(spare, scratch, places or Places())
             if limits.niceness:
                 launcher.stand_back(limits.niceness, process.pid)
-            self._assign(spare.started, task_file, scratch=scratch, limits=limits, places=places)
+            self._assign(spare, task_file, scratch=scratch, limits=limits, places=places)
         except (UnfitError, OSError) as error:
             log.warning("spare.discarded pid=%d: %s", process.pid, _discard(spare, error))
             return None
+        finally:
+            self._want(0.0)
         log.info("spare.taken pid=%d seconds=%.3f", process.pid, time.monotonic() - begun)
         return spare.started.runner()
+
+    def _want(self, after_seconds: float) -> None:
+        """Have one started then, unless it is going to be."""
+        with self._lock:
+            if self._due_at is None:
+                self._due_at = time.monotonic() + after_seconds
+        self._wake.set()
 
     def close(self) -> None:
         """Leave no process and no thread behind; no runner that was started here may run any more."""
@@ -146,9 +158,7 @@ class Spares:
             if not any(roots[root] is not None and path.is_relative_to(root) for root in roots):
                 raise UnfitError(f"{path} is in no folder that it may reach")
 
-    def _assign(
-        self, started: Started, task_file: Path, *, scratch: Path, limits: Limits, places: Places | None
-    ) -> None:
+    def _assign(self, spare: _Spare, task_file: Path, *, scratch: Path, limits: Limits, places: Places | None) -> None:
         terms = self._sandbox.terms(task_file, scratch=scratch, limits=limits, places=places)
         line = assignment_line(
             str(task_file),
@@ -157,9 +167,11 @@ class Spares:
             limits=terms.limits,
             controls=self._sandbox.controls().narrowed(terms.rules),
         )
-        if os.write(started.tether, line) < len(line):
+        if os.write(spare.started.tether, line) < len(line):
             raise UnfitError("what it is to do is too long for its channel")
-        if not _hears(started.lines, BEGUN, time.monotonic() + ANSWER_SECONDS):
+        if not _hears(spare.started.lines, READY, spare.started_at + LOADING_SECONDS):
+            raise UnfitError("it could not load the engine")
+        if not _hears(spare.started.lines, BEGUN, time.monotonic() + ANSWER_SECONDS):
             raise UnfitError("it did not begin")
 
     def _surroundings(self) -> _Surroundings:
@@ -186,6 +198,8 @@ class Spares:
                 self._put(None)  # after the next job
 
     def _begin(self) -> _Spare:
+        with suppress(OSError):  # its first user would make it, and find a spare that cannot reach it
+            self._cache_dir.mkdir(parents=True, exist_ok=True)
         surroundings = self._surroundings()
         there = [folder for folder, identity in surroundings.folders.items() if identity is not None]
         places = Places(
@@ -195,7 +209,7 @@ class Spares:
         terms = self._sandbox.terms_before([SPARE, str(self._threads)], scratch_root=self._scratch_root, places=places)
         controls = self._sandbox.controls().spec(terms.rules, narrows=True)
         started = self._sandbox.begin(terms, cwd=self._scratch_root, controls=controls)
-        return _Spare(started, surroundings)
+        return _Spare(started, time.monotonic(), surroundings)
 
     def _put(self, spare: _Spare | None) -> None:
         with self._lock:

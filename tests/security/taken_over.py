@@ -125,7 +125,7 @@ def main(folder: Path, mode: sandbox.Mode, start: str) -> None:
         process = ours.start(scratch / "task.json", scratch=scratch, limits=limits, places=places)
     else:
         # Before it has a job all of the folder is open to it, which is more than a spare runner has.
-        spares = Spares(ours, Settings(data_dir=folder, scratch_dir=folder), pause_seconds=0.0)
+        spares = Spares(ours, Settings(data_dir=folder, scratch_dir=folder), first_seconds=0.0)
         pid = spare_pid(spares)
         process = spares.start(scratch / "task.json", scratch=scratch, limits=limits, places=places)
         assert process.pid == pid

@@ -43,7 +43,7 @@ if assigned:  # a spare one
     told["controls"] = {name: needs for name, needs in told["controls"].items() if name not in missing}
     runner.stdin.write(json.dumps(told).encode() + b"\n")
     runner.stdin.flush()
-    assert next(lines) == "begun\n"
+    assert [next(lines), next(lines)] == ["ready\n", "begun\n"]
 said = [json.loads(line)["message"] for line in lines]
 print(json.dumps({"code": runner.wait(), "missing": missing, "said": said}))
 """

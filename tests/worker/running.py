@@ -17,7 +17,7 @@ from service.jobs.schemas import JobOut
 from tests.support import leaks
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.tiny import Tiny
-from tests.worker.workbench import Workbench, process_gone, wait_for
+from tests.worker.workbench import Workbench, is_spare, process_gone, wait_for
 from worker import launcher
 
 ROOT = Path(__file__).parents[2]
@@ -124,12 +124,12 @@ class Service:
     def pids(self, word: str) -> list[int]:
         """Processes whose command line holds ``word``: "cli api", "cli worker", "cli reconcile", "worker.runner".
 
-        The worker that validates uploads counts only where ``word`` is INSPECTOR.
+        The worker that validates uploads counts only where ``word`` is INSPECTOR; runners that wait for a job, never.
         A process that is still being launched does not count: it may not be bound to its parent yet.
         """
         found = processes_of(self.folder).items()
         ours = [(pid, command) for pid, command in found if word in command and "launcher.py" not in command]
-        return [pid for pid, command in ours if word == INSPECTOR or INSPECTOR not in command]
+        return [pid for pid, command in ours if (word == INSPECTOR or INSPECTOR not in command) and not is_spare(pid)]
 
     def one(self, word: str) -> int:
         (pid,) = wait_for(lambda: self.pids(word), message=f"no {word}")

@@ -59,7 +59,7 @@ def run(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Callable[...
         if request.param == "fresh":
             process = sandbox.start(scratch / "task.json", scratch=scratch, limits=limits)
         else:
-            kept.append(Spares(sandbox, settings, pause_seconds=0.0))
+            kept.append(Spares(sandbox, settings, first_seconds=0.0))
             pid = spare_pid(kept[-1])
             process = kept[-1].start(scratch / "task.json", scratch=scratch, limits=limits)
             assert process.pid == pid
@@ -200,7 +200,7 @@ command, folder = (sys.executable, {str(program)!r}), Path({str(tmp_path)!r})
 def spare():
     settings = Settings(data_dir=folder)
     settings.make_folders()
-    spares = Spares(Sandbox(command), settings, pause_seconds=0)
+    spares = Spares(Sandbox(command), settings, first_seconds=0)
     while spares._spare is None:
         time.sleep(0.01)
     return spares._spare.started.process

@@ -102,7 +102,7 @@ def replace_store(bench: Workbench, pid: int) -> None:
         (lambda bench, pid: os.kill(pid, signal.SIGSTOP), "it did not begin"),
         (replace_program, "its program was replaced"),
         (replace_store, "folders or variables are not those"),
-        (lambda bench, pid: bench.settings.cache_dir.mkdir(), "folders or variables are not those"),
+        (lambda bench, pid: bench.settings.cache_dir.rmdir(), "folders or variables are not those"),
         (lambda bench, pid: os.environ.update(TZ="UTC"), "folders or variables are not those"),
     ],
     ids=["killed", "stopped", "replaced", "store", "cache", "variable"],
@@ -111,12 +111,9 @@ def test_one_that_will_not_do_is_thrown_away_and_the_job_gets_another(bench, sai
     monkeypatch.setattr(module, "ANSWER_SECONDS", 1.0)
     monkeypatch.setenv("TZ", "Europe/Berlin")
     shutil.copy(WAITS, bench.folder)
-    program = bench.folder / "looks.py"
     monkeypatch.setattr("tests.worker.workbench.WAITS", bench.folder / "waits.py")
     supervisor = bench.supervisor(LOOKS, spare=True)
-    assert not program.exists()
     pid = waiting(bench)
-    wait_for(lambda: process_state(pid) == "S", message="it does not wait")
     harm(bench, pid)
     if why.startswith("it ended"):
         wait_for(lambda: process_gone(pid))
@@ -181,7 +178,7 @@ def test_one_with_threads_is_refused(bench, said):
 
 def test_without_processes_to_spare_jobs_run_as_ever(bench, said, monkeypatch):
     monkeypatch.setattr(Sandbox, "begin", refused := Refused(Sandbox.begin))
-    spares = Spares(Sandbox((sys.executable, "-P", str(WAITS), "nothing.py")), bench.settings, pause_seconds=0.0)
+    spares = Spares(Sandbox((sys.executable, "-P", str(WAITS), "nothing.py")), bench.settings, first_seconds=0.0)
     bench.spares.append(spares)
     wait_for(lambda: "spare.not_started" in said())
     assert refused.asked == 1, "tried again without a job"

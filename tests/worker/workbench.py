@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import select
 import sys
 import tempfile
 import textwrap
@@ -78,6 +79,15 @@ def process_gone(pid: int) -> bool:
         return True
 
 
+def is_spare(pid: int) -> bool:
+    """True for a runner that was started without a job and has none yet, which shows by its folder."""
+    try:
+        command, folder = Path(f"/proc/{pid}/cmdline").read_bytes(), Path(f"/proc/{pid}/cwd").readlink()
+    except OSError:  # it ended meanwhile
+        return False
+    return b"--spare" in command and not folder.name.startswith("job_")
+
+
 def run_in_thread(supervisor: Supervisor, job_id: str) -> threading.Thread:
     thread = threading.Thread(target=supervisor.run, args=(job_id,))
     thread.start()
@@ -131,8 +141,10 @@ def process_state(pid: int) -> str:
 
 
 def spare_pid(spares: Spares) -> int:
-    """The runner that waits, once there is one."""
-    return wait_for(lambda: spares._spare, message="there is no spare").started.process.pid  # type: ignore[union-attr]
+    """The runner that waits, once there is one that has said so."""
+    started = wait_for(lambda: spares._spare, message="there is no spare").started  # type: ignore[union-attr]
+    wait_for(lambda: select.select([started.lines], [], [], 0)[0], message="it does not wait")
+    return started.process.pid
 
 
 @contextmanager
@@ -274,7 +286,7 @@ class Workbench:
 
     def keep_spare(self, sandbox: Sandbox) -> Spares:
         """One that waits, of a sandbox whose command is ``WAITS`` and a program."""
-        self.spares.append(Spares(sandbox, self.settings, pause_seconds=0.0))
+        self.spares.append(Spares(sandbox, self.settings, first_seconds=0.0))
         spare_pid(self.spares[-1])
         return self.spares[-1]
 

@@ -29,7 +29,7 @@ from tests.support import leaks
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.tiny import Tiny
 from tests.worker.running import environment, processes_of
-from tests.worker.workbench import wait_for
+from tests.worker.workbench import is_spare, wait_for
 
 T = TypeVar("T")
 Backend = Literal["files", "servers"]
@@ -164,7 +164,7 @@ class Installation:
         (self._holds / place).unlink(missing_ok=True)
 
     def runners(self) -> list[int]:
-        return [pid for worker in self.workers for pid in worker.children(RUNNER)]
+        return [pid for worker in self.workers for pid in worker.children(RUNNER) if not is_spare(pid)]
 
     def job(self, job_id: str) -> Job:
         with self.database.read() as session:
