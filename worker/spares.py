@@ -6,7 +6,7 @@ in which the inputs of any job lie, and has read nothing of anybody's. With its 
 the filter of calls that any runner has, see ``worker.assignment``; it does that job alone.
 
 The next one is started as soon as a job has begun: each job costs one start either way, and so that of the next one is
-done while this one runs, on cores that small jobs leave idle. After the job's end it would come too late where jobs wait:
+done while this one runs, on cores that small jobs leave idle. At the job's end it would come too late where jobs wait:
 the next one would start a runner of its own beside it, and both would take longer.
 """
 

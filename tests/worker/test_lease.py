@@ -194,12 +194,14 @@ def test_the_end_is_written_with_what_was_told_or_not_at_all(bench):
     job = claimed(bench)
     slow = Timing(lease=60, renew=30, look=30, flush=30, flush_max=30)
     with Lease(bench.database, job, slow, claimed_at=boot_seconds()) as lease:
+        lease.tell(ProgressLine(stage="load"))
+        wait_for(lambda: bench.events(job.id, "progress"), message="what is told first is not written at once")
         lease.tell(ProgressLine(stage="work", done=1))
         with database_away(bench), pytest.raises(DATABASE_AWAY):
             lease.conclude(lambda session: True)
         assert lease.conclude(put_back(job))
         assert not lease.conclude(lambda session: True), "it is no longer this attempt's"
-    assert [event.data.get("stage") for event in bench.events(job.id, "progress")] == ["work"]
+    assert [event.data.get("stage") for event in bench.events(job.id, "progress")] == ["load", "work"]
 
 
 def test_what_is_done_every_second_reads_no_config(bench):

@@ -21,6 +21,8 @@ from worker.memory import (
     MemoryWatch,
     as_one_job,
     group_bytes,
+    group_cpu_seconds,
+    has_room_for_spares,
     inspection_slots,
     job_memory_bytes,
     machine_memory_bytes,
@@ -65,6 +67,25 @@ def test_inspections_share_what_one_job_may_take(tmp_path):
     assert inspection_slots(settings.model_copy(update={"worker_slots": 10_000})) == 1
 
 
+@pytest.mark.parametrize(
+    ("total_mib", "changed", "kept"),
+    [
+        (8192, {}, True),
+        (2048, {}, False),
+        (8192, {"host_slots": 4}, False),
+        (8192, {"worker_slots": 4}, False),
+        (8192, {"job_memory_bytes": 2**30}, False),
+        (2048, {"job_memory_bytes": 2**33}, False),
+        (8192, {"spare_runners": False}, False),
+    ],
+)
+def test_spare_runners_are_kept_where_a_slot_has_many_times_their_memory(
+    tmp_path, monkeypatch, total_mib, changed, kept
+):
+    monkeypatch.setattr(memory, "machine_memory_bytes", lambda: total_mib * MIB)
+    assert has_room_for_spares(Settings(data_dir=tmp_path, **changed)) is kept
+
+
 def test_the_kernels_limit_of_a_container_counts(tmp_path, monkeypatch):
     """Both versions of control groups, at any depth; the smallest limit around this process holds."""
     for version, name, line in (("v1", "memory.limit_in_bytes", "4:memory:/a/b"), ("v2", "memory.max", "0::/a/b")):
@@ -94,6 +115,15 @@ def test_the_memory_of_a_group_is_that_of_all_its_processes():
         process.wait(PATIENCE_SECONDS)
         process.stdout.close()
     wait_for(lambda: group_bytes(process.pid) == 0)
+
+
+def test_cpu_time_before_the_watch_is_not_the_jobs():
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"], start_new_session=True) as process:
+        wait_for(lambda: group_cpu_seconds(process.pid) >= 0.1)
+        watch = MemoryWatch(lambda: [process.pid], LIMIT)
+        wait_for(lambda: not watch.look() and watch.cpu_seconds > 0)
+        assert watch.cpu_seconds <= group_cpu_seconds(process.pid) - 0.1
+        process.kill()
 
 
 @pytest.fixture

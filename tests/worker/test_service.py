@@ -15,11 +15,11 @@ from service.contracts.config import parse_config
 from service.contracts.runner import DatasetSource, QuantizeTask
 from service.settings import Settings
 from tests.support.patience import PATIENCE_SECONDS
-from tests.worker.running import INSPECTOR
-from tests.worker.workbench import wait_for
+from tests.worker.running import INSPECTOR, processes_of
+from tests.worker.workbench import is_spare, parent, wait_for
 from worker.cli import app
 from worker.embedded import EmbeddedService
-from worker.memory import machine_memory_bytes, share_bytes
+from worker.memory import has_room_for_spares, machine_memory_bytes, share_bytes
 from worker.quantizer.command import quantize_files
 from worker.quantizer.run.interface import SilentRun
 
@@ -47,6 +47,18 @@ def test_the_main_job_gives_the_bytes_of_a_run_in_process(service, inputs, tiny,
         evaluation=DatasetSource(path=str(tiny.evaluation)), output_dir=str(tmp_path), threads=1,
     )  # fmt: skip
     assert quantize_files(task, SilentRun()).report.manifest.output_sha256 == report.manifest.output_sha256
+
+
+def test_a_job_is_done_by_a_runner_that_waited_for_it(service, inputs):
+    if not has_room_for_spares(Settings(host_slots=2)):
+        pytest.skip("TOO LITTLE MEMORY: no spare runner is kept on this machine")
+    worker = service.one("cli worker")
+    spares = lambda: [pid for pid in processes_of(service.folder) if is_spare(pid) and parent(pid) == worker]  # noqa: E731
+    (pid,) = wait_for(spares, message="no runner waits for a job")
+    job = service.client.submit(**inputs)
+    service.client.wait_succeeded(job.id, timeout_seconds=PATIENCE_SECONDS)
+    assert f"spare.taken pid={pid}" in service.log()
+    assert wait_for(spares) != [pid]
 
 
 @pytest.mark.postgres

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import select
 import sys
 import tempfile
 import textwrap
@@ -12,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from select import select as readable
 from typing import Any, TypeVar
 
 from sqlalchemy import insert, select, update
@@ -79,6 +79,11 @@ def process_gone(pid: int) -> bool:
         return True
 
 
+def parent(pid: int) -> int:
+    """Of a process that is there."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
+
+
 def is_spare(pid: int) -> bool:
     """True for a runner that was started without a job and has none yet, which shows by its folder."""
     try:
@@ -143,7 +148,7 @@ def process_state(pid: int) -> str:
 def spare_pid(spares: Spares) -> int:
     """The runner that waits, once there is one that has said so."""
     started = wait_for(lambda: spares._spare, message="there is no spare").started  # type: ignore[union-attr]
-    wait_for(lambda: select.select([started.lines], [], [], 0)[0], message="it does not wait")
+    wait_for(lambda: readable([started.lines], [], [], 0)[0], message="it does not wait")
     return started.process.pid
 
 
