@@ -174,7 +174,6 @@ class Sandbox:
         *,
         scratch: Path,
         limits: Limits,
-        lease_ends_at: float | None = None,
         places: Places | None = None,
     ) -> RunnerProcess:
         """Start a runner on ``task_file``, with ``scratch`` as its working directory.
@@ -183,7 +182,6 @@ class Sandbox:
             task_file: what it is to do.
             scratch: exists.
             limits: see Limits.
-            lease_ends_at: what it is told from the start, see ``RunnerProcess.tell_lease``; None: nothing.
             places: what this one may reach beside its scratch folder.
 
         Raises:
@@ -191,11 +189,7 @@ class Sandbox:
         """
         terms = self.terms(task_file, scratch=scratch, limits=limits, places=places)
         controls = self.controls().spec(terms.rules)
-        started = self.begin(terms, cwd=scratch, controls=controls, niceness=limits.niceness)
-        runner = started.runner()
-        if lease_ends_at is not None:
-            runner.tell_lease(lease_ends_at)
-        return runner
+        return self.begin(terms, cwd=scratch, controls=controls, niceness=limits.niceness).runner()
 
     def terms(self, task_file: Path, *, scratch: Path, limits: Limits, places: Places | None) -> Terms:
         """Under which a runner works on ``task_file``; arguments as of ``start``."""

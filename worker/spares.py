@@ -93,20 +93,13 @@ class Spares:
         *,
         scratch: Path,
         limits: Limits,
-        lease_ends_at: float | None = None,
         places: Places | None = None,
     ) -> RunnerProcess:
         """As ``Sandbox.start``, sooner."""
         runner = None
         if not (limits.gpus and has_gpus()):  # nothing may touch their driver before the job is known
             runner = self.take(task_file, scratch=scratch, limits=limits, places=places)
-        if runner is None:
-            return self._sandbox.start(
-                task_file, scratch=scratch, limits=limits, lease_ends_at=lease_ends_at, places=places
-            )
-        if lease_ends_at is not None:
-            runner.tell_lease(lease_ends_at)
-        return runner
+        return runner or self._sandbox.start(task_file, scratch=scratch, limits=limits, places=places)
 
     def take(self, task_file: Path, *, scratch: Path, limits: Limits, places: Places | None) -> RunnerProcess | None:
         """The spare as a runner on ``task_file``, arguments as of ``start``; None if there is none that will do."""

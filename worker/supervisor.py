@@ -243,9 +243,8 @@ class Supervisor:
         budget = budget_of(job, scratch, self._settings, self._memory_bytes)
         guard.await_lease(self._timing.frozen)
         limits = self._limits(job, remaining, budget, scratch)
-        runner = (self._spares or self._sandbox).start(
-            task_file, scratch=scratch, limits=limits, lease_ends_at=lease.ends_at, places=places
-        )
+        runner = (self._spares or self._sandbox).start(task_file, scratch=scratch, limits=limits, places=places)
+        runner.tell_lease(lease.ends_at)
         with closing(Accompanied(runner, self._sandbox, scratch, limits)) as process:
             held = ",".join(self._sandbox.controls().held) or "none"
             log.info("runner.started job_id=%s attempt=%d pid=%d held=%s", job.id, job.attempt, process.pid, held)

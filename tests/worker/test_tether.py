@@ -14,6 +14,7 @@ from tests.support.patience import PATIENCE_SECONDS
 from tests.worker.workbench import UNTIL_GO, database_away, finish, process_state, wait_for
 from worker import tether as tethers
 from worker.lease import Timing
+from worker.runner_process import RunnerProcess
 from worker.sandbox import Limits, Sandbox
 from worker.tether import _LOOK_SECONDS, GRACE_SECONDS, Tether, boot_seconds, lease_line
 
@@ -91,12 +92,26 @@ def test_a_runner_without_a_lease_ends_itself(tmp_path):
         "runner.main([sys.argv[-1]])\n"
     )
     task_file.write_text(InspectModelTask(model_path="/nowhere", threads=1).model_dump_json())
-    process = Sandbox((sys.executable, "-P", str(program))).start(
-        task_file, scratch=tmp_path, limits=Limits(), lease_ends_at=boot_seconds() - 2 * GRACE_SECONDS
-    )
+    process = Sandbox((sys.executable, "-P", str(program))).start(task_file, scratch=tmp_path, limits=Limits())
+    process.tell_lease(boot_seconds() - 2 * GRACE_SECONDS)
     wait_for(lambda: process.returncode is not None, message="it goes on")
     assert process.returncode == -signal.SIGKILL, process.stderr_tail()
     process.close()
+
+
+def test_a_runner_that_was_long_in_starting_is_told_the_lease_as_it_is_then(bench, monkeypatch):
+    short, real, left = Timing(lease=1.5, renew=0.1, look=0.1, again=0.1), Sandbox.start, []
+
+    def slow(sandbox, *arguments, **options):
+        threading.Event().wait(short.lease)
+        return real(sandbox, *arguments, **options)
+
+    monkeypatch.setattr(Sandbox, "start", slow)
+    monkeypatch.setattr(RunnerProcess, "tell_lease", lambda _, ends_at: left.append(ends_at - boot_seconds()))
+    job_id = bench.submit()
+    bench.supervisor("succeed()", timing=short).run(job_id)
+    assert bench.standing(job_id) == ("succeeded", 1, 0)
+    assert left[0] > 0
 
 
 def test_a_runner_that_was_stopped_by_its_supervisor_goes_on_with_the_new_lease(bench):
