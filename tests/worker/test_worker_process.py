@@ -29,6 +29,7 @@ def test_a_worker_says_what_it_takes_and_takes_nothing_during_its_shutdown(bench
         process.send_signal(signal.SIGTERM)
         assert process.wait(PATIENCE_SECONDS) == 0
     assert seen() == (set(), {}), "it says that it is gone"
+    assert "spares=False" in (bench.folder / "worker.log").read_text(), "jobs with GPUs could have none of them"
 
 
 def test_one_round_of_the_reconciler_says_what_it_did_and_an_unknown_queue_is_refused(bench: Workbench) -> None:
