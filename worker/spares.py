@@ -17,10 +17,11 @@ import os
 import select
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from service.settings import Settings
 from worker import launcher
@@ -28,7 +29,7 @@ from worker.assignment import BEGUN, READY, UnfitError, assignment_line
 from worker.confinement.places import Places, has_gpus
 from worker.runner import SPARE
 from worker.runner_process import RunnerProcess, Started
-from worker.sandbox import Limits, Sandbox
+from worker.sandbox import Limits, Sandbox, Terms
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +38,7 @@ FIRST_SECONDS = 3.0
 # Time in which a spare must have loaded the engine, on a machine that is as busy as can be; and in which one that has
 # must answer once it has a job.
 LOADING_SECONDS, ANSWER_SECONDS = 60.0, 10.0
+_LOOK_SECONDS = 0.25
 # Variables that are those of a job.
 _OF_A_JOB = ("HOME", "TMPDIR", "PYTHONPATH")
 
@@ -60,9 +62,47 @@ class _Spare:
     started_at: float
     surroundings: _Surroundings
 
+    def assign(self, terms: Terms, scratch: Path, controls: Mapping[str, Any], check: Callable[[], None]) -> None:
+        """Give it a job, and wait until it has begun.
+
+        Raises:
+            UnfitError: it has not; why.
+            OSError: it has ended.
+        """
+        *_, task_file = terms.command
+        line = assignment_line(
+            task_file, scratch=scratch, environment=terms.environment, limits=terms.limits, controls=controls
+        )
+        if os.write(self.started.tether, line) < len(line):
+            raise UnfitError("what it is to do is too long for its channel")
+        if not self._hears(READY, self.started_at + LOADING_SECONDS, check):
+            raise UnfitError("it could not load the engine")
+        if not self._hears(BEGUN, time.monotonic() + ANSWER_SECONDS, check):
+            raise UnfitError("it did not begin")
+
+    def discard(self, reason: object = "") -> str:
+        """End it; why, with the last that it has said."""
+        runner = self.started.runner()
+        runner.close()
+        said = runner.stderr_tail(400).strip().rpartition("\n")[2]
+        return f"{reason}; {said}" if said else str(reason)
+
+    def _hears(self, word: bytes, until: float, check: Callable[[], None]) -> bool:
+        """True if it says the word before that time; not a byte behind it is read."""
+        poll, heard = select.poll(), b""
+        poll.register(self.started.lines, select.POLLIN)
+        while len(heard) < len(word) and time.monotonic() < until:
+            check()
+            if poll.poll(_LOOK_SECONDS * 1000):
+                data = os.read(self.started.lines, len(word) - len(heard))
+                if not data:
+                    return False
+                heard += data
+        return heard == word
+
 
 class Spares:
-    """Starts the runners of one slot: of a spare, where there is one that will do.
+    """The spare runner of one slot, and the next one once it has been taken.
 
     The kernel ends a runner with the thread that has started it: it is this one's own, and lives until ``close``.
 
@@ -76,7 +116,7 @@ class Spares:
         self._sandbox = sandbox
         self._threads = settings.threads
         self._scratch_root = settings.scratch_dir
-        self._cache_dir = settings.cache_dir
+        self._cache_dir = settings.cache_dir if settings.cache_bytes else None
         self._places = Places((settings.storage_dir,), (settings.checkpoint_dir, settings.cache_dir))
         self._first = first_seconds
         self._spare: _Spare | None = None
@@ -87,22 +127,26 @@ class Spares:
         self._thread = threading.Thread(target=self._keep, name="spares", daemon=True)
         self._thread.start()
 
-    def start(
+    def take(
         self,
         task_file: Path,
         *,
         scratch: Path,
         limits: Limits,
         places: Places | None = None,
-    ) -> RunnerProcess:
-        """As ``Sandbox.start``, sooner."""
-        runner = None
-        if not (limits.gpus and has_gpus()):  # nothing may touch their driver before the job is known
-            runner = self.take(task_file, scratch=scratch, limits=limits, places=places)
-        return runner or self._sandbox.start(task_file, scratch=scratch, limits=limits, places=places)
+        check: Callable[[], None] = lambda: None,
+    ) -> RunnerProcess | None:
+        """The spare as a runner on ``task_file``; None if there is none that will do.
 
-    def take(self, task_file: Path, *, scratch: Path, limits: Limits, places: Places | None) -> RunnerProcess | None:
-        """The spare as a runner on ``task_file``, arguments as of ``start``; None if there is none that will do."""
+        Args:
+            task_file: what it is to do.
+            scratch: as of ``Sandbox.start``.
+            limits: likewise.
+            places: likewise.
+            check: called while it is waited for; what it raises ends that, and the spare.
+        """
+        if limits.gpus and has_gpus():
+            return None  # nothing may touch their driver before the job is known
         with self._lock:
             spare, self._spare = self._spare, None
         if spare is None:
@@ -113,9 +157,13 @@ class Spares:
             self._check(spare, scratch, places or Places())
             if limits.niceness:
                 launcher.stand_back(limits.niceness, process.pid)
-            self._assign(spare, task_file, scratch=scratch, limits=limits, places=places)
-        except (UnfitError, OSError) as error:
-            log.warning("spare.discarded pid=%d: %s", process.pid, _discard(spare, error))
+            terms = self._sandbox.terms(task_file, scratch=scratch, limits=limits, places=places)
+            spare.assign(terms, scratch, self._sandbox.controls().narrowed(terms.rules), check)
+        except Exception as error:
+            why = spare.discard(error)
+            if not isinstance(error, UnfitError | OSError):
+                raise
+            log.warning("spare.discarded pid=%d: %s", process.pid, why)
             return None
         finally:
             self._want(0.0)
@@ -136,7 +184,7 @@ class Spares:
         self._wake.set()
         self._thread.join()
         if self._spare is not None:
-            _discard(self._spare)
+            self._spare.discard()
             self._spare = None
 
     def _check(self, spare: _Spare, scratch: Path, places: Places) -> None:
@@ -150,22 +198,6 @@ class Spares:
         for path in (scratch, *places.readable, *places.writable):
             if not any(roots[root] is not None and path.is_relative_to(root) for root in roots):
                 raise UnfitError(f"{path} is in no folder that it may reach")
-
-    def _assign(self, spare: _Spare, task_file: Path, *, scratch: Path, limits: Limits, places: Places | None) -> None:
-        terms = self._sandbox.terms(task_file, scratch=scratch, limits=limits, places=places)
-        line = assignment_line(
-            str(task_file),
-            scratch=scratch,
-            environment=terms.environment,
-            limits=terms.limits,
-            controls=self._sandbox.controls().narrowed(terms.rules),
-        )
-        if os.write(spare.started.tether, line) < len(line):
-            raise UnfitError("what it is to do is too long for its channel")
-        if not _hears(spare.started.lines, READY, spare.started_at + LOADING_SECONDS):
-            raise UnfitError("it could not load the engine")
-        if not _hears(spare.started.lines, BEGUN, time.monotonic() + ANSWER_SECONDS):
-            raise UnfitError("it did not begin")
 
     def _surroundings(self) -> _Surroundings:
         environment = self._sandbox.environment(self._scratch_root)
@@ -191,8 +223,9 @@ class Spares:
                 self._put(None)  # after the next job
 
     def _begin(self) -> _Spare:
-        with suppress(OSError):  # its first user would make it, and find a spare that cannot reach it
-            self._cache_dir.mkdir(parents=True, exist_ok=True)
+        if self._cache_dir is not None:  # its first user would make it, and find a spare that cannot reach it
+            with suppress(OSError):  # it is told to the job that misses it
+                self._cache_dir.mkdir(parents=True, exist_ok=True)
         surroundings = self._surroundings()
         there = [folder for folder, identity in surroundings.folders.items() if identity is not None]
         places = Places(
@@ -209,29 +242,9 @@ class Spares:
             self._spare, self._due_at = spare, None
 
 
-def _discard(spare: _Spare, reason: object = "") -> str:
-    """End it; why, with the last that it has said."""
-    runner = spare.started.runner()
-    runner.close()
-    said = runner.stderr_tail(400).strip().rpartition("\n")[2]
-    return f"{reason}; {said}" if said else str(reason)
-
-
 def _identity(folder: Path) -> tuple[int, int] | None:
     try:
         found = folder.stat()
     except OSError:
         return None
     return found.st_dev, found.st_ino
-
-
-def _hears(descriptor: int, word: bytes, until: float) -> bool:
-    """True if the word comes before that time; not a byte behind it is read."""
-    poll, heard = select.poll(), b""
-    poll.register(descriptor, select.POLLIN)
-    while len(heard) < len(word) and poll.poll(max(0.0, until - time.monotonic()) * 1000):
-        data = os.read(descriptor, len(word) - len(heard))
-        if not data:
-            return False
-        heard += data
-    return heard == word

@@ -243,7 +243,10 @@ class Supervisor:
         budget = budget_of(job, scratch, self._settings, self._memory_bytes)
         guard.await_lease(self._timing.frozen)
         limits = self._limits(job, remaining, budget, scratch)
-        runner = (self._spares or self._sandbox).start(task_file, scratch=scratch, limits=limits, places=places)
+        runner = self._spares and self._spares.take(
+            task_file, scratch=scratch, limits=limits, places=places, check=guard.check
+        )
+        runner = runner or self._sandbox.start(task_file, scratch=scratch, limits=limits, places=places)
         runner.tell_lease(lease.ends_at)
         with closing(Accompanied(runner, self._sandbox, scratch, limits)) as process:
             held = ",".join(self._sandbox.controls().held) or "none"

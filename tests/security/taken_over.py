@@ -127,7 +127,7 @@ def main(folder: Path, mode: sandbox.Mode, start: str) -> None:
         # Before it has a job all of the folder is open to it, which is more than a spare runner has.
         spares = Spares(ours, Settings(data_dir=folder, scratch_dir=folder), first_seconds=0.0)
         pid = spare_pid(spares)
-        process = spares.start(scratch / "task.json", scratch=scratch, limits=limits, places=places)
+        process = spares.take(scratch / "task.json", scratch=scratch, limits=limits, places=places)
         assert process.pid == pid
     said = [line.message for line in process.remaining_lines(PATIENCE_SECONDS) if line.line == "log"]
     process.close()

@@ -61,7 +61,7 @@ def run(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Callable[...
         else:
             kept.append(Spares(sandbox, settings, first_seconds=0.0))
             pid = spare_pid(kept[-1])
-            process = kept[-1].start(scratch / "task.json", scratch=scratch, limits=limits)
+            process = kept[-1].take(scratch / "task.json", scratch=scratch, limits=limits)
             assert process.pid == pid
         started.append(process)
         return process

@@ -28,6 +28,8 @@ from tests.worker.workbench import (
 from worker import spares as module
 from worker.confinement.controls import LANDLOCK, find_controls
 from worker.confinement.places import Places
+from worker.guard import StoppedError
+from worker.outcome import SHUTDOWN
 from worker.sandbox import Limits, Sandbox
 from worker.spares import Spares
 from worker.supervisor import Supervisor
@@ -61,22 +63,19 @@ def test_a_spare_does_one_job_in_its_folder_and_another_takes_its_place(bench, s
     assert bench.scratch_folders() == [], "a spare has no folder of its own"
 
 
-def test_a_runner_outlives_the_thread_that_took_it(bench):
+def test_a_runner_outlives_the_thread_that_took_it_and_stands_back_as_it_must(bench):
     """The kernel ends a runner with the thread that started it."""
-    supervisor, runners = bench.supervisor(UNTIL_GO, spare=True), []
-    spares = bench.spares[0]
-    scratch = bench.settings.scratch_dir / "scratch"
+    bench.supervisor(UNTIL_GO, spare=True)
+    runners, scratch = [], bench.settings.scratch_dir / "scratch"
     scratch.mkdir()
     (scratch / "task.json").write_text("{}")
-    assert supervisor is not None
-    taking = threading.Thread(
-        target=lambda: runners.append(
-            spares.take(scratch / "task.json", scratch=scratch, limits=Limits(gpus=False), places=None)
-        )
-    )
+    limits = Limits(gpus=False, niceness=3)
+    take = lambda: runners.append(bench.spares[0].take(scratch / "task.json", scratch=scratch, limits=limits))  # noqa: E731
+    taking = threading.Thread(target=take)
     taking.start()
     finish(taking)
     pid = runner_pid(bench)
+    assert os.getpriority(os.PRIO_PROCESS, pid) == 3
     assert process_state(pid) in "RS"
     bench.go()
     wait_for(lambda: process_gone(pid))
@@ -127,6 +126,19 @@ def test_one_that_will_not_do_is_thrown_away_and_the_job_gets_another(bench, sai
     assert why in line
 
 
+def test_a_worker_that_stops_does_not_wait_for_it(bench):
+    def stop():
+        raise StoppedError(SHUTDOWN)
+
+    bench.supervisor(LOOKS, spare=True)
+    pid, scratch = waiting(bench), bench.settings.scratch_dir / "scratch"
+    scratch.mkdir()
+    os.kill(pid, signal.SIGSTOP)
+    with pytest.raises(StoppedError):
+        bench.spares[0].take(scratch / "task.json", scratch=scratch, limits=Limits(gpus=False), check=stop)
+    assert process_gone(pid)
+
+
 def test_one_that_cannot_be_confined_does_not_begin(bench, said):
     """Nothing runs that is not held as it should be."""
     if not find_controls().has(LANDLOCK):
@@ -153,13 +165,9 @@ def test_what_lies_elsewhere_is_for_a_runner_started_for_it(bench, said):
 def test_a_job_with_gpus_leaves_it_alone(bench, monkeypatch):
     bench.supervisor(LOOKS, spare=True)
     pid, scratch = waiting(bench), bench.settings.scratch_dir / "scratch"
-    scratch.mkdir()
-    (scratch / "task.json").write_text("{}")
     monkeypatch.setattr(module, "has_gpus", lambda: True)
-    runner = bench.spares[0].start(scratch / "task.json", scratch=scratch, limits=Limits(gpus=True))
-    assert runner.pid != pid
+    assert bench.spares[0].take(scratch / "task.json", scratch=scratch, limits=Limits(gpus=True)) is None
     assert waiting(bench) == pid
-    runner.close()
 
 
 def test_one_with_threads_is_refused(bench, said):
@@ -172,7 +180,7 @@ def test_one_with_threads_is_refused(bench, said):
     sandbox, scratch = Sandbox((sys.executable, "-P", str(program))), bench.settings.scratch_dir / "scratch"
     scratch.mkdir()
     spares = bench.keep_spare(sandbox)
-    assert spares.take(scratch, scratch=scratch, limits=Limits(gpus=False), places=None) is None
+    assert spares.take(scratch, scratch=scratch, limits=Limits(gpus=False)) is None
     assert "it has 2 threads" in said()
 
 
@@ -182,7 +190,7 @@ def test_without_processes_to_spare_jobs_run_as_ever(bench, said, monkeypatch):
     bench.spares.append(spares)
     wait_for(lambda: "spare.not_started" in said())
     assert refused.asked == 1, "tried again without a job"
-    assert spares.take(Path("task"), scratch=bench.folder, limits=Limits(gpus=False), places=None) is None
+    assert spares.take(Path("task"), scratch=bench.folder, limits=Limits(gpus=False)) is None
     waiting(bench)
     assert refused.asked == 2
 
