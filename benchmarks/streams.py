@@ -1,6 +1,6 @@
 """What it costs that many wait for news, and how soon they have it.
 
-    python -m benchmarks.streams [sqlite] [postgresql] [--streams 300] [--seconds 30] [--events 100]
+    python -m benchmarks.streams [sqlite] [postgresql] [--streams 300] [--seconds 30] [--events 60]
 
 An API and a reconciler run on a database of their own (QUANTMILL_TEST_POSTGRES_URL names the server), and event streams
 are open that follow a job each, of which none tells anything. Prints what the API computes meanwhile, as percent of a
@@ -120,7 +120,7 @@ def main() -> None:
     parser.add_argument("databases", nargs="*", help=f"of {', '.join(DATABASES)}; default: both")
     parser.add_argument("--streams", type=int, default=300, help="that are open")
     parser.add_argument("--seconds", type=float, default=30.0, help="for which the API's computing is measured")
-    parser.add_argument("--events", type=int, default=100, help="whose way is measured")
+    parser.add_argument("--events", type=int, default=60, help="whose way is measured")
     options = parser.parse_args()
     databases = options.databases or DATABASES
     if "postgresql" in databases and (trouble := postgres_trouble()) is not None:
