@@ -124,6 +124,6 @@ def test_the_audit_is_paged_and_its_chain_verified(closed: Front, guard: str, mo
 
 def test_workers_are_shown(sqlite_front: Front) -> None:
     with sqlite_front.desk.database.write() as session:
-        workers.announce(session, "host-7", ["cpu"], slots=3)
+        workers.announce(session, "host-7", {"cpu": 3})
     shown = sqlite_front.http.get("/workers")
     assert shown.status_code == 200 and "host-7" in shown.text and "reach it" in shown.text

@@ -154,7 +154,7 @@ def foreign_messages(good: dict[str, Any], canary: Path) -> list[bytes]:
 def test_what_is_no_message_of_ours_is_thrown_away_and_a_forged_one_changes_nothing(
     bench: Workbench, redis_url: str
 ) -> None:
-    spared, taken, canary = bench.submit(), bench.submit(), bench.folder / "canary"
+    spared, taken, canary = bench.submit(queue="gpu"), bench.submit(), bench.folder / "canary"
     with redis.Redis.from_url(redis_url) as client:
         sender = Sender(bench.settings)
         sender.send(Released(spared, "default", "inspect_model", "inspect", "short", 1, None))
