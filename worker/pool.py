@@ -12,7 +12,8 @@ from sqlalchemy.orm import Session
 from service.changes import Changes
 from service.dispatch.dispatcher import Dispatcher
 from service.dispatch.release import Released
-from service.dispatch.slots import Crew, FreeSlots, Started, released
+from service.dispatch.repository import released
+from service.dispatch.slots import Crew, FreeSlots, Started
 from service.jobs.errors import DispatchError
 from service.settings import Settings
 from worker.embedded import StopFlag

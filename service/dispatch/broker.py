@@ -10,7 +10,8 @@ from kombu.utils.url import parse_url
 from sqlalchemy.orm import Session
 
 from service.dispatch.release import Released
-from service.dispatch.slots import FreeSlots, of_workers
+from service.dispatch.repository import of_workers
+from service.dispatch.slots import FreeSlots
 from service.ids import is_id
 from service.jobs.errors import DispatchError
 from service.jobs.queues import QUEUES

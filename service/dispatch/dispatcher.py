@@ -15,9 +15,10 @@ from sqlalchemy.orm import Session
 from service import failpoints
 from service.contracts.quota import Quota
 from service.db import Database
-from service.dispatch.order import next_due
-from service.dispatch.release import Released, any_lost, not_sent, release, take_back
+from service.dispatch.release import Released, release
+from service.dispatch.repository import next_due
 from service.dispatch.slots import FreeSlots
+from service.jobs import transitions
 from service.jobs.errors import DispatchError
 from service.repository import alone
 from service.settings import Settings
@@ -137,7 +138,7 @@ class Dispatcher:
             return 0
         with self._database.write() as session:
             alone(session, _LOCK)
-            lost = take_back(session, lost_seconds=self._lost_seconds)
+            lost = transitions.take_back(session, lost_seconds=self._lost_seconds)
             jobs = release(session, self._carrier.free(session), self._quota)
         if lost:
             log.warning("dispatch.lost jobs=%d: no worker has taken them", lost)
@@ -148,7 +149,7 @@ class Dispatcher:
     def _anything(self) -> bool:
         """Whether there is something to do, by a look that writes nothing."""
         with self._database.read() as session:
-            if any_lost(session, lost_seconds=self._lost_seconds):
+            if transitions.any_lost(session, lost_seconds=self._lost_seconds):
                 return True
             queues = self._carrier.free(session).queues()
             return bool(queues) and next_due(session, queues) is not None
@@ -161,7 +162,7 @@ class Dispatcher:
                 self._paused_until = time.monotonic() + PAUSE_SECONDS
                 log.warning("dispatch.failed jobs=%d: %s", len(jobs) - number, error.detail)
                 with self._database.write() as session:
-                    not_sent(session, jobs[number:])
+                    transitions.not_sent(session, [(one.id, one.attempt) for one in jobs[number:]])
                 return number
         if jobs:
             failpoints.reach("after_publish")

@@ -6,14 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import func, select, text
-from sqlalchemy.orm import Session
-
-from service.db import db_now
 from service.jobs.queues import QUEUES
-from service.tables import Job, Worker
-from service.tables.jobs import IS_QUEUED, IS_RUNNING
-from service.workers.repository import ALIVE_SECONDS
 
 
 @dataclass(frozen=True)
@@ -107,46 +100,3 @@ class FreeSlots:
 
     def _kept(self, queue: str) -> int:
         return sum(min(crew.short_slots, crew.slots - 1) for crew in self._crews if queue in crew.queues and crew.slots)
-
-
-def released(session: Session) -> list[Started]:
-    """Jobs that were released and that no worker has claimed yet."""
-    # named one by one, so that SQLite goes by the index that begins with the queue
-    conditions = (text(IS_QUEUED), Job.queue.in_(QUEUES), Job.dispatched_at > 0)
-    return _started(session, *conditions)
-
-
-def running(session: Session) -> list[Started]:
-    """Jobs that run."""
-    return _started(session, text(IS_RUNNING))
-
-
-def of_workers(session: Session) -> FreeSlots:
-    """Free slots of all workers that are alive, less what was released to them already."""
-    load = dict(
-        session.execute(select(Job.worker_id, func.count()).where(text(IS_RUNNING)).group_by(Job.worker_id)).all()
-    )
-    alive = session.execute(
-        select(Worker.id, Worker.queue, Worker.slots, Worker.short_slots).where(
-            Worker.seen_at > db_now() - ALIVE_SECONDS, Worker.slots > 0
-        )
-    ).all()
-    queues: dict[str, set[str]] = {}
-    for row in alive:
-        queues.setdefault(row.id, set()).add(row.queue)
-    crews = {
-        row.id: Crew(frozenset(queues[row.id]), row.slots - load.get(row.id, 0), row.slots, row.short_slots)
-        for row in alive
-    }
-    waiting = released(session)
-    free = FreeSlots(list(crews.values()), running(session), waiting)
-    for each in waiting:
-        for _ in range(each.jobs):
-            free.take(each.queue)
-    return free
-
-
-def _started(session: Session, *conditions: object) -> list[Started]:
-    columns = (Job.queue, Job.tenant_id, Job.size_class)
-    rows = session.execute(select(*columns, func.count()).where(*conditions).group_by(*columns))  # type: ignore[arg-type]
-    return [Started(*row) for row in rows]

@@ -15,7 +15,8 @@ from service.db import Database, db_now
 from service.dispatch.broker import job_of_task, task_id
 from service.dispatch.dispatcher import Dispatcher
 from service.dispatch.release import Released
-from service.dispatch.slots import Crew, FreeSlots, Started, of_workers
+from service.dispatch.repository import of_workers
+from service.dispatch.slots import Crew, FreeSlots, Started
 from service.ids import new_id
 from service.jobs import transitions
 from service.jobs.errors import DispatchError

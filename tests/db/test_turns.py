@@ -11,9 +11,8 @@ from sqlalchemy import event, insert, select, text, update
 from sqlalchemy.orm import Session
 
 from service.db import Database, db_now
-from service.dispatch import slots
-from service.dispatch.order import next_due
-from service.dispatch.release import any_lost
+from service.dispatch import repository as slots
+from service.dispatch.repository import next_due
 from service.ids import new_id
 from service.jobs import transitions
 from service.jobs.repository import JobQuery, list_page
@@ -148,7 +147,7 @@ def test_what_was_released_is_found_by_its_index(database: Database) -> None:
     if database.engine.dialect.name == "postgresql":
         with database.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
             connection.execute(text("VACUUM ANALYZE jobs"))
-    looks: tuple[Any, ...] = (slots.released, lambda session: any_lost(session, lost_seconds=10))
+    looks: tuple[Any, ...] = (slots.released, lambda session: transitions.any_lost(session, lost_seconds=10))
     for look in looks:
         plan = plans_of(database, look)[0]
         assert "ix_jobs_message" in plan

@@ -17,7 +17,7 @@ from starlette.requests import ClientDisconnect
 from service.contracts.errors import EngineError
 from service.contracts.quota import Quota
 from service.db import Database, db_now
-from service.dispatch.order import next_due
+from service.dispatch.repository import next_due
 from service.jobs import transitions
 from service.principal import DEFAULT_TENANT
 from service.quotas import rates, repository, service

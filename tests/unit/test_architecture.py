@@ -21,7 +21,7 @@ NEVER = {
     "quantmill": ENGINE | OTHERS | {"numpy", "worker", "service"},
     "service.app service.cli service.client": ENGINE | {"worker"},
     "service.contracts.runner": ENGINE,
-    "worker.tasks worker.celery_app worker.supervisor worker.reconcile.loops": ENGINE | {"numpy", "fastapi", "httpx"},
+    "worker.pool worker.celery_app worker.supervisor worker.reconcile.loops": ENGINE | {"numpy", "fastapi", "httpx"},
     # processes of their own, started again and again: every one pays for what it loads
     "worker.cli worker.process": ENGINE | {"numpy", "fastapi", "httpx", "jinja2", "rich"},
     "worker.runner worker.quantizer.pipeline": {"torch", "sympy.core", "sqlalchemy", "fastapi", "celery", "httpx"},

@@ -28,12 +28,14 @@ from service.jobs.transitions.expiry import (
     queued_ahead,
 )
 from service.jobs.transitions.leases import leased_ahead, shorten_leases, spare_leases, try_to_write
+from service.jobs.transitions.releasing import any_lost, mark_released, not_sent, take_back
 
 __all__ = [
     "LATE_VALIDATION",
     "MAX_ATTEMPTS",
     "WORKERS_LOST",
     "Renewal",
+    "any_lost",
     "backoff_seconds",
     "bring_forward",
     "claim",
@@ -44,6 +46,8 @@ __all__ = [
     "finish_cancel",
     "interrupt",
     "leased_ahead",
+    "mark_released",
+    "not_sent",
     "queued_ahead",
     "record_progress",
     "rename",
@@ -54,5 +58,6 @@ __all__ = [
     "spare_leases",
     "submit",
     "succeed",
+    "take_back",
     "try_to_write",
 ]

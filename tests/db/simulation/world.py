@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session
 
 from service.contracts.quota import Quota
 from service.contracts.runner import ProgressLine
-from service.dispatch import slots
+from service.dispatch import repository as slots
 from service.dispatch.dispatcher import Dispatcher
 from service.dispatch.release import Released
 from service.dispatch.slots import Crew, FreeSlots

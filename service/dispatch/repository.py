@@ -1,4 +1,4 @@
-"""Which queued job is released next: a few looks into indexes, however many jobs wait."""
+"""Which queued job is released next, and for which slots: a few looks into indexes, however many jobs wait."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ from sqlalchemy import CTE, ColumnElement, Double, Select, TextClause, bindparam
 from sqlalchemy.orm import Session
 
 from service.db import db_now
-from service.tables import Job
+from service.dispatch.slots import Crew, FreeSlots, Started
+from service.jobs.queues import QUEUES
+from service.tables import Job, Worker
 from service.tables.jobs import IS_QUEUED, IS_QUEUED_SHORT, IS_RUNNING
+from service.workers.repository import ALIVE_SECONDS
 
 
 class _Head(NamedTuple):
@@ -120,3 +123,46 @@ def _tenants(queue: str, priority: int, waiting: TextClause, some_left_out: bool
     found = select(least.scalar_subquery().label("tenant_id")).cte("tenants", recursive=True)
     following = least.where(Job.tenant_id > found.c.tenant_id).scalar_subquery()
     return found.union_all(select(following).where(found.c.tenant_id.is_not(None)))
+
+
+def released(session: Session) -> list[Started]:
+    """Jobs that were released and that no worker has claimed yet."""
+    # named one by one, so that SQLite goes by the index that begins with the queue
+    conditions = (text(IS_QUEUED), Job.queue.in_(QUEUES), Job.dispatched_at > 0)
+    return _started(session, *conditions)
+
+
+def running(session: Session) -> list[Started]:
+    """Jobs that run."""
+    return _started(session, text(IS_RUNNING))
+
+
+def of_workers(session: Session) -> FreeSlots:
+    """Free slots of all workers that are alive, less what was released to them already."""
+    load = dict(
+        session.execute(select(Job.worker_id, func.count()).where(text(IS_RUNNING)).group_by(Job.worker_id)).all()
+    )
+    alive = session.execute(
+        select(Worker.id, Worker.queue, Worker.slots, Worker.short_slots).where(
+            Worker.seen_at > db_now() - ALIVE_SECONDS, Worker.slots > 0
+        )
+    ).all()
+    queues: dict[str, set[str]] = {}
+    for row in alive:
+        queues.setdefault(row.id, set()).add(row.queue)
+    crews = {
+        row.id: Crew(frozenset(queues[row.id]), row.slots - load.get(row.id, 0), row.slots, row.short_slots)
+        for row in alive
+    }
+    waiting = released(session)
+    free = FreeSlots(list(crews.values()), running(session), waiting)
+    for each in waiting:
+        for _ in range(each.jobs):
+            free.take(each.queue)
+    return free
+
+
+def _started(session: Session, *conditions: object) -> list[Started]:
+    columns = (Job.queue, Job.tenant_id, Job.size_class)
+    rows = session.execute(select(*columns, func.count()).where(*conditions).group_by(*columns))  # type: ignore[arg-type]
+    return [Started(*row) for row in rows]
