@@ -8,9 +8,10 @@ from typing import NamedTuple
 from sqlalchemy import Double, func, select, text, type_coerce
 from sqlalchemy.orm import Session
 
+from service.db import db_now
 from service.repository import upsert
 from service.tables import Job, LeaseRound
-from service.tables.jobs import IS_RUNNING, LIVE_STATES
+from service.tables.jobs import IS_QUEUED, IS_RUNNING, LIVE_STATES
 
 
 def running_attempts(session: Session) -> set[tuple[str, int]]:
@@ -25,6 +26,19 @@ def tenant_if_released(session: Session, job_id: str, attempt: int) -> str | Non
     """Whose job it is, if it was released for this attempt; None for any other."""
     released = (Job.state == "queued", Job.attempt == attempt - 1, Job.dispatched_at.is_not(None))
     return session.scalar(select(Job.tenant_id).where(Job.id == job_id, *released))
+
+
+def tenant_of_attempt(session: Session, job_id: str, attempt: int) -> str | None:
+    """Whose job it is, if this attempt runs, or is the next one; None for any other."""
+    runs = (Job.state == "running") & (Job.attempt == attempt)
+    waits = (Job.state == "queued") & (Job.attempt == attempt - 1)
+    return session.scalar(select(Job.tenant_id).where(Job.id == job_id, runs | waits))
+
+
+def any_released(session: Session, queues: Collection[str], *, seconds_ago: float) -> bool:
+    """Whether a job of these queues was released so long ago and is not claimed."""
+    lying = (text(IS_QUEUED), Job.queue.in_(queues), Job.dispatched_at < db_now() - seconds_ago)
+    return session.scalar(select(Job.id).where(*lying).limit(1)) is not None
 
 
 def jobs_of_worker(session: Session, worker_id: str, tenant_id: str) -> int:

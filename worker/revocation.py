@@ -5,12 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from sqlalchemy import select
-
 from service.db import Database
 from service.dispatch.broker import job_of_task
 from service.jobs import transitions
-from service.tables import Job
+from worker.repository import tenant_of_attempt
 
 log = logging.getLogger(__name__)
 
@@ -29,13 +27,7 @@ def cancel_revoked(database: Database, task_ids: Sequence[str]) -> list[str]:
     canceled = []
     for job_id, attempt in sorted(named):
         with database.write() as session:
-            tenant_id = session.scalar(
-                select(Job.tenant_id).where(
-                    Job.id == job_id,
-                    ((Job.state == "running") & (Job.attempt == attempt))
-                    | ((Job.state == "queued") & (Job.attempt == attempt - 1)),
-                )
-            )
+            tenant_id = tenant_of_attempt(session, job_id, attempt)
             if tenant_id is not None:
                 transitions.request_cancel(session, tenant_id, job_id)
                 canceled.append(job_id)

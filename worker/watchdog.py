@@ -12,14 +12,10 @@ import threading
 import time
 from collections.abc import Callable
 
-from sqlalchemy import select, text
-
-from service.db import db_now
-from service.tables import Job
-from service.tables.jobs import IS_QUEUED
 from service.workers import repository
 from worker.lease import DATABASE_AWAY
 from worker.node import Node
+from worker.repository import any_released
 
 log = logging.getLogger(__name__)
 
@@ -97,9 +93,8 @@ class Watchdog:
         queues = [queue for queue, slots in self._node.offers().items() if slots]
         if not queues or not self._node.slots.free():
             return False
-        lying = (text(IS_QUEUED), Job.queue.in_(queues), Job.dispatched_at < db_now() - _TRAVEL_SECONDS)
         with self._node.database.read() as session:
-            return session.scalar(select(Job.id).where(*lying).limit(1)) is not None
+            return any_released(session, queues, seconds_ago=_TRAVEL_SECONDS)
 
     def _note(self, *, deaf: bool) -> None:
         if deaf != self._noted:
