@@ -54,7 +54,7 @@ audit: ## Compare the lock files with PyPI's advisories; needs the network
 	$(VENV)-audit/bin/python -m pip install --quiet --disable-pip-version-check pip-audit
 	$(VENV)-audit/bin/pip-audit --requirement requirements.lock --requirement requirements-cuda.lock --no-deps --disable-pip --strict
 
-up: $(STAMP) ## Start the service on the embedded default (SQLite, filesystem broker, local files)
+up: $(STAMP) ## Start the service on the embedded default (SQLite, no broker, local files)
 	$(BIN)/quantmill up
 
 bench: $(STAMP) ## Print the tables of docs/benchmarks.md; needs the real models and data (QUANTMILL_DATA)

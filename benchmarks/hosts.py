@@ -52,7 +52,6 @@ class Installation:
         self.bench = Workbench(
             folder,
             database_url=f"sqlite:///{folder / 'shared' / 'service.db'}",
-            broker_url=f"filesystem://{folder / 'shared' / 'broker'}",
             storage_dir=folder / "shared" / "store",
             checkpoint_dir=self.checkpoints,
         )

@@ -1,4 +1,4 @@
-"""Latency of ``POST /v1/jobs`` on the embedded default: a real API process, SQLite, and a broker of files.
+"""Latency of ``POST /v1/jobs`` on the embedded default: a real API process, SQLite, and no broker.
 
     python -m benchmarks.submit_latency [--requests 100] [--database-url URL] [--broker-url URL]
 
@@ -34,7 +34,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=100)
     parser.add_argument("--database-url", default="", help="must be migrated; default: SQLite in a temporary folder")
-    parser.add_argument("--broker-url", default="", help="default: a filesystem broker in the same folder")
+    parser.add_argument("--broker-url", default="", help="default: none")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="quantmill-latency-") as folder:
         settings = Settings(

@@ -297,5 +297,5 @@ def database(database_url: str) -> Iterator[Database]:
 
 @pytest.fixture
 def settings(tmp_path: Path, database_url: str) -> Settings:
-    """Settings of an isolated service in ``tmp_path``, with a filesystem broker."""
+    """Settings of an isolated service in ``tmp_path``, without a broker."""
     return Settings(data_dir=tmp_path / "data", database_url=database_url, min_free_bytes=0)

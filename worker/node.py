@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
-import secrets
-import socket
 from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
 from itertools import zip_longest
@@ -26,7 +23,7 @@ from worker.reconcile.scratch import collect_scratch
 from worker.rest import Rest
 from worker.slots import Slots, kept_slots, shares
 from worker.spares import Spares
-from worker.supervisor import Supervisor
+from worker.supervisor import Supervisor, new_worker_id
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +67,7 @@ class Node:
         keep = not devices and first != {GPU_QUEUE} and has_room_for_spares(settings)
         log.info("worker.share slots=%d job_memory_bytes=%d spares=%s", len(parts), job_memory_bytes(settings), keep)
         self.settings = settings
-        self.id = f"{name or socket.gethostname()}:{os.getpid()}:{secrets.token_hex(3)}"[-255:]
+        self.id = new_worker_id(name)
         self.database = Database(settings.database_url)
         self._queues, self._stopping, self._rest = queues, stopping, Rest()
         self._closing = ExitStack()

@@ -72,7 +72,9 @@ def clean_message(message: object, queue: str) -> dict[str, Any] | None:
         queue: that it was found in.
     """
     headers = message.get("headers") if isinstance(message, dict) else None
-    task, task_id = (headers.get("task"), headers.get("id")) if isinstance(headers, dict) else (None, None)
+    if not isinstance(headers, dict):
+        return None
+    task, task_id = headers.get("task"), headers.get("id")
     named = job_of_task(task_id) if isinstance(task_id, str) else None
     if named is None or not isinstance(task, str) or task not in TASKS:
         return None
@@ -110,9 +112,9 @@ def clean_message(message: object, queue: str) -> dict[str, Any] | None:
     }
 
 
-def _time_limit(headers: object) -> list[float | None]:
+def _time_limit(headers: dict[str, Any]) -> list[float | None]:
     """Seconds until the job's deadline, for whoever looks at the task; the supervisor goes by the database."""
-    given = headers.get("timelimit") if isinstance(headers, dict) else None
+    given = headers.get("timelimit")
     hard = given[0] if isinstance(given, list) and given else None
     return [hard if isinstance(hard, int | float) and not isinstance(hard, bool) else None, None]
 

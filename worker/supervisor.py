@@ -68,9 +68,9 @@ def scratch_name(job_id: str, attempt: int) -> str:
     return f"{job_id}.{attempt}"
 
 
-def new_worker_id() -> str:
-    """A name for this worker process that no other has."""
-    return f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(3)}"[:255]
+def new_worker_id(name: str = "") -> str:
+    """A name for this worker process that no other has; it begins with ``name``, or else with the host's."""
+    return f"{name or socket.gethostname()}:{os.getpid()}:{secrets.token_hex(3)}"[-255:]
 
 
 @dataclass
