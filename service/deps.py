@@ -45,6 +45,8 @@ CHECKERS = 4
 HEAVY_READERS, HEAVY_WAIT_SECONDS = 4, 30.0
 # Connections to the database beside those of the threads: of /readyz, which looks twice, of the notifier, and a spare.
 OWN_CONNECTIONS = 4
+# How long a new one may take.
+CONNECT_SECONDS = 2.0
 # Uploads whose bytes are read again, hashed or made durable at a time, which takes as long as the disk does.
 DISK_WORKERS = 8
 # Names that clients give are resolved by so many at a time: who gives slow ones keeps nobody else waiting.
@@ -133,7 +135,7 @@ def _patience(settings: Settings) -> Patience:
     return Patience(
         lock_seconds=settings.api_lock_seconds,
         answer_seconds=settings.api_answer_seconds,
-        connect_seconds=2.0,
+        connect_seconds=CONNECT_SECONDS,
         pool_seconds=settings.api_lock_seconds,
         writers=settings.api_writers,
         connections=READERS + CHECKERS + HEAVY_READERS + settings.api_writers + OWN_CONNECTIONS,

@@ -116,6 +116,8 @@ class CeleryWorker:
         self._consumer = sender
         if self._watchdog is not None:
             self._watchdog.start()
+        if self._dispatcher is not None:
+            self._dispatcher.wake()
 
     def _on_shutting_down(self, **_: Any) -> None:
         self._stopping.set()

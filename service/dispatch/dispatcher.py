@@ -30,9 +30,9 @@ PAUSE_SECONDS = 3.0
 CLOSE_SECONDS = 2.0
 # Changes after which there may be something to release: what waits, and who takes it.
 _TABLES = frozenset({"queues", "workers"})
-# Of those who release, one at a time; any number that every process agrees on.
 # Between the beginnings of two rounds, however often they are asked for.
 _BETWEEN_SECONDS = 0.02
+# Of those who release, one at a time; any number that every process agrees on.
 _LOCK = 0x7175616E746D7264
 _AWAY = (OperationalError, InterfaceError, PoolTimeoutError)
 
@@ -194,7 +194,14 @@ class Dispatcher:
 def open_dispatcher(
     settings: Settings, database: Database, *, period_seconds: float | None = None
 ) -> Dispatcher | None:
-    """Sends jobs to the broker; None: there is none, and workers release jobs for themselves."""
+    """Sends jobs to the broker; None: there is none, and workers release jobs for themselves.
+
+    Args:
+        settings: name the broker.
+        database: where jobs are.
+        period_seconds: between two rounds that nobody has asked for; None: so long that they cost nothing, and jobs
+            start all the same while no reconciler runs.
+    """
     if not settings.broker_url:
         return None
     from service.dispatch.broker import Sender  # Celery takes long to import
@@ -204,5 +211,5 @@ def open_dispatcher(
         Sender(settings),
         settings.quota,
         lost_seconds=settings.redispatch_seconds,
-        period_seconds=period_seconds,
+        period_seconds=settings.redispatch_seconds if period_seconds is None else period_seconds,
     )

@@ -12,6 +12,7 @@ import pytest
 from fastapi import FastAPI
 from sqlalchemy import text
 
+from service import deps
 from service.comparison import service as comparing
 from service.deps import HEAVY_READERS, READERS
 from service.models import router as models
@@ -66,6 +67,7 @@ def test_slow_lists_and_comparisons_keep_nobody_else_waiting(
     """More of them than there are threads and connections, of one tenant, each with a connection in use."""
     go, begun = threading.Event(), threading.Semaphore(0)
     settings = settings.model_copy(update={"api_answer_seconds": PATIENCE_SECONDS, "open": False})
+    monkeypatch.setattr(deps, "CONNECT_SECONDS", PATIENCE_SECONDS)  # a busy machine is no absent database
     with front_of(app, settings) as front, served(app) as url, ThreadPoolExecutor(80) as pool:
 
         def hang(*_: object, **__: object) -> None:
