@@ -8,7 +8,7 @@ PIP = $(BIN)/python -m pip --quiet --disable-pip-version-check
 # Only what a lock file names, and of it only files whose hashes it holds.
 LOCKED = install --require-hashes --no-deps --requirement
 LOCKS := requirements.lock requirements-cpu.lock requirements-cuda.lock
-.PHONY: help demo test test-fast test-long soak lint audit up bench screenshots lock mlflow axe clean
+.PHONY: help demo test test-fast test-long soak lint audit up bench screenshots lock mlflow flower axe clean
 
 help: ## Show this help
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -79,13 +79,15 @@ screenshots: $(STAMP) ## Pictures of the pages, light, dark and narrow, in build
 lock: $(STAMP) ## Resolve the lock files from pyproject.toml (LOCK_ARGS=--upgrade: with the newest versions)
 	$(BIN)/python tools/lock.py $(LOCK_ARGS)
 
-# Beside .venv: its packages are many, and only the tests of the hand-over need them. The project is read from the checkout.
-$(VENV)-mlflow/.installed: requirements-mlflow.lock
-	$(PYTHON) -m venv $(VENV)-mlflow
-	$(VENV)-mlflow/bin/python -m pip --quiet --disable-pip-version-check $(LOCKED) requirements-mlflow.lock
+# Beside .venv: their packages are many, and only few tests need them. The project itself is read from the checkout.
+$(VENV)-mlflow/.installed $(VENV)-flower/.installed: $(VENV)-%/.installed: requirements-%.lock
+	$(PYTHON) -m venv $(VENV)-$*
+	$(VENV)-$*/bin/python -m pip --quiet --disable-pip-version-check $(LOCKED) requirements-$*.lock
 	@touch $@
 
 mlflow: $(VENV)-mlflow/.installed ## Install the server of MLflow that the tests of the hand-over need; without it they skip
+
+flower: $(VENV)-flower/.installed ## Install Flower, with which the test of Celery's monitoring looks; without it that skips
 
 # One script of one package: its version and digest stand in the tool.
 $(VENV)-axe/axe.min.js: tools/axe.py
@@ -94,4 +96,4 @@ $(VENV)-axe/axe.min.js: tools/axe.py
 axe: $(VENV)-axe/axe.min.js ## Fetch axe-core, with which the pages are checked; without it those tests skip
 
 clean: ## Remove the virtual environments and caches
-	rm -rf $(VENV) $(VENV)-audit $(VENV)-mlflow $(VENV)-axe .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(VENV)-audit $(VENV)-mlflow $(VENV)-flower $(VENV)-axe .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -36,6 +36,7 @@ from tests.support import in_memory, leaks, services
 from tests.support.axe import axe_trouble
 from tests.support.browser import browser_trouble
 from tests.support.data import data_dir, missing_data
+from tests.support.flower import flower_trouble
 from tests.support.mlflow_server import mlflow_trouble
 
 sys.dont_write_bytecode = False
@@ -83,6 +84,7 @@ def pytest_report_header() -> list[str]:
         browser_trouble(),
         axe_trouble(),
         mlflow_trouble(),
+        flower_trouble(),
     )
     return lines + [f"WARNING: {trouble}" for trouble in troubles if trouble is not None]
 

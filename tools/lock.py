@@ -19,11 +19,15 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PYTHON = "3.11"
+PROJECT = "pyproject.toml"
 ALL, CPU, CUDA = "requirements.lock", "requirements-cpu.lock", "requirements-cuda.lock"
-# A server of MLflow, and what reads its models back, for the tests of the hand-over: none of it is in the other locks.
-MLFLOW = "requirements-mlflow.lock"
-MLFLOW_TESTS = "tools/mlflow.in"
-# Every extra but that one.
+# Programs that only tests run, each with its packages in an environment of its own: none of them is in the other locks.
+# The server of MLflow, with what reads its models back; Flower, which shows Celery's tasks.
+APART = {
+    "requirements-mlflow.lock": ("mlflow", [PROJECT, "tools/mlflow.in", "--extra", "mlflow"]),
+    "requirements-flower.lock": ("flower", ["tools/flower.in"]),
+}
+# Every extra but that of MLflow.
 EXTRAS = ("build", "worker", "torch", "demo", "dev")
 # What each image needs of the project, by the lock file that holds it.
 IMAGES = {
@@ -37,7 +41,7 @@ OF_CUDA = re.compile(r"(nvidia|cuda)-.+|triton")
 HEADER = "# Made by `make lock` from pyproject.toml and constraints.txt.{}\n"
 ABOUT_CPU = f" The CPU build of torch: installed before {ALL}, where pip can find it."
 ABOUT_CUDA = f" What PyPI's build of torch needs beside {ALL}."
-ABOUT_MLFLOW = " The tests' server of MLflow and its client, in an environment of their own: `make mlflow`."
+ABOUT_APART = " For tests, in an environment of its own: `make {}`."
 
 
 @dataclass(frozen=True)
@@ -69,13 +73,19 @@ def written(about: str, pins: list[Pin]) -> str:
     return HEADER.format(about) + "".join(f"{line}\n" for pin in pins for line in pin.lines)
 
 
-def resolve(known: str, options: list[str], *, upgrade: bool) -> list[Pin]:
-    """Everything that a selection needs, on every platform; versions in ``known`` are kept where they fit."""
+def resolve(known: str, selection: list[str], *, upgrade: bool) -> list[Pin]:
+    """Everything that a selection needs, on every platform; versions in ``known`` are kept where they fit.
+
+    Args:
+        known: lock files, as text.
+        selection: files of requirements, then options such as extras.
+        upgrade: whether to take the newest versions instead.
+    """
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "lock"
         output.write_text(known)
         command = [
-            *(sys.executable, "-m", "uv", "pip", "compile", "pyproject.toml", *options),
+            *(sys.executable, "-m", "uv", "pip", "compile", *selection),
             *("--universal", "--python-version", PYTHON),
             *("--generate-hashes", "--constraint", "constraints.txt", "--default-index", "https://pypi.org/simple"),
             *("--no-emit-package", "quantmill", "--no-header", "--output-file", str(output)),
@@ -119,10 +129,11 @@ def cpu_build(torch: Pin) -> Pin:
     return Pin("torch", (f"{requirement} ; {CPU_MARKER} \\", f"    --hash=sha256:{digest}"))
 
 
-def mlflow_lock(known: str, *, upgrade: bool) -> str:
-    """The lock of the tests' MLflow; what the project needs itself has the versions of ``known``."""
-    there = (ROOT / MLFLOW).read_text() if (ROOT / MLFLOW).exists() else ""
-    return written(ABOUT_MLFLOW, resolve(known + there, [MLFLOW_TESTS, "--extra", "mlflow"], upgrade=upgrade))
+def lock_apart(name: str, known: str, *, upgrade: bool) -> str:
+    """The lock of an environment of its own; what the project needs itself has the versions of ``known``."""
+    target, selection = APART[name]
+    there = (ROOT / name).read_text() if (ROOT / name).exists() else ""
+    return written(ABOUT_APART.format(target), resolve(known + there, selection, upgrade=upgrade))
 
 
 def main() -> None:
@@ -131,13 +142,13 @@ def main() -> None:
     upgrade = parser.parse_args().upgrade
     known = "".join((ROOT / name).read_text() for name in (ALL, CUDA) if (ROOT / name).exists())
     extras = [word for name in EXTRAS for word in ("--extra", name)]
-    everything, cuda = apart(resolve(known, extras, upgrade=upgrade))
+    everything, cuda = apart(resolve(known, [PROJECT, *extras], upgrade=upgrade))
     (torch,) = (pin for pin in everything if pin.name == "torch")
     made = {ALL: written("", everything), CUDA: written(ABOUT_CUDA, cuda), CPU: written(ABOUT_CPU, [cpu_build(torch)])}
     known = made[ALL] + made[CUDA]  # the images get no version that is not in them
     for name, options in IMAGES.items():
-        made[name] = written("", apart(resolve(known, options, upgrade=False))[0])
-    made[MLFLOW] = mlflow_lock(known, upgrade=upgrade)
+        made[name] = written("", apart(resolve(known, [PROJECT, *options], upgrade=False))[0])
+    made |= {name: lock_apart(name, known, upgrade=upgrade) for name in APART}
     for name, text in made.items():
         (ROOT / name).write_text(text)
 

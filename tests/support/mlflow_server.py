@@ -30,13 +30,13 @@ def mlflow_trouble() -> str | None:
 
 @contextmanager
 def serving(
-    folder: Path, name: str, command: list[str], answers: Callable[[], bool], **variables: str
+    folder: Path, name: str, command: list[str], answers: Callable[[], bool], *, home: Path = HOME, **variables: str
 ) -> Iterator[None]:
-    """A program of that environment, from when it answers to the end of the block; its log lies in ``folder``."""
+    """A program of an environment, from when it answers to the end of the block; its log lies in ``folder``."""
     log = folder / f"{name}.log"
     with log.open("wb") as told:
         process = subprocess.Popen(
-            [str(HOME / "bin" / command[0]), *command[1:]],
+            [str(home / "bin" / command[0]), *command[1:]],
             cwd=folder, env=environment(**variables), stdout=told, stderr=told, start_new_session=True,
         )  # fmt: skip
     try:

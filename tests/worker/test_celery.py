@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import redis
 from celery import Celery
@@ -24,6 +26,8 @@ from service.dispatch.dispatcher import Dispatcher, open_dispatcher
 from service.dispatch.release import Released
 from service.ids import new_id
 from service.queues import repository as queues
+from tests.support import services
+from tests.support.flower import flower, flower_trouble
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.tiny import make_tiny
 from tests.worker.running import QUICK, environment
@@ -116,6 +120,50 @@ def test_what_operators_ask_and_order(bench: Workbench, dispatcher: Dispatcher, 
         assert process.wait(PATIENCE_SECONDS) == 0
     assert bench.standing(last) == ("queued", 1, 1), "put back, and not charged"
     assert slots_of(bench, "cpu") is None
+
+
+def test_flower_shows_what_runs_and_counts_what_happened(
+    bench: Workbench, dispatcher: Dispatcher, redis_url: str
+) -> None:
+    services.require(flower_trouble())
+    with flower(bench.folder, redis_url) as url, httpx.Client(base_url=url, trust_env=False) as http:
+
+        def tasks() -> dict[str, dict[str, Any]]:
+            found: dict[str, dict[str, Any]] = http.get("/api/tasks").raise_for_status().json()
+            return found
+
+        with celery_worker(bench, "-Q", "cpu,inspect", "-c", "2") as process:
+            network = {"net.onnx": make_tiny(bench.folder).model.read_bytes()}
+            good, failed = bench.submit(model_id=bench.add_model(network)), bench.submit()
+            wait_for(lambda: bench.states(good, failed) == ["succeeded", "failed"])
+            running = endless(bench)
+            name = task_id(running, 1)
+            wait_for(lambda: tasks().get(name, {}).get("state") == "STARTED")
+            (node,) = http.get("/api/workers?refresh=true").raise_for_status().json()
+            shown = tasks()[name]
+            assert (shown["name"], shown["args"], shown["worker"]) == ("quantize", f"['{running}']", node)
+            assert shown["retries"] == 0
+            done, broken = (wait_for(lambda job=job: ended(tasks()[task_id(job, 1)])) for job in (good, failed))
+            assert (done["name"], done["state"], done["result"]) == ("inspect", "SUCCESS", "'succeeded'")
+            assert done["runtime"] > 0
+            assert broken["state"] == "FAILURE"
+            assert bench.job(failed).error["code"] in broken["exception"]
+            for page in ("/workers", f"/worker/{node}", f"/task/{name}"):
+                assert node in http.get(page, follow_redirects=True).raise_for_status().text, page
+            assert running in http.get(f"/task/{name}").text
+            process.send_signal(signal.SIGTERM)
+            wait_for(lambda: tasks()[name]["state"] == "RETRY")
+        with celery_worker(bench, "-Q", "cpu", "-c", "1"):
+            again = task_id(running, 2)
+            wait_for(lambda: tasks().get(again, {}).get("state") == "STARTED")
+            assert tasks()[again]["retries"] == 1
+        counted = http.get("/metrics").raise_for_status().text
+    for event in ("task-started", "task-failed", "task-retried"):
+        assert re.search(rf'flower_events_total{{[^}}]*type="{event}"[^}}]*}} [1-9]', counted), event
+
+
+def ended(task: dict[str, Any]) -> dict[str, Any] | None:
+    return task if task["state"] in ("SUCCESS", "FAILURE") else None
 
 
 def slots_of(bench: Workbench, queue: str) -> int | None:

@@ -23,7 +23,7 @@ def mark_released(session: Session, job_id: str) -> Marked | None:
     Jobs are marked in the order of their turns, and others hold them in the order of their ids: nobody waits here.
     """
     row = session.execute(_RELEASE, {"job_id": job_id}).one_or_none()
-    return None if row is None else row._tuple()
+    return None if row is None else tuple(row)
 
 
 def take_back(session: Session, *, lost_seconds: float) -> int:
