@@ -18,13 +18,13 @@ from service.contracts.errors import EngineError, Problem
 from service.contracts.runner import ErrorLine, LogLine, MetricLine, ProgressLine, RunnerLine, TrialLine
 from service.tables import Job
 from service.tables.jobs import UPLOAD_KINDS
-from worker.accompanied import Accompanied
 from worker.faults import has_room, no_room
 from worker.inspection_budget import InspectionBudget
 from worker.lease import DATABASE_AWAY, Lease, Timing
 from worker.memory import MemoryWatch, group_cpu_seconds
 from worker.outcome import Ending, Result, StopReason
 from worker.runner import CANCEL_FLAG
+from worker.runner_process import RunnerProcess
 from worker.tether import GRACE_SECONDS, boot_seconds
 
 __all__ = ["DATABASE_AWAY", "Lease", "Timing", "Watch"]
@@ -39,7 +39,7 @@ class Watch:
     """Watches one runner.
 
     Args:
-        process: the runner, and what it asks for.
+        process: the runner.
         lease: the right to write.
         job: as claimed.
         timing: see Timing.
@@ -52,7 +52,7 @@ class Watch:
 
     def __init__(
         self,
-        process: Accompanied,
+        process: RunnerProcess,
         lease: Lease,
         job: Job,
         *,

@@ -1,27 +1,37 @@
-"""A runner as its supervisor sees it: its process, its lines, what it is told, and how it is stopped and ended."""
+"""A runner as its supervisor sees it: its process, its lines, what it is told, and how it is stopped and ended.
+
+A runner makes no processes itself (see ``worker.confinement``). Where it asks for one, to try a written model that may
+end its process, the supervisor starts that: both are stopped, let go on and ended together.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import queue
 import signal
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import IO
 
 from pydantic import ValidationError
 
 from service.contracts.errors import EngineError
-from service.contracts.runner import LINE_ADAPTER, RunnerLine
+from service.contracts.runner import LINE_ADAPTER, RunnerLine, TrialLine
 from worker.tether import ended_line, lease_line
+
+log = logging.getLogger(__name__)
 
 LINE_CAP_BYTES = 256 * 1024 * 1024
 STDERR_CAP_BYTES = 64 * 1024
 _QUEUED_LINES = 256
+# Between two looks at a trial.
+_LOOK_SECONDS = 0.02
 
 
 @dataclass(frozen=True)
@@ -58,6 +68,8 @@ class RunnerProcess:
         self._closing = threading.Event()
         self._stderr = bytearray()
         self._stderr_lock = threading.Lock()
+        self._start_trial: Callable[[Path], RunnerProcess] | None = None
+        self._trial: RunnerProcess | None = None
         self._threads = (
             threading.Thread(target=self._read_lines, args=(lines,), name=f"lines-{process.pid}", daemon=True),
             threading.Thread(target=self._read_stderr, name=f"stderr-{process.pid}", daemon=True),
@@ -79,12 +91,32 @@ class RunnerProcess:
         """Exit code, minus the signal's number if one ended it, None while it runs."""
         return self._process.poll()
 
+    def groups(self) -> list[int]:
+        """Ids of its process groups, that of its trial included."""
+        return [process.pid for process in self._all()]
+
+    def allow_trials(self, start: Callable[[Path], RunnerProcess]) -> None:
+        """Have processes started that it asks for, one at a time; ``start`` takes the folder of the trial."""
+        self._start_trial = start
+
     def next_line(self, timeout_seconds: float) -> RunnerLine | None:
-        """The next line, or None if none came in time or none will come.
+        """The next line, or None if none came in time or none will come; one that asks for a trial has been heeded.
 
         Raises:
-            EngineError: the runner wrote something that is not a RunnerLine.
+            EngineError: the runner wrote something that is not a RunnerLine, or asks for a trial that it may not have.
+            OSError: no process could be made for a trial.
         """
+        line = self._next_line(timeout_seconds if self._trial is None else min(timeout_seconds, _LOOK_SECONDS))
+        if isinstance(line, TrialLine):
+            if self._start_trial is None or self._trial is not None:
+                raise EngineError("The runner asked for a process beside those that it may have.")
+            self._trial = self._start_trial(Path(line.folder))
+            log.info("runner.trial_started pid=%d runner=%d", self._trial.pid, self.pid)
+        elif self._trial is not None:
+            self._look_at(self._trial)
+        return line
+
+    def _next_line(self, timeout_seconds: float) -> RunnerLine | None:
         if self._ended:
             # Nothing more to read: wait for the exit instead of spinning.
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -107,7 +139,7 @@ class RunnerProcess:
         """After the exit: every line that was not handed out yet."""
         until = time.monotonic() + timeout_seconds
         while not self._ended and time.monotonic() < until:
-            line = self.next_line(until - time.monotonic())
+            line = self._next_line(until - time.monotonic())
             if line is not None:
                 yield line
 
@@ -115,31 +147,33 @@ class RunnerProcess:
         """Tell the runner until when it may go on, by ``worker.tether.boot_seconds``."""
         self._tell(lease_line(ends_at))
 
-    def tell_ended(self, code: int) -> bool:
-        """Tell the runner how the process ended that it has asked for; False: it reads nothing now, so try again."""
-        return self._tell(ended_line(code))
-
     def freeze(self) -> None:
-        """Stop the whole process group where it stands."""
-        self._signal(signal.SIGSTOP, group=True)
+        """Stop everything where it stands."""
+        for process in self._all():
+            process._signal(signal.SIGSTOP, group=True)
 
     def thaw(self) -> None:
-        """Let the whole process group go on."""
-        self._signal(signal.SIGCONT, group=True)
+        """Let everything go on."""
+        for process in self._all():
+            process._signal(signal.SIGCONT, group=True)
 
     def terminate(self) -> None:
-        """Ask the runner to stop."""
+        """Ask the runner to stop; its trial ends with it."""
         self._signal(signal.SIGTERM, group=False)
 
     def kill(self) -> None:
-        """End the whole process group at once and wait for the runner's end."""
-        self._signal(signal.SIGKILL, group=True)
-        self._process.wait()
+        """End everything at once and wait for that."""
+        for process in self._all():
+            process._signal(signal.SIGKILL, group=True)
+            process._process.wait()
 
     def close(self) -> None:
-        """Leave nothing behind: no process of the group, no thread, no descriptor. Safe to call twice."""
-        self._signal(signal.SIGKILL, group=True)
-        self._process.wait()
+        """Leave nothing behind: no process, no thread, no descriptor. Safe to call twice."""
+        self.kill()
+        for process in self._all():
+            process._let_go()
+
+    def _let_go(self) -> None:
         self._closing.set()
         if self._tether is not None:
             os.close(self._tether)
@@ -153,6 +187,18 @@ class RunnerProcess:
         self._threads[1].join(timeout=1)
         with self._stderr_lock:
             return self._stderr.decode(errors="replace")[-characters:]
+
+    def _all(self) -> list[RunnerProcess]:
+        """Itself, and its trial."""
+        return [self] if self._trial is None else [self, self._trial]
+
+    def _look_at(self, trial: RunnerProcess) -> None:
+        """Tell the runner if its trial has ended; one that reads nothing now is told at the next look."""
+        code = trial.returncode
+        if code is not None and self._tell(ended_line(code)):
+            log.info("runner.trial_ended pid=%d exit=%d", trial.pid, code)
+            trial.close()
+            self._trial = None
 
     def _tell(self, line: bytes) -> bool:
         """False if a runner that does not read has the lines before this one still before it."""

@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,8 @@ from worker.runner_process import RunnerProcess, Started
 
 # -P: the scratch folder is the working directory and holds files that users named; nothing is imported from there.
 RUNNER_COMMAND = (sys.executable, "-P", "-m", "worker.runner")
+# In which a written model is tried. Not by an import: the module loads onnxruntime, which no supervisor does.
+TRIAL_COMMAND = (sys.executable, "-P", str(Path(launcher.__file__).with_name("quantizer") / "written" / "program.py"))
 DEFAULT_FILE_BYTES = 64 * 1024**3
 DEFAULT_OPEN_FILES = 1024
 # Threads that a runner may have beside all that runs on the machine when it starts: the kernel counts those of the
@@ -141,10 +143,6 @@ class Sandbox:
         self._mode = mode
         self._places = Places() if places is None else places
 
-    def running(self, command: Sequence[str]) -> Sandbox:
-        """The same one for another command."""
-        return Sandbox(command, variables=self._variables, cores=self._cores, mode=self._mode, places=self._places)
-
     def controls(self) -> Found:
         """Those that hold the runners.
 
@@ -190,6 +188,17 @@ class Sandbox:
         terms = self.terms(task_file, scratch=scratch, limits=limits, places=places)
         controls = self.controls().spec(terms.rules)
         return self.begin(terms, cwd=scratch, controls=controls, niceness=limits.niceness).runner()
+
+    def start_trial(self, folder: Path, *, scratch: Path, limits: Limits) -> RunnerProcess:
+        """Start a process that tries the written model in ``folder``: under the limits of its runner, but without GPUs.
+
+        Raises:
+            OSError: no process or pipe could be made.
+        """
+        trials = Sandbox(
+            TRIAL_COMMAND, variables=self._variables, cores=self._cores, mode=self._mode, places=self._places
+        )
+        return trials.start(folder, scratch=scratch, limits=replace(limits, gpus=False))
 
     def terms(self, task_file: Path, *, scratch: Path, limits: Limits, places: Places | None) -> Terms:
         """Under which a runner works on ``task_file``; arguments as of ``start``."""

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from sqlalchemy.orm import Session
@@ -32,7 +33,6 @@ from service.quotas import service as quotas
 from service.settings import Settings
 from service.storage import FileStore
 from service.tables import Job
-from worker.accompanied import Accompanied
 from worker.attempt import Watch
 from worker.checkpoints import collect_checkpoints, open_checkpoints
 from worker.conclusion import Conclusion, worker_fault
@@ -248,7 +248,8 @@ class Supervisor:
         )
         runner = runner or self._sandbox.start(task_file, scratch=scratch, limits=limits, places=places)
         runner.tell_lease(lease.ends_at)
-        with closing(Accompanied(runner, self._sandbox, scratch, limits)) as process:
+        runner.allow_trials(partial(self._sandbox.start_trial, scratch=scratch, limits=limits))
+        with closing(runner) as process:
             held = ",".join(self._sandbox.controls().held) or "none"
             log.info("runner.started job_id=%s attempt=%d pid=%d held=%s", job.id, job.attempt, process.pid, held)
             reach("after_runner_start")

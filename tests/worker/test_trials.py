@@ -18,7 +18,7 @@ from tests.worker.workbench import (
     run_in_thread,
     wait_for,
 )
-from worker import accompanied
+from worker import sandbox
 from worker.lease import Timing
 
 # The real runner and engine.
@@ -50,7 +50,7 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def write(code: str) -> None:
         path = tmp_path / "program.py"
         path.write_text(code)
-        monkeypatch.setattr(accompanied, "COMMAND", (sys.executable, "-P", str(path)))
+        monkeypatch.setattr(sandbox, "TRIAL_COMMAND", (sys.executable, "-P", str(path)))
 
     return write
 
