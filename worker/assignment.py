@@ -1,4 +1,4 @@
-"""How a runner that waits comes to its job: one line over standard input, before those of ``worker.tether``.
+"""How a runner that waits comes to its job: one line over standard input, before those of ``worker.parent_watch``.
 
 The line says what ``worker.launcher`` is told of a runner whose job is known: limits, controls, environment, folder.
 The runner puts itself under all that before it reads anything else, and says so on descriptor 3. From then on it is the

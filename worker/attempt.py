@@ -23,9 +23,9 @@ from worker.inspection_budget import InspectionBudget
 from worker.lease import DATABASE_AWAY, Lease, Timing
 from worker.memory import MemoryWatch, group_cpu_seconds
 from worker.outcome import Ending, Result, StopReason
+from worker.parent_watch import GRACE_SECONDS, boot_seconds
 from worker.runner import CANCEL_FLAG
 from worker.runner_process import RunnerProcess
-from worker.tether import GRACE_SECONDS, boot_seconds
 
 __all__ = ["DATABASE_AWAY", "Lease", "Timing", "Watch"]
 

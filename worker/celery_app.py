@@ -10,6 +10,7 @@ import logging
 import os
 import threading
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 from celery import Celery, signals
@@ -21,13 +22,15 @@ from celery.worker import control
 
 from service.contracts.command_errors import InvalidSettingsError
 from service.contracts.errors import QuantmillError
+from service.db import Database
 from service.dispatch.broker import TASK_OF_KIND, celery_settings, job_of_task, on_redis
 from service.dispatch.dispatcher import Dispatcher, open_dispatcher
+from service.jobs import transitions
 from service.settings import Settings
 from worker.lease import DATABASE_AWAY
 from worker.node import Node
 from worker.outcome import Canceled, Failed, Fenced, Outcome, Succeeded
-from worker.revocation import cancel_revoked
+from worker.repository import tenant_of_attempt
 from worker.watchdog import Watchdog
 
 log = logging.getLogger(__name__)
@@ -227,3 +230,26 @@ def __getattr__(name: str) -> Celery:
     app = make_app(Settings())
     globals()["app"] = app
     return app
+
+
+def cancel_revoked(database: Database, task_ids: Sequence[str]) -> list[str]:
+    """Cancel the jobs of these tasks; returns the ids of those for which it was asked.
+
+    A task is one attempt: that of an attempt which is over says nothing of the next one. Every worker is told of a
+    revocation; who comes second changes nothing.
+
+    Args:
+        database: where jobs are.
+        task_ids: any.
+    """
+    named = [found for found in map(job_of_task, task_ids) if found is not None]
+    canceled = []
+    for job_id, attempt in sorted(named):
+        with database.write() as session:
+            tenant_id = tenant_of_attempt(session, job_id, attempt)
+            if tenant_id is not None:
+                transitions.request_cancel(session, tenant_id, job_id)
+                canceled.append(job_id)
+    if canceled:
+        log.warning("task.revoked job_ids=%s", ",".join(canceled))
+    return canceled

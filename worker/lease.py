@@ -19,10 +19,9 @@ from sqlalchemy.orm import Session
 
 from service.contracts.runner import LogLine, MetricLine, ProgressLine
 from service.db import Database
-from service.jobs import repository, transitions
+from service.jobs import events, repository, transitions
 from service.tables import Job
-from worker.journal import Journal
-from worker.tether import boot_seconds
+from worker.parent_watch import boot_seconds
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +29,7 @@ log = logging.getLogger(__name__)
 DATABASE_AWAY = (OperationalError, InterfaceError, PoolTimeoutError)
 # The thread's own pause between looks at what is due.
 _TICK_SECONDS = 0.25
+LOG_CHARS = 4000
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Lease:
         self._lost = False
         self._cancel_requested = False
         self._failure: BaseException | None = None
-        self._journal = Journal(job.id, job.attempt)
+        self._lines = UnwrittenLines(job.id, job.attempt)
         # Held while something is written, so that what the runner told is written once, and before the end.
         self._writing = threading.Lock()
         self._ending = threading.Event()
@@ -136,7 +136,7 @@ class Lease:
 
     def tell(self, line: ProgressLine | MetricLine | LogLine) -> None:
         """Take a line of the runner, to be written soon."""
-        self._journal.add(line)
+        self._lines.add(line)
         if self._flushed_at is None:
             self._wake.set()
 
@@ -183,7 +183,7 @@ class Lease:
         if self._tried_at > self._renewed_at:  # the last try failed
             if now - self._tried_at >= timing.again:
                 self._write()
-        elif self._journal.waiting and (self._flushed_at is None or now - self._flushed_at >= period):
+        elif self._lines.waiting and (self._flushed_at is None or now - self._flushed_at >= period):
             self._flushed_at = now
             self._write()
         elif now - self._renewed_at >= timing.renew:
@@ -206,7 +206,7 @@ class Lease:
                 self._tried_at = boot_seconds()
                 return
             if renewal.alive:
-                self._journal.settle()
+                self._lines.settle()
                 if self.over():
                     self._lapsed_at = boot_seconds()
                 self._renewed_at = started
@@ -216,7 +216,7 @@ class Lease:
     def _renew_in(self, session: Session) -> transitions.Renewal:
         renewal = transitions.renew(session, self._job.id, self._job.attempt, lease_seconds=self._timing.lease)
         if renewal.alive:
-            self._journal.write(session)
+            self._lines.write(session)
         return renewal
 
     def _look(self) -> None:
@@ -230,3 +230,64 @@ class Lease:
             self._lost = not self._ending.is_set()  # after the end it is no news that the job does not run
         else:
             self._cancel_requested = now.cancel_requested
+
+
+class UnwrittenLines:
+    """What a runner has told and the database does not know yet, in order: added by one thread, written by another.
+
+    Args:
+        job_id: of the job.
+        attempt: whose lines they are.
+    """
+
+    def __init__(self, job_id: str, attempt: int) -> None:
+        self._job_id = job_id
+        self._attempt = attempt
+        # Of each stage's progress only the newest.
+        self._lines: list[ProgressLine | MetricLine | LogLine] = []
+        self._written: list[ProgressLine | MetricLine | LogLine] = []
+        self._lock = threading.Lock()
+
+    @property
+    def waiting(self) -> bool:
+        """True if something was not written yet."""
+        return bool(self._lines)
+
+    def add(self, line: ProgressLine | MetricLine | LogLine) -> None:
+        """Take a line; older progress of the same stage gives way."""
+        with self._lock:
+            if isinstance(line, ProgressLine):
+                self._lines = [
+                    item for item in self._lines if not (isinstance(item, ProgressLine) and item.stage == line.stage)
+                ]
+            self._lines.append(line)
+
+    def write(self, session: Session) -> None:
+        """Write all that waits; it goes on waiting until ``settle`` says that the transaction was committed."""
+        with self._lock:
+            self._written = list(self._lines)
+        unwritten: list[events.Entry] = []
+        for line in self._written:
+            if not isinstance(line, ProgressLine):
+                unwritten.append(_entry(line))
+                continue
+            if unwritten:
+                events.append_all(session, self._job_id, self._attempt, unwritten)
+                unwritten = []
+            transitions.record_progress(session, self._job_id, self._attempt, line)
+        if unwritten:
+            events.append_all(session, self._job_id, self._attempt, unwritten)
+
+    def settle(self) -> None:
+        """What was written last is durable: forget it."""
+        with self._lock:
+            written = {id(line) for line in self._written}
+            self._lines = [line for line in self._lines if id(line) not in written]
+            self._written = []
+
+
+def _entry(line: MetricLine | LogLine) -> events.Entry:
+    """What the job's log tells of a line."""
+    if isinstance(line, MetricLine):
+        return "metric", {"stage": line.stage, "step": line.step, **line.values}
+    return "log", {"level": line.level, "message": line.message[:LOG_CHARS]}

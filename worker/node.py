@@ -14,13 +14,13 @@ from service.schema import require_migrated
 from service.secrecy import forget_variables, hide_process
 from service.settings import Settings
 from service.storage import FileStore
+from worker.backoff import QueueBackoff
 from worker.confinement.controls import Found
 from worker.heartbeat import Heartbeat
 from worker.lease import DATABASE_AWAY
 from worker.memory import as_one_job, has_room_for_spares, job_memory_bytes
 from worker.outcome import Outcome
 from worker.reconcile.scratch import collect_scratch
-from worker.rest import Rest
 from worker.slots import Slots, kept_slots, shares
 from worker.spares import Spares
 from worker.supervisor import Supervisor, new_worker_id
@@ -69,7 +69,7 @@ class Node:
         self.settings = settings
         self.id = new_worker_id(name)
         self.database = Database(settings.database_url)
-        self._queues, self._stopping, self._rest = queues, stopping, Rest()
+        self._queues, self._stopping, self._queue_backoff = queues, stopping, QueueBackoff()
         self._closing = ExitStack()
         self._closing.callback(self.database.close)
         require_migrated(self.database, settings.schema_wait_seconds)
@@ -90,7 +90,7 @@ class Node:
                     spares=kept,
                     worker_id=self.id,
                     stopping=stopping,
-                    rest=self._rest,
+                    queue_backoff=self._queue_backoff,
                 )
                 for part, kept in zip_longest(parts, spares)
             ]
@@ -102,8 +102,8 @@ class Node:
     def offers(self) -> Mapping[str, int]:
         """Jobs that it runs at a time, by queue: none of those that rest, none at all once it stops."""
         queues = () if self._stopping() else self._queues()
-        awake = self._rest.awake(queues)
-        return {queue: self.slots.count if queue in awake else 0 for queue in queues}
+        ready = self._queue_backoff.ready(queues)
+        return {queue: self.slots.count if queue in ready else 0 for queue in queues}
 
     def run(self, job_id: str, attempt: int) -> Outcome | None:
         """See a job through one attempt, if it was released for it; None: it was not to be had."""

@@ -3,7 +3,7 @@
 Reads a RunnerTask, calls the engine, answers with RunnerLines on descriptor 3 and ends with one of the exit codes of
 ``service.contracts.runner``. It has no database, no broker and no network of its own. SIGTERM asks it to stop: it ends
 as canceled if the file ``CANCEL_FLAG`` stands beside the task file, else as interrupted. Without its supervisor, or
-without a lease, it does not go on: see ``worker.tether``. A spare one loads the engine and waits, see
+without a lease, it does not go on: see ``worker.parent_watch``. A spare one loads the engine and waits, see
 ``worker.assignment``.
 """
 
@@ -66,7 +66,7 @@ from worker.assignment import await_assignment
 from worker.faults import has_room, no_room, storage_fault
 from worker.launcher import LINE_FD
 from worker.memory import HINT
-from worker.tether import Tether
+from worker.parent_watch import ParentWatch
 from worker.threads import set_threads
 
 if TYPE_CHECKING:
@@ -424,7 +424,7 @@ def main(arguments: list[str]) -> int:
     stop = StopSignal(task_file.with_name(CANCEL_FLAG))
     stop.install()
     trials = Trials()
-    Tether(sys.stdin.fileno(), end_group, trials.ended).start()
+    ParentWatch(sys.stdin.fileno(), end_group, trials.ended).start()
     document: Any = json.loads(task_file.read_bytes())
     set_threads(int(document.get("threads", 1)))
     task = TASK_ADAPTER.validate_python(document)

@@ -23,7 +23,7 @@ from pydantic import ValidationError
 
 from service.contracts.errors import EngineError
 from service.contracts.runner import LINE_ADAPTER, RunnerLine, TrialLine
-from worker.tether import ended_line, lease_line
+from worker.parent_watch import ended_line, lease_line
 
 log = logging.getLogger(__name__)
 
@@ -41,12 +41,12 @@ class Started:
     Attributes:
         process: its standard error is a pipe.
         lines: descriptor from which its lines are read.
-        tether: descriptor of its standard input, which never blocks.
+        stdin: descriptor of its standard input, which never blocks.
     """
 
     process: subprocess.Popen[bytes]
     lines: int
-    tether: int
+    stdin: int
 
     def runner(self) -> RunnerProcess:
         """The same with its lines being read.
@@ -54,15 +54,15 @@ class Started:
         Raises:
             RuntimeError: this process may have no more threads; the other one is gone.
         """
-        return RunnerProcess(self.process, os.fdopen(self.lines, "rb"), self.tether)
+        return RunnerProcess(self.process, os.fdopen(self.lines, "rb"), self.stdin)
 
 
 class RunnerProcess:
     """A started runner. Lines are read in the background and handed out by ``next_line``."""
 
-    def __init__(self, process: subprocess.Popen[bytes], lines: IO[bytes], tether: int) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], lines: IO[bytes], stdin: int) -> None:
         self._process = process
-        self._tether: int | None = tether
+        self._stdin: int | None = stdin
         self._lines: queue.Queue[RunnerLine | EngineError | None] = queue.Queue(_QUEUED_LINES)
         self._ended = False
         self._closing = threading.Event()
@@ -144,7 +144,7 @@ class RunnerProcess:
                 yield line
 
     def tell_lease(self, ends_at: float) -> None:
-        """Tell the runner until when it may go on, by ``worker.tether.boot_seconds``."""
+        """Tell the runner until when it may go on, by ``worker.parent_watch.boot_seconds``."""
         self._tell(lease_line(ends_at))
 
     def freeze(self) -> None:
@@ -175,9 +175,9 @@ class RunnerProcess:
 
     def _let_go(self) -> None:
         self._closing.set()
-        if self._tether is not None:
-            os.close(self._tether)
-            self._tether = None
+        if self._stdin is not None:
+            os.close(self._stdin)
+            self._stdin = None
         for thread in self._threads:
             if thread.ident is not None:
                 thread.join(timeout=5)
@@ -202,9 +202,9 @@ class RunnerProcess:
 
     def _tell(self, line: bytes) -> bool:
         """False if a runner that does not read has the lines before this one still before it."""
-        if self._tether is not None:
+        if self._stdin is not None:
             try:
-                os.write(self._tether, line)
+                os.write(self._stdin, line)
             except BlockingIOError:
                 return False
             except BrokenPipeError:  # one that has ended needs no line

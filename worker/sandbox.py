@@ -2,8 +2,8 @@
 
 The child is a new session and process group with an environment from an allow-list, the scratch folder as working
 directory, rlimits, the controls of ``worker.confinement``, a death signal bound to this process, and three channels:
-standard input (the end of the lease, see ``worker.tether``), descriptor 3 (RunnerLines) and standard error (kept up to
-a cap).
+standard input (the end of the lease, see ``worker.parent_watch``), descriptor 3 (RunnerLines) and standard error (kept
+up to a cap).
 """
 
 from __future__ import annotations
@@ -236,12 +236,12 @@ class Sandbox:
         """
         read_fd, write_fd = os.pipe()
         try:
-            told_fd, tether_fd = os.pipe()
+            told_fd, stdin_fd = os.pipe()
         except OSError:
             os.close(read_fd)
             os.close(write_fd)
             raise
-        os.set_blocking(tether_fd, False)
+        os.set_blocking(stdin_fd, False)
         spec: dict[str, Any] = {
             "parent": os.getpid(),
             "death_signal": signal.SIGKILL,
@@ -265,12 +265,12 @@ class Sandbox:
             )
         except BaseException:
             os.close(read_fd)
-            os.close(tether_fd)
+            os.close(stdin_fd)
             raise
         finally:
             os.close(write_fd)
             os.close(told_fd)
-        return Started(process, read_fd, tether_fd)
+        return Started(process, read_fd, stdin_fd)
 
     def _reached(self, places: Places) -> Places:
         return self._places + places + Places(writable=tuple(failpoints.waiting_places()))

@@ -73,7 +73,7 @@ class _Spare:
         line = assignment_line(
             task_file, scratch=scratch, environment=terms.environment, limits=terms.limits, controls=controls
         )
-        if os.write(self.started.tether, line) < len(line):
+        if os.write(self.started.stdin, line) < len(line):
             raise UnfitError("what it is to do is too long for its channel")
         if not self._hears(READY, self.started_at + LOADING_SECONDS, check):
             raise UnfitError("it could not load the engine")

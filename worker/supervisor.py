@@ -1,7 +1,8 @@
 """Takes one job from its claim to its end: scratch folder, runner process, outcome, publication, transition.
 
 A fault of the installation (a full disk, a database that is away) interrupts the attempt and costs the job nothing; nor
-does an error here, of this host or a bug of ours. A host on which attempts end that way rests, see ``worker.rest``.
+does an error here, of this host or a bug of ours. A host on which attempts end that way takes no jobs for a while, see
+``worker.backoff``.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from service.settings import Settings
 from service.storage import FileStore
 from service.tables import Job
 from worker.attempt import Watch
+from worker.backoff import QueueBackoff
 from worker.checkpoints import collect_checkpoints, open_checkpoints
 from worker.conclusion import Conclusion, worker_fault
 from worker.confinement.controls import LANDLOCK
@@ -45,14 +47,13 @@ from worker.lease import DATABASE_AWAY, Lease, Timing
 from worker.materials import OUTPUT_FOLDER, Keeping, Materials, model_bytes
 from worker.memory import MemoryWatch, job_memory_bytes
 from worker.outcome import Ending, Failed, Outcome, Succeeded, classify, waiting_for
+from worker.parent_watch import boot_seconds
 from worker.publication import publish
 from worker.quantizer.run.cache import evict
 from worker.repository import jobs_of_worker, tenant_if_released
-from worker.rest import Rest
 from worker.runner import resource_limit
 from worker.sandbox import MAPPINGS, Limits, Sandbox
 from worker.spares import Spares
-from worker.tether import boot_seconds
 
 log = logging.getLogger(__name__)
 
@@ -93,7 +94,7 @@ class Supervisor:
         timing: periods; default: from the settings.
         backoff_seconds: delay before the attempt after this one.
         stopping: True once the worker shuts down: no job is claimed any more, and running ones are put back.
-        rest: of all supervisors of this process.
+        queue_backoff: of all supervisors of this process.
     """
 
     def __init__(
@@ -108,7 +109,7 @@ class Supervisor:
         timing: Timing | None = None,
         backoff_seconds: Callable[[int], float] = transitions.backoff_seconds,
         stopping: Callable[[], bool] = lambda: False,
-        rest: Rest | None = None,
+        queue_backoff: QueueBackoff | None = None,
     ) -> None:
         self._settings = settings
         self._database = database
@@ -118,7 +119,7 @@ class Supervisor:
         self._worker_id = worker_id or new_worker_id()
         self._timing = timing or Timing(lease=settings.lease_seconds, renew=settings.renew_seconds)
         self._stop = StopClock(stopping)
-        self._rest = rest or Rest()
+        self._queue_backoff = queue_backoff or QueueBackoff()
         self._conclusion = Conclusion(
             settings, store, timing=self._timing, stop=self._stop, backoff_seconds=backoff_seconds
         )
@@ -154,7 +155,7 @@ class Supervisor:
             outcome = self._conclusion.write(job, lease, outcome, published)
         self._count_cpu(job, used.cpu_seconds)
         self._collect_cache()
-        self._rest.note(job.queue, failed=self._conclusion.is_lasting(outcome))
+        self._queue_backoff.note(job.queue, failed=self._conclusion.is_lasting(outcome))
         self._collect_checkpoints()
         return outcome
 

@@ -15,8 +15,8 @@ import pytest
 
 from service.contracts.command_errors import InvalidSettingsError
 from tests.worker.workbench import UNTIL_GO, WAIT, Workbench, finish, wait_for
+from worker.backoff import QueueBackoff
 from worker.pool import Pool
-from worker.rest import Rest
 from worker.sandbox import Limits, Sandbox
 from worker.slots import Share, Slots, kept_slots, shares
 from worker.supervisor import Supervisor
@@ -31,13 +31,14 @@ succeed()
 @contextmanager
 def pool(
     bench: Workbench, *supervisors: Supervisor, queues: tuple[str, ...] = ("inspect",), short_slots: int = 0,
-    rest: Rest | None = None,
+    queue_backoff: QueueBackoff | None = None,
 ) -> Iterator[Pool]:  # fmt: skip
     """A worker without a broker, of these slots."""
-    rest = rest or Rest()
+    queue_backoff = queue_backoff or QueueBackoff()
     node = SimpleNamespace(
         settings=bench.settings, database=bench.database, slots=Slots(supervisors), short_slots=short_slots,
-        offers=lambda: dict.fromkeys(rest.awake(queues), len(supervisors)), run=partial(run_in, supervisors[0]),
+        offers=lambda: dict.fromkeys(queue_backoff.ready(queues), len(supervisors)),
+        run=partial(run_in, supervisors[0]),
     )  # fmt: skip
     made = Pool(node)  # type: ignore[arg-type]
     try:

@@ -27,10 +27,10 @@ ENGINE = "from worker import runner\nsys.exit(runner.main([task_file]))\n"
 ASKS = """
 from pathlib import Path
 from worker.runner import StopSignal, Trials
-from worker.tether import Tether
+from worker.parent_watch import ParentWatch
 trials, stop = Trials(), StopSignal(Path(task_file).with_name("canceled"))
 stop.install()
-Tether(0, lambda: None, trials.ended).start()
+ParentWatch(0, lambda: None, trials.ended).start()
 def check():
     if stop() is not None:
         sys.exit(11)

@@ -14,8 +14,8 @@ from service.jobs import transitions
 from tests.worker.running import processes_of
 from tests.worker.test_slots import pool
 from tests.worker.workbench import QUICK, ReleasingSupervisor, Workbench, threads_refused, wait_for
+from worker.backoff import QueueBackoff
 from worker.conclusion import worker_fault
-from worker.rest import Rest
 from worker.sandbox import Limits, Sandbox
 
 QUEUES = ("inspect",)
@@ -166,25 +166,25 @@ class Clock:
 def test_a_host_that_fails_everything_does_not_run_through_the_queue(bench):
     """Its jobs end in milliseconds, by no fault of theirs, until there is a file "mended"."""
     clock = Clock()
-    rest = Rest(clock)
+    queue_backoff = QueueBackoff(clock)
     jobs = [bench.submit() for _ in range(6)]
     code = "if not os.path.exists(os.environ['BENCH'] + '/mended'): sys.exit(127)\nsucceed()\n"
-    supervisor = bench.supervisor(code, rest=rest, backoff_seconds=lambda attempt: 1000.0)
+    supervisor = bench.supervisor(code, queue_backoff=queue_backoff, backoff_seconds=lambda attempt: 1000.0)
 
     def tried() -> int:
         return sum(bench.job(job_id).attempt for job_id in jobs)
 
-    with pool(bench, supervisor, rest=rest) as worker:
+    with pool(bench, supervisor, queue_backoff=queue_backoff) as worker:
         worker.dispatcher.wake()
         wait_for(lambda: tried() == 1)
         for attempts, pause in ((2, 1.0), (3, 2.0), (4, 4.0)):
-            wait_for(lambda: rest.awake(QUEUES) == ())
+            wait_for(lambda: queue_backoff.ready(QUEUES) == ())
             clock.now += pause - 0.1
-            assert rest.awake(QUEUES) == ()
+            assert queue_backoff.ready(QUEUES) == ()
             assert tried() == attempts - 1
             clock.now += 0.2
             wait_for(lambda attempts=attempts: tried() == attempts)
-        wait_for(lambda: rest.awake(QUEUES) == ())
+        wait_for(lambda: queue_backoff.ready(QUEUES) == ())
         (bench.folder / "mended").touch()
         clock.now += 8.1
         wait_for(lambda: sorted(bench.states(*jobs)) == ["queued"] * 4 + ["succeeded"] * 2)
@@ -192,14 +192,14 @@ def test_a_host_that_fails_everything_does_not_run_through_the_queue(bench):
 
 def test_a_rest_has_a_bound_a_success_ends_it_and_other_queues_go_on():
     clock = Clock()
-    rest = Rest(clock, longest_seconds=30.0)
+    queue_backoff = QueueBackoff(clock, longest_seconds=30.0)
     for _ in range(50):
-        rest.note("cpu", failed=True)
-        rest.note("cpu", failed=True)  # of another slot, at the same time
-        assert rest.awake(("cpu", "inspect")) == ("inspect",)
+        queue_backoff.note("cpu", failed=True)
+        queue_backoff.note("cpu", failed=True)  # of another slot, at the same time
+        assert queue_backoff.ready(("cpu", "inspect")) == ("inspect",)
         clock.now += 30.0
-        assert rest.awake(("cpu", "inspect")) == ("cpu", "inspect")
-    rest.note("cpu", failed=False)
-    rest.note("cpu", failed=True)
+        assert queue_backoff.ready(("cpu", "inspect")) == ("cpu", "inspect")
+    queue_backoff.note("cpu", failed=False)
+    queue_backoff.note("cpu", failed=True)
     clock.now += 1.0
-    assert rest.awake(("cpu",)) == ("cpu",)
+    assert queue_backoff.ready(("cpu",)) == ("cpu",)

@@ -12,16 +12,16 @@ import pytest
 from service.contracts.runner import InspectModelTask
 from tests.support.patience import PATIENCE_SECONDS
 from tests.worker.workbench import UNTIL_GO, database_away, finish, process_state, wait_for
-from worker import tether as tethers
+from worker import parent_watch
 from worker.lease import Timing
+from worker.parent_watch import _LOOK_SECONDS, GRACE_SECONDS, ParentWatch, boot_seconds, lease_line
 from worker.runner_process import RunnerProcess
 from worker.sandbox import Limits, Sandbox
-from worker.tether import _LOOK_SECONDS, GRACE_SECONDS, Tether, boot_seconds, lease_line
 
 # As the real runner begins, but for its patience.
-TETHERED = (
-    "from worker.runner import end_group\nfrom worker.tether import Tether\n"
-    "Tether(0, end_group, grace_seconds=0.5).start()\n"
+WATCHED = (
+    "from worker.runner import end_group\nfrom worker.parent_watch import ParentWatch\n"
+    "ParentWatch(0, end_group, grace_seconds=0.5).start()\n"
 )
 
 
@@ -38,18 +38,18 @@ class Clock:
 
 @pytest.fixture
 def pipe(monkeypatch: pytest.MonkeyPatch) -> tuple[int, int]:
-    monkeypatch.setattr(tethers, "_LOOK_SECONDS", LOOK_SECONDS)
+    monkeypatch.setattr(parent_watch, "_LOOK_SECONDS", LOOK_SECONDS)
     return os.pipe()  # left open: the thread goes on reading
 
 
-def tether(descriptor: int, clock: Clock) -> threading.Event:
+def watch(descriptor: int, clock: Clock) -> threading.Event:
     cut = threading.Event()
-    Tether(descriptor, cut.set, clock=clock).start()
+    ParentWatch(descriptor, cut.set, clock=clock).start()
     return cut
 
 
 def test_the_end_of_the_input_cuts(pipe):
-    cut = tether(pipe[0], Clock())
+    cut = watch(pipe[0], Clock())
     os.close(pipe[1])
     assert cut.wait(PATIENCE_SECONDS)
 
@@ -57,7 +57,7 @@ def test_the_end_of_the_input_cuts(pipe):
 def test_the_end_of_the_lease_cuts_after_its_grace(pipe):
     clock = Clock()
     os.write(pipe[1], lease_line(110.0))
-    cut = tether(pipe[0], clock)
+    cut = watch(pipe[0], clock)
     clock.now = 110.0 + GRACE_SECONDS
     assert not cut.wait(2.5 * LOOK_SECONDS)
     clock.now += 0.1
@@ -70,7 +70,7 @@ def test_a_new_end_counts_even_if_it_is_seen_late(pipe):
     os.write(pipe[1], lease_line(110.0))
     os.write(pipe[1], lease_line(210.0))
     clock.now = 200.0
-    cut = tether(pipe[0], clock)
+    cut = watch(pipe[0], clock)
     assert not cut.wait(2.5 * LOOK_SECONDS)
     os.write(pipe[1], lease_line(220.0)[:3])  # half a line is none yet
     clock.now = 210.0 + GRACE_SECONDS + 1
@@ -80,7 +80,7 @@ def test_a_new_end_counts_even_if_it_is_seen_late(pipe):
 def test_without_any_line_there_is_no_end(pipe):
     clock = Clock()
     clock.now = 1e12
-    assert not tether(pipe[0], clock).wait(2.5 * LOOK_SECONDS)
+    assert not watch(pipe[0], clock).wait(2.5 * LOOK_SECONDS)
 
 
 def test_a_runner_without_a_lease_ends_itself(tmp_path):
@@ -117,7 +117,7 @@ def test_a_runner_that_was_long_in_starting_is_told_the_lease_as_it_is_then(benc
 def test_a_runner_that_was_stopped_by_its_supervisor_goes_on_with_the_new_lease(bench):
     """It stood still for longer than its own grace: it must not end itself for that."""
     short = Timing(lease=1.0, renew=0.2, look=0.1, again=0.1)
-    job_id, thread, pid = bench.begin(TETHERED + UNTIL_GO, timing=short)
+    job_id, thread, pid = bench.begin(WATCHED + UNTIL_GO, timing=short)
     with database_away(bench):
         wait_for(lambda: process_state(pid) == "T")
         threading.Event().wait(0.5 + 2 * _LOOK_SECONDS)

@@ -13,7 +13,7 @@ LONGEST_SECONDS = 30.0
 _MOST_DOUBLINGS = 10
 
 
-class Rest:
+class QueueBackoff:
     """By queue, when the slots of this process take jobs again; any number of threads may use it.
 
     Args:
@@ -42,7 +42,7 @@ class Rest:
                 self._failures[queue] = failures + 1
                 self._until[queue] = now + min(2.0 ** min(failures, _MOST_DOUBLINGS), self._longest)
 
-    def awake(self, queues: Collection[str]) -> tuple[str, ...]:
+    def ready(self, queues: Collection[str]) -> tuple[str, ...]:
         """Those of the queues that jobs may be taken from now."""
         with self._lock:
             now = self._clock()

@@ -39,7 +39,7 @@ def ended_line(code: int) -> bytes:
     return _ENDED + f"{code}\n".encode()
 
 
-class Tether:
+class ParentWatch:
     """Watches ``descriptor`` in a thread, and calls ``cut`` once at the end.
 
     Args:
@@ -69,7 +69,7 @@ class Tether:
 
     def start(self) -> None:
         """Watch from now on."""
-        threading.Thread(target=self._watch, name="tether", daemon=True).start()
+        threading.Thread(target=self._watch, name="parent-watch", daemon=True).start()
 
     def _watch(self) -> None:
         while self._read(_LOOK_SECONDS):
