@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, computed_field
 
 
 class QueuedOut(BaseModel):
@@ -31,9 +31,19 @@ class QueueOut(BaseModel):
     )
     workers: int = Field(description="That were seen within the last minute and take jobs of this queue.")
     deaf_workers: int = Field(
-        description="Of these, those that no message reached while jobs waited; they look for jobs themselves."
+        description="Of these, those that no message reaches although jobs were released to them; they end soon."
     )
     slots: SlotsOut
+
+    @computed_field(description="Jobs that run or are due: as many slots would be busy, were there enough.")
+    def wanted_slots(self) -> int:
+        """For autoscalers."""
+        return self.running + self.queued.due
+
+    @computed_field(description="As oldest_due_age_seconds, but 0 where none is due: for autoscalers.")
+    def waited_seconds(self) -> float:
+        """For autoscalers."""
+        return self.oldest_due_age_seconds or 0.0
 
 
 class QueueList(BaseModel):

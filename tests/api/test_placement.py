@@ -100,7 +100,10 @@ def test_the_queues_are_shown(with_gpu: Front) -> None:
     assert set(found) == {"cpu", "gpu", "inspect"}
     assert (found["cpu"]["running"], found["cpu"]["queued"]) == (1, {"due": 0, "delayed": 0})
     assert found["cpu"]["oldest_due_age_seconds"] is None
+    assert (found["cpu"]["wanted_slots"], found["cpu"]["waited_seconds"]) == (1, 0)
     assert found["gpu"]["queued"] == {"due": 1, "delayed": 0}
+    assert found["gpu"]["wanted_slots"] == 1
+    assert found["gpu"]["waited_seconds"] == found["gpu"]["oldest_due_age_seconds"]
     assert found["gpu"]["oldest_due_age_seconds"] >= 0
     assert (found["gpu"]["workers"], found["gpu"]["slots"]) == (1, {"total": 2, "busy": 0, "free": 2})
     problem(with_gpu.http.get("/v1/queues?state=due"), 422, "invalid-request")

@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from service.jobs.queues import QUEUES, queue_of
+from service.queues.schemas import QueueOut
 from service.settings import Settings
 from service.tables.jobs import JOB_KINDS
 from tests.worker.running import ROOT
@@ -79,6 +80,20 @@ def test_built_targets_exist_and_start_existing_commands_for_every_queue(service
     consumed = {queue for words in commands for queue in words[words.index("--queues") + 1].split(",")}
     assert consumed == {queue_of(kind) for kind in JOB_KINDS}
     assert consumed <= set(QUEUES)
+
+
+def test_an_autoscaler_asks_for_figures_that_the_service_tells():
+    key, scaled = yaml.safe_load_all((ROOT / "examples/kubernetes/autoscaling.yaml").read_text())
+    triggers = {trigger["name"]: trigger for trigger in scaled["spec"]["triggers"]}
+    for trigger in triggers.values():
+        queue, field = re.fullmatch(r'items\.#\(name=="(\w+)"\)\.(\w+)', trigger["metadata"]["valueLocation"]).groups()
+        assert queue in QUEUES
+        told = {name: field.return_type for name, field in QueueOut.model_computed_fields.items()}
+        assert (told | {"running": int})[field] in (int, float), "never null"
+        assert trigger["metadata"]["authMode"] == "bearer"
+        assert trigger["authenticationRef"]["name"] == key["metadata"]["name"]
+    formula = scaled["spec"]["advanced"]["scalingModifiers"]["formula"]
+    assert set(re.findall(r"[a-z]+", formula)) == set(triggers)
 
 
 def test_images_run_as_a_plain_user_and_report_their_health(stages):
