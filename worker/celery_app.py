@@ -18,6 +18,7 @@ from celery.app.task import Task
 from celery.concurrency import get_implementation
 from celery.exceptions import Retry as TaskRetry
 from celery.exceptions import SecurityWarning
+from celery.utils.nodenames import gethostname, nodename
 from celery.worker import control
 
 from service.contracts.command_errors import InvalidSettingsError
@@ -177,7 +178,10 @@ def run_worker(settings: Settings, queues: tuple[str, ...], devices: tuple[str, 
     # Celery warns of root because of pickled messages; ours are JSON, and a forged one can do no more than name a job.
     warnings.filterwarnings("ignore", category=SecurityWarning)
     worker = app.Worker(
-        queues=list(queues), loglevel=logging.INFO, quiet=True, hostname=f"{'-'.join(queues)}-{os.getpid()}@%h"
+        queues=list(queues),
+        loglevel=logging.INFO,
+        quiet=True,
+        hostname=nodename(f"{'-'.join(queues)}-{os.getpid()}", gethostname()),
     )
     worker.start()
     return int(worker.exitcode or 0)

@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 from service.changes import Changes
 from service.dispatch.dispatcher import Dispatcher
 from service.dispatch.release import Released
-from service.dispatch.repository import released
+from service.dispatch.repository import started
 from service.dispatch.slots import Crew, FreeSlots, Started
 from service.jobs.errors import DispatchError
 from service.settings import Settings
@@ -54,7 +54,8 @@ class Pool:
         queues = frozenset(queue for queue, count in self._node.offers().items() if count)
         crew = Crew(queues, slots - len(mine), slots, self._node.short_slots)
         running = [Started(job.queue, job.tenant_id, job.size_class, 1) for job in mine]
-        return FreeSlots([crew], running, released(session))
+        _, waiting = started(session)
+        return FreeSlots([crew], running, waiting)
 
     def send(self, job: Released) -> None:
         """Run the job in a thread.

@@ -32,6 +32,8 @@ CLOSE_SECONDS = 2.0
 _TABLES = frozenset({"queues", "workers"})
 # Between the beginnings of two rounds, however often they are asked for.
 _BETWEEN_SECONDS = 0.02
+# Longer than it takes to release a job right after its submission.
+_DEFER_SECONDS = 0.1
 # Of those who release, one at a time; any number that every process agrees on.
 _LOCK = 0x7175616E746D7264
 _AWAY = (OperationalError, InterfaceError, PoolTimeoutError)
@@ -70,6 +72,8 @@ class Dispatcher:
         quota: of tenants that have no limits of their own.
         lost_seconds: after which a job that was released and is not claimed counts as one whose message was lost.
         period_seconds: between two rounds that nobody has asked for; None: there are none.
+        defer_seconds: between a change that was heard of and the round that it is worth, for whoever made the change
+            releases at once, and two at a time are slower than one.
     """
 
     def __init__(
@@ -80,20 +84,29 @@ class Dispatcher:
         *,
         lost_seconds: float,
         period_seconds: float | None = None,
+        defer_seconds: float = 0.0,
     ) -> None:
         self._database = database
         self._carrier = carrier
         self._quota = quota
         self._lost_seconds = lost_seconds
         self._period = period_seconds
+        self._defer = defer_seconds
         self._paused_until = 0.0
+        self._look_at = 0.0
         self._woken = threading.Event()
+        # There is most likely something to release: no look beforehand, which would take as long as the release.
+        self._sure = threading.Event()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._closed = False
 
     def wake(self) -> None:
-        """Have a round soon; never waits and never fails."""
+        """Have a round soon, for a job was just submitted or has ended here; never waits and never fails."""
+        self._sure.set()
+        self._wake()
+
+    def _wake(self) -> None:
         self._woken.set()
         with self._lock:
             if self._closed or (self._thread is not None and self._thread.is_alive()):
@@ -109,7 +122,7 @@ class Dispatcher:
     def heard(self, changed: frozenset[tuple[str, str]] | None) -> None:
         """Have a round soon if it may be of use; see ``service.changes``."""
         if changed is None or any(table in _TABLES for table, _ in changed):
-            self.wake()
+            self._wake()
 
     def close(self) -> None:
         """End the thread, with what it is just doing if that is quickly done."""
@@ -134,11 +147,18 @@ class Dispatcher:
         Raises:
             SQLAlchemyError: the database is away.
         """
-        if time.monotonic() < self._paused_until or not self._anything():
+        now = time.monotonic()
+        if now < self._paused_until:
             return 0
+        look = now >= self._look_at
+        if look:
+            self._look_at = now + self._lost_seconds / 10
+        if not self._sure.is_set() and not self._anything(look):
+            return 0
+        self._sure.clear()
         with self._database.write() as session:
             alone(session, _LOCK)
-            lost = transitions.take_back(session, lost_seconds=self._lost_seconds)
+            lost = transitions.take_back(session, lost_seconds=self._lost_seconds) if look else 0
             jobs = release(session, self._carrier.free(session), self._quota)
         if lost:
             log.warning("dispatch.lost jobs=%d: no worker has taken them", lost)
@@ -146,10 +166,10 @@ class Dispatcher:
             failpoints.reach("after_release")
         return self._send(jobs)
 
-    def _anything(self) -> bool:
+    def _anything(self, look_for_lost: bool) -> bool:
         """Whether there is something to do, by a look that writes nothing."""
         with self._database.read() as session:
-            if transitions.any_lost(session, lost_seconds=self._lost_seconds):
+            if look_for_lost and transitions.any_lost(session, lost_seconds=self._lost_seconds):
                 return True
             queues = self._carrier.free(session).queues()
             return bool(queues) and next_due(session, queues) is not None
@@ -171,7 +191,8 @@ class Dispatcher:
     def _run(self) -> None:
         begun_at = 0.0
         while not self._closed:
-            self._woken.wait(self._pause())
+            if self._woken.wait(self._pause()):
+                self._sure.wait(self._defer)
             time.sleep(max(0.0, begun_at + _BETWEEN_SECONDS - time.monotonic()))
             begun_at = time.monotonic()
             self._woken.clear()
@@ -212,4 +233,5 @@ def open_dispatcher(
         settings.quota,
         lost_seconds=settings.redispatch_seconds,
         period_seconds=settings.redispatch_seconds if period_seconds is None else period_seconds,
+        defer_seconds=_DEFER_SECONDS,
     )

@@ -10,7 +10,7 @@ from service.contracts.quota import Quota
 from service.dispatch.repository import next_due
 from service.dispatch.slots import FreeSlots, Started
 from service.jobs import transitions
-from service.quotas.service import full_tenants
+from service.quotas.service import running_limits
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,9 @@ def release(session: Session, free: FreeSlots, quota: Quota) -> list[Released]:
         quota: of tenants that have no limits of their own.
     """
     found: list[Released] = []
+    limits = running_limits(session, quota)
     while queues := free.queues():
-        job_id = _next(session, free, queues, full_tenants(session, quota))
+        job_id = _next(session, free, queues, limits.full())
         if job_id is None:
             break
         row = transitions.mark_released(session, job_id)
@@ -55,6 +56,7 @@ def release(session: Session, free: FreeSlots, quota: Quota) -> list[Released]:
         job = Released(*row)
         found.append(job)
         free.start(Started(job.queue, job.tenant_id, job.size_class, 1))
+        limits.started[job.tenant_id] += 1
     return found
 
 

@@ -4,10 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from functools import cache
+from itertools import chain
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from sqlalchemy import CTE, ColumnElement, Double, Select, TextClause, bindparam, func, or_, select, text, type_coerce
+from sqlalchemy import (
+    CTE,
+    ColumnElement,
+    CompoundSelect,
+    Double,
+    Select,
+    TextClause,
+    bindparam,
+    func,
+    literal,
+    or_,
+    select,
+    text,
+    type_coerce,
+    union_all,
+)
 from sqlalchemy.orm import Session
 
 from service.db import db_now
@@ -125,44 +141,47 @@ def _tenants(queue: str, priority: int, waiting: TextClause, some_left_out: bool
     return found.union_all(select(following).where(found.c.tenant_id.is_not(None)))
 
 
-def released(session: Session) -> list[Started]:
-    """Jobs that were released and that no worker has claimed yet."""
-    # named one by one, so that SQLite goes by the index that begins with the queue
-    conditions = (text(IS_QUEUED), Job.queue.in_(QUEUES), Job.dispatched_at > 0)
-    return _started(session, *conditions)
-
-
-def running(session: Session) -> list[Started]:
-    """Jobs that run."""
-    return _started(session, text(IS_RUNNING))
+def started(session: Session) -> tuple[dict[str, list[Started]], list[Started]]:
+    """Jobs that run, by worker; and those that were released and that no worker has claimed yet."""
+    running: dict[str, list[Started]] = {}
+    waiting: list[Started] = []
+    for runs, worker_id, *jobs in session.execute(_STARTED):
+        of_worker = running.setdefault(worker_id, []) if runs else waiting
+        of_worker.append(Started(*jobs))
+    return running, waiting
 
 
 def of_workers(session: Session) -> FreeSlots:
     """Free slots of all workers that are alive, less what was released to them already."""
-    load = dict(
-        session.execute(select(Job.worker_id, func.count()).where(text(IS_RUNNING)).group_by(Job.worker_id)).all()
-    )
-    alive = session.execute(
-        select(Worker.id, Worker.queue, Worker.slots, Worker.short_slots).where(
-            Worker.seen_at > db_now() - ALIVE_SECONDS, Worker.slots > 0
-        )
-    ).all()
+    running, waiting = started(session)
     queues: dict[str, set[str]] = {}
+    alive = session.execute(_ALIVE).all()
     for row in alive:
         queues.setdefault(row.id, set()).add(row.queue)
     crews = {
-        row.id: Crew(frozenset(queues[row.id]), row.slots - load.get(row.id, 0), row.slots, row.short_slots)
+        row.id: Crew(
+            frozenset(queues[row.id]),
+            row.slots - sum(each.jobs for each in running.get(row.id, ())),
+            row.slots,
+            row.short_slots,
+        )
         for row in alive
     }
-    waiting = released(session)
-    free = FreeSlots(list(crews.values()), running(session), waiting)
+    free = FreeSlots(list(crews.values()), chain.from_iterable(running.values()), waiting)
     for each in waiting:
         for _ in range(each.jobs):
             free.take(each.queue)
     return free
 
 
-def _started(session: Session, *conditions: object) -> list[Started]:
-    columns = (Job.queue, Job.tenant_id, Job.size_class)
-    rows = session.execute(select(*columns, func.count()).where(*conditions).group_by(*columns))  # type: ignore[arg-type]
-    return [Started(*row) for row in rows]
+# Statements that are executed all the time are built once: that takes longer than the database does for the answer.
+_KIND = (Job.queue, Job.tenant_id, Job.size_class)
+# Queues are named one by one, so that SQLite goes by the index that begins with them.
+_IS_RELEASED = (text(IS_QUEUED), Job.queue.in_(QUEUES), Job.dispatched_at > 0)
+_STARTED: CompoundSelect[Any] = union_all(
+    select(literal(1), Job.worker_id, *_KIND, func.count()).where(text(IS_RUNNING)).group_by(Job.worker_id, *_KIND),
+    select(literal(0), literal(""), *_KIND, func.count()).where(*_IS_RELEASED).group_by(*_KIND),
+)
+_ALIVE = select(Worker.id, Worker.queue, Worker.slots, Worker.short_slots).where(
+    Worker.seen_at > db_now() - ALIVE_SECONDS, Worker.slots > 0
+)

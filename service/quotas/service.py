@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
 from sqlalchemy.orm import Session
 
 from service.audit.service import note
@@ -65,20 +69,39 @@ def room_of(session: Session, settings: Settings, tenant_id: str) -> Room:
     return Room(quota, 0 if quota.stored_bytes is None else repository.stored_bytes(session, tenant_id))
 
 
-def full_tenants(session: Session, default: Quota) -> frozenset[str]:
-    """Tenants of whom as many jobs run, or are released to run, as may.
+@dataclass(frozen=True)
+class RunningLimits:
+    """How many jobs of each tenant may run, and how many do.
+
+    Attributes:
+        default: of tenants that have no limit of their own; None: they have none.
+        own: by tenant.
+        started: by tenant, the jobs that run or are released to run; not counted where nobody has a limit.
+    """
+
+    default: int | None
+    own: Mapping[str, int | None]
+    started: Counter[str]
+
+    def full(self) -> frozenset[str]:
+        """Tenants of whom as many jobs run as may."""
+        known = dict(self.own) | {tenant: self.default for tenant in self.started if tenant not in self.own}
+        return frozenset(
+            tenant for tenant, limit in known.items() if limit is not None and self.started[tenant] >= limit
+        )
+
+
+def running_limits(session: Session, default: Quota) -> RunningLimits:
+    """How many jobs of each tenant may run, and how many do now.
 
     Args:
         session: reads.
         default: limits of tenants that have none of their own.
     """
-    own = {tenant_id: Quota.model_validate(quota) for tenant_id, quota in repository.quotas(session).items()}
-    limits = {tenant_id: quota.over(default).jobs_running for tenant_id, quota in own.items()}
-    if default.jobs_running is None and set(limits.values()) <= {None}:
-        return frozenset()
-    started = repository.started(session)
-    known = limits | {tenant: default.jobs_running for tenant in started if tenant not in limits}
-    return frozenset(tenant for tenant, limit in known.items() if limit is not None and started[tenant] >= limit)
+    quotas = {tenant_id: Quota.model_validate(quota) for tenant_id, quota in repository.quotas(session).items()}
+    own = {tenant_id: quota.over(default).jobs_running for tenant_id, quota in quotas.items()}
+    limited = {default.jobs_running, *own.values()} != {None}
+    return RunningLimits(default.jobs_running, own, repository.started(session) if limited else Counter())
 
 
 def may_start(session: Session, settings: Settings, tenant_id: str) -> bool:

@@ -147,7 +147,7 @@ def test_what_was_released_is_found_by_its_index(database: Database) -> None:
     if database.engine.dialect.name == "postgresql":
         with database.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
             connection.execute(text("VACUUM ANALYZE jobs"))
-    looks: tuple[Any, ...] = (slots.released, lambda session: transitions.any_lost(session, lost_seconds=10))
+    looks: tuple[Any, ...] = (slots.started, lambda session: transitions.any_lost(session, lost_seconds=10))
     for look in looks:
         plan = plans_of(database, look)[0]
         assert "ix_jobs_message" in plan

@@ -172,7 +172,7 @@ def test_a_tenant_at_its_limit_of_running_jobs_hides_nobody(database: Database, 
 
     def take() -> str | None:
         with database.write() as session:
-            full = service.full_tenants(session, settings.quota)
+            full = service.running_limits(session, settings.quota).full()
             job_id = next_due(session, {"cpu": False}, without=full)
             if job_id is None:
                 return None

@@ -19,7 +19,7 @@ COMPUTING = {"model_validate", "model_validate_json", "loads", "parse_config", "
 # A key of some characters into a number; one small record per job that waits, or per tenant; a row of the audit.
 SMALL = {
     "service/idempotency/repository.py:_hold", "service/jobs/waiting.py:waiting_for",
-    "service/quotas/service.py:quota_of", "service/quotas/service.py:full_tenants", "service/audit/service.py:note",
+    "service/quotas/service.py:quota_of", "service/quotas/service.py:running_limits", "service/audit/service.py:note",
 }  # fmt: skip
 LIGHT = {"parse_content_digest"}
 SUBMITS = {"submit_once"}

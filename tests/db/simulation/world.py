@@ -70,7 +70,8 @@ class Broker:
         self.away = False
 
     def free(self, session: Session) -> FreeSlots:
-        running, waiting = slots.running(session), slots.released(session)
+        by_worker, waiting = slots.started(session)
+        running = [started for jobs in by_worker.values() for started in jobs]
         left = SLOTS - sum(started.jobs for started in (*running, *waiting))
         return FreeSlots([Crew(frozenset({"cpu", "inspect"}), left, SLOTS)], running, waiting)
 
