@@ -182,6 +182,9 @@ def run_worker(settings: Settings, queues: tuple[str, ...], devices: tuple[str, 
         loglevel=logging.INFO,
         quiet=True,
         hostname=nodename(f"{'-'.join(queues)}-{os.getpid()}", gethostname()),
+        # What workers would tell each other, and wait a second for as they start, the database knows.
+        without_mingle=True,
+        without_gossip=True,
     )
     worker.start()
     return int(worker.exitcode or 0)
