@@ -14,14 +14,9 @@ from service.storage import FileStore
 from worker.embedded import StopFlag
 from worker.node import refuse_unknown
 from worker.pool import run_pool
-from worker.reconcile.hand_overs import HAND_OVERS
-from worker.reconcile.loops import Reconciler, run_forever, run_once
-from worker.reconcile.outboxes import OutboxThread, send_once
-from worker.reconcile.webhooks import WEBHOOKS
+from worker.reconcile.loops import make_loops, run_forever, run_once
+from worker.reconcile.outboxes import OUTBOXES, send_once, sending
 from worker.upkeep.scrub import ScrubThread
-
-# What a reconciler sends beside its loops.
-OUTBOXES = (WEBHOOKS, HAND_OVERS)
 
 
 def run_worker_process(settings: Settings, queues: tuple[str, ...], devices: tuple[str, ...] = ()) -> int:
@@ -55,17 +50,17 @@ def run_reconciler_process(settings: Settings, *, once: bool) -> dict[str, int] 
     require_migrated(database, settings.schema_wait_seconds)
     dispatcher = open_dispatcher(settings, database, period_seconds=settings.reconcile_seconds)
     store = FileStore(settings.storage_dir)
-    reconciler = Reconciler(settings, database, store, dispatcher, is_new=not once)
+    loops = make_loops(settings, database, store, dispatcher, is_new=not once)
     try:
         if once:
-            done = run_once(reconciler) | {"dispatch": 0 if dispatcher is None else dispatcher.round()}
+            done = run_once(loops) | {"dispatch": 0 if dispatcher is None else dispatcher.round()}
             return done | {outbox.name: send_once(outbox, settings, database, store) for outbox in OUTBOXES}
         with ScrubThread(settings, database, store), ExitStack() as stack:
             if dispatcher is not None:
                 stack.enter_context(Changes(database).subscribe(dispatcher.heard))
             for outbox in OUTBOXES:
-                stack.enter_context(OutboxThread(outbox, settings, database, store))
-            run_forever(reconciler, stop)
+                stack.enter_context(sending(outbox, settings, database, store))
+            run_forever(loops, stop)
         return None
     finally:
         if dispatcher is not None:

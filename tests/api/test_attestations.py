@@ -29,7 +29,7 @@ from tests.support.attestations import opened
 from tests.support.front import Front, make_report, npz_bytes, problem, taken
 from tests.support.hand_overs import dump
 from tests.support.patience import PATIENCE_SECONDS
-from worker.reconcile.attesting import Attester
+from worker.reconcile.loops import Attester
 
 OPERATOR = Principal("default", COMMAND_LINE, "operator")
 

@@ -13,7 +13,7 @@ from service.jobs.schemas import Waiting
 from service.tables import Dataset, Job, JobEvent, Model
 from tests.db.test_transitions import FULL, claim, inspecting, row, running, submit
 from tests.support.each import each
-from worker.reconcile.clocks import bring_forward
+from worker.reconcile.leases import bring_forward
 
 pytestmark = pytest.mark.both_databases
 

@@ -1,4 +1,4 @@
-"""Jobs with hand-overs, and a carrier that sends what is due, as a test needs them."""
+"""Jobs with hand-overs, and a sender that sends what is due, as a test needs them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from service.jobs.outcome import QuantizeOutcome
 from service.tables import Base, HandOver
 from tests.support.front import Front, make_report
 from tests.support.webhooks import HOST, PEPPER
-from worker.reconcile.handing_over import Carrier
+from worker.reconcile.hand_overs import HandOverSender
 
 SIGNATURE = "X-Amz-Signature=5ec2e7c0ffee"
 TOKEN = "token-of-a-receiver-5ec2e7"
@@ -44,16 +44,16 @@ def states(front: Front, job_id: str) -> list[tuple[str, str | None]]:
     return [(item["state"], item["reason"]) for item in items]
 
 
-def carrier_of(front: Front, egress: Egress, **settings: Any) -> Carrier:
-    """A carrier of its own, by changed settings."""
+def sender_of(front: Front, egress: Egress, **settings: Any) -> HandOverSender:
+    """A sender of its own, by changed settings."""
     desk = front.desk
-    return Carrier(desk.settings.model_copy(update=settings), desk.database, desk.store, VAULT, egress=egress)
+    return HandOverSender(desk.settings.model_copy(update=settings), desk.database, desk.store, VAULT, egress=egress)
 
 
 def carry(front: Front, egress: Egress) -> int:
-    """One round of a carrier of its own, to the end of all that it begins."""
-    with closing(carrier_of(front, egress)) as carrier:
-        return carrier.round()
+    """One round of a sender of its own, to the end of all that it begins."""
+    with closing(sender_of(front, egress)) as sender:
+        return sender.round()
 
 
 def make_due(database: Database) -> None:

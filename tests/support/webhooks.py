@@ -19,12 +19,13 @@ from service.egress.resolving import Resolver
 from service.egress.sending import Bounds, Egress
 from service.ids import new_id
 from service.settings import Settings
+from service.storage import FileStore
 from service.tables import WebhookDelivery, WebhookEndpoint
 from service.webhooks import repository
 from service.webhooks.secrets import Vault, make_secret
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.scripted import Script, Scripted, scripted
-from worker.reconcile.delivering import Deliverer
+from worker.reconcile.webhooks import WebhookSender
 
 HOST = "hooks.example"
 TENANT = "acme"
@@ -106,10 +107,14 @@ def add_endpoint(
     return endpoint_id, secret
 
 
+def webhook_sender(database: Database, settings: Settings, egress: Egress, vault: Vault = VAULT) -> WebhookSender:
+    return WebhookSender(settings, database, FileStore(settings.storage_dir), vault, egress=egress)
+
+
 def deliver(database: Database, settings: Settings, egress: Egress) -> int:
-    """One round of a deliverer of its own, to the end of all that it begins."""
-    with closing(Deliverer(settings, database, VAULT, egress=egress)) as deliverer:
-        return deliverer.round()
+    """One round of a sender of its own, to the end of all that it begins."""
+    with closing(webhook_sender(database, settings, egress)) as sender:
+        return sender.round()
 
 
 def make_due(database: Database) -> None:

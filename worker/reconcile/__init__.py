@@ -1,5 +1,5 @@
 """Small idempotent loops that make the stored truth come true: any number of reconcilers may run, at any time.
 
-Each loop is a module with a function that does one round and says how much it did; ``loops`` keeps them going. Nothing
-here holds a lock while it talks to the broker or the disk, and nothing breaks if two do the same.
+A loop's round is a function that says how much it did; ``loops`` keeps them going. Nothing here holds a lock while it
+talks to the broker or the disk, and nothing breaks if two do the same.
 """

@@ -1,8 +1,9 @@
-"""Takes running jobs away from workers that fell silent, unless it was the database that was away."""
+"""Time that is over: of leases, unless it was the database that was away, and of jobs; clocks that were put back."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from datetime import UTC, datetime
 
 from service import repository
@@ -91,3 +92,42 @@ class LeaseKeeper:
         and workers need some of the rest to come back.
         """
         return last is None or abs(now - last.served_at) > self._lease_seconds / 2
+
+
+def expire_deadlines(database: Database, *, is_behind: Callable[[float], bool] = lambda now: False) -> int:
+    """Fail jobs whose deadline has passed, or queue them again, which gives validation of uploads more time; returns
+    how many.
+
+    Args:
+        database: where jobs are.
+        is_behind: told the time by the database's clock; True while deadlines have yet to be put off by an absence.
+    """
+    with database.write() as session:
+        if is_behind(repository.now_seconds(session)):
+            return 0
+        jobs = transitions.expire_deadlines(session)
+    for job in jobs:
+        log.warning("job.deadline_passed job_id=%s attempt=%d state=%s", job.id, job.attempt, job.state)
+    return len(jobs)
+
+
+def bring_forward(database: Database, *, lease_seconds: float) -> int:
+    """Let jobs start that would otherwise wait until a clock that was put back is there again, and leases end that
+    would otherwise last until then; returns how many.
+
+    Args:
+        database: where jobs are.
+        lease_seconds: for which a lease is good.
+    """
+    with database.read() as session:
+        queued = transitions.queued_ahead(session)
+        leased = transitions.leased_ahead(session, lease_seconds=lease_seconds)
+    if not (queued or leased):
+        return 0
+    with database.write() as session:
+        found = transitions.bring_forward(session)
+    with database.write() as session:  # another one: who holds some jobs waits for no others
+        shortened = transitions.shorten_leases(session, lease_seconds=lease_seconds)
+    if found or shortened:
+        log.warning("clock.put_back jobs_brought_forward=%d leases_shortened=%d", found, shortened)
+    return found + shortened

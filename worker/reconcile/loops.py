@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
 
+from service.attestations import repository as attestations
+from service.attestations.errors import SigningKeyUnreadableError, SigningUnavailableError
 from service.audit.service import link
 from service.db import Database
 from service.dispatch.dispatcher import Dispatcher
 from service.estimates.service import refresh
+from service.rounds import one_by_one
+from service.schedules import repository as schedules
 from service.settings import Settings
 from service.storage import FileStore
 from worker.lease import DATABASE_AWAY
-from worker.reconcile.attesting import Attester
-from worker.reconcile.clocks import bring_forward
-from worker.reconcile.deadlines import expire_deadlines
-from worker.reconcile.leases import LeaseKeeper
-from worker.reconcile.schedules import ScheduleKeeper
+from worker.reconcile.leases import LeaseKeeper, bring_forward, expire_deadlines
 from worker.upkeep.collector import Collector
 from worker.upkeep.registry import ROUND_ITEMS, collectors
+
+if TYPE_CHECKING:
+    from service.deps import Desk
 
 log = logging.getLogger(__name__)
 
@@ -28,6 +33,8 @@ log = logging.getLogger(__name__)
 TICK_SECONDS = 0.1
 # What jobs took is learned from so often, where any has ended.
 LEARN_SECONDS = 30.0
+# Of one round: the other loops wait for its end.
+MOST_SCHEDULES, MOST_ATTESTATIONS = 200, 50
 
 
 @dataclass(frozen=True)
@@ -39,8 +46,10 @@ class Loop:
     round: Callable[[], int]
 
 
-class Reconciler:
-    """The loops over one database and store; a method does one round of its loop and says how much it did.
+def make_loops(
+    settings: Settings, database: Database, store: FileStore, dispatcher: Dispatcher | None, *, is_new: bool = True
+) -> tuple[Loop, ...]:
+    """The loops over one database and store.
 
     Args:
         settings: places and periods.
@@ -49,56 +58,20 @@ class Reconciler:
         dispatcher: is woken where schedules submit jobs; None: workers look for themselves.
         is_new: see ``LeaseKeeper``; who does a single round must not spare leases in it.
     """
-
-    def __init__(
-        self,
-        settings: Settings,
-        database: Database,
-        store: FileStore,
-        dispatcher: Dispatcher | None,
-        *,
-        is_new: bool = True,
-    ) -> None:
-        self._settings = settings
-        self._database = database
-        self._leases = LeaseKeeper(database, lease_seconds=settings.lease_seconds, is_new=is_new)
-        self._schedules = ScheduleKeeper(settings, database, store, dispatcher)
-        self._attester = Attester(settings, database)
-        self.loops = (
-            Loop("expire_leases", settings.reconcile_seconds, self.expire_leases),
-            Loop("expire_deadlines", settings.reconcile_seconds, self.expire_deadlines),
-            Loop("bring_forward", settings.reconcile_seconds, self.bring_forward),
-            Loop("fire_schedules", settings.reconcile_seconds, self._schedules.fire),
-            Loop("settle_schedules", settings.reconcile_seconds, self._schedules.settle),
-            Loop("attest", settings.reconcile_seconds, self.attest),
-            Loop("link_audit", settings.reconcile_seconds, self.link_audit),
-            Loop("learn_timings", max(settings.reconcile_seconds, LEARN_SECONDS), self.learn_timings),
-            *(_collecting(found) for found in collectors(settings, database, store)),
-        )
-
-    def expire_leases(self) -> int:
-        """See ``leases``."""
-        return self._leases.expire()
-
-    def expire_deadlines(self) -> int:
-        """See ``deadlines``."""
-        return expire_deadlines(self._database, is_behind=self._leases.is_behind)
-
-    def bring_forward(self) -> int:
-        """See ``clocks``."""
-        return bring_forward(self._database, lease_seconds=self._settings.lease_seconds)
-
-    def learn_timings(self) -> int:
-        """See ``service.estimates``."""
-        return refresh(self._database)
-
-    def link_audit(self) -> int:
-        """See ``service.audit``."""
-        return link(self._database)
-
-    def attest(self) -> int:
-        """See ``attesting``."""
-        return self._attester.attest()
+    quick = settings.reconcile_seconds
+    leases = LeaseKeeper(database, lease_seconds=settings.lease_seconds, is_new=is_new)
+    keeper = ScheduleKeeper(settings, database, store, dispatcher)
+    return (
+        Loop("expire_leases", quick, leases.expire),
+        Loop("expire_deadlines", quick, lambda: expire_deadlines(database, is_behind=leases.is_behind)),
+        Loop("bring_forward", quick, lambda: bring_forward(database, lease_seconds=settings.lease_seconds)),
+        Loop("fire_schedules", quick, keeper.fire),
+        Loop("settle_schedules", quick, keeper.settle),
+        Loop("attest", quick, Attester(settings, database).attest),
+        Loop("link_audit", quick, lambda: link(database)),
+        Loop("learn_timings", max(quick, LEARN_SECONDS), lambda: refresh(database)),
+        *(_collecting(found) for found in collectors(settings, database, store)),
+    )
 
 
 def _collecting(found: Collector) -> Loop:
@@ -109,34 +82,113 @@ def _collecting(found: Collector) -> Loop:
     )
 
 
-def run_once(reconciler: Reconciler) -> dict[str, int]:
+def run_once(loops: Sequence[Loop]) -> dict[str, int]:
     """One round of every loop; returns what each did. An error ends it."""
-    return {loop.name: loop.round() for loop in reconciler.loops}
+    return {loop.name: loop.round() for loop in loops}
 
 
-def run_forever(reconciler: Reconciler, stopping: Callable[[], bool]) -> None:
+def run_forever(loops: Sequence[Loop], stopping: Callable[[], bool]) -> None:
     """Rounds of every loop, each in its period, until ``stopping``.
 
     One loop's trouble must not starve the others: it is logged, and the loop has its next round in time.
     """
-    due_at = dict.fromkeys((loop.name for loop in reconciler.loops), 0.0)
+    due_at = dict.fromkeys((loop.name for loop in loops), 0.0)
     while not stopping():
-        for loop in reconciler.loops:
+        for loop in loops:
             now = time.monotonic()
             if now < due_at[loop.name] or stopping():
                 continue
             due_at[loop.name] = now + loop.period_seconds
-            _round(loop)
+            if done := attempted(loop.name, loop.round):
+                log.info("reconcile.done loop=%s count=%d", loop.name, done)
         time.sleep(TICK_SECONDS)
 
 
-def _round(loop: Loop) -> None:
+def attempted(name: str, work: Callable[[], int]) -> int:
+    """What a round of the loop did; 0, and a line in the log, where it met with trouble."""
     try:
-        done = loop.round()
+        return work()
     except DATABASE_AWAY as error:
-        log.warning("reconcile.database_away loop=%s: %s", loop.name, error)
+        log.warning("reconcile.database_away loop=%s: %s", name, error)
     except Exception:  # a fault in one loop must not stop the others; it is logged whole, and the loop tries again
-        log.exception("reconcile.failed loop=%s", loop.name)
-    else:
-        if done:
-            log.info("reconcile.done loop=%s count=%d", loop.name, done)
+        log.exception("reconcile.failed loop=%s", name)
+    return 0
+
+
+class Attester:
+    """Signs what jobs have made soon after their success: the front desk has only to send it then. It signs in the name
+    of the installation, where that has a key.
+
+    Args:
+        settings: have the pepper.
+        database: where jobs are.
+    """
+
+    def __init__(self, settings: Settings, database: Database) -> None:
+        self._settings = settings
+        self._database = database
+        self._told = ""
+
+    def attest(self) -> int:
+        """Sign what is not signed yet, those that wait longest first; returns how many. Says once why it cannot."""
+        with self._database.read() as session:
+            due = attestations.unattested_jobs(session, MOST_ATTESTATIONS)
+        if not due:
+            return 0
+        # cryptography: reconcilers with nothing to sign do without
+        from service.attestations.making import attest
+        from service.attestations.signing import signing_key
+
+        try:
+            signing_key(self._database, self._settings)
+        except (SigningUnavailableError, SigningKeyUnreadableError) as error:
+            if self._told != error.detail:
+                log.warning("attestations.not_signed: %s %s", error.detail, error.hint)
+                self._told = error.detail
+            return 0
+        self._told = ""
+        return one_by_one("attestation", due, lambda job: attest(self._database, self._settings, *job) is not None)
+
+
+class ScheduleKeeper:
+    """The loops of schedules. What they need is loaded once there is something to do: most installations have none.
+
+    Args:
+        settings: bounds.
+        database: where schedules are.
+        store: where results by sample are.
+        dispatcher: is woken where jobs are submitted; None: workers look for themselves.
+    """
+
+    def __init__(self, settings: Settings, database: Database, store: FileStore, dispatcher: Dispatcher | None) -> None:
+        self._given = (settings, database, store, dispatcher)
+        self._database = database
+
+    def fire(self) -> int:
+        """One round of what is due, and of runs that waited for the one before; returns how many were dealt with."""
+        with self._database.read() as session:
+            due = bool(schedules.due(session, 1))
+            ahead = bool(schedules.planned_ahead(session, 1))
+            waiting = bool(schedules.waiting(session, 1))
+        if not (due or ahead or waiting):
+            return 0
+        from service.schedules import firing
+
+        done = firing.bring_forward(self._desk, MOST_SCHEDULES) if ahead else 0
+        done += firing.submit_waiting(self._desk, MOST_SCHEDULES) if waiting else 0
+        return done + (firing.fire_due(self._desk, MOST_SCHEDULES) if due else 0)
+
+    def settle(self) -> int:
+        """Judge runs whose jobs have ended, one round; returns how many were judged."""
+        with self._database.read() as session:
+            if not schedules.ended(session, 1):
+                return 0
+        from service.schedules import settling
+
+        return settling.settle_ended(self._desk, MOST_SCHEDULES)
+
+    @cached_property
+    def _desk(self) -> Desk:
+        from service.deps import Desk
+
+        return Desk.over(*self._given)

@@ -1,20 +1,26 @@
-"""A thread that sends what an outbox holds, beside the loops: a receiver that is slow holds up none of them."""
+"""What is sent beside the loops, by a thread for each outbox: a receiver that is slow holds up none of them."""
 
 from __future__ import annotations
 
 import logging
-import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from types import TracebackType
+from threading import Event, Thread
+from typing import TYPE_CHECKING, Any
 
 from sqlalchemy.orm import Session
 
 from service.db import Database
+from service.hand_overs import repository as hand_overs
 from service.settings import Settings
 from service.storage import FileStore
-from worker.lease import DATABASE_AWAY
-from worker.reconcile.sending import Sender
+from service.webhooks.deliveries import repository as deliveries
+from worker.reconcile.loops import attempted
+
+if TYPE_CHECKING:
+    from service.sealing import Vault
+    from worker.reconcile.sending import Sender
 
 log = logging.getLogger(__name__)
 
@@ -26,74 +32,85 @@ class Outbox:
     Attributes:
         name: of the loop, for logs.
         any_due: whether there is anything to send; a look that writes nothing.
-        opened: who sends, loaded once there is something; it calls the function whenever it has room for more. None
-            where this process cannot: what is due waits for one that can.
+        load: who sends, and what decrypts for it.
     """
 
     name: str
     any_due: Callable[[Session], bool]
-    opened: Callable[[Settings, Database, FileStore, Callable[[], None]], Sender | None]
+    load: Callable[[], tuple[type[Sender[Any, Any]], type[Vault]]]
 
     def is_due(self, database: Database) -> bool:
         """Whether there is anything to send."""
         with database.read() as session:
             return self.any_due(session)
 
+    def opened(
+        self, settings: Settings, database: Database, store: FileStore, on_end: Callable[[], None]
+    ) -> Sender[Any, Any] | None:
+        """Who sends, loaded once there is something; it calls ``on_end`` whenever it has room for more. None where this
+        process cannot decrypt: what is due waits for one that can.
+        """
+        sender, vault = self.load()
+        try:
+            return sender(settings, database, store, vault.of(settings), on_end=on_end)
+        except vault.unavailable as error:
+            log.warning("%ss.not_sent: %s %s", sender.name, error.detail, error.hint)
+            return None
 
-class OutboxThread:
-    """Sends in the background of a process; a context manager. What is under way at its end is waited for, or left to
-    another process where it would last.
 
-    Args:
-        outbox: what is sent.
-        settings: bounds and periods.
-        database: where the outbox is.
-        store: where files are.
+# Both load cryptography and a client of HTTP: most installations send nothing.
+def _webhooks() -> tuple[type[Sender[Any, Any]], type[Vault]]:
+    from service.webhooks.secrets import Vault
+    from worker.reconcile.webhooks import WebhookSender
+
+    return WebhookSender, Vault
+
+
+def _hand_overs() -> tuple[type[Sender[Any, Any]], type[Vault]]:
+    from service.hand_overs.secrets import Vault
+    from worker.reconcile.hand_overs import HandOverSender
+
+    return HandOverSender, Vault
+
+
+OUTBOXES = (
+    Outbox("deliver_webhooks", deliveries.any_due, _webhooks),
+    Outbox("hand_over", hand_overs.any_due, _hand_overs),
+)
+
+
+@contextmanager
+def sending(outbox: Outbox, settings: Settings, database: Database, store: FileStore) -> Iterator[None]:
+    """Send what an outbox holds, in the background, while the block runs. What is under way at its end is waited for,
+    or left to another process where it would last.
     """
+    stopping, wake = Event(), Event()
+    sender: Sender[Any, Any] | None = None
 
-    def __init__(self, outbox: Outbox, settings: Settings, database: Database, store: FileStore) -> None:
-        self._outbox = outbox
-        self._settings = settings
-        self._database = database
-        self._store = store
-        self._stopping = False
-        self._wake = threading.Event()
-        self._sender: Sender | None = None
-        self._thread = threading.Thread(target=self._run, name=outbox.name, daemon=True)
+    def send() -> int:
+        nonlocal sender
+        if not outbox.is_due(database):
+            return 0
+        sender = sender or outbox.opened(settings, database, store, wake.set)
+        return 0 if sender is None else sender.round()
 
-    def __enter__(self) -> OutboxThread:
-        self._thread.start()
-        return self
+    def run() -> None:
+        while not stopping.is_set():
+            wake.clear()
+            attempted(outbox.name, send)
+            wake.wait(settings.reconcile_seconds)  # an end makes room for the next
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stopping = True
-        self._wake.set()
-        self._thread.join()
-        if self._sender is not None:
-            self._sender.interrupt()
-            self._sender.close()
-
-    def _run(self) -> None:
-        while not self._stopping:
-            self._wake.clear()
-            try:
-                self._round()
-            except DATABASE_AWAY as error:
-                log.warning("reconcile.database_away loop=%s: %s", self._outbox.name, error)
-            except Exception:  # a fault must not end all sending; it is logged whole, and tried again
-                log.exception("reconcile.failed loop=%s", self._outbox.name)
-            # an end makes room for the next
-            self._wake.wait(self._settings.reconcile_seconds)
-
-    def _round(self) -> None:
-        if not self._outbox.is_due(self._database):
-            return
-        if self._sender is None:
-            self._sender = self._outbox.opened(self._settings, self._database, self._store, self._wake.set)
-        if self._sender is not None:
-            self._sender.round()
+    thread = Thread(target=run, name=outbox.name, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stopping.set()
+        wake.set()
+        thread.join()
+        if sender is not None:
+            sender.interrupt()
+            sender.close()
 
 
 def send_once(outbox: Outbox, settings: Settings, database: Database, store: FileStore) -> int:
@@ -102,7 +119,5 @@ def send_once(outbox: Outbox, settings: Settings, database: Database, store: Fil
     sender = outbox.opened(settings, database, store, lambda: None) if due else None
     if sender is None:
         return 0
-    try:
+    with closing(sender):
         return sender.round()
-    finally:
-        sender.close()

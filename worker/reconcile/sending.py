@@ -1,4 +1,4 @@
-"""What those who send for an outbox have in common: some at a time, each under a lease, noted whatever happens.
+"""What those who send for an outbox have in common; loaded once there is something to send.
 
 What is sent is claimed under a lease that outlasts its request, or is renewed while that lasts: nobody else sends it
 meanwhile. If this process dies between the request and the note of what became of it, it is sent once more, under the
@@ -9,72 +9,78 @@ from __future__ import annotations
 
 import logging
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from threading import Event, Lock
-from typing import Any, Generic, Protocol, TypeVar
+from typing import ClassVar, Generic, TypeVar
 
 from sqlalchemy.orm import Session
 
 from service.contracts.errors import QuantmillError
 from service.db import Database
+from service.egress.allowed import parse_allowed
 from service.egress.answers import Answer
+from service.egress.retries import parse_schedule
+from service.egress.sending import Bounds, Egress, Reply
+from service.failpoints import reach
+from service.hand_overs.repository import Claimed as HandOver
+from service.sealing import Vault
+from service.settings import Settings
+from service.storage import FileStore
+from service.webhooks.deliveries.repository import Claimed as Delivery
 from worker.lease import DATABASE_AWAY
 
 log = logging.getLogger(__name__)
 
+# What is kept of a reply is less; whoever sends more is not read to the end.
+REPLY_BYTES = 4096
 # Between two attempts to note what became of something, while the database is away.
 _AWAY_SECONDS = 0.5
-_Claimed = TypeVar("_Claimed")
+# Another attempt would meet with the same.
+_FINAL_STATUS = 422
+_Claimed = TypeVar("_Claimed", Delivery, HandOver)
+_Vault = TypeVar("_Vault", bound=Vault)
 _Noted = TypeVar("_Noted")
 
 
-class Sender(Protocol):
-    """Sends what is due for one outbox."""
-
-    def round(self) -> int:
-        """Begin with what is due, as far as there is room; returns with how much."""
-
-    def interrupt(self) -> None:
-        """Have what is under way end soon; what would last is broken off, and left to another process."""
-
-    def close(self) -> None:
-        """Wait for the end of what is under way, which is bounded."""
-
-
-class Pool(Generic[_Claimed]):
-    """Requests of one process, some at a time.
+class Sender(ABC, Generic[_Claimed, _Vault]):
+    """Sends what is due, some at a time; a subclass says what and how.
 
     Args:
-        name: of what is sent, for logs and threads.
-        slots: how many at a time.
-        claim: takes up to so many that are due.
-        send: sends one and notes what became of it; is told the moment before the claim, of the monotonic clock.
+        settings: bounds and pauses.
+        database: where the outbox is.
+        store: where files are.
+        vault: reads what is stored encrypted.
+        egress: sends; default: within the bounds of the settings.
         on_end: called, in any thread, whenever one has come to its end and there is room for another.
     """
 
+    # Of what is sent, in logs, failpoints and threads; and of its id, in logs.
+    name: ClassVar[str]
+    id_name: ClassVar[str]
+
     def __init__(
         self,
-        name: str,
-        slots: int,
-        claim: Callable[[int], Sequence[_Claimed]],
-        send: Callable[[_Claimed, float], None],
-        on_end: Callable[[], None],
+        settings: Settings,
+        database: Database,
+        store: FileStore,
+        vault: _Vault,
+        *,
+        egress: Egress | None = None,
+        on_end: Callable[[], None] = lambda: None,
     ) -> None:
-        self._name = name
-        self._slots = slots
-        self._claim = claim
-        self._send = send
+        self._settings, self._database, self._store, self._vault = settings, database, store, vault
+        bounds = Bounds(seconds=settings.webhook_seconds, reply_bytes=REPLY_BYTES)
+        self._egress = egress or Egress(parse_allowed(settings.egress_allowed), bounds)
+        self._schedule = parse_schedule(settings.webhook_retry_seconds)
+        # The request's own time, and as long again as any worker is waited for.
+        self._lease_seconds = self._egress.bounds.seconds + settings.lease_seconds
         self._on_end = on_end
-        self._threads = ThreadPoolExecutor(slots, thread_name_prefix=name)
+        self._threads = ThreadPoolExecutor(self._slots, thread_name_prefix=self.name)
         self._lock = Lock()
         self._under_way = 0
         self._interrupted = Event()
-
-    @property
-    def interrupted(self) -> bool:
-        """Whether what would last is to be broken off."""
-        return self._interrupted.is_set()
 
     def round(self) -> int:
         """Begin with what is due, as far as there is room; returns with how much."""
@@ -83,7 +89,8 @@ class Pool(Generic[_Claimed]):
         if free <= 0:
             return 0
         began = time.monotonic()
-        claimed = self._claim(free)
+        with self._database.write() as session:
+            claimed = self._claim(session, free)
         for one in claimed:
             with self._lock:
                 self._under_way += 1
@@ -91,80 +98,87 @@ class Pool(Generic[_Claimed]):
         return len(claimed)
 
     def interrupt(self) -> None:
-        """Have what is under way end soon."""
+        """Have what is under way end soon; what would last is broken off, and left to another process."""
         self._interrupted.set()
 
     def close(self) -> None:
         """Wait for the end of what is under way, which is bounded."""
         self._threads.shutdown(wait=True)
 
+    @property
+    @abstractmethod
+    def _slots(self) -> int:
+        """How many at a time."""
+
+    @abstractmethod
+    def _claim(self, session: Session, free: int) -> Sequence[_Claimed]:
+        """Take up to so many that are due."""
+
+    @abstractmethod
+    def _request(self, claimed: _Claimed, began: float) -> Reply:
+        """Send one; ``began`` is the moment before the claim, of the monotonic clock.
+
+        Raises:
+            QuantmillError: what kept it from a reply.
+        """
+
+    @abstractmethod
+    def _settle(self, session: Session, claimed: _Claimed, answer: Answer) -> str:
+        """Note what an attempt met with; the fate, a word for the log."""
+
+    @abstractmethod
+    def _facts(self, claimed: _Claimed) -> str:
+        """What the log tells of it beside its id."""
+
+    def _about(self, claimed: _Claimed) -> str:
+        return f"{self.name} {self.id_name}={claimed.id}"
+
+    def _send(self, claimed: _Claimed, began: float) -> None:
+        if time.monotonic() - began > self._settings.lease_seconds:
+            # this process was frozen: the lease may end within the request
+            log.warning("%s.late %s=%s", self.name, self.id_name, claimed.id)
+            return
+        answer = self._answer(claimed, began)
+        reach(f"after_{self.name}_sent")
+        fate = self._note(claimed, lambda session: self._settle(session, claimed, answer))
+        log.log(
+            logging.INFO if fate in {"delivered", "done"} else logging.WARNING,
+            "%s.%s %s=%s %s attempt=%d status=%s error=%s",
+            self.name, fate, self.id_name, claimed.id, self._facts(claimed), claimed.attempt, answer.status,
+            answer.error,
+        )  # fmt: skip
+
+    def _answer(self, claimed: _Claimed, began: float) -> Answer:
+        """What an attempt met with. A fault of ours is an attempt like any other: it is not tried without end."""
+        try:
+            reply = self._request(claimed, began)
+        except QuantmillError as error:
+            words = f"{error.detail} {error.hint}" if error.hint else error.detail
+            return Answer(None, error.code, words, final=error.status == _FINAL_STATUS)
+        except Exception:
+            log.exception("%s.fault", self._about(claimed))
+            return Answer(None, "internal-error", "A fault of the service, which its log tells.")
+        return Answer(reply.status, None, reply.body.decode(errors="replace"), reply.headers)
+
+    def _note(self, claimed: _Claimed, note: Callable[[Session], _Noted]) -> _Noted:
+        """Note what became of something, also if the database is away for a moment. It may be another's by then: who
+        notes is asked for the attempt.
+        """
+        began = time.monotonic()
+        while True:
+            try:
+                with self._database.write() as session:
+                    return note(session)
+            except DATABASE_AWAY as error:
+                if time.monotonic() - began > self._settings.lease_seconds:
+                    raise
+                log.warning("%s.database_away: %s", self._about(claimed), error)
+                time.sleep(_AWAY_SECONDS)
+
     def _ended(self, done: Future[None]) -> None:
         with self._lock:
             self._under_way -= 1
         error = done.exception()
         if error is not None:  # it is claimed again once its lease is over
-            log.error("%s.broken", self._name, exc_info=error)
+            log.error("%s.broken", self.name, exc_info=error)
         self._on_end()
-
-
-def answered(send: Callable[[], Answer], about: str, *, passing: tuple[type[Exception], ...] = ()) -> Answer:
-    """What an attempt met with. A fault of ours is an attempt like any other: it is not tried without end.
-
-    Args:
-        send: makes the attempt.
-        about: what it is, for logs.
-        passing: are no faults, and raised.
-    """
-    try:
-        return send()
-    except passing:
-        raise
-    except Exception:
-        log.exception("%s.fault", about)
-        return Answer(None, "internal-error", "A fault of the service, which its log tells.")
-
-
-def note_while_leased(
-    database: Database, note: Callable[[Session], _Noted], *, began: float, lease_seconds: float, about: str
-) -> _Noted:
-    """Note what became of something, as long as it is ours to note, also if the database is away for a moment.
-
-    Args:
-        database: where the outbox is.
-        note: writes.
-        began: when that was known, of the monotonic clock.
-        lease_seconds: of the claim.
-        about: what it is, for logs.
-    """
-    while True:
-        try:
-            with database.write() as session:
-                return note(session)
-        except DATABASE_AWAY as error:
-            if time.monotonic() - began > lease_seconds:
-                raise
-            log.warning("%s.database_away: %s", about, error)
-            time.sleep(_AWAY_SECONDS)
-
-
-def words_of(error: QuantmillError) -> str:
-    """What was wrong, and what to do."""
-    return f"{error.detail} {error.hint}" if error.hint else error.detail
-
-
-class PooledSender:
-    """A sender by a pool, which its subclass makes."""
-
-    _pool: Pool[Any]
-
-    def round(self) -> int:
-        """Begin with what is due, as far as there is room; returns with how much."""
-        return self._pool.round()
-
-    def interrupt(self) -> None:
-        """Have what is under way end soon; what would last is broken off, and left to another process."""
-        self._pool.interrupt()
-
-    def close(self) -> None:
-        """Wait for the end of what is under way, which is bounded."""
-        self._pool.close()

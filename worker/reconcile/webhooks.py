@@ -1,36 +1,55 @@
-"""The outbox of webhooks, and who sends for it."""
+"""Sends to endpoints what the outbox holds for them. See ``sending``."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+import time
+from collections.abc import Sequence
 
-from service.db import Database
-from service.settings import Settings
-from service.storage import FileStore
+from sqlalchemy.orm import Session
+
+from service.contracts.webhooks import ID_HEADER, SIGNATURE_HEADER, TIMESTAMP_HEADER, signature
+from service.egress.answers import Answer
+from service.egress.sending import Reply
 from service.webhooks.deliveries import repository
-from worker.reconcile.outboxes import Outbox
-
-if TYPE_CHECKING:
-    from worker.reconcile.delivering import Deliverer
-
-log = logging.getLogger(__name__)
+from service.webhooks.deliveries.repository import Claimed, Share
+from service.webhooks.deliveries.settling import settle
+from service.webhooks.secrets import Vault
+from worker.reconcile.sending import Sender
 
 
-def _deliverer(settings: Settings, database: Database, _: FileStore, on_end: Callable[[], None]) -> Deliverer | None:
-    """None where the secrets of webhooks cannot be read; what is due waits for a reconciler that can."""
-    # cryptography and a client of HTTP: most installations send nothing
-    from service.webhooks.errors import WebhooksUnavailableError
-    from service.webhooks.secrets import Vault
-    from worker.reconcile.delivering import Deliverer
+class WebhookSender(Sender[Claimed, Vault]):
+    """Deliveries of one process, some at a time."""
 
-    try:
-        vault = Vault.of(settings)
-    except WebhooksUnavailableError as error:
-        log.warning("webhooks.not_sent: %s %s", error.detail, error.hint)
-        return None
-    return Deliverer(settings, database, vault, on_end=on_end)
+    name, id_name = "webhook", "delivery_id"
 
+    @property
+    def _slots(self) -> int:
+        return self._settings.webhook_slots
 
-WEBHOOKS = Outbox("deliver_webhooks", repository.any_due, _deliverer)
+    def _claim(self, session: Session, free: int) -> Sequence[Claimed]:
+        share = Share(self._settings.webhook_endpoint_slots, max(1, self._slots // 2))
+        return repository.claim(session, free=free, share=share, lease_seconds=self._lease_seconds)
+
+    def _request(self, claimed: Claimed, began: float) -> Reply:
+        body = claimed.payload.encode()
+        headers = self._headers(claimed, int(time.time()), body)
+        return self._egress.send("POST", claimed.url, headers=headers, body=body)
+
+    def _headers(self, claimed: Claimed, timestamp: int, body: bytes) -> dict[str, str]:
+        sealed = filter(None, (claimed.sealed, claimed.previous_sealed))
+        secrets = [self._vault.open(claimed.endpoint_id, one) for one in sealed]
+        signatures = (signature(secret, claimed.event_id, timestamp, body) for secret in secrets)
+        return {
+            "Content-Type": "application/json",
+            "User-Agent": "quantmill",
+            ID_HEADER: claimed.event_id,
+            TIMESTAMP_HEADER: str(timestamp),
+            SIGNATURE_HEADER: " ".join(signatures),
+        }
+
+    def _settle(self, session: Session, claimed: Claimed, answer: Answer) -> str:
+        failing_seconds = self._settings.webhook_failing_seconds
+        return settle(session, claimed, answer, schedule=self._schedule, failing_seconds=failing_seconds)
+
+    def _facts(self, claimed: Claimed) -> str:
+        return f"webhook_id={claimed.endpoint_id} type={claimed.type}"

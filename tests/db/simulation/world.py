@@ -30,9 +30,7 @@ from tests.db.simulation.rules import Rules
 from tests.db.simulation.store import MODELS, Store
 from tests.db.test_transitions import FULL, OUTCOME, PROBLEM
 from tests.support.front import model_summary
-from worker.reconcile.clocks import bring_forward
-from worker.reconcile.deadlines import expire_deadlines
-from worker.reconcile.leases import LeaseKeeper
+from worker.reconcile.leases import LeaseKeeper, bring_forward, expire_deadlines
 from worker.repository import tenant_if_released
 
 DIGESTS = Digests("0" * 64, "0" * 64)

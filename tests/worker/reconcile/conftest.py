@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import trustme
@@ -10,12 +10,18 @@ import trustme
 from tests.support.scripted import Scripted
 from tests.support.webhooks import answering, over_tls
 from tests.worker.workbench import Workbench
-from worker.reconcile.loops import Reconciler
+from worker.reconcile.loops import Loop, make_loops
 
 
 @pytest.fixture
-def reconciler(bench: Workbench) -> Reconciler:
-    return Reconciler(bench.settings, bench.database, bench.store, None, is_new=False)
+def loops(bench: Workbench) -> tuple[Loop, ...]:
+    return make_loops(bench.settings, bench.database, bench.store, None, is_new=False)
+
+
+@pytest.fixture
+def rounds(loops: tuple[Loop, ...]) -> dict[str, Callable[[], int]]:
+    """A round of each loop, by the loop's name."""
+    return {loop.name: loop.round for loop in loops}
 
 
 @pytest.fixture(scope="package")

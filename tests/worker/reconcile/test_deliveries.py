@@ -38,9 +38,10 @@ from tests.support.webhooks import (
     over_tls,
     received,
     set_endpoint,
+    webhook_sender,
 )
 from tests.worker.workbench import finish, wait_for
-from worker.reconcile.delivering import Deliverer
+from worker.reconcile.webhooks import WebhookSender
 
 EVENT = {"id": "job_1", "state": "succeeded", "labels": {"größe": "1"}}
 
@@ -65,9 +66,9 @@ class Post:
     def deliver(self, *servers: Scripted, **changes: Any) -> int:
         return deliver(self.database, self.settings.model_copy(update=changes), self.egress(*servers))
 
-    def deliverer(self, *servers: Scripted, vault: Vault = VAULT, **changes: Any) -> Deliverer:
+    def sender(self, *servers: Scripted, vault: Vault = VAULT, **changes: Any) -> WebhookSender:
         settings = self.settings.model_copy(update=changes)
-        return Deliverer(settings, self.database, vault, egress=self.egress(*servers))
+        return webhook_sender(self.database, settings, self.egress(*servers), vault)
 
     def all(self, **columns: Any) -> list[WebhookDelivery]:
         return deliveries(self.database, **columns)
@@ -268,7 +269,7 @@ def test_a_name_that_is_bound_anew_leads_inside_and_is_refused(post: Post) -> No
 def test_a_secret_of_another_pepper_is_told_and_tried_again(post: Post, server: Scripted) -> None:
     post.hook(server)
     post.emit()
-    stranger = post.deliverer(server, vault=Vault("another-pepper-of-length"))
+    stranger = post.sender(server, vault=Vault("another-pepper-of-length"))
     stranger.round()
     stranger.close()
     assert (post.one.state, post.one.last_error) == ("waiting", "webhook-secret-unreadable")
@@ -284,13 +285,13 @@ def test_a_receiver_that_hangs_keeps_nobody_waiting(post, server, hanging, relea
     post.emit(10)
     live, _ = post.hook(server)
     post.emit()
-    deliverer = post.deliverer(hanging, server, webhook_slots=6, webhook_endpoint_slots=2)
-    assert deliverer.round() == 3
+    sender = post.sender(hanging, server, webhook_slots=6, webhook_endpoint_slots=2)
+    assert sender.round() == 3
     wait_for(lambda: [row.state for row in post.all(endpoint_id=live)] == ["delivered"])
-    assert deliverer.round() == 0, "the endpoint has its share under way"
+    assert sender.round() == 0, "the endpoint has its share under way"
     assert [row.attempts for row in post.all(endpoint_id=dead)] == [1, 1] + [0] * 9
     release.set()
-    deliverer.close()
+    sender.close()
     assert {row.last_error for row in post.all(endpoint_id=dead) if row.attempts} == {"egress-no-reply"}
 
 
@@ -299,14 +300,14 @@ def test_a_tenant_has_half_of_the_slots(post, server, hanging, release):
     for _ in range(5):
         post.hook(hanging)
     post.emit()
-    deliverer = post.deliverer(hanging, server, webhook_slots=4, webhook_endpoint_slots=1)
-    assert deliverer.round() == 2
+    sender = post.sender(hanging, server, webhook_slots=4, webhook_endpoint_slots=1)
+    assert sender.round() == 2
     live, _ = post.hook(server, tenant="other")
     post.emit(tenant="other")
-    assert deliverer.round() == 1
+    assert sender.round() == 1
     wait_for(lambda: [row.state for row in post.all(endpoint_id=live)] == ["delivered"])
     release.set()
-    deliverer.close()
+    sender.close()
 
 
 @pytest.mark.both_databases
@@ -317,10 +318,10 @@ def test_several_at_once_send_each_delivery_once(post: Post, server: Scripted) -
     rounds = threading.Barrier(3)
 
     def reconciler() -> None:
-        deliverer = post.deliverer(server)
+        sender = post.sender(server)
         rounds.wait(PATIENCE_SECONDS)
-        wait_for(lambda: deliverer.round() == 0 and all(row.state == "delivered" for row in post.all()))
-        deliverer.close()
+        wait_for(lambda: sender.round() == 0 and all(row.state == "delivered" for row in post.all()))
+        sender.close()
 
     threads = [threading.Thread(target=reconciler) for _ in range(3)]
     for thread in threads:
@@ -359,14 +360,14 @@ def test_no_more_is_claimed_than_each_share(
 def test_a_webhook_that_is_deleted_while_it_is_sent_to(post: Post, hanging: Scripted, release: threading.Event) -> None:
     hook, _ = post.hook(hanging)
     post.emit()
-    deliverer = post.deliverer(hanging)
-    deliverer.round()
+    sender = post.sender(hanging)
+    sender.round()
     wait_for(lambda: hanging.requests)
     with post.database.write() as session:
         repository.get(session, TENANT, hook, locked=True)
         repository.remove(session, hook)
     release.set()
-    deliverer.close()
+    sender.close()
     assert post.all() == []
 
 

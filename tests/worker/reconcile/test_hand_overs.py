@@ -33,13 +33,13 @@ from tests.support.front import Front
 from tests.support.hand_overs import (
     SIGNATURE,
     TOKEN,
-    carrier_of,
     carry,
     dump,
     make_due,
     post,
     put,
     rows,
+    sender_of,
     states,
     succeed,
 )
@@ -47,8 +47,8 @@ from tests.support.patience import PATIENCE_SECONDS
 from tests.support.scripted import Script, Scripted
 from tests.support.webhooks import HOST, PEPPER, answering, egress_for, over_tls, received
 from tests.worker.workbench import wait_for
-from worker.reconcile import handing_over
-from worker.reconcile.handing_over import SLOTS
+from worker.reconcile import hand_overs
+from worker.reconcile.hand_overs import SLOTS
 
 __all__ = ["app", "front"]
 EXPIRED = b"<Error><Code>AccessDenied</Code><Message>Request has expired</Message><Signature>5ec2e7c0ffee</Signature>"
@@ -278,10 +278,10 @@ class Slow:
         self.database = out.front.desk.database
         self.job_id = handed(out.front, put(self.server.port), data=LARGE)
         egress = egress_for(out.authority, self.server.port)
-        self.carrier = carrier_of(out.front, egress, **settings)
-        allowed = self.carrier._within(60 * handing_over.SLOWEST_BYTES_PER_SECOND).bounds.seconds
+        self.sender = sender_of(out.front, egress, **settings)
+        allowed = self.sender._within(60 * hand_overs.SLOWEST_BYTES_PER_SECOND).bounds.seconds
         assert allowed == egress.bounds.seconds + 60
-        assert self.carrier.round() == 1
+        assert self.sender.round() == 1
         wait_for(lambda: self.server.requests, message="it has not begun")
 
     def set(self, **values: Any) -> None:
@@ -296,9 +296,9 @@ class Slow:
 def test_a_process_that_ends_leaves_what_lasts_to_another(front: Front, out: Out) -> None:
     slow = Slow(out)
     with slow.stack:
-        slow.carrier.interrupt()
+        slow.sender.interrupt()
         slow.opened.set()
-        slow.carrier.close()
+        slow.sender.close()
         (row,) = rows(front.desk.database)
         assert (row.state, row.lease_until, row.attempts) == ("pending", None, 1)
         assert out.carry(slow.server) == 1, "it is due at once"
@@ -312,7 +312,7 @@ def test_a_lease_is_renewed_for_as_long_as_a_file_takes(front: Front, out: Out) 
         slow.set(lease_until=db_now() + 3600.0)
         slow.opened.set()
         wait_for(lambda: (slow.lease_left() or 0.0) < 1800.0, message="it was not renewed")
-        slow.carrier.close()
+        slow.sender.close()
     assert states(front, slow.job_id) == [("done", None)]
 
 
@@ -321,7 +321,7 @@ def test_whoever_has_lost_its_lease_stops_sending(front: Front, out: Out) -> Non
     with slow.stack:
         slow.set(attempts=2, lease_until=db_now() + 60.0)
         slow.opened.set()
-        slow.carrier.close()
+        slow.sender.close()
     (row,) = rows(front.desk.database)
     assert (row.state, row.attempts, row.last_status) == ("pending", 2, None)
     assert row.lease_until is not None, "it is the other one's"
@@ -332,7 +332,7 @@ def test_a_fault_of_ours_is_an_attempt_too(front, out, server, monkeypatch, capl
         raise OSError(5, "Input/output error")
 
     job_id = handed(front, put(server.port))
-    monkeypatch.setattr(handing_over, "open_file", broken)
+    monkeypatch.setattr(hand_overs, "open_file", broken)
     out.carry(server, times=10)
     assert states(front, job_id) == [("failed", "internal-error")]
     assert rows(front.desk.database)[0].sealed is None

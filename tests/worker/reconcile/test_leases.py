@@ -17,8 +17,7 @@ from service.jobs import transitions
 from service.tables import Job
 from tests.worker.reconcile.rounds import claim
 from tests.worker.workbench import wait_for
-from worker.reconcile.deadlines import expire_deadlines
-from worker.reconcile.leases import LeaseKeeper
+from worker.reconcile.leases import LeaseKeeper, expire_deadlines
 
 
 class Reached(Database):
@@ -44,12 +43,12 @@ def reached(bench) -> Iterator[Reached]:
     database.close()
 
 
-def test_expired_leases_are_taken_away(bench, reconciler):
+def test_expired_leases_are_taken_away(bench, rounds):
     silent, alive = bench.submit(), bench.submit()
     claim(bench, silent, lease_seconds=-1)
     claim(bench, alive)
-    assert reconciler.expire_leases() == 1
-    assert reconciler.expire_leases() == 0
+    assert rounds["expire_leases"]() == 1
+    assert rounds["expire_leases"]() == 0
     assert (bench.job(silent).state, bench.job(alive).state) == ("queued", "running")
 
 

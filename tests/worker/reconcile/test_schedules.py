@@ -40,7 +40,7 @@ from tests.support.schedules import (
     settle,
     succeed,
 )
-from worker.reconcile.loops import Reconciler, run_once
+from worker.reconcile.loops import make_loops, run_once
 
 __all__ = ["app", "front"]
 Nightly = tuple[Front, Database, dict[str, Any]]
@@ -98,14 +98,14 @@ def test_a_round_of_the_reconciler_fires_sends_and_judges(nightly: Nightly, sett
     front, database, template = nightly
     made = add_schedule(front, template)
     make_due(database, made["id"])
-    reconciler = Reconciler(settings, database, FileStore(settings.storage_dir), None, is_new=False)
-    did = run_once(reconciler)
+    loops = make_loops(settings, database, FileStore(settings.storage_dir), None, is_new=False)
+    did = run_once(loops)
     assert (did["fire_schedules"], did["settle_schedules"]) == (1, 0)
     (run,) = runs(database)
     assert run.job_id is not None
     succeed(front, run.job_id)
-    assert run_once(reconciler)["settle_schedules"] == 1
-    assert run_once(reconciler)["settle_schedules"] == 0
+    assert run_once(loops)["settle_schedules"] == 1
+    assert run_once(loops)["settle_schedules"] == 0
     (run,) = runs(database)
     assert run.state == "passed"
 
