@@ -18,7 +18,7 @@ from service.db import Database
 from service.ids import is_id
 from service.settings import Settings
 from worker import repository
-from worker.upkeep.folders import STRANGE_SECONDS, age_seconds_of
+from worker.upkeep.collector import STRANGE_SECONDS, age_seconds_of
 
 log = logging.getLogger(__name__)
 

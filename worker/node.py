@@ -20,10 +20,10 @@ from worker.heartbeat import Heartbeat
 from worker.lease import DATABASE_AWAY
 from worker.memory import as_one_job, has_room_for_spares, job_memory_bytes
 from worker.outcome import Outcome
-from worker.reconcile.scratch import collect_scratch
 from worker.slots import Slots, kept_slots, shares
 from worker.spares import Spares
 from worker.supervisor import Supervisor, new_worker_id
+from worker.upkeep.scratch import collect_scratch
 
 log = logging.getLogger(__name__)
 

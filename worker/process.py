@@ -16,7 +16,7 @@ from worker.node import refuse_unknown
 from worker.pool import run_pool
 from worker.reconcile.loops import make_loops, run_forever, run_once
 from worker.reconcile.outboxes import OUTBOXES, send_once, sending
-from worker.upkeep.scrub import ScrubThread
+from worker.upkeep.scrub import scrubbing
 
 
 def run_worker_process(settings: Settings, queues: tuple[str, ...], devices: tuple[str, ...] = ()) -> int:
@@ -55,7 +55,7 @@ def run_reconciler_process(settings: Settings, *, once: bool) -> dict[str, int] 
         if once:
             done = run_once(loops) | {"dispatch": 0 if dispatcher is None else dispatcher.round()}
             return done | {outbox.name: send_once(outbox, settings, database, store) for outbox in OUTBOXES}
-        with ScrubThread(settings, database, store), ExitStack() as stack:
+        with scrubbing(settings, database, store), ExitStack() as stack:
             if dispatcher is not None:
                 stack.enter_context(Changes(database).subscribe(dispatcher.heard))
             for outbox in OUTBOXES:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from sqlalchemy import insert, select, update
+from collections.abc import Collection
+
+from sqlalchemy import delete, func, insert, select, update
 from sqlalchemy.orm import Session
 
 from service.db import db_now
@@ -100,3 +102,31 @@ def prolong(session: Session, upload_id: str, *, expiry_seconds: float) -> None:
         .values(expires_at=db_now() + expiry_seconds)
         .execution_options(synchronize_session=False)
     )
+
+
+def count_open(session: Session) -> int:
+    """How many uploads have not got all their bytes."""
+    return session.scalars(select(func.count()).select_from(Upload).where(Upload.state == "open")).one()
+
+
+def known(session: Session, ids: Collection[str]) -> set[str]:
+    """Which of the ``ids`` are uploads that still have their row."""
+    return set(session.scalars(select(Upload.id).where(Upload.id.in_(ids))))
+
+
+def expired(session: Session, limit: int | None = None) -> list[str]:
+    """Ids of uploads past their expiry, finished or not."""
+    statement = select(Upload.id).where(Upload.expires_at < db_now()).order_by(Upload.expires_at)
+    return list(session.scalars(statement.limit(limit)))
+
+
+def delete_expired(session: Session, ids: Collection[str]) -> list[str]:
+    """Delete those of the uploads that are still past their expiry; returns their ids.
+
+    One that a model or a dataset is being made of at this moment is held by that transaction: it is passed over here.
+    What was made of others stays: those rows name the stored file themselves.
+    """
+    due = select(Upload.id).where(Upload.id.in_(ids), Upload.expires_at < db_now())
+    gone = list(session.scalars(due.with_for_update(skip_locked=True)))
+    session.execute(delete(Upload).where(Upload.id.in_(gone)))
+    return gone

@@ -22,8 +22,7 @@ from service.storage import file_sha256
 from service.tables import Upload
 from tests.support.failing import Holds
 from tests.support.front import Front
-from worker.upkeep.garbage import discard_garbage, empty_trash
-from worker.upkeep.uploads import expire_uploads
+from worker.upkeep.garbage import discard_garbage, empty_trash, expire_uploads
 
 DATA = b"the bytes"
 SHA256 = hashlib.sha256(DATA).hexdigest()

@@ -15,7 +15,7 @@ from service.schedules import repository
 from service.schedules.repository import Plan
 from service.tables import Schedule, ScheduleRun
 from tests.db.test_concurrency import at_once
-from worker.upkeep import repository as upkeep
+from worker.upkeep.repository import OLD_ROWS
 
 DUE = datetime(2026, 1, 1, 2, 0, tzinfo=UTC)
 PLAN = Plan(DUE, DUE)
@@ -108,10 +108,11 @@ def test_old_runs_are_forgotten_once_they_have_ended(database: Database) -> None
     with database.write() as session:
         old = update(ScheduleRun).where(ScheduleRun.id.in_([ended.id, waits.id]))
         session.execute(old.values(created_at=ScheduleRun.created_at - 2 * DAY_SECONDS))
+    (runs,) = (rows for rows in OLD_ROWS if rows.name == "runs")
     with database.write() as session:
-        assert upkeep.count_old_runs(session, DAY_SECONDS) == 1
-        assert upkeep.delete_old_runs(session, DAY_SECONDS, 10) == 1
-        assert upkeep.delete_old_runs(session, DAY_SECONDS, 10) == 0
+        assert runs.count(session, DAY_SECONDS) == 1
+        assert runs.delete(session, DAY_SECONDS, 10) == 1
+        assert runs.delete(session, DAY_SECONDS, 10) == 0
     with database.read() as session:
         left = repository.runs_page(session, "default", schedule.id, state=None, after=None, limit=10)[0]
     assert {run.id for run in left} == {waits.id, fresh.id}

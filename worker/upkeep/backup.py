@@ -3,41 +3,96 @@
 First a consistent snapshot of the database, then every stored file that the snapshot names. Nothing is collected
 meanwhile, so all of them are there for as long as it takes. What the last backup into the same folder has copied is not
 copied again.
+
+A backup is a folder with ``manifest.json``, ``database/DIGEST.db`` and ``store/sha256/ab/abcd...``. The manifest is
+written last and replaced at once: until then the folder is the backup that it was before.
 """
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
+import json
 import os
+import re
 import sqlite3
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any, Final, Literal
 
-from service.contracts.command_errors import BackupDamagedError, BackupPlaceError, FileAccessError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+
+from service.contracts.command_errors import (
+    BackupDamagedError,
+    BackupPlaceError,
+    BackupUnsupportedError,
+    BackupVersionError,
+    FileAccessError,
+)
 from service.contracts.version import VERSION
 from service.db import Database
 from service.files import repository as files
-from service.files.repository import NamedFile
 from service.schema import require_current
 from service.settings import Settings
-from service.storage import FileStore, StoredFile, StoredFileMissingError, file_sha256, sync_folder
-from worker.upkeep import repository
-from worker.upkeep.copies import (
-    STORE_FOLDER,
-    CopiedFile,
-    Manifest,
-    MissingFile,
-    SourceUnreadableError,
-    copy_file,
-    database_path,
-    held,
-    is_own_name,
-    require_embedded,
-    require_own_folder,
-)
-from worker.upkeep.folders import children
+from service.storage import FileStore, file_sha256, sync_folder
+from service.uploads import repository as uploads
+from worker.upkeep.collector import children
+from worker.upkeep.scrub import Damage, read_through
+
+FORMAT: Final = 1
+MANIFEST_FILE = "manifest.json"
+DATABASE_FILE = "service.db"
+STORE_FOLDER = "store"
+LOCK_FILE = "backup.lock"
+_OWN_FOLDER = {MANIFEST_FILE, f"{MANIFEST_FILE}.part", LOCK_FILE, STORE_FOLDER, "database"}
+_OWN_NAME = re.compile(r"[0-9a-f]{64}(\.db)?|[0-9a-f]{16}\.copy|new\.part(-wal|-shm|-journal)?")
+_SHA256 = r"^[0-9a-f]{64}$"
+_OBJECT = TypeAdapter(dict[str, Any])
+
+
+class CopiedFile(BaseModel):
+    """A file of the backup; its digest is its name, and cannot lead out of the folder."""
+
+    model_config = ConfigDict(frozen=True)
+
+    sha256: str = Field(pattern=_SHA256)
+    size_bytes: int = Field(ge=0)
+
+
+class MissingFile(BaseModel):
+    """A file that rows name and that could not be copied whole; ``damage`` as ``quantmill scrub`` tells it."""
+
+    model_config = ConfigDict(frozen=True)
+
+    sha256: str = Field(pattern=_SHA256)
+    damage: Damage
+
+
+class Manifest(BaseModel):
+    """What a backup consists of. ``open_uploads`` have no bytes in it: their clients send them anew."""
+
+    model_config = ConfigDict(frozen=True)
+
+    format: Literal[1] = FORMAT
+    created_at: datetime
+    version: str
+    revision: str
+    database: CopiedFile
+    files: list[CopiedFile]
+    missing: list[MissingFile]
+    open_uploads: int = Field(ge=0)
+
+    def write(self, folder: Path) -> None:
+        """Make this the manifest of the backup in ``folder``, durably and at once."""
+        content = self.model_dump(mode="json")
+        part = folder / f"{MANIFEST_FILE}.part"
+        part.write_text(json.dumps({"sha256": _digest(content), **content}, indent=1))
+        sync_file(part)
+        part.replace(folder / MANIFEST_FILE)
+        sync_folder(folder)
 
 
 @dataclass(frozen=True)
@@ -47,17 +102,6 @@ class BackupDone:
     manifest: Manifest
     copied: int
     copied_bytes: int
-
-
-@dataclass(frozen=True)
-class _Snapshot:
-    """The copied database, and what it says."""
-
-    taken_at: datetime
-    file: CopiedFile
-    revision: str
-    named: list[NamedFile]
-    open_uploads: int
 
 
 def make_backup(
@@ -96,95 +140,138 @@ def make_backup(
     store = FileStore(settings.storage_dir)
     with held(folder, writing=True), store.pinned():
         copies = FileStore(folder / STORE_FOLDER)
-        snapshot = _copy_database(database, folder)
-        copier = _Copier(store, copies, verify=verify)
-        for file in snapshot.named:
-            on_file(file.sha256)
-            copier.copy(file.sha256)
-        manifest = Manifest(
-            created_at=snapshot.taken_at,
-            version=VERSION,
-            revision=snapshot.revision,
-            database=snapshot.file,
-            files=copier.files,
-            missing=copier.missing,
-            open_uploads=snapshot.open_uploads,
-        )
+        manifest, named = _copy_database(database, folder)
+        there, copied, missing = list[CopiedFile](), list[CopiedFile](), list[MissingFile]()
+        for sha256 in named:
+            on_file(sha256)
+            if (size_bytes := _size_there(copies, sha256, verify=verify)) is not None:
+                there.append(CopiedFile(sha256=sha256, size_bytes=size_bytes))
+            elif isinstance(found := _copy(store, copies, sha256), CopiedFile):
+                copied.append(found)
+            else:
+                missing.append(found)
+        every = sorted(there + copied, key=lambda file: file.sha256)
+        manifest = manifest.model_copy(update={"files": every, "missing": missing})
         manifest.write(folder)
         _forget_others(folder, copies, manifest)
-    return BackupDone(manifest, copier.copied, copier.copied_bytes)
+    return BackupDone(manifest, len(copied), sum(file.size_bytes for file in copied))
 
 
-class _Copier:
-    """Brings files into the backup, and notes which are there."""
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest of the backup in ``folder``.
 
-    def __init__(self, store: FileStore, copies: FileStore, *, verify: bool) -> None:
-        self._store = store
-        self._copies = copies
-        self._verify = verify
-        self.files: list[CopiedFile] = []
-        self.missing: list[MissingFile] = []
-        self.copied = 0
-        self.copied_bytes = 0
+    Raises:
+        BackupPlaceError: there is none.
+        BackupVersionError: a newer version wrote it.
+        BackupDamagedError: it is not what was written.
+    """
+    path = folder / MANIFEST_FILE
+    try:
+        data = path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        raise BackupPlaceError(
+            f"{folder} holds no backup: there is no {MANIFEST_FILE}.",
+            hint="Give the folder that quantmill backup wrote; one that was cut off the first time is none yet.",
+        ) from None
+    try:
+        content = _OBJECT.validate_json(data)
+        if content.pop("sha256", None) != _digest(content):
+            raise _damaged(path)
+        if content.get("format") != FORMAT:
+            raise BackupVersionError(
+                f"{folder} is a backup in format {content.get('format')}; this version reads format {FORMAT}.",
+                hint="Restore it with the version that wrote it, or a newer one.",
+            )
+        return Manifest.model_validate(content)
+    except ValueError:  # no JSON, no object, or not what a manifest has
+        raise _damaged(path) from None
 
-    def copy(self, sha256: str) -> None:
-        """See to it that the file is in the backup; one that is damaged or gone is noted."""
-        size_bytes = self._size_there(sha256)
-        if size_bytes is None:
+
+def require_embedded(settings: Settings, *, store: bool) -> Path:
+    """The database's file.
+
+    Args:
+        settings: of the installation.
+        store: whether the store must be in the data directory, too.
+
+    Raises:
+        BackupUnsupportedError: the database, or the store, is elsewhere.
+    """
+    path = settings.data_dir / DATABASE_FILE
+    if settings.database_url != f"sqlite:///{path}":
+        raise BackupUnsupportedError(
+            f"The database is not the SQLite file of the data directory {settings.data_dir}.",
+            hint="Copy the database by its own means (PostgreSQL: pg_dump) first and then the store, "
+            f"{settings.storage_dir}; or unset QUANTMILL_DATABASE_URL, if this data directory is meant.",
+        )
+    if store and settings.storage_dir != settings.data_dir / STORE_FOLDER:
+        raise BackupUnsupportedError(
+            f"The store is not in the data directory, but at {settings.storage_dir}.",
+            hint=f"Unset QUANTMILL_STORAGE_DIR and restore; then move the folder {STORE_FOLDER} to where it belongs.",
+        )
+    return path
+
+
+@contextmanager
+def held(folder: Path, *, writing: bool) -> Iterator[None]:
+    """Nobody else writes this backup while the block runs; a reader needs no right to write.
+
+    Raises:
+        BackupPlaceError: another process writes or reads it.
+    """
+    with ExitStack() as stack:
+        with suppress(FileNotFoundError):  # a copy of a backup has no lock, and no writer
+            stream = stack.enter_context((folder / LOCK_FILE).open("a" if writing else "r"))
             try:
-                copied = self._copied(sha256)
-            except StoredFileMissingError:
-                self.missing.append(MissingFile(sha256=sha256, damage="missing"))
-                return
-            except SourceUnreadableError:
-                self.missing.append(MissingFile(sha256=sha256, damage="unreadable"))
-                return
-            if copied is None:
-                self.missing.append(MissingFile(sha256=sha256, damage="digest"))
-                return
-            size_bytes = copied.size_bytes
-            self.copied, self.copied_bytes = self.copied + 1, self.copied_bytes + size_bytes
-        self.files.append(CopiedFile(sha256=sha256, size_bytes=size_bytes))
+                fcntl.flock(stream, (fcntl.LOCK_EX if writing else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise BackupPlaceError(
+                    f"Another process works on the backup {folder}.", hint="Wait until it has ended."
+                ) from None
+        yield
 
-    def _size_there(self, sha256: str) -> int | None:
-        """Size of the copy that an earlier backup has made; None: there is none, or it is of no use."""
-        path = self._copies.path(sha256)
-        try:
-            size_bytes = path.stat().st_size
-            whole = not self._verify or file_sha256(path) == sha256
-        except FileNotFoundError:
-            return None
-        return size_bytes if whole else None
 
-    def _copied(self, sha256: str) -> StoredFile | None:
-        """The file, copied now; None if its bytes are not those of its name."""
-        part = self._copies.incoming / sha256
-        part.unlink(missing_ok=True)  # of a backup that was cut off
-        with self._store.open(sha256) as source:
-            copied = copy_file(source, part)
-        if copied.sha256 != sha256:
-            part.unlink()
-            return None
-        return self._copies.put_file(part, sha256=sha256)
+def database_path(folder: Path, sha256: str) -> Path:
+    """Where the copy of the database lies in a backup."""
+    return folder / "database" / f"{sha256}.db"
+
+
+def stored_path(folder: Path, sha256: str) -> Path:
+    """Where the copy of a stored file lies in a backup."""
+    return folder / STORE_FOLDER / "sha256" / sha256[:2] / sha256
+
+
+def sync_file(path: Path) -> None:
+    """Make what was written to the file durable."""
+    with path.open("rb") as stream:
+        os.fsync(stream.fileno())
 
 
 def _check_place(settings: Settings, folder: Path) -> None:
-    real = folder.resolve()
+    """Nothing but an earlier backup lies there, or what is left of a first one that was cut off."""
     for source in (settings.data_dir.resolve(), settings.storage_dir.resolve()):
-        if real.is_relative_to(source):
+        if folder.resolve().is_relative_to(source):
             raise BackupPlaceError(
                 f"{folder} lies within {source}, which is to be copied.", hint="Give a folder on another disk."
             )
-    require_own_folder(folder)
+    found = {path.name for path in children(folder)}
+    if found - _OWN_FOLDER or (found and not found & {MANIFEST_FILE, LOCK_FILE}):
+        raise BackupPlaceError(
+            f"{folder} is not empty, and holds no backup.", hint="Give a new folder, or that of an earlier backup."
+        )
+    if MANIFEST_FILE in found:
+        read_manifest(folder)
 
 
-def _copy_database(path: Path, folder: Path) -> _Snapshot:
-    """Take a consistent snapshot into the backup, under its digest; what it says."""
+def _copy_database(path: Path, folder: Path) -> tuple[Manifest, list[str]]:
+    """Take a consistent snapshot into the backup, under its digest; its manifest, still without files, and the digests
+    of the files that it names.
+    """
     place = folder / "database"
     place.mkdir(exist_ok=True)
     part = place / "new.part"
-    for left in (part, *(part.with_name(part.name + suffix) for suffix in ("-wal", "-shm", "-journal"))):
-        left.unlink(missing_ok=True)
+    for suffix in ("", "-wal", "-shm", "-journal"):
+        part.with_name(part.name + suffix).unlink(missing_ok=True)
     taken_at = datetime.now(UTC)
     with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as source, closing(sqlite3.connect(part)) as to:
         # in one step: in steps it would begin anew whenever somebody commits; nobody waits for a reader
@@ -198,28 +285,65 @@ def _copy_database(path: Path, folder: Path) -> _Snapshot:
     try:
         revision = require_current(copy)
         with copy.read() as session:
-            named, open_uploads = files.list_named(session), repository.count_open_uploads(session)
+            named = [file.sha256 for file in files.list_named(session)]
+            open_uploads = uploads.count_open(session)
     finally:
         copy.close()
     # reading has given it a log beside, which is no part of a backup
     with closing(sqlite3.connect(part)) as to:
         to.execute("PRAGMA journal_mode=DELETE")
+    sync_file(part)
     file = CopiedFile(sha256=file_sha256(part), size_bytes=part.stat().st_size)
-    with part.open("rb") as stream:
-        os.fsync(stream.fileno())
-    part.replace(database_path(folder, file))
+    part.replace(database_path(folder, file.sha256))
     sync_folder(place)
-    return _Snapshot(taken_at, file, revision, named, open_uploads)
+    manifest = Manifest(
+        created_at=taken_at,
+        version=VERSION,
+        revision=revision,
+        database=file,
+        files=[],
+        missing=[],
+        open_uploads=open_uploads,
+    )
+    return manifest, named
+
+
+def _size_there(copies: FileStore, sha256: str, *, verify: bool) -> int | None:
+    """Size of the copy that an earlier backup has made; None: there is none, or it is of no use."""
+    path = copies.path(sha256)
+    try:
+        return None if verify and file_sha256(path) != sha256 else path.stat().st_size
+    except FileNotFoundError:
+        return None
+
+
+def _copy(store: FileStore, copies: FileStore, sha256: str) -> CopiedFile | MissingFile:
+    """The file, copied now; one that is damaged or gone is noted."""
+    part = copies.incoming / sha256
+    part.unlink(missing_ok=True)  # of a backup that was cut off
+    try:
+        with part.open("wb") as stream:
+            read = read_through(store, sha256, stream.write)
+        if read.damage is not None:
+            return MissingFile(sha256=sha256, damage=read.damage)
+        copies.put_file(part, sha256=sha256)
+        return CopiedFile(sha256=sha256, size_bytes=read.size_bytes)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def _forget_others(folder: Path, copies: FileStore, manifest: Manifest) -> None:
-    """Remove what only earlier backups into this folder were of, and what was cut off."""
-    kept = {file.sha256 for file in manifest.files}
-    for place in children(copies.blobs):
+    """Remove what only earlier backups into this folder were of, and what was cut off. Other names are not ours."""
+    kept = {file.sha256 for file in manifest.files} | {f"{manifest.database.sha256}.db"}
+    for place in (*children(copies.blobs), folder / "database", copies.incoming):
         for path in children(place):
-            if path.name not in kept and is_own_name(path):
+            if path.name not in kept and _OWN_NAME.fullmatch(path.name):
                 path.unlink()
-    current = database_path(folder, manifest.database)
-    for path in (*children(current.parent), *children(copies.incoming)):
-        if path != current and is_own_name(path):
-            path.unlink()
+
+
+def _damaged(path: Path) -> BackupDamagedError:
+    return BackupDamagedError(f"{path} is damaged: it is not what was written.", hint="Take another backup.")
+
+
+def _digest(content: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""Stored files that no row names: first to the trash, then away.
+"""What of the store goes: stored files that no row names, first to the trash, then away; uploads, and what they leave.
 
 Never is a file collected that a running upload, job or alias needs, however slow or paused: see
 ``service.files.repository`` for the lock that the look at the rows and the naming of a file exclude each other by. Ages
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from itertools import islice
 from pathlib import Path
 
@@ -17,10 +18,9 @@ from service.db import Database
 from service.failpoints import reach
 from service.files import repository as files
 from service.storage import FileStore, is_sha256
-from service.uploads.writer import unwritten
-from worker.upkeep import repository
-from worker.upkeep.collector import BATCH, Tally, tally_of
-from worker.upkeep.folders import age_seconds_of, children, size_bytes_of
+from service.uploads import repository as uploads
+from service.uploads.writer import part_files, unwritten
+from worker.upkeep.collector import BATCH, Tally, age_seconds_of, children, in_batches, tally_of
 
 log = logging.getLogger(__name__)
 
@@ -28,9 +28,10 @@ log = logging.getLogger(__name__)
 LEFTOVER_AGE_SECONDS = 24 * 3600.0
 
 
-def count_garbage(database: Database, store: FileStore, *, age_seconds: float) -> Tally:
-    """What no row names, and is older."""
-    return sum((tally_of(_unnamed(database, batch)) for batch in _old_files(store, age_seconds)), Tally())
+def unnamed_files(database: Database, store: FileStore, *, age_seconds: float) -> Iterator[Path]:
+    """Stored files that no row names, and that are older."""
+    for batch in _old_files(store, age_seconds):
+        yield from _unnamed(database, batch)
 
 
 def discard_garbage(database: Database, store: FileStore, limit: int, *, age_seconds: float) -> Tally:
@@ -45,9 +46,9 @@ def discard_garbage(database: Database, store: FileStore, limit: int, *, age_sec
     return done
 
 
-def count_trash(store: FileStore, *, age_seconds: float) -> Tally:
+def old_trash(store: FileStore, *, age_seconds: float) -> Iterator[Path]:
     """What has been in the trash for longer."""
-    return tally_of(_old_trash(store, age_seconds))
+    return (path for path in children(store.trash) if is_sha256(path.name) and age_seconds_of(path) > age_seconds)
 
 
 def empty_trash(database: Database, store: FileStore, limit: int, *, age_seconds: float) -> Tally:
@@ -56,7 +57,7 @@ def empty_trash(database: Database, store: FileStore, limit: int, *, age_seconds
     One that a row names after all, such as a row of a database that was set back, returns to its place.
     """
     done = Tally()
-    for path in islice(_old_trash(store, age_seconds), limit):
+    for path in islice(old_trash(store, age_seconds=age_seconds), limit):
         with store.collecting() as free, database.write() as session:
             if not free or not files.hold_folder(session, path.name[:2]):
                 continue
@@ -65,15 +66,21 @@ def empty_trash(database: Database, store: FileStore, limit: int, *, age_seconds
                 store.take_back(path.name)
                 continue
             reach("before_trash_emptied")
-            size_bytes = size_bytes_of(path)
-            path.unlink(missing_ok=True)
-            done += Tally(1, size_bytes)
+            done += _removed([path])
     return done
 
 
-def count_leftovers(database: Database, store: FileStore, *, age_seconds: float = LEFTOVER_AGE_SECONDS) -> Tally:
-    """What uploads and copies that were cut off have left."""
-    return tally_of(_leftovers(database, store, age_seconds))
+def leftovers(database: Database, store: FileStore, *, age_seconds: float = LEFTOVER_AGE_SECONDS) -> list[Path]:
+    """What uploads and copies that were cut off have left, and is older."""
+    old = [path for path in children(store.incoming) if age_seconds_of(path) > age_seconds]
+    # "ID.anew" belongs to the upload ID
+    owners = {path: path.name.partition(".")[0] for path in old}
+    known: set[str] = set()
+    ids = sorted(set(owners.values()))
+    with database.read() as session:
+        for first in range(0, len(ids), BATCH):
+            known |= uploads.known(session, ids[first : first + BATCH])
+    return [path for path in old if owners[path] not in known]
 
 
 def remove_leftovers(
@@ -81,12 +88,41 @@ def remove_leftovers(
 ) -> Tally:
     """Remove what uploads and copies that were cut off have left; ``limit`` files at most."""
     done = Tally()
-    for path in _leftovers(database, store, age_seconds)[:limit]:
+    for path in leftovers(database, store, age_seconds=age_seconds)[:limit]:
         with unwritten(path) as idle:
             if idle and age_seconds_of(path) > age_seconds:
-                done += tally_of([path])
-                path.unlink(missing_ok=True)
+                done += _removed([path])
     return done
+
+
+def count_expired_uploads(database: Database, store: FileStore) -> Tally:
+    """How many uploads are past their expiry, and the bytes that were received of those not finished."""
+    with database.read() as session:
+        ids = uploads.expired(session)
+    return Tally(len(ids), tally_of(_parts(store, ids)).size_bytes)
+
+
+def expire_uploads(database: Database, store: FileStore, limit: int, *, expiry_seconds: float) -> Tally:
+    """Forget uploads past their expiry, with the bytes that were received; ``limit`` at most.
+
+    One that is being written to starts its time anew, as it does whenever bytes arrive: it has ``expiry_seconds`` from
+    now on. The file's lock is kept from the look until the row and the file are gone: a writer that comes too late
+    finds no upload.
+    """
+
+    def expire(wanted: int) -> Tally:
+        with database.read() as session:
+            due = uploads.expired(session, wanted)
+        with ExitStack() as stack:
+            idle = {upload_id for upload_id in due if stack.enter_context(unwritten(store.incoming / upload_id))}
+            with database.write() as session:
+                gone = uploads.delete_expired(session, idle)
+                for upload_id in set(due) - idle:
+                    uploads.prolong(session, upload_id, expiry_seconds=expiry_seconds)
+                reach("before_uploads_forgotten")
+            return Tally(len(gone), _removed(_parts(store, gone)).size_bytes)
+
+    return in_batches(limit, BATCH, expire)
 
 
 def _old_files(store: FileStore, age_seconds: float) -> Iterator[list[Path]]:
@@ -118,17 +154,15 @@ def _discard(database: Database, store: FileStore, suspects: Sequence[Path], age
     return removed
 
 
-def _old_trash(store: FileStore, age_seconds: float) -> Iterator[Path]:
-    return (path for path in children(store.trash) if is_sha256(path.name) and age_seconds_of(path) > age_seconds)
+def _parts(store: FileStore, upload_ids: Sequence[str]) -> list[Path]:
+    """The files of these uploads, as far as they are there."""
+    found = (path for upload_id in upload_ids for path in part_files(store.incoming / upload_id))
+    return [path for path in found if path.exists()]
 
 
-def _leftovers(database: Database, store: FileStore, age_seconds: float) -> list[Path]:
-    old = [path for path in children(store.incoming) if age_seconds_of(path) > age_seconds]
-    # "ID.anew" belongs to the upload ID
-    owners = {path: path.name.partition(".")[0] for path in old}
-    known: set[str] = set()
-    ids = sorted(set(owners.values()))
-    with database.read() as session:
-        for first in range(0, len(ids), BATCH):
-            known |= repository.known_uploads(session, ids[first : first + BATCH])
-    return [path for path in old if owners[path] not in known]
+def _removed(paths: Sequence[Path]) -> Tally:
+    """Remove files; what they took."""
+    removed = tally_of(paths)
+    for path in paths:
+        path.unlink(missing_ok=True)
+    return removed

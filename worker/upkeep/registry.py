@@ -1,25 +1,23 @@
 """Every collector there is. ``quantmill gc`` and the reconciler run the same ones.
 
-Whatever grows belongs here: a new table of rows that age, or a new folder, gets one
-more ``Collector`` in this list, and with it its count, its line in ``quantmill gc`` and its loop.
+Whatever grows belongs here: a new folder gets one more ``Collector`` in this list, and a table of rows that age one in
+``OLD_ROWS``; and with it its count, its line in ``quantmill gc`` and its loop.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from sqlalchemy.orm import Session
-
-from service.audit import repository as audit
 from service.db import Database
 from service.settings import Settings
 from service.storage import FileStore
 from worker.checkpoints import settled_checkpoints
 from worker.quantizer.run.cache import LOCK_FILE
-from worker.upkeep import garbage, repository, scratch, uploads
-from worker.upkeep.collector import Collector, Tally, in_batches, tally_of
-from worker.upkeep.folders import children
+from worker.upkeep import garbage, scratch
+from worker.upkeep.collector import BATCH, Collector, Tally, children, in_batches, tally_of
+from worker.upkeep.repository import OLD_ROWS, OldRows
 
 _MINUTE = 60.0
 _HOUR = 3600.0
@@ -36,54 +34,16 @@ def collectors(settings: Settings, database: Database, store: FileStore) -> tupl
             "uploads, with the bytes received of unfinished ones",
             f"{words(settings.upload_expiry_seconds)} after their last bytes; what was made of them stays",
             _MINUTE,
-            lambda: uploads.count_expired_uploads(database, store),
-            lambda limit: uploads.expire_uploads(database, store, limit, expiry_seconds=settings.upload_expiry_seconds),
+            lambda: garbage.count_expired_uploads(database, store),
+            lambda limit: garbage.expire_uploads(database, store, limit, expiry_seconds=settings.upload_expiry_seconds),
         ),
-        _rows(
-            database,
-            "answers",
-            "answers kept for repeated requests",
-            f"after {words(settings.idempotency_seconds)}",
-            settings.idempotency_seconds,
-            repository.count_old_answers,
-            repository.delete_old_answers,
-        ),
-        _rows(
-            database,
-            "progress",
-            "progress events; states, logs and metrics stay",
-            f"{words(settings.progress_retention_seconds)} after the end of their job",
-            settings.progress_retention_seconds,
-            repository.count_old_progress,
-            repository.delete_old_progress,
-        ),
-        _rows(
-            database,
-            "deliveries",
-            "events for webhooks, sent or not",
-            f"after {words(settings.webhook_retention_seconds)}",
-            settings.webhook_retention_seconds,
-            repository.count_old_deliveries,
-            repository.delete_old_deliveries,
-        ),
-        _rows(
-            database,
-            "runs",
-            "runs of schedules that have ended; their jobs stay",
-            f"after {words(settings.schedule_run_retention_seconds)}",
-            settings.schedule_run_retention_seconds,
-            repository.count_old_runs,
-            repository.delete_old_runs,
-        ),
-        _jobs(settings, database),
-        _batches(settings, database),
-        _audit(settings, database),
+        *(_rows(settings, database, rows) for rows in OLD_ROWS),
         Collector(
             "files",
             "stored files, to the trash",
             f"once no row names them, {words(settings.garbage_age_seconds)} after they were stored",
             _HOUR / 6,
-            lambda: garbage.count_garbage(database, store, age_seconds=settings.garbage_age_seconds),
+            lambda: tally_of(garbage.unnamed_files(database, store, age_seconds=settings.garbage_age_seconds)),
             lambda limit: garbage.discard_garbage(database, store, limit, age_seconds=settings.garbage_age_seconds),
         ),
         Collector(
@@ -91,7 +51,7 @@ def collectors(settings: Settings, database: Database, store: FileStore) -> tupl
             "files in the trash, for good",
             f"after {words(settings.trash_seconds)}, if still no row names them",
             _HOUR / 6,
-            lambda: garbage.count_trash(store, age_seconds=settings.trash_seconds),
+            lambda: tally_of(garbage.old_trash(store, age_seconds=settings.trash_seconds)),
             lambda limit: garbage.empty_trash(database, store, limit, age_seconds=settings.trash_seconds),
         ),
         Collector(
@@ -99,24 +59,20 @@ def collectors(settings: Settings, database: Database, store: FileStore) -> tupl
             "parts of uploads and copies that were cut off",
             f"after {words(garbage.LEFTOVER_AGE_SECONDS)}",
             _HOUR,
-            lambda: garbage.count_leftovers(database, store),
+            lambda: tally_of(garbage.leftovers(database, store)),
             lambda limit: garbage.remove_leftovers(database, store, limit),
         ),
-        Collector(
+        _folders(
             "scratch",
             "working folders on this host",
             f"of attempts that do not run, after {words(scratch.SCRATCH_AGE_SECONDS)}",
-            _MINUTE,
-            lambda: tally_of(scratch.idle_scratch(database, settings.scratch_dir)),
-            lambda limit: scratch.remove_folders(scratch.idle_scratch(database, settings.scratch_dir)[:limit]),
+            lambda: scratch.idle_scratch(database, settings.scratch_dir),
         ),
-        Collector(
+        _folders(
             "checkpoints",
             "checkpoints, in the shared folder and on this host",
             "once their job has ended",
-            _MINUTE,
-            lambda: tally_of(settled_checkpoints(settings, database)),
-            lambda limit: scratch.remove_folders(settled_checkpoints(settings, database)[:limit]),
+            lambda: settled_checkpoints(settings, database),
         ),
         Collector(
             "cache",
@@ -129,19 +85,9 @@ def collectors(settings: Settings, database: Database, store: FileStore) -> tupl
     )
 
 
-def _cached(cache_dir: Path) -> Iterator[Path]:
-    return (path for scope in children(cache_dir) for path in children(scope) if path.name != LOCK_FILE)
-
-
 def collect_everything(found: Collector) -> Tally:
     """Round after round, until there is nothing left that may go."""
-    done = Tally()
-    while found.collect is not None:
-        removed = found.collect(ROUND_ITEMS)
-        done += removed
-        if removed.items < ROUND_ITEMS:
-            break
-    return done
+    return Tally() if found.collect is None else in_batches(sys.maxsize, ROUND_ITEMS, found.collect)
 
 
 def words(seconds: float) -> str:
@@ -152,54 +98,37 @@ def words(seconds: float) -> str:
     return f"{seconds:g} seconds"
 
 
-def _kept_for_ever(name: str, removes: str, setting: str) -> Collector:
-    return Collector(name, removes, f"never: QUANTMILL_{setting}_RETENTION_SECONDS is not set", _HOUR, Tally, None)
+def _cached(cache_dir: Path) -> Iterator[Path]:
+    return (path for scope in children(cache_dir) for path in children(scope) if path.name != LOCK_FILE)
 
 
-def _jobs(settings: Settings, database: Database) -> Collector:
-    asked, removes = settings.job_retention_seconds, "jobs with events, report and artifacts"
-    if asked is None:
-        return _kept_for_ever("jobs", removes, "JOB")
+def _folders(name: str, removes: str, rule: str, unneeded: Callable[[], list[Path]]) -> Collector:
+    return Collector(
+        name,
+        removes,
+        rule,
+        _MINUTE,
+        lambda: tally_of(unneeded()),
+        lambda limit: scratch.remove_folders(unneeded()[:limit]),
+    )
+
+
+def _rows(settings: Settings, database: Database, rows: OldRows) -> Collector:
+    age_seconds: float | None = getattr(settings, rows.setting)
+    if age_seconds is None:
+        rule = f"never: QUANTMILL_{rows.setting.upper()} is not set"
+        return Collector(rows.name, rows.removes, rule, _HOUR, Tally, None)
     # A repeated request must not be answered with a job that is gone.
-    age_seconds = max(asked, settings.idempotency_seconds)
-    rule = f"{words(age_seconds)} after their end, unless something refers to them"
-    return _rows(database, "jobs", removes, rule, age_seconds, repository.count_old_jobs, repository.delete_old_jobs)
+    asked_seconds = settings.idempotency_seconds if rows.setting == "job_retention_seconds" else 0.0
+    old_seconds = max(age_seconds, asked_seconds)
 
-
-def _batches(settings: Settings, database: Database) -> Collector:
-    asked, removes = settings.job_retention_seconds, "batches"
-    if asked is None:
-        return _kept_for_ever("batches", removes, "JOB")
-    age_seconds = max(asked, settings.idempotency_seconds)
-    rule = f"{words(age_seconds)} after they were made, once none of their jobs is there"
-    count, delete = repository.count_old_batches, repository.delete_old_batches
-    return _rows(database, "batches", removes, rule, age_seconds, count, delete)
-
-
-def _audit(settings: Settings, database: Database) -> Collector:
-    asked, removes = settings.audit_retention_seconds, "rows of the audit; the chain of the others begins behind them"
-    if asked is None:
-        return _kept_for_ever("audit", removes, "AUDIT")
-    return _rows(database, "audit", removes, f"after {words(asked)}", asked, audit.count_old, audit.delete_old)
-
-
-def _rows(
-    database: Database,
-    name: str,
-    removes: str,
-    rule: str,
-    age_seconds: float,
-    count: Callable[[Session, float], int],
-    delete: Callable[[Session, float, int], int],
-) -> Collector:
-    """A collector of rows that are older than ``age_seconds``."""
-
-    def counted() -> Tally:
+    def count() -> Tally:
         with database.read() as session:
-            return Tally(count(session, age_seconds))
+            return Tally(rows.count(session, old_seconds))
 
-    def batch(limit: int) -> int:
+    def collect(limit: int) -> Tally:
         with database.write() as session:
-            return delete(session, age_seconds, limit)
+            return Tally(rows.delete(session, old_seconds, limit))
 
-    return Collector(name, removes, rule, _HOUR, counted, lambda limit: in_batches(limit, batch))
+    rule = rows.rule.format(words(old_seconds))
+    return Collector(rows.name, rows.removes, rule, _HOUR, count, lambda limit: in_batches(limit, BATCH, collect))

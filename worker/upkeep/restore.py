@@ -24,22 +24,12 @@ from service.files import repository as files
 from service.jobs import transitions
 from service.jobs.schemas import Waiting
 from service.settings import Settings
-from service.storage import FileStore, StoredFile, sync_folder
+from service.storage import FileStore, file_sha256, sync_folder
 from worker.embedded import LOCK_FILE, lock_data_dir
-from worker.upkeep import repository
-from worker.upkeep.copies import (
-    DATABASE_FILE,
-    STORE_FOLDER,
-    CopiedFile,
-    Manifest,
-    copy_file,
-    database_path,
-    held,
-    read_manifest,
-    require_embedded,
-    stored_path,
-)
-from worker.upkeep.folders import children
+from worker.repository import running_attempts
+from worker.upkeep import backup
+from worker.upkeep.backup import CopiedFile, Manifest
+from worker.upkeep.collector import children
 
 RESTORED = Waiting(
     code="restored",
@@ -67,25 +57,27 @@ def restore_backup(settings: Settings, folder: Path) -> Manifest:
         BackupDamagedError: a file of it is missing, or is not what was written; names it.
         OSError: a disk refused.
     """
-    require_embedded(settings, store=True)
+    backup.require_embedded(settings, store=True)
     target = settings.data_dir.resolve()
     _check_empty(target)
     folder = folder.expanduser().absolute()
-    manifest = read_manifest(folder)
+    manifest = backup.read_manifest(folder)
     if not is_known_revision(manifest.revision):
         raise BackupVersionError(
             f"The backup was written by version {manifest.version}; this version, {VERSION}, does not know its schema "
             f"{manifest.revision}.",
             hint="Restore it with the version that wrote it, or a newer one.",
         )
-    with held(folder, writing=False), _built_beside(target) as place:
-        _copy_verified(database_path(folder, manifest.database), manifest.database, place / DATABASE_FILE)
-        store = FileStore(place / STORE_FOLDER)
+    with backup.held(folder, writing=False), _built_beside(target) as place:
+        database = place / backup.DATABASE_FILE
+        _copy_verified(backup.database_path(folder, manifest.database.sha256), manifest.database, database)
+        backup.sync_file(database)
+        store = FileStore(place / backup.STORE_FOLDER)
         for file in manifest.files:
             part = store.incoming / file.sha256
-            _copy_verified(stored_path(folder, file.sha256), file, part)
+            _copy_verified(backup.stored_path(folder, file.sha256), file, part)
             store.put_file(part, sha256=file.sha256)
-        _bring_up_to_date(f"sqlite:///{place / DATABASE_FILE}", manifest)
+        _bring_up_to_date(f"sqlite:///{database}", manifest)
     return manifest
 
 
@@ -109,7 +101,11 @@ def _built_beside(target: Path) -> Iterator[Path]:
     # the lock goes with the folder: no service starts on it before this is over
     with lock_data_dir(place):
         try:
-            _clear(place)  # of a restore that was killed
+            for path in children(place):  # of a restore that was killed
+                if path.is_dir():
+                    shutil.rmtree(path)
+                elif path.name != LOCK_FILE:
+                    path.unlink()
             yield place
             for folder, _, _ in os.walk(place):
                 sync_folder(Path(folder))
@@ -117,14 +113,6 @@ def _built_beside(target: Path) -> Iterator[Path]:
         except BaseException:
             shutil.rmtree(place, ignore_errors=True)
             raise
-
-
-def _clear(place: Path) -> None:
-    for path in children(place):
-        if path.is_dir():
-            shutil.rmtree(path)
-        elif path.name != LOCK_FILE:
-            path.unlink()
 
 
 def _rename(place: Path, target: Path) -> None:
@@ -139,12 +127,11 @@ def _rename(place: Path, target: Path) -> None:
 
 def _copy_verified(source: Path, file: CopiedFile, target: Path) -> None:
     try:
-        stream = source.open("rb")
+        shutil.copyfile(source, target)
     except FileNotFoundError:
         raise _damaged(source, "is missing") from None
-    with stream:
-        copied = copy_file(stream, target)
-    if copied != StoredFile(file.sha256, file.size_bytes):
+    copied = CopiedFile(sha256=file_sha256(target), size_bytes=target.stat().st_size)
+    if copied != file:
         raise _damaged(source, f"is damaged: it has {copied.size_bytes} bytes of sha256 {copied.sha256}")
 
 
@@ -159,7 +146,7 @@ def _bring_up_to_date(url: str, manifest: Manifest) -> None:
                     f"The backup's database names {min(lost)}, which the backup does not have.",
                     hint="Take another backup.",
                 )
-            for job_id, attempt in repository.running_jobs(session):
+            for job_id, attempt in sorted(running_attempts(session)):
                 transitions.interrupt(session, job_id, attempt, delay_seconds=0.0, waiting=RESTORED)
             transitions.defer_deadlines(session, manifest.created_at)
     finally:

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import threading
 from collections import deque
-from collections.abc import Callable
-from types import TracebackType
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from threading import Event, Thread
+from typing import Literal, NamedTuple
 
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
@@ -27,6 +28,48 @@ log = logging.getLogger(__name__)
 
 _IDLE_SECONDS = 60.0
 PAGE = 500
+Damage = Literal["missing", "digest", "unreadable"]
+
+
+class Read(NamedTuple):
+    """What reading a stored file has shown: what is wrong with it, if anything; its bytes; and which file it was."""
+
+    damage: Damage | None
+    size_bytes: int
+    identity: Identity | None
+
+
+def read_through(store: FileStore, sha256: str, on_block: Callable[[bytes], object]) -> Read:
+    """Read a stored file to its end.
+
+    Args:
+        store: where it lies.
+        sha256: its name.
+        on_block: called with the bytes just read.
+
+    Raises:
+        OSError: the disk is away: that says nothing of the file.
+    """
+    try:
+        stream = store.open(sha256)
+    except StoredFileMissingError:
+        return Read("missing", 0, None)
+    digest, size_bytes = hashlib.sha256(), 0
+    with stream:
+        identity = identity_of(stream)
+        while True:
+            try:
+                block = stream.read(BLOCK_BYTES)
+            except OSError as error:
+                if is_unreadable(error):
+                    return Read("unreadable", size_bytes, identity)
+                raise
+            if not block:
+                break
+            digest.update(block)
+            size_bytes += len(block)
+            on_block(block)
+    return Read(None if digest.hexdigest() == sha256 else "digest", size_bytes, identity)
 
 
 class Scrubber:
@@ -45,7 +88,7 @@ class Scrubber:
         store: FileStore,
         *,
         period_seconds: float,
-        pause: Callable[[int], None] = lambda count: None,
+        pause: Callable[[bytes], None] = lambda block: None,
     ) -> None:
         self._database = database
         self._store = store
@@ -70,9 +113,13 @@ class Scrubber:
             if found is None:
                 files.end_pass(session)
                 return None
-        damage, identity = self._look(found)
+        read = read_through(self._store, found.sha256, self._pause)
         with self._database.write() as session:
-            self._note(session, found, damage, identity)
+            if read.damage is None:
+                files.clear_damaged(session, [found.sha256])
+            elif files.note_damage(session, self._store, found.sha256, read.damage, read.identity):
+                log.error("scrub.damaged sha256=%s damage=%s", found.sha256, read.damage)
+            # else it was replaced or forgotten meanwhile: the next pass looks at what is there then
             files.advance_pass(session, found.sha256, found.size_bytes or 0)
         return found
 
@@ -84,75 +131,41 @@ class Scrubber:
             self._after, self._page = position, deque(files.list_named(session, after=position, limit=PAGE))
         return self._page[0] if self._page else None
 
-    def _look(self, file: NamedFile) -> tuple[str | None, Identity | None]:
-        """What is wrong with a file, if anything, and which file that was."""
-        try:
-            stream = self._store.open(file.sha256)
-        except StoredFileMissingError:
-            return "missing", None
-        digest = hashlib.sha256()
-        with stream:
-            identity = identity_of(stream)
-            try:
-                while block := stream.read(BLOCK_BYTES):
-                    digest.update(block)
-                    self._pause(len(block))
-            except OSError as error:
-                if is_unreadable(error):
-                    return "unreadable", identity
-                raise  # the disk is away: that says nothing of the file
-        return None if digest.hexdigest() == file.sha256 else "digest", identity
-
-    def _note(self, session: Session, file: NamedFile, damage: str | None, identity: Identity | None) -> None:
-        if damage is None:
-            files.clear_damaged(session, [file.sha256])
-        elif files.note_damage(session, self._store, file.sha256, damage, identity):
-            log.error("scrub.damaged sha256=%s damage=%s", file.sha256, damage)
-        # else it was replaced or forgotten meanwhile: the next pass looks at what is there then
-
 
 class _StoppingError(Exception):
     """The process ends: a file that is being read stays unjudged."""
 
 
-class ScrubThread:
-    """Verification in the background of a process, at a bounded pace; a context manager.
+@contextmanager
+def scrubbing(settings: Settings, database: Database, store: FileStore) -> Iterator[None]:
+    """Verify in the background while the block runs, at the pace of the settings; a pace of 0 means not at all."""
+    pace = settings.scrub_bytes_per_second
+    if not pace:
+        yield
+        return
+    stop = Event()
 
-    Args:
-        settings: pace and period; a pace of 0 means none.
-        database: see ``Scrubber``.
-        store: see ``Scrubber``.
-    """
-
-    def __init__(self, settings: Settings, database: Database, store: FileStore) -> None:
-        self._pace = settings.scrub_bytes_per_second
-        self._stop = threading.Event()
-        self._scrubber = Scrubber(database, store, period_seconds=settings.scrub_period_seconds, pause=self._pause)
-        self._thread = threading.Thread(target=self._run, name="scrub", daemon=True)
-
-    def __enter__(self) -> ScrubThread:
-        if self._pace:
-            self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stop.set()
-        if self._pace:
-            self._thread.join()
-
-    def _pause(self, count: int) -> None:
-        if self._stop.wait(count / self._pace):
+    def pause(block: bytes) -> None:
+        if stop.wait(len(block) / pace):
             raise _StoppingError  # the rest of the file may be gigabytes; whoever comes next begins it anew
 
-    def _run(self) -> None:
-        while not self._stop.is_set():
-            try:
-                if self._scrubber.step() is not None:
-                    continue
-            except _StoppingError:
-                return
-            except (SQLAlchemyError, OSError) as error:
-                log.warning("scrub.failed: %s", error)
-            self._stop.wait(_IDLE_SECONDS)
+    scrubber = Scrubber(database, store, period_seconds=settings.scrub_period_seconds, pause=pause)
+    thread = Thread(target=_run, args=(scrubber, stop), name="scrub", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+def _run(scrubber: Scrubber, stop: Event) -> None:
+    while not stop.is_set():
+        try:
+            if scrubber.step() is not None:
+                continue
+        except _StoppingError:
+            return
+        except (SQLAlchemyError, OSError) as error:
+            log.warning("scrub.failed: %s", error)
+        stop.wait(_IDLE_SECONDS)

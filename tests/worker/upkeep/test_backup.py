@@ -34,8 +34,15 @@ from tests.worker.workbench import Workbench, finish, wait_for
 from worker.cli import app
 from worker.embedded import LOCK_FILE, lock_data_dir
 from worker.upkeep import garbage
-from worker.upkeep.backup import make_backup
-from worker.upkeep.copies import MANIFEST_FILE, CopiedFile, database_path, held, read_manifest, stored_path
+from worker.upkeep.backup import (
+    MANIFEST_FILE,
+    CopiedFile,
+    database_path,
+    held,
+    make_backup,
+    read_manifest,
+    stored_path,
+)
 from worker.upkeep.restore import restore_backup
 
 BEFORE_WAITING = "20261122_workers"
@@ -308,12 +315,12 @@ def test_a_backup_of_an_older_version_is_brought_up_to_date(tmp_path: Path, copy
     old.make_folders()
     migrate(old.database_url)
     manifest = make_backup(old, copy).manifest
-    path = database_path(copy, manifest.database)
+    path = database_path(copy, manifest.database.sha256)
     migrate(f"sqlite:///{path}", BEFORE_WAITING)
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("PRAGMA journal_mode=DELETE")
     database = CopiedFile(sha256=file_sha256(path), size_bytes=path.stat().st_size)
-    path.replace(database_path(copy, database))
+    path.replace(database_path(copy, database.sha256))
     manifest.model_copy(update={"database": database, "revision": BEFORE_WAITING}).write(copy)
     restore_backup(elsewhere, copy)
     restored = Database(elsewhere.database_url)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import pytest
@@ -21,7 +21,7 @@ from service.tables import Dataset
 from tests.worker.upkeep.yard import Yard, digest_of
 from tests.worker.workbench import wait_for
 from worker.upkeep import scrub
-from worker.upkeep.scrub import Scrubber, ScrubThread
+from worker.upkeep.scrub import Scrubber, scrubbing
 
 DATA = [b"first", b"second", b"third"]
 FIRST, SECOND, THIRD = map(digest_of, DATA)
@@ -173,9 +173,11 @@ def thread(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Makes a thread of a pace that does not rest between its rounds."""
     monkeypatch.setattr(scrub, "_IDLE_SECONDS", 0.01)
 
-    def made(database: Database | None = None, *, pace: int = 10**9, period: float = 1000) -> ScrubThread:
+    def made(
+        database: Database | None = None, *, pace: int = 10**9, period: float = 1000
+    ) -> AbstractContextManager[None]:
         settings = Settings(data_dir=yard.folder, scrub_bytes_per_second=pace, scrub_period_seconds=period)
-        return ScrubThread(settings, database or yard.database, yard.store)
+        return scrubbing(settings, database or yard.database, yard.store)
 
     return made
 
@@ -213,17 +215,21 @@ def test_a_database_that_is_away_ends_no_thread(stored: Yard, thread: Any, caplo
     reached.close()
 
 
-def test_whoever_stops_waits_for_no_file(yard: Yard, thread: Any) -> None:
+def test_whoever_stops_waits_for_no_file(yard: Yard, thread: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """At a byte per second it would take days. The file is neither read on nor judged; the next process begins it."""
     data = b"y" * (3 * BLOCK_BYTES)
     store(yard, data)
     damage(yard, data)
     blocks: list[int] = []
-    slow = thread(pace=1)
-    pause = slow._scrubber._pause
-    slow._scrubber._pause = lambda count: (blocks.append(count), pause(count))
-    with slow:
-        wait_for(lambda: blocks)
+
+    class Watched(Scrubber):
+        def __init__(self, *given: Any, pause: Any, **more: Any) -> None:
+            super().__init__(*given, pause=lambda block: (blocks.append(len(block)), pause(block))[1], **more)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(scrub, "Scrubber", Watched)
+        with thread(pace=1):
+            wait_for(lambda: blocks)
     assert not threads()
     assert (blocks, damaged(yard)) == ([BLOCK_BYTES], {})
     with thread():

@@ -27,7 +27,6 @@ from service.uploads import repository as uploads
 from service.uploads.errors import UploadNotFoundError
 from tests.worker.reconcile.rounds import add_upload
 from worker.upkeep import garbage
-from worker.upkeep import repository as upkeep
 
 ANY_AGE = -1.0
 Steps = Iterator[None]
@@ -124,11 +123,11 @@ class Yard:
 
     def expire(self) -> Steps:
         with self.database.read() as session:
-            due = upkeep.expired_uploads(session, 10)
+            due = uploads.expired(session, 10)
         yield
         # in one step: whoever makes a model of one of them would wait for us here
         with self.database.write() as session:
-            upkeep.delete_expired_uploads(session, due)
+            uploads.delete_expired(session, due)
         yield
 
     def collect(self) -> Steps:
