@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Literal, NamedTuple
 
 from service.contracts.errors import QuantmillError
 from service.failpoints import reach
@@ -23,8 +23,9 @@ from service.failpoints import reach
 BLOCK_BYTES = 1024 * 1024
 # Device, inode and time of change of a file: another one after it was replaced.
 Identity = tuple[int, int, int]
+Damage = Literal["missing", "digest", "unreadable"]
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-# Of one file: its sectors, or what the file system keeps of it, are damaged.
+# The disk is there and cannot give the bytes of a file: its sectors, or what the file system keeps of it, are damaged.
 _UNREADABLE = frozenset({errno.EIO, errno.EBADMSG, errno.EUCLEAN})
 _COLLECT_LOCK = "collect.lock"
 _READ_ONLY = 0o440
@@ -86,6 +87,14 @@ class StoredFile:
     size_bytes: int
 
 
+class Read(NamedTuple):
+    """What reading a stored file has shown: what is wrong with it, if anything; its bytes; and which file it was."""
+
+    damage: Damage | None
+    size_bytes: int
+    identity: Identity | None
+
+
 class FileStore:
     """Files below ``root``, at ``sha256/ab/abcd...``; ``incoming`` holds uploads on their way, ``trash`` what goes.
 
@@ -127,6 +136,33 @@ class FileStore:
                 hint="Restore the storage folder from a backup.",
             )
         return stream
+
+    def read_through(self, sha256: str, on_block: Callable[[bytes], object]) -> Read:
+        """Read a stored file to its end; ``on_block`` is called with each of its blocks.
+
+        Raises:
+            OSError: the disk is away: that says nothing of the file.
+        """
+        try:
+            stream = self.open(sha256)
+        except StoredFileMissingError:
+            return Read("missing", 0, None)
+        digest, size_bytes = hashlib.sha256(), 0
+        with stream:
+            identity = identity_of(stream)
+            while True:
+                try:
+                    block = stream.read(BLOCK_BYTES)
+                except OSError as error:
+                    if error.errno in _UNREADABLE:
+                        return Read("unreadable", size_bytes, identity)
+                    raise
+                if not block:
+                    break
+                digest.update(block)
+                size_bytes += len(block)
+                on_block(block)
+        return Read(None if digest.hexdigest() == sha256 else "digest", size_bytes, identity)
 
     def check_there(self) -> None:
         """Make sure that the folder is the store, and not what is left where it was mounted.
@@ -289,11 +325,6 @@ class FileStore:
     def free_bytes(self) -> int:
         """Space left on the store's disk."""
         return shutil.disk_usage(self.root).free
-
-
-def is_unreadable(error: OSError) -> bool:
-    """True if the disk is there and cannot give the bytes of a file; False if it is away, or refuses everything."""
-    return error.errno in _UNREADABLE
 
 
 def identity_of(stream: IO[bytes]) -> Identity:

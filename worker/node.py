@@ -23,7 +23,7 @@ from worker.outcome import Outcome
 from worker.slots import Slots, kept_slots, shares
 from worker.spares import Spares
 from worker.supervisor import Supervisor, new_worker_id
-from worker.upkeep.scratch import collect_scratch
+from worker.upkeep.garbage import collect_scratch
 
 log = logging.getLogger(__name__)
 

@@ -96,11 +96,7 @@ class LeaseKeeper:
 
 def expire_deadlines(database: Database, *, is_behind: Callable[[float], bool] = lambda now: False) -> int:
     """Fail jobs whose deadline has passed, or queue them again, which gives validation of uploads more time; returns
-    how many.
-
-    Args:
-        database: where jobs are.
-        is_behind: told the time by the database's clock; True while deadlines have yet to be put off by an absence.
+    how many. None while deadlines have yet to be put off by an absence: ``is_behind`` is told the database's time.
     """
     with database.write() as session:
         if is_behind(repository.now_seconds(session)):
@@ -113,11 +109,7 @@ def expire_deadlines(database: Database, *, is_behind: Callable[[float], bool] =
 
 def bring_forward(database: Database, *, lease_seconds: float) -> int:
     """Let jobs start that would otherwise wait until a clock that was put back is there again, and leases end that
-    would otherwise last until then; returns how many.
-
-    Args:
-        database: where jobs are.
-        lease_seconds: for which a lease is good.
+    would otherwise last until then; returns how many. A lease is good for ``lease_seconds``.
     """
     with database.read() as session:
         queued = transitions.queued_ahead(session)

@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache
 from typing import TYPE_CHECKING
 
 from service.attestations import repository as attestations
@@ -51,22 +51,24 @@ def make_loops(
 ) -> tuple[Loop, ...]:
     """The loops over one database and store.
 
-    Args:
-        settings: places and periods.
-        database: where jobs are.
-        store: where files are.
-        dispatcher: is woken where schedules submit jobs; None: workers look for themselves.
-        is_new: see ``LeaseKeeper``; who does a single round must not spare leases in it.
+    The dispatcher is woken where schedules submit jobs; None: workers look for themselves. For ``is_new`` see
+    ``LeaseKeeper``; who does a single round must not spare leases in it.
     """
     quick = settings.reconcile_seconds
     leases = LeaseKeeper(database, lease_seconds=settings.lease_seconds, is_new=is_new)
-    keeper = ScheduleKeeper(settings, database, store, dispatcher)
+
+    @cache
+    def desk() -> Desk:
+        from service.deps import Desk
+
+        return Desk.over(settings, database, store, dispatcher)
+
     return (
         Loop("expire_leases", quick, leases.expire),
         Loop("expire_deadlines", quick, lambda: expire_deadlines(database, is_behind=leases.is_behind)),
         Loop("bring_forward", quick, lambda: bring_forward(database, lease_seconds=settings.lease_seconds)),
-        Loop("fire_schedules", quick, keeper.fire),
-        Loop("settle_schedules", quick, keeper.settle),
+        Loop("fire_schedules", quick, lambda: _fire(database, desk)),
+        Loop("settle_schedules", quick, lambda: _settle(database, desk)),
         Loop("attest", quick, Attester(settings, database).attest),
         Loop("link_audit", quick, lambda: link(database)),
         Loop("learn_timings", max(quick, LEARN_SECONDS), lambda: refresh(database)),
@@ -150,45 +152,26 @@ class Attester:
         return one_by_one("attestation", due, lambda job: attest(self._database, self._settings, *job) is not None)
 
 
-class ScheduleKeeper:
-    """The loops of schedules. What they need is loaded once there is something to do: most installations have none.
+def _fire(database: Database, open_desk: Callable[[], Desk]) -> int:
+    """Deal with schedules that are due, and with runs that waited for the one before; returns how many.
 
-    Args:
-        settings: bounds.
-        database: where schedules are.
-        store: where results by sample are.
-        dispatcher: is woken where jobs are submitted; None: workers look for themselves.
+    What that needs is loaded once there is something to do: most installations have no schedules.
     """
-
-    def __init__(self, settings: Settings, database: Database, store: FileStore, dispatcher: Dispatcher | None) -> None:
-        self._given = (settings, database, store, dispatcher)
-        self._database = database
-
-    def fire(self) -> int:
-        """One round of what is due, and of runs that waited for the one before; returns how many were dealt with."""
-        with self._database.read() as session:
-            due = bool(schedules.due(session, 1))
-            ahead = bool(schedules.planned_ahead(session, 1))
-            waiting = bool(schedules.waiting(session, 1))
-        if not (due or ahead or waiting):
+    with database.read() as session:
+        if not (schedules.due(session, 1) or schedules.planned_ahead(session, 1) or schedules.waiting(session, 1)):
             return 0
-        from service.schedules import firing
+    from service.schedules import firing
 
-        done = firing.bring_forward(self._desk, MOST_SCHEDULES) if ahead else 0
-        done += firing.submit_waiting(self._desk, MOST_SCHEDULES) if waiting else 0
-        return done + (firing.fire_due(self._desk, MOST_SCHEDULES) if due else 0)
+    desk = open_desk()
+    done = firing.bring_forward(desk, MOST_SCHEDULES) + firing.submit_waiting(desk, MOST_SCHEDULES)
+    return done + firing.fire_due(desk, MOST_SCHEDULES)
 
-    def settle(self) -> int:
-        """Judge runs whose jobs have ended, one round; returns how many were judged."""
-        with self._database.read() as session:
-            if not schedules.ended(session, 1):
-                return 0
-        from service.schedules import settling
 
-        return settling.settle_ended(self._desk, MOST_SCHEDULES)
+def _settle(database: Database, open_desk: Callable[[], Desk]) -> int:
+    """Judge runs of schedules whose jobs have ended; returns how many."""
+    with database.read() as session:
+        if not schedules.ended(session, 1):
+            return 0
+    from service.schedules import settling
 
-    @cached_property
-    def _desk(self) -> Desk:
-        from service.deps import Desk
-
-        return Desk.over(*self._given)
+    return settling.settle_ended(open_desk(), MOST_SCHEDULES)

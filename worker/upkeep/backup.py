@@ -37,10 +37,9 @@ from service.db import Database
 from service.files import repository as files
 from service.schema import require_current
 from service.settings import Settings
-from service.storage import FileStore, file_sha256, sync_folder
+from service.storage import Damage, FileStore, file_sha256, sync_folder
 from service.uploads import repository as uploads
 from worker.upkeep.collector import children
-from worker.upkeep.scrub import Damage, read_through
 
 FORMAT: Final = 1
 MANIFEST_FILE = "manifest.json"
@@ -281,14 +280,10 @@ def _copy_database(path: Path, folder: Path) -> tuple[Manifest, list[str]]:
             raise BackupDamagedError(
                 f"The database {path} is damaged: {verdict}", hint="Restore an earlier backup; keep this one apart."
             )
-    copy = Database(f"sqlite:///{part}")
-    try:
+    with closing(Database(f"sqlite:///{part}")) as copy, copy.read() as session:
         revision = require_current(copy)
-        with copy.read() as session:
-            named = [file.sha256 for file in files.list_named(session)]
-            open_uploads = uploads.count_open(session)
-    finally:
-        copy.close()
+        named = [file.sha256 for file in files.list_named(session)]
+        open_uploads = uploads.count_open(session)
     # reading has given it a log beside, which is no part of a backup
     with closing(sqlite3.connect(part)) as to:
         to.execute("PRAGMA journal_mode=DELETE")
@@ -323,7 +318,7 @@ def _copy(store: FileStore, copies: FileStore, sha256: str) -> CopiedFile | Miss
     part.unlink(missing_ok=True)  # of a backup that was cut off
     try:
         with part.open("wb") as stream:
-            read = read_through(store, sha256, stream.write)
+            read = store.read_through(sha256, stream.write)
         if read.damage is not None:
             return MissingFile(sha256=sha256, damage=read.damage)
         copies.put_file(part, sha256=sha256)
@@ -334,10 +329,10 @@ def _copy(store: FileStore, copies: FileStore, sha256: str) -> CopiedFile | Miss
 
 def _forget_others(folder: Path, copies: FileStore, manifest: Manifest) -> None:
     """Remove what only earlier backups into this folder were of, and what was cut off. Other names are not ours."""
-    kept = {file.sha256 for file in manifest.files} | {f"{manifest.database.sha256}.db"}
+    kept = {copies.path(file.sha256) for file in manifest.files} | {database_path(folder, manifest.database.sha256)}
     for place in (*children(copies.blobs), folder / "database", copies.incoming):
         for path in children(place):
-            if path.name not in kept and _OWN_NAME.fullmatch(path.name):
+            if path not in kept and _OWN_NAME.fullmatch(path.name):
                 path.unlink()
 
 

@@ -15,7 +15,7 @@ from service.settings import Settings
 from service.storage import FileStore
 from worker.checkpoints import settled_checkpoints
 from worker.quantizer.run.cache import LOCK_FILE
-from worker.upkeep import garbage, scratch
+from worker.upkeep import garbage
 from worker.upkeep.collector import BATCH, Collector, Tally, children, in_batches, tally_of
 from worker.upkeep.repository import OLD_ROWS, OldRows
 
@@ -65,8 +65,8 @@ def collectors(settings: Settings, database: Database, store: FileStore) -> tupl
         _folders(
             "scratch",
             "working folders on this host",
-            f"of attempts that do not run, after {words(scratch.SCRATCH_AGE_SECONDS)}",
-            lambda: scratch.idle_scratch(database, settings.scratch_dir),
+            f"of attempts that do not run, after {words(garbage.SCRATCH_AGE_SECONDS)}",
+            lambda: garbage.idle_scratch(database, settings.scratch_dir),
         ),
         _folders(
             "checkpoints",
@@ -109,7 +109,7 @@ def _folders(name: str, removes: str, rule: str, unneeded: Callable[[], list[Pat
         rule,
         _MINUTE,
         lambda: tally_of(unneeded()),
-        lambda limit: scratch.remove_folders(unneeded()[:limit]),
+        lambda limit: garbage.remove_folders(unneeded()[:limit]),
     )
 
 

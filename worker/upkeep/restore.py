@@ -9,7 +9,7 @@ import errno
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from service.contracts.command_errors import (
@@ -137,20 +137,15 @@ def _copy_verified(source: Path, file: CopiedFile, target: Path) -> None:
 
 def _bring_up_to_date(url: str, manifest: Manifest) -> None:
     migrate(url)
-    database = Database(url)
-    try:
-        with database.write() as session:
-            named = {file.sha256 for file in files.list_named(session)}
-            if lost := named - {file.sha256 for file in manifest.files} - {file.sha256 for file in manifest.missing}:
-                raise BackupDamagedError(
-                    f"The backup's database names {min(lost)}, which the backup does not have.",
-                    hint="Take another backup.",
-                )
-            for job_id, attempt in sorted(running_attempts(session)):
-                transitions.interrupt(session, job_id, attempt, delay_seconds=0.0, waiting=RESTORED)
-            transitions.defer_deadlines(session, manifest.created_at)
-    finally:
-        database.close()
+    with closing(Database(url)) as database, database.write() as session:
+        named = {file.sha256 for file in files.list_named(session)}
+        if lost := named - {file.sha256 for file in manifest.files} - {file.sha256 for file in manifest.missing}:
+            raise BackupDamagedError(
+                f"The backup's database names {min(lost)}, which the backup does not have.", hint="Take another backup."
+            )
+        for job_id, attempt in sorted(running_attempts(session)):
+            transitions.interrupt(session, job_id, attempt, delay_seconds=0.0, waiting=RESTORED)
+        transitions.defer_deadlines(session, manifest.created_at)
 
 
 def _damaged(path: Path, how: str) -> BackupDamagedError:

@@ -7,13 +7,11 @@ is first named behind the position may have to wait for the next pass; it was ve
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Event, Thread
-from typing import Literal, NamedTuple
 
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
@@ -22,54 +20,12 @@ from service.db import Database
 from service.files import repository as files
 from service.files.repository import NamedFile
 from service.settings import Settings
-from service.storage import BLOCK_BYTES, FileStore, Identity, StoredFileMissingError, identity_of, is_unreadable
+from service.storage import FileStore
 
 log = logging.getLogger(__name__)
 
 _IDLE_SECONDS = 60.0
 PAGE = 500
-Damage = Literal["missing", "digest", "unreadable"]
-
-
-class Read(NamedTuple):
-    """What reading a stored file has shown: what is wrong with it, if anything; its bytes; and which file it was."""
-
-    damage: Damage | None
-    size_bytes: int
-    identity: Identity | None
-
-
-def read_through(store: FileStore, sha256: str, on_block: Callable[[bytes], object]) -> Read:
-    """Read a stored file to its end.
-
-    Args:
-        store: where it lies.
-        sha256: its name.
-        on_block: called with the bytes just read.
-
-    Raises:
-        OSError: the disk is away: that says nothing of the file.
-    """
-    try:
-        stream = store.open(sha256)
-    except StoredFileMissingError:
-        return Read("missing", 0, None)
-    digest, size_bytes = hashlib.sha256(), 0
-    with stream:
-        identity = identity_of(stream)
-        while True:
-            try:
-                block = stream.read(BLOCK_BYTES)
-            except OSError as error:
-                if is_unreadable(error):
-                    return Read("unreadable", size_bytes, identity)
-                raise
-            if not block:
-                break
-            digest.update(block)
-            size_bytes += len(block)
-            on_block(block)
-    return Read(None if digest.hexdigest() == sha256 else "digest", size_bytes, identity)
 
 
 class Scrubber:
@@ -113,7 +69,7 @@ class Scrubber:
             if found is None:
                 files.end_pass(session)
                 return None
-        read = read_through(self._store, found.sha256, self._pause)
+        read = self._store.read_through(found.sha256, self._pause)
         with self._database.write() as session:
             if read.damage is None:
                 files.clear_damaged(session, [found.sha256])

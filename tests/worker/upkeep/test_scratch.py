@@ -9,7 +9,7 @@ from tests.worker.reconcile.rounds import claim, make_old
 from worker.checkpoints import open_checkpoints
 from worker.supervisor import scratch_name
 from worker.upkeep.collector import STRANGE_SECONDS
-from worker.upkeep.scratch import attempt_of, collect_scratch
+from worker.upkeep.garbage import attempt_of, collect_scratch
 
 # What a folder that is shared with others may hold beside ours.
 FOREIGN = ("models", "job_x.1", "job.1", "important.checkpoints", "job_x.checkpoints", "tmp.2", "mnt.checkpoints.1")
