@@ -54,7 +54,7 @@ def run_reconciler_process(settings: Settings, *, once: bool) -> dict[str, int] 
     try:
         if once:
             done = run_once(loops) | {"dispatch": 0 if dispatcher is None else dispatcher.round()}
-            return done | {outbox.name: send_once(outbox, settings, database, store) for outbox in OUTBOXES}
+            return done | {outbox: send_once(outbox, settings, database, store) for outbox in OUTBOXES}
         with scrubbing(settings, database, store), ExitStack() as stack:
             if dispatcher is not None:
                 stack.enter_context(Changes(database).subscribe(dispatcher.heard))

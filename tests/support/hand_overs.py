@@ -47,7 +47,9 @@ def states(front: Front, job_id: str) -> list[tuple[str, str | None]]:
 def sender_of(front: Front, egress: Egress, **settings: Any) -> HandOverSender:
     """A sender of its own, by changed settings."""
     desk = front.desk
-    return HandOverSender(desk.settings.model_copy(update=settings), desk.database, desk.store, VAULT, egress=egress)
+    return HandOverSender(
+        desk.settings.model_copy(update=settings), desk.database, desk.store, vault=VAULT, egress=egress
+    )
 
 
 def carry(front: Front, egress: Egress) -> int:

@@ -108,7 +108,7 @@ def add_endpoint(
 
 
 def webhook_sender(database: Database, settings: Settings, egress: Egress, vault: Vault = VAULT) -> WebhookSender:
-    return WebhookSender(settings, database, FileStore(settings.storage_dir), vault, egress=egress)
+    return WebhookSender(settings, database, FileStore(settings.storage_dir), vault=vault, egress=egress)
 
 
 def deliver(database: Database, settings: Settings, egress: Egress) -> int:

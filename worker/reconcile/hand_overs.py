@@ -42,12 +42,13 @@ class _BrokenOffError(BaseException):
     """An attempt is left to another process: this one ends, or holds it no more. No fault, so no ``Exception``."""
 
 
-class HandOverSender(Sender[Claimed, Vault]):
+class HandOverSender(Sender[Claimed]):
     """Hand-overs of one process, some at a time. The bounds of its egress are those of a request without a body, and of
     a step of one with a body: see ``Bounds``.
     """
 
-    name, id_name = "hand_over", "hand_over_id"
+    name, id_name, vault = "hand_over", "hand_over_id", Vault
+    _vault: Vault
 
     @property
     def _slots(self) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
 from threading import Event, Thread
 from typing import TYPE_CHECKING, Any
 
@@ -19,88 +18,64 @@ from service.webhooks.deliveries import repository as deliveries
 from worker.reconcile.loops import attempted
 
 if TYPE_CHECKING:
-    from service.sealing import Vault
     from worker.reconcile.sending import Sender
 
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Outbox:
-    """An outbox and who sends for it.
+# By the name of its loop: whether there is anything to send, a look that writes nothing.
+OUTBOXES: dict[str, Callable[[Session], bool]] = {
+    "deliver_webhooks": deliveries.any_due,
+    "hand_over": hand_overs.any_due,
+}
 
-    Attributes:
-        name: of the loop, for logs.
-        any_due: whether there is anything to send; a look that writes nothing.
-        load: who sends, and what decrypts for it.
+
+def _is_due(outbox: str, database: Database) -> bool:
+    with database.read() as session:
+        return OUTBOXES[outbox](session)
+
+
+def _opened(
+    outbox: str, settings: Settings, database: Database, store: FileStore, on_end: Callable[[], None]
+) -> Sender[Any] | None:
+    """Who sends; calls ``on_end`` whenever it has room for more. None where this process cannot decrypt: what is due
+    waits for one that can.
     """
-
-    name: str
-    any_due: Callable[[Session], bool]
-    load: Callable[[], tuple[type[Sender[Any, Any]], type[Vault]]]
-
-    def is_due(self, database: Database) -> bool:
-        """Whether there is anything to send."""
-        with database.read() as session:
-            return self.any_due(session)
-
-    def opened(
-        self, settings: Settings, database: Database, store: FileStore, on_end: Callable[[], None]
-    ) -> Sender[Any, Any] | None:
-        """Who sends, loaded once there is something; it calls ``on_end`` whenever it has room for more. None where this
-        process cannot decrypt: what is due waits for one that can.
-        """
-        sender, vault = self.load()
-        try:
-            return sender(settings, database, store, vault.of(settings), on_end=on_end)
-        except vault.unavailable as error:
-            log.warning("%ss.not_sent: %s %s", sender.name, error.detail, error.hint)
-            return None
-
-
-# Both load cryptography and a client of HTTP: most installations send nothing.
-def _webhooks() -> tuple[type[Sender[Any, Any]], type[Vault]]:
-    from service.webhooks.secrets import Vault
+    # cryptography and a client of HTTP: most installations send nothing
+    from worker.reconcile.hand_overs import HandOverSender
     from worker.reconcile.webhooks import WebhookSender
 
-    return WebhookSender, Vault
-
-
-def _hand_overs() -> tuple[type[Sender[Any, Any]], type[Vault]]:
-    from service.hand_overs.secrets import Vault
-    from worker.reconcile.hand_overs import HandOverSender
-
-    return HandOverSender, Vault
-
-
-OUTBOXES = (
-    Outbox("deliver_webhooks", deliveries.any_due, _webhooks),
-    Outbox("hand_over", hand_overs.any_due, _hand_overs),
-)
+    senders: dict[str, type[Sender[Any]]] = {"deliver_webhooks": WebhookSender, "hand_over": HandOverSender}
+    sender = senders[outbox]
+    try:
+        return sender(settings, database, store, on_end=on_end)
+    except sender.vault.unavailable as error:
+        log.warning("%ss.not_sent: %s %s", sender.name, error.detail, error.hint)
+        return None
 
 
 @contextmanager
-def sending(outbox: Outbox, settings: Settings, database: Database, store: FileStore) -> Iterator[None]:
+def sending(outbox: str, settings: Settings, database: Database, store: FileStore) -> Iterator[None]:
     """Send what an outbox holds, in the background, while the block runs. What is under way at its end is waited for,
     or left to another process where it would last.
     """
     stopping, wake = Event(), Event()
-    sender: Sender[Any, Any] | None = None
+    sender: Sender[Any] | None = None
 
     def send() -> int:
         nonlocal sender
-        if not outbox.is_due(database):
+        if not _is_due(outbox, database):
             return 0
-        sender = sender or outbox.opened(settings, database, store, wake.set)
+        sender = sender or _opened(outbox, settings, database, store, wake.set)
         return 0 if sender is None else sender.round()
 
     def run() -> None:
         while not stopping.is_set():
             wake.clear()
-            attempted(outbox.name, send)
+            attempted(outbox, send)
             wake.wait(settings.reconcile_seconds)  # an end makes room for the next
 
-    thread = Thread(target=run, name=outbox.name, daemon=True)
+    thread = Thread(target=run, name=outbox, daemon=True)
     thread.start()
     try:
         yield
@@ -113,10 +88,10 @@ def sending(outbox: Outbox, settings: Settings, database: Database, store: FileS
             sender.close()
 
 
-def send_once(outbox: Outbox, settings: Settings, database: Database, store: FileStore) -> int:
+def send_once(outbox: str, settings: Settings, database: Database, store: FileStore) -> int:
     """Send what is due, as much as goes at once, and wait for the end; returns how much."""
-    due = outbox.is_due(database)
-    sender = outbox.opened(settings, database, store, lambda: None) if due else None
+    due = _is_due(outbox, database)
+    sender = _opened(outbox, settings, database, store, lambda: None) if due else None
     if sender is None:
         return 0
     with closing(sender):

@@ -40,37 +40,42 @@ _AWAY_SECONDS = 0.5
 # Another attempt would meet with the same.
 _FINAL_STATUS = 422
 _Claimed = TypeVar("_Claimed", Delivery, HandOver)
-_Vault = TypeVar("_Vault", bound=Vault)
 _Noted = TypeVar("_Noted")
 
 
-class Sender(ABC, Generic[_Claimed, _Vault]):
+class Sender(ABC, Generic[_Claimed]):
     """Sends what is due, some at a time; a subclass says what and how.
 
     Args:
         settings: bounds and pauses.
         database: where the outbox is.
         store: where files are.
-        vault: reads what is stored encrypted.
+        vault: decrypts; default: that of the installation.
         egress: sends; default: within the bounds of the settings.
         on_end: called, in any thread, whenever one has come to its end and there is room for another.
+
+    Raises:
+        QuantmillError: ``unavailable`` of the vault: the installation cannot decrypt.
     """
 
     # Of what is sent, in logs, failpoints and threads; and of its id, in logs.
     name: ClassVar[str]
     id_name: ClassVar[str]
+    # What decrypts for it.
+    vault: ClassVar[type[Vault]]
 
     def __init__(
         self,
         settings: Settings,
         database: Database,
         store: FileStore,
-        vault: _Vault,
         *,
+        vault: Vault | None = None,
         egress: Egress | None = None,
         on_end: Callable[[], None] = lambda: None,
     ) -> None:
-        self._settings, self._database, self._store, self._vault = settings, database, store, vault
+        self._settings, self._database, self._store = settings, database, store
+        self._vault = vault or self.vault.of(settings)
         bounds = Bounds(seconds=settings.webhook_seconds, reply_bytes=REPLY_BYTES)
         self._egress = egress or Egress(parse_allowed(settings.egress_allowed), bounds)
         self._schedule = parse_schedule(settings.webhook_retry_seconds)

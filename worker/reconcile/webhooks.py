@@ -17,10 +17,11 @@ from service.webhooks.secrets import Vault
 from worker.reconcile.sending import Sender
 
 
-class WebhookSender(Sender[Claimed, Vault]):
+class WebhookSender(Sender[Claimed]):
     """Deliveries of one process, some at a time."""
 
-    name, id_name = "webhook", "delivery_id"
+    name, id_name, vault = "webhook", "delivery_id", Vault
+    _vault: Vault
 
     @property
     def _slots(self) -> int:
