@@ -12,7 +12,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from threading import Event, Lock
+from threading import Event
 from typing import ClassVar, Generic, TypeVar
 
 from sqlalchemy.orm import Session
@@ -83,23 +83,21 @@ class Sender(ABC, Generic[_Claimed]):
         self._lease_seconds = self._egress.bounds.seconds + settings.lease_seconds
         self._on_end = on_end
         self._threads = ThreadPoolExecutor(self._slots, thread_name_prefix=self.name)
-        self._lock = Lock()
-        self._under_way = 0
+        self._under_way: set[Future[None]] = set()
         self._interrupted = Event()
 
     def round(self) -> int:
         """Begin with what is due, as far as there is room; returns with how much."""
-        with self._lock:
-            free = self._slots - self._under_way
+        free = self._slots - len(self._under_way)
         if free <= 0:
             return 0
         began = time.monotonic()
         with self._database.write() as session:
             claimed = self._claim(session, free)
         for one in claimed:
-            with self._lock:
-                self._under_way += 1
-            self._threads.submit(self._send, one, began).add_done_callback(self._ended)
+            sent = self._threads.submit(self._send, one, began)
+            self._under_way.add(sent)
+            sent.add_done_callback(self._ended)
         return len(claimed)
 
     def interrupt(self) -> None:
@@ -181,8 +179,7 @@ class Sender(ABC, Generic[_Claimed]):
                 time.sleep(_AWAY_SECONDS)
 
     def _ended(self, done: Future[None]) -> None:
-        with self._lock:
-            self._under_way -= 1
+        self._under_way.discard(done)
         error = done.exception()
         if error is not None:  # it is claimed again once its lease is over
             log.error("%s.broken", self.name, exc_info=error)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import ColumnElement, delete, exists, func, select, tuple_
+from sqlalchemy import ColumnElement, delete, exists, func, inspect, select, tuple_
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from service.audit import repository as audit
@@ -14,6 +14,7 @@ from service.db import db_now
 from service.jobs import repository as jobs
 from service.tables import (
     AuditEvent,
+    Base,
     Batch,
     BatchMember,
     HandOver,
@@ -34,9 +35,9 @@ class OldRows:
     Attributes:
         name, removes, rule: see ``Collector``; the rule with a place for the age.
         setting: the age; where it is not set, they are kept for ever.
-        key: what a row is named by.
-        since: the moment from which its age counts.
+        since: the moment from which the age of a row counts.
         which: what else holds of those that go.
+        table: that of the rows, if the moment is one of another.
         remove: deletes rows by their keys, where other rows go with them.
     """
 
@@ -44,27 +45,28 @@ class OldRows:
     removes: str
     rule: str
     setting: str
-    key: tuple[InstrumentedAttribute[Any], ...]
     since: InstrumentedAttribute[Any]
     which: Callable[[Session], list[ColumnElement[bool]]] = lambda session: []
+    table: type[Base] | None = None
     remove: Callable[[Session, list[Any]], None] | None = None
 
     def count(self, session: Session, age_seconds: float) -> int:
         """How many are older."""
-        rows = select(func.count()).select_from(self.key[0].class_)
+        rows = select(func.count()).select_from(self.table or self.since.class_)
         return session.scalars(rows.where(self.since < db_now() - age_seconds, *self.which(session))).one()
 
     def delete(self, session: Session, age_seconds: float, limit: int) -> int:
         """Forget those that are older, ``limit`` at most; returns how many. What somebody else holds is passed over."""
-        table = self.key[0].class_
-        old = select(*self.key).where(self.since < db_now() - age_seconds, *self.which(session)).limit(limit)
-        if self.since.class_ is table:  # the oldest first; by the moment of another table, the order would cost a sort
+        table = self.table or self.since.class_
+        key = inspect(table).primary_key
+        old = select(*key).where(self.since < db_now() - age_seconds, *self.which(session)).limit(limit)
+        if self.table is None:  # the oldest first; by the moment of another table, that would cost a sort
             old = old.order_by(self.since)
         keys = [tuple(row) for row in session.execute(old.with_for_update(of=table, skip_locked=True))]
         if self.remove is not None:
-            self.remove(session, [key for (key,) in keys])
+            self.remove(session, [only for (only,) in keys])
         else:
-            session.execute(delete(table).where(tuple_(*self.key).in_(keys)))
+            session.execute(delete(table).where(tuple_(*key).in_(keys)))
         return len(keys)
 
 
@@ -100,7 +102,6 @@ OLD_ROWS = (
         "answers kept for repeated requests",
         "after {}",
         "idempotency_seconds",
-        (IdempotencyKey.tenant_id, IdempotencyKey.route, IdempotencyKey.key),
         IdempotencyKey.created_at,
     ),
     OldRows(
@@ -108,9 +109,9 @@ OLD_ROWS = (
         "progress events; states, logs and metrics stay",
         "{} after the end of their job",
         "progress_retention_seconds",
-        (JobEvent.job_id, JobEvent.seq),
         Job.finished_at,
         lambda _: [JobEvent.type == "progress", JobEvent.job_id == Job.id, _ENDED],
+        JobEvent,
     ),
     # one under way ends unnoted
     OldRows(
@@ -118,7 +119,6 @@ OLD_ROWS = (
         "events for webhooks, sent or not",
         "after {}",
         "webhook_retention_seconds",
-        (WebhookDelivery.id,),
         WebhookDelivery.created_at,
     ),
     OldRows(
@@ -126,7 +126,6 @@ OLD_ROWS = (
         "runs of schedules that have ended; their jobs stay",
         "after {}",
         "schedule_run_retention_seconds",
-        (ScheduleRun.id,),
         ScheduleRun.created_at,
         lambda _: [ScheduleRun.state.not_in(OPEN_STATES)],
     ),
@@ -135,27 +134,24 @@ OLD_ROWS = (
         "jobs with events, report and artifacts",
         "{} after their end, unless something refers to them",
         "job_retention_seconds",
-        (Job.id,),
         Job.finished_at,
         _unneeded,
-        jobs.remove,
+        remove=jobs.remove,
     ),
     OldRows(
         "batches",
         "batches",
         "{} after they were made, once none of their jobs is there",
         "job_retention_seconds",
-        (Batch.id,),
         Batch.created_at,
         lambda _: [~_MEMBERS.exists()],
-        _remove_batches,
+        remove=_remove_batches,
     ),
     _AuditRows(
         "audit",
         "rows of the audit; the chain of the others begins behind them",
         "after {}",
         "audit_retention_seconds",
-        (AuditEvent.seq,),
         AuditEvent.at,
     ),
 )

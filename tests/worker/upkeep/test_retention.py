@@ -77,6 +77,7 @@ def test_no_job_goes_while_a_repeated_request_is_answered_with_it(database, coll
     assert collector("jobs", job_retention_seconds=DAY, idempotency_seconds=DAY).collect(10).items == 1
 
 
+@pytest.mark.both_databases
 def test_progress_of_old_jobs_goes_and_everything_else_stays(database, collector) -> None:
     with database.write() as session:
         old = claim(session, submit(session))
