@@ -85,4 +85,7 @@ source.addEventListener("state", event => {
   const told = JSON.parse(event.data);
   if (told.data.state) changed(told);
 });
-source.addEventListener("end", () => { source.close(); location.reload(); });
+// A page that is left for the answer to a form is not loaded once more: that would break its request off.
+let leaving = false;
+addEventListener("submit", event => { leaving = !event.defaultPrevented; });
+source.addEventListener("end", () => { source.close(); if (!leaving) location.reload(); });
