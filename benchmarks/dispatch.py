@@ -195,7 +195,8 @@ def beside_backlog(tree: Path, *, workers: int, backlog: int, singles: int) -> N
                 urgent.append(crowd.wait_succeeded(job.id).id)
         lengths = [ended - started for _, started, ended in made.times("tenant_id = 'crowd'")]
         waits = [started - created for created, started, _ in made.times("tenant_id = 'single'")]
-        ahead = [started - created for created, started, _ in made.times(f"id IN {tuple(urgent)}")]
+        named = ", ".join(f"'{job_id}'" for job_id in urgent)
+        ahead = [started - created for created, started, _ in made.times(f"id IN ({named})")]
     print(
         f"{workers} workers, {backlog} jobs of another tenant queued: {singles} single jobs waited "
         f"{median(waits):.2f} s, at most {max(waits):.2f} s; urgent ones of the other {median(ahead):.2f} s, at most "
@@ -207,7 +208,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tree", type=Path, action="append", help="default: this checkout")
     parser.add_argument("--jobs", type=int, default=1000)
-    parser.add_argument("--singles", type=int, default=100)
+    parser.add_argument("--singles", type=int, default=100, help="two at least")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--backlog", type=int, default=0)
     arguments = parser.parse_args()

@@ -86,11 +86,10 @@ class CeleryWorker:
         if self.node is None or named is None or named[0] != job_id:
             log.warning("task.foreign id=%r", task.request.id)
             return "no task of ours"
-        try:
-            return _words(self.node.run(*named), task)
-        finally:
-            if self._dispatcher is not None:
-                self._dispatcher.wake()
+        outcome = self.node.run(*named)
+        if self._dispatcher is not None and outcome is not None:
+            self._dispatcher.wake()
+        return _words(outcome, task)
 
     def cancel(self, task_ids: list[str]) -> None:
         """Cancel the jobs of tasks that were revoked."""

@@ -25,8 +25,9 @@ from service.settings import Settings
 
 log = logging.getLogger(__name__)
 
-# How long a broker that failed is left alone.
+# How long a broker that failed is left alone; and before a round is tried again that failed otherwise.
 PAUSE_SECONDS = 3.0
+_AGAIN_SECONDS = 1.0
 CLOSE_SECONDS = 2.0
 # Changes after which there may be something to release: what waits, and who takes it.
 _TABLES = frozenset({"queues", "workers"})
@@ -94,6 +95,7 @@ class Dispatcher:
         self._defer = defer_seconds
         self._paused_until = 0.0
         self._look_at = 0.0
+        self._has_failed = False
         self._woken = threading.Event()
         # There is most likely something to release: no look beforehand, which would take as long as the release.
         self._sure = threading.Event()
@@ -198,15 +200,20 @@ class Dispatcher:
             self._woken.clear()
             if self._closed:
                 return
+            self._has_failed = True
             try:
                 self.round()
             except _AWAY as error:
                 log.warning("dispatch.database_away: %s", error)
             except Exception:  # no fault may end the thread; it is logged whole, and the next round tries again
                 log.exception("dispatch.failed")
+            else:
+                self._has_failed = False
 
     def _pause(self) -> float | None:
         paused = self._paused_until - time.monotonic()
+        if self._has_failed:
+            paused = max(paused, _AGAIN_SECONDS)
         if paused <= 0:
             return self._period
         return paused if self._period is None else min(paused, self._period)

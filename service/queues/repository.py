@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
-from sqlalchemy import Double, case, func, select, text, type_coerce
+from sqlalchemy import Double, and_, case, func, select, text, type_coerce
 from sqlalchemy.orm import Session
 
 from service.db import db_now
@@ -22,11 +23,15 @@ class Waiting:
         queued: all.
         due: of these, those that may start now.
         oldest_seconds: for how long the first of them might have started; None: none is due.
+        startable: of those that are due, the jobs of tenants that may have more of them run.
+        waited_seconds: for how long the first of these might have started; 0 where there is none.
     """
 
     queued: int = 0
     due: int = 0
     oldest_seconds: float | None = None
+    startable: int = 0
+    waited_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -39,19 +44,26 @@ class Crew:
     busy: int = 0
 
 
-def waiting(session: Session) -> dict[str, Waiting]:
-    """By queue, the jobs that wait in it."""
-    now = db_now()
-    first = func.min(type_coerce(Job.not_before, Double))
+def waiting(session: Session, *, full: Collection[str] = ()) -> dict[str, Waiting]:
+    """By queue, the jobs that wait in it; ``full``: tenants of whom no more may run."""
+    now, moment = db_now(), type_coerce(Job.not_before, Double)
+    due, startable = moment <= now, and_(moment <= now, Job.tenant_id.not_in(full)) if full else moment <= now
     statement = (
-        select(Job.queue, func.count(), func.sum(case((Job.not_before <= now, 1), else_=0)), now - first)
+        select(
+            Job.queue,
+            func.count(),
+            func.sum(case((due, 1), else_=0)),
+            now - func.min(moment),
+            func.sum(case((startable, 1), else_=0)),
+            now - func.min(case((startable, moment))),
+        )
         # named one by one, so that SQLite goes by the index that begins with the queue
         .where(text(IS_QUEUED), Job.queue.in_(QUEUES))
         .group_by(Job.queue)
     )
     return {
-        queue: Waiting(queued, due, max(0.0, seconds) if due else None)
-        for queue, queued, due, seconds in session.execute(statement)
+        queue: Waiting(queued, due, max(0.0, seconds) if due else None, startable, max(0.0, waited or 0.0))
+        for queue, queued, due, seconds, startable, waited in session.execute(statement)
     }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, Field, computed_field
+from pydantic import BaseModel, Field
 
 
 class QueuedOut(BaseModel):
@@ -34,16 +34,15 @@ class QueueOut(BaseModel):
         description="Of these, those that no message reaches although jobs were released to them; they end soon."
     )
     slots: SlotsOut
-
-    @computed_field(description="Jobs that run or are due: as many slots would be busy, were there enough.")
-    def wanted_slots(self) -> int:
-        """For autoscalers."""
-        return self.running + self.queued.due
-
-    @computed_field(description="As oldest_due_age_seconds, but 0 where none is due: for autoscalers.")
-    def waited_seconds(self) -> float:
-        """For autoscalers."""
-        return self.oldest_due_age_seconds or 0.0
+    # A service of an older version says nothing of these.
+    wanted_slots: int = Field(
+        default=0,
+        description="For autoscalers: jobs that run, or are due and would run if there were slots enough, as far as "
+        "their tenants' limits of running jobs let them.",
+    )
+    waited_seconds: float = Field(
+        default=0.0, description="For how long the first of those that are due has waited; 0 where there is none."
+    )
 
 
 class QueueList(BaseModel):

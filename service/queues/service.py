@@ -7,12 +7,15 @@ from service.jobs.queues import QUEUES
 from service.queues import repository
 from service.queues.repository import Crew, Waiting
 from service.queues.schemas import QueuedOut, QueueOut, SlotsOut
+from service.quotas.service import running_limits
 
 
 def all_queues(desk: Desk) -> list[QueueOut]:
     """Every queue, also one that nothing waits in and nobody serves."""
     with desk.database.read() as session:
-        waiting, running, crews = repository.waiting(session), repository.running(session), repository.crews(session)
+        full = running_limits(session, desk.settings.quota).full()
+        waiting, running = repository.waiting(session, full=full), repository.running(session)
+        crews = repository.crews(session)
     return [
         _queue(name, waiting.get(name, Waiting()), running.get(name, 0), crews.get(name, Crew())) for name in QUEUES
     ]
@@ -27,4 +30,6 @@ def _queue(name: str, waiting: Waiting, running: int, crew: Crew) -> QueueOut:
         workers=crew.workers,
         deaf_workers=crew.deaf,
         slots=SlotsOut(total=crew.slots, busy=crew.busy, free=crew.slots - crew.busy),
+        wanted_slots=waiting.startable + running,
+        waited_seconds=round(waiting.waited_seconds, 3),
     )

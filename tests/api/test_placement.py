@@ -19,6 +19,7 @@ from service.estimates import waiting
 from service.jobs import transitions
 from service.jobs.outcome import QuantizeOutcome
 from service.jobs.queues import is_short
+from service.quotas.repository import set_quota
 from service.tables import Job, JobEstimate, JobTiming, Worker
 from service.workers.repository import ALIVE_SECONDS, announce, live_queues, note_deaf
 from tests.support.batches import grid_body, job_of, submitted
@@ -114,6 +115,18 @@ def test_the_queues_are_shown(with_gpu: Front) -> None:
         items = with_gpu.http.get("/v1/queues").json()["items"]
         crews = {queue["name"]: (queue["workers"], queue["deaf_workers"], queue["slots"]["total"]) for queue in items}
         assert crews == {"cpu": (0, 0, 0), "gpu": (2, int(deaf), 5), "inspect": (1, int(deaf), 3)}
+
+
+def test_an_autoscaler_is_told_of_no_job_that_its_tenants_limit_keeps_back(with_gpu: Front) -> None:
+    for _ in range(3):
+        job_id = with_gpu.new_job()
+    with_gpu.claim(job_id)
+    for limit, wanted in ((None, 3), (2, 3), (1, 1)):
+        with with_gpu.desk.database.write() as session:
+            set_quota(session, "default", {"jobs_running": limit})
+        (cpu,) = (one for one in with_gpu.http.get("/v1/queues").json()["items"] if one["name"] == "cpu")
+        assert (cpu["queued"]["due"], cpu["wanted_slots"]) == (2, wanted)
+        assert (cpu["waited_seconds"] > 0) == (wanted > 1)
 
 
 @pytest.fixture

@@ -8,10 +8,12 @@ from collections.abc import Callable
 
 import pytest
 from sqlalchemy import select, update
+from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
 from service.contracts.quota import Quota
 from service.db import Database, db_now
+from service.dispatch import dispatcher
 from service.dispatch.broker import job_of_task, task_id
 from service.dispatch.dispatcher import Dispatcher
 from service.dispatch.release import Released
@@ -23,6 +25,8 @@ from service.jobs.errors import DispatchError
 from service.tables import Job, Worker
 from service.workers.repository import announce
 from tests.db.test_turns import flood
+from tests.support.patience import PATIENCE_SECONDS
+from tests.worker.workbench import wait_for
 
 pytestmark = pytest.mark.both_databases
 Flood = Callable[..., list[str]]
@@ -197,6 +201,40 @@ def test_those_who_release_at_once_release_nothing_twice(bench: Bench) -> None:
     for thread in threads:
         thread.join()
     assert sorted(job.id for broker in brokers for job in broker.sent) == sorted(jobs[:12])
+
+
+def test_who_submits_releases_at_once_and_who_only_hears_of_it_later(database: Database) -> None:
+    hearing, submitting = Bench(database), Bench(database)
+    hearing.dispatcher = Dispatcher(database, hearing.broker, Quota(), lost_seconds=10, defer_seconds=PATIENCE_SECONDS)
+    hearing.announce("w", cpu=2)
+    hearing.flood("a", 1)
+    hearing.dispatcher.heard(frozenset({("queues", "cpu")}))
+    submitting.dispatcher.wake()
+    wait_for(lambda: len(submitting.broker.sent) == 1)
+    assert hearing.broker.sent == []
+    hearing.flood("a", 1)
+    hearing.dispatcher.wake()
+    wait_for(lambda: len(hearing.broker.sent) == 1, message="it does not wait for itself")
+    for bench in (hearing, submitting):
+        bench.dispatcher.close()
+
+
+def test_a_round_that_failed_is_tried_again_soon(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatcher, "_AGAIN_SECONDS", 0.01)
+    troubles = [OperationalError("", {}, Exception("locked"))] * 2
+    free = bench.broker.free
+
+    def fails_twice(session: Session) -> FreeSlots:
+        if troubles:
+            raise troubles.pop()
+        return free(session)
+
+    monkeypatch.setattr(bench.broker, "free", fails_twice)
+    bench.announce("w", cpu=1)
+    bench.flood("a", 1)
+    bench.dispatcher.wake()
+    wait_for(lambda: bench.broker.sent, message="nobody asks for another round")
+    bench.dispatcher.close()
 
 
 def test_a_worker_that_offers_nothing_any_more_is_not_counted(bench: Bench) -> None:

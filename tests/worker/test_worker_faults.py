@@ -190,7 +190,7 @@ def test_a_host_that_fails_everything_does_not_run_through_the_queue(bench):
         wait_for(lambda: sorted(bench.states(*jobs)) == ["queued"] * 4 + ["succeeded"] * 2)
 
 
-def test_a_rest_has_a_bound_a_success_ends_it_and_other_queues_go_on():
+def test_a_backoff_has_a_bound_a_success_ends_it_and_other_queues_go_on():
     clock = Clock()
     queue_backoff = QueueBackoff(clock, longest_seconds=30.0)
     for _ in range(50):

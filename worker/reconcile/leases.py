@@ -96,7 +96,7 @@ class LeaseKeeper:
 
 def expire_deadlines(database: Database, *, is_behind: Callable[[float], bool] = lambda now: False) -> int:
     """Fail jobs whose deadline has passed, or queue them again, which gives validation of uploads more time; returns
-    how many. None while deadlines have yet to be put off by an absence: ``is_behind`` is told the database's time.
+    how many; 0 while deadlines have yet to be put off by an absence: ``is_behind`` is told the database's time.
     """
     with database.write() as session:
         if is_behind(repository.now_seconds(session)):

@@ -21,6 +21,7 @@ from service.contracts.errors import QuantmillError
 from service.db import Database
 from service.egress.allowed import parse_allowed
 from service.egress.answers import Answer
+from service.egress.errors import EgressError
 from service.egress.retries import parse_schedule
 from service.egress.sending import Bounds, Egress, Reply
 from service.failpoints import reach
@@ -39,6 +40,8 @@ REPLY_BYTES = 4096
 _AWAY_SECONDS = 0.5
 # Another attempt would meet with the same.
 _FINAL_STATUS = 422
+# From this one on an error is not the client's.
+_OUR_FAULT = 500
 _Claimed = TypeVar("_Claimed", Delivery, HandOver)
 _Noted = TypeVar("_Noted")
 
@@ -156,6 +159,8 @@ class Sender(ABC, Generic[_Claimed]):
         try:
             reply = self._request(claimed, began)
         except QuantmillError as error:
+            if error.status >= _OUR_FAULT and not isinstance(error, EgressError):
+                log.warning("%s.trouble", self._about(claimed), exc_info=error)
             words = f"{error.detail} {error.hint}" if error.hint else error.detail
             return Answer(None, error.code, words, final=error.status == _FINAL_STATUS)
         except Exception:

@@ -88,4 +88,5 @@ source.addEventListener("state", event => {
 // A page that is left for the answer to a form is not loaded once more: that would break its request off.
 let leaving = false;
 addEventListener("submit", event => { leaving = !event.defaultPrevented; });
+addEventListener("pageshow", () => { leaving = false; });
 source.addEventListener("end", () => { source.close(); if (!leaving) location.reload(); });
