@@ -100,7 +100,7 @@ class Node:
         self._closing.enter_context(heartbeat)
 
     def offers(self) -> Mapping[str, int]:
-        """Jobs that it runs at a time, by queue: none of queues in which this host failed a moment ago, none at all once it stops."""
+        """Jobs that it runs at a time, by queue: none of one in which this host failed just now, or once it stops."""
         queues = () if self._stopping() else self._queues()
         ready = self._queue_backoff.ready(queues)
         return {queue: self.slots.count if queue in ready else 0 for queue in queues}

@@ -27,7 +27,7 @@ from worker.runner_process import RunnerProcess, Started
 
 # -P: the scratch folder is the working directory and holds files that users named; nothing is imported from there.
 RUNNER_COMMAND = (sys.executable, "-P", "-m", "worker.runner")
-# Of the process in which a written model is tried. Not by an import: the module loads onnxruntime, which no supervisor does.
+# Of the process in which a written model is tried; not by an import: that loads onnxruntime, which no supervisor does.
 TRIAL_COMMAND = (sys.executable, "-P", str(Path(launcher.__file__).with_name("quantizer") / "written" / "program.py"))
 DEFAULT_FILE_BYTES = 64 * 1024**3
 DEFAULT_OPEN_FILES = 1024
