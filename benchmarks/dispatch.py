@@ -148,7 +148,7 @@ def percentile(values: Sequence[float], percent: int) -> float:
     return quantiles(values, n=100, method="inclusive")[percent - 1]
 
 
-def compare(trees: Sequence[Path], *, workers: int, jobs: int, singles: int) -> None:
+def compare(trees: Sequence[Path], *, workers: int, jobs: int, singles: int, gap_seconds: float) -> None:
     for tree in trees:
         with service(tree, workers) as made, made.client() as client:
             inputs = upload(client)
@@ -157,6 +157,7 @@ def compare(trees: Sequence[Path], *, workers: int, jobs: int, singles: int) -> 
                 job = client.wait_succeeded(client.submit(**inputs, config=QuantizationConfig()).id)
                 if number >= singles // 2:
                     engine.append(sum(stage.seconds for stage in client.report(job.id).stages))
+                time.sleep(gap_seconds)
             waited = [1000 * (started - created) for created, started, _ in made.times("true")]
             print(
                 f"{tree}: dispatch of {singles} single jobs: median {median(waited):.0f} ms, "
@@ -209,13 +210,20 @@ def main() -> None:
     parser.add_argument("--tree", type=Path, action="append", help="default: this checkout")
     parser.add_argument("--jobs", type=int, default=1000)
     parser.add_argument("--singles", type=int, default=100, help="two at least")
+    parser.add_argument("--gap", type=float, default=1.2, help="seconds between single jobs: so that a service idles")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--backlog", type=int, default=0)
     arguments = parser.parse_args()
     if arguments.backlog:
         beside_backlog(HERE, workers=arguments.workers, backlog=arguments.backlog, singles=arguments.singles)
     else:
-        compare(arguments.tree or [HERE], workers=arguments.workers, jobs=arguments.jobs, singles=arguments.singles)
+        compare(
+            arguments.tree or [HERE],
+            workers=arguments.workers,
+            jobs=arguments.jobs,
+            singles=arguments.singles,
+            gap_seconds=arguments.gap,
+        )
 
 
 if __name__ == "__main__":
