@@ -29,7 +29,6 @@ def flower(folder: Path, broker_url: str) -> Iterator[str]:
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     command = ["celery", "--broker", broker_url, "flower", "--address=127.0.0.1", f"--port={port}"]
-    answers = lambda: is_there(f"{url}/healthcheck")  # noqa: E731
     own = {"PYTHONPATH": "", "FLOWER_UNAUTHENTICATED_API": "true"}
-    with serving(folder, "flower", command, answers, home=HOME, **own):
+    with serving(folder, "flower", command, lambda: is_there(f"{url}/healthcheck"), home=HOME, **own):
         yield url
