@@ -57,7 +57,7 @@ class LeaseKeeper:
                     spared_at = now
                 else:
                     transitions.try_to_write(session, lease_seconds=self._lease_seconds)
-                    jobs = transitions.expire_leases(session, limit=_ROUND_JOBS)
+                    jobs = transitions.expire_leases(session, limit=_ROUND_JOBS, ended_by=now)
                     if spared_at is not None and now - spared_at >= self._lease_seconds:
                         spared_at = None
                 if last is None or last.spared_at != spared_at or now - last.served_at > self._lease_seconds / 8:

@@ -7,7 +7,7 @@ from datetime import datetime
 from functools import cache
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, and_, select, update
+from sqlalchemy import ColumnElement, Double, Select, and_, select, type_coerce, update
 from sqlalchemy.orm import Session
 
 from service.db import db_now
@@ -26,9 +26,19 @@ LATE_VALIDATION = Waiting(
 )
 
 
-def expire_leases(session: Session, *, limit: int = 100) -> list[Job]:
-    """T7 (and T9): take running jobs away from workers that fell silent. Each is queued again, failed or canceled."""
-    return _each(session, _all_silent(limit), _expire)
+def expire_leases(session: Session, *, limit: int = 100, ended_by: float | None = None) -> list[Job]:
+    """T7 (and T9): take running jobs away from workers that fell silent. Each is queued again, failed or canceled.
+
+    Args:
+        session: of a transaction that writes.
+        limit: jobs at most.
+        ended_by: only where the lease had ended by then, in seconds since 1970 by the database's clock: that may
+            have stood still since. None: by now.
+    """
+    silent = _all_silent(limit)
+    if ended_by is not None:
+        silent = silent.where(type_coerce(Job.lease_until, Double) < ended_by)
+    return _each(session, silent, _expire)
 
 
 def expire_deadlines(session: Session, *, limit: int = 100) -> list[Job]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -81,6 +82,20 @@ def test_after_the_database_was_away_a_living_worker_comes_first(bench, reached)
     assert keeper.expire() == 0
     jobs = two(bench)
     assert absence(keeper, reached) == 0, "nobody could renew: nobody is blamed yet"
+    assert renewed_and_expired(bench, keeper, *jobs)
+
+
+def test_a_database_that_stands_still_within_a_round_takes_no_job_away(bench, monkeypatch):
+    """The round has seen leases that had not ended; the statement that ends them is executed much later."""
+    keeper = LeaseKeeper(bench.database, lease_seconds=0.3, is_new=False)
+    jobs = bench.submit(), bench.submit()
+    keeper.expire()
+    for job_id in jobs:
+        claim(bench, job_id, lease_seconds=0.3)
+    with monkeypatch.context() as frozen:
+        frozen.setattr(transitions, "try_to_write", lambda *_, **__: time.sleep(0.5))
+        assert keeper.expire() == 0
+    assert keeper.expire() == 0, "nobody could renew: nobody is blamed yet"
     assert renewed_and_expired(bench, keeper, *jobs)
 
 
