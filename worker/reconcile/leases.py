@@ -99,9 +99,10 @@ def expire_deadlines(database: Database, *, is_behind: Callable[[float], bool] =
     how many; 0 while deadlines have yet to be put off by an absence: ``is_behind`` is told the database's time.
     """
     with database.write() as session:
-        if is_behind(repository.now_seconds(session)):
+        now = repository.now_seconds(session)
+        if is_behind(now):
             return 0
-        jobs = transitions.expire_deadlines(session)
+        jobs = transitions.expire_deadlines(session, ended_by=now)
     for job in jobs:
         log.warning("job.deadline_passed job_id=%s attempt=%d state=%s", job.id, job.attempt, job.state)
     return len(jobs)

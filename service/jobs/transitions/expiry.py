@@ -7,7 +7,7 @@ from datetime import datetime
 from functools import cache
 from typing import Any
 
-from sqlalchemy import ColumnElement, Double, Select, and_, select, type_coerce, update
+from sqlalchemy import ColumnElement, Double, Select, SQLColumnExpression, and_, select, type_coerce, update
 from sqlalchemy.orm import Session
 
 from service.db import db_now
@@ -35,18 +35,15 @@ def expire_leases(session: Session, *, limit: int = 100, ended_by: float | None 
         ended_by: only where the lease had ended by then, in seconds since 1970 by the database's clock: that may
             have stood still since. None: by now.
     """
-    silent = _all_silent(limit)
-    if ended_by is not None:
-        silent = silent.where(type_coerce(Job.lease_until, Double) < ended_by)
-    return _each(session, silent, _expire)
+    return _each(session, _over_by(ended_by, _all_silent(limit), Job.lease_until), _expire)
 
 
-def expire_deadlines(session: Session, *, limit: int = 100) -> list[Job]:
+def expire_deadlines(session: Session, *, limit: int = 100, ended_by: float | None = None) -> list[Job]:
     """T10 queued or running -> failed, for jobs whose deadline has passed; validation of uploads is queued again.
 
-    Validation that is asked to stop is left to whoever stops it.
+    Validation that is asked to stop is left to whoever stops it. For ``ended_by`` see ``expire_leases``.
     """
-    return _each(session, _all_overdue(limit), _overdue)
+    return _each(session, _over_by(ended_by, _all_overdue(limit), Job.deadline_at), _overdue)
 
 
 def defer_deadlines(session: Session, since: datetime) -> int:
@@ -104,6 +101,11 @@ def _all_overdue(limit: int) -> Select[Job]:
     stopping = and_(Job.kind.in_(UPLOAD_KINDS), Job.cancel_requested_at.is_not(None))
     overdue = select(Job).where(Job.state.in_(LIVE_STATES), Job.deadline_at < db_now(), ~stopping)
     return overdue.order_by(Job.deadline_at).limit(limit).with_for_update(skip_locked=True)
+
+
+def _over_by(moment: float | None, which: Select[Job], column: SQLColumnExpression[Any]) -> Select[Job]:
+    """Those of which the time in ``column`` was over by that moment; None: by now, as they are."""
+    return which if moment is None else which.where(type_coerce(column, Double) < moment)
 
 
 def _each(session: Session, which: Select[Job], act: Callable[[Session, Job], Job | None]) -> list[Job]:

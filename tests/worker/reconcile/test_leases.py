@@ -99,6 +99,19 @@ def test_a_database_that_stands_still_within_a_round_takes_no_job_away(bench, mo
     assert renewed_and_expired(bench, keeper, *jobs)
 
 
+def test_a_database_that_stands_still_within_a_round_ends_no_deadline(bench, monkeypatch):
+    job_id = bench.submit(deadline_seconds=0.3)
+    real = transitions.expire_deadlines
+
+    def later(session, **options):
+        time.sleep(0.5)
+        return real(session, **options)
+
+    monkeypatch.setattr(transitions, "expire_deadlines", later)
+    assert expire_deadlines(bench.database) == 0, "the next round knows of the absence"
+    assert bench.states(job_id) == ["queued"]
+
+
 def test_after_the_database_took_no_writes_a_living_worker_comes_first(bench, reached):
     """Leases that ran out meanwhile are taken from nobody, though the reconciler had nothing to write itself."""
     keeper = LeaseKeeper(reached, lease_seconds=60, is_new=False)
