@@ -1,4 +1,4 @@
-# Two images from one file: `--target api` (front desk, without torch and onnxruntime) and `--target worker` (with the engine).
+# Two images from one file: `--target api` (the API server, without torch and onnxruntime) and `--target worker` (with the engine).
 ARG PYTHON=3.11
 
 FROM python:${PYTHON}-slim AS base

@@ -26,7 +26,7 @@ import httpx
 from benchmarks.api import fill as copy_job
 from benchmarks.api import telling
 from service.db import migrate
-from service.deps import Desk
+from service.deps import AppState
 from service.settings import Settings
 from tests.support.browser import browser_trouble, running_browser
 from tests.support.filled import fill, succeed
@@ -105,19 +105,19 @@ def main() -> int:
         url = f"sqlite:///{folder / 'service.db'}"
         migrate(url)
         settings = Settings(data_dir=folder / "data", database_url=url, min_free_bytes=0, open=True)
-        desk = Desk.from_settings(settings)
-        stack.callback(desk.close)
+        app = AppState.from_settings(settings)
+        stack.callback(app.close)
         api = ApiProcess(settings)
         stack.callback(api.close)
         http = stack.enter_context(httpx.Client(base_url=api.url, timeout=PATIENCE_SECONDS))
-        front = Front(http, desk)  # type: ignore[arg-type]
+        front = Front(http, app)  # type: ignore[arg-type]
         ids = fill(front)
         large = front.new_job(model_id=ids["model"], calibration_dataset_id=ids["dataset"], name="large")
         succeed(front, large, large_report(options.layers))
-        copy_job(desk.database, ids["queued"], options.jobs)
+        copy_job(app.database, ids["queued"], options.jobs)
         browser = stack.enter_context(running_browser())
         seen = paints(browser, api.url, {**ids, "succeeded": large})
-        with telling(desk.database, ids["running"], figures=True):
+        with telling(app.database, ids["running"], figures=True):
             share = share_of_core(browser, api, ids["running"], options.open, options.seconds)
     print(f"{options.jobs} jobs, a report of {options.layers} layers; milliseconds of {TAKEN} views each\n")
     print("| Page | Document | First contentful paint, median | Longest |")

@@ -1,1 +1,1 @@
-"""The front desk: HTTP, persistence and contracts. Runs without torch and onnxruntime installed."""
+"""The API server: HTTP, persistence and contracts. Runs without torch and onnxruntime installed."""

@@ -1,4 +1,4 @@
-"""The application: routers, middleware, error handlers, and the desk that they share."""
+"""The application: routers, middleware, error handlers, and the state that they share."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from service.contracts.version import VERSION
 from service.dashboard.pages import error_page
 from service.dashboard.router import router as dashboard
 from service.datasets.router import router as datasets
-from service.deps import Desk
+from service.deps import AppState
 from service.docs.router import router as docs
 from service.hand_overs.router import router as hand_overs
 from service.health.router import router as health
@@ -54,14 +54,14 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     Args:
         settings: default: from the environment. The database must have been migrated.
     """
-    desk = Desk.from_settings(settings or get_settings())
+    state = AppState.from_settings(settings or get_settings())
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         # What the first thread loads is loaded while there are files to be had.
-        await anyio.to_thread.run_sync(desk.keyring.remembered, None)
+        await anyio.to_thread.run_sync(state.keyring.remembered, None)
         yield
-        desk.close()
+        state.close()
 
     app = FastAPI(
         title="Quantmill",
@@ -73,7 +73,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         redoc_url=None,
         generate_unique_id_function=lambda route: route.name,
     )
-    app.state.desk = desk
+    app.state.app = state
     nouns = (uploads, models, datasets, inspections, jobs, evaluations, batches, comparison, queues, reports, artifacts)
     others = (schedules, webhooks, quarantine, quotas, audit, presets, targets, problems, health, docs)
     # /v1/keys/signing goes before /v1/keys/{key_id}
@@ -85,16 +85,16 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.add_middleware(CompressionMiddleware)
     app.add_middleware(
         LimitMiddleware,
-        max_body_bytes=desk.settings.max_body_bytes,
-        max_files_bytes=desk.settings.max_upload_bytes,
-        body_seconds=desk.settings.body_seconds,
-        idle_seconds=desk.settings.upload_idle_seconds,
-        request_seconds=desk.settings.request_seconds,
+        max_body_bytes=state.settings.max_body_bytes,
+        max_files_bytes=state.settings.max_upload_bytes,
+        body_seconds=state.settings.body_seconds,
+        idle_seconds=state.settings.upload_idle_seconds,
+        request_seconds=state.settings.request_seconds,
     )
-    app.add_middleware(shared, origins=desk.settings.origins)
-    if desk.settings.public_url:
-        app.add_middleware(PublicUrlMiddleware, public_url=desk.settings.public_url)
-    app.add_middleware(OriginMiddleware, allowed_hosts=desk.settings.hosts, origins=desk.settings.origins)
+    app.add_middleware(shared, origins=state.settings.origins)
+    if state.settings.public_url:
+        app.add_middleware(PublicUrlMiddleware, public_url=state.settings.public_url)
+    app.add_middleware(OriginMiddleware, allowed_hosts=state.settings.hosts, origins=state.settings.origins)
     app.add_middleware(RequestIdMiddleware)
-    app.add_middleware(cast(Any, ProxyHeadersMiddleware), trusted_hosts=list(desk.settings.proxies))
+    app.add_middleware(cast(Any, ProxyHeadersMiddleware), trusted_hosts=list(state.settings.proxies))
     return app

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ValidationError
 
 from service.contracts.errors import FieldProblem
 from service.contracts.validation import field_problems
-from service.deps import BEARER, get_desk, get_principal
+from service.deps import BEARER, get_app, get_principal
 from service.idempotency.digests import RepeatableBody
 
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
@@ -34,10 +34,10 @@ class ThreadedBodyRoute(APIRoute):
 
         async def handler(request: Request) -> Response:
             if _is_json(request):
-                desk = await get_desk(request)
-                await get_principal(request, desk, await BEARER(request))  # strangers are given no work
+                app = await get_app(request)
+                await get_principal(request, app, await BEARER(request))  # strangers are given no work
                 data = await request.body()
-                record = await desk.checks.run(lambda: _record(model, data))
+                record = await app.checks.run(lambda: _record(model, data))
                 if record is not None:
                     request._json = record
             return await handle(request)

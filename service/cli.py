@@ -1,4 +1,4 @@
-"""Commands that need only the front desk. ``register`` adds them to the command line."""
+"""Commands that need only the API server. ``register`` adds them to the command line."""
 
 from __future__ import annotations
 
@@ -62,10 +62,10 @@ def api(
         reading_seconds=settings.reading_seconds,
     )
     bounds = bounds_within(raise_descriptor_limit(), asked)
-    desk_app = create_app(settings)
-    require_migrated(desk_app.state.desk.database, settings.schema_wait_seconds)
+    api = create_app(settings)
+    require_migrated(api.state.app.database, settings.schema_wait_seconds)
     config = uvicorn.Config(
-        desk_app,
+        api,
         log_config=None,
         access_log=False,
         server_header=False,
@@ -77,8 +77,8 @@ def api(
         timeout_graceful_shutdown=SHUTDOWN_SECONDS,
     )
     sockets = _listening(settings) if fd is None else [socket.socket(fileno=fd)]
-    desk = desk_app.state.desk
-    server = FrontServer(config, bounds, on_stop=desk.notifier.release, spare=desk.database.spare)
+    app = api.state.app
+    server = FrontServer(config, bounds, on_stop=app.notifier.release, spare=app.database.spare)
     with _announced(settings, sockets[0].getsockname()[1]):
         server.run(sockets=sockets)
     if not server.started:

@@ -1,4 +1,4 @@
-"""Which connections the front desk keeps: a crowd of idle ones must not keep anybody out.
+"""Which connections the API server keeps: a crowd of idle ones must not keep anybody out.
 
 A connection without a request is idle: it has sent nothing yet, or not the whole head of a request, or it is kept alive
 between two. Idle ones are closed after a while, and earlier if there are too many of them, or if the process can open

@@ -1,4 +1,4 @@
-"""What endpoints depend on: the desk (settings, database, store, dispatcher) and the principal."""
+"""What endpoints depend on: the state of the application (settings, database, store, dispatcher) and the principal."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ _Told = TypeVar("_Told")
 
 
 @dataclass(frozen=True)
-class Desk:
+class AppState:
     """Everything that one API process shares between requests; ``opened_at`` is a moment of the monotonic clock.
 
     ``reads`` and ``writes`` are the threads for calls to the database: writers that wait for a lock keep no reader
@@ -88,15 +88,15 @@ class Desk:
     opened_at: float = field(default_factory=time.monotonic)
 
     @classmethod
-    def from_settings(cls, settings: Settings) -> Desk:
+    def from_settings(cls, settings: Settings) -> AppState:
         """Open everything that the settings name."""
         settings.make_folders()
         database = Database(settings.database_url, patience=_patience(settings))
         return cls.over(settings, database, FileStore(settings.storage_dir), open_dispatcher(settings, database))
 
     @classmethod
-    def over(cls, settings: Settings, database: Database, store: FileStore, dispatcher: Dispatcher | None) -> Desk:
-        """A desk over what is open already."""
+    def over(cls, settings: Settings, database: Database, store: FileStore, dispatcher: Dispatcher | None) -> AppState:
+        """A app over what is open already."""
         reads = Threads(READERS, settings.api_answer_seconds)
         return cls(
             settings=settings,
@@ -131,7 +131,7 @@ class Desk:
 
 
 def _patience(settings: Settings) -> Patience:
-    """Of the front desk: a client is told soon that it has to come back."""
+    """Of the API server: a client is told soon that it has to come back."""
     return Patience(
         lock_seconds=settings.api_lock_seconds,
         answer_seconds=settings.api_answer_seconds,
@@ -143,30 +143,30 @@ def _patience(settings: Settings) -> Patience:
     )
 
 
-async def get_desk(request: Request) -> Desk:
-    """The desk of the application that serves the request."""
-    return cast(Desk, request.app.state.desk)
+async def get_app(request: Request) -> AppState:
+    """The app of the application that serves the request."""
+    return cast(AppState, request.app.state.app)
 
 
-DeskDep = Annotated[Desk, Depends(get_desk)]
+AppDep = Annotated[AppState, Depends(get_app)]
 
 
 def reading(endpoint: Callable[_Asked, _Told]) -> Callable[_Asked, Awaitable[_Told]]:
-    """Call an endpoint that reads, and has the desk as ``desk``, in the threads for that.
+    """Call an endpoint that reads, and has the state as ``app``, in the threads for that.
 
     FastAPI would take its own, which are as many as there are connections, and ask for nobody's turn.
     """
 
     @wraps(endpoint)
     async def called(*given: _Asked.args, **named: _Asked.kwargs) -> _Told:
-        desk = cast(Desk, named["desk"])
-        return await desk.reads.run(lambda: endpoint(*given, **named))
+        app = cast(AppState, named["app"])
+        return await app.reads.run(lambda: endpoint(*given, **named))
 
     return called
 
 
 async def get_principal(
-    request: Request, desk: DeskDep, credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(BEARER)]
+    request: Request, app: AppDep, credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(BEARER)]
 ) -> Principal:
     """Whom the request's key stands for; looked up once per request.
 
@@ -180,7 +180,7 @@ async def get_principal(
     known: Principal | None = getattr(request.state, "principal", None)
     if known is not None:
         return known
-    holder, session = await _holder(request, desk, None if credentials is None else credentials.credentials)
+    holder, session = await _holder(request, app, None if credentials is None else credentials.credentials)
     if holder is None:
         raise UnauthorizedError(
             "The request carries no valid key.",
@@ -198,13 +198,13 @@ async def get_principal(
     # the guard of a form with files stands within it: only who may send it has it read
     in_files = session is not None and cookies.guards_in_files(request)
     if session is not None and not in_files:
-        await cookies.check_guard(request, desk.keyring, session)
+        await cookies.check_guard(request, app.keyring, session)
     _check_scope(request, principal)
-    await count_request(request, desk, principal.tenant_id)
+    await count_request(request, app, principal.tenant_id)
     if in_files:
-        await form_of(request, desk, principal.tenant_id, session)
-    if desk.keyring.due(principal.actor):
-        _note_used(desk, principal.actor)
+        await form_of(request, app, principal.tenant_id, session)
+    if app.keyring.due(principal.actor):
+        _note_used(app, principal.actor)
     request.state.principal = principal
     return principal
 
@@ -214,7 +214,7 @@ def address_of(request: Request) -> str:
     return request.client.host[:_ADDRESS_CHARS] if request.client else ""
 
 
-async def _holder(request: Request, desk: Desk, text: str | None) -> tuple[Holder | None, str | None]:
+async def _holder(request: Request, app: AppState, text: str | None) -> tuple[Holder | None, str | None]:
     """Whom a key stands for, or, where there is none, the token of an event stream or a browser's session.
 
     Returns:
@@ -222,23 +222,23 @@ async def _holder(request: Request, desk: Desk, text: str | None) -> tuple[Holde
     """
     token = request.query_params.get(STREAM_TOKEN)
     if text is None and token is not None and request.url.path.endswith(STREAM_PATH) and request.method == "GET":
-        return await desk.reads.run(lambda: desk.keyring.look_up_stream(token, request.url.path)), None
+        return await app.reads.run(lambda: app.keyring.look_up_stream(token, request.url.path)), None
     session = cookies.session_of(request) if text is None else None
     if session is not None:
-        holder = await desk.reads.run(lambda: desk.keyring.look_up_session(session))
+        holder = await app.reads.run(lambda: app.keyring.look_up_session(session))
         if holder is not None:
             return holder, session
-    return desk.keyring.remembered(text) or await desk.reads.run(
-        lambda: desk.keyring.look_up(text, address_of(request))
+    return app.keyring.remembered(text) or await app.reads.run(
+        lambda: app.keyring.look_up(text, address_of(request))
     ), None
 
 
-async def form_of(request: Request, desk: Desk, tenant_id: str, session: str | None = None) -> FormData:
+async def form_of(request: Request, app: AppState, tenant_id: str, session: str | None = None) -> FormData:
     """The form that a request carries. Its files, if it has any, are held to the tenant's quota while they come.
 
     Args:
         request: of a principal.
-        desk: of the process.
+        app: of the process.
         tenant_id: whose files they are.
         session: whose guard has to come before them; None: none.
 
@@ -249,58 +249,58 @@ async def form_of(request: Request, desk: Desk, tenant_id: str, session: str | N
         StorageFullError: nor is there on the disk.
     """
     if request._form is None and cookies.sends_files(request):
-        room = await room_of(desk, tenant_id)
+        room = await room_of(app, tenant_id)
         declared = request.headers.get("content-length", "")
         length = int(declared) if declared.isdecimal() else 0
         room.refuse_form(max(length - FIELDS_BYTES, 0))
 
         def see_to_disk(more_bytes: int) -> None:
-            if desk.store.free_bytes() < more_bytes + desk.settings.min_free_bytes:
+            if app.store.free_bytes() < more_bytes + app.settings.min_free_bytes:
                 raise StorageFullError("There is no room for this form.", hint="Free some space on the storage folder.")
 
         see_to_disk(length)
 
         def check(form: FormData) -> None:
             if session is not None:
-                cookies.check_form(form, desk.keyring, session)
+                cookies.check_form(form, app.keyring, session)
 
-        with desk.meter_of(tenant_id).arrival() as arrival:
+        with app.meter_of(tenant_id).arrival() as arrival:
 
             def count(file_bytes: int, more_bytes: int) -> None:
                 arrival.add(room, file_bytes, more_bytes)
                 see_to_disk(more_bytes)
 
-            await keep_form(request, desk.store.incoming, check, count)
+            await keep_form(request, app.store.incoming, check, count)
     return await request.form()
 
 
-async def room_of(desk: Desk, tenant_id: str) -> Room:
+async def room_of(app: AppState, tenant_id: str) -> Room:
     """What the tenant may store now."""
 
     def look() -> Room:
-        with desk.database.read() as session:
-            return quotas.room_of(session, desk.settings, tenant_id)
+        with app.database.read() as session:
+            return quotas.room_of(session, app.settings, tenant_id)
 
-    return await desk.reads.run(look)
+    return await app.reads.run(look)
 
 
-async def count_request(request: Request, desk: Desk, tenant_id: str) -> None:
+async def count_request(request: Request, app: AppState, tenant_id: str) -> None:
     """Count the request by the tenant's limits, which are read now and then.
 
     Raises:
         RateLimitedError: the tenant sends more than it may.
     """
-    meter = desk.meters.get(tenant_id)
+    meter = app.meters.get(tenant_id)
     if meter is None or not meter.known():
-        quota = await desk.reads.run(lambda: _quota(desk, tenant_id))
-        meter = desk.meter_of(tenant_id)
+        quota = await app.reads.run(lambda: _quota(app, tenant_id))
+        meter = app.meter_of(tenant_id)
         meter.update(quota)
     request.state.headers = meter.request()
 
 
-def _quota(desk: Desk, tenant_id: str) -> Quota:
-    with desk.database.read() as session:
-        return quotas.quota_of(session, desk.settings, tenant_id)
+def _quota(app: AppState, tenant_id: str) -> Quota:
+    with app.database.read() as session:
+        return quotas.quota_of(session, app.settings, tenant_id)
 
 
 def _check_scope(request: Request, principal: Principal) -> None:
@@ -317,12 +317,12 @@ def _check_scope(request: Request, principal: Principal) -> None:
 _noting: set[asyncio.Task[None]] = set()
 
 
-def _note_used(desk: Desk, actor: str) -> None:
+def _note_used(app: AppState, actor: str) -> None:
     """Beside the request, which does not wait for it."""
 
     async def note() -> None:
         try:
-            await desk.writes.run(lambda: desk.keyring.note_used(actor))
+            await app.writes.run(lambda: app.keyring.note_used(actor))
         except (DBAPIError, PoolTimeoutError, ServiceBusyError) as error:
             log.info("keys.use_not_noted actor=%s: %s", actor, error)
 
@@ -334,14 +334,14 @@ def _note_used(desk: Desk, actor: str) -> None:
 PrincipalDep = Annotated[Principal, Depends(get_principal)]
 
 
-async def get_guest(request: Request, desk: DeskDep) -> Principal | None:
+async def get_guest(request: Request, app: AppDep) -> Principal | None:
     """Whom the request's key stands for, if it brings one; None: anybody, who is shown what all the world may know.
 
     Raises:
         QuantmillError: as ``get_principal``, for a key that was sent.
     """
-    if desk.settings.open or "Authorization" in request.headers:
-        return await get_principal(request, desk, await BEARER(request))
+    if app.settings.open or "Authorization" in request.headers:
+        return await get_principal(request, app, await BEARER(request))
     return None
 
 

@@ -21,7 +21,7 @@ from service.contracts.errors import FieldProblem, InvalidConfigError, InvalidRe
 from service.contracts.http_errors import HttpError, TransientError
 from service.contracts.pointers import below
 from service.contracts.validation import field_problems
-from service.deps import get_desk
+from service.deps import get_app
 from service.limits import BodyTooLargeError
 from service.middleware import REQUEST_ID_HEADER
 from service.schema import SchemaAheadError, SchemaBehindError, require_current
@@ -202,9 +202,9 @@ async def _on_refused_statement(request: Request, error: Exception) -> Response:
 
 
 async def _schema_behind(request: Request) -> SchemaAheadError | SchemaBehindError | None:
-    desk = await get_desk(request)
+    app = await get_app(request)
     try:
-        await desk.reads.run(lambda: require_current(desk.database))
+        await app.reads.run(lambda: require_current(app.database))
     except (SchemaAheadError, SchemaBehindError) as behind:
         return behind
     return None

@@ -12,7 +12,7 @@ from pydantic import AwareDatetime, BeforeValidator
 
 from service.contracts.errors import InvalidRequestError
 from service.contracts.labels import LABEL_KEY
-from service.deps import Desk
+from service.deps import AppState
 from service.notifier import Watched
 from service.repository import Version
 
@@ -111,7 +111,7 @@ def keyed_parameter(word: str, most: int) -> dict[str, Any]:
 
 
 async def poll(
-    desk: Desk,
+    app: AppState,
     table: Watched,
     noun_id: str,
     look: Callable[[], _Seen],
@@ -125,7 +125,7 @@ async def poll(
     Those who wait for the same row share one look per change, so that many of them cost next to nothing.
 
     Args:
-        desk: of the process.
+        app: of the process.
         table: of the row.
         noun_id: the row's id, which tells the looks apart: only who may see the row gets as far as to wait for it.
         look: reads what is to be told of the row.
@@ -136,17 +136,17 @@ async def poll(
     Returns:
         What was seen last.
     """
-    seen = await desk.reads.run(look)
+    seen = await app.reads.run(look)
     if wait_seconds <= 0 or done(seen):
         return seen
     ends = time.monotonic() + wait_seconds
-    with desk.notifier.watching(table, noun_id) as watch:
+    with app.notifier.watching(table, noun_id) as watch:
         while not done(seen) and not watch.released and (left := ends - time.monotonic()) > 0:
             if await watch.beyond(version(seen), min(left, _AGAIN_SECONDS)):
                 seen = await watch.shared("seen", look)
             else:
                 # what is told beside the row may have changed, such as whether a worker is there for it
-                seen = await desk.reads.run(look)
+                seen = await app.reads.run(look)
     return seen
 
 

@@ -1,7 +1,7 @@
 """The command line: everything that Quantmill can do, by one word each.
 
 Modules are imported where they are needed: the engine and the web framework each take a moment to load, and the front
-desk is installed without the engine.
+app is installed without the engine.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from service import cli as front_desk
+from service import cli as api_server
 from service.contracts.data_checks import check_data_given
 from service.contracts.exits import EXITS_BY_CODE, GATE_EXITS, ExitCode
 from service.contracts.presets import DEFAULT_PRESET, PRESETS
@@ -99,7 +99,7 @@ def up(
         typer.Option(min=0, max=65535, help=f"Port; 0 takes any free one. Default: {options.default_of('port')}."),
     ] = None,
     data_dir: DataDir = None,
-    is_open: front_desk.Open = False,
+    is_open: api_server.Open = False,
 ) -> None:
     """Run the whole service on this host: API, workers and reconciler, on SQLite and local files."""
     from service.keys.start import start_refusal
@@ -366,7 +366,7 @@ def version(as_json: options.PlainJson = False) -> None:
     typer.echo(json.dumps({"version": VERSION}) if as_json else VERSION)
 
 
-front_desk.register(app)
+api_server.register(app)
 inspecting.register(app)
 report_files.register(app)
 advising.register(app)

@@ -8,7 +8,7 @@ from service.artifacts import service
 from service.artifacts.content import Content, content_range, file_response, not_modified
 from service.artifacts.errors import RangeNotSatisfiableError
 from service.artifacts.schemas import ArtifactLinks, ArtifactList, ArtifactOut
-from service.deps import DeskDep, PrincipalDep, reading
+from service.deps import AppDep, PrincipalDep, reading
 from service.responses import Responses, problems
 from service.storage import StoredFileCorruptError, StoredFileMissingError
 from service.tables import Artifact
@@ -25,24 +25,24 @@ _FILE_RESPONSES: Responses = {
 
 @router.get("/v1/jobs/{job_id}/artifacts")
 @reading
-def list_artifacts(job_id: str, desk: DeskDep, principal: PrincipalDep) -> ArtifactList:
+def list_artifacts(job_id: str, app: AppDep, principal: PrincipalDep) -> ArtifactList:
     """Files that the job produced; none before it has succeeded."""
-    found = service.list_of_job(desk, principal.tenant_id, job_id)
+    found = service.list_of_job(app, principal.tenant_id, job_id)
     return ArtifactList(items=[_out(artifact) for artifact in found])
 
 
 @router.get("/v1/artifacts/{artifact_id}")
 @reading
-def get_artifact(artifact_id: str, desk: DeskDep, principal: PrincipalDep) -> ArtifactOut:
+def get_artifact(artifact_id: str, app: AppDep, principal: PrincipalDep) -> ArtifactOut:
     """What is known of an artifact."""
-    return _out(service.get(desk, principal.tenant_id, artifact_id))
+    return _out(service.get(app, principal.tenant_id, artifact_id))
 
 
 @router.head("/v1/artifacts/{artifact_id}/content", responses=_FILE_RESPONSES, response_class=Response)
 @reading
-def head_content(artifact_id: str, desk: DeskDep, principal: PrincipalDep) -> Response:
+def head_content(artifact_id: str, app: AppDep, principal: PrincipalDep) -> Response:
     """Size, type and digest of the file."""
-    artifact = service.get(desk, principal.tenant_id, artifact_id)
+    artifact = service.get(app, principal.tenant_id, artifact_id)
     headers = {**_content(artifact).headers(), "Content-Length": str(artifact.size_bytes)}
     return Response(headers=headers, media_type=artifact.media_type)
 
@@ -53,14 +53,14 @@ def head_content(artifact_id: str, desk: DeskDep, principal: PrincipalDep) -> Re
     response_class=Response,
 )
 @reading
-def get_content(artifact_id: str, request: Request, desk: DeskDep, principal: PrincipalDep) -> Response:
+def get_content(artifact_id: str, request: Request, app: AppDep, principal: PrincipalDep) -> Response:
     """The file; takes Range, If-Range and If-None-Match. The entity tag is its sha256."""
-    artifact = service.get(desk, principal.tenant_id, artifact_id)
+    artifact = service.get(app, principal.tenant_id, artifact_id)
     content = _content(artifact)
     if not_modified(content, request.headers):
         return Response(status_code=304, headers=content.headers())
     part = content_range(content, request.headers)
-    return file_response(service.open_content(desk, artifact), content, part, desk.writes)
+    return file_response(service.open_content(app, artifact), content, part, app.writes)
 
 
 def _content(artifact: Artifact) -> Content:

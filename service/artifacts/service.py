@@ -3,38 +3,38 @@
 from __future__ import annotations
 
 from service.artifacts import repository
-from service.deps import Desk
+from service.deps import AppState
 from service.files.serving import ServedFile, open_file
 from service.jobs import repository as jobs
 from service.tables import Artifact
 
 
-def get(desk: Desk, tenant_id: str, artifact_id: str) -> Artifact:
+def get(app: AppState, tenant_id: str, artifact_id: str) -> Artifact:
     """The artifact.
 
     Raises:
         ArtifactNotFoundError: the tenant has no such artifact.
     """
-    with desk.database.read() as session:
+    with app.database.read() as session:
         return repository.get(session, tenant_id, artifact_id)
 
 
-def list_of_job(desk: Desk, tenant_id: str, job_id: str) -> list[Artifact]:
+def list_of_job(app: AppState, tenant_id: str, job_id: str) -> list[Artifact]:
     """Artifacts of a job; none before it has succeeded.
 
     Raises:
         JobNotFoundError: the tenant has no such job.
     """
-    with desk.database.read() as session:
+    with app.database.read() as session:
         jobs.get(session, tenant_id, job_id)
         return repository.list_of_job(session, tenant_id, job_id)
 
 
-def open_content(desk: Desk, artifact: Artifact) -> ServedFile:
+def open_content(app: AppState, artifact: Artifact) -> ServedFile:
     """The artifact's bytes, for reading.
 
     Raises:
         StoredFileMissingError: the file is gone.
         StoredFileCorruptError: it has another size than it had, or was found to be damaged.
     """
-    return open_file(desk.database, desk.store, artifact.sha256, artifact.size_bytes)
+    return open_file(app.database, app.store, artifact.sha256, artifact.size_bytes)

@@ -15,7 +15,7 @@ from service.attestations.errors import (
 )
 from service.attestations.schemas import EnvelopeOut, SigningKeyList
 from service.attestations.views import signing_key_out
-from service.deps import DeskDep, GuestDep, PrincipalDep
+from service.deps import AppDep, GuestDep, PrincipalDep
 from service.errors import DatabaseUnavailableError
 from service.http import etag_matches
 from service.keys.errors import UnauthorizedError
@@ -33,12 +33,12 @@ _NOT_CHANGED: Responses = {304: {"description": "Not changed"}}
     | problems(AttestationNotReadyError, AttestationNotFoundError, SigningUnavailableError, SigningKeyUnreadableError),
 )
 async def get_attestation(
-    job_id: str, desk: DeskDep, principal: PrincipalDep, if_none_match: Annotated[str | None, Header()] = None
+    job_id: str, app: AppDep, principal: PrincipalDep, if_none_match: Annotated[str | None, Header()] = None
 ) -> Response:
     """What a succeeded job made, from what and by which engine, signed by the installation. It never changes."""
-    row = await desk.reads.run(lambda: service.kept(desk, principal.tenant_id, job_id))
+    row = await app.reads.run(lambda: service.kept(app, principal.tenant_id, job_id))
     if row is None:
-        row = await desk.writes.run(lambda: service.made(desk, principal.tenant_id, job_id))
+        row = await app.writes.run(lambda: service.made(app, principal.tenant_id, job_id))
     headers = {"ETag": f'"{row.job_id}.{row.attempt}.{row.key_id}"', "Cache-Control": "private, no-cache"}
     if etag_matches(if_none_match, headers["ETag"]):
         return Response(status_code=304, headers=headers)
@@ -48,13 +48,13 @@ async def get_attestation(
 @router.get(
     "/v1/keys/signing", responses=problems(SigningUnavailableError, UnauthorizedError, DatabaseUnavailableError)
 )
-async def list_signing_keys(desk: DeskDep, guest: GuestDep) -> SigningKeyList:
+async def list_signing_keys(app: AppDep, guest: GuestDep) -> SigningKeyList:
     """The public halves of the keys by which this installation has signed: give them to whoever verifies.
 
     Anybody may ask without a key. The first signing key is made for those alone that bring one; till then, the list
     that others are given is empty.
     """
-    rows = await desk.reads.run(lambda: service.keys_kept(desk))
+    rows = await app.reads.run(lambda: service.keys_kept(app))
     if not rows and guest is not None:
-        rows = await desk.writes.run(lambda: service.keys_made(desk))
+        rows = await app.writes.run(lambda: service.keys_made(app))
     return SigningKeyList(items=[signing_key_out(row) for row in rows])

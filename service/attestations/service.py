@@ -5,13 +5,13 @@ from __future__ import annotations
 from service.attestations import repository, signing
 from service.attestations.errors import AttestationNotFoundError, AttestationNotReadyError
 from service.attestations.making import attest
-from service.deps import Desk
+from service.deps import AppState
 from service.jobs import repository as jobs
 from service.jobs.schemas import TERMINAL
 from service.tables import Attestation, SigningKeyRow
 
 
-def kept(desk: Desk, tenant_id: str, job_id: str) -> Attestation | None:
+def kept(app: AppState, tenant_id: str, job_id: str) -> Attestation | None:
     """The attestation of a job; None: it is to be made.
 
     Raises:
@@ -19,7 +19,7 @@ def kept(desk: Desk, tenant_id: str, job_id: str) -> Attestation | None:
         AttestationNotReadyError: it has not ended.
         AttestationNotFoundError: it gave nothing.
     """
-    with desk.database.read() as session:
+    with app.database.read() as session:
         job = jobs.get(session, tenant_id, job_id)
         found = repository.attestation_of(session, tenant_id, job_id)
         has_report = found is not None or jobs.report(session, tenant_id, job_id) is not None
@@ -40,29 +40,29 @@ def kept(desk: Desk, tenant_id: str, job_id: str) -> Attestation | None:
     )
 
 
-def made(desk: Desk, tenant_id: str, job_id: str) -> Attestation:
+def made(app: AppState, tenant_id: str, job_id: str) -> Attestation:
     """The attestation of a job with a report, made now.
 
     Raises:
         AttestationNotFoundError: the job was deleted meanwhile.
         SigningUnavailableError, SigningKeyUnreadableError: the installation cannot sign.
     """
-    row = attest(desk.database, desk.settings, tenant_id, job_id)
+    row = attest(app.database, app.settings, tenant_id, job_id)
     if row is None:
         raise AttestationNotFoundError(f"The job {job_id} was deleted meanwhile.", hint="GET /v1/jobs lists the jobs.")
     return row
 
 
-def keys_kept(desk: Desk) -> list[SigningKeyRow]:
+def keys_kept(app: AppState) -> list[SigningKeyRow]:
     """All keys there are, the current one first."""
-    with desk.database.read() as session:
+    with app.database.read() as session:
         return repository.signing_keys(session)
 
 
-def keys_made(desk: Desk) -> list[SigningKeyRow]:
+def keys_made(app: AppState) -> list[SigningKeyRow]:
     """The same; the first is made now.
 
     Raises:
         SigningUnavailableError: the installation has no pepper.
     """
-    return signing.known_keys(desk.database, desk.settings)
+    return signing.known_keys(app.database, app.settings)

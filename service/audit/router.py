@@ -8,8 +8,8 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Query
 from pydantic import BaseModel, Field
 
-from service.audit import desk as audit
-from service.deps import Desk, DeskDep, PrincipalDep
+from service.audit import actions as audit
+from service.deps import AppDep, AppState, PrincipalDep
 from service.http import only_parameters
 from service.keys.schemas import Tenant
 from service.keys.scopes import seen_tenant
@@ -43,7 +43,7 @@ class AuditPage(BaseModel):
 
 @router.get("/v1/audit", dependencies=[Depends(only_parameters("tenant", "before", "limit"))])
 async def list_audit(
-    desk: DeskDep,
+    app: AppDep,
     principal: PrincipalDep,
     tenant: Annotated[Tenant | None, Query(description="Of this tenant alone; another's takes an operator.")] = None,
     before: Annotated[int | None, Query(ge=1, le=_SEQ_MAX, description="Only rows with numbers below this.")] = None,
@@ -51,10 +51,10 @@ async def list_audit(
 ) -> AuditPage:
     """Who did what in the asker's tenant, or for operators in all."""
     shown = seen_tenant(principal, tenant)
-    return await desk.reads.run(lambda: _page(desk, shown, before, limit))
+    return await app.reads.run(lambda: _page(app, shown, before, limit))
 
 
-def _page(desk: Desk, tenant: str | None, before: int | None, limit: int) -> AuditPage:
-    rows, more = audit.list_page(desk, tenant, before=before, limit=limit)
+def _page(app: AppState, tenant: str | None, before: int | None, limit: int) -> AuditPage:
+    rows, more = audit.list_page(app, tenant, before=before, limit=limit)
     items = [AuditOut.model_validate(row, from_attributes=True) for row in rows]
     return AuditPage(items=items, next_before=items[-1].seq if more else None)

@@ -17,7 +17,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from service.batches import repository
 from service.batches.schemas import BatchEventOut, BatchState
 from service.batches.views import counts_of, state_of
-from service.deps import Desk
+from service.deps import AppState
 from service.jobs.streaming import RETRY_MILLISECONDS, frame
 from service.jobs.views import event_out
 from service.tables import Batch, JobEvent
@@ -56,7 +56,7 @@ class Tail:
         return b"".join(told)
 
 
-def tail_after(desk: Desk, tenant_id: str, batch_id: str, position: str, limit: int = _PAGE) -> Tail:
+def tail_after(app: AppState, tenant_id: str, batch_id: str, position: str, limit: int = _PAGE) -> Tail:
     """The next events behind ``position``.
 
     How the batch stands is read first: where it has ended, no event can follow those that there are.
@@ -64,7 +64,7 @@ def tail_after(desk: Desk, tenant_id: str, batch_id: str, position: str, limit: 
     Raises:
         BatchNotFoundError: the tenant has no such batch.
     """
-    with desk.database.read() as session:
+    with app.database.read() as session:
         version = repository.version(session, tenant_id, batch_id)
         standings = repository.standings(session, tenant_id, [batch_id]).get(batch_id, [])
         members = repository.members(session, tenant_id, batch_id)
@@ -86,7 +86,7 @@ def tail_after(desk: Desk, tenant_id: str, batch_id: str, position: str, limit: 
     )
 
 
-async def event_stream(desk: Desk, tenant_id: str, batch_id: str, position: str) -> AsyncIterator[bytes]:
+async def event_stream(app: AppState, tenant_id: str, batch_id: str, position: str) -> AsyncIterator[bytes]:
     """Events behind ``position``, a ping while nothing happens, and ``end`` once the batch has ended.
 
     Streams that have come equally far share what is read for them. If the database goes away the stream just breaks
@@ -95,10 +95,10 @@ async def event_stream(desk: Desk, tenant_id: str, batch_id: str, position: str)
     yield f"retry: {RETRY_MILLISECONDS}\n\n".encode()
     loop = asyncio.get_running_loop()
     sent_at = loop.time()
-    with desk.notifier.watching(Batch, batch_id) as watch:
+    with app.notifier.watching(Batch, batch_id) as watch:
         while True:
             try:
-                tail = await watch.shared(position, partial(tail_after, desk, tenant_id, batch_id, position))
+                tail = await watch.shared(position, partial(tail_after, app, tenant_id, batch_id, position))
             except (SQLAlchemyError, ServiceBusyError) as error:
                 log.warning("batch_events.broken_off batch_id=%s: %s", batch_id, error)
                 return
@@ -112,7 +112,7 @@ async def event_stream(desk: Desk, tenant_id: str, batch_id: str, position: str)
                 return
             else:
                 await asyncio.sleep(_PAUSE_SECONDS)
-            if not await watch.beyond(tail.version, sent_at + desk.settings.ping_seconds - loop.time()):
+            if not await watch.beyond(tail.version, sent_at + app.settings.ping_seconds - loop.time()):
                 if watch.released:
                     return  # the client comes back with Last-Event-ID, to another process
                 # where a job was deleted the versions have fallen: it is looked again

@@ -19,7 +19,7 @@ from service.batches.schemas import (
 )
 from service.batches.views import BatchView, batch_out
 from service.bodies import ThreadedBodyRoute
-from service.deps import DeskDep, PrincipalDep
+from service.deps import AppDep, PrincipalDep
 from service.http import (
     DEFAULT_LIMIT,
     CursorParameter,
@@ -63,15 +63,15 @@ _EVENT_RESPONSES: Responses = {
 
 @router.post("", status_code=202, response_model=BatchOut, responses=problems(BatchRefusedError))
 async def create_batch(
-    body: BatchCreate, desk: DeskDep, principal: PrincipalDep, idempotency_key: IdempotencyHeader = None
+    body: BatchCreate, app: AppDep, principal: PrincipalDep, idempotency_key: IdempotencyHeader = None
 ) -> Response:
     """Submit a grid of jobs, or a list of them, as one: all or none. What is wrong is told of all members at once."""
-    return await desk.writes.run(lambda: service.create(desk, principal, body, key=idempotency_key).response())
+    return await app.writes.run(lambda: service.create(app, principal, body, key=idempotency_key).response())
 
 
 @router.get("", dependencies=[Depends(only_parameters("name", "limit", "cursor"))])
 async def list_batches(
-    desk: DeskDep,
+    app: AppDep,
     principal: PrincipalDep,
     response: Response,
     name: Annotated[str | None, Query(max_length=200, pattern=_NO_CONTROL, description="Exactly this.")] = None,
@@ -79,10 +79,10 @@ async def list_batches(
     cursor: CursorParameter = None,
 ) -> Page[BatchListed]:
     """Batches, newest first, with the counts of their members."""
-    codec = CursorCodec(desk.settings, f"batches|{principal.tenant_id}|{name}")
+    codec = CursorCodec(app.settings, f"batches|{principal.tenant_id}|{name}")
     after = None if cursor is None else codec.decode(cursor)
-    items, last = await desk.reads.run(
-        lambda: service.list_page(desk, principal.tenant_id, name=name, after=after, limit=limit)
+    items, last = await app.reads.run(
+        lambda: service.list_page(app, principal.tenant_id, name=name, after=after, limit=limit)
     )
     next_cursor = None if last is None else codec.encode(last)
     response.headers.update(link_header("/v1/batches", next_cursor, name=name, limit=limit))
@@ -92,7 +92,7 @@ async def list_batches(
 @router.get("/{batch_id}", response_model=BatchOut, responses={304: {"description": "Not changed"}})
 async def get_batch(
     batch_id: str,
-    desk: DeskDep,
+    app: AppDep,
     principal: PrincipalDep,
     response: Response,
     wait: Wait = 0,
@@ -104,10 +104,10 @@ async def get_batch(
         return seen.ended or (if_none_match is not None and not etag_matches(if_none_match, seen.etag))
 
     view = await poll(
-        desk,
+        app,
         Batch,
         batch_id,
-        lambda: service.get(desk, principal.tenant_id, batch_id),
+        lambda: service.get(app, principal.tenant_id, batch_id),
         version=lambda seen: seen.version,
         done=settled,
         wait_seconds=wait,
@@ -122,9 +122,9 @@ async def get_batch(
 
 
 @router.post("/{batch_id}/cancel", response_model=BatchOut, responses={202: {"model": BatchOut}})
-async def cancel_batch(batch_id: str, desk: DeskDep, principal: PrincipalDep) -> Response:
+async def cancel_batch(batch_id: str, app: AppDep, principal: PrincipalDep) -> Response:
     """Cancel its queued jobs, ask its running ones to stop. 200: all have ended; 202: some stop soon."""
-    view = await desk.writes.run(lambda: service.cancel(desk, principal, batch_id))
+    view = await app.writes.run(lambda: service.cancel(app, principal, batch_id))
     document = batch_out(view).model_dump(mode="json", by_alias=True)
     return JSONResponse(document, status_code=200 if view.ended else 202, headers={"ETag": view.etag})
 
@@ -136,18 +136,16 @@ async def cancel_batch(batch_id: str, desk: DeskDep, principal: PrincipalDep) ->
     responses=problems(BatchNotEndedError, BatchRefusedError, NothingToRetryError),
 )
 async def retry_failed_of_batch(
-    batch_id: str, desk: DeskDep, principal: PrincipalDep, idempotency_key: IdempotencyHeader = None
+    batch_id: str, app: AppDep, principal: PrincipalDep, idempotency_key: IdempotencyHeader = None
 ) -> Response:
     """Give each member that has failed or was canceled a new job, of the same request."""
-    return await desk.writes.run(
-        lambda: service.retry_failed(desk, principal, batch_id, key=idempotency_key).response()
-    )
+    return await app.writes.run(lambda: service.retry_failed(app, principal, batch_id, key=idempotency_key).response())
 
 
 @router.delete("/{batch_id}", status_code=204, responses=problems(BatchNotEndedError))
-async def delete_batch(batch_id: str, desk: DeskDep, principal: PrincipalDep) -> None:
+async def delete_batch(batch_id: str, app: AppDep, principal: PrincipalDep) -> None:
     """Forget a batch that has ended; its jobs stay."""
-    await desk.writes.run(lambda: service.remove(desk, principal, batch_id))
+    await app.writes.run(lambda: service.remove(app, principal, batch_id))
 
 
 @router.get(
@@ -159,7 +157,7 @@ async def delete_batch(batch_id: str, desk: DeskDep, principal: PrincipalDep) ->
 async def list_batch_events(
     request: Request,
     batch_id: str,
-    desk: DeskDep,
+    app: AppDep,
     principal: PrincipalDep,
     after: Annotated[
         str, Query(max_length=MOST_POSITION_CHARS, pattern=POSITION, description="Position of an event.")
@@ -175,12 +173,12 @@ async def list_batch_events(
     """
     start = after if last_event_id is None else last_event_id
     if wants_json(request.headers.get("accept", ""), form):
-        tail = await desk.reads.run(lambda: following.tail_after(desk, principal.tenant_id, batch_id, start, limit))
+        tail = await app.reads.run(lambda: following.tail_after(app, principal.tenant_id, batch_id, start, limit))
         return BatchEventPage(items=list(tail.events), next_after=tail.position, has_more=tail.more, state=tail.state)
-    await desk.reads.run(lambda: service.require(desk, principal.tenant_id, batch_id))  # 404 comes first
+    await app.reads.run(lambda: service.require(app, principal.tenant_id, batch_id))  # 404 comes first
     return CountedStream(
-        desk.meter_of(principal.tenant_id).stream(),
-        following.event_stream(desk, principal.tenant_id, batch_id, start),
+        app.meter_of(principal.tenant_id).stream(),
+        following.event_stream(app, principal.tenant_id, batch_id, start),
         media_type="text/event-stream",
         headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
     )
@@ -188,8 +186,8 @@ async def list_batch_events(
 
 @router.post("/{batch_id}/events/token", status_code=201)
 async def create_batch_stream_token(
-    batch_id: str, desk: DeskDep, principal: PrincipalDep, response: Response
+    batch_id: str, app: AppDep, principal: PrincipalDep, response: Response
 ) -> StreamToken:
     """A token for the batch's event stream, for pages: an EventSource can send no key. It is good for five minutes."""
-    await desk.reads.run(lambda: service.require(desk, principal.tenant_id, batch_id))  # 404 comes first
-    return token_of(desk, principal, f"/v1/batches/{batch_id}", response)
+    await app.reads.run(lambda: service.require(app, principal.tenant_id, batch_id))  # 404 comes first
+    return token_of(app, principal, f"/v1/batches/{batch_id}", response)

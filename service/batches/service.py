@@ -15,7 +15,7 @@ from service.batches.repository import NewMember
 from service.batches.schemas import MOST_JOBS, BatchCreate, BatchListed
 from service.batches.views import BatchView, batch_listed, batch_out, counts_of, location
 from service.contracts.errors import QuantmillError
-from service.deps import Desk
+from service.deps import AppState
 from service.idempotency.answers import Answer
 from service.idempotency.digests import RepeatableBody
 from service.idempotency.service import NoBody, Work, submit_checked
@@ -45,11 +45,11 @@ class _Meaning(RepeatableBody):
     members: list[JobCreate]
 
 
-def create(desk: Desk, by: Principal, body: BatchCreate, *, key: str | None) -> Answer:
+def create(app: AppState, by: Principal, body: BatchCreate, *, key: str | None) -> Answer:
     """Store a batch with a job for each of its members, and have them run; with a known key, answer as then.
 
     Args:
-        desk: of the process.
+        app: of the process.
         by: who asks.
         body: the request.
         key: its Idempotency-Key.
@@ -60,17 +60,17 @@ def create(desk: Desk, by: Principal, body: BatchCreate, *, key: str | None) -> 
     """
 
     def work_of(session: Session) -> Work:
-        given = _checked(session, desk, by, body)
-        return lambda writing: _store(desk, writing, by, body, given)
+        given = _checked(session, app, by, body)
+        return lambda writing: _store(app, writing, by, body, given)
 
     meaning = _Meaning(name=body.name, labels=body.labels, grid=body.grid, members=[one.body for one in body.asked])
     meaning._sent = body._sent
     if body.faults:  # what it means is not known
         key = None
-    return submit_checked(desk, by, "POST /v1/batches", key, meaning, work_of)
+    return submit_checked(app, by, "POST /v1/batches", key, meaning, work_of)
 
 
-def retry_failed(desk: Desk, by: Principal, batch_id: str, *, key: str | None) -> Answer:
+def retry_failed(app: AppState, by: Principal, batch_id: str, *, key: str | None) -> Answer:
     """Have the members that have failed or were canceled run once more, unchanged: each gets a new job.
 
     Raises:
@@ -82,68 +82,68 @@ def retry_failed(desk: Desk, by: Principal, batch_id: str, *, key: str | None) -
     """
 
     def work_of(session: Session) -> Work:
-        seen = _view(desk, session, by.tenant_id, repository.get(session, by.tenant_id, batch_id))
+        seen = _view(app, session, by.tenant_id, repository.get(session, by.tenant_id, batch_id))
         again = _to_repeat(seen)
-        given = _checked_again(session, desk, by, again)
-        return lambda writing: _store_again(desk, writing, by, seen, given)
+        given = _checked_again(session, app, by, again)
+        return lambda writing: _store_again(app, writing, by, seen, given)
 
-    return submit_checked(desk, by, f"POST /v1/batches/{batch_id}/retry-failed", key, NoBody(), work_of)
+    return submit_checked(app, by, f"POST /v1/batches/{batch_id}/retry-failed", key, NoBody(), work_of)
 
 
-def get(desk: Desk, tenant_id: str, batch_id: str) -> BatchView:
+def get(app: AppState, tenant_id: str, batch_id: str) -> BatchView:
     """The batch with its members.
 
     Raises:
         BatchNotFoundError: the tenant has no such batch.
     """
-    with desk.database.read() as session:
-        return _view(desk, session, tenant_id, repository.get(session, tenant_id, batch_id))
+    with app.database.read() as session:
+        return _view(app, session, tenant_id, repository.get(session, tenant_id, batch_id))
 
 
-def require(desk: Desk, tenant_id: str, batch_id: str) -> None:
+def require(app: AppState, tenant_id: str, batch_id: str) -> None:
     """See that the batch is there.
 
     Raises:
         BatchNotFoundError: the tenant has no such batch.
     """
-    with desk.database.read() as session:
+    with app.database.read() as session:
         repository.get(session, tenant_id, batch_id)
 
 
 def list_page(
-    desk: Desk, tenant_id: str, *, name: str | None, after: Position | None, limit: int
+    app: AppState, tenant_id: str, *, name: str | None, after: Position | None, limit: int
 ) -> tuple[list[BatchListed], Position | None]:
     """One page of batches, newest first, and the position to go on from."""
-    with desk.database.read() as session:
+    with app.database.read() as session:
         rows, last = repository.list_page(session, tenant_id, name=name, after=after, limit=limit)
         standings = repository.standings(session, tenant_id, [row.id for row in rows])
     return [batch_listed(row, counts_of(standings.get(row.id, ()))) for row in rows], last
 
 
-def cancel(desk: Desk, by: Principal, batch_id: str) -> BatchView:
+def cancel(app: AppState, by: Principal, batch_id: str) -> BatchView:
     """Cancel its queued jobs and ask its running ones to stop; those that were reused are left alone.
 
     Raises:
         BatchNotFoundError: the tenant has no such batch.
     """
-    with desk.database.write() as session:
+    with app.database.write() as session:
         batch = repository.get(session, by.tenant_id, batch_id, locked=True)
         own = {row.job_id for row in repository.members(session, by.tenant_id, batch_id) if not row.reused}
         # in one order for all, so that two who cancel the same do not wait for each other
         for job_id in sorted(repository.live(session, by.tenant_id, own)):
             transitions.request_cancel(session, by.tenant_id, job_id)
         note(session, by, "batch.cancel", batch.id)
-    return get(desk, by.tenant_id, batch_id)
+    return get(app, by.tenant_id, batch_id)
 
 
-def remove(desk: Desk, by: Principal, batch_id: str) -> None:
+def remove(app: AppState, by: Principal, batch_id: str) -> None:
     """Forget a batch that has ended; its jobs stay.
 
     Raises:
         BatchNotFoundError: the tenant has no such batch.
         BatchNotEndedError: some of its jobs are queued or running.
     """
-    with desk.database.write() as session:
+    with app.database.write() as session:
         batch = repository.get(session, by.tenant_id, batch_id, locked=True)
         mine = [row.job_id for row in repository.members(session, by.tenant_id, batch_id)]
         live = repository.live(session, by.tenant_id, mine)
@@ -153,7 +153,7 @@ def remove(desk: Desk, by: Principal, batch_id: str) -> None:
         note(session, by, "batch.delete", batch_id)
 
 
-def _checked(session: Session, desk: Desk, by: Principal, body: BatchCreate) -> Given:
+def _checked(session: Session, app: AppState, by: Principal, body: BatchCreate) -> Given:
     """What is to be stored; or all that keeps it from that is told at once."""
     known: dict[tuple[str, str], str] = {}
     given: Given = []
@@ -162,7 +162,7 @@ def _checked(session: Session, desk: Desk, by: Principal, body: BatchCreate) -> 
         # a reference means the same for all members, whatever happens meanwhile
         named = {name: getattr(one.body, name) for name in _REFERENCES}
         ids = {name: known[name, text] for name, text in named.items() if (name, text) in known}
-        found = _submission(session, desk, by, Asked(one.at, one.body.model_copy(update=ids)), Origin(), faults)
+        found = _submission(session, app, by, Asked(one.at, one.body.model_copy(update=ids)), Origin(), faults)
         if found is not None:
             known |= {(name, text): getattr(found.asked, name) for name, text in named.items() if text is not None}
             given.append((one.at, found))
@@ -171,7 +171,7 @@ def _checked(session: Session, desk: Desk, by: Principal, body: BatchCreate) -> 
     return given
 
 
-def _checked_again(session: Session, desk: Desk, by: Principal, again: Sequence[BatchMember]) -> Given:
+def _checked_again(session: Session, app: AppState, by: Principal, again: Sequence[BatchMember]) -> Given:
     given: Given = []
     faults: list[Fault] = []
     for row in again:
@@ -181,7 +181,7 @@ def _checked_again(session: Session, desk: Desk, by: Principal, again: Sequence[
         except QuantmillError as error:
             faults.append(at.fault(error))
             continue
-        found = _submission(session, desk, by, Asked(at, body), Origin(retry_of=row.job_id), faults)
+        found = _submission(session, app, by, Asked(at, body), Origin(retry_of=row.job_id), faults)
         if found is not None:
             given.append((at, found))
     if faults:
@@ -190,11 +190,11 @@ def _checked_again(session: Session, desk: Desk, by: Principal, again: Sequence[
 
 
 def _submission(
-    session: Session, desk: Desk, by: Principal, one: Asked, origin: Origin, faults: list[Fault]
+    session: Session, app: AppState, by: Principal, one: Asked, origin: Origin, faults: list[Fault]
 ) -> Submission | None:
     """The member as it may be stored; None: what is wrong with it was added to the ``faults``."""
     try:
-        return checked_submission(session, desk.settings, by.tenant_id, one.body, origin)
+        return checked_submission(session, app.settings, by.tenant_id, one.body, origin)
     except QuantmillError as error:
         faults.append(one.at.fault(error))
         return None
@@ -218,17 +218,17 @@ def _to_repeat(seen: BatchView) -> list[BatchMember]:
 
 
 def _store(
-    desk: Desk, session: Session, by: Principal, body: BatchCreate, given: Given
+    app: AppState, session: Session, by: Principal, body: BatchCreate, given: Given
 ) -> tuple[Answer, Sequence[Job]]:
     batch = repository.create(
         session, by.tenant_id, name=body.name, labels=body.labels, grid=body.grid, request_id=by.request_id
     )
-    made = _store_members(desk, session, by, batch, 0, given)
-    return _answer(_view(desk, session, by.tenant_id, batch)), made
+    made = _store_members(app, session, by, batch, 0, given)
+    return _answer(_view(app, session, by.tenant_id, batch)), made
 
 
 def _store_again(
-    desk: Desk, session: Session, by: Principal, seen: BatchView, given: Given
+    app: AppState, session: Session, by: Principal, seen: BatchView, given: Given
 ) -> tuple[Answer, Sequence[Job]]:
     batch = repository.get(session, by.tenant_id, seen.batch.id, locked=True)
     if repository.size(session, by.tenant_id, batch.id) != len(seen.members):
@@ -236,11 +236,11 @@ def _store_again(
             f"Members of the batch {batch.id} were retried by another request.", hint="Look at it again."
         )
     repository.supersede(session, batch, [at.member for at, _ in given])
-    made = _store_members(desk, session, by, batch, len(seen.members), given)
-    return _answer(_view(desk, session, by.tenant_id, batch)), made
+    made = _store_members(app, session, by, batch, len(seen.members), given)
+    return _answer(_view(app, session, by.tenant_id, batch)), made
 
 
-def _store_members(desk: Desk, session: Session, by: Principal, batch: Batch, first: int, given: Given) -> list[Job]:
+def _store_members(app: AppState, session: Session, by: Principal, batch: Batch, first: int, given: Given) -> list[Job]:
     """Store the jobs, at the positions from ``first`` on; returns those that are new."""
     hold(session, by.tenant_id, [one.asked for _, one in given])
     wanted = {
@@ -249,11 +249,11 @@ def _store_members(desk: Desk, session: Session, by: Principal, batch: Batch, fi
         if result_there(session, by.tenant_id, one) is None
     }
     if wanted:
-        quotas.admit_jobs(session, desk.settings, by.tenant_id, len(wanted))
+        quotas.admit_jobs(session, app.settings, by.tenant_id, len(wanted))
     rows: list[NewMember] = []
     made: list[Job] = []
     for at, one in given:
-        job, is_new = store_job(session, desk.settings, by, one)
+        job, is_new = store_job(session, app.settings, by, one)
         rows.append(NewMember(at.member, job.id, not is_new, at.model, at.preset, at.config))
         if is_new:
             made.append(job)
@@ -263,12 +263,12 @@ def _store_members(desk: Desk, session: Session, by: Principal, batch: Batch, fi
     return made
 
 
-def _view(desk: Desk, session: Session, tenant_id: str, batch: Batch) -> BatchView:
+def _view(app: AppState, session: Session, tenant_id: str, batch: Batch) -> BatchView:
     # whatever happens after this was read is news to who waits
     version = repository.version(session, tenant_id, batch.id)
     members = repository.members(session, tenant_id, batch.id)
     rows = repository.jobs(session, tenant_id, {row.job_id for row in members})
-    told = {view.job.id: view for view in views(desk, session, tenant_id, rows)}
+    told = {view.job.id: view for view in views(app, session, tenant_id, rows)}
     return BatchView(batch, members, told, version)
 
 

@@ -11,7 +11,7 @@ from service.comparison.pairing import CONFIDENCE, Pairing, paired
 from service.comparison.samples import Samples, read_samples
 from service.contracts.dataset import PreprocessingSpec
 from service.contracts.report import Report
-from service.deps import Desk
+from service.deps import AppState
 from service.files.serving import open_file
 from service.tables import Artifact
 
@@ -69,14 +69,14 @@ def samples_among(artifacts: Iterable[Artifact]) -> StoredSamples | None:
     return next((StoredSamples(one.sha256, one.size_bytes) for one in artifacts if one.kind == SAMPLES), None)
 
 
-def samples_of(desk: Desk, file: StoredSamples) -> Samples:
+def samples_of(app: AppState, file: StoredSamples) -> Samples:
     """Read a stored ``samples.npz``.
 
     Raises:
         SamplesUnreadableError: it is not as the engine writes it.
         StoredFileMissingError, StoredFileCorruptError: the store lacks it.
     """
-    with open_file(desk.database, desk.store, file.sha256, file.size_bytes).stream as stream:
+    with open_file(app.database, app.store, file.sha256, file.size_bytes).stream as stream:
         return read_samples(stream.read())
 
 

@@ -10,7 +10,7 @@ from service.comparison import service
 from service.comparison.schemas import MOST_JOBS, MOST_LISTED, Comparison
 from service.comparison.table import comparison_csv
 from service.contracts.errors import InvalidRequestError
-from service.deps import DeskDep, PrincipalDep
+from service.deps import AppDep, PrincipalDep
 from service.http import only_parameters
 from service.jobs.errors import JobNotFoundError
 from service.jobs.service import ReportNotFoundError, ReportNotReadyError
@@ -29,13 +29,13 @@ _CSV_RESPONSES: Responses = {200: _CSV}
 @router.get("/compare", dependencies=[Depends(only_parameters("job", "flips"))], responses=problems(*_REFUSALS))
 async def compare_jobs(
     job: Jobs,
-    desk: DeskDep,
+    app: AppDep,
     principal: PrincipalDep,
     flips: Annotated[int, Query(ge=0, le=MOST_LISTED, description="Samples that changed sides, listed per pair.")] = 50,
 ) -> Comparison:
     """Jobs side by side: configs, metrics with intervals, samples that changed sides, size, latency, layers."""
     asked = _each_once(job)
-    return await desk.heavy.run(lambda: service.compare(desk, principal.tenant_id, asked, most_flips=flips))
+    return await app.heavy.run(lambda: service.compare(app, principal.tenant_id, asked, most_flips=flips))
 
 
 @router.get(
@@ -44,10 +44,10 @@ async def compare_jobs(
     dependencies=[Depends(only_parameters("job"))],
     responses=_CSV_RESPONSES | problems(*_REFUSALS),
 )
-async def compare_jobs_csv(job: Jobs, desk: DeskDep, principal: PrincipalDep) -> Response:
+async def compare_jobs_csv(job: Jobs, app: AppDep, principal: PrincipalDep) -> Response:
     """The same as a table of CSV: one row per job."""
     asked = _each_once(job)
-    text = await desk.heavy.run(lambda: comparison_csv(service.compare(desk, principal.tenant_id, asked, most_flips=0)))
+    text = await app.heavy.run(lambda: comparison_csv(service.compare(app, principal.tenant_id, asked, most_flips=0)))
     headers = {"Content-Disposition": 'attachment; filename="comparison.csv"', "X-Content-Type-Options": "nosniff"}
     return Response(text.encode(), media_type="text/csv; charset=utf-8", headers=headers)
 

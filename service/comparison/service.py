@@ -20,7 +20,7 @@ from service.comparison.schemas import (
 )
 from service.comparison.told import Told, told_of
 from service.contracts.report import Flips, Interval
-from service.deps import Desk
+from service.deps import AppState
 from service.jobs import service as jobs
 from service.jobs.views import JobView, job_listed
 from service.reports.reading import any_report
@@ -36,11 +36,11 @@ class _Compared:
     side: Side
 
 
-def compare(desk: Desk, tenant_id: str, job_ids: Sequence[str], *, most_flips: int) -> Comparison:
+def compare(app: AppState, tenant_id: str, job_ids: Sequence[str], *, most_flips: int) -> Comparison:
     """Compare jobs that have succeeded; the first is what the others are held against.
 
     Args:
-        desk: of the process.
+        app: of the process.
         tenant_id: whose jobs.
         job_ids: two or more, each once.
         most_flips: samples that are listed per pair.
@@ -50,10 +50,10 @@ def compare(desk: Desk, tenant_id: str, job_ids: Sequence[str], *, most_flips: i
         ReportNotReadyError, ReportNotFoundError: one has not ended, or ended without a report.
         ReportNotRenderableError: a report is of a form that is not known here.
     """
-    found = [_compared(desk, tenant_id, job_id) for job_id in job_ids]
+    found = [_compared(app, tenant_id, job_id) for job_id in job_ids]
     layers = differing_layers([one.told.layers for one in found])
     # the first job's samples are read once, however many it is compared with
-    read = lru_cache(maxsize=2)(partial(samples_of, desk))
+    read = lru_cache(maxsize=2)(partial(samples_of, app))
     return Comparison(
         jobs=tuple(_job(one) for one in found),
         config_differences=tuple(differences([one.view.job.config for one in found])),
@@ -63,9 +63,9 @@ def compare(desk: Desk, tenant_id: str, job_ids: Sequence[str], *, most_flips: i
     )
 
 
-def _compared(desk: Desk, tenant_id: str, job_id: str) -> _Compared:
-    told = told_of(any_report(jobs.report(desk, tenant_id, job_id)))
-    view = jobs.get(desk, tenant_id, job_id)
+def _compared(app: AppState, tenant_id: str, job_id: str) -> _Compared:
+    told = told_of(any_report(jobs.report(app, tenant_id, job_id)))
+    view = jobs.get(app, tenant_id, job_id)
     return _Compared(view, told, Side(told.measured_on, samples_among(view.artifacts)))
 
 

@@ -1,4 +1,4 @@
-"""Do a model, a dataset and a config fit each other? One rule for the front desk and the engine."""
+"""Do a model, a dataset and a config fit each other? One rule for the API server and the engine."""
 
 from __future__ import annotations
 

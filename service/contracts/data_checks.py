@@ -1,4 +1,4 @@
-"""Is there the data that a quantization needs? One rule for the front desk, the command line and the engine."""
+"""Is there the data that a quantization needs? One rule for the API server, the command line and the engine."""
 
 from __future__ import annotations
 

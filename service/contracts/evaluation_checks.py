@@ -1,4 +1,4 @@
-"""Can the model and the data tell what a config wants to know? One rule for the front desk and the engine."""
+"""Can the model and the data tell what a config wants to know? One rule for the API server and the engine."""
 
 from __future__ import annotations
 

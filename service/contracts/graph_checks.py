@@ -1,4 +1,4 @@
-"""Does a metric or a loss given as a graph fit the model and the data? One rule for the front desk and the engine."""
+"""Does a metric or a loss given as a graph fit the model and the data? One rule for the API server and the engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Can a network be trained as a config says, on this data? One rule for the front desk and the engine."""
+"""Can a network be trained as a config says, on this data? One rule for the API server and the engine."""
 
 from __future__ import annotations
 

@@ -7,16 +7,16 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import ValidationError
 
-from service.audit import desk as audit
+from service.audit import actions as audit
 from service.dashboard.forms import Form, checked, field_errors, sent
 from service.dashboard.pages import PageRoute, changed_query, page, root_of, see
 from service.dashboard.quotas import lines_of
-from service.deps import Desk, DeskDep, PrincipalDep
-from service.keys import desk as keys
+from service.deps import AppDep, AppState, PrincipalDep
+from service.keys import actions as keys
 from service.keys.schemas import DAY_SECONDS, KeyCreate, KeyMade
 from service.keys.scopes import seen_tenant
 from service.principal import SCOPES, Principal
-from service.quotas import desk as quotas
+from service.quotas import actions as quotas
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 _LIMIT = 50
@@ -28,60 +28,60 @@ _TENANT = r"^[A-Za-z0-9_-]{0,64}$"
 @router.get("/admin")
 async def get_admin(
     request: Request,
-    desk: DeskDep,
+    app: AppDep,
     principal: PrincipalDep,
     tenant: Annotated[str, Query(pattern=_TENANT)] = "",
     before: Annotated[int | None, Query(ge=1, le=_SEQ_MAX)] = None,
 ) -> Response:
     """Keys, quotas and the audit."""
-    shown = await desk.reads.run(lambda: _shown(request, desk, principal, tenant=tenant, before=before))
+    shown = await app.reads.run(lambda: _shown(request, app, principal, tenant=tenant, before=before))
     return page(request, "admin.html.jinja", typed=_EMPTY, errors={}, verdict=None, **shown)
 
 
 @router.post("/admin/keys")
-async def create_key(request: Request, desk: DeskDep, principal: PrincipalDep) -> Response:
+async def create_key(request: Request, app: AppDep, principal: PrincipalDep) -> Response:
     """Make a key, and show its text this once; what is not right stands at its field, with what was typed."""
     form = await sent(request)
     asked = {name: value for name in _EMPTY if (value := form.text(name)) is not None}
     try:
-        body = await checked(desk, KeyCreate, asked)
+        body = await checked(app, KeyCreate, asked)
     except ValidationError as error:
-        return await _again(request, desk, principal, form, error)
-    made = await desk.writes.run(lambda: KeyMade.model_validate(keys.create(desk, principal, body).body))
+        return await _again(request, app, principal, form, error)
+    made = await app.writes.run(lambda: KeyMade.model_validate(keys.create(app, principal, body).body))
     return page(request, "secret_made.html.jinja", **_shown_once(made))
 
 
 @router.post("/admin/keys/{key_id}/rotate")
-async def rotate_key(request: Request, key_id: str, desk: DeskDep, principal: PrincipalDep) -> Response:
+async def rotate_key(request: Request, key_id: str, app: AppDep, principal: PrincipalDep) -> Response:
     """Make a key in place of one, and show its text this once."""
-    made = await desk.writes.run(lambda: keys.rotate(desk, principal, key_id, grace_seconds=DAY_SECONDS))
+    made = await app.writes.run(lambda: keys.rotate(app, principal, key_id, grace_seconds=DAY_SECONDS))
     return page(request, "secret_made.html.jinja", **_shown_once(made))
 
 
 @router.post("/admin/keys/{key_id}/revoke")
-async def revoke_key(request: Request, key_id: str, desk: DeskDep, principal: PrincipalDep) -> Response:
+async def revoke_key(request: Request, key_id: str, app: AppDep, principal: PrincipalDep) -> Response:
     """End a key."""
-    await desk.writes.run(lambda: keys.revoke(desk, principal, key_id))
+    await app.writes.run(lambda: keys.revoke(app, principal, key_id))
     return see(request, "/admin")
 
 
 @router.post("/admin/audit/verify")
-async def verify_audit(request: Request, desk: DeskDep, principal: PrincipalDep) -> Response:
+async def verify_audit(request: Request, app: AppDep, principal: PrincipalDep) -> Response:
     """Whether the chain of the audit holds."""
-    verdict = await desk.reads.run(lambda: audit.verify(desk))
-    shown = await desk.reads.run(lambda: _shown(request, desk, principal))
+    verdict = await app.reads.run(lambda: audit.verify(app))
+    shown = await app.reads.run(lambda: _shown(request, app, principal))
     return page(request, "admin.html.jinja", typed=_EMPTY, errors={}, verdict=verdict, **shown)
 
 
 def _shown(
-    request: Request, desk: Desk, principal: Principal, *, tenant: str = "", before: int | None = None
+    request: Request, app: AppState, principal: Principal, *, tenant: str = "", before: int | None = None
 ) -> dict[str, Any]:
     """What the page shows, whatever was asked of it."""
-    rows, more = audit.list_page(desk, seen_tenant(principal, tenant or None), before=before, limit=_LIMIT)
+    rows, more = audit.list_page(app, seen_tenant(principal, tenant or None), before=before, limit=_LIMIT)
     return {
-        "keys": keys.list_keys(desk, principal.tenant_id),
+        "keys": keys.list_keys(app, principal.tenant_id),
         "scopes": [(scope, scope) for scope in SCOPES if principal.may(scope)],
-        "quota": lines_of(quotas.get(desk, principal.tenant_id)),
+        "quota": lines_of(quotas.get(app, principal.tenant_id)),
         "deeds": rows,
         "tenant": tenant,
         "before": before,
@@ -89,8 +89,8 @@ def _shown(
     }
 
 
-async def _again(request: Request, desk: Desk, principal: Principal, form: Form, error: ValidationError) -> Response:
-    shown = await desk.reads.run(lambda: {**_shown(request, desk, principal), "errors": field_errors(error, KeyCreate)})
+async def _again(request: Request, app: AppState, principal: Principal, form: Form, error: ValidationError) -> Response:
+    shown = await app.reads.run(lambda: {**_shown(request, app, principal), "errors": field_errors(error, KeyCreate)})
     typed = {name: form.text(name) or "" for name in _EMPTY}
     return page(request, "admin.html.jinja", status=422, typed=typed, verdict=None, **shown)
 

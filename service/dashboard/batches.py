@@ -11,7 +11,7 @@ from service.dashboard import planes
 from service.dashboard.jobs import Words
 from service.dashboard.listing import Paging
 from service.dashboard.pages import PageRoute, page, see
-from service.deps import DeskDep, PrincipalDep
+from service.deps import AppDep, PrincipalDep
 from service.http import CursorParameter
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
@@ -21,24 +21,24 @@ _LIMIT = 50
 @router.get("/batches")
 async def list_batches(
     request: Request,
-    desk: DeskDep,
+    app: AppDep,
     principal: PrincipalDep,
     name: Words = "",
     cursor: CursorParameter = None,
 ) -> Response:
     """Batches, newest first."""
-    paging = Paging(request, desk, f"batches|{principal.tenant_id}|{name}", cursor)
-    found, last = await desk.reads.run(
-        lambda: service.list_page(desk, principal.tenant_id, name=name or None, after=paging.after, limit=_LIMIT)
+    paging = Paging(request, app, f"batches|{principal.tenant_id}|{name}", cursor)
+    found, last = await app.reads.run(
+        lambda: service.list_page(app, principal.tenant_id, name=name or None, after=paging.after, limit=_LIMIT)
     )
     following = paging.next_query(last)
     return page(request, "batches.html.jinja", batches=found, name_filter=name, next_query=following)
 
 
 @router.get("/batches/{batch_id}")
-async def get_batch(request: Request, batch_id: str, desk: DeskDep, principal: PrincipalDep) -> Response:
+async def get_batch(request: Request, batch_id: str, app: AppDep, principal: PrincipalDep) -> Response:
     """One batch: how its members stand, the best of each model, and the front so far."""
-    view = await desk.reads.run(lambda: service.get(desk, principal.tenant_id, batch_id))
+    view = await app.reads.run(lambda: service.get(app, principal.tenant_id, batch_id))
     batch = batch_out(view)
     done = [one for one in batch.members if one.figures is not None]
     return page(
@@ -69,21 +69,21 @@ def model_words(member: BatchMemberOut) -> str:
 
 
 @router.post("/batches/{batch_id}/cancel")
-async def cancel_batch(request: Request, batch_id: str, desk: DeskDep, principal: PrincipalDep) -> Response:
+async def cancel_batch(request: Request, batch_id: str, app: AppDep, principal: PrincipalDep) -> Response:
     """Cancel its queued jobs, ask its running ones to stop."""
-    await desk.writes.run(lambda: service.cancel(desk, principal, batch_id))
+    await app.writes.run(lambda: service.cancel(app, principal, batch_id))
     return see(request, f"/batches/{batch_id}")
 
 
 @router.post("/batches/{batch_id}/retry-failed")
-async def retry_failed(request: Request, batch_id: str, desk: DeskDep, principal: PrincipalDep) -> Response:
+async def retry_failed(request: Request, batch_id: str, app: AppDep, principal: PrincipalDep) -> Response:
     """Give each member that has failed or was canceled a new job."""
-    await desk.writes.run(lambda: service.retry_failed(desk, principal, batch_id, key=None))
+    await app.writes.run(lambda: service.retry_failed(app, principal, batch_id, key=None))
     return see(request, f"/batches/{batch_id}")
 
 
 @router.post("/batches/{batch_id}/delete")
-async def delete_batch(request: Request, batch_id: str, desk: DeskDep, principal: PrincipalDep) -> Response:
+async def delete_batch(request: Request, batch_id: str, app: AppDep, principal: PrincipalDep) -> Response:
     """Forget a batch that has ended; its jobs stay."""
-    await desk.writes.run(lambda: service.remove(desk, principal, batch_id))
+    await app.writes.run(lambda: service.remove(app, principal, batch_id))
     return see(request, "/batches")

@@ -22,7 +22,7 @@ from service.comparison.schemas import (
 from service.contracts.errors import InvalidRequestError
 from service.dashboard import planes
 from service.dashboard.pages import PageRoute, page
-from service.deps import DeskDep, PrincipalDep
+from service.deps import AppDep, PrincipalDep
 from service.jobs import service as jobs
 from service.jobs.repository import JobQuery
 from service.jobs.views import job_listed
@@ -57,7 +57,7 @@ class Row(NamedTuple):
 @router.get("/compare")
 async def compare_jobs(
     request: Request,
-    desk: DeskDep,
+    app: AppDep,
     principal: PrincipalDep,
     job: Annotated[list[str] | None, Query(max_length=MOST_JOBS)] = None,
 ) -> Response:
@@ -65,14 +65,14 @@ async def compare_jobs(
     asked = list(dict.fromkeys(one for one in job or [] if one))
     if len(asked) < 2:
         query = JobQuery(state="succeeded")
-        views, _ = await desk.reads.run(
-            lambda: jobs.list_page(desk, principal.tenant_id, query, after=None, limit=_OFFERED)
+        views, _ = await app.reads.run(
+            lambda: jobs.list_page(app, principal.tenant_id, query, after=None, limit=_OFFERED)
         )
         offered = [job_listed(view) for view in views]
         return page(request, "compare_choose.html.jinja", jobs=offered, chosen=asked, choosing=True)
     if any(len(one) > 64 for one in asked):
         raise InvalidRequestError("A job's id has 64 characters at most.", query="job")
-    found = await desk.heavy.run(lambda: service.compare(desk, principal.tenant_id, asked, most_flips=_FLIPS))
+    found = await app.heavy.run(lambda: service.compare(app, principal.tenant_id, asked, most_flips=_FLIPS))
     return page(request, "compare.html.jinja", **_shown(found))
 
 

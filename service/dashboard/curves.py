@@ -8,7 +8,7 @@ from markupsafe import Markup
 
 from service.dashboard.pages import environment
 from service.dashboard.recent import Recent
-from service.deps import Desk
+from service.deps import AppState
 from service.jobs import records
 from service.jobs.metric_events import latest_metrics
 from service.jobs.views import event_out
@@ -43,18 +43,18 @@ class Curves(NamedTuple):
 _drawn: Recent[Curves] = Recent(_KEPT)
 
 
-def curves_of(desk: Desk, tenant_id: str, job_id: str) -> Curves:
+def curves_of(app: AppState, tenant_id: str, job_id: str) -> Curves:
     """Every figure that the job's stages told step by step.
 
     Raises:
         JobNotFoundError: the tenant has no such job.
     """
-    newest = records.newest_figure(desk, tenant_id, job_id)
-    return _drawn.get((tenant_id, job_id, newest), lambda: _draw(desk, tenant_id, job_id))
+    newest = records.newest_figure(app, tenant_id, job_id)
+    return _drawn.get((tenant_id, job_id, newest), lambda: _draw(app, tenant_id, job_id))
 
 
-def _draw(desk: Desk, tenant_id: str, job_id: str) -> Curves:
-    found = latest_metrics(event_out(event) for event in records.figures(desk, tenant_id, job_id, most=_STEPS))
+def _draw(app: AppState, tenant_id: str, job_id: str) -> Curves:
+    found = latest_metrics(event_out(event) for event in records.figures(app, tenant_id, job_id, most=_STEPS))
     drawn = []
     for stage, steps in found.items():
         for name in dict.fromkeys(name for figures in steps.values() for name in figures):

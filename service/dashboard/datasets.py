@@ -13,7 +13,7 @@ from service.dashboard.nouns import Edit, Filters, change_routes, kin, listing, 
 from service.dashboard.pages import PageRoute, page
 from service.datasets import service
 from service.datasets.views import dataset_in_list, dataset_out
-from service.deps import Desk, DeskDep, PrincipalDep
+from service.deps import AppDep, AppState, PrincipalDep
 from service.http import CursorParameter
 from service.names.kinds import DATASETS
 from service.names.service import identify
@@ -26,7 +26,7 @@ _ARRAYS = 200
 @router.get("/datasets")
 async def list_datasets(
     request: Request,
-    desk: DeskDep,
+    app: AppDep,
     principal: PrincipalDep,
     search: Words = "",
     status: Words = "",
@@ -36,30 +36,30 @@ async def list_datasets(
 ) -> Response:
     """Datasets by name, each with its versions; the newest first."""
     filters = Filters(search, status, name, tag)
-    rows, context = await listing(request, desk, principal.tenant_id, DATASETS, filters, cursor)
+    rows, context = await listing(request, app, principal.tenant_id, DATASETS, filters, cursor)
     return page(request, "datasets.html.jinja", datasets=[dataset_in_list(row) for row in rows], **context)
 
 
 @router.get("/datasets/{ref}")
-async def get_dataset(request: Request, ref: str, desk: DeskDep, principal: PrincipalDep) -> Response:
+async def get_dataset(request: Request, ref: str, app: AppDep, principal: PrincipalDep) -> Response:
     """One dataset, by its id or by a reference."""
-    return await _show(request, desk, principal, ref, None)
+    return await _show(request, app, principal, ref, None)
 
 
-async def _show(request: Request, desk: Desk, principal: Principal, ref: str, edit: Edit | None) -> Response:
+async def _show(request: Request, app: AppState, principal: Principal, ref: str, edit: Edit | None) -> Response:
     """The page of a dataset; ``edit`` has what a form of it has wrong."""
-    shown = await desk.reads.run(lambda: _facts(desk, principal.tenant_id, ref, edit))
+    shown = await app.reads.run(lambda: _facts(app, principal.tenant_id, ref, edit))
     return page(request, "dataset.html.jinja", status=shown["edit"].status, **shown)
 
 
-def _facts(desk: Desk, tenant_id: str, ref: str, edit: Edit | None) -> dict[str, Any]:
+def _facts(app: AppState, tenant_id: str, ref: str, edit: Edit | None) -> dict[str, Any]:
     """What the template takes.
 
     Raises:
         DatasetNotFoundError: the tenant has no such dataset.
     """
-    row = service.get(desk, tenant_id, identify(desk, DATASETS, tenant_id, ref))
-    versions, aliases = kin(desk, DATASETS, tenant_id, row)
+    row = service.get(app, tenant_id, identify(app, DATASETS, tenant_id, ref))
+    versions, aliases = kin(app, DATASETS, tenant_id, row)
     dataset = dataset_out(row)
     arrays = [] if dataset.summary is None else list(dataset.summary.arrays.items())
     return {

@@ -8,7 +8,7 @@ from fastapi import Request
 from pydantic import BaseModel, ValidationError
 
 from service.contracts.validation import field_problems
-from service.deps import Desk
+from service.deps import AppState
 
 _Record = TypeVar("_Record", bound=BaseModel)
 
@@ -42,13 +42,13 @@ async def sent(request: Request) -> Form:
     return Form([(key, value) for key, value in form.multi_items() if isinstance(value, str)])
 
 
-async def checked(desk: Desk, model: type[_Record], document: dict[str, Any]) -> _Record:
+async def checked(app: AppState, model: type[_Record], document: dict[str, Any]) -> _Record:
     """What a form asks for as the API takes it, validated beside the event loop.
 
     Raises:
         ValidationError: it is none.
     """
-    return await desk.checks.run(lambda: model.model_validate(document))
+    return await app.checks.run(lambda: model.model_validate(document))
 
 
 def field_errors(error: ValidationError, model: type[BaseModel]) -> dict[str, str]:

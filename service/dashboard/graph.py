@@ -16,7 +16,7 @@ from service.dashboard.graph_drawing import LEGENDS, By, Drawing, Links, draw, t
 from service.dashboard.graph_layout import Span
 from service.dashboard.graph_reading import Known, Sources, drawings, known, sources
 from service.dashboard.pages import PageRoute, page
-from service.deps import DeskDep, PrincipalDep
+from service.deps import AppDep, PrincipalDep
 from service.http import PLAIN_TEXT
 from service.reports import charts
 from service.reports.layers import gain_words, storage_words
@@ -97,7 +97,7 @@ class Wanted:
 async def get_graph(
     request: Request,
     job_id: str,
-    desk: DeskDep,
+    app: AppDep,
     principal: PrincipalDep,
     by: By = "sqnr",
     open: Groups = [],  # noqa: A002, B006 - the word of the address; FastAPI copies it
@@ -107,8 +107,8 @@ async def get_graph(
 ) -> Response:
     """The graph; what is drawn, chosen and found stands in the address."""
     wanted = Wanted(by, _opened(open), node, find.strip(), number)
-    found = await desk.reads.run(lambda: sources(desk, principal.tenant_id, job_id))
-    shown = await desk.heavy.run(lambda: _shown(known(desk, found), found, wanted))
+    found = await app.reads.run(lambda: sources(app, principal.tenant_id, job_id))
+    shown = await app.heavy.run(lambda: _shown(known(app, found), found, wanted))
     return page(request, "graph.html.jinja", job=found.job, wanted=wanted, **shown)
 
 

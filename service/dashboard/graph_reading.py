@@ -9,7 +9,7 @@ from service.contracts.graph_view import GRAPH_KIND, MOST_BYTES, GraphUnreadable
 from service.contracts.report import LayerFigures
 from service.dashboard.graph_drawing import Drawing, rows_by_node
 from service.dashboard.recent import Recent
-from service.deps import Desk
+from service.deps import AppState
 from service.jobs import service as jobs
 from service.jobs.schemas import JobOut
 from service.jobs.views import job_out
@@ -59,30 +59,30 @@ graphs: Recent[Known] = Recent(_GRAPHS)
 drawings: Recent[Drawing] = Recent(_DRAWINGS)
 
 
-def sources(desk: Desk, tenant_id: str, job_id: str) -> Sources:
+def sources(app: AppState, tenant_id: str, job_id: str) -> Sources:
     """What the database tells.
 
     Raises:
         JobNotFoundError: the tenant has no such job.
         ReportNotReadyError, ReportNotFoundError: it has not ended, or ended without a report.
     """
-    row = jobs.report(desk, tenant_id, job_id)
-    view = jobs.get(desk, tenant_id, job_id)
+    row = jobs.report(app, tenant_id, job_id)
+    view = jobs.get(app, tenant_id, job_id)
     found = next((one for one in view.artifacts if one.kind == GRAPH_KIND), None)
     return Sources(job_out(view), row, found)
 
 
-def known(desk: Desk, of: Sources) -> Known:
+def known(app: AppState, of: Sources) -> Known:
     """The graph and the figures, read once for a while; computes.
 
     Raises:
         ReportNotRenderableError: the report is of a form that is not known here.
         StoredFileMissingError, StoredFileCorruptError: the store lacks the graph.
     """
-    return graphs.get((of.report.job_id, of.report.attempt), lambda: _read(desk, of))
+    return graphs.get((of.report.job_id, of.report.attempt), lambda: _read(app, of))
 
 
-def _read(desk: Desk, of: Sources) -> Known:
+def _read(app: AppState, of: Sources) -> Known:
     if is_evaluation(of.report):
         return Known((), {}, None, EVALUATION)
     layers = whole_report(of.report).layers
@@ -91,7 +91,7 @@ def _read(desk: Desk, of: Sources) -> Known:
         return Known(layers, rows, None, MISSING)
     if of.artifact.size_bytes > MOST_BYTES:
         return Known(layers, rows, None, UNREADABLE)
-    with artifacts.open_content(desk, of.artifact).stream as stream:
+    with artifacts.open_content(app, of.artifact).stream as stream:
         data = stream.read()
     try:
         return Known(layers, rows, read_graph(data))

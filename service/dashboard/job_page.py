@@ -15,7 +15,7 @@ from service.dashboard.curves import curves_of
 from service.dashboard.words import Told, pretty
 from service.datasets import service as datasets
 from service.datasets.errors import DatasetNotFoundError
-from service.deps import Desk
+from service.deps import AppState
 from service.jobs import records, service
 from service.jobs.schemas import TERMINAL, JobOut
 from service.jobs.views import job_out
@@ -62,16 +62,16 @@ class Difference(NamedTuple):
     job: str
 
 
-def shown(desk: Desk, tenant_id: str, job_id: str, base_url: str) -> dict[str, Any]:
+def shown(app: AppState, tenant_id: str, job_id: str, base_url: str) -> dict[str, Any]:
     """What the template takes.
 
     Raises:
         JobNotFoundError: the tenant has no such job.
     """
-    view = service.get(desk, tenant_id, job_id)
+    view = service.get(app, tenant_id, job_id)
     # What comes behind this number is told by the event stream, and shown once.
     job, last = job_out(view), view.job.last_seq
-    told = records.told(desk, tenant_id, job_id, upto=last, states=_STATES, lines=_TAIL)
+    told = records.told(app, tenant_id, job_id, upto=last, states=_STATES, lines=_TAIL)
     return {
         "job": job,
         "stages": stages_of(job.state, told.stages),
@@ -81,9 +81,9 @@ def shown(desk: Desk, tenant_id: str, job_id: str, base_url: str) -> dict[str, A
         "has_report": job.figures is not None,
         "last_seq": last,
         "timeline": [_change(event) for event in told.states],
-        "curves": curves_of(desk, tenant_id, job_id),
+        "curves": curves_of(app, tenant_id, job_id),
         "log": records.log_text(told.log),
-        "data": _data(desk, tenant_id, job),
+        "data": _data(app, tenant_id, job),
         "differing": _differing(job),
         "config": pretty(job.config),
         "again": _again(job, base_url),
@@ -115,13 +115,13 @@ def _reached(data: Mapping[str, Any]) -> str:
     return f"{done}/{total} {unit}".rstrip() if total else f"{done} {unit}".rstrip()
 
 
-def _data(desk: Desk, tenant_id: str, job: JobOut) -> list[tuple[str, str, str]]:
+def _data(app: AppState, tenant_id: str, job: JobOut) -> list[tuple[str, str, str]]:
     """Of each of the job's datasets: what for, its id, its name and version; the id again if it is gone."""
     found = []
     for use, dataset_id in (("Calibration", job.calibration_dataset_id), ("Evaluation", job.evaluation_dataset_id)):
         if dataset_id is not None:
             try:
-                row = datasets.get(desk, tenant_id, dataset_id)
+                row = datasets.get(app, tenant_id, dataset_id)
             except DatasetNotFoundError:
                 found.append((use, dataset_id, dataset_id))
             else:

@@ -11,7 +11,7 @@ from service.dashboard import job_page
 from service.dashboard.curves import curves_of
 from service.dashboard.listing import Paging, one_of, pairs
 from service.dashboard.pages import PageRoute, page, see
-from service.deps import DeskDep, PrincipalDep
+from service.deps import AppDep, PrincipalDep
 from service.http import PLAIN_TEXT, CursorParameter
 from service.jobs import records, service
 from service.jobs.repository import JobQuery
@@ -27,7 +27,7 @@ Words = Annotated[str, Query(max_length=200, pattern=PLAIN_TEXT)]
 @router.get("/jobs")
 async def list_jobs(
     request: Request,
-    desk: DeskDep,
+    app: AppDep,
     principal: PrincipalDep,
     search: Words = "",
     state: Words = "",
@@ -46,9 +46,9 @@ async def list_jobs(
         model_id=model_id or None,
         labels=pairs(label, "label"),
     )
-    paging = Paging(request, desk, f"jobs|{principal.tenant_id}|{query}", cursor)
-    views, last = await desk.reads.run(
-        lambda: service.list_page(desk, principal.tenant_id, query, after=paging.after, limit=_LIMIT)
+    paging = Paging(request, app, f"jobs|{principal.tenant_id}|{query}", cursor)
+    views, last = await app.reads.run(
+        lambda: service.list_page(app, principal.tenant_id, query, after=paging.after, limit=_LIMIT)
     )
     return page(
         request,
@@ -64,35 +64,35 @@ async def list_jobs(
 
 
 @router.get("/jobs/{job_id}")
-async def get_job(request: Request, job_id: str, desk: DeskDep, principal: PrincipalDep) -> Response:
+async def get_job(request: Request, job_id: str, app: AppDep, principal: PrincipalDep) -> Response:
     """One job: how far it is, what it was asked for, what it says."""
-    shown = await desk.reads.run(lambda: job_page.shown(desk, principal.tenant_id, job_id, str(request.base_url)))
+    shown = await app.reads.run(lambda: job_page.shown(app, principal.tenant_id, job_id, str(request.base_url)))
     return page(request, "job.html.jinja", **shown)
 
 
 @router.get("/jobs/{job_id}/curves")
-async def get_curves(request: Request, job_id: str, desk: DeskDep, principal: PrincipalDep) -> Response:
+async def get_curves(request: Request, job_id: str, app: AppDep, principal: PrincipalDep) -> Response:
     """The curves of a job that runs, as the part of its page that holds them."""
-    drawn = await desk.reads.run(lambda: curves_of(desk, principal.tenant_id, job_id))
+    drawn = await app.reads.run(lambda: curves_of(app, principal.tenant_id, job_id))
     return page(request, "curves.html.jinja", curves=drawn)
 
 
 @router.post("/jobs/{job_id}/cancel")
-async def cancel_job(request: Request, job_id: str, desk: DeskDep, principal: PrincipalDep) -> Response:
+async def cancel_job(request: Request, job_id: str, app: AppDep, principal: PrincipalDep) -> Response:
     """Ask a job to stop."""
-    await desk.writes.run(lambda: service.cancel(desk, principal, job_id))
+    await app.writes.run(lambda: service.cancel(app, principal, job_id))
     return see(request, f"/jobs/{job_id}")
 
 
 @router.post("/jobs/{job_id}/retry")
-async def retry_job(request: Request, job_id: str, desk: DeskDep, principal: PrincipalDep) -> Response:
+async def retry_job(request: Request, job_id: str, app: AppDep, principal: PrincipalDep) -> Response:
     """Submit the same again."""
-    answer = await desk.writes.run(lambda: service.retry(desk, principal, job_id, key=None))
+    answer = await app.writes.run(lambda: service.retry(app, principal, job_id, key=None))
     return see(request, f"/jobs/{answer.body['id']}")
 
 
 @router.post("/jobs/{job_id}/delete")
-async def delete_job(request: Request, job_id: str, desk: DeskDep, principal: PrincipalDep) -> Response:
+async def delete_job(request: Request, job_id: str, app: AppDep, principal: PrincipalDep) -> Response:
     """Forget a job that has ended."""
-    await desk.writes.run(lambda: records.remove(desk, principal, job_id))
+    await app.writes.run(lambda: records.remove(app, principal, job_id))
     return see(request, "/jobs")

@@ -8,7 +8,7 @@ from fastapi import Request
 
 from service.contracts.errors import InvalidRequestError
 from service.dashboard.pages import changed_query
-from service.deps import Desk
+from service.deps import AppState
 from service.pagination import CursorCodec, Position
 
 
@@ -17,7 +17,7 @@ class Paging:
 
     Args:
         request: for the page.
-        desk: of the process.
+        app: of the process.
         scope: the list and its filters, as of ``CursorCodec``; the tenant is part of it.
         cursor: as it stands in the address; None: the list begins.
 
@@ -25,9 +25,9 @@ class Paging:
         InvalidCursorError: the cursor is not one of this list.
     """
 
-    def __init__(self, request: Request, desk: Desk, scope: str, cursor: str | None) -> None:
+    def __init__(self, request: Request, app: AppState, scope: str, cursor: str | None) -> None:
         self._request = request
-        self._codec = CursorCodec(desk.settings, f"pages|{scope}")
+        self._codec = CursorCodec(app.settings, f"pages|{scope}")
         self.after = None if cursor is None else self._codec.decode(cursor)
 
     def next_query(self, last: Position | None) -> str | None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from service.dashboard import planes
-from service.deps import Desk
+from service.deps import AppState
 from service.jobs import records
 from service.jobs.metric_events import latest_metrics
 from service.jobs.schemas import JobOut
@@ -51,16 +51,16 @@ class SoFar(NamedTuple):
     plane: planes.Plane | None
 
 
-def told(desk: Desk, tenant_id: str, job: JobOut) -> SoFar:
+def told(app: AppState, tenant_id: str, job: JobOut) -> SoFar:
     """The trials of a job that has no report yet.
 
     Raises:
         JobNotFoundError: the tenant has no such job.
     """
     found = latest_metrics(
-        event_out(event) for event in records.figures(desk, tenant_id, job.id, most=_TRIALS, stage=AUTOPILOT)
+        event_out(event) for event in records.figures(app, tenant_id, job.id, most=_TRIALS, stage=AUTOPILOT)
     )
-    names = records.recipes(desk, tenant_id, job.id)
+    names = records.recipes(app, tenant_id, job.id)
     goal = _goal(job.config or {})
     measure, limit = goal_of(goal)
     name = f"goal_{goal.get('metric')}" if goal.get("kind") == "distance" else "drop"

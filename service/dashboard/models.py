@@ -15,7 +15,7 @@ from service.dashboard.forms import sent
 from service.dashboard.jobs import Words
 from service.dashboard.nouns import Edit, Filters, change_routes, kin, listing, with_typed
 from service.dashboard.pages import PageRoute, page, see
-from service.deps import Desk, DeskDep, PrincipalDep
+from service.deps import AppDep, AppState, PrincipalDep
 from service.http import CursorParameter
 from service.inspections import service as inspections
 from service.inspections.views import inspection_out
@@ -39,7 +39,7 @@ _TARGETS = [(name, f"{name}: {words}") for name, words in TARGET_DESCRIPTIONS.it
 @router.get("/models")
 async def list_models(
     request: Request,
-    desk: DeskDep,
+    app: AppDep,
     principal: PrincipalDep,
     search: Words = "",
     status: Words = "",
@@ -49,36 +49,36 @@ async def list_models(
 ) -> Response:
     """Models by name, each with its versions; the newest first."""
     filters = Filters(search, status, name, tag)
-    rows, context = await listing(request, desk, principal.tenant_id, MODELS, filters, cursor)
+    rows, context = await listing(request, app, principal.tenant_id, MODELS, filters, cursor)
     return page(request, "models.html.jinja", models=[model_in_list(row) for row in rows], **context)
 
 
 @router.get("/models/{ref}")
-async def get_model(request: Request, ref: str, desk: DeskDep, principal: PrincipalDep) -> Response:
+async def get_model(request: Request, ref: str, app: AppDep, principal: PrincipalDep) -> Response:
     """One model, by its id or by a reference."""
-    return await _show(request, desk, principal, ref, None)
+    return await _show(request, app, principal, ref, None)
 
 
 @router.post("/models/{ref}/inspect")
-async def inspect_model(request: Request, ref: str, desk: DeskDep, principal: PrincipalDep) -> Response:
+async def inspect_model(request: Request, ref: str, app: AppDep, principal: PrincipalDep) -> Response:
     """Have told what a target would run on integers."""
     target = (await sent(request)).text("target")
-    config = await desk.checks.run(lambda: inspections.aimed_at(QuantizationConfig(), target))
-    row = await desk.writes.run(lambda: inspections.inspect(desk, principal, ref, config))
+    config = await app.checks.run(lambda: inspections.aimed_at(QuantizationConfig(), target))
+    row = await app.writes.run(lambda: inspections.inspect(app, principal, ref, config))
     return see(request, f"/models/{row.model_id}/inspections/{row.id}")
 
 
 @router.get("/models/{ref}/inspections/{inspection_id}")
 async def get_inspection(
-    request: Request, ref: str, inspection_id: str, desk: DeskDep, principal: PrincipalDep
+    request: Request, ref: str, inspection_id: str, app: AppDep, principal: PrincipalDep
 ) -> Response:
     """What a target would make of the model, or that this is being found out."""
 
     def look() -> tuple[Any, Any]:
-        row = inspections.get(desk, principal.tenant_id, inspection_id)
-        return row, service.get(desk, principal.tenant_id, row.model_id)
+        row = inspections.get(app, principal.tenant_id, inspection_id)
+        return row, service.get(app, principal.tenant_id, row.model_id)
 
-    row, model = await desk.reads.run(look)
+    row, model = await app.reads.run(look)
     told = inspection_out(row)
     result = told.result
     return page(
@@ -93,23 +93,23 @@ async def get_inspection(
     )
 
 
-async def _show(request: Request, desk: Desk, principal: Principal, ref: str, edit: Edit | None) -> Response:
+async def _show(request: Request, app: AppState, principal: Principal, ref: str, edit: Edit | None) -> Response:
     """The page of a model; ``edit`` has what a form of it has wrong."""
-    shown = await desk.reads.run(lambda: _facts(desk, principal.tenant_id, ref, edit))
+    shown = await app.reads.run(lambda: _facts(app, principal.tenant_id, ref, edit))
     return page(request, "model.html.jinja", status=shown["edit"].status, **shown)
 
 
-def _facts(desk: Desk, tenant_id: str, ref: str, edit: Edit | None) -> dict[str, Any]:
+def _facts(app: AppState, tenant_id: str, ref: str, edit: Edit | None) -> dict[str, Any]:
     """What the template takes.
 
     Raises:
         ModelNotFoundError: the tenant has no such model.
     """
-    row = service.get(desk, tenant_id, identify(desk, MODELS, tenant_id, ref))
-    versions, aliases = kin(desk, MODELS, tenant_id, row)
-    last, _ = jobs.list_page(desk, tenant_id, JobQuery(model_id=row.id), after=None, limit=_LAST)
+    row = service.get(app, tenant_id, identify(app, MODELS, tenant_id, ref))
+    versions, aliases = kin(app, MODELS, tenant_id, row)
+    last, _ = jobs.list_page(app, tenant_id, JobQuery(model_id=row.id), after=None, limit=_LAST)
     done = JobQuery(model_id=row.id, state="succeeded")
-    views, more = jobs.list_page(desk, tenant_id, done, after=None, limit=_ON_PLANE)
+    views, more = jobs.list_page(app, tenant_id, done, after=None, limit=_ON_PLANE)
     model = model_out(row)
     return {
         "noun": model,

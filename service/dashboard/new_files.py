@@ -20,7 +20,7 @@ from service.contracts.validation import field_problems
 from service.dashboard.config_fields import parsed
 from service.datasets import service as datasets
 from service.datasets.schemas import DatasetCreate
-from service.deps import Desk
+from service.deps import AppState
 from service.idempotency.answers import Answer, IdempotencyInFlightError, IdempotencyKeyReuseError
 from service.models import service as models
 from service.models.schemas import ModelCreate
@@ -71,11 +71,11 @@ def record(model: type[_Record], document: dict[str, Any]) -> _Record:
         raise InvalidRequestError(problem_summary(problems), errors=problems) from None
 
 
-async def model_of(desk: Desk, by: Principal, files: list[UploadFile], name: str | None) -> str:
+async def model_of(app: AppState, by: Principal, files: list[UploadFile], name: str | None) -> str:
     """A model of the files of a form; its id.
 
     Args:
-        desk: of the process.
+        app: of the process.
         by: who asks.
         files: one that ends in .onnx, and its external data.
         name: of the model; None: that of its file.
@@ -87,17 +87,19 @@ async def model_of(desk: Desk, by: Principal, files: list[UploadFile], name: str
     main = next((one for one in names if one.lower().endswith(".onnx")), names[0])
     document = {"name": name or PurePosixPath(main).stem, "files": [{"upload_id": "-", "path": one} for one in names]}
     record(ModelCreate, document)  # nothing is stored of files that cannot be a model
-    stored = [await _stored(desk, by, file, one, "model") for file, one in zip(files, names, strict=True)]
+    stored = [await _stored(app, by, file, one, "model") for file, one in zip(files, names, strict=True)]
     document["files"] = [{"upload_id": one, "path": path} for one, path in zip(stored, names, strict=True)]
     body = record(ModelCreate, document)
-    return await _created(desk, lambda: models.create(desk, by, body, key=None))
+    return await _created(app, lambda: models.create(app, by, body, key=None))
 
 
-async def dataset_of(desk: Desk, by: Principal, file: UploadFile, name: str | None, preprocessing: str | None) -> str:
+async def dataset_of(
+    app: AppState, by: Principal, file: UploadFile, name: str | None, preprocessing: str | None
+) -> str:
     """A dataset of a file of a form; its id.
 
     Args:
-        desk: of the process.
+        app: of the process.
         by: who asks.
         file: the samples.
         name: of the dataset; None: that of its file.
@@ -111,100 +113,100 @@ async def dataset_of(desk: Desk, by: Principal, file: UploadFile, name: str | No
     if preprocessing is not None:
         document["preprocessing"] = _preprocessing(preprocessing, filename)
     record(DatasetCreate, document)
-    document["upload_id"] = await _stored(desk, by, file, filename, "dataset")
+    document["upload_id"] = await _stored(app, by, file, filename, "dataset")
     body = record(DatasetCreate, document)
-    return await _created(desk, lambda: datasets.create(desk, by, body, key=None))
+    return await _created(app, lambda: datasets.create(app, by, body, key=None))
 
 
-async def example(desk: Desk, by: Principal, nonce: str) -> dict[str, str]:
+async def example(app: AppState, by: Principal, nonce: str) -> dict[str, str]:
     """The example's model and data, made unless the tenant has them: ids by the name of the job's field.
 
     Args:
-        desk: of the process.
+        app: of the process.
         by: who asks.
         nonce: of the page: of two clicks on its button the second makes nothing anew, even while the first is at it.
     """
     return {
-        "model_id": await _example_noun(desk, by, MODELS, _EXAMPLE_MODEL, nonce),
-        "calibration_dataset_id": await _example_noun(desk, by, DATASETS, _EXAMPLE_CALIBRATION, nonce),
-        "evaluation_dataset_id": await _example_noun(desk, by, DATASETS, _EXAMPLE_EVALUATION, nonce),
+        "model_id": await _example_noun(app, by, MODELS, _EXAMPLE_MODEL, nonce),
+        "calibration_dataset_id": await _example_noun(app, by, DATASETS, _EXAMPLE_CALIBRATION, nonce),
+        "evaluation_dataset_id": await _example_noun(app, by, DATASETS, _EXAMPLE_EVALUATION, nonce),
     }
 
 
-async def _example_noun(desk: Desk, by: Principal, kind: Kind[Named], file: str, nonce: str) -> str:
+async def _example_noun(app: AppState, by: Principal, kind: Kind[Named], file: str, nonce: str) -> str:
     """The id of what the tenant has, or of what is made."""
-    found = await _existing(desk, by, kind, file)
+    found = await _existing(app, by, kind, file)
     if found is not None:
         return found
-    upload_id = await _stored_example(desk, by, file, kind.word)
+    upload_id = await _stored_example(app, by, file, kind.word)
     for _ in range(_LOOKS):
         try:
-            return await _created(desk, _example_work(desk, by, kind, file, upload_id, f"{nonce}/{file}"))
+            return await _created(app, _example_work(app, by, kind, file, upload_id, f"{nonce}/{file}"))
         except IdempotencyInFlightError:
             await asyncio.sleep(_LOOK_SECONDS)
         except IdempotencyKeyReuseError:
             break
     # another click was faster; what it has made may have been deleted since
-    there = await _existing(desk, by, kind, file)
-    return there or await _created(desk, _example_work(desk, by, kind, file, upload_id, None))
+    there = await _existing(app, by, kind, file)
+    return there or await _created(app, _example_work(app, by, kind, file, upload_id, None))
 
 
 def _example_work(
-    desk: Desk, by: Principal, kind: Kind[Named], file: str, upload_id: str, key: str | None
+    app: AppState, by: Principal, kind: Kind[Named], file: str, upload_id: str, key: str | None
 ) -> Callable[[], Answer]:
     document: dict[str, Any] = {"name": _EXAMPLE_NAMES[file]}
     if kind.word == "model":
         model = record(ModelCreate, {**document, "files": [{"upload_id": upload_id, "path": file}]})
-        return lambda: models.create(desk, by, model, key=key)
+        return lambda: models.create(app, by, model, key=key)
     dataset = record(DatasetCreate, {**document, "upload_id": upload_id, "preprocessing": _EXAMPLE_PREPROCESSING})
-    return lambda: datasets.create(desk, by, dataset, key=key)
+    return lambda: datasets.create(app, by, dataset, key=key)
 
 
-async def _existing(desk: Desk, by: Principal, kind: Kind[Named], file: str) -> str | None:
+async def _existing(app: AppState, by: Principal, kind: Kind[Named], file: str) -> str | None:
     """What the tenant has of this name and these bytes, unless it was rejected."""
 
     def look() -> str | None:
         query = NounQuery(name=_EXAMPLE_NAMES[file], sha256=hashlib.sha256(_example_bytes(file)).hexdigest())
-        rows, _ = list_page(desk, kind, by.tenant_id, query, after=None, limit=20)
+        rows, _ = list_page(app, kind, by.tenant_id, query, after=None, limit=20)
         return next((row.id for row in rows if row.status != "rejected"), None)
 
-    return await desk.reads.run(look)
+    return await app.reads.run(look)
 
 
 def _example_bytes(file: str) -> bytes:
     return resources.files("service.dashboard").joinpath("examples", file).read_bytes()
 
 
-async def _stored_example(desk: Desk, by: Principal, file: str, kind: str) -> str:
-    data = await desk.reads.run(lambda: _example_bytes(file))
+async def _stored_example(app: AppState, by: Principal, file: str, kind: str) -> str:
+    data = await app.reads.run(lambda: _example_bytes(file))
 
     async def blocks() -> AsyncIterator[bytes]:
         yield data
 
-    return await _received(desk, by, file, len(data), kind, blocks())
+    return await _received(app, by, file, len(data), kind, blocks())
 
 
-async def _stored(desk: Desk, by: Principal, file: UploadFile, name: str, kind: str) -> str:
+async def _stored(app: AppState, by: Principal, file: UploadFile, name: str, kind: str) -> str:
     """The id of a complete upload with the bytes of a form's file, which lie on disk if they are many."""
 
     async def blocks() -> AsyncIterator[bytes]:
         while block := await file.read(_BLOCK):
             yield block
 
-    return await _received(desk, by, name, file.size or 0, kind, blocks())
+    return await _received(app, by, name, file.size or 0, kind, blocks())
 
 
 async def _received(
-    desk: Desk, by: Principal, name: str, size_bytes: int, kind: str, blocks: AsyncIterator[bytes]
+    app: AppState, by: Principal, name: str, size_bytes: int, kind: str, blocks: AsyncIterator[bytes]
 ) -> str:
     announced = record(UploadCreate, {"filename": name, "size_bytes": size_bytes, "kind": kind})
-    upload = await desk.writes.run(lambda: uploads.create(desk, by, announced))
-    await uploads.receive(desk, by, upload.id, uploads.Incoming(blocks, None, size_bytes, None))
+    upload = await app.writes.run(lambda: uploads.create(app, by, announced))
+    await uploads.receive(app, by, upload.id, uploads.Incoming(blocks, None, size_bytes, None))
     return upload.id
 
 
-async def _created(desk: Desk, work: Callable[[], Answer]) -> str:
-    answer = await desk.writes.run(work)
+async def _created(app: AppState, work: Callable[[], Answer]) -> str:
+    answer = await app.writes.run(work)
     return str(answer.body["id"])
 
 

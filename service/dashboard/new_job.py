@@ -22,7 +22,7 @@ from service.dashboard.config_form import JSON, PRESET, Document, differing, sho
 from service.dashboard.drafts import HAND_OVER, NOUNS, TEXTS, Draft, clone_patch, draft_of, posted_draft, read
 from service.dashboard.pages import PageRoute, page, see
 from service.datasets import service as datasets
-from service.deps import Desk, DeskDep, PrincipalDep, form_of
+from service.deps import AppDep, AppState, PrincipalDep, form_of
 from service.hand_overs.asking import refuse_inside
 from service.http import PLAIN_TEXT, poll
 from service.idempotency.answers import IdempotencyKeyReuseError
@@ -56,7 +56,7 @@ _UNUSABLE = (NounNotFoundError, NounNotReadyError, NounRejectedError)
 @router.get("/new")
 async def get_new_job(
     request: Request,
-    desk: DeskDep,
+    app: AppDep,
     principal: PrincipalDep,
     source: Annotated[str, Query(alias="from", max_length=64)] = "",
     patch: Annotated[str, Query(max_length=_MOST_QUERY)] = "",
@@ -66,7 +66,7 @@ async def get_new_job(
     wait: Annotated[int, Query(ge=0, le=25)] = 0,
 ) -> Response:
     """The form: empty, or filled from a job (``from``), with a merge patch of its config, or from the address."""
-    draft = await desk.reads.run(lambda: _begun(desk, principal.tenant_id, source))
+    draft = await app.reads.run(lambda: _begun(app, principal.tenant_id, source))
     given = {name: text for name in TEXTS if (text := request.query_params.get(name))}
     draft.texts |= {**given, **({"labels": labels} if labels else {})}
     if config:
@@ -76,52 +76,52 @@ async def get_new_job(
         draft.take({**draft.document, "preset": preset})
     if patch:
         change = _object(patch, "patch")
-        await desk.checks.run(lambda: _patch(draft, change))
-    await _ready(desk, principal, draft, wait)
-    return await _page(request, desk, principal, draft, status=422 if draft.errors else 200)
+        await app.checks.run(lambda: _patch(draft, change))
+    await _ready(app, principal, draft, wait)
+    return await _page(request, app, principal, draft, status=422 if draft.errors else 200)
 
 
 @router.post("/new")
-async def post_new_job(request: Request, desk: DeskDep, principal: PrincipalDep) -> Response:
+async def post_new_job(request: Request, app: AppDep, principal: PrincipalDep) -> Response:
     """Check the job, start it, or carry its config from the form into the JSON or back."""
-    posted, _ = await _posted(request, desk, principal)
+    posted, _ = await _posted(request, app, principal)
     action = posted.get("action", ["check"])[0]
-    draft = await desk.checks.run(lambda: posted_draft(posted, action))
+    draft = await app.checks.run(lambda: posted_draft(posted, action))
     if draft.errors:
-        return await _page(request, desk, principal, draft, status=422)
+        return await _page(request, app, principal, draft, status=422)
     checked = None
     try:
         if action == "start":
-            return see(request, f"/jobs/{await _started(desk, principal, draft)}")
+            return see(request, f"/jobs/{await _started(app, principal, draft)}")
         if action == "check":
             body = new_files.record(JobValidate, draft.request())
-            await _judged(desk, body)
-            checked = await desk.checks.run(lambda: jobs.check(desk, principal.tenant_id, body))
+            await _judged(app, body)
+            checked = await app.checks.run(lambda: jobs.check(app, principal.tenant_id, body))
     except QuantmillError as error:
-        return await _refused(request, desk, principal, draft, error)
-    return await _page(request, desk, principal, draft, checked=checked)
+        return await _refused(request, app, principal, draft, error)
+    return await _page(request, app, principal, draft, checked=checked)
 
 
 @router.post("/new/model")
-async def post_model(request: Request, desk: DeskDep, principal: PrincipalDep) -> Response:
+async def post_model(request: Request, app: AppDep, principal: PrincipalDep) -> Response:
     """Make a model of the files of the form, and choose it."""
-    posted, files = await _posted(request, desk, principal)
+    posted, files = await _posted(request, app, principal)
     draft = posted_draft(posted, "")
     try:
         sent = files.get("model_files", [])
         if not sent:
             raise InvalidRequestError("Choose the model's file first.", pointer="/model_files")
-        made = await new_files.model_of(desk, principal, sent, draft.get("model_name") or None)
+        made = await new_files.model_of(app, principal, sent, draft.get("model_name") or None)
     except QuantmillError as error:
-        return await _refused(request, desk, principal, draft, error, {"/name": "/model_name"})
+        return await _refused(request, app, principal, draft, error, {"/name": "/model_name"})
     draft.texts["model_id"] = made
-    return await _carried(request, desk, principal, draft)
+    return await _carried(request, app, principal, draft)
 
 
 @router.post("/new/dataset")
-async def post_dataset(request: Request, desk: DeskDep, principal: PrincipalDep) -> Response:
+async def post_dataset(request: Request, app: AppDep, principal: PrincipalDep) -> Response:
     """Make datasets of the files of the form, and choose each for what it was given for."""
-    posted, files = await _posted(request, desk, principal)
+    posted, files = await _posted(request, app, principal)
     draft = posted_draft(posted, "")
     try:
         given = {role: sent for role in _ROLES if (sent := files.get(f"{role}_file"))}
@@ -130,29 +130,29 @@ async def post_dataset(request: Request, desk: DeskDep, principal: PrincipalDep)
         named = draft.get("dataset_name") or None
         prepared = draft.get("preprocessing") or draft.get("preprocessing_name") or None
         for role, sent in given.items():
-            draft.texts[f"{role}_dataset_id"] = await new_files.dataset_of(desk, principal, sent[0], named, prepared)
+            draft.texts[f"{role}_dataset_id"] = await new_files.dataset_of(app, principal, sent[0], named, prepared)
     except QuantmillError as error:
-        return await _refused(request, desk, principal, draft, error, {"/name": "/dataset_name"})
-    return await _carried(request, desk, principal, draft)
+        return await _refused(request, app, principal, draft, error, {"/name": "/dataset_name"})
+    return await _carried(request, app, principal, draft)
 
 
 @router.post("/new/example")
-async def post_example(request: Request, desk: DeskDep, principal: PrincipalDep) -> Response:
+async def post_example(request: Request, app: AppDep, principal: PrincipalDep) -> Response:
     """Choose the model and the data that come with the service, and fill in the rest."""
-    posted, _ = await _posted(request, desk, principal)
-    ids = await new_files.example(desk, principal, posted_draft(posted, "").nonce)
+    posted, _ = await _posted(request, app, principal)
+    ids = await new_files.example(app, principal, posted_draft(posted, "").nonce)
     draft = Draft({**ids, "name": "The first job"})
     draft.take(dict(new_files.EXAMPLE_CONFIG))
-    return await _carried(request, desk, principal, draft)
+    return await _carried(request, app, principal, draft)
 
 
 async def _posted(
-    request: Request, desk: Desk, by: Principal
+    request: Request, app: AppState, by: Principal
 ) -> tuple[dict[str, list[str]], dict[str, list[UploadFile]]]:
     """All fields of the form, blank ones too, and its files."""
     fields: dict[str, list[str]] = {}
     files: dict[str, list[UploadFile]] = {}
-    for key, value in (await form_of(request, desk, by.tenant_id)).multi_items():
+    for key, value in (await form_of(request, app, by.tenant_id)).multi_items():
         if isinstance(value, str):
             fields.setdefault(key, []).append(value)
         elif value.filename:
@@ -160,13 +160,13 @@ async def _posted(
     return fields, files
 
 
-def _begun(desk: Desk, tenant_id: str, source: str) -> Draft:
+def _begun(app: AppState, tenant_id: str, source: str) -> Draft:
     """An empty draft, or one with what a job was asked for."""
     if not source:
         draft = Draft()
         draft.take({})
         return draft
-    job = job_out(jobs.get(desk, tenant_id, source))
+    job = job_out(jobs.get(app, tenant_id, source))
     if job.kind != "quantize" or job.config is None:
         raise NotRepeatableError(
             f"The job {source} is a {job.kind} job: this page makes quantizations.",
@@ -216,29 +216,29 @@ def _object(text: str, name: str) -> Document:
     return found
 
 
-async def _started(desk: Desk, by: Principal, draft: Draft) -> str:
+async def _started(app: AppState, by: Principal, draft: Draft) -> str:
     """The id of the job that is made, or was made by the same page."""
     request = draft.request()
     body = new_files.record(JobCreate, request)
-    await _judged(desk, body)
+    await _judged(app, body)
     if not draft.source:
-        answer = await desk.writes.run(lambda: jobs.create(desk, by, body, key=draft.nonce))
+        answer = await app.writes.run(lambda: jobs.create(app, by, body, key=draft.nonce))
         return str(answer.body["id"])
-    source = await desk.reads.run(lambda: job_out(jobs.get(desk, by.tenant_id, draft.source)))
+    source = await app.reads.run(lambda: job_out(jobs.get(app, by.tenant_id, draft.source)))
     patch = clone_patch(source, request)
-    answer = await desk.writes.run(lambda: jobs.clone(desk, by, draft.source, patch, key=draft.nonce))
+    answer = await app.writes.run(lambda: jobs.clone(app, by, draft.source, patch, key=draft.nonce))
     return str(answer.body["id"])
 
 
-async def _judged(desk: Desk, body: JobCreate | JobValidate) -> None:
+async def _judged(app: AppState, body: JobCreate | JobValidate) -> None:
     """Let no hand-over go to where nothing is sent, as far as names tell it now."""
     if body.hand_over:
-        await desk.lookups.run(lambda: refuse_inside(desk.settings, body.hand_over, f"/{HAND_OVER}"))
+        await app.lookups.run(lambda: refuse_inside(app.settings, body.hand_over, f"/{HAND_OVER}"))
 
 
 async def _refused(
     request: Request,
-    desk: Desk,
+    app: AppState,
     by: Principal,
     draft: Draft,
     error: QuantmillError,
@@ -257,10 +257,10 @@ async def _refused(
     draft.tell(problems)
     if not problems:
         draft.errors.setdefault("", error.detail)
-    return await _page(request, desk, by, draft, status=error.status, hint=error.hint or "")
+    return await _page(request, app, by, draft, status=error.status, hint=error.hint or "")
 
 
-async def _carried(request: Request, desk: Desk, by: Principal, draft: Draft) -> Response:
+async def _carried(request: Request, app: AppState, by: Principal, draft: Draft) -> Response:
     """Go on at the form's own address, with what was typed in it."""
     given = {name: text for name in TEXTS if (text := draft.get(name))}
     if draft.source:
@@ -269,11 +269,11 @@ async def _carried(request: Request, desk: Desk, by: Principal, draft: Draft) ->
     query = urlencode(given)
     if len(query) <= _MOST_QUERY and not draft.errors and not draft.get(HAND_OVER):
         return see(request, f"/new?{query}")
-    await _ready(desk, by, draft, _WAIT_SECONDS)
-    return await _page(request, desk, by, draft)
+    await _ready(app, by, draft, _WAIT_SECONDS)
+    return await _page(request, app, by, draft)
 
 
-async def _ready(desk: Desk, by: Principal, draft: Draft, wait: int) -> None:
+async def _ready(app: AppState, by: Principal, draft: Draft, wait: int) -> None:
     """Wait until what is chosen is validated, for so many seconds at most."""
     for name in NOUNS if wait else ():
         text = draft.get(name)
@@ -282,12 +282,12 @@ async def _ready(desk: Desk, by: Principal, draft: Draft, wait: int) -> None:
         table, get = (Model, models.get) if name == "model_id" else (Dataset, datasets.get)
         with suppress(*_UNUSABLE):  # which the form tells at its field
             # those who wait for a row share their looks, so that it has to be one, and the tenant's
-            noun_id = (await desk.reads.run(lambda get=get, text=text: get(desk, by.tenant_id, text))).id  # type: ignore[misc]
+            noun_id = (await app.reads.run(lambda get=get, text=text: get(app, by.tenant_id, text))).id  # type: ignore[misc]
             await poll(
-                desk,
+                app,
                 table,
                 noun_id,
-                lambda get=get, noun_id=noun_id: get(desk, by.tenant_id, noun_id),  # type: ignore[misc]
+                lambda get=get, noun_id=noun_id: get(app, by.tenant_id, noun_id),  # type: ignore[misc]
                 version=lambda seen: (seen.row_version, 0),
                 done=lambda seen: seen.status != "validating",
                 wait_seconds=wait,
@@ -308,21 +308,21 @@ class Choices:
         self.options, self.told, self.state, self.other = options, told, state, other
 
 
-def _choices(desk: Desk, tenant_id: str, draft: Draft) -> dict[str, Choices]:
+def _choices(app: AppState, tenant_id: str, draft: Draft) -> dict[str, Choices]:
     query = NounQuery(status="ready")
     found: dict[str, Sequence[Model | Dataset]] = {}
-    found["model_id"], _ = list_page(desk, MODELS, tenant_id, query, after=None, limit=_LISTED)
-    data, _ = list_page(desk, DATASETS, tenant_id, query, after=None, limit=_LISTED)
+    found["model_id"], _ = list_page(app, MODELS, tenant_id, query, after=None, limit=_LISTED)
+    data, _ = list_page(app, DATASETS, tenant_id, query, after=None, limit=_LISTED)
     found |= dict.fromkeys(NOUNS[1:], data)
-    return {name: _choices_of(desk, tenant_id, draft, name, rows) for name, rows in found.items()}
+    return {name: _choices_of(app, tenant_id, draft, name, rows) for name, rows in found.items()}
 
 
-def _choices_of(desk: Desk, tenant_id: str, draft: Draft, name: str, rows: Sequence[Model | Dataset]) -> Choices:
+def _choices_of(app: AppState, tenant_id: str, draft: Draft, name: str, rows: Sequence[Model | Dataset]) -> Choices:
     options, chosen = [(row.id, _words(row)) for row in rows], draft.get(name)
     if not chosen or chosen in {row.id for row in rows}:
         return Choices(options, "", "ready" if chosen else "")
     try:
-        row = (models if name == "model_id" else datasets).get(desk, tenant_id, chosen)
+        row = (models if name == "model_id" else datasets).get(app, tenant_id, chosen)
     except _UNUSABLE as error:
         return Choices(options, error.detail, "rejected", chosen)
     draft.texts[name] = row.id
@@ -340,7 +340,7 @@ def _words(row: Model | Dataset) -> str:
 
 async def _page(
     request: Request,
-    desk: Desk,
+    app: AppState,
     by: Principal,
     draft: Draft,
     *,
@@ -348,7 +348,7 @@ async def _page(
     checked: JobValidated | None = None,
     hint: str = "",
 ) -> Response:
-    choices = await desk.reads.run(lambda: _choices(desk, by.tenant_id, draft))
+    choices = await app.reads.run(lambda: _choices(app, by.tenant_id, draft))
     values = values_of(draft.document)
     return page(
         request,

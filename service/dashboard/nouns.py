@@ -14,7 +14,7 @@ from service.conditions import Conditions, PreconditionFailedError
 from service.dashboard.forms import Form, sent
 from service.dashboard.listing import Paging, one_of, pairs
 from service.dashboard.pages import PageRoute, page, see
-from service.deps import Desk, DeskDep, PrincipalDep
+from service.deps import AppDep, AppState, PrincipalDep
 from service.names.aliases import service as aliases
 from service.names.aliases.errors import AliasNotFoundError, InvalidAliasError
 from service.names.aliases.schemas import AliasOut
@@ -73,7 +73,7 @@ class Edit:
         return cls(row.description or "", tags, row_etag(row))
 
 
-Show = Callable[[Request, Desk, Principal, str, "Edit | None"], Awaitable[Response]]
+Show = Callable[[Request, AppState, Principal, str, "Edit | None"], Awaitable[Response]]
 
 
 @dataclass(frozen=True)
@@ -96,17 +96,17 @@ class Filters:
 
 
 async def listing(
-    request: Request, desk: Desk, tenant_id: str, kind: Kind[Named], filters: Filters, cursor: str | None
+    request: Request, app: AppState, tenant_id: str, kind: Kind[Named], filters: Filters, cursor: str | None
 ) -> tuple[list[Named], dict[str, Any]]:
     """The rows of one page of a list, the versions of a name together, and what its template takes beside them."""
     query = filters.query()
-    paging = Paging(request, desk, f"{kind.word}s|{tenant_id}|{query}", cursor)
+    paging = Paging(request, app, f"{kind.word}s|{tenant_id}|{query}", cursor)
 
     def read() -> tuple[list[Named], Position | None, dict[str, list[str]]]:
-        rows, last = list_page(desk, kind, tenant_id, query, after=paging.after, limit=_LIMIT)
-        return rows, last, aliases.words_of(desk, kind, tenant_id, {row.name for row in rows})
+        rows, last = list_page(app, kind, tenant_id, query, after=paging.after, limit=_LIMIT)
+        return rows, last, aliases.words_of(app, kind, tenant_id, {row.name for row in rows})
 
-    rows, last, words = await desk.reads.run(read)
+    rows, last, words = await app.reads.run(read)
     context = {
         "aliases": words,
         "filters": filters,
@@ -122,10 +122,10 @@ def _by_name(rows: Sequence[Named]) -> list[Named]:
     return sorted(rows, key=lambda row: names[row.name])
 
 
-def kin(desk: Desk, kind: Kind[Named], tenant_id: str, row: Named) -> tuple[list[Named], list[AliasOut]]:
+def kin(app: AppState, kind: Kind[Named], tenant_id: str, row: Named) -> tuple[list[Named], list[AliasOut]]:
     """The newest versions of its name, and all aliases of it."""
-    versions, _ = list_page(desk, kind, tenant_id, NounQuery(name=row.name), after=None, limit=_VERSIONS)
-    return versions, aliases.of(desk, kind, tenant_id, row.id)
+    versions, _ = list_page(app, kind, tenant_id, NounQuery(name=row.name), after=None, limit=_VERSIONS)
+    return versions, aliases.of(app, kind, tenant_id, row.id)
 
 
 def with_typed(edit: Edit | None, stored: Edit) -> Edit:
@@ -150,75 +150,75 @@ def change_routes(kind: Kind[Named], show: Show) -> APIRouter:
     base = f"/{kind.word}s/{{ref}}"
 
     @router.post(f"{base}/edit")
-    async def edit(request: Request, ref: str, desk: DeskDep, principal: PrincipalDep) -> Response:
+    async def edit(request: Request, ref: str, app: AppDep, principal: PrincipalDep) -> Response:
         """Change tags and description."""
         form = await sent(request)
         typed = Edit(_lines(form, "description"), _lines(form, "tags"), form.text("etag") or "*")
         patch, errors = _patch(typed)
         if patch is None:
-            return await show(request, desk, principal, ref, replace(typed, errors=errors))
+            return await show(request, app, principal, ref, replace(typed, errors=errors))
         try:
-            await desk.writes.run(lambda: update(desk, principal, kind, ref, patch, Conditions(typed.etag)))
+            await app.writes.run(lambda: update(app, principal, kind, ref, patch, Conditions(typed.etag)))
         except PreconditionFailedError:
-            return await show(request, desk, principal, ref, replace(typed, errors={CHANGED: _CHANGED}))
+            return await show(request, app, principal, ref, replace(typed, errors={CHANGED: _CHANGED}))
         return see(request, f"/{kind.word}s/{quote(ref, safe='@')}")
 
     @router.post(f"{base}/aliases")
-    async def set_alias(request: Request, ref: str, desk: DeskDep, principal: PrincipalDep) -> Response:
+    async def set_alias(request: Request, ref: str, app: AppDep, principal: PrincipalDep) -> Response:
         """Have an alias stand for it; one that stands for another version is moved once that was told."""
         form = await sent(request)
         word, told = form.text("alias") or "", form.text("moved") or ""
-        noun_id = await desk.reads.run(lambda: identify(desk, kind, principal.tenant_id, ref))
+        noun_id = await app.reads.run(lambda: identify(app, kind, principal.tenant_id, ref))
         try:
-            elsewhere = await desk.writes.run(lambda: _put(desk, principal, kind, noun_id, word, told))
+            elsewhere = await app.writes.run(lambda: _put(app, principal, kind, noun_id, word, told))
         except InvalidAliasError as error:
             typed = Edit("", "", "", word, errors={"alias": error.problem().detail})
-            return await show(request, desk, principal, ref, typed)
+            return await show(request, app, principal, ref, typed)
         if elsewhere is not None:
             said = f"{word} stands for version {elsewhere.alias.version} now. Set it once more to move it here."
             typed = Edit("", "", "", word, f"{word} {elsewhere.etag}", {"alias": said})
-            return await show(request, desk, principal, ref, typed)
+            return await show(request, app, principal, ref, typed)
         return see(request, f"/{kind.word}s/{noun_id}")
 
     @router.post(f"{base}/aliases/end")
-    async def end_alias(request: Request, ref: str, desk: DeskDep, principal: PrincipalDep) -> Response:
+    async def end_alias(request: Request, ref: str, app: AppDep, principal: PrincipalDep) -> Response:
         """End an alias of its name."""
         word = (await sent(request)).text("alias") or ""
 
         def drop() -> str:
-            noun_id = identify(desk, kind, principal.tenant_id, ref)
-            aliases.drop(desk, principal, kind, noun_id, word, Conditions())
+            noun_id = identify(app, kind, principal.tenant_id, ref)
+            aliases.drop(app, principal, kind, noun_id, word, Conditions())
             return noun_id
 
-        return see(request, f"/{kind.word}s/{await desk.writes.run(drop)}")
+        return see(request, f"/{kind.word}s/{await app.writes.run(drop)}")
 
     @router.get(f"{base}/delete")
-    async def ask_delete(request: Request, ref: str, desk: DeskDep, principal: PrincipalDep) -> Response:
+    async def ask_delete(request: Request, ref: str, app: AppDep, principal: PrincipalDep) -> Response:
         """Ask once more."""
-        noun_id = await desk.reads.run(lambda: identify(desk, kind, principal.tenant_id, ref))
-        found = await desk.reads.run(lambda: aliases.of(desk, kind, principal.tenant_id, noun_id))
+        noun_id = await app.reads.run(lambda: identify(app, kind, principal.tenant_id, ref))
+        found = await app.reads.run(lambda: aliases.of(app, kind, principal.tenant_id, noun_id))
         needed = [one.alias for one in found if one.id == noun_id]
         return page(request, "noun_delete.html.jinja", word=kind.word, noun_id=noun_id, needed=needed)
 
     @router.post(f"{base}/delete")
-    async def remove(request: Request, ref: str, desk: DeskDep, principal: PrincipalDep) -> Response:
+    async def remove(request: Request, ref: str, app: AppDep, principal: PrincipalDep) -> Response:
         """Delete it, unless something needs it."""
-        await desk.writes.run(lambda: delete(desk, principal, kind, ref))
+        await app.writes.run(lambda: delete(app, principal, kind, ref))
         return see(request, f"/{kind.word}s")
 
     return router
 
 
-def _put(desk: Desk, by: Principal, kind: Kind[Named], noun_id: str, word: str, told: str) -> ShownAlias | None:
+def _put(app: AppState, by: Principal, kind: Kind[Named], noun_id: str, word: str, told: str) -> ShownAlias | None:
     """Make the alias, or move it from where it was told to stand; else nothing is done, and where it stands is told."""
     try:
-        known = aliases.get(desk, kind, by.tenant_id, noun_id, word)
+        known = aliases.get(app, kind, by.tenant_id, noun_id, word)
     except AliasNotFoundError:
-        aliases.put(desk, by, kind, noun_id, word, Conditions(if_none_match="*"))
+        aliases.put(app, by, kind, noun_id, word, Conditions(if_none_match="*"))
         return None
     if known.alias.id != noun_id and told != f"{word} {known.etag}":
         return known
-    aliases.put(desk, by, kind, noun_id, word, Conditions(known.etag))
+    aliases.put(app, by, kind, noun_id, word, Conditions(known.etag))
     return None
 
 

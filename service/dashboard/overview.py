@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request, Response
 
 from service.dashboard.pages import PageRoute, page
 from service.dashboard.words import span
-from service.deps import Desk, DeskDep, PrincipalDep
+from service.deps import AppDep, AppState, PrincipalDep
 from service.jobs import service as jobs
 from service.jobs.repository import JobQuery
 from service.jobs.schemas import JobListed
@@ -36,28 +36,28 @@ class Standing(NamedTuple):
     free_bytes: int
 
 
-def _standing(desk: Desk, tenant_id: str) -> Standing:
-    last, _ = jobs.list_page(desk, tenant_id, JobQuery(), after=None, limit=_LAST)
-    failed, _ = jobs.list_page(desk, tenant_id, JobQuery(state="failed"), after=None, limit=_FAILED)
-    rows, _ = schedules.list_page(desk, tenant_id, after=None, limit=_SCHEDULES)
+def _standing(app: AppState, tenant_id: str) -> Standing:
+    last, _ = jobs.list_page(app, tenant_id, JobQuery(), after=None, limit=_LAST)
+    failed, _ = jobs.list_page(app, tenant_id, JobQuery(state="failed"), after=None, limit=_FAILED)
+    rows, _ = schedules.list_page(app, tenant_id, after=None, limit=_SCHEDULES)
     nightly = []
     for row in rows:
-        runs, _ = schedules.list_runs(desk, tenant_id, row.id, state=None, after=None, limit=1)
+        runs, _ = schedules.list_runs(app, tenant_id, row.id, state=None, after=None, limit=1)
         nightly.append((schedule_listed(row), run_out(runs[0]) if runs else None))
     return Standing(
         [job_listed(one) for one in last],
         [job_listed(one) for one in failed],
         nightly,
-        queues.all_queues(desk),
-        desk.store.free_bytes() // _GIB * _GIB,  # more exactly, it would tell whether others have a file, too
+        queues.all_queues(app),
+        app.store.free_bytes() // _GIB * _GIB,  # more exactly, it would tell whether others have a file, too
     )
 
 
 @router.get("/")
-async def get_overview(request: Request, desk: DeskDep, principal: PrincipalDep) -> Response:
+async def get_overview(request: Request, app: AppDep, principal: PrincipalDep) -> Response:
     """The first page."""
     seen, checks = await asyncio.gather(
-        desk.reads.run(lambda: _standing(desk, principal.tenant_id)), desk.readiness.check_all()
+        app.reads.run(lambda: _standing(app, principal.tenant_id)), app.readiness.check_all()
     )
     ages = [one.oldest_due_age_seconds for one in seen.queues if one.oldest_due_age_seconds is not None]
     slots = max(seen.queues, key=lambda one: one.slots.total).slots

@@ -86,7 +86,7 @@ def page(request: Request, template: str, *, status: int = 200, **context: Any) 
         "principal": principal,
         "signed_in": principal is not None and principal.actor != NO_KEY,
         "navigation": [] if principal is None else [one for one in NAVIGATION if principal.may(one[2])],  # type: ignore[arg-type]
-        "csrf": "" if session is None else request.app.state.desk.keyring.guard(session),
+        "csrf": "" if session is None else request.app.state.app.keyring.guard(session),
         "may": (lambda scope: False) if principal is None else principal.may,
         "query": lambda **changes: changed_query(request, **changes),
     }

@@ -11,8 +11,8 @@ from pydantic import ValidationError
 from service.contracts.quota import Quota
 from service.dashboard.forms import Form, field_errors, sent
 from service.dashboard.pages import PageRoute, page, see
-from service.deps import DeskDep, PrincipalDep
-from service.quotas import desk as quotas
+from service.deps import AppDep, PrincipalDep
+from service.quotas import actions as quotas
 from service.quotas.schemas import TenantOut
 from service.reports import figures
 
@@ -94,24 +94,24 @@ async def find_quota(
 
 
 @router.get("/admin/quotas/{tenant}")
-async def get_quota(request: Request, tenant: Tenant, desk: DeskDep, principal: PrincipalDep) -> Response:
+async def get_quota(request: Request, tenant: Tenant, app: AppDep, principal: PrincipalDep) -> Response:
     """The form of a tenant's limits, filled in with its own."""
-    out = await desk.reads.run(lambda: quotas.get(desk, tenant))
+    out = await app.reads.run(lambda: quotas.get(app, tenant))
     typed = {name: NO_LIMIT if value is None else f"{value}" for name, value in out.own.items()}
     return _form(request, out, typed, {})
 
 
 @router.post("/admin/quotas/{tenant}")
-async def set_quota(request: Request, tenant: Tenant, desk: DeskDep, principal: PrincipalDep) -> Response:
+async def set_quota(request: Request, tenant: Tenant, app: AppDep, principal: PrincipalDep) -> Response:
     """Set them, in place of all that were set before; what is not right stands at its field, with what was typed."""
     form = await sent(request)
     try:
-        own = await desk.checks.run(lambda: _own(form))
+        own = await app.checks.run(lambda: _own(form))
     except ValidationError as error:
         typed = {name: form.text(name) or "" for name in LIMITS}
-        out = await desk.reads.run(lambda: quotas.get(desk, tenant))
+        out = await app.reads.run(lambda: quotas.get(app, tenant))
         return _form(request, out, typed, field_errors(error, Quota))
-    await desk.writes.run(lambda: quotas.set_quota(desk, principal, tenant, own))
+    await app.writes.run(lambda: quotas.set_quota(app, principal, tenant, own))
     return see(request, f"/admin/quotas/{tenant}")
 
 

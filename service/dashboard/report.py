@@ -12,7 +12,7 @@ from service.contracts.report import Advice, Report
 from service.dashboard.forms import sent
 from service.dashboard.pages import PageRoute, page, root_of
 from service.dashboard.report_page import LayerFilter, changed_samples, layer_list, try_address
-from service.deps import DeskDep, PrincipalDep, count_request
+from service.deps import AppDep, PrincipalDep, count_request
 from service.http import PLAIN_TEXT, etag_matches
 from service.jobs import service
 from service.jobs.views import JobView, job_listed
@@ -37,7 +37,7 @@ Words = Annotated[str, Query(max_length=200, pattern=PLAIN_TEXT)]
 async def get_report(
     request: Request,
     job_id: str,
-    desk: DeskDep,
+    app: AppDep,
     principal: PrincipalDep,
     layer: Words = "",
     op: Words = "",
@@ -48,13 +48,13 @@ async def get_report(
     tenant_id = principal.tenant_id
 
     def read() -> tuple[ReportRow, JobView]:
-        return service.report(desk, tenant_id, job_id), service.get(desk, tenant_id, job_id)
+        return service.report(app, tenant_id, job_id), service.get(app, tenant_id, job_id)
 
-    row, view = await desk.reads.run(read)
-    report = await desk.heavy.run(lambda: any_report(row))
+    row, view = await app.reads.run(read)
+    report = await app.heavy.run(lambda: any_report(row))
     if isinstance(report, EvaluationReport):
         evaluated = report
-        return await desk.heavy.run(lambda: _evaluation(request, view, evaluated))
+        return await app.heavy.run(lambda: _evaluation(request, view, evaluated))
     found = report
 
     def show() -> HTMLResponse:
@@ -68,10 +68,10 @@ async def get_report(
             parts=parts(found, try_it, "#layer-list"),
             listed=layer_list(found, LayerFilter(layer, op, kind), every=bool(every)),
             filters={"layer": layer, "op": op, "kind": kind},
-            changed=changed_samples(desk, tenant_id, view, found.fidelity.source),
+            changed=changed_samples(app, tenant_id, view, found.fidelity.source),
         )
 
-    return await desk.heavy.run(show)
+    return await app.heavy.run(show)
 
 
 def _quantization(request: Request, view: JobView, report: Report, **shown: Any) -> HTMLResponse:
@@ -101,11 +101,11 @@ def _evaluation(request: Request, view: JobView, report: EvaluationReport) -> HT
 
 
 @router.post("/jobs/{job_id}/share")
-async def share_report(request: Request, job_id: str, desk: DeskDep, principal: PrincipalDep) -> Response:
+async def share_report(request: Request, job_id: str, app: AppDep, principal: PrincipalDep) -> Response:
     """Make a link that shows the report, and nothing else, to whoever has it."""
     days = (await sent(request)).text("days") or ""
     known = days in dict(_SPANS)
-    made = await desk.writes.run(lambda: share(desk, principal, job_id, int(days))) if known else None
+    made = await app.writes.run(lambda: share(app, principal, job_id, int(days))) if known else None
     return page(
         request,
         "job_shared.html.jinja",
@@ -120,10 +120,10 @@ async def share_report(request: Request, job_id: str, desk: DeskDep, principal: 
 
 
 @router.get("/shared/{token}")
-async def get_shared(request: Request, token: str, desk: DeskDep) -> Response:
+async def get_shared(request: Request, token: str, app: AppDep) -> Response:
     """The report that a link shows, to anybody, also within pages of others."""
-    row = await desk.reads.run(lambda: shared(desk, token))
-    await count_request(request, desk, row.tenant_id)
+    row = await app.reads.run(lambda: shared(app, token))
+    await count_request(request, app, row.tenant_id)
     headers = {
         "ETag": f'"{row.job_id}.{row.attempt}.shared.{renderer_version()}"',
         "Cache-Control": "private, no-cache",
@@ -135,5 +135,5 @@ async def get_shared(request: Request, token: str, desk: DeskDep) -> Response:
     }
     if etag_matches(request.headers.get("If-None-Match"), headers["ETag"]):
         return Response(status_code=304, headers=headers)
-    document = await desk.heavy.run(lambda: rendered(whole_report(row), "html"))
+    document = await app.heavy.run(lambda: rendered(whole_report(row), "html"))
     return Response(document, media_type=FORMATS["html"].media_type, headers=headers)

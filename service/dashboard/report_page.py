@@ -15,7 +15,7 @@ from service.contracts.report import Advice, LayerFigures, Report
 from service.contracts.sheets import SHEET_SIDE, sheet_corner, sheet_numbers, sheet_size
 from service.datasets import service as datasets
 from service.datasets.errors import DatasetNotFoundError
-from service.deps import Desk
+from service.deps import AppState
 from service.jobs.views import JobView
 from service.reports.layers import gain_words, storage_words
 from service.storage import StoredFileCorruptError, StoredFileMissingError
@@ -117,11 +117,11 @@ def try_address(root: str, job_id: str, advice: Advice) -> str | None:
     return f"{root}/new?from={job_id}&patch={patch}" if len(patch) <= MOST_PATCH_CHARS else None
 
 
-def changed_samples(desk: Desk, tenant_id: str, view: JobView, source: str) -> ChangedSamples:
+def changed_samples(app: AppState, tenant_id: str, view: JobView, source: str) -> ChangedSamples:
     """The samples whose answer changed, as far as the job has kept them; reads the store.
 
     Args:
-        desk: of the process.
+        app: of the process.
         tenant_id: whose job.
         view: the job.
         source: which data was measured on; see ``Fidelity``.
@@ -130,13 +130,13 @@ def changed_samples(desk: Desk, tenant_id: str, view: JobView, source: str) -> C
     if file is None or file.size_bytes > MOST_BYTES:
         return ChangedSamples(None, "The job keeps no results by sample: there is no class per sample, or too many.")
     try:
-        found = changes(samples_of(desk, file), _MOST_CHANGED)
+        found = changes(samples_of(app, file), _MOST_CHANGED)
     except (SamplesUnreadableError, StoredFileMissingError, StoredFileCorruptError) as error:
         return ChangedSamples(None, error.detail)
     if found is None:
         return ChangedSamples(None, "The output of the model gives no class per sample.")
     ids = {"evaluation": view.job.evaluation_dataset_id, "calibration": view.job.calibration_dataset_id}
-    dataset = _dataset(desk, tenant_id, ids.get(source))
+    dataset = _dataset(app, tenant_id, ids.get(source))
     summary = None if dataset is None or not dataset.summary else DatasetSummary.model_validate(dataset.summary)
     if dataset is None or summary is None or summary.samples != found.samples:
         return ChangedSamples(found)
@@ -145,11 +145,11 @@ def changed_samples(desk: Desk, tenant_id: str, view: JobView, source: str) -> C
     return ChangedSamples(found, "", classes, pictures)
 
 
-def _dataset(desk: Desk, tenant_id: str, dataset_id: str | None) -> Dataset | None:
+def _dataset(app: AppState, tenant_id: str, dataset_id: str | None) -> Dataset | None:
     if dataset_id is None:
         return None
     try:
-        return datasets.get(desk, tenant_id, dataset_id)
+        return datasets.get(app, tenant_id, dataset_id)
     except DatasetNotFoundError:
         return None  # it was deleted since: the samples are told by their numbers
 

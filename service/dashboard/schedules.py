@@ -14,7 +14,7 @@ from service.contracts.validation import field_problems
 from service.dashboard.forms import Form, checked, sent
 from service.dashboard.listing import Paging
 from service.dashboard.pages import PageRoute, page, see
-from service.deps import Desk, DeskDep, PrincipalDep
+from service.deps import AppDep, AppState, PrincipalDep
 from service.http import CursorParameter
 from service.jobs import service as jobs
 from service.jobs.repeats import changed_request
@@ -39,14 +39,14 @@ class Night(NamedTuple):
 @router.get("/schedules")
 async def list_schedules(
     request: Request,
-    desk: DeskDep,
+    app: AppDep,
     principal: PrincipalDep,
     cursor: CursorParameter = None,
 ) -> Response:
     """Schedules, newest first."""
-    paging = Paging(request, desk, f"schedules|{principal.tenant_id}", cursor)
-    rows, last = await desk.reads.run(
-        lambda: service.list_page(desk, principal.tenant_id, after=paging.after, limit=_LIMIT)
+    paging = Paging(request, app, f"schedules|{principal.tenant_id}", cursor)
+    rows, last = await app.reads.run(
+        lambda: service.list_page(app, principal.tenant_id, after=paging.after, limit=_LIMIT)
     )
     return page(
         request,
@@ -59,14 +59,14 @@ async def list_schedules(
 @router.get("/schedules/new")
 async def new_schedule(
     request: Request,
-    desk: DeskDep,
+    app: AppDep,
     principal: PrincipalDep,
     job: Annotated[str, Query(alias="from", max_length=64)] = "",
 ) -> Response:
     """The form of a schedule that does again what a job was asked for."""
     if not job:
         return see(request, "/jobs")
-    seen = job_listed(await desk.reads.run(lambda: jobs.get(desk, principal.tenant_id, job)))
+    seen = job_listed(await app.reads.run(lambda: jobs.get(app, principal.tenant_id, job)))
     name = f"{seen.model_name or 'model'} nightly"
     typed = {"name": name, "cron": "0 3 * * *", "timezone": "UTC", "max_drop": "", "promote_to": ""}
     typed |= {"newest": "yes", "skip_unchanged": ""}
@@ -74,19 +74,19 @@ async def new_schedule(
 
 
 @router.post("/schedules/new")
-async def create_schedule(request: Request, desk: DeskDep, principal: PrincipalDep) -> Response:
+async def create_schedule(request: Request, app: AppDep, principal: PrincipalDep) -> Response:
     """Make it; what is not right stands at its field, with what was typed."""
     form = await sent(request)
     job_id = form.text("from") or ""
-    view = await desk.reads.run(lambda: jobs.get(desk, principal.tenant_id, job_id))
+    view = await app.reads.run(lambda: jobs.get(app, principal.tenant_id, job_id))
     seen = job_listed(view)
     patch: dict[str, Any] = {"name": None}
     if form.ticked("newest") and seen.model_name is not None:
         patch["model_id"] = f"{seen.model_name}@latest"
     template = changed_request(view.job, patch)
     try:
-        body = await checked(desk, ScheduleCreate, {**_asked(form, seen.figures), "template": template})
-        answer = await desk.writes.run(lambda: service.create(desk, principal, body, key=None))
+        body = await checked(app, ScheduleCreate, {**_asked(form, seen.figures), "template": template})
+        answer = await app.writes.run(lambda: service.create(app, principal, body, key=None))
     except (ValidationError, InvalidRequestError) as error:
         return _again(request, form, seen, error)
     return see(request, f"/schedules/{answer.body['id']}")
@@ -117,17 +117,17 @@ def _again(request: Request, form: Form, job: Any, error: ValidationError | Inva
 
 
 @router.get("/schedules/{schedule_id}")
-async def get_schedule(request: Request, schedule_id: str, desk: DeskDep, principal: PrincipalDep) -> Response:
+async def get_schedule(request: Request, schedule_id: str, app: AppDep, principal: PrincipalDep) -> Response:
     """One schedule with what became of it."""
-    shown = await desk.reads.run(lambda: _shown(desk, principal.tenant_id, schedule_id))
+    shown = await app.reads.run(lambda: _shown(app, principal.tenant_id, schedule_id))
     return page(request, "schedule.html.jinja", days=_DAYS, **shown)
 
 
-def _shown(desk: Desk, tenant_id: str, schedule_id: str) -> dict[str, Any]:
-    schedule = schedule_out(service.get(desk, tenant_id, schedule_id))
-    rows, _ = service.list_runs(desk, tenant_id, schedule_id, state=None, after=None, limit=_RUNS)
+def _shown(app: AppState, tenant_id: str, schedule_id: str) -> dict[str, Any]:
+    schedule = schedule_out(service.get(app, tenant_id, schedule_id))
+    rows, _ = service.list_runs(app, tenant_id, schedule_id, state=None, after=None, limit=_RUNS)
     runs = [run_out(row) for row in rows]
-    unit, nights = _nights(desk, tenant_id, runs)
+    unit, nights = _nights(app, tenant_id, runs)
     points = [(float(k), night.value) for k, night in enumerate(nights, start=1)]
     return {
         "schedule": schedule,
@@ -139,10 +139,10 @@ def _shown(desk: Desk, tenant_id: str, schedule_id: str) -> dict[str, Any]:
     }
 
 
-def _nights(desk: Desk, tenant_id: str, runs: list[RunOut]) -> tuple[str, list[Night]]:
+def _nights(app: AppState, tenant_id: str, runs: list[RunOut]) -> tuple[str, list[Night]]:
     """The first metric of the quantized model by run, the oldest first; and its unit."""
     shown = runs[: 7 * _WEEKS]
-    outlines = jobs.outlines(desk, tenant_id, [run.job_id for run in shown if run.job_id is not None])
+    outlines = jobs.outlines(app, tenant_id, [run.job_id for run in shown if run.job_id is not None])
     found, unit = [], ""
     for run in reversed(shown):
         outline = outlines.get(run.job_id or "")  # a job may have been deleted since; its run stays
@@ -164,28 +164,28 @@ def _weeks(runs: list[RunOut]) -> list[tuple[date, list[list[RunOut]]]]:
 
 
 @router.post("/schedules/{schedule_id}/run")
-async def run_schedule(request: Request, schedule_id: str, desk: DeskDep, principal: PrincipalDep) -> Response:
+async def run_schedule(request: Request, schedule_id: str, app: AppDep, principal: PrincipalDep) -> Response:
     """Run it now."""
-    await desk.writes.run(lambda: service.run(desk, principal, schedule_id, key=None))
+    await app.writes.run(lambda: service.run(app, principal, schedule_id, key=None))
     return see(request, f"/schedules/{schedule_id}")
 
 
 @router.post("/schedules/{schedule_id}/pause")
-async def pause_schedule(request: Request, schedule_id: str, desk: DeskDep, principal: PrincipalDep) -> Response:
+async def pause_schedule(request: Request, schedule_id: str, app: AppDep, principal: PrincipalDep) -> Response:
     """Let it not be due."""
-    await desk.writes.run(lambda: service.pause(desk, principal, schedule_id))
+    await app.writes.run(lambda: service.pause(app, principal, schedule_id))
     return see(request, f"/schedules/{schedule_id}")
 
 
 @router.post("/schedules/{schedule_id}/resume")
-async def resume_schedule(request: Request, schedule_id: str, desk: DeskDep, principal: PrincipalDep) -> Response:
+async def resume_schedule(request: Request, schedule_id: str, app: AppDep, principal: PrincipalDep) -> Response:
     """Let it be due again."""
-    await desk.writes.run(lambda: service.resume(desk, principal, schedule_id))
+    await app.writes.run(lambda: service.resume(app, principal, schedule_id))
     return see(request, f"/schedules/{schedule_id}")
 
 
 @router.post("/schedules/{schedule_id}/delete")
-async def delete_schedule(request: Request, schedule_id: str, desk: DeskDep, principal: PrincipalDep) -> Response:
+async def delete_schedule(request: Request, schedule_id: str, app: AppDep, principal: PrincipalDep) -> Response:
     """Delete it with its history; its jobs stay."""
-    await desk.writes.run(lambda: service.delete(desk, principal, schedule_id, Conditions(None)))
+    await app.writes.run(lambda: service.delete(app, principal, schedule_id, Conditions(None)))
     return see(request, "/schedules")

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Request, Response
 
 from service.dashboard.forms import sent
 from service.dashboard.pages import PageRoute, page, see
-from service.deps import DeskDep, address_of
+from service.deps import AppDep, address_of
 from service.keys import cookies
 from service.keys.files import LOCAL_KEY_FILE
 
@@ -14,23 +14,23 @@ router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
 
 @router.get("/sign-in")
-async def get_sign_in(request: Request, desk: DeskDep, next: str = "/") -> Response:  # noqa: A002 - as it stands in the address
+async def get_sign_in(request: Request, app: AppDep, next: str = "/") -> Response:  # noqa: A002 - as it stands in the address
     """The page that asks for a key."""
-    if desk.settings.keyless:
+    if app.settings.keyless:
         return see(request, _own(next))
-    return page(request, "sign_in.html.jinja", next=_own(next), refused=False, key_file=_key_file(desk))
+    return page(request, "sign_in.html.jinja", next=_own(next), refused=False, key_file=_key_file(app))
 
 
 @router.post("/sign-in")
-async def sign_in(request: Request, desk: DeskDep) -> Response:
+async def sign_in(request: Request, app: AppDep) -> Response:
     """Take a key, and give the browser a session for it."""
     form = await sent(request)
     wanted, key = _own(form.text("next") or "/"), form.text("key")
     made = None
     if key is not None:
-        made = await desk.reads.run(lambda: desk.keyring.session_token(key, address_of(request)))
+        made = await app.reads.run(lambda: app.keyring.session_token(key, address_of(request)))
     if made is None:
-        shown = {"next": wanted, "refused": True, "key_file": _key_file(desk)}
+        shown = {"next": wanted, "refused": True, "key_file": _key_file(app)}
         return page(request, "sign_in.html.jinja", status=401, **shown)
     answer = see(request, wanted)
     cookies.keep(answer, request, made[0])
@@ -50,7 +50,7 @@ def _own(path: str) -> str:
     return path if path.startswith("/") and not path.startswith(("//", "/\\")) and path.isprintable() else "/"
 
 
-def _key_file(desk: DeskDep) -> str | None:
+def _key_file(app: AppDep) -> str | None:
     """Where the key of this machine lies, for who reaches the service on this machine alone."""
-    path = desk.settings.data_dir / LOCAL_KEY_FILE
-    return str(path) if desk.settings.api_key is None and path.is_file() else None
+    path = app.settings.data_dir / LOCAL_KEY_FILE
+    return str(path) if app.settings.api_key is None and path.is_file() else None

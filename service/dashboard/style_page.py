@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request, Response
 
 from service.contracts.errors import Problem
 from service.dashboard.pages import PageRoute, page
-from service.deps import DeskDep, PrincipalDep
+from service.deps import AppDep, PrincipalDep
 from service.errors import RouteNotFoundError
 from service.reports import charts
 
@@ -29,13 +29,13 @@ _PROBLEM = Problem(
 
 
 @router.get("/style")
-async def get_style(request: Request, desk: DeskDep, principal: PrincipalDep) -> Response:
+async def get_style(request: Request, app: AppDep, principal: PrincipalDep) -> Response:
     """Every component, in every state it has; on a service that is open, as one in development is.
 
     Raises:
         RouteNotFoundError: the service is not open.
     """
-    if not desk.settings.open:
+    if not app.settings.open:
         raise RouteNotFoundError("There is no such page.", hint="QUANTMILL_OPEN=true serves it.")
     return page(request, "style_page.html.jinja", **_shown())
 

@@ -14,7 +14,7 @@ from service.contracts.report import Report
 from service.contracts.search import Search, TrialFigures
 from service.dashboard import live_trials, planes
 from service.dashboard.pages import PageRoute, page
-from service.deps import Desk, DeskDep, PrincipalDep
+from service.deps import AppDep, AppState, PrincipalDep
 from service.jobs import service as jobs
 from service.jobs.schemas import TERMINAL, JobOut
 from service.jobs.views import job_out
@@ -35,13 +35,13 @@ class Shown(NamedTuple):
 
 
 @router.get("/jobs/{job_id}/trials")
-async def get_trials(request: Request, job_id: str, desk: DeskDep, principal: PrincipalDep) -> Response:
+async def get_trials(request: Request, job_id: str, app: AppDep, principal: PrincipalDep) -> Response:
     """The trials of a job; of one that has not succeeded those that it has told so far."""
-    job, report = await desk.reads.run(lambda: _read(desk, principal.tenant_id, job_id))
+    job, report = await app.reads.run(lambda: _read(app, principal.tenant_id, job_id))
     search = None if report is None else search_of(report)
     context: dict[str, Any] = {"job": job, "search": search, "trials": [], "plane": None, "measure": planes.SQNR}
     if report is None and live_trials.AUTOPILOT in (job.algorithms or ()):
-        so_far = await desk.reads.run(lambda: live_trials.told(desk, principal.tenant_id, job))
+        so_far = await app.reads.run(lambda: live_trials.told(app, principal.tenant_id, job))
         return page(request, "trials_live.html.jinja", job=job, ended=job.state in TERMINAL, **so_far._asdict())
     if report is not None and search is not None:
         measure, limit = live_trials.goal_of(search.goal)
@@ -53,11 +53,11 @@ async def get_trials(request: Request, job_id: str, desk: DeskDep, principal: Pr
     return page(request, "trials.html.jinja", **context)
 
 
-def _read(desk: Desk, tenant_id: str, job_id: str) -> tuple[JobOut, Report | None]:
-    job = job_out(jobs.get(desk, tenant_id, job_id))
+def _read(app: AppState, tenant_id: str, job_id: str) -> tuple[JobOut, Report | None]:
+    job = job_out(jobs.get(app, tenant_id, job_id))
     if job.kind != "quantize" or job.figures is None:
         return job, None
-    return job, whole_report(jobs.report(desk, tenant_id, job_id))
+    return job, whole_report(jobs.report(app, tenant_id, job_id))
 
 
 def search_of(report: Report) -> Search | None:

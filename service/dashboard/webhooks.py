@@ -13,7 +13,7 @@ from service.contracts.webhooks import EVERYTHING, patterns
 from service.dashboard.forms import Form, checked, field_errors, sent
 from service.dashboard.listing import Paging, one_of
 from service.dashboard.pages import PageRoute, page, see
-from service.deps import DeskDep, PrincipalDep
+from service.deps import AppDep, PrincipalDep
 from service.egress.errors import EgressError
 from service.http import CursorParameter
 from service.tables import WebhookEndpoint
@@ -31,12 +31,12 @@ _EMPTY = {"url": "", "event_types": [EVERYTHING], "description": "", "enabled": 
 
 @router.get("/webhooks")
 async def list_webhooks(
-    request: Request, desk: DeskDep, principal: PrincipalDep, cursor: CursorParameter = None
+    request: Request, app: AppDep, principal: PrincipalDep, cursor: CursorParameter = None
 ) -> Response:
     """Webhooks, newest first."""
-    paging = Paging(request, desk, f"webhooks|{principal.tenant_id}", cursor)
-    rows, last = await desk.reads.run(
-        lambda: service.list_page(desk, principal.tenant_id, after=paging.after, limit=_LIMIT)
+    paging = Paging(request, app, f"webhooks|{principal.tenant_id}", cursor)
+    rows, last = await app.reads.run(
+        lambda: service.list_page(app, principal.tenant_id, after=paging.after, limit=_LIMIT)
     )
     return page(
         request,
@@ -53,16 +53,16 @@ async def new_webhook(request: Request, principal: PrincipalDep) -> Response:
 
 
 @router.post("/webhooks/new")
-async def create_webhook(request: Request, desk: DeskDep, principal: PrincipalDep) -> Response:
+async def create_webhook(request: Request, app: AppDep, principal: PrincipalDep) -> Response:
     """Make it, and show its secret this once; what is not right stands at its field, with what was typed."""
     form = await sent(request)
     typed = _typed(form)
     try:
-        body = await checked(desk, WebhookCreate, {**typed, "description": typed["description"] or None})
-        await desk.lookups.run(lambda: service.check_destination(desk.settings, body.url))
+        body = await checked(app, WebhookCreate, {**typed, "description": typed["description"] or None})
+        await app.lookups.run(lambda: service.check_destination(app.settings, body.url))
     except (ValidationError, EgressError) as error:
         return _form(request, typed, errors=_errors(error))
-    made = (await desk.writes.run(lambda: service.create(desk, principal, body, None))).body
+    made = (await app.writes.run(lambda: service.create(app, principal, body, None))).body
     return page(request, "secret_made.html.jinja", **_shown_once(made["id"], made["url"], made["secret"]))
 
 
@@ -70,19 +70,19 @@ async def create_webhook(request: Request, desk: DeskDep, principal: PrincipalDe
 async def get_webhook(
     request: Request,
     webhook_id: str,
-    desk: DeskDep,
+    app: AppDep,
     principal: PrincipalDep,
     state: Annotated[str, Query(max_length=32)] = "",
     cursor: CursorParameter = None,
 ) -> Response:
     """One webhook with what was sent to it."""
     wanted = one_of(state, _STATES, "state")
-    paging = Paging(request, desk, f"deliveries|{principal.tenant_id}|{webhook_id}|{state}", cursor)
+    paging = Paging(request, app, f"deliveries|{principal.tenant_id}|{webhook_id}|{state}", cursor)
 
     def read() -> dict[str, Any]:
-        row = service.get(desk, principal.tenant_id, webhook_id)
+        row = service.get(app, principal.tenant_id, webhook_id)
         rows, last = service.list_deliveries(
-            desk, principal.tenant_id, webhook_id, state=wanted, after=paging.after, limit=_LIMIT
+            app, principal.tenant_id, webhook_id, state=wanted, after=paging.after, limit=_LIMIT
         )
         deliveries = [delivery_out(one) for one in rows]
         return {
@@ -92,75 +92,75 @@ async def get_webhook(
             "next_query": paging.next_query(last),
         }
 
-    shown = await desk.reads.run(read)
+    shown = await app.reads.run(read)
     return page(
         request, "webhook.html.jinja", states=[(one, one) for one in _STATES], chosen=state, graces=_GRACES, **shown
     )
 
 
 @router.get("/webhooks/{webhook_id}/edit")
-async def edit_webhook(request: Request, webhook_id: str, desk: DeskDep, principal: PrincipalDep) -> Response:
+async def edit_webhook(request: Request, webhook_id: str, app: AppDep, principal: PrincipalDep) -> Response:
     """The form of one, filled in."""
-    row = await desk.reads.run(lambda: service.get(desk, principal.tenant_id, webhook_id))
+    row = await app.reads.run(lambda: service.get(app, principal.tenant_id, webhook_id))
     return _form(request, _stored(row), webhook_id=webhook_id, tag=etag(row))
 
 
 @router.post("/webhooks/{webhook_id}/edit")
-async def change_webhook(request: Request, webhook_id: str, desk: DeskDep, principal: PrincipalDep) -> Response:
+async def change_webhook(request: Request, webhook_id: str, app: AppDep, principal: PrincipalDep) -> Response:
     """Change it; if somebody else has since the form was filled in, show what was typed beside what it is now."""
     form = await sent(request)
     typed, tag = _typed(form), form.text("etag")
     asked = {**typed, "description": typed["description"] or None}
-    row = await desk.reads.run(lambda: service.get(desk, principal.tenant_id, webhook_id))
+    row = await app.reads.run(lambda: service.get(app, principal.tenant_id, webhook_id))
     if asked["url"] == row.url:
         del asked["url"]  # one that is set anew counts as another, which has not failed yet
     try:
-        body = await checked(desk, WebhookChange, asked)
+        body = await checked(app, WebhookChange, asked)
         url = body.url
         if url is not None:
-            await desk.lookups.run(lambda: service.check_destination(desk.settings, url))
+            await app.lookups.run(lambda: service.check_destination(app.settings, url))
     except (ValidationError, EgressError) as error:
         return _form(request, typed, webhook_id=webhook_id, tag=tag or "", errors=_errors(error))
     try:
-        await desk.writes.run(lambda: service.change(desk, principal, webhook_id, body, Conditions(tag)))
+        await app.writes.run(lambda: service.change(app, principal, webhook_id, body, Conditions(tag)))
     except PreconditionFailedError:
-        row = await desk.reads.run(lambda: service.get(desk, principal.tenant_id, webhook_id))
+        row = await app.reads.run(lambda: service.get(app, principal.tenant_id, webhook_id))
         return _form(request, typed, webhook_id=webhook_id, tag=etag(row), now=_stored(row))
     return see(request, f"/webhooks/{webhook_id}")
 
 
 @router.post("/webhooks/{webhook_id}/delete")
-async def delete_webhook(request: Request, webhook_id: str, desk: DeskDep, principal: PrincipalDep) -> Response:
+async def delete_webhook(request: Request, webhook_id: str, app: AppDep, principal: PrincipalDep) -> Response:
     """Delete it with its deliveries."""
     tag = (await sent(request)).text("etag")
-    await desk.writes.run(lambda: service.delete(desk, principal, webhook_id, Conditions(tag)))
+    await app.writes.run(lambda: service.delete(app, principal, webhook_id, Conditions(tag)))
     return see(request, "/webhooks")
 
 
 @router.post("/webhooks/{webhook_id}/rotate")
-async def rotate_webhook(request: Request, webhook_id: str, desk: DeskDep, principal: PrincipalDep) -> Response:
+async def rotate_webhook(request: Request, webhook_id: str, app: AppDep, principal: PrincipalDep) -> Response:
     """Give it another secret, and show that this once."""
     grace = (await sent(request)).text("grace_seconds")
     if grace not in dict(_GRACES):
         raise InvalidRequestError("When the old secret ends is not told.", pointer="/grace_seconds")
     body = WebhookRotate(grace_seconds=float(grace))
-    made = await desk.writes.run(lambda: service.rotate(desk, principal, webhook_id, body))
+    made = await app.writes.run(lambda: service.rotate(app, principal, webhook_id, body))
     return page(request, "secret_made.html.jinja", **_shown_once(made.row.id, made.row.url, made.secret))
 
 
 @router.post("/webhooks/{webhook_id}/ping")
-async def ping_webhook(request: Request, webhook_id: str, desk: DeskDep, principal: PrincipalDep) -> Response:
+async def ping_webhook(request: Request, webhook_id: str, app: AppDep, principal: PrincipalDep) -> Response:
     """Send it an event that says nothing."""
-    await desk.writes.run(lambda: service.ping(desk, principal, webhook_id))
+    await app.writes.run(lambda: service.ping(app, principal, webhook_id))
     return see(request, f"/webhooks/{webhook_id}")
 
 
 @router.post("/webhooks/{webhook_id}/deliveries/{delivery_id}/redeliver")
 async def redeliver(
-    request: Request, webhook_id: str, delivery_id: str, desk: DeskDep, principal: PrincipalDep
+    request: Request, webhook_id: str, delivery_id: str, app: AppDep, principal: PrincipalDep
 ) -> Response:
     """Send a delivery again."""
-    await desk.writes.run(lambda: service.redeliver(desk, principal, webhook_id, delivery_id))
+    await app.writes.run(lambda: service.redeliver(app, principal, webhook_id, delivery_id))
     return see(request, f"/webhooks/{webhook_id}")
 
 

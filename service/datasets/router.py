@@ -15,7 +15,7 @@ from service.datasets import service
 from service.datasets.errors import DatasetInUseError, ThumbnailsNotFoundError
 from service.datasets.schemas import DatasetCreate, DatasetOut
 from service.datasets.views import dataset_in_list, dataset_out
-from service.deps import DeskDep, PrincipalDep, reading
+from service.deps import AppDep, PrincipalDep, reading
 from service.http import DEFAULT_LIMIT, CursorParameter, Limit, Wait, etag_matches, only_parameters, poll
 from service.idempotency.answers import IdempotencyHeader
 from service.names.deletion.service import delete
@@ -48,18 +48,18 @@ _SHEET_RESPONSES: Responses = {
 )
 async def create_dataset(
     body: DatasetCreate,
-    desk: DeskDep,
+    app: AppDep,
     principal: PrincipalDep,
     idempotency_key: IdempotencyHeader = None,
 ) -> Response:
     """Make a dataset of an upload. Validated in the background: ask with ?wait=25 until it is ready or rejected."""
-    return await desk.writes.run(lambda: service.create(desk, principal, body, key=idempotency_key).response())
+    return await app.writes.run(lambda: service.create(app, principal, body, key=idempotency_key).response())
 
 
 @router.get("", dependencies=[Depends(only_parameters(*FILTERS, keyed=TAG))], openapi_extra=TAG_PARAMETER)
 @reading
 def list_datasets(
-    desk: DeskDep,
+    app: AppDep,
     principal: PrincipalDep,
     response: Response,
     request: Request,
@@ -68,9 +68,9 @@ def list_datasets(
     cursor: CursorParameter = None,
 ) -> Page[DatasetOut]:
     """Datasets, newest first. Any number of ``tag=KEY=VALUE`` filter by tag."""
-    codec = CursorCodec(desk.settings, f"datasets|{principal.tenant_id}|{query}")
+    codec = CursorCodec(app.settings, f"datasets|{principal.tenant_id}|{query}")
     after = None if cursor is None else codec.decode(cursor)
-    datasets, last = list_page(desk, DATASETS, principal.tenant_id, query, after=after, limit=limit)
+    datasets, last = list_page(app, DATASETS, principal.tenant_id, query, after=after, limit=limit)
     next_cursor = None if last is None else codec.encode(last)
     given = {name: value for name, value in request.query_params.items() if name != "cursor"}
     response.headers.update(link_header("/v1/datasets", next_cursor, **given))
@@ -82,19 +82,19 @@ def list_datasets(
 @router.get("/{dataset_id}", response_model=DatasetOut, responses={304: {"description": "Not changed"}})
 async def get_dataset(
     dataset_id: str,
-    desk: DeskDep,
+    app: AppDep,
     principal: PrincipalDep,
     response: Response,
     wait: Wait = 0,
     if_none_match: Annotated[str | None, Header()] = None,
 ) -> Response | DatasetOut:
     """A dataset. With ?wait= the answer comes once validation has ended, or when the time is over."""
-    found_id = await desk.reads.run(lambda: identify(desk, DATASETS, principal.tenant_id, dataset_id))
+    found_id = await app.reads.run(lambda: identify(app, DATASETS, principal.tenant_id, dataset_id))
     dataset = await poll(
-        desk,
+        app,
         Dataset,
         found_id,
-        lambda: service.get(desk, principal.tenant_id, found_id),
+        lambda: service.get(app, principal.tenant_id, found_id),
         version=lambda seen: (seen.row_version, 0),
         done=lambda seen: seen.status != "validating",
         wait_seconds=wait,
@@ -114,22 +114,22 @@ async def get_dataset(
 async def update_dataset(
     dataset_id: str,
     body: NounPatch,
-    desk: DeskDep,
+    app: AppDep,
     principal: PrincipalDep,
     response: Response,
     if_match: IfMatch = None,
 ) -> DatasetOut:
     """Change its tags and its description. Needs If-Match with its ETag, or ``*``."""
     conditions = Conditions(if_match)
-    dataset = await desk.writes.run(lambda: update(desk, principal, DATASETS, dataset_id, body, conditions))
+    dataset = await app.writes.run(lambda: update(app, principal, DATASETS, dataset_id, body, conditions))
     response.headers["ETag"] = row_etag(dataset)
     return dataset_out(dataset)
 
 
 @router.delete("/{dataset_id}", status_code=204, responses=problems(InvalidRequestError, DatasetInUseError))
-async def delete_dataset(dataset_id: str, desk: DeskDep, principal: PrincipalDep) -> Response:
+async def delete_dataset(dataset_id: str, app: AppDep, principal: PrincipalDep) -> Response:
     """Delete it, unless something needs it: a job that has not ended, an alias. Never an error to repeat."""
-    await desk.writes.run(lambda: delete(desk, principal, DATASETS, dataset_id))
+    await app.writes.run(lambda: delete(app, principal, DATASETS, dataset_id))
     return Response(status_code=204)
 
 
@@ -140,12 +140,12 @@ async def delete_dataset(dataset_id: str, desk: DeskDep, principal: PrincipalDep
     response_class=Response,
 )
 @reading
-def get_thumbnails(dataset_id: str, request: Request, desk: DeskDep, principal: PrincipalDep) -> Response:
+def get_thumbnails(dataset_id: str, request: Request, app: AppDep, principal: PrincipalDep) -> Response:
     """A sheet of 16 samples, small, in the order of the data, as the model sees them but for scale and mean. PNG."""
-    found_id = identify(desk, DATASETS, principal.tenant_id, dataset_id)
-    found = service.thumbnails(desk, principal.tenant_id, found_id)
+    found_id = identify(app, DATASETS, principal.tenant_id, dataset_id)
+    found = service.thumbnails(app, principal.tenant_id, found_id)
     content = Content(f"{found_id}-{found.file}", _PNG, found.size_bytes, found.sha256)
     if not_modified(content, request.headers):
         return Response(status_code=304, headers=content.headers())
     part = content_range(content, request.headers)
-    return file_response(service.open_thumbnails(desk, found), content, part, desk.writes)
+    return file_response(service.open_thumbnails(app, found), content, part, app.writes)

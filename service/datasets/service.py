@@ -12,7 +12,7 @@ from service.datasets import repository
 from service.datasets.errors import ThumbnailsNotFoundError
 from service.datasets.schemas import DatasetCreate
 from service.datasets.views import created
-from service.deps import Desk
+from service.deps import AppState
 from service.files import repository as stored_files
 from service.files.serving import ServedFile, open_file
 from service.idempotency.answers import Answer
@@ -29,7 +29,7 @@ _ROUTE = "POST /v1/datasets"
 _ENDINGS: dict[str, str] = {**{word: word for word in get_args(FileFormat)}, "tgz": "tar.gz"}
 
 
-def create(desk: Desk, by: Principal, body: DatasetCreate, *, key: str | None) -> Answer:
+def create(app: AppState, by: Principal, body: DatasetCreate, *, key: str | None) -> Answer:
     """Store a dataset in validation and its inspect job, in one transaction; with a known key, answer as then.
 
     Raises:
@@ -42,7 +42,7 @@ def create(desk: Desk, by: Principal, body: DatasetCreate, *, key: str | None) -
     def work(session: Session) -> tuple[Answer, Job]:
         upload = uploads.hold(session, by.tenant_id, body.upload_id, pointer="/upload_id")
         stored = completed(upload, pointer="/upload_id")
-        stored_files.name_files(session, desk.store, [stored.sha256])
+        stored_files.name_files(session, app.store, [stored.sha256])
         dataset = repository.create(
             session,
             by.tenant_id,
@@ -59,46 +59,46 @@ def create(desk: Desk, by: Principal, body: DatasetCreate, *, key: str | None) -
             tenant_id=by.tenant_id,
             kind="inspect_dataset",
             dataset_id=dataset.id,
-            deadline_seconds=desk.settings.job_deadline_seconds,
+            deadline_seconds=app.settings.job_deadline_seconds,
             request_id=by.request_id,
         )
         return created(dataset), job
 
-    return submit_once(desk, by, _ROUTE, key, body, work)
+    return submit_once(app, by, _ROUTE, key, body, work)
 
 
-def get(desk: Desk, tenant_id: str, dataset_id: str) -> Dataset:
+def get(app: AppState, tenant_id: str, dataset_id: str) -> Dataset:
     """The dataset.
 
     Raises:
         DatasetNotFoundError: the tenant has no such dataset.
     """
-    with desk.database.read() as session:
+    with app.database.read() as session:
         return repository.resolved(session, tenant_id, dataset_id)
 
 
-def thumbnails(desk: Desk, tenant_id: str, dataset_id: str) -> Thumbnails:
+def thumbnails(app: AppState, tenant_id: str, dataset_id: str) -> Thumbnails:
     """What is known of a dataset's sheet of small pictures.
 
     Raises:
         DatasetNotFoundError: the tenant has no such dataset.
         ThumbnailsNotFoundError: it is not validated, or holds no pictures.
     """
-    dataset = get(desk, tenant_id, dataset_id)
+    dataset = get(app, tenant_id, dataset_id)
     summary = None if dataset.summary is None else DatasetSummary.model_validate(dataset.summary)
     if summary is None or summary.thumbnails is None:
         raise ThumbnailsNotFoundError(dataset_id)
     return summary.thumbnails
 
 
-def open_thumbnails(desk: Desk, found: Thumbnails) -> ServedFile:
+def open_thumbnails(app: AppState, found: Thumbnails) -> ServedFile:
     """The sheet's bytes, for reading.
 
     Raises:
         StoredFileMissingError: the file is gone.
         StoredFileCorruptError: it has another size than it had, or was found to be damaged.
     """
-    return open_file(desk.database, desk.store, found.sha256, found.size_bytes)
+    return open_file(app.database, app.store, found.sha256, found.size_bytes)
 
 
 def ready_summary(dataset: Dataset, *, pointer: str) -> DatasetSummary:

@@ -24,7 +24,7 @@ def openapi_document() -> str:
         try:
             return json.dumps(app.openapi(), indent=1, sort_keys=True) + "\n"
         finally:
-            app.state.desk.close()
+            app.state.app.close()
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Response
 
 from service.bodies import ThreadedBodyRoute
-from service.deps import DeskDep, PrincipalDep
+from service.deps import AppDep, PrincipalDep
 from service.egress.errors import AddressNotAllowedError, UrlNotAllowedError
 from service.hand_overs import service
 from service.hand_overs.asking import refuse_inside
@@ -24,9 +24,9 @@ router = APIRouter(route_class=ThreadedBodyRoute, prefix="/v1/jobs/{job_id}/hand
 
 
 @router.get("")
-async def list_hand_overs(job_id: str, desk: DeskDep, principal: PrincipalDep) -> HandOverList:
+async def list_hand_overs(job_id: str, app: AppDep, principal: PrincipalDep) -> HandOverList:
     """Where results of a job go, and how far that has come, in the order in which it was asked for."""
-    rows = await desk.reads.run(lambda: service.list_of_job(desk, principal.tenant_id, job_id))
+    rows = await app.reads.run(lambda: service.list_of_job(app, principal.tenant_id, job_id))
     return hand_over_list(job_id, rows)
 
 
@@ -46,7 +46,7 @@ async def list_hand_overs(job_id: str, desk: DeskDep, principal: PrincipalDep) -
 async def create_hand_overs(
     job_id: str,
     body: HandOverCreate,
-    desk: DeskDep,
+    app: AppDep,
     principal: PrincipalDep,
     idempotency_key: IdempotencyHeader = None,
 ) -> Response:
@@ -54,5 +54,5 @@ async def create_hand_overs(
 
     One that has failed is given again, with a fresh URL.
     """
-    await desk.lookups.run(lambda: refuse_inside(desk.settings, body.targets, service.POINTER))
-    return await desk.writes.run(lambda: service.add(desk, principal, job_id, body, key=idempotency_key).response())
+    await app.lookups.run(lambda: refuse_inside(app.settings, body.targets, service.POINTER))
+    return await app.writes.run(lambda: service.add(app, principal, job_id, body, key=idempotency_key).response())

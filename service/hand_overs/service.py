@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from sqlalchemy.orm import Session
 
 from service.contracts.runner import WEIGHTS_KIND
-from service.deps import Desk
+from service.deps import AppState
 from service.hand_overs import outbox, repository
 from service.hand_overs.asking import Asked, prepared
 from service.hand_overs.errors import ArtifactNotThereError, HandOverRefusedError, TooManyHandOversError
@@ -26,22 +26,22 @@ POINTER = "/targets"
 _WEIGHTS_HINT = "They are made if they are asked for before the job runs. Of one that has: jobs fetch --safetensors."
 
 
-def list_of_job(desk: Desk, tenant_id: str, job_id: str) -> list[HandOver]:
+def list_of_job(app: AppState, tenant_id: str, job_id: str) -> list[HandOver]:
     """Hand-overs of a job.
 
     Raises:
         JobNotFoundError: the tenant has no such job.
     """
-    with desk.database.read() as session:
+    with app.database.read() as session:
         jobs.get(session, tenant_id, job_id)
         return repository.list_of_job(session, tenant_id, job_id)
 
 
-def add(desk: Desk, by: Principal, job_id: str, body: HandOverCreate, *, key: str | None) -> Answer:
+def add(app: AppState, by: Principal, job_id: str, body: HandOverCreate, *, key: str | None) -> Answer:
     """Have results of a job handed over, once it has succeeded; those of one that has are sent from now on.
 
     Args:
-        desk: of the process.
+        app: of the process.
         by: who asks.
         job_id: the job.
         body: the request, whose URLs have been judged.
@@ -57,10 +57,10 @@ def add(desk: Desk, by: Principal, job_id: str, body: HandOverCreate, *, key: st
 
     def work_of(session: Session) -> Work:
         jobs.get(session, by.tenant_id, job_id)
-        asked = prepared(desk.settings, body.targets, POINTER)
+        asked = prepared(app.settings, body.targets, POINTER)
         return lambda writing: (_added(writing, by.tenant_id, job_id, asked), None)
 
-    return submit_checked(desk, by, f"POST /v1/jobs/{job_id}/hand-over", key, body, work_of)
+    return submit_checked(app, by, f"POST /v1/jobs/{job_id}/hand-over", key, body, work_of)
 
 
 def _added(session: Session, tenant_id: str, job_id: str, asked: Sequence[Asked]) -> Answer:

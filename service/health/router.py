@@ -12,7 +12,7 @@ from service.contracts.config import CONFIG_SCHEMA_VERSION
 from service.contracts.report import REPORT_SCHEMA_VERSION
 from service.contracts.version import VERSION
 from service.db import head_revision
-from service.deps import DeskDep
+from service.deps import AppDep
 from service.health.service import Outcome
 
 router = APIRouter(tags=["service"])
@@ -57,11 +57,11 @@ async def healthz() -> Health:
 
 
 @router.get("/readyz", responses={503: {"model": Readiness, "description": "Not ready"}})
-async def readyz(desk: DeskDep, response: Response) -> Readiness:
+async def readyz(app: AppDep, response: Response) -> Readiness:
     """Readiness: database, schema, storage, disk. A broker that is away degrades, jobs are still accepted; so does a
     schema of a newer version, while an update is under way.
     """
-    checks = await desk.readiness.check_all()
+    checks = await app.readiness.check_all()
     ready = all(check.outcome != "failed" for check in checks)
     response.status_code = 200 if ready else 503
     response.headers["Cache-Control"] = "no-store"

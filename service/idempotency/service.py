@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 
 from service import failpoints
 from service.audit.service import note
-from service.deps import Desk
+from service.deps import AppState
 from service.idempotency import repository as keys
 from service.idempotency.answers import Answer
 from service.idempotency.digests import request_digests
@@ -25,7 +25,7 @@ class NoBody(BaseModel):
 
 
 def submit_checked(
-    desk: Desk,
+    app: AppState,
     by: Principal,
     route: str,
     key: str | None,
@@ -35,7 +35,7 @@ def submit_checked(
     """As ``submit_once``, for requests that take computing to check: nobody else may write while a transaction does.
 
     Args:
-        desk: as for ``submit_once``.
+        app: as for ``submit_once``.
         by: likewise.
         route: likewise.
         key: likewise.
@@ -45,18 +45,18 @@ def submit_checked(
     Raises:
         QuantmillError: as for ``submit_once``, or raised by ``check``.
     """
-    with desk.database.read() as session:
+    with app.database.read() as session:
         if key is not None:
-            kept = desk.settings.idempotency_seconds
+            kept = app.settings.idempotency_seconds
             known = keys.look_up(session, by.tenant_id, route, key, request_digests(body), kept_seconds=kept)
             if known is not None:
                 return known
         work = check(session)
-    return submit_once(desk, by, route, key, body, work)
+    return submit_once(app, by, route, key, body, work)
 
 
 def submit_once(
-    desk: Desk,
+    app: AppState,
     by: Principal,
     route: str,
     key: str | None,
@@ -66,7 +66,7 @@ def submit_once(
     """Do ``work`` in one transaction with the memory of its answer, then have its job run.
 
     Args:
-        desk: of the process.
+        app: of the process.
         by: who asks; keys of different tenants have nothing to do with each other.
         route: the endpoint, such as ``POST /v1/jobs``.
         key: the request's Idempotency-Key; with one that is known for the same body, the first answer comes back.
@@ -79,9 +79,9 @@ def submit_once(
         QuantmillError: raised by ``work``; nothing was stored and the key is free.
     """
     digests = request_digests(body)
-    with desk.database.write() as session:
+    with app.database.write() as session:
         if key is not None:
-            kept = desk.settings.idempotency_seconds
+            kept = app.settings.idempotency_seconds
             known = keys.recall(session, by.tenant_id, route, key, digests, kept_seconds=kept)
             if known is not None:
                 return known
@@ -92,7 +92,7 @@ def submit_once(
         failpoints.reach("before_submit_commit")
     failpoints.reach("after_submit_commit")
     if made:
-        desk.dispatch()
+        app.dispatch()
     return answer
 
 

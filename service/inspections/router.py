@@ -9,7 +9,7 @@ from fastapi.responses import JSONResponse
 
 from service.bodies import ThreadedBodyRoute
 from service.contracts.errors import AlreadyQuantizedError, InvalidConfigError
-from service.deps import Desk, DeskDep, PrincipalDep
+from service.deps import AppDep, AppState, PrincipalDep
 from service.http import Wait, etag_matches, only_parameters, poll
 from service.inspections import service
 from service.inspections.errors import UnknownTargetError
@@ -43,7 +43,7 @@ _RUNNING: Responses = {202: {"model": InspectionOut, "description": "It is being
 )
 async def inspect_model(
     model_id: str,
-    desk: DeskDep,
+    app: AppDep,
     principal: PrincipalDep,
     body: InspectionCreate | None = None,
     target: Annotated[str | None, Query(max_length=64, description="Takes the place of the config's target.")] = None,
@@ -56,13 +56,13 @@ async def inspect_model(
     """
     asked = body or InspectionCreate()
     with asked.pointing_into_request():
-        config = await desk.checks.run(lambda: service.aimed_at(asked.config, target))
-        made = await desk.writes.run(
-            lambda: service.inspect(desk, principal, model_id, config, notes=asked.translation_notes)
+        config = await app.checks.run(lambda: service.aimed_at(asked.config, target))
+        made = await app.writes.run(
+            lambda: service.inspect(app, principal, model_id, config, notes=asked.translation_notes)
         )
     row = made
     if made.status == "running" and wait:
-        row = await _poll(desk, principal, made.id, wait)
+        row = await _poll(app, principal, made.id, wait)
     headers = {"Location": f"/v1/inspections/{row.id}", **_headers(row)}
     status = 200 if _ended(row) else 202
     return JSONResponse(inspection_out(row).model_dump(mode="json"), status_code=status, headers=headers)
@@ -75,25 +75,25 @@ async def inspect_model(
 )
 async def get_inspection(
     inspection_id: str,
-    desk: DeskDep,
+    app: AppDep,
     principal: PrincipalDep,
     wait: Wait = 0,
     if_none_match: Annotated[str | None, Header()] = None,
 ) -> Response:
     """An inspection. With ?wait= the answer comes once it has ended, or when the time is over."""
-    row = await _poll(desk, principal, inspection_id, wait)
+    row = await _poll(app, principal, inspection_id, wait)
     headers = _headers(row)
     if etag_matches(if_none_match, headers["ETag"]):
         return Response(status_code=304, headers=headers)
     return JSONResponse(inspection_out(row).model_dump(mode="json"), headers=headers)
 
 
-async def _poll(desk: Desk, principal: Principal, inspection_id: str, wait_seconds: float) -> InspectionRow:
+async def _poll(app: AppState, principal: Principal, inspection_id: str, wait_seconds: float) -> InspectionRow:
     return await poll(
-        desk,
+        app,
         InspectionRow,
         inspection_id,
-        lambda: service.get(desk, principal.tenant_id, inspection_id),
+        lambda: service.get(app, principal.tenant_id, inspection_id),
         version=lambda seen: (seen.row_version, 0),
         done=_ended,
         wait_seconds=wait_seconds,

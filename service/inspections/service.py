@@ -14,7 +14,7 @@ from service.contracts.model import ModelSummary
 from service.contracts.preparation import fixed_inputs
 from service.contracts.targets import TARGET_OPTIONS, unknown_target
 from service.contracts.version import VERSION
-from service.deps import Desk
+from service.deps import AppState
 from service.inspections import repository
 from service.inspections.errors import UnknownTargetError
 from service.jobs import events, transitions
@@ -44,12 +44,12 @@ def aimed_at(config: QuantizationConfig, target: str | None) -> QuantizationConf
 
 
 def inspect(
-    desk: Desk, by: Principal, model_id: str, config: QuantizationConfig, *, notes: Iterable[str] = ()
+    app: AppState, by: Principal, model_id: str, config: QuantizationConfig, *, notes: Iterable[str] = ()
 ) -> InspectionRow:
     """The inspection of a model by a config; made by a new job unless it is there or being made.
 
     Args:
-        desk: of the process.
+        app: of the process.
         by: who asks.
         model_id: the model, by its id or by a reference.
         config: resolved.
@@ -62,12 +62,12 @@ def inspect(
         InvalidConfigError: the config does not fit the model.
     """
     digest = config_digest(config)
-    with desk.database.read() as session:
+    with app.database.read() as session:
         model, summary = _model(session, by.tenant_id, model_id)
     check_float(summary, config.preparation, pointer="")
     check_selected(config, summary)
     fixed_inputs(summary.inputs, config.preparation)
-    with desk.database.write() as session:
+    with app.database.write() as session:
         repository.hold(session, model.id)
         # what is known of a ready model does not change; the model may be in quarantine since, or deleted
         quarantine.refuse(
@@ -82,14 +82,14 @@ def inspect(
             kind="inspect_target",
             model_id=model.id,
             config=config.model_dump(mode="json"),
-            deadline_seconds=desk.settings.job_deadline_seconds,
+            deadline_seconds=app.settings.job_deadline_seconds,
             request_id=by.request_id,
         )
         for told in notes:
             events.append(session, job.id, 0, "log", {"level": "info", "message": f"translated config: {told}"})
         row = repository.create(session, job, config_sha256=digest)
         note(session, by, "inspection.create", row.id)
-    desk.dispatch()
+    app.dispatch()
     return row
 
 
@@ -99,13 +99,13 @@ def _model(session: Session, tenant_id: str, model_id: str) -> tuple[Model, Mode
     return model, ready_summary(model, pointer="")
 
 
-def get(desk: Desk, tenant_id: str, inspection_id: str) -> InspectionRow:
+def get(app: AppState, tenant_id: str, inspection_id: str) -> InspectionRow:
     """The inspection.
 
     Raises:
         InspectionNotFoundError: the tenant has no such inspection.
     """
-    with desk.database.read() as session:
+    with app.database.read() as session:
         return repository.get(session, tenant_id, inspection_id)
 
 

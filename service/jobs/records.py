@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from service.audit.service import note
-from service.deps import Desk
+from service.deps import AppState
 from service.jobs import events, repository, transitions
 from service.jobs.errors import JobInUseError, JobNotEndedError
 from service.jobs.repeats import merged
@@ -22,14 +22,14 @@ _RECIPES = 2000
 _RECIPE = re.compile(r"autopilot, recipe (\d+): (.*), (?:SQNR \S+ dB|an undefined SQNR)")
 
 
-def rename(desk: Desk, by: Principal, job_id: str, patch: JobPatch) -> JobView:
+def rename(app: AppState, by: Principal, job_id: str, patch: JobPatch) -> JobView:
     """Give a job another name or other labels, whatever its state; what is left out stays, null takes away.
 
     Raises:
         JobNotFoundError: the tenant has no such job.
         InvalidRequestError: with these, it has too many labels.
     """
-    with desk.database.write() as session:
+    with app.database.write() as session:
         job = repository.hold(session, by.tenant_id, job_id)
         given = patch.model_dump(exclude_unset=True)
         name = given.get("name", job.name)
@@ -37,10 +37,10 @@ def rename(desk: Desk, by: Principal, job_id: str, patch: JobPatch) -> JobView:
         patch.check_labels(labels)
         job = transitions.rename(session, job, name=name, labels=labels)
         note(session, by, "job.rename", job.id)
-        return views(desk, session, by.tenant_id, [job])[0]
+        return views(app, session, by.tenant_id, [job])[0]
 
 
-def remove(desk: Desk, by: Principal, job_id: str) -> None:
+def remove(app: AppState, by: Principal, job_id: str) -> None:
     """Forget a job that has ended, with events, report and artifacts; their files go once nothing else names them.
 
     Raises:
@@ -48,7 +48,7 @@ def remove(desk: Desk, by: Principal, job_id: str) -> None:
         JobNotEndedError: it is queued or running.
         JobInUseError: something else refers to it.
     """
-    with desk.database.write() as session:
+    with app.database.write() as session:
         job = repository.hold(session, by.tenant_id, job_id)
         if job.state not in TERMINAL:
             raise JobNotEndedError(job.id, job.state, hint="Cancel it first: POST /v1/jobs/{id}/cancel.")
@@ -67,13 +67,13 @@ def remove(desk: Desk, by: Principal, job_id: str) -> None:
         note(session, by, "job.delete", job.id)
 
 
-def log_page(desk: Desk, tenant_id: str, job_id: str, *, after: int, limit: int) -> tuple[list[JobEvent], bool]:
+def log_page(app: AppState, tenant_id: str, job_id: str, *, after: int, limit: int) -> tuple[list[JobEvent], bool]:
     """Entries of the job's log with numbers above ``after``, oldest first, and whether there are more.
 
     Raises:
         JobNotFoundError: the tenant has no such job.
     """
-    with desk.database.read() as session:
+    with app.database.read() as session:
         repository.get(session, tenant_id, job_id)
         found = events.list_after(session, tenant_id, job_id, after, limit + 1, only="log")
     return found[:limit], len(found) > limit
@@ -103,13 +103,13 @@ class Told(NamedTuple):
     log: list[JobEvent]
 
 
-def told(desk: Desk, tenant_id: str, job_id: str, *, upto: int, states: int, lines: int) -> Told:
+def told(app: AppState, tenant_id: str, job_id: str, *, upto: int, states: int, lines: int) -> Told:
     """What the job told up to the event of number ``upto``: its last states, its stages, the end of its log.
 
     Raises:
         JobNotFoundError: the tenant has no such job.
     """
-    with desk.database.read() as session:
+    with app.database.read() as session:
         repository.get(session, tenant_id, job_id)
         return Told(
             events.newest(session, tenant_id, job_id, "state", upto=upto, limit=states),
@@ -118,36 +118,36 @@ def told(desk: Desk, tenant_id: str, job_id: str, *, upto: int, states: int, lin
         )
 
 
-def newest_figure(desk: Desk, tenant_id: str, job_id: str) -> int:
+def newest_figure(app: AppState, tenant_id: str, job_id: str) -> int:
     """The number of the job's last event of figures; 0: it has told none.
 
     Raises:
         JobNotFoundError: the tenant has no such job.
     """
-    with desk.database.read() as session:
+    with app.database.read() as session:
         repository.get(session, tenant_id, job_id)
         return events.newest_seq(session, tenant_id, job_id, "metric")
 
 
-def recipes(desk: Desk, tenant_id: str, job_id: str) -> dict[int, str]:
+def recipes(app: AppState, tenant_id: str, job_id: str) -> dict[int, str]:
     """What the recipes of a search are called, by number from 1, as its log tells.
 
     Raises:
         JobNotFoundError: the tenant has no such job.
     """
-    with desk.database.read() as session:
+    with app.database.read() as session:
         repository.get(session, tenant_id, job_id)
         told = events.log_like(session, tenant_id, job_id, "autopilot, recipe %", limit=_RECIPES)
     found = [_RECIPE.fullmatch(str(event.data.get("message"))) for event in told]
     return {int(one[1]): one[2] for one in found if one is not None}
 
 
-def figures(desk: Desk, tenant_id: str, job_id: str, *, most: int, stage: str | None = None) -> list[JobEvent]:
+def figures(app: AppState, tenant_id: str, job_id: str, *, most: int, stage: str | None = None) -> list[JobEvent]:
     """The last event of figures of each step, of all stages or of one; of long stages an even choice of ``most`` steps.
 
     Raises:
         JobNotFoundError: the tenant has no such job.
     """
-    with desk.database.read() as session:
+    with app.database.read() as session:
         repository.get(session, tenant_id, job_id)
         return events.latest_figures(session, tenant_id, job_id, most=most, stage=stage)

@@ -15,7 +15,7 @@ from service.contracts.evaluation_report import EvaluationReport
 from service.contracts.labels import MOST_LABELS
 from service.contracts.references import MOST_REFERENCE_CHARS
 from service.contracts.report import REPORT_SCHEMA_VERSION, Report, Verdict, upgraded
-from service.deps import DeskDep, PrincipalDep, reading
+from service.deps import AppDep, PrincipalDep, reading
 from service.egress.errors import AddressNotAllowedError, UrlNotAllowedError
 from service.hand_overs.asking import refuse_inside
 from service.hand_overs.errors import HandOverUnavailableError
@@ -107,22 +107,22 @@ _REUSED: Responses = {200: {"model": JobOut, "description": "Asked with reuse: a
 )
 async def create_job(
     body: JobCreate,
-    desk: DeskDep,
+    app: AppDep,
     principal: PrincipalDep,
     idempotency_key: IdempotencyHeader = None,
 ) -> Response:
     """Submit a quantization. 202 means that it is stored and will be run, whatever happens to this process."""
     if body.hand_over:
-        await desk.lookups.run(lambda: refuse_inside(desk.settings, body.hand_over, "/hand_over"))
-    return await desk.writes.run(lambda: service.create(desk, principal, body, key=idempotency_key).response())
+        await app.lookups.run(lambda: refuse_inside(app.settings, body.hand_over, "/hand_over"))
+    return await app.writes.run(lambda: service.create(app, principal, body, key=idempotency_key).response())
 
 
 @router.post("/v1/jobs:validate", responses=problems(*_JOB_REFUSALS, *_HAND_OVER_REFUSALS))
-async def validate_job(body: JobValidate, desk: DeskDep, principal: PrincipalDep) -> JobValidated:
+async def validate_job(body: JobValidate, app: AppDep, principal: PrincipalDep) -> JobValidated:
     """Check a request and show the config that would be run; nothing is stored."""
     if body.hand_over:
-        await desk.lookups.run(lambda: refuse_inside(desk.settings, body.hand_over, "/hand_over"))
-    return await desk.checks.run(lambda: service.check(desk, principal.tenant_id, body))
+        await app.lookups.run(lambda: refuse_inside(app.settings, body.hand_over, "/hand_over"))
+    return await app.checks.run(lambda: service.check(app, principal.tenant_id, body))
 
 
 @router.get(
@@ -150,7 +150,7 @@ async def validate_job(body: JobValidate, desk: DeskDep, principal: PrincipalDep
 @reading
 def list_jobs(
     request: Request,
-    desk: DeskDep,
+    app: AppDep,
     principal: PrincipalDep,
     response: Response,
     kind: Annotated[UsersKind | None, Query(description="Default: both.")] = None,
@@ -172,7 +172,7 @@ def list_jobs(
     query = JobQuery(
         kind=kind,
         state=state,
-        model_id=None if model_id is None else service.filtered_model(desk, principal.tenant_id, model_id),
+        model_id=None if model_id is None else service.filtered_model(app, principal.tenant_id, model_id),
         name=name,
         search=search,
         preset=preset,
@@ -181,9 +181,9 @@ def list_jobs(
         created_before=created_before,
         labels=keyed_filters(request, _LABEL, most=MOST_LABELS),
     )
-    codec = CursorCodec(desk.settings, f"jobs|{principal.tenant_id}|{query}")
+    codec = CursorCodec(app.settings, f"jobs|{principal.tenant_id}|{query}")
     after = None if cursor is None else codec.decode(cursor)
-    views, last = service.list_page(desk, principal.tenant_id, query, after=after, limit=limit)
+    views, last = service.list_page(app, principal.tenant_id, query, after=after, limit=limit)
     next_cursor = None if last is None else codec.encode(last)
     given = {name: value for name, value in request.query_params.items() if name != "cursor"}
     response.headers.update(link_header("/v1/jobs", next_cursor, **given))
@@ -193,7 +193,7 @@ def list_jobs(
 @router.get("/v1/jobs/{job_id}", response_model=JobOut, responses=_NOT_CHANGED)
 async def get_job(
     job_id: str,
-    desk: DeskDep,
+    app: AppDep,
     principal: PrincipalDep,
     response: Response,
     wait: Wait = 0,
@@ -207,10 +207,10 @@ async def get_job(
         return seen.job.state in TERMINAL
 
     view = await poll(
-        desk,
+        app,
         Job,
         job_id,
-        lambda: service.get(desk, principal.tenant_id, job_id),
+        lambda: service.get(app, principal.tenant_id, job_id),
         version=lambda seen: (seen.job.row_version, seen.job.last_seq),
         done=settled,
         wait_seconds=wait,
@@ -229,9 +229,9 @@ async def get_job(
     response_model=JobOut,
     responses={202: {"model": JobOut, "description": "It is running and was asked to stop."}},
 )
-async def cancel_job(job_id: str, desk: DeskDep, principal: PrincipalDep) -> Response:
+async def cancel_job(job_id: str, app: AppDep, principal: PrincipalDep) -> Response:
     """Cancel a job. 200: it is canceled, or had ended before; 202: it runs and stops soon. Never an error to repeat."""
-    view = await desk.writes.run(lambda: service.cancel(desk, principal, job_id))
+    view = await app.writes.run(lambda: service.cancel(app, principal, job_id))
     status = 202 if view.job.state == "running" else 200
     return JSONResponse(_document(view), status_code=status, headers={"ETag": _etag(view)})
 
@@ -243,10 +243,10 @@ async def cancel_job(job_id: str, desk: DeskDep, principal: PrincipalDep) -> Res
     responses=problems(*_JOB_REFUSALS, JobNotEndedError, NotRepeatableError),
 )
 async def retry_job(
-    job_id: str, desk: DeskDep, principal: PrincipalDep, idempotency_key: IdempotencyHeader = None
+    job_id: str, app: AppDep, principal: PrincipalDep, idempotency_key: IdempotencyHeader = None
 ) -> Response:
     """Submit what a job that has ended was asked for, with the config as it was resolved then: a new job."""
-    return await desk.writes.run(lambda: service.retry(desk, principal, job_id, key=idempotency_key).response())
+    return await app.writes.run(lambda: service.retry(app, principal, job_id, key=idempotency_key).response())
 
 
 @router.post(
@@ -258,7 +258,7 @@ async def retry_job(
 async def clone_job(
     job_id: str,
     body: dict[str, Any],
-    desk: DeskDep,
+    app: AppDep,
     principal: PrincipalDep,
     idempotency_key: IdempotencyHeader = None,
 ) -> Response:
@@ -266,21 +266,21 @@ async def clone_job(
 
     A patch with another preset begins from that preset: of the job's config nothing is left but what the patch says.
     """
-    return await desk.writes.run(lambda: service.clone(desk, principal, job_id, body, key=idempotency_key).response())
+    return await app.writes.run(lambda: service.clone(app, principal, job_id, body, key=idempotency_key).response())
 
 
 @router.patch("/v1/jobs/{job_id}")
-async def rename_job(job_id: str, body: JobPatch, desk: DeskDep, principal: PrincipalDep, response: Response) -> JobOut:
+async def rename_job(job_id: str, body: JobPatch, app: AppDep, principal: PrincipalDep, response: Response) -> JobOut:
     """Give a job another name or other labels, in whatever state; what is left out stays, null takes away."""
-    view = await desk.writes.run(lambda: records.rename(desk, principal, job_id, body))
+    view = await app.writes.run(lambda: records.rename(app, principal, job_id, body))
     response.headers["ETag"] = _etag(view)
     return job_out(view)
 
 
 @router.delete("/v1/jobs/{job_id}", status_code=204, responses=problems(JobNotEndedError, JobInUseError))
-async def delete_job(job_id: str, desk: DeskDep, principal: PrincipalDep) -> None:
+async def delete_job(job_id: str, app: AppDep, principal: PrincipalDep) -> None:
     """Forget a job that has ended, with its log, report and artifacts."""
-    await desk.writes.run(lambda: records.remove(desk, principal, job_id))
+    await app.writes.run(lambda: records.remove(app, principal, job_id))
 
 
 @router.get(
@@ -290,14 +290,14 @@ async def delete_job(job_id: str, desk: DeskDep, principal: PrincipalDep) -> Non
 )
 async def get_logs(
     job_id: str,
-    desk: DeskDep,
+    app: AppDep,
     principal: PrincipalDep,
     after: Annotated[int, Query(ge=0, le=_SEQ_MAX, description="Only entries with numbers above this.")] = 0,
     limit: Annotated[int, Query(ge=1, le=1000, description="Entries per page.")] = 1000,
 ) -> Response:
     """The entries of the job's log as text, one per line: time in UTC, attempt, level, message."""
-    entries, more = await desk.reads.run(
-        lambda: records.log_page(desk, principal.tenant_id, job_id, after=after, limit=limit)
+    entries, more = await app.reads.run(
+        lambda: records.log_page(app, principal.tenant_id, job_id, after=after, limit=limit)
     )
     headers = {"Cache-Control": "no-cache"}
     if more:
@@ -309,7 +309,7 @@ async def get_logs(
 async def get_events(
     job_id: str,
     request: Request,
-    desk: DeskDep,
+    app: AppDep,
     principal: PrincipalDep,
     after: Annotated[int | None, Query(ge=0, le=_SEQ_MAX, description="Only events with numbers above this.")] = None,
     limit: Annotated[int, Query(ge=1, le=1000, description="Events per page, for JSON.")] = 200,
@@ -325,26 +325,26 @@ async def get_events(
     """
     start = last_event_id if last_event_id is not None else after or 0
     if wants_json(request.headers.get("accept", ""), form):
-        state, events = await desk.reads.run(
-            lambda: service.log_after(desk, principal.tenant_id, job_id, start, limit + 1)
+        state, events = await app.reads.run(
+            lambda: service.log_after(app, principal.tenant_id, job_id, start, limit + 1)
         )
         page = [event_out(event) for event in events[:limit]]
         next_after = page[-1].seq if page else start
         return EventPage(items=page, next_after=next_after, has_more=len(events) > limit, state=state)
-    await desk.reads.run(lambda: service.log_after(desk, principal.tenant_id, job_id, start, 1))  # 404 comes first
+    await app.reads.run(lambda: service.log_after(app, principal.tenant_id, job_id, start, 1))  # 404 comes first
     return CountedStream(
-        desk.meter_of(principal.tenant_id).stream(),
-        event_stream(desk, principal.tenant_id, job_id, start),
+        app.meter_of(principal.tenant_id).stream(),
+        event_stream(app, principal.tenant_id, job_id, start),
         media_type="text/event-stream",
         headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
     )
 
 
 @router.post("/v1/jobs/{job_id}/events/token", status_code=201)
-async def create_stream_token(job_id: str, desk: DeskDep, principal: PrincipalDep, response: Response) -> StreamToken:
+async def create_stream_token(job_id: str, app: AppDep, principal: PrincipalDep, response: Response) -> StreamToken:
     """A token for the job's event stream, for pages: an EventSource can send no key. It is good for five minutes."""
-    await desk.reads.run(lambda: service.get(desk, principal.tenant_id, job_id))  # 404 comes first
-    return token_of(desk, principal, f"/v1/jobs/{job_id}", response)
+    await app.reads.run(lambda: service.get(app, principal.tenant_id, job_id))  # 404 comes first
+    return token_of(app, principal, f"/v1/jobs/{job_id}", response)
 
 
 @router.get(
@@ -353,17 +353,17 @@ async def create_stream_token(job_id: str, desk: DeskDep, principal: PrincipalDe
     responses=_NOT_CHANGED | problems(ReportNotReadyError, ReportNotFoundError),
 )
 async def get_report(
-    job_id: str, desk: DeskDep, principal: PrincipalDep, if_none_match: Annotated[str | None, Header()] = None
+    job_id: str, app: AppDep, principal: PrincipalDep, if_none_match: Annotated[str | None, Header()] = None
 ) -> Response:
     """The accuracy report of a succeeded job; of an evaluate job what it has found, with ``kind``: evaluation."""
-    row = await desk.reads.run(lambda: service.report(desk, principal.tenant_id, job_id))
+    row = await app.reads.run(lambda: service.report(app, principal.tenant_id, job_id))
     headers = {
         "ETag": f'"{row.job_id}.{row.attempt}.{REPORT_SCHEMA_VERSION}"',
         "Cache-Control": "private, no-cache",
     }
     if etag_matches(if_none_match, headers["ETag"]):
         return Response(status_code=304, headers=headers)
-    return await desk.heavy.run(
+    return await app.heavy.run(
         lambda: JSONResponse(row.body if is_evaluation(row) else upgraded(row.body), headers=headers)
     )
 

@@ -13,7 +13,7 @@ from service.contracts.errors import QuantmillError
 from service.contracts.http_errors import TransientError
 from service.contracts.references import SIGN
 from service.contracts.report.outline import ReportOutline
-from service.deps import Desk
+from service.deps import AppState
 from service.estimates.service import finish_of_next
 from service.idempotency.answers import Answer
 from service.idempotency.service import NoBody, Work, submit_checked
@@ -50,11 +50,11 @@ class ReportNotFoundError(QuantmillError):
     status = 404
 
 
-def create(desk: Desk, by: Principal, body: JobCreate, *, key: str | None) -> Answer:
+def create(app: AppState, by: Principal, body: JobCreate, *, key: str | None) -> Answer:
     """Store a job and have it run; with a key known from before, answer as then.
 
     Args:
-        desk: of the process.
+        app: of the process.
         by: who asks.
         body: the request.
         key: its Idempotency-Key.
@@ -64,14 +64,14 @@ def create(desk: Desk, by: Principal, body: JobCreate, *, key: str | None) -> An
     """
 
     def work_of(session: Session) -> Work:
-        given = checked_submission(session, desk.settings, by.tenant_id, body, Origin())
+        given = checked_submission(session, app.settings, by.tenant_id, body, Origin())
         told = with_finish(session, by.tenant_id, given)
-        return lambda writing: store_submission(desk, writing, by, told)
+        return lambda writing: store_submission(app, writing, by, told)
 
-    return submit_checked(desk, by, "POST /v1/jobs", key, body, work_of)
+    return submit_checked(app, by, "POST /v1/jobs", key, body, work_of)
 
 
-def retry(desk: Desk, by: Principal, job_id: str, *, key: str | None) -> Answer:
+def retry(app: AppState, by: Principal, job_id: str, *, key: str | None) -> Answer:
     """Ask for a job that has ended once more, unchanged.
 
     Raises:
@@ -85,18 +85,18 @@ def retry(desk: Desk, by: Principal, job_id: str, *, key: str | None) -> Answer:
         job = repository.get(session, by.tenant_id, job_id)
         if job.kind == "evaluate":
             again = checked_evaluation(
-                session, desk.settings, by.tenant_id, same_evaluation(job), Origin(retry_of=job_id)
+                session, app.settings, by.tenant_id, same_evaluation(job), Origin(retry_of=job_id)
             )
-            return lambda writing: store_evaluation(desk, writing, by, again)
+            return lambda writing: store_evaluation(app, writing, by, again)
         body = same_request(job)
-        given = checked_submission(session, desk.settings, by.tenant_id, body, Origin(retry_of=job_id))
+        given = checked_submission(session, app.settings, by.tenant_id, body, Origin(retry_of=job_id))
         told = with_finish(session, by.tenant_id, given)
-        return lambda writing: store_submission(desk, writing, by, told)
+        return lambda writing: store_submission(app, writing, by, told)
 
-    return submit_checked(desk, by, f"POST /v1/jobs/{job_id}/retry", key, NoBody(), work_of)
+    return submit_checked(app, by, f"POST /v1/jobs/{job_id}/retry", key, NoBody(), work_of)
 
 
-def clone(desk: Desk, by: Principal, job_id: str, patch: dict[str, Any], *, key: str | None) -> Answer:
+def clone(app: AppState, by: Principal, job_id: str, patch: dict[str, Any], *, key: str | None) -> Answer:
     """Ask for what a job was asked for, with changes.
 
     Raises:
@@ -109,24 +109,24 @@ def clone(desk: Desk, by: Principal, job_id: str, patch: dict[str, Any], *, key:
         job = repository.get(session, by.tenant_id, job_id)
         if job.kind == "evaluate":
             asked, origin = changed_evaluation(job, patch), Origin(cloned_from=job_id)
-            changed = checked_evaluation(session, desk.settings, by.tenant_id, asked, origin)
-            return lambda writing: store_evaluation(desk, writing, by, changed)
+            changed = checked_evaluation(session, app.settings, by.tenant_id, asked, origin)
+            return lambda writing: store_evaluation(app, writing, by, changed)
         body = changed_request(job, patch)
-        given = checked_submission(session, desk.settings, by.tenant_id, body, Origin(cloned_from=job_id))
+        given = checked_submission(session, app.settings, by.tenant_id, body, Origin(cloned_from=job_id))
         told = with_finish(session, by.tenant_id, given)
-        return lambda writing: store_submission(desk, writing, by, told)
+        return lambda writing: store_submission(app, writing, by, told)
 
-    return submit_checked(desk, by, f"POST /v1/jobs/{job_id}/clone", key, RootModel(patch), work_of)
+    return submit_checked(app, by, f"POST /v1/jobs/{job_id}/clone", key, RootModel(patch), work_of)
 
 
-def check(desk: Desk, tenant_id: str, body: JobValidate) -> JobValidated:
+def check(app: AppState, tenant_id: str, body: JobValidate) -> JobValidated:
     """Check a request without storing anything.
 
     Raises:
         QuantmillError: as for ``create``.
     """
-    with desk.database.read() as session:
-        found = checked_request(session, desk.settings, tenant_id, body)
+    with app.database.read() as session:
+        found = checked_request(session, app.settings, tenant_id, body)
         finish_at = None
         if found.estimate is not None:
             finish_at = finish_of_next(session, tenant_id, found.placement.queue, body.priority, found.estimate)
@@ -141,19 +141,19 @@ def check(desk: Desk, tenant_id: str, body: JobValidate) -> JobValidated:
     )
 
 
-def get(desk: Desk, tenant_id: str, job_id: str) -> JobView:
+def get(app: AppState, tenant_id: str, job_id: str) -> JobView:
     """The job with what it produced.
 
     Raises:
         JobNotFoundError: the tenant has no such job.
     """
-    with desk.database.read() as session:
-        return views(desk, session, tenant_id, [repository.get(session, tenant_id, job_id)])[0]
+    with app.database.read() as session:
+        return views(app, session, tenant_id, [repository.get(session, tenant_id, job_id)])[0]
 
 
-def outlines(desk: Desk, tenant_id: str, job_ids: Iterable[str]) -> dict[str, ReportOutline]:
+def outlines(app: AppState, tenant_id: str, job_ids: Iterable[str]) -> dict[str, ReportOutline]:
     """What lists tell of reports, by job id, for those of the tenant's jobs that have one of this form."""
-    with desk.database.read() as session:
+    with app.database.read() as session:
         found = repository.results(session, tenant_id, job_ids)
     return {
         job_id: ReportOutline.model_validate(result.outline)
@@ -163,37 +163,37 @@ def outlines(desk: Desk, tenant_id: str, job_ids: Iterable[str]) -> dict[str, Re
 
 
 def list_page(
-    desk: Desk, tenant_id: str, query: JobQuery, *, after: Position | None, limit: int
+    app: AppState, tenant_id: str, query: JobQuery, *, after: Position | None, limit: int
 ) -> tuple[list[JobView], Position | None]:
     """One page of quantize and evaluate jobs, newest first, and the position to go on from."""
-    with desk.database.read() as session:
+    with app.database.read() as session:
         jobs, last = repository.list_page(session, tenant_id, query, after=after, limit=limit)
-        return views(desk, session, tenant_id, jobs), last
+        return views(app, session, tenant_id, jobs), last
 
 
-def filtered_model(desk: Desk, tenant_id: str, text: str) -> str:
+def filtered_model(app: AppState, tenant_id: str, text: str) -> str:
     """The id of the model whose jobs are asked for, by its id or by a reference; an id that is nobody's has no jobs.
 
     Raises:
         ModelNotFoundError: a reference names nothing.
         ModelNotReadyError, ModelRejectedError: ``NAME@latest``, and no version is ready.
     """
-    return identify(desk, MODELS, tenant_id, text, query="model_id") if SIGN in text else text
+    return identify(app, MODELS, tenant_id, text, query="model_id") if SIGN in text else text
 
 
-def cancel(desk: Desk, by: Principal, job_id: str) -> JobView:
+def cancel(app: AppState, by: Principal, job_id: str) -> JobView:
     """Cancel a queued job, ask a running one to stop, leave a finished one alone.
 
     Raises:
         JobNotFoundError: the tenant has no such job.
     """
-    with desk.database.write() as session:
+    with app.database.write() as session:
         job = transitions.request_cancel(session, by.tenant_id, job_id)
         note(session, by, "job.cancel", job.id)
-        return views(desk, session, by.tenant_id, [job])[0]
+        return views(app, session, by.tenant_id, [job])[0]
 
 
-def log_after(desk: Desk, tenant_id: str, job_id: str, seq: int, limit: int) -> tuple[str, list[JobEvent]]:
+def log_after(app: AppState, tenant_id: str, job_id: str, seq: int, limit: int) -> tuple[str, list[JobEvent]]:
     """The job's state as it is shown, and its events with numbers above ``seq``.
 
     The state is read first: if it is terminal, no event can follow those that are returned.
@@ -201,12 +201,12 @@ def log_after(desk: Desk, tenant_id: str, job_id: str, seq: int, limit: int) -> 
     Raises:
         JobNotFoundError: the tenant has no such job.
     """
-    with desk.database.read() as session:
+    with app.database.read() as session:
         state = shown_state(repository.get(session, tenant_id, job_id))
         return state, events.list_after(session, tenant_id, job_id, seq, limit)
 
 
-def report(desk: Desk, tenant_id: str, job_id: str) -> ReportRow:
+def report(app: AppState, tenant_id: str, job_id: str) -> ReportRow:
     """The report of a succeeded job.
 
     Raises:
@@ -214,7 +214,7 @@ def report(desk: Desk, tenant_id: str, job_id: str) -> ReportRow:
         ReportNotReadyError: it has not ended.
         ReportNotFoundError: it ended without a report.
     """
-    with desk.database.read() as session:
+    with app.database.read() as session:
         job = repository.get(session, tenant_id, job_id)
         row = repository.report(session, tenant_id, job_id)
     if row is not None:

@@ -15,7 +15,7 @@ from fastapi.responses import StreamingResponse
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.types import Receive, Scope, Send
 
-from service.deps import Desk
+from service.deps import AppState
 from service.jobs import service
 from service.jobs.schemas import TERMINAL
 from service.jobs.views import event_out
@@ -68,7 +68,7 @@ class CountedStream(StreamingResponse):
             await super().__call__(scope, receive, send)
 
 
-async def event_stream(desk: Desk, tenant_id: str, job_id: str, after: int) -> AsyncIterator[bytes]:
+async def event_stream(app: AppState, tenant_id: str, job_id: str, after: int) -> AsyncIterator[bytes]:
     """Events with numbers above ``after``, a ping while nothing happens, and ``end`` once the job has ended.
 
     Streams that have come equally far share what is read for them. If the database goes away the stream just breaks
@@ -77,10 +77,10 @@ async def event_stream(desk: Desk, tenant_id: str, job_id: str, after: int) -> A
     yield f"retry: {RETRY_MILLISECONDS}\n\n".encode()
     loop = asyncio.get_running_loop()
     sent_at, seen = loop.time(), after
-    with desk.notifier.watching(Job, job_id) as watch:
+    with app.notifier.watching(Job, job_id) as watch:
         while True:
             try:
-                tail = await watch.shared(seen, partial(tail_after, desk, tenant_id, job_id, seen))
+                tail = await watch.shared(seen, partial(tail_after, app, tenant_id, job_id, seen))
             except (SQLAlchemyError, ServiceBusyError) as error:
                 log.warning("events.broken_off job_id=%s: %s", job_id, error)
                 return
@@ -94,20 +94,20 @@ async def event_stream(desk: Desk, tenant_id: str, job_id: str, after: int) -> A
                 return
             else:
                 await asyncio.sleep(_PAUSE_SECONDS)
-            while not await watch.beyond((_ANY, seen), sent_at + desk.settings.ping_seconds - loop.time()):
+            while not await watch.beyond((_ANY, seen), sent_at + app.settings.ping_seconds - loop.time()):
                 if watch.released:
                     return  # the client comes back with Last-Event-ID, to another process
                 yield b": ping\n\n"
                 sent_at = loop.time()
 
 
-def tail_after(desk: Desk, tenant_id: str, job_id: str, seq: int) -> Tail:
+def tail_after(app: AppState, tenant_id: str, job_id: str, seq: int) -> Tail:
     """The next events of a log, ready to be sent.
 
     Raises:
         JobNotFoundError: the tenant has no such job.
     """
-    state, events = service.log_after(desk, tenant_id, job_id, seq, _BATCH)
+    state, events = service.log_after(app, tenant_id, job_id, seq, _BATCH)
     frames = [frame(event.type, event_out(event).model_dump(mode="json"), event_id=event.seq) for event in events]
     # the state was read before the events: where none of them is a change of state, the end is still to come
     more = len(events) == _BATCH or state in TERMINAL or any(event.type == "state" for event in events)

@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy.orm import Session
 
 from service.contracts.errors import InvalidRequestError
-from service.deps import Desk
+from service.deps import AppState
 from service.estimates import repository as estimates
 from service.estimates.service import Estimated, finish_of_next
 from service.hand_overs import repository as hand_overs
@@ -108,7 +108,7 @@ def with_finish(session: Session, tenant_id: str, given: Submission) -> Submissi
     return replace(given, finish_at=finish_of_next(session, tenant_id, queue, priority, given.estimate))
 
 
-def store_submission(desk: Desk, session: Session, by: Principal, given: Submission) -> tuple[Answer, Job | None]:
+def store_submission(app: AppState, session: Session, by: Principal, given: Submission) -> tuple[Answer, Job | None]:
     """Store what was checked; whether the model is in quarantine since then is asked by who begins the job.
 
     Returns:
@@ -119,9 +119,9 @@ def store_submission(desk: Desk, session: Session, by: Principal, given: Submiss
         ModelNotFoundError, DatasetNotFoundError: something was deleted since it was checked.
     """
     hold(session, by.tenant_id, [given.asked])
-    job, is_new = store_job(session, desk.settings, by, given)
+    job, is_new = store_job(session, app.settings, by, given)
     if not is_new:
-        return _reused(views(desk, session, by.tenant_id, [job])[0]), None
+        return _reused(views(app, session, by.tenant_id, [job])[0]), None
     told = None if given.estimate is None else given.estimate.row["told"]
     return accepted(JobView(job, model=given.model, estimate=told, finish_at=given.finish_at)), job
 

@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 
 from service.contracts.errors import Problem
 from service.contracts.report.outline import ReportOutline
-from service.deps import Desk
+from service.deps import AppState
 from service.estimates import repository as estimates
 from service.estimates.service import finishes_of, shown
 from service.jobs import repository
@@ -176,13 +176,13 @@ def event_out(event: JobEvent) -> EventOut:
     return EventOut(seq=event.seq, attempt=event.attempt, type=event.type, created_at=event.created_at, data=event.data)
 
 
-def views(desk: Desk, session: Session, tenant_id: str, jobs: list[Job]) -> list[JobView]:
+def views(app: AppState, session: Session, tenant_id: str, jobs: list[Job]) -> list[JobView]:
     """The tenant's jobs with all that is told beside their rows."""
     # What a job produced is committed with its success, so the job has to be read first.
     done = [job.id for job in jobs if job.state == "succeeded"]
     results = repository.results(session, tenant_id, done) if done else {}
     artifacts = repository.artifacts(session, tenant_id, done) if done else {}
-    waiting = waiting_for(session, jobs, watched_seconds=time.monotonic() - desk.opened_at)
+    waiting = waiting_for(session, jobs, watched_seconds=time.monotonic() - app.opened_at)
     named = repository.models_of(session, tenant_id, jobs)
     scheduled = repository.schedule_runs(session, tenant_id, jobs)
     expected = estimates.of_jobs(session, tenant_id, [job.id for job in jobs if job.kind in USERS_KINDS])

@@ -7,10 +7,10 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Query, Response
 
 from service.bodies import ThreadedBodyRoute
-from service.deps import DeskDep, PrincipalDep
+from service.deps import AppDep, PrincipalDep
 from service.http import DEFAULT_LIMIT, CursorParameter, Limit, only_parameters
 from service.idempotency.answers import IdempotencyHeader
-from service.keys import desk as keys
+from service.keys import actions as keys
 from service.keys.errors import PepperMissingError, TooManyKeysError
 from service.keys.schemas import KeyCreate, KeyMade, KeyOut, KeyRotate, Tenant
 from service.keys.scopes import seen_tenant
@@ -24,7 +24,7 @@ _A_DAY = KeyRotate()
 
 @router.get("", dependencies=[Depends(only_parameters("tenant", "limit", "cursor"))])
 async def list_keys(
-    desk: DeskDep,
+    app: AppDep,
     principal: PrincipalDep,
     response: Response,
     tenant: Annotated[Tenant | None, Query(description="Of this tenant alone; another's takes an operator.")] = None,
@@ -33,9 +33,9 @@ async def list_keys(
 ) -> Page[KeyOut]:
     """Keys of the asker's tenant, or for operators of all, newest first; those that have ended, too."""
     shown = seen_tenant(principal, tenant)
-    codec = CursorCodec(desk.settings, f"keys|{shown}")
+    codec = CursorCodec(app.settings, f"keys|{shown}")
     after = None if cursor is None else codec.decode(cursor)
-    items, last = await desk.reads.run(lambda: keys.list_page(desk, shown, after=after, limit=limit))
+    items, last = await app.reads.run(lambda: keys.list_page(app, shown, after=after, limit=limit))
     next_cursor = None if last is None else codec.encode(last)
     response.headers.update(link_header("/v1/keys", next_cursor, tenant=tenant, limit=limit))
     return Page(items=items, next_cursor=next_cursor, has_more=last is not None)
@@ -43,33 +43,33 @@ async def list_keys(
 
 @router.post("", status_code=201, response_model=KeyMade, responses=problems(PepperMissingError, TooManyKeysError))
 async def create_key(
-    body: KeyCreate, desk: DeskDep, principal: PrincipalDep, idempotency_key: IdempotencyHeader = None
+    body: KeyCreate, app: AppDep, principal: PrincipalDep, idempotency_key: IdempotencyHeader = None
 ) -> Response:
     """Make a key, which does no more than the asker's own. Its text is shown in this answer alone.
 
     The same request with the same `Idempotency-Key` is given that answer again.
     """
-    answer = await desk.writes.run(lambda: keys.create(desk, principal, body, idempotency_key))
+    answer = await app.writes.run(lambda: keys.create(app, principal, body, idempotency_key))
     return answer.response()
 
 
 @router.get("/{key_id}")
-async def get_key(key_id: str, desk: DeskDep, principal: PrincipalDep) -> KeyOut:
+async def get_key(key_id: str, app: AppDep, principal: PrincipalDep) -> KeyOut:
     """A key: what it may do, when it was last used, whether it is good."""
-    return await desk.reads.run(lambda: keys.get(desk, principal, key_id))
+    return await app.reads.run(lambda: keys.get(app, principal, key_id))
 
 
 @router.post("/{key_id}/rotate", responses=problems(PepperMissingError, TooManyKeysError))
 async def rotate_key(
-    key_id: str, desk: DeskDep, principal: PrincipalDep, response: Response, body: KeyRotate = _A_DAY
+    key_id: str, app: AppDep, principal: PrincipalDep, response: Response, body: KeyRotate = _A_DAY
 ) -> KeyMade:
     """A new key in place of one, shown in this answer alone. The old one ends after a day if nothing is said."""
     response.headers["Cache-Control"] = "no-store"
     grace_seconds = body.grace_seconds
-    return await desk.writes.run(lambda: keys.rotate(desk, principal, key_id, grace_seconds=grace_seconds))
+    return await app.writes.run(lambda: keys.rotate(app, principal, key_id, grace_seconds=grace_seconds))
 
 
 @router.post("/{key_id}/revoke")
-async def revoke_key(key_id: str, desk: DeskDep, principal: PrincipalDep) -> KeyOut:
+async def revoke_key(key_id: str, app: AppDep, principal: PrincipalDep) -> KeyOut:
     """End a key: within two seconds no API process takes it any more."""
-    return await desk.writes.run(lambda: keys.revoke(desk, principal, key_id))
+    return await app.writes.run(lambda: keys.revoke(app, principal, key_id))

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Depends, Header, Request, Response
 from service.bodies import ThreadedBodyRoute
 from service.conditions import Conditions, IfMatch, PreconditionFailedError, PreconditionRequiredError
 from service.contracts.errors import InvalidRequestError, Pt2NotAllowedError
-from service.deps import DeskDep, PrincipalDep, reading
+from service.deps import AppDep, PrincipalDep, reading
 from service.http import DEFAULT_LIMIT, CursorParameter, Limit, Wait, etag_matches, only_parameters, poll
 from service.idempotency.answers import IdempotencyHeader
 from service.models import service
@@ -48,18 +48,18 @@ _REFUSALS = (
 )
 async def create_model(
     body: ModelCreate,
-    desk: DeskDep,
+    app: AppDep,
     principal: PrincipalDep,
     idempotency_key: IdempotencyHeader = None,
 ) -> Response:
     """Make a model of uploads. Validated in the background: ask with ?wait=25 until it is ready or rejected."""
-    return await desk.writes.run(lambda: service.create(desk, principal, body, key=idempotency_key).response())
+    return await app.writes.run(lambda: service.create(app, principal, body, key=idempotency_key).response())
 
 
 @router.get("", dependencies=[Depends(only_parameters(*FILTERS, keyed=TAG))], openapi_extra=TAG_PARAMETER)
 @reading
 def list_models(
-    desk: DeskDep,
+    app: AppDep,
     principal: PrincipalDep,
     response: Response,
     request: Request,
@@ -68,9 +68,9 @@ def list_models(
     cursor: CursorParameter = None,
 ) -> Page[ModelOut]:
     """Models, newest first. Any number of ``tag=KEY=VALUE`` filter by tag."""
-    codec = CursorCodec(desk.settings, f"models|{principal.tenant_id}|{query}")
+    codec = CursorCodec(app.settings, f"models|{principal.tenant_id}|{query}")
     after = None if cursor is None else codec.decode(cursor)
-    models, last = list_page(desk, MODELS, principal.tenant_id, query, after=after, limit=limit)
+    models, last = list_page(app, MODELS, principal.tenant_id, query, after=after, limit=limit)
     next_cursor = None if last is None else codec.encode(last)
     given = {name: value for name, value in request.query_params.items() if name != "cursor"}
     response.headers.update(link_header("/v1/models", next_cursor, **given))
@@ -80,19 +80,19 @@ def list_models(
 @router.get("/{model_id}", response_model=ModelOut, responses={304: {"description": "Not changed"}})
 async def get_model(
     model_id: str,
-    desk: DeskDep,
+    app: AppDep,
     principal: PrincipalDep,
     response: Response,
     wait: Wait = 0,
     if_none_match: Annotated[str | None, Header()] = None,
 ) -> Response | ModelOut:
     """A model. With ?wait= the answer comes once validation has ended, or when the time is over."""
-    found_id = await desk.reads.run(lambda: identify(desk, MODELS, principal.tenant_id, model_id))
+    found_id = await app.reads.run(lambda: identify(app, MODELS, principal.tenant_id, model_id))
     model = await poll(
-        desk,
+        app,
         Model,
         found_id,
-        lambda: service.get(desk, principal.tenant_id, found_id),
+        lambda: service.get(app, principal.tenant_id, found_id),
         version=lambda seen: (seen.row_version, 0),
         done=lambda seen: seen.status != "validating",
         wait_seconds=wait,
@@ -110,17 +110,17 @@ async def get_model(
     "/{model_id}", response_model=ModelOut, responses=problems(PreconditionFailedError, PreconditionRequiredError)
 )
 async def update_model(
-    model_id: str, body: NounPatch, desk: DeskDep, principal: PrincipalDep, response: Response, if_match: IfMatch = None
+    model_id: str, body: NounPatch, app: AppDep, principal: PrincipalDep, response: Response, if_match: IfMatch = None
 ) -> ModelOut:
     """Change its tags and its description. Needs If-Match with its ETag, or ``*``."""
     conditions = Conditions(if_match)
-    model = await desk.writes.run(lambda: update(desk, principal, MODELS, model_id, body, conditions))
+    model = await app.writes.run(lambda: update(app, principal, MODELS, model_id, body, conditions))
     response.headers["ETag"] = row_etag(model)
     return model_out(model)
 
 
 @router.delete("/{model_id}", status_code=204, responses=problems(InvalidRequestError, ModelInUseError))
-async def delete_model(model_id: str, desk: DeskDep, principal: PrincipalDep) -> Response:
+async def delete_model(model_id: str, app: AppDep, principal: PrincipalDep) -> Response:
     """Delete it, unless something needs it: a job that has not ended, an alias. Never an error to repeat."""
-    await desk.writes.run(lambda: delete(desk, principal, MODELS, model_id))
+    await app.writes.run(lambda: delete(app, principal, MODELS, model_id))
     return Response(status_code=204)

@@ -6,7 +6,7 @@ from sqlalchemy.orm import Session
 
 from service.contracts.errors import Pt2NotAllowedError
 from service.contracts.model import ModelSummary
-from service.deps import Desk
+from service.deps import AppState
 from service.files import repository as stored_files
 from service.idempotency.answers import Answer
 from service.idempotency.service import Work, submit_checked
@@ -27,7 +27,7 @@ _ROUTE = "POST /v1/models"
 _SKELETON = "/skeleton_model_id"
 
 
-def create(desk: Desk, by: Principal, body: ModelCreate, *, key: str | None) -> Answer:
+def create(app: AppState, by: Principal, body: ModelCreate, *, key: str | None) -> Answer:
     """Store a model in validation and its inspect job, in one transaction; with a known key, answer as then.
 
     Raises:
@@ -38,7 +38,7 @@ def create(desk: Desk, by: Principal, body: ModelCreate, *, key: str | None) -> 
         ModelNotFoundError, ModelNotReadyError, ModelRejectedError: the skeleton cannot be used.
         ModelQuarantinedError: these files have killed their runner twice.
     """
-    if body.format == "pt2" and not desk.settings.allow_pt2:
+    if body.format == "pt2" and not app.settings.allow_pt2:
         raise Pt2NotAllowedError(pointer="/format")
 
     def checked(session: Session) -> Work:
@@ -57,7 +57,7 @@ def create(desk: Desk, by: Principal, body: ModelCreate, *, key: str | None) -> 
                 )
             )
         quarantine.refuse(session, by.tenant_id, files, pointer="/files")
-        stored_files.name_files(session, desk.store, [file.sha256 for file in files])
+        stored_files.name_files(session, app.store, [file.sha256 for file in files])
         name = body.name if body.name is not None or skeleton is None else skeleton.name
         assert name is not None  # noqa: S101 - the request has one, or a skeleton
         model = repository.create(
@@ -75,12 +75,12 @@ def create(desk: Desk, by: Principal, body: ModelCreate, *, key: str | None) -> 
             tenant_id=by.tenant_id,
             kind="inspect_model",
             model_id=model.id,
-            deadline_seconds=desk.settings.job_deadline_seconds,
+            deadline_seconds=app.settings.job_deadline_seconds,
             request_id=by.request_id,
         )
         return created(model), job
 
-    return submit_checked(desk, by, _ROUTE, key, body, checked)
+    return submit_checked(app, by, _ROUTE, key, body, checked)
 
 
 def _skeleton_id(session: Session, tenant_id: str, text: str | None) -> str | None:
@@ -99,13 +99,13 @@ def _held(session: Session, tenant_id: str, model_id: str | None) -> Model | Non
     return names.by_id(session, MODELS, tenant_id, model_id)
 
 
-def get(desk: Desk, tenant_id: str, model_id: str) -> Model:
+def get(app: AppState, tenant_id: str, model_id: str) -> Model:
     """The model with its files.
 
     Raises:
         ModelNotFoundError: the tenant has no such model.
     """
-    with desk.database.read() as session:
+    with app.database.read() as session:
         return repository.resolved(session, tenant_id, model_id)
 
 

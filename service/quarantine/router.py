@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Depends, Response
 
-from service.deps import DeskDep, PrincipalDep, reading
+from service.deps import AppDep, PrincipalDep, reading
 from service.http import only_parameters
 from service.quarantine import service
 from service.quarantine.errors import QuarantineNotFoundError
@@ -16,13 +16,13 @@ router = APIRouter(prefix="/v1/quarantine", tags=["quarantine"])
 
 @router.get("", dependencies=[Depends(only_parameters())])
 @reading
-def list_quarantine(desk: DeskDep, principal: PrincipalDep) -> QuarantineList:
+def list_quarantine(app: AppDep, principal: PrincipalDep) -> QuarantineList:
     """Models that killed the process that worked on them, twice in a row: nothing is tried with them any more."""
-    return QuarantineList(items=service.list_all(desk, principal.tenant_id))
+    return QuarantineList(items=service.list_all(app, principal.tenant_id))
 
 
 @router.delete("/{digest}", status_code=204, responses=problems(QuarantineNotFoundError))
-async def release_model(digest: str, desk: DeskDep, principal: PrincipalDep) -> Response:
+async def release_model(digest: str, app: AppDep, principal: PrincipalDep) -> Response:
     """Release a model from quarantine: jobs with it are accepted and run again."""
-    await desk.writes.run(lambda: service.release(desk, principal, digest))
+    await app.writes.run(lambda: service.release(app, principal, digest))
     return Response(status_code=204)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from service.audit.service import note
-from service.deps import Desk
+from service.deps import AppState
 from service.principal import Principal
 from service.quarantine import repository
 from service.quarantine.errors import QuarantineNotFoundError
@@ -11,20 +11,20 @@ from service.quarantine.schemas import QuarantineOut
 from service.storage import is_sha256
 
 
-def list_all(desk: Desk, tenant_id: str) -> list[QuarantineOut]:
+def list_all(app: AppState, tenant_id: str) -> list[QuarantineOut]:
     """The tenant's models in quarantine, the newest first."""
-    with desk.database.read() as session:
+    with app.database.read() as session:
         rows = repository.list_held(session, tenant_id)
         return [QuarantineOut.model_validate(row, from_attributes=True) for row in rows]
 
 
-def release(desk: Desk, by: Principal, digest: str) -> None:
+def release(app: AppState, by: Principal, digest: str) -> None:
     """Have jobs tried again with these bytes.
 
     Raises:
         QuarantineNotFoundError: they are not in quarantine.
     """
-    with desk.database.write() as session:
+    with app.database.write() as session:
         # what is no digest is not asked for: PostgreSQL takes no NUL
         if not is_sha256(digest) or repository.held(session, by.tenant_id, digest) is None:
             raise QuarantineNotFoundError(digest)

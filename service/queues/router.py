@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Depends
 
-from service.deps import DeskDep, get_principal, reading
+from service.deps import AppDep, get_principal, reading
 from service.http import only_parameters
 from service.queues import service
 from service.queues.schemas import QueueList
@@ -14,6 +14,6 @@ router = APIRouter(prefix="/v1/queues", tags=["queues"])
 
 @router.get("", dependencies=[Depends(get_principal), Depends(only_parameters())])
 @reading
-def list_queues(desk: DeskDep) -> QueueList:
+def list_queues(app: AppDep) -> QueueList:
     """What waits in each queue, what runs, and how many slots there are for it."""
-    return QueueList(items=service.all_queues(desk))
+    return QueueList(items=service.all_queues(app))

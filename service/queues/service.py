@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from service.deps import Desk
+from service.deps import AppState
 from service.jobs.queues import QUEUES
 from service.queues import repository
 from service.queues.repository import Crew, Waiting
@@ -10,10 +10,10 @@ from service.queues.schemas import QueuedOut, QueueOut, SlotsOut
 from service.quotas.service import running_limits
 
 
-def all_queues(desk: Desk) -> list[QueueOut]:
+def all_queues(app: AppState) -> list[QueueOut]:
     """Every queue, also one that nothing waits in and nobody serves."""
-    with desk.database.read() as session:
-        full = running_limits(session, desk.settings.quota).full()
+    with app.database.read() as session:
+        full = running_limits(session, app.settings.quota).full()
         waiting, running = repository.waiting(session, full=full), repository.running(session)
         crews = repository.crews(session)
     return [

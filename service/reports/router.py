@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Response
 
-from service.deps import Desk, DeskDep, PrincipalDep
+from service.deps import AppDep, AppState, PrincipalDep
 from service.http import etag_matches
 from service.jobs import service
 from service.jobs.service import ReportNotFoundError, ReportNotReadyError
@@ -31,44 +31,44 @@ def _responses(form: FormatName) -> Responses:
 
 @router.get("/v1/jobs/{job_id}/report.html", response_class=Response, responses=_responses("html"))
 async def get_report_html(
-    job_id: str, desk: DeskDep, principal: PrincipalDep, if_none_match: IfNoneMatch = None
+    job_id: str, app: AppDep, principal: PrincipalDep, if_none_match: IfNoneMatch = None
 ) -> Response:
     """The report as one HTML page for people: no script, nothing loaded from anywhere."""
-    return await _answer(desk, principal.tenant_id, job_id, "html", if_none_match)
+    return await _answer(app, principal.tenant_id, job_id, "html", if_none_match)
 
 
 @router.get("/v1/jobs/{job_id}/report.md", response_class=Response, responses=_responses("markdown"))
 async def get_report_markdown(
-    job_id: str, desk: DeskDep, principal: PrincipalDep, if_none_match: IfNoneMatch = None
+    job_id: str, app: AppDep, principal: PrincipalDep, if_none_match: IfNoneMatch = None
 ) -> Response:
     """The report as Markdown, for a merge request."""
-    return await _answer(desk, principal.tenant_id, job_id, "markdown", if_none_match)
+    return await _answer(app, principal.tenant_id, job_id, "markdown", if_none_match)
 
 
 @router.get("/v1/jobs/{job_id}/report.junit.xml", response_class=Response, responses=_responses("junit"))
 async def get_report_junit(
-    job_id: str, desk: DeskDep, principal: PrincipalDep, if_none_match: IfNoneMatch = None
+    job_id: str, app: AppDep, principal: PrincipalDep, if_none_match: IfNoneMatch = None
 ) -> Response:
     """The gate and the critical findings as JUnit XML, for CI."""
-    return await _answer(desk, principal.tenant_id, job_id, "junit", if_none_match)
+    return await _answer(app, principal.tenant_id, job_id, "junit", if_none_match)
 
 
 @router.get("/v1/jobs/{job_id}/report/layers.csv", response_class=Response, responses=_responses("layers_csv"))
 async def get_report_layers(
-    job_id: str, desk: DeskDep, principal: PrincipalDep, if_none_match: IfNoneMatch = None
+    job_id: str, app: AppDep, principal: PrincipalDep, if_none_match: IfNoneMatch = None
 ) -> Response:
     """Every layer as a row of CSV."""
-    return await _answer(desk, principal.tenant_id, job_id, "layers_csv", if_none_match)
+    return await _answer(app, principal.tenant_id, job_id, "layers_csv", if_none_match)
 
 
-async def _answer(desk: Desk, tenant_id: str, job_id: str, form: FormatName, if_none_match: str | None) -> Response:
+async def _answer(app: AppState, tenant_id: str, job_id: str, form: FormatName, if_none_match: str | None) -> Response:
     """The document, or 304 where the client has it.
 
     Raises:
         JobNotFoundError, ReportNotReadyError, ReportNotFoundError: as for the report itself.
         ReportNotRenderableError: it is of a form that is not known here.
     """
-    row = await desk.reads.run(lambda: service.report(desk, tenant_id, job_id))
+    row = await app.reads.run(lambda: service.report(app, tenant_id, job_id))
     shape = FORMATS[form]
     # A page is shown, cut off from this host by its policy; all else is stored.
     place = "inline" if form == "html" else "attachment"
@@ -84,5 +84,5 @@ async def _answer(desk: Desk, tenant_id: str, job_id: str, form: FormatName, if_
     if etag_matches(if_none_match, headers["ETag"]):
         return Response(status_code=304, headers=headers)
     # a report of thousands of layers takes a second to draw
-    document = await desk.heavy.run(lambda: rendered(whole_report(row), form))
+    document = await app.heavy.run(lambda: rendered(whole_report(row), form))
     return Response(document, media_type=shape.media_type, headers=headers)

@@ -18,7 +18,7 @@ from sqlalchemy.orm import Session
 from service.audit.service import note
 from service.contracts.errors import InvalidRequestError, QuantmillError, problem_summary
 from service.contracts.validation import field_problems
-from service.deps import Desk
+from service.deps import AppState
 from service.jobs import transitions
 from service.jobs.references import hold
 from service.jobs.schemas import JobCreate
@@ -84,33 +84,33 @@ def plan_after(schedule: Schedule, due_at: datetime | None) -> Plan | None:
     return Plan(due_at, fires_at(schedule.id, schedule.jitter_seconds, due_at))
 
 
-def fire_due(desk: Desk, limit: int) -> int:
+def fire_due(app: AppState, limit: int) -> int:
     """Deal with schedules that are due; returns with how many this process did."""
-    with desk.database.read() as session:
+    with app.database.read() as session:
         ids = repository.due(session, limit)
     random.shuffle(ids)  # of several who do this at a time each begins with another
-    return one_by_one("schedule", ids, lambda schedule_id: _deal_with(desk, schedule_id))
+    return one_by_one("schedule", ids, lambda schedule_id: _deal_with(app, schedule_id))
 
 
-def submit_waiting(desk: Desk, limit: int) -> int:
+def submit_waiting(app: AppState, limit: int) -> int:
     """Submit the jobs of runs that waited for the end of the one before; returns how many this process dealt with."""
-    with desk.database.read() as session:
+    with app.database.read() as session:
         ids = repository.waiting(session, limit)
-    return one_by_one("schedule", ids, lambda schedule_id: _go_on(desk, schedule_id))
+    return one_by_one("schedule", ids, lambda schedule_id: _go_on(app, schedule_id))
 
 
-def bring_forward(desk: Desk, limit: int) -> int:
+def bring_forward(app: AppState, limit: int) -> int:
     """Plan schedules anew that were planned by a clock that has been put back since; returns how many.
 
     What was due before then is not due again: it has its run.
     """
-    with desk.database.read() as session:
+    with app.database.read() as session:
         ids = repository.planned_ahead(session, limit)
-    return one_by_one("schedule", ids, lambda schedule_id: _plan_anew(desk, schedule_id))
+    return one_by_one("schedule", ids, lambda schedule_id: _plan_anew(app, schedule_id))
 
 
 def run_now(
-    desk: Desk, session: Session, by: Principal, schedule: Schedule, given: Submission
+    app: AppState, session: Session, by: Principal, schedule: Schedule, given: Submission
 ) -> tuple[ScheduleRun, Job | None]:
     """Run a schedule, which the caller holds, by request.
 
@@ -118,41 +118,41 @@ def run_now(
         The run, and the job that is to be sent; None: it waits for the end of the last one, or one was there.
     """
     now = datetime.fromtimestamp(now_seconds(session), UTC)
-    run, job = _submitted(desk, session, by, schedule, given, {"due_at": now, "trigger": "request"})
+    run, job = _submitted(app, session, by, schedule, given, {"due_at": now, "trigger": "request"})
     emit(session, schedule.tenant_id, _event(run), event_data(run, schedule.name))
     return run, job
 
 
-def _deal_with(desk: Desk, schedule_id: str) -> bool:
-    with desk.database.read() as session:
+def _deal_with(app: AppState, schedule_id: str) -> bool:
+    with app.database.read() as session:
         seen, now = repository.look_up(session, schedule_id), _now(session)
         if seen is None or seen.fires_at is None or seen.next_due_at is None or seen.fires_at > now:
             return False
         what = occasion(seen.cron, seen.timezone, seen.id, seen.jitter_seconds, seen.next_due_at, now)
         late = what.late_seconds > seen.misfire_grace_seconds
-        attempt = Attempt(misfired=True) if late and seen.misfire == "skip" else _attempt(session, desk, seen)
+        attempt = Attempt(misfired=True) if late and seen.misfire == "skip" else _attempt(session, app, seen)
     plan = plan_after(seen, what.next_due_at)
     try:
-        run, job = _fired(desk, seen, plan, what, attempt)
+        run, job = _fired(app, seen, plan, what, attempt)
     except QuantmillError as error:  # such as a quota: nothing was stored
-        run, job = _fired(desk, seen, plan, what, Attempt(refusal=error))
+        run, job = _fired(app, seen, plan, what, Attempt(refusal=error))
     if run is None:
         return False
-    _tell(desk, run, job)
+    _tell(app, run, job)
     return True
 
 
-def _attempt(session: Session, desk: Desk, schedule: Schedule) -> Attempt:
+def _attempt(session: Session, app: AppState, schedule: Schedule) -> Attempt:
     try:
-        return Attempt(prepared(session, desk.settings, schedule))
+        return Attempt(prepared(session, app.settings, schedule))
     except QuantmillError as error:
         return Attempt(refusal=error)
 
 
 def _fired(
-    desk: Desk, seen: Schedule, plan: Plan | None, what: Occasion, attempt: Attempt
+    app: AppState, seen: Schedule, plan: Plan | None, what: Occasion, attempt: Attempt
 ) -> tuple[ScheduleRun | None, Job | None]:
-    with desk.database.write() as session:
+    with app.database.write() as session:
         schedule = repository.claim(session, seen, plan)
         if schedule is None or repository.is_dealt_with(session, schedule.id, what.due_at):
             return None, None
@@ -164,7 +164,7 @@ def _fired(
             run = repository.add_run(session, schedule, **about, **kept)
         else:
             assert attempt.submission is not None  # noqa: S101 - nothing keeps it from being submitted
-            run, job = _submitted(desk, session, by, schedule, attempt.submission, about)
+            run, job = _submitted(app, session, by, schedule, attempt.submission, about)
         emit(session, schedule.tenant_id, _event(run), event_data(run, schedule.name))
         if run.job_id is not None:
             note(session, by, "schedule.fire", run.job_id)
@@ -195,7 +195,7 @@ def _of(given: Submission) -> dict[str, Any]:
 
 
 def _submitted(
-    desk: Desk, session: Session, by: Principal, schedule: Schedule, given: Submission, about: dict[str, Any]
+    app: AppState, session: Session, by: Principal, schedule: Schedule, given: Submission, about: dict[str, Any]
 ) -> tuple[ScheduleRun, Job | None]:
     """Submit the job, unless the last one keeps it from that; the schedule is held."""
     open_runs = repository.open_runs(session, schedule.id)
@@ -214,29 +214,29 @@ def _submitted(
         usage.hold(session, schedule.tenant_id)
     for job_id in live:
         transitions.request_cancel(session, schedule.tenant_id, job_id)
-    answer, job = store_submission(desk, session, by, given)
+    answer, job = store_submission(app, session, by, given)
     job_id = answer.body["id"]
     return repository.add_run(session, schedule, **about, **_of(given), state="running", job_id=job_id), job
 
 
-def _go_on(desk: Desk, schedule_id: str) -> bool:
-    with desk.database.read() as session:
+def _go_on(app: AppState, schedule_id: str) -> bool:
+    with app.database.read() as session:
         seen = repository.look_up(session, schedule_id)
         if seen is None:
             return False
-        attempt = _attempt(session, desk, seen)
+        attempt = _attempt(session, app, seen)
     try:
-        run, job = _gone_on(desk, seen, attempt)
+        run, job = _gone_on(app, seen, attempt)
     except QuantmillError as error:
-        run, job = _gone_on(desk, seen, Attempt(refusal=error))
+        run, job = _gone_on(app, seen, Attempt(refusal=error))
     if run is None:
         return False
-    _tell(desk, run, job)
+    _tell(app, run, job)
     return True
 
 
-def _gone_on(desk: Desk, seen: Schedule, attempt: Attempt) -> tuple[ScheduleRun | None, Job | None]:
-    with desk.database.write() as session:
+def _gone_on(app: AppState, seen: Schedule, attempt: Attempt) -> tuple[ScheduleRun | None, Job | None]:
+    with app.database.write() as session:
         schedule = repository.lock(session, seen.id)
         open_runs = repository.open_runs(session, seen.id)
         changed = schedule is None or schedule.row_version != seen.row_version
@@ -246,7 +246,7 @@ def _gone_on(desk: Desk, seen: Schedule, attempt: Attempt) -> tuple[ScheduleRun 
         kept = _kept_from(schedule, attempt) if run.trigger == "time" or attempt.refusal is not None else None
         if kept is None:
             assert attempt.submission is not None  # noqa: S101 - nothing keeps it from being submitted
-            answer, job = store_submission(desk, session, by, attempt.submission)
+            answer, job = store_submission(app, session, by, attempt.submission)
             kept = {"state": "running", "reason": None, "job_id": answer.body["id"], **_of(attempt.submission)}
         run = repository.change_run(session, run, **kept)
         emit(session, schedule.tenant_id, _event(run), event_data(run, schedule.name))
@@ -255,13 +255,13 @@ def _gone_on(desk: Desk, seen: Schedule, attempt: Attempt) -> tuple[ScheduleRun 
     return run, job
 
 
-def _plan_anew(desk: Desk, schedule_id: str) -> bool:
-    with desk.database.read() as session:
+def _plan_anew(app: AppState, schedule_id: str) -> bool:
+    with app.database.read() as session:
         seen, now = repository.look_up(session, schedule_id), _now(session)
     if seen is None:
         return False
     plan = plan_after(seen, following(seen.cron, seen.timezone, now))
-    with desk.database.write() as session:
+    with app.database.write() as session:
         return repository.claim(session, seen, plan) is not None
 
 
@@ -270,14 +270,14 @@ def _event(run: ScheduleRun) -> str:
     return f"schedule.{words.get(run.state, 'failed')}"
 
 
-def _tell(desk: Desk, run: ScheduleRun, job: Job | None) -> None:
+def _tell(app: AppState, run: ScheduleRun, job: Job | None) -> None:
     told = log.warning if run.state == "refused" else log.info
     told(
         "schedule.%s schedule_id=%s run_id=%s job_id=%s reason=%s",
         run.state, run.schedule_id, run.id, run.job_id, run.reason,
     )  # fmt: skip
     if job is not None:
-        desk.dispatch()
+        app.dispatch()
 
 
 def _now(session: Session) -> datetime:

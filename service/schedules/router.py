@@ -9,7 +9,7 @@ from fastapi import APIRouter, Depends, Header, Query, Response
 
 from service.bodies import ThreadedBodyRoute
 from service.conditions import Conditions, IfMatch, PreconditionFailedError, PreconditionRequiredError
-from service.deps import DeskDep, PrincipalDep
+from service.deps import AppDep, PrincipalDep
 from service.http import DEFAULT_LIMIT, CursorParameter, Limit, etag_matches, only_parameters
 from service.idempotency.answers import IdempotencyHeader
 from service.pagination import CursorCodec, Page, link_header
@@ -31,25 +31,25 @@ router = APIRouter(route_class=ThreadedBodyRoute, prefix="/v1/schedules", tags=[
     "", status_code=201, response_model=ScheduleOut, responses=problems(TooManySchedulesError, ScheduleNameTakenError)
 )
 async def create_schedule(
-    body: ScheduleCreate, desk: DeskDep, principal: PrincipalDep, idempotency_key: IdempotencyHeader = None
+    body: ScheduleCreate, app: AppDep, principal: PrincipalDep, idempotency_key: IdempotencyHeader = None
 ) -> Response:
     """Have a job submitted by the clock. Its template is checked now, and whenever it is due."""
-    answer = await desk.writes.run(lambda: service.create(desk, principal, body, key=idempotency_key))
+    answer = await app.writes.run(lambda: service.create(app, principal, body, key=idempotency_key))
     return answer.response()
 
 
 @router.get("", dependencies=[Depends(only_parameters("limit", "cursor"))])
 async def list_schedules(
-    desk: DeskDep,
+    app: AppDep,
     principal: PrincipalDep,
     response: Response,
     limit: Limit = DEFAULT_LIMIT,
     cursor: CursorParameter = None,
 ) -> Page[ScheduleListed]:
     """Schedules, newest first, without their templates."""
-    codec = CursorCodec(desk.settings, f"schedules|{principal.tenant_id}")
+    codec = CursorCodec(app.settings, f"schedules|{principal.tenant_id}")
     after = None if cursor is None else codec.decode(cursor)
-    rows, last = await desk.reads.run(lambda: service.list_page(desk, principal.tenant_id, after=after, limit=limit))
+    rows, last = await app.reads.run(lambda: service.list_page(app, principal.tenant_id, after=after, limit=limit))
     next_cursor = None if last is None else codec.encode(last)
     response.headers.update(link_header("/v1/schedules", next_cursor, limit=limit))
     return Page(items=[schedule_listed(row) for row in rows], next_cursor=next_cursor, has_more=last is not None)
@@ -58,13 +58,13 @@ async def list_schedules(
 @router.get("/{schedule_id}", response_model=ScheduleOut, responses={304: {"description": "Not changed"}})
 async def get_schedule(
     schedule_id: str,
-    desk: DeskDep,
+    app: AppDep,
     principal: PrincipalDep,
     response: Response,
     if_none_match: Annotated[str | None, Header()] = None,
 ) -> Response | ScheduleOut:
     """A schedule."""
-    row = await desk.reads.run(lambda: service.get(desk, principal.tenant_id, schedule_id))
+    row = await app.reads.run(lambda: service.get(app, principal.tenant_id, schedule_id))
     headers = {"ETag": etag(row), "Cache-Control": "no-cache"}
     if etag_matches(if_none_match, headers["ETag"]):
         return Response(status_code=304, headers=headers)
@@ -81,25 +81,23 @@ async def get_schedule(
 async def change_schedule(
     schedule_id: str,
     body: ScheduleChange,
-    desk: DeskDep,
+    app: AppDep,
     principal: PrincipalDep,
     response: Response,
     if_match: IfMatch = None,
 ) -> ScheduleOut:
     """Change what the body names; with other times it is planned anew, from now on."""
-    row, warnings = await desk.writes.run(
-        lambda: service.change(desk, principal, schedule_id, body, Conditions(if_match))
+    row, warnings = await app.writes.run(
+        lambda: service.change(app, principal, schedule_id, body, Conditions(if_match))
     )
     response.headers["ETag"] = etag(row)
     return schedule_out(row, warnings)
 
 
 @router.delete("/{schedule_id}", status_code=204, responses=problems(PreconditionFailedError))
-async def delete_schedule(
-    schedule_id: str, desk: DeskDep, principal: PrincipalDep, if_match: IfMatch = None
-) -> Response:
+async def delete_schedule(schedule_id: str, app: AppDep, principal: PrincipalDep, if_match: IfMatch = None) -> Response:
     """Delete a schedule with its history; its jobs stay."""
-    await desk.writes.run(lambda: service.delete(desk, principal, schedule_id, Conditions(if_match)))
+    await app.writes.run(lambda: service.delete(app, principal, schedule_id, Conditions(if_match)))
     return Response(status_code=204)
 
 
@@ -110,25 +108,25 @@ async def delete_schedule(
     responses=problems(ScheduleBusyError, ScheduleChangedError),
 )
 async def run_schedule(
-    schedule_id: str, desk: DeskDep, principal: PrincipalDep, idempotency_key: IdempotencyHeader = None
+    schedule_id: str, app: AppDep, principal: PrincipalDep, idempotency_key: IdempotencyHeader = None
 ) -> Response:
     """Run a schedule now, also a paused one, and also where nothing has changed; its times stay as they are."""
-    answer = await desk.writes.run(lambda: service.run(desk, principal, schedule_id, key=idempotency_key))
+    answer = await app.writes.run(lambda: service.run(app, principal, schedule_id, key=idempotency_key))
     return answer.response()
 
 
 @router.post("/{schedule_id}/pause")
-async def pause_schedule(schedule_id: str, desk: DeskDep, principal: PrincipalDep, response: Response) -> ScheduleOut:
+async def pause_schedule(schedule_id: str, app: AppDep, principal: PrincipalDep, response: Response) -> ScheduleOut:
     """Let a schedule not be due until it is resumed; what is under way goes on."""
-    row = await desk.writes.run(lambda: service.pause(desk, principal, schedule_id))
+    row = await app.writes.run(lambda: service.pause(app, principal, schedule_id))
     response.headers["ETag"] = etag(row)
     return schedule_out(row)
 
 
 @router.post("/{schedule_id}/resume", responses=problems(ScheduleChangedError))
-async def resume_schedule(schedule_id: str, desk: DeskDep, principal: PrincipalDep, response: Response) -> ScheduleOut:
+async def resume_schedule(schedule_id: str, app: AppDep, principal: PrincipalDep, response: Response) -> ScheduleOut:
     """Let a paused schedule be due again, from now on: what was due meanwhile is not made up for."""
-    row = await desk.writes.run(lambda: service.resume(desk, principal, schedule_id))
+    row = await app.writes.run(lambda: service.resume(app, principal, schedule_id))
     response.headers["ETag"] = etag(row)
     return schedule_out(row)
 
@@ -136,7 +134,7 @@ async def resume_schedule(schedule_id: str, desk: DeskDep, principal: PrincipalD
 @router.get("/{schedule_id}/runs", dependencies=[Depends(only_parameters("state", "limit", "cursor"))])
 async def list_schedule_runs(
     schedule_id: str,
-    desk: DeskDep,
+    app: AppDep,
     principal: PrincipalDep,
     response: Response,
     state: Annotated[RunState | None, Query()] = None,
@@ -144,10 +142,10 @@ async def list_schedule_runs(
     cursor: CursorParameter = None,
 ) -> Page[RunOut]:
     """What became of the times that a schedule was due, or was run by request, newest first."""
-    codec = CursorCodec(desk.settings, f"runs|{principal.tenant_id}|{schedule_id}|{state}")
+    codec = CursorCodec(app.settings, f"runs|{principal.tenant_id}|{schedule_id}|{state}")
     after = None if cursor is None else codec.decode(cursor)
-    rows, last = await desk.reads.run(
-        lambda: service.list_runs(desk, principal.tenant_id, schedule_id, state=state, after=after, limit=limit)
+    rows, last = await app.reads.run(
+        lambda: service.list_runs(app, principal.tenant_id, schedule_id, state=state, after=after, limit=limit)
     )
     next_cursor = None if last is None else codec.encode(last)
     path = f"/v1/schedules/{quote(schedule_id, safe='')}/runs"
@@ -156,6 +154,6 @@ async def list_schedule_runs(
 
 
 @router.get("/{schedule_id}/runs/{run_id}")
-async def get_schedule_run(schedule_id: str, run_id: str, desk: DeskDep, principal: PrincipalDep) -> RunOut:
+async def get_schedule_run(schedule_id: str, run_id: str, app: AppDep, principal: PrincipalDep) -> RunOut:
     """One of them."""
-    return run_out(await desk.reads.run(lambda: service.get_run(desk, principal.tenant_id, schedule_id, run_id)))
+    return run_out(await app.reads.run(lambda: service.get_run(app, principal.tenant_id, schedule_id, run_id)))

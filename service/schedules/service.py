@@ -12,7 +12,7 @@ from service.conditions import Conditions
 from service.contracts.errors import InvalidRequestError
 from service.contracts.regression import RegressionGate
 from service.db import db_now
-from service.deps import Desk
+from service.deps import AppState
 from service.idempotency.answers import Answer
 from service.idempotency.service import NoBody, Work, submit_checked
 from service.ids import is_id, new_id
@@ -39,7 +39,7 @@ _NULLABLE = frozenset({"promote_to"})
 _JUDGED = frozenset({"template", "gate", "promote_to"})
 
 
-def create(desk: Desk, by: Principal, body: ScheduleCreate, *, key: str | None) -> Answer:
+def create(app: AppState, by: Principal, body: ScheduleCreate, *, key: str | None) -> Answer:
     """Store a schedule whose job could be submitted now.
 
     Raises:
@@ -49,7 +49,7 @@ def create(desk: Desk, by: Principal, body: ScheduleCreate, *, key: str | None) 
     """
 
     def work_of(session: Session) -> Work:
-        given = _submittable(desk, session, by.tenant_id, body.template)
+        given = _submittable(app, session, by.tenant_id, body.template)
         warnings = gate_prospects(session, by.tenant_id, body.gate, body.promote_to, given)
         schedule_id = new_id("sch")
         plan = None
@@ -58,29 +58,29 @@ def create(desk: Desk, by: Principal, body: ScheduleCreate, *, key: str | None) 
         values = _values(body)
         return lambda writing: (_stored(writing, by, schedule_id, plan, values, warnings), None)
 
-    return submit_checked(desk, by, "POST /v1/schedules", key, body, work_of)
+    return submit_checked(app, by, "POST /v1/schedules", key, body, work_of)
 
 
-def get(desk: Desk, tenant_id: str, schedule_id: str) -> Schedule:
+def get(app: AppState, tenant_id: str, schedule_id: str) -> Schedule:
     """The schedule.
 
     Raises:
         ScheduleNotFoundError: the tenant has no such schedule.
     """
-    with desk.database.read() as session:
+    with app.database.read() as session:
         return repository.called(session, tenant_id, schedule_id)
 
 
 def list_page(
-    desk: Desk, tenant_id: str, *, after: Position | None, limit: int
+    app: AppState, tenant_id: str, *, after: Position | None, limit: int
 ) -> tuple[list[Schedule], Position | None]:
     """One page of schedules, newest first, and the position to go on from."""
-    with desk.database.read() as session:
+    with app.database.read() as session:
         return repository.list_page(session, tenant_id, after=after, limit=limit)
 
 
 def change(
-    desk: Desk, by: Principal, schedule_id: str, body: ScheduleChange, conditions: Conditions
+    app: AppState, by: Principal, schedule_id: str, body: ScheduleChange, conditions: Conditions
 ) -> tuple[Schedule, list[str]]:
     """Change what the body names, if nobody else has in the meantime; with other times it is planned anew.
 
@@ -94,17 +94,17 @@ def change(
         QuantmillError: a new template could not be submitted, or the gate names what is not there.
     """
     values, warnings = _values(body), []
-    with desk.database.read() as session:
+    with app.database.read() as session:
         seen = repository.called(session, by.tenant_id, schedule_id)
         conditions.require("Send the ETag of your last GET as If-Match, or If-Match: * for any version.")
         if _JUDGED & body.model_fields_set:
-            warnings = _prospects(desk, session, seen, body)
+            warnings = _prospects(app, session, seen, body)
         if _TIMES & values.keys() and seen.paused_at is None:
             times = {name: values.get(name, getattr(seen, name)) for name in _TIMES}
             values |= repository.planned(_plan(session, seen.id, **times))
     if "gate" in values:
         values["last_pass_fingerprint"] = None  # what was accepted by another gate was not by this one
-    with desk.database.write() as session:
+    with app.database.write() as session:
         row = repository.get(session, by.tenant_id, seen.id, locked=True)
         repository.hold_names(session, by.tenant_id, body.name, but=seen.id)
         conditions.check(etag(row), f"schedule {row.id}")
@@ -116,29 +116,29 @@ def change(
     return row, warnings
 
 
-def delete(desk: Desk, by: Principal, schedule_id: str, conditions: Conditions) -> None:
+def delete(app: AppState, by: Principal, schedule_id: str, conditions: Conditions) -> None:
     """Delete a schedule with its history; its jobs stay.
 
     Raises:
         ScheduleNotFoundError: the tenant has no such schedule.
         PreconditionFailedError: it is another version than the caller has seen.
     """
-    schedule_id = _identified(desk, by.tenant_id, schedule_id)
-    with desk.database.write() as session:
+    schedule_id = _identified(app, by.tenant_id, schedule_id)
+    with app.database.write() as session:
         row = repository.get(session, by.tenant_id, schedule_id, locked=True)
         conditions.check(etag(row), f"schedule {row.id}")
         repository.remove(session, schedule_id)
         note(session, by, "schedule.delete", schedule_id)
 
 
-def pause(desk: Desk, by: Principal, schedule_id: str) -> Schedule:
+def pause(app: AppState, by: Principal, schedule_id: str) -> Schedule:
     """Let the schedule not be due; what is under way goes on.
 
     Raises:
         ScheduleNotFoundError: the tenant has no such schedule.
     """
-    schedule_id = _identified(desk, by.tenant_id, schedule_id)
-    with desk.database.write() as session:
+    schedule_id = _identified(app, by.tenant_id, schedule_id)
+    with app.database.write() as session:
         row = repository.get(session, by.tenant_id, schedule_id, locked=True)
         if row.paused_at is None:
             row = repository.change(session, schedule_id, paused_at=db_now(), **UNPLANNED)
@@ -146,18 +146,18 @@ def pause(desk: Desk, by: Principal, schedule_id: str) -> Schedule:
     return row
 
 
-def resume(desk: Desk, by: Principal, schedule_id: str) -> Schedule:
+def resume(app: AppState, by: Principal, schedule_id: str) -> Schedule:
     """Let a paused schedule be due again, from now on: what was due meanwhile is no misfire.
 
     Raises:
         ScheduleNotFoundError: the tenant has no such schedule.
         ScheduleChangedError: its times were changed meanwhile.
     """
-    schedule_id = _identified(desk, by.tenant_id, schedule_id)
-    with desk.database.read() as session:
+    schedule_id = _identified(app, by.tenant_id, schedule_id)
+    with app.database.read() as session:
         seen = repository.get(session, by.tenant_id, schedule_id)
         plan = _plan(session, schedule_id, seen.cron, seen.timezone, seen.jitter_seconds)
-    with desk.database.write() as session:
+    with app.database.write() as session:
         row = repository.get(session, by.tenant_id, schedule_id, locked=True)
         if row.paused_at is None:
             return row
@@ -168,7 +168,7 @@ def resume(desk: Desk, by: Principal, schedule_id: str) -> Schedule:
     return row
 
 
-def run(desk: Desk, by: Principal, schedule_id: str, *, key: str | None) -> Answer:
+def run(app: AppState, by: Principal, schedule_id: str, *, key: str | None) -> Answer:
     """Run a schedule now, also a paused one, and also where nothing has changed.
 
     Raises:
@@ -177,17 +177,17 @@ def run(desk: Desk, by: Principal, schedule_id: str, *, key: str | None) -> Answ
         ScheduleChangedError: somebody changed it in this moment.
         QuantmillError: its job cannot be submitted; there is no run of it.
     """
-    schedule_id = _identified(desk, by.tenant_id, schedule_id)
+    schedule_id = _identified(app, by.tenant_id, schedule_id)
 
     def work_of(session: Session) -> Work:
         seen = repository.get(session, by.tenant_id, schedule_id)
-        given = firing.prepared(session, desk.settings, seen)
+        given = firing.prepared(session, app.settings, seen)
 
         def work(writing: Session) -> Any:
             row = repository.get(writing, by.tenant_id, schedule_id, locked=True)
             if row.row_version != seen.row_version:
                 raise ScheduleChangedError(schedule_id)
-            made, job = firing.run_now(desk, writing, by, row, given)
+            made, job = firing.run_now(app, writing, by, row, given)
             if made.state == "skipped":
                 raise ScheduleBusyError(schedule_id, row.overlap)
             headers = {"Location": f"/v1/schedules/{schedule_id}/runs/{made.id}"}
@@ -195,38 +195,38 @@ def run(desk: Desk, by: Principal, schedule_id: str, *, key: str | None) -> Answ
 
         return work
 
-    return submit_checked(desk, by, f"POST /v1/schedules/{schedule_id}/run", key, NoBody(), work_of)
+    return submit_checked(app, by, f"POST /v1/schedules/{schedule_id}/run", key, NoBody(), work_of)
 
 
 def list_runs(
-    desk: Desk, tenant_id: str, schedule_id: str, *, state: str | None, after: Position | None, limit: int
+    app: AppState, tenant_id: str, schedule_id: str, *, state: str | None, after: Position | None, limit: int
 ) -> tuple[list[ScheduleRun], Position | None]:
     """One page of the schedule's history, newest first.
 
     Raises:
         ScheduleNotFoundError: the tenant has no such schedule.
     """
-    with desk.database.read() as session:
+    with app.database.read() as session:
         schedule_id = repository.called(session, tenant_id, schedule_id).id
         return repository.runs_page(session, tenant_id, schedule_id, state=state, after=after, limit=limit)
 
 
-def get_run(desk: Desk, tenant_id: str, schedule_id: str, run_id: str) -> ScheduleRun:
+def get_run(app: AppState, tenant_id: str, schedule_id: str, run_id: str) -> ScheduleRun:
     """One run of a schedule.
 
     Raises:
         ScheduleNotFoundError, RunNotFoundError: the tenant has no such schedule, or that no such run.
     """
-    with desk.database.read() as session:
+    with app.database.read() as session:
         schedule_id = repository.called(session, tenant_id, schedule_id).id
         return repository.run_of(session, tenant_id, schedule_id, run_id)
 
 
-def _identified(desk: Desk, tenant_id: str, text: str) -> str:
+def _identified(app: AppState, tenant_id: str, text: str) -> str:
     """The id that an id or a name means; whether an id is anybody's is asked by who looks for it."""
     if is_id(text, "sch"):
         return text
-    with desk.database.read() as session:
+    with app.database.read() as session:
         return repository.called(session, tenant_id, text).id
 
 
@@ -253,7 +253,7 @@ def _values(body: ScheduleCreate | ScheduleChange) -> dict[str, Any]:
     return values
 
 
-def _submittable(desk: Desk, session: Session, tenant_id: str, template: JobCreate) -> Submission:
+def _submittable(app: AppState, session: Session, tenant_id: str, template: JobCreate) -> Submission:
     """The submission that a template makes.
 
     Raises:
@@ -265,19 +265,19 @@ def _submittable(desk: Desk, session: Session, tenant_id: str, template: JobCrea
             pointer="/template/hand_over",
             hint="Hand over each job, POST /v1/jobs/{id}/hand-over, told of it by a webhook.",
         )
-    return checked_submission(session, desk.settings, tenant_id, template, Origin())
+    return checked_submission(session, app.settings, tenant_id, template, Origin())
 
 
-def _prospects(desk: Desk, session: Session, seen: Schedule, body: ScheduleChange) -> list[str]:
+def _prospects(app: AppState, session: Session, seen: Schedule, body: ScheduleChange) -> list[str]:
     """What is odd about the gate as it would be, by the template as it would be."""
     template, gate = body.template, body.gate
     promote_to = body.promote_to if "promote_to" in body.model_fields_set else seen.promote_to
     if template is None:
         if not (gate or RegressionGate.model_validate(seen.gate)).names_something:
             return []  # whether the template can be submitted still is not asked for nothing
-        given = firing.prepared(session, desk.settings, seen)
+        given = firing.prepared(session, app.settings, seen)
     else:
-        given = _submittable(desk, session, seen.tenant_id, template)
+        given = _submittable(app, session, seen.tenant_id, template)
     elsewhere = None if gate is not None else f"/{'promote_to' if template is None else 'template'}"
     whole = gate or RegressionGate.model_validate(seen.gate)
     return gate_prospects(session, seen.tenant_id, whole, promote_to, given, elsewhere=elsewhere)

@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 from service.comparison.evidence import pair, samples_of
 from service.contracts.errors import Problem, QuantmillError
 from service.contracts.regression import RegressionGate
-from service.deps import Desk
+from service.deps import AppState
 from service.jobs import events
 from service.jobs import repository as jobs
 from service.jobs.errors import JobNotFoundError
@@ -42,16 +42,16 @@ class _Seen:
     judgement: Judgement
 
 
-def settle_ended(desk: Desk, limit: int) -> int:
+def settle_ended(app: AppState, limit: int) -> int:
     """Judge runs whose jobs have ended; returns how many this process did."""
-    with desk.database.read() as session:
+    with app.database.read() as session:
         ids = repository.ended(session, limit)
     random.shuffle(ids)  # of several who do this at a time each begins with another
-    return one_by_one("schedule", ids, lambda run_id: _settle(desk, run_id))
+    return one_by_one("schedule", ids, lambda run_id: _settle(app, run_id))
 
 
-def _settle(desk: Desk, run_id: str) -> bool:
-    seen = _judge(desk, run_id)
+def _settle(app: AppState, run_id: str) -> bool:
+    seen = _judge(app, run_id)
     if seen is None:
         return False
     values = {
@@ -63,11 +63,11 @@ def _settle(desk: Desk, run_id: str) -> bool:
         "clauses": [clause.model_dump(mode="json") for clause in seen.judgement.clauses],
     }
     try:
-        run = _stored(desk, seen, values)
+        run = _stored(app, seen, values)
     except QuantmillError as error:  # the alias could not be moved: nothing was stored
         refused = {"reason": "promotion", "detail": error.detail[:DETAIL_LENGTH]}
         problem = error.problem().model_dump(mode="json")
-        run = _stored(desk, seen, {**values, **refused, "state": "failed", "problem": problem})
+        run = _stored(app, seen, {**values, **refused, "state": "failed", "problem": problem})
     if run is None:
         return False
     told = log.info if run.state == "passed" else log.warning
@@ -76,8 +76,8 @@ def _settle(desk: Desk, run_id: str) -> bool:
     return True
 
 
-def _judge(desk: Desk, run_id: str) -> _Seen | None:
-    with desk.database.read() as session:
+def _judge(app: AppState, run_id: str) -> _Seen | None:
+    with app.database.read() as session:
         run = repository.look_up_run(session, run_id)
         if run is None or run.state != "running":
             return None
@@ -92,7 +92,7 @@ def _judge(desk: Desk, run_id: str) -> _Seen | None:
             return _Seen(schedule, run, Judgement(False, "report", error.detail))
     if job is None or found is None:
         return _Seen(schedule, run, _unsuccessful(job))
-    return _Seen(schedule, run, judged(gate, found, partial(pair, partial(samples_of, desk))))
+    return _Seen(schedule, run, judged(gate, found, partial(pair, partial(samples_of, app))))
 
 
 def _unsuccessful(job: Job | None) -> Judgement:
@@ -105,9 +105,9 @@ def _unsuccessful(job: Job | None) -> Judgement:
     return Judgement(False, "job-failed", f"The job {job.id} failed: {'' if problem is None else problem.detail}")
 
 
-def _stored(desk: Desk, seen: _Seen, values: dict[str, Any]) -> ScheduleRun | None:
+def _stored(app: AppState, seen: _Seen, values: dict[str, Any]) -> ScheduleRun | None:
     """Store the end of a run with all that follows from it; None: somebody else did, or it has to be judged anew."""
-    with desk.database.write() as session:
+    with app.database.write() as session:
         schedule = repository.lock(session, seen.schedule.id)
         run = repository.look_up_run(session, seen.run.id)
         if schedule is None or run is None or run.state != "running":

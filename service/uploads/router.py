@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Header, Request, Response
 
 from service.bodies import ThreadedBodyRoute
-from service.deps import DeskDep, PrincipalDep, reading
+from service.deps import AppDep, PrincipalDep, reading
 from service.responses import problems
 from service.storage import StorageFullError
 from service.tables import Upload
@@ -48,9 +48,9 @@ ContentDigest = Annotated[
 
 
 @router.post("", status_code=201, responses=problems(UploadEmptyError, UploadTooLargeError, StorageFullError))
-async def create_upload(body: UploadCreate, desk: DeskDep, principal: PrincipalDep, response: Response) -> UploadOut:
+async def create_upload(body: UploadCreate, app: AppDep, principal: PrincipalDep, response: Response) -> UploadOut:
     """Announce a file. Then send its bytes, unless it is complete: with its sha256 and size, what is there is known."""
-    upload = await desk.writes.run(lambda: service.create(desk, principal, body))
+    upload = await app.writes.run(lambda: service.create(app, principal, body))
     response.headers["Location"] = f"/v1/uploads/{upload.id}"
     offset = upload.size_bytes or 0
     response.headers["Upload-Offset"] = str(offset)
@@ -59,18 +59,18 @@ async def create_upload(body: UploadCreate, desk: DeskDep, principal: PrincipalD
 
 @router.get("/{upload_id}")
 @reading
-def get_upload(upload_id: str, desk: DeskDep, principal: PrincipalDep, response: Response) -> UploadOut:
+def get_upload(upload_id: str, app: AppDep, principal: PrincipalDep, response: Response) -> UploadOut:
     """An upload and how far it has come."""
-    upload, offset = service.get(desk, principal.tenant_id, upload_id)
+    upload, offset = service.get(app, principal.tenant_id, upload_id)
     response.headers.update(_offset_headers(upload, offset))
     return _out(upload, offset)
 
 
 @router.head("/{upload_id}", status_code=200, response_class=Response)
 @reading
-def head_upload(upload_id: str, desk: DeskDep, principal: PrincipalDep) -> Response:
+def head_upload(upload_id: str, app: AppDep, principal: PrincipalDep) -> Response:
     """Where to go on after a broken connection: Upload-Offset is the number of bytes that are safe on disk."""
-    upload, offset = service.get(desk, principal.tenant_id, upload_id)
+    upload, offset = service.get(app, principal.tenant_id, upload_id)
     return Response(headers=_offset_headers(upload, offset))
 
 
@@ -83,7 +83,7 @@ def head_upload(upload_id: str, desk: DeskDep, principal: PrincipalDep) -> Respo
 async def append_to_upload(
     upload_id: str,
     request: Request,
-    desk: DeskDep,
+    app: AppDep,
     principal: PrincipalDep,
     upload_offset: Annotated[int, Header(ge=0, description="Byte at which the body begins.")],
     content_length: ContentLength = None,
@@ -93,7 +93,7 @@ async def append_to_upload(
     incoming = service.Incoming(
         request.stream(), upload_offset, content_length, service.parse_content_digest(content_digest)
     )
-    upload, offset = await service.receive(desk, principal, upload_id, incoming)
+    upload, offset = await service.receive(app, principal, upload_id, incoming)
     return Response(status_code=204, headers=_offset_headers(upload, offset))
 
 
@@ -105,7 +105,7 @@ async def append_to_upload(
 async def put_content(
     upload_id: str,
     request: Request,
-    desk: DeskDep,
+    app: AppDep,
     principal: PrincipalDep,
     response: Response,
     content_length: ContentLength = None,
@@ -113,7 +113,7 @@ async def put_content(
 ) -> UploadOut:
     """Send the whole file at once: ``curl -T model.onnx URL/v1/uploads/ID/content``."""
     incoming = service.Incoming(request.stream(), None, content_length, service.parse_content_digest(content_digest))
-    upload, offset = await service.receive(desk, principal, upload_id, incoming)
+    upload, offset = await service.receive(app, principal, upload_id, incoming)
     response.headers.update(_offset_headers(upload, offset))
     return _out(upload, offset)
 

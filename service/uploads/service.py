@@ -16,7 +16,7 @@ from starlette.requests import ClientDisconnect
 
 from service.audit.service import note
 from service.contracts.errors import InvalidRequestError
-from service.deps import Desk, room_of
+from service.deps import AppState, room_of
 from service.files import repository as files
 from service.principal import Principal
 from service.quotas import service as quotas
@@ -64,7 +64,7 @@ class Incoming:
     digest: bytes | None
 
 
-def create(desk: Desk, by: Principal, body: UploadCreate) -> Upload:
+def create(app: AppState, by: Principal, body: UploadCreate) -> Upload:
     """Open an upload; one of a file that the tenant has already, by digest and size, is complete at once.
 
     Raises:
@@ -77,13 +77,13 @@ def create(desk: Desk, by: Principal, body: UploadCreate) -> Upload:
         raise UploadEmptyError(
             "A file of 0 bytes is of no use.", pointer=_SIZE_POINTER, hint="Send a file that has some."
         )
-    if size_bytes is not None and size_bytes > desk.settings.max_upload_bytes:
-        Limit(desk.settings.max_upload_bytes, _SIZE_POINTER).refuse(size_bytes)
-    if desk.store.free_bytes() < (size_bytes or 0) + desk.settings.min_free_bytes:
+    if size_bytes is not None and size_bytes > app.settings.max_upload_bytes:
+        Limit(app.settings.max_upload_bytes, _SIZE_POINTER).refuse(size_bytes)
+    if app.store.free_bytes() < (size_bytes or 0) + app.settings.min_free_bytes:
         raise StorageFullError("There is no room for this file.", hint="Free some space on the storage folder.")
-    known = _known(desk, by.tenant_id, body)
-    with desk.database.write() as session:
-        quotas.admit_bytes(session, desk.settings, by.tenant_id, size_bytes or 0)
+    known = _known(app, by.tenant_id, body)
+    with app.database.write() as session:
+        quotas.admit_bytes(session, app.settings, by.tenant_id, size_bytes or 0)
         upload = repository.create(
             session,
             by.tenant_id,
@@ -91,9 +91,9 @@ def create(desk: Desk, by: Principal, body: UploadCreate) -> Upload:
             kind=body.kind,
             size_bytes=size_bytes,
             sha256=body.sha256,
-            expiry_seconds=desk.settings.upload_expiry_seconds,
+            expiry_seconds=app.settings.upload_expiry_seconds,
         )
-        if known is not None and files.name_known(session, desk.store, known.sha256):
+        if known is not None and files.name_known(session, app.store, known.sha256):
             done = repository.complete(session, upload.id, sha256=known.sha256, size_bytes=known.size_bytes)
             assert done is not None  # noqa: S101 - it was opened just now
             note(session, by, "upload.reuse", upload.id)
@@ -102,29 +102,27 @@ def create(desk: Desk, by: Principal, body: UploadCreate) -> Upload:
         return upload
 
 
-def _known(desk: Desk, tenant_id: str, body: UploadCreate) -> StoredFile | None:
+def _known(app: AppState, tenant_id: str, body: UploadCreate) -> StoredFile | None:
     """The file that is announced, if the tenant has it. Asked before the transaction: that looks at many rows."""
     if body.sha256 is None or body.size_bytes is None:
         return None
-    with desk.database.read() as session:
+    with app.database.read() as session:
         known = files.has_file(session, tenant_id, body.sha256, body.size_bytes)
     return StoredFile(body.sha256, body.size_bytes) if known else None
 
 
-def get(desk: Desk, tenant_id: str, upload_id: str) -> tuple[Upload, int]:
+def get(app: AppState, tenant_id: str, upload_id: str) -> tuple[Upload, int]:
     """The upload and its durable offset, in bytes.
 
     Raises:
         UploadNotFoundError: the tenant has no such upload.
     """
-    with desk.database.read() as session:
+    with app.database.read() as session:
         upload = repository.get(session, tenant_id, upload_id)
-    return upload, upload.size_bytes if upload.size_bytes is not None else durable_size(
-        part_path(desk.store, upload_id)
-    )
+    return upload, upload.size_bytes if upload.size_bytes is not None else durable_size(part_path(app.store, upload_id))
 
 
-async def receive(desk: Desk, by: Principal, upload_id: str, incoming: Incoming) -> tuple[Upload, int]:
+async def receive(app: AppState, by: Principal, upload_id: str, incoming: Incoming) -> tuple[Upload, int]:
     """Take the bytes of one request; memory does not grow with their number.
 
     They are durable when this returns, and the upload is complete if they were the last. If the client breaks off, what
@@ -142,41 +140,41 @@ async def receive(desk: Desk, by: Principal, upload_id: str, incoming: Incoming)
         QuantmillError: see ``service.uploads.errors`` and ``service.quotas.errors``.
         ClientDisconnect: the client is gone.
     """
-    file = await desk.reads.run(lambda: _open(desk, by.tenant_id, upload_id))
+    file = await app.reads.run(lambda: _open(app, by.tenant_id, upload_id))
     with file:
-        upload = await desk.reads.run(lambda: _begin(desk, by.tenant_id, upload_id, file, incoming))
+        upload = await app.reads.run(lambda: _begin(app, by.tenant_id, upload_id, file, incoming))
         declared = upload.expected_size_bytes is not None
         try:
-            await (_copy if declared else _copy_undeclared)(desk, by, upload, file, incoming)
+            await (_copy if declared else _copy_undeclared)(app, by, upload, file, incoming)
         except (ClientDisconnect, UploadStalledError):
-            await desk.disk.run(file.keep if declared else file.undo)
+            await app.disk.run(file.keep if declared else file.undo)
             raise
         except BaseException:
-            await desk.disk.run(file.undo)
+            await app.disk.run(file.undo)
             raise
-        ended = await desk.disk.run(lambda: _end(desk, upload, file, incoming))
-        return await desk.writes.run(lambda: _record(desk, by, upload, file, ended))
+        ended = await app.disk.run(lambda: _end(app, upload, file, incoming))
+        return await app.writes.run(lambda: _record(app, by, upload, file, ended))
 
 
-async def _copy(desk: Desk, by: Principal, upload: Upload, file: UploadFile, incoming: Incoming) -> None:
+async def _copy(app: AppState, by: Principal, upload: Upload, file: UploadFile, incoming: Incoming) -> None:
     """Write the bytes to the file; see to it that they are what the request and the upload say."""
-    meter, idle_seconds = desk.meter_of(by.tenant_id), desk.settings.upload_idle_seconds
-    await copy(incoming.blocks, file, _limit(desk, upload), idle_seconds, meter)
+    meter, idle_seconds = app.meter_of(by.tenant_id), app.settings.upload_idle_seconds
+    await copy(incoming.blocks, file, _limit(app, upload), idle_seconds, meter)
     _check_request(upload, file, incoming)
 
 
-async def _copy_undeclared(desk: Desk, by: Principal, upload: Upload, file: UploadFile, incoming: Incoming) -> None:
+async def _copy_undeclared(app: AppState, by: Principal, upload: Upload, file: UploadFile, incoming: Incoming) -> None:
     """As ``_copy``, up to the tenant's quota; then their number is reserved, as if it had been declared."""
-    room = await room_of(desk, by.tenant_id)
+    room = await room_of(app, by.tenant_id)
     room.refuse_beyond(incoming.length or 0)
-    with desk.meter_of(by.tenant_id).arrival() as arrival:
-        await _copy(desk, by, upload, file, replace(incoming, blocks=arrival.within(room, incoming.blocks)))
-        await desk.writes.run(lambda: _reserve(desk, by.tenant_id, upload, file.size_bytes))
+    with app.meter_of(by.tenant_id).arrival() as arrival:
+        await _copy(app, by, upload, file, replace(incoming, blocks=arrival.within(room, incoming.blocks)))
+        await app.writes.run(lambda: _reserve(app, by.tenant_id, upload, file.size_bytes))
 
 
-def _reserve(desk: Desk, tenant_id: str, upload: Upload, size_bytes: int) -> None:
-    with desk.database.write() as session:
-        quotas.admit_bytes(session, desk.settings, tenant_id, size_bytes)
+def _reserve(app: AppState, tenant_id: str, upload: Upload, size_bytes: int) -> None:
+    with app.database.write() as session:
+        quotas.admit_bytes(session, app.settings, tenant_id, size_bytes)
         if not repository.reserve(session, upload.id, size_bytes):
             raise UploadNotFoundError(upload.id)
 
@@ -221,16 +219,16 @@ def parse_content_digest(header: str | None) -> bytes | None:
     return digest
 
 
-def _open(desk: Desk, tenant_id: str, upload_id: str) -> UploadFile:
-    with desk.database.read() as session:
+def _open(app: AppState, tenant_id: str, upload_id: str) -> UploadFile:
+    with app.database.read() as session:
         repository.get(session, tenant_id, upload_id)  # no file is made for an id that is not there
-    path = part_path(desk.store, upload_id)
-    return UploadFile(path, min_free_bytes=desk.settings.min_free_bytes, digests=desk.upload_digests)
+    path = part_path(app.store, upload_id)
+    return UploadFile(path, min_free_bytes=app.settings.min_free_bytes, digests=app.upload_digests)
 
 
-def _current(desk: Desk, tenant_id: str, upload_id: str, file: UploadFile) -> Upload:
+def _current(app: AppState, tenant_id: str, upload_id: str, file: UploadFile) -> Upload:
     """Read the row again, now that nobody else writes."""
-    with desk.database.read() as session:
+    with app.database.read() as session:
         upload = repository.get(session, tenant_id, upload_id)
     if upload.state == "complete":
         file.path.unlink(missing_ok=True)  # was made just now: the bytes lie in the store
@@ -238,16 +236,16 @@ def _current(desk: Desk, tenant_id: str, upload_id: str, file: UploadFile) -> Up
     return upload
 
 
-def _limit(desk: Desk, upload: Upload) -> Limit:
+def _limit(app: AppState, upload: Upload) -> Limit:
     if upload.expected_size_bytes is None:
-        return Limit(desk.settings.max_upload_bytes, _WHOLE_BODY)
+        return Limit(app.settings.max_upload_bytes, _WHOLE_BODY)
     return Limit(upload.expected_size_bytes, _SIZE_POINTER)
 
 
-def _begin(desk: Desk, tenant_id: str, upload_id: str, file: UploadFile, incoming: Incoming) -> Upload:
+def _begin(app: AppState, tenant_id: str, upload_id: str, file: UploadFile, incoming: Incoming) -> Upload:
     """Make the file ready for what comes."""
-    upload = _current(desk, tenant_id, upload_id, file)
-    limit = _limit(desk, upload)
+    upload = _current(app, tenant_id, upload_id, file)
+    limit = _limit(app, upload)
     if upload.expected_size_bytes is None and incoming.offset is None:
         file.clear()  # what an ended process has left is of no use
     elif incoming.offset is None:
@@ -276,7 +274,7 @@ class _Ended(NamedTuple):
     sha256: str | None
 
 
-def _end(desk: Desk, upload: Upload, file: UploadFile, incoming: Incoming) -> _Ended:
+def _end(app: AppState, upload: Upload, file: UploadFile, incoming: Incoming) -> _Ended:
     """Check the bytes and make them durable, those of a whole file in the store as well; that may take long."""
     size_bytes = file.size_bytes
     if incoming.offset is not None and size_bytes != upload.expected_size_bytes:
@@ -287,24 +285,24 @@ def _end(desk: Desk, upload: Upload, file: UploadFile, incoming: Incoming) -> _E
         file.clear()  # nobody can tell which of the parts is wrong
         raise _wrong(upload, sha256)
     file.keep()
-    desk.store.put_file(file.path, sha256=sha256, keep=True)
+    app.store.put_file(file.path, sha256=sha256, keep=True)
     return _Ended(size_bytes, sha256)
 
 
-def _record(desk: Desk, by: Principal, upload: Upload, file: UploadFile, ended: _Ended) -> tuple[Upload, int]:
+def _record(app: AppState, by: Principal, upload: Upload, file: UploadFile, ended: _Ended) -> tuple[Upload, int]:
     """Write down what has arrived."""
     if ended.sha256 is None:
-        with desk.database.write() as session:
-            repository.prolong(session, upload.id, expiry_seconds=desk.settings.upload_expiry_seconds)
+        with app.database.write() as session:
+            repository.prolong(session, upload.id, expiry_seconds=app.settings.upload_expiry_seconds)
             note(session, by, "upload.append", upload.id)
         return upload, ended.size_bytes
-    with desk.database.write() as session:
-        files.name_files(session, desk.store, [ended.sha256])
+    with app.database.write() as session:
+        files.name_files(session, app.store, [ended.sha256])
         files.clear_damaged(session, [ended.sha256])
         done = repository.complete(session, upload.id, sha256=ended.sha256, size_bytes=ended.size_bytes)
         if done is not None:
             note(session, by, "upload.complete", upload.id)
-    desk.store.forget_source(file.path, ended.sha256)
+    app.store.forget_source(file.path, ended.sha256)
     if done is None:  # it expired while its last bytes came in
         raise UploadNotFoundError(upload.id)
     log.info("upload.completed id=%s size_bytes=%d sha256=%s", upload.id, ended.size_bytes, ended.sha256)

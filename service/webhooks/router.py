@@ -8,7 +8,7 @@ from fastapi import APIRouter, Depends, Header, Query, Response
 
 from service.bodies import ThreadedBodyRoute
 from service.conditions import Conditions, IfMatch, PreconditionFailedError, PreconditionRequiredError
-from service.deps import DeskDep, PrincipalDep
+from service.deps import AppDep, PrincipalDep
 from service.egress.errors import AddressNotAllowedError, UrlNotAllowedError
 from service.http import DEFAULT_LIMIT, CursorParameter, Limit, etag_matches, only_parameters
 from service.idempotency.answers import IdempotencyHeader
@@ -46,29 +46,29 @@ _A_DAY = WebhookRotate()
     responses=problems(*_URL_REFUSALS, TooManyWebhooksError, WebhooksUnavailableError, SecretUnreadableError),
 )
 async def create_webhook(
-    body: WebhookCreate, desk: DeskDep, principal: PrincipalDep, idempotency_key: IdempotencyHeader = None
+    body: WebhookCreate, app: AppDep, principal: PrincipalDep, idempotency_key: IdempotencyHeader = None
 ) -> Response:
     """Have a URL told of events. The secret that its requests are signed by is shown in this answer alone.
 
     The same request with the same `Idempotency-Key` is given that answer again.
     """
-    await desk.lookups.run(lambda: service.check_destination(desk.settings, body.url))
-    answer = await desk.writes.run(lambda: service.create(desk, principal, body, idempotency_key))
+    await app.lookups.run(lambda: service.check_destination(app.settings, body.url))
+    answer = await app.writes.run(lambda: service.create(app, principal, body, idempotency_key))
     return answer.response()
 
 
 @router.get("", dependencies=[Depends(only_parameters("limit", "cursor"))])
 async def list_webhooks(
-    desk: DeskDep,
+    app: AppDep,
     principal: PrincipalDep,
     response: Response,
     limit: Limit = DEFAULT_LIMIT,
     cursor: CursorParameter = None,
 ) -> Page[WebhookOut]:
     """Webhooks, newest first."""
-    codec = CursorCodec(desk.settings, f"webhooks|{principal.tenant_id}")
+    codec = CursorCodec(app.settings, f"webhooks|{principal.tenant_id}")
     after = None if cursor is None else codec.decode(cursor)
-    rows, last = await desk.reads.run(lambda: service.list_page(desk, principal.tenant_id, after=after, limit=limit))
+    rows, last = await app.reads.run(lambda: service.list_page(app, principal.tenant_id, after=after, limit=limit))
     next_cursor = None if last is None else codec.encode(last)
     response.headers.update(link_header("/v1/webhooks", next_cursor, limit=limit))
     return Page(items=[webhook_out(row) for row in rows], next_cursor=next_cursor, has_more=last is not None)
@@ -77,13 +77,13 @@ async def list_webhooks(
 @router.get("/{webhook_id}", response_model=WebhookOut, responses={304: {"description": "Not changed"}})
 async def get_webhook(
     webhook_id: str,
-    desk: DeskDep,
+    app: AppDep,
     principal: PrincipalDep,
     response: Response,
     if_none_match: Annotated[str | None, Header()] = None,
 ) -> Response | WebhookOut:
     """A webhook."""
-    row = await desk.reads.run(lambda: service.get(desk, principal.tenant_id, webhook_id))
+    row = await app.reads.run(lambda: service.get(app, principal.tenant_id, webhook_id))
     headers = {"ETag": etag(row), "Cache-Control": "no-cache"}
     if etag_matches(if_none_match, headers["ETag"]):
         return Response(status_code=304, headers=headers)
@@ -98,7 +98,7 @@ async def get_webhook(
 async def change_webhook(
     webhook_id: str,
     body: WebhookChange,
-    desk: DeskDep,
+    app: AppDep,
     principal: PrincipalDep,
     response: Response,
     if_match: IfMatch = None,
@@ -106,39 +106,39 @@ async def change_webhook(
     """Change what the body names. Enabled again, a webhook is sent what was held for it."""
     url = body.url
     if url is not None:
-        await desk.lookups.run(lambda: service.check_destination(desk.settings, url))
-    row = await desk.writes.run(lambda: service.change(desk, principal, webhook_id, body, Conditions(if_match)))
+        await app.lookups.run(lambda: service.check_destination(app.settings, url))
+    row = await app.writes.run(lambda: service.change(app, principal, webhook_id, body, Conditions(if_match)))
     response.headers["ETag"] = etag(row)
     return webhook_out(row)
 
 
 @router.delete("/{webhook_id}", status_code=204, responses=problems(PreconditionFailedError))
-async def delete_webhook(webhook_id: str, desk: DeskDep, principal: PrincipalDep, if_match: IfMatch = None) -> Response:
+async def delete_webhook(webhook_id: str, app: AppDep, principal: PrincipalDep, if_match: IfMatch = None) -> Response:
     """Delete a webhook with its deliveries; what waits for it is never sent."""
-    await desk.writes.run(lambda: service.delete(desk, principal, webhook_id, Conditions(if_match)))
+    await app.writes.run(lambda: service.delete(app, principal, webhook_id, Conditions(if_match)))
     return Response(status_code=204)
 
 
 @router.post("/{webhook_id}/rotate", responses=problems(WebhooksUnavailableError))
 async def rotate_webhook_secret(
-    webhook_id: str, desk: DeskDep, principal: PrincipalDep, response: Response, body: WebhookRotate = _A_DAY
+    webhook_id: str, app: AppDep, principal: PrincipalDep, response: Response, body: WebhookRotate = _A_DAY
 ) -> WebhookMade:
     """A new secret, shown in this answer alone. Until the old one ends, after a day if nothing is said, both sign."""
-    made = await desk.writes.run(lambda: service.rotate(desk, principal, webhook_id, body))
+    made = await app.writes.run(lambda: service.rotate(app, principal, webhook_id, body))
     response.headers.update({"ETag": etag(made.row), "Cache-Control": "no-store"})
     return webhook_made(made.row, made.secret)
 
 
 @router.post("/{webhook_id}/ping", status_code=202, responses=problems(WebhookBacklogError, WebhookDisabledError))
-async def ping_webhook(webhook_id: str, desk: DeskDep, principal: PrincipalDep) -> DeliveryOut:
+async def ping_webhook(webhook_id: str, app: AppDep, principal: PrincipalDep) -> DeliveryOut:
     """Send the event `webhook.ping`, to see whether it arrives; the deliveries tell what became of it."""
-    return delivery_out(await desk.writes.run(lambda: service.ping(desk, principal, webhook_id)))
+    return delivery_out(await app.writes.run(lambda: service.ping(app, principal, webhook_id)))
 
 
 @router.get("/{webhook_id}/deliveries", dependencies=[Depends(only_parameters("state", "limit", "cursor"))])
 async def list_webhook_deliveries(
     webhook_id: str,
-    desk: DeskDep,
+    app: AppDep,
     principal: PrincipalDep,
     response: Response,
     state: Annotated[DeliveryState | None, Query()] = None,
@@ -146,10 +146,10 @@ async def list_webhook_deliveries(
     cursor: CursorParameter = None,
 ) -> Page[DeliveryOut]:
     """What was sent to a webhook, or waits to be, newest first; kept for 30 days."""
-    codec = CursorCodec(desk.settings, f"deliveries|{principal.tenant_id}|{webhook_id}|{state}")
+    codec = CursorCodec(app.settings, f"deliveries|{principal.tenant_id}|{webhook_id}|{state}")
     after = None if cursor is None else codec.decode(cursor)
-    rows, last = await desk.reads.run(
-        lambda: service.list_deliveries(desk, principal.tenant_id, webhook_id, state=state, after=after, limit=limit)
+    rows, last = await app.reads.run(
+        lambda: service.list_deliveries(app, principal.tenant_id, webhook_id, state=state, after=after, limit=limit)
     )
     next_cursor = None if last is None else codec.encode(last)
     path = f"/v1/webhooks/{webhook_id}/deliveries"
@@ -160,8 +160,6 @@ async def list_webhook_deliveries(
 @router.post(
     "/{webhook_id}/deliveries/{delivery_id}/redeliver", status_code=202, responses=problems(WebhookDisabledError)
 )
-async def redeliver_to_webhook(
-    webhook_id: str, delivery_id: str, desk: DeskDep, principal: PrincipalDep
-) -> DeliveryOut:
+async def redeliver_to_webhook(webhook_id: str, delivery_id: str, app: AppDep, principal: PrincipalDep) -> DeliveryOut:
     """Send a delivery now, also one that has arrived; the receiver knows it again by its webhook-id."""
-    return delivery_out(await desk.writes.run(lambda: service.redeliver(desk, principal, webhook_id, delivery_id)))
+    return delivery_out(await app.writes.run(lambda: service.redeliver(app, principal, webhook_id, delivery_id)))

@@ -8,7 +8,7 @@ from sqlalchemy.orm import Session
 
 from service.audit.service import note
 from service.conditions import Conditions
-from service.deps import Desk
+from service.deps import AppState
 from service.egress.allowed import parse_allowed
 from service.egress.early import refuse_destination
 from service.egress.resolving import system_resolver
@@ -46,7 +46,7 @@ class Made:
     secret: str
 
 
-def create(desk: Desk, by: Principal, body: WebhookCreate, key: str | None) -> Answer:
+def create(app: AppState, by: Principal, body: WebhookCreate, key: str | None) -> Answer:
     """Store a webhook, whose URL has been checked, with a secret of its own.
 
     The answer is remembered with its secret sealed, as the webhook keeps it.
@@ -56,7 +56,7 @@ def create(desk: Desk, by: Principal, body: WebhookCreate, key: str | None) -> A
         TooManyWebhooksError: the tenant has as many as it may.
         SecretUnreadableError: the answer is remembered, and of another pepper.
     """
-    vault, secret, endpoint_id = Vault.of(desk.settings), make_secret(), new_id("whk")
+    vault, secret, endpoint_id = Vault.of(app.settings), make_secret(), new_id("whk")
     sealed = vault.seal(endpoint_id, secret)
 
     def work(session: Session) -> tuple[Answer, None]:
@@ -77,7 +77,7 @@ def create(desk: Desk, by: Principal, body: WebhookCreate, key: str | None) -> A
         headers = {"Location": location(row), "ETag": etag(row), "Cache-Control": "no-store"}
         return Answer(201, webhook_made(row, sealed).model_dump(mode="json"), headers), None
 
-    kept = submit_once(desk, by, "POST /v1/webhooks", key, body, work)
+    kept = submit_once(app, by, "POST /v1/webhooks", key, body, work)
     shown = vault.open(kept.body["id"], kept.body["secret"])
     return replace(kept, body={**kept.body, "secret": shown})
 
@@ -91,32 +91,34 @@ def check_destination(settings: Settings, url: str) -> None:
     refuse_destination(url, parse_allowed(settings.egress_allowed), system_resolver, _RESOLVE_SECONDS, pointer="/url")
 
 
-def get(desk: Desk, tenant_id: str, webhook_id: str) -> WebhookEndpoint:
+def get(app: AppState, tenant_id: str, webhook_id: str) -> WebhookEndpoint:
     """The webhook.
 
     Raises:
         WebhookNotFoundError: the tenant has no such webhook.
     """
-    with desk.database.read() as session:
+    with app.database.read() as session:
         return repository.get(session, tenant_id, webhook_id)
 
 
 def list_page(
-    desk: Desk, tenant_id: str, *, after: Position | None, limit: int
+    app: AppState, tenant_id: str, *, after: Position | None, limit: int
 ) -> tuple[list[WebhookEndpoint], Position | None]:
     """One page of webhooks, newest first, and the position to go on from."""
-    with desk.database.read() as session:
+    with app.database.read() as session:
         return repository.list_page(session, tenant_id, after=after, limit=limit)
 
 
-def change(desk: Desk, by: Principal, webhook_id: str, body: WebhookChange, conditions: Conditions) -> WebhookEndpoint:
+def change(
+    app: AppState, by: Principal, webhook_id: str, body: WebhookChange, conditions: Conditions
+) -> WebhookEndpoint:
     """Change what the body names, if nobody else has in the meantime. A URL of it has been checked.
 
     Raises:
         WebhookNotFoundError: the tenant has no such webhook.
         PreconditionRequiredError, PreconditionFailedError: the version that is to be changed is not told, or is older.
     """
-    with desk.database.write() as session:
+    with app.database.write() as session:
         row = repository.get(session, by.tenant_id, webhook_id, locked=True)
         conditions.require("Send the ETag of your last GET as If-Match, or If-Match: * for any version.")
         conditions.check(etag(row), f"webhook {row.id}")
@@ -134,29 +136,29 @@ def change(desk: Desk, by: Principal, webhook_id: str, body: WebhookChange, cond
     return row
 
 
-def delete(desk: Desk, by: Principal, webhook_id: str, conditions: Conditions) -> None:
+def delete(app: AppState, by: Principal, webhook_id: str, conditions: Conditions) -> None:
     """Delete a webhook with its deliveries; what waits for it is never sent.
 
     Raises:
         WebhookNotFoundError: the tenant has no such webhook.
         PreconditionFailedError: it is another version than the caller has seen.
     """
-    with desk.database.write() as session:
+    with app.database.write() as session:
         row = repository.get(session, by.tenant_id, webhook_id, locked=True)
         conditions.check(etag(row), f"webhook {row.id}")
         repository.remove(session, webhook_id)
         note(session, by, "webhook.delete", webhook_id)
 
 
-def rotate(desk: Desk, by: Principal, webhook_id: str, body: WebhookRotate) -> Made:
+def rotate(app: AppState, by: Principal, webhook_id: str, body: WebhookRotate) -> Made:
     """A new secret; the old one signs beside it until its grace is over. One that is older ends now.
 
     Raises:
         WebhookNotFoundError: the tenant has no such webhook.
         WebhooksUnavailableError: the installation has no pepper.
     """
-    vault, secret = Vault.of(desk.settings), make_secret()
-    with desk.database.write() as session:
+    vault, secret = Vault.of(app.settings), make_secret()
+    with app.database.write() as session:
         row = repository.get(session, by.tenant_id, webhook_id, locked=True)
         kept = body.grace_seconds > 0 and _opens(vault, row)
         changed = repository.rotate(
@@ -179,7 +181,7 @@ def _opens(vault: Vault, row: WebhookEndpoint) -> bool:
     return True
 
 
-def ping(desk: Desk, by: Principal, webhook_id: str) -> WebhookDelivery:
+def ping(app: AppState, by: Principal, webhook_id: str) -> WebhookDelivery:
     """Have the webhook told of nothing but that it can be reached.
 
     Raises:
@@ -187,7 +189,7 @@ def ping(desk: Desk, by: Principal, webhook_id: str) -> WebhookDelivery:
         WebhookDisabledError: it is disabled.
         WebhookBacklogError: too much waits for it.
     """
-    with desk.database.write() as session:
+    with app.database.write() as session:
         row = repository.get(session, by.tenant_id, webhook_id, locked=True)
         if not row.enabled:
             raise WebhookDisabledError(webhook_id)
@@ -199,26 +201,26 @@ def ping(desk: Desk, by: Principal, webhook_id: str) -> WebhookDelivery:
 
 
 def list_deliveries(
-    desk: Desk, tenant_id: str, webhook_id: str, *, state: str | None, after: Position | None, limit: int
+    app: AppState, tenant_id: str, webhook_id: str, *, state: str | None, after: Position | None, limit: int
 ) -> tuple[list[WebhookDelivery], Position | None]:
     """One page of the webhook's deliveries, newest first.
 
     Raises:
         WebhookNotFoundError: the tenant has no such webhook.
     """
-    with desk.database.read() as session:
+    with app.database.read() as session:
         repository.get(session, tenant_id, webhook_id)
         return deliveries.list_page(session, tenant_id, webhook_id, state=state, after=after, limit=limit)
 
 
-def redeliver(desk: Desk, by: Principal, webhook_id: str, delivery_id: str) -> WebhookDelivery:
+def redeliver(app: AppState, by: Principal, webhook_id: str, delivery_id: str) -> WebhookDelivery:
     """Have a delivery sent (again) now, under the same id.
 
     Raises:
         WebhookNotFoundError, DeliveryNotFoundError: the tenant has no such webhook, or that no such delivery.
         WebhookDisabledError: the webhook is disabled.
     """
-    with desk.database.write() as session:
+    with app.database.write() as session:
         row = repository.get(session, by.tenant_id, webhook_id, locked=True)
         delivery = deliveries.get(session, by.tenant_id, webhook_id, delivery_id)
         if not row.enabled:

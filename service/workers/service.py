@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
-from service.deps import Desk
+from service.deps import AppState
 from service.workers import repository
 
 
@@ -20,9 +20,9 @@ class AliveWorker:
     deaf_since: datetime | None
 
 
-def all_alive(desk: Desk) -> list[AliveWorker]:
+def all_alive(app: AppState) -> list[AliveWorker]:
     """Every worker that is alive, with all of its queues."""
-    with desk.database.read() as session:
+    with app.database.read() as session:
         rows = repository.alive(session)
     queues: dict[str, list[str]] = {}
     for row in rows:

@@ -61,7 +61,7 @@ def test_a_dashboard_of_another_origin(tmp_path: Path, sqlite_url: str) -> None:
 
             page.evaluate("id => follow(id)", job_id)
             page.wait_for_function("window.seen.length === 1")
-            with worker.desk.database.write() as session:
+            with worker.app.database.write() as session:
                 events.append(session, job_id, 0, "log", {"level": "info", "message": "seen from afar"})
             page.wait_for_function("window.seen.length === 2")
             succeed(worker, job_id)

@@ -11,7 +11,7 @@ from fastapi.testclient import TestClient
 
 import service.http
 from service.app import create_app
-from service.deps import Desk
+from service.deps import AppState
 from service.settings import Settings
 from tests.support.front import Front
 from tests.support.webhooks import PEPPER
@@ -22,7 +22,7 @@ ON_SQLITE = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 
 @pytest.fixture(scope="session")
 def app(tmp_path_factory: pytest.TempPathFactory) -> FastAPI:
-    """Its routes are built with its first request, which takes longer than most tests: one for all, at any desk."""
+    """Its routes are built with its first request, which takes longer than most tests: one for all, at any state."""
     return create_app(Settings(data_dir=tmp_path_factory.mktemp("app"), min_free_bytes=0))
 
 
@@ -34,16 +34,16 @@ def settings(tmp_path: Path, database_url: str) -> Settings:
 
 @contextmanager
 def front_of(app: FastAPI, settings: Settings) -> Iterator[Front]:
-    """The application at the desk of ``settings``."""
-    app.state.desk = desk = Desk.from_settings(settings)
+    """The application at the state of ``settings``."""
+    app.state.app = state = AppState.from_settings(settings)
     with TestClient(app, raise_server_exceptions=False) as client:
-        yield Front(client, desk)
-    desk.close()
+        yield Front(client, state)
+    state.close()
 
 
 @pytest.fixture
 def front(app: FastAPI, settings: Settings) -> Iterator[Front]:
-    """The front desk on either database."""
+    """The API server on either database."""
     with front_of(app, settings) as front:
         yield front
 
@@ -56,7 +56,7 @@ def endless_wait(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def sqlite_front(app: FastAPI, tmp_path: Path, sqlite_url: str) -> Iterator[Front]:
-    """The front desk on SQLite, for what does not depend on the database."""
+    """The API server on SQLite, for what does not depend on the database."""
     settings = Settings(data_dir=tmp_path / "data", database_url=sqlite_url, min_free_bytes=0)
     with front_of(app, settings) as front:
         yield front

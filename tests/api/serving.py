@@ -18,11 +18,11 @@ from tests.support.patience import PATIENCE_SECONDS
 
 
 class Served:
-    """Its address while it is served; its desk is opened and closed by the caller."""
+    """Its address while it is served; its state is opened and closed by the caller."""
 
     def __init__(self, app: FastAPI) -> None:
         self.app = app
-        desk = app.state.desk
+        state = app.state.app
         config = uvicorn.Config(
             app,
             log_config=None,
@@ -33,9 +33,9 @@ class Served:
             lifespan="off",
             timeout_graceful_shutdown=1,
         )
-        reading_seconds = desk.settings.reading_seconds
+        reading_seconds = state.settings.reading_seconds
         bounds = Bounds(total=1000, per_address=1000, idle_seconds=PATIENCE_SECONDS, reading_seconds=reading_seconds)
-        self._server = FrontServer(config, bounds, on_stop=desk.notifier.release, spare=desk.database.spare)
+        self._server = FrontServer(config, bounds, on_stop=state.notifier.release, spare=state.database.spare)
         # whoever comes before it is served is kept waiting by the kernel
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [self._listener]}, daemon=True)

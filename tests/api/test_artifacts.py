@@ -99,7 +99,7 @@ def test_ranges_are_served_passed_over_or_outside_the_file(front: Front, artifac
 
 
 def test_a_missing_or_shortened_file_is_never_served(front: Front, artifact: str) -> None:
-    path = front.desk.store.path(hashlib.sha256(DATA).hexdigest())
+    path = front.app.store.path(hashlib.sha256(DATA).hexdigest())
     path.chmod(0o600)
     path.write_bytes(DATA[:-1])
     problem(front.http.get(artifact), 500, "stored-file-corrupt")
@@ -110,7 +110,7 @@ def test_a_missing_or_shortened_file_is_never_served(front: Front, artifact: str
 def flip_a_byte(front: Front, data: bytes, at: int) -> str:
     """Damage the stored file of these bytes; returns its digest."""
     sha256 = hashlib.sha256(data).hexdigest()
-    path = front.desk.store.path(sha256)
+    path = front.app.store.path(sha256)
     path.chmod(0o600)
     path.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
     return sha256
@@ -143,9 +143,9 @@ def test_no_range_of_a_damaged_file_is_served_once_it_is_known(front: Front, art
 
 def test_what_was_replaced_while_it_was_read_is_not_flagged(front: Front, artifact: str) -> None:
     flip_a_byte(front, DATA, 5)
-    row = artifacts.get(front.desk, "default", artifact.split("/")[-2])
-    with artifacts.open_content(front.desk, row).stream as stream:
-        read = ServedFile(stream, row.sha256, front.desk.database, front.desk.store)
+    row = artifacts.get(front.app, "default", artifact.split("/")[-2])
+    with artifacts.open_content(front.app, row).stream as stream:
+        read = ServedFile(stream, row.sha256, front.app.database, front.app.store)
         repair(front, DATA)
         with pytest.raises(StoredFileCorruptError):
             read.check(hashlib.sha256(stream.read()).hexdigest())
@@ -245,7 +245,7 @@ def test_reports_of_other_versions_are_rendered_or_refused_with_a_hint(front: Fr
 
 
 def _store(front: Front, job_id: str, body: dict) -> None:
-    with front.desk.database.write() as session:
+    with front.app.database.write() as session:
         session.execute(select(ReportRow).where(ReportRow.job_id == job_id)).scalar_one().body = body
 
 

@@ -87,9 +87,9 @@ def test_it_is_signed_once_and_what_changes_later_is_not_in_it(front: Front) -> 
     path = f"/v1/jobs/{front.succeeded_job()}"
     first = front.http.get(f"{path}/attestation")
     front.http.patch(path, json={"name": "another"})
-    with front.desk.database.write() as session:
+    with front.app.database.write() as session:
         session.execute(update(Job).values(finished_at=db_now() + 5.0, started_at=db_now()))
-    signing.rotate(front.desk.database, front.desk.settings, OPERATOR)
+    signing.rotate(front.app.database, front.app.settings, OPERATOR)
     again = front.http.get(f"{path}/attestation")
     assert again.content == first.content
     assert again.json()["signatures"][0]["keyid"] == keys(front)[1]["id"]
@@ -104,19 +104,19 @@ def test_a_job_without_a_result_and_one_that_is_gone_have_none(front: Front) -> 
     problem(front.http.get(f"/v1/jobs/{job_id}/attestation"), 404, "attestation-not-found")
     front.http.get(f"/v1/jobs/{done}/attestation")
     assert front.http.delete(f"/v1/jobs/{done}").status_code == 204
-    with front.desk.database.read() as session:
+    with front.app.database.read() as session:
         assert repository.attestation_of(session, "default", done) is None
     problem(front.http.get(f"/v1/jobs/{done}/attestation"), 404, "job-not-found")
-    assert attest(front.desk.database, front.desk.settings, "default", done) is None
+    assert attest(front.app.database, front.app.settings, "default", done) is None
 
 
 @pytest.mark.both_databases
 def test_rotation_keeps_the_old_key_for_those_who_verify_and_no_secret_is_stored(front: Front) -> None:
     old_job, new_job = front.succeeded_job(), front.succeeded_job(b"other bytes")
     before = front.http.get(f"/v1/jobs/{old_job}/attestation").content
-    made = signing.rotate(front.desk.database, front.desk.settings, OPERATOR)
+    made = signing.rotate(front.app.database, front.app.settings, OPERATOR)
     newest, oldest = keys(front)
-    held, key = dump(front.desk.database), signing.signing_key(front.desk.database, front.desk.settings)
+    held, key = dump(front.app.database), signing.signing_key(front.app.database, front.app.settings)
     assert key.public.id in held
     for secret in (key.text, key.seed.hex(), repr(key.seed)[2:-1]):
         assert secret not in held
@@ -139,8 +139,8 @@ def test_a_key_of_another_pepper_signs_nothing_until_it_is_rotated(
     with front_of(app, other) as elsewhere:
         refused = problem(elsewhere.http.get(f"/v1/jobs/{job_id}/attestation"), 409, "signing-key-unreadable")
         assert "rotate-signing" in refused["hint"]
-        assert Attester(other, elsewhere.desk.database).attest() == 0
-        signing.rotate(elsewhere.desk.database, other, OPERATOR)
+        assert Attester(other, elsewhere.app.database).attest() == 0
+        signing.rotate(elsewhere.app.database, other, OPERATOR)
         assert elsewhere.http.get(f"/v1/jobs/{job_id}/attestation").status_code == 200
 
 
@@ -153,7 +153,7 @@ def test_without_a_pepper_nothing_is_signed_and_the_service_says_so(
         job_id = front.succeeded_job()
         for path in (f"/v1/jobs/{job_id}/attestation", "/v1/keys/signing"):
             assert "QUANTMILL_KEY_PEPPER" in problem(front.http.get(path), 409, "signing-unavailable")["hint"]
-        attester = Attester(settings, front.desk.database)
+        attester = Attester(settings, front.app.database)
         assert [attester.attest(), attester.attest()] == [0, 0]
     assert len([record for record in caplog.records if "not_signed" in record.message]) == 1
 
@@ -162,9 +162,9 @@ def test_without_a_pepper_nothing_is_signed_and_the_service_says_so(
 def test_the_reconciler_signs_each_job_once(front: Front, settings: Settings) -> None:
     jobs = [front.succeeded_job(), front.succeeded_job(b"other bytes")]
     front.new_job()
-    attester = Attester(settings, front.desk.database)
+    attester = Attester(settings, front.app.database)
     assert [attester.attest(), attester.attest()] == [2, 0]
-    with front.desk.database.read() as session:
+    with front.app.database.read() as session:
         rows = [repository.attestation_of(session, "default", job_id) for job_id in jobs]
         assert repository.attestation_of(session, "other", jobs[0]) is None
     for job_id, row in zip(jobs, rows, strict=True):

@@ -22,7 +22,7 @@ BY = Principal(DEFAULT_TENANT, COMMAND_LINE, "operator")
 
 def stored(front: Front) -> tuple[int, int, int]:
     """Batches, members and quantize jobs that there are."""
-    with front.desk.database.read() as session:
+    with front.app.database.read() as session:
         counts = [session.scalar(select(func.count()).select_from(table)) or 0 for table in (Batch, BatchMember)]
         jobs = session.scalar(select(func.count()).select_from(Job).where(Job.kind == "quantize")) or 0
     return counts[0], counts[1], jobs
@@ -134,7 +134,7 @@ def test_configs_are_bounded_as_often_as_they_are_used(front: Front) -> None:
 @pytest.mark.both_databases
 @pytest.mark.parametrize("name", ["jobs_queued", "jobs_per_day"])
 def test_the_quota_is_for_all_or_none(front: Front, name: str) -> None:
-    with front.desk.database.write() as session:
+    with front.app.database.write() as session:
         quotas.set_quota(session, BY, DEFAULT_TENANT, Quota.model_validate({name: 3}))
     body = grid_body(front)
     before = stored(front)
@@ -223,7 +223,7 @@ def test_a_batch_is_canceled_whole(front: Front) -> None:
     problem(front.http.delete(f"/v1/batches/{batch['id']}"), 409, "batch-not-ended")
     assert front.http.post(f"/v1/batches/{batch['id']}/cancel").status_code == 202
     front.http.post(f"/v1/jobs/{job_of(batch, 1)}/cancel")
-    with front.desk.database.write() as session:
+    with front.app.database.write() as session:
         transitions.finish_cancel(session, job_of(batch, 1), 1)
     assert front.http.post(f"/v1/batches/{batch['id']}/retry-failed").status_code == 202
 

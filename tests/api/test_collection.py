@@ -34,11 +34,11 @@ Deed = Callable[[], Any]
 
 
 class Hall:
-    """The front desk, and collectors beside it."""
+    """The API server, and collectors beside it."""
 
     def __init__(self, front: Front) -> None:
-        self.front, self.desk = front, front.desk
-        self.impatient = Database(front.desk.settings.database_url, lock_seconds=0.1)
+        self.front, self.app = front, front.app
+        self.impatient = Database(front.app.settings.database_url, lock_seconds=0.1)
 
     # requests that rely on the file SHA256: prepared here, done later
     def upload(self) -> Deed:
@@ -52,13 +52,13 @@ class Hall:
     # collectors
 
     def discard(self, database: Database | None = None) -> int:
-        return discard_garbage(database or self.desk.database, self.desk.store, 100, age_seconds=ANY_AGE).items
+        return discard_garbage(database or self.app.database, self.app.store, 100, age_seconds=ANY_AGE).items
 
     def empty(self, database: Database | None = None) -> int:
-        return empty_trash(database or self.desk.database, self.desk.store, 100, age_seconds=ANY_AGE).items
+        return empty_trash(database or self.app.database, self.app.store, 100, age_seconds=ANY_AGE).items
 
     def expire(self, database: Database | None = None) -> int:
-        return expire_uploads(database or self.desk.database, self.desk.store, 100, expiry_seconds=60).items
+        return expire_uploads(database or self.app.database, self.app.store, 100, expiry_seconds=60).items
 
     def try_all(self) -> int:
         """Every collector, as far as it comes without waiting; how much went."""
@@ -72,7 +72,7 @@ class Hall:
 
     def expired(self, upload_id: str) -> str:
         """The upload, which is past its expiry from now on."""
-        with self.desk.database.write() as session:
+        with self.app.database.write() as session:
             session.execute(update(Upload).where(Upload.id == upload_id).values(expires_at=db_now() - 1))
         return upload_id
 
@@ -81,12 +81,12 @@ class Hall:
         for _ in range(2):
             self.discard()
             self.empty()
-        with self.desk.database.read() as session:
+        with self.app.database.read() as session:
             assert bool(files.named(session, [SHA256])) is named
-        path = self.desk.store.path(SHA256)
+        path = self.app.store.path(SHA256)
         assert path.exists() is named
         assert not named or file_sha256(path) == SHA256
-        assert list(self.desk.store.trash.iterdir()) == []
+        assert list(self.app.store.trash.iterdir()) == []
 
 
 @pytest.fixture
@@ -119,7 +119,7 @@ def test_what_goes_to_the_trash_before_it_is_named_comes_back(hall: Hall, holds:
 def test_nothing_goes_between_the_naming_and_the_commit(hall: Hall, holds: Holds) -> None:
     named = holds.start_until("after_files_named", hall.upload())
     assert hall.try_all() == 0
-    assert hall.desk.store.path(SHA256).exists()
+    assert hall.app.store.path(SHA256).exists()
     holds.release("after_files_named")
     named.result()
     hall.check(named=True)

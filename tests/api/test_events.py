@@ -42,7 +42,7 @@ def parse(text: str) -> list[dict[str, Any]]:
 
 
 def log(front: Front, job_id: str, message: str) -> None:
-    with front.desk.database.write() as session:
+    with front.app.database.write() as session:
         events.append(session, job_id, 1, "log", {"level": "info", "message": message})
 
 
@@ -50,7 +50,7 @@ def finished_job(front: Front) -> str:
     job_id = front.new_job()
     front.claim(job_id)
     log(front, job_id, "one\ntwo")
-    with front.desk.database.write() as session:
+    with front.app.database.write() as session:
         assert transitions.fail(session, job_id, 1, problem=EngineError("x").problem())
     return job_id
 
@@ -100,7 +100,7 @@ def test_metrics_are_events_of_their_own(front: Front) -> None:
     job_id = front.new_job()
     front.claim(job_id)
     steps = [{"stage": "qat", "step": step, "train_loss": 1.0 / (step + 1), "metric": None} for step in range(3)]
-    with front.desk.database.write() as session:
+    with front.app.database.write() as session:
         told: list[events.Entry] = [("metric", step) for step in steps]
         assert events.append_all(session, job_id, 1, [("log", {"level": "info", "message": "x"}), *told]) == 6
         assert transitions.fail(session, job_id, 1, problem=EngineError("x").problem())
@@ -127,14 +127,14 @@ def followed(url: str, work: Callable[[], None]) -> str:
 
 @pytest.mark.both_databases
 def test_a_live_stream_follows_the_job(app: FastAPI, front: Front) -> None:
-    object.__setattr__(front.desk.settings, "ping_seconds", 0.2)
+    object.__setattr__(front.app.settings, "ping_seconds", 0.2)
     job_id = front.new_job()
 
     def work() -> None:
         front.claim(job_id)
         for number in range(3):
             log(front, job_id, str(number))
-        with front.desk.database.write() as session:
+        with front.app.database.write() as session:
             assert transitions.fail(session, job_id, 1, problem=EngineError("x").problem())
 
     with served(app) as url:
@@ -214,7 +214,7 @@ def test_a_clock_that_was_set_back_hides_no_event(front: Front) -> None:
     for k in range(4):
         for member in (0, 1):
             log(front, job_of(batch, member), str(k))
-    with front.desk.database.write() as session:
+    with front.app.database.write() as session:
         early = {"created_at": db_now() - 3600}
         session.execute(update(JobEvent).where(JobEvent.job_id == job_of(batch, 0), JobEvent.seq == 4).values(early))
     seen = all_pages(front, batch, 2)
@@ -261,7 +261,7 @@ def test_what_is_no_position_is_refused(front: Front) -> None:
 
 
 def test_a_live_stream_follows_all_jobs_to_the_end_of_the_last(app: FastAPI, front: Front) -> None:
-    object.__setattr__(front.desk.settings, "ping_seconds", 0.2)
+    object.__setattr__(front.app.settings, "ping_seconds", 0.2)
     batch = submitted(front, grid_body(front, models=1))
 
     def work() -> None:
@@ -298,11 +298,11 @@ def test_long_polls_on_one_job_share_their_looks(front: Front) -> None:
 
     def look() -> JobView:
         looks.append(job_id)
-        return service.get(front.desk, "default", job_id)
+        return service.get(front.app, "default", job_id)
 
     async def wait() -> JobView:
         return await poll(
-            front.desk,
+            front.app,
             Job,
             job_id,
             look,
@@ -321,7 +321,7 @@ def test_long_polls_on_one_job_share_their_looks(front: Front) -> None:
     assert [view.job.state for view in asyncio.run(crowd())] == ["canceled"] * WAITING
     # one each at first, and few for all after that: one per version
     assert len(looks) <= WAITING + 3
-    assert front.desk.notifier._watches == {}
+    assert front.app.notifier._watches == {}
 
 
 def test_streams_of_one_job_share_what_is_read(front: Front, reads: list[int]) -> None:
@@ -329,7 +329,7 @@ def test_streams_of_one_job_share_what_is_read(front: Front, reads: list[int]) -
 
     async def follow(begun: list[bool]) -> bytes:
         text = b""
-        async for part in event_stream(front.desk, "default", job_id, 0):
+        async for part in event_stream(front.app, "default", job_id, 0):
             if b"job.queued" in part:
                 begun.append(True)
             text += part

@@ -76,7 +76,7 @@ def on_both(rows: Iterable[str], *those: str) -> list[Any]:
 
 def rows(front: Front) -> dict[str, int]:
     """How many rows each table has."""
-    with front.desk.database.read() as session:
+    with front.app.database.read() as session:
         tables = Base.metadata.sorted_tables
         return {table.name: session.scalar(select(func.count()).select_from(table)) or 0 for table in tables}
 
@@ -113,11 +113,11 @@ def test_a_key_is_known_by_what_was_sent_whatever_that_means_by_now(sqlite_front
     sent: dict[str, Any] = {**(body or {}), **({} if what == "webhook" else {"labels": {"a": "1", "b": "2"}})}
     turned = {key: dict(reversed(value.items())) if isinstance(value, dict) else value for key, value in sent.items()}
     first = sqlite_front.http.post(path, json=sent, headers=KEY).json()
-    with sqlite_front.desk.database.read() as session:
+    with sqlite_front.app.database.read() as session:
         (meant,) = session.scalars(select(IdempotencyKey.request_sha256)).all()
     newer, older = {"request_sha256": "0" * 64}, {"request_sha256": meant, "sent_sha256": None}
     for stored, again in ((newer, sent), (newer, dict(reversed(turned.items()))), (older, sent)):
-        with sqlite_front.desk.database.write() as session:
+        with sqlite_front.app.database.write() as session:
             session.execute(update(IdempotencyKey).values(stored))
         assert sqlite_front.http.post(path, json=again, headers=KEY).json() == first
 
@@ -134,7 +134,7 @@ def test_a_refused_request_leaves_the_key_free(front: Front, what: str, field: s
 def test_an_old_key_is_forgotten(front: Front) -> None:
     path, body = REQUESTS["job"](front)
     first = front.http.post(path, json=body, headers=KEY)
-    with front.desk.database.write() as session:
+    with front.app.database.write() as session:
         session.execute(update(IdempotencyKey).values(created_at=1.0))
     again = front.http.post(path, json=body, headers=KEY)
     assert "idempotent-replayed" not in again.headers
@@ -184,7 +184,7 @@ def test_a_twin_in_flight_is_told_to_come_back(front: Front) -> None:
     path, body = REQUESTS["job"](front)
     digest = hashlib.sha256("\0".join(("default", f"POST {path}", KEY["Idempotency-Key"])).encode()).digest()
     number = int.from_bytes(digest[:8], "big", signed=True)
-    with front.desk.database.write() as session:
+    with front.app.database.write() as session:
         session.execute(text("SELECT pg_advisory_xact_lock(:number)"), {"number": number})
         problem(front.http.post(path, json=body, headers=KEY), 409, "idempotency-in-flight")
     assert front.http.post(path, json=body, headers=KEY).status_code == 202
@@ -327,7 +327,7 @@ def test_what_is_not_there_is_told_by_its_parameter(front: Front, name: str) -> 
             told = problem(answer, 404, f"{noun}-not-found")
             places = [(error["pointer"], error["where"]) for error in told["errors"]]
             assert places == [("", {"path": name})], given
-    assert list(front.desk.store.incoming.iterdir()) == []
+    assert list(front.app.store.incoming.iterdir()) == []
 
 
 def test_a_path_is_no_id(front: Front) -> None:

@@ -31,7 +31,7 @@ def made(target: str = "qnn", mode: Any = "static") -> Inspection:
 
 
 def job_ids(front: Front) -> list[str]:
-    with front.desk.database.read() as session:
+    with front.app.database.read() as session:
         return list(session.scalars(select(Job.id).where(Job.kind == "inspect_target")))
 
 

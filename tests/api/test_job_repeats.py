@@ -83,7 +83,7 @@ def test_a_clone_that_is_no_request_is_refused(front: Front) -> None:
     for hostile in ({"config": nested(200)}, nested(200), {"config": {"exclude": [{"name": "x"}] * 100_000}}, [], 1):
         answer = front.http.post(path, json=hostile)
         assert answer.status_code == 422, answer.text
-    assert count_jobs(front.desk.database) == 1
+    assert count_jobs(front.app.database) == 1
     with pytest.raises(InvalidRequestError, match="deep"):
         merged({}, nested(10_000))
 
@@ -123,7 +123,7 @@ def test_what_has_a_result_is_not_run_again(front: Front) -> None:
     there = front.http.post("/v1/jobs", json={**body, "reuse": True})
     assert (there.status_code, there.json()["id"], there.json()["reused_from"]) == (200, first, first)
     assert (there.json()["verdict"], len(there.json()["artifacts"])) == ("pass", 1)
-    assert count_jobs(front.desk.database) == 1
+    assert count_jobs(front.app.database) == 1
     assert front.http.post("/v1/jobs", json=body).json()["id"] != first, "only on request"
 
 
@@ -185,7 +185,7 @@ def test_a_job_that_has_ended_can_be_forgotten(front: Front) -> None:
     problem(front.http.get(f"/v1/jobs/{job}"), 404, "job-not-found")
     problem(front.http.delete(f"/v1/jobs/{job}"), 404, "job-not-found")
     assert front.http.get(content).status_code == 404
-    with front.desk.database.read() as session:
+    with front.app.database.read() as session:
         for part in (JobEvent, Artifact, ReportRow):
             assert session.scalar(select(func.count()).select_from(part).where(part.job_id == job)) == 0
     # one that something belongs to stays
@@ -196,7 +196,7 @@ def test_a_job_that_has_ended_can_be_forgotten(front: Front) -> None:
 
 def test_the_log_is_text_that_nobody_can_forge(front: Front) -> None:
     job = front.new_job()
-    with front.desk.database.write() as session:
+    with front.app.database.write() as session:
         for message in ("layer conv1", "two\nlines \x1b[31m", "Grüße"):
             events.append(session, job, 0, "log", {"level": "warning", "message": message})
         events.append(session, job, 0, "progress", {"stage": "calibrate"})

@@ -60,7 +60,7 @@ def test_a_bad_config_is_refused_before_anything_is_stored(front: Front) -> None
             answer = problem(front.http.post(path, json={**body, "config": config}), 422, "invalid-config")
             assert pointers(answer) == [f"/config{pointer}"]
             assert said in answer["detail"]
-    assert count_jobs(front.desk.database) == 0
+    assert count_jobs(front.app.database) == 0
 
 
 def test_a_bad_request_is_refused(front: Front) -> None:
@@ -105,7 +105,7 @@ def test_an_input_that_cannot_be_used_is_told_at_its_field(front: Front, field: 
             assert (answer.headers.get("retry-after") == "1") is (status == 409)
     reason = "not-onnx" if noun == "model" else "non-finite-data"
     assert told["errors"][0]["code"] == told["where"]["reasons"][0]["code"] == reason
-    assert count_jobs(front.desk.database) == 0
+    assert count_jobs(front.app.database) == 0
 
 
 @pytest.mark.parametrize("field", ["calibration_dataset_id", "evaluation_dataset_id"])
@@ -126,7 +126,7 @@ def test_data_that_does_not_fit_the_model(front: Front, field: str) -> None:
             told = problem(front.http.post(path, json=body), 422, "dataset-mismatch")
             assert [(error["pointer"], error["code"]) for error in told["errors"]] == [(f"/{field}", code)]
             assert said in told["detail"]
-    assert count_jobs(front.desk.database) == 0
+    assert count_jobs(front.app.database) == 0
 
 
 def test_validate_resolves_and_stores_nothing(front: Front) -> None:
@@ -143,7 +143,7 @@ def test_validate_resolves_and_stores_nothing(front: Front) -> None:
         assert "labels" in answer["detail"]
         assert pointers(answer) == ["/config/evaluation/gate/metric"]
     problem(front.http.post("/v1/jobs:validate", json={"model_id": MISSING["model"]}), 404, "model-not-found")
-    assert count_jobs(front.desk.database) == 0
+    assert count_jobs(front.app.database) == 0
 
 
 def test_a_running_job_shows_how_far_it_has_come(front: Front) -> None:
@@ -151,7 +151,7 @@ def test_a_running_job_shows_how_far_it_has_come(front: Front) -> None:
     front.claim(job_id)
     seen = []
     for more in ({}, {"share": 0.42, "seconds_left": 35.0}):
-        with front.desk.database.write() as session:
+        with front.app.database.write() as session:
             line = ProgressLine(stage="ranges", done=3, total=10, unit="batches", **more)
             assert transitions.record_progress(session, job_id, 1, line)
         job = front.http.get(f"/v1/jobs/{job_id}").json()
@@ -162,7 +162,7 @@ def test_a_running_job_shows_how_far_it_has_come(front: Front) -> None:
     assert seen == [plain, {**plain, "share": 0.42, "seconds_left": 35.0}]
     event = front.http.get(f"/v1/jobs/{job_id}/events", headers=JSON).json()["items"][-1]
     assert (event["type"], event["data"]["share"], event["data"]["seconds_left"]) == ("progress", 0.42, 35.0)
-    with front.desk.database.write() as session:
+    with front.app.database.write() as session:
         assert transitions.succeed(session, job_id, 1, result=QuantizeOutcome(make_report(), ()))
     shown = front.http.get(f"/v1/jobs/{job_id}").json()["progress"]
     assert (shown["share"], shown["seconds_left"]) == (1.0, 0.0)
@@ -220,7 +220,7 @@ def test_entity_tags(front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
     front.claim(job_id)
     changed = front.http.get(path, headers={"If-None-Match": first.headers["etag"]})
     assert (changed.status_code, changed.json()["state"]) == (200, "running")
-    with front.desk.database.write() as session:
+    with front.app.database.write() as session:
         transitions.renew(session, job_id, 1, lease_seconds=60)
     kept = front.http.get(path, headers={"If-None-Match": changed.headers["etag"]})
     assert kept.status_code == 304, "a renewal changes nothing that can be seen"
@@ -256,7 +256,7 @@ def test_cancel(front: Front) -> None:
     answer = front.http.post(f"/v1/jobs/{done}/cancel")
     assert (answer.status_code, answer.json()["state"]) == (200, "succeeded")
 
-    with front.desk.database.write() as session:
+    with front.app.database.write() as session:
         assert not transitions.succeed(session, running, 1, result=None)
         assert transitions.finish_cancel(session, running, 1)
     assert front.http.get(f"/v1/jobs/{running}").json()["state"] == "canceled"

@@ -19,11 +19,11 @@ from tests.support.schedules import HOUR, MANY, add_schedule, fire, move_clock, 
 @pytest.mark.parametrize("database_url", ["postgres"], indirect=True)
 def test_locks_are_taken_in_the_written_order(front: Front) -> None:
     """SQLite has one lock, and its statements do not name it."""
-    http, desk, match = front.http, front.desk, {"If-Match": "*"}
+    http, app, match = front.http, front.app, {"If-Match": "*"}
     limits = {"jobs_queued": MANY, "jobs_per_day": MANY, "jobs_running": MANY, "stored_bytes": 10**9}
     taken(http.put(f"/v1/tenants/{DEFAULT_TENANT}/quota", json=limits))
     taken(http.post("/v1/webhooks", json={"url": "https://8.8.8.8/"}), 201)
-    with locks_of(desk.database) as transactions:
+    with locks_of(app.database) as transactions:
         made = {}
         for what, make in REQUESTS.items():
             path, body = make(front)
@@ -32,16 +32,16 @@ def test_locks_are_taken_in_the_written_order(front: Front) -> None:
             made[what] = path.split("/")[3] if what == "hand-over" else answer.json()["id"]
         nightly = add_schedule(front, front.job_body(), overlap="cancel_running", promote_to="prod")["id"]
         for _ in range(2):
-            move_clock(desk.database, HOUR)
-            assert fire(desk) > 0
+            move_clock(app.database, HOUR)
+            assert fire(app) > 0
         taken(http.patch(f"/v1/schedules/{nightly}", json={"name": "x"}, headers=match))
         submitted(front, grid_body(front, reuse=True))
         assert http.post(f"/v1/batches/{made['batch']}/cancel").is_success
         job_id = taken(http.post(f"/v1/schedules/{nightly}/run"), 202)["job_id"]
         succeed(front, job_id)
-        assert settle(desk) > 0
-        with desk.database.write() as session:
-            assert quotas.may_start(session, desk.settings, DEFAULT_TENANT)
+        assert settle(app) > 0
+        with app.database.write() as session:
+            assert quotas.may_start(session, app.settings, DEFAULT_TENANT)
             assert transitions.claim(session, made["job"], worker_id=WORKER, lease_seconds=-1)
             transitions.expire_leases(session)
         succeed(front, made["hand-over"])

@@ -221,7 +221,7 @@ def test_thumbnails_are_served_with_their_digest(front: Front) -> None:
     assert answer.headers["x-content-type-options"] == "nosniff"
     assert front.http.get(path, headers={"If-None-Match": tag}).status_code == 304
     assert front.http.get(path, headers={"Range": "bytes=1-3"}).content == SHEET[1:4]
-    with front.desk.database.read() as session:
+    with front.app.database.read() as session:
         assert stored_files.named(session, [SHA256, "f" * 64]) == {SHA256}
 
 
@@ -230,7 +230,7 @@ def test_datasets_without_thumbnails_and_with_damaged_ones(front: Front) -> None
         problem(front.http.get(f"/v1/datasets/{dataset_id}/thumbnails"), 404, "thumbnails-not-found")
         assert front.http.get(f"/v1/datasets/{dataset_id}").json()["links"]["thumbnails"] is None
     dataset_id = ready_pictures(front)
-    path = front.desk.store.path(SHA256)
+    path = front.app.store.path(SHA256)
     path.chmod(0o600)
     path.write_bytes(SHEET[:-1] + b"!")
     problem(front.http.get(f"/v1/datasets/{dataset_id}/thumbnails"), 500, "stored-file-corrupt")

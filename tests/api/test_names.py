@@ -281,7 +281,7 @@ def test_latest_is_looked_up_while_versions_come(front: Front) -> None:
 
 
 def test_a_move_is_told_to_webhooks(front: Front) -> None:
-    database = front.desk.database
+    database = front.app.database
     endpoint_id, _ = add_endpoint(database, "https://hooks.invalid/", ["alias.moved"], tenant="default")
     first, second = make(front, "model", "net"), make(front, "model", "net")
     etag = put(front, "model", first, NEW).headers["etag"]

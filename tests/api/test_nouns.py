@@ -192,10 +192,10 @@ def needed_by(front: Front, noun: str, noun_id: str) -> list[tuple[str, str]]:
 
 def collect(front: Front) -> list[Path]:
     """What is left in the store once everything that nobody names was collected."""
-    with front.desk.database.write() as session:
+    with front.app.database.write() as session:
         session.execute(delete(Upload))
-    discard_garbage(front.desk.database, front.desk.store, 100, age_seconds=-1.0)
-    return [path for path in front.desk.store.blobs.rglob("*") if path.is_file()]
+    discard_garbage(front.app.database, front.app.store, 100, age_seconds=-1.0)
+    return [path for path in front.app.store.blobs.rglob("*") if path.is_file()]
 
 
 @NOUNS
@@ -367,7 +367,7 @@ def test_a_job_and_a_deletion_at_once_do_not_both_succeed(front: Front, noun: st
         made = [answer for answer in others[: 4 if noun == "model" else 3] if answer.is_success]
         assert (gone.status_code == 204) == (not made), [answer.text for answer in (gone, *others)]
         assert all(answer.status_code in (404, 412) for answer in others if not answer.is_success)
-        with front.desk.database.read() as session:
+        with front.app.database.read() as session:
             columns = (Job.model_id, Job.dataset_id, Job.calibration_dataset_id)
             needed = set(session.execute(select(*columns).where(Job.state == "queued")).all())
         assert gone.status_code == 409 or not any(noun_id in row for row in needed)

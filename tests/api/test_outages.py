@@ -61,7 +61,7 @@ def locked(path: Path, kind: str) -> Iterator[None]:
 
 @pytest.fixture
 def opened(app: FastAPI, tmp_path: Path, sqlite_url: str) -> Callable[[float], AbstractContextManager[Front]]:
-    """The front desk whose writers wait so long."""
+    """The API server whose writers wait so long."""
     settings = Settings(data_dir=tmp_path / "data", database_url=sqlite_url, min_free_bytes=0)
     patient = {"api_answer_seconds": PATIENCE_SECONDS}
     return lambda seconds: front_of(app, settings.model_copy(update={"api_lock_seconds": seconds, **patient}))
@@ -136,9 +136,9 @@ def test_a_frozen_broker_keeps_no_submission(app: FastAPI, tmp_path: Path, sqlit
             checks = front.http.get("/readyz").json()
             assert (checks["status"], checks["checks"]["broker"]["outcome"]) == ("ready", "degraded")
             broker.thaw()
-            with front.desk.database.write() as session:
+            with front.app.database.write() as session:
                 announce(session, "w", {"cpu": JOBS})
-            front.desk.dispatch()
+            front.app.dispatch()
             with redis.Redis.from_url(broker.url) as client:
                 wait_for(lambda: client.llen("cpu") >= JOBS)
 
@@ -172,7 +172,7 @@ def test_a_schema_that_is_left_behind(app: FastAPI, settings: Settings) -> None:
     with front_of(app, settings) as front:
 
         def rename(old: str, new: str, revision: str) -> None:
-            with front.desk.database.write() as session:
+            with front.app.database.write() as session:
                 session.execute(text(f"ALTER TABLE {old} RENAME TO {new}"))
                 session.execute(text("UPDATE alembic_version SET version_num = :it"), {"it": revision})
 
@@ -206,9 +206,9 @@ def is_complete(front: Front, upload_id: str) -> None:
     found = front.http.get(f"/v1/uploads/{upload_id}").json()
     assert (found["state"], found["sha256"], found["size_bytes"]) == ("complete", sha256(DATA), len(DATA))
     assert stored(front) == [sha256(DATA)]
-    assert front.desk.store.path(sha256(DATA)).read_bytes() == DATA
-    assert front.desk.store.path(sha256(DATA)).stat().st_mode & 0o222 == 0
-    assert list(front.desk.store.incoming.iterdir()) == []
+    assert front.app.store.path(sha256(DATA)).read_bytes() == DATA
+    assert front.app.store.path(sha256(DATA)).stat().st_mode & 0o222 == 0
+    assert list(front.app.store.incoming.iterdir()) == []
 
 
 def test_a_lock_at_the_end_of_a_part_or_of_all_costs_no_bytes(front: Front, tmp_path: Path) -> None:
@@ -229,8 +229,8 @@ def test_a_whole_file_can_be_sent_anew_after_a_lock(front: Front, tmp_path: Path
         problem(put(front, upload_id, DATA), 503, "database-unavailable")
     assert put(front, other, b"x" * 100).status_code == 200
     assert put(front, upload_id, DATA[::-1]).json()["sha256"] == sha256(DATA[::-1])
-    assert front.desk.store.path(sha256(DATA)).read_bytes() == DATA
-    assert list(front.desk.store.incoming.iterdir()) == []
+    assert front.app.store.path(sha256(DATA)).read_bytes() == DATA
+    assert list(front.app.store.incoming.iterdir()) == []
 
 
 def test_a_commit_that_fails_costs_no_bytes(front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -261,7 +261,7 @@ def test_the_client_goes_on_until_the_upload_is_complete(app: FastAPI, front: Fr
             threading.Thread(target=release, daemon=True).start()
 
     def release() -> None:
-        incoming = front.desk.store.incoming
+        incoming = front.app.store.incoming
         wait_for(lambda: any(found.stat().st_nlink > 1 for found in incoming.iterdir()))
         lock.__exit__(None, None, None)
         refused.set()

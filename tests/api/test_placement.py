@@ -33,7 +33,7 @@ QUARK = {"format": "quark", "config": {"global_quant_config": FAST}}
 
 @pytest.fixture
 def with_gpu(front: Front) -> Front:
-    with front.desk.database.write() as session:
+    with front.app.database.write() as session:
         announce(session, "one with a GPU", {"gpu": 2})
     return front
 
@@ -109,7 +109,7 @@ def test_the_queues_are_shown(with_gpu: Front) -> None:
     assert (found["gpu"]["workers"], found["gpu"]["slots"]) == (1, {"total": 2, "busy": 0, "free": 2})
     problem(with_gpu.http.get("/v1/queues?state=due"), 422, "invalid-request")
     for deaf in (True, False):
-        with with_gpu.desk.database.write() as session:
+        with with_gpu.app.database.write() as session:
             announce(session, "two queues", {"gpu": 3, "inspect": 3})
             note_deaf(session, "two queues", deaf=deaf)
         items = with_gpu.http.get("/v1/queues").json()["items"]
@@ -122,7 +122,7 @@ def test_an_autoscaler_is_told_of_no_job_that_its_tenants_limit_keeps_back(with_
         job_id = with_gpu.new_job()
     with_gpu.claim(job_id)
     for limit, wanted in ((None, 3), (2, 3), (1, 1)):
-        with with_gpu.desk.database.write() as session:
+        with with_gpu.app.database.write() as session:
             set_quota(session, "default", {"jobs_running": limit})
         (cpu,) = (one for one in with_gpu.http.get("/v1/queues").json()["items"] if one["name"] == "cpu")
         assert (cpu["queued"]["due"], cpu["wanted_slots"]) == (2, wanted)
@@ -132,13 +132,13 @@ def test_an_autoscaler_is_told_of_no_job_that_its_tenants_limit_keeps_back(with_
 @pytest.fixture
 def watched(front: Front) -> Front:
     """A service that has been there long enough to have seen any worker."""
-    front.http.app.state.desk = replace(front.desk, opened_at=front.desk.opened_at - 2 * ALIVE_SECONDS)
+    front.http.app.state.app = replace(front.app, opened_at=front.app.opened_at - 2 * ALIVE_SECONDS)
     return front
 
 
 def queued_long_ago(front: Front, **values: Any) -> str:
     job_id = front.new_job()
-    with front.desk.database.write() as session:
+    with front.app.database.write() as session:
         long_ago = db_now() - 2 * ALIVE_SECONDS
         session.execute(update(Job).where(Job.id == job_id).values(queued_at=long_ago, not_before=long_ago, **values))
     return job_id
@@ -156,12 +156,12 @@ def test_a_job_without_a_worker_says_so(watched: Front) -> None:
     assert "--queues gpu" in told["hint"]
     (listed,) = watched.http.get("/v1/jobs").json()["items"]
     assert listed["waiting"] == told
-    with watched.desk.database.write() as session:
+    with watched.app.database.write() as session:
         announce(session, "a worker for others", {"cpu": 1, "inspect": 1})
     assert told_waiting(watched, job_id) == told
     tag = {"If-None-Match": watched.http.get(f"/v1/jobs/{job_id}").headers["etag"]}
     assert watched.http.get(f"/v1/jobs/{job_id}", headers=tag).status_code == 304
-    with watched.desk.database.write() as session:
+    with watched.app.database.write() as session:
         announce(session, "its worker", {"cpu": 1, "gpu": 1})
     answer = watched.http.get(f"/v1/jobs/{job_id}", headers=tag)
     assert (answer.status_code, answer.json()["waiting"]) == (200, None)
@@ -170,7 +170,7 @@ def test_a_job_without_a_worker_says_so(watched: Front) -> None:
 def test_nothing_is_said_while_workers_may_only_be_starting_or_of_jobs_that_have_just_come_or_run(front: Front) -> None:
     job_id = queued_long_ago(front)
     assert told_waiting(front, job_id) is None
-    front.http.app.state.desk = replace(front.desk, opened_at=front.desk.opened_at - 2 * ALIVE_SECONDS)
+    front.http.app.state.app = replace(front.app, opened_at=front.app.opened_at - 2 * ALIVE_SECONDS)
     assert told_waiting(front, job_id) is not None
     assert told_waiting(front, front.new_job()) is None
     front.claim(job_id)
@@ -179,7 +179,7 @@ def test_nothing_is_said_while_workers_may_only_be_starting_or_of_jobs_that_have
 
 def test_a_worker_that_fell_silent_does_not_count(watched: Front) -> None:
     job_id = queued_long_ago(watched)
-    with watched.desk.database.write() as session:
+    with watched.app.database.write() as session:
         announce(session, "worker", {"cpu": 1})
         assert live_queues(session, {"cpu", "gpu"}) == {"cpu"}
         session.execute(update(Worker).values(seen_at=db_now() - 2 * ALIVE_SECONDS))
@@ -189,7 +189,7 @@ def test_a_worker_that_fell_silent_does_not_count(watched: Front) -> None:
 
 @pytest.mark.both_databases
 def test_workers_that_are_long_gone_are_forgotten(front: Front) -> None:
-    with front.desk.database.write() as session:
+    with front.app.database.write() as session:
         announce(session, "old", {"cpu": 1})
         session.execute(update(Worker).values(seen_at=db_now() - 7 * 24 * 3600.0))
         announce(session, "new", {"cpu": 1, "gpu": 1})
@@ -242,7 +242,7 @@ def ran(front: Front, job_id: str, **seconds: float) -> None:
 
 
 def timings(front: Front) -> int:
-    with front.desk.database.read() as session:
+    with front.app.database.read() as session:
         return session.scalar(select(func.count()).select_from(JobTiming)) or 0
 
 
@@ -278,7 +278,7 @@ def test_when_it_ends_counts_what_waits_and_what_runs(front: Front) -> None:
     body = {"model_id": model_id, "calibration_dataset_id": data}
     first = front.new_job(**body)
     assert shown(front, first)["estimated_finish_at"] is None, "nobody is there to run it"
-    with front.desk.database.write() as session:
+    with front.app.database.write() as session:
         announce(session, "worker", {"cpu": 1})
     ends = [_moment(shown(front, first))]
     ends += [_moment(front.http.post("/v1/jobs", json=body).json()) for _ in range(3)]
@@ -304,7 +304,7 @@ def test_shapes_that_claim_anything_keep_nobody_from_being_told(front: Front) ->
     claimed = WORK.model_copy(update={"forward": None, **figures})
     body = front.job_body(model_id=front.ready_model(summary()))
     giant = {**body, "model_id": front.ready_model(summary(work=claimed, sha256="9" * 64))}
-    with front.desk.database.write() as session:
+    with front.app.database.write() as session:
         announce(session, "worker", {"cpu": 1})
     asked = [front.http.post("/v1/jobs", json={**giant, "config": {"preset": "int8_accurate"}, "priority": 50})]
     asked += [front.http.post("/v1/jobs", json=body), front.http.post("/v1/jobs:validate", json=body)]
@@ -313,7 +313,7 @@ def test_shapes_that_claim_anything_keep_nobody_from_being_told(front: Front) ->
     assert asked[0].json()["estimated_finish_at"] is None
     assert asked[0].json()["estimate"]["peak_memory_bytes"]["high"] == 2**53
     waited = (_moment(asked[1].json()) - datetime.now(UTC)).total_seconds()
-    assert 0.9 < waited / front.desk.settings.job_deadline_seconds < 1.1
+    assert 0.9 < waited / front.app.settings.job_deadline_seconds < 1.1
 
 
 def _moment(job: dict[str, Any]) -> datetime:
@@ -330,15 +330,15 @@ def test_what_a_job_took_is_learned(front: Front) -> None:
     assert (before["basis"], after["basis"]) == ("timed", "history")
     assert after["seconds"]["expected"] > 4 * before["seconds"]["expected"]
     assert after["runs"] == before["runs"], "the reconciler has not looked yet"
-    assert estimates.refresh(front.desk.database) >= 1
-    assert estimates.refresh(front.desk.database) == 0, "nothing is new"
+    assert estimates.refresh(front.app.database) >= 1
+    assert estimates.refresh(front.app.database) == 0, "nothing is new"
     learned = validated(front, **body)["estimate"]
     assert learned["runs"] > after["runs"]
     other = estimated(front, summary(sha256="c" * 64), calibration_dataset_id=data)
     assert other["basis"] == "timed"
     assert other["seconds"]["expected"] > before["seconds"]["expected"], "the machine is slow"
     # another tenant's model teaches nobody by name
-    with front.desk.database.read() as session:
+    with front.app.database.read() as session:
         timings_of = estimates.repository.timings_of
         assert [len(timings_of(session, tenant, "d" * 64, 5)) for tenant in ("default", "another")] == [1, 0]
 
@@ -348,15 +348,15 @@ def test_only_whole_attempts_teach_in_whatever_order_they_end(front: Front) -> N
     first, second, failed, tried = (front.new_job(**body) for _ in range(4))
     for job_id in (second, first):
         ran(front, job_id, load=0.1, evaluation=3.0)
-        assert estimates.refresh(front.desk.database) >= 1
+        assert estimates.refresh(front.app.database) >= 1
     before = timings(front)
     front.fail(failed, EngineError("The engine failed."))
     job = front.claim(tried)
-    with front.desk.database.write() as session:
+    with front.app.database.write() as session:
         transitions.requeue(session, tried, job.attempt, delay_seconds=0.0, charged=True, reason="crash")
     ran(front, tried, load=0.1, evaluation=3.0)
     assert timings(front) == before
-    assert estimates.refresh(front.desk.database) == 0
+    assert estimates.refresh(front.app.database) == 0
 
 
 def test_a_deleted_job_goes_with_its_estimate_and_old_timings_are_forgotten(
@@ -369,11 +369,11 @@ def test_a_deleted_job_goes_with_its_estimate_and_old_timings_are_forgotten(
         ran(front, job_id, load=0.1, evaluation=3.0)
     before = timings(front)
     assert front.http.delete(f"/v1/jobs/{made[0]}").status_code == 204
-    with front.desk.database.read() as session:
+    with front.app.database.read() as session:
         assert session.get(JobEstimate, made[0]) is None
     assert timings(front) == before, "what it took stays"
-    assert estimates.refresh(front.desk.database) >= 4
-    with front.desk.database.read() as session:
+    assert estimates.refresh(front.app.database) >= 4
+    with front.app.database.read() as session:
         assert sorted(session.scalars(select(JobTiming.id))) == sorted(made)[-2:]
 
 

@@ -12,7 +12,7 @@ def quarantine(front: Front, model_id: str) -> str:
     """As a worker does it after two faults; gives the digest."""
     job = front.claim(front.new_job(model_id=model_id))
     poison = PoisonError("it crashed").problem()
-    with front.desk.database.write() as session:
+    with front.app.database.write() as session:
         assert suspects.note_crash(session, job, "ended by SIGSEGV", poison) is None
         told = suspects.note_crash(session, job, "ended by SIGSEGV", poison)
         assert told is not None

@@ -14,7 +14,7 @@ import pytest
 from sqlalchemy import select, update
 
 from service.contracts.errors import NotOnnxError
-from service.deps import Desk
+from service.deps import AppState
 from service.jobs import repository as jobs
 from service.names.aliases import service as aliases
 from service.schedules import service
@@ -25,7 +25,7 @@ from tests.support.schedules import (
     add_schedule,
     fire,
     make_due,
-    reconciling_desk,
+    reconciling_app,
     run_by_request,
     runs,
     schedule,
@@ -61,8 +61,8 @@ def test_a_schedule_is_made_and_shown(front: Front, template: dict[str, Any]) ->
     assert timedelta(0) < due - datetime.now(UTC) <= timedelta(hours=25)
     assert due.astimezone(ZoneInfo("Europe/Berlin")).strftime("%H:%M") == "02:30"
     assert timedelta(0) <= fires - due < timedelta(seconds=1800)
-    assert schedule(front.desk.database, made["id"]).fires_at == fires
-    assert fire(front.desk) == 0, "jitter is waited for"
+    assert schedule(front.app.database, made["id"]).fires_at == fires
+    assert fire(front.app) == 0, "jitter is waited for"
     assert made["template"]["model_id"] == template["model_id"]
     assert made["template"]["config"]["seed"] == 0, "the config is resolved"
     again = front.http.get(made["links"]["self"])
@@ -113,7 +113,7 @@ def test_a_change_needs_the_version_that_was_seen(front: Front, template: dict[s
     run_by_request(front, made["id"])
     assert front.http.delete(path).status_code == 204
     problem(front.http.get(path), 404, "schedule-not-found")
-    assert runs(front.desk.database) == []
+    assert runs(front.app.database) == []
     assert front.http.get("/v1/jobs").json()["items"], "its jobs stay"
 
 
@@ -139,8 +139,8 @@ def test_runs_are_shown_and_listed_by_state(front: Front, template: dict[str, An
     assert front.http.get(f"/v1/schedules/{made['id']}/runs/{first['id']}").json() == first
     problem(front.http.get(f"/v1/schedules/{made['id']}/runs/run_0"), 404, "run-not-found")
     assert front.http.get(first["links"]["job"]).json()["scheduled"]["run_id"] == first["id"]
-    make_due(front.desk.database, made["id"])
-    fire(front.desk)
+    make_due(front.app.database, made["id"])
+    fire(front.app)
     path = made["links"]["runs"]
     assert [run["state"] for run in front.http.get(path).json()["items"]] == ["skipped", "running"]
     assert [run["id"] for run in front.http.get(path, params={"state": "running"}).json()["items"]] == [first["id"]]
@@ -154,8 +154,8 @@ def judged(front: Front, made: dict[str, Any], **figures: Any) -> dict[str, Any]
     """A run by request whose job comes to these figures."""
     run = run_by_request(front, made["id"])
     succeed(front, run["job_id"], **figures)
-    assert settle(front.desk) == 1
-    assert settle(front.desk) == 0
+    assert settle(front.app) == 1
+    assert settle(front.app) == 0
     found: dict[str, Any] = front.http.get(f"/v1/schedules/{made['id']}/runs/{run['id']}").json()
     return found
 
@@ -169,7 +169,7 @@ def alias(front: Front, template: dict[str, Any], word: str = "prod") -> dict[st
 def test_what_passes_moves_the_alias_and_what_fails_moves_nothing_and_says_why(
     front: Front, template: dict[str, Any]
 ) -> None:
-    database = front.desk.database
+    database = front.app.database
     wanted = ["schedule.*", "alias.*"]
     told_to, _ = add_endpoint(database, "https://hooks.invalid/", tenant="default", event_types=wanted)
     made = add_schedule(front, template, gate={"clauses": [DROP]}, promote_to="prod")
@@ -204,8 +204,8 @@ def test_a_job_that_fails_is_a_failed_run_and_its_etag_changes(front: Front, tem
     run = run_by_request(front, made["id"])
     front.fail(run["job_id"], NotOnnxError("It broke."))
     before = front.http.get(f"/v1/jobs/{run['job_id']}").headers["etag"]
-    assert settle(front.desk) == 1
-    (found,) = runs(front.desk.database)
+    assert settle(front.app) == 1
+    (found,) = runs(front.app.database)
     assert (found.state, found.reason) == ("failed", "job-failed")
     assert "It broke." in (found.detail or "")
     assert front.http.get(f"/v1/jobs/{run['job_id']}").headers["etag"] != before
@@ -213,7 +213,7 @@ def test_a_job_that_fails_is_a_failed_run_and_its_etag_changes(front: Front, tem
 
 
 def test_a_run_whose_job_fell_back_says_so(front: Front, template: dict[str, Any]) -> None:
-    database = front.desk.database
+    database = front.app.database
     add_endpoint(database, "https://hooks.invalid/", tenant="default", event_types=["schedule.passed"])
     made = add_schedule(front, template)
     found = [judged(front, made, verdict="pass", **more)["fallback"] for more in ({"fallback": "float"}, {})]
@@ -254,8 +254,8 @@ def test_the_job_that_the_next_is_judged_by_cannot_be_deleted(front: Front, temp
     run = run_by_request(front, add_schedule(front, template)["id"])
     succeed(front, run["job_id"])
     assert front.http.delete(f"/v1/jobs/{run['job_id']}").status_code == 204
-    assert settle(front.desk) == 1
-    (found,) = runs(front.desk.database)
+    assert settle(front.app) == 1
+    (found,) = runs(front.app.database)
     assert (found.state, found.reason) == ("failed", "job-gone")
 
 
@@ -266,7 +266,7 @@ def test_a_baseline_that_is_gone_is_undecided(front: Front, template: dict[str, 
     assert front.http.delete(f"/v1/schedules/{first['schedule_id']}").status_code == 204
     refused = problem(front.http.delete(f"/v1/jobs/{first['job_id']}"), 409, "job-in-use")
     assert made["id"] in refused["detail"], "its gate names the job"
-    with front.desk.database.write() as session:
+    with front.app.database.write() as session:
         jobs.remove(session, [first["job_id"]])
     second = judged(front, made)
     assert (second["state"], second["clauses"][0]["holds"]) == ("failed", None)
@@ -319,14 +319,14 @@ def test_a_report_that_nobody_can_read_ends_its_run(front: Front, template: dict
     run = run_by_request(front, made["id"])
     succeed(front, run["job_id"])
     spoil(front, run["job_id"])
-    assert settle(front.desk) == 1
+    assert settle(front.app) == 1
     third = front.http.get(f"/v1/schedules/{made['id']}/runs/{run['id']}").json()
     assert (third["state"], third["reason"]) == ("failed", "report")
 
 
 def spoil(front: Front, job_id: str) -> None:
     """Have a job's report be of a form of another day."""
-    with front.desk.database.write() as session:
+    with front.app.database.write() as session:
         session.execute(update(ReportRow).where(ReportRow.job_id == job_id).values(body={"schema_version": "99"}))
 
 
@@ -343,28 +343,28 @@ def test_an_alias_that_cannot_be_moved_fails_the_run_and_the_next_is_judged_by_t
 
 
 @pytest.fixture
-def others(settings: Settings) -> Iterator[list[Desk]]:
+def others(settings: Settings) -> Iterator[list[AppState]]:
     with ExitStack() as stack:
-        desks = [reconciling_desk(settings) for _ in range(3)]
-        for desk in desks:
-            stack.callback(desk.close)
-        yield desks
+        apps = [reconciling_app(settings) for _ in range(3)]
+        for app in apps:
+            stack.callback(app.close)
+        yield apps
 
 
 @pytest.mark.both_databases
-def test_three_who_judge_at_once_promote_once(front: Front, template: dict[str, Any], others: list[Desk]) -> None:
-    database = front.desk.database
+def test_three_who_judge_at_once_promote_once(front: Front, template: dict[str, Any], others: list[AppState]) -> None:
+    database = front.app.database
     told_to, _ = add_endpoint(database, "https://hooks.invalid/", tenant="default", event_types=["schedule.passed"])
     made = [add_schedule(front, template, promote_to=f"prod-{k}") for k in range(5)]
     for one in made:
         succeed(front, run_by_request(front, one["id"])["job_id"])
     done: list[int] = []
-    threads = [Thread(target=lambda desk=desk: done.append(settle(desk))) for desk in others]
+    threads = [Thread(target=lambda app=app: done.append(settle(app))) for app in others]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    while settle(front.desk):
+    while settle(front.app):
         pass
     assert {run.state for run in runs(database)} == {"passed"}
     with database.read() as session:

@@ -1,4 +1,4 @@
-"""The front desk as a whole: problems, health, keys, compression, and the document that changes on purpose alone."""
+"""The API server as a whole: problems, health, keys, compression, and the document that changes on purpose alone."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_newer_schema_degrades_and_no_other_is_served(
 ) -> None:  # fmt: skip
     """Of an update that is under way, as at the start. An older schema, or another program's, is none."""
     monkeypatch.setattr(health, "FRESH_SECONDS", 0.0)
-    with front.desk.database.write() as session:
+    with front.app.database.write() as session:
         session.execute(text("DELETE FROM alembic_version"))
         for revision in revisions:
             session.execute(text("INSERT INTO alembic_version VALUES (:it)"), {"it": revision})
@@ -69,9 +69,9 @@ def test_a_newer_schema_degrades_and_no_other_is_served(
     try:
         answer = front.http.get("/readyz")
         with pytest.raises(SchemaBehindError) if status == 503 else nullcontext():
-            require_migrated(front.desk.database, 0.0)
+            require_migrated(front.app.database, 0.0)
     finally:
-        with front.desk.database.write() as session:
+        with front.app.database.write() as session:
             session.execute(text("DELETE FROM alembic_version"))
             session.execute(text("INSERT INTO alembic_version VALUES (:it)"), {"it": head_revision()})
             if missing:
@@ -87,16 +87,16 @@ def test_a_broker_that_is_away_degrades_and_jobs_are_still_taken(app: FastAPI, s
         assert (answer.status_code, answer.json()["checks"]["broker"]["outcome"]) == (200, "degraded")
         job_id = front.new_job()
         assert front.http.get(f"/v1/jobs/{job_id}").json()["state"] == "queued"
-        with front.desk.database.read() as session:
+        with front.app.database.read() as session:
             assert session.scalar(text("SELECT count(*) FROM jobs WHERE dispatched_at IS NOT NULL")) == 0
 
 
 @pytest.mark.parametrize("broken", ["disk", "storage"])
 def test_not_ready(front: Front, broken: str) -> None:
     if broken == "disk":
-        object.__setattr__(front.desk.settings, "min_free_bytes", 2**62)
+        object.__setattr__(front.app.settings, "min_free_bytes", 2**62)
     else:
-        front.desk.store.incoming.rmdir()
+        front.app.store.incoming.rmdir()
     answer = front.http.get("/readyz")
     assert answer.status_code == 503
     assert [name for name, check in answer.json()["checks"].items() if check["outcome"] == "failed"] == [broken]
@@ -118,9 +118,9 @@ def test_a_database_that_is_away(app: FastAPI, tmp_path: Path) -> None:
 
 @pytest.mark.both_databases
 def test_a_database_that_is_locked(front: Front) -> None:
-    patient = front.desk.database
-    hasty = Database(front.desk.settings.database_url, lock_seconds=0.2)
-    front.http.app.state.desk = replace(front.desk, database=hasty)
+    patient = front.app.database
+    hasty = Database(front.app.settings.database_url, lock_seconds=0.2)
+    front.http.app.state.app = replace(front.app, database=hasty)
     job_id = front.new_job()
     with patient.write() as session:
         transitions.request_cancel(session, "default", job_id)
@@ -169,10 +169,10 @@ def test_request_ids(front: Front) -> None:
 
 def test_an_unforeseen_failure_tells_nothing_but_its_id(front: Front) -> None:
     upload_id = front.http.post("/v1/uploads", json={"filename": "a", "size_bytes": 1}).json()["id"]
-    (front.desk.store.incoming / upload_id).mkdir()
+    (front.app.store.incoming / upload_id).mkdir()
     answer = front.http.put(f"/v1/uploads/{upload_id}/content", content=b"x")
     body = problem(answer, 500, "internal-error")
-    assert str(front.desk.settings.data_dir) not in json.dumps(body)
+    assert str(front.app.settings.data_dir) not in json.dumps(body)
     assert answer.headers["x-content-type-options"] == "nosniff"
     assert answer.headers["content-security-policy"].startswith("default-src 'none'")
 

@@ -37,7 +37,7 @@ def test_a_node_that_the_model_does_not_have(front: Front) -> None:
 
 def test_a_model_validated_before_names_were_kept_is_still_usable(front: Front) -> None:
     model_id = named_model(front)
-    with front.desk.database.write() as session:
+    with front.app.database.write() as session:
         row = session.get_one(Model, model_id)
         row.summary = {k: v for k, v in row.summary.items() if k not in ("node_names", "prepared_op_types")}
     assert front.http.get(f"/v1/models/{model_id}").json()["summary"]["node_names"] is None

@@ -71,7 +71,7 @@ def test_slow_lists_and_comparisons_keep_nobody_else_waiting(
     with front_of(app, settings) as front, served(app) as url, ThreadPoolExecutor(80) as pool:
 
         def hang(*_: object, **__: object) -> None:
-            with front.desk.database.read() as session:
+            with front.app.database.read() as session:
                 session.execute(text("SELECT 1"))
                 begun.release()
                 go.wait(PATIENCE_SECONDS)
@@ -104,7 +104,7 @@ def test_no_endpoint_takes_the_threads_of_the_framework_to_the_database() -> Non
     moves = {"self._file.write", "stream.seek", "stream.read", "digest.update"}
     for name, nodes in trees("service").items():
         for node in nodes:
-            if isinstance(node, ast.FunctionDef) and "desk" in {argument.arg for argument in node.args.args}:
+            if isinstance(node, ast.FunctionDef) and "app" in {argument.arg for argument in node.args.args}:
                 words = [ast.unparse(one) for one in node.decorator_list]
                 assert not any(word.startswith("router.") for word in words) or "reading" in words, (name, node.name)
             if isinstance(node, ast.Call) and ast.unparse(node.func) == "run_in_threadpool":

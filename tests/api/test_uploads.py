@@ -45,11 +45,11 @@ def offset(front: Front, upload_id: str) -> int:
 
 
 def part_file(front: Front, upload_id: str) -> Path:
-    return front.desk.store.incoming / upload_id
+    return front.app.store.incoming / upload_id
 
 
 def stored(front: Front) -> list[str]:
-    return [path.name for path in front.desk.store.blobs.glob("*/*")]
+    return [path.name for path in front.app.store.blobs.glob("*/*")]
 
 
 def chunked(data: bytes, size: int = 1000) -> Iterator[bytes]:
@@ -81,11 +81,11 @@ def test_at_once(front: Front) -> None:
     assert sent.json()["state"] == "complete"
     assert sent.json()["sha256"] == sha256(DATA)
     assert sent.headers["upload-offset"] == sent.headers["upload-length"] == str(len(DATA))
-    assert front.desk.store.path(sha256(DATA)).read_bytes() == DATA
+    assert front.app.store.path(sha256(DATA)).read_bytes() == DATA
     for refused in (put(front, upload_id, b"x" * len(DATA)), patch(front, upload_id, b"x", len(DATA))):
         problem(refused, 409, "upload-complete")
     assert offset(front, upload_id) == len(DATA)
-    assert list(front.desk.store.incoming.iterdir()) == []
+    assert list(front.app.store.incoming.iterdir()) == []
     undeclared = put(front, open_upload(front), chunked(DATA)).json()
     assert (undeclared["size_bytes"], undeclared["sha256"]) == (len(DATA), sha256(DATA))
     assert stored(front) == [sha256(DATA)], "equal files are stored once"
@@ -158,13 +158,13 @@ def test_a_refused_whole_leaves_the_parts_alone(front: Front) -> None:
             assert places(refused) == [{"header": "Content-Digest"}]
         assert offset(front, upload_id) == 5000
         assert part_file(front, upload_id).read_bytes() == DATA[:5000]
-        assert [path.name for path in front.desk.store.incoming.iterdir()] == [upload_id]
+        assert [path.name for path in front.app.store.incoming.iterdir()] == [upload_id]
         assert patch(front, upload_id, DATA[5000:], 5000).status_code == 204
         assert stored(front) == [sha256(DATA)]
 
 
 def test_more_bytes_than_the_service_takes_or_has_room_for(front: Front) -> None:
-    settings = front.desk.settings
+    settings = front.app.settings
     body = {"filename": "big.onnx", "size_bytes": settings.max_upload_bytes + 1}
     answer = front.http.post("/v1/uploads", json=body)
     assert pointers(problem(answer, 413, "upload-too-large")) == ["/size_bytes"]
@@ -240,7 +240,7 @@ def announce(front: Front, data: bytes, **changes: Any) -> dict[str, Any]:
 
 
 def forget_uploads(front: Front) -> None:
-    with front.desk.database.write() as session:
+    with front.app.database.write() as session:
         session.execute(delete(Upload))
 
 
@@ -274,13 +274,13 @@ def test_without_digest_and_size_every_file_is_sent(front: Front) -> None:
 def test_a_file_that_is_damaged_or_gone_is_sent_again_and_healed(front: Front) -> None:
     front.upload(DATA)
     digest = hashlib.sha256(DATA).hexdigest()
-    with front.desk.database.write() as session:
+    with front.app.database.write() as session:
         session.execute(insert(DamagedFile).values(sha256=digest, damage="digest", found_at=db_now()))
     made = announce(front, DATA)
     assert made["state"] == "open"
     assert front.http.put(made["links"]["content"], content=DATA).json()["state"] == "complete"
     assert announce(front, DATA)["state"] == "complete"
-    front.desk.store.path(digest).unlink()
+    front.app.store.path(digest).unlink()
     assert announce(front, DATA)["state"] == "open"
 
 
@@ -304,12 +304,12 @@ def test_collection_between_the_look_and_the_row(front: Front, monkeypatch: pyte
 
     def look_and_collect(*args: Any) -> bool:
         found = look(*args)
-        with front.desk.database.write() as session:
+        with front.app.database.write() as session:
             for table in (Upload, ModelFile, Model):
                 session.execute(delete(table))
-        assert discard_garbage(front.desk.database, front.desk.store, 100, age_seconds=-1.0).items == 1
+        assert discard_garbage(front.app.database, front.app.store, 100, age_seconds=-1.0).items == 1
         if emptied:
-            for path in front.desk.store.trash.rglob("*"):
+            for path in front.app.store.trash.rglob("*"):
                 if path.is_file():
                     path.unlink()
         return found
@@ -317,4 +317,4 @@ def test_collection_between_the_look_and_the_row(front: Front, monkeypatch: pyte
     monkeypatch.setattr(files, "has_file", look_and_collect)
     made = announce(front, DATA)
     assert made["state"] == ("open" if emptied else "complete")
-    assert front.desk.store.path(hashlib.sha256(DATA).hexdigest()).exists() is not emptied
+    assert front.app.store.path(hashlib.sha256(DATA).hexdigest()).exists() is not emptied

@@ -49,7 +49,7 @@ def test_a_webhook_is_made_and_its_secret_shown_once(front: Front) -> None:
     assert made["event_types"] == ["job.*", "model.ready"]
     shown, listed = front.http.get(f"/v1/webhooks/{made['id']}"), front.http.get("/v1/webhooks")
     assert (shown.json(), listed.json()["items"]) == (made, [made])
-    for text_ in (shown.text, listed.text, dump(front.desk.database)):
+    for text_ in (shown.text, listed.text, dump(front.app.database)):
         assert secret not in text_
     unchanged = front.http.get(f"/v1/webhooks/{made['id']}", headers={"If-None-Match": shown.headers["etag"]})
     assert unchanged.status_code == 304
@@ -60,9 +60,9 @@ def test_a_dump_of_the_database_holds_no_secret(front: Front, settings: Settings
     made = make(front)
     rotated = front.http.post(f"/v1/webhooks/{made['id']}/rotate").json()
     front.http.post(f"/v1/webhooks/{made['id']}/ping")
-    held = dump(front.desk.database)
+    held = dump(front.app.database)
     assert made["id"] in held
-    row = endpoint(front.desk.database, made["id"])
+    row = endpoint(front.app.database, made["id"])
     vault = Vault.of(settings)
     assert vault.open(row.id, row.sealed) == rotated["secret"]
     assert vault.open(row.id, row.previous_sealed or "") == made["secret"]
@@ -87,7 +87,7 @@ def test_a_webhook_that_leads_inside_is_refused(front: Front, addresses: dict[st
     # a name without an address is looked up again before anything is sent
     assert make(front, url="https://nowhere.example/")["enabled"]
     # unless an operator allows it
-    object.__setattr__(front.desk.settings, "egress_allowed", "http://127.0.0.1:8080")
+    object.__setattr__(front.app.settings, "egress_allowed", "http://127.0.0.1:8080")
     make(front, url="http://127.0.0.1:8080/in")
     problem(front.http.post("/v1/webhooks", json={"url": "http://127.0.0.1:8081/"}), 422, "url-not-allowed")
 
@@ -142,15 +142,15 @@ def test_a_rotated_secret_ends_after_its_grace(front: Front) -> None:
     rotated = front.http.post(f"{path}/rotate", json={"grace_seconds": 3600})
     assert rotated.headers["cache-control"] == "no-store"
     assert rotated.json()["secret"] != made["secret"]
-    row = endpoint(front.desk.database, made["id"])
+    row = endpoint(front.app.database, made["id"])
     assert row.previous_ends_at is not None
     assert 3590 < (row.previous_ends_at - row.updated_at).total_seconds() < 3610
     assert front.http.get(path).json()["previous_secret_ends_at"] is not None
     at_once = front.http.post(f"{path}/rotate", json={"grace_seconds": 0}).json()
     assert at_once["previous_secret_ends_at"] is None
-    assert endpoint(front.desk.database, made["id"]).previous_sealed is None
+    assert endpoint(front.app.database, made["id"]).previous_sealed is None
     # a secret that cannot be read any more is not kept beside the new one
-    set_endpoint(front.desk.database, made["id"], sealed=Vault("another-pepper-of-length").seal(made["id"], "whsec_x"))
+    set_endpoint(front.app.database, made["id"], sealed=Vault("another-pepper-of-length").seal(made["id"], "whsec_x"))
     assert front.http.post(f"{path}/rotate").json()["previous_secret_ends_at"] is None
     for grace in (-1, 1e12, "soon"):
         problem(front.http.post(f"{path}/rotate", json={"grace_seconds": grace}), 422, "invalid-request")
@@ -160,10 +160,10 @@ def test_a_rotated_secret_ends_after_its_grace(front: Front) -> None:
 def test_deliveries_are_paged_newest_first_and_sent_again(front: Front) -> None:
     path = f"/v1/webhooks/{make(front, event_types=['job.*'])['id']}"
     for number in range(5):
-        with front.desk.database.write() as session:
+        with front.app.database.write() as session:
             outbox.emit(session, "default", "job.queued", {"id": number})
     # two of one millisecond have ids in any order
-    made = sorted(deliveries(front.desk.database), key=lambda row: (row.created_at, row.id), reverse=True)
+    made = sorted(deliveries(front.app.database), key=lambda row: (row.created_at, row.id), reverse=True)
     ids = [row.id for row in made]
     first = front.http.get(f"{path}/deliveries", params={"limit": 3})
     second = front.http.get(f"{path}/deliveries", params={"limit": 3, "cursor": first.json()["next_cursor"]})
@@ -171,7 +171,7 @@ def test_deliveries_are_paged_newest_first_and_sent_again(front: Front) -> None:
     assert 'rel="next"' in first.headers["link"]
     shown = first.json()["items"][0]
     assert (shown["attempts"], shown["last_status"], shown["response_excerpt"]) == (0, None, None)
-    with front.desk.database.write() as session:
+    with front.app.database.write() as session:
         (claimed, *_) = queue.claim(session, free=1, share=queue.Share(1, 1), lease_seconds=60)
         queue.settle(
             session, claimed, state="delivered", next_attempt_at=None, finished_at=1.0, last_status=200,
@@ -196,7 +196,7 @@ def test_webhooks_and_what_waits_for_them_are_bounded(front: Front, monkeypatch:
     problem(front.http.post("/v1/webhooks", json={"url": URL}), 409, "too-many-webhooks")
     assert front.http.post(f"{path}/ping").status_code == 202
     problem(front.http.post(f"{path}/ping"), 409, "webhook-backlog")
-    assert len(deliveries(front.desk.database)) == 1
+    assert len(deliveries(front.app.database)) == 1
 
 
 @pytest.mark.postgres
@@ -245,7 +245,7 @@ def test_a_job_that_ends_otherwise_hands_over_nothing(front: Front) -> None:
     )
     for job_id in (failed, canceled):
         problem(add(front, job_id, put()), 409, "hand-over-refused")
-    assert all(row.sealed is None for row in rows(front.desk.database))
+    assert all(row.sealed is None for row in rows(front.app.database))
 
 
 def test_what_the_job_has_not_made_fails(front: Front) -> None:
@@ -255,7 +255,7 @@ def test_what_the_job_has_not_made_fails(front: Front) -> None:
     refused = problem(add(front, job_id, put(), put(artifact="quark_yaml")), 422, "artifact-not-there")
     assert pointers(refused) == ["/targets/1/artifact"]
     assert "attestation, model, report" in refused["hint"]
-    assert len(rows(front.desk.database)) == 1, "nothing was stored"
+    assert len(rows(front.app.database)) == 1, "nothing was stored"
 
 
 def test_weights_are_made_only_if_they_were_asked_for_before_the_job_runs(front: Front) -> None:
@@ -294,7 +294,7 @@ def test_a_target_that_leads_inside_is_refused(front: Front, addresses: dict[str
             told = problem(refused, 422, f"{code}-not-allowed")
             assert pointers(told)[0].endswith("/1/url")
             assert SIGNATURE not in refused.text
-    assert rows(front.desk.database) == []
+    assert rows(front.app.database) == []
     assert add(front, front.new_job(), put(url="https://nowhere.example/x")).status_code == 202
 
 
@@ -357,10 +357,10 @@ def test_no_secret_is_shown_stored_or_logged(front: Front, caplog: pytest.LogCap
     made = front.http.post("/v1/jobs", json=body, headers={"Idempotency-Key": "secret"})
     job_id = made.json()["id"]
     pages = [made, add(front, job_id, post(), headers={"Idempotency-Key": "secret"})]
-    held = dump(front.desk.database)
-    assert len(rows(front.desk.database)) == 3
+    held = dump(front.app.database)
+    assert len(rows(front.app.database)) == 3
     succeed(front, job_id)
-    held += dump(front.desk.database)
+    held += dump(front.app.database)
     paths = ("", "/hand-over", "/logs", "/events")
     pages += [front.http.get(f"/v1/jobs/{job_id}{path}", headers={"Accept": "application/json"}) for path in paths]
     told = [page.text for page in pages]
@@ -369,4 +369,4 @@ def test_no_secret_is_shown_stored_or_logged(front: Front, caplog: pytest.LogCap
         assert secret not in caplog.text
         assert not any(secret in text for text in told)
     assert front.http.delete(f"/v1/jobs/{job_id}").status_code == 204
-    assert rows(front.desk.database) == [], "they go with their job"
+    assert rows(front.app.database) == [], "they go with their job"

@@ -112,7 +112,7 @@ def hidden(folder, code):
 
 @pytest.mark.slow
 def test_without_the_engine_the_error_says_how_to_get_it(quantmill_process, tiny, tmp_path):
-    """As where only the front desk is installed."""
+    """As where only the API server is installed."""
     path = hidden(tmp_path, "import sys; sys.modules['onnx'] = None\n")
     quantize = ("quantize", tiny.model, "--calibration", tiny.calibration, "--output", "q.onnx")
     done = quantmill_process(*quantize, PYTHONPATH=path, code=1)

@@ -26,7 +26,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, _sqlite_template: Path) -> 
     app = create_app(settings)
     with Served(app) as server:
         yield server
-    app.state.desk.close()
+    app.state.app.close()
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def client(server: Served) -> Iterator[Client]:
 @pytest.fixture
 def worker(server: Served) -> Front:
     """The database behind the server, to do the worker's part."""
-    return Front(TestClient(server.app), server.app.state.desk)
+    return Front(TestClient(server.app), server.app.state.app)
 
 
 @pytest.fixture

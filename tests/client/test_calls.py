@@ -62,7 +62,7 @@ def test_a_schedule_is_changed_as_it_was_seen_and_runs_one_after_the_other(clien
     with pytest.raises(quantmill.ConflictError):
         client.run_schedule(made.id)
     pass_run(worker, str(run.job_id))
-    assert settle(worker.desk) == 1
+    assert settle(worker.app) == 1
     assert client.schedule_run(made.id, run.id).promoted_to == "nightly"
     page = client.schedule_runs(made.id, limit=1)
     assert ([one.id for one in page.items], page.has_more) == ([waits.id], True)

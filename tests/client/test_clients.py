@@ -222,7 +222,7 @@ def test_the_client_waits_no_longer_than_the_service_gives_itself(
 
 def test_a_damaged_download_leaves_nothing(client: Client, worker: Front, tmp_path: Path) -> None:
     artifact = client.artifacts(worker.succeeded_job(b"quantized bytes"))[0]
-    path = worker.desk.store.path(artifact.sha256)
+    path = worker.app.store.path(artifact.sha256)
     path.chmod(0o600)
     path.write_bytes(b"quantized bytez")
     with pytest.raises(Exception, match="sha256"):

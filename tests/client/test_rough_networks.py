@@ -102,10 +102,10 @@ def test_a_lost_answer_makes_no_second_job(proxy: BreakingProxy, worker: Front, 
 def end_later(worker: Front, job_id: str) -> None:
     """Claim the job, write to its log and end it, while somebody follows."""
     attempt = worker.claim(job_id).attempt
-    with worker.desk.database.write() as session:
+    with worker.app.database.write() as session:
         events.append(session, job_id, attempt, "log", {"message": "half way", "level": "info"})
     artifact = worker.kept("model", "q.onnx", b"quantized")
-    with worker.desk.database.write() as session:
+    with worker.app.database.write() as session:
         assert transitions.succeed(session, job_id, attempt, result=QuantizeOutcome(make_report("pass"), (artifact,)))
 
 
@@ -155,7 +155,7 @@ def test_a_quota_is_told_with_the_time_to_wait(
     client: Client, server: Served, worker: Front, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def limit(**limits: float) -> None:
-        with worker.desk.database.write() as session:
+        with worker.app.database.write() as session:
             by = Principal(DEFAULT_TENANT, COMMAND_LINE, "operator")
             quotas.set_quota(session, by, DEFAULT_TENANT, Quota.model_validate(limits))
 

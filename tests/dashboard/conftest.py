@@ -10,7 +10,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from service.deps import Desk
+from service.deps import AppState
 from service.keys import keyring as keyrings
 from service.keys.cookies import COOKIE
 from service.settings import Settings
@@ -61,16 +61,16 @@ def place(tmp_path_factory: pytest.TempPathFactory, _sqlite_template: Path) -> I
     folder = tmp_path_factory.mktemp("pages")
     url = f"sqlite:///{shutil.copyfile(_sqlite_template, folder / 'service.db')}"
     settings = Settings(data_dir=folder / "data", database_url=url, min_free_bytes=0, api_key=KEY)
-    desk, process = Desk.from_settings(settings), ApiProcess(settings)
+    app, process = AppState.from_settings(settings), ApiProcess(settings)
     headers = {"Authorization": f"Bearer {KEY}"}
     with httpx.Client(base_url=process.url, headers=headers, timeout=PATIENCE_SECONDS) as http:
-        front = Front(http, desk)  # type: ignore[arg-type] - of the same methods
+        front = Front(http, app)  # type: ignore[arg-type] - of the same methods
         signed_in = http.post("/sign-in", data={"key": KEY})
         assert signed_in.status_code == 303, signed_in.text
         session = signed_in.cookies[COOKIE]
         http.cookies.clear()
         yield Place(process.url, front, fill(front), session)
-    desk.close()
+    app.close()
     process.close()
 
 

@@ -13,12 +13,12 @@ BY = Principal(DEFAULT_TENANT, COMMAND_LINE, "operator")
 
 def new_key(front: Front, scope: Scope = "submit", *, tenant: str = DEFAULT_TENANT, name: str = "page") -> MadeKey:
     """A key that has no end."""
-    pepper = keys.pepper_of(front.desk.settings)
-    with front.desk.database.write() as session:
+    pepper = keys.pepper_of(front.app.settings)
+    with front.app.database.write() as session:
         return keys.create(session, pepper, BY, tenant_id=tenant, name=name, scope=scope, days=None)
 
 
 def sign_in(front: Front, scope: Scope = "submit") -> str:
     """Sign in with a new key; returns the guard of the session's forms."""
     assert front.http.post("/sign-in", data={"key": new_key(front, scope).text}).status_code == 303
-    return front.desk.keyring.guard(front.http.cookies[COOKIE])
+    return front.app.keyring.guard(front.http.cookies[COOKIE])

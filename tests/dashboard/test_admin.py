@@ -9,11 +9,11 @@ from sqlalchemy import text
 
 from service.contracts.quota import Quota
 from service.dashboard import admin
-from service.keys import desk as keys_desk
+from service.keys import actions as key_actions
 from service.keys.errors import ScopeMissingError
 from service.keys.schemas import KeyCreate
 from service.principal import DEFAULT_TENANT, Principal
-from service.quotas import desk as quotas
+from service.quotas import actions as quotas
 from service.workers import repository as workers
 from tests.dashboard.form_of import Form
 from tests.dashboard.signing import BY, new_key, sign_in
@@ -44,7 +44,7 @@ def test_a_key_is_made_replaced_and_ended(closed: Front) -> None:
     assert first is not None and taken(closed, first[1])
     shown = closed.http.get("/admin").text
     assert "nightly-ci" in shown and first[1] not in shown
-    (seen,) = [one for one in keys_desk.list_keys(closed.desk, DEFAULT_TENANT) if one.name == "nightly-ci"]
+    (seen,) = [one for one in key_actions.list_keys(closed.app, DEFAULT_TENANT) if one.name == "nightly-ci"]
     assert (seen.scope, seen.state) == ("read", "good") and seen.expires_at is not None
     replaced = closed.http.post(f"/admin/keys/{seen.id}/rotate", data={"csrf": guard})
     assert (replaced.status_code, replaced.headers["cache-control"]) == (200, "no-store")
@@ -67,18 +67,18 @@ def test_a_key_is_made_replaced_and_ended(closed: Front) -> None:
 def test_nobody_makes_or_ends_a_key_above_their_own(closed: Front) -> None:
     above, by = new_key(closed, "admin"), Principal(DEFAULT_TENANT, "key_x", "manage")
     for deed in (
-        lambda: keys_desk.create(closed.desk, by, KeyCreate(name="more", scope="admin")),
-        lambda: keys_desk.rotate(closed.desk, by, above.row.id, grace_seconds=0.0),
-        lambda: keys_desk.revoke(closed.desk, by, above.row.id),
+        lambda: key_actions.create(closed.app, by, KeyCreate(name="more", scope="admin")),
+        lambda: key_actions.rotate(closed.app, by, above.row.id, grace_seconds=0.0),
+        lambda: key_actions.revoke(closed.app, by, above.row.id),
     ):
         with pytest.raises(ScopeMissingError):
             deed()
     assert taken(closed, above.text)
-    assert taken(closed, keys_desk.create(closed.desk, by, KeyCreate(name="less", scope="submit")).body["key"])
+    assert taken(closed, key_actions.create(closed.app, by, KeyCreate(name="less", scope="submit")).body["key"])
 
 
 def test_quotas_are_shown_with_their_use(closed: Front, guard: str) -> None:
-    quotas.set_quota(closed.desk, BY, DEFAULT_TENANT, Quota(stored_bytes=2048, jobs_per_day=4))
+    quotas.set_quota(closed.app, BY, DEFAULT_TENANT, Quota(stored_bytes=2048, jobs_per_day=4))
     closed.http.post("/v1/uploads", json={"filename": "m.onnx", "size_bytes": 1024}, headers={"X-CSRF-Token": guard})
     shown = closed.http.get("/admin").text.partition('id="quota"')[2].partition('id="audit"')[0]
     stored = shown.partition("Bytes stored")[2].partition("</tr>")[0]
@@ -91,13 +91,13 @@ def test_limits_of_a_tenant_are_set_with_a_form(closed: Front, guard: str) -> No
     assert sent_on.headers["location"] == "/admin/quotas/other"
     asked = {"csrf": guard, "stored_bytes": "2048", "jobs_per_day": "None", "cpu_seconds_per_day": "1.5"}
     assert closed.http.post("/admin/quotas/other", data=asked).status_code == 303
-    own = quotas.get(closed.desk, "other").own
+    own = quotas.get(closed.app, "other").own
     assert own == {"stored_bytes": 2048, "jobs_per_day": None, "cpu_seconds_per_day": 1.5}
     form = Form(closed.http.get("/admin/quotas/other").text, "quota")
     assert (form["stored_bytes"], form["jobs_per_day"], form["open_streams"]) == ("2048", "none", "")
     assert closed.http.post("/admin/quotas/other", data=form.with_fields({"jobs_per_day": "7"})).status_code == 303
-    assert quotas.get(closed.desk, "other").own == own | {"jobs_per_day": 7}
-    assert quotas.get(closed.desk, DEFAULT_TENANT).own == {}
+    assert quotas.get(closed.app, "other").own == own | {"jobs_per_day": 7}
+    assert quotas.get(closed.app, DEFAULT_TENANT).own == {}
 
 
 def test_the_audit_is_paged_and_its_chain_verified(closed: Front, guard: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,14 +116,14 @@ def test_the_audit_is_paged_and_its_chain_verified(closed: Front, guard: str, mo
     good = closed.http.post("/admin/audit/verify", data={"csrf": guard})
     assert good.status_code == 200 and "The chain holds" in good.text and "4 rows" in good.text
     assert 'href="/admin?before=3#audit"' in good.text
-    with closed.desk.database.write() as session:
+    with closed.app.database.write() as session:
         session.execute(text("UPDATE audit_events SET actor = 'nobody' WHERE seq = 2"))
     bad = closed.http.post("/admin/audit/verify", data={"csrf": guard})
     assert "The chain is broken" in bad.text and "Row 2 was changed" in bad.text
 
 
 def test_workers_are_shown(sqlite_front: Front) -> None:
-    with sqlite_front.desk.database.write() as session:
+    with sqlite_front.app.database.write() as session:
         workers.announce(session, "host-7", {"cpu": 3})
     shown = sqlite_front.http.get("/workers")
     assert shown.status_code == 200 and "host-7" in shown.text and "reach it" in shown.text

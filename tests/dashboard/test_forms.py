@@ -13,10 +13,10 @@ from sqlalchemy.exc import OperationalError
 
 from service.contracts.quota import Quota
 from service.jobs import service as jobs
-from service.keys import desk as keys
+from service.keys import actions as keys
 from service.keys.cookies import COOKIE
 from service.principal import DEFAULT_TENANT
-from service.quotas import desk as quotas
+from service.quotas import actions as quotas
 from service.quotas.service import set_quota
 from tests.dashboard.signing import BY, sign_in
 from tests.support.each import each
@@ -73,21 +73,21 @@ def test_what_is_not_right_stands_at_its_field(guarded: Front, path: str) -> Non
         for name in {"url", "cron", "open_streams", field} & {name for name, typed in fields.items() if typed != []}:
             around = answer.text.partition(f'id="f-{name}"')[2][:700]
             assert f'value="{fields[name]}"' in around or f">{fields[name]}<" in around, (field, value, name)
-    assert len(keys.list_keys(guarded.desk, DEFAULT_TENANT)) == 1
-    assert quotas.get(guarded.desk, "other").own == {}
+    assert len(keys.list_keys(guarded.app, DEFAULT_TENANT)) == 1
+    assert quotas.get(guarded.app, "other").own == {}
     for noun in ("webhooks", "schedules"):
         assert guarded.http.get(f"/v1/{noun}").json()["items"] == []
 
 
 def test_what_is_of_another_tenant_is_not_found(guarded: Front) -> None:
-    theirs, _ = add_endpoint(guarded.desk.database, URL, tenant="other")
+    theirs, _ = add_endpoint(guarded.app.database, URL, tenant="other")
     assert theirs not in guarded.http.get("/webhooks").text
     for path in (f"/webhooks/{theirs}", f"/webhooks/{theirs}/edit"):
         assert guarded.http.get(path).status_code == 404
     for deed in ("edit", "delete", "rotate", "ping"):
         fields = {"url": URL, "event_types": "*", "etag": "*", "grace_seconds": "0"}
         assert guarded.http.post(f"/webhooks/{theirs}/{deed}", data=fields).status_code == 404, deed
-    assert deliveries(guarded.desk.database) == []
+    assert deliveries(guarded.app.database) == []
 
 
 BROWSER = {"Accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
@@ -161,7 +161,7 @@ def test_a_form_with_files_is_refused_before_it_is_held(closed: Front) -> None:
     guard = sign_in(closed)
     files = [("model_files", ("a.onnx", b"x"))]
     sent = closed.http.build_request("POST", "/new/model", data={"csrf": guard}, files=files)
-    sent.headers["Content-Length"] = str(closed.desk.settings.max_upload_bytes + 1)
+    sent.headers["Content-Length"] = str(closed.app.settings.max_upload_bytes + 1)
     answer = closed.http.send(sent)
     problem(answer, 413, "body-too-large")
     sent.headers["Accept"] = BROWSER["Accept"]
@@ -181,7 +181,7 @@ def test_files_are_taken_from_who_may_send_them_as_many_as_fit(
 ) -> None:  # fmt: skip
     """Before anything is written, and not to where temporary files lie, which may be memory."""
     monkeypatch.setattr(tempfile, "tempdir", "/nowhere")
-    with closed.desk.database.write() as session:
+    with closed.app.database.write() as session:
         set_quota(session, BY, "default", Quota(stored_bytes=stored_bytes))
     guard = sign_in(closed) if guarded else f"{sign_in(closed)}x"
     part = '--b\r\nContent-Disposition: form-data; name="{}"\r\n\r\n'
@@ -203,4 +203,4 @@ def test_files_are_taken_from_who_may_send_them_as_many_as_fit(
              "server": ("testserver", 80), "client": ("testclient", 1), "root_path": ""}  # fmt: skip
     asyncio.run(app(scope, receive, send))
     assert (answers[0]["status"], len(blocks) - len(list(sent))) == (status, pieces), answers
-    assert closed.desk.meter_of("default").arriving_bytes == 0
+    assert closed.app.meter_of("default").arriving_bytes == 0

@@ -68,7 +68,7 @@ def test_a_session_ends_with_its_key_and_a_forged_one_is_none(closed: Front) -> 
         assert closed.http.get("/jobs", headers={"Cookie": f"{COOKIE}={forged}"}).status_code == 303, forged
     closed.http.cookies.set(COOKIE, token)
     assert closed.http.get("/jobs").status_code == 200
-    with closed.desk.database.write() as session:
+    with closed.app.database.write() as session:
         keys.revoke(session, BY, made.row.id)
     assert closed.http.get("/jobs").status_code == 303
     problem(closed.http.get("/v1/jobs"), 401, "unauthorized")

@@ -176,7 +176,7 @@ def test_jobs_without_a_graph_say_so_and_list_their_layers(sqlite_front: Front) 
     assert sqlite_front.http.get(f"/jobs/{sqlite_front.new_job()}/graph").status_code == 409, "it has not ended"
     assert sqlite_front.http.get("/jobs/job_none/graph").status_code == 404
     evaluation = ReportRow(job_id="job_other", attempt=1, body={"kind": "evaluation"})
-    found = known(sqlite_front.desk, replace(sources(sqlite_front.desk, "default", job_id), report=evaluation))
+    found = known(sqlite_front.app, replace(sources(sqlite_front.app, "default", job_id), report=evaluation))
     assert (found.missing, found.layers) == (EVALUATION, ())
 
 

@@ -24,7 +24,7 @@ STAGE = re.compile(r'<li class="(\w+)" data-stage="([^"]+)">.*?<span class="hint
 
 
 def add(front: Front, job_id: str, *told: events.Entry, attempt: int = 1) -> int:
-    with front.desk.database.write() as session:
+    with front.app.database.write() as session:
         return events.append_all(session, job_id, attempt, list(told))
 
 
@@ -111,7 +111,7 @@ def test_stages_stand_in_the_order_in_which_the_job_came_to_them(sqlite_front: F
     def tell(*told: tuple[str, int, int]) -> None:
         for stage, done, total in told:
             line = ProgressLine(stage=stage, done=done, total=total, unit="layers")
-            with sqlite_front.desk.database.write() as session:
+            with sqlite_front.app.database.write() as session:
                 assert transitions.record_progress(session, job_id, attempt, line)
 
     assert stages() == []
@@ -120,7 +120,7 @@ def test_stages_stand_in_the_order_in_which_the_job_came_to_them(sqlite_front: F
     assert stages() == [("done", "load", ""), ("done", "calibration", "8/8 layers"), ("now", "adaround", "3/9 layers")]
     tell(("calibration", 2, 4))
     assert [row[:2] for row in stages()] == [("done", "load"), ("now", "calibration"), ("done", "adaround")]
-    with sqlite_front.desk.database.write() as session:
+    with sqlite_front.app.database.write() as session:
         assert transitions.fail(session, job_id, attempt, problem=NotOnnxError("It is none.").problem())
     assert [row[:2] for row in stages()] == [("done", "load"), ("failed", "calibration"), ("done", "adaround")]
 
@@ -172,7 +172,7 @@ def test_forms_cancel_repeat_and_forget_a_job(sqlite_front: Front) -> None:
 
 def test_hostile_names_are_text(sqlite_front: Front) -> None:
     job_id = sqlite_front.new_job()
-    with sqlite_front.desk.database.write() as session:
+    with sqlite_front.app.database.write() as session:
         named = {"name": HOSTILE_NAME, "labels": HOSTILE_LABELS}
         session.execute(update(Job).where(Job.id == job_id).values(named))
     for path in ("/", "/jobs", f"/jobs/{job_id}"):

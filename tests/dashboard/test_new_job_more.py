@@ -16,7 +16,7 @@ from fastapi import FastAPI
 
 from service.contracts.errors import NotOnnxError
 from service.dashboard import new_files, new_job
-from service.deps import Desk
+from service.deps import AppState
 from service.hand_overs import asking
 from service.jobs.outcome import QuantizeOutcome
 from service.principal import Principal
@@ -226,9 +226,9 @@ def test_two_clicks_on_the_example_at_once_make_one_of_each(
     look, both = new_files._existing, asyncio.Barrier(2)
     looks: list[str] = []
 
-    async def looked(desk: Desk, by: Principal, kind: Any, file: str) -> str | None:
+    async def looked(app: AppState, by: Principal, kind: Any, file: str) -> str | None:
         """Neither click goes on before both have seen that nothing is there."""
-        found = await look(desk, by, kind, file)
+        found = await look(app, by, kind, file)
         looks.append(file)
         if looks.count(file) <= 2:
             await both.wait()

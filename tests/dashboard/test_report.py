@@ -195,7 +195,7 @@ def test_links_need_no_key_and_open_nothing_else(closed: Front) -> None:
 
 def test_forged_foreign_and_ended_links_show_nothing(closed: Front, monkeypatch: pytest.MonkeyPatch) -> None:
     closed.http.headers["Authorization"] = f"Bearer {KEY}"
-    job_id, keyring = job_with(closed, full_report()), closed.desk.keyring
+    job_id, keyring = job_with(closed, full_report()), closed.app.keyring
     good, ends_at = keyring.share_token(DEFAULT_TENANT, INSTALLATION_KEY, job_id, 1)
     session = keyring.session_token(KEY, "")
     assert session is not None
@@ -208,8 +208,8 @@ def test_forged_foreign_and_ended_links_show_nothing(closed: Front, monkeypatch:
         answer = stranger.get(f"/shared/{token}")
         assert answer.status_code == 404 and "This link shows nothing any more" in answer.text, token
     assert keyring.look_up_share(good) == (DEFAULT_TENANT, job_id)
-    other = closed.desk.settings.model_copy(update={"api_key": SecretStr(f"another {KEY}")})
-    assert keyrings.Keyring(other, closed.desk.database).look_up_share(good) is None
+    other = closed.app.settings.model_copy(update={"api_key": SecretStr(f"another {KEY}")})
+    assert keyrings.Keyring(other, closed.app.database).look_up_share(good) is None
     monkeypatch.setattr(keyrings.time, "time", lambda: ends_at)
     assert keyring.look_up_share(good) is None
 

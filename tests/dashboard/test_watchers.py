@@ -108,7 +108,7 @@ def test_a_change_that_somebody_else_was_faster_with_is_asked_for_again(closed: 
 
 def test_deliveries_are_shown_by_state_and_sent_again(closed: Front, guard: str) -> None:
     webhook_id = new(closed, guard)
-    page, database = f"/webhooks/{webhook_id}", closed.desk.database
+    page, database = f"/webhooks/{webhook_id}", closed.app.database
     assert "Nothing was sent yet" in closed.http.get(page).text
     assert closed.http.post(f"{page}/ping", data={"csrf": guard}).headers["location"] == page
     (delivery,) = deliveries(database)

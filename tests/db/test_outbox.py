@@ -39,11 +39,11 @@ def types(database: Database, endpoint_id: str) -> list[str]:
 
 @pytest.fixture
 def hook(front: Front) -> str:
-    return add_endpoint(front.desk.database, URL, ["job.*"], tenant="default")[0]
+    return add_endpoint(front.app.database, URL, ["job.*"], tenant="default")[0]
 
 
 def test_every_state_of_a_job_is_told(front: Front, hook: str) -> None:
-    database = front.desk.database
+    database = front.app.database
     fell = front.new_job()
     front.finish(fell, QuantizeOutcome(fallen_back(make_report("pass"), "float"), ()))
     failed = front.new_job(labels={"build": "12"}, name="nightly")
@@ -71,9 +71,9 @@ def test_every_state_of_a_job_is_told(front: Front, hook: str) -> None:
 
 
 def test_models_and_datasets_are_told_once_they_are_judged(front: Front) -> None:
-    hook, _ = add_endpoint(front.desk.database, URL, ["model.*", "dataset.*"], tenant="default")
+    hook, _ = add_endpoint(front.app.database, URL, ["model.*", "dataset.*"], tenant="default")
     made = (front.ready_model(), front.rejected_model(), front.ready_dataset(), front.rejected_dataset())
-    found = told(front.desk.database, hook)
+    found = told(front.app.database, hook)
     names = ("model.ready", "model.rejected", "dataset.ready", "dataset.rejected")
     assert [(entry["type"], entry["data"]["id"]) for entry in found] == list(zip(names, made, strict=True))
     errors = [entry["data"]["error"] for entry in found]
@@ -84,15 +84,15 @@ def test_models_and_datasets_are_told_once_they_are_judged(front: Front) -> None
 def test_what_is_rolled_back_is_not_told(front: Front, hook: str) -> None:
     job_id = front.new_job()
     job = front.claim(job_id)
-    before = types(front.desk.database, hook)
+    before = types(front.app.database, hook)
     problem = NotOnnxError("It is none.").problem()
-    with pytest.raises(ZeroDivisionError), front.desk.database.write() as session:
+    with pytest.raises(ZeroDivisionError), front.app.database.write() as session:
         assert transitions.fail(session, job_id, job.attempt, problem=problem)
         raise ZeroDivisionError
-    with front.desk.database.write() as session:
+    with front.app.database.write() as session:
         assert not transitions.fail(session, job_id, job.attempt + 1, problem=problem)  # fenced off
-    assert types(front.desk.database, hook) == before
-    with front.desk.database.read() as session:
+    assert types(front.app.database, hook) == before
+    with front.app.database.read() as session:
         assert session.get_one(Job, job_id).state == "running"
 
 

@@ -44,7 +44,7 @@ class Webhooks:
     failpoint = "after_webhook_sent"
 
     def __init__(self, front: Front, port: int) -> None:
-        self.front, self.database = front, front.desk.database
+        self.front, self.database = front, front.app.database
         self.places = (f"http://127.0.0.1:{port}/one", f"http://127.0.0.1:{port}/other")
 
     def fill(self, count: int) -> None:

@@ -34,7 +34,7 @@ def place(tmp_path: Path, sqlite_url: str) -> Settings:
 
 @pytest.fixture
 def closed(app: FastAPI, place: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[Front]:
-    """A front desk that wants a key of everybody, and remembers none."""
+    """An API server that wants a key of everybody, and remembers none."""
     monkeypatch.setattr(keyrings, "REMEMBERED_SECONDS", 0.0)
     wants = {"open": False, "key_pepper": Settings(key_pepper=PEPPER).key_pepper}
     with front_of(app, place.model_copy(update=wants)) as front:
@@ -45,8 +45,8 @@ def make_key(
     front: Front, scope: Scope = "submit", tenant: str = DEFAULT_TENANT, days: float | None = None
 ) -> tuple[str, str]:
     """A key's id and its text."""
-    with front.desk.database.write() as session:
-        pepper = keys.pepper_of(front.desk.settings)
+    with front.app.database.write() as session:
+        pepper = keys.pepper_of(front.app.settings)
         made = keys.create(session, pepper, BY, tenant_id=tenant, name="ci", scope=scope, days=days)
         return made.row.id, made.text
 

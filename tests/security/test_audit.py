@@ -29,8 +29,8 @@ def fill(database: Database) -> None:
 
 
 def rows(front: Front) -> list[tuple[str, str, str]]:
-    link(front.desk.database)
-    with front.desk.database.read() as session:
+    link(front.app.database)
+    with front.app.database.read() as session:
         found = repository.page(session, tenant_id=None, before=None, limit=100)
     return [(row.action, row.object, row.request_id) for row in reversed(found)]
 

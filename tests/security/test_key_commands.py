@@ -32,7 +32,7 @@ __all__ = ["tiny"]
 
 @pytest.fixture
 def home(app: FastAPI, tmp_path: Path, _sqlite_template: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Front]:
-    """A front desk with keys, and its folder; it remembers no key."""
+    """An API server with keys, and its folder; it remembers no key."""
     monkeypatch.setattr(keyrings, "REMEMBERED_SECONDS", 0.0)
     settings = Settings(data_dir=tmp_path / "home", open=False, min_free_bytes=0)
     settings.data_dir.mkdir()
@@ -56,7 +56,7 @@ def local_key(folder: Path) -> dict[str, str]:
 
 
 def test_a_key_lives_from_create_to_revoke(home: Front) -> None:
-    folder = home.desk.settings.data_dir
+    folder = home.app.settings.data_dir
 
     def status(key: str) -> int:
         return home.http.get("/v1/jobs", headers=bearer(key)).status_code
@@ -82,7 +82,7 @@ def test_a_key_lives_from_create_to_revoke(home: Front) -> None:
 
 
 def test_limits_are_set_and_shown(home: Front) -> None:
-    folder = home.desk.settings.data_dir
+    folder = home.app.settings.data_dir
     run(folder, "tenants", "set", "vision", "jobs_queued=5", "stored_bytes=none")
     assert told(folder, "tenants", "show", "vision")["own"] == {"jobs_queued": 5, "stored_bytes": None}
     assert "jobs_queued" in run(folder, "tenants", "show", "vision").stdout
@@ -92,7 +92,7 @@ def test_limits_are_set_and_shown(home: Front) -> None:
 
 
 def test_what_was_done_stands_in_the_audit_and_a_change_of_it_is_found(home: Front) -> None:
-    folder = home.desk.settings.data_dir
+    folder = home.app.settings.data_dir
     for name in ("audited", "other"):
         run(folder, "keys", "create", name)
     rows = told(folder, "audit", "list")["items"]
@@ -102,7 +102,7 @@ def test_what_was_done_stands_in_the_audit_and_a_change_of_it_is_found(home: Fro
     over_http = home.http.get("/v1/audit", params={"limit": 50}, headers=local_key(folder)).json()
     assert made["hash"] in [row["hash"] for row in over_http["items"]]
     for action, fault in (("forged", "changed"), (rows[-1]["action"], None)):
-        with home.desk.database.write() as session:
+        with home.app.database.write() as session:
             session.execute(update(AuditEvent).where(AuditEvent.seq == rows[-1]["seq"]).values(action=action))
         assert told(folder, "audit", "verify", code=int(fault is not None))["fault"] == fault
 

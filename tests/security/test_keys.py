@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from sqlalchemy import text, update
 
 from service.db import Database, db_now, migrate
-from service.deps import Desk
-from service.keys import desk, guesses, local, repository, service
+from service.deps import AppState
+from service.keys import actions, guesses, local, repository, service
 from service.keys import keyring as keyrings
 from service.keys.files import LOCAL_KEY_FILE, own_secret
 from service.keys.guesses import GUESSES_AT_ONCE
@@ -43,7 +43,7 @@ def test_a_made_key_opens_and_its_secret_is_nowhere(closed: Front) -> None:
     key_id, key = make(closed)
     assert status(closed, key) == 200
     _, secret = parts_of(key) or ("", "")
-    with closed.desk.database.read() as session:
+    with closed.app.database.read() as session:
         row = session.execute(text("SELECT * FROM api_keys")).one()
     assert secret not in repr(row)
     assert key_id in row
@@ -58,7 +58,7 @@ def test_a_key_is_checked_whole(app: FastAPI, closed: Front) -> None:
     for wrong in ("", key[:-1], key + "x", key.upper(), key_part, secret, mixed):
         assert status(closed, wrong) == 401, wrong
     assert closed.http.get("/v1/jobs").status_code == 401
-    peppered = closed.desk.settings.model_copy(update={"key_pepper": Settings(key_pepper=PEPPER + "x").key_pepper})
+    peppered = closed.app.settings.model_copy(update={"key_pepper": Settings(key_pepper=PEPPER + "x").key_pepper})
     with front_of(app, peppered) as elsewhere:
         assert status(elsewhere, key) == 401, "of another pepper"
 
@@ -107,7 +107,7 @@ def test_guesses_take_a_bounded_memory(monkeypatch) -> None:
 def test_whoever_verifies_needs_no_key_and_makes_none(closed: Front) -> None:
     path = "/v1/keys/signing"
     assert closed.http.get(path).json() == {"items": []}
-    with closed.desk.database.read() as session:
+    with closed.app.database.read() as session:
         assert session.execute(text("SELECT count(*) FROM signing_keys")).scalar_one() == 0
     assert status(closed, "nonsense", path=path) == 401
     _, key = make(closed, "read")
@@ -122,7 +122,7 @@ def test_revoked_expired_and_rotated_keys_end(closed: Front) -> None:
     rotated_id, rotated = make(closed, days=7)
     graced_id, graced = make(closed)
     short_id, _ = make(closed, days=0.01)
-    database = closed.desk.database
+    database = closed.app.database
     with database.read() as session:
         short_ends = session.get_one(ApiKey, short_id).expires_at
     with database.write() as session:
@@ -146,21 +146,21 @@ def test_a_remembered_key_is_forgotten_in_time(closed: Front, monkeypatch) -> No
     monkeypatch.setattr(keyrings, "REMEMBERED_SECONDS", 3600.0)
     key_id, key = make(closed)
     assert status(closed, key) == 200
-    with closed.desk.database.write() as session:
+    with closed.app.database.write() as session:
         service.revoke(session, BY, key_id)
-    assert closed.desk.keyring.remembered(key) is not None
+    assert closed.app.keyring.remembered(key) is not None
     monkeypatch.setattr(keyrings, "REMEMBERED_SECONDS", 0.0)
     assert status(closed, key) == 401
 
 
 def test_when_a_key_was_last_used_is_known(closed: Front) -> None:
     key_id, key = make(closed)
-    keyring = closed.desk.keyring
+    keyring = closed.app.keyring
     assert keyring.due(key_id)
     assert not keyring.due(key_id), "a row is not written with every request"
     assert not keyring.due("local-key")
     keyring.note_used(key_id)
-    with closed.desk.database.read() as session:
+    with closed.app.database.read() as session:
         row = session.get_one(ApiKey, key_id)
     assert row.last_used_at is not None
     assert row.last_used_at >= row.created_at
@@ -196,7 +196,7 @@ def test_a_key_may_do_what_its_scope_says_and_no_more(closed: Front, scope: Scop
 def test_a_scope_that_only_a_newer_version_knows_allows_nothing(closed: Front) -> None:
     key_id, key = make(closed)
     _, operator = make(closed, "operator")
-    with closed.desk.database.write() as session:
+    with closed.app.database.write() as session:
         session.execute(text("PRAGMA ignore_check_constraints = 1"))
         session.execute(update(ApiKey).where(ApiKey.id == key_id).values(scope="auditor"))
         session.execute(text("PRAGMA ignore_check_constraints = 0"))
@@ -237,7 +237,7 @@ def test_an_admin_has_the_keys_of_the_own_tenant_and_an_operator_those_of_all(fr
         problem(ask(admin, path, body), 403, "scope-missing")
     problem(front.http.get("/v1/audit?tenant=b", headers=bearer(admin[1])), 403, "scope-missing")
     assert ask(operator, body={"name": "ci", "tenant": "b"}).json()["tenant"] == "b"
-    monkeypatch.setattr(desk, "MOST_KEYS", 2)
+    monkeypatch.setattr(actions, "MOST_KEYS", 2)
     problem(ask(theirs, body={"name": "one more"}), 409, "too-many-keys")
     problem(ask(theirs, f"/{theirs[0]}/rotate", {}), 409, "too-many-keys")
 
@@ -319,7 +319,7 @@ def test_an_installation_makes_its_own_key_that_others_cannot_read(app: FastAPI,
         assert front.http.get("/v1/jobs").status_code == 401
     assert stat.S_IMODE((settings.data_dir / LOCAL_KEY_FILE).stat().st_mode) == 0o600
     assert stat.S_IMODE(settings.data_dir.stat().st_mode) == 0o700
-    assert Desk.from_settings(settings).keyring.remembered(key) is not None, "the next start finds the same"
+    assert AppState.from_settings(settings).keyring.remembered(key) is not None, "the next start finds the same"
 
 
 def test_the_database_is_its_owners_alone(tmp_path: Path) -> None:

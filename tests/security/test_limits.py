@@ -79,7 +79,7 @@ def test_no_body_is_larger_than_its_route_takes(sqlite_front: Front) -> None:
         method, path = where.split(" ")
         if limits.body_bytes is None or limits.files or method == "head":
             continue
-        most = min(limits.body_bytes, sqlite_front.desk.settings.max_body_bytes)
+        most = min(limits.body_bytes, sqlite_front.app.settings.max_body_bytes)
         sent = sqlite_front.http.request(method, concrete(path), content=b" " * (most + 1))
         told = problem(sent, 413, "body-too-large")
         assert str(most) in told["detail"]

@@ -71,7 +71,7 @@ def test_many_at_once_take_no_more_than_there_is(database: Database, settings: S
 
 @pytest.mark.both_databases
 def test_jobs_and_their_time_are_limited_and_counted_anew(front: Front) -> None:
-    body, database = front.job_body(), front.desk.database
+    body, database = front.job_body(), front.app.database
 
     def submit() -> Any:
         return front.http.post("/v1/jobs", json=body)
@@ -120,7 +120,7 @@ def test_bytes_are_limited_as_they_are_declared_and_as_they_come(front: Front) -
         front.ready_model()
         stored.append(front.http.get("/v1/quota").json()["usage"]["stored_bytes"])
     assert stored[0] == stored[1] > 0, "equal files count once"
-    limit(front.desk.database, stored_bytes=stored[0] + 100, upload_bytes=80)
+    limit(front.app.database, stored_bytes=stored[0] + 100, upload_bytes=80)
     sent = front.http.post("/v1/uploads", json={"filename": "a", "size_bytes": 10**7})
     told = problem(sent, 413, "larger-than-quota")
     assert told["detail"] == "The quota upload_bytes is 80 bytes; this file has 10000000."
@@ -137,8 +137,8 @@ def test_bytes_are_limited_as_they_are_declared_and_as_they_come(front: Front) -
 
 @pytest.mark.both_databases
 def test_bytes_of_no_declared_size_end_at_the_quota_and_leave_none(front: Front) -> None:
-    desk, came = front.desk, [0]
-    limit(desk.database, stored_bytes=100)
+    app, came = front.app, [0]
+    limit(app.database, stored_bytes=100)
 
     async def blocks(at_most: int) -> AsyncIterator[bytes]:
         for came[0] in range(1, at_most + 1):
@@ -148,12 +148,12 @@ def test_bytes_of_no_declared_size_end_at_the_quota_and_leave_none(front: Front)
     upload_id = front.http.post("/v1/uploads", json={"filename": "a"}).json()["id"]
     ends_so = ((9, 0, 4, LargerThanQuotaError), (9, 50, 2, QuotaExceededError), (2, 0, 2, ClientDisconnect))
     for sends, others, ends, error in ends_so:
-        meter, body = desk.meter_of(DEFAULT_TENANT), Incoming(blocks(sends), None, None, None)
+        meter, body = app.meter_of(DEFAULT_TENANT), Incoming(blocks(sends), None, None, None)
         meter.arriving_bytes = others
         with pytest.raises(error):
-            asyncio.run(receive(desk, BY, upload_id, body))
+            asyncio.run(receive(app, BY, upload_id, body))
         assert (came[0], meter.arriving_bytes) == (ends, others), "no more is read than fits in"
-        left = [path for path in desk.store.root.rglob("*") if path.is_file() and path.stat().st_size]
+        left = [path for path in app.store.root.rglob("*") if path.is_file() and path.stat().st_size]
         assert left == [], "nobody can go on from there"
     assert front.http.put(f"/v1/uploads/{upload_id}/content", content=b"x" * 100).status_code == 200
 
@@ -210,7 +210,7 @@ def test_the_installations_limits_are_those_of_tenants_without_any(app: FastAPI,
         body = front.job_body()
         assert front.http.post("/v1/jobs", json=body).status_code == 202
         refused(front.http.post("/v1/jobs", json=body), "jobs_queued")
-        limit(front.desk.database, jobs_queued=None)
+        limit(front.app.database, jobs_queued=None)
         assert front.http.post("/v1/jobs", json=body).status_code == 202
         told = front.http.get("/v1/quota").json()
         assert (told["quota"]["jobs_queued"], told["quota"]["stored_bytes"]) == (None, 10**9)
@@ -227,7 +227,7 @@ def test_too_many_requests_are_refused_and_told_beforehand(front: Front, monkeyp
     now = [1000.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     assert "ratelimit" not in front.http.get("/v1/jobs").headers
-    limit(front.desk.database, requests_per_second=0.5)
+    limit(front.app.database, requests_per_second=0.5)
     left = []
     for _ in range(5):
         answer = front.http.get("/v1/jobs")
@@ -247,10 +247,10 @@ def test_too_many_requests_are_refused_and_told_beforehand(front: Front, monkeyp
 @pytest.mark.usefixtures("known_for_no_time")
 def test_open_streams_are_limited(front: Front) -> None:
     job_id = front.succeeded_job()
-    limit(front.desk.database, open_streams=1)
+    limit(front.app.database, open_streams=1)
     stream = {"Accept": "text/event-stream"}
     assert front.http.get(f"/v1/jobs/{job_id}/events", headers=stream).status_code == 200
-    meter = front.desk.meter_of(DEFAULT_TENANT)
+    meter = front.app.meter_of(DEFAULT_TENANT)
     assert meter.streams == 0, "it has ended with the job"
     with meter.stream():
         refused(front.http.get(f"/v1/jobs/{job_id}/events", headers=stream), "open_streams")

@@ -69,7 +69,7 @@ def test_deep_expressions_are_taken_and_long_wrong_names_told_without_guesses(sq
 def writing(sqlite_front: Front, monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.local]:
     """Whether the thread that asks has a write transaction open: its ``count``; others may write meanwhile."""
     opened = threading.local()
-    real = sqlite_front.desk.database.write
+    real = sqlite_front.app.database.write
 
     @contextmanager
     def write() -> Iterator[Session]:
@@ -80,7 +80,7 @@ def writing(sqlite_front: Front, monkeypatch: pytest.MonkeyPatch) -> Iterator[th
             finally:
                 opened.count = 0
 
-    monkeypatch.setattr(sqlite_front.desk.database, "write", write)
+    monkeypatch.setattr(sqlite_front.app.database, "write", write)
     yield opened
 
 
@@ -153,9 +153,9 @@ def test_others_are_served_while_a_report_is_drawn(sqlite_front: Front, monkeypa
 
 
 def test_strangers_are_given_no_work(sqlite_front: Front, monkeypatch) -> None:
-    settings = Settings(data_dir=sqlite_front.desk.settings.data_dir, api_key="0a1b2c3d4e5f-of-some-length")
+    settings = Settings(data_dir=sqlite_front.app.settings.data_dir, api_key="0a1b2c3d4e5f-of-some-length")
     monkeypatch.setattr(bodies, "_record", lambda *_: pytest.fail("read for a stranger"))
-    object.__setattr__(sqlite_front.desk, "keyring", Keyring(settings, sqlite_front.desk.database))
+    object.__setattr__(sqlite_front.app, "keyring", Keyring(settings, sqlite_front.app.database))
     problem(sqlite_front.http.post("/v1/jobs", content=b"{", headers=JSON), 401, "unauthorized")
 
 

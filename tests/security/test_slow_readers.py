@@ -114,7 +114,7 @@ def test_an_event_stream_that_nobody_reads(filled: Front, server: ApiProcess) ->
     job_id = filled.new_job()
     filled.claim(job_id)
     text = {"level": "info", "message": "x" * 100_000}
-    with filled.desk.database.write() as session:
+    with filled.app.database.write() as session:
         for _ in range(20):
             events.append_all(session, job_id, 1, [("log", text)] * 10)
     is_cut_off(server, 20 * 10 * 100_000, f"/v1/jobs/{job_id}/events", headers=SSE)

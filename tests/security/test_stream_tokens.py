@@ -48,7 +48,7 @@ def test_a_page_reads_the_stream_by_its_token(closed: Front, monkeypatch: pytest
     with monkeypatch.context() as patched:
         patched.setattr(keyrings, "STREAM_SECONDS", 0)
         assert without_key(http.post(f"{path}/token", headers=owner).json()["url"]) == 401
-    with closed.desk.database.write() as session:
+    with closed.app.database.write() as session:
         service.revoke(session, BY, key_id)
     assert without_key(made["url"]) == 401
     assert without_key(http.post(f"{path}/token", headers=owner).json()["url"]) == 200

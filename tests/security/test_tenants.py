@@ -78,7 +78,7 @@ def estate(front: Front) -> Estate:
 
 
 def contents(front: Front) -> dict[str, list[str]]:
-    with front.desk.database.read() as session:
+    with front.app.database.read() as session:
         names = [name for name in Base.metadata.tables if name not in _OF_KEYS]
         return {name: sorted(map(repr, session.execute(text(f"SELECT * FROM {name}")).all())) for name in names}
 
@@ -154,7 +154,7 @@ def test_what_is_anothers_is_not_there_in_any_body(estate: Estate) -> None:
 
 @pytest.mark.both_databases
 def test_the_database_holds_every_row_and_its_parts_to_one_tenant(estate: Estate) -> None:
-    database, ids = estate.front.desk.database, estate.ids
+    database, ids = estate.front.app.database, estate.ids
 
     @contextmanager
     def refused() -> Iterator[Session]:

@@ -137,7 +137,7 @@ def fill(front: Front) -> dict[str, str]:
     ids |= {"autopilot": searched(front, **of_both), "searching": searching(front, **of_both)}
     ids |= {"batch": batched(front, **of_both)}
     ids |= {"webhook": told_of(front), "schedule": scheduled(front, **of_both)}
-    with front.desk.database.write() as session:
+    with front.app.database.write() as session:
         named = {"name": HOSTILE_NAME, "labels": HOSTILE_LABELS}
         session.execute(update(Job).where(Job.id == ids["hostile"]).values(named))
     return ids
@@ -167,7 +167,7 @@ def searching(front: Front, **nouns: str) -> str:
         ("metric", {"stage": "autopilot", "step": 1, "sqnr_db": 20.5, **measured}),
         ("metric", {"stage": "autopilot", "step": 2, "sqnr_db": 30.5, **measured, "drop": 0.125, "size_bytes": 1500}),
     ]
-    with front.desk.database.write() as session:
+    with front.app.database.write() as session:
         events.append_all(session, job_id, 1, told)
     return job_id
 
@@ -185,7 +185,7 @@ def batched(front: Front, *, model_id: str, calibration_dataset_id: str) -> str:
 
 def told_of(front: Front) -> str:
     """A webhook that fails, with deliveries in every state."""
-    database = front.desk.database
+    database = front.app.database
     url = "https://hooks.example/in?" + "token=" + "t" * 300
     webhook_id, _ = webhooks.add_endpoint(database, url, tenant=DEFAULT_TENANT)
     with database.write() as session:
@@ -203,7 +203,7 @@ def scheduled(front: Front, **nouns: str) -> str:
     schedule_id = str(schedules.add_schedule(front, nouns, name="every hour")["id"])
     for verdict in ("pass", "fail"):
         schedules.succeed(front, schedules.run_by_request(front, schedule_id)["job_id"], verdict=verdict)
-        schedules.settle(front.desk)
+        schedules.settle(front.app)
     schedules.run_by_request(front, schedule_id)
     return schedule_id
 
@@ -217,7 +217,7 @@ def succeed(front: Front, job_id: str, report: Report) -> None:
 def end(front: Front, job_id: str, report: Report) -> None:
     """Have a job that runs in its first attempt end with this report and a file."""
     artifact = front.kept("model", "model.int8.onnx", b"quantized bytes")
-    with front.desk.database.write() as session:
+    with front.app.database.write() as session:
         assert transitions.succeed(session, job_id, 1, result=QuantizeOutcome(report, (artifact,)))
 
 
@@ -225,7 +225,7 @@ def tell(front: Front, job_id: str, said: str, share: float) -> None:
     """Have a job that runs in its first attempt tell how far it is, and something to read."""
     told = {"done": int(100 * share), "total": 100, "unit": "steps", "share": share, "seconds_left": 90.0}
     line = ProgressLine(stage="finetune", **told)
-    with front.desk.database.write() as session:
+    with front.app.database.write() as session:
         assert transitions.record_progress(session, job_id, 1, line)
         events.append(session, job_id, 1, "log", {"level": "warning", "message": said})
 
@@ -234,7 +234,7 @@ def run(front: Front, job_id: str) -> None:
     """Have a job be half done, with a log and curves."""
     job = front.claim(job_id, lease_seconds=_LEASE_SECONDS)
     tell(front, job_id, "Layer <b>conv</b> is tuned. " + "It has a long name. " * 20, 0.5)
-    with front.desk.database.write() as session:
+    with front.app.database.write() as session:
         for step in range(_STEPS):
             figures = {"loss": math.exp(-step / 10), "rate": 0.01 * (1 - step / _STEPS)}
             events.append(session, job_id, job.attempt, "metric", {"stage": "finetune", "step": step, **figures})

@@ -1,4 +1,4 @@
-"""A front desk for tests: uploads over HTTP, and nouns and jobs moved on by the transitions, as a worker would."""
+"""An API server for tests: uploads over HTTP, and nouns and jobs moved on by the transitions, as a worker would."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from service.contracts.errors import NonFiniteDataError, NotOnnxError, Quantmill
 from service.contracts.model import ModelSummary, TensorInfo
 from service.contracts.report import Fallback, FallbackKind, Report
 from service.db import db_now
-from service.deps import Desk
+from service.deps import AppState
 from service.jobs import transitions
 from service.jobs.outcome import NewArtifact, Outcome, QuantizeOutcome
 from service.tables import Job
@@ -94,9 +94,9 @@ def npz_bytes(**arrays: np.ndarray) -> bytes:
 class Front:
     """HTTP on one side, the worker's transitions on the other."""
 
-    def __init__(self, client: TestClient, desk: Desk) -> None:
+    def __init__(self, client: TestClient, app: AppState) -> None:
         self.http = client
-        self.desk = desk
+        self.app = app
 
     def upload(self, data: bytes = b"model bytes", filename: str = "model.onnx") -> str:
         """A complete upload; returns its id."""
@@ -141,7 +141,7 @@ class Front:
 
     def inspect_job(self, **filters: str) -> str:
         """The id of the job that validates this noun."""
-        with self.desk.database.read() as session:
+        with self.app.database.read() as session:
             job_id = session.scalar(select(Job.id).filter_by(**filters).where(Job.kind != "quantize"))
         assert job_id is not None
         return job_id
@@ -157,7 +157,7 @@ class Front:
 
     def claim(self, job_id: str, *, lease_seconds: float = LEASE_SECONDS) -> Job:
         """Take the job as a worker would."""
-        with self.desk.database.write() as session:
+        with self.app.database.write() as session:
             job = transitions.claim(session, job_id, worker_id=WORKER, lease_seconds=lease_seconds)
         assert job is not None
         return job
@@ -165,27 +165,27 @@ class Front:
     def finish(self, job_id: str, result: Outcome) -> None:
         """Claim the job and have it succeed."""
         job = self.claim(job_id)
-        with self.desk.database.write() as session:
+        with self.app.database.write() as session:
             assert transitions.succeed(session, job_id, job.attempt, result=result)
 
     def fail(self, job_id: str, error: QuantmillError) -> None:
         """Claim the job and have it fail."""
         job = self.claim(job_id)
-        with self.desk.database.write() as session:
+        with self.app.database.write() as session:
             assert transitions.fail(session, job_id, job.attempt, problem=error.problem())
 
     def run_late(self, job_id: str) -> None:
         """Let the queued job's deadline pass, and the reconciler see it."""
-        with self.desk.database.write() as session:
+        with self.app.database.write() as session:
             then = {"created_at": db_now() - 101, "deadline_at": db_now() - 1}
             session.execute(update(Job).where(Job.id == job_id).values(**then))
             assert [job.id for job in transitions.expire_deadlines(session)] == [job_id]
 
     def store(self, data: bytes) -> str:
         """Put bytes into the store; returns their sha256."""
-        path = self.desk.settings.data_dir / f"artifact-{hashlib.sha256(data).hexdigest()[:12]}"
+        path = self.app.settings.data_dir / f"artifact-{hashlib.sha256(data).hexdigest()[:12]}"
         path.write_bytes(data)
-        return self.desk.store.put_file(path).sha256
+        return self.app.store.put_file(path).sha256
 
     def kept(self, kind: str, filename: str, data: bytes, media_type: str = "application/octet-stream") -> NewArtifact:
         """A file of a job, with these bytes in the store."""

@@ -46,10 +46,8 @@ def states(front: Front, job_id: str) -> list[tuple[str, str | None]]:
 
 def sender_of(front: Front, egress: Egress, **settings: Any) -> HandOverSender:
     """A sender of its own, by changed settings."""
-    desk = front.desk
-    return HandOverSender(
-        desk.settings.model_copy(update=settings), desk.database, desk.store, vault=VAULT, egress=egress
-    )
+    app = front.app
+    return HandOverSender(app.settings.model_copy(update=settings), app.database, app.store, vault=VAULT, egress=egress)
 
 
 def carry(front: Front, egress: Egress) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import func, select, update
 
 from service.db import Database
-from service.deps import Desk
+from service.deps import AppState
 from service.jobs.outcome import QuantizeOutcome
 from service.repository import now_seconds
 from service.schedules import firing, settling
@@ -23,10 +23,10 @@ MANY = 10_000
 _NUMBERS = itertools.count()
 
 
-def reconciling_desk(settings: Settings) -> Desk:
+def reconciling_app(settings: Settings) -> AppState:
     """With connections of its own, as patient as a reconciler's are."""
     database = Database(settings.database_url)
-    return Desk.over(settings, database, FileStore(settings.storage_dir), None)
+    return AppState.over(settings, database, FileStore(settings.storage_dir), None)
 
 
 def hourly(hours: str = "*") -> str:
@@ -65,14 +65,14 @@ def make_due(database: Database, schedule_id: str, ago: timedelta = timedelta(0)
     return due
 
 
-def fire(desk: Desk) -> int:
+def fire(app: AppState) -> int:
     """One round of what is due."""
-    return firing.fire_due(desk, MANY)
+    return firing.fire_due(app, MANY)
 
 
-def settle(desk: Desk) -> int:
+def settle(app: AppState) -> int:
     """One round of what has ended."""
-    return settling.settle_ended(desk, MANY)
+    return settling.settle_ended(app, MANY)
 
 
 def runs(database: Database, schedule_id: str | None = None) -> list[ScheduleRun]:

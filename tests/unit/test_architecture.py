@@ -51,7 +51,7 @@ def test_modules_do_not_import_each_other_in_a_cycle() -> None:
 
 
 @pytest.mark.parametrize("modules", NEVER)
-def test_the_front_desk_and_the_parents_never_load_the_engine(modules: str) -> None:
+def test_the_api_server_and_the_parents_never_load_the_engine(modules: str) -> None:
     code = f"import {', '.join(modules.split())}, sys; print(*sorted({NEVER[modules]} & set(sys.modules)))"
     assert run_python(code).split() == []
 

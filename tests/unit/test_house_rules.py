@@ -101,7 +101,7 @@ def test_every_way_to_change_a_state_is_seen() -> None:
         ("session.execute(update(Job).values({'state': 'failed'}))", True),
         ("setattr(job, 'state', 'failed')", True),
         ("session.execute(update(Upload).values(state='complete'))", False),
-        ("app.state.desk = desk", False),
+        ("app.state.app = app", False),
         ("if job.state == 'failed': pass", False),
     ):
         assert bool(state_changes(ast.walk(ast.parse(source)))) is seen, source

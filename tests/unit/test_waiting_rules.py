@@ -109,12 +109,12 @@ def test_nothing_is_computed_while_others_may_not_write() -> None:
 def test_computing_in_a_transaction_is_seen() -> None:
     head = "from service.contracts.compatibility import check_selected\nimport hashlib, json\n"
     for source, seen in (
-        ("with desk.database.write() as session:\n    check_selected(config, model)", True),
-        ("with desk.database.write() as session:\n    QuantizationConfig.model_validate(row.config)", True),
+        ("with app.database.write() as session:\n    check_selected(config, model)", True),
+        ("with app.database.write() as session:\n    QuantizationConfig.model_validate(row.config)", True),
         ("with database.write() as s:\n    json.loads(data)", True),
         ("with database.write() as s:\n    hashlib.sha256(data)", True),
         # as it was once: what checks reads its rows by the session that writes
-        ("submit_once(desk, tenant, key, body, lambda session: _check(session, tenant, body))", True),
+        ("submit_once(app, tenant, key, body, lambda session: _check(session, tenant, body))", True),
         ("work = lambda writing: _check(writing, tenant, body)", True),
         ("check_selected(config, model)\nwith database.write() as s:\n    repository.create(s, config)", False),
         ("with database.read() as s:\n    check_selected(config, model)", False),
@@ -180,12 +180,12 @@ def test_blocking_is_seen() -> None:
     for source, seen in (
         ("time.sleep(1)", True),
         ("await asyncio.sleep(1)", False),
-        ("with desk.database.read() as session:\n        pass", True),
-        ("return service.get(desk, tenant, job_id)", True),
+        ("with app.database.read() as session:\n        pass", True),
+        ("return service.get(app, tenant, job_id)", True),
         ("config = service.aimed_at(config, target)", True),
-        ("return await desk.reads.run(lambda: service.get(desk, tenant, job_id))", False),
-        ("return await service.receive(desk, tenant, job_id)", False),
-        ("await desk.writes.run(parse_config(data))", True),
+        ("return await app.reads.run(lambda: service.get(app, tenant, job_id))", False),
+        ("return await service.receive(app, tenant, job_id)", False),
+        ("await app.writes.run(parse_config(data))", True),
         ("parse_config(data)", True),
         ("JobCreate.model_validate(data)", True),
         ("path.read_bytes()", True),

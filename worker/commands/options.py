@@ -165,7 +165,7 @@ CheckpointDir = Annotated[
 
 _MINUTES = {"m": 1, "h": 60, "d": 24 * 60}
 
-# Of the extras `worker` and `demo`: the front desk is installed without them.
+# Of the extras `worker` and `demo`: the API server is installed without them.
 _ENGINE_PACKAGES = {
     "PIL",
     "ml_dtypes",

@@ -25,7 +25,7 @@ from worker.upkeep.collector import Collector
 from worker.upkeep.registry import ROUND_ITEMS, collectors
 
 if TYPE_CHECKING:
-    from service.deps import Desk
+    from service.deps import AppState
 
 log = logging.getLogger(__name__)
 
@@ -58,17 +58,17 @@ def make_loops(
     leases = LeaseKeeper(database, lease_seconds=settings.lease_seconds, is_new=is_new)
 
     @cache
-    def desk() -> Desk:
-        from service.deps import Desk
+    def app() -> AppState:
+        from service.deps import AppState
 
-        return Desk.over(settings, database, store, dispatcher)
+        return AppState.over(settings, database, store, dispatcher)
 
     return (
         Loop("expire_leases", quick, leases.expire),
         Loop("expire_deadlines", quick, lambda: expire_deadlines(database, is_behind=leases.is_behind)),
         Loop("bring_forward", quick, lambda: bring_forward(database, lease_seconds=settings.lease_seconds)),
-        Loop("fire_schedules", quick, lambda: _fire(database, desk)),
-        Loop("settle_schedules", quick, lambda: _settle(database, desk)),
+        Loop("fire_schedules", quick, lambda: _fire(database, app)),
+        Loop("settle_schedules", quick, lambda: _settle(database, app)),
         Loop("attest", quick, Attester(settings, database).attest),
         Loop("link_audit", quick, lambda: link(database)),
         Loop("learn_timings", max(quick, LEARN_SECONDS), lambda: refresh(database)),
@@ -118,7 +118,7 @@ def attempted(name: str, work: Callable[[], int]) -> int:
 
 
 class Attester:
-    """Signs what jobs have made soon after their success: the front desk has only to send it then. It signs in the name
+    """Signs what jobs have made soon after their success: the API server has only to send it then. It signs in the name
     of the installation, where that has a key.
 
     Args:
@@ -152,7 +152,7 @@ class Attester:
         return one_by_one("attestation", due, lambda job: attest(self._database, self._settings, *job) is not None)
 
 
-def _fire(database: Database, open_desk: Callable[[], Desk]) -> int:
+def _fire(database: Database, open_app: Callable[[], AppState]) -> int:
     """Deal with schedules that are due, and with runs that waited for the one before; returns how many.
 
     What that needs is loaded once there is something to do: most installations have no schedules.
@@ -162,16 +162,16 @@ def _fire(database: Database, open_desk: Callable[[], Desk]) -> int:
             return 0
     from service.schedules import firing
 
-    desk = open_desk()
-    done = firing.bring_forward(desk, MOST_SCHEDULES) + firing.submit_waiting(desk, MOST_SCHEDULES)
-    return done + firing.fire_due(desk, MOST_SCHEDULES)
+    app = open_app()
+    done = firing.bring_forward(app, MOST_SCHEDULES) + firing.submit_waiting(app, MOST_SCHEDULES)
+    return done + firing.fire_due(app, MOST_SCHEDULES)
 
 
-def _settle(database: Database, open_desk: Callable[[], Desk]) -> int:
+def _settle(database: Database, open_app: Callable[[], AppState]) -> int:
     """Judge runs of schedules whose jobs have ended; returns how many."""
     with database.read() as session:
         if not schedules.ended(session, 1):
             return 0
     from service.schedules import settling
 
-    return settling.settle_ended(open_desk(), MOST_SCHEDULES)
+    return settling.settle_ended(open_app(), MOST_SCHEDULES)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Response
 
 from service.bodies import ThreadedBodyRoute
-from service.deps import DeskDep, PrincipalDep
+from service.deps import AppDep, PrincipalDep
 from service.idempotency.answers import IdempotencyHeader
 from service.jobs.evaluations import service
 from service.jobs.evaluations.schemas import EvaluationCreate
@@ -19,7 +19,7 @@ router = APIRouter(route_class=ThreadedBodyRoute, tags=["jobs"])
 @router.post("/v1/evaluations", status_code=202, response_model=JobOut, responses=problems(*MATERIAL_REFUSALS))
 async def create_evaluation(
     body: EvaluationCreate,
-    desk: DeskDep,
+    app: AppDep,
     principal: PrincipalDep,
     idempotency_key: IdempotencyHeader = None,
 ) -> Response:
@@ -27,4 +27,4 @@ async def create_evaluation(
 
     The answer is a job of kind ``evaluate``; all that is done to jobs is done to it under ``/v1/jobs/ID``.
     """
-    return await desk.writes.run(lambda: service.create(desk, principal, body, key=idempotency_key).response())
+    return await app.writes.run(lambda: service.create(app, principal, body, key=idempotency_key).response())

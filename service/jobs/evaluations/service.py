@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sqlalchemy.orm import Session
 
-from service.deps import Desk
+from service.deps import AppState
 from service.idempotency.answers import Answer
 from service.idempotency.service import Work, submit_checked
 from service.jobs.evaluations.checking import checked_evaluation
@@ -14,11 +14,11 @@ from service.jobs.submission import Origin
 from service.principal import Principal
 
 
-def create(desk: Desk, by: Principal, body: EvaluationCreate, *, key: str | None) -> Answer:
+def create(app: AppState, by: Principal, body: EvaluationCreate, *, key: str | None) -> Answer:
     """Store an evaluation and have it run; with a key known from before, answer as then.
 
     Args:
-        desk: of the process.
+        app: of the process.
         by: who asks.
         body: the request.
         key: its Idempotency-Key.
@@ -28,7 +28,7 @@ def create(desk: Desk, by: Principal, body: EvaluationCreate, *, key: str | None
     """
 
     def work_of(session: Session) -> Work:
-        given = checked_evaluation(session, desk.settings, by.tenant_id, body, Origin())
-        return lambda writing: store_evaluation(desk, writing, by, given)
+        given = checked_evaluation(session, app.settings, by.tenant_id, body, Origin())
+        return lambda writing: store_evaluation(app, writing, by, given)
 
-    return submit_checked(desk, by, "POST /v1/evaluations", key, body, work_of)
+    return submit_checked(app, by, "POST /v1/evaluations", key, body, work_of)

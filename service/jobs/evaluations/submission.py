@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 
 from service.contracts.errors import problem_summary
 from service.contracts.validation import field_problems
-from service.deps import Desk
+from service.deps import AppState
 from service.estimates import repository as estimates
 from service.idempotency.answers import Answer
 from service.jobs import transitions
@@ -30,7 +30,7 @@ from service.tables import Job
 _FIELDS = ("model_id", "reference_model_id", "evaluation_dataset_id", "priority", "name", "labels")
 
 
-def store_evaluation(desk: Desk, session: Session, by: Principal, given: CheckedEvaluation) -> tuple[Answer, Job]:
+def store_evaluation(app: AppState, session: Session, by: Principal, given: CheckedEvaluation) -> tuple[Answer, Job]:
     """Store what was checked.
 
     Raises:
@@ -42,7 +42,7 @@ def store_evaluation(desk: Desk, session: Session, by: Principal, given: Checked
     reference = [] if asked.reference_model_id is None else [("/reference_model_id", asked.reference_model_id)]
     names.hold(session, MODELS, by.tenant_id, [("/model_id", asked.model_id), *reference, *graphs])
     names.hold(session, DATASETS, by.tenant_id, [("/evaluation_dataset_id", asked.evaluation_dataset_id)])
-    quotas.admit_jobs(session, desk.settings, by.tenant_id)
+    quotas.admit_jobs(session, app.settings, by.tenant_id)
     job = transitions.submit(
         session,
         tenant_id=by.tenant_id,
@@ -57,7 +57,7 @@ def store_evaluation(desk: Desk, session: Session, by: Principal, given: Checked
         labels=asked.labels,
         retry_of=given.origin.retry_of,
         cloned_from=given.origin.cloned_from,
-        deadline_seconds=desk.settings.job_deadline_seconds,
+        deadline_seconds=app.settings.job_deadline_seconds,
         request_id=by.request_id,
     )
     estimates.add(session, job, given.estimate.row)

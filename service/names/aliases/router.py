@@ -8,7 +8,7 @@ from fastapi import APIRouter, Header, Path, Response
 from fastapi.responses import JSONResponse
 
 from service.conditions import Conditions, IfMatch, IfNoneMatch, PreconditionFailedError, PreconditionRequiredError
-from service.deps import DeskDep, PrincipalDep, reading
+from service.deps import AppDep, PrincipalDep, reading
 from service.http import etag_matches
 from service.names.aliases import service
 from service.names.aliases.errors import AliasNotFoundError, InvalidAliasError, TooManyAliasesError
@@ -29,9 +29,9 @@ def alias_routes(kind: Kind[Named]) -> APIRouter:
 
     @router.get("", name=f"list_{kind.word}_aliases")
     @reading
-    def list_aliases(desk: DeskDep, principal: PrincipalDep, noun_id: str = noun) -> AliasList:
+    def list_aliases(app: AppDep, principal: PrincipalDep, noun_id: str = noun) -> AliasList:
         """All aliases of the name."""
-        return AliasList(items=service.of(desk, kind, principal.tenant_id, noun_id))
+        return AliasList(items=service.of(app, kind, principal.tenant_id, noun_id))
 
     @router.get(
         "/{alias}",
@@ -42,13 +42,13 @@ def alias_routes(kind: Kind[Named]) -> APIRouter:
     @reading
     def get_alias(
         alias: str,
-        desk: DeskDep,
+        app: AppDep,
         principal: PrincipalDep,
         if_none_match: Annotated[str | None, Header()] = None,
         noun_id: str = noun,
     ) -> Response:
         """An alias of the name, and its ETag."""
-        found = service.get(desk, kind, principal.tenant_id, noun_id, alias)
+        found = service.get(app, kind, principal.tenant_id, noun_id, alias)
         headers = {"ETag": found.etag, "Cache-Control": "no-cache"}
         if etag_matches(if_none_match, found.etag):
             return Response(status_code=304, headers=headers)
@@ -56,9 +56,9 @@ def alias_routes(kind: Kind[Named]) -> APIRouter:
 
     @router.get("/{alias}/moves", name=f"list_{kind.word}_alias_moves", responses=problems(AliasNotFoundError))
     @reading
-    def list_moves(alias: str, desk: DeskDep, principal: PrincipalDep, noun_id: str = noun) -> MoveList:
+    def list_moves(alias: str, app: AppDep, principal: PrincipalDep, noun_id: str = noun) -> MoveList:
         """Who moved the alias when: the last 100 moves, the newest first; also of one that has ended."""
-        return MoveList(items=service.moves(desk, kind, principal.tenant_id, noun_id, alias))
+        return MoveList(items=service.moves(app, kind, principal.tenant_id, noun_id, alias))
 
     @router.put(
         "/{alias}",
@@ -68,7 +68,7 @@ def alias_routes(kind: Kind[Named]) -> APIRouter:
     )
     async def put_alias(
         alias: str,
-        desk: DeskDep,
+        app: AppDep,
         principal: PrincipalDep,
         if_match: IfMatch = None,
         if_none_match: IfNoneMatch = None,
@@ -76,18 +76,18 @@ def alias_routes(kind: Kind[Named]) -> APIRouter:
     ) -> Response:
         """Have the alias stand for this one: made with If-None-Match: *, moved with If-Match and its ETag."""
         conditions = Conditions(if_match, if_none_match)
-        done = await desk.writes.run(lambda: service.put(desk, principal, kind, noun_id, alias, conditions))
+        done = await app.writes.run(lambda: service.put(app, principal, kind, noun_id, alias, conditions))
         return _answer(done, 201 if done.is_new else 200, {"ETag": done.etag})
 
     @router.delete(
         "/{alias}", name=f"delete_{kind.word}_alias", status_code=204, responses=problems(PreconditionFailedError)
     )
     async def delete_alias(
-        alias: str, desk: DeskDep, principal: PrincipalDep, if_match: IfMatch = None, noun_id: str = noun
+        alias: str, app: AppDep, principal: PrincipalDep, if_match: IfMatch = None, noun_id: str = noun
     ) -> Response:
         """End an alias of the name; never an error to repeat, but with If-Match."""
         conditions = Conditions(if_match)
-        await desk.writes.run(lambda: service.drop(desk, principal, kind, noun_id, alias, conditions))
+        await app.writes.run(lambda: service.drop(app, principal, kind, noun_id, alias, conditions))
         return Response(status_code=204)
 
     return router

@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 from service.audit.service import note
 from service.conditions import Conditions
 from service.contracts.references import is_alias
-from service.deps import Desk
+from service.deps import AppState
 from service.names import repository as names
 from service.names.aliases import repository
 from service.names.aliases.errors import AliasNotFoundError, InvalidAliasError, TooManyAliasesError
@@ -34,46 +34,46 @@ class ShownAlias(NamedTuple):
     is_new: bool = False
 
 
-def of(desk: Desk, kind: Kind[Named], tenant_id: str, text: str) -> list[AliasOut]:
+def of(app: AppState, kind: Kind[Named], tenant_id: str, text: str) -> list[AliasOut]:
     """All aliases of the name that a model or a dataset has.
 
     Raises:
         NounNotFoundError: the tenant has no such model or dataset.
     """
-    with desk.database.read() as session:
+    with app.database.read() as session:
         row = names.look_up(session, kind, tenant_id, text)
         return [alias_out(kind, alias) for alias in repository.of(session, kind, tenant_id, row.name)]
 
 
-def words_of(desk: Desk, kind: Kind[Named], tenant_id: str, of_names: Collection[str]) -> dict[str, list[str]]:
+def words_of(app: AppState, kind: Kind[Named], tenant_id: str, of_names: Collection[str]) -> dict[str, list[str]]:
     """The aliases of these names, by the id of what each stands for."""
     found: dict[str, list[str]] = {}
-    with desk.database.read() as session:
+    with app.database.read() as session:
         for alias in repository.of_names(session, kind, tenant_id, of_names):
             found.setdefault(alias.noun_id, []).append(alias.alias)
     return found
 
 
-def get(desk: Desk, kind: Kind[Named], tenant_id: str, text: str, word: str) -> ShownAlias:
+def get(app: AppState, kind: Kind[Named], tenant_id: str, text: str, word: str) -> ShownAlias:
     """One of them.
 
     Raises:
         NounNotFoundError: the tenant has no such model or dataset.
         AliasNotFoundError: its name has no such alias.
     """
-    with desk.database.read() as session:
+    with app.database.read() as session:
         alias = _existing(session, kind, tenant_id, names.look_up(session, kind, tenant_id, text).name, word)
         return ShownAlias(alias_out(kind, alias), alias_etag(alias))
 
 
-def moves(desk: Desk, kind: Kind[Named], tenant_id: str, text: str, word: str) -> list[MoveOut]:
+def moves(app: AppState, kind: Kind[Named], tenant_id: str, text: str, word: str) -> list[MoveOut]:
     """Who moved the alias when, the newest first; also of one that has ended.
 
     Raises:
         NounNotFoundError: the tenant has no such model or dataset.
         AliasNotFoundError: its name never had such an alias.
     """
-    with desk.database.read() as session:
+    with app.database.read() as session:
         name = names.look_up(session, kind, tenant_id, text).name
         found = repository.moves(session, kind, tenant_id, name, word) if is_alias(word) else []
         if not found:
@@ -81,7 +81,7 @@ def moves(desk: Desk, kind: Kind[Named], tenant_id: str, text: str, word: str) -
         return [move_out(move) for move in found]
 
 
-def put(desk: Desk, by: Principal, kind: Kind[Named], text: str, word: str, conditions: Conditions) -> ShownAlias:
+def put(app: AppState, by: Principal, kind: Kind[Named], text: str, word: str, conditions: Conditions) -> ShownAlias:
     """Have the alias of its name stand for a ready model or dataset; one that does so already stays as it is.
 
     Raises:
@@ -91,10 +91,10 @@ def put(desk: Desk, by: Principal, kind: Kind[Named], text: str, word: str, cond
         PreconditionRequiredError, PreconditionFailedError: no condition, or one that does not hold.
         TooManyAliasesError: the name has as many as it may have.
     """
-    noun_id = identify(desk, kind, by.tenant_id, text)
+    noun_id = identify(app, kind, by.tenant_id, text)
     if not is_alias(word):
         raise InvalidAliasError(word)
-    with desk.database.write() as session:
+    with app.database.write() as session:
         names.by_id(session, kind, by.tenant_id, noun_id)
         conditions.require("Send If-None-Match: * to make it, If-Match with its ETag to move it.")
         row = hold_named(session, kind, by.tenant_id, noun_id)
@@ -129,15 +129,15 @@ def promote(session: Session, by: Principal, kind: Kind[Named], noun_id: str, wo
     return _moved(session, by, kind, row, word, repository.alias_of(session, kind, by.tenant_id, row.name, word))
 
 
-def drop(desk: Desk, by: Principal, kind: Kind[Named], text: str, word: str, conditions: Conditions) -> None:
+def drop(app: AppState, by: Principal, kind: Kind[Named], text: str, word: str, conditions: Conditions) -> None:
     """End an alias; one that is not there stays so.
 
     Raises:
         NounNotFoundError: the tenant has no such model or dataset.
         PreconditionFailedError: the alias is not what the request takes it to be.
     """
-    noun_id, possible = identify(desk, kind, by.tenant_id, text), is_alias(word)
-    with desk.database.write() as session:
+    noun_id, possible = identify(app, kind, by.tenant_id, text), is_alias(word)
+    with app.database.write() as session:
         name = names.by_id(session, kind, by.tenant_id, noun_id).name
         repository.hold_name(session, kind, by.tenant_id, name)
         known = repository.alias_of(session, kind, by.tenant_id, name, word) if possible else None

@@ -7,7 +7,7 @@ from sqlalchemy.orm import Session
 from service.audit.service import note
 from service.contracts.errors import InvalidRequestError, QuantmillError
 from service.contracts.references import parse
-from service.deps import Desk
+from service.deps import AppState
 from service.ids import is_id
 from service.names.deletion import repository
 from service.names.kinds import Kind, Named
@@ -15,7 +15,7 @@ from service.names.service import identify
 from service.principal import Principal
 
 
-def delete(desk: Desk, by: Principal, kind: Kind[Named], text: str) -> None:
+def delete(app: AppState, by: Principal, kind: Kind[Named], text: str) -> None:
     """Delete a model or a dataset that nothing needs; one that is deleted stays so.
 
     Its files are collected once nothing else names them. Jobs that ran on it keep what they have made, and its version
@@ -34,13 +34,13 @@ def delete(desk: Desk, by: Principal, kind: Kind[Named], text: str) -> None:
             hint="Name what is to be deleted by its id, or by NAME@VERSION.",
         )
     if reference is None and not is_id(text, kind.prefix):
-        raise _missing(desk, by, kind, text)
-    with desk.database.write() as session:
+        raise _missing(app, by, kind, text)
+    with app.database.write() as session:
         row = repository.hold(session, kind, by.tenant_id, reference or text)
         if row is not None and row.deleted_at is None:
             _delete(session, by, kind, row)
     if row is None:
-        raise _missing(desk, by, kind, text)
+        raise _missing(app, by, kind, text)
 
 
 def _delete(session: Session, by: Principal, kind: Kind[Named], row: Named) -> None:
@@ -51,10 +51,10 @@ def _delete(session: Session, by: Principal, kind: Kind[Named], row: Named) -> N
     note(session, by, f"{kind.word}.delete", row.id)
 
 
-def _missing(desk: Desk, by: Principal, kind: Kind[Named], text: str) -> QuantmillError:
+def _missing(app: AppState, by: Principal, kind: Kind[Named], text: str) -> QuantmillError:
     """Says what there is instead; looked for outside of any transaction that others wait for."""
     try:
-        identify(desk, kind, by.tenant_id, text)
+        identify(app, kind, by.tenant_id, text)
     except QuantmillError as error:
         return error
     return kind.not_found(text)

@@ -1,4 +1,4 @@
-"""Small parts of the front desk: ids, settings, store, cursors, ranges, names, problems."""
+"""Small parts of the API server: ids, settings, store, cursors, ranges, names, problems."""
 
 from __future__ import annotations
 

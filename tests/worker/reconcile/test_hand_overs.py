@@ -85,7 +85,7 @@ class Out:
         begun = 0
         for number in range(times):
             if number:
-                make_due(self.front.desk.database)
+                make_due(self.front.app.database)
             begun = carry(self.front, egress_for(self.authority, *(server.port for server in servers), **egress))
         return begun
 
@@ -118,7 +118,7 @@ def test_a_file_arrives_as_it_is(front: Front, out: Out, server: Scripted) -> No
         "content-length": str(len(data)), "x-amz-meta-a": "b",
     }  # fmt: skip
     assert states(front, job_id) == [("done", None)]
-    (row,) = rows(front.desk.database)
+    (row,) = rows(front.app.database)
     assert (row.attempts, row.last_status, row.sealed, row.lease_until) == (1, 200, None, None)
     assert f"hand-over {row.id} (PUT of model to {HOST}:{server.port}): done" in logs(front, job_id)
     assert out.carry(server) == 0
@@ -132,7 +132,7 @@ def test_a_post_tells_of_the_job_and_an_attestation_is_made(front: Front, out: O
     job_id = handed(front, post(server.port), put(server.port, "attestation"))
     out.carry(server)
     request, attestation = sorted(received(server), key=lambda request: "content-type" not in request.headers)
-    with front.desk.database.read() as session:
+    with front.app.database.read() as session:
         kept = attestations.attestation_of(session, "default", job_id)
     assert kept is not None, "it is made where it is not there yet"
     assert attestation.body.decode() == kept.envelope
@@ -142,7 +142,7 @@ def test_a_post_tells_of_the_job_and_an_attestation_is_made(front: Front, out: O
     document = json.loads(request.body)
     told = document["job"]
     assert document["type"] == "job.hand_over"
-    assert document["id"] in {row.id for row in rows(front.desk.database) if row.kind == "post"}
+    assert document["id"] in {row.id for row in rows(front.app.database) if row.kind == "post"}
     assert (told["id"], told["verdict"], told["links"]["self"]) == (job_id, "pass", f"/v1/jobs/{job_id}")
     by_kind = {artifact["kind"]: artifact["sha256"] for artifact in told["artifacts"]}
     assert by_kind["model"] == hashlib.sha256(b"quantized bytes").hexdigest()
@@ -171,7 +171,7 @@ def test_a_refusal_is_not_asked_for_again(front: Front, out: Out, status: int) -
         job_id = handed(front, put(server.port), post(server.port))
         out.carry(server)
     assert states(front, job_id) == [("failed", "status")] * 2
-    assert {row.sealed for row in rows(front.desk.database)} == {None}
+    assert {row.sealed for row in rows(front.app.database)} == {None}
     assert f"failed. {HOST}:{server.port} answered {status}." in logs(front, job_id)
 
 
@@ -202,7 +202,7 @@ def test_of_what_a_store_says_its_code_alone_is_kept(front: Front, out: Out, cap
         assert secret not in page.text
         assert secret not in caplog.text
         assert secret not in logs(front, job_id)
-        assert secret not in dump(front.desk.database)
+        assert secret not in dump(front.app.database)
 
 
 def test_nothing_is_sent_inside_and_a_receiver_that_is_away_is_tried_again(front, out, server):
@@ -220,7 +220,7 @@ def test_nothing_is_sent_inside_and_a_receiver_that_is_away_is_tried_again(front
 def test_a_damaged_file_never_arrives_whole(front: Front, out: Out, server: Scripted) -> None:
     data = b"x" * 100_000
     job_id = handed(front, put(server.port), data=data)
-    path = front.desk.store.path(hashlib.sha256(data).hexdigest())
+    path = front.app.store.path(hashlib.sha256(data).hexdigest())
     path.chmod(0o600)
     path.write_bytes(b"y" * len(data))
     out.carry(server)
@@ -239,14 +239,14 @@ def test_a_url_of_another_pepper_is_told_and_waits(front, out, server, monkeypat
 @pytest.mark.both_databases
 def test_an_attempt_whose_lease_is_over_settles_nothing(front: Front, out: Out, server: Scripted) -> None:
     job_id = handed(front, put(server.port))
-    with front.desk.database.write() as session:
+    with front.app.database.write() as session:
         (stale,) = queue.claim(session, free=1, most_of_tenant=2, lease_seconds=-1.0)
     out.carry(server)
     assert states(front, job_id) == [("done", None)]
-    with front.desk.database.write() as session:
+    with front.app.database.write() as session:
         assert settle(session, stale, Answer(500, None, ""), schedule=(1.0,)) == "fenced"
     assert front.http.delete(f"/v1/jobs/{job_id}").status_code == 204
-    with front.desk.database.write() as session:
+    with front.app.database.write() as session:
         assert settle(session, stale, Answer(200, None, ""), schedule=(1.0,)) == "fenced"
 
 
@@ -275,7 +275,7 @@ class Slow:
         self.opened = threading.Event()
         self.stack = ExitStack()
         self.server = self.stack.enter_context(over_tls(reading_once(self.opened), out.authority, bodies=False))
-        self.database = out.front.desk.database
+        self.database = out.front.app.database
         self.job_id = handed(out.front, put(self.server.port), data=LARGE)
         egress = egress_for(out.authority, self.server.port)
         self.sender = sender_of(out.front, egress, **settings)
@@ -299,7 +299,7 @@ def test_a_process_that_ends_leaves_what_lasts_to_another(front: Front, out: Out
         slow.sender.interrupt()
         slow.opened.set()
         slow.sender.close()
-        (row,) = rows(front.desk.database)
+        (row,) = rows(front.app.database)
         assert (row.state, row.lease_until, row.attempts) == ("pending", None, 1)
         assert out.carry(slow.server) == 1, "it is due at once"
     assert states(front, slow.job_id) == [("done", None)]
@@ -322,7 +322,7 @@ def test_whoever_has_lost_its_lease_stops_sending(front: Front, out: Out) -> Non
         slow.set(attempts=2, lease_until=db_now() + 60.0)
         slow.opened.set()
         slow.sender.close()
-    (row,) = rows(front.desk.database)
+    (row,) = rows(front.app.database)
     assert (row.state, row.attempts, row.last_status) == ("pending", 2, None)
     assert row.lease_until is not None, "it is the other one's"
 
@@ -335,14 +335,14 @@ def test_a_fault_of_ours_is_an_attempt_too(front, out, server, monkeypatch, capl
     monkeypatch.setattr(hand_overs, "open_file", broken)
     out.carry(server, times=10)
     assert states(front, job_id) == [("failed", "internal-error")]
-    assert rows(front.desk.database)[0].sealed is None
+    assert rows(front.app.database)[0].sealed is None
     assert "Input/output error" in caplog.text
 
 
 @pytest.mark.both_databases
 def test_a_crowd_of_one_tenant_keeps_nobody_waiting(front: Front, server: Scripted) -> None:
     handed(front, *[put(server.port)] * 8)
-    with front.desk.database.write() as session:
+    with front.app.database.write() as session:
         (first, *_) = session.scalars(select(HandOver)).all()
         copied = {column.key: getattr(first, column.key) for column in HandOver.__table__.columns}
         many = [copied | {"id": new_id("hov"), "next_attempt_at": 1.0} for _ in range(300)]

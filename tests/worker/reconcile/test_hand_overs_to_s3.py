@@ -48,7 +48,7 @@ def test_what_was_handed_over_lies_in_the_bucket(front: Front, bucket: Bucket, t
     ]
     job_id = front.new_job(hand_over=targets)
     succeed(front, job_id, "pass", DATA)
-    out = Egress(parse_allowed(front.desk.settings.egress_allowed), Bounds(seconds=PATIENCE_SECONDS))
+    out = Egress(parse_allowed(front.app.settings.egress_allowed), Bounds(seconds=PATIENCE_SECONDS))
     assert carry(front, out) == 2
     assert states(front, job_id) == [("done", None)] * 2
     stored = bucket.stored("q.onnx")

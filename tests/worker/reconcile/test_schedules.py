@@ -13,7 +13,7 @@ import pytest
 from sqlalchemy import insert, update
 
 from service.db import Database
-from service.deps import Desk
+from service.deps import AppState
 from service.ids import new_id
 from service.names.deletion import repository as deletion
 from service.names.kinds import DATASETS
@@ -33,7 +33,7 @@ from tests.support.schedules import (
     hourly,
     make_due,
     move_clock,
-    reconciling_desk,
+    reconciling_app,
     run_by_request,
     runs,
     schedule,
@@ -48,16 +48,16 @@ Nightly = tuple[Front, Database, dict[str, Any]]
 
 @pytest.fixture
 def nightly(front: Front) -> Nightly:
-    return front, front.desk.database, front.job_body()
+    return front, front.app.database, front.job_body()
 
 
 @pytest.fixture
-def others(settings: Settings) -> Iterator[list[Desk]]:
+def others(settings: Settings) -> Iterator[list[AppState]]:
     with ExitStack() as stack:
-        desks = [reconciling_desk(settings) for _ in range(3)]
-        for desk in desks:
-            stack.callback(desk.close)
-        yield desks
+        apps = [reconciling_app(settings) for _ in range(3)]
+        for app in apps:
+            stack.callback(app.close)
+        yield apps
 
 
 def copies(database: Database, schedule_id: str, count: int) -> list[str]:
@@ -71,15 +71,15 @@ def copies(database: Database, schedule_id: str, count: int) -> list[str]:
 
 
 @pytest.mark.both_databases
-def test_many_due_in_one_minute_fire_once_each_with_three_reconcilers(nightly: Nightly, others: list[Desk]) -> None:
+def test_many_due_in_one_minute_fire_once_each_with_three_reconcilers(nightly: Nightly, others: list[AppState]) -> None:
     front, database, template = nightly
     made = copies(database, add_schedule(front, template, overlap="skip")["id"], 120)
     due = {schedule_id: make_due(database, schedule_id) for schedule_id in made}
     start = threading.Barrier(len(others))
 
-    def work(desk: Desk) -> int:
+    def work(app: AppState) -> int:
         start.wait(PATIENCE_SECONDS)
-        return sum(fire(desk) for _ in range(2))
+        return sum(fire(app) for _ in range(2))
 
     with ThreadPoolExecutor(len(others)) as threads:
         done = list(threads.map(work, others))
@@ -91,7 +91,7 @@ def test_many_due_in_one_minute_fire_once_each_with_three_reconcilers(nightly: N
     assert {run.due_at - due[run.schedule_id] for run in found} == {timedelta(0)}
     assert {run.state for run in found} == {"running"}
     assert len({run.job_id for run in found}) == len(made)
-    assert fire(front.desk) == 0
+    assert fire(front.app) == 0
 
 
 def test_a_round_of_the_reconciler_fires_sends_and_judges(nightly: Nightly, settings: Settings) -> None:
@@ -114,7 +114,7 @@ def test_what_was_due_during_a_restart_fires_once(nightly: Nightly) -> None:
     front, database, template = nightly
     made = add_schedule(front, template, misfire="skip", misfire_grace_seconds=86400)
     due = make_due(database, made["id"])
-    assert [fire(front.desk), fire(front.desk)] == [1, 0]
+    assert [fire(front.app), fire(front.app)] == [1, 0]
     (run,) = runs(database)
     assert (run.due_at, run.state, run.missed) == (due, "running", 0)
     assert schedule(database, made["id"]).next_due_at == due + timedelta(hours=1)
@@ -131,12 +131,12 @@ def test_a_clock_that_jumps_forward_is_one_misfire(nightly, misfire, state, reas
     with database.write() as session:
         values = {"next_due_at": first - timedelta(hours=10), "fires_at": first - timedelta(hours=10)}
         session.execute(update(Schedule).values(**values))
-    assert fire(front.desk) == 1
+    assert fire(front.app) == 1
     (run,) = runs(database)
     assert (run.state, run.reason, run.missed, run.due_at) == (state, reason, 5, first)
     assert count_jobs(database) == jobs
     assert schedule(database, made["id"]).next_due_at == first + timedelta(hours=2)
-    assert fire(front.desk) == 0
+    assert fire(front.app) == 0
 
 
 @pytest.mark.both_databases
@@ -144,17 +144,17 @@ def test_a_clock_that_jumps_back_fires_nothing_twice_and_sleeps_for_nothing(nigh
     front, database, template = nightly
     made = add_schedule(front, template, overlap="cancel_running")
     due = make_due(database, made["id"])
-    assert fire(front.desk) == 1
+    assert fire(front.app) == 1
     move_clock(database, -3 * HOUR)
-    assert fire(front.desk) == 0
+    assert fire(front.app) == 0
     assert schedule(database, made["id"]).next_due_at == due + timedelta(hours=4)
-    assert firing.bring_forward(front.desk, MANY) == 1
-    assert firing.bring_forward(front.desk, MANY) == 0
+    assert firing.bring_forward(front.app, MANY) == 1
+    assert firing.bring_forward(front.app, MANY) == 0
     assert schedule(database, made["id"]).next_due_at == due + timedelta(hours=1)
     # two hours pass; what comes then was not dealt with, but the third is the one that was
     for passed, found in ((1, 1), (1, 1), (1, 0)):
         move_clock(database, passed * HOUR)
-        assert fire(front.desk) == found
+        assert fire(front.app) == found
     assert len({run.due_at for run in runs(database)}) == len(runs(database)) == 3
     assert count_jobs(database) == 3
 
@@ -164,14 +164,14 @@ def test_overlap_skip(nightly: Nightly) -> None:
     made = add_schedule(front, template)
     first = run_by_request(front, made["id"])
     make_due(database, made["id"])
-    assert fire(front.desk) == 1
+    assert fire(front.app) == 1
     _, skipped = runs(database)
     assert (skipped.state, skipped.reason) == ("skipped", "overlap")
     assert count_jobs(database) == 1
     succeed(front, first["job_id"])
     # it has ended, though nobody has judged it yet
     move_clock(database, HOUR)
-    assert fire(front.desk) == 1
+    assert fire(front.app) == 1
 
 
 def test_overlap_queue_waits_for_the_end_and_one_at_most(nightly: Nightly) -> None:
@@ -179,14 +179,14 @@ def test_overlap_queue_waits_for_the_end_and_one_at_most(nightly: Nightly) -> No
     made = add_schedule(front, template, overlap="queue")
     first = run_by_request(front, made["id"])
     make_due(database, made["id"])
-    assert fire(front.desk) == 1
+    assert fire(front.app) == 1
     refused = front.http.post(f"/v1/schedules/{made['id']}/run")
     assert (refused.status_code, refused.json()["code"]) == (409, "schedule-busy")
     assert [run.state for run in runs(database)] == ["running", "waiting"]
-    assert firing.submit_waiting(front.desk, MANY) == 0
+    assert firing.submit_waiting(front.app, MANY) == 0
     succeed(front, first["job_id"])
-    assert settle(front.desk) == 1
-    assert firing.submit_waiting(front.desk, MANY) == 1
+    assert settle(front.app) == 1
+    assert firing.submit_waiting(front.app, MANY) == 1
     assert [run.state for run in runs(database)] == ["passed", "running"]
     assert count_jobs(database) == 2
 
@@ -196,9 +196,9 @@ def test_overlap_cancel_running(nightly: Nightly) -> None:
     made = add_schedule(front, template, overlap="cancel_running")
     first = run_by_request(front, made["id"])
     make_due(database, made["id"])
-    assert fire(front.desk) == 1
+    assert fire(front.app) == 1
     assert front.http.get(f"/v1/jobs/{first['job_id']}").json()["state"] == "canceled"
-    assert settle(front.desk) == 1
+    assert settle(front.app) == 1
     before, after = runs(database)
     assert (before.state, before.reason) == ("failed", "job-canceled")
     assert after.state == "running"
@@ -212,11 +212,11 @@ def test_a_template_that_cannot_be_submitted_any_more_is_a_refused_run_and_the_n
         gone = deletion.hold(session, DATASETS, "default", template["calibration_dataset_id"])
         assert gone is not None
         deletion.mark(session, gone)
-    assert fire(front.desk) == 1
+    assert fire(front.app) == 1
     (run,) = runs(database)
     assert (run.state, run.reason, run.job_id) == ("refused", "dataset-not-found", None)
     assert run.problem["code"] == "dataset-not-found"
-    assert fire(front.desk) == 0
+    assert fire(front.app) == 0
     assert schedule(database, made["id"]).next_due_at > due
     assert count_jobs(database) == 0
 
@@ -228,11 +228,11 @@ def test_a_quota_refuses_a_run_and_takes_nothing_with_it(nightly: Nightly) -> No
     own = front.http.put("/v1/tenants/default/quota", json={"jobs_queued": 1})
     assert own.status_code == 200, own.text
     make_due(database, made["id"])
-    assert fire(front.desk) == 1
+    assert fire(front.app) == 1
     (run,) = runs(database)
     assert (run.state, run.reason) == ("refused", "quota-exceeded")
     assert count_jobs(database) == 1
-    assert fire(front.desk) == 0
+    assert fire(front.app) == 0
 
 
 def test_nothing_has_changed_since_the_last_accepted_run(nightly: Nightly) -> None:
@@ -240,9 +240,9 @@ def test_nothing_has_changed_since_the_last_accepted_run(nightly: Nightly) -> No
     made = add_schedule(front, template, skip_unchanged=True)
     first = run_by_request(front, made["id"])
     succeed(front, first["job_id"])
-    assert settle(front.desk) == 1
+    assert settle(front.app) == 1
     make_due(database, made["id"])
-    assert fire(front.desk) == 1
+    assert fire(front.app) == 1
     assert [run.state for run in runs(database)] == ["passed", "skipped"]
     skipped = runs(database)[-1]
     assert skipped.reason == "unchanged"
@@ -250,13 +250,13 @@ def test_nothing_has_changed_since_the_last_accepted_run(nightly: Nightly) -> No
     # by request it runs anyway, and another config is a change
     second = run_by_request(front, made["id"])
     succeed(front, second["job_id"])
-    assert settle(front.desk) == 1
+    assert settle(front.app) == 1
     changed = front.http.patch(
         f"/v1/schedules/{made['id']}", json={"template": {**template, "config": {"seed": 7}}}, headers={"If-Match": "*"}
     )
     assert changed.status_code == 200, changed.text
     move_clock(database, HOUR)
-    assert fire(front.desk) == 1
+    assert fire(front.app) == 1
     assert runs(database)[-1].state == "running"
 
 
@@ -268,7 +268,7 @@ def test_a_fault_in_one_keeps_no_other(nightly: Nightly, caplog: pytest.LogCaptu
     with database.write() as session:
         session.execute(update(Schedule).where(Schedule.id == broken).values(timezone="No/Longer"))
     for found in (1, 0):
-        assert fire(front.desk) == found
+        assert fire(front.app) == found
     assert [run.schedule_id for run in runs(database)] == [whole]
     assert f"schedule.broken id={broken}" in caplog.text
 
@@ -280,8 +280,8 @@ def test_a_paused_schedule_is_not_due_and_misses_nothing(nightly: Nightly) -> No
     assert paused["paused_at"] is not None
     assert paused["next_due_at"] is None
     move_clock(database, 5 * HOUR)
-    assert fire(front.desk) == 0
+    assert fire(front.app) == 0
     resumed = front.http.post(f"/v1/schedules/{made['id']}/resume").json()
     assert (resumed["paused_at"], resumed["next_due_at"]) == (None, made["next_due_at"])
-    assert fire(front.desk) == 0
+    assert fire(front.app) == 0
     assert runs(database) == []

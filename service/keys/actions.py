@@ -1,4 +1,4 @@
-"""Keys, at the desk: seen, made, replaced, ended. Of the asker's tenant, or of any for operators.
+"""Keys: seen, made, replaced, ended. Of the asker's tenant, or of any for operators.
 
 None may do more than the asker may.
 """
@@ -11,7 +11,7 @@ from typing import cast
 from sqlalchemy.orm import Session
 
 from service import sealing
-from service.deps import Desk
+from service.deps import AppState
 from service.idempotency.answers import Answer
 from service.idempotency.service import submit_once
 from service.keys import repository, service
@@ -37,34 +37,34 @@ class Vault(sealing.Vault):
     unavailable = PepperMissingError
 
 
-def list_keys(desk: Desk, tenant_id: str) -> list[KeyOut]:
+def list_keys(app: AppState, tenant_id: str) -> list[KeyOut]:
     """All keys of the tenant, the newest first; those that have ended, too."""
-    with desk.database.read() as session:
+    with app.database.read() as session:
         rows, now = repository.list_all(session, tenant_id), repository.datetime_now(session)
     return [key_out(row, now) for row in rows]
 
 
 def list_page(
-    desk: Desk, tenant_id: str | None, *, after: Position | None, limit: int
+    app: AppState, tenant_id: str | None, *, after: Position | None, limit: int
 ) -> tuple[list[KeyOut], Position | None]:
     """One page of keys of a tenant or of all, the newest first, and the position to go on from."""
-    with desk.database.read() as session:
+    with app.database.read() as session:
         now = repository.datetime_now(session)
         rows, last = repository.list_page(session, tenant_id, after, limit)
     return [key_out(row, now) for row in rows], last
 
 
-def get(desk: Desk, by: Principal, key_id: str) -> KeyOut:
+def get(app: AppState, by: Principal, key_id: str) -> KeyOut:
     """One key.
 
     Raises:
         KeyNotFoundError: the asker sees none of this id.
     """
-    with desk.database.read() as session:
+    with app.database.read() as session:
         return key_out(_seen(session, by, key_id), repository.datetime_now(session))
 
 
-def create(desk: Desk, by: Principal, body: KeyCreate, key: str | None = None) -> Answer:
+def create(app: AppState, by: Principal, body: KeyCreate, key: str | None = None) -> Answer:
     """Make a key; the answer has its text, and is remembered with the text sealed.
 
     Raises:
@@ -74,7 +74,7 @@ def create(desk: Desk, by: Principal, body: KeyCreate, key: str | None = None) -
     """
     _require(by, body.scope)
     tenant_id = seen_tenant(by, body.tenant) or by.tenant_id
-    pepper, vault = pepper_of(desk.settings), Vault.of(desk.settings)
+    pepper, vault = pepper_of(app.settings), Vault.of(app.settings)
 
     def work(session: Session) -> tuple[Answer, None]:
         _make_room(session, tenant_id)
@@ -84,7 +84,7 @@ def create(desk: Desk, by: Principal, body: KeyCreate, key: str | None = None) -
         headers = {"Location": location(made.row.id), "Cache-Control": "no-store"}
         return Answer(201, sealed.model_dump(mode="json"), headers), None
 
-    kept = submit_once(desk, by, "POST /v1/keys", key, body, work)
+    kept = submit_once(app, by, "POST /v1/keys", key, body, work)
     try:
         text = vault.sealer.open(kept.body["id"], kept.body["key"])
     except sealing.SealBrokenError:
@@ -94,7 +94,7 @@ def create(desk: Desk, by: Principal, body: KeyCreate, key: str | None = None) -
     return replace(kept, body={**kept.body, "key": text})
 
 
-def rotate(desk: Desk, by: Principal, key_id: str, *, grace_seconds: float) -> KeyMade:
+def rotate(app: AppState, by: Principal, key_id: str, *, grace_seconds: float) -> KeyMade:
     """A new key in place of one, which stays good for the grace.
 
     Raises:
@@ -103,8 +103,8 @@ def rotate(desk: Desk, by: Principal, key_id: str, *, grace_seconds: float) -> K
         PepperMissingError: the hosts of this installation share no pepper.
         TooManyKeysError: both would be good, and the tenant has as many as it may.
     """
-    pepper = pepper_of(desk.settings)
-    with desk.database.write() as session:
+    pepper = pepper_of(app.settings)
+    with app.database.write() as session:
         old = _own(session, by, key_id)
         if grace_seconds:
             _make_room(session, old.tenant_id)
@@ -112,14 +112,14 @@ def rotate(desk: Desk, by: Principal, key_id: str, *, grace_seconds: float) -> K
         return key_made(made, repository.datetime_now(session))
 
 
-def revoke(desk: Desk, by: Principal, key_id: str) -> KeyOut:
+def revoke(app: AppState, by: Principal, key_id: str) -> KeyOut:
     """End a key at once.
 
     Raises:
         KeyNotFoundError: the asker sees no such key that is good.
         ScopeMissingError: it does more than the asker may.
     """
-    with desk.database.write() as session:
+    with app.database.write() as session:
         row = _own(session, by, key_id)
         service.revoke(session, by, key_id)
         session.refresh(row)
