@@ -10,8 +10,7 @@ from sqlalchemy.orm import Session
 from service.db import db_now
 from service.repository import insert_of, upsert
 from service.tables import Artifact, Attestation, Dataset, Job, Model, ReportRow, SigningKeyRow
-from service.tables.attestations import IS_CURRENT, SIGNING_KEY
-from service.tables.reports import IS_UNATTESTED
+from service.tables.jobs import IS_CURRENT, IS_UNATTESTED, SIGNING_KEY
 from service.tenancy import owned
 
 

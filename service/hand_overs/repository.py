@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 from service.db import db_now
 from service.hand_overs.asking import Asked
 from service.tables import Artifact, HandOver, Job
-from service.tables.hand_overs import IS_LEASED, IS_PENDING
+from service.tables.webhooks import IS_LEASED, IS_PENDING
 from service.tenancy import owned
 
 # Tenants that are looked at in one round.

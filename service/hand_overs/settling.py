@@ -17,7 +17,7 @@ from service.hand_overs.repository import Claimed
 from service.jobs import events
 from service.jobs import repository as jobs
 from service.jobs.errors import JobNotFoundError
-from service.tables.hand_overs import DETAIL_LENGTH
+from service.tables.webhooks import DETAIL_LENGTH
 
 Fate = Literal["done", "retried", "failed", "fenced"]
 # What a store says of an object that has arrived; anything else of 2xx is no such word.

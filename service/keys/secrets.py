@@ -14,7 +14,7 @@ import secrets
 from dataclasses import dataclass
 
 from service.ids import is_id, new_id
-from service.tables.api_keys import PEPPER_ID_LENGTH
+from service.tables.tenants import PEPPER_ID_LENGTH
 
 PREFIX = "qm_"
 SECRET_BYTES = 32

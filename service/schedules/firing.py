@@ -33,7 +33,7 @@ from service.schedules.times import Occasion, fires_at, following, occasion
 from service.schedules.views import event_data
 from service.settings import Settings
 from service.tables import Job, Schedule, ScheduleRun
-from service.tables.schedules import DETAIL_LENGTH
+from service.tables.batches import DETAIL_LENGTH
 from service.webhooks.outbox import emit
 
 log = logging.getLogger(__name__)

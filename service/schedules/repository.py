@@ -19,8 +19,8 @@ from service.pagination import Position
 from service.quotas import repository as usage
 from service.schedules.errors import RunNotFoundError, ScheduleNameTakenError, ScheduleNotFoundError
 from service.tables import Job, ReportRow, Schedule, ScheduleRun
+from service.tables.batches import OPEN_STATES
 from service.tables.jobs import LIVE_STATES
-from service.tables.schedules import OPEN_STATES
 from service.tenancy import owned
 
 # A plan that was made so long after now was made by a clock that has been put back since.

@@ -27,7 +27,7 @@ from service.schedules.firing import principal_of
 from service.schedules.gate import Judgement, judged
 from service.schedules.views import event_data
 from service.tables import Job, Schedule, ScheduleRun
-from service.tables.schedules import DETAIL_LENGTH
+from service.tables.batches import DETAIL_LENGTH
 from service.webhooks.outbox import emit
 
 log = logging.getLogger(__name__)

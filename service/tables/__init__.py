@@ -1,28 +1,33 @@
 """SQLAlchemy tables, one file per noun. Importing this package declares them all."""
 
-from service.tables.api_keys import ApiKey
-from service.tables.artifacts import Artifact
-from service.tables.attestations import Attestation, SigningKeyRow
-from service.tables.audit_events import AuditEvent, AuditHead, NewAuditEvent
 from service.tables.base import Base
-from service.tables.batches import Batch, BatchMember
-from service.tables.datasets import Dataset
-from service.tables.estimates import EstimateFit, JobEstimate, JobTiming
-from service.tables.hand_overs import HandOver
-from service.tables.idempotency import IdempotencyKey
-from service.tables.inspections import InspectionRow
-from service.tables.job_events import JobEvent
-from service.tables.jobs import Job
-from service.tables.models import Model, ModelFile
-from service.tables.names import Alias, AliasMove, NounName
-from service.tables.quarantines import Quarantine
-from service.tables.reports import ReportRow
-from service.tables.schedules import Schedule, ScheduleRun
-from service.tables.stored_files import DamagedFile, ScrubPass
-from service.tables.tenants import DeletedJob, TenantRow, TenantUsage
-from service.tables.uploads import Upload
-from service.tables.webhooks import WebhookDelivery, WebhookEndpoint
-from service.tables.workers import LeaseRound, Worker
+from service.tables.batches import Batch, BatchMember, Schedule, ScheduleRun
+from service.tables.files import DamagedFile, Quarantine, ScrubPass, Upload
+from service.tables.jobs import (
+    Artifact,
+    Attestation,
+    EstimateFit,
+    Job,
+    JobEstimate,
+    JobEvent,
+    JobTiming,
+    ReportRow,
+    SigningKeyRow,
+)
+from service.tables.models import Alias, AliasMove, Dataset, InspectionRow, Model, ModelFile, NounName
+from service.tables.tenants import (
+    ApiKey,
+    AuditEvent,
+    AuditHead,
+    DeletedJob,
+    IdempotencyKey,
+    LeaseRound,
+    NewAuditEvent,
+    TenantRow,
+    TenantUsage,
+    Worker,
+)
+from service.tables.webhooks import HandOver, WebhookDelivery, WebhookEndpoint
 
 __all__ = [
     "Alias",

@@ -1,4 +1,4 @@
-"""Batches: jobs that were asked for as one, and which of them belong to it."""
+"""Batches of jobs, and schedules that make jobs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from sqlalchemy import CheckConstraint, Index, String, UniqueConstraint, text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from service.contracts.references import MOST_REFERENCE_CHARS
-from service.tables.base import Base, Document, Id, Moment, Name, Tenant, of_own_tenant
+from service.tables.base import Base, Document, Id, Moment, Name, Sha256, Tenant, Word, of_own_tenant, one_of
 
 # Condition of the index by which summaries are made; statements repeat it word for word.
 IS_CURRENT = "superseded = false"
@@ -70,3 +70,116 @@ class BatchMember(Base):
     model: Mapped[str] = mapped_column(String(MOST_REFERENCE_CHARS))
     preset: Mapped[Name | None]
     config: Mapped[int | None]
+
+
+DETAIL_LENGTH = 1000
+OVERLAPS = ("skip", "queue", "cancel_running")
+MISFIRES = ("run_once", "skip")
+TRIGGERS = ("time", "request")
+# A run that waits has no job yet; one that is running has one that has not been judged.
+OPEN_STATES = ("waiting", "running")
+RUN_STATES = (*OPEN_STATES, "passed", "failed", "skipped", "refused")
+# Conditions of the partial indexes; statements repeat them word for word.
+IS_PLANNED = "fires_at IS NOT NULL"
+IS_OPEN = "state IN ('waiting', 'running')"
+HAS_JOB = "job_id IS NOT NULL"
+
+
+class Schedule(Base):
+    """A job that is submitted by the clock.
+
+    ``next_due_at`` is the earliest due time that was not dealt with, ``fires_at`` the same with its jitter, and
+    ``planned_at`` the moment at which both were worked out; all are null while it is paused, and once it is never due
+    again. ``template`` is the request for the job, with its references.
+    """
+
+    __tablename__ = "schedules"
+    __table_args__ = (
+        CheckConstraint(one_of("overlap", OVERLAPS), name="overlap"),
+        CheckConstraint(one_of("misfire", MISFIRES), name="misfire"),
+        CheckConstraint("(next_due_at IS NULL) = (fires_at IS NULL)", name="due_fires"),
+        CheckConstraint("(next_due_at IS NULL) = (planned_at IS NULL)", name="due_was_planned"),
+        CheckConstraint("paused_at IS NULL OR next_due_at IS NULL", name="paused_is_not_due"),
+        UniqueConstraint("tenant_id", "id"),
+        UniqueConstraint("tenant_id", "name"),
+        of_own_tenant("schedules", "last_pass_job_id", "jobs"),
+        Index("ix_schedules_last_pass_job_id", "last_pass_job_id"),
+        Index("ix_schedules_tenant_id_created_at_id", "tenant_id", "created_at", "id"),
+        Index("ix_schedules_fires_at", "fires_at", sqlite_where=text(IS_PLANNED), postgresql_where=text(IS_PLANNED)),
+    )
+
+    id: Mapped[Id] = mapped_column(primary_key=True)
+    tenant_id: Mapped[Tenant]
+    name: Mapped[Name]
+    cron: Mapped[Name]
+    timezone: Mapped[Name]
+    template: Mapped[Document]
+    overlap: Mapped[Word]
+    misfire: Mapped[Word]
+    misfire_grace_seconds: Mapped[int]
+    jitter_seconds: Mapped[int]
+    skip_unchanged: Mapped[bool]
+    gate: Mapped[Document]
+    promote_to: Mapped[Name | None]
+    paused_at: Mapped[Moment | None]
+    next_due_at: Mapped[Moment | None]
+    fires_at: Mapped[Moment | None]
+    planned_at: Mapped[Moment | None]
+    # The job that was accepted last, which stays as long, and the fingerprint of all that its result follows from.
+    last_pass_job_id: Mapped[Id | None]
+    last_pass_fingerprint: Mapped[Sha256 | None]
+    row_version: Mapped[int]
+    created_by: Mapped[Name]
+    created_at: Mapped[Moment]
+    updated_at: Mapped[Moment]
+
+
+class ScheduleRun(Base):
+    """One time that a schedule was due, or was run by request. The key of schedule and due time makes a second one
+    impossible, however many reconcilers there are.
+
+    ``missed`` counts the due times before it that it takes the place of.
+    """
+
+    __tablename__ = "schedule_runs"
+    __table_args__ = (
+        CheckConstraint(one_of("trigger", TRIGGERS), name="trigger"),
+        CheckConstraint(one_of("state", RUN_STATES), name="state"),
+        CheckConstraint(f"({one_of('state', OPEN_STATES)}) = (finished_at IS NULL)", name="finished_has_time"),
+        CheckConstraint("state <> 'running' OR job_id IS NOT NULL", name="running_has_job"),
+        UniqueConstraint("tenant_id", "id"),
+        UniqueConstraint("schedule_id", "due_at"),
+        of_own_tenant("schedule_runs", "schedule_id", "schedules"),
+        Index("ix_schedule_runs_schedule_id_created_at_id", "schedule_id", "created_at", "id"),
+        Index("ix_schedule_runs_created_at", "created_at"),
+        Index(
+            "ix_schedule_runs_open",
+            "schedule_id",
+            "state",
+            sqlite_where=text(IS_OPEN),
+            postgresql_where=text(IS_OPEN),
+        ),
+        Index("ix_schedule_runs_job_id", "job_id", sqlite_where=text(HAS_JOB), postgresql_where=text(HAS_JOB)),
+    )
+
+    id: Mapped[Id] = mapped_column(primary_key=True)
+    tenant_id: Mapped[Tenant]
+    schedule_id: Mapped[Id]
+    due_at: Mapped[Moment]
+    trigger: Mapped[Word]
+    state: Mapped[Word]
+    reason: Mapped[Word | None]
+    detail: Mapped[str | None] = mapped_column(String(DETAIL_LENGTH))
+    missed: Mapped[int]
+    job_id: Mapped[Id | None]
+    model_id: Mapped[Id | None]
+    fingerprint: Mapped[Sha256 | None]
+    verdict: Mapped[Word | None]
+    fallback: Mapped[Word | None]
+    problem: Mapped[Document | None]
+    clauses: Mapped[Document | None]
+    promoted_to: Mapped[Name | None]
+    row_version: Mapped[int]
+    created_at: Mapped[Moment]
+    updated_at: Mapped[Moment]
+    finished_at: Mapped[Moment | None]

@@ -1,11 +1,26 @@
-"""Jobs: one row is the state machine, the lease and the outbox. Only ``service.jobs.transitions`` changes ``state``."""
+"""Jobs: their states and events, what they made, and what was expected of them."""
 
 from __future__ import annotations
 
-from sqlalchemy import CheckConstraint, Computed, ForeignKeyConstraint, Index, UniqueConstraint, text
+from typing import get_args
+
+from sqlalchemy import (
+    BigInteger,
+    CheckConstraint,
+    Computed,
+    Double,
+    ForeignKeyConstraint,
+    Index,
+    String,
+    Text,
+    UniqueConstraint,
+    text,
+)
 from sqlalchemy.orm import Mapped, mapped_column
 
-from service.tables.base import Base, Document, Id, Moment, Name, Sha256, Tenant, Word, of_own_tenant, one_of
+from service.contracts.report import Verdict
+from service.tables.base import Base, Bytes, Document, Id, Moment, Name, Sha256, Tenant, Word, of_own_tenant, one_of
+from service.tables.tenants import PEPPER_ID_LENGTH
 
 # What clients ask for by themselves, and lists tell of; such a job ends with a report. Statements repeat the condition.
 USERS_KINDS = ("quantize", "evaluate")
@@ -178,3 +193,196 @@ class Job(Base):
     started_at: Mapped[Moment | None]
     finished_at: Mapped[Moment | None]
     updated_at: Mapped[Moment]
+
+
+EVENT_TYPES = ("state", "progress", "log", "metric")
+
+
+class JobEvent(Base):
+    """One entry of a job's log; ``attempt`` is the claim it belongs to, 0 before the first."""
+
+    __tablename__ = "job_events"
+    __table_args__ = (
+        CheckConstraint("seq >= 1 AND attempt >= 0", name="numbers"),
+        of_own_tenant("job_events", "job_id", "jobs"),
+        # what retention drops is found without reading what it keeps
+        Index(
+            "ix_job_events_progress",
+            "job_id",
+            sqlite_where=text("type = 'progress'"),
+            postgresql_where=text("type = 'progress'"),
+        ),
+    )
+
+    tenant_id: Mapped[Tenant]
+    job_id: Mapped[Id] = mapped_column(primary_key=True)
+    seq: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    attempt: Mapped[int]
+    type: Mapped[Word]
+    data: Mapped[Document]
+    created_at: Mapped[Moment]
+
+
+class Artifact(Base):
+    """One file in the content-addressed store; it comes and goes with the report of the attempt that made it."""
+
+    __tablename__ = "artifacts"
+    __table_args__ = (
+        UniqueConstraint("job_id", "kind"),
+        of_own_tenant("artifacts", "job_id", "jobs"),
+        ForeignKeyConstraint(
+            ["job_id", "attempt"],
+            ["reports.job_id", "reports.attempt"],
+            name="fk_artifacts_job_id_attempt_reports",
+            deferrable=True,
+            initially="DEFERRED",
+        ),
+    )
+
+    id: Mapped[Id] = mapped_column(primary_key=True)
+    tenant_id: Mapped[Tenant]
+    job_id: Mapped[Id]
+    attempt: Mapped[int]
+    kind: Mapped[Word]
+    filename: Mapped[Name]
+    media_type: Mapped[Name]
+    sha256: Mapped[Sha256]
+    size_bytes: Mapped[Bytes]
+    created_at: Mapped[Moment]
+
+
+VERDICTS = get_args(Verdict)
+# Condition of the partial index; statements repeat it word for word.
+IS_UNATTESTED = "attested_at IS NULL"
+
+
+class ReportRow(Base):
+    """The report of a job, as JSON; the key makes a second one impossible, and one of a job that has not succeeded."""
+
+    __tablename__ = "reports"
+    __table_args__ = (
+        CheckConstraint(one_of("verdict", VERDICTS), name="verdict"),
+        UniqueConstraint("job_id", "attempt", name="uq_reports_job_id_attempt"),
+        of_own_tenant("reports", "job_id", "jobs"),
+        ForeignKeyConstraint(
+            ["job_id", "attempt"],
+            ["jobs.report_job_id", "jobs.attempt"],
+            name="fk_reports_job_id_attempt_jobs",
+            deferrable=True,
+            initially="DEFERRED",
+        ),
+        Index(
+            "ix_reports_unattested",
+            "created_at",
+            "job_id",
+            sqlite_where=text(IS_UNATTESTED),
+            postgresql_where=text(IS_UNATTESTED),
+        ),
+    )
+
+    tenant_id: Mapped[Tenant]
+    job_id: Mapped[Id] = mapped_column(primary_key=True)
+    attempt: Mapped[int]
+    verdict: Mapped[Word]
+    # Which model is returned where the planned one was too slow; null: no other was looked for, or older code wrote it.
+    fallback: Mapped[Word | None]
+    body: Mapped[Document]
+    # What lists tell of it; null in rows that older code has written.
+    outline: Mapped[Document | None]
+    created_at: Mapped[Moment]
+    # When its job was attested; null: not yet. Of an evaluation, which makes no model, nothing is: its own moment.
+    attested_at: Mapped[Moment | None]
+
+
+# Conditions of the partial index; statements repeat it word for word.
+IS_CURRENT = "retired_at IS NULL"
+SIGNING_KEY = "ed25519"
+
+
+class SigningKeyRow(Base):
+    """A key by which the installation signs. The secret half is there encrypted alone, as secrets of webhooks are.
+
+    One is current; those that were retired stay, so that what they signed can be verified.
+    """
+
+    __tablename__ = "signing_keys"
+    __table_args__ = (
+        CheckConstraint(f"algorithm = '{SIGNING_KEY}'", name="algorithm"),
+        Index(
+            "uq_signing_keys_current",
+            "algorithm",
+            unique=True,
+            sqlite_where=text(IS_CURRENT),
+            postgresql_where=text(IS_CURRENT),
+        ),
+    )
+
+    id: Mapped[Word] = mapped_column(primary_key=True)
+    algorithm: Mapped[Word]
+    # 32 bytes in base64.
+    public_key: Mapped[str] = mapped_column(String(64))
+    sealed: Mapped[str] = mapped_column(String(255))
+    pepper_id: Mapped[str] = mapped_column(String(PEPPER_ID_LENGTH))
+    created_at: Mapped[Moment]
+    retired_at: Mapped[Moment | None]
+
+
+class Attestation(Base):
+    """What was signed of a job that succeeded: a DSSE envelope as one line of JSON. It is written once."""
+
+    __tablename__ = "attestations"
+    __table_args__ = (of_own_tenant("attestations", "job_id", "jobs"),)
+
+    tenant_id: Mapped[Tenant]
+    job_id: Mapped[Id] = mapped_column(primary_key=True)
+    attempt: Mapped[int]
+    key_id: Mapped[Word]
+    envelope: Mapped[str] = mapped_column(Text)
+    created_at: Mapped[Moment]
+
+
+class JobEstimate(Base):
+    """What a job was expected to take when it was stored.
+
+    ``told`` is what is said of it; ``prior`` is what its graph, data and config alone made one expect.
+    """
+
+    __tablename__ = "job_estimates"
+    __table_args__ = (of_own_tenant("job_estimates", "job_id", "jobs"),)
+
+    tenant_id: Mapped[Tenant]
+    job_id: Mapped[Id] = mapped_column(primary_key=True)
+    model_sha256: Mapped[Sha256]
+    recipe: Mapped[Word]
+    seconds: Mapped[float] = mapped_column(Double)
+    told: Mapped[Document]
+    prior: Mapped[Document]
+
+
+class JobTiming(Base):
+    """What a job took that has succeeded at its first attempt. Its id is the job's, which may be gone: this stays."""
+
+    __tablename__ = "job_timings"
+    __table_args__ = (Index("ix_job_timings_tenant_id_model_sha256_id", "tenant_id", "model_sha256", "id"),)
+
+    id: Mapped[Id] = mapped_column(primary_key=True)
+    tenant_id: Mapped[Tenant]
+    model_sha256: Mapped[Sha256]
+    recipe: Mapped[Word]
+    prior: Mapped[Document]
+    # Seconds by stage, with those of its start.
+    stages: Mapped[Document]
+    memory_bytes: Mapped[int] = mapped_column(BigInteger)
+    size_bytes: Mapped[int] = mapped_column(BigInteger)
+    created_at: Mapped[Moment]
+
+
+class EstimateFit(Base):
+    """What all timings teach; ``newest_timing`` is the id of the newest that was looked at."""
+
+    __tablename__ = "estimate_fits"
+
+    name: Mapped[Word] = mapped_column(primary_key=True)
+    fit: Mapped[Document]
+    newest_timing: Mapped[Id]
+    fitted_at: Mapped[Moment]

@@ -24,8 +24,8 @@ from service.tables import (
     ScheduleRun,
     WebhookDelivery,
 )
+from service.tables.batches import OPEN_STATES
 from service.tables.jobs import TERMINAL_STATES
-from service.tables.schedules import OPEN_STATES
 
 
 @dataclass(frozen=True)
