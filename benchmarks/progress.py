@@ -17,8 +17,8 @@ from unittest import mock
 from benchmarks.cases import CASES, THREADS, W4A4, case_of, data_folder, source
 from service.contracts.config import parse_config
 from worker.quantizer.pipeline import quantize
-from worker.quantizer.run.forecast import Forecast, Phase
 from worker.quantizer.run.interface import SilentRun
+from worker.quantizer.run.progress import Forecast, Phase
 
 JUDGED_FROM_SECONDS = 20.0
 GRADIENT = {"method": "adaround", "solver": "gradient", "num_iterations": 300, "data_size": 64}

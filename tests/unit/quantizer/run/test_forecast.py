@@ -8,10 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.quantizer.run.forecast import Forecast, Phase
 from worker.quantizer.run.interface import SilentRun
-from worker.quantizer.run.overall import OverallRun
-from worker.quantizer.run.stages import Stages
+from worker.quantizer.run.progress import Forecast, OverallRun, Phase, Stages
 
 
 class Clock:
