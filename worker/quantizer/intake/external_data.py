@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from service.contracts.errors import ExternalDataError, ResourceLimitError
 from worker.quantizer.graph.mapped import SWEPT_BYTES, MappedPackedTensor, MappedTensor, know, sweep
-from worker.quantizer.intake.prescan.tensors import tensor_bytes
+from worker.quantizer.intake.tensors import tensor_bytes
 
 # What onnx.proto says an entry may be called. A reader that takes over others, as attributes of an object, can be made
 # to do what it should not (CVE-2026-34445); a base path would lead out of the folder.
