@@ -126,7 +126,6 @@ MANY: list[Case] = [
     case("twenty-million-numbers-in-a-node", lambda: model(field(1, field(5, b"\x18\x01" * 20_000_000))), UNSUPPORTED),
     case("nodes-within-training", lambda: model(RELU, rest=field(20, field(1, b"\x0a\0" * 300_000))), COMPLEX, "nodes"),
     case("metadata-within-nodes", lambda: model(*[field(1, field(4, "Relu") + b"\x4a\0" * 30)] * 100_000), COMPLEX, "messages"),  # noqa: E501
-    case("everything-a-little", lambda: model(field(1, b"\x2a\0" * 9 + b"\x4a\0" * 18) * 60_000 + b"\x6a\x06\x12\x04\x0a\x02\x12\0" * 450_000 + b"\x72\0" * 499_000, rest=b"\x72\0" * 900_000), COMPLEX, "messages"),  # noqa: E501
     case("functions-of-2^30-nodes", lambda: fan(30), COMPLEX, "unfolded_nodes"),
     case("functions-forty-deep", lambda: fan(40, 1), COMPLEX, "call_depth"),
     case("function-that-calls-itself", lambda: circle(1), UNSUPPORTED),

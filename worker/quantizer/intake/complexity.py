@@ -7,10 +7,9 @@ the parser itself takes, weights and texts are bounded by the size of the file a
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any
 
 import onnx
@@ -31,11 +30,14 @@ FREE_UNFOLDED_NODES, UNFOLDED_PER_NODE = 10_000, 16
 MAX_UNFOLDED_BYTES = 1 << 30
 _HINT = "Simplify the model, or split it; what is counted is told with the limits of models in the documentation."
 
+# Messages that hold none, or none that count; to list the fields of a tensor would be to copy its bytes.
+_LEAVES = frozenset({"OperatorSetIdProto", "StringStringEntryProto", "TensorProto"})
+
 FunctionKey = tuple[str, str, str]
 
 
 @dataclass
-class _Body:
+class _GraphBody:
     """The main graph, or a function: what is unfolded where it is called.
 
     Attributes:
@@ -72,54 +74,53 @@ def check_complexity(proto: onnx.ModelProto) -> Unfolded:
         NotOnnxError: a dimension that nothing can have, or a function that is defined twice.
         UnsupportedModelError: functions that call themselves.
     """
-    functions: dict[FunctionKey, _Body] = {}
+    functions: dict[FunctionKey, _GraphBody] = {}
     for function in proto.functions:
         key = (function.domain, function.name, function.overload)
         if key in functions:
             raise damaged(f"function {function.name!r} is defined twice", "repetition")
-        functions[key] = _Body(size_bytes=function.ByteSize())
-    count = _Count(functions.keys())
-    count.add(proto)
-    main = _Body()
-    for top, part in _parts(proto):
-        if isinstance(top, onnx.FunctionProto):
-            count.walk(top, functions[top.domain, top.name, top.overload])
-        else:
-            count.walk(top, main if part == "graph" else _Body())
+        functions[key] = _GraphBody(size_bytes=function.ByteSize())
+    count, main = _MessageCounter(functions.keys()), _GraphBody()
+    for name, message in list(count.inner(proto)):  # the shallow ones are counted first
+        body = main if name == "graph" else _GraphBody()
+        if isinstance(message, onnx.FunctionProto):
+            body = functions[message.domain, message.name, message.overload]
+        count.walk(message, body)
     return _unfold(main, functions, count.nodes)
 
 
-def _parts(proto: onnx.ModelProto) -> Iterator[tuple[Message, str]]:
-    for name, repeated in _message_fields(onnx.ModelProto.DESCRIPTOR):
-        if repeated:
-            yield from ((message, name) for message in getattr(proto, name))
-        elif proto.HasField(name):
-            yield getattr(proto, name), name
+class _MessageCounter:
+    """Counts of the whole model; each is held against its limit before its messages are looked at one by one.
 
+    Args:
+        functions: keys of the model's functions, whose calls are counted.
+    """
 
-class _Count:
-    """Counts of the whole model; each is held against its limit before its messages are looked at one by one."""
-
-    def __init__(self, functions: Any) -> None:
+    def __init__(self, functions: Set[FunctionKey]) -> None:
         self.nodes = self.messages = 0
         self._functions = functions
 
-    def add(self, message: Message) -> None:
-        """Count the messages right within one."""
-        for name, repeated in _message_fields(message.DESCRIPTOR):
-            found = len(getattr(message, name)) if repeated else int(message.HasField(name))
+    def inner(self, message: Message) -> Iterator[tuple[str, Message]]:
+        """Count the messages right within one; gives those that may hold others, with the names of their fields."""
+        for entry, value in message.ListFields():
+            if entry.type != FieldDescriptor.TYPE_MESSAGE:
+                continue
+            found = len(value) if entry.is_repeated else 1
             self.messages += found
-            self.nodes += found if name == "node" else 0
+            self.nodes += found if entry.message_type.name == "NodeProto" else 0
             if self.nodes > MAX_NODES:
                 raise _too_complex("nodes", self.nodes, MAX_NODES)
             if self.messages > MAX_MESSAGES:
                 raise _too_complex("messages", self.messages, MAX_MESSAGES)
+            if entry.message_type.name not in _LEAVES:
+                for one in value if entry.is_repeated else (value,):
+                    yield entry.name, one
 
-    def walk(self, top: Message, body: _Body) -> None:
+    def walk(self, top: Message, body: _GraphBody) -> None:
         """Count all messages within one, which is a part of the model."""
-        work: list[tuple[Message, int, str]] = [(top, 0, "")]
+        work: deque[tuple[Message, int, str]] = deque([(top, 0, "")])
         while work:
-            message, graphs, node = work.pop()
+            message, graphs, node = work.popleft()
             if isinstance(message, onnx.GraphProto):
                 graphs += 1
                 if graphs > MAX_SUBGRAPH_DEPTH + 1:
@@ -132,27 +133,15 @@ class _Count:
                     body.calls[key] += 1
             elif isinstance(message, onnx.TensorShapeProto.Dimension) and message.dim_value > MAX_ELEMENTS:
                 raise damaged(f"a shape has the dimension {message.dim_value}", "dimension")
-            self.add(message)
-            for name, repeated in _message_fields(message.DESCRIPTOR):
-                if repeated:
-                    work += [(inner, graphs, node) for inner in getattr(message, name)]
-                elif message.HasField(name):
-                    work.append((getattr(message, name), graphs, node))
+            work.extend([(inner, graphs, node) for _, inner in self.inner(message)])
 
 
-@cache
-def _message_fields(descriptor: Any) -> tuple[tuple[str, bool], ...]:
-    """Names of the fields that hold messages, and whether each may hold several."""
-    entries = (entry for entry in descriptor.fields if entry.type == FieldDescriptor.TYPE_MESSAGE)
-    return tuple((entry.name, entry.is_repeated) for entry in entries)
-
-
-def _unfold(main: _Body, functions: Mapping[FunctionKey, _Body], nodes: int) -> Unfolded:
+def _unfold(main: _GraphBody, functions: Mapping[FunctionKey, _GraphBody], nodes: int) -> Unfolded:
     """Count without unfolding; ``nodes`` are those of the file."""
     known: dict[FunctionKey, Unfolded] = {}
     open_calls: list[FunctionKey] = []
 
-    def of(body: _Body) -> Unfolded:
+    def of(body: _GraphBody) -> Unfolded:
         found = [(count, called(key)) for key, count in body.calls.items()]
         own = body.nodes - body.calls.total()
         return Unfolded(

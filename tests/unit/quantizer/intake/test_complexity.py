@@ -19,7 +19,7 @@ from worker.quantizer.intake.loading import parse_proto
 
 @given(model=models())
 def test_counts_are_those_of_the_parser(model: onnx.ModelProto) -> None:
-    kinds, _ = counted(model)
+    kinds = counted(model)
     nodes = kinds["NodeProto"]
     with pytest.MonkeyPatch.context() as patch:
         for messages, most_nodes, limit in (
