@@ -48,7 +48,7 @@ class Phase:
     seconds: float
 
 
-class Forecast:
+class TimeLeft:
     """Seconds left of a run.
 
     Args:
@@ -157,7 +157,7 @@ class OverallRun(ForwardingRun):
     def __init__(self, run: Run, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(run)
         self._clock = clock
-        self._forecast = Forecast(clock)
+        self._forecast = TimeLeft(clock)
         self._share = 0.0
         self._told_at = clock()
 
