@@ -69,7 +69,7 @@ def child(recipe: str) -> None:
     from service.contracts.config import parse_config
     from worker.quantizer.pipeline import quantize
     from worker.quantizer.run.interface import SilentRun
-    from worker.quantizer.run.overall import OverallRun
+    from worker.quantizer.run.progress import OverallRun
 
     figures: dict[str, tuple[float, float]] = {}
     begun: list[tuple[str, float, float]] = []

@@ -124,7 +124,7 @@ def measured(network: str, nodes: int, profile: Path | None) -> dict[str, float]
     from service.contracts.config import parse_config
     from service.contracts.runner import DatasetSource
     from worker.quantizer.pipeline import quantize
-    from worker.quantizer.run import stages
+    from worker.quantizer.run import progress
     from worker.quantizer.run.interface import SilentRun
 
     build, settings = NETWORKS[network]
@@ -147,7 +147,7 @@ def measured(network: str, nodes: int, profile: Path | None) -> dict[str, float]
         with (
             mock.patch.object(ort.InferenceSession, "__init__", timed),
             mock.patch.object(
-                stages, "time", SimpleNamespace(perf_counter=lambda: time.process_time() - told["sessions"])
+                progress, "time", SimpleNamespace(perf_counter=lambda: time.process_time() - told["sessions"])
             ),
         ):
             watch = cProfile.Profile() if profile is not None else None

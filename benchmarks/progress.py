@@ -17,8 +17,8 @@ from unittest import mock
 from benchmarks.cases import CASES, THREADS, W4A4, case_of, data_folder, source
 from service.contracts.config import parse_config
 from worker.quantizer.pipeline import quantize
-from worker.quantizer.run.forecast import Forecast, Phase
 from worker.quantizer.run.interface import SilentRun
+from worker.quantizer.run.progress import Phase, TimeLeft
 
 JUDGED_FROM_SECONDS = 20.0
 GRADIENT = {"method": "adaround", "solver": "gradient", "num_iterations": 300, "data_size": 64}
@@ -70,14 +70,14 @@ def run_job(name: str, *, phases: bool) -> bool:
     """Run a job and print what its forecast was worth; False if it broke its promise."""
     case_name, settings = JOBS[name]
     case, folder, recorder = case_of(case_name), data_folder(), Recorder()
-    expect = Forecast.expect
+    expect = TimeLeft.expect
 
-    def noted(forecast: Forecast, expected: Sequence[Phase]) -> None:
+    def noted(forecast: TimeLeft, expected: Sequence[Phase]) -> None:
         recorder.expected = recorder.expected or list(expected)
         expect(forecast, expected)
 
     calibration, evaluation = (source(folder, part) for part in (case.calibration, case.evaluation))
-    with mock.patch.object(Forecast, "expect", noted):
+    with mock.patch.object(TimeLeft, "expect", noted):
         result = quantize(
             folder / case.model, parse_config(settings), calibration, evaluation, run=recorder, threads=THREADS
         )

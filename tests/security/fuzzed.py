@@ -15,7 +15,6 @@ from tests.security.corpus import archives, models
 from tests.security.corpus.pickles import safetensors
 from worker.quantizer.data import inspect_dataset
 from worker.quantizer.intake.loading import parse_proto
-from worker.quantizer.intake.prescan.scan import scan_model
 
 
 def arrays(*, packed: bool) -> bytes:
@@ -47,9 +46,8 @@ def read_dataset(path: Path) -> None:
 
 
 def read_model(raw: bytes) -> None:
-    """What the look lets pass is parsed into no more than it counted."""
+    """Any bytes end in a model or in an error of their own."""
     try:
-        scan_model(raw)
         proto = parse_proto(raw)
     except QuantmillError as error:
         assert error.code in {"not-onnx", "invalid-model", "too-complex", "unsupported-model"}

@@ -14,8 +14,8 @@ from service.contracts.costs import TORCH_SECONDS, Facts, stage_costs
 from worker.quantizer.data.dataset import choose_batch_size
 from worker.quantizer.intake.work import matrix_kinds
 from worker.quantizer.refine.case import Case
-from worker.quantizer.run.forecast import Phase
 from worker.quantizer.run.interface import Run
+from worker.quantizer.run.progress import Phase
 
 _MEASURED_BATCH, _FEWEST_RUNS, _MOST_RUNS, _MEASURED_SECONDS = 8, 2, 4, 0.25
 

@@ -61,9 +61,8 @@ from worker.quantizer.run.checkpoint import CheckpointStore
 from worker.quantizer.run.extra import ExtraFile, ExtraFiles
 from worker.quantizer.run.identity import origin, run_identity
 from worker.quantizer.run.interface import Run
-from worker.quantizer.run.overall import OverallRun
+from worker.quantizer.run.progress import OverallRun, Stages
 from worker.quantizer.run.services import Services, nobody
-from worker.quantizer.run.stages import Stages
 from worker.quantizer.runtime.cpu import cpu_notes
 from worker.quantizer.runtime.session import Session, is_heavy
 from worker.quantizer.sanity.examine import examine

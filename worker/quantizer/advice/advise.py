@@ -16,7 +16,7 @@ from worker.quantizer.advice.table import RULES, AdviceRule, Setting, relief, wo
 from worker.quantizer.advice.trial import Bench, Trial
 from worker.quantizer.refine.case import Case
 from worker.quantizer.refine.draft import Quantized
-from worker.quantizer.run.forecast import trials_seconds
+from worker.quantizer.run.progress import trials_seconds
 from worker.quantizer.run.services import Services
 
 # Advice that goes together, without and with what takes long.

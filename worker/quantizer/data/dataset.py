@@ -14,21 +14,22 @@ from typing import Any
 import numpy as np
 
 from service.contracts.compatibility import fed_shape
-from service.contracts.dataset import DatasetSummary, FileFormat, InputSpec, PreprocessingSpec
+from service.contracts.dataset import DatasetSummary, FileFormat, InputSpec, PreprocessingSpec, Thumbnails
 from service.contracts.errors import DatasetMismatchError
 from service.contracts.model import TensorInfo
-from worker.quantizer.data.archive import read_npz
 from worker.quantizer.data.formats import detect_format
 from worker.quantizer.data.media import Media, read_media, refuse_for_arrays
+from worker.quantizer.data.npz import read_npz
 from worker.quantizer.data.preprocess import Transform
 from worker.quantizer.data.profile import Profiler
 from worker.quantizer.data.ragged import RaggedArray, grouped, largest_sample, pieces, told_shape
 from worker.quantizer.data.selection import are_classes, read_labels, select_arrays
 from worker.quantizer.data.stored import Array, ArraySource, MemoryArray, SampleReader
-from worker.quantizer.data.summary import Identity, summarize
+from worker.quantizer.data.summary import BLOCK_BYTES, Identity, summarize
 from worker.quantizer.data.tensors import read_safetensors
 from worker.quantizer.data.zips import DEFAULT_MAX_TOTAL_BYTES
 
+THUMBNAILS_FILE = "thumbnails.png"
 Labels = np.ndarray[Any, np.dtype[np.int64]]
 
 
@@ -404,3 +405,27 @@ def choose_batch_size(inputs: Sequence[TensorInfo], dataset: Dataset, preferred:
 def _fixed_batch(tensor: TensorInfo) -> int | None:
     first = tensor.shape[0] if tensor.shape else None
     return first if isinstance(first, int) and first > 0 else None
+
+
+def inspect_dataset(path: Path, preprocessing: PreprocessingSpec, *, thumbnails: Path | None = None) -> DatasetSummary:
+    """Check all of a dataset and say what is in it, with a profile. Reads the file once, in blocks.
+
+    Args:
+        path: an .npz or .safetensors file, or an archive of pictures or sounds.
+        preprocessing: which arrays feed which inputs, and how.
+        thumbnails: folder that gets a sheet of small pictures, if the dataset holds pictures; None: none is made.
+
+    Raises:
+        DatasetError: with code dataset-format (damaged or hostile file), dataset-arrays (missing, unequal or
+            unsupported arrays), dataset-labels, dataset-empty or non-finite-data.
+    """
+    data = open_dataset(path, preprocessing)
+    summary = data.summarized(Profiler(BLOCK_BYTES))
+    if thumbnails is None or data.media is None:
+        return summary
+    sheet = thumbnails / THUMBNAILS_FILE
+    if not data.media.write_thumbnails(sheet):
+        return summary
+    content = sheet.read_bytes()
+    made = Thumbnails(file=sheet.name, sha256=hashlib.sha256(content).hexdigest(), size_bytes=len(content))
+    return summary.model_copy(update={"thumbnails": made})

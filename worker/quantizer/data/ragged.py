@@ -17,8 +17,15 @@ from typing import Any
 import numpy as np
 
 from service.contracts.errors import DatasetArraysError
-from worker.quantizer.data.pointers import array_fault
-from worker.quantizer.data.stored import Array, ArraySource, MemoryArray, SampleReader, StoredArray, sample_bytes
+from worker.quantizer.data.stored import (
+    Array,
+    ArraySource,
+    MemoryArray,
+    SampleReader,
+    StoredArray,
+    array_fault,
+    sample_bytes,
+)
 
 # Four digits at least: fewer are common in names of tensors. More than nine number nothing that could be stored.
 _SAMPLE_NAME = re.compile(r"(.+)/([0-9]{4,9})", re.DOTALL)

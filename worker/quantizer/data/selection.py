@@ -16,15 +16,22 @@ from service.contracts.errors import (
 )
 from service.contracts.named_preprocessing import ANY_INPUT
 from service.contracts.pointers import below
-from worker.quantizer.data.pointers import LABELS_POINTER, array_fault, array_pointer
 from worker.quantizer.data.ragged import NUMBERING_HINT, RaggedArray, missing_sample, told_shape
-from worker.quantizer.data.stored import MAX_SAMPLE_BYTES, ArraySource, is_numeric, sample_bytes
+from worker.quantizer.data.stored import (
+    LABELS_POINTER,
+    MAX_SAMPLE_BYTES,
+    ArraySource,
+    array_fault,
+    array_pointer,
+    is_numeric,
+    sample_bytes,
+)
 
 _TEXT_KINDS = "USMm"
 
 
 @dataclass(frozen=True)
-class Selection:
+class SelectedArrays:
     """The arrays that can feed inputs or be named by a metric, the label array, and the samples that all share."""
 
     arrays: dict[str, ArraySource]
@@ -32,7 +39,7 @@ class Selection:
     samples: int
 
 
-def select_arrays(stored: Mapping[str, ArraySource], preprocessing: PreprocessingSpec) -> Selection:
+def select_arrays(stored: Mapping[str, ArraySource], preprocessing: PreprocessingSpec) -> SelectedArrays:
     """Choose the arrays that ``preprocessing`` speaks of, or all of them if it names none.
 
     Where arrays are named, the others may have any length and type and are left out if they do not fit. Where none is
@@ -73,7 +80,7 @@ def select_arrays(stored: Mapping[str, ArraySource], preprocessing: Preprocessin
     ordered = {name: arrays[name] for name in sorted(arrays)}
     if all(0 in array.shape for array in ordered.values()):  # beside others it is a cache that holds nothing yet
         _check_usable(next(iter(ordered.values())), may_be_empty=False)
-    return Selection(ordered, labels, samples)
+    return SelectedArrays(ordered, labels, samples)
 
 
 def _samples(

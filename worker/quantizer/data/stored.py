@@ -1,15 +1,22 @@
-"""Stored arrays: bytes in a file that are read as blocks of samples, never as a whole."""
+"""Stored arrays: bytes in a file that are read as blocks of samples, never as a whole; and where their faults lie.
+
+Faults of a dataset are told by JSON pointers (RFC 6901) into its record. One array: ``/arrays/<name>``, a key of
+``DatasetSummary.arrays``; of one stored sample by sample, a damaged sample: ``/arrays/<name>~1<number>``. One file of
+an archive of pictures or sounds: ``/files/<path>``, its path within the archive. The label array: ``/labels``, whatever
+its name in the file. The preprocessing spec: ``/preprocessing/...``. A fault of the file as a whole has no pointer
+here: whoever took the file in knows which of its fields gave the bytes.
+"""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from service.contracts.errors import DatasetArraysError, DatasetFormatError
-from worker.quantizer.data.pointers import array_fault
+from service.contracts.errors import DatasetArraysError, DatasetError, DatasetFormatError
+from service.contracts.pointers import below
 
 Array = np.ndarray[Any, Any]
 
@@ -18,6 +25,9 @@ MAX_SAMPLE_BYTES = 1 << 30
 
 NUMERIC_KINDS = "biuf"
 _UNSUPPORTED = {"float128", "float96"}
+LABELS_POINTER = "/labels"
+
+Fault = TypeVar("Fault", bound=DatasetError)
 
 
 class ByteStream(Protocol):
@@ -176,3 +186,18 @@ def is_numeric(dtype: np.dtype[Any]) -> bool:
 def sample_bytes(dtype: np.dtype[Any], shape: tuple[int, ...]) -> int:
     """Bytes of one sample."""
     return dtype.itemsize * math.prod(shape[1:])
+
+
+def array_pointer(name: str) -> str:
+    """Pointer of a stored array; an archive's member ``x.npy`` is array ``x``."""
+    return below("/arrays", name.removesuffix(".npy"))
+
+
+def array_fault(kind: type[Fault], name: str, why: str, **details: Any) -> Fault:
+    """An error of ``kind`` about a stored array; ``why`` follows its name, ``details`` are those of any error."""
+    return kind(f"array {name!r} {why}", pointer=array_pointer(name), array=name, **details)
+
+
+def file_pointer(path: str) -> str:
+    """Pointer of a file in an archive of pictures or sounds."""
+    return below("/files", path)

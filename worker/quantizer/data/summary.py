@@ -11,11 +11,10 @@ import numpy as np
 from service.contracts.data_profile import Waveforms
 from service.contracts.dataset import ArraySummary, DatasetSummary, LabelSummary, MediaSummary, PreprocessingSpec
 from service.contracts.errors import NonFiniteDataError
-from worker.quantizer.data.pointers import array_fault
 from worker.quantizer.data.profile import Profiler
 from worker.quantizer.data.ragged import RaggedArray, pieces, told_shape
-from worker.quantizer.data.selection import Selection
-from worker.quantizer.data.stored import Array, ArraySource, sample_bytes
+from worker.quantizer.data.selection import SelectedArrays
+from worker.quantizer.data.stored import Array, ArraySource, array_fault, sample_bytes
 
 BLOCK_BYTES = 4 << 20
 # Where nothing is above 0, it says which scores a Softmax is to leave out.
@@ -33,7 +32,7 @@ class Identity(NamedTuple):
 
 
 def summarize(
-    selection: Selection,
+    selection: SelectedArrays,
     preprocessing: PreprocessingSpec,
     *,
     classes: Array | None,

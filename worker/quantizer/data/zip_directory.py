@@ -31,7 +31,7 @@ class DirectoryTooLargeError(ValueError):
     """The directory lists more members than are accepted, or takes more bytes than they need; says how many."""
 
 
-class Entry(NamedTuple):
+class DirectoryEntry(NamedTuple):
     """What the directory says of a member.
 
     Attributes:
@@ -55,7 +55,7 @@ class Entry(NamedTuple):
     header_offset: int
 
 
-class _Place(NamedTuple):
+class _DirectoryPlace(NamedTuple):
     start: int
     size_bytes: int
     shift: int
@@ -87,7 +87,7 @@ class Directory:
         if len(self._raw) != place.size_bytes:
             raise DirectoryError("its directory ends early")
 
-    def __iter__(self) -> Iterator[Entry]:
+    def __iter__(self) -> Iterator[DirectoryEntry]:
         """All entries but those of folders, in the directory's order.
 
         Raises:
@@ -105,7 +105,7 @@ class Directory:
         return ending.encode() in self._raw and any(entry.name.endswith(ending) for entry in self)
 
 
-def _find(tail: bytes, start: int, max_members: int) -> _Place:
+def _find(tail: bytes, start: int, max_members: int) -> _DirectoryPlace:
     """Where the directory is, by the record at the archive's end and that of zip64 before it."""
     at = tail.rfind(b"PK\x05\x06")
     if at < 0 or at + _END.size > len(tail):
@@ -123,14 +123,14 @@ def _find(tail: bytes, start: int, max_members: int) -> _Place:
     first = start + end - size_bytes
     if first < offset:
         raise DirectoryError("its directory is not where it is said to be")
-    return _Place(first, size_bytes, first - offset)
+    return _DirectoryPlace(first, size_bytes, first - offset)
 
 
 def _too_large(count: int, size_bytes: int, max_members: int) -> str:
     return f"the archive lists {count} members in {size_bytes} bytes; at most {max_members} are accepted"
 
 
-def _entries(raw: bytes, shift: int) -> Iterator[Entry]:
+def _entries(raw: bytes, shift: int) -> Iterator[DirectoryEntry]:
     at, end, head = 0, len(raw), _ENTRY.size
     unpack = _ENTRY.unpack_from
     while at < end:
@@ -150,7 +150,7 @@ def _entries(raw: bytes, shift: int) -> Iterator[Entry]:
             raise DirectoryError(f"the name {stored!r} is not UTF-8") from error
         if _IN_EXTRA in (size, packed, offset):
             size, packed, offset = _long(name, raw[stop - extra_bytes : stop], size, packed, offset)
-        yield Entry(name, flags, method, crc, packed, size, attributes >> 16, offset + shift)
+        yield DirectoryEntry(name, flags, method, crc, packed, size, attributes >> 16, offset + shift)
         at = stop + comment_bytes
 
 

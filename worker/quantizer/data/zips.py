@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from service.contracts.errors import DatasetFormatError
-from worker.quantizer.data.pointers import array_pointer, file_pointer
-from worker.quantizer.data.zip_directory import Directory, DirectoryError, DirectoryTooLargeError, Entry
+from worker.quantizer.data.stored import array_pointer, file_pointer
+from worker.quantizer.data.zip_directory import Directory, DirectoryEntry, DirectoryError, DirectoryTooLargeError
 
 DEFAULT_MAX_TOTAL_BYTES = 64 << 30
 
@@ -48,7 +48,7 @@ class ZipRules:
         return DatasetFormatError(message, hint=hint or self.again, pointer=pointer, member=name)
 
 
-def read_members(path: Path, rules: ZipRules, *, max_total_bytes: int = DEFAULT_MAX_TOTAL_BYTES) -> list[Member]:
+def read_members(path: Path, rules: ZipRules, *, max_total_bytes: int = DEFAULT_MAX_TOTAL_BYTES) -> list[ZipMember]:
     """List the members of a zip archive but folders, in the directory's order.
 
     Raises:
@@ -94,7 +94,7 @@ def _refusing(rules: ZipRules) -> Iterator[None]:
         raise DatasetFormatError(str(error), hint=rules.fewer) from None
 
 
-def _check_entries(entries: list[Entry], max_total_bytes: int, rules: ZipRules) -> None:
+def _check_entries(entries: list[DirectoryEntry], max_total_bytes: int, rules: ZipRules) -> None:
     seen: set[str] = set()
     for entry in entries:
         name = entry.name
@@ -122,7 +122,7 @@ def _leads_out(name: str) -> bool:
     return ".." in name.replace("\\", "/").split("/")
 
 
-class Member(NamedTuple):
+class ZipMember(NamedTuple):
     """One file of the archive; ``offset`` is that of its packed bytes. Opens streams that start ``skip_bytes`` in."""
 
     path: Path
@@ -136,15 +136,15 @@ class Member(NamedTuple):
     rules: ZipRules
     skip_bytes: int = 0
 
-    def open(self) -> MemberStream:
+    def open(self) -> ZipMemberStream:
         """A stream over the unpacked bytes after the first ``skip_bytes``."""
-        stream = MemberStream(self)
+        stream = ZipMemberStream(self)
         if self.skip_bytes:
             stream.read(self.skip_bytes)
         return stream
 
 
-def _locate(path: Path, descriptor: int, size: int, entry: Entry, rules: ZipRules) -> Member:
+def _locate(path: Path, descriptor: int, size: int, entry: DirectoryEntry, rules: ZipRules) -> ZipMember:
     """Find the packed bytes behind the local header, whose length differs from the directory's copy."""
     name = entry.name
     raw = os.pread(descriptor, _LOCAL_HEADER.size, entry.header_offset) if entry.header_offset < size else b""
@@ -157,12 +157,12 @@ def _locate(path: Path, descriptor: int, size: int, entry: Entry, rules: ZipRule
     deflated = entry.method == _DEFLATED
     if not deflated and entry.packed_bytes != entry.size_bytes:
         raise rules.refusal(name, f"member {name!r} declares two sizes")
-    return Member(
+    return ZipMember(
         path, name, entry.header_offset, offset, entry.packed_bytes, entry.size_bytes, deflated, entry.crc, rules
     )
 
 
-def _check_overlap(members: list[Member]) -> None:
+def _check_overlap(members: list[ZipMember]) -> None:
     """Members that share bytes unpack to far more than the archive holds."""
     end = 0
     for member in sorted(members, key=lambda member: member.header_offset):
@@ -171,10 +171,10 @@ def _check_overlap(members: list[Member]) -> None:
         end = member.offset + member.packed_bytes
 
 
-class MemberStream:
+class ZipMemberStream:
     """Unpacks a member; never gives more than its declared size; checks size and CRC at the end."""
 
-    def __init__(self, member: Member) -> None:
+    def __init__(self, member: ZipMember) -> None:
         self._member = member
         self._file = member.path.open("rb", buffering=0)
         self._file.seek(member.offset)

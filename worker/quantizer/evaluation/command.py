@@ -37,7 +37,7 @@ from worker.quantizer.intake.provenance import read_provenance
 from worker.quantizer.run.extra import ExtraFiles, write_files
 from worker.quantizer.run.identity import library_versions
 from worker.quantizer.run.interface import Run
-from worker.quantizer.run.stages import Stages
+from worker.quantizer.run.progress import Stages
 from worker.quantizer.runtime.session import Session
 
 # Of the specification in a request for an evaluation.

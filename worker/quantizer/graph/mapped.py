@@ -19,6 +19,7 @@ import threading
 import weakref
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -39,46 +40,45 @@ _SWEEP_SECONDS = 0.02
 _Range = tuple[str, int, int]
 
 
+@dataclass(frozen=True)
+class FilePlace:
+    """Where the bytes of a tensor lie.
+
+    Attributes:
+        folder: that the file lies in.
+        location: of the file in it.
+        offset: of the first byte in the file.
+    """
+
+    folder: Path
+    location: str
+    offset: int = 0
+
+
 class Mapped:
     """Of a tensor that is a view of a mapped file: where its bytes lie. The base beside it is the tensor itself.
 
     Args:
         values: the view; of elements of fewer than 8 bits packed, uint8 [bytes].
-        dtype: of the elements.
-        shape: of the tensor.
-        folder: that the file lies in.
-        location: of the file in it.
-        offset: of the first byte in the file.
-        name: of the tensor.
-        doc_string: likewise.
+        like: the tensor that it takes the place of: its dtype, shape, name and doc string.
+        place: of its bytes.
     """
 
-    def __init__(
-        self,
-        values: np.ndarray,
-        dtype: ir.DataType,
-        *,
-        shape: ir.Shape,
-        folder: Path,
-        location: str,
-        offset: int,
-        name: str | None,
-        doc_string: str | None,
-    ) -> None:
+    def __init__(self, values: np.ndarray, like: ir.TensorProtocol, place: FilePlace) -> None:
         facts: dict[str, Any] = {
             "value": values,
-            "dtype": dtype,
-            "shape": shape,
-            "name": name,
-            "doc_string": doc_string,
+            "dtype": like.dtype,
+            "shape": ir.Shape(like.shape.numpy()),
+            "name": like.name,
+            "doc_string": like.doc_string,
         }
         super().__init__(**facts)
-        self.folder, self.location, self.offset = folder, location, offset
+        self.place = place
 
     @property
     def path(self) -> Path:
         """The file."""
-        return self.folder / self.location
+        return self.place.folder / self.place.location
 
 
 class MappedTensor(Mapped, ir.Tensor[np.ndarray]):

@@ -142,7 +142,7 @@ class ModelContent:
             shutil.move(self.data, path.with_name(self.data.name))
 
 
-class _Tally:
+class _SizeCounter:
     """Writes to a file, and keeps count and digest of what was written."""
 
     def __init__(self, file: IO[bytes]) -> None:
@@ -170,7 +170,7 @@ def _write_whole(skeleton: Skeleton, file: IO[bytes]) -> tuple[int, str]:
     """The bytes of the model, in protobuf's wire form: a message is its fields in the order of their numbers, and one
     within another has its length before it. Size and sha256.
     """
-    out, proto, weights = _Tally(file), skeleton.proto, skeleton.weights
+    out, proto, weights = _SizeCounter(file), skeleton.proto, skeleton.weights
     graph = proto.graph
     before, after = _parts(proto, "graph")
     head, tail = _parts(graph, "initializer")
@@ -236,7 +236,7 @@ def _varint(number: int) -> bytes:
 
 def _write_data(skeleton: Skeleton, file: IO[bytes], name: str) -> tuple[int, str]:
     """The bytes of the weights, each on a page of its own, and the references to them; size and sha256."""
-    out, weights = _Tally(file), skeleton.weights
+    out, weights = _SizeCounter(file), skeleton.weights
     for stored in skeleton.proto.graph.initializer:
         held = weights.get(stored.name)
         if held is not None:

@@ -13,7 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from worker.quantizer.graph import sizes
-from worker.quantizer.graph.mapped import Mapped, MappedPackedTensor, MappedTensor, forget, raw_bytes, sweep
+from worker.quantizer.graph.mapped import FilePlace, Mapped, MappedPackedTensor, MappedTensor, forget, raw_bytes, sweep
 
 
 class Shelf:
@@ -50,35 +50,17 @@ class Shelf:
         if isinstance(tensor, Mapped) or tensor.nbytes <= sizes.TENSOR_BYTES or tensor.dtype == ir.DataType.STRING:
             return tensor
         location = self._location(tensor)
-        shape = ir.Shape(tensor.shape.numpy())
         with (self.folder / location).open("rb") as file:
             view = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         sweep(self.folder / location, view)
+        place = FilePlace(self.folder, location)
         made: MappedTensor | MappedPackedTensor
         if tensor.dtype.bitwidth < 8:
-            made = MappedPackedTensor(
-                np.frombuffer(view, np.uint8),
-                tensor.dtype,
-                shape=shape,
-                folder=self.folder,
-                location=location,
-                offset=0,
-                name=tensor.name,
-                doc_string=tensor.doc_string,
-            )
+            made = MappedPackedTensor(np.frombuffer(view, np.uint8), tensor, place)
         else:
-            values = np.frombuffer(view, tensor.dtype.numpy()).reshape(shape.numpy())
+            values = np.frombuffer(view, tensor.dtype.numpy()).reshape(tensor.shape.numpy())
             self._known[_address(values)] = location
-            made = MappedTensor(
-                values,
-                tensor.dtype,
-                shape=shape,
-                folder=self.folder,
-                location=location,
-                offset=0,
-                name=tensor.name,
-                doc_string=tensor.doc_string,
-            )
+            made = MappedTensor(values, tensor, place)
         made.shelf = self  # type: ignore[union-attr]  # the file stays as long as the tensor
         forget(made)
         return made

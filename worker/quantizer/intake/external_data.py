@@ -14,8 +14,8 @@ import onnx
 import onnx_ir as ir
 
 from service.contracts.errors import ExternalDataError, ResourceLimitError
-from worker.quantizer.graph.mapped import SWEPT_BYTES, MappedPackedTensor, MappedTensor, know, sweep
-from worker.quantizer.intake.prescan.tensors import tensor_bytes
+from worker.quantizer.graph.mapped import SWEPT_BYTES, FilePlace, MappedPackedTensor, MappedTensor, know, sweep
+from worker.quantizer.intake.tensors import tensor_bytes
 
 # What onnx.proto says an entry may be called. A reader that takes over others, as attributes of an object, can be made
 # to do what it should not (CVE-2026-34445); a base path would lead out of the folder.
@@ -106,16 +106,7 @@ class ExternalFiles:
             return ir.Tensor(
                 copied, tensor.dtype, shape=ir.Shape(shape), name=tensor.name, doc_string=tensor.doc_string
             )
-        return MappedTensor(
-            values,
-            tensor.dtype,
-            shape=ir.Shape(shape),
-            folder=self._folder,
-            location=str(tensor.location),
-            offset=offset,
-            name=tensor.name,
-            doc_string=tensor.doc_string,
-        )
+        return MappedTensor(values, tensor, FilePlace(self._folder, str(tensor.location), offset))
 
     def _packed(self, tensor: ir.ExternalTensor) -> MappedPackedTensor:
         shape, offset = ir.Shape(tensor.shape.numpy()), tensor.offset or 0
@@ -123,16 +114,7 @@ class ExternalFiles:
         held = (
             np.frombuffer(self._maps[str(tensor.location)], np.uint8, count, offset) if count else np.empty(0, np.uint8)
         )
-        return MappedPackedTensor(
-            held,
-            tensor.dtype,
-            shape=shape,
-            folder=self._folder,
-            location=str(tensor.location),
-            offset=offset,
-            name=tensor.name,
-            doc_string=tensor.doc_string,
-        )
+        return MappedPackedTensor(held, tensor, FilePlace(self._folder, str(tensor.location), offset))
 
     def _checksum(self, location: str) -> str:
         """SHA-1 of an opened file, as onnx.proto has it: against damage; it proves nothing of who made the file."""

@@ -23,7 +23,7 @@ from worker.quantizer.graph import sizes
 from worker.quantizer.intake.loading import (
     check_representable,
     external_files,
-    parse_scanned,
+    parse_proto,
     read_file,
     tensors_of,
     to_ir,
@@ -99,7 +99,7 @@ def open_model(path: Path) -> Uploaded:
         UnsupportedModelError: no nodes, too many or too deep, or unknown operators.
     """
     data = read_file(path)
-    proto = parse_scanned(data)
+    proto = parse_proto(data)
     check_representable(proto)
     check_structure(proto)
     summary = summarize_model(proto, path, sha256=hashlib.sha256(data).hexdigest())

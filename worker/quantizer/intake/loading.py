@@ -1,4 +1,4 @@
-"""Loads ONNX files as hostile input: looked at before they are parsed, and external data confined."""
+"""Loads ONNX files as hostile input: what they hold is counted and checked, and external data is confined."""
 
 from __future__ import annotations
 
@@ -12,10 +12,13 @@ from google.protobuf.message import DecodeError
 from service.contracts.errors import NotOnnxError, UnsupportedModelError
 from service.contracts.model import ModelSummary
 from worker.quantizer.graph.serialized import to_bytes
+from worker.quantizer.intake.complexity import check_complexity
 from worker.quantizer.intake.external_data import ExternalFiles, attach, is_external
-from worker.quantizer.intake.prescan.scan import mapped, scan_model
-from worker.quantizer.intake.wire import not_onnx
+from worker.quantizer.intake.tensors import check_tensor
+from worker.quantizer.intake.wire import check_outline, damaged, not_onnx
 from worker.quantizer.preparation.prepare import undo_quantization
+
+MAX_FILE_BYTES = (1 << 31) - 1  # protobuf's own limit
 
 
 def load_model(path: Path) -> ir.Model:
@@ -37,54 +40,55 @@ def read_proto(path: Path) -> onnx.ModelProto:
     """Parse the .onnx file without touching external data.
 
     Raises:
-        QuantmillError: as ``read_file`` and ``parse_scanned``.
+        QuantmillError: as ``read_file`` and ``parse_proto``.
     """
-    return parse_scanned(read_file(path))
+    return parse_proto(read_file(path))
 
 
 def read_file(path: Path) -> bytes:
-    """The bytes of the .onnx file, which have passed the look at them.
+    """The bytes of the .onnx file.
 
     Raises:
-        NotOnnxError: missing, empty, too large, cut short, damaged, or not an ONNX file.
-        ModelError: a tensor whose bytes do not match its shape.
-        TooComplexError: more of something than is accepted; names it.
-        UnsupportedModelError: functions that call themselves.
+        NotOnnxError: missing, empty or too large.
     """
-    with mapped(path) as data:
-        scan_model(data)
-        return data[:]
+    try:
+        size = path.stat().st_size
+        if size > MAX_FILE_BYTES:
+            raise NotOnnxError(
+                f"the file has {size} bytes; an ONNX file holds at most {MAX_FILE_BYTES}",
+                hint="Store the weights as external data.",
+            )
+        return path.read_bytes()
+    except OSError as error:
+        raise NotOnnxError(f"the model cannot be read: {error.strerror}") from None
 
 
 def parse_proto(data: bytes) -> onnx.ModelProto:
     """Parse the bytes of an .onnx file without touching external data.
 
     Raises:
-        QuantmillError: as ``read_file`` and ``parse_scanned``.
+        NotOnnxError: empty, cut short, damaged, or not an ONNX file.
+        ModelError: a tensor whose bytes do not match its shape.
+        TooComplexError: more of something than is accepted; names it.
+        UnsupportedModelError: functions that call themselves.
+        MemoryError: the parser got none.
     """
     if not data:
         raise NotOnnxError("the model file is empty", hint="Upload the .onnx file again.")
-    scan_model(data)
-    return parse_scanned(data)
-
-
-def parse_scanned(data: bytes) -> onnx.ModelProto:
-    """Parse what ``read_file`` has given.
-
-    Raises:
-        NotOnnxError: the parser refuses it, or it is not an ONNX model.
-    """
+    check_outline(data)
     proto = onnx.ModelProto()
     try:
         proto.ParseFromString(data)
-    except DecodeError:
-        raise NotOnnxError(
-            "the file cannot be decoded as an ONNX model: it is damaged",
-            hint="Export the model again and upload it anew.",
-        ) from None
+    except DecodeError as error:
+        if "alloc" in str(error):  # as the parser tells that it got no memory
+            raise MemoryError(str(error)) from None
+        raise damaged("it cannot be decoded as an ONNX model, or is nested too deep", "parser") from None
     if not proto.ir_version or not proto.HasField("graph"):
         raise not_onnx()
+    check_complexity(proto)
     _check_text(proto)
+    for tensor in tensors_of(proto):
+        check_tensor(tensor)
     return proto
 
 

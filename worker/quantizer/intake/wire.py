@@ -56,6 +56,32 @@ def model_metadata(data: bytes | mmap.mmap) -> dict[str, str]:
     return {entry.key: entry.value for entry in entries}
 
 
+def check_outline(data: bytes) -> None:
+    """Refuse a file that is cut short, or of another kind, in words that its owner can use.
+
+    Raises:
+        NotOnnxError: the outermost fields are not those of a whole ONNX file.
+    """
+    try:
+        graphs = sum(number == _GRAPH for number, _, _ in model_fields(data))
+    except BadTagError:
+        raise not_onnx() from None
+    except CutShortError as error:
+        if error.name is None:
+            raise not_onnx() from None
+        raise NotOnnxError(
+            f"the file is cut short: {error.missing} bytes are missing at its end, in field {error.name!r}",
+            hint="Upload the file again; compare its size and sha256 with the original.",
+            rule="length",
+            field=error.name,
+            offset=len(data),
+        ) from None
+    if not graphs:
+        raise not_onnx()
+    if graphs > 1:
+        raise damaged("field 'graph' is given twice", "repetition")
+
+
 def model_fields(data: bytes | memoryview | mmap.mmap) -> Iterator[tuple[int, int, int]]:
     """Number, start and end of the payload of every field of a model.
 
@@ -76,6 +102,16 @@ def not_onnx() -> NotOnnxError:
         hint="Upload a model exported to ONNX (for PyTorch: torch.onnx.export), not a checkpoint or an archive.",
         rule="outermost-fields",
     )
+
+
+def damaged(why: str, rule: str) -> NotOnnxError:
+    """The error for bytes that no writer of ONNX makes.
+
+    Args:
+        why: in words.
+        rule: of the wire format or of ONNX that is broken.
+    """
+    return NotOnnxError(f"the file is damaged: {why}", hint="Export the model again and upload it anew.", rule=rule)
 
 
 def _fields(data: bytes | memoryview | mmap.mmap, at: int, end: int) -> Iterator[tuple[int, int, int]]:

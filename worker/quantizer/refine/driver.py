@@ -12,7 +12,6 @@ from service.contracts.report import AlgorithmFigures, ReconstructionError, Scor
 from worker.quantizer.refine.draft import Draft
 from worker.quantizer.refine.judge import Judge
 from worker.quantizer.refine.step import Change, Step, Toolkit
-from worker.quantizer.run.checkpoint import ScopedCheckpoints
 
 
 @dataclass(frozen=True)
@@ -68,7 +67,7 @@ def _applied(step: Step[Any], draft: Draft, toolkit: Toolkit, judge: Judge) -> T
     scores = []
     for spec in variants:
         words = _chosen(step.spec, spec)
-        store = ScopedCheckpoints(toolkit.services.checkpoint, f"{step.method} {words}: ")
+        store = toolkit.services.checkpoint.scoped(f"{step.method} {words}: ")
         scoped = replace(toolkit, services=replace(toolkit.services, checkpoint=store))
         tried = _apply(replace(step, spec=spec), draft, scoped)
         score = judge.score(tried.draft)
@@ -142,7 +141,7 @@ def _both_ways(
         The drafts behind ``draft`` on the way that ends better; what became of the step, and of all others on that way.
     """
     changed, told = refine(tried.draft, rest, toolkit, judge)
-    store = ScopedCheckpoints(toolkit.services.checkpoint, f"without {step.method}: ")
+    store = toolkit.services.checkpoint.scoped(f"without {step.method}: ")
     apart = replace(toolkit, services=replace(toolkit.services, checkpoint=store))
     plain, told_of_plain = refine(draft, rest, apart, judge)
     with toolkit.services.stages.stage(f"{step.method} acceptance"):

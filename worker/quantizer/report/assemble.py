@@ -25,7 +25,7 @@ from worker.quantizer.report.layer_latency import with_latency
 from worker.quantizer.report.layers import hidden_histograms_note, layer_figures
 from worker.quantizer.report.manifest import make_manifest
 from worker.quantizer.report.words import cost_notes, large_note, report_notes, summary_sentence
-from worker.quantizer.run.forecast import trials_seconds
+from worker.quantizer.run.progress import trials_seconds
 from worker.quantizer.run.services import Services
 from worker.quantizer.sanity.channels import channel_findings
 from worker.quantizer.sanity.figures import figure_findings, with_chance

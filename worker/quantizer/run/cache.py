@@ -3,8 +3,12 @@
     FOLDER/sha256 of the scope/KEY
 
 A key is a digest of everything that the content depends on (``worker.quantizer.run.identity.content_key``), so nothing
-here ever grows stale. Any number of processes may use one folder: files appear whole, and what another process evicts
-or replaces meanwhile is a miss or the same bytes. Nothing that is found is trusted further than its checksum.
+here ever grows stale. Any number of processes may use one folder: what another process evicts or replaces meanwhile is
+a miss or the same bytes.
+
+Files say themselves whether they are whole: each has a header with what it is and the sha256 of its bytes. They are
+written under another name and renamed, so that a reader sees all of a file or none of it, and two writers of the same
+file do no harm. Checkpoints (``worker.quantizer.run.checkpoint``) are such files as well.
 
 The scope keeps tenants apart: contents are derived from what a tenant has uploaded, and a hit that somebody else's
 upload caused would tell, by the time that a job takes, that they have the same model and data.
@@ -18,19 +22,25 @@ import fcntl
 import hashlib
 import os
 import re
+import stat
+import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from worker.quantizer.run.interface import Run, SilentRun
-from worker.quantizer.run.sealed import HEADER_BYTES, DamagedFileError, read_sealed, remove_parts, write_sealed
 
 LOCK_FILE = ".lock"
+MAGIC = b"QMSEAL1\n"
+HEADER_BYTES = len(MAGIC) + 2 * hashlib.sha256().digest_size
+PART_PREFIX = ".part-"
+# A part that old belongs to a writer that was killed.
+_PART_AGE_SECONDS = 3600.0
 # What is left after an eviction, as a share of the limit: the next few entries need none.
 _KEPT_SHARE = 0.9
 # Entries are counted anew once this process has put in so much more, as a share of the limit.
 _UNCOUNTED_SHARE = 0.01
-_PART_AGE_SECONDS = 3600.0
-_KEY = re.compile(r"[0-9a-f]{64}")
+KEY_FORM = re.compile(r"[0-9a-f]{64}")
 
 
 class Cache:
@@ -121,7 +131,7 @@ class Cache:
         return counts
 
     def _path(self, root: Path, key: str) -> Path:
-        if not _KEY.fullmatch(key):
+        if not KEY_FORM.fullmatch(key):
             raise ValueError(f"not a sha256: {key!r}")
         return scope_folder(root, self._scope) / key
 
@@ -160,9 +170,9 @@ def _evict(folders: Sequence[Path], limit_bytes: int, *, lock: Path, keep: Path 
             return
         found = []
         for folder in folders:
-            remove_parts(folder, _PART_AGE_SECONDS)
+            remove_parts(folder)
             entries = (path for path in folder.iterdir() if path.name != LOCK_FILE)
-            found += [(path, state) for path in entries if (state := _state(path)) is not None]
+            found += [(path, state) for path in entries if (state := state_of(path)) is not None]
         total = sum(state.st_size for _, state in found)
         if total <= limit_bytes:
             return
@@ -190,8 +200,81 @@ def _lock(path: Path) -> Iterator[bool]:
         yield True
 
 
-def _state(path: Path) -> os.stat_result | None:
+class DamagedFileError(Exception):
+    """The file is not what was written under this label; says in words what is wrong with it."""
+
+
+def write_sealed(path: Path, label: str, data: bytes, *, durable: bool) -> None:
+    """Write ``data`` to ``path``, whole or not at all.
+
+    Args:
+        path: in a folder that exists.
+        label: what it is; a reader has to ask for the same.
+        data: any bytes.
+        durable: it is on the disk for good when this returns.
+
+    Raises:
+        OSError: the disk refused; nothing is left behind.
+    """
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=PART_PREFIX)
+    try:
+        with os.fdopen(descriptor, "wb") as stream:
+            stream.write(MAGIC + _digest(label.encode()) + _digest(data))
+            stream.write(data)
+            stream.flush()
+            if durable:
+                os.fsync(stream.fileno())
+        Path(name).replace(path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            Path(name).unlink()
+        raise
+    if durable:
+        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+def read_sealed(path: Path, label: str) -> bytes:
+    """What was written to ``path`` under ``label``.
+
+    Raises:
+        FileNotFoundError: nothing is there.
+        DamagedFileError: it is no regular file, of another kind, for another label, cut off or changed.
+        OSError: it cannot be read.
+    """
+    if not stat.S_ISREG(path.lstat().st_mode):
+        raise DamagedFileError("it is no regular file")
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as stream:
+        header, data = stream.read(HEADER_BYTES), stream.read()
+    if len(header) < HEADER_BYTES or not header.startswith(MAGIC):
+        raise DamagedFileError("it was not written by this program")
+    seal = header[len(MAGIC) :]
+    half = len(seal) // 2
+    if seal[:half] != _digest(label.encode()):
+        raise DamagedFileError("it belongs to something else")
+    if seal[half:] != _digest(data):
+        raise DamagedFileError("its bytes are not the ones that were written")
+    return data
+
+
+def state_of(path: Path) -> os.stat_result | None:
+    """Of the file itself, where it is a link; None if nothing is there."""
     try:
         return path.lstat()
     except FileNotFoundError:
         return None
+
+
+def remove_parts(folder: Path) -> None:
+    """Remove what writers that were killed have left in ``folder``, once nobody can be writing it any more."""
+    for part in folder.glob(PART_PREFIX + "*"):
+        state = state_of(part)
+        if state is not None and time.time() - state.st_mtime > _PART_AGE_SECONDS:
+            part.unlink(missing_ok=True)
+
+
+def _digest(data: bytes) -> bytes:
+    return hashlib.sha256(data).digest()

@@ -1,51 +1,51 @@
 """Finished pieces of work, kept on disk, so that nobody does them again who needs the very same.
 
-    FOLDER/IDENTITY/sha256 of the key       for the attempts of one run
-    CACHE_FOLDER/sha256 of the scope/KEY    for the runs of one tenant: ``worker.quantizer.run.cache``
+    FOLDER/IDENTITY/KEY                     for the attempts of one run
+    CACHE_FOLDER/sha256 of the scope/KEY    for the runs of one tenant
 
 One store serves two lifetimes. What is saved lies in a folder that lives as long as its job may have another attempt,
 wherever that is; what is shared is put into the cache as well, where it stays until it is the least recently used.
 
-Every run has an identity (``worker.quantizer.run.identity``): what was kept by a run with another config, model, data,
-engine or number of threads is never found. A piece that depends on less than all of that is kept by its content key.
-Nothing that is found is trusted further than its checksum: whoever loads a checkpoint reads plain arrays or JSON from
-it, never pickled objects.
+Everything has a content key (``worker.quantizer.run.identity``): what depends on all of a run, one of its identity and
+a name. So what was kept by a run with another config, model, data, engine or number of threads is never found. Nothing
+that is found is trusted further than its checksum: whoever loads a checkpoint reads plain arrays or JSON from it, never
+pickled objects.
 """
 
 from __future__ import annotations
 
+import copy
 import errno
-import hashlib
 import os
-import re
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
-from worker.quantizer.run.cache import Cache
-from worker.quantizer.run.identity import content_key
-from worker.quantizer.run.interface import Run, SilentRun
-from worker.quantizer.run.sealed import (
+import numpy as np
+from safetensors import SafetensorError
+from safetensors import numpy as safetensors
+
+from worker.quantizer.run.cache import (
     HEADER_BYTES,
+    KEY_FORM,
+    Cache,
     DamagedFileError,
     read_sealed,
     remove_parts,
-    sealed_size,
+    state_of,
     write_sealed,
 )
+from worker.quantizer.run.identity import content_key
+from worker.quantizer.run.interface import Run, SilentRun
 
 T = TypeVar("T")
+Arrays = dict[str, np.ndarray[Any, Any]]
 
-# A part that old belongs to a writer that was killed.
-_PART_AGE_SECONDS = 3600.0
-# Above this share of the limit what others have written meanwhile is counted, too.
-_WATCHED_SHARE = 0.25
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 # With less a run cannot write its temporary files and its result.
 _ROOM_BYTES = 1024**2
-_IDENTITY = re.compile(r"[0-9a-f]{64}")
 
 
 class CheckpointStore:
@@ -55,12 +55,12 @@ class CheckpointStore:
     is a full disk that leaves the run no room for its own files either: it could not end well, and every piece that is
     finished from then on would be lost with it. So it ends at once, while everything that was finished is kept.
 
-    Two attempts may use one folder at once, as one does that has lost its job: entries appear whole, and both write the
-    same.
+    Two attempts may use one folder at once, as one does that has lost its job: both write the same.
 
     Args:
         folder: exists; None: nothing is kept for other attempts.
-        identity: of the run, a hex digest.
+        identity: of the run, a hex digest: what was kept by a run with another config, model, data, engine or number of
+            threads is never found under a name.
         limit_bytes: that the run's checkpoints may take; None: no limit.
         run: takes what a person may want to read.
         shared: takes what other runs may find; None: nothing is shared.
@@ -77,16 +77,16 @@ class CheckpointStore:
     ) -> None:
         self._folder = None if folder is None else folder / identity
         self._identity = identity
+        self._scope = ""
         self._run = SilentRun() if run is None else run
         self._limit = limit_bytes
         self._shared = Cache(None) if shared is None else shared
-        self._taken = 0
         # why, by key; and why nothing is kept at all
         self._lost: dict[str, str] = {}
         self._refusal: str | None = None
         self._told: set[str] = set()
         if folder is not None:
-            self._open(folder)
+            self._open(folder, folder / identity)
 
     @property
     def is_kept(self) -> bool:
@@ -107,145 +107,117 @@ class CheckpointStore:
         """The store of another run on the same model and data, which has no attempts: only what is shared is in it."""
         return CheckpointStore(None, run=run, shared=self._shared)
 
-    def load(self, key: str) -> bytes | None:
-        """What was saved under ``key`` by an attempt of the same run, or shared by another run with its identity.
+    def scoped(self, scope: str) -> CheckpointStore:
+        """This store for one of several pieces of work that use the same names: ``scope`` is put before each."""
+        part = copy.copy(self)
+        part._scope = self._scope + scope
+        return part
+
+    def load(self, name: str) -> bytes | None:
+        """What was saved under ``name`` by an attempt of the same run, or shared by another run with its identity.
 
         None if there is nothing that can be used.
         """
-        return self._load(key, self._shared_key(key))
+        return self._find(self._key(name), name)
 
-    def save(self, key: str, data: bytes, *, shared: bool = False) -> None:
-        """Keep ``data`` under ``key``, durably; it takes the place of what was there.
+    def save(self, name: str, data: bytes, *, shared: bool = False) -> None:
+        """Keep ``data`` under ``name``, durably; it takes the place of what was there.
 
         Args:
-            key: any text that no other piece of this run's work has.
+            name: any text that no other piece of this run's work has.
             data: any bytes.
-            shared: the data depend on the run's identity and the key alone, not on time or place: another job with the
+            shared: the data depend on the run's identity and the name alone, not on time or place: another job with the
                 same inputs may take them over.
 
         Raises:
             OSError: the disk is full, and the disk of the run's own files as well.
         """
-        self._save(key, data, self._shared_key(key) if shared else None)
+        self.keep(self._key(name), data, shared=shared)
 
-    def find(self, content: str) -> bytes | None:
-        """What was kept under a content key by any attempt, or run; None if there is nothing that can be used.
+    def find(self, key: str) -> bytes | None:
+        """What any run has kept under a key of ``content_key``; None if there is nothing that can be used."""
+        return self._find(key, key)
 
-        Args:
-            content: of ``content_key``.
-        """
-        return self._load(content, content)
-
-    def keep(self, content: str, data: bytes, *, shared: bool = True) -> None:
-        """Keep ``data`` for all who need it, durably for the attempts of this run.
+    def keep(self, key: str, data: bytes, *, shared: bool = True) -> None:
+        """Keep ``data`` for all runs that need it, durably for the attempts of this run.
 
         Args:
-            content: of ``content_key``: a digest of everything that the data depend on.
+            key: of ``content_key``: a digest of everything that the data depend on.
             data: any bytes; they take the place of what was there.
             shared: False: they are for attempts of this run only.
 
         Raises:
             OSError: as ``save``.
         """
-        self._save(content, data, content if shared else None)
+        if self._folder is not None:
+            self._keep_own(self._folder / key, key, data)
+        if shared:
+            self._shared.put(key, data)
 
-    def load_as(self, key: str, decode: Callable[[bytes], T]) -> T | None:
+    def load_as(self, name: str, decode: Callable[[bytes], T]) -> T | None:
         """``load``, decoded; None as well, and told, if that cannot be done."""
-        return self._decoded(key, self.load(key), decode)
+        return self._decoded(name, self.load(name), decode)
 
-    def find_as(self, content: str, decode: Callable[[bytes], T]) -> T | None:
+    def find_as(self, key: str, decode: Callable[[bytes], T]) -> T | None:
         """``find``, decoded; None as well, and told, if that cannot be done."""
-        return self._decoded(content, self.find(content), decode)
+        return self._decoded(key, self.find(key), decode)
 
-    def _decoded(self, key: str, data: bytes | None, decode: Callable[[bytes], T]) -> T | None:
+    def _key(self, name: str) -> str:
+        return content_key("checkpoint", self._identity, self._scope + name)
+
+    def _decoded(self, name: str, data: bytes | None, decode: Callable[[bytes], T]) -> T | None:
         if data is None:
             return None
         try:
             return decode(data)
         except (ValueError, TypeError, LookupError) as error:
-            self._run.log(f"the checkpoint {key!r} is not used: it holds something else: {error}", "warning")
+            self._run.log(f"the checkpoint {name!r} is not used: it holds something else: {error}", "warning")
             return None
 
-    def _load(self, key: str, shared_key: str) -> bytes | None:
-        data = self._own(key)
+    def _find(self, key: str, name: str) -> bytes | None:
+        data = None if self._folder is None else self._find_own(self._folder / key, key, name)
         if data is not None:
             self._tell("found", "work that an earlier attempt has finished is taken over", "info")
             return data
-        data = self._shared.get(shared_key)
+        data = self._shared.get(key)
         if data is not None:
             self._tell("shared", "work that an earlier job has finished is taken over", "info")
         return data
 
-    def _own(self, key: str) -> bytes | None:
-        if self._folder is None:
-            return None
+    def _find_own(self, path: Path, key: str, name: str) -> bytes | None:
         try:
-            return read_sealed(self._path(key), self._label(key))
+            return read_sealed(path, key)
         except FileNotFoundError:
             return None
         except (DamagedFileError, OSError) as error:
-            self._run.log(f"the checkpoint {key!r} is not used: {error}", "warning")
+            self._run.log(f"the checkpoint {name!r} is not used: {error}", "warning")
             return None
 
-    def _save(self, key: str, data: bytes, shared_key: str | None) -> None:
-        if self._folder is not None and self._has_room(key, HEADER_BYTES + len(data)):
-            path = self._path(key)
-            before = sealed_size(path)
-            try:
-                write_sealed(path, self._label(key), data, durable=True)
-                self._taken += HEADER_BYTES + len(data) - before
-                self._lost.pop(key, None)
-            except OSError as error:
-                if error.errno in _FULL and not _disk_has_room(Path(tempfile.gettempdir())):
-                    raise
-                self._lost[key] = error.strerror or str(error)
-                self._tell("write", f"checkpoints cannot be kept: {self._lost[key]}", "warning")
-        if shared_key is not None:
-            self._shared.put(shared_key, data)
-
-    def _has_room(self, key: str, size: int) -> bool:
-        if self._limit is None:
-            return True
-        more = size - sealed_size(self._path(key))
-        if self._taken + more > self._limit * _WATCHED_SHARE:
-            self._taken = self._measured()
-        if self._taken + more <= self._limit:
-            return True
-        self._lost[key] = f"they would take more than {self._limit} bytes"
-        message = f"no more checkpoints are kept: {self._lost[key]}"
-        self._tell("limit", message, "warning")
-        return False
-
-    def _measured(self) -> int:
-        assert self._folder is not None  # noqa: S101 - the caller looked
+    def _keep_own(self, path: Path, key: str, data: bytes) -> None:
+        if self._limit is not None and not _fits(path, HEADER_BYTES + len(data), self._limit):
+            self._lost[key] = f"they would take more than {self._limit} bytes"
+            self._tell("limit", f"no more checkpoints are kept: {self._lost[key]}", "warning")
+            return
         try:
-            return sum(sealed_size(path) for path in self._folder.iterdir())
-        except OSError:
-            return self._taken  # the folder is gone or out of reach, which writing will tell
+            write_sealed(path, key, data, durable=True)
+            self._lost.pop(key, None)
+        except OSError as error:
+            if error.errno in _FULL and not _disk_has_room(Path(tempfile.gettempdir())):
+                raise
+            self._lost[key] = error.strerror or str(error)
+            self._tell("write", f"checkpoints cannot be kept: {self._lost[key]}", "warning")
 
-    def _open(self, folder: Path) -> None:
-        assert self._folder is not None  # noqa: S101 - the caller looked
+    def _open(self, folder: Path, own: Path) -> None:
         try:
-            strangers = [path for path in folder.iterdir() if path != self._folder and _IDENTITY.fullmatch(path.name)]
-            self._folder.mkdir(exist_ok=True)
-            remove_parts(self._folder, _PART_AGE_SECONDS)
+            strangers = [path for path in folder.iterdir() if path != own and KEY_FORM.fullmatch(path.name)]
+            own.mkdir(exist_ok=True)
+            remove_parts(own)
         except OSError as error:
             self._folder, self._refusal = None, str(error)
             self._tell("write", f"checkpoints cannot be kept: {error}", "warning")
             return
-        self._taken = self._measured()
         if strangers:
             self._run.log("checkpoints of another config, model, data or engine are there and not used")
-
-    def _path(self, key: str) -> Path:
-        assert self._folder is not None  # noqa: S101 - the caller looked
-        return self._folder / hashlib.sha256(key.encode()).hexdigest()
-
-    def _label(self, key: str) -> str:
-        return f"checkpoint {self._identity} {key}"
-
-    def _shared_key(self, key: str) -> str:
-        return content_key("checkpoint", self._identity, key)
 
     def _tell(self, what: str, message: str, level: Literal["info", "warning"]) -> None:
         """Say it once, not once per layer."""
@@ -254,53 +226,18 @@ class CheckpointStore:
             self._run.log(message, level)
 
 
+def _fits(path: Path, size_bytes: int, limit_bytes: int) -> bool:
+    """True if a file of this size at ``path`` keeps its folder, with what others wrote meanwhile, within the limit."""
+    try:
+        others = (state for other in path.parent.iterdir() if other != path and (state := state_of(other)) is not None)
+        return sum(state.st_size for state in others) + size_bytes <= limit_bytes
+    except OSError:
+        return True  # the folder is gone or out of reach, which writing will tell
+
+
 def _disk_has_room(folder: Path) -> bool:
     state = os.statvfs(folder)
     return state.f_bavail * state.f_frsize >= _ROOM_BYTES
-
-
-class ScopedCheckpoints(CheckpointStore):
-    """A part of a store, for one of several pieces of work that use the same keys.
-
-    Args:
-        store: the whole.
-        scope: put before every key but those of contents.
-    """
-
-    def __init__(self, store: CheckpointStore, scope: str) -> None:
-        self._store = store
-        self._scope = scope
-        self._run = store._run
-
-    @property
-    def is_kept(self) -> bool:
-        """See ``CheckpointStore.is_kept``."""
-        return self._store.is_kept
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """See ``CheckpointStore.notes``."""
-        return self._store.notes
-
-    def for_others(self, run: Run) -> CheckpointStore:
-        """See ``CheckpointStore.for_others``."""
-        return self._store.for_others(run)
-
-    def load(self, key: str) -> bytes | None:
-        """See ``CheckpointStore.load``."""
-        return self._store.load(self._scope + key)
-
-    def save(self, key: str, data: bytes, *, shared: bool = False) -> None:
-        """See ``CheckpointStore.save``."""
-        self._store.save(self._scope + key, data, shared=shared)
-
-    def find(self, content: str) -> bytes | None:
-        """See ``CheckpointStore.find``."""
-        return self._store.find(content)
-
-    def keep(self, content: str, data: bytes, *, shared: bool = True) -> None:
-        """See ``CheckpointStore.keep``."""
-        self._store.keep(content, data, shared=shared)
 
 
 class Pace:
@@ -330,3 +267,30 @@ class Pace:
     def wait(self, seconds: float) -> None:
         """It is not worth it for so long."""
         self._not_before = self._clock() + seconds
+
+
+def pack(arrays: Mapping[str, np.ndarray[Any, Any]]) -> bytes:
+    """The inverse of ``unpack``: named arrays as bytes, in the form of safetensors.
+
+    Args:
+        arrays: of plain numbers, under any names but ``__metadata__``.
+
+    Raises:
+        ValueError: an array is of another kind.
+    """
+    try:
+        return safetensors.save({name: np.asarray(array, order="C") for name, array in arrays.items()})
+    except SafetensorError as error:
+        raise ValueError(f"these arrays cannot be kept: {error}") from error
+
+
+def unpack(data: bytes) -> Arrays:
+    """Arrays that can be written to, from what ``pack`` made of them, in any order.
+
+    Raises:
+        ValueError: these are other bytes.
+    """
+    try:
+        return safetensors.load(data)
+    except SafetensorError as error:
+        raise ValueError(f"no packed arrays: {error}") from error

@@ -10,7 +10,7 @@ from worker.quantizer.graph.shelf import Shelf
 from worker.quantizer.run.checkpoint import CheckpointStore
 from worker.quantizer.run.extra import ExtraFiles
 from worker.quantizer.run.interface import Run
-from worker.quantizer.run.stages import Stages
+from worker.quantizer.run.progress import Stages
 
 
 def nobody(place: str) -> None:

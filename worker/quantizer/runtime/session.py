@@ -341,11 +341,11 @@ def _in_parts(model: ir.Model) -> tuple[onnx.ModelProto, dict[str, np.ndarray], 
     skeleton = Skeleton(model, subgraphs=False)  # references inside sub-graphs are not resolved
     weights = skeleton.weights
     filed = {name: one for name, one in weights.items() if isinstance(one, Mapped)}
-    folder = common_folder([one.folder for one in filed.values()])
+    folder = common_folder([one.place.folder for one in filed.values()])
     for stored in skeleton.proto.graph.initializer:
         if stored.name in filed:  # the runtime maps the file, and copies what it is handed as an array
             one = filed[stored.name]
-            refer(stored, os.path.relpath(one.path.resolve(), folder), one.offset, weights[stored.name].nbytes)
+            refer(stored, os.path.relpath(one.path.resolve(), folder), one.place.offset, weights[stored.name].nbytes)
         elif stored.name in weights and weights[stored.name].dtype.bitwidth < 8:
             inline(stored, weights.pop(stored.name))  # the runtime wants them packed, which arrays are not
     arrays = {name: np.ascontiguousarray(one.numpy()) for name, one in weights.items() if name not in filed}

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from worker.quantizer.run.arrays import Arrays, pack, unpack
+from worker.quantizer.run.checkpoint import Arrays, pack, unpack
 
 _PACKAGE = __name__.rpartition(".")[0]
 _HEAD = "head"

@@ -13,8 +13,7 @@ import torch
 
 from service.contracts.report import TrainingEpoch
 from worker.quantizer.evaluation.certainty.evidence import Evidence, document_of
-from worker.quantizer.run.arrays import Arrays, pack, unpack
-from worker.quantizer.run.checkpoint import CheckpointStore, Pace
+from worker.quantizer.run.checkpoint import Arrays, CheckpointStore, Pace, pack, unpack
 from worker.quantizer.training.oscillation import Oscillations
 from worker.quantizer.training.schedule import End
 from worker.quantizer.training.twin import Twin

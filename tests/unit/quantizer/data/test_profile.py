@@ -30,12 +30,10 @@ from service.contracts.dataset import DatasetSummary, PreprocessingSpec
 from service.contracts.sheets import sheet_numbers
 from tests.support.media import KINDS, Kind, archive, encoded, noise, wav
 from worker.quantizer.data import ArrayDataset, inspect_dataset
-from worker.quantizer.data.profile import Profiler, values
-from worker.quantizer.data.profile.classes import count_classes
-from worker.quantizer.data.profile.extremes import extremes
-from worker.quantizer.data.profile.values import ValueCounter, stride
-from worker.quantizer.data.profile.waves import waveform
+from worker.quantizer.data import value_counts as values
+from worker.quantizer.data.profile import Profiler, waveform
 from worker.quantizer.data.summary import BLOCK_BYTES
+from worker.quantizer.data.value_counts import ValueCounter, count_classes, extremes, stride
 
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
 # Clear of the smallest floats, whose bins are told to be no narrower than 2**-1000.

@@ -14,13 +14,12 @@ from onnx import TensorProto, helper
 
 from service.contracts.errors import ModelError, NotOnnxError, TooComplexError, UnsupportedModelError
 from service.contracts.model import MatrixKind, ModelSummary, TensorInfo, Work
-from tests.unit.quantizer.intake.test_prescan import varint
+from tests.unit.quantizer.intake.test_complexity import varint
 from tests.unit.quantizer.toolbox import make_model
 from worker.quantizer.intake import inspect as intake
 from worker.quantizer.intake import loading
 from worker.quantizer.intake.inspect import inspect_model
 from worker.quantizer.intake.loading import load_model
-from worker.quantizer.intake.prescan.scan import scan_model
 
 
 def tensor(name: str, shape: Any = (1, 3), dtype: int = TensorProto.FLOAT) -> onnx.ValueInfoProto:
@@ -209,7 +208,7 @@ def test_four_bit_and_typed_tensors_are_counted_right(tmp_path: Path) -> None:
     wide = helper.make_tensor("c", TensorProto.COMPLEX64, [2], [1 + 2j, 3 + 4j])
     text = helper.make_tensor("s", TensorProto.STRING, [2], [b"a", b"b"])
     none = helper.make_tensor("n", TensorProto.FLOAT, [0], [])
-    scan_model(model_of(relu(), weights=[packed, typed, halves, wide, text, none]).SerializeToString())
+    loading.parse_proto(model_of(relu(), weights=[packed, typed, halves, wide, text, none]).SerializeToString())
 
 
 def nested(depth: int) -> onnx.ModelProto:
@@ -231,7 +230,7 @@ def test_sub_graph_depth_is_bounded(tmp_path: Path) -> None:
     for _ in range(60):  # node { attribute { g { ... } } }, deeper than the parser goes
         for tag in (b"\x32", b"\x2a", b"\x0a"):
             inner = tag + varint(len(inner)) + inner
-    with pytest.raises(TooComplexError, match="more than 8 subgraph depth"):
+    with pytest.raises(NotOnnxError, match="nested too deep"):
         inspect(tmp_path, b"\x08\x08\x3a" + varint(len(inner)) + inner)
 
 

@@ -175,7 +175,7 @@ def test_what_is_put_on_a_shelf_is_mapped_and_goes_with_it(small_limits: None, t
     np.testing.assert_array_equal(packed.numpy().astype(np.int8), integers)
     assert isinstance(again, Mapped) and isinstance(packed, Mapped)
     assert packed.path.stat().st_size == packed.nbytes == integers.size // 2
-    assert {path.name for path in shelf.folder.iterdir()} == {again.location, packed.location}
+    assert {path.name for path in shelf.folder.iterdir()} == {again.place.location, packed.place.location}
     folder = shelf.folder
     del shelf, again
     assert folder.exists()

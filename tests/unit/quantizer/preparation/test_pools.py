@@ -10,7 +10,7 @@ import onnxruntime as ort
 import pytest
 
 from tests.unit.quantizer.toolbox import make_model, normal, run_onnx
-from worker.quantizer.preparation.passes.pools import pools_as_counted
+from worker.quantizer.preparation.passes.pooling import pools_as_counted
 from worker.quantizer.preparation.passes.shapes import infer_shapes
 from worker.quantizer.runtime.session import RUNTIME_ERRORS
 

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from tests.support.patience import PATIENCE_SECONDS
 from tests.unit.quantizer.run.test_checkpoint import Listener, damage, files, refusing
 from worker.quantizer.run import cache as module
-from worker.quantizer.run.cache import LOCK_FILE, Cache
-from worker.quantizer.run.sealed import HEADER_BYTES
+from worker.quantizer.run.cache import HEADER_BYTES, LOCK_FILE, Cache
 
 
 def key_of(name: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 from collections.abc import Callable
@@ -21,9 +22,9 @@ from worker.quantizer import emit
 from worker.quantizer.data import open_dataset
 from worker.quantizer.intake.inspect import inspect_model
 from worker.quantizer.modes.devices import devices_of
-from worker.quantizer.run import checkpoint, identity, sealed
+from worker.quantizer.run import cache, checkpoint, identity
 from worker.quantizer.run.cache import Cache
-from worker.quantizer.run.checkpoint import CheckpointStore, Pace, ScopedCheckpoints
+from worker.quantizer.run.checkpoint import CheckpointStore, Pace
 from worker.quantizer.run.identity import content_key, run_identity
 from worker.quantizer.run.interface import SilentRun
 from worker.quantizer.runtime.cpu import cpu_kind
@@ -100,7 +101,7 @@ def test_identities_and_content_keys_keep_parts_apart():
 def damage(path: Path, how: str) -> None:
     content = path.read_bytes()
     if how in ("a link", "renamed"):
-        path.rename(path.with_name("aside" if how == "a link" else sealed._digest(b"other").hex()))
+        path.rename(path.with_name("aside" if how == "a link" else hashlib.sha256(b"other").hexdigest()))
         if how == "a link":
             path.symlink_to(path.with_name("aside"))
     elif how == "a folder":
@@ -129,7 +130,7 @@ def test_a_damaged_or_foreign_file_is_not_used_and_told(tmp_path, how):
 
 
 def test_the_limit_holds_over_attempts_and_counts_replacements_once(tmp_path):
-    room = 2 * (100 + sealed.HEADER_BYTES)
+    room = 2 * (100 + cache.HEADER_BYTES)
     (tmp_path / "a").mkdir()
     store = CheckpointStore(tmp_path / "a", ONE, limit_bytes=room)
     for _ in range(3):
@@ -187,7 +188,7 @@ def test_what_is_shared_is_found_by_other_jobs_of_the_tenant_and_the_rest_is_not
     stranger = store("second", scope="another tenant")
     assert (stranger.load("layer"), stranger.find(content)) == (None, None)
     assert [path.name for path in (tmp_path / "second").rglob("*") if path.is_file()] == []
-    scoped = ScopedCheckpoints(first, "recipe ")
+    scoped = first.scoped("recipe ")
     assert (scoped.load("layer"), scoped.find(content)) == (None, b"ranking")
 
 
@@ -225,7 +226,7 @@ def refusing(number: int) -> Callable[..., None]:
 def test_a_disk_that_refuses_does_not_end_the_run(tmp_path, monkeypatch):
     listener = Listener()
     store = CheckpointStore(tmp_path, ONE, run=listener)
-    monkeypatch.setattr(sealed.os, "fsync", refusing(errno.ENOSPC))
+    monkeypatch.setattr(cache.os, "fsync", refusing(errno.ENOSPC))
     store.save("a", b"1")
     store.save("b", b"1")
     assert store.load("a") is None
@@ -234,10 +235,10 @@ def test_a_disk_that_refuses_does_not_end_the_run(tmp_path, monkeypatch):
     words = "pieces of finished work that could not be kept for another attempt"
     assert store.notes == (f"{words}: 2 (No space left on device)",)
     monkeypatch.undo()
-    ScopedCheckpoints(store, "a").save("", b"1")
+    store.scoped("a").save("", b"1")
     assert store.notes == (f"{words}: 1 (No space left on device)",)
     store.save("b", b"1")
-    assert store.notes == ScopedCheckpoints(store, "scope").notes == ()
+    assert store.notes == store.scoped("scope").notes == ()
     listener = Listener()
     gone = CheckpointStore(tmp_path / "gone", ONE, run=listener)
     gone.save("a", b"1")
@@ -254,24 +255,24 @@ def test_a_disk_with_no_room_for_the_run_itself_ends_it_at_once(tmp_path, monkey
     store.save("a", b"1")
     monkeypatch.setattr(checkpoint, "_ROOM_BYTES", 2**80)
     with monkeypatch.context() as context:
-        context.setattr(sealed.os, "fsync", refusing(number))
+        context.setattr(cache.os, "fsync", refusing(number))
         for keep in (lambda: store.save("b", b"1"), lambda: store.keep(content_key("b"), b"1")):
             with pytest.raises(OSError, match=os.strerror(number)):
                 keep()
     assert listener.said == []
     assert (store.load("a"), store.load("b")) == (b"1", None)
-    monkeypatch.setattr(sealed.os, "fsync", refusing(errno.EIO))  # another fault never ends the run
+    monkeypatch.setattr(cache.os, "fsync", refusing(errno.EIO))  # another fault never ends the run
     store.save("a", b"1")
     assert "Input/output error" in store.notes[0]
 
 
 def test_what_killed_writers_left_is_removed_once_it_is_old(tmp_path, monkeypatch):
     CheckpointStore(tmp_path, ONE).save("a", b"1")
-    part = tmp_path / ONE / (sealed.PART_PREFIX + "x")
+    part = tmp_path / ONE / (cache.PART_PREFIX + "x")
     part.write_bytes(b"half")
     CheckpointStore(tmp_path, ONE)
     assert part.exists()
-    monkeypatch.setattr(checkpoint, "_PART_AGE_SECONDS", -1.0)
+    monkeypatch.setattr(cache, "_PART_AGE_SECONDS", -1.0)
     assert CheckpointStore(tmp_path, ONE).load("a") == b"1"
     assert not part.exists()
 

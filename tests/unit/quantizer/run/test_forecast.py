@@ -8,10 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.quantizer.run.forecast import Forecast, Phase
 from worker.quantizer.run.interface import SilentRun
-from worker.quantizer.run.overall import OverallRun
-from worker.quantizer.run.stages import Stages
+from worker.quantizer.run.progress import OverallRun, Phase, Stages, TimeLeft
 
 
 class Clock:
@@ -31,7 +29,7 @@ class Recorder(SilentRun):
 
 
 def test_costs_alone_until_a_phase_tells_how_far_it_has_come() -> None:
-    forecast = Forecast(clock := Clock())
+    forecast = TimeLeft(clock := Clock())
     forecast.expect([Phase("a", 10.0), Phase("b", 5.0)])
     assert forecast.seconds_left == 15.0
     forecast.enter("a")
@@ -44,7 +42,7 @@ def test_costs_alone_until_a_phase_tells_how_far_it_has_come() -> None:
 
 
 def test_its_own_pace_counts_the_more_the_further_it_has_come() -> None:
-    errors, forecast = [], Forecast(clock := Clock())
+    errors, forecast = [], TimeLeft(clock := Clock())
     forecast.expect([Phase("a", 10.0)])
     forecast.enter("a")
     for done in range(1, 100):
@@ -56,7 +54,7 @@ def test_its_own_pace_counts_the_more_the_further_it_has_come() -> None:
 
 
 def test_phases_that_do_not_come_are_left_out_and_others_may_come() -> None:
-    forecast, recorder = Forecast(Clock()), Recorder()
+    forecast, recorder = TimeLeft(Clock()), Recorder()
     assert forecast.seconds_left is None, "nothing is told before it is known what there is to do"
     OverallRun(recorder, Clock()).progress("load")
     assert recorder.told == []

@@ -79,16 +79,16 @@ class Bench:
 
     def killed_at(self, number: int, recipe: str, *, kept: str) -> bool:
         """Run until something has been saved ``number`` times; False if it is not so often."""
-        original, saved = CheckpointStore._save, []
+        original, saved = CheckpointStore.keep, []
 
-        def save(store: CheckpointStore, key: str, data: bytes, shared_key: str | None) -> None:
-            original(store, key, data, shared_key)
+        def keep(store: CheckpointStore, key: str, data: bytes, *, shared: bool = True) -> None:
+            original(store, key, data, shared=shared)
             saved.append(key)
             if len(saved) == number:
                 raise Killed
 
         with self._patch.context() as patch:
-            patch.setattr(CheckpointStore, "_save", save)
+            patch.setattr(CheckpointStore, "keep", keep)
             try:
                 self.run(recipe, kept=kept)
             except Killed:
@@ -142,9 +142,9 @@ def test_another_job_of_the_tenant_takes_over_what_one_has_finished(bench: Bench
 @pytest.mark.slow
 def test_what_is_torn_or_holds_something_else_under_a_right_seal_is_told_and_done_again(bench: Bench) -> None:
     whole = bench.run("adaround", kept="kept", cache="cache")
-    original = CheckpointStore._own
+    original = CheckpointStore._find_own
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(CheckpointStore, "_own", lambda store, key: original(store, key) and b"of somebody else")
+        patch.setattr(CheckpointStore, "_find_own", lambda *at: original(*at) and b"of somebody else")
         listener = Listener()
         assert bench.run("adaround", kept="kept", run=listener).model == whole.model
     assert sum("holds something else" in words for level, words in listener.said if level == "warning") >= 5

@@ -10,7 +10,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from worker.quantizer.graph import sizes
-from worker.quantizer.graph.mapped import MappedTensor
+from worker.quantizer.graph.mapped import FilePlace, MappedTensor
 from worker.quantizer.runtime.session import Session, in_parts
 
 WIDTH = 512
@@ -31,13 +31,8 @@ def filed_model(folder: Path, *, activations: bool) -> tuple[ir.Model, np.ndarra
     (folder / "weights").write_bytes(weight.tobytes())
     model.graph.initializers["w"].const_value = MappedTensor(
         np.memmap(folder / "weights", np.int8, "r", shape=weight.shape),
-        ir.DataType.INT8,
-        shape=ir.Shape(weight.shape),
-        folder=folder,
-        location="weights",
-        offset=0,
-        name="w",
-        doc_string=None,
+        ir.Tensor(weight, name="w"),
+        FilePlace(folder, "weights"),
     )
     return model, weight
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from service.contracts.errors import DatasetLabelsError
 from worker.quantizer.data.media.members import LABELS_FILE, MediaFile, shared_folders
-from worker.quantizer.data.pointers import LABELS_POINTER
+from worker.quantizer.data.stored import LABELS_POINTER
 
 MAX_TABLE_BYTES = 16 << 20
 _MAX_CLASS = (1 << 31) - 1

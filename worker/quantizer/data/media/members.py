@@ -9,7 +9,7 @@ from typing import Literal, NoReturn, Protocol
 
 from service.contracts.dataset import ArchiveKind
 from service.contracts.errors import DatasetFormatError
-from worker.quantizer.data.pointers import file_pointer
+from worker.quantizer.data.stored import file_pointer
 
 MAX_FILES = 100_000
 MAX_FILE_BYTES = 64 << 20

@@ -24,7 +24,7 @@ from worker.quantizer.data.media.members import Archive, Content, MediaFile, con
 from worker.quantizer.data.media.sound import CODEC, FULL_SCALE, SoundReader, read_wave
 from worker.quantizer.data.media.tar import read_tar
 from worker.quantizer.data.media.zipped import read_zip
-from worker.quantizer.data.profile.waves import wave_numbers, waveform
+from worker.quantizer.data.profile import wave_numbers, waveform
 from worker.quantizer.data.stored import Array, ArraySource, MemoryArray
 
 LABELS_ARRAY = "labels"

@@ -60,7 +60,7 @@ def read_tar(path: Path, kind: Literal["tar", "tar.gz"], *, max_total_bytes: int
     """
     register = Register(max_total_bytes)
     with _opened(path, kind) as stream:
-        _Walk(stream, register).run()
+        _TarWalk(stream, register).run()
     return TarArchive(path, kind, tuple(register.files))
 
 
@@ -145,7 +145,7 @@ class _Stream:
         return b"".join(parts)
 
 
-class _Walk:
+class _TarWalk:
     """From header to header, through the whole archive."""
 
     def __init__(self, stream: _Stream, register: Register) -> None:
@@ -180,7 +180,7 @@ class _Walk:
             self._member(header, header.name if name is None else name, header.size if size is None else size)
             name = size = None
 
-    def _member(self, header: _Header, name: str, size: int) -> None:
+    def _member(self, header: _TarHeader, name: str, size: int) -> None:
         is_folder = header.kind == _FOLDER or (header.kind == b"\0" and name.endswith("/"))
         name = name.rstrip("/") if is_folder else name
         self._reached = name
@@ -200,7 +200,7 @@ class _Walk:
         self._register.add(name, size, self._stream.at)
         self._stream.go_to(self._stream.at + _padded(size), name)
 
-    def _extra(self, header: _Header) -> bytes:
+    def _extra(self, header: _TarHeader) -> bytes:
         if header.size > _MAX_EXTRA_BYTES:
             refuse(self._reached, f"is followed by a header of {header.size} bytes")
         return self._stream.read(_padded(header.size), self._reached)[: header.size]
@@ -218,13 +218,13 @@ class _Walk:
 
 
 @dataclass(frozen=True)
-class _Header:
+class _TarHeader:
     name: str
     size: int
     kind: bytes
 
 
-def _parse(block: bytes, reached: str) -> _Header:
+def _parse(block: bytes, reached: str) -> _TarHeader:
     if not _checksum_holds(block):
         refuse(reached, "is followed by a damaged header")
     name = _text(block[:100].split(b"\0", 1)[0])
@@ -233,7 +233,7 @@ def _parse(block: bytes, reached: str) -> _Header:
     size = _number(block[124:136])
     if size is None:
         refuse(name, "declares an impossible size")
-    return _Header(name, size, block[156:157])
+    return _TarHeader(name, size, block[156:157])
 
 
 def _checksum_holds(block: bytes) -> bool:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from worker.quantizer.data.media.members import AGAIN, MAX_FILES, MediaFile, Register, check_ratio, is_media
-from worker.quantizer.data.zips import Member, ZipRules, first_name, holds, read_members
+from worker.quantizer.data.zips import ZipMember, ZipRules, first_name, holds, read_members
 
 FILES = ZipRules(holds_arrays=False, max_members=MAX_FILES, again=AGAIN, fewer="Use fewer samples.")
 
@@ -18,7 +18,7 @@ class ZipArchive:
     """A checked zip archive; see ``read_zip``. The offset of a file is its member's place in ``members``."""
 
     files: tuple[MediaFile, ...]
-    members: tuple[Member, ...]
+    members: tuple[ZipMember, ...]
     kind: Literal["zip"] = "zip"
 
     def contents(self, files: Iterable[MediaFile]) -> Iterator[bytes]:

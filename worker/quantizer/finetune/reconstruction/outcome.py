@@ -11,7 +11,7 @@ import onnx_ir as ir
 from worker.quantizer.graph.values import name_of
 from worker.quantizer.numerics.integer import IntegerGrid
 from worker.quantizer.plan.parameters import Parameters
-from worker.quantizer.run.arrays import pack, unpack
+from worker.quantizer.run.checkpoint import pack, unpack
 
 # Why a site is left as it is.
 BEYOND_SQUARES = "its values are too large, or too far apart, for their squares to be summed"

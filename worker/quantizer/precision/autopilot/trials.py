@@ -21,7 +21,7 @@ from worker.quantizer.refine.draft import Draft
 from worker.quantizer.refine.driver import try_step
 from worker.quantizer.refine.judge import Judge
 from worker.quantizer.refine.step import Step, Toolkit
-from worker.quantizer.run.checkpoint import CheckpointStore, ScopedCheckpoints
+from worker.quantizer.run.checkpoint import CheckpointStore
 from worker.quantizer.run.extra import ExtraFile
 
 _LATENCY_RUNS = 20
@@ -192,7 +192,7 @@ class Bench:
     def toolkit_of(self, basis: Basis, chain: Chain) -> Toolkit:
         """What a step works with on this basis; its checkpoints are its own."""
         config = self.config_of(basis)
-        store = ScopedCheckpoints(self._store, f"{_key(basis, chain)} ")
+        store = self._store.scoped(f"{_key(basis, chain)} ")
         case, services = replace(self.case, config=config), replace(self.services, checkpoint=store)
         return replace(self._toolkit, case=case, services=services, to_come=self._steps)
 

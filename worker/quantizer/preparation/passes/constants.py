@@ -1,15 +1,32 @@
-"""What can be computed beforehand is, and what nothing reads goes."""
+"""What can be computed beforehand is, what nothing reads goes, and weights lie where the quantizer looks for them.
+
+Those of sub-graphs (bodies of If, Loop and Scan) are brought into the main graph, and every reader of a shared weight
+or bias gets a copy of its own, so that each may be changed and quantized alone.
+"""
 
 from __future__ import annotations
+
+from collections import Counter
 
 import onnx_ir as ir
 import onnx_ir.passes.common as common
 from onnxscript.optimizer import fold_constants_ir
 
+from service.contracts.reason import declare
 from worker.quantizer.graph.metadata import Metadata
 from worker.quantizer.graph.outcome import Outcome
 from worker.quantizer.graph.skeleton import weight_bytes
-from worker.quantizer.graph.values import DEFAULT_DOMAINS, name_of, node_name
+from worker.quantizer.graph.values import (
+    DEFAULT_DOMAINS,
+    Names,
+    add_twin,
+    is_constant,
+    name_of,
+    node_name,
+    subgraph_nodes,
+)
+from worker.quantizer.operators.linear import LINEAR, is_linear
+from worker.quantizer.operators.recurrent import RECURRENT, RECURRENT_WEIGHTS, is_recurrent
 from worker.quantizer.preparation.passes.folding import FoldingBudget
 
 _FOLD_INPUT_BYTES = 64 * 2**20
@@ -81,3 +98,81 @@ def _remove_identities(graph: ir.Graph) -> None:
         graph.remove(node, safe=True)
         if is_output:
             source.name = name
+
+
+SUBGRAPHS_IN_FLOAT = declare("subgraphs-in-float", "sub-graphs stay in float")
+NO_SUBGRAPH_WEIGHT = declare("no-subgraph-weight", "no {op_types} of a sub-graph holds a weight of its own")
+
+
+def lift_subgraph_weights(model: ir.Model, *, wanted: bool) -> Outcome:
+    """Make the weights that nodes of sub-graphs hold initializers of the main graph, if that is ``wanted``.
+
+    Bodies see what the graphs around them hold, so nothing else changes. A constant that is also read otherwise within
+    its body, or is a result of it, stays there as well; both share their memory.
+    """
+    if not wanted:
+        return Outcome(model, SUBGRAPHS_IN_FLOAT())
+    graph = model.graph
+    held: dict[ir.Value, list[tuple[ir.Node, int]]] = {}
+    for node in subgraph_nodes(graph):
+        for index in _weights(node):
+            weight = node.inputs[index]
+            if weight is not None and is_constant(weight) and weight.graph is not graph:
+                held.setdefault(weight, []).append((node, index))
+    if not held:
+        return Outcome(model, NO_SUBGRAPH_WEIGHT(op_types=", ".join((*LINEAR, *RECURRENT))))
+    names, times = Names(graph), _times_used(graph)
+    for weight, readers in held.items():
+        alone = len(weight.uses()) == len(readers) and not weight.is_graph_output()
+        name = name_of(weight)
+        free = name if alone and times[name] == 1 else names.free(name)
+        if alone and weight.graph is not None:
+            del weight.graph.initializers[name]
+        lifted = add_twin(graph, free, weight)
+        for node, index in readers:
+            node.replace_input_with(index, lifted)
+    return Outcome(model, f"{len(held)} weights moved from sub-graphs into the main graph")
+
+
+def _weights(node: ir.Node) -> tuple[int, ...]:
+    """Which inputs of a node are weights."""
+    if is_recurrent(node):
+        return RECURRENT_WEIGHTS
+    return (1,) if is_linear(node) else ()
+
+
+def _times_used(graph: ir.Graph) -> Counter[str | None]:
+    """How many values bear each name: sub-graphs that stand beside each other may use the same ones."""
+    times: Counter[str | None] = Counter()
+    for part in (graph, *graph.subgraphs()):
+        times.update({value.name for value in (*part.inputs, *part.initializers.values())})
+        times.update(value.name for node in part for value in node.outputs)
+    return times
+
+
+NOTHING_SHARED = declare("nothing-shared", "no weight or bias has several readers")
+
+
+def unshare_initializers(model: ir.Model) -> Outcome:
+    """Copy the constants that a Conv, ConvTranspose, Gemm or MatMul shares with other nodes or with itself.
+
+    The first reader keeps the constant. Copies share its memory until one of them is changed; in a file each one
+    takes its bytes. Readers within sub-graphs read a copy in the main graph.
+    """
+    graph = model.graph
+    shared = [value for value in graph.initializers.values() if len(value.uses()) > 1 and _is_weight(value)]
+    if not shared:
+        return Outcome(model, NOTHING_SHARED())
+    names = Names(graph)
+    copies = 0
+    for value in shared:
+        for usage in list(value.uses())[0 if value.is_graph_output() else 1 :]:
+            reader = usage.node
+            copy = add_twin(graph, names.free(f"{name_of(value)}_of_{node_name(reader)}"), value)
+            reader.replace_input_with(usage.idx, copy)
+            copies += 1
+    return Outcome(model, f"{copies} copies made of {len(shared)} shared weights and biases")
+
+
+def _is_weight(value: ir.Value) -> bool:
+    return not value.is_graph_input() and any(is_linear(usage.node) for usage in value.uses())

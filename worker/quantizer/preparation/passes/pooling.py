@@ -1,14 +1,22 @@
-"""Means over all positions become poolings, and large poolings become two."""
+"""Means over all positions become poolings, large poolings become two, and windows are counted in one way.
+
+onnxruntime (1.31) pads SAME without regard to dilations, and begins no window in the padding behind
+(pool_attributes.h); onnx's shape inference (1.23) differs in both. Wrong lengths are worse than none: the runtime plans
+its buffers by them, and fuses by them. So such pools get explicit pads.
+"""
 
 from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 import onnx_ir as ir
 
 from service.contracts.reason import Reason, declare
+from worker.quantizer.graph.outcome import Outcome
 from worker.quantizer.graph.rewriting import (
     INPUT_NOT_FLOAT32,
     RANK_UNKNOWN,
@@ -19,7 +27,10 @@ from worker.quantizer.graph.rewriting import (
     rewrites,
     static_shape,
 )
-from worker.quantizer.graph.values import int_attribute, is_float32, node_name
+from worker.quantizer.graph.values import DEFAULT_DOMAINS, int_attribute, is_float32, node_name, plain_attributes
+from worker.quantizer.operators.pools import Places
+from worker.quantizer.operators.windows import counts_windows_oddly, has_gaps
+from worker.quantizer.preparation.passes.shapes import infer_shapes
 
 NOT_ALL_POSITIONS = declare("not-all-positions", "it averages over {over}, not over all positions of a channel")
 SIZE_UNKNOWN = declare("size-unknown", "the size of its input is not known")
@@ -95,3 +106,60 @@ def _tile(spatial: tuple[int, ...]) -> tuple[int, ...] | None:
     largest = {tile: max(math.prod(tile), positions // math.prod(tile)) for tile in tiles}
     best = min(largest, key=lambda tile: (largest[tile], tile))
     return best if largest[best] <= LARGEST_POOLING else None
+
+
+_POOLS = ("AveragePool", "LpPool", "MaxPool")
+
+
+def pools_as_counted(model: ir.Model) -> Outcome:
+    """Give such pools explicit pads, by which windows are counted in one way; where lengths are known."""
+    pools = [node for node in model.graph if node.op_type in _POOLS and node.domain in DEFAULT_DOMAINS]
+    changed, declared = 0, {value: value.shape for value in model.graph.outputs}
+    inferred = False
+    for pool in filter(counts_windows_oddly, pools):
+        if not inferred:
+            infer_shapes(model)
+        inferred = not _rewrite(model.graph, pool, declared)
+        changed += not inferred
+    return Outcome.counted(model, changed, "pools given explicit pads")
+
+
+def _rewrite(graph: ir.Graph, pool: ir.Node, declared: Mapping[ir.Value, ir.Shape | None]) -> bool:
+    read, made = pool.inputs[0], pool.outputs[0]
+    if read is None or read.shape is None or made.shape is None or len(pool.outputs) > 1:
+        return False
+    if pool.op_type == "AveragePool" and has_gaps(pool):  # what it divides by hangs on where padding ends
+        return False
+    size, told = (shape.dims[2:] for shape in (read.shape, made.shape))
+    if not all(isinstance(length, int) for length in (*size, *told)):
+        return False
+    found = _pads(pool, tuple(int(length) for length in size if isinstance(length, int)))
+    if found is None or found[1] == tuple(told):
+        return False
+    for name in ("auto_pad", "ceil_mode"):
+        pool.attributes.pop(name, None)
+    pool.attributes["pads"] = ir.AttrInt64s("pads", found[0])
+    behind = {made}
+    made.shape = declared.get(made)
+    for node in graph:
+        if not behind.isdisjoint(node.inputs):
+            behind.update(node.outputs)
+            for value in node.outputs:
+                value.shape = declared.get(value)
+    return True
+
+
+def _pads(pool: ir.Node, size: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """Explicit pads, before and behind, and the windows that there are then; None: no such pads say the same."""
+    places = Places.of(plain_attributes(pool), size)
+    behind = tuple(max(more, 0) for more in places.read_behind)
+    pads = (*places.before, *behind)
+    if min(pads) < 0 or any(more >= taps for more, taps in zip(pads, places.window.kernel * 2, strict=True)):
+        return None
+    if int_attribute(pool, "count_include_pad", 0) and behind != places.after:
+        return None
+    padded = (sum(parts) for parts in zip(size, places.before, places.after, strict=True))
+    if any(length < places.reach(axis) for axis, length in enumerate(padded)):
+        return None
+    same = replace(places.window, pads=pads, auto_pad="NOTSET").extent(size) == places.count
+    return (pads, places.count) if same else None

@@ -15,7 +15,7 @@ from service.contracts.reason import Reason, declare
 from worker.quantizer.graph.rewriting import only_reader, other_operand, producer
 from worker.quantizer.graph.values import int_attribute, node_name
 from worker.quantizer.preparation.passes.dequantizing.stored import (
-    Stored,
+    StoredConstant,
     constant_of,
     data_type,
     holds_integers,
@@ -42,7 +42,7 @@ NOT_RESCALED = declare("not-rescaled", "its product is not multiplied by the sca
 # Scales are multiplied among each other first, in one node or two.
 _DEEPEST_SCALES = 4
 
-Operand = Integers | tuple[Stored, np.ndarray | None]
+Operand = Integers | tuple[StoredConstant, np.ndarray | None]
 
 
 def integer_product(node: ir.Node, undoing: Undoing) -> Found:
@@ -177,7 +177,7 @@ def _shared_out(product: Product) -> list[np.ndarray] | None:
     return found
 
 
-def _weight(undoing: Undoing, stem: str, held: Stored, zero: np.ndarray | None, scale: np.ndarray) -> ir.Value:
+def _weight(undoing: Undoing, stem: str, held: StoredConstant, zero: np.ndarray | None, scale: np.ndarray) -> ir.Value:
     """(q - zero_point) * scale, whose parameters broadcast to the integers."""
 
     def compute() -> np.ndarray:
@@ -291,7 +291,7 @@ def dynamic_quantize_lstm(node: ir.Node, undoing: Undoing) -> Found:
         spread = [None if one is None else _of_gates(one, held.array.shape) for one in (scales, zeros)]
         if spread[0] is None or (zeros is not None and spread[1] is None):
             return SCALES_DO_NOT_FIT()
-        turned = Stored(held.array.transpose(0, 2, 1), None, ("turned", held.key), held.size)
+        turned = StoredConstant(held.array.transpose(0, 2, 1), None, ("turned", held.key), held.size)
         weights.append(_weight(undoing, stem_of(node.inputs[k], held), turned, spread[1], spread[0]))
     inputs = [node.inputs[0], *weights, *(input_of(node, k) for k in range(3, 8))]
     while inputs[-1] is None:

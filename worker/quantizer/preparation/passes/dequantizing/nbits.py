@@ -11,7 +11,12 @@ import onnx_ir as ir
 
 from service.contracts.reason import Reason, declare
 from worker.quantizer.graph.values import int_attribute, name_of, node_name
-from worker.quantizer.preparation.passes.dequantizing.stored import Stored, granularity_of, holds_integers, stored
+from worker.quantizer.preparation.passes.dequantizing.stored import (
+    StoredConstant,
+    granularity_of,
+    holds_integers,
+    stored,
+)
 from worker.quantizer.preparation.passes.dequantizing.undoing import (
     FOREIGN_INTEGERS,
     SCALES_DO_NOT_FIT,
@@ -74,7 +79,9 @@ def _product_weight(node: ir.Node, undoing: Undoing) -> ir.Value | Reason:
     return undoing.weight(name_of(node.inputs[1]), key, compute)  # type: ignore[arg-type]
 
 
-def _constants(node: ir.Node, places: tuple[int, int, int]) -> tuple[Stored, Stored, Stored | None] | Reason:
+def _constants(
+    node: ir.Node, places: tuple[int, int, int]
+) -> tuple[StoredConstant, StoredConstant, StoredConstant | None] | Reason:
     """Integers, scales and zero points, which may be left out."""
     held, scales, points = (stored(input_of(node, k)) for k in places)
     if held is None or held.rows is not None or not holds_integers(held.array.dtype):
@@ -85,7 +92,7 @@ def _constants(node: ir.Node, places: tuple[int, int, int]) -> tuple[Stored, Sto
     return held, scales, points
 
 
-def _points(points: Stored | None, bits: int, rows: int, blocks: int) -> np.ndarray | None:
+def _points(points: StoredConstant | None, bits: int, rows: int, blocks: int) -> np.ndarray | None:
     """float32 [rows, blocks]; packed row by row, unless they are floats. None if they do not fit."""
     if points is None:
         return np.full((rows, blocks), 1 << (bits - 1), np.float32)
@@ -142,7 +149,9 @@ def gather(node: ir.Node, undoing: Undoing) -> Found:
     return True
 
 
-def _gather_points(points: Stored | None, bits: int, shape: tuple[int, ...], *, is_byte: bool) -> np.ndarray | None:
+def _gather_points(
+    points: StoredConstant | None, bits: int, shape: tuple[int, ...], *, is_byte: bool
+) -> np.ndarray | None:
     """float32, of the shape of the scales; None if they do not fit."""
     if points is None:
         return np.full(shape, 1 << (bits - 1) if is_byte else 0, np.float32)

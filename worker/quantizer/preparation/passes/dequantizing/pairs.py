@@ -8,7 +8,7 @@ import onnx_ir as ir
 from worker.quantizer.graph.rewriting import rank_of
 from worker.quantizer.graph.values import int_attribute, node_name
 from worker.quantizer.preparation.passes.dequantizing.stored import (
-    Stored,
+    StoredConstant,
     data_type,
     dequantized,
     granularity_of,
@@ -72,7 +72,13 @@ def dequantize_linear(node: ir.Node, undoing: Undoing) -> Found:
 
 
 def _restored(
-    node: ir.Node, undoing: Undoing, held: Stored, scales: Stored, zeros: Stored | None, axis: int, block_size: int
+    node: ir.Node,
+    undoing: Undoing,
+    held: StoredConstant,
+    scales: StoredConstant,
+    zeros: StoredConstant | None,
+    axis: int,
+    block_size: int,
 ) -> Found:
     array, scale, zero_point = held.array, scales.array, None if zeros is None else zeros.array
     parameters = [one for one in (scales, zeros) if one is not None]

@@ -6,19 +6,13 @@ result saturated is put back as Relu or Clip, as for Q/DQ pairs.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
 
 from service.contracts.reason import Reason, declare
-from worker.quantizer.graph.values import (
-    DEFAULT_DOMAINS,
-    float_attribute,
-    int_attribute,
-    name_of,
-    node_name,
-)
+from worker.quantizer.graph.values import DEFAULT_DOMAINS, float_attribute, int_attribute, name_of
 from worker.quantizer.preparation.passes.dequantizing.stored import constant_of
 from worker.quantizer.preparation.passes.dequantizing.undoing import (
     SCALES_DO_NOT_FIT,
@@ -32,30 +26,103 @@ from worker.quantizer.preparation.passes.dequantizing.undoing import (
 CHANNELS_LAST = declare("channels-last", "its channels lie behind, for which there is no float operator")
 OTHER_SOFTMAX = declare("other-softmax", "its Softmax is that of opset {opset}, the model's is another")
 
-# From this opset on Softmax is one of a single axis, and from this one ReduceMean has its axes as an input.
-_SOFTMAX_OPSET, _REDUCE_OPSET = 13, 18
+# From this opset on Softmax is one of a single axis.
+_SOFTMAX_OPSET = 13
+# Attributes that the float operator does not have.
+_OF_INTEGERS = frozenset({"channels_last", "opset"})
 
 
-def conv(node: ir.Node, undoing: Undoing) -> Found:
-    """QLinearConv: data, weight, result, bias."""
-    inputs = _operands(undoing.operand(node, 0), undoing.operand(node, 3, axis=0))
-    if isinstance(inputs, Reason):
-        return inputs
-    bias = input_of(node, 8)
-    if bias is not None:
-        found = _bias(node, bias, 1.0, undoing)
+@dataclass(frozen=True)
+class _Roles:
+    """What the inputs of an operator are.
+
+    Attributes:
+        op_type: of the float operator.
+        operands: of each the index of its integers, and the axis along which it may have several scales.
+        result: index of the scale of what it makes.
+        bias: index of the bias, None if it takes none.
+        floats: inputs in front that are no integers.
+    """
+
+    op_type: str
+    operands: tuple[tuple[int, int], ...]
+    result: int
+    bias: int | None = None
+    floats: int = 0
+
+
+_UNARY, _BINARY = ((0, 1),), ((0, 1), (3, 1))
+_ROLES = {
+    "QLinearAdd": _Roles("Add", _BINARY, 6),
+    "QLinearAveragePool": _Roles("AveragePool", _UNARY, 3),
+    "QLinearConv": _Roles("Conv", ((0, 1), (3, 0)), 6, bias=8),
+    "QLinearGlobalAveragePool": _Roles("GlobalAveragePool", _UNARY, 3),
+    "QLinearLeakyRelu": _Roles("LeakyRelu", _UNARY, 3),
+    # rows of the first and columns of the second may have scales of their own
+    "QLinearMatMul": _Roles("MatMul", ((0, -2), (3, -1)), 6),
+    "QLinearMul": _Roles("Mul", _BINARY, 6),
+    "QLinearSigmoid": _Roles("Sigmoid", _UNARY, 3),
+    "QLinearSoftmax": _Roles("Softmax", _UNARY, 3),
+    "QLinearWhere": _Roles("Where", ((1, 1), (4, 1)), 7, floats=1),
+}
+
+
+def qlinear(node: ir.Node, undoing: Undoing) -> Found:
+    """The float operator on the floats of the operands, by the table above."""
+    return _undone(node, undoing, _ROLES[node.op_type])
+
+
+def concat(node: ir.Node, undoing: Undoing) -> Found:
+    """QLinearConcat: scale and zero point of the result stand in front of any number of operands."""
+    return _undone(node, undoing, _Roles("Concat", tuple((k, 1) for k in range(2, len(node.inputs), 3)), 0))
+
+
+def gemm(node: ir.Node, undoing: Undoing) -> Found:
+    """QGemm: its bias is optional, and so is the scale of its result, which is float without."""
+    columns = 0 if int_attribute(node, "transB", 0) else 1
+    return _undone(node, undoing, _Roles("Gemm", ((0, 1), (3, columns)), 7, bias=6))
+
+
+def softmax(node: ir.Node, undoing: Undoing) -> Found:
+    """QLinearSoftmax, if the model's own Softmax has the same axes."""
+    told = int_attribute(node, "opset", 0)
+    own = max(undoing.graph.opset_imports.get(domain, 0) for domain in DEFAULT_DOMAINS)
+    if (told >= _SOFTMAX_OPSET) != (own >= _SOFTMAX_OPSET) and int_attribute(node, "axis", -1) != -1:
+        return OTHER_SOFTMAX(opset=told)
+    return qlinear(node, undoing)
+
+
+def _undone(node: ir.Node, undoing: Undoing, roles: _Roles) -> Found:
+    inputs = list(node.inputs[: roles.floats])
+    for k, axis in roles.operands:
+        found = undoing.operand(node, k, axis=axis)
         if isinstance(found, Reason):
             return found
         inputs.append(found)
-    return _finish(node, undoing, "Conv", inputs, node.attributes.items(), 6)
+    bias = None if roles.bias is None else input_of(node, roles.bias)
+    if bias is not None:
+        found = _bias(node, bias, undoing)
+        if isinstance(found, Reason):
+            return found
+        inputs.append(found)
+    if int_attribute(node, "channels_last", 0):
+        return CHANNELS_LAST()
+    kept = [(name, attribute) for name, attribute in node.attributes.items() if name not in _OF_INTEGERS]
+    made = undoing.put(node, roles.op_type, inputs, kept).outputs[0]
+    scale, zero_point = (input_of(node, k) for k in (roles.result, roles.result + 1))
+    if scale is not None or node.op_type != "QGemm":
+        return undoing.quantized(node, made, scale, zero_point)
+    undoing.replace(node, made)
+    return True
 
 
-def _bias(node: ir.Node, bias: ir.Value, alpha: float, undoing: Undoing) -> ir.Value | Reason:
-    """Integers with the product of both scales, inputs 1 and 4."""
+def _bias(node: ir.Node, bias: ir.Value, undoing: Undoing) -> ir.Value | Reason:
+    """Integers with the product of both scales, inputs 1 and 4, and of QGemm's alpha."""
     integers, first, second = (constant_of(value) for value in (bias, input_of(node, 1), input_of(node, 4)))
     if integers is None or first is None or second is None:
         return SCALES_NOT_CONSTANT()
-    scale = first.astype(np.float32).reshape(-1) * second.astype(np.float32).reshape(-1) * np.float32(alpha)
+    alpha = np.float32(float_attribute(node, "alpha", 1.0))
+    scale = first.astype(np.float32).reshape(-1) * second.astype(np.float32).reshape(-1) * alpha
     if scale.size != 1 and scale.size != integers.shape[-1]:
         return SCALES_DO_NOT_FIT()
     array = integers.astype(np.float32) * scale.reshape(() if scale.size == 1 else -1)
@@ -63,148 +130,9 @@ def _bias(node: ir.Node, bias: ir.Value, alpha: float, undoing: Undoing) -> ir.V
     return undoing.weight(name_of(bias), key, lambda: array)
 
 
-def matmul(node: ir.Node, undoing: Undoing) -> Found:
-    """QLinearMatMul: two factors, rows of the first and columns of the second may have scales of their own."""
-    factors = [undoing.operand(node, 0, axis=-2), undoing.operand(node, 3, axis=-1)]
-    return _joined(node, undoing, "MatMul", factors, 6)
-
-
-def gemm(node: ir.Node, undoing: Undoing) -> Found:
-    """QGemm: its bias is optional, and so is the scale of its result, which is float without."""
-    turned = int_attribute(node, "transB", 0)
-    inputs = _operands(undoing.operand(node, 0), undoing.operand(node, 3, axis=0 if turned else 1))
-    if isinstance(inputs, Reason):
-        return inputs
-    bias = input_of(node, 6)
-    if bias is not None:
-        found = _bias(node, bias, float_attribute(node, "alpha", 1.0), undoing)
-        if isinstance(found, Reason):
-            return found
-        inputs.append(found)
-    if input_of(node, 7) is not None:
-        return _finish(node, undoing, "Gemm", inputs, node.attributes.items(), 7)
-    undoing.replace(node, undoing.put(node, "Gemm", inputs, node.attributes.items()).outputs[0])
-    return True
-
-
-def add(node: ir.Node, undoing: Undoing) -> Found:
-    """QLinearAdd."""
-    return _joined(node, undoing, "Add", [undoing.operand(node, k) for k in (0, 3)], 6)
-
-
-def mul(node: ir.Node, undoing: Undoing) -> Found:
-    """QLinearMul."""
-    return _joined(node, undoing, "Mul", [undoing.operand(node, k) for k in (0, 3)], 6)
-
-
-def concat(node: ir.Node, undoing: Undoing) -> Found:
-    """QLinearConcat: scale and zero point of the result stand in front."""
-    operands = [undoing.operand(node, k) for k in range(2, len(node.inputs), 3)]
-    return _joined(node, undoing, "Concat", operands, 0, node.attributes.items())
-
-
-def where(node: ir.Node, undoing: Undoing) -> Found:
-    """QLinearWhere: the condition stands in front."""
-    inputs = _operands(undoing.operand(node, 1), undoing.operand(node, 4))
-    return inputs if isinstance(inputs, Reason) else _finish(node, undoing, "Where", [node.inputs[0], *inputs], (), 7)
-
-
-def average_pool(node: ir.Node, undoing: Undoing) -> Found:
-    """QLinearAveragePool."""
-    return _joined(node, undoing, "AveragePool", [undoing.operand(node, 0)], 3, node.attributes.items())
-
-
-def global_average_pool(node: ir.Node, undoing: Undoing) -> Found:
-    """QLinearGlobalAveragePool."""
-    return _joined(node, undoing, "GlobalAveragePool", [undoing.operand(node, 0)], 3, node.attributes.items())
-
-
-def sigmoid(node: ir.Node, undoing: Undoing) -> Found:
-    """QLinearSigmoid."""
-    return _joined(node, undoing, "Sigmoid", [undoing.operand(node, 0)], 3)
-
-
-def leaky_relu(node: ir.Node, undoing: Undoing) -> Found:
-    """QLinearLeakyRelu."""
-    return _joined(node, undoing, "LeakyRelu", [undoing.operand(node, 0)], 3, node.attributes.items())
-
-
-def softmax(node: ir.Node, undoing: Undoing) -> Found:
-    """QLinearSoftmax, if the model's own Softmax has the same axes."""
-    axis, told = int_attribute(node, "axis", -1), int_attribute(node, "opset", 0)
-    if (told >= _SOFTMAX_OPSET) != (_opset(undoing) >= _SOFTMAX_OPSET) and axis != -1:
-        return OTHER_SOFTMAX(opset=told)
-    kept = [item for item in node.attributes.items() if item[0] == "axis"]
-    return _joined(node, undoing, "Softmax", [undoing.operand(node, 0)], 3, kept)
-
-
-def reduce_mean(node: ir.Node, undoing: Undoing) -> Found:
-    """QLinearReduceMean."""
-    data = undoing.operand(node, 0)
-    if isinstance(data, Reason):
-        return data
-    inputs: list[ir.Value | None] = [data]
-    kept = dict(node.attributes.items())
-    if _opset(undoing) >= _REDUCE_OPSET and "axes" in kept:
-        axes = np.asarray(kept.pop("axes").as_ints(), np.int64)
-        inputs.append(undoing.small(f"{node_name(node)}_axes", axes))
-    return _finish(node, undoing, "ReduceMean", inputs, kept.items(), 3)
-
-
-def _opset(undoing: Undoing) -> int:
-    return max(undoing.graph.opset_imports.get(domain, 0) for domain in DEFAULT_DOMAINS)
-
-
-def _joined(
-    node: ir.Node,
-    undoing: Undoing,
-    op_type: str,
-    operands: list[ir.Value | Reason],
-    result: int,
-    attributes: Iterable[tuple[str, ir.Attr]] = (),
-) -> Found:
-    inputs = _operands(*operands)
-    return inputs if isinstance(inputs, Reason) else _finish(node, undoing, op_type, inputs, attributes, result)
-
-
-def _operands(*found: ir.Value | Reason) -> list[ir.Value | None] | Reason:
-    """All of them, or the first reason."""
-    values: list[ir.Value | None] = []
-    for one in found:
-        if isinstance(one, Reason):
-            return one
-        values.append(one)
-    return values
-
-
-def _finish(
-    node: ir.Node,
-    undoing: Undoing,
-    op_type: str,
-    inputs: list[ir.Value | None],
-    attributes: Iterable[tuple[str, ir.Attr]],
-    result: int,
-) -> Found:
-    """Put the float operator in; scale and zero point of what ``node`` makes are inputs from ``result`` on."""
-    if int_attribute(node, "channels_last", 0):
-        return CHANNELS_LAST()
-    kept = [item for item in attributes if item[0] != "channels_last"]
-    made = undoing.put(node, op_type, inputs, kept)
-    return undoing.quantized(node, made.outputs[0], input_of(node, result), input_of(node, result + 1))
-
-
 FORMS: dict[str, Form] = {
+    **dict.fromkeys(_ROLES, qlinear),
     "QGemm": gemm,
-    "QLinearAdd": add,
-    "QLinearAveragePool": average_pool,
     "QLinearConcat": concat,
-    "QLinearConv": conv,
-    "QLinearGlobalAveragePool": global_average_pool,
-    "QLinearLeakyRelu": leaky_relu,
-    "QLinearMatMul": matmul,
-    "QLinearMul": mul,
-    "QLinearReduceMean": reduce_mean,
-    "QLinearSigmoid": sigmoid,
     "QLinearSoftmax": softmax,
-    "QLinearWhere": where,
 }

@@ -26,7 +26,7 @@ _MOST_GROWTH = 4
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredConstant:
     """A constant, or rows of one.
 
     Attributes:
@@ -47,7 +47,7 @@ class Stored:
         return None if self.lookup is None else self.lookup.inputs[1]
 
 
-def stored(value: ir.Value | None) -> Stored | None:
+def stored(value: ir.Value | None) -> StoredConstant | None:
     """What ``value`` holds, if it is made of initializers alone, or by a lookup of their rows; else None."""
     return _stored(value, {}, _LONGEST_CHAIN)
 
@@ -58,7 +58,7 @@ def constant_of(value: ir.Value | None) -> np.ndarray | None:
     return None if found is None or found.rows is not None else found.array
 
 
-def _stored(value: ir.Value | None, memo: dict[ir.Value, Stored | None], depth: int) -> Stored | None:
+def _stored(value: ir.Value | None, memo: dict[ir.Value, StoredConstant | None], depth: int) -> StoredConstant | None:
     if value is None:
         return None
     if value not in memo:
@@ -66,10 +66,10 @@ def _stored(value: ir.Value | None, memo: dict[ir.Value, Stored | None], depth: 
     return memo[value]
 
 
-def _judged(value: ir.Value, memo: dict[ir.Value, Stored | None], depth: int) -> Stored | None:
+def _judged(value: ir.Value, memo: dict[ir.Value, StoredConstant | None], depth: int) -> StoredConstant | None:
     array, node = constant(value), value.producer()
     if array is not None:
-        return Stored(array, None, name_of(value), array.size)
+        return StoredConstant(array, None, name_of(value), array.size)
     if node is None or not depth or node.domain not in DEFAULT_DOMAINS or not well_formed(node):
         return None
     if node.op_type == "Gather":
@@ -93,17 +93,17 @@ def _judged(value: ir.Value, memo: dict[ir.Value, Stored | None], depth: int) ->
         return None
     attributes = tuple(sorted((name, str(attribute.value)) for name, attribute in node.attributes.items()))
     key = (node.op_type, attributes, *(operand.key for operand in operands))
-    return Stored(result, lookups[0].lookup if lookups else None, key, size)
+    return StoredConstant(result, lookups[0].lookup if lookups else None, key, size)
 
 
-def _looked_up(node: ir.Node, memo: dict[ir.Value, Stored | None], depth: int) -> Stored | None:
+def _looked_up(node: ir.Node, memo: dict[ir.Value, StoredConstant | None], depth: int) -> StoredConstant | None:
     table = _stored(node.inputs[0], memo, depth - 1)
     if table is None or table.rows is not None or table.array.ndim == 0 or int_attribute(node, "axis", 0) != 0:
         return None
-    return Stored(table.array, node, table.key, table.size)
+    return StoredConstant(table.array, node, table.key, table.size)
 
 
-def _goes_with_rows(node: ir.Node, operands: Sequence[Stored], lookups: Sequence[Stored]) -> bool:
+def _goes_with_rows(node: ir.Node, operands: Sequence[StoredConstant], lookups: Sequence[StoredConstant]) -> bool:
     """True if a node does the same to each row, whatever the shape of the indices."""
     if any(one.rows is not lookups[0].rows or one.array.ndim != lookups[0].array.ndim for one in lookups):
         return False

@@ -12,7 +12,7 @@ from worker.quantizer.graph.rewriting import producer
 from worker.quantizer.graph.values import int_attribute
 from worker.quantizer.preparation.passes.dequantizing.dynamic import rescaled
 from worker.quantizer.preparation.passes.dequantizing.soundness import well_formed
-from worker.quantizer.preparation.passes.dequantizing.stored import Stored, data_type, holds_integers, stored
+from worker.quantizer.preparation.passes.dequantizing.stored import StoredConstant, data_type, holds_integers, stored
 from worker.quantizer.preparation.passes.dequantizing.undoing import Form, Found, Undoing
 
 # Wider ones are numbers of their own, such as positions.
@@ -66,7 +66,7 @@ def _is_narrow(dtype: np.dtype) -> bool:
     return dtype.itemsize <= _MOST_BYTES and holds_integers(dtype)
 
 
-def _goes_along(parameter: Stored, held: Stored) -> bool:
+def _goes_along(parameter: StoredConstant, held: StoredConstant) -> bool:
     """True if a parameter broadcasts to the integers: to every row alike, or row by row."""
     array, shape = parameter.array, held.array.shape
     if parameter.rows is not None:

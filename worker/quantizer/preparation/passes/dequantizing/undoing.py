@@ -14,7 +14,7 @@ from service.contracts.reason import Reason, declare
 from worker.quantizer.graph.metadata import hand_on
 from worker.quantizer.graph.values import Names, add_initializer, constant, name_of, node_name
 from worker.quantizer.preparation.passes.dequantizing.stored import (
-    Stored,
+    StoredConstant,
     constant_of,
     dequantized,
     granularity_of,
@@ -81,7 +81,7 @@ class Product:
     """
 
     node: ir.Node
-    operands: tuple[Integers | tuple[Stored, np.ndarray | None], ...]
+    operands: tuple[Integers | tuple[StoredConstant, np.ndarray | None], ...]
     waiting: tuple[ir.Value, ...]
     factors: tuple[np.ndarray, ...] = ()
 
@@ -302,7 +302,7 @@ class Undoing:
             self._lookups[key] = made.outputs[0]
         return self._lookups[key]
 
-    def look_up(self, node: ir.Node, held: Stored, key: Hashable, compute: Callable[[], np.ndarray]) -> None:
+    def look_up(self, node: ir.Node, held: StoredConstant, key: Hashable, compute: Callable[[], np.ndarray]) -> None:
         """Let a lookup in a table of floats take the place of a node that restored what was looked up."""
         lookup = held.lookup
         if lookup is None:
@@ -310,7 +310,7 @@ class Undoing:
         self.replace(node, self.gathered(node, lookup, self.weight(stem_of(lookup.inputs[0], held), key, compute)))
 
 
-def stem_of(value: ir.Value | None, held: Stored) -> str:
+def stem_of(value: ir.Value | None, held: StoredConstant) -> str:
     """Name for the floats of stored integers: that of the table, where rows of one are looked up."""
     found = value if held.lookup is None else held.lookup.inputs[0]
     return name_of(found) if found is not None else "weight"

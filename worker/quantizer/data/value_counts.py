@@ -1,17 +1,17 @@
-"""The range of an array's values and how often which occur, gathered block by block in bounded memory.
+"""How often classes and values occur: the range of an array's values and their histogram, in bounded memory.
 
-Bins are powers of two wide and begin at multiples of their width. Where the range grows, the width doubles and
-neighbours become one bin; so what is told does not depend on how the values came in blocks.
+Arrays come block by block. Bins are powers of two wide and begin at multiples of their width. Where the range grows,
+the width doubles and neighbours become one bin; so what is told does not depend on how the values came in blocks.
 """
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 
-from service.contracts.data_profile import MAX_BINS, ValueProfile
-from worker.quantizer.data.profile.extremes import extremes
+from service.contracts.data_profile import LARGEST_CLASSES, MAX_BINS, MAX_CLASSES, ClassCounts, ValueProfile
 from worker.quantizer.data.stored import Array
 
 # Up to so many values all are counted; of more, about so many of each block.
@@ -159,3 +159,60 @@ def _numbers(values: Array, exponent: int) -> np.ndarray[tuple[int], np.dtype[np
     found: np.ndarray[tuple[int], np.dtype[np.int64]] = np.floor(values * math.ldexp(1.0, -exponent)).astype(np.int64)
     found[(found == 0) & (values < 0)] = -1  # so small that the product is -0
     return found
+
+
+# Class numbers up to so many times the samples are counted in a table, which is no larger than they, others by sorting.
+_SPARSE = 1
+_SMALL_TABLE = 1 << 16
+
+
+def count_classes(labels: np.ndarray[Any, np.dtype[np.int64]]) -> ClassCounts:
+    """Count exactly.
+
+    Args:
+        labels: class numbers int64 [samples], 0 or more, at least one.
+    """
+    numbers, counts = _counted(labels)
+    told = np.arange(len(numbers))
+    if len(numbers) > MAX_CLASSES:
+        told = np.argsort(-counts, kind="stable")[:LARGEST_CLASSES]
+    return ClassCounts(
+        distinct=len(numbers),
+        fewest=int(counts.min()),
+        most=int(counts.max()),
+        numbers=tuple(numbers[told].tolist()),
+        counts=tuple(counts[told].tolist()),
+    )
+
+
+def _counted(labels: np.ndarray[Any, np.dtype[np.int64]]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """The numbers that occur, ascending, and how often each does."""
+    if int(labels.max()) > _SPARSE * len(labels) + _SMALL_TABLE:
+        return np.unique(labels, return_counts=True)
+    table = np.bincount(labels)
+    numbers = np.flatnonzero(table)
+    return numbers, table[numbers]
+
+
+def extremes(block: Array) -> tuple[float, float]:
+    """Least and greatest value, as 64-bit floats.
+
+    Args:
+        block: not empty, finite; bool, integers, or floats up to 64 bits, bfloat16 among them.
+    """
+    if block.dtype.kind in "biu":
+        return float(block.min()), float(block.max())
+    return _extremes_of_floats(block)
+
+
+def _extremes_of_floats(block: Array) -> tuple[float, float]:
+    """Bits without a sign grow with the value; with a sign, which makes them the larger ones, they grow as it falls."""
+    values = np.ascontiguousarray(block)
+    unsigned = values.view(f"u{block.dtype.itemsize}")
+    signed = values.view(f"i{block.dtype.itemsize}")
+    greatest = signed.max()  # of those without a sign, if there are any
+    largest = unsigned.max()  # of those with a sign, if there are any
+    low = largest if largest.view(signed.dtype) < 0 else unsigned.min()
+    high = greatest if greatest >= 0 else signed.min()
+    found = np.array([low.view(signed.dtype), high.view(signed.dtype)]).view(block.dtype).astype(np.float64) + 0.0
+    return float(found[0]), float(found[1])  # where adding 0 has made -0 a 0
