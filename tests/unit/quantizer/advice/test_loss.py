@@ -14,7 +14,7 @@ from service.contracts.report.algorithms import Score
 from tests.support.front import make_report
 from worker.quantizer.advice.damage import Damage, Harm, HarmKind, HarmPlace, causes_of, with_blame
 from worker.quantizer.advice.loss import AccuracyLoss, find_loss
-from worker.quantizer.evaluation.certainty.evidence import Evidence, Facts
+from worker.quantizer.evaluation.certainty.evidence import Evidence, PairedFacts
 from worker.quantizer.refine.judge import Scored
 
 TOP1 = {"name": "top1", "kind": "top1", "unit": "%", "better": "higher", "samples": 438}
@@ -52,7 +52,7 @@ def found(**arguments: Any) -> AccuracyLoss:
 def score(value: float | None, sqnr_db: float | None = 2.0) -> Scored:
     """A model that is right about the first samples, as many as its value tells."""
     right = None if value is None else round(4.38 * value)
-    evidence = None if right is None else Evidence(Facts("1" * right + "0" * (438 - right)))
+    evidence = None if right is None else Evidence(PairedFacts("1" * right + "0" * (438 - right)))
     return Scored(Score(sqnr_db=sqnr_db, metric="top1", value=value), evidence)
 
 

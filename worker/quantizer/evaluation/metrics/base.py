@@ -34,7 +34,7 @@ class UnfitError(Exception):
 
 
 @dataclass(frozen=True)
-class Seen:
+class MetricBatch:
     """One batch, as a metric sees it: everything by the place in the metric that names it.
 
     Attributes:
@@ -57,7 +57,7 @@ class Meter(ABC):
     undefined: str | None = None
 
     @abstractmethod
-    def update(self, seen: Seen) -> None:
+    def update(self, seen: MetricBatch) -> None:
         """Take in one batch.
 
         Raises:

@@ -1,15 +1,17 @@
-"""Metrics of decisions for classes, from counts that grow with the number of classes alone."""
+"""Metrics of decisions for classes, from counts; top1 and top5 where no metric is declared."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 
 from service.contracts.metrics import F1, ClassMetric, MeanIoU, PerClassAccuracy, Precision, TopKMetric
 from service.contracts.metrics.classes import CountedMetric
+from worker.quantizer.data import Batch
 from worker.quantizer.evaluation.certainty.contributions import CountSums, Hits, Sums, quotients
-from worker.quantizer.evaluation.metrics.base import Array, Arrays, Meter, Seen, UnfitError, fitted, parts
+from worker.quantizer.evaluation.metrics.base import Array, Arrays, Meter, MetricBatch, UnfitError, fitted, parts
 from worker.quantizer.evaluation.metrics.distances import class_scores
 
 # Class numbers beyond this are none.
@@ -48,8 +50,8 @@ def ranks(scores: Array, labels: Array) -> Array:
     return found
 
 
-class ClassCounts:
-    """Per class: how often it was labelled, decided for, and both; and what each sample adds to that.
+class CountsByClass:
+    """Per class: how often it was labelled, decided for, and both, by sample.
 
     Args:
         share: the metric in percent of counts labelled, decided and hit, each [set, class]; NaN where undefined.
@@ -57,18 +59,6 @@ class ClassCounts:
 
     def __init__(self, share: Callable[[Array, Array, Array], Array]) -> None:
         self.sums = CountSums(lambda sums: share(*_by_kind(sums)))
-        self.labelled = np.zeros(0, np.int64)
-        self.decided = np.zeros(0, np.int64)
-        self.hit = np.zeros(0, np.int64)
-
-    def grow(self, classes: int) -> None:
-        """Make room for class numbers below ``classes``."""
-        more = classes - len(self.labelled)
-        if more > 0:
-            room = np.zeros(more, np.int64)
-            self.labelled, self.decided, self.hit = (
-                np.concatenate([old, room]) for old in (self.labelled, self.decided, self.hit)
-            )
 
     def add(self, decided: Array, labels: Array, owners: Array, *, units: int, samples: int) -> None:
         """Count decisions [rows] for labels [rows]; a negative decision is for no class.
@@ -80,11 +70,7 @@ class ClassCounts:
             units: of the batch.
             samples: of the batch.
         """
-        self.grow(1 + int(max(labels.max(initial=-1), decided.max(initial=-1))))
-        size = len(self.labelled)
-        self.labelled += np.bincount(labels, minlength=size)
-        self.decided += np.bincount(decided[decided >= 0], minlength=size)
-        self.hit += np.bincount(labels[decided == labels], minlength=size)
+        size = 1 + int(max(labels.max(initial=-1), decided.max(initial=-1)))
         kinds = ((labels, slice(None), _LABELLED), (decided, decided >= 0, _DECIDED), (labels, decided == labels, _HIT))
         keys = np.concatenate([numbers[chosen] * 3 + kind for numbers, chosen, kind in kinds])
         places = np.concatenate([owners[chosen] for _, chosen, _ in kinds])
@@ -92,19 +78,15 @@ class ClassCounts:
 
     def add_counts(self, labelled: Array, decided: Array, hit: Array, *, samples: int) -> None:
         """Add counts [unit, class]; a unit is a sample, or the whole batch."""
-        self.grow(labelled.shape[1])
-        self.labelled += labelled.sum(axis=0)
-        self.decided += decided.sum(axis=0)
-        self.hit += hit.sum(axis=0)
         counts = np.stack([labelled, decided, hit], axis=2).reshape(len(labelled), -1)
         units, keys = np.nonzero(counts)
         self.sums.add(units, keys, counts[units, keys], size=len(counts), samples=samples)
 
     @property
-    def occurring(self) -> Array:
-        """True for classes in labels or decisions."""
-        seen: Array = (self.labelled + self.decided) > 0
-        return seen
+    def totals(self) -> tuple[Array, Array, Array]:
+        """Over all samples: labelled, decided and hit, each int64 [class]."""
+        labelled, decided, hit = (counts[0].astype(np.int64) for counts in _by_kind(self.sums.total[None]))
+        return labelled, decided, hit
 
 
 def _by_kind(sums: Array) -> tuple[Array, Array, Array]:
@@ -140,7 +122,7 @@ class ClassMeter(Meter):
         # Samples of the last batch that can be told apart, and which of them each of its rows belongs to.
         self._units, self._owners = 0, np.zeros(0, np.int64)
 
-    def rows(self, seen: Seen) -> tuple[Array | None, Array, Array]:
+    def rows(self, seen: MetricBatch) -> tuple[Array | None, Array, Array]:
         """Scores [rows, class] (None for an output of class numbers), decisions [rows] and labels [rows]."""
         output, given = seen.outputs["output"], seen.labels["labels"]
         scores = scores_last(output, self._axis)
@@ -188,20 +170,14 @@ class TopK(ClassMeter):
         super().__init__(metric)
         self._rank = metric.rank
         self._reduce = metric.reduce if isinstance(metric, PerClassAccuracy) else None
-        self._hits = np.zeros(0, np.int64)
-        self._totals = np.zeros(0, np.int64)
         self._sums = Hits() if self._reduce is None else CountSums(self._of_classes)
 
-    def update(self, seen: Seen) -> None:
+    def update(self, seen: MetricBatch) -> None:
         """Take in one batch."""
         scores, decided, labels = self.rows(seen)
         if scores is None and self._rank > 1:
             raise UnfitError("output", "it holds class numbers; the first few classes take scores")
         hit = decided == labels if scores is None else ranks(scores, labels) < self._rank
-        size = max(len(self._totals), 1 + int(labels.max(initial=-1)))
-        grown = (0, size - len(self._totals))
-        self._totals = np.pad(self._totals, grown) + np.bincount(labels, minlength=size)
-        self._hits = np.pad(self._hits, grown) + np.bincount(labels[hit], minlength=size)
         if isinstance(self._sums, Hits):
             found = [np.bincount(owners, minlength=self._units) for owners in (self._owners[hit], self._owners)]
             columns = np.stack(found, axis=1)
@@ -210,7 +186,8 @@ class TopK(ClassMeter):
         else:
             units, keys = np.concatenate([self._owners, self._owners[hit]]), np.concatenate([labels, labels[hit]]) * 2
             keys[len(labels) :] += 1
-            self._sums.add(*_counted(units, keys, 2 * size), size=self._units, samples=seen.samples)
+            size = 2 * (1 + int(labels.max(initial=-1)))
+            self._sums.add(*_counted(units, keys, size), size=self._units, samples=seen.samples)
 
     @property
     def contributions(self) -> Sums:
@@ -219,8 +196,8 @@ class TopK(ClassMeter):
 
     def _of_classes(self, sums: Array) -> Array:
         """The value of labels and hits by class, in turn [set, 2 class]."""
-        filled = np.pad(sums, ((0, 0), (0, sums.shape[1] % 2)))
-        shares = 100.0 * quotients(filled[:, 1::2], filled[:, 0::2])
+        labels, hits = _in_turn(sums)
+        shares = 100.0 * quotients(hits, labels)
         if self._reduce == "worst":
             worst: Array = np.where(np.isnan(shares), np.inf, shares).min(axis=1, initial=np.inf)
             return worst
@@ -228,24 +205,27 @@ class TopK(ClassMeter):
 
     def value(self) -> float | None:
         """In percent; None without a label."""
-        total = int(self._totals.sum())
-        if not total:
+        shares = list(self.details().values())
+        if self._reduce is None and self._sums.units:
+            hits, labels = self._sums.total
+            shares = [100.0 * hits / labels] if labels else []
+        if not shares:
             self.undefined = "there is no label that counts"
             return None
-        if self._reduce is None:
-            return 100.0 * int(self._hits.sum()) / total
-        shares = list(self.details().values())
-        return min(shares) if self._reduce == "worst" else sum(shares) / len(shares)
+        return float(min(shares) if self._reduce == "worst" else sum(shares) / len(shares))
 
     def details(self) -> dict[str, float]:
         """In percent, by class that occurs in the labels; for per-class accuracy alone."""
         if self._reduce is None:
             return {}
-        return {
-            f"class {k}": 100.0 * int(hits) / int(total)
-            for k, (hits, total) in enumerate(zip(self._hits, self._totals, strict=True))
-            if total
-        }
+        labels, hits = _in_turn(self._sums.total[None])
+        return {f"class {k}": float(100.0 * hits[0, k] / labels[0, k]) for k in np.flatnonzero(labels[0])}
+
+
+def _in_turn(sums: Array) -> tuple[Array, Array]:
+    """Labels and hits, each [set, class], of sums by class in turn [set, 2 class]."""
+    filled = np.pad(sums, ((0, 0), (0, sums.shape[1] % 2)))
+    return filled[:, 0::2], filled[:, 1::2]
 
 
 def _mean_of_known(shares: Array) -> Array:
@@ -259,11 +239,11 @@ class IntersectionOverUnion(ClassMeter):
 
     def __init__(self, metric: MeanIoU) -> None:
         super().__init__(metric)
-        self._counts = ClassCounts(
+        self._counts = CountsByClass(
             lambda labelled, decided, hit: 100.0 * _mean_of_known(quotients(hit, labelled + decided - hit))
         )
 
-    def update(self, seen: Seen) -> None:
+    def update(self, seen: MetricBatch) -> None:
         """Take in one batch."""
         _, decided, labels = self.rows(seen)
         self._counts.add(decided, labels, self._owners, units=self._units, samples=seen.samples)
@@ -282,9 +262,9 @@ class IntersectionOverUnion(ClassMeter):
 
     def details(self) -> dict[str, float]:
         """In percent, by class that occurs."""
-        counts = self._counts
-        union = counts.labelled + counts.decided - counts.hit
-        return {f"class {k}": 100.0 * int(counts.hit[k]) / int(union[k]) for k in np.flatnonzero(union)}
+        labelled, decided, hit = self._counts.totals
+        union = labelled + decided - hit
+        return {f"class {k}": 100.0 * int(hit[k]) / int(union[k]) for k in np.flatnonzero(union)}
 
 
 class FScore(ClassMeter):
@@ -293,9 +273,9 @@ class FScore(ClassMeter):
     def __init__(self, metric: CountedMetric) -> None:
         super().__init__(metric)
         self._metric = metric
-        self._counts = ClassCounts(self._of_counts)
+        self._counts = CountsByClass(self._of_counts)
 
-    def update(self, seen: Seen) -> None:
+    def update(self, seen: MetricBatch) -> None:
         """Take in one batch."""
         if self._metric.threshold is None:
             _, decided, labels = self.rows(seen)
@@ -319,7 +299,7 @@ class FScore(ClassMeter):
         yes: Array = labels == 1
         return yes
 
-    def _add_yes_or_no(self, seen: Seen, threshold: float) -> None:
+    def _add_yes_or_no(self, seen: MetricBatch, threshold: float) -> None:
         output = seen.outputs["output"]
         if output.dtype.kind != "f":
             raise UnfitError("output", f"a threshold takes scores, not {output.dtype}")
@@ -344,22 +324,22 @@ class FScore(ClassMeter):
 
     def value(self) -> float | None:
         """In percent; None where no class occurs."""
-        counts, metric = self._counts, self._metric
+        metric, (labelled, decided, hit) = self._metric, self._counts.totals
         if metric.positive_class is not None:
             found = self.details().get(f"class {metric.positive_class}")
             if found is None:
                 self.undefined = f"class {metric.positive_class} does not occur"
             return found
-        occurring = np.flatnonzero(counts.occurring)
+        occurring = np.flatnonzero(labelled + decided)
         if not occurring.size:
             self.undefined = "no class occurs"
             return None
         if metric.average == "micro":
-            return self._share(*(int(array.sum()) for array in (counts.hit, counts.decided, counts.labelled)))
+            return self._share(*(int(array.sum()) for array in (hit, decided, labelled)))
         shares = list(self.details().values())
         if metric.average == "macro":
             return sum(shares) / len(shares)
-        weights = counts.labelled[occurring]
+        weights = labelled[occurring]
         if not weights.sum():
             self.undefined = "no class is labelled"
             return None
@@ -367,10 +347,10 @@ class FScore(ClassMeter):
 
     def details(self) -> dict[str, float]:
         """In percent, by class that occurs in labels or decisions."""
-        counts = self._counts
+        labelled, decided, hit = self._counts.totals
         return {
-            f"class {k}": self._share(int(counts.hit[k]), int(counts.decided[k]), int(counts.labelled[k]))
-            for k in np.flatnonzero(counts.occurring)
+            f"class {k}": self._share(int(hit[k]), int(decided[k]), int(labelled[k]))
+            for k in np.flatnonzero(labelled + decided)
         }
 
     @property
@@ -403,3 +383,49 @@ class FScore(ClassMeter):
         else:
             of = decided if isinstance(self._metric, Precision) else labelled
         return 100.0 * hit / of if of else 0.0
+
+
+class Accuracy:
+    """top1 and top5 of class scores against labels; top1 alone for a model that returns class numbers.
+
+    A label is in the top k if fewer than k classes rank before it: those that score higher, and of those that score
+    the same the ones with a smaller number (as arg max decides).
+    """
+
+    def __init__(self) -> None:
+        self.fits = True  # as long as the first output classifies what the labels speak of
+        self._hits = {"top1": Hits(), "top5": Hits()}
+        self._has_top5 = False
+
+    def take(self, batch: Batch, outputs: Mapping[str, Any]) -> None:
+        """Take in one batch of a model's outputs; from one on that does not fit there is no value."""
+        first, labels = next(iter(outputs.values())), batch.labels
+        can_fit = self.fits and isinstance(first, np.ndarray)
+        self.fits = can_fit and labels is not None and self.update(batch.cut(first), labels)
+
+    def update(self, output: np.ndarray, labels: np.ndarray) -> bool:
+        """Take in one batch; False if the output is no classification of the labels."""
+        if output.dtype.kind in "iu" and output.size == labels.size:
+            found = {"top1": output.reshape(-1) == labels}
+        else:
+            scores = class_scores(output)
+            if scores is None or scores.ndim != 2 or scores.shape[0] != labels.size or labels.max() >= scores.shape[1]:
+                return False
+            rank = ranks(scores, labels)
+            found = {"top1": rank < 1, "top5": rank < 5}
+            self._has_top5 = scores.shape[1] > 5
+        for name, hit in found.items():
+            self._hits[name].add(np.stack([hit, np.ones_like(hit)], axis=1).astype(np.uint8), samples=labels.size)
+        return True
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """In percent: top1, and top5 where there are more than five classes."""
+        return {name: hits.value for name, hits in self.contributions.items()}
+
+    @property
+    def contributions(self) -> dict[str, Hits]:
+        """Which samples are right, by name of the metric."""
+        if not self._hits["top1"].units or not self.fits:
+            return {}
+        return {name: hits for name, hits in self._hits.items() if name == "top1" or self._has_top5}
