@@ -10,8 +10,17 @@ import numpy as np
 from service.contracts.metrics import F1, ClassMetric, MeanIoU, PerClassAccuracy, Precision, TopKMetric
 from service.contracts.metrics.classes import CountedMetric
 from worker.quantizer.data import Batch
-from worker.quantizer.evaluation.certainty.contributions import CountSums, Hits, Sums, quotients
-from worker.quantizer.evaluation.metrics.base import Array, Arrays, Meter, MetricBatch, UnfitError, fitted, parts
+from worker.quantizer.evaluation.certainty.contributions import CountSums, Hits, quotients
+from worker.quantizer.evaluation.metrics.base import (
+    Array,
+    Arrays,
+    Meter,
+    MetricBatch,
+    UnfitError,
+    finite,
+    fitted,
+    parts,
+)
 from worker.quantizer.evaluation.metrics.distances import class_scores
 
 # Class numbers beyond this are none.
@@ -84,9 +93,8 @@ class CountsByClass:
 
     @property
     def totals(self) -> tuple[Array, Array, Array]:
-        """Over all samples: labelled, decided and hit, each int64 [class]."""
-        labelled, decided, hit = (counts[0].astype(np.int64) for counts in _by_kind(self.sums.total[None]))
-        return labelled, decided, hit
+        """Over all samples: labelled, decided and hit, each [1, class]."""
+        return _by_kind(self.sums.total[None])
 
 
 def _by_kind(sums: Array) -> tuple[Array, Array, Array]:
@@ -170,7 +178,7 @@ class TopK(ClassMeter):
         super().__init__(metric)
         self._rank = metric.rank
         self._reduce = metric.reduce if isinstance(metric, PerClassAccuracy) else None
-        self._sums = Hits() if self._reduce is None else CountSums(self._of_classes)
+        self._sums: Hits | CountSums = Hits() if self._reduce is None else CountSums(self._of_classes)
 
     def update(self, seen: MetricBatch) -> None:
         """Take in one batch."""
@@ -189,15 +197,9 @@ class TopK(ClassMeter):
             size = 2 * (1 + int(labels.max(initial=-1)))
             self._sums.add(*_counted(units, keys, size), size=self._units, samples=seen.samples)
 
-    @property
-    def contributions(self) -> Sums:
-        """Hits and labels by sample, per class where the value is made of classes."""
-        return self._sums
-
     def _of_classes(self, sums: Array) -> Array:
         """The value of labels and hits by class, in turn [set, 2 class]."""
-        labels, hits = _in_turn(sums)
-        shares = 100.0 * quotients(hits, labels)
+        shares = _shares_in_turn(sums)
         if self._reduce == "worst":
             worst: Array = np.where(np.isnan(shares), np.inf, shares).min(axis=1, initial=np.inf)
             return worst
@@ -205,27 +207,29 @@ class TopK(ClassMeter):
 
     def value(self) -> float | None:
         """In percent; None without a label."""
-        shares = list(self.details().values())
-        if self._reduce is None and self._sums.units:
-            hits, labels = self._sums.total
-            shares = [100.0 * hits / labels] if labels else []
-        if not shares:
+        if self._reduce is not None:
+            found = finite(self._sums.value)
+        else:
+            hits, labels = self._sums.total if self._sums.units else (0.0, 0.0)
+            found = float(100.0 * hits / labels) if labels else None
+        if found is None:
             self.undefined = "there is no label that counts"
-            return None
-        return float(min(shares) if self._reduce == "worst" else sum(shares) / len(shares))
+        return found
 
     def details(self) -> dict[str, float]:
         """In percent, by class that occurs in the labels; for per-class accuracy alone."""
-        if self._reduce is None:
-            return {}
-        labels, hits = _in_turn(self._sums.total[None])
-        return {f"class {k}": float(100.0 * hits[0, k] / labels[0, k]) for k in np.flatnonzero(labels[0])}
+        return {} if self._reduce is None else _by_class(_shares_in_turn(self._sums.total[None])[0])
 
 
-def _in_turn(sums: Array) -> tuple[Array, Array]:
-    """Labels and hits, each [set, class], of sums by class in turn [set, 2 class]."""
+def _by_class(shares: Array) -> dict[str, float]:
+    """Shares [class] by name of the class, without those that are NaN."""
+    return {f"class {k}": float(shares[k]) for k in np.flatnonzero(~np.isnan(shares))}
+
+
+def _shares_in_turn(sums: Array) -> Array:
+    """Shares in percent [set, class] of labels and hits by class, in turn [set, 2 class]."""
     filled = np.pad(sums, ((0, 0), (0, sums.shape[1] % 2)))
-    return filled[:, 0::2], filled[:, 1::2]
+    return quotients(100.0 * filled[:, 1::2], filled[:, 0::2])
 
 
 def _mean_of_known(shares: Array) -> Array:
@@ -239,32 +243,28 @@ class IntersectionOverUnion(ClassMeter):
 
     def __init__(self, metric: MeanIoU) -> None:
         super().__init__(metric)
-        self._counts = CountsByClass(
-            lambda labelled, decided, hit: 100.0 * _mean_of_known(quotients(hit, labelled + decided - hit))
-        )
+        self._counts = CountsByClass(lambda *counts: _mean_of_known(self._shares(*counts)))
+        self._sums: CountSums = self._counts.sums
+
+    @staticmethod
+    def _shares(labelled: Array, decided: Array, hit: Array) -> Array:
+        return quotients(100.0 * hit, labelled + decided - hit)
 
     def update(self, seen: MetricBatch) -> None:
         """Take in one batch."""
         _, decided, labels = self.rows(seen)
         self._counts.add(decided, labels, self._owners, units=self._units, samples=seen.samples)
 
-    @property
-    def contributions(self) -> Sums:
-        """Counts by class and sample."""
-        return self._counts.sums
-
     def value(self) -> float | None:
         """In percent; None without a label."""
-        shares = list(self.details().values())
-        if not shares:
+        found = finite(self._sums.value)
+        if found is None:
             self.undefined = "there is no label that counts"
-        return sum(shares) / len(shares) if shares else None
+        return found
 
     def details(self) -> dict[str, float]:
         """In percent, by class that occurs."""
-        labelled, decided, hit = self._counts.totals
-        union = labelled + decided - hit
-        return {f"class {k}": 100.0 * int(hit[k]) / int(union[k]) for k in np.flatnonzero(union)}
+        return _by_class(self._shares(*self._counts.totals)[0])
 
 
 class FScore(ClassMeter):
@@ -274,6 +274,7 @@ class FScore(ClassMeter):
         super().__init__(metric)
         self._metric = metric
         self._counts = CountsByClass(self._of_counts)
+        self._sums: CountSums = self._counts.sums
 
     def update(self, seen: MetricBatch) -> None:
         """Take in one batch."""
@@ -324,65 +325,39 @@ class FScore(ClassMeter):
 
     def value(self) -> float | None:
         """In percent; None where no class occurs."""
-        metric, (labelled, decided, hit) = self._metric, self._counts.totals
-        if metric.positive_class is not None:
-            found = self.details().get(f"class {metric.positive_class}")
-            if found is None:
-                self.undefined = f"class {metric.positive_class} does not occur"
-            return found
-        occurring = np.flatnonzero(labelled + decided)
-        if not occurring.size:
-            self.undefined = "no class occurs"
-            return None
-        if metric.average == "micro":
-            return self._share(*(int(array.sum()) for array in (hit, decided, labelled)))
-        shares = list(self.details().values())
-        if metric.average == "macro":
-            return sum(shares) / len(shares)
-        weights = labelled[occurring]
-        if not weights.sum():
-            self.undefined = "no class is labelled"
-            return None
-        return float(np.average(shares, weights=weights))
+        metric, (labelled, decided, _) = self._metric, self._counts.totals
+        found = finite(self._sums.value)
+        if found is None and metric.positive_class is not None:
+            self.undefined = f"class {metric.positive_class} does not occur"
+        elif found is None:
+            self.undefined = "no class is labelled" if (labelled + decided).any() else "no class occurs"
+        return found
 
     def details(self) -> dict[str, float]:
         """In percent, by class that occurs in labels or decisions."""
-        labelled, decided, hit = self._counts.totals
-        return {
-            f"class {k}": self._share(int(hit[k]), int(decided[k]), int(labelled[k]))
-            for k in np.flatnonzero(labelled + decided)
-        }
-
-    @property
-    def contributions(self) -> Sums:
-        """Counts by class and sample."""
-        return self._counts.sums
+        return _by_class(self._shares(*self._counts.totals)[0])
 
     def _of_counts(self, labelled: Array, decided: Array, hit: Array) -> Array:
         """The value of counts [set, class]."""
         metric = self._metric
-        occurs: Array = np.asarray((labelled + decided) > 0)
         if metric.positive_class is not None:
             chosen = slice(metric.positive_class, metric.positive_class + 1)
-            labelled, decided, hit, occurs = (array[:, chosen] for array in (labelled, decided, hit, occurs))
+            labelled, decided, hit = (array[:, chosen] for array in (labelled, decided, hit))
         elif metric.average == "micro":
             labelled, decided, hit = (array.sum(axis=1, keepdims=True) for array in (labelled, decided, hit))
-            occurs = np.asarray(occurs.any(axis=1, keepdims=True))
-        if isinstance(metric, F1):
-            above, below = 2.0 * hit, decided + labelled
-        else:
-            above, below = hit, decided if isinstance(metric, Precision) else labelled
-        shares = np.where(occurs, np.nan_to_num(100.0 * quotients(above, below)), np.nan)
+        shares = self._shares(labelled, decided, hit)
         if metric.positive_class is None and metric.average == "weighted":
             return quotients((np.nan_to_num(shares) * labelled).sum(axis=1), labelled.sum(axis=1))
         return _mean_of_known(shares)
 
-    def _share(self, hit: int, decided: int, labelled: int) -> float:
+    def _shares(self, labelled: Array, decided: Array, hit: Array) -> Array:
+        """In percent [set, class]; NaN for a class that does not occur."""
         if isinstance(self._metric, F1):
-            hit, of = 2 * hit, decided + labelled
+            above, below = 2.0 * hit, decided + labelled
         else:
-            of = decided if isinstance(self._metric, Precision) else labelled
-        return 100.0 * hit / of if of else 0.0
+            above, below = hit, decided if isinstance(self._metric, Precision) else labelled
+        found: Array = np.where(labelled + decided > 0, np.nan_to_num(quotients(100.0 * above, below)), np.nan)
+        return found
 
 
 class Accuracy:

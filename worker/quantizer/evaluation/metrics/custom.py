@@ -105,12 +105,8 @@ class GraphMeter(Meter):
 
     def __init__(self, program: GraphProgram) -> None:
         self._program = program
-        self._sums = DenseSums(lambda sums: quotients(sums[:, 0], sums[:, 1]))
-
-    @property
-    def contributions(self) -> DenseSums:
-        """Sum and count by batch: a graph does not tell samples apart."""
-        return self._sums
+        # sum and count by batch: a graph does not tell samples apart
+        self._sums: DenseSums = DenseSums(lambda sums: quotients(sums[:, 0], sums[:, 1]))
 
     def update(self, seen: MetricBatch) -> None:
         """Take in one batch; what feeds an input stands under the input's name."""

@@ -6,13 +6,13 @@ SQNR = 10 log10(sum x^2 / sum (x - x~)^2) in dB, x float and x~ quantized; 200 d
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
 from service.contracts.metrics import FidelityMetric
 from worker.quantizer.evaluation.certainty.contributions import DenseSums, Hits, quotients
-from worker.quantizer.evaluation.metrics.base import Array, Meter, MetricBatch, UnfitError, by_sample, parts
+from worker.quantizer.evaluation.metrics.base import Array, Meter, MetricBatch, UnfitError, by_sample, finite, parts
 
 IDENTICAL_DB = 200.0
 # What scores with NaN decide for.
@@ -59,7 +59,7 @@ class Distance:
     @property
     def sqnr_db(self) -> float | None:
         """In dB; None before the first value or if not finite."""
-        return self._over_noise_db(self._signal)
+        return self._figure(sqnr_of)
 
     @property
     def relative_noise(self) -> float:
@@ -71,33 +71,23 @@ class Distance:
     @property
     def psnr_db(self) -> float | None:
         """10 log10(max |x|^2 / mean (x - x~)^2) in dB; None before the first value or if not finite."""
-        return self._over_noise_db(self._peak**2 * self._count)
-
-    def _over_noise_db(self, power: float) -> float | None:
-        if not self._count or self.is_undefined:
-            return None
-        if self._noise == 0.0:
-            return IDENTICAL_DB
-        return min(IDENTICAL_DB, 10.0 * math.log10(power / self._noise)) if power else -IDENTICAL_DB
+        return self._figure(lambda sums: psnr_of(sums, self._peak))
 
     @property
     def l2(self) -> float | None:
         """||x - x~|| / ||x||; None before the first value, if not finite, or if x is all zero and x~ is not."""
-        if not self._count or self.is_undefined:
-            return None
-        if self._noise == 0.0:
-            return 0.0
-        return math.sqrt(self._noise / self._signal) if self._signal else None
+        return self._figure(l2_of)
 
     @property
     def cosine(self) -> float | None:
         """In [-1, 1], 0 where x~ alone is all zero; None where x is, or either is not finite."""
-        if self._noise == 0.0 and self._count:
-            return 1.0
-        product = self._signal * self._twin
-        if not math.isfinite(product) or self._signal == 0.0:
+        return self._figure(cosine_of)
+
+    def _figure(self, of: Callable[[np.ndarray], np.ndarray]) -> float | None:
+        """Of the power sums over all batches; None where undefined."""
+        if not self._count or self.is_undefined:
             return None
-        return max(-1.0, min(1.0, self._dot / math.sqrt(product))) if product else 0.0
+        return finite(float(of(np.array([[self._signal, self._noise, self._twin, self._dot, self._count]]))[0]))
 
 
 def power_sums(reference: np.ndarray, twin: np.ndarray, samples: int) -> np.ndarray:

@@ -23,11 +23,10 @@ from worker.quantizer.evaluation.metrics.detection import AveragePrecision
 from worker.quantizer.evaluation.metrics.distances import Nearness
 from worker.quantizer.evaluation.metrics.sequences import PerplexityMeter, WordErrors
 from worker.quantizer.evaluation.metrics.values import (
-    AbsoluteError,
     Correlation,
     Determination,
+    MeanError,
     RankCorrelation,
-    SquareError,
 )
 from worker.quantizer.run.interface import Run
 from worker.quantizer.runtime.session import Session
@@ -43,8 +42,8 @@ METERS: dict[str, Callable[[Any], Meter]] = {
     "precision": FScore,
     "recall": FScore,
     "map": AveragePrecision,
-    "rmse": SquareError,
-    "mae": AbsoluteError,
+    "rmse": MeanError,
+    "mae": MeanError,
     "r2": Determination,
     "pearson": Correlation,
     "spearman": RankCorrelation,

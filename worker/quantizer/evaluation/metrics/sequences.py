@@ -40,12 +40,7 @@ class WordErrors(Meter):
 
     def __init__(self, metric: WordErrorRate) -> None:
         self._metric = metric
-        self._sums = DenseSums(percent)
-
-    @property
-    def contributions(self) -> DenseSums:
-        """Edits and words by sample."""
-        return self._sums
+        self._sums: DenseSums = DenseSums(percent)  # edits and words
 
     def update(self, seen: MetricBatch) -> None:
         """Take in one batch."""
@@ -129,13 +124,8 @@ class PerplexityMeter(Meter):
 
     def __init__(self, metric: Perplexity) -> None:
         self._metric = metric
-        self._sums = DenseSums(_exponential)
+        self._sums: DenseSums = DenseSums(_exponential)  # -log p(label) and labels
         self._classes: int | None = None
-
-    @property
-    def contributions(self) -> DenseSums:
-        """-log p(label) and labels by sample."""
-        return self._sums
 
     def update(self, seen: MetricBatch) -> None:
         """Take in one batch."""

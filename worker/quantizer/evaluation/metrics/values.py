@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
-from service.contracts.metrics.values import RegressionMetric
+from service.contracts.metrics.values import MAE, RMSE, RegressionMetric
 from worker.quantizer.evaluation.certainty.contributions import DenseSums, Remade, quotients
 from worker.quantizer.evaluation.metrics.base import Array, Meter, MetricBatch, UnfitError, by_sample, finite, fitted
+
+_Each = Callable[[Array], Array]
 
 
 def _numbers(seen: MetricBatch) -> tuple[Array, Array]:
@@ -26,16 +30,16 @@ def _rows(seen: MetricBatch) -> tuple[Array, Array]:
     return output.reshape(len(output), -1), targets.reshape(len(output), -1)
 
 
-class SquareError(Meter):
-    """Root of the mean square error."""
+# By kind: what an error adds, and what is made of the mean of that.
+_ERRORS: dict[str, tuple[_Each, _Each]] = {"rmse": (np.square, np.sqrt), "mae": (np.abs, np.positive)}
 
-    def __init__(self, metric: RegressionMetric) -> None:
-        self._sums = DenseSums(lambda sums: self._of_mean(quotients(sums[:, 0], sums[:, 1])))
 
-    @property
-    def contributions(self) -> DenseSums:
-        """Losses and values by sample."""
-        return self._sums
+class MeanError(Meter):
+    """Root of the mean square error, or mean absolute error."""
+
+    def __init__(self, metric: RMSE | MAE) -> None:
+        self._loss, of_mean = _ERRORS[metric.kind]
+        self._sums: DenseSums = DenseSums(lambda sums: of_mean(quotients(sums[:, 0], sums[:, 1])))
 
     def update(self, seen: MetricBatch) -> None:
         """Take in one batch."""
@@ -44,28 +48,12 @@ class SquareError(Meter):
         columns = [losses.sum(axis=1), np.full(len(losses), losses.shape[1])]
         self._sums.add(np.stack(columns, axis=1), samples=seen.samples)
 
-    def _loss(self, error: Array) -> Array:
-        return np.square(error)
-
     def value(self) -> float | None:
         """In the target's unit."""
         found = finite(self._sums.value)
         if found is None:
             self.undefined = "the output holds NaN or Inf" if self._sums.units else "there are no values"
         return found
-
-    def _of_mean(self, means: Array) -> Array:
-        return np.sqrt(means)
-
-
-class AbsoluteError(SquareError):
-    """Mean absolute error."""
-
-    def _loss(self, error: Array) -> Array:
-        return np.abs(error)
-
-    def _of_mean(self, means: Array) -> Array:
-        return means
 
 
 class Correlation(Meter):
@@ -79,7 +67,7 @@ class Correlation(Meter):
         self._moments: tuple[Array, Array, Array] | None = None
         self._residual: Array | float = 0.0
         # What each sample adds to the moments about the means of the first batch, so that their sums are not large.
-        self._sums = DenseSums(self._of_sums)
+        self._sums: DenseSums = DenseSums(self._of_sums)
         self._centers: tuple[Array, Array] | None = None
 
     def update(self, seen: MetricBatch) -> None:
@@ -91,11 +79,6 @@ class Correlation(Meter):
         u, v = x - self._centers[0], y - self._centers[1]
         columns = np.stack([u, v, u * u, v * v, u * v, np.square(x - y)], axis=1)
         self._sums.add(np.pad(columns.reshape(len(x), -1), ((0, 0), (1, 0)), constant_values=1.0), samples=len(x))
-
-    @property
-    def contributions(self) -> DenseSums:
-        """Moments by sample."""
-        return self._sums
 
     def _of_sums(self, sums: Array) -> Array:
         """Mean over the columns."""
