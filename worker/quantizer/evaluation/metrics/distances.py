@@ -274,7 +274,7 @@ _UNFIT = {
 }
 
 
-class Nearness(Meter):
+class FidelityMeter(Meter):
     """Compares pairs of outputs of one shape."""
 
     def __init__(self, metric: FidelityMetric) -> None:

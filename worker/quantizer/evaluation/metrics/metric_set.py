@@ -20,7 +20,7 @@ from worker.quantizer.evaluation.metrics.base import Array, Arrays, Meter, Metri
 from worker.quantizer.evaluation.metrics.classes import Accuracy, FScore, IntersectionOverUnion, TopK
 from worker.quantizer.evaluation.metrics.custom import FunctionMeter, GraphMeter, GraphProgram, MetricFunction
 from worker.quantizer.evaluation.metrics.detection import AveragePrecision
-from worker.quantizer.evaluation.metrics.distances import Nearness
+from worker.quantizer.evaluation.metrics.distances import FidelityMeter
 from worker.quantizer.evaluation.metrics.sequences import PerplexityMeter, WordErrors
 from worker.quantizer.evaluation.metrics.values import (
     Correlation,
@@ -49,12 +49,12 @@ METERS: dict[str, Callable[[Any], Meter]] = {
     "spearman": RankCorrelation,
     "word_error_rate": WordErrors,
     "perplexity": PerplexityMeter,
-    "agreement": Nearness,
-    "cosine": Nearness,
-    "sqnr": Nearness,
-    "psnr": Nearness,
-    "l2": Nearness,
-    "kl": Nearness,
+    "agreement": FidelityMeter,
+    "cosine": FidelityMeter,
+    "sqnr": FidelityMeter,
+    "psnr": FidelityMeter,
+    "l2": FidelityMeter,
+    "kl": FidelityMeter,
 }
 _HINT = "Name the output and the array that belong together, and look up the metric's shapes at /docs."
 _LABEL_BLOCK = 256
