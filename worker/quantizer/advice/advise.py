@@ -8,16 +8,16 @@ from typing import Any, NamedTuple
 
 from service.contracts.errors import CanceledError, QuantmillError
 from service.contracts.report import Advice, Report
-from worker.quantizer.advice.blame import causes_of, with_blame
-from worker.quantizer.advice.damage import Damage, Kind, find_damage
-from worker.quantizer.advice.fitting import Document, Fitted, Fitting, Quantizer
-from worker.quantizer.advice.loss import Loss, find_loss
-from worker.quantizer.advice.table import RULES, AdviceRule, Setting, relief, worst_layers
-from worker.quantizer.advice.trial import Bench, Trial
+from worker.quantizer.advice.damage import Damage, HarmKind, causes_of, find_damage, with_blame
+from worker.quantizer.advice.fitting import Document, Fitted, Fitting
+from worker.quantizer.advice.loss import AccuracyLoss, find_loss
+from worker.quantizer.advice.table import RULES, AdviceContext, AdviceRule, relief, worst_layers
+from worker.quantizer.advice.trial import AdviceTrial, ConfigTrials
 from worker.quantizer.refine.case import Case
 from worker.quantizer.refine.draft import Quantized
 from worker.quantizer.run.progress import trials_seconds
 from worker.quantizer.run.services import Services
+from worker.quantizer.search.trials import ModelBuilder
 
 # Advice that goes together, without and with what takes long.
 TOGETHER, THOROUGH = "together", "together-thorough"
@@ -34,7 +34,7 @@ _NODES = 8
 
 
 @dataclass(frozen=True)
-class Candidate:
+class AdviceCandidate:
     """A piece of advice before it is tried.
 
     Attributes:
@@ -51,7 +51,7 @@ class Candidate:
     message: str
     relief: float
     fitted: Fitted | None
-    kinds: frozenset[Kind]
+    kinds: frozenset[HarmKind]
     cost: float
     nodes: tuple[str, ...] = ()
 
@@ -63,14 +63,14 @@ class Advised(NamedTuple):
     damage: Damage | None
 
 
-def with_advice(report: Report, done: Quantized, case: Case, services: Services, quantizer: Quantizer) -> Report:
+def with_advice(report: Report, done: Quantized, case: Case, services: Services, builder: ModelBuilder) -> Report:
     """The report with its advice; where that cannot be looked for, a note says why.
 
     Args and errors are those of ``advise``, but that only a cancellation is raised: the model is made and measured.
     """
     changes: dict[str, Any] = {}
     try:
-        found = advise(report, done, case, services, quantizer)
+        found = advise(report, done, case, services, builder)
     except CanceledError:
         raise
     except QuantmillError as error:
@@ -82,7 +82,7 @@ def with_advice(report: Report, done: Quantized, case: Case, services: Services,
     return report.model_copy(update={**changes, "stages": tuple(services.stages.figures)})
 
 
-def advise(report: Report, done: Quantized, case: Case, services: Services, quantizer: Quantizer) -> Advised:
+def advise(report: Report, done: Quantized, case: Case, services: Services, builder: ModelBuilder) -> Advised:
     """What hurts and what would help, the most helpful first; nothing where nothing was lost.
 
     Which advice there is follows from the model, the data and the config; the clock decides which of it is tried, and
@@ -93,7 +93,7 @@ def advise(report: Report, done: Quantized, case: Case, services: Services, quan
         done: what it is about.
         case: what was quantized, on which data.
         services: of the run.
-        quantizer: quantizes the same model under other configs.
+        builder: quantizes the same model under other configs.
 
     Raises:
         EngineError: the runtime failed on the float model.
@@ -105,29 +105,29 @@ def advise(report: Report, done: Quantized, case: Case, services: Services, quan
     limit = case.config.evaluation.advice_seconds
     with services.stages.stage("advice", expected_seconds=trials_seconds(services.stages.spent_seconds, limit)):
         services.run.progress("advice")
-        bench = Bench(quantizer, loss, done, case, services, seconds=limit)
-        quiet = Services(bench.run, services.threads)
+        trials = ConfigTrials(builder, loss, done, case, services, seconds=limit)
+        quiet = Services(trials.run, services.threads)
         damage = find_damage(done.filled.draft, case, quiet, sqnr_db=report.fidelity.sqnr_db)
         candidates = find_candidates(
-            damage, Fitting(case.config, quantizer, services.run), sqnr_db=report.fidelity.sqnr_db
+            damage, Fitting(case.config, builder, services.run), sqnr_db=report.fidelity.sqnr_db
         )
-        bench.run.total = len(candidates)
+        trials.run.total = len(candidates)
         tried = []
         for candidate in candidates:
             if candidate.fitted is None:
-                trial = Trial(why="not tried: it is no setting")
+                trial = AdviceTrial(why="not tried: it is no setting")
             else:
-                trial = bench.attempt(candidate.code, candidate.fitted.config, candidate.cost)
-            bench.run.done += 1
+                trial = trials.attempt(candidate.code, candidate.fitted.config, candidate.cost)
+            trials.run.done += 1
             tried.append((candidate, trial))
     tried.sort(key=lambda pair: _place(pair[1], loss))
     return Advised(tuple(_advice(candidate, trial, damage, loss) for candidate, trial in tried), damage)
 
 
-def find_candidates(damage: Damage, fitting: Fitting, *, sqnr_db: float | None) -> list[Candidate]:
+def find_candidates(damage: Damage, fitting: Fitting, *, sqnr_db: float | None) -> list[AdviceCandidate]:
     """Advice that suits the damage and the target, the best guess first."""
     config = fitting.document
-    setting = Setting(config["target"], damage, sqnr_db)
+    setting = AdviceContext(config["target"], damage, sqnr_db)
     singles = sorted(_singles(damage, setting, fitting), key=lambda pair: -_worth(pair[0], pair[1].relief))
     best = max((candidate.relief for _, candidate in singles), default=0.0)
     if best < _LEAST_NOISE:
@@ -145,7 +145,7 @@ def find_candidates(damage: Damage, fitting: Fitting, *, sqnr_db: float | None) 
     return [*joined, *found][:_MOST]
 
 
-def _singles(damage: Damage, setting: Setting, fitting: Fitting) -> Iterator[tuple[AdviceRule, Candidate]]:
+def _singles(damage: Damage, setting: AdviceContext, fitting: Fitting) -> Iterator[tuple[AdviceRule, AdviceCandidate]]:
     """Every rule of the table that has something to say."""
     for rule in RULES:
         guess = relief(rule, damage)
@@ -157,7 +157,7 @@ def _singles(damage: Damage, setting: Setting, fitting: Fitting) -> Iterator[tup
             continue
         kinds = frozenset(rule.treats) or frozenset(damage.harms)
         nodes = tuple(worst_layers(damage)) if rule.code == "worst-in-float" else ()
-        yield rule, Candidate(rule.code, rule.message, guess, fitted, kinds, rule.cost, nodes)
+        yield rule, AdviceCandidate(rule.code, rule.message, guess, fitted, kinds, rule.cost, nodes)
 
 
 def _together(
@@ -165,9 +165,9 @@ def _together(
     rules: list[AdviceRule],
     worth: Callable[[AdviceRule, float], float],
     damage: Damage,
-    setting: Setting,
+    setting: AdviceContext,
     fitting: Fitting,
-) -> Candidate | None:
+) -> AdviceCandidate | None:
     """The rules that complement each other, applied one after another, each to what those before it leave.
 
     Args:
@@ -198,7 +198,7 @@ def _together(
     message = " ".join(rule.message for rule in chosen)
     kinds = frozenset(kind for rule in chosen for kind in rule.treats)
     taken = damage.total - sum(left.values())
-    return Candidate(code, message, taken, fitted, kinds, sum(rule.cost for rule in chosen))
+    return AdviceCandidate(code, message, taken, fitted, kinds, sum(rule.cost for rule in chosen))
 
 
 def _worth(rule: AdviceRule, taken: float) -> float:
@@ -211,12 +211,12 @@ def _regardless_of_time(rule: AdviceRule, taken: float) -> float:
     return taken
 
 
-def _taken(rule: AdviceRule, left: dict[Kind, float]) -> float:
+def _taken(rule: AdviceRule, left: dict[HarmKind, float]) -> float:
     """Noise that a rule takes away of what is left."""
     return sum(share * left.get(kind, 0.0) for kind, share in rule.treats.items())
 
 
-def _place(trial: Trial, loss: Loss) -> tuple[int, float, float]:
+def _place(trial: AdviceTrial, loss: AccuracyLoss) -> tuple[int, float, float]:
     """What helped by its figures, what was not tried in the order of guesses, what did not help."""
     if trial.helped and trial.score is not None:
         first, second = loss.rank(trial.score)
@@ -224,7 +224,7 @@ def _place(trial: Trial, loss: Loss) -> tuple[int, float, float]:
     return (1 if trial.helped is None else 2), 0.0, 0.0
 
 
-def _advice(candidate: Candidate, trial: Trial, damage: Damage, loss: Loss) -> Advice:
+def _advice(candidate: AdviceCandidate, trial: AdviceTrial, damage: Damage, loss: AccuracyLoss) -> Advice:
     harms = [harm for harm in damage.harms.values() if harm.kind in candidate.kinds]
     worst = sorted(harms, key=lambda harm: -harm.noise)[:_TOLD]
     worst = [harm for harm in worst if harm.noise >= _LEAST_PART * worst[0].noise]

@@ -1,4 +1,4 @@
-"""What has hurt a quantized network: how much of its error has which cause, and in which layers.
+"""What has hurt a quantized network: how much of its error has which cause, and in which layers; told in the report.
 
 Noise is error beside the signal of the same channel, at most 1 (nothing of the channel is left), in the mean over the
 channels of a tensor: what comes behind a layer brings its channels to like sizes, so that small ones count as well.
@@ -7,7 +7,7 @@ channels of a tensor: what comes behind a layer brings its channels to like size
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
@@ -15,6 +15,7 @@ import numpy as np
 import onnx_ir as ir
 
 from service.contracts.algorithms import CrossLayerEqualization
+from service.contracts.report import Cause, CausePlace, LayerFigures
 from worker.quantizer.advice.activations import ActivationNoise, ChannelPower
 from worker.quantizer.evaluation.metrics import Distances
 from worker.quantizer.evaluation.side_by_side import expected_outputs, side_by_side
@@ -36,9 +37,13 @@ from worker.quantizer.statistics.collect import Request, collect
 
 # Samples of the data that the report's figures are on.
 _SAMPLES = 8
+# Places of one cause.
+_MOST_PLACES = 8
+# Causes of less of the error than this are not told.
+_LEAST_PERCENT = 0.5
 
 
-class Kind(Enum):
+class HarmKind(Enum):
     """A cause of error."""
 
     OTHER_FUNCTION = "other-function"
@@ -54,23 +59,23 @@ class Kind(Enum):
 
 
 # What is measured at the outputs; noise at layers is scaled so that its sum is that of the outputs.
-_AT_OUTPUT = (Kind.OTHER_FUNCTION, Kind.SATURATION)
+_AT_OUTPUT = (HarmKind.OTHER_FUNCTION, HarmKind.SATURATION)
 KIND_WORDS = {
-    Kind.OTHER_FUNCTION: "the network that was quantized computes something else than the float model",
-    Kind.SATURATION: "this host's CPU adds products of 8 bits in 16 bits, which overflows",
-    Kind.CHANNEL_SPREAD: "one scale serves channels of a weight that differ much in size",
-    Kind.WEIGHT_ROUNDING: "weights have too few levels",
-    Kind.BIAS_GRID: "biases are rounded coarsely beside the results that they are added to",
-    Kind.CLIPPING: "activations are clipped: their range is too narrow for the data",
-    Kind.OUTLIERS: "few values set the range of an activation",
-    Kind.MAP_CHANNELS: "few channels set the range of an activation that a convolution reads",
-    Kind.PRODUCT_CHANNELS: "few channels set the range of an activation that a matrix product reads",
-    Kind.ACTIVATION_ROUNDING: "activations have too few levels",
+    HarmKind.OTHER_FUNCTION: "the network that was quantized computes something else than the float model",
+    HarmKind.SATURATION: "this host's CPU adds products of 8 bits in 16 bits, which overflows",
+    HarmKind.CHANNEL_SPREAD: "one scale serves channels of a weight that differ much in size",
+    HarmKind.WEIGHT_ROUNDING: "weights have too few levels",
+    HarmKind.BIAS_GRID: "biases are rounded coarsely beside the results that they are added to",
+    HarmKind.CLIPPING: "activations are clipped: their range is too narrow for the data",
+    HarmKind.OUTLIERS: "few values set the range of an activation",
+    HarmKind.MAP_CHANNELS: "few channels set the range of an activation that a convolution reads",
+    HarmKind.PRODUCT_CHANNELS: "few channels set the range of an activation that a matrix product reads",
+    HarmKind.ACTIVATION_ROUNDING: "activations have too few levels",
 }
 
 
 @dataclass(frozen=True)
-class Place:
+class HarmPlace:
     """Where it hurts.
 
     Attributes:
@@ -94,9 +99,9 @@ class Harm:
         places: the worst first.
     """
 
-    kind: Kind
+    kind: HarmKind
     noise: float
-    places: tuple[Place, ...]
+    places: tuple[HarmPlace, ...]
 
     @property
     def words(self) -> str:
@@ -117,11 +122,11 @@ class Damage:
         outliers: tensors with outlier channels, as the report's findings name them.
     """
 
-    harms: Mapping[Kind, Harm]
+    harms: Mapping[HarmKind, Harm]
     layers: Mapping[str, float]
     outliers: tuple[str, ...] = ()
 
-    def noise(self, kind: Kind) -> float:
+    def noise(self, kind: HarmKind) -> float:
         """Of one cause; 0 where there is none."""
         harm = self.harms.get(kind)
         return 0.0 if harm is None else harm.noise
@@ -132,16 +137,16 @@ class Damage:
         return sum(harm.noise for harm in self.harms.values())
 
 
-class _Tally:
+class _DamageTally:
     """Collects places by kind."""
 
     def __init__(self) -> None:
-        self._places: dict[Kind, list[Place]] = defaultdict(list)
+        self._places: dict[HarmKind, list[HarmPlace]] = defaultdict(list)
 
-    def add(self, kind: Kind, node: str, noise: float, fact: str) -> None:
+    def add(self, kind: HarmKind, node: str, noise: float, fact: str) -> None:
         """Enter a place where there is any noise."""
         if noise > 0:
-            self._places[kind].append(Place(node, noise, fact))
+            self._places[kind].append(HarmPlace(node, noise, fact))
 
     def damage(self, layers: set[str], output_noise: float) -> Damage:
         """All harms, in parts of the output's noise.
@@ -150,11 +155,11 @@ class _Tally:
             layers: names of the nodes whose noise is summed up.
             output_noise: error beside signal in the outputs of the quantized model.
         """
-        local = sum(place.noise for kind in Kind if kind not in _AT_OUTPUT for place in self._places[kind])
-        overflow = sum(place.noise for place in self._places[Kind.SATURATION])
+        local = sum(place.noise for kind in HarmKind if kind not in _AT_OUTPUT for place in self._places[kind])
+        overflow = sum(place.noise for place in self._places[HarmKind.SATURATION])
         share = max(min(output_noise, 1.0) - overflow, 0.0) / local if local > 0 else 0.0
         harms, by_node = {}, dict.fromkeys(sorted(layers), 0.0)
-        for kind in Kind:
+        for kind in HarmKind:
             places = sorted(self._places[kind], key=lambda place: -place.noise)
             factor = 1.0 if kind in _AT_OUTPUT else share
             if places:
@@ -178,7 +183,7 @@ def find_damage(draft: Draft, case: Case, services: Services, *, sqnr_db: float 
         EngineError: the runtime failed on the data.
         CanceledError: the run was canceled.
     """
-    graph, plan, tally = draft.graph, draft.plan, _Tally()
+    graph, plan, tally = draft.graph, draft.plan, _DamageTally()
     nodes = [node for node in graph if plan.nodes[node_name(node)].role in (Role.LINEAR, Role.STORED)]
     powers = {node_name(node): ChannelPower(_axis_of(node)) for node in nodes if node_name(node) in plan.biases}
     noises = _watched(graph, plan)
@@ -233,7 +238,7 @@ def _watched(graph: ir.Graph, plan: QuantizationPlan) -> dict[str, tuple[Activat
     return found
 
 
-def _weight(node: ir.Node, plan: QuantizationPlan, parameters: Parameters, tally: _Tally) -> None:
+def _weight(node: ir.Node, plan: QuantizationPlan, parameters: Parameters, tally: _DamageTally) -> None:
     value = node.inputs[1]
     entry = plan.weights.get(name_of(value)) if value is not None else None
     if value is None or entry is None or not is_constant(value):
@@ -257,9 +262,12 @@ def _weight(node: ir.Node, plan: QuantizationPlan, parameters: Parameters, tally
     name, few = node_name(node), f"{entry.spec.dtype}, {noise:.2g} of the signal is error"
     widest = f"the widest channel is {ratio:.3g} times the median one"
     tally.add(
-        Kind.CHANNEL_SPREAD, name, noise - possible, f"{widest}, {noise - possible:.2g} of the signal is error for it"
+        HarmKind.CHANNEL_SPREAD,
+        name,
+        noise - possible,
+        f"{widest}, {noise - possible:.2g} of the signal is error for it",
     )
-    tally.add(Kind.WEIGHT_ROUNDING, name, possible, few)
+    tally.add(HarmKind.WEIGHT_ROUNDING, name, possible, few)
 
 
 def _noise(array: np.ndarray, rounded: np.ndarray, power: np.ndarray, alive: np.ndarray) -> float:
@@ -273,7 +281,9 @@ def _per_channel(array: np.ndarray, entry: WeightPlan, rows: PerAxis) -> np.ndar
     return weight_grid(array, spec, rows).fake(array)
 
 
-def _bias(node: ir.Node, entry: BiasPlan, parameters: Parameters, power: np.ndarray | None, tally: _Tally) -> None:
+def _bias(
+    node: ir.Node, entry: BiasPlan, parameters: Parameters, power: np.ndarray | None, tally: _DamageTally
+) -> None:
     found = parameters.of(node, 2)
     if found is None or power is None or power.size != found.original.size:
         return
@@ -284,20 +294,20 @@ def _bias(node: ir.Node, entry: BiasPlan, parameters: Parameters, power: np.ndar
     noise = float(np.minimum(error[alive] / power[alive], 1.0).mean())
     largest = float(np.abs(found.unrounded).max(initial=0.0))
     fact = f"{entry.spec.dtype}, biases up to {largest:.3g}, {noise:.2g} of the signal is error"
-    tally.add(Kind.BIAS_GRID, node_name(node), noise, fact)
+    tally.add(HarmKind.BIAS_GRID, node_name(node), noise, fact)
 
 
-def _activation(reader: ir.Node, noise: ActivationNoise, tally: _Tally) -> None:
+def _activation(reader: ir.Node, noise: ActivationNoise, tally: _DamageTally) -> None:
     found, name = noise.result(), node_name(reader)
     product = reader.op_type in MATRIX_PRODUCTS
     told = f"the largest channel is {found.ratio:.3g} times the median one"
-    tally.add(Kind.CLIPPING, name, found.clipping, f"{100 * found.clipped_share:.2g} % of the values it reads")
-    tally.add(Kind.OUTLIERS, name, found.outliers, f"{found.outliers:.2g} of the signal is error for their sake")
-    tally.add(Kind.PRODUCT_CHANNELS if product else Kind.MAP_CHANNELS, name, found.channels, told)
-    tally.add(Kind.ACTIVATION_ROUNDING, name, found.rounding, f"{found.rounding:.2g} of the signal is error")
+    tally.add(HarmKind.CLIPPING, name, found.clipping, f"{100 * found.clipped_share:.2g} % of the values it reads")
+    tally.add(HarmKind.OUTLIERS, name, found.outliers, f"{found.outliers:.2g} of the signal is error for their sake")
+    tally.add(HarmKind.PRODUCT_CHANNELS if product else HarmKind.MAP_CHANNELS, name, found.channels, told)
+    tally.add(HarmKind.ACTIVATION_ROUNDING, name, found.rounding, f"{found.rounding:.2g} of the signal is error")
 
 
-def _function(draft: Draft, case: Case, services: Services, tally: _Tally) -> None:
+def _function(draft: Draft, case: Case, services: Services, tally: _DamageTally) -> None:
     """Compare the float network that was quantized with the float model, where a limit of 6 was dropped."""
     told = [
         f"preparation.{step.name}" for step in draft.prepared.steps if step.name == "clip6_to_relu" and step.applied
@@ -313,10 +323,10 @@ def _function(draft: Draft, case: Case, services: Services, tally: _Tally) -> No
     session = Session(model, threads=services.threads, what="prepared model", optimized=not is_large(model))
     worst = _distance_db(session, case, services)
     if worst is not None:
-        tally.add(Kind.OTHER_FUNCTION, "", _noise_of(worst), f"{', '.join(told)}: SQNR {worst:.1f} dB")
+        tally.add(HarmKind.OTHER_FUNCTION, "", _noise_of(worst), f"{', '.join(told)}: SQNR {worst:.1f} dB")
 
 
-def _saturation(draft: Draft, case: Case, services: Services, tally: _Tally) -> None:
+def _saturation(draft: Draft, case: Case, services: Services, tally: _DamageTally) -> None:
     """Compare what the CPU's integer kernels make of the quantized model with what its definition says."""
     if not may_saturate(case.config):
         return
@@ -329,7 +339,7 @@ def _saturation(draft: Draft, case: Case, services: Services, tally: _Tally) -> 
     )
     if here is not None and exact is not None:
         fact = f"SQNR {here:.1f} dB here, {exact:.1f} dB where it does not"
-        tally.add(Kind.SATURATION, "", _noise_of(here) - _noise_of(exact), fact)
+        tally.add(HarmKind.SATURATION, "", _noise_of(here) - _noise_of(exact), fact)
 
 
 def _distance_db(session: Session, case: Case, services: Services) -> float | None:
@@ -345,3 +355,52 @@ def _distance_db(session: Session, case: Case, services: Services) -> float | No
 
 def _noise_of(sqnr_db: float) -> float:
     return min(float(10 ** (-sqnr_db / 10)), 1.0)
+
+
+def causes_of(damage: Damage) -> tuple[Cause, ...]:
+    """The causes, the worst first, each with its worst places; nothing where there is no error."""
+    found = [_cause(harm, damage.total) for harm in damage.harms.values() if damage.total > 0]
+    return tuple(
+        sorted((one for one in found if one.error_percent >= _LEAST_PERCENT), key=lambda one: -one.error_percent)
+    )
+
+
+def with_blame(rows: Sequence[LayerFigures], damage: Damage) -> tuple[LayerFigures, ...]:
+    """The rows with the part of the error that arises in each."""
+    by_node: dict[str, float] = defaultdict(float)
+    for harm in damage.harms.values():
+        for place in harm.places:
+            by_node[place.node] += place.noise * _factor(harm)
+    if damage.total <= 0:
+        return tuple(rows)
+    made = []
+    for row in rows:
+        if row.reason is None:
+            part = _percent(sum(by_node[name] for name in row.nodes or (row.name,)), damage.total)
+            row = row.model_copy(update={"error_percent": part})
+        made.append(row)
+    return tuple(made)
+
+
+def _cause(harm: Harm, total: float) -> Cause:
+    factor = _factor(harm)
+    return Cause(
+        kind=harm.kind.value,
+        message=KIND_WORDS[harm.kind],
+        error_percent=_percent(harm.noise, total),
+        places=tuple(
+            CausePlace(node=place.node, error_percent=_percent(factor * place.noise, total), fact=place.fact)
+            for place in harm.places[:_MOST_PLACES]
+        ),
+        places_left_out=max(0, len(harm.places) - _MOST_PLACES),
+    )
+
+
+def _factor(harm: Harm) -> float:
+    """From the noise of a place to its part in that of the outputs."""
+    local = sum(place.noise for place in harm.places)
+    return harm.noise / local if local > 0 else 0.0
+
+
+def _percent(part: float, total: float) -> float:
+    return round(min(100.0 * part / total, 100.0), 2)

@@ -5,28 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 from service.contracts.config import QuantizationConfig, parse_config
 from service.contracts.errors import InvalidConfigError, UnsupportedModelError
 from service.contracts.patch import patch_between
 from worker.quantizer.plan.types import QuantizationPlan
-from worker.quantizer.refine.draft import Quantized
 from worker.quantizer.run.interface import Run, SilentRun
+from worker.quantizer.search.trials import ModelBuilder
 
 Document = dict[str, Any]
 # What the plan is made of; other keys change how its numbers are found.
 _PLANNED = ("activation", "weight", "bias", "exclude", "include", "overrides")
-
-
-class Quantizer(Protocol):
-    """Quantizes the model at hand under other configs."""
-
-    def planned(self, config: QuantizationConfig) -> QuantizationPlan:
-        """The plan that a config makes, without numbers; no data is looked at."""
-
-    def again(self, config: QuantizationConfig, run: Run) -> Quantized:
-        """The model quantized under a config, on the same data; nothing of it joins the files of the run."""
 
 
 @dataclass(frozen=True)
@@ -47,13 +37,13 @@ class Fitting:
 
     Args:
         config: resolved.
-        quantizer: makes plans.
+        builder: makes plans.
         run: asked before each plan whether to stop.
     """
 
-    def __init__(self, config: QuantizationConfig, quantizer: Quantizer, run: Run | None = None) -> None:
+    def __init__(self, config: QuantizationConfig, builder: ModelBuilder, run: Run | None = None) -> None:
         self.document: Document = config.model_dump(mode="json")
-        self._config, self._quantizer, self._run = config, quantizer, run or SilentRun()
+        self._config, self._builder, self._run = config, builder, run or SilentRun()
 
     def fit(self, changed: Mapping[str, Any]) -> Fitted | None:
         """The change, if it is one: valid, and not undone by the target's rules; else None.
@@ -79,13 +69,13 @@ class Fitting:
     def _matters(self, config: QuantizationConfig) -> bool:
         """True if the plan gets another one."""
         try:
-            return _representation(self._quantizer.planned(config)) != self._before
+            return _representation(self._builder.planned(config)) != self._before
         except (InvalidConfigError, UnsupportedModelError):
             return False
 
     @cached_property
     def _before(self) -> Document:
-        return _representation(self._quantizer.planned(self._config))
+        return _representation(self._builder.planned(self._config))
 
 
 def _representation(plan: QuantizationPlan) -> Document:

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from service.contracts.evaluation import EvaluationSpec
 from service.contracts.metrics import Facts
 from service.contracts.report import GateClause, MetricFigures, Report, Score
-from worker.quantizer.evaluation.certainty.evidence import Evidence, surely_differ
+from worker.quantizer.evaluation.certainty.evidence import surely_differ
 from worker.quantizer.evaluation.gate import ACCURACY_CLAUSES
 from worker.quantizer.evaluation.metrics import metric_words
-from worker.quantizer.refine.judge import is_worse
+from worker.quantizer.refine.judge import Scored, is_worse
 from worker.quantizer.report.words import POOR_SQNR_DB
 
 # From here on no one looks for more.
@@ -20,20 +20,7 @@ _POINTS, _PART = 1.0, 0.02
 
 
 @dataclass(frozen=True)
-class Measured:
-    """A model on the data of the report.
-
-    Attributes:
-        score: the metric has no value where SQNR tells.
-        evidence: what the metric rests on; None where SQNR tells, or nobody can tell.
-    """
-
-    score: Score
-    evidence: Evidence | None = None
-
-
-@dataclass(frozen=True)
-class Loss:
+class AccuracyLoss:
     """What was lost, and how others are compared with it.
 
     Attributes:
@@ -73,7 +60,7 @@ class Loss:
         """That figure of a score."""
         return score.value if self.by_metric else score.sqnr_db
 
-    def helped(self, after: Measured, before: Measured) -> bool:
+    def helped(self, after: Scored, before: Scored) -> bool:
         """True if ``after`` is better, by the rule that algorithms are judged by, and the figure told no worse."""
         one, other = after.score, before.score
         if self.by_metric and self.rank(one)[0] < self.rank(other)[0]:
@@ -120,7 +107,7 @@ class Loss:
         )
 
 
-def find_loss(report: Report, spec: EvaluationSpec) -> Loss | None:
+def find_loss(report: Report, spec: EvaluationSpec) -> AccuracyLoss | None:
     """What a report says is lost; None if nothing, or if its data cannot tell.
 
     Args:
@@ -150,7 +137,7 @@ def find_loss(report: Report, spec: EvaluationSpec) -> Loss | None:
         suffered, words = fidelity.sqnr_db < POOR_SQNR_DB, f"SQNR {fidelity.sqnr_db:.1f} dB"
     if gate is None and not suffered:
         return None
-    return Loss(f"{gate}: {words}" if gate else words, score, told, facts, spec, samples, broken)
+    return AccuracyLoss(f"{gate}: {words}" if gate else words, score, told, facts, spec, samples, broken)
 
 
 def _telling(figures: MetricFigures) -> float | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from worker.quantizer.advice.damage import KIND_WORDS, Kind
+from worker.quantizer.advice.damage import KIND_WORDS, HarmKind
 from worker.quantizer.advice.table import RULES, AdviceRule
 from worker.quantizer.report.words import POOR_SQNR_DB
 
@@ -68,7 +68,11 @@ much of a cause's noise an advice takes away, as a guess: they decide the order 
 
 def advice_page() -> str:
     """The whole page, as Markdown."""
-    causes = ["| cause | what was found |", "|---|---|", *(f"| {kind.value} | {KIND_WORDS[kind]} |" for kind in Kind)]
+    causes = [
+        "| cause | what was found |",
+        "|---|---|",
+        *(f"| {kind.value} | {KIND_WORDS[kind]} |" for kind in HarmKind),
+    ]
     rules = ["| code | what to do | against |", "|---|---|---|", *map(_row, RULES)]
     return _INTRO + "\n".join(causes) + "\n" + _TABLE + "\n".join(rules) + "\n"
 

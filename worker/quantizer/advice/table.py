@@ -14,7 +14,7 @@ from typing import Any
 from service.contracts.algorithms.union import ALGORITHMS
 from service.contracts.dtypes import bits_of, is_integer
 from service.contracts.targets import TARGET_OPTIONS
-from worker.quantizer.advice.damage import Damage, Kind
+from worker.quantizer.advice.damage import Damage, HarmKind
 from worker.quantizer.plan.targets import TARGETS
 
 Document = dict[str, Any]
@@ -29,7 +29,7 @@ _MOST_EXCLUDED, _EXCLUDED_PART, _WORTH = 8, 0.1, 0.3
 
 
 @dataclass(frozen=True)
-class Setting:
+class AdviceContext:
     """What an edit may look at.
 
     Attributes:
@@ -64,14 +64,14 @@ class AdviceRule:
 
     code: str
     message: str
-    treats: Mapping[Kind, float]
-    edit: Callable[[Document, Setting], Document | None]
+    treats: Mapping[HarmKind, float]
+    edit: Callable[[Document, AdviceContext], Document | None]
     by_hand: bool = False
     dear: bool = False
     cost: float = 0.0
 
 
-def _equalize(document: Document, setting: Setting) -> Document | None:
+def _equalize(document: Document, setting: AdviceContext) -> Document | None:
     if document["mode"] != "static" or _has(document, *_SEARCHES):
         return None
     kept = _without(document, "cross_layer_equalization")
@@ -79,7 +79,7 @@ def _equalize(document: Document, setting: Setting) -> Document | None:
     return _corrected({**document, "algorithms": made}) or {**document, "algorithms": made}
 
 
-def _correct(document: Document, setting: Setting) -> Document | None:
+def _correct(document: Document, setting: AdviceContext) -> Document | None:
     return None if document["mode"] != "static" or _has(document, *_SEARCHES) else _corrected(document)
 
 
@@ -92,7 +92,7 @@ def _corrected(document: Document) -> Document | None:
     return {**document, "algorithms": made}
 
 
-def _round_well(document: Document, setting: Setting) -> Document | None:
+def _round_well(document: Document, setting: AdviceContext) -> Document | None:
     if document["mode"] != "static" or _has(document, *_SEARCHES, *_ROUNDING):
         return None
     spec = document["weight"]
@@ -103,7 +103,7 @@ def _round_well(document: Document, setting: Setting) -> Document | None:
     return {**document, "algorithms": _in_order([*_without(document, "bias_correction"), made])}
 
 
-def _smooth(document: Document, setting: Setting) -> Document | None:
+def _smooth(document: Document, setting: AdviceContext) -> Document | None:
     if document["mode"] != "static" or _has(document, "smooth_quant", *_SEARCHES):
         return None
     # A Mul in float between integers is no way for a target that runs nothing else.
@@ -111,13 +111,13 @@ def _smooth(document: Document, setting: Setting) -> Document | None:
     return {**document, "algorithms": _in_order([made, *_listed(document)])}
 
 
-def _treat_outliers(document: Document, setting: Setting) -> Document | None:
+def _treat_outliers(document: Document, setting: AdviceContext) -> Document | None:
     if document["mode"] != "static" or _has(document, "outlier_channels", *_SEARCHES) or not setting.damage.outliers:
         return None
     return {**document, "algorithms": _in_order([{"method": "outlier_channels"}, *_listed(document)])}
 
 
-def _keep_function(document: Document, setting: Setting) -> Document | None:
+def _keep_function(document: Document, setting: AdviceContext) -> Document | None:
     listed = [
         {**entry, "replace_relu6": "auto"} if entry.get("replace_relu6") == "relu" else entry
         for entry in _listed(document)
@@ -126,18 +126,18 @@ def _keep_function(document: Document, setting: Setting) -> Document | None:
     return {**document, "preparation": preparation, "algorithms": listed}
 
 
-def _seven_bits(document: Document, setting: Setting) -> Document | None:
+def _seven_bits(document: Document, setting: AdviceContext) -> Document | None:
     options = document["target_options"]
     if all(option.name != _SEVEN_BITS for option in TARGET_OPTIONS[setting.target]) or options.get(_SEVEN_BITS):
         return None
     return {**document, "target_options": {**options, _SEVEN_BITS: True}}
 
 
-def _per_channel(document: Document, setting: Setting) -> Document | None:
+def _per_channel(document: Document, setting: AdviceContext) -> Document | None:
     return _weight(document, granularity="per_channel")
 
 
-def _wider_weights(document: Document, setting: Setting) -> Document | None:
+def _wider_weights(document: Document, setting: AdviceContext) -> Document | None:
     spec = document["weight"]
     if bits_of(spec["dtype"]) >= 8:
         return None
@@ -145,24 +145,24 @@ def _wider_weights(document: Document, setting: Setting) -> Document | None:
     return _weight(document, dtype="uint8" if unsigned else "int8")
 
 
-def _searched_weights(document: Document, setting: Setting) -> Document | None:
+def _searched_weights(document: Document, setting: AdviceContext) -> Document | None:
     if not is_integer(document["weight"]["dtype"]):
         return None
     return _weight(document, calibration={"method": "mse"})
 
 
-def _searched_ranges(document: Document, setting: Setting) -> Document | None:
+def _searched_ranges(document: Document, setting: AdviceContext) -> Document | None:
     return _calibrated(document, {"method": "mse"})
 
 
-def _cut_ranges(document: Document, setting: Setting) -> Document | None:
+def _cut_ranges(document: Document, setting: AdviceContext) -> Document | None:
     now = document["activation"]["calibration"]
     if now["method"] == "percentile" and now["percentile"] <= _PERCENTILE:
         return None
     return _calibrated(document, {"method": "percentile", "percentile": _PERCENTILE})
 
 
-def _whole_ranges(document: Document, setting: Setting) -> Document | None:
+def _whole_ranges(document: Document, setting: AdviceContext) -> Document | None:
     shifted = document["activation"]["scale"] == "power_of_two"
     return _calibrated(document, {"method": "non_overflow" if shifted else "minmax"})
 
@@ -176,7 +176,7 @@ def _calibrated(document: Document, calibration: Document) -> Document | None:
     return {**rest, "activation": {**spec, "calibration": calibration}}
 
 
-def _wider_activations(document: Document, setting: Setting) -> Document | None:
+def _wider_activations(document: Document, setting: AdviceContext) -> Document | None:
     spec = document["activation"]
     if document["mode"] != "static" or bits_of(spec["dtype"]) >= 16:
         return None
@@ -185,11 +185,11 @@ def _wider_activations(document: Document, setting: Setting) -> Document | None:
     return {**document, "activation": {**spec, "dtype": "int16", "symmetric": True}}
 
 
-def _wider_biases(document: Document, setting: Setting) -> Document | None:
+def _wider_biases(document: Document, setting: AdviceContext) -> Document | None:
     return None if document["bias"]["dtype"] not in ("int8", "int16") else {**document, "bias": {"dtype": "int32"}}
 
 
-def _worst_in_float(document: Document, setting: Setting) -> Document | None:
+def _worst_in_float(document: Document, setting: AdviceContext) -> Document | None:
     worst = worst_layers(setting.damage)
     if setting.whole or document["mode"] == "float16" or not worst or document["include"]:
         return None
@@ -197,7 +197,7 @@ def _worst_in_float(document: Document, setting: Setting) -> Document | None:
     return {**document, "exclude": [*document["exclude"], *named]}
 
 
-def _mixed(document: Document, setting: Setting) -> Document | None:
+def _mixed(document: Document, setting: AdviceContext) -> Document | None:
     if setting.whole or document["mode"] != "static" or _has(document, *_SEARCHES, *_ROUNDING):
         return None
     high = {"activation": "float32", "weight": "float32"}
@@ -209,85 +209,95 @@ def _mixed(document: Document, setting: Setting) -> Document | None:
     return {**document, "algorithms": _in_order([*_listed(document), mixed])}
 
 
-def _more_data(document: Document, setting: Setting) -> Document | None:
+def _more_data(document: Document, setting: AdviceContext) -> Document | None:
     whole = document["activation"]["calibration"]["method"] in ("minmax", "non_overflow")
     return document if document["mode"] == "static" and whole else None
 
 
 # What few layers in float are to reach at least, and to gain at least.
 _GOAL_DB, _GAIN_DB = 15.0, 6.0
-_ACTIVATIONS = (Kind.OUTLIERS, Kind.MAP_CHANNELS, Kind.PRODUCT_CHANNELS, Kind.ACTIVATION_ROUNDING)
+_ACTIVATIONS = (
+    HarmKind.OUTLIERS,
+    HarmKind.MAP_CHANNELS,
+    HarmKind.PRODUCT_CHANNELS,
+    HarmKind.ACTIVATION_ROUNDING,
+)
 
 RULES: tuple[AdviceRule, ...] = (
     AdviceRule(
         "keep-function",
         "Keep the limit of ReLU6: without it the network computes something else.",
-        {Kind.OTHER_FUNCTION: 1.0},
+        {HarmKind.OTHER_FUNCTION: 1.0},
         _keep_function,
     ),
     AdviceRule(
         "seven-bit-weights",
         "Keep int8 weights to 7 bits: on x86 CPUs without VNNI their products do not overflow; others lose a bit.",
-        {Kind.SATURATION: 1.0},
+        {HarmKind.SATURATION: 1.0},
         _seven_bits,
     ),
     AdviceRule(
         "equalize",
         "Equalize the channels of neighbouring layers, cut off silent ones, and let the biases follow.",
-        {Kind.CHANNEL_SPREAD: 0.8, Kind.MAP_CHANNELS: 0.3, Kind.BIAS_GRID: 0.6},
+        {HarmKind.CHANNEL_SPREAD: 0.8, HarmKind.MAP_CHANNELS: 0.3, HarmKind.BIAS_GRID: 0.6},
         _equalize,
         cost=4.0,
     ),
     AdviceRule(
         "per-channel-weights",
         "Give every output channel of a weight a scale of its own.",
-        {Kind.CHANNEL_SPREAD: 1.0},
+        {HarmKind.CHANNEL_SPREAD: 1.0},
         _per_channel,
     ),
     AdviceRule(
         "correct-biases",
         "Correct the biases on the quantized network, layer after layer.",
-        {Kind.CHANNEL_SPREAD: 0.5, Kind.WEIGHT_ROUNDING: 0.3, Kind.BIAS_GRID: 0.6, Kind.OUTLIERS: 0.1},
+        {
+            HarmKind.CHANNEL_SPREAD: 0.5,
+            HarmKind.WEIGHT_ROUNDING: 0.3,
+            HarmKind.BIAS_GRID: 0.6,
+            HarmKind.OUTLIERS: 0.1,
+        },
         _correct,
         cost=2.5,
     ),
     AdviceRule(
         "round-by-reconstruction",
         "Choose the integers of the weights layer after layer by what the layer computes, with biases that follow.",
-        {Kind.WEIGHT_ROUNDING: 0.7, Kind.BIAS_GRID: 0.6, Kind.CHANNEL_SPREAD: 0.6},
+        {HarmKind.WEIGHT_ROUNDING: 0.7, HarmKind.BIAS_GRID: 0.6, HarmKind.CHANNEL_SPREAD: 0.6},
         _round_well,
         cost=12.0,
     ),
-    AdviceRule("wider-biases", "Give biases 32 bits.", {Kind.BIAS_GRID: 1.0}, _wider_biases),
-    AdviceRule("wider-weights", "Give weights 8 bits.", {Kind.WEIGHT_ROUNDING: 1.0}, _wider_weights, dear=True),
+    AdviceRule("wider-biases", "Give biases 32 bits.", {HarmKind.BIAS_GRID: 1.0}, _wider_biases),
+    AdviceRule("wider-weights", "Give weights 8 bits.", {HarmKind.WEIGHT_ROUNDING: 1.0}, _wider_weights, dear=True),
     AdviceRule(
         "searched-weight-ranges",
         "Choose the ranges of weights by their square error.",
-        {Kind.WEIGHT_ROUNDING: 0.4, Kind.CHANNEL_SPREAD: 0.1},
+        {HarmKind.WEIGHT_ROUNDING: 0.4, HarmKind.CHANNEL_SPREAD: 0.1},
         _searched_weights,
     ),
     AdviceRule(
         "searched-ranges",
         "Choose the ranges of activations by their square error, which cuts off outliers.",
-        {Kind.OUTLIERS: 0.7, Kind.CLIPPING: 0.3},
+        {HarmKind.OUTLIERS: 0.7, HarmKind.CLIPPING: 0.3},
         _searched_ranges,
     ),
     AdviceRule(
         "cut-ranges",
         f"Take {_PERCENTILE} % of an activation's values for its range, which cuts off outliers.",
-        {Kind.OUTLIERS: 0.8},
+        {HarmKind.OUTLIERS: 0.8},
         _cut_ranges,
     ),
     AdviceRule(
         "whole-ranges",
         "Take all values of an activation for its range.",
-        {Kind.CLIPPING: 1.0},
+        {HarmKind.CLIPPING: 1.0},
         _whole_ranges,
     ),
     AdviceRule(
         "smooth-products",
         "Move scale from the inputs of matrix products into their weights (SmoothQuant).",
-        {Kind.PRODUCT_CHANNELS: 0.8},
+        {HarmKind.PRODUCT_CHANNELS: 0.8},
         _smooth,
         cost=3.0,
     ),
@@ -295,7 +305,7 @@ RULES: tuple[AdviceRule, ...] = (
         "treat-outlier-channels",
         "Treat the channels that alone set the range of a tensor: scale them down, split them, or give the tensor 16 "
         "bits, whichever the samples decide for.",
-        {Kind.MAP_CHANNELS: 0.8, Kind.PRODUCT_CHANNELS: 0.7, Kind.CHANNEL_SPREAD: 0.5},
+        {HarmKind.MAP_CHANNELS: 0.8, HarmKind.PRODUCT_CHANNELS: 0.7, HarmKind.CHANNEL_SPREAD: 0.5},
         _treat_outliers,
         cost=8.0,
     ),
@@ -316,7 +326,7 @@ RULES: tuple[AdviceRule, ...] = (
     AdviceRule(
         "mixed-precision",
         f"Leave as few layers in float as it takes to gain {_GAIN_DB:g} dB and to reach {_GOAL_DB:g} dB.",
-        {kind: 0.9 for kind in Kind if kind is not Kind.OTHER_FUNCTION},
+        {kind: 0.9 for kind in HarmKind if kind is not HarmKind.OTHER_FUNCTION},
         _mixed,
         dear=True,
         cost=60.0,
@@ -324,7 +334,7 @@ RULES: tuple[AdviceRule, ...] = (
     AdviceRule(
         "more-calibration-data",
         "Calibrate with more samples, or with such as the model will meet: the ranges found do not hold for them.",
-        {Kind.CLIPPING: 0.5},
+        {HarmKind.CLIPPING: 0.5},
         _more_data,
         by_hand=True,
     ),

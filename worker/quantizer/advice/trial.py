@@ -5,21 +5,21 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 from service.contracts.config import QuantizationConfig
 from service.contracts.errors import CanceledError, QuantmillError
 from service.contracts.report import AdviceFigure, Score, StageFigures
-from worker.quantizer.advice.fitting import Quantizer
-from worker.quantizer.advice.loss import Loss, Measured
-from worker.quantizer.evaluation.metrics import Distances
+from worker.quantizer.advice.loss import AccuracyLoss
 from worker.quantizer.evaluation.nhwc import NhwcSession
-from worker.quantizer.evaluation.side_by_side import KeptOutputs, Measurement, side_by_side
-from worker.quantizer.precision.autopilot.deadline import OutOfTimeError, TimedRun
+from worker.quantizer.evaluation.side_by_side import KeptOutputs
 from worker.quantizer.refine.case import Case
 from worker.quantizer.refine.draft import Quantized
+from worker.quantizer.refine.judge import Scored, score_session
 from worker.quantizer.run.interface import ForwardingRun, Run
 from worker.quantizer.run.services import Services
+from worker.quantizer.search.trials import ModelBuilder, OutOfTimeError, TimedRun
 
 # Stages of a run that a trial has no part of.
 _NOT_REPEATED = ("load", "sanity", "layers", "latency", "advice")
@@ -28,7 +28,7 @@ _BATCH = 8
 
 
 @dataclass(frozen=True)
-class Trial:
+class AdviceTrial:
     """What became of a piece of advice.
 
     Attributes:
@@ -78,11 +78,11 @@ class AdviceRun(ForwardingRun):
         """Nothing, likewise."""
 
 
-class Bench:
+class ConfigTrials:
     """Tries configs until the time is used up, or nothing is left to mend.
 
     Args:
-        quantizer: quantizes the model at hand.
+        builder: quantizes the model at hand.
         loss: what is to be mended.
         done: the model of the report.
         case: the data.
@@ -91,22 +91,28 @@ class Bench:
     """
 
     def __init__(
-        self, quantizer: Quantizer, loss: Loss, done: Quantized, case: Case, services: Services, *, seconds: float
+        self,
+        builder: ModelBuilder,
+        loss: AccuracyLoss,
+        done: Quantized,
+        case: Case,
+        services: Services,
+        *,
+        seconds: float,
     ) -> None:
-        self._quantizer, self._loss, self._case, self._services = quantizer, loss, case, services
-        self._end = time.monotonic() + seconds
+        self._builder, self._loss, self._case, self._services = builder, loss, case, services
         self._seconds = seconds
         self._conflicts = _conflicts(done)
         self._mended = False
         self._done = done
-        self._measured_before: Measured | None = None
         labels = case.metrics.arrays if loss.by_metric else ()
         self._expected = KeptOutputs(
             case.float_session, case.measured_on, case.inputs, batch_size=_BATCH, arrays=labels
         )
         self.run = AdviceRun(services.run)
+        self._timed = TimedRun(self.run, seconds)
 
-    def attempt(self, code: str, config: QuantizationConfig, cost: float) -> Trial:
+    def attempt(self, code: str, config: QuantizationConfig, cost: float) -> AdviceTrial:
         """Quantize under ``config``, and measure.
 
         Args:
@@ -119,25 +125,24 @@ class Bench:
         """
         self._services.run.check()
         if self._mended:
-            return Trial(why="not tried: what was tried before mends it")
+            return AdviceTrial(why="not tried: what was tried before mends it")
         if not self._seconds:
-            return Trial(why="not tried: evaluation.advice_seconds is 0")
-        expected, left = _expected_seconds(self._services.stages.figures, cost), self._end - time.monotonic()
+            return AdviceTrial(why="not tried: evaluation.advice_seconds is 0")
+        expected, left = _expected_seconds(self._services.stages.figures, cost), self._timed.seconds_left or 0.0
         if expected > left:
-            told = f"it takes about {expected:.0f} s, and {max(left, 0):.0f} s of evaluation.advice_seconds were left"
-            return Trial(why=f"not tried: {told}")
+            told = f"it takes about {expected:.0f} s, and {left:.0f} s of evaluation.advice_seconds were left"
+            return AdviceTrial(why=f"not tried: {told}")
         self.run.code = code
         begin = time.monotonic()
         try:
-            timed = TimedRun(self.run, left)
-            made, found = self._measured(config, timed)
-            before = self._before(timed)
+            made = self._builder.again(config, self._timed)
+            found, before = self._measure(made), self._before
         except CanceledError:
             raise
         except OutOfTimeError:
-            return Trial(why="not tried to the end: the seconds of evaluation.advice_seconds were used up")
+            return AdviceTrial(why="not tried to the end: the seconds of evaluation.advice_seconds were used up")
         except QuantmillError as error:
-            return Trial(why=f"not tried to the end: {error.detail}")
+            return AdviceTrial(why=f"not tried to the end: {error.detail}")
         loss, score = self._loss, found.score
         figure = AdviceFigure(
             metric=loss.name,
@@ -150,36 +155,22 @@ class Bench:
         broken = _conflicts(made) - self._conflicts
         if broken:
             rule, where = min(broken)
-            return Trial(figure, score, False, f"the target's rule {rule} cannot be kept with it at {where!r}")
+            return AdviceTrial(figure, score, False, f"the target's rule {rule} cannot be kept with it at {where!r}")
         helped = loss.helped(found, before)
         self._mended = helped and loss.is_mended(score)
-        return Trial(figure, score, helped, None if helped else "it did not help")
+        return AdviceTrial(figure, score, helped, None if helped else "it did not help")
 
-    def _before(self, run: Run) -> Measured:
+    @cached_property
+    def _before(self) -> Scored:
         """The model of the report: its figures are known, but not what its metric rests on, sample by sample."""
-        if self._measured_before is None:
-            known = Measured(self._loss.score)
-            self._measured_before = self._measure(self._done, run) if self._loss.by_metric else known
-        return self._measured_before
+        return self._measure(self._done) if self._loss.by_metric else Scored(self._loss.score)
 
-    def _measured(self, config: QuantizationConfig, run: TimedRun) -> tuple[Quantized, Measured]:
-        made = self._quantizer.again(config, run)
-        return made, self._measure(made, run)
-
-    def _measure(self, made: Quantized, run: Run) -> Measured:
+    def _measure(self, made: Quantized) -> Scored:
         """The figures of a model on the data of the report."""
-        case, name = self._case, self._loss.score.metric
         nhwc = () if made.plan.is_empty else made.prepared.nhwc_inputs
         session = NhwcSession(made.content.runnable, nhwc, threads=self._services.threads, what="quantized model")
-        distances, found = Distances(), Measurement(case.metrics, name)
-        for twins in side_by_side(session, self._expected.batches(run), run):
-            distances.update(twins.pairs())
-            if self._loss.by_metric:
-                found.update(twins)
-        worst = distances.worst_db
-        value = found.value if self._loss.by_metric else None
-        score = Score(sqnr_db=None if worst is None else round(worst, 3), metric=name, value=value)
-        return Measured(score, found.evidence if self._loss.by_metric else None)
+        run, by_metric = self._timed, self._loss.by_metric
+        return score_session(session, self._expected.batches(run), self._case.metrics, run, by_metric=by_metric)
 
 
 def _expected_seconds(stages: Sequence[StageFigures], cost: float) -> float:

@@ -14,11 +14,10 @@ from service.contracts.evaluation import EvaluationSpec
 from service.contracts.model import TensorInfo
 from service.contracts.report import Fidelity, Interval, OutputFidelity
 from worker.quantizer.data import Batch, Dataset
-from worker.quantizer.evaluation.by_sample import metric_columns
 from worker.quantizer.evaluation.certainty.contributions import DenseSums
 from worker.quantizer.evaluation.certainty.figures import interval_of
-from worker.quantizer.evaluation.decisions import Decisions
-from worker.quantizer.evaluation.metrics import Agreement, Distance, Metrics, MetricSet
+from worker.quantizer.evaluation.decisions import OutputDecisions, metric_columns
+from worker.quantizer.evaluation.metrics import AgreementRate, Distance, Metrics, MetricSet
 from worker.quantizer.evaluation.metrics.distances import power_sums, sqnr_of
 from worker.quantizer.evaluation.side_by_side import expected_outputs, side_by_side
 from worker.quantizer.run.interface import Run
@@ -36,11 +35,11 @@ Source = Literal["evaluation", "calibration", "random"]
 class _OutputFigures:
     distance: Distance = field(default_factory=Distance)
     powers: DenseSums = field(default_factory=lambda: DenseSums(sqnr_of))
-    agreement: Agreement = field(default_factory=Agreement)
+    agreement: AgreementRate = field(default_factory=AgreementRate)
 
 
 @dataclass(frozen=True)
-class Comparison:
+class ModelComparison:
     """Figures of a side-by-side run.
 
     Attributes:
@@ -58,7 +57,7 @@ class Comparison:
     fidelity: Fidelity
     labels_used: bool
     non_finite: tuple[str, ...] = ()
-    decisions: Mapping[str, Decisions] = field(default_factory=dict)
+    decisions: Mapping[str, OutputDecisions] = field(default_factory=dict)
     confidence: float = DEFAULT_CONFIDENCE
 
     @property
@@ -104,7 +103,7 @@ def compare(
     stage: str = "evaluation",
     classes: Collection[str] | None = None,
     on_poor: Callable[[], None] | None = None,
-) -> Comparison:
+) -> ModelComparison:
     """Feed every sample to both models.
 
     Args:
@@ -131,7 +130,7 @@ def compare(
     metrics = metrics or Metrics(EvaluationSpec(), ())
     float_set, quantized_set = metrics.start(), metrics.start()
     labels = metrics.class_labels(names)
-    decided = {name: Decisions() for name in labels}
+    decided = {name: OutputDecisions() for name in labels}
     confidence = metrics.spec.gate.confidence or DEFAULT_CONFIDENCE
     total = data.samples if limit is None else min(limit, data.samples)
     run.progress(stage, 0, total, "samples")
@@ -159,7 +158,7 @@ def compare(
         for name in set(names) - {*classes, *fitted}:
             if figures[name].agreement.only_integers():
                 decided.pop(name, None)
-    return Comparison(
+    return ModelComparison(
         float_set,
         quantized_set,
         fidelity=_fidelity(figures, done, source, confidence),

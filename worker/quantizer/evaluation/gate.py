@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -19,7 +20,6 @@ from service.contracts.report import (
     Verdict,
 )
 from worker.quantizer.evaluation.certainty.figures import negated
-from worker.quantizer.evaluation.certainty.sizes import samples_needed
 from worker.quantizer.evaluation.metrics import rounded
 
 # Clauses about accuracy: no statement about it, no decision on them.
@@ -28,6 +28,8 @@ ACCURACY_CLAUSES = ("max_drop", "min_value", "max_value", "min_sqnr_db", "goal")
 GATE_LATENCY, SEARCH_LATENCY = "max_latency_ratio", "budget.max_latency_ratio"
 # Why there is no interval, where that is all that is known.
 _UNTOLD = ": the samples are too few or do not differ, or it does not tell them apart"
+# More than anybody has: the figure lies on the limit.
+_MOST_SAMPLES = 10**9
 
 
 @dataclass(frozen=True)
@@ -198,3 +200,25 @@ def _clause(name: str, wanted: float, got: float | None, metric: str | None = No
     """One that ``got`` keeps by being at least, or at most, what is wanted, as its name says."""
     holds = got is not None and (got >= wanted if name.startswith("min_") else got <= wanted)
     return GateClause(clause=name, metric=metric, wanted=wanted, got=got, holds=holds)
+
+
+def samples_needed(figure: float, limit: float, bound: float, samples: int) -> int | None:
+    """About so many samples would decide on which side of ``limit`` the figure lies, if it stays where it is.
+
+    The distance of a bound from its figure is sqrt(variance / n) times a quantile, so that n grows with the square of
+    what it has to shrink by.
+
+    Args:
+        figure: as measured.
+        limit: that it is compared with.
+        bound: of the figure's interval, the one beyond the limit.
+        samples: that the interval rests on.
+
+    Returns:
+        More than ``samples``; None if the figure lies on the limit.
+    """
+    room = abs(figure - limit)
+    if room <= 0.0:
+        return None
+    needed = samples * ((bound - figure) / room) ** 2
+    return max(samples + 1, math.ceil(needed)) if needed < _MOST_SAMPLES else None

@@ -6,12 +6,12 @@ from service.contracts.evaluation import DEFAULT_METRICS, EvaluationSpec
 from service.contracts.evaluation_checks import find_output
 from service.contracts.metrics import Facts
 from service.contracts.report import Interval, MetricFigures
-from worker.quantizer.evaluation.certainty.figures import Difference, Figure, negated
-from worker.quantizer.evaluation.compare import Comparison
+from worker.quantizer.evaluation.certainty.figures import Figure, MetricDifference, negated
+from worker.quantizer.evaluation.compare import ModelComparison
 from worker.quantizer.evaluation.metrics import rounded
 
 
-def metric_figures(spec: EvaluationSpec, comparison: Comparison) -> tuple[MetricFigures, ...]:
+def metric_figures(spec: EvaluationSpec, comparison: ModelComparison) -> tuple[MetricFigures, ...]:
     """The metrics of both models, in the order declared."""
     before, after = comparison.float_metrics, comparison.quantized_metrics
     kinds = {metric.name: metric.kind for metric in spec.metrics}
@@ -47,7 +47,7 @@ class _Intervals:
         comparison: of both models.
     """
 
-    def __init__(self, spec: EvaluationSpec, comparison: Comparison) -> None:
+    def __init__(self, spec: EvaluationSpec, comparison: ModelComparison) -> None:
         self._confidence = comparison.confidence
         self._samples = comparison.fidelity.samples
         self._float, self._quantized = comparison.float_set.contributions, comparison.quantized_set.contributions
@@ -87,7 +87,7 @@ class _Intervals:
         confident = None if decisions is None else decisions.confident
         return told | self._difference(one.above(other, self._confidence, confident=confident), facts)
 
-    def _difference(self, found: Difference | None, facts: Facts) -> dict[str, object]:
+    def _difference(self, found: MetricDifference | None, facts: Facts) -> dict[str, object]:
         if found is None:
             return {}
         interval = found.interval if facts.better == "higher" else negated(found.interval)

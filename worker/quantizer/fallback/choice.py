@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from service.contracts.evaluation import Gate
 from service.contracts.report import (
@@ -25,45 +25,24 @@ from worker.quantizer.evaluation.gate import GATE_LATENCY, SEARCH_LATENCY, judge
 from worker.quantizer.evaluation.latency import measure_latency
 from worker.quantizer.evaluation.metric_figures import metric_figures
 from worker.quantizer.evaluation.nhwc import NhwcSession
-from worker.quantizer.fallback.goals import Goals, with_outcomes
 from worker.quantizer.fallback.placement import SLOWER_QUANTIZED, in_float, without
-from worker.quantizer.fallback.regions import regions
-from worker.quantizer.fallback.search import Placement, take_off
+from worker.quantizer.fallback.regions import PairPlacement, regions, take_off
 from worker.quantizer.plan.targets import TARGETS
-from worker.quantizer.precision.autopilot.deadline import OutOfTimeError, TimedRun
-from worker.quantizer.refine.case import Case
-from worker.quantizer.refine.draft import Draft, Filled, Quantized
+from worker.quantizer.refine.draft import Quantized
 from worker.quantizer.report.assemble import Assembled, make_report
 from worker.quantizer.run.interface import Run
 from worker.quantizer.run.services import Services
 from worker.quantizer.runtime.session import Session
+from worker.quantizer.search.goal import SearchGoals, with_outcomes
+from worker.quantizer.search.trials import ModelBuilder, OutOfTimeError, TimedRun
 
 # Parts of the time: when regions have been tried by themselves, and when they have been taken off together. The rest is
 # for judging what that has led to: a model that nobody has judged cannot be returned.
 _ALONE, _TOGETHER = 0.5, 0.75
 
 
-class Quantizer(Protocol):
-    """Writes drafts of the model at hand."""
-
-    @property
-    def filled(self) -> Filled:
-        """The drafts."""
-
-    @property
-    def case(self) -> Case:
-        """What is quantized, on which data."""
-
-    @property
-    def services(self) -> Services:
-        """Of the run."""
-
-    def emit(self, draft: Draft | None = None) -> Quantized:
-        """The model of the last draft, or of another one."""
-
-
 @dataclass(frozen=True)
-class Candidate:
+class FallbackModel:
     """A model that might be returned.
 
     Attributes:
@@ -98,7 +77,7 @@ class Candidate:
         return self.latency is not None and self.latency.ratio_interval.high < 1.0
 
 
-def choose(candidates: Sequence[Candidate]) -> tuple[Candidate, str]:
+def choose(candidates: Sequence[FallbackModel]) -> tuple[FallbackModel, str]:
     """The fastest of those that hold all conditions but that of latency, and why it is that one.
 
     The float model gives way to one that is surely faster. Where none holds, the planned one stays.
@@ -125,36 +104,36 @@ def choose(candidates: Sequence[Candidate]) -> tuple[Candidate, str]:
 
 
 def falling_back(
-    done: Quantized, made: Assembled, quantizer: Quantizer, *, clock: Callable[[], float] = time.monotonic
+    done: Quantized, made: Assembled, builder: ModelBuilder, *, clock: Callable[[], float] = time.monotonic
 ) -> tuple[Quantized, Assembled]:
     """The model to return and its report: the given ones, unless the gate asks for another where latency breaks it.
 
     Args:
         done: the model as planned.
         made: its report.
-        quantizer: writes other ones.
+        builder: writes other ones.
         clock: monotonic, in seconds; the time of the search is told by it.
 
     Raises:
         EngineError: the runtime failed.
         CanceledError: the run was canceled.
     """
-    gate = quantizer.case.config.evaluation.gate
+    gate = builder.case.config.evaluation.gate
     broken = next((clause for clause in made.report.gate if clause.clause == GATE_LATENCY), None)
     if gate.on_fail != "fallback" or broken is None or done.plan.is_empty or not _fails(broken, gate):
         return done, made
-    seconds = quantizer.case.config.evaluation.fallback_seconds
-    with quantizer.services.stages.stage("fallback", expected_seconds=seconds):
-        chosen, told = _Choice(done, made.report, quantizer, clock).made(broken)
+    seconds = builder.case.config.evaluation.fallback_seconds
+    with builder.services.stages.stage("fallback", expected_seconds=seconds):
+        chosen, told = _Choice(done, made.report, builder, clock).made(broken)
         if chosen.kind == "planned":
             report = made.report
         else:
             done = chosen.done if chosen.outcomes is None else with_outcomes(chosen.done, chosen.outcomes)
-            made = make_report(done, quantizer.case, quantizer.services)
+            made = make_report(done, builder.case, builder.services)
             report = made.report if chosen.kind == "reduced" else _of_float(made.report, gate)
     notes = (told.reason, *report.notes)
     manifest = report.manifest.model_copy(update={"timed_choice": True})
-    stages = tuple(quantizer.services.stages.figures)
+    stages = tuple(builder.services.stages.figures)
     changes = {"fallback": told, "notes": notes, "manifest": manifest, "stages": stages}
     return done, made._replace(report=report.model_copy(update=changes))
 
@@ -170,28 +149,30 @@ class _Choice:
     Args:
         done: the planned model.
         report: of it.
-        quantizer: writes other ones.
+        builder: writes other ones.
         clock: monotonic, in seconds.
     """
 
-    def __init__(self, done: Quantized, report: Report, quantizer: Quantizer, clock: Callable[[], float]) -> None:
-        self._quantizer, self._case, self._report = quantizer, quantizer.case, report
+    def __init__(self, done: Quantized, report: Report, builder: ModelBuilder, clock: Callable[[], float]) -> None:
+        self._builder, self._case, self._report = builder, builder.case, report
         self._seconds = self._case.config.evaluation.fallback_seconds
         self._clock, self._begun = clock, clock()
-        self._timed = TimedRun(quantizer.services.run, self._seconds, clock)
+        self._timed = TimedRun(builder.services.run, self._seconds, clock)
         self._searching = TimedRun(self._timed, _TOGETHER * self._seconds, clock)
-        self._threads = quantizer.services.threads
-        self._planned = Placement(quantizer.filled.draft, done)
-        self._goals = Goals(self._case, done.filled.outcomes, Services(self._timed, self._threads))
+        self._threads = builder.services.threads
+        self._planned = PairPlacement(builder.filled.draft, done)
+        self._goals = SearchGoals(self._case, done.filled.outcomes, Services(self._timed, self._threads))
 
-    def made(self, broken: GateClause) -> tuple[Candidate, Fallback]:
+    def made(self, broken: GateClause) -> tuple[FallbackModel, Fallback]:
         """The chosen candidate, and what is told of all."""
         self._timed.progress("fallback")
         why_not = self._why_no_regions()
         placements, tried = ([], []) if why_not else self._taken_off()
         planned = self._planned.done
         candidates = [
-            Candidate("planned", planned, planned.content.size_bytes, self._report.latency, _others(self._report.gate)),
+            FallbackModel(
+                "planned", planned, planned.content.size_bytes, self._report.latency, _others(self._report.gate)
+            ),
             *self._reduced_ones(placements),
             self._float(),
         ]
@@ -215,7 +196,7 @@ class _Choice:
             return f"target {config.target} wants the whole network on integers"
         return "what is left in float would be float16" if config.has_halfs else None
 
-    def _taken_off(self) -> tuple[list[Placement], list[RegionFigures]]:
+    def _taken_off(self) -> tuple[list[PairPlacement], list[RegionFigures]]:
         draft = self._planned.draft
         found = regions(draft.graph, draft.plan)
         return take_off(self._planned, found, self._placement, self._ratio, enough=self._enough)
@@ -224,14 +205,14 @@ class _Choice:
         left = self._timed.seconds_left
         return left is not None and left < (1.0 - _ALONE) * self._seconds
 
-    def _placement(self, nodes: frozenset[str]) -> Placement:
+    def _placement(self, nodes: frozenset[str]) -> PairPlacement:
         self._searching.check()
         draft = without(
             self._planned.draft, nodes, SLOWER_QUANTIZED(), self._case, Services(self._searching, self._threads)
         )
-        return Placement(draft, self._quantizer.emit(draft), nodes)
+        return PairPlacement(draft, self._builder.emit(draft), nodes)
 
-    def _ratio(self, reference: Placement, other: Placement) -> LatencyFigures:
+    def _ratio(self, reference: PairPlacement, other: PairPlacement) -> LatencyFigures:
         return self._measured(self._session(reference.done), self._session(other.done), self._searching)
 
     def _measured(self, reference: Session, other: Session, run: Run) -> LatencyFigures:
@@ -250,12 +231,12 @@ class _Choice:
         nhwc = () if done.plan.is_empty else done.prepared.nhwc_inputs
         return NhwcSession(done.content.runnable, nhwc, threads=self._threads, what="quantized model")
 
-    def _reduced_ones(self, placements: Sequence[Placement]) -> list[Candidate]:
+    def _reduced_ones(self, placements: Sequence[PairPlacement]) -> list[FallbackModel]:
         """Candidates with fewer pairs, slowest first; the fastest is the first to be timed and judged."""
         found = [self._of(placement) for placement in reversed(placements)]
         return [candidate for candidate in reversed(found) if candidate is not None]
 
-    def _of(self, placement: Placement) -> Candidate | None:
+    def _of(self, placement: PairPlacement) -> FallbackModel | None:
         """A candidate with fewer pairs; None if there was no time to time it."""
         done = placement.done
         try:
@@ -268,14 +249,14 @@ class _Choice:
             gate, outcomes = self._judged(done, session, latency.ratio)
         except OutOfTimeError:
             gate, outcomes = None, None
-        return Candidate("reduced", done, done.content.size_bytes, latency, gate, outcomes)
+        return FallbackModel("reduced", done, done.content.size_bytes, latency, gate, outcomes)
 
-    def _float(self) -> Candidate:
+    def _float(self) -> FallbackModel:
         """The float model, which is judged whatever time is left."""
         self._timed.lenient = True
-        done = self._quantizer.emit(in_float(self._planned.draft))
+        done = self._builder.emit(in_float(self._planned.draft))
         gate, outcomes = self._judged(done, self._session(done), 1.0)
-        return Candidate("float", done, done.content.size_bytes, None, gate, outcomes)
+        return FallbackModel("float", done, done.content.size_bytes, None, gate, outcomes)
 
     def _judged(
         self, done: Quantized, session: Session, ratio: float
@@ -304,7 +285,7 @@ class _Choice:
         before, findings = self._report.float_, self._report.findings
         return judge(gate, before, figures, comparison.fidelity, measured, searched, findings=findings)[1], outcomes
 
-    def _told(self, candidate: Candidate, chosen: bool) -> FallbackCandidate:
+    def _told(self, candidate: FallbackModel, chosen: bool) -> FallbackCandidate:
         before, after = (
             {name for name, entry in done.plan.nodes.items() if entry.quantized}
             for done in (self._planned.done, candidate.done)

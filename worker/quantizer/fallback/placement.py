@@ -9,11 +9,11 @@ from service.contracts.reason import Reason, declare
 from worker.quantizer.graph.values import node_name
 from worker.quantizer.plan.parameters import Parameters
 from worker.quantizer.plan.types import QuantizationPlan
-from worker.quantizer.precision.mixed.assignment import ranges_of
 from worker.quantizer.refine.calibration import calibrate
 from worker.quantizer.refine.case import Case
 from worker.quantizer.refine.draft import Draft
 from worker.quantizer.run.services import Services
+from worker.quantizer.search.levels import ranges_of
 
 SLOWER_QUANTIZED = declare(
     "slower-quantized",

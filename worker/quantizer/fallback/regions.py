@@ -1,15 +1,24 @@
-"""Cuts the quantized part of a network into regions whose Q/DQ pairs can be taken off together."""
+"""Regions of a quantized network, and the search for those whose Q/DQ pairs cost more time than they save.
+
+The quantized part is cut into regions whose pairs can be taken off together; what each costs is measured, and what
+costs more than it saves goes.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import onnx_ir as ir
 
+from service.contracts.errors import CanceledError, QuantmillError
+from service.contracts.report import LatencyFigures, RegionFigures
 from worker.quantizer.graph.values import is_constant, node_name, plain_attributes, users
 from worker.quantizer.plan.types import QuantizationPlan, Role
+from worker.quantizer.refine.draft import Draft, Quantized
+from worker.quantizer.search.trials import OutOfTimeError
 
 WHOLE = "region"
 _Joins = Callable[[str, str], bool]
@@ -18,10 +27,11 @@ _NORMALIZATIONS = ("LayerNormalization", "InstanceNormalization", "GroupNormaliz
 _FOLLOWERS = (Role.FUSED, Role.TRANSPARENT)
 # What has no Q/DQ pair on activations.
 _WITHOUT_PAIRS = (None, Role.HALF, Role.LOOKUP, Role.STORED)
+_OUT_OF_TIME = "the seconds of evaluation.fallback_seconds were used up"
 
 
 @dataclass(frozen=True)
-class Region:
+class QdqRegion:
     """Quantized nodes that hang together, or do the same.
 
     Attributes:
@@ -33,7 +43,7 @@ class Region:
     nodes: frozenset[str]
 
 
-def regions(graph: ir.Graph, plan: QuantizationPlan) -> tuple[Region, ...]:
+def regions(graph: ir.Graph, plan: QuantizationPlan) -> tuple[QdqRegion, ...]:
     """All nodes of a kind, all that hang together, and what hangs together and is of a kind; larger ones first.
 
     None holds all that is quantized: without that the network is the float one.
@@ -47,10 +57,10 @@ def regions(graph: ir.Graph, plan: QuantizationPlan) -> tuple[Region, ...]:
     by_kind: dict[str, set[str]] = defaultdict(set)
     for name, kind in kinds.items():
         by_kind[kind].add(name)
-    found = [Region(kind, frozenset(names)) for kind, names in by_kind.items()]
-    joined = [Region(WHOLE, names) for names in _components(quantized, lambda one, other: True)]
+    found = [QdqRegion(kind, frozenset(names)) for kind, names in by_kind.items()]
+    joined = [QdqRegion(WHOLE, names) for names in _components(quantized, lambda one, other: True)]
     alike = [
-        Region(kinds[min(names)], names)
+        QdqRegion(kinds[min(names)], names)
         for names in _components(quantized, lambda one, other: kinds[one] == kinds[other])
     ]
     every = frozenset(kinds)
@@ -59,7 +69,7 @@ def regions(graph: ir.Graph, plan: QuantizationPlan) -> tuple[Region, ...]:
     return tuple(region for region in ordered if unique[region.nodes] is region and region.nodes != every)
 
 
-def _largest_first(region: Region) -> tuple[int, str]:
+def _largest_first(region: QdqRegion) -> tuple[int, str]:
     return -len(region.nodes), min(region.nodes)
 
 
@@ -105,3 +115,120 @@ def _components(nodes: Collection[ir.Node], joins: _Joins) -> list[frozenset[str
     for name in root:
         parts[find(name)].add(name)
     return [frozenset(part) for part in parts.values()]
+
+
+@dataclass(frozen=True)
+class PairPlacement:
+    """Where Q/DQ pairs stand.
+
+    Attributes:
+        draft: with its plan.
+        done: the same, written.
+        off: names of the nodes that were taken off.
+    """
+
+    draft: Draft
+    done: Quantized
+    off: frozenset[str] = frozenset()
+
+
+class Stopwatch(Protocol):
+    """Times two models in turn."""
+
+    def __call__(self, reference: PairPlacement, other: PairPlacement) -> LatencyFigures:
+        """Figures whose ratio is that of the second over the first."""
+
+
+@dataclass(frozen=True)
+class _Tried:
+    region: QdqRegion
+    figures: LatencyFigures
+
+
+def take_off(
+    planned: PairPlacement,
+    found: Sequence[QdqRegion],
+    make: Callable[[frozenset[str]], PairPlacement],
+    stopwatch: Stopwatch,
+    *,
+    enough: Callable[[], bool] = lambda: False,
+) -> tuple[list[PairPlacement], list[RegionFigures]]:
+    """Placements with ever fewer pairs, each faster than the one before by the whole interval.
+
+    Every region is tried by itself, beside the planned placement. Those that cost time are then taken off one after
+    another, those that cost most first, and each stays off only if the model is faster for it once more: beside the
+    others it may cost nothing, and what was the best of many by chance is not so twice.
+
+    Args:
+        planned: to begin with.
+        found: regions to try, in their order.
+        make: the placement without these nodes.
+        stopwatch: times two of them.
+        enough: True once no more regions are to be tried by themselves, so that there is time to join them.
+
+    Raises:
+        CanceledError: the run was canceled.
+    """
+    tried: list[_Tried] = []
+    told: dict[QdqRegion, RegionFigures] = {}
+    placements: list[PairPlacement] = []
+    for region in found:
+        told[region] = _untried(region, _OUT_OF_TIME)
+    try:
+        for region in found:
+            if enough():
+                break
+            try:
+                figures = stopwatch(planned, make(region.nodes))
+            except CanceledError:
+                raise
+            except QuantmillError as error:
+                told[region] = _untried(region, error.detail)
+                continue
+            tried.append(_Tried(region, figures))
+            told[region] = _measured(region, figures)
+        _join(planned, tried, make, stopwatch, placements, told)
+    except OutOfTimeError:
+        pass  # what was not tried says so
+    return placements, [told[region] for region in found]
+
+
+def _join(
+    planned: PairPlacement,
+    tried: Sequence[_Tried],
+    make: Callable[[frozenset[str]], PairPlacement],
+    stopwatch: Stopwatch,
+    placements: list[PairPlacement],
+    told: dict[QdqRegion, RegionFigures],
+) -> None:
+    """Take off what costs time, one region after another."""
+    current = planned
+    for one in _slow(tried):
+        if one.region.nodes <= current.off:
+            told[one.region] = told[one.region].model_copy(update={"outcome": "taken_off"})
+            continue
+        other = make(current.off | one.region.nodes)
+        if stopwatch(current, other).ratio_interval.high < 1.0:
+            current = other
+            placements.append(other)
+            told[one.region] = told[one.region].model_copy(update={"outcome": "taken_off"})
+
+
+def _slow(tried: Sequence[_Tried]) -> list[_Tried]:
+    """Regions without which the model is surely faster, the one that costs most first."""
+    slow = [one for one in tried if one.figures.ratio_interval.high < 1.0]
+    return sorted(slow, key=lambda one: one.figures.ratio)
+
+
+def _measured(region: QdqRegion, figures: LatencyFigures) -> RegionFigures:
+    return RegionFigures(
+        kind=region.kind,
+        nodes=tuple(sorted(region.nodes)),
+        ratio=figures.ratio,
+        ratio_interval=figures.ratio_interval,
+        outcome="kept",
+    )
+
+
+def _untried(region: QdqRegion, why: str) -> RegionFigures:
+    return RegionFigures(kind=region.kind, nodes=tuple(sorted(region.nodes)), outcome="untried", why=why)

@@ -11,10 +11,10 @@ from worker.quantizer.equalization.cross_layer.step import CrossLayerEqualizatio
 from worker.quantizer.equalization.outliers.step import OutlierChannelsStep
 from worker.quantizer.equalization.smooth_quant.step import SmoothQuantStep
 from worker.quantizer.finetune.step import FinetuneStep
-from worker.quantizer.precision.autopilot.step import AutopilotStep
-from worker.quantizer.precision.mixed.step import MixedPrecisionStep
-from worker.quantizer.precision.sensitivity.step import SensitivityStep
 from worker.quantizer.refine.step import Step
+from worker.quantizer.search.autopilot import AutopilotStep
+from worker.quantizer.search.mixed_precision import MixedPrecisionStep
+from worker.quantizer.search.sensitivity import SensitivityStep
 from worker.quantizer.training.step import TrainingStep
 
 # Each takes the config's entry of its method.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -9,10 +10,11 @@ from service.contracts.metrics import Facts
 from service.contracts.reason import Reason, declare
 from service.contracts.report import Score
 from worker.quantizer.evaluation.certainty.evidence import Evidence, surely_differ
-from worker.quantizer.evaluation.metrics import Distances, metric_words
+from worker.quantizer.evaluation.metrics import Distances, Metrics, metric_words
 from worker.quantizer.evaluation.side_by_side import Expected, Measurement, side_by_side
 from worker.quantizer.refine.case import Case
 from worker.quantizer.refine.draft import Draft
+from worker.quantizer.run.interface import Run
 from worker.quantizer.run.services import Services
 from worker.quantizer.runtime.session import Session
 
@@ -27,11 +29,46 @@ SQNR_WORSE = declare("sqnr-worse", "SQNR {before:.2f} -> {after:.2f} dB")
 
 
 @dataclass(frozen=True)
-class _Measured:
-    """A score, and what its metric rests on; None where that has no value."""
+class Scored:
+    """A model on some samples.
+
+    Attributes:
+        score: without a value of the metric where SQNR alone tells.
+        evidence: what the metric rests on; None where SQNR alone tells, or nobody can tell.
+    """
 
     score: Score
-    evidence: Evidence | None
+    evidence: Evidence | None = None
+
+
+def score_session(
+    session: Session, expected: Iterable[Expected], metrics: Metrics, run: Run, *, by_metric: bool, part: bool = False
+) -> Scored:
+    """SQNR of the worst output in dB, and the first declared metric (else top-1).
+
+    Args:
+        session: the model.
+        expected: the samples, and what the float model makes of them.
+        metrics: of the config.
+        run: asked before every batch whether to stop.
+        by_metric: the samples have what the metric reads; else SQNR alone tells.
+        part: they are a part of all samples only.
+
+    Raises:
+        InvalidConfigError: an output or an array does not fit its metric.
+        EngineError: the runtime failed.
+        CanceledError: the run was canceled.
+    """
+    distances, found = Distances(), Measurement(metrics, metrics.primary, part=part)
+    for twins in side_by_side(session, expected, run):
+        distances.update(twins.pairs())
+        if by_metric:
+            found.update(twins)
+    worst = distances.worst_db
+    score = Score(sqnr_db=None if worst is None else round(worst, 3), metric=metrics.primary, value=None)
+    if not by_metric:
+        return Scored(score)
+    return Scored(score.model_copy(update={"value": found.value}), found.evidence)
 
 
 class Judge:
@@ -48,36 +85,32 @@ class Judge:
         self.samples = samples
         self._metrics = case.metrics
         self._measurable = case.metrics.fed_by(case.calibration) and case.metrics.judges_parts
-        self._known: list[tuple[Draft, _Measured]] = []
+        self._known: list[tuple[Draft, Scored]] = []
 
     def score(self, draft: Draft) -> Score:
         """SQNR of the worst output in dB, and the first declared metric (else top-1) where the labels are there."""
-        return self._measured(draft).score
+        return self._scored(draft).score
 
     def worse(self, after: Draft, before: Draft) -> Reason | None:
         """Why ``after`` is worse than ``before``; None if it is not."""
-        new, old = self._measured(after), self._measured(before)
+        new, old = self._scored(after), self._scored(before)
         facts = self._metrics.facts(self._metrics.primary)
         return is_worse(new.score, old.score, facts, sure=surely_differ(new.evidence, old.evidence))
 
-    def _measured(self, draft: Draft) -> _Measured:
+    def _scored(self, draft: Draft) -> Scored:
         for known, found in self._known:
             if known is draft:
                 return found
-        measured = self._measure(draft.session(self._services.threads))
+        measured = score_session(
+            draft.session(self._services.threads),
+            self._expected,
+            self._metrics,
+            self._services.run,
+            by_metric=self._measurable,
+            part=True,
+        )
         self._known = [*self._known[-1:], (draft, measured)]
         return measured
-
-    def _measure(self, session: Session) -> _Measured:
-        primary = self._metrics.primary
-        distances, found = Distances(), Measurement(self._metrics, primary, part=True)
-        for twins in side_by_side(session, self._expected, self._services.run):
-            distances.update(twins.pairs())
-            if self._measurable:
-                found.update(twins)
-        worst = distances.worst_db
-        score = Score(sqnr_db=None if worst is None else round(worst, 3), metric=primary, value=found.value)
-        return _Measured(score, found.evidence)
 
     @cached_property
     def _expected(self) -> list[Expected]:

@@ -27,8 +27,7 @@ from worker.quantizer.report.manifest import make_manifest
 from worker.quantizer.report.words import cost_notes, large_note, report_notes, summary_sentence
 from worker.quantizer.run.progress import trials_seconds
 from worker.quantizer.run.services import Services
-from worker.quantizer.sanity.channels import channel_findings
-from worker.quantizer.sanity.figures import figure_findings, with_chance
+from worker.quantizer.sanity.figures import channel_findings, figure_findings, with_chance
 from worker.quantizer.sanity.kind import worst_first
 
 

@@ -9,7 +9,7 @@ from service.contracts.evaluation import Gate
 from service.contracts.reason import Reason
 from service.contracts.report import AlgorithmFigures, LatencyFigures, LayerFigures, MetricFigures
 from worker.quantizer.data import Dataset
-from worker.quantizer.evaluation.compare import Comparison, Source
+from worker.quantizer.evaluation.compare import ModelComparison, Source
 from worker.quantizer.evaluation.latency import BUSY_PERCENT
 from worker.quantizer.evaluation.metrics import metric_words
 from worker.quantizer.graph import sizes
@@ -35,7 +35,7 @@ _MEASURED_ON: dict[Source, str] = {
 def report_notes(
     plan: QuantizationPlan,
     journal: Journal,
-    comparison: Comparison,
+    comparison: ModelComparison,
     data: Dataset,
     gate: Gate,
     algorithms: Sequence[AlgorithmFigures],
@@ -100,7 +100,7 @@ def cost_notes(
     return tuple(notes)
 
 
-def _label_notes(comparison: Comparison, data: Dataset) -> list[str]:
+def _label_notes(comparison: ModelComparison, data: Dataset) -> list[str]:
     """Labels that nothing was done with."""
     labels = data.summary.labels
     if labels is None or comparison.labels_used:
@@ -113,7 +113,7 @@ def _label_notes(comparison: Comparison, data: Dataset) -> list[str]:
     ]
 
 
-def _metric_notes(comparison: Comparison) -> list[str]:
+def _metric_notes(comparison: ModelComparison) -> list[str]:
     """Metrics without a value."""
     models = (("float", comparison.float_set), ("quantized", comparison.quantized_set))
     return [
@@ -192,7 +192,7 @@ def summary_sentence(
     layers: Sequence[LayerFigures],
     size_bytes: tuple[int, int],
     latency: LatencyFigures,
-    comparison: Comparison,
+    comparison: ModelComparison,
     metrics: Sequence[MetricFigures],
     algorithms: Sequence[AlgorithmFigures],
 ) -> str:

@@ -21,15 +21,22 @@ from worker.quantizer.evaluation.side_by_side import expected_outputs
 from worker.quantizer.refine.case import Case
 from worker.quantizer.run.services import Services
 from worker.quantizer.sanity.alternatives import Alternative, alternatives, main_input
-from worker.quantizer.sanity.batch_norm import CONTRADICTION, CONTRADICTS_BATCH_NORM, BatchNorms
-from worker.quantizer.sanity.chance import AT_CHANCE, LABELS_SHIFTED, Hits, best_classes, hits_of
-from worker.quantizer.sanity.judged import Judged, judged_by
+from worker.quantizer.sanity.decisions import (
+    AT_CHANCE,
+    LABELS_SHIFTED,
+    HitCounts,
+    Judged,
+    best_classes,
+    decision_findings,
+    hits_of,
+    judged_by,
+    label_findings,
+)
+from worker.quantizer.sanity.float_model import CONTRADICTION, CONTRADICTS_BATCH_NORM, BatchNorms, output_findings
 from worker.quantizer.sanity.kind import worst_first
-from worker.quantizer.sanity.labels import decision_findings, label_findings
 from worker.quantizer.sanity.look import Array, Look, look_at, run_on
-from worker.quantizer.sanity.outputs import output_findings
 from worker.quantizer.sanity.samples import calibration_findings, evaluation_findings, pair_findings
-from worker.quantizer.sanity.trial import FITS_BETTER, WORKS, Trial
+from worker.quantizer.sanity.trial import FITS_BETTER, WORKS, PairedTrial
 
 # Labelled samples of the first look at the float model.
 _FIRST = 16
@@ -109,7 +116,7 @@ def _model_findings(case: Case, model: ir.Model | None, look: Look, services: Se
     if decisions is not None and decisions.fit and trusted:
         run.check()
         gross = decisions.hits.percent < 100.0 * WORKS
-        trial = Trial(case.float_session, picked, case.inputs, tensor, decisions.judged.position)
+        trial = PairedTrial(case.float_session, picked, case.inputs, tensor, decisions.judged.position)
         trial.knows(first.outputs[decisions.judged.position])
         better = trial.best([one for one in tried if gross or not one.is_gross])
         if better is not None:
@@ -171,11 +178,11 @@ class _Decisions:
         self.labels = labels
         self.hits = hits_of(self.decided, labels) if len(set(labels.tolist())) > 1 else self._of_one_class()
 
-    def _of_one_class(self) -> Hits:
+    def _of_one_class(self) -> HitCounts:
         """Shares of the labels tell nothing where there is but one: then every class is as likely."""
         hit = (self.decided == self.labels[:, None]).any(axis=1)
         share = min(1.0, self.judged.rank / (self.classes or 2))
-        return Hits(len(self.labels), int(hit.sum()), share)
+        return HitCounts(len(self.labels), int(hit.sum()), share)
 
 
 def decided_of(scores: Array, rank: int) -> Array:

@@ -1,4 +1,4 @@
-"""What the measured figures themselves say: metrics beside what guessing would reach."""
+"""What is found behind the first look: outlier channels after calibration, metrics that guessing would reach."""
 
 from __future__ import annotations
 
@@ -9,16 +9,34 @@ from service.contracts.metrics import Metric, PerClassAccuracy, TopKMetric
 from service.contracts.report import MetricFigures
 from service.contracts.report.findings import Finding
 from worker.quantizer.refine.case import Case
-from worker.quantizer.sanity.chance import NO_SKILL, guessed_share
-from worker.quantizer.sanity.judged import judged_by, output_classes
-from worker.quantizer.sanity.kind import declare
+from worker.quantizer.refine.draft import Draft
+from worker.quantizer.refine.outliers import Outliers, find_outliers
+from worker.quantizer.sanity.decisions import NO_SKILL, guessed_share, judged_by, output_classes
+from worker.quantizer.sanity.kind import FindingKind, declare
 
 # Values that a prediction without knowledge of the sample has.
 _WITHOUT_SKILL = {"r2": 0.0, "pearson": 0.0, "spearman": 0.0}
 # At 0 nothing was right.
 _SHARES = ("f1", "precision", "recall", "mean_iou", "map")
 _ENOUGH = 16
+# Findings of each kind, the widest first, and channels that one names.
+_MOST, _NAMED = 8, 8
 
+ACTIVATION_OUTLIERS = declare(
+    "outlier-channels",
+    "info",
+    "activation {tensor!r}: the range of channel {channels} is {ratio:.3g} times that of the median channel (of "
+    "{count}), which is left {steps:.2g} of 256 steps{more}",
+    hint="If accuracy has suffered, add the algorithm outlier_channels.",
+)
+WEIGHT_OUTLIERS = declare(
+    "outlier-weight-channels",
+    "info",
+    "weight {tensor!r} of {node!r} has one scale, and the range of its output channel {channels} is {ratio:.3g} times "
+    "that of the median channel (of {count}), which is left {steps:.2g} of 256 steps{more}",
+    hint="If accuracy has suffered, set weight.granularity to per_channel, where the target has it, or add "
+    "cross_layer_equalization or outlier_channels.",
+)
 TOO_FEW_CLASSES = declare(
     "metric-of-too-few-classes",
     "warning",
@@ -32,6 +50,42 @@ RUNTIME_DIFFERS = declare(
     "its optimizations, {plain} without",
     hint="Exclude the layers before that output, or use another target; other runtimes may give either figure.",
 )
+
+
+def channel_findings(draft: Draft, bound: float | None) -> Iterator[Finding]:
+    """One per tensor with outlier channels, the worst tensors of each kind.
+
+    Args:
+        draft: calibrated, before any algorithm.
+        bound: see ``find_outliers``.
+    """
+    found = find_outliers(draft.graph, draft.plan, bound)
+    for name, kind in (("activation", ACTIVATION_OUTLIERS), ("weight", WEIGHT_OUTLIERS)):
+        worst = sorted((one for one in found if one.kind == name), key=lambda one: -one.ratio)
+        for k, one in enumerate(worst[:_MOST]):
+            yield _finding(kind, one, len(worst) - _MOST if k == _MOST - 1 else 0)
+
+
+def _finding(kind: FindingKind, found: Outliers, more: int) -> Finding:
+    """``more`` tensors are like it and have no finding of their own."""
+    named = ", ".join(map(str, found.channels[:_NAMED]))
+    named += f" and {len(found.channels) - _NAMED} more" if len(found.channels) > _NAMED else ""
+    where: dict[str, str | int | float] = {
+        "tensor": found.tensor,
+        "node": found.node,
+        "channels": ", ".join(map(str, found.channels)),
+        "ratio": round(found.ratio, 3),
+    }
+    return kind(
+        where,
+        tensor=found.tensor,
+        node=found.node,
+        channels=named,
+        ratio=found.ratio,
+        count=found.spans.size,
+        steps=256.0 / found.ratio,
+        more=f"; {more} more tensors are like it" if more > 0 else "",
+    )
 
 
 def with_chance(metrics: Sequence[MetricFigures], case: Case) -> tuple[MetricFigures, ...]:

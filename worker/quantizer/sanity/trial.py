@@ -54,7 +54,7 @@ class Better:
     sigmas: float
 
 
-class Trial:
+class PairedTrial:
     """The float model on a few labelled samples, as they are and otherwise.
 
     Args:

@@ -22,7 +22,7 @@ from service.contracts.reason import Reason, declare
 from service.contracts.report import TrainingEpoch, TrainingFigures
 from worker.quantizer.autodiff.device import choose_device, repeatable, threads_worth, use_threads
 from worker.quantizer.evaluation.metrics.base import finite
-from worker.quantizer.evaluation.metrics.graph import read_graph
+from worker.quantizer.evaluation.metrics.custom import read_graph
 from worker.quantizer.graph.rewriting import opset_of
 from worker.quantizer.preparation.prepare import LOWEST_OPSET
 from worker.quantizer.refine.draft import Draft

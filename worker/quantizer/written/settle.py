@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import numpy as np
 import onnx
@@ -21,13 +20,12 @@ from worker.quantizer.fallback.placement import without
 from worker.quantizer.graph.values import is_float32, name_of, node_name
 from worker.quantizer.plan.types import Role
 from worker.quantizer.preparation.layout import TO_NHWC
-from worker.quantizer.refine.case import Case
 from worker.quantizer.refine.draft import STATIC, Differs, Draft, Filled, Quantized
 from worker.quantizer.refine.unchanged import spread
-from worker.quantizer.run.services import Services
 from worker.quantizer.runtime.cpu import may_saturate
 from worker.quantizer.runtime.faults import cleaned
 from worker.quantizer.sanity.figures import RUNTIME_DIFFERS
+from worker.quantizer.search.trials import ModelBuilder
 from worker.quantizer.written.child import Arrays, Outcome, both_ways
 from worker.quantizer.written.compare import Apart, no_longer_finite, outputs_apart, tensor_apart
 from worker.quantizer.written.prefix import up_to
@@ -53,22 +51,7 @@ NOT_FINITE = declare(
 )
 
 
-class Quantizer(Protocol):
-    """Writes drafts of the model at hand."""
-
-    @property
-    def case(self) -> Case:
-        """What is quantized, on which data."""
-
-    @property
-    def services(self) -> Services:
-        """Of the run."""
-
-    def emit(self, draft: Draft | None = None) -> Quantized:
-        """The model of the last draft, or of another one."""
-
-
-def as_written(done: Quantized, quantizer: Quantizer) -> Quantized:
+def as_written(done: Quantized, builder: ModelBuilder) -> Quantized:
     """The model, or another one of the same plan that onnxruntime computes as it is written; else one that says so.
 
     Raises:
@@ -77,10 +60,10 @@ def as_written(done: Quantized, quantizer: Quantizer) -> Quantized:
     """
     if done.plan.is_empty:
         return done
-    services = quantizer.services
+    services = builder.services
     with services.stages.stage("runtime_check"):
         services.run.progress("runtime_check")
-        return _Settling(done, quantizer).settled()
+        return _Settling(done, builder).settled()
 
 
 @dataclass(frozen=True)
@@ -95,9 +78,9 @@ class _Found:
 
 
 class _Settling:
-    def __init__(self, done: Quantized, quantizer: Quantizer) -> None:
-        self._first, self._quantizer = done, quantizer
-        self._case, self._services = quantizer.case, quantizer.services
+    def __init__(self, done: Quantized, builder: ModelBuilder) -> None:
+        self._first, self._builder = done, builder
+        self._case, self._services = builder.case, builder.services
         self._outputs = _comparable(done)
         self._found = _Found()
         self._feeds: Arrays = []
@@ -244,7 +227,7 @@ class _Settling:
         return self._emitted(done, without(draft, nodes, reason, self._case, self._services))
 
     def _emitted(self, done: Quantized, draft: Draft) -> Quantized:
-        emitted = self._quantizer.emit(draft)
+        emitted = self._builder.emit(draft)
         drafts = [*done.filled.drafts[:-1], replace(draft, algorithm=done.filled.draft.algorithm)]
         return replace(emitted, filled=Filled(drafts, done.filled.outcomes))
 

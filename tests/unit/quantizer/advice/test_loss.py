@@ -12,10 +12,10 @@ from service.contracts.evaluation import EvaluationSpec
 from service.contracts.report import LayerFigures, Report
 from service.contracts.report.algorithms import Score
 from tests.support.front import make_report
-from worker.quantizer.advice.blame import causes_of, with_blame
-from worker.quantizer.advice.damage import Damage, Harm, Kind, Place
-from worker.quantizer.advice.loss import Loss, Measured, find_loss
-from worker.quantizer.evaluation.certainty.evidence import Evidence, Facts
+from worker.quantizer.advice.damage import Damage, Harm, HarmKind, HarmPlace, causes_of, with_blame
+from worker.quantizer.advice.loss import AccuracyLoss, find_loss
+from worker.quantizer.evaluation.certainty.evidence import Evidence, PairedFacts
+from worker.quantizer.refine.judge import Scored
 
 TOP1 = {"name": "top1", "kind": "top1", "unit": "%", "better": "higher", "samples": 438}
 INTERVAL = {"method": "mcnemar", "samples": 438}
@@ -39,21 +39,21 @@ def report(
     return Report.model_validate(document)
 
 
-def loss(**arguments: Any) -> Loss | None:
+def loss(**arguments: Any) -> AccuracyLoss | None:
     return find_loss(report(**arguments), EvaluationSpec())
 
 
-def found(**arguments: Any) -> Loss:
+def found(**arguments: Any) -> AccuracyLoss:
     result = loss(**arguments)
     assert result is not None
     return result
 
 
-def score(value: float | None, sqnr_db: float | None = 2.0) -> Measured:
+def score(value: float | None, sqnr_db: float | None = 2.0) -> Scored:
     """A model that is right about the first samples, as many as its value tells."""
     right = None if value is None else round(4.38 * value)
-    evidence = None if right is None else Evidence(Facts("1" * right + "0" * (438 - right)))
-    return Measured(Score(sqnr_db=sqnr_db, metric="top1", value=value), evidence)
+    evidence = None if right is None else Evidence(PairedFacts("1" * right + "0" * (438 - right)))
+    return Scored(Score(sqnr_db=sqnr_db, metric="top1", value=value), evidence)
 
 
 def test_where_a_loss_is_read() -> None:
@@ -111,10 +111,10 @@ NODES = [f"n{k}" for k in range(12)]
 @st.composite
 def damages(draw: st.DrawFn) -> Damage:
     harms = {}
-    for kind in draw(st.lists(st.sampled_from(list(Kind)), unique=True, max_size=4)):
+    for kind in draw(st.lists(st.sampled_from(list(HarmKind)), unique=True, max_size=4)):
         names = draw(st.lists(st.sampled_from(["", *NODES]), min_size=1, unique=True))
         noises = sorted((draw(st.floats(1e-6, 1.0)) for _ in names), reverse=True)
-        places = tuple(Place(node, noise, "a fact") for node, noise in zip(names, noises, strict=True))
+        places = tuple(HarmPlace(node, noise, "a fact") for node, noise in zip(names, noises, strict=True))
         harms[kind] = Harm(kind, draw(st.floats(1e-4, 1.0)), places)
     return Damage(harms, {})
 
@@ -132,7 +132,7 @@ def test_parts_are_of_one_whole_and_the_worst_come_first(damage: Damage) -> None
     for cause in causes:
         places = [place.error_percent for place in cause.places]
         assert places == sorted(places, reverse=True)
-        harm = damage.harms[Kind(cause.kind)]
+        harm = damage.harms[HarmKind(cause.kind)]
         assert len(places) + cause.places_left_out == len(harm.places)
         if not cause.places_left_out:
             assert abs(sum(places) - cause.error_percent) < 0.1
@@ -151,7 +151,7 @@ def test_parts_are_of_one_whole_and_the_worst_come_first(damage: Damage) -> None
 
 
 def test_a_row_has_the_error_of_all_its_nodes_and_one_in_float_has_none() -> None:
-    harm = Harm(Kind.WEIGHT_ROUNDING, 0.5, (Place("n0", 0.3, "a"), Place("n1", 0.2, "b")))
+    harm = Harm(HarmKind.WEIGHT_ROUNDING, 0.5, (HarmPlace("n0", 0.3, "a"), HarmPlace("n1", 0.2, "b")))
     left = LayerFigures(name="n1", op="Relu", nodes=("n1",), reason="left in float", reason_code="left-in-float")
     both, alone, float_ = with_blame([*rows(("n0", "n1"), ("n2",)), left], Damage({harm.kind: harm}, {}))
     assert (both.error_percent, alone.error_percent, float_.error_percent) == (100.0, 0.0, None)

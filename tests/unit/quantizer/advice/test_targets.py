@@ -13,10 +13,10 @@ from service.contracts.config import QuantizationConfig, parse_config
 from service.contracts.patch import advised_config
 from service.contracts.targets import TargetName
 from tests.unit.quantizer.advice.planted import chain, product
-from worker.quantizer.advice.damage import KIND_WORDS, Damage, Harm, Kind, Place
+from worker.quantizer.advice.damage import KIND_WORDS, Damage, Harm, HarmKind, HarmPlace
 from worker.quantizer.advice.fitting import Fitting
 from worker.quantizer.advice.page import advice_page
-from worker.quantizer.advice.table import RULES, Setting
+from worker.quantizer.advice.table import RULES, AdviceContext
 from worker.quantizer.graph.skeleton import copy_of
 from worker.quantizer.modes.planning import plan_model, prepare_model
 from worker.quantizer.plan.types import QuantizationPlan
@@ -53,7 +53,7 @@ class Planner:
 
 
 def hurt_everywhere(layers: list[str]) -> Damage:
-    harms = {kind: Harm(kind, 1.0, (Place(layers[0], 1.0, "planted"),)) for kind in Kind}
+    harms = {kind: Harm(kind, 1.0, (HarmPlace(layers[0], 1.0, "planted"),)) for kind in HarmKind}
     return Damage(harms, {name: 1.0 / (k + 1) for k, name in enumerate(layers)})
 
 
@@ -68,7 +68,7 @@ def asked_for(patch: Mapping[str, Any], *path: str) -> Any:
 def test_few_layers_in_float_are_to_gain_something(sqnr_db: float | None, goal: float) -> None:
     document = parse_config({"preset": "int8"}).model_dump(mode="json")
     (rule,) = [rule for rule in RULES if "few layers in float" in rule.message]
-    changed = rule.edit(document, Setting("onnxruntime_cpu", hurt_everywhere(["fc"]), sqnr_db))
+    changed = rule.edit(document, AdviceContext("onnxruntime_cpu", hurt_everywhere(["fc"]), sqnr_db))
     (mixed,) = [step for step in changed["algorithms"] if step["method"] == "mixed_precision"]
     assert mixed["goal"]["limit"] == goal
 
@@ -82,7 +82,7 @@ def test_what_is_advised_is_what_the_target_does(target: str, bad: str, turn: in
     config = parse_config({"preset": "plain", "target": target, **BAD[bad]})
     planner = Planner(MODELS[model])
     before = planner.planned(config)
-    setting = Setting(target, hurt_everywhere([weight.node for weight in before.weights.values()]))
+    setting = AdviceContext(target, hurt_everywhere([weight.node for weight in before.weights.values()]))
     fitting = Fitting(config, planner)
     given = 0
     for rule in RULES:
@@ -131,8 +131,8 @@ def _kept(target: str, code: str, patch: Mapping[str, Any], before: Quantization
 
 
 def test_every_cause_has_words_and_a_rule_and_stands_on_the_page() -> None:
-    assert set(KIND_WORDS) == set(Kind)
-    assert {kind for rule in RULES for kind in rule.treats} == set(Kind)
+    assert set(KIND_WORDS) == set(HarmKind)
+    assert {kind for rule in RULES for kind in rule.treats} == set(HarmKind)
     assert len({rule.code for rule in RULES}) == len(RULES)
     # the page is current and names every advice
     assert PAGE.read_text() == advice_page(), "run: python -m worker.quantizer.advice.page > docs/advice.md"

@@ -14,7 +14,7 @@ from sklearn.metrics import accuracy_score, f1_score, jaccard_score, precision_s
 from service.contracts.errors import InvalidConfigError
 from tests.unit.quantizer.evaluation.measuring import measured, value
 from tests.unit.quantizer.toolbox import normal, rng
-from worker.quantizer.evaluation.metrics import IDENTICAL_DB, Accuracy, Agreement, Distance
+from worker.quantizer.evaluation.metrics import IDENTICAL_DB, Accuracy, AgreementRate, Distance
 
 SKLEARN = {"f1": f1_score, "precision": precision_score, "recall": recall_score}
 PAIRS = np.zeros((4, 2), np.int64)
@@ -253,7 +253,7 @@ def test_the_ends_of_a_distance() -> None:
 
 
 def agreement(x: np.ndarray, y: np.ndarray) -> float | None:
-    found = Agreement()
+    found = AgreementRate()
     for a, b in zip(np.array_split(x, 3), np.array_split(y, 3), strict=True):
         found.update(a, b)
     return found.percent

@@ -11,7 +11,7 @@ from service.contracts.shares import wilson
 from tests.unit.quantizer.toolbox import Arrays, input_infos, make_model, normal, rng, run_onnx, sqnr_db, write_npz
 from worker.quantizer.data import ArrayDataset
 from worker.quantizer.evaluation.command import evaluate_files
-from worker.quantizer.evaluation.compare import Comparison, compare
+from worker.quantizer.evaluation.compare import ModelComparison, compare
 from worker.quantizer.run.interface import SilentRun
 from worker.quantizer.runtime.session import Session
 
@@ -34,7 +34,7 @@ def compared(
     arrays: Arrays,
     labels: np.ndarray | None = None,
     **options: object,
-) -> Comparison:
+) -> ModelComparison:
     return compare(
         session(reference),
         session(twin),

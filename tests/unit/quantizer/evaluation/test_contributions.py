@@ -9,8 +9,8 @@ import pytest
 
 from tests.unit.quantizer.evaluation.measuring import measured
 from tests.unit.quantizer.toolbox import rng
-from worker.quantizer.evaluation.by_sample import metric_columns
 from worker.quantizer.evaluation.certainty.contributions import CountSums, DenseSums, Hits, Sums, quotients
+from worker.quantizer.evaluation.decisions import metric_columns
 
 SAMPLES, GROUPS = 30, 4
 DRAW = rng(1)

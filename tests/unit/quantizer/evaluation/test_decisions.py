@@ -17,7 +17,7 @@ from service.contracts.model import TensorInfo
 from tests.unit.quantizer.evaluation.test_compare import WEIGHT, classifier, coarse, compared
 from tests.unit.quantizer.toolbox import config, make_model, normal, quantize_file, rng, run_onnx
 from worker.quantizer.evaluation.class_axis import class_outputs
-from worker.quantizer.evaluation.decisions import Decisions
+from worker.quantizer.evaluation.decisions import OutputDecisions
 from worker.quantizer.evaluation.metric_figures import metric_figures
 from worker.quantizer.evaluation.metrics import Metrics
 
@@ -50,7 +50,7 @@ def test_the_probability_of_a_decision_and_the_loss_of_a_label(is_share: bool) -
     scores, labels = rng(5).standard_normal((2, 30, 7)).astype(np.float32) * 4, rng(6).integers(0, 7, 30)
     share = np.exp(scores) / np.exp(scores).sum(axis=2, keepdims=True)
     given = share if is_share else scores
-    found, without = Decisions(), Decisions()
+    found, without = OutputDecisions(), OutputDecisions()
     for part in (slice(0, 11), slice(11, 30)):
         found.update(given[0][part], given[1][part], labels[part])
         without.update(given[0][part], given[1][part], None)
@@ -62,7 +62,7 @@ def test_the_probability_of_a_decision_and_the_loss_of_a_label(is_share: bool) -
     assert arrays["float_loss"] == pytest.approx(-np.log(share[0].max(axis=1)), rel=1e-4, abs=1e-5)
     assert arrays["float_confidence"] == pytest.approx(share[0].max(axis=1), rel=1e-5)
     assert np.array_equal(arrays["quantized_class"], scores[1].argmax(axis=1))
-    certain = Decisions()
+    certain = OutputDecisions()
     certain.update(np.eye(3, dtype=np.float32), np.eye(3, dtype=np.float32)[::-1], np.arange(3))
     assert np.isfinite(certain.arrays["quantized_loss"]).all(), "a probability of 0 is no endless loss"
     certain.update(np.eye(3, dtype=np.float32), np.eye(3, dtype=np.float32), np.array([0, 3, 1]))
@@ -70,16 +70,16 @@ def test_the_probability_of_a_decision_and_the_loss_of_a_label(is_share: bool) -
 
 
 def test_class_numbers_of_any_size_have_no_probability_and_maps_no_class_per_sample() -> None:
-    numbers, found = np.arange(6), Decisions()
+    numbers, found = np.arange(6), OutputDecisions()
     found.update(numbers, numbers[::-1], numbers)
     assert not {"float_confidence", "float_loss"} & set(found.arrays)
     assert found.arrays["quantized_correct"].sum() == 0
     assert found.confident is None
-    maps = Decisions()
+    maps = OutputDecisions()
     maps.update(*np.zeros((2, 3, 5, 4, 4), np.float32), None)
     assert maps.arrays == {}
     # large numbers are not wrapped
-    found, large = Decisions(), np.array([2**31 - 1, 2**31, 2**40])
+    found, large = OutputDecisions(), np.array([2**31 - 1, 2**31, 2**40])
     found.update(large[:1], large[:1], large[:1])
     assert found.arrays["label"].dtype == np.int32
     found.update(large[1:], large[1:], large[1:])

@@ -11,7 +11,7 @@ from service.contracts.errors import InvalidConfigError
 from service.contracts.metrics import MeanAveragePrecision
 from tests.unit.quantizer.evaluation.measuring import measured, value
 from tests.unit.quantizer.toolbox import normal, rng
-from worker.quantizer.evaluation.metrics.base import Seen
+from worker.quantizer.evaluation.metrics.base import MetricBatch
 from worker.quantizer.evaluation.metrics.detection import AveragePrecision
 
 METRIC = {"kind": "map", "boxes": "boxes", "scores": "scores", "classes": "classes"}
@@ -118,7 +118,7 @@ def test_other_forms_of_detections() -> None:
     meter = AveragePrecision(MeanAveragePrecision.model_validate(METRIC))
     for k in range(3):
         truth = {f"labels/{name}": array[k : k + 1] for name, array in labels.items()}
-        meter.update(Seen({name: array[k] for name, array in outputs.items()}, truth, 1))
+        meter.update(MetricBatch({name: array[k] for name, array in outputs.items()}, truth, 1))
     assert meter.value() == pytest.approx(value(METRIC, outputs, arrays=labels), abs=1e-4)
 
 

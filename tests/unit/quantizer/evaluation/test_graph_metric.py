@@ -16,7 +16,7 @@ from service.contracts.errors import InvalidConfigError
 from service.contracts.evaluation import EvaluationSpec
 from service.contracts.model import TensorInfo
 from tests.unit.quantizer.evaluation.measuring import infos, measured, value
-from tests.unit.quantizer.precision.benches import chain_of_convolutions, samples
+from tests.unit.quantizer.search.benches import chain_of_convolutions, samples
 from tests.unit.quantizer.toolbox import config, make_model, normal, rng, run_onnx, sqnr_db, write_npz
 from worker.quantizer.data import ArrayDataset
 from worker.quantizer.evaluation.metrics import Metrics

@@ -19,7 +19,7 @@ from tests.unit.quantizer.finetune.gradient.gradient_benches import (
     output_sqnr,
     residual_network,
 )
-from tests.unit.quantizer.precision.benches import Canceling, toolkit_for
+from tests.unit.quantizer.search.benches import Canceling, toolkit_for
 from tests.unit.quantizer.toolbox import config, make_model, normal
 from worker.quantizer.finetune.gradient import solver as gradient_solver
 from worker.quantizer.refine.draft import Draft

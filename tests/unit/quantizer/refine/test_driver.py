@@ -16,19 +16,19 @@ from service.contracts.algorithms import AdaRound, Algorithm, BiasCorrection, Cr
 from service.contracts.algorithms.precision import DistanceGoal
 from service.contracts.config import parse_config
 from tests.support.each import each
-from tests.unit.quantizer.precision.benches import chain_of_convolutions, samples, toolkit_for
+from tests.unit.quantizer.search.benches import chain_of_convolutions, samples, toolkit_for
 from tests.unit.quantizer.toolbox import config, data, network, quantize_file, run_onnx, sqnr_db
 from worker.quantizer.evaluation.compare import layer_distances
 from worker.quantizer.plan.parameters import Parameters
-from worker.quantizer.precision.autopilot.space import Basis
-from worker.quantizer.precision.autopilot.trials import Bench
-from worker.quantizer.precision.goal import Referee
-from worker.quantizer.precision.mixed.step import Corrections
 from worker.quantizer.refine.draft import Draft
 from worker.quantizer.refine.driver import refine
 from worker.quantizer.refine.judge import SQNR_WORSE, Judge
 from worker.quantizer.refine.step import Change, Step, Toolkit
 from worker.quantizer.run.checkpoint import CheckpointStore
+from worker.quantizer.search.goal import GoalEvaluator
+from worker.quantizer.search.mixed_precision import Corrections
+from worker.quantizer.search.recipe_trials import RecipeTrials
+from worker.quantizer.search.recipes import Basis
 
 
 class Spoiler(Step[BiasCorrection]):
@@ -54,7 +54,7 @@ def by_config(algorithm: Algorithm, draft: Draft, toolkit: Toolkit) -> Draft:
 
 def by_autopilot(algorithm: Algorithm, draft: Draft, toolkit: Toolkit) -> Draft:
     judge = Judge(toolkit.case, toolkit.services, 8)
-    bench = Bench(draft, toolkit, judge, Referee(DistanceGoal(limit=20.0), toolkit.case, toolkit.services))
+    bench = RecipeTrials(draft, toolkit, judge, GoalEvaluator(DistanceGoal(limit=20.0), toolkit.case, toolkit.services))
     trial = bench.trial(Basis("as configured"), (algorithm,))
     assert trial.kept == is_spoiled(bench.draft_of(trial))
     return bench.draft_of(trial)

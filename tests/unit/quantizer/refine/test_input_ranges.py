@@ -15,7 +15,7 @@ from service.contracts.calibration import AutoCalibration, MinMaxCalibration, Pe
 from service.contracts.errors import QuantmillError
 from tests.support.each import each
 from tests.unit.quantizer.equalization.benches import Bench
-from tests.unit.quantizer.precision.benches import chain_of_convolutions, samples
+from tests.unit.quantizer.search.benches import chain_of_convolutions, samples
 from tests.unit.quantizer.toolbox import config, make_model, normal, quantize_file, sqnr_db
 from worker.quantizer.pipeline import Result
 from worker.quantizer.plan.parameters import Parameters

@@ -11,8 +11,8 @@ import pytest
 
 from service.contracts.config import parse_config
 from service.contracts.runner import DatasetSource
-from tests.unit.quantizer.precision.benches import chain_of_convolutions, samples
 from tests.unit.quantizer.run.test_checkpoint import Listener
+from tests.unit.quantizer.search.benches import chain_of_convolutions, samples
 from worker.quantizer.pipeline import Result, quantize
 from worker.quantizer.run.cache import Cache
 from worker.quantizer.run.checkpoint import CheckpointStore

@@ -11,7 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.quantizer.sanity.chance import Hits, best_classes, guessed_share, hits_of, tail_at_least, tail_at_most
+from worker.quantizer.sanity.decisions import (
+    HitCounts,
+    best_classes,
+    guessed_share,
+    hits_of,
+    tail_at_least,
+    tail_at_most,
+)
 
 
 @given(count=st.integers(1, 60), data=st.data())
@@ -46,7 +53,7 @@ def test_a_useful_model_raises_no_alarm(count: int, classes: int, seed: int) -> 
 
 @given(hits=st.integers(0, 4), classes=st.integers(2, 1000))
 def test_four_samples_are_too_few_for_an_alarm(hits: int, classes: int) -> None:
-    assert not Hits(4, hits, 1 / classes).is_chance
+    assert not HitCounts(4, hits, 1 / classes).is_chance
 
 
 def test_guesses_of_many_samples_are_an_alarm() -> None:

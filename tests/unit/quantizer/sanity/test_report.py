@@ -12,14 +12,13 @@ from service.contracts.report import MetricFigures
 from service.contracts.runner import DatasetSource
 from tests.support.tiny import make_tiny
 from tests.unit.quantizer.sanity.conftest import Bench
-from worker.quantizer.evaluation.metrics.distances import Agreement
+from worker.quantizer.evaluation.metrics.distances import AgreementRate
 from worker.quantizer.pipeline import quantize
 from worker.quantizer.run.interface import SilentRun
-from worker.quantizer.sanity.chance import hits_of
+from worker.quantizer.sanity.decisions import decision_findings, hits_of
 from worker.quantizer.sanity.figures import figure_findings, with_chance
+from worker.quantizer.sanity.float_model import output_findings
 from worker.quantizer.sanity.kind import declare, declared, worst_first
-from worker.quantizer.sanity.labels import decision_findings
-from worker.quantizer.sanity.outputs import output_findings
 from worker.quantizer.sanity.page import findings_page
 from worker.quantizer.sanity.samples import FEW_SAMPLES, ONE_SAMPLE, SOME_IN_CALIBRATION
 
@@ -103,7 +102,7 @@ def test_scores_that_are_not_finite() -> None:
     assert finding.undermines_verdict and "25 % of 16" in finding.message
     # scores with nan agree with nothing
     lost[:4] = np.nan
-    agreement = Agreement()
+    agreement = AgreementRate()
     assert agreement.update(lost, lost)
     assert agreement.percent == 75.0
 

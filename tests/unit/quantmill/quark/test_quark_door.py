@@ -40,7 +40,7 @@ from service.quark.mixed import MIXED_SETTINGS
 from service.quark.values import CALIB_METHODS, CALIBRATE_METHODS, QUANT_TYPES, SPECS
 from tests.support.each import each
 from tests.support.provenance import without_provenance
-from tests.unit.quantizer.precision.benches import chain_of_convolutions, samples
+from tests.unit.quantizer.search.benches import chain_of_convolutions, samples
 from tests.unit.quantizer.toolbox import data, make_model, network, normal, run_onnx, sqnr_db
 from tests.unit.quark.comparing import settings
 from worker.quantizer.data import open_dataset

@@ -17,7 +17,7 @@ _CHANCE = 0.05
 
 
 @dataclass(frozen=True)
-class Facts:
+class PairedFacts:
     """What it takes to compare a model's value of a metric with another model's.
 
     Attributes:
@@ -41,7 +41,7 @@ class Evidence:
         found: what each sample adds to the metric, else; not to be changed any more.
     """
 
-    def __init__(self, facts: Facts | None = None, *, found: Contributions | None = None) -> None:
+    def __init__(self, facts: PairedFacts | None = None, *, found: Contributions | None = None) -> None:
         self._facts, self._found = facts, found
 
     @staticmethod
@@ -59,10 +59,12 @@ class Evidence:
     @staticmethod
     def from_document(document: Mapping[str, Any] | None) -> Evidence | None:
         """The inverse of ``document_of``, after a way through JSON."""
-        return None if document is None else Evidence(Facts(**{**document, "without": tuple(document["without"])}))
+        return (
+            None if document is None else Evidence(PairedFacts(**{**document, "without": tuple(document["without"])}))
+        )
 
     @property
-    def facts(self) -> Facts | None:
+    def facts(self) -> PairedFacts | None:
         """Found out at the first time; None if nobody can tell, as from fewer than three samples."""
         if self._found is not None:
             self._facts, self._found = _facts_of(self._found), None
@@ -95,12 +97,12 @@ def surely_differ(one: Evidence | None, other: Evidence | None) -> bool:
     return p_value is not None and p_value < _CHANCE
 
 
-def _facts_of(found: Contributions) -> Facts | None:
+def _facts_of(found: Contributions) -> PairedFacts | None:
     if isinstance(found, Hits) and found.of_samples:
-        return Facts("".join("1" if hit else "0" for hit in found.right.tolist()))
+        return PairedFacts("".join("1" if hit else "0" for hit in found.right.tolist()))
     spread = spread_of(found, draw=False)
-    return None if spread is None else Facts(None, spread.value, tuple(spread.without.tolist()), spread.samples)
+    return None if spread is None else PairedFacts(None, spread.value, tuple(spread.without.tolist()), spread.samples)
 
 
-def _spread(facts: Facts) -> Spread:
+def _spread(facts: PairedFacts) -> Spread:
     return Spread(facts.value, np.array(facts.without), None, facts.samples)

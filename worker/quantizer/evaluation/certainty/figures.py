@@ -15,7 +15,7 @@ CONFIDENT = 0.9
 
 
 @dataclass(frozen=True)
-class Difference:
+class MetricDifference:
     """What the first of two models has above the second, in the metric's unit, measured on the same samples.
 
     Attributes:
@@ -67,7 +67,7 @@ class Figure:
             return _in_percent(low, high, confidence, "rule_of_three", self.spread.samples)
         return self.spread.interval(confidence)
 
-    def above(self, other: Figure, confidence: float, *, confident: Array | None = None) -> Difference | None:
+    def above(self, other: Figure, confidence: float, *, confident: Array | None = None) -> MetricDifference | None:
         """What it has above another model's, in pairs; None if their samples do not match.
 
         Shares of samples are compared by Tango's interval and McNemar's test, other metrics by a bootstrap by sample.
@@ -89,8 +89,8 @@ class Figure:
         spread = self.spread - other.spread
         if self.is_share and _unchanged(mine, its, spread):
             share = unseen_share(spread.samples, confidence)
-            return Difference(_in_percent(-share, share, confidence, "rule_of_three", spread.samples), 1.0)
-        return Difference(spread.interval(confidence), spread.p_value)
+            return MetricDifference(_in_percent(-share, share, confidence, "rule_of_three", spread.samples), 1.0)
+        return MetricDifference(spread.interval(confidence), spread.p_value)
 
 
 def interval_of(found: Contributions, confidence: float) -> Interval | None:
@@ -100,7 +100,7 @@ def interval_of(found: Contributions, confidence: float) -> Interval | None:
 
 def difference_of(
     one: Contributions, other: Contributions, confidence: float, *, is_share: bool = False
-) -> Difference | None:
+) -> MetricDifference | None:
     """What the first of two models has above the second, in pairs; see ``Figure.above``."""
     return Figure(one, is_share=is_share).above(Figure(other, is_share=is_share), confidence)
 
@@ -119,7 +119,7 @@ def _unchanged(one: Contributions, other: Contributions, spread: Spread) -> bool
     return spread.value == 0.0 and not spread.without.any()
 
 
-def _of_shares(one: Hits, other: Hits, confidence: float, confident: Array | None) -> Difference | None:
+def _of_shares(one: Hits, other: Hits, confidence: float, confident: Array | None) -> MetricDifference | None:
     first, second = one.right, other.right
     if len(first) != len(second) or not len(first):
         return None
@@ -131,7 +131,7 @@ def _of_shares(one: Hits, other: Hits, confidence: float, confident: Array | Non
     sure = None if known is None else int((lost & known).sum())
     flips = Flips(lost=pairs.lost, won=pairs.won, confident=sure)
     interval = _in_percent(low, high, confidence, "mcnemar", len(first))
-    return Difference(interval, mcnemar(pairs.lost, pairs.won), flips)
+    return MetricDifference(interval, mcnemar(pairs.lost, pairs.won), flips)
 
 
 def _in_percent(low: float, high: float, confidence: float, method: str, samples: int) -> Interval:

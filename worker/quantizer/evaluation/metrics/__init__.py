@@ -4,15 +4,15 @@
 and gives {name: value}. numpy alone: torchmetrics would bring torch into every run.
 """
 
-from worker.quantizer.evaluation.metrics.accuracy import Accuracy
-from worker.quantizer.evaluation.metrics.distances import IDENTICAL_DB, Agreement, Distance, Distances
-from worker.quantizer.evaluation.metrics.function import MetricFunction
+from worker.quantizer.evaluation.metrics.classes import Accuracy
+from worker.quantizer.evaluation.metrics.custom import MetricFunction
+from worker.quantizer.evaluation.metrics.distances import IDENTICAL_DB, AgreementRate, Distance, Distances
 from worker.quantizer.evaluation.metrics.metric_set import Metrics, MetricSet, metric_words, rounded
 
 __all__ = [
     "IDENTICAL_DB",
     "Accuracy",
-    "Agreement",
+    "AgreementRate",
     "Distance",
     "Distances",
     "MetricFunction",

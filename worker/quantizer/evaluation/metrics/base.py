@@ -34,7 +34,7 @@ class UnfitError(Exception):
 
 
 @dataclass(frozen=True)
-class Seen:
+class MetricBatch:
     """One batch, as a metric sees it: everything by the place in the metric that names it.
 
     Attributes:
@@ -55,9 +55,11 @@ class Meter(ABC):
 
     # Why there is no value, where the reason is more than that nothing was measured.
     undefined: str | None = None
+    # What each sample adds to the value, where that is summed up.
+    _sums: Contributions | None = None
 
     @abstractmethod
-    def update(self, seen: Seen) -> None:
+    def update(self, seen: MetricBatch) -> None:
         """Take in one batch.
 
         Raises:
@@ -75,7 +77,7 @@ class Meter(ABC):
     @property
     def contributions(self) -> Contributions | None:
         """What each sample adds to the value; None if nobody can tell."""
-        return None
+        return self._sums
 
     def check(self, labels: Arrays) -> None:  # noqa: B027 - most take any labels
         """Look at labels alone, after a first batch, so that bad ones are found before any work is done.

@@ -1,15 +1,26 @@
-"""Metrics of decisions for classes, from counts that grow with the number of classes alone."""
+"""Metrics of decisions for classes, from counts; top1 and top5 where no metric is declared."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 
 from service.contracts.metrics import F1, ClassMetric, MeanIoU, PerClassAccuracy, Precision, TopKMetric
 from service.contracts.metrics.classes import CountedMetric
-from worker.quantizer.evaluation.certainty.contributions import CountSums, Hits, Sums, quotients
-from worker.quantizer.evaluation.metrics.base import Array, Arrays, Meter, Seen, UnfitError, fitted, parts
+from worker.quantizer.data import Batch
+from worker.quantizer.evaluation.certainty.contributions import CountSums, Hits, quotients
+from worker.quantizer.evaluation.metrics.base import (
+    Array,
+    Arrays,
+    Meter,
+    MetricBatch,
+    UnfitError,
+    finite,
+    fitted,
+    parts,
+)
 from worker.quantizer.evaluation.metrics.distances import class_scores
 
 # Class numbers beyond this are none.
@@ -48,8 +59,8 @@ def ranks(scores: Array, labels: Array) -> Array:
     return found
 
 
-class ClassCounts:
-    """Per class: how often it was labelled, decided for, and both; and what each sample adds to that.
+class CountsByClass:
+    """Per class: how often it was labelled, decided for, and both, by sample.
 
     Args:
         share: the metric in percent of counts labelled, decided and hit, each [set, class]; NaN where undefined.
@@ -57,18 +68,6 @@ class ClassCounts:
 
     def __init__(self, share: Callable[[Array, Array, Array], Array]) -> None:
         self.sums = CountSums(lambda sums: share(*_by_kind(sums)))
-        self.labelled = np.zeros(0, np.int64)
-        self.decided = np.zeros(0, np.int64)
-        self.hit = np.zeros(0, np.int64)
-
-    def grow(self, classes: int) -> None:
-        """Make room for class numbers below ``classes``."""
-        more = classes - len(self.labelled)
-        if more > 0:
-            room = np.zeros(more, np.int64)
-            self.labelled, self.decided, self.hit = (
-                np.concatenate([old, room]) for old in (self.labelled, self.decided, self.hit)
-            )
 
     def add(self, decided: Array, labels: Array, owners: Array, *, units: int, samples: int) -> None:
         """Count decisions [rows] for labels [rows]; a negative decision is for no class.
@@ -80,11 +79,7 @@ class ClassCounts:
             units: of the batch.
             samples: of the batch.
         """
-        self.grow(1 + int(max(labels.max(initial=-1), decided.max(initial=-1))))
-        size = len(self.labelled)
-        self.labelled += np.bincount(labels, minlength=size)
-        self.decided += np.bincount(decided[decided >= 0], minlength=size)
-        self.hit += np.bincount(labels[decided == labels], minlength=size)
+        size = 1 + int(max(labels.max(initial=-1), decided.max(initial=-1)))
         kinds = ((labels, slice(None), _LABELLED), (decided, decided >= 0, _DECIDED), (labels, decided == labels, _HIT))
         keys = np.concatenate([numbers[chosen] * 3 + kind for numbers, chosen, kind in kinds])
         places = np.concatenate([owners[chosen] for _, chosen, _ in kinds])
@@ -92,19 +87,14 @@ class ClassCounts:
 
     def add_counts(self, labelled: Array, decided: Array, hit: Array, *, samples: int) -> None:
         """Add counts [unit, class]; a unit is a sample, or the whole batch."""
-        self.grow(labelled.shape[1])
-        self.labelled += labelled.sum(axis=0)
-        self.decided += decided.sum(axis=0)
-        self.hit += hit.sum(axis=0)
         counts = np.stack([labelled, decided, hit], axis=2).reshape(len(labelled), -1)
         units, keys = np.nonzero(counts)
         self.sums.add(units, keys, counts[units, keys], size=len(counts), samples=samples)
 
     @property
-    def occurring(self) -> Array:
-        """True for classes in labels or decisions."""
-        seen: Array = (self.labelled + self.decided) > 0
-        return seen
+    def totals(self) -> tuple[Array, Array, Array]:
+        """Over all samples: labelled, decided and hit, each [1, class]."""
+        return _by_kind(self.sums.total[None])
 
 
 def _by_kind(sums: Array) -> tuple[Array, Array, Array]:
@@ -140,7 +130,7 @@ class ClassMeter(Meter):
         # Samples of the last batch that can be told apart, and which of them each of its rows belongs to.
         self._units, self._owners = 0, np.zeros(0, np.int64)
 
-    def rows(self, seen: Seen) -> tuple[Array | None, Array, Array]:
+    def rows(self, seen: MetricBatch) -> tuple[Array | None, Array, Array]:
         """Scores [rows, class] (None for an output of class numbers), decisions [rows] and labels [rows]."""
         output, given = seen.outputs["output"], seen.labels["labels"]
         scores = scores_last(output, self._axis)
@@ -188,20 +178,14 @@ class TopK(ClassMeter):
         super().__init__(metric)
         self._rank = metric.rank
         self._reduce = metric.reduce if isinstance(metric, PerClassAccuracy) else None
-        self._hits = np.zeros(0, np.int64)
-        self._totals = np.zeros(0, np.int64)
-        self._sums = Hits() if self._reduce is None else CountSums(self._of_classes)
+        self._sums: Hits | CountSums = Hits() if self._reduce is None else CountSums(self._of_classes)
 
-    def update(self, seen: Seen) -> None:
+    def update(self, seen: MetricBatch) -> None:
         """Take in one batch."""
         scores, decided, labels = self.rows(seen)
         if scores is None and self._rank > 1:
             raise UnfitError("output", "it holds class numbers; the first few classes take scores")
         hit = decided == labels if scores is None else ranks(scores, labels) < self._rank
-        size = max(len(self._totals), 1 + int(labels.max(initial=-1)))
-        grown = (0, size - len(self._totals))
-        self._totals = np.pad(self._totals, grown) + np.bincount(labels, minlength=size)
-        self._hits = np.pad(self._hits, grown) + np.bincount(labels[hit], minlength=size)
         if isinstance(self._sums, Hits):
             found = [np.bincount(owners, minlength=self._units) for owners in (self._owners[hit], self._owners)]
             columns = np.stack(found, axis=1)
@@ -210,17 +194,12 @@ class TopK(ClassMeter):
         else:
             units, keys = np.concatenate([self._owners, self._owners[hit]]), np.concatenate([labels, labels[hit]]) * 2
             keys[len(labels) :] += 1
-            self._sums.add(*_counted(units, keys, 2 * size), size=self._units, samples=seen.samples)
-
-    @property
-    def contributions(self) -> Sums:
-        """Hits and labels by sample, per class where the value is made of classes."""
-        return self._sums
+            size = 2 * (1 + int(labels.max(initial=-1)))
+            self._sums.add(*_counted(units, keys, size), size=self._units, samples=seen.samples)
 
     def _of_classes(self, sums: Array) -> Array:
         """The value of labels and hits by class, in turn [set, 2 class]."""
-        filled = np.pad(sums, ((0, 0), (0, sums.shape[1] % 2)))
-        shares = 100.0 * quotients(filled[:, 1::2], filled[:, 0::2])
+        shares = _shares_in_turn(sums)
         if self._reduce == "worst":
             worst: Array = np.where(np.isnan(shares), np.inf, shares).min(axis=1, initial=np.inf)
             return worst
@@ -228,24 +207,29 @@ class TopK(ClassMeter):
 
     def value(self) -> float | None:
         """In percent; None without a label."""
-        total = int(self._totals.sum())
-        if not total:
+        if self._reduce is not None:
+            found = finite(self._sums.value)
+        else:
+            hits, labels = self._sums.total if self._sums.units else (0.0, 0.0)
+            found = float(100.0 * hits / labels) if labels else None
+        if found is None:
             self.undefined = "there is no label that counts"
-            return None
-        if self._reduce is None:
-            return 100.0 * int(self._hits.sum()) / total
-        shares = list(self.details().values())
-        return min(shares) if self._reduce == "worst" else sum(shares) / len(shares)
+        return found
 
     def details(self) -> dict[str, float]:
         """In percent, by class that occurs in the labels; for per-class accuracy alone."""
-        if self._reduce is None:
-            return {}
-        return {
-            f"class {k}": 100.0 * int(hits) / int(total)
-            for k, (hits, total) in enumerate(zip(self._hits, self._totals, strict=True))
-            if total
-        }
+        return {} if self._reduce is None else _by_class(_shares_in_turn(self._sums.total[None])[0])
+
+
+def _by_class(shares: Array) -> dict[str, float]:
+    """Shares [class] by name of the class, without those that are NaN."""
+    return {f"class {k}": float(shares[k]) for k in np.flatnonzero(~np.isnan(shares))}
+
+
+def _shares_in_turn(sums: Array) -> Array:
+    """Shares in percent [set, class] of labels and hits by class, in turn [set, 2 class]."""
+    filled = np.pad(sums, ((0, 0), (0, sums.shape[1] % 2)))
+    return quotients(100.0 * filled[:, 1::2], filled[:, 0::2])
 
 
 def _mean_of_known(shares: Array) -> Array:
@@ -259,32 +243,28 @@ class IntersectionOverUnion(ClassMeter):
 
     def __init__(self, metric: MeanIoU) -> None:
         super().__init__(metric)
-        self._counts = ClassCounts(
-            lambda labelled, decided, hit: 100.0 * _mean_of_known(quotients(hit, labelled + decided - hit))
-        )
+        self._counts = CountsByClass(lambda *counts: _mean_of_known(self._shares(*counts)))
+        self._sums: CountSums = self._counts.sums
 
-    def update(self, seen: Seen) -> None:
+    @staticmethod
+    def _shares(labelled: Array, decided: Array, hit: Array) -> Array:
+        return quotients(100.0 * hit, labelled + decided - hit)
+
+    def update(self, seen: MetricBatch) -> None:
         """Take in one batch."""
         _, decided, labels = self.rows(seen)
         self._counts.add(decided, labels, self._owners, units=self._units, samples=seen.samples)
 
-    @property
-    def contributions(self) -> Sums:
-        """Counts by class and sample."""
-        return self._counts.sums
-
     def value(self) -> float | None:
         """In percent; None without a label."""
-        shares = list(self.details().values())
-        if not shares:
+        found = finite(self._sums.value)
+        if found is None:
             self.undefined = "there is no label that counts"
-        return sum(shares) / len(shares) if shares else None
+        return found
 
     def details(self) -> dict[str, float]:
         """In percent, by class that occurs."""
-        counts = self._counts
-        union = counts.labelled + counts.decided - counts.hit
-        return {f"class {k}": 100.0 * int(counts.hit[k]) / int(union[k]) for k in np.flatnonzero(union)}
+        return _by_class(self._shares(*self._counts.totals)[0])
 
 
 class FScore(ClassMeter):
@@ -293,9 +273,10 @@ class FScore(ClassMeter):
     def __init__(self, metric: CountedMetric) -> None:
         super().__init__(metric)
         self._metric = metric
-        self._counts = ClassCounts(self._of_counts)
+        self._counts = CountsByClass(self._of_counts)
+        self._sums: CountSums = self._counts.sums
 
-    def update(self, seen: Seen) -> None:
+    def update(self, seen: MetricBatch) -> None:
         """Take in one batch."""
         if self._metric.threshold is None:
             _, decided, labels = self.rows(seen)
@@ -319,7 +300,7 @@ class FScore(ClassMeter):
         yes: Array = labels == 1
         return yes
 
-    def _add_yes_or_no(self, seen: Seen, threshold: float) -> None:
+    def _add_yes_or_no(self, seen: MetricBatch, threshold: float) -> None:
         output = seen.outputs["output"]
         if output.dtype.kind != "f":
             raise UnfitError("output", f"a threshold takes scores, not {output.dtype}")
@@ -344,62 +325,82 @@ class FScore(ClassMeter):
 
     def value(self) -> float | None:
         """In percent; None where no class occurs."""
-        counts, metric = self._counts, self._metric
-        if metric.positive_class is not None:
-            found = self.details().get(f"class {metric.positive_class}")
-            if found is None:
-                self.undefined = f"class {metric.positive_class} does not occur"
-            return found
-        occurring = np.flatnonzero(counts.occurring)
-        if not occurring.size:
-            self.undefined = "no class occurs"
-            return None
-        if metric.average == "micro":
-            return self._share(*(int(array.sum()) for array in (counts.hit, counts.decided, counts.labelled)))
-        shares = list(self.details().values())
-        if metric.average == "macro":
-            return sum(shares) / len(shares)
-        weights = counts.labelled[occurring]
-        if not weights.sum():
-            self.undefined = "no class is labelled"
-            return None
-        return float(np.average(shares, weights=weights))
+        metric, (labelled, decided, _) = self._metric, self._counts.totals
+        found = finite(self._sums.value)
+        if found is None and metric.positive_class is not None:
+            self.undefined = f"class {metric.positive_class} does not occur"
+        elif found is None:
+            self.undefined = "no class is labelled" if (labelled + decided).any() else "no class occurs"
+        return found
 
     def details(self) -> dict[str, float]:
         """In percent, by class that occurs in labels or decisions."""
-        counts = self._counts
-        return {
-            f"class {k}": self._share(int(counts.hit[k]), int(counts.decided[k]), int(counts.labelled[k]))
-            for k in np.flatnonzero(counts.occurring)
-        }
-
-    @property
-    def contributions(self) -> Sums:
-        """Counts by class and sample."""
-        return self._counts.sums
+        return _by_class(self._shares(*self._counts.totals)[0])
 
     def _of_counts(self, labelled: Array, decided: Array, hit: Array) -> Array:
         """The value of counts [set, class]."""
         metric = self._metric
-        occurs: Array = np.asarray((labelled + decided) > 0)
         if metric.positive_class is not None:
             chosen = slice(metric.positive_class, metric.positive_class + 1)
-            labelled, decided, hit, occurs = (array[:, chosen] for array in (labelled, decided, hit, occurs))
+            labelled, decided, hit = (array[:, chosen] for array in (labelled, decided, hit))
         elif metric.average == "micro":
             labelled, decided, hit = (array.sum(axis=1, keepdims=True) for array in (labelled, decided, hit))
-            occurs = np.asarray(occurs.any(axis=1, keepdims=True))
-        if isinstance(metric, F1):
-            above, below = 2.0 * hit, decided + labelled
-        else:
-            above, below = hit, decided if isinstance(metric, Precision) else labelled
-        shares = np.where(occurs, np.nan_to_num(100.0 * quotients(above, below)), np.nan)
+        shares = self._shares(labelled, decided, hit)
         if metric.positive_class is None and metric.average == "weighted":
             return quotients((np.nan_to_num(shares) * labelled).sum(axis=1), labelled.sum(axis=1))
         return _mean_of_known(shares)
 
-    def _share(self, hit: int, decided: int, labelled: int) -> float:
+    def _shares(self, labelled: Array, decided: Array, hit: Array) -> Array:
+        """In percent [set, class]; NaN for a class that does not occur."""
         if isinstance(self._metric, F1):
-            hit, of = 2 * hit, decided + labelled
+            above, below = 2.0 * hit, decided + labelled
         else:
-            of = decided if isinstance(self._metric, Precision) else labelled
-        return 100.0 * hit / of if of else 0.0
+            above, below = hit, decided if isinstance(self._metric, Precision) else labelled
+        found: Array = np.where(labelled + decided > 0, np.nan_to_num(quotients(100.0 * above, below)), np.nan)
+        return found
+
+
+class Accuracy:
+    """top1 and top5 of class scores against labels; top1 alone for a model that returns class numbers.
+
+    A label is in the top k if fewer than k classes rank before it: those that score higher, and of those that score
+    the same the ones with a smaller number (as arg max decides).
+    """
+
+    def __init__(self) -> None:
+        self.fits = True  # as long as the first output classifies what the labels speak of
+        self._hits = {"top1": Hits(), "top5": Hits()}
+        self._has_top5 = False
+
+    def take(self, batch: Batch, outputs: Mapping[str, Any]) -> None:
+        """Take in one batch of a model's outputs; from one on that does not fit there is no value."""
+        first, labels = next(iter(outputs.values())), batch.labels
+        can_fit = self.fits and isinstance(first, np.ndarray)
+        self.fits = can_fit and labels is not None and self.update(batch.cut(first), labels)
+
+    def update(self, output: np.ndarray, labels: np.ndarray) -> bool:
+        """Take in one batch; False if the output is no classification of the labels."""
+        if output.dtype.kind in "iu" and output.size == labels.size:
+            found = {"top1": output.reshape(-1) == labels}
+        else:
+            scores = class_scores(output)
+            if scores is None or scores.ndim != 2 or scores.shape[0] != labels.size or labels.max() >= scores.shape[1]:
+                return False
+            rank = ranks(scores, labels)
+            found = {"top1": rank < 1, "top5": rank < 5}
+            self._has_top5 = scores.shape[1] > 5
+        for name, hit in found.items():
+            self._hits[name].add(np.stack([hit, np.ones_like(hit)], axis=1).astype(np.uint8), samples=labels.size)
+        return True
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """In percent: top1, and top5 where there are more than five classes."""
+        return {name: hits.value for name, hits in self.contributions.items()}
+
+    @property
+    def contributions(self) -> dict[str, Hits]:
+        """Which samples are right, by name of the metric."""
+        if not self._hits["top1"].units or not self.fits:
+            return {}
+        return {name: hits for name, hits in self._hits.items() if name == "top1" or self._has_top5}

@@ -8,7 +8,7 @@ import numpy as np
 
 from service.contracts.metrics import MeanAveragePrecision
 from worker.quantizer.evaluation.certainty.contributions import Remade
-from worker.quantizer.evaluation.metrics.base import Array, Meter, Seen, UnfitError
+from worker.quantizer.evaluation.metrics.base import Array, Meter, MetricBatch, UnfitError
 
 _RECALLS = np.linspace(0.0, 1.0, 101)
 
@@ -59,7 +59,7 @@ class AveragePrecision(Meter):
 
         return Remade(self._samples, without)
 
-    def update(self, seen: Seen) -> None:
+    def update(self, seen: MetricBatch) -> None:
         """Take in one batch."""
         samples = zip(_detections(seen, self._metric), _truths(seen, self._metric), strict=True)
         for (boxes, scores, classes), (true_boxes, true_classes) in samples:
@@ -188,7 +188,7 @@ def corners(boxes: Array, form: str) -> Array:
     return np.stack([a, b, c, d], axis=1)
 
 
-def _detections(seen: Seen, metric: MeanAveragePrecision) -> list[tuple[Array, Array, Array]]:
+def _detections(seen: MetricBatch, metric: MeanAveragePrecision) -> list[tuple[Array, Array, Array]]:
     """Boxes [k, 4], scores [k] and classes [k] of every sample."""
     boxes = _batched(seen.outputs["boxes"], 3, seen.samples, "boxes")
     many = 2 if metric.classes is not None else 3
@@ -212,7 +212,7 @@ def _detections(seen: Seen, metric: MeanAveragePrecision) -> list[tuple[Array, A
     return found
 
 
-def _truths(seen: Seen, metric: MeanAveragePrecision) -> list[tuple[Array, Array]]:
+def _truths(seen: MetricBatch, metric: MeanAveragePrecision) -> list[tuple[Array, Array]]:
     """True boxes [m, 4] and their classes [m] of every sample."""
     boxes, classes = seen.labels["labels/boxes"], seen.labels["labels/classes"]
     if boxes.ndim != 3 or boxes.shape[2] != 4:

@@ -1,4 +1,4 @@
-"""How near one model's output is to another's, over batches.
+"""How near one model's output is to another's, over batches; as metrics against the float model.
 
 SQNR = 10 log10(sum x^2 / sum (x - x~)^2) in dB, x float and x~ quantized; 200 dB stands for identical.
 """
@@ -6,12 +6,13 @@ SQNR = 10 log10(sum x^2 / sum (x - x~)^2) in dB, x float and x~ quantized; 200 d
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
+from service.contracts.metrics import FidelityMetric
 from worker.quantizer.evaluation.certainty.contributions import DenseSums, Hits, quotients
-from worker.quantizer.evaluation.metrics.base import by_sample, parts
+from worker.quantizer.evaluation.metrics.base import Array, Meter, MetricBatch, UnfitError, by_sample, finite, parts
 
 IDENTICAL_DB = 200.0
 # What scores with NaN decide for.
@@ -58,7 +59,7 @@ class Distance:
     @property
     def sqnr_db(self) -> float | None:
         """In dB; None before the first value or if not finite."""
-        return self._over_noise_db(self._signal)
+        return self._figure(sqnr_of)
 
     @property
     def relative_noise(self) -> float:
@@ -70,33 +71,23 @@ class Distance:
     @property
     def psnr_db(self) -> float | None:
         """10 log10(max |x|^2 / mean (x - x~)^2) in dB; None before the first value or if not finite."""
-        return self._over_noise_db(self._peak**2 * self._count)
-
-    def _over_noise_db(self, power: float) -> float | None:
-        if not self._count or self.is_undefined:
-            return None
-        if self._noise == 0.0:
-            return IDENTICAL_DB
-        return min(IDENTICAL_DB, 10.0 * math.log10(power / self._noise)) if power else -IDENTICAL_DB
+        return self._figure(lambda sums: psnr_of(sums, self._peak))
 
     @property
     def l2(self) -> float | None:
         """||x - x~|| / ||x||; None before the first value, if not finite, or if x is all zero and x~ is not."""
-        if not self._count or self.is_undefined:
-            return None
-        if self._noise == 0.0:
-            return 0.0
-        return math.sqrt(self._noise / self._signal) if self._signal else None
+        return self._figure(l2_of)
 
     @property
     def cosine(self) -> float | None:
         """In [-1, 1], 0 where x~ alone is all zero; None where x is, or either is not finite."""
-        if self._noise == 0.0 and self._count:
-            return 1.0
-        product = self._signal * self._twin
-        if not math.isfinite(product) or self._signal == 0.0:
+        return self._figure(cosine_of)
+
+    def _figure(self, of: Callable[[np.ndarray], np.ndarray]) -> float | None:
+        """Of the power sums over all batches; None where undefined."""
+        if not self._count or self.is_undefined:
             return None
-        return max(-1.0, min(1.0, self._dot / math.sqrt(product))) if product else 0.0
+        return finite(float(of(np.array([[self._signal, self._noise, self._twin, self._dot, self._count]]))[0]))
 
 
 def power_sums(reference: np.ndarray, twin: np.ndarray, samples: int) -> np.ndarray:
@@ -162,7 +153,7 @@ class Distances:
         return min(known) if known and len(known) == len(figures) else None
 
 
-class Agreement:
+class AgreementRate:
     """Share of positions where two outputs decide alike: equal arg max over the classes, or equal integers."""
 
     def __init__(self) -> None:
@@ -263,3 +254,68 @@ def log_softmax(rows: np.ndarray) -> np.ndarray:
 def are_probabilities(rows: np.ndarray) -> bool:
     """True if no value of [rows, class] is negative and every row sums up to 1, within a thousandth."""
     return bool(rows.min() >= 0.0) and bool(np.all(np.abs(rows.sum(axis=1) - 1.0) < _SUM_TOLERANCE))
+
+
+# By kind: what measures, and its property that is the value.
+_FIGURES: dict[str, tuple[type[Distance | Divergence | AgreementRate], str]] = {
+    "sqnr": (Distance, "sqnr_db"),
+    "psnr": (Distance, "psnr_db"),
+    "cosine": (Distance, "cosine"),
+    "l2": (Distance, "l2"),
+    "kl": (Divergence, "nats"),
+    "agreement": (AgreementRate, "percent"),
+}
+# The same from power sums.
+_OF_SUMS = {"sqnr_db": sqnr_of, "cosine": cosine_of, "l2": l2_of}
+_UNFIT = {
+    Distance: "its values are not floats",
+    Divergence: "it holds no class scores",
+    AgreementRate: "it decides nothing",
+}
+
+
+class FidelityMeter(Meter):
+    """Compares pairs of outputs of one shape."""
+
+    def __init__(self, metric: FidelityMetric) -> None:
+        made, self._property = _FIGURES[str(type(metric).model_fields["kind"].default)]
+        self._measure = made()
+        self._powers = DenseSums(self._of_powers)
+        self._pairs = 0
+
+    def update(self, seen: MetricBatch) -> None:
+        """Take in one batch."""
+        reference, twin = seen.reference["output"], seen.outputs["output"]
+        if reference.shape != twin.shape:
+            self.undefined = f"the output is {list(twin.shape)}, the float model's {list(reference.shape)}"
+            return
+        if isinstance(self._measure, Distance):
+            fits = self._measure.update(reference, twin)
+            if fits:
+                self._powers.add(power_sums(reference, twin, seen.samples), samples=seen.samples)
+        else:
+            fits = self._measure.update(reference, twin, seen.samples)
+        if not fits:
+            raise UnfitError("output", f"{_UNFIT[type(self._measure)]}: {reference.dtype}{list(reference.shape)}")
+        self._pairs += 1
+
+    @property
+    def contributions(self) -> DenseSums:
+        """Power sums, divergences or equal decisions by sample."""
+        if isinstance(self._measure, Distance):
+            return self._powers
+        return self._measure.hits if isinstance(self._measure, AgreementRate) else self._measure.sums
+
+    def _of_powers(self, sums: Array) -> Array:
+        if isinstance(self._measure, Distance) and self._property == "psnr_db":
+            return psnr_of(sums, self._measure.peak)
+        return _OF_SUMS[self._property](sums)
+
+    def value(self) -> float | None:
+        """None if a batch could not be compared."""
+        if self.undefined is not None or not self._pairs:
+            return None
+        found: float | None = getattr(self._measure, self._property)
+        if found is None:
+            self.undefined = "the outputs hold NaN or Inf, or are all zero"
+        return found

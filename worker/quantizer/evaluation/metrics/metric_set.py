@@ -16,20 +16,17 @@ from service.contracts.model import TensorInfo
 from worker.quantizer.data import Batch, Dataset, choose_batch_size
 from worker.quantizer.data.ragged import pieces
 from worker.quantizer.evaluation.certainty.contributions import Contributions
-from worker.quantizer.evaluation.metrics.accuracy import Accuracy
-from worker.quantizer.evaluation.metrics.base import Array, Arrays, Meter, Seen, UnfitError, finite
-from worker.quantizer.evaluation.metrics.classes import FScore, IntersectionOverUnion, TopK
+from worker.quantizer.evaluation.metrics.base import Array, Arrays, Meter, MetricBatch, UnfitError, finite
+from worker.quantizer.evaluation.metrics.classes import Accuracy, FScore, IntersectionOverUnion, TopK
+from worker.quantizer.evaluation.metrics.custom import FunctionMeter, GraphMeter, GraphProgram, MetricFunction
 from worker.quantizer.evaluation.metrics.detection import AveragePrecision
-from worker.quantizer.evaluation.metrics.fidelity import Nearness
-from worker.quantizer.evaluation.metrics.function import FunctionMeter, MetricFunction
-from worker.quantizer.evaluation.metrics.graph import GraphMeter, GraphProgram
-from worker.quantizer.evaluation.metrics.sequences import Perplexity, WordErrors
+from worker.quantizer.evaluation.metrics.distances import FidelityMeter
+from worker.quantizer.evaluation.metrics.sequences import PerplexityMeter, WordErrors
 from worker.quantizer.evaluation.metrics.values import (
-    AbsoluteError,
     Correlation,
     Determination,
+    MeanError,
     RankCorrelation,
-    SquareError,
 )
 from worker.quantizer.run.interface import Run
 from worker.quantizer.runtime.session import Session
@@ -45,19 +42,19 @@ METERS: dict[str, Callable[[Any], Meter]] = {
     "precision": FScore,
     "recall": FScore,
     "map": AveragePrecision,
-    "rmse": SquareError,
-    "mae": AbsoluteError,
+    "rmse": MeanError,
+    "mae": MeanError,
     "r2": Determination,
     "pearson": Correlation,
     "spearman": RankCorrelation,
     "word_error_rate": WordErrors,
-    "perplexity": Perplexity,
-    "agreement": Nearness,
-    "cosine": Nearness,
-    "sqnr": Nearness,
-    "psnr": Nearness,
-    "l2": Nearness,
-    "kl": Nearness,
+    "perplexity": PerplexityMeter,
+    "agreement": FidelityMeter,
+    "cosine": FidelityMeter,
+    "sqnr": FidelityMeter,
+    "psnr": FidelityMeter,
+    "l2": FidelityMeter,
+    "kl": FidelityMeter,
 }
 _HINT = "Name the output and the array that belong together, and look up the metric's shapes at /docs."
 _LABEL_BLOCK = 256
@@ -88,14 +85,14 @@ class _Bound:
                 f"{self.metric.name}: {fault.message}", pointer=f"{self.pointer}/{fault.place}", hint=_HINT
             ) from None
 
-    def seen(self, batch: Batch, outputs: Arrays, reference: Arrays | None) -> Seen:
+    def seen(self, batch: Batch, outputs: Arrays, reference: Arrays | None) -> MetricBatch:
         """The batch by the metric's places."""
         axis = int(isinstance(self.metric, WordErrorRate) and self.metric.time_first)
         cut = {
             place: batch.cut(outputs[name], axis if place == "output" else 0) for place, name in self.outputs.items()
         }
         twins = {place: batch.cut((reference or outputs)[name], axis) for place, name in self.reference.items()}
-        return Seen(cut, {place: batch.arrays[name] for place, name in self.arrays.items()}, batch.valid, twins)
+        return MetricBatch(cut, {place: batch.arrays[name] for place, name in self.arrays.items()}, batch.valid, twins)
 
 
 class Metrics:

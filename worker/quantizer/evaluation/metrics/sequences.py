@@ -6,10 +6,18 @@ import math
 
 import numpy as np
 
-from service.contracts.metrics import Perplexity as PerplexitySpec
-from service.contracts.metrics import WordErrorRate as WordErrorRateSpec
+from service.contracts.metrics import Perplexity, WordErrorRate
 from worker.quantizer.evaluation.certainty.contributions import DenseSums, percent, quotients
-from worker.quantizer.evaluation.metrics.base import Array, Arrays, Meter, Seen, UnfitError, by_sample, fitted, parts
+from worker.quantizer.evaluation.metrics.base import (
+    Array,
+    Arrays,
+    Meter,
+    MetricBatch,
+    UnfitError,
+    by_sample,
+    fitted,
+    parts,
+)
 from worker.quantizer.evaluation.metrics.distances import log_softmax
 
 
@@ -30,16 +38,11 @@ def edit_distance(wanted: Array, got: Array) -> int:
 class WordErrors(Meter):
     """Edits over words, in percent."""
 
-    def __init__(self, metric: WordErrorRateSpec) -> None:
+    def __init__(self, metric: WordErrorRate) -> None:
         self._metric = metric
-        self._sums = DenseSums(percent)
+        self._sums: DenseSums = DenseSums(percent)  # edits and words
 
-    @property
-    def contributions(self) -> DenseSums:
-        """Edits and words by sample."""
-        return self._sums
-
-    def update(self, seen: Seen) -> None:
+    def update(self, seen: MetricBatch) -> None:
         """Take in one batch."""
         decided = self._decided(seen.outputs["output"])
         labels = seen.labels["labels"]
@@ -116,20 +119,15 @@ def _numbered(*sequences: list[tuple[int, ...]]) -> list[Array]:
     return [np.array([numbers.setdefault(word, len(numbers)) for word in sequence], np.int64) for sequence in sequences]
 
 
-class Perplexity(Meter):
+class PerplexityMeter(Meter):
     """exp(mean -log p(label))."""
 
-    def __init__(self, metric: PerplexitySpec) -> None:
+    def __init__(self, metric: Perplexity) -> None:
         self._metric = metric
-        self._sums = DenseSums(_exponential)
+        self._sums: DenseSums = DenseSums(_exponential)  # -log p(label) and labels
         self._classes: int | None = None
 
-    @property
-    def contributions(self) -> DenseSums:
-        """-log p(label) and labels by sample."""
-        return self._sums
-
-    def update(self, seen: Seen) -> None:
+    def update(self, seen: MetricBatch) -> None:
         """Take in one batch."""
         output, labels = seen.outputs["output"], seen.labels["labels"]
         if output.dtype.kind != "f" or output.ndim < 2:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
-from service.contracts.metrics.values import RegressionMetric
+from service.contracts.metrics.values import MAE, RMSE, RegressionMetric
 from worker.quantizer.evaluation.certainty.contributions import DenseSums, Remade, quotients
-from worker.quantizer.evaluation.metrics.base import Array, Meter, Seen, UnfitError, by_sample, finite, fitted
+from worker.quantizer.evaluation.metrics.base import Array, Meter, MetricBatch, UnfitError, by_sample, finite, fitted
+
+_Each = Callable[[Array], Array]
 
 
-def _numbers(seen: Seen) -> tuple[Array, Array]:
+def _numbers(seen: MetricBatch) -> tuple[Array, Array]:
     """Output and targets, float64 of one shape."""
     output = seen.outputs["output"]
     if output.dtype.kind not in "fiub":
@@ -18,7 +22,7 @@ def _numbers(seen: Seen) -> tuple[Array, Array]:
     return output.astype(np.float64), targets.astype(np.float64)
 
 
-def _rows(seen: Seen) -> tuple[Array, Array]:
+def _rows(seen: MetricBatch) -> tuple[Array, Array]:
     """The same as [samples, column]."""
     output, targets = _numbers(seen)
     if not output.ndim or not len(output):
@@ -26,26 +30,23 @@ def _rows(seen: Seen) -> tuple[Array, Array]:
     return output.reshape(len(output), -1), targets.reshape(len(output), -1)
 
 
-class SquareError(Meter):
-    """Root of the mean square error."""
+# By kind: what an error adds, and what is made of the mean of that.
+_ERRORS: dict[str, tuple[_Each, _Each]] = {"rmse": (np.square, np.sqrt), "mae": (np.abs, np.positive)}
 
-    def __init__(self, metric: RegressionMetric) -> None:
-        self._sums = DenseSums(lambda sums: self._of_mean(quotients(sums[:, 0], sums[:, 1])))
 
-    @property
-    def contributions(self) -> DenseSums:
-        """Losses and values by sample."""
-        return self._sums
+class MeanError(Meter):
+    """Root of the mean square error, or mean absolute error."""
 
-    def update(self, seen: Seen) -> None:
+    def __init__(self, metric: RMSE | MAE) -> None:
+        self._loss, of_mean = _ERRORS[metric.kind]
+        self._sums: DenseSums = DenseSums(lambda sums: of_mean(quotients(sums[:, 0], sums[:, 1])))
+
+    def update(self, seen: MetricBatch) -> None:
         """Take in one batch."""
         output, targets = _numbers(seen)
         losses = by_sample(self._loss(output - targets), seen.samples)
         columns = [losses.sum(axis=1), np.full(len(losses), losses.shape[1])]
         self._sums.add(np.stack(columns, axis=1), samples=seen.samples)
-
-    def _loss(self, error: Array) -> Array:
-        return np.square(error)
 
     def value(self) -> float | None:
         """In the target's unit."""
@@ -53,19 +54,6 @@ class SquareError(Meter):
         if found is None:
             self.undefined = "the output holds NaN or Inf" if self._sums.units else "there are no values"
         return found
-
-    def _of_mean(self, means: Array) -> Array:
-        return np.sqrt(means)
-
-
-class AbsoluteError(SquareError):
-    """Mean absolute error."""
-
-    def _loss(self, error: Array) -> Array:
-        return np.abs(error)
-
-    def _of_mean(self, means: Array) -> Array:
-        return means
 
 
 class Correlation(Meter):
@@ -77,11 +65,12 @@ class Correlation(Meter):
         self._count = 0
         self._means: tuple[Array, Array] | None = None
         self._moments: tuple[Array, Array, Array] | None = None
+        self._residual: Array | float = 0.0
         # What each sample adds to the moments about the means of the first batch, so that their sums are not large.
-        self._sums = DenseSums(self._of_sums)
+        self._sums: DenseSums = DenseSums(self._of_sums)
         self._centers: tuple[Array, Array] | None = None
 
-    def update(self, seen: Seen) -> None:
+    def update(self, seen: MetricBatch) -> None:
         """Take in one batch."""
         x, y = _rows(seen)
         self.add(x, y)
@@ -90,11 +79,6 @@ class Correlation(Meter):
         u, v = x - self._centers[0], y - self._centers[1]
         columns = np.stack([u, v, u * u, v * v, u * v, np.square(x - y)], axis=1)
         self._sums.add(np.pad(columns.reshape(len(x), -1), ((0, 0), (1, 0)), constant_values=1.0), samples=len(x))
-
-    @property
-    def contributions(self) -> DenseSums:
-        """Moments by sample."""
-        return self._sums
 
     def _of_sums(self, sums: Array) -> Array:
         """Mean over the columns."""
@@ -114,12 +98,13 @@ class Correlation(Meter):
         """Take in rows [samples, column] of both."""
         count, mean_x, mean_y = len(x), x.mean(axis=0), y.mean(axis=0)
         u, v = x - mean_x, y - mean_y
+        if self._means is not None and mean_x.shape != self._means[0].shape:
+            raise UnfitError("output", "the number of its values per sample changes from batch to batch")
+        self._residual = self._residual + np.square(x - y).sum(axis=0)
         moments = ((u * u).sum(axis=0), (v * v).sum(axis=0), (u * v).sum(axis=0))
         if self._means is None or self._moments is None:
             self._count, self._means, self._moments = count, (mean_x, mean_y), moments
             return
-        if mean_x.shape != self._means[0].shape:
-            raise UnfitError("output", "the number of its values per sample changes from batch to batch")
         total = self._count + count
         dx, dy = mean_x - self._means[0], mean_y - self._means[1]
         weight = self._count * count / total
@@ -155,29 +140,13 @@ class Correlation(Meter):
             return None
         a, b, c = self._moments
         with np.errstate(divide="ignore", invalid="ignore"):
-            return self._of_moments(a, b, c, np.zeros_like(a))
+            return self._of_moments(a, b, c, np.asarray(self._residual))
 
 
 class Determination(Correlation):
     """Coefficient of determination, column by column."""
 
     NO_VALUE = "a column of the targets is constant, or one of the output is not finite"
-
-    def __init__(self, metric: RegressionMetric) -> None:
-        super().__init__(metric)
-        self._residual: Array | float = 0.0
-
-    def add(self, x: Array, y: Array) -> None:
-        """Take in rows [samples, column] of both."""
-        super().add(x, y)
-        self._residual = self._residual + np.square(x - y).sum(axis=0)
-
-    def _columns(self) -> Array | None:
-        if self._moments is None:
-            return None
-        a, b, c = self._moments
-        with np.errstate(divide="ignore", invalid="ignore"):
-            return self._of_moments(a, b, c, np.asarray(self._residual))
 
     @staticmethod
     def _of_moments(xx: Array, yy: Array, xy: Array, residual: Array) -> Array:
@@ -193,7 +162,7 @@ class RankCorrelation(Meter):
         self._output: list[Array] = []
         self._targets: list[Array] = []
 
-    def update(self, seen: Seen) -> None:
+    def update(self, seen: MetricBatch) -> None:
         """Take in one batch."""
         output, targets = _rows(seen)
         if self._output and output.shape[1] != self._output[0].shape[1]:

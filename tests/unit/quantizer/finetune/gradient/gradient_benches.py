@@ -10,7 +10,7 @@ import onnx
 import onnx_ir as ir
 
 from service.contracts.algorithms import AdaQuant, AdaRound
-from tests.unit.quantizer.precision.benches import samples, toolkit_for
+from tests.unit.quantizer.search.benches import samples, toolkit_for
 from tests.unit.quantizer.toolbox import config, make_model, normal, run_onnx, sqnr_db
 from worker.quantizer.finetune.adaquant import AdaQuantMethod
 from worker.quantizer.finetune.adaround import AdaRoundMethod

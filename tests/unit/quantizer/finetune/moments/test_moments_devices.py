@@ -13,7 +13,7 @@ import torch
 
 from service.contracts.algorithms import AdaRound
 from service.contracts.errors import CanceledError, EngineError
-from tests.unit.quantizer.precision.benches import chain_of_convolutions, toolkit_for
+from tests.unit.quantizer.search.benches import chain_of_convolutions, toolkit_for
 from tests.unit.quantizer.toolbox import config
 from worker.quantizer.finetune.moments import solver
 from worker.quantizer.finetune.moments.arrays import NUMPY, Arrays
@@ -204,7 +204,7 @@ def test_without_a_gpu_torch_is_not_loaded(device: str) -> None:
         pytest.skip("there is a GPU's driver")
     script = (
         "import sys\n"
-        "from tests.unit.quantizer.precision.benches import chain_of_convolutions, toolkit_for\n"
+        "from tests.unit.quantizer.search.benches import chain_of_convolutions, toolkit_for\n"
         "from tests.unit.quantizer.toolbox import config\n"
         "from service.contracts.algorithms import AdaRound\n"
         "from worker.quantizer.finetune.step import FinetuneStep\n"

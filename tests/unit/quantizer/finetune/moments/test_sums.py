@@ -10,7 +10,7 @@ import onnx_ir as ir
 import pytest
 
 from service.contracts.algorithms import AdaRound
-from tests.unit.quantizer.precision.benches import residual_blocks, toolkit_for
+from tests.unit.quantizer.search.benches import residual_blocks, toolkit_for
 from tests.unit.quantizer.toolbox import config, make_model, normal, run_onnx, sqnr_db
 from worker.quantizer.finetune.moments import products
 from worker.quantizer.finetune.moments import solver as moments_solver

@@ -17,20 +17,18 @@ from service.contracts.calibration import PercentileCalibration
 from service.contracts.config import QuantizationConfig, parse_config
 from service.contracts.errors import CanceledError
 from service.contracts.search import Search, TrialFigures
-from tests.unit.quantizer.precision.benches import Canceling, Listener, chain_of_convolutions, samples, toolkit_for
+from tests.unit.quantizer.search.benches import Canceling, Listener, chain_of_convolutions, samples, toolkit_for
 from tests.unit.quantizer.toolbox import config, make_model, quantize_file, run_onnx, sqnr_db
 from worker.quantizer.evaluation.certainty.evidence import Evidence
 from worker.quantizer.graph.regions import REGION
 from worker.quantizer.pipeline import Result
-from worker.quantizer.precision.autopilot import trials
-from worker.quantizer.precision.autopilot.space import Basis, Chain, chains, variants
-from worker.quantizer.precision.autopilot.step import AutopilotStep, clear_winner, pareto
-from worker.quantizer.precision.autopilot.trials import Finalist
-from worker.quantizer.precision.goal import Measured
-from worker.quantizer.precision.structure import structure_of
 from worker.quantizer.refine.step import Change
 from worker.quantizer.run.checkpoint import CheckpointStore
 from worker.quantizer.run.interface import SilentRun
+from worker.quantizer.search.autopilot import AutopilotStep, clear_winner, pareto
+from worker.quantizer.search.goal import GoalMeasurement
+from worker.quantizer.search.recipe_trials import Finalist, RecipeTrial, RecipeTrials, structure_of
+from worker.quantizer.search.recipes import Basis, Chain, chains, variants
 
 pytestmark = pytest.mark.slow  # quantizes many times
 
@@ -102,7 +100,7 @@ def test_a_goal_out_of_reach_returns_the_best_and_the_gap() -> None:
 
 @pytest.mark.long
 def test_the_last_resort_is_to_train_where_a_time_is_set(monkeypatch) -> None:
-    monkeypatch.setattr("worker.quantizer.precision.autopilot.step._TRAINING_SHARE", 0.02)
+    monkeypatch.setattr("worker.quantizer.search.autopilot._TRAINING_SHARE", 0.02)
     change = flown(pilot(190.0, budget={"max_seconds": 90.0}))
     last = found(change).trials[-1]
     assert last.algorithms[-1] == "qat"
@@ -115,14 +113,14 @@ def test_time_that_is_used_up_ends_the_search_and_a_trial_that_is_under_way(monk
     assert "used up" in found(change).ended_by
     assert sum(trial.evaluated for trial in found(change).trials) == 1
     # time that is used up ends a trial that is under way
-    original = trials.Bench._extended
+    original = RecipeTrials._extended
 
-    def slow(self: trials.Bench, basis: Basis, chain: Any) -> Any:
+    def slow(self: RecipeTrials, basis: Basis, chain: Any) -> Any:
         monkeypatch.setattr(self.services.run, "_clock", lambda: math.inf)
         self.services.run.check()
         return original(self, basis, chain)
 
-    monkeypatch.setattr(trials.Bench, "_extended", slow)
+    monkeypatch.setattr(RecipeTrials, "_extended", slow)
     change = flown(pilot(190.0, budget={"max_seconds": 60.0}))
     assert "used up" in found(change).ended_by
     assert not any(trial.algorithms for trial in found(change).trials)
@@ -159,13 +157,13 @@ def test_a_search_that_was_broken_off_goes_on_without_repeating(tmp_path: Path, 
     with pytest.raises(CanceledError):
         flown(pilot(40.0), store=CheckpointStore(tmp_path), run=Canceling("autopilot", 6))
     made: list[str] = []
-    original = trials.Bench._extended
+    original = RecipeTrials._extended
 
-    def counted(self: trials.Bench, basis: Basis, chain: Any) -> Any:
+    def counted(self: RecipeTrials, basis: Basis, chain: Any) -> Any:
         made.append(f"{basis.name} {[algorithm.method for algorithm in chain]}")
         return original(self, basis, chain)
 
-    monkeypatch.setattr(trials.Bench, "_extended", counted)
+    monkeypatch.setattr(RecipeTrials, "_extended", counted)
     resumed = flown(pilot(40.0), store=CheckpointStore(tmp_path))
     taken_over = [trial.name for trial in found(resumed).trials if trial.resumed]
     assert len(taken_over) >= 4
@@ -175,8 +173,8 @@ def test_a_search_that_was_broken_off_goes_on_without_repeating(tmp_path: Path, 
 
 
 def finalist(gap: float, size_bytes: int, latency_ratio: float, parts: tuple[float, ...] = ()) -> Finalist:
-    trial = trials.Trial(Basis("b"), (), None, True, False, 0.0)  # type: ignore[arg-type]
-    return Finalist(trial, Measured(gap, gap, Evidence.of_means(parts)), size_bytes, latency_ratio)
+    trial = RecipeTrial(Basis("b"), (), None, True, False, 0.0)  # type: ignore[arg-type]
+    return Finalist(trial, GoalMeasurement(gap, gap, Evidence.of_means(parts)), size_bytes, latency_ratio)
 
 
 def test_the_pareto_set_holds_what_nothing_beats_and_a_difference_within_chance_is_no_gain() -> None:

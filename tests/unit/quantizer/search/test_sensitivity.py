@@ -19,16 +19,16 @@ from service.contracts.config import parse_config
 from service.contracts.sensitivity import Sensitivity
 from service.contracts.specs import ActivationSpec, WeightSpec
 from tests.support.provenance import without_provenance
-from tests.unit.quantizer.precision.benches import branches, chain_of_convolutions, samples, toolkit_for
+from tests.unit.quantizer.search.benches import branches, chain_of_convolutions, samples, toolkit_for
 from tests.unit.quantizer.toolbox import config, quantize_file, run_onnx
-from worker.quantizer.precision.layers import find_layers
-from worker.quantizer.precision.sensitivity import step
-from worker.quantizer.precision.sensitivity.ranking import Analysis, analyse, level_weight
-from worker.quantizer.precision.sensitivity.step import analysis_of
 from worker.quantizer.refine.draft import Draft
 from worker.quantizer.refine.step import Toolkit
 from worker.quantizer.run.cache import Cache
 from worker.quantizer.run.checkpoint import CheckpointStore
+from worker.quantizer.search import sensitivity
+from worker.quantizer.search.layers import find_layers
+from worker.quantizer.search.ranking import Analysis, analyse, level_weight
+from worker.quantizer.search.sensitivity import analysis_of
 
 LOW = Level(activation=ActivationSpec(), weight=WeightSpec(granularity="per_tensor"))
 HIGH = Level(activation=ActivationSpec(dtype="int16", symmetric=True), weight=WeightSpec(dtype="int16"))
@@ -125,17 +125,17 @@ def test_a_ranking_is_taken_over_for_the_same_network_samples_and_levels(tmp_pat
     toolkit = replace(
         toolkit, services=replace(toolkit.services, checkpoint=CheckpointStore(None, shared=Cache(tmp_path)))
     )
-    first = step.analyse_once(analysis(draft, toolkit, samples=4))
-    assert step.analyse_once(analysis(draft, toolkit, samples=5)).samples == 5
+    first = sensitivity.analyse_once(analysis(draft, toolkit, samples=4))
+    assert sensitivity.analyse_once(analysis(draft, toolkit, samples=5)).samples == 5
 
     def never(_: Analysis) -> Sensitivity:
         raise AssertionError("ranked again")
 
-    monkeypatch.setattr(step, "analyse", never)
-    assert step.analyse_once(analysis(draft, toolkit, samples=4)) == first
+    monkeypatch.setattr(sensitivity, "analyse", never)
+    assert sensitivity.analyse_once(analysis(draft, toolkit, samples=4)) == first
     other = {**LEVELS, "high": LOW}
     with pytest.raises(AssertionError, match="ranked again"):
-        step.analyse_once(analysis(draft, toolkit, samples=4, levels=other))
+        sensitivity.analyse_once(analysis(draft, toolkit, samples=4, levels=other))
 
 
 @pytest.mark.slow

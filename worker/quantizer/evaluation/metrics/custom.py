@@ -1,8 +1,8 @@
-"""A metric that the user gives as an ONNX graph: checked as hostile input, run by onnxruntime."""
+"""Metrics of the user's own: an ONNX graph, checked as hostile input and run by onnxruntime, or a Python function."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,18 +12,20 @@ import onnx
 from service.contracts.dataset import DatasetSummary
 from service.contracts.errors import InvalidConfigError, QuantmillError
 from service.contracts.graph_checks import check_graph, graph_feeds
-from service.contracts.metrics import GraphMetric, GraphSource
+from service.contracts.metrics import FunctionMetric, GraphMetric, GraphSource
 from service.contracts.model import TensorInfo
 from service.contracts.pointers import below
 from worker.quantizer.data.preprocess import model_dtype
 from worker.quantizer.evaluation.certainty.contributions import DenseSums, quotients
-from worker.quantizer.evaluation.metrics.base import Array, Meter, Seen, UnfitError, finite
+from worker.quantizer.evaluation.metrics.base import Array, Meter, MetricBatch, UnfitError, finite
 from worker.quantizer.graph.serialized import serialized, to_bytes
 from worker.quantizer.intake.external_data import is_external
 from worker.quantizer.intake.inspect import check_structure, tensor_infos
 from worker.quantizer.intake.loading import load_model, parse_proto, tensors_of
 from worker.quantizer.runtime.session import Session
 
+# Takes the measured model's output over all samples, or the float model's and the measured one's; gives a number.
+MetricFunction = Callable[..., float]
 _HINT = "Make the graph with opset 11 or later of standard operators, and try it in onnxruntime."
 
 
@@ -103,14 +105,10 @@ class GraphMeter(Meter):
 
     def __init__(self, program: GraphProgram) -> None:
         self._program = program
-        self._sums = DenseSums(lambda sums: quotients(sums[:, 0], sums[:, 1]))
+        # sum and count by batch: a graph does not tell samples apart
+        self._sums: DenseSums = DenseSums(lambda sums: quotients(sums[:, 0], sums[:, 1]))
 
-    @property
-    def contributions(self) -> DenseSums:
-        """Sum and count by batch: a graph does not tell samples apart."""
-        return self._sums
-
-    def update(self, seen: Seen) -> None:
+    def update(self, seen: MetricBatch) -> None:
         """Take in one batch; what feeds an input stands under the input's name."""
         given = {**seen.labels, **seen.reference, **seen.outputs}
         found = self._program.run({name: given[name] for name in self._program.feeds})
@@ -177,3 +175,62 @@ def _cast(array: Array, dtype: np.dtype[Any], name: str) -> Array:
     if dtype.kind != "f" and not np.array_equal(cast, array):
         raise UnfitError(place, f"the graph's input {name!r} takes {dtype}, into which not all values fit")
     return cast
+
+
+class FunctionMeter(Meter):
+    """Keeps one output of all batches in memory and calls the function on the whole of it.
+
+    What the function raises comes out as it is: it is the caller's own code, in the caller's own process.
+
+    Args:
+        metric: as declared.
+        function: of the caller.
+    """
+
+    def __init__(self, metric: FunctionMetric, function: MetricFunction) -> None:
+        self._metric, self._function = metric, function
+        self._outputs: list[Array] = []
+        self._reference: list[Array] = []
+        self._found: float | None = None
+
+    def update(self, seen: MetricBatch) -> None:
+        """Take in one batch.
+
+        Raises:
+            UnfitError: the output changes its shape from batch to batch, so that there is no whole of it.
+        """
+        self._found = None
+        output = np.array(seen.outputs["output"])
+        if self._outputs and output.shape[1:] != self._outputs[0].shape[1:]:
+            raise UnfitError("output", "samples of different shapes do not make the one array that its function takes")
+        self._outputs.append(output)
+        if self._metric.against_float:
+            self._reference.append(np.array(seen.reference["output"]))
+
+    def value(self) -> float | None:
+        """What the function returns.
+
+        Raises:
+            UnfitError: that is no number.
+        """
+        if self._outputs and self._found is None:
+            parts = [self._reference, self._outputs] if self._metric.against_float else [self._outputs]
+            got = self._function(*(_joined(batches) for batches in parts))
+            try:
+                self._found = float(got)
+            except (TypeError, ValueError):
+                told = f"its function returned {type(got).__name__}, no number"
+                raise UnfitError("name", told) from None
+        found = None if self._found is None else finite(self._found)
+        if found is None and self._found is not None:
+            self.undefined = "its function returned NaN or Inf"
+        return found
+
+
+def _joined(batches: list[Array]) -> Array:
+    """All batches along the first axis; what has no axis of samples is stacked."""
+    if batches[0].ndim == 0:
+        return np.stack(batches)
+    joined: Array = np.concatenate(batches)
+    batches[:] = [joined]
+    return joined

@@ -16,11 +16,11 @@ from worker.quantizer.plan.profile import RuleContext, Stage
 from worker.quantizer.plan.targets import TARGETS
 from worker.quantizer.plan.types import QuantizationPlan
 from worker.quantizer.plan.weights import granularity_of, judge_biases
-from worker.quantizer.precision.layers import Layer
 from worker.quantizer.refine.calibration import calibrate
 from worker.quantizer.refine.case import Case
 from worker.quantizer.refine.draft import Draft
 from worker.quantizer.run.services import Services
+from worker.quantizer.search.layers import QuantizedLayer
 from worker.quantizer.statistics.collect import Request
 from worker.quantizer.statistics.ranges import find_ranges, range_reducer
 from worker.quantizer.statistics.reducers import Range
@@ -71,7 +71,7 @@ class Assigner:
     """
 
     draft: Draft
-    layers: Sequence[Layer]
+    layers: Sequence[QuantizedLayer]
     levels: tuple[Level, ...]
     ranges: Ranges
     case: Case

@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from service.contracts.algorithms import SensitivityAnalysis
 from service.contracts.algorithms.precision import Level, level_document
-from service.contracts.sensitivity import Sensitivity
+from service.contracts.sensitivity import LayerSensitivity, Sensitivity
+from worker.quantizer.evaluation.metrics import Distance
+from worker.quantizer.evaluation.side_by_side import side_by_side
 from worker.quantizer.graph.serialized import model_digest
-from worker.quantizer.precision.goal import output_place
-from worker.quantizer.precision.layers import NO_LINEAR_NODE, Layer, find_layers
-from worker.quantizer.precision.mixed.assignment import level_ranges
-from worker.quantizer.precision.sensitivity.ranking import Analysis, analyse
-from worker.quantizer.precision.sensitivity.verification import verified
 from worker.quantizer.refine.draft import Draft
 from worker.quantizer.refine.step import Change, Step, Toolkit
 from worker.quantizer.run.extra import ExtraFile, ExtraFiles
 from worker.quantizer.run.identity import content_key
+from worker.quantizer.search.goal import output_place
+from worker.quantizer.search.layers import NO_LINEAR_NODE, QuantizedLayer, find_layers
+from worker.quantizer.search.levels import Assigner, level_ranges
+from worker.quantizer.search.ranking import Analysis, analyse
 
 _CANDIDATES = ("A16W16", "A8W16", "A16W8", "A8W8")
 # Copies grow with the square of the number of layers: so many samples times layers cost about two passes over 125.
 _SAMPLES_TIMES_LAYERS = 112
 _FEWEST_SAMPLES, _MOST_SAMPLES = 2, 16
+# Samples that every model is run on: fewer than a ranking of a small network takes, more than that of a large one.
+_VERIFIED_SAMPLES = 16
+_BATCH = 8
+_FLOAT = Level(activation="float32", weight="float32")
 
 
 class SensitivityStep(Step[SensitivityAnalysis]):
@@ -52,7 +58,7 @@ class SensitivityStep(Step[SensitivityAnalysis]):
 
 def analysis_of(
     draft: Draft,
-    layers: Sequence[Layer],
+    layers: Sequence[QuantizedLayer],
     levels: Mapping[str, Level],
     toolkit: Toolkit,
     *,
@@ -94,6 +100,39 @@ def analyse_once(analysis: Analysis) -> Sensitivity:
         services.checkpoint.keep(key, found.model_dump_json().encode())
     _publish(found, services.files)
     return found
+
+
+def verified(analysis: Analysis, found: Sensitivity) -> Sensitivity:
+    """``found`` with its first ``verify`` layers measured on emitted models, and ordered by what was measured.
+
+    Raises:
+        EngineError: the runtime failed.
+        CanceledError: the run was canceled.
+    """
+    case, services, first, count = analysis.case, analysis.services, analysis.first_sample, analysis.verify
+    alone = [replace(layer, group=k) for k, layer in enumerate(analysis.layers)]
+    levels = _FLOAT, analysis.levels[analysis.measured]
+    assigner = Assigner(analysis.draft, alone, levels, analysis.ranges, case, services)
+    number = {layer.node: layer.group for layer in alone}
+    expected = list(
+        case.expected_outputs(
+            services.run, batch_size=_BATCH, first=first, last=first + _VERIFIED_SAMPLES, outputs=[found.output]
+        )
+    )
+
+    def measured(row: LayerSensitivity) -> LayerSensitivity:
+        session = assigner.draft_of({number[row.node]: 1}).session(services.threads)
+        distance = Distance()
+        for twins in side_by_side(session, expected, services.run):
+            for _, one, other in twins.pairs():
+                distance.update(one, other)
+        services.run.progress("sensitivity", row.rank, min(count, len(found.layers)), "layers verified")
+        return row.model_copy(update={"verified": distance.relative_noise})
+
+    head = [measured(row) for row in found.layers[:count]]
+    head.sort(key=lambda row: -(row.verified or 0.0))
+    rows = [row.model_copy(update={"rank": k + 1}) for k, row in enumerate([*head, *found.layers[count:]])]
+    return found.model_copy(update={"layers": tuple(rows)})
 
 
 def _key(analysis: Analysis) -> str:

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
+from service.contracts.algorithms import Autopilot
 from service.contracts.algorithms.precision import DistanceGoal, DropGoal
 from service.contracts.errors import InvalidConfigError
 from service.contracts.evaluation import DEFAULT_METRIC, DEFAULT_METRICS, EvaluationSpec
 from service.contracts.evaluation_checks import find_output
+from service.contracts.report import AlgorithmFigures, GateClause
+from service.contracts.search import ReachedFigures
 from worker.quantizer.data import Dataset
 from worker.quantizer.evaluation.certainty.evidence import Evidence, document_of
+from worker.quantizer.evaluation.gate import search_clauses
 from worker.quantizer.evaluation.latency import measure_latency
 from worker.quantizer.evaluation.metrics import Metrics
 from worker.quantizer.evaluation.side_by_side import KeptOutputs, Measurement, side_by_side
 from worker.quantizer.refine.case import Case
-from worker.quantizer.refine.draft import Draft
+from worker.quantizer.refine.draft import Draft, Quantized
 from worker.quantizer.run.services import Services
 from worker.quantizer.runtime.session import Session
 
@@ -27,7 +31,7 @@ _SLACK = 1e-9
 
 
 @dataclass(frozen=True)
-class Measured:
+class GoalMeasurement:
     """How a draft stands to the goal.
 
     Attributes:
@@ -43,9 +47,9 @@ class Measured:
     undefined: str | None = None
 
     @staticmethod
-    def of(document: Mapping[str, Any]) -> Measured:
+    def of(document: Mapping[str, Any]) -> GoalMeasurement:
         """The inverse of ``document``, after a way through JSON."""
-        return Measured(**{**document, "evidence": Evidence.from_document(document["evidence"])})
+        return GoalMeasurement(**{**document, "evidence": Evidence.from_document(document["evidence"])})
 
     @property
     def document(self) -> dict[str, Any]:
@@ -69,7 +73,7 @@ class Measured:
         return f"missed: {self.undefined}" if self.gap is None else f"missed by {self.gap:.3g}"
 
 
-class _Yardstick(NamedTuple):
+class _GoalMetric(NamedTuple):
     """The metric that a goal speaks of, and its value for the float model; None where it has none."""
 
     metrics: Metrics
@@ -77,7 +81,7 @@ class _Yardstick(NamedTuple):
     ideal: float | None
 
 
-class Referee:
+class GoalEvaluator:
     """Measures drafts on the evaluation data if there is any, else on the calibration data.
 
     Args:
@@ -97,7 +101,7 @@ class Referee:
 
     @property
     def figure(self) -> str:
-        """What the value of ``Measured`` is called beside other figures of a trial."""
+        """What the value of ``GoalMeasurement`` is called beside other figures of a trial."""
         return "drop" if isinstance(self._goal, DropGoal) else f"goal_{self._goal.metric}"
 
     @property
@@ -105,11 +109,11 @@ class Referee:
         """What drafts are measured on."""
         return self._case.measured_on
 
-    def measure(self, draft: Draft) -> Measured:
+    def measure(self, draft: Draft) -> GoalMeasurement:
         """Run the draft's emitted model; see ``measure_session``."""
         return self.measure_session(draft.session(self._services.threads))
 
-    def measure_session(self, session: Session) -> Measured:
+    def measure_session(self, session: Session) -> GoalMeasurement:
         """Run a model. One that returns NaN, say, has no value; that is no fault of the config.
 
         Raises:
@@ -117,7 +121,7 @@ class Referee:
             EngineError: the runtime failed.
             CanceledError: the run was canceled.
         """
-        goal, (metrics, name, ideal) = self._goal, self._yardstick
+        goal, (metrics, name, ideal) = self._goal, self._goal_metric
         found = Measurement(metrics, name)
         try:
             for twins in side_by_side(session, self._expected.batches(self._services.run), self._services.run):
@@ -128,14 +132,14 @@ class Referee:
             why = found.whole.undefined.get(name, f"its outputs have no value of {name}")
             if not self._float_has(metrics, name):
                 raise self._unmeasured(why)
-            return Measured(None, None, undefined=why)
+            return GoalMeasurement(None, None, undefined=why)
         sign = 1.0 if metrics.facts(name).better == "higher" else -1.0
         if isinstance(goal, DistanceGoal):
-            return Measured(found.value, sign * (goal.limit - found.value), found.evidence)
+            return GoalMeasurement(found.value, sign * (goal.limit - found.value), found.evidence)
         if ideal is None:
             raise self._unmeasured()
         drop = sign * (ideal - found.value)
-        return Measured(drop, drop - goal.max_drop, found.evidence)
+        return GoalMeasurement(drop, drop - goal.max_drop, found.evidence)
 
     def latency_ratio(self, model: bytes, *, runs: int) -> float:
         """Latency of a model over that of the float model; see ``measure_latency``.
@@ -160,24 +164,24 @@ class Referee:
         return name in itself.values
 
     @cached_property
-    def _yardstick(self) -> _Yardstick:
+    def _goal_metric(self) -> _GoalMetric:
         """The goal's own metric, or for top-1 without labels the share of equal decisions."""
         goal, metrics = self._goal, self._case.metrics
         if isinstance(goal, DistanceGoal):
-            return _Yardstick(self._against_float(goal.metric, self._output_index), goal.metric, None)
+            return _GoalMetric(self._against_float(goal.metric, self._output_index), goal.metric, None)
         declared = [metric.name for metric in metrics.spec.metrics] or DEFAULT_METRICS
         if metrics.fed_by(self.data) and goal.metric in declared:
             facts, before = metrics.facts(goal.metric), metrics.start()
             if facts.against_float:
-                return _Yardstick(metrics, goal.metric, facts.ideal)
+                return _GoalMetric(metrics, goal.metric, facts.ideal)
             for one in self._expected.batches(self._services.run):
                 before.update(one.batch, one.outputs)
             if goal.metric in before.values:
-                return _Yardstick(metrics, goal.metric, before.values[goal.metric])
+                return _GoalMetric(metrics, goal.metric, before.values[goal.metric])
         if goal.metric != DEFAULT_METRIC:
             raise self._unmeasured()
         self.notes.append("the data has no labels: the goal was judged by the share of samples with the same decision")
-        return _Yardstick(self._against_float("agreement", 0), "agreement", 100.0)
+        return _GoalMetric(self._against_float("agreement", 0), "agreement", 100.0)
 
     def _against_float(self, kind: str, output: int) -> Metrics:
         """The metric of this kind."""
@@ -204,3 +208,62 @@ def output_place(ref: int | str, case: Case) -> int:
     if name is None:
         raise InvalidConfigError(f"the model has no output {ref!r}", hint=f"Its outputs are {', '.join(names)}.")
     return names.index(name)
+
+
+class SearchGoals:
+    """Judges models by the goals and budgets of the config's searches.
+
+    Args:
+        case: what is quantized.
+        outcomes: what became of each algorithm of the config.
+        services: of the run.
+    """
+
+    def __init__(self, case: Case, outcomes: Sequence[AlgorithmFigures], services: Services) -> None:
+        self._case, self._outcomes = case, tuple(outcomes)
+        self._evaluators = {
+            place: GoalEvaluator(spec.goal, case, services, output_index=output_place(spec.output_index, case))
+            for place, spec in enumerate(case.config.algorithms)
+            if isinstance(spec, Autopilot) and place < len(outcomes) and outcomes[place].search is not None
+        }
+
+    @property
+    def is_empty(self) -> bool:
+        """True if nothing was searched for."""
+        return not self._evaluators
+
+    def outcomes(self, session: Session, *, size_bytes: int, latency_ratio: float) -> tuple[AlgorithmFigures, ...]:
+        """The outcomes, as they are if this model is returned.
+
+        Args:
+            session: of the model.
+            size_bytes: of its file.
+            latency_ratio: over the float model's.
+
+        Raises:
+            EngineError: the runtime failed.
+            CanceledError: the run was canceled.
+        """
+        found = list(self._outcomes)
+        for place, evaluator in self._evaluators.items():
+            search, measured = found[place].search, evaluator.measure_session(session)
+            reached = ReachedFigures(
+                value=measured.value,
+                undefined=measured.undefined,
+                gap=measured.gap,
+                goal_met=measured.met,
+                size_bytes=size_bytes,
+                latency_ratio=round(latency_ratio, 4),
+            )
+            returned = None if search is None else search.model_copy(update={"returned": reached})
+            found[place] = found[place].model_copy(update={"search": returned})
+        return tuple(found)
+
+    def clauses(self, outcomes: Sequence[AlgorithmFigures]) -> tuple[GateClause, ...]:
+        """What becomes of goals and budgets, as clauses of the gate."""
+        return () if self.is_empty else search_clauses(self._case.config.algorithms, outcomes)
+
+
+def with_outcomes(done: Quantized, outcomes: Sequence[AlgorithmFigures]) -> Quantized:
+    """The model with what became of each algorithm told anew."""
+    return replace(done, filled=replace(done.filled, outcomes=list(outcomes)))

@@ -15,7 +15,7 @@ NO_LINEAR_NODE = declare("no-linear-node", "there is no quantized linear node")
 
 
 @dataclass(frozen=True)
-class Layer:
+class QuantizedLayer:
     """A quantized linear node.
 
     Attributes:
@@ -35,7 +35,7 @@ class Layer:
     group: int
 
 
-def find_layers(graph: ir.Graph, plan: QuantizationPlan) -> list[Layer]:
+def find_layers(graph: ir.Graph, plan: QuantizationPlan) -> list[QuantizedLayer]:
     """The quantized linear nodes of a planned graph, in topological order."""
     found = []
     for node in graph:
@@ -54,7 +54,7 @@ def find_layers(graph: ir.Graph, plan: QuantizationPlan) -> list[Layer]:
         found.append((node, weight, sources, 0 if array is None else int(array.size)))
     groups = _groups([(weight, sources) for _, weight, sources, _ in found])
     return [
-        Layer(node_name(node), node.op_type, weight, sources, size, group)
+        QuantizedLayer(node_name(node), node.op_type, weight, sources, size, group)
         for (node, weight, sources, size), group in zip(found, groups, strict=True)
     ]
 

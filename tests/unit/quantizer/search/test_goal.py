@@ -10,14 +10,14 @@ from service.contracts.algorithms.precision import DistanceGoal
 from service.contracts.errors import InvalidConfigError
 from service.contracts.evaluation import EvaluationSpec
 from service.contracts.model import TensorInfo
-from tests.unit.quantizer.precision.benches import chain_of_convolutions, toolkit_for
+from tests.unit.quantizer.search.benches import chain_of_convolutions, toolkit_for
 from tests.unit.quantizer.toolbox import config, make_model, normal
 from worker.quantizer.evaluation.certainty.evidence import surely_differ
 from worker.quantizer.evaluation.compare import compare
 from worker.quantizer.evaluation.metrics import IDENTICAL_DB, Metrics
-from worker.quantizer.precision.goal import Measured, Referee
 from worker.quantizer.refine.draft import Draft
 from worker.quantizer.refine.step import Toolkit
+from worker.quantizer.search.goal import GoalEvaluator, GoalMeasurement
 
 MAPS = make_model(
     "(float[N,3,8,8] x) => (float[N,5,8,8] y) { [conv] y = Conv(x, w) }", {"w": normal(5, 3, 1, 1, scale=0.5)}
@@ -25,8 +25,8 @@ MAPS = make_model(
 UNTOUCHED = make_model("(float[N,3,8,8] x) => (float[N,3,8,8] y) { [relu] y = Relu(x) }")
 
 
-def measured(draft: Draft, toolkit: Toolkit, metric: str, limit: float = 0.0) -> Measured:
-    return Referee(DistanceGoal(metric=metric, limit=limit), toolkit.case, toolkit.services).measure(draft)  # type: ignore[arg-type]
+def measured(draft: Draft, toolkit: Toolkit, metric: str, limit: float = 0.0) -> GoalMeasurement:
+    return GoalEvaluator(DistanceGoal(metric=metric, limit=limit), toolkit.case, toolkit.services).measure(draft)  # type: ignore[arg-type]
 
 
 def declared(draft: Draft, toolkit: Toolkit, metric: str) -> float:

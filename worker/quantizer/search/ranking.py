@@ -20,12 +20,12 @@ from worker.quantizer.numerics.grids import Grid
 from worker.quantizer.plan.grids import activation_grid, weight_grid
 from worker.quantizer.plan.journal import Journal
 from worker.quantizer.plan.weights import granularity_of
-from worker.quantizer.precision.layers import Layer
-from worker.quantizer.precision.mixed.assignment import Ranges
-from worker.quantizer.precision.sensitivity.propagation import ActivationError, Propagation, WeightError
 from worker.quantizer.refine.case import Case
 from worker.quantizer.refine.draft import Draft
 from worker.quantizer.run.services import Services
+from worker.quantizer.search.layers import QuantizedLayer
+from worker.quantizer.search.levels import Ranges
+from worker.quantizer.search.propagation import ActivationError, Propagation, WeightError
 
 _MOST = 1e20
 # One sample at a time: all its disturbed copies are in memory at once.
@@ -50,7 +50,7 @@ class Analysis:
     """
 
     draft: Draft
-    layers: Sequence[Layer]
+    layers: Sequence[QuantizedLayer]
     levels: Mapping[str, Level]
     ranges: Ranges
     case: Case
@@ -153,7 +153,7 @@ def _weight_errors(node: ir.Node, levels: Mapping[str, Level]) -> dict[str, floa
 
 def _errors(
     nodes: Mapping[str | None, ir.Node],
-    layers: Sequence[Layer],
+    layers: Sequence[QuantizedLayer],
     level: Level,
     sources: _SourceErrors,
     known: Container[str],
@@ -179,7 +179,7 @@ def _ranked(
     """The layers, most sensitive first."""
     measured = analysis.measured
 
-    def kinds(layer: Layer, level: str) -> KindSensitivity:
+    def kinds(layer: QuantizedLayer, level: str) -> KindSensitivity:
         own = weights[layer.node]
         weight = None
         if layer.weight is not None:

@@ -15,7 +15,7 @@ from service.contracts.algorithms.precision import Level
 from service.contracts.config import parse_config
 from service.contracts.errors import CanceledError, InvalidConfigError
 from service.contracts.sensitivity import Sensitivity
-from tests.unit.quantizer.precision.benches import (
+from tests.unit.quantizer.search.benches import (
     Canceling,
     Listener,
     branches,
@@ -26,13 +26,13 @@ from tests.unit.quantizer.precision.benches import (
 )
 from tests.unit.quantizer.toolbox import config, quantize_file, run_onnx, sqnr_db
 from worker.quantizer.plan.types import QuantizationPlan
-from worker.quantizer.precision.goal import Measured, Referee
-from worker.quantizer.precision.mixed.step import MixedPrecisionStep
-from worker.quantizer.precision.sensitivity import step as sensitivity_step
 from worker.quantizer.refine.draft import Draft
 from worker.quantizer.refine.step import Change
 from worker.quantizer.run.checkpoint import CheckpointStore
 from worker.quantizer.run.interface import SilentRun
+from worker.quantizer.search import sensitivity as sensitivity_step
+from worker.quantizer.search.goal import GoalEvaluator, GoalMeasurement
+from worker.quantizer.search.mixed_precision import MixedPrecisionStep
 
 PER_TENSOR = config(weight={"granularity": "per_tensor"})
 
@@ -203,13 +203,13 @@ def test_a_search_that_was_broken_off_does_not_repeat_its_evaluations(tmp_path: 
     whole, _ = applied(mixed(41.0))
     needed = int(re.search(r"(\d+) evaluations", whole.summary)[1])
     measured: list[Draft] = []
-    original = Referee.measure
+    original = GoalEvaluator.measure
 
-    def counted(self: Referee, draft: Draft) -> Measured:
+    def counted(self: GoalEvaluator, draft: Draft) -> GoalMeasurement:
         measured.append(draft)
         return original(self, draft)
 
-    monkeypatch.setattr(Referee, "measure", counted)
+    monkeypatch.setattr(GoalEvaluator, "measure", counted)
     with pytest.raises(CanceledError):
         attempt(Canceling("mixed precision", 3))
     finished = 2

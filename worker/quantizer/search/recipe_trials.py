@@ -2,34 +2,35 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
+
+import onnx_ir as ir
 
 from service.contracts.config import QuantizationConfig
 from service.contracts.report import Score
 from worker.quantizer.graph.serialized import to_bytes
-from worker.quantizer.precision.autopilot.space import Basis, Chain, recipe_words
-from worker.quantizer.precision.goal import Measured, Referee
-from worker.quantizer.precision.mixed.assignment import ranges_of
-from worker.quantizer.precision.structure import structure_of
 from worker.quantizer.refine.calibration import calibrate
 from worker.quantizer.refine.draft import Draft
 from worker.quantizer.refine.driver import try_step
 from worker.quantizer.refine.judge import Judge
 from worker.quantizer.refine.step import Step, Toolkit
-from worker.quantizer.run.checkpoint import CheckpointStore
 from worker.quantizer.run.extra import ExtraFile
+from worker.quantizer.search.goal import GoalEvaluator, GoalMeasurement
+from worker.quantizer.search.levels import ranges_of
+from worker.quantizer.search.recipes import Basis, Chain, recipe_words
+from worker.quantizer.search.trials import Trials
 
 _LATENCY_RUNS = 20
 _NO_SCORE_DB = -200.0
 
 
 @dataclass(frozen=True)
-class Trial:
+class RecipeTrial:
     """One recipe and how near it comes.
 
     Attributes:
@@ -54,9 +55,19 @@ class Trial:
         return recipe_words(self.basis, self.chain)
 
     @property
+    def key(self) -> str:
+        """The recipe in full."""
+        return _key(self.basis, self.chain)
+
+    @property
     def sqnr_db(self) -> float:
         """Of the score; very low where undefined."""
         return _NO_SCORE_DB if self.score.sqnr_db is None else self.score.sqnr_db
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """For a checkpoint; the recipe is its key."""
+        return {"score": self.score.model_dump(mode="json"), "kept": self.kept, "seconds": self.seconds}
 
 
 @dataclass(frozen=True)
@@ -68,42 +79,44 @@ class Finalist:
         measured: how its model stands to the goal.
         size_bytes: of the model.
         latency_ratio: latency over that of the float model; measured once for all models with the same structure.
+        structure: of the model, see ``structure_of``.
     """
 
-    trial: Trial
-    measured: Measured
+    trial: RecipeTrial
+    measured: GoalMeasurement
     size_bytes: int
     latency_ratio: float
+    structure: str = ""
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """For a checkpoint; the recipe is its key."""
+        figures = {name: getattr(self, name) for name in ("size_bytes", "latency_ratio", "structure")}
+        return {"measured": self.measured.document, **figures}
 
 
-class Bench:
+class RecipeTrials:
     """Makes, scores and evaluates the drafts of recipes on one prepared network.
 
     Args:
         draft: calibrated as the config says.
         toolkit: of the step.
         judge: scores drafts.
-        referee: evaluates them.
+        evaluator: evaluates them.
     """
 
-    def __init__(self, draft: Draft, toolkit: Toolkit, judge: Judge, referee: Referee) -> None:
+    def __init__(self, draft: Draft, toolkit: Toolkit, judge: Judge, evaluator: GoalEvaluator) -> None:
         self.draft = draft
         self.case, self.services = toolkit.case, toolkit.services
-        self.referee = referee
+        self.judge, self.evaluator = judge, evaluator
         self._toolkit = toolkit
-        self.judge = judge
         self._drafts: dict[str, Draft] = {}
-        self._trials: dict[str, Trial] = {}
-        self._configs: dict[str, QuantizationConfig] = {}
         self._steps: list[Step[Any]] = []
-        self._latencies: dict[str, float] = {}
+        store = self.services.checkpoint
+        self.tried = Trials[RecipeTrial](ScopedCheckpoints(store, "trial "), told=self._tell, shared=True)
+        self.finalists = Trials[Finalist](ScopedCheckpoints(store, "evaluation "))
 
-    @property
-    def trials(self) -> list[Trial]:
-        """In the order in which they were made."""
-        return list(self._trials.values())
-
-    def trial(self, basis: Basis, chain: Chain) -> Trial:
+    def trial(self, basis: Basis, chain: Chain) -> RecipeTrial:
         """The trial of a recipe; what an earlier attempt has scored is taken over.
 
         Raises:
@@ -111,36 +124,31 @@ class Bench:
             CanceledError: the run was canceled.
         """
         key = _key(basis, chain)
-        if key in self._trials:
-            return self._trials[key]
-        if chain:
+        if chain and self.tried.get(key) is None:
             self.trial(basis, chain[:-1])  # so that it stands before this one
-        found = self._store.load_as(f"trial {key}", partial(_trial, basis, chain))
-        if found is not None:
-            trial = found
-        else:
-            begin = time.monotonic()
-            self.services.run.progress("autopilot", len(self._trials), None, "recipes", recipe_words(basis, chain))
-            draft = self._make(basis, chain)
-            kept = not chain or draft is not self._make(basis, chain[:-1])
-            score = self.judge.score(draft)
-            trial = Trial(basis, chain, score, kept, False, time.monotonic() - begin)
-            document = {"score": score.model_dump(mode="json"), "kept": kept, "seconds": trial.seconds}
-            self._store.save(f"trial {key}", json.dumps(document).encode(), shared=True)
-        self._enter(key, trial)
-        return trial
+        return self.tried.of(
+            key,
+            lambda: self._score(basis, chain),
+            lambda found: RecipeTrial(basis, chain, Score(**found["score"]), found["kept"], True, found["seconds"]),
+        )
 
-    def add(self, trial: Trial, draft: Draft) -> None:
+    def _score(self, basis: Basis, chain: Chain) -> RecipeTrial:
+        begin = time.monotonic()
+        self.services.run.progress("autopilot", len(self.tried), None, "recipes", recipe_words(basis, chain))
+        draft = self._make(basis, chain)
+        kept = not chain or draft is not self._make(basis, chain[:-1])
+        return RecipeTrial(basis, chain, self.judge.score(draft), kept, False, time.monotonic() - begin)
+
+    def add(self, trial: RecipeTrial, draft: Draft) -> None:
         """Enter a trial that was made elsewhere."""
-        key = _key(trial.basis, trial.chain)
-        self._drafts[key] = draft
-        self._enter(key, trial)
+        self._drafts[trial.key] = draft
+        self.tried.enter(trial.key, trial)
 
-    def draft_of(self, trial: Trial) -> Draft:
+    def draft_of(self, trial: RecipeTrial) -> Draft:
         """The trial's draft, made again if an earlier attempt made it."""
         return self._make(trial.basis, trial.chain)
 
-    def evaluate(self, trial: Trial) -> Finalist:
+    def evaluate(self, trial: RecipeTrial) -> Finalist:
         """The figures of a trial's model on all data, which are told beside its score.
 
         Raises:
@@ -148,39 +156,28 @@ class Bench:
             EngineError: the runtime failed.
             CanceledError: the run was canceled.
         """
-        finalist = self._evaluated(trial)
+        finalist = self.finalists.of(
+            trial.key,
+            lambda: self._evaluated(trial),
+            lambda found: Finalist(trial, **{**found, "measured": GoalMeasurement.of(found["measured"])}),
+        )
         figures = {
             "sqnr_db": trial.score.sqnr_db,
-            self.referee.figure: finalist.measured.value,
+            self.evaluator.figure: finalist.measured.value,
             "size_bytes": finalist.size_bytes,
             "latency_ratio": finalist.latency_ratio,
         }
-        self.services.run.metric("autopilot", self._number(_key(trial.basis, trial.chain)), figures)
+        self.services.run.metric("autopilot", self.tried.number(trial.key), figures)
         return finalist
 
-    def _evaluated(self, trial: Trial) -> Finalist:
-        key = f"evaluation {_key(trial.basis, trial.chain)}"
-        found = self._store.load_as(key, json.loads)
-        if found is not None:
-            self._latencies.setdefault(found["structure"], found["latency_ratio"])
-            return Finalist(trial, Measured.of(found["measured"]), found["size_bytes"], found["latency_ratio"])
+    def _evaluated(self, trial: RecipeTrial) -> Finalist:
         draft = self.draft_of(trial)
         model = draft.emitted().model
         structure, data = structure_of(model), to_bytes(model)
-        measured = self.referee.measure(draft)
-        if structure not in self._latencies:
-            self._latencies[structure] = self.referee.latency_ratio(data, runs=_LATENCY_RUNS)
-        finalist = Finalist(trial, measured, len(data), self._latencies[structure])
-        if not self._store.is_kept:
-            return finalist
-        document = {
-            "measured": measured.document,
-            "structure": structure,
-            "size_bytes": finalist.size_bytes,
-            "latency_ratio": finalist.latency_ratio,
-        }
-        self._store.save(key, json.dumps(document).encode())
-        return finalist
+        measured = self.evaluator.measure(draft)
+        known = [finalist.latency_ratio for finalist in self.finalists if finalist.structure == structure]
+        ratio = known[0] if known else self.evaluator.latency_ratio(data, runs=_LATENCY_RUNS)
+        return Finalist(trial, measured, len(data), ratio, structure)
 
     def keep_model(self, finalist: Finalist, number: int) -> str:
         """Put the finalist's model among the files of the job; returns its name there."""
@@ -192,36 +189,25 @@ class Bench:
     def toolkit_of(self, basis: Basis, chain: Chain) -> Toolkit:
         """What a step works with on this basis; its checkpoints are its own."""
         config = self.config_of(basis)
-        store = self._store.scoped(f"{_key(basis, chain)} ")
+        store = self.services.checkpoint.scoped(f"{_key(basis, chain)} ")
         case, services = replace(self.case, config=config), replace(self.services, checkpoint=store)
         return replace(self._toolkit, case=case, services=services, to_come=self._steps)
 
     def config_of(self, basis: Basis) -> QuantizationConfig:
         """The job's config on another basis."""
-        if basis.name not in self._configs:
-            self._configs[basis.name] = basis.config(self.case.config)
-        return self._configs[basis.name]
+        return basis.config(self.case.config)
 
     def expect(self, chains: Sequence[Chain]) -> None:
         """Say which algorithms will be tried, so that their statistics are collected together."""
         found = [algorithm for chain in chains for algorithm in chain]
         self._steps = [self._toolkit.step_of(one) for k, one in enumerate(found) if one not in found[:k]]
 
-    def _enter(self, key: str, trial: Trial) -> None:
-        """Number a finished trial and tell its score."""
-        self._trials[key] = trial
-        number, sqnr_db = self._number(key), trial.score.sqnr_db
+    def _tell(self, number: int, trial: RecipeTrial) -> None:
+        """Tell the score of a finished trial."""
+        sqnr_db = trial.score.sqnr_db
         self.services.run.metric("autopilot", number, {"sqnr_db": sqnr_db})
         words = "an undefined SQNR" if sqnr_db is None else f"SQNR {sqnr_db:.4g} dB"
         self.services.run.log(f"autopilot, recipe {number}: {trial.name}, {words}")
-
-    def _number(self, key: str) -> int:
-        """Of a trial, from 1, in the order in which they were made."""
-        return list(self._trials).index(key) + 1
-
-    @property
-    def _store(self) -> CheckpointStore:
-        return self.services.checkpoint
 
     def _make(self, basis: Basis, chain: Chain) -> Draft:
         key = _key(basis, chain)
@@ -241,12 +227,46 @@ class Bench:
         return try_step(step, before, self.toolkit_of(basis, chain), self.judge).draft
 
 
-def _trial(basis: Basis, chain: Chain, stored: bytes) -> Trial:
-    document = json.loads(stored)
-    return Trial(basis, chain, Score(**document["score"]), document["kept"], True, document["seconds"])
-
-
 def _key(basis: Basis, chain: Chain) -> str:
     """The recipe in full, as a key."""
     document = [basis.name, basis.settings, [algorithm.model_dump(mode="json") for algorithm in chain]]
     return json.dumps(document, sort_keys=True)
+
+
+def structure_of(model: ir.Model) -> str:
+    """Lowercase hex sha256 of the operators, their attributes, and the types and shapes of all constants.
+
+    Two models with the same one run the same kernels on the same shapes, whatever their weights and scales are.
+
+    Args:
+        model: with all of its initializers.
+    """
+    digest = hashlib.sha256()
+    for graph in (model.graph, *model.graph.subgraphs()):
+        made = {value: f"input {k}" for k, value in enumerate(graph.inputs)}
+        for position, node in enumerate(graph):
+            words = [node.domain, node.op_type]
+            words += [_operand(value, made) for value in node.inputs]
+            words += sorted(_attribute(attribute) for attribute in node.attributes.values())
+            digest.update(("|".join(words) + "\n").encode())
+            made.update({value: f"{position} {k}" for k, value in enumerate(node.outputs)})
+        digest.update(("|".join(_operand(value, made) for value in graph.outputs) + "\n").encode())
+    return digest.hexdigest()
+
+
+def _operand(value: ir.Value | None, made: dict[ir.Value, str]) -> str:
+    if value is None:
+        return ""
+    if value in made:
+        return made[value]
+    tensor = value.const_value
+    return f"outer {value.name}" if tensor is None else f"constant {tensor.dtype.name} {list(tensor.shape.numpy())}"
+
+
+def _attribute(attribute: ir.Attr) -> str:
+    if attribute.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS):
+        return attribute.name  # sub-graphs have their own turn
+    if attribute.type is ir.AttributeType.TENSOR:
+        tensor = attribute.as_tensor()
+        return f"{attribute.name} {tensor.dtype.name} {list(tensor.shape.numpy())}"
+    return f"{attribute.name} {attribute.value}"

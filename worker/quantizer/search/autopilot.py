@@ -1,4 +1,4 @@
-"""The search for the best recipe as a step: quick recipes first, slow ones where they are needed."""
+"""The search for the best recipe: quick recipes first, slow ones where they are needed, float as the last resort."""
 
 from __future__ import annotations
 
@@ -7,27 +7,20 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from service.contracts.algorithms import Autopilot
+from service.contracts.algorithms import Autopilot, BiasCorrection, CrossLayerEqualization, MixedPrecision, SmoothQuant
+from service.contracts.algorithms.precision import DistanceGoal, DropGoal, Level
 from service.contracts.errors import InvalidConfigError, NotDifferentiableError, ResourceLimitError
 from service.contracts.search import Search, TrialFigures
 from worker.quantizer.evaluation.certainty.evidence import Evidence, surely_differ
-from worker.quantizer.precision.autopilot.deadline import OutOfTimeError, TimedRun
-from worker.quantizer.precision.autopilot.rescue import mixed_rescue
-from worker.quantizer.precision.autopilot.space import (
-    Basis,
-    Chain,
-    bases,
-    chains,
-    finetuned,
-    recipe_words,
-    trained,
-    variants,
-)
-from worker.quantizer.precision.autopilot.trials import Bench, Finalist, Trial
-from worker.quantizer.precision.goal import Referee, output_place
 from worker.quantizer.refine.draft import Draft
+from worker.quantizer.refine.driver import try_step
 from worker.quantizer.refine.judge import Judge
 from worker.quantizer.refine.step import Change, Step, Toolkit
+from worker.quantizer.search.goal import GoalEvaluator, output_place
+from worker.quantizer.search.mixed_precision import MixedPrecisionStep
+from worker.quantizer.search.recipe_trials import Finalist, RecipeTrial, RecipeTrials
+from worker.quantizer.search.recipes import Basis, Chain, bases, chains, finetuned, trained, variants
+from worker.quantizer.search.trials import OutOfTimeError, TimedRun, within_reach
 
 # What differs by less is the same: latencies are measured on a machine with other work to do.
 _SAME = {"latency": 0.1, "size": 0.01}
@@ -35,6 +28,7 @@ _BEST_BASES = 2
 # A training takes this part of the time that is left, so that its outcome can be evaluated; less than so many seconds
 # are not worth it.
 _TRAINING_SHARE, _LEAST_TRAINING_SECONDS = 0.8, 5.0
+_EQUALIZING = (CrossLayerEqualization, SmoothQuant)
 
 
 class AutopilotStep(Step[Autopilot]):
@@ -51,34 +45,33 @@ class AutopilotStep(Step[Autopilot]):
         timed = TimedRun(toolkit.services.run, self.spec.budget.max_seconds)
         case, services = toolkit.case, replace(toolkit.services, run=timed)
         judge = Judge(case, services, toolkit.held_back or case.calibration_samples)
-        referee = Referee(self.spec.goal, case, services, output_index=output_place(self.spec.output_index, case))
-        bench = Bench(draft, replace(toolkit, services=services), judge, referee)
-        search = _Search(self.spec, bench, timed)
+        place = output_place(self.spec.output_index, case)
+        evaluator = GoalEvaluator(self.spec.goal, case, services, output_index=place)
+        trials = RecipeTrials(draft, replace(toolkit, services=services), judge, evaluator)
+        search = _RecipeSearch(self.spec, trials, timed)
         best = search.run()
         found = search.figures(best)
-        chosen = bench.draft_of(best.trial)
-        journal = chosen.journal.followed_by(*(f"autopilot: {note}" for note in bench.referee.notes))
+        chosen = trials.draft_of(best.trial)
+        journal = chosen.journal.followed_by(*(f"autopilot: {note}" for note in evaluator.notes))
         nodes = tuple(name for name, entry in chosen.plan.nodes.items() if entry.quantized)
         return Change(replace(chosen, journal=journal), nodes, _summary(best, found), judged=False, search=found)
 
 
-class _Search:
-    def __init__(self, spec: Autopilot, bench: Bench, timed: TimedRun) -> None:
+class _RecipeSearch:
+    def __init__(self, spec: Autopilot, trials: RecipeTrials, timed: TimedRun) -> None:
         self._spec = spec
-        self._bench = bench
+        self._trials, self._finalists = trials, trials.finalists
         self._timed = timed
-        self._begin = time.monotonic()
         self._ended_by = "every recipe that the search knows was tried"
-        self._finalists: dict[str, Finalist] = {}
 
     def run(self) -> Finalist:
         """The best finalist. Behind the deadline no trial is finished but the first one, which there always is."""
-        tried = bases(self._bench.case.config, smaller=self._spec.objective == "size")
-        quick = chains(self._bench.draft.graph)
+        tried = bases(self._trials.case.config, smaller=self._spec.objective == "size")
+        quick = chains(self._trials.draft.graph)
         every = [*quick, *(variant for chain in quick for variant in variants(chain))]
-        self._bench.expect([*every, *map(finetuned, every)])
+        self._trials.expect([*every, *map(finetuned, every)])
         self._timed.lenient = True
-        self._evaluate([self._bench.trial(tried[0], ())])
+        self._evaluate([self._trials.trial(tried[0], ())])
         self._timed.lenient = False
         try:
             self._search(tried, quick)
@@ -93,77 +86,81 @@ class _Search:
             self._evaluate(self._ranked()[:1])
         good = self._good_bases(tried)
         self._try([(basis, chain) for chain in quick for basis in good])
-        self._evaluate(self._finalists_of())
-        smaller = self._smallest()
-        if smaller is not None and self._goes_on() and not self._finalists[smaller.name].measured.met:
+        self._evaluate(self._nearest())
+        smaller = self._smallest_missed()
+        if smaller is not None and self._goes_on():
             self._try([(smaller.basis, finetuned(smaller.chain))])
-            self._evaluate(self._finalists_of())
-        if not self._met() and self._goes_on():
-            self._try(
-                [(trial.basis, chain) for trial in self._ranked()[:_BEST_BASES] for chain in variants(trial.chain)]
-            )
-            self._evaluate(self._finalists_of())
-        if not self._met() and self._goes_on():
-            self._try([(trial.basis, finetuned(trial.chain)) for trial in self._ranked()[:_BEST_BASES]])
-            self._evaluate(self._finalists_of())
-        if not self._met() and self._goes_on():
-            rescued = mixed_rescue(self._bench, self._ranked()[0], self._spec.goal, self._spec.output_index)
-            self._evaluate([rescued] if rescued is not None else [])
-        if not self._met() and self._goes_on():
-            self._train()
+            self._evaluate(self._nearest())
+        for more in (self._varied, self._finetuned, self._partly_in_float, self._trained):
+            if self._met() or not self._goes_on():
+                return
+            self._evaluate(more())
 
-    def _train(self) -> None:
+    def _varied(self) -> list[RecipeTrial]:
+        self._try([(trial.basis, chain) for trial in self._ranked()[:_BEST_BASES] for chain in variants(trial.chain)])
+        return self._nearest()
+
+    def _finetuned(self) -> list[RecipeTrial]:
+        self._try([(trial.basis, finetuned(trial.chain)) for trial in self._ranked()[:_BEST_BASES]])
+        return self._nearest()
+
+    def _partly_in_float(self) -> list[RecipeTrial]:
+        found = mixed_rescue(self._trials, self._ranked()[0], self._spec.goal, self._spec.output_index)
+        return [] if found is None else [found]
+
+    def _trained(self) -> list[RecipeTrial]:
         """The last resort, where a time is set: the nearest recipe is trained for most of what is left of it."""
-        left, case = self._timed.seconds_left, self._bench.case
+        left, case = self._timed.seconds_left, self._trials.case
         if left is None or left < _LEAST_TRAINING_SECONDS or case.calibration.is_random:
-            return
+            return []
         nearest = self._ranked()[0]
-        store, key = self._bench.services.checkpoint, "autopilot training seconds"
+        store, key = self._trials.services.checkpoint, "autopilot training seconds"
         stored = store.load(key)  # another attempt goes on with the same training
         seconds = left * _TRAINING_SHARE if stored is None else float(stored)
         store.save(key, str(seconds).encode())
         try:
-            trial = self._bench.trial(nearest.basis, trained(nearest.chain, seconds))
+            trial = self._trials.trial(nearest.basis, trained(nearest.chain, seconds))
         except (NotDifferentiableError, InvalidConfigError, ResourceLimitError) as error:
             # what cannot be trained keeps nobody from the recipes found
-            self._bench.services.run.log(f"the network is not trained: {error.detail}", "warning")
-            return
-        self._evaluate([trial] if trial.kept else [])
+            self._trials.services.run.log(f"the network is not trained: {error.detail}", "warning")
+            return []
+        return [trial] if trial.kept else []
 
     def _try(self, recipes: list[tuple[Basis, Chain]]) -> None:
         for basis, chain in recipes:
             if not self._goes_on():
                 return
-            self._bench.trial(basis, chain)
+            self._trials.trial(basis, chain)
 
-    def _evaluate(self, trials: list[Trial]) -> None:
+    def _evaluate(self, trials: list[RecipeTrial]) -> None:
         for trial in trials:
-            if trial.name not in self._finalists and (not self._finalists or self._goes_on()):
-                self._finalists[trial.name] = self._bench.evaluate(trial)
+            if self._finalists.get(trial.key) is None and (not self._finalists or self._goes_on()):
+                self._trials.evaluate(trial)
                 best, metric = self._best(), self._spec.goal.metric
                 value = best.measured.value
                 told = f"{metric} without a value" if value is None else f"{metric} {value:.4g}"
-                after = f"best so far after {time.monotonic() - self._begin:.0f} s"
-                self._bench.services.run.log(f"{after}: {best.trial.name}, {told}")
+                after = f"best so far after {self._timed.seconds_spent:.0f} s"
+                self._trials.services.run.log(f"{after}: {best.trial.name}, {told}")
 
     def _good_bases(self, tried: list[Basis]) -> list[Basis]:
-        made = {trial.name: trial for trial in self._bench.trials if not trial.chain}
-        known = [basis for basis in tried if recipe_words(basis, ()) in made]
-        by_score = sorted(known, key=lambda basis: -made[recipe_words(basis, ())].sqnr_db)
-        good = by_score[:_BEST_BASES]
+        alone = [trial for trial in self._trials.tried if not trial.chain]
+        good = [trial.basis for trial in sorted(alone, key=lambda trial: -trial.sqnr_db)[:_BEST_BASES]]
         smaller = [basis for basis in tried if basis.is_smaller and basis not in good]
         return [*good, *smaller]
 
-    def _ranked(self) -> list[Trial]:
+    def _ranked(self) -> list[RecipeTrial]:
         """All trials whose draft differs from its parent's, nearest to the float model first."""
-        return sorted((trial for trial in self._bench.trials if trial.kept), key=lambda trial: -trial.sqnr_db)
+        return sorted((trial for trial in self._trials.tried if trial.kept), key=lambda trial: -trial.sqnr_db)
 
-    def _smallest(self) -> Trial | None:
-        """The best recipe with smaller weights, where such were tried and it was evaluated."""
-        found = [trial for trial in self._ranked() if trial.basis.is_smaller and trial.name in self._finalists]
-        return found[0] if found else None
+    def _smallest_missed(self) -> RecipeTrial | None:
+        """The best recipe with smaller weights that was evaluated, if it does not meet the goal."""
+        for trial in self._ranked():
+            finalist = self._finalists.get(trial.key)
+            if trial.basis.is_smaller and finalist is not None:
+                return None if finalist.measured.met else trial
+        return None
 
-    def _finalists_of(self) -> list[Trial]:
+    def _nearest(self) -> list[RecipeTrial]:
         """The recipes that come nearest, and the best one with smaller weights."""
         ranked = self._ranked()
         smaller = [trial for trial in ranked if trial.basis.is_smaller]
@@ -171,7 +168,7 @@ class _Search:
         return [*first, *(trial for trial in smaller[:1] if trial not in first)]
 
     def _met(self) -> bool:
-        return any(self._fits(finalist) and finalist.measured.met for finalist in self._finalists.values())
+        return any(self._fits(finalist) and finalist.measured.met for finalist in self._finalists)
 
     def _fits(self, finalist: Finalist) -> bool:
         budget = self._spec.budget
@@ -181,14 +178,12 @@ class _Search:
 
     def _best(self) -> Finalist:
         """The cheapest that meets the goal; if none does, the nearest to it."""
-        finalists = list(self._finalists.values())
-        fitting = [finalist for finalist in finalists if self._fits(finalist)] or finalists
-        met = [finalist for finalist in fitting if finalist.measured.met]
-        if not met:
-            return min(fitting, key=lambda finalist: finalist.measured.miss)
-        cheapest = min(self._cost(finalist) for finalist in met)
+        found = within_reach(list(self._finalists), fits=self._fits, met=lambda finalist: finalist.measured.met)
+        if not found[0].measured.met:
+            return min(found, key=lambda finalist: finalist.measured.miss)
+        cheapest = min(self._cost(finalist) for finalist in found)
         level = cheapest * (1 + _SAME[self._spec.objective])
-        cheap = [finalist for finalist in met if self._cost(finalist) <= level]
+        cheap = [finalist for finalist in found if self._cost(finalist) <= level]
         return clear_winner(sorted(cheap, key=lambda finalist: len(finalist.trial.chain)))
 
     def _cost(self, finalist: Finalist) -> float:
@@ -199,17 +194,17 @@ class _Search:
         if self._timed.is_over:
             self._ended_by = f"the time of the budget, {budget.max_seconds:g} s, was used up"
             return False
-        if budget.max_trials is not None and len(self._bench.trials) >= budget.max_trials:
+        if budget.max_trials is not None and len(self._trials.tried) >= budget.max_trials:
             self._ended_by = f"{budget.max_trials} recipes were tried, as the budget says"
             return False
         return True
 
     def figures(self, best: Finalist) -> Search:
         """All trials for the report; the models of the Pareto set go to the job's files."""
-        front = pareto(list(self._finalists.values()))
+        front = pareto(list(self._finalists))
         rows = []
-        for trial in self._bench.trials:
-            finalist = self._finalists.get(trial.name)
+        for trial in self._trials.tried:
+            finalist = self._finalists.get(trial.key)
             measured: dict[str, Any] = {}
             if finalist is not None:
                 on_front = finalist in front
@@ -221,7 +216,7 @@ class _Search:
                     "latency_ratio": round(finalist.latency_ratio, 4),
                     "pareto": on_front,
                     "chosen": finalist is best,
-                    "file": self._bench.keep_model(finalist, front.index(finalist) + 1) if on_front else None,
+                    "file": self._trials.keep_model(finalist, front.index(finalist) + 1) if on_front else None,
                 }
             row = TrialFigures(
                 name=trial.name,
@@ -244,6 +239,45 @@ class _Search:
             ended_by=self._ended_by,
             trials=tuple(rows),
         )
+
+
+def mixed_rescue(
+    trials: RecipeTrials, best: RecipeTrial, goal: DropGoal | DistanceGoal, output_index: int | str = 0
+) -> RecipeTrial | None:
+    """The best recipe again, with as many layers left in float as the goal needs; None if that is all of them.
+
+    Args:
+        trials: makes drafts.
+        best: the trial that came nearest.
+        goal: what to reach.
+        output_index: output that a distance is measured on, by number or name.
+
+    Raises:
+        EngineError: the runtime failed.
+        CanceledError: the run was canceled.
+    """
+    begin = time.monotonic()
+    config = trials.config_of(best.basis)
+    spec = MixedPrecision(
+        high=Level(activation="float32", weight="float32"),
+        low=Level(activation=config.activation, weight=config.weight),
+        optimize="quality",
+        goal=goal,
+        output_index=output_index,
+    )
+    start = tuple(algorithm for algorithm in best.chain if isinstance(algorithm, _EQUALIZING))
+    mixed: Chain = (*start, spec)
+    toolkit = trials.toolkit_of(best.basis, mixed)
+    correction = BiasCorrection(mode="full")
+    listed = toolkit.case.config.model_copy(update={"algorithms": (spec, correction)})
+    toolkit = replace(toolkit, case=replace(toolkit.case, config=listed))
+    tried = try_step(MixedPrecisionStep(spec), trials.draft_of(trials.trial(best.basis, start)), toolkit, trials.judge)
+    if not tried.kept or not tried.draft.plan.weights:
+        return None
+    trial = RecipeTrial(best.basis, mixed, trials.judge.score(tried.draft), True, False, time.monotonic() - begin)
+    trials.add(trial, tried.draft)
+    corrected = trials.trial(best.basis, (*mixed, correction))
+    return corrected if corrected.kept and corrected.sqnr_db > trial.sqnr_db else trial
 
 
 def clear_winner(finalists: Sequence[Finalist]) -> Finalist:

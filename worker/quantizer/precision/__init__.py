@@ -1,1 +1,0 @@
-"""Sensitivity of layers, mixed precision, and the search for the best recipe."""

@@ -1,1 +1,0 @@
-"""A precision for every layer."""

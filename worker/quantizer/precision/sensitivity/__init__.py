@@ -1,1 +1,0 @@
-"""What the precision of each layer does to the output."""
