@@ -41,10 +41,21 @@ from worker.quantizer.walk import Feed, Visit, Walk
 NO_BIAS = declare("no-bias-to-correct", "there is no bias to correct")
 
 _NAMED_AT_MOST = 4
+# Steps to the fixed point: Newton's, or halves of what is left where those lead too far.
+_ROUNDS = 6
+# Means nearer than this part of the values' deviation agree.
+_SETTLED = 1e-4
+# Values per channel that the means are taken of.
+_SAMPLE = 2048
+# Of fewer values that follow the bias no mean can be told.
+_SMALLEST_SHARE = 0.02
+# The slope of the activation function is measured over so much of the values' deviation.
+_SLOPE_STEP = 1e-2
+_ACTIVATIONS = ("Relu", "Clip", "LeakyRelu", "PRelu")
 
 
 class BiasCorrectionStep(Step[BiasCorrection]):
-    """Corrects biases, in closed form or layer after layer; see ``mean_shift`` and ``full``."""
+    """Corrects biases, in closed form or layer after layer; see ``mean_shift`` and ``correct_by_walking``."""
 
     def requests(self, draft: Draft) -> list[Request]:
         """In closed form: the mean input of every linear node."""
@@ -131,19 +142,6 @@ def _told(places: CorrectableBiases) -> list[str]:
         told.append(f"{count} left alone: {reason}")
     return told
 
-
-# Steps to the fixed point: Newton's, or halves of what is left where those lead too far.
-_ROUNDS = 6
-# Means nearer than this part of the values' deviation agree.
-_SETTLED = 1e-4
-# Values per channel that the means are taken of.
-_SAMPLE = 2048
-# Of fewer values that follow the bias no mean can be told.
-_SMALLEST_SHARE = 0.02
-# The slope of the activation function is measured over so much of the values' deviation.
-_SLOPE_STEP = 1e-2
-
-_ACTIVATIONS = ("Relu", "Clip", "LeakyRelu", "PRelu")
 
 Function = Callable[[np.ndarray], np.ndarray]
 

@@ -42,7 +42,7 @@ LAYER_UNFIT = declare("layer-cannot-be-split", "the channels of {op_type} {node!
 # What leaves every channel whole, so that there may be more of them.
 _SPLIT_THROUGH = (Kind.ELEMENTWISE, Kind.POOLED, Kind.MOVED, Kind.LIMITED, Kind.ADDED)
 _SPLIT_MOVES = ("Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
-# Constants of normalizations that hold a factor per channel.
+# Inputs of normalizations that hold a factor per channel, where they are not 1 and 2.
 _SCALES_AND_SHIFTS = {"RMSNormalization": (1,)}
 
 
@@ -351,7 +351,7 @@ class _RegionWalk:
             why = "it stands outside of what is quantized"
         elif linear is None or linear.stacked or not _is_held(linear.weight):
             why = "its weight is no constant matrix"
-        elif linear.bias is not None and not _is_row(constant(linear.bias), linear.out_channels):
+        elif linear.bias is not None and not is_row(constant(linear.bias), linear.out_channels):
             why = "its bias is no constant per channel"
         elif not at_channels:
             why = "they are positions to it"
@@ -387,7 +387,7 @@ class _RegionWalk:
             elif value is None or rank_of(value) != labels.ndim:
                 raise _not_passed_on(node)
             else:
-                found.append((value, self._axis_of(labels, node, value)))
+                found.append((value, self._axis_of(labels, node)))
         if node.op_type == "PRelu":
             self._hold(node, 1, axis, adds_up=False)
         if node.op_type == "Reshape":
@@ -402,19 +402,18 @@ class _RegionWalk:
         known = next(value for value in node.inputs if value is not None and value in self.region.axes)
         labels = self._labels(self.region.axes[known], rank_of(known))
         if flow.forward is None:  # it leaves axes where they are
-            return self._axis_of(labels if rank_of(known) == rank_of(result) else None, node, result)
+            return self._axis_of(labels if rank_of(known) == rank_of(result) else None, node)
         made = flow.forward(node, labels, TiedLabels())
-        return self._axis_of(None if made is None else made[0], node, result)
+        return self._axis_of(None if made is None else made[0], node)
 
     def _labels(self, axis: int, rank: int | None) -> np.ndarray:
         return np.arange(self.region.channels).reshape([-1 if k == axis else 1 for k in range(rank or 0)])
 
-    def _axis_of(self, labels: np.ndarray | None, node: ir.Node, value: ir.Value) -> int:
-        """Where in ``value``, which ``node`` reads or makes, all channels lie in their order."""
-        if labels is None or not np.array_equal(labels.reshape(-1), np.arange(self.region.channels)):
+    def _axis_of(self, labels: np.ndarray | None, node: ir.Node) -> int:
+        """Where all channels lie in their order; ``node`` reads or makes them there."""
+        whole = np.arange(self.region.channels)
+        if labels is None or labels.size not in labels.shape or not np.array_equal(labels.reshape(-1), whole):
             raise _not_passed_on(node)
-        if labels.size not in labels.shape:
-            raise ChannelsStopError(CHANNELS_UNKNOWN(tensor=name_of(value)))
         return int(np.argmax(labels.shape))
 
     def _hold(self, node: ir.Node, index: int, axis: int, *, adds_up: bool) -> None:
@@ -444,7 +443,8 @@ def _is_held(value: ir.Value | None) -> bool:
     return is_constant(value) and is_float32(value)
 
 
-def _is_row(bias: np.ndarray | None, channels: int) -> bool:
+def is_row(bias: np.ndarray | None, channels: int) -> bool:
+    """True for a finite float32 value per channel, or one for all."""
     if bias is None or bias.dtype != np.float32 or not np.isfinite(bias).all():
         return False
     return bias.size in (1, channels) and bias.size == (bias.shape[-1] if bias.ndim else 1)

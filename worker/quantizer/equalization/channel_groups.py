@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import onnx_ir as ir
 
-from worker.quantizer.equalization.channel_graph import ChannelGraph
+from worker.quantizer.equalization.channel_graph import ChannelGraph, Fold, is_row
 from worker.quantizer.graph.rewriting import rank_of, scalar
 from worker.quantizer.graph.values import activation_limits, constant, int_attribute, is_constant, is_float32, name_of
 from worker.quantizer.operators.channels import Kind, joined, tied
@@ -111,15 +111,6 @@ class ChannelLimit:
         return found
 
 
-@dataclass(frozen=True)
-class AddedConstant:
-    """A constant that is added to a tensor and is scaled with its channels."""
-
-    node: ir.Node
-    index: int
-    channels: np.ndarray
-
-
 @dataclass
 class Flow:
     """The main graph as channels see it. All labels are groups of ``TiedLabels.resolve``, 0 is pinned.
@@ -135,7 +126,7 @@ class Flow:
     channels: dict[str, np.ndarray] = field(default_factory=dict)
     layers: list[ScalableLayer] = field(default_factory=list)
     limits: list[ChannelLimit] = field(default_factory=list)
-    terms: list[AddedConstant] = field(default_factory=list)
+    terms: list[Fold] = field(default_factory=list)
     groups: int = 1
 
 
@@ -272,7 +263,7 @@ class _Follower:
             return None
         if (rank_of(term) or 0) > channels.ndim or rank_of(node.outputs[0]) != channels.ndim:
             return None
-        self._flow.terms.append(AddedConstant(node, fixed[0], channels))
+        self._flow.terms.append(Fold(node, fixed[0], channels))
         return [channels]
 
     def product(self, node: ir.Node, first: np.ndarray) -> list[np.ndarray] | None:
@@ -326,7 +317,10 @@ def _linear_layer(node: ir.Node, inputs: np.ndarray, fresh: _Fresh) -> ScalableL
         return None
     if linear.stacked or linear.transposes_data or linear.alpha == 0.0:
         return None
-    if linear.bias is not None and not _fits(constant(linear.bias), linear.out_channels):
+    bias = constant(linear.bias)
+    if bias is None and linear.bias is not None:
+        return None
+    if bias is not None and not (is_row(bias, linear.out_channels) and bias.size == linear.out_channels):
         return None
     if inputs.size not in (1, linear.in_channels):
         return None
@@ -353,9 +347,3 @@ def _own_constant(node: ir.Node, index: int) -> np.ndarray | None:
         return None
     array = constant(value)
     return array if array is not None and array.dtype == np.float32 else None
-
-
-def _fits(bias: np.ndarray | None, channels: int) -> bool:
-    if bias is None or bias.dtype != np.float32 or not np.isfinite(bias).all():
-        return False
-    return bias.size == channels and (bias.ndim == 1 or (bias.ndim == 2 and bias.shape[0] == 1))

@@ -8,7 +8,7 @@ as they do not reach it when they are scaled; the others keep the factor 1. Or i
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +16,7 @@ import onnx_ir as ir
 
 from service.contracts.algorithms import CrossLayerEqualization
 from service.contracts.config import QuantizationConfig
+from worker.quantizer.equalization.channel_graph import Fold
 from worker.quantizer.equalization.channel_groups import ChannelLimit, Flow, ScalableLayer
 from worker.quantizer.equalization.channel_ranges import ObservedChannels
 from worker.quantizer.graph.metadata import hand_on
@@ -23,6 +24,9 @@ from worker.quantizer.graph.values import Names, add_initializer, constant, name
 from worker.quantizer.operators.labels import PINNED
 from worker.quantizer.plan.targets import TARGETS
 from worker.quantizer.preparation.affine import replace_constant
+
+# A value that is this near to its limit has reached it.
+_REACHED = 1.0 - 1e-6
 
 
 def scale_layers(graph: ir.Graph, flow: Flow, factors: np.ndarray) -> list[str]:
@@ -66,12 +70,18 @@ def _multiply(
                 own = _kernels(factor, array) if index == 1 else factor.reshape(array.shape)
                 _put(graph, layer.node, index, array * own, names)
         changed.append(node_name(layer.node))
-    for term in flow.terms:
-        array, factor = constant(term.node.inputs[term.index]), factors[term.channels]
-        if array is not None and not (factor == 1.0).all():
-            _put(graph, term.node, term.index, array * factor, names)
-            changed.append(node_name(term.node))
-    return changed
+    terms = [term for term in flow.terms if not (factors[term.channels] == 1.0).all()]
+    apply_folds(graph, terms, factors, names)
+    return changed + [node_name(term.node) for term in terms]
+
+
+def apply_folds(graph: ir.Graph, folds: Sequence[Fold], factors: np.ndarray, names: Names) -> None:
+    """Multiply constants by ``factors``, float64 by channel number; what others read too is copied first."""
+    for fold in folds:
+        array = constant(fold.node.inputs[fold.index])
+        if array is None:
+            raise ValueError(f"input {fold.index} of {fold.node!r} is no constant")
+        _put(graph, fold.node, fold.index, fold.scaled(array, factors), names)
 
 
 def put_bias(graph: ir.Graph, layer: ScalableLayer, bias: np.ndarray, names: Names) -> None:
@@ -94,10 +104,6 @@ def _put(graph: ir.Graph, node: ir.Node, index: int, array: np.ndarray, names: N
     value = node.inputs[index] if index < len(node.inputs) else None
     name = name_of(value) if value is not None else stem
     replace_constant(graph, node, index, name, np.asarray(array, np.float32), names)
-
-
-# A value that is this near to its limit has reached it.
-_REACHED = 1.0 - 1e-6
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,9 @@ from worker.quantizer.refine.draft import Draft
 from worker.quantizer.walk import is_tunable
 
 NOTHING_ADDED = "nothing constant is added to its result"
+PUTS_BACK_THE_MEAN = declare(
+    "puts-back-the-mean", "it puts back the mean that rounding took from the result before it", by_design=True
+)
 
 
 @dataclass(frozen=True)
@@ -36,13 +39,11 @@ class CorrectableBias:
         node: the linear node.
         owner: the node that reads the constant: the same, or an Add behind it.
         index: of the constant among its inputs.
-        channels: number of output channels.
     """
 
     node: ir.Node
     owner: ir.Node
     index: int
-    channels: int
 
     @property
     def initializer(self) -> str:
@@ -91,25 +92,28 @@ def find_place(node: ir.Node, plan: QuantizationPlan) -> CorrectableBias | str:
     entry = plan.biases.get(node_name(node))
     if (entry is None or entry.integers is None) and len(bias.uses()) > 1:
         return "others read its bias too"
-    return CorrectableBias(node, node, 2, channels)
+    return CorrectableBias(node, node, 2)
 
 
 def _term_behind(node: ir.Node, channels: int) -> CorrectableBias | str:
-    add = only_reader(node.outputs[0], "Add")
-    term = other_operand(add, node.outputs[0]) if add is not None else None
+    add, term = _added_behind(node)
     array = constant(term)
-    if add is None or term is None or array is None or not is_float32(term) or apart((node, add)):
+    if add is None or term is None or array is None or not is_float32(term):
         return NOTHING_ADDED
     if not array.ndim or array.shape[-1] != channels or array.size != channels:
         return "what is added to its result does not have one value per channel"
     if len(term.uses()) > 1:
         return "others read what is added to its result"
-    return CorrectableBias(node, add, list(add.inputs).index(term), channels)
+    return CorrectableBias(node, add, list(add.inputs).index(term))
 
 
-PUTS_BACK_THE_MEAN = declare(
-    "puts-back-the-mean", "it puts back the mean that rounding took from the result before it", by_design=True
-)
+def _added_behind(node: ir.Node) -> tuple[ir.Node, ir.Value] | tuple[None, None]:
+    """The Add that alone reads the result of ``node``, on the same side of a border, and the constant that it adds."""
+    add = only_reader(node.outputs[0], "Add")
+    term = other_operand(add, node.outputs[0]) if add is not None else None
+    if add is None or term is None or not is_constant(term) or apart((node, add)):
+        return None, None
+    return add, term
 
 
 @dataclass(frozen=True)
@@ -204,9 +208,8 @@ class _Creator:
         """Make a place for ``node``; what was done, None if nothing can be."""
         if node.op_type != "MatMul":
             return self._bias(node)
-        add = only_reader(node.outputs[0], "Add")
-        term = other_operand(add, node.outputs[0]) if add is not None else None
-        if add is not None and term is not None and is_constant(term) and not apart((node, add)):
+        add, term = _added_behind(node)
+        if add is not None and term is not None:
             return self._term(node, add, term)
         # Runtimes that multiply by packed weights look for a MatMul.
         on_integers = bool(self._plan.activations)

@@ -47,6 +47,12 @@ from worker.quantizer.statistics.rows import ChannelExtremes
 NO_PAIR = declare("no-pair-of-layers", "there are no two layers between which scale could move")
 
 _OWN_BIASES = ("int8", "int16")
+_LIMITS = {
+    "per_channel": "kept exactly, {} of them per channel",
+    "never": "kept as they are",
+    "relu": "dropped, {} of them",
+}
+_SAMPLES, _BATCH = 64, 8
 
 
 class CrossLayerEqualizationStep(Step[CrossLayerEqualization]):
@@ -175,13 +181,6 @@ class Equalizer:
         return "; ".join(parts)
 
 
-_LIMITS = {
-    "per_channel": "kept exactly, {} of them per channel",
-    "never": "kept as they are",
-    "relu": "dropped, {} of them",
-}
-
-
 def _matrix(layer: ScalableLayer, plan: QuantizationPlan, *, append_bias: bool) -> BalancedWeight:
     node = layer.node
     entry = plan.weights.get(name_of(node.inputs[1])) if node.inputs[1] is not None else None
@@ -206,9 +205,6 @@ def _matrix(layer: ScalableLayer, plan: QuantizationPlan, *, append_bias: bool) 
 def _has_range(dtype: str) -> bool:
     """True for types whose rounding depends on the range of what shares a scale."""
     return is_integer(dtype) or is_float8(dtype) or is_block(dtype)
-
-
-_SAMPLES, _BATCH = 64, 8
 
 
 def cost_in_words(model: ir.Model, toolkit: Toolkit) -> str:

@@ -39,6 +39,11 @@ LEFT_TO_EQUALIZATION = declare(
 )
 NO_TREATMENT = declare("outliers-left-alone", "no outlier channel could be treated")
 NONE_HELPED = declare("no-treatment-helped", "no treatment brings the outputs nearer to the float model")
+ALREADY_NARROW = declare("outliers-split-already", "the channels of {tensor!r} are split with those of another tensor")
+NO_WIDER_TYPE = declare("no-wider-type", "{tensor!r} is {dtype}, which has no type of twice the bits")
+WIDER_REFUSED = declare("wider-type-refused", "{tensor!r} has to be {dtype} on target {target}")
+WIDER_NOT_IN_QOPERATOR = declare("wider-type-in-qoperator", "format qoperator has 8-bit types alone")
+ONLY_ACTIVATIONS = declare("only-activations-wider", "weight {tensor!r} keeps its type: only activations get more bits")
 
 
 class OutlierChannelsStep(Step[OutlierChannels]):
@@ -142,9 +147,6 @@ def summary(found: Sequence[Outliers], treated: Treated) -> str:
     return "; ".join(parts)
 
 
-ALREADY_NARROW = declare("outliers-split-already", "the channels of {tensor!r} are split with those of another tensor")
-
-
 @dataclass(frozen=True)
 class Treated:
     """What became of the tensors with outliers.
@@ -240,12 +242,6 @@ def _pieces(spec: OutlierChannels, one: Outliers, joined: Sequence[Outliers]) ->
         excess[chosen] = np.maximum(excess[chosen], other.spans[chosen] / other.widest_tame)
     outliers = np.flatnonzero(excess > 1.0).tolist()
     return wanted_pieces(excess, outliers, 1.0, most_added(excess.size, spec.growth))
-
-
-NO_WIDER_TYPE = declare("no-wider-type", "{tensor!r} is {dtype}, which has no type of twice the bits")
-WIDER_REFUSED = declare("wider-type-refused", "{tensor!r} has to be {dtype} on target {target}")
-WIDER_NOT_IN_QOPERATOR = declare("wider-type-in-qoperator", "format qoperator has 8-bit types alone")
-ONLY_ACTIVATIONS = declare("only-activations-wider", "weight {tensor!r} keeps its type: only activations get more bits")
 
 
 def widened(

@@ -100,7 +100,6 @@ class Scaler:
     def _before_products(self, found: Sequence[Outliers]) -> Prepared:
         prepared, outcome = self.prepared, SmoothingOutcome()
         smoother = Smoother(prepared.graph, self.plan, {})
-        nodes = {node_name(node): node for node in prepared.graph}
         finder = SmoothableTensorFinder(prepared.graph, self.plan)
         for one in found:
             site = finder.at(one.tensor) if one.kind == "activation" else None
@@ -111,7 +110,7 @@ class Scaler:
             scale = np.ones(one.spans.size)
             for channel in one.channels:
                 wide = one.spans[channel] / one.widest_tame
-                weights = max(self._row(nodes[name], channel) for name in site.consumers)
+                weights = max(self._row(node, channel) for node in site.consumers)
                 scale[channel] = _moved(wide, weights)
             smoother.put(site, scale, outcome)
             self.treated.append(one.tensor)

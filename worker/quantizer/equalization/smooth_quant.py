@@ -12,7 +12,7 @@ import onnx_ir as ir
 from service.contracts.algorithms import Awq, SmoothQuant
 from service.contracts.reason import Reason, declare
 from service.contracts.specs import ActivationSpec
-from worker.quantizer.equalization.channel_graph import Fold
+from worker.quantizer.equalization.channel_scaling import apply_folds
 from worker.quantizer.equalization.smoothable_tensors import (
     SmoothableTensor,
     find_sites,
@@ -61,7 +61,7 @@ _SEARCH = 0.9
 
 
 class SmoothQuantStep(Step[SmoothQuant | Awq]):
-    """Moves scale from activations into weights; see ``search`` for how much and ``folding`` for where it goes.
+    """Moves scale from activations into weights: how much, ``search`` says, and where it goes, ``find_sites``.
 
     SmoothQuant makes activations fit their grids; AWQ, where they stay in float, gives the weights that meet the
     largest of them the finest grids.
@@ -172,16 +172,12 @@ class Smoother:
     ) -> None:
         self._graph, self._plan, self._seen, self._unplanned = graph, plan, seen, unplanned
         self._names = Names(graph)
-        self._nodes = {node_name(node): node for node in graph}
-        self._values = {name_of(v): v for v in (*graph.inputs, *(made for node in graph for made in node.outputs))}
         # Tensor that each node read first, before any Mul came between.
-        self._reads = _input_names(self._nodes, 0)
+        self._reads = _input_names(graph, 0)
         # What the inputs of layers have been divided by.
-        self._scales: dict[str, np.ndarray] = {}
+        self._scales: dict[ir.Node, np.ndarray] = {}
         # Where the weight of each node stands in the plan, whatever its initializer is called by now.
-        self._weights = {
-            name: weight for name, weight in _input_names(self._nodes, 1).items() if weight in plan.weights
-        }
+        self._weights = {node: weight for node, weight in _input_names(graph, 1).items() if weight in plan.weights}
 
     def smooth(
         self, site: SmoothableTensor, alpha: float | None, families: Sequence[Family], outcome: SmoothingOutcome
@@ -199,21 +195,20 @@ class Smoother:
 
     def put(self, site: SmoothableTensor, scale: np.ndarray, outcome: SmoothingOutcome) -> None:
         """Divide the site by ``scale``, float64 [channels], and multiply what reads it."""
-        for name in site.consumers:
-            node = self._nodes[name]
+        for node in site.consumers:
             along = matrix_of(node).along_inputs(scale)
             array = np.asarray(weight_of(node).astype(np.float64) * along, np.float32)
-            replace_constant(self._graph, node, 1, self._weights[name], array, self._names)
-            self._scales[name] = scale
+            replace_constant(self._graph, node, 1, self._weights[node], array, self._names)
+            self._scales[node] = scale
         if site.folding is None:
             outcome.muls.append(self._insert_mul(site, scale))
             outcome.takers["Mul of their own"] += 1
         else:
-            apply_folds(self._graph, site.folding.folds, 1.0 / scale, self._names)
+            apply_folds(self._graph, site.folds, 1.0 / scale, self._names)
             kinds = dict.fromkeys(fold.node.op_type for fold in site.folding.folds)
             outcome.takers[" and ".join(kinds)] += 1
             outcome.scaled.update(site.folding.tensors)
-        outcome.nodes += site.consumers
+        outcome.nodes += [node_name(node) for node in site.consumers]
 
     def _problem(self, site: SmoothableTensor) -> SmoothingProblem | None:
         seen = self._seen.get(site.tensor)
@@ -227,37 +222,32 @@ class Smoother:
             low=low,
             high=high,
             spec=self._plan.activations[site.tensor].spec if self._plan.activations else self._unplanned,
-            readers=[self._matrix(name) for name in site.consumers],
+            readers=[self._matrix(node) for node in site.consumers],
             makers=self._makers(site),
             rounded=self._rounded(site, seen.rows),
             settle=lambda scale: self._settled(site, scale),
         )
 
-    def _matrix(self, name: str) -> QuantizedMatrix:
-        node = self._nodes[name]
-        return QuantizedMatrix(weight_of(node), self._plan.weights[self._weights[name]], matrix_of(node))
+    def _matrix(self, node: ir.Node) -> QuantizedMatrix:
+        return QuantizedMatrix(weight_of(node), self._plan.weights[self._weights[node]], matrix_of(node))
 
     def _makers(self, site: SmoothableTensor) -> list[ProducingLayer]:
         """Layers whose one scale for all channels has to hold the scaled columns."""
         found = []
-        for fold in _folds(site):
-            name = node_name(fold.node)
-            if not is_linear(fold.node) or fold.index != 1 or name not in self._weights:
+        for fold in site.folds:
+            node = fold.node
+            if not is_linear(node) or fold.index != 1 or node not in self._weights:
                 continue
-            seen = self._seen.get(self._reads.get(name, ""))
-            plan = self._plan.weights[self._weights[name]]
-            linear = matrix_of(fold.node)
-            if seen is None or seen.rows is None or plan.granularity != PER_TENSOR or linear.stacked:
+            seen, matrix = self._seen.get(self._reads.get(node, "")), self._matrix(node)
+            if seen is None or seen.rows is None or matrix.plan.granularity != PER_TENSOR or matrix_of(node).stacked:
                 continue
-            scale = self._scales.get(name)
+            scale = self._scales.get(node)
             rows = seen.rows if scale is None else np.asarray(seen.rows / scale, np.float32)
-            found.append(
-                ProducingLayer(rows, QuantizedMatrix(weight_of(fold.node), plan, linear), fold.channels.reshape(-1))
-            )
+            found.append(ProducingLayer(rows, matrix, fold.channels.reshape(-1)))
         return found
 
     def _rounded(self, site: SmoothableTensor, rows: np.ndarray) -> np.ndarray | None:
-        upstream = upstream_grid(self._values[site.tensor], self._plan, site)
+        upstream = upstream_grid(self._plan, site)
         if upstream is None:
             return None
         factor, grid = upstream
@@ -266,7 +256,7 @@ class Smoother:
 
     def _settled(self, site: SmoothableTensor, scale: np.ndarray) -> np.ndarray:
         """The scale that a constant factor of integers can hold, next to ``scale``."""
-        for fold in _folds(site):
+        for fold in site.folds:
             value = fold.node.inputs[fold.index]
             array, entry = constant(value), self._plan.weights.get(name_of(value)) if value is not None else None
             if fold.node.op_type != "Mul" or array is None or entry is None:
@@ -284,7 +274,7 @@ class Smoother:
 
     def _insert_mul(self, site: SmoothableTensor, scale: np.ndarray) -> str:
         """Scale the site by a node of its own; returns that node's name."""
-        value = self._values[site.tensor]
+        value, first = site.value, site.consumers[0]
         factor = add_initializer(
             self._graph, self._names.free(f"{site.tensor}_smoothing"), np.asarray(1.0 / scale, np.float32)
         )
@@ -292,32 +282,17 @@ class Smoother:
         made = mul.outputs[0]
         made.name, made.dtype = self._names.free(f"{site.tensor}_smoothed"), ir.DataType.FLOAT
         made.shape = value.shape.copy() if value.shape is not None else None
-        first = self._nodes[site.consumers[0]]
         hand_on([first], [mul])
         self._graph.insert_before(first, mul)
-        for name in site.consumers:
-            self._nodes[name].replace_input_with(0, made)
+        for node in site.consumers:
+            node.replace_input_with(0, made)
         return node_name(mul)
 
 
-def apply_folds(graph: ir.Graph, folds: Sequence[Fold], factors: np.ndarray, names: Names) -> None:
-    """Multiply constants by ``factors``, float64 [channels]; what others read too is copied first."""
-    for fold in folds:
-        value = fold.node.inputs[fold.index]
-        array = constant(value)
-        if array is None or value is None:
-            raise ValueError(f"input {fold.index} of {fold.node!r} is no constant")
-        replace_constant(graph, fold.node, fold.index, name_of(value), fold.scaled(array, factors), names)
-
-
-def _input_names(nodes: Mapping[str, ir.Node], index: int) -> dict[str, str]:
-    """By node name: what it reads as input ``index``."""
-    values = {name: node.inputs[index] for name, node in nodes.items() if len(node.inputs) > index}
-    return {name: name_of(value) for name, value in values.items() if value is not None}
-
-
-def _folds(site: SmoothableTensor) -> tuple[Fold, ...]:
-    return () if site.folding is None else site.folding.folds
+def _input_names(graph: ir.Graph, index: int) -> dict[ir.Node, str]:
+    """By node: the name of what it reads as input ``index``."""
+    values = {node: node.inputs[index] for node in graph if len(node.inputs) > index}
+    return {node: name_of(value) for node, value in values.items() if value is not None}
 
 
 def _is_worthwhile(choice: SmoothingChoice, site: SmoothableTensor) -> bool:

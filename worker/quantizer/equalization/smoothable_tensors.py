@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 import onnx_ir as ir
 
-from worker.quantizer.equalization.channel_graph import ChannelGraph, Folding
+from worker.quantizer.equalization.channel_graph import ChannelGraph, Fold, Folding
 from worker.quantizer.graph.rewriting import axis_length, rank_of
 from worker.quantizer.graph.values import constant, int_attribute, is_constant, is_float32, name_of, node_name, reads
 from worker.quantizer.numerics.granularity import PER_TENSOR
@@ -23,18 +23,28 @@ class SmoothableTensor:
     """A tensor whose channels (last axis) can be scaled, inversely to the rows of the weights that it meets.
 
     Attributes:
-        tensor: its name.
+        value: the tensor.
         channels: length of its last axis.
-        consumers: names of the MatMul and Gemm nodes, all that are to get the scaled tensor.
+        consumers: the MatMul and Gemm nodes, all that are to get the scaled tensor.
         folding: what takes the inverse scale in; None if a Mul has to.
         refusal: why neither is possible or worthwhile; None if one is.
     """
 
-    tensor: str
+    value: ir.Value
     channels: int
-    consumers: tuple[str, ...]
+    consumers: tuple[ir.Node, ...]
     folding: Folding | None
     refusal: str | None = None
+
+    @property
+    def tensor(self) -> str:
+        """The tensor's name."""
+        return name_of(self.value)
+
+    @property
+    def folds(self) -> tuple[Fold, ...]:
+        """The constants that take the inverse scale in; none if a Mul has to."""
+        return () if self.folding is None else self.folding.folds
 
 
 def find_sites(graph: ir.Graph, plan: QuantizationPlan, smoothed: Collection[str] = ()) -> list[SmoothableTensor]:
@@ -107,7 +117,6 @@ def is_consumer(node: ir.Node, plan: QuantizationPlan) -> bool:
 def _site(
     channels: ChannelGraph, plan: QuantizationPlan, value: ir.Value, length: int, nodes: list[ir.Node]
 ) -> SmoothableTensor:
-    consumers = tuple(node_name(node) for node in nodes)
     alone = not value.is_graph_output() and set(reads(value)) == set(nodes)
     found = channels.folding(value, length, partial(_refuses, plan=plan)) if alone else None
     folding = found if isinstance(found, Folding) else None
@@ -117,7 +126,7 @@ def _site(
     elif folding is None and _made_on_integers(value, channels.graph, plan):
         reason = "nothing before it can take the scale in" if alone else "other nodes read it too"
         refusal = f"{reason}, and a Mul behind integers would only round twice"
-    return SmoothableTensor(name_of(value), length, consumers, folding, refusal)
+    return SmoothableTensor(value, length, tuple(nodes), folding, refusal)
 
 
 def _made_on_integers(value: ir.Value, graph: ir.Graph, plan: QuantizationPlan) -> bool:
@@ -165,17 +174,15 @@ def weight_of(node: ir.Node) -> np.ndarray:
     return array
 
 
-def upstream_grid(
-    value: ir.Value, plan: QuantizationPlan, site: SmoothableTensor
-) -> tuple[np.ndarray, IntegerGrid] | None:
+def upstream_grid(plan: QuantizationPlan, site: SmoothableTensor) -> tuple[np.ndarray, IntegerGrid] | None:
     """A constant factor that makes the site's tensor on integers, and the grid of what it multiplies; else None.
 
-    ``value`` is the tensor. What such a Mul reads has been rounded before the scale comes in.
+    What such a Mul reads has been rounded before the scale comes in.
     """
-    node = value.producer()
-    if node is None or node.op_type != "Mul" or site.folding is None or len(site.folding.folds) != 1:
+    node = site.value.producer()
+    if node is None or node.op_type != "Mul" or len(site.folds) != 1:
         return None
-    fold = site.folding.folds[0]
+    fold = site.folds[0]
     entry, other = plan.nodes[node_name(node)], node.inputs[1 - fold.index]
     if fold.node is not node or not entry.quantized or other is None:
         return None

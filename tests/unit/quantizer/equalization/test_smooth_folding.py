@@ -16,7 +16,7 @@ from service.contracts.specs import ActivationSpec, WeightSpec
 from tests.unit.quantizer.equalization.benches import used
 from tests.unit.quantizer.toolbox import batchnorm_weights, make_model, normal, prepare_proto, rng, run_onnx
 from worker.quantizer.equalization.channel_graph import ChannelGraph, Folding
-from worker.quantizer.equalization.smooth_quant import apply_folds
+from worker.quantizer.equalization.channel_scaling import apply_folds
 from worker.quantizer.equalization.smoothing_search import (
     ProducingLayer,
     QuantizedMatrix,
