@@ -20,8 +20,8 @@ import onnx_ir as ir
 from benchmarks.cases import CASES, THREADS, Case, data_folder, source
 from service.contracts.config import parse_config
 from service.contracts.report import Report
-from worker.quantizer.equalization.cross_layer.dataflow import follow
-from worker.quantizer.equalization.cross_layer.rewriting import scale_layers
+from worker.quantizer.equalization.channel_groups import follow
+from worker.quantizer.equalization.channel_scaling import scale_layers
 from worker.quantizer.graph.serialized import to_bytes
 from worker.quantizer.graph.values import Names, constant, name_of
 from worker.quantizer.intake.inspect import open_model

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 from service.contracts.algorithms import Algorithm
-from worker.quantizer.equalization.bias_correction.step import BiasCorrectionStep
-from worker.quantizer.equalization.cross_layer.step import CrossLayerEqualizationStep
-from worker.quantizer.equalization.outliers.step import OutlierChannelsStep
-from worker.quantizer.equalization.smooth_quant.step import SmoothQuantStep
+from worker.quantizer.equalization.bias_correction import BiasCorrectionStep
+from worker.quantizer.equalization.cross_layer import CrossLayerEqualizationStep
+from worker.quantizer.equalization.outlier_channels import OutlierChannelsStep
+from worker.quantizer.equalization.smooth_quant import SmoothQuantStep
 from worker.quantizer.finetune.step import FinetuneStep
 from worker.quantizer.refine.step import Step
 from worker.quantizer.search.autopilot import AutopilotStep

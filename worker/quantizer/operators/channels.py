@@ -1,4 +1,4 @@
-"""How channels flow through operators: one table, read in both directions.
+"""How channels flow through operators: one table, read in both directions; and along which axis tensors have any.
 
 ``forward`` re-arranges labels (see ``labels``) as the operator re-arranges the values, ``backward`` tells which labels
 the operand must have had. A factor per channel, positive and the same for all elements with one label, comes out of
@@ -8,18 +8,24 @@ What is not in the table lets no channel through.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol
 
 import numpy as np
 import onnx_ir as ir
 
 from worker.quantizer.graph.rewriting import axis_length, rank_of, reduced_axes, scalar
-from worker.quantizer.graph.values import constant, int_attribute, is_constant, string_attribute
-from worker.quantizer.operators.labels import compact, lifted, reshaped, trimmed, varies_beside
-from worker.quantizer.operators.linear import LINEAR
+from worker.quantizer.graph.values import (
+    DEFAULT_DOMAINS,
+    constant,
+    int_attribute,
+    is_constant,
+    is_float32,
+    string_attribute,
+)
+from worker.quantizer.operators.labels import TiedLabels, compact, lifted, reshaped, trimmed, varies_beside
+from worker.quantizer.operators.linear import LINEAR, channel_axis, is_linear, summed_axis
 
 
 class Kind(Enum):
@@ -39,17 +45,7 @@ class Kind(Enum):
     JOINED = "puts its operands one behind the other"
 
 
-class Ties(Protocol):
-    """Labels, and which of them belong together."""
-
-    def fresh(self, count: int) -> np.ndarray:
-        """``count`` new labels, int64 [count]."""
-
-    def tie(self, one: np.ndarray, other: np.ndarray) -> None:
-        """Tie labels pairwise; the arrays broadcast."""
-
-
-Forward = Callable[[ir.Node, np.ndarray, Ties], list[np.ndarray] | None]
+Forward = Callable[[ir.Node, np.ndarray, TiedLabels], list[np.ndarray] | None]
 Backward = Callable[[ir.Node, np.ndarray], np.ndarray | None]
 
 
@@ -70,11 +66,25 @@ class ChannelFlow:
     backward: Backward | None = None
     passes_shift: bool = False
 
+    def operands(self, node: ir.Node, labels: np.ndarray) -> list[np.ndarray] | None:
+        """Labels of the operands that hand their channels on, in order, from those of the first result.
+
+        None where they cannot be told; and for products, where one of the operands is enough.
+        """
+        if self.kind is Kind.ADDED:
+            return [labels] * len(node.inputs)
+        if self.kind is Kind.LIMITED:
+            return [labels]
+        if self.kind is Kind.JOINED:
+            return parted(node, labels)
+        found = None if self.backward is None else self.backward(node, labels)
+        return None if found is None else [found]
+
 
 def _one(backward: Backward) -> Forward:
     """Forward as ``backward`` does it: for operators with one result, whose labels are those of the operand."""
 
-    def forward(node: ir.Node, labels: np.ndarray, ties: Ties) -> list[np.ndarray] | None:
+    def forward(node: ir.Node, labels: np.ndarray, ties: TiedLabels) -> list[np.ndarray] | None:
         found = backward(node, labels)
         return None if found is None else [found]
 
@@ -94,7 +104,7 @@ def _pooled(node: ir.Node, labels: np.ndarray) -> np.ndarray | None:
     return None if any(size > 1 for size in labels.shape[2:]) else labels
 
 
-def _reduced(node: ir.Node, labels: np.ndarray, ties: Ties) -> list[np.ndarray] | None:
+def _reduced(node: ir.Node, labels: np.ndarray, ties: TiedLabels) -> list[np.ndarray] | None:
     axes = reduced_axes(node)
     if axes is None or any(labels.shape[axis] > 1 for axis in axes):
         return None
@@ -109,7 +119,7 @@ def _reduced_back(node: ir.Node, labels: np.ndarray) -> np.ndarray | None:
     return None if any(whole.shape[axis] > 1 for axis in axes) else whole
 
 
-def _permuted(node: ir.Node, labels: np.ndarray, ties: Ties) -> list[np.ndarray] | None:
+def _permuted(node: ir.Node, labels: np.ndarray, ties: TiedLabels) -> list[np.ndarray] | None:
     return [labels.transpose(_permutation(node, labels.ndim))]
 
 
@@ -131,7 +141,7 @@ def _reshaped_back(node: ir.Node, labels: np.ndarray) -> np.ndarray | None:
     return None if node.inputs[0] is None else reshaped(labels, node.outputs[0], node.inputs[0])
 
 
-def _sliced(node: ir.Node, labels: np.ndarray, ties: Ties) -> list[np.ndarray] | None:
+def _sliced(node: ir.Node, labels: np.ndarray, ties: TiedLabels) -> list[np.ndarray] | None:
     given = [None if value is None else constant(value) for value in node.inputs[1:]]
     if len(given) < 2 or given[0] is None or given[1] is None:
         return None
@@ -154,7 +164,7 @@ def _sliced_back(node: ir.Node, labels: np.ndarray) -> np.ndarray | None:
     return labels
 
 
-def _split(node: ir.Node, labels: np.ndarray, ties: Ties) -> list[np.ndarray] | None:
+def _split(node: ir.Node, labels: np.ndarray, ties: TiedLabels) -> list[np.ndarray] | None:
     axis = int_attribute(node, "axis", 0) % labels.ndim
     if labels.shape[axis] == 1:
         return [labels] * len(node.outputs)
@@ -165,7 +175,7 @@ def _split(node: ir.Node, labels: np.ndarray, ties: Ties) -> list[np.ndarray] | 
     return np.split(labels, np.cumsum(known)[:-1], axis)
 
 
-def _gathered(node: ir.Node, labels: np.ndarray, ties: Ties) -> list[np.ndarray] | None:
+def _gathered(node: ir.Node, labels: np.ndarray, ties: TiedLabels) -> list[np.ndarray] | None:
     picked = constant(node.inputs[1])
     if picked is None or picked.ndim > 1:
         return None
@@ -183,7 +193,7 @@ def _gathered_back(node: ir.Node, labels: np.ndarray) -> np.ndarray | None:
     return lifted(short, rank)
 
 
-def _shuffled(node: ir.Node, labels: np.ndarray, ties: Ties) -> list[np.ndarray] | None:
+def _shuffled(node: ir.Node, labels: np.ndarray, ties: TiedLabels) -> list[np.ndarray] | None:
     """DepthToSpace and SpaceToDepth of channels: positions share a label, so that only axis 1 counts."""
     if labels.ndim != 4 or varies_beside(labels, 1):
         return None
@@ -224,12 +234,12 @@ def _depth_first(node: ir.Node) -> bool:
     return string_attribute(node, "mode", "DCR") == "DCR"
 
 
-def _expanded(node: ir.Node, labels: np.ndarray, ties: Ties) -> list[np.ndarray] | None:
+def _expanded(node: ir.Node, labels: np.ndarray, ties: TiedLabels) -> list[np.ndarray] | None:
     rank = rank_of(node.outputs[0])
     return None if rank is None else [lifted(labels, rank)]
 
 
-def _padded(node: ir.Node, labels: np.ndarray, ties: Ties) -> list[np.ndarray] | None:
+def _padded(node: ir.Node, labels: np.ndarray, ties: TiedLabels) -> list[np.ndarray] | None:
     """New channels are zeros, whose factor is as good as any."""
     pads = _padding(node, labels.ndim)
     if pads is None:
@@ -265,7 +275,7 @@ def _padding(node: ir.Node, rank: int) -> list[tuple[int, int]] | None:
     return list(zip(before, after, strict=True))
 
 
-def _resized(node: ir.Node, labels: np.ndarray, ties: Ties) -> list[np.ndarray] | None:
+def _resized(node: ir.Node, labels: np.ndarray, ties: TiedLabels) -> list[np.ndarray] | None:
     return [labels] if _resizes_beside(node, labels, node.outputs[0]) else None
 
 
@@ -282,7 +292,7 @@ def _resizes_beside(node: ir.Node, labels: np.ndarray, other: ir.Value | None) -
     return all(size == 1 or axis_length(other, axis) == size for axis, size in enumerate(labels.shape))
 
 
-def tied(parts: Sequence[np.ndarray], ties: Ties) -> list[np.ndarray] | None:
+def tied(parts: Sequence[np.ndarray], ties: TiedLabels) -> list[np.ndarray] | None:
     """Labels of what is computed from several operands element by element: theirs, tied; None if they do not fit."""
     rank = max(part.ndim for part in parts)
     first, *others = [lifted(part, rank) for part in parts]
@@ -294,7 +304,7 @@ def tied(parts: Sequence[np.ndarray], ties: Ties) -> list[np.ndarray] | None:
     return [max((first, *others), key=lambda part: part.size)]
 
 
-def joined(node: ir.Node, parts: Sequence[np.ndarray], ties: Ties) -> list[np.ndarray] | None:
+def joined(node: ir.Node, parts: Sequence[np.ndarray], ties: TiedLabels) -> list[np.ndarray] | None:
     """Labels of a Concat from those of its operands."""
     axis = int_attribute(node, "axis", 0) % parts[0].ndim
     if all((part == parts[0].flat[0]).all() for part in parts):
@@ -324,11 +334,17 @@ _REDUCTION = ChannelFlow(Kind.POOLED, _reduced, _reduced_back, passes_shift=True
 _ELEMENTWISE = ChannelFlow(Kind.ELEMENTWISE, _one(_same), _same)
 _RESHAPE = ChannelFlow(Kind.MOVED, _one(_reshaped), _reshaped_back, passes_shift=True)
 _SHUFFLE = ChannelFlow(Kind.MOVED, _shuffled, _shuffled_back, passes_shift=True)
-_NORMALIZATIONS = ("BatchNormalization", "InstanceNormalization", "LayerNormalization", "RMSNormalization")
+# Normalizations, and the axis that they have their channels on.
+NORMALIZED_AXIS = {
+    "BatchNormalization": 1,
+    "InstanceNormalization": 1,
+    "LayerNormalization": -1,
+    "RMSNormalization": -1,
+}
 
 CHANNEL_FLOWS: dict[str, ChannelFlow] = {
     **dict.fromkeys(LINEAR, ChannelFlow(Kind.LINEAR)),
-    **dict.fromkeys(_NORMALIZATIONS, ChannelFlow(Kind.NORMALIZED)),
+    **dict.fromkeys(NORMALIZED_AXIS, ChannelFlow(Kind.NORMALIZED)),
     **dict.fromkeys(("Abs", "Dropout", "LeakyRelu", "Neg", "Relu"), _ELEMENTWISE),
     "PRelu": ChannelFlow(Kind.ELEMENTWISE, _one(_sloped), _sloped),
     **dict.fromkeys(("AveragePool", "GlobalAveragePool", "GlobalMaxPool", "MaxPool"), _POOL),
@@ -354,3 +370,55 @@ CHANNEL_FLOWS: dict[str, ChannelFlow] = {
 
 # Operators whose results hold elements of their operand and nothing else.
 MOVERS = tuple(op_type for op_type, flow in CHANNEL_FLOWS.items() if flow.kind is Kind.MOVED)
+
+# What leaves every element, or every channel, on the axis where it is.
+_STAYS = (Kind.ELEMENTWISE, Kind.POOLED, Kind.LIMITED, Kind.ADDED, Kind.MULTIPLIED, Kind.COMPARED)
+
+
+def flow_of(node: ir.Node) -> ChannelFlow | None:
+    """How channels flow through a node; None: it lets none through."""
+    return CHANNEL_FLOWS.get(node.op_type) if node.domain in DEFAULT_DOMAINS else None
+
+
+def channel_axes(graph: ir.Graph) -> dict[ir.Value, int]:
+    """The axis of the channels, not negative, of every float tensor of a main graph that has one.
+
+    Channels are numbers of one meaning each, which a weight tells apart. What a weight is multiplied with has them
+    where the products are summed, whatever made it; what a layer or a normalization makes has them where they put them;
+    and operators that leave elements in their places hand them on.
+
+    Args:
+        graph: prepared, in topological order.
+    """
+    found: dict[ir.Value, int] = {}
+    for node in graph:
+        if is_linear(node) and is_constant(node.inputs[1]):
+            _enter(found, node.inputs[0], summed_axis(node, 0))
+    for node in graph:
+        if node.outputs and node.outputs[0] not in found:
+            axis = _made_axis(node, found)
+            if axis is not None:
+                _enter(found, node.outputs[0], axis)
+    return found
+
+
+def _enter(found: dict[ir.Value, int], value: ir.Value | None, axis: int) -> None:
+    rank = rank_of(value)
+    if value is not None and rank is not None and is_float32(value) and -rank <= axis < rank:
+        found.setdefault(value, axis % rank)
+
+
+def _made_axis(node: ir.Node, found: Mapping[ir.Value, int]) -> int | None:
+    """Axis of the channels in the first result of ``node``; None if it has none, or nobody knows."""
+    flow = flow_of(node)
+    if flow is None:
+        return None
+    if flow.kind is Kind.LINEAR:
+        return channel_axis(node) if is_linear(node) and is_constant(node.inputs[1]) else None
+    if flow.kind is Kind.NORMALIZED:
+        return NORMALIZED_AXIS[node.op_type]
+    if flow.kind not in _STAYS:
+        return None
+    rank = rank_of(node.outputs[0])
+    operands = [value for value in node.inputs if value is not None and rank_of(value) == rank]
+    return next((found[value] for value in operands if value in found), None)

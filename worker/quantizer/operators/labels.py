@@ -1,6 +1,8 @@
 """Labels: which channel every element of a tensor belongs to, as int64 arrays that broadcast to the tensor's shape.
 
-Behind a convolution they are [1, C, 1, 1]: along an axis on which nothing changes an array is 1 long.
+Behind a convolution they are [1, C, 1, 1]: along an axis on which nothing changes an array is 1 long. Where every
+channel of every tensor has a label of its own, operators that add or join channels tie labels together: what is tied
+shares one factor; label 0 stands for channels whose factor is 1 and stays 1.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from worker.quantizer.graph.rewriting import rank_of
 
 # Elements of a tensor without its batch up to which a Reshape is followed element by element.
 _LARGEST_RESHAPE = 1 << 22
+PINNED = 0
 
 
 def varies_beside(labels: np.ndarray, axis: int) -> bool:
@@ -85,3 +88,56 @@ def _tail_of(value: ir.Value, elements: int) -> list[int] | None:
         lengths.insert(0, length)
         found *= length
     return lengths if found == elements and lengths else None
+
+
+class TiedLabels:
+    """Labels of a graph, and what ties them together."""
+
+    def __init__(self) -> None:
+        self._count = 1
+        self._pairs: list[tuple[np.ndarray, np.ndarray]] = []
+
+    def fresh(self, count: int) -> np.ndarray:
+        """``count`` new labels, int64 [count]."""
+        made = np.arange(self._count, self._count + count, dtype=np.int64)
+        self._count += count
+        return made
+
+    def tie(self, one: np.ndarray, other: np.ndarray) -> None:
+        """Tie labels pairwise; the arrays broadcast."""
+        first, second = np.broadcast_arrays(one, other)
+        differ = first != second
+        self._pairs.append((first[differ], second[differ]))
+
+    def pin(self, labels: np.ndarray) -> None:
+        """Fix the factor of these labels at 1."""
+        self.tie(np.unique(labels), np.asarray(PINNED))
+
+    def resolve(self) -> np.ndarray:
+        """The group of every label, int64 [labels]: numbered from 0, group 0 is pinned."""
+        ones = [one for one, _ in self._pairs]
+        others = [other for _, other in self._pairs]
+        labels = components(self._count, np.concatenate([*ones, []]), np.concatenate([*others, []]))
+        return np.unique(labels, return_inverse=True)[1].astype(np.int64)
+
+
+def components(count: int, one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """The smallest member of each member's connected component, int64 [count].
+
+    Args:
+        count: members are 0 .. count - 1.
+        one: first ends of the edges, any integral values.
+        other: second ends.
+    """
+    one, other = one.astype(np.int64), other.astype(np.int64)
+    labels = np.arange(count, dtype=np.int64)
+    while True:
+        before = labels.copy()
+        lowest = np.minimum(labels[one], labels[other])
+        # hooking the roots, not the members, halves the depth of every tree in each round
+        np.minimum.at(labels, labels[one], lowest)
+        np.minimum.at(labels, labels[other], lowest)
+        labels = labels[labels]
+        labels = labels[labels]
+        if np.array_equal(labels, before):
+            return labels

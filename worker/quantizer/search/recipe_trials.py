@@ -113,8 +113,8 @@ class RecipeTrials:
         self._drafts: dict[str, Draft] = {}
         self._steps: list[Step[Any]] = []
         store = self.services.checkpoint
-        self.tried = Trials[RecipeTrial](ScopedCheckpoints(store, "trial "), told=self._tell, shared=True)
-        self.finalists = Trials[Finalist](ScopedCheckpoints(store, "evaluation "))
+        self.tried = Trials[RecipeTrial](store.scoped("trial "), told=self._tell, shared=True)
+        self.finalists = Trials[Finalist](store.scoped("evaluation "))
 
     def trial(self, basis: Basis, chain: Chain) -> RecipeTrial:
         """The trial of a recipe; what an earlier attempt has scored is taken over.

@@ -13,7 +13,7 @@ from service.contracts.algorithms import BiasCorrection
 from service.contracts.config import QuantizationConfig
 from tests.unit.quantizer.equalization.benches import Bench
 from tests.unit.quantizer.toolbox import Arrays, config, make_model, normal, quantize_file, run_onnx, sqnr_db
-from worker.quantizer.equalization.bias_correction.step import NO_BIAS
+from worker.quantizer.equalization.bias_correction import NO_BIAS
 from worker.quantizer.refine.draft import Draft
 
 W4 = {"dtype": "int4", "granularity": "per_tensor"}

@@ -11,8 +11,8 @@ from service.contracts.algorithms import BiasCorrection
 from service.contracts.config import QuantizationConfig
 from tests.unit.quantizer.equalization.benches import Bench, float_outputs, quantized_outputs, used
 from tests.unit.quantizer.toolbox import config, make_model, normal, op_types, run_onnx
-from worker.quantizer.equalization.bias_correction.creation import Places, make_places
-from worker.quantizer.equalization.bias_correction.full import Sample, activation_behind, bias_shift
+from worker.quantizer.equalization.bias_correction import LayerSample, activation_behind, bias_shift
+from worker.quantizer.equalization.correctable_biases import CorrectableBiases, make_places
 from worker.quantizer.plan.parameters import Parameters
 
 PLAIN = config(weight={"granularity": "per_tensor"})
@@ -40,7 +40,7 @@ CREATED = {
 }
 
 
-def places(it: Bench, settings: QuantizationConfig = PLAIN, *, insert_add: bool = True) -> Places:
+def places(it: Bench, settings: QuantizationConfig = PLAIN, *, insert_add: bool = True) -> CorrectableBiases:
     return make_places(it.draft, settings, insert_add=insert_add)
 
 
@@ -153,7 +153,7 @@ def test_the_means_agree_behind_the_activation_function(off: float, spread: floa
     wanted = relu6(values).mean()
     moved = values + np.float32(off)
     assume(((moved > 0) & (moved < 6)).mean() > 0.03)  # of fewer values that follow the bias no mean is told
-    shift = bias_shift(Sample(values, moved), relu6, relu6)
+    shift = bias_shift(LayerSample(values, moved), relu6, relu6)
     found = relu6(values + np.float32(off) + shift.astype(np.float32)).mean()
     before = abs(relu6(values + np.float32(off)).mean() - wanted)
     assert abs(found - wanted) <= max(0.02 * before, 1e-3)
@@ -161,15 +161,15 @@ def test_the_means_agree_behind_the_activation_function(off: float, spread: floa
 
 def test_the_shift_at_the_ends_of_what_can_be_told() -> None:
     expected, found = normal(500, 6, seed=1), normal(500, 6, seed=2) + 3
-    shift = bias_shift(Sample(expected, found), same, same)  # without a function: the difference of the means
+    shift = bias_shift(LayerSample(expected, found), same, same)  # without a function: the difference of the means
     np.testing.assert_allclose(shift, expected.mean(axis=0) - found.mean(axis=0), atol=1e-4)
     for level in (-50.0, 50.0):  # channels that clip throughout are left alone
         values = np.full((100, 2), level, np.float32) + normal(100, 2)
-        np.testing.assert_array_equal(bias_shift(Sample(values + 10, values), relu6, relu6), 0)
+        np.testing.assert_array_equal(bias_shift(LayerSample(values + 10, values), relu6, relu6), 0)
     # half of the values lie on a cliff: a fixed-point step overshoots there, and ends no further off than it began
     values = np.concatenate([np.full((500, 1), -0.01), np.full((500, 1), 5.0)]).astype(np.float32)
     expected = values + np.float32(0.5)
-    shift = bias_shift(Sample(expected, values), relu6, relu6)
+    shift = bias_shift(LayerSample(expected, values), relu6, relu6)
     wanted = relu6(expected).mean()
     assert abs(relu6(values + shift).mean() - wanted) <= abs(relu6(values).mean() - wanted)
 

@@ -13,25 +13,27 @@ from hypothesis import strategies as st
 
 from service.contracts.algorithms import CrossLayerEqualization
 from service.contracts.specs import ActivationSpec
-from worker.quantizer.equalization.cross_layer.balance import Matrix, Problem, Values, balance
-from worker.quantizer.equalization.cross_layer.dataflow import Flow
-from worker.quantizer.equalization.cross_layer.observing import Seen, quantized_values
-from worker.quantizer.equalization.cross_layer.spaces import PINNED
+from worker.quantizer.equalization.balance import BalancedTensor, BalancedWeight, BalanceProblem, balance
+from worker.quantizer.equalization.channel_groups import Flow
+from worker.quantizer.equalization.channel_ranges import ObservedChannels, quantized_values
 from worker.quantizer.numerics.integer import IntegerGrid
+from worker.quantizer.operators.labels import PINNED
 from worker.quantizer.plan.types import QuantizationPlan
 
 NOW = -1
 PRECISE = 0.0
 
 
-def dense(size: np.ndarray, inputs: np.ndarray, outputs: np.ndarray, grid: str | None = "tensor") -> Matrix:
+def dense(size: np.ndarray, inputs: np.ndarray, outputs: np.ndarray, grid: str | None = "tensor") -> BalancedWeight:
     """A weight [out, in]."""
-    return Matrix(size.astype(np.float32), outputs[:, None], inputs[None, :], outputs, None, grid)
+    return BalancedWeight(size.astype(np.float32), outputs[:, None], inputs[None, :], outputs, None, grid)
 
 
-def diagonal(size: np.ndarray, inputs: np.ndarray, outputs: np.ndarray, grid: str | None = "tensor") -> Matrix:
+def diagonal(size: np.ndarray, inputs: np.ndarray, outputs: np.ndarray, grid: str | None = "tensor") -> BalancedWeight:
     """A depthwise weight [channels, 1]."""
-    return Matrix(size.reshape(-1, 1).astype(np.float32), outputs[:, None], inputs[:, None], outputs, None, grid)
+    return BalancedWeight(
+        size.reshape(-1, 1).astype(np.float32), outputs[:, None], inputs[:, None], outputs, None, grid
+    )
 
 
 def groups(first: int, count: int) -> np.ndarray:
@@ -42,17 +44,17 @@ def pinned(count: int) -> np.ndarray:
     return np.full(count, PINNED)
 
 
-def problem(count: int, matrices: list[Matrix], values: list[Values] | None = None) -> Problem:
+def problem(count: int, matrices: list[BalancedWeight], values: list[BalancedTensor] | None = None) -> BalanceProblem:
     fixed = np.zeros(count + 1, bool)
     fixed[PINNED] = True
-    return Problem(count + 1, matrices, values or [], fixed, np.full(count + 1, np.inf))
+    return BalanceProblem(count + 1, matrices, values or [], fixed, np.full(count + 1, np.inf))
 
 
 def sizes(seed: int, *shape: int, spread: float = 2.0) -> np.ndarray:
     return np.exp(np.random.default_rng(seed).uniform(-spread, spread, shape))
 
 
-def pair(seed: int, channels: int = 5) -> tuple[np.ndarray, np.ndarray, Problem]:
+def pair(seed: int, channels: int = 5) -> tuple[np.ndarray, np.ndarray, BalanceProblem]:
     one, other = sizes(seed, channels, 3), sizes(seed + 1, 4, channels)
     between = groups(1, channels)
     matrices = [dense(one, pinned(3), between), dense(other, between, pinned(4))]
@@ -98,7 +100,7 @@ def test_a_depthwise_layer_between_two_is_balanced_on_both_sides() -> None:
 def test_no_channel_outgrows_its_tensor(seed: int, steps: int) -> None:
     *_, found = pair(seed)
     below, above = sizes(seed + 2, 5) - 0.2, sizes(seed + 3, 5)
-    values = [Values(groups(1, 5), np.maximum(below, 0), above)]
+    values = [BalancedTensor(groups(1, 5), np.maximum(below, 0), above)]
     factors = balance(replace(found, values=values), steps=steps, least_change=PRECISE).factors[1:]
     assert (above * factors).max() <= above.max() * (1 + 1e-9)
     assert (np.maximum(below, 0) * factors).max() <= np.maximum(below, 0).max() * (1 + 1e-9)
@@ -108,7 +110,7 @@ def test_no_channel_outgrows_its_tensor(seed: int, steps: int) -> None:
 
 def test_rows_with_a_scale_each_or_a_weight_that_stays_float_leave_the_others_to_be_balanced() -> None:
     between = groups(1, 3)
-    values = Values(between, np.zeros(3), np.array([1.0, 4.0, 16.0]))
+    values = BalancedTensor(between, np.zeros(3), np.array([1.0, 4.0, 16.0]))
     rows, columns = sizes(1, 3, 2), np.array([[1.0, 1.0, 1.0]])
     matrices = [dense(rows, pinned(2), between, "row"), dense(columns, between, pinned(1))]
     factors = balance(problem(3, matrices, [values]), steps=300, least_change=PRECISE).factors[1:]
@@ -134,17 +136,17 @@ def test_fixed_groups_and_channels_of_zeros() -> None:
     one[1], other[:, 2] = 0.0, 0.0
     between = groups(1, 5)
     matrices = [dense(one, pinned(3), between), dense(other, between, pinned(4))]
-    values = Values(between, np.zeros(5), np.array([1.0, 0.0, 2.0, 3.0, 0.0]))
+    values = BalancedTensor(between, np.zeros(5), np.array([1.0, 0.0, 2.0, 3.0, 0.0]))
     factors = balance(problem(5, matrices, [values]), steps=NOW, least_change=PRECISE).factors
     assert np.isfinite(factors).all() and (factors > 0).all()
 
 
-def stepped(step: float, *, of_weights: float = 1 / 127) -> tuple[np.ndarray, np.ndarray, Values, np.ndarray]:
+def stepped(step: float, *, of_weights: float = 1 / 127) -> tuple[np.ndarray, np.ndarray, BalancedTensor, np.ndarray]:
     """Rows and columns of a pair with values between them on a grid of ``step``, and the factors."""
     one, other = sizes(3, 6, 3), sizes(4, 4, 6)
     between = groups(1, 6)
     matrices = [replace(dense(one, pinned(3), between), step=of_weights), dense(other, between, pinned(4))]
-    values = Values(between, np.zeros(6), sizes(5, 6), step)
+    values = BalancedTensor(between, np.zeros(6), sizes(5, 6), step)
     factors = balance(problem(6, matrices, [values]), steps=500, least_change=PRECISE).factors[between]
     return one.max(axis=1), other.max(axis=0), values, factors
 
@@ -178,6 +180,6 @@ def test_a_step_is_told_as_a_part_of_the_largest_value() -> None:
     plan = SimpleNamespace(
         activations={"t": SimpleNamespace(source="t", quantization=grid)}, sources=lambda: {"t": spec}
     )
-    seen = {"t": Seen(np.array([1, 2]), np.array([-64.0, 0.0]), np.array([3.0, 32.0]))}
+    seen = {"t": ObservedChannels(np.array([1, 2]), np.array([-64.0, 0.0]), np.array([3.0, 32.0]))}
     (values,) = quantized_values(Flow(groups=3), cast(QuantizationPlan, plan), seen)
     assert (values.step, list(values.below), list(values.above)) == (0.5 / 64, [64.0, 0.0], [3.0, 32.0])

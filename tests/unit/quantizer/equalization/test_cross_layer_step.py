@@ -24,7 +24,7 @@ from tests.unit.quantizer.toolbox import (
     run_onnx,
     sqnr_db,
 )
-from worker.quantizer.equalization.cross_layer.step import NO_PAIR
+from worker.quantizer.equalization.cross_layer import NO_PAIR
 from worker.quantizer.graph.values import constant, node_name
 from worker.quantizer.refine.draft import Draft
 

@@ -19,13 +19,13 @@ from service.contracts.config import parse_config
 from tests.unit.quantizer.equalization.benches import Bench, emitted, gain_db, used
 from tests.unit.quantizer.random_networks import RandomNetwork
 from tests.unit.quantizer.toolbox import Arrays, config, make_model, normal, prepare_proto, quantize_file, run_onnx
-from worker.quantizer.equalization.outliers import treatments
-from worker.quantizer.equalization.outliers.region import Region, find_region
-from worker.quantizer.equalization.outliers.splitting import Split, apply_split, wanted_pieces
-from worker.quantizer.equalization.outliers.step import LEFT_TO_EQUALIZATION, NO_OUTLIERS
+from worker.quantizer.equalization import outlier_channels
+from worker.quantizer.equalization.channel_graph import ChannelGraph, ChannelRegion
+from worker.quantizer.equalization.channel_splitting import ChannelSplit, apply_split, wanted_pieces
+from worker.quantizer.equalization.outlier_channels import LEFT_TO_EQUALIZATION, NO_OUTLIERS
 from worker.quantizer.graph.values import Names, constant
 from worker.quantizer.modes.steps import step_of
-from worker.quantizer.operators.channel_axes import channel_axes
+from worker.quantizer.operators.channels import channel_axes
 from worker.quantizer.refine.outliers import find_outliers
 from worker.quantizer.refine.step import Toolkit
 
@@ -284,9 +284,9 @@ def check_splits(model: onnx.ModelProto, inputs: list[str], seed: int) -> int:
     for name, axis in [(value.name, axis) for value, axis in channel_axes(prepared.graph).items()]:
         graph = prepared.graph  # as it is by now: regions may touch
         value = next((value for node in graph for value in node.outputs if value.name == name), None)
-        region = None if value is None else find_region(graph, value, axis)
-        if isinstance(region, Region):
-            apply_split(graph, region, Split.of(region.channels, {0: 2, region.channels - 1: 3}), Names(graph))
+        region = None if value is None else ChannelGraph(graph).region(value, axis)
+        if isinstance(region, ChannelRegion):
+            apply_split(graph, region, ChannelSplit.of(region.channels, {0: 2, region.channels - 1: 3}), Names(graph))
             split += 1
     want, got = run_onnx(exact, feeds), run_onnx(ir.to_proto(prepared.model), feeds)
     assert list(want) == list(got)
@@ -326,7 +326,7 @@ def test_work_grows_with_the_number_of_outliers(treatment: str, monkeypatch: pyt
         case = Bench(model, {"x": normal(4, 4, 4)}, OutlierChannels(treatment=treatment), config())
         found = find_outliers(case.draft.graph, case.draft.plan, 32.0)
         with cProfile.Profile() as watch:
-            treated = treatments.TREATMENTS[treatment](case.step.spec, case.draft, found, case.toolkit)
+            treated = outlier_channels.TREATMENTS[treatment](case.step.spec, case.draft, found, case.toolkit)
         assert len(treated.told) > blocks / 2
         calls.append(pstats.Stats(watch).total_calls)
     assert calls[2] - calls[1] < 2.2 * (calls[1] - calls[0])

@@ -11,15 +11,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from service.contracts.reason import Reason
 from service.contracts.specs import ActivationSpec, WeightSpec
 from tests.unit.quantizer.equalization.benches import used
 from tests.unit.quantizer.toolbox import batchnorm_weights, make_model, normal, prepare_proto, rng, run_onnx
-from worker.quantizer.equalization.smooth_quant.folding import Folding, apply_folds, find_folding
-from worker.quantizer.equalization.smooth_quant.search import (
-    Maker,
-    Matrix,
-    Problem,
-    SiteError,
+from worker.quantizer.equalization.channel_graph import ChannelGraph, Folding
+from worker.quantizer.equalization.channel_scaling import apply_folds
+from worker.quantizer.equalization.smoothing_search import (
+    ProducingLayer,
+    QuantizedMatrix,
+    SmoothingLoss,
+    SmoothingProblem,
     activation_and_weight_aware,
     activation_aware,
     search,
@@ -120,11 +122,12 @@ def folding_of(model: onnx.ModelProto) -> tuple[ir.Model, Folding | None]:
     prepared, _ = prepare_proto(model)
     value = prepared.graph.outputs[0]
     assert value.shape is not None and isinstance(value.shape[-1], int)
-    return prepared.model, find_folding(value, value.shape[-1], lambda node: False)
+    found = ChannelGraph(prepared.graph).folding(value, value.shape[-1], lambda node: False)
+    return prepared.model, found if isinstance(found, Folding) else None
 
 
 def put(graph: ir.Graph, folding: Folding, factors: np.ndarray) -> None:
-    apply_folds(graph, {node.name: node for node in graph}, folding.folds, factors, Names(graph))
+    apply_folds(graph, folding.folds, factors, Names(graph))
 
 
 def check_folds(model: onnx.ModelProto, shape: tuple[int, ...]) -> Folding:
@@ -169,7 +172,8 @@ def test_a_constant_that_others_read_is_copied_and_a_refused_layer_takes_nothing
     np.testing.assert_array_equal(after["z"], before["z"])
     # a refused layer takes nothing in
     prepared, _ = prepare_proto(make_model(f"{TOKENS} {{ y = MatMul(x, w) }}", {"w": WEIGHTS["w"]}))
-    assert find_folding(prepared.graph.outputs[0], 6, lambda node: node.op_type == "MatMul") is None
+    found = ChannelGraph(prepared.graph).folding(prepared.graph.outputs[0], 6, lambda node: node.op_type == "MatMul")
+    assert isinstance(found, Reason) and found.code == "channels-not-passed-on"
 
 
 STEPS = {
@@ -207,18 +211,20 @@ def weight_plan(axis: int | None, scale: str = "float32") -> WeightPlan:
     return WeightPlan("w", "it", spec, PER_TENSOR if axis is None else PerAxis(axis))
 
 
-def stored(array: np.ndarray, plan: WeightPlan, *, transposed: bool = False) -> Matrix:
+def stored(array: np.ndarray, plan: WeightPlan, *, transposed: bool = False) -> QuantizedMatrix:
     layout = weight_layout("Gemm", array.shape, {"transB": int(transposed)})
     assert layout is not None
-    return Matrix(array, plan, layout)
+    return QuantizedMatrix(array, plan, layout)
 
 
-def matrix(outputs: int, seed: int, axis: int | None = None, scale: str = "float32") -> Matrix:
+def matrix(outputs: int, seed: int, axis: int | None = None, scale: str = "float32") -> QuantizedMatrix:
     return stored(normal(INPUTS, outputs, seed=seed), weight_plan(axis, scale))
 
 
-def problem(rows: np.ndarray, readers: list[Matrix], spec: ActivationSpec = FLOAT_SCALES, **more: object) -> Problem:
-    return Problem(rows, rows.min(axis=0), rows.max(axis=0), spec, readers, **more)  # type: ignore[arg-type]
+def problem(
+    rows: np.ndarray, readers: list[QuantizedMatrix], spec: ActivationSpec = FLOAT_SCALES, **more: object
+) -> SmoothingProblem:
+    return SmoothingProblem(rows, rows.min(axis=0), rows.max(axis=0), spec, readers, **more)  # type: ignore[arg-type]
 
 
 def with_outliers(rows: int = 256, factor: float = 50.0) -> np.ndarray:
@@ -249,13 +255,13 @@ def test_the_error_is_that_of_the_layers(axis: int | None, transposed: bool) -> 
     arrays = [np.ascontiguousarray(w.T) if transposed else w for w in weights]
     readers = [stored(array, weight_plan(along), transposed=transposed) for array in arrays]
     # the zero point is rounded to an integer, which moves the ends of the range a little
-    assert SiteError(problem(rows, readers))(s) == pytest.approx(expected, rel=0.1)
+    assert SmoothingLoss(problem(rows, readers))(s) == pytest.approx(expected, rel=0.1)
 
 
 @pytest.mark.parametrize("rows", [1, 31, 33])
 def test_any_number_of_rows_will_do(rows: int) -> None:
     values, reader = with_outliers(rows), matrix(6, 1)
-    found = SiteError(problem(values, [reader]))(np.full(INPUTS, 2.0))
+    found = SmoothingLoss(problem(values, [reader]))(np.full(INPUTS, 2.0))
     step = (max(values.max(), 0) - min(values.min(), 0)) / 255
     weight = rounded(reader.array, np.abs(reader.array).max() / 127)
     expected = rounded(values, step) @ weight - values @ reader.array
@@ -264,7 +270,7 @@ def test_any_number_of_rows_will_do(rows: int) -> None:
 
 def test_no_candidate_of_a_fine_grid_is_much_better_and_of_several_families_the_best_is_taken() -> None:
     case = problem(with_outliers(), [matrix(6, 1), matrix(4, 2)])
-    choice, error, scale_of = search(case, None), SiteError(case), smoothing(case)
+    choice, error, scale_of = search(case, None), SmoothingLoss(case), smoothing(case)
     assert choice is not None and scale_of is not None
     # outliers move into the weights
     assert choice.after < choice.before / 15 and np.argmax(choice.scale) == 2
@@ -295,7 +301,7 @@ def test_a_given_alpha_is_taken_and_powers_of_two_choose_how_they_are_filled() -
     assert choice is not None and scale_of is not None
     ratio = choice.scale / scale_of(choice.alpha)
     np.testing.assert_allclose(ratio, ratio[0])
-    assert choice.after <= SiteError(case)(scale_of(choice.alpha))
+    assert choice.after <= SmoothingLoss(case)(scale_of(choice.alpha))
 
 
 def test_silent_channels_and_zeros_stay_in_bounds() -> None:
@@ -318,9 +324,9 @@ def test_a_layer_that_pays_for_the_scale_counts() -> None:
     """One scale for all columns of the layer before: dividing one of them by 50 makes the others' grid no finer."""
     rows, readers = with_outliers(), [matrix(6, 1, axis=1)]
     before = stored(normal(4, INPUTS, seed=7), weight_plan(None))
-    maker = Maker(normal(200, 4, seed=8), before, np.arange(INPUTS))
+    maker = ProducingLayer(normal(200, 4, seed=8), before, np.arange(INPUTS))
     scale = np.where(np.arange(INPUTS) == 2, 1.0, 1 / 50)  # columns times 50, but for one
-    free, paid = SiteError(problem(rows, readers)), SiteError(problem(rows, readers, makers=[maker]))
+    free, paid = SmoothingLoss(problem(rows, readers)), SmoothingLoss(problem(rows, readers, makers=[maker]))
     lost = before.array / scale - rounded(before.array / scale, np.abs(before.array / scale).max() / 127)
     noise = (maker.rows @ lost * scale) @ readers[0].array
     expected = np.mean(noise**2) / np.mean((rows @ readers[0].array) ** 2)
@@ -338,4 +344,4 @@ def test_what_is_rounded_already_and_what_stays_float() -> None:
     scaled = reader.array * s[:, None]
     lost = rounded(scaled, np.abs(scaled).max(axis=0) / 127) / s[:, None] - reader.array
     expected = np.mean((rows @ lost) ** 2) / np.mean((rows @ reader.array) ** 2)
-    assert SiteError(replace(problem(rows, [reader]), spec=None))(s) == pytest.approx(expected, rel=1e-2)
+    assert SmoothingLoss(replace(problem(rows, [reader]), spec=None))(s) == pytest.approx(expected, rel=1e-2)

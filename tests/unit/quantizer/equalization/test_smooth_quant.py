@@ -12,7 +12,7 @@ from service.contracts.algorithms import SmoothQuant
 from service.contracts.config import QuantizationConfig
 from tests.unit.quantizer.equalization.benches import Bench, emitted, float_outputs, gain_db
 from tests.unit.quantizer.toolbox import config, make_model, normal, op_types
-from worker.quantizer.equalization.smooth_quant.step import NO_PRODUCT, SCALES_CHANNELS
+from worker.quantizer.equalization.smooth_quant import NO_PRODUCT, SCALES_CHANNELS
 
 WIDTH = 8
 # as calibrated ranges are: outliers of one channel set the range of all

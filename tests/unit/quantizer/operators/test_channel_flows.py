@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from tests.unit.quantizer.operators.running import Run, node_and_run
 from tests.unit.quantizer.toolbox import normal
-from worker.quantizer.equalization.cross_layer.spaces import Spaces
 from worker.quantizer.operators.channels import CHANNEL_FLOWS, MOVERS, joined, parted, tied
+from worker.quantizer.operators.labels import TiedLabels
 from worker.quantizer.operators.linear import (
     LinearNode,
     UnsupportedLayerError,
@@ -120,7 +120,7 @@ SHIFTED = [name for name, case in CASES.items() if CHANNEL_FLOWS[case.op_type].p
 
 @pytest.mark.parametrize(("name", "shift"), [*((name, False) for name in CASES), *((name, True) for name in SHIFTED)])
 def test_factors_and_shifts_come_out_where_the_table_says(name: str, shift: bool) -> None:
-    case, spaces = CASES[name], Spaces()
+    case, spaces = CASES[name], TiedLabels()
     node, run = case.made()
     assert not shift or reaches_beyond(node) == ("padded" in name)
     labels = spaces.fresh(case.shape[case.axis]).reshape([-1 if k == case.axis else 1 for k in range(len(case.shape))])
@@ -171,7 +171,7 @@ def test_what_does_not_pass_factors_on_is_stopped(name: str) -> None:
     forward, backward = CHANNEL_FLOWS[case.op_type].forward, CHANNEL_FLOWS[case.op_type].backward
     shape = list(node.outputs[0].shape or ())
     assert forward is not None and backward is not None
-    assert forward(node, one_axis(case.shape[case.axis], len(case.shape), case.axis), Spaces()) is None
+    assert forward(node, one_axis(case.shape[case.axis], len(case.shape), case.axis), TiedLabels()) is None
     if name != "reduced along the channels":  # whose result has none
         assert backward(node, one_axis(int(shape[case.axis]), len(shape), case.axis)) is None
 
@@ -180,7 +180,7 @@ def test_what_does_not_pass_factors_on_is_stopped(name: str) -> None:
 def test_a_concat_puts_labels_one_behind_the_other_and_parts_them_again(
     axis: int, shapes: tuple[tuple[int, ...], ...]
 ) -> None:
-    spaces = Spaces()
+    spaces = TiedLabels()
     node, run = node_and_run("Concat", {"x": shapes[0], "other": shapes[1]}, axis=axis)
     parts = [spaces.fresh(shape[1]).reshape(1, -1, 1) for shape in shapes]
     found = joined(node, parts, spaces)
@@ -200,7 +200,7 @@ def test_a_concat_puts_labels_one_behind_the_other_and_parts_them_again(
 
 @pytest.mark.parametrize("op_type", ["Add", "Sub", "Max", "Min"])
 def test_labels_of_operands_that_meet_are_tied(op_type: str) -> None:
-    spaces = Spaces()
+    spaces = TiedLabels()
     parts = [spaces.fresh(4).reshape(1, 4, 1), spaces.fresh(4).reshape(4, 1)]
     found = tied(parts, spaces)
     groups = spaces.resolve()
@@ -211,7 +211,7 @@ def test_labels_of_operands_that_meet_are_tied(op_type: str) -> None:
     factor = 1.0 + np.arange(int(groups.max()) + 1, dtype=np.float32)
     scaled = run(x=x * factor[groups[parts[0]]], other=other * factor[groups[parts[1]]])[0]
     np.testing.assert_allclose(scaled, run(x=x, other=other)[0] * factor[groups[found[0]]], rtol=1e-5)
-    assert tied([np.arange(4).reshape(4, 1), np.arange(3).reshape(3, 1)], Spaces()) is None  # they do not meet
+    assert tied([np.arange(4).reshape(4, 1), np.arange(3).reshape(3, 1)], TiedLabels()) is None  # they do not meet
 
 
 def one_node(op_type: str, weight: np.ndarray, x: np.ndarray, **attributes: Any) -> tuple[ir.Node, np.ndarray]:

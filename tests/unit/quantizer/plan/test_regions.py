@@ -22,7 +22,7 @@ from tests.unit.quantizer.toolbox import (
     sqnr_db,
     step,
 )
-from worker.quantizer.equalization.cross_layer.dataflow import follow
+from worker.quantizer.equalization.channel_groups import follow
 from worker.quantizer.graph.regions import REGION
 from worker.quantizer.inspection import inspect_nodes
 from worker.quantizer.preparation.prepare import prepare

@@ -1,4 +1,4 @@
-"""What the calibration data say about the channels of tensors."""
+"""Ranges of channels on the calibration data, and those of weights and activations before and after, for the report."""
 
 from __future__ import annotations
 
@@ -6,21 +6,26 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
+import onnx_ir as ir
 
+from service.contracts.calibration import TensorRange
 from service.contracts.dtypes import needs_calibration
-from worker.quantizer.equalization.cross_layer.balance import Values
-from worker.quantizer.equalization.cross_layer.dataflow import Flow
-from worker.quantizer.equalization.cross_layer.spaces import PINNED
-from worker.quantizer.graph.values import name_of
+from service.contracts.report import RangeChange
+from worker.quantizer.equalization.balance import BalancedTensor
+from worker.quantizer.equalization.channel_groups import Flow
+from worker.quantizer.graph.values import constant, name_of, node_name
 from worker.quantizer.numerics.grids import Grid
 from worker.quantizer.numerics.integer import IntegerGrid
+from worker.quantizer.operators.labels import PINNED
 from worker.quantizer.plan.types import QuantizationPlan
+from worker.quantizer.plan.weights import weight_axis
+from worker.quantizer.refine.draft import Draft
 from worker.quantizer.statistics.collect import Request
 from worker.quantizer.statistics.rows import ChannelExtremes
 
 
 @dataclass(frozen=True)
-class Seen:
+class ObservedChannels:
     """Extremes of a tensor's channels on the calibration data, float64 [channels] each, and the channels' groups."""
 
     groups: np.ndarray
@@ -47,7 +52,7 @@ def watched(flow: Flow, plan: QuantizationPlan, *, before_limits: bool) -> dict[
     return found
 
 
-def observed(flow: Flow, requests: list[Request]) -> dict[str, Seen]:
+def observed(flow: Flow, requests: list[Request]) -> dict[str, ObservedChannels]:
     """By tensor name; tensors with NaN or Inf, or of which nothing was seen, are left out."""
     found = {}
     for request in requests:
@@ -57,11 +62,11 @@ def observed(flow: Flow, requests: list[Request]) -> dict[str, Seen]:
             continue
         low, high = (part.astype(np.float64) for part in result)
         if low.size == channels.size:
-            found[request.tensor] = Seen(channels.reshape(-1), low, high)
+            found[request.tensor] = ObservedChannels(channels.reshape(-1), low, high)
     return found
 
 
-def find_silent(flow: Flow, plan: QuantizationPlan, seen: Mapping[str, Seen]) -> np.ndarray:
+def find_silent(flow: Flow, plan: QuantizationPlan, seen: Mapping[str, ObservedChannels]) -> np.ndarray:
     """Groups whose channels are 0 in every tensor that was observed, bool [groups].
 
     A group that a layer reads from a tensor which was not observed is none of them.
@@ -84,8 +89,8 @@ def find_silent(flow: Flow, plan: QuantizationPlan, seen: Mapping[str, Seen]) ->
 
 
 def quantized_values(
-    flow: Flow, plan: QuantizationPlan, seen: Mapping[str, Seen], *, unlimited: frozenset[str] = frozenset()
-) -> list[Values]:
+    flow: Flow, plan: QuantizationPlan, seen: Mapping[str, ObservedChannels], *, unlimited: frozenset[str] = frozenset()
+) -> list[BalancedTensor]:
     """What was seen of every tensor that shares one scale among its channels.
 
     Args:
@@ -105,7 +110,7 @@ def quantized_values(
         if name in dropped and name_of(dropped[name]) in seen:
             high = np.maximum(high, seen[name_of(dropped[name])].high)
         below, above = np.maximum(-tensor.low, 0.0), np.maximum(high, 0.0)
-        found.append(Values(tensor.groups, below, above, _step(grids.get(name), max(below.max(), above.max()))))
+        found.append(BalancedTensor(tensor.groups, below, above, _step(grids.get(name), max(below.max(), above.max()))))
     return found
 
 
@@ -114,3 +119,68 @@ def _step(grid: Grid | None, largest: float) -> float:
     if not isinstance(grid, IntegerGrid) or grid.scale.size != 1 or largest == 0.0:
         return 0.0
     return float(grid.scale.reshape(-1)[0]) / largest
+
+
+def range_changes(
+    before: Draft, after: Draft, flow: Flow, seen: Mapping[str, ObservedChannels], factors: np.ndarray
+) -> tuple[RangeChange, ...]:
+    """Weights of the layers in order, then activations.
+
+    Args:
+        before: the draft that was equalized.
+        after: what it became, calibrated.
+        flow: of ``before``.
+        seen: of ``before``.
+        factors: by group.
+    """
+    old = {node_name(node): node for node in before.graph}
+    new = {node_name(node): node for node in after.graph}
+    rows = [
+        _weight(old[name], new[name], before.plan)
+        for name in (node_name(layer.node) for layer in flow.layers if layer.is_linear)
+        if name in old and name in new
+    ]
+    for tensor in before.plan.sources():
+        one, other = before.plan.ranges.get(tensor), after.plan.ranges.get(tensor)
+        if one is None or other is None:
+            continue
+        was = now = None
+        if tensor in seen:
+            sizes = np.maximum(np.abs(seen[tensor].low), np.abs(seen[tensor].high))
+            was, now = _spread(sizes), _spread(sizes * factors[seen[tensor].groups])
+        rows.append(
+            RangeChange(
+                tensor=tensor,
+                kind="activation",
+                before=TensorRange(minimum=one.minimum, maximum=one.maximum),
+                after=TensorRange(minimum=other.minimum, maximum=other.maximum),
+                spread_before=was,
+                spread_after=now,
+            )
+        )
+    return tuple(row for row in rows if row is not None)
+
+
+def _weight(old: ir.Node, new: ir.Node, plan: QuantizationPlan) -> RangeChange | None:
+    one, other = constant(old.inputs[1]), constant(new.inputs[1])
+    if one is None or other is None or old.inputs[1] is None or name_of(old.inputs[1]) not in plan.weights:
+        return None
+    axis = weight_axis(old) or 0
+    was, now = (
+        np.abs(np.moveaxis(array, axis, 0)).reshape(array.shape[axis], -1).max(axis=1) for array in (one, other)
+    )
+    return RangeChange(
+        tensor=name_of(old.inputs[1]),
+        kind="weight",
+        node=node_name(old),
+        before=TensorRange(minimum=float(one.min()), maximum=float(one.max())),
+        after=TensorRange(minimum=float(other.min()), maximum=float(other.max())),
+        spread_before=_spread(was),
+        spread_after=_spread(now),
+    )
+
+
+def _spread(sizes: np.ndarray) -> float | None:
+    """Largest channel beside the median one that is not 0."""
+    alive = sizes[sizes > 0]
+    return float(alive.max() / np.median(alive)) if alive.size else None

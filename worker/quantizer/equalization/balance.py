@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from worker.quantizer.equalization.cross_layer.spaces import PINNED, components
+from worker.quantizer.operators.labels import PINNED, components
 
 # An adaptive search ends once no factor moves by more than this, which takes 20 to 60 sweeps.
 _SETTLED = 0.01
@@ -25,7 +25,7 @@ _CHANGE_EVERY = 4
 
 
 @dataclass(frozen=True)
-class Matrix:
+class BalancedWeight:
     """The weight of a layer in the balance.
 
     Attributes:
@@ -48,7 +48,7 @@ class Matrix:
 
 
 @dataclass(frozen=True)
-class Values:
+class BalancedTensor:
     """What was seen of a quantized tensor.
 
     Attributes:
@@ -65,7 +65,7 @@ class Values:
 
 
 @dataclass(frozen=True)
-class Problem:
+class BalanceProblem:
     """What is to be balanced.
 
     Attributes:
@@ -83,8 +83,8 @@ class Problem:
     """
 
     groups: int
-    matrices: Sequence[Matrix]
-    values: Sequence[Values]
+    matrices: Sequence[BalancedWeight]
+    values: Sequence[BalancedTensor]
     fixed: np.ndarray
     largest: np.ndarray
     threshold: float = 0.0
@@ -110,7 +110,7 @@ class Balance:
     sweeps: int
 
 
-def balance(problem: Problem, *, steps: int, least_change: float) -> Balance:
+def balance(problem: BalanceProblem, *, steps: int, least_change: float) -> Balance:
     """Balance all blocks.
 
     Args:
@@ -135,7 +135,7 @@ def balance(problem: Problem, *, steps: int, least_change: float) -> Balance:
     return Balance(factors, _MOST_SWEEPS if steps < 0 else steps)
 
 
-def _blocks(problem: Problem) -> list[_Block]:
+def _blocks(problem: BalanceProblem) -> list[_Block]:
     """Blocks in the order of the layers that make them first."""
     ends = [matrix.outputs for matrix in problem.matrices if matrix.outputs.size > 1]
     one = np.concatenate([np.empty(0), *(outputs[:-1] for outputs in ends)])
@@ -158,7 +158,7 @@ def _blocks(problem: Problem) -> list[_Block]:
     return list(found.values())
 
 
-def _correction(problem: Problem, block: _Block, factors: np.ndarray) -> np.ndarray:
+def _correction(problem: BalanceProblem, block: _Block, factors: np.ndarray) -> np.ndarray:
     """What to multiply the factors of the block's groups by."""
     makers = [problem.matrices[k] for k in block.makers]
     readers = [problem.matrices[k] for k in block.readers]
@@ -185,7 +185,7 @@ def _correction(problem: Problem, block: _Block, factors: np.ndarray) -> np.ndar
     return held
 
 
-def _rows(makers: Sequence[Matrix], factors: np.ndarray) -> tuple[np.ndarray | None, np.ndarray]:
+def _rows(makers: Sequence[BalancedWeight], factors: np.ndarray) -> tuple[np.ndarray | None, np.ndarray]:
     """Relative range of every group as rows, None if no maker has one scale; and the raw range."""
     relative, raw = np.zeros(factors.size), np.zeros(factors.size)
     counted = False
@@ -203,7 +203,7 @@ def _rows(makers: Sequence[Matrix], factors: np.ndarray) -> tuple[np.ndarray | N
     return (relative if counted else None), raw
 
 
-def _columns(readers: Sequence[Matrix], factors: np.ndarray) -> tuple[np.ndarray | None, np.ndarray]:
+def _columns(readers: Sequence[BalancedWeight], factors: np.ndarray) -> tuple[np.ndarray | None, np.ndarray]:
     """The same as columns. Within rows of a scale each, a column is measured row by row."""
     relative, raw = np.zeros(factors.size), np.zeros(factors.size)
     counted = False
@@ -230,11 +230,11 @@ def _short(factors: np.ndarray) -> np.ndarray:
     return np.asarray(factors, np.float32)
 
 
-def _diagonal(matrix: Matrix) -> bool:
+def _diagonal(matrix: BalancedWeight) -> bool:
     return bool(matrix.size.shape[1] == 1 and matrix.rows.shape[0] == matrix.columns.shape[0])
 
 
-def _relative_values(seen: Sequence[Values], factors: np.ndarray) -> np.ndarray | None:
+def _relative_values(seen: Sequence[BalancedTensor], factors: np.ndarray) -> np.ndarray | None:
     relative: np.ndarray = np.zeros(factors.size)
     for values in seen:
         found = np.zeros(factors.size)
@@ -244,7 +244,11 @@ def _relative_values(seen: Sequence[Values], factors: np.ndarray) -> np.ndarray 
 
 
 def _with_values(
-    rows: np.ndarray, makers: Sequence[Matrix], seen: Sequence[Values], factors: np.ndarray, count: float
+    rows: np.ndarray,
+    makers: Sequence[BalancedWeight],
+    seen: Sequence[BalancedTensor],
+    factors: np.ndarray,
+    count: float,
 ) -> np.ndarray:
     """Relative rows that are as much smaller as the rounding of values adds to that of the rows."""
     step = max((matrix.step for matrix in makers if matrix.grid == "tensor"), default=0.0)
@@ -261,7 +265,7 @@ def _with_values(
     return found
 
 
-def _room(seen: Sequence[Values], factors: np.ndarray) -> np.ndarray:
+def _room(seen: Sequence[BalancedTensor], factors: np.ndarray) -> np.ndarray:
     """By how much every group can grow before one of its channels is the widest of a tensor."""
     room = np.full(factors.size, np.inf)
     for values in seen:
@@ -288,7 +292,7 @@ def _largest(scaled: np.ndarray, groups: np.ndarray, count: int) -> np.ndarray:
     return found
 
 
-def _change(problem: Problem, moved: np.ndarray, factors: np.ndarray) -> float:
+def _change(problem: BalanceProblem, moved: np.ndarray, factors: np.ndarray) -> float:
     """An upper bound of the sum over layers of the mean change of a weight.
 
     A weight w r / c changes by |w r / c| (|dr / r| + |dc / c|) at most; ``moved`` holds the relative changes.

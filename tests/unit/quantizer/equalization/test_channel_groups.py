@@ -12,12 +12,11 @@ from hypothesis import strategies as st
 from tests.unit.quantizer.equalization.benches import used
 from tests.unit.quantizer.random_networks import RandomNetwork
 from tests.unit.quantizer.toolbox import Arrays, batchnorm_weights, make_model, normal, prepare_proto, rng, run_onnx
-from worker.quantizer.equalization.cross_layer.dataflow import Flow, follow
-from worker.quantizer.equalization.cross_layer.limiting import Policy, rewrite_limits
-from worker.quantizer.equalization.cross_layer.rewriting import scale_layers
-from worker.quantizer.equalization.cross_layer.spaces import PINNED
+from worker.quantizer.equalization.channel_groups import Flow, follow
+from worker.quantizer.equalization.channel_scaling import LimitPolicy, rewrite_limits, scale_layers
+from worker.quantizer.operators.labels import PINNED
 
-EXACT = Policy("per_channel", "")
+EXACT = LimitPolicy("per_channel", "")
 IMAGE = "(float[N,3,8,8] x)"
 FIRST = "a = Conv<pads=[1,1,1,1]>(x, w, b)"  # 6 channels
 LAST = "y = Conv(z, k)"

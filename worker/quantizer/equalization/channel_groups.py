@@ -1,8 +1,8 @@
-"""Which channels of which tensors share a scale, told by following the operators of the main graph.
+"""Which channels of which tensors share a factor, told by following the operators of the whole main graph.
 
-Every float tensor has an array of variables that broadcasts to its shape: [1, C, 1, 1] behind a convolution. An
-operator that commutes with positive factors per channel (relu(s x) = s relu(x)) hands the variables on, re-arranged as
-it re-arranges the values; one that does not pins what it reads at 1. What is not understood is pinned, and so is what
+Every float tensor has an array of labels that broadcasts to its shape: [1, C, 1, 1] behind a convolution. An operator
+that commutes with positive factors per channel (relu(s x) = s relu(x)) hands the labels on, re-arranged as it
+re-arranges the values; one that does not pins what it reads at 1. What is not understood is pinned, and so is what
 stands outside the network's quantized regions.
 """
 
@@ -15,24 +15,83 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import onnx_ir as ir
 
-from worker.quantizer.equalization.cross_layer.layers import Layer, diagonal_layer, linear_layer
-from worker.quantizer.equalization.cross_layer.spaces import Spaces
-from worker.quantizer.graph.regions import has_regions, region_of
+from worker.quantizer.equalization.channel_graph import ChannelGraph, Fold, is_row
 from worker.quantizer.graph.rewriting import rank_of, scalar
-from worker.quantizer.graph.values import DEFAULT_DOMAINS, is_constant, is_float32, name_of
-from worker.quantizer.operators.channels import CHANNEL_FLOWS, Kind, joined, tied
-from worker.quantizer.operators.labels import lifted, varies_beside
-from worker.quantizer.operators.linear import channel_axis
+from worker.quantizer.graph.values import activation_limits, constant, int_attribute, is_constant, is_float32, name_of
+from worker.quantizer.operators.channels import Kind, joined, tied
+from worker.quantizer.operators.labels import TiedLabels, lifted, varies_beside
+from worker.quantizer.operators.linear import channel_axis, linear_view
+
+_Fresh = Callable[[int], np.ndarray]
 
 
 @dataclass(frozen=True)
-class Limit:
+class ScalableLayer:
+    """A Conv, ConvTranspose, Gemm, MatMul or BatchNormalization with constant parameters.
+
+    With the factor t of every label, its weight w becomes w * t[rows] / t[columns], its bias b * t[outputs].
+
+    Attributes:
+        node: the node.
+        outputs: label of every output channel, int64 [out].
+        inputs: label of every input channel, int64 [in].
+        rows: labels of the results that weights belong to; broadcasts to the first two axes of the weight (a
+            vector counts as [n, 1]).
+        columns: labels of the values that weights multiply, likewise.
+    """
+
+    node: ir.Node
+    outputs: np.ndarray
+    inputs: np.ndarray
+    rows: np.ndarray
+    columns: np.ndarray
+
+    @property
+    def is_linear(self) -> bool:
+        """True for layers with a weight that is quantized; a normalization's is not."""
+        return self.node.op_type != "BatchNormalization"
+
+    @property
+    def weight(self) -> np.ndarray:
+        """The weight; float32."""
+        found = constant(self.node.inputs[1])
+        if found is None:
+            raise ValueError(f"{self.node.name}: the weight is no constant")
+        return found
+
+    @property
+    def bias(self) -> np.ndarray | None:
+        """The bias per output channel; float32 [out]; None if there is none."""
+        value = self.node.inputs[2] if len(self.node.inputs) > 2 else None
+        found = constant(value)
+        return None if found is None else np.broadcast_to(found.reshape(-1), self.outputs.shape)
+
+    def with_groups(self, groups: np.ndarray) -> ScalableLayer:
+        """With labels replaced by their groups."""
+        return replace(
+            self,
+            outputs=groups[self.outputs],
+            inputs=groups[self.inputs],
+            rows=groups[self.rows],
+            columns=groups[self.columns],
+        )
+
+    def magnitudes(self) -> np.ndarray:
+        """Max |w| over the kernel's positions, float32, with the first two axes of the weight."""
+        weight = self.weight
+        matrix = weight.reshape(*weight.shape[:2], -1) if weight.ndim > 1 else weight.reshape(-1, 1, 1)
+        sizes: np.ndarray = np.abs(matrix).max(axis=2)
+        return sizes
+
+
+@dataclass(frozen=True)
+class ChannelLimit:
     """A Clip, Max or Min by which a tensor is limited; limits enclose 0.
 
     Attributes:
         node: the node.
         index: which of its inputs it limits.
-        channels: variables of its result.
+        channels: labels of its result.
         low: lower limit, -inf if none.
         high: upper limit, inf if none.
     """
@@ -52,18 +111,9 @@ class Limit:
         return found
 
 
-@dataclass(frozen=True)
-class Term:
-    """A constant that is added to a tensor and is scaled with its channels."""
-
-    node: ir.Node
-    index: int
-    channels: np.ndarray
-
-
 @dataclass
 class Flow:
-    """The main graph as channels see it. All variables are groups of ``Spaces.resolve``, 0 is pinned.
+    """The main graph as channels see it. All labels are groups of ``TiedLabels.resolve``, 0 is pinned.
 
     Attributes:
         channels: by tensor name, for float tensors; broadcasts to the tensor's shape.
@@ -74,9 +124,9 @@ class Flow:
     """
 
     channels: dict[str, np.ndarray] = field(default_factory=dict)
-    layers: list[Layer] = field(default_factory=list)
-    limits: list[Limit] = field(default_factory=list)
-    terms: list[Term] = field(default_factory=list)
+    layers: list[ScalableLayer] = field(default_factory=list)
+    limits: list[ChannelLimit] = field(default_factory=list)
+    terms: list[Fold] = field(default_factory=list)
     groups: int = 1
 
 
@@ -94,8 +144,8 @@ class _Follower:
     def __init__(self, graph: ir.Graph, *, through_normalizations: bool) -> None:
         self._graph = graph
         self._through_normalizations = through_normalizations
-        self._in_regions = has_regions(graph)
-        self._spaces = Spaces()
+        self._operators = ChannelGraph(graph)
+        self._labels = TiedLabels()
         self._flow = Flow()
         self._channels: dict[ir.Value, np.ndarray] = {}
 
@@ -105,11 +155,11 @@ class _Follower:
         for value, channels in self._channels.items():
             read_inside = any(usage.node.graph is not self._graph for usage in value.uses())
             if value.is_graph_output() or read_inside:
-                self._spaces.pin(channels)
+                self._labels.pin(channels)
         return self._resolved()
 
     def _resolved(self) -> Flow:
-        groups = self._spaces.resolve()
+        groups = self._labels.resolve()
         flow = self._flow
         return Flow(
             channels={name_of(value): groups[found] for value, found in self._channels.items() if value.name},
@@ -120,7 +170,7 @@ class _Follower:
         )
 
     def of(self, value: ir.Value | None) -> np.ndarray | None:
-        """The variables of a tensor; None if its rank is not known."""
+        """The labels of a tensor; None if its rank is not known."""
         if value is None:
             return None
         if value not in self._channels:
@@ -131,34 +181,33 @@ class _Follower:
         return self._channels[value]
 
     def _pass(self, node: ir.Node) -> None:
-        outside = self._in_regions and region_of(node) is None
-        flow = CHANNEL_FLOWS.get(node.op_type) if node.domain in DEFAULT_DOMAINS and not outside else None
+        flow = self._operators.flow(node)
         channels = self.of(node.inputs[0]) if node.inputs else None
         made = None
         if flow is not None and channels is not None and is_float32(node.outputs[0]):
             if flow.forward is not None:
-                made = flow.forward(node, channels, self._spaces)
+                made = flow.forward(node, channels, self._labels)
             else:
                 made = _HANDLERS[flow.kind](self, node, channels)
         if made is None:
             for value in node.inputs:
                 channels = self.of(value)
                 if channels is not None and not is_constant(value):
-                    self._spaces.pin(channels)
+                    self._labels.pin(channels)
             return
         for value, channels in zip(node.outputs, made, strict=False):
             if rank_of(value) not in (None, channels.ndim):  # an operand's rank is not known
-                self._spaces.pin(channels)
+                self._labels.pin(channels)
             else:
                 self._channels[value] = channels
 
-    # Each handler gets the variables of the first operand and returns those of the results, or None: pin all operands.
+    # Each handler gets the labels of the first operand and returns those of the results, or None: pin all operands.
 
     def linear(self, node: ir.Node, channels: np.ndarray) -> list[np.ndarray] | None:
         axis = 1 if channel_axis(node) == 1 else channels.ndim - 1
         if axis >= channels.ndim or varies_beside(channels, axis):
             return None
-        layer = linear_layer(node, channels.reshape(-1), self._spaces.fresh)
+        layer = _linear_layer(node, channels.reshape(-1), self._labels.fresh)
         if layer is None:
             return None
         self._flow.layers.append(layer)
@@ -172,21 +221,15 @@ class _Follower:
             return None
         if channels.ndim < 2 or varies_beside(channels, 1):
             return None
-        layer = diagonal_layer(node, channels.reshape(-1), self._spaces.fresh)
+        layer = _normalization_layer(node, channels.reshape(-1), self._labels.fresh)
         if layer is None:
             return None
         self._flow.layers.append(layer)
         return [layer.outputs.reshape([1, -1, *[1] * (channels.ndim - 2)])]
 
     def clip(self, node: ir.Node, channels: np.ndarray) -> list[np.ndarray] | None:
-        limits = [-math.inf, math.inf]
-        for k, value in enumerate(node.inputs[1:3]):
-            if value is not None:
-                found = scalar(value)
-                if found is None:
-                    return None
-                limits[k] = found
-        return self._limited(node, 0, channels, (limits[0], limits[1]))
+        limits = activation_limits(node)
+        return None if limits is None else self._limited(node, 0, channels, limits)
 
     def extremum(self, node: ir.Node, first: np.ndarray) -> list[np.ndarray] | None:
         """Max and Min of activations, or of one and a constant: a limit."""
@@ -206,7 +249,7 @@ class _Follower:
     ) -> list[np.ndarray] | None:
         if not limits[0] <= 0.0 <= limits[1]:
             return None
-        self._flow.limits.append(Limit(node, index, channels, *limits))
+        self._flow.limits.append(ChannelLimit(node, index, channels, *limits))
         return [channels]
 
     def addition(self, node: ir.Node, first: np.ndarray) -> list[np.ndarray] | None:
@@ -220,7 +263,7 @@ class _Follower:
             return None
         if (rank_of(term) or 0) > channels.ndim or rank_of(node.outputs[0]) != channels.ndim:
             return None
-        self._flow.terms.append(Term(node, fixed[0], channels))
+        self._flow.terms.append(Fold(node, fixed[0], channels))
         return [channels]
 
     def product(self, node: ir.Node, first: np.ndarray) -> list[np.ndarray] | None:
@@ -237,11 +280,11 @@ class _Follower:
 
     def concat(self, node: ir.Node, first: np.ndarray) -> list[np.ndarray] | None:
         parts = self._all(node.inputs)
-        return None if parts is None else joined(node, parts, self._spaces)
+        return None if parts is None else joined(node, parts, self._labels)
 
     def _tied(self, values: Sequence[ir.Value | None]) -> list[np.ndarray] | None:
         parts = self._all(values)
-        return None if parts is None else tied(parts, self._spaces)
+        return None if parts is None else tied(parts, self._labels)
 
     def _all(self, values: Sequence[ir.Value | None]) -> list[np.ndarray] | None:
         found = [self.of(value) for value in values]
@@ -259,3 +302,48 @@ _HANDLERS: dict[Kind, _Handler] = {
     Kind.MULTIPLIED: _Follower.product,
     Kind.JOINED: _Follower.concat,
 }
+
+
+def _linear_layer(node: ir.Node, inputs: np.ndarray, fresh: _Fresh) -> ScalableLayer | None:
+    """The layer of a linear node, None if scales cannot go in.
+
+    Args:
+        node: Conv, ConvTranspose, Gemm or MatMul.
+        inputs: labels of its input channels, [in] or [1].
+        fresh: makes labels for its results.
+    """
+    linear, weight = linear_view(node), _own_constant(node, 1)
+    if linear is None or weight is None or weight.size == 0 or not np.isfinite(weight).all():
+        return None
+    if linear.stacked or linear.transposes_data or linear.alpha == 0.0:
+        return None
+    bias = constant(linear.bias)
+    if bias is None and linear.bias is not None:
+        return None
+    if bias is not None and not (is_row(bias, linear.out_channels) and bias.size == linear.out_channels):
+        return None
+    if inputs.size not in (1, linear.in_channels):
+        return None
+    inputs, outputs = np.broadcast_to(inputs, (linear.in_channels,)), fresh(linear.out_channels)
+    rows, columns = linear.along_outputs(outputs), linear.along_inputs(inputs)
+    return ScalableLayer(node, outputs, inputs, rows.reshape(rows.shape[:2]), columns.reshape(columns.shape[:2]))
+
+
+def _normalization_layer(node: ir.Node, inputs: np.ndarray, fresh: _Fresh) -> ScalableLayer | None:
+    """The layer of a BatchNormalization: gamma (x - mean) / deviation + beta, a weight per channel."""
+    parts = [_own_constant(node, index) for index in (1, 2, 3)]
+    if int_attribute(node, "training_mode", 0) or any(part is None or part.ndim != 1 for part in parts):
+        return None
+    size = parts[0].size if parts[0] is not None else 0
+    inputs = np.broadcast_to(inputs, (size,))
+    outputs = fresh(size)
+    return ScalableLayer(node, outputs, inputs, outputs[:, None], inputs[:, None])
+
+
+def _own_constant(node: ir.Node, index: int) -> np.ndarray | None:
+    """A float32 constant that nothing else reads."""
+    value = node.inputs[index] if index < len(node.inputs) else None
+    if value is None or len(value.uses()) != 1 or value.is_graph_output():
+        return None
+    array = constant(value)
+    return array if array is not None and array.dtype == np.float32 else None

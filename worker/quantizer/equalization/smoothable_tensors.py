@@ -9,8 +9,7 @@ from functools import partial
 import numpy as np
 import onnx_ir as ir
 
-from worker.quantizer.equalization.smooth_quant.folding import Folding, find_folding
-from worker.quantizer.graph.regions import has_regions
+from worker.quantizer.equalization.channel_graph import ChannelGraph, Fold, Folding
 from worker.quantizer.graph.rewriting import axis_length, rank_of
 from worker.quantizer.graph.values import constant, int_attribute, is_constant, is_float32, name_of, node_name, reads
 from worker.quantizer.numerics.granularity import PER_TENSOR
@@ -20,25 +19,35 @@ from worker.quantizer.plan.types import QuantizationPlan, Role
 
 
 @dataclass(frozen=True)
-class Site:
+class SmoothableTensor:
     """A tensor whose channels (last axis) can be scaled, inversely to the rows of the weights that it meets.
 
     Attributes:
-        tensor: its name.
+        value: the tensor.
         channels: length of its last axis.
-        consumers: names of the MatMul and Gemm nodes, all that are to get the scaled tensor.
+        consumers: the MatMul and Gemm nodes, all that are to get the scaled tensor.
         folding: what takes the inverse scale in; None if a Mul has to.
         refusal: why neither is possible or worthwhile; None if one is.
     """
 
-    tensor: str
+    value: ir.Value
     channels: int
-    consumers: tuple[str, ...]
+    consumers: tuple[ir.Node, ...]
     folding: Folding | None
     refusal: str | None = None
 
+    @property
+    def tensor(self) -> str:
+        """The tensor's name."""
+        return name_of(self.value)
 
-def find_sites(graph: ir.Graph, plan: QuantizationPlan, smoothed: Collection[str] = ()) -> list[Site]:
+    @property
+    def folds(self) -> tuple[Fold, ...]:
+        """The constants that take the inverse scale in; none if a Mul has to."""
+        return () if self.folding is None else self.folding.folds
+
+
+def find_sites(graph: ir.Graph, plan: QuantizationPlan, smoothed: Collection[str] = ()) -> list[SmoothableTensor]:
     """All sites of a prepared main graph, in topological order of their first consumers.
 
     Args:
@@ -46,19 +55,19 @@ def find_sites(graph: ir.Graph, plan: QuantizationPlan, smoothed: Collection[str
         plan: made for it.
         smoothed: consumers that have been dealt with.
     """
-    finder = SiteFinder(graph, plan, smoothed)
+    finder = SmoothableTensorFinder(graph, plan, smoothed)
     sites = (finder.at(tensor) for tensor in finder.tensors)
     return [site for site in sites if site is not None]
 
 
-class SiteFinder:
+class SmoothableTensorFinder:
     """Finds sites by their tensors, also when the graph has been changed at others: each costs what stands around it.
 
     Args are those of ``find_sites``.
     """
 
     def __init__(self, graph: ir.Graph, plan: QuantizationPlan, smoothed: Collection[str] = ()) -> None:
-        self._graph, self._plan, self._in_regions = graph, plan, has_regions(graph)
+        self._channels, self._plan = ChannelGraph(graph), plan
         self._readers: dict[str, list[ir.Node]] = {}
         for node in graph:
             if is_consumer(node, plan) and node_name(node) not in smoothed:
@@ -69,7 +78,7 @@ class SiteFinder:
         """Tensors that matrix products read."""
         return list(self._readers)
 
-    def at(self, tensor: str) -> Site | None:
+    def at(self, tensor: str) -> SmoothableTensor | None:
         """The site of a tensor as the graph is now."""
         found = self._readers.get(tensor, ())
         nodes = [node for node in found if _read_by(node) == tensor and is_consumer(node, self._plan)]
@@ -78,7 +87,7 @@ class SiteFinder:
         matching = [node for node in nodes if matrix_of(node).in_channels == length]
         if value is None or length is None or not matching:
             return None
-        return _site(self._graph, self._plan, value, length, matching, in_regions=self._in_regions)
+        return _site(self._channels, self._plan, value, length, matching)
 
 
 def _read_by(node: ir.Node) -> str:
@@ -106,19 +115,18 @@ def is_consumer(node: ir.Node, plan: QuantizationPlan) -> bool:
 
 
 def _site(
-    graph: ir.Graph, plan: QuantizationPlan, value: ir.Value, length: int, nodes: list[ir.Node], *, in_regions: bool
-) -> Site:
-    consumers = tuple(node_name(node) for node in nodes)
+    channels: ChannelGraph, plan: QuantizationPlan, value: ir.Value, length: int, nodes: list[ir.Node]
+) -> SmoothableTensor:
     alone = not value.is_graph_output() and set(reads(value)) == set(nodes)
-    refuses = partial(_refuses, plan=plan)
-    folding = find_folding(value, length, refuses, in_regions=in_regions) if alone else None
+    found = channels.folding(value, length, partial(_refuses, plan=plan)) if alone else None
+    folding = found if isinstance(found, Folding) else None
     refusal = None
     if any(_is_tied(node, plan) for node in nodes):
         refusal = "a weight is a table of embeddings too, of which there would be two"
-    elif folding is None and _made_on_integers(value, graph, plan):
+    elif folding is None and _made_on_integers(value, channels.graph, plan):
         reason = "nothing before it can take the scale in" if alone else "other nodes read it too"
         refusal = f"{reason}, and a Mul behind integers would only round twice"
-    return Site(name_of(value), length, consumers, folding, refusal)
+    return SmoothableTensor(value, length, tuple(nodes), folding, refusal)
 
 
 def _made_on_integers(value: ir.Value, graph: ir.Graph, plan: QuantizationPlan) -> bool:
@@ -166,17 +174,17 @@ def weight_of(node: ir.Node) -> np.ndarray:
     return array
 
 
-def upstream_grid(value: ir.Value, plan: QuantizationPlan, site: Site) -> tuple[np.ndarray, IntegerGrid] | None:
+def upstream_grid(plan: QuantizationPlan, site: SmoothableTensor) -> tuple[np.ndarray, IntegerGrid] | None:
     """A constant factor that makes the site's tensor on integers, and the grid of what it multiplies; else None.
 
-    ``value`` is the tensor. What such a Mul reads has been rounded before the scale comes in.
+    What such a Mul reads has been rounded before the scale comes in.
     """
-    node = value.producer()
-    if node is None or node.op_type != "Mul" or site.folding is None or len(site.folding.folds) != 1:
+    node = site.value.producer()
+    if node is None or node.op_type != "Mul" or len(site.folds) != 1:
         return None
-    fold = site.folding.folds[0]
+    fold = site.folds[0]
     entry, other = plan.nodes[node_name(node)], node.inputs[1 - fold.index]
-    if fold.node != node_name(node) or not entry.quantized or other is None:
+    if fold.node is not node or not entry.quantized or other is None:
         return None
     factor, activation = constant(node.inputs[fold.index]), plan.activations.get(name_of(other))
     if factor is None or activation is None or not isinstance(activation.quantization, IntegerGrid):

@@ -14,15 +14,13 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from worker.quantizer.equalization.outliers.region import Region
-from worker.quantizer.graph.rewriting import rank_of
+from worker.quantizer.equalization.channel_graph import ChannelConstant, ChannelRegion
 from worker.quantizer.graph.values import Names, constant, name_of
-from worker.quantizer.operators.linear import LinearNode
 from worker.quantizer.preparation.affine import replace_constant
 
 
 @dataclass(frozen=True)
-class Split:
+class ChannelSplit:
     """How the channels of a region are split.
 
     Attributes:
@@ -36,7 +34,7 @@ class Split:
     parts: np.ndarray
 
     @classmethod
-    def of(cls, channels: int, pieces: Mapping[int, int]) -> Split:
+    def of(cls, channels: int, pieces: Mapping[int, int]) -> ChannelSplit:
         """New channels stand behind the others, in the order of those that they are of."""
         more = [np.full(count - 1, channel) for channel, count in sorted(pieces.items())]
         taken = np.concatenate([np.arange(channels), *more]).astype(np.int64)
@@ -74,21 +72,16 @@ def most_added(channels: int, growth: float) -> int:
     return max(1, math.floor(channels * growth))
 
 
-def apply_split(graph: ir.Graph, region: Region, split: Split, names: Names) -> None:
+def apply_split(graph: ir.Graph, region: ChannelRegion, split: ChannelSplit, names: Names) -> None:
     """Split the channels of a region; the graph, which uses ``names``, is changed in place."""
-    for linear in region.makers:
-        _take_weight(graph, linear, linear.output_axis, split, split.parts, names)
-        _take_bias(graph, linear, split, names)
-    for linear in region.diagonal:
-        _take_weight(graph, linear, 0, split, None, names)
-        _take_bias(graph, linear, split, names)
+    for held in region.constants:
+        value, node = held.node.inputs[held.index], held.node
+        array = constant(value)
+        if array is None or value is None:
+            raise ValueError(f"input {held.index} of {node.name!r} is no constant")
+        replace_constant(graph, node, held.index, name_of(value), _taken(array, held, region.channels, split), names)
+    for linear in region.depthwise:
         linear.node.attributes["group"] = ir.AttrInt64("group", split.taken.size)
-    for linear in region.readers:
-        _take_weight(graph, linear, linear.input_axis, split, None, names)
-    for node, index in region.parameters:
-        _take_along(graph, region, node, index, split, None, names)
-    for node, index in region.terms:
-        _take_along(graph, region, node, index, split, split.parts, names)
     for node, place in region.reshapes:
         shape, value = constant(node.inputs[1]), node.inputs[1]
         if shape is not None and value is not None:
@@ -101,50 +94,12 @@ def apply_split(graph: ir.Graph, region: Region, split: Split, names: Names) -> 
             value.shape = ir.Shape(lengths)
 
 
-def _take_weight(
-    graph: ir.Graph, linear: LinearNode, axis: int, split: Split, parts: np.ndarray | None, names: Names
-) -> None:
-    """Repeat channels along an axis of the weight as it is now: both ends of a layer may lie in one region."""
-    value = linear.node.inputs[1]
-    weight = constant(value)
-    if weight is None or value is None:
-        raise ValueError(f"the weight of {linear.node.name!r} is no constant")
-    replace_constant(graph, linear.node, 1, name_of(value), _taken(weight, axis, split, parts), names)
-
-
-def _take_bias(graph: ir.Graph, linear: LinearNode, split: Split, names: Names) -> None:
-    value = linear.bias
-    bias = constant(value)
-    if bias is None or value is None:
-        return
-    whole = np.broadcast_to(bias, (*bias.shape[:-1], linear.out_channels))
-    array = _taken(whole, whole.ndim - 1, split, split.parts)
-    replace_constant(graph, linear.node, 2, name_of(value), array, names)
-
-
-def _take_along(
-    graph: ir.Graph,
-    region: Region,
-    node: ir.Node,
-    index: int,
-    split: Split,
-    parts: np.ndarray | None,
-    names: Names,
-) -> None:
-    """Repeat channels of a constant that broadcasts against the node's result."""
-    value, result = node.inputs[index], node.outputs[0]
-    array, rank = constant(value), rank_of(result)
-    if array is None or value is None or rank is None:
-        raise ValueError(f"input {index} of {node.name!r} is no constant")
-    axis = region.axes[result]
-    lifted = array.reshape([1] * (rank - array.ndim) + list(array.shape))
-    shape = [region.channels if k == axis else size for k, size in enumerate(lifted.shape)]
-    whole = np.broadcast_to(lifted, shape)
-    replace_constant(graph, node, index, name_of(value), _taken(whole[(0,) * axis], 0, split, parts), names)
-
-
-def _taken(array: np.ndarray, axis: int, split: Split, parts: np.ndarray | None) -> np.ndarray:
-    made = np.take(array, split.taken, axis).astype(np.float64)
-    if parts is not None:
-        made *= parts.reshape([-1 if k == axis else 1 for k in range(made.ndim)])
+def _taken(array: np.ndarray, held: ChannelConstant, channels: int, split: ChannelSplit) -> np.ndarray:
+    """float32: the constant with the channels that there are afterwards."""
+    whole = array.reshape([1] * (-held.axis - array.ndim) + list(array.shape))
+    shape = list(whole.shape)
+    shape[held.axis] = channels
+    made = np.take(np.broadcast_to(whole, shape), split.taken, held.axis).astype(np.float64)
+    if held.adds_up:
+        made *= split.parts.reshape(-1, *[1] * (-held.axis - 1))
     return np.asarray(made, np.float32)

@@ -1,4 +1,4 @@
-"""Cross-layer equalization as a step."""
+"""Cross-layer equalization as a step: scale moves between neighbouring layers until one grid fits all channels."""
 
 from __future__ import annotations
 
@@ -11,33 +11,48 @@ import onnx_ir as ir
 from service.contracts.algorithms import CrossLayerEqualization
 from service.contracts.dtypes import is_block, is_float8, is_integer
 from service.contracts.reason import declare
-from worker.quantizer.equalization.cross_layer.absorbing import absorb, find_shifts, shifted
-from worker.quantizer.equalization.cross_layer.balance import Balance, Matrix, Problem, balance
-from worker.quantizer.equalization.cross_layer.cost import cost_in_words
-from worker.quantizer.equalization.cross_layer.dataflow import Flow, follow
-from worker.quantizer.equalization.cross_layer.figures import range_changes
-from worker.quantizer.equalization.cross_layer.layers import Layer
-from worker.quantizer.equalization.cross_layer.limiting import (
-    Policy,
+from worker.quantizer.equalization.absorbing import absorb, find_shifts, shifted
+from worker.quantizer.equalization.balance import Balance, BalancedWeight, BalanceProblem, balance
+from worker.quantizer.equalization.channel_groups import Flow, ScalableLayer, follow
+from worker.quantizer.equalization.channel_ranges import (
+    ObservedChannels,
+    find_silent,
+    observed,
+    quantized_values,
+    range_changes,
+    watched,
+)
+from worker.quantizer.equalization.channel_scaling import (
+    LimitPolicy,
     choose_policy,
+    cut_off,
     held_by_limits,
     is_dropped,
     rewrite_limits,
+    scale_layers,
 )
-from worker.quantizer.equalization.cross_layer.observing import Seen, find_silent, observed, quantized_values, watched
-from worker.quantizer.equalization.cross_layer.rewriting import cut_off, scale_layers
+from worker.quantizer.evaluation.metrics import Distances
+from worker.quantizer.evaluation.side_by_side import side_by_side
+from worker.quantizer.graph.serialized import to_bytes
 from worker.quantizer.graph.values import name_of, node_name
 from worker.quantizer.numerics.granularity import PER_TENSOR
 from worker.quantizer.numerics.integer import IntegerGrid
 from worker.quantizer.plan.types import QuantizationPlan
 from worker.quantizer.refine.draft import Draft
 from worker.quantizer.refine.step import Change, Step, Toolkit
+from worker.quantizer.runtime.session import Session
 from worker.quantizer.statistics.collect import Request
 from worker.quantizer.statistics.rows import ChannelExtremes
 
 NO_PAIR = declare("no-pair-of-layers", "there are no two layers between which scale could move")
 
 _OWN_BIASES = ("int8", "int16")
+_LIMITS = {
+    "per_channel": "kept exactly, {} of them per channel",
+    "never": "kept as they are",
+    "relu": "dropped, {} of them",
+}
+_SAMPLES, _BATCH = 64, 8
 
 
 class CrossLayerEqualizationStep(Step[CrossLayerEqualization]):
@@ -92,11 +107,11 @@ class Equalizer:
     """
 
     spec: CrossLayerEqualization
-    policy: Policy
+    policy: LimitPolicy
     draft: Draft
     model: ir.Model
     flow: Flow = field(init=False)
-    seen: dict[str, Seen] = field(init=False)
+    seen: dict[str, ObservedChannels] = field(init=False)
     factors: np.ndarray = field(init=False)
     nodes: dict[str, None] = field(default_factory=dict)
     op_types: dict[str, str] = field(default_factory=dict)
@@ -135,11 +150,11 @@ class Equalizer:
     def _note(self, names: list[str]) -> None:
         self.nodes.update(dict.fromkeys(names))
 
-    def _balance(self, silent: np.ndarray, seen: Mapping[str, Seen]) -> Balance:
+    def _balance(self, silent: np.ndarray, seen: Mapping[str, ObservedChannels]) -> Balance:
         flow, spec, plan = self.flow, self.spec, self.draft.plan
         held = held_by_limits(flow, seen, self.policy)
         dropped = frozenset(node_name(limit.node) for limit in flow.limits if is_dropped(limit, self.policy))
-        problem = Problem(
+        problem = BalanceProblem(
             groups=flow.groups,
             matrices=[_matrix(layer, plan, append_bias=spec.scale_append_bias) for layer in flow.layers],
             values=quantized_values(flow, plan, seen, unlimited=dropped),
@@ -166,14 +181,7 @@ class Equalizer:
         return "; ".join(parts)
 
 
-_LIMITS = {
-    "per_channel": "kept exactly, {} of them per channel",
-    "never": "kept as they are",
-    "relu": "dropped, {} of them",
-}
-
-
-def _matrix(layer: Layer, plan: QuantizationPlan, *, append_bias: bool) -> Matrix:
+def _matrix(layer: ScalableLayer, plan: QuantizationPlan, *, append_bias: bool) -> BalancedWeight:
     node = layer.node
     entry = plan.weights.get(name_of(node.inputs[1])) if node.inputs[1] is not None else None
     grid = None
@@ -183,7 +191,7 @@ def _matrix(layer: Layer, plan: QuantizationPlan, *, append_bias: bool) -> Matri
     planned = plan.biases.get(node_name(node))
     own = planned is not None and planned.reason is None and planned.spec.dtype in _OWN_BIASES
     bias = layer.bias if append_bias and own else None
-    return Matrix(
+    return BalancedWeight(
         size=layer.magnitudes(),
         rows=layer.rows,
         columns=layer.columns,
@@ -197,3 +205,31 @@ def _matrix(layer: Layer, plan: QuantizationPlan, *, append_bias: bool) -> Matri
 def _has_range(dtype: str) -> bool:
     """True for types whose rounding depends on the range of what shares a scale."""
     return is_integer(dtype) or is_float8(dtype) or is_block(dtype)
+
+
+def cost_in_words(model: ir.Model, toolkit: Toolkit) -> str:
+    """How far a changed float model is from the uploaded one, over up to 64 samples that steps may learn from.
+
+    Args:
+        model: the float model as changed.
+        toolkit: whose calibration data count; their labels, where there are any, are judged by too.
+    """
+    case, services = toolkit.case, toolkit.services
+    session = Session(to_bytes(model), threads=services.threads, what="equalized float model")
+    metrics, first = case.metrics, toolkit.first_sample
+    measurable = metrics.fed_by(case.calibration) and metrics.judges_parts
+    distances, before, after = Distances(), metrics.start(part=True), metrics.start(part=True)
+    expected = case.expected_outputs(
+        services.run, batch_size=_BATCH, first=first, last=first + _SAMPLES, with_arrays=measurable
+    )
+    for twins in side_by_side(session, expected, services.run):
+        distances.update(twins.pairs())
+        if measurable:
+            before.update(twins.batch, twins.expected, twins.expected)
+            after.update(twins.batch, twins.got, twins.expected)
+    worst = distances.worst_db
+    words = "changes the float network" if worst is None else f"leaves the float network {worst:.1f} dB"
+    one, other = (found.values.get(metrics.primary) for found in (before, after))
+    if one is not None and other is not None:
+        words += f", {metrics.primary} {one:.2f} -> {other:.2f}"
+    return words

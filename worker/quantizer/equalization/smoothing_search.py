@@ -38,11 +38,11 @@ _PHASES = (2.0**0.25, 2.0**0.5, 2.0**0.75)
 
 ScaleOf = Callable[[float], np.ndarray]
 # What makes candidates of a site: the scale float64 [channels] by alpha; None if the tensor or all weights are 0.
-Family = Callable[["Problem"], ScaleOf | None]
+Family = Callable[["SmoothingProblem"], ScaleOf | None]
 
 
 @dataclass(frozen=True)
-class Matrix:
+class QuantizedMatrix:
     """A constant matrix as the search sees it.
 
     Attributes:
@@ -66,7 +66,7 @@ class Matrix:
 
 
 @dataclass(frozen=True)
-class Maker:
+class ProducingLayer:
     """A linear layer with one integer scale whose output channels take the inverse scale in.
 
     Attributes:
@@ -76,12 +76,12 @@ class Maker:
     """
 
     rows: np.ndarray
-    matrix: Matrix
+    matrix: QuantizedMatrix
     channels: np.ndarray
 
 
 @dataclass(frozen=True)
-class Problem:
+class SmoothingProblem:
     """One site.
 
     Attributes:
@@ -99,14 +99,14 @@ class Problem:
     low: np.ndarray
     high: np.ndarray
     spec: ActivationSpec | None
-    readers: Sequence[Matrix]
-    makers: Sequence[Maker] = ()
+    readers: Sequence[QuantizedMatrix]
+    makers: Sequence[ProducingLayer] = ()
     rounded: np.ndarray | None = None
     settle: Callable[[np.ndarray], np.ndarray] = lambda scale: scale
 
 
 @dataclass(frozen=True)
-class Choice:
+class SmoothingChoice:
     """What the search came to.
 
     Attributes:
@@ -122,7 +122,7 @@ class Choice:
     after: float
 
 
-def magnitudes(problem: Problem) -> tuple[np.ndarray, np.ndarray] | None:
+def magnitudes(problem: SmoothingProblem) -> tuple[np.ndarray, np.ndarray] | None:
     """Largest activation and weight of each channel, float64 [channels]; None if either is 0 throughout.
 
     Channels that are silent or that no weight reads count as usual ones, and very small ones as small ones.
@@ -142,7 +142,7 @@ def _filled(largest: np.ndarray) -> np.ndarray:
     return filled
 
 
-def smoothing(problem: Problem) -> ScaleOf | None:
+def smoothing(problem: SmoothingProblem) -> ScaleOf | None:
     """The family of SmoothQuant; the largest activation stays as large as it is."""
     found = magnitudes(problem)
     if found is None:
@@ -156,17 +156,17 @@ def smoothing(problem: Problem) -> ScaleOf | None:
     return of
 
 
-def activation_aware(problem: Problem) -> ScaleOf | None:
+def activation_aware(problem: SmoothingProblem) -> ScaleOf | None:
     """s_j = m_j^alpha, m_j the mean size of channel j (Lin et al. 2023, AWQ, equation 5); geometric mean of ends 1."""
     return _by_mean_size(problem, weigh=False)
 
 
-def activation_and_weight_aware(problem: Problem) -> ScaleOf | None:
+def activation_and_weight_aware(problem: SmoothingProblem) -> ScaleOf | None:
     """s_j = m_j^alpha / w_j^(1 - alpha): the same, which evens out the weights where it may."""
     return _by_mean_size(problem, weigh=True)
 
 
-def _by_mean_size(problem: Problem, *, weigh: bool) -> ScaleOf | None:
+def _by_mean_size(problem: SmoothingProblem, *, weigh: bool) -> ScaleOf | None:
     found = magnitudes(problem)
     if found is None or not problem.rows.any():
         return None
@@ -179,7 +179,9 @@ def _by_mean_size(problem: Problem, *, weigh: bool) -> ScaleOf | None:
     return of
 
 
-def search(problem: Problem, alpha: float | None, families: Sequence[Family] = (smoothing,)) -> Choice | None:
+def search(
+    problem: SmoothingProblem, alpha: float | None, families: Sequence[Family] = (smoothing,)
+) -> SmoothingChoice | None:
     """The scale with the smallest error; None if the tensor or all weights are 0.
 
     Args:
@@ -190,13 +192,15 @@ def search(problem: Problem, alpha: float | None, families: Sequence[Family] = (
     made = [scale_of for family in families if (scale_of := family(problem)) is not None]
     if not made:
         return None
-    error = SiteError(problem)
+    error = SmoothingLoss(problem)
     before = error(np.ones(problem.rows.shape[1]))
     found = [_best_of(scale_of, alpha, before, problem, error) for scale_of in made]
     return min(found, key=lambda choice: choice.after)
 
 
-def _best_of(scale_of: ScaleOf, alpha: float | None, before: float, problem: Problem, error: SiteError) -> Choice:
+def _best_of(
+    scale_of: ScaleOf, alpha: float | None, before: float, problem: SmoothingProblem, error: SmoothingLoss
+) -> SmoothingChoice:
     """The best of one family."""
     tried: dict[float, tuple[float, np.ndarray]] = {}
 
@@ -218,13 +222,13 @@ def _best_of(scale_of: ScaleOf, alpha: float | None, before: float, problem: Pro
         with_phase = error(candidate)
         if with_phase < after:
             after, scale = with_phase, candidate
-    return Choice(best, scale, before, after)
+    return SmoothingChoice(best, scale, before, after)
 
 
-class SiteError:
+class SmoothingLoss:
     """Noise over signal of a site's layers, by scale."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: SmoothingProblem) -> None:
         self._problem = problem
         self._entering = problem.rows if problem.rounded is None else problem.rounded
         self._expected = [_product(problem.rows, reader.oriented(reader.array)) for reader in problem.readers]
@@ -266,7 +270,7 @@ class SiteError:
         return activation_grid(spec, reducer.result())
 
 
-def _maker_noise(maker: Maker, scale: np.ndarray) -> np.ndarray:
+def _maker_noise(maker: ProducingLayer, scale: np.ndarray) -> np.ndarray:
     """float32 [n, channels]: what rounding the weight of ``maker`` adds to the smoothed tensor."""
     inverse = maker.matrix.layout.along_outputs(1.0 / scale[maker.channels])
     weight = np.asarray(maker.matrix.array * inverse, np.float32)

@@ -1,4 +1,7 @@
-"""Gives linear nodes that have no bias of their own one of zeros, for the correction to go into."""
+"""Where the correction of a linear node's mean can be put: its bias, or a constant that is added right behind it.
+
+Linear nodes that have neither get one of zeros.
+"""
 
 from __future__ import annotations
 
@@ -10,31 +13,111 @@ import onnx_ir as ir
 
 from service.contracts.config import QuantizationConfig
 from service.contracts.reason import declare
-from worker.quantizer.equalization.bias_correction.places import (
-    NOTHING_ADDED,
-    Place,
-    channels_of,
-    correctable,
-    find_place,
-)
 from worker.quantizer.graph.metadata import hand_on
 from worker.quantizer.graph.regions import apart
 from worker.quantizer.graph.rewriting import Editor, Rewrite, only_reader, other_operand, rank_of
 from worker.quantizer.graph.rewriting import replace as replace_nodes
-from worker.quantizer.graph.values import constant, is_constant, name_of, node_name
-from worker.quantizer.operators.linear import bias_of
-from worker.quantizer.plan.parameters import Parameters
+from worker.quantizer.graph.values import constant, float_attribute, is_constant, is_float32, name_of, node_name
+from worker.quantizer.operators.linear import bias_of, linear_view
+from worker.quantizer.plan.parameters import Parameter, Parameters
 from worker.quantizer.plan.types import BiasPlan, NodePlan, QuantizationPlan
 from worker.quantizer.plan.weights import float_bias_reason
 from worker.quantizer.refine.draft import Draft
+from worker.quantizer.walk import is_tunable
 
+NOTHING_ADDED = "nothing constant is added to its result"
 PUTS_BACK_THE_MEAN = declare(
     "puts-back-the-mean", "it puts back the mean that rounding took from the result before it", by_design=True
 )
 
 
 @dataclass(frozen=True)
-class Places:
+class CorrectableBias:
+    """A constant with one value per output channel of a linear node.
+
+    Attributes:
+        node: the linear node.
+        owner: the node that reads the constant: the same, or an Add behind it.
+        index: of the constant among its inputs.
+    """
+
+    node: ir.Node
+    owner: ir.Node
+    index: int
+
+    @property
+    def initializer(self) -> str:
+        """Name of the constant."""
+        return name_of(self.owner.inputs[self.index])  # type: ignore[arg-type]
+
+    def of(self, parameters: Parameters) -> Parameter:
+        """The constant as it is now."""
+        found = parameters.of(self.owner, self.index)
+        if found is None:
+            raise ValueError(f"{self.initializer!r} is no constant")
+        return found
+
+    def add(self, parameters: Parameters, values: np.ndarray, shift: np.ndarray) -> None:
+        """Let the quantized network add ``shift``, float64 [channels], to ``values``, what it adds now."""
+        corrected = values.reshape(-1).astype(np.float64) + shift
+        parameters.put(self.owner, self.index, corrected, refit=True)
+
+
+def correctable(graph: ir.Graph, plan: QuantizationPlan) -> list[ir.Node]:
+    """The quantized linear nodes with a constant weight, in topological order."""
+    return [node for node in graph if is_tunable(node, plan)]
+
+
+def channels_of(node: ir.Node) -> int:
+    """Number of output channels of a linear node; 0 for a product with a vector."""
+    linear = linear_view(node)
+    return 0 if linear is None else linear.out_channels
+
+
+def find_place(node: ir.Node, plan: QuantizationPlan) -> CorrectableBias | str:
+    """Where the correction of ``node`` goes, or why there is no place for it yet."""
+    channels = channels_of(node)
+    if node.op_type == "MatMul":
+        return _term_behind(node, channels)
+    bias = bias_of(node)
+    if bias is None:
+        return "it has no bias"
+    array = constant(bias)
+    if array is None or not is_float32(bias):
+        return "its bias is not constant"
+    if not array.ndim or array.size != channels or (array.ndim != 1 and array.shape[-1] != channels):
+        return "its bias does not have one value per channel"
+    if float_attribute(node, "beta", 1.0) != 1.0:
+        return "its bias is multiplied by beta"
+    entry = plan.biases.get(node_name(node))
+    if (entry is None or entry.integers is None) and len(bias.uses()) > 1:
+        return "others read its bias too"
+    return CorrectableBias(node, node, 2)
+
+
+def _term_behind(node: ir.Node, channels: int) -> CorrectableBias | str:
+    add, term = _added_behind(node)
+    array = constant(term)
+    if add is None or term is None or array is None or not is_float32(term):
+        return NOTHING_ADDED
+    if not array.ndim or array.shape[-1] != channels or array.size != channels:
+        return "what is added to its result does not have one value per channel"
+    if len(term.uses()) > 1:
+        return "others read what is added to its result"
+    return CorrectableBias(node, add, list(add.inputs).index(term))
+
+
+def _added_behind(node: ir.Node) -> tuple[ir.Node, ir.Value] | tuple[None, None]:
+    """The Add that alone reads the result of ``node``, on the same side of a border, and the constant that it adds."""
+    add = only_reader(node.outputs[0], "Add")
+    term = other_operand(add, node.outputs[0]) if add is not None else None
+    if add is None or term is None or not is_constant(term) or apart((node, add)):
+        return None, None
+    return add, term
+
+
+@dataclass(frozen=True)
+class CorrectableBiases:
     """A draft in which corrections have places.
 
     Attributes:
@@ -45,12 +128,12 @@ class Places:
     """
 
     draft: Draft
-    found: dict[str, Place]
+    found: dict[str, CorrectableBias]
     created: dict[str, int] = field(default_factory=dict)
     left: dict[str, str] = field(default_factory=dict)
 
 
-def make_places(draft: Draft, config: QuantizationConfig, *, insert_add: bool) -> Places:
+def make_places(draft: Draft, config: QuantizationConfig, *, insert_add: bool) -> CorrectableBiases:
     """Copy the draft and give its quantized linear nodes a place for their correction.
 
     A convolution or Gemm without a bias gets one, a MatMul of two matrices becomes a Gemm, where it computes on
@@ -77,9 +160,9 @@ def make_places(draft: Draft, config: QuantizationConfig, *, insert_add: bool) -
         wanted = draft.replanned(config, prepared).plan.biases
         _plan_biases(prepared.graph, creator.with_bias, wanted, plan)
         found = _places(prepared.graph, plan)
-    return Places(
+    return CorrectableBiases(
         replace(draft, prepared=prepared, plan=plan),
-        {name: place for name, place in found.items() if isinstance(place, Place)},
+        {name: place for name, place in found.items() if isinstance(place, CorrectableBias)},
         created,
         {name: _reason(place, insert_add=insert_add) for name, place in found.items() if isinstance(place, str)},
     )
@@ -91,7 +174,7 @@ def _reason(place: str, *, insert_add: bool) -> str:
     return f"{place}, " + ("which goes on as integers" if insert_add else "and insert_add is off")
 
 
-def _places(graph: ir.Graph, plan: QuantizationPlan) -> dict[str, Place | str]:
+def _places(graph: ir.Graph, plan: QuantizationPlan) -> dict[str, CorrectableBias | str]:
     return {node_name(node): find_place(node, plan) for node in correctable(graph, plan)}
 
 
@@ -125,9 +208,8 @@ class _Creator:
         """Make a place for ``node``; what was done, None if nothing can be."""
         if node.op_type != "MatMul":
             return self._bias(node)
-        add = only_reader(node.outputs[0], "Add")
-        term = other_operand(add, node.outputs[0]) if add is not None else None
-        if add is not None and term is not None and is_constant(term) and not apart((node, add)):
+        add, term = _added_behind(node)
+        if add is not None and term is not None:
             return self._term(node, add, term)
         # Runtimes that multiply by packed weights look for a MatMul.
         on_integers = bool(self._plan.activations)

@@ -16,15 +16,13 @@ import onnx_ir as ir
 from service.contracts.algorithms import CrossLayerEqualization, OutlierChannels
 from service.contracts.config import QuantizationConfig
 from service.contracts.reason import Reason, declare
-from worker.quantizer.equalization.cross_layer.dataflow import Flow, follow
-from worker.quantizer.equalization.cross_layer.layers import Layer
-from worker.quantizer.equalization.cross_layer.limiting import choose_policy, rewrite_limits
-from worker.quantizer.equalization.cross_layer.rewriting import scale_layers
-from worker.quantizer.equalization.cross_layer.spaces import PINNED
-from worker.quantizer.equalization.smooth_quant.sites import Site, SiteFinder, weight_of
-from worker.quantizer.equalization.smooth_quant.step import SCALES_CHANNELS, Outcome, Smoother
+from worker.quantizer.equalization.channel_groups import Flow, ScalableLayer, follow
+from worker.quantizer.equalization.channel_scaling import choose_policy, rewrite_limits, scale_layers
+from worker.quantizer.equalization.smooth_quant import SCALES_CHANNELS, Smoother, SmoothingOutcome
+from worker.quantizer.equalization.smoothable_tensors import SmoothableTensor, SmoothableTensorFinder, weight_of
 from worker.quantizer.graph.values import name_of, node_name
 from worker.quantizer.numerics.granularity import PER_TENSOR
+from worker.quantizer.operators.labels import PINNED
 from worker.quantizer.operators.linear import linear_view
 from worker.quantizer.plan.targets import TARGETS
 from worker.quantizer.plan.types import QuantizationPlan
@@ -100,10 +98,9 @@ class Scaler:
         return rest
 
     def _before_products(self, found: Sequence[Outliers]) -> Prepared:
-        prepared, outcome = self.prepared, Outcome()
+        prepared, outcome = self.prepared, SmoothingOutcome()
         smoother = Smoother(prepared.graph, self.plan, {})
-        nodes = {node_name(node): node for node in prepared.graph}
-        finder = SiteFinder(prepared.graph, self.plan)
+        finder = SmoothableTensorFinder(prepared.graph, self.plan)
         for one in found:
             site = finder.at(one.tensor) if one.kind == "activation" else None
             reason = self._refusal(one, site)
@@ -113,7 +110,7 @@ class Scaler:
             scale = np.ones(one.spans.size)
             for channel in one.channels:
                 wide = one.spans[channel] / one.widest_tame
-                weights = max(self._row(nodes[name], channel) for name in site.consumers)
+                weights = max(self._row(node, channel) for node in site.consumers)
                 scale[channel] = _moved(wide, weights)
             smoother.put(site, scale, outcome)
             self.treated.append(one.tensor)
@@ -121,7 +118,7 @@ class Scaler:
         facts = prepared.facts.with_kept_float(dict.fromkeys(outcome.muls, SCALES_CHANNELS()))
         return replace(prepared, facts=facts)
 
-    def _refusal(self, one: Outliers, site: Site | None) -> Reason | None:
+    def _refusal(self, one: Outliers, site: SmoothableTensor | None) -> Reason | None:
         if site is None or site.channels != one.spans.size:
             return NO_WAY_FOR_SCALE(tensor=one.tensor)
         if site.refusal is not None:
@@ -143,7 +140,7 @@ class Scaler:
         return _part(matrix[:, channel], widest)
 
 
-def _groups(one: Outliers, flow: Flow, makers: Mapping[str, Layer]) -> np.ndarray | None:
+def _groups(one: Outliers, flow: Flow, makers: Mapping[str, ScalableLayer]) -> np.ndarray | None:
     """Group of every channel, int64 [channels]; None if the flow does not tell them apart."""
     if one.kind == "weight":
         layer = makers.get(one.node)
@@ -154,16 +151,16 @@ def _groups(one: Outliers, flow: Flow, makers: Mapping[str, Layer]) -> np.ndarra
     return channels.reshape(-1)
 
 
-def _readers(flow: Flow) -> Mapping[int, Sequence[Layer]]:
+def _readers(flow: Flow) -> Mapping[int, Sequence[ScalableLayer]]:
     """Linear layers by the groups that they read."""
-    found: dict[int, list[Layer]] = defaultdict(list)
+    found: dict[int, list[ScalableLayer]] = defaultdict(list)
     for layer in flow.layers:
         for group in np.unique(layer.columns).tolist() if layer.is_linear else ():
             found[group].append(layer)
     return found
 
 
-def _column(readers: Sequence[Layer], group: int, plan: QuantizationPlan) -> float:
+def _column(readers: Sequence[ScalableLayer], group: int, plan: QuantizationPlan) -> float:
     """Largest weight that reads the group, as a part of the largest that it shares a scale with."""
     found = 0.0
     for layer in readers:

@@ -12,22 +12,29 @@ import onnx_ir as ir
 from service.contracts.algorithms import Awq, SmoothQuant
 from service.contracts.reason import Reason, declare
 from service.contracts.specs import ActivationSpec
-from worker.quantizer.equalization.smooth_quant.folding import Fold, apply_folds, folded
-from worker.quantizer.equalization.smooth_quant.search import (
-    Choice,
+from worker.quantizer.equalization.channel_scaling import apply_folds
+from worker.quantizer.equalization.smoothable_tensors import (
+    SmoothableTensor,
+    find_sites,
+    matrix_of,
+    upstream_grid,
+    weight_of,
+)
+from worker.quantizer.equalization.smoothing_search import (
     Family,
-    Maker,
-    Matrix,
-    Problem,
+    ProducingLayer,
+    QuantizedMatrix,
+    SmoothingChoice,
+    SmoothingProblem,
     activation_and_weight_aware,
     activation_aware,
     search,
     smoothing,
 )
-from worker.quantizer.equalization.smooth_quant.sites import Site, find_sites, matrix_of, upstream_grid, weight_of
 from worker.quantizer.graph.metadata import hand_on
 from worker.quantizer.graph.values import Names, add_initializer, constant, name_of, node_name
 from worker.quantizer.numerics.granularity import PER_TENSOR
+from worker.quantizer.operators.linear import is_linear
 from worker.quantizer.plan.grids import weight_grid
 from worker.quantizer.plan.types import QuantizationPlan
 from worker.quantizer.preparation.affine import replace_constant
@@ -54,7 +61,7 @@ _SEARCH = 0.9
 
 
 class SmoothQuantStep(Step[SmoothQuant | Awq]):
-    """Moves scale from activations into weights; see ``search`` for how much and ``folding`` for where it goes.
+    """Moves scale from activations into weights: how much, ``search`` says, and where it goes, ``find_sites``.
 
     SmoothQuant makes activations fit their grids; AWQ, where they stay in float, gives the weights that meet the
     largest of them the finest grids.
@@ -73,7 +80,7 @@ class SmoothQuantStep(Step[SmoothQuant | Awq]):
         model = draft.prepared.model.clone()
         seen = self._seen(draft, toolkit)
         smoother = Smoother(model.graph, draft.plan, seen, unplanned=draft.form.at_run_time)
-        outcome = Outcome()
+        outcome = SmoothingOutcome()
         facts = draft.prepared.facts
         run, sites = toolkit.services.run, find_sites(model.graph, draft.plan, facts.smoothed)
         for k, site in enumerate(sites):
@@ -95,15 +102,15 @@ class SmoothQuantStep(Step[SmoothQuant | Awq]):
             return (smoothing,)
         return (activation_aware, activation_and_weight_aware) if self.spec.alpha is None else (activation_aware,)
 
-    def _refusal(self, site: Site) -> str | None:
+    def _refusal(self, site: SmoothableTensor) -> str | None:
         if site.folding is None and site.refusal is None and not self.spec.insert_mul:
             return "nothing before it can take the scale in, and insert_mul is off"
         return site.refusal
 
-    def _seen(self, draft: Draft, toolkit: Toolkit) -> dict[str, _Seen]:
-        seen: dict[str, _Seen] = {}
+    def _seen(self, draft: Draft, toolkit: Toolkit) -> dict[str, _ObservedTensor]:
+        seen: dict[str, _ObservedTensor] = {}
         for request in draft.statistics[self.method]:
-            known = seen.setdefault(request.tensor, _Seen())
+            known = seen.setdefault(request.tensor, _ObservedTensor())
             if isinstance(request.reducer, ChannelExtremes):
                 known.extremes = request.reducer.result()
             elif isinstance(request.reducer, RowSample):
@@ -112,7 +119,7 @@ class SmoothQuantStep(Step[SmoothQuant | Awq]):
 
 
 @dataclass
-class _Seen:
+class _ObservedTensor:
     """What the calibration data said about a tensor."""
 
     extremes: tuple[np.ndarray, np.ndarray] | None = None
@@ -120,7 +127,7 @@ class _Seen:
 
 
 @dataclass
-class Outcome:
+class SmoothingOutcome:
     """What became of the sites."""
 
     nodes: list[str] = field(default_factory=list)
@@ -159,24 +166,22 @@ class Smoother:
         self,
         graph: ir.Graph,
         plan: QuantizationPlan,
-        seen: Mapping[str, _Seen],
+        seen: Mapping[str, _ObservedTensor],
         *,
         unplanned: ActivationSpec | None = None,
     ) -> None:
         self._graph, self._plan, self._seen, self._unplanned = graph, plan, seen, unplanned
         self._names = Names(graph)
-        self._nodes = {node_name(node): node for node in graph}
-        self._values = {name_of(v): v for v in (*graph.inputs, *(made for node in graph for made in node.outputs))}
         # Tensor that each node read first, before any Mul came between.
-        self._reads = _input_names(self._nodes, 0)
+        self._reads = _input_names(graph, 0)
         # What the inputs of layers have been divided by.
-        self._scales: dict[str, np.ndarray] = {}
+        self._scales: dict[ir.Node, np.ndarray] = {}
         # Where the weight of each node stands in the plan, whatever its initializer is called by now.
-        self._weights = {
-            name: weight for name, weight in _input_names(self._nodes, 1).items() if weight in plan.weights
-        }
+        self._weights = {node: weight for node, weight in _input_names(graph, 1).items() if weight in plan.weights}
 
-    def smooth(self, site: Site, alpha: float | None, families: Sequence[Family], outcome: Outcome) -> str | None:
+    def smooth(
+        self, site: SmoothableTensor, alpha: float | None, families: Sequence[Family], outcome: SmoothingOutcome
+    ) -> str | None:
         """Smooth one site; the reason if it is left alone."""
         problem = self._problem(site)
         choice = search(problem, alpha, families) if problem is not None else None
@@ -188,82 +193,75 @@ class Smoother:
         outcome.alphas.append(choice.alpha)
         return None
 
-    def put(self, site: Site, scale: np.ndarray, outcome: Outcome) -> None:
+    def put(self, site: SmoothableTensor, scale: np.ndarray, outcome: SmoothingOutcome) -> None:
         """Divide the site by ``scale``, float64 [channels], and multiply what reads it."""
-        for name in site.consumers:
-            node = self._nodes[name]
+        for node in site.consumers:
             along = matrix_of(node).along_inputs(scale)
             array = np.asarray(weight_of(node).astype(np.float64) * along, np.float32)
-            replace_constant(self._graph, node, 1, self._weights[name], array, self._names)
-            self._scales[name] = scale
+            replace_constant(self._graph, node, 1, self._weights[node], array, self._names)
+            self._scales[node] = scale
         if site.folding is None:
             outcome.muls.append(self._insert_mul(site, scale))
             outcome.takers["Mul of their own"] += 1
         else:
-            apply_folds(self._graph, self._nodes, site.folding.folds, 1.0 / scale, self._names)
-            outcome.takers[self._kind(site.folding.folds)] += 1
+            apply_folds(self._graph, site.folds, 1.0 / scale, self._names)
+            kinds = dict.fromkeys(fold.node.op_type for fold in site.folding.folds)
+            outcome.takers[" and ".join(kinds)] += 1
             outcome.scaled.update(site.folding.tensors)
-        outcome.nodes += site.consumers
+        outcome.nodes += [node_name(node) for node in site.consumers]
 
-    def _kind(self, folds: tuple[Fold, ...]) -> str:
-        return " and ".join(dict.fromkeys(self._nodes[fold.node].op_type for fold in folds))
-
-    def _problem(self, site: Site) -> Problem | None:
+    def _problem(self, site: SmoothableTensor) -> SmoothingProblem | None:
         seen = self._seen.get(site.tensor)
         if seen is None or seen.rows is None or seen.extremes is None:
             return None
         low, high = seen.extremes
         if not (np.isfinite(low).all() and np.isfinite(high).all()):
             return None
-        return Problem(
+        return SmoothingProblem(
             rows=seen.rows,
             low=low,
             high=high,
             spec=self._plan.activations[site.tensor].spec if self._plan.activations else self._unplanned,
-            readers=[self._matrix(name) for name in site.consumers],
+            readers=[self._matrix(node) for node in site.consumers],
             makers=self._makers(site),
             rounded=self._rounded(site, seen.rows),
             settle=lambda scale: self._settled(site, scale),
         )
 
-    def _matrix(self, name: str) -> Matrix:
-        node = self._nodes[name]
-        return Matrix(weight_of(node), self._plan.weights[self._weights[name]], matrix_of(node))
+    def _matrix(self, node: ir.Node) -> QuantizedMatrix:
+        return QuantizedMatrix(weight_of(node), self._plan.weights[self._weights[node]], matrix_of(node))
 
-    def _makers(self, site: Site) -> list[Maker]:
+    def _makers(self, site: SmoothableTensor) -> list[ProducingLayer]:
         """Layers whose one scale for all channels has to hold the scaled columns."""
         found = []
-        for fold in _folds(site):
-            if not fold.linear or fold.index != 1 or fold.node not in self._weights:
+        for fold in site.folds:
+            node = fold.node
+            if not is_linear(node) or fold.index != 1 or node not in self._weights:
                 continue
-            node = self._nodes[fold.node]
-            seen = self._seen.get(self._reads.get(fold.node, ""))
-            plan = self._plan.weights[self._weights[fold.node]]
-            linear = matrix_of(node)
-            if seen is None or seen.rows is None or plan.granularity != PER_TENSOR or linear.stacked:
+            seen, matrix = self._seen.get(self._reads.get(node, "")), self._matrix(node)
+            if seen is None or seen.rows is None or matrix.plan.granularity != PER_TENSOR or matrix_of(node).stacked:
                 continue
-            scale = self._scales.get(fold.node)
+            scale = self._scales.get(node)
             rows = seen.rows if scale is None else np.asarray(seen.rows / scale, np.float32)
-            found.append(Maker(rows, Matrix(weight_of(node), plan, linear), fold.channels))
+            found.append(ProducingLayer(rows, matrix, fold.channels.reshape(-1)))
         return found
 
-    def _rounded(self, site: Site, rows: np.ndarray) -> np.ndarray | None:
-        upstream = upstream_grid(self._values[site.tensor], self._plan, site)
+    def _rounded(self, site: SmoothableTensor, rows: np.ndarray) -> np.ndarray | None:
+        upstream = upstream_grid(self._plan, site)
         if upstream is None:
             return None
         factor, grid = upstream
         nonzero = np.where(factor == 0, np.float32(1), factor)
         return np.asarray(grid.at_run_time().fake(rows / nonzero) * factor)
 
-    def _settled(self, site: Site, scale: np.ndarray) -> np.ndarray:
+    def _settled(self, site: SmoothableTensor, scale: np.ndarray) -> np.ndarray:
         """The scale that a constant factor of integers can hold, next to ``scale``."""
-        for fold in _folds(site):
-            node = self._nodes[fold.node]
-            value = node.inputs[fold.index]
+        for fold in site.folds:
+            value = fold.node.inputs[fold.index]
             array, entry = constant(value), self._plan.weights.get(name_of(value)) if value is not None else None
-            if node.op_type != "Mul" or array is None or entry is None:
+            if fold.node.op_type != "Mul" or array is None or entry is None:
                 continue
-            wanted = folded(array, fold, node, 1.0 / scale)
+            wanted = fold.scaled(array, 1.0 / scale)
             if wanted.size != scale.size or not wanted.all():
                 continue
             held = weight_grid(wanted, entry.spec, entry.granularity).fake(wanted)
@@ -274,9 +272,9 @@ class Smoother:
             scale = scale * ratio
         return scale
 
-    def _insert_mul(self, site: Site, scale: np.ndarray) -> str:
+    def _insert_mul(self, site: SmoothableTensor, scale: np.ndarray) -> str:
         """Scale the site by a node of its own; returns that node's name."""
-        value = self._values[site.tensor]
+        value, first = site.value, site.consumers[0]
         factor = add_initializer(
             self._graph, self._names.free(f"{site.tensor}_smoothing"), np.asarray(1.0 / scale, np.float32)
         )
@@ -284,24 +282,19 @@ class Smoother:
         made = mul.outputs[0]
         made.name, made.dtype = self._names.free(f"{site.tensor}_smoothed"), ir.DataType.FLOAT
         made.shape = value.shape.copy() if value.shape is not None else None
-        first = self._nodes[site.consumers[0]]
         hand_on([first], [mul])
         self._graph.insert_before(first, mul)
-        for name in site.consumers:
-            self._nodes[name].replace_input_with(0, made)
+        for node in site.consumers:
+            node.replace_input_with(0, made)
         return node_name(mul)
 
 
-def _input_names(nodes: Mapping[str, ir.Node], index: int) -> dict[str, str]:
-    """By node name: what it reads as input ``index``."""
-    values = {name: node.inputs[index] for name, node in nodes.items() if len(node.inputs) > index}
-    return {name: name_of(value) for name, value in values.items() if value is not None}
+def _input_names(graph: ir.Graph, index: int) -> dict[ir.Node, str]:
+    """By node: the name of what it reads as input ``index``."""
+    values = {node: node.inputs[index] for node in graph if len(node.inputs) > index}
+    return {node: name_of(value) for node, value in values.items() if value is not None}
 
 
-def _folds(site: Site) -> tuple[Fold, ...]:
-    return () if site.folding is None else site.folding.folds
-
-
-def _is_worthwhile(choice: Choice, site: Site) -> bool:
+def _is_worthwhile(choice: SmoothingChoice, site: SmoothableTensor) -> bool:
     wanted = _WORTH_A_FOLD if site.folding is not None else _WORTH_A_MUL
     return choice.after < (1.0 - wanted) * choice.before

@@ -13,13 +13,12 @@ from dataclasses import replace
 import numpy as np
 import onnx_ir as ir
 
-from worker.quantizer.equalization.cross_layer.dataflow import Flow, Limit
-from worker.quantizer.equalization.cross_layer.layers import Layer
-from worker.quantizer.equalization.cross_layer.observing import Seen
-from worker.quantizer.equalization.cross_layer.rewriting import put_bias
-from worker.quantizer.equalization.cross_layer.spaces import PINNED
+from worker.quantizer.equalization.channel_groups import ChannelLimit, Flow, ScalableLayer
+from worker.quantizer.equalization.channel_ranges import ObservedChannels
+from worker.quantizer.equalization.channel_scaling import put_bias
 from worker.quantizer.graph.values import DEFAULT_DOMAINS, Names, name_of, node_name, users
-from worker.quantizer.operators.channels import CHANNEL_FLOWS
+from worker.quantizer.operators.channels import flow_of
+from worker.quantizer.operators.labels import PINNED
 from worker.quantizer.operators.linear import linear_view
 from worker.quantizer.operators.windows import reaches_beyond
 
@@ -27,7 +26,7 @@ from worker.quantizer.operators.windows import reaches_beyond
 _WORTH = 0.1
 
 
-def find_shifts(flow: Flow, seen: Mapping[str, Seen]) -> np.ndarray:
+def find_shifts(flow: Flow, seen: Mapping[str, ObservedChannels]) -> np.ndarray:
     """What can be taken from every group's values, float64 [groups], 0 or more."""
     limits = {node_name(limit.node): limit for limit in flow.limits}
     layers = {layer.node: layer for layer in flow.layers}
@@ -72,7 +71,7 @@ def absorb(graph: ir.Graph, flow: Flow, shifts: np.ndarray) -> list[str]:
     return changed
 
 
-def shifted(seen: Mapping[str, Seen], shifts: np.ndarray) -> dict[str, Seen]:
+def shifted(seen: Mapping[str, ObservedChannels], shifts: np.ndarray) -> dict[str, ObservedChannels]:
     """What would have been seen with ``shifts`` taken away."""
     return {
         name: replace(tensor, low=tensor.low - shifts[tensor.groups], high=tensor.high - shifts[tensor.groups])
@@ -80,7 +79,7 @@ def shifted(seen: Mapping[str, Seen], shifts: np.ndarray) -> dict[str, Seen]:
     }
 
 
-def _gained(layer: Layer, shifts: np.ndarray) -> np.ndarray:
+def _gained(layer: ScalableLayer, shifts: np.ndarray) -> np.ndarray:
     """What the layer's results lose by the shifts of its inputs, float64 [out]."""
     if not layer.is_linear or not shifts[layer.inputs].any():
         return np.zeros(layer.outputs.size)
@@ -92,7 +91,7 @@ def _gained(layer: Layer, shifts: np.ndarray) -> np.ndarray:
     return total if linear is None else total * linear.alpha
 
 
-def _activation(value: ir.Value, limits: Mapping[str, Limit]) -> ir.Node | None:
+def _activation(value: ir.Value, limits: Mapping[str, ChannelLimit]) -> ir.Node | None:
     """The node that alone reads ``value`` and passes on what is positive: a Relu, or a limit from 0."""
     readers = users(value)
     if len(readers) != 1 or value.is_graph_output():
@@ -103,9 +102,9 @@ def _activation(value: ir.Value, limits: Mapping[str, Limit]) -> ir.Node | None:
     return node if (node.op_type == "Relu" and node.domain in DEFAULT_DOMAINS) or is_limit else None
 
 
-def _readers(value: ir.Value, layers: Mapping[ir.Node, Layer]) -> list[Layer] | None:
+def _readers(value: ir.Value, layers: Mapping[ir.Node, ScalableLayer]) -> list[ScalableLayer] | None:
     """The layers that read ``value``, behind operators that pass a shift on; None if anything else reads it."""
-    found: list[Layer] = []
+    found: list[ScalableLayer] = []
     if value.is_graph_output():
         return None
     for node in users(value):
@@ -138,7 +137,7 @@ def _beta(node: ir.Node) -> float:
 
 
 def _passes_shift(node: ir.Node) -> bool:
-    flow = CHANNEL_FLOWS.get(node.op_type) if node.domain in DEFAULT_DOMAINS else None
+    flow = flow_of(node)
     return flow is not None and flow.passes_shift and len(node.outputs) == 1 and not reaches_beyond(node)
 
 

@@ -1,29 +1,46 @@
-"""Bias correction layer after layer, on the quantized network as corrected so far.
+"""Bias correction as a step: every output channel gets back the mean that quantization took from it.
 
-For each layer the means behind its activation function are compared, of the float network and of the quantized one. The
-bias moves by their difference, divided by the share of values that follow the bias: those that the activation function
-cuts off do not. Some rounds find the fixed point.
+In closed form, or in full: layer after layer, on what the quantized network computes as corrected so far. For each
+layer the means behind its activation function are compared, of the float network and of the quantized one. The bias
+moves by their difference, divided by the share of values that follow the bias: those that the activation function cuts
+off do not. Some rounds find the fixed point.
 """
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx_ir as ir
 
-from worker.quantizer.equalization.bias_correction.places import Place
+from service.contracts.algorithms import BiasCorrection
+from service.contracts.reason import declare
+from worker.quantizer.equalization.correctable_biases import (
+    CorrectableBias,
+    CorrectableBiases,
+    correctable,
+    make_places,
+)
 from worker.quantizer.graph.rewriting import other_operand, rank_of
 from worker.quantizer.graph.values import activation_limits, constant, float_attribute, name_of, node_name, users
 from worker.quantizer.numerics.blocks import NotFiniteError
 from worker.quantizer.numerics.integer import IntegerGrid
-from worker.quantizer.operators.linear import LinearNode, UnsupportedLayerError, channel_axis, product_view
+from worker.quantizer.operators.linear import LinearNode, UnsupportedLayerError, channel_axis, linear_view, product_view
 from worker.quantizer.plan.parameters import Parameters
 from worker.quantizer.plan.types import QuantizationPlan, Role
+from worker.quantizer.refine.draft import Draft
+from worker.quantizer.refine.step import Change, Step, Toolkit
 from worker.quantizer.run.interface import Run
-from worker.quantizer.walk import Visit, Walk
+from worker.quantizer.statistics.collect import Request
+from worker.quantizer.statistics.reducers import ChannelMean
+from worker.quantizer.walk import Feed, Visit, Walk
 
+NO_BIAS = declare("no-bias-to-correct", "there is no bias to correct")
+
+_NAMED_AT_MOST = 4
 # Steps to the fixed point: Newton's, or halves of what is left where those lead too far.
 _ROUNDS = 6
 # Means nearer than this part of the values' deviation agree.
@@ -34,14 +51,103 @@ _SAMPLE = 2048
 _SMALLEST_SHARE = 0.02
 # The slope of the activation function is measured over so much of the values' deviation.
 _SLOPE_STEP = 1e-2
-
 _ACTIVATIONS = ("Relu", "Clip", "LeakyRelu", "PRelu")
+
+
+class BiasCorrectionStep(Step[BiasCorrection]):
+    """Corrects biases, in closed form or layer after layer; see ``mean_shift`` and ``correct_by_walking``."""
+
+    def requests(self, draft: Draft) -> list[Request]:
+        """In closed form: the mean input of every linear node."""
+        if self.spec.mode == "full":
+            return []
+        wanted = dict.fromkeys(_read(node) for node in correctable(draft.graph, draft.plan))
+        return [Request(key[0], ChannelMean(key[1]), pooled=key[1] == 1) for key in wanted if key is not None]
+
+    def apply(self, draft: Draft, toolkit: Toolkit) -> Change:
+        """The draft with corrected biases."""
+        places = make_places(draft, toolkit.case.config, insert_add=self.spec.insert_add)
+        plan, notes = places.draft.plan.copy(), list[str]()
+        if self.spec.mode == "full":
+            with Walk(places.draft.prepared, plan, Feed.of(toolkit, samples=self.spec.data_size)) as walk:
+                nodes = list(correct_by_walking(walk, places.found, places.left, toolkit.services.run))
+                notes = walk.notes
+        else:
+            nodes = _correct_in_closed_form(places, Parameters(places.draft.graph, plan), self._means(draft))
+        if not nodes:
+            return Change.nothing(NO_BIAS.saying("; ".join([NO_BIAS.template, *_told(places)])))
+        told = [f"{len(nodes)} biases corrected", *_told(places), *notes]
+        return Change(replace(places.draft, plan=plan), tuple(nodes), "; ".join(told))
+
+    def _means(self, draft: Draft) -> dict[tuple[str, int], np.ndarray]:
+        found = {}
+        for request in draft.statistics[self.method]:
+            mean = request.reducer.result() if isinstance(request.reducer, ChannelMean) else None
+            if mean is not None and isinstance(request.reducer, ChannelMean):
+                found[request.tensor, request.reducer.axis] = mean
+        return found
+
+
+def _read(node: ir.Node) -> tuple[str, int] | None:
+    """What a linear node reads, and the axis of its channels; None if it transposes it, or reads a single vector."""
+    linear = linear_view(node)
+    if linear is None or linear.data is None or linear.transposes_data or rank_of(linear.data) == 1:
+        return None
+    return name_of(linear.data), channel_axis(node)
+
+
+def _correct_in_closed_form(
+    places: CorrectableBiases, parameters: Parameters, means: Mapping[tuple[str, int], np.ndarray]
+) -> list[str]:
+    """Correct the parameters; the names of the corrected nodes."""
+    corrected = []
+    for name, place in places.found.items():
+        node = place.node
+        key = _read(node)
+        mean = means.get(key) if key is not None else None
+        shift = None if mean is None else mean_shift(node, parameters, mean)
+        if shift is not None and shift.any() and np.isfinite(shift).all():
+            place.add(parameters, place.of(parameters).unrounded, shift)
+            corrected.append(name)
+    return corrected
+
+
+def mean_shift(node: ir.Node, parameters: Parameters, mean: np.ndarray) -> np.ndarray | None:
+    """Mean output that rounding the weight W to W~ takes: (W - W~) E[x], float64 [out]; None if it is not rounded.
+
+    E[x] is the mean input in the float network (Nagel et al. 2019, Data-Free Quantization, section 4.2). At zero-padded
+    borders the mean is taken as if the input went on.
+
+    Args:
+        node: Conv, ConvTranspose, Gemm or MatMul with a planned weight.
+        parameters: of a filled plan.
+        mean: float64 [in], mean input per channel.
+    """
+    linear = linear_view(node)
+    weight = parameters.of(node, 1)
+    if linear is None or linear.stacked or weight is None or weight.grid is None:
+        return None
+    lost = linear.matrix(weight.original.astype(np.float64) - weight.present)
+    sums = lost.reshape(*lost.shape[:2], -1, math.prod(linear.kernel)).sum(axis=3)
+    if node.op_type == "ConvTranspose":  # every output position meets one in so many taps of the kernel
+        sums = sums / math.prod(linear.window.strides)
+    made = np.einsum("goi,gi->go", sums, mean.reshape(linear.groups, -1)).reshape(-1)
+    return np.asarray(linear.alpha * made)
+
+
+def _told(places: CorrectableBiases) -> list[str]:
+    """What was made for the corrections, and which nodes have none."""
+    told = [f"{count} made for it: {what}" for what, count in places.created.items()]
+    for reason, count in Counter(places.left.values()).most_common(_NAMED_AT_MOST):
+        told.append(f"{count} left alone: {reason}")
+    return told
+
 
 Function = Callable[[np.ndarray], np.ndarray]
 
 
 @dataclass(frozen=True)
-class Sample:
+class LayerSample:
     """Values of a layer at the same positions, float32 [n, channels], in front of the activation function.
 
     Attributes:
@@ -58,7 +164,9 @@ class Sample:
         return bool(self.found.size and np.isfinite(self.expected).all() and np.isfinite(self.found).all())
 
 
-def correct_by_walking(walk: Walk, places: Mapping[str, Place], left: dict[str, str], run: Run) -> Iterator[str]:
+def correct_by_walking(
+    walk: Walk, places: Mapping[str, CorrectableBias], left: dict[str, str], run: Run
+) -> Iterator[str]:
     """Correct the biases of the walk's plan, layer after layer; yields the name of each corrected node.
 
     Args:
@@ -95,7 +203,7 @@ def correct_by_walking(walk: Walk, places: Mapping[str, Place], left: dict[str, 
             yield visit.name
 
 
-def take_sample(visit: Visit, linear: LinearNode, place: Place, parameters: Parameters) -> Sample:
+def take_sample(visit: Visit, linear: LinearNode, place: CorrectableBias, parameters: Parameters) -> LayerSample:
     """Values of the visited layer at some positions of all samples, the same for the same network and data."""
     patches: tuple[list[np.ndarray], list[np.ndarray]] = ([], [])
     per_part = -(-_SAMPLE // max(len(visit.parts), 1))
@@ -117,7 +225,7 @@ def take_sample(visit: Visit, linear: LinearNode, place: Place, parameters: Para
     if place.owner is visit.node:
         expected += bias.original.reshape(-1)
         found += bias.present.reshape(-1)
-    return Sample(expected, found)
+    return LayerSample(expected, found)
 
 
 def _product(matrix: np.ndarray, patches: list[np.ndarray]) -> np.ndarray:
@@ -127,7 +235,7 @@ def _product(matrix: np.ndarray, patches: list[np.ndarray]) -> np.ndarray:
     return made.reshape(made.shape[0] * made.shape[1], joined.shape[2]).T
 
 
-def bias_shift(sample: Sample, activation: Function, quantized: Function) -> np.ndarray:
+def bias_shift(sample: LayerSample, activation: Function, quantized: Function) -> np.ndarray:
     """What to add to the bias of every channel, float64 [channels], so that the means agree.
 
     0 where they agree better without.

@@ -1,1 +1,0 @@
-"""Channels that alone set the range of a tensor: split, scaled down, or given more bits."""

@@ -1,1 +1,0 @@
-"""SmoothQuant: scale moves from the activations of linear layers into their weights, so that both fit their grids."""
