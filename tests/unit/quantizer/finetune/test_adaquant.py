@@ -150,9 +150,9 @@ def test_a_residual_block_is_reconstructed_as_one(method: str) -> None:
 def test_a_layer_that_makes_the_network_worse_is_taken_back(monkeypatch) -> None:
     original = gradient_solver.solve
 
-    def spoiled(unit: Any, *args: Any, **options: Any) -> Any:
-        solved = original(unit, *args, **options)
-        if unit.name == "conv1":
+    def spoiled(state: Any, *args: Any, **options: Any) -> Any:
+        solved = original(state, *args, **options)
+        if state.block.name == "conv1":
             solved.integers["w1"] = -solved.integers["w1"]
         return solved
 
@@ -174,9 +174,9 @@ def test_a_run_that_was_broken_off_goes_on_to_the_same_bytes(tmp_path: Path, mon
     solved: list[str] = []
     original = gradient_solver.solve
 
-    def counted(unit: Any, *args: Any, **options: Any) -> Any:
-        solved.append(unit.name)
-        return original(unit, *args, **options)
+    def counted(state: Any, *args: Any, **options: Any) -> Any:
+        solved.append(state.block.name)
+        return original(state, *args, **options)
 
     monkeypatch.setattr(gradient_solver, "solve", counted)
     _, resumed = finetuned(store=CheckpointStore(tmp_path), **options)

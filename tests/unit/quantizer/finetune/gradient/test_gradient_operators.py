@@ -8,24 +8,29 @@ import onnx_ir as ir
 import pytest
 import torch
 
+from service.contracts.errors import NotDifferentiableError
 from tests.unit.quantizer.finetune.gradient.gradient_benches import integer_grid
 from tests.unit.quantizer.numerics.forms import rounded_grid
 from tests.unit.quantizer.toolbox import make_model, normal, run_onnx
-from worker.quantizer.finetune.gradient.network import Network
-from worker.quantizer.finetune.gradient.operators import UNIT_COMPUTE, clip_inward
+from worker.quantizer.autodiff.operators import COMPUTE_INWARD
+from worker.quantizer.autodiff.operators.activations import clip_inward
+from worker.quantizer.finetune.blocks import OPERATORS, Block, BlockParameter, BlockState
+from worker.quantizer.finetune.gradient.network import BlockNetwork
 from worker.quantizer.finetune.gradient.parameters import Moving, SoftRounding
-from worker.quantizer.finetune.reconstruction.layers import operation_of
-from worker.quantizer.finetune.reconstruction.method import NO_REGULARIZER, Regularizer
-from worker.quantizer.finetune.reconstruction.unit import OPERATORS, Parameter, Unit, UnsupportedUnitError
+from worker.quantizer.finetune.methods import NO_REGULARIZER, Regularizer
 from worker.quantizer.numerics.grids import Grid
 
 CPU = torch.device("cpu")
 
 
+def network_of(model: onnx.ModelProto, constants: dict[str, np.ndarray]) -> BlockNetwork:
+    nodes = tuple(ir.from_proto(model).graph)
+    return BlockNetwork(BlockState(Block(nodes, (), nodes[-1].outputs[0]), {}, constants), CPU)
+
+
 def compare_model(model: onnx.ModelProto, x: np.ndarray, constants: dict[str, np.ndarray]) -> None:
     expected = run_onnx(model, {"x": x}, optimized=False)["y"]
-    operations = tuple(operation_of(node) for node in ir.from_proto(model).graph)
-    network = Network(Unit("one", operations, "y", {}, constants), CPU)
+    network = network_of(model, constants)
     got = network.limit(network({"x": torch.from_numpy(x)}, {})).numpy()
     assert got.shape == expected.shape
     np.testing.assert_allclose(got, expected, rtol=2e-4, atol=2e-5)
@@ -51,7 +56,7 @@ _CASES = {
 
 
 @pytest.mark.parametrize("text", _CASES)
-def test_operators_of_a_unit(text: str) -> None:
+def test_operators_of_a_block(text: str) -> None:
     shape, weights = _CASES[text]
     constants = {name: normal(*dims, seed=k + 2) for k, (name, dims) in enumerate(weights.items())}
     rank = ",".join("ABCDE"[: len(shape)])
@@ -67,14 +72,12 @@ def test_clip_with_any_of_its_limits(limits: list[str]) -> None:
     compare_model(model, normal(20, 4, seed=1), constants)
 
 
-def test_every_operator_that_a_unit_may_hold_is_computed_and_others_are_refused() -> None:
+def test_every_operator_that_a_block_may_hold_is_computed_and_others_are_refused() -> None:
     tried = {part.split("= ")[1].split("(")[0].split("<")[0] for text in _CASES for part in text.split(") ")}
-    assert tried | {"Clip"} == set(OPERATORS) == set(UNIT_COMPUTE)
+    assert tried | {"Clip"} == set(OPERATORS) <= set(COMPUTE_INWARD)
     # an unknown operator is refused by name
-    graph = ir.from_proto(make_model("(float[3] x) => (float[3] y) { y = Erf(x) }")).graph
-    operations = tuple(operation_of(node) for node in graph)
-    with pytest.raises(UnsupportedUnitError, match="Erf"):
-        Network(Unit("one", operations, "y", {}), CPU)
+    with pytest.raises(NotDifferentiableError, match="Det"):
+        network_of(make_model("(float[3,3] x) => (float y) { y = Det(x) }"), {})
 
 
 def test_what_is_cut_off_gets_a_gradient_only_towards_the_limits() -> None:
@@ -90,9 +93,9 @@ def test_what_is_cut_off_gets_a_gradient_only_towards_the_limits() -> None:
 WEIGHT = normal(5, 7, seed=3)
 
 
-def weight(grid: Grid | None = None) -> Parameter:
+def weight(grid: Grid | None = None) -> BlockParameter:
     found = grid or integer_grid(WEIGHT)
-    return Parameter(WEIGHT, found, found.fake(WEIGHT))
+    return BlockParameter(WEIGHT, found, found.fake(WEIGHT))
 
 
 @pytest.mark.parametrize("regularizer", [NO_REGULARIZER, Regularizer(0.03, 2.0), Regularizer(0.5, 7.3)])
@@ -175,7 +178,7 @@ def test_floats_and_blocks_move_before_they_are_rounded(dtype: str) -> None:
 
 
 def test_a_parameter_without_a_grid_just_moves() -> None:
-    movable = Moving(Parameter(WEIGHT, None, WEIGHT, "bias"), CPU, unit=np.float32(0.5))
+    movable = Moving(BlockParameter(WEIGHT, None, WEIGHT, "bias"), CPU, unit=np.float32(0.5))
     upstream = torch.from_numpy(normal(5, 7, seed=5))
     movable.value()
     movable.absorb(upstream, NO_REGULARIZER)
