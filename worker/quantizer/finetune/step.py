@@ -68,7 +68,7 @@ class FinetuneStep(Step[Spec]):
             judge = EndToEnd(walk, spec.output_index) if spec.selective_update else None
             by_gradients = GradientSolver(parameters, method, services, gatherer)
             varies = bool(feed.data.varying(feed.inputs))
-            bench = _Bench(parameters, toolkit, spec, by_moments, by_gradients, judge, progress, varies)
+            bench = _Reconstruction(parameters, toolkit, spec, by_moments, by_gradients, judge, progress, varies)
             effort = efforts([blocks[name] for name in wanted], by_moments)
             behind, whole = 0.0, sum(effort.values())
             for visit in walk.visits():
@@ -86,7 +86,7 @@ class FinetuneStep(Step[Spec]):
 
 
 @dataclass(frozen=True)
-class _Bench:
+class _Reconstruction:
     """Where one block after another is worked on.
 
     ``parameters`` are those that the walk runs with; ``varies`` if its samples differ in shape.

@@ -20,9 +20,14 @@ from worker.quantizer.graph.values import node_name
 from worker.quantizer.numerics.integer import IntegerGrid
 from worker.quantizer.plan.parameters import Parameters
 from worker.quantizer.refine.draft import Draft
-from worker.quantizer.training.batch_norm import Layer, Moments, Normalization, layers
+from worker.quantizer.training.batch_norm import (
+    ChannelStatistics,
+    FoldedConvolution,
+    Normalization,
+    folded_convolutions,
+)
 from worker.quantizer.training.quantizers import LearnedGrid
-from worker.quantizer.training.sites import BiasSite, Site, Sites
+from worker.quantizer.training.sites import BiasRounding, OperandNames, TrainedParameter
 from worker.quantizer.training.tree import Tree
 
 
@@ -58,7 +63,7 @@ class Twin(nn.Module):
         super().__init__()
         self._draft, self._device = draft, device
         self.rounding = True
-        self._sites = Sites(draft.graph, draft.plan)
+        self._sites = OperandNames(draft.graph, draft.plan)
         self._program = Program(
             draft.graph, device=device, wanted=wanted, read=self._sites.key, named=self._sites.result
         )
@@ -67,7 +72,7 @@ class Twin(nn.Module):
         self.activation_grids: Tree[LearnedGrid] = Tree()
         self.norms: Tree[Normalization] = Tree()
         self.norms_frozen = False
-        self._unfolded: dict[str, Layer] = {}  # by the name of the convolution's result
+        self._unfolded: dict[str, FoldedConvolution] = {}  # by the name of the convolution's result
         self._norm_of: dict[str, str] = {}  # key of a weight or a bias -> name of its normalization
         self._fixed: dict[str, TorchGrid] = {}
         self._shared: dict[str, str] = {}  # activation -> what its learned grid is called
@@ -126,11 +131,11 @@ class Twin(nn.Module):
         self._program(given, made)
 
     @property
-    def normalizable(self) -> list[Layer]:
+    def normalizable(self) -> list[FoldedConvolution]:
         """The convolutions that ``unfold`` may give a normalization."""
-        return layers(self._sites.held)
+        return folded_convolutions(self._sites.held)
 
-    def unfold(self, moments: Mapping[str, Moments]) -> None:
+    def unfold(self, moments: Mapping[str, ChannelStatistics]) -> None:
         """Give convolutions a normalization: by each batch in training mode, else by running statistics.
 
         The twin is then in evaluation mode. A bias is trained as part of its normalization; its master stays.
@@ -184,11 +189,6 @@ class Twin(nn.Module):
                 self.weight_grids[site.name].follow(grid)
         self._sites.renew_biases(draft.plan)
 
-    def grids(self) -> Iterator[LearnedGrid]:
-        """All learned grids."""
-        for tree in (self.weight_grids, self.activation_grids):
-            yield from (tree[name] for name in tree)
-
     def fixed_scales(self) -> Tensor:
         """The scales of all grids that are not learned, flat: they are no part of a state."""
         scales = (getattr(grid, "scale", None) for grid in self._fixed.values())
@@ -228,7 +228,7 @@ class Twin(nn.Module):
     def _by_batch(self) -> bool:
         return self.training and not self.norms_frozen
 
-    def _folded(self, site: Site) -> Tensor:
+    def _folded(self, site: TrainedParameter) -> Tensor:
         """What is rounded: the master, with the running statistics of its normalization folded in."""
         master: Tensor = self.masters[site.name]
         name = self._norm_of.get(site.key)
@@ -237,7 +237,7 @@ class Twin(nn.Module):
         norm = self.norms[name]
         return master * norm.factor() if site.index == 1 else norm.bias().reshape(master.shape)
 
-    def _hold(self, site: Site) -> None:
+    def _hold(self, site: TrainedParameter) -> None:
         now = site.now
         if site.name not in self.masters:
             values = as_tensor(np.array(now.unrounded, np.float32), self._device)
@@ -280,7 +280,7 @@ class Twin(nn.Module):
         else:
             known[key] = self.activation_grids[self._shared[name]](tensor)
 
-    def _weight(self, site: Site) -> Tensor:
+    def _weight(self, site: TrainedParameter) -> Tensor:
         master = self._folded(site)
         if not self.rounding:
             return master
@@ -290,7 +290,7 @@ class Twin(nn.Module):
         rounded: Tensor = self.weight_grids[site.name](master) if on_grid else master
         return rounded
 
-    def _bias(self, site: Site, how: BiasSite) -> Tensor:
+    def _bias(self, site: TrainedParameter, how: BiasRounding) -> Tensor:
         """A bias moves straight through its rounding, whose steps are far finer than those of weights."""
         master = self._folded(site)
         if not self.rounding:
@@ -308,17 +308,17 @@ class Twin(nn.Module):
             rounded = (steps * scale).float().reshape(master.shape)
         return master + (rounded - master).detach()
 
-    def _index(self, site: Site, how: BiasSite) -> Tensor:
+    def _index(self, site: TrainedParameter, how: BiasRounding) -> Tensor:
         if site.key not in self._channels:
             self._channels[site.key] = torch.from_numpy(np.asarray(how.scale_of_channel)).to(self._device)
         return self._channels[site.key]
 
-    def _weights(self) -> Iterator[Site]:
+    def _weights(self) -> Iterator[TrainedParameter]:
         seen = set()
         for site in self._sites.held.values():
             if site.weight is not None and site.name not in seen:
                 seen.add(site.name)
                 yield site
 
-    def _values(self, site: Site) -> np.ndarray:
+    def _values(self, site: TrainedParameter) -> np.ndarray:
         return np.array(self._folded(site).detach().cpu().numpy(), np.float32)

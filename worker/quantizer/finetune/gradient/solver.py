@@ -7,11 +7,10 @@ from the inputs x~ that the quantized network gives it: min E ||f(W~, x~) - y||^
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from service.contracts.errors import NotDifferentiableError
-from worker.quantizer.finetune.blocks import Block, BlockSamples, BlockState, state_of
+from worker.quantizer.finetune.blocks import Block, state_of
 from worker.quantizer.finetune.methods import Method
 from worker.quantizer.finetune.results import BEYOND_SQUARES, NO_VALUES, BlockResult
 from worker.quantizer.finetune.samples import SampleGatherer
@@ -49,40 +48,11 @@ class GradientSolver:
             return samples
         if not samples.target.size:
             return NO_VALUES
-        services = self.services
+        from worker.quantizer.finetune.gradient.training import train  # torch takes a second to load
+
+        threads, check = self.services.threads, self.services.run.check
         try:
-            found = solve(state, samples, self.method, seed=seed, threads=services.threads, check=services.run.check)
+            found = train(state, samples, self.method, seed=seed, threads=threads, check=check)
         except NotDifferentiableError as error:
             return str(error)
         return found if math.isfinite(found.error_before) else BEYOND_SQUARES
-
-
-def solve(
-    state: BlockState,
-    samples: BlockSamples,
-    method: Method,
-    *,
-    seed: int,
-    threads: int = 1,
-    check: Callable[[], None] = lambda: None,
-) -> BlockResult:
-    """Finetune a block on ``samples``.
-
-    Args:
-        state: of what to reconstruct.
-        samples: at least one.
-        method: what moves, and its options.
-        seed: of all random choices.
-        threads: CPU threads.
-        check: called between steps; raises to stop.
-
-    Returns:
-        What moved; nothing if no step made the error smaller.
-
-    Raises:
-        EngineError: the device is not there.
-        NotDifferentiableError: an operator of the block has no form in torch.
-    """
-    from worker.quantizer.finetune.gradient.training import train  # torch takes a second to load, and few runs need it
-
-    return train(state, samples, method, seed, threads, check)

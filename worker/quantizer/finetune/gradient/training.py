@@ -29,9 +29,31 @@ _NEGLIGIBLE = 1e-12
 
 
 def train(
-    state: BlockState, samples: BlockSamples, method: Method, seed: int, threads: int, check: Callable[[], None]
+    state: BlockState,
+    samples: BlockSamples,
+    method: Method,
+    *,
+    seed: int,
+    threads: int = 1,
+    check: Callable[[], None] = lambda: None,
 ) -> BlockResult:
-    """See ``solver.solve``."""
+    """Finetune a block on samples.
+
+    Args:
+        state: of what to reconstruct.
+        samples: at least one.
+        method: what moves, and its options.
+        seed: of all random choices.
+        threads: CPU threads.
+        check: called between steps; raises to stop.
+
+    Returns:
+        What moved; nothing if no step made the error smaller.
+
+    Raises:
+        EngineError: the device is not there.
+        NotDifferentiableError: an operator of the block has no form in torch.
+    """
     device = choose_device(method.spec.optim_device)
     batch = min(method.spec.batch_size, samples.count)
     with repeatable(threads_worth(batch * samples.largest_elements, threads)):

@@ -13,7 +13,7 @@ from service.contracts.algorithms import LearningRateAdjust
 from service.contracts.errors import CanceledError
 from tests.unit.quantizer.finetune.gradient.gradient_benches import Layer, conv_layer, correlated, integer_grid, method
 from tests.unit.quantizer.toolbox import normal
-from worker.quantizer.finetune.gradient.solver import solve
+from worker.quantizer.finetune.gradient.training import train
 from worker.quantizer.finetune.results import BlockResult
 
 pytestmark = pytest.mark.slow  # trains
@@ -30,7 +30,7 @@ def stored(layer: Layer, solved: BlockResult) -> dict[str, np.ndarray]:
 
 def run(layer: Layer, algorithm: str = "adaround", *, seed: int = 1, **changes: Any) -> BlockResult:
     """Solve, and check what holds always."""
-    solved = solve(layer.state, layer.samples, method(algorithm, **changes), seed=seed)
+    solved = train(layer.state, layer.samples, method(algorithm, **changes), seed=seed)
     assert solved.error_before == pytest.approx(layer.error(layer.nearest), rel=1e-3)
     if not solved.scales:
         assert solved.error_after == pytest.approx(layer.error(stored(layer, solved)), rel=1e-3)
@@ -159,7 +159,7 @@ def test_a_layer_without_an_error_and_channels_that_got_worse_stay_as_they_were(
     # a layer without an error stays as it is
     weight = integer_grid(normal(4, 3, seed=1)).fake(normal(4, 3, seed=1))
     layer = Layer("y = MatMul(x, w)", normal(8, 4), {"w": weight}, grid=integer_grid(weight))
-    solved = solve(layer.state, layer.samples, method(), seed=1)
+    solved = train(layer.state, layer.samples, method(), seed=1)
     assert not solved.changed
     assert solved.iterations == 0
 
@@ -175,7 +175,7 @@ def test_it_can_be_stopped_between_steps() -> None:
 
     layer = conv_layer()
     with pytest.raises(CanceledError):
-        solve(layer.state, layer.samples, method(num_iterations=10_000), seed=1, check=check)
+        train(layer.state, layer.samples, method(num_iterations=10_000), seed=1, check=check)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="NO GPU: the solver is not tested on one")
