@@ -14,9 +14,9 @@ from torch import Tensor
 from service.contracts.errors import NotDifferentiableError
 from service.contracts.reason import Reason
 from worker.quantizer.autodiff.device import as_tensor
-from worker.quantizer.autodiff.nodes import attributes_of, refusal
 from worker.quantizer.autodiff.operators import COMPUTE, STATIC
-from worker.quantizer.autodiff.operators.forms import Operator
+from worker.quantizer.autodiff.operators.forms import Operator, attributes_of
+from worker.quantizer.autodiff.refusals import refusal
 from worker.quantizer.graph.values import constant, name_of, node_name
 
 # (reading node, index of its input, value) -> under which name the operand is found while the program runs.

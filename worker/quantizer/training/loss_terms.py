@@ -249,7 +249,7 @@ class MeanSquareTerm(LossTerm):
 
 
 @dataclass(frozen=True)
-class _Compared:
+class _OutputComparison:
     """How one tensor is compared: rows of classes along ``axis``, or the mean square over ``variance``."""
 
     axis: int | None = None
@@ -287,7 +287,7 @@ class DistillationTerm(LossTerm):
         if not self._outputs and not self.inner:
             raise self.unfit("outputs", "the model has no output of floats that could be compared")
         self.read = self._outputs
-        self._compared: dict[str, _Compared] = {}
+        self._compared: dict[str, _OutputComparison] = {}
         self._variances: dict[str, float] = {}
 
     def settle(self, teacher: Tensors, arrays: Arrays) -> list[str]:
@@ -323,17 +323,17 @@ class DistillationTerm(LossTerm):
             choice = self._facts.choose(name, values, axis, labelled=rival is not None)
             chosen, why = choice.divergence, f", as {choice.why}"
         if chosen == "mse":
-            self._compared[name] = _Compared(variance=variance_of(values))
+            self._compared[name] = _OutputComparison(variance=variance_of(values))
             return [f"output {name!r}: mean square distance over the variance{why}"] if why else []
         if axis is None or values.ndim <= axis:
             place = "divergence" if self._spec.outputs is None else f"outputs/{k}"
             raise self.unfit(place, f"output {name!r} of shape {list(values.shape)} holds no scores of several classes")
-        found = _Compared(axis, are_probabilities(values, axis))
+        found = _OutputComparison(axis, are_probabilities(values, axis))
         self._compared[name] = found
         notes = [f"output {name!r}: Kullback-Leibler divergence{why}"] if why else []
         return notes + [f"output {name!r} holds probabilities: their logarithms are the scores"] * found.probabilities
 
-    def _distance(self, how: _Compared, student: Tensor, teacher: Tensor) -> Tensor:
+    def _distance(self, how: _OutputComparison, student: Tensor, teacher: Tensor) -> Tensor:
         if how.axis is None:
             return functional.mse_loss(student.float(), teacher.float()) / how.variance
         temperature = self._spec.temperature

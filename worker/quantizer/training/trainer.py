@@ -20,7 +20,7 @@ from service.contracts.nearest import nearest_name
 from service.contracts.pointers import below
 from service.contracts.reason import Reason, declare
 from service.contracts.report import TrainingEpoch, TrainingFigures
-from worker.quantizer.autodiff.device import choose_device, repeatable, threads_worth, use_threads
+from worker.quantizer.autodiff.device import choose_device, repeatable, threads_worth
 from worker.quantizer.evaluation.metrics.base import finite
 from worker.quantizer.evaluation.metrics.graph import read_graph
 from worker.quantizer.graph.rewriting import opset_of
@@ -133,7 +133,7 @@ class _Trainer:
         one = self._samples.batch(self._split.training[: self._samples.fixed_batch or 1])
         self._networks.look(one.feeds, one.size)
         batch = min(self._spec.batch_size, len(self._split.training))
-        use_threads(threads_worth(self._networks.largest_elements(batch), services.threads))
+        torch.set_num_threads(threads_worth(self._networks.largest_elements(batch), services.threads))
         self._notes = [self._unfold()] if self._spec.batch_norm == "unfolded" else []
         self._settle()
         self._validation = Validation(context, self._split.validation)
