@@ -17,6 +17,7 @@ import numpy as np
 
 from service.contracts.algorithms import AdaQuant, AdaRound
 from worker.quantizer.finetune.blocks import BlockParameter
+from worker.quantizer.finetune.results import ParameterResult
 from worker.quantizer.numerics.integer import IntegerGrid
 
 if TYPE_CHECKING:
@@ -68,34 +69,6 @@ class GradientSettings:
     finish: float = 0.0
 
 
-@dataclass(frozen=True)
-class Regularizer:
-    """AdaRound's term at one step: weight * sum(1 - |2 h - 1|^beta); weight 0 during the warm start."""
-
-    weight: float = 0.0
-    beta: float = 2.0
-
-
-NO_REGULARIZER = Regularizer()
-
-
-@dataclass(frozen=True)
-class ParameterResult:
-    """A parameter as it will be stored.
-
-    Attributes:
-        present: float32: what the network computes with.
-        integers: on an integer grid.
-        values: float32, before any rounding.
-        scale: float32, if it moved.
-    """
-
-    present: np.ndarray
-    integers: np.ndarray | None
-    values: np.ndarray | None
-    scale: np.ndarray | None = None
-
-
 class Movable(Protocol):
     """A parameter in the hands of Adam."""
 
@@ -106,7 +79,7 @@ class Movable(Protocol):
     def value(self) -> Tensor:
         """What the block computes with now."""
 
-    def absorb(self, gradient: Tensor, regularizer: Regularizer) -> None:
+    def absorb(self, gradient: Tensor, penalty: float = 0.0, beta: float = 2.0) -> None:
         """Set the gradients of ``variables`` from the gradient of the last ``value``."""
 
     def result(self) -> ParameterResult:
@@ -153,9 +126,11 @@ class Method(ABC):
         """
         return 0.0
 
-    def regularizer(self, penalty: float, step: int, end: int) -> Regularizer:
-        """The regularizer at one step of a descent that ends before step ``end``."""
-        return NO_REGULARIZER
+    def regularizer(self, penalty: float, step: int, end: int) -> tuple[float, float]:
+        """Weight r and beta of AdaRound's term, r sum(1 - |2 h - 1|^beta), at one step of a descent that ends before
+        step ``end``.
+        """
+        return 0.0, 2.0
 
 
 class AdaRoundMethod(Method):
@@ -198,14 +173,14 @@ class AdaRoundMethod(Method):
             return self.spec.reg_param
         return _AUTOMATIC_PENALTY * error * channels / max(weights, 1)
 
-    def regularizer(self, penalty: float, step: int, end: int) -> Regularizer:
+    def regularizer(self, penalty: float, step: int, end: int) -> tuple[float, float]:
         """None at first, then beta falls on a cosine."""
         begin = self.spec.warm_start * self.spec.num_iterations
         if step < begin:
-            return NO_REGULARIZER
+            return 0.0, 2.0
         part = (step - begin) / max(end - begin, 1.0)
         high, low = self.spec.beta_range
-        return Regularizer(penalty, low + 0.5 * (high - low) * (1.0 + math.cos(math.pi * part)))
+        return penalty, low + 0.5 * (high - low) * (1.0 + math.cos(math.pi * part))
 
 
 class AdaQuantMethod(Method):

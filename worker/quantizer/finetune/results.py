@@ -22,6 +22,23 @@ _KINDS = ("integers", "values", "scales")
 
 
 @dataclass(frozen=True)
+class ParameterResult:
+    """A parameter as it will be stored.
+
+    Attributes:
+        present: float32: what the network computes with.
+        integers: on an integer grid.
+        values: float32, before any rounding.
+        scale: float32, if it moved.
+    """
+
+    present: np.ndarray
+    integers: np.ndarray | None
+    values: np.ndarray | None
+    scale: np.ndarray | None = None
+
+
+@dataclass(frozen=True)
 class BlockResult:
     """What a solver found.
 

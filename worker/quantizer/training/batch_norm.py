@@ -24,7 +24,7 @@ from worker.quantizer.autodiff.program import Program
 from worker.quantizer.graph.values import name_of
 from worker.quantizer.numerics.integer import IntegerGrid
 from worker.quantizer.operators.linear import CONVOLUTIONS, LinearNode, linear_view
-from worker.quantizer.training.sites import TrainedParameter
+from worker.quantizer.training.operands import TrainedParameter
 
 # What is added to a variance, in parts of the mean variance of the layer's channels: folded layers have any scale.
 _EPSILON = 1e-5
@@ -65,28 +65,29 @@ class FoldedConvolution:
         return name_of(self.weight.node.outputs[0])
 
 
-def folded_convolutions(sites: Mapping[str, TrainedParameter]) -> list[FoldedConvolution]:
+def folded_convolutions(trained: Mapping[str, TrainedParameter]) -> list[FoldedConvolution]:
     """The convolutions whose weight lies on an integer grid and whose weight and bias no other node reads.
 
     One without a bias never had a normalization: there is nothing that one could be folded into.
 
     Args:
-        sites: what is trained, by key.
+        trained: what is trained, by key.
     """
-    biases = {site.node: site for site in sites.values() if site.index == 2}
+    biases = {parameter.node: parameter for parameter in trained.values() if parameter.index == 2}
     found = []
-    for site in sites.values():
-        bias, view = biases.get(site.node), linear_view(site.node)
-        on_integers = site.weight is not None and isinstance(site.now.grid, IntegerGrid)
-        if not on_integers or site.index != 1 or site.node.op_type not in CONVOLUTIONS or bias is None or view is None:
+    for parameter in trained.values():
+        bias, view = biases.get(parameter.node), linear_view(parameter.node)
+        on_integers = parameter.weight is not None and isinstance(parameter.now.grid, IntegerGrid)
+        is_kernel = parameter.index == 1 and parameter.node.op_type in CONVOLUTIONS
+        if not on_integers or not is_kernel or bias is None or view is None:
             continue
-        if bias.now.original.size == view.out_channels and not _is_shared(site) and not _is_shared(bias):
-            found.append(FoldedConvolution(site, bias, view))
+        if bias.now.original.size == view.out_channels and not _is_shared(parameter) and not _is_shared(bias):
+            found.append(FoldedConvolution(parameter, bias, view))
     return found
 
 
-def _is_shared(site: TrainedParameter) -> bool:
-    value = site.node.inputs[site.index]
+def _is_shared(parameter: TrainedParameter) -> bool:
+    value = parameter.node.inputs[parameter.index]
     return value is None or len(value.uses()) > 1 or value.is_graph_output()
 
 

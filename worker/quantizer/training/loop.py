@@ -57,7 +57,7 @@ class TrainingLoop:
 
     def begin(self, learning_rate: float) -> ScheduledOptimizer:
         """What moves the parameters, at its first step; oscillations are counted anew."""
-        self.oscillations = {name: Oscillations() for name, _, _ in self._networks.twin.weight_sites()}
+        self.oscillations = {name: Oscillations() for name, _, _ in self._networks.twin.weights_on_grids()}
         spec = self._spec
         return ScheduledOptimizer.of(
             self._networks.twin, spec.optimizer, spec.schedule, spec.gradient_clip, learning_rate
@@ -148,7 +148,7 @@ class TrainingLoop:
 
     @torch.no_grad()
     def _move(self, optimizer: ScheduledOptimizer, number: int, total: int) -> float:
-        held = list(self._networks.twin.weight_sites())
+        held = list(self._networks.twin.weights_on_grids())
         self._hold(held)
         factor = optimizer.step(number, total)
         freeze = freezing_threshold(self._spec.oscillation_threshold, number, total)

@@ -23,8 +23,7 @@ from worker.quantizer.run.interface import Run
 from worker.quantizer.training.batch_norm import measure
 from worker.quantizer.training.loss_terms import tensor_of
 from worker.quantizer.training.losses import Losses, Tensors
-from worker.quantizer.training.samples import TrainingSamples
-from worker.quantizer.training.step import SampleSplit
+from worker.quantizer.training.samples import SampleSplit, TrainingSamples
 from worker.quantizer.training.twin import Twin
 
 # What one run forward and backward may take: multiplications, and elements of activations. So a cancel is heard soon

@@ -90,7 +90,7 @@ class ScheduledOptimizer:
 
 def _groups(twin: Twin, spec: Optimizer, learning_rate: float) -> Iterator[dict[str, Any]]:
     masters = [values for values in twin.masters.parameters() if values.requires_grad]
-    weights = {id(master) for _, master, _ in twin.weight_sites()}
+    weights = {id(master) for _, master, _ in twin.weights_on_grids()}
     sizes = [float(values.detach().square().mean().sqrt()) for values in masters]
     usual = sum(sizes) / max(len(sizes), 1) or 1.0
     for values, size in zip(masters, sizes, strict=True):

@@ -1,4 +1,6 @@
-"""The samples of a training: read once from a stream, then drawn in any order, from memory or from mapped files."""
+"""The samples of a training: read once from a stream, then drawn in any order, from memory or from mapped files; and
+which of them are learned from, chosen by and judged on.
+"""
 
 from __future__ import annotations
 
@@ -275,3 +277,51 @@ class TrainingSamples:
 def epoch_order(count: int, seed: int, epoch: int) -> Numbers:
     """The order in which an epoch takes its samples: a permutation of 0 to ``count`` - 1, int64 [count]."""
     return np.random.default_rng([seed, epoch]).permutation(count).astype(np.int64, copy=False)
+
+
+@dataclass(frozen=True)
+class SampleSplit:
+    """Numbers of samples, int64, ascending; none is in two of them.
+
+    Attributes:
+        training: are learned from.
+        validation: the best epoch is chosen by them.
+        judging: nothing is chosen by them.
+    """
+
+    training: Numbers
+    validation: Numbers
+    judging: Numbers
+
+
+def split_samples(
+    samples: int, *, validation_share: float, judging: int, classes: Numbers | None, seed: int
+) -> SampleSplit:
+    """Draw the parts at random, each class in its share where there are class labels: datasets are often sorted.
+
+    Args:
+        samples: at least 4.
+        validation_share: of the samples that are not for judging; at least one, and two are left to learn from.
+        judging: samples for judging; at most a quarter of all.
+        classes: int64 [samples], or None.
+        seed: of the draw.
+    """
+    random = np.random.default_rng([seed, samples])
+    order = random.permutation(samples)
+    if classes is not None:
+        order = _interleaved(order, classes)
+    judged = min(judging, samples // 4)
+    rest = samples - judged
+    chosen = max(1, min(round(rest * validation_share), rest - 2))
+    parts = np.split(order, [judged, judged + chosen])
+    return SampleSplit(training=np.sort(parts[2]), validation=np.sort(parts[1]), judging=np.sort(parts[0]))
+
+
+def _interleaved(order: np.ndarray, classes: Numbers) -> np.ndarray:
+    """The order changed so that any stretch of it holds all classes in about their shares."""
+    place = np.empty(len(order), np.float64)
+    drawn = classes[order]
+    for number in np.unique(drawn):
+        where = np.flatnonzero(drawn == number)
+        place[where] = (np.arange(len(where)) + 0.5) / len(where)
+    return order[np.argsort(place, kind="stable")]

@@ -33,8 +33,7 @@ from worker.quantizer.training.losses import Losses, OutputFacts, Tensors
 from worker.quantizer.training.network import GraphOnTorch, Networks, TrainingContext, pointer_of, seed_of
 from worker.quantizer.training.optimizer import Budget, ScheduledOptimizer, peak_of
 from worker.quantizer.training.oscillation import shares
-from worker.quantizer.training.samples import TrainingSamples, epoch_order
-from worker.quantizer.training.step import split_samples
+from worker.quantizer.training.samples import TrainingSamples, epoch_order, split_samples
 from worker.quantizer.training.validation import Validation, ValidationScore
 
 NO_EPOCH_BETTER = declare("no-epoch-better", "no epoch was better than the network before the training")

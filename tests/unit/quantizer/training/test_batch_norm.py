@@ -208,7 +208,7 @@ def test_what_is_written_is_what_evaluation_computes(tmp_path: Path, preset: str
         mine = twin({"x": torch.from_numpy(feeds)})["y"].numpy()
     theirs = run_onnx(written.emitted_bytes(), {"x": feeds}, optimized=False)["y"]
     assert sqnr_db(theirs, mine) > 40.0
-    for name, master, grid in twin.weight_sites():
+    for name, master, grid in twin.weights_on_grids():
         integers = written.plan.weights[name].integers
         np.testing.assert_array_equal(grid.integers(master * twin.factor(name)).numpy(), integers.astype(np.float32))
 

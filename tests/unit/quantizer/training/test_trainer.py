@@ -18,7 +18,7 @@ from tests.unit.quantizer.toolbox import config, make_model, write_npz
 from tests.unit.quantizer.training.networks import pictures, trained
 from worker.quantizer.pipeline import Result, quantize
 from worker.quantizer.run.interface import Run, SilentRun
-from worker.quantizer.training.step import split_samples
+from worker.quantizer.training.samples import split_samples
 from worker.quantizer.training.validation import Validation, ValidationScore
 
 FEW_BITS: dict[str, Any] = {

@@ -18,7 +18,7 @@ from torch import Tensor
 from worker.quantizer.autodiff.device import as_tensor
 from worker.quantizer.autodiff.grids import TorchGrid
 from worker.quantizer.finetune.blocks import ACTIVATIONS, NORM_OPERATORS, BlockParameter, BlockState
-from worker.quantizer.finetune.methods import ParameterResult, Regularizer
+from worker.quantizer.finetune.results import ParameterResult
 from worker.quantizer.graph.values import plain_attributes
 from worker.quantizer.numerics.integer import IntegerGrid
 from worker.quantizer.operators.linear import LINEAR, weight_layout
@@ -73,14 +73,14 @@ class SoftRounding:
         return torch.addcmul(self._base, self._step, self._h)
 
     @torch.no_grad()
-    def absorb(self, gradient: Tensor, regularizer: Regularizer) -> None:
+    def absorb(self, gradient: Tensor, penalty: float = 0.0, beta: float = 2.0) -> None:
         """dL/dalpha = (dL/dW step - 2 r beta |2h-1|^(beta-1) sign(2h-1)) dh/dalpha; 0 where h is 0 or 1."""
         by_h = gradient * self._step
-        if regularizer.weight:
+        if penalty:
             v = torch.mul(self._h, 2.0).sub_(1.0)
             # |v|^(beta-1) by exp and log, several times faster than pow; log 0 = -inf gives 0
-            power = v.abs().log_().mul_(regularizer.beta - 1.0).exp_()
-            by_h.addcmul_(power, torch.sign(v), value=-2.0 * regularizer.weight * regularizer.beta)
+            power = v.abs().log_().mul_(beta - 1.0).exp_()
+            by_h.addcmul_(power, torch.sign(v), value=-2.0 * penalty * beta)
         # sigmoid' = sigmoid - sigmoid^2, and nothing passes where the rectifier holds h
         slope = torch.addcmul(self._sigmoid, self._sigmoid, self._sigmoid, value=-1.0).mul_(_SPAN)
         free = (self._h > 0.0) & (self._h < 1.0)
@@ -175,7 +175,7 @@ class Moving:
             self._rounding = moved - rounded
 
     @torch.no_grad()
-    def absorb(self, gradient: Tensor, regularizer: Regularizer) -> None:
+    def absorb(self, gradient: Tensor, penalty: float = 0.0, beta: float = 2.0) -> None:
         """Straight through, but not where the grid ends."""
         by_value = gradient if self._inside is None else gradient * self._inside
         if self._curvature is not None and self._rounding is not None:

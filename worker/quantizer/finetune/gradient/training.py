@@ -13,8 +13,8 @@ from worker.quantizer.autodiff.device import as_tensor, choose_device, repeatabl
 from worker.quantizer.finetune.blocks import BlockParameter, BlockSamples, BlockState
 from worker.quantizer.finetune.gradient.network import BlockNetwork, DeviceSamples, channel_axis
 from worker.quantizer.finetune.gradient.parameters import Moving, Results, channels_are_independent, choose
-from worker.quantizer.finetune.methods import GradientSettings, Method, Movable, ParameterResult, Regularizer, Spec
-from worker.quantizer.finetune.results import BlockResult
+from worker.quantizer.finetune.methods import GradientSettings, Method, Movable, Spec
+from worker.quantizer.finetune.results import BlockResult, ParameterResult
 from worker.quantizer.numerics.integer import IntegerGrid
 
 # Elements of activations in one evaluation step.
@@ -200,7 +200,11 @@ class _Training:
         return parameter.kind == "weight" and parameter.grid is not None
 
     def _step(
-        self, movables: Mapping[str, Movable], present: Mapping[str, Tensor], chosen: Tensor, regularizer: Regularizer
+        self,
+        movables: Mapping[str, Movable],
+        present: Mapping[str, Tensor],
+        chosen: Tensor,
+        regularizer: tuple[float, float],
     ) -> None:
         leaves = {name: movable.value().requires_grad_() for name, movable in movables.items()}
         inputs = self._data.inputs(chosen, self._spec.drop_ratio, self._random)
@@ -213,7 +217,7 @@ class _Training:
         gradients = torch.autograd.grad(made, list(leaves.values()), error)
         for movable, gradient in zip(movables.values(), gradients, strict=True):
             # Images with their channels last give weights such gradients, and Adam goes through memory as it lies.
-            movable.absorb(gradient.contiguous().mul_(factor), regularizer)
+            movable.absorb(gradient.contiguous().mul_(factor), *regularizer)
 
     def _minibatches(self, total: int) -> Iterator[Tensor]:
         """``total`` times the numbers of ``batch_size`` samples; all samples come equally often."""

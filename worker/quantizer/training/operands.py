@@ -126,14 +126,13 @@ class OperandNames:
         shape = self._values[tensor].shape
         return 1 if shape is None else len(shape)
 
-    def title(self, site: TrainedParameter) -> str:
+    def title(self, parameter: TrainedParameter) -> str:
         """What a parameter is called: as its initializer; a bias that preparation has made, after its weight."""
-        weight = site.node.inputs[1] if site.index == 2 else None
+        weight = parameter.node.inputs[1] if parameter.index == 2 else None
         path, dot, last = ("" if weight is None else name_of(weight)).rpartition(".")
         title = f"{path}{dot}bias"
-        return (
-            title if last == "weight" and "." not in site.name and title not in self._graph.initializers else site.name
-        )
+        is_made = last == "weight" and "." not in parameter.name and title not in self._graph.initializers
+        return title if is_made else parameter.name
 
     def maker(self, tensor: str) -> str:
         """What an activation is called: as the node that makes it; an input, or one of several results, by itself."""
@@ -142,10 +141,10 @@ class OperandNames:
 
     def renew_biases(self, plan: QuantizationPlan) -> None:
         """Take over the grids that biases have in another plan for the same graph."""
-        for key, site in self.held.items():
-            entry = plan.biases.get(node_name(site.node)) if site.bias is not None else None
-            if site.bias is not None and entry is not None and entry.quantization is not None:
-                self.held[key] = replace(site, bias=replace(site.bias, grid=entry.quantization))
+        for key, parameter in self.held.items():
+            entry = plan.biases.get(node_name(parameter.node)) if parameter.bias is not None else None
+            if parameter.bias is not None and entry is not None and entry.quantization is not None:
+                self.held[key] = replace(parameter, bias=replace(parameter.bias, grid=entry.quantization))
 
     def _reads_rounded(self, node: ir.Node, value: ir.Value) -> bool:
         if name_of(value) not in self._plan.activations:
