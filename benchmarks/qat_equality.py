@@ -107,11 +107,11 @@ def _trained(found: _Calibrated) -> Any:
 
     from service.contracts.algorithms.training import Optimizer, Schedule
     from worker.quantizer.training.network import Networks
-    from worker.quantizer.training.optimizer import Mover, peak_of
+    from worker.quantizer.training.optimizer import ScheduledOptimizer, peak_of
 
     networks = Networks(found.draft, (), (), device=torch.device("cpu"))
     spec = Optimizer()
-    mover = Mover.of(networks.twin, spec, Schedule(), 1.0, peak_of(spec))
+    mover = ScheduledOptimizer.of(networks.twin, spec, Schedule(), 1.0, peak_of(spec))
     for number, batch in enumerate(_batches(found.calibration, found.inputs, _BATCH * _STEPS)):
         student, teacher = networks.both(batch.feeds)
         pairs = [(made, teacher.outputs[name]) for name, made in student.outputs.items()]

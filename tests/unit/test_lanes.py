@@ -25,7 +25,7 @@ def test_every_test_is_in_one_slice_and_every_module_is_covered() -> None:
 def test_the_innermost_folder_names_the_slice() -> None:
     slices = lanes.read_slices()
     assert lanes.slice_of("tests/unit/quantizer/plan/test_plan.py", slices) == "plan"
-    assert lanes.slice_of("tests/unit/quantizer/training/test_course.py", slices) == "algorithms"
+    assert lanes.slice_of("tests/unit/quantizer/training/test_trainer.py", slices) == "algorithms"
 
 
 @pytest.mark.slow

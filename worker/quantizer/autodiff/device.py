@@ -53,11 +53,6 @@ def threads_worth(elements: int, threads: int) -> int:
     return max(1, min(threads, elements // _ELEMENTS_PER_THREAD))
 
 
-def use_threads(threads: int) -> None:
-    """Compute on so many CPU threads, until ``repeatable`` is left."""
-    torch.set_num_threads(threads)
-
-
 @contextmanager
 def repeatable(threads: int) -> Iterator[None]:
     """``threads`` CPU threads, and GPU kernels that give the same result every time, in full float32."""

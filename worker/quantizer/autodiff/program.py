@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,8 +14,9 @@ from torch import Tensor
 from service.contracts.errors import NotDifferentiableError
 from service.contracts.reason import Reason
 from worker.quantizer.autodiff.device import as_tensor
-from worker.quantizer.autodiff.nodes import attributes_of, refusal
 from worker.quantizer.autodiff.operators import COMPUTE, STATIC
+from worker.quantizer.autodiff.operators.forms import Operator, attributes_of
+from worker.quantizer.autodiff.refusals import refusal
 from worker.quantizer.graph.values import constant, name_of, node_name
 
 # (reading node, index of its input, value) -> under which name the operand is found while the program runs.
@@ -42,8 +43,10 @@ class Program:
 
     Args:
         graph: prepared main graph.
+        nodes: that may run, in topological order; what they read of others is given to every call. None: all.
         wanted: names of tensors; None: the graph's outputs.
         device: where constants live.
+        operators: forms of the operators: with their true derivatives, or ``COMPUTE_INWARD``.
         read: names the operands; default: by their values.
         named: says under which names the wanted tensors are found in the end; default: their own.
 
@@ -60,15 +63,17 @@ class Program:
         graph: ir.Graph,
         *,
         device: torch.device,
+        nodes: Sequence[ir.Node] | None = None,
         wanted: Collection[str] | None = None,
+        operators: Mapping[str, Operator] = COMPUTE,
         read: Read = lambda node, index, value: name_of(value),
         named: Callable[[str], str] = lambda name: name,
     ) -> None:
         self.wanted = tuple(name_of(value) for value in graph.outputs) if wanted is None else tuple(wanted)
-        nodes = _needed(graph, self.wanted)
+        nodes = _needed(graph if nodes is None else nodes, self.wanted)
         _check(nodes)
         self.constants: dict[str, Tensor] = {}
-        self._device = device
+        self._device, self._operators = device, operators
         self._found = {name: named(name) for name in self.wanted}
         self._instructions: list[_Instruction] = []
         for node in nodes:
@@ -119,7 +124,7 @@ class Program:
             for index, value in enumerate(node.inputs)
         )
         results = tuple(value.name or "" for value in node.outputs)
-        return _Instruction(COMPUTE[node.op_type], attributes_of(node), operands, results)
+        return _Instruction(self._operators[node.op_type], attributes_of(node), operands, results)
 
     def _operand(self, node: ir.Node, index: int, value: ir.Value, read: Read) -> Operand:
         array = constant(value)
@@ -160,9 +165,9 @@ def _check(nodes: Iterable[ir.Node]) -> None:
         )
 
 
-def _needed(graph: ir.Graph, wanted: Collection[str]) -> list[ir.Node]:
-    """The nodes that ``wanted`` hangs on, in order."""
-    producers = {value.name: node for node in graph for value in node.outputs}
+def _needed(nodes: Iterable[ir.Node], wanted: Collection[str]) -> list[ir.Node]:
+    """Those of the nodes that ``wanted`` hangs on, in order."""
+    producers = {value.name: node for node in nodes for value in node.outputs}
     found: set[ir.Node] = set()
     waiting = [producers[name] for name in wanted if name in producers]
     while waiting:
@@ -171,7 +176,7 @@ def _needed(graph: ir.Graph, wanted: Collection[str]) -> list[ir.Node]:
             continue
         found.add(node)
         waiting += [producers[value.name] for value in node.inputs if value is not None and value.name in producers]
-    return [node for node in graph if node in found]
+    return [node for node in nodes if node in found]
 
 
 def _constant_tensor(array: np.ndarray, device: torch.device) -> Tensor:

@@ -24,7 +24,7 @@ from worker.quantizer.autodiff.program import Program
 from worker.quantizer.graph.values import name_of
 from worker.quantizer.numerics.integer import IntegerGrid
 from worker.quantizer.operators.linear import CONVOLUTIONS, LinearNode, linear_view
-from worker.quantizer.training.sites import Site
+from worker.quantizer.training.operands import TrainedParameter
 
 # What is added to a variance, in parts of the mean variance of the layer's channels: folded layers have any scale.
 _EPSILON = 1e-5
@@ -46,7 +46,7 @@ def is_frozen(step: int, total: int) -> bool:
 
 
 @dataclass(frozen=True)
-class Layer:
+class FoldedConvolution:
     """A convolution that can be normalized.
 
     Attributes:
@@ -55,8 +55,8 @@ class Layer:
         view: of the node.
     """
 
-    weight: Site
-    bias: Site
+    weight: TrainedParameter
+    bias: TrainedParameter
     view: LinearNode
 
     @property
@@ -65,32 +65,33 @@ class Layer:
         return name_of(self.weight.node.outputs[0])
 
 
-def layers(sites: Mapping[str, Site]) -> list[Layer]:
+def folded_convolutions(trained: Mapping[str, TrainedParameter]) -> list[FoldedConvolution]:
     """The convolutions whose weight lies on an integer grid and whose weight and bias no other node reads.
 
     One without a bias never had a normalization: there is nothing that one could be folded into.
 
     Args:
-        sites: what is trained, by key.
+        trained: what is trained, by key.
     """
-    biases = {site.node: site for site in sites.values() if site.index == 2}
+    biases = {parameter.node: parameter for parameter in trained.values() if parameter.index == 2}
     found = []
-    for site in sites.values():
-        bias, view = biases.get(site.node), linear_view(site.node)
-        on_integers = site.weight is not None and isinstance(site.now.grid, IntegerGrid)
-        if not on_integers or site.index != 1 or site.node.op_type not in CONVOLUTIONS or bias is None or view is None:
+    for parameter in trained.values():
+        bias, view = biases.get(parameter.node), linear_view(parameter.node)
+        on_integers = parameter.weight is not None and isinstance(parameter.now.grid, IntegerGrid)
+        is_kernel = parameter.index == 1 and parameter.node.op_type in CONVOLUTIONS
+        if not on_integers or not is_kernel or bias is None or view is None:
             continue
-        if bias.now.original.size == view.out_channels and not _is_shared(site) and not _is_shared(bias):
-            found.append(Layer(site, bias, view))
+        if bias.now.original.size == view.out_channels and not _is_shared(parameter) and not _is_shared(bias):
+            found.append(FoldedConvolution(parameter, bias, view))
     return found
 
 
-def _is_shared(site: Site) -> bool:
-    value = site.node.inputs[site.index]
+def _is_shared(parameter: TrainedParameter) -> bool:
+    value = parameter.node.inputs[parameter.index]
     return value is None or len(value.uses()) > 1 or value.is_graph_output()
 
 
-class Moments:
+class ChannelStatistics:
     """Mean and variance of each channel over all samples and places, gathered part by part (Chan et al. 1979)."""
 
     def __init__(self) -> None:
@@ -120,8 +121,8 @@ class Moments:
 
 @torch.no_grad()
 def measure(
-    graph: ir.Graph, found: Iterable[Layer], parts: Iterable[Mapping[str, Tensor]], device: torch.device
-) -> dict[str, Moments]:
+    graph: ir.Graph, found: Iterable[FoldedConvolution], parts: Iterable[Mapping[str, Tensor]], device: torch.device
+) -> dict[str, ChannelStatistics]:
     """The moments of what convolutions make in the float network, their biases included.
 
     Args:
@@ -133,7 +134,7 @@ def measure(
     Returns:
         by name of the result.
     """
-    moments = {layer.result: Moments() for layer in found}
+    moments = {layer.result: ChannelStatistics() for layer in found}
     program = Program(graph, device=device, wanted=tuple(moments))
     for feeds in parts:
         for name, values in program({name: feeds[name] for name in program.inputs}).items():
@@ -163,7 +164,7 @@ class Normalization(nn.Module):
     epsilon: Tensor
     channels: Tensor
 
-    def __init__(self, layer: Layer, moments: Moments, bias: Tensor) -> None:
+    def __init__(self, layer: FoldedConvolution, moments: ChannelStatistics, bias: Tensor) -> None:
         super().__init__()
         device = bias.device
         original = torch.from_numpy(np.array(layer.bias.now.original, np.float64).reshape(-1)).to(device)

@@ -34,7 +34,7 @@ _LEAST_COLUMNS = 3
 FLOATS = {"float16", "bfloat16", "float32", "float64"}
 
 
-class Choice(NamedTuple):
+class DivergenceChoice(NamedTuple):
     """A divergence, and why it was chosen."""
 
     divergence: Divergence
@@ -42,7 +42,7 @@ class Choice(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Facts:
+class OutputFacts:
     """What is known before a network has run.
 
     Attributes:
@@ -58,10 +58,10 @@ class Facts:
     largest_class: int | None = None
 
     @staticmethod
-    def of(outputs: Sequence[TensorInfo], evaluation: EvaluationSpec, data: Dataset) -> Facts:
+    def of(outputs: Sequence[TensorInfo], evaluation: EvaluationSpec, data: Dataset) -> OutputFacts:
         """Of a model, a config and the data that it is trained on."""
         stored, classes = data.stored(None), data.labels
-        return Facts(
+        return OutputFacts(
             tuple(outputs),
             evaluation.metrics,
             None if stored is None else stored.name,
@@ -96,7 +96,7 @@ class Facts:
                     return metric.ignore_index
         return None
 
-    def choose(self, output: str, values: Tensor, axis: int | None, *, labelled: bool) -> Choice:
+    def choose(self, output: str, values: Tensor, axis: int | None, *, labelled: bool) -> DivergenceChoice:
         """The divergence of an output where the config leaves it open.
 
         Args:
@@ -106,25 +106,25 @@ class Facts:
             labelled: a loss compares the output with class labels.
         """
         if axis is None or values.ndim <= axis:
-            return Choice("mse", "it holds no scores of several classes")
+            return DivergenceChoice("mse", "it holds no scores of several classes")
         metric = self.classification(output)
         if metric is not None:
-            return Choice("kl", f"metric {metric.name} reads classes from it")
+            return DivergenceChoice("kl", f"metric {metric.name} reads classes from it")
         if labelled:
-            return Choice("kl", "its classes have labels")
+            return DivergenceChoice("kl", "its classes have labels")
         judge = next((metric for metric in self.metrics if self._judges(metric, output)), None)
         if judge is not None:
-            return Choice("mse", f"metric {judge.name} reads numbers from it")
+            return DivergenceChoice("mse", f"metric {judge.name} reads numbers from it")
         single = values.numel() == values.shape[0] * values.shape[axis]
         if self.largest_class is not None:
             if output == self.names[0] and single and self.largest_class < values.shape[axis]:
-                return Choice("kl", "the dataset's class labels belong to it")
-            return Choice("mse", "the dataset's class labels do not belong to it")
+                return DivergenceChoice("kl", "the dataset's class labels belong to it")
+            return DivergenceChoice("mse", "the dataset's class labels do not belong to it")
         if self.metrics or self.labels_name is not None or values.ndim != 2 or values.shape[1] < _LEAST_COLUMNS:
-            return Choice("mse", "nothing tells that it holds scores of classes")
+            return DivergenceChoice("mse", "nothing tells that it holds scores of classes")
         if _within_unit(values) and not are_probabilities(values, axis):
-            return Choice("mse", "it holds shares that do not sum to 1")
-        return Choice("kl", f"its {values.shape[1]} columns look like scores of classes")
+            return DivergenceChoice("mse", "it holds shares that do not sum to 1")
+        return DivergenceChoice("kl", f"its {values.shape[1]} columns look like scores of classes")
 
     def _reads(self, metric: Metric, output: str) -> bool:
         return any(find_output(ref, self.names) == output for ref in metric.output_refs().values())

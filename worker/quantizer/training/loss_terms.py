@@ -19,7 +19,7 @@ from service.contracts.metrics import GraphMetric
 from service.contracts.nearest import nearest_name
 from service.contracts.pointers import below
 from worker.quantizer.evaluation.metrics.base import UnfitError, fitted, squeezed
-from worker.quantizer.training.loss_facts import FLOATS, Facts, are_probabilities, class_axis
+from worker.quantizer.training.loss_facts import FLOATS, OutputFacts, are_probabilities, class_axis
 
 Arrays = Mapping[str | None, np.ndarray[Any, Any]]
 
@@ -36,16 +36,6 @@ class Tensors:
 
     outputs: Mapping[str, Tensor]
     inner: Mapping[str, Tensor] = field(default_factory=dict)
-
-    @staticmethod
-    def of(
-        outputs: Mapping[str, np.ndarray[Any, Any]],
-        inner: Mapping[str, np.ndarray[Any, Any]] | None = None,
-        device: torch.device | str = "cpu",
-    ) -> Tensors:
-        """Of arrays that onnxruntime returned; shares their memory where that can be."""
-        made = [{name: tensor_of(array, device) for name, array in found.items()} for found in (outputs, inner or {})]
-        return Tensors(made[0], made[1])
 
     @staticmethod
     def joined(parts: Sequence[Tensors]) -> Tensors:
@@ -91,7 +81,7 @@ def tensor_of(array: np.ndarray[Any, Any], device: torch.device | str) -> Tensor
     return torch.from_numpy(np.require(known, requirements=["C", "W"])).to(device)
 
 
-class Term(ABC):
+class LossTerm(ABC):
     """One term; ``pointer`` is that of its record, below which errors point."""
 
     #: True if each batch needs what the float network makes of it.
@@ -103,7 +93,7 @@ class Term(ABC):
     #: Outputs that it reads.
     read: tuple[str, ...] = ()
 
-    def __init__(self, pointer: str, facts: Facts) -> None:
+    def __init__(self, pointer: str, facts: OutputFacts) -> None:
         self._pointer = pointer
         self._facts = facts
 
@@ -162,13 +152,13 @@ def scores(values: Tensor, axis: int, *, probabilities: bool) -> Tensor:
     return torch.log(rows.clamp_min(0.0) + _PROBABILITY_FLOOR / rows.shape[-1]) if probabilities else rows
 
 
-class CrossEntropyTerm(Term):
+class CrossEntropyTerm(LossTerm):
     """Mean over all labels that count; label smoothing as of Szegedy et al. 2016, section 7.
 
     ``output`` is its name, and ``axis`` that of its classes once the term is settled.
     """
 
-    def __init__(self, spec: CrossEntropyLoss, pointer: str, facts: Facts) -> None:
+    def __init__(self, spec: CrossEntropyLoss, pointer: str, facts: OutputFacts) -> None:
         super().__init__(pointer, facts)
         self._spec = spec
         self.arrays = (spec.labels,)
@@ -233,10 +223,10 @@ class CrossEntropyTerm(Term):
         return self._fitted(given, shape[: self.axis] + shape[self.axis + 1 :], "labels", self.output)
 
 
-class MeanSquareTerm(Term):
+class MeanSquareTerm(LossTerm):
     """Mean over all elements, in the square of the target's unit."""
 
-    def __init__(self, spec: MeanSquareLoss, pointer: str, facts: Facts) -> None:
+    def __init__(self, spec: MeanSquareLoss, pointer: str, facts: OutputFacts) -> None:
         super().__init__(pointer, facts)
         self._spec = spec
         self.arrays = (spec.targets,)
@@ -259,7 +249,7 @@ class MeanSquareTerm(Term):
 
 
 @dataclass(frozen=True)
-class _Compared:
+class _OutputComparison:
     """How one tensor is compared: rows of classes along ``axis``, or the mean square over ``variance``."""
 
     axis: int | None = None
@@ -267,7 +257,7 @@ class _Compared:
     variance: float = 1.0
 
 
-class DistillationTerm(Term):
+class DistillationTerm(LossTerm):
     """Mean over the outputs, and the weighted mean over the inner tensors.
 
     Kullback-Leibler divergence is that of the float network's distribution from the quantized one's, mean over rows,
@@ -283,7 +273,7 @@ class DistillationTerm(Term):
     needs_teacher = True
 
     def __init__(
-        self, spec: DistillationLoss, pointer: str, facts: Facts, labelled: Mapping[str, CrossEntropyTerm]
+        self, spec: DistillationLoss, pointer: str, facts: OutputFacts, labelled: Mapping[str, CrossEntropyTerm]
     ) -> None:
         super().__init__(pointer, facts)
         self._spec = spec
@@ -297,7 +287,7 @@ class DistillationTerm(Term):
         if not self._outputs and not self.inner:
             raise self.unfit("outputs", "the model has no output of floats that could be compared")
         self.read = self._outputs
-        self._compared: dict[str, _Compared] = {}
+        self._compared: dict[str, _OutputComparison] = {}
         self._variances: dict[str, float] = {}
 
     def settle(self, teacher: Tensors, arrays: Arrays) -> list[str]:
@@ -333,17 +323,17 @@ class DistillationTerm(Term):
             choice = self._facts.choose(name, values, axis, labelled=rival is not None)
             chosen, why = choice.divergence, f", as {choice.why}"
         if chosen == "mse":
-            self._compared[name] = _Compared(variance=variance_of(values))
+            self._compared[name] = _OutputComparison(variance=variance_of(values))
             return [f"output {name!r}: mean square distance over the variance{why}"] if why else []
         if axis is None or values.ndim <= axis:
             place = "divergence" if self._spec.outputs is None else f"outputs/{k}"
             raise self.unfit(place, f"output {name!r} of shape {list(values.shape)} holds no scores of several classes")
-        found = _Compared(axis, are_probabilities(values, axis))
+        found = _OutputComparison(axis, are_probabilities(values, axis))
         self._compared[name] = found
         notes = [f"output {name!r}: Kullback-Leibler divergence{why}"] if why else []
         return notes + [f"output {name!r} holds probabilities: their logarithms are the scores"] * found.probabilities
 
-    def _distance(self, how: _Compared, student: Tensor, teacher: Tensor) -> Tensor:
+    def _distance(self, how: _OutputComparison, student: Tensor, teacher: Tensor) -> Tensor:
         if how.axis is None:
             return functional.mse_loss(student.float(), teacher.float()) / how.variance
         temperature = self._spec.temperature
@@ -354,10 +344,10 @@ class DistillationTerm(Term):
         return functional.kl_div(found, wanted, reduction="batchmean", log_target=True) * temperature**2
 
 
-class GraphTerm(Term):
+class GraphTerm(LossTerm):
     """What a graph returns, fed as a metric of kind onnx is."""
 
-    def __init__(self, spec: GraphLoss, pointer: str, facts: Facts, function: GraphFunction) -> None:
+    def __init__(self, spec: GraphLoss, pointer: str, facts: OutputFacts, function: GraphFunction) -> None:
         super().__init__(pointer, facts)
         self._function = function
         metric = GraphMetric(graph=spec.graph, inputs=spec.inputs)

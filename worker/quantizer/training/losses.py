@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -16,38 +15,21 @@ from service.contracts.algorithms.training import (
     TrainingLoss,
 )
 from service.contracts.pointers import below
-from worker.quantizer.training.loss_facts import Facts
+from worker.quantizer.training.loss_facts import OutputFacts
 from worker.quantizer.training.loss_terms import (
     Arrays,
     CrossEntropyTerm,
     DistillationTerm,
     GraphFunction,
     GraphTerm,
+    LossTerm,
     MeanSquareTerm,
     Tensors,
-    Term,
 )
 
-__all__ = ["Arrays", "Facts", "GraphFunction", "LossValue", "Losses", "Tensors"]
+__all__ = ["Arrays", "GraphFunction", "Losses", "OutputFacts", "Tensors"]
 
 _NOTHING = Tensors({})
-
-
-@dataclass(frozen=True)
-class LossValue:
-    """The loss of one batch.
-
-    Attributes:
-        total: weighted sum, scalar float32, with its gradient.
-        terms: each term by name, weighted, without gradient; on the device, so that nobody waits for them unasked.
-    """
-
-    total: Tensor
-    terms: Mapping[str, Tensor]
-
-    def figures(self) -> dict[str, float]:
-        """The terms as numbers; waits for the device."""
-        return {name: float(value) for name, value in self.terms.items()}
 
 
 class Losses:
@@ -66,14 +48,13 @@ class Losses:
     def __init__(
         self,
         specs: Sequence[TrainingLoss],
-        facts: Facts,
+        facts: OutputFacts,
         *,
         graphs: Mapping[int, GraphFunction] | None = None,
         pointer: str = "",
     ) -> None:
         self._weights = [spec.weight for spec in specs]
         self._terms = _terms(specs, facts, graphs or {}, pointer)
-        self._names = _names(specs)
         self._settled = False
         #: What was decided by the float outputs, in words for the report.
         self.notes: tuple[str, ...] = ()
@@ -115,8 +96,8 @@ class Losses:
         self.notes = tuple(dict.fromkeys(notes))
         self._settled = True
 
-    def __call__(self, student: Tensors, teacher: Tensors | None, arrays: Arrays) -> LossValue:
-        """The loss of one batch, without samples that fill up (see ``Tensors.cut``).
+    def __call__(self, student: Tensors, teacher: Tensors | None, arrays: Arrays) -> Tensor:
+        """The loss of one batch, a scalar float32 with its gradient; without samples that fill up (``Tensors.cut``).
 
         Args:
             student: what the quantized network makes of the samples.
@@ -134,15 +115,14 @@ class Losses:
             weight * term.value(student, teacher or _NOTHING, arrays)
             for weight, term in zip(self._weights, self._terms, strict=True)
         ]
-        told = {name: value.detach() for name, value in zip(self._names, values, strict=True)}
-        return LossValue(torch.stack(values).sum(), told)
+        return torch.stack(values).sum()
 
 
 def _terms(
-    specs: Sequence[TrainingLoss], facts: Facts, graphs: Mapping[int, GraphFunction], pointer: str
-) -> list[Term]:
+    specs: Sequence[TrainingLoss], facts: OutputFacts, graphs: Mapping[int, GraphFunction], pointer: str
+) -> list[LossTerm]:
     places = [below(pointer, "losses", k) for k in range(len(specs))]
-    known: dict[int, Term] = {}
+    known: dict[int, LossTerm] = {}
     labelled: dict[str, CrossEntropyTerm] = {}
     for k, spec in enumerate(specs):
         if isinstance(spec, CrossEntropyLoss):
@@ -156,12 +136,3 @@ def _terms(
         elif isinstance(spec, GraphLoss):
             known[k] = GraphTerm(spec, places[k], facts, graphs[k])
     return [known[k] for k in range(len(specs))]
-
-
-def _names(specs: Sequence[TrainingLoss]) -> list[str]:
-    """The kinds; of several of one kind the second is called ``kind_2``."""
-    made: list[str] = []
-    for k, spec in enumerate(specs):
-        number = 1 + sum(other.kind == spec.kind for other in specs[:k])
-        made.append(spec.kind if number == 1 else f"{spec.kind}_{number}")
-    return made

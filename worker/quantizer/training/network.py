@@ -4,25 +4,33 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
 import torch
 from torch import Tensor
 
+from service.contracts.algorithms.training import QuantizationAwareTraining
+from service.contracts.pointers import below
 from worker.quantizer.autodiff.operators.making import TORCH_DTYPES
 from worker.quantizer.autodiff.program import Program, refusals
 from worker.quantizer.graph.values import name_of
 from worker.quantizer.operators.linear import is_linear
 from worker.quantizer.refine.draft import Draft
+from worker.quantizer.refine.step import Toolkit
+from worker.quantizer.run.interface import Run
 from worker.quantizer.training.batch_norm import measure
 from worker.quantizer.training.loss_terms import tensor_of
-from worker.quantizer.training.losses import Tensors
+from worker.quantizer.training.losses import Losses, Tensors
+from worker.quantizer.training.samples import SampleSplit, TrainingSamples
 from worker.quantizer.training.twin import Twin
 
 # What one run forward and backward may take: multiplications, and elements of activations. So a cancel is heard soon
 # and memory stays bounded, whatever the batch.
 _MOST_PRODUCTS, _MOST_ELEMENTS = 2e9, 64e6
+# What outputs of the float network may take in memory; more are computed batch by batch, every time.
+_MOST_TARGET_BYTES = 256 << 20
 
 
 class Networks:
@@ -117,6 +125,95 @@ class Networks:
 
     def _parted(self, made: Mapping[str, Tensor]) -> Tensors:
         return Tensors({name: made[name] for name in self._outputs}, {name: made[name] for name in self._inner})
+
+
+class TeacherOutputs:
+    """Outputs of the float network by sample, computed once where the samples never change.
+
+    Args:
+        outputs: by name, [samples, ...].
+    """
+
+    def __init__(self, outputs: dict[str, Tensor]) -> None:
+        self._outputs = outputs
+
+    @staticmethod
+    def of(networks: Networks, samples: TrainingSamples, run: Run) -> TeacherOutputs | None:
+        """Run the float network on all samples, in their order; None if the outputs are too large, or not by sample.
+
+        Raises:
+            CanceledError: the run was canceled.
+        """
+        if samples.fixed_batch is not None:
+            return None
+        size = networks.largest_part(min(samples.count, 32))
+        parts: dict[str, list[Tensor]] = {}
+        taken = 0
+        for first in range(0, samples.count, size):
+            run.check()
+            numbers = np.arange(first, min(first + size, samples.count))
+            made = networks.teacher(networks.feeds(samples.batch(numbers).feeds)).outputs
+            for name, tensor in made.items():
+                if tensor.dim() == 0 or tensor.shape[0] != len(numbers):
+                    return None
+                taken += tensor.numel() * tensor.element_size()
+                parts.setdefault(name, []).append(tensor)
+            if taken / (numbers[-1] + 1) * samples.count > _MOST_TARGET_BYTES:
+                return None
+        return TeacherOutputs({name: torch.cat(found) for name, found in parts.items()})
+
+    def take(self, numbers: np.ndarray) -> Tensors:
+        """Those of some samples."""
+        return Tensors(
+            {name: values[torch.from_numpy(numbers).to(values.device)] for name, values in self._outputs.items()}
+        )
+
+
+@dataclass(frozen=True)
+class TrainingContext:
+    """What a training works with.
+
+    Attributes:
+        spec: of the config.
+        toolkit: of the step.
+        networks: of the draft.
+        losses: of the spec.
+        samples: of the calibration set, with the arrays of losses and metrics.
+        split: which of them serve for what.
+    """
+
+    spec: QuantizationAwareTraining
+    toolkit: Toolkit
+    networks: Networks
+    losses: Losses
+    samples: TrainingSamples
+    split: SampleSplit
+
+    @property
+    def run(self) -> Run:
+        """Asked whether to stop, and told how far it is."""
+        return self.toolkit.services.run
+
+    @property
+    def seed(self) -> int:
+        """Of all draws."""
+        return seed_of(self.spec, self.toolkit)
+
+    @property
+    def pointer(self) -> str:
+        """Of the algorithm in the config's document."""
+        return pointer_of(self.spec, self.toolkit)
+
+
+def seed_of(spec: QuantizationAwareTraining, toolkit: Toolkit) -> int:
+    """The algorithm's own seed, else the config's."""
+    return toolkit.case.config.seed if spec.fixed_seed is None else spec.fixed_seed
+
+
+def pointer_of(spec: QuantizationAwareTraining, toolkit: Toolkit) -> str:
+    """The place of the algorithm in the config's document."""
+    methods = [algorithm.method for algorithm in toolkit.case.config.algorithms]
+    return below("/algorithms", methods.index(spec.method) if spec.method in methods else 0)
 
 
 class GraphOnTorch:

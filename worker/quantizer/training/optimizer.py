@@ -1,16 +1,16 @@
-"""What moves the parameters of a twin, and how fast each of them."""
+"""What moves the parameters of a twin: how long, how fast, and how fast each of them."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
-from service.contracts.algorithms.training import Optimizer, Schedule
-from worker.quantizer.training.schedule import rate
+from service.contracts.algorithms.training import Optimizer, QuantizationAwareTraining, Schedule
 from worker.quantizer.training.twin import Twin
 
 # Peaks where the config names none: in parts of a weight's size, and for plain gradients as they are.
@@ -18,6 +18,10 @@ _ADAM_RATE, _SGD_RATE = 3e-3, 1e-2
 # What a parameter of zeros counts for, in parts of the mean size of all.
 _LEAST_SIZE = 1e-2
 _PEAK = "peak"
+# Part of the seconds that are planned for, so that the last epoch is as a rule whole when they are over.
+_PLANNED_SHARE = 0.95
+
+End = Literal["epochs", "steps", "seconds"]
 
 
 def peak_of(spec: Optimizer) -> float:
@@ -28,7 +32,7 @@ def peak_of(spec: Optimizer) -> float:
 
 
 @dataclass
-class Mover:
+class ScheduledOptimizer:
     """An optimizer whose learning rates follow a schedule.
 
     Attributes:
@@ -42,7 +46,9 @@ class Mover:
     clip: float | None
 
     @staticmethod
-    def of(twin: Twin, spec: Optimizer, schedule: Schedule, clip: float | None, learning_rate: float) -> Mover:
+    def of(
+        twin: Twin, spec: Optimizer, schedule: Schedule, clip: float | None, learning_rate: float
+    ) -> ScheduledOptimizer:
         """For all parameters of a twin.
 
         Adam's steps do not hang on how large gradients are: there weights move by parts of their own size, so that one
@@ -58,9 +64,11 @@ class Mover:
         groups = list(_groups(twin, spec, learning_rate))
         if spec.kind == "sgd":
             nesterov = spec.momentum > 0
-            return Mover(torch.optim.SGD(groups, momentum=spec.momentum, nesterov=nesterov, fused=True), schedule, clip)
+            return ScheduledOptimizer(
+                torch.optim.SGD(groups, momentum=spec.momentum, nesterov=nesterov, fused=True), schedule, clip
+            )
         kind = torch.optim.AdamW if spec.kind == "adamw" else torch.optim.Adam
-        return Mover(kind(groups, betas=spec.betas, fused=True), schedule, clip)
+        return ScheduledOptimizer(kind(groups, betas=spec.betas, fused=True), schedule, clip)
 
     def step(self, number: int, total: int) -> float:
         """Move the parameters by their gradients, and forget these; the schedule's factor.
@@ -82,7 +90,7 @@ class Mover:
 
 def _groups(twin: Twin, spec: Optimizer, learning_rate: float) -> Iterator[dict[str, Any]]:
     masters = [values for values in twin.masters.parameters() if values.requires_grad]
-    weights = {id(master) for _, master, _ in twin.weight_sites()}
+    weights = {id(master) for _, master, _ in twin.weights_on_grids()}
     sizes = [float(values.detach().square().mean().sqrt()) for values in masters]
     usual = sum(sizes) / max(len(sizes), 1) or 1.0
     for values, size in zip(masters, sizes, strict=True):
@@ -101,3 +109,117 @@ def _groups(twin: Twin, spec: Optimizer, learning_rate: float) -> Iterator[dict[
     peak = learning_rate if spec.scale_learning_rate is None else spec.scale_learning_rate
     if scales:
         yield {"params": scales, "lr": peak, _PEAK: peak, "weight_decay": 0.0}
+
+
+def rate(schedule: Schedule, step: int, total: int) -> float:
+    """What the peak of a learning rate is multiplied by in one step.
+
+    First it rises evenly from 0 over the steps of ``warmup``; the step after them is the first at the peak. Then it
+    stays there (constant), falls to ``final`` in the last step on half a cosine (Loshchilov and Hutter 2017, without
+    restarts), or by ``step_factor`` every ``step_share`` of all steps.
+
+    Args:
+        schedule: kind and knobs.
+        step: from 0 on; what is beyond the last step is taken for that.
+        total: all steps of the training.
+    """
+    last = max(total - 1, 0)
+    at = min(step, last)
+    rising = min(round(schedule.warmup * total), last)
+    warm = min(1.0, (at + 1) / (rising + 1))
+    if schedule.kind == "constant":
+        return warm
+    if schedule.kind == "step":
+        return warm * schedule.step_factor ** (at // max(1, round(schedule.step_share * total)))
+    progress = max(at - rising, 0) / max(last - rising, 1)
+    return warm * (schedule.final + (1.0 - schedule.final) * 0.5 * (1.0 + math.cos(math.pi * progress)))
+
+
+class Budget:
+    """How many steps a training takes.
+
+    Where seconds bound it, ``total`` is a guess during the first epoch (as many epochs as there are by default, or as
+    epochs and steps allow), and fixed by ``measured`` after it; the seconds end the training earlier only where the
+    machine becomes slower. No clock is read here: the caller tells the time.
+
+    Args:
+        epochs: at most; None: no limit.
+        steps: at most; None: no limit.
+        seconds: at most; None: no limit.
+        epoch_steps: steps in an epoch.
+
+    Raises:
+        ValueError: nothing ends the training, or an epoch has no steps.
+    """
+
+    def __init__(self, epochs: int | None, steps: int | None, seconds: float | None, *, epoch_steps: int) -> None:
+        if epoch_steps < 1:
+            raise ValueError(f"{epoch_steps} steps in an epoch")
+        self.epoch_steps = epoch_steps
+        self._seconds = seconds
+        bounds: list[tuple[int, End]] = []
+        if epochs is not None:
+            bounds.append((epochs * epoch_steps, "epochs"))
+        if steps is not None:
+            bounds.append((steps, "steps"))
+        if not bounds and seconds is None:
+            raise ValueError("nothing ends the training")
+        guess: tuple[int, End] = (QuantizationAwareTraining.DEFAULT_EPOCHS * epoch_steps, "seconds")
+        #: Steps of the whole training, as far as is known.
+        self.total, self._bound = min(bounds) if bounds else guess
+        self._is_guess = not bounds
+        self._ended: End | None = None
+        #: True once ``total`` does not change any more.
+        self.is_fixed = seconds is None
+
+    @staticmethod
+    def of(spec: QuantizationAwareTraining, *, epoch_steps: int) -> Budget:
+        """That of a config."""
+        return Budget(spec.most_epochs(epoch_steps), spec.steps, spec.seconds, epoch_steps=epoch_steps)
+
+    @property
+    def ended_by(self) -> End | None:
+        """What ended the training; None as long as nothing did."""
+        return self._ended
+
+    def measured(self, training_seconds: float, validation_seconds: float, spent_seconds: float) -> None:
+        """Fix the number of steps by the time that the first epoch took; nothing happens where it is fixed.
+
+        Args:
+            training_seconds: of the steps of the first epoch.
+            validation_seconds: of measuring after an epoch.
+            spent_seconds: of the whole training so far, with what came before the first epoch.
+        """
+        if self._seconds is None or self.is_fixed:
+            return
+        left = self._seconds * _PLANNED_SHARE - spent_seconds
+        epochs = max(int(left / max(training_seconds + validation_seconds, 1e-9)), 0)
+        # What is left after whole epochs may do for a part of one, with its own validation.
+        rest = left - epochs * (training_seconds + validation_seconds) - validation_seconds
+        part = int(max(rest, 0.0) * self.epoch_steps / max(training_seconds, 1e-9))
+        fitting = self.epoch_steps * (1 + epochs) + min(part, self.epoch_steps - 1)
+        if self._is_guess or fitting < self.total:
+            self.total, self._bound, self._is_guess = fitting, "seconds", False
+        self.is_fixed = True
+
+    def resume(self, total: int, bound: End) -> None:
+        """Go on with what an earlier attempt has fixed, as told by ``fixed``."""
+        self.total, self._bound, self._is_guess, self.is_fixed = total, bound, False, True
+
+    @property
+    def fixed(self) -> tuple[int, End] | None:
+        """The number of steps and what bounds it, for a checkpoint; None as long as they are not fixed."""
+        return (self.total, self._bound) if self.is_fixed else None
+
+    def is_over(self, steps: int, spent_seconds: float) -> bool:
+        """True if no step is to follow; ``ended_by`` then says why.
+
+        Args:
+            steps: taken so far.
+            spent_seconds: of the whole training so far.
+        """
+        if self._seconds is not None and spent_seconds >= self._seconds:
+            self._ended = "seconds"
+        elif steps >= self.total and not self._is_guess:
+            self._ended = self._bound
+        return self._ended is not None

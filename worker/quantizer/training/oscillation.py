@@ -126,16 +126,6 @@ class Oscillations:
         """Weights that are held."""
         return int(self._frozen.sum()) if self.count else 0
 
-    @property
-    def share_oscillating(self) -> float:
-        """Part of the weights in [0, 1] that oscillate."""
-        return self.oscillating / max(self.count, 1)
-
-    @property
-    def share_frozen(self) -> float:
-        """Part of the weights in [0, 1] that are held."""
-        return self.frozen / max(self.count, 1)
-
     def state(self) -> State:
         """For a checkpoint; empty before the first update."""
         if self._last is None:

@@ -1,4 +1,6 @@
-"""The samples of a training: read once from a stream, then drawn in any order, from memory or from mapped files."""
+"""The samples of a training: read once from a stream, then drawn in any order, from memory or from mapped files; and
+which of them are learned from, chosen by and judged on.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,7 @@ class Minibatch:
     Attributes:
         feeds: by input name, of the model's dtype, [size, ...]; whole inputs have the input's own shape.
         arrays: those that were asked for, as stored, [valid, ...]; None stands for the labels.
-        numbers: of the samples, int64 [valid], counted from the first one of the training.
+        numbers: of the samples, int64 [valid], counted from 0.
         size: samples in the feeds; those after the valid ones repeat the last, to fill up a fixed batch.
     """
 
@@ -55,7 +57,7 @@ class Minibatch:
 
 
 @dataclass
-class _Column:
+class _SampleColumn:
     """One input or one asked array of all samples, [samples, ...]; with ``whole`` each sample is a whole input."""
 
     shape: tuple[int, ...]
@@ -89,15 +91,14 @@ class _Column:
 
 
 class TrainingSamples:
-    """The samples [first, last) of a dataset as minibatches in any order; a context manager, which reads them.
+    """The first samples of a dataset as minibatches in any order; a context manager, which reads them.
 
     What is drawn does not depend on where it lies.
 
     Args:
         data: the calibration set.
         inputs: the model's.
-        first: number of the first sample.
-        last: number of the sample to stop before.
+        count: how many.
         arrays: names of stored arrays to hand out besides, None being the labels.
         run: asked between reads whether to stop.
         limits: level 2 puts all on disk; else what does not fit into memory goes there.
@@ -108,22 +109,20 @@ class TrainingSamples:
         self,
         data: Dataset,
         inputs: Sequence[TensorInfo],
-        first: int,
-        last: int,
+        count: int,
         arrays: Collection[str | None],
         run: Run,
         limits: Limits = DEFAULT_LIMITS,
         folder: Path | None = None,
     ) -> None:
         self._data, self._inputs, self._asked, self._run = data, tuple(inputs), tuple(arrays), run
-        self._first, self._last = first, min(last, data.samples)
         self._limits, self._parent = limits, folder
         self._folder: Path | None = None
-        self._feeds: dict[str, _Column] = {}
-        self._arrays: dict[str | None, _Column] = {}
-        self.count = self._last - self._first
+        self._feeds: dict[str, _SampleColumn] = {}
+        self._arrays: dict[str | None, _SampleColumn] = {}
+        self.count = min(count, data.samples)
         if self.count < 1:
-            raise ValueError(f"there are no samples from {first} up to {last}")
+            raise ValueError("there are no samples to train on")
         sizes = {choose_batch_size(self._inputs, data, preferred) for preferred in (1, 2)}
         #: Samples that the model takes at once; None: as many as one likes. A whole input is one sample.
         self.fixed_batch: int | None = sizes.pop() if len(sizes) == 1 else None
@@ -198,12 +197,12 @@ class TrainingSamples:
         for start in range(0, end, step):
             yield order[start : min(start + step, end)]
 
-    def _fed(self) -> Iterator[tuple[str, _Column]]:
+    def _fed(self) -> Iterator[tuple[str, _SampleColumn]]:
         if not self._feeds:
             raise ValueError("the samples are read once the context is entered")
         yield from self._feeds.items()
 
-    def _columns(self) -> list[_Column]:
+    def _columns(self) -> list[_SampleColumn]:
         return [*self._feeds.values(), *self._arrays.values()]
 
     def _holds_whole(self, tensor: TensorInfo) -> bool:
@@ -227,16 +226,15 @@ class TrainingSamples:
         largest = max(sample_bytes(array.dtype, array.shape) for array, _ in map(self._data.array_for, self._inputs))
         preferred = max(1, min(_MOST_READ, _READ_BYTES // max(largest, 1)))
         size = choose_batch_size(self._inputs, self._data, preferred)
-        stream = self._data.batches(self._inputs, size, start=self._first, limit=self._last, arrays=self._asked)
+        stream = self._data.batches(self._inputs, size, limit=self.count, arrays=self._asked)
         for batch in stream:
             self._run.check()
             if not self._feeds:
                 self._make_room(batch)
-            at = batch.start - self._first
             for name, values in batch.feeds.items():
-                self._feeds[name].write(at, values[None] if name in self._whole else values[: batch.valid])
+                self._feeds[name].write(batch.start, values[None] if name in self._whole else values[: batch.valid])
             for asked, values in batch.arrays.items():
-                self._arrays[asked].write(at, values)
+                self._arrays[asked].write(batch.start, values)
         for column in self._columns():
             column.map()
 
@@ -245,9 +243,9 @@ class TrainingSamples:
         for name, values in batch.feeds.items():
             whole = name in self._whole
             shape = values.shape if whole else values.shape[1:]
-            self._feeds[name] = _Column((self.count, *shape), values.dtype, whole)
+            self._feeds[name] = _SampleColumn((self.count, *shape), values.dtype, whole)
         for asked, values in batch.arrays.items():
-            self._arrays[asked] = _Column((self.count, *values.shape[1:]), values.dtype, whole=False)
+            self._arrays[asked] = _SampleColumn((self.count, *values.shape[1:]), values.dtype, whole=False)
         limit = self._limits.memory_bytes
         left = int(free_memory_bytes() * _MEMORY_SHARE) if limit is None else limit
         on_disk = []
@@ -261,7 +259,7 @@ class TrainingSamples:
         if on_disk:
             self._open_files(on_disk)
 
-    def _open_files(self, columns: Sequence[_Column]) -> None:
+    def _open_files(self, columns: Sequence[_SampleColumn]) -> None:
         folder = self._folder = Path(tempfile.mkdtemp(prefix="training-", dir=self._parent))
         wanted, limit = sum(column.size_bytes for column in columns), self._limits.disk_bytes
         there = int(shutil.disk_usage(folder).free * _DISK_SHARE) if limit is None else limit
@@ -279,3 +277,51 @@ class TrainingSamples:
 def epoch_order(count: int, seed: int, epoch: int) -> Numbers:
     """The order in which an epoch takes its samples: a permutation of 0 to ``count`` - 1, int64 [count]."""
     return np.random.default_rng([seed, epoch]).permutation(count).astype(np.int64, copy=False)
+
+
+@dataclass(frozen=True)
+class SampleSplit:
+    """Numbers of samples, int64, ascending; none is in two of them.
+
+    Attributes:
+        training: are learned from.
+        validation: the best epoch is chosen by them.
+        judging: nothing is chosen by them.
+    """
+
+    training: Numbers
+    validation: Numbers
+    judging: Numbers
+
+
+def split_samples(
+    samples: int, *, validation_share: float, judging: int, classes: Numbers | None, seed: int
+) -> SampleSplit:
+    """Draw the parts at random, each class in its share where there are class labels: datasets are often sorted.
+
+    Args:
+        samples: at least 4.
+        validation_share: of the samples that are not for judging; at least one, and two are left to learn from.
+        judging: samples for judging; at most a quarter of all.
+        classes: int64 [samples], or None.
+        seed: of the draw.
+    """
+    random = np.random.default_rng([seed, samples])
+    order = random.permutation(samples)
+    if classes is not None:
+        order = _interleaved(order, classes)
+    judged = min(judging, samples // 4)
+    rest = samples - judged
+    chosen = max(1, min(round(rest * validation_share), rest - 2))
+    parts = np.split(order, [judged, judged + chosen])
+    return SampleSplit(training=np.sort(parts[2]), validation=np.sort(parts[1]), judging=np.sort(parts[0]))
+
+
+def _interleaved(order: np.ndarray, classes: Numbers) -> np.ndarray:
+    """The order changed so that any stretch of it holds all classes in about their shares."""
+    place = np.empty(len(order), np.float64)
+    drawn = classes[order]
+    for number in np.unique(drawn):
+        where = np.flatnonzero(drawn == number)
+        place[where] = (np.arange(len(where)) + 0.5) / len(where)
+    return order[np.argsort(place, kind="stable")]

@@ -20,6 +20,6 @@ class TrainingStep(Step[QuantizationAwareTraining]):
             ResourceLimitError: the samples fit neither into memory nor on disk.
             CanceledError: the run was canceled.
         """
-        from worker.quantizer.training.course import train  # with torch, which takes a second
+        from worker.quantizer.training.trainer import train  # with torch, which takes a second
 
         return train(self.spec, draft, toolkit)

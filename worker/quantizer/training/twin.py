@@ -20,9 +20,14 @@ from worker.quantizer.graph.values import node_name
 from worker.quantizer.numerics.integer import IntegerGrid
 from worker.quantizer.plan.parameters import Parameters
 from worker.quantizer.refine.draft import Draft
-from worker.quantizer.training.batch_norm import Layer, Moments, Normalization, layers
+from worker.quantizer.training.batch_norm import (
+    ChannelStatistics,
+    FoldedConvolution,
+    Normalization,
+    folded_convolutions,
+)
+from worker.quantizer.training.operands import BiasRounding, OperandNames, TrainedParameter
 from worker.quantizer.training.quantizers import LearnedGrid
-from worker.quantizer.training.sites import BiasSite, Site, Sites
 from worker.quantizer.training.tree import Tree
 
 
@@ -58,23 +63,23 @@ class Twin(nn.Module):
         super().__init__()
         self._draft, self._device = draft, device
         self.rounding = True
-        self._sites = Sites(draft.graph, draft.plan)
+        self._operands = OperandNames(draft.graph, draft.plan)
         self._program = Program(
-            draft.graph, device=device, wanted=wanted, read=self._sites.key, named=self._sites.result
+            draft.graph, device=device, wanted=wanted, read=self._operands.key, named=self._operands.result
         )
         self.masters: Tree[nn.Parameter] = Tree()
         self.weight_grids: Tree[LearnedGrid] = Tree()
         self.activation_grids: Tree[LearnedGrid] = Tree()
         self.norms: Tree[Normalization] = Tree()
         self.norms_frozen = False
-        self._unfolded: dict[str, Layer] = {}  # by the name of the convolution's result
+        self._unfolded: dict[str, FoldedConvolution] = {}  # by the name of the convolution's result
         self._norm_of: dict[str, str] = {}  # key of a weight or a bias -> name of its normalization
         self._fixed: dict[str, TorchGrid] = {}
         self._shared: dict[str, str] = {}  # activation -> what its learned grid is called
         self._channels: dict[str, Tensor] = {}
-        self._constants = {key: as_tensor(np.array(array), device) for key, array in self._sites.moved.items()}
-        for site in self._sites.held.values():
-            self._hold(site)
+        self._constants = {key: as_tensor(np.array(array), device) for key, array in self._operands.moved.items()}
+        for parameter in self._operands.held.values():
+            self._hold(parameter)
         for tensor in draft.plan.activations:
             self._hold_activation(tensor, learn_zeros)
 
@@ -93,13 +98,14 @@ class Twin(nn.Module):
             the wanted tensors by name, rounded where the emitted model hands them out rounded.
         """
         given = {**self._constants, **feeds}
-        weights = {key: self._weight(site) for key, site in self._sites.held.items() if site.bias is None}
-        biases = {key: self._bias(site, site.bias) for key, site in self._sites.held.items() if site.bias is not None}
+        held = self._operands.held.items()
+        weights = {key: self._weight(parameter) for key, parameter in held if parameter.bias is None}
+        biases = {key: self._bias(parameter, parameter.bias) for key, parameter in held if parameter.bias is not None}
         given.update(weights)
         given.update(biases)
         if self._by_batch:
             shifts = [layer.bias for layer in self._unfolded.values()]
-            given.update({site.key: torch.zeros_like(self.masters[site.name]) for site in shifts})
+            given.update({parameter.key: torch.zeros_like(self.masters[parameter.name]) for parameter in shifts})
         for name in self._program.inputs:
             self._round(name, feeds[name], given)
         return self._program(given, self._round)
@@ -114,23 +120,23 @@ class Twin(nn.Module):
         """
 
         def made(name: str, tensor: Tensor, known: dict[str, Tensor]) -> None:
-            key = self._sites.rounded(name)
+            key = self._operands.rounded(name)
             if key is not None:
                 see(name, tensor)
                 known[key] = tensor
 
         given = {**self._constants, **feeds}
-        given.update({key: self._folded(site) for key, site in self._sites.held.items()})
+        given.update({key: self._folded(parameter) for key, parameter in self._operands.held.items()})
         for name in self._program.inputs:
             made(name, feeds[name], given)
         self._program(given, made)
 
     @property
-    def normalizable(self) -> list[Layer]:
+    def normalizable(self) -> list[FoldedConvolution]:
         """The convolutions that ``unfold`` may give a normalization."""
-        return layers(self._sites.held)
+        return folded_convolutions(self._operands.held)
 
-    def unfold(self, moments: Mapping[str, Moments]) -> None:
+    def unfold(self, moments: Mapping[str, ChannelStatistics]) -> None:
         """Give convolutions a normalization: by each batch in training mode, else by running statistics.
 
         The twin is then in evaluation mode. A bias is trained as part of its normalization; its master stays.
@@ -158,15 +164,15 @@ class Twin(nn.Module):
                 grid = self.activation_grids[self._shared[tensor]].grid()
                 kept = activation.quantization
                 activation.quantization = replace(grid, symmetric=kept.symmetric, reduce_range=kept.reduce_range)
-        for site in self._weights():
-            entry, values = plan.weights[site.name], self._values(site)
-            if site.name in self.weight_grids:
-                grid = self.weight_grids[site.name].grid()
+        for parameter in self._weights():
+            entry, values = plan.weights[parameter.name], self._values(parameter)
+            if parameter.name in self.weight_grids:
+                grid = self.weight_grids[parameter.name].grid()
                 entry.quantization, entry.integers = grid, grid.quantize(values)
-            plan.moved[site.name] = values
-        for site in self._sites.held.values():
-            if site.weight is None:
-                parameters.put(site.node, site.index, self._values(site), refit=True)
+            plan.moved[parameter.name] = values
+        for parameter in self._operands.held.values():
+            if parameter.weight is None:
+                parameters.put(parameter.node, parameter.index, self._values(parameter), refit=True)
         return replace(self._draft, plan=plan)
 
     def follow(self, draft: Draft) -> None:
@@ -178,16 +184,11 @@ class Twin(nn.Module):
         for tensor, activation in draft.plan.activations.items():
             if isinstance(activation.quantization, IntegerGrid):
                 self.activation_grids[self._shared[tensor]].follow(activation.quantization)
-        for site in self._weights():
-            grid = draft.plan.weights[site.name].quantization
+        for parameter in self._weights():
+            grid = draft.plan.weights[parameter.name].quantization
             if isinstance(grid, IntegerGrid):
-                self.weight_grids[site.name].follow(grid)
-        self._sites.renew_biases(draft.plan)
-
-    def grids(self) -> Iterator[LearnedGrid]:
-        """All learned grids."""
-        for tree in (self.weight_grids, self.activation_grids):
-            yield from (tree[name] for name in tree)
+                self.weight_grids[parameter.name].follow(grid)
+        self._operands.renew_biases(draft.plan)
 
     def fixed_scales(self) -> Tensor:
         """The scales of all grids that are not learned, flat: they are no part of a state."""
@@ -207,18 +208,18 @@ class Twin(nn.Module):
     @property
     def nodes(self) -> tuple[str, ...]:
         """Names of the nodes whose parameters it holds."""
-        return tuple(dict.fromkeys(node_name(site.node) for site in self._sites.held.values()))
+        return tuple(dict.fromkeys(node_name(parameter.node) for parameter in self._operands.held.values()))
 
     def scale_parameters(self) -> Iterator[nn.Parameter]:
         """Growth of scales, and zero points that are learned."""
         for tree in (self.weight_grids, self.activation_grids):
             yield from tree.parameters()
 
-    def weight_sites(self) -> Iterator[tuple[str, nn.Parameter, LearnedGrid]]:
+    def weights_on_grids(self) -> Iterator[tuple[str, nn.Parameter, LearnedGrid]]:
         """Weights on integer grids: initializer, master values, grid."""
-        for site in self._weights():
-            if site.name in self.weight_grids:
-                yield site.name, self.masters[site.name], self.weight_grids[site.name]
+        for parameter in self._weights():
+            if parameter.name in self.weight_grids:
+                yield parameter.name, self.masters[parameter.name], self.weight_grids[parameter.name]
 
     def factor(self, name: str) -> Tensor:
         """What the master of a weight is multiplied by before it is rounded; broadcasts against it."""
@@ -228,47 +229,47 @@ class Twin(nn.Module):
     def _by_batch(self) -> bool:
         return self.training and not self.norms_frozen
 
-    def _folded(self, site: Site) -> Tensor:
+    def _folded(self, parameter: TrainedParameter) -> Tensor:
         """What is rounded: the master, with the running statistics of its normalization folded in."""
-        master: Tensor = self.masters[site.name]
-        name = self._norm_of.get(site.key)
+        master: Tensor = self.masters[parameter.name]
+        name = self._norm_of.get(parameter.key)
         if name is None:
             return master
         norm = self.norms[name]
-        return master * norm.factor() if site.index == 1 else norm.bias().reshape(master.shape)
+        return master * norm.factor() if parameter.index == 1 else norm.bias().reshape(master.shape)
 
-    def _hold(self, site: Site) -> None:
-        now = site.now
-        if site.name not in self.masters:
+    def _hold(self, parameter: TrainedParameter) -> None:
+        now = parameter.now
+        if parameter.name not in self.masters:
             values = as_tensor(np.array(now.unrounded, np.float32), self._device)
-            self.masters.put(site.name, nn.Parameter(values), at=self._sites.title(site))
-        if site.weight is None or now.grid is None:
+            self.masters.put(parameter.name, nn.Parameter(values), at=self._operands.title(parameter))
+        if parameter.weight is None or now.grid is None:
             return
         if isinstance(now.grid, IntegerGrid):
-            if site.name not in self.weight_grids:
+            if parameter.name not in self.weight_grids:
                 grid = LearnedGrid(now.grid, now.scale, learn_zero=False, device=self._device)
-                self.weight_grids.put(site.name, grid)
+                self.weight_grids.put(parameter.name, grid)
         else:
-            self._fixed[site.key] = TorchGrid(now.grid, now.values.shape, self._device)
+            self._fixed[parameter.key] = TorchGrid(now.grid, now.values.shape, self._device)
 
     def _hold_activation(self, tensor: str, learn_zeros: bool) -> None:
         entry = self._draft.plan.activations[tensor]
         grid = entry.quantization
         if isinstance(grid, IntegerGrid):
-            key = self._shared[tensor] = self._sites.source(tensor)
+            key = self._shared[tensor] = self._operands.source(tensor)
             if key not in self.activation_grids:
                 moves = learn_zeros and not entry.spec.symmetric
                 learned = LearnedGrid(
                     grid.at_run_time(), entry.spec.scale, learn_zero=moves, device=self._device, of_samples=True
                 )
-                self.activation_grids.put(key, learned, at=self._sites.maker(key))
+                self.activation_grids.put(key, learned, at=self._operands.maker(key))
         elif grid is not None:
-            self._fixed[tensor] = TorchGrid(grid, (-1,) * self._sites.rank(tensor), self._device)
+            self._fixed[tensor] = TorchGrid(grid, (-1,) * self._operands.rank(tensor), self._device)
 
     def _round(self, name: str, tensor: Tensor, known: dict[str, Tensor]) -> None:
         if self._by_batch and name in self._unfolded:
             tensor = known[name] = self.norms[self._unfolded[name].weight.name](tensor)
-        key = self._sites.rounded(name)
+        key = self._operands.rounded(name)
         if key is None:
             return
         if not self.rounding:
@@ -280,19 +281,19 @@ class Twin(nn.Module):
         else:
             known[key] = self.activation_grids[self._shared[name]](tensor)
 
-    def _weight(self, site: Site) -> Tensor:
-        master = self._folded(site)
+    def _weight(self, parameter: TrainedParameter) -> Tensor:
+        master = self._folded(parameter)
         if not self.rounding:
             return master
-        if site.key in self._fixed:
-            return self._fixed[site.key].through(master)
-        on_grid = site.weight is not None and site.name in self.weight_grids
-        rounded: Tensor = self.weight_grids[site.name](master) if on_grid else master
+        if parameter.key in self._fixed:
+            return self._fixed[parameter.key].through(master)
+        on_grid = parameter.weight is not None and parameter.name in self.weight_grids
+        rounded: Tensor = self.weight_grids[parameter.name](master) if on_grid else master
         return rounded
 
-    def _bias(self, site: Site, how: BiasSite) -> Tensor:
+    def _bias(self, parameter: TrainedParameter, how: BiasRounding) -> Tensor:
         """A bias moves straight through its rounding, whose steps are far finer than those of weights."""
-        master = self._folded(site)
+        master = self._folded(parameter)
         if not self.rounding:
             return master
         with torch.no_grad():
@@ -302,23 +303,23 @@ class Twin(nn.Module):
             if how.source is None or how.weight is None:
                 scale = torch.from_numpy(np.atleast_1d(how.grid.scale)).to(flat.device, kind)
             else:
-                by_channel = self.weight_grids[how.weight].scale().reshape(-1).double()[self._index(site, how)]
+                by_channel = self.weight_grids[how.weight].scale().reshape(-1).double()[self._index(parameter, how)]
                 scale = (self.activation_grids[how.source].scale().double() * by_channel).float().to(kind)
             steps = torch.round(flat.to(kind) / scale).clamp(low, high)
             rounded = (steps * scale).float().reshape(master.shape)
         return master + (rounded - master).detach()
 
-    def _index(self, site: Site, how: BiasSite) -> Tensor:
-        if site.key not in self._channels:
-            self._channels[site.key] = torch.from_numpy(np.asarray(how.scale_of_channel)).to(self._device)
-        return self._channels[site.key]
+    def _index(self, parameter: TrainedParameter, how: BiasRounding) -> Tensor:
+        if parameter.key not in self._channels:
+            self._channels[parameter.key] = torch.from_numpy(np.asarray(how.scale_of_channel)).to(self._device)
+        return self._channels[parameter.key]
 
-    def _weights(self) -> Iterator[Site]:
+    def _weights(self) -> Iterator[TrainedParameter]:
         seen = set()
-        for site in self._sites.held.values():
-            if site.weight is not None and site.name not in seen:
-                seen.add(site.name)
-                yield site
+        for parameter in self._operands.held.values():
+            if parameter.weight is not None and parameter.name not in seen:
+                seen.add(parameter.name)
+                yield parameter
 
-    def _values(self, site: Site) -> np.ndarray:
-        return np.array(self._folded(site).detach().cpu().numpy(), np.float32)
+    def _values(self, parameter: TrainedParameter) -> np.ndarray:
+        return np.array(self._folded(parameter).detach().cpu().numpy(), np.float32)

@@ -12,18 +12,15 @@ import torch
 from worker.quantizer.data import Batch
 from worker.quantizer.evaluation.certainty.evidence import Evidence, surely_differ
 from worker.quantizer.evaluation.side_by_side import Measurement, Twins
-from worker.quantizer.refine.case import Case
-from worker.quantizer.run.services import Services
-from worker.quantizer.training.losses import Losses
-from worker.quantizer.training.network import Networks
-from worker.quantizer.training.samples import Minibatch, Numbers, TrainingSamples
+from worker.quantizer.training.network import TrainingContext
+from worker.quantizer.training.samples import Minibatch, Numbers
 
 # Batches are as small as it takes to have so many: chance is told from how they differ.
 _BATCH, _BATCHES = 16, 16
 
 
 @dataclass(frozen=True)
-class Standing:
+class ValidationScore:
     """How good a network is.
 
     Attributes:
@@ -43,28 +40,16 @@ class Validation:
     """Some of the samples of a training.
 
     Args:
-        case: what is quantized.
-        services: of the run.
-        losses: settled.
-        samples: of the calibration set, with the arrays of the metrics.
-        numbers: of those that count.
-        networks: in training.
+        context: of the training; its losses settled.
+        numbers: of the samples that count.
 
     Attributes:
         metric: what the best epoch is chosen by: the gate's metric; None: there are no labels for it, so the loss.
     """
 
-    def __init__(
-        self,
-        case: Case,
-        services: Services,
-        losses: Losses,
-        samples: TrainingSamples,
-        numbers: Numbers,
-        networks: Networks,
-    ) -> None:
-        self._case, self._services, self._losses = case, services, losses
-        self._samples, self._numbers, self._networks = samples, numbers, networks
+    def __init__(self, context: TrainingContext, numbers: Numbers) -> None:
+        self._case, self._run, self._losses = context.toolkit.case, context.run, context.losses
+        self._samples, self._numbers, self._networks = context.samples, numbers, context.networks
         self.metric = self._metric()
 
     @property
@@ -72,7 +57,7 @@ class Validation:
         """How many."""
         return len(self._numbers)
 
-    def measure(self) -> Standing:
+    def measure(self) -> ValidationScore:
         """Loss and metric of the quantized network.
 
         Raises:
@@ -82,12 +67,12 @@ class Validation:
         found = None if self.metric is None else Measurement(self._case.metrics, self.metric, part=True)
         with torch.no_grad():
             for batch in self._batches():
-                self._services.run.check()
+                self._run.check()
                 student, teacher = self._networks.both(batch.feeds)
                 value = self._losses(
                     student.cut(batch.valid, batch.size), teacher.cut(batch.valid, batch.size), batch.arrays
                 )
-                losses.append(float(value.total))
+                losses.append(float(value))
                 total += losses[-1] * batch.valid
                 if found is not None:
                     expected, got = (
@@ -96,10 +81,10 @@ class Validation:
                     )
                     found.update(Twins(self._as_stored(batch), expected, got))
         if found is None:
-            return Standing(total / self.samples, None, losses=tuple(losses))
-        return Standing(total / self.samples, found.value, found.evidence, tuple(losses))
+            return ValidationScore(total / self.samples, None, losses=tuple(losses))
+        return ValidationScore(total / self.samples, found.value, found.evidence, tuple(losses))
 
-    def is_better(self, one: Standing, other: Standing) -> bool:
+    def is_better(self, one: ValidationScore, other: ValidationScore) -> bool:
         """True if ``one`` is better: by the metric where that moves by more than chance, else by the loss.
 
         Over few samples a label more or less means nothing, while the loss sees every score of every sample.
@@ -111,7 +96,7 @@ class Validation:
         gain = self._sure_gain(one, other)
         return one.loss < other.loss if gain is None else gain > 0
 
-    def is_surely_worse(self, one: Standing, other: Standing) -> bool:
+    def is_surely_worse(self, one: ValidationScore, other: ValidationScore) -> bool:
         """True if ``one`` is worse by more than chance, batch by batch: by the metric, else by the loss."""
         if not np.isfinite(one.loss):
             return True
@@ -122,7 +107,7 @@ class Validation:
             return gain < 0
         return one.loss > other.loss and surely_differ(*map(Evidence.of_means, (one.losses, other.losses)))
 
-    def _sure_gain(self, one: Standing, other: Standing) -> float | None:
+    def _sure_gain(self, one: ValidationScore, other: ValidationScore) -> float | None:
         """By how much the metric is better; None: there is none, or chance moves it as much."""
         name = self.metric
         if name is None or one.metric is None or other.metric is None:

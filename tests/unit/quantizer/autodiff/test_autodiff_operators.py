@@ -17,9 +17,9 @@ from tests.support.each import each
 from tests.unit.quantizer.autodiff.operator_cases import Case, value_cases
 from tests.unit.quantizer.autodiff.operator_moves import moving_cases
 from tests.unit.quantizer.toolbox import make_model, run_onnx
-from worker.quantizer.autodiff.nodes import HAS_BODY, NOT_IN_TORCH, NOT_OFFERED, attributes_of, refusal
 from worker.quantizer.autodiff.operators import COMPUTE, STATIC
-from worker.quantizer.autodiff.operators.forms import fractions, whole_numbers
+from worker.quantizer.autodiff.operators.forms import attributes_of, fractions, whole_numbers
+from worker.quantizer.autodiff.refusals import HAS_BODY, NOT_IN_TORCH, NOT_OFFERED, refusal
 
 CASES = [*value_cases(), *moving_cases()]
 

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.quantizer.autodiff.device import repeatable, threads_worth, use_threads
+from worker.quantizer.autodiff.device import repeatable, threads_worth
 
 THREADS = st.integers(1, 256)
 ELEMENTS = st.integers(0, 10**10)
@@ -31,6 +31,6 @@ def test_what_was_set_within_ends_with_it() -> None:
     before = torch.get_num_threads()
     with repeatable(2):
         assert torch.get_num_threads() == 2
-        use_threads(1)
+        torch.set_num_threads(1)
         assert torch.get_num_threads() == 1
     assert torch.get_num_threads() == before

@@ -21,7 +21,7 @@ from tests.unit.quantizer.finetune.gradient.gradient_benches import (
 )
 from tests.unit.quantizer.search.benches import Canceling, toolkit_for
 from tests.unit.quantizer.toolbox import config, make_model, normal
-from worker.quantizer.finetune.gradient import solver as gradient_solver
+from worker.quantizer.finetune.gradient import training
 from worker.quantizer.refine.draft import Draft
 from worker.quantizer.refine.step import Change
 from worker.quantizer.run.checkpoint import CheckpointStore
@@ -148,15 +148,15 @@ def test_a_residual_block_is_reconstructed_as_one(method: str) -> None:
 
 
 def test_a_layer_that_makes_the_network_worse_is_taken_back(monkeypatch) -> None:
-    original = gradient_solver.solve
+    original = training.train
 
-    def spoiled(unit: Any, *args: Any, **options: Any) -> Any:
-        solved = original(unit, *args, **options)
-        if unit.name == "conv1":
+    def spoiled(state: Any, *args: Any, **options: Any) -> Any:
+        solved = original(state, *args, **options)
+        if state.block.name == "conv1":
             solved.integers["w1"] = -solved.integers["w1"]
         return solved
 
-    monkeypatch.setattr(gradient_solver, "solve", spoiled)
+    monkeypatch.setattr(training, "train", spoiled)
     draft, change = finetuned(selective_update=True)
     after = changed(change)
     assert "conv1" not in change.nodes
@@ -172,13 +172,13 @@ def test_a_run_that_was_broken_off_goes_on_to_the_same_bytes(tmp_path: Path, mon
     with pytest.raises(CanceledError):
         finetuned(store=CheckpointStore(tmp_path), run=Canceling("adaquant", 3), **options)
     solved: list[str] = []
-    original = gradient_solver.solve
+    original = training.train
 
-    def counted(unit: Any, *args: Any, **options: Any) -> Any:
-        solved.append(unit.name)
-        return original(unit, *args, **options)
+    def counted(state: Any, *args: Any, **options: Any) -> Any:
+        solved.append(state.block.name)
+        return original(state, *args, **options)
 
-    monkeypatch.setattr(gradient_solver, "solve", counted)
+    monkeypatch.setattr(training, "train", counted)
     _, resumed = finetuned(store=CheckpointStore(tmp_path), **options)
     assert solved == ["conv2", "dense"]
     assert "2 taken over" in resumed.summary

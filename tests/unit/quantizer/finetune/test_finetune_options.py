@@ -13,7 +13,7 @@ from service.contracts.config import parse_config
 from service.contracts.errors import EngineError, InvalidConfigError
 from tests.unit.quantizer.finetune.gradient.gradient_benches import INT4, changed, finetuned, integers
 from tests.unit.quantizer.toolbox import make_model, normal
-from worker.quantizer.finetune.step import site_seed
+from worker.quantizer.finetune.step import block_seed
 
 pytestmark = pytest.mark.slow  # trains
 
@@ -84,10 +84,10 @@ def test_selective_update_looks_at_the_output_asked_for() -> None:
 
 def test_each_layer_draws_from_a_generator_of_its_own() -> None:
     spec = AdaQuant()
-    assert site_seed(spec, 0, "a") == site_seed(spec, 0, "a")
-    assert len({site_seed(spec, seed, name) for name in "ab" for seed in (0, 1)}) == 4
+    assert block_seed(spec, 0, "a") == block_seed(spec, 0, "a")
+    assert len({block_seed(spec, seed, name) for name in "ab" for seed in (0, 1)}) == 4
     fixed = AdaQuant(fixed_seed=3)
-    assert site_seed(fixed, 0, "a") == site_seed(fixed, 1, "a")
+    assert block_seed(fixed, 0, "a") == block_seed(fixed, 1, "a")
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,9 @@ from service.contracts.errors import InvalidConfigError
 from tests.unit.quantizer.toolbox import config, make_model, normal, quantize_file, rng, run_onnx, sqnr_db
 from tests.unit.quantizer.training import networks
 from worker.quantizer.pipeline import Quantizing
-from worker.quantizer.training.batch_norm import Moments, Normalization, is_frozen, measure
-from worker.quantizer.training.memory import Memory
-from worker.quantizer.training.optimizer import Mover
+from worker.quantizer.training.batch_norm import ChannelStatistics, Normalization, is_frozen, measure
+from worker.quantizer.training.checkpoints import state_of
+from worker.quantizer.training.optimizer import ScheduledOptimizer
 from worker.quantizer.training.twin import Twin
 
 CPU = torch.device("cpu")
@@ -114,7 +114,7 @@ def batch_norm_of(twin: Twin, name: str) -> torch.nn.BatchNorm2d:
 
 def test_the_statistics_are_those_of_all_samples() -> None:
     values = normal(20, 3, 5, seed=3) * 2.0 + 50.0
-    moments = Moments()
+    moments = ChannelStatistics()
     for part in np.split(values, [7, 8]):
         moments.add(torch.from_numpy(part))
     wide = values.astype(np.float64)
@@ -196,7 +196,7 @@ def test_gradients_are_those_of_pytorch(tmp_path: Path, kind: str) -> None:
 def test_what_is_written_is_what_evaluation_computes(tmp_path: Path, preset: str) -> None:
     quantizing = filled(tmp_path, small(), preset)
     twin = unfolded(quantizing)
-    begin = Memory.of(twin).state
+    begin = state_of(twin)
     train(twin)
     for name in twin.norms:
         for part in ("gamma", "beta", "mean", "variance"):
@@ -208,7 +208,7 @@ def test_what_is_written_is_what_evaluation_computes(tmp_path: Path, preset: str
         mine = twin({"x": torch.from_numpy(feeds)})["y"].numpy()
     theirs = run_onnx(written.emitted_bytes(), {"x": feeds}, optimized=False)["y"]
     assert sqnr_db(theirs, mine) > 40.0
-    for name, master, grid in twin.weight_sites():
+    for name, master, grid in twin.weights_on_grids():
         integers = written.plan.weights[name].integers
         np.testing.assert_array_equal(grid.integers(master * twin.factor(name)).numpy(), integers.astype(np.float32))
 
@@ -220,7 +220,7 @@ def test_frozen_statistics_are_those_of_evaluation(usual: Quantizing) -> None:
         evaluated = twin(feeds)["y"]
         twin.train()
         twin.norms_frozen = True
-        before = Memory.of(twin).state
+        before = state_of(twin)
         assert torch.equal(twin(feeds)["y"], evaluated)
         assert all(torch.equal(before[name], tensor) for name, tensor in twin.state_dict().items())
         twin.norms_frozen = False
@@ -235,7 +235,7 @@ def test_one_sample_alone_is_normalized_by_running_statistics(tmp_path: Path) ->
     twin, feeds = unfolded(filled(tmp_path, small(), "a16w8_per_channel")), {"x": torch.from_numpy(data()["x"][:1])}
     with torch.no_grad():
         evaluated = twin(feeds)["y"].numpy()
-        before = Memory.of(twin).state
+        before = state_of(twin)
         made = twin.train()(feeds)["y"].numpy()
     assert sqnr_db(evaluated, made) > 50.0
     assert all(torch.equal(before[name], tensor) for name, tensor in twin.state_dict().items())
@@ -246,7 +246,7 @@ def test_shifts_move_by_parts_of_the_deviation(usual: Quantizing) -> None:
     assert {"norms.w1.gamma", "norms.w1.beta"} <= {name for name, _ in twin.named_parameters()}
     spec = config(algorithms=[QAT]).algorithms[0]
     assert spec.method == "qat"
-    mover = Mover.of(twin, spec.optimizer, spec.schedule, None, 0.01)
+    mover = ScheduledOptimizer.of(twin, spec.optimizer, spec.schedule, None, 0.01)
     peaks = {id(tensor): group["peak"] for group in mover.optimizer.param_groups for tensor in group["params"]}
     for name in twin.norms:
         size = float(twin.norms[name].sigma().square().mean().sqrt())

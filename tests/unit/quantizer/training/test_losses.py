@@ -28,7 +28,8 @@ from service.contracts.model import TensorInfo
 from tests.unit.quantizer.toolbox import normal
 from worker.quantizer.data import ArrayDataset
 from worker.quantizer.evaluation.metrics.distances import Divergence
-from worker.quantizer.training.losses import Facts, Losses, Tensors
+from worker.quantizer.training.loss_terms import tensor_of
+from worker.quantizer.training.losses import Losses, OutputFacts, Tensors
 
 Arrays = dict[str | None, np.ndarray]
 
@@ -37,24 +38,33 @@ def output(*shape: int | str, name: str = "y", dtype: str = "float32") -> Tensor
     return TensorInfo(name=name, dtype=dtype, shape=shape)
 
 
-def facts(*outputs: TensorInfo, metrics: tuple[Metric, ...] = (), **known: Any) -> Facts:
-    return Facts(outputs or (output("N", 10),), metrics, **known)
+def facts(*outputs: TensorInfo, metrics: tuple[Metric, ...] = (), **known: Any) -> OutputFacts:
+    return OutputFacts(outputs or (output("N", 10),), metrics, **known)
+
+
+def tensors(outputs: Mapping[str, np.ndarray], inner: Mapping[str, np.ndarray] | None = None) -> Tensors:
+    """Of arrays that onnxruntime returned."""
+    made = [{name: tensor_of(array, "cpu") for name, array in found.items()} for found in (outputs, inner or {})]
+    return Tensors(made[0], made[1])
 
 
 def settled(
-    spec: TrainingLoss, teacher: Mapping[str, np.ndarray], arrays: Arrays | None = None, about: Facts | None = None
+    spec: TrainingLoss,
+    teacher: Mapping[str, np.ndarray],
+    arrays: Arrays | None = None,
+    about: OutputFacts | None = None,
 ) -> Losses:
     known = about or facts(*(output(*array.shape, name=name) for name, array in teacher.items()))
     losses = Losses([spec], known, pointer="/algorithms/2")
-    losses.settle(Tensors.of(teacher), arrays or {})
+    losses.settle(tensors(teacher), arrays or {})
     return losses
 
 
 def value(
     losses: Losses, student: np.ndarray, teacher: np.ndarray | None = None, arrays: Arrays | None = None
 ) -> float:
-    given = None if teacher is None else Tensors.of({"y": teacher})
-    return float(losses(Tensors.of({"y": student}), given, arrays or {}).total)
+    given = None if teacher is None else tensors({"y": teacher})
+    return float(losses(tensors({"y": student}), given, arrays or {}))
 
 
 def softmax(values: np.ndarray, axis: int = -1) -> np.ndarray:
@@ -87,7 +97,7 @@ def test_gradients_of_cross_entropy_are_torchs_and_those_of_probabilities_of_the
     classes = np.random.default_rng(1).integers(0, 10, 6).astype(np.uint8)
     losses = settled(CrossEntropyLoss(weight=3.0, smoothing=0.1), {"y": normal(6, 10)}, {None: classes})
     ours, theirs = (torch.from_numpy(normal(6, 10, seed=2)).requires_grad_() for _ in range(2))
-    losses(Tensors({"y": ours}), None, {None: classes}).total.backward()
+    losses(Tensors({"y": ours}), None, {None: classes}).backward()
     wanted = torch.from_numpy(classes.astype(np.int64))
     (3.0 * functional.cross_entropy(theirs, wanted, label_smoothing=0.1)).backward()
     torch.testing.assert_close(ours.grad, theirs.grad)
@@ -100,7 +110,7 @@ def test_gradients_of_cross_entropy_are_torchs_and_those_of_probabilities_of_the
     assert found == pytest.approx(float(wanted), rel=0.02)
     # A quantized probability may be 0: the loss and its gradient stay finite, and point upwards.
     zero = torch.zeros(1, 10).index_fill_(1, torch.tensor([3]), 1.0).requires_grad_()
-    made = losses(Tensors({"y": zero}), None, {None: np.array([4])}).total
+    made = losses(Tensors({"y": zero}), None, {None: np.array([4])})
     made.backward()
     assert torch.isfinite(made)
     assert torch.isfinite(zero.grad).all()
@@ -180,38 +190,36 @@ def test_outputs_and_inner_tensors_are_averaged() -> None:
     )
     losses = Losses([spec], about)
     assert losses.inner_tensors == ("a", "b")
-    losses.settle(Tensors.of(teacher, within), {})
+    losses.settle(tensors(teacher, within), {})
 
     def apart(one: Mapping[str, np.ndarray], other: Mapping[str, np.ndarray]) -> float:
         return float(np.mean([np.square(one[name] - other[name]).mean() / other[name].var() for name in other]))
 
     wanted = 2.0 * (apart(student, teacher) + 0.3 * apart(found, within))
-    made = losses(Tensors.of(student, found), Tensors.of(teacher, within), {})
-    assert float(made.total) == pytest.approx(wanted, rel=1e-5)
+    made = losses(tensors(student, found), tensors(teacher, within), {})
+    assert float(made) == pytest.approx(wanted, rel=1e-5)
     alone = Losses([DistillationLoss(divergence="mse", outputs=("z",))], about)
-    alone.settle(Tensors.of(teacher), {})
-    assert float(alone(Tensors.of(student), Tensors.of(teacher), {}).total) == pytest.approx(
+    alone.settle(tensors(teacher), {})
+    assert float(alone(tensors(student), tensors(teacher), {})) == pytest.approx(
         apart({"z": student["z"]}, {"z": teacher["z"]}), rel=1e-5
     )
 
 
-def test_terms_are_summed_by_their_weights_and_told_by_name() -> None:
+def test_terms_are_summed_by_their_weights() -> None:
     scores, other, classes = normal(6, 10), normal(6, 10, seed=1), np.arange(6)
     specs = [CrossEntropyLoss(weight=2.0), DistillationLoss(weight=0.5), CrossEntropyLoss(smoothing=0.5)]
     losses = Losses(specs, facts())
     arrays: Arrays = {None: classes}
-    losses.settle(Tensors.of({"y": scores}), arrays)
+    losses.settle(tensors({"y": scores}), arrays)
     student = torch.from_numpy(other).requires_grad_()
-    made = losses(Tensors({"y": student}), Tensors.of({"y": scores}), arrays)
-    assert list(made.figures()) == ["cross_entropy", "distillation", "cross_entropy_2"]
-    for spec, found in zip(specs, made.figures().values(), strict=True):
+    made, bare = losses(Tensors({"y": student}), tensors({"y": scores}), arrays), 0.0
+    for spec in specs:
         alone = Losses([spec], facts())
-        alone.settle(Tensors.of({"y": scores}), arrays)
-        bare = float(alone(Tensors.of({"y": other}), Tensors.of({"y": scores}), arrays).total)
+        alone.settle(tensors({"y": scores}), arrays)
         # Beside a loss of labels the distillation compares classes; alone it guesses the same by ten columns.
-        assert found == pytest.approx(bare, rel=1e-5)
-    assert sum(made.figures().values()) == pytest.approx(float(made.total.detach()), rel=1e-6)
-    made.total.backward()
+        bare += float(alone(tensors({"y": other}), tensors({"y": scores}), arrays))
+    assert float(made.detach()) == pytest.approx(bare, rel=1e-5)
+    made.backward()
     assert student.grad.abs().sum() > 0
 
 
@@ -219,20 +227,20 @@ def test_low_precision_is_computed_in_float32_where_the_outputs_are() -> None:
     teacher, student = normal(8, 10), normal(8, 10, seed=1)
     losses = settled(DistillationLoss(), {"y": teacher})
     rounded = torch.from_numpy(student).bfloat16()
-    found = losses(Tensors({"y": rounded}), Tensors.of({"y": teacher}), {}).total
+    found = losses(Tensors({"y": rounded}), tensors({"y": teacher}), {})
     assert found.dtype == torch.float32
     assert float(found) == pytest.approx(value(losses, rounded.float().numpy(), teacher), rel=1e-6)
-    made = Tensors.of({"y": student.astype(ml_dtypes.bfloat16)}).outputs["y"]
+    made = tensors({"y": student.astype(ml_dtypes.bfloat16)}).outputs["y"]
     assert torch.equal(made, rounded.float())
     # a loss is computed where the outputs are
     specs = [CrossEntropyLoss(), MeanSquareLoss(targets="goal"), DistillationLoss(), GraphLoss(graph=_SOURCE)]
     losses = Losses(specs, facts(), graphs={3: Product("y", "wanted", "labels")})
     arrays: Arrays = {None: np.arange(6), "goal": normal(6, 10), "wanted": normal(6, 10, seed=2)}
-    losses.settle(Tensors.of({"y": normal(6, 10)}), arrays)
+    losses.settle(tensors({"y": normal(6, 10)}), arrays)
     made = Tensors({"y": torch.empty(6, 10, device="meta")})
-    assert losses(made, made, arrays).total.device.type == "meta"
+    assert losses(made, made, arrays).device.type == "meta"
     # samples that fill up are cut off
-    made = Tensors.of({"y": normal(4, 10), "one": normal(1)}, {"a": normal(4, 2)}).cut(3, 4)
+    made = tensors({"y": normal(4, 10), "one": normal(1)}, {"a": normal(4, 2)}).cut(3, 4)
     assert [tuple(made.outputs[name].shape) for name in ("y", "one")] == [(3, 10), (1,)]
     assert made.inner["a"].shape == (3, 2)
 
@@ -260,23 +268,25 @@ _LABELS = {"labels_name": "labels", "largest_class": 9}
 )
 def test_the_divergence_follows_metrics_labels_and_shape(about, values, divergence, why) -> None:
     losses = Losses([DistillationLoss(outputs=("y",))], about)
-    losses.settle(Tensors.of(dict.fromkeys(about.names, values)), {})
+    losses.settle(tensors(dict.fromkeys(about.names, values)), {})
     assert losses.notes[0].startswith(f"output 'y': {divergence}")
     assert why in losses.notes[0]
     # What was chosen is what is computed.
     fixed = DistillationLoss(outputs=("y",), divergence="kl" if divergence == "Kullback" else "mse")
     same = Losses([fixed], about)
-    same.settle(Tensors.of({"y": values}), {})
-    student = Tensors.of({"y": values[::-1] * 0.9})
-    ours, theirs = (one(student, Tensors.of({"y": values}), {}).total for one in (losses, same))
+    same.settle(tensors({"y": values}), {})
+    student = tensors({"y": values[::-1] * 0.9})
+    ours, theirs = (one(student, tensors({"y": values}), {}) for one in (losses, same))
     assert torch.equal(ours, theirs)
 
     # beside labels classes lie where these put them
     scores, student = normal(4, 10, 7), normal(4, 10, 7, seed=1)
     arrays: Arrays = {None: np.random.default_rng(0).integers(0, 10, (4, 7))}
     losses = Losses([DistillationLoss(), CrossEntropyLoss()], facts(output("N", 10, 7)))
-    losses.settle(Tensors.of({"y": scores}), arrays)
-    found = losses(Tensors.of({"y": student}), Tensors.of({"y": scores}), arrays).figures()["distillation"]
+    losses.settle(tensors({"y": scores}), arrays)
+    labelled = settled(CrossEntropyLoss(), {"y": scores}, arrays)
+    found = float(losses(tensors({"y": student}), tensors({"y": scores}), arrays))
+    found -= value(labelled, student, scores, arrays)
     wanted = scipy.special.rel_entr(softmax(scores, 1), softmax(student, 1)).sum(axis=1).mean()
     assert found == pytest.approx(wanted, rel=1e-4)
 
@@ -284,11 +294,13 @@ def test_the_divergence_follows_metrics_labels_and_shape(about, values, divergen
 def test_facts_are_those_of_config_and_data() -> None:
     outputs = (output("N", 10), output("N", name="n", dtype="int64"))
     x = normal(6, 3)
-    about = Facts.of(outputs, EvaluationSpec(metrics=(Top1(),)), ArrayDataset({"x": x}, np.array([1, 7, 0, 2, 2, 3])))
+    about = OutputFacts.of(
+        outputs, EvaluationSpec(metrics=(Top1(),)), ArrayDataset({"x": x}, np.array([1, 7, 0, 2, 2, 3]))
+    )
     assert (about.names, about.float_outputs) == (("y", "n"), ("y",))
     assert (about.labels_name, about.largest_class, len(about.metrics)) == ("labels", 7, 1)
     for labels, name in ((normal(6), "labels"), (None, None)):
-        other = Facts.of(outputs, EvaluationSpec(), ArrayDataset({"x": x}, labels))
+        other = OutputFacts.of(outputs, EvaluationSpec(), ArrayDataset({"x": x}, labels))
         assert (other.labels_name, other.largest_class) == (name, None)
 
 
@@ -312,12 +324,12 @@ def test_a_graph_is_fed_as_a_metric_is() -> None:
     assert losses.needs_teacher
     assert losses.arrays == (None,)
     teacher, student, labels = normal(6, 10), normal(6, 10, seed=1), np.arange(6)
-    losses.settle(Tensors.of({"y": teacher}), {None: labels})
+    losses.settle(tensors({"y": teacher}), {None: labels})
     student_tensor = torch.from_numpy(student).requires_grad_()
-    made = losses(Tensors({"y": student_tensor}), Tensors.of({"y": teacher}), {None: labels})
+    made = losses(Tensors({"y": student_tensor}), tensors({"y": teacher}), {None: labels})
     wanted = 2.0 * np.square(student * teacher - labels[:, None]).mean()
-    assert float(made.total.detach()) == pytest.approx(wanted, rel=1e-5)
-    made.total.backward()
+    assert float(made.detach()) == pytest.approx(wanted, rel=1e-5)
+    made.backward()
     gradient = 4.0 * (student * teacher - labels[:, None]) * teacher / student.size
     np.testing.assert_allclose(student_tensor.grad.numpy(), gradient, rtol=1e-4, atol=1e-6)
 
@@ -343,7 +355,7 @@ def test_a_graph_is_fed_as_a_metric_is() -> None:
 )
 def test_what_does_not_fit_is_refused(spec: TrainingLoss, arrays: Arrays, place: str, told: str) -> None:
     about = facts(output("N", 10), output("N", 1, name="one"), output("N", name="n", dtype="int64"))
-    teacher = Tensors.of({"y": normal(6, 10), "one": normal(6, 1), "n": np.arange(6)})
+    teacher = tensors({"y": normal(6, 10), "one": normal(6, 1), "n": np.arange(6)})
 
     with pytest.raises(InvalidConfigError, match=told) as caught:
         Losses([spec], about, graphs={0: Product("y", "a")}, pointer="/algorithms/2").settle(teacher, arrays)
@@ -354,7 +366,7 @@ def test_a_loss_is_used_as_it_was_settled() -> None:
     with pytest.raises(InvalidConfigError, match="no output of floats"):
         Losses([DistillationLoss()], facts(output("N", dtype="int64")))
     losses = Losses([DistillationLoss()], facts())
-    given = Tensors.of({"y": normal(6, 10)})
+    given = tensors({"y": normal(6, 10)})
     with pytest.raises(ValueError, match="not settled"):
         losses(given, given, {})
     losses.settle(given, {})

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from service.contracts.algorithms.training import QuantizationAwareTraining, Schedule
-from worker.quantizer.training.schedule import Budget, rate
+from worker.quantizer.training.optimizer import Budget, rate
 
 
 def rates(schedule: Schedule, total: int) -> list[float]:

@@ -24,3 +24,5 @@ COMPUTE: dict[str, Operator] = {name: compute for family in _FAMILIES for name, 
 # Positions of inputs that say how something is computed: shapes, axes, sizes. There a constant is given as a tuple of
 # ints (floats: scales and region of Resize), and as a tensor what is found at run time.
 STATIC: dict[str, frozenset[int]] = {name: spots for family in _FAMILIES for name, spots in family.STATIC.items()}
+# The same with limits that pass a gradient back inside (see ``clip_inward``).
+COMPUTE_INWARD: dict[str, Operator] = {**COMPUTE, **activations.INWARD}

@@ -1,19 +1,32 @@
-"""Functions of one value each, and those of the Softmax family."""
+"""Functions of one value each, those of the Softmax family, and limits that pass a gradient back inside."""
 
 from __future__ import annotations
+
+import math
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from worker.quantizer.autodiff.operators.forms import Attributes, Operator
+from worker.quantizer.autodiff.operators.forms import Attributes, Fractions, Operator
+
+Limit = float | Tensor
 
 # Defaults of Selu (Klambauer et al. 2017), as the operator reference gives them.
 _SELU_ALPHA, _SELU_GAMMA = 1.67326319217681884765625, 1.05070102214813232421875
 
 
-def _clip(_: Attributes, x: Tensor, low: Tensor | None = None, high: Tensor | None = None) -> Tensor:
-    return x if low is None and high is None else torch.clamp(x, low, high)
+def _clip(_: Attributes, x: Tensor, low: Fractions | None = None, high: Fractions | None = None) -> Tensor:
+    if low is None and high is None:
+        return x
+    if isinstance(low, Tensor) or isinstance(high, Tensor):
+        return torch.clamp(x, _as_tensor(low, x), _as_tensor(high, x))
+    return torch.clamp(x, None if low is None else low[0], None if high is None else high[0])
+
+
+def _as_tensor(limit: Fractions | None, like: Tensor) -> Tensor | None:
+    return like.new_tensor(limit[0]) if isinstance(limit, tuple) else limit
 
 
 def _hard_sigmoid(attributes: Attributes, x: Tensor) -> Tensor:
@@ -60,4 +73,53 @@ COMPUTE: dict[str, Operator] = {
     "Tanh": lambda _, x: torch.tanh(x),
     "ThresholdedRelu": lambda attributes, x: functional.threshold(x, attributes.get("alpha", 1.0), 0.0),
 }
-STATIC: dict[str, frozenset[int]] = {}
+STATIC: dict[str, frozenset[int]] = {"Clip": frozenset({1, 2})}
+
+
+class _ClipInward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, low: Limit, high: Limit) -> Tensor:
+        ctx.save_for_backward(values)
+        ctx.limits = (low, high)
+        if isinstance(low, Tensor) or isinstance(high, Tensor):
+            held = torch.maximum(values, low) if isinstance(low, Tensor) else values.clamp(min=low)
+            return torch.minimum(held, high) if isinstance(high, Tensor) else held.clamp(max=high)
+        return values.clamp(low, high)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        (values,) = ctx.saved_tensors
+        low, high = ctx.limits
+        gradient = gradients[0]
+        outward = ((values < low) & (gradient > 0)) | ((values > high) & (gradient < 0))
+        return gradient.masked_fill(outward, 0.0), None, None
+
+
+def clip_inward(values: Tensor, low: Limit, high: Limit) -> Tensor:
+    """``values`` within [low, high], with a gradient wherever a step against it leads towards the interval.
+
+    Where a value was cut off wrongly, because the float network's lies inside, the plain derivative is 0 and the error
+    would stay for good.
+    """
+    return cast(Tensor, _ClipInward.apply(values, low, high))  # type: ignore[no-untyped-call]
+
+
+def _limit(given: Fractions | None, default: float) -> Limit:
+    return default if given is None else given[0]
+
+
+def _limited(one: Tensor, other: Tensor, *, low: bool) -> Tensor:
+    """Min or Max of a tensor and a limit per channel, the constant of the two."""
+    x, limit = one, other
+    if x.dim() < limit.dim() or x.numel() < limit.numel():
+        x, limit = limit, x
+    return clip_inward(x, limit, math.inf) if low else clip_inward(x, -math.inf, limit)
+
+
+# For training towards a target that lies within the limits, in place of the true derivative.
+INWARD: dict[str, Operator] = {
+    "Clip": lambda _, x, low=None, high=None: clip_inward(x, _limit(low, -math.inf), _limit(high, math.inf)),
+    "Max": lambda _, one, other: _limited(one, other, low=True),
+    "Min": lambda _, one, other: _limited(one, other, low=False),
+    "Relu": lambda _, x: clip_inward(x, 0.0, math.inf),
+}

@@ -1,115 +1,112 @@
-"""A unit in torch, and its samples where torch computes."""
+"""A block in torch, and its samples where torch computes."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
+import onnx_ir as ir
 import torch
 from torch import Tensor
 
 from worker.quantizer.autodiff.device import as_tensor
 from worker.quantizer.autodiff.grids import TorchGrid
-from worker.quantizer.finetune.gradient.operators import UNIT_COMPUTE
-from worker.quantizer.finetune.reconstruction.unit import Operation, Samples, Unit, UnsupportedUnitError
+from worker.quantizer.autodiff.operators import COMPUTE_INWARD
+from worker.quantizer.autodiff.program import Program
+from worker.quantizer.finetune.blocks import Block, BlockSamples, BlockState
+from worker.quantizer.graph.values import activation_limits, name_of
 
 # A GPU keeps the samples if they take no more than this part of its free memory.
 _PART_OF_DEVICE = 0.5
 _SPATIAL = ("Conv", "ConvTranspose", "InstanceNormalization", "GlobalAveragePool")
+_HELD = "\0held"
 
 
-class Network:
-    """A unit as a function of its inputs and its parameters.
+class BlockNetwork:
+    """A block as a function of its inputs and its parameters.
 
     Args:
-        unit: its operators are all known.
+        state: of the block.
         device: where constants live.
 
     Raises:
-        UnsupportedUnitError: an operator is not known.
+        NotDifferentiableError: an operator has no form in torch.
     """
 
-    def __init__(self, unit: Unit, device: torch.device) -> None:
-        self._unit = unit
-        self._device = device
+    def __init__(self, state: BlockState, device: torch.device) -> None:
+        self._state, self._device = state, device
         self._constants = {
-            name: as_tensor(array, device) for name, array in unit.constants.items() if array.dtype == np.float32
+            name + _HELD: as_tensor(array, device)
+            for name, array in state.constants.items()
+            if array.dtype == np.float32
         }
-        self._steps = [(operation, self._attributes(operation)) for operation in unit.operations]
-        self._limits = self._take_limits()
         self._grids: dict[str, TorchGrid] = {}
+        nodes, self._limits = self._limited()
+        self._output = name_of(nodes[-1].outputs[0])
+        graph = cast(ir.Graph, nodes[0].graph)
+        self._program = Program(
+            graph,
+            device=device,
+            nodes=nodes,
+            wanted=(self._output,),
+            operators=COMPUTE_INWARD,
+            read=self._operand,
+        )
 
     def __call__(self, inputs: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> Tensor:
-        """The unit's output before ``limit``: Relu and Clip, where they come last, are left to the caller.
+        """The block's output before ``limit``: Relu and Clip, where they come last, are left to the caller.
 
         A target lies within the limits. So wherever the output is cut off the error points back inside, and its
         gradient is passed through the limit as if there were none (see ``clip_inward``).
 
         Args:
             inputs: by tensor name, float32 [n, ...].
-            parameters: by tensor name, as the unit is to compute with them.
+            parameters: by tensor name, as the block is to compute with them.
         """
-        known = {**self._constants, **parameters, **inputs}
-        for operation, attributes in self._steps:
-            read = [None if not name else known[name] for name in operation.inputs]
-            made = cast(Tensor, UNIT_COMPUTE[operation.op_type](attributes, *read))
-            if operation.output in self._unit.grids:
-                made = self._grid(operation.output, made).through(made)
-            known[operation.output] = made
-        return known[self._steps[-1][0].output]
+        held = {name + _HELD: tensor for name, tensor in parameters.items()}
+        return self._program({**self._constants, **held, **inputs}, self._round)[self._output]
 
     def limit(self, made: Tensor) -> Tensor:
-        """The unit's output, from what the call gave."""
+        """The block's output, from what the call gave."""
         return made if self._limits is None else made.clamp(*self._limits)
 
-    def _take_limits(self) -> tuple[float, float] | None:
-        last, attributes = self._steps[-1]
-        if last.op_type not in ("Relu", "Clip") or last.output in self._unit.grids or len(self._steps) == 1:
-            return None
-        self._steps.pop()
-        return (0.0, math.inf) if last.op_type == "Relu" else (attributes["low"], attributes["high"])
+    def _limited(self) -> tuple[tuple[ir.Node, ...], tuple[float, float] | None]:
+        """The nodes but for a Relu or a Clip at the end, and its limits."""
+        nodes, last = self._state.block.nodes, self._state.block.nodes[-1]
+        if last.op_type not in ("Relu", "Clip") or name_of(last.outputs[0]) in self._state.grids or len(nodes) == 1:
+            return nodes, None
+        limits = activation_limits(last)
+        return (nodes, None) if limits is None else (nodes[:-1], limits)
 
-    def _grid(self, tensor: str, made: Tensor) -> TorchGrid:
-        if tensor not in self._grids:
-            shape = (-1, *made.shape[1:])
-            self._grids[tensor] = TorchGrid(self._unit.grids[tensor].at_run_time(), shape, self._device)
-        return self._grids[tensor]
+    def _operand(self, node: ir.Node, index: int, value: ir.Value) -> str:
+        name = name_of(value)
+        return name + _HELD if name in self._state.parameters or name + _HELD in self._constants else name
 
-    def _attributes(self, operation: Operation) -> dict[str, Any]:
-        """The node's attributes; a Clip's limits as numbers."""
-        if operation.op_type not in UNIT_COMPUTE:
-            raise UnsupportedUnitError(operation.op_type)
-        limits = {}
-        if operation.op_type == "Clip":
-            limits = {"low": self._limit(operation, 1, -math.inf), "high": self._limit(operation, 2, math.inf)}
-        return {**operation.attributes, **limits}
-
-    def _limit(self, operation: Operation, index: int, default: float) -> float:
-        name = operation.inputs[index] if len(operation.inputs) > index else None
-        if name is None:
-            return default
-        if name not in self._unit.constants:
-            raise UnsupportedUnitError("Clip with limits that are not constant")
-        return float(np.asarray(self._unit.constants[name]).reshape(()))
+    def _round(self, name: str, made: Tensor, known: dict[str, Tensor]) -> None:
+        grid = self._state.grids.get(name)
+        if grid is None:
+            return
+        if name not in self._grids:
+            self._grids[name] = TorchGrid(grid.at_run_time(), (-1, *made.shape[1:]), self._device)
+        known[name] = self._grids[name].through(made)
 
 
-def channel_axis(unit: Unit) -> int:
+def channel_axis(block: Block) -> int:
     """Axis of the output that the loss sums over: the channels."""
-    return 1 if any(operation.op_type in _SPATIAL for operation in unit.operations) else -1
+    return 1 if any(node.op_type in _SPATIAL for node in block.nodes) else -1
 
 
-class Cached:
-    """The samples of a unit, images with their channels last, on the device if there is room.
+class DeviceSamples:
+    """The samples of a block, images with their channels last, on the device if there is room.
 
     Args:
         samples: in memory or mapped from disk.
-        device: where the unit computes.
+        device: where the block computes.
         mixed: the float inputs are needed too.
     """
 
-    def __init__(self, samples: Samples, device: torch.device, *, mixed: bool) -> None:
+    def __init__(self, samples: BlockSamples, device: torch.device, *, mixed: bool) -> None:
         self.count = samples.count
         self._device = device
         arrays = [*samples.quantized.values(), samples.target, *(samples.floats.values() if mixed else ())]

@@ -1,23 +1,29 @@
 """What Adam moves, and what becomes of it: weights that are rounded softly (AdaRound), parameters that move through
-their rounding (AdaQuant).
+their rounding (AdaQuant); and which of several results to keep.
 
-Each turns its variables into the tensor that the unit computes with, and the tensor's gradient into the variables':
+Each turns its variables into the tensor that the block computes with, and the tensor's gradient into the variables':
 by hand, as a chain of automatic derivatives over every weight would cost more than the layer itself.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
+import onnx_ir as ir
 import torch
 from torch import Tensor
 
 from worker.quantizer.autodiff.device import as_tensor
 from worker.quantizer.autodiff.grids import TorchGrid
-from worker.quantizer.finetune.reconstruction.method import Regularizer, Result
-from worker.quantizer.finetune.reconstruction.unit import Parameter
+from worker.quantizer.finetune.blocks import ACTIVATIONS, NORM_OPERATORS, BlockParameter, BlockState
+from worker.quantizer.finetune.results import ParameterResult
+from worker.quantizer.graph.values import plain_attributes
 from worker.quantizer.numerics.integer import IntegerGrid
+from worker.quantizer.operators.linear import LINEAR, weight_layout
+
+Results = Mapping[str, ParameterResult]
 
 # The rectified sigmoid reaches 0 and 1 (Louizos et al. 2018; AdaRound equation 23).
 ZETA, GAMMA = 1.1, -0.1
@@ -34,7 +40,7 @@ class SoftRounding:
         device: to compute on.
     """
 
-    def __init__(self, parameter: Parameter, device: torch.device) -> None:
+    def __init__(self, parameter: BlockParameter, device: torch.device) -> None:
         grid = parameter.grid
         if not isinstance(grid, IntegerGrid):
             raise TypeError("only integers are rounded up or down")
@@ -67,25 +73,25 @@ class SoftRounding:
         return torch.addcmul(self._base, self._step, self._h)
 
     @torch.no_grad()
-    def absorb(self, gradient: Tensor, regularizer: Regularizer) -> None:
+    def absorb(self, gradient: Tensor, penalty: float = 0.0, beta: float = 2.0) -> None:
         """dL/dalpha = (dL/dW step - 2 r beta |2h-1|^(beta-1) sign(2h-1)) dh/dalpha; 0 where h is 0 or 1."""
         by_h = gradient * self._step
-        if regularizer.weight:
+        if penalty:
             v = torch.mul(self._h, 2.0).sub_(1.0)
             # |v|^(beta-1) by exp and log, several times faster than pow; log 0 = -inf gives 0
-            power = v.abs().log_().mul_(regularizer.beta - 1.0).exp_()
-            by_h.addcmul_(power, torch.sign(v), value=-2.0 * regularizer.weight * regularizer.beta)
+            power = v.abs().log_().mul_(beta - 1.0).exp_()
+            by_h.addcmul_(power, torch.sign(v), value=-2.0 * penalty * beta)
         # sigmoid' = sigmoid - sigmoid^2, and nothing passes where the rectifier holds h
         slope = torch.addcmul(self._sigmoid, self._sigmoid, self._sigmoid, value=-1.0).mul_(_SPAN)
         free = (self._h > 0.0) & (self._h < 1.0)
         self._alpha.grad = by_h.mul_(slope).mul_(free)
 
-    def result(self) -> Result:
+    def result(self) -> ParameterResult:
         """Rounded up where alpha >= 0."""
         up = self._alpha.detach() >= 0
         steps = torch.where(up, self._high, self._low).cpu().numpy()
         integers = (steps + self._grid.spread(self._grid.zero_point, steps.shape)).astype(self._grid.zero_point.dtype)
-        return Result(self._grid.dequantize(integers), integers, None)
+        return ParameterResult(self._grid.dequantize(integers), integers, None)
 
 
 class Moving:
@@ -100,7 +106,12 @@ class Moving:
     """
 
     def __init__(
-        self, parameter: Parameter, device: torch.device, *, unit: np.ndarray | None = None, move_scale: bool = False
+        self,
+        parameter: BlockParameter,
+        device: torch.device,
+        *,
+        unit: np.ndarray | None = None,
+        move_scale: bool = False,
     ) -> None:
         self._shape = parameter.values.shape
         self._start = as_tensor(parameter.values, device)
@@ -164,7 +175,7 @@ class Moving:
             self._rounding = moved - rounded
 
     @torch.no_grad()
-    def absorb(self, gradient: Tensor, regularizer: Regularizer) -> None:
+    def absorb(self, gradient: Tensor, penalty: float = 0.0, beta: float = 2.0) -> None:
         """Straight through, but not where the grid ends."""
         by_value = gradient if self._inside is None else gradient * self._inside
         if self._curvature is not None and self._rounding is not None:
@@ -175,24 +186,24 @@ class Moving:
             index = self._index.expand(self._shape).reshape(-1)
             self._stretch.grad = torch.zeros_like(self._stretch).index_add_(0, index, by_scale)
 
-    def result(self) -> Result:
+    def result(self) -> ParameterResult:
         """Rounded by the grid itself."""
         values = torch.addcmul(self._start, self._offset.detach(), self._unit).cpu().numpy()
         grid = self._source
         if grid is None:
-            return Result(values, None, values)
+            return ParameterResult(values, None, values)
         if not isinstance(grid, IntegerGrid):
-            return Result(grid.fake(values), None, values)
+            return ParameterResult(grid.fake(values), None, values)
         scale = None
         if self._stretch is not None:
             grown = np.exp(self._stretch.detach().cpu().numpy()).reshape(grid.scale.shape)
             scale = (grid.scale * grown).astype(np.float32)
             grid = replace(grid, scale=scale)
         integers = grid.quantize(values)
-        return Result(grid.dequantize(integers), integers, values, scale)
+        return ParameterResult(grid.dequantize(integers), integers, values, scale)
 
 
-def _step(parameter: Parameter) -> np.ndarray:
+def _step(parameter: BlockParameter) -> np.ndarray:
     if isinstance(parameter.grid, IntegerGrid):
         return parameter.grid.spread(parameter.grid.scale, parameter.values.shape)
     magnitude = max(float(np.abs(parameter.values).mean()), 1e-6)
@@ -201,3 +212,78 @@ def _step(parameter: Parameter) -> np.ndarray:
     # the step of a grid that leaves this error: uniform errors have a variance of step^2 / 12
     rounding = float(np.sqrt(12.0 * np.mean(np.square(parameter.grid.fake(parameter.values) - parameter.values))))
     return np.asarray(max(rounding, magnitude * _FINEST_STEP), np.float32)
+
+
+def channels_are_independent(state: BlockState) -> bool:
+    """True if an output channel hangs on that channel's parameters alone: one layer, and functions of one value."""
+    first, *others = state.block.nodes
+    plain = all(node.op_type in (*ACTIVATIONS, "Min", "Max") and node.op_type != "Softmax" for node in others)
+    plain = plain and all(isinstance(grid, IntegerGrid) for grid in state.grids.values())
+    if first.op_type == "LayerNormalization":
+        return plain and all(parameter.values.ndim == 1 for parameter in state.parameters.values())
+    return plain and first.op_type in (*LINEAR, *NORM_OPERATORS)
+
+
+def choose(state: BlockState, candidates: Sequence[Results], errors: Sequence[np.ndarray]) -> tuple[Results, float]:
+    """The best of the candidates, or of their channels.
+
+    Where the channels of the output do not hang together, each takes whatever gave it the smallest error, and none gets
+    worse for another's sake.
+
+    Args:
+        state: of what they belong to.
+        candidates: the first is what is there now; all have the same parameters.
+        errors: float64 [channels] of each candidate, the sum of squares.
+
+    Returns:
+        The parameters, and the sum of their squared errors: never above the first's.
+    """
+    whole = min(range(len(candidates)), key=lambda k: float(errors[k].sum()))
+    best, least = candidates[whole], float(errors[whole].sum())
+    scales_move = any(result.scale is not None for candidate in candidates for result in candidate.values())
+    if not channels_are_independent(state) or scales_move:
+        return best, least
+    table = np.stack(errors)
+    picked = np.argmin(np.where(np.isfinite(table), table, np.inf), axis=0)
+    merged = {name: _merged(state, name, [candidate[name] for candidate in candidates], picked) for name in best}
+    if any(result is None for result in merged.values()):
+        return best, least
+    kept = {name: result for name, result in merged.items() if result is not None}
+    return kept, float(table.min(axis=0).sum())
+
+
+def _merged(
+    state: BlockState, name: str, results: Sequence[ParameterResult], picked: np.ndarray
+) -> ParameterResult | None:
+    """Channel c of the ``picked[c]``-th result; None if the parameter does not have the output's channels."""
+    index = _spread(state.block.nodes[0], state.parameters[name], picked)
+    if index is None:
+        return None
+
+    def pick(arrays: Sequence[np.ndarray | None]) -> np.ndarray | None:
+        there = [array for array in arrays if array is not None]
+        if len(there) < len(arrays):
+            return None
+        chosen = there[0].copy()
+        for k, array in enumerate(there[1:], start=1):
+            np.copyto(chosen, array, where=index == k)
+        return chosen
+
+    present = pick([result.present for result in results])
+    if present is None:
+        return None
+    return replace(
+        results[-1],
+        present=present,
+        integers=pick([result.integers for result in results]),
+        values=pick([result.values for result in results]),
+    )
+
+
+def _spread(node: ir.Node, parameter: BlockParameter, picked: np.ndarray) -> np.ndarray | None:
+    """``picked`` [channels], shaped so that it broadcasts against a parameter of the node."""
+    shape = parameter.values.shape
+    if parameter.kind != "weight":
+        return picked.reshape(shape) if parameter.values.size == picked.size else None
+    layout = weight_layout(node.op_type, shape, plain_attributes(node))
+    return layout.along_outputs(picked) if layout is not None and layout.out_channels == picked.size else None

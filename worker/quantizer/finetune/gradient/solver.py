@@ -1,27 +1,26 @@
 """The gradient solver, seen from outside; needs no torch until it is asked to solve.
 
-It reconstructs the float output y of a unit, one layer or one residual block with the activation function behind it,
-from the inputs x~ that the quantized network gives the unit: min E ||f(W~, x~) - y||^2, by Adam over minibatches.
+It reconstructs the float output y of a block, one layer or one residual block with the activation function behind it,
+from the inputs x~ that the quantized network gives it: min E ||f(W~, x~) - y||^2, by Adam over minibatches.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
-from worker.quantizer.finetune.reconstruction.layers import Site, unit_of
-from worker.quantizer.finetune.reconstruction.method import Method
-from worker.quantizer.finetune.reconstruction.outcome import BEYOND_SQUARES, NO_VALUES, Outcome
-from worker.quantizer.finetune.reconstruction.samples import SampleGatherer
-from worker.quantizer.finetune.reconstruction.unit import Samples, Unit, UnsupportedUnitError
+from service.contracts.errors import NotDifferentiableError
+from worker.quantizer.finetune.blocks import Block, state_of
+from worker.quantizer.finetune.methods import Method
+from worker.quantizer.finetune.results import BEYOND_SQUARES, NO_VALUES, BlockResult
+from worker.quantizer.finetune.samples import SampleGatherer
 from worker.quantizer.plan.parameters import Parameters
 from worker.quantizer.run.services import Services
 
 
 @dataclass(frozen=True)
 class GradientSolver:
-    """Solves one site after the other.
+    """Solves one block after the other.
 
     Attributes:
         parameters: that the walk runs with.
@@ -35,54 +34,25 @@ class GradientSolver:
     services: Services
     gatherer: SampleGatherer
 
-    def solve(self, site: Site, seed: int) -> Outcome | str:
+    def solve(self, block: Block, seed: int) -> BlockResult | str:
         """What was found, or why there is nothing to find.
 
         Raises:
             EngineError: the device is not there.
         """
-        unit = unit_of(site, self.parameters, output_grid=self.method.spec.output_qdq)
-        if not any(map(self.method.moves, unit.parameters.values())):
+        state = state_of(block, self.parameters, output_grid=self.method.spec.output_qdq)
+        if not any(map(self.method.moves, state.parameters.values())):
             return "nothing in it moves"
-        samples = self.gatherer.gather(site)
+        samples = self.gatherer.gather(block)
         if isinstance(samples, str):
             return samples
         if not samples.target.size:
             return NO_VALUES
-        services = self.services
+        from worker.quantizer.finetune.gradient.training import train  # torch takes a second to load
+
+        threads, check = self.services.threads, self.services.run.check
         try:
-            found = solve(unit, samples, self.method, seed=seed, threads=services.threads, check=services.run.check)
-        except UnsupportedUnitError as error:
-            return f"{error} is not supported"
+            found = train(state, samples, self.method, seed=seed, threads=threads, check=check)
+        except NotDifferentiableError as error:
+            return str(error)
         return found if math.isfinite(found.error_before) else BEYOND_SQUARES
-
-
-def solve(
-    unit: Unit,
-    samples: Samples,
-    method: Method,
-    *,
-    seed: int,
-    threads: int = 1,
-    check: Callable[[], None] = lambda: None,
-) -> Outcome:
-    """Finetune ``unit`` on ``samples``.
-
-    Args:
-        unit: what to reconstruct.
-        samples: at least one.
-        method: what moves, and its options.
-        seed: of all random choices.
-        threads: CPU threads.
-        check: called between steps; raises to stop.
-
-    Returns:
-        What moved; nothing if no step made the error smaller.
-
-    Raises:
-        EngineError: the device is not there.
-        UnsupportedUnitError: an operator of the unit has no counterpart here.
-    """
-    from worker.quantizer.finetune.gradient.training import train  # torch takes a second to load, and few runs need it
-
-    return train(unit, samples, method, seed, threads, check)

@@ -10,12 +10,11 @@ import torch
 from torch import Tensor
 
 from worker.quantizer.autodiff.device import as_tensor, choose_device, repeatable, threads_worth
-from worker.quantizer.finetune.gradient.choice import Results, channels_are_independent, choose
-from worker.quantizer.finetune.gradient.network import Cached, Network, channel_axis
-from worker.quantizer.finetune.gradient.parameters import Moving
-from worker.quantizer.finetune.reconstruction.method import Descent, Method, Movable, Regularizer, Result, Spec
-from worker.quantizer.finetune.reconstruction.outcome import Outcome
-from worker.quantizer.finetune.reconstruction.unit import Parameter, Samples, Unit
+from worker.quantizer.finetune.blocks import BlockParameter, BlockSamples, BlockState
+from worker.quantizer.finetune.gradient.network import BlockNetwork, DeviceSamples, channel_axis
+from worker.quantizer.finetune.gradient.parameters import Moving, Results, channels_are_independent, choose
+from worker.quantizer.finetune.methods import GradientSettings, Method, Movable, Spec
+from worker.quantizer.finetune.results import BlockResult, ParameterResult
 from worker.quantizer.numerics.integer import IntegerGrid
 
 # Elements of activations in one evaluation step.
@@ -29,19 +28,43 @@ _CHECK_EVERY = 16
 _NEGLIGIBLE = 1e-12
 
 
-def train(unit: Unit, samples: Samples, method: Method, seed: int, threads: int, check: Callable[[], None]) -> Outcome:
-    """See ``solver.solve``."""
+def train(
+    state: BlockState,
+    samples: BlockSamples,
+    method: Method,
+    *,
+    seed: int,
+    threads: int = 1,
+    check: Callable[[], None] = lambda: None,
+) -> BlockResult:
+    """Finetune a block on samples.
+
+    Args:
+        state: of what to reconstruct.
+        samples: at least one.
+        method: what moves, and its options.
+        seed: of all random choices.
+        threads: CPU threads.
+        check: called between steps; raises to stop.
+
+    Returns:
+        What moved; nothing if no step made the error smaller.
+
+    Raises:
+        EngineError: the device is not there.
+        NotDifferentiableError: an operator of the block has no form in torch.
+    """
     device = choose_device(method.spec.optim_device)
     batch = min(method.spec.batch_size, samples.count)
     with repeatable(threads_worth(batch * samples.largest_elements, threads)):
-        return _Training(unit, samples, method, seed, device, check).run()
+        return _Training(state, samples, method, seed, device, check).run()
 
 
 class _Training:
     def __init__(
         self,
-        unit: Unit,
-        samples: Samples,
+        state: BlockState,
+        samples: BlockSamples,
         method: Method,
         seed: int,
         device: torch.device,
@@ -49,18 +72,18 @@ class _Training:
     ) -> None:
         self._method = method
         self._spec = method.spec
-        self._descent = method.descent
+        self._settings = method.gradient_settings
         self._seed = seed
         self._check = check
         self._device = device
-        self._unit = unit
-        self._network = Network(unit, device)
-        self._data = Cached(samples, device, mixed=self._spec.drop_ratio < 1.0)
-        self._axis = channel_axis(unit)
+        self._state = state
+        self._network = BlockNetwork(state, device)
+        self._data = DeviceSamples(samples, device, mixed=self._spec.drop_ratio < 1.0)
+        self._axis = channel_axis(state.block)
         self._random = torch.Generator(device).manual_seed(seed)
 
-    def run(self) -> Outcome:
-        present = {name: self._tensor(parameter.present) for name, parameter in self._unit.parameters.items()}
+    def run(self) -> BlockResult:
+        present = {name: self._tensor(parameter.present) for name, parameter in self._state.parameters.items()}
         by_channel = self._errors(present)
         before = float(by_channel.sum()) / self._data.outputs
         rate, adjust = self._spec.learning_rate, self._spec.lr_adjust
@@ -68,26 +91,26 @@ class _Training:
             rate = adjust.learning_rate
         movables = {
             name: self._method.movable(parameter, self._device, math.sqrt(before))
-            for name, parameter in self._unit.parameters.items()
+            for name, parameter in self._state.parameters.items()
             if self._method.moves(parameter)
         }
-        kept: dict[str, Result] = {}
+        kept: dict[str, ParameterResult] = {}
         least, steps = float(by_channel.sum()), 0
         if before > _NEGLIGIBLE * self._data.mean_square():
             for group in self._groups(movables):
-                now = {name: _present(self._unit.parameters[name]) for name in group}
+                now = {name: _present(self._state.parameters[name]) for name in group}
                 taken, found = self._descend(group, present, rate, before)
                 errors = [by_channel, *(self._errors(present | self._tensors(results)) for results in found)]
-                best, least = choose(self._unit, [now, *found], errors)
+                best, least = choose(self._state, [now, *found], errors)
                 present |= self._tensors(best)
                 kept |= best
                 steps += taken
                 by_channel = np.asarray([least])
-        return self._outcome(kept, before, min(least / self._data.outputs, before), steps)
+        return self._result(kept, before, min(least / self._data.outputs, before), steps)
 
     def _groups(self, movables: Mapping[str, Movable]) -> list[dict[str, Movable]]:
         """What moves together."""
-        if not self._descent.together:
+        if not self._settings.together:
             return [{name: movable} for name, movable in movables.items()]
         return [dict(movables)] if movables else []
 
@@ -105,14 +128,14 @@ class _Training:
         variables = [variable for movable in movables.values() for variable in movable.variables]
         first = rate if rate is not None else _AUTOMATIC_RATES[self._is_separable()]
         optimizer = torch.optim.Adam(variables, lr=first, fused=True)
-        total, wavers = spec.num_iterations, self._descent.wavers
+        total, wavers = spec.num_iterations, self._settings.wavers
         mean = _Mean(variables, total) if wavers else None
         # Where no channel can be taken for itself, the best state on the way is worth looking for.
         looks = spec.early_stop or (wavers and not self._is_separable())
-        plateau = _Plateau(spec, self._descent) if looks else None
+        plateau = _Plateau(spec, self._settings) if looks else None
         kept: list[Results] = []
         step, end = 0, total
-        if self._descent.dampened:
+        if self._settings.dampened:
             self._dampen(movables, present)
         for chosen in self._minibatches(total):
             if step % _CHECK_EVERY == 0:
@@ -140,7 +163,7 @@ class _Training:
 
     def _penalty(self, before: float) -> float:
         weights = sum(
-            parameter.values.size for parameter in self._unit.parameters.values() if parameter.kind == "weight"
+            parameter.values.size for parameter in self._state.parameters.values() if parameter.kind == "weight"
         )
         channels = self._data.target(torch.arange(1)).shape[self._axis]
         return self._method.penalty(before, channels, weights)
@@ -155,7 +178,7 @@ class _Training:
         if not weights:
             return
         passes = max(min(_CURVATURE_PASSES, self._spec.num_iterations // 4), 1)
-        sums = {name: torch.zeros(self._unit.parameters[name].values.shape, device=self._device) for name in weights}
+        sums = {name: torch.zeros(self._state.parameters[name].values.shape, device=self._device) for name in weights}
         for chosen in self._minibatches(passes):
             leaves = {name: movable.value().requires_grad_() for name, movable in weights.items()}
             made = self._network(self._data.inputs(chosen), {**present, **leaves})
@@ -170,14 +193,18 @@ class _Training:
 
     def _is_separable(self) -> bool:
         """True if the best can be taken channel by channel: no scale of several channels moves."""
-        return channels_are_independent(self._unit) and not self._descent.moves_scales
+        return channels_are_independent(self._state) and not self._settings.moves_scales
 
     def _is_rounded(self, name: str) -> bool:
-        parameter = self._unit.parameters[name]
+        parameter = self._state.parameters[name]
         return parameter.kind == "weight" and parameter.grid is not None
 
     def _step(
-        self, movables: Mapping[str, Movable], present: Mapping[str, Tensor], chosen: Tensor, regularizer: Regularizer
+        self,
+        movables: Mapping[str, Movable],
+        present: Mapping[str, Tensor],
+        chosen: Tensor,
+        regularizer: tuple[float, float],
     ) -> None:
         leaves = {name: movable.value().requires_grad_() for name, movable in movables.items()}
         inputs = self._data.inputs(chosen, self._spec.drop_ratio, self._random)
@@ -190,7 +217,7 @@ class _Training:
         gradients = torch.autograd.grad(made, list(leaves.values()), error)
         for movable, gradient in zip(movables.values(), gradients, strict=True):
             # Images with their channels last give weights such gradients, and Adam goes through memory as it lies.
-            movable.absorb(gradient.contiguous().mul_(factor), regularizer)
+            movable.absorb(gradient.contiguous().mul_(factor), *regularizer)
 
     def _minibatches(self, total: int) -> Iterator[Tensor]:
         """``total`` times the numbers of ``batch_size`` samples; all samples come equally often."""
@@ -219,10 +246,10 @@ class _Training:
             total = sums if total is None else total + sums
         return np.zeros(1) if total is None else total.cpu().numpy()
 
-    def _outcome(self, results: Mapping[str, Result], before: float, after: float, steps: int) -> Outcome:
+    def _result(self, results: Mapping[str, ParameterResult], before: float, after: float, steps: int) -> BlockResult:
         integers, values, scales = {}, {}, {}
         for name, result in results.items():
-            parameter = self._unit.parameters[name]
+            parameter = self._state.parameters[name]
             if np.array_equal(result.present, parameter.present):
                 continue
             if parameter.kind == "weight" and result.integers is not None:
@@ -231,15 +258,15 @@ class _Training:
                 values[name] = result.values
             if result.scale is not None:
                 scales[name] = result.scale
-        return Outcome(before, after, integers, values, scales, steps)
+        return BlockResult(before, after, integers, values, scales, steps)
 
 
-def _present(parameter: Parameter) -> Result:
+def _present(parameter: BlockParameter) -> ParameterResult:
     """What is there now, in the form of a result."""
     present, grid = parameter.present, parameter.grid
     if isinstance(grid, IntegerGrid):
-        return Result(present, grid.quantize(present), present)
-    return Result(present, None, parameter.values)
+        return ParameterResult(present, grid.quantize(present), present)
+    return ParameterResult(present, None, parameter.values)
 
 
 class _Mean:
@@ -279,10 +306,10 @@ class _Plateau:
     _patience = 3
     _least_gain = 0.01
 
-    def __init__(self, spec: Spec, descent: Descent) -> None:
+    def __init__(self, spec: Spec, settings: GradientSettings) -> None:
         self._every = max(spec.num_iterations // self._checks, 1)
-        self._begin = descent.warm_start * spec.num_iterations
-        self.finish = int(descent.finish * spec.num_iterations)
+        self._begin = settings.warm_start * spec.num_iterations
+        self.finish = int(settings.finish * spec.num_iterations)
         self._best = math.inf
         self._mark = math.inf
         self._without = 0

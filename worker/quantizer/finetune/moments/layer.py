@@ -7,10 +7,10 @@ from collections.abc import Callable
 import numpy as np
 import onnx_ir as ir
 
-from worker.quantizer.finetune.moments.problem import Problem, Rescaled, Solution
+from worker.quantizer.finetune.methods import Freedom
+from worker.quantizer.finetune.moments.problem import LayerProblem, LayerSolution, Rescaled
 from worker.quantizer.finetune.moments.rounding import Lattice
-from worker.quantizer.finetune.reconstruction.method import Freedom
-from worker.quantizer.finetune.reconstruction.outcome import Outcome
+from worker.quantizer.finetune.results import BlockResult
 from worker.quantizer.graph.values import activation_limits, constant, float_attribute, name_of, node_name, users
 from worker.quantizer.numerics.granularity import PerBlock
 from worker.quantizer.numerics.integer import IntegerGrid, snap_scale
@@ -64,7 +64,7 @@ class IntegerLayer:
         flat = np.broadcast_to(array.astype(np.float32).reshape(-1), (groups * outputs,))
         return flat.reshape(self._channels)
 
-    def problem(self, freedom: Freedom, result: ir.Value) -> Problem:
+    def problem(self, freedom: Freedom, result: ir.Value) -> LayerProblem:
         """The layer as the solver sees it.
 
         Args:
@@ -85,7 +85,7 @@ class IntegerLayer:
                 low, high = np.clip(floor, low, high), np.clip(floor + 1, low, high)
             return Lattice(step, low, high)
 
-        return Problem(
+        return LayerProblem(
             matrix=self.matrix,
             lattice=lattice(step),
             z=self.linear.matrix(self.integers).astype(np.float32) - zero,
@@ -135,10 +135,10 @@ class IntegerLayer:
         bounded: np.ndarray = np.maximum(least, 2.0**-20).reshape(*self._channels, 1)
         return bounded
 
-    def outcome(self, solution: Solution) -> Outcome:
+    def outcome(self, solution: LayerSolution) -> BlockResult:
         """The solution in the forms of the plan."""
         if not solution.after < solution.before:
-            return Outcome(solution.before, solution.before)
+            return BlockResult(solution.before, solution.before)
         shape = self.integers.shape
         zero = self.linear.matrix(np.broadcast_to(self.grid.spread(self.grid.zero_point, shape), shape))
         integers = self.linear.from_matrix(solution.z + zero.astype(np.float32)).astype(memory_type(self.grid.dtype))
@@ -148,7 +148,7 @@ class IntegerLayer:
         if self._bias_value is not None and self._bias_rounding() is not None:
             values[name_of(self._bias_value)] = solution.bias.reshape(-1)
         scales = {} if np.array_equal(scale, self.grid.scale) else {self._name: scale}
-        return Outcome(solution.before, solution.after, {self._name: integers}, values, scales)
+        return BlockResult(solution.before, solution.after, {self._name: integers}, values, scales)
 
 
 def activation_range(value: ir.Value, channels: tuple[int, int]) -> tuple[np.ndarray, np.ndarray] | None:

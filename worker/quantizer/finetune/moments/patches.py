@@ -1,12 +1,20 @@
-"""Some of the patches that a layer sees, and what the float network makes of them."""
+"""Some of the patches that a layer sees, and what the float network makes of them.
+
+A layer at the end of a residual block is solved for the sum that its result goes into, where nothing reads the result
+before. The quantized network adds it to a shortcut that is off already: a layer that is solved for the sum takes up a
+part of that error, as far as its own inputs tell of it; one that is solved for its result alone hands it on from block
+to block.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 import numpy as np
+import onnx_ir as ir
 
-from worker.quantizer.finetune.moments.products import matmul
+from worker.quantizer.finetune.moments.arrays import matmul
+from worker.quantizer.graph.values import is_constant, users
 from worker.quantizer.operators.linear import LinearNode
 from worker.quantizer.walk import Visit
 
@@ -81,3 +89,37 @@ def sample_patches(
     x, y = x[:, :, :done], y[:, :, :done]
     y += bias[:, :, None]
     return Patches(x, y, None if added is None else added[:, :, :done])
+
+
+@dataclass(frozen=True)
+class ResidualAdd:
+    """An Add that reads a layer's result, and nothing else does.
+
+    Attributes:
+        other: what is added.
+        result: the sum.
+    """
+
+    other: ir.Value
+    result: ir.Value
+
+
+def residual_add(node: ir.Node) -> ResidualAdd | None:
+    """The sum of the node's result and an activation of the same shape; constants may be added before.
+
+    None: others read the result too, it passes something else before, or its shape is not known to be that of the
+    other operand.
+    """
+    value = node.outputs[0]
+    while len(readers := users(value)) == 1 and not value.is_graph_output():
+        reader = readers[0]
+        if reader.op_type != "Add" or reader.domain not in ("", "ai.onnx") or len(reader.inputs) != 2:
+            return None
+        first, second = reader.inputs
+        other = second if first is value else first
+        if other is None or other is value:
+            return None
+        if not is_constant(other):
+            return ResidualAdd(other, reader.outputs[0])
+        value = reader.outputs[0]
+    return None

@@ -22,7 +22,7 @@ import numpy as np
 
 from worker.quantizer.finetune.moments.arrays import NUMPY, Array, Arrays
 from worker.quantizer.finetune.moments.patches import Patches
-from worker.quantizer.finetune.moments.rounding import Lattice, Moments, descend, error, round_in_turn
+from worker.quantizer.finetune.moments.rounding import Lattice, SecondMoments, descend, error, round_in_turn
 
 # Ridges to choose from, in units of the mean variance of the inputs.
 _RIDGES = (0.001, 0.01, 0.1, 1.0, 10.0, 100.0)
@@ -37,7 +37,7 @@ _ALL = slice(None)
 
 
 @dataclass(frozen=True)
-class Problem:
+class LayerProblem:
     """What is to be solved. Arrays are float32; the matrix is [groups, outputs, inputs], biases are [groups, outputs].
 
     They are NumPy's outside of the solver. What is called, ``round_bias`` and the lattice of ``rescaled``, always takes
@@ -62,7 +62,7 @@ class Problem:
     limits: tuple[Array, Array] | None
     rescaled: Rescaled | None = None
 
-    def on(self, arrays: Arrays) -> Problem:
+    def on(self, arrays: Arrays) -> LayerProblem:
         """A problem of NumPy's arrays as one of ``arrays``."""
         return replace(
             self,
@@ -90,7 +90,7 @@ class Rescaled:
 
 
 @dataclass(frozen=True)
-class Solution:
+class LayerSolution:
     """The outcome.
 
     Attributes:
@@ -111,11 +111,11 @@ class Solution:
 
 
 def solve(
-    problem: Problem,
+    problem: LayerProblem,
     patches: Patches,
     check: Callable[[], None] = lambda: None,
     arrays: Arrays = NUMPY,
-) -> Solution:
+) -> LayerSolution:
     """The best integers and bias that are found; those of ``problem`` if none are better.
 
     Args:
@@ -131,7 +131,7 @@ def solve(
         return _solve(problem.on(arrays), patches, check)
 
 
-def _solve(problem: Problem, patches: Patches, check: Callable[[], None]) -> Solution:
+def _solve(problem: LayerProblem, patches: Patches, check: Callable[[], None]) -> LayerSolution:
     solver = _Solver(problem, patches, check)
     before = solver.loss(solver.outputs(problem.z, problem.bias))
     best = (before, problem.z, problem.bias, problem.lattice.step)
@@ -148,11 +148,11 @@ def _solve(problem: Problem, patches: Patches, check: Callable[[], None]) -> Sol
         if left:
             z, bias = solver.again(z, made)
     z, bias, step = (problem.lattice.arrays.numpy(array) for array in best[1:])
-    return Solution(z, bias, before, best[0], ridge, step)
+    return LayerSolution(z, bias, before, best[0], ridge, step)
 
 
 class _Solver:
-    def __init__(self, problem: Problem, patches: Patches, check: Callable[[], None]) -> None:
+    def __init__(self, problem: LayerProblem, patches: Patches, check: Callable[[], None]) -> None:
         self.xp = xp = problem.lattice.arrays
         x, self.y = xp.of(patches.x), xp.of(patches.y)
         self.problem, self.check = problem, check
@@ -278,7 +278,7 @@ class _Solver:
 
     def _round(self, starts: Sequence[Array], values: Array, offset: Array) -> tuple[Array, Array]:
         xp, problem, lattice = self.xp, self.problem, self.lattice
-        moments = Moments(self.metric, xp.matmul(values, self.metric))
+        moments = SecondMoments(self.metric, xp.matmul(values, self.metric))
         found = [descend(z, lattice, moments, sweeps=_SWEEPS, check=self.check) for z in starts]
         errors = xp.lib.stack([error(z, lattice, moments) for z in found])
         z = xp.take_first(xp.lib.stack(found), errors.argmin(axis=0)[None, :, :, None])[0]

@@ -16,7 +16,7 @@ _BLOCK = 48
 
 
 @dataclass(frozen=True)
-class Moments:
+class SecondMoments:
     """Second moments of a layer.
 
     Attributes:
@@ -51,7 +51,7 @@ class Lattice:
 
 
 def descend(
-    z: Array, lattice: Lattice, moments: Moments, *, sweeps: int, check: Callable[[], None] = lambda: None
+    z: Array, lattice: Lattice, moments: SecondMoments, *, sweeps: int, check: Callable[[], None] = lambda: None
 ) -> Array:
     """Coordinate descent: sets one input of all outputs after the other to its best value, until nothing changes.
 
@@ -64,7 +64,7 @@ def descend(
         sweeps: over all inputs, at most.
         check: called now and then; may raise.
     """
-    xp, layout = lattice.arrays, _Columns(lattice, z.shape)
+    xp, layout = lattice.arrays, _ColumnLayout(lattice, z.shape)
     z = layout.columns(z)
     cross = layout.columns(moments.cross)
     diagonal = xp.diagonal(moments.inputs)
@@ -114,7 +114,7 @@ def _settle(
     return moved
 
 
-class _Columns:
+class _ColumnLayout:
     """A lattice in the order in which columns are visited: [groups, inputs, outputs]."""
 
     def __init__(self, lattice: Lattice, shape: tuple[int, ...]) -> None:
@@ -150,7 +150,7 @@ def round_in_turn(values: Array, lattice: Lattice, inputs: Array) -> Array:
     Returns:
         z, float32.
     """
-    xp, layout = lattice.arrays, _Columns(lattice, values.shape)
+    xp, layout = lattice.arrays, _ColumnLayout(lattice, values.shape)
     factor = _inverse_factor(xp, inputs)
     left = layout.columns(xp.single(values))
     z = xp.lib.empty_like(left)
@@ -176,7 +176,7 @@ def _inverse_factor(xp: Arrays, inputs: Array) -> Array:
     return xp.single(xp.lib.swapaxes(xp.lib.linalg.cholesky(inverse), 1, 2))
 
 
-def error(z: Array, lattice: Lattice, moments: Moments) -> Array:
+def error(z: Array, lattice: Lattice, moments: SecondMoments) -> Array:
     """The quadratic error without its constant, float64 [groups, outputs]."""
     values = z * lattice.step
     product = lattice.arrays.matmul(values, moments.inputs) - 2 * moments.cross

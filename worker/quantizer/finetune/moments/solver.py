@@ -8,14 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from service.contracts.efforts import gradients_effort, moments_effort, wanted_patches
-from worker.quantizer.finetune.moments.arrays import NUMPY, Arrays
+from worker.quantizer.finetune.blocks import Block
+from worker.quantizer.finetune.methods import Method
+from worker.quantizer.finetune.moments.arrays import NUMPY, Arrays, torch_arrays
 from worker.quantizer.finetune.moments.layer import IntegerLayer
-from worker.quantizer.finetune.moments.patches import sample_patches
+from worker.quantizer.finetune.moments.patches import residual_add, sample_patches
 from worker.quantizer.finetune.moments.problem import solve
-from worker.quantizer.finetune.moments.sums import sum_behind
-from worker.quantizer.finetune.reconstruction.layers import Site
-from worker.quantizer.finetune.reconstruction.method import Method
-from worker.quantizer.finetune.reconstruction.outcome import BEYOND_SQUARES, NO_VALUES, Outcome
+from worker.quantizer.finetune.results import BEYOND_SQUARES, NO_VALUES, BlockResult
 from worker.quantizer.graph.values import name_of
 from worker.quantizer.operators.linear import UnsupportedLayerError
 from worker.quantizer.plan.parameters import Parameters
@@ -42,10 +41,10 @@ class MomentsSolver:
     method: Method
     run: Run
 
-    def refusal(self, site: Site) -> str | None:
+    def refusal(self, block: Block) -> str | None:
         """Why the weight of a layer cannot be chosen as a matrix of integers; None if it can."""
         try:
-            IntegerLayer(site.nodes[0], self.parameters)
+            IntegerLayer(block.nodes[0], self.parameters)
         except UnsupportedLayerError as error:
             return str(error)
         return None
@@ -65,19 +64,19 @@ class MomentsSolver:
         one = layer.linear.positions(visit.x(part)) / part.valid
         return moments_are_cheaper(shape, min(wanted, round(one * visit.samples)), one, steps, batch_size)
 
-    def effort(self, site: Site) -> float:
+    def effort(self, block: Block) -> float:
         """Multiplications that a layer takes, about."""
-        layer = IntegerLayer(site.nodes[0], self.parameters)
+        layer = IntegerLayer(block.nodes[0], self.parameters)
         return moments_effort(layer.linear.matrix_shape, _wanted(layer))
 
-    def solve(self, visit: Visit, seed: int) -> Outcome | str:
+    def solve(self, visit: Visit, seed: int) -> BlockResult | str:
         """What was found, or why there is nothing to find.
 
         Raises:
             EngineError: the device is not there.
         """
         layer, spec = IntegerLayer(visit.node, self.parameters), self.method.spec
-        added = sum_behind(visit.node)
+        added = residual_add(visit.node)
         if added is not None and not visit.waits(name_of(added.other)):
             added = None
         patches = sample_patches(
@@ -140,8 +139,7 @@ def arrays_on(wanted: str) -> Arrays:
     """
     if wanted == "cpu" or (wanted == "auto" and not may_have_gpu()):
         return NUMPY
-    from worker.quantizer.autodiff.device import choose_device
-    from worker.quantizer.finetune.moments.arrays_torch import torch_arrays  # loads torch
+    from worker.quantizer.autodiff.device import choose_device  # loads torch
 
     device = choose_device(wanted)
     return NUMPY if device.type == "cpu" else torch_arrays(device)

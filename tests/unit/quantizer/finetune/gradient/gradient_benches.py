@@ -1,4 +1,4 @@
-"""Small networks finetuned by gradients, and small units of one layer whose errors onnxruntime tells."""
+"""Small networks finetuned by gradients, and small blocks of one layer whose errors onnxruntime tells."""
 
 from __future__ import annotations
 
@@ -12,11 +12,8 @@ import onnx_ir as ir
 from service.contracts.algorithms import AdaQuant, AdaRound
 from tests.unit.quantizer.search.benches import samples, toolkit_for
 from tests.unit.quantizer.toolbox import config, make_model, normal, run_onnx, sqnr_db
-from worker.quantizer.finetune.adaquant import AdaQuantMethod
-from worker.quantizer.finetune.adaround import AdaRoundMethod
-from worker.quantizer.finetune.reconstruction.layers import operation_of
-from worker.quantizer.finetune.reconstruction.method import Method
-from worker.quantizer.finetune.reconstruction.unit import Parameter, Samples, Unit
+from worker.quantizer.finetune.blocks import Block, BlockParameter, BlockSamples, BlockState
+from worker.quantizer.finetune.methods import METHODS, Method
 from worker.quantizer.finetune.step import FinetuneStep
 from worker.quantizer.numerics.granularity import PER_TENSOR, PerAxis
 from worker.quantizer.numerics.grids import Grid
@@ -96,9 +93,8 @@ Arrays = Mapping[str, np.ndarray]
 
 def method(algorithm: str = "adaround", **options: Any) -> Method:
     options = {"num_iterations": 200, "optim_device": "cpu", **options}
-    if algorithm == "adaround":
-        return AdaRoundMethod(AdaRound(solver="gradient", **options))
-    return AdaQuantMethod(AdaQuant(**options))
+    spec = AdaRound(solver="gradient", **options) if algorithm == "adaround" else AdaQuant(**options)
+    return METHODS[algorithm](spec)
 
 
 def integer_grid(weight: np.ndarray, dtype: str = "int4", axis: int | None = None) -> IntegerGrid:
@@ -109,7 +105,7 @@ def integer_grid(weight: np.ndarray, dtype: str = "int4", axis: int | None = Non
 
 
 class Layer:
-    """A unit made of nodes that make ``y`` of ``x``, with weight ``w`` and perhaps bias ``b``, and the float target.
+    """A block made of nodes that make ``y`` of ``x``, with weight ``w`` and perhaps bias ``b``, and the float target.
 
     The weight's grid is int4 with one scale unless another is given.
     """
@@ -128,7 +124,7 @@ class Layer:
         self._text, self._x = f"(float[{rank}] x) => (float y) {{ {text} }}", x
         self._constants = dict(constants)
         model = make_model(self._text, constants, opset=20, ir_version=9)
-        operations = tuple(operation_of(node) for node in ir.from_proto(model).graph)
+        nodes = tuple(ir.from_proto(model).graph)
         floats = x if float_x is None else float_x
         parameters = {}
         if "w" in constants:
@@ -136,12 +132,12 @@ class Layer:
             found = grid or (None if "w" in norms else integer_grid(weight))
             kind = "norm" if "w" in norms else "weight"
             present = weight if found is None else found.fake(weight)
-            parameters["w"] = Parameter(weight, found, present, kind, free_scale=isinstance(found, IntegerGrid))
+            parameters["w"] = BlockParameter(weight, found, present, kind, free_scale=isinstance(found, IntegerGrid))
         if "b" in constants:
-            parameters["b"] = Parameter(constants["b"], None, constants["b"], "bias")
+            parameters["b"] = BlockParameter(constants["b"], None, constants["b"], "bias")
         others = {name: array for name, array in constants.items() if name not in parameters}
-        self.unit = Unit("layer", operations, "y", parameters, others)
-        self.samples = Samples({"x": x}, self.run({}, floats), {"x": floats})
+        self.state = BlockState(Block(nodes, nodes[:1], nodes[-1].outputs[0]), parameters, others)
+        self.samples = BlockSamples({"x": x}, self.run({}, floats), {"x": floats})
 
     def run(self, replaced: Arrays, x: np.ndarray | None = None) -> np.ndarray:
         """The output by onnxruntime, with other constants."""
@@ -154,13 +150,13 @@ class Layer:
         return float(np.mean(difference**2))
 
     def restored(self, integers: np.ndarray) -> np.ndarray:
-        grid = self.unit.parameters["w"].grid
+        grid = self.state.parameters["w"].grid
         assert isinstance(grid, IntegerGrid)
         return grid.dequantize(integers)
 
     @property
     def nearest(self) -> dict[str, np.ndarray]:
-        return {name: parameter.present for name, parameter in self.unit.parameters.items()}
+        return {name: parameter.present for name, parameter in self.state.parameters.items()}
 
 
 def correlated(*shape: int, seed: int = 0) -> np.ndarray:

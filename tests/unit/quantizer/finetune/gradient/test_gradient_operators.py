@@ -8,24 +8,28 @@ import onnx_ir as ir
 import pytest
 import torch
 
+from service.contracts.errors import NotDifferentiableError
 from tests.unit.quantizer.finetune.gradient.gradient_benches import integer_grid
 from tests.unit.quantizer.numerics.forms import rounded_grid
 from tests.unit.quantizer.toolbox import make_model, normal, run_onnx
-from worker.quantizer.finetune.gradient.network import Network
-from worker.quantizer.finetune.gradient.operators import UNIT_COMPUTE, clip_inward
+from worker.quantizer.autodiff.operators import COMPUTE_INWARD
+from worker.quantizer.autodiff.operators.activations import clip_inward
+from worker.quantizer.finetune.blocks import OPERATORS, Block, BlockParameter, BlockState
+from worker.quantizer.finetune.gradient.network import BlockNetwork
 from worker.quantizer.finetune.gradient.parameters import Moving, SoftRounding
-from worker.quantizer.finetune.reconstruction.layers import operation_of
-from worker.quantizer.finetune.reconstruction.method import NO_REGULARIZER, Regularizer
-from worker.quantizer.finetune.reconstruction.unit import OPERATORS, Parameter, Unit, UnsupportedUnitError
 from worker.quantizer.numerics.grids import Grid
 
 CPU = torch.device("cpu")
 
 
+def network_of(model: onnx.ModelProto, constants: dict[str, np.ndarray]) -> BlockNetwork:
+    nodes = tuple(ir.from_proto(model).graph)
+    return BlockNetwork(BlockState(Block(nodes, (), nodes[-1].outputs[0]), {}, constants), CPU)
+
+
 def compare_model(model: onnx.ModelProto, x: np.ndarray, constants: dict[str, np.ndarray]) -> None:
     expected = run_onnx(model, {"x": x}, optimized=False)["y"]
-    operations = tuple(operation_of(node) for node in ir.from_proto(model).graph)
-    network = Network(Unit("one", operations, "y", {}, constants), CPU)
+    network = network_of(model, constants)
     got = network.limit(network({"x": torch.from_numpy(x)}, {})).numpy()
     assert got.shape == expected.shape
     np.testing.assert_allclose(got, expected, rtol=2e-4, atol=2e-5)
@@ -51,7 +55,7 @@ _CASES = {
 
 
 @pytest.mark.parametrize("text", _CASES)
-def test_operators_of_a_unit(text: str) -> None:
+def test_operators_of_a_block(text: str) -> None:
     shape, weights = _CASES[text]
     constants = {name: normal(*dims, seed=k + 2) for k, (name, dims) in enumerate(weights.items())}
     rank = ",".join("ABCDE"[: len(shape)])
@@ -67,14 +71,12 @@ def test_clip_with_any_of_its_limits(limits: list[str]) -> None:
     compare_model(model, normal(20, 4, seed=1), constants)
 
 
-def test_every_operator_that_a_unit_may_hold_is_computed_and_others_are_refused() -> None:
+def test_every_operator_that_a_block_may_hold_is_computed_and_others_are_refused() -> None:
     tried = {part.split("= ")[1].split("(")[0].split("<")[0] for text in _CASES for part in text.split(") ")}
-    assert tried | {"Clip"} == set(OPERATORS) == set(UNIT_COMPUTE)
+    assert tried | {"Clip"} == set(OPERATORS) <= set(COMPUTE_INWARD)
     # an unknown operator is refused by name
-    graph = ir.from_proto(make_model("(float[3] x) => (float[3] y) { y = Erf(x) }")).graph
-    operations = tuple(operation_of(node) for node in graph)
-    with pytest.raises(UnsupportedUnitError, match="Erf"):
-        Network(Unit("one", operations, "y", {}), CPU)
+    with pytest.raises(NotDifferentiableError, match="Det"):
+        network_of(make_model("(float[3,3] x) => (float y) { y = Det(x) }"), {})
 
 
 def test_what_is_cut_off_gets_a_gradient_only_towards_the_limits() -> None:
@@ -90,14 +92,14 @@ def test_what_is_cut_off_gets_a_gradient_only_towards_the_limits() -> None:
 WEIGHT = normal(5, 7, seed=3)
 
 
-def weight(grid: Grid | None = None) -> Parameter:
+def weight(grid: Grid | None = None) -> BlockParameter:
     found = grid or integer_grid(WEIGHT)
-    return Parameter(WEIGHT, found, found.fake(WEIGHT))
+    return BlockParameter(WEIGHT, found, found.fake(WEIGHT))
 
 
-@pytest.mark.parametrize("regularizer", [NO_REGULARIZER, Regularizer(0.03, 2.0), Regularizer(0.5, 7.3)])
+@pytest.mark.parametrize("regularizer", [(0.0, 2.0), (0.03, 2.0), (0.5, 7.3)])
 @pytest.mark.parametrize("axis", [None, 0])
-def test_soft_rounding_by_automatic_differentiation(regularizer: Regularizer, axis: int | None) -> None:
+def test_soft_rounding_by_automatic_differentiation(regularizer: tuple[float, float], axis: int | None) -> None:
     grid = integer_grid(WEIGHT, axis=axis)
     movable = SoftRounding(weight(grid), CPU)
     (alpha,) = movable.variables
@@ -105,7 +107,7 @@ def test_soft_rounding_by_automatic_differentiation(regularizer: Regularizer, ax
         alpha.add_(torch.from_numpy(normal(5, 7, seed=4, scale=2.0)))
     upstream = torch.from_numpy(normal(5, 7, seed=5))
     value = movable.value()
-    movable.absorb(upstream, regularizer)
+    movable.absorb(upstream, *regularizer)
     got = alpha.grad.clone()
     # equations 21 to 24 of the paper, as they stand there
     twin = alpha.detach().clone().requires_grad_()
@@ -113,7 +115,7 @@ def test_soft_rounding_by_automatic_differentiation(regularizer: Regularizer, ax
     scale = torch.from_numpy(grid.scale.reshape(-1, 1) if axis == 0 else grid.scale)
     low, high = grid.limits
     soft = scale * torch.clamp(torch.floor(torch.from_numpy(WEIGHT) / scale) + h, low, high)
-    loss = (soft * upstream).sum() + regularizer.weight * (1 - (2 * h - 1).abs() ** regularizer.beta).sum()
+    loss = (soft * upstream).sum() + regularizer[0] * (1 - (2 * h - 1).abs() ** regularizer[1]).sum()
     loss.backward()
     torch.testing.assert_close(value, soft.detach())
     torch.testing.assert_close(got, twin.grad, rtol=1e-4, atol=1e-5)
@@ -141,7 +143,7 @@ def test_a_moving_scale_by_automatic_differentiation(axis: int | None) -> None:
         stretch.copy_(torch.from_numpy(np.resize(normal(5, seed=6, scale=0.1), stretch.shape)))
     upstream = torch.from_numpy(normal(5, 7, seed=5))
     value = movable.value()
-    movable.absorb(upstream, NO_REGULARIZER)
+    movable.absorb(upstream)
 
     def shaped(array: torch.Tensor) -> torch.Tensor:
         return array.reshape(-1, 1) if axis == 0 else array.reshape(())
@@ -175,9 +177,9 @@ def test_floats_and_blocks_move_before_they_are_rounded(dtype: str) -> None:
 
 
 def test_a_parameter_without_a_grid_just_moves() -> None:
-    movable = Moving(Parameter(WEIGHT, None, WEIGHT, "bias"), CPU, unit=np.float32(0.5))
+    movable = Moving(BlockParameter(WEIGHT, None, WEIGHT, "bias"), CPU, unit=np.float32(0.5))
     upstream = torch.from_numpy(normal(5, 7, seed=5))
     movable.value()
-    movable.absorb(upstream, NO_REGULARIZER)
+    movable.absorb(upstream)
     torch.testing.assert_close(movable.variables[0].grad, upstream * 0.5)
     np.testing.assert_array_equal(movable.result().values, WEIGHT)

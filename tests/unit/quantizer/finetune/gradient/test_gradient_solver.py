@@ -13,24 +13,24 @@ from service.contracts.algorithms import LearningRateAdjust
 from service.contracts.errors import CanceledError
 from tests.unit.quantizer.finetune.gradient.gradient_benches import Layer, conv_layer, correlated, integer_grid, method
 from tests.unit.quantizer.toolbox import normal
-from worker.quantizer.finetune.gradient.solver import solve
-from worker.quantizer.finetune.reconstruction.outcome import Outcome
+from worker.quantizer.finetune.gradient.training import train
+from worker.quantizer.finetune.results import BlockResult
 
 pytestmark = pytest.mark.slow  # trains
 
 
-def stored(layer: Layer, solved: Outcome) -> dict[str, np.ndarray]:
+def stored(layer: Layer, solved: BlockResult) -> dict[str, np.ndarray]:
     """The constants as the emitted model would hold them."""
     found = {name: layer.restored(integers) for name, integers in solved.integers.items()}
     for name, values in solved.values.items():
-        grid = layer.unit.parameters[name].grid
+        grid = layer.state.parameters[name].grid
         found[name] = values if grid is None else grid.fake(values)
     return {**layer.nearest, **found}
 
 
-def run(layer: Layer, algorithm: str = "adaround", *, seed: int = 1, **changes: Any) -> Outcome:
+def run(layer: Layer, algorithm: str = "adaround", *, seed: int = 1, **changes: Any) -> BlockResult:
     """Solve, and check what holds always."""
-    solved = solve(layer.unit, layer.samples, method(algorithm, **changes), seed=seed)
+    solved = train(layer.state, layer.samples, method(algorithm, **changes), seed=seed)
     assert solved.error_before == pytest.approx(layer.error(layer.nearest), rel=1e-3)
     if not solved.scales:
         assert solved.error_after == pytest.approx(layer.error(stored(layer, solved)), rel=1e-3)
@@ -41,10 +41,10 @@ def run(layer: Layer, algorithm: str = "adaround", *, seed: int = 1, **changes: 
 def test_rounding_comes_near_the_best_of_all_combinations() -> None:
     x = correlated(64, 8)
     layer = Layer("y = Gemm(x, w, b)", x, {"w": normal(8, 3, seed=5), "b": normal(3, seed=6)})
-    grid = layer.unit.parameters["w"].grid
+    grid = layer.state.parameters["w"].grid
     solved = run(layer, num_iterations=600, batch_size=64)
-    floor = np.floor(layer.unit.parameters["w"].values / grid.scale)
-    target = layer.samples.target - layer.unit.parameters["b"].values
+    floor = np.floor(layer.state.parameters["w"].values / grid.scale)
+    target = layer.samples.target - layer.state.parameters["b"].values
     best = 0.0
     for channel in range(3):
         ups = np.array(list(itertools.product([0, 1], repeat=8)))
@@ -100,7 +100,7 @@ def test_normalizations_move_their_scale_and_bias(text: str) -> None:
     assert not run(layer, "adaround").changed
 
 
-def test_a_solved_unit_is_the_same_for_the_same_seed_only() -> None:
+def test_a_solved_block_is_the_same_for_the_same_seed_only() -> None:
     layer, options = conv_layer(), {"drop_ratio": 0.5, "num_iterations": 60}
     first, again, other = (run(layer, seed=seed, **options).integers["w"] for seed in (1, 1, 2))
     np.testing.assert_array_equal(first, again)
@@ -123,8 +123,8 @@ def test_only_what_is_asked_for_moves() -> None:
     assert not fixed.values and not fixed.scales
     moved = run(layer, "adaquant", update_bias=False, update_scales=True)
     assert moved.error_after < fixed.error_after
-    assert moved.scales["w"].shape == layer.unit.parameters["w"].grid.scale.shape
-    assert moved.scales["w"] != layer.unit.parameters["w"].grid.scale
+    assert moved.scales["w"].shape == layer.state.parameters["w"].grid.scale.shape
+    assert moved.scales["w"] != layer.state.parameters["w"].grid.scale
 
 
 def test_another_learning_rate_for_layers_far_off() -> None:
@@ -159,7 +159,7 @@ def test_a_layer_without_an_error_and_channels_that_got_worse_stay_as_they_were(
     # a layer without an error stays as it is
     weight = integer_grid(normal(4, 3, seed=1)).fake(normal(4, 3, seed=1))
     layer = Layer("y = MatMul(x, w)", normal(8, 4), {"w": weight}, grid=integer_grid(weight))
-    solved = solve(layer.unit, layer.samples, method(), seed=1)
+    solved = train(layer.state, layer.samples, method(), seed=1)
     assert not solved.changed
     assert solved.iterations == 0
 
@@ -175,7 +175,7 @@ def test_it_can_be_stopped_between_steps() -> None:
 
     layer = conv_layer()
     with pytest.raises(CanceledError):
-        solve(layer.unit, layer.samples, method(num_iterations=10_000), seed=1, check=check)
+        train(layer.state, layer.samples, method(num_iterations=10_000), seed=1, check=check)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="NO GPU: the solver is not tested on one")

@@ -16,10 +16,9 @@ from service.contracts.errors import CanceledError, EngineError
 from tests.unit.quantizer.search.benches import chain_of_convolutions, toolkit_for
 from tests.unit.quantizer.toolbox import config
 from worker.quantizer.finetune.moments import solver
-from worker.quantizer.finetune.moments.arrays import NUMPY, Arrays
-from worker.quantizer.finetune.moments.arrays_torch import torch_arrays
+from worker.quantizer.finetune.moments.arrays import NUMPY, Arrays, torch_arrays
 from worker.quantizer.finetune.moments.patches import Patches
-from worker.quantizer.finetune.moments.problem import Problem, Rescaled, Solution, solve
+from worker.quantizer.finetune.moments.problem import LayerProblem, LayerSolution, Rescaled, solve
 from worker.quantizer.finetune.moments.rounding import Lattice
 from worker.quantizer.finetune.moments.solver import arrays_on, may_have_gpu
 from worker.quantizer.finetune.step import FinetuneStep
@@ -48,7 +47,7 @@ def problem(
     refit: bool = False,
     bias: bool = True,
     restricted: bool = False,
-) -> tuple[Problem, Patches]:
+) -> tuple[LayerProblem, Patches]:
     """A layer of 4 bits behind layers that have left some noise, with a silent input."""
     groups, outputs, inputs, patches = shape
     random = np.random.default_rng(groups * inputs)
@@ -80,7 +79,7 @@ def problem(
 
     zero = np.zeros((groups, outputs, 1), np.float32)
     present = lattice(step)
-    layer = Problem(
+    layer = LayerProblem(
         matrix=matrix,
         lattice=present,
         z=present.nearest(matrix),
@@ -92,7 +91,7 @@ def problem(
     return layer, Patches(x, matrix @ exact + layer.bias[:, :, None])
 
 
-def solved(shape: str, options: str, arrays: Arrays) -> Solution:
+def solved(shape: str, options: str, arrays: Arrays) -> LayerSolution:
     return solve(*problem(SHAPES[shape], **OPTIONS[options]), arrays=arrays)
 
 

@@ -12,13 +12,12 @@ import pytest
 from service.contracts.algorithms import AdaRound
 from tests.unit.quantizer.search.benches import residual_blocks, toolkit_for
 from tests.unit.quantizer.toolbox import config, make_model, normal, run_onnx, sqnr_db
-from worker.quantizer.finetune.moments import products
+from worker.quantizer.finetune.moments import arrays
 from worker.quantizer.finetune.moments import solver as moments_solver
-from worker.quantizer.finetune.moments.patches import Patches
-from worker.quantizer.finetune.moments.problem import Problem, solve
-from worker.quantizer.finetune.moments.products import matmul
+from worker.quantizer.finetune.moments.arrays import matmul
+from worker.quantizer.finetune.moments.patches import Patches, residual_add
+from worker.quantizer.finetune.moments.problem import LayerProblem, solve
 from worker.quantizer.finetune.moments.rounding import Lattice
-from worker.quantizer.finetune.moments.sums import sum_behind
 from worker.quantizer.finetune.step import FinetuneStep
 from worker.quantizer.operators.linear import product_view
 
@@ -46,7 +45,7 @@ def graph(body: str, **weights: np.ndarray) -> ir.Graph:
 def test_what_counts_as_a_sum(body: str, other: str | None) -> None:
     found = graph(body, k=normal(1, 4, 1, 1))
     conv = next(node for node in found if node.op_type == "Conv")
-    added = sum_behind(conv)
+    added = residual_add(conv)
     assert (None if added is None else added.other.name) == other
 
 
@@ -81,7 +80,7 @@ def test_shortcuts_that_are_off_are_made_up_for(relu: bool, monkeypatch: pytest.
     found = {}
     for told in (True, False):
         if not told:
-            monkeypatch.setattr(moments_solver, "sum_behind", lambda node: None)
+            monkeypatch.setattr(moments_solver, "residual_add", lambda node: None)
         settings = config(preset="plain", weight={"dtype": "int4", "granularity": "per_tensor"})
         draft, toolkit = toolkit_for(model, settings, x=normal(48, 3, 8, 8, seed=3))
         change = FinetuneStep(AdaRound()).apply(draft, toolkit)
@@ -99,7 +98,9 @@ def test_limits_of_the_sum_are_those_of_each_patch() -> None:
     beside = np.full((1, 2, 4), -100.0, np.float32)
     lattice = Lattice(np.full((1, 2, 2), 0.5, np.float32), *(np.full((1, 2, 2), end, np.float32) for end in (-1, 1)))
     zero, top = np.zeros((1, 2, 1), np.float32), np.full((1, 2, 1), np.inf, np.float32)
-    problem = Problem(matrix, lattice, np.zeros((1, 2, 2), np.float32), np.zeros((1, 2), np.float32), None, (zero, top))
+    problem = LayerProblem(
+        matrix, lattice, np.zeros((1, 2, 2), np.float32), np.zeros((1, 2), np.float32), None, (zero, top)
+    )
     assert solve(problem, Patches(x, matrix @ x, beside)).before == 0.0
     assert solve(problem, Patches(x, matrix @ x)).before > 0.0
 
@@ -138,7 +139,7 @@ def test_a_part_of_an_array_may_take_the_product() -> None:
 def test_the_bits_do_not_depend_on_the_number_of_threads() -> None:
     program = (
         "import numpy as np, hashlib\n"
-        "from worker.quantizer.finetune.moments.products import matmul\n"
+        "from worker.quantizer.finetune.moments.arrays import matmul\n"
         "r = np.random.default_rng(0)\n"
         "a, b = (r.standard_normal((700, 700)).astype(np.float32) for _ in range(2))\n"
         "print(hashlib.sha256(matmul(a, b).tobytes()).hexdigest())\n"
@@ -158,7 +159,7 @@ def test_the_bits_do_not_depend_on_the_number_of_threads() -> None:
 @pytest.mark.parametrize(("told", "expected"), [("", 3), ("0", 3), ("2", 2), ("64", 3)])
 def test_a_container_has_as_many_threads_as_its_quota(monkeypatch, told: str, expected: int) -> None:
     """A machine of many cores may give a container few: more threads would only be stopped in turn."""
-    monkeypatch.setattr(products, "available_cores", lambda: 3)
+    monkeypatch.setattr(arrays, "available_cores", lambda: 3)
     monkeypatch.setenv("OMP_NUM_THREADS", told)
-    with products._pool.__wrapped__() as pool:
+    with arrays._pool.__wrapped__() as pool:
         assert pool._max_workers == expected

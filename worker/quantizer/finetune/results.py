@@ -1,4 +1,4 @@
-"""What became of a site: parameters to write into the plan, and how near they bring its output."""
+"""What became of a block: parameters to write into the plan, and how near they bring its output."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from worker.quantizer.numerics.integer import IntegerGrid
 from worker.quantizer.plan.parameters import Parameters
 from worker.quantizer.run.checkpoint import pack, unpack
 
-# Why a site is left as it is.
+# Why a block is left as it is.
 BEYOND_SQUARES = "its values are too large, or too far apart, for their squares to be summed"
 NO_VALUES = "it has no values on the calibration data"
 
@@ -22,7 +22,24 @@ _KINDS = ("integers", "values", "scales")
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ParameterResult:
+    """A parameter as it will be stored.
+
+    Attributes:
+        present: float32: what the network computes with.
+        integers: on an integer grid.
+        values: float32, before any rounding.
+        scale: float32, if it moved.
+    """
+
+    present: np.ndarray
+    integers: np.ndarray | None
+    values: np.ndarray | None
+    scale: np.ndarray | None = None
+
+
+@dataclass(frozen=True)
+class BlockResult:
     """What a solver found.
 
     Attributes:
@@ -46,7 +63,7 @@ class Outcome:
         """True if anything moved."""
         return bool(self.integers or self.values or self.scales)
 
-    def undone(self) -> Outcome:
+    def undone(self) -> BlockResult:
         """The same with everything as it was."""
         return replace(self, error_after=self.error_before, integers={}, values={}, scales={})
 
@@ -68,7 +85,7 @@ class Outcome:
         return pack({_FACTS: facts, **arrays})
 
     @staticmethod
-    def from_bytes(data: bytes) -> Outcome:
+    def from_bytes(data: bytes) -> BlockResult:
         """The inverse of ``to_bytes``.
 
         Raises:
@@ -81,4 +98,4 @@ class Outcome:
         for full, array in arrays.items():
             kind, _, name = full.partition("/")
             found[kind][name] = array
-        return Outcome(before, after, found["integers"], found["values"], found["scales"], int(iterations))
+        return BlockResult(before, after, found["integers"], found["values"], found["scales"], int(iterations))

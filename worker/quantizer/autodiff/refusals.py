@@ -1,10 +1,9 @@
-"""Nodes of a graph as the operators take them, and why a node cannot be taken."""
+"""Why a node of a graph cannot be computed in torch with a derivative."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
 import onnx_ir as ir
 
 from service.contracts.reason import Reason, declare
@@ -14,7 +13,6 @@ from worker.quantizer.autodiff.operators.resizing import COORDINATES
 from worker.quantizer.graph.rewriting import axis_length, rank_of
 from worker.quantizer.graph.values import (
     DEFAULT_DOMAINS,
-    AttributeValue,
     constant,
     float_attribute,
     int_attribute,
@@ -30,20 +28,6 @@ HAS_BODY = declare("derivative-of-body", "{op_type} has a body, which is not tra
 NOT_OFFERED = declare("derivative-not-offered", "there is no derivative of {op_type} with {what}")
 
 _SEVERAL_OUTPUTS = frozenset({"Split", "TopK"})
-
-
-def attributes_of(node: ir.Node) -> dict[str, AttributeValue | np.ndarray]:
-    """The attributes of a node as its operator takes them: numbers, words, tuples of numbers, and arrays.
-
-    A Split into equal parts before opset 18 gets its ``num_outputs``.
-    """
-    found: dict[str, AttributeValue | np.ndarray] = {**plain_attributes(node)}
-    for name, attribute in node.attributes.items():
-        if attribute.type is ir.AttributeType.TENSOR:
-            found[name] = attribute.as_tensor().numpy()
-    if node.op_type == "Split":
-        found.setdefault("num_outputs", len(node.outputs))
-    return found
 
 
 def refusal(node: ir.Node) -> Reason | None:

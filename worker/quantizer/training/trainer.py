@@ -1,10 +1,10 @@
-"""The course of a training: epochs, what is kept of them, and what is told of them."""
+"""A training: its epochs, what is kept of them, and what is told of them."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -20,24 +20,21 @@ from service.contracts.nearest import nearest_name
 from service.contracts.pointers import below
 from service.contracts.reason import Reason, declare
 from service.contracts.report import TrainingEpoch, TrainingFigures
-from worker.quantizer.autodiff.device import choose_device, repeatable, threads_worth, use_threads
+from worker.quantizer.autodiff.device import choose_device, repeatable, threads_worth
 from worker.quantizer.evaluation.metrics.base import finite
 from worker.quantizer.evaluation.metrics.custom import read_graph
 from worker.quantizer.graph.rewriting import opset_of
 from worker.quantizer.preparation.prepare import LOWEST_OPSET
 from worker.quantizer.refine.draft import Draft
 from worker.quantizer.refine.step import Change, Toolkit
-from worker.quantizer.training.augmentation import Augmenter
-from worker.quantizer.training.descent import Descent, DivergedError
-from worker.quantizer.training.losses import Facts, Losses, Tensors
-from worker.quantizer.training.memory import Keeper, Memory
-from worker.quantizer.training.network import GraphOnTorch, Networks
-from worker.quantizer.training.optimizer import Mover, peak_of
+from worker.quantizer.training.checkpoints import TrainingCheckpoints, TrainingProgress, TwinState, state_of
+from worker.quantizer.training.loop import DivergedError, TrainingLoop
+from worker.quantizer.training.losses import Losses, OutputFacts, Tensors
+from worker.quantizer.training.network import GraphOnTorch, Networks, TrainingContext, pointer_of, seed_of
+from worker.quantizer.training.optimizer import Budget, ScheduledOptimizer, peak_of
 from worker.quantizer.training.oscillation import shares
-from worker.quantizer.training.samples import Numbers, TrainingSamples, epoch_order
-from worker.quantizer.training.schedule import Budget
-from worker.quantizer.training.split import Split, split
-from worker.quantizer.training.validation import Standing, Validation
+from worker.quantizer.training.samples import TrainingSamples, epoch_order, split_samples
+from worker.quantizer.training.validation import Validation, ValidationScore
 
 NO_EPOCH_BETTER = declare("no-epoch-better", "no epoch was better than the network before the training")
 TRAINED_WORSE = declare(
@@ -57,12 +54,12 @@ def train(spec: QuantizationAwareTraining, draft: Draft, toolkit: Toolkit) -> Ch
     count = min(case.calibration.samples, spec.data_size or case.calibration.samples)
     if count < spec.FEWEST_SAMPLES:
         return Change.nothing(TOO_FEW_SAMPLES(samples=count))
-    parts = split(
+    split = split_samples(
         count,
         validation_share=spec.validation_share,
         judging=0 if spec.accept == "always" else held_back_samples(count),
         classes=None if case.calibration.labels is None else case.calibration.labels[:count],
-        seed=_seed(spec, toolkit),
+        seed=seed_of(spec, toolkit),
     )
     device = choose_device(spec.device)
     with repeatable(services.threads):
@@ -72,18 +69,14 @@ def train(spec: QuantizationAwareTraining, draft: Draft, toolkit: Toolkit) -> Ch
         networks = Networks(draft, losses.outputs, losses.inner_tensors, device=device, learn_zeros=learn_zeros)
         arrays = tuple(name for name in case.metrics.arrays if case.calibration.stored(name) is not None)
         arrays = tuple(dict.fromkeys((*losses.arrays, *arrays)))
-        with TrainingSamples(case.calibration, case.inputs, 0, count, arrays, services.run) as samples:
-            return _Course(spec, draft, toolkit, networks, losses, samples, parts).run()
-
-
-def _seed(spec: QuantizationAwareTraining, toolkit: Toolkit) -> int:
-    return toolkit.case.config.seed if spec.fixed_seed is None else spec.fixed_seed
+        with TrainingSamples(case.calibration, case.inputs, count, arrays, services.run) as samples:
+            return _Trainer(TrainingContext(spec, toolkit, networks, losses, samples, split)).run()
 
 
 def _losses(spec: QuantizationAwareTraining, toolkit: Toolkit, device: torch.device) -> Losses:
     case = toolkit.case
-    facts = Facts.of(case.summary.outputs, case.config.evaluation, case.calibration)
-    pointer = _pointer(spec, toolkit)
+    facts = OutputFacts.of(case.summary.outputs, case.config.evaluation, case.calibration)
+    pointer = pointer_of(spec, toolkit)
     graphs = {
         k: GraphOnTorch(_graph(loss, case.graphs, f"{pointer}/losses/{k}/graph"), device)
         for k, loss in enumerate(spec.losses)
@@ -106,7 +99,7 @@ def _check_tensors(spec: QuantizationAwareTraining, draft: Draft, toolkit: Toolk
                 raise InvalidConfigError(
                     f"the network has no inner tensor {name!r}" + (f"; did you mean {near!r}?" if near else ""),
                     hint="Tensors are those of the prepared network: preparation folds and renames some.",
-                    pointer=below(_pointer(spec, toolkit), "losses", k, "tensors", place),
+                    pointer=below(pointer_of(spec, toolkit), "losses", k, "tensors", place),
                 )
 
 
@@ -127,113 +120,70 @@ def _graph(loss: GraphLoss, files: Mapping[str, Path], pointer: str) -> ir.Model
     return model
 
 
-def _pointer(spec: QuantizationAwareTraining, toolkit: Toolkit) -> str:
-    methods = [algorithm.method for algorithm in toolkit.case.config.algorithms]
-    return below("/algorithms", methods.index(spec.method) if spec.method in methods else 0)
+class _Trainer:
+    """One training; the losses of its context are not settled yet."""
 
-
-@dataclass
-class _Progress:
-    """Where a training stands."""
-
-    epoch: int = 0
-    steps: int = 0
-    epochs: list[TrainingEpoch] = field(default_factory=list)
-    best_epoch: int = 0
-    lowest_epoch: int = 0
-
-
-class _Course:
-    """One training.
-
-    Args:
-        spec: of the config.
-        draft: that it begins with.
-        toolkit: of the step.
-        networks: of the draft.
-        losses: not settled yet.
-        samples: of the calibration set.
-        parts: which of them serve for what.
-    """
-
-    def __init__(
-        self,
-        spec: QuantizationAwareTraining,
-        draft: Draft,
-        toolkit: Toolkit,
-        networks: Networks,
-        losses: Losses,
-        samples: TrainingSamples,
-        parts: Split,
-    ) -> None:
-        self._spec, self._draft, self._toolkit = spec, draft, toolkit
-        self._networks, self._losses, self._samples = networks, losses, samples
-        self._run, self._config = toolkit.services.run, toolkit.case.config
-        self._parts, self._seed = parts, _seed(spec, toolkit)
+    def __init__(self, context: TrainingContext) -> None:
+        self._context = context
+        self._spec, self._networks, self._losses = context.spec, context.networks, context.losses
+        self._samples, self._split, self._run = context.samples, context.split, context.run
+        services = context.toolkit.services
         self._begin = time.monotonic()
-        one = samples.batch(parts.training[: samples.fixed_batch or 1])
-        networks.look(one.feeds, one.size)
-        batch = min(spec.batch_size, len(parts.training))
-        use_threads(threads_worth(networks.largest_elements(batch), toolkit.services.threads))
-        self._notes = [self._unfold()] if spec.batch_norm == "unfolded" else []
+        one = self._samples.batch(self._split.training[: self._samples.fixed_batch or 1])
+        self._networks.look(one.feeds, one.size)
+        batch = min(self._spec.batch_size, len(self._split.training))
+        torch.set_num_threads(threads_worth(self._networks.largest_elements(batch), services.threads))
+        self._notes = [self._unfold()] if self._spec.batch_norm == "unfolded" else []
         self._settle()
-        self._validation = self._validation_on(parts.validation)
-        pointer = _pointer(spec, toolkit)
-        augmenter = Augmenter(spec.augmentations, toolkit.case.inputs, self._seed, pointer=pointer)
-        self._descent = Descent(spec, networks, losses, samples, parts.training, augmenter, self._run, self._seed)
-        self._budget = Budget.of(spec, epoch_steps=self._descent.epoch_steps)
-        self._keeper = Keeper(toolkit.services.checkpoint, networks.twin)
+        self._validation = Validation(context, self._split.validation)
+        self._loop = TrainingLoop(context)
+        self._budget = Budget.of(self._spec, epoch_steps=self._loop.epoch_steps)
+        self._checkpoints = TrainingCheckpoints(services.checkpoint, self._networks.twin)
+        self._learning_rate = peak_of(self._spec.optimizer)
 
     def run(self) -> Change:
         """Train, and choose the best epoch."""
-        start = Memory.of(self._networks.twin)
-        before = self._validation.measure()
-        learning_rate = peak_of(self._spec.optimizer)
-        mover = self._descent.begin(learning_rate)
-        now, best, lowest = self._resumed(mover, start, before)
-        if not now.epochs:
-            self._note(now, None, before, 0.0)
+        twin = self._networks.twin
+        start, before = state_of(twin), self._validation.measure()
+        optimizer = self._loop.begin(self._learning_rate)
+        now = self._resumed(optimizer)
+        if now is None:
+            now = TrainingProgress([self._told(0, 0, None, before, 0.0)], 0, start, 0, before)
         ended: Ended = "epochs"
         while not self._budget.is_over(now.steps, self._spent):
             began = time.monotonic()
             try:
-                loss, rate = self._epoch(mover, now)
+                loss, rate, steps = self._epoch(optimizer, now)
             except DivergedError:
                 ended = "diverged"
                 break
             trained = time.monotonic()
             self._project()
-            standing = self._validation.measure()
+            score = self._validation.measure()
             self._budget.measured(trained - began, time.monotonic() - trained, self._spent)
-            now.epoch += 1
-            if self._validation.is_better(standing, lowest):
-                lowest, now.lowest_epoch = standing, now.epoch
-            if self._is_kept(standing, before, lowest):
-                best, now.best_epoch = Memory.of(self._networks.twin), now.epoch
-            self._note(now, loss, standing, rate * learning_rate)
-            if self._spec.patience is not None and now.epoch - now.lowest_epoch >= self._spec.patience:
+            epoch = now.epoch + 1
+            if self._validation.is_better(score, now.lowest):
+                now.lowest, now.lowest_epoch = score, epoch
+            if self._is_kept(score, before, now.lowest):
+                now.best, now.best_epoch = state_of(twin), epoch
+            now.epochs.append(self._told(epoch, steps, loss, score, rate * self._learning_rate))
+            if self._spec.patience is not None and epoch - now.lowest_epoch >= self._spec.patience:
                 ended = "patience"
                 break
-            kept, spent = (now.best_epoch, best), (self._budget.fixed, self._spent)
-            self._keeper.save(
-                mover.optimizer, self._descent.oscillations, now.epochs, kept, (now.lowest_epoch, lowest), spent
-            )
+            now.budget, now.spent_seconds = self._budget.fixed, self._spent
+            self._checkpoints.save(optimizer.optimizer, self._loop.oscillations, now)
         else:
             ended = self._budget.ended_by or "epochs"
-        return self._change(now, start, best, ended, learning_rate)
+        return self._change(now, start, ended)
 
-    def _is_kept(self, standing: Standing, before: Standing, lowest: Standing) -> bool:
+    def _is_kept(self, score: ValidationScore, before: ValidationScore, lowest: ValidationScore) -> bool:
         """True for the last epoch that chance does not tell from the best one.
 
         Among epochs that few samples cannot tell apart, the best one is so by luck, while later ones have learned more
         at a lower rate.
         """
         validation = self._validation
-        return validation.is_better(standing, before) and not validation.is_surely_worse(standing, lowest)
-
-    def _validation_on(self, numbers: Numbers) -> Validation:
-        case, services = self._toolkit.case, self._toolkit.services
-        return Validation(case, services, self._losses, self._samples, numbers, self._networks)
+        return validation.is_better(score, before) and not validation.is_surely_worse(score, lowest)
 
     @property
     def _spent(self) -> float:
@@ -241,7 +191,7 @@ class _Course:
 
     def _settle(self) -> None:
         """Let the losses decide by some of the samples what the config leaves open."""
-        numbers = self._parts.training[:_SETTLED_ON]
+        numbers = self._split.training[:_SETTLED_ON]
         size = self._samples.fixed_batch or self._networks.largest_part(len(numbers))
         made, arrays = [], []
         for piece in self._samples.minibatches(numbers, size, fill=True):
@@ -260,7 +210,7 @@ class _Course:
             InvalidConfigError: batches have no statistics.
         """
         spec, samples = self._spec, self._samples
-        training = self._parts.training
+        training = self._split.training
         part = self._networks.largest_part(min(spec.batch_size, len(training)))
         if samples.fixed_batch is not None:
             raise self._not_unfolded(
@@ -269,7 +219,7 @@ class _Course:
             )
         if part < 2:
             raise self._not_unfolded("one sample runs at a time", "or batch_size to 2 or more if it is 1")
-        order = training[epoch_order(len(training), self._seed, 0)[:_UNFOLDED_ON]]
+        order = training[epoch_order(len(training), self._context.seed, 0)[:_UNFOLDED_ON]]
 
         def batches() -> Iterator[Mapping[str, np.ndarray]]:
             for numbers in samples.minibatches(order, part, fill=True):
@@ -284,26 +234,24 @@ class _Course:
     def _not_unfolded(self, why: str, remedy: str) -> InvalidConfigError:
         return InvalidConfigError(
             f"batch_norm: unfolded normalizes by batches of two samples or more, but {why}",
-            pointer=below(_pointer(self._spec, self._toolkit), "batch_norm"),
+            pointer=below(self._context.pointer, "batch_norm"),
             hint=f"Set batch_norm to folded, {remedy}.",
         )
 
-    def _resumed(self, mover: Mover, start: Memory, before: Standing) -> tuple[_Progress, Memory, Standing]:
-        """Where an earlier attempt stood, or the beginning: progress, the best state, the standing to beat."""
-        found = self._keeper.load(mover.optimizer, self._descent.oscillations)
+    def _resumed(self, optimizer: ScheduledOptimizer) -> TrainingProgress | None:
+        """Where an earlier attempt stood; None: there was none."""
+        found = self._checkpoints.load(optimizer.optimizer, self._loop.oscillations)
         if found is None:
-            return _Progress(), start, before
+            return None
         if found.budget is not None:
             self._budget.resume(*found.budget)
         self._begin -= found.spent_seconds
-        epochs = [TrainingEpoch.model_validate(entry) for entry in found.epochs]
-        progress = _Progress(found.epoch, found.steps, epochs, found.best_epoch, found.lowest_epoch)
         self._project()
-        return progress, found.best, found.lowest
+        return found
 
-    def _epoch(self, mover: Mover, now: _Progress) -> tuple[float, float]:
-        """Train one epoch, or what the budget leaves of it; its mean loss and its last learning rate."""
-        count = min(self._descent.epoch_steps, max(self._budget.total - now.steps, 1))
+    def _epoch(self, optimizer: ScheduledOptimizer, now: TrainingProgress) -> tuple[float, float, int]:
+        """Train one epoch, or what the budget leaves of it; its mean loss, last learning rate, and steps at its end."""
+        count = min(self._loop.epoch_steps, max(self._budget.total - now.steps, 1))
 
         def tell(done: int) -> None:
             steps = now.steps + done
@@ -311,8 +259,8 @@ class _Course:
             words = f"epoch {now.epoch + 1}" + ("" if left is None else f", about {_duration(left)} left")
             self._run.progress("qat", steps, self._budget.total, "steps", words)
 
-        loss, factor, done = self._descent.steps(
-            mover,
+        loss, factor, done = self._loop.steps(
+            optimizer,
             epoch=now.epoch,
             count=count,
             number=now.steps,
@@ -320,72 +268,72 @@ class _Course:
             tell=tell,
             over=lambda: self._spec.seconds is not None and self._spent >= self._spec.seconds,
         )
-        now.steps += done
-        return loss, factor
+        return loss, factor, now.steps + done
 
     def _seconds_left(self, steps: int) -> float | None:
-        if not self._descent.taken:
+        if not self._loop.taken:
             return None
-        return (self._budget.total - steps) * self._descent.seconds / self._descent.taken
+        return (self._budget.total - steps) * self._loop.seconds / self._loop.taken
 
     def _project(self) -> None:
         """Bring the grids to where the target can work with them: what is validated is what would be emitted."""
-        written = self._networks.twin.write().on_target(self._config)
+        written = self._networks.twin.write().on_target(self._context.toolkit.case.config)
         self._networks.twin.follow(written)
 
-    def _note(self, now: _Progress, loss: float | None, standing: Standing, rate: float) -> None:
-        oscillating, frozen = shares(self._descent.oscillations.values())
+    def _told(self, epoch: int, steps: int, loss: float | None, score: ValidationScore, rate: float) -> TrainingEpoch:
+        """The figures of an epoch, which a watcher is told."""
+        oscillating, frozen = shares(self._loop.oscillations.values())
         entry = TrainingEpoch(
-            epoch=now.epoch,
-            steps=now.steps,
+            epoch=epoch,
+            steps=steps,
             train_loss=None if loss is None else finite(loss),
-            validation_loss=finite(standing.loss),
-            metric=standing.metric,
+            validation_loss=finite(score.loss),
+            metric=score.metric,
             learning_rate=rate,
             oscillating=oscillating,
             frozen=frozen,
         )
-        now.epochs.append(entry)
-        self._run.metric("qat", now.epoch, entry.model_dump(exclude={"epoch"}))
+        self._run.metric("qat", epoch, entry.model_dump(exclude={"epoch"}))
+        return entry
 
-    def _judged(self, start: Memory, best: Memory) -> Reason | None:
+    def _judged(self, start: TwinState, best: TwinState) -> Reason | None:
         """Why the best epoch is to be undone, by the samples that it has not learned from; None if not.
 
         What counts there is what was trained for: a distance of outputs says little of a network that was trained for
         its classes. The samples that the epoch was chosen by count too, as few are less sure than chosen ones are
         biased: an epoch is not the best of many, but the last of the good ones.
         """
-        if not len(self._parts.judging):
+        if not len(self._split.judging):
             return None
-        held = self._validation_on(np.concatenate([self._parts.judging, self._parts.validation]))
-        standings = []
-        for memory in (start, best):
-            memory.load(self._networks.twin)
+        held = Validation(self._context, np.concatenate([self._split.judging, self._split.validation]))
+        scores = []
+        for state in (start, best):
+            self._networks.twin.load_state_dict(state)
             self._project()
-            standings.append(held.measure())
-        before, after = standings
+            scores.append(held.measure())
+        before, after = scores
         if held.is_better(after, before):
             return None
         return TRAINED_WORSE(samples=held.samples, before=before.loss, after=after.loss)
 
-    def _change(self, now: _Progress, start: Memory, best: Memory, ended: Ended, learning_rate: float) -> Change:
+    def _change(self, now: TrainingProgress, start: TwinState, ended: Ended) -> Change:
         figures = TrainingFigures(
             epochs=tuple(now.epochs),
             best_epoch=now.best_epoch,
             metric=self._validation.metric,
-            samples=len(self._parts.training),
+            samples=len(self._split.training),
             validation_samples=self._validation.samples,
-            learning_rate=learning_rate,
+            learning_rate=self._learning_rate,
             device=str(self._networks.device),
             ended=ended,
         )
         words = _words(figures, (*self._losses.notes, *self._samples.notes, *self._notes))
         if now.best_epoch == 0:
             return replace(Change.nothing(NO_EPOCH_BETTER.saying(words)), training=figures)
-        worse = self._judged(start, best)
+        worse = self._judged(start, now.best)
         if worse is not None:
             return replace(Change.nothing(replace(worse, words=f"{worse.words}; {words}")), training=figures)
-        best.load(self._networks.twin)
+        self._networks.twin.load_state_dict(now.best)
         written = self._networks.twin.write()
         return Change(written, self._networks.twin.nodes, words, training=figures, judged=False)
 

@@ -26,7 +26,7 @@ _ROUNDED, _HELD, _MOVED = "\0rounded", "\0held", "\0moved"
 
 
 @dataclass(frozen=True)
-class BiasSite:
+class BiasRounding:
     """How a bias is rounded.
 
     Attributes:
@@ -43,7 +43,7 @@ class BiasSite:
 
 
 @dataclass(frozen=True)
-class Site:
+class TrainedParameter:
     """A parameter where a node reads it.
 
     Attributes:
@@ -62,10 +62,10 @@ class Site:
     index: int
     now: Parameter
     weight: WeightPlan | None = None
-    bias: BiasSite | None = None
+    bias: BiasRounding | None = None
 
 
-class Sites:
+class OperandNames:
     """Names the operands of a graph's nodes.
 
     Args:
@@ -81,7 +81,7 @@ class Sites:
         self._graph, self._plan = graph, plan
         self._parameters = Parameters(graph, plan)
         self._values = {name_of(value): value for value in _activations(graph)}
-        self.held: dict[str, Site] = {}
+        self.held: dict[str, TrainedParameter] = {}
         self.moved: dict[str, np.ndarray] = {}
 
     def key(self, node: ir.Node, index: int, value: ir.Value) -> str:
@@ -95,7 +95,7 @@ class Sites:
             key = f"{name}{_HELD} by {node_name(node)}" if bias is not None else name + _HELD
             if key not in self.held:
                 weight = self._plan.weights.get(name) if self._parameters.is_stored(node, index) else None
-                self.held[key] = Site(key, name, node, index, now, weight, self._bias(node, now, bias))
+                self.held[key] = TrainedParameter(key, name, node, index, now, weight, self._bias(node, now, bias))
             return key
         if now.grid is None and now.values is now.original:
             return name
@@ -126,14 +126,13 @@ class Sites:
         shape = self._values[tensor].shape
         return 1 if shape is None else len(shape)
 
-    def title(self, site: Site) -> str:
+    def title(self, parameter: TrainedParameter) -> str:
         """What a parameter is called: as its initializer; a bias that preparation has made, after its weight."""
-        weight = site.node.inputs[1] if site.index == 2 else None
+        weight = parameter.node.inputs[1] if parameter.index == 2 else None
         path, dot, last = ("" if weight is None else name_of(weight)).rpartition(".")
         title = f"{path}{dot}bias"
-        return (
-            title if last == "weight" and "." not in site.name and title not in self._graph.initializers else site.name
-        )
+        is_made = last == "weight" and "." not in parameter.name and title not in self._graph.initializers
+        return title if is_made else parameter.name
 
     def maker(self, tensor: str) -> str:
         """What an activation is called: as the node that makes it; an input, or one of several results, by itself."""
@@ -142,10 +141,10 @@ class Sites:
 
     def renew_biases(self, plan: QuantizationPlan) -> None:
         """Take over the grids that biases have in another plan for the same graph."""
-        for key, site in self.held.items():
-            entry = plan.biases.get(node_name(site.node)) if site.bias is not None else None
-            if site.bias is not None and entry is not None and entry.quantization is not None:
-                self.held[key] = replace(site, bias=replace(site.bias, grid=entry.quantization))
+        for key, parameter in self.held.items():
+            entry = plan.biases.get(node_name(parameter.node)) if parameter.bias is not None else None
+            if parameter.bias is not None and entry is not None and entry.quantization is not None:
+                self.held[key] = replace(parameter, bias=replace(parameter.bias, grid=entry.quantization))
 
     def _reads_rounded(self, node: ir.Node, value: ir.Value) -> bool:
         if name_of(value) not in self._plan.activations:
@@ -166,17 +165,17 @@ class Sites:
         planned = bias is not None or self._parameters.is_stored(node, index)
         return (planned and now.original.size > 1) or index in _TRAINED.get(node.op_type, ())
 
-    def _bias(self, node: ir.Node, now: Parameter, entry: BiasPlan | None) -> BiasSite | None:
+    def _bias(self, node: ir.Node, now: Parameter, entry: BiasPlan | None) -> BiasRounding | None:
         if entry is None or not isinstance(now.grid, IntegerGrid):
             return None
         if entry.spec.dtype != "int32":
-            return BiasSite(now.grid)
+            return BiasRounding(now.grid)
         read, weight = node.inputs[0], node.inputs[1]
         planned = None if weight is None else self._plan.weights.get(name_of(weight))
         if read is None or planned is None or not isinstance(planned.quantization, IntegerGrid):
             return None
         channels = scale_of_channel(node, planned, now.original.size, planned.quantization.scale.size)
-        return BiasSite(now.grid, self.source(name_of(read)), planned.initializer, channels)
+        return BiasRounding(now.grid, self.source(name_of(read)), planned.initializer, channels)
 
 
 def _activations(graph: ir.Graph) -> Iterator[ir.Value]:

@@ -10,78 +10,74 @@ from contextlib import AbstractContextManager, nullcontext
 import numpy as np
 import torch
 
-from service.contracts.algorithms.training import QuantizationAwareTraining
-from worker.quantizer.run.interface import Run
 from worker.quantizer.training.augmentation import Augmenter
 from worker.quantizer.training.batch_norm import is_frozen
-from worker.quantizer.training.losses import Losses, Tensors
-from worker.quantizer.training.network import Networks
-from worker.quantizer.training.optimizer import Mover
+from worker.quantizer.training.losses import Tensors
+from worker.quantizer.training.network import TeacherOutputs, TrainingContext
+from worker.quantizer.training.optimizer import ScheduledOptimizer
 from worker.quantizer.training.oscillation import Oscillations, freezing_threshold
 from worker.quantizer.training.quantizers import LearnedGrid, spread
-from worker.quantizer.training.samples import Minibatch, Numbers, TrainingSamples, epoch_order
-from worker.quantizer.training.targets import Targets
+from worker.quantizer.training.samples import Minibatch, epoch_order
 
 Tell = Callable[[int], None]
 
 
 class DivergedError(Exception):
-    """The loss is no number any more. The course takes it and ends the training: nobody else sees it."""
+    """The loss is no number any more. The trainer takes it and ends the training: nobody else sees it."""
 
 
-class Descent:
+class TrainingLoop:
     """What one step is, and what is remembered from step to step.
 
     Args:
-        spec: of the config.
-        networks: of the draft.
-        losses: settled.
-        samples: of the calibration set.
-        numbers: of those to train on.
-        augmenter: changes inputs.
-        run: asked before every part of a batch whether to stop.
-        seed: of the order of samples.
+        context: of the training; its losses settled.
 
     Attributes:
         oscillations: of every weight on integers, by initializer.
         taken: steps taken by this object.
         seconds: that they took.
         epoch_steps: steps in an epoch.
+
+    Raises:
+        InvalidConfigError: an augmentation does not fit the model.
     """
 
-    def __init__(
-        self,
-        spec: QuantizationAwareTraining,
-        networks: Networks,
-        losses: Losses,
-        samples: TrainingSamples,
-        numbers: Numbers,
-        augmenter: Augmenter,
-        run: Run,
-        seed: int,
-    ) -> None:
-        self._spec, self._networks, self._losses = spec, networks, losses
-        self._samples, self._augmenter, self._run, self._seed = samples, augmenter, run, seed
-        self._numbers = numbers
+    def __init__(self, context: TrainingContext) -> None:
+        self._spec, self._networks, self._losses = context.spec, context.networks, context.losses
+        self._samples, self._run, self._seed = context.samples, context.run, context.seed
+        self._numbers = context.split.training
+        inputs = context.toolkit.case.inputs
+        self._augmenter = Augmenter(self._spec.augmentations, inputs, self._seed, pointer=context.pointer)
         self.oscillations: dict[str, Oscillations] = {}
         self.taken, self.seconds = 0, 0.0
-        changed = bool(spec.augmentations) or bool(losses.inner_tensors)
-        self._targets = Targets.of(networks, samples, run) if losses.needs_teacher and not changed else None
+        changed = bool(self._spec.augmentations) or bool(self._losses.inner_tensors)
+        keeps = self._losses.needs_teacher and not changed
+        self._targets = TeacherOutputs.of(self._networks, self._samples, self._run) if keeps else None
         self.epoch_steps = len(self._pieces(0))
 
-    def begin(self, learning_rate: float) -> Mover:
+    def begin(self, learning_rate: float) -> ScheduledOptimizer:
         """What moves the parameters, at its first step; oscillations are counted anew."""
-        self.oscillations = {name: Oscillations() for name, _, _ in self._networks.twin.weight_sites()}
+        self.oscillations = {name: Oscillations() for name, _, _ in self._networks.twin.weights_on_grids()}
         spec = self._spec
-        return Mover.of(self._networks.twin, spec.optimizer, spec.schedule, spec.gradient_clip, learning_rate)
+        return ScheduledOptimizer.of(
+            self._networks.twin, spec.optimizer, spec.schedule, spec.gradient_clip, learning_rate
+        )
 
     def steps(
-        self, mover: Mover, *, epoch: int, count: int, number: int, total: int, tell: Tell, over: Callable[[], bool]
+        self,
+        optimizer: ScheduledOptimizer,
+        *,
+        epoch: int,
+        count: int,
+        number: int,
+        total: int,
+        tell: Tell,
+        over: Callable[[], bool],
     ) -> tuple[float, float, int]:
         """Take steps in training mode; afterwards the network is in evaluation mode.
 
         Args:
-            mover: of the parameters.
+            optimizer: of the parameters.
             epoch: from 0 on: of the order of samples.
             count: how many, at most those of an epoch.
             number: of the first one, since the beginning.
@@ -104,7 +100,7 @@ class Descent:
                 began, step = time.monotonic(), number + place
                 twin.norms_frozen = is_frozen(step, total)
                 losses.append(self._gradients(numbers, epoch, place))
-                factor = self._move(mover, step, total)
+                factor = self._move(optimizer, step, total)
                 self.taken, self.seconds = self.taken + 1, self.seconds + time.monotonic() - began
                 tell(len(losses))
                 if over():
@@ -143,7 +139,7 @@ class Descent:
             teacher = None
         with self._autocast():
             student = self._networks.student(feeds).cut(batch.valid, batch.size)
-        return self._losses(student, teacher, batch.arrays).total
+        return self._losses(student, teacher, batch.arrays)
 
     def _autocast(self) -> AbstractContextManager[object]:
         if self._networks.device.type == "cuda" and self._spec.autocast:
@@ -151,10 +147,10 @@ class Descent:
         return nullcontext()
 
     @torch.no_grad()
-    def _move(self, mover: Mover, number: int, total: int) -> float:
-        held = list(self._networks.twin.weight_sites())
+    def _move(self, optimizer: ScheduledOptimizer, number: int, total: int) -> float:
+        held = list(self._networks.twin.weights_on_grids())
         self._hold(held)
-        factor = mover.step(number, total)
+        factor = optimizer.step(number, total)
         freeze = freezing_threshold(self._spec.oscillation_threshold, number, total)
         threshold = freeze if self._spec.freeze_oscillations else None
         for name, master, grid in held:

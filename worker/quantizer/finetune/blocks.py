@@ -1,16 +1,15 @@
-"""Which nodes of a network are reconstructed together, and what of them may move. Needs no torch."""
+"""What is reconstructed at once, one layer or one residual block: nodes, what of them may move, samples. No torch."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 import onnx_ir as ir
 
-from worker.quantizer.finetune.reconstruction.unit import ACTIVATIONS, NORM_OPERATORS, OPERATORS, Operation, Unit
-from worker.quantizer.finetune.reconstruction.unit import Parameter as Tuned
-from worker.quantizer.graph.values import DEFAULT_DOMAINS, is_constant, name_of, node_name, plain_attributes, users
+from worker.quantizer.graph.values import DEFAULT_DOMAINS, is_constant, name_of, node_name, users
 from worker.quantizer.numerics.grids import Grid
 from worker.quantizer.numerics.integer import IntegerGrid
 from worker.quantizer.operators.linear import LINEAR
@@ -18,12 +17,28 @@ from worker.quantizer.plan.parameters import Parameter, Parameters
 from worker.quantizer.plan.types import QuantizationPlan, Role
 from worker.quantizer.walk import is_tunable
 
+NORM_OPERATORS = ("InstanceNormalization", "LayerNormalization")
+ACTIVATIONS = (
+    "Relu",
+    "PRelu",
+    "LeakyRelu",
+    "Gelu",
+    "Tanh",
+    "Clip",
+    "Sigmoid",
+    "Softmax",
+    "HardSigmoid",
+    "HardSwish",
+)
+_OTHERS = ("Add", "GlobalAveragePool", "Identity", "Max", "Min", "Mul")
+# What a block may hold.
+OPERATORS = frozenset({*LINEAR, *NORM_OPERATORS, *ACTIVATIONS, *_OTHERS})
 # Softmax normalizes a row or more.
 _BY_ELEMENT = {*ACTIVATIONS, "Add", "Identity", "Max", "Min", "Mul"} - {"Softmax"}
 
 
 @dataclass(frozen=True)
-class Site:
+class Block:
     """Nodes that are reconstructed together.
 
     Attributes:
@@ -49,6 +64,68 @@ class Site:
         return {name_of(value): value for value in read if value not in made and not is_constant(value)}
 
 
+@dataclass(frozen=True)
+class BlockParameter:
+    """A constant of a block that the solver may move.
+
+    Attributes:
+        values: float32, as the float network has it.
+        grid: what it is rounded to; None for one that stays float.
+        present: float32, same shape, as the quantized network has it so far.
+        kind: weights are rounded or moved; biases follow where that is asked for; norms are the scales of
+            normalizations, which have no grid.
+        free_scale: the grid's scale may be any number, so that ``update_scales`` concerns it.
+    """
+
+    values: np.ndarray
+    grid: Grid | None
+    present: np.ndarray
+    kind: Literal["weight", "bias", "norm"] = "weight"
+    free_scale: bool = False
+
+
+@dataclass(frozen=True)
+class BlockState:
+    """A block with its parameters as the plan has them.
+
+    Attributes:
+        block: the nodes, and the tensor that is compared with the float network's.
+        parameters: those that may move, by tensor name.
+        constants: other constants, by tensor name.
+        grids: of activations between the nodes, and of the output if it is to be compared behind its grid.
+    """
+
+    block: Block
+    parameters: Mapping[str, BlockParameter]
+    constants: Mapping[str, np.ndarray] = field(default_factory=dict)
+    grids: Mapping[str, Grid] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class BlockSamples:
+    """What a block reads and should make, on the same calibration samples.
+
+    Attributes:
+        quantized: float32 [samples, ...] by tensor: inputs as the quantized network gives them.
+        floats: the same of the float network; only needed where ``drop_ratio`` is below 1.
+        target: float32 [samples, ...]: its output in the float network.
+    """
+
+    quantized: Mapping[str, np.ndarray]
+    target: np.ndarray
+    floats: Mapping[str, np.ndarray] = field(default_factory=dict)
+
+    @property
+    def count(self) -> int:
+        """Number of samples."""
+        return len(self.target)
+
+    @property
+    def largest_elements(self) -> int:
+        """Elements of the largest of the arrays, of one sample."""
+        return max(array[:1].size for array in (self.target, *self.quantized.values()))
+
+
 def tunable(node: ir.Node, plan: QuantizationPlan, op_types: Collection[str]) -> bool:
     """True for a quantized linear node with a constant weight, and for a normalization with constant parameters."""
     if node.op_type not in op_types or node.domain not in DEFAULT_DOMAINS:
@@ -61,18 +138,18 @@ def tunable(node: ir.Node, plan: QuantizationPlan, op_types: Collection[str]) ->
     return is_tunable(node, plan)
 
 
-def layers(graph: ir.Graph, plan: QuantizationPlan, op_types: Collection[str]) -> list[Site]:
-    """One site per layer: a node to tune, and the activation function that alone reads its result."""
+def single_layers(graph: ir.Graph, plan: QuantizationPlan, op_types: Collection[str]) -> list[Block]:
+    """One block per layer: a node to tune, and the activation function that alone reads its result."""
     return [_layer(node, plan) for node in graph if tunable(node, plan, op_types)]
 
 
-def _layer(node: ir.Node, plan: QuantizationPlan) -> Site:
+def _layer(node: ir.Node, plan: QuantizationPlan) -> Block:
     nodes = [node]
     while (follower := _follower(nodes[-1], plan)) is not None:
         nodes.append(follower)
         if plan.nodes[node_name(follower)].role is not Role.FUSED:
             break
-    return Site(tuple(nodes), (node,), nodes[-1].outputs[0])
+    return Block(tuple(nodes), (node,), nodes[-1].outputs[0])
 
 
 def _follower(node: ir.Node, plan: QuantizationPlan) -> ir.Node | None:
@@ -88,30 +165,30 @@ def _follower(node: ir.Node, plan: QuantizationPlan) -> ir.Node | None:
     return reader if fits and reader.domain in DEFAULT_DOMAINS else None
 
 
-def blocks(graph: ir.Graph, plan: QuantizationPlan, op_types: Collection[str]) -> list[Site]:
-    """Residual blocks as one site each; layers outside of any, or in one that cannot be computed, by themselves.
+def residual_blocks(graph: ir.Graph, plan: QuantizationPlan, op_types: Collection[str]) -> list[Block]:
+    """Residual blocks as one each; layers outside of any, or in one that cannot be computed, by themselves.
 
     A block is what lies between a tensor that is read more than once and the Add where its branches meet again, with
     the activation function behind the Add (Li et al. 2021, BRECQ, section 3.2).
     """
-    single = layers(graph, plan, op_types)
+    single = single_layers(graph, plan, op_types)
     order = {node: k for k, node in enumerate(graph)}
     taken: set[ir.Node] = set()
-    sites = []
+    found = []
     for join in graph:
         if join.op_type != "Add" or plan.nodes[node_name(join)].role is Role.FUSED:
             continue
-        site = _block(join, plan, op_types, order)
-        if site is not None and len(site.tuned) > 1 and not taken.intersection(site.nodes):
-            taken.update(site.nodes)
-            sites.append(site)
-    sites += [site for site in single if not taken.intersection(site.nodes)]
-    return sorted(sites, key=lambda site: order[site.nodes[0]])
+        block = _block(join, plan, op_types, order)
+        if block is not None and len(block.tuned) > 1 and not taken.intersection(block.nodes):
+            taken.update(block.nodes)
+            found.append(block)
+    found += [block for block in single if not taken.intersection(block.nodes)]
+    return sorted(found, key=lambda block: order[block.nodes[0]])
 
 
 def _block(
     join: ir.Node, plan: QuantizationPlan, op_types: Collection[str], order: Mapping[ir.Node, int]
-) -> Site | None:
+) -> Block | None:
     first, second = join.inputs[0], join.inputs[1]
     if first is None or second is None or is_constant(first) or is_constant(second):
         return None
@@ -135,7 +212,7 @@ def _block(
     if not tuned:
         return None
     # The walk stops at a tuned node: what comes before the first of them reads the split tensor as well.
-    return Site(tuple(inner), tuned, inner[-1].outputs[0]) if inner[0] in tuned else None
+    return Block(tuple(inner), tuned, inner[-1].outputs[0]) if inner[0] in tuned else None
 
 
 def _ancestors(value: ir.Value) -> list[ir.Value]:
@@ -149,17 +226,17 @@ def _ancestors(value: ir.Value) -> list[ir.Value]:
     return found
 
 
-def unit_of(site: Site, parameters: Parameters, *, output_grid: bool = False) -> Unit:
-    """The site as the solver takes it, with its parameters as they are now.
+def state_of(block: Block, parameters: Parameters, *, output_grid: bool = False) -> BlockState:
+    """The block as the solver takes it, with its parameters as they are now.
 
     Args:
-        site: what to reconstruct.
+        block: what to reconstruct.
         parameters: of a filled plan.
         output_grid: compare what comes out behind the Q/DQ pair of the output.
     """
-    moving: dict[str, Tuned] = {}
+    moving: dict[str, BlockParameter] = {}
     constants: dict[str, np.ndarray] = {}
-    for node in site.nodes:
+    for node in block.nodes:
         for index, value in enumerate(node.inputs):
             now = parameters.of(node, index)
             if value is None or now is None:
@@ -168,18 +245,17 @@ def unit_of(site: Site, parameters: Parameters, *, output_grid: bool = False) ->
             entry = parameters.plan.weights.get(name_of(value))
             if entry is not None and entry.tied is not None:
                 found = None  # it has the integers of a table
-            if node in site.tuned and found is not None and len(value.uses()) == 1:
+            if node in block.tuned and found is not None and len(value.uses()) == 1:
                 moving[name_of(value)] = found
             else:
                 constants[name_of(value)] = now.present
     grids = {}
-    for node in site.nodes:
+    for node in block.nodes:
         value = node.outputs[0]
-        grid = rounding_grid(value, site.nodes, parameters.plan)
-        if grid is not None and (value is not site.output or output_grid):
+        grid = rounding_grid(value, block.nodes, parameters.plan)
+        if grid is not None and (value is not block.output or output_grid):
             grids[name_of(value)] = grid
-    operations = tuple(operation_of(node) for node in site.nodes)
-    return Unit(site.name, operations, name_of(site.output), moving, constants, grids)
+    return BlockState(block, moving, constants, grids)
 
 
 def computes_by_rows(nodes: Collection[ir.Node]) -> bool:
@@ -210,19 +286,13 @@ def rounding_grid(value: ir.Value, readers: Collection[ir.Node], plan: Quantizat
     return entry.quantization if read else None
 
 
-def _to_solve(node: ir.Node, index: int, now: Parameter) -> Tuned | None:
+def _to_solve(node: ir.Node, index: int, now: Parameter) -> BlockParameter | None:
     """What input ``index`` of a node is to the solver; None for a constant that has neither grid nor gradient."""
     if node.op_type in NORM_OPERATORS and index in (1, 2):
-        return Tuned(now.values, None, now.values, "norm" if index == 1 else "bias")
+        return BlockParameter(now.values, None, now.values, "norm" if index == 1 else "bias")
     if index == 2 and node.op_type in LINEAR:
-        return Tuned(now.unrounded, now.grid, now.present, "bias")
+        return BlockParameter(now.unrounded, now.grid, now.present, "bias")
     if now.grid is None:
         return None
     free = isinstance(now.grid, IntegerGrid) and now.scale == "float32"
-    return Tuned(now.values, now.grid, now.present, "weight", free_scale=free)
-
-
-def operation_of(node: ir.Node) -> Operation:
-    """The node as the solver takes it."""
-    inputs = tuple(None if value is None else name_of(value) for value in node.inputs)
-    return Operation(node.op_type, inputs, name_of(node.outputs[0]), plain_attributes(node))
+    return BlockParameter(now.values, now.grid, now.present, "weight", free_scale=free)

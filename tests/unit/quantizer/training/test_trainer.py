@@ -18,8 +18,8 @@ from tests.unit.quantizer.toolbox import config, make_model, write_npz
 from tests.unit.quantizer.training.networks import pictures, trained
 from worker.quantizer.pipeline import Result, quantize
 from worker.quantizer.run.interface import Run, SilentRun
-from worker.quantizer.training.split import split
-from worker.quantizer.training.validation import Standing, Validation
+from worker.quantizer.training.samples import split_samples
+from worker.quantizer.training.validation import Validation, ValidationScore
 
 FEW_BITS: dict[str, Any] = {
     "preset": "int8", "weight": {"dtype": "int4"}, "activation": {"dtype": "uint4"},
@@ -101,7 +101,7 @@ CURVE = ((1.0, SAMPLES), (0.5, SAMPLES), (0.3, SAMPLES), (0.4, SAMPLES[::-1]), (
 
 @pytest.mark.slow
 def test_the_last_epoch_counts_that_chance_does_not_tell_from_the_best(tmp_path, model, monkeypatch) -> None:
-    standings = iter([Standing(loss, None, losses=tuple(loss + spread)) for loss, spread in CURVE])
+    standings = iter([ValidationScore(loss, None, losses=tuple(loss + spread)) for loss, spread in CURVE])
     monkeypatch.setattr(Validation, "measure", lambda self: next(standings))
     result = train(tmp_path, model, {"epochs": 5, "batch_size": 32, "accept": "always"}, labels=False)
     training = outcome(result).training
@@ -130,7 +130,7 @@ class Dies(Listener):
     [("sgd", "folded"), ("adamw", "unfolded"), pytest.param("adamw", "folded", marks=pytest.mark.long)],
 )
 def test_another_attempt_goes_on_and_gives_the_same_bytes(tmp_path, model, optimizer, batch_norm, monkeypatch) -> None:
-    monkeypatch.setattr("worker.quantizer.training.memory._MOST_TIME", 1e9)  # every epoch is kept, however short
+    monkeypatch.setattr("worker.quantizer.training.checkpoints._MOST_TIME", 1e9)  # every epoch is kept, however short
     kept = tmp_path / "kept"
     kept.mkdir()
     qat = {
@@ -195,13 +195,13 @@ def test_too_few_samples_and_a_tensor_that_is_not_there_are_told(tmp_path: Path,
 
 def test_a_dataset_that_is_sorted_by_class_is_split_in_all_its_classes() -> None:
     labels = np.repeat(np.arange(4), 40)
-    parts = split(160, validation_share=0.2, judging=16, classes=labels, seed=3)
+    parts = split_samples(160, validation_share=0.2, judging=16, classes=labels, seed=3)
     for numbers, share in ((parts.training, 0.72), (parts.validation, 0.18), (parts.judging, 0.1)):
         assert np.bincount(labels[numbers], minlength=4) == pytest.approx(40 * share, abs=1.5)
     assert sorted(np.concatenate([parts.training, parts.validation, parts.judging])) == list(range(160))
-    again = split(160, validation_share=0.2, judging=16, classes=labels, seed=4)
+    again = split_samples(160, validation_share=0.2, judging=16, classes=labels, seed=4)
     assert not np.array_equal(parts.training, again.training)
-    few = split(4, validation_share=0.89, judging=4, classes=None, seed=0)
+    few = split_samples(4, validation_share=0.89, judging=4, classes=None, seed=0)
     assert (len(few.training), len(few.validation), len(few.judging)) == (2, 1, 1)
 
 

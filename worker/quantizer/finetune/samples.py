@@ -1,4 +1,4 @@
-"""What a site reads and should make, taken from the walk: in memory, or in files that are mapped."""
+"""What a block reads and should make, taken from the walk: in memory, or in files that are mapped."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from types import TracebackType
 import numpy as np
 import onnx_ir as ir
 
-from worker.quantizer.finetune.reconstruction.layers import Site, computes_by_rows, rounding_grid
-from worker.quantizer.finetune.reconstruction.unit import Samples
+from worker.quantizer.finetune.blocks import Block, BlockSamples, computes_by_rows, rounding_grid
 from worker.quantizer.graph.values import name_of
 from worker.quantizer.walk import Frontier, Part
 from worker.quantizer.walk.feed import real_samples
@@ -51,10 +50,10 @@ def _cut(rows: np.ndarray, samples: int) -> np.ndarray:
 
 
 class SampleGatherer:
-    """Gathers the samples of one site after another; a context manager.
+    """Gathers the samples of one block after another; a context manager.
 
     Args:
-        frontier: of the walk, right before the site.
+        frontier: of the walk, right before the block.
         limits: level 2 puts all on disk; else what does not fit into memory goes there.
         mixed: the float network's inputs are needed too.
     """
@@ -80,22 +79,22 @@ class SampleGatherer:
         return [f"the samples of {self._on_disk} layers lay on disk"] if self._on_disk else []
 
     def forget(self) -> None:
-        """Remove the files of the last site."""
+        """Remove the files of the last block."""
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None
 
-    def gather(self, site: Site) -> Samples | str:
-        """The samples of ``site``, or why it has none that can be drawn from."""
+    def gather(self, block: Block) -> BlockSamples | str:
+        """The samples of ``block``, or why it has none that can be drawn from."""
         self.forget()
-        frontier, inputs = self._frontier, site.inputs
-        piece = frontier.piece(site.nodes, [name_of(site.output)], quantized=False, unrounded=False)
+        frontier, inputs = self._frontier, block.inputs
+        piece = frontier.piece(block.nodes, [name_of(block.output)], quantized=False, unrounded=False)
 
         def target(part: Part) -> np.ndarray:
-            return frontier.run(piece, part, quantized=False)[name_of(site.output)]
+            return frontier.run(piece, part, quantized=False)[name_of(block.output)]
 
         wanted: dict[str, _Read] = {"target": _real(target)}
-        wanted |= {f"quantized {name}": _real(self._quantized(site, value)) for name, value in inputs.items()}
+        wanted |= {f"quantized {name}": _real(self._quantized(block, value)) for name, value in inputs.items()}
         if self._mixed:
             wanted |= {f"float {name}": _real(partial(frontier.tensor, name, quantized=False)) for name in inputs}
         first = {role: read(frontier.parts[0]) for role, read in wanted.items()}
@@ -104,7 +103,7 @@ class SampleGatherer:
         share = frontier.samples / frontier.parts[0].valid
         by_rows = self._differ(wanted, first)
         if by_rows:
-            if not computes_by_rows(site.nodes) or any(array.ndim != 3 for array in first.values()):
+            if not computes_by_rows(block.nodes) or any(array.ndim != 3 for array in first.values()):
                 return "gradients run samples together, and those of its tensors differ in shape"
             read_first = wanted[f"quantized {next(iter(inputs))}"]
             share = sum(read_first(part).size for part in frontier.parts) / read_first(frontier.parts[0]).size
@@ -118,7 +117,7 @@ class SampleGatherer:
             return "its tensors change their shape from sample to sample"
         if by_rows:
             gathered = {role: _cut(rows, frontier.samples) for role, rows in gathered.items()}
-        return Samples(
+        return BlockSamples(
             {name: gathered[f"quantized {name}"] for name in inputs},
             gathered["target"],
             {name: gathered[f"float {name}"] for name in inputs} if self._mixed else {},
@@ -132,8 +131,8 @@ class SampleGatherer:
         pairs = ((read, first[role].shape[1:]) for role, read in wanted.items())
         return any(read(part).shape[1:] != shape for read, shape in pairs for part in frontier.parts)
 
-    def _quantized(self, site: Site, value: ir.Value) -> Callable[[Part], np.ndarray]:
-        grid = rounding_grid(value, site.nodes, self._frontier.plan)
+    def _quantized(self, block: Block, value: ir.Value) -> Callable[[Part], np.ndarray]:
+        grid = rounding_grid(value, block.nodes, self._frontier.plan)
         if grid is None or rests_as_integers(value, self._frontier.plan):
             return lambda part: self._frontier.tensor(name_of(value), part, quantized=True)
         at_run_time = grid.at_run_time()

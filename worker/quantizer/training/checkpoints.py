@@ -14,48 +14,58 @@ import torch
 from service.contracts.report import TrainingEpoch
 from worker.quantizer.evaluation.certainty.evidence import Evidence, document_of
 from worker.quantizer.run.checkpoint import Arrays, CheckpointStore, Pace, pack, unpack
+from worker.quantizer.training.optimizer import End
 from worker.quantizer.training.oscillation import Oscillations
-from worker.quantizer.training.schedule import End
 from worker.quantizer.training.twin import Twin
-from worker.quantizer.training.validation import Standing
+from worker.quantizer.training.validation import ValidationScore
 
 _KEY = "qat state"
 # Saving may take this part of the training's time.
 _MOST_TIME = 0.05
 
 
-@dataclass(frozen=True)
-class Memory:
-    """All that a twin has learned."""
-
-    state: Mapping[str, torch.Tensor]
-
-    @staticmethod
-    def of(twin: Twin) -> Memory:
-        """As it is now."""
-        return Memory({name: tensor.detach().clone() for name, tensor in twin.state_dict().items()})
-
-    def load(self, twin: Twin) -> None:
-        """Bring a twin back to it."""
-        twin.load_state_dict(self.state)
+TwinState = Mapping[str, torch.Tensor]
 
 
-@dataclass(frozen=True)
-class Found:
-    """Where an earlier attempt stood."""
+def state_of(twin: Twin) -> TwinState:
+    """All that a twin has learned, as it is now; ``load_state_dict`` brings it back there."""
+    return {name: tensor.detach().clone() for name, tensor in twin.state_dict().items()}
 
-    epoch: int
-    steps: int
-    epochs: list[dict[str, Any]]
+
+@dataclass
+class TrainingProgress:
+    """Where a training stands.
+
+    Attributes:
+        epochs: told so far, the first of them before any step.
+        best_epoch: the one that is kept.
+        best: what the twin had learned then.
+        lowest_epoch: the one with the best score.
+        lowest: its score.
+        budget: the number of steps and what bounds it, once they are fixed.
+        spent_seconds: by all attempts.
+    """
+
+    epochs: list[TrainingEpoch]
     best_epoch: int
-    best: Memory
+    best: TwinState
     lowest_epoch: int
-    lowest: Standing
-    budget: tuple[int, End] | None
-    spent_seconds: float
+    lowest: ValidationScore
+    budget: tuple[int, End] | None = None
+    spent_seconds: float = 0.0
+
+    @property
+    def epoch(self) -> int:
+        """Number of the last epoch."""
+        return self.epochs[-1].epoch
+
+    @property
+    def steps(self) -> int:
+        """Taken by its end."""
+        return self.epochs[-1].steps
 
 
-class Keeper:
+class TrainingCheckpoints:
     """Checkpoints of one training: after each epoch, unless epochs are so short that saving would slow them down.
 
     Args:
@@ -68,35 +78,28 @@ class Keeper:
         self._pace = Pace(_MOST_TIME)
 
     def save(
-        self,
-        optimizer: torch.optim.Optimizer,
-        oscillations: Mapping[str, Oscillations],
-        epochs: list[TrainingEpoch],
-        kept: tuple[int, Memory],
-        lowest: tuple[int, Standing],
-        spent: tuple[tuple[int, End] | None, float],
+        self, optimizer: torch.optim.Optimizer, oscillations: Mapping[str, Oscillations], progress: TrainingProgress
     ) -> None:
-        """Keep the state after an epoch, what is best so far, the fixed number of steps and the seconds spent."""
+        """Keep the state after an epoch."""
         if not self._store.is_kept or not self._pace.is_due:
             return
-        began = time.monotonic()
-        (number, memory), (lowest_epoch, standing) = kept, lowest
+        began, lowest = time.monotonic(), progress.lowest
         facts = {
-            "epochs": [entry.model_dump(mode="json") for entry in epochs],
-            "best_epoch": number,
-            "lowest_epoch": lowest_epoch,
+            "epochs": [entry.model_dump(mode="json") for entry in progress.epochs],
+            "best_epoch": progress.best_epoch,
+            "lowest_epoch": progress.lowest_epoch,
             "lowest": {
-                "loss": standing.loss,
-                "metric": standing.metric,
-                "evidence": document_of(standing.evidence),
-                "losses": standing.losses,
+                "loss": lowest.loss,
+                "metric": lowest.metric,
+                "evidence": document_of(lowest.evidence),
+                "losses": lowest.losses,
             },
-            "budget": spent[0],
-            "spent_seconds": spent[1],
+            "budget": progress.budget,
+            "spent_seconds": progress.spent_seconds,
         }
         arrays: Arrays = {"facts": np.frombuffer(json.dumps(facts).encode(), np.uint8)}
         arrays |= {f"now\n{name}": _array(tensor) for name, tensor in self._twin.state_dict().items()}
-        arrays |= {f"best\n{name}": _array(tensor) for name, tensor in memory.state.items()}
+        arrays |= {f"best\n{name}": _array(tensor) for name, tensor in progress.best.items()}
         for place, state in optimizer.state_dict()["state"].items():
             arrays |= {f"moves\n{place}\n{key}": _array(value) for key, value in state.items() if value is not None}
         for name, one in oscillations.items():
@@ -104,14 +107,16 @@ class Keeper:
         self._store.save(_KEY, pack(arrays))
         self._pace.spent(began)
 
-    def load(self, optimizer: torch.optim.Optimizer, oscillations: Mapping[str, Oscillations]) -> Found | None:
+    def load(
+        self, optimizer: torch.optim.Optimizer, oscillations: Mapping[str, Oscillations]
+    ) -> TrainingProgress | None:
         """Bring twin, optimizer and oscillations to where an earlier attempt stood; None if there was none."""
         arrays = self._store.load_as(_KEY, unpack)
         if arrays is None:
             return None
         facts = json.loads(arrays["facts"].tobytes())
         device = next(self._twin.parameters()).device
-        Memory(_tensors(arrays, "now\n", device)).load(self._twin)
+        self._twin.load_state_dict(_tensors(arrays, "now\n", device))
         state = optimizer.state_dict()
         for name, tensor in _tensors(arrays, "moves\n", device).items():
             place, key = name.split("\n")
@@ -122,22 +127,14 @@ class Keeper:
             one.load_state(
                 {key[len(prefix) :]: array for key, array in arrays.items() if key.startswith(prefix)}, device
             )
-        lowest = facts["lowest"]
-        epochs = facts["epochs"]
-        budget = facts["budget"]
-        return Found(
-            epoch=epochs[-1]["epoch"],
-            steps=epochs[-1]["steps"],
-            epochs=epochs,
+        lowest, budget = facts["lowest"], facts["budget"]
+        evidence = Evidence.from_document(lowest["evidence"])
+        return TrainingProgress(
+            epochs=[TrainingEpoch.model_validate(entry) for entry in facts["epochs"]],
             best_epoch=facts["best_epoch"],
-            best=Memory(_tensors(arrays, "best\n", device)),
+            best=_tensors(arrays, "best\n", device),
             lowest_epoch=facts["lowest_epoch"],
-            lowest=Standing(
-                lowest["loss"],
-                lowest["metric"],
-                Evidence.from_document(lowest["evidence"]),
-                tuple(lowest["losses"]),
-            ),
+            lowest=ValidationScore(lowest["loss"], lowest["metric"], evidence, tuple(lowest["losses"])),
             budget=None if budget is None else (budget[0], cast(End, budget[1])),
             spent_seconds=facts["spent_seconds"],
         )

@@ -1,1 +1,0 @@
-"""What both solvers share: layers, their samples, and the tally of their errors."""
