@@ -185,7 +185,7 @@ def beside_backlog(tree: Path, *, workers: int, backlog: int, singles: int) -> N
         fields = {"kind": "quantize", "model_id": theirs["model"], "calibration_dataset_id": theirs["calibration"]}
         with database.write() as session:
             for _ in range(backlog):
-                transitions.submit(session, tenant_id="crowd", config={"preset": "int8"}, **fields)
+                transitions.submit(session, transitions.NewJob(tenant_id="crowd", config={"preset": "int8"}, **fields))
         database.close()
         time.sleep(5.0)  # all slots are theirs by now
         urgent = []

@@ -27,7 +27,6 @@ from service.docs.router import router as docs
 from service.hand_overs.router import router as hand_overs
 from service.health.router import router as health
 from service.inspections.router import router as inspections
-from service.jobs.evaluations.router import router as evaluations
 from service.jobs.router import router as jobs
 from service.keys.router import router as keys
 from service.limiting import LimitMiddleware
@@ -74,7 +73,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         generate_unique_id_function=lambda route: route.name,
     )
     app.state.app = state
-    nouns = (uploads, models, datasets, inspections, jobs, evaluations, batches, comparison, queues, reports, artifacts)
+    nouns = (uploads, models, datasets, inspections, jobs, batches, comparison, queues, reports, artifacts)
     others = (schedules, webhooks, quarantine, quotas, audit, presets, targets, problems, health, docs)
     # /v1/keys/signing goes before /v1/keys/{key_id}
     for router in (*nouns, hand_overs, *aliases, attestations, keys, *others, dashboard):

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ValidationError
 from service.contracts.errors import FieldProblem
 from service.contracts.validation import field_problems
 from service.deps import BEARER, get_app, get_principal
-from service.idempotency.digests import RepeatableBody
+from service.idempotency.requests import RepeatableBody
 
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 

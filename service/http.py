@@ -1,19 +1,21 @@
-"""Small things that every noun's HTTP face needs: entity tags, conditional requests, long polls, pages."""
+"""What all routers need: entity tags, conditional requests, long polls, pages of lists, filters by key."""
 
 from __future__ import annotations
 
 import re
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Annotated, Any, Literal, TypeVar
+from urllib.parse import quote
 
-from fastapi import Query, Request
+from fastapi import Depends, Query, Request, Response
 from pydantic import AwareDatetime, BeforeValidator
 
 from service.contracts.errors import InvalidRequestError
 from service.contracts.labels import LABEL_KEY
-from service.deps import AppState
+from service.deps import AppDep, AppState
 from service.notifier import Watched
+from service.pagination import CursorCodec, Page, Position, link_header
 from service.repository import Version
 
 MAX_WAIT_SECONDS = 30.0
@@ -25,6 +27,7 @@ PLAIN_TEXT = r"^[^\x00-\x1f\x7f]*$"
 _AGAIN_SECONDS = 10.0
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}[Tt _]")
 _Seen = TypeVar("_Seen")
+_Item = TypeVar("_Item")
 Limit = Annotated[int, Query(ge=1, le=MAX_LIMIT, description="Items per page.")]
 CursorParameter = Annotated[str | None, Query(max_length=512, description="next_cursor of the page before.")]
 Wait = Annotated[
@@ -57,11 +60,15 @@ EventForm = Annotated[
 ]
 
 
-def wants_json(accept: str, form: str | None) -> bool:
-    """True if a request asks for pages of events, not for a stream of them: by its ``format``, else by its Accept."""
+async def wants_event_page(request: Request, form: EventForm = None) -> bool:
+    """Dependency: whether a page of events is asked for, not a stream: by ``format``, else by Accept."""
     if form is not None:
         return form == "json"
+    accept = request.headers.get("accept", "")
     return "application/json" in accept and "text/event-stream" not in accept
+
+
+EventPageDep = Annotated[bool, Depends(wants_event_page)]
 
 
 def keyed_filters(request: Request, word: str, *, most: int) -> dict[str, str]:
@@ -148,6 +155,64 @@ async def poll(
                 # what is told beside the row may have changed, such as whether a worker is there for it
                 seen = await app.reads.run(look)
     return seen
+
+
+class PageRequest:
+    """The page of a list that a request asks for, by ``limit`` and ``cursor``; every list is answered by it.
+
+    Args:
+        request: for the list.
+        response: to which the link to the next page is added.
+        app: of the process.
+        limit: items per page.
+        cursor: as the request has it; None: the list begins.
+    """
+
+    def __init__(self, request: Request, response: Response, app: AppState, limit: int, cursor: str | None) -> None:
+        self._request, self._response, self._app = request, response, app
+        self._limit, self._cursor = limit, cursor
+
+    async def answer(
+        self,
+        scope: str,
+        find: Callable[[Position | None, int], tuple[Sequence[_Seen], Position | None]],
+        shown: Callable[[_Seen], _Item],
+    ) -> Page[_Item]:
+        """The page.
+
+        Args:
+            scope: the list, the tenant and the filters, as of ``CursorCodec``.
+            find: reads, in a thread: given the last item of the page before and how many, gives them and the position
+                of the last if there are more.
+            shown: an item as the answer tells of it; in the same thread.
+
+        Raises:
+            InvalidCursorError: the cursor is not one of this list with these filters.
+        """
+        codec = CursorCodec(self._app.settings, scope)
+        after = None if self._cursor is None else codec.decode(self._cursor)
+
+        def read() -> tuple[list[_Item], Position | None]:
+            rows, last = find(after, self._limit)
+            return [shown(row) for row in rows], last
+
+        items, last = await self._app.reads.run(read)
+        if last is None:
+            return Page(items=items)
+        next_cursor = codec.encode(last)
+        given = [(name, value) for name, value in self._request.query_params.multi_items() if name != "cursor"]
+        self._response.headers.update(link_header(quote(self._request.scope["path"]), next_cursor, given))
+        return Page(items=items, next_cursor=next_cursor, has_more=True)
+
+
+async def page_request(
+    request: Request, response: Response, app: AppDep, limit: Limit = DEFAULT_LIMIT, cursor: CursorParameter = None
+) -> PageRequest:
+    """Dependency: which page is asked for."""
+    return PageRequest(request, response, app, limit, cursor)
+
+
+PageDep = Annotated[PageRequest, Depends(page_request)]
 
 
 def only_parameters(*names: str, keyed: str | None = None) -> Callable[[Request], Awaitable[None]]:

@@ -7,6 +7,7 @@ import binascii
 import hashlib
 import hmac
 import json
+from collections.abc import Sequence
 from typing import Generic, NamedTuple, TypeVar
 from urllib.parse import urlencode
 
@@ -42,11 +43,9 @@ class Page(BaseModel, Generic[_Item]):
     has_more: bool = False
 
 
-def link_header(path: str, next_cursor: str | None, **parameters: object) -> dict[str, str]:
-    """The Link header to the next page (RFC 8288), if there is one; parameters that are None are left out."""
-    if next_cursor is None:
-        return {}
-    query = urlencode({k: v for k, v in parameters.items() if v is not None} | {"cursor": next_cursor})
+def link_header(path: str, next_cursor: str, parameters: Sequence[tuple[str, str]]) -> dict[str, str]:
+    """The Link header to the next page (RFC 8288) of a list that was asked for with these parameters."""
+    query = urlencode([*parameters, ("cursor", next_cursor)])
     return {"Link": f'<{path}?{query}>; rel="next"'}
 
 

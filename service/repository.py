@@ -1,9 +1,10 @@
-"""Statements that all nouns share."""
+"""Statements that all resources share: a tenant's row, a page of rows, a change of one, and their versions."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, TypeVar
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, TypeVar
 
 from sqlalchemy import (
     ColumnElement,
@@ -23,12 +24,13 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import insert as insert_postgresql
 from sqlalchemy.dialects.sqlite import insert as insert_sqlite
 from sqlalchemy.orm import InstrumentedAttribute, Session, defer
-from sqlalchemy.orm.attributes import set_committed_value
 
 from service.db import db_now
+from service.ids import Prefix, is_id
 from service.pagination import Position
 from service.tables import (
     ApiKey,
+    Artifact,
     Base,
     Batch,
     BatchMember,
@@ -38,17 +40,38 @@ from service.tables import (
     Model,
     Schedule,
     ScheduleRun,
+    Upload,
     WebhookDelivery,
     WebhookEndpoint,
 )
 from service.tenancy import owned
 
-_Row = TypeVar("_Row", Job, Batch, Model, Dataset, Schedule, ScheduleRun, WebhookDelivery, WebhookEndpoint, ApiKey)
+_Own = TypeVar(
+    "_Own", Artifact, Batch, Dataset, InspectionRow, Job, Model, Schedule, ScheduleRun, Upload, WebhookDelivery,
+    WebhookEndpoint,
+)  # fmt: skip
+_Listed = TypeVar(
+    "_Listed", ApiKey, Batch, Dataset, Job, Model, Schedule, ScheduleRun, WebhookDelivery, WebhookEndpoint
+)
+_Versioned = TypeVar("_Versioned", Schedule, ScheduleRun, WebhookEndpoint)
+# Of ids, by the table that they are of.
+_PREFIXES: dict[type[Base], Prefix] = {
+    Artifact: "art",
+    Batch: "bat",
+    Dataset: "dst",
+    InspectionRow: "ins",
+    Job: "job",
+    Model: "mdl",
+    Schedule: "sch",
+    ScheduleRun: "run",
+    Upload: "upl",
+    WebhookDelivery: "dlv",
+    WebhookEndpoint: "whk",
+}
 # Of a row: its row_version, and the number of its last event, where it has events.
 Version = tuple[int, int]
 # In one statement: databases have a limit of parameters.
 _IDS = 500
-_Noun = TypeVar("_Noun", Model, Dataset)
 
 _NOW = select(db_now())
 _BATCH_VERSIONS: Any = (
@@ -75,6 +98,14 @@ def alone(session: Session, number: int) -> None:
     """
     if session.get_bind().dialect.name == "postgresql":
         session.execute(select(func.pg_advisory_xact_lock(number)))
+
+
+def try_alone(session: Session, what: str) -> bool:
+    """As ``alone``, by a text; False, without waiting, if somebody else is between their call and their commit."""
+    if session.get_bind().dialect.name != "postgresql":
+        return True
+    number = int.from_bytes(hashlib.sha256(what.encode()).digest()[:8], "big", signed=True)
+    return bool(session.scalar(select(func.pg_try_advisory_xact_lock(number))))
 
 
 def insert_of(session: Session, table: type[Base]) -> Any:
@@ -123,47 +154,66 @@ def note_waiting(
     )
 
 
-def outlined_page(
+def find(
     session: Session,
-    table: type[_Noun],
-    conditions: list[ColumnElement[bool]],
-    after: Position | None,
-    limit: int,
-) -> tuple[list[_Noun], Position | None]:
-    """As ``newest_first``, with outlines in place of whole summaries, which are not read."""
-    rows, last = newest_first(session, table, conditions, after, limit, without=(table.summary,))
-    for row in rows:
-        if row.status == "ready" and row.outline is None:  # written by older code
-            session.refresh(row, ["summary"])
-            set_committed_value(row, "outline", row.summary)  # for this answer alone
-    return rows, last
-
-
-def newest_first(
-    session: Session,
-    table: type[_Row],
-    conditions: list[ColumnElement[bool]],
-    after: Position | None,
-    limit: int,
+    table: type[_Own],
+    tenant_id: str,
+    row_id: str,
     *,
+    lock: Literal["update", "read"] | None = None,
+    **equal: str,
+) -> _Own | None:
+    """The tenant's row of this id; None: the tenant has none.
+
+    Args:
+        session: reads; with a lock it writes.
+        table: which table.
+        tenant_id: whose.
+        row_id: as a request has it: what is no id of this table is not asked for.
+        lock: ``update``: the row as it is now, and nobody else changes it until the transaction ends; ``read``: nobody
+            deletes it until then. Others' rows are not even waited for.
+        equal: what else columns have to hold.
+    """
+    if not is_id(row_id, _PREFIXES[table]):
+        return None
+    statement = select(table).where(table.id == row_id, owned(table, tenant_id), *_equal(table, equal))
+    if lock is not None:
+        statement = statement.with_for_update(read=lock == "read")
+    return session.scalar(statement, execution_options={"populate_existing": lock == "update"})
+
+
+def count(session: Session, table: type[_Own], tenant_id: str) -> int:
+    """How many rows the tenant has."""
+    return session.scalars(select(func.count()).select_from(table).where(owned(table, tenant_id))).one()
+
+
+def page(
+    session: Session,
+    table: type[_Listed],
+    where: Sequence[ColumnElement[bool]],
+    *,
+    after: Position | None,
+    limit: int,
     without: Sequence[InstrumentedAttribute[Any]] = (),
-) -> tuple[list[_Row], Position | None]:
+    **equal: str | None,
+) -> tuple[list[_Listed], Position | None]:
     """One page of a table, newest first.
 
     Args:
         session: reads.
         table: which table.
-        conditions: the tenant's filter and any others.
+        where: the tenant's filter, as of ``owned``, and others.
         after: last item of the page before.
         limit: items per page.
         without: columns that are not read, because they may be large; to touch one of them is an error.
+        equal: what columns have to hold; None: anything.
 
     Returns:
         The rows, and the position of the last of them if there are more.
     """
     # The exact stored number: as a datetime it would lose its last bits, and the page its place.
     created_at = type_coerce(table.created_at, Double).label("created_at_seconds")
-    statement: Any = select(table, created_at).where(*conditions)
+    statement: Any = select(table, created_at).where(*where, *_equal(table, equal))
     statement = statement.options(*(defer(column, raiseload=True) for column in without))
     if after is not None:
         statement = statement.where(tuple_(created_at, table.id) < tuple_(after.created_at, after.id))
@@ -174,6 +224,22 @@ def newest_first(
         return rows, None
     last, seconds = found[limit - 1]
     return rows, Position(seconds, last.id)
+
+
+def change(session: Session, table: type[_Versioned], row_id: str, **values: Any) -> _Versioned:
+    """Set ``values`` on a row that the caller has looked up and locked; its ``row_version`` goes on."""
+    statement = (
+        update(table)
+        .where(table.id == row_id)
+        .values(**values, row_version=table.row_version + 1, updated_at=db_now())
+        .returning(table)
+    )
+    options = {"synchronize_session": False, "populate_existing": True}
+    return session.scalars(statement, execution_options=options).one()
+
+
+def _equal(table: Any, values: Mapping[str, str | None]) -> list[ColumnElement[bool]]:
+    return [getattr(table, name) == value for name, value in values.items() if value is not None]
 
 
 def versions(

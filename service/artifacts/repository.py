@@ -7,8 +7,9 @@ from sqlalchemy.orm import Session
 
 from service.artifacts.errors import ArtifactNotFoundError
 from service.db import db_now
-from service.ids import is_id, new_id
+from service.ids import new_id
 from service.jobs.outcome import NewArtifact
+from service.repository import find
 from service.tables import Artifact, Job
 from service.tenancy import owned
 
@@ -37,8 +38,7 @@ def get(session: Session, tenant_id: str, artifact_id: str) -> Artifact:
     Raises:
         ArtifactNotFoundError: the tenant has no such artifact.
     """
-    statement = select(Artifact).where(Artifact.id == artifact_id, owned(Artifact, tenant_id))
-    artifact = session.scalar(statement) if is_id(artifact_id, "art") else None
+    artifact = find(session, Artifact, tenant_id, artifact_id)
     if artifact is None:
         raise ArtifactNotFoundError(artifact_id)
     return artifact

@@ -6,15 +6,15 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sqlalchemy import ColumnElement, and_, delete, func, insert, or_, select, text, update
+from sqlalchemy import and_, delete, func, insert, or_, select, text, update
 from sqlalchemy.orm import Session, defer
 
 from service import repository
 from service.batches.errors import BatchNotFoundError
 from service.db import db_now
-from service.ids import is_id, new_id
+from service.ids import new_id
 from service.pagination import Position
-from service.repository import Version, newest_first
+from service.repository import Version
 from service.tables import Batch, BatchMember, Job, JobEvent
 from service.tables.batches import IS_CURRENT
 from service.tables.jobs import LIVE_STATES
@@ -90,10 +90,7 @@ def get(session: Session, tenant_id: str, batch_id: str, *, locked: bool = False
     Raises:
         BatchNotFoundError: the tenant has no such batch.
     """
-    statement = select(Batch).where(Batch.id == batch_id, owned(Batch, tenant_id))
-    if locked:
-        statement = statement.with_for_update().execution_options(populate_existing=True)
-    row = session.scalar(statement) if is_id(batch_id, "bat") else None
+    row = repository.find(session, Batch, tenant_id, batch_id, lock="update" if locked else None)
     if row is None:
         raise BatchNotFoundError(batch_id)
     return row
@@ -103,10 +100,7 @@ def list_page(
     session: Session, tenant_id: str, *, name: str | None, after: Position | None, limit: int
 ) -> tuple[list[Batch], Position | None]:
     """One page of the tenant's batches, newest first."""
-    conditions: list[ColumnElement[bool]] = [owned(Batch, tenant_id)]
-    if name is not None:
-        conditions.append(Batch.name == name)
-    return newest_first(session, Batch, conditions, after, limit)
+    return repository.page(session, Batch, [owned(Batch, tenant_id)], after=after, limit=limit, name=name)
 
 
 def version(session: Session, tenant_id: str, batch_id: str) -> Version:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Header, Query, Request, Response
+from fastapi import APIRouter, Depends, Header, Query, Response
 from fastapi.responses import JSONResponse
 
 from service.batches import following, service
@@ -22,18 +22,17 @@ from service.bodies import ThreadedBodyRoute
 from service.deps import AppDep, PrincipalDep
 from service.http import (
     DEFAULT_LIMIT,
-    CursorParameter,
-    EventForm,
+    EventPageDep,
     Limit,
+    PageDep,
     Wait,
     etag_matches,
     only_parameters,
     poll,
-    wants_json,
 )
 from service.idempotency.answers import IdempotencyHeader
 from service.jobs.streaming import CountedStream
-from service.pagination import CursorCodec, Page, link_header
+from service.pagination import Page
 from service.responses import Responses, problems
 from service.streams import StreamToken, TokenParameter, token_of
 from service.tables import Batch
@@ -73,20 +72,16 @@ async def create_batch(
 async def list_batches(
     app: AppDep,
     principal: PrincipalDep,
-    response: Response,
+    page: PageDep,
     name: Annotated[str | None, Query(max_length=200, pattern=_NO_CONTROL, description="Exactly this.")] = None,
-    limit: Limit = DEFAULT_LIMIT,
-    cursor: CursorParameter = None,
 ) -> Page[BatchListed]:
     """Batches, newest first, with the counts of their members."""
-    codec = CursorCodec(app.settings, f"batches|{principal.tenant_id}|{name}")
-    after = None if cursor is None else codec.decode(cursor)
-    items, last = await app.reads.run(
-        lambda: service.list_page(app, principal.tenant_id, name=name, after=after, limit=limit)
+    tenant_id = principal.tenant_id
+    return await page.answer(
+        f"batches|{tenant_id}|{name}",
+        lambda after, limit: service.list_page(app, tenant_id, name=name, after=after, limit=limit),
+        shown=lambda listed: listed,
     )
-    next_cursor = None if last is None else codec.encode(last)
-    response.headers.update(link_header("/v1/batches", next_cursor, name=name, limit=limit))
-    return Page(items=items, next_cursor=next_cursor, has_more=last is not None)
 
 
 @router.get("/{batch_id}", response_model=BatchOut, responses={304: {"description": "Not changed"}})
@@ -155,16 +150,15 @@ async def delete_batch(batch_id: str, app: AppDep, principal: PrincipalDep) -> N
     dependencies=[Depends(only_parameters("after", "limit", "format", "token"))],
 )
 async def list_batch_events(
-    request: Request,
     batch_id: str,
     app: AppDep,
     principal: PrincipalDep,
+    as_page: EventPageDep,
     after: Annotated[
         str, Query(max_length=MOST_POSITION_CHARS, pattern=POSITION, description="Position of an event.")
     ] = following.START,
     limit: Limit = DEFAULT_LIMIT,
     last_event_id: Annotated[str | None, Header(max_length=MOST_POSITION_CHARS, pattern=POSITION)] = None,
-    form: EventForm = None,
     token: TokenParameter = None,
 ) -> Response | BatchEventPage:
     """What happened to all its jobs: a stream that ends with the batch, or with ``format=json`` pages.
@@ -172,7 +166,7 @@ async def list_batch_events(
     The stream carries ``event: state|progress|log|metric`` with the position as ``id:``; last comes ``event: end``.
     """
     start = after if last_event_id is None else last_event_id
-    if wants_json(request.headers.get("accept", ""), form):
+    if as_page:
         tail = await app.reads.run(lambda: following.tail_after(app, principal.tenant_id, batch_id, start, limit))
         return BatchEventPage(items=list(tail.events), next_after=tail.position, has_more=tail.more, state=tail.state)
     await app.reads.run(lambda: service.require(app, principal.tenant_id, batch_id))  # 404 comes first

@@ -24,7 +24,7 @@ from service.contracts.labels import Labels
 from service.contracts.report import Verdict
 from service.contracts.report.outline import ReportOutline
 from service.contracts.texts import Text
-from service.idempotency.digests import RepeatableBody
+from service.idempotency.requests import RepeatableBody
 from service.jobs.schemas import EventOut, Priority, Reference
 
 BatchState = Literal["queued", "running", "succeeded", "failed", "canceled"]

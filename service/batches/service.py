@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from sqlalchemy.orm import Session
@@ -17,14 +18,13 @@ from service.batches.views import BatchView, batch_listed, batch_out, counts_of,
 from service.contracts.errors import QuantmillError
 from service.deps import AppState
 from service.idempotency.answers import Answer
-from service.idempotency.digests import RepeatableBody
-from service.idempotency.service import NoBody, Work, submit_checked
+from service.idempotency.requests import KeyedRequest, NoBody, RepeatableBody
+from service.idempotency.service import submit_checked
 from service.jobs import repository as jobs
 from service.jobs import transitions
-from service.jobs.references import hold
 from service.jobs.repeats import same_request
 from service.jobs.schemas import JobCreate
-from service.jobs.submission import Origin, Submission, checked_submission, result_there, store_job
+from service.jobs.submission import Submission, checked_submission, hold, same_result, store_job
 from service.jobs.views import views
 from service.pagination import Position
 from service.principal import Principal
@@ -58,16 +58,13 @@ def create(app: AppState, by: Principal, body: BatchCreate, *, key: str | None) 
         BatchRefusedError: some members cannot be run; names all of them. Nothing was stored.
         QuotaExceededError: the tenant may not have so many jobs more. Nothing was stored.
     """
-
-    def work_of(session: Session) -> Work:
-        given = _checked(session, app, by, body)
-        return lambda writing: _store(app, writing, by, body, given)
-
     meaning = _Meaning(name=body.name, labels=body.labels, grid=body.grid, members=[one.body for one in body.asked])
     meaning._sent = body._sent
     if body.faults:  # what it means is not known
         key = None
-    return submit_checked(app, by, "POST /v1/batches", key, meaning, work_of)
+    request = KeyedRequest.of("POST /v1/batches", key, meaning)
+    check = partial(_checked, app=app, by=by, body=body)
+    return submit_checked(app, by, request, check, partial(_store, app=app, by=by, body=body))
 
 
 def retry_failed(app: AppState, by: Principal, batch_id: str, *, key: str | None) -> Answer:
@@ -80,14 +77,9 @@ def retry_failed(app: AppState, by: Principal, batch_id: str, *, key: str | None
         BatchRefusedError: some cannot be run any more; names all of them. Nothing was stored.
         QuotaExceededError: the tenant may not have so many jobs more. Nothing was stored.
     """
-
-    def work_of(session: Session) -> Work:
-        seen = _view(app, session, by.tenant_id, repository.get(session, by.tenant_id, batch_id))
-        again = _to_repeat(seen)
-        given = _checked_again(session, app, by, again)
-        return lambda writing: _store_again(app, writing, by, seen, given)
-
-    return submit_checked(app, by, f"POST /v1/batches/{batch_id}/retry-failed", key, NoBody(), work_of)
+    request = KeyedRequest.of(f"POST /v1/batches/{batch_id}/retry-failed", key, NoBody())
+    check = partial(_checked_again, app=app, by=by, batch_id=batch_id)
+    return submit_checked(app, by, request, check, partial(_store_again, app=app, by=by))
 
 
 def get(app: AppState, tenant_id: str, batch_id: str) -> BatchView:
@@ -162,39 +154,39 @@ def _checked(session: Session, app: AppState, by: Principal, body: BatchCreate) 
         # a reference means the same for all members, whatever happens meanwhile
         named = {name: getattr(one.body, name) for name in _REFERENCES}
         ids = {name: known[name, text] for name, text in named.items() if (name, text) in known}
-        found = _submission(session, app, by, Asked(one.at, one.body.model_copy(update=ids)), Origin(), faults)
+        found = _submission(session, app, by, Asked(one.at, one.body.model_copy(update=ids)), faults)
         if found is not None:
-            known |= {(name, text): getattr(found.asked, name) for name, text in named.items() if text is not None}
+            known |= {(name, text): getattr(found.job, name) for name, text in named.items() if text is not None}
             given.append((one.at, found))
     if faults:
         raise BatchRefusedError(body.size, sorted(faults, key=lambda fault: fault[0]["member"]))
     return given
 
 
-def _checked_again(session: Session, app: AppState, by: Principal, again: Sequence[BatchMember]) -> Given:
+def _checked_again(session: Session, app: AppState, by: Principal, batch_id: str) -> tuple[BatchView, Given]:
+    seen = _view(app, session, by.tenant_id, repository.get(session, by.tenant_id, batch_id))
+    again = _to_repeat(seen)
     given: Given = []
     faults: list[Fault] = []
     for row in again:
         at = Coordinates(row.member, row.model, {"": ""}, row.preset, row.config)
         try:
-            body = same_request(jobs.get(session, by.tenant_id, row.job_id))
+            body = same_request(jobs.get(session, by.tenant_id, row.job_id), JobCreate)
         except QuantmillError as error:
             faults.append(at.fault(error))
             continue
-        found = _submission(session, app, by, Asked(at, body), Origin(retry_of=row.job_id), faults)
+        found = _submission(session, app, by, Asked(at, body), faults)
         if found is not None:
-            given.append((at, found))
+            given.append((at, found.made_of(retry_of=row.job_id)))
     if faults:
         raise BatchRefusedError(len(again), faults)
-    return given
+    return seen, given
 
 
-def _submission(
-    session: Session, app: AppState, by: Principal, one: Asked, origin: Origin, faults: list[Fault]
-) -> Submission | None:
+def _submission(session: Session, app: AppState, by: Principal, one: Asked, faults: list[Fault]) -> Submission | None:
     """The member as it may be stored; None: what is wrong with it was added to the ``faults``."""
     try:
-        return checked_submission(session, app.settings, by.tenant_id, one.body, origin)
+        return checked_submission(session, app.settings, by.tenant_id, one.body)
     except QuantmillError as error:
         faults.append(one.at.fault(error))
         return None
@@ -218,7 +210,7 @@ def _to_repeat(seen: BatchView) -> list[BatchMember]:
 
 
 def _store(
-    app: AppState, session: Session, by: Principal, body: BatchCreate, given: Given
+    given: Given, session: Session, app: AppState, by: Principal, body: BatchCreate
 ) -> tuple[Answer, Sequence[Job]]:
     batch = repository.create(
         session, by.tenant_id, name=body.name, labels=body.labels, grid=body.grid, request_id=by.request_id
@@ -228,8 +220,9 @@ def _store(
 
 
 def _store_again(
-    app: AppState, session: Session, by: Principal, seen: BatchView, given: Given
+    checked: tuple[BatchView, Given], session: Session, app: AppState, by: Principal
 ) -> tuple[Answer, Sequence[Job]]:
+    seen, given = checked
     batch = repository.get(session, by.tenant_id, seen.batch.id, locked=True)
     if repository.size(session, by.tenant_id, batch.id) != len(seen.members):
         raise NothingToRetryError(
@@ -242,11 +235,11 @@ def _store_again(
 
 def _store_members(app: AppState, session: Session, by: Principal, batch: Batch, first: int, given: Given) -> list[Job]:
     """Store the jobs, at the positions from ``first`` on; returns those that are new."""
-    hold(session, by.tenant_id, [one.asked for _, one in given])
+    hold(session, by.tenant_id, [one for _, one in given])
     wanted = {
-        one.digest if one.asked.reuse else at.member
+        one.job.fingerprint if one.reuse else at.member
         for at, one in given
-        if result_there(session, by.tenant_id, one) is None
+        if not one.reuse or same_result(session, one) is None
     }
     if wanted:
         quotas.admit_jobs(session, app.settings, by.tenant_id, len(wanted))

@@ -8,8 +8,7 @@ from service.batches import service
 from service.batches.schemas import BatchMemberOut
 from service.batches.views import batch_out, is_live
 from service.dashboard import planes
-from service.dashboard.jobs import Words
-from service.dashboard.listing import Paging
+from service.dashboard.listing import Paging, Words
 from service.dashboard.pages import PageRoute, page, see
 from service.deps import AppDep, PrincipalDep
 from service.http import CursorParameter

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request, Response
 
 from service.contracts.dataset import ArraySummary
 from service.dashboard.dataset_figures import content
-from service.dashboard.jobs import Words
+from service.dashboard.listing import Words
 from service.dashboard.nouns import Edit, Filters, change_routes, kin, listing, with_typed
 from service.dashboard.pages import PageRoute, page
 from service.datasets import service

@@ -9,6 +9,7 @@ from urllib.parse import quote, urlencode
 
 from fastapi import APIRouter, Query, Request, Response
 from markupsafe import Markup
+from pydantic import BaseModel, Field
 
 from service.contracts.graph_view import GraphNode, GraphTensor, GraphView, cut_name
 from service.contracts.report import Histogram, LayerFigures
@@ -29,7 +30,17 @@ _MOST_TENSORS = 60
 # Longer names stand in links as the number of the node, so that addresses stay short.
 _LINKED_CHARACTERS = 120
 _NUMBER = re.compile(r"~(\d{1,9})")
-Groups = Annotated[list[Annotated[str, Query(max_length=20, pattern=r"^\d{1,6}-\d{1,6}$")]], Query(max_length=32)]
+_Group = Annotated[str, Field(max_length=20, pattern=r"^\d{1,6}-\d{1,6}$")]
+
+
+class _Asked(BaseModel):
+    """The address's query."""
+
+    by: By = "sqnr"
+    open: list[_Group] = Field(default=[], max_length=32)
+    node: str = Field(default="", max_length=1000)
+    find: str = Field(default="", max_length=200, pattern=PLAIN_TEXT)
+    page: int = Field(default=1, ge=1, le=1000)
 
 
 @dataclass(frozen=True)
@@ -99,14 +110,10 @@ async def get_graph(
     job_id: str,
     app: AppDep,
     principal: PrincipalDep,
-    by: By = "sqnr",
-    open: Groups = [],  # noqa: A002, B006 - the word of the address; FastAPI copies it
-    node: Annotated[str, Query(max_length=1000)] = "",
-    find: Annotated[str, Query(max_length=200, pattern=PLAIN_TEXT)] = "",
-    number: Annotated[int, Query(alias="page", ge=1, le=1000)] = 1,
+    asked: Annotated[_Asked, Query()],
 ) -> Response:
     """The graph; what is drawn, chosen and found stands in the address."""
-    wanted = Wanted(by, _opened(open), node, find.strip(), number)
+    wanted = Wanted(asked.by, _opened(asked.open), asked.node, asked.find.strip(), asked.page)
     found = await app.reads.run(lambda: sources(app, principal.tenant_id, job_id))
     shown = await app.heavy.run(lambda: _shown(known(app, found), found, wanted))
     return page(request, "graph.html.jinja", job=found.job, wanted=wanted, **shown)

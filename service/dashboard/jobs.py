@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
+from pydantic import BaseModel, Field
 
 from service.contracts.presets import PRESETS
 from service.dashboard import job_page
@@ -21,7 +22,18 @@ router = APIRouter(route_class=PageRoute, include_in_schema=False)
 _LIMIT = 50
 _STATES = ("queued", "running", "canceling", "succeeded", "failed", "canceled")
 _VERDICTS = ("pass", "fail", "undecided", "none")
-Words = Annotated[str, Query(max_length=200, pattern=PLAIN_TEXT)]
+_Words = Annotated[str, Field(max_length=200, pattern=PLAIN_TEXT)]
+
+
+class _Filters(BaseModel):
+    """What the list is filtered by; "" is nothing."""
+
+    search: _Words = ""
+    state: _Words = ""
+    verdict: _Words = ""
+    preset: _Words = ""
+    label: _Words = ""
+    model_id: _Words = ""
 
 
 @router.get("/jobs")
@@ -29,22 +41,17 @@ async def list_jobs(
     request: Request,
     app: AppDep,
     principal: PrincipalDep,
-    search: Words = "",
-    state: Words = "",
-    verdict: Words = "",
-    preset: Words = "",
-    label: Words = "",
-    model_id: Words = "",
+    asked: Annotated[_Filters, Query()],
     cursor: CursorParameter = None,
 ) -> Response:
     """Jobs, newest first; every filter stands in the address."""
     query = JobQuery(
-        search=search or None,
-        state=one_of(state, _STATES, "state"),
-        verdict=one_of(verdict, _VERDICTS, "verdict"),
-        preset=preset or None,
-        model_id=model_id or None,
-        labels=pairs(label, "label"),
+        search=asked.search or None,
+        state=one_of(asked.state, _STATES, "state"),
+        verdict=one_of(asked.verdict, _VERDICTS, "verdict"),
+        preset=asked.preset or None,
+        model_id=asked.model_id or None,
+        labels=pairs(asked.label, "label"),
     )
     paging = Paging(request, app, f"jobs|{principal.tenant_id}|{query}", cursor)
     views, last = await app.reads.run(
@@ -54,7 +61,7 @@ async def list_jobs(
         request,
         "jobs.html.jinja",
         jobs=[job_listed(view) for view in views],
-        filters={"search": search, "state": state, "verdict": verdict, "preset": preset, "label": label},
+        filters=asked.model_dump(exclude={"model_id"}),
         states=[(one, one) for one in _STATES],
         verdicts=[(one, one) for one in _VERDICTS],
         presets=[(one, one) for one in sorted(PRESETS)],

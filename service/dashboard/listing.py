@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Annotated
 
-from fastapi import Request
+from fastapi import Query, Request
 
 from service.contracts.errors import InvalidRequestError
 from service.dashboard.pages import changed_query
 from service.deps import AppState
+from service.http import PLAIN_TEXT
 from service.pagination import CursorCodec, Position
+
+# Of a filter in the address.
+Words = Annotated[str, Query(max_length=200, pattern=PLAIN_TEXT)]
 
 
 class Paging:

@@ -12,7 +12,7 @@ from service.contracts.model import ModelSummary
 from service.contracts.targets import TARGET_DESCRIPTIONS
 from service.dashboard import planes
 from service.dashboard.forms import sent
-from service.dashboard.jobs import Words
+from service.dashboard.listing import Words
 from service.dashboard.nouns import Edit, Filters, change_routes, kin, listing, with_typed
 from service.dashboard.pages import PageRoute, page, see
 from service.deps import AppDep, AppState, PrincipalDep

@@ -10,6 +10,7 @@ from typing import Annotated
 from urllib.parse import urlencode
 
 from fastapi import APIRouter, Query, Request, Response
+from pydantic import BaseModel, Field
 from starlette.datastructures import UploadFile
 
 from service.contracts.config import parse_config
@@ -44,7 +45,6 @@ _LISTED = 200
 _WAIT_SECONDS = 20
 # A query that carries what was typed over to the next page; longer ones are answered with the page itself.
 _MOST_QUERY = 16 * 1024
-Word = Annotated[str, Query(max_length=400, pattern=PLAIN_TEXT)]
 # What data may be given for, as the names of their fields begin.
 _ROLES = ("calibration", "evaluation")
 # What a person can mend in the form; all else is a page of its own.
@@ -53,31 +53,37 @@ _OTHERS = (401, 403, 429)
 _UNUSABLE = (NounNotFoundError, NounNotReadyError, NounRejectedError)
 
 
+class _Begun(BaseModel):
+    """What the form begins with, as the address has it."""
+
+    source: str = Field(default="", alias="from", max_length=64)
+    patch: str = Field(default="", max_length=_MOST_QUERY)
+    config: str = Field(default="", max_length=_MOST_QUERY)
+    preset: str = Field(default="", max_length=400, pattern=PLAIN_TEXT)
+    labels: str = Field(default="", max_length=_MOST_QUERY)
+    wait: int = Field(default=0, ge=0, le=25)
+
+
 @router.get("/new")
 async def get_new_job(
     request: Request,
     app: AppDep,
     principal: PrincipalDep,
-    source: Annotated[str, Query(alias="from", max_length=64)] = "",
-    patch: Annotated[str, Query(max_length=_MOST_QUERY)] = "",
-    config: Annotated[str, Query(max_length=_MOST_QUERY)] = "",
-    preset: Word = "",
-    labels: Annotated[str, Query(max_length=_MOST_QUERY)] = "",
-    wait: Annotated[int, Query(ge=0, le=25)] = 0,
+    begun: Annotated[_Begun, Query()],
 ) -> Response:
     """The form: empty, or filled from a job (``from``), with a merge patch of its config, or from the address."""
-    draft = await app.reads.run(lambda: _begun(app, principal.tenant_id, source))
+    draft = await app.reads.run(lambda: _begun(app, principal.tenant_id, begun.source))
     given = {name: text for name in TEXTS if (text := request.query_params.get(name))}
-    draft.texts |= {**given, **({"labels": labels} if labels else {})}
-    if config:
-        written = _object(config, "config")
+    draft.texts |= {**given, **({"labels": begun.labels} if begun.labels else {})}
+    if begun.config:
+        written = _object(begun.config, "config")
         draft.take(written)
-    if preset:
-        draft.take({**draft.document, "preset": preset})
-    if patch:
-        change = _object(patch, "patch")
+    if begun.preset:
+        draft.take({**draft.document, "preset": begun.preset})
+    if begun.patch:
+        change = _object(begun.patch, "patch")
         await app.checks.run(lambda: _patch(draft, change))
-    await _ready(app, principal, draft, wait)
+    await _ready(app, principal, draft, begun.wait)
     return await _page(request, app, principal, draft, status=422 if draft.errors else 200)
 
 

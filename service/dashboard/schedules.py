@@ -18,6 +18,7 @@ from service.deps import AppDep, AppState, PrincipalDep
 from service.http import CursorParameter
 from service.jobs import service as jobs
 from service.jobs.repeats import changed_request
+from service.jobs.schemas import JobCreate
 from service.jobs.views import job_listed
 from service.reports import charts
 from service.schedules import service
@@ -83,7 +84,7 @@ async def create_schedule(request: Request, app: AppDep, principal: PrincipalDep
     patch: dict[str, Any] = {"name": None}
     if form.ticked("newest") and seen.model_name is not None:
         patch["model_id"] = f"{seen.model_name}@latest"
-    template = changed_request(view.job, patch)
+    template = changed_request(view.job, patch, JobCreate)
     try:
         body = await checked(app, ScheduleCreate, {**_asked(form, seen.figures), "template": template})
         answer = await app.writes.run(lambda: service.create(app, principal, body, key=None))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any
 
 from sqlalchemy import insert
@@ -25,18 +26,20 @@ def find(session: Session, dataset_id: str) -> Dataset | None:
     return session.get(Dataset, dataset_id, populate_existing=True)
 
 
-def create(
-    session: Session,
-    tenant_id: str,
-    *,
-    name: str,
-    format: str,  # noqa: A002
-    sha256: str,
-    size_bytes: int,
-    preprocessing: dict[str, Any],
-    tags: dict[str, str] | None = None,
-    description: str | None = None,
-) -> Dataset:
+@dataclass(frozen=True)
+class NewDataset:
+    """What a dataset is made with: columns of its row."""
+
+    name: str
+    format: str
+    sha256: str
+    size_bytes: int
+    preprocessing: dict[str, Any]
+    tags: dict[str, str] = field(default_factory=dict)
+    description: str | None = None
+
+
+def create(session: Session, tenant_id: str, new: NewDataset) -> Dataset:
     """Insert a dataset in validation, the next version of its name."""
     now = db_now()
     statement = (
@@ -44,15 +47,9 @@ def create(
         .values(
             id=new_id("dst"),
             tenant_id=tenant_id,
-            name=name,
-            version=next_version(session, tenant_id, "dataset", name),
-            format=format,
+            **vars(new),
+            version=next_version(session, tenant_id, "dataset", new.name),
             status="validating",
-            tags=tags or {},
-            description=description,
-            sha256=sha256,
-            size_bytes=size_bytes,
-            preprocessing=preprocessing,
             row_version=1,
             created_at=now,
             updated_at=now,

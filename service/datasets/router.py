@@ -16,14 +16,14 @@ from service.datasets.errors import DatasetInUseError, ThumbnailsNotFoundError
 from service.datasets.schemas import DatasetCreate, DatasetOut
 from service.datasets.views import dataset_in_list, dataset_out
 from service.deps import AppDep, PrincipalDep, reading
-from service.http import DEFAULT_LIMIT, CursorParameter, Limit, Wait, etag_matches, only_parameters, poll
+from service.http import PageDep, Wait, etag_matches, only_parameters, poll
 from service.idempotency.answers import IdempotencyHeader
 from service.names.deletion.service import delete
 from service.names.kinds import DATASETS
 from service.names.repository import NounQuery
 from service.names.schemas import FILTERS, TAG, TAG_PARAMETER, NounPatch, noun_query
 from service.names.service import identify, list_page, row_etag, update
-from service.pagination import CursorCodec, Page, link_header
+from service.pagination import Page
 from service.responses import Responses, problems
 from service.storage import StoredFileCorruptError, StoredFileMissingError
 from service.tables import Dataset
@@ -57,25 +57,15 @@ async def create_dataset(
 
 
 @router.get("", dependencies=[Depends(only_parameters(*FILTERS, keyed=TAG))], openapi_extra=TAG_PARAMETER)
-@reading
-def list_datasets(
-    app: AppDep,
-    principal: PrincipalDep,
-    response: Response,
-    request: Request,
-    query: Annotated[NounQuery, Depends(noun_query)],
-    limit: Limit = DEFAULT_LIMIT,
-    cursor: CursorParameter = None,
+async def list_datasets(
+    app: AppDep, principal: PrincipalDep, page: PageDep, query: Annotated[NounQuery, Depends(noun_query)]
 ) -> Page[DatasetOut]:
     """Datasets, newest first. Any number of ``tag=KEY=VALUE`` filter by tag."""
-    codec = CursorCodec(app.settings, f"datasets|{principal.tenant_id}|{query}")
-    after = None if cursor is None else codec.decode(cursor)
-    datasets, last = list_page(app, DATASETS, principal.tenant_id, query, after=after, limit=limit)
-    next_cursor = None if last is None else codec.encode(last)
-    given = {name: value for name, value in request.query_params.items() if name != "cursor"}
-    response.headers.update(link_header("/v1/datasets", next_cursor, **given))
-    return Page(
-        items=[dataset_in_list(dataset) for dataset in datasets], next_cursor=next_cursor, has_more=last is not None
+    tenant_id = principal.tenant_id
+    return await page.answer(
+        f"datasets|{tenant_id}|{query}",
+        lambda after, limit: list_page(app, DATASETS, tenant_id, query, after=after, limit=limit),
+        dataset_in_list,
     )
 
 

@@ -11,7 +11,7 @@ from service.contracts.dataset import PREPROCESSING_NAMES, DatasetSummary, FileF
 from service.contracts.errors import Problem
 from service.contracts.labels import Tags
 from service.contracts.texts import Description, Text
-from service.idempotency.digests import RepeatableBody
+from service.idempotency.requests import RepeatableBody
 from service.jobs.schemas import Waiting
 from service.models.schemas import SelfLinks
 from service.nouns import NounStatus

@@ -10,14 +10,17 @@ from service.contracts.dataset import DatasetSummary, FileFormat, Thumbnails
 from service.contracts.errors import InvalidRequestError
 from service.datasets import repository
 from service.datasets.errors import ThumbnailsNotFoundError
+from service.datasets.repository import NewDataset
 from service.datasets.schemas import DatasetCreate
 from service.datasets.views import created
 from service.deps import AppState
 from service.files import repository as stored_files
 from service.files.serving import ServedFile, open_file
 from service.idempotency.answers import Answer
+from service.idempotency.requests import KeyedRequest
 from service.idempotency.service import submit_once
 from service.jobs import transitions
+from service.jobs.transitions import NewJob
 from service.names.kinds import DATASETS
 from service.names.readiness import require_ready
 from service.principal import Principal
@@ -46,25 +49,29 @@ def create(app: AppState, by: Principal, body: DatasetCreate, *, key: str | None
         dataset = repository.create(
             session,
             by.tenant_id,
-            name=body.name,
-            format=body.format or _format_of(upload.filename),
-            sha256=stored.sha256,
-            size_bytes=stored.size_bytes,
-            preprocessing=body.preprocessing.model_dump(mode="json"),
-            tags=body.tags,
-            description=body.description,
+            NewDataset(
+                name=body.name,
+                format=body.format or _format_of(upload.filename),
+                sha256=stored.sha256,
+                size_bytes=stored.size_bytes,
+                preprocessing=body.preprocessing.model_dump(mode="json"),
+                tags=body.tags,
+                description=body.description,
+            ),
         )
         job = transitions.submit(
             session,
-            tenant_id=by.tenant_id,
-            kind="inspect_dataset",
-            dataset_id=dataset.id,
-            deadline_seconds=app.settings.job_deadline_seconds,
-            request_id=by.request_id,
+            NewJob(
+                by.tenant_id,
+                "inspect_dataset",
+                dataset_id=dataset.id,
+                deadline_seconds=app.settings.job_deadline_seconds,
+                request_id=by.request_id,
+            ),
         )
         return created(dataset), job
 
-    return submit_once(app, by, _ROUTE, key, body, work)
+    return submit_once(app, by, KeyedRequest.of(_ROUTE, key, body), work)
 
 
 def get(app: AppState, tenant_id: str, dataset_id: str) -> Dataset:

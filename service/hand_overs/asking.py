@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from service.egress.allowed import parse_allowed
 from service.egress.early import refuse_destination
-from service.egress.resolving import system_resolver
+from service.egress.resolving import Resolver, system_resolver
 from service.hand_overs.schemas import MOST_URL_CHARACTERS, HandOverTarget, PutTarget, plain
 from service.hand_overs.secrets import Place, Vault
 from service.ids import new_id
@@ -55,8 +55,16 @@ def refuse_inside(settings: Settings, targets: Sequence[HandOverTarget], pointer
         )
 
 
-def prepared(settings: Settings, targets: Sequence[HandOverTarget], pointer: str) -> tuple[Asked, ...]:
-    """The targets as they are stored; addresses in their URLs are judged, names only once something is sent.
+def prepared(
+    settings: Settings, targets: Sequence[HandOverTarget], pointer: str, resolver: Resolver | None = None
+) -> tuple[Asked, ...]:
+    """The targets as they are stored, their URLs judged.
+
+    Args:
+        settings: have the allow-list and the pepper.
+        targets: of a request.
+        pointer: where they stand in it.
+        resolver: tells the addresses of names, which takes seconds; None: they are judged only once something is sent.
 
     Raises:
         HandOverUnavailableError: the installation has no pepper.
@@ -64,14 +72,22 @@ def prepared(settings: Settings, targets: Sequence[HandOverTarget], pointer: str
     """
     if not targets:
         return ()
-    vault, allowed = Vault.of(settings), parse_allowed(settings.egress_allowed)
-    found = []
-    ids = sorted(new_id("hov") for _ in targets)  # in the order in which they are asked for
-    for number, (hand_over_id, target) in enumerate(zip(ids, targets, strict=True)):
-        url = target.url.get_secret_value()
-        destination = refuse_destination(
-            url, allowed, None, 0.0, pointer=f"{pointer}/{number}/url", most_characters=MOST_URL_CHARACTERS
+    allowed, ends = parse_allowed(settings.egress_allowed), time.monotonic() + _RESOLVE_SECONDS
+    destinations = [
+        refuse_destination(
+            target.url.get_secret_value(),
+            allowed,
+            resolver,
+            max(0.0, ends - time.monotonic()),
+            pointer=f"{pointer}/{number}/url",
+            most_characters=MOST_URL_CHARACTERS,
         )
+        for number, target in enumerate(targets)
+    ]
+    vault, found = Vault.of(settings), []
+    ids = sorted(new_id("hov") for _ in targets)  # in the order in which they are asked for
+    for hand_over_id, target, destination in zip(ids, targets, destinations, strict=True):
+        place = Place(target.url.get_secret_value(), plain(target.headers))
         found.append(
             Asked(
                 id=hand_over_id,
@@ -79,7 +95,7 @@ def prepared(settings: Settings, targets: Sequence[HandOverTarget], pointer: str
                 artifact=target.artifact if isinstance(target, PutTarget) else None,
                 condition=target.when,
                 host=destination.authority,
-                sealed=vault.seal(hand_over_id, Place(url, plain(target.headers))),
+                sealed=vault.seal(hand_over_id, place),
                 pepper_id=vault.pepper_id,
             )
         )

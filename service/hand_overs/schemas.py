@@ -18,7 +18,7 @@ from pydantic import (
     StringConstraints,
 )
 
-from service.idempotency.digests import RepeatableBody
+from service.idempotency.requests import RepeatableBody
 
 # Presigned URLs carry a token of some services' in their query.
 MOST_URL_CHARACTERS = 8192

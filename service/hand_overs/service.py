@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from sqlalchemy.orm import Session
 
 from service.contracts.runner import WEIGHTS_KIND
 from service.deps import AppState
 from service.hand_overs import outbox, repository
-from service.hand_overs.asking import Asked, prepared
+from service.hand_overs.asking import Asked
 from service.hand_overs.errors import ArtifactNotThereError, HandOverRefusedError, TooManyHandOversError
 from service.hand_overs.schemas import HandOverCreate
 from service.hand_overs.views import hand_over_list
 from service.idempotency.answers import Answer
-from service.idempotency.service import Work, submit_checked
+from service.idempotency.requests import KeyedRequest
+from service.idempotency.service import submit_checked
 from service.jobs import repository as jobs
 from service.principal import Principal
 from service.tables import HandOver, Job
@@ -37,14 +39,17 @@ def list_of_job(app: AppState, tenant_id: str, job_id: str) -> list[HandOver]:
         return repository.list_of_job(session, tenant_id, job_id)
 
 
-def add(app: AppState, by: Principal, job_id: str, body: HandOverCreate, *, key: str | None) -> Answer:
+def add(
+    app: AppState, by: Principal, job_id: str, body: HandOverCreate, asked: Sequence[Asked], *, key: str | None
+) -> Answer:
     """Have results of a job handed over, once it has succeeded; those of one that has are sent from now on.
 
     Args:
         app: of the process.
         by: who asks.
         job_id: the job.
-        body: the request, whose URLs have been judged.
+        body: the request.
+        asked: its targets, judged and sealed.
         key: its Idempotency-Key.
 
     Raises:
@@ -52,18 +57,14 @@ def add(app: AppState, by: Principal, job_id: str, body: HandOverCreate, *, key:
         HandOverRefusedError: it has failed, was canceled, or is nobody's by itself.
         ArtifactNotThereError: it has succeeded without such a file.
         TooManyHandOversError: it has as many as it may.
-        HandOverUnavailableError: the installation has no pepper.
     """
-
-    def work_of(session: Session) -> Work:
-        jobs.get(session, by.tenant_id, job_id)
-        asked = prepared(app.settings, body.targets, POINTER)
-        return lambda writing: (_added(writing, by.tenant_id, job_id, asked), None)
-
-    return submit_checked(app, by, f"POST /v1/jobs/{job_id}/hand-over", key, body, work_of)
+    request = KeyedRequest.of(f"POST /v1/jobs/{job_id}/hand-over", key, body)
+    check = partial(jobs.get, tenant_id=by.tenant_id, job_id=job_id)
+    return submit_checked(app, by, request, check, partial(_store, asked=asked))
 
 
-def _added(session: Session, tenant_id: str, job_id: str, asked: Sequence[Asked]) -> Answer:
+def _store(seen: Job, session: Session, asked: Sequence[Asked]) -> tuple[Answer, None]:
+    tenant_id, job_id = seen.tenant_id, seen.id
     job = jobs.hold(session, tenant_id, job_id)
     _refuse_hopeless(session, job, asked)
     if repository.count_of_job(session, tenant_id, job_id) + len(asked) > MOST_OF_JOB:
@@ -74,7 +75,7 @@ def _added(session: Session, tenant_id: str, job_id: str, asked: Sequence[Asked]
     ids = {one.id for one in asked}
     rows = [row for row in repository.list_of_job(session, tenant_id, job_id) if row.id in ids]
     body = hand_over_list(job_id, rows).model_dump(mode="json")
-    return Answer(202, body, {"Location": f"/v1/jobs/{job_id}/hand-over"})
+    return Answer(202, body, {"Location": f"/v1/jobs/{job_id}/hand-over"}), None
 
 
 def _refuse_hopeless(session: Session, job: Job, asked: Sequence[Asked]) -> None:

@@ -9,10 +9,9 @@ from sqlalchemy.orm import Session
 
 from service import repository
 from service.db import db_now
-from service.ids import is_id, new_id
+from service.ids import new_id
 from service.inspections.errors import InspectionNotFoundError
 from service.tables import InspectionRow, Job, Model
-from service.tenancy import owned
 
 
 def hold(session: Session, model_id: str) -> None:
@@ -63,8 +62,7 @@ def get(session: Session, tenant_id: str, inspection_id: str) -> InspectionRow:
     Raises:
         InspectionNotFoundError: the tenant has no such inspection.
     """
-    statement = select(InspectionRow).where(InspectionRow.id == inspection_id, owned(InspectionRow, tenant_id))
-    row = session.scalar(statement) if is_id(inspection_id, "ins") else None
+    row = repository.find(session, InspectionRow, tenant_id, inspection_id)
     if row is None:
         raise InspectionNotFoundError(inspection_id)
     return row

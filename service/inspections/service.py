@@ -18,6 +18,7 @@ from service.deps import AppState
 from service.inspections import repository
 from service.inspections.errors import UnknownTargetError
 from service.jobs import events, transitions
+from service.jobs.transitions import NewJob
 from service.models import repository as models
 from service.models.service import ready_summary
 from service.names import repository as names
@@ -78,12 +79,14 @@ def inspect(
             return known
         job = transitions.submit(
             session,
-            tenant_id=by.tenant_id,
-            kind="inspect_target",
-            model_id=model.id,
-            config=config.model_dump(mode="json"),
-            deadline_seconds=app.settings.job_deadline_seconds,
-            request_id=by.request_id,
+            NewJob(
+                by.tenant_id,
+                "inspect_target",
+                model_id=model.id,
+                config=config.model_dump(mode="json"),
+                deadline_seconds=app.settings.job_deadline_seconds,
+                request_id=by.request_id,
+            ),
         )
         for told in notes:
             events.append(session, job.id, 0, "log", {"level": "info", "message": f"translated config: {told}"})

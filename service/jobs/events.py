@@ -25,7 +25,7 @@ _INSERT_AND_ASK = _INSERT.returning(anybody_enabled(bindparam("of_tenant")))
 
 
 @dataclass(frozen=True)
-class Place:
+class EventKey:
     """Where an event stands: in whose job's log, under which number, of which attempt."""
 
     tenant_id: str
@@ -77,19 +77,20 @@ def append_all(session: Session, job_id: str, attempt: int, entries: Sequence[En
     return last
 
 
-def record(session: Session, place: Place, type: EventType, data: dict[str, Any]) -> None:  # noqa: A002
+def record(session: Session, place: EventKey, type: EventType, data: dict[str, Any]) -> None:  # noqa: A002
     """Insert the event whose number was just drawn from the job's row, in the same transaction."""
     session.execute(_INSERT, {**vars(place), "type": type, "data": data})
 
 
-def record_state(session: Session, place: Place, data: dict[str, Any]) -> bool:
-    """As ``record``, for a change of the job's state.
+def record_state(session: Session, job: Job, data: dict[str, Any]) -> bool:
+    """As ``record``, for a change of the job's state: under the number that was drawn last from its row.
 
     Returns:
         Whether the tenant has webhooks at all, which may be told of it.
     """
-    row = {**vars(place), "type": "state", "data": data}
-    return bool(session.execute(_INSERT_AND_ASK, {**row, "of_tenant": place.tenant_id}).scalar_one())
+    place = {"tenant_id": job.tenant_id, "job_id": job.id, "seq": job.last_seq, "attempt": job.attempt}
+    row = {**place, "type": "state", "data": data, "of_tenant": job.tenant_id}
+    return bool(session.execute(_INSERT_AND_ASK, row).scalar_one())
 
 
 def list_after(

@@ -2,51 +2,52 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
 from service.contracts.errors import InvalidRequestError, problem_summary
 from service.contracts.validation import field_problems
 from service.jobs.errors import JobNotEndedError, NotRepeatableError
-from service.jobs.schemas import TERMINAL, JobCreate
+from service.jobs.schemas import TERMINAL, EvaluationCreate, JobCreate
 from service.tables import Job
 
-_CONFIG = "config"
+_CONFIG, _EVALUATION = "config", "evaluation"
 _MOST_DEPTH = 64
-# What of a job's row its request consisted of, but its config.
-_FIELDS = (
-    "model_id",
-    "calibration_dataset_id",
-    "evaluation_dataset_id",
-    "priority",
-    "device",
-    "name",
-    "labels",
-)
+_Request = TypeVar("_Request", JobCreate, EvaluationCreate)
+# What of a job's row its request consisted of, but what stands in its config.
+_IN_BOTH = ("model_id", "evaluation_dataset_id", "priority", "name", "labels")
+_FIELDS = {
+    JobCreate: (*_IN_BOTH, "calibration_dataset_id", "device"),
+    EvaluationCreate: (*_IN_BOTH, "reference_model_id"),
+}
+_KINDS = {JobCreate: "quantize", EvaluationCreate: "evaluate"}
+_OTHERWISE = {
+    JobCreate: "Clone it with what has to be changed: POST /v1/jobs/{id}/clone.",
+    EvaluationCreate: "Ask for another evaluation: POST /v1/evaluations.",
+}
 
 
-def same_request(job: Job) -> JobCreate:
+def same_request(job: Job, request: type[_Request]) -> _Request:
     """The request of a job that has ended, with the config as it was resolved then.
 
     Raises:
         JobNotEndedError: it is still queued or running.
-        NotRepeatableError: it was no client's request, or its config is no longer accepted.
+        NotRepeatableError: it was no such request, or its config is no longer accepted.
     """
     if job.state not in TERMINAL:
         raise JobNotEndedError(job.id, job.state, hint="Wait for its end, or cancel it: POST /v1/jobs/{id}/cancel.")
-    document = _document(job)
+    document = _document(job, request)
     try:
-        return JobCreate.model_validate(document)
+        return request.model_validate(document)
     except ValidationError as error:
-        told = problem_summary(field_problems(error, JobCreate))
+        told = problem_summary(field_problems(error, request))
         raise NotRepeatableError(
-            f"What the job {job.id} was asked for is no longer accepted: {told}",
-            hint="Clone it with what has to be changed: POST /v1/jobs/{id}/clone.",
+            f"What the job {job.id} was asked for is no longer accepted: {told}", hint=_OTHERWISE[request]
         ) from None
 
 
-def changed_request(job: Job, patch: dict[str, Any]) -> JobCreate:
+def changed_request(job: Job, patch: dict[str, Any], request: type[_Request]) -> _Request:
     """The request of a job with changes.
 
     A patch with another preset begins from that preset: of the job's config nothing is left but what the patch says.
@@ -54,28 +55,24 @@ def changed_request(job: Job, patch: dict[str, Any]) -> JobCreate:
     Args:
         job: in any state.
         patch: a JSON merge patch (RFC 7396) of its request: null takes a field away.
+        request: what it was.
 
     Raises:
-        NotRepeatableError: it was no client's request.
+        NotRepeatableError: it was no such request.
         InvalidRequestError: what comes out is no request; its problems point into the merged one.
     """
-    document = _document(job)
+    document = _document(job, request)
     config = patch.get(_CONFIG)
     if isinstance(config, dict) and {"preset", "format"} & config.keys():
-        document.pop(_CONFIG)
-    request = merged(document, patch)
+        document.pop(_CONFIG, None)
+    merged_request = merged(document, patch)
     try:
-        return JobCreate.model_validate(request)
+        return request.model_validate(merged_request)
     except ValidationError as error:
-        raise no_request(error, JobCreate) from None
-
-
-def no_request(error: ValidationError, model: type[BaseModel]) -> InvalidRequestError:
-    """What a patch has made of a request, which is none."""
-    problems = field_problems(error, model)
-    return InvalidRequestError(
-        problem_summary(problems), errors=problems, hint="Pointers are of the request with the patch merged in."
-    )
+        problems = field_problems(error, request)
+        raise InvalidRequestError(
+            problem_summary(problems), errors=problems, hint="Pointers are of the request with the patch merged in."
+        ) from None
 
 
 def merged(target: Any, patch: Any, *, depth: int = 0) -> Any:
@@ -97,11 +94,15 @@ def merged(target: Any, patch: Any, *, depth: int = 0) -> Any:
     return result
 
 
-def _document(job: Job) -> dict[str, Any]:
-    if job.kind != "quantize":
+def _document(job: Job, request: type[BaseModel]) -> dict[str, Any]:
+    if job.kind != _KINDS[request]:
         raise NotRepeatableError(
             f"The job {job.id} is a {job.kind} job: it belongs to an upload or an inspection.",
             hint="Repeat what it was made by.",
         )
-    document = {name: getattr(job, name) for name in _FIELDS} | {_CONFIG: job.config}
+    document = {name: getattr(job, name) for name in _FIELDS[request]}
+    if request is EvaluationCreate:
+        document |= {_EVALUATION: (job.config or {})[_EVALUATION]}
+    else:
+        document |= {_CONFIG: job.config}
     return {name: value for name, value in document.items() if value is not None}

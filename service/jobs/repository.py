@@ -15,11 +15,10 @@ from service.contracts.regression import OfJob, RegressionGate
 from service.contracts.report import Report
 from service.contracts.report.outline import ReportOutline
 from service.db import db_now
-from service.ids import is_id
 from service.jobs.errors import JobNotFoundError
 from service.pagination import Position
 from service.quotas.repository import keep_submitted
-from service.repository import newest_first
+from service.repository import find, page
 from service.tables import (
     Artifact,
     Attestation,
@@ -78,8 +77,7 @@ def get(session: Session, tenant_id: str, job_id: str, *, pointer: str | None = 
     Raises:
         JobNotFoundError: the tenant has no such job; carries ``pointer``.
     """
-    statement = select(Job).where(Job.id == job_id, owned(Job, tenant_id))
-    job = session.scalar(statement) if is_id(job_id, "job") else None
+    job = find(session, Job, tenant_id, job_id)
     if job is None:
         raise JobNotFoundError(job_id, pointer=pointer)
     return job
@@ -88,25 +86,17 @@ def get(session: Session, tenant_id: str, job_id: str, *, pointer: str | None = 
 def list_page(
     session: Session, tenant_id: str, query: JobQuery, *, after: Position | None, limit: int
 ) -> tuple[list[Job], Position | None]:
-    """One page of the tenant's quantize and evaluate jobs without their configs, newest first; see ``newest_first``."""
+    """One page of the tenant's quantize and evaluate jobs without their configs, newest first."""
     # the condition of the partial index, word for word
     conditions: list[ColumnElement[bool]] = [owned(Job, tenant_id), text(f"({IS_USERS})")]  # type: ignore[list-item]
-    if query.kind is not None:
-        conditions.append(Job.kind == query.kind)
     if query.state == "canceling":
         conditions += [Job.state == "running", Job.cancel_requested_at.is_not(None)]
     elif query.state == "running":
         conditions += [Job.state == "running", Job.cancel_requested_at.is_(None)]
     elif query.state is not None:
         conditions.append(Job.state == query.state)
-    if query.model_id is not None:
-        conditions.append(Job.model_id == query.model_id)
-    if query.name is not None:
-        conditions.append(Job.name == query.name)
     if query.search is not None:
         conditions.append(Job.name.icontains(query.search, autoescape=True))
-    if query.preset is not None:
-        conditions.append(Job.preset == query.preset)
     if query.verdict is not None:
         told = select(ReportRow.job_id).where(owned(ReportRow, tenant_id), ReportRow.verdict == query.verdict)
         conditions.append(Job.id.in_(told))
@@ -115,7 +105,8 @@ def list_page(
     if query.created_before is not None:
         conditions.append(Job.created_at < query.created_before)
     conditions += [Job.labels[key].as_string() == value for key, value in query.labels.items()]
-    return newest_first(session, Job, conditions, after, limit, without=(Job.config,))
+    equal = {"kind": query.kind, "model_id": query.model_id, "name": query.name, "preset": query.preset}
+    return page(session, Job, conditions, after=after, limit=limit, without=(Job.config,), **equal)
 
 
 def add_report(session: Session, job: Job, report: Report | EvaluationReport) -> None:
@@ -187,8 +178,7 @@ def hold(session: Session, tenant_id: str, job_id: str) -> Job:
     Raises:
         JobNotFoundError: the tenant has no such job.
     """
-    statement = select(Job).where(Job.id == job_id, owned(Job, tenant_id)).with_for_update()
-    job = session.scalar(statement.execution_options(populate_existing=True)) if is_id(job_id, "job") else None
+    job = find(session, Job, tenant_id, job_id, lock="update")
     if job is None:
         raise JobNotFoundError(job_id)
     return job

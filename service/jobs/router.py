@@ -2,37 +2,37 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
+from pydantic import BaseModel, Field
 
 from service.bodies import ThreadedBodyRoute
-from service.contracts.errors import (
-    AlreadyQuantizedError,
-)
+from service.contracts.errors import AlreadyQuantizedError, DatasetMismatchError, InvalidConfigError
 from service.contracts.evaluation_report import EvaluationReport
 from service.contracts.labels import MOST_LABELS
-from service.contracts.references import MOST_REFERENCE_CHARS
+from service.contracts.references import MOST_REFERENCE_CHARS, SIGN
 from service.contracts.report import REPORT_SCHEMA_VERSION, Report, Verdict, upgraded
-from service.deps import AppDep, PrincipalDep, reading
+from service.datasets.errors import DatasetNotFoundError, DatasetNotReadyError, DatasetRejectedError
+from service.deps import AppDep, PrincipalDep
 from service.egress.errors import AddressNotAllowedError, UrlNotAllowedError
-from service.hand_overs.asking import refuse_inside
+from service.egress.resolving import system_resolver
+from service.hand_overs.asking import Asked as HandedOver
+from service.hand_overs.asking import prepared, refuse_inside
 from service.hand_overs.errors import HandOverUnavailableError
 from service.http import (
-    DEFAULT_LIMIT,
     PLAIN_TEXT,
-    CursorParameter,
-    EventForm,
-    Limit,
+    EventPageDep,
     Moment,
+    PageDep,
     Wait,
     etag_matches,
     keyed_filters,
     keyed_parameter,
     only_parameters,
     poll,
-    wants_json,
 )
 from service.idempotency.answers import IdempotencyHeader
 from service.jobs import records, service
@@ -43,10 +43,10 @@ from service.jobs.errors import (
     NotRepeatableError,
     RangesNotUsableError,
 )
-from service.jobs.refusals import MATERIAL_REFUSALS
 from service.jobs.repository import JobQuery
 from service.jobs.schemas import (
     TERMINAL,
+    EvaluationCreate,
     EventPage,
     JobCreate,
     JobListed,
@@ -60,7 +60,11 @@ from service.jobs.schemas import (
 from service.jobs.service import ReportNotFoundError, ReportNotReadyError
 from service.jobs.streaming import CountedStream, event_stream
 from service.jobs.views import JobView, event_out, job_listed, job_out
-from service.pagination import CursorCodec, Page, link_header
+from service.models.errors import ModelNotFoundError, ModelNotReadyError, ModelRejectedError
+from service.names.kinds import MODELS
+from service.names.service import identify
+from service.pagination import Page
+from service.quarantine.errors import ModelQuarantinedError
 from service.reports.reading import is_evaluation
 from service.responses import Responses, problems
 from service.streams import StreamToken, TokenParameter, token_of
@@ -89,8 +93,20 @@ _EVENT_RESPONSES: Responses = {
     }
 }
 _NOT_CHANGED: Responses = {304: {"description": "Not changed"}}
+# Of a request that names a model and data, whatever is to be done with them.
+_INPUT_REFUSALS = (
+    DatasetMismatchError,
+    DatasetNotFoundError,
+    DatasetNotReadyError,
+    DatasetRejectedError,
+    InvalidConfigError,
+    ModelNotFoundError,
+    ModelNotReadyError,
+    ModelQuarantinedError,
+    ModelRejectedError,
+)
 _JOB_REFUSALS = (
-    *MATERIAL_REFUSALS,
+    *_INPUT_REFUSALS,
     AlreadyQuantizedError,
     NoGpuWorkerError,
     RangesNotUsableError,
@@ -112,9 +128,10 @@ async def create_job(
     idempotency_key: IdempotencyHeader = None,
 ) -> Response:
     """Submit a quantization. 202 means that it is stored and will be run, whatever happens to this process."""
+    hand_over: tuple[HandedOver, ...] = ()
     if body.hand_over:
-        await app.lookups.run(lambda: refuse_inside(app.settings, body.hand_over, "/hand_over"))
-    return await app.writes.run(lambda: service.create(app, principal, body, key=idempotency_key).response())
+        hand_over = await app.lookups.run(lambda: prepared(app.settings, body.hand_over, "/hand_over", system_resolver))
+    return await app.writes.run(lambda: service.create(app, principal, body, hand_over, key=idempotency_key).response())
 
 
 @router.post("/v1/jobs:validate", responses=problems(*_JOB_REFUSALS, *_HAND_OVER_REFUSALS))
@@ -125,69 +142,43 @@ async def validate_job(body: JobValidate, app: AppDep, principal: PrincipalDep) 
     return await app.checks.run(lambda: service.check(app, principal.tenant_id, body))
 
 
+class JobFilters(BaseModel):
+    """What a list of jobs is filtered by, beside labels."""
+
+    kind: UsersKind | None = Field(default=None, description="Default: both.")
+    state: ShownState | None = None
+    model_id: Annotated[str, Field(max_length=MOST_REFERENCE_CHARS, pattern=PLAIN_TEXT)] | None = None
+    name: Annotated[str, Field(max_length=200, pattern=PLAIN_TEXT)] | None = Field(
+        default=None, description="Exactly this."
+    )
+    search: Annotated[str, Field(min_length=1, max_length=200, pattern=PLAIN_TEXT)] | None = Field(
+        default=None, description="A part of the name, in any case."
+    )
+    preset: Annotated[str, Field(max_length=64, pattern=PLAIN_TEXT)] | None = None
+    verdict: Verdict | None = Field(default=None, description="Of the report.")
+    created_after: Moment | None = None
+    created_before: Moment | None = None
+
+
 @router.get(
     "/v1/jobs",
-    dependencies=[
-        Depends(
-            only_parameters(
-                "kind",
-                "state",
-                "model_id",
-                "name",
-                "search",
-                "preset",
-                "verdict",
-                "created_after",
-                "created_before",
-                "limit",
-                "cursor",
-                keyed=_LABEL,
-            )
-        )
-    ],
+    dependencies=[Depends(only_parameters(*JobFilters.model_fields, "limit", "cursor", keyed=_LABEL))],
     openapi_extra=keyed_parameter(_LABEL, MOST_LABELS),
 )
-@reading
-def list_jobs(
-    request: Request,
-    app: AppDep,
-    principal: PrincipalDep,
-    response: Response,
-    kind: Annotated[UsersKind | None, Query(description="Default: both.")] = None,
-    state: Annotated[ShownState | None, Query()] = None,
-    model_id: Annotated[str | None, Query(max_length=MOST_REFERENCE_CHARS, pattern=PLAIN_TEXT)] = None,
-    name: Annotated[str | None, Query(max_length=200, pattern=PLAIN_TEXT, description="Exactly this.")] = None,
-    search: Annotated[
-        str | None,
-        Query(min_length=1, max_length=200, pattern=PLAIN_TEXT, description="A part of the name, in any case."),
-    ] = None,
-    preset: Annotated[str | None, Query(max_length=64, pattern=PLAIN_TEXT)] = None,
-    verdict: Annotated[Verdict | None, Query(description="Of the report.")] = None,
-    created_after: Annotated[Moment | None, Query()] = None,
-    created_before: Annotated[Moment | None, Query()] = None,
-    limit: Limit = DEFAULT_LIMIT,
-    cursor: CursorParameter = None,
+async def list_jobs(
+    request: Request, app: AppDep, principal: PrincipalDep, page: PageDep, filters: Annotated[JobFilters, Query()]
 ) -> Page[JobListed]:
     """Quantize and evaluate jobs, newest first, without configs. Any number of ``label=KEY=VALUE`` filter by label."""
-    query = JobQuery(
-        kind=kind,
-        state=state,
-        model_id=None if model_id is None else service.filtered_model(app, principal.tenant_id, model_id),
-        name=name,
-        search=search,
-        preset=preset,
-        verdict=verdict,
-        created_after=created_after,
-        created_before=created_before,
-        labels=keyed_filters(request, _LABEL, most=MOST_LABELS),
+    tenant_id, model_id = principal.tenant_id, filters.model_id
+    if model_id is not None and SIGN in model_id:
+        model_id = await app.reads.run(partial(identify, app, MODELS, tenant_id, model_id, query="model_id"))
+    labels = keyed_filters(request, _LABEL, most=MOST_LABELS)
+    query = JobQuery(**{**dict(filters), "model_id": model_id}, labels=labels)
+    return await page.answer(
+        f"jobs|{tenant_id}|{query}",
+        lambda after, limit: service.list_page(app, tenant_id, query, after=after, limit=limit),
+        job_listed,
     )
-    codec = CursorCodec(app.settings, f"jobs|{principal.tenant_id}|{query}")
-    after = None if cursor is None else codec.decode(cursor)
-    views, last = service.list_page(app, principal.tenant_id, query, after=after, limit=limit)
-    next_cursor = None if last is None else codec.encode(last)
-    given = {name: value for name, value in request.query_params.items() if name != "cursor"}
-    response.headers.update(link_header("/v1/jobs", next_cursor, **given))
-    return Page(items=[job_listed(view) for view in views], next_cursor=next_cursor, has_more=last is not None)
 
 
 @router.get("/v1/jobs/{job_id}", response_model=JobOut, responses=_NOT_CHANGED)
@@ -308,15 +299,14 @@ async def get_logs(
 @router.get("/v1/jobs/{job_id}/events", response_model=None, responses=_EVENT_RESPONSES)
 async def get_events(
     job_id: str,
-    request: Request,
     app: AppDep,
     principal: PrincipalDep,
+    as_page: EventPageDep,
     after: Annotated[int | None, Query(ge=0, le=_SEQ_MAX, description="Only events with numbers above this.")] = None,
     limit: Annotated[int, Query(ge=1, le=1000, description="Events per page, for JSON.")] = 200,
     last_event_id: Annotated[
         int | None, Header(ge=0, le=_SEQ_MAX, description="As ?after=, sent by browsers that reconnect.")
     ] = None,
-    form: EventForm = None,
     token: TokenParameter = None,
 ) -> Response | EventPage:
     """The job's log: a stream that ends with the job, or with ``format=json`` a page.
@@ -324,7 +314,7 @@ async def get_events(
     The stream carries ``event: state|progress|log|metric`` with the number as ``id:``; last comes ``event: end``.
     """
     start = last_event_id if last_event_id is not None else after or 0
-    if wants_json(request.headers.get("accept", ""), form):
+    if as_page:
         state, events = await app.reads.run(
             lambda: service.log_after(app, principal.tenant_id, job_id, start, limit + 1)
         )
@@ -366,6 +356,20 @@ async def get_report(
     return await app.heavy.run(
         lambda: JSONResponse(row.body if is_evaluation(row) else upgraded(row.body), headers=headers)
     )
+
+
+@router.post("/v1/evaluations", status_code=202, response_model=JobOut, responses=problems(*_INPUT_REFUSALS))
+async def create_evaluation(
+    body: EvaluationCreate,
+    app: AppDep,
+    principal: PrincipalDep,
+    idempotency_key: IdempotencyHeader = None,
+) -> Response:
+    """Submit an evaluation: a model, quantized or not, is measured, beside another one if that is given.
+
+    The answer is a job of kind ``evaluate``; all that is done to jobs is done to it under ``/v1/jobs/ID``.
+    """
+    return await app.writes.run(lambda: service.create_evaluation(app, principal, body, key=idempotency_key).response())
 
 
 def _etag(view: JobView) -> str:

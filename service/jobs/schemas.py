@@ -22,6 +22,7 @@ from service.contracts.bounds import require_bounded
 from service.contracts.config import QuantizationConfig
 from service.contracts.devices import Device, DeviceChoice
 from service.contracts.errors import InvalidConfigError, InvalidRequestError, Problem, QuantmillError, problem_summary
+from service.contracts.evaluation import EvaluationSpec
 from service.contracts.evaluation_checks import check_no_function
 from service.contracts.labels import MOST_LABELS, LabelKey, Labels, LabelValue
 from service.contracts.references import MOST_REFERENCE_CHARS
@@ -31,7 +32,7 @@ from service.contracts.texts import Text
 from service.contracts.validation import field_problems
 from service.estimates.schemas import Estimate
 from service.hand_overs.schemas import HandOverTargets
-from service.idempotency.digests import RepeatableBody
+from service.idempotency.requests import RepeatableBody
 from service.jobs.queues import SizeClass
 from service.quark import Translation, missing_envelope, translate_document
 
@@ -40,6 +41,8 @@ ShownState = Literal["queued", "running", "canceling", "succeeded", "failed", "c
 UsersKind = Literal["quantize", "evaluate"]
 TERMINAL = frozenset({"succeeded", "failed", "canceled"})
 _CONFIG = "/config"
+# Of what is measured, in a request for an evaluation.
+EVALUATION_REQUEST_POINTER = "/evaluation"
 JobId = Annotated[str, StringConstraints(max_length=64)]
 Reference = Annotated[
     str,
@@ -155,6 +158,37 @@ class JobCreate(WithConfig):
     labels: Labels = Field(default_factory=dict)
     reuse: bool = Field(default=False, description=_REUSE)
     hand_over: HandOverTargets = Field(default_factory=list, description=_HAND_OVER)
+
+
+class EvaluationCreate(RepeatableBody):
+    """A model to measure, beside another one if that is given."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    model_id: Reference = Field(description="The model that is measured, quantized or not.")
+    reference_model_id: Reference | None = Field(
+        default=None, description="The model that it is held against, such as the float model that it was made of."
+    )
+    evaluation_dataset_id: Reference
+    evaluation: EvaluationSpec = Field(
+        default_factory=EvaluationSpec,
+        description="What is measured, and the gate. Conditions that compare need a reference_model_id.",
+    )
+    priority: Priority = 0
+    name: Text | None = None
+    labels: Labels = Field(default_factory=dict)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _bounded(cls, data: Any) -> Any:
+        if isinstance(data, dict) and isinstance(data.get("evaluation"), dict):
+            require_bounded(data["evaluation"], pointer=EVALUATION_REQUEST_POINTER)
+        return data
+
+    @model_validator(mode="after")
+    def _no_function(self) -> EvaluationCreate:
+        check_no_function(self.evaluation, pointer=EVALUATION_REQUEST_POINTER)
+        return self
 
 
 class JobPatch(BaseModel):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 from pydantic import RootModel
@@ -11,23 +12,21 @@ from sqlalchemy.orm import Session
 from service.audit.service import note
 from service.contracts.errors import QuantmillError
 from service.contracts.http_errors import TransientError
-from service.contracts.references import SIGN
 from service.contracts.report.outline import ReportOutline
 from service.deps import AppState
 from service.estimates.service import finish_of_next
+from service.hand_overs.asking import Asked as HandedOver
 from service.idempotency.answers import Answer
-from service.idempotency.service import NoBody, Work, submit_checked
+from service.idempotency.requests import KeyedRequest, NoBody
+from service.idempotency.service import submit_checked
 from service.jobs import events, repository, transitions
 from service.jobs.checking import checked_request, warnings_of
-from service.jobs.evaluations.checking import checked_evaluation
-from service.jobs.evaluations.submission import changed_evaluation, same_evaluation, store_evaluation
+from service.jobs.evaluations import checked_evaluation
 from service.jobs.repeats import changed_request, same_request
 from service.jobs.repository import JobQuery
-from service.jobs.schemas import TERMINAL, JobCreate, JobValidate, JobValidated
-from service.jobs.submission import Origin, checked_submission, store_submission, with_finish
+from service.jobs.schemas import TERMINAL, EvaluationCreate, JobCreate, JobValidate, JobValidated
+from service.jobs.submission import Submission, checked_submission, store_submission
 from service.jobs.views import JobView, shown_state, views
-from service.names.kinds import MODELS
-from service.names.service import identify
 from service.pagination import Position
 from service.principal import Principal
 from service.tables import JobEvent, ReportRow
@@ -50,25 +49,38 @@ class ReportNotFoundError(QuantmillError):
     status = 404
 
 
-def create(app: AppState, by: Principal, body: JobCreate, *, key: str | None) -> Answer:
+def create(
+    app: AppState, by: Principal, body: JobCreate, hand_over: tuple[HandedOver, ...] = (), *, key: str | None
+) -> Answer:
     """Store a job and have it run; with a key known from before, answer as then.
 
     Args:
         app: of the process.
         by: who asks.
         body: the request.
+        hand_over: its targets, judged and sealed.
         key: its Idempotency-Key.
 
     Raises:
         QuantmillError: something about the request is wrong; nothing was stored.
     """
+    check = partial(
+        checked_submission,
+        settings=app.settings,
+        tenant_id=by.tenant_id,
+        body=body,
+        hand_over=hand_over,
+        finish=True,
+    )
+    request = KeyedRequest.of("POST /v1/jobs", key, body)
+    return submit_checked(app, by, request, check, partial(store_submission, app=app, by=by))
 
-    def work_of(session: Session) -> Work:
-        given = checked_submission(session, app.settings, by.tenant_id, body, Origin())
-        told = with_finish(session, by.tenant_id, given)
-        return lambda writing: store_submission(app, writing, by, told)
 
-    return submit_checked(app, by, "POST /v1/jobs", key, body, work_of)
+def create_evaluation(app: AppState, by: Principal, body: EvaluationCreate, *, key: str | None) -> Answer:
+    """Store an evaluation and have it run, as ``create`` does."""
+    check = partial(checked_evaluation, settings=app.settings, tenant_id=by.tenant_id, body=body)
+    request = KeyedRequest.of("POST /v1/evaluations", key, body)
+    return submit_checked(app, by, request, check, partial(store_submission, app=app, by=by))
 
 
 def retry(app: AppState, by: Principal, job_id: str, *, key: str | None) -> Answer:
@@ -80,20 +92,9 @@ def retry(app: AppState, by: Principal, job_id: str, *, key: str | None) -> Answ
         NotRepeatableError: it was no client's request, or its config is no longer accepted.
         QuantmillError: as for ``create``.
     """
-
-    def work_of(session: Session) -> Work:
-        job = repository.get(session, by.tenant_id, job_id)
-        if job.kind == "evaluate":
-            again = checked_evaluation(
-                session, app.settings, by.tenant_id, same_evaluation(job), Origin(retry_of=job_id)
-            )
-            return lambda writing: store_evaluation(app, writing, by, again)
-        body = same_request(job)
-        given = checked_submission(session, app.settings, by.tenant_id, body, Origin(retry_of=job_id))
-        told = with_finish(session, by.tenant_id, given)
-        return lambda writing: store_submission(app, writing, by, told)
-
-    return submit_checked(app, by, f"POST /v1/jobs/{job_id}/retry", key, NoBody(), work_of)
+    request = KeyedRequest.of(f"POST /v1/jobs/{job_id}/retry", key, NoBody())
+    check = partial(_repeated, app=app, by=by, job_id=job_id)
+    return submit_checked(app, by, request, check, partial(store_submission, app=app, by=by))
 
 
 def clone(app: AppState, by: Principal, job_id: str, patch: dict[str, Any], *, key: str | None) -> Answer:
@@ -104,19 +105,30 @@ def clone(app: AppState, by: Principal, job_id: str, patch: dict[str, Any], *, k
         NotRepeatableError: it was no client's request.
         QuantmillError: as for ``create``.
     """
+    request = KeyedRequest.of(f"POST /v1/jobs/{job_id}/clone", key, RootModel(patch))
+    check = partial(_changed, app=app, by=by, job_id=job_id, patch=patch)
+    return submit_checked(app, by, request, check, partial(store_submission, app=app, by=by))
 
-    def work_of(session: Session) -> Work:
-        job = repository.get(session, by.tenant_id, job_id)
-        if job.kind == "evaluate":
-            asked, origin = changed_evaluation(job, patch), Origin(cloned_from=job_id)
-            changed = checked_evaluation(session, app.settings, by.tenant_id, asked, origin)
-            return lambda writing: store_evaluation(app, writing, by, changed)
-        body = changed_request(job, patch)
-        given = checked_submission(session, app.settings, by.tenant_id, body, Origin(cloned_from=job_id))
-        told = with_finish(session, by.tenant_id, given)
-        return lambda writing: store_submission(app, writing, by, told)
 
-    return submit_checked(app, by, f"POST /v1/jobs/{job_id}/clone", key, RootModel(patch), work_of)
+def _repeated(session: Session, app: AppState, by: Principal, job_id: str) -> Submission:
+    job = repository.get(session, by.tenant_id, job_id)
+    body = same_request(job, EvaluationCreate) if job.kind == "evaluate" else same_request(job, JobCreate)
+    return _checked_of_kind(session, app, by, body).made_of(retry_of=job_id)
+
+
+def _changed(session: Session, app: AppState, by: Principal, job_id: str, patch: dict[str, Any]) -> Submission:
+    job = repository.get(session, by.tenant_id, job_id)
+    if job.kind == "evaluate":
+        body: JobCreate | EvaluationCreate = changed_request(job, patch, EvaluationCreate)
+    else:
+        body = changed_request(job, patch, JobCreate)
+    return _checked_of_kind(session, app, by, body).made_of(cloned_from=job_id)
+
+
+def _checked_of_kind(session: Session, app: AppState, by: Principal, body: JobCreate | EvaluationCreate) -> Submission:
+    if isinstance(body, EvaluationCreate):
+        return checked_evaluation(session, app.settings, by.tenant_id, body)
+    return checked_submission(session, app.settings, by.tenant_id, body, finish=True)
 
 
 def check(app: AppState, tenant_id: str, body: JobValidate) -> JobValidated:
@@ -169,16 +181,6 @@ def list_page(
     with app.database.read() as session:
         jobs, last = repository.list_page(session, tenant_id, query, after=after, limit=limit)
         return views(app, session, tenant_id, jobs), last
-
-
-def filtered_model(app: AppState, tenant_id: str, text: str) -> str:
-    """The id of the model whose jobs are asked for, by its id or by a reference; an id that is nobody's has no jobs.
-
-    Raises:
-        ModelNotFoundError: a reference names nothing.
-        ModelNotReadyError, ModelRejectedError: ``NAME@latest``, and no version is ready.
-    """
-    return identify(app, MODELS, tenant_id, text, query="model_id") if SIGN in text else text
 
 
 def cancel(app: AppState, by: Principal, job_id: str) -> JobView:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
@@ -9,6 +12,8 @@ from typing import Any
 from sqlalchemy.orm import Session
 
 from service.contracts.errors import InvalidRequestError
+from service.contracts.evaluation import EvaluationSpec
+from service.contracts.version import VERSION
 from service.deps import AppState
 from service.estimates import repository as estimates
 from service.estimates.service import Estimated, finish_of_next
@@ -17,63 +22,72 @@ from service.hand_overs.asking import Asked as HandedOver
 from service.hand_overs.asking import prepared
 from service.idempotency.answers import Answer
 from service.jobs import events, repository, transitions
-from service.jobs.checking import checked_request
-from service.jobs.placement import Placement
-from service.jobs.references import hold
-from service.jobs.reuse import result_digest
+from service.jobs.checking import JobInputs, checked_request
 from service.jobs.schemas import TERMINAL, JobCreate
+from service.jobs.transitions import NewJob
 from service.jobs.views import JobView, job_out, views
+from service.names import repository as names
+from service.names.kinds import DATASETS, MODELS
 from service.principal import Principal
 from service.quotas import repository as usage
 from service.quotas import service as quotas
 from service.settings import Settings
 from service.tables import Job
 
-
-@dataclass(frozen=True)
-class Origin:
-    """What a request was made of.
-
-    Attributes:
-        retry_of: the job that it repeats.
-        cloned_from: the job whose request it changes.
-    """
-
-    retry_of: str | None = None
-    cloned_from: str | None = None
+# Pointer and id of what a request names.
+Named = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True)
 class Submission:
-    """A request that may be stored.
+    """A request that may be stored, of a quantization or an evaluation.
 
     Attributes:
-        asked: with ids for references.
-        config: resolved, as JSON.
-        digest: of all that the result follows from.
-        placement: where the job goes.
-        model: name and version.
-        origin: what the request was made of.
+        job: its row, with ids for references and the config resolved, as JSON.
+        evaluation: what is measured.
+        models, datasets: what has to be there when it is stored.
+        model: name and version of its model.
         estimate: what the job will take, if that is known.
-        finish_at: when it will end, from now on; None where nobody is told, see ``with_finish``.
+        finish_at: when it will end, from now on; None where nobody is told.
         hand_over: where its results go.
+        reuse: another job of the same fingerprint will do.
+        notes: what its log begins with.
     """
 
-    asked: JobCreate
-    config: dict[str, Any]
-    digest: str
-    placement: Placement
+    job: NewJob
+    evaluation: EvaluationSpec
+    models: Named
+    datasets: Named
     model: tuple[str, int] | None
-    origin: Origin
     estimate: Estimated | None
-    hand_over: tuple[HandedOver, ...] = ()
     finish_at: datetime | None = None
+    hand_over: tuple[HandedOver, ...] = ()
+    reuse: bool = False
+    notes: tuple[str, ...] = ()
+
+    def made_of(self, *, retry_of: str | None = None, cloned_from: str | None = None) -> Submission:
+        """The same, of a request that repeats a job, or changes its request."""
+        return replace(self, job=replace(self.job, retry_of=retry_of, cloned_from=cloned_from))
 
 
 def checked_submission(
-    session: Session, settings: Settings, tenant_id: str, body: JobCreate, origin: Origin
+    session: Session,
+    settings: Settings,
+    tenant_id: str,
+    body: JobCreate,
+    *,
+    hand_over: tuple[HandedOver, ...] | None = None,
+    finish: bool = False,
 ) -> Submission:
-    """Check a request, and compute all that storing it takes.
+    """Check a request for a quantization, and compute all that storing it takes.
+
+    Args:
+        session: reads.
+        settings: of the process.
+        tenant_id: who asks.
+        body: the request.
+        hand_over: the targets of the request, where they are judged and sealed already.
+        finish: tell when it would end: the queue is looked through for that.
 
     Raises:
         QuantmillError: something about it is wrong.
@@ -85,30 +99,75 @@ def checked_submission(
             hint="Ask without hand_over, then POST /v1/jobs/{id}/hand-over for the job of the answer.",
         )
     found = checked_request(session, settings, tenant_id, body)
-    config = found.asked.config.model_dump(mode="json")
-    digest = result_digest(found.asked, found.named, config)
-    model = None if found.named.model is None else (found.named.model.name, found.named.model.version)
+    asked, inputs, estimate = found.asked, found.inputs, found.estimate
+    config = asked.config.model_dump(mode="json")
+    notes = [f"translated config: {note}" for note in asked.translation_notes]
+    if asked.ranges_from is not None:
+        notes.append(f"tensor_ranges: the calibrated ranges of {asked.ranges_from} are taken over")
+    finish_at = None
+    if finish and estimate is not None:
+        finish_at = finish_of_next(session, tenant_id, found.placement.queue, asked.priority, estimate)
+    ids = tuple((f"/{name}", noun_id) for name, noun_id in inputs.ids.items())
     return Submission(
-        found.asked,
-        config,
-        digest,
-        found.placement,
-        model,
-        origin,
-        found.estimate,
-        prepared(settings, body.hand_over, "/hand_over"),
+        NewJob(
+            tenant_id,
+            "quantize",
+            queue=found.placement.queue,
+            priority=asked.priority,
+            size_class=found.placement.size_class,
+            device=asked.device,
+            model_id=inputs.ids.get("model_id"),
+            calibration_dataset_id=inputs.ids.get("calibration_dataset_id"),
+            evaluation_dataset_id=inputs.ids.get("evaluation_dataset_id"),
+            config=config,
+            name=asked.name,
+            labels=asked.labels,
+            fingerprint=_fingerprint(asked, inputs, config),
+            deadline_seconds=settings.job_deadline_seconds,
+        ),
+        asked.config.evaluation,
+        models=(*ids[:1], *(("/config", graph) for graph in asked.config.graph_models)),
+        datasets=ids[1:],
+        model=None if inputs.model_row is None else (inputs.model_row.name, inputs.model_row.version),
+        estimate=estimate,
+        finish_at=finish_at,
+        hand_over=prepared(settings, body.hand_over, "/hand_over") if hand_over is None else hand_over,
+        reuse=asked.reuse,
+        notes=tuple(notes),
     )
 
 
-def with_finish(session: Session, tenant_id: str, given: Submission) -> Submission:
-    """The submission with the moment of its end, for an answer that tells it: the queue is looked through for that."""
-    if given.estimate is None:
-        return given
-    queue, priority = given.placement.queue, given.asked.priority
-    return replace(given, finish_at=finish_of_next(session, tenant_id, queue, priority, given.estimate))
+def _fingerprint(asked: JobCreate, inputs: JobInputs, config: dict[str, Any]) -> str:
+    """SHA-256 of all that a result follows from: bytes of model and data, the resolved config, device and engine.
+
+    64 hexadecimal digits; two jobs that have it in common would give the same.
+    """
+    data = {
+        role: None if row is None else (row.sha256, row.preprocessing)
+        for role, row in (("calibration", inputs.calibration_row), ("evaluation", inputs.evaluation_row))
+    }
+    model = inputs.model_row
+    followed = {
+        "engine": VERSION,
+        "device": asked.device,
+        "model": None if model is None else sorted((file.path, file.sha256) for file in model.graph_files),
+        **data,
+        "config": config,
+    }
+    return hashlib.sha256(json.dumps(followed, sort_keys=True, ensure_ascii=True).encode()).hexdigest()
 
 
-def store_submission(app: AppState, session: Session, by: Principal, given: Submission) -> tuple[Answer, Job | None]:
+def hold(session: Session, tenant_id: str, given: Sequence[Submission]) -> None:
+    """Until the transaction ends, nobody deletes what these name.
+
+    Raises:
+        ModelNotFoundError, DatasetNotFoundError: something was deleted since it was checked.
+    """
+    names.hold(session, MODELS, tenant_id, [named for one in given for named in one.models])
+    names.hold(session, DATASETS, tenant_id, [named for one in given for named in one.datasets])
+
+
+def store_submission(given: Submission, session: Session, app: AppState, by: Principal) -> tuple[Answer, Job | None]:
     """Store what was checked; whether the model is in quarantine since then is asked by who begins the job.
 
     Returns:
@@ -118,83 +177,42 @@ def store_submission(app: AppState, session: Session, by: Principal, given: Subm
         QuotaExceededError: the tenant has as many as it may.
         ModelNotFoundError, DatasetNotFoundError: something was deleted since it was checked.
     """
-    hold(session, by.tenant_id, [given.asked])
+    hold(session, by.tenant_id, [given])
     job, is_new = store_job(session, app.settings, by, given)
+    if is_new:
+        told = None if given.estimate is None else given.estimate.row["told"]
+        view = JobView(job, model=given.model, estimate=told, finish_at=given.finish_at)
+    else:
+        view = views(app, session, by.tenant_id, [job])[0]
+    body = job_out(view, reused=not is_new).model_dump(mode="json", by_alias=True)
+    location = {"Location": f"/v1/jobs/{job.id}"}
     if not is_new:
-        return _reused(views(app, session, by.tenant_id, [job])[0]), None
-    told = None if given.estimate is None else given.estimate.row["told"]
-    return accepted(JobView(job, model=given.model, estimate=told, finish_at=given.finish_at)), job
+        return Answer(200 if job.state in TERMINAL else 202, body, location), None
+    return Answer(202, body, {**location, "Retry-After": "2", "ETag": f'"{job.row_version}"'}), job
 
 
 def store_job(session: Session, settings: Settings, by: Principal, given: Submission) -> tuple[Job, bool]:
     """The job of a request that was checked, and whether it is a new one: else it was there, and its result will do.
 
-    The caller holds what the request names, see ``references``.
+    The caller holds what the request names, see ``hold``.
 
     Raises:
         QuotaExceededError: the tenant has as many as it may.
     """
-    there = result_there(session, by.tenant_id, given)
+    there = same_result(session, given) if given.reuse else None
     if there is not None:
         return there, False
     quotas.admit_jobs(session, settings, by.tenant_id)
-    job = _insert(session, settings, by, given)
+    job = transitions.submit(session, replace(given.job, request_id=by.request_id))
     if given.estimate is not None:
         estimates.add(session, job, given.estimate.row)
     hand_overs.add(session, job, given.hand_over)
-    for message in _notes(given.asked):
+    for message in given.notes:
         events.append(session, job.id, 0, "log", {"level": "info", "message": message})
     return job, True
 
 
-def result_there(session: Session, tenant_id: str, given: Submission) -> Job | None:
-    """The job whose result will do, if the request says that one may."""
-    if not given.asked.reuse:
-        return None
-    usage.hold(session, tenant_id)  # of two that ask at once, the second finds the first's
-    return repository.same_result(session, tenant_id, given.digest)
-
-
-def _insert(session: Session, settings: Settings, by: Principal, given: Submission) -> Job:
-    asked = given.asked
-    return transitions.submit(
-        session,
-        tenant_id=by.tenant_id,
-        kind="quantize",
-        queue=given.placement.queue,
-        priority=asked.priority,
-        size_class=given.placement.size_class,
-        device=asked.device,
-        model_id=asked.model_id,
-        calibration_dataset_id=asked.calibration_dataset_id,
-        evaluation_dataset_id=asked.evaluation_dataset_id,
-        config=given.config,
-        name=asked.name,
-        labels=asked.labels,
-        retry_of=given.origin.retry_of,
-        cloned_from=given.origin.cloned_from,
-        fingerprint=given.digest,
-        deadline_seconds=settings.job_deadline_seconds,
-        request_id=by.request_id,
-    )
-
-
-def _notes(asked: JobCreate) -> list[str]:
-    """What the log of the job begins with."""
-    told = [f"translated config: {note}" for note in asked.translation_notes]
-    if asked.ranges_from is not None:
-        told.append(f"tensor_ranges: the calibrated ranges of {asked.ranges_from} are taken over")
-    return told
-
-
-def accepted(view: JobView) -> Answer:
-    """What is said of a job that was stored."""
-    job = view.job
-    body = job_out(view).model_dump(mode="json", by_alias=True)
-    return Answer(202, body, {"Location": f"/v1/jobs/{job.id}", "Retry-After": "2", "ETag": f'"{job.row_version}"'})
-
-
-def _reused(view: JobView) -> Answer:
-    job = view.job
-    body = job_out(view, reused=True).model_dump(mode="json", by_alias=True)
-    return Answer(200 if job.state in TERMINAL else 202, body, {"Location": f"/v1/jobs/{job.id}"})
+def same_result(session: Session, given: Submission) -> Job | None:
+    """The job that was there whose result will do."""
+    usage.hold(session, given.job.tenant_id)  # of two that ask at once, the second finds the first's
+    return repository.same_result(session, given.job.tenant_id, given.job.fingerprint or "")

@@ -40,10 +40,8 @@ def shown_state(job: Job) -> ShownState:
     return "canceling" if state == "running" and job.cancel_requested_at is not None else state
 
 
-def _progress(job: Job) -> Progress | None:
+def _progress(job: Job) -> Progress:
     """As the attempt last told; of a job that has succeeded, all."""
-    if job.progress is None:
-        return None
     told = Progress.model_validate(job.progress)
     return told.model_copy(update={"share": 1.0, "seconds_left": 0.0}) if job.state == "succeeded" else told
 
@@ -84,12 +82,6 @@ def job_out(view: JobView, *, reused: bool = False) -> JobOut:
     return JobOut(**dict(job_listed(view)), config=job.config, reused_from=job.id if reused else None)
 
 
-def _seconds(job: Job) -> float | None:
-    if job.started_at is None or job.finished_at is None:
-        return None
-    return max(0.0, (job.finished_at - job.started_at).total_seconds())
-
-
 def _scheduled(run: ScheduleRun) -> ScheduledBy:
     return ScheduledBy(
         schedule_id=run.schedule_id,
@@ -106,6 +98,9 @@ def job_listed(view: JobView) -> JobListed:
     job, result = view.job, view.result
     path = f"/v1/jobs/{job.id}"
     name, version = view.model or (None, None)
+    seconds = None
+    if job.started_at is not None and job.finished_at is not None:
+        seconds = max(0.0, (job.finished_at - job.started_at).total_seconds())
     return JobListed(
         id=job.id,
         kind=job.kind,
@@ -113,7 +108,7 @@ def job_listed(view: JobView) -> JobListed:
         labels=job.labels,
         state=shown_state(job),
         stage=job.stage,
-        progress=_progress(job),
+        progress=None if job.progress is None else _progress(job),
         waiting=view.waiting,
         verdict=None if result is None else result.verdict,
         fallback=None if result is None else result.fallback,
@@ -135,7 +130,7 @@ def job_listed(view: JobView) -> JobListed:
         preset=job.preset,
         algorithms=job.algorithms,
         figures=None if result is None or result.outline is None else ReportOutline.model_validate(result.outline),
-        seconds=_seconds(job),
+        seconds=seconds,
         estimate=shown(view.estimate),
         estimated_finish_at=view.finish_at,
         retry_of=job.retry_of,

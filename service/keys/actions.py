@@ -13,6 +13,7 @@ from sqlalchemy.orm import Session
 from service import sealing
 from service.deps import AppState
 from service.idempotency.answers import Answer
+from service.idempotency.requests import KeyedRequest
 from service.idempotency.service import submit_once
 from service.keys import repository, service
 from service.keys.errors import KeyNotFoundError, PepperMissingError, ScopeMissingError, TooManyKeysError
@@ -84,7 +85,7 @@ def create(app: AppState, by: Principal, body: KeyCreate, key: str | None = None
         headers = {"Location": location(made.row.id), "Cache-Control": "no-store"}
         return Answer(201, sealed.model_dump(mode="json"), headers), None
 
-    kept = submit_once(app, by, "POST /v1/keys", key, body, work)
+    kept = submit_once(app, by, KeyedRequest.of("POST /v1/keys", key, body), work)
     try:
         text = vault.sealer.open(kept.body["id"], kept.body["key"])
     except sealing.SealBrokenError:

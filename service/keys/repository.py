@@ -10,32 +10,14 @@ from sqlalchemy.orm import Session
 from service.db import db_now
 from service.ids import is_id
 from service.pagination import Position
-from service.principal import Scope
-from service.repository import newest_first, now_seconds
+from service.repository import now_seconds, page
 from service.tables import ApiKey
 
 
-def add(
-    session: Session,
-    tenant_id: str,
-    key_id: str,
-    *,
-    name: str,
-    scope: Scope,
-    secret_hash: str,
-    pepper_id: str,
-    last4: str,
-    created_at: datetime,
-    expires_at: datetime | None,
-) -> ApiKey:
+def add(session: Session, row: ApiKey) -> None:
     """Insert a key."""
-    row = ApiKey(
-        id=key_id, tenant_id=tenant_id, name=name, scope=scope, secret_hash=secret_hash, pepper_id=pepper_id,
-        last4=last4, created_at=created_at, expires_at=expires_at,
-    )  # fmt: skip
     session.add(row)
     session.flush()
-    return row
 
 
 def datetime_now(session: Session) -> datetime:
@@ -79,7 +61,7 @@ def list_page(
     session: Session, tenant_id: str | None, after: Position | None, limit: int
 ) -> tuple[list[ApiKey], Position | None]:
     """One page of the same, and the position to go on from."""
-    return newest_first(session, ApiKey, _of(tenant_id), after, limit)
+    return page(session, ApiKey, _of(tenant_id), after=after, limit=limit)
 
 
 def revoke(session: Session, key_id: str, *, after_seconds: float = 0.0) -> bool:

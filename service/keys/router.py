@@ -8,13 +8,13 @@ from fastapi import APIRouter, Depends, Query, Response
 
 from service.bodies import ThreadedBodyRoute
 from service.deps import AppDep, PrincipalDep
-from service.http import DEFAULT_LIMIT, CursorParameter, Limit, only_parameters
+from service.http import PageDep, only_parameters
 from service.idempotency.answers import IdempotencyHeader
 from service.keys import actions as keys
 from service.keys.errors import PepperMissingError, TooManyKeysError
 from service.keys.schemas import KeyCreate, KeyMade, KeyOut, KeyRotate, Tenant
 from service.keys.scopes import seen_tenant
-from service.pagination import CursorCodec, Page, link_header
+from service.pagination import Page
 from service.responses import problems
 
 router = APIRouter(route_class=ThreadedBodyRoute, prefix="/v1/keys", tags=["keys"])
@@ -26,19 +26,14 @@ _A_DAY = KeyRotate()
 async def list_keys(
     app: AppDep,
     principal: PrincipalDep,
-    response: Response,
+    page: PageDep,
     tenant: Annotated[Tenant | None, Query(description="Of this tenant alone; another's takes an operator.")] = None,
-    limit: Limit = DEFAULT_LIMIT,
-    cursor: CursorParameter = None,
 ) -> Page[KeyOut]:
     """Keys of the asker's tenant, or for operators of all, newest first; those that have ended, too."""
-    shown = seen_tenant(principal, tenant)
-    codec = CursorCodec(app.settings, f"keys|{shown}")
-    after = None if cursor is None else codec.decode(cursor)
-    items, last = await app.reads.run(lambda: keys.list_page(app, shown, after=after, limit=limit))
-    next_cursor = None if last is None else codec.encode(last)
-    response.headers.update(link_header("/v1/keys", next_cursor, tenant=tenant, limit=limit))
-    return Page(items=items, next_cursor=next_cursor, has_more=last is not None)
+    seen = seen_tenant(principal, tenant)
+    return await page.answer(
+        f"keys|{seen}", lambda after, limit: keys.list_page(app, seen, after=after, limit=limit), shown=lambda key: key
+    )
 
 
 @router.post("", status_code=201, response_model=KeyMade, responses=problems(PepperMissingError, TooManyKeysError))

@@ -65,10 +65,9 @@ def add(session: Session, pepper: str, *, tenant_id: str, name: str, scope: Scop
     """As ``create``, for whoever notes it in the audit."""
     made = make_key()
     now = repository.datetime_now(session)
-    row = repository.add(
-        session,
-        tenant_id,
-        made.id,
+    row = ApiKey(
+        id=made.id,
+        tenant_id=tenant_id,
         name=name,
         scope=scope,
         secret_hash=hash_of(made.secret, pepper),
@@ -77,6 +76,7 @@ def add(session: Session, pepper: str, *, tenant_id: str, name: str, scope: Scop
         created_at=now,
         expires_at=None if days is None else now + timedelta(days=days),
     )
+    repository.add(session, row)
     return MadeKey(row, made.text)
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Header, Request, Response
+from fastapi import APIRouter, Depends, Header, Response
 
 from service.bodies import ThreadedBodyRoute
 from service.conditions import Conditions, IfMatch, PreconditionFailedError, PreconditionRequiredError
 from service.contracts.errors import InvalidRequestError, Pt2NotAllowedError
-from service.deps import AppDep, PrincipalDep, reading
-from service.http import DEFAULT_LIMIT, CursorParameter, Limit, Wait, etag_matches, only_parameters, poll
+from service.deps import AppDep, PrincipalDep
+from service.http import PageDep, Wait, etag_matches, only_parameters, poll
 from service.idempotency.answers import IdempotencyHeader
 from service.models import service
 from service.models.errors import ModelInUseError, ModelNotFoundError, ModelNotReadyError, ModelRejectedError
@@ -21,7 +21,7 @@ from service.names.kinds import MODELS
 from service.names.repository import NounQuery
 from service.names.schemas import FILTERS, TAG, TAG_PARAMETER, NounPatch, noun_query
 from service.names.service import identify, list_page, row_etag, update
-from service.pagination import CursorCodec, Page, link_header
+from service.pagination import Page
 from service.quarantine.errors import ModelQuarantinedError
 from service.responses import problems
 from service.tables import Model
@@ -57,24 +57,16 @@ async def create_model(
 
 
 @router.get("", dependencies=[Depends(only_parameters(*FILTERS, keyed=TAG))], openapi_extra=TAG_PARAMETER)
-@reading
-def list_models(
-    app: AppDep,
-    principal: PrincipalDep,
-    response: Response,
-    request: Request,
-    query: Annotated[NounQuery, Depends(noun_query)],
-    limit: Limit = DEFAULT_LIMIT,
-    cursor: CursorParameter = None,
+async def list_models(
+    app: AppDep, principal: PrincipalDep, page: PageDep, query: Annotated[NounQuery, Depends(noun_query)]
 ) -> Page[ModelOut]:
     """Models, newest first. Any number of ``tag=KEY=VALUE`` filter by tag."""
-    codec = CursorCodec(app.settings, f"models|{principal.tenant_id}|{query}")
-    after = None if cursor is None else codec.decode(cursor)
-    models, last = list_page(app, MODELS, principal.tenant_id, query, after=after, limit=limit)
-    next_cursor = None if last is None else codec.encode(last)
-    given = {name: value for name, value in request.query_params.items() if name != "cursor"}
-    response.headers.update(link_header("/v1/models", next_cursor, **given))
-    return Page(items=[model_in_list(model) for model in models], next_cursor=next_cursor, has_more=last is not None)
+    tenant_id = principal.tenant_id
+    return await page.answer(
+        f"models|{tenant_id}|{query}",
+        lambda after, limit: list_page(app, MODELS, tenant_id, query, after=after, limit=limit),
+        model_in_list,
+    )
 
 
 @router.get("/{model_id}", response_model=ModelOut, responses={304: {"description": "Not changed"}})

@@ -14,7 +14,7 @@ from service.contracts.labels import Tags
 from service.contracts.model import ModelFormat, ModelSummary
 from service.contracts.references import MOST_REFERENCE_CHARS
 from service.contracts.texts import Description, Text, plain_text
-from service.idempotency.digests import RepeatableBody
+from service.idempotency.requests import RepeatableBody
 from service.jobs.schemas import Waiting
 from service.nouns import NounStatus
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from sqlalchemy.orm import Session
 
 from service.contracts.errors import Pt2NotAllowedError
@@ -9,8 +11,10 @@ from service.contracts.model import ModelSummary
 from service.deps import AppState
 from service.files import repository as stored_files
 from service.idempotency.answers import Answer
-from service.idempotency.service import Work, submit_checked
+from service.idempotency.requests import KeyedRequest
+from service.idempotency.service import submit_checked
 from service.jobs import transitions
+from service.jobs.transitions import NewJob
 from service.models import repository
 from service.models.schemas import ModelCreate, is_main
 from service.models.views import created
@@ -41,11 +45,7 @@ def create(app: AppState, by: Principal, body: ModelCreate, *, key: str | None) 
     if body.format == "pt2" and not app.settings.allow_pt2:
         raise Pt2NotAllowedError(pointer="/format")
 
-    def checked(session: Session) -> Work:
-        skeleton_id = _skeleton_id(session, by.tenant_id, body.skeleton_model_id)
-        return lambda writing: work(writing, skeleton_id)
-
-    def work(session: Session, skeleton_id: str | None) -> tuple[Answer, Job]:
+    def store_model(skeleton_id: str | None, session: Session) -> tuple[Answer, Job]:
         skeleton = _held(session, by.tenant_id, skeleton_id)
         files = []
         for index, file in enumerate(body.files):
@@ -72,15 +72,18 @@ def create(app: AppState, by: Principal, body: ModelCreate, *, key: str | None) 
         )
         job = transitions.submit(
             session,
-            tenant_id=by.tenant_id,
-            kind="inspect_model",
-            model_id=model.id,
-            deadline_seconds=app.settings.job_deadline_seconds,
-            request_id=by.request_id,
+            NewJob(
+                by.tenant_id,
+                "inspect_model",
+                model_id=model.id,
+                deadline_seconds=app.settings.job_deadline_seconds,
+                request_id=by.request_id,
+            ),
         )
         return created(model), job
 
-    return submit_checked(app, by, _ROUTE, key, body, checked)
+    check = partial(_skeleton_id, tenant_id=by.tenant_id, text=body.skeleton_model_id)
+    return submit_checked(app, by, KeyedRequest.of(_ROUTE, key, body), check, store_model)
 
 
 def _skeleton_id(session: Session, tenant_id: str, text: str | None) -> str | None:

@@ -20,9 +20,8 @@ from service.contracts.errors import InvalidRequestError, QuantmillError, proble
 from service.contracts.validation import field_problems
 from service.deps import AppState
 from service.jobs import transitions
-from service.jobs.references import hold
 from service.jobs.schemas import JobCreate
-from service.jobs.submission import Origin, Submission, checked_submission, store_submission
+from service.jobs.submission import Submission, checked_submission, hold, store_submission
 from service.principal import Principal
 from service.quotas import repository as usage
 from service.repository import now_seconds
@@ -74,7 +73,7 @@ def prepared(session: Session, settings: Settings, schedule: Schedule) -> Submis
             errors=problems,
             hint="Change it: PATCH /v1/schedules/{id}.",
         ) from None
-    return checked_submission(session, settings, schedule.tenant_id, body, Origin())
+    return checked_submission(session, settings, schedule.tenant_id, body)
 
 
 def plan_after(schedule: Schedule, due_at: datetime | None) -> Plan | None:
@@ -178,7 +177,7 @@ def _kept_from(schedule: Schedule, attempt: Attempt) -> dict[str, Any] | None:
     if attempt.refusal is not None:
         return _refused(attempt.refusal)
     given = attempt.submission
-    if given is None or not schedule.skip_unchanged or given.digest != schedule.last_pass_fingerprint:
+    if given is None or not schedule.skip_unchanged or given.job.fingerprint != schedule.last_pass_fingerprint:
         return None
     told = f"Nothing has changed since the job {schedule.last_pass_job_id}, which was accepted."
     return {"state": "skipped", "reason": "unchanged", "detail": told, **_of(given)}
@@ -191,7 +190,7 @@ def _refused(error: QuantmillError) -> dict[str, Any]:
 
 
 def _of(given: Submission) -> dict[str, Any]:
-    return {"model_id": given.asked.model_id, "fingerprint": given.digest}
+    return {"model_id": given.job.model_id, "fingerprint": given.job.fingerprint}
 
 
 def _submitted(
@@ -210,11 +209,11 @@ def _submitted(
     if schedule.overlap == "queue" and open_runs:
         return repository.add_run(session, schedule, **about, **_of(given), state="waiting", reason="overlap"), None
     if live:  # before the jobs, as whoever begins them
-        hold(session, schedule.tenant_id, [given.asked])
+        hold(session, schedule.tenant_id, [given])
         usage.hold(session, schedule.tenant_id)
     for job_id in live:
         transitions.request_cancel(session, schedule.tenant_id, job_id)
-    answer, job = store_submission(app, session, by, given)
+    answer, job = store_submission(given, session, app, by)
     job_id = answer.body["id"]
     return repository.add_run(session, schedule, **about, **_of(given), state="running", job_id=job_id), job
 
@@ -246,7 +245,7 @@ def _gone_on(app: AppState, seen: Schedule, attempt: Attempt) -> tuple[ScheduleR
         kept = _kept_from(schedule, attempt) if run.trigger == "time" or attempt.refusal is not None else None
         if kept is None:
             assert attempt.submission is not None  # noqa: S101 - nothing keeps it from being submitted
-            answer, job = store_submission(app, session, by, attempt.submission)
+            answer, job = store_submission(attempt.submission, session, app, by)
             kept = {"state": "running", "reason": None, "job_id": answer.body["id"], **_of(attempt.submission)}
         run = repository.change_run(session, run, **kept)
         emit(session, schedule.tenant_id, _event(run), event_data(run, schedule.name))

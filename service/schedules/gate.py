@@ -86,7 +86,7 @@ def _words(result: ClauseResult) -> str:
 def _clause(clause: Clause, own: Evidence, compared: Compared, pair: Pair) -> ClauseResult:
     other = compared.evidence
     if other is None:
-        return _result(clause, holds=True if compared.is_first else None, reason=compared.reason)
+        return _result(clause, None, compared.reason, holds=True if compared.is_first else None)
     if isinstance(clause, MaxDrop):
         return _drop(clause, own, other)
     if isinstance(clause, NotSignificantlyWorse):
@@ -98,20 +98,24 @@ def _drop(clause: MaxDrop, own: Evidence, other: Evidence) -> ClauseResult:
     figures, before = own.metrics.get(clause.metric), other.metrics.get(clause.metric)
     if figures is None or before is None:
         whose = own if figures is None else other
-        return _result(clause, other, reason=f"The report of the job {whose.job_id} has no metric {clause.metric!r}.")
+        return _result(clause, other, f"The report of the job {whose.job_id} has no metric {clause.metric!r}.")
     if figures.quantized is None or before.quantized is None:
-        return _result(clause, other, reason="The metric is undefined for one of the two.")
+        return _result(clause, other, "The metric is undefined for one of the two.")
     if (figures.unit, figures.better) != (before.unit, before.better):
-        return _result(clause, other, reason="The two reports mean different metrics by this name.")
+        return _result(clause, other, "The two reports mean different metrics by this name.")
     if own.side.measured_on is None or own.side.measured_on != other.side.measured_on:
-        return _result(clause, other, reason=OTHER_DATA, baseline_value=before.quantized)
+        return _result(clause, other, OTHER_DATA, figures=_Figures(baseline_value=before.quantized))
     drop = before.quantized - figures.quantized
     drop = drop if figures.better == "higher" else -drop
     holds = _at_most(drop, clause.max_drop)
     unit = "points" if figures.unit == "%" else figures.unit
     told = f"worse by {drop:.6g} {unit}".rstrip() + f", {clause.max_drop:.6g} are allowed."
     return _result(
-        clause, other, holds=holds, reason=None if holds else told, value=drop, baseline_value=before.quantized
+        clause,
+        other,
+        None if holds else told,
+        holds=holds,
+        figures=_Figures(value=drop, baseline_value=before.quantized),
     )
 
 
@@ -119,11 +123,11 @@ def _significance(clause: NotSignificantlyWorse, own: Evidence, other: Evidence,
     try:
         found = pair(other.side, own.side)
     except QuantmillError as error:  # a file is gone, or damaged: undecided, as the clause says
-        return _result(clause, other, reason=error.detail)
+        return _result(clause, other, error.detail)
     if clause.metric is not None or (found.pairing is None and found.metrics):
         return _metric_significance(clause, own, other, found)
     if found.pairing is None:
-        return _result(clause, other, reason=found.reason)
+        return _result(clause, other, found.reason)
     pairing = found.pairing
     low, high = pairing.interval_percent
     worse = pairing.significantly_worse(clause.alpha)
@@ -135,11 +139,15 @@ def _significance(clause: NotSignificantlyWorse, own: Evidence, other: Evidence,
     return _result(
         clause,
         other,
+        told if worse else None,
         holds=not worse,
-        reason=told if worse else None,
-        value=pairing.drop_percent,
-        interval=Interval(low=low, high=high, confidence=CONFIDENCE, method="mcnemar", samples=pairing.counts.samples),
-        p_value=pairing.p_value,
+        figures=_Figures(
+            value=pairing.drop_percent,
+            interval=Interval(
+                low=low, high=high, confidence=CONFIDENCE, method="mcnemar", samples=pairing.counts.samples
+            ),
+            p_value=pairing.p_value,
+        ),
     )
 
 
@@ -149,10 +157,12 @@ def _metric_significance(clause: NotSignificantlyWorse, own: Evidence, other: Ev
     name = next((name for name in wanted if name in found.metrics and name in own.metrics), None)
     if name is None:
         kept = found.reason if not found.metrics else "The two do not both keep results by sample of the metric."
-        return _result(clause, other, reason=kept, metric=clause.metric)
+        return _result(clause, other, kept, figures=_Figures(metric=clause.metric))
     figures, before = own.metrics[name], other.metrics.get(name)
     if before is None or (figures.unit, figures.better) != (before.unit, before.better):
-        return _result(clause, other, reason="The two reports mean different metrics by this name.", metric=name)
+        return _result(
+            clause, other, "The two reports mean different metrics by this name.", figures=_Figures(metric=name)
+        )
     drop = found.metrics[name].drop(figures.better)
     worse = drop.difference > 0 and drop.p_value <= clause.alpha
     amount = f"{drop.difference:.6g} {figures.unit}".rstrip()
@@ -160,13 +170,15 @@ def _metric_significance(clause: NotSignificantlyWorse, own: Evidence, other: Ev
     return _result(
         clause,
         other,
+        told if worse else None,
         holds=not worse,
-        reason=told if worse else None,
-        value=drop.difference,
-        baseline_value=before.quantized,
-        interval=drop.told_interval(CONFIDENCE),
-        p_value=drop.p_value,
-        metric=name,
+        figures=_Figures(
+            value=drop.difference,
+            baseline_value=before.quantized,
+            interval=drop.told_interval(CONFIDENCE),
+            p_value=drop.p_value,
+            metric=name,
+        ),
     )
 
 
@@ -177,17 +189,16 @@ def _size(clause: SizeRatio, own: Evidence, other: Evidence) -> ClauseResult:
     return _result(
         clause,
         other,
+        None if holds else told,
         holds=holds,
-        reason=None if holds else told,
-        value=ratio,
-        baseline_value=float(other.size_bytes),
+        figures=_Figures(value=ratio, baseline_value=float(other.size_bytes)),
     )
 
 
 def _latency(clause: LatencyRatio, own: Evidence, other: Evidence) -> ClauseResult:
     now, before = own.latency, other.latency
     if now is None or before is None or before.ratio <= 0 or before.ratio_interval.low <= 0:
-        return _result(clause, other, reason="One of the two was not timed.")
+        return _result(clause, other, "One of the two was not timed.")
     ratio = now.ratio / before.ratio
     holds = _at_most(ratio, clause.max_ratio)
     told = f"{now.ratio:.4g} times the float model's latency are {ratio:.4g} times the baseline's {before.ratio:.4g}."
@@ -202,11 +213,9 @@ def _latency(clause: LatencyRatio, own: Evidence, other: Evidence) -> ClauseResu
     return _result(
         clause,
         other,
+        None if holds else told,
         holds=holds,
-        reason=None if holds else told,
-        value=ratio,
-        baseline_value=before.ratio,
-        interval=spread,
+        figures=_Figures(value=ratio, baseline_value=before.ratio, interval=spread),
     )
 
 
@@ -214,29 +223,35 @@ def _at_most(value: float, limit: float) -> bool:
     return value <= limit or math.isclose(value, limit, rel_tol=_TOLERANCE, abs_tol=_TOLERANCE)
 
 
+@dataclass(frozen=True)
+class _Figures:
+    """What a clause has compared, as ``ClauseResult`` tells it."""
+
+    value: float | None = None
+    baseline_value: float | None = None
+    interval: Interval | None = None
+    p_value: float | None = None
+    metric: str | None = None
+
+
 def _result(
     clause: Clause,
-    other: Evidence | None = None,
+    other: Evidence | None,
+    reason: str | None,
     *,
     holds: bool | None = None,
-    reason: str | None,
-    value: float | None = None,
-    baseline_value: float | None = None,
-    interval: Interval | None = None,
-    p_value: float | None = None,
-    metric: str | None = None,
+    figures: _Figures = _Figures(),
 ) -> ClauseResult:
+    told = vars(figures)
+    if isinstance(clause, MaxDrop):
+        told = {**told, "metric": clause.metric}
     return ClauseResult(
         kind=clause.kind,
-        metric=clause.metric if isinstance(clause, MaxDrop) else metric,
         baseline_job_id=None if other is None else other.job_id,
         limit=_limit(clause),
-        value=value,
-        baseline_value=baseline_value,
-        interval=interval,
-        p_value=p_value,
         holds=holds,
         reason=reason,
+        **told,
     )
 
 

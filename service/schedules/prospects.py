@@ -76,7 +76,7 @@ def gate_prospects(
     for k, clause in enumerate(gate.clauses):
         if isinstance(clause, MaxDrop | NotSignificantlyWorse) and clause.metric is not None:
             pointer = elsewhere or f"/gate/clauses/{k}/metric"
-            _look_at_metric(found, pointer, clause.metric, given.asked.config.evaluation, data)
+            _look_at_metric(found, pointer, clause.metric, given.evaluation, data)
     if found.problems:
         problems = tuple(dict.fromkeys(found.problems))
         raise InvalidRequestError(problem_summary(problems), errors=problems, hint=_HINT)
@@ -152,7 +152,7 @@ def _look_at_metric(
 
 
 def _measured_on(session: Session, tenant_id: str, given: Submission) -> DatasetSummary | None:
-    dataset_id = given.asked.evaluation_dataset_id or given.asked.calibration_dataset_id
+    dataset_id = given.job.evaluation_dataset_id or given.job.calibration_dataset_id
     if dataset_id is None:
         return None
     row = datasets.resolved(session, tenant_id, dataset_id)

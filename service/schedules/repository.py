@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from sqlalchemy import delete as deletion
-from sqlalchemy import exists, func, insert, select, update
+from sqlalchemy import exists, insert, select, update
 from sqlalchemy.orm import Session
 
 from service import repository
@@ -56,21 +56,13 @@ def create(session: Session, tenant_id: str, schedule_id: str, plan: Plan | None
     return session.scalars(statement).one()
 
 
-def count(session: Session, tenant_id: str) -> int:
-    """How many schedules the tenant has."""
-    return session.scalars(select(func.count()).select_from(Schedule).where(owned(Schedule, tenant_id))).one()
-
-
 def get(session: Session, tenant_id: str, schedule_id: str, *, locked: bool = False) -> Schedule:
     """The tenant's schedule; ``locked``: kept from changes until the transaction ends.
 
     Raises:
         ScheduleNotFoundError: the tenant has no such schedule.
     """
-    statement = select(Schedule).where(Schedule.id == schedule_id, owned(Schedule, tenant_id))
-    if locked:
-        statement = statement.with_for_update().execution_options(populate_existing=True)
-    row = session.scalar(statement) if is_id(schedule_id, "sch") else None
+    row = repository.find(session, Schedule, tenant_id, schedule_id, lock="update" if locked else None)
     if row is None:
         raise ScheduleNotFoundError(schedule_id)
     return row
@@ -118,19 +110,8 @@ def list_page(
     session: Session, tenant_id: str, *, after: Position | None, limit: int
 ) -> tuple[list[Schedule], Position | None]:
     """One page of the tenant's schedules, newest first, without their templates, which may be large."""
-    conditions = [owned(Schedule, tenant_id)]
-    return repository.newest_first(session, Schedule, conditions, after, limit, without=[Schedule.template])
-
-
-def change(session: Session, schedule_id: str, **values: Any) -> Schedule:
-    """Set ``values`` on a schedule that the caller has locked."""
-    statement = (
-        update(Schedule)
-        .where(Schedule.id == schedule_id)
-        .values(**values, row_version=Schedule.row_version + 1, updated_at=db_now())
-        .returning(Schedule)
-    )
-    return session.scalars(statement, execution_options=_OPTIONS).one()
+    mine = [owned(Schedule, tenant_id)]
+    return repository.page(session, Schedule, mine, after=after, limit=limit, without=[Schedule.template])
 
 
 def claim(session: Session, seen: Schedule, plan: Plan | None) -> Schedule | None:
@@ -189,13 +170,7 @@ def change_run(session: Session, run: ScheduleRun, **values: Any) -> ScheduleRun
     """Set ``values``, the state among them, on a run whose schedule the caller holds."""
     if values["state"] not in OPEN_STATES:
         values["finished_at"] = db_now()
-    statement = (
-        update(ScheduleRun)
-        .where(ScheduleRun.id == run.id)
-        .values(**values, row_version=ScheduleRun.row_version + 1, updated_at=db_now())
-        .returning(ScheduleRun)
-    )
-    return session.scalars(statement, execution_options=_OPTIONS).one()
+    return repository.change(session, ScheduleRun, run.id, **values)
 
 
 def is_dealt_with(session: Session, schedule_id: str, due_at: datetime) -> bool:
@@ -248,10 +223,8 @@ def runs_page(
     session: Session, tenant_id: str, schedule_id: str, *, state: str | None, after: Position | None, limit: int
 ) -> tuple[list[ScheduleRun], Position | None]:
     """One page of a schedule's runs, newest first."""
-    conditions = [owned(ScheduleRun, tenant_id), ScheduleRun.schedule_id == schedule_id]
-    if state is not None:
-        conditions.append(ScheduleRun.state == state)
-    return repository.newest_first(session, ScheduleRun, conditions, after, limit)
+    of_schedule = [owned(ScheduleRun, tenant_id), ScheduleRun.schedule_id == schedule_id]
+    return repository.page(session, ScheduleRun, of_schedule, after=after, limit=limit, state=state)
 
 
 def run_of(session: Session, tenant_id: str, schedule_id: str, run_id: str) -> ScheduleRun:
@@ -260,10 +233,7 @@ def run_of(session: Session, tenant_id: str, schedule_id: str, run_id: str) -> S
     Raises:
         RunNotFoundError: it has no such run.
     """
-    statement = select(ScheduleRun).where(
-        owned(ScheduleRun, tenant_id), ScheduleRun.schedule_id == schedule_id, ScheduleRun.id == run_id
-    )
-    row = session.scalar(statement) if is_id(run_id, "run") else None
+    row = repository.find(session, ScheduleRun, tenant_id, run_id, schedule_id=schedule_id)
     if row is None:
         raise RunNotFoundError(schedule_id, run_id)
     return row

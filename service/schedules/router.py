@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from typing import Annotated
-from urllib.parse import quote
 
 from fastapi import APIRouter, Depends, Header, Query, Response
 
 from service.bodies import ThreadedBodyRoute
 from service.conditions import Conditions, IfMatch, PreconditionFailedError, PreconditionRequiredError
 from service.deps import AppDep, PrincipalDep
-from service.http import DEFAULT_LIMIT, CursorParameter, Limit, etag_matches, only_parameters
+from service.http import PageDep, etag_matches, only_parameters
 from service.idempotency.answers import IdempotencyHeader
-from service.pagination import CursorCodec, Page, link_header
+from service.pagination import Page
 from service.responses import problems
 from service.schedules import service
 from service.schedules.errors import (
@@ -39,20 +38,14 @@ async def create_schedule(
 
 
 @router.get("", dependencies=[Depends(only_parameters("limit", "cursor"))])
-async def list_schedules(
-    app: AppDep,
-    principal: PrincipalDep,
-    response: Response,
-    limit: Limit = DEFAULT_LIMIT,
-    cursor: CursorParameter = None,
-) -> Page[ScheduleListed]:
+async def list_schedules(app: AppDep, principal: PrincipalDep, page: PageDep) -> Page[ScheduleListed]:
     """Schedules, newest first, without their templates."""
-    codec = CursorCodec(app.settings, f"schedules|{principal.tenant_id}")
-    after = None if cursor is None else codec.decode(cursor)
-    rows, last = await app.reads.run(lambda: service.list_page(app, principal.tenant_id, after=after, limit=limit))
-    next_cursor = None if last is None else codec.encode(last)
-    response.headers.update(link_header("/v1/schedules", next_cursor, limit=limit))
-    return Page(items=[schedule_listed(row) for row in rows], next_cursor=next_cursor, has_more=last is not None)
+    tenant_id = principal.tenant_id
+    return await page.answer(
+        f"schedules|{tenant_id}",
+        lambda after, limit: service.list_page(app, tenant_id, after=after, limit=limit),
+        schedule_listed,
+    )
 
 
 @router.get("/{schedule_id}", response_model=ScheduleOut, responses={304: {"description": "Not changed"}})
@@ -136,21 +129,16 @@ async def list_schedule_runs(
     schedule_id: str,
     app: AppDep,
     principal: PrincipalDep,
-    response: Response,
+    page: PageDep,
     state: Annotated[RunState | None, Query()] = None,
-    limit: Limit = DEFAULT_LIMIT,
-    cursor: CursorParameter = None,
 ) -> Page[RunOut]:
     """What became of the times that a schedule was due, or was run by request, newest first."""
-    codec = CursorCodec(app.settings, f"runs|{principal.tenant_id}|{schedule_id}|{state}")
-    after = None if cursor is None else codec.decode(cursor)
-    rows, last = await app.reads.run(
-        lambda: service.list_runs(app, principal.tenant_id, schedule_id, state=state, after=after, limit=limit)
+    tenant_id = principal.tenant_id
+    return await page.answer(
+        f"runs|{tenant_id}|{schedule_id}|{state}",
+        lambda after, limit: service.list_runs(app, tenant_id, schedule_id, state=state, after=after, limit=limit),
+        run_out,
     )
-    next_cursor = None if last is None else codec.encode(last)
-    path = f"/v1/schedules/{quote(schedule_id, safe='')}/runs"
-    response.headers.update(link_header(path, next_cursor, state=state, limit=limit))
-    return Page(items=[run_out(row) for row in rows], next_cursor=next_cursor, has_more=last is not None)
 
 
 @router.get("/{schedule_id}/runs/{run_id}")

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from service.contracts.errors import Problem
 from service.contracts.regression import AliasWord, ClauseResult, RegressionGate
 from service.contracts.texts import Text
-from service.idempotency.digests import RepeatableBody
+from service.idempotency.requests import RepeatableBody
 from service.ids import is_id
 from service.jobs.schemas import JobCreate
 from service.schedules.times import MOST_CRON_CHARS, MOST_ZONE_CHARS, check_cron, check_zone

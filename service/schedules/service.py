@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 from sqlalchemy.orm import Session
 
+from service import repository as rows
 from service.audit.service import note
 from service.conditions import Conditions
 from service.contracts.errors import InvalidRequestError
@@ -14,10 +16,11 @@ from service.contracts.regression import RegressionGate
 from service.db import db_now
 from service.deps import AppState
 from service.idempotency.answers import Answer
-from service.idempotency.service import NoBody, Work, submit_checked
+from service.idempotency.requests import KeyedRequest, NoBody
+from service.idempotency.service import submit_checked
 from service.ids import is_id, new_id
 from service.jobs.schemas import JobCreate
-from service.jobs.submission import Origin, Submission, checked_submission
+from service.jobs.submission import Submission, checked_submission
 from service.pagination import Position
 from service.principal import Principal
 from service.repository import now_seconds
@@ -28,7 +31,7 @@ from service.schedules.repository import UNPLANNED, Plan
 from service.schedules.schemas import ScheduleChange, ScheduleCreate
 from service.schedules.times import fires_at, following
 from service.schedules.views import etag, location, run_out, schedule_out
-from service.tables import Schedule, ScheduleRun
+from service.tables import Job, Schedule, ScheduleRun
 
 # Of one tenant.
 MOST_SCHEDULES = 1000
@@ -47,18 +50,8 @@ def create(app: AppState, by: Principal, body: ScheduleCreate, *, key: str | Non
         ScheduleNameTakenError: another of its schedules is called so.
         QuantmillError: the template could not be submitted; nothing was stored.
     """
-
-    def work_of(session: Session) -> Work:
-        given = _submittable(app, session, by.tenant_id, body.template)
-        warnings = gate_prospects(session, by.tenant_id, body.gate, body.promote_to, given)
-        schedule_id = new_id("sch")
-        plan = None
-        if not body.paused:
-            plan = _plan(session, schedule_id, body.cron, body.timezone, body.jitter_seconds)
-        values = _values(body)
-        return lambda writing: (_stored(writing, by, schedule_id, plan, values, warnings), None)
-
-    return submit_checked(app, by, "POST /v1/schedules", key, body, work_of)
+    check = partial(_checked_new, app=app, by=by, body=body)
+    return submit_checked(app, by, KeyedRequest.of("POST /v1/schedules", key, body), check, partial(_store, by=by))
 
 
 def get(app: AppState, tenant_id: str, schedule_id: str) -> Schedule:
@@ -111,7 +104,7 @@ def change(
         if row.row_version != seen.row_version:
             raise ScheduleChangedError(seen.id)
         if values:
-            row = repository.change(session, seen.id, **values)
+            row = rows.change(session, Schedule, seen.id, **values)
         note(session, by, "schedule.update", seen.id)
     return row, warnings
 
@@ -141,7 +134,7 @@ def pause(app: AppState, by: Principal, schedule_id: str) -> Schedule:
     with app.database.write() as session:
         row = repository.get(session, by.tenant_id, schedule_id, locked=True)
         if row.paused_at is None:
-            row = repository.change(session, schedule_id, paused_at=db_now(), **UNPLANNED)
+            row = rows.change(session, Schedule, schedule_id, paused_at=db_now(), **UNPLANNED)
             note(session, by, "schedule.pause", schedule_id)
     return row
 
@@ -163,7 +156,7 @@ def resume(app: AppState, by: Principal, schedule_id: str) -> Schedule:
             return row
         if row.row_version != seen.row_version:
             raise ScheduleChangedError(schedule_id)
-        row = repository.change(session, schedule_id, paused_at=None, **repository.planned(plan))
+        row = rows.change(session, Schedule, schedule_id, paused_at=None, **repository.planned(plan))
         note(session, by, "schedule.resume", schedule_id)
     return row
 
@@ -179,23 +172,28 @@ def run(app: AppState, by: Principal, schedule_id: str, *, key: str | None) -> A
     """
     schedule_id = _identified(app, by.tenant_id, schedule_id)
 
-    def work_of(session: Session) -> Work:
-        seen = repository.get(session, by.tenant_id, schedule_id)
-        given = firing.prepared(session, app.settings, seen)
+    request = KeyedRequest.of(f"POST /v1/schedules/{schedule_id}/run", key, NoBody())
+    check = partial(_checked_run, app=app, by=by, schedule_id=schedule_id)
+    return submit_checked(app, by, request, check, partial(_store_run, app=app, by=by))
 
-        def work(writing: Session) -> Any:
-            row = repository.get(writing, by.tenant_id, schedule_id, locked=True)
-            if row.row_version != seen.row_version:
-                raise ScheduleChangedError(schedule_id)
-            made, job = firing.run_now(app, writing, by, row, given)
-            if made.state == "skipped":
-                raise ScheduleBusyError(schedule_id, row.overlap)
-            headers = {"Location": f"/v1/schedules/{schedule_id}/runs/{made.id}"}
-            return Answer(202, run_out(made).model_dump(mode="json"), headers), job
 
-        return work
+def _checked_run(session: Session, app: AppState, by: Principal, schedule_id: str) -> tuple[Schedule, Submission]:
+    seen = repository.get(session, by.tenant_id, schedule_id)
+    return seen, firing.prepared(session, app.settings, seen)
 
-    return submit_checked(app, by, f"POST /v1/schedules/{schedule_id}/run", key, NoBody(), work_of)
+
+def _store_run(
+    checked: tuple[Schedule, Submission], session: Session, app: AppState, by: Principal
+) -> tuple[Answer, Job | None]:
+    seen, given = checked
+    row = repository.get(session, by.tenant_id, seen.id, locked=True)
+    if row.row_version != seen.row_version:
+        raise ScheduleChangedError(row.id)
+    made, job = firing.run_now(app, session, by, row, given)
+    if made.state == "skipped":
+        raise ScheduleBusyError(row.id, row.overlap)
+    headers = {"Location": f"/v1/schedules/{row.id}/runs/{made.id}"}
+    return Answer(202, run_out(made).model_dump(mode="json"), headers), job
 
 
 def list_runs(
@@ -230,15 +228,32 @@ def _identified(app: AppState, tenant_id: str, text: str) -> str:
         return repository.called(session, tenant_id, text).id
 
 
-def _stored(
-    session: Session, by: Principal, schedule_id: str, plan: Plan | None, values: dict[str, Any], warnings: list[str]
-) -> Answer:
-    repository.hold_names(session, by.tenant_id, values["name"], but=schedule_id)
-    if repository.count(session, by.tenant_id) >= MOST_SCHEDULES:
+class _New(NamedTuple):
+    """A schedule that may be stored, with what is odd about it."""
+
+    schedule_id: str
+    plan: Plan | None
+    values: dict[str, Any]
+    warnings: list[str]
+
+
+def _checked_new(session: Session, app: AppState, by: Principal, body: ScheduleCreate) -> _New:
+    given = _submittable(app, session, by.tenant_id, body.template)
+    warnings = gate_prospects(session, by.tenant_id, body.gate, body.promote_to, given)
+    schedule_id = new_id("sch")
+    plan = None
+    if not body.paused:
+        plan = _plan(session, schedule_id, body.cron, body.timezone, body.jitter_seconds)
+    return _New(schedule_id, plan, _values(body), warnings)
+
+
+def _store(new: _New, session: Session, by: Principal) -> tuple[Answer, None]:
+    repository.hold_names(session, by.tenant_id, new.values["name"], but=new.schedule_id)
+    if rows.count(session, Schedule, by.tenant_id) >= MOST_SCHEDULES:
         raise TooManySchedulesError(MOST_SCHEDULES)
-    row = repository.create(session, by.tenant_id, schedule_id, plan, created_by=by.actor, **values)
-    body = schedule_out(row, warnings).model_dump(mode="json")
-    return Answer(201, body, {"Location": location(row), "ETag": etag(row)})
+    row = repository.create(session, by.tenant_id, new.schedule_id, new.plan, created_by=by.actor, **new.values)
+    body = schedule_out(row, new.warnings).model_dump(mode="json")
+    return Answer(201, body, {"Location": location(row), "ETag": etag(row)}), None
 
 
 def _values(body: ScheduleCreate | ScheduleChange) -> dict[str, Any]:
@@ -265,7 +280,7 @@ def _submittable(app: AppState, session: Session, tenant_id: str, template: JobC
             pointer="/template/hand_over",
             hint="Hand over each job, POST /v1/jobs/{id}/hand-over, told of it by a webhook.",
         )
-    return checked_submission(session, app.settings, tenant_id, template, Origin())
+    return checked_submission(session, app.settings, tenant_id, template)
 
 
 def _prospects(app: AppState, session: Session, seen: Schedule, body: ScheduleChange) -> list[str]:

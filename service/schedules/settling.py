@@ -10,6 +10,7 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
+from service import repository as rows
 from service.comparison.evidence import pair, samples_of
 from service.contracts.errors import Problem, QuantmillError
 from service.contracts.regression import RegressionGate
@@ -120,7 +121,7 @@ def _stored(app: AppState, seen: _Seen, values: dict[str, Any]) -> ScheduleRun |
         run = repository.change_run(session, run, **values, promoted_to=alias)
         if run.state == "passed":
             accepted = {"last_pass_job_id": run.job_id, "last_pass_fingerprint": run.fingerprint}
-            repository.change(session, schedule.id, **accepted)
+            rows.change(session, Schedule, schedule.id, **accepted)
         _tell_job(session, schedule, run)
         emit(session, run.tenant_id, f"schedule.{run.state}", event_data(run, schedule.name))
         if alias is not None:

@@ -164,7 +164,7 @@ class Job(Base):
     # Whose request it repeats, unchanged or changed; that job may be gone.
     retry_of: Mapped[Id | None]
     cloned_from: Mapped[Id | None]
-    # Of all that its result follows from, see service.jobs.reuse; null in rows that older code has written.
+    # Of all that its result follows from, see service.jobs.submission; null in rows that older code has written.
     fingerprint: Mapped[Sha256 | None]
 
     attempt: Mapped[int]

@@ -8,9 +8,9 @@ from sqlalchemy import delete, func, insert, select, update
 from sqlalchemy.orm import Session
 
 from service.db import db_now
-from service.ids import is_id, new_id
+from service.ids import new_id
+from service.repository import find
 from service.tables import Upload
-from service.tenancy import owned
 from service.uploads.errors import UploadNotFoundError
 
 
@@ -50,8 +50,7 @@ def get(session: Session, tenant_id: str, upload_id: str, *, pointer: str | None
     Raises:
         UploadNotFoundError: the tenant has no such upload; carries ``pointer``.
     """
-    statement = select(Upload).where(Upload.id == upload_id, owned(Upload, tenant_id))
-    upload = session.scalar(statement) if is_id(upload_id, "upl") else None
+    upload = find(session, Upload, tenant_id, upload_id)
     if upload is None:
         raise UploadNotFoundError(upload_id, pointer=pointer)
     return upload
@@ -63,8 +62,7 @@ def hold(session: Session, tenant_id: str, upload_id: str, *, pointer: str | Non
     Raises:
         UploadNotFoundError: the tenant has no such upload (any more); carries ``pointer``.
     """
-    statement = select(Upload).where(Upload.id == upload_id, owned(Upload, tenant_id)).with_for_update(read=True)
-    upload = session.scalar(statement) if is_id(upload_id, "upl") else None
+    upload = find(session, Upload, tenant_id, upload_id, lock="read")
     if upload is None:
         raise UploadNotFoundError(upload_id, pointer=pointer)
     return upload

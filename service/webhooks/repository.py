@@ -23,7 +23,7 @@ from sqlalchemy.orm import Session
 
 from service import repository
 from service.db import db_now
-from service.ids import is_id, new_id
+from service.ids import new_id
 from service.pagination import Position
 from service.tables import WebhookDelivery, WebhookEndpoint
 from service.tables.webhooks import IS_WAITING
@@ -97,8 +97,7 @@ def create(
 
 def count(session: Session, tenant_id: str) -> int:
     """How many endpoints the tenant has."""
-    statement = select(func.count()).select_from(WebhookEndpoint).where(owned(WebhookEndpoint, tenant_id))
-    return session.scalars(statement).one()
+    return repository.count(session, WebhookEndpoint, tenant_id)
 
 
 def get(session: Session, tenant_id: str, endpoint_id: str, *, locked: bool = False) -> WebhookEndpoint:
@@ -107,10 +106,7 @@ def get(session: Session, tenant_id: str, endpoint_id: str, *, locked: bool = Fa
     Raises:
         WebhookNotFoundError: the tenant has no such endpoint.
     """
-    statement = select(WebhookEndpoint).where(WebhookEndpoint.id == endpoint_id, owned(WebhookEndpoint, tenant_id))
-    if locked:
-        statement = statement.with_for_update().execution_options(populate_existing=True)
-    row = session.scalar(statement) if is_id(endpoint_id, "whk") else None
+    row = repository.find(session, WebhookEndpoint, tenant_id, endpoint_id, lock="update" if locked else None)
     if row is None:
         raise WebhookNotFoundError(endpoint_id)
     return row
@@ -120,19 +116,12 @@ def list_page(
     session: Session, tenant_id: str, *, after: Position | None, limit: int
 ) -> tuple[list[WebhookEndpoint], Position | None]:
     """One page of the tenant's endpoints, newest first."""
-    return repository.newest_first(session, WebhookEndpoint, [owned(WebhookEndpoint, tenant_id)], after, limit)
+    return repository.page(session, WebhookEndpoint, [owned(WebhookEndpoint, tenant_id)], after=after, limit=limit)
 
 
 def change(session: Session, endpoint_id: str, **values: Any) -> WebhookEndpoint:
     """Set ``values`` on an endpoint that the caller has looked up and locked."""
-    statement = (
-        update(WebhookEndpoint)
-        .where(WebhookEndpoint.id == endpoint_id)
-        .values(**values, row_version=WebhookEndpoint.row_version + 1, updated_at=db_now())
-        .returning(WebhookEndpoint)
-    )
-    options = {"synchronize_session": False, "populate_existing": True}
-    return session.scalars(statement, execution_options=options).one()
+    return repository.change(session, WebhookEndpoint, endpoint_id, **values)
 
 
 def rotate(

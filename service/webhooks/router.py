@@ -10,9 +10,9 @@ from service.bodies import ThreadedBodyRoute
 from service.conditions import Conditions, IfMatch, PreconditionFailedError, PreconditionRequiredError
 from service.deps import AppDep, PrincipalDep
 from service.egress.errors import AddressNotAllowedError, UrlNotAllowedError
-from service.http import DEFAULT_LIMIT, CursorParameter, Limit, etag_matches, only_parameters
+from service.http import PageDep, etag_matches, only_parameters
 from service.idempotency.answers import IdempotencyHeader
-from service.pagination import CursorCodec, Page, link_header
+from service.pagination import Page
 from service.responses import problems
 from service.webhooks import service
 from service.webhooks.errors import (
@@ -58,20 +58,14 @@ async def create_webhook(
 
 
 @router.get("", dependencies=[Depends(only_parameters("limit", "cursor"))])
-async def list_webhooks(
-    app: AppDep,
-    principal: PrincipalDep,
-    response: Response,
-    limit: Limit = DEFAULT_LIMIT,
-    cursor: CursorParameter = None,
-) -> Page[WebhookOut]:
+async def list_webhooks(app: AppDep, principal: PrincipalDep, page: PageDep) -> Page[WebhookOut]:
     """Webhooks, newest first."""
-    codec = CursorCodec(app.settings, f"webhooks|{principal.tenant_id}")
-    after = None if cursor is None else codec.decode(cursor)
-    rows, last = await app.reads.run(lambda: service.list_page(app, principal.tenant_id, after=after, limit=limit))
-    next_cursor = None if last is None else codec.encode(last)
-    response.headers.update(link_header("/v1/webhooks", next_cursor, limit=limit))
-    return Page(items=[webhook_out(row) for row in rows], next_cursor=next_cursor, has_more=last is not None)
+    tenant_id = principal.tenant_id
+    return await page.answer(
+        f"webhooks|{tenant_id}",
+        lambda after, limit: service.list_page(app, tenant_id, after=after, limit=limit),
+        webhook_out,
+    )
 
 
 @router.get("/{webhook_id}", response_model=WebhookOut, responses={304: {"description": "Not changed"}})
@@ -140,21 +134,16 @@ async def list_webhook_deliveries(
     webhook_id: str,
     app: AppDep,
     principal: PrincipalDep,
-    response: Response,
+    page: PageDep,
     state: Annotated[DeliveryState | None, Query()] = None,
-    limit: Limit = DEFAULT_LIMIT,
-    cursor: CursorParameter = None,
 ) -> Page[DeliveryOut]:
     """What was sent to a webhook, or waits to be, newest first; kept for 30 days."""
-    codec = CursorCodec(app.settings, f"deliveries|{principal.tenant_id}|{webhook_id}|{state}")
-    after = None if cursor is None else codec.decode(cursor)
-    rows, last = await app.reads.run(
-        lambda: service.list_deliveries(app, principal.tenant_id, webhook_id, state=state, after=after, limit=limit)
+    tenant_id = principal.tenant_id
+    return await page.answer(
+        f"deliveries|{tenant_id}|{webhook_id}|{state}",
+        lambda after, limit: service.list_deliveries(app, tenant_id, webhook_id, state=state, after=after, limit=limit),
+        delivery_out,
     )
-    next_cursor = None if last is None else codec.encode(last)
-    path = f"/v1/webhooks/{webhook_id}/deliveries"
-    response.headers.update(link_header(path, next_cursor, state=state, limit=limit))
-    return Page(items=[delivery_out(row) for row in rows], next_cursor=next_cursor, has_more=last is not None)
 
 
 @router.post(

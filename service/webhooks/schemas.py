@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from service.contracts.texts import Text, plain_text
 from service.contracts.webhooks import EVERYTHING, DisabledReason, patterns
 from service.egress.urls import MOST_CHARACTERS
-from service.idempotency.digests import RepeatableBody
+from service.idempotency.requests import RepeatableBody
 
 DAY_SECONDS = 24 * 3600.0
 _LONGEST_GRACE_SECONDS = 30 * DAY_SECONDS

@@ -13,6 +13,7 @@ from service.egress.allowed import parse_allowed
 from service.egress.early import refuse_destination
 from service.egress.resolving import system_resolver
 from service.idempotency.answers import Answer
+from service.idempotency.requests import KeyedRequest
 from service.idempotency.service import submit_once
 from service.ids import new_id
 from service.pagination import Position
@@ -77,7 +78,7 @@ def create(app: AppState, by: Principal, body: WebhookCreate, key: str | None) -
         headers = {"Location": location(row), "ETag": etag(row), "Cache-Control": "no-store"}
         return Answer(201, webhook_made(row, sealed).model_dump(mode="json"), headers), None
 
-    kept = submit_once(app, by, "POST /v1/webhooks", key, body, work)
+    kept = submit_once(app, by, KeyedRequest.of("POST /v1/webhooks", key, body), work)
     shown = vault.open(kept.body["id"], kept.body["secret"])
     return replace(kept, body={**kept.body, "secret": shown})
 

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from sqlalchemy import func, select, update
 
-from service.contracts.config import QuantizationConfig
 from service.contracts.errors import EngineError
 from service.contracts.model import ForwardPass, MatrixKind, Work
 from service.contracts.report import StageFigures
@@ -87,8 +86,7 @@ def test_what_counts_as_short() -> None:
         (["qat"], 1, 1, False),
         (["sensitivity"], 1, 1, False),
     ):
-        config = QuantizationConfig.model_validate({"algorithms": [{"method": name} for name in algorithms]})
-        found = is_short(config, size_bytes=size_bytes, samples=samples, most_bytes=100, most_samples=10)
+        found = is_short(algorithms, size_bytes=size_bytes, samples=samples, most_bytes=100, most_samples=10)
         assert found is short, algorithms
 
 

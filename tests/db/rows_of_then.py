@@ -60,6 +60,7 @@ def insert_succeeded(session: Session, **values: Any) -> str:
 
 def add_inspection(session: Session, model_id: str) -> InspectionRow:
     job = transitions.submit(
-        session, tenant_id="default", kind="inspect_target", model_id=model_id, config={"target": "qnn"}
+        session,
+        transitions.NewJob(tenant_id="default", kind="inspect_target", model_id=model_id, config={"target": "qnn"}),
     )
     return inspections.create(session, job, config_sha256="0" * 64)

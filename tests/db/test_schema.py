@@ -126,7 +126,7 @@ def test_an_inspection_job_has_a_model_and_a_config(database: Database, missing:
     with database.write() as session:
         given = {"model_id": str(in_succeeded(session).model_id), "config": {"target": "qnn"}, **missing}
     with pytest.raises(IntegrityError), database.write() as session:
-        transitions.submit(session, tenant_id="default", kind="inspect_target", **given)
+        transitions.submit(session, transitions.NewJob(tenant_id="default", kind="inspect_target", **given))
 
 
 def test_reports_and_event_numbers_are_unique_and_what_a_job_needs_stays(database: Database) -> None:

@@ -50,7 +50,9 @@ def _add(session: Session, table: type[Model | Dataset], noun_id: str, **values:
 
 def submit(session: Session, **changes: Any) -> Job:
     nouns = {"model_id": add_model(session), "calibration_dataset_id": add_dataset(session)}
-    return transitions.submit(session, **{"tenant_id": "default", "kind": "quantize", "config": {}, **nouns, **changes})
+    return transitions.submit(
+        session, transitions.NewJob(**{"tenant_id": "default", "kind": "quantize", "config": {}, **nouns, **changes})
+    )
 
 
 def inspecting(session: Session, noun: str, **changes: Any) -> tuple[Job, str]:

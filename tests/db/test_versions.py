@@ -23,7 +23,7 @@ def make_model(session: Session, tenant: str, name: str) -> Model:
 
 
 def make_dataset(session: Session, tenant: str, name: str) -> Dataset:
-    return datasets.create(session, tenant, name=name, format="npz", sha256="0" * 64, size_bytes=1, preprocessing={})
+    return datasets.create(session, tenant, datasets.NewDataset(name, "npz", "0" * 64, 1, {}))
 
 
 pytestmark = [

@@ -41,7 +41,7 @@ class Healed:
     def submit(self, key: str) -> str:
         with self.database.write() as session:
             given = {**self.given, "config": {}, "labels": {KEY_LABEL: key}}
-            return transitions.submit(session, tenant_id="default", kind="quantize", **given).id
+            return transitions.submit(session, transitions.NewJob(tenant_id="default", kind="quantize", **given)).id
 
     def acknowledge(self, key: str, job_id: str) -> str:
         self.ledger.asked(key, {})

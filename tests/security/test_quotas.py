@@ -45,7 +45,9 @@ def refused(response: Any, name: str) -> None:
 
 
 def add_job(session: Session, **values: Any) -> Job:
-    return transitions.submit(session, **{"tenant_id": DEFAULT_TENANT, "kind": "quantize", "config": {}, **values})
+    return transitions.submit(
+        session, transitions.NewJob(**{"tenant_id": DEFAULT_TENANT, "kind": "quantize", "config": {}, **values})
+    )
 
 
 @pytest.mark.both_databases

@@ -82,7 +82,8 @@ def test_each_tenant_writes_into_a_cache_of_its_own(bench: Workbench) -> None:
         scratch.mkdir()
         with bench.database.write() as session:
             job = transitions.submit(
-                session, tenant_id=tenant, kind="quantize", model_id=model_id, config={"preset": "int8"}
+                session,
+                transitions.NewJob(tenant_id=tenant, kind="quantize", model_id=model_id, config={"preset": "int8"}),
             )
         materials = Materials(
             scratch, bench.store, threads=1, keeping=Keeping(cache_dir=bench.settings.cache_dir, cache_bytes=1000)

@@ -18,11 +18,12 @@ COMPUTING_MODULES = ("service.contracts", "service.quark", "service.bodies", "ha
 COMPUTING = {"model_validate", "model_validate_json", "loads", "parse_config", "placed", "taken_over", "file_sha256"}
 # A key of some characters into a number; one small record per job that waits, or per tenant; a row of the audit.
 SMALL = {
-    "service/idempotency/repository.py:_hold", "service/jobs/waiting.py:waiting_for",
+    "service/repository.py:try_alone", "service/jobs/waiting.py:waiting_for",
     "service/quotas/service.py:quota_of", "service/quotas/service.py:running_limits", "service/audit/service.py:note",
 }  # fmt: skip
 LIGHT = {"parse_content_digest"}
-SUBMITS = {"submit_once"}
+# Their last argument stores what was asked for.
+SUBMITS = {"submit_once", "submit_checked"}
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -63,16 +64,14 @@ def computing_names(tree: ast.Module) -> set[str]:
 
 
 def writing_blocks(tree: ast.AST) -> Iterator[ast.AST]:
-    """What is done while a transaction writes: ``with ... .write()``, and the work that ``submit_once`` is given."""
+    """What is done while a transaction writes: ``with ... .write()``, and what ``submit_once`` is given to store."""
     for node in ast.walk(tree):
         if isinstance(node, ast.With) and any(
             isinstance(item.context_expr, ast.Call) and called(item.context_expr) == "write" for item in node.items
         ):
             yield from node.body
         elif isinstance(node, ast.Call) and called(node) in SUBMITS:
-            yield from (argument for argument in (*node.args, *(word.value for word in node.keywords)))
-        elif isinstance(node, ast.Lambda) and any(argument.arg == "writing" for argument in node.args.args):
-            yield node.body
+            yield node.args[-1]
 
 
 def computes(block: ast.AST, tree: ast.Module, seen: set[str] | None = None) -> list[str]:
@@ -114,8 +113,8 @@ def test_computing_in_a_transaction_is_seen() -> None:
         ("with database.write() as s:\n    json.loads(data)", True),
         ("with database.write() as s:\n    hashlib.sha256(data)", True),
         # as it was once: what checks reads its rows by the session that writes
-        ("submit_once(app, tenant, key, body, lambda session: _check(session, tenant, body))", True),
-        ("work = lambda writing: _check(writing, tenant, body)", True),
+        ("submit_once(app, by, request, lambda session: checked_request(session, tenant, body))", True),
+        ("submit_checked(app, by, request, check, partial(checked_request, tenant, body))", True),
         ("check_selected(config, model)\nwith database.write() as s:\n    repository.create(s, config)", False),
         ("with database.read() as s:\n    check_selected(config, model)", False),
     ):

@@ -262,7 +262,7 @@ class Workbench:
         if values["kind"] == "inspect_model" and "model_id" not in values:
             values["model_id"] = self.add_model(tenant=tenant)
         with self.database.write() as session:
-            return transitions.submit(session, tenant_id=tenant, **values).id
+            return transitions.submit(session, transitions.NewJob(tenant_id=tenant, **values)).id
 
     def supervisor(
         self, code: str, *, timing: Timing = QUICK, mode: Mode = "auto", spare: bool = False, **options: Any

@@ -17,7 +17,7 @@ from service.jobs.transitions.attempts import (
     succeed,
 )
 from service.jobs.transitions.budget import MAX_ATTEMPTS, backoff_seconds
-from service.jobs.transitions.client import rename, request_cancel, submit
+from service.jobs.transitions.client import NewJob, rename, request_cancel, submit
 from service.jobs.transitions.expiry import (
     LATE_VALIDATION,
     WORKERS_LOST,
@@ -34,6 +34,7 @@ __all__ = [
     "LATE_VALIDATION",
     "MAX_ATTEMPTS",
     "WORKERS_LOST",
+    "NewJob",
     "Renewal",
     "any_lost",
     "backoff_seconds",

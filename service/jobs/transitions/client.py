@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any
 
 from sqlalchemy import insert, update
@@ -16,64 +17,56 @@ from service.jobs.transitions.budget import MAX_ATTEMPTS
 from service.tables import Job
 
 
-def submit(
-    session: Session,
-    *,
-    tenant_id: str,
-    kind: str,
-    queue: str | None = None,
-    model_id: str | None = None,
-    reference_model_id: str | None = None,
-    dataset_id: str | None = None,
-    calibration_dataset_id: str | None = None,
-    evaluation_dataset_id: str | None = None,
-    config: dict[str, Any] | None = None,
-    name: str | None = None,
-    labels: dict[str, str] | None = None,
-    priority: int = 0,
-    size_class: str | None = None,
-    device: str = "auto",
-    retry_of: str | None = None,
-    cloned_from: str | None = None,
-    fingerprint: str | None = None,
-    max_attempts: int = MAX_ATTEMPTS,
-    deadline_seconds: float | None = None,
-    request_id: str | None = None,
-) -> Job:
+@dataclass(frozen=True)
+class NewJob:
+    """What a job is asked for with: columns of its row, but for ``deadline_seconds``, which counts from now.
+
+    Without a queue and a size class it gets those of its kind.
+    """
+
+    tenant_id: str
+    kind: str
+    queue: str | None = None
+    model_id: str | None = None
+    reference_model_id: str | None = None
+    dataset_id: str | None = None
+    calibration_dataset_id: str | None = None
+    evaluation_dataset_id: str | None = None
+    config: dict[str, Any] | None = None
+    name: str | None = None
+    labels: dict[str, str] = field(default_factory=dict)
+    priority: int = 0
+    size_class: str | None = None
+    device: str = "auto"
+    retry_of: str | None = None
+    cloned_from: str | None = None
+    fingerprint: str | None = None
+    max_attempts: int = MAX_ATTEMPTS
+    deadline_seconds: float | None = None
+    request_id: str | None = None
+
+
+def submit(session: Session, new: NewJob) -> Job:
     """T1: insert a queued job with its first event."""
-    now = db_now()
+    now, config = db_now(), new.config
+    columns = vars(new).copy()
+    deadline_seconds = columns.pop("deadline_seconds")
+    columns["queue"] = new.queue or queue_of(new.kind)
+    columns["size_class"] = new.size_class or size_class_of(new.kind)
     statement = (
         insert(Job)
         .values(
+            **columns,
             id=new_id("job"),
-            tenant_id=tenant_id,
-            kind=kind,
-            name=name,
-            labels=labels or {},
             state=table.SUBMIT.target,
-            queue=queue or queue_of(kind),
-            priority=priority,
-            size_class=size_class or size_class_of(kind),
-            device=device,
-            model_id=model_id,
-            reference_model_id=reference_model_id,
-            dataset_id=dataset_id,
-            calibration_dataset_id=calibration_dataset_id,
-            evaluation_dataset_id=evaluation_dataset_id,
-            config=config,
             preset=None if config is None else config.get("preset"),
             algorithms=None if config is None else [entry["method"] for entry in config.get("algorithms", ())],
-            retry_of=retry_of,
-            cloned_from=cloned_from,
-            fingerprint=fingerprint,
             attempt=0,
-            max_attempts=max_attempts,
             interruptions=0,
             not_before=now,
             deadline_at=None if deadline_seconds is None else now + deadline_seconds,
             row_version=1,
             last_seq=1,
-            request_id=request_id,
             created_at=now,
             queued_at=now,
             updated_at=now,
@@ -82,7 +75,7 @@ def submit(
     )
     job = session.scalars(statement).one()
     told = {"name": table.SUBMIT.event, "state": job.state}
-    if events.record_state(session, events.Place.newest(job), told):
+    if events.record_state(session, job, told):
         announcing.tell_job(session, job)
     return job
 
@@ -100,7 +93,7 @@ def request_cancel(session: Session, tenant_id: str, job_id: str) -> Job:
         asked = rows.touch(session, table.ASK_TO_STOP, job.id, job.attempt, cancel_requested_at=db_now())
         if asked is not None:
             data = {"name": table.ASK_TO_STOP.event, "state": "canceling"}
-            events.record(session, events.Place.newest(asked), "state", data)
+            events.record(session, events.EventKey.newest(asked), "state", data)
             return asked
     return job
 

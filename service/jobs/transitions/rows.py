@@ -50,7 +50,7 @@ def move(
     job = touch(session, transition, job_id, held, **changes)
     if job is not None:
         told = {"name": transition.event, "state": job.state, **data}
-        heard = events.record_state(session, events.Place.newest(job), told)
+        heard = events.record_state(session, job, told)
         settlement.tell_waiting(session, job)
         if heard:
             announcing.tell_job(session, job, verdict=data.get("verdict"), fallback=data.get("fallback"))
@@ -64,11 +64,11 @@ def touch(session: Session, transition: Transition, job_id: str, held: int | Non
     return session.scalars(statement, execution_options=options).one_or_none()
 
 
-def note(session: Session, transition: Transition, job_id: str, held: int, **values: Any) -> events.Place | None:
+def note(session: Session, transition: Transition, job_id: str, held: int, **values: Any) -> events.EventKey | None:
     """As ``touch``, for what is done very often: the event's place comes back, not the row with all of its config."""
     statement = _guarded(transition, job_id, held, values).returning(Job.tenant_id, Job.id, Job.last_seq, Job.attempt)
     drawn = session.execute(statement, execution_options={"synchronize_session": False}).one_or_none()
-    return None if drawn is None else events.Place(*drawn)
+    return None if drawn is None else events.EventKey(*drawn)
 
 
 def fail(session: Session, transition: Transition, job_id: str, attempt: int, problem: Problem) -> Job | None:

@@ -12,7 +12,6 @@ from sqlalchemy.orm import Session
 
 from service import repository
 from service.db import db_now
-from service.ids import is_id
 from service.pagination import Position
 from service.tables import WebhookDelivery, WebhookEndpoint
 from service.tables.webhooks import IS_LEASED, IS_WAITING
@@ -54,11 +53,9 @@ def list_page(
     session: Session, tenant_id: str, endpoint_id: str, *, state: str | None, after: Position | None, limit: int
 ) -> tuple[list[WebhookDelivery], Position | None]:
     """One page of an endpoint's deliveries, newest first; without their payloads."""
-    conditions = [owned(WebhookDelivery, tenant_id), WebhookDelivery.endpoint_id == endpoint_id]
-    if state is not None:
-        conditions.append(WebhookDelivery.state == state)
-    without = (WebhookDelivery.payload,)
-    return repository.newest_first(session, WebhookDelivery, conditions, after, limit, without=without)
+    of_endpoint = [owned(WebhookDelivery, tenant_id), WebhookDelivery.endpoint_id == endpoint_id]
+    large = [WebhookDelivery.payload]
+    return repository.page(session, WebhookDelivery, of_endpoint, after=after, limit=limit, without=large, state=state)
 
 
 def get(session: Session, tenant_id: str, endpoint_id: str, delivery_id: str) -> WebhookDelivery:
@@ -67,12 +64,7 @@ def get(session: Session, tenant_id: str, endpoint_id: str, delivery_id: str) ->
     Raises:
         DeliveryNotFoundError: it has none of this id.
     """
-    statement = select(WebhookDelivery).where(
-        WebhookDelivery.id == delivery_id,
-        WebhookDelivery.endpoint_id == endpoint_id,
-        owned(WebhookDelivery, tenant_id),
-    )
-    row = session.scalar(statement) if is_id(delivery_id, "dlv") else None
+    row = repository.find(session, WebhookDelivery, tenant_id, delivery_id, endpoint_id=endpoint_id)
     if row is None:
         raise DeliveryNotFoundError(endpoint_id, delivery_id)
     return row

@@ -22,7 +22,7 @@ from service.dispatch.release import Released
 from service.dispatch.slots import Crew, FreeSlots
 from service.idempotency import repository as keys
 from service.idempotency.answers import Answer
-from service.idempotency.digests import Digests
+from service.idempotency.requests import KeyedRequest
 from service.jobs import transitions
 from service.jobs.errors import DispatchError
 from service.jobs.outcome import Outcome
@@ -33,7 +33,6 @@ from tests.support.front import model_summary
 from worker.reconcile.leases import LeaseKeeper, bring_forward, expire_deadlines
 from worker.repository import tenant_if_released
 
-DIGESTS = Digests("0" * 64, "0" * 64)
 LEASE_SECONDS, LOST_SECONDS = 60.0, 30.0
 # More than there are jobs: none that is due waits for another.
 SLOTS = 9
@@ -172,14 +171,18 @@ class World:
         kind = chance.choice(("quantize", "quantize", "inspect_model"))
         deadline = chance.choice((None, None, None, 100.0))
         with self.store.write() as session:
-            known = keys.recall(session, "default", "jobs", key, DIGESTS, kept_seconds=1e9)
+            request = KeyedRequest("jobs", key, "0" * 64, "0" * 64)
+            known = keys.recall(session, "default", request, kept_seconds=1e9, hold=True)
             job_id = None if known is None else str(known.body["id"])
             if job_id is None:
                 job = transitions.submit(
-                    session, tenant_id="default", kind=kind, model_id=model, config={}, deadline_seconds=deadline
+                    session,
+                    transitions.NewJob(
+                        tenant_id="default", kind=kind, model_id=model, config={}, deadline_seconds=deadline
+                    ),
                 )
                 job_id = job.id
-                keys.remember(session, "default", "jobs", key, DIGESTS, Answer(202, {"id": job_id}, {}))
+                keys.remember(session, "default", request, Answer(202, {"id": job_id}, {}))
         assert before in (None, job_id), f"{key} was answered with two jobs"
         self.requests[key] = job_id
         self.rules.accepted.add(job_id)

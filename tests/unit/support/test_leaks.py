@@ -63,10 +63,11 @@ def test_keys_are_found_by_their_form_and_a_pepper_in_its_database(tmp_path: Pat
 @pytest.mark.both_databases
 def test_a_secret_in_a_row_is_found(database: Database, database_url: str) -> None:
     with database.write() as session:
-        repository.add(
-            session, "default", make_key().id, name=PLANTED, scope="read", secret_hash="0" * 64, pepper_id="0" * 16,
-            last4="0000", created_at=repository.datetime_now(session), expires_at=None,
+        row = ApiKey(
+            id=make_key().id, tenant_id="default", name=PLANTED, scope="read", secret_hash="0" * 64,
+            pepper_id="0" * 16, last4="0000", created_at=repository.datetime_now(session), expires_at=None,
         )  # fmt: skip
+        repository.add(session, row)
     leaks.remember("key", PLANTED)
     with pytest.raises(AssertionError, match="table api_keys: key"):
         leaks.refuse(leaks.rows_of(database_url))

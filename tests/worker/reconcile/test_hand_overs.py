@@ -350,7 +350,9 @@ def test_a_crowd_of_one_tenant_keeps_nobody_waiting(front: Front, server: Script
         now = db_now()
         model = {"id": new_id("mdl"), "tenant_id": "other", "name": "net", "format": "onnx", "status": "validating"}
         session.execute(insert(Model).values(**model, row_version=1, created_at=now, updated_at=now))
-        job = transitions.submit(session, tenant_id="other", kind="inspect_model", model_id=model["id"])
+        job = transitions.submit(
+            session, transitions.NewJob(tenant_id="other", kind="inspect_model", model_id=model["id"])
+        )
         late = {"id": new_id("hov"), "tenant_id": "other", "job_id": job.id, "next_attempt_at": 2.0}
         session.execute(insert(HandOver), [copied | late])
         claimed = queue.claim(session, free=SLOTS, most_of_tenant=2, lease_seconds=60.0)

@@ -61,10 +61,7 @@ class Yard:
         return add_upload(self.database, expires_in=expires_in)
 
     def add_dataset(self, session: Session, sha256: str) -> str:
-        dataset = datasets.create(
-            session, "default", name=new_id("dst"), format="npz", sha256=sha256, size_bytes=1, preprocessing={}
-        )
-        return dataset.id
+        return datasets.create(session, "default", datasets.NewDataset(new_id("dst"), "npz", sha256, 1, {})).id
 
     def publish(self, data: bytes) -> Steps:
         """A worker that stores a file and then commits a row that names it."""

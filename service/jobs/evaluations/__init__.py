@@ -1,1 +1,0 @@
-"""Evaluations: jobs that measure a model, without quantizing anything."""
