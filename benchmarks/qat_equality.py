@@ -159,7 +159,7 @@ def _layers(written: Any, found: _Calibrated) -> dict[str, float]:
 
         def _round(self, name: str, tensor: torch.Tensor, known: dict[str, torch.Tensor]) -> None:
             super()._round(name, tensor, known)
-            key = self._sites.rounded(name)
+            key = self._operands.rounded(name)
             if name in now.raw:
                 low, high = limits.get(name, (-np.inf, np.inf))
                 expected = np.clip(now.raw[name].astype(np.float64), low, high)

@@ -56,7 +56,7 @@ def layer_by_layer(draft: Draft, feeds: dict[str, np.ndarray]) -> dict[str, floa
 
     def forced(name: str, tensor: torch.Tensor, known: dict[str, torch.Tensor]) -> None:
         rounding(name, tensor, known)
-        key = twin._sites.rounded(name)
+        key = twin._operands.rounded(name)
         if key is not None and name in wanted:
             mine = known[key].detach().numpy()
             apart = ~np.isclose(mine, wanted[name], rtol=1e-5, atol=1e-6)
