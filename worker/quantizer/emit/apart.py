@@ -38,9 +38,10 @@ from worker.quantizer.graph.values import (
 )
 from worker.quantizer.operators.channels import MOVERS
 from worker.quantizer.operators.linear import linear_view
+from worker.quantizer.operators.table import named
 from worker.quantizer.operators.windows import counts_beyond, has_gaps
 
-_LINEAR = ("Conv", "ConvTranspose", "Gemm")
+_LINEAR = named(lambda record: record.bias is not None)
 _GEMM_RANK = 2
 # From here on QuantizeLinear names its type.
 TYPED_OPSET = 21

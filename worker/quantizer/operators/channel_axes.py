@@ -10,9 +10,8 @@ from worker.quantizer.graph.rewriting import rank_of
 from worker.quantizer.graph.values import DEFAULT_DOMAINS, is_constant, is_float32
 from worker.quantizer.operators.channels import CHANNEL_FLOWS, Kind
 from worker.quantizer.operators.linear import channel_axis, is_linear, summed_axis
+from worker.quantizer.operators.table import operator
 
-# Where normalizations have their channels.
-_NORMALIZED = {"BatchNormalization": 1, "InstanceNormalization": 1, "LayerNormalization": -1, "RMSNormalization": -1}
 # What leaves every element, or every channel, on the axis where it is.
 _STAYS = (Kind.ELEMENTWISE, Kind.POOLED, Kind.LIMITED, Kind.ADDED, Kind.MULTIPLIED, Kind.COMPARED)
 
@@ -50,8 +49,8 @@ def _made(node: ir.Node, found: Mapping[ir.Value, int]) -> int | None:
         return None
     if is_linear(node):
         return channel_axis(node) if is_constant(node.inputs[1]) else None
-    if node.op_type in _NORMALIZED:
-        return _NORMALIZED[node.op_type]
+    if operator(node.op_type).parameters:
+        return operator(node.op_type).channel_axis
     flow = CHANNEL_FLOWS.get(node.op_type)
     if flow is None or flow.kind not in _STAYS:
         return None

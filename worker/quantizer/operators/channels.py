@@ -20,6 +20,7 @@ from worker.quantizer.graph.rewriting import axis_length, rank_of, reduced_axes,
 from worker.quantizer.graph.values import constant, int_attribute, is_constant, string_attribute
 from worker.quantizer.operators.labels import compact, lifted, reshaped, trimmed, varies_beside
 from worker.quantizer.operators.linear import LINEAR
+from worker.quantizer.operators.table import named
 
 
 class Kind(Enum):
@@ -324,12 +325,11 @@ _REDUCTION = ChannelFlow(Kind.POOLED, _reduced, _reduced_back, passes_shift=True
 _ELEMENTWISE = ChannelFlow(Kind.ELEMENTWISE, _one(_same), _same)
 _RESHAPE = ChannelFlow(Kind.MOVED, _one(_reshaped), _reshaped_back, passes_shift=True)
 _SHUFFLE = ChannelFlow(Kind.MOVED, _shuffled, _shuffled_back, passes_shift=True)
-_NORMALIZATIONS = ("BatchNormalization", "InstanceNormalization", "LayerNormalization", "RMSNormalization")
 
 CHANNEL_FLOWS: dict[str, ChannelFlow] = {
     **dict.fromkeys(LINEAR, ChannelFlow(Kind.LINEAR)),
-    **dict.fromkeys(_NORMALIZATIONS, ChannelFlow(Kind.NORMALIZED)),
-    **dict.fromkeys(("Abs", "Dropout", "LeakyRelu", "Neg", "Relu"), _ELEMENTWISE),
+    **dict.fromkeys(named(lambda record: record.parameters), ChannelFlow(Kind.NORMALIZED)),
+    **dict.fromkeys(named(lambda record: record.homogeneous), _ELEMENTWISE),
     "PRelu": ChannelFlow(Kind.ELEMENTWISE, _one(_sloped), _sloped),
     **dict.fromkeys(("AveragePool", "GlobalAveragePool", "GlobalMaxPool", "MaxPool"), _POOL),
     "LpPool": ChannelFlow(Kind.POOLED, _one(_pooled), _pooled),

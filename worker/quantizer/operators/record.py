@@ -90,7 +90,6 @@ class Operator:
         size_by_values: how many elements it makes hangs on the values that it reads, not on shapes.
         grows_by_values: an operand says how large its result is; without a constant there that cannot be told.
         computes_shapes: it makes shapes, or what has a shape that it is given.
-        reads_shape: it reads nothing but the shape of its operand.
         joins_shapes: onnx's shape inference carries the values of shapes through it.
         repeats_body: it runs a sub-graph several times.
         slow_reference: onnx's reference implementation loops over elements in Python.
@@ -121,7 +120,6 @@ class Operator:
     size_by_values: bool = False
     grows_by_values: bool = False
     computes_shapes: bool = False
-    reads_shape: bool = False
     joins_shapes: bool = False
     repeats_body: bool = False
     slow_reference: bool = False

@@ -9,8 +9,10 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from worker.quantizer.graph.values import DEFAULT_DOMAINS
+from worker.quantizer.operators.record import Family
+from worker.quantizer.operators.table import named
 
-RECURRENT = ("GRU", "LSTM", "RNN")
+RECURRENT = named(lambda record: record.family is Family.RECURRENT)
 # Which inputs W and R are.
 RECURRENT_WEIGHTS = (1, 2)
 

@@ -307,8 +307,8 @@ _MOVERS: Mapping[str, Operator] = {
 
 _OTHERS: Mapping[str, Operator] = {
     "ConstantOfShape": Operator(computes_shapes=True, grows_by_values=True),
-    "Shape": Operator(sign=Sign.NEVER_NEGATIVE, computes_shapes=True, reads_shape=True),
-    "Size": Operator(sign=Sign.NEVER_NEGATIVE, reads_shape=True),
+    "Shape": Operator(sign=Sign.NEVER_NEGATIVE, computes_shapes=True),
+    "Size": Operator(sign=Sign.NEVER_NEGATIVE),
     "OneHot": Operator(grows_by_values=True),
     "Range": Operator(grows_by_values=True),
     "Compress": Operator(size_by_values=True),

@@ -11,6 +11,8 @@ import onnx_ir as ir
 
 from service.contracts.reason import declare
 from worker.quantizer.graph.values import is_constant, node_name, users
+from worker.quantizer.operators.record import Family
+from worker.quantizer.operators.table import operator
 from worker.quantizer.plan.profile import RuleContext
 from worker.quantizer.plan.types import Decision, Role
 
@@ -20,12 +22,12 @@ FEEDS_SENSITIVE = declare(
     hint="Use BatchNormalization in place of a normalization written out.",
 )
 
-_DANGEROUS = ("Div", "Exp", "Log", "Pow", "Reciprocal", "Sqrt")
-
 
 def _needs_digits(node: ir.Node) -> bool:
     """A division by a constant is a multiplication."""
-    return node.op_type in _DANGEROUS and not (node.op_type == "Div" and is_constant(node.inputs[1]))
+    known = operator(node.op_type)
+    by_constant = known.family is Family.ARITHMETIC and is_constant(node.inputs[1])
+    return known.needs_digits and not by_constant
 
 
 def float_chains(context: RuleContext) -> list[Decision]:

@@ -24,6 +24,8 @@ from worker.quantizer.graph.rewriting import producer, static_shape
 from worker.quantizer.graph.values import constant, is_constant, node_name, users
 from worker.quantizer.operators.channels import MOVERS
 from worker.quantizer.operators.linear import LINEAR
+from worker.quantizer.operators.record import Family
+from worker.quantizer.operators.table import named, operator
 from worker.quantizer.plan.candidates import may_return_float
 from worker.quantizer.plan.profile import RuleContext
 from worker.quantizer.plan.types import Decision, Role
@@ -38,8 +40,7 @@ _GRID = "a grid or anchors are put to its result"
 _SIZES = "Exp makes sizes of its result"
 _PRODUCT = "scores are multiplied with each other"
 
-_ARITHMETIC = ("Add", "Sub", "Mul", "Div")
-_SCORES = ("Sigmoid", "HardSigmoid", "Softmax")
+_SCORES = named(lambda record: record.within_one)
 _LARGEST_GRID = 1 << 24  # elements of a constant that are looked at
 
 
@@ -115,7 +116,7 @@ def _is_mean_of_bins(node: ir.Node) -> bool:
 def _told_by(node: ir.Node, tail: dict[ir.Node, None], *, scores: bool) -> str | None:
     if node.op_type == "NonMaxSuppression":
         return _NMS
-    if node.op_type in _ARITHMETIC and scores and any(map(_differs_by_position, node.inputs)):
+    if operator(node.op_type).family is Family.ARITHMETIC and scores and any(map(_differs_by_position, node.inputs)):
         return _GRID
     if node.op_type == "Exp" and _makes_sizes(node, tail):
         return _SIZES

@@ -13,14 +13,9 @@ import onnx_ir as ir
 
 from worker.quantizer.graph.values import is_constant, name_of, node_name, users
 from worker.quantizer.operators.linear import CONVOLUTIONS, LINEAR
+from worker.quantizer.operators.table import operator
 from worker.quantizer.plan.profile import RuleContext
 from worker.quantizer.plan.types import Decision, Role
-
-_FUNCTIONS = (
-    *("Abs", "Clip", "Elu", "Erf", "Exp", "Gelu", "HardSigmoid", "HardSwish", "LeakyRelu", "Mish", "Neg", "PRelu"),
-    *("Relu", "Selu", "Sigmoid", "Softplus", "Softsign", "Swish", "Tanh"),
-)
-_POINTWISE = frozenset({*_FUNCTIONS, "Add", "Sub", "Mul", "Div", "Min", "Max", "Pow"})
 
 
 def fuse_epilogues(context: RuleContext) -> list[Decision]:
@@ -32,7 +27,7 @@ def fuse_epilogues(context: RuleContext) -> list[Decision]:
         operands = [value for value in node.inputs if value is not None and not is_constant(value)]
         if node.op_type in LINEAR and context.plan.nodes[node_name(node)].role is Role.LINEAR:
             layers[node.outputs[0]] = node
-        elif node.op_type in _POINTWISE and operands:
+        elif operator(node.op_type).pointwise and operands:
             layer = layers.get(operands[0])
             if layer is not None and all(layers.get(value) is layer for value in operands):
                 layers[node.outputs[0]] = members[node] = layer

@@ -17,6 +17,8 @@ from service.contracts.reason import declare
 from worker.quantizer.graph.values import is_constant, node_name, users
 from worker.quantizer.operators.channels import MOVERS
 from worker.quantizer.operators.linear import LINEAR
+from worker.quantizer.operators.record import Family
+from worker.quantizer.operators.table import operator
 from worker.quantizer.plan.candidates import may_return_float
 from worker.quantizer.plan.profile import RuleContext
 from worker.quantizer.plan.types import Decision, Role
@@ -26,10 +28,6 @@ MIXED_HEAD = declare("scores-beside-others", "it puts scores within [0, 1] besid
 MAKES_SCORES = declare(
     "makes-scores", "it makes scores: {op_type} turns a rounding step into a relative error", hint=_KEEP
 )
-
-_COMBINING = ("Add", "Sub", "Mul", "Div")
-_EXPONENTIAL = ("Sigmoid", "Softmax", "LogSoftmax", "Exp")
-_WITHIN_ONE = ("Sigmoid", "HardSigmoid", "Softmax")
 
 
 def find_heads(graph: ir.Graph) -> set[ir.Node]:
@@ -54,7 +52,7 @@ def _hands_on(node: ir.Node) -> bool:
     """True if the result is the operand, moved, joined with others, or combined with constants."""
     if node.op_type in MOVERS or node.op_type == "Concat":
         return True
-    return node.op_type in _COMBINING and any(is_constant(value) for value in node.inputs)
+    return operator(node.op_type).family is Family.ARITHMETIC and any(is_constant(value) for value in node.inputs)
 
 
 def float_heads(context: RuleContext) -> list[Decision]:
@@ -68,7 +66,7 @@ def float_mixed_heads(context: RuleContext) -> list[Decision]:
     for node in context.graph:
         entry = context.plan.nodes[node_name(node)]
         if node.op_type == "Concat" and node in heads and entry.quantized:
-            bounded = [_origin(value).op_type in _WITHIN_ONE for value in _made(node)]
+            bounded = [operator(_origin(value).op_type).within_one for value in _made(node)]
             if any(bounded) and not all(bounded):
                 entry.role, entry.reason = None, MIXED_HEAD()
                 why = "on one grid the scores would vanish"
@@ -80,7 +78,7 @@ def _float_scores(context: RuleContext) -> Iterator[Decision]:
     """Convolutions have no integer kernel that returns float, so they compute in float; others return it anyway."""
     heads = find_heads(context.graph)
     for node in context.graph:
-        if node.op_type not in _EXPONENTIAL or node not in heads or node.inputs[0] is None:
+        if not operator(node.op_type).exponential or node not in heads or node.inputs[0] is None:
             continue
         producer = node.inputs[0].producer()
         origin = _origin(node.inputs[0]) if producer is not None else None

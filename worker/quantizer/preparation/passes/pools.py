@@ -15,15 +15,16 @@ import onnx_ir as ir
 from worker.quantizer.graph.outcome import Outcome
 from worker.quantizer.graph.values import DEFAULT_DOMAINS, int_attribute, plain_attributes
 from worker.quantizer.operators.pools import Places
+from worker.quantizer.operators.record import Family
+from worker.quantizer.operators.table import operator
 from worker.quantizer.operators.windows import counts_windows_oddly, has_gaps
 from worker.quantizer.preparation.passes.shapes import infer_shapes
-
-_POOLS = ("AveragePool", "LpPool", "MaxPool")
 
 
 def pools_as_counted(model: ir.Model) -> Outcome:
     """Give such pools explicit pads, by which windows are counted in one way; where lengths are known."""
-    pools = [node for node in model.graph if node.op_type in _POOLS and node.domain in DEFAULT_DOMAINS]
+    nodes = (node for node in model.graph if node.domain in DEFAULT_DOMAINS)
+    pools = [node for node in nodes if operator(node.op_type).family is Family.POOL]
     changed, declared = 0, {value: value.shape for value in model.graph.outputs}
     inferred = False
     for pool in filter(counts_windows_oddly, pools):
