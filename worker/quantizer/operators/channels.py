@@ -16,7 +16,7 @@ from typing import Protocol
 import numpy as np
 import onnx_ir as ir
 
-from worker.quantizer.graph.rewriting import axis_length, rank_of, reduced_axes, scalar
+from worker.quantizer.graph.rewriting import axis_length, producer, rank_of, reduced_axes, scalar
 from worker.quantizer.graph.values import constant, int_attribute, is_constant, string_attribute
 from worker.quantizer.operators.labels import compact, lifted, reshaped, trimmed, varies_beside
 from worker.quantizer.operators.linear import LINEAR
@@ -354,3 +354,10 @@ CHANNEL_FLOWS: dict[str, ChannelFlow] = {
 
 # Operators whose results hold elements of their operand and nothing else.
 MOVERS = tuple(op_type for op_type, flow in CHANNEL_FLOWS.items() if flow.kind is Kind.MOVED)
+
+
+def moved_from(value: ir.Value | None) -> ir.Value | None:
+    """What was moved into ``value``, or what it is a slice of."""
+    while (node := producer(value, *MOVERS)) is not None:
+        value = node.inputs[0]
+    return value
