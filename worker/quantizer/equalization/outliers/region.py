@@ -27,6 +27,8 @@ from worker.quantizer.graph.values import (
 )
 from worker.quantizer.operators.channels import CHANNEL_FLOWS, ChannelFlow, Kind
 from worker.quantizer.operators.linear import LinearNode, channel_axis, is_linear, linear_view, summed_axis
+from worker.quantizer.operators.record import Family
+from worker.quantizer.operators.table import operator
 
 IN_INTERFACE = declare(
     "channels-in-interface", "the channels of {tensor!r} are those of an input or output of the network"
@@ -35,9 +37,6 @@ NOT_PASSED_ON = declare("channels-not-passed-on", "{op_type} {node!r} does not l
 LIMITED_ABOVE = declare("channels-limited", "{node!r} limits what would be split: a part of a value has another limit")
 CHANNELS_UNKNOWN = declare("channels-of-unknown-axis", "the channels of {tensor!r} have no axis of known length")
 LAYER_UNFIT = declare("layer-cannot-be-split", "the channels of {op_type} {node!r} cannot be split: {why}")
-
-# Moved values stay whole channels for these.
-_MOVES = ("Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
 
 
 class UnfitError(Exception):
@@ -211,7 +210,7 @@ class _Walker:
         return None if value is None else [(value, axes[0]), (node.outputs[0], axes[1])]
 
     def moved(self, node: ir.Node, flow: ChannelFlow) -> list[tuple[ir.Value, int]] | None:
-        if node.op_type not in _MOVES:
+        if operator(node.op_type).family is not Family.REARRANGEMENT:  # elsewhere they do not stay whole channels
             return None
         found = self.plain(node, flow)
         if found is None or node.op_type != "Reshape":

@@ -29,15 +29,8 @@ from worker.quantizer.graph.values import (
 from worker.quantizer.operators.channels import CHANNEL_FLOWS, Kind, parted
 from worker.quantizer.operators.labels import fits, lifted, trimmed
 from worker.quantizer.operators.linear import channel_axis, linear_view
+from worker.quantizer.operators.table import operator
 from worker.quantizer.preparation.affine import replace_constant
-
-# Inputs that hold a factor per channel, and the axis of the channels in the result.
-_NORMS: dict[str, tuple[tuple[int, ...], int]] = {
-    "LayerNormalization": ((1, 2), -1),
-    "RMSNormalization": ((1,), -1),
-    "InstanceNormalization": ((1, 2), 1),
-    "BatchNormalization": ((1, 2), 1),
-}
 
 
 @dataclass(frozen=True)
@@ -191,10 +184,10 @@ class _Finder:
         return True
 
     def norm(self, node: ir.Node, channels: np.ndarray) -> bool:
-        indices, axis = _NORMS[node.op_type]
-        if any(value.uses() for value in node.outputs[1:]) or channels.size != channels.shape[axis]:
+        known = operator(node.op_type)
+        if any(value.uses() for value in node.outputs[1:]) or channels.size != channels.shape[known.channel_axis or 0]:
             return False
-        held = [index for index in indices if index < len(node.inputs) and node.inputs[index] is not None]
+        held = [index for index in known.parameters if index < len(node.inputs) and node.inputs[index] is not None]
         for index in held:
             value = node.inputs[index]
             if not is_constant(value) or not is_float32(value) or rank_of(value) != 1:
