@@ -11,9 +11,11 @@ from dataclasses import replace
 import numpy as np
 
 from worker.quantizer.finetune.reconstruction.method import Result
-from worker.quantizer.finetune.reconstruction.unit import ACTIVATIONS, NORM_OPERATORS, Operation, Parameter, Unit
+from worker.quantizer.finetune.reconstruction.unit import NORM_OPERATORS, Operation, Parameter, Unit
 from worker.quantizer.numerics.integer import IntegerGrid
 from worker.quantizer.operators.linear import LINEAR, weight_layout
+from worker.quantizer.operators.record import Family
+from worker.quantizer.operators.table import operator
 
 Results = Mapping[str, Result]
 
@@ -21,8 +23,8 @@ Results = Mapping[str, Result]
 def channels_are_independent(unit: Unit) -> bool:
     """True if an output channel hangs on that channel's parameters alone: one layer, and functions of one value."""
     first, *others = unit.operations
-    plain = all(operation.op_type in (*ACTIVATIONS, "Min", "Max") for operation in others)
-    plain = plain and all(operation.op_type != "Softmax" for operation in others)
+    one_value = (Family.ACTIVATION, Family.EXTREMUM)
+    plain = all(operator(operation.op_type).family in one_value for operation in others)
     plain = plain and all(isinstance(grid, IntegerGrid) for grid in unit.grids.values())
     if first.op_type == "LayerNormalization":
         return plain and all(parameter.values.ndim == 1 for parameter in unit.parameters.values())

@@ -14,10 +14,10 @@ from worker.quantizer.autodiff.device import as_tensor
 from worker.quantizer.autodiff.grids import TorchGrid
 from worker.quantizer.finetune.gradient.operators import UNIT_COMPUTE
 from worker.quantizer.finetune.reconstruction.unit import Operation, Samples, Unit, UnsupportedUnitError
+from worker.quantizer.operators.table import operator
 
 # A GPU keeps the samples if they take no more than this part of its free memory.
 _PART_OF_DEVICE = 0.5
-_SPATIAL = ("Conv", "ConvTranspose", "InstanceNormalization", "GlobalAveragePool")
 
 
 class Network:
@@ -97,7 +97,7 @@ class Network:
 
 def channel_axis(unit: Unit) -> int:
     """Axis of the output that the loss sums over: the channels."""
-    return 1 if any(operation.op_type in _SPATIAL for operation in unit.operations) else -1
+    return 1 if any(operator(operation.op_type).channel_axis == 1 for operation in unit.operations) else -1
 
 
 class Cached:

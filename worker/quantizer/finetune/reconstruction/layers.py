@@ -14,12 +14,19 @@ from worker.quantizer.graph.values import DEFAULT_DOMAINS, is_constant, name_of,
 from worker.quantizer.numerics.grids import Grid
 from worker.quantizer.numerics.integer import IntegerGrid
 from worker.quantizer.operators.linear import LINEAR
+from worker.quantizer.operators.record import Family, Reconstruction
+from worker.quantizer.operators.table import named
 from worker.quantizer.plan.parameters import Parameter, Parameters
 from worker.quantizer.plan.types import QuantizationPlan, Role
 from worker.quantizer.walk import is_tunable
 
-# Softmax normalizes a row or more.
-_BY_ELEMENT = {*ACTIVATIONS, "Add", "Identity", "Max", "Min", "Mul"} - {"Softmax"}
+# Softmax normalizes a row or more, a pool reduces it.
+_BY_ELEMENT = named(
+    lambda record: (
+        record.reconstruction in (Reconstruction.FOLLOWS, Reconstruction.INSIDE)
+        and record.family not in (Family.SOFTMAX, Family.GLOBAL_POOL)
+    )
+)
 
 
 @dataclass(frozen=True)

@@ -10,24 +10,13 @@ import numpy as np
 
 from worker.quantizer.graph.values import AttributeValue
 from worker.quantizer.numerics.grids import Grid
-from worker.quantizer.operators.linear import LINEAR
+from worker.quantizer.operators.record import Reconstruction
+from worker.quantizer.operators.table import named
 
-NORM_OPERATORS = ("InstanceNormalization", "LayerNormalization")
-ACTIVATIONS = (
-    "Relu",
-    "PRelu",
-    "LeakyRelu",
-    "Gelu",
-    "Tanh",
-    "Clip",
-    "Sigmoid",
-    "Softmax",
-    "HardSigmoid",
-    "HardSwish",
-)
-_OTHERS = ("Add", "GlobalAveragePool", "Identity", "Max", "Min", "Mul")
+NORM_OPERATORS = named(lambda record: record.reconstruction is Reconstruction.NORM)
+ACTIVATIONS = named(lambda record: record.reconstruction is Reconstruction.FOLLOWS)
 # What a unit may hold.
-OPERATORS = frozenset({*LINEAR, *NORM_OPERATORS, *ACTIVATIONS, *_OTHERS})
+OPERATORS = frozenset(named(lambda record: record.reconstruction is not None))
 
 
 @dataclass(frozen=True)
