@@ -82,6 +82,7 @@ class Operator:
         within_one: its results lie within [0, 1].
         exponential: a rounding step of its operand is a relative error of its result, however small that is.
         needs_digits: it makes so much of small differences that 8 or 16 bits are too few.
+        limits: it hands on what lies within two limits, and the nearest of these for anything else.
         pointwise: each element of the result is made of those of the operands at the same place.
         homogeneous: a positive factor per channel before it is the same factor behind it.
         carries: its results are elements of its operands, sums or products of them, and keep a large one large.
@@ -112,6 +113,7 @@ class Operator:
     within_one: bool = False
     exponential: bool = False
     needs_digits: bool = False
+    limits: bool = False
     pointwise: bool = False
     homogeneous: bool = False
     carries: bool = False

@@ -12,7 +12,9 @@ from worker.quantizer.operators.record import Family, Float16, Operator, Reconst
 # Defaults of attributes are those of the ONNX operator reference.
 _ACTIVATIONS: Mapping[str, Operator] = {
     "Celu": Operator(family=Family.ACTIVATION, torch="celu", attributes={"alpha": ("alpha", 1.0)}),
-    "Clip": Operator(family=Family.ACTIVATION, pointwise=True, carries=True, reconstruction=Reconstruction.FOLLOWS),
+    "Clip": Operator(
+        family=Family.ACTIVATION, limits=True, pointwise=True, carries=True, reconstruction=Reconstruction.FOLLOWS
+    ),
     "Elu": Operator(family=Family.ACTIVATION, pointwise=True, torch="elu", attributes={"alpha": ("alpha", 1.0)}),
     "Gelu": Operator(
         family=Family.ACTIVATION,
@@ -52,6 +54,7 @@ _ACTIVATIONS: Mapping[str, Operator] = {
     "Relu": Operator(
         family=Family.ACTIVATION,
         sign=Sign.NEVER_NEGATIVE,
+        limits=True,
         pointwise=True,
         homogeneous=True,
         scores=Scores.NO,
@@ -132,7 +135,7 @@ _LAYERS: Mapping[str, Operator] = {
     ),
     "MatMul": Operator(
         family=Family.PRODUCT,
-        trained=(1, 2),
+        trained=(1,),
         channel_axis=-1,
         scores=Scores.BY_SHAPE,
         reconstruction=Reconstruction.WEIGHT,

@@ -66,7 +66,7 @@ class Network:
 
     def _take_limits(self) -> tuple[float, float] | None:
         last, attributes = self._steps[-1]
-        if last.op_type not in ("Relu", "Clip") or last.output in self._unit.grids or len(self._steps) == 1:
+        if not operator(last.op_type).limits or last.output in self._unit.grids or len(self._steps) == 1:
             return None
         self._steps.pop()
         return (0.0, math.inf) if last.op_type == "Relu" else (attributes["low"], attributes["high"])
