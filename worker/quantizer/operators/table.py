@@ -73,9 +73,21 @@ _ACTIVATIONS: Mapping[str, Operator] = {
         reconstruction=Reconstruction.FOLLOWS,
         torch="sigmoid",
     ),
-    "Softplus": Operator(family=Family.ACTIVATION, sign=Sign.NEVER_NEGATIVE, pointwise=True, torch="softplus"),
+    "Softplus": Operator(
+        family=Family.ACTIVATION,
+        sign=Sign.NEVER_NEGATIVE,
+        pointwise=True,
+        reconstruction=Reconstruction.FOLLOWS,
+        torch="softplus",
+    ),
     "Softsign": Operator(family=Family.ACTIVATION, pointwise=True, torch="softsign"),
-    "Swish": Operator(family=Family.ACTIVATION, pointwise=True),
+    "Swish": Operator(
+        family=Family.ACTIVATION,
+        pointwise=True,
+        reconstruction=Reconstruction.FOLLOWS,
+        torch=lambda x, alpha: x * (x * alpha).sigmoid(),
+        attributes={"alpha": ("alpha", 1.0)},
+    ),
     "Tanh": Operator(
         family=Family.ACTIVATION,
         pointwise=True,

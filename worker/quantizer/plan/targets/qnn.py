@@ -30,6 +30,8 @@ _UNARY = (
     "Resize",
     "Sigmoid",
     "Softmax",
+    "Softplus",
+    "Swish",
     "Tanh",
 )
 
