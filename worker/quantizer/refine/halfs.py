@@ -21,7 +21,7 @@ from worker.quantizer.graph.values import (
     node_name,
     string_attribute,
 )
-from worker.quantizer.numerics.half import FAINT_HALF, LARGEST_HALF, exceeds_half, fades_in_half, holds_in_half
+from worker.quantizer.numerics.storage import FAINT_HALF, LARGEST_HALF, exceeds_half, fades_in_half, holds_in_half
 from worker.quantizer.operators.record import Float16
 from worker.quantizer.operators.table import operator
 from worker.quantizer.refine.case import Case

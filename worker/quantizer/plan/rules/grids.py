@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 
 from worker.quantizer.graph.values import node_name
-from worker.quantizer.numerics.half import fades_in_half
 from worker.quantizer.numerics.integer import IntegerGrid, snap_scale
+from worker.quantizer.numerics.storage import fades_in_half
 from worker.quantizer.plan.grids import integer_grid
 from worker.quantizer.plan.parameters import Parameters
 from worker.quantizer.plan.profile import RuleContext
