@@ -11,11 +11,11 @@ from collections.abc import Iterable
 import onnx
 
 from tests.support.source import trees
-from worker.quantizer.operators.record import Family
-from worker.quantizer.operators.table import named
+from worker.quantizer.ops.record import Family
+from worker.quantizer.ops.table import named
 
 # The records, and what each target computes.
-ROOMS = ("worker/quantizer/operators/", "worker/quantizer/plan/targets/")
+ROOMS = ("worker/quantizer/ops/", "worker/quantizer/plan/targets/")
 # Torch forms by operator, undoing of quantized ones by operator.
 TABLES_BY_OPERATOR = ("worker/quantizer/autodiff/", "worker/quantizer/preparation/passes/dequantizing/")
 NAMES = frozenset(schema.name for schema in onnx.defs.get_all_schemas_with_history())

@@ -36,10 +36,10 @@ from worker.quantizer.graph.values import (
     node_name,
     users,
 )
-from worker.quantizer.operators.channels import MOVERS
-from worker.quantizer.operators.linear import linear_view
-from worker.quantizer.operators.table import named, operator
-from worker.quantizer.operators.windows import counts_beyond, has_gaps
+from worker.quantizer.ops.channels import MOVERS
+from worker.quantizer.ops.linear import linear_view
+from worker.quantizer.ops.table import named, operator
+from worker.quantizer.ops.windows import counts_beyond, has_gaps
 
 _LINEAR = named(lambda record: record.bias is not None)
 _GEMM_RANK = 2

@@ -24,8 +24,8 @@ from worker.quantizer.graph.values import (
     users,
 )
 from worker.quantizer.numerics.storage import LARGEST_HALF, fades_in_half
-from worker.quantizer.operators.record import Float16
-from worker.quantizer.operators.table import operator
+from worker.quantizer.ops.record import Float16
+from worker.quantizer.ops.table import operator
 from worker.quantizer.plan.types import QuantizationPlan
 
 _HALF, _FLOAT = ir.DataType.FLOAT16, ir.DataType.FLOAT

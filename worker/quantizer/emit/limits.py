@@ -17,7 +17,7 @@ from worker.quantizer.graph.values import (
 )
 from worker.quantizer.numerics.integer import IntegerGrid
 from worker.quantizer.numerics.storage import onnx_integers
-from worker.quantizer.operators.table import operator
+from worker.quantizer.ops.table import operator
 from worker.quantizer.plan.limits import limited_operand
 from worker.quantizer.plan.types import QuantizationPlan, Role
 

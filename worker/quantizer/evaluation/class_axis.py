@@ -26,8 +26,8 @@ from service.contracts.evaluation_checks import find_output
 from service.contracts.metrics import Agreement, ClassMetric, Perplexity
 from service.contracts.metrics.values import RegressionMetric
 from worker.quantizer.graph.values import is_constant
-from worker.quantizer.operators.record import Family, Scores
-from worker.quantizer.operators.table import operator
+from worker.quantizer.ops.record import Family, Scores
+from worker.quantizer.ops.table import operator
 
 # Between which a value is the same but for its type, or for rounding.
 _SAME = ("Cast", "QuantizeLinear", "DequantizeLinear")

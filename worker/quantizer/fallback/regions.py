@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from worker.quantizer.graph.values import is_constant, node_name, plain_attributes, users
-from worker.quantizer.operators.record import Family
-from worker.quantizer.operators.table import operator
+from worker.quantizer.ops.record import Family
+from worker.quantizer.ops.table import operator
 from worker.quantizer.plan.types import QuantizationPlan, Role
 
 WHOLE = "region"

@@ -30,7 +30,7 @@ from worker.quantizer.intake.loading import (
 )
 from worker.quantizer.intake.soundness import check_channels, check_weights
 from worker.quantizer.intake.work import work_of
-from worker.quantizer.operators.table import operator
+from worker.quantizer.ops.table import operator
 from worker.quantizer.preparation.prepare import prepare
 from worker.quantizer.runtime.check import RuntimeRefusalError, check_runtime
 from worker.quantizer.runtime.session import Session

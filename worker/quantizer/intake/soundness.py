@@ -8,9 +8,9 @@ import onnx_ir as ir
 from service.contracts.errors import ModelError, UnsupportedModelError
 from worker.quantizer.graph.rewriting import axis_length
 from worker.quantizer.graph.values import DEFAULT_DOMAINS, is_constant, node_name
-from worker.quantizer.operators.linear import CONVOLUTIONS, channel_axis, linear_view
-from worker.quantizer.operators.record import Family
-from worker.quantizer.operators.table import operator
+from worker.quantizer.ops.linear import CONVOLUTIONS, channel_axis, linear_view
+from worker.quantizer.ops.record import Family
+from worker.quantizer.ops.table import operator
 
 # Whatever these multiply or add is a parameter. Elsewhere Inf may be meant: attention masks, limits of Clip.
 _PARAMETRIC = (Family.CONVOLUTION, Family.PRODUCT, Family.AFFINE, Family.NORMALIZATION, Family.RECURRENT)

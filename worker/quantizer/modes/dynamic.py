@@ -26,9 +26,9 @@ from worker.quantizer.graph.values import Names, add_initializer, int_attribute,
 from worker.quantizer.modes.parameters_only import plan_weights
 from worker.quantizer.numerics.granularity import PER_TENSOR
 from worker.quantizer.numerics.integer import IntegerGrid
-from worker.quantizer.operators.linear import CONVOLUTIONS, linear_view
-from worker.quantizer.operators.table import named, operator
-from worker.quantizer.operators.weights import recurrent_weights
+from worker.quantizer.ops.linear import CONVOLUTIONS, linear_view
+from worker.quantizer.ops.table import named, operator
+from worker.quantizer.ops.weights import recurrent_weights
 from worker.quantizer.plan.journal import Journal
 from worker.quantizer.plan.parameters import Parameters
 from worker.quantizer.plan.types import QuantizationPlan, Role

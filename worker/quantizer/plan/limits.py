@@ -10,8 +10,8 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from worker.quantizer.graph.values import DEFAULT_DOMAINS, is_constant, is_float32, node_name, users
-from worker.quantizer.operators.record import Family
-from worker.quantizer.operators.table import operator
+from worker.quantizer.ops.record import Family
+from worker.quantizer.ops.table import operator
 from worker.quantizer.plan.types import QuantizationPlan, Role
 
 

@@ -12,7 +12,7 @@ import onnx_ir as ir
 from service.contracts.config import QuantizationConfig
 from service.contracts.reason import Reason, declare
 from service.contracts.targets import target_options
-from worker.quantizer.operators.table import operator
+from worker.quantizer.ops.table import operator
 from worker.quantizer.plan.journal import Journal
 from worker.quantizer.plan.selection import Selection
 from worker.quantizer.plan.types import Decision, QuantizationPlan, Role

@@ -5,8 +5,8 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from worker.quantizer.graph.values import DEFAULT_DOMAINS, constant
-from worker.quantizer.operators.record import Sign
-from worker.quantizer.operators.table import operator
+from worker.quantizer.ops.record import Sign
+from worker.quantizer.ops.table import operator
 
 
 class Signs:

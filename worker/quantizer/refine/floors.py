@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from worker.quantizer.graph.rewriting import scalar
 from worker.quantizer.graph.values import DEFAULT_DOMAINS, is_constant
-from worker.quantizer.operators.table import operator
+from worker.quantizer.ops.table import operator
 
 # Larger ones are no guard against 0.
 _LARGEST_FLOOR = 2.0**-8

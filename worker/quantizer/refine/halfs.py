@@ -22,8 +22,8 @@ from worker.quantizer.graph.values import (
     string_attribute,
 )
 from worker.quantizer.numerics.storage import FAINT_HALF, LARGEST_HALF, exceeds_half, fades_in_half, holds_in_half
-from worker.quantizer.operators.record import Float16
-from worker.quantizer.operators.table import operator
+from worker.quantizer.ops.record import Float16
+from worker.quantizer.ops.table import operator
 from worker.quantizer.refine.case import Case
 from worker.quantizer.refine.floors import floors
 from worker.quantizer.refine.fusions import fatal_transposes

@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from worker.quantizer.graph.rewriting import rank_of
 from worker.quantizer.graph.values import activation_limits, name_of, node_name, users
-from worker.quantizer.operators.table import operator
+from worker.quantizer.ops.table import operator
 from worker.quantizer.plan.types import QuantizationPlan, Role
 from worker.quantizer.plan.weights import is_searched_whole
 from worker.quantizer.statistics.collect import Request

@@ -17,8 +17,8 @@ from service.contracts.dtypes import bits_of, is_integer
 from service.contracts.reason import Reason, declare
 from worker.quantizer.graph.rewriting import scalar
 from worker.quantizer.graph.values import DEFAULT_DOMAINS, constant, is_constant, is_float32, name_of, node_name
-from worker.quantizer.operators.record import Family
-from worker.quantizer.operators.table import operator
+from worker.quantizer.ops.record import Family
+from worker.quantizer.ops.table import operator
 from worker.quantizer.plan.types import QuantizationPlan, Role
 from worker.quantizer.refine.case import Case
 from worker.quantizer.refine.draft import Draft

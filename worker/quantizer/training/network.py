@@ -13,7 +13,7 @@ from torch import Tensor
 from worker.quantizer.autodiff.operators.making import TORCH_DTYPES
 from worker.quantizer.autodiff.program import Program, refusals
 from worker.quantizer.graph.values import name_of
-from worker.quantizer.operators.linear import is_linear
+from worker.quantizer.ops.linear import is_linear
 from worker.quantizer.refine.draft import Draft
 from worker.quantizer.training.batch_norm import measure
 from worker.quantizer.training.loss_terms import tensor_of

@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from worker.quantizer.graph.values import constant, name_of, node_name
 from worker.quantizer.numerics.integer import IntegerGrid
-from worker.quantizer.operators.table import operator
+from worker.quantizer.ops.table import operator
 from worker.quantizer.plan.grids import scale_of_channel
 from worker.quantizer.plan.parameters import Parameter, Parameters
 from worker.quantizer.plan.types import BiasPlan, QuantizationPlan, WeightPlan

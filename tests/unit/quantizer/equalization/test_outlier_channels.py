@@ -25,7 +25,7 @@ from worker.quantizer.equalization.outliers.splitting import Split, apply_split,
 from worker.quantizer.equalization.outliers.step import LEFT_TO_EQUALIZATION, NO_OUTLIERS
 from worker.quantizer.graph.values import Names, constant
 from worker.quantizer.modes.steps import step_of
-from worker.quantizer.operators.channel_axes import channel_axes
+from worker.quantizer.ops.channel_axes import channel_axes
 from worker.quantizer.refine.outliers import find_outliers
 from worker.quantizer.refine.step import Toolkit
 

@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from worker.quantizer.autodiff.operators.forms import Attributes, Operator
-from worker.quantizer.operators.record import Operator as Record
-from worker.quantizer.operators.table import OPERATORS
+from worker.quantizer.ops.record import Operator as Record
+from worker.quantizer.ops.table import OPERATORS
 
 # Defaults of Selu (Klambauer et al. 2017), as the operator reference gives them.
 _SELU_ALPHA, _SELU_GAMMA = 1.67326319217681884765625, 1.05070102214813232421875

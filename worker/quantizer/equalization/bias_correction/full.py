@@ -18,8 +18,8 @@ from worker.quantizer.graph.rewriting import other_operand, rank_of
 from worker.quantizer.graph.values import activation_limits, constant, float_attribute, name_of, node_name, users
 from worker.quantizer.numerics.blocks import NotFiniteError
 from worker.quantizer.numerics.integer import IntegerGrid
-from worker.quantizer.operators.linear import LinearNode, UnsupportedLayerError, channel_axis, product_view
-from worker.quantizer.operators.table import operator
+from worker.quantizer.ops.linear import LinearNode, UnsupportedLayerError, channel_axis, product_view
+from worker.quantizer.ops.table import operator
 from worker.quantizer.plan.parameters import Parameters
 from worker.quantizer.plan.types import QuantizationPlan, Role
 from worker.quantizer.run.interface import Run

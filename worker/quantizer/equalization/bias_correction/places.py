@@ -10,7 +10,7 @@ import onnx_ir as ir
 from worker.quantizer.graph.regions import apart
 from worker.quantizer.graph.rewriting import only_reader, other_operand
 from worker.quantizer.graph.values import constant, float_attribute, is_float32, name_of, node_name
-from worker.quantizer.operators.linear import bias_of, linear_view
+from worker.quantizer.ops.linear import bias_of, linear_view
 from worker.quantizer.plan.parameters import Parameter, Parameters
 from worker.quantizer.plan.types import QuantizationPlan
 from worker.quantizer.walk import is_tunable

@@ -17,7 +17,7 @@ from worker.quantizer.equalization.bias_correction.full import correct_by_walkin
 from worker.quantizer.equalization.bias_correction.places import correctable
 from worker.quantizer.graph.rewriting import rank_of
 from worker.quantizer.graph.values import name_of
-from worker.quantizer.operators.linear import channel_axis, linear_view
+from worker.quantizer.ops.linear import channel_axis, linear_view
 from worker.quantizer.plan.parameters import Parameters
 from worker.quantizer.refine.draft import Draft
 from worker.quantizer.refine.step import Change, Step, Toolkit

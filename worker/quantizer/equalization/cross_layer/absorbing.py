@@ -19,9 +19,9 @@ from worker.quantizer.equalization.cross_layer.observing import Seen
 from worker.quantizer.equalization.cross_layer.rewriting import put_bias
 from worker.quantizer.equalization.cross_layer.spaces import PINNED
 from worker.quantizer.graph.values import DEFAULT_DOMAINS, Names, name_of, node_name, users
-from worker.quantizer.operators.channels import CHANNEL_FLOWS
-from worker.quantizer.operators.linear import linear_view
-from worker.quantizer.operators.windows import reaches_beyond
+from worker.quantizer.ops.channels import CHANNEL_FLOWS
+from worker.quantizer.ops.linear import linear_view
+from worker.quantizer.ops.windows import reaches_beyond
 
 # A shift by a smaller share of a channel's range gains nothing.
 _WORTH = 0.1

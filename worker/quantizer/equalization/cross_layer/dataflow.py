@@ -20,9 +20,9 @@ from worker.quantizer.equalization.cross_layer.spaces import Spaces
 from worker.quantizer.graph.regions import has_regions, region_of
 from worker.quantizer.graph.rewriting import rank_of, scalar
 from worker.quantizer.graph.values import DEFAULT_DOMAINS, is_constant, is_float32, name_of
-from worker.quantizer.operators.channels import CHANNEL_FLOWS, Kind, joined, tied
-from worker.quantizer.operators.labels import lifted, varies_beside
-from worker.quantizer.operators.linear import channel_axis
+from worker.quantizer.ops.channels import CHANNEL_FLOWS, Kind, joined, tied
+from worker.quantizer.ops.labels import lifted, varies_beside
+from worker.quantizer.ops.linear import channel_axis
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from worker.quantizer.graph.values import constant, int_attribute
-from worker.quantizer.operators.linear import linear_view
+from worker.quantizer.ops.linear import linear_view
 
 _Fresh = Callable[[int], np.ndarray]
 

@@ -25,10 +25,10 @@ from worker.quantizer.graph.values import (
     name_of,
     node_name,
 )
-from worker.quantizer.operators.channels import CHANNEL_FLOWS, ChannelFlow, Kind
-from worker.quantizer.operators.linear import LinearNode, channel_axis, is_linear, linear_view, summed_axis
-from worker.quantizer.operators.record import Family
-from worker.quantizer.operators.table import operator
+from worker.quantizer.ops.channels import CHANNEL_FLOWS, ChannelFlow, Kind
+from worker.quantizer.ops.linear import LinearNode, channel_axis, is_linear, linear_view, summed_axis
+from worker.quantizer.ops.record import Family
+from worker.quantizer.ops.table import operator
 
 IN_INTERFACE = declare(
     "channels-in-interface", "the channels of {tensor!r} are those of an input or output of the network"

@@ -25,7 +25,7 @@ from worker.quantizer.equalization.smooth_quant.sites import Site, SiteFinder, w
 from worker.quantizer.equalization.smooth_quant.step import SCALES_CHANNELS, Outcome, Smoother
 from worker.quantizer.graph.values import name_of, node_name
 from worker.quantizer.numerics.granularity import PER_TENSOR
-from worker.quantizer.operators.linear import linear_view
+from worker.quantizer.ops.linear import linear_view
 from worker.quantizer.plan.targets import TARGETS
 from worker.quantizer.plan.types import QuantizationPlan
 from worker.quantizer.preparation.prepare import Prepared

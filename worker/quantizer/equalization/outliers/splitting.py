@@ -17,7 +17,7 @@ import onnx_ir as ir
 from worker.quantizer.equalization.outliers.region import Region
 from worker.quantizer.graph.rewriting import rank_of
 from worker.quantizer.graph.values import Names, constant, name_of
-from worker.quantizer.operators.linear import LinearNode
+from worker.quantizer.ops.linear import LinearNode
 from worker.quantizer.preparation.affine import replace_constant
 
 

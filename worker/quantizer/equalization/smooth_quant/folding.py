@@ -26,10 +26,10 @@ from worker.quantizer.graph.values import (
     node_name,
     reads,
 )
-from worker.quantizer.operators.channels import CHANNEL_FLOWS, Kind, parted
-from worker.quantizer.operators.labels import fits, lifted, trimmed
-from worker.quantizer.operators.linear import channel_axis, linear_view
-from worker.quantizer.operators.table import operator
+from worker.quantizer.ops.channels import CHANNEL_FLOWS, Kind, parted
+from worker.quantizer.ops.labels import fits, lifted, trimmed
+from worker.quantizer.ops.linear import channel_axis, linear_view
+from worker.quantizer.ops.table import operator
 from worker.quantizer.preparation.affine import replace_constant
 
 

@@ -13,9 +13,9 @@ import numpy as np
 from worker.quantizer.finetune.reconstruction.method import Result
 from worker.quantizer.finetune.reconstruction.unit import NORM_OPERATORS, Operation, Parameter, Unit
 from worker.quantizer.numerics.integer import IntegerGrid
-from worker.quantizer.operators.linear import LINEAR, weight_layout
-from worker.quantizer.operators.record import Family
-from worker.quantizer.operators.table import operator
+from worker.quantizer.ops.linear import LINEAR, weight_layout
+from worker.quantizer.ops.record import Family
+from worker.quantizer.ops.table import operator
 
 Results = Mapping[str, Result]
 

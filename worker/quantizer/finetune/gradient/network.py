@@ -14,7 +14,7 @@ from worker.quantizer.autodiff.device import as_tensor
 from worker.quantizer.autodiff.grids import TorchGrid
 from worker.quantizer.finetune.gradient.operators import UNIT_COMPUTE
 from worker.quantizer.finetune.reconstruction.unit import Operation, Samples, Unit, UnsupportedUnitError
-from worker.quantizer.operators.table import operator
+from worker.quantizer.ops.table import operator
 
 # A GPU keeps the samples if they take no more than this part of its free memory.
 _PART_OF_DEVICE = 0.5

@@ -15,8 +15,8 @@ from worker.quantizer.graph.values import activation_limits, constant, float_att
 from worker.quantizer.numerics.granularity import PerBlock
 from worker.quantizer.numerics.integer import IntegerGrid, snap_scale
 from worker.quantizer.numerics.storage import memory_type
-from worker.quantizer.operators.linear import LinearNode, UnsupportedLayerError, product_view
-from worker.quantizer.operators.table import operator
+from worker.quantizer.ops.linear import LinearNode, UnsupportedLayerError, product_view
+from worker.quantizer.ops.table import operator
 from worker.quantizer.plan.limits import limited_operand
 from worker.quantizer.plan.parameters import Parameters
 

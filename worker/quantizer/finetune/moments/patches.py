@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from worker.quantizer.finetune.moments.products import matmul
-from worker.quantizer.operators.linear import LinearNode
+from worker.quantizer.ops.linear import LinearNode
 from worker.quantizer.walk import Visit
 
 

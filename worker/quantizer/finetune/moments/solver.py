@@ -17,7 +17,7 @@ from worker.quantizer.finetune.reconstruction.layers import Site
 from worker.quantizer.finetune.reconstruction.method import Method
 from worker.quantizer.finetune.reconstruction.outcome import BEYOND_SQUARES, NO_VALUES, Outcome
 from worker.quantizer.graph.values import name_of
-from worker.quantizer.operators.linear import UnsupportedLayerError
+from worker.quantizer.ops.linear import UnsupportedLayerError
 from worker.quantizer.plan.parameters import Parameters
 from worker.quantizer.run.interface import Run
 from worker.quantizer.walk import Visit

@@ -13,9 +13,9 @@ from worker.quantizer.finetune.reconstruction.unit import Parameter as Tuned
 from worker.quantizer.graph.values import DEFAULT_DOMAINS, is_constant, name_of, node_name, plain_attributes, users
 from worker.quantizer.numerics.grids import Grid
 from worker.quantizer.numerics.integer import IntegerGrid
-from worker.quantizer.operators.linear import LINEAR
-from worker.quantizer.operators.record import Family, Reconstruction
-from worker.quantizer.operators.table import named
+from worker.quantizer.ops.linear import LINEAR
+from worker.quantizer.ops.record import Family, Reconstruction
+from worker.quantizer.ops.table import named
 from worker.quantizer.plan.parameters import Parameter, Parameters
 from worker.quantizer.plan.types import QuantizationPlan, Role
 from worker.quantizer.walk import is_tunable

@@ -10,8 +10,8 @@ import numpy as np
 
 from worker.quantizer.graph.values import AttributeValue
 from worker.quantizer.numerics.grids import Grid
-from worker.quantizer.operators.record import Reconstruction
-from worker.quantizer.operators.table import named
+from worker.quantizer.ops.record import Reconstruction
+from worker.quantizer.ops.table import named
 
 NORM_OPERATORS = named(lambda record: record.reconstruction is Reconstruction.NORM)
 ACTIVATIONS = named(lambda record: record.reconstruction is Reconstruction.FOLLOWS)

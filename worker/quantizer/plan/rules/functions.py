@@ -32,10 +32,10 @@ import onnx_ir as ir
 from service.contracts.reason import Reason, declare
 from worker.quantizer.graph.rewriting import enclosed, only_reader, other_operand, producer, scalar, squaring
 from worker.quantizer.graph.values import DEFAULT_DOMAINS, is_constant, name_of, node_name, users
-from worker.quantizer.operators.channels import moved_from
-from worker.quantizer.operators.linear import CONVOLUTIONS, LINEAR
-from worker.quantizer.operators.record import Family
-from worker.quantizer.operators.table import operator
+from worker.quantizer.ops.channels import moved_from
+from worker.quantizer.ops.linear import CONVOLUTIONS, LINEAR
+from worker.quantizer.ops.record import Family
+from worker.quantizer.ops.table import operator
 from worker.quantizer.plan.profile import RuleContext
 from worker.quantizer.plan.types import Decision, Role
 from worker.quantizer.preparation.passes.gelu import written_gelu

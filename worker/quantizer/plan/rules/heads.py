@@ -26,10 +26,10 @@ import onnx_ir as ir
 from service.contracts.reason import declare
 from worker.quantizer.graph.rewriting import producer, static_shape
 from worker.quantizer.graph.values import constant, is_constant, node_name, users
-from worker.quantizer.operators.channels import MOVERS, moved_from
-from worker.quantizer.operators.linear import LINEAR
-from worker.quantizer.operators.record import Family
-from worker.quantizer.operators.table import named, operator
+from worker.quantizer.ops.channels import MOVERS, moved_from
+from worker.quantizer.ops.linear import LINEAR
+from worker.quantizer.ops.record import Family
+from worker.quantizer.ops.table import named, operator
 from worker.quantizer.plan.candidates import may_return_float
 from worker.quantizer.plan.profile import RuleContext
 from worker.quantizer.plan.types import Decision, Role

@@ -6,8 +6,8 @@ import onnx_ir as ir
 
 from service.contracts.reason import Reason, declare
 from worker.quantizer.graph.values import activation_limits
-from worker.quantizer.operators.channels import MOVERS
-from worker.quantizer.operators.linear import LINEAR, MATRIX_PRODUCTS
+from worker.quantizer.ops.channels import MOVERS
+from worker.quantizer.ops.linear import LINEAR, MATRIX_PRODUCTS
 from worker.quantizer.plan.profile import Rule, Stage, Target, rule
 from worker.quantizer.plan.rules import dpu
 from worker.quantizer.plan.rules.dpu import matmul_constant_b_only, share_grid

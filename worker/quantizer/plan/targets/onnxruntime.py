@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from service.contracts.reason import Reason, declare
-from worker.quantizer.operators.channels import MOVERS
-from worker.quantizer.operators.linear import LINEAR
+from worker.quantizer.ops.channels import MOVERS
+from worker.quantizer.ops.linear import LINEAR
 from worker.quantizer.plan.profile import RuleContext, Stage, Target, rule
 from worker.quantizer.plan.rules.functions import float_chains, float_functions, without_inner_pairs
 from worker.quantizer.plan.rules.heads import float_detection, float_heads, float_mixed_heads, tell_detection

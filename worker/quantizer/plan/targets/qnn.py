@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from worker.quantizer.numerics.integer import IntegerGrid
-from worker.quantizer.operators.linear import LINEAR
+from worker.quantizer.ops.linear import LINEAR
 from worker.quantizer.plan.parameters import Parameters
 from worker.quantizer.plan.profile import RuleContext, Stage, Target, rule
 from worker.quantizer.plan.rules.specs import per_tensor_matmul, unsigned_activations

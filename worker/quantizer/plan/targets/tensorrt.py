@@ -9,7 +9,7 @@ Source: NVIDIA, TensorRT Developer Guide, Working with Quantized Types; NVIDIA M
 
 from __future__ import annotations
 
-from worker.quantizer.operators.linear import LINEAR
+from worker.quantizer.ops.linear import LINEAR
 from worker.quantizer.plan.profile import RuleContext, Stage, Target, rule
 from worker.quantizer.plan.rules.functions import fuse_epilogues
 from worker.quantizer.plan.rules.grids import align_concat

@@ -26,8 +26,8 @@ from worker.quantizer.graph.rewriting import (
     static_shape,
 )
 from worker.quantizer.graph.values import constant, is_constant, is_float32, name_of, node_name
-from worker.quantizer.operators.record import Family
-from worker.quantizer.operators.table import named
+from worker.quantizer.ops.record import Family
+from worker.quantizer.ops.table import named
 
 ADDEND_NOT_PER_CHANNEL = declare("addend-not-per-channel", "what is added behind it is no constant per channel")
 

@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from service.contracts.reason import Reason, declare
 from worker.quantizer.graph.values import DEFAULT_DOMAINS, node_name
-from worker.quantizer.operators.table import operator
+from worker.quantizer.ops.table import operator
 
 BEYOND_BUDGET = declare(
     "beyond-folding-budget", "to compute it beforehand would take more time or memory than all constants may"

@@ -14,10 +14,10 @@ import onnx_ir as ir
 
 from worker.quantizer.graph.outcome import Outcome
 from worker.quantizer.graph.values import DEFAULT_DOMAINS, int_attribute, plain_attributes
-from worker.quantizer.operators.pools import Places
-from worker.quantizer.operators.record import Family
-from worker.quantizer.operators.table import operator
-from worker.quantizer.operators.windows import counts_windows_oddly, has_gaps
+from worker.quantizer.ops.pools import Places
+from worker.quantizer.ops.record import Family
+from worker.quantizer.ops.table import operator
+from worker.quantizer.ops.windows import counts_windows_oddly, has_gaps
 from worker.quantizer.preparation.passes.shapes import infer_shapes
 
 

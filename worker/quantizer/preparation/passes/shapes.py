@@ -12,7 +12,7 @@ from service.contracts.preparation import PreparationSpec, fixed_inputs
 from service.contracts.reason import declare
 from worker.quantizer.graph.outcome import Outcome
 from worker.quantizer.graph.skeleton import Skeleton
-from worker.quantizer.operators.table import operator
+from worker.quantizer.ops.table import operator
 
 NO_SHAPES_ASKED = declare("no-shapes-asked-for", "no shapes are asked for")
 _MOST_PROPAGATED = 1 << 22

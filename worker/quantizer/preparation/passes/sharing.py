@@ -7,7 +7,7 @@ import onnx_ir as ir
 from service.contracts.reason import declare
 from worker.quantizer.graph.outcome import Outcome
 from worker.quantizer.graph.values import Names, add_twin, name_of, node_name
-from worker.quantizer.operators.linear import is_linear
+from worker.quantizer.ops.linear import is_linear
 
 NOTHING_SHARED = declare("nothing-shared", "no weight or bias has several readers")
 

@@ -9,8 +9,8 @@ import onnx_ir as ir
 from service.contracts.reason import declare
 from worker.quantizer.graph.outcome import Outcome
 from worker.quantizer.graph.values import Names, add_twin, is_constant, name_of, subgraph_nodes
-from worker.quantizer.operators.linear import LINEAR, is_linear
-from worker.quantizer.operators.weights import RECURRENT, RECURRENT_WEIGHTS, is_recurrent
+from worker.quantizer.ops.linear import LINEAR, is_linear
+from worker.quantizer.ops.weights import RECURRENT, RECURRENT_WEIGHTS, is_recurrent
 
 SUBGRAPHS_IN_FLOAT = declare("subgraphs-in-float", "sub-graphs stay in float")
 NO_SUBGRAPH_WEIGHT = declare("no-subgraph-weight", "no {op_types} of a sub-graph holds a weight of its own")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from worker.quantizer.operators.record import Family, Float16, Operator, Reconstruction, Scores, Sign
+from worker.quantizer.ops.record import Family, Float16, Operator, Reconstruction, Scores, Sign
 
 # Defaults of attributes are those of the ONNX operator reference.
 _ACTIVATIONS: Mapping[str, Operator] = {

@@ -10,8 +10,8 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from worker.quantizer.graph.values import DEFAULT_DOMAINS, int_attribute, is_constant, is_float32
-from worker.quantizer.operators.record import Family
-from worker.quantizer.operators.table import named
+from worker.quantizer.ops.record import Family
+from worker.quantizer.ops.table import named
 
 RECURRENT = named(lambda record: record.family is Family.RECURRENT)
 # Which inputs W and R are.

@@ -9,9 +9,9 @@ import pytest
 from service.contracts.algorithms.finetune import FINETUNED_OPS
 from tests.unit.quantizer.toolbox import config, make_model, normal, quantize_model, run_onnx, sqnr_db
 from worker.quantizer.finetune.reconstruction.layers import layers
-from worker.quantizer.operators.channels import CHANNEL_FLOWS, Kind
-from worker.quantizer.operators.record import Family, Reconstruction, Sign
-from worker.quantizer.operators.table import OPERATORS, named, operator
+from worker.quantizer.ops.channels import CHANNEL_FLOWS, Kind
+from worker.quantizer.ops.record import Family, Reconstruction, Sign
+from worker.quantizer.ops.table import OPERATORS, named, operator
 from worker.quantizer.plan.types import Role
 
 

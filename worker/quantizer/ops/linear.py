@@ -28,9 +28,9 @@ from worker.quantizer.graph.values import (
     is_constant,
     plain_attributes,
 )
-from worker.quantizer.operators.record import Family
-from worker.quantizer.operators.table import named, operator
-from worker.quantizer.operators.windows import Window
+from worker.quantizer.ops.record import Family
+from worker.quantizer.ops.table import named, operator
+from worker.quantizer.ops.windows import Window
 
 CONVOLUTIONS = named(lambda record: record.family is Family.CONVOLUTION)
 MATRIX_PRODUCTS = named(lambda record: record.family is Family.PRODUCT)

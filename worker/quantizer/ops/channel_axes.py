@@ -8,9 +8,9 @@ import onnx_ir as ir
 
 from worker.quantizer.graph.rewriting import rank_of
 from worker.quantizer.graph.values import DEFAULT_DOMAINS, is_constant, is_float32
-from worker.quantizer.operators.channels import CHANNEL_FLOWS, Kind
-from worker.quantizer.operators.linear import channel_axis, is_linear, summed_axis
-from worker.quantizer.operators.table import operator
+from worker.quantizer.ops.channels import CHANNEL_FLOWS, Kind
+from worker.quantizer.ops.linear import channel_axis, is_linear, summed_axis
+from worker.quantizer.ops.table import operator
 
 # What leaves every element, or every channel, on the axis where it is.
 _STAYS = (Kind.ELEMENTWISE, Kind.POOLED, Kind.LIMITED, Kind.ADDED, Kind.MULTIPLIED, Kind.COMPARED)

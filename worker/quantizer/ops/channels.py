@@ -18,9 +18,9 @@ import onnx_ir as ir
 
 from worker.quantizer.graph.rewriting import axis_length, producer, rank_of, reduced_axes, scalar
 from worker.quantizer.graph.values import constant, int_attribute, is_constant, string_attribute
-from worker.quantizer.operators.labels import compact, lifted, reshaped, trimmed, varies_beside
-from worker.quantizer.operators.linear import LINEAR
-from worker.quantizer.operators.table import named
+from worker.quantizer.ops.labels import compact, lifted, reshaped, trimmed, varies_beside
+from worker.quantizer.ops.linear import LINEAR
+from worker.quantizer.ops.table import named
 
 
 class Kind(Enum):
