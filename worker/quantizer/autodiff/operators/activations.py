@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from worker.quantizer.autodiff.operators.forms import Attributes, Operator
 from worker.quantizer.ops.record import Operator as Record
+from worker.quantizer.ops.record import TorchForm
 from worker.quantizer.ops.table import OPERATORS
 
 # Defaults of Selu (Klambauer et al. 2017), as the operator reference gives them.
@@ -37,20 +38,20 @@ def _hardmax(attributes: Attributes, x: Tensor) -> Tensor:
     return torch.zeros_like(x).scatter(axis, x.argmax(dim=axis, keepdim=True), 1.0)
 
 
-def _compute(record: Record) -> Operator:
-    """What a record says of the torch form, as a function of a node's attributes and inputs."""
-    form = getattr(functional, record.torch) if isinstance(record.torch, str) else record.torch
+def _compute(record: Record, form: TorchForm) -> Operator:
+    """The torch form of a record as a function of a node's attributes and inputs."""
+    function = getattr(functional, form) if isinstance(form, str) else form
     arguments = record.attributes.items()
 
     def compute(attributes: Attributes, *inputs: Tensor | None) -> Tensor:
         named = {argument: attributes.get(name, default) for argument, (name, default) in arguments}
-        return cast(Tensor, form(*inputs, **named))
+        return cast(Tensor, function(*inputs, **named))
 
     return compute
 
 
 COMPUTE: dict[str, Operator] = {
-    **{op_type: _compute(record) for op_type, record in OPERATORS.items() if record.torch is not None},
+    **{op_type: _compute(record, record.torch) for op_type, record in OPERATORS.items() if record.torch is not None},
     "Clip": _clip,
     "Hardmax": _hardmax,
     "Selu": _selu,
