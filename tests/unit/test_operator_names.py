@@ -46,7 +46,7 @@ MAY_NAME = {
     "plan/rules/heads.py": ({"Softmax"}, "tells a mean over bins by it"),
     "plan/rules/shifts.py": ({"HardSigmoid", "LeakyRelu", "Sigmoid"}, "the DPU shifts at them in ways of their own"),
     "precision/autopilot/space.py": ({"LayerNormalization"}, "tells transformers by it"),
-    "preparation/passes/clip6.py": ({"Clip", "Relu"}, _REWRITES),
+    "preparation/passes/replacing.py": ({"Clip", "Relu"}, _REWRITES),
     "preparation/passes/dequantize.py": ({"Clip", "Relu"}, "reports what it has put back"),
     "preparation/passes/gelu.py": ({"Gelu", "Tanh"}, _REWRITES),
     "preparation/passes/hard.py": ({"Clip", "HardSigmoid", "HardSwish", "Relu"}, _REWRITES),

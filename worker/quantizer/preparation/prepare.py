@@ -27,24 +27,26 @@ from worker.quantizer.graph.values import node_name
 from worker.quantizer.preparation.affine import fold_affine
 from worker.quantizer.preparation.halfs import float16_to_float32
 from worker.quantizer.preparation.layout import announce, four_dimensional_inputs
-from worker.quantizer.preparation.passes.batchnorm import batch_norm_to_conv
-from worker.quantizer.preparation.passes.clip6 import clip6_to_relu
 from worker.quantizer.preparation.passes.constants import fold_constants, remove_dead_code
 from worker.quantizer.preparation.passes.conv1d import sink_conv1d_squeeze
 from worker.quantizer.preparation.passes.dequantize import dequantize
 from worker.quantizer.preparation.passes.gelu import fuse_gelu
 from worker.quantizer.preparation.passes.hard import fuse_hard_sigmoid, fuse_hard_swish
 from worker.quantizer.preparation.passes.l2_norm import fuse_l2_norm
-from worker.quantizer.preparation.passes.linear import matmul_add_to_gemm
 from worker.quantizer.preparation.passes.names import first_output, inline_functions, name_everything
 from worker.quantizer.preparation.passes.norms import fuse_instance_norm, fuse_layer_norm
 from worker.quantizer.preparation.passes.opset import LOWEST_OPSET, WANTED_OPSET, lift_opset
 from worker.quantizer.preparation.passes.padding import pads_of_all_axes, pads_of_max_pool
 from worker.quantizer.preparation.passes.pooling import reduce_mean_to_global_average_pool, split_large_pooling
 from worker.quantizer.preparation.passes.pools import pools_as_counted
+from worker.quantizer.preparation.passes.replacing import (
+    batch_norm_to_conv,
+    clip6_to_relu,
+    matmul_add_to_gemm,
+    split_to_slice,
+)
 from worker.quantizer.preparation.passes.shapes import fix_shapes, infer_shapes, repair_shapes
 from worker.quantizer.preparation.passes.sharing import unshare_initializers
-from worker.quantizer.preparation.passes.splits import split_to_slice
 from worker.quantizer.preparation.passes.subgraphs import lift_subgraph_weights
 
 __all__ = ["LOWEST_OPSET", "WANTED_OPSET", "Prepared", "prepare", "undo_quantization"]
