@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from enum import Enum
 from typing import Any
 
@@ -69,7 +69,7 @@ class Reconstruction(Enum):
 TorchForm = str | Callable[..., Any]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Operator:
     """What the engine knows of an operator of the default ONNX domain.
 
@@ -109,6 +109,7 @@ class Operator:
     """
 
     family: Family = Family.OTHER
+    _: KW_ONLY
     sign: Sign = Sign.UNKNOWN
     within_one: bool = False
     exponential: bool = False
