@@ -38,9 +38,8 @@ from worker.quantizer.graph.shelf import Shelf
 from worker.quantizer.graph.skeleton import copy_of
 from worker.quantizer.intake.inspect import inspect_model, open_model
 from worker.quantizer.intake.loading import uploaded_bytes
-from worker.quantizer.modes.alike import kept_alike
 from worker.quantizer.modes.devices import check_devices, devices_of
-from worker.quantizer.modes.planning import plan_model, prepare_model
+from worker.quantizer.modes.planning import kept_alike, plan_model, prepare_model
 from worker.quantizer.modes.qoperator import to_qoperator
 from worker.quantizer.modes.registry import MODES
 from worker.quantizer.plan.journal import Journal

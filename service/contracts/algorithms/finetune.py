@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, get_args
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
@@ -10,14 +10,7 @@ from service.contracts.algorithms.base import ALTERNATIVES, AlgorithmBase, Choic
 from service.contracts.base import Contract
 
 FinetunedOp = Literal["Conv", "ConvTranspose", "Gemm", "MatMul", "InstanceNormalization", "LayerNormalization"]
-FINETUNED_OPS: tuple[FinetunedOp, ...] = (
-    "Conv",
-    "ConvTranspose",
-    "Gemm",
-    "MatMul",
-    "InstanceNormalization",
-    "LayerNormalization",
-)
+FINETUNED_OPS: tuple[FinetunedOp, ...] = get_args(FinetunedOp)
 
 
 def _solver(word: object) -> object:

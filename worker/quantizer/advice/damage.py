@@ -22,7 +22,7 @@ from worker.quantizer.evaluation.side_by_side import expected_outputs, side_by_s
 from worker.quantizer.graph.values import is_constant, name_of, node_name
 from worker.quantizer.numerics.granularity import PER_TENSOR, PerAxis
 from worker.quantizer.numerics.integer import IntegerGrid
-from worker.quantizer.operators.linear import MATRIX_PRODUCTS, channel_axis, is_linear
+from worker.quantizer.ops.linear import MATRIX_PRODUCTS, channel_axis, is_linear
 from worker.quantizer.plan.grids import weight_grid
 from worker.quantizer.plan.parameters import Parameters
 from worker.quantizer.plan.types import BiasPlan, QuantizationPlan, Role, WeightPlan

@@ -19,7 +19,7 @@ from worker.quantizer.graph.values import (
     plain_attributes,
     string_attribute,
 )
-from worker.quantizer.operators.pools import Places
+from worker.quantizer.ops.pools import Places
 
 NOT_IN_TORCH = declare(
     "no-derivative", "there is no derivative of {op_type}", hint="Train with parts of the network that do without it."

@@ -36,11 +36,12 @@ from worker.quantizer.graph.values import (
     node_name,
     users,
 )
-from worker.quantizer.operators.channels import MOVERS
-from worker.quantizer.operators.linear import linear_view
-from worker.quantizer.operators.windows import counts_beyond, has_gaps
+from worker.quantizer.ops.channels import MOVERS
+from worker.quantizer.ops.linear import linear_view
+from worker.quantizer.ops.table import named, operator
+from worker.quantizer.ops.windows import counts_beyond, has_gaps
 
-_LINEAR = ("Conv", "ConvTranspose", "Gemm")
+_LINEAR = named(lambda record: record.bias is not None)
 _GEMM_RANK = 2
 # From here on QuantizeLinear names its type.
 TYPED_OPSET = 21
@@ -159,7 +160,7 @@ def _before_quantizers(node: ir.Node) -> ir.Node | None:
             return None
         if all(reader.op_type == "QuantizeLinear" for reader in readers):
             return node
-        if len(readers) != 1 or readers[0].op_type not in ("Relu", "Clip"):
+        if len(readers) != 1 or not operator(readers[0].op_type).limits:
             return None
         node = readers[0]
 

@@ -23,7 +23,9 @@ from worker.quantizer.graph.values import (
     node_name,
     users,
 )
-from worker.quantizer.numerics.half import LARGEST_HALF, fades_in_half
+from worker.quantizer.numerics.storage import LARGEST_HALF, fades_in_half
+from worker.quantizer.ops.record import Float16
+from worker.quantizer.ops.table import operator
 from worker.quantizer.plan.types import QuantizationPlan
 
 _HALF, _FLOAT = ir.DataType.FLOAT16, ir.DataType.FLOAT
@@ -50,7 +52,7 @@ def can_turn(node: ir.Node, opset: int) -> bool:
     """
     if node.domain not in DEFAULT_DOMAINS or not onnx.defs.has(node.op_type, opset, ""):
         return False
-    if node.op_type == "MeanVarianceNormalization":  # a function whose constants are float32
+    if operator(node.op_type).float16 is Float16.NEVER:
         return False
     if any(
         attribute.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for attribute in node.attributes.values()

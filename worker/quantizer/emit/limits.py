@@ -17,6 +17,7 @@ from worker.quantizer.graph.values import (
 )
 from worker.quantizer.numerics.integer import IntegerGrid
 from worker.quantizer.numerics.storage import onnx_integers
+from worker.quantizer.ops.table import operator
 from worker.quantizer.plan.limits import limited_operand
 from worker.quantizer.plan.types import QuantizationPlan, Role
 
@@ -67,7 +68,7 @@ def drop_implied_activations(graph: ir.Graph, plan: QuantizationPlan) -> None:
     q(clip(x, lo, hi)) = q(x) for every x if q(lo) is the smallest and q(hi) the largest integer.
     """
     for node in list(graph):
-        if plan.role_of(node) is not Role.FUSED or node.op_type not in ("Relu", "Clip"):
+        if plan.role_of(node) is not Role.FUSED or not operator(node.op_type).limits:
             continue
         before, value = node.inputs[0], node.outputs[0]
         quantize, grid = _only_quantizer(value), _integer_grid(value, plan)
@@ -85,7 +86,7 @@ def limit_by_operands(graph: ir.Graph, names: Names) -> None:
     onnxruntime 1.31 looks at Relu and Clip there and refuses the model (clip_quantizelinear.cc).
     """
     for node in list(graph):
-        if node.op_type not in ("Relu", "Clip"):
+        if not operator(node.op_type).limits:
             continue
         source, made = node.inputs[0], node.outputs[0]
         limits = _operands(node)

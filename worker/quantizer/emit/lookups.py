@@ -25,7 +25,7 @@ from worker.quantizer.graph.values import Names, add_initializer, name_of, node_
 from worker.quantizer.numerics.granularity import PER_TENSOR, PerAxis, PerBlock
 from worker.quantizer.numerics.integer import IntegerGrid
 from worker.quantizer.numerics.storage import onnx_integers
-from worker.quantizer.operators.linear import MATRIX_PRODUCTS
+from worker.quantizer.ops.linear import MATRIX_PRODUCTS
 from worker.quantizer.plan.parameters import Parameters
 from worker.quantizer.plan.types import QuantizationPlan, Role
 

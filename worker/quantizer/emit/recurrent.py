@@ -16,7 +16,7 @@ from service.contracts.errors import EngineError
 from worker.quantizer.graph.values import Names, add_initializer, name_of, node_name
 from worker.quantizer.numerics.granularity import PER_TENSOR
 from worker.quantizer.numerics.integer import IntegerGrid
-from worker.quantizer.operators.recurrent import recurrent_weights
+from worker.quantizer.ops.weights import recurrent_weights
 from worker.quantizer.plan.parameters import Parameter, Parameters
 from worker.quantizer.plan.types import QuantizationPlan
 

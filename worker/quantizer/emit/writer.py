@@ -39,7 +39,7 @@ from worker.quantizer.numerics.granularity import PerAxis, PerBlock
 from worker.quantizer.numerics.integer import IntegerGrid
 from worker.quantizer.numerics.minifloat import FloatGrid
 from worker.quantizer.numerics.storage import onnx_integers, onnx_type
-from worker.quantizer.operators.channels import MOVERS
+from worker.quantizer.ops.channels import MOVERS
 from worker.quantizer.plan.parameters import Parameter, Parameters
 from worker.quantizer.plan.subgraphs import common_home
 from worker.quantizer.plan.types import ActivationPlan, QuantizationPlan

@@ -17,10 +17,10 @@ from worker.quantizer.equalization.channel_groups import ChannelLimit, Flow, Sca
 from worker.quantizer.equalization.channel_ranges import ObservedChannels
 from worker.quantizer.equalization.channel_scaling import put_bias
 from worker.quantizer.graph.values import DEFAULT_DOMAINS, Names, name_of, node_name, users
-from worker.quantizer.operators.channels import flow_of
-from worker.quantizer.operators.labels import PINNED
-from worker.quantizer.operators.linear import linear_view
-from worker.quantizer.operators.windows import reaches_beyond
+from worker.quantizer.ops.channels import flow_of
+from worker.quantizer.ops.labels import PINNED
+from worker.quantizer.ops.linear import linear_view
+from worker.quantizer.ops.windows import reaches_beyond
 
 # A shift by a smaller share of a channel's range gains nothing.
 _WORTH = 0.1

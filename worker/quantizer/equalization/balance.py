@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from worker.quantizer.operators.labels import PINNED, components
+from worker.quantizer.ops.labels import PINNED, components
 
 # An adaptive search ends once no factor moves by more than this, which takes 20 to 60 sweeps.
 _SETTLED = 0.01

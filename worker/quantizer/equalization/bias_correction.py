@@ -28,7 +28,8 @@ from worker.quantizer.graph.rewriting import other_operand, rank_of
 from worker.quantizer.graph.values import activation_limits, constant, float_attribute, name_of, node_name, users
 from worker.quantizer.numerics.blocks import NotFiniteError
 from worker.quantizer.numerics.integer import IntegerGrid
-from worker.quantizer.operators.linear import LinearNode, UnsupportedLayerError, channel_axis, linear_view, product_view
+from worker.quantizer.ops.linear import LinearNode, UnsupportedLayerError, channel_axis, linear_view, product_view
+from worker.quantizer.ops.table import operator
 from worker.quantizer.plan.parameters import Parameters
 from worker.quantizer.plan.types import QuantizationPlan, Role
 from worker.quantizer.refine.draft import Draft
@@ -313,7 +314,7 @@ def _fused_with(node: ir.Node, plan: QuantizationPlan) -> ir.Node | None:
 
 def _function(node: ir.Node, before: ir.Node, layer: ir.Node) -> Function | None:
     """A node that is fused with a layer as a function of its values, channels last."""
-    if node.op_type in ("Relu", "Clip"):
+    if operator(node.op_type).limits:
         limits = activation_limits(node)
         return None if limits is None else lambda values: np.clip(values, *np.asarray(limits, np.float32))
     if node.op_type == "LeakyRelu":

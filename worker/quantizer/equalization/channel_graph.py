@@ -27,9 +27,11 @@ from worker.quantizer.graph.values import (
     node_name,
     reads,
 )
-from worker.quantizer.operators.channels import NORMALIZED_AXIS, ChannelFlow, Kind, flow_of
-from worker.quantizer.operators.labels import TiedLabels, fits, lifted, trimmed
-from worker.quantizer.operators.linear import LinearNode, channel_axis, is_linear, linear_view, summed_axis
+from worker.quantizer.ops.channels import ChannelFlow, Kind, flow_of
+from worker.quantizer.ops.labels import TiedLabels, fits, lifted, trimmed
+from worker.quantizer.ops.linear import LinearNode, channel_axis, is_linear, linear_view, summed_axis
+from worker.quantizer.ops.record import Family
+from worker.quantizer.ops.table import operator
 
 IN_INTERFACE = declare(
     "channels-in-interface", "the channels of {tensor!r} are those of an input or output of the network"
@@ -41,9 +43,6 @@ LAYER_UNFIT = declare("layer-cannot-be-split", "the channels of {op_type} {node!
 
 # What leaves every channel whole, so that there may be more of them.
 _SPLIT_THROUGH = (Kind.ELEMENTWISE, Kind.POOLED, Kind.MOVED, Kind.LIMITED, Kind.ADDED)
-_SPLIT_MOVES = ("Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
-# Inputs of normalizations that hold a factor per channel, where they are not 1 and 2.
-_SCALES_AND_SHIFTS = {"RMSNormalization": (1,)}
 
 
 class ChannelsStopError(Exception):
@@ -294,10 +293,10 @@ class _FoldingWalk:
         return None
 
     def _normalization(self, node: ir.Node, labels: np.ndarray) -> None:
-        wanted = _SCALES_AND_SHIFTS.get(node.op_type, (1, 2))
-        held = [index for index in wanted if index < len(node.inputs) and node.inputs[index] is not None]
+        known = operator(node.op_type)
+        held = [index for index in known.parameters if index < len(node.inputs) and node.inputs[index] is not None]
         beside = any(value.uses() for value in node.outputs[1:])
-        if beside or not held or labels.size != labels.shape[NORMALIZED_AXIS[node.op_type]]:
+        if beside or not held or labels.size != labels.shape[known.channel_axis or 0]:
             raise _not_passed_on(node)
         if not all(_is_held(node.inputs[index]) and rank_of(node.inputs[index]) == 1 for index in held):
             raise _not_passed_on(node)
@@ -376,7 +375,7 @@ class _RegionWalk:
         flow = self._graph.flow(node)
         if flow is None or flow.kind not in _SPLIT_THROUGH or any(value.uses() for value in node.outputs[1:]):
             raise _not_passed_on(node)
-        if flow.kind is Kind.MOVED and node.op_type not in _SPLIT_MOVES:
+        if flow.kind is Kind.MOVED and operator(node.op_type).family is not Family.REARRANGEMENT:
             raise _not_passed_on(node)
         result, axis = node.outputs[0], self._axis_behind(node, flow)
         found = [(result, axis)]

@@ -17,10 +17,17 @@ import onnx_ir as ir
 
 from worker.quantizer.equalization.channel_graph import ChannelGraph, Fold, is_row
 from worker.quantizer.graph.rewriting import rank_of, scalar
-from worker.quantizer.graph.values import activation_limits, constant, int_attribute, is_constant, is_float32, name_of
-from worker.quantizer.operators.channels import Kind, joined, tied
-from worker.quantizer.operators.labels import TiedLabels, lifted, varies_beside
-from worker.quantizer.operators.linear import channel_axis, linear_view
+from worker.quantizer.graph.values import (
+    activation_limits,
+    constant,
+    int_attribute,
+    is_constant,
+    is_float32,
+    name_of,
+)
+from worker.quantizer.ops.channels import Kind, joined, tied
+from worker.quantizer.ops.labels import TiedLabels, lifted, varies_beside
+from worker.quantizer.ops.linear import channel_axis, linear_view
 
 _Fresh = Callable[[int], np.ndarray]
 

@@ -16,7 +16,7 @@ from worker.quantizer.equalization.channel_groups import Flow
 from worker.quantizer.graph.values import constant, name_of, node_name
 from worker.quantizer.numerics.grids import Grid
 from worker.quantizer.numerics.integer import IntegerGrid
-from worker.quantizer.operators.labels import PINNED
+from worker.quantizer.ops.labels import PINNED
 from worker.quantizer.plan.types import QuantizationPlan
 from worker.quantizer.plan.weights import weight_axis
 from worker.quantizer.refine.draft import Draft

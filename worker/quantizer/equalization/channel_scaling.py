@@ -21,7 +21,7 @@ from worker.quantizer.equalization.channel_groups import ChannelLimit, Flow, Sca
 from worker.quantizer.equalization.channel_ranges import ObservedChannels
 from worker.quantizer.graph.metadata import hand_on
 from worker.quantizer.graph.values import Names, add_initializer, constant, name_of, node_name
-from worker.quantizer.operators.labels import PINNED
+from worker.quantizer.ops.labels import PINNED
 from worker.quantizer.plan.targets import TARGETS
 from worker.quantizer.preparation.affine import replace_constant
 

@@ -22,8 +22,8 @@ from worker.quantizer.equalization.smooth_quant import SCALES_CHANNELS, Smoother
 from worker.quantizer.equalization.smoothable_tensors import SmoothableTensor, SmoothableTensorFinder, weight_of
 from worker.quantizer.graph.values import name_of, node_name
 from worker.quantizer.numerics.granularity import PER_TENSOR
-from worker.quantizer.operators.labels import PINNED
-from worker.quantizer.operators.linear import linear_view
+from worker.quantizer.ops.labels import PINNED
+from worker.quantizer.ops.linear import linear_view
 from worker.quantizer.plan.targets import TARGETS
 from worker.quantizer.plan.types import QuantizationPlan
 from worker.quantizer.preparation.prepare import Prepared

@@ -34,7 +34,7 @@ from worker.quantizer.equalization.smoothing_search import (
 from worker.quantizer.graph.metadata import hand_on
 from worker.quantizer.graph.values import Names, add_initializer, constant, name_of, node_name
 from worker.quantizer.numerics.granularity import PER_TENSOR
-from worker.quantizer.operators.linear import is_linear
+from worker.quantizer.ops.linear import is_linear
 from worker.quantizer.plan.grids import weight_grid
 from worker.quantizer.plan.types import QuantizationPlan
 from worker.quantizer.preparation.affine import replace_constant

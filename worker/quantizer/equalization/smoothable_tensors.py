@@ -14,7 +14,7 @@ from worker.quantizer.graph.rewriting import axis_length, rank_of
 from worker.quantizer.graph.values import constant, int_attribute, is_constant, is_float32, name_of, node_name, reads
 from worker.quantizer.numerics.granularity import PER_TENSOR
 from worker.quantizer.numerics.integer import IntegerGrid
-from worker.quantizer.operators.linear import MATRIX_PRODUCTS, LinearNode, linear_view
+from worker.quantizer.ops.linear import MATRIX_PRODUCTS, LinearNode, linear_view
 from worker.quantizer.plan.types import QuantizationPlan, Role
 
 

@@ -19,7 +19,7 @@ from service.contracts.specs import ActivationSpec
 from worker.quantizer.numerics.blocks import BlockGrid
 from worker.quantizer.numerics.grids import Grid
 from worker.quantizer.numerics.minifloat import FloatGrid
-from worker.quantizer.operators.linear import WeightLayout
+from worker.quantizer.ops.linear import WeightLayout
 from worker.quantizer.plan.grids import activation_grid, weight_grid
 from worker.quantizer.plan.types import WeightPlan
 from worker.quantizer.statistics.grids import Spec

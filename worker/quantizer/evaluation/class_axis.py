@@ -26,15 +26,14 @@ from service.contracts.evaluation_checks import find_output
 from service.contracts.metrics import Agreement, ClassMetric, Perplexity
 from service.contracts.metrics.values import RegressionMetric
 from worker.quantizer.graph.values import is_constant
+from worker.quantizer.ops.record import Family, Scores
+from worker.quantizer.ops.table import operator
 
-_MOVERS = ("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Identity", "Cast")
-_PAIR = ("QuantizeLinear", "DequantizeLinear")
-_SCORES = ("Softmax", "LogSoftmax")
-_NO_SCORES = ("LpNormalization", "LayerNormalization", "InstanceNormalization", "Relu", "Tanh")
+# Between which a value is the same but for its type, or for rounding.
+_SAME = ("Cast", "QuantizeLinear", "DequantizeLinear")
 _NAMED_OTHERWISE = re.compile(
     r"embed|feature|hidden|state|box|coord|offset|landmark|keypoint|pose|(^|[_./])loc($|[_./])", re.IGNORECASE
 )
-_MAY_BE_SCORES = ("Gemm", "MatMul", "Conv", "Add", "Sigmoid", "GlobalAveragePool", "AveragePool", "ReduceMean")
 
 
 def class_outputs(model: ir.Model, spec: EvaluationSpec, labels: LabelSummary | None) -> frozenset[str]:
@@ -78,19 +77,20 @@ def _looks_like_scores(value: ir.Value, graph: ir.Graph) -> bool:
     maker = _maker(value)
     if maker is None:
         return False
-    if maker.op_type in _SCORES:
+    scores = operator(maker.op_type).scores
+    if scores is Scores.YES:
         return True
-    if maker.op_type in _NO_SCORES or (maker.op_type in ("Div", "Mul") and _is_normalized(maker)):
+    if scores is Scores.NO or (maker.op_type in ("Div", "Mul") and _is_normalized(maker)):
         return False
     if _NAMED_OTHERWISE.search(value.name or ""):
         return False
-    return maker.op_type in _MAY_BE_SCORES and _is_one_row(value, maker) and not _has_shape_of_input(value, graph)
+    return scores is Scores.BY_SHAPE and _is_one_row(value, maker) and not _has_shape_of_input(value, graph)
 
 
 def _maker(value: ir.Value) -> ir.Node | None:
     """The node that computes a value that others only moved."""
     node = value.producer()
-    while node is not None and node.op_type in (*_MOVERS, *_PAIR):
+    while node is not None and (node.op_type in _SAME or operator(node.op_type).family is Family.REARRANGEMENT):
         before = node.inputs[0] if node.inputs else None
         node = before.producer() if before is not None else None
     return node

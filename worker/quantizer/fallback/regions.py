@@ -16,13 +16,14 @@ import onnx_ir as ir
 from service.contracts.errors import CanceledError, QuantmillError
 from service.contracts.report import LatencyFigures, RegionFigures
 from worker.quantizer.graph.values import is_constant, node_name, plain_attributes, users
+from worker.quantizer.ops.record import Family
+from worker.quantizer.ops.table import operator
 from worker.quantizer.plan.types import QuantizationPlan, Role
 from worker.quantizer.refine.draft import Draft, Quantized
 from worker.quantizer.search.trials import OutOfTimeError
 
 WHOLE = "region"
 _Joins = Callable[[str, str], bool]
-_NORMALIZATIONS = ("LayerNormalization", "InstanceNormalization", "GroupNormalization", "RMSNormalization")
 # What goes with the node that makes its input, whose grid it shares or which computes it as well.
 _FOLLOWERS = (Role.FUSED, Role.TRANSPARENT)
 # What has no Q/DQ pair on activations.
@@ -86,13 +87,14 @@ def _kinds(nodes: Iterable[ir.Node], plan: QuantizationPlan) -> dict[str, str]:
 
 
 def _kind(node: ir.Node) -> str:
-    if node.op_type in ("Conv", "ConvTranspose"):
+    family = operator(node.op_type).family
+    if family is Family.CONVOLUTION:
         return "convolution" if plain_attributes(node).get("group", 1) == 1 else "grouped convolution"
     if node.op_type == "Softmax" or (node.op_type == "MatMul" and not any(map(is_constant, node.inputs))):
         return "attention"
-    if node.op_type in ("MatMul", "Gemm"):
+    if family is Family.PRODUCT:
         return "matrix product"
-    return "normalization" if node.op_type in _NORMALIZATIONS else "elementwise"
+    return "normalization" if family is Family.NORMALIZATION else "elementwise"
 
 
 def _components(nodes: Collection[ir.Node], joins: _Joins) -> list[frozenset[str]]:

@@ -12,29 +12,24 @@ import onnx_ir as ir
 from worker.quantizer.graph.values import DEFAULT_DOMAINS, is_constant, name_of, node_name, users
 from worker.quantizer.numerics.grids import Grid
 from worker.quantizer.numerics.integer import IntegerGrid
-from worker.quantizer.operators.linear import LINEAR
+from worker.quantizer.ops.linear import LINEAR
+from worker.quantizer.ops.record import Family, Reconstruction
+from worker.quantizer.ops.table import named
 from worker.quantizer.plan.parameters import Parameter, Parameters
 from worker.quantizer.plan.types import QuantizationPlan, Role
 from worker.quantizer.walk import is_tunable
 
-NORM_OPERATORS = ("InstanceNormalization", "LayerNormalization")
-ACTIVATIONS = (
-    "Relu",
-    "PRelu",
-    "LeakyRelu",
-    "Gelu",
-    "Tanh",
-    "Clip",
-    "Sigmoid",
-    "Softmax",
-    "HardSigmoid",
-    "HardSwish",
-)
-_OTHERS = ("Add", "GlobalAveragePool", "Identity", "Max", "Min", "Mul")
+NORM_OPERATORS = named(lambda record: record.reconstruction is Reconstruction.NORM)
+ACTIVATIONS = named(lambda record: record.reconstruction is Reconstruction.FOLLOWS)
 # What a block may hold.
-OPERATORS = frozenset({*LINEAR, *NORM_OPERATORS, *ACTIVATIONS, *_OTHERS})
-# Softmax normalizes a row or more.
-_BY_ELEMENT = {*ACTIVATIONS, "Add", "Identity", "Max", "Min", "Mul"} - {"Softmax"}
+OPERATORS = frozenset(named(lambda record: record.reconstruction is not None))
+# Softmax normalizes a row or more, a pool reduces it.
+_BY_ELEMENT = named(
+    lambda record: (
+        record.reconstruction in (Reconstruction.FOLLOWS, Reconstruction.INSIDE)
+        and record.family not in (Family.SOFTMAX, Family.GLOBAL_POOL)
+    )
+)
 
 
 @dataclass(frozen=True)

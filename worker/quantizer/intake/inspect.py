@@ -30,6 +30,7 @@ from worker.quantizer.intake.loading import (
 )
 from worker.quantizer.intake.soundness import check_channels, check_weights
 from worker.quantizer.intake.work import work_of
+from worker.quantizer.ops.table import operator
 from worker.quantizer.preparation.prepare import prepare
 from worker.quantizer.runtime.check import RuntimeRefusalError, check_runtime
 from worker.quantizer.runtime.session import Session
@@ -39,8 +40,6 @@ __all__ = ["Uploaded", "file_sha256", "inspect_model", "open_model", "summarize_
 
 # Domains whose operators onnxruntime's CPU build knows.
 KNOWN_DOMAINS = frozenset({"", "ai.onnx", "ai.onnx.ml", "com.microsoft"})
-# How often their bodies run is told by values: on made-up ones it means nothing.
-_REPEATING = frozenset({"Loop", "Scan", "SequenceMap"})
 _EXPORT_AGAIN = "Export the model again with standard ONNX operators and an opset that this runtime knows."
 _SAME_NAMES = "ONNX allows it, but this runtime does not: give every node a name of its own, or none."
 
@@ -128,7 +127,9 @@ def inspect_model(path: Path, *, threads: int, timed: bool = False) -> ModelSumm
     uploaded = open_model(path)
     session = uploaded.judge(threads=threads, optimized=True)
     summary = _with_names(uploaded)
-    if not timed or summary.work is None or not _REPEATING.isdisjoint(summary.op_counts):
+    # How often a body runs is told by values: on made-up ones it means nothing.
+    repeats = any(operator(op_type).repeats_body for op_type in summary.op_counts)
+    if not timed or summary.work is None or repeats:
         return summary
     forward = forward_pass(session, summary.work, threads=threads)
     return summary.model_copy(update={"work": summary.work.model_copy(update={"forward": forward})})

@@ -8,11 +8,12 @@ import onnx_ir as ir
 from service.contracts.errors import ModelError, UnsupportedModelError
 from worker.quantizer.graph.rewriting import axis_length
 from worker.quantizer.graph.values import DEFAULT_DOMAINS, is_constant, node_name
-from worker.quantizer.operators.linear import CONVOLUTIONS, LINEAR, channel_axis, linear_view
+from worker.quantizer.ops.linear import CONVOLUTIONS, channel_axis, linear_view
+from worker.quantizer.ops.record import Family
+from worker.quantizer.ops.table import operator
 
 # Whatever these multiply or add is a parameter. Elsewhere Inf may be meant: attention masks, limits of Clip.
-_NORMALIZATIONS = ("BatchNormalization", "InstanceNormalization", "LayerNormalization")
-_PARAMETRIC = frozenset({*LINEAR, *_NORMALIZATIONS, "GRU", "LSTM", "RNN"})
+_PARAMETRIC = (Family.CONVOLUTION, Family.PRODUCT, Family.AFFINE, Family.NORMALIZATION, Family.RECURRENT)
 _FLOATS = frozenset({ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE})
 
 
@@ -24,7 +25,7 @@ def check_weights(model: ir.Model) -> None:
     """
     seen: set[ir.Value] = set()
     for node in model.graph.all_nodes():
-        if node.op_type not in _PARAMETRIC or node.domain not in DEFAULT_DOMAINS:
+        if operator(node.op_type).family not in _PARAMETRIC or node.domain not in DEFAULT_DOMAINS:
             continue
         for value in node.inputs:
             if value is None or value in seen:

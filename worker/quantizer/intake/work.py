@@ -10,14 +10,14 @@ import onnx_ir as ir
 
 from service.contracts.model import ASSUMED_LENGTH, MOST_MATRIX_KINDS, MatrixKind, Work
 from worker.quantizer.graph.values import is_constant
+from worker.quantizer.ops.linear import MATRIX_PRODUCTS
+from worker.quantizer.ops.weights import RECURRENT
 
 _FLOAT_BYTES = 4
 # Shapes may claim anything; whoever reads JSON may have no longer integers.
 _MOST = 2**63 - 1
 # As onnx's shape inference names axes.
 _MADE_UP = "unk__"
-_PRODUCTS = frozenset({"Gemm", "MatMul"})
-_RECURRENT = frozenset({"LSTM", "GRU", "RNN"})
 
 
 def work_of(graph: ir.Graph) -> Work | None:
@@ -45,7 +45,7 @@ def work_of(graph: ir.Graph) -> Work | None:
 def matrices(nodes: Iterable[ir.Node]) -> Iterator[tuple[int, int, int]]:
     """Groups, outputs per group and inputs per group of every linear node with a constant weight that has elements."""
     for node in nodes:
-        weight = node.inputs[1] if node.op_type in ("Conv", *_PRODUCTS) and len(node.inputs) > 1 else None
+        weight = node.inputs[1] if node.op_type in ("Conv", *MATRIX_PRODUCTS) and len(node.inputs) > 1 else None
         if weight is None or not is_constant(weight) or weight.shape is None or len(weight.shape) < 2:
             continue
         dims = [int(dim) for dim in weight.shape.numpy()]
@@ -79,9 +79,9 @@ def _multiply_adds(node: ir.Node) -> int:
         return prod(given) * prod(weight[1:])
     if node.op_type == "ConvTranspose":
         return prod(taken) * prod(weight[1:])
-    if node.op_type in _PRODUCTS and given is not None and taken:
+    if node.op_type in MATRIX_PRODUCTS and given is not None and taken:
         return prod(given) * taken[0 if node.op_type == "Gemm" and node.attributes.get_int("transA", 0) == 1 else -1]
-    if node.op_type in _RECURRENT and taken:
+    if node.op_type in RECURRENT and taken:
         recurrent = _dims(_at(node, 2), batched=False) or []
         return taken[0] * (prod(weight) + prod(recurrent))
     return 0

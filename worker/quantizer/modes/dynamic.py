@@ -26,13 +26,13 @@ from worker.quantizer.graph.values import Names, add_initializer, int_attribute,
 from worker.quantizer.modes.parameters_only import plan_weights
 from worker.quantizer.numerics.granularity import PER_TENSOR
 from worker.quantizer.numerics.integer import IntegerGrid
-from worker.quantizer.operators.linear import linear_view
-from worker.quantizer.operators.recurrent import recurrent_weights
+from worker.quantizer.ops.linear import CONVOLUTIONS, linear_view
+from worker.quantizer.ops.table import named, operator
+from worker.quantizer.ops.weights import recurrent_weights
 from worker.quantizer.plan.journal import Journal
 from worker.quantizer.plan.parameters import Parameters
 from worker.quantizer.plan.types import QuantizationPlan, Role
 
-_OPS = ("MatMul", "Gemm", "Conv")
 # What DynamicQuantizeLinear makes of an activation.
 AT_RUN_TIME = ActivationSpec(dtype="uint8", symmetric=False)
 
@@ -59,7 +59,7 @@ def plan_dynamic(graph: ir.Graph, config: QuantizationConfig, facts: NodeFacts, 
         config,
         facts,
         journal,
-        candidates=_OPS,
+        candidates=named(lambda record: record.integer_form is not None),
         why_not=NOT_DYNAMIC(),
         ties=_ties,
         why_float=_recurrence_in_float,
@@ -170,10 +170,9 @@ def _replace(
         made[-1].outputs[0].name = names.free(f"{stem}_{op_type}_Output")
         return made[-1].outputs[0]
 
-    is_conv = node.op_type == "Conv"
-    kept = dict(node.attributes.items()) if is_conv else {}
+    kept = dict(node.attributes.items()) if node.op_type in CONVOLUTIONS else {}
     operands: list[ir.Value | None] = [integers, stored, zero_point, weight_zero]
-    product = add("ConvInteger" if is_conv else "MatMulInteger", operands, **kept)
+    product = add(operator(node.op_type).integer_form or "", operands, **kept)
     both = add("Mul", [scale, weight_scale])
     result = add("Mul", [add("Cast", [product], to=int(ir.DataType.FLOAT)), both])
     bias = node.inputs[2] if len(node.inputs) > 2 else None

@@ -1,7 +1,11 @@
-"""Conversion to float16: weights, activations and operators, as far as range and runtime allow."""
+"""Conversion to float16, as far as range and runtime allow: of a whole model, and beside integers.
+
+Beside integers, what is not quantized computes in 16 bits, in one file with explicit Q/DQ pairs.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -9,7 +13,7 @@ import onnx_ir as ir
 
 from service.contracts.config import QuantizationConfig
 from service.contracts.reason import Reason
-from worker.quantizer.emit import PRODUCER, Emitted
+from worker.quantizer.emit import PRODUCER, Emitted, emit
 from worker.quantizer.emit.halfs import to_halfs
 from worker.quantizer.graph.facts import NodeFacts
 from worker.quantizer.graph.skeleton import copy_of
@@ -20,8 +24,8 @@ from worker.quantizer.plan.selection import Selection
 from worker.quantizer.plan.subgraphs import leave_subgraphs
 from worker.quantizer.plan.types import NodePlan, QuantizationPlan, Role
 from worker.quantizer.refine.case import Case
-from worker.quantizer.refine.draft import Draft
-from worker.quantizer.refine.halfs import kept_wide, opset_of_graph, out_of_range, refused
+from worker.quantizer.refine.draft import Draft, Filled
+from worker.quantizer.refine.halfs import NO_FLOAT32, kept_wide, opset_of_graph, out_of_range, refused
 from worker.quantizer.run.services import Services
 
 NO_DATA = "there is no calibration data: whether values leave the range of float16 was not looked at"
@@ -78,3 +82,51 @@ def emit_float16(model: ir.Model, plan: QuantizationPlan) -> Emitted:
     to_halfs(model, _halfs(plan), opset_of_graph(model.graph), interface=plan.half_interface)
     model.producer_name, model.producer_version = PRODUCER, None
     return Emitted(model)
+
+
+_NAMED_AT_MOST = 8
+
+
+def with_halfs(filled: Filled, case: Case, services: Services) -> Filled:
+    """The same drafts, in the last of which all that can computes in float16.
+
+    Raises:
+        EngineError: the runtime failed on the data.
+        CanceledError: the run was canceled.
+    """
+    draft = filled.draft
+    plan, journal = draft.plan.copy(), draft.journal.followed_by()
+    with services.stages.stage("float16"):
+        services.run.progress("float16")
+        wide = kept_wide(draft.graph)
+        others = [node for node in draft.graph if node_name(node) not in wide]
+        if case.calibration.is_random:
+            journal.note(NO_DATA)
+        else:
+            wide |= out_of_range(draft.prepared.model, others, case, services)
+        halfs = {node_name(node) for node in draft.graph} - wide.keys()
+
+        def make(chosen: set[str]) -> ir.Model:
+            return emit(copy_of(draft.prepared.model), _beside(plan, chosen, case)).model
+
+        wide |= refused(make, halfs, case, services)
+        halfs -= wide.keys()
+    journal.note(*_told(halfs, wide))
+    drafts = [*filled.drafts[:-1], replace(draft, plan=_beside(plan, halfs, case), journal=journal)]
+    return replace(filled, drafts=drafts)
+
+
+def _beside(plan: QuantizationPlan, halfs: set[str], case: Case) -> QuantizationPlan:
+    found = plan.copy()
+    found.halfs, found.half_interface = frozenset(halfs), case.config.interface == "float16"
+    return found
+
+
+def _told(halfs: set[str], wide: dict[str, Reason]) -> list[str]:
+    """How many nodes compute in float16, and which do not though they compute floats."""
+    kept = {name: reason for name, reason in wide.items() if reason.code != NO_FLOAT32.code}
+    told = [f"{len(halfs)} nodes compute in float16 where they compute on no integers; {len(kept)} in float32"]
+    for words, count in Counter(reason.words for reason in kept.values()).most_common(_NAMED_AT_MOST):
+        names = [name for name, reason in kept.items() if reason.words == words]
+        told.append(f"float32: {', '.join(names[:3])}{' ...' if count > 3 else ''} ({words})")
+    return told

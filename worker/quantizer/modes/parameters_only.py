@@ -14,7 +14,7 @@ from service.contracts.reason import Reason
 from service.contracts.specs import WeightSpec
 from worker.quantizer.graph.facts import NodeFacts
 from worker.quantizer.graph.values import DEFAULT_DOMAINS, is_float32, node_name
-from worker.quantizer.operators.linear import LINEAR
+from worker.quantizer.ops.linear import LINEAR
 from worker.quantizer.plan.journal import Journal
 from worker.quantizer.plan.lookups import plan_lookups
 from worker.quantizer.plan.matching import Matcher

@@ -14,9 +14,8 @@ from service.contracts.reason import declare
 from service.contracts.specs import WeightSpec
 from worker.quantizer.emit import BLOCKS_OPSET, emit
 from worker.quantizer.graph.facts import NodeFacts
-from worker.quantizer.modes.beside import with_halfs
 from worker.quantizer.modes.dynamic import AT_RUN_TIME, emit_dynamic, plan_dynamic
-from worker.quantizer.modes.halfs import emit_float16, fill_float16, plan_float16
+from worker.quantizer.modes.halfs import emit_float16, fill_float16, plan_float16, with_halfs
 from worker.quantizer.modes.parameters_only import plan_weights
 from worker.quantizer.modes.steps import step_of
 from worker.quantizer.plan.journal import Journal

@@ -8,8 +8,8 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from service.contracts.reason import declare
+from worker.quantizer.graph.regions import Borders
 from worker.quantizer.graph.values import is_constant, node_name, users
-from worker.quantizer.plan.borders import Borders
 from worker.quantizer.plan.types import NodePlan, QuantizationPlan, Role
 
 _FLOAT_ANYWAY = "Nothing: it lies where the network is float anyway."

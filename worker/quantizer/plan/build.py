@@ -32,7 +32,7 @@ from service.contracts.dtypes import ActivationDtype, is_block
 from service.contracts.reason import Reason, declare
 from service.contracts.specs import ActivationSpec, WeightSpec
 from worker.quantizer.graph.facts import NodeFacts
-from worker.quantizer.graph.regions import ACROSS_BORDER, apart
+from worker.quantizer.graph.regions import ACROSS_BORDER, Borders, apart
 from worker.quantizer.graph.values import (
     is_constant,
     is_float32,
@@ -43,7 +43,6 @@ from worker.quantizer.graph.values import (
 from worker.quantizer.numerics.blocks import BLOCK_FORMATS
 from worker.quantizer.numerics.granularity import PER_TENSOR
 from worker.quantizer.plan.between import keep_only_between_quantized, read_by_quantized
-from worker.quantizer.plan.borders import Borders
 from worker.quantizer.plan.candidates import candidate, may_return_float
 from worker.quantizer.plan.journal import Journal
 from worker.quantizer.plan.limits import belongs_before

@@ -14,8 +14,8 @@ from worker.quantizer.graph.values import (
     node_name,
     string_attribute,
 )
-from worker.quantizer.operators.linear import MATRIX_PRODUCTS
-from worker.quantizer.operators.windows import counts_beyond, has_gaps
+from worker.quantizer.ops.linear import MATRIX_PRODUCTS
+from worker.quantizer.ops.windows import counts_beyond, has_gaps
 from worker.quantizer.plan.profile import SHAPES, Target
 from worker.quantizer.plan.selection import Selection
 from worker.quantizer.plan.types import Role

@@ -17,7 +17,7 @@ from worker.quantizer.numerics.granularity import PER_TENSOR, Granularity, PerAx
 from worker.quantizer.numerics.grids import Grid
 from worker.quantizer.numerics.integer import IntegerGrid, grid_for_range, integer_limits, snap_scale
 from worker.quantizer.numerics.minifloat import FLOATS, FloatGrid
-from worker.quantizer.operators.linear import summed_axis
+from worker.quantizer.ops.linear import summed_axis
 from worker.quantizer.plan.types import QuantizationPlan, Role, WeightPlan
 from worker.quantizer.statistics.reducers import Range
 from worker.quantizer.statistics.weights import weight_range

@@ -10,14 +10,18 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from worker.quantizer.graph.values import DEFAULT_DOMAINS, is_constant, is_float32, node_name, users
+from worker.quantizer.ops.record import Family
+from worker.quantizer.ops.table import operator
 from worker.quantizer.plan.types import QuantizationPlan, Role
-
-_LIMITS = ("Min", "Max")
 
 
 def limited_operand(node: ir.Node) -> int | None:
     """Index of the operand that ``node`` limits channel by channel; None if it is no such limit."""
-    if node.op_type not in _LIMITS or node.domain not in DEFAULT_DOMAINS or len(node.inputs) != 2:
+    if (
+        operator(node.op_type).family is not Family.EXTREMUM
+        or node.domain not in DEFAULT_DOMAINS
+        or len(node.inputs) != 2
+    ):
         return None
     fixed = [k for k, value in enumerate(node.inputs) if is_constant(value)]
     if len(fixed) != 1:

@@ -16,8 +16,8 @@ from service.contracts.reason import Reason, declare
 from service.contracts.specs import WeightSpec
 from worker.quantizer.graph.values import constant, is_constant, name_of, node_name, users
 from worker.quantizer.numerics.granularity import PER_TENSOR, Granularity, PerAxis, PerBlock
-from worker.quantizer.operators.linear import MATRIX_PRODUCTS, is_linear
-from worker.quantizer.operators.lookups import is_lookup
+from worker.quantizer.ops.linear import MATRIX_PRODUCTS, is_linear
+from worker.quantizer.ops.weights import is_lookup
 from worker.quantizer.plan.journal import Journal
 from worker.quantizer.plan.selection import Selection
 from worker.quantizer.plan.types import QuantizationPlan, Role, WeightPlan

@@ -21,10 +21,10 @@ from worker.quantizer.graph.rewriting import rank_of
 from worker.quantizer.graph.values import constant, name_of, node_name
 from worker.quantizer.numerics.granularity import PerBlock
 from worker.quantizer.numerics.grids import Grid
-from worker.quantizer.numerics.half import fades_in_half
 from worker.quantizer.numerics.integer import IntegerGrid, integer_limits
-from worker.quantizer.operators.linear import linear_view
-from worker.quantizer.operators.recurrent import RECURRENT_WEIGHTS, is_recurrent
+from worker.quantizer.numerics.storage import fades_in_half
+from worker.quantizer.ops.linear import linear_view
+from worker.quantizer.ops.weights import RECURRENT_WEIGHTS, is_recurrent
 from worker.quantizer.plan.grids import own_bias_grid, product_grid, raised_for_bias, weight_grid
 from worker.quantizer.plan.types import ActivationPlan, BiasPlan, QuantizationPlan, Role, WeightPlan
 from worker.quantizer.plan.weights import BIAS_NEEDS_INTEGER_INPUT, counted

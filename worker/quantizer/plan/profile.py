@@ -12,6 +12,7 @@ import onnx_ir as ir
 from service.contracts.config import QuantizationConfig
 from service.contracts.reason import Reason, declare
 from service.contracts.targets import target_options
+from worker.quantizer.ops.table import operator
 from worker.quantizer.plan.journal import Journal
 from worker.quantizer.plan.selection import Selection
 from worker.quantizer.plan.types import Decision, QuantizationPlan, Role
@@ -25,7 +26,6 @@ NO_INTEGER_KERNEL = declare(
 SHAPE_ARITHMETIC = declare(
     "shape-arithmetic", "{target} has no integer kernel for {op_type}", hint=SHAPES, by_design=True
 )
-_SHAPE_OPERATORS = ("Shape", "ConstantOfShape")
 
 
 class Stage(Enum):
@@ -120,7 +120,7 @@ class Target:
 
     def reason(self, op_type: str) -> Reason:
         """Why ``op_type`` stays in float."""
-        kind = SHAPE_ARITHMETIC if op_type in _SHAPE_OPERATORS else NO_INTEGER_KERNEL
+        kind = SHAPE_ARITHMETIC if operator(op_type).computes_shapes else NO_INTEGER_KERNEL
         return self.reasons.get(op_type) or kind(target=self.name, op_type=op_type)
 
     def rules_of(self, stage: Stage) -> tuple[Rule, ...]:

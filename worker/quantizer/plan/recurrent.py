@@ -15,7 +15,7 @@ from service.contracts.specs import WeightSpec
 from worker.quantizer.graph.values import constant, is_float32, name_of, node_name
 from worker.quantizer.numerics.blocks import BLOCK_FORMATS
 from worker.quantizer.numerics.granularity import PER_TENSOR, Granularity, PerAxis, PerBlock
-from worker.quantizer.operators.recurrent import is_recurrent, recurrent_weights
+from worker.quantizer.ops.weights import is_recurrent, recurrent_weights
 from worker.quantizer.plan.journal import Journal
 from worker.quantizer.plan.selection import Selection
 from worker.quantizer.plan.types import QuantizationPlan, Role

@@ -17,8 +17,8 @@ from worker.quantizer.graph.values import (
     owners,
     subgraph_nodes,
 )
-from worker.quantizer.operators.linear import is_linear
-from worker.quantizer.operators.recurrent import is_recurrent, recurrent_weights
+from worker.quantizer.ops.linear import is_linear
+from worker.quantizer.ops.weights import is_recurrent, recurrent_weights
 from worker.quantizer.plan.journal import Journal
 from worker.quantizer.plan.recurrent import enter_recurrent
 from worker.quantizer.plan.selection import Selection

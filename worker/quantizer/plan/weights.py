@@ -12,7 +12,7 @@ from service.contracts.specs import BiasSpec, WeightSpec
 from worker.quantizer.graph.values import constant, is_constant, is_float32, name_of, node_name
 from worker.quantizer.numerics.blocks import BLOCK_FORMATS
 from worker.quantizer.numerics.granularity import PER_TENSOR, Granularity, PerAxis, PerBlock
-from worker.quantizer.operators.linear import MATRIX_PRODUCTS, bias_of, linear_view
+from worker.quantizer.ops.linear import MATRIX_PRODUCTS, bias_of, linear_view
 from worker.quantizer.plan.journal import Journal
 from worker.quantizer.plan.selection import Selection
 from worker.quantizer.plan.types import BiasPlan, QuantizationPlan, WeightPlan

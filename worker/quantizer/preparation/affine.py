@@ -29,7 +29,7 @@ from worker.quantizer.graph.values import (
     node_name,
     users,
 )
-from worker.quantizer.operators.linear import LinearNode, channel_axis, is_linear, linear_view
+from worker.quantizer.ops.linear import LinearNode, channel_axis, is_linear, linear_view
 
 SHARED_INPUT = declare("shared-input", "its input is read elsewhere too")
 NO_LINEAR_BEFORE = declare("no-linear-before", "it does not follow a Conv, ConvTranspose or Gemm")

@@ -5,18 +5,8 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from worker.quantizer.graph.values import DEFAULT_DOMAINS, constant
-from worker.quantizer.operators.channels import CHANNEL_FLOWS, Kind
-
-_NEVER = frozenset(
-    {"Abs", "Exp", "HardSigmoid", "ReduceL1", "ReduceL2", "ReduceSumSquare", "Relu", "Sigmoid", "Softmax", "Softplus"}
-    | {"Shape", "Size", "Sqrt"}
-)
-# Results made of values of the first operand, or of sums of them.
-_AS_FIRST = frozenset(
-    {"Dropout", "ReduceProd", "Tile"}
-    | {op for op, flow in CHANNEL_FLOWS.items() if flow.kind in (Kind.MOVED, Kind.POOLED, Kind.REPEATED)}
-)
-_AS_ALL = frozenset({"Add", "Concat", "Div", "Min", "Mul", "Sum", "Mean"})
+from worker.quantizer.ops.record import Sign
+from worker.quantizer.ops.table import operator
 
 
 class Signs:
@@ -38,15 +28,15 @@ class Signs:
             self._known.update(node.outputs)
 
     def _judge(self, node: ir.Node) -> bool:
-        op_type = node.op_type
-        if op_type in _NEVER:
+        op_type, sign = node.op_type, operator(node.op_type).sign
+        if sign is Sign.NEVER_NEGATIVE:
             return True
         operands = [value for value in node.inputs if value is not None]
-        if op_type in _AS_FIRST:
+        if sign is Sign.AS_FIRST:
             return self.never_negative(node.inputs[0])
-        if op_type in _AS_ALL:
+        if sign is Sign.AS_ALL:
             return all(map(self.never_negative, operands))
-        if op_type == "Max":
+        if sign is Sign.AS_ANY:
             return any(map(self.never_negative, operands))
         if op_type == "Clip":
             low = node.inputs[1] if len(node.inputs) > 1 else None

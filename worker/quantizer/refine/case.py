@@ -19,7 +19,7 @@ from worker.quantizer.evaluation.side_by_side import Expected, expected_outputs
 from worker.quantizer.run.interface import Run
 from worker.quantizer.run.services import Services
 from worker.quantizer.runtime.session import Session
-from worker.quantizer.statistics.collect import Request, collect
+from worker.quantizer.statistics.collect import Kept, Request, collect
 
 
 @dataclass(frozen=True)
@@ -87,8 +87,7 @@ class Case:
             limit=limit,
             threads=threads,
             run=services.run,
-            kept=services.checkpoint,
-            origin=self.origin,
+            kept=Kept(services.checkpoint, self.origin or {}),
         )
 
     def expected_outputs(

@@ -12,8 +12,8 @@ import onnx_ir as ir
 
 from worker.quantizer.graph.rewriting import scalar
 from worker.quantizer.graph.values import DEFAULT_DOMAINS, is_constant
+from worker.quantizer.ops.table import operator
 
-_SAME = ("Identity", "Cast", "Reshape", "Squeeze", "Unsqueeze", "Expand", "Transpose", "Flatten", "Dropout")
 # Larger ones are no guard against 0.
 _LARGEST_FLOOR = 2.0**-8
 
@@ -38,7 +38,7 @@ def _floor(node: ir.Node, known: dict[ir.Value, float]) -> float | None:
         term = second if first is None else first
         guards = node.op_type in ("Add", "Max", "Clip") and term is not None and 0.0 < term <= _LARGEST_FLOOR
         return term if guards else None
-    if node.op_type in _SAME:
+    if operator(node.op_type).keeps_values:
         return first
     if first is not None and first > 0.0 and node.op_type in ("Sqrt", "Reciprocal"):
         return math.sqrt(first) if node.op_type == "Sqrt" else 1.0 / first

@@ -21,7 +21,9 @@ from worker.quantizer.graph.values import (
     node_name,
     string_attribute,
 )
-from worker.quantizer.numerics.half import FAINT_HALF, LARGEST_HALF, exceeds_half, fades_in_half, holds_in_half
+from worker.quantizer.numerics.storage import FAINT_HALF, LARGEST_HALF, exceeds_half, fades_in_half, holds_in_half
+from worker.quantizer.ops.record import Float16
+from worker.quantizer.ops.table import operator
 from worker.quantizer.refine.case import Case
 from worker.quantizer.refine.floors import floors
 from worker.quantizer.refine.fusions import fatal_transposes
@@ -58,7 +60,6 @@ FATAL_FUSION = declare(
 )
 REFUSED_AS_HALF = declare("refused-as-float16", "onnxruntime does not run it in float16: {words}")
 
-_REDUCING = ("ScatterElements", "ScatterND")
 _MOST_REFUSALS = 32
 
 
@@ -90,7 +91,9 @@ def kept_wide(graph: ir.Graph) -> dict[str, Reason]:
 def _no_form(node: ir.Node, opset: int) -> Reason | None:
     if not any(is_float32(value) for value in node.outputs):
         return NO_FLOAT32()
-    reducing = node.op_type in _REDUCING and string_attribute(node, "reduction", "none") != "none"
+    reducing = (
+        operator(node.op_type).float16 is Float16.UNREDUCED and string_attribute(node, "reduction", "none") != "none"
+    )
     if node.op_type in DEFAULT_OP_BLOCK_LIST or reducing:
         return NO_FLOAT16_KERNEL(op_type=node.op_type)
     if not can_turn(node, opset):

@@ -17,8 +17,8 @@ import onnx_ir as ir
 from worker.quantizer.graph.rewriting import rank_of
 from worker.quantizer.graph.values import constant, name_of, node_name, users
 from worker.quantizer.numerics.granularity import PER_TENSOR, PerAxis
-from worker.quantizer.operators.channels import channel_axes
-from worker.quantizer.operators.linear import channel_axis, is_linear, linear_view
+from worker.quantizer.ops.channels import channel_axes
+from worker.quantizer.ops.linear import channel_axis, is_linear, linear_view
 from worker.quantizer.plan.types import QuantizationPlan, Role
 from worker.quantizer.plan.weights import weight_axis
 from worker.quantizer.statistics.collect import Request

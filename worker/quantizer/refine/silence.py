@@ -13,6 +13,7 @@ import onnx_ir as ir
 
 from worker.quantizer.graph.rewriting import rank_of
 from worker.quantizer.graph.values import activation_limits, name_of, node_name, users
+from worker.quantizer.ops.table import operator
 from worker.quantizer.plan.types import QuantizationPlan, Role
 from worker.quantizer.plan.weights import is_searched_whole
 from worker.quantizer.statistics.collect import Request
@@ -79,5 +80,5 @@ def _cut_behind(node: ir.Node, plan: QuantizationPlan) -> ir.Value | None:
     if len(readers) != 1 or value.is_graph_output() or plan.nodes[node_name(readers[0])].role is not Role.FUSED:
         return None
     reader = readers[0]
-    limits = activation_limits(reader) if reader.op_type in ("Relu", "Clip") else None
+    limits = activation_limits(reader) if operator(reader.op_type).limits else None
     return reader.outputs[0] if limits is not None and limits[0] == 0.0 else None

@@ -17,6 +17,8 @@ from service.contracts.dtypes import bits_of, is_integer
 from service.contracts.reason import Reason, declare
 from worker.quantizer.graph.rewriting import scalar
 from worker.quantizer.graph.values import DEFAULT_DOMAINS, constant, is_constant, is_float32, name_of, node_name
+from worker.quantizer.ops.record import Family
+from worker.quantizer.ops.table import operator
 from worker.quantizer.plan.types import QuantizationPlan, Role
 from worker.quantizer.refine.case import Case
 from worker.quantizer.refine.draft import Draft
@@ -37,16 +39,6 @@ DIVISOR = declare(
     "integers would round {tensor}, by which is divided, to 0: it goes down to {smallest}, and up to {largest}",
     hint="Limit it from below, by a Clip or a larger epsilon.",
 )
-
-_SOFTMAX = ("Softmax", "LogSoftmax")
-_CARRIES = {
-    "Add", "Cast", "Clip", "Concat", "Expand", "Gather", "Identity", "Max", "Min", "Mul", "Reshape", "Slice", "Split",
-    "Squeeze", "Sub", "Tile", "Transpose", "Unsqueeze", "Where",
-}  # fmt: skip
-# How many values they make hangs on values.
-# Which input is the divisor.
-_DIVISOR_AT = {"Div": 1, "Log": 0, "Pow": 0, "Reciprocal": 0}
-_SELECTS = ("Compress", "If", "Loop", "NonMaxSuppression", "NonZero", "Unique")
 
 
 def settle_values(draft: Draft, case: Case, services: Services) -> Draft:
@@ -91,12 +83,12 @@ def _before_softmax(graph: ir.Graph, plan: QuantizationPlan) -> set[ir.Node]:
     """Softmax nodes and what a mask passes on its way there, where any of these is to be quantized."""
     found: set[ir.Node] = set()
     for softmax in graph:
-        if softmax.op_type not in _SOFTMAX or softmax.domain not in DEFAULT_DOMAINS:
+        if operator(softmax.op_type).family is not Family.SOFTMAX or softmax.domain not in DEFAULT_DOMAINS:
             continue
         way, ahead = {softmax}, [softmax]
         while ahead:
             makers = (value.producer() for value in ahead.pop().inputs if is_float32(value) and value is not None)
-            new = {node for node in makers if node is not None and node.op_type in _CARRIES and node not in way}
+            new = {node for node in makers if node is not None and operator(node.op_type).carries and node not in way}
             way |= new
             ahead += new
         if any(plan.nodes[node_name(node)].quantized for node in way):
@@ -112,14 +104,16 @@ def _behind_filling(graph: ir.Graph, plan: QuantizationPlan) -> set[ir.Node]:
         filling = scalar(node.inputs[2]) if node.op_type == "Pad" and len(node.inputs) > 2 else None
         if (filling is not None and extent_of(np.asarray(filling)).has_sentinel) or filled.intersection(node.inputs):
             found.append(node)
-            if node.op_type in _CARRIES | {"MaxPool", "Pad"}:
+            if operator(node.op_type).carries or node.op_type in ("MaxPool", "Pad"):
                 filled.update(node.outputs)
     return set(found) if any(plan.nodes[node_name(node)].quantized for node in found) else set()
 
 
 def _masked(node: ir.Node, masking: set[ir.Node], extents: dict[str, Extent]) -> Reason | None:
     """Why a node on the way to a Softmax stays in float; None if it meets no sentinel."""
-    values = [value for value in _floats(node) if node.op_type not in _SOFTMAX or value in node.inputs]
+    values = [
+        value for value in _floats(node) if operator(node.op_type).family is not Family.SOFTMAX or value in node.inputs
+    ]
     for value in values:
         array = constant(value)
         extent = extents[name_of(value)] if array is None else extent_of(array)
@@ -132,7 +126,7 @@ def _divisors(graph: ir.Graph, plan: QuantizationPlan) -> dict[ir.Value, list[ir
     """Quantized tensors by which is divided, or of which a logarithm is taken, with the nodes that round them."""
     found: dict[ir.Value, list[ir.Node]] = {}
     for node in graph:
-        place = _DIVISOR_AT.get(node.op_type) if node.domain in DEFAULT_DOMAINS else None
+        place = operator(node.op_type).divisor if node.domain in DEFAULT_DOMAINS else None
         value = node.inputs[place] if place is not None else None
         if value is None or is_constant(value) or value.name not in plan.activations:
             continue
@@ -168,7 +162,7 @@ def _of_uncertain_size(graph: ir.Graph, plan: QuantizationPlan, case: Case) -> l
     }
     found = []
     for node in graph:
-        if node.op_type in _SELECTS or uncertain.intersection(node.inputs):
+        if operator(node.op_type).size_by_values or uncertain.intersection(node.inputs):
             uncertain.update(node.outputs)
             if plan.nodes[node_name(node)].quantized:
                 found.append(node)

@@ -12,7 +12,7 @@ from service.contracts.report import LayerFigures
 from worker.quantizer.emit import Emitted
 from worker.quantizer.evaluation.compare import layer_distances
 from worker.quantizer.graph.values import constant, is_constant, name_of, node_name
-from worker.quantizer.operators.lookups import weight_of
+from worker.quantizer.ops.weights import weight_of
 from worker.quantizer.plan.types import NodePlan, QuantizationPlan, Role
 from worker.quantizer.refine.case import Case
 from worker.quantizer.refine.draft import Draft

@@ -13,7 +13,7 @@ from service.contracts.base import search_space
 from service.contracts.calibration import PercentileCalibration
 from service.contracts.config import QuantizationConfig
 from service.contracts.dtypes import is_integer
-from worker.quantizer.operators.linear import CONVOLUTIONS, MATRIX_PRODUCTS
+from worker.quantizer.ops.linear import CONVOLUTIONS, MATRIX_PRODUCTS
 
 Chain = tuple[Algorithm, ...]
 

@@ -38,6 +38,19 @@ class Request:
     pooled: bool = False
 
 
+@dataclass(frozen=True)
+class Kept:
+    """Where a pass is kept for another attempt, or another job on the same data.
+
+    Attributes:
+        store: of the run.
+        origin: what the data are, see ``Case``; empty: nobody knows, so that nothing is kept.
+    """
+
+    store: CheckpointStore
+    origin: Mapping[str, Any]
+
+
 def collect(
     model: ir.Model,
     requests: Sequence[Request],
@@ -47,8 +60,7 @@ def collect(
     limit: int | None,
     threads: int,
     run: Run,
-    kept: CheckpointStore | None = None,
-    origin: Mapping[str, Any] | None = None,
+    kept: Kept | None = None,
 ) -> None:
     """Run the float model once over the data and feed every request's reducer on the way.
 
@@ -63,7 +75,6 @@ def collect(
         threads: of the session, and for the reducers when it is done with a batch.
         run: told of progress after every batch.
         kept: where the pass may be kept; None: nowhere.
-        origin: what the data are, see ``Case``; None: the pass is not kept.
 
     Raises:
         EngineError: onnxruntime fails on the data.
@@ -74,7 +85,7 @@ def collect(
     whole = dict.fromkeys(r.tensor for r in requests if not r.pooled and r.tensor not in input_names)
     fetched = [*whole, *pooled.values()]
     total = data.samples if limit is None else min(limit, data.samples)
-    stand = _stand(model, requests, inputs, total, kept, origin)
+    stand = _stand(model, requests, inputs, total, kept)
     done = 0 if stand is None else stand.found()
     run.progress("statistics", done, total, "samples")
     if done == total:
@@ -107,14 +118,13 @@ def _stand(
     requests: Sequence[Request],
     inputs: Sequence[TensorInfo],
     total: int,
-    kept: CheckpointStore | None,
-    origin: Mapping[str, Any] | None,
+    kept: Kept | None,
 ) -> Stand | None:
     """Where the pass stands, if it is kept; nobody knows what an unnamed data set gives."""
-    if kept is None or not kept.is_kept or not origin:
+    if kept is None or not kept.store.is_kept or not kept.origin:
         return None
     reducers, read = [request.reducer for request in requests], [(one.tensor, one.pooled) for one in requests]
-    return Stand(kept, pass_key(origin, model, read, reducers, inputs, total), reducers, total)
+    return Stand(kept.store, pass_key(kept.origin, model, read, reducers, inputs, total), reducers, total)
 
 
 def _reduce(work: Sequence[tuple[Reducer, np.ndarray]], samples: int, pool: ThreadPoolExecutor, threads: int) -> None:

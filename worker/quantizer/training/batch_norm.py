@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from worker.quantizer.autodiff.program import Program
 from worker.quantizer.graph.values import name_of
 from worker.quantizer.numerics.integer import IntegerGrid
-from worker.quantizer.operators.linear import CONVOLUTIONS, LinearNode, linear_view
+from worker.quantizer.ops.linear import CONVOLUTIONS, LinearNode, linear_view
 from worker.quantizer.training.operands import TrainedParameter
 
 # What is added to a variance, in parts of the mean variance of the layer's channels: folded layers have any scale.

@@ -16,7 +16,7 @@ from service.contracts.pointers import below
 from worker.quantizer.autodiff.operators.making import TORCH_DTYPES
 from worker.quantizer.autodiff.program import Program, refusals
 from worker.quantizer.graph.values import name_of
-from worker.quantizer.operators.linear import is_linear
+from worker.quantizer.ops.linear import is_linear
 from worker.quantizer.refine.draft import Draft
 from worker.quantizer.refine.step import Toolkit
 from worker.quantizer.run.interface import Run

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -10,18 +10,11 @@ import onnx_ir as ir
 
 from worker.quantizer.graph.values import constant, name_of, node_name
 from worker.quantizer.numerics.integer import IntegerGrid
-from worker.quantizer.operators.linear import LINEAR
+from worker.quantizer.ops.table import operator
 from worker.quantizer.plan.grids import scale_of_channel
 from worker.quantizer.plan.parameters import Parameter, Parameters
 from worker.quantizer.plan.types import BiasPlan, QuantizationPlan, WeightPlan
 
-# Inputs that hold parameters, whether the plan knows them or not.
-_NORMS = ("BatchNormalization", "GroupNormalization", "InstanceNormalization", "LayerNormalization")
-_TRAINED: Mapping[str, tuple[int, ...]] = {
-    **dict.fromkeys(LINEAR, (1, 2)),
-    **dict.fromkeys(_NORMS, (1, 2)),
-    "PRelu": (1,),
-}
 _ROUNDED, _HELD, _MOVED = "\0rounded", "\0held", "\0moved"
 
 
@@ -163,7 +156,7 @@ class OperandNames:
         if now.original.dtype != np.float32 or now.original.size == 0:
             return False
         planned = bias is not None or self._parameters.is_stored(node, index)
-        return (planned and now.original.size > 1) or index in _TRAINED.get(node.op_type, ())
+        return (planned and now.original.size > 1) or index in operator(node.op_type).trained
 
     def _bias(self, node: ir.Node, now: Parameter, entry: BiasPlan | None) -> BiasRounding | None:
         if entry is None or not isinstance(now.grid, IntegerGrid):

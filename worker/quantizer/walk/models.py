@@ -14,7 +14,7 @@ from worker.quantizer.emit import emit
 from worker.quantizer.graph.serialized import serialized, to_bytes
 from worker.quantizer.graph.values import name_of, node_name, users
 from worker.quantizer.numerics.integer import IntegerGrid
-from worker.quantizer.operators.windows import counts_windows_oddly
+from worker.quantizer.ops.windows import counts_windows_oddly
 from worker.quantizer.plan.types import QuantizationPlan
 from worker.quantizer.runtime.session import Session
 from worker.quantizer.walk.segments import values_read

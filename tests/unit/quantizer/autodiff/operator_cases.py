@@ -74,6 +74,8 @@ def _of_one_value() -> Iterator[Case]:
         yield Case(f"{op}(x)", {"x": x})
     for op in ("Acos", "Asin", "Atanh"):
         yield Case(f"{op}(x)", {"x": x / 4})
+    yield Case("Swish(x)", {"x": x}, opset=24)
+    yield Case("Swish<alpha=0.7>(x)", {"x": x}, opset=24)
     yield Case("Acosh(x)", {"x": positive(7) + 1.1})
     for op in ("Log", "Sqrt"):
         yield Case(f"{op}(x)", {"x": positive(3, 5)})

@@ -15,7 +15,7 @@ from tests.unit.quantizer.toolbox import run_onnx
 from worker.quantizer.autodiff.operators import COMPUTE
 from worker.quantizer.autodiff.program import Program
 from worker.quantizer.graph.values import plain_attributes
-from worker.quantizer.operators.windows import Window
+from worker.quantizer.ops.windows import Window
 from worker.quantizer.runtime.session import RUNTIME_ERRORS
 
 

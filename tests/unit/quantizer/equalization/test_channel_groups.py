@@ -14,7 +14,7 @@ from tests.unit.quantizer.random_networks import RandomNetwork
 from tests.unit.quantizer.toolbox import Arrays, batchnorm_weights, make_model, normal, prepare_proto, rng, run_onnx
 from worker.quantizer.equalization.channel_groups import Flow, follow
 from worker.quantizer.equalization.channel_scaling import LimitPolicy, rewrite_limits, scale_layers
-from worker.quantizer.operators.labels import PINNED
+from worker.quantizer.ops.labels import PINNED
 
 EXACT = LimitPolicy("per_channel", "")
 IMAGE = "(float[N,3,8,8] x)"

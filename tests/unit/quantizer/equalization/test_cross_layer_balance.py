@@ -17,7 +17,7 @@ from worker.quantizer.equalization.balance import BalancedTensor, BalancedWeight
 from worker.quantizer.equalization.channel_groups import Flow
 from worker.quantizer.equalization.channel_ranges import ObservedChannels, quantized_values
 from worker.quantizer.numerics.integer import IntegerGrid
-from worker.quantizer.operators.labels import PINNED
+from worker.quantizer.ops.labels import PINNED
 from worker.quantizer.plan.types import QuantizationPlan
 
 NOW = -1

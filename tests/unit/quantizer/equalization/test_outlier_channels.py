@@ -25,7 +25,7 @@ from worker.quantizer.equalization.channel_splitting import ChannelSplit, apply_
 from worker.quantizer.equalization.outlier_channels import LEFT_TO_EQUALIZATION, NO_OUTLIERS
 from worker.quantizer.graph.values import Names, constant
 from worker.quantizer.modes.steps import step_of
-from worker.quantizer.operators.channels import channel_axes
+from worker.quantizer.ops.channels import channel_axes
 from worker.quantizer.refine.outliers import find_outliers
 from worker.quantizer.refine.step import Toolkit
 

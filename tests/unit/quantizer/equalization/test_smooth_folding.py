@@ -29,7 +29,7 @@ from worker.quantizer.equalization.smoothing_search import (
 )
 from worker.quantizer.graph.values import Names
 from worker.quantizer.numerics.granularity import PER_TENSOR, PerAxis
-from worker.quantizer.operators.linear import weight_layout
+from worker.quantizer.ops.linear import weight_layout
 from worker.quantizer.plan.types import WeightPlan
 
 HEADS, WIDTH = 2, 3

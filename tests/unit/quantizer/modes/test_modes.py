@@ -31,7 +31,7 @@ from tests.unit.quantizer.toolbox import (
     sqnr_db,
 )
 from worker.quantizer.emit.halfs import to_halfs
-from worker.quantizer.numerics.half import LARGEST_HALF
+from worker.quantizer.numerics.storage import LARGEST_HALF
 
 FEEDS = {"x": data(32)["x"]}
 

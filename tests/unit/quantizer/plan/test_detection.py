@@ -12,8 +12,8 @@ from tests.support.each import each
 from tests.unit.quantizer.preparation.preparing import prepare_with
 from tests.unit.quantizer.toolbox import Arrays, config, make_model, normal, plan_for, quantize_model, run_onnx, sqnr_db
 from worker.quantizer.plan.journal import Journal
-from worker.quantizer.plan.rules.detection import detection_heads
 from worker.quantizer.plan.rules.functions import PART_OF_FUNCTION, written_functions
+from worker.quantizer.plan.rules.heads import detection_heads
 from worker.quantizer.plan.types import QuantizationPlan
 from worker.quantizer.preparation.prepare import Prepared
 

@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.quantizer.plan.rules.positions import Limit, Positions, Variable, settle
+from worker.quantizer.plan.rules.shifts import Limit, Positions, Variable, settle
 
 NAMES = "abcde"
 

@@ -11,7 +11,7 @@ import pytest
 from tests.unit.quantizer.random_networks import RandomNetwork
 from tests.unit.quantizer.toolbox import Arrays, config, make_model, normal, quantize_model, run_onnx, sqnr_db
 from worker.quantizer.graph.values import node_name
-from worker.quantizer.operators.linear import LINEAR
+from worker.quantizer.ops.linear import LINEAR
 from worker.quantizer.plan.journal import Journal
 from worker.quantizer.plan.types import QuantizationPlan, Role
 

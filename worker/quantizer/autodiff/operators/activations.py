@@ -10,6 +10,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from worker.quantizer.autodiff.operators.forms import Attributes, Fractions, Operator
+from worker.quantizer.ops.record import Operator as Record
+from worker.quantizer.ops.record import TorchForm
+from worker.quantizer.ops.table import OPERATORS
 
 Limit = float | Tensor
 
@@ -29,11 +32,6 @@ def _as_tensor(limit: Fractions | None, like: Tensor) -> Tensor | None:
     return like.new_tensor(limit[0]) if isinstance(limit, tuple) else limit
 
 
-def _hard_sigmoid(attributes: Attributes, x: Tensor) -> Tensor:
-    alpha, beta = float(attributes.get("alpha", 0.2)), float(attributes.get("beta", 0.5))
-    return (x * alpha + beta).clamp(0.0, 1.0)
-
-
 def _selu(attributes: Attributes, x: Tensor) -> Tensor:
     gamma = float(attributes.get("gamma", _SELU_GAMMA))
     return functional.elu(x, attributes.get("alpha", _SELU_ALPHA)) * gamma
@@ -51,27 +49,24 @@ def _hardmax(attributes: Attributes, x: Tensor) -> Tensor:
     return torch.zeros_like(x).scatter(axis, x.argmax(dim=axis, keepdim=True), 1.0)
 
 
+def _compute(record: Record, form: TorchForm) -> Operator:
+    """The torch form of a record as a function of a node's attributes and inputs."""
+    function = getattr(functional, form) if isinstance(form, str) else form
+    arguments = record.attributes.items()
+
+    def compute(attributes: Attributes, *inputs: Tensor | None) -> Tensor:
+        named = {argument: attributes.get(name, default) for argument, (name, default) in arguments}
+        return cast(Tensor, function(*inputs, **named))
+
+    return compute
+
+
 COMPUTE: dict[str, Operator] = {
-    "Celu": lambda attributes, x: functional.celu(x, attributes.get("alpha", 1.0)),
+    **{op_type: _compute(record, record.torch) for op_type, record in OPERATORS.items() if record.torch is not None},
     "Clip": _clip,
-    "Elu": lambda attributes, x: functional.elu(x, attributes.get("alpha", 1.0)),
-    "Gelu": lambda attributes, x: functional.gelu(x, approximate=attributes.get("approximate", "none")),
-    "HardSigmoid": _hard_sigmoid,
-    "HardSwish": lambda _, x: functional.hardswish(x),
     "Hardmax": _hardmax,
-    "LeakyRelu": lambda attributes, x: functional.leaky_relu(x, attributes.get("alpha", 0.01)),
-    "LogSoftmax": lambda attributes, x: torch.log_softmax(x, dim=attributes.get("axis", -1)),
-    "Mish": lambda _, x: functional.mish(x),
-    "PRelu": lambda _, x, slope: torch.where(x < 0.0, x * slope, x),
-    "Relu": lambda _, x: torch.relu(x),
     "Selu": _selu,
     "Shrink": _shrink,
-    "Sigmoid": lambda _, x: torch.sigmoid(x),
-    "Softmax": lambda attributes, x: torch.softmax(x, dim=attributes.get("axis", -1)),
-    "Softplus": lambda _, x: functional.softplus(x),
-    "Softsign": lambda _, x: functional.softsign(x),
-    "Tanh": lambda _, x: torch.tanh(x),
-    "ThresholdedRelu": lambda attributes, x: functional.threshold(x, attributes.get("alpha", 1.0), 0.0),
 }
 STATIC: dict[str, frozenset[int]] = {"Clip": frozenset({1, 2})}
 

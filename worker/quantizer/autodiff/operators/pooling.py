@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from worker.quantizer.autodiff.operators.forms import Attributes, Operator
-from worker.quantizer.operators.pools import Places
+from worker.quantizer.ops.pools import Places
 
 _MAX: dict[int, Callable[..., Tensor]] = {1: functional.max_pool1d, 2: functional.max_pool2d, 3: functional.max_pool3d}
 _AVERAGE: dict[int, Callable[..., Tensor]] = {

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from worker.quantizer.autodiff.operators.forms import Attributes, Operator
-from worker.quantizer.operators.windows import Window
+from worker.quantizer.ops.windows import Window
 
 # Spatial convolutions by the number of axes, straight and transposed.
 _CONVOLUTIONS: dict[int, Callable[..., Tensor]] = {1: functional.conv1d, 2: functional.conv2d, 3: functional.conv3d}

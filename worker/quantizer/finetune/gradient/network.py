@@ -16,10 +16,10 @@ from worker.quantizer.autodiff.operators import COMPUTE_INWARD
 from worker.quantizer.autodiff.program import Program
 from worker.quantizer.finetune.blocks import Block, BlockSamples, BlockState
 from worker.quantizer.graph.values import activation_limits, name_of
+from worker.quantizer.ops.table import operator
 
 # A GPU keeps the samples if they take no more than this part of its free memory.
 _PART_OF_DEVICE = 0.5
-_SPATIAL = ("Conv", "ConvTranspose", "InstanceNormalization", "GlobalAveragePool")
 _HELD = "\0held"
 
 
@@ -74,7 +74,7 @@ class BlockNetwork:
     def _limited(self) -> tuple[tuple[ir.Node, ...], tuple[float, float] | None]:
         """The nodes but for a Relu or a Clip at the end, and its limits."""
         nodes, last = self._state.block.nodes, self._state.block.nodes[-1]
-        if last.op_type not in ("Relu", "Clip") or name_of(last.outputs[0]) in self._state.grids or len(nodes) == 1:
+        if not operator(last.op_type).limits or name_of(last.outputs[0]) in self._state.grids or len(nodes) == 1:
             return nodes, None
         limits = activation_limits(last)
         return (nodes, None) if limits is None else (nodes[:-1], limits)
@@ -94,7 +94,7 @@ class BlockNetwork:
 
 def channel_axis(block: Block) -> int:
     """Axis of the output that the loss sums over: the channels."""
-    return 1 if any(node.op_type in _SPATIAL for node in block.nodes) else -1
+    return 1 if any(operator(node.op_type).channel_axis == 1 for node in block.nodes) else -1
 
 
 class DeviceSamples:

@@ -17,11 +17,13 @@ from torch import Tensor
 
 from worker.quantizer.autodiff.device import as_tensor
 from worker.quantizer.autodiff.grids import TorchGrid
-from worker.quantizer.finetune.blocks import ACTIVATIONS, NORM_OPERATORS, BlockParameter, BlockState
+from worker.quantizer.finetune.blocks import NORM_OPERATORS, BlockParameter, BlockState
 from worker.quantizer.finetune.results import ParameterResult
 from worker.quantizer.graph.values import plain_attributes
 from worker.quantizer.numerics.integer import IntegerGrid
-from worker.quantizer.operators.linear import LINEAR, weight_layout
+from worker.quantizer.ops.linear import LINEAR, weight_layout
+from worker.quantizer.ops.record import Family
+from worker.quantizer.ops.table import operator
 
 Results = Mapping[str, ParameterResult]
 
@@ -217,7 +219,7 @@ def _step(parameter: BlockParameter) -> np.ndarray:
 def channels_are_independent(state: BlockState) -> bool:
     """True if an output channel hangs on that channel's parameters alone: one layer, and functions of one value."""
     first, *others = state.block.nodes
-    plain = all(node.op_type in (*ACTIVATIONS, "Min", "Max") and node.op_type != "Softmax" for node in others)
+    plain = all(operator(node.op_type).family in (Family.ACTIVATION, Family.EXTREMUM) for node in others)
     plain = plain and all(isinstance(grid, IntegerGrid) for grid in state.grids.values())
     if first.op_type == "LayerNormalization":
         return plain and all(parameter.values.ndim == 1 for parameter in state.parameters.values())

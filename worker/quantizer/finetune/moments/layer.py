@@ -15,7 +15,8 @@ from worker.quantizer.graph.values import activation_limits, constant, float_att
 from worker.quantizer.numerics.granularity import PerBlock
 from worker.quantizer.numerics.integer import IntegerGrid, snap_scale
 from worker.quantizer.numerics.storage import memory_type
-from worker.quantizer.operators.linear import LinearNode, UnsupportedLayerError, product_view
+from worker.quantizer.ops.linear import LinearNode, UnsupportedLayerError, product_view
+from worker.quantizer.ops.table import operator
 from worker.quantizer.plan.limits import limited_operand
 from worker.quantizer.plan.parameters import Parameters
 
@@ -160,7 +161,7 @@ def activation_range(value: ir.Value, channels: tuple[int, int]) -> tuple[np.nda
     found = False
     while len(readers := users(value)) == 1 and not value.is_graph_output():
         reader = readers[0]
-        if reader.op_type in ("Relu", "Clip") and reader.inputs[0] is value:
+        if operator(reader.op_type).limits and reader.inputs[0] is value:
             limits = activation_limits(reader)
             if limits is None:
                 break

@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from worker.quantizer.finetune.moments.arrays import matmul
 from worker.quantizer.graph.values import is_constant, users
-from worker.quantizer.operators.linear import LinearNode
+from worker.quantizer.ops.linear import LinearNode
 from worker.quantizer.walk import Visit
 
 

@@ -16,7 +16,7 @@ from worker.quantizer.finetune.moments.patches import residual_add, sample_patch
 from worker.quantizer.finetune.moments.problem import solve
 from worker.quantizer.finetune.results import BEYOND_SQUARES, NO_VALUES, BlockResult
 from worker.quantizer.graph.values import name_of
-from worker.quantizer.operators.linear import UnsupportedLayerError
+from worker.quantizer.ops.linear import UnsupportedLayerError
 from worker.quantizer.plan.parameters import Parameters
 from worker.quantizer.run.interface import Run
 from worker.quantizer.walk import Visit

@@ -1,4 +1,4 @@
-"""Operators replaced by those that AMD's DPU computes (Vitis AI's DPU simulation).
+"""What the DPU of AMD computes (Vitis AI's DPU simulation): operators that it has in place of others, and their roles.
 
 Some replacements compute another function; each is returned, and what follows is calibrated on what they compute.
 """
@@ -11,6 +11,7 @@ from collections.abc import Callable
 import numpy as np
 import onnx_ir as ir
 
+from service.contracts.reason import declare
 from worker.quantizer.graph.metadata import hand_on
 from worker.quantizer.graph.rewriting import axis_length, rank_of, reduced_axes
 from worker.quantizer.graph.values import (
@@ -19,13 +20,14 @@ from worker.quantizer.graph.values import (
     add_initializer,
     constant,
     float_attribute,
+    is_constant,
     is_float32,
     name_of,
     node_name,
 )
 from worker.quantizer.plan.profile import RuleContext
 from worker.quantizer.plan.rules.heads import find_heads
-from worker.quantizer.plan.types import Decision
+from worker.quantizer.plan.types import Decision, Role
 
 _SIXTH = 1.0 / 6.0
 _DPU_SIXTH = 2731.0 / 16384.0
@@ -209,3 +211,38 @@ def _multiply(context: RuleContext, node: ir.Node, factor: float, names: Names) 
     product.replace_input_with(0, result)
     result.name, made.name = names.free(f"{name}_exact"), name
     context.graph.insert_after(node, product)
+
+
+TWO_ACTIVATIONS = declare(
+    "two-activations",
+    "both operands of this MatMul are activations",
+    hint="Switch the target option matmul_constant_b_only off to quantize it.",
+)
+
+
+def share_grid(*op_types: str) -> Callable[[RuleContext], list[Decision]]:
+    """A rule by which nodes of these operators keep the grid of their input.
+
+    What they do not have is no change of the plan, so that nothing is reported.
+    """
+
+    def apply(context: RuleContext) -> list[Decision]:
+        for node in context.graph:
+            entry = context.plan.nodes[node_name(node)]
+            if node.op_type in op_types and entry.role is Role.UNARY:
+                entry.role = Role.TRANSPARENT
+        return []
+
+    return apply
+
+
+def matmul_constant_b_only(context: RuleContext) -> list[Decision]:
+    """A MatMul of two activations stays in float."""
+    made = []
+    for node in context.graph:
+        entry = context.plan.nodes[node_name(node)]
+        if node.op_type == "MatMul" and entry.quantized and not is_constant(node.inputs[1]):
+            entry.role, entry.reason = None, TWO_ACTIVATIONS()
+            why = "the NPU's kernel wants a constant B"
+            made.append(Decision("matmul_constant_b_only", entry.name, "left in float", why))
+    return made

@@ -1,14 +1,25 @@
-"""A function written out in several operators is planned as one: no Q/DQ pair stands inside.
+"""What computes in float between two pairs, for the sake of digits or of the kernel.
 
-Between the operators of a SiLU, an RMSNorm, a LayerNorm, a GELU or a rotary embedding stand squares, roots, gates and
-products that cancel; rounded each to a grid of its own they cost digits, and a float operator between two pairs gains
-nothing from them. What enters the function and what leaves it keeps its pair. Functions whose operators all have an
-integer kernel are left to these, which are faster (onnxruntime's Sigmoid and Mul).
+Functions that are written out: between the operators of a SiLU, an RMSNorm, a LayerNorm, a GELU or a rotary embedding
+stand squares, roots, gates and products that cancel; rounded each to a grid of its own they cost digits, and a float
+operator between two pairs gains nothing from them. What enters the function and what leaves it keeps its pair.
+Functions whose operators all have an integer kernel are left to these, which are faster (onnxruntime's Sigmoid and
+Mul).
 
 - SiLU: x sigmoid(beta x) (Elfwing et al. 2018).
 - RMSNorm: x / sqrt(mean(x^2) + epsilon) * weight (Zhang and Sennrich 2019).
 - rotary embedding (Su et al. 2021): x cos + rotated(x) sin, with (-x2, x1) as the rotated halves; or
   (x1 cos - x2 sin, x1 sin + x2 cos), pair by pair.
+
+What only feeds powers, roots, logarithms and divisions: a normalization written out as Sub, Pow, ReduceMean, Add, Sqrt,
+Div has terms of very different size, and on the grid of the variance the epsilon that guards the division is 0. Its
+operators have no integer kernel, and so the nodes between them would be rounded for nothing.
+
+Epilogues: no Q/DQ pair stands between a weighted layer and what the target computes together with it. An epilogue is
+what follows element by element from the layer's result alone: an activation function of one node or of several (SiLU,
+HardSwish, GELU). Behind a convolution the Add of a residual block belongs to it as well. A pair in between would split
+the kernel in two; the other operand of the Add needs one, or the kernel could not return integers.
+Source: NVIDIA, TensorRT Developer Guide, Q/DQ Layer-Placement Recommendations.
 """
 
 from __future__ import annotations
@@ -20,10 +31,13 @@ import onnx_ir as ir
 
 from service.contracts.reason import Reason, declare
 from worker.quantizer.graph.rewriting import enclosed, only_reader, other_operand, producer, scalar, squaring
-from worker.quantizer.graph.values import DEFAULT_DOMAINS, is_constant, name_of, node_name
-from worker.quantizer.operators.channels import MOVERS
+from worker.quantizer.graph.values import DEFAULT_DOMAINS, is_constant, name_of, node_name, users
+from worker.quantizer.ops.channels import moved_from
+from worker.quantizer.ops.linear import CONVOLUTIONS, LINEAR
+from worker.quantizer.ops.record import Family
+from worker.quantizer.ops.table import operator
 from worker.quantizer.plan.profile import RuleContext
-from worker.quantizer.plan.types import Decision
+from worker.quantizer.plan.types import Decision, Role
 from worker.quantizer.preparation.passes.gelu import written_gelu
 from worker.quantizer.preparation.passes.norms import standardized
 
@@ -166,8 +180,8 @@ def _of_halves(straight: ir.Node, turned: ir.Node, total: ir.Node) -> Function |
         negated, kept = (producer(joined.inputs[0], "Neg"), joined.inputs[1])
         if negated is None or producer(kept, "Neg") is not None:
             continue
-        origins = {_origin(negated.inputs[0]), _origin(kept)}
-        if len(origins) == 1 and any(_origin(operand) in origins for operand in straight.inputs):
+        origins = {moved_from(negated.inputs[0]), moved_from(kept)}
+        if len(origins) == 1 and any(moved_from(operand) in origins for operand in straight.inputs):
             return Function("rotary embedding", (negated, joined, straight, turned, total), (total.outputs[0],))
     return None
 
@@ -196,13 +210,6 @@ def _crossed(one: ir.Value, added: tuple[ir.Node, ir.Node], taken: tuple[ir.Node
     return twos[0] is not None and twos[0] is twos[1]
 
 
-def _origin(value: ir.Value | None) -> ir.Value | None:
-    """What was moved into ``value``."""
-    while (node := producer(value, *MOVERS)) is not None:
-        value = node.inputs[0]
-    return value
-
-
 _BY_ANCHOR = {
     "Sigmoid": _silu,
     "Sqrt": _normalization,
@@ -211,3 +218,97 @@ _BY_ANCHOR = {
     "Tanh": _gelu,
     "Add": _rotary,
 }
+
+
+FEEDS_SENSITIVE = declare(
+    "feeds-sensitive-operator",
+    "it only feeds {op_type}, which needs more digits than integers have",
+    hint="Use BatchNormalization in place of a normalization written out.",
+)
+
+
+def _needs_digits(node: ir.Node) -> bool:
+    """A division by a constant is a multiplication."""
+    known = operator(node.op_type)
+    by_constant = known.family is Family.ARITHMETIC and is_constant(node.inputs[1])
+    return known.needs_digits and not by_constant
+
+
+def float_chains(context: RuleContext) -> list[Decision]:
+    """Leave nodes in float all of whose readers are such operators, or are themselves left in float for that."""
+    plan, made = context.plan, []
+    chained: dict[str, str] = {}
+    for node in reversed(list(context.graph)):
+        entry = plan.nodes[node_name(node)]
+        if _needs_digits(node) and not entry.quantized:
+            chained[entry.name] = node.op_type
+            continue
+        readers = [reader for value in node.outputs for reader in users(value)]
+        is_output = any(value.is_graph_output() for value in node.outputs)
+        if entry.role in (None, Role.LINEAR) or not readers or is_output:
+            continue
+        causes = [chained.get(node_name(reader)) for reader in readers]
+        if None in causes:
+            continue
+        chained[entry.name] = causes[0] or ""
+        entry.role, entry.reason = None, FEEDS_SENSITIVE(op_type=causes[0])
+        why = "terms of a normalization vanish on one grid"
+        made.append(Decision("float_chains", entry.name, "left in float", why))
+    return made[::-1]
+
+
+def fuse_epilogues(context: RuleContext) -> list[Decision]:
+    """Take the pairs out of epilogues; what leaves them keeps its own."""
+    layers: dict[ir.Value, ir.Node] = {}  # by value: the layer from whose result alone it follows
+    members: dict[ir.Node, ir.Node] = {}  # by node: the layer that it is computed with
+    made = []
+    for node in context.graph:
+        operands = [value for value in node.inputs if value is not None and not is_constant(value)]
+        if node.op_type in LINEAR and context.plan.nodes[node_name(node)].role is Role.LINEAR:
+            layers[node.outputs[0]] = node
+        elif operator(node.op_type).pointwise and operands:
+            layer = layers.get(operands[0])
+            if layer is not None and all(layers.get(value) is layer for value in operands):
+                layers[node.outputs[0]] = members[node] = layer
+    for node in context.graph:
+        taken = _taken_by_add(node, layers, context)
+        inner = [value for value in node.outputs if _stays_inside(value, layers, members)]
+        if taken is not None:
+            made.append(_drop(taken, f"{node_name(node)} is computed with the layer before it", context))
+        made += [_drop(value, "all that reads it is computed with the layer before it", context) for value in inner]
+    return [decision for decision in made if decision is not None]
+
+
+def _stays_inside(value: ir.Value, layers: dict[ir.Value, ir.Node], members: dict[ir.Node, ir.Node]) -> bool:
+    readers = users(value)
+    inside = bool(readers) and all(reader in members and members[reader] is layers.get(value) for reader in readers)
+    return inside and not value.is_graph_output()
+
+
+def _taken_by_add(node: ir.Node, layers: dict[ir.Value, ir.Node], context: RuleContext) -> ir.Value | None:
+    """The operand of a quantized Add that a convolution computes for it alone; of two the first."""
+    if node.op_type != "Add" or context.plan.nodes[node_name(node)].role is not Role.ARITHMETIC:
+        return None
+    first, second = node.inputs[0], node.inputs[1]
+    if first is None or second is None or layers.get(first) is layers.get(second):
+        return None
+    for value, other in ((first, second), (second, first)):
+        layer = layers.get(value)
+        alone = users(value) == [node] and not value.is_graph_output()
+        stored = other.name in context.plan.activations
+        if layer is not None and layer.op_type in CONVOLUTIONS and alone and stored and _fills(value, node.outputs[0]):
+            return value
+    return None
+
+
+def _fills(value: ir.Value, made: ir.Value) -> bool:
+    """False where ``value`` is repeated to the shape of ``made``; lengths that are not known count as the same."""
+    if value.shape is None or made.shape is None or len(value.shape) != len(made.shape):
+        return False
+    return all(length != 1 or length == wanted for length, wanted in zip(value.shape, made.shape, strict=True))
+
+
+def _drop(value: ir.Value, why: str, context: RuleContext) -> Decision | None:
+    if context.plan.activations.pop(name_of(value), None) is None:
+        return None
+    return Decision("fuse_epilogues", name_of(value), "no Q/DQ pair", why)

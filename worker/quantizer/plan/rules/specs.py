@@ -10,7 +10,7 @@ from service.contracts.reason import declare
 from service.contracts.specs import BiasSpec
 from worker.quantizer.graph.values import node_name
 from worker.quantizer.numerics.granularity import PER_TENSOR, PerAxis
-from worker.quantizer.operators.linear import MATRIX_PRODUCTS
+from worker.quantizer.ops.linear import MATRIX_PRODUCTS
 from worker.quantizer.plan.profile import RuleContext
 from worker.quantizer.plan.types import ActivationPlan, Decision, Role, WeightPlan
 from worker.quantizer.plan.weights import judge_biases

@@ -8,7 +8,7 @@ from service.contracts.config import QuantizationConfig
 from worker.quantizer.plan.journal import Journal
 from worker.quantizer.plan.matching import Matcher
 from worker.quantizer.plan.profile import Rule, RuleContext, Stage, Target
-from worker.quantizer.plan.rules.half_scales import half_scales
+from worker.quantizer.plan.rules.grids import half_scales
 from worker.quantizer.plan.selection import Selection
 from worker.quantizer.plan.targets.amd_npu import AMD_NPU_CNN, AMD_NPU_TRANSFORMER
 from worker.quantizer.plan.targets.onnxruntime import ONNXRUNTIME_CPU, ONNXRUNTIME_GPU

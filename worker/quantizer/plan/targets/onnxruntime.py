@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from service.contracts.reason import Reason, declare
-from worker.quantizer.operators.channels import MOVERS
-from worker.quantizer.operators.linear import LINEAR
+from worker.quantizer.ops.channels import MOVERS
+from worker.quantizer.ops.linear import LINEAR
 from worker.quantizer.plan.profile import RuleContext, Stage, Target, rule
-from worker.quantizer.plan.rules.chains import float_chains
-from worker.quantizer.plan.rules.detection import float_detection, tell_detection
-from worker.quantizer.plan.rules.functions import float_functions, without_inner_pairs
-from worker.quantizer.plan.rules.heads import float_heads, float_mixed_heads
+from worker.quantizer.plan.rules.functions import float_chains, float_functions, without_inner_pairs
+from worker.quantizer.plan.rules.heads import float_detection, float_heads, float_mixed_heads, tell_detection
 from worker.quantizer.plan.rules.specs import float_bias, seven_bit_weights, symmetric_int8
 from worker.quantizer.plan.types import Decision, Role
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from worker.quantizer.operators.linear import LINEAR
-from worker.quantizer.plan.profile import Stage, Target, rule
-from worker.quantizer.plan.rules.fixed import fixed_sigmoid_tanh
+from dataclasses import replace
+
+import numpy as np
+
+from worker.quantizer.numerics.integer import IntegerGrid
+from worker.quantizer.ops.linear import LINEAR
+from worker.quantizer.plan.parameters import Parameters
+from worker.quantizer.plan.profile import RuleContext, Stage, Target, rule
 from worker.quantizer.plan.rules.specs import per_tensor_matmul, unsigned_activations
 from worker.quantizer.plan.targets.onnxruntime import FLOAT_CHAINS, FLOAT_MIXED_HEADS, LOSSLESS, common_reasons
-from worker.quantizer.plan.types import Role
+from worker.quantizer.plan.types import Decision, Role
 
 _ARITHMETIC = ("Add", "Sub", "Mul", "Min", "Max", "Concat")
 _UNARY = (
@@ -25,8 +30,43 @@ _UNARY = (
     "Resize",
     "Sigmoid",
     "Softmax",
+    "Softplus",
+    "Swish",
     "Tanh",
 )
+
+# (operator, type): scale and zero point, by onnxruntime's get_qnn_qdq_config.
+_FIXED = {
+    ("Sigmoid", "uint16"): (2.0**-16, 0),
+    ("Sigmoid", "int16"): (2.0**-15, 0),
+    ("Tanh", "uint16"): (2.0**-15, 2**15),
+    ("Tanh", "int16"): (2.0**-15, 0),
+}
+
+
+def _fixed_sigmoid_tanh(context: RuleContext) -> list[Decision]:
+    """16-bit results of Sigmoid and Tanh get the one grid that QNN takes."""
+    moved, made = {}, []
+    for node in context.graph:
+        name = node.outputs[0].name or ""
+        entry = context.plan.activations.get(name)
+        grid = entry.quantization if entry is not None else None
+        if entry is None or not isinstance(grid, IntegerGrid) or (node.op_type, grid.dtype) not in _FIXED:
+            continue
+        scale, zero_point = _FIXED[node.op_type, grid.dtype]
+        fixed = replace(
+            grid,
+            scale=np.asarray(scale, np.float32),
+            zero_point=np.asarray(zero_point, grid.zero_point.dtype),
+            symmetric=False,
+        )
+        if (float(grid.scale), int(grid.zero_point)) != (scale, zero_point):
+            moved[entry.source] = fixed
+            what = f"scale {float(grid.scale):.3g} -> {scale:.3g}, zero_point {int(grid.zero_point)} -> {zero_point}"
+            made.append(Decision("fixed_sigmoid_tanh", name, what, "QNN takes 16-bit results on this grid only"))
+    Parameters(context.graph, context.plan).move(sources=moved)
+    return made
+
 
 QNN = Target(
     name="qnn",
@@ -45,7 +85,7 @@ QNN = Target(
         FLOAT_CHAINS,
         rule("unsigned_activations", Stage.SPECS, unsigned_activations),
         rule("per_tensor_matmul", Stage.SPECS, per_tensor_matmul),
-        rule("fixed_sigmoid_tanh", Stage.GRIDS, fixed_sigmoid_tanh),
+        rule("fixed_sigmoid_tanh", Stage.GRIDS, _fixed_sigmoid_tanh),
     ),
     whole=True,
 )

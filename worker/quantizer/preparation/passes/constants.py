@@ -25,8 +25,8 @@ from worker.quantizer.graph.values import (
     node_name,
     subgraph_nodes,
 )
-from worker.quantizer.operators.linear import LINEAR, is_linear
-from worker.quantizer.operators.recurrent import RECURRENT, RECURRENT_WEIGHTS, is_recurrent
+from worker.quantizer.ops.linear import LINEAR, is_linear
+from worker.quantizer.ops.weights import RECURRENT, RECURRENT_WEIGHTS, is_recurrent
 from worker.quantizer.preparation.passes.folding import FoldingBudget
 
 _FOLD_INPUT_BYTES = 64 * 2**20

@@ -26,10 +26,13 @@ from worker.quantizer.graph.rewriting import (
     static_shape,
 )
 from worker.quantizer.graph.values import constant, is_constant, is_float32, name_of, node_name
+from worker.quantizer.ops.record import Family
+from worker.quantizer.ops.table import named
 
 ADDEND_NOT_PER_CHANNEL = declare("addend-not-per-channel", "what is added behind it is no constant per channel")
 
-_ACTIVATIONS = ("Relu", "Clip", "LeakyRelu", "Sigmoid", "Tanh", "Elu", "Selu", "HardSigmoid", "HardSwish")
+# Those without a tensor of their own, whose axes would have to follow.
+_ACTIVATIONS = named(lambda record: record.family is Family.ACTIVATION and not record.trained)
 _CHANNELS = 1
 
 

@@ -15,6 +15,7 @@ import onnx_ir as ir
 
 from service.contracts.reason import Reason, declare
 from worker.quantizer.graph.values import DEFAULT_DOMAINS, node_name
+from worker.quantizer.ops.table import operator
 
 BEYOND_BUDGET = declare(
     "beyond-folding-budget", "to compute it beforehand would take more time or memory than all constants may"
@@ -22,17 +23,7 @@ BEYOND_BUDGET = declare(
 # All constants together: some seconds of one core, and memory beside that of the weights.
 MOST_FLOP = 1 << 35
 FREE_BYTES, BYTES_PER_WEIGHT_BYTE = 256 << 20, 4
-# Operators whose reference is a loop of Python over the elements.
-_SLOW = frozenset(
-    {
-        "AffineGrid", "AveragePool", "Col2Im", "CumSum", "DeformConv", "GridSample", "LRN", "LpPool", "MaxPool",
-        "MaxRoiPool", "MaxUnpool", "NonMaxSuppression", "Resize", "RoiAlign", "StringNormalizer", "TfIdfVectorizer",
-        "Upsample", "RNN", "GRU", "LSTM", "Scan",
-    }
-)  # fmt: skip
 _FLOP_PER_SLOW_ELEMENT = 100_000
-# What these give depends on the values of their operands: without a shape they are not computed.
-_BY_VALUE = frozenset({"ConstantOfShape", "Expand", "OneHot", "Pad", "Range", "Resize", "Tile", "Upsample", "Trilu"})
 _GROWTH_OF_OTHERS = 8
 # Operands that a shape may depend on have few elements.
 _MOST_VALUES = 1024
@@ -77,7 +68,7 @@ class FoldingBudget:
         taken = sum(tensor.size for tensor in operands)
         shape = self._output_shape(node)
         if shape is None:
-            if node.op_type in _BY_VALUE or node.domain not in DEFAULT_DOMAINS:
+            if operator(node.op_type).grows_by_values or node.domain not in DEFAULT_DOMAINS:
                 return None
             made = _GROWTH_OF_OTHERS * taken
         else:
@@ -115,7 +106,7 @@ def _flop(node: ir.Node, operands: list[ir.TensorProtocol], taken: int, made: in
     """Multiplications and additions, or what takes as long."""
     shapes = [tensor.shape.numpy() for tensor in operands]
     kind = node.op_type
-    if kind in _SLOW:
+    if operator(kind).slow_reference:
         return _FLOP_PER_SLOW_ELEMENT * float(taken + made)
     if kind in ("MatMul", "MatMulInteger") and shapes[0]:
         return 2.0 * made * shapes[0][-1]

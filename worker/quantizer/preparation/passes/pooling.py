@@ -28,8 +28,10 @@ from worker.quantizer.graph.rewriting import (
     static_shape,
 )
 from worker.quantizer.graph.values import DEFAULT_DOMAINS, int_attribute, is_float32, node_name, plain_attributes
-from worker.quantizer.operators.pools import Places
-from worker.quantizer.operators.windows import counts_windows_oddly, has_gaps
+from worker.quantizer.ops.pools import Places
+from worker.quantizer.ops.record import Family
+from worker.quantizer.ops.table import operator
+from worker.quantizer.ops.windows import counts_windows_oddly, has_gaps
 from worker.quantizer.preparation.passes.shapes import infer_shapes
 
 NOT_ALL_POSITIONS = declare("not-all-positions", "it averages over {over}, not over all positions of a channel")
@@ -108,12 +110,10 @@ def _tile(spatial: tuple[int, ...]) -> tuple[int, ...] | None:
     return best if largest[best] <= LARGEST_POOLING else None
 
 
-_POOLS = ("AveragePool", "LpPool", "MaxPool")
-
-
 def pools_as_counted(model: ir.Model) -> Outcome:
     """Give such pools explicit pads, by which windows are counted in one way; where lengths are known."""
-    pools = [node for node in model.graph if node.op_type in _POOLS and node.domain in DEFAULT_DOMAINS]
+    nodes = (node for node in model.graph if node.domain in DEFAULT_DOMAINS)
+    pools = [node for node in nodes if operator(node.op_type).family is Family.POOL]
     changed, declared = 0, {value: value.shape for value in model.graph.outputs}
     inferred = False
     for pool in filter(counts_windows_oddly, pools):

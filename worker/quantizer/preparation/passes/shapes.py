@@ -12,12 +12,9 @@ from service.contracts.preparation import PreparationSpec, fixed_inputs
 from service.contracts.reason import declare
 from worker.quantizer.graph.outcome import Outcome
 from worker.quantizer.graph.skeleton import Skeleton
+from worker.quantizer.ops.table import operator
 
 NO_SHAPES_ASKED = declare("no-shapes-asked-for", "no shapes are asked for")
-# Operators whose values inference carries along, with those that it may come to carry.
-_JOINING = frozenset(
-    {"Add", "Cast", "Concat", "Gather", "Identity", "Mul", "Reshape", "Slice", "Squeeze", "Sub", "Unsqueeze"}
-)
 _MOST_PROPAGATED = 1 << 22
 INFERENCE_FAILED = declare("inference-failed", "shape inference fails on the model")
 SHAPES_KNOWN = declare("shapes-known", "shape inference finds nothing new")
@@ -92,7 +89,7 @@ def _values_of_shapes(model: ir.Model) -> int:
         return lengths.get(value, known)
 
     for node in model.graph.all_nodes():
-        if node.op_type in _JOINING:
+        if operator(node.op_type).joins_shapes:
             found = min(sum(length(value) for value in node.inputs if value is not None), _MOST_PROPAGATED + 1)
             lengths.update(dict.fromkeys(node.outputs, found))
             total += found

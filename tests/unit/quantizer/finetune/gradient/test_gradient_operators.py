@@ -48,6 +48,7 @@ _CASES = {
     "y = LeakyRelu<alpha=0.3>(x)": ((3, 4), {}), 'y = Gelu<approximate="tanh">(x)': ((3, 4), {}),
     "t = Tanh(x) y = Sigmoid(t)": ((3, 4), {}), "y = Softmax<axis=1>(x)": ((3, 4, 5), {}),
     "y = HardSigmoid<alpha=0.3, beta=0.4>(x)": ((3, 4), {}), "y = HardSwish(x)": ((30, 4), {}),
+    "y = Softplus(x)": ((3, 4), {}), "y = Swish<alpha=0.7>(x)": ((3, 4), {}),
     "y = Identity(x)": ((3, 4), {}), "y = GlobalAveragePool(x)": ((3, 4, 5, 2), {}),
     "y = Min(x, w)": ((3, 4, 5), {"w": (4, 1)}), "y = Max(w, x)": ((3, 4, 5), {"w": (4, 1)}),
     "r = Relu(x) y = Mul(r, x)": ((3, 4), {}),
@@ -59,7 +60,7 @@ def test_operators_of_a_block(text: str) -> None:
     shape, weights = _CASES[text]
     constants = {name: normal(*dims, seed=k + 2) for k, (name, dims) in enumerate(weights.items())}
     rank = ",".join("ABCDE"[: len(shape)])
-    model = make_model(f"(float[{rank}] x) => (float y) {{ {text} }}", constants, opset=20, ir_version=9)
+    model = make_model(f"(float[{rank}] x) => (float y) {{ {text} }}", constants, opset=24, ir_version=11)
     compare_model(model, normal(*shape, seed=1, scale=2.0), constants)
 
 

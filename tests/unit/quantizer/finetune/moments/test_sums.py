@@ -19,7 +19,7 @@ from worker.quantizer.finetune.moments.patches import Patches, residual_add
 from worker.quantizer.finetune.moments.problem import LayerProblem, solve
 from worker.quantizer.finetune.moments.rounding import Lattice
 from worker.quantizer.finetune.step import FinetuneStep
-from worker.quantizer.operators.linear import product_view
+from worker.quantizer.ops.linear import product_view
 
 TYPES = "(float[N,4,5,5] x) => (float[N,4,5,5] y)"
 CONV = "c = Conv<pads=[1,1,1,1]>(x, w) "

@@ -11,6 +11,7 @@ import onnx_ir as ir
 from service.contracts.reason import Reason, declare
 from worker.quantizer.graph.values import constant, name_of, node_name, string_attribute
 from worker.quantizer.numerics.granularity import PER_TENSOR
+from worker.quantizer.ops.table import named
 from worker.quantizer.preparation.passes.dequantizing.stored import constant_of, dequantized, holds_integers, stored
 from worker.quantizer.preparation.passes.dequantizing.undoing import (
     FOREIGN_INTEGERS,
@@ -26,11 +27,9 @@ from worker.quantizer.preparation.passes.dequantizing.undoing import (
 SCALES_MOVE = declare("scales-move", "it moves values whose scales differ")
 FILLS_WITH_INTEGERS = declare("fills-with-integers", "it fills with values that are not given as constants")
 
-_FIRST = frozenset(
-    {"DepthToSpace", "Expand", "Flatten", "Gather", "GatherElements", "GatherND", "Identity", "MaxPool", "ReduceMax"}
-    | {"ReduceMin", "Reshape", "Resize", "Slice", "SpaceToDepth", "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze"}
-)
+# Those that several operands of one scale go into, and the first of these.
 _SEVERAL = {"Concat": 0, "Max": 0, "Min": 0, "Where": 1}
+_FIRST = frozenset(named(lambda record: record.keeps_scale)) - _SEVERAL.keys()
 # Their results are no integers that stand for floats.
 _TOLD = frozenset({"ArgMax", "ArgMin", "Shape", "Size"})
 

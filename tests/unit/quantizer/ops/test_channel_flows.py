@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.unit.quantizer.operators.running import Run, node_and_run
+from tests.unit.quantizer.ops.running import Run, node_and_run
 from tests.unit.quantizer.toolbox import normal
-from worker.quantizer.operators.channels import CHANNEL_FLOWS, MOVERS, joined, parted, tied
-from worker.quantizer.operators.labels import TiedLabels
-from worker.quantizer.operators.linear import (
+from worker.quantizer.ops.channels import CHANNEL_FLOWS, MOVERS, joined, parted, tied
+from worker.quantizer.ops.labels import TiedLabels
+from worker.quantizer.ops.linear import (
     LinearNode,
     UnsupportedLayerError,
     channel_axis,
@@ -23,7 +23,7 @@ from worker.quantizer.operators.linear import (
     product_view,
     summed_axis,
 )
-from worker.quantizer.operators.windows import reaches_beyond
+from worker.quantizer.ops.windows import reaches_beyond
 
 
 def numbers(*values: int) -> np.ndarray:

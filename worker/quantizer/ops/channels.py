@@ -15,7 +15,7 @@ from enum import Enum
 import numpy as np
 import onnx_ir as ir
 
-from worker.quantizer.graph.rewriting import axis_length, rank_of, reduced_axes, scalar
+from worker.quantizer.graph.rewriting import axis_length, producer, rank_of, reduced_axes, scalar
 from worker.quantizer.graph.values import (
     DEFAULT_DOMAINS,
     constant,
@@ -24,8 +24,9 @@ from worker.quantizer.graph.values import (
     is_float32,
     string_attribute,
 )
-from worker.quantizer.operators.labels import TiedLabels, compact, lifted, reshaped, trimmed, varies_beside
-from worker.quantizer.operators.linear import LINEAR, channel_axis, is_linear, summed_axis
+from worker.quantizer.ops.labels import TiedLabels, compact, lifted, reshaped, trimmed, varies_beside
+from worker.quantizer.ops.linear import LINEAR, channel_axis, is_linear, summed_axis
+from worker.quantizer.ops.table import named, operator
 
 
 class Kind(Enum):
@@ -334,18 +335,11 @@ _REDUCTION = ChannelFlow(Kind.POOLED, _reduced, _reduced_back, passes_shift=True
 _ELEMENTWISE = ChannelFlow(Kind.ELEMENTWISE, _one(_same), _same)
 _RESHAPE = ChannelFlow(Kind.MOVED, _one(_reshaped), _reshaped_back, passes_shift=True)
 _SHUFFLE = ChannelFlow(Kind.MOVED, _shuffled, _shuffled_back, passes_shift=True)
-# Normalizations, and the axis that they have their channels on.
-NORMALIZED_AXIS = {
-    "BatchNormalization": 1,
-    "InstanceNormalization": 1,
-    "LayerNormalization": -1,
-    "RMSNormalization": -1,
-}
 
 CHANNEL_FLOWS: dict[str, ChannelFlow] = {
     **dict.fromkeys(LINEAR, ChannelFlow(Kind.LINEAR)),
-    **dict.fromkeys(NORMALIZED_AXIS, ChannelFlow(Kind.NORMALIZED)),
-    **dict.fromkeys(("Abs", "Dropout", "LeakyRelu", "Neg", "Relu"), _ELEMENTWISE),
+    **dict.fromkeys(named(lambda record: record.parameters), ChannelFlow(Kind.NORMALIZED)),
+    **dict.fromkeys(named(lambda record: record.homogeneous), _ELEMENTWISE),
     "PRelu": ChannelFlow(Kind.ELEMENTWISE, _one(_sloped), _sloped),
     **dict.fromkeys(("AveragePool", "GlobalAveragePool", "GlobalMaxPool", "MaxPool"), _POOL),
     "LpPool": ChannelFlow(Kind.POOLED, _one(_pooled), _pooled),
@@ -373,6 +367,13 @@ MOVERS = tuple(op_type for op_type, flow in CHANNEL_FLOWS.items() if flow.kind i
 
 # What leaves every element, or every channel, on the axis where it is.
 _STAYS = (Kind.ELEMENTWISE, Kind.POOLED, Kind.LIMITED, Kind.ADDED, Kind.MULTIPLIED, Kind.COMPARED)
+
+
+def moved_from(value: ir.Value | None) -> ir.Value | None:
+    """What was moved into ``value``, or what it is a slice of."""
+    while (node := producer(value, *MOVERS)) is not None:
+        value = node.inputs[0]
+    return value
 
 
 def flow_of(node: ir.Node) -> ChannelFlow | None:
@@ -416,7 +417,7 @@ def _made_axis(node: ir.Node, found: Mapping[ir.Value, int]) -> int | None:
     if flow.kind is Kind.LINEAR:
         return channel_axis(node) if is_linear(node) and is_constant(node.inputs[1]) else None
     if flow.kind is Kind.NORMALIZED:
-        return NORMALIZED_AXIS[node.op_type]
+        return operator(node.op_type).channel_axis
     if flow.kind not in _STAYS:
         return None
     rank = rank_of(node.outputs[0])

@@ -28,11 +28,13 @@ from worker.quantizer.graph.values import (
     is_constant,
     plain_attributes,
 )
-from worker.quantizer.operators.windows import Window
+from worker.quantizer.ops.record import Family
+from worker.quantizer.ops.table import named, operator
+from worker.quantizer.ops.windows import Window
 
-CONVOLUTIONS = ("Conv", "ConvTranspose")
-MATRIX_PRODUCTS = ("Gemm", "MatMul")
-LINEAR = (*CONVOLUTIONS, *MATRIX_PRODUCTS)
+CONVOLUTIONS = named(lambda record: record.family is Family.CONVOLUTION)
+MATRIX_PRODUCTS = named(lambda record: record.family is Family.PRODUCT)
+LINEAR = named(lambda record: record.is_linear)
 
 
 class UnsupportedLayerError(Exception):
@@ -208,7 +210,8 @@ def is_linear(node: ir.Node) -> bool:
 
 def bias_of(node: ir.Node) -> ir.Value | None:
     """What a linear node adds; None if nothing."""
-    return node.inputs[2] if node.op_type != "MatMul" and len(node.inputs) > 2 else None
+    index = operator(node.op_type).bias
+    return node.inputs[index] if index is not None and len(node.inputs) > index else None
 
 
 def weight_layout(

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from worker.quantizer.operators.windows import Window
+from worker.quantizer.ops.windows import Window
 
 
 @dataclass(frozen=True)
