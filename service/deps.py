@@ -22,7 +22,7 @@ from service.contracts.quota import Quota
 from service.db import Database
 from service.dispatch.dispatcher import Dispatcher, open_dispatcher
 from service.forms import FIELDS_BYTES, keep_form
-from service.health.service import Readiness
+from service.health.service import ReadinessProbe
 from service.keys import cookies, scopes
 from service.keys.errors import ScopeMissingError, UnauthorizedError
 from service.keys.keyring import Holder, Keyring
@@ -75,7 +75,7 @@ class AppState:
     store: FileStore
     dispatcher: Dispatcher | None
     notifier: Notifier
-    readiness: Readiness
+    readiness: ReadinessProbe
     keyring: Keyring
     reads: Threads
     writes: Threads
@@ -104,7 +104,7 @@ class AppState:
             store=store,
             dispatcher=dispatcher,
             notifier=Notifier(Changes(database), database, reads),
-            readiness=Readiness(settings, database, store, dispatcher),
+            readiness=ReadinessProbe(settings, database, store, dispatcher),
             keyring=Keyring(settings, database),
             reads=reads,
             writes=Threads(settings.api_writers, settings.api_lock_seconds),

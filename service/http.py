@@ -120,7 +120,7 @@ def keyed_parameter(word: str, most: int) -> dict[str, Any]:
 async def poll(
     app: AppState,
     table: Watched,
-    noun_id: str,
+    row_id: str,
     look: Callable[[], _Seen],
     *,
     version: Callable[[_Seen], Version],
@@ -134,7 +134,7 @@ async def poll(
     Args:
         app: of the process.
         table: of the row.
-        noun_id: the row's id, which tells the looks apart: only who may see the row gets as far as to wait for it.
+        row_id: the row's id, which tells the looks apart: only who may see the row gets as far as to wait for it.
         look: reads what is to be told of the row.
         version: of the row, as it was seen.
         done: tells whether what was seen is worth an answer.
@@ -147,7 +147,7 @@ async def poll(
     if wait_seconds <= 0 or done(seen):
         return seen
     ends = time.monotonic() + wait_seconds
-    with app.notifier.watching(table, noun_id) as watch:
+    with app.notifier.watching(table, row_id) as watch:
         while not done(seen) and not watch.released and (left := ends - time.monotonic()) > 0:
             if await watch.beyond(version(seen), min(left, _AGAIN_SECONDS)):
                 seen = await watch.shared("seen", look)

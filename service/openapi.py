@@ -7,12 +7,12 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from service.artifacts.errors import ArtifactNotFoundError
+from service.artifacts.schemas import ArtifactNotFoundError
 from service.contracts.errors import InvalidRequestError, Problem, QuantmillError
 from service.datasets.errors import DatasetNotFoundError, DatasetNotReadyError, DatasetRejectedError
 from service.errors import PROBLEM_MEDIA_TYPE, DatabaseUnavailableError
 from service.idempotency.answers import IDEMPOTENCY_HEADER, IdempotencyInFlightError, IdempotencyKeyReuseError
-from service.inspections.errors import InspectionNotFoundError
+from service.inspections.schemas import InspectionNotFoundError
 from service.jobs.errors import JobNotFoundError
 from service.keys.errors import UnauthorizedError
 from service.limits import BodyTooLargeError

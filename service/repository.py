@@ -142,13 +142,13 @@ def settle(
 
 
 def note_waiting(
-    session: Session, table: type[Model] | type[Dataset], noun_id: str, waiting: dict[str, Any] | None
+    session: Session, table: type[Model] | type[Dataset], row_id: str, waiting: dict[str, Any] | None
 ) -> None:
-    """Note what keeps the noun in validation, or that nothing does any more."""
+    """Note what keeps the row in validation, or that nothing does any more."""
     news = true() if waiting is not None else table.waiting.is_not(None)
     session.execute(
         update(table)
-        .where(table.id == noun_id, news)
+        .where(table.id == row_id, news)
         .values(waiting=waiting, row_version=table.row_version + 1, updated_at=db_now())
         .execution_options(synchronize_session=False)
     )
@@ -260,5 +260,5 @@ def versions(
     found: dict[str, Version] = {}
     for first in range(0, len(ids), _IDS):
         some = statement.where(table.id.in_(ids[first : first + _IDS]))
-        found |= {noun_id: (row_version, seq) for noun_id, row_version, seq in session.execute(some)}
+        found |= {row_id: (row_version, seq) for row_id, row_version, seq in session.execute(some)}
     return found

@@ -223,7 +223,7 @@ class Lease:
         """Learn of a cancel (or of the loss of the job) without writing."""
         try:
             with self._database.read() as session:
-                now = repository.standing(session, self._job.id)
+                now = repository.attempt_status(session, self._job.id)
         except DATABASE_AWAY:
             return  # the next renewal judges
         if now is None or now.state != "running" or now.attempt != self._job.attempt:

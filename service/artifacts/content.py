@@ -13,7 +13,7 @@ from urllib.parse import quote
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response, StreamingResponse
 
-from service.artifacts.errors import RangeNotSatisfiableError
+from service.artifacts.schemas import RangeNotSatisfiableError
 from service.files.serving import ServedFile
 from service.http import etag_matches
 from service.threads import Threads

@@ -5,7 +5,7 @@ from __future__ import annotations
 from sqlalchemy import insert, select
 from sqlalchemy.orm import Session
 
-from service.artifacts.errors import ArtifactNotFoundError
+from service.artifacts.schemas import ArtifactNotFoundError
 from service.db import db_now
 from service.ids import new_id
 from service.jobs.outcome import NewArtifact

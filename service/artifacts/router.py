@@ -6,8 +6,7 @@ from fastapi import APIRouter, Request, Response
 
 from service.artifacts import service
 from service.artifacts.content import Content, content_range, file_response, not_modified
-from service.artifacts.errors import RangeNotSatisfiableError
-from service.artifacts.schemas import ArtifactLinks, ArtifactList, ArtifactOut
+from service.artifacts.schemas import ArtifactLinks, ArtifactList, ArtifactOut, RangeNotSatisfiableError
 from service.deps import AppDep, PrincipalDep, reading
 from service.responses import Responses, problems
 from service.storage import StoredFileCorruptError, StoredFileMissingError

@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Tail:
+class BatchEventTail:
     """What follows behind a position.
 
     Attributes:
@@ -56,7 +56,7 @@ class Tail:
         return b"".join(told)
 
 
-def tail_after(app: AppState, tenant_id: str, batch_id: str, position: str, limit: int = _PAGE) -> Tail:
+def tail_after(app: AppState, tenant_id: str, batch_id: str, position: str, limit: int = _PAGE) -> BatchEventTail:
     """The next events behind ``position``.
 
     How the batch stands is read first: where it has ended, no event can follow those that there are.
@@ -66,7 +66,7 @@ def tail_after(app: AppState, tenant_id: str, batch_id: str, position: str, limi
     """
     with app.database.read() as session:
         version = repository.version(session, tenant_id, batch_id)
-        standings = repository.standings(session, tenant_id, [batch_id]).get(batch_id, [])
+        standings = repository.member_counts(session, tenant_id, [batch_id]).get(batch_id, [])
         members = repository.members(session, tenant_id, batch_id)
         order = list(dict.fromkeys(row.job_id for row in members))
         seen = _parsed(position, order)
@@ -81,7 +81,7 @@ def tail_after(app: AppState, tenant_id: str, batch_id: str, position: str, limi
         seen[event.job_id] = event.seq
         named = {"position": _spelled(seen, order), "job_id": event.job_id, "members": places[event.job_id]}
         told.append(BatchEventOut(**dict(event_out(event)), **named))
-    return Tail(
+    return BatchEventTail(
         told, told[-1].position if told else position, state_of(counts_of(standings)), len(found) > limit, version
     )
 

@@ -68,7 +68,7 @@ class Coordinates:
 
 
 @dataclass(frozen=True)
-class Asked:
+class MemberRequest:
     """A member whose request is valid, as far as the request alone can tell."""
 
     at: Coordinates
@@ -109,13 +109,13 @@ def multiplied(
                 member += 1
 
 
-def validated(members: Iterator[tuple[Coordinates, dict[str, Any]]]) -> tuple[list[Asked], list[Fault]]:
+def validated(members: Iterator[tuple[Coordinates, dict[str, Any]]]) -> tuple[list[MemberRequest], list[Fault]]:
     """The members that are valid, and what is wrong with the others."""
-    good: list[Asked] = []
+    good: list[MemberRequest] = []
     faults: list[Fault] = []
     for at, document in members:
         try:
-            good.append(Asked(at, JobCreate.model_validate(document)))
+            good.append(MemberRequest(at, JobCreate.model_validate(document)))
         except ValidationError as error:
             problems = field_problems(error, JobCreate)
             faults.append(at.fault_of("invalid-request", problems[0].message, problems))

@@ -138,7 +138,7 @@ def live(session: Session, tenant_id: str, job_ids: Iterable[str]) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Standing:
+class MemberCount:
     """How many members of a batch stand so; ``state`` is None for those whose job is gone."""
 
     state: str | None
@@ -146,7 +146,7 @@ class Standing:
     count: int
 
 
-def standings(session: Session, tenant_id: str, batch_ids: Iterable[str]) -> dict[str, list[Standing]]:
+def member_counts(session: Session, tenant_id: str, batch_ids: Iterable[str]) -> dict[str, list[MemberCount]]:
     """How the members of the tenant's batches stand, by batch."""
     asked = Job.cancel_requested_at.is_not(None)
     canceling = and_(Job.state == "running", asked)
@@ -156,9 +156,9 @@ def standings(session: Session, tenant_id: str, batch_ids: Iterable[str]) -> dic
         .where(BatchMember.batch_id.in_(list(batch_ids)), owned(BatchMember, tenant_id), text(IS_CURRENT))
         .group_by(BatchMember.batch_id, Job.state, canceling)
     )
-    found: dict[str, list[Standing]] = {}
+    found: dict[str, list[MemberCount]] = {}
     for batch_id, state, stopping, count in session.execute(statement):
-        found.setdefault(batch_id, []).append(Standing(state, bool(stopping), count))
+        found.setdefault(batch_id, []).append(MemberCount(state, bool(stopping), count))
     return found
 
 

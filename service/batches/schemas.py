@@ -10,8 +10,8 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, StringConstraint
 from service.batches.grid import (
     MOST_CONFIG_CHARS,
     MOST_MEMBERS,
-    Asked,
     Fault,
+    MemberRequest,
     clash,
     config_chars,
     listed,
@@ -60,11 +60,11 @@ class BatchCreate(RepeatableBody):
     members: Annotated[list[dict[str, Any]], Field(max_length=MOST_MEMBERS)] = Field(
         default_factory=list, description="In place of a grid: each as the body of POST /v1/jobs."
     )
-    _asked: list[Asked] = PrivateAttr(default_factory=list)
+    _asked: list[MemberRequest] = PrivateAttr(default_factory=list)
     _faults: list[Fault] = PrivateAttr(default_factory=list)
 
     @property
-    def asked(self) -> list[Asked]:
+    def asked(self) -> list[MemberRequest]:
         """Its members that are valid, as far as the request alone can tell."""
         return self._asked
 

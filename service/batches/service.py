@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 from service.audit.service import note
 from service.batches import repository
 from service.batches.errors import BatchNotEndedError, BatchRefusedError, NothingToRetryError
-from service.batches.grid import Asked, Coordinates, Fault
+from service.batches.grid import Coordinates, Fault, MemberRequest
 from service.batches.repository import NewMember
 from service.batches.schemas import MOST_JOBS, BatchCreate, BatchListed
 from service.batches.views import BatchView, batch_listed, batch_out, counts_of, location
@@ -36,7 +36,7 @@ _AGAIN = frozenset({"failed", "canceled"})
 Given = list[tuple[Coordinates, Submission]]
 
 
-class _Meaning(RepeatableBody):
+class _BatchMeaning(RepeatableBody):
     """What makes two requests for a batch the same, however they are spelled."""
 
     name: str | None
@@ -58,7 +58,9 @@ def create(app: AppState, by: Principal, body: BatchCreate, *, key: str | None) 
         BatchRefusedError: some members cannot be run; names all of them. Nothing was stored.
         QuotaExceededError: the tenant may not have so many jobs more. Nothing was stored.
     """
-    meaning = _Meaning(name=body.name, labels=body.labels, grid=body.grid, members=[one.body for one in body.asked])
+    meaning = _BatchMeaning(
+        name=body.name, labels=body.labels, grid=body.grid, members=[one.body for one in body.asked]
+    )
     meaning._sent = body._sent
     if body.faults:  # what it means is not known
         key = None
@@ -108,7 +110,7 @@ def list_page(
     """One page of batches, newest first, and the position to go on from."""
     with app.database.read() as session:
         rows, last = repository.list_page(session, tenant_id, name=name, after=after, limit=limit)
-        standings = repository.standings(session, tenant_id, [row.id for row in rows])
+        standings = repository.member_counts(session, tenant_id, [row.id for row in rows])
     return [batch_listed(row, counts_of(standings.get(row.id, ()))) for row in rows], last
 
 
@@ -154,7 +156,7 @@ def _checked(session: Session, app: AppState, by: Principal, body: BatchCreate) 
         # a reference means the same for all members, whatever happens meanwhile
         named = {name: getattr(one.body, name) for name in _REFERENCES}
         ids = {name: known[name, text] for name, text in named.items() if (name, text) in known}
-        found = _submission(session, app, by, Asked(one.at, one.body.model_copy(update=ids)), faults)
+        found = _submission(session, app, by, MemberRequest(one.at, one.body.model_copy(update=ids)), faults)
         if found is not None:
             known |= {(name, text): getattr(found.job, name) for name, text in named.items() if text is not None}
             given.append((one.at, found))
@@ -175,7 +177,7 @@ def _checked_again(session: Session, app: AppState, by: Principal, batch_id: str
         except QuantmillError as error:
             faults.append(at.fault(error))
             continue
-        found = _submission(session, app, by, Asked(at, body), faults)
+        found = _submission(session, app, by, MemberRequest(at, body), faults)
         if found is not None:
             given.append((at, found.made_of(retry_of=row.job_id)))
     if faults:
@@ -183,7 +185,9 @@ def _checked_again(session: Session, app: AppState, by: Principal, batch_id: str
     return seen, given
 
 
-def _submission(session: Session, app: AppState, by: Principal, one: Asked, faults: list[Fault]) -> Submission | None:
+def _submission(
+    session: Session, app: AppState, by: Principal, one: MemberRequest, faults: list[Fault]
+) -> Submission | None:
     """The member as it may be stored; None: what is wrong with it was added to the ``faults``."""
     try:
         return checked_submission(session, app.settings, by.tenant_id, one.body)

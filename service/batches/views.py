@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from service.batches.repository import Standing
+from service.batches.repository import MemberCount
 from service.batches.schemas import (
     BatchBest,
     BatchCounts,
@@ -75,7 +75,7 @@ def state_of(counts: BatchCounts) -> BatchState:
     return "canceled" if counts.canceled else "succeeded"
 
 
-def counts_of(standings: Iterable[Standing]) -> BatchCounts:
+def counts_of(standings: Iterable[MemberCount]) -> BatchCounts:
     """How many members stand how."""
     found: dict[str, int] = {}
     for standing in standings:
@@ -109,7 +109,7 @@ def batch_out(view: BatchView) -> BatchOut:
         attempts[row.member] = attempts.get(row.member, 0) + 1
     jobs = {job_id: job_listed(job) for job_id, job in view.jobs.items()}
     members = [_member_out(row, jobs.get(row.job_id), attempts[row.member]) for row in view.current]
-    counts = counts_of(Standing(None if m.state == "gone" else m.state, m.state == "canceling", 1) for m in members)
+    counts = counts_of(MemberCount(None if m.state == "gone" else m.state, m.state == "canceling", 1) for m in members)
     own = [jobs[row.job_id] for row in view.current if row.job_id in jobs]
     began = [job.started_at for job in own if job.started_at is not None]
     ended = [job.finished_at for job in own if job.finished_at is not None]

@@ -14,7 +14,7 @@ from service.client.uploads import UploadCalls, UploadProgress
 from service.client.validation import ValidationCalls
 from service.contracts.dataset import PreprocessingSpec
 from service.datasets.schemas import DatasetOut
-from service.nouns import NounStatus
+from service.resources import ResourceStatus
 
 
 class DatasetCalls(NounCalls, UploadCalls, ValidationCalls):
@@ -64,7 +64,7 @@ class DatasetCalls(NounCalls, UploadCalls, ValidationCalls):
         self,
         *,
         name: str | None = None,
-        status: NounStatus | None = None,
+        status: ResourceStatus | None = None,
         sha256: str | None = None,
         tags: Mapping[str, str] | None = None,
         limit: int | None = None,

@@ -14,7 +14,7 @@ from service.client.uploads import UploadCalls, UploadProgress
 from service.client.validation import ValidationCalls
 from service.contracts.errors import InvalidRequestError
 from service.models.schemas import ModelOut, is_main
-from service.nouns import NounStatus
+from service.resources import ResourceStatus
 
 
 class ModelCalls(NounCalls, UploadCalls, ValidationCalls):
@@ -100,7 +100,7 @@ class ModelCalls(NounCalls, UploadCalls, ValidationCalls):
         self,
         *,
         name: str | None = None,
-        status: NounStatus | None = None,
+        status: ResourceStatus | None = None,
         sha256: str | None = None,
         tags: Mapping[str, str] | None = None,
         limit: int | None = None,

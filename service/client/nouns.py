@@ -15,7 +15,7 @@ from service.contracts.references import LATEST, parse
 from service.datasets.schemas import DatasetOut
 from service.models.schemas import ModelOut
 from service.names.aliases.schemas import AliasList, AliasOut, MoveList, MoveOut
-from service.nouns import NounStatus
+from service.resources import ResourceStatus
 
 NounWord = Literal["model", "dataset"]
 _Out = TypeVar("_Out", ModelOut, DatasetOut)
@@ -94,7 +94,7 @@ class NounCalls(Connection):
         limit: int | None,
         *,
         name: str | None,
-        status: NounStatus | None,
+        status: ResourceStatus | None,
         sha256: str | None,
         tags: Mapping[str, str] | None,
     ) -> Items[_Out, None]:

@@ -18,7 +18,7 @@ from service.dashboard.pages import PageRoute, page, see
 from service.deps import AppDep, AppState, PrincipalDep
 from service.http import CursorParameter
 from service.inspections import service as inspections
-from service.inspections.views import inspection_out
+from service.inspections.service import inspection_out
 from service.jobs import service as jobs
 from service.jobs.repository import JobQuery
 from service.jobs.schemas import JobListed

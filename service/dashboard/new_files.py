@@ -24,8 +24,8 @@ from service.deps import AppState
 from service.idempotency.answers import Answer, IdempotencyInFlightError, IdempotencyKeyReuseError
 from service.models import service as models
 from service.models.schemas import ModelCreate
-from service.names.kinds import DATASETS, MODELS, Kind, Named
-from service.names.repository import NounQuery
+from service.names.kinds import DATASETS, MODELS, Named, ResourceKind
+from service.names.repository import ResourceQuery
 from service.names.service import list_page
 from service.principal import Principal
 from service.uploads import service as uploads
@@ -133,7 +133,7 @@ async def example(app: AppState, by: Principal, nonce: str) -> dict[str, str]:
     }
 
 
-async def _example_noun(app: AppState, by: Principal, kind: Kind[Named], file: str, nonce: str) -> str:
+async def _example_noun(app: AppState, by: Principal, kind: ResourceKind[Named], file: str, nonce: str) -> str:
     """The id of what the tenant has, or of what is made."""
     found = await _existing(app, by, kind, file)
     if found is not None:
@@ -152,7 +152,7 @@ async def _example_noun(app: AppState, by: Principal, kind: Kind[Named], file: s
 
 
 def _example_work(
-    app: AppState, by: Principal, kind: Kind[Named], file: str, upload_id: str, key: str | None
+    app: AppState, by: Principal, kind: ResourceKind[Named], file: str, upload_id: str, key: str | None
 ) -> Callable[[], Answer]:
     document: dict[str, Any] = {"name": _EXAMPLE_NAMES[file]}
     if kind.word == "model":
@@ -162,11 +162,11 @@ def _example_work(
     return lambda: datasets.create(app, by, dataset, key=key)
 
 
-async def _existing(app: AppState, by: Principal, kind: Kind[Named], file: str) -> str | None:
+async def _existing(app: AppState, by: Principal, kind: ResourceKind[Named], file: str) -> str | None:
     """What the tenant has of this name and these bytes, unless it was rejected."""
 
     def look() -> str | None:
-        query = NounQuery(name=_EXAMPLE_NAMES[file], sha256=hashlib.sha256(_example_bytes(file)).hexdigest())
+        query = ResourceQuery(name=_EXAMPLE_NAMES[file], sha256=hashlib.sha256(_example_bytes(file)).hexdigest())
         rows, _ = list_page(app, kind, by.tenant_id, query, after=None, limit=20)
         return next((row.id for row in rows if row.status != "rejected"), None)
 

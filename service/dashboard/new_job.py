@@ -33,11 +33,11 @@ from service.jobs.schemas import JobCreate, JobValidate, JobValidated
 from service.jobs.views import job_out
 from service.models import service as models
 from service.names.kinds import DATASETS, MODELS
-from service.names.repository import NounQuery
+from service.names.repository import ResourceQuery
 from service.names.service import list_page
-from service.nouns import NounNotFoundError, NounNotReadyError, NounRejectedError
 from service.presets.catalog import entries
 from service.principal import Principal
+from service.resources import ResourceNotFoundError, ResourceNotReadyError, ResourceRejectedError
 from service.tables import Dataset, Model
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
@@ -50,7 +50,7 @@ _ROLES = ("calibration", "evaluation")
 # What a person can mend in the form; all else is a page of its own.
 _OTHERS = (401, 403, 429)
 # What an id or a reference may come to.
-_UNUSABLE = (NounNotFoundError, NounNotReadyError, NounRejectedError)
+_UNUSABLE = (ResourceNotFoundError, ResourceNotReadyError, ResourceRejectedError)
 
 
 class _Begun(BaseModel):
@@ -315,7 +315,7 @@ class Choices:
 
 
 def _choices(app: AppState, tenant_id: str, draft: Draft) -> dict[str, Choices]:
-    query = NounQuery(status="ready")
+    query = ResourceQuery(status="ready")
     found: dict[str, Sequence[Model | Dataset]] = {}
     found["model_id"], _ = list_page(app, MODELS, tenant_id, query, after=None, limit=_LISTED)
     data, _ = list_page(app, DATASETS, tenant_id, query, after=None, limit=_LISTED)

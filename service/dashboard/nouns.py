@@ -19,11 +19,10 @@ from service.names.aliases import service as aliases
 from service.names.aliases.errors import AliasNotFoundError, InvalidAliasError
 from service.names.aliases.schemas import AliasOut
 from service.names.aliases.service import ShownAlias
-from service.names.deletion.service import delete
-from service.names.kinds import Kind, Named
-from service.names.repository import NounQuery
+from service.names.kinds import Named, ResourceKind
+from service.names.repository import ResourceQuery
 from service.names.schemas import NounPatch
-from service.names.service import identify, list_page, row_etag, update
+from service.names.service import delete, identify, list_page, row_etag, update
 from service.pagination import Position
 from service.principal import Principal
 from service.tables import Dataset, Model
@@ -85,18 +84,18 @@ class Filters:
     name: str = ""
     tag: str = ""
 
-    def query(self) -> NounQuery:
+    def query(self) -> ResourceQuery:
         """For the service.
 
         Raises:
             InvalidRequestError: there is no such status, or the tag is none.
         """
         status, tags = one_of(self.status, STATUSES, "status"), pairs(self.tag, "tag")
-        return NounQuery(status, self.name or None, None, tags, self.search or None)
+        return ResourceQuery(status, self.name or None, None, tags, self.search or None)
 
 
 async def listing(
-    request: Request, app: AppState, tenant_id: str, kind: Kind[Named], filters: Filters, cursor: str | None
+    request: Request, app: AppState, tenant_id: str, kind: ResourceKind[Named], filters: Filters, cursor: str | None
 ) -> tuple[list[Named], dict[str, Any]]:
     """The rows of one page of a list, the versions of a name together, and what its template takes beside them."""
     query = filters.query()
@@ -122,9 +121,9 @@ def _by_name(rows: Sequence[Named]) -> list[Named]:
     return sorted(rows, key=lambda row: names[row.name])
 
 
-def kin(app: AppState, kind: Kind[Named], tenant_id: str, row: Named) -> tuple[list[Named], list[AliasOut]]:
+def kin(app: AppState, kind: ResourceKind[Named], tenant_id: str, row: Named) -> tuple[list[Named], list[AliasOut]]:
     """The newest versions of its name, and all aliases of it."""
-    versions, _ = list_page(app, kind, tenant_id, NounQuery(name=row.name), after=None, limit=_VERSIONS)
+    versions, _ = list_page(app, kind, tenant_id, ResourceQuery(name=row.name), after=None, limit=_VERSIONS)
     return versions, aliases.of(app, kind, tenant_id, row.id)
 
 
@@ -139,7 +138,7 @@ def with_typed(edit: Edit | None, stored: Edit) -> Edit:
     return edit
 
 
-def change_routes(kind: Kind[Named], show: Show) -> APIRouter:
+def change_routes(kind: ResourceKind[Named], show: Show) -> APIRouter:
     """The routes that change a model or a dataset.
 
     Args:
@@ -209,7 +208,9 @@ def change_routes(kind: Kind[Named], show: Show) -> APIRouter:
     return router
 
 
-def _put(app: AppState, by: Principal, kind: Kind[Named], noun_id: str, word: str, told: str) -> ShownAlias | None:
+def _put(
+    app: AppState, by: Principal, kind: ResourceKind[Named], noun_id: str, word: str, told: str
+) -> ShownAlias | None:
     """Make the alias, or move it from where it was told to stand; else nothing is done, and where it stands is told."""
     try:
         known = aliases.get(app, kind, by.tenant_id, noun_id, word)

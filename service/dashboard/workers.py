@@ -11,7 +11,6 @@ from service.jobs.repository import JobQuery
 from service.jobs.views import job_listed
 from service.quarantine import service as quarantine
 from service.queues import service as queues
-from service.workers import service as workers
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 _RUNNING = 50
@@ -28,7 +27,7 @@ async def get_workers(request: Request, app: AppDep, principal: PrincipalDep) ->
         request,
         "workers.html.jinja",
         queues=await app.reads.run(lambda: queues.all_queues(app)),
-        workers=await app.reads.run(lambda: workers.all_alive(app)),
+        workers=await app.reads.run(lambda: queues.all_alive(app)),
         jobs=[job_listed(one) for one in running],
         checks=await app.readiness.check_all(),
         held=await app.reads.run(lambda: quarantine.list_all(app, tenant_id)),

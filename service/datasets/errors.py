@@ -1,12 +1,12 @@
-"""Errors around datasets as nouns; what is wrong with a dataset itself stands in ``service.contracts.errors``."""
+"""Errors around datasets as resources; what is wrong with a dataset itself stands in ``service.contracts.errors``."""
 
 from __future__ import annotations
 
 from service.contracts.errors import QuantmillError
-from service.nouns import NounInUseError, NounNotFoundError, NounNotReadyError, NounRejectedError
+from service.resources import ResourceInUseError, ResourceNotFoundError, ResourceNotReadyError, ResourceRejectedError
 
 
-class DatasetNotFoundError(NounNotFoundError):
+class DatasetNotFoundError(ResourceNotFoundError):
     """There is no such dataset (or it belongs to somebody else)."""
 
     code = "dataset-not-found"
@@ -29,7 +29,7 @@ class ThumbnailsNotFoundError(QuantmillError):
         )
 
 
-class DatasetNotReadyError(NounNotReadyError):
+class DatasetNotReadyError(ResourceNotReadyError):
     """The dataset is still being validated."""
 
     code = "dataset-not-ready"
@@ -37,7 +37,7 @@ class DatasetNotReadyError(NounNotReadyError):
     word = "dataset"
 
 
-class DatasetRejectedError(NounRejectedError):
+class DatasetRejectedError(ResourceRejectedError):
     """The dataset was found unusable; the reasons are listed."""
 
     code = "dataset-rejected"
@@ -45,7 +45,7 @@ class DatasetRejectedError(NounRejectedError):
     word = "dataset"
 
 
-class DatasetInUseError(NounInUseError):
+class DatasetInUseError(ResourceInUseError):
     """The dataset cannot be deleted: something that is there needs it."""
 
     code = "dataset-in-use"

@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Header, Request, Response
 
 from service.artifacts.content import Content, content_range, file_response, not_modified
-from service.artifacts.errors import RangeNotSatisfiableError
+from service.artifacts.schemas import RangeNotSatisfiableError
 from service.bodies import ThreadedBodyRoute
 from service.conditions import Conditions, IfMatch, PreconditionFailedError, PreconditionRequiredError
 from service.contracts.errors import InvalidRequestError
@@ -18,11 +18,10 @@ from service.datasets.views import dataset_in_list, dataset_out
 from service.deps import AppDep, PrincipalDep, reading
 from service.http import PageDep, Wait, etag_matches, only_parameters, poll
 from service.idempotency.answers import IdempotencyHeader
-from service.names.deletion.service import delete
 from service.names.kinds import DATASETS
-from service.names.repository import NounQuery
-from service.names.schemas import FILTERS, TAG, TAG_PARAMETER, NounPatch, noun_query
-from service.names.service import identify, list_page, row_etag, update
+from service.names.repository import ResourceQuery
+from service.names.schemas import FILTERS, TAG, TAG_PARAMETER, NounPatch, resource_query
+from service.names.service import delete, identify, list_page, row_etag, update
 from service.pagination import Page
 from service.responses import Responses, problems
 from service.storage import StoredFileCorruptError, StoredFileMissingError
@@ -58,7 +57,7 @@ async def create_dataset(
 
 @router.get("", dependencies=[Depends(only_parameters(*FILTERS, keyed=TAG))], openapi_extra=TAG_PARAMETER)
 async def list_datasets(
-    app: AppDep, principal: PrincipalDep, page: PageDep, query: Annotated[NounQuery, Depends(noun_query)]
+    app: AppDep, principal: PrincipalDep, page: PageDep, query: Annotated[ResourceQuery, Depends(resource_query)]
 ) -> Page[DatasetOut]:
     """Datasets, newest first. Any number of ``tag=KEY=VALUE`` filter by tag."""
     tenant_id = principal.tenant_id

@@ -14,7 +14,7 @@ from service.contracts.texts import Description, Text
 from service.idempotency.requests import RepeatableBody
 from service.jobs.schemas import Waiting
 from service.models.schemas import SelfLinks
-from service.nouns import NounStatus
+from service.resources import ResourceStatus
 
 
 def _or_name(schema: dict[str, Any]) -> None:
@@ -51,7 +51,7 @@ class DatasetOut(BaseModel):
     name: str
     version: int = Field(default=1, description="Counted by name.")
     format: FileFormat
-    status: NounStatus
+    status: ResourceStatus
     tags: dict[str, str] = Field(default_factory=dict)
     description: str | None = Field(default=None, description="For people.")
     sha256: str

@@ -21,8 +21,7 @@ from service.idempotency.requests import KeyedRequest
 from service.idempotency.service import submit_once
 from service.jobs import transitions
 from service.jobs.transitions import NewJob
-from service.names.kinds import DATASETS
-from service.names.readiness import require_ready
+from service.names.kinds import DATASETS, require_ready
 from service.principal import Principal
 from service.tables import Dataset, Job
 from service.uploads import repository as uploads

@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session
 from service.estimates import repository
 from service.estimates.repository import Running, Waiting
 from service.queues import repository as queues
-from service.queues.repository import Crew
+from service.queues.repository import WorkerFigures
 
 # What waits beyond these is not counted.
 MOST_WAITING = 100_000
@@ -118,7 +118,7 @@ def queue_now(session: Session, queue: str) -> Queue:
 
 
 def _read(session: Session, queue: str) -> Queue:
-    slots = queues.crews(session).get(queue, Crew()).slots
+    slots = queues.worker_figures(session).get(queue, WorkerFigures()).slots
     waiting = sorted(repository.queued(session, queue, MOST_WAITING), key=lambda job: job.id) if slots else []
     left = {job.id: left_seconds(job) for job in repository.running(session, queue)}
     return Queue(Lines.of(waiting), left, slots)

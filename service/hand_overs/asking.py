@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from service.egress.allowed import parse_allowed
 from service.egress.early import refuse_destination
-from service.egress.resolving import Resolver, system_resolver
+from service.egress.resolving import system_resolver
+from service.egress.urls import Destination
 from service.hand_overs.schemas import MOST_URL_CHARACTERS, HandOverTarget, PutTarget, plain
 from service.hand_overs.secrets import Place, Vault
 from service.ids import new_id
@@ -42,21 +43,11 @@ def refuse_inside(settings: Settings, targets: Sequence[HandOverTarget], pointer
     Raises:
         EgressError: of a URL's form, or of an address of its host; points at the URL.
     """
-    allowed = parse_allowed(settings.egress_allowed)
-    ends = time.monotonic() + _RESOLVE_SECONDS
-    for number, target in enumerate(targets):
-        refuse_destination(
-            target.url.get_secret_value(),
-            allowed,
-            system_resolver,
-            max(0.0, ends - time.monotonic()),
-            pointer=f"{pointer}/{number}/url",
-            most_characters=MOST_URL_CHARACTERS,
-        )
+    _destinations(settings, targets, pointer, names=True)
 
 
 def prepared(
-    settings: Settings, targets: Sequence[HandOverTarget], pointer: str, resolver: Resolver | None = None
+    settings: Settings, targets: Sequence[HandOverTarget], pointer: str, *, names: bool = False
 ) -> tuple[Asked, ...]:
     """The targets as they are stored, their URLs judged.
 
@@ -64,7 +55,7 @@ def prepared(
         settings: have the allow-list and the pepper.
         targets: of a request.
         pointer: where they stand in it.
-        resolver: tells the addresses of names, which takes seconds; None: they are judged only once something is sent.
+        names: judge the addresses of names, too, which takes seconds; else only once something is sent.
 
     Raises:
         HandOverUnavailableError: the installation has no pepper.
@@ -72,18 +63,7 @@ def prepared(
     """
     if not targets:
         return ()
-    allowed, ends = parse_allowed(settings.egress_allowed), time.monotonic() + _RESOLVE_SECONDS
-    destinations = [
-        refuse_destination(
-            target.url.get_secret_value(),
-            allowed,
-            resolver,
-            max(0.0, ends - time.monotonic()),
-            pointer=f"{pointer}/{number}/url",
-            most_characters=MOST_URL_CHARACTERS,
-        )
-        for number, target in enumerate(targets)
-    ]
+    destinations = _destinations(settings, targets, pointer, names=names)
     vault, found = Vault.of(settings), []
     ids = sorted(new_id("hov") for _ in targets)  # in the order in which they are asked for
     for hand_over_id, target, destination in zip(ids, targets, destinations, strict=True):
@@ -100,3 +80,20 @@ def prepared(
             )
         )
     return tuple(found)
+
+
+def _destinations(
+    settings: Settings, targets: Sequence[HandOverTarget], pointer: str, *, names: bool
+) -> list[Destination]:
+    allowed, ends = parse_allowed(settings.egress_allowed), time.monotonic() + _RESOLVE_SECONDS
+    return [
+        refuse_destination(
+            target.url.get_secret_value(),
+            allowed,
+            system_resolver if names else None,
+            max(0.0, ends - time.monotonic()),
+            pointer=f"{pointer}/{number}/url",
+            most_characters=MOST_URL_CHARACTERS,
+        )
+        for number, target in enumerate(targets)
+    ]

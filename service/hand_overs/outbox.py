@@ -63,7 +63,7 @@ def _drop(session: Session, job: Job, row: HandOver, state: str, reason: str, de
     events.append(session, job.id, job.attempt, "log", {"level": level, "message": message})
 
 
-def _payload(job: Job, row: HandOver, result: jobs.Result, made: Sequence[Artifact]) -> str:
+def _payload(job: Job, row: HandOver, result: jobs.ReportDigest, made: Sequence[Artifact]) -> str:
     """What a POST carries, byte by byte; the same at each attempt, whatever is called otherwise since."""
     path = f"/v1/jobs/{job.id}"
     document: dict[str, Any] = {

@@ -7,7 +7,6 @@ from fastapi import APIRouter, Response
 from service.bodies import ThreadedBodyRoute
 from service.deps import AppDep, PrincipalDep
 from service.egress.errors import AddressNotAllowedError, UrlNotAllowedError
-from service.egress.resolving import system_resolver
 from service.hand_overs import service
 from service.hand_overs.asking import prepared
 from service.hand_overs.errors import (
@@ -55,7 +54,7 @@ async def create_hand_overs(
 
     One that has failed is given again, with a fresh URL.
     """
-    asked = await app.lookups.run(lambda: prepared(app.settings, body.targets, service.POINTER, system_resolver))
+    asked = await app.lookups.run(lambda: prepared(app.settings, body.targets, service.POINTER, names=True))
     return await app.writes.run(
         lambda: service.add(app, principal, job_id, body, asked, key=idempotency_key).response()
     )

@@ -70,7 +70,7 @@ def _of_another_loop(task: asyncio.Task[Check]) -> bool:
     return task.get_loop() is not asyncio.get_running_loop()
 
 
-class Readiness:
+class ReadinessProbe:
     """Looks at everything that the service needs; never raises for what it looks for, and answers in a bounded time.
 
     Args:

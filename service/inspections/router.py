@@ -12,9 +12,8 @@ from service.contracts.errors import AlreadyQuantizedError, InvalidConfigError
 from service.deps import AppDep, AppState, PrincipalDep
 from service.http import Wait, etag_matches, only_parameters, poll
 from service.inspections import service
-from service.inspections.errors import UnknownTargetError
-from service.inspections.schemas import InspectionCreate, InspectionOut
-from service.inspections.views import etag, inspection_out
+from service.inspections.schemas import InspectionCreate, InspectionOut, UnknownTargetError
+from service.inspections.service import etag, inspection_out
 from service.models.errors import ModelNotReadyError, ModelRejectedError
 from service.principal import Principal
 from service.quarantine.errors import ModelQuarantinedError

@@ -1,4 +1,4 @@
-"""Inspections as seen over HTTP."""
+"""Inspections as seen over HTTP, and their errors."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
-from service.contracts.errors import Problem
+from service.contracts.errors import Problem, QuantmillError
 from service.contracts.inspection import Inspection
 from service.jobs.schemas import WithConfig
 
@@ -36,3 +36,26 @@ class InspectionOut(BaseModel):
     created_at: datetime
     updated_at: datetime
     links: InspectionLinks
+
+
+class InspectionNotFoundError(QuantmillError):
+    """There is no such inspection (or it belongs to somebody else)."""
+
+    code = "inspection-not-found"
+    title = "No such inspection"
+    status = 404
+
+    def __init__(self, inspection_id: str) -> None:
+        super().__init__(
+            f"There is no inspection {inspection_id!r}.",
+            path_parameter="inspection_id",
+            hint="POST /v1/models/{model_id}/inspect makes one.",
+        )
+
+
+class UnknownTargetError(QuantmillError):
+    """There is no such target."""
+
+    code = "unknown-target"
+    title = "No such target"
+    status = 422

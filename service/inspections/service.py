@@ -10,13 +10,15 @@ from sqlalchemy.orm import Session
 from service.audit.service import note
 from service.contracts.compatibility import check_float, check_selected
 from service.contracts.config import QuantizationConfig, parse_config
+from service.contracts.errors import Problem
+from service.contracts.inspection import Inspection
 from service.contracts.model import ModelSummary
 from service.contracts.preparation import fixed_inputs
 from service.contracts.targets import TARGET_OPTIONS, unknown_target
 from service.contracts.version import VERSION
 from service.deps import AppState
 from service.inspections import repository
-from service.inspections.errors import UnknownTargetError
+from service.inspections.schemas import InspectionLinks, InspectionOut, UnknownTargetError
 from service.jobs import events, transitions
 from service.jobs.transitions import NewJob
 from service.models import repository as models
@@ -115,3 +117,24 @@ def get(app: AppState, tenant_id: str, inspection_id: str) -> InspectionRow:
 def config_digest(config: QuantizationConfig) -> str:
     """Digest of everything that the result depends on, the model aside: the resolved config and the engine."""
     return hashlib.sha256(f"{VERSION}\n{config.model_dump_json()}".encode()).hexdigest()
+
+
+def etag(row: InspectionRow) -> str:
+    """Entity tag: changes whenever the inspection does."""
+    return f'"{row.row_version}"'
+
+
+def inspection_out(row: InspectionRow) -> InspectionOut:
+    """The inspection as it is shown."""
+    return InspectionOut(
+        id=row.id,
+        model_id=row.model_id,
+        job_id=row.job_id,
+        status=row.status,
+        config=row.config,
+        result=None if row.result is None else Inspection.model_validate(row.result),
+        problem=None if row.problem is None else Problem.model_validate(row.problem),
+        created_at=row.created_at,
+        updated_at=row.updated_at,
+        links=InspectionLinks(self=f"/v1/inspections/{row.id}", job=f"/v1/jobs/{row.job_id}"),
+    )

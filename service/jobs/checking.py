@@ -77,7 +77,7 @@ class JobInputs:
 
 
 @dataclass(frozen=True)
-class Placement:
+class JobPlacement:
     """Where a job goes; ``warnings`` say what is odd about it."""
 
     device: Device
@@ -99,7 +99,7 @@ class Checked(Generic[_Asked]):
 
     asked: _Asked
     inputs: JobInputs
-    placement: Placement
+    placement: JobPlacement
     estimate: Estimated | None
 
 
@@ -196,7 +196,7 @@ def _fitting(session: Session, tenant_id: str, config: QuantizationConfig, input
     return replace(inputs, model=model)
 
 
-def placed(session: Session, settings: Settings, body: JobCreate | JobValidate, inputs: JobInputs) -> Placement:
+def placed(session: Session, settings: Settings, body: JobCreate | JobValidate, inputs: JobInputs) -> JobPlacement:
     """Where the job that is asked for goes.
 
     Raises:
@@ -223,7 +223,7 @@ def placed(session: Session, settings: Settings, body: JobCreate | JobValidate, 
         most_samples=settings.short_job_samples,
     )
     idle = body.device == "gpu" and next(device_fields(body.config), None) is None
-    return Placement(device, queue, "short" if short else "long", (_NOTHING_FOR_A_GPU,) if idle else ())
+    return JobPlacement(device, queue, "short" if short else "long", (_NOTHING_FOR_A_GPU,) if idle else ())
 
 
 def _no_worker(body: JobCreate | JobValidate, field: DeviceField | None) -> NoGpuWorkerError:

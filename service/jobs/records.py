@@ -89,7 +89,7 @@ def log_text(entries: Iterable[JobEvent]) -> str:
     return "".join(lines)
 
 
-class Told(NamedTuple):
+class LogExcerpt(NamedTuple):
     """What a job has told so far.
 
     Attributes:
@@ -103,7 +103,7 @@ class Told(NamedTuple):
     log: list[JobEvent]
 
 
-def told(app: AppState, tenant_id: str, job_id: str, *, upto: int, states: int, lines: int) -> Told:
+def told(app: AppState, tenant_id: str, job_id: str, *, upto: int, states: int, lines: int) -> LogExcerpt:
     """What the job told up to the event of number ``upto``: its last states, its stages, the end of its log.
 
     Raises:
@@ -111,7 +111,7 @@ def told(app: AppState, tenant_id: str, job_id: str, *, upto: int, states: int, 
     """
     with app.database.read() as session:
         repository.get(session, tenant_id, job_id)
-        return Told(
+        return LogExcerpt(
             events.newest(session, tenant_id, job_id, "state", upto=upto, limit=states),
             events.last_of_stages(session, tenant_id, job_id, upto=upto),
             events.newest(session, tenant_id, job_id, "log", upto=upto, limit=lines),

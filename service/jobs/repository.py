@@ -56,7 +56,7 @@ class JobQuery:
 
 
 @dataclass(frozen=True)
-class Standing:
+class AttemptStatus:
     """What an attempt looks for in its job's row again and again: whether it still has the job, and may go on."""
 
     state: str
@@ -64,11 +64,11 @@ class Standing:
     cancel_requested: bool
 
 
-def standing(session: Session, job_id: str) -> Standing | None:
+def attempt_status(session: Session, job_id: str) -> AttemptStatus | None:
     """How the job stands, without its config, which may have megabytes; None: there is no such job."""
     columns = (Job.state, Job.attempt, Job.cancel_requested_at.is_not(None))
     found = session.execute(select(*columns).where(Job.id == job_id)).one_or_none()
-    return None if found is None else Standing(*found)
+    return None if found is None else AttemptStatus(*found)
 
 
 def get(session: Session, tenant_id: str, job_id: str, *, pointer: str | None = None) -> Job:
@@ -133,7 +133,7 @@ def report(session: Session, tenant_id: str, job_id: str) -> ReportRow | None:
 
 
 @dataclass(frozen=True)
-class Result:
+class ReportDigest:
     """What lists tell of a job's report; ``outline`` is None for one that older code has written."""
 
     verdict: str
@@ -141,11 +141,11 @@ class Result:
     outline: dict[str, Any] | None
 
 
-def results(session: Session, tenant_id: str, job_ids: Iterable[str]) -> dict[str, Result]:
+def results(session: Session, tenant_id: str, job_ids: Iterable[str]) -> dict[str, ReportDigest]:
     """What was found, by job id, for those of the tenant's jobs that have a report."""
     statement = select(ReportRow.job_id, ReportRow.verdict, ReportRow.fallback, ReportRow.outline)
     statement = statement.where(ReportRow.job_id.in_(list(job_ids)), owned(ReportRow, tenant_id))
-    return {row.job_id: Result(row.verdict, row.fallback, row.outline) for row in session.execute(statement)}
+    return {row.job_id: ReportDigest(row.verdict, row.fallback, row.outline) for row in session.execute(statement)}
 
 
 def models_of(session: Session, tenant_id: str, jobs: Iterable[Job]) -> dict[str, tuple[str, int]]:

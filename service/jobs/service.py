@@ -50,7 +50,7 @@ class ReportNotFoundError(QuantmillError):
 
 
 def create(
-    app: AppState, by: Principal, body: JobCreate, hand_over: tuple[HandedOver, ...] = (), *, key: str | None
+    app: AppState, by: Principal, body: JobCreate, hand_over: tuple[HandedOver, ...] | None = None, *, key: str | None
 ) -> Answer:
     """Store a job and have it run; with a key known from before, answer as then.
 
@@ -58,7 +58,7 @@ def create(
         app: of the process.
         by: who asks.
         body: the request.
-        hand_over: its targets, judged and sealed.
+        hand_over: its targets, where they are judged and sealed already.
         key: its Idempotency-Key.
 
     Raises:

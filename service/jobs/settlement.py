@@ -19,8 +19,8 @@ from service.inspections import repository as inspections
 from service.jobs import announcing, repository
 from service.jobs.outcome import EvaluateOutcome, MadeModel, Outcome, QuantizeOutcome
 from service.models import repository as models
-from service.nouns import with_pointer
 from service.repository import note_waiting
+from service.resources import with_pointer
 from service.tables import Dataset, Job, Model, ModelFile
 from service.tables.jobs import USERS_KINDS
 
@@ -65,7 +65,7 @@ def accept(session: Session, job: Job, result: Outcome) -> None:
 
 
 def reject(session: Session, job: Job, problem: Problem) -> None:
-    """The job has failed or was canceled: a noun that it should have accepted must not stay in validation for ever."""
+    """The job has failed or was canceled: what it should have accepted must not stay in validation for ever."""
     if job.kind == "inspect_model" and job.model_id is not None:
         pointer = _file_pointer(models.find(session, job.model_id), problem)
         if models.settle(session, job.model_id, status="rejected", problems=_stored(problem, pointer)):

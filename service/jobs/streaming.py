@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Tail:
+class JobEventTail:
     """What follows in a log after some event.
 
     Attributes:
@@ -101,7 +101,7 @@ async def event_stream(app: AppState, tenant_id: str, job_id: str, after: int) -
                 sent_at = loop.time()
 
 
-def tail_after(app: AppState, tenant_id: str, job_id: str, seq: int) -> Tail:
+def tail_after(app: AppState, tenant_id: str, job_id: str, seq: int) -> JobEventTail:
     """The next events of a log, ready to be sent.
 
     Raises:
@@ -111,7 +111,7 @@ def tail_after(app: AppState, tenant_id: str, job_id: str, seq: int) -> Tail:
     frames = [frame(event.type, event_out(event).model_dump(mode="json"), event_id=event.seq) for event in events]
     # the state was read before the events: where none of them is a change of state, the end is still to come
     more = len(events) == _BATCH or state in TERMINAL or any(event.type == "state" for event in events)
-    return Tail(b"".join(frames), events[-1].seq if events else seq, state, more)
+    return JobEventTail(b"".join(frames), events[-1].seq if events else seq, state, more)
 
 
 def frame(event: str, data: object, *, event_id: int | str | None = None) -> bytes:

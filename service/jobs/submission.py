@@ -35,7 +35,7 @@ from service.settings import Settings
 from service.tables import Job
 
 # Pointer and id of what a request names.
-Named = tuple[tuple[str, str], ...]
+NamedInputs = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True)
@@ -56,8 +56,8 @@ class Submission:
 
     job: NewJob
     evaluation: EvaluationSpec
-    models: Named
-    datasets: Named
+    models: NamedInputs
+    datasets: NamedInputs
     model: tuple[str, int] | None
     estimate: Estimated | None
     finish_at: datetime | None = None

@@ -16,7 +16,7 @@ from service.deps import AppState
 from service.estimates import repository as estimates
 from service.estimates.service import finishes_of, shown
 from service.jobs import repository
-from service.jobs.repository import Result
+from service.jobs.repository import ReportDigest
 from service.jobs.schemas import (
     TERMINAL,
     ArtifactLink,
@@ -62,7 +62,7 @@ class JobView:
     """
 
     job: Job
-    result: Result | None = None
+    result: ReportDigest | None = None
     artifacts: Sequence[Artifact] = ()
     waiting: Waiting | None = None
     model: tuple[str, int] | None = None

@@ -1,11 +1,11 @@
-"""Errors around models as nouns; what is wrong with a model itself stands in ``service.contracts.errors``."""
+"""Errors around models as resources; what is wrong with a model itself stands in ``service.contracts.errors``."""
 
 from __future__ import annotations
 
-from service.nouns import NounInUseError, NounNotFoundError, NounNotReadyError, NounRejectedError
+from service.resources import ResourceInUseError, ResourceNotFoundError, ResourceNotReadyError, ResourceRejectedError
 
 
-class ModelNotFoundError(NounNotFoundError):
+class ModelNotFoundError(ResourceNotFoundError):
     """There is no such model (or it belongs to somebody else)."""
 
     code = "model-not-found"
@@ -13,7 +13,7 @@ class ModelNotFoundError(NounNotFoundError):
     word = "model"
 
 
-class ModelNotReadyError(NounNotReadyError):
+class ModelNotReadyError(ResourceNotReadyError):
     """The model is still being validated."""
 
     code = "model-not-ready"
@@ -21,7 +21,7 @@ class ModelNotReadyError(NounNotReadyError):
     word = "model"
 
 
-class ModelRejectedError(NounRejectedError):
+class ModelRejectedError(ResourceRejectedError):
     """The model was found unusable; the reasons are listed."""
 
     code = "model-rejected"
@@ -29,7 +29,7 @@ class ModelRejectedError(NounRejectedError):
     word = "model"
 
 
-class ModelInUseError(NounInUseError):
+class ModelInUseError(ResourceInUseError):
     """The model cannot be deleted: something that is there needs it."""
 
     code = "model-in-use"

@@ -16,11 +16,10 @@ from service.models import service
 from service.models.errors import ModelInUseError, ModelNotFoundError, ModelNotReadyError, ModelRejectedError
 from service.models.schemas import ModelCreate, ModelOut
 from service.models.views import model_in_list, model_out
-from service.names.deletion.service import delete
 from service.names.kinds import MODELS
-from service.names.repository import NounQuery
-from service.names.schemas import FILTERS, TAG, TAG_PARAMETER, NounPatch, noun_query
-from service.names.service import identify, list_page, row_etag, update
+from service.names.repository import ResourceQuery
+from service.names.schemas import FILTERS, TAG, TAG_PARAMETER, NounPatch, resource_query
+from service.names.service import delete, identify, list_page, row_etag, update
 from service.pagination import Page
 from service.quarantine.errors import ModelQuarantinedError
 from service.responses import problems
@@ -58,7 +57,7 @@ async def create_model(
 
 @router.get("", dependencies=[Depends(only_parameters(*FILTERS, keyed=TAG))], openapi_extra=TAG_PARAMETER)
 async def list_models(
-    app: AppDep, principal: PrincipalDep, page: PageDep, query: Annotated[NounQuery, Depends(noun_query)]
+    app: AppDep, principal: PrincipalDep, page: PageDep, query: Annotated[ResourceQuery, Depends(resource_query)]
 ) -> Page[ModelOut]:
     """Models, newest first. Any number of ``tag=KEY=VALUE`` filter by tag."""
     tenant_id = principal.tenant_id

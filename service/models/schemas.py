@@ -16,7 +16,7 @@ from service.contracts.references import MOST_REFERENCE_CHARS
 from service.contracts.texts import Description, Text, plain_text
 from service.idempotency.requests import RepeatableBody
 from service.jobs.schemas import Waiting
-from service.nouns import NounStatus
+from service.resources import ResourceStatus
 
 MAX_FILES = 256
 
@@ -132,7 +132,7 @@ class ModelOut(BaseModel):
     name: str
     version: int = Field(default=1, description="Counted by name.")
     format: str
-    status: NounStatus
+    status: ResourceStatus
     tags: dict[str, str] = Field(default_factory=dict)
     description: str | None = Field(default=None, description="For people.")
     summary: ModelSummary | None = Field(description="Facts found by validation, once ready.")

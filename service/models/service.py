@@ -19,8 +19,7 @@ from service.models import repository
 from service.models.schemas import ModelCreate, is_main
 from service.models.views import created
 from service.names import repository as names
-from service.names.kinds import MODELS
-from service.names.readiness import require_ready
+from service.names.kinds import MODELS, require_ready
 from service.principal import Principal
 from service.quarantine import suspects as quarantine
 from service.tables import Job, Model, ModelFile

@@ -1,33 +1,50 @@
-"""What has a name: models and datasets, as far as they differ."""
+"""What has a name: models and datasets, as far as they differ, and whether one may be used."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Generic, Literal, TypeVar
 
+from service.contracts.errors import Problem
 from service.datasets.errors import DatasetInUseError, DatasetNotFoundError, DatasetNotReadyError, DatasetRejectedError
 from service.ids import Prefix
 from service.models.errors import ModelInUseError, ModelNotFoundError, ModelNotReadyError, ModelRejectedError
-from service.nouns import NounInUseError, NounNotFoundError, NounNotReadyError, NounRejectedError
+from service.resources import ResourceInUseError, ResourceNotFoundError, ResourceNotReadyError, ResourceRejectedError
 from service.tables import Dataset, Model
 
 Named = TypeVar("Named", Model, Dataset)
 
 
 @dataclass(frozen=True)
-class Kind(Generic[Named]):
-    """One of the nouns: its word, the prefix of its ids, its table, and the errors that say what keeps it from use."""
+class ResourceKind(Generic[Named]):
+    """Models or datasets: word, prefix of ids, table, and the errors that say what keeps one from use."""
 
     word: Literal["model", "dataset"]
     prefix: Prefix
     table: type[Named]
-    not_found: type[NounNotFoundError]
-    not_ready: type[NounNotReadyError]
-    rejected: type[NounRejectedError]
-    in_use: type[NounInUseError]
+    not_found: type[ResourceNotFoundError]
+    not_ready: type[ResourceNotReadyError]
+    rejected: type[ResourceRejectedError]
+    in_use: type[ResourceInUseError]
 
 
-MODELS = Kind("model", "mdl", Model, ModelNotFoundError, ModelNotReadyError, ModelRejectedError, ModelInUseError)
-DATASETS = Kind(
+MODELS = ResourceKind(
+    "model", "mdl", Model, ModelNotFoundError, ModelNotReadyError, ModelRejectedError, ModelInUseError
+)
+DATASETS = ResourceKind(
     "dataset", "dst", Dataset, DatasetNotFoundError, DatasetNotReadyError, DatasetRejectedError, DatasetInUseError
 )
+
+
+def require_ready(kind: ResourceKind[Named], row: Named, *, pointer: str) -> None:
+    """Let nothing be done with what is not ready.
+
+    Raises:
+        ResourceNotReadyError: validation has not ended.
+        ResourceRejectedError: it was found unusable.
+    """
+    if row.status == "validating":
+        raise kind.not_ready(row.id, pointer=pointer)
+    if row.status == "rejected":
+        reasons = [Problem.model_validate(problem) for problem in row.problems or []]
+        raise kind.rejected(row.id, pointer=pointer, reasons=reasons)

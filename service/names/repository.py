@@ -1,4 +1,4 @@
-"""Statements about names and what they stand for, of models and datasets alike."""
+"""Statements about names and what they stand for, of models and datasets alike, and about deleting them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import ColumnElement, and_, select, update
+from sqlalchemy import ColumnElement, String, and_, cast, delete, func, literal, or_, select, union_all, update
 from sqlalchemy.orm import Session
 from sqlalchemy.orm.attributes import set_committed_value
 
@@ -14,18 +14,20 @@ from service.contracts.nearest import nearest_name
 from service.contracts.references import LATEST, SIGN, Reference, is_name, parse
 from service.db import db_now
 from service.ids import is_id
-from service.names.kinds import Kind, Named
-from service.names.readiness import require_ready
-from service.nouns import NounNotFoundError
+from service.names.kinds import Named, ResourceKind, require_ready
 from service.pagination import Position
 from service.repository import insert_of, page
-from service.tables import Alias, Dataset, Model, ModelFile, NounName
+from service.resources import ResourceNotFoundError
+from service.tables import Alias, Dataset, Job, Model, ModelFile, NounName, Schedule
+from service.tables.jobs import LIVE_STATES
 from service.tenancy import owned
 
 # Of the version that is counted next, where the name is known already.
 _NEXT = {"last_version": NounName.last_version + 1}
 # Of names that the one meant is looked for among, and of what an error lists.
-_MOST_NAMES, _MOST_TOLD = 2000, 20
+_MOST_NAMES, MOST_TOLD = 2000, 20
+# Where the templates of schedules name a model or a dataset.
+_PLACES = {"model": ("model_id",), "dataset": ("calibration_dataset_id", "evaluation_dataset_id")}
 
 
 def next_version(session: Session, tenant_id: str, noun: str, name: str) -> int:
@@ -42,7 +44,7 @@ def next_version(session: Session, tenant_id: str, noun: str, name: str) -> int:
 
 def look_up(
     session: Session,
-    kind: Kind[Named],
+    kind: ResourceKind[Named],
     tenant_id: str,
     text: str,
     *,
@@ -60,8 +62,8 @@ def look_up(
         query: which parameter of the query; without either it is the one of the path.
 
     Raises:
-        NounNotFoundError: the tenant has none that is called so; says what there is.
-        NounNotReadyError, NounRejectedError: ``NAME@latest``, and no version is ready: tells of the newest.
+        ResourceNotFoundError: the tenant has none that is called so; says what there is.
+        ResourceNotReadyError, ResourceRejectedError: ``NAME@latest``, and no version is ready: tells of the newest.
     """
     reference = None
     if is_id(text, kind.prefix):
@@ -74,19 +76,19 @@ def look_up(
     return found
 
 
-def by_id(session: Session, kind: Kind[Named], tenant_id: str, noun_id: str) -> Named:
+def by_id(session: Session, kind: ResourceKind[Named], tenant_id: str, resource_id: str) -> Named:
     """The tenant's model or dataset of this id: for transactions in which nothing is to be computed, as by ``look_up``.
 
     Raises:
-        NounNotFoundError: the tenant has none.
+        ResourceNotFoundError: the tenant has none.
     """
-    found = session.scalar(select(kind.table).where(kind.table.id == noun_id, *_there(kind, tenant_id)))
+    found = session.scalar(select(kind.table).where(kind.table.id == resource_id, *_there(kind, tenant_id)))
     if found is None:
-        raise kind.not_found(noun_id, pointer=None)
+        raise kind.not_found(resource_id, pointer=None)
     return found
 
 
-def hold(session: Session, kind: Kind[Named], tenant_id: str, places: Sequence[tuple[str | None, str]]) -> None:
+def hold(session: Session, kind: ResourceKind[Named], tenant_id: str, places: Sequence[tuple[str | None, str]]) -> None:
     """Until the transaction ends, nobody deletes these: something is made that needs them.
 
     Args:
@@ -96,19 +98,19 @@ def hold(session: Session, kind: Kind[Named], tenant_id: str, places: Sequence[t
         places: pointer in the body and id of each; None is the parameter of the path.
 
     Raises:
-        NounNotFoundError: one is not there (any more).
+        ResourceNotFoundError: one is not there (any more).
     """
     table = kind.table
-    ids = {noun_id for _, noun_id in places}
+    ids = {resource_id for _, resource_id in places}
     statement = select(table.id).where(table.id.in_(ids), *_there(kind, tenant_id)).order_by(table.id)
     held = set(session.scalars(statement.with_for_update(read=True)))
-    for pointer, noun_id in places:
-        if noun_id not in held:
-            raise kind.not_found(noun_id, pointer=pointer)
+    for pointer, resource_id in places:
+        if resource_id not in held:
+            raise kind.not_found(resource_id, pointer=pointer)
 
 
 @dataclass(frozen=True)
-class NounQuery:
+class ResourceQuery:
     """Filters of a list of models or datasets; ``sha256`` is that of the main file, ``search`` a part of the name."""
 
     status: str | None = None
@@ -119,7 +121,13 @@ class NounQuery:
 
 
 def list_page(
-    session: Session, kind: Kind[Named], tenant_id: str, query: NounQuery, *, after: Position | None, limit: int
+    session: Session,
+    kind: ResourceKind[Named],
+    tenant_id: str,
+    query: ResourceQuery,
+    *,
+    after: Position | None,
+    limit: int,
 ) -> tuple[list[Named], Position | None]:
     """One page of the tenant's models or datasets, newest first; whole summaries are not read, but outlines."""
     table = kind.table
@@ -138,16 +146,16 @@ def list_page(
     return rows, last
 
 
-def lock(session: Session, kind: Kind[Named], tenant_id: str, noun_id: str) -> Named:
+def lock(session: Session, kind: ResourceKind[Named], tenant_id: str, resource_id: str) -> Named:
     """The tenant's model or dataset; until the transaction ends, nobody else changes it, or needs it anew.
 
     Raises:
-        NounNotFoundError: it is not there (any more).
+        ResourceNotFoundError: it is not there (any more).
     """
-    statement = select(kind.table).where(kind.table.id == noun_id, *_there(kind, tenant_id)).with_for_update()
+    statement = select(kind.table).where(kind.table.id == resource_id, *_there(kind, tenant_id)).with_for_update()
     found = session.scalar(statement, execution_options={"populate_existing": True})
     if found is None:
-        raise kind.not_found(noun_id)
+        raise kind.not_found(resource_id)
     return found
 
 
@@ -160,22 +168,26 @@ def change(session: Session, row: Named, **values: Any) -> None:
     session.refresh(row)
 
 
-def alias_words(session: Session, kind: Kind[Named], tenant_id: str, name: str, limit: int | None = None) -> list[str]:
+def alias_words(
+    session: Session, kind: ResourceKind[Named], tenant_id: str, name: str, limit: int | None = None
+) -> list[str]:
     """The aliases of a name, in their order."""
     statement = select(Alias.alias).where(*of_name(Alias, kind, tenant_id, name)).order_by(Alias.alias)
     return list(session.scalars(statement.limit(limit)))
 
 
-def of_name(table: Any, kind: Kind[Named], tenant_id: str, name: str) -> list[ColumnElement[bool]]:
+def of_name(table: Any, kind: ResourceKind[Named], tenant_id: str, name: str) -> list[ColumnElement[bool]]:
     """Condition: rows of ``table`` are of the name."""
     return [owned(table, tenant_id), table.noun == kind.word, table.name == name]
 
 
-def _there(kind: Kind[Named], tenant_id: str) -> list[ColumnElement[bool]]:
+def _there(kind: ResourceKind[Named], tenant_id: str) -> list[ColumnElement[bool]]:
     return [owned(kind.table, tenant_id), kind.table.deleted_at.is_(None)]
 
 
-def _referred(session: Session, kind: Kind[Named], tenant_id: str, reference: Reference, pointer: str) -> Named | None:
+def _referred(
+    session: Session, kind: ResourceKind[Named], tenant_id: str, reference: Reference, pointer: str
+) -> Named | None:
     table = kind.table
     statement = select(table).where(*_there(kind, tenant_id), table.name == reference.name)
     if reference.word is None:
@@ -194,13 +206,13 @@ def _referred(session: Session, kind: Kind[Named], tenant_id: str, reference: Re
 
 def _nothing_called(
     session: Session,
-    kind: Kind[Named],
+    kind: ResourceKind[Named],
     tenant_id: str,
     text: str,
     reference: Reference | None,
     pointer: str | None,
     query: str | None,
-) -> NounNotFoundError:
+) -> ResourceNotFoundError:
     """What to say of a text that names nothing: whether it is a bare name, and else what there is instead."""
     place: dict[str, str | None] = {"pointer": pointer, "query": query}
     if is_name(text) and _versions(session, kind, tenant_id, text, 1):
@@ -210,30 +222,123 @@ def _nothing_called(
     name: str = text.rpartition(SIGN)[0] if reference is None else reference.name
     if not is_name(name):
         return kind.not_found(text, **place)
-    versions = _versions(session, kind, tenant_id, name, _MOST_TOLD)
+    versions = _versions(session, kind, tenant_id, name, MOST_TOLD)
     if not versions:
         table = kind.table
         names = select(table.name).where(*_there(kind, tenant_id)).distinct().order_by(table.name).limit(_MOST_NAMES)
         near = nearest_name(name, session.scalars(names))
         told = f"There is no {kind.word} of the name {name!r}" + (f"; did you mean {near!r}?" if near else ".")
         return kind.not_found(text, **place, detail=told)
-    words = [*alias_words(session, kind, tenant_id, name, _MOST_TOLD), LATEST]
+    words = [*alias_words(session, kind, tenant_id, name, MOST_TOLD), LATEST]
     if reference is None:
         detail = f"{text.rpartition(SIGN)[2]!r} is neither a version nor an alias of the {kind.word} {name!r}."
     else:
         detail = f"There is no {kind.word} {text!r}."
     there = f"Of {name!r} there are the versions {', '.join(map(str, versions))}"
-    more = " and older ones" if len(versions) == _MOST_TOLD else ""
+    more = " and older ones" if len(versions) == MOST_TOLD else ""
     return kind.not_found(text, **place, detail=detail, hint=f"{there}{more}, and the aliases {', '.join(words)}.")
 
 
-def _has_main_file(kind: Kind[Named], sha256: str) -> ColumnElement[bool]:
+def _has_main_file(kind: ResourceKind[Named], sha256: str) -> ColumnElement[bool]:
     if kind.word == "dataset":
         return Dataset.sha256 == sha256
     return Model.files.any(and_(ModelFile.is_main, ModelFile.sha256 == sha256))
 
 
-def _versions(session: Session, kind: Kind[Named], tenant_id: str, name: str, limit: int) -> list[int]:
+def _versions(session: Session, kind: ResourceKind[Named], tenant_id: str, name: str, limit: int) -> list[int]:
     table = kind.table
     statement = select(table.version).where(*_there(kind, tenant_id), table.name == name)
     return list(session.scalars(statement.order_by(table.version.desc()).limit(limit)))
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What needs a model or a dataset: the first of them as a word with an id or a name, and how many there are."""
+
+    first: list[tuple[str, str]]
+    count: int
+
+
+def hold_any(session: Session, kind: ResourceKind[Named], tenant_id: str, named: str | Reference) -> Named | None:
+    """The tenant's model or dataset, also one that is deleted; until the transaction ends nobody makes what needs it.
+
+    Args:
+        session: in a write transaction.
+        kind: which of both.
+        tenant_id: whose.
+        named: its id, or a reference with a version.
+    """
+    table = kind.table
+    if isinstance(named, Reference):
+        which = [table.name == named.name, table.version == named.version]
+    else:
+        which = [table.id == named]
+    statement = select(table).where(owned(table, tenant_id), *which).with_for_update()
+    return session.scalar(statement, execution_options={"populate_existing": True})
+
+
+def needs(session: Session, kind: ResourceKind[Named], tenant_id: str, row: Named) -> Needs:
+    """What cannot go on without it: jobs that have not ended, aliases, schedules whose next job would be on it, new
+    weights that are being validated.
+    """
+    resource_id = row.id
+    in_template = or_(*_of_template(session, kind, row))
+    parts = [
+        select(literal("job"), Job.id).where(
+            owned(Job, tenant_id), Job.state.in_(LIVE_STATES), _of_job(kind, resource_id)
+        ),
+        select(literal("alias"), Alias.alias).where(owned(Alias, tenant_id), _of_alias(kind, resource_id)),
+        select(literal("schedule"), Schedule.name).where(owned(Schedule, tenant_id), in_template),
+    ]
+    if kind.word == "model":
+        unmade = (Model.skeleton_model_id == resource_id, Model.status == "validating")
+        parts.append(select(literal("model"), Model.id).where(owned(Model, tenant_id), *unmade))
+    every = union_all(*(part.add_columns(literal(place)) for place, part in enumerate(parts))).subquery()
+    word, name, place = every.c
+    first = session.execute(select(word, name).order_by(place, name).limit(MOST_TOLD))
+    count = session.scalar(select(func.count()).select_from(every)) or 0
+    return Needs([(str(word), str(name)) for word, name in first], count)
+
+
+def mark_deleted(session: Session, row: Named) -> None:
+    """Delete a row that is held: it names no file any more, and stays for what refers to it, and for its number."""
+    table, now = type(row), db_now()
+    values: dict[str, Any] = {"deleted_at": now, "updated_at": now, "row_version": table.row_version + 1}
+    if isinstance(row, Dataset):
+        values |= {"sha256": "", "size_bytes": 0, "thumbnails_sha256": None}
+    else:
+        session.execute(
+            delete(ModelFile).where(ModelFile.model_id == row.id).execution_options(synchronize_session=False)
+        )
+    session.execute(update(table).where(table.id == row.id).values(values).execution_options(synchronize_session=False))
+
+
+def _of_job(kind: ResourceKind[Named], resource_id: str) -> ColumnElement[bool]:
+    if kind.word == "dataset":
+        columns = (Job.dataset_id, Job.calibration_dataset_id, Job.evaluation_dataset_id)
+        return or_(*(column == resource_id for column in columns))
+    # metrics and losses of the config may be models, too
+    named = (Job.model_id == resource_id, Job.reference_model_id == resource_id)
+    return or_(*named, cast(Job.config, String).contains(resource_id, autoescape=True))
+
+
+def _of_template(session: Session, kind: ResourceKind[Named], row: Named) -> list[ColumnElement[bool]]:
+    """Conditions on schedules: their templates name the row, and would name nothing without it.
+
+    What is named by an alias is held by that.
+    """
+    table = type(row)
+    named = [row.id, f"{row.name}@{row.version}"]
+    others = select(table.id).where(
+        owned(table, row.tenant_id), table.name == row.name, table.id != row.id, table.deleted_at.is_(None)
+    )
+    if session.scalar(others.limit(1)) is None:
+        named.append(f"{row.name}@latest")
+    # metrics and losses of its config may be models, too
+    found: list[ColumnElement[bool]] = [cast(Schedule.template, String).contains(row.id, autoescape=True)]
+    found += [Schedule.template[place].as_string().in_(named) for place in _PLACES[kind.word]]
+    return found
+
+
+def _of_alias(kind: ResourceKind[Named], resource_id: str) -> ColumnElement[bool]:
+    return (Alias.model_id if kind.word == "model" else Alias.dataset_id) == resource_id

@@ -10,8 +10,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from service.contracts.labels import MOST_TAGS, Tags
 from service.contracts.texts import Description
 from service.http import PLAIN_TEXT, keyed_filters, keyed_parameter
-from service.names.repository import NounQuery
-from service.nouns import NounStatus
+from service.names.repository import ResourceQuery
+from service.resources import ResourceStatus
 
 TAG = "tag"
 TAG_PARAMETER = keyed_parameter(TAG, MOST_TAGS)
@@ -27,11 +27,11 @@ class NounPatch(BaseModel):
     description: Description | None = Field(default=None, description="For people; null takes it away.")
 
 
-def noun_query(
+def resource_query(
     request: Request,
-    status: Annotated[NounStatus | None, Query()] = None,
+    status: Annotated[ResourceStatus | None, Query()] = None,
     name: Annotated[str | None, Query(max_length=200, pattern=PLAIN_TEXT, description="Its versions.")] = None,
     sha256: Annotated[str | None, Query(pattern="^[0-9a-f]{64}$", description="Of the main file.")] = None,
-) -> NounQuery:
+) -> ResourceQuery:
     """Filters of a list; any number of ``tag.KEY=VALUE`` parameters filter by tag."""
-    return NounQuery(status, name, sha256, keyed_filters(request, TAG, most=MOST_TAGS))
+    return ResourceQuery(status, name, sha256, keyed_filters(request, TAG, most=MOST_TAGS))

@@ -1,26 +1,30 @@
-"""Names: what a reference stands for at this moment, and what people say of it."""
+"""Names: what a reference stands for at this moment, what people say of it, and its end."""
 
 from __future__ import annotations
 
+from sqlalchemy.orm import Session
+
 from service.audit.service import note
 from service.conditions import Conditions
+from service.contracts.errors import InvalidRequestError, QuantmillError
+from service.contracts.references import parse
 from service.deps import AppState
 from service.ids import is_id
 from service.names import repository
-from service.names.kinds import Kind, Named
-from service.names.repository import NounQuery
+from service.names.kinds import Named, ResourceKind
+from service.names.repository import ResourceQuery
 from service.names.schemas import NounPatch
 from service.pagination import Position
 from service.principal import Principal
 from service.tables import Dataset, Model
 
 
-def identify(app: AppState, kind: Kind[Named], tenant_id: str, text: str, *, query: str | None = None) -> str:
+def identify(app: AppState, kind: ResourceKind[Named], tenant_id: str, text: str, *, query: str | None = None) -> str:
     """The id that an id or a reference means; whether an id is anybody's is asked by who looks for it.
 
     Raises:
-        NounNotFoundError: the tenant has none that is called so.
-        NounNotReadyError, NounRejectedError: ``NAME@latest``, and no version is ready.
+        ResourceNotFoundError: the tenant has none that is called so.
+        ResourceNotReadyError, ResourceRejectedError: ``NAME@latest``, and no version is ready.
     """
     if is_id(text, kind.prefix):
         return text
@@ -29,7 +33,13 @@ def identify(app: AppState, kind: Kind[Named], tenant_id: str, text: str, *, que
 
 
 def list_page(
-    app: AppState, kind: Kind[Named], tenant_id: str, query: NounQuery, *, after: Position | None, limit: int
+    app: AppState,
+    kind: ResourceKind[Named],
+    tenant_id: str,
+    query: ResourceQuery,
+    *,
+    after: Position | None,
+    limit: int,
 ) -> tuple[list[Named], Position | None]:
     """One page of models or datasets, newest first, and the position to go on from."""
     with app.database.read() as session:
@@ -37,17 +47,17 @@ def list_page(
 
 
 def update(
-    app: AppState, by: Principal, kind: Kind[Named], text: str, patch: NounPatch, conditions: Conditions
+    app: AppState, by: Principal, kind: ResourceKind[Named], text: str, patch: NounPatch, conditions: Conditions
 ) -> Named:
     """Change what people say of a model or a dataset.
 
     Raises:
-        NounNotFoundError: the tenant has none that is called so.
+        ResourceNotFoundError: the tenant has none that is called so.
         PreconditionRequiredError, PreconditionFailedError: no condition, or one that does not hold.
     """
-    noun_id = identify(app, kind, by.tenant_id, text)
+    resource_id = identify(app, kind, by.tenant_id, text)
     with app.database.write() as session:
-        row = repository.lock(session, kind, by.tenant_id, noun_id)
+        row = repository.lock(session, kind, by.tenant_id, resource_id)
         conditions.require("Send If-Match with the ETag of what you have seen, or If-Match: *.")
         conditions.check(row_etag(row), f"{kind.word} {row.id}")
         repository.change(session, row, **patch.model_dump(exclude_unset=True))
@@ -58,3 +68,48 @@ def update(
 def row_etag(row: Model | Dataset) -> str:
     """Entity tag: changes whenever the model or the dataset does."""
     return f'"{row.row_version}"'
+
+
+def delete(app: AppState, by: Principal, kind: ResourceKind[Named], text: str) -> None:
+    """Delete a model or a dataset that nothing needs; one that is deleted stays so.
+
+    Its files are collected once nothing else names them. Jobs that ran on it keep what they have made, and its version
+    is never given again.
+
+    Raises:
+        ResourceNotFoundError: the tenant never had one that is called so.
+        InvalidRequestError: an alias or ``latest``, which would be another one the next time.
+        ResourceInUseError: something needs it; says what.
+    """
+    reference = None if is_id(text, kind.prefix) else parse(text)
+    if reference is not None and reference.word is not None:
+        raise InvalidRequestError(
+            f"{text!r} may stand for another {kind.word} the next time.",
+            path_parameter=f"{kind.word}_id",
+            hint="Name what is to be deleted by its id, or by NAME@VERSION.",
+        )
+    if reference is None and not is_id(text, kind.prefix):
+        raise _missing(app, by, kind, text)
+    with app.database.write() as session:
+        row = repository.hold_any(session, kind, by.tenant_id, reference or text)
+        if row is not None and row.deleted_at is None:
+            _delete_held(session, by, kind, row)
+    if row is None:
+        raise _missing(app, by, kind, text)
+
+
+def _delete_held(session: Session, by: Principal, kind: ResourceKind[Named], row: Named) -> None:
+    needs = repository.needs(session, kind, by.tenant_id, row)
+    if needs.count:
+        raise kind.in_use(row.id, needed_by=needs.first, count=needs.count)
+    repository.mark_deleted(session, row)
+    note(session, by, f"{kind.word}.delete", row.id)
+
+
+def _missing(app: AppState, by: Principal, kind: ResourceKind[Named], text: str) -> QuantmillError:
+    """Says what there is instead; looked for outside of any transaction that others wait for."""
+    try:
+        identify(app, kind, by.tenant_id, text)
+    except QuantmillError as error:
+        return error
+    return kind.not_found(text)

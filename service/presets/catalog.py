@@ -19,7 +19,7 @@ class PresetNotFoundError(QuantmillError):
 
 
 @dataclass(frozen=True)
-class Entry:
+class PresetEntry:
     """A preset and what it resolves to when nothing else is given."""
 
     preset: Preset
@@ -31,17 +31,17 @@ class Entry:
         return self.preset.name == DEFAULT_PRESET
 
 
-def entries() -> list[Entry]:
+def entries() -> list[PresetEntry]:
     """Every preset, by name."""
     return [entry(PRESETS[name]) for name in sorted(PRESETS)]
 
 
-def entry(preset: Preset) -> Entry:
+def entry(preset: Preset) -> PresetEntry:
     """One preset."""
-    return Entry(preset, QuantizationConfig(preset=preset.name))
+    return PresetEntry(preset, QuantizationConfig(preset=preset.name))
 
 
-def named(name: str) -> Entry:
+def named(name: str) -> PresetEntry:
     """The preset of this name, alias or name in AMD Quark.
 
     Raises:

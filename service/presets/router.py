@@ -53,7 +53,7 @@ def get_preset(name: str, _: PrincipalDep) -> PresetOut:
     return _out(catalog.named(name))
 
 
-def _out(entry: catalog.Entry) -> PresetOut:
+def _out(entry: catalog.PresetEntry) -> PresetOut:
     preset = entry.preset
     return PresetOut(
         name=preset.name,

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from service.contracts.presets import Preset, find_preset, missing_preset
 from service.contracts.presets.mixed import MIXED_PRESETS
 from service.contracts.presets.own import OWN_PRESETS
-from service.presets.catalog import Entry, PresetNotFoundError, entries, entry, pending
+from service.presets.catalog import PresetEntry, PresetNotFoundError, entries, entry, pending
 
 _OWN = frozenset(preset.name for preset in OWN_PRESETS)
 _MIXED = frozenset(preset.name for preset in MIXED_PRESETS)
@@ -34,7 +34,7 @@ def group_of(preset: Preset) -> str:
     return next(name for name, _, holds in GROUPS if holds(preset))
 
 
-def find(search: str | None) -> list[Entry]:
+def find(search: str | None) -> list[PresetEntry]:
     """All presets; the one of this name, alias or name in Quark; or those in whose words all of ``search`` occur.
 
     Raises:
@@ -52,7 +52,7 @@ def find(search: str | None) -> list[Entry]:
     return found
 
 
-def as_text(found: Sequence[Entry], *, with_pending: bool) -> str:
+def as_text(found: Sequence[PresetEntry], *, with_pending: bool) -> str:
     """The presets by kind, each with its other names and its notes."""
     lines: list[str] = []
     for name, title, _ in GROUPS:
@@ -64,7 +64,7 @@ def as_text(found: Sequence[Entry], *, with_pending: bool) -> str:
     return "\n".join([*lines, "'quantmill presets NAME' shows one whole; 'quantmill presets WORDS' looks for words."])
 
 
-def to_json(found: Sequence[Entry]) -> str:
+def to_json(found: Sequence[PresetEntry]) -> str:
     """The same for programs."""
     items = [
         {
@@ -82,7 +82,7 @@ def to_json(found: Sequence[Entry]) -> str:
     return json.dumps({"items": items}, indent=2)
 
 
-def _lines(one: Entry) -> list[str]:
+def _lines(one: PresetEntry) -> list[str]:
     preset = one.preset
     kind = "native" if preset.execution.native else "simulated"
     default = " (default)" if one.default else ""

@@ -16,7 +16,7 @@ from service.workers.repository import ALIVE_SECONDS
 
 
 @dataclass(frozen=True)
-class Waiting:
+class QueuedFigures:
     """Queued jobs of a queue.
 
     Attributes:
@@ -35,7 +35,7 @@ class Waiting:
 
 
 @dataclass(frozen=True)
-class Crew:
+class WorkerFigures:
     """Live workers of a queue, how many of them no message reaches, their slots, and how many of these run a job."""
 
     workers: int = 0
@@ -44,7 +44,7 @@ class Crew:
     busy: int = 0
 
 
-def waiting(session: Session, *, full: Collection[str] = ()) -> dict[str, Waiting]:
+def waiting(session: Session, *, full: Collection[str] = ()) -> dict[str, QueuedFigures]:
     """By queue, the jobs that wait in it; ``full``: tenants of whom no more may run."""
     now, moment = db_now(), type_coerce(Job.not_before, Double)
     due, startable = moment <= now, and_(moment <= now, Job.tenant_id.not_in(full)) if full else moment <= now
@@ -62,7 +62,7 @@ def waiting(session: Session, *, full: Collection[str] = ()) -> dict[str, Waitin
         .group_by(Job.queue)
     )
     return {
-        queue: Waiting(queued, due, max(0.0, seconds) if due else None, startable, max(0.0, waited or 0.0))
+        queue: QueuedFigures(queued, due, max(0.0, seconds) if due else None, startable, max(0.0, waited or 0.0))
         for queue, queued, due, seconds, startable, waited in session.execute(statement)
     }
 
@@ -73,7 +73,7 @@ def running(session: Session) -> dict[str, int]:
     return {row.queue: row.jobs for row in session.execute(statement)}
 
 
-def crews(session: Session) -> dict[str, Crew]:
+def worker_figures(session: Session) -> dict[str, WorkerFigures]:
     """By queue, who takes its jobs."""
     load = select(Job.worker_id, func.count().label("jobs")).where(text(IS_RUNNING)).group_by(Job.worker_id).subquery()
     busy = func.coalesce(load.c.jobs, 0)
@@ -90,4 +90,4 @@ def crews(session: Session) -> dict[str, Crew]:
         .where(Worker.seen_at > db_now() - ALIVE_SECONDS)
         .group_by(Worker.queue)
     )
-    return {queue: Crew(*figures) for queue, *figures in session.execute(statement)}
+    return {queue: WorkerFigures(*figures) for queue, *figures in session.execute(statement)}

@@ -15,9 +15,9 @@ from service.contracts.report import LatencyFigures, MetricFigures
 from service.jobs import repository as jobs
 from service.names import repository as names
 from service.names.kinds import MODELS
-from service.nouns import NounNotFoundError
 from service.reports.errors import ReportNotRenderableError
 from service.reports.reading import whole_report
+from service.resources import ResourceNotFoundError
 from service.schedules import repository
 from service.tables import Model, Schedule, ScheduleRun
 
@@ -26,7 +26,7 @@ _LOOKED_AT = 10
 
 
 @dataclass(frozen=True)
-class Evidence:
+class JobFigures:
     """Figures of one job.
 
     Attributes:
@@ -49,7 +49,7 @@ class Evidence:
 
 
 @dataclass(frozen=True)
-class Compared:
+class BaselineFigures:
     """What a clause compares with.
 
     Attributes:
@@ -58,20 +58,20 @@ class Compared:
         is_first: nothing was accepted before, so that nothing can be worse.
     """
 
-    evidence: Evidence | None
+    evidence: JobFigures | None
     reason: str | None = None
     is_first: bool = False
 
 
 @dataclass(frozen=True)
-class Found:
+class GateFigures:
     """All that a run is judged by; ``compared`` has an entry for each clause of the gate."""
 
-    own: Evidence
-    compared: tuple[Compared, ...]
+    own: JobFigures
+    compared: tuple[BaselineFigures, ...]
 
 
-def found_for(session: Session, schedule: Schedule, run: ScheduleRun, gate: RegressionGate) -> Found | None:
+def found_for(session: Session, schedule: Schedule, run: ScheduleRun, gate: RegressionGate) -> GateFigures | None:
     """Read what a run is judged by; None: its job has no report.
 
     Raises:
@@ -80,21 +80,23 @@ def found_for(session: Session, schedule: Schedule, run: ScheduleRun, gate: Regr
     own = _evidence(session, schedule.tenant_id, run.job_id or "")
     if own is None:
         return None
-    known: dict[Baseline, Compared] = {}
+    known: dict[Baseline, BaselineFigures] = {}
     for clause in gate.clauses:
         baseline = clause.baseline or gate.baseline
         if baseline not in known:
             known[baseline] = _compared(session, schedule, run, baseline, own)
-    return Found(own, tuple(known[clause.baseline or gate.baseline] for clause in gate.clauses))
+    return GateFigures(own, tuple(known[clause.baseline or gate.baseline] for clause in gate.clauses))
 
 
-def _compared(session: Session, schedule: Schedule, run: ScheduleRun, baseline: Baseline, own: Evidence) -> Compared:
+def _compared(
+    session: Session, schedule: Schedule, run: ScheduleRun, baseline: Baseline, own: JobFigures
+) -> BaselineFigures:
     if isinstance(baseline, OfJob):
         return _measured(session, schedule, [baseline.job_id], own)
     but = run.job_id or ""
     if isinstance(baseline, LastPass):
         if schedule.last_pass_job_id is None:
-            return Compared(None, "No job of this schedule was accepted before.", is_first=True)
+            return BaselineFigures(None, "No job of this schedule was accepted before.", is_first=True)
         model_id = jobs.get(session, schedule.tenant_id, schedule.last_pass_job_id).model_id
         others = [] if model_id is None else _newest(session, run, model_id, but, schedule.last_pass_job_id)
         return _measured(session, schedule, [schedule.last_pass_job_id, *others], own)
@@ -102,14 +104,16 @@ def _compared(session: Session, schedule: Schedule, run: ScheduleRun, baseline: 
     if model is None:
         told = f"The model's name has no alias {baseline.alias!r}"
         if baseline.alias == schedule.promote_to:
-            return Compared(None, f"{told} yet, which this schedule gives.", is_first=True)
-        return Compared(None, f"{told}. Give it to a version: PUT /v1/models/NAME@VERSION/aliases/{baseline.alias}.")
+            return BaselineFigures(None, f"{told} yet, which this schedule gives.", is_first=True)
+        return BaselineFigures(
+            None, f"{told}. Give it to a version: PUT /v1/models/NAME@VERSION/aliases/{baseline.alias}."
+        )
     accepted = repository.last_accepted(session, run.tenant_id, schedule.id, model.id)
     found = [*([] if accepted is None else [accepted]), *_newest(session, run, model.id, but, accepted)]
     if not found:
         named = f"{model.name}@{model.version}, which is {baseline.alias}"
         told = f"No job that was not refused has quantized {named}. Submit one for it, measured on the same data."
-        return Compared(None, told)
+        return BaselineFigures(None, told)
     return _measured(session, schedule, found, own)
 
 
@@ -128,35 +132,37 @@ def _recipe(config: dict[str, Any] | None) -> dict[str, Any]:
     return {name: value for name, value in (config or {}).items() if name not in ("seed", "evaluation")}
 
 
-def _measured(session: Session, schedule: Schedule, job_ids: Sequence[str], own: Evidence) -> Compared:
+def _measured(session: Session, schedule: Schedule, job_ids: Sequence[str], own: JobFigures) -> BaselineFigures:
     """The first of these jobs that was measured on the same data as the run's own; else the very first one."""
-    first: Compared | None = None
+    first: BaselineFigures | None = None
     for job_id in job_ids:
         try:
             evidence = _evidence(session, schedule.tenant_id, job_id)
         except ReportNotRenderableError as error:
-            first = first or Compared(None, error.detail)
+            first = first or BaselineFigures(None, error.detail)
             continue
         if evidence is not None and evidence.side.measured_on == own.side.measured_on:
-            return Compared(evidence)
-        first = first or Compared(evidence, None if evidence else f"There is no report of the job {job_id} (any more).")
-    return first or Compared(None, "There is no job to compare with.")
+            return BaselineFigures(evidence)
+        first = first or BaselineFigures(
+            evidence, None if evidence else f"There is no report of the job {job_id} (any more)."
+        )
+    return first or BaselineFigures(None, "There is no job to compare with.")
 
 
 def _model_of_alias(session: Session, run: ScheduleRun, alias: str) -> Model | None:
     try:
         own = names.by_id(session, MODELS, run.tenant_id, run.model_id or "")
         return names.look_up(session, MODELS, run.tenant_id, f"{own.name}@{alias}")
-    except NounNotFoundError:
+    except ResourceNotFoundError:
         return None
 
 
-def _evidence(session: Session, tenant_id: str, job_id: str) -> Evidence | None:
+def _evidence(session: Session, tenant_id: str, job_id: str) -> JobFigures | None:
     row = jobs.report(session, tenant_id, job_id)
     if row is None:
         return None
     report = whole_report(row)
-    return Evidence(
+    return JobFigures(
         job_id=job_id,
         verdict=row.verdict,
         fallback=row.fallback,

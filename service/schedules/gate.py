@@ -20,7 +20,7 @@ from service.contracts.regression import (
     SizeRatio,
 )
 from service.contracts.report import Interval
-from service.schedules.evidence import Compared, Evidence, Found
+from service.schedules.evidence import BaselineFigures, GateFigures, JobFigures
 
 # Of figures that went through decimal numbers.
 _TOLERANCE = 1e-9
@@ -52,7 +52,7 @@ class Judgement:
     clauses: tuple[ClauseResult, ...] = ()
 
 
-def judged(gate: RegressionGate, found: Found, pair: Pair) -> Judgement:
+def judged(gate: RegressionGate, found: GateFigures, pair: Pair) -> Judgement:
     """Judge a job that has succeeded.
 
     Args:
@@ -83,7 +83,7 @@ def _words(result: ClauseResult) -> str:
     return f"{about}: {'undecided' if result.holds is None else 'does not hold'}; {result.reason}"
 
 
-def _clause(clause: Clause, own: Evidence, compared: Compared, pair: Pair) -> ClauseResult:
+def _clause(clause: Clause, own: JobFigures, compared: BaselineFigures, pair: Pair) -> ClauseResult:
     other = compared.evidence
     if other is None:
         return _result(clause, None, compared.reason, holds=True if compared.is_first else None)
@@ -94,7 +94,7 @@ def _clause(clause: Clause, own: Evidence, compared: Compared, pair: Pair) -> Cl
     return _size(clause, own, other) if isinstance(clause, SizeRatio) else _latency(clause, own, other)
 
 
-def _drop(clause: MaxDrop, own: Evidence, other: Evidence) -> ClauseResult:
+def _drop(clause: MaxDrop, own: JobFigures, other: JobFigures) -> ClauseResult:
     figures, before = own.metrics.get(clause.metric), other.metrics.get(clause.metric)
     if figures is None or before is None:
         whose = own if figures is None else other
@@ -119,7 +119,7 @@ def _drop(clause: MaxDrop, own: Evidence, other: Evidence) -> ClauseResult:
     )
 
 
-def _significance(clause: NotSignificantlyWorse, own: Evidence, other: Evidence, pair: Pair) -> ClauseResult:
+def _significance(clause: NotSignificantlyWorse, own: JobFigures, other: JobFigures, pair: Pair) -> ClauseResult:
     try:
         found = pair(other.side, own.side)
     except QuantmillError as error:  # a file is gone, or damaged: undecided, as the clause says
@@ -151,7 +151,9 @@ def _significance(clause: NotSignificantlyWorse, own: Evidence, other: Evidence,
     )
 
 
-def _metric_significance(clause: NotSignificantlyWorse, own: Evidence, other: Evidence, found: Paired) -> ClauseResult:
+def _metric_significance(
+    clause: NotSignificantlyWorse, own: JobFigures, other: JobFigures, found: Paired
+) -> ClauseResult:
     """Of the metric that the clause names, or the first one that both jobs keep by sample."""
     wanted = [clause.metric] if clause.metric is not None else list(own.metrics)
     name = next((name for name in wanted if name in found.metrics and name in own.metrics), None)
@@ -182,7 +184,7 @@ def _metric_significance(clause: NotSignificantlyWorse, own: Evidence, other: Ev
     )
 
 
-def _size(clause: SizeRatio, own: Evidence, other: Evidence) -> ClauseResult:
+def _size(clause: SizeRatio, own: JobFigures, other: JobFigures) -> ClauseResult:
     ratio = own.size_bytes / other.size_bytes
     holds = _at_most(ratio, clause.max_ratio)
     told = f"{own.size_bytes} bytes are {ratio:.6g} times the {other.size_bytes} of the baseline."
@@ -195,7 +197,7 @@ def _size(clause: SizeRatio, own: Evidence, other: Evidence) -> ClauseResult:
     )
 
 
-def _latency(clause: LatencyRatio, own: Evidence, other: Evidence) -> ClauseResult:
+def _latency(clause: LatencyRatio, own: JobFigures, other: JobFigures) -> ClauseResult:
     now, before = own.latency, other.latency
     if now is None or before is None or before.ratio <= 0 or before.ratio_interval.low <= 0:
         return _result(clause, other, "One of the two was not timed.")
@@ -236,7 +238,7 @@ class _Figures:
 
 def _result(
     clause: Clause,
-    other: Evidence | None,
+    other: JobFigures | None,
     reason: str | None,
     *,
     holds: bool | None = None,

@@ -33,7 +33,7 @@ _WITHOUT_REPORT = frozenset({"failed", "canceled"})
 
 
 @dataclass
-class _Found:
+class _GateProblems:
     """What is wrong, and what is odd."""
 
     problems: list[FieldProblem] = field(default_factory=list)
@@ -69,7 +69,7 @@ def gate_prospects(
     Raises:
         InvalidRequestError: it names a metric, an alias or a job that no run could be judged by; one problem for each.
     """
-    found = _Found()
+    found = _GateProblems()
     for pointer, baseline in _baselines(gate):
         _look_at_baseline(session, tenant_id, found, elsewhere or pointer, baseline, promote_to, given)
     data = _measured_on(session, tenant_id, given)
@@ -95,7 +95,7 @@ def _baselines(gate: RegressionGate) -> Iterator[tuple[str, Baseline]]:
 def _look_at_baseline(
     session: Session,
     tenant_id: str,
-    found: _Found,
+    found: _GateProblems,
     pointer: str,
     baseline: Baseline,
     promote_to: str | None,
@@ -115,7 +115,7 @@ def _look_at_baseline(
         _look_at_job(session, tenant_id, found, place, baseline.job_id)
 
 
-def _look_at_job(session: Session, tenant_id: str, found: _Found, place: str, job_id: str) -> None:
+def _look_at_job(session: Session, tenant_id: str, found: _GateProblems, place: str, job_id: str) -> None:
     try:
         job = jobs.get(session, tenant_id, job_id)
     except JobNotFoundError as error:
@@ -134,7 +134,7 @@ def _ended(state: str) -> str:
 
 
 def _look_at_metric(
-    found: _Found, pointer: str, metric: str, spec: EvaluationSpec, data: DatasetSummary | None
+    found: _GateProblems, pointer: str, metric: str, spec: EvaluationSpec, data: DatasetSummary | None
 ) -> None:
     declared = [one.name for one in spec.metrics]
     known = declared or list(DEFAULT_METRICS)

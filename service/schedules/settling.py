@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class _Seen:
+class _JudgedRun:
     """What a run was judged by: if something of it has changed since, it is judged again."""
 
     schedule: Schedule
@@ -77,7 +77,7 @@ def _settle(app: AppState, run_id: str) -> bool:
     return True
 
 
-def _judge(app: AppState, run_id: str) -> _Seen | None:
+def _judge(app: AppState, run_id: str) -> _JudgedRun | None:
     with app.database.read() as session:
         run = repository.look_up_run(session, run_id)
         if run is None or run.state != "running":
@@ -90,10 +90,10 @@ def _judge(app: AppState, run_id: str) -> _Seen | None:
         try:
             found = found_for(session, schedule, run, gate) if job is not None else None
         except ReportNotRenderableError as error:  # of a newer service: it will not become readable by waiting
-            return _Seen(schedule, run, Judgement(False, "report", error.detail))
+            return _JudgedRun(schedule, run, Judgement(False, "report", error.detail))
     if job is None or found is None:
-        return _Seen(schedule, run, _unsuccessful(job))
-    return _Seen(schedule, run, judged(gate, found, partial(pair, partial(samples_of, app))))
+        return _JudgedRun(schedule, run, _unsuccessful(job))
+    return _JudgedRun(schedule, run, judged(gate, found, partial(pair, partial(samples_of, app))))
 
 
 def _unsuccessful(job: Job | None) -> Judgement:
@@ -106,7 +106,7 @@ def _unsuccessful(job: Job | None) -> Judgement:
     return Judgement(False, "job-failed", f"The job {job.id} failed: {'' if problem is None else problem.detail}")
 
 
-def _stored(app: AppState, seen: _Seen, values: dict[str, Any]) -> ScheduleRun | None:
+def _stored(app: AppState, seen: _JudgedRun, values: dict[str, Any]) -> ScheduleRun | None:
     """Store the end of a run with all that follows from it; None: somebody else did, or it has to be judged anew."""
     with app.database.write() as session:
         schedule = repository.lock(session, seen.schedule.id)

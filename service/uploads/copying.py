@@ -19,7 +19,7 @@ from service.uploads.writer import UploadFile
 _LEAST_BYTES = 4096
 
 
-class Limit(NamedTuple):
+class SizeLimit(NamedTuple):
     """The bytes that an upload may have, and what says so."""
 
     size_bytes: int
@@ -38,7 +38,9 @@ class Limit(NamedTuple):
         )
 
 
-async def copy(blocks: AsyncIterator[bytes], file: UploadFile, limit: Limit, idle_seconds: float, meter: Meter) -> None:
+async def copy(
+    blocks: AsyncIterator[bytes], file: UploadFile, limit: SizeLimit, idle_seconds: float, meter: Meter
+) -> None:
     """Write the blocks as they come.
 
     Raises:

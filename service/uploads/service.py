@@ -23,7 +23,7 @@ from service.quotas import service as quotas
 from service.storage import FileStore, StorageFullError, StoredFile
 from service.tables import Upload
 from service.uploads import repository
-from service.uploads.copying import Limit, copy
+from service.uploads.copying import SizeLimit, copy
 from service.uploads.errors import (
     DigestMismatchError,
     UploadCompleteError,
@@ -78,7 +78,7 @@ def create(app: AppState, by: Principal, body: UploadCreate) -> Upload:
             "A file of 0 bytes is of no use.", pointer=_SIZE_POINTER, hint="Send a file that has some."
         )
     if size_bytes is not None and size_bytes > app.settings.max_upload_bytes:
-        Limit(app.settings.max_upload_bytes, _SIZE_POINTER).refuse(size_bytes)
+        SizeLimit(app.settings.max_upload_bytes, _SIZE_POINTER).refuse(size_bytes)
     if app.store.free_bytes() < (size_bytes or 0) + app.settings.min_free_bytes:
         raise StorageFullError("There is no room for this file.", hint="Free some space on the storage folder.")
     known = _known(app, by.tenant_id, body)
@@ -236,10 +236,10 @@ def _current(app: AppState, tenant_id: str, upload_id: str, file: UploadFile) ->
     return upload
 
 
-def _limit(app: AppState, upload: Upload) -> Limit:
+def _limit(app: AppState, upload: Upload) -> SizeLimit:
     if upload.expected_size_bytes is None:
-        return Limit(app.settings.max_upload_bytes, _WHOLE_BODY)
-    return Limit(upload.expected_size_bytes, _SIZE_POINTER)
+        return SizeLimit(app.settings.max_upload_bytes, _WHOLE_BODY)
+    return SizeLimit(upload.expected_size_bytes, _SIZE_POINTER)
 
 
 def _begin(app: AppState, tenant_id: str, upload_id: str, file: UploadFile, incoming: Incoming) -> Upload:

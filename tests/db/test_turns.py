@@ -17,7 +17,7 @@ from service.ids import new_id
 from service.jobs import transitions
 from service.jobs.repository import JobQuery, list_page
 from service.names.kinds import MODELS
-from service.names.repository import NounQuery
+from service.names.repository import ResourceQuery
 from service.names.repository import list_page as nouns_page
 from service.queues import repository as queues
 from service.tables import Job, Model
@@ -164,11 +164,11 @@ def test_the_figures_of_the_queues(database: Database) -> None:
         announce(session, "w", {"cpu": 3, "inspect": 3})
         announce(session, "idle", {"cpu": 2})
         announce(session, "idle", {"cpu": 4})
-        waiting, running, crews = queues.waiting(session), queues.running(session), queues.crews(session)
+        waiting, running, crews = queues.waiting(session), queues.running(session), queues.worker_figures(session)
     assert (waiting["cpu"].queued, waiting["cpu"].due, waiting["gpu"].due) == (6, 4, 1)
     assert waiting["cpu"].oldest_seconds == pytest.approx(1000, abs=500)
     assert running == {"cpu": 1}
-    assert crews == {"cpu": queues.Crew(2, 0, 7, 1), "inspect": queues.Crew(1, 0, 3, 1)}
+    assert crews == {"cpu": queues.WorkerFigures(2, 0, 7, 1), "inspect": queues.WorkerFigures(1, 0, 3, 1)}
 
 
 def test_a_list_of_jobs_reads_no_configs(database: Database) -> None:
@@ -190,5 +190,5 @@ def test_a_list_of_models_reads_outlines_and_old_rows_whole(database: Database) 
                 update(Model).where(Model.id == model_id).values(status="ready", summary={"all": 1}, outline=outline)
             )
     with database.read() as session:
-        models, _ = nouns_page(session, MODELS, "default", NounQuery(), after=None, limit=10)
+        models, _ = nouns_page(session, MODELS, "default", ResourceQuery(), after=None, limit=10)
     assert sorted(str(model.outline) for model in models) == ["{'all': 1}", "{'few': 1}"]

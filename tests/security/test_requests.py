@@ -86,7 +86,7 @@ def writing(sqlite_front: Front, monkeypatch: pytest.MonkeyPatch) -> Iterator[th
 
 def test_nothing_is_checked_while_others_may_not_write(sqlite_front: Front, writing, monkeypatch) -> None:
     seen: list[tuple[str, int]] = []
-    checks = ("check_selected", "check_dataset", "placed", "taken_over")
+    checks = ("check_selected", "check_dataset", "check_evaluation", "placed")
     for name in checks:
         real = getattr(checking, name)
 

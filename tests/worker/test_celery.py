@@ -168,7 +168,7 @@ def ended(task: dict[str, Any]) -> dict[str, Any] | None:
 
 def slots_of(bench: Workbench, queue: str) -> int | None:
     with bench.database.read() as session:
-        crew = queues.crews(session).get(queue)
+        crew = queues.worker_figures(session).get(queue)
     return None if crew is None else crew.slots
 
 

@@ -18,13 +18,13 @@ pytestmark = pytest.mark.slow  # starts processes
 
 
 def test_a_worker_says_what_it_takes_and_takes_nothing_during_its_shutdown(bench: Workbench) -> None:
-    def seen() -> tuple[set[str], dict[str, queues.Crew]]:
+    def seen() -> tuple[set[str], dict[str, queues.WorkerFigures]]:
         with bench.database.read() as session:
-            return live_queues(session, {"cpu", "gpu", "inspect"}), queues.crews(session)
+            return live_queues(session, {"cpu", "gpu", "inspect"}), queues.worker_figures(session)
 
     assert seen() == (set(), {})
     with worker(bench, "--queues", "gpu,inspect", "--devices", "0,1") as process:
-        crew = queues.Crew(workers=1, deaf=0, slots=2, busy=0)
+        crew = queues.WorkerFigures(workers=1, deaf=0, slots=2, busy=0)
         wait_for(lambda: seen() == ({"gpu", "inspect"}, {"gpu": crew, "inspect": crew}), message=str(seen()))
         process.send_signal(signal.SIGTERM)
         assert process.wait(PATIENCE_SECONDS) == 0

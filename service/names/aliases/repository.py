@@ -9,7 +9,7 @@ from sqlalchemy import delete, func, insert, select, update
 from sqlalchemy.orm import Session
 
 from service.db import db_now
-from service.names.kinds import Kind, Named
+from service.names.kinds import Named, ResourceKind
 from service.names.repository import of_name
 from service.tables import Alias, AliasMove, NounName
 from service.tenancy import owned
@@ -18,36 +18,36 @@ from service.tenancy import owned
 MOST_MOVES = 100
 
 
-def hold_name(session: Session, kind: Kind[Named], tenant_id: str, name: str) -> None:
+def hold_name(session: Session, kind: ResourceKind[Named], tenant_id: str, name: str) -> None:
     """Until the transaction ends, nobody else changes the aliases of the name."""
     session.execute(select(NounName.last_version).where(*of_name(NounName, kind, tenant_id, name)).with_for_update())
 
 
-def alias_of(session: Session, kind: Kind[Named], tenant_id: str, name: str, alias: str) -> Alias | None:
+def alias_of(session: Session, kind: ResourceKind[Named], tenant_id: str, name: str, alias: str) -> Alias | None:
     """The alias, if the name has it."""
     statement = select(Alias).where(*of_name(Alias, kind, tenant_id, name), Alias.alias == alias)
     return session.scalar(statement, execution_options={"populate_existing": True})
 
 
-def of(session: Session, kind: Kind[Named], tenant_id: str, name: str) -> list[Alias]:
+def of(session: Session, kind: ResourceKind[Named], tenant_id: str, name: str) -> list[Alias]:
     """All aliases of the name, in their order."""
     statement = select(Alias).where(*of_name(Alias, kind, tenant_id, name)).order_by(Alias.alias)
     return list(session.scalars(statement))
 
 
-def of_names(session: Session, kind: Kind[Named], tenant_id: str, names: Collection[str]) -> list[Alias]:
+def of_names(session: Session, kind: ResourceKind[Named], tenant_id: str, names: Collection[str]) -> list[Alias]:
     """All aliases of these names, in their order."""
     of_kind = owned(Alias, tenant_id), Alias.noun == kind.word, Alias.name.in_(names)
     return list(session.scalars(select(Alias).where(*of_kind).order_by(Alias.alias)))
 
 
-def count(session: Session, kind: Kind[Named], tenant_id: str, name: str) -> int:
+def count(session: Session, kind: ResourceKind[Named], tenant_id: str, name: str) -> int:
     """How many aliases the name has."""
     statement = select(func.count()).select_from(Alias)
     return session.scalar(statement.where(*of_name(Alias, kind, tenant_id, name))) or 0
 
 
-def point(session: Session, kind: Kind[Named], row: Named, alias: str, actor: str, *, is_new: bool) -> Alias:
+def point(session: Session, kind: ResourceKind[Named], row: Named, alias: str, actor: str, *, is_new: bool) -> Alias:
     """Have the alias stand for ``row``, and write down who did it."""
     seq = _move(session, kind, row.tenant_id, row.name, alias, actor, version=row.version, noun_id=row.id)
     now = db_now()
@@ -69,14 +69,14 @@ def point(session: Session, kind: Kind[Named], row: Named, alias: str, actor: st
     return made
 
 
-def drop(session: Session, kind: Kind[Named], alias: Alias, actor: str) -> None:
+def drop(session: Session, kind: ResourceKind[Named], alias: Alias, actor: str) -> None:
     """End the alias, and write down who did it."""
     _move(session, kind, alias.tenant_id, alias.name, alias.alias, actor, version=None, noun_id=None)
     place = (*of_name(Alias, kind, alias.tenant_id, alias.name), Alias.alias == alias.alias)
     session.execute(delete(Alias).where(*place).execution_options(synchronize_session=False))
 
 
-def moves(session: Session, kind: Kind[Named], tenant_id: str, name: str, alias: str) -> list[AliasMove]:
+def moves(session: Session, kind: ResourceKind[Named], tenant_id: str, name: str, alias: str) -> list[AliasMove]:
     """The last moves of the alias, the newest first; also of one that has ended."""
     statement = select(AliasMove).where(*of_name(AliasMove, kind, tenant_id, name), AliasMove.alias == alias)
     return list(session.scalars(statement.order_by(AliasMove.seq.desc()).limit(MOST_MOVES)))
@@ -84,7 +84,7 @@ def moves(session: Session, kind: Kind[Named], tenant_id: str, name: str, alias:
 
 def _move(
     session: Session,
-    kind: Kind[Named],
+    kind: ResourceKind[Named],
     tenant_id: str,
     name: str,
     alias: str,

@@ -13,14 +13,14 @@ from service.http import etag_matches
 from service.names.aliases import service
 from service.names.aliases.errors import AliasNotFoundError, InvalidAliasError, TooManyAliasesError
 from service.names.aliases.schemas import AliasList, AliasOut, MoveList
-from service.names.kinds import DATASETS, MODELS, Kind, Named
+from service.names.kinds import DATASETS, MODELS, Named, ResourceKind
 from service.responses import Responses, problems
 
 _PUT_RESPONSES: Responses = {201: {"model": AliasOut, "description": "It was made."}}
 _PUT_REFUSALS = (InvalidAliasError, PreconditionFailedError, PreconditionRequiredError, TooManyAliasesError)
 
 
-def alias_routes(kind: Kind[Named]) -> APIRouter:
+def alias_routes(kind: ResourceKind[Named]) -> APIRouter:
     """The routes for the aliases of one noun."""
     parameter = f"{kind.word}_id"
     router = APIRouter(prefix=f"/v1/{kind.word}s/{{{parameter}}}/aliases", tags=[f"{kind.word}s"])

@@ -14,13 +14,11 @@ from service.deps import AppState
 from service.names import repository as names
 from service.names.aliases import repository
 from service.names.aliases.errors import AliasNotFoundError, InvalidAliasError, TooManyAliasesError
-from service.names.aliases.schemas import AliasOut, MoveOut
-from service.names.aliases.views import alias_etag, alias_out, move_out
-from service.names.kinds import Kind, Named
-from service.names.readiness import require_ready
+from service.names.aliases.schemas import AliasLinks, AliasOut, MoveOut
+from service.names.kinds import Named, ResourceKind, require_ready
 from service.names.service import identify
 from service.principal import Principal
-from service.tables import Alias
+from service.tables import Alias, AliasMove
 from service.webhooks.outbox import emit
 
 MOST_ALIASES = 100
@@ -34,18 +32,20 @@ class ShownAlias(NamedTuple):
     is_new: bool = False
 
 
-def of(app: AppState, kind: Kind[Named], tenant_id: str, text: str) -> list[AliasOut]:
+def of(app: AppState, kind: ResourceKind[Named], tenant_id: str, text: str) -> list[AliasOut]:
     """All aliases of the name that a model or a dataset has.
 
     Raises:
-        NounNotFoundError: the tenant has no such model or dataset.
+        ResourceNotFoundError: the tenant has no such model or dataset.
     """
     with app.database.read() as session:
         row = names.look_up(session, kind, tenant_id, text)
         return [alias_out(kind, alias) for alias in repository.of(session, kind, tenant_id, row.name)]
 
 
-def words_of(app: AppState, kind: Kind[Named], tenant_id: str, of_names: Collection[str]) -> dict[str, list[str]]:
+def words_of(
+    app: AppState, kind: ResourceKind[Named], tenant_id: str, of_names: Collection[str]
+) -> dict[str, list[str]]:
     """The aliases of these names, by the id of what each stands for."""
     found: dict[str, list[str]] = {}
     with app.database.read() as session:
@@ -54,11 +54,11 @@ def words_of(app: AppState, kind: Kind[Named], tenant_id: str, of_names: Collect
     return found
 
 
-def get(app: AppState, kind: Kind[Named], tenant_id: str, text: str, word: str) -> ShownAlias:
+def get(app: AppState, kind: ResourceKind[Named], tenant_id: str, text: str, word: str) -> ShownAlias:
     """One of them.
 
     Raises:
-        NounNotFoundError: the tenant has no such model or dataset.
+        ResourceNotFoundError: the tenant has no such model or dataset.
         AliasNotFoundError: its name has no such alias.
     """
     with app.database.read() as session:
@@ -66,11 +66,11 @@ def get(app: AppState, kind: Kind[Named], tenant_id: str, text: str, word: str) 
         return ShownAlias(alias_out(kind, alias), alias_etag(alias))
 
 
-def moves(app: AppState, kind: Kind[Named], tenant_id: str, text: str, word: str) -> list[MoveOut]:
+def moves(app: AppState, kind: ResourceKind[Named], tenant_id: str, text: str, word: str) -> list[MoveOut]:
     """Who moved the alias when, the newest first; also of one that has ended.
 
     Raises:
-        NounNotFoundError: the tenant has no such model or dataset.
+        ResourceNotFoundError: the tenant has no such model or dataset.
         AliasNotFoundError: its name never had such an alias.
     """
     with app.database.read() as session:
@@ -81,12 +81,14 @@ def moves(app: AppState, kind: Kind[Named], tenant_id: str, text: str, word: str
         return [move_out(move) for move in found]
 
 
-def put(app: AppState, by: Principal, kind: Kind[Named], text: str, word: str, conditions: Conditions) -> ShownAlias:
+def put(
+    app: AppState, by: Principal, kind: ResourceKind[Named], text: str, word: str, conditions: Conditions
+) -> ShownAlias:
     """Have the alias of its name stand for a ready model or dataset; one that does so already stays as it is.
 
     Raises:
-        NounNotFoundError: the tenant has no such model or dataset.
-        NounNotReadyError, NounRejectedError: it cannot be used.
+        ResourceNotFoundError: the tenant has no such model or dataset.
+        ResourceNotReadyError, ResourceRejectedError: it cannot be used.
         InvalidAliasError: the word cannot be an alias.
         PreconditionRequiredError, PreconditionFailedError: no condition, or one that does not hold.
         TooManyAliasesError: the name has as many as it may have.
@@ -103,12 +105,12 @@ def put(app: AppState, by: Principal, kind: Kind[Named], text: str, word: str, c
         return _moved(session, by, kind, row, word, known)
 
 
-def hold_named(session: Session, kind: Kind[Named], tenant_id: str, noun_id: str) -> Named:
+def hold_named(session: Session, kind: ResourceKind[Named], tenant_id: str, noun_id: str) -> Named:
     """A ready model or dataset, and its name, whose aliases nobody else changes until the transaction ends.
 
     Raises:
-        NounNotFoundError: the tenant has no such model or dataset (any more).
-        NounNotReadyError, NounRejectedError: it cannot be used.
+        ResourceNotFoundError: the tenant has no such model or dataset (any more).
+        ResourceNotReadyError, ResourceRejectedError: it cannot be used.
     """
     names.hold(session, kind, tenant_id, [(None, noun_id)])
     row = names.by_id(session, kind, tenant_id, noun_id)
@@ -117,23 +119,23 @@ def hold_named(session: Session, kind: Kind[Named], tenant_id: str, noun_id: str
     return row
 
 
-def promote(session: Session, by: Principal, kind: Kind[Named], noun_id: str, word: str) -> ShownAlias:
+def promote(session: Session, by: Principal, kind: ResourceKind[Named], noun_id: str, word: str) -> ShownAlias:
     """Have the alias stand for a ready model or dataset of the tenant's, whatever it stood for, in this transaction.
 
     Raises:
-        NounNotFoundError: the tenant has no such model or dataset (any more).
-        NounNotReadyError, NounRejectedError: it cannot be used.
+        ResourceNotFoundError: the tenant has no such model or dataset (any more).
+        ResourceNotReadyError, ResourceRejectedError: it cannot be used.
         TooManyAliasesError: the name has as many as it may have.
     """
     row = hold_named(session, kind, by.tenant_id, noun_id)
     return _moved(session, by, kind, row, word, repository.alias_of(session, kind, by.tenant_id, row.name, word))
 
 
-def drop(app: AppState, by: Principal, kind: Kind[Named], text: str, word: str, conditions: Conditions) -> None:
+def drop(app: AppState, by: Principal, kind: ResourceKind[Named], text: str, word: str, conditions: Conditions) -> None:
     """End an alias; one that is not there stays so.
 
     Raises:
-        NounNotFoundError: the tenant has no such model or dataset.
+        ResourceNotFoundError: the tenant has no such model or dataset.
         PreconditionFailedError: the alias is not what the request takes it to be.
     """
     noun_id, possible = identify(app, kind, by.tenant_id, text), is_alias(word)
@@ -150,7 +152,7 @@ def drop(app: AppState, by: Principal, kind: Kind[Named], text: str, word: str, 
 
 
 def _moved(
-    session: Session, by: Principal, kind: Kind[Named], row: Named, word: str, known: Alias | None
+    session: Session, by: Principal, kind: ResourceKind[Named], row: Named, word: str, known: Alias | None
 ) -> ShownAlias:
     """Point the alias, whose name is held, to ``row``; one that does so already stays as it is."""
     if known is not None and known.noun_id == row.id:
@@ -170,12 +172,38 @@ def _about(alias: Alias) -> str:
     return f"{alias.noun_id}@{alias.alias}"
 
 
-def _existing(session: Session, kind: Kind[Named], tenant_id: str, name: str, word: str) -> Alias:
+def _existing(session: Session, kind: ResourceKind[Named], tenant_id: str, name: str, word: str) -> Alias:
     found = repository.alias_of(session, kind, tenant_id, name, word) if is_alias(word) else None
     if found is None:
         raise _missing(session, kind, tenant_id, name, word)
     return found
 
 
-def _missing(session: Session, kind: Kind[Named], tenant_id: str, name: str, word: str) -> AliasNotFoundError:
+def _missing(session: Session, kind: ResourceKind[Named], tenant_id: str, name: str, word: str) -> AliasNotFoundError:
     return AliasNotFoundError(name, word, names.alias_words(session, kind, tenant_id, name, MOST_ALIASES))
+
+
+def alias_etag(alias: Alias) -> str:
+    """Entity tag: changes with every move, and never comes back."""
+    return f'"{alias.row_version}"'
+
+
+def alias_out(kind: ResourceKind[Named], alias: Alias) -> AliasOut:
+    """The alias as it is shown."""
+    target = f"/v1/{kind.word}s/{alias.noun_id}"
+    path = f"{target}/aliases/{alias.alias}"
+    return AliasOut(
+        name=alias.name,
+        alias=alias.alias,
+        version=alias.version,
+        id=alias.noun_id,
+        updated_by=alias.updated_by,
+        created_at=alias.created_at,
+        updated_at=alias.updated_at,
+        links=AliasLinks(self=path, target=target, moves=f"{path}/moves"),
+    )
+
+
+def move_out(move: AliasMove) -> MoveOut:
+    """The move as it is shown."""
+    return MoveOut(version=move.version, id=move.noun_id, by=move.actor, at=move.at)

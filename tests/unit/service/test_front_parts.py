@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from service.artifacts.content import Content, content_disposition, content_range
-from service.artifacts.errors import RangeNotSatisfiableError
+from service.artifacts.schemas import RangeNotSatisfiableError
 from service.client import ApiError
 from service.contracts.errors import QuantmillError
 from service.http import etag_matches

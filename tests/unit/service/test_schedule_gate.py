@@ -15,7 +15,7 @@ from service.comparison.pairing import paired
 from service.comparison.samples import Decisions, SamplesUnreadableError
 from service.contracts.regression import ClauseResult, RegressionGate
 from service.contracts.report import Interval, LatencyFigures, MachineLoad, MetricFigures
-from service.schedules.evidence import Compared, Evidence, Found
+from service.schedules.evidence import BaselineFigures, GateFigures, JobFigures
 from service.schedules.gate import Judgement, judged
 
 DATA = ("1" * 64, None)
@@ -35,23 +35,29 @@ def latency(ratio: float, low: float, high: float) -> LatencyFigures:
     return LatencyFigures(float_ms=1.0, quantized_ms=ratio, ratio=ratio, **intervals, **facts)
 
 
-def evidence(job_id: str = "job_new", *metrics: MetricFigures, **given: Any) -> Evidence:
+def evidence(job_id: str = "job_new", *metrics: MetricFigures, **given: Any) -> JobFigures:
     facts: dict[str, Any] = {"verdict": "pass", "fallback": None, "size_bytes": 1000, "latency": None}
     facts["side"] = Side(DATA, None)
-    return Evidence(job_id, metrics={found.name: found for found in metrics}, **{**facts, **given})
+    return JobFigures(job_id, metrics={found.name: found for found in metrics}, **{**facts, **given})
 
 
-def both(after: float | None, before: float | None, *of: str) -> tuple[Evidence, Evidence]:
+def both(after: float | None, before: float | None, *of: str) -> tuple[JobFigures, JobFigures]:
     """The new job and the one before."""
     return evidence("job_new", metric(after, *of)), evidence("job_old", metric(before, *of))
 
 
 def judge(
-    clause: dict[str, Any] | None, own: Evidence, other: Evidence | Compared | None, pair: Any = None, **gate: Any
+    clause: dict[str, Any] | None,
+    own: JobFigures,
+    other: JobFigures | BaselineFigures | None,
+    pair: Any = None,
+    **gate: Any,
 ) -> Judgement:
-    compared = other if isinstance(other, Compared) else Compared(other, None if other else "There is none.")
+    compared = (
+        other if isinstance(other, BaselineFigures) else BaselineFigures(other, None if other else "There is none.")
+    )
     clauses = [] if clause is None else [clause]
-    found = Found(own, tuple(compared for _ in clauses))
+    found = GateFigures(own, tuple(compared for _ in clauses))
     gate_of = RegressionGate.model_validate({"clauses": clauses, **gate})
     return judged(gate_of, found, pair or (lambda *_: Paired(None, "none")))
 
@@ -92,7 +98,7 @@ def test_a_metric_may_be_worse_by_so_much(before: float, after: float, better: s
         (both(90.0, 1.0)[0], evidence("job_old", metric(90.0), side=Side(("2" * 64, None), None)), "same data"),
     ],
 )
-def test_what_is_not_known_is_undecided_and_falls(own: Evidence, other: Evidence | None, told: str) -> None:
+def test_what_is_not_known_is_undecided_and_falls(own: JobFigures, other: JobFigures | None, told: str) -> None:
     judgement = judge(DROP, own, other)
     assert (judgement.passed, judgement.reason, only(judgement).holds) == (False, "gate", None)
     assert only(judgement).reason and told in only(judgement).reason
@@ -101,7 +107,7 @@ def test_what_is_not_known_is_undecided_and_falls(own: Evidence, other: Evidence
 
 
 def test_before_the_first_accepted_job_nothing_can_be_worse_and_it_is_said() -> None:
-    first = Compared(None, "No job of this schedule was accepted before.", is_first=True)
+    first = BaselineFigures(None, "No job of this schedule was accepted before.", is_first=True)
     judgement = judge(DROP, evidence("job_new", metric(1.0)), first)
     assert judgement.passed
     assert (only(judgement).reason, only(judgement).value) == (first.reason, None)

@@ -18,7 +18,7 @@ from starlette.requests import ClientDisconnect
 from service.contracts.quota import Quota
 from service.quotas.rates import Meter
 from service.storage import BLOCK_BYTES, StorageFullError
-from service.uploads.copying import Limit, copy
+from service.uploads.copying import SizeLimit, copy
 from service.uploads.digests import RunningDigests
 from service.uploads.errors import UploadBusyError, UploadStalledError, UploadTooLargeError
 from service.uploads.writer import UploadFile
@@ -156,7 +156,7 @@ def test_of_too_many_files_the_earliest_is_forgotten(tmp_path: Path) -> None:
 
 
 BLOCK = b"x" * BLOCK_BYTES
-LIMIT = Limit(4 * BLOCK_BYTES, "/size_bytes")
+LIMIT = SizeLimit(4 * BLOCK_BYTES, "/size_bytes")
 
 
 class Slow(UploadFile):

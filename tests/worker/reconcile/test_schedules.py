@@ -15,7 +15,7 @@ from sqlalchemy import insert, update
 from service.db import Database
 from service.deps import AppState
 from service.ids import new_id
-from service.names.deletion import repository as deletion
+from service.names import repository as names
 from service.names.kinds import DATASETS
 from service.schedules import firing
 from service.settings import Settings
@@ -209,9 +209,9 @@ def test_a_template_that_cannot_be_submitted_any_more_is_a_refused_run_and_the_n
     made = add_schedule(front, template)
     due = make_due(database, made["id"], timedelta(hours=2))
     with database.write() as session:  # over HTTP it is refused: the schedule needs it
-        gone = deletion.hold(session, DATASETS, "default", template["calibration_dataset_id"])
+        gone = names.hold_any(session, DATASETS, "default", template["calibration_dataset_id"])
         assert gone is not None
-        deletion.mark(session, gone)
+        names.mark_deleted(session, gone)
     assert fire(front.app) == 1
     (run,) = runs(database)
     assert (run.state, run.reason, run.job_id) == ("refused", "dataset-not-found", None)

@@ -9,11 +9,11 @@ from service.contracts.errors import FieldProblem, Problem, QuantmillError
 from service.contracts.http_errors import TransientError
 
 _INPUT_FAULTS = (413, 422)
-NounStatus = Literal["validating", "ready", "rejected"]
+ResourceStatus = Literal["validating", "ready", "rejected"]
 
 
 def with_pointer(problem: Problem, pointer: str) -> Problem:
-    """The problem of a refused input; if it tells no place of its own, with the field of the noun that gave the bytes.
+    """The problem of a refused input; if it tells no place of its own, with the field that gave the bytes.
 
     Problems that are no fault of the input (a broken engine, a cancel) are left as they are.
     """
@@ -23,11 +23,11 @@ def with_pointer(problem: Problem, pointer: str) -> Problem:
     return problem.model_copy(update={"errors": (place,)})
 
 
-class NounNotFoundError(QuantmillError):
+class ResourceNotFoundError(QuantmillError):
     """Base: the tenant has none that is called so.
 
     Args:
-        noun_id: as the request has it.
+        resource_id: as the request has it.
         pointer: where, in the body.
         query: which parameter of the query; without either it is the one of the path.
         detail: what is said; default: that there is none.
@@ -39,7 +39,7 @@ class NounNotFoundError(QuantmillError):
 
     def __init__(
         self,
-        noun_id: str,
+        resource_id: str,
         *,
         pointer: str | None = None,
         query: str | None = None,
@@ -47,7 +47,7 @@ class NounNotFoundError(QuantmillError):
         hint: str | None = None,
     ) -> None:
         super().__init__(
-            detail or f"There is no {self.word} {noun_id!r}.",
+            detail or f"There is no {self.word} {resource_id!r}.",
             pointer=pointer,
             query=query,
             path_parameter=f"{self.word}_id" if pointer is None and query is None else None,
@@ -55,11 +55,11 @@ class NounNotFoundError(QuantmillError):
         )
 
 
-class NounInUseError(QuantmillError):
+class ResourceInUseError(QuantmillError):
     """Base: it cannot be deleted, for something that is there needs it.
 
     Args:
-        noun_id: what was to be deleted.
+        resource_id: what was to be deleted.
         needed_by: what needs it, each as a word with an id or a name; the first of them.
         count: how many there are.
     """
@@ -67,11 +67,11 @@ class NounInUseError(QuantmillError):
     status = 409
     word: ClassVar[str]
 
-    def __init__(self, noun_id: str, *, needed_by: Sequence[tuple[str, str]], count: int) -> None:
+    def __init__(self, resource_id: str, *, needed_by: Sequence[tuple[str, str]], count: int) -> None:
         named = ", ".join(f"{word} {name}" for word, name in needed_by)
         more = f" and {count - len(needed_by)} more" if count > len(needed_by) else ""
         super().__init__(
-            f"The {self.word} {noun_id} is needed by {named}{more}.",
+            f"The {self.word} {resource_id} is needed by {named}{more}.",
             path_parameter=f"{self.word}_id",
             hint="Wait for jobs and validations to end, or cancel them; move or end the aliases.",
             needed_by=[{"kind": word, "name": name} for word, name in needed_by],
@@ -79,31 +79,31 @@ class NounInUseError(QuantmillError):
         )
 
 
-class NounNotReadyError(TransientError):
+class ResourceNotReadyError(TransientError):
     """Base: the validation has not ended yet."""
 
     status = 409
     word: ClassVar[str]
 
-    def __init__(self, noun_id: str, *, pointer: str) -> None:
+    def __init__(self, resource_id: str, *, pointer: str) -> None:
         super().__init__(
-            f"The {self.word} {noun_id} is still being validated.",
+            f"The {self.word} {resource_id} is still being validated.",
             pointer=pointer,
-            hint=f"Ask GET /v1/{self.word}s/{noun_id}?wait=25 until its status is no longer validating.",
+            hint=f"Ask GET /v1/{self.word}s/{resource_id}?wait=25 until its status is no longer validating.",
         )
 
 
-class NounRejectedError(QuantmillError):
+class ResourceRejectedError(QuantmillError):
     """Base: the validation found it unusable."""
 
     status = 422
     word: ClassVar[str]
 
-    def __init__(self, noun_id: str, *, pointer: str, reasons: list[Problem]) -> None:
+    def __init__(self, resource_id: str, *, pointer: str, reasons: list[Problem]) -> None:
         text = "; ".join(reason.detail for reason in reasons)
         problems = tuple(FieldProblem(pointer=pointer, code=reason.code, message=reason.detail) for reason in reasons)
         super().__init__(
-            f"The {self.word} {noun_id} was rejected: {text}",
+            f"The {self.word} {resource_id} was rejected: {text}",
             errors=problems,
             hint=next((reason.hint for reason in reasons if reason.hint), f"Upload a {self.word} that can be used."),
             reasons=[reason.model_dump(mode="json", exclude_none=True) for reason in reasons],

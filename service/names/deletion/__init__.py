@@ -1,1 +1,0 @@
-"""Deleting models and datasets: what nobody needs goes, its number and what jobs made of it stay."""
