@@ -1,4 +1,4 @@
-"""What jobs will take, what earlier ones took, and what was learned from that."""
+"""What jobs will take, and what earlier ones took."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class JobTiming(Base):
 
 
 class EstimateFit(Base):
-    """What all timings teach; ``newest_timing`` is the id of the newest that was looked at."""
+    """Nothing reads or writes it any more; processes of the version before still do while a service is updated."""
 
     __tablename__ = "estimate_fits"
 
