@@ -10,7 +10,7 @@ from service.egress.allowed import parse_allowed
 from service.egress.early import refuse_destination
 from service.egress.resolving import system_resolver
 from service.hand_overs.schemas import MOST_URL_CHARACTERS, HandOverTarget, PutTarget, plain
-from service.hand_overs.secrets import Place, Vault
+from service.hand_overs.secrets import HandOverVault, SecretTarget
 from service.ids import new_id
 from service.settings import Settings
 
@@ -19,7 +19,7 @@ _RESOLVE_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
-class Asked:
+class NewHandOver:
     """A hand-over that may be stored; ``host`` may be shown, what is ``sealed`` may not."""
 
     id: str
@@ -55,7 +55,7 @@ def refuse_inside(settings: Settings, targets: Sequence[HandOverTarget], pointer
         )
 
 
-def prepared(settings: Settings, targets: Sequence[HandOverTarget], pointer: str) -> tuple[Asked, ...]:
+def prepared(settings: Settings, targets: Sequence[HandOverTarget], pointer: str) -> tuple[NewHandOver, ...]:
     """The targets as they are stored; addresses in their URLs are judged, names only once something is sent.
 
     Raises:
@@ -64,7 +64,7 @@ def prepared(settings: Settings, targets: Sequence[HandOverTarget], pointer: str
     """
     if not targets:
         return ()
-    vault, allowed = Vault.of(settings), parse_allowed(settings.egress_allowed)
+    vault, allowed = HandOverVault.of(settings), parse_allowed(settings.egress_allowed)
     found = []
     ids = sorted(new_id("hov") for _ in targets)  # in the order in which they are asked for
     for number, (hand_over_id, target) in enumerate(zip(ids, targets, strict=True)):
@@ -73,13 +73,13 @@ def prepared(settings: Settings, targets: Sequence[HandOverTarget], pointer: str
             url, allowed, None, 0.0, pointer=f"{pointer}/{number}/url", most_characters=MOST_URL_CHARACTERS
         )
         found.append(
-            Asked(
+            NewHandOver(
                 id=hand_over_id,
                 kind=target.kind,
                 artifact=target.artifact if isinstance(target, PutTarget) else None,
                 condition=target.when,
                 host=destination.authority,
-                sealed=vault.seal(hand_over_id, Place(url, plain(target.headers))),
+                sealed=vault.seal(hand_over_id, SecretTarget(url, plain(target.headers))),
                 pepper_id=vault.pepper_id,
             )
         )

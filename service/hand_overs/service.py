@@ -9,10 +9,9 @@ from sqlalchemy.orm import Session
 from service.contracts.runner import WEIGHTS_KIND
 from service.deps import AppState
 from service.hand_overs import outbox, repository
-from service.hand_overs.asking import Asked, prepared
+from service.hand_overs.asking import NewHandOver, prepared
 from service.hand_overs.errors import ArtifactNotThereError, HandOverRefusedError, TooManyHandOversError
-from service.hand_overs.schemas import HandOverCreate
-from service.hand_overs.views import hand_over_list
+from service.hand_overs.schemas import HandOverCreate, HandOverList, HandOverOut
 from service.idempotency.answers import Answer
 from service.idempotency.service import Work, submit_checked
 from service.jobs import repository as jobs
@@ -63,7 +62,7 @@ def add(app: AppState, by: Principal, job_id: str, body: HandOverCreate, *, key:
     return submit_checked(app, by, f"POST /v1/jobs/{job_id}/hand-over", key, body, work_of)
 
 
-def _added(session: Session, tenant_id: str, job_id: str, asked: Sequence[Asked]) -> Answer:
+def _added(session: Session, tenant_id: str, job_id: str, asked: Sequence[NewHandOver]) -> Answer:
     job = jobs.hold(session, tenant_id, job_id)
     _refuse_hopeless(session, job, asked)
     if repository.count_of_job(session, tenant_id, job_id) + len(asked) > MOST_OF_JOB:
@@ -77,7 +76,7 @@ def _added(session: Session, tenant_id: str, job_id: str, asked: Sequence[Asked]
     return Answer(202, body, {"Location": f"/v1/jobs/{job_id}/hand-over"})
 
 
-def _refuse_hopeless(session: Session, job: Job, asked: Sequence[Asked]) -> None:
+def _refuse_hopeless(session: Session, job: Job, asked: Sequence[NewHandOver]) -> None:
     if job.kind not in USERS_KINDS:
         raise HandOverRefusedError(
             f"The job {job.id} is a {job.kind} job: it makes nothing of its own.",
@@ -100,6 +99,31 @@ def _refuse_hopeless(session: Session, job: Job, asked: Sequence[Asked]) -> None
             )
 
 
-def _is_too_late(session: Session, job: Job, one: Asked) -> bool:
+def _is_too_late(session: Session, job: Job, one: NewHandOver) -> bool:
     """Whether a job that runs does not make what it would have made, had it been asked for before."""
     return one.artifact == WEIGHTS_KIND and not repository.waits_for(session, job.id, WEIGHTS_KIND)
+
+
+def hand_over_out(row: HandOver) -> HandOverOut:
+    """A hand-over without its secrets."""
+    return HandOverOut(
+        id=row.id,
+        kind=row.kind,
+        host=row.host,
+        artifact=row.artifact,
+        when=row.condition,
+        state=row.state,
+        reason=row.reason,
+        detail=row.detail,
+        attempts=row.attempts,
+        next_attempt_at=row.next_attempt_at,
+        last_attempt_at=row.last_attempt_at,
+        last_status=row.last_status,
+        created_at=row.created_at,
+        finished_at=row.finished_at,
+    )
+
+
+def hand_over_list(job_id: str, rows: Sequence[HandOver]) -> HandOverList:
+    """Hand-overs of a job."""
+    return HandOverList(id=job_id, items=[hand_over_out(row) for row in rows])

@@ -13,8 +13,7 @@ from service.deps import AppState
 from service.estimates import repository as estimates
 from service.estimates.service import Estimated, finish_of_next
 from service.hand_overs import repository as hand_overs
-from service.hand_overs.asking import Asked as HandedOver
-from service.hand_overs.asking import prepared
+from service.hand_overs.asking import NewHandOver, prepared
 from service.idempotency.answers import Answer
 from service.jobs import events, repository, transitions
 from service.jobs.checking import checked_request
@@ -66,7 +65,7 @@ class Submission:
     model: tuple[str, int] | None
     origin: Origin
     estimate: Estimated | None
-    hand_over: tuple[HandedOver, ...] = ()
+    hand_over: tuple[NewHandOver, ...] = ()
     finish_at: datetime | None = None
 
 
