@@ -16,8 +16,7 @@ from service.jobs import repository as jobs
 from service.names import repository as names
 from service.names.kinds import MODELS
 from service.nouns import NounNotFoundError
-from service.reports.errors import ReportNotRenderableError
-from service.reports.reading import whole_report
+from service.reports.reading import ReportNotRenderableError, whole_report
 from service.schedules import repository
 from service.tables import Model, Schedule, ScheduleRun
 
