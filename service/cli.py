@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +18,8 @@ from service.settings import Settings
 
 # Event streams and long polls are open for as long as their clients like: a shutdown does not wait for them.
 SHUTDOWN_SECONDS = 5
+
+log = logging.getLogger(__name__)
 
 Open = Annotated[bool, typer.Option("--open", help="Serve loopback without a key, to everybody on this machine.")]
 DataDir = Annotated[Path | None, typer.Option(metavar="FOLDER", help="Home of everything kept on local disk.")]
@@ -73,6 +76,7 @@ def api(
     sockets = _listening(settings) if fd is None else [socket.socket(fileno=fd)]
     for each in sockets:
         bound_reading(each, settings.reading_seconds)
+        log.info("listening on %s", each.getsockname())
     server = ApiServer(config, on_stop=api.state.app.notifier.release)
     with _announced(settings, sockets[0].getsockname()[1]):
         server.run(sockets=sockets)
