@@ -25,8 +25,7 @@ router = APIRouter(route_class=ThreadedBodyRoute, prefix="/v1/jobs/{job_id}/hand
 @router.get("")
 async def list_hand_overs(job_id: str, app: AppDep, principal: PrincipalDep) -> HandOverList:
     """Where results of a job go, and how far that has come, in the order in which it was asked for."""
-    rows = await app.reads.run(lambda: service.list_of_job(app, principal.tenant_id, job_id))
-    return service.hand_over_list(job_id, rows)
+    return await app.reads.run(lambda: service.list_of_job(app, principal.tenant_id, job_id))
 
 
 @router.post(

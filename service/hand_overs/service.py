@@ -25,7 +25,7 @@ POINTER = "/targets"
 _WEIGHTS_HINT = "They are made if they are asked for before the job runs. Of one that has: jobs fetch --safetensors."
 
 
-def list_of_job(app: AppState, tenant_id: str, job_id: str) -> list[HandOver]:
+def list_of_job(app: AppState, tenant_id: str, job_id: str) -> HandOverList:
     """Hand-overs of a job.
 
     Raises:
@@ -33,7 +33,7 @@ def list_of_job(app: AppState, tenant_id: str, job_id: str) -> list[HandOver]:
     """
     with app.database.read() as session:
         jobs.get(session, tenant_id, job_id)
-        return repository.list_of_job(session, tenant_id, job_id)
+        return hand_over_list(job_id, repository.list_of_job(session, tenant_id, job_id))
 
 
 def add(app: AppState, by: Principal, job_id: str, body: HandOverCreate, *, key: str | None) -> Answer:
