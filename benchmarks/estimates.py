@@ -14,14 +14,15 @@ import random
 import statistics
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from service.contracts.config import parse_config
 from service.contracts.dataset import DatasetSummary
 from service.contracts.model import ModelSummary
+from service.estimates.forecast import PastRun, forecast
 from service.estimates.prior import START, prior_of
-from service.estimates.regression import Run, fitted, forecast
 
 
 def main() -> None:
@@ -44,7 +45,16 @@ def main() -> None:
         _print(basis, found)
 
 
-def _run(line: dict[str, Any]) -> Run:
+@dataclass(frozen=True)
+class _Run:
+    """One of the file: of which model, the seconds of its stages, and how it is learned from."""
+
+    model: str
+    stages: dict[str, float]
+    past: PastRun
+
+
+def _run(line: dict[str, Any]) -> _Run:
     config = parse_config(line["config"])
     prior = prior_of(
         config,
@@ -57,25 +67,26 @@ def _run(line: dict[str, Any]) -> Run:
         stages[stage["name"]] += stage["seconds"]
     stages[START] = max(line["seconds"] - sum(stages.values()), 0.0)
     memory = max(stage["peak_rss_bytes"] for stage in line["observed"]["stages"])
-    return Run(line["model"], line["preset"], prior, stages, memory, line["observed"]["size_bytes"])
+    size_bytes = line["observed"]["size_bytes"]
+    return _Run(line["model"], stages, PastRun(line["preset"], prior, sum(stages.values()), memory, size_bytes))
 
 
 def _replay(
-    runs: Sequence[Run], dice: random.Random, history: int, errors: dict[str, list[tuple[float, float, float, bool]]]
+    runs: Sequence[_Run], dice: random.Random, history: int, errors: dict[str, list[tuple[float, float, float, bool]]]
 ) -> None:
     """Some runs are what was; each of the others is what comes next."""
     before = dice.sample(range(len(runs)), history)
-    fit = fitted([runs[k] for k in before])
     for k, run in enumerate(runs):
         if k in before:
             continue
-        told = forecast(run.prior, run.recipe, fit, [runs[j] for j in before if runs[j].model == run.model])
-        within = told.seconds[1] <= run.seconds <= told.seconds[2]
+        came = run.past
+        told = forecast(came.prior, came.recipe, [runs[j].past for j in before if runs[j].model == run.model])
+        within = told.seconds[1] <= came.seconds <= told.seconds[2]
         errors[told.basis].append(
             (
-                math.log(told.seconds[0] / run.seconds),
-                told.memory_bytes[0] / run.memory_bytes,
-                told.size_bytes[0] / run.size_bytes,
+                math.log(told.seconds[0] / came.seconds),
+                told.memory_bytes[0] / came.memory_bytes,
+                told.size_bytes[0] / came.size_bytes,
                 within,
             )
         )
@@ -95,12 +106,12 @@ def _print(basis: str, found: Sequence[tuple[float, float, float, bool]]) -> Non
     )
 
 
-def _print_stages(runs: Sequence[Run]) -> None:
+def _print_stages(runs: Sequence[_Run]) -> None:
     ratios, shares = defaultdict(list), defaultdict(float)
     for run in runs:
         for name, taken in run.stages.items():
-            ratios[name].append((taken + 0.01) / (run.prior.stages.get(name, 0.0) + 0.01))
-            shares[name] += taken / run.seconds / len(runs)
+            ratios[name].append((taken + 0.01) / (run.past.prior.stages.get(name, 0.0) + 0.01))
+            shares[name] += taken / run.past.seconds / len(runs)
     for name, share in sorted(shares.items(), key=lambda item: -item[1]):
         found = sorted(ratios[name])
         tenth = len(found) // 10

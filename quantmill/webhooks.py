@@ -1,6 +1,7 @@
 """For receivers of webhooks: is a request the service's, whole and fresh?
 
-Loads neither the server nor torch nor onnxruntime.
+Loads neither the server nor torch nor onnxruntime. The reference library (standardwebhooks) knows one tolerance and one
+secret, and fails with other errors on headers that are none; the tests hold this against it.
 """
 
 from __future__ import annotations

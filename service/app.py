@@ -29,7 +29,7 @@ from service.health.router import router as health
 from service.inspections.router import router as inspections
 from service.jobs.router import router as jobs
 from service.keys.router import router as keys
-from service.limiting import LimitMiddleware
+from service.limiting import ConcurrencyMiddleware, LimitMiddleware
 from service.middleware import RequestIdMiddleware
 from service.models.router import router as models
 from service.names.aliases.router import routers as aliases
@@ -89,6 +89,11 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         body_seconds=state.settings.body_seconds,
         idle_seconds=state.settings.upload_idle_seconds,
         request_seconds=state.settings.request_seconds,
+    )
+    app.add_middleware(
+        ConcurrencyMiddleware,
+        total=state.settings.max_connections,
+        per_address=state.settings.max_connections_per_address,
     )
     app.add_middleware(shared, origins=state.settings.origins)
     if state.settings.public_url:

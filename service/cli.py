@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +18,8 @@ from service.settings import Settings
 
 # Event streams and long polls are open for as long as their clients like: a shutdown does not wait for them.
 SHUTDOWN_SECONDS = 5
+
+log = logging.getLogger(__name__)
 
 Open = Annotated[bool, typer.Option("--open", help="Serve loopback without a key, to everybody on this machine.")]
 DataDir = Annotated[Path | None, typer.Option(metavar="FOLDER", help="Home of everything kept on local disk.")]
@@ -41,12 +44,11 @@ def api(
     import uvicorn
 
     from service.app import create_app
-    from service.connections import Bounds, bounds_within, raise_descriptor_limit
     from service.keys.start import start_refusal
     from service.limits import HEAD_BYTES
     from service.schema import require_migrated
     from service.secrecy import hide_process
-    from service.server import FrontServer
+    from service.server import BACKLOG, ApiServer, ProblemProtocol, bound_reading, raise_descriptor_limit
 
     settings = load_settings(host=host, port=port, data_dir=data_dir, open=is_open or None)
     refusal = start_refusal(settings)
@@ -55,13 +57,7 @@ def api(
         raise typer.Exit(ExitCode.USAGE)
     configure_logging()
     hide_process()
-    asked = Bounds(
-        total=settings.max_connections,
-        per_address=settings.max_connections_per_address,
-        idle_seconds=settings.connection_idle_seconds,
-        reading_seconds=settings.reading_seconds,
-    )
-    bounds = bounds_within(raise_descriptor_limit(), asked)
+    raise_descriptor_limit()
     api = create_app(settings)
     require_migrated(api.state.app.database, settings.schema_wait_seconds)
     config = uvicorn.Config(
@@ -70,15 +66,18 @@ def api(
         access_log=False,
         server_header=False,
         proxy_headers=False,  # the application has its own, which goes by its settings
-        http="h11",
+        http=ProblemProtocol,
+        backlog=BACKLOG,
         h11_max_incomplete_event_size=HEAD_BYTES,
         ws="none",
         timeout_keep_alive=max(1, round(settings.connection_idle_seconds)),
         timeout_graceful_shutdown=SHUTDOWN_SECONDS,
     )
     sockets = _listening(settings) if fd is None else [socket.socket(fileno=fd)]
-    app = api.state.app
-    server = FrontServer(config, bounds, on_stop=app.notifier.release, spare=app.database.spare)
+    for each in sockets:
+        bound_reading(each, settings.reading_seconds)
+        log.info("listening on %s", each.getsockname())
+    server = ApiServer(config, on_stop=api.state.app.notifier.release)
     with _announced(settings, sockets[0].getsockname()[1]):
         server.run(sockets=sockets)
     if not server.started:

@@ -1,7 +1,8 @@
 """Answers are sent compressed to who takes that: reports, lists and documents, which are text.
 
 Left as they are: files (their digest is of what is sent, and they are asked for in parts), event streams, and answers
-to requests that change something, which may hold secrets (BREACH, https://www.breachattack.com).
+to requests that change something, which may hold secrets (BREACH, https://www.breachattack.com). Starlette's middleware
+can be told content types alone: it compresses such files and answers, and answers ``gzip;q=0`` with gzip.
 """
 
 from __future__ import annotations

@@ -7,7 +7,6 @@ import random
 import sqlite3
 import threading
 import time
-import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -22,7 +21,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.orm import Session
-from sqlalchemy.pool import ConnectionPoolEntry, Pool
+from sqlalchemy.pool import ConnectionPoolEntry
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
 
@@ -97,8 +96,6 @@ class Database:
         self._writer = self.engine.execution_options(**{_WRITE: True})
         self._writers = threading.BoundedSemaphore(self._patience.writers)
         self._away_until = 0.0
-        self._sparing = threading.Lock()
-        self._pools: weakref.WeakSet[Pool] = weakref.WeakSet()
 
     @contextmanager
     def write(self) -> Iterator[Session]:
@@ -126,18 +123,6 @@ class Database:
         """
         with self._noticing(), Session(self.engine, expire_on_commit=False) as session:
             yield session
-
-    def spare(self) -> None:
-        """Close the connections that nobody uses now: other files of this process need their places.
-
-        A connection that is in use goes back to the pool of its time, which nobody asks any more: it is closed by the
-        next call, and not only once the garbage is collected, which a process without work may never do.
-        """
-        with self._sparing:
-            self._pools.add(self.engine.pool)
-            self.engine.dispose()
-            for pool in self._pools:
-                pool.dispose()
 
     def close(self) -> None:
         """Close every pooled connection."""

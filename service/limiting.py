@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable
 
 from starlette.datastructures import Headers
@@ -18,11 +19,50 @@ from service.limits import (
     HeadersTooLargeError,
     Limits,
     RequestOverdueError,
+    TooManyConnectionsError,
     UrlTooLongError,
     limits_of,
 )
 
+HEALTH_PATHS = frozenset({"/healthz", "/readyz"})
 log = logging.getLogger(__name__)
+
+
+class ConcurrencyMiddleware:
+    """Refuses requests beyond a number at a time, in all and from one address; health is told all the same.
+
+    Args:
+        app: what serves the requests.
+        total: at a time.
+        per_address: at a time from one address.
+    """
+
+    def __init__(self, app: ASGIApp, total: int, per_address: int) -> None:
+        self.app = app
+        self._total = total
+        self._per_address = per_address
+        self._by_address: Counter[str] = Counter()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http" or scope["path"] in HEALTH_PATHS:
+            await self.app(scope, receive, send)
+            return
+        address = scope["client"][0] if scope.get("client") else ""
+        if self._by_address[address] >= self._per_address or self._by_address.total() >= self._total:
+            error = TooManyConnectionsError(
+                "All connections of the service are busy.",
+                hint="Send the request again in a moment; close connections that are not needed.",
+            )
+            await answer(Request(scope), error, {"Connection": "close"})(scope, receive, send)
+            return
+        self._by_address[address] += 1
+        try:
+            await self.app(scope, receive, send)
+        finally:
+            self._by_address[address] -= 1
+            if not self._by_address[address]:
+                del self._by_address[address]
 
 
 class LimitMiddleware:

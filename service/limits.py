@@ -41,6 +41,14 @@ class HeadersTooLargeError(QuantmillError):
     status = 431
 
 
+class TooManyConnectionsError(TransientError):
+    """As many requests are being served, in all or from one address, as may be at a time."""
+
+    code = "too-many-connections"
+    title = "Too many connections"
+    retry_after_seconds = 2
+
+
 class RequestOverdueError(TransientError):
     """The request was not done in the time that any may take; what it began may still be carried out."""
 

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal, TypeVar
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from sqlalchemy import (
     ColumnElement,
     Double,
     Integer,
+    TextClause,
     and_,
     cast,
     func,
     inspect,
     literal,
+    or_,
     select,
+    text,
     true,
     tuple_,
     type_coerce,
@@ -35,6 +38,7 @@ from service.tables import (
     Batch,
     BatchMember,
     Dataset,
+    HandOver,
     InspectionRow,
     Job,
     Model,
@@ -262,3 +266,92 @@ def versions(
         some = statement.where(table.id.in_(ids[first : first + _IDS]))
         found |= {row_id: (row_version, seq) for row_id, row_version, seq in session.execute(some)}
     return found
+
+
+_RETURNING = {"synchronize_session": False, "populate_existing": True}
+OutboxTable = TypeVar("OutboxTable", WebhookDelivery, HandOver)
+Condition = ColumnElement[bool] | TextClause
+
+
+class Claim(Protocol):
+    """A row that is this process's to send, until its lease is over; ``attempt`` is the fencing token."""
+
+    @property
+    def id(self) -> str:
+        """Of the row."""
+
+    @property
+    def attempt(self) -> int:
+        """From 1 on."""
+
+
+class Outbox(Generic[OutboxTable]):
+    """Rows that are sent to other hosts, at least once, by whoever claims them: what all such tables share.
+
+    A claim is an attempt with a lease: nobody else sends the row until the lease is over. The number of the attempt is
+    the fencing token, by which whoever notes what became of it is told apart from who has claimed it since.
+
+    Args:
+        table: with ``attempts``, ``next_attempt_at``, ``lease_until`` and ``last_attempt_at``.
+        is_pending: condition of its index of rows that are still to be sent, word for word.
+        is_leased: of its index of those that are under way.
+    """
+
+    def __init__(self, table: type[OutboxTable], is_pending: str, is_leased: str) -> None:
+        self._table: type[OutboxTable] = table
+        self._is_pending = text(is_pending)
+        self._is_leased = text(is_leased)
+
+    def due(self) -> tuple[Condition, ...]:
+        """Conditions: it is to be sent now, and nobody does."""
+        free = or_(self._table.lease_until.is_(None), self._table.lease_until < db_now())
+        return self._is_pending, self._table.next_attempt_at <= db_now(), free
+
+    def leased(self) -> tuple[Condition, ...]:
+        """Conditions: somebody sends it."""
+        return self._is_leased, self._table.lease_until >= db_now()
+
+    def any_due(self, session: Session) -> bool:
+        """Whether there is anything to send: a look that writes nothing."""
+        return session.scalar(select(literal(1)).select_from(self._table).where(*self.due()).limit(1)) is not None
+
+    def waiting_longest(
+        self, session: Session, columns: Sequence[InstrumentedAttribute[str]], most: int
+    ) -> list[tuple[str, ...]]:
+        """Values of columns, such as tenants, with something due, whoever has waited longest first."""
+        oldest = func.min(self._table.next_attempt_at)
+        statement = select(*columns).where(*self.due()).group_by(*columns).order_by(oldest)
+        return [tuple(row) for row in session.execute(statement.limit(most))]
+
+    def due_ids(self, session: Session, most: int, condition: ColumnElement[bool]) -> list[str]:
+        """Ids of up to ``most`` rows that are due, those that have waited longest first."""
+        due = select(self._table.id).where(condition, *self.due())
+        return list(session.scalars(due.order_by(self._table.next_attempt_at, self._table.id).limit(max(0, most))))
+
+    def take(self, session: Session, ids: Collection[str], lease_seconds: float) -> list[OutboxTable]:
+        """Begin an attempt on those of the rows that are still due; returns them, by their ids."""
+        statement = (
+            update(self._table)
+            .where(self._table.id.in_(ids), *self.due())
+            .values(attempts=self._table.attempts + 1, lease_until=db_now() + lease_seconds)
+            .returning(self._table)
+        )
+        taken = session.scalars(statement, execution_options=_RETURNING)
+        return sorted(taken, key=lambda row: row.id)
+
+    def renew(self, session: Session, claim: Claim, lease_seconds: float) -> bool:
+        """Go on with an attempt for so much longer; False if somebody else has claimed it since, or it is gone."""
+        return self._note(session, claim, lease_until=db_now() + lease_seconds)
+
+    def release(self, session: Session, claim: Claim) -> bool:
+        """Leave an attempt that was broken off to whoever claims it next; False if somebody has, or it is gone."""
+        return self._note(session, claim, lease_until=None, next_attempt_at=db_now())
+
+    def settle(self, session: Session, claim: Claim, **values: Any) -> bool:
+        """Note what became of an attempt; False if somebody else has claimed it since, or it is gone."""
+        return self._note(session, claim, **values, lease_until=None, last_attempt_at=db_now())
+
+    def _note(self, session: Session, claim: Claim, **values: Any) -> bool:
+        of_attempt = (self._table.id == claim.id, self._table.attempts == claim.attempt, self._is_pending)
+        statement = update(self._table).where(*of_attempt).values(**values).returning(self._table.id)
+        return session.scalar(statement, execution_options={"synchronize_session": False}) is not None

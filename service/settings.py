@@ -16,7 +16,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from service.contracts.quota import Quota
 from service.cores import available_cores
 from service.egress.allowed import parse_allowed
-from service.egress.retries import parse_schedule
+from service.egress.attempts import parse_schedule
 
 _ORIGIN = re.compile(r"https?://(\[[0-9a-f:]+\]|[a-z0-9]([a-z0-9.-]*[a-z0-9])?)(:[0-9]{1,5})?")
 _MIB = 1024**2
@@ -141,12 +141,8 @@ class Settings(BaseSettings):
         gt=0,
         description="Time that a client may take nothing of an answer that waits for it, before it is cut off.",
     )
-    max_connections: int = Field(
-        default=2000, ge=1, description="Of one API process; fewer where it may not open so many files."
-    )
-    max_connections_per_address: int = Field(
-        default=1000, ge=1, description="From one address. All clients behind one proxy have the same."
-    )
+    max_connections: int = Field(default=2000, ge=1, description="Requests that one API process serves at a time.")
+    max_connections_per_address: int = Field(default=1000, ge=1, description="Requests at a time from one address.")
 
     lease_seconds: float = Field(default=60.0, gt=0)
     renew_seconds: float = Field(default=10.0, gt=0)

@@ -26,7 +26,7 @@ import pytest
 from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
 
-from service.attestations.keys import SigningKey
+from service.attestations.dsse import SigningKey
 from service.db import Database, migrate
 from service.keys import service as key_service
 from service.keys.secrets import NewKey

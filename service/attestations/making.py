@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 
 from service.attestations import repository, signing
 from service.attestations.dsse import enveloped
-from service.attestations.statement import Deed, GivenFile, MadeFile, made_statement
+from service.attestations.statement import BuildRecord, InputFile, ProducedFile, made_statement
 from service.contracts.report import upgraded
 from service.db import Database
 from service.jobs import repository as jobs
@@ -27,19 +27,19 @@ def attest(database: Database, settings: Settings, tenant_id: str, job_id: str) 
     key = signing.signing_key(database, settings)
     try:
         with database.read() as session:
-            deed = _read_deed(session, tenant_id, job_id)
+            record = _read_build_record(session, tenant_id, job_id)
     except JobNotFoundError:
         return None
-    if deed is None:
+    if record is None:
         return None
-    line = enveloped(made_statement(deed), key).line()
+    line = enveloped(made_statement(record), key).line()
     key_id = key.public.id
     with database.write() as session:
-        repository.add_attestation(session, tenant_id, job_id, attempt=deed.attempt, key_id=key_id, envelope=line)
+        repository.add_attestation(session, tenant_id, job_id, attempt=record.attempt, key_id=key_id, envelope=line)
         return repository.attestation_of(session, tenant_id, job_id)
 
 
-def _read_deed(session: Session, tenant_id: str, job_id: str) -> Deed | None:
+def _read_build_record(session: Session, tenant_id: str, job_id: str) -> BuildRecord | None:
     job = jobs.get(session, tenant_id, job_id)
     report = jobs.report(session, tenant_id, job_id)
     if report is None:
@@ -49,7 +49,7 @@ def _read_deed(session: Session, tenant_id: str, job_id: str) -> Deed | None:
     models = repository.models_given(session, tenant_id, [id_ for id_ in (job.model_id, *graphs) if id_ is not None])
     data = [(job.calibration_dataset_id, "calibration"), (job.evaluation_dataset_id, "evaluation")]
     datasets = repository.datasets_given(session, tenant_id, [id_ for id_, _ in data if id_ is not None])
-    given: list[GivenFile] = []
+    given: list[InputFile] = []
     if job.model_id in models:
         given += _files_of(models[job.model_id], "model", manifest["model_sha256"])
     for dataset_id, role in data:
@@ -58,12 +58,14 @@ def _read_deed(session: Session, tenant_id: str, job_id: str) -> Deed | None:
     for model_id in graphs:
         if model_id in models:
             given += _files_of(models[model_id], "graph", None)
-    made = [MadeFile(row.filename, row.sha256) for row in repository.files_made(session, tenant_id, job_id)]
+    made = [ProducedFile(row.filename, row.sha256) for row in repository.files_made(session, tenant_id, job_id)]
     return _told(job, report.attempt, made, given, manifest)
 
 
-def _told(job: Job, attempt: int, made: list[MadeFile], given: list[GivenFile], manifest: dict[str, Any]) -> Deed:
-    return Deed(
+def _told(
+    job: Job, attempt: int, made: list[ProducedFile], given: list[InputFile], manifest: dict[str, Any]
+) -> BuildRecord:
+    return BuildRecord(
         job_id=job.id,
         attempt=attempt,
         device=job.device,
@@ -75,18 +77,18 @@ def _told(job: Job, attempt: int, made: list[MadeFile], given: list[GivenFile], 
     )
 
 
-def _files_of(model: Model, role: str, read_sha256: str | None) -> list[GivenFile]:
+def _files_of(model: Model, role: str, read_sha256: str | None) -> list[InputFile]:
     """The model's files; of one that was deleted, what the report tells of it."""
     uri, name = f"urn:quantmill:model:{model.id}", f"{model.name}@{model.version}"
     if not model.files:
-        return [GivenFile(role, uri, name, read_sha256 or "")]
-    return [GivenFile(role, uri, f"{name}/{file.path}", file.sha256) for file in model.files]
+        return [InputFile(role, uri, name, read_sha256 or "")]
+    return [InputFile(role, uri, f"{name}/{file.path}", file.sha256) for file in model.files]
 
 
-def _file_of(dataset: Dataset, role: str, read_sha256: str | None) -> GivenFile:
+def _file_of(dataset: Dataset, role: str, read_sha256: str | None) -> InputFile:
     """The dataset's file; of one that was deleted, what the report tells of it."""
     uri = f"urn:quantmill:dataset:{dataset.id}"
-    return GivenFile(role, uri, f"{dataset.name}@{dataset.version}", dataset.sha256 or read_sha256 or "")
+    return InputFile(role, uri, f"{dataset.name}@{dataset.version}", dataset.sha256 or read_sha256 or "")
 
 
 def _graph_ids(part: Any) -> Iterator[str]:

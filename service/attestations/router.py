@@ -14,7 +14,7 @@ from service.attestations.errors import (
     SigningUnavailableError,
 )
 from service.attestations.schemas import EnvelopeOut, SigningKeyList
-from service.attestations.views import signing_key_out
+from service.attestations.signing import signing_key_out
 from service.deps import AppDep, GuestDep, PrincipalDep
 from service.errors import DatabaseUnavailableError
 from service.http import etag_matches

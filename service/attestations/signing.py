@@ -7,8 +7,9 @@ import base64
 from sqlalchemy.orm import Session
 
 from service.attestations import repository
+from service.attestations.dsse import PublicKey, SigningKey
 from service.attestations.errors import SigningKeyUnreadableError, SigningUnavailableError
-from service.attestations.keys import PublicKey, SigningKey
+from service.attestations.schemas import SigningKeyOut
 from service.audit.service import note
 from service.db import Database
 from service.principal import DEFAULT_TENANT, SERVICE, Principal
@@ -111,3 +112,14 @@ def _added(session: Session, public: PublicKey, sealed: str, pepper_id: str) -> 
     """Store a key, unless another is the current one."""
     raw = base64.b64encode(public.raw).decode()
     return repository.add_signing_key(session, public.id, public_key=raw, sealed=sealed, pepper_id=pepper_id)
+
+
+def signing_key_out(row: SigningKeyRow) -> SigningKeyOut:
+    """The public half of a key."""
+    return SigningKeyOut(
+        id=row.id,
+        algorithm="ed25519",
+        public_key=public_key(row).pem,
+        created_at=row.created_at,
+        retired_at=row.retired_at,
+    )

@@ -25,33 +25,33 @@ _Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 _Text = Annotated[str, StringConstraints(max_length=1024)]
 
 
-class _Part(BaseModel):
+class _StatementPart(BaseModel):
     model_config = ConfigDict(frozen=True, populate_by_name=True)
 
 
-class Digests(_Part):
+class DigestSet(_StatementPart):
     """Of one file."""
 
     sha256: _Digest
 
 
-class Subject(_Part):
+class Subject(_StatementPart):
     """A file that the job made."""
 
     name: _Text
-    digest: Digests
+    digest: DigestSet
 
 
-class Dependency(_Part):
+class Dependency(_StatementPart):
     """A file that the job was given. ``annotations`` say its role: model, calibration, evaluation or graph."""
 
     name: _Text = ""
     uri: _Text = ""
-    digest: Digests
+    digest: DigestSet
     annotations: dict[str, Any] = Field(default_factory=dict)
 
 
-class _Internal(_Part):
+class _InternalParameters(_StatementPart):
     source_sha256: _Digest | None = None
     config_sha256: _Digest | None = None
     manifest_sha256: _Digest | None = None
@@ -60,38 +60,38 @@ class _Internal(_Part):
     threads: int | None = None
 
 
-class _Definition(_Part):
+class _BuildDefinition(_StatementPart):
     build_type: _Text = Field(alias="buildType")
     external: dict[str, Any] = Field(alias="externalParameters")
-    internal: _Internal = Field(alias="internalParameters", default_factory=_Internal)
+    internal: _InternalParameters = Field(alias="internalParameters", default_factory=_InternalParameters)
     dependencies: tuple[Dependency, ...] = Field(
         alias="resolvedDependencies", max_length=_MOST_FILES, default_factory=tuple
     )
 
 
-class _Builder(_Part):
+class _Builder(_StatementPart):
     id: _Text
     version: dict[str, _Text] = Field(default_factory=dict, max_length=64)
 
 
-class _Invocation(_Part):
+class _BuildMetadata(_StatementPart):
     job_id: _Text = Field(alias="invocationId")
     started_at: datetime | None = Field(alias="startedOn", default=None)
     finished_at: datetime | None = Field(alias="finishedOn", default=None)
     attempt: int | None = Field(alias="quantmill_attempt", default=None)
 
 
-class _Run(_Part):
+class _RunDetails(_StatementPart):
     builder: _Builder
-    invocation: _Invocation = Field(alias="metadata")
+    invocation: _BuildMetadata = Field(alias="metadata")
 
 
-class _Predicate(_Part):
-    definition: _Definition = Field(alias="buildDefinition")
-    run: _Run = Field(alias="runDetails")
+class _Predicate(_StatementPart):
+    definition: _BuildDefinition = Field(alias="buildDefinition")
+    run: _RunDetails = Field(alias="runDetails")
 
 
-class Statement(_Part):
+class Statement(_StatementPart):
     """A statement of this service's."""
 
     type: Literal["https://in-toto.io/Statement/v1"] = Field(alias="_type")
@@ -101,7 +101,7 @@ class Statement(_Part):
 
 
 @dataclass(frozen=True)
-class MadeFile:
+class ProducedFile:
     """A file that the job made."""
 
     name: str
@@ -109,7 +109,7 @@ class MadeFile:
 
 
 @dataclass(frozen=True)
-class GivenFile:
+class InputFile:
     """A file that the job was given.
 
     Attributes:
@@ -126,7 +126,7 @@ class GivenFile:
 
 
 @dataclass(frozen=True)
-class Deed:
+class BuildRecord:
     """What a statement tells of.
 
     Attributes:
@@ -145,14 +145,14 @@ class Deed:
     device: str
     started_at: datetime | None
     finished_at: datetime | None
-    made: Iterable[MadeFile]
-    given: Iterable[GivenFile]
+    made: Iterable[ProducedFile]
+    given: Iterable[InputFile]
     manifest: Mapping[str, Any]
 
 
-def made_statement(deed: Deed) -> bytes:
+def made_statement(record: BuildRecord) -> bytes:
     """The statement as canonical JSON: sorted keys, no blanks, UTF-8."""
-    manifest = deed.manifest
+    manifest = record.manifest
     config = manifest["config"]
     internal = {
         "source_sha256": manifest.get("model_sha256"),
@@ -164,22 +164,22 @@ def made_statement(deed: Deed) -> bytes:
     }
     dependencies = [
         {"name": file.name, "uri": file.uri, "digest": {"sha256": file.sha256}, "annotations": {"role": file.role}}
-        for file in deed.given
+        for file in record.given
     ]
     metadata = {
-        "invocationId": deed.job_id,
-        "quantmill_attempt": deed.attempt,
-        "startedOn": _timestamp(deed.started_at),
-        "finishedOn": _timestamp(deed.finished_at),
+        "invocationId": record.job_id,
+        "quantmill_attempt": record.attempt,
+        "startedOn": _timestamp(record.started_at),
+        "finishedOn": _timestamp(record.finished_at),
     }
     document = {
         "_type": STATEMENT_TYPE,
-        "subject": [{"name": file.name, "digest": {"sha256": file.sha256}} for file in deed.made],
+        "subject": [{"name": file.name, "digest": {"sha256": file.sha256}} for file in record.made],
         "predicateType": PREDICATE_TYPE,
         "predicate": {
             "buildDefinition": {
                 "buildType": BUILD_TYPE,
-                "externalParameters": {"config": config, "device": deed.device},
+                "externalParameters": {"config": config, "device": record.device},
                 "internalParameters": _told(internal),
                 "resolvedDependencies": dependencies,
             },

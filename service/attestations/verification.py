@@ -13,8 +13,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Literal
 
-from service.attestations.dsse import PAYLOAD_TYPE, Envelope
-from service.attestations.keys import PublicKey
+from service.attestations.dsse import PAYLOAD_TYPE, Envelope, PublicKey
 from service.attestations.statement import Statement, parse_statement
 from service.client.external_data import external_files
 from service.contracts.errors import ExternalDataError
@@ -65,7 +64,7 @@ class Fault:
 
 
 @dataclass(frozen=True)
-class Finding:
+class Verification:
     """What was found.
 
     Attributes:
@@ -83,7 +82,7 @@ class Finding:
     faults: tuple[Fault, ...] = ()
 
 
-def verify(file: Path, envelope: Envelope, trusted: Sequence[TrustedKey], *, signature: bool = True) -> Finding:
+def verify(file: Path, envelope: Envelope, trusted: Sequence[TrustedKey], *, signature: bool = True) -> Verification:
     """Check a file against an attestation.
 
     Args:
@@ -101,10 +100,10 @@ def verify(file: Path, envelope: Envelope, trusted: Sequence[TrustedKey], *, sig
     if signature:
         signed_by, fault = _signer(envelope, trusted)
         if signed_by is None:
-            return Finding(sha256, faults=() if fault is None else (fault,))
+            return Verification(sha256, faults=() if fault is None else (fault,))
     if envelope.payload_type != PAYLOAD_TYPE:
         fault = Fault("payload-type", f"The attestation is no statement: its type is {envelope.payload_type!r}.")
-        return Finding(sha256, signed_by, faults=(fault,))
+        return Verification(sha256, signed_by, faults=(fault,))
     statement = parse_statement(envelope.body)
     faults = [] if signed_by is None else list(_retired(signed_by, statement))
     digests = [subject.digest.sha256 for subject in statement.subjects]
@@ -121,7 +120,7 @@ def verify(file: Path, envelope: Envelope, trusted: Sequence[TrustedKey], *, sig
         faults += _external_faults(external, set(digests))
         if sha256 == digests[0]:
             faults += _manifest_faults(file, statement)
-    return Finding(sha256, signed_by, statement, tuple(external), tuple(faults))
+    return Verification(sha256, signed_by, statement, tuple(external), tuple(faults))
 
 
 def _signer(envelope: Envelope, trusted: Sequence[TrustedKey]) -> tuple[TrustedKey | None, Fault | None]:

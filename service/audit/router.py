@@ -8,7 +8,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Query
 from pydantic import BaseModel, Field
 
-from service.audit import actions as audit
+from service.audit import service as audit
 from service.deps import AppDep, AppState, PrincipalDep
 from service.http import only_parameters
 from service.keys.schemas import Tenant
@@ -55,6 +55,6 @@ async def list_audit(
 
 
 def _page(app: AppState, tenant: str | None, before: int | None, limit: int) -> AuditPage:
-    rows, more = audit.list_page(app, tenant, before=before, limit=limit)
+    rows, more = audit.list_page(app.database, tenant, before=before, limit=limit)
     items = [AuditOut.model_validate(row, from_attributes=True) for row in rows]
     return AuditPage(items=items, next_before=items[-1].seq if more else None)

@@ -90,11 +90,6 @@ def link_if_possible(database: Database) -> None:
         log.warning("audit.not_linked error=%s", type(error).__name__)
 
 
-def page(session: Session, *, tenant_id: str | None, before: int | None, limit: int) -> list[AuditEvent]:
-    """Rows, the newest first: of one tenant or of all, with numbers below ``before``."""
-    return repository.page(session, tenant_id=tenant_id, before=before, limit=limit)
-
-
 def hash_of(link: Link) -> str:
     """SHA-256 over the row's columns but its own hash, as a JSON array: 64 hexadecimal digits."""
     return hashlib.sha256(json.dumps(link[:-1], ensure_ascii=True).encode()).hexdigest()
@@ -125,3 +120,27 @@ def _fault(link: Link, seq: int, previous: str) -> Fault | None:
     if link.hash != hash_of(link):
         return "changed"
     return None if link.previous_hash == previous else "moved"
+
+
+def list_page(
+    database: Database, tenant_id: str | None, *, before: int | None, limit: int
+) -> tuple[list[AuditEvent], bool]:
+    """Rows, the newest first, and whether there are more.
+
+    Args:
+        database: where they are.
+        tenant_id: of this tenant alone; None: of all.
+        before: only rows with numbers below this.
+        limit: most of them.
+    """
+    link_if_possible(database)
+    with database.read() as session:
+        rows = repository.page(session, tenant_id=tenant_id, before=before, limit=limit + 1)
+    return rows[:limit], len(rows) > limit
+
+
+def verify_all(database: Database) -> Verdict:
+    """Append what is new, then go through all rows, of all tenants."""
+    link_if_possible(database)
+    with database.read() as session:
+        return verify(session)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
+
+from service.comparison.samples import Samples
 from service.comparison.schemas import ComparedLayer, ConfigDifference
 from service.contracts.pointers import below
 from service.contracts.report import LayerFigures
@@ -44,3 +48,54 @@ def differing_layers(reports: Sequence[Sequence[LayerFigures]]) -> list[Compared
             op = next(table[name].op for table in tables if name in table)
             found.append(ComparedLayer(name=name, op=op, sqnr_db=tuple(figures), spread_db=max(known) - min(known)))
     return sorted(found, key=lambda layer: -layer.spread_db)
+
+
+class ChangedSample(NamedTuple):
+    """One sample that both models decide otherwise.
+
+    Attributes:
+        number: of the sample in its data, from 0.
+        label: what it should be; None: the data has no labels.
+        before, after: class of the float and of the quantized model.
+        confidence: the float model's probability of its own decision, 0 to 1; None: not known.
+    """
+
+    number: int
+    label: int | None
+    before: int
+    after: int
+    confidence: float | None
+
+
+class ClassChanges(NamedTuple):
+    """What quantization has changed.
+
+    Attributes:
+        samples: how many there are in all.
+        total: how many of them changed.
+        first: the first of those.
+    """
+
+    samples: int
+    total: int
+    first: list[ChangedSample]
+
+
+def changes(found: Samples, most: int) -> ClassChanges | None:
+    """Samples whose class changed, in the order of the data; None: the output gives no class per sample."""
+    if found.decisions is None:
+        return None
+    before, after = found.columns["float_class"], found.columns["quantized_class"]
+    labels, sure = found.columns.get("label"), found.columns.get("float_confidence")
+    numbers = np.flatnonzero(before != after)
+    first = [
+        ChangedSample(
+            number,
+            None if labels is None else int(labels[number]),
+            int(before[number]),
+            int(after[number]),
+            None if sure is None or not math.isfinite(sure[number]) else float(sure[number]),
+        )
+        for number in numbers[:most].tolist()
+    ]
+    return ClassChanges(len(before), len(numbers), first)

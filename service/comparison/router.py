@@ -14,7 +14,7 @@ from service.deps import AppDep, PrincipalDep
 from service.http import only_parameters
 from service.jobs.errors import JobNotFoundError
 from service.jobs.service import ReportNotFoundError, ReportNotReadyError
-from service.reports.errors import ReportNotRenderableError
+from service.reports.reading import ReportNotRenderableError
 from service.responses import Responses, problems
 
 router = APIRouter(prefix="/v1", tags=["jobs"])

@@ -7,7 +7,16 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 
 from service.comparison.differences import differences, differing_layers
-from service.comparison.evidence import Paired, Side, StoredSamples, pair, samples_among, samples_of
+from service.comparison.evidence import (
+    ComparedReport,
+    Paired,
+    Side,
+    StoredSamples,
+    compared_report,
+    pair,
+    samples_among,
+    samples_of,
+)
 from service.comparison.pairing import CONFIDENCE, Pairing
 from service.comparison.samples import Samples, SamplesUnreadableError
 from service.comparison.schemas import (
@@ -18,7 +27,6 @@ from service.comparison.schemas import (
     PairedMetric,
     SampleFlip,
 )
-from service.comparison.told import Told, told_of
 from service.contracts.report import Flips, Interval
 from service.deps import AppState
 from service.jobs import service as jobs
@@ -32,7 +40,7 @@ class _Compared:
     """One job with all that a comparison takes."""
 
     view: JobView
-    told: Told
+    told: ComparedReport
     side: Side
 
 
@@ -64,7 +72,7 @@ def compare(app: AppState, tenant_id: str, job_ids: Sequence[str], *, most_flips
 
 
 def _compared(app: AppState, tenant_id: str, job_id: str) -> _Compared:
-    told = told_of(any_report(jobs.report(app, tenant_id, job_id)))
+    told = compared_report(any_report(jobs.report(app, tenant_id, job_id)))
     view = jobs.get(app, tenant_id, job_id)
     return _Compared(view, told, Side(told.measured_on, samples_among(view.artifacts)))
 
@@ -123,7 +131,7 @@ def _pair(
     )
 
 
-def _paired_metrics(found: Paired, first: Told, second: Told) -> Iterator[PairedMetric]:
+def _paired_metrics(found: Paired, first: ComparedReport, second: ComparedReport) -> Iterator[PairedMetric]:
     """Metrics that both reports tell of in one meaning, in the first one's order."""
     others = {metric.name: metric for metric in second.metrics}
     for metric in first.metrics:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import ValidationError
 
-from service.audit import actions as audit
+from service.audit import service as audit
 from service.dashboard.forms import Form, checked, field_errors, sent
 from service.dashboard.pages import PageRoute, changed_query, page, root_of, see
 from service.dashboard.quotas import lines_of
@@ -68,7 +68,7 @@ async def revoke_key(request: Request, key_id: str, app: AppDep, principal: Prin
 @router.post("/admin/audit/verify")
 async def verify_audit(request: Request, app: AppDep, principal: PrincipalDep) -> Response:
     """Whether the chain of the audit holds."""
-    verdict = await app.reads.run(lambda: audit.verify(app))
+    verdict = await app.reads.run(lambda: audit.verify_all(app.database))
     shown = await app.reads.run(lambda: _shown(request, app, principal))
     return page(request, "admin.html.jinja", typed=_EMPTY, errors={}, verdict=verdict, **shown)
 
@@ -77,7 +77,7 @@ def _shown(
     request: Request, app: AppState, principal: Principal, *, tenant: str = "", before: int | None = None
 ) -> dict[str, Any]:
     """What the page shows, whatever was asked of it."""
-    rows, more = audit.list_page(app, seen_tenant(principal, tenant or None), before=before, limit=_LIMIT)
+    rows, more = audit.list_page(app.database, seen_tenant(principal, tenant or None), before=before, limit=_LIMIT)
     return {
         "keys": keys.list_keys(app, principal.tenant_id),
         "scopes": [(scope, scope) for scope in SCOPES if principal.may(scope)],

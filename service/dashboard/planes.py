@@ -19,8 +19,6 @@ _WIDTH, _HEIGHT = 460.0, 300.0
 _LEFT, _TOP, _RIGHT, _BOTTOM = 66.0, 14.0, 446.0, 246.0
 # Beyond so many models their numbers would lie upon each other; only those of the front are written then.
 _NUMBERED = 24
-_MARGIN = 0.1
-_FLAT = 1.0
 
 
 class Measure(NamedTuple):
@@ -184,24 +182,6 @@ def _ratio_of(mark: Mark) -> float:
     return float(mark.latency_ratio or 0.0)
 
 
-class _Scale(NamedTuple):
-    """From values to places along an axis."""
-
-    low: float
-    high: float
-    begin: float
-    end: float
-
-    @classmethod
-    def of(cls, values: Sequence[float], begin: float, end: float) -> _Scale:
-        low, high = min(values), max(values)
-        margin = _MARGIN * (high - low) or abs(high) * _MARGIN or _FLAT
-        return cls(low - margin, high + margin, begin, end)
-
-    def at(self, value: float) -> float:
-        return self.begin + (value - self.low) / (self.high - self.low) * (self.end - self.begin)
-
-
 def _picture(
     measure: Measure,
     rows: Sequence[Shown],
@@ -214,8 +194,8 @@ def _picture(
     values = [row.mark.value or 0.0 for row in rows]
     costs = [cost_of(row.mark) for row in rows]
     down, up = (_BOTTOM, _TOP) if measure.higher else (_TOP, _BOTTOM)
-    x = _Scale.of(costs, _LEFT, _RIGHT)
-    y = _Scale.of(values if limit is None else [*values, limit], down, up)
+    x = svg.Scale.around(costs, _LEFT, _RIGHT)
+    y = svg.Scale.around(values if limit is None else [*values, limit], down, up)
     best = [row for row in rows if row.front]
     label = (
         f"{len(rows)} models by {measure.words} and {across.lower()}; better is up and left. "
@@ -244,7 +224,7 @@ def _picture(
 
 
 def _draw_front(
-    root: svg.Element, best: Sequence[Shown], x: _Scale, y: _Scale, cost_of: Callable[[Mark], float]
+    root: svg.Element, best: Sequence[Shown], x: svg.Scale, y: svg.Scale, cost_of: Callable[[Mark], float]
 ) -> None:
     """A line through the front; where a third figure puts a model on it, the line goes up and down."""
     ordered = sorted((cost_of(row.mark), row.mark.value or 0.0) for row in best)

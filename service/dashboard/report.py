@@ -20,7 +20,7 @@ from service.reports import verdict
 from service.reports.formats import FORMATS, rendered, renderer_version
 from service.reports.gains import change_words
 from service.reports.html import SECURITY_POLICY, parts
-from service.reports.pieces.metrics import speed_chart
+from service.reports.page_pictures import speed_chart
 from service.reports.reading import any_report, whole_report
 from service.reports.sharing import DAYS, share, shared
 from service.security_headers import EMBEDDABLE

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 from urllib.parse import quote
 
-from service.comparison.changed import Changes, changes
+from service.comparison.differences import ClassChanges, changes
 from service.comparison.evidence import MOST_BYTES, samples_among, samples_of
 from service.comparison.samples import SamplesUnreadableError
 from service.contracts.dataset import DatasetSummary
@@ -79,7 +79,7 @@ class ChangedSamples:
         pictures: by number of the sample.
     """
 
-    found: Changes | None
+    found: ClassChanges | None
     why: str = ""
     classes: tuple[str, ...] = ()
     pictures: dict[int, Thumbnail] | None = None

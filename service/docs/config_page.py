@@ -39,8 +39,7 @@ from service.docs.config_words import (
     TARGETS,
     TYPES,
 )
-from service.docs.fields import FieldTables, text_of, title_of
-from service.docs.markdown import code, table
+from service.docs.fields import FieldTables, code, table, text_of, title_of
 
 Records = tuple[type[Contract], ...]
 

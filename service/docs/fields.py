@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, get_args
 
 from pydantic.fields import FieldInfo
 
 from service.contracts.base import SEARCH_SPACE, Contract
-from service.docs.markdown import code, json_code, prose, table
 
 FIELD_HEAD = ("field", "type", "default", "bounds", "what")
 # The field that tells the members of a union apart.
@@ -141,3 +140,24 @@ def _bounds(schema: dict[str, Any]) -> Iterator[str]:
 
 def _limit(schema: dict[str, Any], key: str, word: str) -> str:
     return f"{word} {json.dumps(schema[key])}" if key in schema else ""
+
+
+def table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    """A table; bars within cells are escaped."""
+    lines = [head, ("---",) * len(head), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines) + "\n"
+
+
+def code(text: str) -> str:
+    """As code."""
+    return f"`{text}`"
+
+
+def json_code(value: Any) -> str:
+    """A value as JSON, as code."""
+    return code(json.dumps(value))
+
+
+def prose(docstring: str) -> str:
+    """A docstring's text: its double backticks are one in Markdown."""
+    return docstring.replace("``", "`")

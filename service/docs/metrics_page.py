@@ -7,8 +7,7 @@ from typing import get_args
 from service.contracts.base import Contract
 from service.contracts.evaluation import EvaluationSpec, Gate
 from service.contracts.metrics import BoxLabels, GraphInput, GraphSource, Metric, MetricBase
-from service.docs.fields import FIELD_HEAD, FieldTables, text_of, title_of
-from service.docs.markdown import code, table
+from service.docs.fields import FIELD_HEAD, FieldTables, code, table, text_of, title_of
 from service.docs.metrics_words import GRAPHS, INTRO, METRIC_WORDS, OPTION_WORDS, REPORT, STATISTICS
 
 METRICS: tuple[type[MetricBase], ...] = get_args(get_args(Metric)[0])

@@ -58,6 +58,11 @@ class Prior:
     size_bytes: float
     timed: bool
 
+    @property
+    def seconds(self) -> float:
+        """From the run's start to its end."""
+        return sum(self.stages.values())
+
 
 def prior_of(
     config: QuantizationConfig,

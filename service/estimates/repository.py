@@ -9,12 +9,9 @@ from sqlalchemy import Double, delete, insert, select, text, type_coerce
 from sqlalchemy.orm import Session
 
 from service.db import db_now
-from service.repository import upsert
-from service.tables import EstimateFit, Job, JobEstimate, JobTiming
+from service.tables import Job, JobEstimate, JobTiming
 from service.tables.jobs import IS_QUEUED, IS_RUNNING
 from service.tenancy import owned
-
-_QUANTIZE = "quantize"
 
 
 class Waiting(NamedTuple):
@@ -71,16 +68,6 @@ def timings_of(session: Session, tenant_id: str, model_sha256: str, most: int) -
     return session.scalars(statement.order_by(JobTiming.id.desc()).limit(most)).all()
 
 
-def newest_timings(session: Session, most: int) -> Sequence[JobTiming]:
-    """What the newest jobs of all took."""
-    return session.scalars(select(JobTiming).order_by(JobTiming.id.desc()).limit(most)).all()
-
-
-def newest_timing(session: Session) -> str | None:
-    """Id of the timing that came last: a job that was asked for earlier may end later."""
-    return session.scalar(select(JobTiming.id).order_by(JobTiming.created_at.desc(), JobTiming.id.desc()).limit(1))
-
-
 def forget_timings(session: Session, keep: int) -> int:
     """Delete all timings but the newest; returns how many."""
     first = session.scalar(select(JobTiming.id).order_by(JobTiming.id.desc()).offset(keep).limit(1))
@@ -88,17 +75,6 @@ def forget_timings(session: Session, keep: int) -> int:
         return 0
     gone = session.scalars(delete(JobTiming).where(JobTiming.id <= first).returning(JobTiming.id))
     return len(gone.all())
-
-
-def fit(session: Session) -> EstimateFit | None:
-    """What was learned."""
-    return session.get(EstimateFit, _QUANTIZE)
-
-
-def put_fit(session: Session, document: dict[str, Any], newest: str) -> None:
-    """Store what was learned."""
-    values = {"fit": document, "newest_timing": newest, "fitted_at": db_now()}
-    upsert(session, EstimateFit, {"name": _QUANTIZE, **values}, values)
 
 
 def queued(session: Session, queue: str, most: int) -> list[Waiting]:

@@ -33,6 +33,6 @@ class Estimate(BaseModel):
     size_bytes: BytesRange | None = Field(description="Of the quantized model; null: an evaluation makes none.")
     basis: Literal["graph", "timed", "history"] = Field(
         description="history: earlier jobs with this model. timed: a forward pass, timed when the model was "
-        "validated. graph: its operators and shapes alone. What other jobs took here goes into each of them."
+        "validated. graph: its operators and shapes alone."
     )
-    runs: int = Field(description="Earlier jobs of this installation that it was learned from.")
+    runs: int = Field(description="Earlier jobs with this model that went into it.")

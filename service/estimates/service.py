@@ -1,4 +1,4 @@
-"""Estimates: made when a job is asked for, and learned from what jobs took."""
+"""Estimates: made when a job is asked for, from what earlier jobs took."""
 
 from __future__ import annotations
 
@@ -18,16 +18,14 @@ from service.contracts.model import ModelSummary
 from service.contracts.report import StageFigures
 from service.db import Database
 from service.estimates import repository
+from service.estimates.forecast import OF_MODEL, ExpectedCost, PastRun, forecast
 from service.estimates.prior import NOTHING_MADE_BYTES, START, Prior, prior_of, prior_of_evaluation
-from service.estimates.regression import OF_MODEL, Basis, Fit, Forecast, Run, fitted, forecast
 from service.estimates.schemas import BytesRange, Estimate, SecondsRange
 from service.estimates.waiting import Queue, queue_now
 from service.tables import Job, JobTiming
 from service.tables.jobs import LIVE_STATES
 
-# Earlier jobs that are learned from.
-_OF_ALL = 2000
-# Older ones are forgotten.
+# Of all earlier jobs; what older ones took is forgotten.
 KEPT_TIMINGS = 20_000
 _RECIPE_CHARS = 32
 # Shapes may claim anything: beyond these nothing is told. No integer of JSON is longer.
@@ -92,9 +90,8 @@ def estimated_evaluation(
 def _estimated(
     session: Session, tenant_id: str, deadline_seconds: float, model_sha256: str, recipe: str, prior: Prior
 ) -> Estimated:
-    own = [_run(row) for row in repository.timings_of(session, tenant_id, model_sha256, OF_MODEL)]
-    fit = _stored_fit(session)
-    told = _told(forecast(prior, recipe, fit, own), fit, makes_model=prior.size_bytes > NOTHING_MADE_BYTES)
+    own = [_past_run(row) for row in repository.timings_of(session, tenant_id, model_sha256, OF_MODEL)]
+    told = _told(forecast(prior, recipe, own), makes_model=prior.size_bytes > NOTHING_MADE_BYTES)
     row = {
         "model_sha256": model_sha256,
         "recipe": recipe,
@@ -164,54 +161,28 @@ def observe(session: Session, job: Job, stages: Sequence[StageFigures], size_byt
     repository.observe(session, job, stages=seconds, memory_bytes=memory, size_bytes=size_bytes)
 
 
-def refresh(database: Database) -> int:
-    """Learn from what jobs took since it was done last; returns from how many. Any number of processes may do so."""
-    with database.read() as session:
-        known, newest = repository.fit(session), repository.newest_timing(session)
-        if newest is None or (known is not None and known.newest_timing == newest):
-            return 0
-        runs = [_run(row) for row in repository.newest_timings(session, _OF_ALL)]
-    document = asdict(fitted(runs))
+def forget(database: Database) -> int:
+    """Forget what all jobs but the newest took; returns how many of them. Any number of processes may do so."""
     with database.write() as session:
-        repository.put_fit(session, document, newest)
-        repository.forget_timings(session, KEPT_TIMINGS)
-    return len(runs)
+        return repository.forget_timings(session, KEPT_TIMINGS)
 
 
 def _recipe(asked: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:_RECIPE_CHARS]
 
 
-def _stored_fit(session: Session) -> Fit:
-    row = repository.fit(session)
-    if row is None:
-        return Fit()
-    spread: dict[Basis, tuple[float, float, float]] = {}
-    for basis in Fit().spread:
-        first, second, third = row.fit["spread"][basis]
-        spread[basis] = first, second, third
-    return Fit(row.fit["stages"], row.fit["memory"], row.fit["size"], spread, row.fit["runs"])
+def _past_run(row: JobTiming) -> PastRun:
+    return PastRun(row.recipe, Prior(**row.prior), sum(row.stages.values()), row.memory_bytes, row.size_bytes)
 
 
-def _run(row: JobTiming) -> Run:
-    return Run(
-        model=f"{row.tenant_id}/{row.model_sha256}",
-        recipe=row.recipe,
-        prior=Prior(**row.prior),
-        stages=row.stages,
-        memory_bytes=row.memory_bytes,
-        size_bytes=row.size_bytes,
-    )
-
-
-def _told(found: Forecast, fit: Fit, *, makes_model: bool) -> Estimate:
+def _told(found: ExpectedCost, *, makes_model: bool) -> Estimate:
     expected, low, high = (round(value, 1) for value in found.seconds)
     return Estimate(
         seconds=SecondsRange(expected=expected, low=low, high=high),
         peak_memory_bytes=_bytes(found.memory_bytes),
         size_bytes=_bytes(found.size_bytes) if makes_model else None,
         basis=found.basis,
-        runs=fit.runs,
+        runs=found.runs,
     )
 
 

@@ -11,7 +11,7 @@ from service.egress.early import refuse_destination
 from service.egress.resolving import system_resolver
 from service.egress.urls import Destination
 from service.hand_overs.schemas import MOST_URL_CHARACTERS, HandOverTarget, PutTarget, plain
-from service.hand_overs.secrets import Place, Vault
+from service.hand_overs.secrets import HandOverVault, SecretTarget
 from service.ids import new_id
 from service.settings import Settings
 
@@ -20,7 +20,7 @@ _RESOLVE_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
-class Asked:
+class NewHandOver:
     """A hand-over that may be stored; ``host`` may be shown, what is ``sealed`` may not."""
 
     id: str
@@ -48,7 +48,7 @@ def refuse_inside(settings: Settings, targets: Sequence[HandOverTarget], pointer
 
 def prepared(
     settings: Settings, targets: Sequence[HandOverTarget], pointer: str, *, names: bool = False
-) -> tuple[Asked, ...]:
+) -> tuple[NewHandOver, ...]:
     """The targets as they are stored, their URLs judged.
 
     Args:
@@ -64,12 +64,12 @@ def prepared(
     if not targets:
         return ()
     destinations = _destinations(settings, targets, pointer, names=names)
-    vault, found = Vault.of(settings), []
+    vault, found = HandOverVault.of(settings), []
     ids = sorted(new_id("hov") for _ in targets)  # in the order in which they are asked for
     for hand_over_id, target, destination in zip(ids, targets, destinations, strict=True):
-        place = Place(target.url.get_secret_value(), plain(target.headers))
+        place = SecretTarget(target.url.get_secret_value(), plain(target.headers))
         found.append(
-            Asked(
+            NewHandOver(
                 id=hand_over_id,
                 kind=target.kind,
                 artifact=target.artifact if isinstance(target, PutTarget) else None,

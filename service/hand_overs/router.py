@@ -16,7 +16,6 @@ from service.hand_overs.errors import (
     TooManyHandOversError,
 )
 from service.hand_overs.schemas import HandOverCreate, HandOverList
-from service.hand_overs.views import hand_over_list
 from service.idempotency.answers import IdempotencyHeader
 from service.responses import problems
 
@@ -26,8 +25,7 @@ router = APIRouter(route_class=ThreadedBodyRoute, prefix="/v1/jobs/{job_id}/hand
 @router.get("")
 async def list_hand_overs(job_id: str, app: AppDep, principal: PrincipalDep) -> HandOverList:
     """Where results of a job go, and how far that has come, in the order in which it was asked for."""
-    rows = await app.reads.run(lambda: service.list_of_job(app, principal.tenant_id, job_id))
-    return hand_over_list(job_id, rows)
+    return await app.reads.run(lambda: service.list_of_job(app, principal.tenant_id, job_id))
 
 
 @router.post(

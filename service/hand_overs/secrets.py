@@ -6,32 +6,31 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from service import sealing
 from service.hand_overs.errors import HandOverUnavailableError, HandOverUnreadableError
-from service.sealing import SealBrokenError
+from service.sealing import SealBrokenError, Vault
 
 
 @dataclass(frozen=True, repr=False)
-class Place:
+class SecretTarget:
     """Where a hand-over goes: what its client gave, and nobody else is to see."""
 
     url: str
     headers: dict[str, str]
 
 
-class Vault(sealing.Vault):
-    """Encrypts and decrypts places."""
+class HandOverVault(Vault):
+    """Encrypts and decrypts targets."""
 
     purpose = b"quantmill hand-overs v1"
     about = "The URLs of hand-overs are"
     unavailable = HandOverUnavailableError
 
-    def seal(self, hand_over_id: str, place: Place) -> str:
-        """What is stored of a place."""
-        return self.sealer.seal(hand_over_id, json.dumps({"url": place.url, "headers": place.headers}))
+    def seal(self, hand_over_id: str, target: SecretTarget) -> str:
+        """What is stored of a target."""
+        return self.sealer.seal(hand_over_id, json.dumps({"url": target.url, "headers": target.headers}))
 
-    def open(self, hand_over_id: str, sealed: str) -> Place:
-        """The place that was stored.
+    def open(self, hand_over_id: str, sealed: str) -> SecretTarget:
+        """The target that was stored.
 
         Raises:
             HandOverUnreadableError: it was encrypted under another pepper or for another hand-over, or is damaged.
@@ -43,4 +42,4 @@ class Vault(sealing.Vault):
                 "Its URL is damaged, or was stored under another QUANTMILL_KEY_PEPPER.",
                 hint="Set the pepper that it was stored with, or give the URL again.",
             ) from None
-        return Place(found["url"], found["headers"])
+        return SecretTarget(found["url"], found["headers"])

@@ -10,10 +10,9 @@ from sqlalchemy.orm import Session
 from service.contracts.runner import WEIGHTS_KIND
 from service.deps import AppState
 from service.hand_overs import outbox, repository
-from service.hand_overs.asking import Asked
+from service.hand_overs.asking import NewHandOver
 from service.hand_overs.errors import ArtifactNotThereError, HandOverRefusedError, TooManyHandOversError
-from service.hand_overs.schemas import HandOverCreate
-from service.hand_overs.views import hand_over_list
+from service.hand_overs.schemas import HandOverCreate, HandOverList, HandOverOut
 from service.idempotency.answers import Answer
 from service.idempotency.requests import KeyedRequest
 from service.idempotency.service import submit_checked
@@ -28,7 +27,7 @@ POINTER = "/targets"
 _WEIGHTS_HINT = "They are made if they are asked for before the job runs. Of one that has: jobs fetch --safetensors."
 
 
-def list_of_job(app: AppState, tenant_id: str, job_id: str) -> list[HandOver]:
+def list_of_job(app: AppState, tenant_id: str, job_id: str) -> HandOverList:
     """Hand-overs of a job.
 
     Raises:
@@ -36,11 +35,11 @@ def list_of_job(app: AppState, tenant_id: str, job_id: str) -> list[HandOver]:
     """
     with app.database.read() as session:
         jobs.get(session, tenant_id, job_id)
-        return repository.list_of_job(session, tenant_id, job_id)
+        return hand_over_list(job_id, repository.list_of_job(session, tenant_id, job_id))
 
 
 def add(
-    app: AppState, by: Principal, job_id: str, body: HandOverCreate, asked: Sequence[Asked], *, key: str | None
+    app: AppState, by: Principal, job_id: str, body: HandOverCreate, asked: Sequence[NewHandOver], *, key: str | None
 ) -> Answer:
     """Have results of a job handed over, once it has succeeded; those of one that has are sent from now on.
 
@@ -63,7 +62,7 @@ def add(
     return submit_checked(app, by, request, check, partial(_store, asked=asked))
 
 
-def _store(seen: Job, session: Session, asked: Sequence[Asked]) -> tuple[Answer, None]:
+def _store(seen: Job, session: Session, asked: Sequence[NewHandOver]) -> tuple[Answer, None]:
     tenant_id, job_id = seen.tenant_id, seen.id
     job = jobs.hold(session, tenant_id, job_id)
     _refuse_hopeless(session, job, asked)
@@ -78,7 +77,7 @@ def _store(seen: Job, session: Session, asked: Sequence[Asked]) -> tuple[Answer,
     return Answer(202, body, {"Location": f"/v1/jobs/{job_id}/hand-over"}), None
 
 
-def _refuse_hopeless(session: Session, job: Job, asked: Sequence[Asked]) -> None:
+def _refuse_hopeless(session: Session, job: Job, asked: Sequence[NewHandOver]) -> None:
     if job.kind not in USERS_KINDS:
         raise HandOverRefusedError(
             f"The job {job.id} is a {job.kind} job: it makes nothing of its own.",
@@ -101,6 +100,31 @@ def _refuse_hopeless(session: Session, job: Job, asked: Sequence[Asked]) -> None
             )
 
 
-def _is_too_late(session: Session, job: Job, one: Asked) -> bool:
+def _is_too_late(session: Session, job: Job, one: NewHandOver) -> bool:
     """Whether a job that runs does not make what it would have made, had it been asked for before."""
     return one.artifact == WEIGHTS_KIND and not repository.waits_for(session, job.id, WEIGHTS_KIND)
+
+
+def hand_over_out(row: HandOver) -> HandOverOut:
+    """A hand-over without its secrets."""
+    return HandOverOut(
+        id=row.id,
+        kind=row.kind,
+        host=row.host,
+        artifact=row.artifact,
+        when=row.condition,
+        state=row.state,
+        reason=row.reason,
+        detail=row.detail,
+        attempts=row.attempts,
+        next_attempt_at=row.next_attempt_at,
+        last_attempt_at=row.last_attempt_at,
+        last_status=row.last_status,
+        created_at=row.created_at,
+        finished_at=row.finished_at,
+    )
+
+
+def hand_over_list(job_id: str, rows: Sequence[HandOver]) -> HandOverList:
+    """Hand-overs of a job."""
+    return HandOverList(id=job_id, items=[hand_over_out(row) for row in rows])

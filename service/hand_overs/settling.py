@@ -9,11 +9,9 @@ from typing import Any, Literal
 from sqlalchemy.orm import Session
 
 from service.db import db_now
-from service.egress.answers import Answer, excerpt
-from service.egress.retries import pause_seconds
-from service.hand_overs import repository
+from service.egress.attempts import SendResult, excerpt, pause_seconds
 from service.hand_overs.outbox import told
-from service.hand_overs.repository import Claimed
+from service.hand_overs.repository import OUTBOX, ClaimedHandOver
 from service.jobs import events
 from service.jobs import repository as jobs
 from service.jobs.errors import JobNotFoundError
@@ -29,30 +27,30 @@ _REFUSALS = range(400, 500)
 _CODE = re.compile(r"<Code>([A-Za-z]{1,40})</Code>")
 
 
-def settle(session: Session, claimed: Claimed, answer: Answer, *, schedule: Sequence[float]) -> Fate:
+def settle(session: Session, claimed: ClaimedHandOver, result: SendResult, *, schedule: Sequence[float]) -> Fate:
     """Note what an attempt met with: arrived, to be sent again, or given up; the end is told in the job's log.
 
     Args:
         session: writes.
         claimed: the hand-over.
-        answer: what it met with.
+        result: what it met with.
         schedule: pauses between attempts.
     """
     try:  # the job first: so does whoever ends or forgets it
         job = jobs.hold(session, claimed.tenant_id, claimed.job_id)
     except JobNotFoundError:
         return "fenced"
-    arrived = _has_arrived(claimed, answer)
-    pause = None if arrived or _is_final(answer) else pause_seconds(claimed.attempt, schedule, answer.headers)
+    arrived = _has_arrived(claimed, result)
+    pause = None if arrived or _is_final(result) else pause_seconds(claimed.attempt, schedule, result.headers)
     fate: Fate = "done" if arrived else "failed" if pause is None else "retried"
-    reason, detail = (None, None) if arrived else _words(claimed, answer)
-    noted: dict[str, Any] = {"last_status": answer.status, "reason": reason, "detail": detail}
+    reason, detail = (None, None) if arrived else _words(claimed, result)
+    noted: dict[str, Any] = {"last_status": result.status, "reason": reason, "detail": detail}
     if pause is None:
         ended = {"state": fate, "next_attempt_at": None, "sealed": None, "payload": None, "finished_at": db_now()}
         noted |= ended
     else:
         noted["next_attempt_at"] = db_now() + pause
-    if not repository.settle(session, claimed, **noted):
+    if not OUTBOX.settle(session, claimed, **noted):
         return "fenced"
     if pause is None:
         message = f"{told(claimed.id, claimed.kind, claimed.artifact, claimed.host)}: {fate}"
@@ -62,18 +60,18 @@ def settle(session: Session, claimed: Claimed, answer: Answer, *, schedule: Sequ
     return fate
 
 
-def _has_arrived(claimed: Claimed, answer: Answer) -> bool:
-    return answer.status in _STORED if claimed.kind == "put" else answer.is_success
+def _has_arrived(claimed: ClaimedHandOver, result: SendResult) -> bool:
+    return result.status in _STORED if claimed.kind == "put" else result.is_success
 
 
-def _is_final(answer: Answer) -> bool:
-    refused = answer.status is not None and answer.status in _REFUSALS and answer.status not in _PASSING_REFUSALS
-    return answer.final or refused
+def _is_final(result: SendResult) -> bool:
+    refused = result.status is not None and result.status in _REFUSALS and result.status not in _PASSING_REFUSALS
+    return result.final or refused
 
 
-def _words(claimed: Claimed, answer: Answer) -> tuple[str, str]:
-    if answer.status is None:
-        return answer.error or "unknown", excerpt(answer.text, DETAIL_LENGTH)
-    said = _CODE.search(answer.text)
+def _words(claimed: ClaimedHandOver, result: SendResult) -> tuple[str, str]:
+    if result.status is None:
+        return result.error or "unknown", excerpt(result.text, DETAIL_LENGTH)
+    said = _CODE.search(result.text)
     code = "" if said is None else f" ({said[1]})"
-    return "status", excerpt(f"{claimed.host} answered {answer.status}{code}.", DETAIL_LENGTH)
+    return "status", excerpt(f"{claimed.host} answered {result.status}{code}.", DETAIL_LENGTH)

@@ -18,8 +18,7 @@ from service.contracts.report import REPORT_SCHEMA_VERSION, Report, Verdict, upg
 from service.datasets.errors import DatasetNotFoundError, DatasetNotReadyError, DatasetRejectedError
 from service.deps import AppDep, PrincipalDep
 from service.egress.errors import AddressNotAllowedError, UrlNotAllowedError
-from service.hand_overs.asking import Asked as HandedOver
-from service.hand_overs.asking import prepared, refuse_inside
+from service.hand_overs.asking import NewHandOver, prepared, refuse_inside
 from service.hand_overs.errors import HandOverUnavailableError
 from service.http import (
     PLAIN_TEXT,
@@ -127,7 +126,7 @@ async def create_job(
     idempotency_key: IdempotencyHeader = None,
 ) -> Response:
     """Submit a quantization. 202 means that it is stored and will be run, whatever happens to this process."""
-    hand_over: tuple[HandedOver, ...] = ()
+    hand_over: tuple[NewHandOver, ...] = ()
     if body.hand_over:
         hand_over = await app.lookups.run(lambda: prepared(app.settings, body.hand_over, "/hand_over", names=True))
     return await app.writes.run(lambda: service.create(app, principal, body, hand_over, key=idempotency_key).response())

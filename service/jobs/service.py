@@ -15,7 +15,7 @@ from service.contracts.http_errors import TransientError
 from service.contracts.report.outline import ReportOutline
 from service.deps import AppState
 from service.estimates.service import finish_of_next
-from service.hand_overs.asking import Asked as HandedOver
+from service.hand_overs.asking import NewHandOver
 from service.idempotency.answers import Answer
 from service.idempotency.requests import KeyedRequest, NoBody
 from service.idempotency.service import submit_checked
@@ -50,7 +50,7 @@ class ReportNotFoundError(QuantmillError):
 
 
 def create(
-    app: AppState, by: Principal, body: JobCreate, hand_over: tuple[HandedOver, ...] | None = None, *, key: str | None
+    app: AppState, by: Principal, body: JobCreate, hand_over: tuple[NewHandOver, ...] | None = None, *, key: str | None
 ) -> Answer:
     """Store a job and have it run; with a key known from before, answer as then.
 

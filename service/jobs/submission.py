@@ -18,8 +18,7 @@ from service.deps import AppState
 from service.estimates import repository as estimates
 from service.estimates.service import Estimated, finish_of_next
 from service.hand_overs import repository as hand_overs
-from service.hand_overs.asking import Asked as HandedOver
-from service.hand_overs.asking import prepared
+from service.hand_overs.asking import NewHandOver, prepared
 from service.idempotency.answers import Answer
 from service.jobs import events, repository, transitions
 from service.jobs.checking import JobInputs, checked_request
@@ -61,7 +60,7 @@ class Submission:
     model: tuple[str, int] | None
     estimate: Estimated | None
     finish_at: datetime | None = None
-    hand_over: tuple[HandedOver, ...] = ()
+    hand_over: tuple[NewHandOver, ...] = ()
     reuse: bool = False
     notes: tuple[str, ...] = ()
 
@@ -76,7 +75,7 @@ def checked_submission(
     tenant_id: str,
     body: JobCreate,
     *,
-    hand_over: tuple[HandedOver, ...] | None = None,
+    hand_over: tuple[NewHandOver, ...] | None = None,
     finish: bool = False,
 ) -> Submission:
     """Check a request for a quantization, and compute all that storing it takes.

@@ -59,16 +59,12 @@ def whiskers(
     """
     ends = [end for row in rows for end in (row.value, *_ends(row.interval))]
     ends += [limit] if limit is not None else []
-    low, high = min(ends), max(ends)
-    margin = 0.12 * (high - low) or abs(high) * 0.1 or 1.0
-    low, high = low - margin, high + margin
     names = max((len(row.label) for row in rows), default=0) * _LETTER
     left, right = names + 8.0, _WHISKERS_WIDTH - 6.0
     height = _ROW_HEIGHT * len(rows) + 30.0
 
-    def x(value: float) -> float:
-        return left + (value - low) / (high - low) * (right - left)
-
+    scale = svg.Scale.around(ends, left, right, margin=0.12)
+    x = scale.at
     root = svg.picture(_WHISKERS_WIDTH, height, label)
     bottom = height - 20.0
     if limit is not None:
@@ -90,8 +86,8 @@ def whiskers(
         half = len(words) * _LETTER / 2
         svg.text(root, (min(max(x(limit), left + half), right - half), height - 5), words, anchor="middle")
     else:
-        svg.text(root, (left, height - 5), written(low))
-        svg.text(root, (right, height - 5), written(high), anchor="end")
+        svg.text(root, (left, height - 5), written(scale.low))
+        svg.text(root, (right, height - 5), written(scale.high), anchor="end")
     return svg.drawn(root)
 
 
@@ -106,9 +102,7 @@ def histogram(figures: Histogram, label: str) -> Markup:
         left_value, right_value = left_value - span / 2, right_value + span / 2
     top, bottom = 16.0, _HISTOGRAM_HEIGHT - 20.0
 
-    def x(value: float) -> float:
-        return 4.0 + (value - left_value) / (right_value - left_value) * (_HISTOGRAM_WIDTH - 8.0)
-
+    x = svg.Scale(left_value, right_value, 4.0, _HISTOGRAM_WIDTH - 4.0).at
     root = svg.picture(_HISTOGRAM_WIDTH, _HISTOGRAM_HEIGHT, label)
     counts = [min(max(number, 0), _MOST) for number in figures.counts]
     most = math.log1p(max(counts)) or 1.0
@@ -172,35 +166,30 @@ def _curves(curves: Sequence[Curve], best: int | None, unit: str = "epoch") -> M
     if len({x for x, _ in places}) < 2:
         return None
     xs, ys = [x for x, _ in places], [y for _, y in places]
-    low, high = min(ys), max(ys)
-    margin = (high - low) * 0.08 or abs(high) * 0.1 or 1.0
-    low, high = low - margin, high + margin
     left, right, top, bottom = 76.0, _CURVES_WIDTH - 10.0, 26.0, _CURVES_HEIGHT - 34.0
     first, last = min(xs), max(xs)
-
-    def at(point: tuple[float, float]) -> tuple[float, float]:
-        across = left + (point[0] - first) / (last - first) * (right - left)
-        return across, bottom - (point[1] - low) / (high - low) * (bottom - top)
+    across, up = svg.Scale(first, last, left, right), svg.Scale.around(ys, bottom, top, margin=0.08)
 
     named = " and ".join(curve.label for curve in curves if curve.points)
     root = svg.picture(_CURVES_WIDTH, _CURVES_HEIGHT, f"{named} by {unit}; the table beside it holds the figures")
     svg.line(root, (left, bottom), (right, bottom), "axis")
     svg.line(root, (left, top), (left, bottom), "axis")
-    for value in (low + margin, high - margin):
-        svg.text(root, (left - 5, at((first, value))[1] + 4), f"{value:.4g}", anchor="end")
+    for value in (min(ys), max(ys)):
+        svg.text(root, (left - 5, up.at(value) + 4), f"{value:.4g}", anchor="end")
     svg.text(root, (left, bottom + 14), f"{unit} {first:g}")
     svg.text(root, (right, bottom + 14), f"{unit} {last:g}", anchor="end")
     if best is not None and first <= best <= last:
-        across = at((best, low))[0]
-        svg.line(root, (across, top - 4), (across, bottom), "limit")
-        svg.text(root, (min(max(across, left + 40), right - 40), bottom + 28), f"taken: epoch {best}", anchor="middle")
+        taken = across.at(best)
+        svg.line(root, (taken, top - 4), (taken, bottom), "limit")
+        svg.text(root, (min(max(taken, left + 40), right - 40), bottom + 28), f"taken: epoch {best}", anchor="middle")
     place = left
     for curve in curves:
         if not curve.points:
             continue
-        svg.path(root, [at(point) for point in curve.points], f"curve {curve.kind}")
-        for point in curve.points:
-            svg.dot(root, at(point), 2.5, f"mark {curve.kind}")
+        points = [(across.at(x), up.at(y)) for x, y in curve.points]
+        svg.path(root, points, f"curve {curve.kind}")
+        for point in points:
+            svg.dot(root, point, 2.5, f"mark {curve.kind}")
         svg.line(root, (place, 10), (place + 22, 10), f"curve {curve.kind}")
         svg.text(root, (place + 27, 14), curve.label)
         place += 27 + (len(curve.label) + 3) * _LETTER

@@ -33,27 +33,27 @@ class FormRow:
 
 
 @dataclass(frozen=True)
-class Choice:
+class FallbackWords:
     """What was tried because the quantized model was too slow."""
 
     sentences: tuple[str, ...]
     candidates: tuple[CandidateRow, ...]
 
     @classmethod
-    def of(cls, told: Fallback) -> Choice:
+    def of(cls, told: Fallback) -> FallbackWords:
         """For a page."""
         return cls(sentences(told), candidates(told))
 
 
 @dataclass(frozen=True)
-class Forms:
+class KernelWords:
     """Both forms of products."""
 
     words: str
     rows: tuple[FormRow, ...]
 
     @classmethod
-    def of(cls, told: Kernels) -> Forms:
+    def of(cls, told: Kernels) -> KernelWords:
         """For a page."""
         return cls(kernels_words(told), forms(told))
 

@@ -14,7 +14,7 @@ from service.contracts.report import Report
 from service.contracts.version import VERSION
 from service.reports.html import html
 from service.reports.junit import junit
-from service.reports.layers_csv import layers_csv
+from service.reports.layers import layers_csv
 from service.reports.markdown import markdown
 
 FormatName = Literal["html", "markdown", "junit", "layers_csv"]

@@ -12,12 +12,9 @@ from jinja2 import Environment, PackageLoader
 from markupsafe import Markup
 
 from service.contracts.report import Advice, Histogram, LayerFigures, Report
-from service.reports import charts, choices, figures, gains, layers, verdict
-from service.reports.abridged import abridged_json
-from service.reports.environment import environment_of
+from service.reports import algorithms, charts, choices, figures, gains, layers, page_pictures, verdict, waterfall
+from service.reports.environment import abridged_json, environment_of
 from service.reports.names import name
-from service.reports.pieces import algorithms, metrics, ranges, waterfall, widths
-from service.reports.pieces.gate import scale
 
 MOST_BYTES = 1_900_000
 SECURITY_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
@@ -99,11 +96,13 @@ def context(report: Report, limits: Limits, try_it: Callable[[Advice], str | Non
         "headline": verdict.headline(report),
         "severities": _SEVERITIES,
         "gains": gains.gains(report),
-        "conditions": [(condition, scale(condition.clause, report)) for condition in verdict.conditions(report)],
-        "fallback": None if report.fallback is None else choices.Choice.of(report.fallback),
-        "kernels": None if report.kernels is None else choices.Forms.of(report.kernels),
-        "metrics": [metrics.metric_row(metric, report.fidelity.samples) for metric in report.metrics],
-        "speed": metrics.speed_chart(report.latency),
+        "conditions": [
+            (condition, page_pictures.gate_scale(condition.clause, report)) for condition in verdict.conditions(report)
+        ],
+        "fallback": None if report.fallback is None else choices.FallbackWords.of(report.fallback),
+        "kernels": None if report.kernels is None else choices.KernelWords.of(report.kernels),
+        "metrics": [page_pictures.metric_row(metric, report.fidelity.samples) for metric in report.metrics],
+        "speed": page_pictures.speed_chart(report.latency),
         "source": gains.source_words(report),
         "interval_words": verdict.interval_words,
         "layers": quantized,
@@ -128,10 +127,10 @@ def context(report: Report, limits: Limits, try_it: Callable[[Advice], str | Non
         ),
         "try_it": try_it,
         "all_layers": "",
-        "widths": widths.widths(report),
+        "widths": algorithms.widths(report),
         "waterfalls": waterfall.waterfalls(report),
-        "range_picture": ranges.picture,
-        "algorithms": [algorithms.told(entry, limits.names) for entry in report.algorithms],
+        "range_picture": page_pictures.range_picture,
+        "algorithms": [algorithms.algorithm_row(entry, limits.names) for entry in report.algorithms],
         "range_words": algorithms.range_words,
         "config": abridged_json(config),
         "seconds": sum(stage.seconds for stage in report.stages),

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from service.contracts.report import Advice, Cause, CausePlace, Finding, Report
 from service.reports import choices, gains, layers, verdict
-from service.reports.abridged import abridged_json
+from service.reports.environment import abridged_json
 from service.reports.figures import count, figure, percent
 from service.reports.figures import size as bytes_words
 from service.reports.names import name, prose

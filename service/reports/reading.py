@@ -1,12 +1,12 @@
-"""Reports as they are stored, read back."""
+"""Reports as they are stored, read back; and the errors of those that cannot be shown."""
 
 from __future__ import annotations
 
 from pydantic import ValidationError
 
+from service.contracts.errors import QuantmillError
 from service.contracts.evaluation_report import EvaluationReport
 from service.contracts.report import Report
-from service.reports.errors import ReportFormMissingError, ReportNotRenderableError
 from service.tables import ReportRow
 
 
@@ -52,3 +52,19 @@ def _unknown(row: ReportRow) -> ReportNotRenderableError:
         f"The report of {row.job_id} is not of a form that this service knows.",
         hint=f"Take the JSON: GET /v1/jobs/{row.job_id}/report",
     )
+
+
+class ReportNotRenderableError(QuantmillError):
+    """The stored report is of a form that this service does not know, such as one of a later version."""
+
+    code = "report-not-renderable"
+    title = "The report cannot be rendered"
+    status = 500
+
+
+class ReportFormMissingError(ReportNotRenderableError):
+    """The report of an evaluation has no such form."""
+
+    code = "report-form-missing"
+    title = "The report has no such form"
+    status = 404

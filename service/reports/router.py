@@ -10,10 +10,9 @@ from service.deps import AppDep, AppState, PrincipalDep
 from service.http import etag_matches
 from service.jobs import service
 from service.jobs.service import ReportNotFoundError, ReportNotReadyError
-from service.reports.errors import ReportFormMissingError, ReportNotRenderableError
 from service.reports.formats import FORMATS, FormatName, rendered, renderer_version
 from service.reports.html import SECURITY_POLICY
-from service.reports.reading import whole_report
+from service.reports.reading import ReportFormMissingError, ReportNotRenderableError, whole_report
 from service.responses import Responses, problems
 
 router = APIRouter(tags=["jobs"])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import NamedTuple
 from xml.etree import ElementTree
 
 from markupsafe import Markup
@@ -10,6 +12,26 @@ from markupsafe import Markup
 from service.reports.names import shown
 
 Element = ElementTree.Element
+
+
+class Scale(NamedTuple):
+    """From values to places along an axis: ``low`` lies at ``begin``, ``high`` at ``end``."""
+
+    low: float
+    high: float
+    begin: float
+    end: float
+
+    @classmethod
+    def around(cls, values: Sequence[float], begin: float, end: float, margin: float = 0.1) -> Scale:
+        """One that holds all values, with so large a share of their width beside them."""
+        low, high = min(values), max(values)
+        beside = margin * (high - low) or abs(high) * 0.1 or 1.0
+        return cls(low - beside, high + beside, begin, end)
+
+    def at(self, value: float) -> float:
+        """The place of a value."""
+        return self.begin + (value - self.low) / (self.high - self.low) * (self.end - self.begin)
 
 
 def picture(width: float, height: float, label: str) -> Element:

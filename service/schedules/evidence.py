@@ -15,8 +15,7 @@ from service.contracts.report import LatencyFigures, MetricFigures
 from service.jobs import repository as jobs
 from service.names import repository as names
 from service.names.kinds import MODELS
-from service.reports.errors import ReportNotRenderableError
-from service.reports.reading import whole_report
+from service.reports.reading import ReportNotRenderableError, whole_report
 from service.resources import ResourceNotFoundError
 from service.schedules import repository
 from service.tables import Model, Schedule, ScheduleRun

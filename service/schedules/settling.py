@@ -20,7 +20,7 @@ from service.jobs import repository as jobs
 from service.jobs.errors import JobNotFoundError
 from service.names.aliases.service import hold_named, promote
 from service.names.kinds import MODELS
-from service.reports.errors import ReportNotRenderableError
+from service.reports.reading import ReportNotRenderableError
 from service.rounds import one_by_one
 from service.schedules import repository
 from service.schedules.evidence import found_for

@@ -378,7 +378,7 @@ class JobTiming(Base):
 
 
 class EstimateFit(Base):
-    """What all timings teach; ``newest_timing`` is the id of the newest that was looked at."""
+    """Nothing reads or writes it any more; processes of the version before still do while a service is updated."""
 
     __tablename__ = "estimate_fits"
 

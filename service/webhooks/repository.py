@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from sqlalchemy import (
@@ -25,10 +27,15 @@ from service import repository
 from service.db import db_now
 from service.ids import new_id
 from service.pagination import Position
+from service.repository import Outbox
 from service.tables import WebhookDelivery, WebhookEndpoint
-from service.tables.webhooks import IS_WAITING
+from service.tables.webhooks import IS_LEASED, IS_WAITING
 from service.tenancy import owned
-from service.webhooks.errors import WebhookNotFoundError
+from service.webhooks.errors import DeliveryNotFoundError, WebhookNotFoundError
+
+OUTBOX = Outbox(WebhookDelivery, IS_WAITING, IS_LEASED)
+# Endpoints that are looked at in one round.
+_ENDPOINTS = 200
 
 
 class Subscriber(NamedTuple):
@@ -232,3 +239,125 @@ def _waiting_of(endpoint_id: str) -> Update:
         .where(WebhookDelivery.endpoint_id == endpoint_id, text(IS_WAITING))
         .execution_options(synchronize_session=False)
     )
+
+
+@dataclass(frozen=True)
+class ClaimedDelivery:
+    """A delivery that is this process's to send, until its lease is over; ``attempt`` is the fencing token.
+
+    ``previous_sealed`` is None once its grace is over.
+    """
+
+    id: str
+    endpoint_id: str
+    event_id: str
+    type: str
+    payload: str
+    attempt: int
+    url: str
+    sealed: str
+    previous_sealed: str | None
+
+
+def list_deliveries(
+    session: Session, tenant_id: str, endpoint_id: str, *, state: str | None, after: Position | None, limit: int
+) -> tuple[list[WebhookDelivery], Position | None]:
+    """One page of an endpoint's deliveries, newest first; without their payloads."""
+    of_endpoint = [owned(WebhookDelivery, tenant_id), WebhookDelivery.endpoint_id == endpoint_id]
+    large = [WebhookDelivery.payload]
+    return repository.page(session, WebhookDelivery, of_endpoint, after=after, limit=limit, without=large, state=state)
+
+
+def get_delivery(session: Session, tenant_id: str, endpoint_id: str, delivery_id: str) -> WebhookDelivery:
+    """A delivery of the tenant's endpoint.
+
+    Raises:
+        DeliveryNotFoundError: it has none of this id.
+    """
+    row = repository.find(session, WebhookDelivery, tenant_id, delivery_id, endpoint_id=endpoint_id)
+    if row is None:
+        raise DeliveryNotFoundError(endpoint_id, delivery_id)
+    return row
+
+
+def send_again(session: Session, delivery_id: str) -> WebhookDelivery:
+    """Let the delivery be due now, whatever became of it before."""
+    statement = (
+        update(WebhookDelivery)
+        .where(WebhookDelivery.id == delivery_id)
+        .values(state="waiting", next_attempt_at=db_now(), finished_at=None)
+        .returning(WebhookDelivery)
+    )
+    options = {"synchronize_session": False, "populate_existing": True}
+    return session.scalars(statement, execution_options=options).one()
+
+
+def claim(
+    session: Session, *, free: int, most_of_endpoint: int, most_of_tenant: int, lease_seconds: float
+) -> list[ClaimedDelivery]:
+    """Take up to ``free`` deliveries that are due, those that have waited longest first, each endpoint in its share.
+
+    Each endpoint's row is held meanwhile, so that reconcilers which do the same at once take nothing twice and count
+    alike; one that somebody else holds is passed over.
+
+    Args:
+        session: writes.
+        free: how many at most.
+        most_of_endpoint: how many of one endpoint may be under way, whoever sends them.
+        most_of_tenant: how many of one tenant.
+        lease_seconds: of each.
+    """
+    columns = (WebhookDelivery.tenant_id, WebhookDelivery.endpoint_id)
+    rows = session.execute(select(*columns).where(*OUTBOX.leased())).all()
+    of_tenant = Counter(tenant_id for tenant_id, _ in rows)
+    of_endpoint = Counter(endpoint_id for _, endpoint_id in rows)
+    claimed: list[ClaimedDelivery] = []
+    for tenant_id, endpoint_id in OUTBOX.waiting_longest(session, columns, _ENDPOINTS):
+        room = min(
+            free - len(claimed), most_of_tenant - of_tenant[tenant_id], most_of_endpoint - of_endpoint[endpoint_id]
+        )
+        if room > 0:
+            taken = _claim_of(session, endpoint_id, room, most_of_endpoint, lease_seconds)
+            of_tenant[tenant_id] += len(taken)
+            claimed += taken
+    return claimed
+
+
+def hold_endpoint(session: Session, endpoint_id: str, *, skip_locked: bool = False) -> WebhookEndpoint | None:
+    """The endpoint, kept from changes by others until the transaction ends; new deliveries may be written for it.
+
+    Whoever changes a delivery together with its endpoint asks for this first: so all do it in one order.
+    """
+    statement = select(WebhookEndpoint).where(WebhookEndpoint.id == endpoint_id)
+    statement = statement.with_for_update(key_share=True, skip_locked=skip_locked)
+    return session.scalar(statement, execution_options={"populate_existing": True})
+
+
+def _claim_of(session: Session, endpoint_id: str, room: int, most: int, lease_seconds: float) -> list[ClaimedDelivery]:
+    endpoint = hold_endpoint(session, endpoint_id, skip_locked=True)
+    if endpoint is None:
+        return []
+    if not endpoint.enabled:
+        hold(session, endpoint_id)  # written while it was being disabled
+        return []
+    of_endpoint = WebhookDelivery.endpoint_id == endpoint_id
+    # counted once more: before the row was held, others may have claimed as well
+    busy = session.scalars(select(func.count()).select_from(WebhookDelivery).where(of_endpoint, *OUTBOX.leased())).one()
+    due = OUTBOX.due_ids(session, min(room, most - busy), of_endpoint)
+    rows = OUTBOX.take(session, due, lease_seconds)
+    in_grace = (WebhookEndpoint.id == endpoint_id, WebhookEndpoint.previous_ends_at > db_now())
+    previous = session.scalar(select(WebhookEndpoint.previous_sealed).where(*in_grace))
+    return [
+        ClaimedDelivery(
+            id=row.id,
+            endpoint_id=row.endpoint_id,
+            event_id=row.event_id,
+            type=row.type,
+            payload=row.payload,
+            attempt=row.attempts,
+            url=endpoint.url,
+            sealed=endpoint.sealed,
+            previous_sealed=previous,
+        )
+        for row in rows
+    ]

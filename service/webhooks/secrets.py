@@ -5,9 +5,8 @@ from __future__ import annotations
 import base64
 import secrets
 
-from service import sealing
 from service.contracts.webhooks import SECRET_PREFIX
-from service.sealing import SealBrokenError
+from service.sealing import SealBrokenError, Vault
 from service.webhooks.errors import SecretUnreadableError, WebhooksUnavailableError
 
 _SECRET_BYTES = 32
@@ -18,7 +17,7 @@ def make_secret() -> str:
     return SECRET_PREFIX + base64.b64encode(secrets.token_bytes(_SECRET_BYTES)).decode()
 
 
-class Vault(sealing.Vault):
+class WebhookVault(Vault):
     """Encrypts and decrypts secrets."""
 
     purpose = b"quantmill webhook secrets v1"

@@ -22,7 +22,6 @@ from service.quotas import repository as usage
 from service.settings import Settings
 from service.tables import WebhookDelivery, WebhookEndpoint
 from service.webhooks import outbox, repository
-from service.webhooks.deliveries import repository as deliveries
 from service.webhooks.errors import (
     SecretUnreadableError,
     TooManyWebhooksError,
@@ -30,7 +29,7 @@ from service.webhooks.errors import (
     WebhookDisabledError,
 )
 from service.webhooks.schemas import WebhookChange, WebhookCreate, WebhookRotate
-from service.webhooks.secrets import Vault, make_secret
+from service.webhooks.secrets import WebhookVault, make_secret
 from service.webhooks.views import etag, location, webhook_made
 
 # Of one tenant: each is looked at with every event.
@@ -57,7 +56,7 @@ def create(app: AppState, by: Principal, body: WebhookCreate, key: str | None) -
         TooManyWebhooksError: the tenant has as many as it may.
         SecretUnreadableError: the answer is remembered, and of another pepper.
     """
-    vault, secret, endpoint_id = Vault.of(app.settings), make_secret(), new_id("whk")
+    vault, secret, endpoint_id = WebhookVault.of(app.settings), make_secret(), new_id("whk")
     sealed = vault.seal(endpoint_id, secret)
 
     def work(session: Session) -> tuple[Answer, None]:
@@ -158,7 +157,7 @@ def rotate(app: AppState, by: Principal, webhook_id: str, body: WebhookRotate) -
         WebhookNotFoundError: the tenant has no such webhook.
         WebhooksUnavailableError: the installation has no pepper.
     """
-    vault, secret = Vault.of(app.settings), make_secret()
+    vault, secret = WebhookVault.of(app.settings), make_secret()
     with app.database.write() as session:
         row = repository.get(session, by.tenant_id, webhook_id, locked=True)
         kept = body.grace_seconds > 0 and _opens(vault, row)
@@ -173,7 +172,7 @@ def rotate(app: AppState, by: Principal, webhook_id: str, body: WebhookRotate) -
     return Made(changed, secret)
 
 
-def _opens(vault: Vault, row: WebhookEndpoint) -> bool:
+def _opens(vault: WebhookVault, row: WebhookEndpoint) -> bool:
     """Whether the secret can still sign: one of another pepper cannot."""
     try:
         vault.open(row.id, row.sealed)
@@ -211,7 +210,7 @@ def list_deliveries(
     """
     with app.database.read() as session:
         repository.get(session, tenant_id, webhook_id)
-        return deliveries.list_page(session, tenant_id, webhook_id, state=state, after=after, limit=limit)
+        return repository.list_deliveries(session, tenant_id, webhook_id, state=state, after=after, limit=limit)
 
 
 def redeliver(app: AppState, by: Principal, webhook_id: str, delivery_id: str) -> WebhookDelivery:
@@ -223,9 +222,9 @@ def redeliver(app: AppState, by: Principal, webhook_id: str, delivery_id: str) -
     """
     with app.database.write() as session:
         row = repository.get(session, by.tenant_id, webhook_id, locked=True)
-        delivery = deliveries.get(session, by.tenant_id, webhook_id, delivery_id)
+        delivery = repository.get_delivery(session, by.tenant_id, webhook_id, delivery_id)
         if not row.enabled:
             raise WebhookDisabledError(webhook_id)
-        delivery = deliveries.send_again(session, delivery.id)
+        delivery = repository.send_again(session, delivery.id)
         note(session, by, "webhook.redeliver", delivery_id)
     return delivery

@@ -11,9 +11,8 @@ from typing import Self
 import uvicorn
 from fastapi import FastAPI
 
-from service.connections import Bounds
 from service.limits import HEAD_BYTES
-from service.server import FrontServer
+from service.server import ApiServer, ProblemProtocol, bound_reading
 from tests.support.patience import PATIENCE_SECONDS
 
 
@@ -27,17 +26,17 @@ class Served:
             app,
             log_config=None,
             access_log=False,
-            http="h11",
+            http=ProblemProtocol,
             h11_max_incomplete_event_size=HEAD_BYTES,
             ws="none",
             lifespan="off",
+            timeout_keep_alive=round(PATIENCE_SECONDS),
             timeout_graceful_shutdown=1,
         )
-        reading_seconds = state.settings.reading_seconds
-        bounds = Bounds(total=1000, per_address=1000, idle_seconds=PATIENCE_SECONDS, reading_seconds=reading_seconds)
-        self._server = FrontServer(config, bounds, on_stop=state.notifier.release, spare=state.database.spare)
+        self._server = ApiServer(config, on_stop=state.notifier.release)
         # whoever comes before it is served is kept waiting by the kernel
         self._listener = socket.create_server(("127.0.0.1", 0))
+        bound_reading(self._listener, state.settings.reading_seconds)
         self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [self._listener]}, daemon=True)
         self.port = self._listener.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"

@@ -16,7 +16,7 @@ from fastapi import FastAPI
 from sqlalchemy import select, update
 
 from service.attestations import repository, signing
-from service.attestations.keys import SigningKey
+from service.attestations.dsse import SigningKey
 from service.attestations.making import attest
 from service.contracts.errors import UnsupportedModelError
 from service.db import Database, db_now

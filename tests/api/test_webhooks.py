@@ -13,8 +13,8 @@ from service.hand_overs import asking
 from service.hand_overs.service import MOST_OF_JOB
 from service.settings import Settings
 from service.webhooks import outbox, service
-from service.webhooks.deliveries import repository as queue
-from service.webhooks.secrets import Vault
+from service.webhooks import repository as queue
+from service.webhooks.secrets import WebhookVault
 from tests.api.conftest import front_of
 from tests.support.front import Front, pointers, problem, taken
 from tests.support.hand_overs import SIGNATURE, TOKEN, dump, post, put, rows, states, succeed
@@ -63,13 +63,13 @@ def test_a_dump_of_the_database_holds_no_secret(front: Front, settings: Settings
     held = dump(front.app.database)
     assert made["id"] in held
     row = endpoint(front.app.database, made["id"])
-    vault = Vault.of(settings)
+    vault = WebhookVault.of(settings)
     assert vault.open(row.id, row.sealed) == rotated["secret"]
     assert vault.open(row.id, row.previous_sealed or "") == made["secret"]
     for secret in (made["secret"], rotated["secret"]):
         assert secret not in held
         assert secret.removeprefix("whsec_") not in held
-    for other in (Vault("another-pepper-of-length"), vault):
+    for other in (WebhookVault("another-pepper-of-length"), vault):
         with pytest.raises(service.SecretUnreadableError):
             other.open("whk_other", row.sealed)
 
@@ -150,7 +150,9 @@ def test_a_rotated_secret_ends_after_its_grace(front: Front) -> None:
     assert at_once["previous_secret_ends_at"] is None
     assert endpoint(front.app.database, made["id"]).previous_sealed is None
     # a secret that cannot be read any more is not kept beside the new one
-    set_endpoint(front.app.database, made["id"], sealed=Vault("another-pepper-of-length").seal(made["id"], "whsec_x"))
+    set_endpoint(
+        front.app.database, made["id"], sealed=WebhookVault("another-pepper-of-length").seal(made["id"], "whsec_x")
+    )
     assert front.http.post(f"{path}/rotate").json()["previous_secret_ends_at"] is None
     for grace in (-1, 1e12, "soon"):
         problem(front.http.post(f"{path}/rotate", json={"grace_seconds": grace}), 422, "invalid-request")
@@ -172,8 +174,8 @@ def test_deliveries_are_paged_newest_first_and_sent_again(front: Front) -> None:
     shown = first.json()["items"][0]
     assert (shown["attempts"], shown["last_status"], shown["response_excerpt"]) == (0, None, None)
     with front.app.database.write() as session:
-        (claimed, *_) = queue.claim(session, free=1, share=queue.Share(1, 1), lease_seconds=60)
-        queue.settle(
+        (claimed, *_) = queue.claim(session, free=1, most_of_endpoint=1, most_of_tenant=1, lease_seconds=60)
+        queue.OUTBOX.settle(
             session, claimed, state="delivered", next_attempt_at=None, finished_at=1.0, last_status=200,
             response_excerpt="fine",
         )  # fmt: skip

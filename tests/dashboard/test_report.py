@@ -13,7 +13,7 @@ import pytest
 from fastapi.testclient import TestClient
 from pydantic import SecretStr
 
-from service.comparison.changed import changes
+from service.comparison.differences import changes
 from service.comparison.samples import Samples, read_samples
 from service.contracts.dataset import DatasetSummary, Thumbnails
 from service.contracts.report import Report

@@ -16,8 +16,8 @@ from service.jobs import transitions
 from service.jobs.outcome import QuantizeOutcome
 from service.tables import Job, WebhookEndpoint
 from service.webhooks import outbox, repository
-from service.webhooks.deliveries.repository import hold_endpoint
 from service.webhooks.outbox import matches
+from service.webhooks.repository import hold_endpoint
 from tests.api.conftest import app, front
 from tests.support.front import Front, fallen_back, make_report
 from tests.support.webhooks import TENANT, add_endpoint, deliveries, endpoint

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import sqlite3
 import threading
@@ -74,26 +73,3 @@ def test_many_open_a_new_file_at_once(tmp_path: Path) -> None:
 def open_files(path: Path) -> int:
     links = [Path("/proc/self/fd", name) for name in os.listdir("/proc/self/fd")]  # noqa: PTH208 - names alone
     return sum(str(link.readlink()).startswith(str(path)) for link in links if link.is_symlink())
-
-
-def test_spared_connections_are_closed_also_those_that_were_in_use(sqlite_url: str, tmp_path: Path) -> None:
-    """A process that can open no more files gets its places back, also where nothing collects garbage."""
-    database, path = Database(sqlite_url), tmp_path / "service.db"
-
-    def use() -> None:
-        with database.read() as session:
-            session.execute(text("SELECT count(*) FROM jobs"))
-
-    gc.disable()
-    try:
-        with database.read() as session:
-            session.execute(text("SELECT count(*) FROM jobs"))
-            use()
-            database.spare()
-            assert open_files(path) > 0
-        database.spare()
-        assert open_files(path) == 0
-    finally:
-        gc.enable()
-    use()
-    database.close()

@@ -89,16 +89,20 @@ def rest(one: socket.socket) -> bytes:
     return b"".join(parts)
 
 
-def unread(server: ApiProcess) -> int:
-    # of equal lines the service writes five a minute: there are fewer such tests than that
-    return server.log.read_text().count("connections.unread")
+def is_held(one: socket.socket) -> bool:
+    """Whether the kernel still has the service's end of a connection."""
+    ours, theirs = (f":{end[1]:04X}" for end in (one.getpeername(), one.getsockname()))
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return any(row[1].endswith(ours) and row[2].endswith(theirs) for row in rows)
 
 
 def is_cut_off(server: ApiProcess, whole_bytes: int, *paths: str, headers: str = "") -> None:
     """The service gives the connection up, although the client still holds it; others are served."""
-    before = unread(server)
+    before = server.open_sockets()
     with asking(server, *paths, headers=headers) as one:
-        wait_for(lambda: unread(server) > before, message="the reader was waited for")
+        assert is_held(one)
+        wait_for(lambda: not is_held(one), message="the reader was waited for")
+        wait_for(lambda: server.open_sockets() <= before, message="its socket was kept")
         assert httpx.get(f"{server.url}/healthz", timeout=PATIENCE_SECONDS).status_code == 200
         assert len(rest(one)) < whole_bytes
 
@@ -131,23 +135,16 @@ def test_answers_that_nobody_reads(server: ApiProcess) -> None:
 def test_a_last_answer_that_nobody_reads(server: ApiProcess) -> None:
     """The connection is to be closed, and would wait for that until everything was read."""
     size = len(httpx.get(f"{server.url}/openapi.json", timeout=PATIENCE_SECONDS).content)
-    before, told = server.open_files(), unread(server)
-    with asking(server, *["/openapi.json"] * 20, headers="X-Last: 1\r\n") as one:
-        taken = lambda: server.open_files() > before or unread(server) > told  # noqa: E731
-        wait_for(taken, message="the connection was not taken")
-        wait_for(lambda: server.open_files() <= before, message="the connection was kept")
-        assert len(rest(one)) < 20 * size
+    is_cut_off(server, 20 * size, *["/openapi.json"] * 20, headers="X-Last: 1\r\n")
 
 
 @pytest.mark.long
 def test_who_reads_slowly_is_served(filled: Front, shared: Settings) -> None:
     """Some kilobytes now and then are enough, however large the answer is."""
     path = download(filled, LARGE_BYTES // 8)
-    with serving(shared.model_copy(update={"reading_seconds": PATIENCE_SECONDS})) as server:
-        before = unread(server)
-        with asking(server, path, headers="Connection: close\r\n") as one:
-            assert sum(map(len, iter(lambda: one.recv(16 * 1024), b""))) > LARGE_BYTES // 8
-        assert unread(server) == before
+    patient = shared.model_copy(update={"reading_seconds": PATIENCE_SECONDS})
+    with serving(patient) as server, asking(server, path, headers="Connection: close\r\n") as one:
+        assert sum(map(len, iter(lambda: one.recv(16 * 1024), b""))) > LARGE_BYTES // 8
 
 
 def test_an_upload_that_drips_in(server: ApiProcess) -> None:

@@ -9,7 +9,7 @@ from sqlalchemy import select, text, update
 
 from service.db import Database
 from service.egress.sending import Egress
-from service.hand_overs.secrets import Vault
+from service.hand_overs.secrets import HandOverVault
 from service.jobs.outcome import QuantizeOutcome
 from service.tables import Base, HandOver
 from tests.support.front import Front, make_report
@@ -18,7 +18,7 @@ from worker.reconcile.hand_overs import HandOverSender
 
 SIGNATURE = "X-Amz-Signature=5ec2e7c0ffee"
 TOKEN = "token-of-a-receiver-5ec2e7"
-VAULT = Vault(PEPPER)
+VAULT = HandOverVault(PEPPER)
 
 
 def put(port: int = 443, artifact: str = "model", **more: Any) -> dict[str, Any]:

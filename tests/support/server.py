@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 import signal
 import socket
 import subprocess
@@ -28,11 +27,10 @@ _CODE = "import sys; from service.cli import api; api(fd=int(sys.argv[1]))"
 
 
 class ApiProcess:
-    """``quantmill api`` with these settings, which may open so many ``files``; may be killed and started again."""
+    """``quantmill api`` with these settings; may be killed and started again."""
 
-    def __init__(self, settings: Settings, *, files: int | None = None) -> None:
+    def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self._files = files
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
         self.log = settings.data_dir / "api.log"
@@ -44,11 +42,10 @@ class ApiProcess:
         chosen = {f"QUANTMILL_{name.upper()}": str(getattr(self.settings, name)) for name in _PASSED_ON}
         if self.settings.api_key is not None:
             chosen["QUANTMILL_API_KEY"] = self.settings.api_key.get_secret_value()
-        few = [] if self._files is None else ["prlimit", f"--nofile={self._files}:{self._files}"]
         leaks.remember_variables(chosen)
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                [*few, sys.executable, "-c", _CODE, str(self._listener.fileno())],
+                [sys.executable, "-c", _CODE, str(self._listener.fileno())],
                 env={**os.environ, **chosen, "PYTHONPATH": str(ROOT)},
                 pass_fds=(self._listener.fileno(),),
                 stdout=log,
@@ -71,19 +68,15 @@ class ApiProcess:
         if self._process.poll() is not None:
             self.start()
 
-    def leave_files(self, count: int) -> None:
-        """Let the process open so many files more than it has open now, whatever it reckoned with at its start."""
-        limit = self.open_files() + count
-        resource.prlimit(self._process.pid, resource.RLIMIT_NOFILE, (limit, limit))
-
     @property
     def pid(self) -> int:
         """Of the process that runs now."""
         return self._process.pid
 
-    def open_files(self) -> int:
-        """How many files and sockets the process has open."""
-        return len(list(Path(f"/proc/{self._process.pid}/fd").iterdir()))
+    def open_sockets(self) -> int:
+        """How many sockets the process has open."""
+        folder = Path(f"/proc/{self._process.pid}/fd")
+        return sum(str(entry.readlink()).startswith("socket:") for entry in folder.iterdir() if entry.is_symlink())
 
     def rss_bytes(self, *, peak: bool = False) -> int:
         """Memory of the process: resident now, or at its highest."""

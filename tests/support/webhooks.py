@@ -22,7 +22,7 @@ from service.settings import Settings
 from service.storage import FileStore
 from service.tables import WebhookDelivery, WebhookEndpoint
 from service.webhooks import repository
-from service.webhooks.secrets import Vault, make_secret
+from service.webhooks.secrets import WebhookVault, make_secret
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.scripted import Script, Scripted, scripted
 from worker.reconcile.webhooks import WebhookSender
@@ -30,7 +30,7 @@ from worker.reconcile.webhooks import WebhookSender
 HOST = "hooks.example"
 TENANT = "acme"
 PEPPER = "0a1b2c3d4e5f-of-some-length"
-VAULT = Vault(PEPPER)
+VAULT = WebhookVault(PEPPER)
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,9 @@ def add_endpoint(
     return endpoint_id, secret
 
 
-def webhook_sender(database: Database, settings: Settings, egress: Egress, vault: Vault = VAULT) -> WebhookSender:
+def webhook_sender(
+    database: Database, settings: Settings, egress: Egress, vault: WebhookVault = VAULT
+) -> WebhookSender:
     return WebhookSender(settings, database, FileStore(settings.storage_dir), vault=vault, egress=egress)
 
 

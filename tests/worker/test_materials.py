@@ -16,7 +16,7 @@ from service.contracts.dataset import PreprocessingSpec
 from service.contracts.errors import DatasetFormatError, EngineError, Pt2NotAllowedError
 from service.contracts.runner import TASK_ADAPTER, InspectDatasetTask, InspectModelTask, QuantizeTask
 from service.hand_overs import repository as hand_overs
-from service.hand_overs.asking import Asked
+from service.hand_overs.asking import NewHandOver
 from service.ids import new_id
 from service.tables import Model, ModelFile
 from tests.support.front import npz_bytes
@@ -99,7 +99,7 @@ def test_uploaded_graphs_are_laid_out_and_none_of_another_tenant(bench: Workbenc
 )
 def test_weights_are_written_where_they_are_waited_for(bench, lay_out, artifact, state, wanted):
     job_id = quantize(bench)
-    asked = Asked(new_id("hov"), "put", artifact, "pass", "bucket.example", "sealed", "pepper")
+    asked = NewHandOver(new_id("hov"), "put", artifact, "pass", "bucket.example", "sealed", "pepper")
     with bench.database.write() as session:
         hand_overs.add(session, bench.job(job_id), [asked])
         if state != "waiting":

@@ -25,9 +25,7 @@ def list_events(
     from service.audit import service
 
     with installation(data_dir) as (_, database):
-        service.link_if_possible(database)
-        with database.read() as session:
-            rows = service.page(session, tenant_id=tenant, before=None, limit=limit)
+        rows, _ = service.list_page(database, tenant, before=None, limit=limit)
     if as_json:
         names = ("seq", "tenant_id", "actor", "action", "object", "request_id", "address", "hash")
         print_items({name: getattr(row, name) for name in names} | {"at": row.at.isoformat()} for row in rows)
@@ -43,9 +41,7 @@ def verify(as_json: As_json = False, data_dir: DataDir = None) -> None:
     from service.audit import service
 
     with installation(data_dir) as (_, database):
-        service.link_if_possible(database)
-        with database.read() as session:
-            found = service.verify(session)
+        found = service.verify_all(database)
     if as_json:
         print_json({"rows": found.rows, "head": found.head, "fault": found.fault, "seq": found.seq})
     elif found.fault is None:

@@ -205,7 +205,7 @@ def _show_made(made: MadeKey, as_json: bool) -> None:
 
 
 def _show_signing(rows: list[SigningKeyRow], as_json: bool) -> None:
-    from service.attestations.views import signing_key_out
+    from service.attestations.signing import signing_key_out
 
     shown = [signing_key_out(row) for row in rows]
     if as_json:

@@ -15,7 +15,7 @@ from worker.commands.options import DataDir, Json
 
 if TYPE_CHECKING:
     from service.attestations.statement import Statement
-    from service.attestations.verification import Finding, TrustedKey
+    from service.attestations.verification import TrustedKey, Verification
 
 _MOST_PEM_BYTES = 64 * 1024
 _DATA_DIR = "QUANTMILL_DATA_DIR"
@@ -94,7 +94,7 @@ def _trusted(given: list[Path] | None, server: str | None, data_dir: Path | None
 
 
 def _of_file(path: Path) -> list[TrustedKey]:
-    from service.attestations.keys import keys_of_pem
+    from service.attestations.dsse import keys_of_pem
     from service.attestations.verification import TrustedKey
 
     text = _bounded(path, _MOST_PEM_BYTES + 1).decode(errors="replace")
@@ -102,7 +102,7 @@ def _of_file(path: Path) -> list[TrustedKey]:
 
 
 def _of_server(server: str) -> list[TrustedKey]:
-    from service.attestations.keys import keys_of_pem
+    from service.attestations.dsse import keys_of_pem
     from service.attestations.verification import TrustedKey
     from worker.commands.server import connected
 
@@ -132,7 +132,7 @@ def _bounded(path: Path, most_bytes: int) -> bytes:
         return stream.read(most_bytes)
 
 
-def _document(file: Path, found: Finding) -> dict[str, Any]:
+def _document(file: Path, found: Verification) -> dict[str, Any]:
     signer = found.signed_by
     return {
         "verified": not found.faults,
@@ -177,7 +177,7 @@ def _made(statement: Statement) -> dict[str, Any]:
     }
 
 
-def _print(file: Path, found: Finding) -> None:
+def _print(file: Path, found: Verification) -> None:
     from service.reports.names import shown
 
     lines = [("verified" if not found.faults else "NOT VERIFIED", str(file)), ("sha256", found.sha256)]

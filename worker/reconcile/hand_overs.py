@@ -16,14 +16,14 @@ from sqlalchemy.orm import Session
 
 from service.attestations import repository as attestations
 from service.attestations.making import attest
-from service.egress.answers import Answer
+from service.egress.attempts import SendResult
 from service.egress.sending import Bounds, Egress, Reply, Streamed
 from service.files.serving import open_file
 from service.hand_overs import repository
 from service.hand_overs.errors import ArtifactNotThereError
-from service.hand_overs.repository import Claimed
+from service.hand_overs.repository import OUTBOX, ClaimedHandOver
 from service.hand_overs.schemas import ATTESTATION, MOST_URL_CHARACTERS
-from service.hand_overs.secrets import Place, Vault
+from service.hand_overs.secrets import HandOverVault, SecretTarget
 from service.hand_overs.settling import settle
 from worker.lease import DATABASE_AWAY
 from worker.reconcile.sending import REPLY_BYTES, Sender
@@ -42,46 +42,46 @@ class _BrokenOffError(BaseException):
     """An attempt is left to another process: this one ends, or holds it no more. No fault, so no ``Exception``."""
 
 
-class HandOverSender(Sender[Claimed]):
+class HandOverSender(Sender[ClaimedHandOver]):
     """Hand-overs of one process, some at a time. The bounds of its egress are those of a request without a body, and of
     a step of one with a body: see ``Bounds``.
     """
 
-    name, id_name, vault = "hand_over", "hand_over_id", Vault
-    _vault: Vault
+    name, id_name, vault = "hand_over", "hand_over_id", HandOverVault
+    _vault: HandOverVault
 
     @property
     def _slots(self) -> int:
         return SLOTS
 
-    def _claim(self, session: Session, free: int) -> Sequence[Claimed]:
+    def _claim(self, session: Session, free: int) -> Sequence[ClaimedHandOver]:
         return repository.claim(session, free=free, most_of_tenant=MOST_OF_TENANT, lease_seconds=self._lease_seconds)
 
-    def _send(self, claimed: Claimed, began: float) -> None:
+    def _send(self, claimed: ClaimedHandOver, began: float) -> None:
         try:
             super()._send(claimed, began)
         except _BrokenOffError as error:
             log.warning("hand_over.left hand_over_id=%s: %s", claimed.id, error)
-            self._note(claimed, lambda session: repository.release(session, claimed))
+            self._note(claimed, lambda session: OUTBOX.release(session, claimed))
 
-    def _request(self, claimed: Claimed, began: float) -> Reply:
+    def _request(self, claimed: ClaimedHandOver, began: float) -> Reply:
         place = self._vault.open(claimed.id, claimed.sealed)
         return self._post(claimed, place) if claimed.kind == "post" else self._put(claimed, place, began)
 
-    def _settle(self, session: Session, claimed: Claimed, answer: Answer) -> str:
-        return settle(session, claimed, answer, schedule=self._schedule)
+    def _settle(self, session: Session, claimed: ClaimedHandOver, result: SendResult) -> str:
+        return settle(session, claimed, result, schedule=self._schedule)
 
-    def _facts(self, claimed: Claimed) -> str:
+    def _facts(self, claimed: ClaimedHandOver) -> str:
         return f"job_id={claimed.job_id} kind={claimed.kind} host={claimed.host}"
 
-    def _post(self, claimed: Claimed, place: Place) -> Reply:
+    def _post(self, claimed: ClaimedHandOver, place: SecretTarget) -> Reply:
         own = {"Content-Type": "application/json", "User-Agent": "quantmill"}
         given = {name.casefold() for name in place.headers}
         headers = {name: value for name, value in own.items() if name.casefold() not in given} | place.headers
         body = (claimed.payload or "").encode()
         return self._within(len(body)).send("POST", place.url, headers=headers, body=body)
 
-    def _put(self, claimed: Claimed, place: Place, began: float) -> Reply:
+    def _put(self, claimed: ClaimedHandOver, place: SecretTarget, began: float) -> Reply:
         with self._body(claimed, began) as body:
             return self._within(body.size_bytes).send("PUT", place.url, headers=place.headers, body=body)
 
@@ -93,7 +93,7 @@ class HandOverSender(Sender[Claimed]):
         return replace(self._egress, bounds=bounds)
 
     @contextmanager
-    def _body(self, claimed: Claimed, began: float) -> Iterator[Streamed]:
+    def _body(self, claimed: ClaimedHandOver, began: float) -> Iterator[Streamed]:
         """The file, read as it is sent.
 
         Raises:
@@ -111,7 +111,7 @@ class HandOverSender(Sender[Claimed]):
             with file.stream:
                 yield Streamed(claimed.size_bytes, self._held(claimed, file.blocks(), began))
 
-    def _held(self, claimed: Claimed, blocks: Iterator[bytes], renewed: float) -> Iterator[bytes]:
+    def _held(self, claimed: ClaimedHandOver, blocks: Iterator[bytes], renewed: float) -> Iterator[bytes]:
         """The blocks, as long as the hand-over is this process's, which does not have to end.
 
         Raises:
@@ -127,16 +127,16 @@ class HandOverSender(Sender[Claimed]):
                 renewed = began
             yield block
 
-    def _is_still_ours(self, claimed: Claimed) -> bool:
+    def _is_still_ours(self, claimed: ClaimedHandOver) -> bool:
         """Renew the lease. While the database is away nobody else claims anything, either: the attempt goes on."""
         try:
             with self._database.write() as session:
-                return repository.renew(session, claimed, self._lease_seconds)
+                return OUTBOX.renew(session, claimed, self._lease_seconds)
         except DATABASE_AWAY as error:
             log.warning("hand_over.database_away hand_over_id=%s: %s", claimed.id, error)
             return True
 
-    def _attestation(self, claimed: Claimed) -> str:
+    def _attestation(self, claimed: ClaimedHandOver) -> str:
         with self._database.read() as session:
             row = attestations.attestation_of(session, claimed.tenant_id, claimed.job_id)
         if row is None:
@@ -146,7 +146,7 @@ class HandOverSender(Sender[Claimed]):
         return row.envelope
 
 
-def _gone(claimed: Claimed) -> ArtifactNotThereError:
+def _gone(claimed: ClaimedHandOver) -> ArtifactNotThereError:
     return ArtifactNotThereError(
         f"The job {claimed.job_id} has no {claimed.artifact} any more.", hint="Hand over another of its files."
     )

@@ -14,7 +14,7 @@ from service.attestations.errors import SigningKeyUnreadableError, SigningUnavai
 from service.audit.service import link
 from service.db import Database
 from service.dispatch.dispatcher import Dispatcher
-from service.estimates.service import refresh
+from service.estimates import service as estimates
 from service.rounds import one_by_one
 from service.schedules import repository as schedules
 from service.settings import Settings
@@ -31,8 +31,8 @@ log = logging.getLogger(__name__)
 
 # Polls of the stop flag, so that a stop does not wait for the period.
 TICK_SECONDS = 0.1
-# What jobs took is learned from so often, where any has ended.
-LEARN_SECONDS = 30.0
+# What jobs took is looked through so often for what is old.
+FORGET_SECONDS = 600.0
 # Of one round: the other loops wait for its end.
 MOST_SCHEDULES, MOST_ATTESTATIONS = 200, 50
 
@@ -71,7 +71,7 @@ def make_loops(
         Loop("settle_schedules", quick, lambda: _settle(database, app)),
         Loop("attest", quick, Attester(settings, database).attest),
         Loop("link_audit", quick, lambda: link(database)),
-        Loop("learn_timings", max(quick, LEARN_SECONDS), lambda: refresh(database)),
+        Loop("forget_timings", max(quick, FORGET_SECONDS), lambda: estimates.forget(database)),
         *(_collecting(found) for found in collectors(settings, database, store)),
     )
 

@@ -14,7 +14,7 @@ from service.db import Database
 from service.hand_overs import repository as hand_overs
 from service.settings import Settings
 from service.storage import FileStore
-from service.webhooks.deliveries import repository as deliveries
+from service.webhooks import repository as webhooks
 from worker.reconcile.loops import attempted
 
 if TYPE_CHECKING:
@@ -25,8 +25,8 @@ log = logging.getLogger(__name__)
 
 # By the name of its loop: whether there is anything to send, a look that writes nothing.
 OUTBOXES: dict[str, Callable[[Session], bool]] = {
-    "deliver_webhooks": deliveries.any_due,
-    "hand_over": hand_overs.any_due,
+    "deliver_webhooks": webhooks.OUTBOX.any_due,
+    "hand_over": hand_overs.OUTBOX.any_due,
 }
 
 

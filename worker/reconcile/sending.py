@@ -20,16 +20,15 @@ from sqlalchemy.orm import Session
 from service.contracts.errors import QuantmillError
 from service.db import Database
 from service.egress.allowed import parse_allowed
-from service.egress.answers import Answer
+from service.egress.attempts import SendResult, parse_schedule
 from service.egress.errors import EgressError
-from service.egress.retries import parse_schedule
 from service.egress.sending import Bounds, Egress, Reply
 from service.failpoints import reach
-from service.hand_overs.repository import Claimed as HandOver
+from service.hand_overs.repository import ClaimedHandOver
 from service.sealing import Vault
 from service.settings import Settings
 from service.storage import FileStore
-from service.webhooks.deliveries.repository import Claimed as Delivery
+from service.webhooks.repository import ClaimedDelivery
 from worker.lease import DATABASE_AWAY
 
 log = logging.getLogger(__name__)
@@ -42,7 +41,7 @@ _AWAY_SECONDS = 0.5
 _FINAL_STATUS = 422
 # From this one on an error is not the client's.
 _OUR_FAULT = 500
-_Claimed = TypeVar("_Claimed", Delivery, HandOver)
+_Claimed = TypeVar("_Claimed", ClaimedDelivery, ClaimedHandOver)
 _Noted = TypeVar("_Noted")
 
 
@@ -129,7 +128,7 @@ class Sender(ABC, Generic[_Claimed]):
         """
 
     @abstractmethod
-    def _settle(self, session: Session, claimed: _Claimed, answer: Answer) -> str:
+    def _settle(self, session: Session, claimed: _Claimed, result: SendResult) -> str:
         """Note what an attempt met with; the fate, a word for the log."""
 
     @abstractmethod
@@ -144,17 +143,17 @@ class Sender(ABC, Generic[_Claimed]):
             # this process was frozen: the lease may end within the request
             log.warning("%s.late %s=%s", self.name, self.id_name, claimed.id)
             return
-        answer = self._answer(claimed, began)
+        result = self._result(claimed, began)
         reach(f"after_{self.name}_sent")
-        fate = self._note(claimed, lambda session: self._settle(session, claimed, answer))
+        fate = self._note(claimed, lambda session: self._settle(session, claimed, result))
         log.log(
             logging.INFO if fate in {"delivered", "done"} else logging.WARNING,
             "%s.%s %s=%s %s attempt=%d status=%s error=%s",
-            self.name, fate, self.id_name, claimed.id, self._facts(claimed), claimed.attempt, answer.status,
-            answer.error,
+            self.name, fate, self.id_name, claimed.id, self._facts(claimed), claimed.attempt, result.status,
+            result.error,
         )  # fmt: skip
 
-    def _answer(self, claimed: _Claimed, began: float) -> Answer:
+    def _result(self, claimed: _Claimed, began: float) -> SendResult:
         """What an attempt met with. A fault of ours is an attempt like any other: it is not tried without end."""
         try:
             reply = self._request(claimed, began)
@@ -162,11 +161,11 @@ class Sender(ABC, Generic[_Claimed]):
             if error.status >= _OUR_FAULT and not isinstance(error, EgressError):
                 log.warning("%s.trouble", self._about(claimed), exc_info=error)
             words = f"{error.detail} {error.hint}" if error.hint else error.detail
-            return Answer(None, error.code, words, final=error.status == _FINAL_STATUS)
+            return SendResult(None, error.code, words, final=error.status == _FINAL_STATUS)
         except Exception:
             log.exception("%s.fault", self._about(claimed))
-            return Answer(None, "internal-error", "A fault of the service, which its log tells.")
-        return Answer(reply.status, None, reply.body.decode(errors="replace"), reply.headers)
+            return SendResult(None, "internal-error", "A fault of the service, which its log tells.")
+        return SendResult(reply.status, None, reply.body.decode(errors="replace"), reply.headers)
 
     def _note(self, claimed: _Claimed, note: Callable[[Session], _Noted]) -> _Noted:
         """Note what became of something, also if the database is away for a moment. It may be another's by then: who

@@ -19,10 +19,9 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat,
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.attestations.dsse import MOST_BYTES, enveloped, pae, parse_envelope
+from service.attestations.dsse import MOST_BYTES, SigningKey, enveloped, keys_of_pem, pae, parse_envelope
 from service.attestations.errors import AttestationUnreadableError, PublicKeyError
-from service.attestations.keys import SigningKey, keys_of_pem
-from service.attestations.statement import Deed, GivenFile, MadeFile, made_statement, parse_statement
+from service.attestations.statement import BuildRecord, InputFile, ProducedFile, made_statement, parse_statement
 from service.attestations.verification import TrustedKey, model_metadata, verify
 from service.contracts.config import QuantizationConfig
 from tests.support.attestations import flipped, opened
@@ -43,15 +42,15 @@ def sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def deed(*made: MadeFile, **changes: Any) -> Deed:
+def deed(*made: ProducedFile, **changes: Any) -> BuildRecord:
     config = QuantizationConfig().model_dump(mode="json")
     manifest = {"engine_version": "0.1.0", "model_sha256": "a" * 64, "config": config, "seed": 0, "threads": 1}
     values = {
         "job_id": "job_1", "attempt": 1, "device": "auto", "started_at": DONE_AT, "finished_at": DONE_AT,
-        "made": made, "given": [GivenFile("model", "urn:quantmill:model:mdl_1", "net@1/m.onnx", "b" * 64)],
+        "made": made, "given": [InputFile("model", "urn:quantmill:model:mdl_1", "net@1/m.onnx", "b" * 64)],
         "manifest": {**manifest, "versions": {"onnx": "1.0"}, **changes},
     }  # fmt: skip
-    return Deed(**values)
+    return BuildRecord(**values)
 
 
 @pytest.fixture
@@ -62,7 +61,7 @@ def model(tmp_path: Path) -> Path:
 
 
 def attested(*files: Path, key: SigningKey = KEY, **changes: Any) -> bytes:
-    made = [MadeFile(file.name, sha256(file.read_bytes())) for file in files]
+    made = [ProducedFile(file.name, sha256(file.read_bytes())) for file in files]
     return enveloped(made_statement(deed(*made, **changes)), key).line().encode()
 
 
@@ -215,7 +214,7 @@ def test_a_signed_payload_of_any_kind_ends_in_words(tmp_path_factory: Any, paylo
 
 
 def test_a_statement_of_something_else_is_refused(model: Path) -> None:
-    good = made_statement(deed(MadeFile("q.onnx", "a" * 64)))
+    good = made_statement(deed(ProducedFile("q.onnx", "a" * 64)))
     parse_statement(good)
     for old, new in (
         (b"https://in-toto.io/Statement/v1", b"https://in-toto.io/Statement/v2"),
@@ -232,7 +231,7 @@ def test_a_statement_of_something_else_is_refused(model: Path) -> None:
 
 
 def test_another_payload_type_is_no_statement(model: Path) -> None:
-    payload = made_statement(deed(MadeFile("q.onnx", sha256(model.read_bytes()))))
+    payload = made_statement(deed(ProducedFile("q.onnx", sha256(model.read_bytes()))))
     signature = base64.b64encode(KEY.sign(pae("text/plain", payload))).decode()
     document = {"payload": base64.b64encode(payload).decode(), "payloadType": "text/plain"}
     assert faults(model, json.dumps({**document, "signatures": [{"sig": signature}]}).encode()) == ["payload-type"]

@@ -13,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from service.comparison import samples
-from service.comparison.means import MeanDifference, mean_differences
-from service.comparison.pairing import paired
+from service.comparison.pairing import MeanDifference, mean_differences, paired
 from service.comparison.samples import MOST_SAMPLES, Decisions, SamplesUnreadableError, read_samples
 from tests.support.each import each
 from worker.quantizer.evaluation.decisions import Decisions as Written

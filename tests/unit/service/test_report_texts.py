@@ -16,7 +16,7 @@ from markdown_it import MarkdownIt
 
 from service.contracts.report import Report
 from service.reports.junit import junit
-from service.reports.layers_csv import layers_csv
+from service.reports.layers import layers_csv
 from service.reports.markdown import code, escaped, markdown, table
 from service.reports.names import name, shown
 from tests.support.each import each

@@ -10,8 +10,7 @@ import pytest
 from pydantic import ValidationError
 
 from service.comparison.evidence import Paired, Side
-from service.comparison.means import MeanDifference
-from service.comparison.pairing import paired
+from service.comparison.pairing import MeanDifference, paired
 from service.comparison.samples import Decisions, SamplesUnreadableError
 from service.contracts.regression import ClauseResult, RegressionGate
 from service.contracts.report import Interval, LatencyFigures, MachineLoad, MetricFigures

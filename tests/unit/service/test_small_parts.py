@@ -26,7 +26,7 @@ from service.contracts.config import parse_config
 from service.contracts.presets import PRESETS
 from service.contracts.runner import FILE_PATTERN
 from service.db import Database, current_revision, head_revision
-from service.egress.retries import LONGEST_ASKED_SECONDS, parse_schedule, pause_seconds
+from service.egress.attempts import LONGEST_ASKED_SECONDS, parse_schedule, pause_seconds
 from service.health import service as health
 from service.jobs.outcome import NewArtifact
 from service.loopback import is_loopback

@@ -19,8 +19,8 @@ from service.egress.sending import Egress
 from service.settings import Settings
 from service.tables import WebhookDelivery, WebhookEndpoint
 from service.webhooks import outbox, repository
-from service.webhooks.deliveries import repository as queue
-from service.webhooks.secrets import Vault, make_secret
+from service.webhooks import repository as queue
+from service.webhooks.secrets import WebhookVault, make_secret
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.scripted import Scripted, scripted
 from tests.support.webhooks import (
@@ -66,7 +66,7 @@ class Post:
     def deliver(self, *servers: Scripted, **changes: Any) -> int:
         return deliver(self.database, self.settings.model_copy(update=changes), self.egress(*servers))
 
-    def sender(self, *servers: Scripted, vault: Vault = VAULT, **changes: Any) -> WebhookSender:
+    def sender(self, *servers: Scripted, vault: WebhookVault = VAULT, **changes: Any) -> WebhookSender:
         settings = self.settings.model_copy(update=changes)
         return webhook_sender(self.database, settings, self.egress(*servers), vault)
 
@@ -269,7 +269,7 @@ def test_a_name_that_is_bound_anew_leads_inside_and_is_refused(post: Post) -> No
 def test_a_secret_of_another_pepper_is_told_and_tried_again(post: Post, server: Scripted) -> None:
     post.hook(server)
     post.emit()
-    stranger = post.sender(server, vault=Vault("another-pepper-of-length"))
+    stranger = post.sender(server, vault=WebhookVault("another-pepper-of-length"))
     stranger.round()
     stranger.close()
     assert (post.one.state, post.one.last_error) == ("waiting", "webhook-secret-unreadable")
@@ -338,10 +338,10 @@ def test_whoever_lost_its_lease_notes_nothing(post: Post, server: Scripted) -> N
     post.hook(server)
     post.emit()
     with post.database.write() as session:
-        (lost,) = queue.claim(session, free=4, share=queue.Share(4, 8), lease_seconds=-1)
+        (lost,) = queue.claim(session, free=4, most_of_endpoint=4, most_of_tenant=8, lease_seconds=-1)
     assert post.deliver(server) == 1
     with post.database.write() as session:
-        assert not queue.settle(session, lost, state="failed", finished_at=db_now())
+        assert not queue.OUTBOX.settle(session, lost, state="failed", finished_at=db_now())
     assert (post.one.state, post.one.attempts) == ("delivered", 2)
 
 
@@ -352,8 +352,8 @@ def test_no_more_is_claimed_than_each_share(
     post.hook(server)
     post.emit(5)
     with post.database.write() as session:
-        share = queue.Share(of_tenant=of_tenant, of_endpoint=of_endpoint)
-        assert len(queue.claim(session, free=free, share=share, lease_seconds=60)) == 2
+        share = {"most_of_tenant": of_tenant, "most_of_endpoint": of_endpoint}
+        assert len(queue.claim(session, free=free, **share, lease_seconds=60)) == 2
 
 
 @pytest.mark.both_databases
@@ -375,5 +375,5 @@ def test_nothing_is_written_while_nothing_is_due(post: Post) -> None:
     statements: list[str] = []
     event.listen(post.database.engine, "before_cursor_execute", lambda *found: statements.append(found[2]))
     with post.database.read() as session:
-        assert not queue.any_due(session)
+        assert not queue.OUTBOX.any_due(session)
     assert [found.split()[0] for found in statements if not found.startswith("BEGIN")] == ["SELECT"]

@@ -18,11 +18,11 @@ from sqlalchemy import Double, insert, select, type_coerce, update
 from service.attestations import repository as attestations
 from service.db import db_now
 from service.egress.allowed import Allowed
-from service.egress.answers import Answer
+from service.egress.attempts import SendResult
 from service.egress.urls import check_url
 from service.hand_overs import asking
 from service.hand_overs import repository as queue
-from service.hand_overs.secrets import Vault
+from service.hand_overs.secrets import HandOverVault
 from service.hand_overs.settling import settle
 from service.ids import new_id
 from service.jobs import transitions
@@ -231,7 +231,7 @@ def test_a_damaged_file_never_arrives_whole(front: Front, out: Out, server: Scri
 
 def test_a_url_of_another_pepper_is_told_and_waits(front, out, server, monkeypatch):
     job_id = handed(front, put(server.port))
-    monkeypatch.setattr("tests.support.hand_overs.VAULT", Vault("another-pepper-of-length"))
+    monkeypatch.setattr("tests.support.hand_overs.VAULT", HandOverVault("another-pepper-of-length"))
     out.carry(server)
     assert states(front, job_id) == [("pending", "hand-over-unreadable")]
 
@@ -244,10 +244,10 @@ def test_an_attempt_whose_lease_is_over_settles_nothing(front: Front, out: Out, 
     out.carry(server)
     assert states(front, job_id) == [("done", None)]
     with front.app.database.write() as session:
-        assert settle(session, stale, Answer(500, None, ""), schedule=(1.0,)) == "fenced"
+        assert settle(session, stale, SendResult(500, None, ""), schedule=(1.0,)) == "fenced"
     assert front.http.delete(f"/v1/jobs/{job_id}").status_code == 204
     with front.app.database.write() as session:
-        assert settle(session, stale, Answer(200, None, ""), schedule=(1.0,)) == "fenced"
+        assert settle(session, stale, SendResult(200, None, ""), schedule=(1.0,)) == "fenced"
 
 
 # More than what the kernel takes of a connection that nobody reads.

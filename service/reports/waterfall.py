@@ -20,7 +20,7 @@ _SQNR = "Output SQNR"
 
 
 @dataclass(frozen=True)
-class Step:
+class AlgorithmGain:
     """One algorithm.
 
     Attributes:
@@ -43,7 +43,7 @@ class Waterfall:
 
     title: str
     unit: str
-    steps: list[Step]
+    steps: list[AlgorithmGain]
     picture: Markup
 
 
@@ -74,7 +74,7 @@ def _waterfall(
     title: str, unit: str, higher: bool, rows: Sequence[tuple[AlgorithmFigures, float | None, float | None]]
 ) -> Waterfall | None:
     steps = [
-        Step(entry.method, before, after, *_change(after - before, unit, higher))
+        AlgorithmGain(entry.method, before, after, *_change(after - before, unit, higher))
         for entry, before, after in rows
         if before is not None and after is not None and math.isfinite(before) and math.isfinite(after)
     ]
@@ -88,18 +88,13 @@ def _change(gained: float, unit: str, higher: bool) -> tuple[str, Tone]:
     return f"{difference(gained, unit)} {'better' if better else 'worse'}", "good" if better else "bad"
 
 
-def _picture(title: str, unit: str, steps: Sequence[Step]) -> Markup:
+def _picture(title: str, unit: str, steps: Sequence[AlgorithmGain]) -> Markup:
     ends = [end for step in steps for end in (step.before, step.after)]
-    low, high = min(ends), max(ends)
-    margin = 0.1 * (high - low) or abs(high) * 0.1 or 1.0
-    low, high = low - margin, high + margin
     labels = [name(step.method, _LABEL_CHARACTERS) for step in steps]
     left, right = max(len(label) for label in labels) * _LETTER + 12.0, _WIDTH - 12.0
     height = _TOP + _ROW * len(steps) + _FOOT
 
-    def x(value: float) -> float:
-        return left + (value - low) / (high - low) * (right - left)
-
+    x = svg.Scale.around(ends, left, right).at
     root = svg.picture(
         _WIDTH, height, f"{title} without and with each kept algorithm; the table beside it has the figures"
     )
@@ -114,6 +109,6 @@ def _picture(title: str, unit: str, steps: Sequence[Step]) -> Markup:
         svg.dot(root, (x(step.after), middle), 4.5, "mark second")
         if k + 1 < len(steps):
             svg.line(root, (x(step.after), middle + 6), (x(step.after), middle + _ROW - 6), "link")
-    svg.text(root, (left, height - 6), figure(low + margin, unit))
-    svg.text(root, (right, height - 6), figure(high - margin, unit), anchor="end")
+    svg.text(root, (left, height - 6), figure(min(ends), unit))
+    svg.text(root, (right, height - 6), figure(max(ends), unit), anchor="end")
     return svg.drawn(root)

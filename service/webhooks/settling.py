@@ -2,55 +2,49 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from typing import Any, Literal
 
 from sqlalchemy.orm import Session
 
 from service.db import db_now
-from service.egress.answers import Answer, excerpt
-from service.egress.retries import pause_seconds
+from service.egress.attempts import SendResult, excerpt, pause_seconds
 from service.tables import WebhookEndpoint
 from service.tables.webhooks import EXCERPT_LENGTH
-from service.webhooks import outbox
-from service.webhooks import repository as webhooks
-from service.webhooks.deliveries import repository
-from service.webhooks.deliveries.repository import Claimed
-
-log = logging.getLogger(__name__)
+from service.webhooks import outbox, repository
+from service.webhooks.repository import OUTBOX, ClaimedDelivery, hold_endpoint
 
 _GONE = 410
 Fate = Literal["delivered", "retried", "failed", "fenced"]
 
 
 def settle(
-    session: Session, claimed: Claimed, answer: Answer, *, schedule: Sequence[float], failing_seconds: float
+    session: Session, claimed: ClaimedDelivery, result: SendResult, *, schedule: Sequence[float], failing_seconds: float
 ) -> Fate:
     """Note what an attempt met with: done, to be tried again, or given up; and what that says of the endpoint.
 
     Args:
         session: writes.
         claimed: the delivery.
-        answer: what it met with.
+        result: what it met with.
         schedule: pauses between attempts.
         failing_seconds: so long may an endpoint fail without a success in between.
     """
-    endpoint = repository.hold_endpoint(session, claimed.endpoint_id)
+    endpoint = hold_endpoint(session, claimed.endpoint_id)
     if endpoint is None:
         return "fenced"  # deleted with all of its deliveries
     pause = None
-    if not answer.is_success and answer.status != _GONE:
-        pause = pause_seconds(claimed.attempt, schedule, answer.headers)
-    fate: Fate = "delivered" if answer.is_success else "failed" if pause is None else "retried"
+    if not result.is_success and result.status != _GONE:
+        pause = pause_seconds(claimed.attempt, schedule, result.headers)
+    fate: Fate = "delivered" if result.is_success else "failed" if pause is None else "retried"
     told = {
-        "last_status": answer.status,
-        "last_error": answer.error,
-        "response_excerpt": excerpt(answer.text, EXCERPT_LENGTH),
+        "last_status": result.status,
+        "last_error": result.error,
+        "response_excerpt": excerpt(result.text, EXCERPT_LENGTH),
     }
-    if not repository.settle(session, claimed, **told, **_next(fate, pause, endpoint)):
+    if not OUTBOX.settle(session, claimed, **told, **_next(fate, pause, endpoint)):
         return "fenced"
-    _judge(session, endpoint, answer, failing_seconds)
+    _judge(session, endpoint, result, failing_seconds)
     return fate
 
 
@@ -60,14 +54,14 @@ def _next(fate: Fate, pause: float | None, endpoint: WebhookEndpoint) -> dict[st
     return {"next_attempt_at": db_now() + pause if endpoint.enabled else None}
 
 
-def _judge(session: Session, endpoint: WebhookEndpoint, answer: Answer, failing_seconds: float) -> None:
-    if answer.is_success:
-        webhooks.note_success(session, endpoint.id)
+def _judge(session: Session, endpoint: WebhookEndpoint, result: SendResult, failing_seconds: float) -> None:
+    if result.is_success:
+        repository.note_success(session, endpoint.id)
         return
-    failing = webhooks.note_failure(session, endpoint.id)
+    failing = repository.note_failure(session, endpoint.id)
     if not endpoint.enabled:
         return
-    if answer.status == _GONE:
+    if result.status == _GONE:
         outbox.disable(session, endpoint, "gone")
     elif failing >= failing_seconds:
         outbox.disable(session, endpoint, "failing")

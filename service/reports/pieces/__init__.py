@@ -1,1 +1,0 @@
-"""Pieces of the page: what its template takes ready made."""

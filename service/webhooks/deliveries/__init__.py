@@ -1,1 +1,0 @@
-"""Deliveries: claimed by one reconciler at a time, settled by what became of them."""
