@@ -2,36 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from typing import Unpack
 
 from service.client.connection import Noun, id_of
 from service.client.driving import Call
+from service.client.options import EvaluationRequest
 from service.client.steps import Steps
 from service.client.validation import ValidationCalls
 from service.contracts.evaluation import EvaluationSpec
 from service.contracts.evaluation_report import EvaluationReport
-from service.datasets.schemas import DatasetOut
 from service.jobs.schemas import JobOut
-from service.models.schemas import ModelOut
 
 
 class EvaluationCalls(ValidationCalls):
     """Calls of ``/v1/evaluations``."""
 
     @Call
-    def submit_evaluation(
-        self,
-        *,
-        model: ModelOut | str,
-        evaluation: DatasetOut | str,
-        reference: ModelOut | str | None = None,
-        spec: EvaluationSpec | Mapping[str, Any] | None = None,
-        name: str | None = None,
-        labels: Mapping[str, str] | None = None,
-        priority: int = 0,
-        idempotency_key: str | None = None,
-    ) -> Steps[JobOut]:
+    def submit_evaluation(self, **request: Unpack[EvaluationRequest]) -> Steps[JobOut]:
         """Have a model measured, without quantizing anything. What is still being validated is waited for.
 
         Args:
@@ -49,24 +36,23 @@ class EvaluationCalls(ValidationCalls):
             ConfigRefusedError: the specification is not valid, or compares with a reference that is not there.
             QuotaExceededError: the tenant has as many jobs as it may.
         """
-        ids: list[str | None] = []
-        for noun in (model, reference, evaluation):
-            if isinstance(noun, ModelOut) and noun.status != "ready":
-                yield from self._ready(noun, None)
-            if isinstance(noun, DatasetOut) and noun.status != "ready":
-                yield from self._ready(noun, None)
-            ids.append(None if noun is None else id_of(noun))
-        told = spec.model_dump(mode="json") if isinstance(spec, EvaluationSpec) else dict(spec or {})
+        ids = yield from self._ready_ids(
+            {
+                "model_id": request["model"],
+                "reference_model_id": request.get("reference"),
+                "evaluation_dataset_id": request["evaluation"],
+            }
+        )
+        spec = request.get("spec")
         body = {
-            "model_id": ids[0],
-            "reference_model_id": ids[1],
-            "evaluation_dataset_id": ids[2],
-            "evaluation": told,
-            "name": name,
-            "labels": dict(labels or {}),
-            "priority": priority,
+            **ids,
+            "evaluation": spec.model_dump(mode="json") if isinstance(spec, EvaluationSpec) else dict(spec or {}),
+            "name": request.get("name"),
+            "labels": dict(request.get("labels") or {}),
+            "priority": request.get("priority", 0),
         }
-        return JobOut.model_validate((yield from self._create("/v1/evaluations", body, idempotency_key)))
+        answer = yield from self._create("/v1/evaluations", body, request.get("idempotency_key"))
+        return JobOut.model_validate(answer)
 
     @Call
     def evaluation_report(self, job: Noun | str) -> Steps[EvaluationReport]:

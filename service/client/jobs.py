@@ -2,50 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Unpack
 
 from service.client.connection import Noun, id_of, plain_config
 from service.client.driving import Call, Each
 from service.client.errors import JobFailedError, JobNotSucceededError
 from service.client.following import Follower, log_of_job
+from service.client.options import Config, JobFilters, QuantizationRequest
 from service.client.steps import Items, Steps, heard
 from service.client.validation import ValidationCalls
-from service.contracts.config import QuantizationConfig
 from service.contracts.devices import DeviceChoice
 from service.contracts.errors import InvalidRequestError
-from service.contracts.report import Report, Verdict
-from service.datasets.schemas import DatasetOut
-from service.jobs.schemas import TERMINAL, EventOut, JobListed, JobOut, JobValidated, ShownState, UsersKind
-from service.models.schemas import ModelOut
+from service.contracts.report import Report
+from service.jobs.schemas import TERMINAL, EventOut, JobListed, JobOut, JobValidated
 from service.pagination import Page
 from service.reports.formats import FORMATS, FormatName
-
-Config = QuantizationConfig | Mapping[str, Any]
 
 
 class JobCalls(ValidationCalls):
     """Calls of ``/v1/jobs``."""
 
     @Call
-    def submit(
-        self,
-        *,
-        model: ModelOut | str,
-        calibration: DatasetOut | str | None = None,
-        evaluation: DatasetOut | str | None = None,
-        config: Config | None = None,
-        preset: str | None = None,
-        name: str | None = None,
-        labels: Mapping[str, str] | None = None,
-        priority: int = 0,
-        device: DeviceChoice = "auto",
-        ranges_from: Noun | str | None = None,
-        reuse: bool = False,
-        hand_over: Sequence[Mapping[str, Any]] = (),
-        idempotency_key: str | None = None,
-    ) -> Steps[JobOut]:
+    def submit(self, **request: Unpack[QuantizationRequest]) -> Steps[JobOut]:
         """Submit a quantization. What is still being validated is waited for.
 
         Args:
@@ -68,29 +47,29 @@ class JobCalls(ValidationCalls):
             ConfigRefusedError: the config is not valid; names the fields.
             QuotaExceededError: the tenant has as many jobs as it may.
         """
+        config, preset, source = request.get("config"), request.get("preset"), request.get("ranges_from")
         if preset is not None and config is not None:
             raise InvalidRequestError("preset and config exclude each other.", hint="A config may name its preset.")
-        ids = []
-        for noun in (model, calibration, evaluation):
-            if isinstance(noun, ModelOut) and noun.status != "ready":
-                yield from self._ready(noun, None)
-            if isinstance(noun, DatasetOut) and noun.status != "ready":
-                yield from self._ready(noun, None)
-            ids.append(None if noun is None else id_of(noun))
+        ids = yield from self._ready_ids(
+            {
+                "model_id": request["model"],
+                "calibration_dataset_id": request.get("calibration"),
+                "evaluation_dataset_id": request.get("evaluation"),
+            }
+        )
+        hand_over = [dict(target) for target in request.get("hand_over", ())]
         body = {
-            "model_id": ids[0],
-            "calibration_dataset_id": ids[1],
-            "evaluation_dataset_id": ids[2],
+            **ids,
             "config": plain_config(config if preset is None else {"preset": preset}),
-            "name": name,
-            "labels": dict(labels or {}),
-            "ranges_from": None if ranges_from is None else id_of(ranges_from),
-            "priority": priority,
-            "device": device,
-            "reuse": reuse,
-            **({"hand_over": [dict(target) for target in hand_over]} if hand_over else {}),
+            "name": request.get("name"),
+            "labels": dict(request.get("labels") or {}),
+            "ranges_from": None if source is None else id_of(source),
+            "priority": request.get("priority", 0),
+            "device": request.get("device", "auto"),
+            "reuse": request.get("reuse", False),
+            **({"hand_over": hand_over} if hand_over else {}),
         }
-        return JobOut.model_validate((yield from self._create("/v1/jobs", body, idempotency_key)))
+        return JobOut.model_validate((yield from self._create("/v1/jobs", body, request.get("idempotency_key"))))
 
     @Call
     def validate(
@@ -115,21 +94,7 @@ class JobCalls(ValidationCalls):
         return JobValidated.model_validate(found)
 
     @Each
-    def jobs(
-        self,
-        *,
-        kind: UsersKind | None = None,
-        state: ShownState | None = None,
-        model: Noun | str | None = None,
-        labels: Mapping[str, str] | None = None,
-        name: str | None = None,
-        search: str | None = None,
-        preset: str | None = None,
-        verdict: Verdict | None = None,
-        created_after: datetime | None = None,
-        created_before: datetime | None = None,
-        limit: int | None = None,
-    ) -> Items[JobListed, None]:
+    def jobs(self, **filters: Unpack[JobFilters]) -> Items[JobListed, None]:
         """Jobs, newest first, without their configs (``job`` gives those), read page by page as they are wanted.
 
         Args:
@@ -145,19 +110,13 @@ class JobCalls(ValidationCalls):
             created_before: only earlier ones.
             limit: at most so many.
         """
-        filters = {
-            "kind": kind,
-            "state": state,
-            "model_id": None if model is None else id_of(model),
-            "name": name,
-            "search": search,
-            "preset": preset,
-            "verdict": verdict,
-            "created_after": created_after,
-            "created_before": created_before,
-            **{f"label.{name}": value for name, value in (labels or {}).items()},
-        }
-        yield from self._all("/v1/jobs", JobListed, filters, limit)
+        params: dict[str, object] = {**filters}
+        model, labels, limit = params.pop("model", None), filters.get("labels") or {}, filters.get("limit")
+        for name in ("labels", "limit"):
+            params.pop(name, None)
+        params["model_id"] = None if model is None else id_of(filters["model"])
+        params |= {f"label.{name}": value for name, value in labels.items()}
+        yield from self._all("/v1/jobs", JobListed, params, limit)
 
     @Call
     def jobs_page(

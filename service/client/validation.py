@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TypeVar
 
-from service.client.connection import Connection
+from service.client.connection import Connection, id_of
 from service.client.driving import Call
 from service.client.errors import RejectedError, WaitTimeoutError
 from service.client.steps import Steps
@@ -27,6 +28,21 @@ class ValidationCalls(Connection):
             WaitTimeoutError: it takes longer than that, or than the service gives itself: it goes on there.
         """
         return (yield from self._ready(noun, timeout_seconds))
+
+    def _ready_id(self, noun: ModelOut | DatasetOut | str) -> Steps[str]:
+        """The id, once what is still being validated is ready."""
+        if isinstance(noun, ModelOut) and noun.status != "ready":
+            yield from self._ready(noun, None)
+        if isinstance(noun, DatasetOut) and noun.status != "ready":
+            yield from self._ready(noun, None)
+        return id_of(noun)
+
+    def _ready_ids(self, given: Mapping[str, ModelOut | DatasetOut | str | None]) -> Steps[dict[str, str | None]]:
+        """The ids by the fields of a request, likewise; None where nothing is given."""
+        ids: dict[str, str | None] = {}
+        for field, noun in given.items():
+            ids[field] = None if noun is None else (yield from self._ready_id(noun))
+        return ids
 
     def _ready(self, noun: _Noun, timeout_seconds: float | None) -> Steps[_Noun]:
         path, kind = noun.links.self, type(noun)
