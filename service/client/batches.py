@@ -9,9 +9,9 @@ from service.batches.schemas import BatchEventOut, BatchListed, BatchOut
 from service.client.connection import Noun, id_of, plain_config
 from service.client.driving import Call, Each
 from service.client.following import Follower, log_of_batch
+from service.client.nouns import ValidationCalls
 from service.client.options import BatchRequest
 from service.client.steps import Items, Steps, heard
-from service.client.validation import ValidationCalls
 from service.jobs.schemas import TERMINAL
 from service.models.schemas import ModelOut
 

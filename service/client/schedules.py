@@ -64,8 +64,9 @@ class ScheduleCalls(Connection):
             **options,
             "gate": gate.model_dump(mode="json") if isinstance(gate, RegressionGate) else dict(gate or {}),
         }
-        key = body.pop("idempotency_key", None)
-        return ScheduleOut.model_validate((yield from self._create(_PATH, body, key)))
+        body.pop("idempotency_key", None)
+        answer = yield from self._create(_PATH, body, options.get("idempotency_key"))
+        return ScheduleOut.model_validate(answer)
 
     @Each
     def schedules(self, *, limit: int | None = None) -> Items[ScheduleListed, None]:

@@ -17,10 +17,9 @@ from worker.commands.job_results import Judging
 from worker.commands.printing import print_json
 
 if TYPE_CHECKING:
-    from service.client.options import BatchOptions as ClientOptions
-
     from service.batches.schemas import BatchEventOut, BatchListed, BatchOut
     from service.client import Client
+    from service.client.options import BatchOptions as ClientOptions
 
 app = typer.Typer(
     name="batches",

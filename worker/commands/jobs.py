@@ -19,10 +19,9 @@ from worker.commands.printing import print_json, print_line
 from worker.commands.webhooks import Targets, given_targets, register_hand_over
 
 if TYPE_CHECKING:
+    from service.client import Client
     from service.client.options import QuantizationOptions as ClientOptions
     from service.client.options import SubmitOptions
-
-    from service.client import Client
     from service.jobs.schemas import JobOut
 
 app = typer.Typer(

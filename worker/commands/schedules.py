@@ -18,9 +18,8 @@ from worker.commands.job_results import Timeout
 from worker.commands.options import Json
 
 if TYPE_CHECKING:
-    from service.client.options import ScheduleOptions
-
     from service.client import Client
+    from service.client.options import ScheduleOptions
     from service.schedules.schemas import RunOut, ScheduleListed, ScheduleOut
 
 app = typer.Typer(
