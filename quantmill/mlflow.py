@@ -5,7 +5,7 @@ Needs the extra ``mlflow``, which is loaded with the first call; loads neither t
 
 from __future__ import annotations
 
-from service.client.mlflow_errors import MlflowFailedError, MlflowMissingError, NotRegisteredError
+from service.client.errors import MlflowFailedError, MlflowMissingError, NotRegisteredError
 from service.client.mlflow_runs import LoggedRun, log_job
 
 __all__ = ["LoggedRun", "MlflowFailedError", "MlflowMissingError", "NotRegisteredError", "log_job"]

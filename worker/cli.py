@@ -8,62 +8,22 @@ from __future__ import annotations
 
 import json
 import sys
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from service import cli as api_server
-from service.contracts.data_checks import check_data_given
-from service.contracts.exits import EXITS_BY_CODE, GATE_EXITS, ExitCode
-from service.contracts.presets import DEFAULT_PRESET, PRESETS
+from service.contracts.exits import EXITS_BY_CODE, ExitCode
 from service.contracts.version import VERSION
-from worker.commands import advice as advising
-from worker.commands import (
-    audit,
-    batches,
-    datasets,
-    hand_overs,
-    job_evaluations,
-    job_records,
-    job_results,
-    jobs,
-    keys,
-    mlflow_runs,
-    nouns,
-    options,
-    quarantine,
-    report_files,
-    schedules,
-    tenants,
-    webhooks,
-)
-from worker.commands import backup as backing_up
+from worker.commands import administration, batches, jobs, nouns, options, queues, report_files, schedules, webhooks
 from worker.commands import compare as comparing
 from worker.commands import inspect as inspecting
-from worker.commands import queues as queue_figures
-from worker.commands import reproduce as reproducing
 from worker.commands import upkeep as upkeeping
 from worker.commands import verify as verifying
-from worker.commands.options import (
-    CacheDir,
-    CalibrationPath,
-    CheckpointDir,
-    DataDir,
-    DataPath,
-    EvaluationPreprocessing,
-    ExtraDir,
-    Key,
-    ModelPath,
-    OptionalData,
-    OptionalPath,
-    Preprocessing,
-    Threads,
-)
+from worker.commands.options import DataDir
+from worker.commands.quantize import register_quantize
 from worker.threads import wait_quietly
-
-PRESET_HELP = f"Name of a preset: {', '.join(PRESETS)}. Default: {DEFAULT_PRESET}."
 
 app = typer.Typer(
     name="quantmill",
@@ -163,175 +123,7 @@ def reconcile(
         typer.echo(json.dumps(done))
 
 
-@app.command()
-def quantize(
-    model: ModelPath,
-    output: Annotated[Path, typer.Option(metavar="Q.onnx", help="Where the quantized model goes.")],
-    calibration: CalibrationPath = None,
-    evaluation: OptionalData = None,
-    preset: Annotated[str | None, typer.Option(help=PRESET_HELP)] = None,
-    config: options.ConfigFile = None,
-    report: Annotated[Path | None, typer.Option(metavar="R.json", help="Where the report goes.")] = None,
-    html: report_files.Html = None,
-    markdown: report_files.Markdown = None,
-    junit: report_files.Junit = None,
-    layers_csv: report_files.LayersCsv = None,
-    preprocessing: Preprocessing = None,
-    evaluation_preprocessing: EvaluationPreprocessing = None,
-    state: options.StateFile = None,
-    ranges_from: options.RangesFrom = None,
-    threads: Threads = None,
-    priority: options.Priority = None,
-    device: options.Device = None,
-    server: Annotated[str | None, typer.Option(metavar="URL", help="Let a service do it.")] = None,
-    key: Key = None,
-    quiet: options.Quiet = False,
-    extra_dir: ExtraDir = None,
-    checkpoint_dir: CheckpointDir = None,
-    cache_dir: CacheDir = None,
-    fail_on_gate: Annotated[
-        bool, typer.Option("--fail-on-gate", help="Exit with 3 if the verdict is fail, with 4 if it is undecided.")
-    ] = False,
-) -> None:
-    """Quantize a model: in this process, or on a service with --server."""
-    from worker.commands import local
-    from worker.commands.console import ProgressView, print_report
-    from worker.commands.files import ExtraPlace, print_files
-
-    if preset is not None and config is not None:
-        raise typer.BadParameter("--preset and --config exclude each other; a config may name its preset.")
-    own = {"--threads": threads, "--checkpoint-dir": checkpoint_dir, "--cache-dir": cache_dir}
-    for option in (name for name, value in own.items() if server is not None and value is not None):
-        raise typer.BadParameter(f"{option} is for runs in this process; a service has its own setting.")
-    for option in (name for name, value in (("--priority", priority), ("--device", device)) if value is not None):
-        if server is None:
-            raise typer.BadParameter(f"{option} is for a service: give --server.")
-    forms = report_files.ReportFiles(html, markdown, junit, layers_csv)
-    for path in (output, report, *forms.paths):
-        options.output_path(path)
-    for folder in (extra_dir, checkpoint_dir, cache_dir):
-        options.output_folder(folder)
-    options.distinct_paths(
-        {"--output": output, "--report": report, **forms.by_option},
-        {
-            "MODEL": model,
-            "--calibration": calibration,
-            "--evaluation": evaluation,
-            "--config": config,
-            "--state": state,
-            "--ranges-from": Path(ranges_from) if ranges_from is not None and server is None else None,
-        },
-    )
-    used = (model, calibration, evaluation, config, output, report, state, *forms.paths)
-    extra = ExtraPlace(extra_dir, tuple(path for path in used if path is not None))
-    loaded = local.load_recipe(preset, config)
-    recipe = loaded.config
-    with loaded.pointing_into_file():
-        check_data_given(recipe, calibration=calibration is not None, evaluation=evaluation is not None)
-    spec = local.load_preprocessing(preprocessing)
-    evaluation_spec = local.load_preprocessing(evaluation_preprocessing or preprocessing)
-    with ExitStack() as stack:
-        stack.enter_context(loaded.pointing_into_file())
-        calibration_data = evaluation_data = None
-        if calibration is not None:
-            calibration_data = local.source(stack.enter_context(local.packed(calibration, "calibration")), spec)
-        if evaluation is not None:
-            evaluation_file = stack.enter_context(local.packed(evaluation, "evaluation"))
-            evaluation_data = local.source(evaluation_file, evaluation_spec)
-        view = stack.enter_context(ProgressView(quiet=quiet))
-        if server is None:
-            settings = options.load_settings()
-            done = local.quantize(
-                model if state is None else stack.enter_context(local.filled(model, state)),
-                config=recipe if ranges_from is None else local.with_ranges_of(recipe, Path(ranges_from)),
-                calibration=calibration_data,
-                evaluation=evaluation_data,
-                output=output,
-                threads=threads or settings.threads,
-                view=view,
-                extra=extra,
-                keep=local.Keep(checkpoint_dir, cache_dir, settings.cache_bytes),
-            )
-        else:
-            from worker.commands import remote
-
-            done = remote.quantize(
-                model,
-                config=recipe,
-                calibration=calibration_data,
-                evaluation=evaluation_data,
-                output=output,
-                server=server,
-                key=key,
-                view=view,
-                extra=extra,
-                state=state,
-                ranges_from=ranges_from,
-                priority=priority or 0,
-                device=device or "auto",
-            )
-    result = done.report
-    if report is not None:
-        report_files.write_json(report, result.to_json_dict())
-    if not quiet:
-        print_report(result, report_path=report)
-    typer.echo(f"model     {output}")
-    if report is not None:
-        typer.echo(f"report    {report}")
-    forms.write(result)
-    print_files(done)
-    if fail_on_gate and result.verdict in GATE_EXITS:
-        raise typer.Exit(GATE_EXITS[result.verdict])
-
-
-@app.command()
-def evaluate(
-    model: ModelPath,
-    evaluation: DataPath,
-    reference: OptionalPath = None,
-    config: options.MetricsFile = None,
-    preprocessing: Preprocessing = None,
-    threads: Threads = None,
-    server: Annotated[str | None, typer.Option(metavar="URL", help="Let a service do it.")] = None,
-    key: Key = None,
-    fail_on_gate: Annotated[
-        bool, typer.Option("--fail-on-gate", help="Exit with 3 if the verdict is fail, with 4 if it is undecided.")
-    ] = False,
-) -> None:
-    """Measure a model on data, beside a reference model if there is one. JSON on standard output."""
-    from worker.commands import local, remote
-    from worker.commands.console import ProgressView
-    from worker.commands.evaluation_view import print_evaluation
-
-    if server is not None and threads is not None:
-        raise typer.BadParameter("--threads is for runs in this process; a service has its own setting.")
-    spec = local.load_preprocessing(preprocessing)
-    with ProgressView() as view:
-        if server is None:
-            result = local.evaluate(
-                model,
-                evaluation=evaluation,
-                preprocessing=spec,
-                reference=reference,
-                config=config,
-                threads=threads or options.load_settings().threads,
-                view=view,
-            )
-        else:
-            result = remote.evaluate(
-                model,
-                evaluation=evaluation,
-                preprocessing=spec,
-                reference=reference,
-                config=config,
-                server=server,
-                key=key,
-                view=view,
-            )
-    print_evaluation(result)
-    typer.echo(json.dumps(result, indent=2))
-    if fail_on_gate and result["verdict"] in GATE_EXITS:
-        raise typer.Exit(GATE_EXITS[result["verdict"]])
+register_quantize(app)
 
 
 @app.command()
@@ -369,29 +161,23 @@ def version(as_json: options.PlainJson = False) -> None:
 api_server.register(app)
 inspecting.register(app)
 report_files.register(app)
-advising.register(app)
-queue_figures.register(app)
+queues.register(app)
 upkeeping.register(app)
-backing_up.register(app)
 comparing.register(app)
 verifying.register(app)
-reproducing.register(app)
-app.add_typer(audit.app)
-app.add_typer(batches.app)
-app.add_typer(datasets.app)
-for command in (*job_results.COMMANDS, *job_records.COMMANDS):
-    jobs.app.command()(command)
-jobs.app.command()(job_evaluations.evaluate)
-jobs.app.command()(mlflow_runs.to_mlflow)
-jobs.app.command("hand-over")(hand_overs.hand_over)
-app.add_typer(jobs.app)
-app.add_typer(keys.app)
-for noun in nouns.apps:
-    app.add_typer(noun)
-app.add_typer(quarantine.app)
-app.add_typer(tenants.app)
-app.add_typer(schedules.app)
-app.add_typer(webhooks.app)
+for group in (
+    administration.audit,
+    batches.app,
+    nouns.packing,
+    jobs.app,
+    administration.app,
+    *nouns.apps,
+    queues.quarantine,
+    administration.tenants,
+    schedules.app,
+    webhooks.app,
+):
+    app.add_typer(group)
 
 
 def main() -> None:

@@ -15,7 +15,7 @@ from typing import Literal
 
 from service.attestations.dsse import PAYLOAD_TYPE, Envelope, PublicKey
 from service.attestations.statement import Statement, parse_statement
-from service.client.external_data import external_files
+from service.client.uploads import external_files
 from service.contracts.errors import ExternalDataError
 from service.contracts.provenance import PREFIX
 from service.protobuf import DamagedError, fields

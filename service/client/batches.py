@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Unpack
 
 from service.batches.schemas import BatchEventOut, BatchListed, BatchOut
 from service.client.connection import Noun, id_of, plain_config
 from service.client.driving import Call, Each
 from service.client.following import Follower, log_of_batch
+from service.client.nouns import ValidationCalls
+from service.client.options import BatchRequest
 from service.client.steps import Items, Steps, heard
-from service.client.validation import ValidationCalls
-from service.contracts.config import QuantizationConfig
-from service.contracts.devices import DeviceChoice
-from service.datasets.schemas import DatasetOut
 from service.jobs.schemas import TERMINAL
 from service.models.schemas import ModelOut
 
@@ -24,22 +22,7 @@ class BatchCalls(ValidationCalls):
     """Calls of ``/v1/batches``."""
 
     @Call
-    def submit_batch(
-        self,
-        models: Sequence[ModelOut | str] = (),
-        *,
-        presets: Sequence[str] = (),
-        configs: Sequence[QuantizationConfig | Mapping[str, Any]] = (),
-        calibration: DatasetOut | str | None = None,
-        evaluation: DatasetOut | str | None = None,
-        members: Sequence[Mapping[str, Any]] = (),
-        name: str | None = None,
-        labels: Mapping[str, str] | None = None,
-        priority: int = 0,
-        device: DeviceChoice = "auto",
-        reuse: bool = False,
-        idempotency_key: str | None = None,
-    ) -> Steps[BatchOut]:
+    def submit_batch(self, models: Sequence[ModelOut | str] = (), **request: Unpack[BatchRequest]) -> Steps[BatchOut]:
         """Submit a job for each model with each preset and each config: all of them, or none.
 
         What is still being validated is waited for.
@@ -63,23 +46,28 @@ class BatchCalls(ValidationCalls):
             ApiError: ``batch-refused``; ``where`` of its problem names each member that is wrong.
             QuotaExceededError: the tenant may not have so many jobs more.
         """
-        body: dict[str, Any] = {"name": name, "labels": dict(labels or {})}
+        body: dict[str, Any] = {"name": request.get("name"), "labels": dict(request.get("labels") or {})}
+        members = request.get("members", ())
         if members:
             body["members"] = [dict(member) for member in members]
-        grid: dict[str, Any] = {
-            "models": (yield from self._ids(models)),
-            "presets": list(presets),
-            "configs": [plain_config(config) for config in configs],
-            "priority": priority,
-            "device": device,
-            "reuse": reuse,
+        for model in models:
+            yield from self._ready_id(model)
+        data = {
+            "calibration_dataset_id": request.get("calibration"),
+            "evaluation_dataset_id": request.get("evaluation"),
         }
-        for field, data in (("calibration_dataset_id", calibration), ("evaluation_dataset_id", evaluation)):
-            if data is not None:
-                (grid[field],) = yield from self._ids([data])
+        grid: dict[str, Any] = {
+            "models": [id_of(model) for model in models],
+            "presets": list(request.get("presets", ())),
+            "configs": [plain_config(config) for config in request.get("configs", ())],
+            "priority": request.get("priority", 0),
+            "device": request.get("device", "auto"),
+            "reuse": request.get("reuse", False),
+            **(yield from self._ready_ids(data)),
+        }
         # with members, what is said beside them is sent, too: the service tells that it belongs into them
-        body |= {field: value for field, value in grid.items() if value not in ([], 0, "auto", False)}
-        return BatchOut.model_validate((yield from self._create(_PATH, body, idempotency_key)))
+        body |= {field: value for field, value in grid.items() if value not in ([], 0, "auto", False, None)}
+        return BatchOut.model_validate((yield from self._create(_PATH, body, request.get("idempotency_key"))))
 
     @Call
     def batch(self, batch: Noun | str, *, wait_seconds: float = 0.0) -> Steps[BatchOut]:
@@ -146,12 +134,3 @@ class BatchCalls(ValidationCalls):
     def delete_batch(self, batch: Noun | str) -> Steps[None]:
         """Forget a batch that has ended; its jobs stay."""
         yield from self._request("DELETE", f"{_PATH}/{id_of(batch)}")
-
-    def _ids(self, nouns: Sequence[ModelOut | DatasetOut | str]) -> Steps[list[str]]:
-        """The ids, once all that is still being validated is ready."""
-        for noun in nouns:
-            if isinstance(noun, ModelOut) and noun.status != "ready":
-                yield from self._ready(noun, None)
-            if isinstance(noun, DatasetOut) and noun.status != "ready":
-                yield from self._ready(noun, None)
-        return [id_of(noun) for noun in nouns]

@@ -5,43 +5,17 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Self
 
-from service.client.artifacts import ArtifactCalls
-from service.client.attestations import AttestationCalls
+from service.client.administration import AdministrationCalls
 from service.client.batches import BatchCalls
-from service.client.comparisons import ComparisonCalls
-from service.client.datasets import DatasetCalls
 from service.client.driving import Awaiting, AwaitingDriver, Blocking, BlockingDriver
-from service.client.evaluations import EvaluationCalls
-from service.client.hand_overs import HandOverCalls
-from service.client.inspections import InspectionCalls
 from service.client.jobs import JobCalls
-from service.client.keys import KeyCalls
 from service.client.models import ModelCalls
-from service.client.quarantine import QuarantineCalls
-from service.client.queues import QueueCalls
-from service.client.records import RecordCalls
+from service.client.results import ResultCalls
 from service.client.schedules import ScheduleCalls
 from service.client.webhooks import WebhookCalls
 
 
-class _Calls(
-    ModelCalls,
-    DatasetCalls,
-    InspectionCalls,
-    JobCalls,
-    EvaluationCalls,
-    BatchCalls,
-    KeyCalls,
-    QueueCalls,
-    ArtifactCalls,
-    AttestationCalls,
-    QuarantineCalls,
-    RecordCalls,
-    HandOverCalls,
-    ComparisonCalls,
-    ScheduleCalls,
-    WebhookCalls,
-):
+class _Calls(ModelCalls, JobCalls, BatchCalls, ResultCalls, ScheduleCalls, WebhookCalls, AdministrationCalls):
     """What both clients can do."""
 
 

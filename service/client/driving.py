@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Generator, Iterator
 from contextlib import aclosing, closing
 from dataclasses import dataclass, field
-from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, cast, overload
+from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, cast, get_args, get_type_hints, overload
 
 import anyio
 import anyio.to_thread
@@ -201,6 +202,29 @@ async def _blocks_awaited(part: FilePart) -> AsyncIterator[bytes]:
             part.sent(offset)
 
 
+def checked(steps: Callable[_Given, _T]) -> Callable[_Given, _T]:
+    """``steps`` with the keywords of a ``TypedDict``, if it takes such, checked like those of any signature."""
+    signature = inspect.signature(steps)
+    last = [*signature.parameters.values()][-1]
+    if last.kind is not inspect.Parameter.VAR_KEYWORD or not str(last.annotation).startswith("Unpack["):
+        return steps
+    keywords = get_args(get_type_hints(steps)[last.name])[0]
+    optional = dict.fromkeys(keywords.__optional_keys__)
+    named = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=optional.get(name, inspect.Parameter.empty))
+        for name in keywords.__annotations__
+    ]
+    known = signature.replace(parameters=[*[*signature.parameters.values()][:-1], *named])
+
+    @functools.wraps(steps)
+    def call(*args: _Given.args, **kwargs: _Given.kwargs) -> _T:
+        known.bind(*args, **kwargs)
+        return steps(*args, **kwargs)
+
+    call.__signature__ = known  # type: ignore[attr-defined]
+    return call
+
+
 class Blocking:
     """A client whose calls return when they are done."""
 
@@ -217,7 +241,7 @@ class Call(Generic[_Calls, _Given, _T]):
     """A method of both clients, made of the steps that it takes."""
 
     def __init__(self, steps: Callable[Concatenate[_Calls, _Given], Steps[_T]]) -> None:
-        self.steps = steps
+        self.steps = checked(steps)
         self.__doc__ = steps.__doc__
 
     @overload
@@ -241,7 +265,7 @@ class Each(Generic[_Calls, _Given, _T]):
     """A method of both clients that gives an iterator, made of the steps that it takes."""
 
     def __init__(self, steps: Callable[Concatenate[_Calls, _Given], Items[_T, None]]) -> None:
-        self.steps = steps
+        self.steps = checked(steps)
         self.__doc__ = steps.__doc__
 
     @overload

@@ -1,51 +1,126 @@
-"""Jobs: submitted, watched, canceled, and what they report."""
+"""Jobs, quantizations and evaluations: submitted, watched, repeated, canceled, forgotten, and what they report."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Unpack
 
 from service.client.connection import Noun, id_of, plain_config
 from service.client.driving import Call, Each
 from service.client.errors import JobFailedError, JobNotSucceededError
 from service.client.following import Follower, log_of_job
+from service.client.nouns import ValidationCalls
+from service.client.options import Config, EvaluationRequest, JobFilters, QuantizationRequest
 from service.client.steps import Items, Steps, heard
-from service.client.validation import ValidationCalls
-from service.contracts.config import QuantizationConfig
 from service.contracts.devices import DeviceChoice
 from service.contracts.errors import InvalidRequestError
-from service.contracts.report import Report, Verdict
-from service.datasets.schemas import DatasetOut
-from service.jobs.schemas import TERMINAL, EventOut, JobListed, JobOut, JobValidated, ShownState, UsersKind
-from service.models.schemas import ModelOut
+from service.contracts.evaluation import EvaluationSpec
+from service.contracts.evaluation_report import EvaluationReport
+from service.contracts.report import Report
+from service.jobs.schemas import TERMINAL, EventOut, JobListed, JobOut, JobValidated
 from service.pagination import Page
 from service.reports.formats import FORMATS, FormatName
 
-Config = QuantizationConfig | Mapping[str, Any]
-
 
 class JobCalls(ValidationCalls):
-    """Calls of ``/v1/jobs``."""
+    """Calls of ``/v1/jobs`` and ``/v1/evaluations``."""
 
     @Call
-    def submit(
-        self,
-        *,
-        model: ModelOut | str,
-        calibration: DatasetOut | str | None = None,
-        evaluation: DatasetOut | str | None = None,
-        config: Config | None = None,
-        preset: str | None = None,
-        name: str | None = None,
-        labels: Mapping[str, str] | None = None,
-        priority: int = 0,
-        device: DeviceChoice = "auto",
-        ranges_from: Noun | str | None = None,
-        reuse: bool = False,
-        hand_over: Sequence[Mapping[str, Any]] = (),
-        idempotency_key: str | None = None,
+    def retry(self, job: Noun | str, *, idempotency_key: str | None = None) -> Steps[JobOut]:
+        """Submit what a job that has ended was asked for, with its config as it was resolved then: a new job.
+
+        Raises:
+            ConflictError: it has not ended.
+        """
+        return JobOut.model_validate((yield from self._create(f"/v1/jobs/{id_of(job)}/retry", {}, idempotency_key)))
+
+    @Call
+    def clone(
+        self, job: Noun | str, changes: Mapping[str, Any], *, idempotency_key: str | None = None
     ) -> Steps[JobOut]:
+        """Submit what a job was asked for with changes: a new job.
+
+        Args:
+            job: the job, or its id.
+            changes: JSON merge patch of its request; None takes a field away, another preset begins from that preset.
+            idempotency_key: as for ``submit``.
+
+        Raises:
+            ConfigRefusedError: the config is not valid with these changes; names the fields.
+        """
+        path = f"/v1/jobs/{id_of(job)}/clone"
+        return JobOut.model_validate((yield from self._create(path, changes, idempotency_key)))
+
+    @Call
+    def rename(self, job: Noun | str, changes: Mapping[str, Any]) -> Steps[JobOut]:
+        """Change ``name`` and ``labels``, whatever the job's state; what is left out stays, None takes away."""
+        return JobOut.model_validate((yield from self._json("PATCH", f"/v1/jobs/{id_of(job)}", json=dict(changes))))
+
+    @Call
+    def delete_job(self, job: Noun | str) -> Steps[None]:
+        """Forget a job that has ended, with its log, report and artifacts.
+
+        Raises:
+            ConflictError: it has not ended.
+        """
+        yield from self._request("DELETE", f"/v1/jobs/{id_of(job)}")
+
+    @Call
+    def logs(self, job: Noun | str) -> Steps[str]:
+        """The job's log as text, one line per entry."""
+        path, texts = f"/v1/jobs/{id_of(job)}/logs", []
+        while True:
+            answer = yield from self._request("GET", path)
+            texts.append(answer.text)
+            following = answer.links.get("next")
+            if following is None:
+                return "".join(texts)
+            path = following["url"]
+
+    @Call
+    def submit_evaluation(self, **request: Unpack[EvaluationRequest]) -> Steps[JobOut]:
+        """Have a model measured, without quantizing anything. What is still being validated is waited for.
+
+        Args:
+            model: the model, quantized or not, or the id of a ready one.
+            evaluation: the data, or the id of a ready dataset.
+            reference: a model to hold it against.
+            spec: metrics and gate, as under ``evaluation`` of a config; None: top1 and top5, and no gate.
+            name: for people.
+            labels: to find the job by.
+            priority: -100 to 100; of the jobs that wait, those with the highest number start first.
+            idempotency_key: default: a fresh one, so that only this call's own retries are the same request.
+
+        Raises:
+            RejectedError: a model or the dataset was rejected.
+            ConfigRefusedError: the specification is not valid, or compares with a reference that is not there.
+            QuotaExceededError: the tenant has as many jobs as it may.
+        """
+        ids = yield from self._ready_ids(
+            {
+                "model_id": request["model"],
+                "reference_model_id": request.get("reference"),
+                "evaluation_dataset_id": request["evaluation"],
+            }
+        )
+        spec = request.get("spec")
+        body = {
+            **ids,
+            "evaluation": spec.model_dump(mode="json") if isinstance(spec, EvaluationSpec) else dict(spec or {}),
+            "name": request.get("name"),
+            "labels": dict(request.get("labels") or {}),
+            "priority": request.get("priority", 0),
+        }
+        answer = yield from self._create("/v1/evaluations", body, request.get("idempotency_key"))
+        return JobOut.model_validate(answer)
+
+    @Call
+    def evaluation_report(self, job: Noun | str) -> Steps[EvaluationReport]:
+        """What an evaluation that has succeeded has found."""
+        return EvaluationReport.model_validate((yield from self._json("GET", f"/v1/jobs/{id_of(job)}/report")))
+
+    @Call
+    def submit(self, **request: Unpack[QuantizationRequest]) -> Steps[JobOut]:
         """Submit a quantization. What is still being validated is waited for.
 
         Args:
@@ -68,29 +143,29 @@ class JobCalls(ValidationCalls):
             ConfigRefusedError: the config is not valid; names the fields.
             QuotaExceededError: the tenant has as many jobs as it may.
         """
+        config, preset, source = request.get("config"), request.get("preset"), request.get("ranges_from")
         if preset is not None and config is not None:
             raise InvalidRequestError("preset and config exclude each other.", hint="A config may name its preset.")
-        ids = []
-        for noun in (model, calibration, evaluation):
-            if isinstance(noun, ModelOut) and noun.status != "ready":
-                yield from self._ready(noun, None)
-            if isinstance(noun, DatasetOut) and noun.status != "ready":
-                yield from self._ready(noun, None)
-            ids.append(None if noun is None else id_of(noun))
+        ids = yield from self._ready_ids(
+            {
+                "model_id": request["model"],
+                "calibration_dataset_id": request.get("calibration"),
+                "evaluation_dataset_id": request.get("evaluation"),
+            }
+        )
+        hand_over = [dict(target) for target in request.get("hand_over", ())]
         body = {
-            "model_id": ids[0],
-            "calibration_dataset_id": ids[1],
-            "evaluation_dataset_id": ids[2],
+            **ids,
             "config": plain_config(config if preset is None else {"preset": preset}),
-            "name": name,
-            "labels": dict(labels or {}),
-            "ranges_from": None if ranges_from is None else id_of(ranges_from),
-            "priority": priority,
-            "device": device,
-            "reuse": reuse,
-            **({"hand_over": [dict(target) for target in hand_over]} if hand_over else {}),
+            "name": request.get("name"),
+            "labels": dict(request.get("labels") or {}),
+            "ranges_from": None if source is None else id_of(source),
+            "priority": request.get("priority", 0),
+            "device": request.get("device", "auto"),
+            "reuse": request.get("reuse", False),
+            **({"hand_over": hand_over} if hand_over else {}),
         }
-        return JobOut.model_validate((yield from self._create("/v1/jobs", body, idempotency_key)))
+        return JobOut.model_validate((yield from self._create("/v1/jobs", body, request.get("idempotency_key"))))
 
     @Call
     def validate(
@@ -115,21 +190,7 @@ class JobCalls(ValidationCalls):
         return JobValidated.model_validate(found)
 
     @Each
-    def jobs(
-        self,
-        *,
-        kind: UsersKind | None = None,
-        state: ShownState | None = None,
-        model: Noun | str | None = None,
-        labels: Mapping[str, str] | None = None,
-        name: str | None = None,
-        search: str | None = None,
-        preset: str | None = None,
-        verdict: Verdict | None = None,
-        created_after: datetime | None = None,
-        created_before: datetime | None = None,
-        limit: int | None = None,
-    ) -> Items[JobListed, None]:
+    def jobs(self, **filters: Unpack[JobFilters]) -> Items[JobListed, None]:
         """Jobs, newest first, without their configs (``job`` gives those), read page by page as they are wanted.
 
         Args:
@@ -145,19 +206,13 @@ class JobCalls(ValidationCalls):
             created_before: only earlier ones.
             limit: at most so many.
         """
-        filters = {
-            "kind": kind,
-            "state": state,
-            "model_id": None if model is None else id_of(model),
-            "name": name,
-            "search": search,
-            "preset": preset,
-            "verdict": verdict,
-            "created_after": created_after,
-            "created_before": created_before,
-            **{f"label.{name}": value for name, value in (labels or {}).items()},
-        }
-        yield from self._all("/v1/jobs", JobListed, filters, limit)
+        params: dict[str, object] = {**filters}
+        model, labels, limit = filters.get("model"), filters.get("labels") or {}, filters.get("limit")
+        for name in ("model", "labels", "limit"):
+            params.pop(name, None)
+        params["model_id"] = None if model is None else id_of(model)
+        params |= {f"label.{name}": value for name, value in labels.items()}
+        yield from self._all("/v1/jobs", JobListed, params, limit)
 
     @Call
     def jobs_page(

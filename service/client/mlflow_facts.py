@@ -1,8 +1,4 @@
-"""What a run of MLflow is told of a job: params, metrics and tags, as MLflow takes them. Nothing of MLflow is loaded.
-
-Source of the limits: mlflow.utils.validation (keys of 250 characters of ``A-Za-z0-9_-. :/``, params of 6000, tags of
-8000, 5000 in older versions).
-"""
+"""What a job is as a run of MLflow: its parameters, metrics and tags, and its model."""
 
 from __future__ import annotations
 
@@ -12,6 +8,8 @@ import posixpath
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from datetime import UTC
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -149,3 +147,62 @@ def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
         return
     for name, item in below:
         yield from _leaves(item, f"{path}.{name}" if path else str(name))
+
+
+MODEL_FOLDER = "model"
+_PYTHON = "3.11"
+# What runs a model; pinned to what it was measured with.
+_RUNS_IT = ("onnx", "onnxruntime", "numpy")
+_PROVIDERS = ["CPUExecutionProvider"]
+
+
+def write_model_files(model: Path, job: JobOut, report: Report, artifact: ArtifactOut, *, run_id: str) -> None:
+    """Write ``MLmodel`` and what it names beside the model's file. The same job and run give the same bytes.
+
+    Args:
+        model: the ONNX file in its folder.
+        job: that made it.
+        report: of the job.
+        artifact: the model's.
+        run_id: of MLflow.
+    """
+    versions = report.manifest.versions
+    pins = [f"{name}=={versions[name]}" for name in _RUNS_IT if name in versions]
+    folder = model.parent
+    (folder / "requirements.txt").write_text("".join(f"{pin}\n" for pin in ("mlflow", *pins)))
+    python = {
+        "python": versions.get("python", _PYTHON),
+        "build_dependencies": ["pip"],
+        "dependencies": ["-r requirements.txt"],
+    }
+    # JSON is YAML
+    (folder / "python_env.yaml").write_text(json.dumps(python, indent=2) + "\n")
+    document = _document(model.name, job, report, artifact, run_id)
+    (folder / "MLmodel").write_text(json.dumps(document, indent=2) + "\n")
+
+
+def _document(file: str, job: JobOut, report: Report, artifact: ArtifactOut, run_id: str) -> dict[str, Any]:
+    made_at = (job.finished_at or job.updated_at).astimezone(UTC).replace(tzinfo=None)
+    return {
+        "artifact_path": MODEL_FOLDER,
+        "flavors": {
+            "onnx": {
+                "onnx_version": report.manifest.versions.get("onnx"),
+                "data": file,
+                "providers": _PROVIDERS,
+                "onnx_session_options": None,
+                "code": None,
+            },
+            "python_function": {
+                "loader_module": "mlflow.onnx",
+                "data": file,
+                "env": {"virtualenv": "python_env.yaml"},
+                "python_version": report.manifest.versions.get("python", _PYTHON),
+            },
+        },
+        "model_size_bytes": artifact.size_bytes,
+        "model_uuid": artifact.sha256[:32],
+        "run_id": run_id,
+        "utc_time_created": made_at.isoformat(sep=" ", timespec="microseconds"),
+        "metadata": {"sha256": artifact.sha256, "quantmill.job_id": job.id, "quantmill.verdict": report.verdict},
+    }

@@ -19,20 +19,26 @@ from typing import Any
 from service.artifacts.schemas import ArtifactOut
 from service.client.clients import Client
 from service.client.connection import Noun
-from service.client.errors import ApiError, JobNotSucceededError
-from service.client.mlflow_errors import MlflowFailedError, MlflowMissingError, NotRegisteredError
+from service.client.errors import (
+    ApiError,
+    JobNotSucceededError,
+    MlflowFailedError,
+    MlflowMissingError,
+    NotRegisteredError,
+)
 from service.client.mlflow_facts import (
     ATTESTATION_TAG,
     COMPLETE_TAG,
     JOB_TAG,
     LEFT_OUT_TAG,
+    MODEL_FOLDER,
     PREFIX,
     metrics_of,
     params_of,
     stale_labels,
     tags_of,
+    write_model_files,
 )
-from service.client.mlflow_model import MODEL_FOLDER, write_model_files
 from service.contracts.report import Report
 from service.contracts.runner import DATA_KIND
 from service.jobs.schemas import JobOut

@@ -1,24 +1,61 @@
-"""Models: uploaded, or made of new weights."""
+"""Models, which may be inspected, and datasets: uploaded, listed, shown."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from service.client.connection import Noun, id_of
+from service.client.connection import Noun, id_of, plain_config
 from service.client.driving import Call, Each
-from service.client.external_data import external_files
-from service.client.nouns import NounCalls, told_of
+from service.client.errors import JobFailedError
+from service.client.nouns import NounCalls, ValidationCalls, told_of
 from service.client.steps import Items, Steps, work
-from service.client.uploads import UploadCalls, UploadProgress
-from service.client.validation import ValidationCalls
+from service.client.uploads import UploadCalls, UploadProgress, external_files
+from service.contracts.config import QuantizationConfig
+from service.contracts.dataset import PreprocessingSpec
 from service.contracts.errors import InvalidRequestError
+from service.contracts.inspection import Inspection
+from service.datasets.schemas import DatasetOut
+from service.inspections.schemas import InspectionOut
 from service.models.schemas import ModelOut, is_main
 from service.resources import ResourceStatus
 
 
 class ModelCalls(NounCalls, UploadCalls, ValidationCalls):
-    """Calls of ``/v1/models``."""
+    """Calls of ``/v1/models``, ``/v1/inspections`` and ``/v1/datasets``."""
+
+    @Call
+    def inspect(
+        self,
+        model: Noun | str,
+        *,
+        target: str | None = None,
+        config: QuantizationConfig | Mapping[str, Any] | None = None,
+        timeout_seconds: float | None = None,
+    ) -> Steps[Inspection]:
+        """What a target would make of a ready model, node by node; ``target`` takes the place of the config's.
+
+        Raises:
+            JobFailedError: the model cannot be inspected; carries the reason.
+            WaitTimeoutError: it takes longer than that.
+        """
+        params = {} if target is None else {"target": target}
+        body = {"config": plain_config(config)}
+        # asked again for the same model and config, the same inspection is found
+        answer = yield from self._json(
+            "POST", f"/v1/models/{id_of(model)}/inspect", params=params, json=body, repeatable=True
+        )
+        path = InspectionOut.model_validate(answer).links.self
+
+        def look(wait_seconds: float) -> Steps[InspectionOut]:
+            return InspectionOut.model_validate((yield from self._json("GET", path, wait_seconds=wait_seconds)))
+
+        found = yield from self._wait(look, lambda seen: seen.status != "running", timeout_seconds, path)
+        if found.problem is not None:
+            raise JobFailedError(found.problem)
+        assert found.result is not None  # noqa: S101 - it has ended
+        return found.result
 
     @Call
     def push_model(
@@ -115,3 +152,68 @@ class ModelCalls(NounCalls, UploadCalls, ValidationCalls):
             limit: at most so many.
         """
         yield from self._list("/v1/models", ModelOut, limit, name=name, status=status, sha256=sha256, tags=tags)
+
+    @Call
+    def push_dataset(
+        self,
+        path: Path | str,
+        preprocessing: PreprocessingSpec | Mapping[str, Any] | str | None = None,
+        *,
+        name: str | None = None,
+        tags: Mapping[str, str] | None = None,
+        description: str | None = None,
+        progress: UploadProgress | None = None,
+    ) -> Steps[DatasetOut]:
+        """Upload a dataset: .npz or .safetensors, or .tar, .tar.gz or .zip of pictures or sounds.
+
+        It is being validated when this returns: see ``wait_ready``; ``submit`` waits for it by itself.
+
+        Args:
+            path: the file.
+            preprocessing: how the data becomes model inputs: a spec, or the name of one.
+            name: of the dataset; default: that of the file.
+            tags: to find it by.
+            description: for people.
+            progress: as for ``upload_file``.
+        """
+        file = Path(path)
+        upload = yield from self._upload(file, "dataset", progress)
+        body: dict[str, Any] = {"name": name or file.stem, "upload_id": upload.id, **told_of(tags, description)}
+        if isinstance(preprocessing, PreprocessingSpec):
+            body["preprocessing"] = preprocessing.model_dump(mode="json")
+        elif preprocessing is not None:
+            body["preprocessing"] = preprocessing if isinstance(preprocessing, str) else dict(preprocessing)
+        return DatasetOut.model_validate((yield from self._create("/v1/datasets", body)))
+
+    @Call
+    def dataset(self, dataset: Noun | str) -> Steps[DatasetOut]:
+        """The dataset as it is now, by its id or a reference such as ``NAME@prod``."""
+        return DatasetOut.model_validate(
+            (yield from self._json("GET", (yield from self._at("dataset", id_of(dataset)))))
+        )
+
+    @Each
+    def datasets(
+        self,
+        *,
+        name: str | None = None,
+        status: ResourceStatus | None = None,
+        sha256: str | None = None,
+        tags: Mapping[str, str] | None = None,
+        limit: int | None = None,
+    ) -> Items[DatasetOut, None]:
+        """All datasets, newest first, read page by page.
+
+        Args:
+            name: the versions of this name alone.
+            status: only those in this status.
+            sha256: those whose main file this is.
+            tags: those that have all of these.
+            limit: at most so many.
+        """
+        yield from self._list("/v1/datasets", DatasetOut, limit, name=name, status=status, sha256=sha256, tags=tags)
+
+    @Call
+    def thumbnails(self, dataset: Noun | str) -> Steps[bytes]:
+        """A sheet of small pictures of a ready dataset of pictures, PNG."""
+        return (yield from self._request("GET", f"/v1/datasets/{id_of(dataset)}/thumbnails")).content

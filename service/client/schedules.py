@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Unpack
 from urllib.parse import quote
 
 from service.client.connection import Connection
 from service.client.driving import Call, Each
+from service.client.options import ScheduleOptions
 from service.client.steps import Items, Sleep, Steps
 from service.contracts.regression import RegressionGate
 from service.pagination import Page
-from service.schedules.schemas import Misfire, Overlap, RunOut, RunState, ScheduleListed, ScheduleOut
+from service.schedules.schemas import RunOut, RunState, ScheduleListed, ScheduleOut
 
 _PATH = "/v1/schedules"
 _PAUSE_SECONDS = 1.0
+_SCHEDULE_DEFAULTS: ScheduleOptions = {
+    "timezone": "UTC",
+    "overlap": "skip",
+    "misfire": "run_once",
+    "misfire_grace_seconds": 600,
+    "jitter_seconds": 0,
+    "skip_unchanged": False,
+    "promote_to": None,
+    "paused": False,
+}
 
 
 class ScheduleCalls(Connection):
@@ -22,21 +33,7 @@ class ScheduleCalls(Connection):
 
     @Call
     def create_schedule(
-        self,
-        name: str,
-        cron: str,
-        template: Mapping[str, Any],
-        *,
-        timezone: str = "UTC",
-        overlap: Overlap = "skip",
-        misfire: Misfire = "run_once",
-        misfire_grace_seconds: int = 600,
-        jitter_seconds: int = 0,
-        skip_unchanged: bool = False,
-        gate: RegressionGate | Mapping[str, Any] | None = None,
-        promote_to: str | None = None,
-        paused: bool = False,
-        idempotency_key: str | None = None,
+        self, name: str, cron: str, template: Mapping[str, Any], **options: Unpack[ScheduleOptions]
     ) -> Steps[ScheduleOut]:
         """Have a job submitted by the clock.
 
@@ -58,22 +55,18 @@ class ScheduleCalls(Connection):
         Raises:
             ConfigRefusedError: the template's config is not valid; names the fields.
         """
-        given = gate.model_dump(mode="json") if isinstance(gate, RegressionGate) else dict(gate or {})
+        gate = options.get("gate")
         body = {
             "name": name,
             "cron": cron,
             "template": dict(template),
-            "timezone": timezone,
-            "overlap": overlap,
-            "misfire": misfire,
-            "misfire_grace_seconds": misfire_grace_seconds,
-            "jitter_seconds": jitter_seconds,
-            "skip_unchanged": skip_unchanged,
-            "gate": given,
-            "promote_to": promote_to,
-            "paused": paused,
+            **_SCHEDULE_DEFAULTS,
+            **options,
+            "gate": gate.model_dump(mode="json") if isinstance(gate, RegressionGate) else dict(gate or {}),
         }
-        return ScheduleOut.model_validate((yield from self._create(_PATH, body, idempotency_key)))
+        body.pop("idempotency_key", None)
+        answer = yield from self._create(_PATH, body, options.get("idempotency_key"))
+        return ScheduleOut.model_validate(answer)
 
     @Each
     def schedules(self, *, limit: int | None = None) -> Items[ScheduleListed, None]:

@@ -1,19 +1,122 @@
-"""Uploads: files sent in parts, taken up again where the service's bytes end."""
+"""Uploads: files and their external data, in parts that are taken up again; and bars that show how far they are."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import mmap
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
 
-from service.client.bars import upload_bar
 from service.client.connection import Connection
 from service.client.driving import Call
 from service.client.errors import ApiError
 from service.client.steps import FilePart, Steps, work
+from service.contracts.errors import ExternalDataError
+from service.protobuf import DamagedError, fields
 from service.storage import file_sha256
+
+# Of each kind of message: which fields hold messages that matter, and of which kind (onnx.proto3).
+_INSIDE: dict[str, dict[int, str]] = {
+    "model": {7: "graph", 20: "training", 25: "function"},
+    "training": {1: "graph", 2: "graph"},
+    "function": {7: "node"},
+    "graph": {1: "node", 5: "tensor", 15: "sparse"},
+    "node": {5: "attribute"},
+    "attribute": {5: "tensor", 6: "graph", 10: "tensor", 11: "graph", 22: "sparse", 23: "sparse"},
+    "sparse": {1: "tensor", 2: "tensor"},
+    "tensor": {13: "entry"},
+}
+_ENTRY_KEY, _ENTRY_VALUE = 1, 2
+_DATA_LOCATION, _EXTERNAL = 14, 1
+# Messages that wait to be looked into: what is no model must not take the memory of one.
+_MOST_WAITING = 1_000_000
+
+
+def external_files(model: Path) -> list[Path]:
+    """The files of a model's external data, by name. A file that is no model has none: the service says what it is.
+
+    Raises:
+        ExternalDataError: one is missing, or lies elsewhere than beside the model.
+    """
+    found = []
+    for location in sorted(_locations(model)):
+        path = model.parent / location
+        if "/" in location or location in ("", ".", ".."):
+            raise ExternalDataError(
+                f"The model keeps weights in {location!r}; a service takes external data beside the model only.",
+                hint="Save the model again with its external data in the same folder.",
+            )
+        if not path.is_file():
+            raise ExternalDataError(
+                f"The model's weights are in {location!r}, which is not beside {model.name}.",
+                hint="Put it there under this name, or save the model again in one file.",
+            )
+        found.append(path)
+    return found
+
+
+def _locations(model: Path) -> set[str]:
+    if model.stat().st_size == 0:
+        return set()
+    with model.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        try:
+            return set(_external(data))
+        except DamagedError:
+            return set()
+
+
+def _external(data: mmap.mmap) -> Iterator[str]:
+    waiting = [("model", 0, len(data))]
+    while waiting:
+        kind, start, end = waiting.pop()
+        if kind == "tensor":
+            yield from _location(data, start, end)
+            continue
+        for number, value, at in fields(data, start, end):
+            inner = _INSIDE[kind].get(number)
+            if inner is not None and at is not None:
+                waiting.append((inner, at, at + value))
+                if len(waiting) > _MOST_WAITING:
+                    raise DamagedError("there are more messages than any model has")
+
+
+def _location(data: mmap.mmap, start: int, end: int) -> Iterator[str]:
+    """Where a tensor's bytes are, if they are not in the tensor."""
+    external, location = False, None
+    for number, value, at in fields(data, start, end):
+        if number == _DATA_LOCATION and at is None:
+            external = value == _EXTERNAL
+        elif at is not None and _INSIDE["tensor"].get(number) == "entry":
+            texts = {inner: data[place : place + size] for inner, size, place in fields(data, at, at + value) if place}
+            if texts.get(_ENTRY_KEY) == b"location":
+                location = texts.get(_ENTRY_VALUE, b"")
+    if external and location is not None:
+        yield location.decode(errors="surrogateescape")
+
+
+@contextmanager
+def upload_bar(
+    name: str, size_bytes: int, progress: Callable[[int, int], None] | None
+) -> Iterator[Callable[[int, int], None]]:
+    """Whom to tell of an upload's progress: the caller's ``progress``, else a bar on standard error if that is seen."""
+    if progress is not None:
+        yield progress
+    elif not sys.stderr.isatty():
+        yield lambda sent_bytes, all_bytes: None
+    else:
+        from rich.console import Console
+        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+        label = TextColumn("{task.description}", markup=False)
+        console = Console(stderr=True)
+        with Progress(label, BarColumn(), DownloadColumn(), TransferSpeedColumn(), console=console) as bar:
+            task = bar.add_task("".join(letter if letter.isprintable() else "?" for letter in name), total=size_bytes)
+            yield lambda sent_bytes, _: bar.update(task, completed=sent_bytes)
+
 
 # Parts grow while they get through, for each costs a round trip and the time that a disk takes to be done with it.
 PART_BYTES = 64 * 1024 * 1024

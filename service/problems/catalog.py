@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field
 
 # what nothing else in this process may have loaded
 import service.client
-import service.client.mlflow_errors
+import service.client.errors
 import service.contracts.command_errors
 import service.egress.errors  # noqa: F401
 from service.contracts.errors import QuantmillError

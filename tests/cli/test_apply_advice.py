@@ -12,7 +12,7 @@ from rich.console import Console
 from service.contracts.config import parse_config
 from service.contracts.report import Report
 from tests.support.front import make_report
-from worker.commands.console import print_report
+from worker.commands.report_view import print_report
 
 FIGURE = {"metric": "top1", "unit": "%", "before": 41.1, "after": 86.3, "samples": 438, "seconds": 21.0}
 TRIED = {

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from service.contracts.errors import FieldProblem, InvalidConfigError, problem_summary
-from worker.commands.config_files import MAX_BYTES, read_document
-from worker.commands.local import load_config, load_recipe
+from worker.commands.recipes import MAX_BYTES, load_config, load_recipe, read_document
 
 RECIPE: dict[str, Any] = {
     "preset": "int8", "weight": {"granularity": "per_tensor"}, "exclude": [{"node": "conv"}, {"op_type": "Softmax"}],

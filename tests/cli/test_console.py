@@ -14,9 +14,9 @@ from service.contracts.report import Finding, Report
 from service.jobs.schemas import EventOut
 from tests.cli.conftest import words
 from tests.support.front import make_report
-from worker.commands.console import ProgressView, print_problem, print_report
-from worker.commands.evaluation_view import print_evaluation
+from worker.commands.console import ProgressView, print_problem
 from worker.commands.remote import show_event
+from worker.commands.report_view import print_evaluation, print_report
 
 
 def terminal() -> Console:

@@ -15,7 +15,7 @@ from service.jobs.schemas import JobListed
 from service.keys.files import LOCAL_KEY_FILE
 from tests.cli.conftest import NOWHERE, Quantmill
 from worker import cli
-from worker.commands.json_output import plain, print_items, print_line
+from worker.commands.printing import plain, print_items, print_line
 
 WITHOUT = {
     "up": "runs until it is stopped", "api": "runs until it is stopped", "worker": "runs until it is stopped",

@@ -13,7 +13,7 @@ import pytest
 from service.contracts.errors import InvalidConfigError
 from service.contracts.metrics.graph import MAX_INLINE_BYTES
 from service.contracts.report import Report
-from worker.commands.local import load_config
+from worker.commands.recipes import load_config
 
 GRAPH = """<ir_version: 8, opset_import: ["" : 17]>
 top1 (float[N,C] y, int64[N] labels) => (float hits, float all) {

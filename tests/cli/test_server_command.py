@@ -14,7 +14,7 @@ from service.queues.schemas import QueuedOut, QueueOut, SlotsOut
 from tests.cli.conftest import KEY, Ask, Quantmill
 from tests.support.tiny import Tiny, make_model
 from tests.worker.running import Service
-from worker.commands.queues import print_queues
+from worker.commands.views import print_queues
 
 CUDA = {"preset": "int8", "algorithms": [{"method": "adaround", "optim_device": "cuda:0"}]}
 FAST = {"FastFinetune": {"OptimAlgorithm": "adaround", "OptimDevice": "cuda:0"}}

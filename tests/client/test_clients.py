@@ -17,7 +17,7 @@ import quantmill
 from service.client import Client, connection
 from service.client.address import find_service
 from service.client.errors import refusal
-from service.client.external_data import external_files
+from service.client.uploads import external_files
 from service.contracts.command_errors import FileAccessError, InvalidServerError
 from service.contracts.config import QuantizationConfig
 from service.contracts.dataset import PreprocessingSpec

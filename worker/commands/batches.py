@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,13 +11,15 @@ import typer
 from service.contracts.errors import InvalidRequestError
 from service.contracts.exits import GATE_EXITS, ExitCode
 from worker.commands import options
-from worker.commands.job_waiting import FailOnGate, Timeout
-from worker.commands.json_output import print_deleted, print_items, print_json
-from worker.commands.options import Json, Key, Quiet, Server
+from worker.commands.command import Done, Printing, Service, command, deleted, remote
+from worker.commands.command import show as show_answer
+from worker.commands.job_results import Judging
+from worker.commands.printing import print_json
 
 if TYPE_CHECKING:
-    from service.batches.schemas import BatchEventOut, BatchOut
+    from service.batches.schemas import BatchEventOut, BatchListed, BatchOut
     from service.client import Client
+    from service.client.options import BatchOptions as ClientOptions
 
 app = typer.Typer(
     name="batches",
@@ -27,13 +30,15 @@ app = typer.Typer(
 BatchId = Annotated[str, typer.Argument(metavar="BATCH", help="As list shows it: bat_...")]
 
 
-@app.command()
-def submit(
+@dataclass(frozen=True, kw_only=True)
+class Grid:
+    """Which jobs a batch is made of."""
+
     model: Annotated[
         list[str] | None,
         typer.Option(metavar="MODEL", help="Id of a model, NAME@3 or NAME@latest; may be given again."),
-    ] = None,
-    preset: Annotated[list[str] | None, typer.Option(help="Name of a preset; may be given again.")] = None,
+    ] = None
+    preset: Annotated[list[str] | None, typer.Option(help="Name of a preset; may be given again.")] = None
     config: Annotated[
         list[Path] | None,
         typer.Option(
@@ -42,9 +47,9 @@ def submit(
             dir_okay=False,
             help="A recipe, laid over each preset; may be given again.",
         ),
-    ] = None,
-    calibration: Annotated[str | None, typer.Option(metavar="DATASET", help="Id of a dataset, for all.")] = None,
-    evaluation: Annotated[str | None, typer.Option(metavar="DATASET", help="Id of another one.")] = None,
+    ] = None
+    calibration: Annotated[str | None, typer.Option(metavar="DATASET", help="Id of a dataset, for all.")] = None
+    evaluation: Annotated[str | None, typer.Option(metavar="DATASET", help="Id of another one.")] = None
     members: Annotated[
         Path | None,
         typer.Option(
@@ -53,155 +58,141 @@ def submit(
             dir_okay=False,
             help="In place of all these: a list of requests, each as the body of POST /v1/jobs.",
         ),
-    ] = None,
-    name: options.JobName = None,
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchOptions(options.JobOptions):
+    """What a batch takes beside its grid."""
+
     label: Annotated[
         list[str] | None, typer.Option(metavar="KEY=VALUE", help="To find the jobs by; may be given again.")
-    ] = None,
-    priority: options.JobPriority = 0,
-    device: options.JobDevice = None,
-    reuse: Annotated[bool, typer.Option("--reuse", help="Take jobs that would give the same, if there are.")] = False,
+    ] = None
+    device: options.JobDevice = None
+    reuse: Annotated[bool, typer.Option("--reuse", help="Take jobs that would give the same, if there are.")] = False
     idempotency_key: Annotated[
         str | None, typer.Option(metavar="WORD", help="The same command with the same word makes no second batch.")
-    ] = None,
+    ] = None
+
+    def request(self) -> ClientOptions:
+        """The same as the client takes it."""
+        return {
+            **super().request(),
+            "device": self.device or "auto",
+            "reuse": self.reuse,
+            "idempotency_key": self.idempotency_key,
+        }
+
+
+@command(app)
+def submit(
+    grid: Grid,
+    batch: BatchOptions,
     wait: Annotated[bool, typer.Option("--wait", help="Follow the batch to its end, and print its summary.")] = False,
-    timeout: Timeout = None,
-    fail_on_gate: FailOnGate = False,
-    server: Server = None,
-    key: Key = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
+    *,
+    judging: Judging,
+    service: Service,
+    printing: Printing,
 ) -> None:
     """Submit a job for each model with each preset and each config; prints the batch's id. All are stored, or none."""
-    from worker.commands import local
-    from worker.commands.server import connected
+    from worker.commands.recipes import recipe_document
 
-    for option in (name for name, given in (("--timeout", timeout), ("--fail-on-gate", fail_on_gate)) if given):
+    given = (("--timeout", judging.timeout), ("--fail-on-gate", judging.fail_on_gate))
+    for option in (name for name, value in given if value):
         if not wait:
             raise typer.BadParameter(f"{option} is for a batch that is waited for: give --wait.")
-    if members is None and not model:
+    if grid.members is None and not grid.model:
         raise typer.BadParameter("Say what to run: --model and --preset, or --members.")
-    labels = options.labels(label or ())
-    documents = [local.recipe_document(path) for path in config or ()]
-    with connected(server, key) as client:
+    request = batch.request()
+    documents = [recipe_document(path) for path in grid.config or ()]
+    with service.connected() as client:
         made = client.submit_batch(
-            model or (),
-            presets=preset or (),
+            grid.model or (),
+            presets=grid.preset or (),
             configs=documents,
-            calibration=calibration,
-            evaluation=evaluation,
-            members=() if members is None else _members(members),
-            name=name,
-            labels=labels,
-            priority=priority,
-            device=device or "auto",
-            reuse=reuse,
-            idempotency_key=idempotency_key,
+            calibration=grid.calibration,
+            evaluation=grid.evaluation,
+            members=() if grid.members is None else _members(grid.members),
+            **request,
         )
-        if not as_json:
+        if not printing.json:
             typer.echo(made.id)
         if wait:
-            _follow(client, made.id, timeout, fail_on_gate=fail_on_gate, as_json=as_json, quiet=quiet)
-        elif as_json:
+            _follow(client, made.id, judging, printing)
+        elif printing.json:
             print_json(made)
 
 
-@app.command("list")
-def list_batches(
-    server: Server = None,
-    key: Key = None,
-    name: Annotated[str | None, typer.Option(help="Those of exactly this name.")] = None,
-    limit: options.Newest = 20,
-    as_json: Json = False,
-) -> None:
-    """The newest batches, one line each."""
-    from worker.commands.batch_views import print_batches
-    from worker.commands.server import connected
+def _print_batches(found: list[BatchListed]) -> None:
+    from worker.commands.views import print_batches
 
-    with connected(server, key) as client:
-        found = list(client.batches(name=name, limit=limit))
-    if as_json:
-        print_items(found)
-        return
     print_batches(found)
 
 
-@app.command()
-def show(batch: BatchId, server: Server = None, key: Key = None, as_json: Json = False) -> None:
+def _print_batch(found: BatchOut) -> None:
+    from worker.commands.views import print_batch
+
+    print_batch(found)
+
+
+@remote(app, "list", text=_print_batches)
+def list_batches(
+    client: Client,
+    name: Annotated[str | None, typer.Option(help="Those of exactly this name.")] = None,
+    limit: options.Newest = 20,
+) -> list[BatchListed]:
+    """The newest batches, one line each."""
+    return list(client.batches(name=name, limit=limit))
+
+
+@remote(app, text=_print_batch)
+def show(batch: BatchId, client: Client) -> BatchOut:
     """One batch: every member with what became of it, the best of each model, and why members failed."""
-    from worker.commands.server import connected
-
-    with connected(server, key) as client:
-        _show(client.batch(batch), as_json)
+    return client.batch(batch)
 
 
-@app.command()
-def follow(
-    batch: BatchId,
-    server: Server = None,
-    key: Key = None,
-    timeout: Timeout = None,
-    fail_on_gate: FailOnGate = False,
-    as_json: Json = False,
-    quiet: Quiet = False,
-) -> None:
+@command(app)
+def follow(batch: BatchId, service: Service, judging: Judging, printing: Printing) -> None:
     """Follow a batch to the end of its last job; print its summary. Exit code 1 if one failed or was canceled."""
-    from worker.commands.server import connected
-
-    with connected(server, key) as client:
-        _follow(client, batch, timeout, fail_on_gate=fail_on_gate, as_json=as_json, quiet=quiet)
+    with service.connected() as client:
+        _follow(client, batch, judging, printing)
 
 
-@app.command()
-def cancel(batch: BatchId, server: Server = None, key: Key = None, as_json: Json = False) -> None:
-    """Cancel its queued jobs, ask its running ones to stop; those that have ended stay as they are."""
-    from worker.commands.server import connected
-
-    with connected(server, key) as client:
-        found = client.cancel_batch(batch)
-    if as_json:
-        print_json(found)
-        return
+def _canceled(found: BatchOut) -> str:
     counts = found.counts
-    typer.echo(f"{found.id} is {found.state}: {counts.canceled} canceled, {counts.canceling} being stopped")
+    return f"{found.id} is {found.state}: {counts.canceled} canceled, {counts.canceling} being stopped"
 
 
-@app.command()
-def retry(batch: BatchId, server: Server = None, key: Key = None, as_json: Json = False) -> None:
+@remote(app, line=_canceled)
+def cancel(batch: BatchId, client: Client) -> BatchOut:
+    """Cancel its queued jobs, ask its running ones to stop; those that have ended stay as they are."""
+    return client.cancel_batch(batch)
+
+
+@remote(app, line=lambda found: f"{found.id} is {found.state}: {found.counts.queued} queued")
+def retry(batch: BatchId, client: Client) -> BatchOut:
     """Give each member that has failed or was canceled a new job, once the batch has ended."""
-    from worker.commands.server import connected
-
-    with connected(server, key) as client:
-        found = client.retry_batch(batch)
-    if as_json:
-        print_json(found)
-        return
-    typer.echo(f"{found.id} is {found.state}: {found.counts.queued} queued")
+    return client.retry_batch(batch)
 
 
-@app.command()
-def rm(batch: BatchId, server: Server = None, key: Key = None, as_json: Json = False) -> None:
+@remote(app)
+def rm(batch: BatchId, client: Client) -> Done:
     """Forget a batch that has ended; its jobs stay."""
-    from worker.commands.server import connected
-
-    with connected(server, key) as client:
-        client.delete_batch(batch)
-    print_deleted(batch, as_json=as_json)
+    client.delete_batch(batch)
+    return deleted(batch)
 
 
-def _follow(
-    client: Client, batch_id: str, timeout: float | None, *, fail_on_gate: bool, as_json: bool, quiet: bool
-) -> None:
+def _follow(client: Client, batch_id: str, judging: Judging, printing: Printing) -> None:
     try:
-        found = client.wait_batch(batch_id, on_event=None if quiet else _tell, timeout_seconds=timeout)
+        found = client.wait_batch(batch_id, on_event=None if printing.quiet else _tell, timeout_seconds=judging.timeout)
     except KeyboardInterrupt:
         typer.echo(
             f"the batch {batch_id} goes on in the service; follow it: quantmill batches follow {batch_id}", err=True
         )
         raise
-    if as_json or not quiet:
-        _show(found, as_json)
-    _end(found, fail_on_gate=fail_on_gate)
+    if printing.json or not printing.quiet:
+        show_answer(found, json=printing.json, text=_print_batch)
+    _end(found, fail_on_gate=judging.fail_on_gate)
 
 
 def _end(found: BatchOut, *, fail_on_gate: bool) -> None:
@@ -227,18 +218,9 @@ def _tell(event: BatchEventOut) -> None:
     typer.echo(f"member {members}  {event.job_id}  {told}", err=True)
 
 
-def _show(found: BatchOut, as_json: bool) -> None:
-    from worker.commands.batch_views import print_batch
-
-    if as_json:
-        print_json(found)
-    else:
-        print_batch(found)
-
-
 def _members(path: Path) -> list[dict[str, Any]]:
     """The requests in a file."""
-    from worker.commands.config_files import read_document
+    from worker.commands.recipes import read_document
 
     found = read_document(path)
     if not isinstance(found, list) or not found or not all(isinstance(member, dict) for member in found):

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from worker.commands.json_output import print_json
-from worker.commands.options import Json, Key, Server
+from worker.commands.command import Service, command
+from worker.commands.options import Json
+from worker.commands.printing import print_json
 
 if TYPE_CHECKING:
     from service.comparison.schemas import ComparedJob, ComparedPair, Comparison
@@ -19,26 +20,24 @@ _MOST_LAYERS = 10
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command()(compare)
+    command(app)(compare)
 
 
 def compare(
     jobs: Annotated[list[str], typer.Argument(metavar="JOB JOB...", help="2 to 20 jobs; the first is the yardstick.")],
     csv: Annotated[bool, typer.Option("--csv", help="One row per job, for spreadsheets.")] = False,
     flips: Annotated[int, typer.Option(min=0, max=1000, help="Samples that changed sides, listed per pair.")] = 50,
-    server: Server = None,
-    key: Key = None,
+    *,
+    service: Service,
     json: Json = False,
 ) -> None:
     """Compare jobs: configs, metrics, samples that changed sides, size, latency, layers."""
-    from worker.commands.server import connected
-
     if len(jobs) < _FEWEST:
         raise typer.BadParameter(
             "one job alone has nothing to be compared with: name another; quantmill jobs list shows what there is.",
             param_hint="JOB JOB...",
         )
-    with connected(server, key) as client:
+    with service.connected() as client:
         if csv:
             typer.echo(client.compare_csv(jobs), nl=False)
             return

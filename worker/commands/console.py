@@ -1,9 +1,8 @@
-"""What the command line shows: progress, errors, reports. Results go to standard output, all else to stderr."""
+"""What the command line shows: progress and errors. Results go to standard output, all else to stderr."""
 
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -13,24 +12,16 @@ from typing import Any, Literal
 from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderHook, RenderResult
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.segment import Segment
-from rich.table import Table
 from rich.text import Text
 
 from service.contracts.errors import FieldProblem, Problem
-from service.contracts.inspection import Inspection, NodeInspection
-from service.contracts.report import Report
 from service.reports.names import shown
-from worker.commands.advice_view import print_advice
-from worker.commands.choices_view import print_choices
-from worker.commands.figures import bytes_words, change, figure, labelled, number, size_words, span, speed_words
-from worker.commands.verdict_view import print_verdict
+from worker.commands.figures import duration_words, whole_words
 
 WIDTH_WITHOUT_TERMINAL = 120
 # Of tables with more columns than there is room for, with rules between them.
 NARROW: dict[str, Any] = {"box": None, "padding": (0, 1, 0, 0)}
 PLAIN_PERIOD_SECONDS = 2.0
-WORST_LAYERS = 5
-MOST_INSPECTED = 50
 
 
 def make_console(*, stderr: bool = False, quiet: bool = False) -> Console:
@@ -170,19 +161,6 @@ class ProgressView:
         self._console.print(Text(f"{stage}{amount}{' ' + note if note else ''}"))
 
 
-def whole_words(share: float, seconds_left: float | None) -> str:
-    """How far the whole has come, such as ``42 % of the whole, about 35 s left``."""
-    left = "" if seconds_left is None or share >= 1.0 else f", about {duration_words(seconds_left)} left"
-    return f"{100 * share:.0f} % of the whole{left}"
-
-
-def duration_words(seconds: float) -> str:
-    """Seconds, minutes or hours, whichever says most in few digits."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
-
-
 def print_problem(problem: Problem, console: Console | None = None) -> None:
     """Say what was wrong, where, and what to do next."""
     console = console or make_console(stderr=True)
@@ -237,115 +215,3 @@ def _lists(detail: str, items: Sequence[FieldProblem]) -> bool:
                 rest = rest.replace(told, "", 1)
                 break
     return not rest.strip(" ;.")
-
-
-def print_report(report: Report, console: Console | None = None, *, report_path: Path | None = None) -> None:
-    """The report in short: what to know first, what it cost and gained, what was decided, what helps, where to look."""
-    console = console or make_console()
-    _print_findings(report, console)
-    console.print(_figures(report))
-    fidelity = report.fidelity
-    words = [f"SQNR {number(fidelity.sqnr_db, 'dB')}", f"cosine {number(fidelity.cosine, digits=6)}"]
-    if fidelity.top1_agreement is not None:
-        words.append(f"top-1 agreement {fidelity.top1_agreement:.2f}{span(fidelity.top1_agreement_interval)} %")
-    console.print(Text(f"fidelity  {', '.join(words)} ({fidelity.samples} {fidelity.source} samples)"))
-    print_choices(report, console)
-    _print_trainings(report, console)
-    _print_layers(report, console)
-    for note in report.notes:
-        console.print(Text(f"note: {note}"))
-    print_verdict(report.verdict, report.gate, console, summary=report.summary)
-    print_advice(report, console, report_path)
-
-
-def _print_findings(report: Report, console: Console) -> None:
-    """What has to be known before the figures."""
-    for finding in report.findings:
-        style = {"critical": "bold red", "warning": "yellow"}.get(finding.severity, "")
-        console.print(Text.assemble((f"{finding.severity}[{finding.code}]", style), f": {finding.message}"))
-        if finding.hint:
-            console.print(Text(f"  hint: {finding.hint}"))
-
-
-def size_ratio(report: Report) -> float:
-    """How many times smaller the quantized file is."""
-    return report.float_.size_bytes / report.quantized.size_bytes
-
-
-def _figures(report: Report) -> Table:
-    table = Table("", "float", "quantized", "change", title="Quantization report", title_justify="left")
-    for metric in report.metrics:
-        before, after, unit = metric.float_, metric.quantized, metric.unit
-        moved = change(before, after, unit, better=metric.better, drop_interval=metric.drop_interval)
-        spans = (span(metric.float_interval, unit), span(metric.quantized_interval, unit))
-        told = (figure(before, unit) + spans[0], figure(after, unit) + spans[1], moved)
-        table.add_row(Text(labelled(metric.name, unit)), *told)
-    sizes = (report.float_.size_bytes, report.quantized.size_bytes)
-    table.add_row("size", *map(bytes_words, sizes), size_words(*sizes))
-    times = (report.float_.latency_ms, report.quantized.latency_ms)
-    table.add_row("latency", *(number(ms, "ms") for ms in times), speed_words(*times, report.latency))
-    return table
-
-
-def _print_trainings(report: Report, console: Console) -> None:
-    """The network before each training, in its best epoch and in its last; the rest is told by a note."""
-    for algorithm in report.algorithms:
-        figures = algorithm.training
-        if figures is None or not figures.epochs:
-            continue
-        told = {0: "before", figures.epochs[-1].epoch: "last", figures.best_epoch: "best"}
-        # rich takes markup in the heads of columns; a metric's name cannot hold any
-        columns = ("epoch", "", "train loss", "validation loss", figures.metric or "metric", "oscillating", "frozen")
-        title = Text(f"Training by {algorithm.method}, learning rate {figures.learning_rate:g}")
-        table = Table(*columns, title=title, title_justify="left")
-        for epoch in figures.epochs:
-            if epoch.epoch in told:
-                measured = (epoch.train_loss, epoch.validation_loss, epoch.metric)
-                shares = (f"{epoch.oscillating:.2%}", f"{epoch.frozen:.2%}")
-                table.add_row(str(epoch.epoch), told[epoch.epoch], *(figure(value, "") for value in measured), *shares)
-        console.print(table)
-
-
-def _print_layers(report: Report, console: Console) -> None:
-    quantized = [layer for layer in report.layers if layer.reason is None]
-    measured = [layer for layer in quantized if layer.sqnr_db is not None]
-    if measured:
-        table = Table(
-            "layer", "op", "SQNR (dB)", title=f"Worst {min(WORST_LAYERS, len(measured))} layers", title_justify="left"
-        )
-        for layer in sorted(measured, key=lambda layer: layer.sqnr_db or 0.0)[:WORST_LAYERS]:
-            table.add_row(Text(layer.name), Text(layer.op), number(layer.sqnr_db))
-        console.print(table)
-    reasons: dict[str, Counter[str]] = {}
-    for layer in report.layers:
-        if layer.reason is not None:
-            reasons.setdefault(layer.reason, Counter())[layer.op] += len(layer.nodes) or 1
-    if reasons:
-        nodes = sum(len(layer.nodes) or 1 for layer in quantized)
-        console.print(f"{nodes} nodes quantized; left in float:")
-        for reason, operators in sorted(reasons.items(), key=lambda item: -item[1].total()):
-            listed = ", ".join(f"{count} {op}" for op, count in operators.most_common())
-            console.print(Text(f"  {operators.total()}: {reason} ({listed})"))
-
-
-def print_inspection(found: Inspection, console: Console | None = None) -> None:
-    """What stays in float, worst first: what can be helped before what cannot; then what is replaced, and the sum."""
-    console = console or make_console()
-    left = sorted((node for node in found.nodes if not node.quantized), key=_hopeless)
-    if left:
-        table = Table("node", "op", "stays in float because", "what helps", title_justify="left")
-        for node in left[:MOST_INSPECTED]:
-            table.add_row(Text(node.name), Text(node.op), Text(node.reason or ""), Text(node.hint or ""))
-        console.print(table)
-    if len(left) > MOST_INSPECTED:
-        console.print(Text(f"... and {len(left) - MOST_INSPECTED} more; --json lists all."))
-    for node in found.nodes:
-        if node.quantized and node.reason:
-            console.print(Text(f"replaced: {node.name}: {node.reason}"))
-    for note in found.notes:
-        console.print(Text(f"note: {note}"))
-    console.print(Text(found.summary, style="bold"))
-
-
-def _hopeless(node: NodeInspection) -> bool:
-    return node.hint is None or node.by_design

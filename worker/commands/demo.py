@@ -20,9 +20,11 @@ from service.contracts.report import Report
 from service.keys.files import LOCAL_KEY_FILE, own_secret
 from worker.children import command_line, start_child
 from worker.commands import remote
-from worker.commands.console import ProgressView, print_report, size_ratio
-from worker.commands.local import source
+from worker.commands.command import Service
+from worker.commands.console import ProgressView
+from worker.commands.recipes import Quantization, source
 from worker.commands.report_files import write_json
+from worker.commands.report_view import print_report, size_ratio
 
 CONFIG = {"preset": "int8", "evaluation": {"gate": {"metric": "top1", "max_drop": 1.0}}}
 # Digits are stored as integers 0..16; the model was trained on 0..1.
@@ -51,16 +53,15 @@ def run_demo(output: Path, data_dir: Path | None) -> Report:
         with serving(home, output / SERVICE_LOG) as url:
             typer.echo(f"The service is up at {url}")
             with ProgressView() as view:
-                report = remote.quantize(
-                    output / "digits.onnx",
+                task = Quantization(
+                    model=output / "digits.onnx",
                     config=parse_config(CONFIG),
                     calibration=source(output / "calibration.npz", spec),
                     evaluation=source(output / "evaluation.npz", spec),
                     output=output / "digits.int8.onnx",
-                    server=url,
-                    key=own_secret(home / LOCAL_KEY_FILE),
-                    view=view,
-                ).report
+                )
+                service = Service(server=url, key=own_secret(home / LOCAL_KEY_FILE))
+                report = remote.quantize(task, service, view=view).report
     write_json(output / "report.json", report.to_json_dict())
     print_report(report)
     before, after = report.float_.metrics["top1"], report.quantized.metrics["top1"]

@@ -30,7 +30,7 @@ from service.loopback import is_loopback
 from service.schema import is_ahead
 from service.settings import Settings
 from worker.commands.console import make_console
-from worker.commands.json_output import print_json
+from worker.commands.printing import print_json
 from worker.confinement.controls import CONTROLS
 from worker.quantizer.runtime.cpu import saturates_pairs
 from worker.sandbox import Limits, Sandbox

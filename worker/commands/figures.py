@@ -74,3 +74,16 @@ def speed_words(before: float | None, after: float | None, found: LatencyFigures
     interval = found.ratio_interval
     told = f"{1 / found.ratio:.2f}x as fast ({1 / interval.high:.2f} to {1 / interval.low:.2f})"
     return f"{told}, undecided" if found.verdict == "undecided" else told
+
+
+def whole_words(share: float, seconds_left: float | None) -> str:
+    """How far the whole has come, such as ``42 % of the whole, about 35 s left``."""
+    left = "" if seconds_left is None or share >= 1.0 else f", about {duration_words(seconds_left)} left"
+    return f"{100 * share:.0f} % of the whole{left}"
+
+
+def duration_words(seconds: float) -> str:
+    """Seconds, minutes or hours, whichever says most in few digits."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

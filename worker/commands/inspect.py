@@ -10,17 +10,16 @@ import typer
 from service.contracts.command_errors import ProvenanceError
 from service.contracts.config import QuantizationConfig, parse_config
 from service.contracts.inspection import Inspection
-from service.contracts.presets import DEFAULT_PRESET, PRESETS
 from service.contracts.targets import TARGET_OPTIONS, unknown_target
 from worker.commands import options
-from worker.commands.json_output import print_json
+from worker.commands.command import Service
 from worker.commands.options import Key, ModelPath, Threads
+from worker.commands.printing import print_json
+from worker.commands.quantize import PRESET_HELP
 from worker.commands.report_files import read_report, write_whole
 
 if TYPE_CHECKING:
     from worker.commands.console import ProgressView
-
-_PRESET_HELP = f"Name of a preset: {', '.join(PRESETS)}. Default: {DEFAULT_PRESET}."
 
 
 def register(app: typer.Typer) -> None:
@@ -36,7 +35,7 @@ def inspect(
         str | None,
         typer.Option(help=f"Runtime or hardware: {', '.join(TARGET_OPTIONS)}. Default: that of the config or preset."),
     ] = None,
-    preset: Annotated[str | None, typer.Option(help=_PRESET_HELP)] = None,
+    preset: Annotated[str | None, typer.Option(help=PRESET_HELP)] = None,
     config: options.ConfigFile = None,
     as_json: Annotated[bool, typer.Option("--json", help="The whole document as JSON on standard output.")] = False,
     threads: Threads = None,
@@ -44,14 +43,15 @@ def inspect(
     key: Key = None,
 ) -> None:
     """Tell node by node whether a target runs a model quantized, if not why, and what would help. Needs no data."""
-    from worker.commands import local
-    from worker.commands.console import ProgressView, print_inspection
+    from worker.commands.console import ProgressView
+    from worker.commands.recipes import load_recipe
+    from worker.commands.report_view import print_inspection
 
     if preset is not None and config is not None:
         raise typer.BadParameter("--preset and --config exclude each other; a config may name its preset.")
     if server is not None and threads is not None:
         raise typer.BadParameter("--threads is for runs in this process; a service has its own setting.")
-    loaded = local.load_recipe(preset, config)
+    loaded = load_recipe(preset, config)
     with loaded.pointing_into_file():
         recipe = _aimed(loaded.config, target)
         if server is None:
@@ -60,7 +60,7 @@ def inspect(
             found = inspect_file(model.absolute(), recipe, threads=threads or options.load_settings().threads)
         else:
             with ProgressView() as view:
-                found = _on_server(model, recipe, server=server, key=key, view=view)
+                found = _on_server(model, recipe, Service(server=server, key=key), view)
     if as_json:
         print_json(found)
     else:
@@ -119,13 +119,10 @@ def _aimed(config: QuantizationConfig, target: str | None) -> QuantizationConfig
     return parse_config({**config.model_dump(mode="json"), "target": target})
 
 
-def _on_server(
-    model: Path, config: QuantizationConfig, *, server: str, key: str | None, view: ProgressView
-) -> Inspection:
-    from worker.commands.server import connected
-    from worker.commands.uploads import model_of
+def _on_server(model: Path, config: QuantizationConfig, service: Service, view: ProgressView) -> Inspection:
+    from worker.commands.remote import model_of
 
-    with connected(server, key) as client:
+    with service.connected() as client:
         uploaded = model_of(client, model, view)
         view.progress("validate", message="on the service")
         model_id = client.wait_ready(uploaded).id

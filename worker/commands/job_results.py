@@ -1,27 +1,36 @@
-"""``quantmill jobs follow|fetch``: a job watched to its end, and what it gave as files of this host."""
+"""Jobs to their end: waited for or followed, judged, and what they gave as files of this host."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from contextlib import ExitStack, redirect_stdout
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from worker.commands import options, report_files
-from worker.commands.attestation_files import attestation_path, download_attestation
-from worker.commands.job_waiting import FailOnGate, Timeout, check_gate, followed, print_result
-from worker.commands.jobs import JobId
-from worker.commands.json_output import print_json, print_line
-from worker.commands.options import ExtraDir, Key, Quiet, Server
-from worker.commands.report_files import ReportFiles, write_json
+from service.contracts.exits import GATE_EXITS
+from worker.commands import options
+from worker.commands.command import Printing, Service
+from worker.commands.options import ExtraDir, JobId, Quiet
+from worker.commands.printing import print_json, print_line
+from worker.commands.report_files import ReportFiles, write_json, write_whole
 
 if TYPE_CHECKING:
     from service.client import Client
     from service.contracts.evaluation_report import EvaluationReport
     from service.contracts.report import Report
+    from service.jobs.schemas import EventOut, JobOut
 
+FailOnGate = Annotated[
+    bool, typer.Option("--fail-on-gate", help="Exit with 3 if the verdict is fail, with 4 if it is undecided.")
+]
+Timeout = Annotated[
+    float | None,
+    typer.Option(metavar="SECONDS", min=0, help="Wait no longer: exit with 5, while the job goes on in the service."),
+]
 Output = Annotated[
     Path | None, typer.Option(metavar="Q.onnx", help="Where the quantized model goes. Default: not downloaded.")
 ]
@@ -29,33 +38,109 @@ ReportPath = Annotated[Path | None, typer.Option(metavar="R.json", help="Where t
 Events = Annotated[
     bool, typer.Option("--json", help="On standard output one event a line as JSON, as they happen, and nothing else.")
 ]
-_Found = tuple[str, Path]
+# What stands behind the name of a file in the name of its attestation.
+SUFFIX = ".intoto.jsonl"
+# Why a service signs nothing; its jobs are good all the same.
+_UNSIGNED = ("signing-unavailable", "signing-key-unreadable")
+_NOT_FOUND = 404
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judging:
+    """How long a job is followed, and whether its verdict is an exit code."""
+
+    timeout: Timeout = None
+    fail_on_gate: FailOnGate = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Waiting:
+    """Whether a job is waited for, how long, and whether its verdict is an exit code."""
+
+    wait: Annotated[bool, typer.Option("--wait", help="Follow the job to its end, and print its report.")] = False
+    timeout: Timeout = None
+    fail_on_gate: FailOnGate = False
+
+    def check(self) -> None:
+        """Refuse what only a job that is waited for has.
+
+        Raises:
+            typer.BadParameter: naming the option.
+        """
+        for option, given in (("--timeout", self.timeout is not None), ("--fail-on-gate", self.fail_on_gate)):
+            if given and not self.wait:
+                raise typer.BadParameter(f"{option} is for a job that is waited for: give --wait.")
+
+
+def finish(client: Client, job: JobOut, waiting: Waiting, printing: Printing) -> None:
+    """Print the job's id, or all of it; wait for its end if that is asked for, and print its report."""
+    if not printing.json:
+        typer.echo(job.id)
+    result = None if not waiting.wait else followed(client, job, timeout_seconds=waiting.timeout, quiet=printing.quiet)
+    if printing.json:
+        print_json(job if result is None else client.job(job))
+    if result is not None:
+        if not (printing.json or printing.quiet):
+            print_result(result)
+        check_gate(result, waiting.fail_on_gate)
+
+
+def followed(
+    client: Client,
+    job: JobOut,
+    *,
+    timeout_seconds: float | None,
+    quiet: bool,
+    on_event: Callable[[EventOut], None] | None = None,
+) -> Report | EvaluationReport:
+    """Show a job's progress until it has ended; gives its report, of whichever kind it is."""
+    from worker.commands import remote
+    from worker.commands.console import ProgressView
+
+    follow = remote.follow_evaluation if job.kind == "evaluate" else remote.follow
+    with ProgressView(quiet=quiet) as view:
+        return follow(client, job.id, view=view, timeout_seconds=timeout_seconds, on_event=on_event)
+
+
+def print_result(result: Report | EvaluationReport, *, report_path: Path | None = None) -> None:
+    """The report in short, of whichever kind it is."""
+    from service.contracts.evaluation_report import EvaluationReport
+    from worker.commands.report_view import print_evaluation, print_report
+
+    if isinstance(result, EvaluationReport):
+        print_evaluation(result.to_json_dict())
+    else:
+        print_report(result, report_path=report_path)
+
+
+def check_gate(result: Report | EvaluationReport, fail_on_gate: bool) -> None:
+    """End with the code of the verdict, if that is asked for."""
+    if fail_on_gate and result.verdict in GATE_EXITS:
+        raise typer.Exit(GATE_EXITS[result.verdict])
 
 
 def follow(
     job: JobId,
-    server: Server = None,
-    key: Key = None,
+    service: Service,
     output: Output = None,
     report: ReportPath = None,
     extra_dir: ExtraDir = None,
-    timeout: Timeout = None,
-    fail_on_gate: FailOnGate = False,
+    *,
+    judging: Judging,
     json: Events = False,
     quiet: Quiet = False,
 ) -> None:
     """Follow a job to its end; print its report. Exit code 1 if it failed or was canceled."""
     from service.contracts.report import Report
     from worker.commands.files import ExtraPlace, download_files, print_files
-    from worker.commands.server import connected
 
     _check_places(output, report, extra_dir, ReportFiles())
-    with connected(server, key) as client:
+    with service.connected() as client:
         found = client.job(job)
         if found.kind == "evaluate":
             _refuse_files({"--output": output, "--extra-dir": extra_dir})
         tell = print_line if json else None
-        result = followed(client, found, timeout_seconds=timeout, quiet=quiet or json, on_event=tell)
+        result = followed(client, found, timeout_seconds=judging.timeout, quiet=quiet or json, on_event=tell)
         done = None
         if isinstance(result, Report):
             if output is not None:
@@ -68,19 +153,16 @@ def follow(
         print_result(result, report_path=report)
         if done is not None:
             print_files(done)
-    check_gate(result, fail_on_gate)
+    check_gate(result, judging.fail_on_gate)
 
 
 def fetch(
     job: JobId,
-    server: Server = None,
-    key: Key = None,
+    service: Service,
     output: Output = None,
     report: ReportPath = None,
-    html: report_files.Html = None,
-    markdown: report_files.Markdown = None,
-    junit: report_files.Junit = None,
-    layers_csv: report_files.LayersCsv = None,
+    *,
+    forms: ReportFiles,
     extra_dir: ExtraDir = None,
     safetensors: Annotated[
         Path | None,
@@ -92,9 +174,6 @@ def fetch(
 
     An evaluation has made a report alone.
     """
-    from worker.commands.server import connected
-
-    forms = ReportFiles(html, markdown, junit, layers_csv)
     if safetensors is not None and output is None:
         raise typer.BadParameter("--safetensors takes the weights out of --output.")
     if all(place is None for place in (output, report, extra_dir, *forms.by_option.values())):
@@ -104,13 +183,13 @@ def fetch(
         options.output_path(safetensors)
         options.distinct_paths({"--output": output, "--report": report, "--safetensors": safetensors}, {})
     with ExitStack() as stack:
-        client = stack.enter_context(connected(server, key))
+        client = stack.enter_context(service.connected())
         if json:
             stack.enter_context(redirect_stdout(sys.stderr))  # what tells people of each file
         if client.job(job).kind == "evaluate":
             _refuse_files({"--output": output, "--extra-dir": extra_dir, **forms.by_option})
             result: Report | EvaluationReport = client.evaluation_report(job)
-            written: list[_Found] = []
+            written: list[tuple[str, Path]] = []
         else:
             result = client.report(job)
             written = _fetch_files(client, job, result, output, safetensors, report, forms, extra_dir)
@@ -132,11 +211,11 @@ def _fetch_files(
     report: Path | None,
     forms: ReportFiles,
     extra_dir: Path | None,
-) -> list[_Found]:
+) -> list[tuple[str, Path]]:
     """All that a quantization gave but its report as JSON, each with its kind."""
     from worker.commands.files import ExtraPlace, download_files, print_files
 
-    written: list[_Found] = []
+    written: list[tuple[str, Path]] = []
     attestation = None if output is None else attestation_path(output)
     if output is not None and attestation is not None:
         client.download(job, output)
@@ -184,4 +263,26 @@ def _check_places(output: Path | None, report: Path | None, extra_dir: Path | No
     options.distinct_paths({"--output": output, "--report": report, **forms.by_option, **attestation}, {})
 
 
-COMMANDS = (follow, fetch)
+def attestation_path(file: Path) -> Path:
+    """Where the attestation of ``file`` lies."""
+    return file.with_name(file.name + SUFFIX)
+
+
+def download_attestation(client: Client, job_id: str, path: Path) -> bool:
+    """Write what the service has signed of a job to ``path``; where it signs nothing, say so and give False.
+
+    Raises:
+        ApiError: the service refused for another reason.
+    """
+    from service.client import ApiError
+
+    try:
+        data = client.attestation(job_id)
+    except ApiError as error:
+        if error.code not in _UNSIGNED and error.status != _NOT_FOUND:  # older services know no attestations
+            raise
+        typer.echo(f"There is no attestation: {error.detail}", err=True)
+        return False
+    write_whole(path, data + b"\n")
+    typer.echo(f"attested  {path}")
+    return True

@@ -1,15 +1,17 @@
-"""``quantmill models`` and ``quantmill datasets``: what a service has, by name, version and alias."""
+"""``quantmill models`` and ``datasets``: what a service has, by name, version and alias; ``dataset``: make one."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from service.contracts.errors import InvalidRequestError
-from worker.commands import options, push
-from worker.commands.json_output import print_deleted, print_items, print_json
-from worker.commands.options import Json, Key, Server
+from worker.commands import options
+from worker.commands.command import Done, Listed, Printing, Service, command, deleted, remote
+from worker.commands.printing import print_json
 
 if TYPE_CHECKING:  # these load what takes long, and are loaded once a command needs them
     from service.client import Client
@@ -20,8 +22,97 @@ if TYPE_CHECKING:  # these load what takes long, and are loaded once a command n
 Word = Literal["model", "dataset"]
 REFERENCE = "Id, or NAME@3 (a version), NAME@latest (the newest that is ready), NAME@prod (an alias)."
 Reference = Annotated[str, typer.Argument(metavar="REFERENCE", help=REFERENCE)]
-Name = Annotated[str, typer.Argument(metavar="NAME", help="The name alone.")]
-Tags = Annotated[list[str] | None, typer.Option("--tag", metavar="KEY=VALUE", help="Those with this tag; repeatable.")]
+Name = Annotated[str | None, typer.Option(help="For people. Default: that of the file.")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class About:
+    """What is said of an upload, and whether it is waited for."""
+
+    description: Annotated[str | None, typer.Option(metavar="TEXT", help="What is to be said of it.")] = None
+    tag: Annotated[
+        list[str] | None, typer.Option("--tag", metavar="KEY=VALUE", help="To find it by; may be given again.")
+    ] = None
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until it is validated.")] = True
+
+    @property
+    def tags(self) -> dict[str, str] | None:
+        """The tags; None where there are none.
+
+        Raises:
+            typer.BadParameter: one is no KEY=VALUE.
+        """
+        return options.labels(self.tag or (), option="--tag") or None
+
+
+def push_model(
+    path: Annotated[
+        Path,
+        typer.Argument(
+            metavar="MODEL.onnx|NEW.safetensors",
+            exists=True,
+            dir_okay=False,
+            readable=True,
+            help="A model; the files of its external data are found by themselves. Or new weights, with --skeleton.",
+        ),
+    ],
+    name: Name = None,
+    skeleton: Annotated[
+        str | None, typer.Option(metavar="MODEL", help="Id of a ready model: the file holds new weights for its graph.")
+    ] = None,
+    *,
+    about: About,
+    service: Service,
+    printing: Printing,
+) -> None:
+    """Upload a model; prints its id. Goes on after broken connections; exit code 1 if the model is rejected."""
+    from worker.commands.console import ProgressView
+    from worker.commands.remote import uploading
+
+    tags, description = about.tags, about.description
+    with service.connected() as client, ProgressView(quiet=printing.quiet) as view:
+        tell = uploading(view, path)
+        if skeleton is None:
+            model = client.push_model(path, name=name, tags=tags, description=description, progress=tell)
+        else:
+            model = client.create_model_version(skeleton, path, name=name, progress=tell)
+            if tags or description is not None:
+                model = client.update(model, tags=tags, description=description)
+        if about.wait:
+            view.progress("validate", message="on the service")
+            model = client.wait_ready(model)
+    _print_pushed(model, printing)
+
+
+def push_dataset(
+    path: Annotated[Path, typer.Argument(metavar="FILE|FOLDER", exists=True, readable=True, help=options.DATA_HELP)],
+    name: Name = None,
+    preprocessing: options.Preprocessing = None,
+    *,
+    about: About,
+    service: Service,
+    printing: Printing,
+) -> None:
+    """Upload a dataset; prints its id. Goes on after broken connections; exit code 1 if the dataset is rejected."""
+    from worker.commands.console import ProgressView
+    from worker.commands.recipes import load_preprocessing, packed
+    from worker.commands.remote import uploading
+
+    spec, tags, description = load_preprocessing(preprocessing), about.tags, about.description
+    with packed(path, path.name) as file, service.connected() as client, ProgressView(quiet=printing.quiet) as view:
+        tell = uploading(view, file)
+        dataset = client.push_dataset(file, spec, name=name, tags=tags, description=description, progress=tell)
+        if about.wait:
+            view.progress("validate", message="on the service")
+            dataset = client.wait_ready(dataset)
+    _print_pushed(dataset, printing)
+
+
+def _print_pushed(noun: ModelOut | DatasetOut, printing: Printing) -> None:
+    if printing.json:
+        print_json(noun)
+    else:
+        typer.echo(noun.id)
 
 
 def make_app(word: Word) -> typer.Typer:
@@ -29,91 +120,85 @@ def make_app(word: Word) -> typer.Typer:
     app = typer.Typer(
         name=f"{word}s", help=f"The {word}s of a service: push, list, show, versions, alias, rm.", no_args_is_help=True
     )
-    app.command("push")(push.push_model if word == "model" else push.push_dataset)
+    command(app, "push")(push_model if word == "model" else push_dataset)
 
-    @app.command("list", help=f"The newest {word}s, one line each.")
+    def print_nouns(found: Any) -> None:
+        from worker.commands import views
+
+        views.print_nouns(word, found)
+
+    @remote(app, "list", text=print_nouns, about=f"The newest {word}s, one line each.")
     def list_nouns(
-        server: Server = None,
-        key: Key = None,
+        client: Client,
         name: Annotated[str | None, typer.Option(help="The versions of this name.")] = None,
-        tag: Tags = None,
+        tag: Annotated[
+            list[str] | None,
+            typer.Option("--tag", metavar="KEY=VALUE", callback=_checked_tags, help="Those with this tag; repeatable."),
+        ] = None,
         sha256: Annotated[str | None, typer.Option(help="Those of which this is the main file.")] = None,
         limit: options.Newest = 20,
-        json: Json = False,
-    ) -> None:
-        from worker.commands.noun_views import print_nouns
-        from worker.commands.server import connected
+    ) -> Listed:
+        tags = dict(text.split("=", 1) for text in tag or ())
+        return Listed(_of(client, word, name=name, tags=tags, sha256=sha256, limit=limit + 1), limit)
 
-        tags = _tags(tag)
-        with connected(server, key) as client:
-            found = _of(client, word, name=name, tags=tags, sha256=sha256, limit=limit + 1)
-        more = len(found) > limit
-        if json:
-            print_items(found[:limit], has_more=more)
-            return
-        print_nouns(word, found[:limit])
-        if more:
-            typer.echo(f"There are more: --limit shows up to {options.MOST_LISTED} (shown: {limit}).", err=True)
-
-    @app.command(help=f"One {word}: its version, what is said of it, and its aliases.")
-    def show(reference: Reference, server: Server = None, key: Key = None, json: Json = False) -> None:
-        from worker.commands.noun_views import print_noun
-        from worker.commands.server import connected
-
-        with connected(server, key) as client:
+    @command(app, about=f"One {word}: its version, what is said of it, and its aliases.")
+    def show(reference: Reference, service: Service, json: options.Json = False) -> None:
+        with service.connected() as client:
             found = _one(client, word, reference)
             aliases = [] if json else client.aliases(word, found.id)
         if json:
             print_json(found)
             return
+        from worker.commands.views import print_noun
+
         print_noun(word, found, [alias.alias for alias in aliases if alias.id == found.id])
 
-    @app.command(help="All versions of a name, the newest first.")
-    def versions(name: Name, server: Server = None, key: Key = None, json: Json = False) -> None:
-        from worker.commands.noun_views import print_nouns
-        from worker.commands.server import connected
-
-        with connected(server, key) as client:
-            found = _of(client, word, name=name)
+    @remote(app, text=print_nouns, about="All versions of a name, the newest first.")
+    def versions(
+        name: Annotated[str, typer.Argument(metavar="NAME", help="The name alone.")], client: Client
+    ) -> list[ModelOut | DatasetOut]:
+        found = _of(client, word, name=name)
         if not found:
             raise InvalidRequestError(
                 f"There is no {word} of the name {name!r}.", hint=f"quantmill {word}s list shows what there is."
             )
-        if json:
-            print_items(found)
-            return
-        print_nouns(word, found)
+        return found
 
-    @app.command(help="The aliases of a name; with ALIAS, have it stand for this version.")
+    @remote(app, text=_print_aliases, about="The aliases of a name; with ALIAS, have it stand for this version.")
     def alias(
         reference: Reference,
         alias: Annotated[str | None, typer.Argument(metavar="[ALIAS]", help="A word such as prod.")] = None,
-        server: Server = None,
-        key: Key = None,
-        drop: Annotated[bool, typer.Option("--drop", help="End the alias.")] = False,
-        json: Json = False,
-    ) -> None:
-        from worker.commands.noun_views import print_aliases
-        from worker.commands.server import connected
+        *,
+        client: Client,
+        drop: Annotated[bool, typer.Option("--drop", callback=_with_alias, help="End the alias.")] = False,
+    ) -> list[AliasOut]:
+        return _changed(client, word, reference, alias, drop=drop)
 
-        if drop and alias is None:
-            raise typer.BadParameter("say which alias is to end.", param_hint="ALIAS")
-        with connected(server, key) as client:
-            found = _changed(client, word, reference, alias, drop=drop)
-        if json:
-            print_items(found)
-            return
-        print_aliases(found)
-
-    @app.command(help=f"Delete a {word} that nothing needs, by its id or NAME@3.")
-    def rm(reference: Reference, server: Server = None, key: Key = None, json: Json = False) -> None:
-        from worker.commands.server import connected
-
-        with connected(server, key) as client:
-            client.delete(word, reference)
-        print_deleted(reference, as_json=json)
+    @remote(app, about=f"Delete a {word} that nothing needs, by its id or NAME@3.")
+    def rm(reference: Reference, client: Client) -> Done:
+        client.delete(word, reference)
+        return deleted(reference)
 
     return app
+
+
+def _print_aliases(found: list[AliasOut]) -> None:
+    from worker.commands.views import print_aliases
+
+    print_aliases(found)
+
+
+def _with_alias(context: typer.Context, drop: bool) -> bool:
+    if drop and context.params.get("alias") is None:
+        raise typer.BadParameter("say which alias is to end.", param_hint="ALIAS")
+    return drop
+
+
+def _checked_tags(given: list[str] | None) -> list[str] | None:
+    for text in given or []:
+        if "=" not in text:
+            raise typer.BadParameter(f"{text!r} is not KEY=VALUE.", param_hint="--tag")
+    return given
 
 
 def _of(
@@ -144,11 +229,35 @@ def _changed(client: Client, word: Word, reference: str, alias: str | None, *, d
     return client.aliases(word, noun_id)
 
 
-def _tags(given: list[str] | None) -> dict[str, str]:
-    for text in given or []:
-        if "=" not in text:
-            raise typer.BadParameter(f"{text!r} is not KEY=VALUE.", param_hint="--tag")
-    return dict(text.split("=", 1) for text in given or [])
+packing = typer.Typer(name="dataset", help="Make datasets of folders of pictures or sounds.", no_args_is_help=True)
+
+
+@packing.callback()
+def every_command() -> None:
+    """Make datasets of folders of pictures or sounds."""
+
+
+@packing.command()
+def pack(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", exists=True, file_okay=False, readable=True)],
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="DATA.tar", help="Where the archive goes.")],
+    as_json: options.PlainJson = False,
+) -> None:
+    """Pack pictures or WAV files into a .tar: sorted by name, the same bytes each time, nothing that cannot be used."""
+    from worker.quantizer.data.media.packing import pack_folder
+
+    if output.suffix.lower() != ".tar":
+        raise typer.BadParameter(f"{output} does not end in .tar.", param_hint="--output")
+    options.output_path(output)
+    if output.resolve().is_relative_to(folder.resolve()):
+        raise typer.BadParameter(f"{output} lies within {folder}.", param_hint="--output")
+    packed = pack_folder(folder, output)
+    if as_json:
+        facts = {"files": packed.files, "content": packed.content, "classes": packed.classes}
+        print_json({"path": str(output), **facts})
+        return
+    labelled = "no labels" if packed.classes is None else f"{packed.classes} classes"
+    typer.echo(f"{output}  {packed.files} {packed.content}, {labelled}")
 
 
 apps = (make_app("model"), make_app("dataset"))

@@ -8,10 +8,11 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from pydantic import ValidationError
@@ -30,6 +31,9 @@ from service.contracts.validation import field_problems
 from service.settings import Settings
 from worker.quantizer.graph.sizes import VARIABLE as LARGE_VARIABLE
 from worker.runner import resource_limit
+
+if TYPE_CHECKING:
+    from service.client.options import SubmitOptions
 
 VARIABLE_PREFIX = "QUANTMILL_"
 # Variables of clients, of the test suite and the benchmarks, which are no settings of a process.
@@ -149,6 +153,7 @@ JobIdempotencyKey = Annotated[
 # Of a list that is read page by page.
 MOST_LISTED = 10_000
 Newest = Annotated[int, typer.Option(min=1, max=MOST_LISTED, help="The newest so many.")]
+JobId = Annotated[str, typer.Argument(metavar="JOB", help="The job's id, such as job_01jd3v8g5z7k2m4n6p8q0r1s2t.")]
 ExtraDir = Annotated[
     Path | None,
     typer.Option(metavar="DIR", help="Where further files of the recipe go, such as analyses. Default: nowhere."),
@@ -161,6 +166,23 @@ CheckpointDir = Annotated[
     Path | None,
     typer.Option(metavar="DIR", help="Keeps finished work, so that the same command goes on where it was killed."),
 ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobOptions:
+    """What every job takes beside what it works on."""
+
+    name: JobName = None
+    label: JobLabels = None
+    priority: JobPriority = 0
+
+    def request(self) -> SubmitOptions:
+        """The same as the client takes it.
+
+        Raises:
+            typer.BadParameter: a label is no KEY=VALUE.
+        """
+        return {"name": self.name, "labels": labels(self.label or ()), "priority": self.priority}
 
 
 _MINUTES = {"m": 1, "h": 60, "d": 24 * 60}
@@ -323,6 +345,12 @@ def labels(given: Iterable[str], option: str = "--label") -> dict[str, str]:
     return found
 
 
+def checked_labels(given: list[str] | None) -> list[str] | None:
+    """A callback of an option that takes labels."""
+    labels(given or ())
+    return given
+
+
 def one_of(words: Callable[[], tuple[str, ...]]) -> Callable[[str | None], str | None]:
     """A callback of an option that takes one of a few words, which are looked up once one is given."""
 
@@ -356,6 +384,12 @@ def moment_since(text: str | None) -> datetime | None:
             f"{text!r} is no time: 2026-01-31, 2026-01-31T12:00Z, or 90m, 12h, 7d ago.", param_hint="--since"
         ) from None
     return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
+
+
+def checked_moment(text: str | None) -> str | None:
+    """A callback of an option that takes a moment."""
+    moment_since(text)
+    return text
 
 
 def configure_logging(level: int = logging.INFO) -> None:

@@ -1,4 +1,4 @@
-"""``quantmill queues``: what waits in a service, and who takes it."""
+"""``quantmill queues`` and ``quarantine``: what waits in a service and who takes it, and which models it refuses."""
 
 from __future__ import annotations
 
@@ -7,52 +7,52 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from worker.commands.json_output import print_items
-from worker.commands.options import Key, Server
+from worker.commands.command import Done, remote
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
+    from service.client import Client
+    from service.quarantine.schemas import QuarantineOut
     from service.queues.schemas import QueueOut
+
+quarantine = typer.Typer(
+    name="quarantine", help="Models that kill their runner, and are refused: list, release.", no_args_is_help=True
+)
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command to ``app``."""
-    app.command()(queues)
+    """Add the command ``queues`` to ``app``."""
+    remote(app, text=_print_queues, about_json="JSON on standard output.")(queues)
 
 
-def queues(
-    server: Server = None,
-    key: Key = None,
-    as_json: Annotated[bool, typer.Option("--json", help="JSON on standard output.")] = False,
-) -> None:
+def _print_queues(found: Iterable[QueueOut]) -> None:
+    from worker.commands.views import print_queues
+
+    print_queues(found)
+
+
+def queues(client: Client) -> list[QueueOut]:
     """Show what waits in each queue of a service, what runs, and the slots of its live workers."""
-    from worker.commands.server import connected
-
-    with connected(server, key) as client:
-        found = client.queues()
-    if as_json:
-        print_items(found)
-    else:
-        print_queues(found)
+    return client.queues()
 
 
-def print_queues(found: Iterable[QueueOut], console: Console | None = None) -> None:
-    """One line per queue."""
-    from rich.table import Table
+def _quarantined(item: QuarantineOut) -> str:
+    return (
+        f"{item.digest}  {item.quarantined_at:%Y-%m-%d %H:%M}  {item.crashes} times  {item.reason}\n"
+        f"  the last time: model {item.model_id}, job {item.job_id}"
+    )
 
-    from worker.commands.console import make_console
 
-    table = Table("queue", "due", "delayed", "running", "oldest", "workers", "slots")
-    for queue in found:
-        age, slots = queue.oldest_due_age_seconds, queue.slots
-        table.add_row(
-            queue.name,
-            str(queue.queued.due),
-            str(queue.queued.delayed),
-            str(queue.running),
-            "-" if age is None else f"{age:.0f} s",
-            f"{queue.workers} ({queue.deaf_workers} deaf)" if queue.deaf_workers else str(queue.workers),
-            f"{slots.busy} of {slots.total} busy",
-        )
-    (console or make_console()).print(table)
+@remote(quarantine, "list", line=_quarantined, empty="No model is in quarantine.")
+def list_models(client: Client) -> list[QuarantineOut]:
+    """All models in quarantine, each with what happened the last time."""
+    return client.quarantine()
+
+
+@remote(quarantine)
+def release(
+    digest: Annotated[str, typer.Argument(metavar="DIGEST", help="As list shows it: 64 hexadecimal digits.")],
+    client: Client,
+) -> Done:
+    """Release a model: jobs with it are accepted and run again."""
+    client.release(digest)
+    return Done({"digest": digest, "released": True}, f"{digest} is released")

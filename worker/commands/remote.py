@@ -1,47 +1,40 @@
-"""Quantize on a service: upload, submit, follow, download. Gives what a run in this process gives."""
+"""Quantize on a service: upload, submit, follow, download. Gives what a run in this process gives.
+
+Files are taken if they are there, else uploaded under names that nobody else uses: a name with a version is what
+schedules and aliases go by, and what one command uploads must not become its latest.
+"""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from service.client import Client
-from service.contracts.config import QuantizationConfig
 from service.contracts.dataset import PreprocessingSpec
 from service.contracts.devices import DeviceChoice
 from service.contracts.evaluation_report import EvaluationReport
 from service.contracts.report import Report
-from service.contracts.runner import DatasetSource
+from service.datasets.schemas import DatasetOut
 from service.jobs.schemas import EventOut
+from service.models.schemas import ModelOut
+from worker.commands.command import Service
 from worker.commands.console import ProgressView
-from worker.commands.files import NOWHERE, Done, ExtraPlace, download_files
-from worker.commands.local import load_recipe, packed
-from worker.commands.server import connected
-from worker.commands.uploads import dataset_of, model_of, uploading
+from worker.commands.files import Done, download_files
+from worker.commands.recipes import Measurement, Quantization, load_recipe, packed
 
 Tell = Callable[[EventOut], None]
+_DIGEST_CHARS, _NAME_CHARS = 12, 180
+_USABLE = ("ready", "validating")
+# Of the same bytes there may be several, with other external data or another preprocessing.
+_LOOKED_AT = 20
 
 
 def quantize(
-    model: Path,
-    *,
-    config: QuantizationConfig,
-    calibration: DatasetSource | None,
-    evaluation: DatasetSource | None,
-    output: Path,
-    server: str,
-    key: str | None,
-    view: ProgressView,
-    extra: ExtraPlace = NOWHERE,
-    state: Path | None = None,
-    ranges_from: str | None = None,
-    priority: int = 0,
-    device: DeviceChoice = "auto",
+    task: Quantization, service: Service, *, view: ProgressView, priority: int = 0, device: DeviceChoice = "auto"
 ) -> Done:
-    """Quantize ``model`` on the service at ``server`` into ``output``, which appears whole or not at all.
-
-    With ``state``, the model's graph with these weights; with ``ranges_from``, by the ranges of that job.
+    """Quantize a model on a service into its output, which appears whole or not at all.
 
     Raises:
         ApiError: whatever the service refuses, or why the job failed.
@@ -51,56 +44,46 @@ def quantize(
         ExternalDataError: the model's external data is not there.
         FileAccessError: a further file has the name of another one of the command.
     """
-    with connected(server, key) as client:
-        uploaded = model_of(client, model, view)
+    with service.connected() as client:
+        uploaded = model_of(client, task.model, view)
         datasets = [
             dataset_of(client, Path(data.path), data.preprocessing, view)
-            for data in (calibration, evaluation)
+            for data in (task.calibration, task.evaluation)
             if data is not None
         ]
         view.progress("validate", message="on the service")
         model_id = client.wait_ready(uploaded).id
-        if state is not None:
-            version = client.create_model_version(model_id, state, progress=uploading(view, state))
+        if task.state is not None:
+            version = client.create_model_version(model_id, task.state, progress=uploading(view, task.state))
             model_id = client.wait_ready(version).id
         dataset_ids = [client.wait_ready(dataset).id for dataset in datasets]
         job = client.submit(
             model=model_id,
-            calibration=dataset_ids[0] if calibration is not None else None,
-            evaluation=dataset_ids[-1] if evaluation is not None else None,
-            config=config,
-            name=model.name[:200],
-            ranges_from=ranges_from,
+            calibration=dataset_ids[0] if task.calibration is not None else None,
+            evaluation=dataset_ids[-1] if task.evaluation is not None else None,
+            config=task.config,
+            name=task.model.name[:200],
+            ranges_from=task.ranges_from,
             priority=priority,
             device=device,
         )
         report = follow(client, job.id, view=view)
-        client.download(job, output)
-        return download_files(client, job.id, report, extra)
+        client.download(job, task.output)
+        return download_files(client, job.id, report, task.extra)
 
 
-def evaluate(
-    model: Path,
-    *,
-    evaluation: Path,
-    preprocessing: PreprocessingSpec,
-    reference: Path | None,
-    config: Path | None,
-    server: str,
-    key: str | None,
-    view: ProgressView,
-) -> dict[str, Any]:
-    """Measure ``model`` on the service at ``server``; gives what ``local.evaluate`` gives.
+def evaluate(task: Measurement, service: Service, *, view: ProgressView) -> dict[str, Any]:
+    """Measure a model on a service; gives what ``local.evaluate`` gives.
 
     Raises:
         ApiError: whatever the service refuses, or why the job failed.
         JobNotSucceededError: somebody canceled the job.
     """
-    recipe = load_recipe(None, config)
-    with packed(evaluation, "evaluation") as data, connected(server, key) as client:
-        own = model_of(client, model, view)
-        other = None if reference is None else model_of(client, reference, view)
-        dataset = dataset_of(client, data, preprocessing, view)
+    recipe = load_recipe(None, task.config)
+    with packed(task.evaluation, "evaluation") as data, service.connected() as client:
+        own = model_of(client, task.model, view)
+        other = None if task.reference is None else model_of(client, task.reference, view)
+        dataset = dataset_of(client, data, task.preprocessing, view)
         view.progress("validate", message="on the service")
         with recipe.pointing_into_file():
             job = client.submit_evaluation(
@@ -108,7 +91,7 @@ def evaluate(
                 reference=other,
                 evaluation=dataset,
                 spec=recipe.config.evaluation,
-                name=model.name[:200],
+                name=task.model.name[:200],
             )
         return follow_evaluation(client, job.id, view=view).to_json_dict()
 
@@ -178,3 +161,38 @@ def show_event(event: EventOut, view: ProgressView) -> None:
         view.metric(data["stage"], data["step"], figures)
     elif data.get("name") in {"job.requeued", "job.lease_expired"}:
         view.log(f"attempt {event.attempt} ended: {data['reason']}; the job is tried again", "warning")
+
+
+def model_of(client: Client, path: Path, view: ProgressView) -> ModelOut:
+    """The model of a file: one of the same bytes, without external data, that was not rejected, or a new one."""
+    digest = _digest(path)
+    for found in client.models(sha256=digest, limit=_LOOKED_AT):
+        if found.status in _USABLE and found.format == "onnx" and len(found.files) == 1:
+            view.log(f"{path.name} is there: {found.name}@{found.version}")
+            return found
+    return client.push_model(path, name=_name(path, digest), progress=uploading(view, path))
+
+
+def dataset_of(client: Client, path: Path, preprocessing: PreprocessingSpec, view: ProgressView) -> DatasetOut:
+    """The dataset of a file: one of the same bytes and preprocessing that was not rejected, or a new one."""
+    digest = _digest(path)
+    for found in client.datasets(sha256=digest, limit=_LOOKED_AT):
+        if found.status in _USABLE and found.preprocessing == preprocessing:
+            view.log(f"{path.name} is there: {found.name}@{found.version}")
+            return found
+    return client.push_dataset(path, preprocessing, name=_name(path, digest), progress=uploading(view, path))
+
+
+def uploading(view: ProgressView, path: Path) -> Callable[[int, int], None]:
+    """What tells ``view`` how far the upload of ``path`` has come."""
+    stage = f"upload {path.name}"
+    return lambda sent, total: view.progress(stage, sent, total, "bytes")
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _name(path: Path, digest: str) -> str:
+    return f"{path.stem[:_NAME_CHARS].replace('@', '-')} {digest[:_DIGEST_CHARS]}"

@@ -13,28 +13,29 @@ import typer
 from pydantic import ValidationError
 
 from service.contracts.errors import InvalidRequestError
-from service.contracts.report import Report
+from service.contracts.patch import advised_config
+from service.contracts.report import Advice, Report
 from worker.commands import options
+from worker.commands.command import Printing, Service, command
 from worker.commands.files import publish
+from worker.commands.printing import print_json
 
 if TYPE_CHECKING:
     from service.reports.formats import FormatName
 
 _JOB_ID = "job_[0-9a-z]+"
-Html = Annotated[Path | None, typer.Option(metavar="R.html", help="The report as one page for a browser.")]
-Markdown = Annotated[Path | None, typer.Option(metavar="R.md", help="The report for a merge request.")]
-Junit = Annotated[Path | None, typer.Option(metavar="R.xml", help="Gate and critical findings as JUnit XML, for CI.")]
-LayersCsv = Annotated[Path | None, typer.Option(metavar="L.csv", help="Every layer as a row of CSV.")]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ReportFiles:
     """Where each form of the report goes; None: nowhere."""
 
-    html: Path | None = None
-    markdown: Path | None = None
-    junit: Path | None = None
-    layers_csv: Path | None = None
+    html: Annotated[Path | None, typer.Option(metavar="R.html", help="The report as one page for a browser.")] = None
+    markdown: Annotated[Path | None, typer.Option(metavar="R.md", help="The report for a merge request.")] = None
+    junit: Annotated[
+        Path | None, typer.Option(metavar="R.xml", help="Gate and critical findings as JUnit XML, for CI.")
+    ] = None
+    layers_csv: Annotated[Path | None, typer.Option(metavar="L.csv", help="Every layer as a row of CSV.")] = None
 
     @property
     def by_option(self) -> dict[str, Path | None]:
@@ -101,42 +102,34 @@ def render_json(document: Any) -> str:
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command to ``app``."""
-    app.command()(report)
+    """Add the commands to ``app``."""
+    command(app)(report)
+    app.command("apply-advice")(apply_advice)
 
 
 def report(
     source: Annotated[
         str, typer.Argument(metavar="R.json|JOB", help="The file of an earlier run's report, or a succeeded job's id.")
     ],
-    html: Html = None,
-    markdown: Markdown = None,
-    junit: Junit = None,
-    layers_csv: LayersCsv = None,
-    json: options.Json = False,
-    quiet: options.Quiet = False,
-    server: options.Server = None,
-    key: options.Key = None,
+    files: ReportFiles,
+    printing: Printing,
+    service: Service,
 ) -> None:
     """Print the report of an earlier run or of a job, and make other forms of it; older versions are read, too."""
-    from worker.commands.console import print_report
-    from worker.commands.evaluation_view import print_evaluation
+    from worker.commands.report_view import print_evaluation, print_report
 
-    files = ReportFiles(html, markdown, junit, layers_csv)
     for path in files.paths:
         options.output_path(path)
     file = Path(source)
     if not file.exists() and re.fullmatch(_JOB_ID, source):
-        from worker.commands.server import connected
-
-        with connected(server, key) as client:
+        with service.connected() as client:
             if client.job(source).kind == "evaluate":
                 if files.paths:
                     raise typer.BadParameter("an evaluation is told as JSON alone.", param_hint="JOB")
                 told = client.evaluation_report(source).to_json_dict()
-                if json:
+                if printing.json:
                     typer.echo(render_json(told), nl=False)
-                elif not quiet:
+                elif not printing.quiet:
                     print_evaluation(told)
                 return
             found = client.report(source)
@@ -145,9 +138,9 @@ def report(
     else:
         options.distinct_paths(files.by_option, {"R.json": file})
         found = read_report(file)
-    if json:
+    if printing.json:
         typer.echo(render_json(found.to_json_dict()), nl=False)
-    elif not quiet:
+    elif not printing.quiet:
         print_report(found, report_path=file if file.exists() else None)
     files.write(found)
 
@@ -167,3 +160,41 @@ def read_report(file: Path) -> Report:
             f"{file} is no report: {f'{place}: ' if place else ''}{first['msg']}.",
             hint="Give the file of --report of an earlier run, or what GET /v1/jobs/ID/report answers.",
         ) from None
+
+
+def apply_advice(
+    report: Annotated[
+        Path, typer.Argument(metavar="REPORT.json", exists=True, dir_okay=False, help="The file of --report.")
+    ],
+    output: Annotated[Path, typer.Option(metavar="CONFIG.json", help="Where the whole config goes.")],
+    number: Annotated[int, typer.Option(min=1, help="Which advice of the report; 1 is the most helpful.")] = 1,
+    as_json: options.PlainJson = False,
+) -> None:
+    """Write the config of a report with a piece of its advice applied, for ``quantmill quantize --config``."""
+    options.output_path(output)
+    options.distinct_paths({"--output": output}, {"REPORT": report})
+    found = read_report(report)
+    chosen = _chosen(found, number, report)
+    document = advised_config(found.manifest.config, chosen.config).model_dump(mode="json")
+    write_json(output, document)
+    if as_json:
+        facts = {"code": chosen.code, "message": chosen.message, "changes": chosen.config}
+        print_json({"advice": number, **facts, "config": str(output)})
+        return
+    typer.echo(f"advice    {number}, {chosen.code}: {chosen.message}")
+    for key, value in chosen.config.items():
+        typer.echo(f"  {key}: {json.dumps(value)}")
+    typer.echo(f"config    {output}")
+
+
+def _chosen(report: Report, number: int, path: Path) -> Advice:
+    listed = report.advice
+    if number > len(listed):
+        raise InvalidRequestError(
+            f"{path} has {len(listed) or 'no'} piece{'' if len(listed) == 1 else 's'} of advice.",
+            hint="Advice is given where accuracy suffered." if not listed else f"Choose from 1 to {len(listed)}.",
+        )
+    chosen = listed[number - 1]
+    if not chosen.config:
+        raise InvalidRequestError(f"advice {number} is no setting: {chosen.message}", hint="Choose another one.")
+    return chosen

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
+import time
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
 
 import typer
 
 from service.contracts.exits import ExitCode
 from worker.commands import options
-from worker.commands.job_waiting import Timeout
-from worker.commands.json_output import print_deleted, print_items, print_json
-from worker.commands.options import Json, Key, Quiet, Server
+from worker.commands.command import Done, Printing, Service, command, deleted, remote
+from worker.commands.command import show as show_answer
+from worker.commands.job_results import Timeout
+from worker.commands.options import Json
 
 if TYPE_CHECKING:
+    from service.client import Client
+    from service.client.options import ScheduleOptions
     from service.schedules.schemas import RunOut, ScheduleListed, ScheduleOut
 
 app = typer.Typer(
@@ -22,6 +27,9 @@ app = typer.Typer(
 )
 
 ScheduleId = Annotated[str, typer.Argument(metavar="SCHEDULE", help="Its name, or its id, as list shows it: sch_...")]
+# Options that are other words than the fields of requests.
+_FIELDS = {"misfire_grace": "misfire_grace_seconds", "jitter": "jitter_seconds"}
+_PAUSE_SECONDS = 1.0
 
 
 def _overlaps() -> tuple[str, ...]:
@@ -42,258 +50,63 @@ def _run_states() -> tuple[str, ...]:
     return get_args(RunState)
 
 
-@app.command()
-def add(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="None of the others has it.")],
-    cron: Annotated[str, typer.Argument(metavar="CRON", help="Such as '0 2 * * *': every night at two.")],
-    template: Annotated[
-        Path,
-        typer.Argument(metavar="JOB.json", exists=True, dir_okay=False, help="The request, as of POST /v1/jobs."),
-    ],
-    server: Server = None,
-    key: Key = None,
-    timezone: Annotated[str, typer.Option(help="IANA name of the clock that the times are of.")] = "UTC",
+@dataclass(frozen=True, kw_only=True)
+class Rules:
+    """When a schedule is due, and what is done where times collide."""
+
+    timezone: Annotated[str, typer.Option(help="IANA name of the clock that the times are of.")] = "UTC"
     overlap: Annotated[
         str,
         typer.Option(
             callback=options.one_of(_overlaps), help="While the last has not ended: skip, queue or cancel_running."
         ),
-    ] = "skip",
+    ] = "skip"
     misfire: Annotated[
         str, typer.Option(callback=options.one_of(_misfires), help="What was due long ago: run_once or skip.")
-    ] = "run_once",
-    misfire_grace: Annotated[int, typer.Option(min=1, help="Seconds; so late is not long ago.")] = 600,
-    jitter: Annotated[int, typer.Option(min=0, help="Seconds that it may be later.")] = 0,
+    ] = "run_once"
+    misfire_grace: Annotated[int, typer.Option(min=1, help="Seconds; so late is not long ago.")] = 600
+    jitter: Annotated[int, typer.Option(min=0, help="Seconds that it may be later.")] = 0
     skip_unchanged: Annotated[
         bool, typer.Option("--skip-unchanged", help="Submit nothing where nothing has changed.")
-    ] = False,
+    ] = False
     gate: Annotated[
         Path | None, typer.Option(exists=True, dir_okay=False, help="A regression gate, as JSON. Default: none.")
-    ] = None,
-    promote_to: Annotated[str | None, typer.Option(help="Alias that moves to the version, on pass.")] = None,
-    paused: Annotated[bool, typer.Option("--paused", help="It is not due until it is resumed.")] = False,
-    as_json: Json = False,
-) -> None:
-    """Have a job submitted by the clock."""
-    from worker.commands.server import connected
-
-    request, regression = _document(template), {} if gate is None else _document(gate)
-    with connected(server, key) as client:
-        made = client.create_schedule(
-            name,
-            cron,
-            request,
-            timezone=timezone,
-            overlap=overlap,  # type: ignore[arg-type]  # the callbacks have checked the words
-            misfire=misfire,  # type: ignore[arg-type]
-            misfire_grace_seconds=misfire_grace,
-            jitter_seconds=jitter,
-            skip_unchanged=skip_unchanged,
-            gate=regression,
-            promote_to=promote_to,
-            paused=paused,
-        )
-    _show(made, as_json)
+    ] = None
+    promote_to: Annotated[str | None, typer.Option(help="Alias that moves to the version, on pass.")] = None
+    paused: Annotated[bool, typer.Option("--paused", help="It is not due until it is resumed.")] = False
 
 
-@app.command("set")
-def set_schedule(
-    schedule_id: ScheduleId,
-    server: Server = None,
-    key: Key = None,
-    name: Annotated[str | None, typer.Option(help="Another name.")] = None,
-    cron: Annotated[str | None, typer.Option(help="Such as '0 2 * * *': every night at two.")] = None,
+@dataclass(frozen=True, kw_only=True)
+class Changes:
+    """What of a schedule is to be another; None: it stays."""
+
+    name: Annotated[str | None, typer.Option(help="Another name.")] = None
+    cron: Annotated[str | None, typer.Option(help="Such as '0 2 * * *': every night at two.")] = None
     template: Annotated[
         Path | None, typer.Option(exists=True, dir_okay=False, help="The request for the job, as JSON.")
-    ] = None,
-    timezone: Annotated[str | None, typer.Option(help="IANA name of the clock that the times are of.")] = None,
+    ] = None
+    timezone: Annotated[str | None, typer.Option(help="IANA name of the clock that the times are of.")] = None
     overlap: Annotated[
         str | None, typer.Option(callback=options.one_of(_overlaps), help="skip, queue or cancel_running.")
-    ] = None,
-    misfire: Annotated[str | None, typer.Option(callback=options.one_of(_misfires), help="run_once or skip.")] = None,
-    misfire_grace: Annotated[int | None, typer.Option(min=1, help="Seconds; so late is not long ago.")] = None,
-    jitter: Annotated[int | None, typer.Option(min=0, help="Seconds that it may be later.")] = None,
+    ] = None
+    misfire: Annotated[str | None, typer.Option(callback=options.one_of(_misfires), help="run_once or skip.")] = None
+    misfire_grace: Annotated[int | None, typer.Option(min=1, help="Seconds; so late is not long ago.")] = None
+    jitter: Annotated[int | None, typer.Option(min=0, help="Seconds that it may be later.")] = None
     skip_unchanged: Annotated[
         bool | None, typer.Option("--skip-unchanged/--no-skip-unchanged", help="Submit nothing where nothing changed.")
-    ] = None,
+    ] = None
     gate: Annotated[
         Path | None, typer.Option(exists=True, dir_okay=False, help="Another regression gate, as JSON.")
-    ] = None,
-    promote_to: Annotated[
-        str | None, typer.Option(help="Alias that moves to the version, on pass; '' for none.")
-    ] = None,
-    as_json: Json = False,
-) -> None:
-    """Change a schedule: what is not named stays. With other times it is planned anew, from now on."""
-    from worker.commands.server import connected
-
-    given = {
-        "name": name,
-        "cron": cron,
-        "template": None if template is None else _document(template),
-        "timezone": timezone,
-        "overlap": overlap,
-        "misfire": misfire,
-        "misfire_grace_seconds": misfire_grace,
-        "jitter_seconds": jitter,
-        "skip_unchanged": skip_unchanged,
-        "gate": None if gate is None else _document(gate),
-    }
-    changes: dict[str, Any] = {field: value for field, value in given.items() if value is not None}
-    if promote_to is not None:
-        changes["promote_to"] = promote_to or None
-    if not changes:
-        raise typer.BadParameter("name what is to be another, such as --cron.")
-    with connected(server, key) as client:
-        made = client.change_schedule(client.schedule(schedule_id), changes)
-    _show(made, as_json)
+    ] = None
+    promote_to: Annotated[str | None, typer.Option(help="Alias that moves to the version, on pass; '' for none.")] = (
+        None
+    )
 
 
-@app.command("list")
-def list_schedules(server: Server = None, key: Key = None, as_json: Json = False) -> None:
-    """All schedules, the newest first."""
-    from worker.commands.server import connected
-
-    with connected(server, key) as client:
-        found = list(client.schedules())
-    if as_json:
-        print_items(found)
-        return
-    for item in found:
-        typer.echo(_line(item))
-    if not found:
-        typer.echo("There is no schedule.")
-
-
-@app.command()
-def show(schedule_id: ScheduleId, server: Server = None, key: Key = None, as_json: Json = False) -> None:
-    """One schedule, with its rules; --json shows its template, too."""
-    from worker.commands.server import connected
-
-    with connected(server, key) as client:
-        found = client.schedule(schedule_id)
-    if as_json:
-        print_json(found)
-        return
-    typer.echo(_line(found))
-    for field in ("overlap", "misfire", "jitter_seconds", "skip_unchanged", "promote_to", "last_pass_job_id"):
-        typer.echo(f"  {field.replace('_', ' ')}: {getattr(found, field)}")
-    typer.echo(f"  baseline: {found.gate.baseline.model_dump_json()}")
-    typer.echo(f"  on undecided: {found.gate.on_undecided}")
-    for clause in found.gate.clauses:
-        typer.echo(f"  clause: {clause.model_dump_json(exclude_none=True)}")
-
-
-@app.command()
-def run(
-    schedule_id: ScheduleId,
-    wait: Annotated[
-        bool,
-        typer.Option(
-            "--wait",
-            help="Follow its job, and wait until it was judged: exit 0 if it was accepted, 3 if not, 1 if it came to "
-            "nothing, 5 after --timeout.",
-        ),
-    ] = False,
-    timeout: Timeout = None,
-    server: Server = None,
-    key: Key = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
-) -> None:
-    """Run a schedule now; its times stay as they are."""
-    from worker.commands.schedule_waiting import wait_run
-    from worker.commands.server import connected
-
-    if timeout is not None and not wait:
-        raise typer.BadParameter("goes with --wait.", param_hint="--timeout")
-    with connected(server, key) as client:
-        made = client.run_schedule(schedule_id)
-        if wait:
-            made = wait_run(client, made, timeout_seconds=timeout, quiet=quiet)
-    if as_json:
-        print_json(made)
-    else:
-        typer.echo(_run_line(made))
-    if wait and made.state != "passed":
-        raise typer.Exit(ExitCode.GATE_FAILED if made.state == "failed" else ExitCode.ERROR)
-
-
-@app.command()
-def pause(schedule_id: ScheduleId, server: Server = None, key: Key = None, as_json: Json = False) -> None:
-    """Let a schedule not be due until it is resumed."""
-    from worker.commands.server import connected
-
-    with connected(server, key) as client:
-        _show(client.pause_schedule(schedule_id), as_json)
-
-
-@app.command()
-def resume(schedule_id: ScheduleId, server: Server = None, key: Key = None, as_json: Json = False) -> None:
-    """Let a paused schedule be due again, from now on."""
-    from worker.commands.server import connected
-
-    with connected(server, key) as client:
-        _show(client.resume_schedule(schedule_id), as_json)
-
-
-@app.command()
-def runs(
-    schedule_id: ScheduleId,
-    server: Server = None,
-    key: Key = None,
-    state: Annotated[
-        str | None,
-        typer.Option(
-            callback=options.one_of(_run_states),
-            help="waiting, running, passed, failed, skipped or refused. Default: all.",
-        ),
-    ] = None,
-    limit: Annotated[int, typer.Option(min=1, max=200, help="The newest so many.")] = 50,
-    as_json: Json = False,
-) -> None:
-    """What became of the times that it was due, the newest first."""
-    from worker.commands.server import connected
-
-    with connected(server, key) as client:
-        found = client.schedule_runs(schedule_id, state=state, limit=limit).items  # type: ignore[arg-type]
-    if as_json:
-        print_items(found)
-        return
-    for item in found:
-        typer.echo(_run_line(item))
-    if not found:
-        typer.echo("There is no run.")
-
-
-@app.command()
-def rm(schedule_id: ScheduleId, server: Server = None, key: Key = None, as_json: Json = False) -> None:
-    """Delete a schedule with its history; its jobs stay."""
-    from worker.commands.server import connected
-
-    with connected(server, key) as client:
-        client.delete_schedule(schedule_id)
-    print_deleted(schedule_id, as_json=as_json)
-
-
-def _document(path: Path) -> dict[str, Any]:
-    """A JSON object from a file."""
-    try:
-        found = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise typer.BadParameter(f"{path} is no JSON: {error}") from None
-    if not isinstance(found, dict):
-        raise typer.BadParameter(f"{path} holds no JSON object.")
-    return found
-
-
-def _show(found: ScheduleOut, as_json: bool) -> None:
-    for warning in found.warnings:
-        typer.echo(f"warning: {warning}", err=True)
-    if as_json:
-        print_json(found)
-    else:
-        typer.echo(_line(found))
+def _request(given: Rules | Changes) -> dict[str, Any]:
+    """What options say, under the names of requests; documents are read from their files."""
+    request = {_FIELDS.get(name, name): value for name, value in asdict(given).items() if value is not None}
+    return {name: _document(value) if isinstance(value, Path) else value for name, value in request.items()}
 
 
 def _line(item: ScheduleListed) -> str:
@@ -312,3 +125,169 @@ def _model(item: RunOut) -> str | None:
     """The version that was quantized: by its name, where the service tells that."""
     name, version = getattr(item, "model_name", None), getattr(item, "model_version", None)
     return item.model_id if name is None else f"{name}@{version}"
+
+
+def _print_schedule(found: ScheduleOut) -> None:
+    typer.echo(_line(found))
+    for field in ("overlap", "misfire", "jitter_seconds", "skip_unchanged", "promote_to", "last_pass_job_id"):
+        typer.echo(f"  {field.replace('_', ' ')}: {getattr(found, field)}")
+    typer.echo(f"  baseline: {found.gate.baseline.model_dump_json()}")
+    typer.echo(f"  on undecided: {found.gate.on_undecided}")
+    for clause in found.gate.clauses:
+        typer.echo(f"  clause: {clause.model_dump_json(exclude_none=True)}")
+
+
+@command(app)
+def add(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="None of the others has it.")],
+    cron: Annotated[str, typer.Argument(metavar="CRON", help="Such as '0 2 * * *': every night at two.")],
+    template: Annotated[
+        Path,
+        typer.Argument(metavar="JOB.json", exists=True, dir_okay=False, help="The request, as of POST /v1/jobs."),
+    ],
+    service: Service,
+    rules: Rules,
+    as_json: Json = False,
+) -> None:
+    """Have a job submitted by the clock."""
+    document, request = _document(template), _request(rules)
+    with service.connected() as client:
+        made = client.create_schedule(name, cron, document, **cast("ScheduleOptions", request))
+    _show(made, as_json)
+
+
+@command(app, "set")
+def set_schedule(schedule_id: ScheduleId, service: Service, changes: Changes, as_json: Json = False) -> None:
+    """Change a schedule: what is not named stays. With other times it is planned anew, from now on."""
+    given = _request(changes)
+    if not given:
+        raise typer.BadParameter("name what is to be another, such as --cron.")
+    if "promote_to" in given:
+        given["promote_to"] = given["promote_to"] or None
+    with service.connected() as client:
+        made = client.change_schedule(client.schedule(schedule_id), given)
+    _show(made, as_json)
+
+
+@remote(app, "list", line=_line, empty="There is no schedule.")
+def list_schedules(client: Client) -> list[ScheduleListed]:
+    """All schedules, the newest first."""
+    return list(client.schedules())
+
+
+@remote(app, text=_print_schedule)
+def show(schedule_id: ScheduleId, client: Client) -> ScheduleOut:
+    """One schedule, with its rules; --json shows its template, too."""
+    return client.schedule(schedule_id)
+
+
+@command(app)
+def run(
+    schedule_id: ScheduleId,
+    wait: Annotated[
+        bool,
+        typer.Option(
+            "--wait",
+            help="Follow its job, and wait until it was judged: exit 0 if it was accepted, 3 if not, 1 if it came to "
+            "nothing, 5 after --timeout.",
+        ),
+    ] = False,
+    timeout: Timeout = None,
+    *,
+    service: Service,
+    printing: Printing,
+) -> None:
+    """Run a schedule now; its times stay as they are."""
+    if timeout is not None and not wait:
+        raise typer.BadParameter("goes with --wait.", param_hint="--timeout")
+    with service.connected() as client:
+        made = client.run_schedule(schedule_id)
+        if wait:
+            made = _wait_run(client, made, timeout_seconds=timeout, quiet=printing.quiet)
+    show_answer(made, json=printing.json, line=_run_line)
+    if wait and made.state != "passed":
+        raise typer.Exit(ExitCode.GATE_FAILED if made.state == "failed" else ExitCode.ERROR)
+
+
+@remote(app, line=_line)
+def pause(schedule_id: ScheduleId, client: Client) -> ScheduleOut:
+    """Let a schedule not be due until it is resumed."""
+    return _warned(client.pause_schedule(schedule_id))
+
+
+@remote(app, line=_line)
+def resume(schedule_id: ScheduleId, client: Client) -> ScheduleOut:
+    """Let a paused schedule be due again, from now on."""
+    return _warned(client.resume_schedule(schedule_id))
+
+
+@remote(app, line=_run_line, empty="There is no run.")
+def runs(
+    schedule_id: ScheduleId,
+    client: Client,
+    state: Annotated[
+        str | None,
+        typer.Option(
+            callback=options.one_of(_run_states),
+            help="waiting, running, passed, failed, skipped or refused. Default: all.",
+        ),
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, max=200, help="The newest so many.")] = 50,
+) -> list[RunOut]:
+    """What became of the times that it was due, the newest first."""
+    return client.schedule_runs(schedule_id, state=state, limit=limit).items  # type: ignore[arg-type]  # checked above
+
+
+@remote(app)
+def rm(schedule_id: ScheduleId, client: Client) -> Done:
+    """Delete a schedule with its history; its jobs stay."""
+    client.delete_schedule(schedule_id)
+    return deleted(schedule_id)
+
+
+def _document(path: Path) -> dict[str, Any]:
+    """A JSON object from a file."""
+    try:
+        found = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise typer.BadParameter(f"{path} is no JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise typer.BadParameter(f"{path} holds no JSON object.")
+    return found
+
+
+def _show(found: ScheduleOut, as_json: bool) -> None:
+    show_answer(_warned(found), json=as_json, line=_line)
+
+
+def _warned(found: ScheduleOut) -> ScheduleOut:
+    """The schedule, once its warnings are told."""
+    for warning in found.warnings:
+        typer.echo(f"warning: {warning}", err=True)
+    return found
+
+
+def _wait_run(client: Client, run: RunOut, *, timeout_seconds: float | None, quiet: bool) -> RunOut:
+    """Show the progress of the run's job on standard error; gives the run once it was judged, or came to nothing.
+
+    Raises:
+        WaitTimeoutError: it takes longer than that; the run goes on.
+    """
+    from worker.commands.console import ProgressView
+    from worker.commands.remote import show_event
+
+    ends = None if timeout_seconds is None else time.monotonic() + timeout_seconds
+
+    def left() -> float | None:
+        return None if ends is None else max(0.0, ends - time.monotonic())
+
+    with ProgressView(quiet=quiet) as view:
+        while run.job_id is None and run.finished_at is None and left() != 0.0:
+            view.progress("waiting", message="for the end of the last job")
+            time.sleep(_PAUSE_SECONDS)
+            run = client.schedule_run(run.schedule_id, run.id)
+        if run.job_id is not None:
+            view.log(f"job {run.job_id}; follow it: quantmill jobs follow {run.job_id}")
+            client.wait(run.job_id, on_event=lambda event: show_event(event, view), timeout_seconds=left())
+            view.progress("judging")
+        return client.wait_run(run, timeout_seconds=left())

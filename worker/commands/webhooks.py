@@ -1,16 +1,22 @@
-"""``quantmill webhooks``: where a service tells of events, and what became of it."""
+"""Where a service tells of events and sends results: ``quantmill webhooks`` and ``quantmill jobs hand-over``."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, get_args
+import json as js
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
 from worker.commands import options
-from worker.commands.json_output import print_deleted, print_items, print_json
-from worker.commands.options import Json, Key, Server
+from worker.commands.command import Done, Service, command, deleted, remote
+from worker.commands.command import show as show_answer
+from worker.commands.options import JobId
 
 if TYPE_CHECKING:
+    from service.client import Client
+    from service.hand_overs.schemas import HandOverOut
     from service.webhooks.schemas import DeliveryOut, WebhookMade, WebhookOut
 
 app = typer.Typer(
@@ -19,6 +25,13 @@ app = typer.Typer(
 
 WebhookId = Annotated[str, typer.Argument(metavar="WEBHOOK", help="As list shows it: whk_...")]
 DeliveryId = Annotated[str, typer.Argument(metavar="DELIVERY", help="As deliveries shows it: dlv_...")]
+Targets = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE.json", help="A list of places that results are sent to, as HTTP takes it; - is standard input."
+    ),
+]
+_STDIN = "-"
 _HOUR_SECONDS = 3600.0
 
 
@@ -28,146 +41,10 @@ def _delivery_states() -> tuple[str, ...]:
     return get_args(DeliveryState)
 
 
-@app.command()
-def create(
-    url: Annotated[str, typer.Argument(metavar="URL", help="https, of a host on the public internet.")],
-    server: Server = None,
-    key: Key = None,
-    event: Annotated[
-        list[str] | None, typer.Option(help="Such as 'job.*' or model.ready; may be given again. Default: all.")
-    ] = None,
-    description: Annotated[str | None, typer.Option(help="For people.")] = None,
-    as_json: Json = False,
-) -> None:
-    """Have a URL told of events. Prints the secret that its requests are signed by, once."""
-    from worker.commands.server import connected
+def _conditions() -> tuple[str, ...]:
+    from service.hand_overs.schemas import Condition
 
-    with connected(server, key) as client:
-        made = client.create_webhook(url, event or ["*"], description=description)
-    _show_made(made, as_json)
-
-
-@app.command("list")
-def list_webhooks(server: Server = None, key: Key = None, as_json: Json = False) -> None:
-    """All webhooks, the newest first."""
-    from worker.commands.server import connected
-
-    with connected(server, key) as client:
-        found = list(client.webhooks())
-    if as_json:
-        print_items(found)
-        return
-    for item in found:
-        typer.echo(_line(item))
-    if not found:
-        typer.echo("There is no webhook.")
-
-
-@app.command()
-def show(webhook_id: WebhookId, server: Server = None, key: Key = None, as_json: Json = False) -> None:
-    """One webhook, with what is wrong with it."""
-    from worker.commands.server import connected
-
-    with connected(server, key) as client:
-        found = client.webhook(webhook_id)
-    if as_json:
-        print_json(found)
-        return
-    typer.echo(_line(found))
-    for name in ("description", "disabled_at", "failing_since", "previous_secret_ends_at"):
-        value = getattr(found, name)
-        if value is not None:
-            typer.echo(f"  {name.replace('_', ' ')}: {value}")
-    if found.dropped_events:
-        typer.echo(f"  dropped events: {found.dropped_events}")
-
-
-@app.command()
-def rotate(
-    webhook_id: WebhookId,
-    server: Server = None,
-    key: Key = None,
-    grace_hours: Annotated[float, typer.Option(min=0, help="Until the old secret ends.")] = 24.0,
-    as_json: Json = False,
-) -> None:
-    """A new secret, printed once; until the old one ends, both sign."""
-    from worker.commands.server import connected
-
-    with connected(server, key) as client:
-        made = client.rotate_webhook(webhook_id, grace_seconds=grace_hours * _HOUR_SECONDS)
-    _show_made(made, as_json)
-
-
-@app.command()
-def ping(webhook_id: WebhookId, server: Server = None, key: Key = None, as_json: Json = False) -> None:
-    """Send webhook.ping; deliveries tells what became of it."""
-    from worker.commands.server import connected
-
-    with connected(server, key) as client:
-        _show_delivery(client.ping_webhook(webhook_id), as_json)
-
-
-@app.command()
-def deliveries(
-    webhook_id: WebhookId,
-    server: Server = None,
-    key: Key = None,
-    state: Annotated[
-        str | None,
-        typer.Option(callback=options.one_of(_delivery_states), help="waiting, delivered or failed. Default: all."),
-    ] = None,
-    limit: Annotated[int, typer.Option(min=1, max=200, help="The newest so many.")] = 50,
-    as_json: Json = False,
-) -> None:
-    """What was sent, or waits to be, the newest first."""
-    from worker.commands.server import connected
-
-    with connected(server, key) as client:
-        found = client.webhook_deliveries(webhook_id, state=state, limit=limit).items
-    if as_json:
-        print_items(found)
-        return
-    for item in found:
-        typer.echo(_delivery_line(item))
-    if not found:
-        typer.echo("There is no delivery.")
-
-
-@app.command()
-def redeliver(
-    webhook_id: WebhookId, delivery_id: DeliveryId, server: Server = None, key: Key = None, as_json: Json = False
-) -> None:
-    """Send a delivery (again) now; the receiver knows it by its id."""
-    from worker.commands.server import connected
-
-    with connected(server, key) as client:
-        _show_delivery(client.redeliver(webhook_id, delivery_id), as_json)
-
-
-@app.command()
-def rm(webhook_id: WebhookId, server: Server = None, key: Key = None, as_json: Json = False) -> None:
-    """Delete a webhook with its deliveries; what waits for it is never sent."""
-    from worker.commands.server import connected
-
-    with connected(server, key) as client:
-        client.delete_webhook(webhook_id)
-    print_deleted(webhook_id, as_json=as_json)
-
-
-def _show_made(made: WebhookMade, as_json: bool) -> None:
-    """The secret alone on standard output, as ``keys create`` has it."""
-    if as_json:
-        print_json(made)
-        return
-    typer.echo(f"{_line(made)}\nIts secret, which is shown this once:", err=True)
-    typer.echo(made.secret)
-
-
-def _show_delivery(found: DeliveryOut, as_json: bool) -> None:
-    if as_json:
-        print_json(found)
-    else:
-        typer.echo(_delivery_line(found))
+    return get_args(Condition)
 
 
 def _line(item: WebhookOut) -> str:
@@ -178,3 +55,155 @@ def _line(item: WebhookOut) -> str:
 def _delivery_line(item: DeliveryOut) -> str:
     told = str(item.last_status or item.last_error or "-")
     return f"{item.id}  {item.created_at:%Y-%m-%d %H:%M:%S}  {item.type}  {item.state}  {item.attempts}  {told}"
+
+
+def _hand_over_line(item: HandOverOut) -> str:
+    what = "post" if item.artifact is None else f"{item.kind} {item.artifact}"
+    why = "" if item.detail is None else f"  {item.detail}"
+    return f"{item.id}  {item.state:8}  {what:16}  {item.host}  attempts {item.attempts}{why}"
+
+
+def _print_made(made: WebhookMade) -> None:
+    """The secret alone on standard output, as ``keys create`` has it."""
+    typer.echo(f"{_line(made)}\nIts secret, which is shown this once:", err=True)
+    typer.echo(made.secret)
+
+
+def _print_webhook(found: WebhookOut) -> None:
+    typer.echo(_line(found))
+    for name in ("description", "disabled_at", "failing_since", "previous_secret_ends_at"):
+        value = getattr(found, name)
+        if value is not None:
+            typer.echo(f"  {name.replace('_', ' ')}: {value}")
+    if found.dropped_events:
+        typer.echo(f"  dropped events: {found.dropped_events}")
+
+
+@remote(app, text=_print_made)
+def create(
+    url: Annotated[str, typer.Argument(metavar="URL", help="https, of a host on the public internet.")],
+    client: Client,
+    event: Annotated[
+        list[str] | None, typer.Option(help="Such as 'job.*' or model.ready; may be given again. Default: all.")
+    ] = None,
+    description: Annotated[str | None, typer.Option(help="For people.")] = None,
+) -> WebhookMade:
+    """Have a URL told of events. Prints the secret that its requests are signed by, once."""
+    return client.create_webhook(url, event or ["*"], description=description)
+
+
+@remote(app, "list", line=_line, empty="There is no webhook.")
+def list_webhooks(client: Client) -> list[WebhookOut]:
+    """All webhooks, the newest first."""
+    return list(client.webhooks())
+
+
+@remote(app, text=_print_webhook)
+def show(webhook_id: WebhookId, client: Client) -> WebhookOut:
+    """One webhook, with what is wrong with it."""
+    return client.webhook(webhook_id)
+
+
+@remote(app, text=_print_made)
+def rotate(
+    webhook_id: WebhookId,
+    client: Client,
+    grace_hours: Annotated[float, typer.Option(min=0, help="Until the old secret ends.")] = 24.0,
+) -> WebhookMade:
+    """A new secret, printed once; until the old one ends, both sign."""
+    return client.rotate_webhook(webhook_id, grace_seconds=grace_hours * _HOUR_SECONDS)
+
+
+@remote(app, line=_delivery_line)
+def ping(webhook_id: WebhookId, client: Client) -> DeliveryOut:
+    """Send webhook.ping; deliveries tells what became of it."""
+    return client.ping_webhook(webhook_id)
+
+
+@remote(app, line=_delivery_line, empty="There is no delivery.")
+def deliveries(
+    webhook_id: WebhookId,
+    client: Client,
+    state: Annotated[
+        str | None,
+        typer.Option(callback=options.one_of(_delivery_states), help="waiting, delivered or failed. Default: all."),
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, max=200, help="The newest so many.")] = 50,
+) -> list[DeliveryOut]:
+    """What was sent, or waits to be, the newest first."""
+    return client.webhook_deliveries(webhook_id, state=state, limit=limit).items
+
+
+@remote(app, line=_delivery_line)
+def redeliver(webhook_id: WebhookId, delivery_id: DeliveryId, client: Client) -> DeliveryOut:
+    """Send a delivery (again) now; the receiver knows it by its id."""
+    return client.redeliver(webhook_id, delivery_id)
+
+
+@remote(app)
+def rm(webhook_id: WebhookId, client: Client) -> Done:
+    """Delete a webhook with its deliveries; what waits for it is never sent."""
+    client.delete_webhook(webhook_id)
+    return deleted(webhook_id)
+
+
+def given_targets(place: str | None) -> list[dict[str, Any]]:
+    """Targets of a file or of standard input (URLs are no arguments for all to see); errors quote none of it.
+
+    Raises:
+        typer.BadParameter: it cannot be read, or holds no list of objects.
+    """
+    if place is None:
+        return []
+    try:
+        text = sys.stdin.read() if place == _STDIN else Path(place).read_text()
+        found = js.loads(text)
+    except OSError as error:
+        raise typer.BadParameter(f"cannot be read: {error.strerror}", param_hint="--targets") from None
+    except ValueError:
+        raise typer.BadParameter("this is no JSON.", param_hint="--targets") from None
+    if not isinstance(found, list) or not all(isinstance(item, dict) for item in found):
+        raise typer.BadParameter("a list of targets: [{...}]", param_hint="--targets")
+    return found
+
+
+def register_hand_over(jobs: typer.Typer) -> None:
+    """Add ``hand-over`` to the commands of jobs."""
+    command(jobs, "hand-over")(hand_over)
+
+
+def hand_over(
+    job: JobId,
+    put: Annotated[
+        list[str] | None,
+        typer.Option(metavar="ARTIFACT=URL", help="Send this file by PUT to a presigned URL; may be given again."),
+    ] = None,
+    post: Annotated[
+        list[str] | None, typer.Option(metavar="URL", help="POST what is known of the job; may be given again.")
+    ] = None,
+    targets: Targets = None,
+    when: Annotated[
+        str,
+        typer.Option(
+            callback=options.one_of(_conditions),
+            help="Of --put and --post. pass: if the gate is passed; success: whatever the verdict is.",
+        ),
+    ] = "pass",
+    *,
+    service: Service,
+    json: options.Json = False,
+) -> None:
+    """Send results of a job to places of yours once it has succeeded; without any, list what goes where."""
+    wanted = [*given_targets(targets), *map(_put, put or ()), *({"kind": "post", "url": url} for url in post or ())]
+    for target in wanted:
+        target.setdefault("when", when)
+    with service.connected() as client:
+        found = client.hand_over(job, wanted) if wanted else client.hand_overs(job)
+    show_answer(found, json=json, line=_hand_over_line, empty="Nothing of this job is handed over.")
+
+
+def _put(text: str) -> dict[str, Any]:
+    artifact, sign, url = text.partition("=")
+    if not sign or "/" in artifact:
+        raise typer.BadParameter("say which file goes there: model=https://...", param_hint="--put")
+    return {"kind": "put", "artifact": artifact, "url": url}

@@ -1,19 +1,26 @@
-"""``quantmill keys``: who may use the service. Works on the database itself, so that the first key can be made."""
+"""``quantmill keys``, ``tenants`` and ``audit``: who may use the service, how much of it, and who did what.
+
+They work on the database itself, so that the first key can be made.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from pydantic import ValidationError
 
+from service.contracts.quota import Quota
+from service.contracts.validation import field_problems
 from service.principal import COMMAND_LINE, DEFAULT_TENANT, Principal, Scope
 from service.settings import Settings
 from worker.commands import options
-from worker.commands.json_output import print_items, print_json, print_line
-from worker.commands.options import DataDir
+from worker.commands.options import DataDir, PlainJson
+from worker.commands.printing import print_items, print_json, print_line
 
 if TYPE_CHECKING:
     from service.db import Database
@@ -31,7 +38,6 @@ Tenant = Annotated[
     str,
     typer.Option(metavar="NAME", help="Whose models, data and jobs the key sees: letters, digits, - and _, up to 64."),
 ]
-As_json = Annotated[bool, typer.Option("--json", help="JSON on standard output.")]
 _TENANT_LENGTH = 64
 
 
@@ -47,7 +53,7 @@ def create(
         ),
     ] = "submit",
     days: Annotated[float | None, typer.Option(min=0.001, help="Expires after so many days. Default: never.")] = None,
-    as_json: As_json = False,
+    as_json: PlainJson = False,
     data_dir: DataDir = None,
 ) -> None:
     """Make a key. Its text is printed on standard output, once; the database keeps only a hash of it."""
@@ -65,7 +71,7 @@ def create(
 @app.command("list")
 def list_keys(
     tenant: Annotated[str | None, typer.Option(metavar="NAME", help="Of this tenant. Default: of all.")] = None,
-    as_json: As_json = False,
+    as_json: PlainJson = False,
     data_dir: DataDir = None,
 ) -> None:
     """All keys, the newest first: whose, what they may do, when they were last used, whether they are good."""
@@ -87,7 +93,7 @@ def list_keys(
 
 
 @app.command()
-def revoke(key_id: KeyId, as_json: As_json = False, data_dir: DataDir = None) -> None:
+def revoke(key_id: KeyId, as_json: PlainJson = False, data_dir: DataDir = None) -> None:
     """End a key: within two seconds no API process takes it any more."""
     from service.keys import service
 
@@ -105,7 +111,7 @@ def rotate(
     grace_hours: Annotated[
         float, typer.Option(min=0.0, help="The old key stays good for so long; 0 ends it at once.")
     ] = 24.0,
-    as_json: As_json = False,
+    as_json: PlainJson = False,
     data_dir: DataDir = None,
 ) -> None:
     """Make a key in place of another: same tenant, name, scope and time to live. The old one ends after the grace."""
@@ -119,7 +125,7 @@ def rotate(
 
 
 @app.command("signing")
-def list_signing(as_json: As_json = False, data_dir: DataDir = None) -> None:
+def list_signing(as_json: PlainJson = False, data_dir: DataDir = None) -> None:
     """The public keys by which this installation attests, in PEM: give them to whoever verifies what it made."""
     from service.attestations.signing import known_keys
 
@@ -129,7 +135,7 @@ def list_signing(as_json: As_json = False, data_dir: DataDir = None) -> None:
 
 
 @app.command("rotate-signing")
-def rotate_signing(as_json: As_json = False, data_dir: DataDir = None) -> None:
+def rotate_signing(as_json: PlainJson = False, data_dir: DataDir = None) -> None:
     """Attest by a new key from now on; prints its public half. What the old one signed stays good."""
     from service.attestations import signing
 
@@ -215,3 +221,121 @@ def _show_signing(rows: list[SigningKeyRow], as_json: bool) -> None:
         state = "signs now" if key.retired_at is None else f"retired {key.retired_at:%Y-%m-%d %H:%M}"
         typer.echo(f"{key.id}  {key.algorithm}  since {key.created_at:%Y-%m-%d %H:%M}  {state}", err=True)
         typer.echo(key.public_key, nl=False)
+
+
+tenants = typer.Typer(name="tenants", help="What tenants may use, and use: show, set.", no_args_is_help=True)
+
+TenantName = Annotated[str, typer.Argument(metavar="TENANT", help="The tenant's name.")]
+_LIMITS = ", ".join(Quota.model_fields)
+
+
+@tenants.command("show")
+def show_tenant(tenant: TenantName, as_json: PlainJson = False, data_dir: DataDir = None) -> None:
+    """A tenant's limits, and how much of them it uses."""
+    from service.quotas import service
+
+    checked = check_tenant(tenant)
+    with installation(data_dir) as (settings, database), database.read() as session:
+        found = service.tenant_out(session, settings, checked)
+    if as_json:
+        print_json(found)
+        return
+    used = found.usage.model_dump()
+    for name, limit in found.quota.model_dump().items():
+        whose = "its own" if name in found.own else "default"
+        told = f"{used[name]:g} used" if name in used else ""
+        typer.echo(f"{name:<24} {'no limit' if limit is None else f'{limit:g}':>16}  {whose:<8} {told}".rstrip())
+
+
+@tenants.command("set")
+def set_quota(
+    tenant: TenantName,
+    limits: Annotated[
+        list[str], typer.Argument(metavar="NAME=NUMBER...", help=f"NAME=none: no limit. Names: {_LIMITS}.")
+    ],
+    as_json: PlainJson = False,
+    data_dir: DataDir = None,
+) -> None:
+    """Set the tenant's own limits, in place of all that were set before; what is not named is the default's."""
+    from service.quotas import service
+
+    checked, own = check_tenant(tenant), _parsed(limits)
+    with installation(data_dir) as (settings, database):
+        with database.write() as session:
+            service.set_quota(session, operator(), checked, own)
+        if as_json:
+            with database.read() as session:
+                print_json(service.tenant_out(session, settings, checked))
+            return
+    typer.echo(f"{checked}: {json.dumps(own.model_dump(exclude_unset=True))}")
+
+
+def _number(text: str) -> float | str:
+    """A number, or what is none as it is: the contract tells what is wrong with it."""
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def _parsed(limits: list[str]) -> Quota:
+    """The limits of the command line.
+
+    Raises:
+        typer.BadParameter: no such limit, or no number.
+    """
+    own: dict[str, Any] = {}
+    for entry in limits:
+        name, _, value = entry.partition("=")
+        own[name] = None if value == "none" else _number(value)
+    try:
+        return Quota.model_validate(own)
+    except ValidationError as error:
+        told = "; ".join(
+            f"{found.pointer.removeprefix('/')}: {found.message}" for found in field_problems(error, Quota)
+        )
+        raise typer.BadParameter(f"{told}. Limits are {_LIMITS}") from None
+
+
+EXIT_TAMPERED = 1
+audit = typer.Typer(name="audit", help="The record of all deeds: list, verify.", no_args_is_help=True)
+
+
+@audit.command("list")
+def list_events(
+    tenant: Annotated[str | None, typer.Option(metavar="NAME", help="Of this tenant. Default: of all.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=100_000, help="At most so many, the newest first.")] = 50,
+    as_json: PlainJson = False,
+    data_dir: DataDir = None,
+) -> None:
+    """The newest deeds: when, whose key, from where, what, on what."""
+    from service.audit import service
+
+    with installation(data_dir) as (_, database):
+        rows, _ = service.list_page(database, tenant, before=None, limit=limit)
+    if as_json:
+        names = ("seq", "tenant_id", "actor", "action", "object", "request_id", "address", "hash")
+        print_items({name: getattr(row, name) for name in names} | {"at": row.at.isoformat()} for row in rows)
+        return
+    for row in rows:
+        told = f"{row.tenant_id}  {row.actor}  {row.address or '-'}  {row.action}  {row.object}"
+        typer.echo(f"{row.seq:>8}  {row.at:%Y-%m-%d %H:%M:%S}  {told}")
+
+
+@audit.command()
+def verify(as_json: PlainJson = False, data_dir: DataDir = None) -> None:
+    """Go through the chain of hashes. Exits with 1 and the number of the first row that is not as it was written."""
+    from service.audit import service
+
+    with installation(data_dir) as (_, database):
+        found = service.verify_all(database)
+    if as_json:
+        print_json({"rows": found.rows, "head": found.head, "fault": found.fault, "seq": found.seq})
+    elif found.fault is None:
+        typer.echo(f"{found.rows} rows, as they were written; head {found.head}")
+    else:
+        typer.echo(f"row {found.seq} is {found.fault}; {found.rows} rows before it are as they were written", err=True)
+    if found.fault is not None:
+        raise typer.Exit(EXIT_TAMPERED)

@@ -1,4 +1,4 @@
-"""Keys of the service: seen, made, replaced, ended."""
+"""Keys of a tenant, models in quarantine, and queues."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from service.client.driving import Call, Each
 from service.client.steps import Items, Steps
 from service.keys.schemas import DAY_SECONDS, KeyMade, KeyOut
 from service.principal import Scope
+from service.quarantine.schemas import QuarantineList, QuarantineOut
+from service.queues.schemas import QueueList, QueueOut
 
 _PATH = "/v1/keys"
 
 
-class KeyCalls(Connection):
-    """Calls of ``/v1/keys``; they need a key of scope ``admin``, and for other tenants ``operator``."""
+class AdministrationCalls(Connection):
+    """Calls of ``/v1/keys``, ``/v1/quarantine`` and ``/v1/queues``."""
 
     @Call
     def create_key(
@@ -49,3 +51,27 @@ class KeyCalls(Connection):
     def revoke_key(self, key_id: str) -> Steps[KeyOut]:
         """End a key at once."""
         return KeyOut.model_validate((yield from self._json("POST", f"{_PATH}/{key_id}/revoke")))
+
+    @Call
+    def quarantine(self) -> Steps[list[QuarantineOut]]:
+        """All models in quarantine, the newest first."""
+        return QuarantineList.model_validate((yield from self._json("GET", "/v1/quarantine"))).items
+
+    @Call
+    def release(self, digest: str) -> Steps[None]:
+        """Release the model of this digest.
+
+        Raises:
+            NotFoundError: it is not in quarantine.
+        """
+        yield from self._request("DELETE", f"/v1/quarantine/{digest}")
+
+    @Call
+    def version(self) -> Steps[str]:
+        """The version of Quantmill that the service runs."""
+        return str((yield from self._json("GET", "/v1/version"))["version"])
+
+    @Call
+    def queues(self) -> Steps[list[QueueOut]]:
+        """Every queue: what waits in it, what runs, and the slots of its live workers."""
+        return QueueList.model_validate((yield from self._json("GET", "/v1/queues"))).items

@@ -1,30 +1,34 @@
-"""Artifacts: the files that a job has made."""
+"""What jobs give: artifacts, attestations, comparisons, and results sent to other places."""
 
 from __future__ import annotations
 
 import hashlib
 import re
 import uuid
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import httpx
 
 from service.artifacts.schemas import ArtifactList, ArtifactOut
+from service.attestations.schemas import SigningKeyList, SigningKeyOut
 from service.client.connection import Connection, Noun, id_of
 from service.client.driving import Call
 from service.client.errors import ApiError, DownloadCorruptError, raise_for_problem
 from service.client.steps import Steps, next_block, open_stream, work
+from service.comparison.schemas import Comparison
 from service.contracts.command_errors import FileAccessError
 from service.contracts.errors import InvalidRequestError
 from service.contracts.runner import DATA_KIND, FILE_PATTERN
+from service.hand_overs.schemas import HandOverList, HandOverOut
 
 _SILENCE_SECONDS = 60.0
 
 
-class ArtifactCalls(Connection):
-    """Calls of ``/v1/artifacts``."""
+class ResultCalls(Connection):
+    """Calls of what jobs give: ``/v1/artifacts``, attestations, comparisons and hand-overs."""
 
     @Call
     def artifacts(self, job: Noun | str) -> Steps[list[ArtifactOut]]:
@@ -113,6 +117,61 @@ class ArtifactCalls(Connection):
             except (httpx.TransportError, ApiError) as error:
                 yield from patience.endure(error)
         return digest.hexdigest()
+
+    @Call
+    def attestation(self, job: Noun | str) -> Steps[bytes]:
+        """The attestation of a succeeded job: a DSSE envelope as one line of JSON, to be kept beside its model."""
+        return (yield from self._request("GET", f"/v1/jobs/{id_of(job)}/attestation")).content
+
+    @Call
+    def signing_keys(self) -> Steps[list[SigningKeyOut]]:
+        """The public keys by which the service signs, or has signed, the newest first."""
+        return SigningKeyList.model_validate((yield from self._json("GET", "/v1/keys/signing"))).items
+
+    @Call
+    def compare(self, jobs: Iterable[Noun | str], *, flips: int = 50) -> Steps[Comparison]:
+        """Compare jobs that have succeeded; the first is what the others are held against.
+
+        Args:
+            jobs: 2 to 20 of them.
+            flips: how many samples that changed sides are listed per pair.
+
+        Raises:
+            ConflictError: one has not ended.
+        """
+        params = {"job": [id_of(job) for job in jobs], "flips": flips}
+        return Comparison.model_validate((yield from self._json("GET", "/v1/compare", params=params)))
+
+    @Call
+    def compare_csv(self, jobs: Iterable[Noun | str]) -> Steps[str]:
+        """The same as a table of CSV, one row per job."""
+        params = {"job": [id_of(job) for job in jobs]}
+        return (yield from self._request("GET", "/v1/compare.csv", params=params)).text
+
+    @Call
+    def hand_over(
+        self, job: Noun | str, targets: Sequence[Mapping[str, Any]], *, idempotency_key: str | None = None
+    ) -> Steps[list[HandOverOut]]:
+        """Have results of a job sent to places of yours, once it has succeeded, or now if it has; gives the new ones.
+
+        Args:
+            job: the job, or its id.
+            targets: as POST takes them: ``{"kind": "put", "artifact": "model", "url": PRESIGNED}``, or
+                ``{"kind": "post", "url": URL}``, each with ``headers`` and ``when``.
+            idempotency_key: as for ``submit``.
+
+        Raises:
+            ConflictError: the job has failed or was canceled, or has as many as it may.
+        """
+        body = {"targets": [dict(target) for target in targets]}
+        made = yield from self._create(f"/v1/jobs/{id_of(job)}/hand-over", body, idempotency_key)
+        return HandOverList.model_validate(made).items
+
+    @Call
+    def hand_overs(self, job: Noun | str) -> Steps[list[HandOverOut]]:
+        """Hand-overs of a job, in the order in which they were asked for; without URLs, which nobody is shown."""
+        found = yield from self._json("GET", f"/v1/jobs/{id_of(job)}/hand-over")
+        return HandOverList.model_validate(found).items
 
 
 def _is_there(data: ArtifactOut, place: Path) -> bool:

@@ -1,0 +1,238 @@
+"""``quantmill quantize`` and ``evaluate``: in this process, or on a service with ``--server``."""
+
+from __future__ import annotations
+
+import json
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from service.contracts.data_checks import check_data_given
+from service.contracts.exits import GATE_EXITS
+from service.contracts.presets import DEFAULT_PRESET, PRESETS
+from worker.commands import options
+from worker.commands.command import Service, command
+from worker.commands.report_files import ReportFiles, write_json
+
+PRESET_HELP = f"Name of a preset: {', '.join(PRESETS)}. Default: {DEFAULT_PRESET}."
+FailOnGate = Annotated[
+    bool, typer.Option("--fail-on-gate", help="Exit with 3 if the verdict is fail, with 4 if it is undecided.")
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Files:
+    """What is quantized how, and where the results go."""
+
+    model: options.ModelPath
+    output: Annotated[Path, typer.Option(metavar="Q.onnx", help="Where the quantized model goes.")]
+    calibration: options.CalibrationPath = None
+    evaluation: options.OptionalData = None
+    preset: Annotated[str | None, typer.Option(help=PRESET_HELP)] = None
+    config: options.ConfigFile = None
+    report: Annotated[Path | None, typer.Option(metavar="R.json", help="Where the report goes.")] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sources:
+    """What data, weights and ranges become inputs of the model, and of its quantization."""
+
+    preprocessing: options.Preprocessing = None
+    evaluation_preprocessing: options.EvaluationPreprocessing = None
+    state: options.StateFile = None
+    ranges_from: options.RangesFrom = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where a command works: in this process, or on a service."""
+
+    threads: options.Threads = None
+    priority: options.Priority = None
+    device: options.Device = None
+    server: Annotated[str | None, typer.Option(metavar="URL", help="Let a service do it.")] = None
+    key: options.Key = None
+
+    @property
+    def service(self) -> Service | None:
+        """The service; None: this process."""
+        return None if self.server is None else Service(server=self.server, key=self.key)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Folders:
+    """Where further results go, and what other runs may take up."""
+
+    extra_dir: options.ExtraDir = None
+    checkpoint_dir: options.CheckpointDir = None
+    cache_dir: options.CacheDir = None
+
+
+def register_quantize(app: typer.Typer) -> None:
+    """Add the commands to ``app``."""
+    command(app)(quantize)
+    command(app)(evaluate)
+
+
+def quantize(
+    files: Files,
+    forms: ReportFiles,
+    sources: Sources,
+    place: Place,
+    quiet: options.Quiet = False,
+    *,
+    folders: Folders,
+    fail_on_gate: FailOnGate = False,
+) -> None:
+    """Quantize a model: in this process, or on a service with --server."""
+    from worker.commands.console import ProgressView
+    from worker.commands.files import ExtraPlace, print_files
+    from worker.commands.recipes import Quantization, load_preprocessing, load_recipe, packed, source
+    from worker.commands.report_view import print_report
+
+    _check_options(files, place, folders)
+    _check_paths(files, forms, sources, folders, local=place.server is None)
+    used = (
+        files.model,
+        files.calibration,
+        files.evaluation,
+        files.config,
+        files.output,
+        files.report,
+        sources.state,
+        *forms.paths,
+    )
+    loaded = load_recipe(files.preset, files.config)
+    with loaded.pointing_into_file():
+        check_data_given(
+            loaded.config, calibration=files.calibration is not None, evaluation=files.evaluation is not None
+        )
+    spec = load_preprocessing(sources.preprocessing)
+    evaluation_spec = load_preprocessing(sources.evaluation_preprocessing or sources.preprocessing)
+    with ExitStack() as stack:
+        stack.enter_context(loaded.pointing_into_file())
+        calibration = evaluation = None
+        if files.calibration is not None:
+            calibration = source(stack.enter_context(packed(files.calibration, "calibration")), spec)
+        if files.evaluation is not None:
+            evaluation = source(stack.enter_context(packed(files.evaluation, "evaluation")), evaluation_spec)
+        view = stack.enter_context(ProgressView(quiet=quiet))
+        task = Quantization(
+            model=files.model,
+            config=loaded.config,
+            calibration=calibration,
+            evaluation=evaluation,
+            output=files.output,
+            extra=ExtraPlace(folders.extra_dir, tuple(path for path in used if path is not None)),
+            state=sources.state,
+            ranges_from=sources.ranges_from,
+        )
+        if place.service is None:
+            from worker.commands import local
+
+            settings = options.load_settings()
+            keep = local.Keep(folders.checkpoint_dir, folders.cache_dir, settings.cache_bytes)
+            done = local.quantize(task, threads=place.threads or settings.threads, view=view, keep=keep)
+        else:
+            from worker.commands import remote
+
+            done = remote.quantize(
+                task, place.service, view=view, priority=place.priority or 0, device=place.device or "auto"
+            )
+    if files.report is not None:
+        write_json(files.report, done.report.to_json_dict())
+    if not quiet:
+        print_report(done.report, report_path=files.report)
+    typer.echo(f"model     {files.output}")
+    if files.report is not None:
+        typer.echo(f"report    {files.report}")
+    forms.write(done.report)
+    print_files(done)
+    if fail_on_gate and done.report.verdict in GATE_EXITS:
+        raise typer.Exit(GATE_EXITS[done.report.verdict])
+
+
+def _check_options(files: Files, place: Place, folders: Folders) -> None:
+    """Refuse options that exclude each other, and those that are not for the place of the run.
+
+    Raises:
+        typer.BadParameter: naming the option.
+    """
+    if files.preset is not None and files.config is not None:
+        raise typer.BadParameter("--preset and --config exclude each other; a config may name its preset.")
+    own = {
+        "--threads": place.threads,
+        "--checkpoint-dir": folders.checkpoint_dir,
+        "--cache-dir": folders.cache_dir,
+    }
+    for option in (name for name, value in own.items() if place.server is not None and value is not None):
+        raise typer.BadParameter(f"{option} is for runs in this process; a service has its own setting.")
+    of_services = {"--priority": place.priority, "--device": place.device}
+    for option in (name for name, value in of_services.items() if value is not None):
+        if place.server is None:
+            raise typer.BadParameter(f"{option} is for a service: give --server.")
+
+
+def _check_paths(files: Files, forms: ReportFiles, sources: Sources, folders: Folders, *, local: bool) -> None:
+    """Refuse places that cannot be written to, and files that are named twice.
+
+    Raises:
+        typer.BadParameter: naming the path or both options.
+    """
+    for path in (files.output, files.report, *forms.paths):
+        options.output_path(path)
+    for folder in (folders.extra_dir, folders.checkpoint_dir, folders.cache_dir):
+        options.output_folder(folder)
+    options.distinct_paths(
+        {"--output": files.output, "--report": files.report, **forms.by_option},
+        {
+            "MODEL": files.model,
+            "--calibration": files.calibration,
+            "--evaluation": files.evaluation,
+            "--config": files.config,
+            "--state": sources.state,
+            "--ranges-from": Path(sources.ranges_from) if sources.ranges_from is not None and local else None,
+        },
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationFiles:
+    """What is measured on what."""
+
+    model: options.ModelPath
+    evaluation: options.DataPath
+    reference: options.OptionalPath = None
+    config: options.MetricsFile = None
+
+
+def evaluate(
+    files: EvaluationFiles,
+    preprocessing: options.Preprocessing = None,
+    threads: options.Threads = None,
+    server: Annotated[str | None, typer.Option(metavar="URL", help="Let a service do it.")] = None,
+    key: options.Key = None,
+    fail_on_gate: FailOnGate = False,
+) -> None:
+    """Measure a model on data, beside a reference model if there is one. JSON on standard output."""
+    from worker.commands import local, remote
+    from worker.commands.console import ProgressView
+    from worker.commands.recipes import Measurement, load_preprocessing
+    from worker.commands.report_view import print_evaluation
+
+    if server is not None and threads is not None:
+        raise typer.BadParameter("--threads is for runs in this process; a service has its own setting.")
+    spec = load_preprocessing(preprocessing)
+    task = Measurement(files.model, files.evaluation, spec, files.reference, files.config)
+    with ProgressView() as view:
+        if server is None:
+            result = local.evaluate(task, threads=threads or options.load_settings().threads, view=view)
+        else:
+            result = remote.evaluate(task, Service(server=server, key=key), view=view)
+    print_evaluation(result)
+    typer.echo(json.dumps(result, indent=2))
+    if fail_on_gate and result["verdict"] in GATE_EXITS:
+        raise typer.Exit(GATE_EXITS[result["verdict"]])

@@ -1,0 +1,394 @@
+"""Recipes and preprocessing as files: JSON, YAML or TOML by the file's ending, which all say the same."""
+
+from __future__ import annotations
+
+import base64
+import json
+import tempfile
+import tomllib
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import typer
+import yaml
+from pydantic import ValidationError
+
+from service.contracts.config import QuantizationConfig, parse_config
+from service.contracts.dataset import PreprocessingSpec
+from service.contracts.errors import InvalidConfigError, InvalidRequestError, QuantmillError, problem_summary
+from service.contracts.metrics.graph import MAX_INLINE_BYTES
+from service.contracts.named_preprocessing import is_name
+from service.contracts.pointers import below
+from service.contracts.ranges import with_ranges
+from service.contracts.runner import DatasetSource
+from service.contracts.validation import field_problems
+from service.quark import Translation, read_config, translate_document
+from worker.commands.files import NOWHERE, ExtraPlace
+from worker.commands.report_files import read_report
+
+# A config with graphs inside takes a few megabytes; what is larger is another file.
+MAX_BYTES = 32 << 20
+# Values that a document may have once its aliases are written out.
+MAX_VALUES = 1_000_000
+_MERGE, _EQUALS = "tag:yaml.org,2002:merge", "tag:yaml.org,2002:value"
+SMALLEST = 'The smallest config is {"preset": "int8"}, in YAML preset: int8, in TOML preset = "int8".'
+REQUEST_CONFIG = "/config"
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A config, and what the user wrote.
+
+    Attributes:
+        config: resolved.
+        of_file: True if it comes from a file.
+        translation: of the file, if it is a config of AMD Quark.
+    """
+
+    config: QuantizationConfig
+    of_file: bool = False
+    translation: Translation | None = None
+
+    @contextmanager
+    def pointing_into_file(self) -> Iterator[None]:
+        """Have errors that checks of the config raise point into the file."""
+        try:
+            yield
+        except QuantmillError as error:
+            if self.of_file:
+                error.relocate(self._place)
+            raise
+
+    def _place(self, pointer: str) -> str:
+        """Checks point into a request, where the config stands under /config."""
+        inner = pointer.removeprefix(REQUEST_CONFIG)
+        if inner.split("/")[1:2] and inner.split("/")[1] not in QuantizationConfig.model_fields:
+            return pointer
+        return inner if self.translation is None else self.translation.origin(inner, "")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quantization:
+    """A quantization as the command line has it.
+
+    Attributes:
+        model: a file.
+        config: resolved.
+        calibration: None: the config calibrates on random data, or nothing.
+        evaluation: None: nothing is measured.
+        output: where the quantized model goes.
+        extra: where further files go.
+        state: new weights for the model's graph.
+        ranges_from: whose calibrated ranges are taken over: a report's file; of a service, a job.
+    """
+
+    model: Path
+    config: QuantizationConfig
+    calibration: DatasetSource | None
+    evaluation: DatasetSource | None
+    output: Path
+    extra: ExtraPlace = NOWHERE
+    state: Path | None = None
+    ranges_from: str | None = None
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """An evaluation as the command line has it: of a model, beside a reference, by the metrics of a config's file."""
+
+    model: Path
+    evaluation: Path
+    preprocessing: PreprocessingSpec
+    reference: Path | None
+    config: Path | None
+
+
+def load_config(preset: str | None, file: Path | None) -> QuantizationConfig:
+    """The config of ``load_recipe``."""
+    return load_recipe(preset, file).config
+
+
+def load_recipe(preset: str | None, file: Path | None) -> Recipe:
+    """The resolved config of a preset, of a file (JSON, YAML, TOML), or of neither: the default preset.
+
+    Raises:
+        InvalidConfigError: the file is no such document, or the config is not valid.
+    """
+    if file is None:
+        return Recipe(parse_config({} if preset is None else {"preset": preset}))
+    document = read_document(file)
+    translation = translate_document(document)
+    for note in translation.notes if translation is not None else ():
+        typer.echo(f"note: {file}: {note}", err=True)
+    return Recipe(read_config(_with_graphs(document, file.parent)), of_file=True, translation=translation)
+
+
+def sparse_recipe(file: Path) -> Any:
+    """The document of a recipe's file as sparse as it is, for a service to resolve; files that it names are in place.
+
+    Raises:
+        InvalidConfigError: the file is no such document.
+    """
+    return _with_graphs(read_document(file), file.parent)
+
+
+def recipe_document(file: Path) -> dict[str, Any]:
+    """The same where it has to be an object.
+
+    Raises:
+        InvalidRequestError: it is none.
+    """
+    found = sparse_recipe(file)
+    if not isinstance(found, dict):
+        raise InvalidRequestError(f"{file} holds no object.", hint='A recipe is an object, such as {"seed": 7}.')
+    return found
+
+
+def _with_graphs(document: Any, folder: Path) -> Any:
+    """The document with the files of metrics and losses that are given as graphs by path, from ``folder`` on, in place.
+
+    Raises:
+        InvalidConfigError: a file cannot be read, or is too large.
+    """
+    if not isinstance(document, dict):
+        return document
+    filled = dict(document)
+    if isinstance(evaluation := document.get("evaluation"), dict):
+        filled["evaluation"] = _with_files(evaluation, "metrics", folder, "/evaluation")
+    if isinstance(algorithms := document.get("algorithms"), list):
+        filled["algorithms"] = [
+            _with_files(entry, "losses", folder, f"/algorithms/{k}") for k, entry in enumerate(algorithms)
+        ]
+    return filled
+
+
+def _with_files(holder: Any, key: str, folder: Path, pointer: str) -> Any:
+    """``holder`` with the graphs of what it lists under ``key``; left as it is where it lists nothing."""
+    if not isinstance(holder, dict) or not isinstance(holder.get(key), list):
+        return holder
+    listed = [_with_graph(entry, folder, f"{pointer}/{key}/{k}/graph") for k, entry in enumerate(holder[key])]
+    return {**holder, key: listed}
+
+
+def _with_graph(given: Any, folder: Path, pointer: str) -> Any:
+    graph = given.get("graph") if isinstance(given, dict) else None
+    if not isinstance(graph, dict) or not isinstance(graph.get("path"), str):
+        return given
+    path = folder / graph["path"]
+    try:
+        with path.open("rb") as stream:
+            data = stream.read(MAX_INLINE_BYTES + 1)
+    except OSError as error:
+        raise InvalidConfigError(
+            f"the graph cannot be read: {path}: {error.strerror}",
+            pointer=f"{pointer}/path",
+            hint="Paths go from the folder of the config on.",
+        ) from None
+    if len(data) > MAX_INLINE_BYTES:
+        raise InvalidConfigError(
+            f"the graph is larger than {MAX_INLINE_BYTES} bytes: {path}",
+            pointer=f"{pointer}/path",
+            hint="Upload it as a model to a service, and give its model_id.",
+        )
+    rest = {key: value for key, value in graph.items() if key != "path"}
+    return {**given, "graph": {**rest, "base64": base64.b64encode(data).decode()}}
+
+
+def load_preprocessing(text: str | None) -> PreprocessingSpec:
+    """The preprocessing given as JSON text, as the path of a JSON file, or by name; names come before files.
+
+    Raises:
+        InvalidRequestError: it is no JSON, not a valid spec, or neither a name nor a file.
+    """
+    if text is None:
+        return PreprocessingSpec()
+    try:
+        if is_name(text) or not (text.lstrip().startswith("{") or _looks_like_file(text)):
+            return PreprocessingSpec.model_validate(text)
+        document = text if text.lstrip().startswith("{") else Path(text).read_text()
+        return PreprocessingSpec.model_validate_json(document)
+    except ValidationError as error:
+        problems = field_problems(error, PreprocessingSpec, pointer="/preprocessing")
+        raise InvalidRequestError(
+            problem_summary(problems),
+            errors=problems,
+            hint='For images: {"inputs": {"INPUT": {"layout": "NHWC", "scale": 0.00392156862745098}}}',
+        ) from None
+
+
+def _looks_like_file(text: str) -> bool:
+    return "/" in text or text.endswith(".json") or Path(text).exists()
+
+
+def with_ranges_of(config: QuantizationConfig, report: Path) -> QuantizationConfig:
+    """``config`` with the calibrated ranges of a report.
+
+    Raises:
+        InvalidRequestError: the file is no report, or it tells no ranges.
+        InvalidConfigError: the config takes no ranges.
+    """
+    ranges = read_report(report).tensor_ranges
+    if not ranges:
+        raise InvalidRequestError(f"{report} tells no calibrated ranges.", hint="Give the report of a static run.")
+    return with_ranges(config, ranges)
+
+
+@contextmanager
+def packed(path: Path, word: str) -> Iterator[Path]:
+    """The file of a dataset: ``path`` itself, or a temporary archive ``word``.tar of the folder that it is.
+
+    Raises:
+        DatasetError: the folder holds what cannot be used; names it.
+    """
+    if not path.is_dir():
+        yield path
+        return
+    from worker.quantizer.data.media.packing import pack_folder
+
+    with tempfile.TemporaryDirectory(prefix="quantmill-pack-") as folder:
+        archive = Path(folder) / f"{word}.tar"
+        pack_folder(path, archive)
+        yield archive
+
+
+def source(path: Path, preprocessing: PreprocessingSpec) -> DatasetSource:
+    """A dataset file of the command line."""
+    return DatasetSource(path=str(path.absolute()), preprocessing=preprocessing)
+
+
+def read_document(path: Path) -> Any:
+    """The document in a file, as if it had been JSON.
+
+    Raises:
+        InvalidConfigError: it is larger than any config, not of the format that its ending says, or holds what JSON has
+            no word for.
+        OSError: it cannot be read.
+    """
+    with path.open("rb") as stream:
+        data = stream.read(MAX_BYTES + 1)
+    if len(data) > MAX_BYTES:
+        raise InvalidConfigError(
+            f"{path} is larger than {MAX_BYTES >> 20} MiB, which no config is.", hint="Give the config's own file."
+        )
+    word, parse = _FORMATS.get(path.suffix.lower(), ("JSON", json.loads))
+    try:
+        document = parse(data.decode("utf-8"))
+    except (ValueError, yaml.YAMLError, RecursionError) as error:
+        told = " ".join(str(error).split()) or type(error).__name__
+        raise InvalidConfigError(f"{path} is not a {word} document: {told}", hint=SMALLEST) from None
+    _check(document, "")
+    return document
+
+
+class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # yaml comes without types
+    """YAML of plain values, in which no key is written twice; moments stay the text that they are."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._looked_at: set[int] = set()
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        """Put what is merged (``<<``) before what is written, which overrides it.
+
+        Keys are looked at once and before that: afterwards, those that are overridden stand twice.
+        """
+        if id(node) not in self._looked_at:
+            self._looked_at.add(id(node))
+            self._refuse_keys(node)
+        super().flatten_mapping(node)
+
+    def _refuse_keys(self, node: yaml.MappingNode) -> None:
+        found = set()
+        for key_node, _ in node.value:
+            if key_node.tag == _MERGE:
+                continue
+            # Flattening makes the text "=" of it.
+            key = "=" if key_node.tag == _EQUALS else self.construct_object(key_node, deep=True)
+            if not isinstance(key, Hashable):
+                raise yaml.constructor.ConstructorError(None, None, "a key is no text", key_node.start_mark)
+            if key in found:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key {key!r} stands twice", key_node.start_mark
+                )
+            found.add(key)
+
+
+def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
+    loader.flatten_mapping(node)
+    return {
+        loader.construct_object(key_node, deep=True): loader.construct_object(value_node, deep=True)
+        for key_node, value_node in node.value
+    }
+
+
+_Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
+_Loader.add_constructor("tag:yaml.org,2002:timestamp", lambda loader, node: loader.construct_scalar(node))
+
+
+def _parse_yaml(text: str) -> Any:
+    """Refuses documents that a few aliases of aliases blow up, before anything is made of them."""
+    loader = _Loader(text)
+    try:
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        _count(node, {}, set())
+        return loader.construct_document(node)
+    finally:
+        loader.dispose()
+
+
+def _count(node: yaml.Node, known: dict[int, int], open_nodes: set[int]) -> int:
+    """Values of the node with all aliases written out.
+
+    Raises:
+        ValueError: there are too many, or a node holds itself.
+    """
+    if id(node) in open_nodes:
+        raise ValueError("a value holds itself")
+    if id(node) in known:
+        return known[id(node)]
+    open_nodes.add(id(node))
+    children: list[yaml.Node] = []
+    if isinstance(node, yaml.MappingNode):
+        children = [part for pair in node.value for part in pair]
+    elif isinstance(node, yaml.SequenceNode):
+        children = node.value
+    total = 1
+    for child in children:
+        total += _count(child, known, open_nodes)
+        if total > MAX_VALUES:
+            raise ValueError(f"with its aliases written out it has more than {MAX_VALUES} values")
+    open_nodes.discard(id(node))
+    known[id(node)] = total
+    return total
+
+
+_FORMATS: dict[str, tuple[str, Callable[[str], Any]]] = {
+    ".yaml": ("YAML", _parse_yaml),
+    ".yml": ("YAML", _parse_yaml),
+    ".toml": ("TOML", tomllib.loads),
+}
+
+
+def _check(value: Any, pointer: str) -> None:
+    """Only what JSON has a word for."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            if not isinstance(key, str):
+                raise InvalidConfigError(
+                    f"the key {key!r} is no text", pointer=pointer, hint="Write it between quotation marks."
+                )
+            _check(inner, below(pointer, key))
+    elif isinstance(value, list):
+        for place, inner in enumerate(value):
+            _check(inner, below(pointer, place))
+    elif value is not None and not isinstance(value, str | int | float | bool):
+        raise InvalidConfigError(
+            f"a {type(value).__name__} has no place in a config",
+            pointer=pointer,
+            hint="Write it as text or number.",
+        )
