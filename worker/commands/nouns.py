@@ -11,6 +11,7 @@ import typer
 from service.contracts.errors import InvalidRequestError
 from worker.commands import options
 from worker.commands.command import Done, Listed, Printing, Service, command, deleted, remote
+from worker.commands.command import show as show_answer
 from worker.commands.printing import print_json
 
 if TYPE_CHECKING:  # these load what takes long, and are loaded once a command needs them
@@ -164,15 +165,20 @@ def make_app(word: Word) -> typer.Typer:
             )
         return found
 
-    @remote(app, text=_print_aliases, about="The aliases of a name; with ALIAS, have it stand for this version.")
+    @command(app, about="The aliases of a name; with ALIAS, have it stand for this version.")
     def alias(
         reference: Reference,
         alias: Annotated[str | None, typer.Argument(metavar="[ALIAS]", help="A word such as prod.")] = None,
         *,
-        client: Client,
-        drop: Annotated[bool, typer.Option("--drop", callback=_with_alias, help="End the alias.")] = False,
-    ) -> list[AliasOut]:
-        return _changed(client, word, reference, alias, drop=drop)
+        service: Service,
+        drop: Annotated[bool, typer.Option("--drop", help="End the alias.")] = False,
+        json: options.Json = False,
+    ) -> None:
+        if drop and alias is None:
+            raise typer.BadParameter("say which alias is to end.", param_hint="ALIAS")
+        with service.connected() as client:
+            found = _changed(client, word, reference, alias, drop=drop)
+        show_answer(found, json=json, text=_print_aliases)
 
     @remote(app, about=f"Delete a {word} that nothing needs, by its id or NAME@3.")
     def rm(reference: Reference, client: Client) -> Done:
@@ -186,12 +192,6 @@ def _print_aliases(found: list[AliasOut]) -> None:
     from worker.commands.views import print_aliases
 
     print_aliases(found)
-
-
-def _with_alias(context: typer.Context, drop: bool) -> bool:
-    if drop and context.params.get("alias") is None:
-        raise typer.BadParameter("say which alias is to end.", param_hint="ALIAS")
-    return drop
 
 
 def _checked_tags(given: list[str] | None) -> list[str] | None:
