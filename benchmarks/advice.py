@@ -14,8 +14,7 @@ import time
 from typing import Any
 
 from benchmarks.cases import CASES, THREADS, W4A4, Case, data_folder, source
-from service.contracts.config import QuantizationConfig, parse_config
-from service.contracts.patch import advised_config
+from service.contracts.config import QuantizationConfig, advised_config, parse_config
 from service.contracts.report import Report
 from service.quark import read_config
 from worker.quantizer.pipeline import quantize

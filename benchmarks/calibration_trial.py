@@ -12,9 +12,9 @@ import sys
 from typing import Any
 
 from benchmarks.cases import CASES, THREADS, case_of, data_folder, source
-from service.contracts.calibration import AutoCalibration
 from service.contracts.config import parse_config
 from service.contracts.report import Report
+from service.contracts.specs import AutoCalibration
 from worker.quantizer.pipeline import quantize
 from worker.quantizer.refine.methods import method_words
 from worker.quantizer.run.interface import SilentRun

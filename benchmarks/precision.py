@@ -26,7 +26,7 @@ from benchmarks.cases import CASES, THREADS, Case, data_folder, source
 from service.contracts.algorithms.precision import Combination
 from service.contracts.config import parse_config
 from service.contracts.report import Report
-from service.contracts.sensitivity import Sensitivity
+from service.contracts.search import Sensitivity
 from worker.quantizer.pipeline import Result, quantize
 from worker.quantizer.run.interface import SilentRun
 

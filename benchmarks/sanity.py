@@ -23,7 +23,7 @@ from service.contracts.compatibility import check_dataset
 from service.contracts.config import parse_config
 from service.contracts.dataset import InputSpec, PreprocessingSpec
 from service.contracts.errors import DatasetMismatchError
-from service.contracts.report.findings import Finding
+from service.contracts.report.layers import Finding
 from worker.quantizer.data import ArrayDataset, Dataset, open_dataset
 from worker.quantizer.evaluation.metrics import Metrics
 from worker.quantizer.intake.inspect import open_model

@@ -18,7 +18,7 @@ from service.audit.router import router as audit
 from service.batches.router import router as batches
 from service.comparison.router import router as comparison
 from service.compression import CompressionMiddleware
-from service.contracts.version import VERSION
+from service.contracts.base import VERSION
 from service.dashboard.pages import error_page
 from service.dashboard.router import router as dashboard
 from service.datasets.router import router as datasets

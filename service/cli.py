@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from service.contracts.exits import ExitCode
+from service.contracts.command_errors import ExitCode
 from service.logs import configure_logging
 from service.settings import Settings
 
@@ -46,8 +46,8 @@ def api(
     from service.app import create_app
     from service.keys.start import start_refusal
     from service.limits import HEAD_BYTES
+    from service.process import hide_process
     from service.schema import require_migrated
-    from service.secrecy import hide_process
     from service.server import BACKLOG, ApiServer, ProblemProtocol, bound_reading, raise_descriptor_limit
 
     settings = load_settings(host=host, port=port, data_dir=data_dir, open=is_open or None)

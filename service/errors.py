@@ -17,15 +17,14 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import Match
 
 from service.bodies import InvalidBodyError, body_model
+from service.contracts.base import below
+from service.contracts.command_errors import HttpError, TransientError
 from service.contracts.errors import FieldProblem, InvalidConfigError, InvalidRequestError, QuantmillError
-from service.contracts.http_errors import HttpError, TransientError
-from service.contracts.pointers import below
 from service.contracts.validation import field_problems
 from service.deps import get_app
 from service.limits import BodyTooLargeError
-from service.middleware import REQUEST_ID_HEADER
+from service.middleware import REQUEST_ID_HEADER, security_headers
 from service.schema import SchemaAheadError, SchemaBehindError, require_current
-from service.security_headers import security_headers
 from service.storage import StorageFullError
 
 PROBLEM_MEDIA_TYPE = "application/problem+json"

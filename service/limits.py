@@ -8,8 +8,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from service.contracts.command_errors import TransientError
 from service.contracts.errors import QuantmillError
-from service.contracts.http_errors import TransientError
 
 KIB = 1024
 MIB = 1024**2

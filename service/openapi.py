@@ -11,6 +11,7 @@ from service.artifacts.schemas import ArtifactNotFoundError
 from service.contracts.errors import InvalidRequestError, Problem, QuantmillError
 from service.datasets.errors import DatasetNotFoundError, DatasetNotReadyError, DatasetRejectedError
 from service.errors import PROBLEM_MEDIA_TYPE, DatabaseUnavailableError
+from service.http import PROBLEM_CODES, describe
 from service.idempotency.answers import IDEMPOTENCY_HEADER, IdempotencyInFlightError, IdempotencyKeyReuseError
 from service.inspections.schemas import InspectionNotFoundError
 from service.jobs.errors import JobNotFoundError
@@ -19,7 +20,6 @@ from service.limits import BodyTooLargeError
 from service.models.errors import ModelNotFoundError, ModelNotReadyError, ModelRejectedError
 from service.pagination import InvalidCursorError
 from service.problems.catalog import problem_types
-from service.responses import PROBLEM_CODES, describe
 from service.schedules.errors import RunNotFoundError, ScheduleNotFoundError
 from service.uploads.errors import UploadNotFoundError
 from service.webhooks.errors import DeliveryNotFoundError, WebhookNotFoundError

@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.contracts.errors import QuantmillError
 from service.errors import problem_response
-from service.security_headers import EMBEDDABLE, security_headers
+from service.middleware import EMBEDDABLE, security_headers
 
 _READING = frozenset({"GET", "HEAD", "OPTIONS"})
 _OWN_SITES = frozenset({"same-origin", "none"})

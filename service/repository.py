@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from sqlalchemy import (
+    BindParameter,
     ColumnElement,
     Double,
     Integer,
@@ -32,23 +33,68 @@ from service.db import db_now
 from service.ids import Prefix, is_id
 from service.pagination import Position
 from service.tables import (
+    Alias,
+    AliasMove,
     ApiKey,
     Artifact,
+    Attestation,
     Base,
     Batch,
     BatchMember,
     Dataset,
+    DeletedJob,
     HandOver,
+    IdempotencyKey,
     InspectionRow,
     Job,
+    JobEstimate,
+    JobEvent,
+    JobTiming,
     Model,
+    ModelFile,
+    NounName,
+    Quarantine,
+    ReportRow,
     Schedule,
     ScheduleRun,
     Upload,
     WebhookDelivery,
     WebhookEndpoint,
 )
-from service.tenancy import owned
+
+Owned = (
+    type[Alias]
+    | type[AliasMove]
+    | type[Artifact]
+    | type[Attestation]
+    | type[Batch]
+    | type[BatchMember]
+    | type[Dataset]
+    | type[DeletedJob]
+    | type[HandOver]
+    | type[IdempotencyKey]
+    | type[InspectionRow]
+    | type[Job]
+    | type[JobEstimate]
+    | type[JobEvent]
+    | type[JobTiming]
+    | type[Model]
+    | type[ModelFile]
+    | type[NounName]
+    | type[Quarantine]
+    | type[ReportRow]
+    | type[Schedule]
+    | type[ScheduleRun]
+    | type[Upload]
+    | type[WebhookDelivery]
+    | type[WebhookEndpoint]
+)
+
+
+def owned(table: Owned, tenant_id: str | BindParameter[str] | InstrumentedAttribute[str]) -> ColumnElement[bool]:
+    """``table``'s row is the tenant's; what is another's is not there."""
+    return table.tenant_id == tenant_id
+
 
 _Own = TypeVar(
     "_Own", Artifact, Batch, Dataset, InspectionRow, Job, Model, Schedule, ScheduleRun, Upload, WebhookDelivery,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar, Literal
 
+from service.contracts.command_errors import TransientError
 from service.contracts.errors import FieldProblem, Problem, QuantmillError
-from service.contracts.http_errors import TransientError
 
 _INPUT_FAULTS = (413, 422)
 ResourceStatus = Literal["validating", "ready", "rejected"]

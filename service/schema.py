@@ -10,7 +10,7 @@ from sqlalchemy import inspect
 from sqlalchemy.exc import InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
-from service.contracts.http_errors import TransientError
+from service.contracts.command_errors import TransientError
 from service.db import Database, current_revision, head_revision, is_known_revision
 from service.tables import Base
 

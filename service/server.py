@@ -20,7 +20,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from service.contracts.errors import QuantmillError
 from service.errors import PROBLEM_MEDIA_TYPE, MalformedRequestError
 from service.limits import HEAD_BYTES, HeadersTooLargeError
-from service.security_headers import security_headers
+from service.middleware import security_headers
 
 # Connections that wait to be accepted; where no file can be opened, asyncio logs as many lines a second.
 BACKLOG = 128

@@ -17,7 +17,7 @@ from typing import NamedTuple, TypeVar
 import anyio.to_thread
 from anyio import CapacityLimiter
 
-from service.contracts.http_errors import TransientError
+from service.contracts.command_errors import TransientError
 
 _Got = TypeVar("_Got")
 _TENANT_SHARE, _ROUTE_SHARE = 0.75, 0.5

@@ -14,8 +14,8 @@ from typing import Annotated
 import typer
 
 from service import cli as api_server
-from service.contracts.exits import EXITS_BY_CODE, ExitCode
-from service.contracts.version import VERSION
+from service.contracts.base import VERSION
+from service.contracts.command_errors import EXITS_BY_CODE, ExitCode
 from worker.commands import administration, batches, jobs, nouns, options, queues, report_files, schedules, webhooks
 from worker.commands import compare as comparing
 from worker.commands import inspect as inspecting
@@ -63,7 +63,7 @@ def up(
 ) -> None:
     """Run the whole service on this host: API, workers and reconciler, on SQLite and local files."""
     from service.keys.start import start_refusal
-    from service.secrecy import hide_process
+    from service.process import hide_process
     from worker.embedded import EmbeddedService, StopFlag, banner
 
     options.configure_logging()

@@ -25,7 +25,7 @@ from service.contracts.command_errors import AddressError, DataDirInUseError, St
 from service.contracts.errors import QuantmillError
 from service.db import migrate
 from service.keys.files import LOCAL_KEY_FILE
-from service.loopback import is_loopback
+from service.process import is_loopback
 from service.settings import Settings
 from worker.children import Child, ChildKeeper, command_line
 from worker.memory import inspection_slots

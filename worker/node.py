@@ -10,8 +10,8 @@ from itertools import zip_longest
 from service.contracts.command_errors import InvalidSettingsError
 from service.db import Database
 from service.jobs.queues import GPU_QUEUE, QUEUES, queue_of
+from service.process import forget_variables, hide_process
 from service.schema import require_migrated
-from service.secrecy import forget_variables, hide_process
 from service.settings import Settings
 from service.storage import FileStore
 from worker.backoff import QueueBackoff

@@ -7,8 +7,8 @@ from contextlib import ExitStack
 from service.changes import Changes
 from service.db import Database
 from service.dispatch.dispatcher import open_dispatcher
+from service.process import hide_process
 from service.schema import require_migrated
-from service.secrecy import hide_process
 from service.settings import Settings
 from service.storage import FileStore
 from worker.embedded import StopFlag

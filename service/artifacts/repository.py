@@ -9,9 +9,8 @@ from service.artifacts.schemas import ArtifactNotFoundError
 from service.db import db_now
 from service.ids import new_id
 from service.jobs.outcome import NewArtifact
-from service.repository import find
+from service.repository import find, owned
 from service.tables import Artifact, Job
-from service.tenancy import owned
 
 
 def add(session: Session, job: Job, artifact: NewArtifact) -> None:

@@ -8,7 +8,7 @@ from service.artifacts import service
 from service.artifacts.content import Content, content_range, file_response, not_modified
 from service.artifacts.schemas import ArtifactLinks, ArtifactList, ArtifactOut, RangeNotSatisfiableError
 from service.deps import AppDep, PrincipalDep, reading
-from service.responses import Responses, problems
+from service.http import Responses, problems
 from service.storage import StoredFileCorruptError, StoredFileMissingError
 from service.tables import Artifact
 

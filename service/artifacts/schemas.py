@@ -6,8 +6,8 @@ from datetime import datetime
 
 from pydantic import BaseModel, Field
 
+from service.contracts.command_errors import HttpError
 from service.contracts.errors import QuantmillError
-from service.contracts.http_errors import HttpError
 
 
 class ArtifactLinks(BaseModel):

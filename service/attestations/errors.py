@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from service.contracts.command_errors import TransientError
 from service.contracts.errors import QuantmillError
-from service.contracts.http_errors import TransientError
 
 
 class AttestationNotReadyError(TransientError):

@@ -8,10 +8,9 @@ from sqlalchemy import select, text, update
 from sqlalchemy.orm import Session
 
 from service.db import db_now
-from service.repository import insert_of, upsert
+from service.repository import insert_of, owned, upsert
 from service.tables import Artifact, Attestation, Dataset, Job, Model, ReportRow, SigningKeyRow
 from service.tables.jobs import IS_CURRENT, IS_UNATTESTED, SIGNING_KEY
-from service.tenancy import owned
 
 
 def current_signing_key(session: Session) -> SigningKeyRow | None:

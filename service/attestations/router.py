@@ -17,9 +17,8 @@ from service.attestations.schemas import EnvelopeOut, SigningKeyList
 from service.attestations.signing import signing_key_out
 from service.deps import AppDep, GuestDep, PrincipalDep
 from service.errors import DatabaseUnavailableError
-from service.http import etag_matches
+from service.http import Responses, etag_matches, problems
 from service.keys.errors import UnauthorizedError
-from service.responses import Responses, problems
 
 router = APIRouter(tags=["attestations"])
 

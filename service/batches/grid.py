@@ -9,8 +9,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from service.contracts.base import below
 from service.contracts.errors import FieldProblem, QuantmillError, relocated
-from service.contracts.pointers import below
 from service.contracts.validation import field_problems
 from service.jobs.schemas import JobCreate
 

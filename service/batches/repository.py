@@ -14,11 +14,10 @@ from service.batches.errors import BatchNotFoundError
 from service.db import db_now
 from service.ids import new_id
 from service.pagination import Position
-from service.repository import Version
+from service.repository import Version, owned
 from service.tables import Batch, BatchMember, Job, JobEvent
 from service.tables.batches import IS_CURRENT
 from service.tables.jobs import LIVE_STATES
-from service.tenancy import owned
 
 
 @dataclass(frozen=True)

@@ -25,15 +25,16 @@ from service.http import (
     EventPageDep,
     Limit,
     PageDep,
+    Responses,
     Wait,
     etag_matches,
     only_parameters,
     poll,
+    problems,
 )
 from service.idempotency.answers import IdempotencyHeader
 from service.jobs.streaming import CountedStream
 from service.pagination import Page
-from service.responses import Responses, problems
 from service.streams import StreamToken, TokenParameter, token_of
 from service.tables import Batch
 

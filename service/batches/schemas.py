@@ -18,12 +18,11 @@ from service.batches.grid import (
     multiplied,
     validated,
 )
+from service.contracts.base import Labels, Text
 from service.contracts.devices import DeviceChoice
 from service.contracts.errors import FieldProblem, InvalidRequestError, Problem
-from service.contracts.labels import Labels
+from service.contracts.evaluation_report import ReportOutline
 from service.contracts.report import Verdict
-from service.contracts.report.outline import ReportOutline
-from service.contracts.texts import Text
 from service.idempotency.requests import RepeatableBody
 from service.jobs.schemas import EventOut, Priority, Reference
 

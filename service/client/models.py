@@ -15,7 +15,7 @@ from service.client.uploads import UploadCalls, UploadProgress, external_files
 from service.contracts.config import QuantizationConfig
 from service.contracts.dataset import PreprocessingSpec
 from service.contracts.errors import InvalidRequestError
-from service.contracts.inspection import Inspection
+from service.contracts.graph_view import Inspection
 from service.datasets.schemas import DatasetOut
 from service.inspections.schemas import InspectionOut
 from service.models.schemas import ModelOut, is_main

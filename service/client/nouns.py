@@ -10,8 +10,8 @@ from service.client.connection import Connection, id_of
 from service.client.driving import Call
 from service.client.errors import ApiError, RejectedError, WaitTimeoutError
 from service.client.steps import Items, Steps
+from service.contracts.base import LATEST, parse
 from service.contracts.errors import InvalidRequestError
-from service.contracts.references import LATEST, parse
 from service.datasets.schemas import DatasetOut
 from service.jobs.schemas import Waiting
 from service.models.schemas import ModelOut

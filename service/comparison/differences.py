@@ -10,7 +10,7 @@ import numpy as np
 
 from service.comparison.samples import Samples
 from service.comparison.schemas import ComparedLayer, ConfigDifference
-from service.contracts.pointers import below
+from service.contracts.base import below
 from service.contracts.report import LayerFigures
 
 

@@ -11,9 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from service.comparison.samples import Decisions
-from service.contracts.distributions import student_quantile, student_share
+from service.contracts.distributions import Pairs, mcnemar, paired_interval, student_quantile, student_share
 from service.contracts.report import Interval
-from service.contracts.shares import Pairs, mcnemar, paired_interval
 
 CONFIDENCE = 0.95
 

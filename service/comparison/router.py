@@ -11,11 +11,10 @@ from service.comparison.schemas import MOST_JOBS, MOST_LISTED, Comparison
 from service.comparison.table import comparison_csv
 from service.contracts.errors import InvalidRequestError
 from service.deps import AppDep, PrincipalDep
-from service.http import only_parameters
+from service.http import Responses, only_parameters, problems
 from service.jobs.errors import JobNotFoundError
 from service.jobs.service import ReportNotFoundError, ReportNotReadyError
 from service.reports.reading import ReportNotRenderableError
-from service.responses import Responses, problems
 
 router = APIRouter(prefix="/v1", tags=["jobs"])
 

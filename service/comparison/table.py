@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 
 from service.comparison.schemas import ComparedJob, Comparison
-from service.contracts.spreadsheets import cell
+from service.contracts.sheets import cell
 
 _COLUMNS: dict[str, Callable[[ComparedJob], str | float | int | None]] = {
     "job": lambda job: job.id,

@@ -1,6 +1,8 @@
-"""Errors of the commands, which never come over HTTP. They stand here so that the catalog lists every code there is."""
+"""Errors of the command line and how it ends, and errors whose answers carry headers."""
 
 from __future__ import annotations
+
+from enum import IntEnum
 
 from service.contracts.errors import QuantmillError
 
@@ -131,3 +133,46 @@ class ProvenanceError(QuantmillError):
     code = "provenance-mismatch"
     title = "The report is not that of the model"
     status = 422
+
+
+class ExitCode(IntEnum):
+    """Exit codes of ``quantmill``. They stay as they are; docs/cli.md lists them."""
+
+    DONE = 0
+    ERROR = 1  # told with a code, a place and a hint
+    USAGE = 2
+    GATE_FAILED = 3
+    GATE_UNDECIDED = 4
+    WAIT_TIMEOUT = 5
+    NOT_VERIFIED = 6
+    INTERNAL = 70  # a fault of ours, as in sysexits.h
+    INTERRUPTED = 130
+
+
+# Errors that have a number of their own, by code.
+EXITS_BY_CODE = {
+    "wait-timeout": ExitCode.WAIT_TIMEOUT,
+    "not-verified": ExitCode.NOT_VERIFIED,
+    "attestation-unreadable": ExitCode.NOT_VERIFIED,
+    "not-reproduced": ExitCode.NOT_VERIFIED,
+}
+GATE_EXITS = {"fail": ExitCode.GATE_FAILED, "undecided": ExitCode.GATE_UNDECIDED}
+
+
+class HttpError(QuantmillError):
+    """An error whose answer carries headers of its own."""
+
+    def headers(self) -> dict[str, str]:
+        """Headers of the answer."""
+        return {}
+
+
+class TransientError(HttpError):
+    """It cannot be done right now; asking again later may help."""
+
+    status = 503
+    retry_after_seconds = 1
+
+    def headers(self) -> dict[str, str]:
+        """Says when to ask again."""
+        return {"Retry-After": str(self.retry_after_seconds)}

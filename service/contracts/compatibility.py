@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator
 
+from service.contracts.base import MOST_SUGGESTIONS, nearest_name
 from service.contracts.config import QuantizationConfig
 from service.contracts.dataset import COLOURS, ArraySummary, DatasetSummary, InputSpec, LabelSummary
 from service.contracts.errors import (
@@ -14,9 +15,8 @@ from service.contracts.errors import (
     InvalidConfigError,
 )
 from service.contracts.model import ModelSummary, TensorInfo
-from service.contracts.named_preprocessing import ANY_INPUT
-from service.contracts.nearest import MOST_SUGGESTIONS, nearest_name
 from service.contracts.preparation import PreparationSpec, brought_op_types
+from service.contracts.preprocessing import ANY_INPUT
 from service.contracts.selectors import NodeSelector, OpTypeSelector, SubgraphSelector
 from service.contracts.validation import MOST_TOLD
 

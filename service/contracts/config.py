@@ -1,12 +1,8 @@
-"""The quantization config: one typed model for HTTP, CLI, docs and stored jobs.
-
-Anything not given comes from the preset; a validated config is therefore always complete ("resolved"), and validating a
-resolved config again gives the same config.
-"""
+"""The config of a quantization: one frozen model, ranges and merge patches (RFC 7396) for it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 from pydantic import Field, ValidationError, field_validator, model_validator
@@ -20,20 +16,31 @@ from service.contracts.algorithms import (
 )
 from service.contracts.algorithms.union import ALGORITHMS
 from service.contracts.base import Contract
-from service.contracts.bounds import BELOW, MOST_RANGES, MOST_SELECTORS, require_bounded
-from service.contracts.calibration import MinMaxCalibration, PercentileCalibration, TensorRange
 from service.contracts.completion import completed
-from service.contracts.contradiction import Contradiction
-from service.contracts.dtypes import has_integer_kernels
+from service.contracts.dataset import RandomCalibration
 from service.contracts.errors import InvalidConfigError, problem_summary
 from service.contracts.evaluation import EvaluationSpec, Gate
 from service.contracts.preparation import PreparationSpec
 from service.contracts.presets import DEFAULT_PRESET, PRESETS, missing_preset
-from service.contracts.random_data import RandomCalibration
 from service.contracts.selectors import NodeSelector, OpTypeSelector, Selector
-from service.contracts.specs import ActivationSpec, BiasSpec, WeightSpec
+from service.contracts.specs import (
+    ActivationSpec,
+    BiasSpec,
+    MinMaxCalibration,
+    PercentileCalibration,
+    TensorRange,
+    WeightSpec,
+    has_integer_kernels,
+)
 from service.contracts.targets import TargetName, check_target_options
-from service.contracts.validation import field_problems
+from service.contracts.validation import (
+    BELOW,
+    MOST_RANGES,
+    MOST_SELECTORS,
+    Contradiction,
+    field_problems,
+    require_bounded,
+)
 
 CONFIG_SCHEMA_VERSION = 1
 # The target whose rules concern nothing but static quantization, and which need not be asked for.
@@ -316,3 +323,60 @@ __all__ = [
     "Selector",
     "parse_config",
 ]
+
+
+def with_ranges(
+    config: QuantizationConfig, ranges: Mapping[str, TensorRange], *, pointer: str = ""
+) -> QuantizationConfig:
+    """``config`` with these ``tensor_ranges``; those that it has itself stay.
+
+    Args:
+        config: resolved.
+        ranges: ``tensor_ranges`` of a report.
+        pointer: JSON pointer of the config within the request's body.
+
+    Raises:
+        InvalidConfigError: the config's mode takes no ranges.
+    """
+    taken = {**ranges, **config.tensor_ranges}
+    document = {name: found.model_dump(mode="json") for name, found in taken.items()}
+    return parse_config({**config.model_dump(mode="json"), "tensor_ranges": document}, pointer=pointer)
+
+
+def patched(document: Any, patch: Any) -> Any:
+    """``document`` with a merge patch applied (RFC 7396, section 2); both stay as they are.
+
+    Objects are merged, null removes a key, and everything else, lists included, is replaced whole.
+    """
+    if not isinstance(patch, Mapping):
+        return patch
+    result = dict(document) if isinstance(document, Mapping) else {}
+    for key, value in patch.items():
+        if value is None:
+            result.pop(key, None)
+        else:
+            result[key] = patched(result.get(key), value)
+    return result
+
+
+def patch_between(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
+    """The smallest merge patch that makes ``after`` of ``before``, but that what is null in ``after`` is left out."""
+    patch: dict[str, Any] = dict.fromkeys(key for key in before if key not in after)
+    for key, new in after.items():
+        old = before.get(key)
+        if old != new:
+            patch[key] = patch_between(old, new) if isinstance(old, Mapping) and isinstance(new, Mapping) else new
+    return patch
+
+
+def advised_config(config: QuantizationConfig, patch: Mapping[str, Any]) -> QuantizationConfig:
+    """The config of a report with a piece of advice applied, resolved.
+
+    Args:
+        config: the report's ``manifest.config``.
+        patch: the advice's ``config``.
+
+    Raises:
+        InvalidConfigError: they do not go together; names the fields.
+    """
+    return parse_config(patched(config.model_dump(mode="json"), dict(patch)))

@@ -7,10 +7,9 @@ from typing import Literal
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from service.contracts.base import Contract
-from service.contracts.bounds import BELOW
+from service.contracts.base import Contract, nearest_key
 from service.contracts.metrics import Facts, GraphMetric, Metric
-from service.contracts.nearest import nearest_key
+from service.contracts.validation import BELOW
 
 MAX_METRICS = 64
 # Measured on every pair of models: same decision on the first output.

@@ -1,14 +1,16 @@
-"""The prepared float graph of a job as people look at it: nodes and what flows between them, no weights."""
+"""Views of a model: its graph as people look at it, and what a target would run on integers, told without data."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints, ValidationError
 
 from service.contracts.base import Contract
+from service.contracts.config import Mode
+from service.contracts.targets import TargetName
 
 GRAPH_KIND, GRAPH_FILE = "graph", "graph.json"
 # Larger graphs have no file: nobody would look at them, and a page has to read all of it.
@@ -96,3 +98,36 @@ def cut_name(text: str) -> str:
         return text
     digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:_DIGEST_CHARACTERS]
     return f"{text[: NAME_CHARACTERS - _DIGEST_CHARACTERS - 1]}…{digest}"
+
+
+class NodeInspection(Contract):
+    """What becomes of one node."""
+
+    name: str = Field(description="As uploaded, where it had a name.")
+    op: str = Field(description="As uploaded.")
+    quantized: bool = Field(description="Whether it would be quantized; with an activation_reason, its weight alone.")
+    reason: str | None = Field(description="Why it stays in float; for a quantized node, what it is replaced by.")
+    reason_code: str | None = Field(
+        default=None, description="Stable code of why it stays in float; docs/reasons.md lists them."
+    )
+    activation_reason: str | None = Field(
+        default=None, description="Why its activations stay in float though its weight is quantized."
+    )
+    activation_reason_code: str | None = None
+    hint: str | None = Field(description="What would help, or why nothing needs to.")
+    by_design: bool = Field(default=False, description="It is best left in float: nothing needs to be helped.")
+
+
+class Inspection(Contract):
+    """What would become of every node of a prepared model."""
+
+    schema_version: Literal[1] = 1
+    target: TargetName
+    mode: Mode
+    model_sha256: str
+    engine_version: str
+    summary: str = Field(description="One sentence.")
+    node_count: int
+    quantized_count: int
+    nodes: tuple[NodeInspection, ...] = Field(description="In the order of the prepared network.")
+    notes: tuple[str, ...] = ()

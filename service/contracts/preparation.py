@@ -7,10 +7,9 @@ from typing import Annotated
 
 from pydantic import Field
 
-from service.contracts.base import Contract
+from service.contracts.base import Contract, below
 from service.contracts.errors import FieldProblem, InvalidConfigError
 from service.contracts.model import TensorInfo
-from service.contracts.pointers import below
 
 
 class PreparationSpec(Contract):

@@ -6,8 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, StringConstraints
 
-from service.contracts.base import Contract
-from service.contracts.references import MOST_ALIAS_CHARS, is_alias
+from service.contracts.base import MOST_ALIAS_CHARS, Contract, is_alias
 from service.contracts.report import Interval
 
 MOST_CLAUSES = 16

@@ -18,7 +18,7 @@ from service.contracts.dataset import DatasetSummary, PreprocessingSpec
 from service.contracts.errors import Problem
 from service.contracts.evaluation import EvaluationSpec
 from service.contracts.evaluation_report import EvaluationReport
-from service.contracts.inspection import Inspection
+from service.contracts.graph_view import Inspection
 from service.contracts.metrics.base import NAME_PATTERN
 from service.contracts.model import ModelFormat, ModelSummary
 from service.contracts.report import Report

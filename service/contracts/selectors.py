@@ -6,9 +6,8 @@ from typing import Annotated
 
 from pydantic import Field, field_validator
 
-from service.contracts.base import Contract
-from service.contracts.bounds import MOST_NAME_CHARS, MOST_NAMES
-from service.contracts.patterns import MOST_CHARS, PatternError, compiled
+from service.contracts.base import MOST_CHARS, Contract, PatternError, compiled
+from service.contracts.validation import MOST_NAME_CHARS, MOST_NAMES
 
 Name = Annotated[str, Field(min_length=1, max_length=MOST_NAME_CHARS)]
 

@@ -1,4 +1,4 @@
-"""The sheet of small pictures of a dataset: which samples stand on it, and where."""
+"""Tables and pictures for people: cells of CSV files, sheets of small pictures."""
 
 from __future__ import annotations
 
@@ -23,3 +23,25 @@ def sheet_corner(place: int) -> tuple[int, int]:
     """Left and top of the picture at a place of the sheet, counted from 0, in pixels."""
     row, column = divmod(place, SHEET_COLUMNS)
     return SHEET_GAP + column * (SHEET_SIDE + SHEET_GAP), SHEET_GAP + row * (SHEET_SIDE + SHEET_GAP)
+
+
+# What a spreadsheet takes for the beginning of a formula, in either width, and what it passes over before one.
+_FORMULA = tuple("=+-@\t\r\n|%＝＋－＠")
+
+
+def cell(value: str | float | int | None) -> str | float | int:
+    """A value as it is written: a text that a spreadsheet would run as a formula begins with an apostrophe.
+
+    Control characters other than line breaks, and lone surrogates, are replaced; None is an empty cell.
+    """
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        return value
+    clean = "".join(letter if _kept(letter) else "\N{REPLACEMENT CHARACTER}" for letter in value)
+    return f"'{clean}" if clean.lstrip(" ").startswith(_FORMULA) else clean
+
+
+def _kept(letter: str) -> bool:
+    code = ord(letter)
+    return letter in "\t\r\n" or not (code < 0x20 or 0x7F <= code < 0xA0 or 0xD800 <= code < 0xE000)

@@ -8,10 +8,8 @@ from typing import Literal
 from pydantic import Field
 from pydantic_core import PydanticCustomError
 
-from service.contracts.base import Contract
-from service.contracts.bounds import BELOW
-from service.contracts.nearest import nearest_key
-from service.contracts.pointers import below
+from service.contracts.base import Contract, below, nearest_key
+from service.contracts.validation import BELOW
 
 TargetName = Literal[
     "onnxruntime_cpu", "onnxruntime_gpu", "tensorrt", "qnn", "openvino", "amd_npu_cnn", "amd_npu_transformer"

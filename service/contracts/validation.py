@@ -1,21 +1,88 @@
-"""Turns pydantic's validation errors into field problems with JSON pointers and, for unknown keys, the nearest valid
-key.
-"""
+"""Validation of documents: what contradicts itself, and where every problem is."""
 
 from __future__ import annotations
 
 import types
 import typing
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ValidationError
-from pydantic_core import ErrorDetails
+from pydantic_core import ErrorDetails, PydanticCustomError
 
-from service.contracts.bounds import BELOW
+from service.contracts.base import below, nearest_key
 from service.contracts.errors import FieldProblem
-from service.contracts.nearest import nearest_key
-from service.contracts.pointers import below
+
+
+class Contradiction(NamedTuple):
+    """Two settings of a config that cannot both hold.
+
+    Attributes:
+        pointer: JSON pointer within the config of the one to change.
+        message: what contradicts what, and what to do.
+    """
+
+    pointer: str
+    message: str
+
+
+# Selectors in include, in exclude, and overrides; each.
+MOST_SELECTORS = 500
+# Names within one selector, and characters of a name.
+MOST_NAMES, MOST_NAME_CHARS = 1000, 4096
+# Expressions in a config: compiling one may take half a millisecond.
+MOST_REGEXES = 100
+# Ranges by tensor.
+MOST_RANGES = 10_000
+# Values in a document beside its ranges, and keys of one object.
+MOST_VALUES, MOST_KEYS = 20_000, 500
+_RANGES = "tensor_ranges"
+
+# Key in the context of a PydanticCustomError: pointer, from the validated field on, to the part of it that is wrong.
+BELOW = "below"
+
+
+def require_bounded(document: Mapping[str, Any], *, pointer: str = "") -> None:
+    """Refuse a config that is too large to be looked into, in time that does not grow with it.
+
+    Args:
+        document: the config.
+        pointer: of it, from the validated field on.
+
+    Raises:
+        PydanticCustomError: ``too-large``; says of what there is too much, and where.
+    """
+    values = regexes = 0
+    todo: list[tuple[str, Any]] = [(pointer, document)]
+    while todo:
+        at, found = todo.pop()
+        if isinstance(found, Mapping):
+            wide = at == below(pointer, _RANGES)
+            if len(found) > (MOST_RANGES if wide else MOST_KEYS):
+                most = MOST_RANGES if wide else MOST_KEYS
+                raise _too_large(at, f"{len(found)} keys; at most {most} are taken here")
+            if wide:
+                continue
+            regexes += "regex" in found
+            if any(isinstance(key, str) and len(key) > MOST_NAME_CHARS for key in found):
+                raise _too_large(at, f"a key of more than {MOST_NAME_CHARS} characters")
+            inside = [(below(at, key), value) for key, value in found.items()]
+        elif isinstance(found, list | tuple):
+            inside = [(below(at, place), value) for place, value in enumerate(found[: MOST_VALUES + 1])]
+        else:
+            continue
+        values += len(inside)
+        if values > MOST_VALUES:
+            told = f"the config holds more than {MOST_VALUES} values; one regex may name many nodes"
+            raise _too_large(at, told)
+        if regexes > MOST_REGEXES:
+            raise _too_large(at, f"the config holds more than {MOST_REGEXES} regular expressions; join some by |")
+        todo += inside
+
+
+def _too_large(at: str, told: str) -> PydanticCustomError:
+    return PydanticCustomError("too-large", "{told}", {"told": told, BELOW: at})
+
 
 # Of a document with many faults so many are told; so many of pydantic's, several of which may be one, are looked at.
 MOST_TOLD, _MOST_LOOKED_AT = 20, 400

@@ -11,12 +11,11 @@ from typing import Any, Literal, get_args
 
 from service.contracts.algorithms.union import ALGORITHMS
 from service.contracts.base import Contract
-from service.contracts.calibration import ActivationCalibration, WeightCalibration
 from service.contracts.config import QuantizationConfig
 from service.contracts.evaluation import EvaluationSpec, Gate
 from service.contracts.metrics import Metric
 from service.contracts.preparation import PreparationSpec
-from service.contracts.specs import ActivationSpec, BiasSpec, WeightSpec
+from service.contracts.specs import ActivationCalibration, ActivationSpec, BiasSpec, WeightCalibration, WeightSpec
 from service.contracts.targets import TARGET_DESCRIPTIONS
 
 Look = Literal["choice", "number", "text", "word", "document"]

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from service.contracts.algorithms.union import ALGORITHMS
+from service.contracts.base import below
 from service.contracts.config import QuantizationConfig
 from service.contracts.errors import FieldProblem
-from service.contracts.pointers import below
 from service.contracts.presets import DEFAULT_PRESET, find_preset
 from service.dashboard.config_fields import Member, Slot, Steps, Variant, every_slot, groups, plain
 

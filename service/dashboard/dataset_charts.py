@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from markupsafe import Markup
 
-from service.contracts.data_profile import WAVEFORM_STEPS, ValueProfile, Waveform
+from service.contracts.dataset import WAVEFORM_STEPS, ValueProfile, Waveform
 from service.contracts.report import Histogram
 from service.reports import charts, svg
 from service.reports.names import name

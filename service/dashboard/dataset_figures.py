@@ -7,8 +7,7 @@ from typing import NamedTuple
 
 from markupsafe import Markup
 
-from service.contracts.data_profile import ClassCounts, ValueProfile, Waveform, Waveforms
-from service.contracts.dataset import DatasetSummary
+from service.contracts.dataset import ClassCounts, DatasetSummary, ValueProfile, Waveform, Waveforms
 from service.dashboard import dataset_charts
 from service.reports.figures import count, figure, percent
 from service.reports.names import name

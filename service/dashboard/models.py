@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from service.contracts.config import QuantizationConfig
-from service.contracts.inspection import Inspection, NodeInspection
+from service.contracts.graph_view import Inspection, NodeInspection
 from service.contracts.model import ModelSummary
 from service.contracts.targets import TARGET_DESCRIPTIONS
 from service.dashboard import planes

@@ -15,7 +15,7 @@ from starlette.datastructures import UploadFile
 
 from service.contracts.dataset import ArrayFormat, FileFormat
 from service.contracts.errors import InvalidRequestError, problem_summary
-from service.contracts.named_preprocessing import named_preprocessing
+from service.contracts.preprocessing import named_preprocessing
 from service.contracts.validation import field_problems
 from service.dashboard.config_fields import parsed
 from service.datasets import service as datasets

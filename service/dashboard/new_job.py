@@ -13,10 +13,9 @@ from fastapi import APIRouter, Query, Request, Response
 from pydantic import BaseModel, Field
 from starlette.datastructures import UploadFile
 
-from service.contracts.config import parse_config
+from service.contracts.config import parse_config, patched
 from service.contracts.dataset import PREPROCESSING_NAMES
 from service.contracts.errors import InvalidRequestError, QuantmillError
-from service.contracts.patch import patched
 from service.dashboard import new_files
 from service.dashboard.config_fields import groups, parsed
 from service.dashboard.config_form import JSON, PRESET, Document, differing, shown_defaults, values_of

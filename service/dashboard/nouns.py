@@ -10,11 +10,11 @@ from urllib.parse import quote
 from fastapi import APIRouter, Request, Response
 from pydantic import ValidationError
 
-from service.conditions import Conditions, PreconditionFailedError
 from service.dashboard.forms import Form, sent
 from service.dashboard.listing import Paging, one_of, pairs
 from service.dashboard.pages import PageRoute, page, see
 from service.deps import AppDep, AppState, PrincipalDep
+from service.http import Conditions, PreconditionFailedError
 from service.names.aliases import service as aliases
 from service.names.aliases.errors import AliasNotFoundError, InvalidAliasError
 from service.names.aliases.schemas import AliasOut

@@ -14,9 +14,9 @@ from fastapi.routing import APIRoute
 from jinja2 import ChoiceLoader, Environment, PackageLoader
 from markupsafe import Markup, escape
 
+from service.contracts.base import VERSION
+from service.contracts.command_errors import HttpError
 from service.contracts.errors import InvalidRequestError, QuantmillError
-from service.contracts.http_errors import HttpError
-from service.contracts.version import VERSION
 from service.dashboard import words
 from service.dashboard.assets import asset_url
 from service.keys.cookies import session_of

@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 
 from markupsafe import Markup
 
-from service.contracts.report.outline import ReportOutline
+from service.contracts.evaluation_report import ReportOutline
 from service.reports import figures, svg
 from service.reports.names import name
 

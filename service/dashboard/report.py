@@ -16,6 +16,7 @@ from service.deps import AppDep, PrincipalDep, count_request
 from service.http import PLAIN_TEXT, etag_matches
 from service.jobs import service
 from service.jobs.views import JobView, job_listed
+from service.middleware import EMBEDDABLE
 from service.reports import verdict
 from service.reports.formats import FORMATS, rendered, renderer_version
 from service.reports.gains import change_words
@@ -23,7 +24,6 @@ from service.reports.html import SECURITY_POLICY, parts
 from service.reports.page_pictures import speed_chart
 from service.reports.reading import any_report, whole_report
 from service.reports.sharing import DAYS, share, shared
-from service.security_headers import EMBEDDABLE
 from service.tables import ReportRow
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)

@@ -8,14 +8,13 @@ from typing import Annotated, Any, NamedTuple
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import ValidationError
 
-from service.conditions import Conditions
 from service.contracts.errors import InvalidRequestError
 from service.contracts.validation import field_problems
 from service.dashboard.forms import Form, checked, sent
 from service.dashboard.listing import Paging
 from service.dashboard.pages import PageRoute, page, see
 from service.deps import AppDep, AppState, PrincipalDep
-from service.http import CursorParameter
+from service.http import Conditions, CursorParameter
 from service.jobs import service as jobs
 from service.jobs.repeats import changed_request
 from service.jobs.schemas import JobCreate

@@ -9,7 +9,7 @@ from urllib.parse import urlencode
 from fastapi import APIRouter, Request, Response
 from markupsafe import Markup
 
-from service.contracts.patch import patch_between
+from service.contracts.config import patch_between
 from service.contracts.report import Report
 from service.contracts.search import Search, TrialFigures
 from service.dashboard import live_trials, planes

@@ -7,7 +7,6 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import ValidationError
 
-from service.conditions import Conditions, PreconditionFailedError
 from service.contracts.errors import InvalidRequestError
 from service.contracts.webhooks import EVERYTHING, patterns
 from service.dashboard.forms import Form, checked, field_errors, sent
@@ -15,7 +14,7 @@ from service.dashboard.listing import Paging, one_of
 from service.dashboard.pages import PageRoute, page, see
 from service.deps import AppDep, PrincipalDep
 from service.egress.errors import EgressError
-from service.http import CursorParameter
+from service.http import Conditions, CursorParameter, PreconditionFailedError
 from service.tables import WebhookEndpoint
 from service.webhooks import service
 from service.webhooks.schemas import DAY_SECONDS, WebhookChange, WebhookCreate, WebhookRotate

@@ -9,21 +9,31 @@ from fastapi import APIRouter, Depends, Header, Request, Response
 from service.artifacts.content import Content, content_range, file_response, not_modified
 from service.artifacts.schemas import RangeNotSatisfiableError
 from service.bodies import ThreadedBodyRoute
-from service.conditions import Conditions, IfMatch, PreconditionFailedError, PreconditionRequiredError
 from service.contracts.errors import InvalidRequestError
 from service.datasets import service
 from service.datasets.errors import DatasetInUseError, ThumbnailsNotFoundError
 from service.datasets.schemas import DatasetCreate, DatasetOut
 from service.datasets.views import dataset_in_list, dataset_out
 from service.deps import AppDep, PrincipalDep, reading
-from service.http import PageDep, Wait, etag_matches, only_parameters, poll
+from service.http import (
+    Conditions,
+    IfMatch,
+    PageDep,
+    PreconditionFailedError,
+    PreconditionRequiredError,
+    Responses,
+    Wait,
+    etag_matches,
+    only_parameters,
+    poll,
+    problems,
+)
 from service.idempotency.answers import IdempotencyHeader
 from service.names.kinds import DATASETS
 from service.names.repository import ResourceQuery
 from service.names.schemas import FILTERS, TAG, TAG_PARAMETER, NounPatch, resource_query
 from service.names.service import delete, identify, list_page, row_etag, update
 from service.pagination import Page
-from service.responses import Responses, problems
 from service.storage import StoredFileCorruptError, StoredFileMissingError
 from service.tables import Dataset
 from service.uploads.errors import UploadNotCompleteError, UploadNotFoundError

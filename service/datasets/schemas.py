@@ -7,10 +7,9 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from service.contracts.base import Description, Tags, Text
 from service.contracts.dataset import PREPROCESSING_NAMES, DatasetSummary, FileFormat, PreprocessingSpec
 from service.contracts.errors import Problem
-from service.contracts.labels import Tags
-from service.contracts.texts import Description, Text
 from service.idempotency.requests import RepeatableBody
 from service.jobs.schemas import Waiting
 from service.models.schemas import SelfLinks

@@ -11,18 +11,33 @@ from service.contracts.algorithms.finetune import LearningRateAdjust
 from service.contracts.algorithms.precision import DistanceGoal, DropGoal, Level, PrecisionBudget, SearchBudget
 from service.contracts.algorithms.training import Augmentation, Optimizer, Schedule, TrainingLoss
 from service.contracts.base import Contract
-from service.contracts.calibration import ActivationCalibration, TensorRange, WeightCalibration
 from service.contracts.config import Override, QuantizationConfig
-from service.contracts.dataset import InputSpec, PreprocessingSpec
-from service.contracts.dtypes import ActivationDtype, BiasDtype, WeightDtype, bits_of, is_block
-from service.contracts.named_preprocessing import PLAIN_NAMES, TIMM, named_preprocessing
-from service.contracts.pictures import PictureSpec, ResizeSpec
+from service.contracts.dataset import InputSpec, PreprocessingSpec, RandomCalibration
 from service.contracts.preparation import PreparationSpec
+from service.contracts.preprocessing import (
+    PLAIN_NAMES,
+    TIMM,
+    LogMelSpec,
+    PictureSpec,
+    ResizeSpec,
+    SoundSpec,
+    named_preprocessing,
+)
 from service.contracts.presets import PENDING_PRESETS, PRESETS
-from service.contracts.random_data import RandomCalibration
 from service.contracts.selectors import Selector
-from service.contracts.sounds import LogMelSpec, SoundSpec
-from service.contracts.specs import ActivationSpec, BiasSpec, WeightSpec
+from service.contracts.specs import (
+    ActivationCalibration,
+    ActivationDtype,
+    ActivationSpec,
+    BiasDtype,
+    BiasSpec,
+    TensorRange,
+    WeightCalibration,
+    WeightDtype,
+    WeightSpec,
+    bits_of,
+    is_block,
+)
 from service.contracts.targets import TARGET_DESCRIPTIONS, TARGET_OPTIONS
 from service.docs import metrics_page
 from service.docs.config_words import (

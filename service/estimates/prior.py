@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from math import prod
 
 from service.contracts.config import QuantizationConfig
-from service.contracts.costs import TORCH_SECONDS, Facts, evaluation_costs, stage_costs
+from service.contracts.costs import TORCH_SECONDS, Facts, evaluation_costs, stage_costs, wanted_patches
 from service.contracts.dataset import DatasetSummary
-from service.contracts.dtypes import bits_of
-from service.contracts.efforts import wanted_patches
 from service.contracts.evaluation import EvaluationSpec
 from service.contracts.model import MatrixKind, ModelSummary, Work
+from service.contracts.specs import bits_of
 
 START, LOAD = "start", "load"
 # A process, the libraries that every job loads, and what comes of it stored; then the model, by its bytes.

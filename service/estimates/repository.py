@@ -9,9 +9,9 @@ from sqlalchemy import Double, delete, insert, select, text, type_coerce
 from sqlalchemy.orm import Session
 
 from service.db import db_now
+from service.repository import owned
 from service.tables import Job, JobEstimate, JobTiming
 from service.tables.jobs import IS_QUEUED, IS_RUNNING
-from service.tenancy import owned
 
 
 class Waiting(NamedTuple):

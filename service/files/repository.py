@@ -26,9 +26,9 @@ from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from service.db import db_now
 from service.failpoints import reach
+from service.repository import owned
 from service.storage import FileStore, Identity, StoredFileCorruptError, StoredFileMissingError
 from service.tables import Artifact, DamagedFile, Dataset, Model, ModelFile, ScrubPass, Upload
-from service.tenancy import owned
 
 # Space of our advisory locks; the other half of the key is the folder.
 _LOCKS = 0x71746D66

@@ -12,10 +12,9 @@ from sqlalchemy.orm import Session
 
 from service.db import db_now
 from service.hand_overs.asking import NewHandOver
-from service.repository import Outbox
+from service.repository import Outbox, owned
 from service.tables import Artifact, HandOver, Job
 from service.tables.webhooks import IS_LEASED, IS_PENDING
-from service.tenancy import owned
 
 OUTBOX = Outbox(HandOver, IS_PENDING, IS_LEASED)
 # Tenants that are looked at in one round.

@@ -16,8 +16,8 @@ from service.hand_overs.errors import (
     TooManyHandOversError,
 )
 from service.hand_overs.schemas import HandOverCreate, HandOverList
+from service.http import problems
 from service.idempotency.answers import IdempotencyHeader
-from service.responses import problems
 
 router = APIRouter(route_class=ThreadedBodyRoute, prefix="/v1/jobs/{job_id}/hand-over", tags=["hand-over"])
 

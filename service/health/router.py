@@ -8,9 +8,9 @@ from typing import Literal
 from fastapi import APIRouter, Response
 from pydantic import BaseModel, Field
 
+from service.contracts.base import VERSION
 from service.contracts.config import CONFIG_SCHEMA_VERSION
 from service.contracts.report import REPORT_SCHEMA_VERSION
-from service.contracts.version import VERSION
 from service.db import head_revision
 from service.deps import AppDep
 from service.health.service import Outcome

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 from fastapi import Header
 from fastapi.responses import JSONResponse
 
+from service.contracts.command_errors import TransientError
 from service.contracts.errors import QuantmillError
-from service.contracts.http_errors import TransientError
 
 IDEMPOTENCY_HEADER = "Idempotency-Key"
 IdempotencyHeader = Annotated[

@@ -8,9 +8,8 @@ from sqlalchemy.orm import Session
 from service.db import db_now
 from service.idempotency.answers import IDEMPOTENCY_HEADER, Answer, IdempotencyInFlightError, IdempotencyKeyReuseError
 from service.idempotency.requests import KeyedRequest
-from service.repository import try_alone
+from service.repository import owned, try_alone
 from service.tables import IdempotencyKey
-from service.tenancy import owned
 
 # Built once: that takes longer than the database does for the answer.
 _PLACE = (

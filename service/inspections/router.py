@@ -10,14 +10,13 @@ from fastapi.responses import JSONResponse
 from service.bodies import ThreadedBodyRoute
 from service.contracts.errors import AlreadyQuantizedError, InvalidConfigError
 from service.deps import AppDep, AppState, PrincipalDep
-from service.http import Wait, etag_matches, only_parameters, poll
+from service.http import Responses, Wait, etag_matches, only_parameters, poll, problems
 from service.inspections import service
 from service.inspections.schemas import InspectionCreate, InspectionOut, UnknownTargetError
 from service.inspections.service import etag, inspection_out
 from service.models.errors import ModelNotReadyError, ModelRejectedError
 from service.principal import Principal
 from service.quarantine.errors import ModelQuarantinedError
-from service.responses import Responses, problems
 from service.tables import InspectionRow
 
 router = APIRouter(route_class=ThreadedBodyRoute, tags=["inspections"])

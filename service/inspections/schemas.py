@@ -8,7 +8,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, Field
 
 from service.contracts.errors import Problem, QuantmillError
-from service.contracts.inspection import Inspection
+from service.contracts.graph_view import Inspection
 from service.jobs.schemas import WithConfig
 
 

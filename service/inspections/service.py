@@ -8,14 +8,14 @@ from collections.abc import Iterable
 from sqlalchemy.orm import Session
 
 from service.audit.service import note
+from service.contracts.base import VERSION
 from service.contracts.compatibility import check_float, check_selected
 from service.contracts.config import QuantizationConfig, parse_config
 from service.contracts.errors import Problem
-from service.contracts.inspection import Inspection
+from service.contracts.graph_view import Inspection
 from service.contracts.model import ModelSummary
 from service.contracts.preparation import fixed_inputs
 from service.contracts.targets import TARGET_OPTIONS, unknown_target
-from service.contracts.version import VERSION
 from service.deps import AppState
 from service.inspections import repository
 from service.inspections.schemas import InspectionLinks, InspectionOut, UnknownTargetError

@@ -9,20 +9,18 @@ from typing import Any, Generic, TypeVar
 from sqlalchemy.orm import Session
 
 from service.contracts.algorithms.training import GraphLoss, QuantizationAwareTraining
+from service.contracts.base import SIGN
 from service.contracts.compatibility import check_dataset, check_float, check_selected
 from service.contracts.config import QuantizationConfig
-from service.contracts.data_checks import check_data_given
+from service.contracts.data_checks import ALGORITHMS_POINTER, check_data_given, check_training, graph_losses
 from service.contracts.dataset import DatasetSummary
 from service.contracts.devices import Device, DeviceField, device_fields, gpu_field
 from service.contracts.errors import InvalidConfigError
 from service.contracts.evaluation import EvaluationSpec
-from service.contracts.evaluation_checks import EVALUATION_POINTER, check_evaluation
-from service.contracts.graph_checks import GraphFed, check_graph
+from service.contracts.evaluation_checks import EVALUATION_POINTER, GraphFed, check_evaluation, check_graph
 from service.contracts.metrics import GraphMetric
 from service.contracts.model import ModelSummary, TensorInfo
 from service.contracts.preparation import fixed_inputs
-from service.contracts.references import SIGN
-from service.contracts.training_checks import ALGORITHMS_POINTER, check_training, graph_losses
 from service.datasets import repository as datasets
 from service.datasets import service as dataset_service
 from service.estimates.service import Estimated, estimated

@@ -11,8 +11,8 @@ from sqlalchemy.orm import Session
 
 from service.db import db_now
 from service.jobs.errors import JobNotFoundError
+from service.repository import owned
 from service.tables import Base, Job, JobEvent
-from service.tenancy import owned
 from service.webhooks.repository import anybody_enabled
 
 EventType = Literal["state", "progress", "log", "metric"]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from service.contracts.dataset import DatasetSummary
 from service.contracts.evaluation_report import EvaluationReport
-from service.contracts.inspection import Inspection
+from service.contracts.graph_view import Inspection
 from service.contracts.model import ModelSummary
 from service.contracts.report import Report
 

@@ -6,14 +6,12 @@ from collections.abc import Mapping
 
 from sqlalchemy.orm import Session
 
-from service.contracts.calibration import TensorRange
-from service.contracts.config import QuantizationConfig
+from service.contracts.base import below, nearest_name
+from service.contracts.config import QuantizationConfig, with_ranges
 from service.contracts.errors import FieldProblem, InvalidConfigError
-from service.contracts.nearest import nearest_name
-from service.contracts.pointers import below
 from service.contracts.preparation import PreparationSpec
-from service.contracts.ranges import with_ranges
 from service.contracts.report import Report
+from service.contracts.specs import TensorRange
 from service.jobs import repository
 from service.jobs.errors import RangesNotUsableError
 from service.jobs.schemas import JobCreate, JobValidate

@@ -10,15 +10,14 @@ from typing import Any
 from sqlalchemy import ColumnElement, String, and_, cast, delete, exists, insert, or_, select, text
 from sqlalchemy.orm import Session
 
-from service.contracts.evaluation_report import EvaluationReport
+from service.contracts.evaluation_report import EvaluationReport, ReportOutline
 from service.contracts.regression import OfJob, RegressionGate
 from service.contracts.report import Report
-from service.contracts.report.outline import ReportOutline
 from service.db import db_now
 from service.jobs.errors import JobNotFoundError
 from service.pagination import Position
 from service.quotas.repository import keep_submitted
-from service.repository import find, page
+from service.repository import find, owned, page
 from service.tables import (
     Artifact,
     Attestation,
@@ -33,7 +32,6 @@ from service.tables import (
     ScheduleRun,
 )
 from service.tables.jobs import IS_USERS, LIVE_STATES
-from service.tenancy import owned
 
 # What belongs to a job and goes with it. Whatever else refers to a job keeps it.
 PARTS = (JobEvent, Artifact, Attestation, HandOver, JobEstimate, ReportRow)

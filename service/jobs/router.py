@@ -10,10 +10,9 @@ from fastapi.responses import JSONResponse, PlainTextResponse
 from pydantic import BaseModel, Field
 
 from service.bodies import ThreadedBodyRoute
+from service.contracts.base import MOST_LABELS, MOST_REFERENCE_CHARS, SIGN
 from service.contracts.errors import AlreadyQuantizedError, DatasetMismatchError, InvalidConfigError
 from service.contracts.evaluation_report import EvaluationReport
-from service.contracts.labels import MOST_LABELS
-from service.contracts.references import MOST_REFERENCE_CHARS, SIGN
 from service.contracts.report import REPORT_SCHEMA_VERSION, Report, Verdict, upgraded
 from service.datasets.errors import DatasetNotFoundError, DatasetNotReadyError, DatasetRejectedError
 from service.deps import AppDep, PrincipalDep
@@ -25,12 +24,14 @@ from service.http import (
     EventPageDep,
     Moment,
     PageDep,
+    Responses,
     Wait,
     etag_matches,
     keyed_filters,
     keyed_parameter,
     only_parameters,
     poll,
+    problems,
 )
 from service.idempotency.answers import IdempotencyHeader
 from service.jobs import records, service
@@ -64,7 +65,6 @@ from service.names.service import identify
 from service.pagination import Page
 from service.quarantine.errors import ModelQuarantinedError
 from service.reports.reading import is_evaluation
-from service.responses import Responses, problems
 from service.streams import StreamToken, TokenParameter, token_of
 from service.tables import Job
 

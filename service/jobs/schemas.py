@@ -18,18 +18,15 @@ from pydantic import (
     model_validator,
 )
 
-from service.contracts.bounds import require_bounded
+from service.contracts.base import MOST_LABELS, MOST_REFERENCE_CHARS, LabelKey, Labels, LabelValue, Text
 from service.contracts.config import QuantizationConfig
 from service.contracts.devices import Device, DeviceChoice
 from service.contracts.errors import InvalidConfigError, InvalidRequestError, Problem, QuantmillError, problem_summary
 from service.contracts.evaluation import EvaluationSpec
 from service.contracts.evaluation_checks import check_no_function
-from service.contracts.labels import MOST_LABELS, LabelKey, Labels, LabelValue
-from service.contracts.references import MOST_REFERENCE_CHARS
+from service.contracts.evaluation_report import ReportOutline
 from service.contracts.report import FallbackKind, Verdict
-from service.contracts.report.outline import ReportOutline
-from service.contracts.texts import Text
-from service.contracts.validation import field_problems
+from service.contracts.validation import field_problems, require_bounded
 from service.estimates.schemas import Estimate
 from service.hand_overs.schemas import HandOverTargets
 from service.idempotency.requests import RepeatableBody

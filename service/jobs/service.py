@@ -10,9 +10,9 @@ from pydantic import RootModel
 from sqlalchemy.orm import Session
 
 from service.audit.service import note
+from service.contracts.command_errors import TransientError
 from service.contracts.errors import QuantmillError
-from service.contracts.http_errors import TransientError
-from service.contracts.report.outline import ReportOutline
+from service.contracts.evaluation_report import ReportOutline
 from service.deps import AppState
 from service.estimates.service import finish_of_next
 from service.hand_overs.asking import NewHandOver

@@ -10,7 +10,7 @@ from service.artifacts import repository as artifacts
 from service.artifacts.naming import named
 from service.contracts.dataset import DatasetSummary
 from service.contracts.errors import Problem
-from service.contracts.inspection import Inspection
+from service.contracts.graph_view import Inspection
 from service.contracts.model import ModelSummary
 from service.datasets import repository as datasets
 from service.estimates import service as estimates

@@ -11,9 +11,9 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
+from service.contracts.base import VERSION
 from service.contracts.errors import InvalidRequestError
 from service.contracts.evaluation import EvaluationSpec
-from service.contracts.version import VERSION
 from service.deps import AppState
 from service.estimates import repository as estimates
 from service.estimates.service import Estimated, finish_of_next

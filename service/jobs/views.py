@@ -11,7 +11,7 @@ from typing import Any
 from sqlalchemy.orm import Session
 
 from service.contracts.errors import Problem
-from service.contracts.report.outline import ReportOutline
+from service.contracts.evaluation_report import ReportOutline
 from service.deps import AppState
 from service.estimates import repository as estimates
 from service.estimates.service import finishes_of, shown

@@ -20,8 +20,8 @@ from service.keys.guesses import Guesses, place_of, refusal
 from service.keys.secrets import hash_of, parts_of, pepper_id
 from service.keys.service import pepper_of
 from service.keys.tokens import DAY_SECONDS, SESSION_SECONDS, STREAM_SECONDS, TokenHolder, Tokens
-from service.loopback import is_loopback
 from service.principal import DEFAULT_TENANT, INSTALLATION_KEY, LOCAL_KEY, NO_KEY, Scope
+from service.process import is_loopback
 from service.settings import Settings
 from service.tables import ApiKey
 

@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from service.loopback import is_loopback
+from service.process import is_loopback
 
 _SCHEME_PORTS = {"http": 80, "https": 443}
 _LISTENING = "0A"

@@ -8,14 +8,13 @@ from fastapi import APIRouter, Depends, Query, Response
 
 from service.bodies import ThreadedBodyRoute
 from service.deps import AppDep, PrincipalDep
-from service.http import PageDep, only_parameters
+from service.http import PageDep, only_parameters, problems
 from service.idempotency.answers import IdempotencyHeader
 from service.keys import actions as keys
 from service.keys.errors import PepperMissingError, TooManyKeysError
 from service.keys.schemas import KeyCreate, KeyMade, KeyOut, KeyRotate, Tenant
 from service.keys.scopes import seen_tenant
 from service.pagination import Page
-from service.responses import problems
 
 router = APIRouter(route_class=ThreadedBodyRoute, prefix="/v1/keys", tags=["keys"])
 

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from service.contracts.texts import Text
+from service.contracts.base import Text
 from service.principal import Scope
 
 # Ten years; who wants more wants a key that never expires.

@@ -7,7 +7,7 @@ from sqlalchemy.exc import OperationalError, ProgrammingError
 from service.db import Database
 from service.keys import repository
 from service.keys.secrets import weakness
-from service.loopback import is_loopback
+from service.process import is_loopback
 from service.settings import Settings
 
 _RANDOM = "openssl rand -hex 32"

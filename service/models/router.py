@@ -7,10 +7,20 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Header, Response
 
 from service.bodies import ThreadedBodyRoute
-from service.conditions import Conditions, IfMatch, PreconditionFailedError, PreconditionRequiredError
 from service.contracts.errors import InvalidRequestError, Pt2NotAllowedError
 from service.deps import AppDep, PrincipalDep
-from service.http import PageDep, Wait, etag_matches, only_parameters, poll
+from service.http import (
+    Conditions,
+    IfMatch,
+    PageDep,
+    PreconditionFailedError,
+    PreconditionRequiredError,
+    Wait,
+    etag_matches,
+    only_parameters,
+    poll,
+    problems,
+)
 from service.idempotency.answers import IdempotencyHeader
 from service.models import service
 from service.models.errors import ModelInUseError, ModelNotFoundError, ModelNotReadyError, ModelRejectedError
@@ -22,7 +32,6 @@ from service.names.schemas import FILTERS, TAG, TAG_PARAMETER, NounPatch, resour
 from service.names.service import delete, identify, list_page, row_etag, update
 from service.pagination import Page
 from service.quarantine.errors import ModelQuarantinedError
-from service.responses import problems
 from service.tables import Model
 from service.uploads.errors import UploadNotCompleteError, UploadNotFoundError
 

@@ -8,12 +8,10 @@ from typing import Annotated
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
-from service.contracts.bounds import BELOW
+from service.contracts.base import MOST_REFERENCE_CHARS, Description, Tags, Text, plain_text
 from service.contracts.errors import Problem
-from service.contracts.labels import Tags
 from service.contracts.model import ModelFormat, ModelSummary
-from service.contracts.references import MOST_REFERENCE_CHARS
-from service.contracts.texts import Description, Text, plain_text
+from service.contracts.validation import BELOW
 from service.idempotency.requests import RepeatableBody
 from service.jobs.schemas import Waiting
 from service.resources import ResourceStatus

@@ -10,17 +10,15 @@ from sqlalchemy import ColumnElement, String, and_, cast, delete, func, literal,
 from sqlalchemy.orm import Session
 from sqlalchemy.orm.attributes import set_committed_value
 
-from service.contracts.nearest import nearest_name
-from service.contracts.references import LATEST, SIGN, Reference, is_name, parse
+from service.contracts.base import LATEST, SIGN, Reference, is_name, nearest_name, parse
 from service.db import db_now
 from service.ids import is_id
 from service.names.kinds import Named, ResourceKind, require_ready
 from service.pagination import Position
-from service.repository import insert_of, page
+from service.repository import insert_of, owned, page
 from service.resources import ResourceNotFoundError
 from service.tables import Alias, Dataset, Job, Model, ModelFile, NounName, Schedule
 from service.tables.jobs import LIVE_STATES
-from service.tenancy import owned
 
 # Of the version that is counted next, where the name is known already.
 _NEXT = {"last_version": NounName.last_version + 1}

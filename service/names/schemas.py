@@ -7,8 +7,7 @@ from typing import Annotated
 from fastapi import Query, Request
 from pydantic import BaseModel, ConfigDict, Field
 
-from service.contracts.labels import MOST_TAGS, Tags
-from service.contracts.texts import Description
+from service.contracts.base import MOST_TAGS, Description, Tags
 from service.http import PLAIN_TEXT, keyed_filters, keyed_parameter
 from service.names.repository import ResourceQuery
 from service.resources import ResourceStatus

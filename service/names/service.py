@@ -5,10 +5,10 @@ from __future__ import annotations
 from sqlalchemy.orm import Session
 
 from service.audit.service import note
-from service.conditions import Conditions
+from service.contracts.base import parse
 from service.contracts.errors import InvalidRequestError, QuantmillError
-from service.contracts.references import parse
 from service.deps import AppState
+from service.http import Conditions
 from service.ids import is_id
 from service.names import repository
 from service.names.kinds import Named, ResourceKind

@@ -8,8 +8,8 @@ from pydantic import BaseModel, Field
 from service.contracts.config import QuantizationConfig
 from service.contracts.presets import Execution
 from service.deps import PrincipalDep
+from service.http import problems
 from service.presets import catalog
-from service.responses import problems
 
 router = APIRouter(prefix="/v1/presets", tags=["presets"])
 

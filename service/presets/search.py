@@ -6,8 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 
 from service.contracts.presets import Preset, find_preset, missing_preset
-from service.contracts.presets.mixed import MIXED_PRESETS
-from service.contracts.presets.own import OWN_PRESETS
+from service.contracts.presets.own import MIXED_PRESETS, OWN_PRESETS
 from service.presets.catalog import PresetEntry, PresetNotFoundError, entries, entry, pending
 
 _OWN = frozenset(preset.name for preset in OWN_PRESETS)

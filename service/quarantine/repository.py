@@ -6,8 +6,8 @@ from sqlalchemy import delete, func, insert, select, update
 from sqlalchemy.orm import Session
 
 from service.db import db_now
+from service.repository import owned
 from service.tables import Quarantine
-from service.tenancy import owned
 
 _REASON_CHARS = 255
 

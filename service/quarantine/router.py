@@ -5,11 +5,10 @@ from __future__ import annotations
 from fastapi import APIRouter, Depends, Response
 
 from service.deps import AppDep, PrincipalDep, reading
-from service.http import only_parameters
+from service.http import only_parameters, problems
 from service.quarantine import service
 from service.quarantine.errors import QuarantineNotFoundError
 from service.quarantine.schemas import QuarantineList
-from service.responses import problems
 
 router = APIRouter(prefix="/v1/quarantine", tags=["quarantine"])
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from service.contracts.pointers import below
+from service.contracts.base import below
 from service.quark.draft import Draft, Given, Step
 from service.quark.equalization import BIAS_CORRECTION, CLE, SMOOTH_QUANT, options, switch
 from service.quark.finetune import FINETUNINGS, fast_finetune, preference

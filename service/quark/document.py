@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from service.contracts.base import below
 from service.contracts.config import QuantizationConfig, parse_config
 from service.contracts.errors import FieldProblem, InvalidConfigError, QuantmillError, problem_summary, relocated
-from service.contracts.pointers import below
 from service.contracts.presets import Preset, find_preset, missing_preset
 from service.quark.draft import BAD_VALUE, UNKNOWN, Draft, Note, Step
 from service.quark.finish import BIAS_KEYS, finish

@@ -6,14 +6,8 @@ import re
 from typing import Any
 
 from service.contracts.algorithms.finetune import FINETUNED_OPS
-from service.contracts.pointers import below
-from service.contracts.presets.finetuned import (
-    DESCENT_NOTE,
-    QUARK_SEED,
-    finetuning_notes,
-    legacy_defaults,
-    qconfig_defaults,
-)
+from service.contracts.base import below
+from service.contracts.presets.base import DESCENT_NOTE, QUARK_SEED, finetuning_notes, legacy_defaults, qconfig_defaults
 from service.quark.draft import BAD_VALUE, Draft, Given, Step
 from service.quark.option import ANY, B, F, I, L, S, refuse, unknown
 from service.quark.setting import BadValueError, Setting

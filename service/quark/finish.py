@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from service.contracts.dtypes import bits_of, is_integer, needs_calibration
+from service.contracts.specs import bits_of, is_integer, needs_calibration
 from service.quark.draft import BAD_VALUE, Draft
 from service.quark.finetune import choose_solver
 from service.quark.mixed import finish_mixed

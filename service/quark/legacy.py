@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from service.contracts.pointers import below
+from service.contracts.base import below
 from service.quark.draft import BAD_VALUE, Draft, Given
 from service.quark.finish import choose_target, finish
 from service.quark.option import admit, unknown

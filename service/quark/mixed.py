@@ -6,10 +6,10 @@ import re
 from typing import Any, get_args
 
 from service.contracts.algorithms.precision import DistanceGoal
-from service.contracts.dtypes import is_integer
+from service.contracts.base import below
 from service.contracts.metrics.base import NAME_PATTERN
-from service.contracts.pointers import below
-from service.contracts.presets.mixed import MIXED_GOAL, MIXED_GOAL_NOTE
+from service.contracts.presets.own import MIXED_GOAL, MIXED_GOAL_NOTE
+from service.contracts.specs import is_integer
 from service.quark.draft import BAD_VALUE, Draft, Given, Step
 from service.quark.option import ANY, B, F, I, L, S, unknown
 from service.quark.selection import selector_of

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from service.contracts.nearest import nearest_key
+from service.contracts.base import nearest_key
 from service.quark.draft import BAD_VALUE, UNKNOWN, Draft, Given
 
 Verdict = Literal["honoured", "no effect here", "refused"]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from service.contracts.dtypes import is_integer
-from service.contracts.pointers import below
+from service.contracts.base import below
+from service.contracts.specs import is_integer
 from service.quark.algorithms import pending
 from service.quark.draft import BAD_VALUE, Draft
 from service.quark.equalization import PARAMETERS, ask_for

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from service.contracts.patterns import PatternError, compiled
-from service.contracts.pointers import below
+from service.contracts.base import PatternError, below, compiled
 from service.quark.draft import BAD_VALUE, Draft
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from service.contracts.pointers import below
+from service.contracts.base import below
 from service.quark.draft import BAD_VALUE, REFUSED, Draft, Step
 from service.quark.option import Kind, Verdict, fits, unknown
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from service.contracts.pointers import below
+from service.contracts.base import below
 from service.quark.draft import BAD_VALUE, Draft, Given
 from service.quark.option import B, D, L, Option, honoured, no_effect, refuse, refused
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from service.contracts.pointers import below
+from service.contracts.base import below
 from service.quark.draft import BAD_VALUE, Draft
 from service.quark.option import unknown
 from service.quark.values import CALIB_METHODS, DATA_TYPES, GRANULARITIES, SCALE_TYPES, SPECS, known, lookup

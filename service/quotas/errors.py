@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from service.contracts.http_errors import HttpError
+from service.contracts.command_errors import HttpError
 
 
 class _TooMuchError(HttpError):

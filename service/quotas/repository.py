@@ -13,10 +13,9 @@ from sqlalchemy.orm import Session
 from service.db import db_now
 from service.files.repository import of_tenant
 from service.jobs.queues import QUEUES
-from service.repository import now_seconds, upsert
+from service.repository import now_seconds, owned, upsert
 from service.tables import DeletedJob, Job, TenantRow, TenantUsage, Upload
 from service.tables.jobs import IS_QUEUED, IS_RUNNING, IS_USERS
-from service.tenancy import owned
 
 DAY_SECONDS = 24 * 3600.0
 

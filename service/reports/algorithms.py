@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from service.contracts.calibration import TensorRange
 from service.contracts.report import AlgorithmFigures, LayerFigures, RangeChange, ReconstructionError, Report, Score
 from service.contracts.search import TrialFigures
+from service.contracts.specs import TensorRange
 from service.reports import charts
 from service.reports.figures import figure
 

@@ -10,8 +10,8 @@ from importlib import resources
 from importlib.resources.abc import Traversable
 from typing import Literal
 
+from service.contracts.base import VERSION
 from service.contracts.report import Report
-from service.contracts.version import VERSION
 from service.reports.html import html
 from service.reports.junit import junit
 from service.reports.layers import layers_csv

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from service.contracts.report import Histogram, LayerFigures, Report
-from service.contracts.spreadsheets import cell
+from service.contracts.sheets import cell
 from service.reports.figures import count
 
 # Of nodes that make no floats, so that there is nothing to quantize.

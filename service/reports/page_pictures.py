@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from service.contracts.calibration import TensorRange
 from service.contracts.evaluation import AGREEMENT
 from service.contracts.report import GateClause, LatencyFigures, MetricFigures, RangeChange, Report
+from service.contracts.specs import TensorRange
 from service.reports import charts, figures
 from service.reports.gains import Gain, metric_gain
 from service.reports.verdict import interval_words, is_lower_limit

@@ -7,13 +7,12 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Header, Response
 
 from service.deps import AppDep, AppState, PrincipalDep
-from service.http import etag_matches
+from service.http import Responses, etag_matches, problems
 from service.jobs import service
 from service.jobs.service import ReportNotFoundError, ReportNotReadyError
 from service.reports.formats import FORMATS, FormatName, rendered, renderer_version
 from service.reports.html import SECURITY_POLICY
 from service.reports.reading import ReportFormMissingError, ReportNotRenderableError, whole_report
-from service.responses import Responses, problems
 
 router = APIRouter(tags=["jobs"])
 

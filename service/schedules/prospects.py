@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 
 from sqlalchemy.orm import Session
 
+from service.contracts.base import nearest_name
 from service.contracts.dataset import DatasetSummary
 from service.contracts.errors import FieldProblem, InvalidRequestError, problem_summary
 from service.contracts.evaluation import AGREEMENT, DEFAULT_METRICS, EvaluationSpec
-from service.contracts.nearest import nearest_name
 from service.contracts.regression import Baseline, MaxDrop, NotSignificantlyWorse, OfAlias, OfJob, RegressionGate
 from service.datasets import repository as datasets
 from service.jobs import repository as jobs

@@ -12,16 +12,16 @@ from sqlalchemy import exists, insert, select, update
 from sqlalchemy.orm import Session
 
 from service import repository
-from service.contracts.references import is_name
+from service.contracts.base import is_name
 from service.db import db_now
 from service.ids import is_id, new_id
 from service.pagination import Position
 from service.quotas import repository as usage
+from service.repository import owned
 from service.schedules.errors import RunNotFoundError, ScheduleNameTakenError, ScheduleNotFoundError
 from service.tables import Job, ReportRow, Schedule, ScheduleRun
 from service.tables.batches import OPEN_STATES
 from service.tables.jobs import LIVE_STATES
-from service.tenancy import owned
 
 # A plan that was made so long after now was made by a clock that has been put back since.
 _AHEAD_SECONDS = 30.0

@@ -7,9 +7,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from service.contracts.base import Text
 from service.contracts.errors import Problem
 from service.contracts.regression import AliasWord, ClauseResult, RegressionGate
-from service.contracts.texts import Text
 from service.idempotency.requests import RepeatableBody
 from service.ids import is_id
 from service.jobs.schemas import JobCreate

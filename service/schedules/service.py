@@ -10,11 +10,11 @@ from sqlalchemy.orm import Session
 
 from service import repository as rows
 from service.audit.service import note
-from service.conditions import Conditions
 from service.contracts.errors import InvalidRequestError
 from service.contracts.regression import RegressionGate
 from service.db import db_now
 from service.deps import AppState
+from service.http import Conditions
 from service.idempotency.answers import Answer
 from service.idempotency.requests import KeyedRequest, NoBody
 from service.idempotency.service import submit_checked

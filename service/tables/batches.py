@@ -5,7 +5,7 @@ from __future__ import annotations
 from sqlalchemy import CheckConstraint, Index, String, UniqueConstraint, text
 from sqlalchemy.orm import Mapped, mapped_column
 
-from service.contracts.references import MOST_REFERENCE_CHARS
+from service.contracts.base import MOST_REFERENCE_CHARS
 from service.tables.base import Base, Document, Id, Moment, Name, Sha256, Tenant, Word, of_own_tenant, one_of
 
 # Condition of the index by which summaries are made; statements repeat it word for word.

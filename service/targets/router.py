@@ -6,7 +6,7 @@ from fastapi import APIRouter
 from pydantic import BaseModel
 
 from service.deps import PrincipalDep
-from service.responses import problems
+from service.http import problems
 from service.targets import catalog
 from service.targets.catalog import TargetOut
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from service.contracts.command_errors import HttpError, TransientError
 from service.contracts.errors import QuantmillError
-from service.contracts.http_errors import HttpError, TransientError
 
 
 class UploadNotFoundError(QuantmillError):

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Header, Request, Response
 
 from service.bodies import ThreadedBodyRoute
 from service.deps import AppDep, PrincipalDep, reading
-from service.responses import problems
+from service.http import problems
 from service.storage import StorageFullError
 from service.tables import Upload
 from service.uploads import service

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from service.contracts.texts import plain_text
+from service.contracts.base import plain_text
 
 _SHA256 = "Checked once all bytes are there. With size_bytes: a file that is here already is not sent again."
 UploadState = Literal["open", "complete"]

@@ -27,10 +27,9 @@ from service import repository
 from service.db import db_now
 from service.ids import new_id
 from service.pagination import Position
-from service.repository import Outbox
+from service.repository import Outbox, owned
 from service.tables import WebhookDelivery, WebhookEndpoint
 from service.tables.webhooks import IS_LEASED, IS_WAITING
-from service.tenancy import owned
 from service.webhooks.errors import DeliveryNotFoundError, WebhookNotFoundError
 
 OUTBOX = Outbox(WebhookDelivery, IS_WAITING, IS_LEASED)

@@ -7,13 +7,20 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Header, Query, Response
 
 from service.bodies import ThreadedBodyRoute
-from service.conditions import Conditions, IfMatch, PreconditionFailedError, PreconditionRequiredError
 from service.deps import AppDep, PrincipalDep
 from service.egress.errors import AddressNotAllowedError, UrlNotAllowedError
-from service.http import PageDep, etag_matches, only_parameters
+from service.http import (
+    Conditions,
+    IfMatch,
+    PageDep,
+    PreconditionFailedError,
+    PreconditionRequiredError,
+    etag_matches,
+    only_parameters,
+    problems,
+)
 from service.idempotency.answers import IdempotencyHeader
 from service.pagination import Page
-from service.responses import problems
 from service.webhooks import service
 from service.webhooks.errors import (
     SecretUnreadableError,

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from service.contracts.texts import Text, plain_text
+from service.contracts.base import Text, plain_text
 from service.contracts.webhooks import EVERYTHING, DisabledReason, patterns
 from service.egress.urls import MOST_CHARACTERS
 from service.idempotency.requests import RepeatableBody

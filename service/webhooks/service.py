@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from sqlalchemy.orm import Session
 
 from service.audit.service import note
-from service.conditions import Conditions
 from service.deps import AppState
 from service.egress.allowed import parse_allowed
 from service.egress.early import refuse_destination
 from service.egress.resolving import system_resolver
+from service.http import Conditions
 from service.idempotency.answers import Answer
 from service.idempotency.requests import KeyedRequest
 from service.idempotency.service import submit_once

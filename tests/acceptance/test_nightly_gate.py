@@ -20,7 +20,7 @@ from sqlalchemy import update
 
 from quantmill.webhooks import verify
 from service.client import Client
-from service.contracts.exits import ExitCode
+from service.contracts.command_errors import ExitCode
 from service.db import db_now
 from service.schedules.schemas import RunOut
 from service.tables import Schedule

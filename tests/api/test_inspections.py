@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 
+from service.contracts.base import VERSION
 from service.contracts.errors import EngineError
-from service.contracts.inspection import Inspection, NodeInspection
+from service.contracts.graph_view import Inspection, NodeInspection
 from service.contracts.targets import TARGET_OPTIONS
-from service.contracts.version import VERSION
 from service.tables import Job
 from tests.db.test_concurrency import at_once
 from tests.support.front import Front, model_summary, pointers, problem, taken

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from service.contracts.calibration import TensorRange
 from service.contracts.dataset import (
     ArraySummary,
     DatasetSummary,
@@ -17,6 +16,7 @@ from service.contracts.dataset import (
     Thumbnails,
 )
 from service.contracts.model import MADE_MODEL
+from service.contracts.specs import TensorRange
 from service.files import repository as stored_files
 from service.jobs.outcome import MadeModel, NewModelFile, QuantizeOutcome
 from service.settings import Settings

@@ -22,8 +22,8 @@ from starlette.routing import Route
 from starlette.testclient import TestClient as PlainClient
 
 from service.compression import CompressionMiddleware
+from service.contracts.base import VERSION
 from service.contracts.presets import PRESETS
-from service.contracts.version import VERSION
 from service.db import Database, head_revision
 from service.docs.__main__ import openapi_document
 from service.health import service as health

@@ -14,7 +14,7 @@ import onnx
 import pytest
 from safetensors.numpy import load_file
 
-from service.contracts.exits import EXITS_BY_CODE, GATE_EXITS, ExitCode
+from service.contracts.command_errors import EXITS_BY_CODE, GATE_EXITS, ExitCode
 from service.contracts.report import Report
 from tests.cli.conftest import KEY, ROOT, Ask
 from tests.support.patience import PATIENCE_SECONDS

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from sqlalchemy.exc import ProgrammingError
 
-from service.contracts.exits import ExitCode
-from service.contracts.version import VERSION
+from service.contracts.base import VERSION
+from service.contracts.command_errors import ExitCode
 from worker import cli
 from worker.commands import crash, options
 

@@ -7,7 +7,7 @@ import json
 import onnx
 import pytest
 
-from service.contracts.inspection import Inspection
+from service.contracts.graph_view import Inspection
 from service.contracts.targets import TARGET_OPTIONS
 
 

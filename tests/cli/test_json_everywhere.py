@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from typer.main import get_command
 
-from service.contracts.version import VERSION
+from service.contracts.base import VERSION
 from service.jobs.schemas import JobListed
 from service.keys.files import LOCAL_KEY_FILE
 from tests.cli.conftest import NOWHERE, Quantmill

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from service.contracts.base import VERSION
 from service.contracts.presets import PRESETS
-from service.contracts.version import VERSION
 from service.db import migrate
 from service.settings import Settings
 from tests.support.each import each

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from service.contracts.algorithms.order import in_order
-from service.contracts.algorithms.union import ALGORITHMS
+from service.contracts.algorithms.union import ALGORITHMS, in_order
 from service.contracts.config import parse_config
 from service.contracts.presets import PRESETS
 from service.dashboard.config_fields import Slot, groups

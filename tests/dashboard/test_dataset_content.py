@@ -11,8 +11,16 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from service.contracts.data_profile import MAX_BINS, MAX_CLASSES, MAX_PROFILED_ARRAYS, DataProfile
-from service.contracts.dataset import ArraySummary, DatasetSummary, LabelSummary, PreprocessingSpec
+from service.contracts.dataset import (
+    MAX_BINS,
+    MAX_CLASSES,
+    MAX_PROFILED_ARRAYS,
+    ArraySummary,
+    DataProfile,
+    DatasetSummary,
+    LabelSummary,
+    PreprocessingSpec,
+)
 from service.dashboard import dataset_charts
 from tests.dashboard.test_nouns import shown as page_at
 from tests.support.filled import HOSTILE_CLASS, class_counts, full_profile, profiled_summary, value_profile, waveform

@@ -8,8 +8,7 @@ from urllib.parse import parse_qs
 
 import pytest
 
-from service.contracts.config import QuantizationConfig
-from service.contracts.patch import advised_config
+from service.contracts.config import QuantizationConfig, advised_config
 from service.contracts.report import Report
 from service.contracts.search import TrialFigures
 from service.dashboard.planes import SQNR, Mark, drop_of, plane

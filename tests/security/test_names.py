@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from rich.table import Table
 from rich.text import Text
 
-from service.contracts.sensitivity import LayerSensitivity, Sensitivity
-from service.contracts.spreadsheets import cell
+from service.contracts.search import LayerSensitivity, Sensitivity
+from service.contracts.sheets import cell
 from service.logs import LineFormatter
 from tests.security.corpus.models import floats
 from tests.security.corpus.wire import field, model, node

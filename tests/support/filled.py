@@ -7,16 +7,18 @@ from typing import Any
 
 from sqlalchemy import update
 
-from service.contracts.data_profile import (
+from service.contracts.dataset import (
     WAVEFORM_COLUMNS,
     WAVEFORM_STEPS,
     ClassCounts,
     DataProfile,
+    DatasetSummary,
+    LabelSummary,
+    MediaSummary,
     ValueProfile,
     Waveform,
     Waveforms,
 )
-from service.contracts.dataset import DatasetSummary, LabelSummary, MediaSummary
 from service.contracts.errors import NonFiniteDataError
 from service.contracts.graph_view import GraphNode, GraphTensor, GraphView, cut_name
 from service.contracts.report import Report

@@ -46,7 +46,7 @@ def test_modules_do_not_import_each_other_in_a_cycle() -> None:
     """Whenever they do it: at the top, for types alone, or within a function."""
     graph = grimp.build_graph("quantmill", "service", "worker", "benchmarks", cache_dir=None)
     imports = {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
-    assert len(imports) > 1000
+    assert len(imports) > 500
     TopologicalSorter(imports).prepare()  # refuses a cycle, and names it
 
 

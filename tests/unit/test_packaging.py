@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from service.contracts.version import VERSION
+from service.contracts.base import VERSION
 
 ROOT = Path(__file__).resolve().parents[2]
 ALL, CPU, CUDA = "requirements.lock", "requirements-cpu.lock", "requirements-cuda.lock"

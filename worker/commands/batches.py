@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from service.contracts.command_errors import GATE_EXITS, ExitCode
 from service.contracts.errors import InvalidRequestError
-from service.contracts.exits import GATE_EXITS, ExitCode
 from worker.commands import options
 from worker.commands.command import Done, Printing, Service, command, deleted, remote
 from worker.commands.command import show as show_answer

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 
+from service.contracts.base import VERSION
 from service.contracts.errors import QuantmillError
-from service.contracts.version import VERSION
 
 _KEY_OPTIONS = ("--key",)
 # Settings are read whatever the case of their names.

@@ -21,12 +21,12 @@ from rich.text import Text
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import SQLAlchemyError
 
+from service.contracts.base import VERSION
 from service.contracts.errors import QuantmillError
 from service.contracts.runner import InspectDatasetTask
-from service.contracts.version import VERSION
 from service.db import Database, current_revision, head_revision
 from service.dispatch.broker import Sender, broker_tls
-from service.loopback import is_loopback
+from service.process import is_loopback
 from service.schema import is_ahead
 from service.settings import Settings
 from worker.commands.console import make_console

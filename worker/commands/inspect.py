@@ -9,7 +9,7 @@ import typer
 
 from service.contracts.command_errors import ProvenanceError
 from service.contracts.config import QuantizationConfig, parse_config
-from service.contracts.inspection import Inspection
+from service.contracts.graph_view import Inspection
 from service.contracts.targets import TARGET_OPTIONS, unknown_target
 from worker.commands import options
 from worker.commands.command import Service

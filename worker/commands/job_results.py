@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from service.contracts.exits import GATE_EXITS
+from service.contracts.command_errors import GATE_EXITS
 from worker.commands import options
 from worker.commands.command import Printing, Service
 from worker.commands.options import ExtraDir, JobId, Quiet

@@ -357,7 +357,7 @@ def one_of(words: Callable[[], tuple[str, ...]]) -> Callable[[str | None], str |
     def check(value: str | None) -> str | None:
         if value is None or value in words():
             return value
-        from service.contracts.nearest import nearest_key
+        from service.contracts.base import nearest_key
 
         near = nearest_key(value, words())
         guess = "" if near is None else f"; did you mean {near!r}?"

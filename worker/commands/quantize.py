@@ -10,8 +10,8 @@ from typing import Annotated
 
 import typer
 
+from service.contracts.command_errors import GATE_EXITS
 from service.contracts.data_checks import check_data_given
-from service.contracts.exits import GATE_EXITS
 from service.contracts.presets import DEFAULT_PRESET, PRESETS
 from worker.commands import options
 from worker.commands.command import Service, command

@@ -16,13 +16,12 @@ import typer
 import yaml
 from pydantic import ValidationError
 
-from service.contracts.config import QuantizationConfig, parse_config
+from service.contracts.base import below
+from service.contracts.config import QuantizationConfig, parse_config, with_ranges
 from service.contracts.dataset import PreprocessingSpec
 from service.contracts.errors import InvalidConfigError, InvalidRequestError, QuantmillError, problem_summary
 from service.contracts.metrics.graph import MAX_INLINE_BYTES
-from service.contracts.named_preprocessing import is_name
-from service.contracts.pointers import below
-from service.contracts.ranges import with_ranges
+from service.contracts.preprocessing import is_name
 from service.contracts.runner import DatasetSource
 from service.contracts.validation import field_problems
 from service.quark import Translation, read_config, translate_document

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from pydantic import ValidationError
 
+from service.contracts.config import advised_config
 from service.contracts.errors import InvalidRequestError
-from service.contracts.patch import advised_config
 from service.contracts.report import Advice, Report
 from worker.commands import options
 from worker.commands.command import Printing, Service, command

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from service.contracts.evaluation_report import EvaluatedMetric, EvaluationReport
-from service.contracts.inspection import Inspection, NodeInspection
+from service.contracts.graph_view import Inspection, NodeInspection
 from service.contracts.report import Advice, GateClause, Report, Verdict
 from service.reports import choices
 from worker.commands.console import make_console

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
 
 import typer
 
-from service.contracts.exits import ExitCode
+from service.contracts.command_errors import ExitCode
 from worker.commands import options
 from worker.commands.command import Done, Printing, Service, command, deleted, remote
 from worker.commands.command import show as show_answer

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from service.batches.schemas import BatchCounts, BatchListed, BatchMemberOut, BatchOut
-    from service.contracts.report.outline import ReportOutline
+    from service.contracts.evaluation_report import ReportOutline
     from service.datasets.schemas import DatasetOut
     from service.estimates.schemas import Estimate
     from service.jobs.schemas import JobListed, JobOut, JobValidated, ScheduledBy

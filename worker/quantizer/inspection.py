@@ -7,10 +7,10 @@ from pathlib import Path
 
 import onnx_ir as ir
 
+from service.contracts.base import VERSION
 from service.contracts.config import QuantizationConfig
-from service.contracts.inspection import Inspection, NodeInspection
+from service.contracts.graph_view import Inspection, NodeInspection
 from service.contracts.preparation import fixed_inputs
-from service.contracts.version import VERSION
 from worker.quantizer.graph.values import node_name
 from worker.quantizer.intake.inspect import open_model
 from worker.quantizer.modes.planning import plan_model, prepare_model

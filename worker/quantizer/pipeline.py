@@ -15,13 +15,12 @@ import onnx_ir as ir
 
 from service.contracts.compatibility import check_dataset
 from service.contracts.config import QuantizationConfig
-from service.contracts.data_checks import check_data_given, random_data_of
+from service.contracts.data_checks import check_data_given, check_training, random_data_of
 from service.contracts.errors import UnsupportedModelError
 from service.contracts.model import ModelSummary
 from service.contracts.preparation import fixed_inputs
 from service.contracts.report import Report
 from service.contracts.runner import DATA_FILE, DatasetSource
-from service.contracts.training_checks import check_training
 from worker.quantizer.advice.advise import with_advice
 from worker.quantizer.costs import expected_phases, forward_seconds
 from worker.quantizer.data import Dataset, open_dataset

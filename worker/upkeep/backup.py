@@ -25,6 +25,7 @@ from typing import Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
+from service.contracts.base import VERSION
 from service.contracts.command_errors import (
     BackupDamagedError,
     BackupPlaceError,
@@ -32,7 +33,6 @@ from service.contracts.command_errors import (
     BackupVersionError,
     FileAccessError,
 )
-from service.contracts.version import VERSION
 from service.db import Database
 from service.files import repository as files
 from service.schema import require_current

@@ -12,13 +12,13 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
+from service.contracts.base import VERSION
 from service.contracts.command_errors import (
     BackupDamagedError,
     BackupUnsupportedError,
     BackupVersionError,
     DataDirNotEmptyError,
 )
-from service.contracts.version import VERSION
 from service.db import Database, is_known_revision, migrate
 from service.files import repository as files
 from service.jobs import transitions

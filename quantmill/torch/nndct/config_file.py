@@ -9,8 +9,7 @@ from typing import Any
 from torch import nn
 
 from quantmill.torch.nndct.config_keys import DPU, FLOATS, SPEC_KEYS, Recipe
-from service.contracts.nearest import nearest_name
-from service.contracts.pointers import below
+from service.contracts.base import below, nearest_name
 
 Handler = Callable[[Recipe, Any, str], None]
 

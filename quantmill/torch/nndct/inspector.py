@@ -15,7 +15,7 @@ from quantmill.torch import export
 from quantmill.torch.nndct.errors import NotOfferedError
 from quantmill.torch.nndct.recipe import make_recipe
 from quantmill.torch.verification import threads_here
-from service.contracts.inspection import Inspection, NodeInspection
+from service.contracts.graph_view import Inspection, NodeInspection
 from worker.quantizer.graph.metadata import module_paths
 from worker.quantizer.inspection import inspect_file
 

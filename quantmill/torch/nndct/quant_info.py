@@ -18,8 +18,8 @@ import onnx_ir as ir
 import orjson
 
 from quantmill.torch.nndct.errors import QuantInfoError
+from service.contracts.base import VERSION
 from service.contracts.report import AlgorithmFigures
-from service.contracts.version import VERSION
 from worker.quantizer.graph.values import plain_attributes
 
 FILE = "quant_info.json"

@@ -11,9 +11,9 @@ from torch import nn
 
 from quantmill.torch.nndct.config_file import translate
 from quantmill.torch.nndct.config_keys import DPU, Recipe
+from service.contracts.base import nearest_name
 from service.contracts.config import QuantizationConfig, parse_config
 from service.contracts.errors import InvalidConfigError
-from service.contracts.nearest import nearest_name
 from service.contracts.presets import PRESETS
 from service.contracts.targets import TARGET_OPTIONS, unknown_target
 

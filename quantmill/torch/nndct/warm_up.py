@@ -12,7 +12,7 @@ from torch import Tensor
 
 from quantmill.torch.nndct.errors import QuantInfoError
 from service.contracts.config import QuantizationConfig
-from service.contracts.dtypes import NUMBER_TYPES
+from service.contracts.specs import NUMBER_TYPES
 from worker.quantizer.numerics.integer import IntegerGrid
 from worker.quantizer.plan.grids import fill_activations
 from worker.quantizer.refine.draft import Draft

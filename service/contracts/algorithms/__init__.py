@@ -11,11 +11,9 @@ from service.contracts.algorithms.equalization import (
     SmoothQuant,
 )
 from service.contracts.algorithms.finetune import AdaQuant, AdaRound, Finetuning, LearningRateAdjust
-from service.contracts.algorithms.order import algorithm_contradictions, in_order
-from service.contracts.algorithms.precision import Autopilot, MixedPrecision, with_levels
-from service.contracts.algorithms.sensitivity import SensitivityAnalysis
+from service.contracts.algorithms.precision import Autopilot, MixedPrecision, SensitivityAnalysis, with_levels
 from service.contracts.algorithms.training import QuantizationAwareTraining
-from service.contracts.algorithms.union import Algorithm
+from service.contracts.algorithms.union import Algorithm, algorithm_contradictions, in_order
 
 __all__ = [
     "AdaQuant",

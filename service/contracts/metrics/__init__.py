@@ -7,23 +7,9 @@ from typing import Annotated
 from pydantic import Field
 
 from service.contracts.metrics.base import Facts, LabelRef, MetricBase, OutputRef
-from service.contracts.metrics.classes import (
+from service.contracts.metrics.graph import FunctionMetric, GraphInput, GraphMetric, GraphSource
+from service.contracts.metrics.kinds import (
     F1,
-    AccuracyAtK,
-    ClassMetric,
-    MeanIoU,
-    PerClassAccuracy,
-    Precision,
-    Recall,
-    Top1,
-    Top5,
-    TopKMetric,
-)
-from service.contracts.metrics.detection import BoxLabels, MeanAveragePrecision
-from service.contracts.metrics.function import FunctionMetric
-from service.contracts.metrics.graph import GraphInput, GraphMetric, GraphSource
-from service.contracts.metrics.sequences import Perplexity, WordErrorRate
-from service.contracts.metrics.values import (
     KL,
     L2,
     MAE,
@@ -31,11 +17,24 @@ from service.contracts.metrics.values import (
     R2,
     RMSE,
     SQNR,
+    AccuracyAtK,
     Agreement,
+    BoxLabels,
+    ClassMetric,
     Cosine,
     FidelityMetric,
+    MeanAveragePrecision,
+    MeanIoU,
     Pearson,
+    PerClassAccuracy,
+    Perplexity,
+    Precision,
+    Recall,
     Spearman,
+    Top1,
+    Top5,
+    TopKMetric,
+    WordErrorRate,
 )
 
 Metric = Annotated[

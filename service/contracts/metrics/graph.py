@@ -1,20 +1,18 @@
-"""A metric given as an ONNX graph: the user's own rule, run by onnxruntime like any model, without the user's code."""
+"""Metrics as a graph or a function of the user's."""
 
 from __future__ import annotations
 
 import base64
 import binascii
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from service.contracts.base import Contract
-from service.contracts.bounds import BELOW
-from service.contracts.metrics.base import ArrayName, Better, Facts, LabelRef, MetricBase, OutputRef
-from service.contracts.pointers import below
-from service.contracts.references import MOST_REFERENCE_CHARS
+from service.contracts.base import MOST_REFERENCE_CHARS, Contract, below
+from service.contracts.metrics.base import ArrayName, Better, Facts, LabelRef, MetricBase, OfOutput, OutputRef
+from service.contracts.validation import BELOW
 
 MAX_INLINE_BYTES = 1 << 20
 
@@ -149,3 +147,25 @@ def named_arrays(inputs: Mapping[str, GraphInput]) -> dict[str, LabelRef]:
 
 def _place(name: str, word: str) -> str:
     return below("", "inputs", name, word).removeprefix("/")
+
+
+class FunctionMetric(OfOutput):
+    """A number that a Python function gives, handed over beside the config in the same process.
+
+    It is called once per model, with one output over all samples, in their order; with ``against_float`` it gets the
+    float model's output first. A service runs nobody's functions and refuses it.
+    """
+
+    WHOLE: ClassVar[bool] = True
+
+    kind: Literal["function"] = "function"
+    better: Better = Field(default="higher", description="Which direction is the better one.")
+    unit: str = Field(default="", max_length=16, description="For reports; '%' makes differences points.")
+    against_float: bool = Field(
+        default=False, description="The function takes the float model's output and the quantized one's: a distance."
+    )
+
+    @property
+    def facts(self) -> Facts:
+        """As declared; a distance is 0 for the same output."""
+        return Facts(self.unit, self.better, self.against_float, 0.0 if self.against_float else None)

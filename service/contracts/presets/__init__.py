@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from service.contracts.nearest import nearest_key
+from service.contracts.base import nearest_key
 from service.contracts.presets.base import Execution, Preset
-from service.contracts.presets.mixed import MIXED_PRESETS
-from service.contracts.presets.own import OWN_PRESETS
-from service.contracts.presets.pending import PENDING_PRESETS
-from service.contracts.presets.quark import QUARK_PRESETS
+from service.contracts.presets.own import MIXED_PRESETS, OWN_PRESETS
+from service.contracts.presets.quark import PENDING_PRESETS, QUARK_PRESETS
 
 DEFAULT_PRESET = "int8"
 

@@ -1,4 +1,4 @@
-"""What a preset is."""
+"""What a preset is, and the finetuning that presets share."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import Field
 
 from service.contracts.base import Contract
-from service.contracts.dtypes import is_block, is_integer
+from service.contracts.specs import is_block, is_integer
 
 # Pairs of activation and weight types that onnxruntime's CPU kernels multiply as integers; with a bias that has a grid
 # of its own (not int32) it does not use them.
@@ -62,3 +62,79 @@ def _simulation(activation: str, weight: str) -> str:
         return f"simulated: onnxruntime has no integer kernels for {both} and computes in float32 between Q/DQ pairs"
     kind = "block formats have no ONNX type" if is_block(activation) or is_block(weight) else "values are rounded"
     return f"simulated: {kind}; every tensor is rounded to {both} and computed on in float32"
+
+
+# What AdaRoundConfig and AdaQuantConfig have in common where nothing is given.
+QUARK_SEED = 1705472343
+_DEFAULTS: dict[str, Any] = {"fixed_seed": QUARK_SEED, "batch_size": 1, "early_stop": False}
+# What the two differ in, and what neither set of parameters touches.
+_OF_METHOD: dict[str, dict[str, Any]] = {
+    "adaround": {"learning_rate": 0.1, "reg_param": 0.01, "beta_range": [20.0, 2.0], "warm_start": 0.2},
+    "adaquant": {"learning_rate": 1e-5},
+}
+
+DESCENT_NOTE = (
+    "AdaRound chooses the integers by solver moments, coordinate descent on second moments, and lets biases follow; "
+    "with solver gradient it is Quark's descent by minibatches, with these very settings."
+)
+_JUDGED = (
+    "A part of the calibration samples judges the result, and finetuning that makes the network worse is undone "
+    "(accept: if_better); Quark keeps whatever comes out."
+)
+_NOTES = {"adaround": (DESCENT_NOTE, _JUDGED), "adaquant": (_JUDGED,)}
+
+
+def legacy_parameters(method: str) -> dict[str, Any]:
+    """An entry of ``algorithms`` as Quark's presets of ``get_default_config`` have it (DEFAULT_ADAROUND_PARAMS)."""
+    given = {"data_size": 1000, "batch_size": 2, "early_stop": True, "optim_device": "cpu", "infer_device": "cpu"}
+    return {**legacy_defaults(method), **given}
+
+
+def legacy_defaults(method: str) -> dict[str, Any]:
+    """What holds in Quark where the dict FastFinetune says nothing."""
+    return {
+        "method": method,
+        **_DEFAULTS,
+        "num_iterations": 1000,
+        **_OF_METHOD[method],
+        **({"update_bias": True} if method == "adaquant" else {}),
+    }
+
+
+def qconfig_defaults(method: str) -> dict[str, Any]:
+    """What holds in Quark where AdaRoundConfig and AdaQuantConfig are told nothing, as in the presets of QConfig."""
+    return {
+        "method": method,
+        **_DEFAULTS,
+        "num_iterations": 1000 if method == "adaround" else 3000,
+        **_OF_METHOD[method],
+        **({"update_bias": False} if method == "adaquant" else {}),
+    }
+
+
+def finetuned(base: Preset, method: str) -> Preset:
+    """``base`` with a finetuning on top: its names with the word of the method in Quark's place for it."""
+    word = method.upper()
+    of_qconfig = base.name.endswith("_qconfig")
+    names = base.quark_names if of_qconfig else [name for name in base.quark_names if not name.endswith("_QCONFIG")]
+    parameters = qconfig_defaults(method) if of_qconfig else legacy_parameters(method)
+    return Preset(
+        name=_insert(base.name, method),
+        description=f"As {base.name}, then {'AdaRound' if method == 'adaround' else 'AdaQuant'}.",
+        settings={**base.settings, "algorithms": [parameters]},
+        quark_names=tuple(_insert(name, word) for name in names),
+        notes=(*base.notes, *_NOTES[method]),
+    )
+
+
+def _insert(name: str, word: str) -> str:
+    """XINT8_CONFIG and ADAROUND give XINT8_ADAROUND_CONFIG."""
+    for end in ("_QCONFIG", "_CONFIG", "_qconfig"):
+        if name.endswith(end):
+            return f"{name.removesuffix(end)}_{word}{end}"
+    return f"{name}_{word}"
+
+
+def finetuning_notes(method: str) -> tuple[str, ...]:
+    """Where a finetuning with Quark's parameters deliberately differs from Quark's."""
+    return _NOTES[method]

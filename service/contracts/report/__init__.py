@@ -2,30 +2,42 @@
 
 from __future__ import annotations
 
-from service.contracts.report.algorithms import (
-    AlgorithmFigures,
-    RangeChange,
-    ReconstructionError,
-    Score,
-    TrainingEpoch,
-    TrainingFigures,
-)
-from service.contracts.report.fallback import Fallback, FallbackCandidate, FallbackKind, RegionFigures
 from service.contracts.report.figures import (
+    Fallback,
+    FallbackCandidate,
+    FallbackKind,
     Fidelity,
+    Flips,
+    GateClause,
+    Interval,
+    KernelFigures,
+    Kernels,
     LatencyFigures,
     MachineLoad,
     MetricFigures,
     ModelFigures,
     OutputFidelity,
+    RegionFigures,
+    Verdict,
 )
-from service.contracts.report.findings import Advice, AdviceFigure, Cause, CausePlace, Finding, Severity
-from service.contracts.report.kernels import KernelFigures, Kernels
-from service.contracts.report.layers import Histogram, LayerFigures, PreparationStep
-from service.contracts.report.statistics import Flips, Interval
-from service.contracts.report.verdict import GateClause, Verdict
-from service.contracts.report.versions import REPORT_SCHEMA_VERSION, upgraded
-from service.contracts.report.whole import Manifest, Report, StageFigures
+from service.contracts.report.layers import (
+    Advice,
+    AdviceFigure,
+    AlgorithmFigures,
+    Cause,
+    CausePlace,
+    Finding,
+    Histogram,
+    LayerFigures,
+    PreparationStep,
+    RangeChange,
+    ReconstructionError,
+    Score,
+    Severity,
+    TrainingEpoch,
+    TrainingFigures,
+)
+from service.contracts.report.whole import REPORT_SCHEMA_VERSION, Manifest, Report, StageFigures, upgraded
 
 __all__ = [
     "REPORT_SCHEMA_VERSION",

@@ -1,4 +1,4 @@
-"""Figures of both models: metrics, distance from the float model, latency."""
+"""Figures of a report: metrics, sizes, latency and kernels of both models, the verdict, the fallback."""
 
 from __future__ import annotations
 
@@ -7,7 +7,32 @@ from typing import Literal
 from pydantic import Field
 
 from service.contracts.base import Contract
-from service.contracts.report.statistics import Flips, Interval
+
+
+class Interval(Contract):
+    """Where a figure lies with ``confidence``, in the figure's own unit."""
+
+    low: float
+    high: float
+    confidence: float = Field(default=0.95, gt=0, lt=1)
+    method: Literal["wilson", "mcnemar", "bootstrap", "order_statistics", "student", "rule_of_three"] = Field(
+        description="How it was found: Wilson's score interval of a share, the paired difference of two shares, a "
+        "seeded bootstrap by sample, order statistics of repeated runs, Student's t over parts of the samples, or the "
+        "rule of three where no sample differs."
+    )
+    samples: int = Field(ge=1, description="Independent samples, or runs, that it rests on.")
+
+
+class Flips(Contract):
+    """Samples that one model gets right and the other one wrong; all others speak for neither model."""
+
+    lost: int = Field(ge=0, description="Right in the float model, wrong in the quantized one.")
+    won: int = Field(ge=0, description="Wrong in the float model, right in the quantized one.")
+    confident: int | None = Field(
+        default=None,
+        ge=0,
+        description="Lost ones that the float model gave at least 90 % of its probability; null: not known.",
+    )
 
 
 class ModelFigures(Contract):
@@ -109,3 +134,100 @@ class LatencyFigures(Contract):
     batch_size: int = Field(ge=1)
     threads: int = Field(ge=1)
     load: MachineLoad
+
+
+Verdict = Literal["pass", "fail", "undecided", "none"]
+
+
+class GateClause(Contract):
+    """One condition of the gate and whether it held; ``metric`` is what max_drop, min_value and max_value judge."""
+
+    clause: str
+    metric: str | None = None
+    wanted: float
+    got: float | None
+    holds: bool | None = Field(description="Null: the samples, or the runs, cannot tell; see ``why``.")
+    interval: Interval | None = Field(default=None, description="Where ``got`` lies.")
+    confidence: float | None = Field(
+        default=None, description="With which it had to hold; null: ``got`` itself decided."
+    )
+    samples_needed: int | None = Field(
+        default=None, ge=1, description="About so many samples would decide it; null: decided, or nobody knows."
+    )
+    why: str | None = Field(default=None, description="Why it is undecided.")
+
+
+class KernelFigures(Contract):
+    """One form: standard is DequantizeLinear and MatMul, matmul_nbits is com.microsoft.MatMulNBits."""
+
+    form: Literal["standard", "matmul_nbits"]
+    emitted: bool = Field(description="True for the form that the model is written in.")
+    accuracy_level: int | None = Field(
+        default=None, description="Of MatMulNBits, as asked for; null for the standard form, where the runtime decides."
+    )
+    float_ms: float = Field(description="Of the float model, timed in turn with this form.")
+    latency_ms: float
+    ratio: float = Field(description="Over the float model's latency.")
+    ratio_interval: Interval
+    sqnr_db: float | None = Field(
+        description="Of the worst output against the float model, by onnxruntime; null where it has none."
+    )
+    samples: int = Field(ge=1, description="That the SQNR was measured on, the same for both forms.")
+
+
+class Kernels(Contract):
+    """Both forms, measured, or why only one was."""
+
+    products: int = Field(ge=1, description="Nodes that may be written in either form.")
+    forms: tuple[KernelFigures, ...] = ()
+    reason: str | None = Field(default=None, description="Why they were not compared.")
+    reason_code: str | None = Field(default=None, description="Stable code of the reason; docs/reasons.md lists them.")
+
+
+FallbackKind = Literal["planned", "reduced", "float"]
+
+
+class RegionFigures(Contract):
+    """Quantized nodes whose Q/DQ pairs were taken off to see what they cost."""
+
+    kind: str = Field(description="What its nodes do: convolution, elementwise ...; or region, of all kinds.")
+    nodes: tuple[str, ...]
+    ratio: float | None = Field(
+        default=None, description="Latency of the model without its pairs over that of the model with them."
+    )
+    ratio_interval: Interval | None = None
+    outcome: Literal["taken_off", "kept", "untried"] = Field(
+        description="taken_off: the model without its pairs is faster by the whole interval, also beside all others."
+    )
+    why: str | None = Field(default=None, description="Why it was not tried.")
+
+
+class FallbackCandidate(Contract):
+    """A model that might be returned."""
+
+    kind: FallbackKind = Field(description="As planned, with fewer Q/DQ pairs, or the float model.")
+    nodes_taken_off: int = Field(ge=0, description="Quantized nodes of the plan that are in float in it.")
+    size_bytes: int
+    latency_ratio: float = Field(description="Over the float model's; of that itself 1.")
+    latency_interval: Interval | None = Field(default=None, description="None for the float model.")
+    gate: tuple[GateClause, ...] = Field(
+        default=(), description="All conditions but those of latency, with the goal and the bytes of a search."
+    )
+    holds: bool | None = Field(description="Whether all of those hold; null: not measured for want of time.")
+    chosen: bool = False
+
+
+class Fallback(Contract):
+    """Why another model than the planned one was looked for, what was tried, and what is returned."""
+
+    because: str = Field(description="The condition that the planned model broke, with its figures.")
+    reason: str = Field(description="Why the chosen one was.")
+    candidates: tuple[FallbackCandidate, ...] = Field(description="The planned model, reduced ones, the float model.")
+    regions: tuple[RegionFigures, ...] = Field(default=(), description="In the order in which they were tried.")
+    why_no_regions: str | None = Field(default=None, description="Why pairs were not taken off region by region.")
+    seconds: float = Field(ge=0)
+
+    @property
+    def chosen(self) -> FallbackCandidate:
+        """The one that is returned."""
+        return next(candidate for candidate in self.candidates if candidate.chosen)

@@ -1,10 +1,14 @@
-"""What became of every layer, and of the graph before it."""
+"""Layers, algorithms and findings of a report."""
 
 from __future__ import annotations
+
+from typing import Any, Literal
 
 from pydantic import Field
 
 from service.contracts.base import Contract
+from service.contracts.search import Search
+from service.contracts.specs import TensorRange
 
 
 class Histogram(Contract):
@@ -98,3 +102,148 @@ class PreparationStep(Contract):
         default_factory=dict,
         description="By name of a node that stays as it was: the code of its reason, whose words stand in the detail.",
     )
+
+
+class Score(Contract):
+    """How near a model is to the float one on the samples held back for judging; None where undefined."""
+
+    sqnr_db: float | None = Field(description="Of the worst output.")
+    metric: str = Field(default="top1", description="The first declared metric, or top1.")
+    value: float | None = Field(
+        default=None, description="Of the metric, where the calibration set holds the labels that it takes."
+    )
+
+
+class RangeChange(Contract):
+    """The range of one tensor before and after an algorithm that moves ranges."""
+
+    tensor: str
+    kind: Literal["weight", "activation"]
+    node: str | None = Field(default=None, description="The node that reads a weight.")
+    before: TensorRange
+    after: TensorRange
+    spread_before: float | None = Field(
+        default=None,
+        description="Range of the widest channel divided by that of the median one; channels of zeros do not count.",
+    )
+    spread_after: float | None = None
+
+
+class ReconstructionError(Contract):
+    """Mean square error of a layer's outputs, behind its activation function, on the samples it was solved on."""
+
+    before: float
+    after: float
+
+
+class TrainingEpoch(Contract):
+    """One epoch of a training."""
+
+    epoch: int = Field(description="From 1; 0 is the network before training.")
+    steps: int = Field(description="Taken since the beginning.")
+    train_loss: float | None = Field(description="Mean over the epoch; null for epoch 0.")
+    validation_loss: float | None = Field(description="Of the samples held back, in the network as it is emitted.")
+    metric: float | None = Field(description="Of the same samples; null where it is undefined.")
+    learning_rate: float = Field(description="Of weights, in the epoch's last step.")
+    oscillating: float = Field(description="Share of weights that keep jumping between two integers.")
+    frozen: float = Field(description="Share of weights that are held since.")
+
+
+class TrainingFigures(Contract):
+    """How a training went."""
+
+    epochs: tuple[TrainingEpoch, ...]
+    best_epoch: int = Field(description="The epoch whose network was taken.")
+    metric: str | None = Field(description="What the best epoch was chosen by; null: the validation loss.")
+    samples: int = Field(description="Samples trained on.")
+    validation_samples: int
+    learning_rate: float = Field(description="Of weights, at its peak.")
+    device: str
+    ended: Literal["epochs", "steps", "seconds", "patience", "diverged"] = Field(description="What ended it.")
+
+
+class AlgorithmFigures(Contract):
+    """What became of one entry of ``algorithms``."""
+
+    method: str
+    kept: bool = Field(description="False if it had nothing to do, or was undone because it made the network worse.")
+    summary: str = Field(description="What it did, or why it was undone or had nothing to do.")
+    reason_code: str | None = Field(default=None, description="Why it was not kept; null for one that was.")
+    before: Score | None = Field(default=None, description="Without it; null where it was not judged.")
+    after: Score | None = Field(default=None, description="With it.")
+    samples: int = Field(default=0, description="Samples it was judged on.")
+    nodes: int = Field(default=0, description="Nodes that it changed.")
+    search: Search | None = Field(default=None, description="What a search has tried.")
+    reconstruction: dict[str, ReconstructionError] = Field(
+        default_factory=dict, description="By node, for steps that reconstruct layers one by one; never rises."
+    )
+    ranges: tuple[RangeChange, ...] = Field(
+        default=(), description="Ranges before and after, of an algorithm that moves them."
+    )
+    training: TrainingFigures | None = Field(default=None, description="How it went, of an algorithm that trains.")
+
+
+Severity = Literal["critical", "warning", "info"]
+
+
+class Finding(Contract):
+    """Something about the model or the data that the figures alone do not tell."""
+
+    code: str = Field(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$", description="Stable; docs/findings.md lists all.")
+    severity: Severity = Field(description="critical: figures or model are not to be used before it is mended.")
+    message: str = Field(description="What was found, with its figures.")
+    hint: str | None = Field(default=None, description="What to do next.")
+    where: dict[str, str | int | float] = Field(
+        default_factory=dict, description="Where: input, output, metric, dataset, node."
+    )
+    undermines_verdict: bool = Field(
+        default=False, description="True if no statement about accuracy can be made: such clauses are undecided."
+    )
+
+
+class CausePlace(Contract):
+    """A node where a cause of error is at work."""
+
+    node: str = Field(description="Name in the prepared graph; empty: the whole network.")
+    error_percent: float = Field(ge=0, le=100, description="Part of all error that comes from here, about.")
+    fact: str = Field(description="What was found there, with its figures.")
+
+
+class Cause(Contract):
+    """What the error of the quantized model comes from.
+
+    Parts are estimates: error beside signal in the mean over the channels of each weight and activation by itself, in
+    parts of the sum of all.
+    """
+
+    kind: str = Field(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$", description="Stable; docs/advice.md lists all.")
+    message: str = Field(description="What it is, in words.")
+    error_percent: float = Field(ge=0, le=100, description="Part of all error, about.")
+    places: tuple[CausePlace, ...] = Field(description="Where, the worst first.")
+    places_left_out: int = Field(default=0, ge=0, description="Further places, which are not told.")
+
+
+class AdviceFigure(Contract):
+    """What a piece of advice did where it was tried."""
+
+    metric: str = Field(description="Name of a metric, or sqnr_db.")
+    unit: str
+    before: float | None = Field(description="Of the quantized model of this report.")
+    after: float | None = Field(description="Of the model quantized with the advice.")
+    samples: int = Field(ge=1)
+    seconds: float = Field(ge=0, description="That the trial took.")
+
+
+class Advice(Contract):
+    """What would help, as a fragment of a config."""
+
+    code: str = Field(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$", description="Stable.")
+    because: str = Field(description="The facts that it follows from, with their figures.")
+    message: str = Field(description="What to do, in one sentence.")
+    config: dict[str, Any] = Field(
+        description="JSON merge patch (RFC 7396) of the report's ``manifest.config``; empty: no config helps."
+    )
+    nodes: tuple[str, ...] = Field(default=(), description="That it is about; empty: the whole network.")
+    status: Literal["tried", "untried"]
+    helped: bool | None = Field(default=None, description="Of what was tried: whether it did.")
+    figure: AdviceFigure | None = Field(default=None, description="Of what was tried.")

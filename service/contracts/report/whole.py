@@ -1,24 +1,89 @@
-"""The accuracy report: what quantization cost, layer by layer, and what was decided. JSON with ``schema_version``."""
+"""The report of a job, whole; its digests and versions."""
 
 from __future__ import annotations
 
+import hashlib
+import json
+from collections.abc import Callable
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
 from service.contracts.base import Contract
-from service.contracts.calibration import TensorRange
 from service.contracts.config import QuantizationConfig
 from service.contracts.dataset import PreprocessingSpec
-from service.contracts.report.algorithms import AlgorithmFigures
-from service.contracts.report.digests import NOT_IN_DIGEST, canonical_sha256
-from service.contracts.report.fallback import Fallback, FallbackKind
-from service.contracts.report.figures import Fidelity, LatencyFigures, MetricFigures, ModelFigures
-from service.contracts.report.findings import Advice, Cause, Finding
-from service.contracts.report.kernels import Kernels
-from service.contracts.report.layers import LayerFigures, PreparationStep
-from service.contracts.report.verdict import GateClause, Verdict
-from service.contracts.report.versions import upgraded
+from service.contracts.report.figures import (
+    Fallback,
+    FallbackKind,
+    Fidelity,
+    GateClause,
+    Kernels,
+    LatencyFigures,
+    MetricFigures,
+    ModelFigures,
+    Verdict,
+)
+from service.contracts.report.layers import Advice, AlgorithmFigures, Cause, Finding, LayerFigures, PreparationStep
+from service.contracts.specs import TensorRange
+
+# What may differ between two runs that give the same bytes: the model is what these are measured with or computed by,
+# never what it is made of. Threads are among them because the engine gives the same bytes for any number of them in
+# all but the last bits of some sums; the model's own digest tells where it did not.
+NOT_IN_DIGEST = frozenset(
+    {
+        "output_sha256",
+        "output_data_sha256",
+        "manifest_sha256",
+        "threads",
+        "timed_choice",
+        "evaluation_sha256",
+        "evaluation_preprocessing",
+    }
+)
+
+
+def canonical_sha256(document: Any) -> str:
+    """Lowercase hex sha256 of a document's canonical JSON: sorted keys, no blanks, UTF-8.
+
+    Args:
+        document: ready for JSON.
+
+    Raises:
+        ValueError: it holds NaN or infinity.
+    """
+    text = json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+REPORT_SCHEMA_VERSION = 2
+
+
+def upgraded(document: dict[str, Any]) -> dict[str, Any]:
+    """A report's document in today's version.
+
+    Args:
+        document: of any version; one without a number is taken as it is, as is one of a version still to come.
+    """
+    version = document.get("schema_version")
+    while isinstance(version, int) and version in _STEPS:
+        document = _STEPS[version](document)
+        version = document["schema_version"]
+    return document
+
+
+def _from_1(document: dict[str, Any]) -> dict[str, Any]:
+    """Rows of layers name their nodes; what was not measured then stays unknown."""
+    layers = document.get("layers")
+    if isinstance(layers, list | tuple):
+        document = {**document, "layers": [_with_nodes(row) for row in layers]}
+    return {**document, "schema_version": 2}
+
+
+def _with_nodes(row: Any) -> Any:
+    return {"nodes": [row["name"]], **row} if isinstance(row, dict) and "name" in row else row
+
+
+_STEPS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {1: _from_1}
 
 
 class StageFigures(Contract):

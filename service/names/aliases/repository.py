@@ -11,8 +11,8 @@ from sqlalchemy.orm import Session
 from service.db import db_now
 from service.names.kinds import Named, ResourceKind
 from service.names.repository import of_name
+from service.repository import owned
 from service.tables import Alias, AliasMove, NounName
-from service.tenancy import owned
 
 # Of an alias; older ones are forgotten.
 MOST_MOVES = 100

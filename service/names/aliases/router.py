@@ -7,14 +7,21 @@ from typing import Annotated
 from fastapi import APIRouter, Header, Path, Response
 from fastapi.responses import JSONResponse
 
-from service.conditions import Conditions, IfMatch, IfNoneMatch, PreconditionFailedError, PreconditionRequiredError
 from service.deps import AppDep, PrincipalDep, reading
-from service.http import etag_matches
+from service.http import (
+    Conditions,
+    IfMatch,
+    IfNoneMatch,
+    PreconditionFailedError,
+    PreconditionRequiredError,
+    Responses,
+    etag_matches,
+    problems,
+)
 from service.names.aliases import service
 from service.names.aliases.errors import AliasNotFoundError, InvalidAliasError, TooManyAliasesError
 from service.names.aliases.schemas import AliasList, AliasOut, MoveList
 from service.names.kinds import DATASETS, MODELS, Named, ResourceKind
-from service.responses import Responses, problems
 
 _PUT_RESPONSES: Responses = {201: {"model": AliasOut, "description": "It was made."}}
 _PUT_REFUSALS = (InvalidAliasError, PreconditionFailedError, PreconditionRequiredError, TooManyAliasesError)

@@ -8,9 +8,9 @@ from typing import NamedTuple
 from sqlalchemy.orm import Session
 
 from service.audit.service import note
-from service.conditions import Conditions
-from service.contracts.references import is_alias
+from service.contracts.base import is_alias
 from service.deps import AppState
+from service.http import Conditions
 from service.names import repository as names
 from service.names.aliases import repository
 from service.names.aliases.errors import AliasNotFoundError, InvalidAliasError, TooManyAliasesError

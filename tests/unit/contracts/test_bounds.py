@@ -9,10 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.contracts.bounds import MOST_KEYS, MOST_NAME_CHARS, MOST_RANGES, MOST_REGEXES, MOST_SELECTORS, MOST_VALUES
+from service.contracts.base import MOST_CHARS, PatternError, compiled
 from service.contracts.config import parse_config
-from service.contracts.patterns import MOST_CHARS, PatternError, compiled
-from service.contracts.validation import MOST_TOLD
+from service.contracts.validation import (
+    MOST_KEYS,
+    MOST_NAME_CHARS,
+    MOST_RANGES,
+    MOST_REGEXES,
+    MOST_SELECTORS,
+    MOST_TOLD,
+    MOST_VALUES,
+)
 from tests.unit.contracts.refusals import problems, refused
 
 

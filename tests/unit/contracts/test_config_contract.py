@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from service.contracts.algorithms import algorithm_contradictions, in_order
 from service.contracts.algorithms.union import ALGORITHMS
-from service.contracts.config import QuantizationConfig, parse_config
+from service.contracts.config import QuantizationConfig, advised_config, parse_config, patch_between, patched
 from service.contracts.errors import InvalidConfigError
-from service.contracts.patch import advised_config, patch_between, patched
 from service.contracts.presets import DEFAULT_PRESET, PRESETS
 from service.contracts.presets.own import OWN_PRESETS
 from tests.support.each import each

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from service.contracts.algorithms import QuantizationAwareTraining
 from service.contracts.config import parse_config
+from service.contracts.data_checks import graph_losses
 from service.contracts.metrics import LabelRef
 from service.contracts.metrics.graph import MAX_INLINE_BYTES
-from service.contracts.training_checks import graph_losses
 from tests.unit.contracts.refusals import problems
 
 SOME = base64.b64encode(b"some bytes").decode()

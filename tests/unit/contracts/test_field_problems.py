@@ -7,10 +7,9 @@ from typing import Annotated, Any, Literal
 import pytest
 from pydantic import Field, ValidationError
 
-from service.contracts import nearest
-from service.contracts.base import Contract
+from service.contracts import base
+from service.contracts.base import Contract, nearest_key, nearest_name
 from service.contracts.errors import FieldProblem
-from service.contracts.nearest import nearest_key, nearest_name
 from service.contracts.validation import field_problems
 
 
@@ -140,11 +139,11 @@ def test_only_names_that_are_near_are_offered() -> None:
 
 def test_so_many_names_are_looked_at_and_no_more_and_none_that_nobody_typed(monkeypatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(nearest.process, "extractOne", lambda *_, **__: pytest.fail("compared"))
+        patch.setattr(base.process, "extractOne", lambda *_, **__: pytest.fail("compared"))
         for search in (nearest_key, nearest_name):
             assert search("n" * 10_000, ["n" * 9_999]) is None
     looked: list[int] = []
-    monkeypatch.setattr(nearest.process, "extractOne", lambda _, names, **__: looked.append(len(names)))
+    monkeypatch.setattr(base.process, "extractOne", lambda _, names, **__: looked.append(len(names)))
     nearest_name("n", [f"name{number}" for number in range(200_000)])
     nearest_name("n", ["x" * 10_000] * 10)
     assert looked == [20_000, 0]

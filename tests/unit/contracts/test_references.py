@@ -7,7 +7,7 @@ import string
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.contracts.references import (
+from service.contracts.base import (
     LATEST,
     MOST_ALIAS_CHARS,
     MOST_NAME_CHARS,

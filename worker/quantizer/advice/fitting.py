@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from service.contracts.config import QuantizationConfig, parse_config
+from service.contracts.config import QuantizationConfig, parse_config, patch_between
 from service.contracts.errors import InvalidConfigError, UnsupportedModelError
-from service.contracts.patch import patch_between
 from worker.quantizer.plan.types import QuantizationPlan
 from worker.quantizer.run.interface import Run, SilentRun
 from worker.quantizer.search.trials import ModelBuilder

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from service.contracts.algorithms.union import ALGORITHMS
-from service.contracts.dtypes import bits_of, is_integer
+from service.contracts.specs import bits_of, is_integer
 from service.contracts.targets import TARGET_OPTIONS
 from worker.quantizer.advice.damage import Damage, HarmKind
 from worker.quantizer.plan.targets import TARGETS

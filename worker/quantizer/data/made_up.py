@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 from typing import NamedTuple
 
-from service.contracts.calibration import TensorRange
+from service.contracts.base import below
+from service.contracts.dataset import RandomCalibration
 from service.contracts.errors import DatasetMismatchError, InvalidConfigError, UnsupportedModelError
 from service.contracts.model import TensorInfo
-from service.contracts.pointers import below
-from service.contracts.random_data import RandomCalibration
+from service.contracts.specs import TensorRange
 from worker.quantizer.data.random_inputs import RandomDataset
 from worker.quantizer.data.stored import Array
 

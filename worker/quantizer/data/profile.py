@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from service.contracts.data_profile import (
+from service.contracts.dataset import (
     MAX_PROFILED_ARRAYS,
     MAX_WAVEFORMS,
     WAVEFORM_COLUMNS,

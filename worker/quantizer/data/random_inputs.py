@@ -10,12 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from service.contracts.calibration import TensorRange
-from service.contracts.dataset import InputSpec, PreprocessingSpec
+from service.contracts.base import below
+from service.contracts.dataset import InputSpec, PreprocessingSpec, RandomCalibration
 from service.contracts.errors import DatasetMismatchError, FieldProblem, InvalidConfigError
 from service.contracts.model import TensorInfo
-from service.contracts.pointers import below
-from service.contracts.random_data import RandomCalibration
+from service.contracts.specs import TensorRange
 from worker.quantizer.data.dataset import Dataset
 from worker.quantizer.data.preprocess import model_dtype
 from worker.quantizer.data.stored import Array, SampleReader

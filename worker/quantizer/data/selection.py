@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
+from service.contracts.base import below
 from service.contracts.dataset import DEFAULT_LABELS, PreprocessingSpec
 from service.contracts.errors import (
     DatasetArraysError,
     DatasetLabelsError,
     EmptyDatasetError,
 )
-from service.contracts.named_preprocessing import ANY_INPUT
-from service.contracts.pointers import below
+from service.contracts.preprocessing import ANY_INPUT
 from worker.quantizer.data.ragged import NUMBERING_HINT, RaggedArray, missing_sample, told_shape
 from worker.quantizer.data.stored import (
     LABELS_POINTER,

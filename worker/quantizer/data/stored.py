@@ -15,8 +15,8 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
+from service.contracts.base import below
 from service.contracts.errors import DatasetArraysError, DatasetError, DatasetFormatError
-from service.contracts.pointers import below
 
 Array = np.ndarray[Any, Any]
 

@@ -8,8 +8,14 @@ from typing import Any, Literal, NamedTuple
 import ml_dtypes
 import numpy as np
 
-from service.contracts.data_profile import Waveforms
-from service.contracts.dataset import ArraySummary, DatasetSummary, LabelSummary, MediaSummary, PreprocessingSpec
+from service.contracts.dataset import (
+    ArraySummary,
+    DatasetSummary,
+    LabelSummary,
+    MediaSummary,
+    PreprocessingSpec,
+    Waveforms,
+)
 from service.contracts.errors import NonFiniteDataError
 from worker.quantizer.data.profile import Profiler
 from worker.quantizer.data.ragged import RaggedArray, pieces, told_shape

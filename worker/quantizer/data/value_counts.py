@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from service.contracts.data_profile import LARGEST_CLASSES, MAX_BINS, MAX_CLASSES, ClassCounts, ValueProfile
+from service.contracts.dataset import LARGEST_CLASSES, MAX_BINS, MAX_CLASSES, ClassCounts, ValueProfile
 from worker.quantizer.data.stored import Array
 
 # Up to so many values all are counted; of more, about so many of each block.

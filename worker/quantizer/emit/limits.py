@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from service.contracts.dtypes import has_integer_kernels
+from service.contracts.specs import has_integer_kernels
 from worker.quantizer.graph.values import (
     Names,
     activation_limits,

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from service.contracts.dtypes import NUMBER_TYPES
 from service.contracts.errors import EngineError
+from service.contracts.specs import NUMBER_TYPES
 from worker.quantizer.graph.values import Names, add_initializer, name_of, node_name, take_place, users
 from worker.quantizer.numerics.granularity import PER_TENSOR, PerAxis, PerBlock
 from worker.quantizer.numerics.integer import IntegerGrid

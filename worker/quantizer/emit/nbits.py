@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from service.contracts.dtypes import NUMBER_TYPES
+from service.contracts.specs import NUMBER_TYPES
 from worker.quantizer.graph.values import Names, add_initializer, node_name, take_place
 from worker.quantizer.numerics.granularity import PerBlock
 from worker.quantizer.numerics.integer import IntegerGrid

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import onnx_ir as ir
 
-from service.contracts.dtypes import NUMBER_TYPES, has_integer_kernels, is_integer
 from service.contracts.errors import EngineError, UnsupportedModelError
+from service.contracts.specs import NUMBER_TYPES, has_integer_kernels, is_integer
 from worker.quantizer.emit.apart import TYPED_OPSET, keep_apart, leave_out_zero_points, lengthen_biases
 from worker.quantizer.emit.halfs import turn_beside
 from worker.quantizer.emit.limits import drop_implied_activations, limit_by_operands, limit_integers

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from service.contracts.calibration import TensorRange
-from service.contracts.dtypes import needs_calibration
 from service.contracts.report import RangeChange
+from service.contracts.specs import TensorRange, needs_calibration
 from worker.quantizer.equalization.balance import BalancedTensor
 from worker.quantizer.equalization.channel_groups import Flow
 from worker.quantizer.graph.values import constant, name_of, node_name

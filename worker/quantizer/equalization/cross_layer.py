@@ -9,8 +9,8 @@ import numpy as np
 import onnx_ir as ir
 
 from service.contracts.algorithms import CrossLayerEqualization
-from service.contracts.dtypes import is_block, is_float8, is_integer
 from service.contracts.reason import declare
+from service.contracts.specs import is_block, is_float8, is_integer
 from worker.quantizer.equalization.absorbing import absorb, find_shifts, shifted
 from worker.quantizer.equalization.balance import Balance, BalancedWeight, BalanceProblem, balance
 from worker.quantizer.equalization.channel_groups import Flow, ScalableLayer, follow

@@ -13,9 +13,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from service.contracts.calibration import MinMaxCalibration, NonOverflowCalibration
-from service.contracts.dtypes import is_block, needs_calibration
-from service.contracts.specs import ActivationSpec
+from service.contracts.specs import (
+    ActivationSpec,
+    MinMaxCalibration,
+    NonOverflowCalibration,
+    is_block,
+    needs_calibration,
+)
 from worker.quantizer.numerics.blocks import BlockGrid
 from worker.quantizer.numerics.grids import Grid
 from worker.quantizer.numerics.minifloat import FloatGrid

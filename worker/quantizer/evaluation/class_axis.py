@@ -24,7 +24,7 @@ from service.contracts.dataset import LabelSummary
 from service.contracts.evaluation import AGREEMENT, EvaluationSpec
 from service.contracts.evaluation_checks import find_output
 from service.contracts.metrics import Agreement, ClassMetric, Perplexity
-from service.contracts.metrics.values import RegressionMetric
+from service.contracts.metrics.kinds import RegressionMetric
 from worker.quantizer.graph.values import is_constant
 from worker.quantizer.ops.record import Family, Scores
 from worker.quantizer.ops.table import operator

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from service.contracts.base import VERSION
 from service.contracts.compatibility import check_dataset
 from service.contracts.errors import UnsupportedModelError
 from service.contracts.evaluation import EvaluationSpec
@@ -23,7 +24,6 @@ from service.contracts.evaluation_report import (
 )
 from service.contracts.report import ModelFigures
 from service.contracts.runner import DatasetSource, EvaluateResult, EvaluateTask
-from service.contracts.version import VERSION
 from worker.quantizer.data import open_dataset
 from worker.quantizer.evaluation.class_axis import class_outputs
 from worker.quantizer.evaluation.compare import compare

@@ -6,9 +6,9 @@ import hashlib
 import mmap
 from pathlib import Path
 
+from service.contracts.base import VERSION
 from service.contracts.provenance import Provenance
 from service.contracts.report import Report
-from service.contracts.version import VERSION
 from worker.quantizer.intake.wire import model_metadata, not_onnx
 
 

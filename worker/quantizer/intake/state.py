@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 
+from service.contracts.base import below
 from service.contracts.errors import DatasetError, FieldProblem, StateError
-from service.contracts.pointers import below
 from worker.quantizer.data.stored import Array, StoredArray
 from worker.quantizer.data.tensors import looks_like_safetensors, read_safetensors
 

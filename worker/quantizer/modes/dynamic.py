@@ -13,10 +13,9 @@ import numpy as np
 import onnx_ir as ir
 
 from service.contracts.config import QuantizationConfig
-from service.contracts.dtypes import has_integer_kernels
 from service.contracts.errors import EngineError
 from service.contracts.reason import Reason, declare
-from service.contracts.specs import ActivationSpec, WeightSpec
+from service.contracts.specs import ActivationSpec, WeightSpec, has_integer_kernels
 from worker.quantizer.emit import BLOCKS_OPSET, PRODUCER, Emitted, restore_weights, write_moved
 from worker.quantizer.emit.lookups import Tables
 from worker.quantizer.emit.recurrent import write_dynamic_lstm

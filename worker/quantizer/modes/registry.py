@@ -8,10 +8,9 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from service.contracts.config import Mode, QuantizationConfig
-from service.contracts.dtypes import NUMBER_TYPES, is_integer
-from service.contracts.efforts import held_back_samples
+from service.contracts.costs import held_back_samples
 from service.contracts.reason import declare
-from service.contracts.specs import WeightSpec
+from service.contracts.specs import NUMBER_TYPES, WeightSpec, is_integer
 from worker.quantizer.emit import BLOCKS_OPSET, emit
 from worker.quantizer.graph.facts import NodeFacts
 from worker.quantizer.modes.dynamic import AT_RUN_TIME, emit_dynamic, plan_dynamic

@@ -12,8 +12,8 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.tape import Tape
 
-from service.contracts.dtypes import NUMBER_TYPES
 from service.contracts.errors import EngineError
+from service.contracts.specs import NUMBER_TYPES
 from worker.quantizer.numerics.blocks import BlockFormat, FixedPoint
 from worker.quantizer.numerics.minifloat import FLOAT8_E4M3FN, FLOAT8_E5M2, Minifloat
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from service.contracts.dtypes import NUMBER_TYPES
+from service.contracts.specs import NUMBER_TYPES
 from worker.quantizer.numerics.granularity import PER_TENSOR, Granularity, Slices, pieces
 from worker.quantizer.numerics.storage import memory_type
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from service.contracts.dtypes import NUMBER_TYPES
+from service.contracts.specs import NUMBER_TYPES
 
 LARGEST_HALF = float(np.finfo(np.float16).max)
 # Values that do not reach it have fewer than 7 of the 11 digits of float16.

@@ -26,11 +26,16 @@ from collections.abc import Mapping
 
 import onnx_ir as ir
 
-from service.contracts.calibration import MinMaxCalibration, NonOverflowCalibration
 from service.contracts.config import QuantizationConfig
-from service.contracts.dtypes import ActivationDtype, is_block
 from service.contracts.reason import Reason, declare
-from service.contracts.specs import ActivationSpec, WeightSpec
+from service.contracts.specs import (
+    ActivationDtype,
+    ActivationSpec,
+    MinMaxCalibration,
+    NonOverflowCalibration,
+    WeightSpec,
+    is_block,
+)
 from worker.quantizer.graph.facts import NodeFacts
 from worker.quantizer.graph.regions import ACROSS_BORDER, Borders, apart
 from worker.quantizer.graph.values import (

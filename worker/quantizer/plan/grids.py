@@ -8,9 +8,8 @@ from dataclasses import replace
 import numpy as np
 import onnx_ir as ir
 
-from service.contracts.dtypes import is_block, is_float8, needs_calibration
 from service.contracts.errors import EngineError
-from service.contracts.specs import ActivationSpec, WeightSpec
+from service.contracts.specs import ActivationSpec, WeightSpec, is_block, is_float8, needs_calibration
 from worker.quantizer.graph.values import node_name
 from worker.quantizer.numerics.blocks import BlockGrid
 from worker.quantizer.numerics.granularity import PER_TENSOR, Granularity, PerAxis, PerBlock

@@ -11,9 +11,8 @@ from collections.abc import Callable, Iterable, Iterator
 import numpy as np
 import onnx_ir as ir
 
-from service.contracts.dtypes import bits_of, is_integer
 from service.contracts.reason import Reason, declare
-from service.contracts.specs import WeightSpec
+from service.contracts.specs import WeightSpec, bits_of, is_integer
 from worker.quantizer.graph.values import constant, is_constant, name_of, node_name, users
 from worker.quantizer.numerics.granularity import PER_TENSOR, Granularity, PerAxis, PerBlock
 from worker.quantizer.ops.linear import MATRIX_PRODUCTS, is_linear

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 import onnx_ir as ir
 
-from service.contracts.patterns import compiled
+from service.contracts.base import compiled
 from service.contracts.selectors import (
     ModuleSelector,
     NodeSelector,

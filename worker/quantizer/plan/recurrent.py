@@ -9,9 +9,8 @@ from collections.abc import Callable
 
 import onnx_ir as ir
 
-from service.contracts.dtypes import is_block, is_float8, needs_calibration
 from service.contracts.reason import Reason, declare
-from service.contracts.specs import WeightSpec
+from service.contracts.specs import WeightSpec, is_block, is_float8, needs_calibration
 from worker.quantizer.graph.values import constant, is_float32, name_of, node_name
 from worker.quantizer.numerics.blocks import BLOCK_FORMATS
 from worker.quantizer.numerics.granularity import PER_TENSOR, Granularity, PerAxis, PerBlock

@@ -6,13 +6,12 @@ from collections.abc import Iterable, Mapping
 
 import onnx_ir as ir
 
+from service.contracts.base import nearest_name
 from service.contracts.config import QuantizationConfig
-from service.contracts.dtypes import is_integer
 from service.contracts.errors import FieldProblem, InvalidConfigError
-from service.contracts.nearest import nearest_name
 from service.contracts.reason import Reason, declare
 from service.contracts.selectors import NodeSelector, OpTypeSelector, RegexSelector, Selector, SubgraphSelector
-from service.contracts.specs import ActivationSpec, BiasSpec, WeightSpec
+from service.contracts.specs import ActivationSpec, BiasSpec, WeightSpec, is_integer
 from worker.quantizer.graph.regions import OUTSIDE_REGIONS
 from worker.quantizer.plan.matching import Matcher
 

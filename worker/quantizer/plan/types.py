@@ -10,9 +10,8 @@ from enum import Enum
 import numpy as np
 import onnx_ir as ir
 
-from service.contracts.dtypes import HALF_DTYPES, needs_calibration
 from service.contracts.reason import Reason
-from service.contracts.specs import ActivationSpec, BiasSpec, WeightSpec
+from service.contracts.specs import HALF_DTYPES, ActivationSpec, BiasSpec, WeightSpec, needs_calibration
 from worker.quantizer.graph.shelf import Shelf
 from worker.quantizer.graph.values import node_name, users
 from worker.quantizer.numerics.granularity import PER_TENSOR, Granularity

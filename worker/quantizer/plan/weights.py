@@ -5,10 +5,16 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from service.contracts.calibration import MseCalibration
-from service.contracts.dtypes import HALF_DTYPES, is_block, is_integer, needs_calibration
 from service.contracts.reason import Reason, declare
-from service.contracts.specs import BiasSpec, WeightSpec
+from service.contracts.specs import (
+    HALF_DTYPES,
+    BiasSpec,
+    MseCalibration,
+    WeightSpec,
+    is_block,
+    is_integer,
+    needs_calibration,
+)
 from worker.quantizer.graph.values import constant, is_constant, is_float32, name_of, node_name
 from worker.quantizer.numerics.blocks import BLOCK_FORMATS
 from worker.quantizer.numerics.granularity import PER_TENSOR, Granularity, PerAxis, PerBlock

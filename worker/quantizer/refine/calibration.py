@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
-from service.contracts.calibration import TensorRange
+from service.contracts.specs import TensorRange
 from worker.quantizer.plan.grids import fill_activations
 from worker.quantizer.plan.parameters import Parameters
 from worker.quantizer.plan.targets import move_grids

@@ -12,7 +12,7 @@ import onnx_ir as ir
 from service.contracts.config import QuantizationConfig
 from service.contracts.evaluation import EvaluationSpec
 from service.contracts.model import ModelSummary, TensorInfo
-from service.contracts.report.findings import Finding
+from service.contracts.report.layers import Finding
 from worker.quantizer.data import Dataset
 from worker.quantizer.evaluation.metrics import Metrics
 from worker.quantizer.evaluation.side_by_side import Expected, expected_outputs

@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from service.contracts.config import QuantizationConfig
 from service.contracts.report import AlgorithmFigures
-from service.contracts.report.findings import Finding
+from service.contracts.report.layers import Finding
 from service.contracts.specs import ActivationSpec
 from worker.quantizer.emit import Emitted, emit
 from worker.quantizer.graph.facts import NodeFacts

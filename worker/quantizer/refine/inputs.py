@@ -12,8 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from service.contracts.calibration import MseCalibration
-from service.contracts.specs import ActivationSpec
+from service.contracts.specs import ActivationSpec, MseCalibration
 from worker.quantizer.evaluation.metrics import Distances
 from worker.quantizer.evaluation.side_by_side import Expected, side_by_side
 from worker.quantizer.refine.case import Case

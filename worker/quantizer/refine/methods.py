@@ -10,10 +10,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from service.contracts.calibration import AutoCalibration
 from service.contracts.config import QuantizationConfig
-from service.contracts.efforts import TRIAL_SAMPLES
-from service.contracts.specs import ActivationSpec
+from service.contracts.costs import TRIAL_SAMPLES
+from service.contracts.specs import ActivationSpec, AutoCalibration
 from worker.quantizer.evaluation.metrics import Distances
 from worker.quantizer.evaluation.side_by_side import side_by_side
 from worker.quantizer.plan.grids import fill_activations

@@ -13,8 +13,8 @@ from dataclasses import replace
 import numpy as np
 import onnx_ir as ir
 
-from service.contracts.dtypes import bits_of, is_integer
 from service.contracts.reason import Reason, declare
+from service.contracts.specs import bits_of, is_integer
 from worker.quantizer.graph.rewriting import scalar
 from worker.quantizer.graph.values import DEFAULT_DOMAINS, constant, is_constant, is_float32, name_of, node_name
 from worker.quantizer.ops.record import Family

@@ -6,10 +6,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from service.contracts.calibration import TensorRange
 from service.contracts.config import QuantizationConfig
-from service.contracts.dtypes import has_integer_kernels
 from service.contracts.report import GateClause, ModelFigures, Report
+from service.contracts.specs import TensorRange, has_integer_kernels
 from worker.quantizer.evaluation.class_axis import class_outputs
 from worker.quantizer.evaluation.compare import compare
 from worker.quantizer.evaluation.gate import judge, search_clauses

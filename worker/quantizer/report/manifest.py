@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 
+from service.contracts.base import VERSION
 from service.contracts.provenance import Provenance
 from service.contracts.report import Manifest
-from service.contracts.version import VERSION
 from worker.quantizer.graph.serialized import ModelContent
 from worker.quantizer.refine.case import Case
 from worker.quantizer.run.identity import library_versions

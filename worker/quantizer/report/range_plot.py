@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from xml.etree import ElementTree
 
-from service.contracts.calibration import TensorRange
 from service.contracts.report import AlgorithmFigures, RangeChange
+from service.contracts.specs import TensorRange
 from worker.quantizer.report.svg import GRID, MEDIA_TYPE, picture, printable, text
 from worker.quantizer.run.extra import ExtraFile, ExtraFiles
 

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from service import contracts
+from service.contracts.base import VERSION
 from service.contracts.config import QuantizationConfig
 from service.contracts.model import ModelSummary
-from service.contracts.version import VERSION
 from worker import quantizer
 from worker.quantizer.data import Dataset
 from worker.quantizer.runtime.cpu import cpu_kind

@@ -18,9 +18,9 @@ from service.contracts.compatibility import class_count
 from service.contracts.evaluation import DEFAULT_METRIC
 from service.contracts.evaluation_checks import find_output
 from service.contracts.metrics import ClassMetric, Metric, TopKMetric
-from service.contracts.metrics.classes import CountedMetric
+from service.contracts.metrics.kinds import CountedMetric
 from service.contracts.model import TensorInfo
-from service.contracts.report.findings import Finding
+from service.contracts.report.layers import Finding
 from worker.quantizer.data import Dataset
 from worker.quantizer.evaluation.metrics.distances import class_scores
 from worker.quantizer.refine.case import Case

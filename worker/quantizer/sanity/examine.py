@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from service.contracts.dtypes import needs_calibration
-from service.contracts.report.findings import Finding
+from service.contracts.report.layers import Finding
+from service.contracts.specs import needs_calibration
 from worker.quantizer.data import Dataset
 from worker.quantizer.evaluation.side_by_side import expected_outputs
 from worker.quantizer.refine.case import Case

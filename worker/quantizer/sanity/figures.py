@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from service.contracts.evaluation_checks import find_output
 from service.contracts.metrics import Metric, PerClassAccuracy, TopKMetric
 from service.contracts.report import MetricFigures
-from service.contracts.report.findings import Finding
+from service.contracts.report.layers import Finding
 from worker.quantizer.refine.case import Case
 from worker.quantizer.refine.draft import Draft
 from worker.quantizer.refine.outliers import Outliers, find_outliers

@@ -15,7 +15,7 @@ import numpy as np
 import onnx_ir as ir
 
 from service.contracts.model import TensorInfo
-from service.contracts.report.findings import Finding
+from service.contracts.report.layers import Finding
 from worker.quantizer.data import Dataset
 from worker.quantizer.evaluation.metrics.distances import class_scores
 from worker.quantizer.graph.values import constant, name_of

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from service.contracts.report.findings import Finding, Severity
+from service.contracts.report.layers import Finding, Severity
 
 _CODE = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 _ORDER: dict[Severity, int] = {"critical": 0, "warning": 1, "info": 2}

@@ -8,7 +8,7 @@ import numpy as np
 
 from service.contracts.dataset import DatasetSummary
 from service.contracts.model import TensorInfo
-from service.contracts.report.findings import Finding
+from service.contracts.report.layers import Finding
 from worker.quantizer.sanity.kind import declare
 from worker.quantizer.sanity.look import Array, Look, first_values
 

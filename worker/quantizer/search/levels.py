@@ -8,9 +8,8 @@ from dataclasses import dataclass, replace
 import onnx_ir as ir
 
 from service.contracts.algorithms.precision import Level
-from service.contracts.dtypes import needs_calibration
 from service.contracts.selectors import NodeSelector
-from service.contracts.specs import ActivationSpec, WeightSpec
+from service.contracts.specs import ActivationSpec, WeightSpec, needs_calibration
 from worker.quantizer.graph.values import name_of, node_name
 from worker.quantizer.plan.profile import RuleContext, Stage
 from worker.quantizer.plan.targets import TARGETS

@@ -10,9 +10,9 @@ from typing import Any
 
 from service.contracts.algorithms import BiasCorrection
 from service.contracts.algorithms.precision import Level, MixedPrecision
-from service.contracts.dtypes import bits_of
+from service.contracts.search import Sensitivity
 from service.contracts.selectors import Selector
-from service.contracts.sensitivity import Sensitivity
+from service.contracts.specs import bits_of
 from worker.quantizer.plan.matching import Matcher
 from worker.quantizer.refine.draft import Draft
 from worker.quantizer.refine.driver import try_step

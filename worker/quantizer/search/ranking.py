@@ -11,7 +11,7 @@ import numpy as np
 import onnx_ir as ir
 
 from service.contracts.algorithms.precision import Level
-from service.contracts.sensitivity import KindSensitivity, LayerSensitivity, Sensitivity
+from service.contracts.search import KindSensitivity, LayerSensitivity, Sensitivity
 from service.contracts.specs import ActivationSpec, WeightSpec
 from worker.quantizer.data import choose_batch_size
 from worker.quantizer.evaluation.metrics import Distance

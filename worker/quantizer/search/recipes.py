@@ -10,9 +10,8 @@ import onnx_ir as ir
 from service.contracts.algorithms import AdaRound, Algorithm, BiasCorrection, CrossLayerEqualization, SmoothQuant
 from service.contracts.algorithms.training import QuantizationAwareTraining
 from service.contracts.base import search_space
-from service.contracts.calibration import PercentileCalibration
 from service.contracts.config import QuantizationConfig
-from service.contracts.dtypes import is_integer
+from service.contracts.specs import PercentileCalibration, is_integer
 from worker.quantizer.ops.linear import CONVOLUTIONS, MATRIX_PRODUCTS
 
 Chain = tuple[Algorithm, ...]

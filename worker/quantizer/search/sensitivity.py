@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from service.contracts.algorithms import SensitivityAnalysis
 from service.contracts.algorithms.precision import Level, level_document
-from service.contracts.sensitivity import LayerSensitivity, Sensitivity
+from service.contracts.search import LayerSensitivity, Sensitivity
 from worker.quantizer.evaluation.metrics import Distance
 from worker.quantizer.evaluation.side_by_side import side_by_side
 from worker.quantizer.graph.serialized import model_digest

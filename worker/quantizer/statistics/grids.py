@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from service.contracts.dtypes import is_float8, is_integer
-from service.contracts.specs import ActivationSpec, WeightSpec
+from service.contracts.specs import ActivationSpec, WeightSpec, is_float8, is_integer
 from worker.quantizer.numerics.integer import grid_for_range, held_steps, integer_limits
 from worker.quantizer.numerics.minifloat import FLOATS
 from worker.quantizer.statistics.sampling import WeightedValues

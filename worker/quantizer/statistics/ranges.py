@@ -16,7 +16,8 @@ from functools import cache
 
 import numpy as np
 
-from service.contracts.calibration import (
+from service.contracts.specs import (
+    ActivationSpec,
     AutoCalibration,
     DistributionCalibration,
     EntropyCalibration,
@@ -25,7 +26,6 @@ from service.contracts.calibration import (
     NonOverflowCalibration,
     PercentileCalibration,
 )
-from service.contracts.specs import ActivationSpec
 from worker.quantizer.numerics.minifloat import FLOATS, Minifloat
 from worker.quantizer.statistics.entropy import Entropy
 from worker.quantizer.statistics.grids import GridFamily

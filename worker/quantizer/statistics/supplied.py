@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from service.contracts.calibration import TensorRange
+from service.contracts.base import below
 from service.contracts.errors import FieldProblem, InvalidConfigError
-from service.contracts.pointers import below
+from service.contracts.specs import TensorRange
 from worker.quantizer.statistics.reducers import Range
 
 _FIELD = "tensor_ranges"

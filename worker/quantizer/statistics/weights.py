@@ -7,12 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from service.contracts.calibration import (
-    MinMaxCalibration,
-    NonOverflowCalibration,
-    PercentileCalibration,
-)
-from service.contracts.specs import WeightSpec
+from service.contracts.specs import MinMaxCalibration, NonOverflowCalibration, PercentileCalibration, WeightSpec
 from worker.quantizer.statistics.block_search import block_range
 from worker.quantizer.statistics.grids import GridFamily
 from worker.quantizer.statistics.power_of_two import covering_range

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from service.contracts.algorithms.training import Augmentation, Crop, Cutout, Flip, Noise, Shift
+from service.contracts.base import below
 from service.contracts.errors import InvalidConfigError
 from service.contracts.model import TensorInfo
-from service.contracts.pointers import below
 
 Draw = np.random.Generator
 Axis = int | str | None

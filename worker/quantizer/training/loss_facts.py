@@ -21,7 +21,7 @@ from service.contracts.metrics import (
     Perplexity,
     WordErrorRate,
 )
-from service.contracts.metrics.classes import CountedMetric
+from service.contracts.metrics.kinds import CountedMetric
 from service.contracts.model import TensorInfo
 from worker.quantizer.data import Dataset
 

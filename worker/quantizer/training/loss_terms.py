@@ -13,11 +13,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from service.contracts.algorithms.training import CrossEntropyLoss, DistillationLoss, GraphLoss, MeanSquareLoss
+from service.contracts.base import below, nearest_name
 from service.contracts.errors import InvalidConfigError
-from service.contracts.graph_checks import graph_feeds
+from service.contracts.evaluation_checks import graph_feeds
 from service.contracts.metrics import GraphMetric
-from service.contracts.nearest import nearest_name
-from service.contracts.pointers import below
 from worker.quantizer.evaluation.metrics.base import UnfitError, fitted, squeezed
 from worker.quantizer.training.loss_facts import FLOATS, OutputFacts, are_probabilities, class_axis
 

@@ -14,7 +14,7 @@ from service.contracts.algorithms.training import (
     MeanSquareLoss,
     TrainingLoss,
 )
-from service.contracts.pointers import below
+from service.contracts.base import below
 from worker.quantizer.training.loss_facts import OutputFacts
 from worker.quantizer.training.loss_terms import (
     Arrays,

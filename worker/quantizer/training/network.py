@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from service.contracts.algorithms.training import QuantizationAwareTraining
-from service.contracts.pointers import below
+from service.contracts.base import below
 from worker.quantizer.autodiff.operators.making import TORCH_DTYPES
 from worker.quantizer.autodiff.program import Program, refusals
 from worker.quantizer.graph.values import name_of

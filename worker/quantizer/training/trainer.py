@@ -14,10 +14,9 @@ import onnx_ir.passes.common as common
 import torch
 
 from service.contracts.algorithms.training import DistillationLoss, GraphLoss, QuantizationAwareTraining
-from service.contracts.efforts import held_back_samples
+from service.contracts.base import below, nearest_name
+from service.contracts.costs import held_back_samples
 from service.contracts.errors import InvalidConfigError
-from service.contracts.nearest import nearest_name
-from service.contracts.pointers import below
 from service.contracts.reason import Reason, declare
 from service.contracts.report import TrainingEpoch, TrainingFigures
 from worker.quantizer.autodiff.device import choose_device, repeatable, threads_worth

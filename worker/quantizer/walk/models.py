@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from service.contracts.dtypes import bits_of
+from service.contracts.specs import bits_of
 from worker.quantizer.emit import emit
 from worker.quantizer.graph.serialized import serialized, to_bytes
 from worker.quantizer.graph.values import name_of, node_name, users

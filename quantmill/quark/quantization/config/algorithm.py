@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 from quantmill.quark.documents import Documented, Functions, plain
-from service.contracts.presets.finetuned import QUARK_SEED
+from service.contracts.presets.base import QUARK_SEED
 
 _ALL = 1_000_000_000
 

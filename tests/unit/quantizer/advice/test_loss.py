@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from service.contracts.evaluation import EvaluationSpec
 from service.contracts.report import LayerFigures, Report
-from service.contracts.report.algorithms import Score
+from service.contracts.report.layers import Score
 from tests.support.front import make_report
 from worker.quantizer.advice.damage import Damage, Harm, HarmKind, HarmPlace, causes_of, with_blame
 from worker.quantizer.advice.loss import AccuracyLoss, find_loss

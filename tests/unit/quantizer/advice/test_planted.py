@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from service.contracts.config import parse_config
-from service.contracts.patch import advised_config
+from service.contracts.config import advised_config, parse_config
 from service.contracts.report import Report
 from tests.support.exact_sums import make_sums_as_here
 from tests.unit.quantizer.advice.planted import NPU, PLANTED, Planted, chain, healthy, images, large_bias

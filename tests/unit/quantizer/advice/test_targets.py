@@ -9,8 +9,7 @@ from typing import Any, get_args
 import onnx_ir as ir
 import pytest
 
-from service.contracts.config import QuantizationConfig, parse_config
-from service.contracts.patch import advised_config
+from service.contracts.config import QuantizationConfig, advised_config, parse_config
 from service.contracts.targets import TargetName
 from tests.unit.quantizer.advice.planted import chain, product
 from worker.quantizer.advice.damage import KIND_WORDS, Damage, Harm, HarmKind, HarmPlace

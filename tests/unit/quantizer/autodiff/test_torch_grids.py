@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.contracts.dtypes import BLOCK_DTYPES, FLOAT_DTYPES, WeightDtype, is_integer
+from service.contracts.specs import BLOCK_DTYPES, FLOAT_DTYPES, WeightDtype, is_integer
 from tests.unit.quantizer.numerics.forms import rounded_grid
 from worker.quantizer.autodiff.grids import TorchGrid
 from worker.quantizer.numerics.granularity import PER_TENSOR, Granularity, PerAxis, PerBlock

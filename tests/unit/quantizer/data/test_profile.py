@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
-from service.contracts.data_profile import (
+from service.contracts.dataset import (
     LARGEST_CLASSES,
     MAX_BINS,
     MAX_CLASSES,
@@ -23,10 +23,11 @@ from service.contracts.data_profile import (
     MAX_WAVEFORMS,
     WAVEFORM_COLUMNS,
     WAVEFORM_STEPS,
+    DatasetSummary,
+    PreprocessingSpec,
     ValueProfile,
     Waveforms,
 )
-from service.contracts.dataset import DatasetSummary, PreprocessingSpec
 from service.contracts.sheets import sheet_numbers
 from tests.support.media import KINDS, Kind, archive, encoded, noise, wav
 from worker.quantizer.data import ArrayDataset, inspect_dataset

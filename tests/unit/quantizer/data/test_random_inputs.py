@@ -10,9 +10,9 @@ import onnx
 import pytest
 
 from service.contracts.data_checks import check_data_given
+from service.contracts.dataset import RandomCalibration
 from service.contracts.errors import CalibrationMissingError, InvalidConfigError
 from service.contracts.model import TensorInfo
-from service.contracts.random_data import RandomCalibration
 from tests.unit.quantizer.toolbox import config, make_model, network, normal, write_npz
 from worker.quantizer.data import RandomDataset
 from worker.quantizer.pipeline import Result, quantize

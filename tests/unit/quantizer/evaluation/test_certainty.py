@@ -10,8 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.contracts.distributions import normal_quantile, student_quantile, student_share
-from service.contracts.shares import Pairs, mcnemar, paired_interval, wilson
+from service.contracts.distributions import (
+    Pairs,
+    mcnemar,
+    normal_quantile,
+    paired_interval,
+    student_quantile,
+    student_share,
+    wilson,
+)
 from tests.unit.quantizer.toolbox import rng
 from worker.quantizer.evaluation.certainty import contributions, resampling
 from worker.quantizer.evaluation.certainty.contributions import CountSums, DenseSums, Hits, Remade, quotients

@@ -6,8 +6,8 @@ import numpy as np
 import onnx
 import pytest
 
+from service.contracts.distributions import wilson
 from service.contracts.errors import EngineError, UnsupportedModelError
-from service.contracts.shares import wilson
 from tests.unit.quantizer.toolbox import Arrays, input_infos, make_model, normal, rng, run_onnx, sqnr_db, write_npz
 from worker.quantizer.data import ArrayDataset
 from worker.quantizer.evaluation.command import evaluate_files

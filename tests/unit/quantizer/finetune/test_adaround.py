@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from service.contracts import efforts
+from service.contracts import costs
 from service.contracts.algorithms import AdaQuant, AdaRound
 from service.contracts.config import parse_config
 from tests.unit.quantizer.finetune.gradient.gradient_benches import grids_stay, integers
@@ -105,8 +105,8 @@ def test_four_bits_gain_much_and_options_have_their_effect(plain: tuple[Draft, C
 
 @pytest.mark.slow
 def test_the_seed_decides_which_patches_are_looked_at(monkeypatch) -> None:
-    monkeypatch.setattr(efforts, "_CHEAP_ELEMENTS", 0)
-    monkeypatch.setattr(efforts, "_FEWEST_PATCHES", 40)
+    monkeypatch.setattr(costs, "_CHEAP_ELEMENTS", 0)
+    monkeypatch.setattr(costs, "_FEWEST_PATCHES", 40)
     found = []
     for seed in (1, 1, 2):
         _, change = rounded(fixed_seed=seed)

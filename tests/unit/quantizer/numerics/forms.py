@@ -11,7 +11,7 @@ import onnx_ir as ir
 import onnxruntime as ort
 from hypothesis import strategies as st
 
-from service.contracts.dtypes import BLOCK_DTYPES, FLOAT_DTYPES
+from service.contracts.specs import BLOCK_DTYPES, FLOAT_DTYPES
 from tests.unit.quantizer.toolbox import rng
 from worker.quantizer.graph.values import Names
 from worker.quantizer.numerics.blocks import BLOCK_FORMATS, BlockGrid

@@ -13,7 +13,7 @@ from hypothesis.extra import numpy as hnp
 from onnx import TensorProto
 from onnxruntime.quantization.quant_utils import compute_scale_zp, get_qmin_qmax_for_qType
 
-from service.contracts.dtypes import WeightDtype, is_integer
+from service.contracts.specs import WeightDtype, is_integer
 from tests.support.each import each
 from tests.unit.quantizer.toolbox import make_model, normal, rng, run_onnx
 from worker.quantizer.numerics import integer

@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from onnxruntime.capi.onnxruntime_pybind11_state import InvalidGraph
 
-from service.contracts.dtypes import (
+from service.contracts.errors import EngineError
+from service.contracts.specs import (
     BLOCK_DTYPES,
     NUMBER_TYPES,
     ActivationDtype,
@@ -26,7 +27,6 @@ from service.contracts.dtypes import (
     has_integer_kernels,
     is_integer,
 )
-from service.contracts.errors import EngineError
 from tests.support.each import each
 from tests.unit.quantizer.numerics.forms import (
     ALL,

@@ -9,7 +9,7 @@ import onnx
 import pytest
 from onnx import TensorProto
 
-from service.contracts.dtypes import BLOCK_DTYPES, FLOAT_DTYPES, NUMBER_TYPES, bits_of
+from service.contracts.specs import BLOCK_DTYPES, FLOAT_DTYPES, NUMBER_TYPES, bits_of
 from tests.support.each import each
 from tests.support.simulator import simulate
 from tests.unit.quantizer.toolbox import (

@@ -11,11 +11,11 @@ import numpy as np
 import onnx
 import pytest
 
+from service.contracts.base import VERSION
 from service.contracts.errors import DatasetMismatchError, InvalidConfigError, NotOnnxError
 from service.contracts.provenance import PREFIX, Provenance
 from service.contracts.report import Report
-from service.contracts.report.digests import canonical_sha256
-from service.contracts.version import VERSION
+from service.contracts.report.whole import canonical_sha256
 from tests.unit.quantizer.toolbox import (
     batchnorm_text,
     batchnorm_weights,

@@ -11,7 +11,7 @@ import pytest
 from onnx import helper
 
 from service.contracts.algorithms import SmoothQuant
-from service.contracts.inspection import NodeInspection
+from service.contracts.graph_view import NodeInspection
 from tests.unit.quantizer.equalization.benches import Bench
 from tests.unit.quantizer.toolbox import Arrays, config, make_model, normal, plan_for
 from worker.quantizer.graph.skeleton import copy_of

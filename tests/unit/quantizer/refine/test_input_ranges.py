@@ -11,8 +11,8 @@ import onnxruntime as ort
 import pytest
 
 from service.contracts.algorithms import BiasCorrection
-from service.contracts.calibration import AutoCalibration, MinMaxCalibration, PercentileCalibration, TensorRange
 from service.contracts.errors import QuantmillError
+from service.contracts.specs import AutoCalibration, MinMaxCalibration, PercentileCalibration, TensorRange
 from tests.support.each import each
 from tests.unit.quantizer.equalization.benches import Bench
 from tests.unit.quantizer.search.benches import chain_of_convolutions, samples

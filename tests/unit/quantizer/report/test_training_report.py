@@ -8,8 +8,8 @@ from xml.etree import ElementTree
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.contracts.calibration import TensorRange
 from service.contracts.report import AlgorithmFigures, RangeChange, TrainingEpoch, TrainingFigures
+from service.contracts.specs import TensorRange
 from tests.support.each import each
 from worker.quantizer.report.range_plot import publish_ranges, ranges_svg
 from worker.quantizer.report.training_plot import publish_training, training_svg

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from service.contracts.config import parse_config
-from service.contracts.report.findings import Finding
+from service.contracts.report.layers import Finding
 from tests.support.tiny import make_model
 from worker.quantizer.data import ArrayDataset
 from worker.quantizer.evaluation.metrics import Metrics

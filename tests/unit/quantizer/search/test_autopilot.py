@@ -13,10 +13,10 @@ import pytest
 
 from service.contracts.algorithms import Autopilot, algorithm_contradictions
 from service.contracts.base import search_space
-from service.contracts.calibration import PercentileCalibration
 from service.contracts.config import QuantizationConfig, parse_config
 from service.contracts.errors import CanceledError
 from service.contracts.search import Search, TrialFigures
+from service.contracts.specs import PercentileCalibration
 from tests.unit.quantizer.search.benches import Canceling, Listener, chain_of_convolutions, samples, toolkit_for
 from tests.unit.quantizer.toolbox import config, make_model, quantize_file, run_onnx, sqnr_db
 from worker.quantizer.evaluation.certainty.evidence import Evidence

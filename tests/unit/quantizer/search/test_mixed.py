@@ -14,7 +14,7 @@ from service.contracts.algorithms import MixedPrecision
 from service.contracts.algorithms.precision import Level
 from service.contracts.config import parse_config
 from service.contracts.errors import CanceledError, InvalidConfigError
-from service.contracts.sensitivity import Sensitivity
+from service.contracts.search import Sensitivity
 from tests.unit.quantizer.search.benches import (
     Canceling,
     Listener,

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from service.contracts.algorithms import SensitivityAnalysis
 from service.contracts.algorithms.precision import Level
 from service.contracts.config import parse_config
-from service.contracts.sensitivity import Sensitivity
+from service.contracts.search import Sensitivity
 from service.contracts.specs import ActivationSpec, WeightSpec
 from tests.support.provenance import without_provenance
 from tests.unit.quantizer.search.benches import branches, chain_of_convolutions, samples, toolkit_for

@@ -14,9 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnxruntime.quantization.quant_utils import compute_scale_zp_float8
 
-from service.contracts.calibration import TensorRange
 from service.contracts.errors import InvalidConfigError
-from service.contracts.specs import ActivationSpec
+from service.contracts.specs import ActivationSpec, TensorRange
 from tests.support.each import each
 from tests.unit.quantizer.statistics.calibrating import collected, cuts, feed, normal, rng, spec_of
 from worker.quantizer.statistics.grids import GridFamily

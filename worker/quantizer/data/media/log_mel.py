@@ -9,7 +9,7 @@ import math
 
 import numpy as np
 
-from service.contracts.sounds import LogMelSpec
+from service.contracts.preprocessing import LogMelSpec
 from worker.quantizer.data.stored import Array
 
 # Frames transformed at a time: bounds the memory.

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
-from service.contracts.pictures import PictureSpec, ResizeSpec
+from service.contracts.preprocessing import PictureSpec, ResizeSpec
 from service.contracts.sheets import SHEET_SIDE, sheet_corner, sheet_size
 from worker.quantizer.data.media.members import refuse
 from worker.quantizer.data.media.resampling import resample

@@ -10,13 +10,10 @@ from typing import NoReturn
 
 import numpy as np
 
-from service.contracts.data_profile import Waveform, Waveforms
-from service.contracts.dataset import ArchiveKind, MediaSummary, PreprocessingSpec
+from service.contracts.dataset import ArchiveKind, MediaSummary, PreprocessingSpec, Waveform, Waveforms
 from service.contracts.errors import DatasetArraysError
-from service.contracts.named_preprocessing import IMAGES, SOUNDS
-from service.contracts.pictures import PictureSpec
+from service.contracts.preprocessing import IMAGES, SOUNDS, PictureSpec, SoundSpec
 from service.contracts.sheets import sheet_numbers
-from service.contracts.sounds import SoundSpec
 from worker.quantizer.data.media import picture
 from worker.quantizer.data.media.decoded import DecodedArray
 from worker.quantizer.data.media.labels import MAX_TABLE_BYTES, Labels, by_folder, by_table, table_of

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from service.contracts.sounds import SoundSpec
+from service.contracts.preprocessing import SoundSpec
 from worker.quantizer.data.media.log_mel import LogMel
 from worker.quantizer.data.media.members import refuse
 from worker.quantizer.data.stored import Array

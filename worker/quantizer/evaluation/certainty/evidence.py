@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from service.contracts.shares import mcnemar
+from service.contracts.distributions import mcnemar
 from worker.quantizer.evaluation.certainty.contributions import Contributions, DenseSums, Hits, quotients
 from worker.quantizer.evaluation.certainty.resampling import Spread, spread_of
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
+from service.contracts.distributions import Pairs, mcnemar, paired_interval, unseen_share, wilson
 from service.contracts.report import Flips, Interval
-from service.contracts.shares import Pairs, mcnemar, paired_interval, unseen_share, wilson
 from worker.quantizer.evaluation.certainty.contributions import Array, Contributions, Hits, Sums
 from worker.quantizer.evaluation.certainty.resampling import Spread, spread_of
 

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import onnx
 
+from service.contracts.base import below
 from service.contracts.dataset import DatasetSummary
 from service.contracts.errors import InvalidConfigError, QuantmillError
-from service.contracts.graph_checks import check_graph, graph_feeds
+from service.contracts.evaluation_checks import check_graph, graph_feeds
 from service.contracts.metrics import FunctionMetric, GraphMetric, GraphSource
 from service.contracts.model import TensorInfo
-from service.contracts.pointers import below
 from worker.quantizer.data.preprocess import model_dtype
 from worker.quantizer.evaluation.certainty.contributions import DenseSums, quotients
 from worker.quantizer.evaluation.metrics.base import Array, Meter, MetricBatch, UnfitError, finite

@@ -7,7 +7,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from service.contracts.efforts import gradients_effort, moments_effort, wanted_patches
+from service.contracts.costs import gradients_effort, moments_effort, wanted_patches
 from worker.quantizer.finetune.blocks import Block
 from worker.quantizer.finetune.methods import Method
 from worker.quantizer.finetune.moments.arrays import NUMPY, Arrays, torch_arrays

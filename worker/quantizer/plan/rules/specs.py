@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from service.contracts.calibration import NonOverflowCalibration
-from service.contracts.dtypes import bits_of, is_integer
 from service.contracts.reason import declare
-from service.contracts.specs import BiasSpec
+from service.contracts.specs import BiasSpec, NonOverflowCalibration, bits_of, is_integer
 from worker.quantizer.graph.values import node_name
 from worker.quantizer.numerics.granularity import PER_TENSOR, PerAxis
 from worker.quantizer.ops.linear import MATRIX_PRODUCTS

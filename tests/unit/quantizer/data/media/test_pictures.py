@@ -19,7 +19,7 @@ from pydantic import ValidationError
 from service.contracts.dataset import InputSpec, PreprocessingSpec
 from service.contracts.errors import DatasetArraysError, DatasetFormatError, DatasetMismatchError
 from service.contracts.model import TensorInfo
-from service.contracts.pictures import ResizeSpec
+from service.contracts.preprocessing import ResizeSpec
 from tests.support.each import each
 from tests.support.media import KINDS, Kind, archive, encoded, noise
 from worker.quantizer.data import open_dataset

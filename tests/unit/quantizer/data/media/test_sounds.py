@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from service.contracts.dataset import PreprocessingSpec
 from service.contracts.errors import DatasetArraysError, DatasetError, DatasetFormatError
 from service.contracts.model import TensorInfo
-from service.contracts.sounds import LogMelSpec, SoundSpec
+from service.contracts.preprocessing import LogMelSpec, SoundSpec
 from tests.support.media import KINDS, Kind, archive, encoded, noise, wav
 from worker.quantizer.data import inspect_dataset, open_dataset
 from worker.quantizer.data.media.log_mel import LogMel

@@ -1,17 +1,23 @@
-"""Keeps what a process knows from other processes of the same user: its memory, its environment, its descriptors.
-
-A user's processes may read one another's ``/proc/PID/environ`` and trace one another, as long as nothing stands against
-it; a runner that was taken over is such a process. So whatever holds addresses with passwords, or keys, says to the
-kernel that it is not to be dumped, and where it has read its settings, forgets those that it was given by the
-environment.
-"""
+"""This process: its loopback addresses, and its memory kept from other processes."""
 
 from __future__ import annotations
 
 import ctypes
+import ipaddress
 import os
+import socket
 from collections.abc import Iterable
 from pathlib import Path
+
+
+def is_loopback(host: str) -> bool:
+    """True if only this machine can reach a listener on ``host``: every address that it stands for is loopback."""
+    try:
+        found = socket.getaddrinfo(host or "0.0.0.0", None, type=socket.SOCK_STREAM)  # noqa: S104 - what "" means
+    except OSError:
+        return False
+    return all(ipaddress.ip_address(str(entry[4][0]).partition("%")[0]).is_loopback for entry in found)
+
 
 _PR_SET_DUMPABLE = 4
 _STAT = Path("/proc/self/stat")
