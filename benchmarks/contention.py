@@ -61,7 +61,7 @@ def measured(recipe: str) -> dict[str, tuple[float, float]]:
 
 def child(recipe: str) -> None:
     """Run a recipe under a runner's thread settings and print its figures."""
-    from worker.threads import set_threads
+    from worker.memory import set_threads
 
     threads = len(os.sched_getaffinity(0))
     set_threads(threads)

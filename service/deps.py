@@ -17,7 +17,6 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from starlette.datastructures import FormData
 
-from service.changes import Changes
 from service.contracts.quota import Quota
 from service.db import Database
 from service.dispatch.dispatcher import Dispatcher, open_dispatcher
@@ -26,7 +25,7 @@ from service.health.service import ReadinessProbe
 from service.keys import cookies, scopes
 from service.keys.errors import ScopeMissingError, UnauthorizedError
 from service.keys.keyring import Holder, Keyring
-from service.notifier import Notifier
+from service.notifier import Changes, Notifier
 from service.patience import Patience
 from service.principal import Principal
 from service.quotas import service as quotas

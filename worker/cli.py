@@ -23,7 +23,7 @@ from worker.commands import upkeep as upkeeping
 from worker.commands import verify as verifying
 from worker.commands.options import DataDir
 from worker.commands.quantize import register_quantize
-from worker.threads import wait_quietly
+from worker.memory import wait_quietly
 
 app = typer.Typer(
     name="quantmill",

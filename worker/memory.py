@@ -1,8 +1,4 @@
-"""Memory of this machine, of a job's share of it, and of a runner's processes: read from the kernel, never guessed.
-
-A job's share is what the machine (or the container) has, less a reserve for everything else, divided by the slots of
-all workers there. A watch ends a runner at its share, before the kernel's OOM killer looks for somebody to end.
-"""
+"""The memory and the threads of this machine and of a job: read from the kernel, never guessed."""
 
 from __future__ import annotations
 
@@ -16,6 +12,7 @@ from service.contracts.errors import ResourceLimitError
 
 if TYPE_CHECKING:  # runners need nothing but a sentence from here, and settings take long to import
     from service.settings import Settings
+
 
 _MIB = 1024**2
 # Left for the rest of the machine: a tenth, within these bounds, and never more than half.
@@ -215,3 +212,27 @@ def _cgroups() -> Iterator[Path]:
                 # In a container the path may be that of the host: then only the root is there.
                 inner = Path(path.lstrip("/"))
                 yield from (folder for part in (inner, *inner.parents) if (folder := root / part).is_dir())
+
+
+_COUNTS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+# OpenBLAS waits by spinning, whatever it is told: the engine cuts large products into pieces for threads of its own.
+_QUIET = {
+    "OPENBLAS_NUM_THREADS": "1",
+    "OMP_WAIT_POLICY": "PASSIVE",
+    # A microsecond: threads that meet again at once need not be woken, others lose nothing by it.
+    "GOMP_SPINCOUNT": "1000",
+    "KMP_BLOCKTIME": "0",
+}
+
+
+def set_threads(threads: int) -> None:
+    """Tell the native libraries how many threads they may use, and how these wait."""
+    for name in _COUNTS:
+        os.environ[name] = str(threads)
+    wait_quietly()
+
+
+def wait_quietly() -> None:
+    """Tell the native libraries not to spin; what the environment says already stands."""
+    for name, value in _QUIET.items():
+        os.environ.setdefault(name, value)

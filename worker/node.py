@@ -1,11 +1,16 @@
-"""A worker process: its slots, what it tells of itself, and how a released job gets from a message to a supervisor."""
+"""A worker process: its slots, its heartbeat, and how a released job gets to a supervisor."""
 
 from __future__ import annotations
 
 import logging
+import threading
+import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
 from itertools import zip_longest
+from types import TracebackType
+
+from sqlalchemy.exc import SQLAlchemyError
 
 from service.contracts.command_errors import InvalidSettingsError
 from service.db import Database
@@ -14,9 +19,9 @@ from service.process import forget_variables, hide_process
 from service.schema import require_migrated
 from service.settings import Settings
 from service.storage import FileStore
+from service.workers import repository
 from worker.backoff import QueueBackoff
 from worker.confinement.controls import Found
-from worker.heartbeat import Heartbeat
 from worker.lease import DATABASE_AWAY
 from worker.memory import as_one_job, has_room_for_spares, job_memory_bytes
 from worker.outcome import Outcome
@@ -26,6 +31,73 @@ from worker.supervisor import Supervisor, new_worker_id
 from worker.upkeep.garbage import collect_scratch
 
 log = logging.getLogger(__name__)
+
+# Between two looks whether there is news to tell before its time.
+_LOOK_SECONDS = 0.5
+
+
+class Heartbeat:
+    """A thread that announces a worker in short transactions of its own; a context manager.
+
+    Args:
+        database: where workers are noted; while it is away nothing is, which is all that follows.
+        worker_id: name of this process.
+        offers: tells how many jobs it runs at a time, by queue that it takes jobs of.
+        short_slots: of these, those that are kept for short jobs.
+        period_seconds: between two announcements without news.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        worker_id: str,
+        offers: Callable[[], Mapping[str, int]],
+        *,
+        short_slots: int = 0,
+        period_seconds: float = repository.ANNOUNCE_SECONDS,
+    ) -> None:
+        self._database = database
+        self._worker_id = worker_id
+        self._offers = offers
+        self._short_slots = short_slots
+        self._period = period_seconds
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+
+    def __enter__(self) -> Heartbeat:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        self._thread.join()
+        self._announce({})
+
+    def _run(self) -> None:
+        told: Mapping[str, int] | None = None
+        due_at = 0.0
+        while True:
+            offers, now = self._offers(), time.monotonic()
+            if offers != told or now >= due_at:
+                told = offers if self._announce(offers) else None
+                due_at = now + self._period
+            if self._stop.wait(min(_LOOK_SECONDS, self._period)):
+                return
+
+    def _announce(self, offers: Mapping[str, int]) -> bool:
+        try:
+            with self._database.write() as session:
+                repository.announce(session, self._worker_id, offers, short_slots=self._short_slots)
+        except DATABASE_AWAY as error:
+            log.warning("heartbeat.database_away: %s", error)
+        except SQLAlchemyError:  # such as a database that takes no writes for a while: the next beat may succeed
+            log.exception("heartbeat.failed")
+        else:
+            return True
+        return False
+
 
 # Of a worker that only inspects: a model and its data come together, and of its slots the first are taken first.
 _INSPECTION_SPARES = 2

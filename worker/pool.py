@@ -9,12 +9,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 from sqlalchemy.orm import Session
 
-from service.changes import Changes
 from service.dispatch.dispatcher import Dispatcher
 from service.dispatch.release import Released
 from service.dispatch.repository import started
 from service.dispatch.slots import Crew, FreeSlots, Started
 from service.jobs.errors import DispatchError
+from service.notifier import Changes
 from service.settings import Settings
 from worker.embedded import StopFlag
 from worker.node import Node

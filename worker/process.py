@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 
-from service.changes import Changes
 from service.db import Database
 from service.dispatch.dispatcher import open_dispatcher
+from service.notifier import Changes
 from service.process import hide_process
 from service.schema import require_migrated
 from service.settings import Settings

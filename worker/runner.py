@@ -65,9 +65,8 @@ from service.contracts.runner import (
 from worker.assignment import await_assignment
 from worker.faults import has_room, no_room, storage_fault
 from worker.launcher import LINE_FD
-from worker.memory import HINT
+from worker.memory import HINT, set_threads
 from worker.parent_watch import ParentWatch
-from worker.threads import set_threads
 
 if TYPE_CHECKING:
     from worker.quantizer.run.interface import Run

@@ -1,13 +1,24 @@
-"""Datasets: the list, and one dataset with what validation has found in it."""
+"""Datasets: the list, and one dataset with what validation has found in it: figures and drawings."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from fastapi import APIRouter, Request, Response
+from markupsafe import Markup
 
-from service.contracts.dataset import ArraySummary
-from service.dashboard.dataset_figures import content
+from service.contracts.dataset import (
+    WAVEFORM_STEPS,
+    ArraySummary,
+    ClassCounts,
+    DatasetSummary,
+    ValueProfile,
+    Waveform,
+    Waveforms,
+)
+from service.contracts.report import Histogram
 from service.dashboard.listing import Words
 from service.dashboard.nouns import Edit, Filters, change_routes, kin, listing, with_typed
 from service.dashboard.pages import PageRoute, page
@@ -18,6 +29,228 @@ from service.http import CursorParameter
 from service.names.kinds import DATASETS
 from service.names.service import identify
 from service.principal import Principal
+from service.reports import charts, svg
+from service.reports.figures import count, figure, percent
+from service.reports.names import name
+
+# Up to so many classes each has a row with its name; more are drawn side by side.
+MOST_ROWS = 30
+_WIDTH, _ROW, _NAMES, _NUMBERS = 320.0, 20.0, 130.0, 56.0
+_NAME_CHARACTERS = 18
+_SIDE_WIDTH, _SIDE_HEIGHT = 460.0, 180.0
+_WAVE_WIDTH, _WAVE_HEIGHT = 260.0, 64.0
+
+
+def class_rows(rows: Sequence[tuple[str, int]], label: str) -> Markup:
+    """A bar per class, with its name and its number of samples.
+
+    Args:
+        rows: name and samples, at least one row.
+        label: the picture in words.
+    """
+    root = svg.picture(_WIDTH, _ROW * len(rows) + 4, label)
+    room = _WIDTH - _NAMES - _NUMBERS
+    most = max(number for _, number in rows) or 1
+    for k, (words, number) in enumerate(rows):
+        top = 2 + _ROW * k
+        svg.text(root, (_NAMES - 6, top + 14), name(words, _NAME_CHARACTERS), anchor="end")
+        wide = max(room * number / most, 1.0)
+        svg.box(root, (_NAMES, top + 3), wide, _ROW - 6, "bar")
+        svg.text(root, (_NAMES + wide + 5, top + 14), f"{number:,}")
+    svg.line(root, (_NAMES, 0), (_NAMES, _ROW * len(rows) + 4), "axis")
+    return svg.drawn(root)
+
+
+def class_outline(numbers: Sequence[int], counts: Sequence[int], label: str) -> Markup:
+    """Many classes side by side, by their number, as one outline.
+
+    Args:
+        numbers: of the classes, ascending.
+        counts: samples of each.
+        label: the picture in words.
+    """
+    left, right, top, bottom = 8.0, _SIDE_WIDTH - 8.0, 20.0, _SIDE_HEIGHT - 20.0
+    wide, most = (right - left) / len(counts), max(counts) or 1
+    points = [(left, bottom)]
+    for k, size in enumerate(counts):
+        height = bottom - (bottom - top) * size / most
+        points += [(left + k * wide, height), (left + (k + 1) * wide, height)]
+    root = svg.picture(_SIDE_WIDTH, _SIDE_HEIGHT, label)
+    svg.path(root, [*points, (right, bottom)], "bar")
+    svg.line(root, (left, bottom), (right, bottom), "axis")
+    svg.line(root, (left, top), (right, top), "limit")
+    svg.text(root, (left, top - 6), f"{most:,} samples")
+    svg.text(root, (left, _SIDE_HEIGHT - 5), f"class {numbers[0]}")
+    svg.text(root, (right, _SIDE_HEIGHT - 5), f"class {numbers[-1]}", anchor="end")
+    return svg.drawn(root)
+
+
+def values(profile: ValueProfile, label: str) -> Markup:
+    """How often which values occur, on a logarithmic scale."""
+    return charts.histogram(Histogram(minimum=profile.low, maximum=profile.high, counts=profile.counts), label)
+
+
+def waveform(wave: Waveform, loudest: float, label: str) -> Markup:
+    """A sound over time, from its least to its greatest value.
+
+    Args:
+        wave: the sound.
+        loudest: magnitude that fills the height.
+        label: the picture in words.
+    """
+    middle = _WAVE_HEIGHT / 2
+    root = svg.picture(_WAVE_WIDTH, _WAVE_HEIGHT, label)
+    svg.line(root, (0, middle), (_WAVE_WIDTH, middle), "axis")
+    if wave.lows:
+        step = (middle - 2) * (wave.peak / loudest if loudest else 0.0) / WAVEFORM_STEPS
+        across = [_WAVE_WIDTH * (k + 0.5) / len(wave.lows) for k in range(len(wave.lows))]
+        upper = [(x, middle - high * step) for x, high in zip(across, wave.highs, strict=True)]
+        lower = [(x, middle - low * step) for x, low in zip(across, wave.lows, strict=True)]
+        svg.path(root, [*upper, *reversed(lower)], "bar second")
+    return svg.drawn(root)
+
+
+# More arrays than these have their range in the table alone.
+_DRAWN_ARRAYS = 24
+
+
+class ClassRow(NamedTuple):
+    """A class and its samples; ``name`` is None where the dataset has numbers alone."""
+
+    number: int
+    name: str | None
+    samples: int
+
+
+@dataclass(frozen=True)
+class ClassesShown:
+    """Samples per class; without a picture where there are too many classes to draw."""
+
+    words: str
+    rows: list[ClassRow]
+    is_whole: bool
+    picture: Markup | None
+
+
+class BinRow(NamedTuple):
+    """Values from ``low`` to below ``high``."""
+
+    low: float
+    high: float
+    values: int
+
+
+@dataclass(frozen=True)
+class ValuesShown:
+    """The values of an array; without a picture where all are equal."""
+
+    name: str
+    words: str
+    rows: list[BinRow]
+    picture: Markup | None
+
+
+class WaveRow(NamedTuple):
+    """A sound, drawn and in words."""
+
+    wave: Waveform
+    length: str
+    peak: str
+    picture: Markup
+
+
+@dataclass(frozen=True)
+class WavesShown:
+    """Sounds, all on one scale."""
+
+    array: str
+    rows: list[WaveRow]
+
+
+@dataclass(frozen=True)
+class ContentShown:
+    """All that is drawn of a dataset, and the ranges of its arrays by name."""
+
+    classes: ClassesShown | None
+    ranges: dict[str, ValueProfile]
+    values: list[ValuesShown]
+    values_more: int
+    waves: WavesShown | None
+
+
+def content(summary: DatasetSummary | None) -> ContentShown | None:
+    """What is drawn; None for a dataset that is not validated, or was before its content was counted."""
+    if summary is None or summary.profile is None:
+        return None
+    found = summary.profile
+    drawn = list(found.values.items())[:_DRAWN_ARRAYS]
+    return ContentShown(
+        classes=None if found.classes is None else _classes(found.classes, summary),
+        ranges=found.values,
+        values=[_values(array, profile) for array, profile in drawn],
+        values_more=len(found.values) - len(drawn),
+        waves=None if found.waveforms is None else _waves(found.waveforms),
+    )
+
+
+def _classes(found: ClassCounts, summary: DatasetSummary) -> ClassesShown:
+    names = () if summary.media is None else summary.media.classes or ()
+    rows = [
+        ClassRow(number, names[number] if number < len(names) else None, samples)
+        for number, samples in zip(found.numbers, found.counts, strict=True)
+    ]
+    return ClassesShown(_class_words(found, summary), rows, found.is_whole, _class_picture(found, rows))
+
+
+def _class_words(found: ClassCounts, summary: DatasetSummary) -> str:
+    each = f"{found.fewest:,} to {count(found.most, 'sample')}"
+    if found.fewest == found.most:
+        each = count(found.most, "sample")
+    words = f"{count(found.distinct, 'class', 'classes')} of {each} each."
+    greatest = None if summary.labels is None else summary.labels.maximum
+    absent = 0 if greatest is None else greatest + 1 - found.distinct
+    if absent > 0:
+        words += f" {count(absent, 'class number')} below the greatest {'has' if absent == 1 else 'have'} no sample."
+    return words
+
+
+def _class_picture(found: ClassCounts, rows: list[ClassRow]) -> Markup | None:
+    if not found.is_whole:
+        return None
+    label = f"Samples by class, {len(rows)} in all: {found.fewest} to {found.most} each; the table holds the figures"
+    if len(rows) > MOST_ROWS:
+        return class_outline(found.numbers, found.counts, label)
+    return class_rows([(row.name or f"class {row.number}", row.samples) for row in rows], label)
+
+
+def _values(array: str, profile: ValueProfile) -> ValuesShown:
+    edges = profile.edges()
+    bins = [BinRow(low, high, n) for low, high, n in zip(edges, edges[1:], profile.counts, strict=False) if n]
+    if profile.minimum == profile.maximum:
+        return ValuesShown(array, f"Every value is {figure(profile.minimum)}.", [], None)
+    words = f"{figure(profile.minimum)} to {figure(profile.maximum)}, mean {figure(profile.mean)}"
+    if not profile.is_exact:
+        share = percent(100 * profile.counted / profile.values, 2)
+        words += f"; mean and counts are of {profile.counted:,} of {profile.values:,} values ({share}), evenly taken"
+    label = f"Values of {name(array, 40)}: how often each occurs; {words}; the table holds the figures"
+    return ValuesShown(array, words, bins, values(profile, label))
+
+
+def _waves(found: Waveforms) -> WavesShown:
+    loudest = max((wave.peak for wave in found.samples), default=0.0)
+    return WavesShown(found.array, [_wave(wave, found, loudest) for wave in found.samples])
+
+
+def _wave(wave: Waveform, found: Waveforms, loudest: float) -> WaveRow:
+    length = count(wave.length, "value")
+    if found.sample_rate_hz is not None:
+        length = f"{wave.length / found.sample_rate_hz:.2f} s"
+    peak = figure(wave.peak)
+    if found.full_scale is not None:
+        peak = f"{percent(100 * wave.peak / found.full_scale)} of full scale"
+    label = f"Waveform of sample {wave.number}: {length}, peak {peak}"
+    return WaveRow(wave, length, peak, waveform(wave, loudest, label))
+
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 _ARRAYS = 200

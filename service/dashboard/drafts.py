@@ -11,7 +11,7 @@ from typing import Any
 from service.contracts.errors import FieldProblem, InvalidConfigError, InvalidRequestError, QuantmillError
 from service.dashboard.config_fields import parsed
 from service.dashboard.config_form import JSON, Document, applied, field_of
-from service.dashboard.words import pretty
+from service.dashboard.forms import pretty
 from service.jobs.schemas import JobOut
 from service.quark import translate_document
 

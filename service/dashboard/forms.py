@@ -1,14 +1,19 @@
-"""What a form has sent, as text; fields that are empty count as left out."""
+"""What a form has sent as text; moments, states and documents in the words of the pages."""
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+import json
+from datetime import UTC, datetime
+from typing import Any, NamedTuple, TypeVar
 
 from fastapi import Request
+from markupsafe import Markup
 from pydantic import BaseModel, ValidationError
 
 from service.contracts.validation import field_problems
 from service.deps import AppState
+from service.reports.figures import NOTHING
+from service.reports.names import shown
 
 _Record = TypeVar("_Record", bound=BaseModel)
 
@@ -54,3 +59,78 @@ async def checked(app: AppState, model: type[_Record], document: dict[str, Any])
 def field_errors(error: ValidationError, model: type[BaseModel]) -> dict[str, str]:
     """What is said at which field of a form whose fields are those of a record."""
     return {one.pointer.split("/")[1]: one.message for one in field_problems(error, model)}
+
+
+_MINUTE, _HOUR, _DAY = 60.0, 3600.0, 86400.0
+
+
+class Told(NamedTuple):
+    """How a state is shown: never by its color alone."""
+
+    mark: str
+    word: str
+    tone: str
+
+
+STATES: dict[str, Told] = {
+    "queued": Told("◷", "queued", "plain"),
+    "running": Told("▶", "running", "unsure"),
+    "canceling": Told("◼", "canceling", "unsure"),
+    "succeeded": Told("✔", "succeeded", "good"),
+    "failed": Told("✖", "failed", "bad"),
+    "canceled": Told("⊘", "canceled", "plain"),
+    "validating": Told("◷", "validating", "unsure"),
+    "ready": Told("✔", "ready", "good"),
+    "rejected": Told("✖", "rejected", "bad"),
+    "pass": Told("✔", "pass", "good"),
+    "passed": Told("✔", "passed", "good"),
+    "fail": Told("✖", "fail", "bad"),
+    "undecided": Told("?", "undecided", "unsure"),
+    "none": Told("–", "no gate", "plain"),
+    "waiting": Told("◷", "waiting", "plain"),
+    "skipped": Told("→", "skipped", "plain"),
+    "refused": Told("✖", "refused", "bad"),
+    "ok": Told("✔", "ok", "good"),
+    "delivered": Told("✔", "delivered", "good"),
+    "good": Told("✔", "good", "good"),
+    "expired": Told("⊘", "expired", "plain"),
+    "revoked": Told("⊘", "revoked", "plain"),
+    "degraded": Told("▲", "degraded", "unsure"),
+}
+
+
+def ago(moment: datetime | None) -> str:
+    """How long ago something was, or how far ahead it is."""
+    if moment is None:
+        return NOTHING
+    seconds = (datetime.now(UTC) - moment).total_seconds()
+    distance = span(abs(seconds))
+    return f"{distance} ago" if seconds >= 0 else f"in {distance}"
+
+
+def span(seconds: float) -> str:
+    """A length of time, in the unit that suits it."""
+    for unit, length in (("d", _DAY), ("h", _HOUR), ("min", _MINUTE)):
+        if seconds >= length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def moment(at: datetime | None) -> str:
+    """A moment, to the second, in UTC."""
+    return NOTHING if at is None else f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
+
+
+def iso(at: datetime) -> str:
+    """A moment as machines read it."""
+    return at.astimezone(UTC).isoformat(timespec="seconds")
+
+
+def pretty(document: Any) -> str:
+    """A document as JSON that people read."""
+    return json.dumps(document, indent=2, ensure_ascii=False)
+
+
+def lines(text: str) -> Markup:
+    """A text of several lines, whole: in every other one a line break is shown as its escape, and its end is cut."""
+    return Markup("\n").join(shown(line) for line in text.split("\n"))

@@ -11,17 +11,115 @@ from fastapi import APIRouter, Query, Request, Response
 from markupsafe import Markup
 from pydantic import BaseModel, Field
 
-from service.contracts.graph_view import GraphNode, GraphTensor, GraphView, cut_name
+from service.artifacts import service as artifacts
+from service.contracts.graph_view import (
+    GRAPH_KIND,
+    MOST_BYTES,
+    GraphNode,
+    GraphTensor,
+    GraphUnreadableError,
+    GraphView,
+    cut_name,
+    read_graph,
+)
 from service.contracts.report import Histogram, LayerFigures
-from service.dashboard.graph_drawing import LEGENDS, By, Drawing, Links, draw, told
+from service.dashboard.graph_drawing import LEGENDS, By, Drawing, Links, draw, rows_by_node, told
 from service.dashboard.graph_layout import Span
-from service.dashboard.graph_reading import Known, Sources, drawings, known, sources
+from service.dashboard.overview import Recent
 from service.dashboard.pages import PageRoute, page
-from service.deps import AppDep, PrincipalDep
+from service.deps import AppDep, AppState, PrincipalDep
 from service.http import PLAIN_TEXT
+from service.jobs import service as jobs
+from service.jobs.schemas import JobOut
+from service.jobs.views import job_out
 from service.reports import charts
 from service.reports.layers import gain_words, storage_words
 from service.reports.names import name as short_name
+from service.reports.reading import is_evaluation, whole_report
+from service.tables import Artifact, ReportRow
+
+# Graphs with their reports, and drawings, that a process keeps; a graph of thousands of nodes has megabytes.
+_GRAPHS, _DRAWINGS = 3, 24
+EVALUATION = "An evaluation quantizes nothing, so that it has no graph."
+MISSING = "This job keeps no graph: it ran before graphs were kept, or its graph is too large to be drawn."
+UNREADABLE = "The graph of this job cannot be read: it is not of a form that this service knows."
+
+
+@dataclass(frozen=True)
+class Sources:
+    """Where a page comes from.
+
+    Attributes:
+        job: whose graph it is.
+        report: the row of its report.
+        artifact: the graph; None: there is none.
+    """
+
+    job: JobOut
+    report: ReportRow
+    artifact: Artifact | None
+
+
+@dataclass(frozen=True)
+class Known:
+    """A graph with the figures of its nodes.
+
+    Attributes:
+        layers: all rows of the report.
+        rows: the report's row of each node.
+        view: the graph; None: there is none.
+        missing: why there is none.
+    """
+
+    layers: tuple[LayerFigures, ...]
+    rows: dict[str, LayerFigures]
+    view: GraphView | None
+    missing: str = ""
+
+
+graphs: Recent[Known] = Recent(_GRAPHS)
+drawings: Recent[Drawing] = Recent(_DRAWINGS)
+
+
+def sources(app: AppState, tenant_id: str, job_id: str) -> Sources:
+    """What the database tells.
+
+    Raises:
+        JobNotFoundError: the tenant has no such job.
+        ReportNotReadyError, ReportNotFoundError: it has not ended, or ended without a report.
+    """
+    row = jobs.report(app, tenant_id, job_id)
+    view = jobs.get(app, tenant_id, job_id)
+    found = next((one for one in view.artifacts if one.kind == GRAPH_KIND), None)
+    return Sources(job_out(view), row, found)
+
+
+def known(app: AppState, of: Sources) -> Known:
+    """The graph and the figures, read once for a while; computes.
+
+    Raises:
+        ReportNotRenderableError: the report is of a form that is not known here.
+        StoredFileMissingError, StoredFileCorruptError: the store lacks the graph.
+    """
+    return graphs.get((of.report.job_id, of.report.attempt), lambda: _read(app, of))
+
+
+def _read(app: AppState, of: Sources) -> Known:
+    if is_evaluation(of.report):
+        return Known((), {}, None, EVALUATION)
+    layers = whole_report(of.report).layers
+    rows = rows_by_node(layers)
+    if of.artifact is None:
+        return Known(layers, rows, None, MISSING)
+    if of.artifact.size_bytes > MOST_BYTES:
+        return Known(layers, rows, None, UNREADABLE)
+    with artifacts.open_content(app, of.artifact).stream as stream:
+        data = stream.read()
+    try:
+        return Known(layers, rows, read_graph(data))
+    except GraphUnreadableError:
+        return Known(layers, rows, None, UNREADABLE)
+
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 _ROWS = 100

@@ -1,22 +1,191 @@
-"""Jobs: the list with its filters, and what can be done with one."""
+"""Jobs: the list with its filters, one job, and what can be done with it."""
 
 from __future__ import annotations
 
-from typing import Annotated
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Annotated, Any, NamedTuple
 
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import BaseModel, Field
 
-from service.contracts.presets import PRESETS
-from service.dashboard import job_page
-from service.dashboard.curves import curves_of
+from service.comparison.differences import differences
+from service.contracts.config import QuantizationConfig
+from service.contracts.presets import PRESETS, find_preset
+from service.dashboard.config_form import differing
+from service.dashboard.forms import Told, pretty
 from service.dashboard.listing import Paging, one_of, pairs
 from service.dashboard.pages import PageRoute, page, see
-from service.deps import AppDep, PrincipalDep
+from service.dashboard.trials import curves_of
+from service.datasets import service as datasets
+from service.datasets.errors import DatasetNotFoundError
+from service.deps import AppDep, AppState, PrincipalDep
 from service.http import PLAIN_TEXT, CursorParameter
 from service.jobs import records, service
 from service.jobs.repository import JobQuery
-from service.jobs.views import job_listed
+from service.jobs.schemas import TERMINAL, JobOut
+from service.jobs.views import job_listed, job_out
+from service.tables import JobEvent
+
+_JOB_PAGE_STATES, _TAIL = 200, 120
+# Fields of the config in which every job differs from its preset, whatever was asked for.
+_NO_SETTINGS = frozenset({"/preset", "/schema_version"})
+
+
+class Change(NamedTuple):
+    """A state that the job has come into."""
+
+    at: datetime
+    state: str
+    attempt: int
+    words: str
+
+
+class Stage(NamedTuple):
+    """A stage that the last attempt has come to; ``state`` is a key of ``MARKS``."""
+
+    name: str
+    state: str
+    reached: str
+
+
+# Of stages: mark, words for those who do not see it, tone.
+MARKS: dict[str, Told] = {
+    "done": Told("✔", "finished", "good"),
+    "now": Told("▶", "at work", "unsure"),
+    "failed": Told("✖", "failed here", "bad"),
+    "stopped": Told("◼", "stopped here", "plain"),
+}
+# What the stage that came last is in, by the state of the job.
+_LAST = {"running": "now", "canceling": "now", "failed": "failed", "succeeded": "done"}
+
+
+class Difference(NamedTuple):
+    """A field of the config that is not as in its preset."""
+
+    pointer: str
+    preset: str
+    job: str
+
+
+def shown(app: AppState, tenant_id: str, job_id: str, base_url: str) -> dict[str, Any]:
+    """What the template takes.
+
+    Raises:
+        JobNotFoundError: the tenant has no such job.
+    """
+    view = service.get(app, tenant_id, job_id)
+    # What comes behind this number is told by the event stream, and shown once.
+    job, last = job_out(view), view.job.last_seq
+    told = records.told(app, tenant_id, job_id, upto=last, states=_JOB_PAGE_STATES, lines=_TAIL)
+    return {
+        "job": job,
+        "stages": stages_of(job.state, told.stages),
+        "marks": MARKS,
+        "stages_attempt": told.stages[0].attempt if told.stages else job.attempt,
+        "ended": job.state in TERMINAL,
+        "has_report": job.figures is not None,
+        "last_seq": last,
+        "timeline": [_change(event) for event in told.states],
+        "curves": curves_of(app, tenant_id, job_id),
+        "log": records.log_text(told.log),
+        "data": _data(app, tenant_id, job),
+        "differing": _differing(job),
+        "config": pretty(job.config),
+        "again": _again(job, base_url),
+    }
+
+
+def stages_of(state: str, told: Sequence[JobEvent]) -> list[Stage]:
+    """The stages of an attempt in the order in which it came to them, each with what it told last.
+
+    Args:
+        state: of the job.
+        told: the last progress of each stage.
+    """
+    newest = max((event.seq for event in told), default=0)
+    return [
+        Stage(
+            str(event.data["stage"]),
+            _LAST.get(state, "stopped") if event.seq == newest else "done",
+            _reached(event.data),
+        )
+        for event in told
+    ]
+
+
+def _reached(data: Mapping[str, Any]) -> str:
+    done, total, unit = data.get("done") or 0, data.get("total"), data.get("unit") or ""
+    if not total and not done:
+        return ""
+    return f"{done}/{total} {unit}".rstrip() if total else f"{done} {unit}".rstrip()
+
+
+def _data(app: AppState, tenant_id: str, job: JobOut) -> list[tuple[str, str, str]]:
+    """Of each of the job's datasets: what for, its id, its name and version; the id again if it is gone."""
+    found = []
+    for use, dataset_id in (("Calibration", job.calibration_dataset_id), ("Evaluation", job.evaluation_dataset_id)):
+        if dataset_id is not None:
+            try:
+                row = datasets.get(app, tenant_id, dataset_id)
+            except DatasetNotFoundError:
+                found.append((use, dataset_id, dataset_id))
+            else:
+                found.append((use, dataset_id, f"{row.name}@{row.version}"))
+    return found
+
+
+def _change(event: JobEvent) -> Change:
+    data = event.data
+    deed = str(data.get("name", "")).removeprefix("job.").replace("_", " ")
+    told = [word for word in (deed, str(data.get("reason") or "")) if word and word != data.get("state")]
+    if isinstance(data.get("error"), dict):
+        told.append(str(data["error"].get("title", "")))
+    return Change(event.created_at, str(data.get("state", "")), event.attempt, ", ".join(told))
+
+
+def _differing(job: JobOut) -> list[Difference]:
+    """The fields of the resolved config that its preset has otherwise."""
+    preset = None if job.preset is None else find_preset(job.preset)
+    if preset is None or job.config is None or job.kind != "quantize":
+        return []
+    plain = QuantizationConfig(preset=preset.name).model_dump(mode="json")
+    return [
+        Difference(one.pointer, json.dumps(one.values[0]), json.dumps(one.values[1]))
+        for one in differences([plain, job.config])
+        if one.pointer not in _NO_SETTINGS
+    ]
+
+
+def _again(job: JobOut, base_url: str) -> list[tuple[str, str]]:
+    """The same request for a shell, for the command line and for Python."""
+    if job.kind != "quantize" or job.model_id is None or job.config is None:
+        return []
+    config = differing(job.config)
+    body: dict[str, Any] = {"model_id": job.model_id, "config": config}
+    for name in ("calibration_dataset_id", "evaluation_dataset_id", "name"):
+        if getattr(job, name) is not None:
+            body[name] = getattr(job, name)
+    if job.labels:
+        body["labels"] = job.labels
+    url = base_url.rstrip("/")
+    text = pretty(body)
+    curl = (
+        f'curl --fail-with-body -X POST {url}/v1/jobs -H "Authorization: Bearer $QUANTMILL_API_KEY" \\\n'
+        f"  -H 'Content-Type: application/json' --data-binary @- <<'JSON'\n{text}\nJSON"
+    )
+    cli = (
+        f"cat > config.json <<'JSON'\n{pretty(config)}\nJSON\n"
+        "quantmill quantize model.onnx --config config.json --calibration calibration.npz \\\n"
+        f"  --output quantized.onnx --server {url}"
+    )
+    python = (
+        "from quantmill import Client\n\n"
+        f"with Client({url!r}) as client:\n    job = client.retry({job.id!r})\n    client.wait_succeeded(job.id)\n"
+    )
+    return [("curl", curl), ("Command line", cli), ("Python", python)]
+
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 _LIMIT = 50
@@ -73,7 +242,7 @@ async def list_jobs(
 @router.get("/jobs/{job_id}")
 async def get_job(request: Request, job_id: str, app: AppDep, principal: PrincipalDep) -> Response:
     """One job: how far it is, what it was asked for, what it says."""
-    shown = await app.reads.run(lambda: job_page.shown(app, principal.tenant_id, job_id, str(request.base_url)))
+    shown = await app.reads.run(lambda: shown(app, principal.tenant_id, job_id, str(request.base_url)))
     return page(request, "job.html.jinja", **shown)
 
 

@@ -1,21 +1,29 @@
-"""The first page: how the installation stands, what ran last, what to do first."""
+"""The first page: how the installation stands, what ran last; queues and workers; all components on one page."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import NamedTuple
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from datetime import UTC, datetime
+from threading import Lock
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from fastapi import APIRouter, Request, Response
 
-from service.dashboard.pages import PageRoute, page
-from service.dashboard.words import span
+from service.contracts.errors import Problem
+from service.dashboard.forms import span
+from service.dashboard.pages import PageRoute, page, see
 from service.deps import AppDep, AppState, PrincipalDep
+from service.errors import RouteNotFoundError
 from service.jobs import service as jobs
 from service.jobs.repository import JobQuery
 from service.jobs.schemas import JobListed
 from service.jobs.views import job_listed
+from service.quarantine import service as quarantine
 from service.queues import service as queues
 from service.queues.schemas import QueueOut
+from service.reports import charts
 from service.schedules import service as schedules
 from service.schedules.schemas import RunOut, ScheduleListed
 from service.schedules.views import run_out, schedule_listed
@@ -77,3 +85,100 @@ async def get_overview(request: Request, app: AppDep, principal: PrincipalDep) -
         nightly=seen.nightly,
         choosing=False,
     )
+
+
+_RUNNING = 50
+
+
+@router.get("/workers")
+async def get_workers(request: Request, app: AppDep, principal: PrincipalDep) -> Response:
+    """Who takes the jobs, and what keeps them from it."""
+    tenant_id = principal.tenant_id
+    running, _ = await app.reads.run(
+        lambda: jobs.list_page(app, tenant_id, JobQuery(state="running"), after=None, limit=_RUNNING)
+    )
+    return page(
+        request,
+        "workers.html.jinja",
+        queues=await app.reads.run(lambda: queues.all_queues(app)),
+        workers=await app.reads.run(lambda: queues.all_alive(app)),
+        jobs=[job_listed(one) for one in running],
+        checks=await app.readiness.check_all(),
+        held=await app.reads.run(lambda: quarantine.list_all(app, tenant_id)),
+        choosing=False,
+    )
+
+
+@router.post("/workers/quarantine/{digest}/release")
+async def release_model(request: Request, digest: str, app: AppDep, principal: PrincipalDep) -> Response:
+    """Have jobs tried again with a model."""
+    await app.writes.run(lambda: quarantine.release(app, principal, digest))
+    return see(request, "/workers")
+
+
+# Each token with what is read on it, if it is a ground, or what it is read on.
+_GROUNDS = ("page", "card", "code", "good-back", "bad-back", "unsure-back", "plain-back", "band")
+_INKS = ("text", "quiet", "link", "good", "bad", "unsure", "plain", "first", "second")
+_AT = datetime(2026, 1, 31, 12, 0, tzinfo=UTC)
+_PROBLEM = Problem(
+    type="/v1/problems#non-finite-data",
+    title="The data holds no numbers",
+    status=422,
+    detail="Array 'x' holds NaN.",
+    hint="Take the sample out.",
+    code="non-finite-data",
+)
+
+
+@router.get("/style")
+async def get_style(request: Request, app: AppDep, principal: PrincipalDep) -> Response:
+    """Every component, in every state it has; on a service that is open, as one in development is.
+
+    Raises:
+        RouteNotFoundError: the service is not open.
+    """
+    if not app.settings.open:
+        raise RouteNotFoundError("There is no such page.", hint="QUANTMILL_OPEN=true serves it.")
+    return page(request, "style_page.html.jinja", **_shown())
+
+
+def _shown() -> dict[str, Any]:
+    points = [(step, 1 / (1 + step)) for step in range(20)]
+    return {
+        "grounds": _GROUNDS,
+        "inks": _INKS,
+        "at": _AT,
+        "one": _PROBLEM,
+        "picture": charts.curve(points, "finetune: loss"),
+        "points": points[:3],
+        "options": [("int8", "int8"), ("a8w8", "a8w8")],
+    }
+
+
+T = TypeVar("T")
+
+
+class Recent(Generic[T]):
+    """Values by key; of those that were not asked for longest, the first goes when there are too many.
+
+    Args:
+        most: values that are kept.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._lock = Lock()
+        self._values: OrderedDict[Hashable, T] = OrderedDict()
+
+    def get(self, key: Hashable, make: Callable[[], T]) -> T:
+        """The value of ``key``, made where it is not there; two threads may make the same one at a time."""
+        with self._lock:
+            if key in self._values:
+                self._values.move_to_end(key)
+                return self._values[key]
+        made = make()
+        with self._lock:
+            self._values[key] = made
+            while len(self._values) > self._most:
+                self._values.popitem(last=False)
+        return made

@@ -17,7 +17,7 @@ from markupsafe import Markup, escape
 from service.contracts.base import VERSION
 from service.contracts.command_errors import HttpError
 from service.contracts.errors import InvalidRequestError, QuantmillError
-from service.dashboard import words
+from service.dashboard import forms
 from service.dashboard.assets import asset_url
 from service.keys.cookies import session_of
 from service.keys.errors import UnauthorizedError
@@ -52,14 +52,14 @@ def environment() -> Environment:
     """Of all templates."""
     made = environment_of(ChoiceLoader([PackageLoader("service.dashboard"), PackageLoader("service.reports")]))
     made.filters |= {
-        "ago": words.ago,
-        "moment": words.moment,
-        "iso": words.iso,
-        "pretty": words.pretty,
-        "lines": words.lines,
+        "ago": forms.ago,
+        "moment": forms.moment,
+        "iso": forms.iso,
+        "pretty": forms.pretty,
+        "lines": forms.lines,
         "typed": typed,
     }
-    made.globals |= {"asset": asset_url, "count": figures.count, "state_words": words.STATES, "version": VERSION}
+    made.globals |= {"asset": asset_url, "count": figures.count, "state_words": forms.STATES, "version": VERSION}
     return made
 
 

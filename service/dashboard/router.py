@@ -5,6 +5,8 @@ from __future__ import annotations
 from fastapi import APIRouter
 
 from service.dashboard.admin import router as admin
+from service.dashboard.admin import router as quotas
+from service.dashboard.admin import router as signing_in
 from service.dashboard.assets import router as assets
 from service.dashboard.batches import router as batches
 from service.dashboard.comparing import router as comparing
@@ -14,14 +16,12 @@ from service.dashboard.jobs import router as jobs
 from service.dashboard.models import router as models
 from service.dashboard.new_job import router as new_job
 from service.dashboard.overview import router as overview
-from service.dashboard.quotas import router as quotas
+from service.dashboard.overview import router as style_page
+from service.dashboard.overview import router as workers
 from service.dashboard.report import router as report
 from service.dashboard.schedules import router as schedules
-from service.dashboard.signing_in import router as signing_in
-from service.dashboard.style_page import router as style_page
 from service.dashboard.trials import router as trials
 from service.dashboard.webhooks import router as webhooks
-from service.dashboard.workers import router as workers
 
 router = APIRouter(include_in_schema=False)
 _PAGES = (

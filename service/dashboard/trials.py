@@ -1,8 +1,9 @@
-"""What the autopilot of a job has tried: recipe by recipe, with the one that was taken."""
+"""What the autopilot of a job has tried, recipe by recipe, before and after it has ended; the curves of a job."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
@@ -12,14 +13,96 @@ from markupsafe import Markup
 from service.contracts.config import patch_between
 from service.contracts.report import Report
 from service.contracts.search import Search, TrialFigures
-from service.dashboard import live_trials, planes
-from service.dashboard.pages import PageRoute, page
+from service.dashboard import planes
+from service.dashboard.overview import Recent
+from service.dashboard.pages import PageRoute, environment, page
 from service.deps import AppDep, AppState, PrincipalDep
+from service.jobs import records
 from service.jobs import service as jobs
+from service.jobs.metric_events import latest_metrics
 from service.jobs.schemas import TERMINAL, JobOut
-from service.jobs.views import job_out
+from service.jobs.views import event_out, job_out
 from service.reports import charts
 from service.reports.reading import whole_report
+
+AUTOPILOT = "autopilot"
+_TRIALS = 5000
+_DISTANCES = {
+    "sqnr": planes.SQNR,
+    "psnr": planes.Measure("PSNR", "dB", higher=True),
+    "cosine": planes.Measure("Cosine", "", higher=True),
+    "l2": planes.Measure("Relative distance", "", higher=False),
+    "kl": planes.Measure("Divergence", "nats", higher=False),
+}
+
+
+class Trial(NamedTuple):
+    """A trial so far.
+
+    Attributes:
+        number: in the order in which they were made.
+        words: its recipe.
+        sqnr_db: on samples held back.
+        value: by the goal's measure, on all data; None: not measured yet.
+        size_bytes: of its model, likewise.
+        latency_ratio: over the float model, likewise.
+    """
+
+    number: int
+    words: str
+    sqnr_db: float | None
+    value: float | None
+    size_bytes: float | None
+    latency_ratio: float | None
+
+
+class SoFar(NamedTuple):
+    """The trials, what they are judged by, and the front of those that were measured."""
+
+    trials: list[Trial]
+    measure: planes.Measure
+    plane: planes.Plane | None
+
+
+def told(app: AppState, tenant_id: str, job: JobOut) -> SoFar:
+    """The trials of a job that has no report yet.
+
+    Raises:
+        JobNotFoundError: the tenant has no such job.
+    """
+    found = latest_metrics(
+        event_out(event) for event in records.figures(app, tenant_id, job.id, most=_TRIALS, stage=AUTOPILOT)
+    )
+    names = records.recipes(app, tenant_id, job.id)
+    goal = _goal(job.config or {})
+    measure, limit = goal_of(goal)
+    name = f"goal_{goal.get('metric')}" if goal.get("kind") == "distance" else "drop"
+    trials = [
+        Trial(
+            number,
+            names.get(number, f"recipe {number}"),
+            figures.get("sqnr_db"),
+            figures.get(name),
+            figures.get("size_bytes"),
+            figures.get("latency_ratio"),
+        )
+        for number, figures in found.get(AUTOPILOT, {}).items()
+    ]
+    marks = [planes.Mark(one.words, None, one.value, one.size_bytes, one.latency_ratio) for one in trials]
+    return SoFar(trials, measure, planes.plane(measure, marks, limit))
+
+
+def goal_of(goal: Mapping[str, Any]) -> tuple[planes.Measure, float | None]:
+    """What trials are judged by, and the worst value that the goal accepts."""
+    if goal.get("kind") == "distance":
+        return _DISTANCES.get(str(goal.get("metric")), planes.SQNR), goal.get("limit")
+    return planes.drop_of(str(goal.get("metric", "top1")), ""), goal.get("max_drop")
+
+
+def _goal(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    steps = config.get("algorithms", [])
+    return next((step.get("goal", {}) for step in steps if step.get("method") == AUTOPILOT), {})
+
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 _FULL_BAR_DB = 50.0
@@ -40,11 +123,11 @@ async def get_trials(request: Request, job_id: str, app: AppDep, principal: Prin
     job, report = await app.reads.run(lambda: _read(app, principal.tenant_id, job_id))
     search = None if report is None else search_of(report)
     context: dict[str, Any] = {"job": job, "search": search, "trials": [], "plane": None, "measure": planes.SQNR}
-    if report is None and live_trials.AUTOPILOT in (job.algorithms or ()):
-        so_far = await app.reads.run(lambda: live_trials.told(app, principal.tenant_id, job))
+    if report is None and AUTOPILOT in (job.algorithms or ()):
+        so_far = await app.reads.run(lambda: told(app, principal.tenant_id, job))
         return page(request, "trials_live.html.jinja", job=job, ended=job.state in TERMINAL, **so_far._asdict())
     if report is not None and search is not None:
-        measure, limit = live_trials.goal_of(search.goal)
+        measure, limit = goal_of(search.goal)
         context |= {
             "trials": _shown(job_id, report, search),
             "plane": planes.plane(measure, _marks(search), limit),
@@ -102,6 +185,58 @@ def patch_of(config: dict[str, Any], trial: TrialFigures) -> dict[str, Any]:
     chain = [dict(one) for one in trial.chain] or [{"method": method} for method in trial.algorithms]
     steps: list[dict[str, Any]] = []
     for step in config.get("algorithms", []):
-        steps += chain if step.get("method") == live_trials.AUTOPILOT else [step]
+        steps += chain if step.get("method") == AUTOPILOT else [step]
     after["algorithms"] = steps
     return patch_between(config, after)
+
+
+# Steps of a stage that are drawn, of more of them an even choice: a picture has no more points across.
+_STEPS = 500
+_KEPT = 64
+
+
+class DrawnCurve(NamedTuple):
+    """One figure of a stage by step, drawn, and the same as numbers."""
+
+    stage: str
+    name: str
+    picture: Markup
+    points: list[tuple[int, float]]
+
+
+class Curves(NamedTuple):
+    """All curves of a job, as the part of a page.
+
+    Attributes:
+        number: of them.
+        part: the HTML.
+    """
+
+    number: int
+    part: Markup
+
+
+_drawn: Recent[Curves] = Recent(_KEPT)
+
+
+def curves_of(app: AppState, tenant_id: str, job_id: str) -> Curves:
+    """Every figure that the job's stages told step by step.
+
+    Raises:
+        JobNotFoundError: the tenant has no such job.
+    """
+    newest = records.newest_figure(app, tenant_id, job_id)
+    return _drawn.get((tenant_id, job_id, newest), lambda: _draw(app, tenant_id, job_id))
+
+
+def _draw(app: AppState, tenant_id: str, job_id: str) -> Curves:
+    found = latest_metrics(event_out(event) for event in records.figures(app, tenant_id, job_id, most=_STEPS))
+    drawn = []
+    for stage, steps in found.items():
+        for name in dict.fromkeys(name for figures in steps.values() for name in figures):
+            points = [(step, value) for step, given in steps.items() if (value := given.get(name)) is not None]
+            picture = charts.curve(points, f"{stage}: {name}") if len(points) > 1 else None
+            if picture is not None:
+                drawn.append(DrawnCurve(stage, name, picture, points))
+    part = environment().get_template("curves_drawn.html.jinja").render(curves=drawn)
+    return Curves(len(drawn), Markup(part))  # noqa: S704 - the template has escaped it

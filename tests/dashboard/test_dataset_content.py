@@ -21,7 +21,7 @@ from service.contracts.dataset import (
     LabelSummary,
     PreprocessingSpec,
 )
-from service.dashboard import dataset_charts
+from service.dashboard import datasets
 from tests.dashboard.test_nouns import shown as page_at
 from tests.support.filled import HOSTILE_CLASS, class_counts, full_profile, profiled_summary, value_profile, waveform
 from tests.support.front import Front, dataset_summary
@@ -112,7 +112,7 @@ def test_constant_huge_empty_and_unknown_values(sqlite_front: Front) -> None:
         (picture,) = pictures(part(shown(sqlite_front, with_profile(profile)), "values"))
         assert "nan" not in ElementTree.tostring(picture, "unicode")
     silent = waveform(0, 0.0).model_copy(update={"length": 0, "lows": (), "highs": ()})
-    assert "polyline" not in dataset_charts.waveform(silent, 0.0, "a")
+    assert "polyline" not in datasets.waveform(silent, 0.0, "a")
     older = shown(sqlite_front, with_profile(None))
     assert "were not counted when it was validated" in older
     assert pictures(older) == [] and 'id="values"' not in older

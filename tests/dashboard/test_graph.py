@@ -15,6 +15,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from service.contracts.graph_view import GraphNode, GraphTensor, GraphView, cut_name
+from service.dashboard.graph import EVALUATION, known, sources
 from service.dashboard.graph_drawing import bits, rows_by_node, sqnr_class, told, told_group
 from service.dashboard.graph_layout import (
     HEIGHT,
@@ -29,8 +30,7 @@ from service.dashboard.graph_layout import (
     spans,
     with_ends,
 )
-from service.dashboard.graph_reading import EVALUATION, known, sources
-from service.dashboard.recent import Recent
+from service.dashboard.overview import Recent
 from service.tables import ReportRow
 from tests.support.filled import chain, job, large_job
 from tests.support.front import Front

@@ -15,11 +15,10 @@ from sqlalchemy import text, update
 from sqlalchemy.engine import make_url
 from sqlalchemy.orm import Session
 
-from service import changes, postgres
-from service.changes import Changed, Changes
+from service import notifier, postgres
 from service.db import Database, db_now
 from service.jobs import events, transitions
-from service.notifier import _TABLES, Watched
+from service.notifier import _TABLES, Changed, Changes, Watched
 from service.tables import Batch, Dataset, Job, Model
 from service.workers import repository as workers
 from tests.db.rows_of_then import add_inspection, insert_row
@@ -181,7 +180,7 @@ def test_postgresql_tells_workers_that_come_change_and_go(database: Database) ->
 
 @ON_POSTGRES
 def test_a_listener_whose_connection_ends_comes_back(database: Database, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "service.changes")
+    caplog.set_level(logging.INFO, "service.notifier")
     with subscribed(database) as heard:
         with database.read() as session:
             ended = session.scalar(text("SELECT count(pg_terminate_backend(pid)) " + _LISTENERS))
@@ -208,8 +207,8 @@ def test_a_listener_takes_no_connection_of_the_pool(database: Database) -> None:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(changes, "DEAF_SECONDS", 0.01)
-    monkeypatch.setattr(changes, "RETRY_SECONDS", (0.01, 0.02))
+    monkeypatch.setattr(notifier, "DEAF_SECONDS", 0.01)
+    monkeypatch.setattr(notifier, "RETRY_SECONDS", (0.01, 0.02))
     monkeypatch.setattr(postgres, "PROOF_SECONDS", 0.05)
 
 
@@ -257,8 +256,8 @@ def test_a_pooler_that_takes_listen_and_passes_on_no_notice_is_found_out(
 def test_a_sqlite_file_that_comes_back_is_heard_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, "service.changes")
-    monkeypatch.setattr(changes, "RETRY_SECONDS", (0.01, 0.02))
+    caplog.set_level(logging.INFO, "service.notifier")
+    monkeypatch.setattr(notifier, "RETRY_SECONDS", (0.01, 0.02))
     home = tmp_path / "home"
     database = Database(f"sqlite:///{home / 'service.db'}")
     with subscribed(database) as heard:

@@ -12,10 +12,9 @@ import pytest
 from sqlalchemy.exc import OperationalError
 
 from service import notifier as module
-from service.changes import Changed, Changes
 from service.db import Database
 from service.jobs import events
-from service.notifier import Notifier
+from service.notifier import Changed, Changes, Notifier
 from service.tables import Batch, Job, Model
 from service.threads import Threads
 from tests.db.rows_of_then import insert_row

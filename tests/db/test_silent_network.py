@@ -15,8 +15,8 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import OperationalError
 
 from service import postgres
-from service.changes import Changed, Changes
 from service.db import Database
+from service.notifier import Changed, Changes
 from service.patience import LONG, Patience
 from service.postgres import PULSE, Pulse
 from tests.support.each import each
