@@ -96,7 +96,7 @@ def _calibrated(name: str, recipe: str) -> _Calibrated:
     case = Case(config, uploaded.summary, sets[0], sets[1], session, metrics=metrics)
     prepared, _ = prepare_model(uploaded.model, config)
     planned = plan_model(prepared, config)
-    draft = Draft(prepared, planned.plan, planned.journal)
+    draft = Draft(prepared, planned.plan, planned.plan_log)
     filled = MODES[config.mode].fill(draft, case, Services(SilentRun(), THREADS))
     return _Calibrated(filled.draft, config, uploaded.summary.inputs, sets[0], sets[1])
 

@@ -26,8 +26,8 @@ from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
 
 from service.cleaning import clean_parameters, json_text
-from service.patience import LONG, Patience
 from service.settings import driver_url
+from service.timeouts import LONG, DatabaseTimeouts
 
 if TYPE_CHECKING:
     from alembic.config import Config
@@ -86,15 +86,15 @@ class Database:
 
     Args:
         url: SQLAlchemy URL (``sqlite:///...`` or ``postgresql://...``).
-        lock_seconds: how long a statement waits for another transaction before it fails; default: as ``patience``.
-        patience: how long to wait for everything.
+        lock_seconds: how long a statement waits for another transaction before it fails; default: as ``timeouts``.
+        timeouts: how long to wait for everything.
     """
 
-    def __init__(self, url: str, *, lock_seconds: float | None = None, patience: Patience = LONG) -> None:
-        self._patience = patience if lock_seconds is None else replace(patience, lock_seconds=lock_seconds)
-        self.engine = _create_engine(driver_url(url), patience=self._patience)
+    def __init__(self, url: str, *, lock_seconds: float | None = None, timeouts: DatabaseTimeouts = LONG) -> None:
+        self._timeouts = timeouts if lock_seconds is None else replace(timeouts, lock_seconds=lock_seconds)
+        self.engine = _create_engine(driver_url(url), timeouts=self._timeouts)
         self._writer = self.engine.execution_options(**{_WRITE: True})
-        self._writers = threading.BoundedSemaphore(self._patience.writers)
+        self._writers = threading.BoundedSemaphore(self._timeouts.writers)
         self._away_until = 0.0
 
     @contextmanager
@@ -106,8 +106,8 @@ class Database:
         Raises:
             sqlalchemy.exc.TimeoutError: too many others write, or the database was away a moment ago.
         """
-        if not self._writers.acquire(timeout=self._patience.lock_seconds):
-            raise PoolTimeoutError(f"{self._patience.writers} transactions write, none came to an end")
+        if not self._writers.acquire(timeout=self._timeouts.lock_seconds):
+            raise PoolTimeoutError(f"{self._timeouts.writers} transactions write, none came to an end")
         try:
             with self._noticing(), Session(self._writer, expire_on_commit=False) as session, session.begin():
                 yield session
@@ -139,8 +139,8 @@ class Database:
         try:
             yield
         except DBAPIError as error:
-            if self._patience.pause_seconds and _is_silent(error):
-                self._away_until = time.monotonic() + self._patience.pause_seconds
+            if self._timeouts.pause_seconds and _is_silent(error):
+                self._away_until = time.monotonic() + self._timeouts.pause_seconds
             raise
 
 
@@ -152,19 +152,19 @@ def _is_silent(error: DBAPIError) -> bool:
     return is_silent(error.orig)
 
 
-def _create_engine(url: str, *, foreign_keys: bool = True, patience: Patience) -> Engine:
-    kept = patience.connections // 2
+def _create_engine(url: str, *, foreign_keys: bool = True, timeouts: DatabaseTimeouts) -> Engine:
+    kept = timeouts.connections // 2
     if make_url(url).get_backend_name() == "sqlite":
         engine = create_engine(
             url,
-            connect_args={"timeout": patience.lock_seconds},
+            connect_args={"timeout": timeouts.lock_seconds},
             pool_size=kept,
-            max_overflow=patience.connections - kept,
-            pool_timeout=patience.pool_seconds,
+            max_overflow=timeouts.connections - kept,
+            pool_timeout=timeouts.pool_seconds,
             json_serializer=json_text,
         )
         clean_parameters(engine)
-        _configure_sqlite(engine, foreign_keys=foreign_keys, lock_seconds=patience.lock_seconds)
+        _configure_sqlite(engine, foreign_keys=foreign_keys, lock_seconds=timeouts.lock_seconds)
         return engine
     from service.postgres import bound_answers, connect_arguments, tell_away
 
@@ -172,13 +172,13 @@ def _create_engine(url: str, *, foreign_keys: bool = True, patience: Patience) -
         url,
         pool_pre_ping=True,
         pool_size=kept // 2,
-        max_overflow=patience.connections - kept // 2,
-        pool_timeout=patience.pool_seconds,
-        connect_args=connect_arguments(patience),
+        max_overflow=timeouts.connections - kept // 2,
+        pool_timeout=timeouts.pool_seconds,
+        connect_args=connect_arguments(timeouts),
         json_serializer=json_text,
     )
     clean_parameters(engine)
-    bound_answers(engine, patience.answer_seconds)
+    bound_answers(engine, timeouts.answer_seconds)
     tell_away(engine)
     return engine
 
@@ -239,7 +239,7 @@ def migrate(url: str, revision: str = "head") -> None:
     url = driver_url(url)
     _make_private(url)
     # SQLite: tables are rebuilt to alter them, which foreign keys would take for deletions.
-    engine = _create_engine(url, foreign_keys=False, patience=Patience()).execution_options(**{_WRITE: True})
+    engine = _create_engine(url, foreign_keys=False, timeouts=DatabaseTimeouts()).execution_options(**{_WRITE: True})
     try:
         with engine.begin() as connection:
             if connection.dialect.name == "postgresql":

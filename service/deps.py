@@ -26,7 +26,6 @@ from service.keys import cookies, scopes
 from service.keys.errors import ScopeMissingError, UnauthorizedError
 from service.keys.keyring import Holder, Keyring
 from service.notifier import Changes, Notifier
-from service.patience import Patience
 from service.principal import Principal
 from service.quotas import service as quotas
 from service.quotas.rates import Meter
@@ -34,6 +33,7 @@ from service.quotas.room import Room
 from service.settings import Settings
 from service.storage import FileStore, StorageFullError
 from service.threads import Asker, ServiceBusyError, Threads, asker
+from service.timeouts import DatabaseTimeouts
 from service.uploads.digests import RunningDigests
 
 # Reading calls to the database at a time.
@@ -90,7 +90,7 @@ class AppState:
     def from_settings(cls, settings: Settings) -> AppState:
         """Open everything that the settings name."""
         settings.make_folders()
-        database = Database(settings.database_url, patience=_patience(settings))
+        database = Database(settings.database_url, timeouts=_timeouts(settings))
         return cls.over(settings, database, FileStore(settings.storage_dir), open_dispatcher(settings, database))
 
     @classmethod
@@ -129,9 +129,9 @@ class AppState:
         self.database.close()
 
 
-def _patience(settings: Settings) -> Patience:
+def _timeouts(settings: Settings) -> DatabaseTimeouts:
     """Of the API server: a client is told soon that it has to come back."""
-    return Patience(
+    return DatabaseTimeouts(
         lock_seconds=settings.api_lock_seconds,
         answer_seconds=settings.api_answer_seconds,
         connect_seconds=CONNECT_SECONDS,

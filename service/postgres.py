@@ -16,7 +16,7 @@ from sqlalchemy.engine import ExceptionContext
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.pool import ConnectionPoolEntry
 
-from service.patience import Patience
+from service.timeouts import DatabaseTimeouts
 
 _Got = TypeVar("_Got")
 # What the standard counts as errors of the caller's transaction, though it is the server that takes none now: it only
@@ -29,7 +29,7 @@ TURN_SECONDS, ASK_SECONDS = 1.0, 10.0
 # In which a notice has to come back that is sent at the beginning.
 PROOF_SECONDS = 2.0
 # Longer than a turn: between two turns no answer is waited for.
-_LISTENER = Patience(answer_seconds=5.0)
+_LISTENER = DatabaseTimeouts(answer_seconds=5.0)
 
 
 @dataclass(frozen=True)
@@ -99,11 +99,11 @@ def _until(gen: PQGen[_Got], ends: float) -> PQGen[_Got]:
         return got
 
 
-def connect_arguments(patience: Patience) -> dict[str, Any]:
+def connect_arguments(timeouts: DatabaseTimeouts) -> dict[str, Any]:
     """What libpq and the server are told of locks, statements and silence."""
     pulse = PULSE
     told = {
-        "lock_timeout": _milliseconds(patience.lock_seconds),
+        "lock_timeout": _milliseconds(timeouts.lock_seconds),
         "timezone": "UTC",
         # of a host that is gone the server would keep the open transaction, with its locks, for hours
         "tcp_keepalives_idle": pulse.idle,
@@ -111,10 +111,10 @@ def connect_arguments(patience: Patience) -> dict[str, Any]:
         "tcp_keepalives_count": pulse.count,
         "tcp_user_timeout": _milliseconds(pulse.gone_seconds),
     }
-    if patience.answer_seconds is not None:
-        told["statement_timeout"] = _milliseconds(patience.answer_seconds)
+    if timeouts.answer_seconds is not None:
+        told["statement_timeout"] = _milliseconds(timeouts.answer_seconds)
     return {
-        "connect_timeout": round(patience.connect_seconds),
+        "connect_timeout": round(timeouts.connect_seconds),
         "application_name": "quantmill",
         "options": " ".join(f"-c {name}={value}" for name, value in told.items()),
         "keepalives": 1,

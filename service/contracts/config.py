@@ -177,7 +177,7 @@ class QuantizationConfig(Contract):
         return self
 
     @property
-    def has_halfs(self) -> bool:
+    def has_float16(self) -> bool:
         """True if floats beside quantized tensors are float16."""
         by_target = self.float_dtype == "auto" and self.target == "tensorrt"
         return self.mode == "static" and self.format == "qdq" and (self.float_dtype == "float16" or by_target)
@@ -214,10 +214,10 @@ def _mode_contradictions(config: QuantizationConfig) -> Iterator[Contradiction]:
         yield from _not_static(config)
     yield from _algorithms_of_modes(config)
     yield from _half_scales(config)
-    if config.float_dtype == "float16" and not config.has_halfs:
+    if config.float_dtype == "float16" and not config.has_float16:
         told = "float_dtype float16 needs mode static and format qdq; mode float16 turns the whole model"
         yield Contradiction("/float_dtype", told)
-    if config.interface == "float16" and not (config.has_halfs or config.mode == "float16"):
+    if config.interface == "float16" and not (config.has_float16 or config.mode == "float16"):
         yield Contradiction("/interface", "interface float16 needs mode float16, or float_dtype float16")
     if config.subgraphs == "weights" and config.mode not in ("static", "weights_only"):
         told = f"mode {config.mode} leaves sub-graphs in float; leave subgraphs out, or choose mode weights_only"

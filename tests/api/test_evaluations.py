@@ -14,7 +14,7 @@ from service.contracts.evaluation_report import EvaluationReport
 from service.contracts.report import Report
 from service.jobs.outcome import EvaluateOutcome, QuantizeOutcome
 from tests.support.front import Front, make_report, pointers, problem, taken
-from worker.quantizer.evaluation.decisions import Decisions, packed
+from worker.quantizer.evaluation.decisions import OutputDecisions, packed
 
 
 def make_evaluation(verdict: str = "none", *, reference: bool = True) -> EvaluationReport:
@@ -144,7 +144,7 @@ def classes(*wrong: int) -> Any:
 
 
 def samples(quantized: Any, *, labeled: bool = True) -> bytes:
-    decisions = Decisions()
+    decisions = OutputDecisions()
     scores = np.eye(5, dtype=np.float32)
     decisions.update(scores[LABELS], scores[quantized], LABELS if labeled else None)
     return packed(decisions.arrays)

@@ -27,14 +27,14 @@ from worker.quantizer.intake.loading import load_model
 from worker.quantizer.modes.registry import wanted_opset
 from worker.quantizer.plan.build import build_plan
 from worker.quantizer.plan.grids import fill_activations
-from worker.quantizer.plan.journal import Journal
+from worker.quantizer.plan.log import PlanLog
 from worker.quantizer.plan.parameters import Parameters
 from worker.quantizer.plan.targets import edit_graph, move_grids
 from worker.quantizer.plan.types import QuantizationPlan
 from worker.quantizer.preparation.prepare import Prepared, prepare
 from worker.quantizer.run.interface import SilentRun
 from worker.quantizer.statistics.collect import Request, collect
-from worker.quantizer.statistics.ranges import range_reducer
+from worker.quantizer.statistics.ranges import range_observer
 
 pytestmark = DATA_MARKS
 
@@ -93,14 +93,14 @@ def quantized(material: Material, config: QuantizationConfig) -> tuple[Prepared,
     prepared = prepared_as(material.path, wanted_opset(config))
     edit_graph(prepared, config)
     plan = build_plan(prepared.graph, config, prepared.facts)
-    reducers = {tensor: range_reducer(spec, samples=SAMPLES) for tensor, spec in plan.sources().items()}
-    requests = [Request(tensor, reducer) for tensor, reducer in reducers.items()]
+    observers = {tensor: range_observer(spec, samples=SAMPLES) for tensor, spec in plan.sources().items()}
+    requests = [Request(tensor, observer) for tensor, observer in observers.items()]
     collect(
         prepared.model, requests, material.data, material.inputs, limit=SAMPLES, threads=1, run=SilentRun()
     )  # fmt: skip
-    fill_activations(prepared.graph, plan, {tensor: reducer.result() for tensor, reducer in reducers.items()})
+    fill_activations(prepared.graph, plan, {tensor: observer.result() for tensor, observer in observers.items()})
     Parameters(prepared.graph, plan).fill()
-    move_grids(prepared.graph, plan, config, Journal())
+    move_grids(prepared.graph, plan, config, PlanLog())
     return prepared, plan, emit(ir.from_proto(ir.to_proto(prepared.model)), plan)
 
 

@@ -17,8 +17,8 @@ from sqlalchemy.exc import OperationalError
 from service import postgres
 from service.db import Database
 from service.notifier import Changed, Changes
-from service.patience import LONG, Patience
 from service.postgres import PULSE, Pulse
+from service.timeouts import LONG, DatabaseTimeouts
 from tests.support.each import each
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.stalling import StallingProxy
@@ -28,8 +28,8 @@ pytestmark = [pytest.mark.postgres, pytest.mark.slow]
 
 LEASE_SECONDS = 60.0
 # It is the kernel alone that ends it.
-ENDLESS = Patience()
-Open = Callable[[Patience], Database]
+ENDLESS = DatabaseTimeouts()
+Open = Callable[[DatabaseTimeouts], Database]
 
 
 @pytest.fixture
@@ -45,8 +45,8 @@ def open_database(proxy: StallingProxy, postgres_url: str) -> Iterator[Open]:
     url = make_url(postgres_url).set(host="127.0.0.1", port=proxy.port).render_as_string(hide_password=False)
     with ExitStack() as stack:
 
-        def make(patience: Patience) -> Database:
-            database = Database(url, patience=patience)
+        def make(timeouts: DatabaseTimeouts) -> Database:
+            database = Database(url, timeouts=timeouts)
             stack.callback(database.close)
             return database
 
@@ -59,10 +59,10 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(postgres, "PULSE", Pulse(idle=1, interval=1, count=1))
 
 
-@each("patience", [ENDLESS, LONG, Patience(answer_seconds=5.0)])
-def test_both_ends_are_told_how_long(patience: Patience, open_database: Open) -> None:
+@each("timeouts", [ENDLESS, LONG, DatabaseTimeouts(answer_seconds=5.0)])
+def test_both_ends_are_told_how_long(timeouts: DatabaseTimeouts, open_database: Open) -> None:
     assert PULSE.gone_seconds < LEASE_SECONDS / 4, "a broken connection would cost a lease"
-    with open_database(patience).read() as session:
+    with open_database(timeouts).read() as session:
         driver: Any = session.connection().connection.driver_connection
         with socket.socket(fileno=socket.dup(driver.pgconn.socket)) as own:
             tcp = {
@@ -82,8 +82,8 @@ def test_both_ends_are_told_how_long(patience: Patience, open_database: Open) ->
 
         assert [told(f"tcp_keepalives_{name}") for name in ("idle", "interval", "count")] == ["5", "2", "3"]
         assert told("tcp_user_timeout") == str(1000 * PULSE.gone_seconds)
-        assert told("lock_timeout") == str(round(1000 * patience.lock_seconds))
-        assert told("statement_timeout") == str(round(1000 * (patience.answer_seconds or 0)))
+        assert told("lock_timeout") == str(round(1000 * timeouts.lock_seconds))
+        assert told("statement_timeout") == str(round(1000 * (timeouts.answer_seconds or 0)))
 
 
 @pytest.mark.usefixtures("quick")
@@ -125,7 +125,7 @@ def test_a_listener_that_nothing_can_reach_finds_out(
 ) -> None:
     """By the kernel where nothing is acknowledged; by asking where it is, and the server says nothing."""
     monkeypatch.setattr(postgres, "ASK_SECONDS", 0.1 if silence == "stall" else PATIENCE_SECONDS)
-    monkeypatch.setattr(postgres, "_LISTENER", Patience(answer_seconds=1.5))
+    monkeypatch.setattr(postgres, "_LISTENER", DatabaseTimeouts(answer_seconds=1.5))
     told: queue.Queue[Changed] = queue.Queue()
     with Changes(open_database(LONG)).subscribe(told.put):
         assert told.get(timeout=PATIENCE_SECONDS) is None

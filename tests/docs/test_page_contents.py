@@ -18,7 +18,7 @@ from service.contracts.presets import PRESETS
 from service.contracts.regression import Clause, LastPass, OfAlias, OfJob, RegressionGate
 from service.contracts.runner import MetricLine
 from service.contracts.webhooks import EVENT_TYPES, PING, patterns
-from service.egress import retries
+from service.egress import attempts
 from service.jobs.metric_events import latest_metrics
 from service.jobs.schemas import EventOut
 from service.schedules.schemas import RunState, ScheduleChange, ScheduleCreate
@@ -68,7 +68,7 @@ def test_the_configs_of_the_pages_are_valid(name: str) -> None:
             PreprocessingSpec.model_validate(document)
             continue
         config = parse_config(document)
-        assert name != "weights" or config.mode == "weights_only" or config.has_halfs
+        assert name != "weights" or config.mode == "weights_only" or config.has_float16
 
 
 def test_the_presets_of_weights_are_there() -> None:
@@ -120,7 +120,7 @@ def test_all_of_webhooks_is_named_with_the_bounds_that_hold() -> None:
     for pattern in patterns():
         if pattern.endswith("*"):
             assert f"`{pattern}`" in text, pattern
-    pauses = retries.parse_schedule(settings.webhook_retry_seconds)
+    pauses = attempts.parse_schedule(settings.webhook_retry_seconds)
     assert pauses == (5, 30, 120, 600, 1800, 3600, 3 * 3600, 6 * 3600, 12 * 3600)
     assert len(pauses) + 1 == 10
     assert "ten times in all" in text
@@ -128,4 +128,4 @@ def test_all_of_webhooks_is_named_with_the_bounds_that_hold() -> None:
     assert f"a reconciler's {settings.webhook_slots} for one tenant" in text
     assert (settings.webhook_seconds, settings.webhook_endpoint_slots) == (15, 4)
     assert (settings.webhook_failing_seconds, settings.webhook_retention_seconds) == (86_400, 30 * 86_400)
-    assert (outbox.MOST_BYTES, retries.LONGEST_ASKED_SECONDS) == (20 * 1024, 6 * 3600)
+    assert (outbox.MOST_BYTES, attempts.LONGEST_ASKED_SECONDS) == (20 * 1024, 6 * 3600)

@@ -97,10 +97,12 @@ def looked_at(
         except Exception as error:  # noqa: BLE001 - the checker's errors have no common base
             return Verdict(seed, "not valid", str(error))
     float_ = run(model, network.feeds)
-    halfs = {
+    float16_nodes = {
         value.name for value in emitted.graph.input if value.type.tensor_type.elem_type == onnx.TensorProto.FLOAT16
     }
-    feeds = {name: array.astype(np.float16) if name in halfs else array for name, array in network.feeds.items()}
+    feeds = {
+        name: array.astype(np.float16) if name in float16_nodes else array for name, array in network.feeds.items()
+    }
     if {value.name for value in emitted.graph.input} - _held(emitted) != set(network.feeds):
         return Verdict(seed, "other inputs")
     ways = [run(emitted, feeds, optimized=optimized) for optimized in (True, False)]

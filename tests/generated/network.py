@@ -41,7 +41,7 @@ UNARY: dict[str, list[dict[str, Any]]] = {
 }
 KINDS = (
     *["convolution"] * 6, *["product"] * 4, *["gemm"] * 3, *["unary"] * 7, *["binary"] * 6, *["pool"] * 3, "clip",
-    "pad", "move", "move", "slice", "concat", "split", "reduce", "norm", "resize", "gather", "halfs", "branch",
+    "pad", "move", "move", "slice", "concat", "split", "reduce", "norm", "resize", "gather", "float16", "branch",
     "recurrent", "where", "power", "attention", "transposed", "prelu", "integers",
 )  # fmt: skip
 
@@ -341,7 +341,7 @@ class Network(Parts):
             return
         self.add("Gather", [x, self.constant(picked)], axis=axis)
 
-    def draw_halfs(self, x: str) -> None:
+    def draw_float16(self, x: str) -> None:
         half = self.add("Cast", [x], to=TensorProto.FLOAT16)
         if half is None:
             return

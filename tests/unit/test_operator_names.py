@@ -56,10 +56,10 @@ MAY_NAME = {
 }
 # Three operators and more in one collection, which is no fact of each: by file, why.
 MAY_COLLECT = {
-    "emit/halfs.py": "what reads any type",
+    "emit/float16.py": "what reads any type",
     "equalization/bias_correction.py": "inverses in numpy, by operator",
     "evaluation/class_axis.py": "between which a value is the same but for rounding",
-    "plan/lookups.py": "what may stand between a table of scales and its product",
+    "plan/embeddings.py": "what may stand between a table of scales and its product",
     "plan/rules/functions.py": "by which operator a function written out is found",
     "preparation/passes/folding.py": "the cost of products, by operator",
     "preparation/passes/gelu.py": "operators of a GELU that is written out",

@@ -19,8 +19,8 @@ from tests.worker.workbench import PUBLISHES, QUICK, WAIT, WRITE_PID, Workbench,
 from worker.conclusion import Conclusion
 from worker.faults import storage_fault
 from worker.guard import StopClock
+from worker.quantizer.layerwise.store import Limits, Store
 from worker.quantizer.training.samples import _SampleColumn
-from worker.quantizer.walk.store import Limits, Store
 
 MIB = 1024**2
 # Reports what it meets as the real runner does.

@@ -14,7 +14,7 @@ from service.contracts.preparation import fixed_inputs
 from worker.quantizer.graph.values import node_name
 from worker.quantizer.intake.inspect import open_model
 from worker.quantizer.modes.planning import plan_model, prepare_model
-from worker.quantizer.plan.journal import Journal
+from worker.quantizer.plan.log import PlanLog
 from worker.quantizer.plan.subgraphs import ACTIVATIONS_IN_FLOAT
 from worker.quantizer.plan.types import QuantizationPlan
 from worker.quantizer.preparation.prepare import Prepared
@@ -42,7 +42,7 @@ def inspect_file(path: Path, config: QuantizationConfig, *, threads: int) -> Ins
     uploaded = open_model(path)
     uploaded.judge(threads=threads)
     fixed_inputs(uploaded.summary.inputs, config.preparation)
-    nodes, journal = inspect_nodes(uploaded.model, config)
+    nodes, plan_log = inspect_nodes(uploaded.model, config)
     quantized = sum(node.quantized for node in nodes)
     stored = sum(node.activation_reason is not None for node in nodes)
     within = sum(node.activation_reason_code == ACTIVATIONS_IN_FLOAT.code for node in nodes)
@@ -57,11 +57,11 @@ def inspect_file(path: Path, config: QuantizationConfig, *, threads: int) -> Ins
         node_count=len(nodes),
         quantized_count=quantized,
         nodes=nodes,
-        notes=tuple(journal.notes),
+        notes=tuple(plan_log.notes),
     )
 
 
-def inspect_nodes(model: ir.Model, config: QuantizationConfig) -> tuple[tuple[NodeInspection, ...], Journal]:
+def inspect_nodes(model: ir.Model, config: QuantizationConfig) -> tuple[tuple[NodeInspection, ...], PlanLog]:
     """The nodes of the prepared model by the planner of the config's mode, and what there is to tell of its plan.
 
     Args:
@@ -76,7 +76,7 @@ def inspect_nodes(model: ir.Model, config: QuantizationConfig) -> tuple[tuple[No
     prepared, notes = prepare_model(model, config)
     planned = plan_model(prepared, config)
     replaced = {decision.where: f"{decision.what}: {decision.why}" for decision in planned.edits}
-    return tuple(_nodes(prepared, planned.plan, replaced)), planned.journal.followed_by(*notes)
+    return tuple(_nodes(prepared, planned.plan, replaced)), planned.plan_log.followed_by(*notes)
 
 
 def _nodes(prepared: Prepared, plan: QuantizationPlan, replaced: dict[str, str]) -> Iterator[NodeInspection]:

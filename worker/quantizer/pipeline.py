@@ -33,15 +33,15 @@ from worker.quantizer.fallback.choice import falling_back
 from worker.quantizer.graph.mapped import forget_pages
 from worker.quantizer.graph.outcome import Outcome
 from worker.quantizer.graph.serialized import ModelContent, to_bytes
-from worker.quantizer.graph.shelf import Shelf
 from worker.quantizer.graph.skeleton import copy_of
+from worker.quantizer.graph.spill import SpillFolder
 from worker.quantizer.intake.inspect import inspect_model, open_model
 from worker.quantizer.intake.loading import uploaded_bytes
 from worker.quantizer.modes.devices import check_devices, devices_of
 from worker.quantizer.modes.planning import kept_alike, plan_model, prepare_model
 from worker.quantizer.modes.qoperator import to_qoperator
 from worker.quantizer.modes.registry import MODES
-from worker.quantizer.plan.journal import Journal
+from worker.quantizer.plan.log import PlanLog
 from worker.quantizer.plan.types import QuantizationPlan
 from worker.quantizer.preparation.layout import take_nhwc, turn_inputs
 from worker.quantizer.preparation.prepare import undo_quantization
@@ -215,7 +215,7 @@ def fill(
             ),
             files=ExtraFiles(extra_bytes),
             reached=reached,
-            shelf=Shelf(scratch) if is_heavy(original) else None,
+            spill=SpillFolder(scratch) if is_heavy(original) else None,
             data_file=data_file,
         )
     with stages.stage("sanity"):
@@ -249,13 +249,13 @@ class Quantizing:
         filled: the drafts, and what became of each algorithm.
         case: what is quantized, on which data.
         services: of the run.
-        preface: what the journal of the quantized model begins with.
+        preface: what the plan_log of the quantized model begins with.
     """
 
     filled: Filled
     case: Case
     services: Services
-    preface: Journal
+    preface: PlanLog
     _origin: _Origin
 
     @property
@@ -293,7 +293,7 @@ class Quantizing:
         """
         services = replace(
             Services(run, self.services.threads, checkpoint=self.services.checkpoint.for_others(run)),
-            shelf=self.services.shelf and self.services.shelf.another(),
+            spill=self.services.spill and self.services.spill.another(),
         )
         case = replace(self.case, config=config)
         return _fill(self._origin.reloaded(config), self._origin, case, services).emit()
@@ -323,17 +323,17 @@ class Quantizing:
     def _untouched(self, filled: Filled) -> Quantized:
         """The file as it was given."""
         prepared, undo = filled.draft.prepared, self._origin.undone is not None
-        path, shelf = self._origin.path, self.services.shelf
-        if shelf is not None and path.stat().st_size != self.case.summary.size_bytes:
-            content = self._filed(self._origin.reloaded(self.case.config), shelf)
+        path, spill = self._origin.path, self.services.spill
+        if spill is not None and path.stat().st_size != self.case.summary.size_bytes:
+            content = self._filed(self._origin.reloaded(self.case.config), spill)
         else:
             content = ModelContent.held(uploaded_bytes(path, self.case.summary, undo))
         return Quantized(filled, Emitted(prepared.model), content, self.preface.followed_by())
 
     def _written(self, filled: Filled) -> Quantized:
         services, config = self.services, self.case.config
-        prepared, told = filled.draft.prepared, filled.draft.journal
-        journal = self.preface.followed_by(*told.notes, decisions=told.decisions)
+        prepared, told = filled.draft.prepared, filled.draft.plan_log
+        plan_log = self.preface.followed_by(*told.notes, decisions=told.decisions)
         with services.stages.stage("emit"):
             services.run.progress("emit")
             quantized = filled.draft.form.emit(copy_of(prepared.model), filled.draft.plan)
@@ -343,21 +343,21 @@ class Quantizing:
             quantized.model.metadata_props.update(told_of)
             tidy = config.mode in ("weights_only", "dynamic")  # others keep shapes, which compilers for hardware read
             written = tidied(quantized.model) if tidy else quantized.model
-            if services.shelf is not None and config.format != "qoperator":
+            if services.spill is not None and config.format != "qoperator":
                 if prepared.nhwc_inputs:
                     written = copy_of(written)
                     turn_inputs(written, prepared.nhwc_inputs)
-                return Quantized(filled, quantized, self._filed(written, services.shelf), journal)
+                return Quantized(filled, quantized, self._filed(written, services.spill), plan_log)
             model_bytes = to_bytes(written)
             if config.format == "qoperator":
                 model_bytes, left = to_qoperator(model_bytes, threads=services.threads, metadata=told_of)
-                journal.note(f"QOperator format: {left} QuantizeLinear nodes are left where floats become integers")
+                plan_log.note(f"QOperator format: {left} QuantizeLinear nodes are left where floats become integers")
             model_bytes = take_nhwc(model_bytes, prepared.nhwc_inputs)
-        return Quantized(filled, quantized, ModelContent.held(model_bytes), journal)
+        return Quantized(filled, quantized, ModelContent.held(model_bytes), plan_log)
 
-    def _filed(self, model: ir.Model, shelf: Shelf) -> ModelContent:
-        shelf.graph(model.graph)
-        content = ModelContent.filed(model, shelf, self.services.data_file)
+    def _filed(self, model: ir.Model, spill: SpillFolder) -> ModelContent:
+        spill.graph(model.graph)
+        content = ModelContent.filed(model, spill, self.services.data_file)
         forget_pages(model)
         return content
 
@@ -400,7 +400,7 @@ def _tell_undone(undone: Outcome, done: Quantized) -> None:
     told = undone.step("dequantize")
     done.prepared.steps[:] = [told if step.name == told.name else step for step in done.prepared.steps]
     if undone.applied:
-        done.journal.note("The uploaded model is quantized; 'float' is that model with its quantization undone")
+        done.plan_log.note("The uploaded model is quantized; 'float' is that model with its quantization undone")
 
 
 def _calibration(
@@ -429,18 +429,18 @@ def _fill(original: ir.Model, origin_of: _Origin, case: Case, services: Services
         found = prepared, notes, plan_model(prepared, config)
         prepared, notes, planned = kept_alike(found, partial(origin_of.reloaded, config), case, services)
         run.check()
-    draft = settle_values(Draft(prepared, planned.plan, planned.journal, form=mode.form), case, services)
+    draft = settle_values(Draft(prepared, planned.plan, planned.plan_log, form=mode.form), case, services)
     prepared, plan = draft.prepared, draft.plan
-    plan.shelf = services.shelf
+    plan.spill = services.spill
     if plan.is_empty:
         unselected = config.model_copy(update={"include": (), "exclude": ()})
-        without = mode.form.plan(prepared.graph, unselected, prepared.facts, Journal())
+        without = mode.form.plan(prepared.graph, unselected, prepared.facts, PlanLog())
         cause = nothing_quantized(by_selectors=not without.is_empty)
         run.log(cause, "warning")
-        preface = draft.journal.followed_by(*notes, cause)
-        return Quantizing(Filled([replace(draft, journal=Journal())]), case, services, preface, origin_of)
+        preface = draft.plan_log.followed_by(*notes, cause)
+        return Quantizing(Filled([replace(draft, plan_log=PlanLog())]), case, services, preface, origin_of)
     if config.mode == "static":
         case, told = settle_methods(prepared, plan, case, services)
         notes = [*notes, *told]
     filled = mode.fill(draft, case, services)
-    return Quantizing(filled, case, services, Journal(notes, planned.edits), origin_of)
+    return Quantizing(filled, case, services, PlanLog(notes, planned.edits), origin_of)

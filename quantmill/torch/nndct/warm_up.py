@@ -16,8 +16,8 @@ from service.contracts.specs import NUMBER_TYPES
 from worker.quantizer.numerics.integer import IntegerGrid
 from worker.quantizer.plan.grids import fill_activations
 from worker.quantizer.refine.draft import Draft
-from worker.quantizer.statistics.ranges import find_ranges, range_reducer
-from worker.quantizer.statistics.reducers import Range, RangeReducer
+from worker.quantizer.statistics.observers import Range, RangeObserver
+from worker.quantizer.statistics.ranges import find_ranges, range_observer
 from worker.quantizer.training.twin import Twin
 
 Entries = Sequence[Sequence[float]]
@@ -35,8 +35,8 @@ class WarmUp:
 
     def __init__(self, twin: Twin, draft: Draft, config: QuantizationConfig, samples: int) -> None:
         self._twin, self._config = twin, config
-        self._reducers: dict[str, RangeReducer] = {
-            tensor: range_reducer(spec, samples=samples) for tensor, spec in draft.plan.sources().items()
+        self._reducers: dict[str, RangeObserver] = {
+            tensor: range_observer(spec, samples=samples) for tensor, spec in draft.plan.sources().items()
         }
 
     def see(self, feeds: Mapping[str, Tensor], samples: int, *, threads: int) -> None:
@@ -52,9 +52,9 @@ class WarmUp:
         """
 
         def take(name: str, tensor: Tensor) -> None:
-            reducer = self._reducers.get(name)
-            if reducer is not None and tensor.numel():
-                reducer.update(tensor.detach().float().cpu().numpy(), samples)
+            observer = self._reducers.get(name)
+            if observer is not None and tensor.numel():
+                observer.update(tensor.detach().float().cpu().numpy(), samples)
 
         self._twin.observe(feeds, take)
         ranges = _of_the_first_process(find_ranges(self._reducers, threads=threads))

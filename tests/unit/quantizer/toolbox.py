@@ -22,14 +22,14 @@ from worker.quantizer.graph.serialized import to_bytes
 from worker.quantizer.modes.registry import MODES
 from worker.quantizer.pipeline import Result, quantize
 from worker.quantizer.plan.grids import fill_activations
-from worker.quantizer.plan.journal import Journal
+from worker.quantizer.plan.log import PlanLog
 from worker.quantizer.plan.parameters import Parameters
 from worker.quantizer.plan.targets import edit_graph, move_grids
 from worker.quantizer.plan.types import QuantizationPlan
 from worker.quantizer.preparation.prepare import Prepared, prepare
 from worker.quantizer.run.interface import Run, SilentRun
 from worker.quantizer.statistics.collect import Request, collect
-from worker.quantizer.statistics.ranges import range_reducer
+from worker.quantizer.statistics.ranges import range_observer
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -126,13 +126,13 @@ def config(**settings: Any) -> QuantizationConfig:
 
 
 def plan_for(
-    model: onnx.ModelProto, settings: QuantizationConfig | None = None, journal: Journal | None = None
+    model: onnx.ModelProto, settings: QuantizationConfig | None = None, plan_log: PlanLog | None = None
 ) -> tuple[Prepared, QuantizationPlan]:
     """The prepared model, edited for its target, and its plan."""
-    settings, journal = settings or config(), Journal() if journal is None else journal
+    settings, plan_log = settings or config(), PlanLog() if plan_log is None else plan_log
     prepared, _ = prepare_proto(model, subgraph_weights=settings.subgraphs == "weights")
-    journal.decide(edit_graph(prepared, settings))
-    return prepared, MODES[settings.mode].form.plan(prepared.graph, settings, prepared.facts, journal)
+    plan_log.decide(edit_graph(prepared, settings))
+    return prepared, MODES[settings.mode].form.plan(prepared.graph, settings, prepared.facts, plan_log)
 
 
 def input_infos(model: onnx.ModelProto) -> tuple[TensorInfo, ...]:
@@ -148,20 +148,20 @@ def input_infos(model: onnx.ModelProto) -> tuple[TensorInfo, ...]:
 
 
 def quantize_model(
-    model: onnx.ModelProto, feeds: Arrays, settings: QuantizationConfig | None = None, journal: Journal | None = None
+    model: onnx.ModelProto, feeds: Arrays, settings: QuantizationConfig | None = None, plan_log: PlanLog | None = None
 ) -> tuple[Prepared, QuantizationPlan, onnx.ModelProto]:
     """Prepare, plan, calibrate on ``feeds`` and emit, without files and without evaluation."""
-    settings, journal = settings or config(), Journal() if journal is None else journal
-    prepared, plan = plan_for(model, settings, journal)
+    settings, plan_log = settings or config(), PlanLog() if plan_log is None else plan_log
+    prepared, plan = plan_for(model, settings, plan_log)
     samples = len(next(iter(feeds.values())))
-    reducers = {tensor: range_reducer(spec, samples=samples) for tensor, spec in plan.sources().items()}
-    requests = [Request(tensor, reducer) for tensor, reducer in reducers.items()]
+    observers = {tensor: range_observer(spec, samples=samples) for tensor, spec in plan.sources().items()}
+    requests = [Request(tensor, observer) for tensor, observer in observers.items()]
     infos = input_infos(model)
     if requests:
         collect(prepared.model, requests, ArrayDataset(feeds), infos, limit=None, threads=1, run=SilentRun())
-    fill_activations(prepared.graph, plan, {tensor: reducer.result() for tensor, reducer in reducers.items()})
-    journal.note(*Parameters(prepared.graph, plan).fill())
-    move_grids(prepared.graph, plan, settings, journal)
+    fill_activations(prepared.graph, plan, {tensor: observer.result() for tensor, observer in observers.items()})
+    plan_log.note(*Parameters(prepared.graph, plan).fill())
+    move_grids(prepared.graph, plan, settings, plan_log)
     emitted = emit(ir.from_proto(ir.to_proto(prepared.model)), plan).model
     prepared.restore_interface(emitted)
     return prepared, plan, onnx.load_from_string(to_bytes(emitted))

@@ -16,7 +16,7 @@ from service.comparison import samples
 from service.comparison.pairing import MeanDifference, mean_differences, paired
 from service.comparison.samples import MOST_SAMPLES, Decisions, SamplesUnreadableError, read_samples
 from tests.support.each import each
-from worker.quantizer.evaluation.decisions import Decisions as Written
+from worker.quantizer.evaluation.decisions import OutputDecisions as Written
 from worker.quantizer.evaluation.decisions import packed
 
 CLASSES = st.lists(st.tuples(*[st.integers(0, 9)] * 3), min_size=1, max_size=50)

@@ -182,4 +182,4 @@ def _expected_seconds(stages: Sequence[StageFigures], cost: float) -> float:
 
 def _conflicts(done: Quantized) -> set[tuple[str, str]]:
     """Rules of the target that could not be kept, and where."""
-    return {(decision.rule, decision.where) for decision in done.journal.decisions if decision.conflict}
+    return {(decision.rule, decision.where) for decision in done.plan_log.decisions if decision.conflict}

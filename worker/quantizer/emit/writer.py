@@ -16,9 +16,9 @@ import onnx_ir as ir
 from service.contracts.errors import EngineError, UnsupportedModelError
 from service.contracts.specs import NUMBER_TYPES, has_integer_kernels, is_integer
 from worker.quantizer.emit.apart import TYPED_OPSET, keep_apart, leave_out_zero_points, lengthen_biases
-from worker.quantizer.emit.halfs import turn_beside
+from worker.quantizer.emit.embeddings import Tables
+from worker.quantizer.emit.float16 import turn_beside
 from worker.quantizer.emit.limits import drop_implied_activations, limit_by_operands, limit_integers
-from worker.quantizer.emit.lookups import Tables
 from worker.quantizer.emit.nbits import has_kernel, write_product
 from worker.quantizer.graph.rewriting import opset_of
 from worker.quantizer.graph.values import (
@@ -90,7 +90,7 @@ def emit(model: ir.Model, plan: QuantizationPlan) -> Emitted:
     drop_implied_activations(graph, plan)
     limit_by_operands(graph, writer.names)
     _drop_unread(graph, writer.made)
-    if plan.halfs is not None:
+    if plan.float16_nodes is not None:
         turn_beside(model, plan, writer.made)
     keep_apart(graph, writer.names, plan.kept_apart)
     if (opset_of(model) or 0) >= TYPED_OPSET:
@@ -143,7 +143,7 @@ class _Writer:
     def write_parameters(self) -> None:
         """Let nodes read weights and biases as their grids represent them."""
         tables = Tables(self._graph, self._plan, self.names, blocks=self._opset >= BLOCKS_OPSET)
-        self.made.update(tables.write_lookups())
+        self.made.update(tables.write_embeddings())
         self.write_weights(tables)
         self._write_biases()
 
@@ -166,14 +166,14 @@ class _Writer:
             written = self._products(initializer, (usage.node for usage in readers if usage.idx == 1), parameters)
             readers = [usage for usage in readers if usage.node not in written]
             if not readers:
-                plan.shelve(graph)
+                plan.spill_initializers(graph)
                 continue
             home = common_home(graph, [usage.node for usage in readers])
             few_bits = any(self._meets_few_bits(usage.node) for usage in readers)
             dequantized = self._weight(initializer, parameters.weight(initializer), home, few_bits=few_bits)
             for usage in readers:
                 usage.node.replace_input_with(usage.idx, dequantized)
-            plan.shelve(graph)
+            plan.spill_initializers(graph)
 
     def _write_biases(self) -> None:
         graph, plan = self._graph, self._plan

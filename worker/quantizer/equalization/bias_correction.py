@@ -26,6 +26,7 @@ from worker.quantizer.equalization.correctable_biases import (
 )
 from worker.quantizer.graph.rewriting import other_operand, rank_of
 from worker.quantizer.graph.values import activation_limits, constant, float_attribute, name_of, node_name, users
+from worker.quantizer.layerwise import Feed, Visit, Walk
 from worker.quantizer.numerics.blocks import NotFiniteError
 from worker.quantizer.numerics.integer import IntegerGrid
 from worker.quantizer.ops.linear import LinearNode, UnsupportedLayerError, channel_axis, linear_view, product_view
@@ -36,8 +37,7 @@ from worker.quantizer.refine.draft import Draft
 from worker.quantizer.refine.step import Change, Step, Toolkit
 from worker.quantizer.run.interface import Run
 from worker.quantizer.statistics.collect import Request
-from worker.quantizer.statistics.reducers import ChannelMean
-from worker.quantizer.walk import Feed, Visit, Walk
+from worker.quantizer.statistics.observers import ChannelMean
 
 NO_BIAS = declare("no-bias-to-correct", "there is no bias to correct")
 
@@ -83,9 +83,9 @@ class BiasCorrectionStep(Step[BiasCorrection]):
     def _means(self, draft: Draft) -> dict[tuple[str, int], np.ndarray]:
         found = {}
         for request in draft.statistics[self.method]:
-            mean = request.reducer.result() if isinstance(request.reducer, ChannelMean) else None
-            if mean is not None and isinstance(request.reducer, ChannelMean):
-                found[request.tensor, request.reducer.axis] = mean
+            mean = request.observer.result() if isinstance(request.observer, ChannelMean) else None
+            if mean is not None and isinstance(request.observer, ChannelMean):
+                found[request.tensor, request.observer.axis] = mean
         return found
 
 

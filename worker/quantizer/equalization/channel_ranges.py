@@ -56,7 +56,7 @@ def observed(flow: Flow, requests: list[Request]) -> dict[str, ObservedChannels]
     found = {}
     for request in requests:
         channels = flow.channels.get(request.tensor)
-        result = request.reducer.result() if isinstance(request.reducer, ChannelExtremes) else None
+        result = request.observer.result() if isinstance(request.observer, ChannelExtremes) else None
         if channels is None or result is None or not all(np.isfinite(part).all() for part in result):
             continue
         low, high = (part.astype(np.float64) for part in result)

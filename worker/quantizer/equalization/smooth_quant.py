@@ -72,7 +72,7 @@ class SmoothQuantStep(Step[SmoothQuant | Awq]):
         found = find_sites(draft.graph, draft.plan, draft.prepared.facts.smoothed)
         sites = [site for site in found if self._refusal(site) is None]
         return [
-            Request(site.tensor, reducer) for site in sites for reducer in (ChannelExtremes(), RowSample(rows=_ROWS))
+            Request(site.tensor, observer) for site in sites for observer in (ChannelExtremes(), RowSample(rows=_ROWS))
         ]
 
     def apply(self, draft: Draft, toolkit: Toolkit) -> Change:
@@ -111,10 +111,10 @@ class SmoothQuantStep(Step[SmoothQuant | Awq]):
         seen: dict[str, _ObservedTensor] = {}
         for request in draft.statistics[self.method]:
             known = seen.setdefault(request.tensor, _ObservedTensor())
-            if isinstance(request.reducer, ChannelExtremes):
-                known.extremes = request.reducer.result()
-            elif isinstance(request.reducer, RowSample):
-                known.rows = request.reducer.result(first_sample=toolkit.first_sample)
+            if isinstance(request.observer, ChannelExtremes):
+                known.extremes = request.observer.result()
+            elif isinstance(request.observer, RowSample):
+                known.rows = request.observer.result(first_sample=toolkit.first_sample)
         return seen
 
 

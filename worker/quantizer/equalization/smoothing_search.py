@@ -27,7 +27,7 @@ from worker.quantizer.ops.linear import WeightLayout
 from worker.quantizer.plan.grids import activation_grid, weight_grid
 from worker.quantizer.plan.types import WeightPlan
 from worker.quantizer.statistics.grids import Spec
-from worker.quantizer.statistics.ranges import range_reducer
+from worker.quantizer.statistics.ranges import range_observer
 
 # Channels are treated as if they were not smaller than this part of the largest.
 _SMALLEST_PART = 2.0**-10
@@ -269,9 +269,9 @@ class SmoothingLoss:
             seen = np.array([[low, high]], np.float32)
         else:
             seen = smoothed[:: self._every]
-        reducer = range_reducer(spec, samples=1)
-        reducer.update(seen, 1)
-        return activation_grid(spec, reducer.result())
+        observer = range_observer(spec, samples=1)
+        observer.update(seen, 1)
+        return activation_grid(spec, observer.result())
 
 
 def _maker_noise(maker: ProducingLayer, scale: np.ndarray) -> np.ndarray:

@@ -194,7 +194,7 @@ class _Choice:
             return f"mode {config.mode} puts no Q/DQ pairs on activations"
         if TARGETS[config.target].whole:
             return f"target {config.target} wants the whole network on integers"
-        return "what is left in float would be float16" if config.has_halfs else None
+        return "what is left in float would be float16" if config.has_float16 else None
 
     def _taken_off(self) -> tuple[list[PairPlacement], list[RegionFigures]]:
         draft = self._planned.draft

@@ -52,8 +52,8 @@ def without(draft: Draft, nodes: Collection[str], reason: Reason, case: Case, se
             bias.spec, bias.reason = before.biases[name].spec, before.biases[name].reason
     filled = calibrate(made, case, services, kept=ranges_of(draft, plan, case, services))
     _take_numbers(filled, before)
-    journal = draft.journal.followed_by(*filled.journal.notes)
-    return replace(filled, prepared=made.prepared, journal=journal, changed=tuple(nodes))
+    plan_log = draft.plan_log.followed_by(*filled.plan_log.notes)
+    return replace(filled, prepared=made.prepared, plan_log=plan_log, changed=tuple(nodes))
 
 
 def in_float(draft: Draft) -> Draft:

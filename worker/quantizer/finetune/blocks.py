@@ -10,6 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from worker.quantizer.graph.values import DEFAULT_DOMAINS, is_constant, name_of, node_name, users
+from worker.quantizer.layerwise import is_tunable
 from worker.quantizer.numerics.grids import Grid
 from worker.quantizer.numerics.integer import IntegerGrid
 from worker.quantizer.ops.linear import LINEAR
@@ -17,7 +18,6 @@ from worker.quantizer.ops.record import Family, Reconstruction
 from worker.quantizer.ops.table import named
 from worker.quantizer.plan.parameters import Parameter, Parameters
 from worker.quantizer.plan.types import QuantizationPlan, Role
-from worker.quantizer.walk import is_tunable
 
 NORM_OPERATORS = named(lambda record: record.reconstruction is Reconstruction.NORM)
 ACTIVATIONS = named(lambda record: record.reconstruction is Reconstruction.FOLLOWS)

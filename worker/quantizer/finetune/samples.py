@@ -14,10 +14,10 @@ import onnx_ir as ir
 
 from worker.quantizer.finetune.blocks import Block, BlockSamples, computes_by_rows, rounding_grid
 from worker.quantizer.graph.values import name_of
-from worker.quantizer.walk import Frontier, Part
-from worker.quantizer.walk.feed import real_samples
-from worker.quantizer.walk.models import rests_as_integers
-from worker.quantizer.walk.store import Limits, free_memory_bytes
+from worker.quantizer.layerwise import Frontier, Part
+from worker.quantizer.layerwise.feed import real_samples
+from worker.quantizer.layerwise.models import rests_as_integers
+from worker.quantizer.layerwise.store import Limits, free_memory_bytes
 
 # Share of the free memory that the samples of one layer may take; torch rearranges them, so that they are there twice
 # for a moment.

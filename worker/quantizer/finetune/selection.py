@@ -6,8 +6,8 @@ import numpy as np
 
 from service.contracts.errors import InvalidConfigError
 from worker.quantizer.graph.values import name_of
-from worker.quantizer.walk import Part, Walk
-from worker.quantizer.walk.feed import real_samples
+from worker.quantizer.layerwise import Part, Walk
+from worker.quantizer.layerwise.feed import real_samples
 
 # Samples that the rest of the network is run on for every layer.
 _SAMPLES = 16

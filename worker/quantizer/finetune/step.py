@@ -19,11 +19,11 @@ from worker.quantizer.finetune.results import BlockResult
 from worker.quantizer.finetune.samples import SampleGatherer
 from worker.quantizer.finetune.selection import EndToEnd
 from worker.quantizer.graph.values import node_name
+from worker.quantizer.layerwise import Feed, Limits, Visit, Walk
 from worker.quantizer.numerics.blocks import NotFiniteError
 from worker.quantizer.plan.parameters import Parameters
 from worker.quantizer.refine.draft import Draft
 from worker.quantizer.refine.step import Change, Step, Toolkit
-from worker.quantizer.walk import Feed, Limits, Visit, Walk
 
 NO_LAYER = declare("no-layer-of-type", "there is no quantized layer of type {op_types}")
 NO_INTEGER_WEIGHT = declare("no-integer-weight", "no layer has a weight that can be chosen as a matrix of integers")

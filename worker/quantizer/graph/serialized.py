@@ -17,8 +17,8 @@ from google.protobuf.message import EncodeError, Message
 from service.contracts.errors import UnsupportedModelError
 from worker.quantizer.graph import sizes
 from worker.quantizer.graph.mapped import forget, raw_bytes
-from worker.quantizer.graph.shelf import Shelf
 from worker.quantizer.graph.skeleton import Skeleton, refer, weight_bytes
+from worker.quantizer.graph.spill import SpillFolder
 
 # Of weights, in a file together with the graph.
 MAX_WEIGHT_BYTES = 2_000_000_000
@@ -81,7 +81,7 @@ class ModelContent:
         data_sha256: of the file of external data that belongs to it; None: there is none.
         path: of the ONNX file; None: it is held in memory.
         data: of that file.
-        shelf: that both lie on, until they are moved.
+        spill: that both lie on, until they are moved.
     """
 
     runnable: bytes | ir.Model
@@ -90,7 +90,7 @@ class ModelContent:
     data_sha256: str | None = None
     path: Path | None = None
     data: Path | None = None
-    shelf: Shelf | None = None
+    spill: SpillFolder | None = None
 
     @staticmethod
     def held(data: bytes) -> ModelContent:
@@ -98,28 +98,28 @@ class ModelContent:
         return ModelContent(data, len(data), hashlib.sha256(data).hexdigest())
 
     @staticmethod
-    def filed(model: ir.Model, shelf: Shelf, data_name: str) -> ModelContent:
+    def filed(model: ir.Model, spill: SpillFolder, data_name: str) -> ModelContent:
         """Write a model whose large weights lie in files, one weight after the other, as ``to_bytes`` has it; above
         2 GB its weights go into a second file.
 
         Args:
             model: stays as it is, and is what the runtime is given.
-            shelf: takes both files.
+            spill: takes both files.
             data_name: of the second file.
         """
-        folder = shelf.subfolder()
+        folder = spill.subfolder()
         path, data = folder / "model.onnx", folder / data_name
         skeleton = Skeleton(model, subgraphs=False)
         if len(serialized(skeleton.proto)) + sum(one.nbytes for one in skeleton.weights.values()) <= sizes.FILE_BYTES:
             with path.open("wb") as file:
                 size, sha256 = _write_whole(skeleton, file)
-            return ModelContent(model, size, sha256, path=path, shelf=shelf)
+            return ModelContent(model, size, sha256, path=path, spill=spill)
         with data.open("wb") as file:
             data_size, data_sha256 = _write_data(skeleton, file, data_name)
         graph = serialized(skeleton.proto)
         path.write_bytes(graph)
         sha256 = hashlib.sha256(graph).hexdigest()
-        return ModelContent(model, len(graph) + data_size, sha256, data_sha256, path, data, shelf)
+        return ModelContent(model, len(graph) + data_size, sha256, data_sha256, path, data, spill)
 
     def read(self) -> bytes:
         """The bytes of the ONNX file."""

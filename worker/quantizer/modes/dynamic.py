@@ -17,7 +17,7 @@ from service.contracts.errors import EngineError
 from service.contracts.reason import Reason, declare
 from service.contracts.specs import ActivationSpec, WeightSpec, has_integer_kernels
 from worker.quantizer.emit import BLOCKS_OPSET, PRODUCER, Emitted, restore_weights, write_moved
-from worker.quantizer.emit.lookups import Tables
+from worker.quantizer.emit.embeddings import Tables
 from worker.quantizer.emit.recurrent import write_dynamic_lstm
 from worker.quantizer.graph.facts import NodeFacts
 from worker.quantizer.graph.rewriting import opset_of
@@ -28,7 +28,7 @@ from worker.quantizer.numerics.integer import IntegerGrid
 from worker.quantizer.ops.linear import CONVOLUTIONS, linear_view
 from worker.quantizer.ops.table import named, operator
 from worker.quantizer.ops.weights import recurrent_weights
-from worker.quantizer.plan.journal import Journal
+from worker.quantizer.plan.log import PlanLog
 from worker.quantizer.plan.parameters import Parameters
 from worker.quantizer.plan.types import QuantizationPlan, Role
 
@@ -51,13 +51,13 @@ RECURRENCE_BATCH_FIRST = declare(
 )
 
 
-def plan_dynamic(graph: ir.Graph, config: QuantizationConfig, facts: NodeFacts, journal: Journal) -> QuantizationPlan:
+def plan_dynamic(graph: ir.Graph, config: QuantizationConfig, facts: NodeFacts, plan_log: PlanLog) -> QuantizationPlan:
     """Which MatMul, Gemm and Conv nodes run on integers; weights as the config says, activations uint8."""
     plan = plan_weights(
         graph,
         config,
         facts,
-        journal,
+        plan_log,
         candidates=named(lambda record: record.integer_form is not None),
         why_not=NOT_DYNAMIC(),
         ties=_ties,
@@ -70,7 +70,7 @@ def plan_dynamic(graph: ir.Graph, config: QuantizationConfig, facts: NodeFacts, 
             if entry.role is Role.LOOKUP:
                 used.add(name_of(node.inputs[0]))  # type: ignore[arg-type]
             if entry.role is Role.STORED:
-                used.update(_recurrent(node, plan, journal))
+                used.update(_recurrent(node, plan, plan_log))
             continue
         reason = _not_dynamic(node)
         if reason is not None:
@@ -80,7 +80,7 @@ def plan_dynamic(graph: ir.Graph, config: QuantizationConfig, facts: NodeFacts, 
         planned = plan.weights[name_of(weight)]
         if node.op_type == "Conv" and planned.granularity != PER_TENSOR and not planned.spec.symmetric:
             planned.granularity = PER_TENSOR
-            journal.note(f"{entry.name}: ConvInteger knows one zero point, so its asymmetric weight has one scale")
+            plan_log.note(f"{entry.name}: ConvInteger knows one zero point, so its asymmetric weight has one scale")
     plan.weights = {name: weight for name, weight in plan.weights.items() if name in used}
     return plan
 
@@ -92,7 +92,7 @@ def _recurrence_in_float(node: ir.Node) -> Reason | None:
     return RECURRENCE_BATCH_FIRST() if int_attribute(node, "layout", 0) else None
 
 
-def _recurrent(node: ir.Node, plan: QuantizationPlan, journal: Journal) -> list[str]:
+def _recurrent(node: ir.Node, plan: QuantizationPlan, plan_log: PlanLog) -> list[str]:
     """The planned weights of a recurrent layer, with scales that its kernel takes."""
     names = [name_of(value) for value in recurrent_weights(node) if value is not None]
     for name in names if plan.nodes[node_name(node)].activation_reason is None else ():
@@ -100,7 +100,7 @@ def _recurrent(node: ir.Node, plan: QuantizationPlan, journal: Journal) -> list[
         if planned.granularity != PER_TENSOR and not planned.spec.symmetric:
             planned.granularity = PER_TENSOR
             told = "DynamicQuantizeLSTM knows one zero point, so its asymmetric weight has one scale"
-            journal.note(f"{node_name(node)}: {told}")
+            plan_log.note(f"{node_name(node)}: {told}")
     return names
 
 
@@ -130,10 +130,10 @@ def emit_dynamic(model: ir.Model, plan: QuantizationPlan) -> Emitted:
     quantized: dict[str, tuple[ir.Value, ir.Value, ir.Value]] = {}
     tables = Tables(graph, plan, names, blocks=(opset_of(model) or 0) >= BLOCKS_OPSET)
     linear = [node for node in graph if plan.nodes[node_name(node)].role is Role.LINEAR]
-    tables.write_lookups()
+    tables.write_embeddings()
     for node in linear:
         _replace(graph, node, plan, quantized, names, tables)
-        plan.shelve(graph)
+        plan.spill_initializers(graph)
     for node in list(graph):
         entry = plan.nodes.get(node_name(node))
         if entry is not None and entry.role is Role.STORED and entry.activation_reason is None:

@@ -15,8 +15,8 @@ from service.contracts.specs import WeightSpec
 from worker.quantizer.graph.facts import NodeFacts
 from worker.quantizer.graph.values import DEFAULT_DOMAINS, is_float32, node_name
 from worker.quantizer.ops.linear import LINEAR
-from worker.quantizer.plan.journal import Journal
-from worker.quantizer.plan.lookups import plan_lookups
+from worker.quantizer.plan.embeddings import plan_embeddings
+from worker.quantizer.plan.log import PlanLog
 from worker.quantizer.plan.matching import Matcher
 from worker.quantizer.plan.recurrent import plan_recurrent
 from worker.quantizer.plan.selection import Selection
@@ -29,7 +29,7 @@ def plan_weights(
     graph: ir.Graph,
     config: QuantizationConfig,
     facts: NodeFacts,
-    journal: Journal,
+    plan_log: PlanLog,
     *,
     candidates: Collection[str] = LINEAR,
     why_not: Reason,
@@ -42,10 +42,10 @@ def plan_weights(
         graph: prepared main graph.
         config: resolved config.
         facts: of its nodes.
-        journal: takes notes.
+        plan_log: takes notes.
         candidates: operators whose weights are quantized.
         why_not: the reason given for all other operators.
-        ties: see ``plan_lookups``.
+        ties: see ``plan_embeddings``.
         why_float: see ``plan_recurrent``.
 
     Returns:
@@ -57,12 +57,12 @@ def plan_weights(
         reason = _reason(node, selection, candidates, why_not)
         plan.nodes[node_name(node)] = NodePlan(node_name(node), node.op_type, None if reason else Role.LINEAR, reason)
         if reason is None:
-            plan_weight(node, plan, selection, journal)
+            plan_weight(node, plan, selection, plan_log)
     leave_subgraphs(graph, plan)
-    plan_recurrent(graph, plan, selection, journal, why_float=why_float)
-    plan_lookups(graph, plan, selection, journal, ties=ties)
+    plan_recurrent(graph, plan, selection, plan_log, why_float=why_float)
+    plan_embeddings(graph, plan, selection, plan_log, ties=ties)
     if config.subgraphs == "weights":
-        plan_subgraph_weights(graph, plan, selection, journal)
+        plan_subgraph_weights(graph, plan, selection, plan_log)
     return plan
 
 

@@ -16,7 +16,7 @@ from worker.quantizer.graph.provenance import fates, outline
 from worker.quantizer.graph.skeleton import copy_of
 from worker.quantizer.intake.soundness import check_channels
 from worker.quantizer.modes.registry import MODES, lowest_opset, wanted_opset
-from worker.quantizer.plan.journal import Journal
+from worker.quantizer.plan.log import PlanLog
 from worker.quantizer.plan.matching import Matcher
 from worker.quantizer.plan.selection import check_selectors
 from worker.quantizer.plan.targets import edit_graph, edits_graph
@@ -33,13 +33,13 @@ class Planned:
 
     Attributes:
         plan: for the prepared model as it is now.
-        journal: what there is to tell of it.
+        plan_log: what there is to tell of it.
         edits: operators that the target has replaced.
         unedited: the prepared model as it was before, if the target replaces any.
     """
 
     plan: QuantizationPlan
-    journal: Journal
+    plan_log: PlanLog
     edits: list[Decision]
     unedited: ir.Model
 
@@ -87,9 +87,9 @@ def prepare_model(
 def plan_model(prepared: Prepared, config: QuantizationConfig) -> Planned:
     """Replace what the target replaces in ``prepared``, which is changed in place, and plan by the config's mode."""
     unedited = copy_of(prepared.model) if edits_graph(config) else prepared.model
-    edits, journal = edit_graph(prepared, config), Journal()
-    plan = MODES[config.mode].form.plan(prepared.graph, config, prepared.facts, journal)
-    return Planned(plan, journal, edits, unedited)
+    edits, plan_log = edit_graph(prepared, config), PlanLog()
+    plan = MODES[config.mode].form.plan(prepared.graph, config, prepared.facts, plan_log)
+    return Planned(plan, plan_log, edits, unedited)
 
 
 Found = tuple[Prepared, list[str], Planned]

@@ -14,10 +14,10 @@ from service.contracts.specs import NUMBER_TYPES, WeightSpec, is_integer
 from worker.quantizer.emit import BLOCKS_OPSET, emit
 from worker.quantizer.graph.facts import NodeFacts
 from worker.quantizer.modes.dynamic import AT_RUN_TIME, emit_dynamic, plan_dynamic
-from worker.quantizer.modes.halfs import emit_float16, fill_float16, plan_float16, with_halfs
+from worker.quantizer.modes.float16 import emit_float16, fill_float16, plan_float16, with_float16
 from worker.quantizer.modes.parameters_only import plan_weights
 from worker.quantizer.modes.steps import step_of
-from worker.quantizer.plan.journal import Journal
+from worker.quantizer.plan.log import PlanLog
 from worker.quantizer.plan.parameters import Parameters
 from worker.quantizer.plan.types import QuantizationPlan
 from worker.quantizer.preparation.prepare import LOWEST_OPSET
@@ -59,13 +59,13 @@ def _fill_with_data(draft: Draft, case: Case, services: Services) -> Filled:
     toolkit = Toolkit(case, services, samples if judged else 0, step_of)
     drafts, outcomes = refine(calibrated, steps, toolkit, Judge(case, services, samples))
     filled = Filled(drafts, outcomes)
-    return with_halfs(filled, case, services) if config.has_halfs else filled
+    return with_float16(filled, case, services) if config.has_float16 else filled
 
 
 def _plan_weights_only(
-    graph: ir.Graph, config: QuantizationConfig, facts: NodeFacts, journal: Journal
+    graph: ir.Graph, config: QuantizationConfig, facts: NodeFacts, plan_log: PlanLog
 ) -> QuantizationPlan:
-    return plan_weights(graph, config, facts, journal, why_not=NOT_LINEAR())
+    return plan_weights(graph, config, facts, plan_log, why_not=NOT_LINEAR())
 
 
 def _fill_weights(draft: Draft, case: Case, services: Services) -> Filled:
@@ -74,11 +74,11 @@ def _fill_weights(draft: Draft, case: Case, services: Services) -> Filled:
         return _fill_with_data(draft, case, services)
     with services.stages.stage("parameters"):
         services.run.progress("parameters")
-        draft.journal.note(*Parameters(draft.graph, draft.plan).fill(threads=services.threads))
+        draft.plan_log.note(*Parameters(draft.graph, draft.plan).fill(threads=services.threads))
     return Filled([draft])
 
 
-def _fill_halfs(draft: Draft, case: Case, services: Services) -> Filled:
+def _fill_float16(draft: Draft, case: Case, services: Services) -> Filled:
     """A conversion has no grids to find, but nodes to leave out."""
     return Filled([fill_float16(draft, case, services)])
 
@@ -87,15 +87,15 @@ MODES: dict[Mode, ModeRules] = {
     "static": ModeRules(STATIC, _fill_with_data),
     "weights_only": ModeRules(Form(_plan_weights_only, emit), _fill_weights),
     "dynamic": ModeRules(Form(plan_dynamic, emit_dynamic, AT_RUN_TIME), _fill_weights),
-    "float16": ModeRules(Form(plan_float16, emit_float16), _fill_halfs),
+    "float16": ModeRules(Form(plan_float16, emit_float16), _fill_float16),
 }
 
 
 def wanted_opset(config: QuantizationConfig) -> int:
     """The opset from which on every type of the config has standard operators."""
     opsets = (NUMBER_TYPES[dtype].opset for dtype in _dtypes(config))
-    halfs = _HALF_PAIRS_OPSET if config.has_halfs else 0
-    return max(_PLAIN_OPSET, *opsets, BLOCKS_OPSET if _has_blocks(config) else 0, halfs)
+    float16_nodes = _HALF_PAIRS_OPSET if config.has_float16 else 0
+    return max(_PLAIN_OPSET, *opsets, BLOCKS_OPSET if _has_blocks(config) else 0, float16_nodes)
 
 
 def lowest_opset(config: QuantizationConfig) -> int:

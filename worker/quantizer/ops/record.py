@@ -57,7 +57,7 @@ class Float16(Enum):
 
 
 class Reconstruction(Enum):
-    """What a unit of AdaRound or AdaQuant does with the operator (see ``finetune/reconstruction``)."""
+    """What a unit of AdaRound or AdaQuant does with the operator (see ``finetune/blocks.py``)."""
 
     WEIGHT = "its weight is rounded anew"
     NORM = "its scales are learned"

@@ -49,9 +49,9 @@ from worker.quantizer.numerics.blocks import BLOCK_FORMATS
 from worker.quantizer.numerics.granularity import PER_TENSOR
 from worker.quantizer.plan.between import keep_only_between_quantized, read_by_quantized
 from worker.quantizer.plan.candidates import candidate, may_return_float
-from worker.quantizer.plan.journal import Journal
+from worker.quantizer.plan.embeddings import plan_embeddings
 from worker.quantizer.plan.limits import belongs_before
-from worker.quantizer.plan.lookups import plan_lookups
+from worker.quantizer.plan.log import PlanLog
 from worker.quantizer.plan.matching import Matcher
 from worker.quantizer.plan.profile import RuleContext, Stage, Target
 from worker.quantizer.plan.recurrent import plan_recurrent, recurrence_in_float
@@ -79,7 +79,7 @@ INPUT_READ_ELSEWHERE = declare(
 
 
 def build_plan(
-    graph: ir.Graph, config: QuantizationConfig, facts: NodeFacts, journal: Journal | None = None
+    graph: ir.Graph, config: QuantizationConfig, facts: NodeFacts, plan_log: PlanLog | None = None
 ) -> QuantizationPlan:
     """The plan for a prepared graph, without ranges and integers.
 
@@ -87,12 +87,12 @@ def build_plan(
         graph: prepared main graph, edited for the target.
         config: resolved config.
         facts: of its nodes.
-        journal: takes what the reader of the report should know; None: nobody reads it.
+        plan_log: takes what the reader of the report should know; None: nobody reads it.
 
     Returns:
         A plan with a NodePlan for every node, sub-graph nodes included.
     """
-    journal = Journal() if journal is None else journal
+    plan_log = PlanLog() if plan_log is None else plan_log
     target = TARGETS[config.target]
     selection = Selection(config, Matcher(graph, facts.op_types))
     plan = QuantizationPlan(integer_limits=target.integer_limits)
@@ -100,7 +100,7 @@ def build_plan(
         role, reason = candidate(node, target, selection, facts)
         plan.nodes[node_name(node)] = NodePlan(node_name(node), node.op_type, role, reason)
     leave_subgraphs(graph, plan)
-    context = RuleContext(graph, plan, config, journal)
+    context = RuleContext(graph, plan, config, plan_log)
     target.run(Stage.NODES, context)
     _fuse_activations(graph, plan, target, selection, facts)
     movers = {
@@ -110,15 +110,15 @@ def build_plan(
     }
     if not target.whole:
         keep_only_between_quantized(graph, plan)
-    _plan_tensors(graph, plan, selection, movers, target, journal)
+    _plan_tensors(graph, plan, selection, movers, target, plan_log)
     _widen(plan, facts)
     if not target.whole:  # which run all of a layer on integers or none of it
-        plan_recurrent(graph, plan, selection, journal, why_float=recurrence_in_float(target.name))
+        plan_recurrent(graph, plan, selection, plan_log, why_float=recurrence_in_float(target.name))
     target.run(Stage.SPECS, context)
     if not target.whole:  # which want the same type everywhere, and take floats where a host looks rows up
-        plan_lookups(graph, plan, selection, journal)
+        plan_embeddings(graph, plan, selection, plan_log)
     if config.subgraphs == "weights":  # runs in float wherever it runs, so that the target's rules do not concern it
-        plan_subgraph_weights(graph, plan, selection, journal)
+        plan_subgraph_weights(graph, plan, selection, plan_log)
     return plan
 
 
@@ -171,7 +171,7 @@ def _plan_tensors(
     selection: Selection,
     movers: set[str],
     target: Target,
-    journal: Journal,
+    plan_log: PlanLog,
 ) -> None:
     source: dict[str, str] = {}
     specs: dict[str, ActivationSpec] = {}
@@ -203,8 +203,8 @@ def _plan_tensors(
                 source[name_of(result)] = name_of(result)
                 specs[name_of(result)] = selection.activation(node)
         if entry.role is Role.LINEAR:
-            plan_parameters(node, plan, selection, journal)
-    specs |= _wanted_by_readers(graph, plan, selection, source, journal)
+            plan_parameters(node, plan, selection, plan_log)
+    specs |= _wanted_by_readers(graph, plan, selection, source, plan_log)
     for tensor, root in source.items():
         plan.activations[tensor] = ActivationPlan(tensor, root, specs[root])
 
@@ -221,7 +221,7 @@ def _gives_float(role: Role, target: Target) -> bool:
 
 
 def _wanted_by_readers(
-    graph: ir.Graph, plan: QuantizationPlan, selection: Selection, source: Mapping[str, str], journal: Journal
+    graph: ir.Graph, plan: QuantizationPlan, selection: Selection, source: Mapping[str, str], plan_log: PlanLog
 ) -> dict[str, ActivationSpec]:
     """Specs by source tensor that nodes ask for in what they read; the first reader's counts."""
     wanted: dict[str, ActivationSpec] = {}
@@ -234,7 +234,7 @@ def _wanted_by_readers(
             root = source[name_of(value)]
             if wanted.setdefault(root, spec) != spec:
                 told = f"not the input_activation of {entry.name!r} counts"
-                journal.note(f"tensor {name_of(value)!r} is read by others too: {told}")
+                plan_log.note(f"tensor {name_of(value)!r} is read by others too: {told}")
     return wanted
 
 

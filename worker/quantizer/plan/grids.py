@@ -18,7 +18,7 @@ from worker.quantizer.numerics.integer import IntegerGrid, grid_for_range, integ
 from worker.quantizer.numerics.minifloat import FLOATS, FloatGrid
 from worker.quantizer.ops.linear import summed_axis
 from worker.quantizer.plan.types import QuantizationPlan, Role, WeightPlan
-from worker.quantizer.statistics.reducers import Range
+from worker.quantizer.statistics.observers import Range
 from worker.quantizer.statistics.weights import weight_range
 
 # A quarter of the int32 range: the accumulator adds the products of weights and activations on top of the bias.

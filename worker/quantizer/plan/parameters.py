@@ -123,7 +123,7 @@ class Parameters:
         for weight in plan.weights.values():
             if isinstance(weight.quantization, IntegerGrid):
                 integers = weight.quantization.quantize(self._array(weight.initializer))
-                weight.integers = plan.shelved(integers)
+                weight.integers = plan.spilled(integers)
                 forget(self._graph.initializers[weight.initializer].const_value)
         for name in plan.biases:
             self.fill_bias(name)
@@ -162,13 +162,13 @@ class Parameters:
                 self.put_integers(node, index, grid.quantize(array), grid)
                 return
             entry.quantization = grid
-        self.plan.moved[name] = self.plan.shelved(array)
+        self.plan.moved[name] = self.plan.spilled(array)
 
     def put_integers(self, node: ir.Node, index: int, integers: np.ndarray, grid: IntegerGrid) -> None:
         """Store a weight as these integers on this grid; biases that hang on the grid keep their values."""
         entry = self.plan.weights[name_of(node.inputs[index])]  # type: ignore[arg-type]
         with self._kept_biases(weights=() if grid is entry.quantization else (entry.initializer,)):
-            entry.integers, entry.quantization = self.plan.shelved(integers), grid
+            entry.integers, entry.quantization = self.plan.spilled(integers), grid
 
     def move(
         self,
@@ -190,7 +190,7 @@ class Parameters:
                 activation.quantization = sources.get(activation.source, activation.quantization)
             for name, grid in weights.items():
                 entry, values = self.plan.weights[name], self.weight(name).unrounded
-                entry.quantization, entry.integers = grid, self.plan.shelved(grid.quantize(values))
+                entry.quantization, entry.integers = grid, self.plan.spilled(grid.quantize(values))
         for name, grid in (biases or {}).items():
             bias, values = self.plan.biases[name], self._bias(name).unrounded
             bias.quantization, bias.integers = grid, grid.quantize(values.reshape(-1))

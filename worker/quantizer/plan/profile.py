@@ -13,7 +13,7 @@ from service.contracts.config import QuantizationConfig
 from service.contracts.reason import Reason, declare
 from service.contracts.targets import target_options
 from worker.quantizer.ops.table import operator
-from worker.quantizer.plan.journal import Journal
+from worker.quantizer.plan.log import PlanLog
 from worker.quantizer.plan.selection import Selection
 from worker.quantizer.plan.types import Decision, QuantizationPlan, Role
 
@@ -45,7 +45,7 @@ class RuleContext:
         graph: prepared main graph; only rules of stage GRAPH change it.
         plan: changed in place by rules of the other stages.
         config: resolved config.
-        journal: takes notes.
+        plan_log: takes notes.
         selection: what the user excluded, for rules of stage GRAPH, which run before any node has a role.
         simulated: takes the names of nodes that a rule of stage GRAPH puts in and that compute something inside the
             node before them.
@@ -54,7 +54,7 @@ class RuleContext:
     graph: ir.Graph
     plan: QuantizationPlan
     config: QuantizationConfig
-    journal: Journal
+    plan_log: PlanLog
     selection: Selection | None = None
     simulated: set[str] = field(default_factory=set)
 
@@ -128,12 +128,12 @@ class Target:
         return tuple(rule for rule in self.rules if rule.stage is stage)
 
     def run(self, stage: Stage, context: RuleContext) -> list[Decision]:
-        """Run the rules of ``stage`` that the config has on; the decisions are also written into the journal."""
+        """Run the rules of ``stage`` that the config has on; the decisions are also written into the plan_log."""
         made = [
             decision
             for rule in self.rules_of(stage)
             if any(context.options[name] for name in rule.names)
             for decision in rule.apply(context)
         ]
-        context.journal.decide(made)
+        context.plan_log.decide(made)
         return made

@@ -15,7 +15,7 @@ from worker.quantizer.graph.values import constant, is_float32, name_of, node_na
 from worker.quantizer.numerics.blocks import BLOCK_FORMATS
 from worker.quantizer.numerics.granularity import PER_TENSOR, Granularity, PerAxis, PerBlock
 from worker.quantizer.ops.weights import is_recurrent, recurrent_weights
-from worker.quantizer.plan.journal import Journal
+from worker.quantizer.plan.log import PlanLog
 from worker.quantizer.plan.selection import Selection
 from worker.quantizer.plan.types import QuantizationPlan, Role
 from worker.quantizer.plan.weights import OPERANDS_NOT_FLOAT32, enter_weight, unusable_weight
@@ -33,7 +33,7 @@ def plan_recurrent(
     graph: ir.Graph,
     plan: QuantizationPlan,
     selection: Selection,
-    journal: Journal,
+    plan_log: PlanLog,
     *,
     why_float: Callable[[ir.Node], Reason | None] = lambda node: None,
 ) -> None:
@@ -43,7 +43,7 @@ def plan_recurrent(
         graph: prepared main graph.
         plan: with an entry for every node; changed in place.
         selection: the user's word.
-        journal: takes notes.
+        plan_log: takes notes.
         why_float: why the recurrence of a node computes in float although its weights are quantized; None: it does
             not, or the mode concerns weights alone.
     """
@@ -54,15 +54,15 @@ def plan_recurrent(
         entry.reason = selection.reason(node) or _reason(node)
         if entry.reason is None:
             entry.role, entry.activation_reason = Role.STORED, why_float(node)
-            enter_recurrent(node, plan, selection, journal)
+            enter_recurrent(node, plan, selection, plan_log)
 
 
-def enter_recurrent(node: ir.Node, plan: QuantizationPlan, selection: Selection, journal: Journal) -> None:
+def enter_recurrent(node: ir.Node, plan: QuantizationPlan, selection: Selection, plan_log: PlanLog) -> None:
     """Enter the constant W and R of a recurrent layer into the plan."""
     spec = selection.weight(node)
     for value in recurrent_weights(node):
         if value is not None:
-            enter_weight(name_of(value), node, spec, recurrent_granularity(value, spec), plan, journal)
+            enter_weight(name_of(value), node, spec, recurrent_granularity(value, spec), plan, plan_log)
 
 
 def recurrence_in_float(target: str) -> Callable[[ir.Node], Reason]:

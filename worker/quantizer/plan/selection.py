@@ -73,7 +73,7 @@ class Selection:
         found = (o.bias for o in self._config.overrides if o.bias and self._matcher.matches(o.match, node))
         spec = next(found, self._config.bias)
         # Scales of integer biases are products of two, which float16 does not hold.
-        return BiasSpec(dtype="float32") if self._config.has_halfs and is_integer(spec.dtype) else spec
+        return BiasSpec(dtype="float32") if self._config.has_float16 and is_integer(spec.dtype) else spec
 
 
 _Nodes = Iterable[tuple[str | None, str]]

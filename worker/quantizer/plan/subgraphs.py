@@ -19,7 +19,7 @@ from worker.quantizer.graph.values import (
 )
 from worker.quantizer.ops.linear import is_linear
 from worker.quantizer.ops.weights import is_recurrent, recurrent_weights
-from worker.quantizer.plan.journal import Journal
+from worker.quantizer.plan.log import PlanLog
 from worker.quantizer.plan.recurrent import enter_recurrent
 from worker.quantizer.plan.selection import Selection
 from worker.quantizer.plan.types import NodePlan, QuantizationPlan, Role
@@ -44,14 +44,14 @@ def leave_subgraphs(graph: ir.Graph, plan: QuantizationPlan) -> None:
         plan.nodes.setdefault(node_name(node), NodePlan(node_name(node), node.op_type, None, IN_FLOAT()))
 
 
-def plan_subgraph_weights(graph: ir.Graph, plan: QuantizationPlan, selection: Selection, journal: Journal) -> None:
+def plan_subgraph_weights(graph: ir.Graph, plan: QuantizationPlan, selection: Selection, plan_log: PlanLog) -> None:
     """Quantize the weights that linear and recurrent nodes of sub-graphs read from the main graph.
 
     Args:
         graph: prepared main graph, to which the weights of sub-graphs were moved.
         plan: with the main graph planned, whose spec counts for a weight that both read; changed in place.
         selection: the user's word.
-        journal: takes notes.
+        plan_log: takes notes.
     """
     for node in subgraph_nodes(graph):
         entry = plan.nodes[node_name(node)]
@@ -63,7 +63,7 @@ def plan_subgraph_weights(graph: ir.Graph, plan: QuantizationPlan, selection: Se
         refused = (_not_a_weight(weight, graph) for weight in weights)
         entry.reason = selection.reason(node) or next(filter(None, refused), None)
         if entry.reason is None:
-            (enter_recurrent if recurrent else plan_weight)(node, plan, selection, journal)
+            (enter_recurrent if recurrent else plan_weight)(node, plan, selection, plan_log)
             entry.role, entry.activation_reason = Role.STORED, ACTIVATIONS_IN_FLOAT()
 
 

@@ -12,12 +12,12 @@ import onnx_ir as ir
 
 from service.contracts.reason import Reason
 from service.contracts.specs import HALF_DTYPES, ActivationSpec, BiasSpec, WeightSpec, needs_calibration
-from worker.quantizer.graph.shelf import Shelf
+from worker.quantizer.graph.spill import SpillFolder
 from worker.quantizer.graph.values import node_name, users
 from worker.quantizer.numerics.granularity import PER_TENSOR, Granularity
 from worker.quantizer.numerics.grids import Grid
 from worker.quantizer.numerics.integer import IntegerGrid
-from worker.quantizer.statistics.reducers import Range
+from worker.quantizer.statistics.observers import Range
 
 
 class Role(Enum):
@@ -130,13 +130,13 @@ class QuantizationPlan:
 
     With ``integer_limits`` a limit per channel is kept to on integers where their type has 8 bits. ``moved`` are
     float32 arrays that stand in for initializers that have no integers of their own. ``silent`` says, by weight, which
-    output channels are 0 on all calibration data, bool [out]; weights that were not looked at are not in it. ``halfs``
-    names the nodes that compute in float16 where they compute on no integers, with their Q/DQ pairs; None: all compute
-    in float32. With ``half_interface`` inputs and outputs of the model are float16 then as well. ``shelf`` takes arrays
-    that are too large to be held; None: all are held. ``spans`` holds, by tensor whose range counts, the range of each
-    of its channels on the calibration data, float64 [channels]. ``kept_apart`` names tensors that onnxruntime must not
-    make by integers, as it would make something else. What the value of a parameter is, and how it is changed: see
-    ``worker.quantizer.plan.parameters``.
+    output channels are 0 on all calibration data, bool [out]; weights that were not looked at are not in it.
+    ``float16_nodes`` names the nodes that compute in float16 where they compute on no integers, with their Q/DQ pairs;
+    None: all compute in float32. With ``half_interface`` inputs and outputs of the model are float16 then as well.
+    ``spill`` takes arrays that are too large to be held; None: all are held. ``spans`` holds, by tensor whose range
+    counts, the range of each of its channels on the calibration data, float64 [channels]. ``kept_apart`` names tensors
+    that onnxruntime must not make by integers, as it would make something else. What the value of a parameter is, and
+    how it is changed: see ``worker.quantizer.plan.parameters``.
     """
 
     nodes: dict[str, NodePlan] = field(default_factory=dict)
@@ -148,10 +148,10 @@ class QuantizationPlan:
     moved: dict[str, np.ndarray] = field(default_factory=dict)
     silent: dict[str, np.ndarray] = field(default_factory=dict)
     spans: dict[str, np.ndarray] = field(default_factory=dict)
-    halfs: frozenset[str] | None = None
+    float16_nodes: frozenset[str] | None = None
     half_interface: bool = False
     kept_apart: frozenset[str] = frozenset()
-    shelf: Shelf | None = None
+    spill: SpillFolder | None = None
 
     @property
     def is_empty(self) -> bool:
@@ -173,20 +173,20 @@ class QuantizationPlan:
             moved=dict(self.moved),
             silent=dict(self.silent),
             spans=dict(self.spans),
-            halfs=self.halfs,
+            float16_nodes=self.float16_nodes,
             half_interface=self.half_interface,
             kept_apart=self.kept_apart,
-            shelf=self.shelf,
+            spill=self.spill,
         )
 
-    def shelved(self, array: np.ndarray) -> np.ndarray:
-        """The array, or what stands for it on the shelf."""
-        return array if self.shelf is None else self.shelf.array(array)
+    def spilled(self, array: np.ndarray) -> np.ndarray:
+        """The array, or what stands for it there."""
+        return array if self.spill is None else self.spill.array(array)
 
-    def shelve(self, graph: ir.Graph) -> None:
-        """Put large initializers of a graph that is written on the shelf, if there is one."""
-        if self.shelf is not None:
-            self.shelf.graph(graph)
+    def spill_initializers(self, graph: ir.Graph) -> None:
+        """Put large initializers of a graph that is written there, if there is one."""
+        if self.spill is not None:
+            self.spill.graph(graph)
 
     def role_of(self, node: ir.Node) -> Role | None:
         """That of a node; None where it stays in float, or the plan does not know it."""

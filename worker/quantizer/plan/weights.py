@@ -19,7 +19,7 @@ from worker.quantizer.graph.values import constant, is_constant, is_float32, nam
 from worker.quantizer.numerics.blocks import BLOCK_FORMATS
 from worker.quantizer.numerics.granularity import PER_TENSOR, Granularity, PerAxis, PerBlock
 from worker.quantizer.ops.linear import MATRIX_PRODUCTS, bias_of, linear_view
-from worker.quantizer.plan.journal import Journal
+from worker.quantizer.plan.log import PlanLog
 from worker.quantizer.plan.selection import Selection
 from worker.quantizer.plan.types import BiasPlan, QuantizationPlan, WeightPlan
 
@@ -61,32 +61,32 @@ def is_finite(value: ir.Value | None) -> bool:
     return array is not None and array.size > 0 and bool(np.isfinite(array).all())
 
 
-def plan_weight(node: ir.Node, plan: QuantizationPlan, selection: Selection, journal: Journal) -> None:
+def plan_weight(node: ir.Node, plan: QuantizationPlan, selection: Selection, plan_log: PlanLog) -> None:
     """Enter the constant weight of ``node`` into the plan."""
     if node.inputs[1] is None:
         return
     spec = selection.weight(node)
-    enter_weight(name_of(node.inputs[1]), node, spec, granularity_of(node, spec, journal), plan, journal)
+    enter_weight(name_of(node.inputs[1]), node, spec, granularity_of(node, spec, plan_log), plan, plan_log)
 
 
 def enter_weight(
-    name: str, node: ir.Node, spec: WeightSpec, granularity: Granularity, plan: QuantizationPlan, journal: Journal
+    name: str, node: ir.Node, spec: WeightSpec, granularity: Granularity, plan: QuantizationPlan, plan_log: PlanLog
 ) -> None:
     """Enter initializer ``name``, which ``node`` reads as a weight, into the plan; its first reader's spec counts."""
     known = plan.weights.setdefault(name, WeightPlan(name, node_name(node), spec, granularity))
     if known.spec != spec:
-        journal.note(f"weight {name!r} is shared: the spec of node {known.node!r} counts, not {node_name(node)!r}")
+        plan_log.note(f"weight {name!r} is shared: the spec of node {known.node!r} counts, not {node_name(node)!r}")
     elif known.granularity != granularity and not is_block(spec.dtype):
         known.granularity = PER_TENSOR
-        journal.note(f"weight {name!r} is read along different axes: one scale for the whole tensor")
+        plan_log.note(f"weight {name!r} is read along different axes: one scale for the whole tensor")
 
 
-def plan_parameters(node: ir.Node, plan: QuantizationPlan, selection: Selection, journal: Journal) -> None:
+def plan_parameters(node: ir.Node, plan: QuantizationPlan, selection: Selection, plan_log: PlanLog) -> None:
     """Enter the weight of ``node``, if it is constant, and its bias into the plan."""
     weight = node.inputs[1]
     if weight is None or not is_constant(weight):
         return
-    plan_weight(node, plan, selection, journal)
+    plan_weight(node, plan, selection, plan_log)
     added = bias_of(node)
     if added is not None:
         bias = BiasPlan(node_name(node), name_of(added), selection.bias(node))
@@ -94,13 +94,13 @@ def plan_parameters(node: ir.Node, plan: QuantizationPlan, selection: Selection,
         plan.biases[node_name(node)] = bias
 
 
-def granularity_of(node: ir.Node, spec: WeightSpec, journal: Journal) -> Granularity:
+def granularity_of(node: ir.Node, spec: WeightSpec, plan_log: PlanLog) -> Granularity:
     """Which elements of the node's weight share a scale or an exponent.
 
     Args:
         node: that sums over products with the weight.
         spec: as asked for.
-        journal: takes what the node cannot have.
+        plan_log: takes what the node cannot have.
     """
     if is_block(spec.dtype):
         return BLOCK_FORMATS[spec.dtype].granularity(input_axis(node))
@@ -112,7 +112,7 @@ def granularity_of(node: ir.Node, spec: WeightSpec, journal: Journal) -> Granula
     if spec.granularity == "per_block":
         if node.op_type in MATRIX_PRODUCTS:
             return PerBlock(input_axis(node), spec.block_size)
-        journal.note(f"{node_name(node)}: {node.op_type} has no blocks along its inputs; one scale per channel")
+        plan_log.note(f"{node_name(node)}: {node.op_type} has no blocks along its inputs; one scale per channel")
     axis = weight_axis(node)
     return PER_TENSOR if axis is None else PerAxis(axis)
 

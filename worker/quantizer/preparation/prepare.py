@@ -25,7 +25,7 @@ from worker.quantizer.graph.outcome import Outcome, PreparationPass
 from worker.quantizer.graph.rewriting import opset_of
 from worker.quantizer.graph.values import node_name
 from worker.quantizer.preparation.affine import fold_affine
-from worker.quantizer.preparation.halfs import float16_to_float32
+from worker.quantizer.preparation.float16 import float16_to_float32
 from worker.quantizer.preparation.layout import announce, four_dimensional_inputs
 from worker.quantizer.preparation.passes.constants import (
     fold_constants,

@@ -17,9 +17,9 @@ from worker.quantizer.refine.inputs import settle_inputs
 from worker.quantizer.refine.methods import settle_methods
 from worker.quantizer.run.services import Services
 from worker.quantizer.statistics.collect import Request
+from worker.quantizer.statistics.observers import Range
 from worker.quantizer.statistics.overflow import check_finite
-from worker.quantizer.statistics.ranges import find_ranges, range_reducer
-from worker.quantizer.statistics.reducers import Range
+from worker.quantizer.statistics.ranges import find_ranges, range_observer
 from worker.quantizer.statistics.supplied import supplied_ranges
 
 
@@ -46,7 +46,7 @@ def calibrate(
     """Fill a copy of the plan with numbers, and collect what ``steps`` need on the same pass over the data.
 
     Args:
-        draft: planned, without numbers; its journal goes on in that of the filled one.
+        draft: planned, without numbers; its plan_log goes on in that of the filled one.
         case: what is quantized.
         services: of the run.
         steps: algorithms to come.
@@ -57,9 +57,9 @@ def calibrate(
         EngineError: a tensor has no finite range, or the runtime failed.
         CanceledError: the run was canceled.
     """
-    prepared, plan, journal = draft.prepared, draft.plan.copy(), draft.journal.followed_by()
+    prepared, plan, plan_log = draft.prepared, draft.plan.copy(), draft.plan_log.followed_by()
     case, chosen = settle_methods(prepared, plan, case, services)
-    journal.note(*chosen)
+    plan_log.note(*chosen)
     statistics: dict[str, list[Request]] = {}
     with services.stages.stage("statistics"):
         sources = plan.sources()
@@ -67,38 +67,38 @@ def calibrate(
         known = {value.name for value in (*prepared.graph.inputs, *made) if value.name}
         given, idle = supplied_ranges(supplied or {}, sources, known)
         given |= kept or {}
-        journal.note(*(f"tensor_ranges: {tensor!r} gets no grid, so its range is not used" for tensor in idle))
-        reducers = {
-            tensor: range_reducer(spec, samples=case.calibration_samples)
+        plan_log.note(*(f"tensor_ranges: {tensor!r} gets no grid, so its range is not used" for tensor in idle))
+        observers = {
+            tensor: range_observer(spec, samples=case.calibration_samples)
             for tensor, spec in sources.items()
             if tensor not in given
         }
         for step in steps:
             statistics.setdefault(step.method, []).extend(step.requests(draft))
-        requests = [Request(tensor, reducer) for tensor, reducer in reducers.items()]
+        requests = [Request(tensor, observer) for tensor, observer in observers.items()]
         requests += [request for of_step in statistics.values() for request in of_step]
         watched = silence.watch(prepared.graph, plan)
         requests += [entry.request for entry in watched]
-        channels = outliers.watch(prepared.graph, plan, reducers) if case.config.outlier_ratio is not None else []
+        channels = outliers.watch(prepared.graph, plan, observers) if case.config.outlier_ratio is not None else []
         requests += channels
         if requests:
             case.collect(prepared.model, requests, services)
     with services.stages.stage("parameters"):
         services.run.progress("parameters")
-        found = find_ranges(reducers, threads=services.threads)
+        found = find_ranges(observers, threads=services.threads)
         better, notes = settle_inputs(found, sources, case, services)
-        journal.note(*notes)
+        plan_log.note(*notes)
         ranges = plan.ranges = given | found | better
         limit, threads = case.config.calibration_samples, services.threads
         check_finite(
             prepared.model, ranges, case.calibration, case.inputs, limit=limit, threads=threads, run=services.run
         )
-        journal.note(*silence.mark(watched, plan))
+        plan_log.note(*silence.mark(watched, plan))
         outliers.mark(channels, plan)
         fill_activations(prepared.graph, plan, ranges)
-        journal.note(*Parameters(prepared.graph, plan).fill(threads=services.threads))
-        move_grids(prepared.graph, plan, case.config, journal)
-    return Draft(prepared, plan, journal, statistics, form=draft.form)
+        plan_log.note(*Parameters(prepared.graph, plan).fill(threads=services.threads))
+        move_grids(prepared.graph, plan, case.config, plan_log)
+    return Draft(prepared, plan, plan_log, statistics, form=draft.form)
 
 
 def take_over(before: QuantizationPlan, after: QuantizationPlan, touched: Collection[str]) -> dict[str, Range]:

@@ -72,7 +72,7 @@ class Case:
         return self.calibration.samples if limit is None else min(limit, self.calibration.samples)
 
     def collect(self, model: ir.Model, requests: Sequence[Request], services: Services) -> None:
-        """Feed the reducers of ``requests`` with what a float model makes of the calibration samples, in one pass.
+        """Feed the observers of ``requests`` with what a float model makes of the calibration samples, in one pass.
 
         Raises:
             EngineError: the runtime failed on the data.

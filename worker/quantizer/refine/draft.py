@@ -16,14 +16,14 @@ from worker.quantizer.graph.facts import NodeFacts
 from worker.quantizer.graph.serialized import ModelContent, to_bytes
 from worker.quantizer.graph.skeleton import copy_of
 from worker.quantizer.plan.build import build_plan
-from worker.quantizer.plan.journal import Journal
+from worker.quantizer.plan.log import PlanLog
 from worker.quantizer.plan.targets import move_grids
 from worker.quantizer.plan.types import QuantizationPlan
 from worker.quantizer.preparation.prepare import Prepared
 from worker.quantizer.runtime.session import Session, is_large, own_session
 from worker.quantizer.statistics.collect import Request
 
-Planner = Callable[[ir.Graph, QuantizationConfig, NodeFacts, Journal], QuantizationPlan]
+Planner = Callable[[ir.Graph, QuantizationConfig, NodeFacts, PlanLog], QuantizationPlan]
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Form:
     """What a mode makes of a network.
 
     Attributes:
-        plan: (prepared graph, config, facts of its nodes, journal that takes notes) -> plan without numbers.
+        plan: (prepared graph, config, facts of its nodes, plan_log that takes notes) -> plan without numbers.
         emit: writes the plan into a copy of the prepared model.
         at_run_time: what becomes of the activations that a plan of weights alone does not name; None: they stay in
             float.
@@ -52,7 +52,7 @@ class Draft:
     Attributes:
         prepared: the float model, as equalized so far.
         plan: with grids and integers.
-        journal: how the plan came about.
+        plan_log: how the plan came about.
         statistics: what each algorithm asked for, collected on this float model, by method.
         algorithm: the method that made this draft of the one before; None for calibration alone.
         changed: names of the nodes that it changed.
@@ -61,7 +61,7 @@ class Draft:
 
     prepared: Prepared
     plan: QuantizationPlan
-    journal: Journal = field(default_factory=Journal)
+    plan_log: PlanLog = field(default_factory=PlanLog)
     statistics: dict[str, list[Request]] = field(default_factory=dict)
     algorithm: str | None = None
     changed: tuple[str, ...] = ()
@@ -74,9 +74,9 @@ class Draft:
 
     def on_target(self, config: QuantizationConfig) -> Draft:
         """The draft with its grids where the target can work with them."""
-        plan, journal = self.plan.copy(), self.journal.followed_by()
-        move_grids(self.graph, plan, config, journal)
-        return replace(self, plan=plan, journal=journal)
+        plan, plan_log = self.plan.copy(), self.plan_log.followed_by()
+        move_grids(self.graph, plan, config, plan_log)
+        return replace(self, plan=plan, plan_log=plan_log)
 
     def emitted(self) -> Emitted:
         """The quantized model, with the interface that the user declared."""
@@ -95,8 +95,10 @@ class Draft:
 
     def replanned(self, config: QuantizationConfig, prepared: Prepared | None = None) -> Draft:
         """The float model, or another one, with the plan that ``config`` makes for it, without numbers."""
-        prepared, journal = prepared or self.prepared, Journal()
-        return Draft(prepared, self.form.plan(prepared.graph, config, prepared.facts, journal), journal, form=self.form)
+        prepared, plan_log = prepared or self.prepared, PlanLog()
+        return Draft(
+            prepared, self.form.plan(prepared.graph, config, prepared.facts, plan_log), plan_log, form=self.form
+        )
 
 
 @dataclass(frozen=True)
@@ -140,14 +142,14 @@ class Quantized:
         filled: the drafts, and what became of each algorithm.
         emitted: the last draft's quantized model.
         content: the same, as it is written.
-        journal: how it came about: that of the last draft, and what comes before and behind it.
+        plan_log: how it came about: that of the last draft, and what comes before and behind it.
         differs: what is to be told where onnxruntime computes it otherwise than it says; None: it does not.
     """
 
     filled: Filled
     emitted: Emitted
     content: ModelContent
-    journal: Journal
+    plan_log: PlanLog
     differs: Differs | None = None
 
     @property

@@ -18,7 +18,7 @@ from worker.quantizer.evaluation.side_by_side import Expected, side_by_side
 from worker.quantizer.refine.case import Case
 from worker.quantizer.run.services import Services
 from worker.quantizer.statistics.grids import GridFamily
-from worker.quantizer.statistics.reducers import Range
+from worker.quantizer.statistics.observers import Range
 
 # Samples that ranges are searched on, and that the outcome has to prove itself on.
 _FEW, _MANY = 8, 32

@@ -23,8 +23,8 @@ from worker.quantizer.refine.draft import Draft
 from worker.quantizer.refine.inputs import settle_inputs
 from worker.quantizer.run.services import Services
 from worker.quantizer.statistics.collect import Request
-from worker.quantizer.statistics.ranges import find_ranges, range_reducer
-from worker.quantizer.statistics.reducers import Range
+from worker.quantizer.statistics.observers import Range
+from worker.quantizer.statistics.ranges import find_ranges, range_observer
 
 # Samples of the trial that are run at once.
 _BATCH = 8
@@ -77,14 +77,14 @@ def _tried(
 ) -> list[float]:
     """SQNR in dB of the worst output under each candidate; -inf where that is not finite."""
     plans = [_activations_alone(whole, calibration, k) for k in range(len(calibration.candidates))]
-    reducers = {
-        f"{k} {tensor}": range_reducer(spec, samples=case.calibration_samples)
+    observers = {
+        f"{k} {tensor}": range_observer(spec, samples=case.calibration_samples)
         for k, plan in enumerate(plans)
         for tensor, spec in plan.sources().items()
     }
-    requests = [Request(name.partition(" ")[2], reducer) for name, reducer in reducers.items()]
+    requests = [Request(name.partition(" ")[2], observer) for name, observer in observers.items()]
     case.collect(prepared.model, requests, services)
-    found = find_ranges(reducers, threads=services.threads)
+    found = find_ranges(observers, threads=services.threads)
     figures = []
     for k, plan in enumerate(plans):
         ranges = {tensor: found[f"{k} {tensor}"] for tensor in plan.sources()}

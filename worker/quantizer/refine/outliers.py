@@ -78,7 +78,7 @@ def watch(graph: ir.Graph, plan: QuantizationPlan, wanted: Collection[str]) -> l
 def mark(watched: list[Request], plan: QuantizationPlan) -> None:
     """Enter what was seen into the plan; what is not finite is refused elsewhere and left out here."""
     for request in watched:
-        found = request.reducer.result() if isinstance(request.reducer, ChannelExtremes) else None
+        found = request.observer.result() if isinstance(request.observer, ChannelExtremes) else None
         if found is not None and all(np.isfinite(part).all() for part in found):
             low, high = (part.astype(np.float64) for part in found)
             plan.spans[request.tensor] = np.maximum(high, 0.0) - np.minimum(low, 0.0)

@@ -17,7 +17,7 @@ from worker.quantizer.ops.table import operator
 from worker.quantizer.plan.types import QuantizationPlan, Role
 from worker.quantizer.plan.weights import is_searched_whole
 from worker.quantizer.statistics.collect import Request
-from worker.quantizer.statistics.reducers import ChannelMean
+from worker.quantizer.statistics.observers import ChannelMean
 
 
 @dataclass(frozen=True)
@@ -27,12 +27,12 @@ class Watched:
     Attributes:
         weight: name of the initializer.
         request: of the mean.
-        reducer: the same request's.
+        observer: the same request's.
     """
 
     weight: str
     request: Request
-    reducer: ChannelMean
+    observer: ChannelMean
 
 
 def watch(graph: ir.Graph, plan: QuantizationPlan) -> list[Watched]:
@@ -52,15 +52,15 @@ def watch(graph: ir.Graph, plan: QuantizationPlan) -> list[Watched]:
             continue
         cut = _cut_behind(node, plan)
         if cut is not None and (rank_of(cut) or 0) >= 3:
-            reducer = ChannelMean()
-            found.append(Watched(name, Request(name_of(cut), reducer, pooled=True), reducer))
+            observer = ChannelMean()
+            found.append(Watched(name, Request(name_of(cut), observer, pooled=True), observer))
     return found
 
 
 def mark(watched: list[Watched], plan: QuantizationPlan) -> list[str]:
     """Enter what was seen into the plan; a sentence for the report if it knows of silent channels that matter."""
     for entry in watched:
-        mean = entry.reducer.result()
+        mean = entry.observer.result()
         if mean is not None:
             plan.silent[entry.weight] = mean == 0.0
     counts = {}

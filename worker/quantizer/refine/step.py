@@ -60,7 +60,7 @@ class Toolkit:
         made = draft.replanned(self.case.config, changed)
         kept = {} if touched is None else take_over(draft.plan, made.plan, touched)
         if any(tensor not in kept for tensor in self.case.config.tensor_ranges):
-            made.journal.note("tensor_ranges are not used for tensors that an algorithm has changed")
+            made.plan_log.note("tensor_ranges are not used for tensors that an algorithm has changed")
         return calibrate(made, self.case, self.services, self.to_come, kept=kept)
 
 

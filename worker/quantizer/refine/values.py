@@ -65,7 +65,7 @@ def settle_values(draft: Draft, case: Case, services: Services) -> Draft:
         return draft
     with services.stages.stage("statistics"):
         case.collect(draft.prepared.model, [Request(name, seen[name]) for name in sorted(seen)], services)
-    extents = {name: reducer.result() for name, reducer in seen.items()}
+    extents = {name: observer.result() for name, observer in seen.items()}
     reasons = {node_name(node): reason for node in masking if (reason := _masked(node, masking, extents))}
     for node in doubtful:
         if any(extents[name_of(value)].is_empty for value in _floats(node) if not is_constant(value)):

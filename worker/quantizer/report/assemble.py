@@ -142,7 +142,7 @@ def make_report(quantized: Quantized, case: Case, services: Services) -> Assembl
         preparation=tuple(quantized.prepared.steps),
         algorithms=outcomes,
         notes=(
-            *report_notes(quantized.plan, quantized.journal, comparison, data, config.evaluation.gate, outcomes),
+            *report_notes(quantized.plan, quantized.plan_log, comparison, data, config.evaluation.gate, outcomes),
             *cost_notes(
                 quantized.plan,
                 latency,

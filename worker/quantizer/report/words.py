@@ -14,7 +14,7 @@ from worker.quantizer.evaluation.latency import BUSY_PERCENT
 from worker.quantizer.evaluation.metrics import metric_words
 from worker.quantizer.graph import sizes
 from worker.quantizer.graph.serialized import ModelContent
-from worker.quantizer.plan.journal import Journal
+from worker.quantizer.plan.log import PlanLog
 from worker.quantizer.plan.types import Decision, QuantizationPlan
 from worker.quantizer.refine.case import Case
 from worker.quantizer.report.layers import NOT_APPLICABLE
@@ -34,15 +34,15 @@ _MEASURED_ON: dict[Source, str] = {
 
 def report_notes(
     plan: QuantizationPlan,
-    journal: Journal,
+    plan_log: PlanLog,
     comparison: ModelComparison,
     data: Dataset,
     gate: Gate,
     algorithms: Sequence[AlgorithmFigures],
 ) -> tuple[str, ...]:
     """Everything that the reader of a report should not have to find out alone; of size and speed: ``cost_notes``."""
-    notes = [*journal.notes, *training_notes(algorithms)]
-    notes += [*decision_notes(journal.decisions), *_float_bias_notes(plan, journal.decisions)]
+    notes = [*plan_log.notes, *training_notes(algorithms)]
+    notes += [*decision_notes(plan_log.decisions), *_float_bias_notes(plan, plan_log.decisions)]
     if comparison.fidelity.source == "calibration" and not gate.is_empty:
         notes.append("the gate was judged on the calibration data: give an evaluation dataset for a verdict to rely on")
     for name, array in data.summary.arrays.items():

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from service.contracts.runner import DATA_FILE
-from worker.quantizer.graph.shelf import Shelf
+from worker.quantizer.graph.spill import SpillFolder
 from worker.quantizer.run.checkpoint import CheckpointStore
 from worker.quantizer.run.extra import ExtraFiles
 from worker.quantizer.run.interface import Run
@@ -28,7 +28,7 @@ class Services:
         checkpoint: finished pieces of this run's work, for an attempt after this one and for runs that need the same.
         files: takes what the run gives beside the model.
         reached: told the name of a place in the work that the run has come to; tests let it fail there.
-        shelf: takes arrays that are too large to be held; None: the model is not.
+        spill: takes arrays that are too large to be held; None: the model is not.
         data_file: name of the file of external data that a model above 2 GB refers to.
     """
 
@@ -38,5 +38,5 @@ class Services:
     checkpoint: CheckpointStore = field(default_factory=lambda: CheckpointStore(None))
     files: ExtraFiles = field(default_factory=ExtraFiles)
     reached: Callable[[str], None] = nobody
-    shelf: Shelf | None = None
+    spill: SpillFolder | None = None
     data_file: str = DATA_FILE

@@ -209,7 +209,7 @@ class Session:
             owners.append(owner_of(self._session))
         inputs = self._session.get_inputs()
         # Data of a float32 model is what a model made of it takes, too.
-        self._halfs = set() if uploaded else {entry.name for entry in inputs if entry.type == _FLOAT16}
+        self._float16_nodes = set() if uploaded else {entry.name for entry in inputs if entry.type == _FLOAT16}
         self._dynamic = any(not isinstance(axis, int) for entry in inputs for axis in entry.shape[1:])
         self.output_names: list[str] = [output.name for output in self._session.get_outputs()]
         self.output_types: dict[str, str] = {output.name: output.type for output in self._session.get_outputs()}
@@ -231,7 +231,7 @@ class Session:
         """
         names = list(outputs or self.output_names)
         feeds = {
-            name: array.astype(np.float16) if name in self._halfs and array.dtype == np.float32 else array
+            name: array.astype(np.float16) if name in self._float16_nodes and array.dtype == np.float32 else array
             for name, array in feeds.items()
         }
         fed = {name: _runtime_value(array) if array.dtype == bfloat16 else array for name, array in feeds.items()}

@@ -52,9 +52,9 @@ class AutopilotStep(Step[Autopilot]):
         best = search.run()
         found = search.figures(best)
         chosen = trials.draft_of(best.trial)
-        journal = chosen.journal.followed_by(*(f"autopilot: {note}" for note in evaluator.notes))
+        plan_log = chosen.plan_log.followed_by(*(f"autopilot: {note}" for note in evaluator.notes))
         nodes = tuple(name for name, entry in chosen.plan.nodes.items() if entry.quantized)
-        return Change(replace(chosen, journal=journal), nodes, _summary(best, found), judged=False, search=found)
+        return Change(replace(chosen, plan_log=plan_log), nodes, _summary(best, found), judged=False, search=found)
 
 
 class _RecipeSearch:

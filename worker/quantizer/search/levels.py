@@ -21,8 +21,8 @@ from worker.quantizer.refine.draft import Draft
 from worker.quantizer.run.services import Services
 from worker.quantizer.search.layers import QuantizedLayer
 from worker.quantizer.statistics.collect import Request
-from worker.quantizer.statistics.ranges import find_ranges, range_reducer
-from worker.quantizer.statistics.reducers import Range
+from worker.quantizer.statistics.observers import Range
+from worker.quantizer.statistics.ranges import find_ranges, range_observer
 
 Ranges = Mapping[tuple[str, ActivationSpec], Range]
 
@@ -43,16 +43,16 @@ def ranges_of(draft: Draft, plan: QuantizationPlan, case: Case, services: Servic
 def _found(draft: Draft, wanted: Sequence[tuple[str, ActivationSpec]], case: Case, services: Services) -> Ranges:
     known = draft.plan.ranges
     found = {(source, spec): known[source] for source, spec in draft.plan.sources().items() if source in known}
-    reducers = {
-        (source, spec): range_reducer(spec, samples=case.calibration_samples)
+    observers = {
+        (source, spec): range_observer(spec, samples=case.calibration_samples)
         for source, spec in wanted
         if (source, spec) not in found and needs_calibration(spec.dtype)
     }
-    if reducers:
-        requests = [Request(source, reducer) for (source, _), reducer in reducers.items()]
+    if observers:
+        requests = [Request(source, observer) for (source, _), observer in observers.items()]
         case.collect(draft.prepared.model, requests, services)
-    keys = {f"{k}": key for k, key in enumerate(reducers)}
-    results = find_ranges({k: reducers[key] for k, key in keys.items()}, threads=services.threads)
+    keys = {f"{k}": key for k, key in enumerate(observers)}
+    results = find_ranges({k: observers[key] for k, key in keys.items()}, threads=services.threads)
     return {**found, **{keys[k]: result for k, result in results.items()}}
 
 
@@ -87,20 +87,20 @@ class Assigner:
         in_float = tuple(NodeSelector(node=name) for name, level in level_of.items() if level.is_float)
         config = config.model_copy(update={"exclude": (*config.exclude, *in_float)})
         draft = self.draft.replanned(config)
-        graph, plan, journal = draft.graph, draft.plan, draft.journal
+        graph, plan, plan_log = draft.graph, draft.plan, draft.plan_log
         nodes = {node_name(node): node for node in graph}
         for layer in self.layers:
             spec = level_of[layer.node].weight
             weight = plan.weights.get(layer.weight) if layer.weight is not None else None
             if weight is not None and isinstance(spec, WeightSpec):
                 weight.spec = spec
-                weight.granularity = granularity_of(nodes[layer.node], spec, journal)
+                weight.granularity = granularity_of(nodes[layer.node], spec, plan_log)
         for source, spec_ in self._source_specs(plan, level_of).items():
             for entry in plan.activations.values():
                 if entry.source == source:
                     entry.spec = spec_
         judge_biases(graph, plan)
-        TARGETS[config.target].run(Stage.SPECS, RuleContext(graph, plan, config, journal))
+        TARGETS[config.target].run(Stage.SPECS, RuleContext(graph, plan, config, plan_log))
         known = {}
         for entry in plan.activations.values():
             found = self.ranges.get((entry.source, entry.spec))

@@ -240,10 +240,12 @@ class MixedPrecisionStep(Step[MixedPrecision]):
         lowered = set(order[: best.lowered])
         nodes = tuple(layer.node for layer in layers if layer.group in lowered)
         made = bisection.draft_of(best.lowered)
-        journal = made.journal.followed_by(
+        plan_log = made.plan_log.followed_by(
             *(f"mixed precision: {note}" for note in [*evaluator.notes, *bisection.notes])
         )
-        return Change(replace(made, journal=journal), nodes, bisection.summary(best) + corrections.words, judged=False)
+        return Change(
+            replace(made, plan_log=plan_log), nodes, bisection.summary(best) + corrections.words, judged=False
+        )
 
 
 class Corrections:

@@ -14,9 +14,9 @@ import numpy as np
 import onnx_ir as ir
 
 from worker.quantizer.graph.values import name_of, node_name
+from worker.quantizer.layerwise.models import Piece, PieceMaker
+from worker.quantizer.layerwise.segments import Segment, cut, values_read
 from worker.quantizer.run.interface import Run
-from worker.quantizer.walk.models import Piece, PieceMaker
-from worker.quantizer.walk.segments import Segment, cut, values_read
 
 _CLEAN = -1
 # Elements of all inputs of one run, so that they stay in the processor's cache; what more there is runs in parts.

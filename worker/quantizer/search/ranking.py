@@ -18,7 +18,7 @@ from worker.quantizer.evaluation.metrics import Distance
 from worker.quantizer.graph.values import constant, name_of
 from worker.quantizer.numerics.grids import Grid
 from worker.quantizer.plan.grids import activation_grid, weight_grid
-from worker.quantizer.plan.journal import Journal
+from worker.quantizer.plan.log import PlanLog
 from worker.quantizer.plan.weights import granularity_of
 from worker.quantizer.refine.case import Case
 from worker.quantizer.refine.draft import Draft
@@ -137,7 +137,7 @@ def level_weight(node: ir.Node, level: Level) -> np.ndarray | None:
     array = constant(node.inputs[1])
     if array is None or not isinstance(level.weight, WeightSpec):
         return None
-    return weight_grid(array, level.weight, granularity_of(node, level.weight, Journal())).fake(array)
+    return weight_grid(array, level.weight, granularity_of(node, level.weight, PlanLog())).fake(array)
 
 
 def _weight_errors(node: ir.Node, levels: Mapping[str, Level]) -> dict[str, float]:

@@ -1,1 +1,1 @@
-"""Statistics are declared, then collected together in one float pass; reducers stream."""
+"""Statistics are declared, then collected together in one float pass; observers stream."""

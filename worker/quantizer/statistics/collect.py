@@ -1,4 +1,4 @@
-"""One float pass over the calibration set that feeds every declared reducer."""
+"""One float pass over the calibration set that feeds every declared observer."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from worker.quantizer.data import Dataset, choose_batch_size
 from worker.quantizer.run.checkpoint import CheckpointStore
 from worker.quantizer.run.interface import Run
 from worker.quantizer.runtime.session import Session, inner_session
-from worker.quantizer.statistics.reducers import Reducer
+from worker.quantizer.statistics.observers import Observer
 from worker.quantizer.statistics.resume import Stand, pass_key
 
 # Elements of fetched tensors in one batch: large enough to amortise a call, small enough to stay in memory.
 _BATCH_ELEMENTS = 4_000_000
 _LARGEST_BATCH = 32
-# A reducer's call costs as much as so many elements.
+# A observer's call costs as much as so many elements.
 _CALL_ELEMENTS = 20_000
 
 
@@ -29,12 +29,12 @@ _CALL_ELEMENTS = 20_000
 class Request:
     """A tensor that a step needs reduced.
 
-    ``pooled`` lets the runtime average each channel over its positions first, so that the reducer gets [n, channels,
+    ``pooled`` lets the runtime average each channel over its positions first, so that the observer gets [n, channels,
     1 ...]: many times cheaper than fetching the tensor, and all that a mean needs. The tensor must have rank 3 or more.
     """
 
     tensor: str
-    reducer: Reducer
+    observer: Observer
     pooled: bool = False
 
 
@@ -62,7 +62,7 @@ def collect(
     run: Run,
     kept: Kept | None = None,
 ) -> None:
-    """Run the float model once over the data and feed every request's reducer on the way.
+    """Run the float model once over the data and feed every request's observer on the way.
 
     What an earlier pass for the same has seen is taken over: the rest of it is done, if there is any.
 
@@ -72,7 +72,7 @@ def collect(
         data: calibration set.
         inputs: the model's inputs.
         limit: use only the first ``limit`` samples.
-        threads: of the session, and for the reducers when it is done with a batch.
+        threads: of the session, and for the observers when it is done with a batch.
         run: told of progress after every batch.
         kept: where the pass may be kept; None: nowhere.
 
@@ -105,7 +105,7 @@ def collect(
             if session is not None:
                 tensors.update(zip(fetched, session.run(batch.feeds, fetched, start=batch.start), strict=True))
             read = [pooled[request.tensor] if request.pooled else request.tensor for request in requests]
-            work = [(request.reducer, batch.cut(tensors[name])) for request, name in zip(requests, read, strict=True)]
+            work = [(request.observer, batch.cut(tensors[name])) for request, name in zip(requests, read, strict=True)]
             _reduce(work, batch.valid, pool, threads)
             done += batch.valid
             if stand is not None:
@@ -123,23 +123,23 @@ def _stand(
     """Where the pass stands, if it is kept; nobody knows what an unnamed data set gives."""
     if kept is None or not kept.store.is_kept or not kept.origin:
         return None
-    reducers, read = [request.reducer for request in requests], [(one.tensor, one.pooled) for one in requests]
-    return Stand(kept.store, pass_key(kept.origin, model, read, reducers, inputs, total), reducers, total)
+    observers, read = [request.observer for request in requests], [(one.tensor, one.pooled) for one in requests]
+    return Stand(kept.store, pass_key(kept.origin, model, read, observers, inputs, total), observers, total)
 
 
-def _reduce(work: Sequence[tuple[Reducer, np.ndarray]], samples: int, pool: ThreadPoolExecutor, threads: int) -> None:
-    """Feed every reducer its tensor. Each has one thread only, so the result does not depend on their number."""
-    queues: list[list[tuple[Reducer, np.ndarray]]] = [[] for _ in range(max(threads, 1))]
+def _reduce(work: Sequence[tuple[Observer, np.ndarray]], samples: int, pool: ThreadPoolExecutor, threads: int) -> None:
+    """Feed every observer its tensor. Each has one thread only, so the result does not depend on their number."""
+    queues: list[list[tuple[Observer, np.ndarray]]] = [[] for _ in range(max(threads, 1))]
     loads = [0] * len(queues)
-    for reducer, values in sorted(work, key=lambda pair: -pair[1].size):
+    for observer, values in sorted(work, key=lambda pair: -pair[1].size):
         lightest = loads.index(min(loads))
-        queues[lightest].append((reducer, values))
+        queues[lightest].append((observer, values))
         loads[lightest] += values.size + _CALL_ELEMENTS
 
-    def drain(queue: Sequence[tuple[Reducer, np.ndarray]]) -> None:
-        for reducer, values in queue:
+    def drain(queue: Sequence[tuple[Observer, np.ndarray]]) -> None:
+        for observer, values in queue:
             if values.size:
-                reducer.update(values, samples)
+                observer.update(values, samples)
 
     busy = [pool.submit(drain, queue) for queue in queues[1:] if queue]
     drain(queues[0])

@@ -20,7 +20,7 @@ import math
 import numpy as np
 
 from worker.quantizer.statistics.histogram import StreamedHistogram
-from worker.quantizer.statistics.reducers import Range
+from worker.quantizer.statistics.observers import Range
 
 # Candidates come widest first, so that nothing is cut for a tie.
 # Candidates for one end, at most; more bins are tried in larger steps.
@@ -33,7 +33,7 @@ _BINS_PER_STEP = 4
 
 
 class Entropy:
-    """Streaming reducer of the entropy method.
+    """Streaming observer of the entropy method.
 
     Symmetric: ``bins`` bins over [-m, m], and candidates that shrink on both sides. Asymmetric: ``bins`` bins over the
     observed range, stretched to hold 0, and candidates that shrink on either side. In both cases the result is kept

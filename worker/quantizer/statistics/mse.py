@@ -12,8 +12,8 @@ from collections.abc import Callable
 import numpy as np
 
 from worker.quantizer.statistics.grids import GridFamily, SquaredError
+from worker.quantizer.statistics.observers import Range
 from worker.quantizer.statistics.power_of_two import best_power_of_two
-from worker.quantizer.statistics.reducers import Range
 from worker.quantizer.statistics.sampling import WeightedValues
 
 # Candidates per halving of the range, and how many halvings at most.

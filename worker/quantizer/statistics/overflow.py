@@ -15,7 +15,7 @@ from worker.quantizer.data import Dataset, choose_batch_size
 from worker.quantizer.graph.values import is_float32, name_of, node_name
 from worker.quantizer.run.interface import Run
 from worker.quantizer.runtime.session import inner_session
-from worker.quantizer.statistics.reducers import Range
+from worker.quantizer.statistics.observers import Range
 
 
 def check_finite(

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import numpy as np
 
 from worker.quantizer.statistics.grids import GridFamily
-from worker.quantizer.statistics.reducers import Range
+from worker.quantizer.statistics.observers import Range
 from worker.quantizer.statistics.sampling import WeightedValues
 
 SMALLEST_EXPONENT = -126

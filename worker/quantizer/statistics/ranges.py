@@ -1,4 +1,4 @@
-"""The reducer that finds a tensor's range by the method of its spec.
+"""The observer that finds a tensor's range by the method of its spec.
 
 A range becomes a grid by ``grid_for_range`` with the spec's dtype, symmetry and kind of scale; 8-bit floats have the
 scale max(|minimum|, |maximum|) / largest float. Methods that choose a power-of-two scale themselves (mse, non_overflow)
@@ -30,16 +30,16 @@ from worker.quantizer.numerics.minifloat import FLOATS, Minifloat
 from worker.quantizer.statistics.entropy import Entropy
 from worker.quantizer.statistics.grids import GridFamily
 from worker.quantizer.statistics.mse import mse_range
-from worker.quantizer.statistics.power_of_two import covering_range
-from worker.quantizer.statistics.reducers import (
+from worker.quantizer.statistics.observers import (
     MinMax,
     MovingMinMax,
+    Observer,
     Percentile,
     Percentiles,
     Range,
-    RangeReducer,
-    Reducer,
+    RangeObserver,
 )
+from worker.quantizer.statistics.power_of_two import covering_range
 from worker.quantizer.statistics.sampling import SampledValues, WeightedValues
 
 # Values kept per tensor where a method measures errors, for each histogram bin that its spec asks for.
@@ -47,12 +47,12 @@ _VALUES_PER_BIN = 16
 _LAYERWISE_VALUES = 1 << 15
 
 
-def range_reducer(spec: ActivationSpec, *, samples: int) -> RangeReducer:
-    """A fresh reducer for one tensor.
+def range_observer(spec: ActivationSpec, *, samples: int) -> RangeObserver:
+    """A fresh observer for one tensor.
 
     Args:
         spec: how the tensor is to be represented, with the calibration method.
-        samples: samples that the reducer will see.
+        samples: samples that the observer will see.
 
     Raises:
         ValueError: the spec's type needs no range (float16, bfloat16, block formats), or its method is not settled.
@@ -82,14 +82,14 @@ def range_reducer(spec: ActivationSpec, *, samples: int) -> RangeReducer:
 
 
 class Searched:
-    """A range that is searched for, at the end, in what another reducer has kept of the tensor.
+    """A range that is searched for, at the end, in what another observer has kept of the tensor.
 
     Args:
         kept: is fed the tensor.
         find: the range by what it has kept.
     """
 
-    def __init__(self, kept: Reducer, find: Callable[[], Range]) -> None:
+    def __init__(self, kept: Observer, find: Callable[[], Range]) -> None:
         self._kept, self._find = kept, find
 
     def update(self, values: np.ndarray, samples: int) -> None:
@@ -167,7 +167,7 @@ def _deviation(form: Minifloat) -> float:
     return float(everything[np.isfinite(everything)].std())
 
 
-def find_ranges(reducers: Mapping[str, RangeReducer], *, threads: int) -> dict[str, Range]:
-    """The results of many reducers, in order; those that search do so in ``threads`` threads."""
+def find_ranges(observers: Mapping[str, RangeObserver], *, threads: int) -> dict[str, Range]:
+    """The results of many observers, in order; those that search do so in ``threads`` threads."""
     with ThreadPoolExecutor(max(threads, 1), thread_name_prefix="ranges") as pool:
-        return dict(zip(reducers, pool.map(lambda reducer: reducer.result(), reducers.values()), strict=True))
+        return dict(zip(observers, pool.map(lambda observer: observer.result(), observers.values()), strict=True))

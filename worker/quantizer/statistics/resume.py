@@ -1,6 +1,6 @@
 """A pass over the calibration set that was broken off goes on where it stood; one that was finished is not repeated.
 
-What a pass gives depends on the float network, the data and the reducers alone, so that other jobs find it too.
+What a pass gives depends on the float network, the data and the observers alone, so that other jobs find it too.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ class Stand:
     Args:
         store: of the run.
         key: of ``pass_key``.
-        reducers: of the pass, fresh.
+        observers: of the pass, fresh.
         total: samples.
     """
 
-    def __init__(self, store: CheckpointStore, key: str, reducers: Sequence[object], total: int) -> None:
+    def __init__(self, store: CheckpointStore, key: str, observers: Sequence[object], total: int) -> None:
         self._store, self._key = store, key
-        self._reducers, self._total = reducers, total
+        self._reducers, self._total = observers, total
         self._began = time.monotonic()
         self._pace = Pace(_MOST_TIME, first_seconds=_FIRST_SECONDS)
 
     def found(self) -> int:
-        """Bring the reducers to where another pass stood; returns how many samples they have seen by that."""
+        """Bring the observers to where another pass stood; returns how many samples they have seen by that."""
         return self._store.find_as(self._key, partial(restore, self._reducers)) or 0
 
     def save(self, done: int) -> None:
-        """Keep what the reducers have seen, if that is worth the time; the whole pass even if some of it just was.
+        """Keep what the observers have seen, if that is worth the time; the whole pass even if some of it just was.
 
         Args:
             done: samples, in whole batches.
@@ -70,7 +70,7 @@ def pass_key(
     origin: Mapping[str, Any],
     model: ir.Model,
     read: Sequence[tuple[str, bool]],
-    reducers: Sequence[object],
+    observers: Sequence[object],
     inputs: Sequence[TensorInfo],
     total: int,
 ) -> str:
@@ -79,13 +79,13 @@ def pass_key(
     Args:
         origin: see ``Case``.
         model: the float network.
-        read: of each reducer: the tensor's name, and whether it is pooled.
-        reducers: fresh.
+        read: of each observer: the tensor's name, and whether it is pooled.
+        observers: fresh.
         inputs: of the model.
         total: samples.
     """
     known = {name: value for name, value in origin.items() if name not in ("evaluation", "graphs", "model")}
-    asked = hashlib.sha256(Snapshot(reducers).to_bytes(0)).digest()
+    asked = hashlib.sha256(Snapshot(observers).to_bytes(0)).digest()
     shapes = [tensor.model_dump(mode="json") for tensor in inputs]
     tensors = [list(entry) for entry in read]
     return content_key("statistics", known, model_digest(model), tensors, asked, shapes, total)

@@ -1,10 +1,10 @@
-"""The state of reducers in the middle of a pass as arrays, to go on with in another process.
+"""The state of observers in the middle of a pass as arrays, to go on with in another process.
 
-A reducer is made by its settings and changes as it sees values. Both are attributes: numbers, words, arrays, lists and
+A observer is made by its settings and changes as it sees values. Both are attributes: numbers, words, arrays, lists and
 tuples of these, and objects of this package, which are gone into. Whatever else there is (functions that search, grids)
-was given by whoever made the reducer, does not change, and is left as it is.
+was given by whoever made the observer, does not change, and is left as it is.
 
-The settings are among the attributes: the state of fresh reducers tells what was asked for.
+The settings are among the attributes: the state of fresh observers tells what was asked for.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ _HEAD = "head"
 
 
 class Snapshot:
-    """What reducers have seen so far.
+    """What observers have seen so far.
 
     Args:
-        reducers: in order; arrays are not copied before ``to_bytes``.
+        observers: in order; arrays are not copied before ``to_bytes``.
     """
 
-    def __init__(self, reducers: Sequence[object]) -> None:
+    def __init__(self, observers: Sequence[object]) -> None:
         self._arrays: Arrays = {}
-        self._head = [self._of(reducer) for reducer in reducers]
+        self._head = [self._of(observer) for observer in observers]
 
     @property
     def size_bytes(self) -> int:
@@ -47,7 +47,7 @@ class Snapshot:
         Raises:
             TypeError: an array holds no plain numbers.
         """
-        words = json.dumps({"done": done, "reducers": self._head}).encode()
+        words = json.dumps({"done": done, "observers": self._head}).encode()
         return pack({_HEAD: np.frombuffer(words, np.uint8), **self._arrays})
 
     def _of(self, value: object) -> Any:
@@ -64,26 +64,26 @@ class Snapshot:
         return {"given": type(value).__qualname__}
 
 
-def restore(reducers: Sequence[object], data: bytes) -> int:
-    """Bring fresh reducers to where those stood that ``data`` was made of; returns how many samples they have seen.
+def restore(observers: Sequence[object], data: bytes) -> int:
+    """Bring fresh observers to where those stood that ``data`` was made of; returns how many samples they have seen.
 
     All of them, or none if there is an error.
 
     Args:
-        reducers: made by the same settings, in the same order.
+        observers: made by the same settings, in the same order.
         data: of ``Snapshot.to_bytes``.
 
     Raises:
-        ValueError: these are other bytes, or of other reducers.
+        ValueError: these are other bytes, or of other observers.
         LookupError: likewise.
     """
     arrays = unpack(data)
     head = json.loads(arrays[_HEAD].tobytes())
-    if len(head["reducers"]) != len(reducers):
-        raise ValueError("it is of another number of reducers")
+    if len(head["observers"]) != len(observers):
+        raise ValueError("it is of another number of observers")
     changes: list[tuple[object, str, Any]] = []
-    for reducer, stored in zip(reducers, head["reducers"], strict=True):
-        _plan(reducer, stored, arrays, changes)
+    for observer, stored in zip(observers, head["observers"], strict=True):
+        _plan(observer, stored, arrays, changes)
     for owner, key, value in changes:
         setattr(owner, key, value)
     return int(head["done"])
@@ -93,11 +93,11 @@ def _plan(owner: object, stored: Any, arrays: Arrays, changes: list[tuple[object
     """Note what is to be set in ``owner`` and the objects that it holds."""
     fields = _fields(owner)
     if not isinstance(stored, dict) or stored.get("class") != _name(owner) or stored["fields"].keys() != fields.keys():
-        raise ValueError(f"it is of another reducer than {_name(owner)}")
+        raise ValueError(f"it is of another observer than {_name(owner)}")
     for key, value in stored["fields"].items():
         if isinstance(value, dict) and "class" in value:
             if is_dataclass(fields[key]):
-                continue  # settings: the same in every reducer made alike
+                continue  # settings: the same in every observer made alike
             _plan(fields[key], value, arrays, changes)
         elif not (isinstance(value, dict) and "given" in value):
             changes.append((owner, key, _value(value, arrays)))
@@ -114,7 +114,7 @@ def _value(stored: Any, arrays: Arrays) -> Any:
         return arrays[content][()]
     if kind == "array":
         return arrays[content]
-    raise ValueError(f"no value of a reducer: {kind}")
+    raise ValueError(f"no value of a observer: {kind}")
 
 
 def _is_ours(value: object) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from service.contracts.base import below
 from service.contracts.errors import FieldProblem, InvalidConfigError
 from service.contracts.specs import TensorRange
-from worker.quantizer.statistics.reducers import Range
+from worker.quantizer.statistics.observers import Range
 
 _FIELD = "tensor_ranges"
 

@@ -22,8 +22,8 @@ from worker.quantizer.data import Batch, Dataset, choose_batch_size
 from worker.quantizer.data.dataset import holds_whole_inputs
 from worker.quantizer.data.ragged import told_shape
 from worker.quantizer.data.stored import sample_bytes
+from worker.quantizer.layerwise.store import DEFAULT_LIMITS, Limits, free_memory_bytes
 from worker.quantizer.run.interface import Run
-from worker.quantizer.walk.store import DEFAULT_LIMITS, Limits, free_memory_bytes
 
 Array = np.ndarray[Any, Any]
 Numbers = np.ndarray[Any, np.dtype[np.int64]]

@@ -138,11 +138,15 @@ class _Settling:
 
     def _take_samples(self) -> None:
         turned = set(self._first.prepared.nhwc_inputs)
-        halfs = {value.name for value in self._first.emitted.model.graph.inputs if value.dtype == ir.DataType.FLOAT16}
+        float16_nodes = {
+            value.name for value in self._first.emitted.model.graph.inputs if value.dtype == ir.DataType.FLOAT16
+        }
         for first in spread(self._case.calibration_samples, _SAMPLES):
             for one in self._case.expected_outputs(self._services.run, batch_size=1, first=first, last=first + 1):
                 self._expected.append({name: np.asarray(one.outputs[name]) for name in self._outputs})
-                self._feeds.append({name: _fed(name, array, turned, halfs) for name, array in one.batch.feeds.items()})
+                self._feeds.append(
+                    {name: _fed(name, array, turned, float16_nodes) for name, array in one.batch.feeds.items()}
+                )
 
     def _look(self, done: Quantized) -> _Found | str | None:
         """What is wrong with a model; words: it could not be told; None: nothing."""
@@ -238,14 +242,14 @@ def _comparable(done: Quantized) -> list[str]:
     return [value.name or "" for value in outputs if isinstance(value.type, ir.TensorType) and value.dtype in _NATIVE]
 
 
-def _fed(name: str, array: np.ndarray, turned: Collection[str], halfs: Collection[str | None]) -> np.ndarray:
-    if name in halfs and array.dtype == np.float32:
+def _fed(name: str, array: np.ndarray, turned: Collection[str], float16_nodes: Collection[str | None]) -> np.ndarray:
+    if name in float16_nodes and array.dtype == np.float32:
         array = array.astype(np.float16)
     return np.ascontiguousarray(array.transpose(TO_NHWC)) if name in turned and array.ndim == len(TO_NHWC) else array
 
 
 def _told(done: Quantized, *sentences: str) -> Quantized:
-    return replace(done, journal=done.journal.followed_by(*sentences)) if sentences else done
+    return replace(done, plan_log=done.plan_log.followed_by(*sentences)) if sentences else done
 
 
 def _words(tensor: str, found: _Found) -> str:

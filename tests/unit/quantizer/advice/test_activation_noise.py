@@ -15,10 +15,10 @@ def grid(largest: float) -> IntegerGrid:
 
 
 def noise(values: np.ndarray, largest: float, axis: int = 1) -> TensorNoise:
-    reducer = ActivationNoise(grid(largest), axis)
+    observer = ActivationNoise(grid(largest), axis)
     for batch in np.split(values.astype(np.float32), 4):
-        reducer.update(batch, len(batch))
-    return reducer.result()
+        observer.update(batch, len(batch))
+    return observer.result()
 
 
 def total(found: TensorNoise) -> float:

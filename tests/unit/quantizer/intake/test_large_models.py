@@ -24,8 +24,8 @@ from worker.quantizer.graph import mapped, sizes
 from worker.quantizer.graph import serialized as serializing
 from worker.quantizer.graph.mapped import Mapped
 from worker.quantizer.graph.serialized import to_bytes
-from worker.quantizer.graph.shelf import Shelf
 from worker.quantizer.graph.skeleton import copy_of, weight_bytes
+from worker.quantizer.graph.spill import SpillFolder
 from worker.quantizer.pipeline import Result, quantize
 from worker.quantizer.run.interface import SilentRun
 from worker.quantizer.runtime import session as runtime
@@ -146,13 +146,13 @@ def test_what_does_not_fit_into_one_file_keeps_its_weights_in_a_second_one(
 
 @pytest.mark.usefixtures("small_limits")
 def test_weights_of_any_type_are_handed_over_as_they_lie() -> None:
-    halfs, integers = normal(300, 300).astype(ml_dtypes.bfloat16), rng().integers(-9, 9, (300, 200))
+    float16_nodes, integers = normal(300, 300).astype(ml_dtypes.bfloat16), rng().integers(-9, 9, (300, 200))
     proto = make_model(
         "(float[N,300] x) => (float[N,300] y, int64[300,200] z) { c = Cast<to=1>(w) y = MatMul(x, c) z = Abs(k) }",
         {"k": integers},
     )
     proto.graph.initializer.append(
-        onnx.helper.make_tensor("w", onnx.TensorProto.BFLOAT16, [300, 300], halfs, raw=False)
+        onnx.helper.make_tensor("w", onnx.TensorProto.BFLOAT16, [300, 300], float16_nodes, raw=False)
     )
     model = ir.from_proto(proto)
     assert weight_bytes(model) > sizes.WEIGHT_BYTES
@@ -160,24 +160,24 @@ def test_weights_of_any_type_are_handed_over_as_they_lie() -> None:
     assert set(session._weights) == {"w", "k"}
     x = normal(4, 300)
     y, z = session.run({"x": x})
-    np.testing.assert_allclose(y, x @ halfs.astype(np.float32), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(y, x @ float16_nodes.astype(np.float32), rtol=1e-4, atol=1e-4)
     np.testing.assert_array_equal(z, np.abs(integers))
 
 
 def test_what_is_put_on_a_shelf_is_mapped_and_goes_with_it(small_limits: None, tmp_path: Path) -> None:
-    shelf = Shelf(tmp_path)
+    spill = SpillFolder(tmp_path)
     integers = rng().integers(-8, 8, (64, 129)).astype(np.int8)
-    kept = shelf.array(integers)
+    kept = spill.array(integers)
     np.testing.assert_array_equal(kept, integers)
     assert not kept.flags.writeable
-    again = shelf.tensor(ir.Tensor(kept, name="again"))  # of the same bytes there is one file
-    packed = shelf.tensor(ir.Tensor(integers.astype(ml_dtypes.int4), name="packed"))
+    again = spill.tensor(ir.Tensor(kept, name="again"))  # of the same bytes there is one file
+    packed = spill.tensor(ir.Tensor(integers.astype(ml_dtypes.int4), name="packed"))
     np.testing.assert_array_equal(packed.numpy().astype(np.int8), integers)
     assert isinstance(again, Mapped) and isinstance(packed, Mapped)
     assert packed.path.stat().st_size == packed.nbytes == integers.size // 2
-    assert {path.name for path in shelf.folder.iterdir()} == {again.place.location, packed.place.location}
-    folder = shelf.folder
-    del shelf, again
+    assert {path.name for path in spill.folder.iterdir()} == {again.place.location, packed.place.location}
+    folder = spill.folder
+    del spill, again
     assert folder.exists()
     del packed
     assert not folder.exists()
@@ -211,7 +211,7 @@ def test_few_bits_are_handed_over_packed_as_they_are_stored(tmp_path: Path) -> N
     for _ in range(2):  # held, then mapped
         (y,) = Session(model, threads=1).run({"s": np.ones(1, np.float32)})
         np.testing.assert_array_equal(y, stored.astype(np.float32))
-        Shelf(tmp_path).graph(model.graph)
+        SpillFolder(tmp_path).graph(model.graph)
 
 
 def test_a_copy_shares_weights_and_nothing_else() -> None:

@@ -30,7 +30,7 @@ from tests.unit.quantizer.toolbox import (
     run_onnx,
     sqnr_db,
 )
-from worker.quantizer.emit.halfs import to_halfs
+from worker.quantizer.emit.float16 import to_float16
 from worker.quantizer.numerics.storage import LARGEST_HALF
 
 FEEDS = {"x": data(32)["x"]}
@@ -110,9 +110,9 @@ def test_contradictions_are_refused() -> None:
     # another mode than the preset's leaves the preset's algorithms out
     assert parse_config({"preset": "int8"}).algorithms != ()
     assert parse_config({"preset": "int8", "mode": "dynamic"}).algorithms == ()
-    assert parse_config({"target": "tensorrt"}).has_halfs
-    assert not parse_config({"target": "tensorrt", "float_dtype": "float32"}).has_halfs
-    assert not parse_config({}).has_halfs
+    assert parse_config({"target": "tensorrt"}).has_float16
+    assert not parse_config({"target": "tensorrt", "float_dtype": "float32"}).has_float16
+    assert not parse_config({}).has_float16
 
 
 RECIPES: dict[str, dict[str, Any]] = {
@@ -199,8 +199,8 @@ def test_a_whole_model_and_its_interface_where_that_is_asked_for(tmp_path: Path)
     assert [value.type.tensor_type.elem_type for value in (*made.graph.input, *made.graph.output)] == [FLOAT16] * 2
     assert not any(node.op_type == "Cast" for node in made.graph.node)
     assert report.fidelity.sqnr_db > 45
-    halfs = {"x": data["x"].astype(np.float16)}
-    assert sqnr_db(run_onnx(model, data)["y"], run_onnx(made, halfs)["y"].astype(np.float32)) > 45
+    float16_nodes = {"x": data["x"].astype(np.float16)}
+    assert sqnr_db(run_onnx(model, data)["y"], run_onnx(made, float16_nodes)["y"].astype(np.float32)) > 45
 
 
 @pytest.mark.parametrize("preset", ["float16_model", "int8"])
@@ -261,7 +261,7 @@ def test_sub_graphs_keep_reading_float32_and_constants_saturate_only_where_asked
     converted = ir.from_proto(onnx.shape_inference.infer_shapes(model))
     for k, node in enumerate(converted.graph):
         node.name = f"node_{k}"
-    to_halfs(converted, {"node_0", "node_3", "node_4"}, 17)
+    to_float16(converted, {"node_0", "node_3", "node_4"}, 17)
     assert sqnr_db(run_onnx(model, feeds)["y"], run_onnx(ir.to_proto(converted), feeds)["y"]) > 45
     held = [value.const_value for value in converted.graph.initializers.values()]
     told = [array.numpy().tolist() for array in held if array is not None]

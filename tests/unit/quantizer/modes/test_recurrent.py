@@ -30,7 +30,7 @@ from worker.quantizer.graph.serialized import to_bytes
 from worker.quantizer.modes.registry import MODES as RULES
 from worker.quantizer.numerics.integer import IntegerGrid
 from worker.quantizer.pipeline import Result
-from worker.quantizer.plan.journal import Journal
+from worker.quantizer.plan.log import PlanLog
 from worker.quantizer.plan.parameters import Parameters
 from worker.quantizer.plan.types import Role
 
@@ -221,7 +221,7 @@ def test_batches_first(mode: Mode, code: str | None) -> None:
         [cell] y = LSTM<hidden_size={HIDDEN}, layout=1>(x, w, r, b) }}"""
     prepared, _ = prepare_proto(make_model(text, parameters("LSTM", 1), opset=21))
     form = RULES[mode].form
-    plan = form.plan(prepared.graph, config(mode=mode), prepared.facts, Journal())
+    plan = form.plan(prepared.graph, config(mode=mode), prepared.facts, PlanLog())
     entry = plan.nodes["cell"]
     assert entry.role is Role.STORED
     assert (entry.activation_reason.code if entry.activation_reason else None) == code
@@ -246,7 +246,7 @@ def test_nodes_that_stay_in_float(tmp_path: Path, mode: Mode) -> None:
     held.CopyFrom(numpy_helper.from_array(array, "w"))
     for model, code in ((fed, "weight-not-constant"), (broken, "weight-not-finite")):
         prepared, _ = prepare_proto(model)
-        plan = RULES[mode].form.plan(prepared.graph, config(mode=mode), prepared.facts, Journal())
+        plan = RULES[mode].form.plan(prepared.graph, config(mode=mode), prepared.facts, PlanLog())
         reason = plan.nodes["cell"].reason
         assert reason is not None and reason.code == code
         assert not plan.weights

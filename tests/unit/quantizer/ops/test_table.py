@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
-from worker.quantizer.finetune.reconstruction.layers import layers
 
 from service.contracts.algorithms.finetune import FINETUNED_OPS
 from tests.unit.quantizer.toolbox import config, make_model, normal, quantize_model, run_onnx, sqnr_db
+from worker.quantizer.finetune.blocks import single_layers
 from worker.quantizer.ops.channels import CHANNEL_FLOWS, Kind
 from worker.quantizer.ops.record import Family, Reconstruction, Sign
 from worker.quantizer.ops.table import OPERATORS, named, operator
@@ -63,7 +63,7 @@ def test_an_activation_function_goes_through_a_whole_quantization(text: str) -> 
     images = {"x": normal(32, 3, 9, 9)}
     prepared, plan, emitted = quantize_model(model, images, config(target="qnn"))
     assert plan.nodes["act"].role is Role.UNARY
-    first, _ = layers(prepared.graph, plan, ["Conv"])
+    first, _ = single_layers(prepared.graph, plan, ["Conv"])
     assert [node.op_type for node in first.nodes] == ["Conv", operators[1]]
     expected, found = run_onnx(model, images)["y"], run_onnx(emitted, images, optimized=False)["y"]
     assert np.isfinite(found).all()

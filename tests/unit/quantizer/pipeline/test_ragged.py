@@ -26,7 +26,7 @@ from worker.quantizer.data import ArrayDataset
 from worker.quantizer.pipeline import Result
 from worker.quantizer.run.interface import SilentRun
 from worker.quantizer.statistics.collect import Request, collect
-from worker.quantizer.statistics.reducers import MinMax
+from worker.quantizer.statistics.observers import MinMax
 
 LENGTHS = (3, 3, 7, 1, 5, 5, 5, 2, 9, 3, 4, 6)
 CLASSES = 4
@@ -86,8 +86,8 @@ def test_ranges_are_those_of_one_sample_at_a_time(name: str) -> None:
     model, samples = CASES[name][0](), CASES[name][1]()
     prepared, proto = prepare_proto(model)
     inner = [value for node in proto.graph.node for value in node.output if value != "scores"]
-    reducers = {tensor: MinMax() for tensor in inner}
-    requests = [Request(tensor, reducer) for tensor, reducer in reducers.items()]
+    observers = {tensor: MinMax() for tensor in inner}
+    requests = [Request(tensor, observer) for tensor, observer in observers.items()]
     collect(
         prepared.model, requests, ArrayDataset(ragged(name, samples)), input_infos(model), limit=None, threads=1,
         run=SilentRun(),
@@ -96,8 +96,8 @@ def test_ranges_are_those_of_one_sample_at_a_time(name: str) -> None:
     watched.CopyFrom(proto)
     watched.graph.output.extend(onnx.helper.make_empty_tensor_value_info(tensor) for tensor in inner)
     alone = one_by_one(watched, name, samples)
-    for tensor, reducer in reducers.items():
-        found = reducer.result()
+    for tensor, observer in observers.items():
+        found = observer.result()
         expected = [found_alone[tensor] for found_alone in alone]
         assert found.minimum == pytest.approx(min(values.min() for values in expected), rel=1e-5, abs=1e-6)
         assert found.maximum == pytest.approx(max(values.max() for values in expected), rel=1e-5, abs=1e-6)

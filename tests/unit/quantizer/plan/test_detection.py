@@ -11,7 +11,7 @@ import pytest
 from tests.support.each import each
 from tests.unit.quantizer.preparation.preparing import prepare_with
 from tests.unit.quantizer.toolbox import Arrays, config, make_model, normal, plan_for, quantize_model, run_onnx, sqnr_db
-from worker.quantizer.plan.journal import Journal
+from worker.quantizer.plan.log import PlanLog
 from worker.quantizer.plan.rules.functions import PART_OF_FUNCTION, written_functions
 from worker.quantizer.plan.rules.heads import detection_heads
 from worker.quantizer.plan.types import QuantizationPlan
@@ -115,24 +115,24 @@ def head(name: str) -> onnx.ModelProto:
 @pytest.mark.parametrize("name", HEADS)
 @each("target", ["onnxruntime_cpu", "openvino", "tensorrt"])
 def test_heads_are_told_and_left_in_float(name: str, target: str) -> None:
-    journal = Journal()
-    prepared, plan = plan_for(head(name), config(preset="int8_symmetric", target=target), journal)
+    plan_log = PlanLog()
+    prepared, plan = plan_for(head(name), config(preset="int8_symmetric", target=target), plan_log)
     found = detection_heads(prepared.graph)
     assert HEADS[name][2] <= {node.name for node in found}
     assert plan.nodes["stem"].quantized
     for node in found:
         assert plan.nodes[node.name or ""].quantized is (target == "tensorrt" and node.op_type == "Conv")
     codes = {entry.reason.code for entry in plan.nodes.values() if entry.reason is not None}
-    if any(decision.rule == "float_heads" for decision in journal.decisions):
+    if any(decision.rule == "float_heads" for decision in plan_log.decisions):
         assert codes & {"detection-head", "makes-scores", "scores-beside-others"}
 
 
 def test_targets_of_whole_networks_tell_it() -> None:
     for target, preset in (("qnn", "plain"), ("amd_npu_cnn", "xint8")):
-        journal = Journal()
-        _, plan = plan_for(head("yolo x: exp of sizes, no sigmoid"), config(preset=preset, target=target), journal)
+        plan_log = PlanLog()
+        _, plan = plan_for(head("yolo x: exp of sizes, no sigmoid"), config(preset=preset, target=target), plan_log)
         assert plan.nodes["head"].quantized
-        assert any("detection head" in note and "exclude" in note for note in journal.notes)
+        assert any("detection head" in note and "exclude" in note for note in plan_log.notes)
 
 
 OTHERS = {

@@ -33,7 +33,7 @@ from tests.unit.quantizer.toolbox import (
 )
 from worker.quantizer.graph.metadata import module_paths
 from worker.quantizer.numerics.granularity import PER_TENSOR, PerAxis
-from worker.quantizer.plan.journal import Journal
+from worker.quantizer.plan.log import PlanLog
 from worker.quantizer.plan.matching import Matcher
 from worker.quantizer.plan.selection import check_selectors
 
@@ -109,7 +109,7 @@ def test_overrides_change_single_fields_of_single_nodes() -> None:
 
 def test_a_node_may_ask_for_what_it_reads() -> None:
     """Of several readers of a tensor, the first counts."""
-    journal = Journal()
+    plan_log = PlanLog()
     wanted = config(
         activation={"calibration": {"method": "percentile"}},
         overrides=[
@@ -118,13 +118,13 @@ def test_a_node_may_ask_for_what_it_reads() -> None:
             {"match": {"node": "stem"}, "activation": {"dtype": "int8"}, "input_activation": {"dtype": "uint16"}},
         ],
     )
-    prepared, plan, model = quantize_model(network(opset=21), FEEDS, wanted, journal)
+    prepared, plan, model = quantize_model(network(opset=21), FEEDS, wanted, plan_log)
     found = {tensor: entry.spec for tensor, entry in plan.activations.items()}
     reads = {node.name: node.inputs[0].name for node in prepared.graph}
     assert found[reads["stem"]].dtype == "uint16"  # a model input
     assert (found[reads["body"]].dtype, found[reads["body"]].symmetric) == ("int16", True)  # over what stem makes
     assert {spec.calibration.method for spec in found.values()} == {"percentile"}
-    assert any(repr(reads["body"]) in note and "'join'" in note for note in journal.notes)
+    assert any(repr(reads["body"]) in note and "'join'" in note for note in plan_log.notes)
     assert sqnr_db(simulate(prepared.model, plan, FEEDS)["scores"], run_onnx(model, FEEDS)["scores"]) > 50
 
 

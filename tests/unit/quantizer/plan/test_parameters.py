@@ -13,22 +13,22 @@ from tests.unit.quantizer.toolbox import Arrays, config, make_model, normal, pla
 from worker.quantizer.graph.values import node_name
 from worker.quantizer.numerics.granularity import PER_TENSOR, PerAxis
 from worker.quantizer.plan.grids import fill_activations
-from worker.quantizer.plan.journal import Journal
+from worker.quantizer.plan.log import PlanLog
 from worker.quantizer.plan.parameters import Parameters
 from worker.quantizer.plan.types import QuantizationPlan
-from worker.quantizer.statistics.reducers import Range
+from worker.quantizer.statistics.observers import Range
 
 
 def filled(
     text: str,
     weights: Arrays,
     ranges: dict[str, tuple[float, float]],
-    journal: Journal | None = None,
+    plan_log: PlanLog | None = None,
     **settings: object,
 ) -> QuantizationPlan:
     prepared, plan = plan_for(make_model(text, weights), config(**settings))
     fill_activations(prepared.graph, plan, {name: Range(*pair) for name, pair in ranges.items()})
-    (journal or Journal()).note(*Parameters(prepared.graph, plan).fill())
+    (plan_log or PlanLog()).note(*Parameters(prepared.graph, plan).fill())
     return plan
 
 
@@ -99,14 +99,14 @@ def test_a_weight_too_small_for_its_bias_gets_a_larger_scale_and_a_note(granular
     model = make_model(CONV, {"w": weight, "b": bias})
     feeds = {"x": normal(8, 3, 9, 9)}
     settings = config(weight={"granularity": granularity})
-    journal = Journal()
-    _, plan, emitted = quantize_model(model, feeds, settings, journal)
+    plan_log = PlanLog()
+    _, plan, emitted = quantize_model(model, feeds, settings, plan_log)
     entry = plan.biases["it"]
     assert np.abs(entry.integers.astype(np.int64)).max() <= 2**29 * (1 + 1e-6)
     error = np.abs(entry.quantization.dequantize(entry.integers) - bias)
     assert (error <= np.maximum(entry.quantization.scale * 0.51, np.abs(bias) * 1e-6)).all()
     raised = 4 if granularity == "per_tensor" else 1
-    assert journal.notes == [f"weight scales raised so that the int32 bias fits; node (channels): it ({raised})"]
+    assert plan_log.notes == [f"weight scales raised so that the int32 bias fits; node (channels): it ({raised})"]
     assert sqnr_db(run_onnx(model, feeds)["y"], run_onnx(emitted, feeds)["y"]) > 35
 
 
@@ -120,9 +120,9 @@ def test_the_guard_looks_at_every_reader_of_a_shared_weight() -> None:
         {"w": weight, "a": small, "b": large},
     )
     feeds = {"x": normal(8, 3, 9, 9)}
-    journal = Journal()
-    _, plan, emitted = quantize_model(model, feeds, journal=journal)
-    assert len(journal.notes) == 1
+    plan_log = PlanLog()
+    _, plan, emitted = quantize_model(model, feeds, plan_log=plan_log)
+    assert len(plan_log.notes) == 1
     for name in ("one", "two"):
         assert np.abs(plan.biases[name].integers.astype(np.int64)).max() <= 2**29 * (1 + 1e-6)
     expected, got = run_onnx(model, feeds), run_onnx(emitted, feeds)
@@ -202,10 +202,10 @@ ALL_WEIGHTS = {"w": normal(4, 3, 3, 3), "w2": normal(4, 4, 3, 3), "fc": normal(4
 
 
 def planned(
-    text: str, weights: Arrays | None = None, opset: int = 17, journal: Journal | None = None, **settings: object
+    text: str, weights: Arrays | None = None, opset: int = 17, plan_log: PlanLog | None = None, **settings: object
 ) -> QuantizationPlan:
     model = make_model(text, ALL_WEIGHTS if weights is None else weights, opset=opset)
-    return plan_for(model, config(**settings), journal)[1]
+    return plan_for(model, config(**settings), plan_log)[1]
 
 
 @pytest.mark.parametrize(
@@ -256,12 +256,12 @@ def test_depthwise_transposed_channels_keep_scales_and_biases_of_their_own(per_g
 
 @pytest.mark.parametrize(("second", "shared"), [("Gemm(s, k)", True), ("Gemm<transB=1>(s, k)", False)])
 def test_a_shared_weight_is_planned_once_and_along_one_axis(second: str, shared: bool) -> None:
-    journal = Journal()
+    plan_log = PlanLog()
     text = f"(float[2,5] x) => (float[2,5] y, float[2,5] z) {{ y = Gemm(x, k) s = Sin(x) z = {second} }}"
-    plan = planned(text, {"k": normal(5, 5)}, journal=journal)
+    plan = planned(text, {"k": normal(5, 5)}, plan_log=plan_log)
     assert list(plan.weights) == ["k"]
     assert plan.weights["k"].granularity == (PerAxis(1) if shared else PER_TENSOR)
-    assert ["'k' is read along different axes" in note for note in journal.notes] == [True] * (not shared)
+    assert ["'k' is read along different axes" in note for note in plan_log.notes] == [True] * (not shared)
 
 
 BIASES = {

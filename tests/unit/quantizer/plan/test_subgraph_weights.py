@@ -15,7 +15,7 @@ from tests.support.each import each
 from tests.unit.quantizer.toolbox import Arrays, config, make_model, normal, plan_for, quantize_file, run_onnx, sqnr_db
 from worker.quantizer.inspection import inspect_nodes
 from worker.quantizer.pipeline import Result
-from worker.quantizer.plan.journal import Journal
+from worker.quantizer.plan.log import PlanLog
 from worker.quantizer.plan.profile import RuleContext, Stage
 from worker.quantizer.plan.subgraphs import ACTIVATIONS_IN_FLOAT, IN_FLOAT
 from worker.quantizer.plan.targets import TARGETS
@@ -283,7 +283,7 @@ def test_rules_of_targets_may_run_again_over_weights_of_bodies(target: str) -> N
     then, other = "[inner] p = MatMul(x, w)", "h = MatMul(x, v) q = MatMul(h, w)"
     prepared, plan = plan_for(branches(FIRST, then, other, w=normal(4, 5), v=normal(4, 4)), wanted)
     before = {name: weight.spec.calibration for name, weight in plan.weights.items()}
-    TARGETS[target].run(Stage.SPECS, RuleContext(prepared.graph, plan, wanted, Journal()))
+    TARGETS[target].run(Stage.SPECS, RuleContext(prepared.graph, plan, wanted, PlanLog()))
     assert {name: weight.spec.calibration for name, weight in plan.weights.items()} == before
     assert (len(before), plan.nodes["inner"].role) == (2, Role.STORED)
 

@@ -14,7 +14,7 @@ from service.contracts.targets import TARGET_DESCRIPTIONS, TARGET_OPTIONS, Targe
 from tests.unit.quantizer.random_networks import RandomNetwork
 from tests.unit.quantizer.toolbox import config, data, make_model, network, normal, plan_for, quantize_model, run_onnx
 from tests.unit.quantizer.toolbox import sqnr_db as sqnr
-from worker.quantizer.plan.journal import Journal
+from worker.quantizer.plan.log import PlanLog
 from worker.quantizer.plan.targets import TARGETS
 from worker.quantizer.plan.types import QuantizationPlan, Role
 from worker.quantizer.report.words import decision_notes
@@ -25,10 +25,10 @@ IMAGES = {"x": normal(16, 3, 9, 9)}
 
 
 def quantized(
-    text: str, target: str, weights: Any = None, journal: Journal | None = None, **settings: Any
+    text: str, target: str, weights: Any = None, plan_log: PlanLog | None = None, **settings: Any
 ) -> tuple[QuantizationPlan, onnx.ModelProto]:
     model = make_model(text, CONV if weights is None else weights)
-    _, plan, emitted = quantize_model(model, IMAGES, config(target=target, **settings), journal)
+    _, plan, emitted = quantize_model(model, IMAGES, config(target=target, **settings), plan_log)
     return plan, emitted
 
 
@@ -92,10 +92,10 @@ def test_random_networks_run_on_every_target(name: str, seeds: range) -> None:
 def test_weights_keep_to_seven_bits_without_vnni() -> None:
     text = "(float[N,3,9,9] x) => (float[N,4,7,7] y) { y = Conv(x, w, b) }"
     for asked, largest in ((True, 64), (False, 127)):
-        journal = Journal()
-        plan, _ = quantized(text, "onnxruntime_cpu", journal=journal, target_options={"x86_without_vnni": asked})
+        plan_log = PlanLog()
+        plan, _ = quantized(text, "onnxruntime_cpu", plan_log=plan_log, target_options={"x86_without_vnni": asked})
         assert np.abs(plan.weights["w"].integers).max() == largest
-        assert [(d.rule, d.where) for d in journal.decisions] == [("x86_without_vnni", "w")] * asked
+        assert [(d.rule, d.where) for d in plan_log.decisions] == [("x86_without_vnni", "w")] * asked
 
 
 def test_cpus_without_vnni_are_known_and_told_where_it_matters() -> None:
@@ -116,18 +116,18 @@ HEAD = (
 
 
 def test_what_makes_scores_stays_in_float() -> None:
-    journal = Journal()
-    plan, _ = quantized(HEAD, "onnxruntime_cpu", journal=journal)
+    plan_log = PlanLog()
+    plan, _ = quantized(HEAD, "onnxruntime_cpu", plan_log=plan_log)
     assert "it makes scores" in str(plan.nodes["score"].reason)
     assert plan.nodes["stem"].quantized and plan.nodes["box"].quantized
-    assert [(d.rule, d.where) for d in journal.decisions] == [("float_heads", "score")]
+    assert [(d.rule, d.where) for d in plan_log.decisions] == [("float_heads", "score")]
     plan, _ = quantized(HEAD, "onnxruntime_cpu", target_options={"float_heads": False})
     assert plan.nodes["score"].quantized
     for end in ("y = Mul(u, s)", "m = Mul(u, s) y = Conv<pads=[1,1,1,1]>(m, w2)"):  # a swish at the end, and a gate
         text = "(float[N,3,9,9] x) => (float[N,4,7,7] y) { t = Conv(x, w) [it] u = Conv<pads=[1,1,1,1]>(t, w2) "
-        journal = Journal()
-        plan, _ = quantized(f"{text} s = Sigmoid(u) {end} }}", "onnxruntime_cpu", journal=journal)
-        assert plan.nodes["it"].quantized and not journal.decisions
+        plan_log = PlanLog()
+        plan, _ = quantized(f"{text} s = Sigmoid(u) {end} }}", "onnxruntime_cpu", plan_log=plan_log)
+        assert plan.nodes["it"].quantized and not plan_log.decisions
 
 
 @pytest.mark.parametrize("target", ["qnn", "amd_npu_cnn"])
@@ -156,11 +156,11 @@ def test_gpus_get_int8_around_zero_and_float_biases(target: str) -> None:
     assert conv.input[2] == "b"
     assert "biases in float" in str(plan.biases[conv.name].reason)
     assert plan.weights["w"].quantization.scale.shape == (4,)
-    options, journal = {"symmetric_int8": False, "float_bias": False}, Journal()
-    plan, _ = quantized(text, target, journal=journal, target_options=options, float_dtype="float32")
+    options, plan_log = {"symmetric_int8": False, "float_bias": False}, PlanLog()
+    plan, _ = quantized(text, target, plan_log=plan_log, target_options=options, float_dtype="float32")
     assert plan.activations["x"].spec.dtype == "uint8"
     assert plan.biases[conv.name].integers is not None
-    assert not {d.rule for d in journal.decisions} & set(options)
+    assert not {d.rule for d in plan_log.decisions} & set(options)
 
 
 def test_qnn_takes_whole_networks_with_their_constants() -> None:
@@ -190,10 +190,10 @@ def test_qnn_takes_whole_networks_with_their_constants() -> None:
     ("Tanh", "int16", 2**-15, 0),
 ])  # fmt: skip
 def test_qnn_fixes_the_grids_of_sigmoid_and_tanh(op: str, dtype: str, scale: float, zero_point: int) -> None:
-    journal = Journal()
+    plan_log = PlanLog()
     text = f"(float[N,3,9,9] x) => (float[N,4,5,5] y) {{ t = Conv(x, w) u = {op}(t) y = Conv(u, w2, b) }}"
     settings = {"activation": {"dtype": dtype}, "target_options": {"unsigned_activations": False}}
-    plan, emitted = quantized(text, "qnn", journal=journal, **settings)
+    plan, emitted = quantized(text, "qnn", plan_log=plan_log, **settings)
     grid = plan.activations["u"].quantization
     assert (float(grid.scale), int(grid.zero_point), grid.dtype) == (scale, zero_point, dtype)
     # the int32 bias behind it lies on the product of the scales as they are now
@@ -201,7 +201,7 @@ def test_qnn_fixes_the_grids_of_sigmoid_and_tanh(op: str, dtype: str, scale: flo
     np.testing.assert_allclose(bias.quantization.scale, scale * weight.quantization.scale, rtol=1e-6)
     made = bias.quantization.dequantize(bias.integers)
     np.testing.assert_allclose(made, CONV["b"], atol=bias.quantization.scale.max())
-    assert {"u"} == {d.where for d in journal.decisions if d.rule == "fixed_sigmoid_tanh"}
+    assert {"u"} == {d.where for d in plan_log.decisions if d.rule == "fixed_sigmoid_tanh"}
     onnx.checker.check_model(emitted, full_check=True)
 
 
@@ -223,9 +223,9 @@ def test_operands_of_a_concat_share_a_grid_that_covers_them_all() -> None:
 def test_decisions_are_told_once_per_rule_with_the_first_places() -> None:
     chain = " ".join(f"t{k} = Conv<pads=[1,1,1,1]>(t{k - 1}, w2, b)" for k in range(1, 5))
     model = make_model(f"(float[N,4,9,9] t0) => (float[N,4,1,1] y) {{ {chain} y = GlobalAveragePool(t4) }}", CONV)
-    journal = Journal()
-    plan_for(model, config(target="tensorrt", float_dtype="float32"), journal)
-    (bias,) = [note for note in decision_notes(journal.decisions) if "float_bias" in note]
+    plan_log = PlanLog()
+    plan_for(model, config(target="tensorrt", float_dtype="float32"), plan_log)
+    (bias,) = [note for note in decision_notes(plan_log.decisions) if "float_bias" in note]
     assert bias.startswith("target rule float_bias changed 4: ")
     assert "and 1 more; " in bias
 

@@ -25,7 +25,7 @@ from tests.unit.quantizer.toolbox import (
     run_onnx,
     sqnr_db,
 )
-from worker.quantizer.plan.journal import Journal
+from worker.quantizer.plan.log import PlanLog
 from worker.quantizer.plan.rules.dpu import pooling_factor
 from worker.quantizer.plan.targets import move_grids
 from worker.quantizer.plan.types import QuantizationPlan, Role
@@ -40,17 +40,17 @@ def left(plan: QuantizationPlan) -> tuple[str, ...]:
 
 def npu(
     text: str, weights: Arrays = CONV, feeds: Arrays = IMAGES, *, keeps_rules: bool = True, **settings: Any
-) -> tuple[QuantizationPlan, onnx.ModelProto, Journal]:
-    journal = Journal()
+) -> tuple[QuantizationPlan, onnx.ModelProto, PlanLog]:
+    plan_log = PlanLog()
     model = make_model(text, weights)
-    _, plan, emitted = quantize_model(model, feeds, config(target="amd_npu_cnn", **settings), journal)
+    _, plan, emitted = quantize_model(model, feeds, config(target="amd_npu_cnn", **settings), plan_log)
     onnx.checker.check_model(emitted, full_check=True)
     assert bool(check_npu_model(emitted, excluded=left(plan))) is not keeps_rules
-    return plan, emitted, journal
+    return plan, emitted, plan_log
 
 
-def where(journal: Journal, rule: str) -> set[str]:
-    return {decision.where for decision in journal.decisions if decision.rule == rule}
+def where(plan_log: PlanLog, rule: str) -> set[str]:
+    return {decision.where for decision in plan_log.decisions if decision.rule == rule}
 
 
 def position(plan: QuantizationPlan, tensor: str) -> int:
@@ -63,10 +63,10 @@ def test_random_networks_keep_every_rule(seeds: range) -> None:
     for seed in seeds:
         network = RandomNetwork(seed)
         feeds = {name: normal(6, 3, 8, 8, seed=seed + k) for k, name in enumerate(network.inputs)}
-        journal = Journal()
-        _, plan, emitted = quantize_model(network.model, feeds, config(target="amd_npu_cnn"), journal)
+        plan_log = PlanLog()
+        _, plan, emitted = quantize_model(network.model, feeds, config(target="amd_npu_cnn"), plan_log)
         onnx.checker.check_model(emitted, full_check=True)
-        conflicts = {decision.where for decision in journal.decisions if decision.conflict}
+        conflicts = {decision.where for decision in plan_log.decisions if decision.conflict}
         violations = [v for v in check_npu_model(emitted, excluded=left(plan)) if v.node not in conflicts]
         assert not violations, (seed, violations)
         for name, array in run_onnx(emitted, feeds).items():
@@ -129,9 +129,9 @@ def test_averages_are_computed_as_the_hardware_divides(call: str, factor: float 
     channels = 1 if "axes=[1]" in call else 4
     weights = {**CONV, "one": normal(4, channels, 1, 1)}
     model = make_model(POOLED.format(call), weights)
-    journal = Journal()
-    prepared, _ = plan_for(model, config(target="amd_npu_cnn"), journal)
-    made = [decision for decision in journal.decisions if decision.rule.startswith("dpu_")]
+    plan_log = PlanLog()
+    prepared, _ = plan_for(model, config(target="amd_npu_cnn"), plan_log)
+    made = [decision for decision in plan_log.decisions if decision.rule.startswith("dpu_")]
     assert bool(made) == (factor is not None)
     if factor is None:
         return
@@ -152,9 +152,9 @@ GATED = (
 
 
 def test_sigmoid_is_replaced_and_reported() -> None:
-    plan, emitted, journal = npu(GATED)
+    plan, emitted, plan_log = npu(GATED)
     assert "HardSigmoid" in op_types(emitted) and "Sigmoid" not in op_types(emitted)
-    assert where(journal, "sigmoid_to_hard_sigmoid") == where(journal, "dpu_hard_sigmoid") == {"gate"}
+    assert where(plan_log, "sigmoid_to_hard_sigmoid") == where(plan_log, "dpu_hard_sigmoid") == {"gate"}
     assert not left(plan)
 
 
@@ -169,21 +169,21 @@ def test_sigmoid_is_replaced_and_reported() -> None:
     ids=["switched off", "excluded by type", "excluded by name", "makes scores"],
 )
 def test_a_sigmoid_that_is_not_replaced_stays_in_float(text: str, settings: dict[str, Any]) -> None:
-    plan, emitted, journal = npu(text, **settings)
+    plan, emitted, plan_log = npu(text, **settings)
     assert "Sigmoid" in op_types(emitted)
-    assert not where(journal, "sigmoid_to_hard_sigmoid")
+    assert not where(plan_log, "sigmoid_to_hard_sigmoid")
     assert not plan.nodes["gate"].quantized
     assert "t" in plan.activations
 
 
 def test_hard_swish_is_split_into_what_computes_the_same() -> None:
     text = "(float[N,3,9,9] x) => (float[N,4,7,7] y) { t = Conv(x, w, b) [it] y = HardSwish(t) }"
-    model, journal = make_model(text, CONV), Journal()
+    model, plan_log = make_model(text, CONV), PlanLog()
     off = config(target="amd_npu_cnn", target_options={"dpu_hard_sigmoid": False})
-    prepared, plan = plan_for(model, off, journal)
+    prepared, plan = plan_for(model, off, plan_log)
     made = run_onnx(ir.to_proto(prepared.model), IMAGES)["y"]
     np.testing.assert_allclose(made, run_onnx(model, IMAGES)["y"], rtol=1e-5, atol=1e-6)
-    assert where(journal, "split_hard_swish") == {"it"}
+    assert where(plan_log, "split_hard_swish") == {"it"}
     assert plan.nodes["it"].quantized
     assert not left(npu(text)[0])
 
@@ -192,8 +192,8 @@ def test_divisions_become_products_and_slopes_are_rounded_to_256ths() -> None:
     text = "t = Conv(x, w, b) r = LeakyRelu<alpha=0.1>(t) [it] u = Div(r, six) y = Conv(u, w2)"
     text = f"(float[N,3,9,9] x) => (float[N,4,5,5] y) {{ {text} }}"
     weights = {**CONV, "six": np.float32(6)}
-    plan, emitted, journal = npu(text, weights)
-    assert where(journal, "div_to_mul") == {"it"}
+    plan, emitted, plan_log = npu(text, weights)
+    assert where(plan_log, "div_to_mul") == {"it"}
     (leaky,) = [node for node in emitted.graph.node if node.op_type == "LeakyRelu"]
     assert (leaky.attribute[0].f, left(plan)) == (26 / 256, ())
     assert sqnr_db(run_onnx(make_model(text, weights), IMAGES)["y"], run_onnx(emitted, IMAGES)["y"]) > 15
@@ -204,15 +204,15 @@ def test_what_moves_is_quantized_anew() -> None:
     weights = {**CONV, "big": np.full((1, 1, 7, 7), 90.0, np.float32), "w3": normal(2, 5, 1, 1)}
     text = "t = Conv(x, w, b) [join] c = Concat<axis=1>(t, big) y = Conv(c, w3)"
     text = f"(float[1,3,9,9] x) => (float[1,2,7,7] y) {{ {text} }}"
-    plan, _, journal = npu(text, weights, {"x": normal(1, 3, 9, 9)})
+    plan, _, plan_log = npu(text, weights, {"x": normal(1, 3, 9, 9)})
     assert position(plan, "t") == position(plan, "c") == 0
     moved = plan.weights["big"]
     np.testing.assert_array_equal(moved.quantization.dequantize(moved.integers), weights["big"])
-    assert "t" in where(journal, "align_concat")
+    assert "t" in where(plan_log, "align_concat")
     weights = {"w": normal(4, 3, 3, 3, scale=1e-6), "b": np.full(4, 3.0, np.float32)}
-    plan, _, journal = npu("(float[N,3,9,9] x) => (float[N,4,7,7] y) { y = Conv(x, w, b) }", weights)
+    plan, _, plan_log = npu("(float[N,3,9,9] x) => (float[N,4,7,7] y) { y = Conv(x, w, b) }", weights)
     moved = plan.weights["w"]
-    assert "w" in where(journal, "shift_cut") | where(journal, "shift_bias")
+    assert "w" in where(plan_log, "shift_cut") | where(plan_log, "shift_bias")
     made, step = moved.quantization.dequantize(moved.integers), float(moved.quantization.scale)
     np.testing.assert_allclose(made, weights["w"], atol=step / 2)
     assert not left(plan)
@@ -248,16 +248,16 @@ def test_limits_that_contradict_each_other_are_reported() -> None:
         {**CONV, "big": np.full((4, 1, 1), 300.0, np.float32)},
     )
     settings = config(target="amd_npu_cnn")
-    journal = Journal()
-    prepared, plan, emitted = quantize_model(model, {"x": normal(1, 3, 9, 9)}, settings, journal)
-    (conflict,) = [decision for decision in journal.decisions if decision.conflict]
+    plan_log = PlanLog()
+    prepared, plan, emitted = quantize_model(model, {"x": normal(1, 3, 9, 9)}, settings, plan_log)
+    (conflict,) = [decision for decision in plan_log.decisions if decision.conflict]
     assert (conflict.rule, conflict.what) == ("shift_write", "not kept: it contradicts the limits around it")
     (violation,) = check_npu_model(emitted)
     assert (violation.rule, violation.node) == (conflict.rule, conflict.where)
     # looking again finds the same once more, and moves nothing
     before = [entry.quantization for entry in plan.activations.values()]
-    assert [found.where for found in move_grids(prepared.graph, plan, settings, journal)] == [conflict.where]
-    assert sum(decision.conflict for decision in journal.decisions) == 1
+    assert [found.where for found in move_grids(prepared.graph, plan, settings, plan_log)] == [conflict.where]
+    assert sum(decision.conflict for decision in plan_log.decisions) == 1
     assert [entry.quantization for entry in plan.activations.values()] == before
     # nothing else has suffered
     assert position(plan, "t") == position(plan, "u") == position(plan, "y") > -8
@@ -273,10 +273,10 @@ def test_dead_channels_do_no_harm(living: int) -> None:
     expected = run_onnx(make_model(text, weights), IMAGES)["y"]
     assert sqnr_db(expected, run_onnx(emitted, IMAGES)["y"]) > 10
     types = {"activation": {"dtype": "bfp16"}, "weight": {"dtype": "bfp16"}}  # are left as they are
-    journal = Journal()
-    plan = plan_for(make_model(text, weights), config(target="amd_npu_cnn", **types), journal)[1]
+    plan_log = PlanLog()
+    plan = plan_for(make_model(text, weights), config(target="amd_npu_cnn", **types), plan_log)[1]
     assert {entry.spec.dtype for entry in (*plan.activations.values(), *plan.weights.values())} == {"bfp16"}
-    assert not where(journal, "xint8")
+    assert not where(plan_log, "xint8")
 
 
 def test_normalizations_written_out_stay_in_float() -> None:

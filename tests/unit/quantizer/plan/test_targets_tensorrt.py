@@ -12,7 +12,7 @@ from tests.unit.quantizer.random_networks import RandomNetwork
 from tests.unit.quantizer.toolbox import Arrays, config, make_model, normal, quantize_model, run_onnx, sqnr_db
 from worker.quantizer.graph.values import node_name
 from worker.quantizer.ops.linear import LINEAR
-from worker.quantizer.plan.journal import Journal
+from worker.quantizer.plan.log import PlanLog
 from worker.quantizer.plan.types import QuantizationPlan, Role
 
 WEIGHTS = {
@@ -25,11 +25,11 @@ SAME = "<pads=[1,1,1,1]>"
 
 
 def tensorrt(
-    text: str, weights: Arrays | None = None, journal: Journal | None = None, **settings: Any
+    text: str, weights: Arrays | None = None, plan_log: PlanLog | None = None, **settings: Any
 ) -> tuple[QuantizationPlan, onnx.ModelProto]:
     """Plan and emitted model, which is near the float model."""
     model = make_model(text, WEIGHTS if weights is None else weights)
-    _, plan, emitted = quantize_model(model, IMAGES, config(target="tensorrt", **settings), journal)
+    _, plan, emitted = quantize_model(model, IMAGES, config(target="tensorrt", **settings), plan_log)
     onnx.checker.check_model(emitted, full_check=True)
     got = run_onnx(emitted, IMAGES, optimized=False)
     for name, expected in run_onnx(model, IMAGES, optimized=False).items():
@@ -69,11 +69,11 @@ def test_random_networks_keep_to_what_the_parser_takes(seed: int) -> None:
 
 
 def test_the_add_of_a_residual_block_is_fused_with_its_convolution() -> None:
-    journal = Journal()
+    plan_log = PlanLog()
     plan, emitted = tensorrt(
         f"(float[N,3,9,9] x) => (float[N,4,7,7] y) {{ s = Conv(x, w, b) r = Relu(s) [main] c = Conv{SAME}(r, w2, b) "
         f"[join] a = Add(c, r) o = Relu(a) y = Conv{SAME}(o, w2) }}",
-        journal=journal,
+        plan_log=plan_log,
     )
     (join,) = [node for node in emitted.graph.node if node.op_type == "Add"]
     (skip,) = [node for node in emitted.graph.node if node.output[0] == join.input[1]]
@@ -82,7 +82,7 @@ def test_the_add_of_a_residual_block_is_fused_with_its_convolution() -> None:
     assert plan.nodes["join"].quantized
     (behind,) = [node for node in emitted.graph.node if join.output[0] in node.input]
     assert behind.op_type in ("Relu", "QuantizeLinear")  # int8 out; the Relu may be what saturation gives anyway
-    told = [(d.where, d.what) for d in journal.decisions if d.rule == "fuse_epilogues"]
+    told = [(d.where, d.what) for d in plan_log.decisions if d.rule == "fuse_epilogues"]
     assert told == [("c", "no Q/DQ pair")]
 
 
@@ -170,10 +170,10 @@ def test_8_bit_floats_are_e4m3() -> None:
     text = f"(float[N,3,9,9] x) => (float[N,4,7,7] y) {{ s = Conv(x, w) y = Conv{SAME}(s, w2) }}"
     model = make_model(text, WEIGHTS, opset=21)
     types = {"activation": {"dtype": "float8_e5m2"}, "weight": {"dtype": "float8_e5m2"}}
-    journal = Journal()
-    _, plan, emitted = quantize_model(model, IMAGES, config(target="tensorrt", **types), journal)
+    plan_log = PlanLog()
+    _, plan, emitted = quantize_model(model, IMAGES, config(target="tensorrt", **types), plan_log)
     assert {entry.spec.dtype for entry in (*plan.activations.values(), *plan.weights.values())} == {"float8_e4m3fn"}
-    assert {d.where for d in journal.decisions if d.rule == "float8_e4m3"} == {"x", "s", "w", "w2"}
+    assert {d.where for d in plan_log.decisions if d.rule == "float8_e4m3"} == {"x", "s", "w", "w2"}
     assert sqnr_db(run_onnx(model, IMAGES)["y"], run_onnx(emitted, IMAGES, optimized=False)["y"]) > 20
 
 

@@ -263,12 +263,12 @@ def test_no_draft_of_a_run_is_changed(
 
     def remember(draft: Draft, *args: Any, **settings: Any) -> None:
         construct(draft, *args, **settings)
-        made.append((draft, deepcopy((draft.plan, draft.journal))))
+        made.append((draft, deepcopy((draft.plan, draft.plan_log))))
 
     monkeypatch.setattr(Draft, "__init__", remember)
     settings = parse_config({"preset": "plain", "target": target, "algorithms": algorithms})
     result = quantize_file(tmp_path, network(), data(32), settings)
     assert len(result.report.algorithms) == len(algorithms) and len(made) > 2 * len(algorithms)
     changed = [found for draft, (plan, _) in made for found in differences(plan, draft.plan, "plan")]
-    changed += [found for draft, (_, journal) in made for found in differences(journal, draft.journal, "journal")]
+    changed += [found for draft, (_, plan_log) in made for found in differences(plan_log, draft.plan_log, "plan_log")]
     assert not changed

@@ -58,7 +58,7 @@ def by_hand(model: onnx.ModelProto, samples: np.ndarray, exponent: int) -> float
 
 
 def notes_of(draft: Draft) -> list[str]:
-    return [note for note in draft.journal.notes if note.startswith("input ")]
+    return [note for note in draft.plan_log.notes if note.startswith("input ")]
 
 
 def test_a_loud_feature_that_nobody_looks_at_does_not_set_the_range() -> None:
@@ -191,7 +191,7 @@ def calibrated_per_tensor(model: onnx.ModelProto, **weight: object) -> Draft:
 
 
 def silence_of(draft: Draft) -> list[str]:
-    return [note for note in draft.journal.notes if "0 on all calibration data" in note]
+    return [note for note in draft.plan_log.notes if "0 on all calibration data" in note]
 
 
 @each("function", ["Relu (made)", "Clip (made, zero, six)"])

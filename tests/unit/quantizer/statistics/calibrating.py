@@ -15,7 +15,7 @@ from service.contracts.specs import ActivationSpec
 from tests.unit.quantizer.toolbox import normal, rng
 from worker.quantizer.numerics.integer import grid_for_range
 from worker.quantizer.statistics.grids import GridFamily
-from worker.quantizer.statistics.reducers import RangeReducer
+from worker.quantizer.statistics.observers import RangeObserver
 from worker.quantizer.statistics.sampling import WeightedValues
 
 __all__ = ["normal", "rng"]
@@ -94,9 +94,9 @@ def cuts(length: int, points: Sequence[int]) -> list[slice]:
     return [slice(a, b) for a, b in itertools.pairwise([0, *inner, length])]
 
 
-def feed(reducer: RangeReducer, stream: np.ndarray, pieces: Sequence[slice]) -> tuple[float, float]:
+def feed(observer: RangeObserver, stream: np.ndarray, pieces: Sequence[slice]) -> tuple[float, float]:
     """One row is one sample."""
     for piece in pieces:
-        reducer.update(stream[piece], piece.stop - piece.start)
-    found = reducer.result()
+        observer.update(stream[piece], piece.stop - piece.start)
+    found = observer.result()
     return found.minimum, found.maximum

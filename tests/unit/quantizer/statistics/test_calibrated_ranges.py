@@ -19,8 +19,8 @@ from service.contracts.specs import ActivationSpec, TensorRange
 from tests.support.each import each
 from tests.unit.quantizer.statistics.calibrating import collected, cuts, feed, normal, rng, spec_of
 from worker.quantizer.statistics.grids import GridFamily
-from worker.quantizer.statistics.ranges import find_ranges, range_reducer
-from worker.quantizer.statistics.reducers import Range
+from worker.quantizer.statistics.observers import Range
+from worker.quantizer.statistics.ranges import find_ranges, range_observer
 from worker.quantizer.statistics.sampling import SampledValues
 from worker.quantizer.statistics.supplied import supplied_ranges
 
@@ -49,29 +49,29 @@ SPECS = [
 def test_the_range_does_not_depend_on_the_cut_of_the_stream(spec: ActivationSpec, points: list[int], seed: int) -> None:
     """5200 values in 40 samples: more than mse keeps with 128 bins, so that the sample counts too."""
     stream = np.maximum(normal(40, 130, seed=seed) * np.linspace(0.1, 3, 40, dtype=np.float32)[:, None], -1)
-    whole = feed(range_reducer(spec, samples=40), stream, [slice(0, 40)])
-    assert feed(range_reducer(spec, samples=40), stream, cuts(40, points)) == whole
+    whole = feed(range_observer(spec, samples=40), stream, [slice(0, 40)])
+    assert feed(range_observer(spec, samples=40), stream, cuts(40, points)) == whole
 
 
 @each(("spec", "where"), itertools.product(SPECS, [0, 50, 99]))
 def test_nan_anywhere_makes_the_range_nan(spec: ActivationSpec, where: int) -> None:
     stream = normal(100, 3)
     stream[where] = np.nan
-    low, high = feed(range_reducer(spec, samples=100), stream, cuts(100, [10, 60]))
+    low, high = feed(range_observer(spec, samples=100), stream, cuts(100, [10, 60]))
     assert math.isnan(low) and math.isnan(high)
 
 
 @each("spec", SPECS)
 def test_a_constant_keeps_its_value_and_nothing_seen_has_no_range(spec: ActivationSpec) -> None:
-    assert feed(range_reducer(spec, samples=6), np.zeros((6, 50), np.float32), cuts(6, [2])) == (0, 0)
-    found = range_reducer(spec, samples=6).result()
+    assert feed(range_observer(spec, samples=6), np.zeros((6, 50), np.float32), cuts(6, [2])) == (0, 0)
+    found = range_observer(spec, samples=6).result()
     assert not (math.isfinite(found.minimum) and math.isfinite(found.maximum))
-    low, high = feed(range_reducer(spec, samples=1), np.array([[1.5]], np.float32), [slice(0, 1)])
+    low, high = feed(range_observer(spec, samples=1), np.array([[1.5]], np.float32), [slice(0, 1)])
     assert low <= high and math.isfinite(low) and math.isfinite(high)
     if spec.calibration.method == "distribution" and "float8" in spec.dtype:
         return  # by the deviation of a constant, which is none, a float8 has no grid
     for value in (2.5, -0.3):
-        low, high = feed(range_reducer(spec, samples=6), np.full((6, 50), value, np.float32), cuts(6, [2]))
+        low, high = feed(range_observer(spec, samples=6), np.full((6, 50), value, np.float32), cuts(6, [2]))
         tolerance = abs(value) * (0.3 if spec.scale == "power_of_two" else 0.2)
         assert low <= value + tolerance
         assert high >= value - tolerance
@@ -86,12 +86,12 @@ def test_memory_is_flat_from_125_to_5000_samples(method: str) -> None:
     block = normal(1600, seed=3)
 
     def peak(samples: int) -> int:
-        reducer = range_reducer(spec_of("uint8", symmetric=False, method=method), samples=samples)
+        observer = range_observer(spec_of("uint8", symmetric=False, method=method), samples=samples)
         tracemalloc.start()
         try:
             for k in range(samples):
-                reducer.update(block[None] * np.float32(1 + k % 17 / 16), 1)
-            reducer.result()
+                observer.update(block[None] * np.float32(1 + k % 17 / 16), 1)
+            observer.result()
             return tracemalloc.get_traced_memory()[1]
         finally:
             tracemalloc.stop()
@@ -113,19 +113,21 @@ def test_moving_average_is_the_recursion_over_samples(constant: float, points: l
         low = (1 - constant) * low + constant * sample.min()
         high = (1 - constant) * high + constant * sample.max()
     spec = spec_of(method="minmax", moving_average=constant)
-    found = feed(range_reducer(spec, samples=len(samples)), samples, cuts(len(samples), points))
+    found = feed(range_observer(spec, samples=len(samples)), samples, cuts(len(samples), points))
     assert found == pytest.approx((low, high), rel=1e-4, abs=1e-4)
 
 
 def test_distribution_is_onnxruntimes() -> None:
     values = normal(20, 1000, seed=4) + 0.3
     zero, scale = compute_scale_zp_float8(onnx.TensorProto.FLOAT8E4M3FN, collected(values, "distribution").avg_std[1])
-    low, high = feed(range_reducer(spec_of("float8_e4m3fn", method="distribution"), samples=20), values, [slice(0, 20)])
+    low, high = feed(
+        range_observer(spec_of("float8_e4m3fn", method="distribution"), samples=20), values, [slice(0, 20)]
+    )
     assert float(zero) == 0
     assert (low, high) == pytest.approx((-448 * float(scale), 448 * float(scale)), rel=1e-3)
     values = np.maximum(normal(20, 1000, seed=5), -0.5)
     spec = spec_of("uint8", symmetric=False, method="distribution")
-    found = feed(range_reducer(spec, samples=20), values, cuts(20, [7]))
+    found = feed(range_observer(spec, samples=20), values, cuts(20, [7]))
     assert found == tuple(float(end) for end in collected(values, "distribution").range_value)
 
 
@@ -137,12 +139,12 @@ def test_layerwise_percentile_takes_the_candidate_with_the_least_error(
     candidates = [80.0, 99.0, 99.9, 99.99, 100.0]
     values = rng(seed).standard_t(2 + seed, (30, 700)).astype(np.float32)
     spec = spec_of(dtype, symmetric=symmetric, method="layerwise_percentile", candidates=candidates, metric=metric)
-    found = feed(range_reducer(spec, samples=30), values, cuts(30, [11]))
+    found = feed(range_observer(spec, samples=30), values, cuts(30, [11]))
     family = GridFamily.of(spec)
     errors = {}
     for percentile in candidates:
         single = spec_of(dtype, symmetric=symmetric, method="percentile", percentile=percentile)
-        ends = feed(range_reducer(single, samples=30), values, cuts(30, [11]))
+        ends = feed(range_observer(single, samples=30), values, cuts(30, [11]))
         scale, zero = family.parameters(np.asarray(ends[0]), np.asarray(ends[1]))
         qmin, qmax = family.limits
         off = (np.clip(np.rint(values / scale), qmin - zero, qmax - zero) * scale - values).astype(np.float64)
@@ -152,10 +154,10 @@ def test_layerwise_percentile_takes_the_candidate_with_the_least_error(
 
 def test_results_are_found_in_order_whatever_the_threads() -> None:
     def run(threads: int) -> dict[str, Any]:
-        reducers = {str(k): range_reducer(spec_of(method="mse"), samples=2) for k in range(7)}
-        for k, reducer in enumerate(reducers.values()):
-            reducer.update(normal(2, 500, seed=k), 2)
-        return find_ranges(reducers, threads=threads)
+        observers = {str(k): range_observer(spec_of(method="mse"), samples=2) for k in range(7)}
+        for k, observer in enumerate(observers.values()):
+            observer.update(normal(2, 500, seed=k), 2)
+        return find_ranges(observers, threads=threads)
 
     assert run(1) == run(3)
     assert list(run(3)) == [str(k) for k in range(7)]

@@ -27,7 +27,7 @@ from tests.unit.quantizer.statistics.calibrating import (
 from worker.quantizer.statistics.grids import GridFamily, SquaredError
 from worker.quantizer.statistics.mse import mse_range
 from worker.quantizer.statistics.power_of_two import covering_range, grid_range
-from worker.quantizer.statistics.ranges import range_reducer
+from worker.quantizer.statistics.ranges import range_observer
 
 DENSE = [
     family if family.reduce_range == (family.scale == "int16") else pytest.param(family, marks=pytest.mark.long)
@@ -99,7 +99,7 @@ def test_a_sample_of_a_long_stream_does_nearly_as_well_as_all_of_it(dtype: str, 
     stream[137, :3] = [29, -31, 40]
     spec = mse(dtype, symmetric=symmetric, scale=scale)
     family = GridFamily.of(spec)
-    low, high = feed(range_reducer(spec, samples=500), stream, cuts(500, [32, 64, 300]))
+    low, high = feed(range_observer(spec, samples=500), stream, cuts(500, [32, 64, 300]))
     best = mse_range(weighted(stream), family)
     ours = grid_error(stream, family, low, high)
     assert ours <= grid_error(stream, family, best.minimum, best.maximum) * 1.02
@@ -113,19 +113,19 @@ def test_a_single_outlier_in_ten_million_is_never_lost(method: dict[str, object]
     """It decides the range of 16 bits; a plain sample of every 300th value would miss it."""
     spec = ActivationSpec.model_validate({"dtype": "int16", "symmetric": True, "calibration": method})
     block = np.clip(normal(100_000, seed=12), -4, 4)
-    reducer = range_reducer(spec, samples=100)
+    observer = range_observer(spec, samples=100)
     for k in range(100):
         values = np.roll(block, k * 977)
         values[5] = 50 if k == 41 else values[5]
-        reducer.update(values, 1)
-    assert reducer.result().maximum >= 49
+        observer.update(values, 1)
+    assert observer.result().maximum >= 49
 
 
 @given(exponents=st.lists(st.integers(-120, 120), min_size=1, max_size=30), seed=st.integers(0, 99))
 def test_a_huge_dynamic_range_gives_a_finite_range_within_it(exponents: list[int], seed: int) -> None:
     stream = (np.exp2(np.array(exponents, np.float64)) * rng(seed).uniform(-1, 1, len(exponents))).astype(np.float32)
     for spec in (mse(), mse("uint8", symmetric=False), mse(scale="power_of_two")):
-        low, high = feed(range_reducer(spec, samples=len(stream)), stream, [slice(0, len(stream))])
+        low, high = feed(range_observer(spec, samples=len(stream)), stream, [slice(0, len(stream))])
         assert math.isfinite(low)
         assert math.isfinite(high)
         assert low <= 0 <= high

@@ -1,4 +1,4 @@
-"""Streaming reducers against numpy over the whole stream at once."""
+"""Streaming observers against numpy over the whole stream at once."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from hypothesis.extra import numpy as hnp
 from tests.support.each import each
 from tests.unit.quantizer.statistics.calibrating import cuts, feed, normal, rng, spec_of
 from worker.quantizer.run.checkpoint import pack, unpack
-from worker.quantizer.statistics.ranges import range_reducer
-from worker.quantizer.statistics.reducers import ChannelMean, MinMax, Percentile, Reducer
+from worker.quantizer.statistics.observers import ChannelMean, MinMax, Observer, Percentile
+from worker.quantizer.statistics.ranges import range_observer
 from worker.quantizer.statistics.rows import ChannelExtremes, RowSample
 from worker.quantizer.statistics.snapshot import Snapshot, restore
 from worker.quantizer.statistics.tails import Tail
@@ -61,32 +61,32 @@ def test_percentile_of_a_long_stream(batch: int) -> None:
     samples = 100
     stream = rng(3).standard_normal((samples, 5000)).astype(np.float32) * np.linspace(0.2, 3, samples)[:, None]
     stream = np.maximum(stream, -1).astype(np.float32)
-    reducer = Percentile(99.0, samples=samples)
+    observer = Percentile(99.0, samples=samples)
     for start in range(0, samples, batch):
         part = stream[start : start + batch]
-        reducer.update(part, len(part))
+        observer.update(part, len(part))
     flat = stream.reshape(-1)
-    assert reducer.result().maximum == kth_largest(flat, 0.005)
-    assert reducer.result().minimum == -kth_largest(-flat, 0.005)
+    assert observer.result().maximum == kth_largest(flat, 0.005)
+    assert observer.result().minimum == -kth_largest(-flat, 0.005)
 
 
 def test_a_stream_that_ends_early_is_answered_by_its_own_length() -> None:
     stream = normal(1000)
-    reducer = Percentile(90.0, samples=10)
+    observer = Percentile(90.0, samples=10)
     for start in range(0, 500, 100):
-        reducer.update(stream[start : start + 100], 1)
-    assert reducer.result().maximum == kth_largest(stream[:500], 0.05)
+        observer.update(stream[start : start + 100], 1)
+    assert observer.result().maximum == kth_largest(stream[:500], 0.05)
 
 
 def test_a_stream_that_grows_is_never_cut_too_deep() -> None:
     """Samples of unlike size: the rank cannot be known in advance, so the range may only come out wider."""
     parts = [normal(10, seed=1), normal(20_000, seed=2), normal(100_000, seed=3)]
-    reducer = Percentile(99.0, samples=3)
+    observer = Percentile(99.0, samples=3)
     for part in parts:
-        reducer.update(part, 1)
+        observer.update(part, 1)
     flat = np.concatenate(parts)
-    assert kth_largest(flat, 0.005) <= reducer.result().maximum <= flat.max()
-    assert flat.min() <= reducer.result().minimum <= -kth_largest(-flat, 0.005)
+    assert kth_largest(flat, 0.005) <= observer.result().maximum <= flat.max()
+    assert flat.min() <= observer.result().minimum <= -kth_largest(-flat, 0.005)
 
 
 def test_minmax_takes_any_shape_and_shows_infinities() -> None:
@@ -103,8 +103,8 @@ def test_percentile_counts_infinities_as_the_outermost_values(points: list[int],
     found = feed(Percentile(80.0, samples=100), stream, cuts(100, points))
     assert found == (-kth_largest(-stream, 0.1), kth_largest(stream, 0.1))
     for symmetric, value in itertools.product((False, True), (-np.inf, np.inf)):
-        reducer = Percentile(99.0, samples=4, symmetric=symmetric)
-        assert not all(map(math.isfinite, feed(reducer, np.full(40, value, np.float32), cuts(40, [10]))))
+        observer = Percentile(99.0, samples=4, symmetric=symmetric)
+        assert not all(map(math.isfinite, feed(observer, np.full(40, value, np.float32), cuts(40, [10]))))
 
 
 @pytest.mark.parametrize("lower", [False, True])
@@ -128,24 +128,24 @@ def test_rounding_beyond_capacity_is_bounded(lower: bool, spread: float) -> None
     points=st.lists(st.integers(0, 100), max_size=5),
 )
 def test_channel_mean_equals_numpy_for_any_cut(stream: np.ndarray, points: list[int]) -> None:
-    reducer = ChannelMean()
+    observer = ChannelMean()
     for piece in cuts(len(stream), points):
-        reducer.update(stream[piece], piece.stop - piece.start)
-    np.testing.assert_allclose(reducer.result(), stream.astype(np.float64).mean(axis=(0, 2)), rtol=1e-6, atol=1e-6)
+        observer.update(stream[piece], piece.stop - piece.start)
+    np.testing.assert_allclose(observer.result(), stream.astype(np.float64).mean(axis=(0, 2)), rtol=1e-6, atol=1e-6)
 
 
 def test_channel_mean_takes_any_rank_and_keeps_digits_over_many_batches() -> None:
     for shape in ((4, 5), (4, 5, 6), (2, 5, 3, 4, 2)):
         values = normal(*shape) + np.arange(5, dtype=np.float32).reshape(1, 5, *[1] * (len(shape) - 2))
-        reducer = ChannelMean()
-        reducer.update(values, 4)
+        observer = ChannelMean()
+        observer.update(values, 4)
         expected = np.moveaxis(values, 1, 0).reshape(5, -1).mean(axis=1)
-        np.testing.assert_allclose(reducer.result(), expected, rtol=1e-5)
-    reducer = ChannelMean()
-    assert reducer.result() is None
+        np.testing.assert_allclose(observer.result(), expected, rtol=1e-5)
+    observer = ChannelMean()
+    assert observer.result() is None
     for _ in range(2000):
-        reducer.update(np.full((8, 1, 100), 1000.1, np.float32), 8)
-    assert reducer.result() == pytest.approx([float(np.float32(1000.1))], rel=1e-6)
+        observer.update(np.full((8, 1, 100), 1000.1, np.float32), 8)
+    assert observer.result() == pytest.approx([float(np.float32(1000.1))], rel=1e-6)
 
 
 @given(data=st.data())
@@ -154,11 +154,11 @@ def test_streamed_extremes_are_those_of_everything_seen(data: st.DataObject) -> 
     axis = data.draw(st.integers(-len(shape), len(shape) - 1))
     numbers = np.random.default_rng(data.draw(st.integers(0, 9)))
     batches = [numbers.standard_normal(shape).astype(np.float32) for _ in range(data.draw(st.integers(1, 3)))]
-    reducer = ChannelExtremes(axis)
+    observer = ChannelExtremes(axis)
     for batch in batches:
-        reducer.update(batch, shape[0])
+        observer.update(batch, shape[0])
     every = np.stack([np.moveaxis(batch, axis, 0).reshape(shape[axis], -1) for batch in batches])
-    low, high = reducer.result() or (None, None)
+    low, high = observer.result() or (None, None)
     np.testing.assert_array_equal(low, every.min(axis=(0, 2)))
     np.testing.assert_array_equal(high, every.max(axis=(0, 2)))
 
@@ -167,10 +167,10 @@ def test_streamed_extremes_are_those_of_everything_seen(data: st.DataObject) -> 
 def test_long_and_short_rows_give_the_same(size: int) -> None:
     values = np.random.default_rng(0).standard_normal((2, 3, size, size)).astype(np.float32)
     values[1, 2, 0, 0] = np.nan
-    reducer = ChannelExtremes(1)
-    assert reducer.result() is None
-    reducer.update(values, 2)
-    low, high = reducer.result() or (None, None)
+    observer = ChannelExtremes(1)
+    assert observer.result() is None
+    observer.update(values, 2)
+    low, high = observer.result() or (None, None)
     np.testing.assert_array_equal(low, values.min(axis=(0, 2, 3)))
     np.testing.assert_array_equal(high, values.max(axis=(0, 2, 3)))
     assert np.isnan(high).tolist() == [False, False, True]
@@ -233,41 +233,41 @@ METHODS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def reducers() -> dict[str, Reducer]:
+def observers() -> dict[str, Observer]:
     specs = {name: spec_of("uint8", symmetric=False, **method) for name, method in METHODS.items()}
     specs["mse on a power of two"] = spec_of(scale="power_of_two", method="mse")
     specs["non overflow"] = spec_of(scale="power_of_two", method="non_overflow")
     specs["symmetric percentile"] = spec_of(**METHODS["percentile"])
     return {
-        **{name: range_reducer(spec, samples=SAMPLES) for name, spec in specs.items()},
+        **{name: range_observer(spec, samples=SAMPLES) for name, spec in specs.items()},
         "channel mean": ChannelMean(),
         "channel extremes": ChannelExtremes(1),
         "rows": RowSample(rows=16, fewest=4),
     }
 
 
-def fed(found: dict[str, Reducer], stream: np.ndarray, first: int, last: int, step: int) -> None:
+def fed(found: dict[str, Observer], stream: np.ndarray, first: int, last: int, step: int) -> None:
     for start in range(first, last, step):
         batch = stream[start : min(start + step, last)]
-        for reducer in found.values():
-            reducer.update(batch, len(batch))
+        for observer in found.values():
+            observer.update(batch, len(batch))
 
 
-def results(found: dict[str, Reducer]) -> dict[str, Any]:
+def results(found: dict[str, Observer]) -> dict[str, Any]:
     """What each gives, as words: arrays are not compared by one truth."""
-    return {name: repr(reducer.result()) for name, reducer in found.items()}  # type: ignore[attr-defined]
+    return {name: repr(observer.result()) for name, observer in found.items()}  # type: ignore[attr-defined]
 
 
 @pytest.mark.slow
 @given(batches=st.integers(0, 6), seed=st.integers(0, 99))
 def test_a_pass_that_goes_on_gives_what_a_whole_one_gives(batches: int, seed: int) -> None:
     stream = normal(SAMPLES, 3, SIZE, seed=seed)
-    whole, broken_off = reducers(), reducers()
+    whole, broken_off = observers(), observers()
     fed(whole, stream, 0, SAMPLES, 4)
     done = 4 * batches
     fed(broken_off, stream, 0, done, 4)
     data = Snapshot(list(broken_off.values())).to_bytes(done)
-    going_on = reducers()
+    going_on = observers()
     assert restore(list(going_on.values()), data) == done
     fed(going_on, stream, done, SAMPLES, 4)
     assert results(going_on) == results(whole)
@@ -276,7 +276,7 @@ def test_a_pass_that_goes_on_gives_what_a_whole_one_gives(batches: int, seed: in
 def test_long_streams_go_on_alike_where_values_are_sampled_and_tails_rounded() -> None:
     stream = normal(40, 70_000, seed=5)
     method = spec_of("uint8", symmetric=False, method="mse", bins=128)
-    made = [range_reducer(method, samples=40) for _ in range(3)]
+    made = [range_observer(method, samples=40) for _ in range(3)]
     for batch in stream[:, None]:
         made[0].update(batch, 1)
     for batch in stream[:17, None]:
@@ -298,16 +298,16 @@ def test_what_belongs_to_others_changes_nothing() -> None:
         ([MinMax(), ChannelMean()], pack({"head": np.zeros(3, np.uint8)})),
         ([MinMax(), ChannelMean()], data[:-8]),
     ):
-        before = [repr(vars(reducer)) for reducer in fresh]
+        before = [repr(vars(observer)) for observer in fresh]
         with pytest.raises((ValueError, LookupError)):
             restore(fresh, held)
-        assert [repr(vars(reducer)) for reducer in fresh] == before
+        assert [repr(vars(observer)) for observer in fresh] == before
 
 
 def test_what_is_asked_for_shows_in_fresh_reducers() -> None:
     asked = ((99.0, 8), (99.9, 8), (99.0, 9))
-    made = [range_reducer(spec_of(method="percentile", percentile=p), samples=n) for p, n in asked]
-    assert len({Snapshot([reducer]).to_bytes(0) for reducer in made}) == 3
+    made = [range_observer(spec_of(method="percentile", percentile=p), samples=n) for p, n in asked]
+    assert len({Snapshot([observer]).to_bytes(0) for observer in made}) == 3
 
 
 def test_arrays_come_back_as_they_were_and_nothing_else_is_taken_for_them() -> None:

@@ -16,7 +16,7 @@ from tests.support.each import each
 from tests.unit.quantizer.statistics.calibrating import grid_error, grid_errors, normal, rng
 from worker.quantizer.statistics.block_search import block_range
 from worker.quantizer.statistics.grids import GridFamily
-from worker.quantizer.statistics.ranges import Percentile, range_reducer
+from worker.quantizer.statistics.ranges import Percentile, range_observer
 from worker.quantizer.statistics.weights import extremes, weight_range
 
 
@@ -50,9 +50,9 @@ def test_percentile_is_that_of_activations_row_by_row(symmetric: bool, percentil
     spec = spec_of("uint8", symmetric=symmetric, method="percentile", percentile=percentile)
     low, high = weight_range(groups, spec)
     for row, a, b in zip(groups, low, high, strict=True):
-        reducer = Percentile(percentile, samples=1, symmetric=symmetric)
-        reducer.update(row, 1)
-        assert (reducer.result().minimum, reducer.result().maximum) == (a, b)
+        observer = Percentile(percentile, samples=1, symmetric=symmetric)
+        observer.update(row, 1)
+        assert (observer.result().minimum, observer.result().maximum) == (a, b)
 
 
 def exhaustive(row: np.ndarray, family: GridFamily, exponents: range | None) -> float:
@@ -152,7 +152,7 @@ def test_a_type_without_a_range_is_refused() -> None:
         weight_range(normal(2, 3), spec_of("bfloat16"))
     for dtype in ("float16", "bfloat16", "mx9"):
         with pytest.raises(ValueError, match="not calibrated"):
-            range_reducer(ActivationSpec.model_validate({"dtype": dtype}), samples=1)
+            range_observer(ActivationSpec.model_validate({"dtype": dtype}), samples=1)
 
 
 _KINDS = [("uint4", False), ("int4", True), ("int4", False), ("int8", True), ("uint8", False)]

@@ -14,9 +14,9 @@ from service.contracts.dataset import InputSpec, PreprocessingSpec
 from service.contracts.errors import CanceledError, DatasetMismatchError, ResourceLimitError
 from service.contracts.model import TensorInfo
 from worker.quantizer.data import ArrayDataset, open_dataset
+from worker.quantizer.layerwise.store import Limits
 from worker.quantizer.run.interface import SilentRun
 from worker.quantizer.training.samples import TrainingSamples, epoch_order
-from worker.quantizer.walk.store import Limits
 
 SAMPLES = 23
 _PICTURES = PreprocessingSpec(inputs={"x": InputSpec(layout="NHWC", scale=1 / 255, mean=(0.5,), std=(0.25,))})

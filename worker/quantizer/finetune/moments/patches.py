@@ -15,8 +15,8 @@ import onnx_ir as ir
 
 from worker.quantizer.finetune.moments.arrays import matmul
 from worker.quantizer.graph.values import is_constant, users
+from worker.quantizer.layerwise import Visit
 from worker.quantizer.ops.linear import LinearNode
-from worker.quantizer.walk import Visit
 
 
 @dataclass(frozen=True)

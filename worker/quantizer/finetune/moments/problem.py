@@ -22,7 +22,7 @@ import numpy as np
 
 from worker.quantizer.finetune.moments.arrays import NUMPY, Array, Arrays
 from worker.quantizer.finetune.moments.patches import Patches
-from worker.quantizer.finetune.moments.rounding import Lattice, SecondMoments, descend, error, round_in_turn
+from worker.quantizer.finetune.moments.rounding import Lattice, SecondMoments, descend, error, round_by_gptq
 
 # Ridges to choose from, in units of the mean variance of the inputs.
 _RIDGES = (0.001, 0.01, 0.1, 1.0, 10.0, 100.0)
@@ -252,7 +252,7 @@ class _Solver:
 
     def first(self, values: Array, offset: Array) -> tuple[Array, Array]:
         """Integers and bias without the activation function."""
-        starts = [self.lattice.nearest(self.problem.matrix), round_in_turn(values, self.lattice, self.metric)]
+        starts = [self.lattice.nearest(self.problem.matrix), round_by_gptq(values, self.lattice, self.metric)]
         return self._round(starts, values, offset)
 
     def again(self, z: Array, made: Array) -> tuple[Array, Array]:

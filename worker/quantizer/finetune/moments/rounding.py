@@ -137,7 +137,7 @@ class _ColumnLayout:
         return self._arrays.contiguous(self._arrays.lib.moveaxis(array, 1, 0))
 
 
-def round_in_turn(values: Array, lattice: Lattice, inputs: Array) -> Array:
+def round_by_gptq(values: Array, lattice: Lattice, inputs: Array) -> Array:
     """Round one input after the other and let all later ones make up for its error, as far as the reals can.
 
     Frantar et al. 2022, GPTQ, equations 2 and 3, with the inverse's Cholesky factor.

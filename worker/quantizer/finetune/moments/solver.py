@@ -16,10 +16,10 @@ from worker.quantizer.finetune.moments.patches import residual_add, sample_patch
 from worker.quantizer.finetune.moments.problem import solve
 from worker.quantizer.finetune.results import BEYOND_SQUARES, NO_VALUES, BlockResult
 from worker.quantizer.graph.values import name_of
+from worker.quantizer.layerwise import Visit
 from worker.quantizer.ops.linear import UnsupportedLayerError
 from worker.quantizer.plan.parameters import Parameters
 from worker.quantizer.run.interface import Run
-from worker.quantizer.walk import Visit
 
 # Bytes of one matrix of second moments beyond which a layer is left to the gradient solver.
 _MOST_BYTES = 2**30

@@ -14,7 +14,7 @@ from worker.quantizer.plan.grids import integer_grid
 from worker.quantizer.plan.parameters import Parameters
 from worker.quantizer.plan.profile import RuleContext
 from worker.quantizer.plan.types import Decision, Role
-from worker.quantizer.statistics.reducers import Range
+from worker.quantizer.statistics.observers import Range
 
 
 class Groups:

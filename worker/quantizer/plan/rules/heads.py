@@ -135,7 +135,7 @@ def tell_detection(context: RuleContext) -> list[Decision]:
     quantized = [node for node in found if context.plan.nodes[node_name(node)].quantized]
     if quantized:
         why = found[quantized[0]]
-        context.journal.note(
+        context.plan_log.note(
             f"the network ends in a detection head ({why}): target {context.config.target} wants the whole network in "
             f"integers, so {len(quantized)} nodes of it are quantized, {node_name(quantized[0])!r} first; name them in "
             "exclude where boxes or scores must be exact"

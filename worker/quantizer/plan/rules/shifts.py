@@ -198,7 +198,7 @@ class _Positioning:
                 self._given[variable], self._grids[variable] = found, grid
         if unknown:
             why = "have no single power-of-two scale: the NPU's shift limits cannot be kept there"
-            self._context.journal.note(f"{unknown} tensors {why}")
+            self._context.plan_log.note(f"{unknown} tensors {why}")
 
     def _root(self, variable: Variable) -> Variable:
         kind, name = self._groups.find(":".join(variable)).split(":", 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from service.contracts.config import QuantizationConfig
-from worker.quantizer.plan.journal import Journal
+from worker.quantizer.plan.log import PlanLog
 from worker.quantizer.plan.matching import Matcher
 from worker.quantizer.plan.profile import Rule, RuleContext, Stage, Target
 from worker.quantizer.plan.rules.grids import half_scales
@@ -42,23 +42,25 @@ def edit_graph(prepared: Prepared, config: QuantizationConfig) -> list[Decision]
     if not edits_graph(config):
         return []
     selection = Selection(config, Matcher(prepared.graph, prepared.op_types))
-    context = RuleContext(prepared.graph, QuantizationPlan(), config, Journal(), selection)
+    context = RuleContext(prepared.graph, QuantizationPlan(), config, PlanLog(), selection)
     made = TARGETS[config.target].run(Stage.GRAPH, context)
     prepared.facts = prepared.facts.with_simulated(context.simulated)
     return made
 
 
-def move_grids(graph: ir.Graph, plan: QuantizationPlan, config: QuantizationConfig, journal: Journal) -> list[Decision]:
+def move_grids(
+    graph: ir.Graph, plan: QuantizationPlan, config: QuantizationConfig, plan_log: PlanLog
+) -> list[Decision]:
     """Move the grids of a filled plan to where the target can work with them; changed in place.
 
     Weights and biases are quantized anew where their grid moves. Run again after a step that changed grids or biases,
     it moves only what that step has broken.
     """
-    context = RuleContext(graph, plan, config, journal)
+    context = RuleContext(graph, plan, config, plan_log)
     made = TARGETS[config.target].run(Stage.GRIDS, context)
-    if config.has_halfs:
+    if config.has_float16:
         scaled = half_scales(context)
-        journal.decide(scaled)
+        plan_log.decide(scaled)
         made = [*made, *scaled]
     return made
 

@@ -8,7 +8,7 @@ LOCK_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
-class Patience:
+class DatabaseTimeouts:
     """Bounds of waiting, in seconds, and of what waits at a time.
 
     Attributes:
@@ -31,4 +31,4 @@ class Patience:
 
 
 # Workers and reconcilers have time, and work that must not be given up for a moment's trouble.
-LONG = Patience(answer_seconds=60.0)
+LONG = DatabaseTimeouts(answer_seconds=60.0)

@@ -20,15 +20,15 @@ class Range:
     maximum: float
 
 
-class Reducer(Protocol):
+class Observer(Protocol):
     """Sees a tensor batch by batch."""
 
     def update(self, values: np.ndarray, samples: int) -> None:
         """Take in one batch of ``samples`` samples: float32, any shape, not empty."""
 
 
-class RangeReducer(Reducer, Protocol):
-    """A reducer that ends with the tensor's range."""
+class RangeObserver(Observer, Protocol):
+    """A observer that ends with the tensor's range."""
 
     def result(self) -> Range:
         """The range over everything seen."""

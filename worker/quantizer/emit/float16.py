@@ -79,7 +79,7 @@ def float_constants(node: ir.Node) -> list[np.ndarray]:
     return [array for array in arrays if array is not None]
 
 
-def to_halfs(model: ir.Model, nodes: Collection[str], opset: int, *, interface: bool = False) -> None:
+def to_float16(model: ir.Model, nodes: Collection[str], opset: int, *, interface: bool = False) -> None:
     """Let some nodes of a model compute in float16; changes it in place.
 
     Args:
@@ -96,7 +96,7 @@ class _Turner:
         self._graph, self._names, self._opset, self._interface = graph, Names(graph), opset, interface
         self._nodes = [node for node in graph if node_name(node) in nodes]
         self._chosen = set(self._nodes)
-        self._halfs: dict[ir.Value, ir.Value] = {}  # float32 value -> the same as float16
+        self._float16_nodes: dict[ir.Value, ir.Value] = {}  # float32 value -> the same as float16
         self._results: set[ir.Value] = set()
 
     def run(self) -> None:
@@ -142,15 +142,17 @@ class _Turner:
 
     def _half(self, value: ir.Value, reader: ir.Node) -> ir.Value:
         """A float32 value as float16: a constant of its own, or behind a Cast."""
-        if value not in self._halfs:
+        if value not in self._float16_nodes:
             array = constant(value)
             stem = f"{value.name}_float16"
             if array is not None:
                 narrow = np.clip(array, -LARGEST_HALF, LARGEST_HALF, where=np.isfinite(array), out=array.copy())
-                self._halfs[value] = add_initializer(self._graph, self._names.free(stem), narrow.astype(np.float16))
+                self._float16_nodes[value] = add_initializer(
+                    self._graph, self._names.free(stem), narrow.astype(np.float16)
+                )
             else:
-                self._halfs[value] = self._cast(value, _HALF, stem, reader)
-        return self._halfs[value]
+                self._float16_nodes[value] = self._cast(value, _HALF, stem, reader)
+        return self._float16_nodes[value]
 
     def _cast(self, value: ir.Value, to: ir.DataType, stem: str, reader: ir.Node | None) -> ir.Value:
         node = ir.node("Cast", [value], attributes={"to": to.value}, name=self._names.free(f"{stem}_Cast"))
@@ -198,11 +200,11 @@ def turn_beside(model: ir.Model, plan: QuantizationPlan, made: Collection[ir.Nod
 
     Args:
         model: emitted, changed in place.
-        plan: with the names of its ``halfs``.
+        plan: with the names of its ``float16_nodes``.
         made: nodes that were put in as quantizers.
     """
-    opset, chosen = model.graph.opset_imports.get("", 0), plan.halfs or frozenset()
-    halfs: set[str] = set()
+    opset, chosen = model.graph.opset_imports.get("", 0), plan.float16_nodes or frozenset()
+    float16_nodes: set[str] = set()
     for node in model.graph:
         if not can_turn(node, opset):
             continue
@@ -215,5 +217,5 @@ def turn_beside(model: ir.Model, plan: QuantizationPlan, made: Collection[ir.Nod
             beside = makers if node.op_type == "QuantizeLinear" else users(node.outputs[0])
             named = any(node_name(other) in chosen for other in beside)
         if named:
-            halfs.add(node_name(node))
-    to_halfs(model, halfs, opset, interface=plan.half_interface)
+            float16_nodes.add(node_name(node))
+    to_float16(model, float16_nodes, opset, interface=plan.half_interface)

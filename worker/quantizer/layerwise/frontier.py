@@ -9,13 +9,13 @@ import onnx_ir as ir
 
 from service.contracts.errors import ResourceLimitError
 from worker.quantizer.graph.values import name_of
+from worker.quantizer.layerwise.feed import Feed, Part
+from worker.quantizer.layerwise.models import Piece, PieceMaker, rests_as_integers
+from worker.quantizer.layerwise.segments import Segment, outside
+from worker.quantizer.layerwise.store import Store, StoreFullError
 from worker.quantizer.numerics.integer import IntegerGrid
 from worker.quantizer.plan.types import QuantizationPlan
 from worker.quantizer.preparation.prepare import Prepared
-from worker.quantizer.walk.feed import Feed, Part
-from worker.quantizer.walk.models import Piece, PieceMaker, rests_as_integers
-from worker.quantizer.walk.segments import Segment, outside
-from worker.quantizer.walk.store import Store, StoreFullError
 
 _FLOAT, _QUANTIZED = "float", "quantized"
 

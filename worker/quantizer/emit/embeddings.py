@@ -117,7 +117,7 @@ class Tables:
         self._constants: dict[str, ir.Value] = {}
         self._fused_tables: dict[str, list[ir.Value]] = {}
 
-    def write_lookups(self) -> list[ir.Node]:
+    def write_embeddings(self) -> list[ir.Node]:
         """Let all lookups of the plan read their tables as integers; the new nodes.
 
         Raises:

@@ -18,14 +18,14 @@ from tests.unit.quantizer.toolbox import config, input_infos, make_model, networ
 from worker.quantizer.data import ArrayDataset
 from worker.quantizer.emit import emit
 from worker.quantizer.graph.serialized import serialized
+from worker.quantizer.layerwise import Feed, Limits, Visit, Walk
+from worker.quantizer.layerwise.feed import real_samples
+from worker.quantizer.layerwise.models import rests_as_integers
+from worker.quantizer.layerwise.segments import cut, outside
 from worker.quantizer.plan.types import QuantizationPlan
 from worker.quantizer.preparation.prepare import Prepared
 from worker.quantizer.run.interface import SilentRun
 from worker.quantizer.runtime.session import Session
-from worker.quantizer.walk import Feed, Limits, Visit, Walk
-from worker.quantizer.walk.feed import real_samples
-from worker.quantizer.walk.models import rests_as_integers
-from worker.quantizer.walk.segments import cut, outside
 
 _PER_CHANNEL = {"weight": {"granularity": "per_channel"}}
 _NPU = {"preset": "xint8", "algorithms": []}

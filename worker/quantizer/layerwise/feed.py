@@ -9,9 +9,9 @@ import numpy as np
 
 from service.contracts.model import TensorInfo
 from worker.quantizer.data import Dataset, choose_batch_size
+from worker.quantizer.layerwise.store import DEFAULT_LIMITS, Limits
 from worker.quantizer.refine.step import Toolkit
 from worker.quantizer.run.interface import Run
-from worker.quantizer.walk.store import DEFAULT_LIMITS, Limits
 
 # Elements of the inputs in one part: large enough to keep all threads busy, small enough to be little of the whole.
 _PART_ELEMENTS = 320_000

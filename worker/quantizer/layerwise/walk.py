@@ -20,14 +20,14 @@ import numpy as np
 import onnx_ir as ir
 
 from worker.quantizer.graph.values import is_constant, name_of, node_name
+from worker.quantizer.layerwise.feed import Feed, Part, real_samples
+from worker.quantizer.layerwise.frontier import Frontier
+from worker.quantizer.layerwise.models import rests_as_integers
+from worker.quantizer.layerwise.segments import Segment, cut, ordered
 from worker.quantizer.numerics.integer import IntegerGrid
 from worker.quantizer.plan.parameters import Parameters
 from worker.quantizer.plan.types import QuantizationPlan, Role
 from worker.quantizer.preparation.prepare import Prepared
-from worker.quantizer.walk.feed import Feed, Part, real_samples
-from worker.quantizer.walk.frontier import Frontier
-from worker.quantizer.walk.models import rests_as_integers
-from worker.quantizer.walk.segments import Segment, cut, ordered
 
 
 def is_tunable(node: ir.Node, plan: QuantizationPlan) -> bool:

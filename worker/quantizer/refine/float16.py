@@ -11,7 +11,7 @@ from onnxruntime.transformers.float16 import DEFAULT_OP_BLOCK_LIST
 from service.contracts.errors import EngineError, UnsupportedModelError
 from service.contracts.reason import Reason, declare
 from worker.quantizer.data import choose_batch_size
-from worker.quantizer.emit.halfs import can_turn, float_constants, handed_on
+from worker.quantizer.emit.float16 import can_turn, float_constants, handed_on
 from worker.quantizer.graph.values import (
     constant,
     float_attribute,
@@ -128,11 +128,11 @@ def out_of_range(model: ir.Model, nodes: Iterable[ir.Node], case: Case, services
     """
     nodes = list(nodes)
     read = {value for node in nodes for value in (*node.inputs, *node.outputs) if value is not None}
-    reducers = {name_of(value): Extents() for value in read if _is_activation(value)}
-    requests = [Request(name, reducer) for name, reducer in sorted(reducers.items())]
+    observers = {name_of(value): Extents() for value in read if _is_activation(value)}
+    requests = [Request(name, observer) for name, observer in sorted(observers.items())]
     if requests:
         case.collect(model, requests, services)
-    largest = {name: reducer.result().largest for name, reducer in reducers.items()}
+    largest = {name: observer.result().largest for name, observer in observers.items()}
     reasons = {}
     for node in nodes:
         reached = [largest.get(value.name or "", 0.0) for value in (*node.inputs, *node.outputs) if value is not None]
@@ -148,12 +148,14 @@ def _is_activation(value: ir.Value) -> bool:
     return is_float32(value) and bool(value.name) and not is_constant(value)
 
 
-def refused(make: Callable[[set[str]], ir.Model], halfs: set[str], case: Case, services: Services) -> dict[str, Reason]:
+def refused(
+    make: Callable[[set[str]], ir.Model], float16_nodes: set[str], case: Case, services: Services
+) -> dict[str, Reason]:
     """By node that the runtime does not run in float16: why; one after the other, each time on one sample.
 
     Args:
         make: the model with these nodes in float16.
-        halfs: names of nodes.
+        float16_nodes: names of nodes.
         case: whose data is fed.
         services: of the run.
 
@@ -166,13 +168,13 @@ def refused(make: Callable[[set[str]], ir.Model], halfs: set[str], case: Case, s
     found: dict[str, Reason] = {}
     while True:
         services.run.check()
-        model = make(halfs - found.keys())
+        model = make(float16_nodes - found.keys())
         try:
             session = Session(model, threads=services.threads, what="quantized model", optimized=not is_large(model))
             if batch is not None:
                 session.run(batch.feeds)
         except (EngineError, UnsupportedModelError) as error:
-            culprit = culprit_among(error, halfs - found.keys())
+            culprit = culprit_among(error, float16_nodes - found.keys())
             if culprit is None or len(found) == _MOST_REFUSALS:
                 raise
             found[culprit.node] = REFUSED_AS_HALF(words=culprit.words)

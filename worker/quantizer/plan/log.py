@@ -12,7 +12,7 @@ _Told = TypeVar("_Told", str, Decision)
 
 
 @dataclass
-class Journal:
+class PlanLog:
     """What planning, filling and algorithms have to tell, in order, each thing once.
 
     Attributes:
@@ -40,9 +40,9 @@ class Journal:
         self._told.update(found)
         return found
 
-    def followed_by(self, *sentences: str, decisions: Iterable[Decision] = ()) -> Journal:
-        """A journal of its own that goes on with these."""
-        longer = Journal(self.notes, self.decisions)
+    def followed_by(self, *sentences: str, decisions: Iterable[Decision] = ()) -> PlanLog:
+        """A plan_log of its own that goes on with these."""
+        longer = PlanLog(self.notes, self.decisions)
         longer.note(*sentences)
         longer.decide(decisions)
         return longer

@@ -16,8 +16,8 @@ from worker.quantizer.graph import sizes
 from worker.quantizer.graph.mapped import FilePlace, Mapped, MappedPackedTensor, MappedTensor, forget, raw_bytes, sweep
 
 
-class Shelf:
-    """A folder of scratch files; it goes when nobody holds the shelf any more, or what was put on it.
+class SpillFolder:
+    """A folder of scratch files; it goes when nobody holds the spill any more, or what was put on it.
 
     Args:
         parent: folder to make it in; None: that of temporary files. A disk, where memory is to be spared: what lies
@@ -25,14 +25,14 @@ class Shelf:
     """
 
     def __init__(self, parent: Path | None = None) -> None:
-        self._temporary = tempfile.TemporaryDirectory(prefix=".quantmill-shelf-", dir=parent)
+        self._temporary = tempfile.TemporaryDirectory(prefix=".quantmill-spill-", dir=parent)
         self.folder = Path(self._temporary.name)
         self._count = 0
         self._known: dict[int, str] = {}  # file by address of its first byte
 
-    def another(self) -> Shelf:
+    def another(self) -> SpillFolder:
         """An empty one beside it."""
-        return Shelf(self.folder.parent)
+        return SpillFolder(self.folder.parent)
 
     def subfolder(self) -> Path:
         """A new folder for files that are nobody's arrays."""
@@ -61,7 +61,7 @@ class Shelf:
             values = np.frombuffer(view, tensor.dtype.numpy()).reshape(tensor.shape.numpy())
             self._known[_address(values)] = location
             made = MappedTensor(values, tensor, place)
-        made.shelf = self  # type: ignore[union-attr]  # the file stays as long as the tensor
+        made.spill = self  # type: ignore[union-attr]  # the file stays as long as the tensor
         forget(made)
         return made
 

@@ -13,11 +13,11 @@ from service.contracts.specs import bits_of
 from worker.quantizer.emit import emit
 from worker.quantizer.graph.serialized import serialized, to_bytes
 from worker.quantizer.graph.values import name_of, node_name, users
+from worker.quantizer.layerwise.segments import values_read
 from worker.quantizer.numerics.integer import IntegerGrid
 from worker.quantizer.ops.windows import counts_windows_oddly
 from worker.quantizer.plan.types import QuantizationPlan
 from worker.quantizer.runtime.session import Session
-from worker.quantizer.walk.segments import values_read
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from worker.quantizer.graph.values import constant, is_constant, name_of, node_n
 from worker.quantizer.numerics.granularity import PER_TENSOR, Granularity, PerAxis, PerBlock
 from worker.quantizer.ops.linear import MATRIX_PRODUCTS, is_linear
 from worker.quantizer.ops.weights import is_lookup
-from worker.quantizer.plan.journal import Journal
+from worker.quantizer.plan.log import PlanLog
 from worker.quantizer.plan.selection import Selection
 from worker.quantizer.plan.types import QuantizationPlan, Role, WeightPlan
 from worker.quantizer.plan.weights import WEIGHT_NOT_FINITE, float_bias_reason, granularity_of, is_finite
@@ -37,11 +37,11 @@ FACTORS_LOOKED_UP = declare(
 TABLE_DTYPE = declare("table-dtype", "a table is stored as integers of 4 to 16 bits, not as {dtype}")
 
 
-def plan_lookups(
+def plan_embeddings(
     graph: ir.Graph,
     plan: QuantizationPlan,
     selection: Selection,
-    journal: Journal,
+    plan_log: PlanLog,
     *,
     ties: Callable[[WeightSpec], bool] = lambda spec: True,
 ) -> None:
@@ -51,7 +51,7 @@ def plan_lookups(
         graph: prepared main graph.
         plan: with all other weights; changed in place.
         selection: the user's word.
-        journal: takes notes.
+        plan_log: takes notes.
         ties: whether layers can have weights that are represented so, as well as tables.
     """
     for node in graph:
@@ -72,13 +72,13 @@ def plan_lookups(
             known.spec, known.granularity = spec, table_granularity(spec)
             _judge_biases(users(table), plan)
         if spec != asked:
-            journal.note(f"table {name!r} is shared: the spec of node {known.node!r} counts, not {entry.name!r}")
+            plan_log.note(f"table {name!r} is shared: the spec of node {known.node!r} counts, not {entry.name!r}")
         if plan.nodes[known.node].role is not Role.LOOKUP:
             known.node = entry.name  # so that nothing rounds it for the layer alone
         if isinstance(known.granularity, PerBlock) and known.granularity.axis % 2 == 0:
             known.granularity = PER_TENSOR
-            journal.note(f"table {name!r} is read along different axes: one scale for the whole tensor")
-    _tie(graph, plan, selection, journal, ties)
+            plan_log.note(f"table {name!r} is read along different axes: one scale for the whole tensor")
+    _tie(graph, plan, selection, plan_log, ties)
 
 
 def table_granularity(spec: WeightSpec) -> Granularity:
@@ -103,7 +103,7 @@ def _counting(
         return asked
     layers = [reader for reader in users(table) if is_linear(reader)]
     by_layers = plan.nodes[known.node].role is not Role.LOOKUP
-    fits = all(granularity_of(layer, asked, Journal()) == table_granularity(asked) for layer in layers)
+    fits = all(granularity_of(layer, asked, PlanLog()) == table_granularity(asked) for layer in layers)
     free = all(known.spec == selection.weight(layer) for layer in layers)
     return asked if by_layers and fits and free and ties(asked) else known.spec
 
@@ -138,7 +138,7 @@ def _tie(
     graph: ir.Graph,
     plan: QuantizationPlan,
     selection: Selection,
-    journal: Journal,
+    plan_log: PlanLog,
     ties: Callable[[WeightSpec], bool],
 ) -> None:
     """Let weights of layers that hold what a table holds have its integers: they are one tensor in the file.
@@ -160,9 +160,9 @@ def _tie(
             held = plan.weights[name]
             granularity = _transposed(held.granularity) if transposed else held.granularity
             free = entry.spec in (held.spec, selection.weight(node))
-            if free and ties(held.spec) and granularity_of(node, held.spec, Journal()) == granularity:
+            if free and ties(held.spec) and granularity_of(node, held.spec, PlanLog()) == granularity:
                 entry.spec, entry.granularity, entry.node, entry.tied = held.spec, granularity, held.node, name
-                journal.note(f"the weight of {node_name(node)!r} is table {name!r}: both are stored once")
+                plan_log.note(f"the weight of {node_name(node)!r} is table {name!r}: both are stored once")
                 _judge_biases([node], plan)
             break
 
