@@ -12,7 +12,7 @@ from sqlalchemy import Connection, event
 
 from service.db import Database
 
-_PAGE = Path(__file__).resolve().parents[2] / "docs" / "architecture.md"
+_PAGE = Path(__file__).resolve().parents[2] / "docs" / "extending.md"
 _ORDER = re.compile(r"^\d+\. (.*)$", re.MULTILINE)
 # Shared locks on what is told of an event keep nobody waiting but those who change it, who wait for none of the others.
 _LOCK = re.compile(
@@ -26,7 +26,7 @@ _VALIDATED = "what a job validates"
 
 
 def written_order() -> dict[str, float]:
-    """Rank by table, as docs/architecture.md has it; what jobs validate stands behind them under a name of its own."""
+    """Rank by table, as docs/extending.md has it; what jobs validate stands behind them under a name of its own."""
     section = _PAGE.read_text().split("## The order of locks")[1].split("\n## ")[0]
     ranks: dict[str, float] = {}
     for rank, line in enumerate(_ORDER.findall(section)):
