@@ -24,7 +24,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from quantmill import Client
-from service.client.uploads import Upload
+from service.client.uploads import FileUpload
 from service.db import migrate
 from service.settings import Settings
 from tests.support.breaking import BreakingProxy
@@ -88,7 +88,7 @@ def _round(api: ApiProcess, file: Path, digest: str, breaks: int, ratios: dict[s
     return is_whole
 
 
-def _timed(client: Client, file: Path) -> tuple[Upload, float, float]:
+def _timed(client: Client, file: Path) -> tuple[FileUpload, float, float]:
     """An upload, its seconds, and those of writing the same bytes before and after it, on average."""
     before = _write_again(file)
     begun = time.perf_counter()

@@ -25,10 +25,10 @@ from service.health.service import ReadinessProbe
 from service.keys import cookies, scopes
 from service.keys.errors import ScopeMissingError, UnauthorizedError
 from service.keys.keyring import Holder, Keyring
-from service.notifier import Changes, Notifier
+from service.notifier import ChangeFeed, Notifier
 from service.principal import Principal
 from service.quotas import service as quotas
-from service.quotas.rates import Meter
+from service.quotas.rates import RateMeter
 from service.quotas.room import Room
 from service.settings import Settings
 from service.storage import FileStore, StorageFullError
@@ -83,7 +83,7 @@ class AppState:
     disk: Threads
     lookups: Threads
     upload_digests: RunningDigests = field(default_factory=RunningDigests)
-    meters: dict[str, Meter] = field(default_factory=dict)
+    meters: dict[str, RateMeter] = field(default_factory=dict)
     opened_at: float = field(default_factory=time.monotonic)
 
     @classmethod
@@ -102,7 +102,7 @@ class AppState:
             database=database,
             store=store,
             dispatcher=dispatcher,
-            notifier=Notifier(Changes(database), database, reads),
+            notifier=Notifier(ChangeFeed(database), database, reads),
             readiness=ReadinessProbe(settings, database, store, dispatcher),
             keyring=Keyring(settings, database),
             reads=reads,
@@ -118,9 +118,9 @@ class AppState:
         if self.dispatcher is not None:
             self.dispatcher.wake()
 
-    def meter_of(self, tenant_id: str) -> Meter:
+    def meter_of(self, tenant_id: str) -> RateMeter:
         """What the tenant does in this process; made anew for one that has done nothing yet."""
-        return self.meters.setdefault(tenant_id, Meter(self.settings.quota))
+        return self.meters.setdefault(tenant_id, RateMeter(self.settings.quota))
 
     def close(self) -> None:
         """Let go of connections and threads."""

@@ -115,7 +115,7 @@ class LimitMiddleware:
     def _limited(self, receive: Receive, most: int, limits: Limits) -> Receive:
         """What the request receives, up to its limits."""
         seconds = self._idle_seconds if limits.files else self._body_seconds
-        return _Body(receive, most, seconds, of_silence=limits.files)
+        return _BoundedBody(receive, most, seconds, of_silence=limits.files)
 
     def _most_bytes(self, limits: Limits) -> int | None:
         """Of the body; None: the endpoint looks to it."""
@@ -163,7 +163,7 @@ async def _call(app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> Non
     await app(scope, receive, send)
 
 
-class _Body:
+class _BoundedBody:
     """What a request receives, up to its limit of bytes and of time: for all of it, or of silence."""
 
     def __init__(self, receive: Receive, most_bytes: int, seconds: float, *, of_silence: bool) -> None:

@@ -83,7 +83,7 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Row:
+class RouteLimits:
     """Limits of the routes whose method and path are these; ``path`` is a regular expression for all of it."""
 
     methods: frozenset[str]
@@ -91,14 +91,14 @@ class Row:
     limits: Limits
 
 
-def _row(methods: str, path: str, limits: Limits) -> Row:
-    return Row(frozenset(methods.split()), re.compile(path.replace("ID", "[^/]+")), limits)
+def _row(methods: str, path: str, limits: Limits) -> RouteLimits:
+    return RouteLimits(frozenset(methods.split()), re.compile(path.replace("ID", "[^/]+")), limits)
 
 
 ORDINARY = Limits()
 # 200 characters of a name, each up to 12 bytes as it is sent, and an alias or two
 _NAMED_PATH = 3 * KIB
-TABLE: tuple[Row, ...] = (
+TABLE: tuple[RouteLimits, ...] = (
     _row("PATCH", "/v1/uploads/ID", Limits(body_bytes=None, timed=False)),
     _row("PUT", "/v1/uploads/ID/content", Limits(body_bytes=None, timed=False)),
     # a config within its bounds has up to megabytes; QUANTMILL_MAX_BODY_BYTES may be less

@@ -33,7 +33,7 @@ _NOTHING: frozenset[tuple[str, str]] = frozenset()
 log = logging.getLogger(__name__)
 
 
-class Changes:
+class ChangeFeed:
     """What is committed to one database.
 
     Args:
@@ -156,7 +156,7 @@ AWAY_SECONDS = 1.0
 _Got = TypeVar("_Got")
 
 
-class Watch:
+class ChangeWatch:
     """One row that somebody waits for; made by ``Notifier.watching``."""
 
     def __init__(self, reads: Threads) -> None:
@@ -242,13 +242,13 @@ class Notifier:
         reads: threads for what is read on behalf of those who wait.
     """
 
-    def __init__(self, changes: Changes, database: Database, reads: Threads) -> None:
+    def __init__(self, changes: ChangeFeed, database: Database, reads: Threads) -> None:
         self._changes = changes
         self._database = database
         self._reads = reads
         # one of its own: news must not wait for their turn behind the requests
         self._own = Threads(1, math.inf)
-        self._watches: dict[Key, Watch] = {}
+        self._watches: dict[Key, ChangeWatch] = {}
         # what is to be looked at
         self._due: set[Key] = set()
         self._news = asyncio.Event()
@@ -262,14 +262,14 @@ class Notifier:
             watch.release()
 
     @contextmanager
-    def watching(self, table: Watched, noun_id: str) -> Iterator[Watch]:
+    def watching(self, table: Watched, noun_id: str) -> Iterator[ChangeWatch]:
         """Watch a row for the length of the block. Within the event loop only."""
         key = (table, noun_id)
         if self._task is None or self._task.done():
             self._news = asyncio.Event()
             self._task = asyncio.create_task(self._run())
         if key not in self._watches:
-            self._watches[key] = Watch(self._reads)
+            self._watches[key] = ChangeWatch(self._reads)
             self._mark({key})
         watch = self._watches[key]
         watch.released = self._released

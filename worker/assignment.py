@@ -27,7 +27,7 @@ _THREADS = Path("/proc/self/task")
 _Stamp = tuple[str, int, int, int]
 
 
-class UnfitError(Exception):
+class UnfitSpareError(Exception):
     """The runner cannot do a job any more, or not as one should that was started for it."""
 
 
@@ -74,9 +74,9 @@ def await_assignment(descriptor: int = 0) -> str:
     if not line:
         os._exit(0)
     if loaded != set(_stamps(path for path, *_ in loaded)):
-        raise UnfitError("its program was replaced")
+        raise UnfitSpareError("its program was replaced")
     if (threads := len(list(_THREADS.iterdir()))) > 1:
-        raise UnfitError(f"it has {threads} threads, of which it could confine one")
+        raise UnfitSpareError(f"it has {threads} threads, of which it could confine one")
     return _be_held(json.loads(line))
 
 

@@ -27,7 +27,7 @@ from worker.parent_watch import GRACE_SECONDS, boot_seconds
 from worker.runner import CANCEL_FLAG
 from worker.runner_process import RunnerProcess
 
-__all__ = ["DATABASE_AWAY", "Lease", "Timing", "Watch"]
+__all__ = ["DATABASE_AWAY", "AttemptWatch", "Lease", "Timing"]
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ _MEMORY_SECONDS = 0.25
 _LAPSE_SECONDS = 3 * GRACE_SECONDS
 
 
-class Watch:
+class AttemptWatch:
     """Watches one runner.
 
     Args:

@@ -166,7 +166,7 @@ class Ending:
 
 
 @dataclass(frozen=True)
-class Row:
+class OutcomeRow:
     """One line of the table.
 
     Attributes:
@@ -308,36 +308,36 @@ def describe_end(ending: Ending) -> str:
 
 # Order matters: what was asked for or is done comes before what it looks like.
 TABLE = (
-    Row(
+    OutcomeRow(
         "fenced",
         "the database says that another attempt has the job",
         "nothing is written",
         _stopped(StopReason.FENCED),
         lambda _: Fenced(),
     ),
-    Row("canceled", "the owner asked for it", "canceled", _stopped(StopReason.CANCELED), lambda _: Canceled()),
-    Row(
+    OutcomeRow("canceled", "the owner asked for it", "canceled", _stopped(StopReason.CANCELED), lambda _: Canceled()),
+    OutcomeRow(
         "result",
         f"exit code {EXIT_OK} and a result",
         "succeeded",
         lambda ending: ending.returncode == EXIT_OK and isinstance(ending.last_line, Result),
         _result,
     ),
-    Row(
+    OutcomeRow(
         "late validation",
         "validating an upload, still running at the job's deadline",
         "queued again, not charged, waiting: validation-overdue",
         lambda ending: ending.validates and ending.stopped is StopReason.DEADLINE,
         lambda _: Interrupted(LATE_VALIDATION),
     ),
-    Row(
+    OutcomeRow(
         "deadline",
         "still running at the job's deadline",
         "failed: deadline-exceeded",
         _stopped(StopReason.DEADLINE),
         _deadline,
     ),
-    Row(
+    OutcomeRow(
         "inspection's time",
         "an inspection, still running when its time on the clock was over",
         "failed: too-complex, if it had used three quarters of its CPU time; else queued again, not charged, with "
@@ -345,92 +345,92 @@ TABLE = (
         _stopped(StopReason.BUDGET),
         _over_time,
     ),
-    Row("stalled", "silent for an hour", "failed: stalled", _stopped(StopReason.STALLED), _stalled),
-    Row(
+    OutcomeRow("stalled", "silent for an hour", "failed: stalled", _stopped(StopReason.STALLED), _stalled),
+    OutcomeRow(
         "memory",
         "ended at its share of memory",
         "failed: resource-limit; too-complex for an inspection beyond the memory that its file's size gives it",
         lambda ending: ending.stopped is StopReason.MEMORY,
         _memory,
     ),
-    Row(
+    OutcomeRow(
         "user error",
         f"exit code {EXIT_USER_ERROR} and an error",
         "failed: the error",
         _told(EXIT_USER_ERROR),
         lambda ending: Failed(_problem(ending)),
     ),
-    Row(
+    OutcomeRow(
         "resource limit",
         f"exit code {EXIT_RESOURCE_LIMIT} and an error: memory, file size, files beside the model",
         "failed: resource-limit, or too-complex as above",
         _told(EXIT_RESOURCE_LIMIT),
         _told_limit,
     ),
-    Row(
+    OutcomeRow(
         "installation",
         f"exit code {EXIT_INSTALLATION} and an error: the disk is full, the storage is away",
         "queued again, not charged, waiting: storage-full or storage-away",
         _told(EXIT_INSTALLATION),
         lambda ending: waiting_for(_problem(ending)),
     ),
-    Row(
+    OutcomeRow(
         "database away",
         "no lease for as long as a stopped runner is kept",
         "queued again, not charged, waiting: database-away",
         _stopped(StopReason.AWAY),
         lambda _: DATABASE_AWAY,
     ),
-    Row(
+    OutcomeRow(
         "shutdown",
         "the worker was asked to stop",
         "queued again, not charged",
         _stopped(StopReason.SHUTDOWN),
         lambda _: SHUTDOWN,
     ),
-    Row(
+    OutcomeRow(
         "interrupted",
         f"exit code {EXIT_INTERRUPTED}: asked to stop by somebody else; SIGTERM: so early that it could not say so",
         "queued again, not charged, after a pause if nothing was done yet",
         lambda ending: ending.returncode in (EXIT_INTERRUPTED, -signal.SIGTERM),
         lambda _: Interrupted(),
     ),
-    Row(
+    OutcomeRow(
         "without a lease",
         "SIGKILL while there was no lease: the runner ends itself",
         "queued again, not charged, waiting: database-away",
         lambda ending: ending.lease_over and ending.returncode == -signal.SIGKILL,
         lambda _: DATABASE_AWAY,
     ),
-    Row(
+    OutcomeRow(
         "CPU time",
         "SIGXCPU",
         "failed: resource-limit; too-complex for an inspection",
         lambda ending: ending.returncode == -signal.SIGXCPU,
         _cpu,
     ),
-    Row(
+    OutcomeRow(
         "memory of others",
         "SIGKILL by the kernel's count of such ends, with memory far below its share",
         "charged and queued again; failed: resource-limit after the last attempt",
         lambda ending: ending.memory is not None and ending.within_share and ending.returncode == -signal.SIGKILL,
         _starved,
     ),
-    Row(
+    OutcomeRow(
         "out of memory",
         "SIGKILL from nobody here, with memory near its share",
         "failed: resource-limit; counts towards the model's quarantine, as a fault does",
         lambda ending: ending.memory is not None and ending.returncode == -signal.SIGKILL,
         lambda ending: _memory(ending, "the kernel ended it for the memory that it took"),
     ),
-    Row(
+    OutcomeRow(
         "mapped file",
         "SIGBUS while the scratch folder's disk has no room",
         "queued again, not charged, waiting: storage-full",
         lambda ending: ending.storage is not None and ending.returncode == -signal.SIGBUS,
         _storage,
     ),
-    Row(
+    OutcomeRow(
         "not started",
         f"exit code {EXIT_NOT_STARTED}, or {EXIT_NOT_IMPORTED} before any line: its program cannot be run or loaded",
         "queued again, not charged, after a pause, waiting: runner-not-started",
@@ -439,7 +439,7 @@ TABLE = (
         ),
         _not_started,
     ),
-    Row(
+    OutcomeRow(
         "crash",
         f"everything else: another signal, exit code {EXIT_CRASH}, lines that cannot be read, {EXIT_CANCELED} unasked",
         "charged and queued again; failed: poison after the last attempt, or after two faults in a row "

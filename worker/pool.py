@@ -14,7 +14,7 @@ from service.dispatch.release import Released
 from service.dispatch.repository import started
 from service.dispatch.slots import Crew, FreeSlots, Started
 from service.jobs.errors import DispatchError
-from service.notifier import Changes
+from service.notifier import ChangeFeed
 from service.settings import Settings
 from worker.embedded import StopFlag
 from worker.node import Node
@@ -101,7 +101,7 @@ def run_pool(settings: Settings, queues: tuple[str, ...], devices: tuple[str, ..
     node = Node(settings, lambda: queues, devices, stopping=stop)
     pool = Pool(node)
     try:
-        with Changes(node.database).subscribe(pool.dispatcher.heard):
+        with ChangeFeed(node.database).subscribe(pool.dispatcher.heard):
             log.info("worker %s ready.", node.id)  # in the words of Celery's workers
             while not stop():
                 time.sleep(_STOP_SECONDS)

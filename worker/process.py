@@ -6,7 +6,7 @@ from contextlib import ExitStack
 
 from service.db import Database
 from service.dispatch.dispatcher import open_dispatcher
-from service.notifier import Changes
+from service.notifier import ChangeFeed
 from service.process import hide_process
 from service.schema import require_migrated
 from service.settings import Settings
@@ -57,7 +57,7 @@ def run_reconciler_process(settings: Settings, *, once: bool) -> dict[str, int] 
             return done | {outbox: send_once(outbox, settings, database, store) for outbox in OUTBOXES}
         with scrubbing(settings, database, store), ExitStack() as stack:
             if dispatcher is not None:
-                stack.enter_context(Changes(database).subscribe(dispatcher.heard))
+                stack.enter_context(ChangeFeed(database).subscribe(dispatcher.heard))
             for outbox in OUTBOXES:
                 stack.enter_context(sending(outbox, settings, database, store))
             run_forever(loops, stop)

@@ -35,7 +35,7 @@ _LOOK_SECONDS = 0.02
 
 
 @dataclass(frozen=True)
-class Started:
+class StartedRunner:
     """A process that was started, and this side of its channels.
 
     Attributes:

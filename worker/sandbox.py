@@ -23,7 +23,7 @@ from worker import launcher
 from worker.confinement.controls import LANDLOCK, Found, Mode, find_controls, switched_off
 from worker.confinement.places import PACKAGE_ROOT, Places, Rule, import_root, rules_before, rules_for
 from worker.quantizer.graph.sizes import VARIABLE as LARGE_VARIABLE
-from worker.runner_process import RunnerProcess, Started
+from worker.runner_process import RunnerProcess, StartedRunner
 
 # -P: the scratch folder is the working directory and holds files that users named; nothing is imported from there.
 RUNNER_COMMAND = (sys.executable, "-P", "-m", "worker.runner")
@@ -60,7 +60,7 @@ _LOADAVG = Path("/proc/loadavg")
 
 
 @dataclass(frozen=True)
-class Limits:
+class SandboxLimits:
     """Limits of one runner process; None means none.
 
     Attributes:
@@ -107,7 +107,7 @@ class Terms:
     Attributes:
         command: what it is.
         environment: the whole of it.
-        limits: see ``Limits.rlimits``.
+        limits: see ``SandboxLimits.rlimits``.
         rules: of Landlock; none where there is no Landlock.
     """
 
@@ -171,7 +171,7 @@ class Sandbox:
         task_file: Path,
         *,
         scratch: Path,
-        limits: Limits,
+        limits: SandboxLimits,
         places: Places | None = None,
     ) -> RunnerProcess:
         """Start a runner on ``task_file``, with ``scratch`` as its working directory.
@@ -189,7 +189,7 @@ class Sandbox:
         controls = self.controls().spec(terms.rules)
         return self.begin(terms, cwd=scratch, controls=controls, niceness=limits.niceness).runner()
 
-    def start_trial(self, folder: Path, *, scratch: Path, limits: Limits) -> RunnerProcess:
+    def start_trial(self, folder: Path, *, scratch: Path, limits: SandboxLimits) -> RunnerProcess:
         """Start a process that tries the written model in ``folder``: under the limits of its runner, but without GPUs.
 
         Raises:
@@ -200,7 +200,7 @@ class Sandbox:
         )
         return trials.start(folder, scratch=scratch, limits=replace(limits, gpus=False))
 
-    def terms(self, task_file: Path, *, scratch: Path, limits: Limits, places: Places | None) -> Terms:
+    def terms(self, task_file: Path, *, scratch: Path, limits: SandboxLimits, places: Places | None) -> Terms:
         """Under which a runner works on ``task_file``; arguments as of ``start``."""
         command = [*self._command, str(task_file)]
         reached = self._reached(places or Places())
@@ -222,7 +222,7 @@ class Sandbox:
         rules = rules_before(command, scratch_root, self._reached(places)) if confined else []
         return Terms(command, self.environment(scratch_root), {"RLIMIT_CORE": 0}, rules)
 
-    def begin(self, terms: Terms, *, cwd: Path, controls: Mapping[str, Any], niceness: int = 0) -> Started:
+    def begin(self, terms: Terms, *, cwd: Path, controls: Mapping[str, Any], niceness: int = 0) -> StartedRunner:
         """Start a process under these terms.
 
         Args:
@@ -270,7 +270,7 @@ class Sandbox:
         finally:
             os.close(write_fd)
             os.close(told_fd)
-        return Started(process, read_fd, stdin_fd)
+        return StartedRunner(process, read_fd, stdin_fd)
 
     def _reached(self, places: Places) -> Places:
         return self._places + places + Places(writable=tuple(failpoints.waiting_places()))

@@ -25,11 +25,11 @@ from typing import Any
 
 from service.settings import Settings
 from worker import launcher
-from worker.assignment import BEGUN, READY, UnfitError, assignment_line
+from worker.assignment import BEGUN, READY, UnfitSpareError, assignment_line
 from worker.confinement.places import Places, has_gpus
 from worker.runner import SPARE
-from worker.runner_process import RunnerProcess, Started
-from worker.sandbox import Limits, Sandbox, Terms
+from worker.runner_process import RunnerProcess, StartedRunner
+from worker.sandbox import Sandbox, SandboxLimits, Terms
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ class _Surroundings:
 
 @dataclass(frozen=True)
 class _Spare:
-    started: Started
+    started: StartedRunner
     started_at: float
     surroundings: _Surroundings
 
@@ -74,11 +74,11 @@ class _Spare:
             task_file, scratch=scratch, environment=terms.environment, limits=terms.limits, controls=controls
         )
         if os.write(self.started.stdin, line) < len(line):
-            raise UnfitError("what it is to do is too long for its channel")
+            raise UnfitSpareError("what it is to do is too long for its channel")
         if not self._hears(READY, self.started_at + LOADING_SECONDS, check):
-            raise UnfitError("it could not load the engine")
+            raise UnfitSpareError("it could not load the engine")
         if not self._hears(BEGUN, time.monotonic() + ANSWER_SECONDS, check):
-            raise UnfitError("it did not begin")
+            raise UnfitSpareError("it did not begin")
 
     def discard(self, reason: object = "") -> str:
         """End it; why, with the last that it has said."""
@@ -132,7 +132,7 @@ class Spares:
         task_file: Path,
         *,
         scratch: Path,
-        limits: Limits,
+        limits: SandboxLimits,
         places: Places | None = None,
         check: Callable[[], None] = lambda: None,
     ) -> RunnerProcess | None:
@@ -161,7 +161,7 @@ class Spares:
             spare.assign(terms, scratch, self._sandbox.controls().narrowed(terms.rules), check)
         except Exception as error:
             why = spare.discard(error)
-            if not isinstance(error, UnfitError | OSError):
+            if not isinstance(error, UnfitSpareError | OSError):
                 raise
             log.warning("spare.discarded pid=%d: %s", process.pid, why)
             return None
@@ -191,13 +191,13 @@ class Spares:
         """Raise UnfitError if the job would find something else than one that a runner is started for."""
         code = spare.started.process.poll()
         if code is not None:
-            raise UnfitError(f"it ended with exit code {code}")
+            raise UnfitSpareError(f"it ended with exit code {code}")
         if spare.surroundings != self._surroundings():
-            raise UnfitError("folders or variables are not those that it was started with")
+            raise UnfitSpareError("folders or variables are not those that it was started with")
         roots = spare.surroundings.folders
         for path in (scratch, *places.readable, *places.writable):
             if not any(roots[root] is not None and path.is_relative_to(root) for root in roots):
-                raise UnfitError(f"{path} is in no folder that it may reach")
+                raise UnfitSpareError(f"{path} is in no folder that it may reach")
 
     def _surroundings(self) -> _Surroundings:
         environment = self._sandbox.environment(self._scratch_root)

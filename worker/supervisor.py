@@ -34,7 +34,7 @@ from service.quotas import service as quotas
 from service.settings import Settings
 from service.storage import FileStore
 from service.tables import Job
-from worker.attempt import Watch
+from worker.attempt import AttemptWatch
 from worker.backoff import QueueBackoff
 from worker.checkpoints import collect_checkpoints, open_checkpoints
 from worker.conclusion import Conclusion, worker_fault
@@ -52,7 +52,7 @@ from worker.publication import publish
 from worker.quantizer.run.cache import evict
 from worker.repository import jobs_of_worker, tenant_if_released
 from worker.runner import resource_limit
-from worker.sandbox import MAPPINGS, Limits, Sandbox
+from worker.sandbox import MAPPINGS, Sandbox, SandboxLimits
 from worker.spares import Spares
 
 log = logging.getLogger(__name__)
@@ -255,7 +255,7 @@ class Supervisor:
             log.info("runner.started job_id=%s attempt=%d pid=%d held=%s", job.id, job.attempt, process.pid, held)
             reach("after_runner_start")
             memory = MemoryWatch(process.groups, self._memory_bytes if budget is None else budget.memory_bytes)
-            watch = Watch(
+            watch = AttemptWatch(
                 process,
                 lease,
                 job,
@@ -322,11 +322,11 @@ class Supervisor:
 
     def _limits(
         self, job: Job, remaining_seconds: float | None, budget: InspectionBudget | None, scratch: Path
-    ) -> Limits:
+    ) -> SandboxLimits:
         mapped_bytes = MAPPINGS * model_bytes(scratch)
         if budget is not None:
             cpu_seconds = math.ceil(budget.cpu_seconds)
-            return Limits(
+            return SandboxLimits(
                 memory_bytes=budget.memory_bytes,
                 mapped_bytes=mapped_bytes,
                 cpu_seconds=cpu_seconds,
@@ -336,7 +336,7 @@ class Supervisor:
         cpu = None if remaining_seconds is None else int(remaining_seconds * self._settings.threads) + SPARE_CPU_SECONDS
         # CUDA reserves far more address space than it uses: a limit on it would forbid every GPU job.
         memory = None if job.queue == "gpu" else self._memory_bytes
-        return Limits(memory_bytes=memory, mapped_bytes=mapped_bytes, cpu_seconds=cpu, gpus=job.device != "cpu")
+        return SandboxLimits(memory_bytes=memory, mapped_bytes=mapped_bytes, cpu_seconds=cpu, gpus=job.device != "cpu")
 
     def _niceness(self, tenant_id: str) -> int:
         """How far each of a tenant's inspections here stands back: all of them together weigh as much as one."""

@@ -58,7 +58,7 @@ class Structure:
         return pytree.tree_unflatten(leaves, self.spec)
 
 
-class Call:
+class ExportCall:
     """The arguments that a module was exported with.
 
     Args:

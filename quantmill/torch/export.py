@@ -17,7 +17,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from quantmill.torch import markers
-from quantmill.torch.calls import Call, Structure, result_structure
+from quantmill.torch.calls import ExportCall, Structure, result_structure
 from quantmill.torch.errors import BatchFixedError, ExampleInputsError, ExportError
 from quantmill.torch.failures import definition, export_error, place_of, said_by
 from quantmill.torch.graph import tidy
@@ -64,7 +64,7 @@ class Exported:
     """
 
     onnx_path: Path
-    call: Call
+    call: ExportCall
     result: Structure
     inputs: tuple[Input, ...]
     outputs: tuple[str, ...]
@@ -109,7 +109,7 @@ def export(
             f"{type(module).__name__} is no module of Python",
             hint="Give the nn.Module itself, not what was made of it.",
         )
-    call = Call(module, example_inputs)
+    call = ExportCall(module, example_inputs)
     with _evaluating(module):
         return _Export(module, call, dynamic_batch).run(output_path(path, "model.onnx"))
 
@@ -123,7 +123,7 @@ class _Export:
         dynamic_batch: the batch size is to be free.
     """
 
-    def __init__(self, module: torch.nn.Module, call: Call, dynamic_batch: bool) -> None:
+    def __init__(self, module: torch.nn.Module, call: ExportCall, dynamic_batch: bool) -> None:
         self._module, self._call = module, call
         device = next((tensor.device for tensor in (*module.parameters(), *module.buffers())), torch.device("cpu"))
         self._example = {name: tensor.detach().to(device) for name, tensor in call.example.items()}

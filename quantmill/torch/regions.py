@@ -61,7 +61,7 @@ def resolve_regions(model: ir.Model) -> None:
             hint="Call it before or behind the control flow.",
             module=_path(inner),
         )
-    _Follower(model.graph).run()
+    _RegionFollower(model.graph).run()
     for mark in marks:
         _remove(mark)
     model.graph.opset_imports.pop(DOMAIN, None)
@@ -75,7 +75,7 @@ class _Call:
     name: str
 
 
-class _Follower:
+class _RegionFollower:
     """Follows the values of one graph from its inputs to its outputs.
 
     ``inside`` says for a value by which call its region began; ``outside`` are floats outside of all regions.

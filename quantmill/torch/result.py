@@ -11,7 +11,7 @@ import numpy as np
 import onnxruntime
 import torch
 
-from quantmill.torch.calls import Call, Structure
+from quantmill.torch.calls import ExportCall, Structure
 from quantmill.torch.export import Exported
 from quantmill.torch.verification import threads_here, to_numpy
 from service.contracts.report import Report
@@ -56,7 +56,7 @@ class QuantizedModule(torch.nn.Module):
         threads: of onnxruntime; None: one per core.
     """
 
-    def __init__(self, onnx_path: Path, call: Call, result: Structure, *, threads: int | None = None) -> None:
+    def __init__(self, onnx_path: Path, call: ExportCall, result: Structure, *, threads: int | None = None) -> None:
         super().__init__()
         self._call, self._result, self._threads = call, result, threads or threads_here()
         self.load_model(onnx_path)

@@ -45,7 +45,7 @@ _ENDS = select(
 )
 
 
-class Ends(NamedTuple):
+class ChainEnds(NamedTuple):
     """Number and hash of the newest row of the chain, and of the newest that was forgotten before its first one."""
 
     seq: int = 0
@@ -59,20 +59,20 @@ def add(session: Session, **values: str) -> None:
     session.execute(insert(NewAuditEvent).values(id=new_id("aud"), at=db_now(), **values))
 
 
-def hold_ends(session: Session) -> Ends | None:
+def hold_ends(session: Session) -> ChainEnds | None:
     """The ends of the chain; nobody else moves them until the commit. None: somebody does so now."""
     held = _ENDS.with_for_update(skip_locked=True)
     found = session.execute(held).one_or_none()
     if found is None:
         upsert(session, AuditHead, {"name": HEAD, "seq": 0, "hash": BEGINNING})
         found = session.execute(held).one_or_none()
-    return None if found is None else Ends(*found)
+    return None if found is None else ChainEnds(*found)
 
 
-def ends(session: Session) -> Ends:
+def ends(session: Session) -> ChainEnds:
     """The same, to be read."""
     found = session.execute(_ENDS).one_or_none()
-    return Ends() if found is None else Ends(*found)
+    return ChainEnds() if found is None else ChainEnds(*found)
 
 
 def any_new(session: Session) -> bool:
@@ -111,7 +111,7 @@ def delete_old(session: Session, age_seconds: float, limit: int) -> int:
     return last - known.first_seq
 
 
-def _last_old(session: Session, known: Ends, age_seconds: float) -> int:
+def _last_old(session: Session, known: ChainEnds, age_seconds: float) -> int:
     """Number of the last row before the first that is younger."""
     young = select(AuditEvent.seq).where(AuditEvent.at >= db_now() - age_seconds)
     first = session.scalar(young.order_by(AuditEvent.seq).limit(1))

@@ -23,7 +23,7 @@ from service.client.errors import (
     UnauthorizedError,
     WaitTimeoutError,
 )
-from service.client.uploads import Upload, UploadProgress
+from service.client.uploads import FileUpload, UploadProgress
 
 __all__ = [
     "ApiError",
@@ -32,6 +32,7 @@ __all__ = [
     "ConfigRefusedError",
     "ConflictError",
     "DownloadCorruptError",
+    "FileUpload",
     "ForbiddenError",
     "JobFailedError",
     "JobNotSucceededError",
@@ -45,7 +46,6 @@ __all__ = [
     "ServiceNotFoundError",
     "TooLargeError",
     "UnauthorizedError",
-    "Upload",
     "UploadProgress",
     "WaitTimeoutError",
 ]

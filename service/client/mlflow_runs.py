@@ -71,7 +71,7 @@ class LoggedRun:
 
 
 @dataclass(frozen=True)
-class _Found:
+class _FoundRun:
     """What the service tells of a job."""
 
     job: JobOut
@@ -144,14 +144,14 @@ def _mlflow() -> Any:
         ) from None
 
 
-def _found(client: Client, job: Noun | str) -> _Found:
+def _found(client: Client, job: Noun | str) -> _FoundRun:
     seen = client.job(job)
     if seen.state != "succeeded" or seen.kind != "quantize":
         raise JobNotSucceededError(
             f"The job {seen.id} is a {seen.kind} job, {seen.state}: there is no result to hand over.",
             hint="Wait for a quantization: client.wait_succeeded(job), or quantmill jobs wait JOB.",
         )
-    return _Found(seen, client.report(seen), client.artifacts(seen))
+    return _FoundRun(seen, client.report(seen), client.artifacts(seen))
 
 
 @contextmanager
@@ -192,7 +192,7 @@ def _experiment_id(mlflow: Any, tracking: Any, name: str) -> str:
     return str(found.experiment_id)
 
 
-def _log(mlflow: Any, tracking: Any, run: Any, client: Client, found: _Found) -> dict[str, str]:
+def _log(mlflow: Any, tracking: Any, run: Any, client: Client, found: _FoundRun) -> dict[str, str]:
     """Everything but the tags that change; sent twice it is there once. Returns what is to be tagged behind it."""
     run_id, at = run.info.run_id, _milliseconds(found.job.finished_at or found.job.updated_at)
     params = params_of(found.job.config or {})
@@ -212,7 +212,7 @@ def _log(mlflow: Any, tracking: Any, run: Any, client: Client, found: _Found) ->
     return told if unsigned is None else {**told, ATTESTATION_TAG: unsigned}
 
 
-def _write(mlflow: Any, folder: Path, run_id: str, client: Client, found: _Found) -> str | None:
+def _write(mlflow: Any, folder: Path, run_id: str, client: Client, found: _FoundRun) -> str | None:
     """The files of the run; returns why there is no attestation, as a code, where there is none."""
     (folder / "config.json").write_text(json.dumps(found.job.config, indent=2) + "\n")
     (folder / "report.html").write_bytes(client.report_file(found.job, "html"))
@@ -241,7 +241,7 @@ def _tag(mlflow: Any, tracking: Any, run_id: str, tags: Mapping[str, str]) -> No
         tracking.log_batch(run_id, tags=entities[first : first + _AT_ONCE])
 
 
-def _version(mlflow: Any, tracking: Any, run: Any, found: _Found, name: str) -> str:
+def _version(mlflow: Any, tracking: Any, run: Any, found: _FoundRun, name: str) -> str:
     """The version of the registered model that is this run's; a new one if there is none."""
     run_id, digest = run.info.run_id, found.model.sha256
     for version in tracking.search_model_versions(f"run_id = '{run_id}'"):

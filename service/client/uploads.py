@@ -129,7 +129,7 @@ UploadProgress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
-class Upload:
+class FileUpload:
     """A complete upload."""
 
     id: str
@@ -143,7 +143,7 @@ class UploadCalls(Connection):
     @Call
     def upload_file(
         self, path: Path | str, *, kind: str | None = None, progress: UploadProgress | None = None
-    ) -> Steps[Upload]:
+    ) -> Steps[FileUpload]:
         """Send a file; after a lost connection it goes on where the service's bytes end. What is there is not sent.
 
         Args:
@@ -153,7 +153,7 @@ class UploadCalls(Connection):
         """
         return (yield from self._upload(Path(path), kind, progress))
 
-    def _upload(self, path: Path, kind: str | None, progress: UploadProgress | None) -> Steps[Upload]:
+    def _upload(self, path: Path, kind: str | None, progress: UploadProgress | None) -> Steps[FileUpload]:
         size_bytes = path.stat().st_size
         sha256 = yield from work(lambda: file_sha256(path))
         body = {"filename": path.name, "size_bytes": size_bytes, "sha256": sha256, "kind": kind}
@@ -166,7 +166,7 @@ class UploadCalls(Connection):
                 tell(size_bytes, size_bytes)
             else:
                 yield from self._send_parts(path, f"/v1/uploads/{upload_id}", size_bytes, tell)
-        return Upload(upload_id, sha256, size_bytes)
+        return FileUpload(upload_id, sha256, size_bytes)
 
     def _send_parts(self, path: Path, url: str, size_bytes: int, progress: UploadProgress) -> Steps[None]:
         patience = self._patience()

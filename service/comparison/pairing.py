@@ -140,14 +140,14 @@ def mean_differences(
     told = {}
     for k, name in enumerate(names):
         sets = None if drawn is None else drawn[:, k]
-        found = _Found(float(differences[:, k].mean()), float(errors[k]), float(sizes[k]), sets, len(groups),
+        found = _PairedFound(float(differences[:, k].mean()), float(errors[k]), float(sizes[k]), sets, len(groups),
                        len(differences))  # fmt: skip
         told[name] = _told(found, confidence)
     return told
 
 
 @dataclass(frozen=True)
-class _Found:
+class _PairedFound:
     """What is known of one metric's difference.
 
     Attributes:
@@ -167,7 +167,7 @@ class _Found:
     samples: int
 
 
-def _told(found: _Found, confidence: float) -> MeanDifference:
+def _told(found: _PairedFound, confidence: float) -> MeanDifference:
     difference, error, freedom = found.difference, found.error, found.groups - 1
     if error == 0.0:
         # every sample differs alike: the sign test's p-value, so many fair coins fall alike

@@ -86,7 +86,7 @@ TORCH_SECONDS = 3.0
 
 
 @dataclass(frozen=True)
-class Facts:
+class CostFacts:
     """What the cost of a stage depends on beside the config.
 
     Attributes:
@@ -114,7 +114,7 @@ class Facts:
         return min(getattr(algorithm, "data_size", None) or self.calibration_samples, self.calibration_samples)
 
 
-def stage_costs(config: QuantizationConfig, facts: Facts) -> list[tuple[str, float]]:
+def stage_costs(config: QuantizationConfig, facts: CostFacts) -> list[tuple[str, float]]:
     """Name and seconds of each stage that comes behind loading, in order."""
     return list(_stages(config, facts))
 
@@ -132,7 +132,7 @@ def evaluation_costs(sample_seconds: Iterable[float], samples: int, latency_runs
     return {"evaluation": samples * (one + _METRICS_SECONDS), "latency": min(runs * one, _LATENCY_SECONDS)}
 
 
-def _stages(config: QuantizationConfig, facts: Facts) -> Iterator[tuple[str, float]]:
+def _stages(config: QuantizationConfig, facts: CostFacts) -> Iterator[tuple[str, float]]:
     nodes, one = facts.nodes, facts.sample_seconds
     session = _SESSION_NODE * nodes
     yield "sanity", session + _EXAMINED_SAMPLES * one
@@ -156,7 +156,7 @@ def _stages(config: QuantizationConfig, facts: Facts) -> Iterator[tuple[str, flo
     yield "latency", min(runs * one, _LATENCY_SECONDS)
 
 
-def _calibration(config: QuantizationConfig, facts: Facts) -> Iterator[tuple[str, float]]:
+def _calibration(config: QuantizationConfig, facts: CostFacts) -> Iterator[tuple[str, float]]:
     """A pass that serves all candidates, and a session and some samples for each."""
     method = config.activation.calibration
     if isinstance(method, AutoCalibration):
@@ -167,7 +167,7 @@ def _calibration(config: QuantizationConfig, facts: Facts) -> Iterator[tuple[str
         yield "calibration", session + seen + len(method.candidates) * each
 
 
-def _algorithms(config: QuantizationConfig, facts: Facts) -> Iterator[tuple[str, float]]:
+def _algorithms(config: QuantizationConfig, facts: CostFacts) -> Iterator[tuple[str, float]]:
     ways = 1  # of those before: with and without each that is judged at the end
     for algorithm in config.algorithms:
         cost = _COSTS.get(algorithm.method, _walk)
@@ -181,22 +181,22 @@ def _algorithms(config: QuantizationConfig, facts: Facts) -> Iterator[tuple[str,
             ways *= 2
 
 
-def _walk(algorithm: Algorithm, facts: Facts) -> float:
+def _walk(algorithm: Algorithm, facts: CostFacts) -> float:
     """Both networks run layer by layer."""
     return facts.passes(algorithm, _WALK_PASSES)
 
 
-def _bias_correction(algorithm: Any, facts: Facts) -> float:
+def _bias_correction(algorithm: Any, facts: CostFacts) -> float:
     """In closed form, from statistics that are there already; or by walking."""
     return _walk(algorithm, facts) if algorithm.mode == "full" else 0.0
 
 
-def _equalization(algorithm: Algorithm, facts: Facts) -> float:
+def _equalization(algorithm: Algorithm, facts: CostFacts) -> float:
     """Ranges are taken anew behind it."""
     return facts.passes(algorithm, _STATISTICS)
 
 
-def _finetuning(algorithm: Any, facts: Facts) -> float:
+def _finetuning(algorithm: Any, facts: CostFacts) -> float:
     walked = _walk(algorithm, facts)
     if algorithm.solver == "moments":
         return walked + sum(map(_moments, facts.matrices)) / _MULTIPLICATIONS_PER_SECOND
@@ -209,7 +209,7 @@ def _moments(kind: MatrixKind) -> float:
     return kind.count * moments_effort(shape, wanted_patches(shape))
 
 
-def _training(algorithm: Any, facts: Facts) -> float:
+def _training(algorithm: Any, facts: CostFacts) -> float:
     """Steps of its batch size, within its budget; and a validation behind each epoch."""
     samples = facts.samples_of(algorithm) * (1.0 - algorithm.validation_share)
     steps_per_epoch = max(samples / algorithm.batch_size, 1.0)
@@ -219,14 +219,14 @@ def _training(algorithm: Any, facts: Facts) -> float:
     return facts.torch_seconds + (seconds if algorithm.seconds is None else min(seconds, algorithm.seconds))
 
 
-def _search(algorithm: Any, facts: Facts) -> float:
+def _search(algorithm: Any, facts: CostFacts) -> float:
     """A search goes on until its time is over, where it has any."""
     found = 20 * facts.passes(algorithm, _STATISTICS)
     limit = algorithm.budget.max_seconds
     return found if limit is None else min(found, float(limit))
 
 
-_COSTS: dict[str, Callable[[Any, Facts], float]] = {
+_COSTS: dict[str, Callable[[Any, CostFacts], float]] = {
     "cross_layer_equalization": _equalization,
     "smooth_quant": _equalization,
     "awq": _equalization,

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from service.contracts.base import Contract, nearest_key
-from service.contracts.metrics import Facts, GraphMetric, Metric
+from service.contracts.metrics import GraphMetric, Metric, MetricFacts
 from service.contracts.validation import BELOW
 
 MAX_METRICS = 64
@@ -17,8 +17,8 @@ AGREEMENT = "top1_agreement"
 DEFAULT_METRIC = "top1"
 # What is measured where no metric is declared and the labels are class numbers.
 DEFAULT_METRICS = (DEFAULT_METRIC, "top5")
-_PERCENT = Facts()
-_AGREEMENT = Facts(against_float=True, ideal=100.0)
+_PERCENT = MetricFacts()
+_AGREEMENT = MetricFacts(against_float=True, ideal=100.0)
 
 
 class Gate(Contract):
@@ -135,7 +135,7 @@ class EvaluationSpec(Contract):
         graphs = [metric.graph for metric in self.metrics if isinstance(metric, GraphMetric)]
         return tuple(dict.fromkeys(graph.model_id for graph in graphs if graph.model_id is not None))
 
-    def facts_of(self, name: str) -> Facts:
+    def facts_of(self, name: str) -> MetricFacts:
         """How the values of a measured metric are to be read.
 
         Raises:
@@ -181,7 +181,7 @@ class EvaluationSpec(Contract):
         return self
 
 
-def _check_percent(word: str, value: float | None, facts: Facts, metric: str) -> None:
+def _check_percent(word: str, value: float | None, facts: MetricFacts, metric: str) -> None:
     # What less is better of, such as an error rate, may be above 100.
     if value is None or facts.unit != "%":
         return

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from service.audit import service as audit
 from service.contracts.quota import Quota
-from service.dashboard.forms import Form, checked, field_errors, sent
+from service.dashboard.forms import FormFields, checked, field_errors, sent
 from service.dashboard.pages import PageRoute, changed_query, page, root_of, see
 from service.deps import AppDep, AppState, PrincipalDep, address_of
 from service.keys import actions as keys
@@ -78,7 +78,7 @@ def _number(value: float) -> str:
     return f"{value:,}"
 
 
-class Limit(NamedTuple):
+class QuotaField(NamedTuple):
     """How a limit is called, how its figures are shown, and the unit in which it is typed."""
 
     title: str
@@ -87,16 +87,16 @@ class Limit(NamedTuple):
 
 
 # In the order of the table.
-LIMITS: dict[str, Limit] = {
-    "stored_bytes": Limit("Bytes stored", figures.size, "bytes"),
-    "upload_bytes": Limit("Largest file", figures.size, "bytes"),
-    "jobs_queued": Limit("Jobs that wait", _number, "jobs"),
-    "jobs_running": Limit("Jobs that run", _number, "jobs"),
-    "jobs_per_day": Limit("Jobs within 24 hours", _number, "jobs"),
-    "cpu_seconds_per_day": Limit("CPU time today", figures.seconds, "seconds"),
-    "requests_per_second": Limit("Requests per second, of each API process", _number, "requests per second"),
-    "upload_bytes_per_second": Limit("Uploads per second, of each API process", figures.size, "bytes per second"),
-    "open_streams": Limit("Event streams, of each API process", _number, "streams"),
+LIMITS: dict[str, QuotaField] = {
+    "stored_bytes": QuotaField("Bytes stored", figures.size, "bytes"),
+    "upload_bytes": QuotaField("Largest file", figures.size, "bytes"),
+    "jobs_queued": QuotaField("Jobs that wait", _number, "jobs"),
+    "jobs_running": QuotaField("Jobs that run", _number, "jobs"),
+    "jobs_per_day": QuotaField("Jobs within 24 hours", _number, "jobs"),
+    "cpu_seconds_per_day": QuotaField("CPU time today", figures.seconds, "seconds"),
+    "requests_per_second": QuotaField("Requests per second, of each API process", _number, "requests per second"),
+    "upload_bytes_per_second": QuotaField("Uploads per second, of each API process", figures.size, "bytes per second"),
+    "open_streams": QuotaField("Event streams, of each API process", _number, "streams"),
 }
 
 
@@ -167,7 +167,7 @@ async def set_quota(request: Request, tenant: Tenant, app: AppDep, principal: Pr
     return see(request, f"/admin/quotas/{tenant}")
 
 
-def _quotas_own(form: Form) -> Quota:
+def _quotas_own(form: FormFields) -> Quota:
     typed = {name: text for name in LIMITS if (text := form.text(name)) is not None}
     without = [name for name, text in typed.items() if text.lower() == NO_LIMIT]
     limits = {name: text for name, text in typed.items() if name not in without}
@@ -251,7 +251,9 @@ def _shown(
     }
 
 
-async def _again(request: Request, app: AppState, principal: Principal, form: Form, error: ValidationError) -> Response:
+async def _again(
+    request: Request, app: AppState, principal: Principal, form: FormFields, error: ValidationError
+) -> Response:
     shown = await app.reads.run(lambda: {**_shown(request, app, principal), "errors": field_errors(error, KeyCreate)})
     typed = {name: form.text(name) or "" for name in _EMPTY}
     return page(request, "admin.html.jinja", status=422, typed=typed, verdict=None, **shown)

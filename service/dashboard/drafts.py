@@ -30,7 +30,7 @@ _BOTH = "The form and the JSON were both changed: say with one of the two button
 
 
 @dataclass
-class Draft:
+class JobDraft:
     """What the form shows.
 
     Attributes:
@@ -96,7 +96,7 @@ class Draft:
         return {**found, "reuse": True} if self.reuse else found
 
 
-def posted_draft(posted: Mapping[str, list[str]], action: str) -> Draft:
+def posted_draft(posted: Mapping[str, list[str]], action: str) -> JobDraft:
     """What a form has sent; what is wrong with its config stands in ``errors``.
 
     Args:
@@ -105,9 +105,9 @@ def posted_draft(posted: Mapping[str, list[str]], action: str) -> Draft:
     """
     texts = {name: _first(posted, name) for name in (*TEXTS, HAND_OVER, *_FILES)}
     texts |= {name: text for name in NOUNS if (text := _first(posted, name + OTHER))}
-    draft = Draft(texts, reuse=bool(_first(posted, "reuse")), source=_first(posted, "from"))
+    draft = JobDraft(texts, reuse=bool(_first(posted, "reuse")), source=_first(posted, "from"))
     draft.nonce = _first(posted, "nonce")[:_MOST_NONCE] or draft.nonce
-    was = _document(_first(posted, _WAS) or "{}", Draft())
+    was = _document(_first(posted, _WAS) or "{}", JobDraft())
     filled, problems = applied(was, posted)
     text = _first(posted, JSON)
     written = _document(text, draft) if text else was
@@ -127,11 +127,11 @@ def posted_draft(posted: Mapping[str, list[str]], action: str) -> Draft:
     return draft
 
 
-def draft_of(job: JobOut, config: Document) -> Draft:
+def draft_of(job: JobOut, config: Document) -> JobDraft:
     """What a job was asked for, to be changed."""
     given = {name: getattr(job, name) or "" for name in (*NOUNS, "name")}
     labels = "\n".join(f"{key}={value}" for key, value in job.labels.items())
-    draft = Draft({**given, "labels": labels, "priority": str(job.priority), "device": job.device}, source=job.id)
+    draft = JobDraft({**given, "labels": labels, "priority": str(job.priority), "device": job.device}, source=job.id)
     draft.take(config)
     return draft
 
@@ -144,7 +144,7 @@ def clone_patch(job: JobOut, request: dict[str, Any]) -> dict[str, Any]:
     return {**dropped, **request, "config": config, "labels": labels}
 
 
-def read(work: Callable[[], Document], draft: Draft) -> Document | None:
+def read(work: Callable[[], Document], draft: JobDraft) -> Document | None:
     """What ``work`` gives; where it fails, its problems are told in the draft.
 
     Args:
@@ -162,7 +162,7 @@ def _in_request(problem: FieldProblem) -> FieldProblem:
     return problem.model_copy(update={"pointer": f"/config{problem.pointer}"})
 
 
-def _translated(document: Document, draft: Draft) -> Document:
+def _translated(document: Document, draft: JobDraft) -> Document:
     """The config; one in AMD Quark's form is turned into ours."""
     try:
         translation = translate_document(document, "/config")
@@ -175,7 +175,7 @@ def _translated(document: Document, draft: Draft) -> Document:
     return dict(translation.config)
 
 
-def _document(text: str, draft: Draft) -> Document:
+def _document(text: str, draft: JobDraft) -> Document:
     try:
         found = parsed(text)
     except ValueError as error:

@@ -18,7 +18,7 @@ from service.reports.names import shown
 _Record = TypeVar("_Record", bound=BaseModel)
 
 
-class Form:
+class FormFields:
     """The fields of a form.
 
     Args:
@@ -41,10 +41,10 @@ class Form:
         return self.text(name) is not None
 
 
-async def sent(request: Request) -> Form:
+async def sent(request: Request) -> FormFields:
     """The form that the request carries, without its files."""
     form = await request.form()
-    return Form([(key, value) for key, value in form.multi_items() if isinstance(value, str)])
+    return FormFields([(key, value) for key, value in form.multi_items() if isinstance(value, str)])
 
 
 async def checked(app: AppState, model: type[_Record], document: dict[str, Any]) -> _Record:

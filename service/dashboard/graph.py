@@ -46,7 +46,7 @@ UNREADABLE = "The graph of this job cannot be read: it is not of a form that thi
 
 
 @dataclass(frozen=True)
-class Sources:
+class GraphSources:
     """Where a page comes from.
 
     Attributes:
@@ -81,7 +81,7 @@ graphs: Recent[Known] = Recent(_GRAPHS)
 drawings: Recent[Drawing] = Recent(_DRAWINGS)
 
 
-def sources(app: AppState, tenant_id: str, job_id: str) -> Sources:
+def sources(app: AppState, tenant_id: str, job_id: str) -> GraphSources:
     """What the database tells.
 
     Raises:
@@ -91,10 +91,10 @@ def sources(app: AppState, tenant_id: str, job_id: str) -> Sources:
     row = jobs.report(app, tenant_id, job_id)
     view = jobs.get(app, tenant_id, job_id)
     found = next((one for one in view.artifacts if one.kind == GRAPH_KIND), None)
-    return Sources(job_out(view), row, found)
+    return GraphSources(job_out(view), row, found)
 
 
-def known(app: AppState, of: Sources) -> Known:
+def known(app: AppState, of: GraphSources) -> Known:
     """The graph and the figures, read once for a while; computes.
 
     Raises:
@@ -104,7 +104,7 @@ def known(app: AppState, of: Sources) -> Known:
     return graphs.get((of.report.job_id, of.report.attempt), lambda: _read(app, of))
 
 
-def _read(app: AppState, of: Sources) -> Known:
+def _read(app: AppState, of: GraphSources) -> Known:
     if is_evaluation(of.report):
         return Known((), {}, None, EVALUATION)
     layers = whole_report(of.report).layers
@@ -157,7 +157,7 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Role:
+class NodeRole:
     """A tensor of the chosen node."""
 
     word: str
@@ -175,7 +175,7 @@ class Panel:
     op: str
     modules: tuple[str, ...]
     inside: str | None
-    tensors: list[Role]
+    tensors: list[NodeRole]
     more_tensors: int
     row: LayerFigures | None
     storage: str
@@ -223,7 +223,7 @@ def _opened(given: list[str]) -> tuple[tuple[int, int], ...]:
     return tuple((first, stop) for first, stop in pairs)[-_MOST_OPENED:]
 
 
-def _shown(graph: Known, of: Sources, wanted: Wanted) -> dict[str, Any]:
+def _shown(graph: Known, of: GraphSources, wanted: Wanted) -> dict[str, Any]:
     """What the template takes."""
     view = graph.view
     chosen = None if view is None or not wanted.node else _place(view, wanted.node)
@@ -344,9 +344,9 @@ def _panel(view: GraphView, node: GraphNode, rows: dict[str, LayerFigures]) -> P
     )
 
 
-def _role(word: str, tensor: GraphTensor) -> Role:
+def _role(word: str, tensor: GraphTensor) -> NodeRole:
     if tensor.shape is None:
         shape = "–"
     else:
         shape = " × ".join("?" if one is None else str(one) for one in tensor.shape) or "scalar"
-    return Role(word, tensor.name, tensor.dtype or "–", shape, tensor.constant)
+    return NodeRole(word, tensor.name, tensor.dtype or "–", shape, tensor.constant)

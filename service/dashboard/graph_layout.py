@@ -146,7 +146,7 @@ def box_edges(boxes: Sequence[Span], edges: Iterable[Edge]) -> list[Edge]:
 
 
 @dataclass(frozen=True)
-class Ends:
+class EdgeEnds:
     """Inputs and outputs of a graph as boxes of their own.
 
     Attributes:
@@ -160,7 +160,7 @@ class Ends:
     edges: list[Edge]
 
 
-def with_ends(view: GraphView, boxes: Sequence[Span], between: Sequence[Edge]) -> Ends:
+def with_ends(view: GraphView, boxes: Sequence[Span], between: Sequence[Edge]) -> EdgeEnds:
     """The boxes of a graph with what comes in and what goes out, the first ``MOST_ENDS`` of each.
 
     Args:
@@ -182,7 +182,7 @@ def with_ends(view: GraphView, boxes: Sequence[Span], between: Sequence[Edge]) -
         source = makers.get(tensor, entering.get(tensor))
         if source is not None:
             found[source, number] = None
-    return Ends(inputs, outputs, list(found))
+    return EdgeEnds(inputs, outputs, list(found))
 
 
 def place(count: int, edges: Sequence[Edge]) -> Placed:

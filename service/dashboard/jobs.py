@@ -33,7 +33,7 @@ _JOB_PAGE_STATES, _TAIL = 200, 120
 _NO_SETTINGS = frozenset({"/preset", "/schema_version"})
 
 
-class Change(NamedTuple):
+class ConfigChange(NamedTuple):
     """A state that the job has come into."""
 
     at: datetime
@@ -42,7 +42,7 @@ class Change(NamedTuple):
     words: str
 
 
-class Stage(NamedTuple):
+class StageView(NamedTuple):
     """A stage that the last attempt has come to; ``state`` is a key of ``MARKS``."""
 
     name: str
@@ -97,7 +97,7 @@ def shown(app: AppState, tenant_id: str, job_id: str, base_url: str) -> dict[str
     }
 
 
-def stages_of(state: str, told: Sequence[JobEvent]) -> list[Stage]:
+def stages_of(state: str, told: Sequence[JobEvent]) -> list[StageView]:
     """The stages of an attempt in the order in which it came to them, each with what it told last.
 
     Args:
@@ -106,7 +106,7 @@ def stages_of(state: str, told: Sequence[JobEvent]) -> list[Stage]:
     """
     newest = max((event.seq for event in told), default=0)
     return [
-        Stage(
+        StageView(
             str(event.data["stage"]),
             _LAST.get(state, "stopped") if event.seq == newest else "done",
             _reached(event.data),
@@ -136,13 +136,13 @@ def _data(app: AppState, tenant_id: str, job: JobOut) -> list[tuple[str, str, st
     return found
 
 
-def _change(event: JobEvent) -> Change:
+def _change(event: JobEvent) -> ConfigChange:
     data = event.data
     deed = str(data.get("name", "")).removeprefix("job.").replace("_", " ")
     told = [word for word in (deed, str(data.get("reason") or "")) if word and word != data.get("state")]
     if isinstance(data.get("error"), dict):
         told.append(str(data["error"].get("title", "")))
-    return Change(event.created_at, str(data.get("state", "")), event.attempt, ", ".join(told))
+    return ConfigChange(event.created_at, str(data.get("state", "")), event.attempt, ", ".join(told))
 
 
 def _differing(job: JobOut) -> list[Difference]:

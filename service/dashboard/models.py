@@ -141,7 +141,7 @@ def _ops(summary: ModelSummary) -> list[tuple[str, int, Any]]:
     return [(op, count, charts.bar(count / most)) for op, count in counts]
 
 
-class Reason:
+class ReasonRow:
     """Nodes that stay in float for one reason."""
 
     def __init__(self, node: NodeInspection, words: str, code: str | None) -> None:
@@ -149,15 +149,15 @@ class Reason:
         self.names: list[str] = []
 
 
-def _reasons(result: Inspection) -> list[Reason]:
+def _reasons(result: Inspection) -> list[ReasonRow]:
     """Why nodes, or their activations, stay in float: the most frequent reason first, what is by design last."""
-    found: dict[tuple[str, bool], Reason] = {}
+    found: dict[tuple[str, bool], ReasonRow] = {}
     for node in result.nodes:
         words = node.activation_reason if node.quantized else node.reason
         if words is None:
             continue
         code = node.activation_reason_code if node.quantized else node.reason_code
-        reason = found.setdefault((words, node.by_design), Reason(node, words, code))
+        reason = found.setdefault((words, node.by_design), ReasonRow(node, words, code))
         reason.names.append(f"{node.name} ({node.op})" if node.name else node.op)
     return sorted(found.values(), key=lambda one: (one.by_design, -len(one.names)))
 

@@ -19,7 +19,7 @@ from service.contracts.errors import InvalidRequestError, QuantmillError
 from service.dashboard import new_files
 from service.dashboard.config_fields import groups, parsed
 from service.dashboard.config_form import JSON, PRESET, Document, differing, shown_defaults, values_of
-from service.dashboard.drafts import HAND_OVER, NOUNS, TEXTS, Draft, clone_patch, draft_of, posted_draft, read
+from service.dashboard.drafts import HAND_OVER, NOUNS, TEXTS, JobDraft, clone_patch, draft_of, posted_draft, read
 from service.dashboard.pages import PageRoute, page, see
 from service.datasets import service as datasets
 from service.deps import AppDep, AppState, PrincipalDep, form_of
@@ -146,7 +146,7 @@ async def post_example(request: Request, app: AppDep, principal: PrincipalDep) -
     """Choose the model and the data that come with the service, and fill in the rest."""
     posted, _ = await _posted(request, app, principal)
     ids = await new_files.example(app, principal, posted_draft(posted, "").nonce)
-    draft = Draft({**ids, "name": "The first job"})
+    draft = JobDraft({**ids, "name": "The first job"})
     draft.take(dict(new_files.EXAMPLE_CONFIG))
     return await _carried(request, app, principal, draft)
 
@@ -165,10 +165,10 @@ async def _posted(
     return fields, files
 
 
-def _begun(app: AppState, tenant_id: str, source: str) -> Draft:
+def _begun(app: AppState, tenant_id: str, source: str) -> JobDraft:
     """An empty draft, or one with what a job was asked for."""
     if not source:
-        draft = Draft()
+        draft = JobDraft()
         draft.take({})
         return draft
     job = job_out(jobs.get(app, tenant_id, source))
@@ -180,7 +180,7 @@ def _begun(app: AppState, tenant_id: str, source: str) -> Draft:
     return draft_of(job, differing(job.config))
 
 
-def _patch(draft: Draft, change: Document) -> None:
+def _patch(draft: JobDraft, change: Document) -> None:
     """Apply a merge patch to the whole config, as advice means it."""
     whole = parse_config(draft.document).model_dump(mode="json")
     wanted = patched(whole, change)
@@ -221,7 +221,7 @@ def _object(text: str, name: str) -> Document:
     return found
 
 
-async def _started(app: AppState, by: Principal, draft: Draft) -> str:
+async def _started(app: AppState, by: Principal, draft: JobDraft) -> str:
     """The id of the job that is made, or was made by the same page."""
     request = draft.request()
     body = new_files.record(JobCreate, request)
@@ -245,7 +245,7 @@ async def _refused(
     request: Request,
     app: AppState,
     by: Principal,
-    draft: Draft,
+    draft: JobDraft,
     error: QuantmillError,
     fields: dict[str, str] | None = None,
 ) -> Response:
@@ -253,7 +253,7 @@ async def _refused(
     if error.status >= 500 or error.status in _OTHERS:
         raise error
     if isinstance(error, IdempotencyKeyReuseError):
-        draft.nonce = Draft().nonce
+        draft.nonce = JobDraft().nonce
         draft.errors[""] = (
             "This page has made a job already. Press Start once more to make another one of what it says now."
         )
@@ -265,7 +265,7 @@ async def _refused(
     return await _page(request, app, by, draft, status=error.status, hint=error.hint or "")
 
 
-async def _carried(request: Request, app: AppState, by: Principal, draft: Draft) -> Response:
+async def _carried(request: Request, app: AppState, by: Principal, draft: JobDraft) -> Response:
     """Go on at the form's own address, with what was typed in it."""
     given = {name: text for name in TEXTS if (text := draft.get(name))}
     if draft.source:
@@ -278,7 +278,7 @@ async def _carried(request: Request, app: AppState, by: Principal, draft: Draft)
     return await _page(request, app, by, draft)
 
 
-async def _ready(app: AppState, by: Principal, draft: Draft, wait: int) -> None:
+async def _ready(app: AppState, by: Principal, draft: JobDraft, wait: int) -> None:
     """Wait until what is chosen is validated, for so many seconds at most."""
     for name in NOUNS if wait else ():
         text = draft.get(name)
@@ -313,7 +313,7 @@ class Choices:
         self.options, self.told, self.state, self.other = options, told, state, other
 
 
-def _choices(app: AppState, tenant_id: str, draft: Draft) -> dict[str, Choices]:
+def _choices(app: AppState, tenant_id: str, draft: JobDraft) -> dict[str, Choices]:
     query = ResourceQuery(status="ready")
     found: dict[str, Sequence[Model | Dataset]] = {}
     found["model_id"], _ = list_page(app, MODELS, tenant_id, query, after=None, limit=_LISTED)
@@ -322,7 +322,7 @@ def _choices(app: AppState, tenant_id: str, draft: Draft) -> dict[str, Choices]:
     return {name: _choices_of(app, tenant_id, draft, name, rows) for name, rows in found.items()}
 
 
-def _choices_of(app: AppState, tenant_id: str, draft: Draft, name: str, rows: Sequence[Model | Dataset]) -> Choices:
+def _choices_of(app: AppState, tenant_id: str, draft: JobDraft, name: str, rows: Sequence[Model | Dataset]) -> Choices:
     options, chosen = [(row.id, _words(row)) for row in rows], draft.get(name)
     if not chosen or chosen in {row.id for row in rows}:
         return Choices(options, "", "ready" if chosen else "")
@@ -347,7 +347,7 @@ async def _page(
     request: Request,
     app: AppState,
     by: Principal,
-    draft: Draft,
+    draft: JobDraft,
     *,
     status: int = 200,
     checked: JobValidated | None = None,

@@ -10,7 +10,7 @@ from urllib.parse import quote
 from fastapi import APIRouter, Request, Response
 from pydantic import ValidationError
 
-from service.dashboard.forms import Form, sent
+from service.dashboard.forms import FormFields, sent
 from service.dashboard.listing import Paging, one_of, pairs
 from service.dashboard.pages import PageRoute, page, see
 from service.deps import AppDep, AppState, PrincipalDep
@@ -223,7 +223,7 @@ def _put(
     return None
 
 
-def _lines(form: Form, name: str) -> str:
+def _lines(form: FormFields, name: str) -> str:
     return (form.text(name) or "").replace("\r\n", "\n")
 
 

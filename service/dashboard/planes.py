@@ -70,7 +70,7 @@ class Mark:
     front: bool | None = None
 
 
-class Shown(NamedTuple):
+class ShownModel(NamedTuple):
     """A model with its number in the picture, and whether it belongs to the front."""
 
     number: int
@@ -83,7 +83,7 @@ class Plane:
     """The models, drawn and as rows of the table beside the picture."""
 
     measure: Measure
-    rows: list[Shown]
+    rows: list[ShownModel]
     pictures: list[tuple[str, Markup]]
     timed: bool
     limit: str | None
@@ -142,7 +142,7 @@ def plane(measure: Measure, marks: Sequence[Mark], limit: float | None = None) -
     timed = bool(placed) and all(mark.latency_ratio is not None for mark in placed)
     front = _front(measure, placed, timed)
     rows = [
-        Shown(k, mark, mark.front if mark.front is not None else any(mark is one for one in front))
+        ShownModel(k, mark, mark.front if mark.front is not None else any(mark is one for one in front))
         for k, mark in enumerate(marks, start=1)
     ]
     drawn = [row for row in rows if _is_placed(row.mark)]
@@ -184,7 +184,7 @@ def _ratio_of(mark: Mark) -> float:
 
 def _picture(
     measure: Measure,
-    rows: Sequence[Shown],
+    rows: Sequence[ShownModel],
     across: str,
     cost_of: Callable[[Mark], float],
     written: Callable[[float], str],
@@ -224,7 +224,7 @@ def _picture(
 
 
 def _draw_front(
-    root: svg.Element, best: Sequence[Shown], x: svg.Scale, y: svg.Scale, cost_of: Callable[[Mark], float]
+    root: svg.Element, best: Sequence[ShownModel], x: svg.Scale, y: svg.Scale, cost_of: Callable[[Mark], float]
 ) -> None:
     """A line through the front; where a third figure puts a model on it, the line goes up and down."""
     ordered = sorted((cost_of(row.mark), row.mark.value or 0.0) for row in best)
@@ -232,7 +232,7 @@ def _draw_front(
         svg.path(root, [(x.at(cost), y.at(value)) for cost, value in ordered], "frontier")
 
 
-def _draw(root: svg.Element, row: Shown, at: tuple[float, float], *, numbered: bool) -> None:
+def _draw(root: svg.Element, row: ShownModel, at: tuple[float, float], *, numbered: bool) -> None:
     """A disk, on the front a diamond; around the chosen one a ring."""
     group = ElementTree.SubElement(root, "g")
     ElementTree.SubElement(group, "title").text = f"{row.number}: {name(row.mark.label)}"

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from service.contracts.errors import InvalidRequestError
 from service.contracts.validation import field_problems
-from service.dashboard.forms import Form, checked, sent
+from service.dashboard.forms import FormFields, checked, sent
 from service.dashboard.listing import Paging
 from service.dashboard.pages import PageRoute, page, see
 from service.deps import AppDep, AppState, PrincipalDep
@@ -92,7 +92,7 @@ async def create_schedule(request: Request, app: AppDep, principal: PrincipalDep
     return see(request, f"/schedules/{answer.body['id']}")
 
 
-def _asked(form: Form, figures: Any) -> dict[str, Any]:
+def _asked(form: FormFields, figures: Any) -> dict[str, Any]:
     """The fields of a schedule; a drop is that of the first metric of the job's report."""
     asked: dict[str, Any] = {
         name: value for name in ("name", "cron", "timezone", "promote_to") if (value := form.text(name)) is not None
@@ -105,7 +105,7 @@ def _asked(form: Form, figures: Any) -> dict[str, Any]:
     return asked
 
 
-def _again(request: Request, form: Form, job: Any, error: ValidationError | InvalidRequestError) -> Response:
+def _again(request: Request, form: FormFields, job: Any, error: ValidationError | InvalidRequestError) -> Response:
     if isinstance(error, ValidationError):
         found = [(one.pointer, one.message) for one in field_problems(error, ScheduleCreate)]
     else:

@@ -108,7 +108,7 @@ router = APIRouter(route_class=PageRoute, include_in_schema=False)
 _FULL_BAR_DB = 50.0
 
 
-class Shown(NamedTuple):
+class ShownTrial(NamedTuple):
     """A trial with its bar, and the query of the form that begins with it."""
 
     number: int
@@ -156,10 +156,10 @@ def _marks(search: Search) -> list[planes.Mark]:
     ]
 
 
-def _shown(job_id: str, report: Report, search: Search) -> list[Shown]:
+def _shown(job_id: str, report: Report, search: Search) -> list[ShownTrial]:
     config = report.manifest.config.model_dump(mode="json")
     return [
-        Shown(
+        ShownTrial(
             number,
             one,
             charts.bar((one.sqnr_db or 0.0) / _FULL_BAR_DB),

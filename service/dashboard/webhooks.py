@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from service.contracts.errors import InvalidRequestError
 from service.contracts.webhooks import EVERYTHING, patterns
-from service.dashboard.forms import Form, checked, field_errors, sent
+from service.dashboard.forms import FormFields, checked, field_errors, sent
 from service.dashboard.listing import Paging, one_of
 from service.dashboard.pages import PageRoute, page, see
 from service.deps import AppDep, PrincipalDep
@@ -163,7 +163,7 @@ async def redeliver(
     return see(request, f"/webhooks/{webhook_id}")
 
 
-def _typed(form: Form) -> dict[str, Any]:
+def _typed(form: FormFields) -> dict[str, Any]:
     return {
         "url": form.text("url") or "",
         "event_types": form.all("event_types"),

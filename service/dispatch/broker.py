@@ -113,7 +113,7 @@ def _sender_settings(settings: Settings) -> dict[str, Any]:
     return {**shared, "broker_transport_options": shared["broker_transport_options"] | options}
 
 
-class Sender:
+class TaskSender:
     """Sends released jobs to the broker; a call lasts about as long as the broker is given, at most.
 
     Args:

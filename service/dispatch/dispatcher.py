@@ -232,11 +232,11 @@ def open_dispatcher(
     """
     if not settings.broker_url:
         return None
-    from service.dispatch.broker import Sender  # Celery takes long to import
+    from service.dispatch.broker import TaskSender  # Celery takes long to import
 
     return Dispatcher(
         database,
-        Sender(settings),
+        TaskSender(settings),
         settings.quota,
         lost_seconds=settings.redispatch_seconds,
         period_seconds=settings.redispatch_seconds if period_seconds is None else period_seconds,

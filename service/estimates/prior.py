@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import prod
 
 from service.contracts.config import QuantizationConfig
-from service.contracts.costs import TORCH_SECONDS, Facts, evaluation_costs, stage_costs, wanted_patches
+from service.contracts.costs import TORCH_SECONDS, CostFacts, evaluation_costs, stage_costs, wanted_patches
 from service.contracts.dataset import DatasetSummary
 from service.contracts.evaluation import EvaluationSpec
 from service.contracts.model import MatrixKind, ModelSummary, Work
@@ -80,7 +80,7 @@ def prior_of(
     work = model.work or _unknown_work(model)
     samples = _calibration_samples(config, calibration)
     measured = evaluation or calibration
-    facts = Facts(
+    facts = CostFacts(
         nodes=work.nodes,
         matrices=work.matrices,
         sample_seconds=_sample_seconds(work, _scale(model, measured)),

@@ -14,7 +14,7 @@ from service.tables import Job, JobEstimate, JobTiming
 from service.tables.jobs import IS_QUEUED, IS_RUNNING
 
 
-class Waiting(NamedTuple):
+class WaitingJob(NamedTuple):
     """A queued job; ``seconds``: that it will take, if that is known."""
 
     id: str
@@ -77,7 +77,7 @@ def forget_timings(session: Session, keep: int) -> int:
     return len(gone.all())
 
 
-def queued(session: Session, queue: str, most: int) -> list[Waiting]:
+def queued(session: Session, queue: str, most: int) -> list[WaitingJob]:
     """The jobs of a queue that wait, in no order."""
     statement = (
         select(Job.id, Job.tenant_id, Job.priority, JobEstimate.seconds)
@@ -85,7 +85,7 @@ def queued(session: Session, queue: str, most: int) -> list[Waiting]:
         .where(text(IS_QUEUED), Job.queue == queue)
         .limit(most)
     )
-    return [Waiting(*row) for row in session.execute(statement)]
+    return [WaitingJob(*row) for row in session.execute(statement)]
 
 
 def running(session: Session, queue: str) -> list[Running]:

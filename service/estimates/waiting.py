@@ -14,7 +14,7 @@ from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 
 from service.estimates import repository
-from service.estimates.repository import Running, Waiting
+from service.estimates.repository import Running, WaitingJob
 from service.queues import repository as queues
 from service.queues.repository import WorkerFigures
 
@@ -34,7 +34,7 @@ class Lines:
     sums: dict[tuple[int, str], list[float]]
 
     @classmethod
-    def of(cls, waiting: Sequence[Waiting]) -> Lines:
+    def of(cls, waiting: Sequence[WaitingJob]) -> Lines:
         """The lines of a queue, from jobs in the order of their ids."""
         ids: dict[tuple[int, str], list[str]] = defaultdict(list)
         sums: dict[tuple[int, str], list[float]] = defaultdict(list)

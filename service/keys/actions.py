@@ -30,7 +30,7 @@ from service.tables import ApiKey
 MOST_KEYS = 100
 
 
-class KeyVault(sealing.Vault):
+class ApiKeyVault(sealing.Vault):
     """Keeps the text of a new key for as long as its answer is remembered."""
 
     purpose = b"quantmill new keys v1"
@@ -75,7 +75,7 @@ def create(app: AppState, by: Principal, body: KeyCreate, key: str | None = None
     """
     _require(by, body.scope)
     tenant_id = seen_tenant(by, body.tenant) or by.tenant_id
-    pepper, vault = pepper_of(app.settings), KeyVault.of(app.settings)
+    pepper, vault = pepper_of(app.settings), ApiKeyVault.of(app.settings)
 
     def work(session: Session) -> tuple[Answer, None]:
         _make_room(session, tenant_id)

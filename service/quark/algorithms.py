@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from service.contracts.base import below
-from service.quark.draft import Draft, Given, Step
+from service.quark.draft import Given, QuarkDraft, QuarkStep
 from service.quark.equalization import BIAS_CORRECTION, CLE, SMOOTH_QUANT, options, switch
 from service.quark.finetune import FINETUNINGS, fast_finetune, preference
 from service.quark.mixed import auto_mixprecision
@@ -42,7 +42,7 @@ def pending(method: str) -> str:
 def _setting_of(name: str, kind: Kind, default: Any, switch: str, method: str) -> Option:
     """A setting of an algorithm: without the algorithm's own switch it has no effect, in Quark and here."""
 
-    def apply(draft: Draft, given: Given) -> None:
+    def apply(draft: QuarkDraft, given: Given) -> None:
         if draft.value(switch, False):
             refuse(draft, given, pending(method))
         elif given.value == default:
@@ -54,7 +54,7 @@ def _setting_of(name: str, kind: Kind, default: Any, switch: str, method: str) -
     return Option(name, kind, default, "refused", "", why, apply)
 
 
-def _matmul_nbits(draft: Draft, given: Given) -> None:
+def _matmul_nbits(draft: QuarkDraft, given: Given) -> None:
     """Weights of MatMul by blocks, written as com.microsoft.MatMulNBits: what MATMUL_NBITS does."""
     if not given.value:
         draft.honour(given.pointer)
@@ -98,7 +98,7 @@ def _is_group(size: int) -> bool:
     return _SMALLEST_GROUP <= size <= _LARGEST_GROUP and size & (size - 1) == 0
 
 
-def _nbits_algorithm(draft: Draft, name: str, at: str) -> None:
+def _nbits_algorithm(draft: QuarkDraft, name: str, at: str) -> None:
     """How integers of weights are found: as Quark does, or by what is nearest to that here."""
     found = "mse" if name == "HQQ" else "minmax"
     draft.set("weight/calibration", {"method": found}, at)
@@ -110,11 +110,11 @@ def _nbits_algorithm(draft: Draft, name: str, at: str) -> None:
     if taken is not None:
         draft.problem(at, f"Algorithm GPTQ: {taken}, at {draft.steps[taken].pointer}, chooses the integers already")
         return
-    draft.steps["adaround"] = Step({"solver": "moments"}, at)
+    draft.steps["adaround"] = QuarkStep({"solver": "moments"}, at)
     draft.note(at, "Algorithm GPTQ: adaround with solver moments, the same objective, on all calibration samples")
 
 
-def _nbits_params(draft: Draft, given: Given) -> None:
+def _nbits_params(draft: QuarkDraft, given: Given) -> None:
     if draft.value("UseMatMulNBits", False):
         draft.honour(given.pointer)
     else:

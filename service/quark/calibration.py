@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from service.contracts.base import below
-from service.quark.draft import BAD_VALUE, Draft, Given
+from service.quark.draft import BAD_VALUE, Given, QuarkDraft
 from service.quark.option import (
     Apply,
     B,
@@ -29,7 +29,7 @@ _RANGES = "ranges are taken from the dataset or from 'tensor_ranges', not from a
 def _of(methods: tuple[str, ...], field: str) -> Apply:
     """Sets a field of the activations' calibration where its method is one of ``methods``."""
 
-    def apply(draft: Draft, given: Given) -> None:
+    def apply(draft: QuarkDraft, given: Given) -> None:
         if draft.method in methods:
             draft.set(f"activation/calibration/{field}", given.value, given.pointer)
             draft.honour(given.pointer)
@@ -41,14 +41,14 @@ def _of(methods: tuple[str, ...], field: str) -> Apply:
 
 
 def _symmetric(side: str) -> Apply:
-    def apply(draft: Draft, given: Given) -> None:
+    def apply(draft: QuarkDraft, given: Given) -> None:
         draft.set(f"{side}/symmetric", given.value, given.pointer)
         draft.honour(given.pointer)
 
     return apply
 
 
-def _symmetric_ranges(draft: Draft, given: Given) -> None:
+def _symmetric_ranges(draft: QuarkDraft, given: Given) -> None:
     if given.value and draft.value("ActivationSymmetric") is False:
         refuse(draft, given, "ActivationSymmetric says that activations are not symmetric")
         return
@@ -57,7 +57,7 @@ def _symmetric_ranges(draft: Draft, given: Given) -> None:
     draft.honour(given.pointer)
 
 
-def _moving_average(draft: Draft, given: Given) -> None:
+def _moving_average(draft: QuarkDraft, given: Given) -> None:
     if given.value and draft.method == "minmax":
         constant = draft.value("CalibMovingAverageConstant", 0.01)
         draft.set(
@@ -69,14 +69,14 @@ def _moving_average(draft: Draft, given: Given) -> None:
     draft.honour(given.pointer)
 
 
-def _moving_average_constant(draft: Draft, given: Given) -> None:
+def _moving_average_constant(draft: QuarkDraft, given: Given) -> None:
     if draft.value("CalibMovingAverage", False):
         draft.honour(given.pointer)
     else:
         draft.note(given.pointer, f"{given.name} has no effect without CalibMovingAverage")
 
 
-def _bins(draft: Draft, given: Given) -> None:
+def _bins(draft: QuarkDraft, given: Given) -> None:
     if draft.method in ("entropy", "distribution", "mse"):
         draft.set("activation/calibration/bins", given.value, given.pointer)
         draft.honour(given.pointer)
@@ -84,7 +84,7 @@ def _bins(draft: Draft, given: Given) -> None:
         draft.note(given.pointer, f"NumBins has no effect here: {draft.method} does without a histogram of fixed bins")
 
 
-def _pof2_mode(draft: Draft, given: Given) -> None:
+def _pof2_mode(draft: QuarkDraft, given: Given) -> None:
     if given.value == "All":
         draft.honour(given.pointer)
     elif given.value in ("MostCommon", "Percentile"):
@@ -93,7 +93,7 @@ def _pof2_mode(draft: Draft, given: Given) -> None:
         draft.problem(given.pointer, "MinMSEModePof2Scale must be All, MostCommon or Percentile", BAD_VALUE)
 
 
-def _float_mode(draft: Draft, given: Given) -> None:
+def _float_mode(draft: QuarkDraft, given: Given) -> None:
     if given.value == "All":
         draft.honour(given.pointer)
     elif given.value in ("Percentile", "HistCenter"):
@@ -102,7 +102,7 @@ def _float_mode(draft: Draft, given: Given) -> None:
         draft.problem(given.pointer, "MinMSEModeFloatScale must be Percentile, HistCenter or All", BAD_VALUE)
 
 
-def _weight_method(draft: Draft, given: Given) -> None:
+def _weight_method(draft: QuarkDraft, given: Given) -> None:
     method = lookup(given.value, WEIGHT_METHODS)
     if method is None:
         draft.problem(
@@ -115,7 +115,7 @@ def _weight_method(draft: Draft, given: Given) -> None:
         draft.honour(given.pointer)
 
 
-def _scenario(draft: Draft, given: Given) -> None:
+def _scenario(draft: QuarkDraft, given: Given) -> None:
     if given.value == "same":
         draft.honour(given.pointer)
     elif draft.method != "distribution":
@@ -124,17 +124,17 @@ def _scenario(draft: Draft, given: Given) -> None:
         refuse(draft, given, "only the scenario 'same' is there")
 
 
-def _random_data(draft: Draft, given: Given) -> None:
+def _random_data(draft: QuarkDraft, given: Given) -> None:
     if given.value:
         draft.set("random_calibration", {}, given.pointer)
     draft.honour(given.pointer)
 
 
-def _random_shapes(draft: Draft, given: Given) -> None:
+def _random_shapes(draft: QuarkDraft, given: Given) -> None:
     _of_random_data(draft, given, "shapes", lambda value: value)
 
 
-def _random_ranges(draft: Draft, given: Given) -> None:
+def _random_ranges(draft: QuarkDraft, given: Given) -> None:
     _of_random_data(draft, given, "ranges", _limits)
 
 
@@ -142,7 +142,7 @@ def _limits(value: Any) -> Any:
     return {"minimum": value[0], "maximum": value[1]} if isinstance(value, list) and len(value) == 2 else value
 
 
-def _of_random_data(draft: Draft, given: Given, key: str, convert: Callable[[Any], Any]) -> None:
+def _of_random_data(draft: QuarkDraft, given: Given, key: str, convert: Callable[[Any], Any]) -> None:
     if not draft.value("UseRandomData", False):
         if given.value:
             draft.note(given.pointer, f"{given.name} has no effect without UseRandomData")

@@ -15,7 +15,7 @@ from service.contracts.base import below
 from service.contracts.config import QuantizationConfig, parse_config
 from service.contracts.errors import FieldProblem, InvalidConfigError, QuantmillError, problem_summary, relocated
 from service.contracts.presets import Preset, find_preset, missing_preset
-from service.quark.draft import BAD_VALUE, UNKNOWN, Draft, Note, Step
+from service.quark.draft import BAD_VALUE, UNKNOWN, Note, QuarkDraft, QuarkStep
 from service.quark.finish import BIAS_KEYS, finish
 from service.quark.legacy import apply_all, read_fields, translate_excludes, translate_legacy
 from service.quark.option import unknown
@@ -98,7 +98,7 @@ def translate(data: Any, pointer: str = "") -> Translation:
     Raises:
         InvalidConfigError: with one problem per key that is unknown, malformed or cannot be translated.
     """
-    draft = Draft(pointer)
+    draft = QuarkDraft(pointer)
     draft.config["preset"] = BASE_PRESET
     name = _preset_name(data)
     if name is not None:
@@ -132,7 +132,7 @@ def translate_document(data: Any, pointer: str = "") -> Translation | None:
     """
     if not isinstance(data, dict) or data.get("format") != ENVELOPE_FORMAT:
         return None
-    draft = Draft(pointer)
+    draft = QuarkDraft(pointer)
     for key in data:
         if key not in ("format", "config", *PASSED):
             unknown(draft, key, below(pointer, key), ("format", "config", *PASSED))
@@ -228,7 +228,7 @@ def _preset_name(data: Any) -> tuple[str, str] | None:
     return None
 
 
-def _translate_preset(draft: Draft, name: str, key: str, data: Any) -> None:
+def _translate_preset(draft: QuarkDraft, name: str, key: str, data: Any) -> None:
     """A preset, with what the rest of ``data`` says on top."""
     at = below(draft.root, key) if key else draft.root
     preset = find_preset(f"{name}_QCONFIG") if key == _QCONFIG else None
@@ -246,13 +246,13 @@ def _translate_preset(draft: Draft, name: str, key: str, data: Any) -> None:
         _on_top(draft, preset, rest)
 
 
-def _on_top(draft: Draft, preset: Preset, rest: Mapping[str, Any]) -> None:
+def _on_top(draft: QuarkDraft, preset: Preset, rest: Mapping[str, Any]) -> None:
     settings = copy.deepcopy(preset.settings)
     for side in ("activation", "weight"):
         plain = {"symmetric": True, "scale": "float32", "calibration": {"method": "minmax"}}
         settings[side] = {**plain, **settings[side]}
     for entry in settings.pop("algorithms"):
-        draft.steps[entry.pop("method")] = Step(entry, draft.origins["preset"], of_preset=True)
+        draft.steps[entry.pop("method")] = QuarkStep(entry, draft.origins["preset"], of_preset=True)
     draft.config.update(settings)
     read_fields(draft, rest)
     for name in _MADE_OF:

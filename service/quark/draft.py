@@ -32,7 +32,7 @@ class Note:
 
 
 @dataclass
-class Step:
+class QuarkStep:
     """An algorithm of ours in the making.
 
     Attributes:
@@ -48,7 +48,7 @@ class Step:
     of_preset: bool = False
 
 
-class Draft:
+class QuarkDraft:
     """Collects our config and, for every given key, that it was honoured, noted or refused.
 
     Attributes:
@@ -65,7 +65,7 @@ class Draft:
         self.extended = False
         self.config: dict[str, Any] = {}
         self.given: dict[str, Given] = {}
-        self.steps: dict[str, Step] = {}
+        self.steps: dict[str, QuarkStep] = {}
         self.origins: dict[str, str] = {}
         self.honoured: list[str] = []
         self.notes: list[Note] = []

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from service.quark.draft import Draft, Given, Step
+from service.quark.draft import Given, QuarkDraft, QuarkStep
 from service.quark.option import B, F, I, Option, S
 from service.quark.setting import BadValueError, Setting
 
 CLE, SMOOTH_QUANT, BIAS_CORRECTION = "cross_layer_equalization", "smooth_quant", "bias_correction"
 
 
-def _balance(draft: Draft, value: str, pointer: str) -> str:
+def _balance(draft: QuarkDraft, value: str, pointer: str) -> str:
     if value != "max":
         raise BadValueError("must be max: there is no other, in Quark neither")
     return value
@@ -40,7 +40,7 @@ _CLE_NOTE = (
 )
 
 
-def ask_for(draft: Draft, method: str, pointer: str) -> None:
+def ask_for(draft: QuarkDraft, method: str, pointer: str) -> None:
     """Have the algorithm run, with what Quark takes where nothing is given."""
     if method in draft.steps:
         return
@@ -48,7 +48,7 @@ def ask_for(draft: Draft, method: str, pointer: str) -> None:
     if method == BIAS_CORRECTION:
         # Quark measures what is lost behind the activation function, on the quantized network's inputs.
         settings = {"mode": "full"}
-    draft.steps[method] = Step(settings, pointer)
+    draft.steps[method] = QuarkStep(settings, pointer)
     if method == CLE:
         draft.note(pointer, _CLE_NOTE)
 
@@ -56,7 +56,7 @@ def ask_for(draft: Draft, method: str, pointer: str) -> None:
 def switch(method: str) -> Any:
     """Apply a switch of Quark's: the algorithm runs, or does not."""
 
-    def apply(draft: Draft, given: Given) -> None:
+    def apply(draft: QuarkDraft, given: Given) -> None:
         if given.value:
             ask_for(draft, method, given.pointer)
         else:
@@ -72,7 +72,7 @@ def options(method: str) -> tuple[Option, ...]:
 
 
 def _option(method: str, setting: Setting) -> Option:
-    def apply(draft: Draft, given: Given) -> None:
+    def apply(draft: QuarkDraft, given: Given) -> None:
         if method in draft.steps:
             setting.apply(draft, method, given.name, given.value, given.pointer)
         elif given.value == setting.default:

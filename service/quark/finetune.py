@@ -8,7 +8,7 @@ from typing import Any
 from service.contracts.algorithms.finetune import FINETUNED_OPS
 from service.contracts.base import below
 from service.contracts.presets.base import DESCENT_NOTE, QUARK_SEED, finetuning_notes, legacy_defaults, qconfig_defaults
-from service.quark.draft import BAD_VALUE, Draft, Given, Step
+from service.quark.draft import BAD_VALUE, Given, QuarkDraft, QuarkStep
 from service.quark.option import ANY, B, F, I, L, S, refuse, unknown
 from service.quark.setting import BadValueError, Setting
 
@@ -52,7 +52,7 @@ _PREFERENCES: dict[str, dict[str, Any]] = {
 }
 
 
-def _device(draft: Draft, value: str, pointer: str) -> str:
+def _device(draft: QuarkDraft, value: str, pointer: str) -> str:
     found = _DEVICE.fullmatch(value.strip().lower())
     if found is None:
         raise BadValueError(f"must be cpu, cuda:0, hip:0 or the like, not {value!r}")
@@ -65,11 +65,11 @@ def _device(draft: Draft, value: str, pointer: str) -> str:
     return f"{kind}:{number}" if number else kind
 
 
-def _data_size(draft: Draft, value: int, pointer: str) -> int | None:
+def _data_size(draft: QuarkDraft, value: int, pointer: str) -> int | None:
     return None if value >= _ALL_SAMPLES else value
 
 
-def _lr_adjust(draft: Draft, value: Any, pointer: str) -> dict[str, float] | None:
+def _lr_adjust(draft: QuarkDraft, value: Any, pointer: str) -> dict[str, float] | None:
     if value in ([], False):
         return None
     numbers = isinstance(value, list) and all(isinstance(n, int | float) and not isinstance(n, bool) for n in value)
@@ -78,7 +78,7 @@ def _lr_adjust(draft: Draft, value: Any, pointer: str) -> dict[str, float] | Non
     return {"threshold": value[0], "learning_rate": value[1]}
 
 
-def _op_types(draft: Draft, value: list[Any], pointer: str) -> list[str]:
+def _op_types(draft: QuarkDraft, value: list[Any], pointer: str) -> list[str]:
     for place, name in enumerate(value):
         if name not in FINETUNED_OPS:
             told = f"{name!r} is not finetuned; known: {', '.join(FINETUNED_OPS)}"
@@ -88,7 +88,7 @@ def _op_types(draft: Draft, value: list[Any], pointer: str) -> list[str]:
     return [name for name in value if name in FINETUNED_OPS]
 
 
-def _beta_range(draft: Draft, value: list[Any], pointer: str) -> list[Any]:
+def _beta_range(draft: QuarkDraft, value: list[Any], pointer: str) -> list[Any]:
     if len(value) != 2:
         raise BadValueError("must be [first, last]")
     return value
@@ -157,18 +157,18 @@ FINETUNE_SETTINGS: tuple[Setting, ...] = (
 _BY_OPTION = {setting.option: setting for setting in FINETUNE_SETTINGS}
 
 
-def ask_for_class(draft: Draft, method: str, pointer: str) -> None:
+def ask_for_class(draft: QuarkDraft, method: str, pointer: str) -> None:
     """Have adaround or adaquant run as AdaRoundConfig or AdaQuantConfig asks for it."""
     _add(draft, method, qconfig_defaults(method), pointer)
 
 
-def _add(draft: Draft, method: str, defaults: dict[str, Any], pointer: str) -> None:
-    draft.steps[method] = Step({key: value for key, value in defaults.items() if key != "method"}, pointer)
+def _add(draft: QuarkDraft, method: str, defaults: dict[str, Any], pointer: str) -> None:
+    draft.steps[method] = QuarkStep({key: value for key, value in defaults.items() if key != "method"}, pointer)
     for note in finetuning_notes(method):
         draft.note(pointer, note)
 
 
-def include_fast_ft(draft: Draft, given: Given) -> None:
+def include_fast_ft(draft: QuarkDraft, given: Given) -> None:
     """Apply the switch: finetuning runs, by the algorithm that FastFinetune names, or does not."""
     draft.honour(given.pointer)
     if not given.value:
@@ -179,13 +179,13 @@ def include_fast_ft(draft: Draft, given: Given) -> None:
         _add(draft, method, legacy_defaults(method), given.pointer)
 
 
-def _named(draft: Draft) -> str | None:
+def _named(draft: QuarkDraft) -> str | None:
     """The algorithm that FastFinetune names, if it is one."""
     word = _parameters(draft.value("FastFinetune", {})).get(_ALGORITHM)
     return word.lower() if isinstance(word, str) and word.lower() in FINETUNINGS else None
 
 
-def fast_finetune(draft: Draft, given: Given) -> None:
+def fast_finetune(draft: QuarkDraft, given: Given) -> None:
     """Apply the dict FastFinetune, key by key."""
     draft.honour(given.pointer)
     if not isinstance(given.value, dict):
@@ -215,7 +215,7 @@ def _parameters(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def choose_solver(draft: Draft) -> None:
+def choose_solver(draft: QuarkDraft) -> None:
     """Have AdaRound descend as Quark's does where its numbers were chosen, and say so where they do not count."""
     step = draft.steps.get("adaround")
     if step is None:
@@ -237,7 +237,7 @@ def choose_solver(draft: Draft) -> None:
         draft.note(given[key], f"{key} {step.settings[key]}, Quark's default, plays no part with solver moments")
 
 
-def _algorithm(draft: Draft, given: Given) -> str | None:
+def _algorithm(draft: QuarkDraft, given: Given) -> str | None:
     """The finetuning that runs, if one does; what a preset has chosen may be changed."""
     method = next((method for method in FINETUNINGS if method in draft.steps), None)
     word, named, at = given.value.get(_ALGORITHM), _named(draft), below(given.pointer, _ALGORITHM)
@@ -255,7 +255,7 @@ def _algorithm(draft: Draft, given: Given) -> str | None:
     return method
 
 
-def preference(draft: Draft, given: Given) -> None:
+def preference(draft: QuarkDraft, given: Given) -> None:
     """Apply QuantizationPreference to the finetuning, if one runs."""
     chosen = _PREFERENCES.get(given.value)
     method = next((method for method in FINETUNINGS if method in draft.steps), None)

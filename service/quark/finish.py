@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from service.contracts.specs import bits_of, is_integer, needs_calibration
-from service.quark.draft import BAD_VALUE, Draft
+from service.quark.draft import BAD_VALUE, QuarkDraft
 from service.quark.finetune import choose_solver
 from service.quark.mixed import finish_mixed
 from service.quark.npu import NPU_CNN
@@ -15,7 +15,7 @@ BIAS_KEYS = ("QuantizeBias", "Int32Bias", "Int16Bias")
 NPU_PREPARATION = ("batch_norm_to_conv", "reduce_mean_to_global_average_pool", "split_large_pooling", "split_to_slice")
 
 
-def choose_target(draft: Draft, *, npu_cnn: bool) -> None:
+def choose_target(draft: QuarkDraft, *, npu_cnn: bool) -> None:
     """Set the target from the NPU switches, with the preparation that is on by default for NPUs.
 
     ``npu_cnn`` holds where EnableNPUCnn is not given.
@@ -31,7 +31,7 @@ def choose_target(draft: Draft, *, npu_cnn: bool) -> None:
             draft.set(f"preparation/{name}", True, at)
 
 
-def finish(draft: Draft) -> None:
+def finish(draft: QuarkDraft) -> None:
     """Complete the config, or add the problems that stand against it."""
     for side in _SIDES:
         _finish_type(draft, side)
@@ -47,7 +47,7 @@ def finish(draft: Draft) -> None:
         _check_npu(draft)
 
 
-def _finish_type(draft: Draft, side: str) -> None:
+def _finish_type(draft: QuarkDraft, side: str) -> None:
     dtype = draft.get(f"{side}/dtype")
     at = draft.pointer(f"{side}_type")
     if dtype in ("bfp", "mx"):
@@ -61,7 +61,7 @@ def _finish_type(draft: Draft, side: str) -> None:
         _settle_float(draft, side, str(dtype))
 
 
-def _settle_float(draft: Draft, side: str, dtype: str) -> None:
+def _settle_float(draft: QuarkDraft, side: str, dtype: str) -> None:
     """Float and block types have no zero point, and most of them no scale to calibrate."""
     spec: dict[str, Any] = draft.config[side]
     calibrated = spec["calibration"]["method"] != "minmax" and not needs_calibration(dtype)
@@ -71,7 +71,7 @@ def _settle_float(draft: Draft, side: str, dtype: str) -> None:
     spec["scale"] = "float32"
 
 
-def _choose_bias(draft: Draft) -> None:
+def _choose_bias(draft: QuarkDraft) -> None:
     """The bias's type from QuantizeBias, Int32Bias and Int16Bias."""
     weight = str(draft.get("weight/dtype"))
     mode = draft.config.get("mode", "static")
@@ -93,7 +93,7 @@ def _choose_bias(draft: Draft) -> None:
         draft.set("bias/dtype", "int16" if bits_of(weight) == 16 else "int8", draft.pointer("Int32Bias"))
 
 
-def _check_npu(draft: Draft) -> None:
+def _check_npu(draft: QuarkDraft) -> None:
     """The NPU's demands; Quark ignores its switch or leaves the tensor out where they are not met."""
     demands: tuple[tuple[str, str, Any, str], ...] = (
         ("activation", "scale", "power_of_two", "needs a power-of-two calibration such as PowerOfTwoMethod.MinMSE"),

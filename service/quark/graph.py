@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from service.quark.draft import BAD_VALUE, Draft, Given
+from service.quark.draft import BAD_VALUE, Given, QuarkDraft
 from service.quark.equalization import CLE
 from service.quark.option import B, D, I, L, Option, S, honoured, no_effect, refuse, refused, set_to
 
@@ -18,21 +18,21 @@ _NPU_DEFAULT = "on by default for the NPU targets, which alone gain from it; Qua
 _SHAPE = re.compile(r"\s*([^:;]+?)\s*:\s*\[\s*(\d+(?:\s*,\s*\d+)*)\s*\]\s*")
 
 
-def _skip(draft: Draft, given: Given) -> None:
+def _skip(draft: QuarkDraft, given: Given) -> None:
     if given.value:
         for name in PASSES_OFF:
             draft.set(f"preparation/{name}", False, given.pointer)
     draft.honour(given.pointer)
 
 
-def _optimize(draft: Draft, given: Given) -> None:
+def _optimize(draft: QuarkDraft, given: Given) -> None:
     # Quark folds BatchNormalization if it optimizes, unless FoldBatchNorm says otherwise.
     if not given.value:
         draft.set("preparation/fold_batch_norm", False, given.pointer)
     draft.honour(given.pointer)
 
 
-def _clip6(draft: Draft, given: Given) -> None:
+def _clip6(draft: QuarkDraft, given: Given) -> None:
     if not given.value or CLE in draft.steps:
         set_to("preparation/clip6_to_relu")(draft, given)
         if given.value:
@@ -41,7 +41,7 @@ def _clip6(draft: Draft, given: Given) -> None:
         draft.note(given.pointer, "ReplaceClip6Relu has no effect without include_cle, as in Quark")
 
 
-def _copy_shared(draft: Draft, given: Given) -> None:
+def _copy_shared(draft: QuarkDraft, given: Given) -> None:
     if given.value:
         refuse(draft, given, "initializers are copied for all operator types or for none; give [] for all")
     else:
@@ -49,7 +49,7 @@ def _copy_shared(draft: Draft, given: Given) -> None:
         draft.honour(given.pointer)
 
 
-def _fix_shapes(draft: Draft, given: Given) -> None:
+def _fix_shapes(draft: QuarkDraft, given: Given) -> None:
     parts = [part for part in given.value.split(";") if part.strip()]
     matches = [_SHAPE.fullmatch(part) for part in parts]
     if not parts or not all(matches):

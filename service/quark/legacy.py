@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from service.contracts.base import below
-from service.quark.draft import BAD_VALUE, Draft, Given
+from service.quark.draft import BAD_VALUE, Given, QuarkDraft
 from service.quark.finish import choose_target, finish
 from service.quark.option import admit, unknown
 from service.quark.registry import FIELD_ALIASES, FIELD_OPTIONS, FIELDS, OPTION_ALIASES, OPTIONS, option_of
@@ -24,7 +24,7 @@ from service.quark.values import (
 _EXTRA = "extra_options"
 
 
-def translate_legacy(draft: Draft, document: Mapping[str, Any]) -> None:
+def translate_legacy(draft: QuarkDraft, document: Mapping[str, Any]) -> None:
     """Translate ``document`` into ``draft``; what cannot be translated becomes problems of the draft."""
     read_fields(draft, document)
     _base(draft)
@@ -37,7 +37,7 @@ def translate_legacy(draft: Draft, document: Mapping[str, Any]) -> None:
     finish(draft)
 
 
-def read_fields(draft: Draft, document: Mapping[str, Any]) -> None:
+def read_fields(draft: QuarkDraft, document: Mapping[str, Any]) -> None:
     """Enter the fields of a QuantizationConfig into the draft."""
     for key, value in document.items():
         at = below(draft.root, key)
@@ -51,7 +51,7 @@ def read_fields(draft: Draft, document: Mapping[str, Any]) -> None:
             unknown(draft, key, at, [*FIELDS, *FIELD_OPTIONS, _EXTRA], instead)
 
 
-def read_options(draft: Draft, options: Any, at: str, *, skip: frozenset[str] = frozenset()) -> None:
+def read_options(draft: QuarkDraft, options: Any, at: str, *, skip: frozenset[str] = frozenset()) -> None:
     """Enter extra options into the draft."""
     if options is None:
         draft.honour(at)
@@ -68,7 +68,7 @@ def read_options(draft: Draft, options: Any, at: str, *, skip: frozenset[str] = 
             unknown(draft, key, below(at, key), OPTIONS, f"it belongs beside {_EXTRA}, not into it" if field else "")
 
 
-def apply_all(draft: Draft) -> None:
+def apply_all(draft: QuarkDraft) -> None:
     """Have every given key do its work, in the order of the registries."""
     for name in (*FIELDS, *OPTIONS):
         option = option_of(name)
@@ -76,14 +76,14 @@ def apply_all(draft: Draft) -> None:
             option.apply(draft, draft.given[name])
 
 
-def _admit(draft: Draft, name: str, value: Any, pointer: str) -> None:
+def _admit(draft: QuarkDraft, name: str, value: Any, pointer: str) -> None:
     option = option_of(name)
     if option is None:  # pragma: no cover - the registries hold every canonical name
         raise LookupError(name)
     admit(draft, option, Given(name, value, pointer))
 
 
-def _base(draft: Draft) -> None:
+def _base(draft: QuarkDraft) -> None:
     """What everything else builds on: types, scales and calibration methods, format, mode, target."""
     method, scale = _word(draft, "calibrate_method", CALIBRATE_METHODS, "CalibrationMethod.MinMax")
     ours, draft.extended = _word(draft, "quant_format", FORMATS, "QuantFormat.QDQ")
@@ -104,7 +104,7 @@ def _base(draft: Draft) -> None:
     translate_excludes(draft)
 
 
-def _dynamic(draft: Draft) -> None:
+def _dynamic(draft: QuarkDraft) -> None:
     """Ranges at run time: onnxruntime knows asymmetric uint8 activations only, whatever activation_type says."""
     at = draft.pointer("use_dynamic_quant")
     draft.set("mode", "dynamic", at)
@@ -113,7 +113,7 @@ def _dynamic(draft: Draft) -> None:
         draft.note(draft.pointer("activation_type"), "activations are uint8 with use_dynamic_quant, as in Quark")
 
 
-def translate_excludes(draft: Draft) -> None:
+def translate_excludes(draft: QuarkDraft) -> None:
     """Translate the nodes and sub-graphs to exclude."""
     for name in ("nodes_to_exclude", "subgraphs_to_exclude"):
         if name in draft.given:
@@ -121,7 +121,7 @@ def translate_excludes(draft: Draft) -> None:
             exclude(draft, given.value, given.pointer, subgraphs=name == "subgraphs_to_exclude")
 
 
-def _word(draft: Draft, name: str, table: dict[str, Any], default: str) -> Any:
+def _word(draft: QuarkDraft, name: str, table: dict[str, Any], default: str) -> Any:
     text = draft.value(name, default)
     found = lookup(text, table)
     if found is None:
@@ -129,7 +129,7 @@ def _word(draft: Draft, name: str, table: dict[str, Any], default: str) -> Any:
     return table[default] if found is None else found
 
 
-def _type(draft: Draft, name: str) -> str:
+def _type(draft: QuarkDraft, name: str) -> str:
     text = draft.value(name, "QuantType.QInt8")
     found = quant_type(text)
     if found is None:

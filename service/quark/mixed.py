@@ -10,7 +10,7 @@ from service.contracts.base import below
 from service.contracts.metrics.base import NAME_PATTERN
 from service.contracts.presets.own import MIXED_GOAL, MIXED_GOAL_NOTE
 from service.contracts.specs import is_integer
-from service.quark.draft import BAD_VALUE, Draft, Given, Step
+from service.quark.draft import BAD_VALUE, Given, QuarkDraft, QuarkStep
 from service.quark.option import ANY, B, F, I, L, S, unknown
 from service.quark.selection import selector_of
 from service.quark.setting import BadValueError, Setting, read_class
@@ -25,7 +25,7 @@ _MOST_SAMPLES = 4096
 _L2_NOTE = "l2 is relative here, ||x - x~|| / ||x||; Quark's is not divided by ||x||"
 
 
-def _dtype(draft: Draft, value: Any, pointer: str) -> str:
+def _dtype(draft: QuarkDraft, value: Any, pointer: str) -> str:
     found = quant_type(value)
     if found is None and isinstance(value, dict | str):
         tensor = read_tensor(draft, value, pointer)
@@ -35,37 +35,37 @@ def _dtype(draft: Draft, value: Any, pointer: str) -> str:
     return found
 
 
-def _function(draft: Draft, value: Any, pointer: str) -> str:
+def _function(draft: QuarkDraft, value: Any, pointer: str) -> str:
     if not isinstance(value, str) or re.fullmatch(NAME_PATTERN, value) is None:
         raise BadValueError("must be the name of a Python function that quantmill.quark hands over")
     return value
 
 
-def _samples(draft: Draft, value: int, pointer: str) -> int | None:
+def _samples(draft: QuarkDraft, value: int, pointer: str) -> int | None:
     if value > _MOST_SAMPLES:
         draft.note(pointer, f"layers are ranked on {_MOST_SAMPLES} samples at most")
     return min(value, _MOST_SAMPLES) or None
 
 
-def _selectors(draft: Draft, value: list[Any], pointer: str) -> list[dict[str, Any]]:
+def _selectors(draft: QuarkDraft, value: list[Any], pointer: str) -> list[dict[str, Any]]:
     found = [selector_of(draft, name, below(pointer, k)) for k, name in enumerate(value)]
     return [selector for selector in found if selector is not None]
 
 
-def _op_types(draft: Draft, value: list[Any], pointer: str) -> list[dict[str, Any]]:
+def _op_types(draft: QuarkDraft, value: list[Any], pointer: str) -> list[dict[str, Any]]:
     strange = [name for name in value if name not in _OPS]
     if strange:
         raise BadValueError(f"must be among {', '.join(_OPS)}, not {strange[0]!r}")
     return [] if sorted(value) == _OPS else [{"op_type": name} for name in value]
 
 
-def _optimize(draft: Draft, value: str, pointer: str) -> str:
+def _optimize(draft: QuarkDraft, value: str, pointer: str) -> str:
     if value not in ("speed", "quality"):
         raise BadValueError("must be speed or quality")
     return value
 
 
-def _metric(draft: Draft, value: str, pointer: str) -> str:
+def _metric(draft: QuarkDraft, value: str, pointer: str) -> str:
     if value not in _DISTANCES:
         raise BadValueError(f"must be one of {', '.join(_DISTANCES)}")
     return value
@@ -122,16 +122,16 @@ MIXED_SETTINGS: tuple[Setting, ...] = (
 _BY_OPTION = {setting.option: setting for setting in MIXED_SETTINGS if setting.option}
 
 
-def include_auto_mp(draft: Draft, given: Given) -> None:
+def include_auto_mp(draft: QuarkDraft, given: Given) -> None:
     """Apply the switch: the mix is made as AutoMixprecision says, or not at all."""
     draft.honour(given.pointer)
     if not given.value:
         draft.steps.pop(MIXED, None)
     elif MIXED not in draft.steps:
-        draft.steps[MIXED] = Step({}, given.pointer)
+        draft.steps[MIXED] = QuarkStep({}, given.pointer)
 
 
-def auto_mixprecision(draft: Draft, given: Given) -> None:
+def auto_mixprecision(draft: QuarkDraft, given: Given) -> None:
     """Apply the dict AutoMixprecision, key by key."""
     draft.honour(given.pointer)
     if MIXED not in draft.steps:
@@ -146,9 +146,9 @@ def auto_mixprecision(draft: Draft, given: Given) -> None:
             unknown(draft, key, at, _BY_OPTION)
 
 
-def ask_for_mixing(draft: Draft, entry: dict[str, Any], at: str) -> None:
+def ask_for_mixing(draft: QuarkDraft, entry: dict[str, Any], at: str) -> None:
     """Have the mix made as an AutoMixprecisionConfig asks for it."""
-    step = draft.steps[MIXED] = Step({}, at)
+    step = draft.steps[MIXED] = QuarkStep({}, at)
     layers = entry.get(_LAYERS)
     if isinstance(layers, dict):
         tensors = read_layer(draft, layers, below(at, _LAYERS))
@@ -163,7 +163,7 @@ def ask_for_mixing(draft: Draft, entry: dict[str, Any], at: str) -> None:
     read_class(draft, MIXED, MIXED_SETTINGS, {key: value for key, value in entry.items() if key != _LAYERS}, at)
 
 
-def finish_mixed(draft: Draft) -> None:
+def finish_mixed(draft: QuarkDraft) -> None:
     """Make levels and goal of what was asked for, now that the types of all other tensors are settled."""
     step = draft.steps.get(MIXED)
     if step is None:
@@ -173,7 +173,7 @@ def finish_mixed(draft: Draft) -> None:
         _goal(draft, step, asked)
 
 
-def _levels(draft: Draft, step: Step, asked: dict[str, Any]) -> bool:
+def _levels(draft: QuarkDraft, step: QuarkStep, asked: dict[str, Any]) -> bool:
     """Set high and low; False, with a problem, if nothing says what they are."""
     targets = {side: asked[f"low.{side}"] for side in ("activation", "weight") if f"low.{side}" in asked}
     if not targets:
@@ -197,7 +197,7 @@ def _with_type(spec: dict[str, Any], dtype: str) -> dict[str, Any]:
     return {"dtype": dtype}
 
 
-def _goal(draft: Draft, step: Step, asked: dict[str, Any]) -> None:
+def _goal(draft: QuarkDraft, step: QuarkStep, asked: dict[str, Any]) -> None:
     at = {key: step.origins[key] for key in asked}
     function, distance = asked.get("goal.function"), asked.get("goal.distance")
     limits = [key for key in ("goal.top1", "goal.l2", "goal.threshold") if asked.get(key) is not None]
@@ -215,7 +215,7 @@ def _goal(draft: Draft, step: Step, asked: dict[str, Any]) -> None:
         _goal_of(draft, step, limits[0].removeprefix("goal."), asked)
 
 
-def _goal_of(draft: Draft, step: Step, word: str, asked: dict[str, Any]) -> None:
+def _goal_of(draft: QuarkDraft, step: QuarkStep, word: str, asked: dict[str, Any]) -> None:
     limit, function = asked[f"goal.{word}"], asked.get("goal.function") or asked.get("goal.distance")
     if function is not None and word != "l2":
         key = "goal.function" if "goal.function" in asked else "goal.distance"
@@ -232,7 +232,7 @@ def _goal_of(draft: Draft, step: Step, word: str, asked: dict[str, Any]) -> None
         _distance(draft, step, "l2" if word == "l2" else asked.get("goal.metric", "l2"), limit)
 
 
-def _distance(draft: Draft, step: Step, metric: str, limit: float) -> None:
+def _distance(draft: QuarkDraft, step: QuarkStep, metric: str, limit: float) -> None:
     """Quark's distances are smaller for the nearer: it takes sqnr and psnr with a minus, cosine from 1."""
     ours = {"sqnr": -limit, "psnr": -limit, "cosine": 1.0 - limit}.get(metric, limit)
     step.settings["goal"] = {"kind": "distance", "metric": metric, "limit": ours}
@@ -240,7 +240,7 @@ def _distance(draft: Draft, step: Step, metric: str, limit: float) -> None:
         draft.note(step.origins["goal"], _L2_NOTE)
 
 
-def _declare(draft: Draft, step: Step, name: str, pointer: str, *, against_float: bool) -> None:
+def _declare(draft: QuarkDraft, step: QuarkStep, name: str, pointer: str, *, against_float: bool) -> None:
     """The function as a metric of the evaluation, which the goal names."""
     output = step.settings.get("output_index", 0)
     metric: dict[str, Any] = {"kind": "function", "name": name, "output": output}

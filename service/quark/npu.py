@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from service.quark.draft import Draft, Given
+from service.quark.draft import Given, QuarkDraft
 from service.quark.option import B, I, Option, done, honoured, no_effect, refuse, refused
 
 NPU_CNN = "amd_npu_cnn"
@@ -32,7 +32,7 @@ _APPROXIMATION = "this operator is never replaced by the NPU's approximation of 
 def _rules(name: str, ours: tuple[str, ...], where: str) -> Option:
     """Rules of the NPU target, on by default there; in Quark's extended quantizer they are off by default."""
 
-    def apply(draft: Draft, given: Given) -> None:
+    def apply(draft: QuarkDraft, given: Given) -> None:
         if draft.target == NPU_CNN:
             for rule in ours if not given.value else ():
                 draft.set(f"target_options/{rule}", False, given.pointer)
@@ -54,7 +54,7 @@ def _rule(name: str, ours: str) -> Option:
     return _rules(name, (ours,), f"target_options.{ours}")
 
 
-def _eltwise(draft: Draft, given: Given) -> None:
+def _eltwise(draft: QuarkDraft, given: Given) -> None:
     if given.value and draft.extended:
         refuse(draft, given, "constant operands of elementwise nodes are represented as the target wants them")
     elif given.value:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from service.contracts.base import below
-from service.quark.draft import BAD_VALUE, Draft, Given
+from service.quark.draft import BAD_VALUE, Given, QuarkDraft
 from service.quark.option import B, D, Option, done, honoured, no_effect, refuse, refused, unknown
 
 _BFP_DEFAULTS: dict[str, Any] = {
@@ -44,7 +44,7 @@ _WIDENED = "a float16 model is computed on in float32, and scales are float32"
 
 
 def _scale(scale: str) -> Any:
-    def apply(draft: Draft, given: Given) -> None:
+    def apply(draft: QuarkDraft, given: Given) -> None:
         if given.value:
             for side in ("activation", "weight"):
                 draft.set(f"{side}/scale", scale, given.pointer)
@@ -53,7 +53,7 @@ def _scale(scale: str) -> Any:
     return apply
 
 
-def _power_of_two(draft: Draft, given: Given) -> None:
+def _power_of_two(draft: QuarkDraft, given: Given) -> None:
     if not given.value:
         for side in ("activation", "weight"):
             if draft.get(f"{side}/scale") == "power_of_two":
@@ -63,7 +63,7 @@ def _power_of_two(draft: Draft, given: Given) -> None:
     draft.honour(given.pointer)
 
 
-def _block_attributes(draft: Draft, given: Given, defaults: dict[str, Any]) -> bool:
+def _block_attributes(draft: QuarkDraft, given: Given, defaults: dict[str, Any]) -> bool:
     """True if the attributes are those of a format that there is: all but the deciding key at their defaults."""
     good = True
     for key, value in given.value.items():
@@ -77,19 +77,19 @@ def _block_attributes(draft: Draft, given: Given, defaults: dict[str, Any]) -> b
     return good
 
 
-def _bfp(draft: Draft, given: Given) -> None:
+def _bfp(draft: QuarkDraft, given: Given) -> None:
     micro = given.value.get("bfp_method", "to_bfp") == "to_bfp_prime"
     defaults, formats = (_MICRO_DEFAULTS, _MICRO_FORMATS) if micro else (_BFP_DEFAULTS, _BFP_FORMATS)
     if _block_attributes(draft, given, defaults):
         _resolve(draft, given, "bfp", formats, "bit_width", given.value.get("bit_width", defaults["bit_width"]))
 
 
-def _mx(draft: Draft, given: Given) -> None:
+def _mx(draft: QuarkDraft, given: Given) -> None:
     if _block_attributes(draft, given, _MX_DEFAULTS):
         _resolve(draft, given, "mx", _MX_FORMATS, "element_dtype", given.value.get("element_dtype", "int8"))
 
 
-def _resolve(draft: Draft, given: Given, family: str, formats: dict[Any, str], key: str, value: Any) -> None:
+def _resolve(draft: QuarkDraft, given: Given, family: str, formats: dict[Any, str], key: str, value: Any) -> None:
     """Give the tensors of ``family`` the type that ``key`` of the attributes tells."""
     dtype = formats.get(value) if isinstance(value, int | str) else None
     if dtype is None:
@@ -109,7 +109,7 @@ def _resolve(draft: Draft, given: Given, family: str, formats: dict[Any, str], k
         draft.note(given.pointer, f"{given.name} has no effect: no tensor is of type Q{family.upper()}")
 
 
-def _follows(draft: Draft, given: Given) -> None:
+def _follows(draft: QuarkDraft, given: Given) -> None:
     if given.value:
         draft.honour(given.pointer)
     else:

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from service.contracts.base import nearest_key
-from service.quark.draft import BAD_VALUE, UNKNOWN, Draft, Given
+from service.quark.draft import BAD_VALUE, UNKNOWN, Given, QuarkDraft
 
 Verdict = Literal["honoured", "no effect here", "refused"]
 Kind = Literal["true or false", "a whole number", "a number", "a text", "a list", "an object", "anything"]
-Apply = Callable[[Draft, Given], None]
+Apply = Callable[[QuarkDraft, Given], None]
 
 B: Kind = "true or false"
 I: Kind = "a whole number"  # noqa: E741 - the letters of Quark's own option table
@@ -50,7 +50,7 @@ def honoured(name: str, kind: Kind, default: Any, ours: str, apply: Apply | None
 def no_effect(name: str, kind: Kind, default: Any, why: str) -> Option:
     """An option that has nothing to act on here; what differs from the default is noted."""
 
-    def apply(draft: Draft, given: Given) -> None:
+    def apply(draft: QuarkDraft, given: Given) -> None:
         if given.value == default:
             draft.honour(given.pointer)
         else:
@@ -62,7 +62,7 @@ def no_effect(name: str, kind: Kind, default: Any, why: str) -> Option:
 def refused(name: str, kind: Kind, default: Any, why: str, *, harmless: tuple[Any, ...] = ()) -> Option:
     """An option that cannot be translated, unless its value asks for what is done anyway."""
 
-    def apply(draft: Draft, given: Given) -> None:
+    def apply(draft: QuarkDraft, given: Given) -> None:
         if given.value == default or given.value in harmless:
             draft.honour(given.pointer)
         else:
@@ -71,7 +71,7 @@ def refused(name: str, kind: Kind, default: Any, why: str, *, harmless: tuple[An
     return Option(name, kind, default, "refused", "", why, apply)
 
 
-def refuse(draft: Draft, given: Given, why: str) -> None:
+def refuse(draft: QuarkDraft, given: Given, why: str) -> None:
     """Add the problem that ``given`` cannot be translated."""
     draft.problem(given.pointer, f"{given.name} cannot be translated: {why}")
 
@@ -79,14 +79,14 @@ def refuse(draft: Draft, given: Given, why: str) -> None:
 def set_to(path: str) -> Apply:
     """Sets ``path`` of our config to the value as it is."""
 
-    def apply(draft: Draft, given: Given) -> None:
+    def apply(draft: QuarkDraft, given: Given) -> None:
         draft.set(path, given.value, given.pointer)
         draft.honour(given.pointer)
 
     return apply
 
 
-def done(draft: Draft, given: Given) -> None:
+def done(draft: QuarkDraft, given: Given) -> None:
     """For keys that the translation reads where it begins or where it ends."""
     draft.honour(given.pointer)
 
@@ -99,7 +99,7 @@ def fits(kind: Kind, value: Any) -> bool:
     return isinstance(value, types[kind])
 
 
-def admit(draft: Draft, option: Option, given: Given) -> None:
+def admit(draft: QuarkDraft, option: Option, given: Given) -> None:
     """Enter a key into the draft, if its value is of the right kind; null says the same as leaving the key out."""
     if given.value is None:
         draft.honour(given.pointer)
@@ -114,7 +114,7 @@ def admit(draft: Draft, option: Option, given: Given) -> None:
         draft.given[given.name] = given
 
 
-def unknown(draft: Draft, key: str, pointer: str, known: Iterable[str], instead: str = "") -> None:
+def unknown(draft: QuarkDraft, key: str, pointer: str, known: Iterable[str], instead: str = "") -> None:
     """Add the problem that ``key`` is none of ``known``, naming the nearest that is or what to do instead."""
     names = sorted(set(known))
     near = nearest_key(key, names)

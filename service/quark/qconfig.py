@@ -8,7 +8,7 @@ from typing import Any
 from service.contracts.base import below
 from service.contracts.specs import is_integer
 from service.quark.algorithms import pending
-from service.quark.draft import BAD_VALUE, Draft
+from service.quark.draft import BAD_VALUE, QuarkDraft
 from service.quark.equalization import PARAMETERS, ask_for
 from service.quark.finetune import FINETUNE_SETTINGS, FINETUNINGS, ask_for_class
 from service.quark.finish import choose_target, finish
@@ -44,7 +44,7 @@ ALGORITHMS = {
 _BIAS_TYPES = ("int32", "int16", "int8")
 
 
-def translate_qconfig(draft: Draft, document: Mapping[str, Any]) -> None:
+def translate_qconfig(draft: QuarkDraft, document: Mapping[str, Any]) -> None:
     """Translate ``document`` into ``draft``; what cannot be translated becomes problems of the draft."""
     loose = {key: value for key, value in document.items() if key in OPTIONS}
     for key in document:
@@ -66,7 +66,7 @@ def translate_qconfig(draft: Draft, document: Mapping[str, Any]) -> None:
     finish(draft)
 
 
-def _drop_symmetry(draft: Draft) -> None:
+def _drop_symmetry(draft: QuarkDraft) -> None:
     """The specs say what is symmetric; Quark writes that over the extra options."""
     for name, path in (("ActivationSymmetric", "activation/symmetric"), ("WeightSymmetric", "weight/symmetric")):
         given = draft.given.pop(name, None)
@@ -76,7 +76,7 @@ def _drop_symmetry(draft: Draft) -> None:
             draft.note(given.pointer, f"{name} has no effect, as in Quark: the spec says symmetric={draft.get(path)}")
 
 
-def _external_data(draft: Draft, document: Mapping[str, Any]) -> None:
+def _external_data(draft: QuarkDraft, document: Mapping[str, Any]) -> None:
     at = below(draft.root, "use_external_data_format")
     given = document.get("use_external_data_format", False)
     if not isinstance(given, bool) and given is not None:
@@ -85,7 +85,7 @@ def _external_data(draft: Draft, document: Mapping[str, Any]) -> None:
         draft.note(at, "use_external_data_format has no effect here: the size of the model decides")
 
 
-def _global(draft: Draft, layer: Any, at: str) -> None:
+def _global(draft: QuarkDraft, layer: Any, at: str) -> None:
     tensors = read_layer(draft, layer, at)
     if isinstance(layer, dict) and not {"input_tensors", "activation"} & set(layer):
         draft.problem(at, "input_tensors are missing", BAD_VALUE)
@@ -115,7 +115,7 @@ def _global(draft: Draft, layer: Any, at: str) -> None:
     choose_target(draft, npu_cnn=activation.scale == weight.scale == "power_of_two")
 
 
-def _weight_method(draft: Draft, weight: Tensor) -> str:
+def _weight_method(draft: QuarkDraft, weight: Tensor) -> str:
     """Weights are calibrated by MinMax or MinMSE; Quark takes MinMax, too, where a spec says anything else."""
     if weight.method not in ("minmax", "mse"):
         draft.note(weight.pointer, f"weights are calibrated by minmax, as in Quark: {weight.method} is for activations")
@@ -127,14 +127,14 @@ def _on_grid(method: str, scale: str) -> str:
     return "non_overflow" if method == "minmax" and scale == "power_of_two" else method
 
 
-def _set_bias(draft: Draft, bias: Tensor) -> None:
+def _set_bias(draft: QuarkDraft, bias: Tensor) -> None:
     if bias.dtype in _BIAS_TYPES:
         draft.set("bias/dtype", bias.dtype, bias.pointer)
     else:
         draft.problem(bias.pointer, f"biases cannot be {bias.dtype}; known: {', '.join(_BIAS_TYPES)}")
 
 
-def _layers(draft: Draft, entries: Any, at: str, *, op_types: bool = False) -> None:
+def _layers(draft: QuarkDraft, entries: Any, at: str, *, op_types: bool = False) -> None:
     """Pairs [QLayerConfig or null, names], as Quark's to_dict writes them; null leaves operator types in float."""
     if not isinstance(entries, list):
         draft.problem(at, "must be a list of pairs [layer config, names]", BAD_VALUE)
@@ -161,7 +161,7 @@ def _layers(draft: Draft, entries: Any, at: str, *, op_types: bool = False) -> N
             _override(draft, read_layer(draft, entry[0], below(here, 0)), found, here)
 
 
-def _override(draft: Draft, tensors: dict[str, Tensor], selectors: list[dict[str, Any]], at: str) -> None:
+def _override(draft: QuarkDraft, tensors: dict[str, Tensor], selectors: list[dict[str, Any]], at: str) -> None:
     """Other types for some nodes. Only type and symmetry count, as in Quark."""
     settings: dict[str, Any] = {}
     inputs = tensors.get("input_tensors")
@@ -189,7 +189,7 @@ def _differences(tensor: Tensor) -> dict[str, Any]:
     return {"dtype": tensor.dtype, "scale": "float32", "calibration": {"method": "minmax"}}
 
 
-def _algorithms(draft: Draft, entries: Any, at: str) -> None:
+def _algorithms(draft: QuarkDraft, entries: Any, at: str) -> None:
     if not isinstance(entries, list):
         draft.problem(at, "must be a list of algorithms", BAD_VALUE)
         return

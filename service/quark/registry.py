@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from service.quark.algorithms import ALGORITHM_OPTIONS, RUN_OPTIONS, pending
 from service.quark.calibration import CALIBRATION_OPTIONS
-from service.quark.draft import Draft, Given
+from service.quark.draft import Given, QuarkDraft
 from service.quark.equalization import CLE, SMOOTH_QUANT, switch
 from service.quark.finetune import include_fast_ft
 from service.quark.graph import GRAPH_OPTIONS
@@ -54,12 +54,12 @@ FIELD_OPTIONS: dict[str, str] = {
 FIELD_ALIASES: dict[str, str] = {"enable_ipu_transformer": "enable_npu_transformer"}
 
 
-def _per_channel(draft: Draft, given: Given) -> None:
+def _per_channel(draft: QuarkDraft, given: Given) -> None:
     draft.set("weight/granularity", "per_channel" if given.value else "per_tensor", given.pointer)
     draft.honour(given.pointer)
 
 
-def _external_data(draft: Draft, given: Given) -> None:
+def _external_data(draft: QuarkDraft, given: Given) -> None:
     draft.honour(given.pointer)
     if given.value:
         draft.note(given.pointer, "use_external_data_format has no effect here: the size of the model decides")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from service.contracts.base import PatternError, below, compiled
-from service.quark.draft import BAD_VALUE, Draft
+from service.quark.draft import BAD_VALUE, QuarkDraft
 
 
-def exclude(draft: Draft, entries: Any, at: str, *, subgraphs: bool = False) -> None:
+def exclude(draft: QuarkDraft, entries: Any, at: str, *, subgraphs: bool = False) -> None:
     """Add the selectors of a list of names, patterns and sub-graphs to ``exclude``.
 
     ``subgraphs`` is True for a list of sub-graphs alone, in which a name has no place.
@@ -25,7 +25,7 @@ def exclude(draft: Draft, entries: Any, at: str, *, subgraphs: bool = False) -> 
             leave_out(draft, selector, below(at, k))
 
 
-def leave_out(draft: Draft, selector: dict[str, Any], at: str) -> None:
+def leave_out(draft: QuarkDraft, selector: dict[str, Any], at: str) -> None:
     """Add one selector to ``exclude``."""
     chosen = draft.config.setdefault("exclude", [])
     if selector not in chosen:
@@ -33,7 +33,7 @@ def leave_out(draft: Draft, selector: dict[str, Any], at: str) -> None:
         chosen.append(selector)
 
 
-def selector_of(draft: Draft, entry: Any, at: str) -> dict[str, Any] | None:
+def selector_of(draft: QuarkDraft, entry: Any, at: str) -> dict[str, Any] | None:
     """Our selector for a name, a pattern (it begins with ``^``) or ``[[first nodes], [last nodes]]``."""
     if isinstance(entry, str) and entry.startswith("^"):
         return _pattern(draft, entry, at)
@@ -54,7 +54,7 @@ def _names(end: Any) -> bool:
     return isinstance(end, list) and bool(end) and all(isinstance(name, str) and name for name in end)
 
 
-def _pattern(draft: Draft, pattern: str, at: str) -> dict[str, Any] | None:
+def _pattern(draft: QuarkDraft, pattern: str, at: str) -> dict[str, Any] | None:
     """Quark searches for the pattern; our regex has to match the whole name."""
     try:
         compiled(pattern)

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from service.contracts.base import below
-from service.quark.draft import BAD_VALUE, REFUSED, Draft, Step
+from service.quark.draft import BAD_VALUE, REFUSED, QuarkDraft, QuarkStep
 from service.quark.option import Kind, Verdict, fits, unknown
 
 # (draft, value, its pointer) -> our value.
-Convert = Callable[[Draft, Any, str], Any]
+Convert = Callable[[QuarkDraft, Any, str], Any]
 
 
 class BadValueError(ValueError):
@@ -43,7 +43,7 @@ class Setting:
     convert: Convert | None = None
     method: str = ""
 
-    def apply(self, draft: Draft, method: str, name: str, value: Any, pointer: str) -> None:
+    def apply(self, draft: QuarkDraft, method: str, name: str, value: Any, pointer: str) -> None:
         """Have ``value``, given under ``name``, change the step of ``method``; accounts for ``pointer``."""
         if value is None:
             draft.honour(pointer)
@@ -60,7 +60,7 @@ class Setting:
         else:
             draft.problem(pointer, f"{name} cannot be translated: {self.why}", REFUSED)
 
-    def _set(self, draft: Draft, step: Step, name: str, value: Any, pointer: str) -> None:
+    def _set(self, draft: QuarkDraft, step: QuarkStep, name: str, value: Any, pointer: str) -> None:
         try:
             step.settings[self.ours] = self.convert(draft, value, pointer) if self.convert else value
         except BadValueError as error:
@@ -69,14 +69,14 @@ class Setting:
         step.origins[self.ours] = pointer
         draft.honour(pointer)
 
-    def _idle(self, draft: Draft, name: str, value: Any, pointer: str, why: str) -> None:
+    def _idle(self, draft: QuarkDraft, name: str, value: Any, pointer: str, why: str) -> None:
         if value == self.default:
             draft.honour(pointer)
         else:
             draft.note(pointer, f"{name} has no effect here: {why}")
 
 
-def read_class(draft: Draft, method: str, settings: Iterable[Setting], entry: dict[str, Any], at: str) -> None:
+def read_class(draft: QuarkDraft, method: str, settings: Iterable[Setting], entry: dict[str, Any], at: str) -> None:
     """The fields of an algorithm's class, as its ``to_dict`` writes them."""
     fields = {setting.field: setting for setting in settings}
     for key, value in entry.items():

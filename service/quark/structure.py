@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from service.contracts.base import below
-from service.quark.draft import BAD_VALUE, Draft, Given
+from service.quark.draft import BAD_VALUE, Given, QuarkDraft
 from service.quark.option import B, D, L, Option, honoured, no_effect, refuse, refused
 
 REGION = ("InputNodes", "OutputNodes")
@@ -14,7 +14,7 @@ _ONE_PAIR = "every tensor has one Q/DQ pair, or none between a layer and the act
 _OVERRIDES = "'overrides' choose types by node, activations and weights apart"
 
 
-def names_of(draft: Draft, given: Given) -> list[str]:
+def names_of(draft: QuarkDraft, given: Given) -> list[str]:
     """The names in a list; a problem for each entry that is none."""
     for k, entry in enumerate(given.value):
         if not isinstance(entry, str) or not entry:
@@ -23,7 +23,7 @@ def names_of(draft: Draft, given: Given) -> list[str]:
 
 
 def _include(kind: str) -> Any:
-    def apply(draft: Draft, given: Given) -> None:
+    def apply(draft: QuarkDraft, given: Given) -> None:
         selectors = [{kind: name} for name in names_of(draft, given)]
         if selectors:
             _only(draft, given, selectors)
@@ -32,7 +32,7 @@ def _include(kind: str) -> Any:
     return apply
 
 
-def _region(draft: Draft, given: Given) -> None:
+def _region(draft: QuarkDraft, given: Given) -> None:
     names = {name: names_of(draft, draft.given[name]) if name in draft.given else [] for name in REGION}
     ends = names["InputNodes"], names["OutputNodes"]
     if given.value and not all(ends):
@@ -42,7 +42,7 @@ def _region(draft: Draft, given: Given) -> None:
     draft.honour(given.pointer)
 
 
-def _only(draft: Draft, given: Given, selectors: list[dict[str, Any]]) -> None:
+def _only(draft: QuarkDraft, given: Given, selectors: list[dict[str, Any]]) -> None:
     """Sets include; Quark quantizes what all of its lists name, include means what any of them names."""
     if draft.get("include"):
         other = draft.origins["include"]
@@ -51,7 +51,7 @@ def _only(draft: Draft, given: Given, selectors: list[dict[str, Any]]) -> None:
         draft.set("include", selectors, given.pointer)
 
 
-def _constant_matmul(draft: Draft, given: Given) -> None:
+def _constant_matmul(draft: QuarkDraft, given: Given) -> None:
     if draft.target == "amd_npu_transformer":
         if not given.value:
             draft.set("target_options/matmul_constant_b_only", False, given.pointer)
@@ -63,19 +63,19 @@ def _constant_matmul(draft: Draft, given: Given) -> None:
         draft.honour(given.pointer)
 
 
-def _weights_only(draft: Draft, given: Given) -> None:
+def _weights_only(draft: QuarkDraft, given: Given) -> None:
     if given.value:
         draft.set("mode", "weights_only", given.pointer)
     draft.honour(given.pointer)
 
 
-def _subgraphs(draft: Draft, given: Given) -> None:
+def _subgraphs(draft: QuarkDraft, given: Given) -> None:
     if given.value:
         draft.set("subgraphs", "weights", given.pointer)
     draft.honour(given.pointer)
 
 
-def _overrides(draft: Draft, given: Given) -> None:
+def _overrides(draft: QuarkDraft, given: Given) -> None:
     """Only ranges can be said of a tensor: {name: [{"rmin": a, "rmax": b}]}."""
     for tensor, entries in given.value.items():
         at = below(given.pointer, tensor)
@@ -90,7 +90,7 @@ def _overrides(draft: Draft, given: Given) -> None:
     draft.honour(given.pointer)
 
 
-def _range(draft: Draft, tensor: str, entry: dict[str, Any], at: str) -> None:
+def _range(draft: QuarkDraft, tensor: str, entry: dict[str, Any], at: str) -> None:
     for key in entry:
         if key not in ("rmin", "rmax"):
             draft.problem(below(at, key), f"{key} of a single tensor cannot be translated: {_OVERRIDES}")

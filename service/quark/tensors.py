@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from service.contracts.base import below
-from service.quark.draft import BAD_VALUE, Draft
+from service.quark.draft import BAD_VALUE, QuarkDraft
 from service.quark.option import unknown
 from service.quark.values import CALIB_METHODS, DATA_TYPES, GRANULARITIES, SCALE_TYPES, SPECS, known, lookup
 
@@ -27,7 +27,7 @@ class Tensor:
     pointer: str
 
 
-def read_layer(draft: Draft, layer: Any, at: str) -> dict[str, Tensor]:
+def read_layer(draft: QuarkDraft, layer: Any, at: str) -> dict[str, Tensor]:
     """The tensors of a QLayerConfig by key; ``activation`` is an older word for ``input_tensors``.
 
     What cannot be read is left out, with a problem.
@@ -48,7 +48,7 @@ def read_layer(draft: Draft, layer: Any, at: str) -> dict[str, Tensor]:
     return tensors
 
 
-def read_tensor(draft: Draft, spec: Any, at: str) -> Tensor | None:
+def read_tensor(draft: QuarkDraft, spec: Any, at: str) -> Tensor | None:
     """A QTensorConfig, or a spec class by name; what it leaves out is as the spec class of its data type has it."""
     name = spec if isinstance(spec, str) else f"{spec.get('data_type')}Spec" if isinstance(spec, dict) else ""
     defaults = lookup(name, SPECS)
@@ -80,7 +80,7 @@ def read_tensor(draft: Draft, spec: Any, at: str) -> Tensor | None:
     )
 
 
-def _word(draft: Draft, fields: Mapping[str, Any], key: str, table: dict[str, str], default: str, at: str) -> str:
+def _word(draft: QuarkDraft, fields: Mapping[str, Any], key: str, table: dict[str, str], default: str, at: str) -> str:
     text = fields.get(key, default)
     found = lookup(text, table)
     if found is None:

@@ -58,7 +58,7 @@ class Bucket:
         self._at = now
 
 
-class Meter:
+class RateMeter:
     """What one tenant does in this process; used by the event loop alone."""
 
     def __init__(self, quota: Quota) -> None:
@@ -138,7 +138,7 @@ class Meter:
 class Arrival:
     """Files whose size was not declared, as far as they have come."""
 
-    def __init__(self, meter: Meter) -> None:
+    def __init__(self, meter: RateMeter) -> None:
         self.size_bytes = 0
         self._meter = meter
 

@@ -24,7 +24,7 @@ _SEVERITIES = {"critical": ("Critical", "✖"), "warning": ("Warning", "▲"), "
 
 
 @dataclass(frozen=True)
-class Limits:
+class PageLimits:
     """How much of a large report stands on the page; JSON and CSV hold all of it."""
 
     rows: int
@@ -33,9 +33,9 @@ class Limits:
 
 
 # Of a page that is not kept within a number of bytes.
-ON_SCREEN = Limits(400, 15, 40)
+ON_SCREEN = PageLimits(400, 15, 40)
 # Tried in turn until the page is small enough: names of strangers may be of any length, and layers any number.
-_LIMITS = (Limits(1000, 40, 100), Limits(400, 15, 40), Limits(100, 5, 20), Limits(25, 3, 10))
+_LIMITS = (PageLimits(1000, 40, 100), PageLimits(400, 15, 40), PageLimits(100, 5, 20), PageLimits(25, 3, 10))
 _WORST = 12
 _HISTOGRAMS = 8
 
@@ -79,7 +79,9 @@ def _style() -> Markup:
     return Markup(text)  # noqa: S704 - a file of ours
 
 
-def context(report: Report, limits: Limits, try_it: Callable[[Advice], str | None] = lambda _: None) -> dict[str, Any]:
+def context(
+    report: Report, limits: PageLimits, try_it: Callable[[Advice], str | None] = lambda _: None
+) -> dict[str, Any]:
     """What the templates of the sections take, wherever they stand.
 
     Args:

@@ -10,7 +10,7 @@ from typing import NamedTuple, NoReturn
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect
 
-from service.quotas.rates import Meter
+from service.quotas.rates import RateMeter
 from service.storage import BLOCK_BYTES
 from service.uploads.errors import UploadStalledError, UploadTooLargeError
 from service.uploads.writer import UploadFile
@@ -39,7 +39,7 @@ class SizeLimit(NamedTuple):
 
 
 async def copy(
-    blocks: AsyncIterator[bytes], file: UploadFile, limit: SizeLimit, idle_seconds: float, meter: Meter
+    blocks: AsyncIterator[bytes], file: UploadFile, limit: SizeLimit, idle_seconds: float, meter: RateMeter
 ) -> None:
     """Write the blocks as they come.
 

@@ -18,7 +18,7 @@ from sqlalchemy.orm import Session
 from service import notifier, postgres
 from service.db import Database, db_now
 from service.jobs import events, transitions
-from service.notifier import _TABLES, Changed, Changes, Watched
+from service.notifier import _TABLES, Changed, ChangeFeed, Watched
 from service.tables import Batch, Dataset, Job, Model
 from service.workers import repository as workers
 from tests.db.rows_of_then import add_inspection, insert_row
@@ -36,7 +36,7 @@ ON_POSTGRES = pytest.mark.parametrize("database_url", ["postgres"], indirect=Tru
 def subscribed(database: Database) -> Iterator[Heard]:
     """What is told, once something can be heard."""
     heard: Heard = queue.Queue()
-    with Changes(database).subscribe(heard.put):
+    with ChangeFeed(database).subscribe(heard.put):
         assert following(heard) is None
         yield heard
 
@@ -74,7 +74,7 @@ def test_what_is_committed_is_told_and_nothing_else(database: Database) -> None:
 
 
 def test_all_subscribers_are_told_but_those_that_have_gone(database: Database) -> None:
-    changes_of, first, second, third = Changes(database), queue.Queue(), queue.Queue(), queue.Queue()
+    changes_of, first, second, third = ChangeFeed(database), queue.Queue(), queue.Queue(), queue.Queue()
 
     others = threads()
 
@@ -106,7 +106,7 @@ def test_nothing_is_missed_between_subscribing_and_the_first_look(database: Data
         go = threading.Event()
         writer = threading.Thread(target=append, args=(database, job_id, go))
         writer.start()
-        with Changes(database).subscribe(heard.put):
+        with ChangeFeed(database).subscribe(heard.put):
             go.set()
             seen = last_seq(database, job_id)
             while seen < 3 + number:
@@ -224,7 +224,7 @@ def test_who_cannot_hear_is_told_now_and_then_and_the_log_says_so_once(
     away = url.set(database=str(tmp_path / "not-there" / "x.db")) if url.drivername == "sqlite" else url.set(port=1)
     database = Database(away.render_as_string(hide_password=False))
     heard: Heard = queue.Queue()
-    with Changes(database).subscribe(heard.put):
+    with ChangeFeed(database).subscribe(heard.put):
         assert [following(heard) for _ in range(5)] == [None] * 5
     database.close()
     (said,) = _warnings(caplog)
@@ -240,7 +240,7 @@ def test_a_pooler_that_takes_listen_and_passes_on_no_notice_is_found_out(
     listen = postgres._LISTEN
     monkeypatch.setattr(postgres, "_LISTEN", "SELECT 1")
     heard: Heard = queue.Queue()
-    with Changes(database).subscribe(heard.put):
+    with ChangeFeed(database).subscribe(heard.put):
         assert [following(heard) for _ in range(3)] == [None] * 3
         (said,) = _warnings(caplog)
         assert "pooler" in said

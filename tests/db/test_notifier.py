@@ -14,7 +14,7 @@ from sqlalchemy.exc import OperationalError
 from service import notifier as module
 from service.db import Database
 from service.jobs import events
-from service.notifier import Changed, Changes, Notifier
+from service.notifier import Changed, ChangeFeed, Notifier
 from service.tables import Batch, Job, Model
 from service.threads import Threads
 from tests.db.rows_of_then import insert_row
@@ -24,7 +24,7 @@ from tests.support.patience import PATIENCE_SECONDS
 pytestmark = pytest.mark.both_databases
 
 
-class Told(Changes):
+class Told(ChangeFeed):
     """Changes, and what they were."""
 
     def __init__(self, database: Database) -> None:

@@ -16,7 +16,7 @@ from sqlalchemy.exc import OperationalError
 
 from service import postgres
 from service.db import Database
-from service.notifier import Changed, Changes
+from service.notifier import Changed, ChangeFeed
 from service.postgres import PULSE, Pulse
 from service.timeouts import LONG, DatabaseTimeouts
 from tests.support.each import each
@@ -127,7 +127,7 @@ def test_a_listener_that_nothing_can_reach_finds_out(
     monkeypatch.setattr(postgres, "ASK_SECONDS", 0.1 if silence == "stall" else PATIENCE_SECONDS)
     monkeypatch.setattr(postgres, "_LISTENER", DatabaseTimeouts(answer_seconds=1.5))
     told: queue.Queue[Changed] = queue.Queue()
-    with Changes(open_database(LONG)).subscribe(told.put):
+    with ChangeFeed(open_database(LONG)).subscribe(told.put):
         assert told.get(timeout=PATIENCE_SECONDS) is None
         getattr(proxy, silence)()
         assert told.get(timeout=PATIENCE_SECONDS) is None, "whoever subscribes may have missed something"

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
-from service.dispatch.broker import Sender
+from service.dispatch.broker import TaskSender
 from service.dispatch.release import Released
 from service.jobs.errors import DispatchError
 from service.settings import Settings
@@ -155,7 +155,7 @@ def test_every_message_three_times_and_two_workers(make_installation, tiny: Tiny
         needs_broker(installation)
         with told(installation, tiny) as client, ThreadPoolExecutor(4) as threads:
             job_ids = list(threads.map(lambda _: client.submit(), range(8)))
-            sender = Sender(Settings(data_dir=installation.home, broker_url=installation.broker_url))
+            sender = TaskSender(Settings(data_dir=installation.home, broker_url=installation.broker_url))
             for _ in range(2):
                 for job_id in job_ids:
                     wait_for(lambda job_id=job_id: sent(sender, job_id))

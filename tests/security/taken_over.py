@@ -119,7 +119,7 @@ def _server(family: int, kind: int, address: Any) -> Iterator[tuple[int, int, An
 def main(folder: Path, mode: sandbox.Mode, start: str) -> None:
     scratch = folder / "scratch"
     places = sandbox.Places(readable=(folder / "store" / "input",))
-    limits = sandbox.Limits(memory_bytes=1 << 30, gpus=False)
+    limits = sandbox.SandboxLimits(memory_bytes=1 << 30, gpus=False)
     ours = sandbox.Sandbox((sys.executable, "-P", str(WAITS), str(HOSTILE)), mode=mode)
     if start == "fresh":
         process = ours.start(scratch / "task.json", scratch=scratch, limits=limits, places=places)

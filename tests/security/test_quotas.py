@@ -264,12 +264,12 @@ def test_open_streams_are_limited(front: Front) -> None:
 def test_uploads_are_slowed_down_to_their_pace(monkeypatch) -> None:
     now = [1000.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    meter = rates.Meter(Quota(upload_bytes_per_second=1024))
+    meter = rates.RateMeter(Quota(upload_bytes_per_second=1024))
     assert meter.upload_pause_seconds(10 * 1024) == 0.0
     assert meter.upload_pause_seconds(2048) == pytest.approx(2.0)
     now[0] += 1.0
     assert meter.upload_pause_seconds(0) == pytest.approx(1.0)
-    assert rates.Meter(Quota()).upload_pause_seconds(10**9) == 0.0
+    assert rates.RateMeter(Quota()).upload_pause_seconds(10**9) == 0.0
 
 
 def test_operators_see_and_set_the_limits_of_all(front: Front) -> None:

@@ -16,7 +16,7 @@ from kombu import pools
 from kombu.exceptions import OperationalError
 from kombu.utils import functional
 
-from service.dispatch.broker import Sender
+from service.dispatch.broker import TaskSender
 from service.jobs.errors import DispatchError
 from service.settings import Settings
 from tests.support.patience import PATIENCE_SECONDS
@@ -78,7 +78,7 @@ def take(settings: Settings) -> None:
 def reached(url: str, folder: Path) -> bool:
     """Whether the sender of messages and the taker of them both talk to the broker."""
     settings = Settings(data_dir=folder, broker_url=url, publish_seconds=PATIENCE_SECONDS)
-    sender = Sender(settings)
+    sender = TaskSender(settings)
     told = []
     try:
         for act in (sender.ping, lambda: take(settings)):

@@ -21,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from service.contracts.command_errors import InvalidSettingsError
-from service.dispatch.broker import Sender, celery_settings, task_id
+from service.dispatch.broker import TaskSender, celery_settings, task_id
 from service.dispatch.dispatcher import Dispatcher, open_dispatcher
 from service.dispatch.release import Released
 from service.ids import new_id
@@ -204,7 +204,7 @@ def test_what_is_no_message_of_ours_is_thrown_away_and_a_forged_one_changes_noth
 ) -> None:
     spared, taken, canary = bench.submit(queue="gpu"), bench.submit(), bench.folder / "canary"
     with redis.Redis.from_url(redis_url) as client:
-        sender = Sender(bench.settings)
+        sender = TaskSender(bench.settings)
         sender.send(Released(spared, "default", "inspect_model", "inspect", "short", 1, None))
         good = json.loads(client.lpop("inspect"))
         foreign = foreign_messages(good, canary)
@@ -251,7 +251,7 @@ def test_a_worker_comes_back_after_its_connections_broke(bench: Workbench, redis
                 client.client_kill_filter(_id=found["id"])
         heard = bench.submit()
         bench.release(heard)
-        sender = Sender(bench.settings)
+        sender = TaskSender(bench.settings)
         sender.send(Released(heard, "default", "inspect_model", "inspect", "short", 1, None))
         wait_for(lambda: bench.states(heard) == ["failed"])
         sender.close()

@@ -16,7 +16,7 @@ from worker import parent_watch
 from worker.lease import Timing
 from worker.parent_watch import _LOOK_SECONDS, GRACE_SECONDS, ParentWatch, boot_seconds, lease_line
 from worker.runner_process import RunnerProcess
-from worker.sandbox import Limits, Sandbox
+from worker.sandbox import Sandbox, SandboxLimits
 
 # As the real runner begins, but for its patience.
 WATCHED = (
@@ -92,7 +92,7 @@ def test_a_runner_without_a_lease_ends_itself(tmp_path):
         "runner.main([sys.argv[-1]])\n"
     )
     task_file.write_text(InspectModelTask(model_path="/nowhere", threads=1).model_dump_json())
-    process = Sandbox((sys.executable, "-P", str(program))).start(task_file, scratch=tmp_path, limits=Limits())
+    process = Sandbox((sys.executable, "-P", str(program))).start(task_file, scratch=tmp_path, limits=SandboxLimits())
     process.tell_lease(boot_seconds() - 2 * GRACE_SECONDS)
     wait_for(lambda: process.returncode is not None, message="it goes on")
     assert process.returncode == -signal.SIGKILL, process.stderr_tail()

@@ -22,7 +22,7 @@ from service.contracts.runner import (
 )
 from tests.support.patience import PATIENCE_SECONDS
 from worker import launcher, runner
-from worker.sandbox import Limits, Sandbox
+from worker.sandbox import Sandbox, SandboxLimits
 
 
 class Bench:
@@ -164,7 +164,7 @@ def test_a_process_on_a_broken_model_ends_with_a_typed_error_on_descriptor_3(tmp
     (tmp_path / "model.onnx").write_bytes(b"not a model at all")
     task_file = tmp_path / "task.json"
     task_file.write_text(InspectModelTask(model_path=str(tmp_path / "model.onnx"), threads=1).model_dump_json())
-    process = Sandbox().start(task_file, scratch=tmp_path, limits=Limits())
+    process = Sandbox().start(task_file, scratch=tmp_path, limits=SandboxLimits())
     lines = list(process.remaining_lines(PATIENCE_SECONDS))
     process.close()
     assert process.returncode == EXIT_USER_ERROR, process.stderr_tail()

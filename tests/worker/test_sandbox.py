@@ -23,7 +23,7 @@ from tests.worker.workbench import WAITS, process_gone, spare_pid, wait_for
 from worker import launcher
 from worker.confinement.controls import Mode
 from worker.runner_process import RunnerProcess
-from worker.sandbox import RESERVED_BYTES, Limits, Sandbox
+from worker.sandbox import RESERVED_BYTES, Sandbox, SandboxLimits
 from worker.spares import Spares
 
 # ``say(text)`` writes a log line to descriptor 3.
@@ -49,13 +49,13 @@ def run(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Callable[...
     settings = Settings(data_dir=tmp_path / "data", scratch_dir=tmp_path)
     settings.make_folders()
 
-    def runner(code: str, limits: Limits | None = None, mode: Mode = "auto", **variables: str) -> RunnerProcess:
+    def runner(code: str, limits: SandboxLimits | None = None, mode: Mode = "auto", **variables: str) -> RunnerProcess:
         scratch, program = tmp_path / "scratch", tmp_path / "program.py"
         scratch.mkdir(exist_ok=True)
         program.write_text(HEAD + textwrap.dedent(code))
         (scratch / "task.json").write_text("{}")
         sandbox = Sandbox((sys.executable, "-P", str(WAITS), str(program)), variables=variables, mode=mode)
-        limits = replace(limits or Limits(), gpus=False)
+        limits = replace(limits or SandboxLimits(), gpus=False)
         if request.param == "fresh":
             process = sandbox.start(scratch / "task.json", scratch=scratch, limits=limits)
         else:
@@ -101,7 +101,7 @@ def test_working_directory_is_the_scratch_folder_and_nothing_is_imported_from_it
         (scratch / name).write_text("open('imported-from-scratch', 'w').close()\n")
     task_file = scratch / "task.json"
     task_file.write_text('{"kind": "nonsense", "threads": 1}')
-    process = Sandbox().start(task_file, scratch=scratch, limits=Limits())
+    process = Sandbox().start(task_file, scratch=scratch, limits=SandboxLimits())
     assert messages(process) == []
     process.close()
     assert process.returncode == 1
@@ -116,7 +116,7 @@ def test_limits_are_set(run):
             say(resource.getrlimit(getattr(resource, name)))
         say(resource.getrlimit(resource.RLIMIT_NPROC)[0])
         """,
-        Limits(memory_bytes=1 << 30, cpu_seconds=60, file_bytes=1 << 20, open_files=100, more_threads=100),
+        SandboxLimits(memory_bytes=1 << 30, cpu_seconds=60, file_bytes=1 << 20, open_files=100, more_threads=100),
     )
     values = [(1 << 30) + RESERVED_BYTES, 1 << 20, 100, 0]
     hard = 60 + launcher.CPU_GRACE_SECONDS
@@ -127,11 +127,11 @@ def test_limits_are_set(run):
 
 def test_too_much_memory_is_an_ordinary_error_in_the_child(run):
     code = f"try: bytearray({RESERVED_BYTES} + (512 << 20))\nexcept MemoryError: say('refused')"
-    assert messages(run(code, Limits(memory_bytes=256 << 20))) == ["refused"]
+    assert messages(run(code, SandboxLimits(memory_bytes=256 << 20))) == ["refused"]
 
 
 def test_cpu_limit_ends_the_child_by_signal(run):
-    process = run("while True: pass", Limits(cpu_seconds=1))
+    process = run("while True: pass", SandboxLimits(cpu_seconds=1))
     assert messages(process) == []
     assert process.returncode == -signal.SIGXCPU
 

@@ -17,7 +17,7 @@ from service.contracts.command_errors import InvalidSettingsError
 from tests.worker.workbench import UNTIL_GO, WAIT, Workbench, finish, wait_for
 from worker.backoff import QueueBackoff
 from worker.pool import Pool
-from worker.sandbox import Limits, Sandbox
+from worker.sandbox import Sandbox, SandboxLimits
 from worker.slots import Share, Slots, kept_slots, shares
 from worker.supervisor import Supervisor
 
@@ -181,7 +181,7 @@ def test_a_runner_sees_the_share_of_its_slot(bench: Workbench, gpus: bool, seen:
     core = max(os.sched_getaffinity(0))
     share = Share(devices=("1",), cores=(core,)).sandbox()
     sandbox = Sandbox((sys.executable, "-c", PRINT), variables=share._variables, cores=share._cores)
-    process = sandbox.start(bench.folder / "task.json", scratch=bench.folder, limits=Limits(gpus=gpus))
+    process = sandbox.start(bench.folder / "task.json", scratch=bench.folder, limits=SandboxLimits(gpus=gpus))
     wait_for(lambda: process.returncode is not None)
     assert json.loads(process.stderr_tail()) == [seen, [core]]
     process.close()

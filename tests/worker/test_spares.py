@@ -31,7 +31,7 @@ from worker.confinement.controls import LANDLOCK, find_controls
 from worker.confinement.places import Places
 from worker.guard import StoppedError
 from worker.outcome import SHUTDOWN
-from worker.sandbox import Limits, Sandbox
+from worker.sandbox import Sandbox, SandboxLimits
 from worker.spares import Spares
 
 # Tells what a job finds of its surroundings.
@@ -69,7 +69,7 @@ def test_a_runner_outlives_the_thread_that_took_it_and_stands_back_as_it_must(be
     runners, scratch = [], bench.settings.scratch_dir / "scratch"
     scratch.mkdir()
     (scratch / "task.json").write_text("{}")
-    limits = Limits(gpus=False, niceness=3)
+    limits = SandboxLimits(gpus=False, niceness=3)
     take = lambda: runners.append(bench.spares[0].take(scratch / "task.json", scratch=scratch, limits=limits))  # noqa: E731
     taking = threading.Thread(target=take)
     taking.start()
@@ -135,7 +135,7 @@ def test_a_worker_that_stops_does_not_wait_for_it(bench):
     scratch.mkdir()
     os.kill(pid, signal.SIGSTOP)
     with pytest.raises(StoppedError):
-        bench.spares[0].take(scratch / "task.json", scratch=scratch, limits=Limits(gpus=False), check=stop)
+        bench.spares[0].take(scratch / "task.json", scratch=scratch, limits=SandboxLimits(gpus=False), check=stop)
     assert process_gone(pid)
 
 
@@ -148,7 +148,7 @@ def test_one_that_cannot_be_confined_does_not_begin(bench, said):
     scratch = bench.settings.scratch_dir / "scratch"
     scratch.mkdir()
     away = Places(readable=(bench.settings.storage_dir / "away",))
-    taken = bench.spares[0].take(scratch / "task.json", scratch=scratch, limits=Limits(gpus=False), places=away)
+    taken = bench.spares[0].take(scratch / "task.json", scratch=scratch, limits=SandboxLimits(gpus=False), places=away)
     assert taken is None
     assert process_gone(pid)
     assert "landlock: No such file or directory" in said()
@@ -158,7 +158,7 @@ def test_what_lies_elsewhere_is_for_a_runner_started_for_it(bench, said):
     bench.supervisor(LOOKS, spare=True)
     elsewhere = Places(readable=(Path("/etc/passwd"),))
     scratch = bench.settings.scratch_dir / "scratch"
-    assert bench.spares[0].take(scratch, scratch=scratch, limits=Limits(gpus=False), places=elsewhere) is None
+    assert bench.spares[0].take(scratch, scratch=scratch, limits=SandboxLimits(gpus=False), places=elsewhere) is None
     assert "/etc/passwd is in no folder that it may reach" in said()
 
 
@@ -166,7 +166,7 @@ def test_a_job_with_gpus_leaves_it_alone(bench, monkeypatch):
     bench.supervisor(LOOKS, spare=True)
     pid, scratch = waiting(bench), bench.settings.scratch_dir / "scratch"
     monkeypatch.setattr(module, "has_gpus", lambda: True)
-    assert bench.spares[0].take(scratch / "task.json", scratch=scratch, limits=Limits(gpus=True)) is None
+    assert bench.spares[0].take(scratch / "task.json", scratch=scratch, limits=SandboxLimits(gpus=True)) is None
     assert waiting(bench) == pid
 
 
@@ -180,7 +180,7 @@ def test_one_with_threads_is_refused(bench, said):
     sandbox, scratch = Sandbox((sys.executable, "-P", str(program))), bench.settings.scratch_dir / "scratch"
     scratch.mkdir()
     spares = bench.keep_spare(sandbox)
-    assert spares.take(scratch, scratch=scratch, limits=Limits(gpus=False)) is None
+    assert spares.take(scratch, scratch=scratch, limits=SandboxLimits(gpus=False)) is None
     assert "it has 2 threads" in said()
 
 
@@ -190,7 +190,7 @@ def test_without_processes_to_spare_jobs_run_as_ever(bench, said, monkeypatch):
     bench.spares.append(spares)
     wait_for(lambda: "spare.not_started" in said())
     assert refused.asked == 1, "tried again without a job"
-    assert spares.take(Path("task"), scratch=bench.folder, limits=Limits(gpus=False)) is None
+    assert spares.take(Path("task"), scratch=bench.folder, limits=SandboxLimits(gpus=False)) is None
     waiting(bench)
     assert refused.asked == 2
 

@@ -19,7 +19,7 @@ from tests.worker.workbench import PUBLISHES, QUICK, WAIT, WRITE_PID, Workbench,
 from worker.conclusion import Conclusion
 from worker.faults import storage_fault
 from worker.guard import StopClock
-from worker.quantizer.layerwise.store import Limits, Store
+from worker.quantizer.layerwise.store import Store, StoreLimits
 from worker.quantizer.training.samples import _SampleColumn
 
 MIB = 1024**2
@@ -198,7 +198,7 @@ def test_tensors_on_disk_tell_why_there_is_no_room_for_them(tmp_path):
     """With a number, so that a quota, which shows in no figure of the disk, is the installation's fault as well."""
     array = np.zeros((2, 1 << 20), np.float32)
     with small_disk(4, tmp_path / "disk") as disk:
-        store = Store(Limits(level=2, disk_bytes=1 << 30), disk.folder)
+        store = Store(StoreLimits(level=2, disk_bytes=1 << 30), disk.folder)
         column = _SampleColumn(array.shape, array.dtype, whole=False, file=(disk.folder / "column").open("wb"))
         for write in (lambda: store.put("key", array, read_next=False), lambda: column.write(0, array)):
             with pytest.raises(OSError, match="No space left on device") as caught:

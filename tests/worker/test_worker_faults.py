@@ -16,7 +16,7 @@ from tests.worker.test_slots import pool
 from tests.worker.workbench import QUICK, ReleasingSupervisor, Workbench, threads_refused, wait_for
 from worker.backoff import QueueBackoff
 from worker.conclusion import worker_fault
-from worker.sandbox import Limits, Sandbox
+from worker.sandbox import Sandbox, SandboxLimits
 
 QUEUES = ("inspect",)
 
@@ -150,7 +150,7 @@ def test_pipes_that_cannot_be_made_leave_no_descriptor(tmp_path):
     resource.setrlimit(resource.RLIMIT_NOFILE, (held[-1] + 1, hard))
     try:
         with pytest.raises(OSError, match="Too many open files"):
-            Sandbox(("true",)).start(tmp_path / "task", scratch=tmp_path, limits=Limits())
+            Sandbox(("true",)).start(tmp_path / "task", scratch=tmp_path, limits=SandboxLimits())
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert set(Path("/proc/self/fd").iterdir()) == before

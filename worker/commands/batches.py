@@ -62,7 +62,7 @@ class Grid:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BatchOptions(options.JobOptions):
+class BatchFlags(options.JobOptions):
     """What a batch takes beside its grid."""
 
     label: Annotated[
@@ -87,7 +87,7 @@ class BatchOptions(options.JobOptions):
 @command(app)
 def submit(
     grid: Grid,
-    batch: BatchOptions,
+    batch: BatchFlags,
     wait: Annotated[bool, typer.Option("--wait", help="Follow the batch to its end, and print its summary.")] = False,
     *,
     judging: Judging,

@@ -25,7 +25,7 @@ from service.contracts.base import VERSION
 from service.contracts.errors import QuantmillError
 from service.contracts.runner import InspectDatasetTask
 from service.db import Database, current_revision, head_revision
-from service.dispatch.broker import Sender, broker_tls
+from service.dispatch.broker import TaskSender, broker_tls
 from service.process import is_loopback
 from service.schema import is_ahead
 from service.settings import Settings
@@ -33,7 +33,7 @@ from worker.commands.console import make_console
 from worker.commands.printing import print_json
 from worker.confinement.controls import CONTROLS
 from worker.quantizer.runtime.cpu import saturates_pairs
-from worker.sandbox import Limits, Sandbox
+from worker.sandbox import Sandbox, SandboxLimits
 
 _ENGINE = ("numpy", "onnx", "onnx_ir", "onnxruntime", "PIL", "safetensors")
 _CPU_FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "amx_int8", "asimddp", "i8mm")
@@ -42,7 +42,7 @@ _ENCODE = "Percent-encode @, / and : in the user and the password of {}."
 
 
 @dataclass(frozen=True)
-class Finding:
+class DoctorFinding:
     """What was looked at, whether it is well, what was seen, and what to do if it is not.
 
     Attributes:
@@ -56,15 +56,15 @@ class Finding:
     missing: bool = False
 
 
-def examine(settings: Settings, *, engine: bool) -> list[Finding]:
+def examine(settings: Settings, *, engine: bool) -> list[DoctorFinding]:
     """Look at everything; ``engine=False`` leaves out what only a worker needs."""
-    checks: list[Callable[[Settings], Iterator[Finding]]] = [_python, _folders, _database, _broker, _protections]
+    checks: list[Callable[[Settings], Iterator[DoctorFinding]]] = [_python, _folders, _database, _broker, _protections]
     if engine:
         checks += [_engine, _cpu, _sandbox, _runner]
     return [finding for check in checks for finding in check(settings)]
 
 
-def print_findings(findings: list[Finding], console: Console | None = None, *, as_json: bool = False) -> None:
+def print_findings(findings: list[DoctorFinding], console: Console | None = None, *, as_json: bool = False) -> None:
     """One line each; what is wrong with its hint."""
     if as_json:
         print_json({"ok": all(finding.ok for finding in findings), "items": [asdict(finding) for finding in findings]})
@@ -77,8 +77,8 @@ def print_findings(findings: list[Finding], console: Console | None = None, *, a
             console.print(Text(f"                  {finding.hint}"))
 
 
-def _python(settings: Settings) -> Iterator[Finding]:
-    yield Finding(
+def _python(settings: Settings) -> Iterator[DoctorFinding]:
+    yield DoctorFinding(
         "python",
         sys.version_info >= _PYTHON,
         f"{platform.python_version()} on {platform.platform()}, quantmill {VERSION}",
@@ -86,7 +86,7 @@ def _python(settings: Settings) -> Iterator[Finding]:
     )
 
 
-def _folders(settings: Settings) -> Iterator[Finding]:
+def _folders(settings: Settings) -> Iterator[DoctorFinding]:
     for name, folder in (("storage", settings.storage_dir), ("scratch", settings.scratch_dir)):
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -94,9 +94,9 @@ def _folders(settings: Settings) -> Iterator[Finding]:
                 stream.write(b"x")
             free = shutil.disk_usage(folder).free
         except OSError as error:
-            yield Finding(name, False, f"{folder}: {error.strerror}", f"Make {folder} writable for this user.")
+            yield DoctorFinding(name, False, f"{folder}: {error.strerror}", f"Make {folder} writable for this user.")
             continue
-        yield Finding(
+        yield DoctorFinding(
             name,
             free >= settings.min_free_bytes,
             f"{folder}, {free / 2**30:.1f} GiB free",
@@ -104,24 +104,26 @@ def _folders(settings: Settings) -> Iterator[Finding]:
         )
 
 
-def _database(settings: Settings) -> Iterator[Finding]:
+def _database(settings: Settings) -> Iterator[DoctorFinding]:
     if _is_ambiguous(settings.database_url):
-        yield Finding("database", False, "the URL cannot be read", _ENCODE.format("QUANTMILL_DATABASE_URL"))
+        yield DoctorFinding("database", False, "the URL cannot be read", _ENCODE.format("QUANTMILL_DATABASE_URL"))
         return
     url = make_url(settings.database_url)
     shown = url.render_as_string(hide_password=True)
     if url.get_backend_name() == "sqlite" and url.database and not Path(url.database).exists():
-        yield Finding("database", True, f"{shown} is not there yet; `quantmill up` or `quantmill migrate` makes it")
+        yield DoctorFinding(
+            "database", True, f"{shown} is not there yet; `quantmill up` or `quantmill migrate` makes it"
+        )
         return
     database = Database(settings.database_url)
     try:
         current, head = current_revision(database), head_revision()
     except SQLAlchemyError as error:
         reason = str(error.__cause__ or error).strip().splitlines()[0]
-        yield Finding("database", False, f"{shown}: {reason}", "Check QUANTMILL_DATABASE_URL and the server.")
+        yield DoctorFinding("database", False, f"{shown}: {reason}", "Check QUANTMILL_DATABASE_URL and the server.")
     else:
         ahead = is_ahead(database, current)
-        yield Finding(
+        yield DoctorFinding(
             "database",
             current == head or ahead,
             f"{shown} at revision {current}, code at {head}" + (", which is older: update it" if ahead else ""),
@@ -131,21 +133,21 @@ def _database(settings: Settings) -> Iterator[Finding]:
         database.close()
 
 
-def _broker(settings: Settings) -> Iterator[Finding]:
+def _broker(settings: Settings) -> Iterator[DoctorFinding]:
     if not settings.broker_url:
-        yield Finding("broker", True, "none: workers ask the database for jobs themselves")
+        yield DoctorFinding("broker", True, "none: workers ask the database for jobs themselves")
         return
     if _is_ambiguous(settings.broker_url):
-        yield Finding("broker", False, "the URL cannot be read", _ENCODE.format("QUANTMILL_BROKER_URL"))
+        yield DoctorFinding("broker", False, "the URL cannot be read", _ENCODE.format("QUANTMILL_BROKER_URL"))
         return
     shown = make_url(settings.broker_url).render_as_string()
-    sender = Sender(settings)
+    sender = TaskSender(settings)
     try:
         sender.ping()
     except QuantmillError as error:
-        yield Finding("broker", False, f"{shown}: {error.detail}", error.hint or "")
+        yield DoctorFinding("broker", False, f"{shown}: {error.detail}", error.hint or "")
     else:
-        yield Finding("broker", True, shown)
+        yield DoctorFinding("broker", True, shown)
     finally:
         sender.close()
 
@@ -189,47 +191,49 @@ def _is_local(host: str | None) -> bool:
     return not host or host.startswith("/") or is_loopback(host)
 
 
-def _protections(settings: Settings) -> Iterator[Finding]:
+def _protections(settings: Settings) -> Iterator[DoctorFinding]:
     """Advice: an operator may trust the network."""
-    yield Finding("database tls", True, database_protection(settings.database_url).detail)
-    yield Finding("broker tls", True, broker_protection(settings.broker_url).detail)
+    yield DoctorFinding("database tls", True, database_protection(settings.database_url).detail)
+    yield DoctorFinding("broker tls", True, broker_protection(settings.broker_url).detail)
 
 
-def _engine(settings: Settings) -> Iterator[Finding]:
+def _engine(settings: Settings) -> Iterator[DoctorFinding]:
     for name in _ENGINE:
         try:
             module = importlib.import_module(name)
         except ImportError as error:
-            yield Finding(name, False, str(error), "Install the engine: pip install 'quantmill[worker]'.")
+            yield DoctorFinding(name, False, str(error), "Install the engine: pip install 'quantmill[worker]'.")
         else:
-            yield Finding(name, True, str(module.__version__))
+            yield DoctorFinding(name, True, str(module.__version__))
     try:
         torch = importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:
         torch = "not installed (only `quantmill demo` needs it)"
-    yield Finding("torch", True, torch)
+    yield DoctorFinding("torch", True, torch)
 
 
-def _cpu(settings: Settings) -> Iterator[Finding]:
+def _cpu(settings: Settings) -> Iterator[DoctorFinding]:
     features = set(Path("/proc/cpuinfo").read_text().split()) if Path("/proc/cpuinfo").exists() else set()
     found = [flag for flag in _CPU_FLAGS if flag in features]
     quick = any(flag in found for flag in ("avx512_vnni", "avx_vnni", "amx_int8", "asimddp", "i8mm"))
     if saturates_pairs():
         found.append("(no VNNI: set target_options x86_without_vnni for models that run here)")
     note = "" if quick else "; no int8 dot products: quantized models may not run faster here"
-    yield Finding("cpu", True, f"{settings.threads} threads per job, {' '.join(found) or 'no known features'}{note}")
+    yield DoctorFinding(
+        "cpu", True, f"{settings.threads} threads per job, {' '.join(found) or 'no known features'}{note}"
+    )
 
 
-def _sandbox(settings: Settings) -> Iterator[Finding]:
+def _sandbox(settings: Settings) -> Iterator[DoctorFinding]:
     """One line for each control that holds runners, or does not."""
     found = Sandbox(mode=settings.sandbox).controls()
-    yield Finding("sandbox", True, f"QUANTMILL_SANDBOX is {settings.sandbox}; {_user()}")
+    yield DoctorFinding("sandbox", True, f"QUANTMILL_SANDBOX is {settings.sandbox}; {_user()}")
     for control in CONTROLS:
         here, wanted = found.has(control), settings.sandbox == "require" and control.required
         told = (
             f"stops {control.stops}" if here else f"not here: {found.missing[control.name]}; would stop {control.stops}"
         )
-        yield Finding(control.name, here or not wanted, told, f"Needs {control.needs}.", missing=not here)
+        yield DoctorFinding(control.name, here or not wanted, told, f"Needs {control.needs}.", missing=not here)
 
 
 def _user() -> str:
@@ -238,18 +242,20 @@ def _user() -> str:
     return f"this user is {os.geteuid()}, not root"
 
 
-def _runner(settings: Settings) -> Iterator[Finding]:
+def _runner(settings: Settings) -> Iterator[DoctorFinding]:
     """A runner process under its limits, on a dataset that is not there: it has to answer with a typed error."""
     with tempfile.TemporaryDirectory(prefix="quantmill-doctor-") as folder:
         task_file = Path(folder) / "task.json"
         task_file.write_text(InspectDatasetTask(path=str(Path(folder) / "none.npz")).model_dump_json())
         process = Sandbox(mode=settings.sandbox).start(
-            task_file, scratch=Path(folder), limits=Limits(memory_bytes=settings.job_memory_bytes)
+            task_file, scratch=Path(folder), limits=SandboxLimits(memory_bytes=settings.job_memory_bytes)
         )
         lines = list(process.remaining_lines(60))
         process.close()
     if lines and lines[-1].line == "error":
-        yield Finding("runner", True, "starts under its limits and answers")
+        yield DoctorFinding("runner", True, "starts under its limits and answers")
     else:
         detail = process.stderr_tail(400).strip().splitlines() or [f"exit code {process.returncode}"]
-        yield Finding("runner", False, detail[-1], "A job would fail in the same way; the text above is its last word.")
+        yield DoctorFinding(
+            "runner", False, detail[-1], "A job would fail in the same way; the text above is its last word."
+        )

@@ -49,7 +49,7 @@ NOWHERE = ExtraPlace()
 
 
 @dataclass(frozen=True)
-class Done:
+class FilesDone:
     """What a quantization gave.
 
     Attributes:
@@ -90,7 +90,7 @@ def publish_data(result: QuantizeResult, source: Path, output: Path) -> None:
         publish(source / result.data.file, output.with_name(result.data.file))
 
 
-def move_files(result: QuantizeResult, source: Path, extra: ExtraPlace) -> Done:
+def move_files(result: QuantizeResult, source: Path, extra: ExtraPlace) -> FilesDone:
     """Move the further files of ``result`` from ``source`` to where they belong; each appears whole or not at all.
 
     Raises:
@@ -99,7 +99,7 @@ def move_files(result: QuantizeResult, source: Path, extra: ExtraPlace) -> Done:
     """
     folder, files = extra.folder, result.files
     if folder is None or not files:
-        return Done(result.report, left=tuple(file.kind for file in files))
+        return FilesDone(result.report, left=tuple(file.kind for file in files))
     folder.mkdir(parents=True, exist_ok=True)
     written = []
     for file in files:
@@ -108,10 +108,10 @@ def move_files(result: QuantizeResult, source: Path, extra: ExtraPlace) -> Done:
         shutil.move(source / file.file, part)
         publish(part, path)
         written.append(path)
-    return Done(result.report, tuple(written))
+    return FilesDone(result.report, tuple(written))
 
 
-def download_files(client: Client, job_id: str, report: Report, extra: ExtraPlace) -> Done:
+def download_files(client: Client, job_id: str, report: Report, extra: ExtraPlace) -> FilesDone:
     """Download what a succeeded job gave beside model and report.
 
     Raises:
@@ -123,7 +123,7 @@ def download_files(client: Client, job_id: str, report: Report, extra: ExtraPlac
     found = [item for item in client.artifacts(job_id) if item.kind not in RESERVED_KINDS]
     folder = extra.folder
     if folder is None or not found:
-        return Done(report, left=tuple(item.kind for item in found))
+        return FilesDone(report, left=tuple(item.kind for item in found))
     folder.mkdir(parents=True, exist_ok=True)
     written = []
     for item in found:
@@ -135,10 +135,10 @@ def download_files(client: Client, job_id: str, report: Report, extra: ExtraPlac
         path = extra.path(folder, item.filename)
         client.download_artifact(item.id, path)
         written.append(path)
-    return Done(report, tuple(written))
+    return FilesDone(report, tuple(written))
 
 
-def print_files(done: Done) -> None:
+def print_files(done: FilesDone) -> None:
     """Name the further files: those that were written, and how to get the others."""
     for path in done.written:
         typer.echo(f"file      {path}")

@@ -54,7 +54,7 @@ class Judging:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Waiting:
+class WaitOptions:
     """Whether a job is waited for, how long, and whether its verdict is an exit code."""
 
     wait: Annotated[bool, typer.Option("--wait", help="Follow the job to its end, and print its report.")] = False
@@ -72,7 +72,7 @@ class Waiting:
                 raise typer.BadParameter(f"{option} is for a job that is waited for: give --wait.")
 
 
-def finish(client: Client, job: JobOut, waiting: Waiting, printing: Printing) -> None:
+def finish(client: Client, job: JobOut, waiting: WaitOptions, printing: Printing) -> None:
     """Print the job's id, or all of it; wait for its end if that is asked for, and print its report."""
     if not printing.json:
         typer.echo(job.id)

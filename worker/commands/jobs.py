@@ -13,7 +13,7 @@ import typer
 
 from worker.commands import options
 from worker.commands.command import Done, Listed, Printing, Service, command, deleted, remote
-from worker.commands.job_results import Waiting, fetch, finish, follow
+from worker.commands.job_results import WaitOptions, fetch, finish, follow
 from worker.commands.options import JobId
 from worker.commands.printing import print_json, print_line
 from worker.commands.webhooks import Targets, given_targets, register_hand_over
@@ -62,7 +62,7 @@ class Inputs:
 
 
 @dataclass(frozen=True, kw_only=True)
-class QuantizationOptions(options.JobOptions):
+class QuantizationFlags(options.JobOptions):
     """What a quantization on a service takes beside its inputs."""
 
     device: options.JobDevice = None
@@ -88,12 +88,12 @@ class QuantizationOptions(options.JobOptions):
 @command(app)
 def submit(
     inputs: Inputs,
-    job: QuantizationOptions,
+    job: QuantizationFlags,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check the request, and tell what the job would take; submit nothing.")
     ] = False,
     *,
-    waiting: Waiting,
+    waiting: WaitOptions,
     service: Service,
     printing: Printing,
 ) -> None:
@@ -122,7 +122,7 @@ def submit(
         finish(client, made, waiting, printing)
 
 
-def _validate(client: Client, inputs: Inputs, job: QuantizationOptions, config: Any, *, as_json: bool) -> None:
+def _validate(client: Client, inputs: Inputs, job: QuantizationFlags, config: Any, *, as_json: bool) -> None:
     from worker.commands.views import print_validated
 
     found = client.validate(
@@ -158,7 +158,7 @@ def _verdicts() -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Filters:
+class ListFilters:
     """Which jobs are listed."""
 
     kind: Annotated[
@@ -205,7 +205,7 @@ def _print_job(found: Any) -> None:
 
 
 @remote(app, "list", text=_print_jobs)
-def list_jobs(client: Client, filters: Filters, limit: options.Newest = 20) -> Listed:
+def list_jobs(client: Client, filters: ListFilters, limit: options.Newest = 20) -> Listed:
     """The newest jobs, one line each."""
     given = asdict(filters)
     labels, created_after = options.labels(given.pop("label") or ()), options.moment_since(given.pop("since"))
@@ -238,7 +238,7 @@ command(app)(fetch)
 
 
 @command(app)
-def retry(job: JobId, waiting: Waiting, service: Service, printing: Printing) -> None:
+def retry(job: JobId, waiting: WaitOptions, service: Service, printing: Printing) -> None:
     """Submit what a job that has ended was asked for once more; prints the new job's id."""
     waiting.check()
     with service.connected() as client:
@@ -260,7 +260,7 @@ def clone(
     ] = None,
     name: Annotated[str | None, typer.Option(help="Of the new job.")] = None,
     *,
-    waiting: Waiting,
+    waiting: WaitOptions,
     service: Service,
     printing: Printing,
 ) -> None:
@@ -358,7 +358,7 @@ def evaluate(
     config: options.MetricsFile = None,
     *,
     job: EvaluationOptions,
-    waiting: Waiting,
+    waiting: WaitOptions,
     service: Service,
     printing: Printing,
 ) -> None:

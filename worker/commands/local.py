@@ -11,7 +11,7 @@ from typing import Any
 
 from service.contracts.runner import QuantizeTask
 from worker.commands.console import ProgressView
-from worker.commands.files import Done, data_name, move_files, publish, publish_data
+from worker.commands.files import FilesDone, data_name, move_files, publish, publish_data
 from worker.commands.recipes import Measurement, Quantization, load_recipe, packed, source, with_ranges_of
 
 
@@ -33,7 +33,7 @@ class Keep:
 NOTHING = Keep()
 
 
-def quantize(task: Quantization, *, threads: int, view: ProgressView, keep: Keep = NOTHING) -> Done:
+def quantize(task: Quantization, *, threads: int, view: ProgressView, keep: Keep = NOTHING) -> FilesDone:
     """Quantize a model into its output, which appears whole or not at all.
 
     Raises:

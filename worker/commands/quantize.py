@@ -47,7 +47,7 @@ class Sources:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class RunPlace:
     """Where a command works: in this process, or on a service."""
 
     threads: options.Threads = None
@@ -81,7 +81,7 @@ def quantize(
     files: Files,
     forms: ReportFiles,
     sources: Sources,
-    place: Place,
+    place: RunPlace,
     quiet: options.Quiet = False,
     *,
     folders: Folders,
@@ -155,7 +155,7 @@ def quantize(
         raise typer.Exit(GATE_EXITS[done.report.verdict])
 
 
-def _check_options(files: Files, place: Place, folders: Folders) -> None:
+def _check_options(files: Files, place: RunPlace, folders: Folders) -> None:
     """Refuse options that exclude each other, and those that are not for the place of the run.
 
     Raises:

@@ -21,7 +21,7 @@ from service.jobs.schemas import EventOut
 from service.models.schemas import ModelOut
 from worker.commands.command import Service
 from worker.commands.console import ProgressView
-from worker.commands.files import Done, download_files
+from worker.commands.files import FilesDone, download_files
 from worker.commands.recipes import Measurement, Quantization, load_recipe, packed
 
 Tell = Callable[[EventOut], None]
@@ -33,7 +33,7 @@ _LOOKED_AT = 20
 
 def quantize(
     task: Quantization, service: Service, *, view: ProgressView, priority: int = 0, device: DeviceChoice = "auto"
-) -> Done:
+) -> FilesDone:
     """Quantize a model on a service into its output, which appears whole or not at all.
 
     Raises:

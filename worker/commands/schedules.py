@@ -77,7 +77,7 @@ class Rules:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Changes:
+class ScheduleChanges:
     """What of a schedule is to be another; None: it stays."""
 
     name: Annotated[str | None, typer.Option(help="Another name.")] = None
@@ -103,7 +103,7 @@ class Changes:
     )
 
 
-def _request(given: Rules | Changes) -> dict[str, Any]:
+def _request(given: Rules | ScheduleChanges) -> dict[str, Any]:
     """What options say, under the names of requests; documents are read from their files."""
     request = {_FIELDS.get(name, name): value for name, value in asdict(given).items() if value is not None}
     return {name: _document(value) if isinstance(value, Path) else value for name, value in request.items()}
@@ -157,7 +157,7 @@ def add(
 
 
 @command(app, "set")
-def set_schedule(schedule_id: ScheduleId, service: Service, changes: Changes, as_json: Json = False) -> None:
+def set_schedule(schedule_id: ScheduleId, service: Service, changes: ScheduleChanges, as_json: Json = False) -> None:
     """Change a schedule: what is not named stays. With other times it is planned anew, from now on."""
     given = _request(changes)
     if not given:

@@ -10,7 +10,7 @@ import time
 
 import onnx_ir as ir
 
-from service.contracts.costs import TORCH_SECONDS, Facts, stage_costs
+from service.contracts.costs import TORCH_SECONDS, CostFacts, stage_costs
 from worker.quantizer.data.dataset import choose_batch_size
 from worker.quantizer.intake.work import matrix_kinds
 from worker.quantizer.refine.case import Case
@@ -47,7 +47,7 @@ def expected_phases(case: Case, *, graph: ir.Graph, sample_seconds: float) -> li
         graph: as it was uploaded.
         sample_seconds: of ``forward_seconds``.
     """
-    facts = Facts(
+    facts = CostFacts(
         nodes=graph.num_nodes(),
         matrices=matrix_kinds(graph),
         sample_seconds=sample_seconds,

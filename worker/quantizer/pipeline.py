@@ -31,7 +31,7 @@ from worker.quantizer.evaluation.decisions import publish_samples
 from worker.quantizer.evaluation.metrics import MetricFunction, Metrics
 from worker.quantizer.fallback.choice import falling_back
 from worker.quantizer.graph.mapped import forget_pages
-from worker.quantizer.graph.outcome import Outcome
+from worker.quantizer.graph.outcome import PassOutcome
 from worker.quantizer.graph.serialized import ModelContent, to_bytes
 from worker.quantizer.graph.skeleton import copy_of
 from worker.quantizer.graph.spill import SpillFolder
@@ -46,7 +46,7 @@ from worker.quantizer.plan.types import QuantizationPlan
 from worker.quantizer.preparation.layout import take_nhwc, turn_inputs
 from worker.quantizer.preparation.prepare import undo_quantization
 from worker.quantizer.refine.case import Case
-from worker.quantizer.refine.draft import Draft, Filled, Quantized
+from worker.quantizer.refine.draft import Draft, Filled, QuantizedDraft
 from worker.quantizer.refine.methods import settle_methods
 from worker.quantizer.refine.values import settle_values
 from worker.quantizer.report.assemble import make_report
@@ -229,7 +229,7 @@ class _Origin:
     """Where a model came from: its file, and what became of its Q/DQ pairs if they were to be taken off."""
 
     path: Path
-    undone: Outcome | None
+    undone: PassOutcome | None
 
     def reloaded(self, config: QuantizationConfig) -> ir.Model:
         """A copy of the float model as it was uploaded: what is prepared is changed."""
@@ -263,7 +263,7 @@ class Quantizing:
         """True if nothing is quantized."""
         return self.filled.draft.plan.is_empty
 
-    def emit(self, draft: Draft | None = None) -> Quantized:
+    def emit(self, draft: Draft | None = None) -> QuantizedDraft:
         """The quantized model, in the format and the layout that the config asks for.
 
         Args:
@@ -285,7 +285,7 @@ class Quantizing:
         prepared, _ = prepare_model(self._origin.reloaded(config), config)
         return plan_model(prepared, config).plan
 
-    def again(self, config: QuantizationConfig, run: Run) -> Quantized:
+    def again(self, config: QuantizationConfig, run: Run) -> QuantizedDraft:
         """The same model on the same data under another config; nothing of it joins the files of the run.
 
         Raises:
@@ -298,7 +298,7 @@ class Quantizing:
         case = replace(self.case, config=config)
         return _fill(self._origin.reloaded(config), self._origin, case, services).emit()
 
-    def report(self, done: Quantized, evaluation: DatasetSource | None = None) -> Report:
+    def report(self, done: QuantizedDraft, evaluation: DatasetSource | None = None) -> Report:
         """Compare what ``emit`` gave with the float model and say what was found.
 
         Args:
@@ -320,7 +320,7 @@ class Quantizing:
             case = replace(case, findings=examine(case, None, self.services))
         return make_report(done, case, self.services).report
 
-    def _untouched(self, filled: Filled) -> Quantized:
+    def _untouched(self, filled: Filled) -> QuantizedDraft:
         """The file as it was given."""
         prepared, undo = filled.draft.prepared, self._origin.undone is not None
         path, spill = self._origin.path, self.services.spill
@@ -328,9 +328,9 @@ class Quantizing:
             content = self._filed(self._origin.reloaded(self.case.config), spill)
         else:
             content = ModelContent.held(uploaded_bytes(path, self.case.summary, undo))
-        return Quantized(filled, Emitted(prepared.model), content, self.preface.followed_by())
+        return QuantizedDraft(filled, Emitted(prepared.model), content, self.preface.followed_by())
 
-    def _written(self, filled: Filled) -> Quantized:
+    def _written(self, filled: Filled) -> QuantizedDraft:
         services, config = self.services, self.case.config
         prepared, told = filled.draft.prepared, filled.draft.plan_log
         plan_log = self.preface.followed_by(*told.notes, decisions=told.decisions)
@@ -347,13 +347,13 @@ class Quantizing:
                 if prepared.nhwc_inputs:
                     written = copy_of(written)
                     turn_inputs(written, prepared.nhwc_inputs)
-                return Quantized(filled, quantized, self._filed(written, services.spill), plan_log)
+                return QuantizedDraft(filled, quantized, self._filed(written, services.spill), plan_log)
             model_bytes = to_bytes(written)
             if config.format == "qoperator":
                 model_bytes, left = to_qoperator(model_bytes, threads=services.threads, metadata=told_of)
                 plan_log.note(f"QOperator format: {left} QuantizeLinear nodes are left where floats become integers")
             model_bytes = take_nhwc(model_bytes, prepared.nhwc_inputs)
-        return Quantized(filled, quantized, ModelContent.held(model_bytes), plan_log)
+        return QuantizedDraft(filled, quantized, ModelContent.held(model_bytes), plan_log)
 
     def _filed(self, model: ir.Model, spill: SpillFolder) -> ModelContent:
         spill.graph(model.graph)
@@ -364,7 +364,7 @@ class Quantizing:
 
 def _load(
     path: Path, config: QuantizationConfig, threads: int
-) -> tuple[ir.Model, Outcome | None, Session, ModelSummary]:
+) -> tuple[ir.Model, PassOutcome | None, Session, ModelSummary]:
     """The float model, what became of its Q/DQ pairs if they are taken off, a session of it, and its facts.
 
     The file is read and parsed here and nowhere else.
@@ -395,7 +395,7 @@ def _probe(
         metrics.probe(session, calibration, summary.inputs, run, role="calibration dataset")
 
 
-def _tell_undone(undone: Outcome, done: Quantized) -> None:
+def _tell_undone(undone: PassOutcome, done: QuantizedDraft) -> None:
     """Put the step that came before all others into the report; afterwards it found nothing left to do."""
     told = undone.step("dequantize")
     done.prepared.steps[:] = [told if step.name == told.name else step for step in done.prepared.steps]

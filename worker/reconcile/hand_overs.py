@@ -26,7 +26,7 @@ from service.hand_overs.schemas import ATTESTATION, MOST_URL_CHARACTERS
 from service.hand_overs.secrets import HandOverVault, SecretTarget
 from service.hand_overs.settling import settle
 from worker.lease import DATABASE_AWAY
-from worker.reconcile.sending import REPLY_BYTES, Sender
+from worker.reconcile.sending import REPLY_BYTES, OutboxSender
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ class _BrokenOffError(BaseException):
     """An attempt is left to another process: this one ends, or holds it no more. No fault, so no ``Exception``."""
 
 
-class HandOverSender(Sender[ClaimedHandOver]):
+class HandOverSender(OutboxSender[ClaimedHandOver]):
     """Hand-overs of one process, some at a time. The bounds of its egress are those of a request without a body, and of
     a step of one with a body: see ``Bounds``.
     """

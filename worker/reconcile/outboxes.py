@@ -18,7 +18,7 @@ from service.webhooks import repository as webhooks
 from worker.reconcile.loops import attempted
 
 if TYPE_CHECKING:
-    from worker.reconcile.sending import Sender
+    from worker.reconcile.sending import OutboxSender
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ def _is_due(outbox: str, database: Database) -> bool:
 
 def _opened(
     outbox: str, settings: Settings, database: Database, store: FileStore, on_end: Callable[[], None]
-) -> Sender[Any] | None:
+) -> OutboxSender[Any] | None:
     """Who sends; calls ``on_end`` whenever it has room for more. None where this process cannot decrypt: what is due
     waits for one that can.
     """
@@ -45,7 +45,7 @@ def _opened(
     from worker.reconcile.hand_overs import HandOverSender
     from worker.reconcile.webhooks import WebhookSender
 
-    senders: dict[str, type[Sender[Any]]] = {"deliver_webhooks": WebhookSender, "hand_over": HandOverSender}
+    senders: dict[str, type[OutboxSender[Any]]] = {"deliver_webhooks": WebhookSender, "hand_over": HandOverSender}
     sender = senders[outbox]
     try:
         return sender(settings, database, store, on_end=on_end)
@@ -60,7 +60,7 @@ def sending(outbox: str, settings: Settings, database: Database, store: FileStor
     or left to another process where it would last.
     """
     stopping, wake = Event(), Event()
-    sender: Sender[Any] | None = None
+    sender: OutboxSender[Any] | None = None
 
     def send() -> int:
         nonlocal sender

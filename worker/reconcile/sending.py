@@ -45,7 +45,7 @@ _Claimed = TypeVar("_Claimed", ClaimedDelivery, ClaimedHandOver)
 _Noted = TypeVar("_Noted")
 
 
-class Sender(ABC, Generic[_Claimed]):
+class OutboxSender(ABC, Generic[_Claimed]):
     """Sends what is due, some at a time; a subclass says what and how.
 
     Args:

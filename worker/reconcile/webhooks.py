@@ -14,10 +14,10 @@ from service.webhooks import repository
 from service.webhooks.repository import ClaimedDelivery
 from service.webhooks.secrets import WebhookVault
 from service.webhooks.settling import settle
-from worker.reconcile.sending import Sender
+from worker.reconcile.sending import OutboxSender
 
 
-class WebhookSender(Sender[ClaimedDelivery]):
+class WebhookSender(OutboxSender[ClaimedDelivery]):
     """Deliveries of one process, some at a time."""
 
     name, id_name, vault = "webhook", "delivery_id", WebhookVault

@@ -70,7 +70,7 @@ class MissingFile(BaseModel):
     damage: Damage
 
 
-class Manifest(BaseModel):
+class BackupManifest(BaseModel):
     """What a backup consists of. ``open_uploads`` have no bytes in it: their clients send them anew."""
 
     model_config = ConfigDict(frozen=True)
@@ -98,7 +98,7 @@ class Manifest(BaseModel):
 class BackupDone:
     """A backup that was made: what it consists of, and how much of that was copied this time."""
 
-    manifest: Manifest
+    manifest: BackupManifest
     copied: int
     copied_bytes: int
 
@@ -156,7 +156,7 @@ def make_backup(
     return BackupDone(manifest, len(copied), sum(file.size_bytes for file in copied))
 
 
-def read_manifest(folder: Path) -> Manifest:
+def read_manifest(folder: Path) -> BackupManifest:
     """The manifest of the backup in ``folder``.
 
     Raises:
@@ -181,7 +181,7 @@ def read_manifest(folder: Path) -> Manifest:
                 f"{folder} is a backup in format {content.get('format')}; this version reads format {FORMAT}.",
                 hint="Restore it with the version that wrote it, or a newer one.",
             )
-        return Manifest.model_validate(content)
+        return BackupManifest.model_validate(content)
     except ValueError:  # no JSON, no object, or not what a manifest has
         raise _damaged(path) from None
 
@@ -262,7 +262,7 @@ def _check_place(settings: Settings, folder: Path) -> None:
         read_manifest(folder)
 
 
-def _copy_database(path: Path, folder: Path) -> tuple[Manifest, list[str]]:
+def _copy_database(path: Path, folder: Path) -> tuple[BackupManifest, list[str]]:
     """Take a consistent snapshot into the backup, under its digest; its manifest, still without files, and the digests
     of the files that it names.
     """
@@ -291,7 +291,7 @@ def _copy_database(path: Path, folder: Path) -> tuple[Manifest, list[str]]:
     file = CopiedFile(sha256=file_sha256(part), size_bytes=part.stat().st_size)
     part.replace(database_path(folder, file.sha256))
     sync_folder(place)
-    manifest = Manifest(
+    manifest = BackupManifest(
         created_at=taken_at,
         version=VERSION,
         revision=revision,
@@ -327,7 +327,7 @@ def _copy(store: FileStore, copies: FileStore, sha256: str) -> CopiedFile | Miss
         part.unlink(missing_ok=True)
 
 
-def _forget_others(folder: Path, copies: FileStore, manifest: Manifest) -> None:
+def _forget_others(folder: Path, copies: FileStore, manifest: BackupManifest) -> None:
     """Remove what only earlier backups into this folder were of, and what was cut off. Other names are not ours."""
     kept = {copies.path(file.sha256) for file in manifest.files} | {database_path(folder, manifest.database.sha256)}
     for place in (*children(copies.blobs), folder / "database", copies.incoming):

@@ -28,7 +28,7 @@ from service.storage import FileStore, file_sha256, sync_folder
 from worker.embedded import LOCK_FILE, lock_data_dir
 from worker.repository import running_attempts
 from worker.upkeep import backup
-from worker.upkeep.backup import CopiedFile, Manifest
+from worker.upkeep.backup import BackupManifest, CopiedFile
 from worker.upkeep.collector import children
 
 RESTORED = Waiting(
@@ -38,7 +38,7 @@ RESTORED = Waiting(
 )
 
 
-def restore_backup(settings: Settings, folder: Path) -> Manifest:
+def restore_backup(settings: Settings, folder: Path) -> BackupManifest:
     """Make the data directory of the backup in ``folder``; what the backup consists of.
 
     Jobs stay as they were; those that ran are queued again, and nothing is charged for it. The time since the backup
@@ -135,7 +135,7 @@ def _copy_verified(source: Path, file: CopiedFile, target: Path) -> None:
         raise _damaged(source, f"is damaged: it has {copied.size_bytes} bytes of sha256 {copied.sha256}")
 
 
-def _bring_up_to_date(url: str, manifest: Manifest) -> None:
+def _bring_up_to_date(url: str, manifest: BackupManifest) -> None:
     migrate(url)
     with closing(Database(url)) as database, database.write() as session:
         named = {file.sha256 for file in files.list_named(session)}

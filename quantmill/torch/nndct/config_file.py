@@ -8,16 +8,16 @@ from typing import Any
 
 from torch import nn
 
-from quantmill.torch.nndct.config_keys import DPU, FLOATS, SPEC_KEYS, Recipe
+from quantmill.torch.nndct.config_keys import DPU, FLOATS, SPEC_KEYS, NndctRecipe
 from service.contracts.base import below, nearest_name
 
-Handler = Callable[[Recipe, Any, str], None]
+Handler = Callable[[NndctRecipe, Any, str], None]
 
 _TENSORS = ("input", "weights", "bias", "activation")
 _DEVICES = {"DPU": DPU, "CPU": "onnxruntime_cpu", "GPU": "onnxruntime_gpu"}
 
 
-def translate(document: Mapping[str, Any], recipe: Recipe, module: nn.Module) -> None:
+def translate(document: Mapping[str, Any], recipe: NndctRecipe, module: nn.Module) -> None:
     """Write what a quant_config_file says into ``recipe``; what it cannot, as problems.
 
     Args:
@@ -41,7 +41,7 @@ def translate(document: Mapping[str, Any], recipe: Recipe, module: nn.Module) ->
         _layer(recipe, layer, f"/layer_quantize_config/{place}", module)
 
 
-def _scopes(document: Mapping[str, Any], at: str, recipe: Recipe) -> list[tuple[dict[str, dict[str, Any]], str]]:
+def _scopes(document: Mapping[str, Any], at: str, recipe: NndctRecipe) -> list[tuple[dict[str, dict[str, Any]], str]]:
     """What is said of all tensors, then of each kind: kind -> keys, with the pointer of the keys."""
     overall = _object(document.get("overall_quantize_config", {}), f"{at}/overall_quantize_config", recipe)
     of_tensors = _object(document.get("tensor_quantize_config", {}), f"{at}/tensor_quantize_config", recipe)
@@ -55,7 +55,7 @@ def _scopes(document: Mapping[str, Any], at: str, recipe: Recipe) -> list[tuple[
     return found
 
 
-def _common(recipe: Recipe, into: dict[str, Any], scope: Mapping[str, dict[str, Any]], at: str) -> None:
+def _common(recipe: NndctRecipe, into: dict[str, Any], scope: Mapping[str, dict[str, Any]], at: str) -> None:
     """Write what is said of kinds of tensors into the specs of ``into``."""
     if "input" in scope and "activation" not in scope:
         changed = {key for key, value in scope["input"].items() if not _holds(recipe, key, value)}
@@ -79,9 +79,9 @@ def _common(recipe: Recipe, into: dict[str, Any], scope: Mapping[str, dict[str, 
             spec["calibration"] = {"method": "percentile", "percentile": keys["percentage"]}
 
 
-def _holds(recipe: Recipe, key: str, value: Any) -> bool:
+def _holds(recipe: NndctRecipe, key: str, value: Any) -> bool:
     """True if activations are given ``value`` anyway."""
-    trial = Recipe({"activation": dict(recipe.settings["activation"])})
+    trial = NndctRecipe({"activation": dict(recipe.settings["activation"])})
     setter = SPEC_KEYS.get(key)
     if setter is None or key == "percentage":
         return False
@@ -89,7 +89,7 @@ def _holds(recipe: Recipe, key: str, value: Any) -> bool:
     return not trial.problems and trial.settings["activation"] == recipe.settings["activation"]
 
 
-def _bias(recipe: Recipe, spec: dict[str, Any], keys: Mapping[str, Any], at: str, *, of_all: bool) -> None:
+def _bias(recipe: NndctRecipe, spec: dict[str, Any], keys: Mapping[str, Any], at: str, *, of_all: bool) -> None:
     """A bias has a type; how it is rounded and scaled follows from its node."""
     datatype, bits = keys.get("datatype", "int"), keys.get("bit_width")
     if datatype in FLOATS:
@@ -104,7 +104,7 @@ def _bias(recipe: Recipe, spec: dict[str, Any], keys: Mapping[str, Any], at: str
         spec["dtype"] = f"int{bits}"
 
 
-def _layer(recipe: Recipe, layer: Any, at: str, module: nn.Module) -> None:
+def _layer(recipe: NndctRecipe, layer: Any, at: str, module: nn.Module) -> None:
     layer = _object(layer, at, recipe)
     known = (
         "layer_type",
@@ -135,7 +135,7 @@ def _layer(recipe: Recipe, layer: Any, at: str, module: nn.Module) -> None:
         recipe.settings.setdefault("overrides", []).append({"match": {"module": path}, **changed})
 
 
-def _paths(recipe: Recipe, layer: Mapping[str, Any], at: str, module: nn.Module) -> list[str]:
+def _paths(recipe: NndctRecipe, layer: Mapping[str, Any], at: str, module: nn.Module) -> list[str]:
     """Paths of the modules that an entry is about."""
     modules = {path: part for path, part in module.named_modules() if path}
     if ("layer_type" in layer) == ("layer_name" in layer):
@@ -161,12 +161,12 @@ def _paths(recipe: Recipe, layer: Mapping[str, Any], at: str, module: nn.Module)
 # What each key of the document does.
 
 
-def _relu6(recipe: Recipe, value: Any, at: str) -> None:
+def _relu6(recipe: NndctRecipe, value: Any, at: str) -> None:
     recipe.settings.setdefault("preparation", {})["clip6_to_relu"] = bool(value)
 
 
 def _only_false(what: str) -> Handler:
-    def apply(recipe: Recipe, value: Any, at: str) -> None:
+    def apply(recipe: NndctRecipe, value: Any, at: str) -> None:
         if value is not False:
             recipe.refuse(at, what)
 
@@ -174,7 +174,7 @@ def _only_false(what: str) -> Handler:
 
 
 def _algorithm(method: str) -> Handler:
-    def apply(recipe: Recipe, value: Any, at: str) -> None:
+    def apply(recipe: NndctRecipe, value: Any, at: str) -> None:
         if not isinstance(value, bool):
             recipe.refuse(at, f"it is true or false, not {value!r}")
         else:
@@ -183,7 +183,7 @@ def _algorithm(method: str) -> Handler:
     return apply
 
 
-def _device(recipe: Recipe, value: Any, at: str) -> None:
+def _device(recipe: NndctRecipe, value: Any, at: str) -> None:
     if value not in _DEVICES:
         recipe.refuse(at, f"target_device {value!r} is not offered; {', '.join(_DEVICES)}")
     elif recipe.target_given and _DEVICES[value] != recipe.settings["target"]:
@@ -197,18 +197,18 @@ def _device(recipe: Recipe, value: Any, at: str) -> None:
         )
 
 
-def _opset(recipe: Recipe, value: Any, at: str) -> None:
+def _opset(recipe: NndctRecipe, value: Any, at: str) -> None:
     recipe.settings.setdefault("preparation", {})["opset"] = value
 
 
-def _align_concat(recipe: Recipe, value: Any, at: str) -> None:
+def _align_concat(recipe: NndctRecipe, value: Any, at: str) -> None:
     if recipe.settings["target"] == DPU:
         recipe.settings.setdefault("target_options", {})["align_concat"] = bool(value)
     elif value:
         recipe.refuse(at, "only the DPU aligns the operands of a Concat")
 
 
-def _data_types(recipe: Recipe, value: Any, at: str) -> None:
+def _data_types(recipe: NndctRecipe, value: Any, at: str) -> None:
     given = set(value) if isinstance(value, list) else set()
     for kind in sorted(given - set(_TENSORS)):
         recipe.refuse(at, f"{kind!r} is no kind of tensor; {', '.join(_TENSORS)}")
@@ -237,13 +237,13 @@ _KEYS: dict[str, Handler] = {
 _LATER = ("overall_quantize_config", "tensor_quantize_config", "layer_quantize_config")
 
 
-def _object(value: Any, at: str, recipe: Recipe) -> dict[str, Any]:
+def _object(value: Any, at: str, recipe: NndctRecipe) -> dict[str, Any]:
     if isinstance(value, dict):
         return value
     recipe.refuse(at, "it is an object")
     return {}
 
 
-def _unknown(recipe: Recipe, key: str, known: Iterable[str], at: str) -> None:
+def _unknown(recipe: NndctRecipe, key: str, known: Iterable[str], at: str) -> None:
     near = nearest_name(key, known)
     recipe.refuse(below(at, key), f"the key {key!r} is not known" + (f"; did you mean {near!r}?" if near else ""))

@@ -17,7 +17,7 @@ _BITS = (4, 8, 16)
 
 
 @dataclass
-class Recipe:
+class NndctRecipe:
     """A config of ours in the making.
 
     Attributes:
@@ -73,7 +73,7 @@ class Recipe:
 # What each key of a tensor does: (recipe, spec of ours, value, pointer, "weight" or "activation").
 
 
-def _datatype(recipe: Recipe, spec: dict[str, Any], value: Any, at: str, part: str) -> None:
+def _datatype(recipe: NndctRecipe, spec: dict[str, Any], value: Any, at: str, part: str) -> None:
     if value in ("bfloat16", "float16"):
         for key in ("symmetric", "scale", "calibration"):
             spec.pop(key, None)
@@ -85,7 +85,7 @@ def _datatype(recipe: Recipe, spec: dict[str, Any], value: Any, at: str, part: s
         recipe.refuse(at, f"datatype {value!r} is not known; int, bfloat16, float16, or float32 for single layers")
 
 
-def set_bits(recipe: Recipe, spec: dict[str, Any], value: Any, at: str, part: str) -> None:
+def set_bits(recipe: NndctRecipe, spec: dict[str, Any], value: Any, at: str, part: str) -> None:
     """Give the tensors of ``spec`` so many bits."""
     if value not in _BITS or isinstance(value, bool):
         recipe.refuse(at, f"{part}s have {' or '.join(map(str, _BITS))} bits, not {value!r}")
@@ -97,7 +97,7 @@ def set_bits(recipe: Recipe, spec: dict[str, Any], value: Any, at: str, part: st
         recipe.beyond_dpu.append((at, f"{value} bits"))
 
 
-def _method(recipe: Recipe, spec: dict[str, Any], value: Any, at: str, part: str) -> None:
+def _method(recipe: NndctRecipe, spec: dict[str, Any], value: Any, at: str, part: str) -> None:
     known = {"diffs": "mse", "mse": "mse", "maxmin": "minmax", "entropy": "entropy", "percentile": "percentile"}
     if value not in known:
         recipe.refuse(at, f"method {value!r} is not known; {', '.join(known)}")
@@ -107,19 +107,19 @@ def _method(recipe: Recipe, spec: dict[str, Any], value: Any, at: str, part: str
         spec["calibration"] = {"method": known[value]}
 
 
-def _percentage(recipe: Recipe, spec: dict[str, Any], value: Any, at: str, part: str) -> None:
+def _percentage(recipe: NndctRecipe, spec: dict[str, Any], value: Any, at: str, part: str) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         recipe.refuse(at, f"percentage is a number, not {value!r}")
 
 
-def _rounding(recipe: Recipe, spec: dict[str, Any], value: Any, at: str, part: str) -> None:
+def _rounding(recipe: NndctRecipe, spec: dict[str, Any], value: Any, at: str, part: str) -> None:
     if value not in _ROUNDINGS:
         recipe.refuse(at, f"round_mode {value!r} is not known; {', '.join(_ROUNDINGS)}")
     elif value != "half_even":
         recipe.note(f"round_mode {value}: halves go to the even neighbour, as QuantizeLinear of ONNX rounds")
 
 
-def _symmetry(recipe: Recipe, spec: dict[str, Any], value: Any, at: str, part: str) -> None:
+def _symmetry(recipe: NndctRecipe, spec: dict[str, Any], value: Any, at: str, part: str) -> None:
     if value not in ("symmetric", "asymmetric"):
         recipe.refuse(at, f"symmetry {value!r} is not known; symmetric or asymmetric")
         return
@@ -128,7 +128,7 @@ def _symmetry(recipe: Recipe, spec: dict[str, Any], value: Any, at: str, part: s
         recipe.beyond_dpu.append((at, "asymmetric"))
 
 
-def _per_channel(recipe: Recipe, spec: dict[str, Any], value: Any, at: str, part: str) -> None:
+def _per_channel(recipe: NndctRecipe, spec: dict[str, Any], value: Any, at: str, part: str) -> None:
     if not isinstance(value, bool):
         recipe.refuse(at, f"per_channel is true or false, not {value!r}")
     elif part == "weight":
@@ -139,7 +139,7 @@ def _per_channel(recipe: Recipe, spec: dict[str, Any], value: Any, at: str, part
         recipe.refuse(at, "activations have one scale per tensor")
 
 
-def _signed(recipe: Recipe, spec: dict[str, Any], value: Any, at: str, part: str) -> None:
+def _signed(recipe: NndctRecipe, spec: dict[str, Any], value: Any, at: str, part: str) -> None:
     if not isinstance(value, bool):
         recipe.refuse(at, f"signed is true or false, not {value!r}")
     elif str(spec["dtype"]) not in FLOATS:
@@ -148,7 +148,7 @@ def _signed(recipe: Recipe, spec: dict[str, Any], value: Any, at: str, part: str
             recipe.beyond_dpu.append((at, "unsigned"))
 
 
-def _narrow(recipe: Recipe, spec: dict[str, Any], value: Any, at: str, part: str) -> None:
+def _narrow(recipe: NndctRecipe, spec: dict[str, Any], value: Any, at: str, part: str) -> None:
     if value is True and part == "activation" and "/overall_quantize_config" not in at:
         recipe.refuse(at, "activations use the whole range of their type")
     elif value is True:
@@ -157,7 +157,7 @@ def _narrow(recipe: Recipe, spec: dict[str, Any], value: Any, at: str, part: str
         recipe.refuse(at, f"narrow_range is true or false, not {value!r}")
 
 
-def _scale(recipe: Recipe, spec: dict[str, Any], value: Any, at: str, part: str) -> None:
+def _scale(recipe: NndctRecipe, spec: dict[str, Any], value: Any, at: str, part: str) -> None:
     if value not in ("poweroftwo", "float"):
         recipe.refuse(at, f"scale_type {value!r} is not known; poweroftwo or float")
         return
@@ -166,14 +166,14 @@ def _scale(recipe: Recipe, spec: dict[str, Any], value: Any, at: str, part: str)
         recipe.beyond_dpu.append((at, "scale_type float"))
 
 
-def _statistic(recipe: Recipe, spec: dict[str, Any], value: Any, at: str, part: str) -> None:
+def _statistic(recipe: NndctRecipe, spec: dict[str, Any], value: Any, at: str, part: str) -> None:
     if value not in _STATISTICS:
         recipe.refuse(at, f"calib_statistic_method {value!r} is not known; {', '.join(_STATISTICS)}")
     else:
         recipe.note(f"calib_statistic_method {value}: scales are chosen once, on all calibration samples together")
 
 
-SPEC_KEYS: dict[str, Callable[[Recipe, dict[str, Any], Any, str, str], None]] = {
+SPEC_KEYS: dict[str, Callable[[NndctRecipe, dict[str, Any], Any, str, str], None]] = {
     "datatype": _datatype,
     "signed": _signed,
     "bit_width": set_bits,

@@ -10,7 +10,7 @@ import orjson
 from torch import nn
 
 from quantmill.torch.nndct.config_file import translate
-from quantmill.torch.nndct.config_keys import DPU, Recipe
+from quantmill.torch.nndct.config_keys import DPU, NndctRecipe
 from service.contracts.base import nearest_name
 from service.contracts.config import QuantizationConfig, parse_config
 from service.contracts.errors import InvalidConfigError
@@ -55,7 +55,7 @@ def make_recipe(
     Raises:
         InvalidConfigError: something cannot be translated; names every key.
     """
-    recipe = Recipe(_defaults(DPU if target is None else target_of(target)), target_given=target is not None)
+    recipe = NndctRecipe(_defaults(DPU if target is None else target_of(target)), target_given=target is not None)
     if bitwidth not in (None, _BITS):
         recipe.set_bits(bitwidth, "/bitwidth")
     if quant_config_file is not None:

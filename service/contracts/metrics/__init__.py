@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from service.contracts.metrics.base import Facts, LabelRef, MetricBase, OutputRef
+from service.contracts.metrics.base import LabelRef, MetricBase, MetricFacts, OutputRef
 from service.contracts.metrics.graph import FunctionMetric, GraphInput, GraphMetric, GraphSource
 from service.contracts.metrics.kinds import (
     F1,
@@ -79,7 +79,6 @@ __all__ = [
     "BoxLabels",
     "ClassMetric",
     "Cosine",
-    "Facts",
     "FidelityMetric",
     "FunctionMetric",
     "GraphInput",
@@ -90,6 +89,7 @@ __all__ = [
     "MeanIoU",
     "Metric",
     "MetricBase",
+    "MetricFacts",
     "OutputRef",
     "Pearson",
     "PerClassAccuracy",

@@ -32,7 +32,7 @@ OutputRef = Annotated[
 ArrayName = Annotated[str, Field(min_length=1, max_length=_MAX_NAME)]
 
 
-class Facts(NamedTuple):
+class MetricFacts(NamedTuple):
     """How the values of a metric are to be read.
 
     Attributes:
@@ -68,7 +68,7 @@ class MetricBase(Contract):
     JSON pointer without its first slash.
     """
 
-    FACTS: ClassVar[Facts] = Facts()
+    FACTS: ClassVar[MetricFacts] = MetricFacts()
     # True for what is defined over all samples only, never over a part of them.
     WHOLE: ClassVar[bool] = False
 
@@ -87,7 +87,7 @@ class MetricBase(Contract):
         return str(cls.model_fields["kind"].default)
 
     @property
-    def facts(self) -> Facts:
+    def facts(self) -> MetricFacts:
         """Unit and direction."""
         return self.FACTS
 

@@ -11,7 +11,7 @@ from pydantic import Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from service.contracts.base import MOST_REFERENCE_CHARS, Contract, below
-from service.contracts.metrics.base import ArrayName, Better, Facts, LabelRef, MetricBase, OfOutput, OutputRef
+from service.contracts.metrics.base import ArrayName, Better, LabelRef, MetricBase, MetricFacts, OfOutput, OutputRef
 from service.contracts.validation import BELOW
 
 MAX_INLINE_BYTES = 1 << 20
@@ -105,9 +105,9 @@ class GraphMetric(MetricBase):
     unit: str = Field(default="", max_length=16, description="For reports; '%' makes differences points.")
 
     @property
-    def facts(self) -> Facts:
+    def facts(self) -> MetricFacts:
         """As declared."""
-        return Facts(self.unit, self.better)
+        return MetricFacts(self.unit, self.better)
 
     @property
     def reads_reference(self) -> bool:
@@ -166,6 +166,6 @@ class FunctionMetric(OfOutput):
     )
 
     @property
-    def facts(self) -> Facts:
+    def facts(self) -> MetricFacts:
         """As declared; a distance is 0 for the same output."""
-        return Facts(self.unit, self.better, self.against_float, 0.0 if self.against_float else None)
+        return MetricFacts(self.unit, self.better, self.against_float, 0.0 if self.against_float else None)

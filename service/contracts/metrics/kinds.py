@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from service.contracts.base import Contract
-from service.contracts.metrics.base import ArrayName, Facts, Labelled, LabelRef, MetricBase, OfOutput, OutputRef
+from service.contracts.metrics.base import ArrayName, Labelled, LabelRef, MetricBase, MetricFacts, OfOutput, OutputRef
 
 Average = Literal["macro", "micro", "weighted"]
 
@@ -159,14 +159,14 @@ class RegressionMetric(Labelled):
 class RMSE(RegressionMetric):
     """Root of the mean square error, in the target's unit."""
 
-    FACTS: ClassVar[Facts] = Facts("", "lower")
+    FACTS: ClassVar[MetricFacts] = MetricFacts("", "lower")
     kind: Literal["rmse"] = "rmse"
 
 
 class MAE(RegressionMetric):
     """Mean absolute error, in the target's unit."""
 
-    FACTS: ClassVar[Facts] = Facts("", "lower")
+    FACTS: ClassVar[MetricFacts] = MetricFacts("", "lower")
     kind: Literal["mae"] = "mae"
 
 
@@ -176,21 +176,21 @@ class R2(RegressionMetric):
     1 - sum (x - y)^2 / sum (y - mean y)^2; mean over the output's columns if it has several.
     """
 
-    FACTS: ClassVar[Facts] = Facts("")
+    FACTS: ClassVar[MetricFacts] = MetricFacts("")
     kind: Literal["r2"] = "r2"
 
 
 class Pearson(RegressionMetric):
     """Linear correlation with the target in [-1, 1]; mean over the output's columns if it has several."""
 
-    FACTS: ClassVar[Facts] = Facts("")
+    FACTS: ClassVar[MetricFacts] = MetricFacts("")
     kind: Literal["pearson"] = "pearson"
 
 
 class Spearman(RegressionMetric):
     """Pearson's correlation of the ranks, equal values sharing theirs. Keeps every value in memory."""
 
-    FACTS: ClassVar[Facts] = Facts("")
+    FACTS: ClassVar[MetricFacts] = MetricFacts("")
     kind: Literal["spearman"] = "spearman"
 
 
@@ -201,42 +201,42 @@ class FidelityMetric(OfOutput):
 class Agreement(FidelityMetric):
     """Share of positions where both models decide alike."""
 
-    FACTS: ClassVar[Facts] = Facts("%", "higher", against_float=True, ideal=100.0)
+    FACTS: ClassVar[MetricFacts] = MetricFacts("%", "higher", against_float=True, ideal=100.0)
     kind: Literal["agreement"] = "agreement"
 
 
 class Cosine(FidelityMetric):
     """Cosine of the angle between both outputs, over all values."""
 
-    FACTS: ClassVar[Facts] = Facts("", "higher", against_float=True, ideal=1.0)
+    FACTS: ClassVar[MetricFacts] = MetricFacts("", "higher", against_float=True, ideal=1.0)
     kind: Literal["cosine"] = "cosine"
 
 
 class SQNR(FidelityMetric):
     """10 log10(sum x^2 / sum (x - x~)^2); 200 dB stands for identical outputs."""
 
-    FACTS: ClassVar[Facts] = Facts("dB", "higher", against_float=True)
+    FACTS: ClassVar[MetricFacts] = MetricFacts("dB", "higher", against_float=True)
     kind: Literal["sqnr"] = "sqnr"
 
 
 class PSNR(FidelityMetric):
     """10 log10(max |x|^2 / mean (x - x~)^2); 200 dB stands for identical outputs."""
 
-    FACTS: ClassVar[Facts] = Facts("dB", "higher", against_float=True)
+    FACTS: ClassVar[MetricFacts] = MetricFacts("dB", "higher", against_float=True)
     kind: Literal["psnr"] = "psnr"
 
 
 class KL(FidelityMetric):
     """Mean of sum p log(p / p~) over all rows, p the soft-maxed scores of the float model."""
 
-    FACTS: ClassVar[Facts] = Facts("nats", "lower", against_float=True, ideal=0.0)
+    FACTS: ClassVar[MetricFacts] = MetricFacts("nats", "lower", against_float=True, ideal=0.0)
     kind: Literal["kl"] = "kl"
 
 
 class L2(FidelityMetric):
     """||x - x~|| / ||x|| over all values."""
 
-    FACTS: ClassVar[Facts] = Facts("", "lower", against_float=True, ideal=0.0)
+    FACTS: ClassVar[MetricFacts] = MetricFacts("", "lower", against_float=True, ideal=0.0)
     kind: Literal["l2"] = "l2"
 
 
@@ -304,7 +304,7 @@ class WordErrorRate(Labelled):
     class number is a word of its own unless ``separator`` says where words end.
     """
 
-    FACTS: ClassVar[Facts] = Facts("%", "lower")
+    FACTS: ClassVar[MetricFacts] = MetricFacts("%", "lower")
     kind: Literal["word_error_rate"] = "word_error_rate"
     decode: Literal["ctc_greedy", "argmax"] = Field(
         default="ctc_greedy",
@@ -335,7 +335,7 @@ class WordErrorRate(Labelled):
 class Perplexity(Labelled):
     """exp of the mean negative log probability of the labels. The output holds scores [n, ..., class]."""
 
-    FACTS: ClassVar[Facts] = Facts("", "lower")
+    FACTS: ClassVar[MetricFacts] = MetricFacts("", "lower")
     kind: Literal["perplexity"] = "perplexity"
     scores: Literal["logits", "log_probabilities", "probabilities"] = Field(
         default="logits", description="What the output holds."

@@ -23,7 +23,7 @@ Actor = Literal["client", "worker", "reconciler", "operator", "operator, reconci
 
 
 @dataclass(frozen=True)
-class Guard:
+class TransitionGuard:
     """A condition on the job's row, as words and as SQL; the SQL is given the attempt that the caller holds."""
 
     words: str
@@ -49,7 +49,7 @@ class Transition:
     origins: tuple[str, ...]
     target: str
     by: Actor
-    guards: tuple[Guard, ...] = ()
+    guards: tuple[TransitionGuard, ...] = ()
     event: str | None = None
 
     @lru_cache(maxsize=1024)  # noqa: B019 - the table is never forgotten  # building them takes long
@@ -58,17 +58,19 @@ class Transition:
         return (Job.state.in_(self.origins), *(guard.condition(attempt) for guard in self.guards))
 
 
-HELD = Guard("the attempt is the caller's", lambda attempt: Job.attempt == attempt)
-DUE = Guard("its time to start has come", lambda _: Job.not_before <= db_now())
+HELD = TransitionGuard("the attempt is the caller's", lambda attempt: Job.attempt == attempt)
+DUE = TransitionGuard("its time to start has come", lambda _: Job.not_before <= db_now())
 # Both are moments of one clock: only where it was put back is this true, but for transactions that overlap.
-AHEAD = Guard("it was queued by a clock that was ahead", lambda _: Job.queued_at > db_now() + OVERLAP_SECONDS)
-IN_TIME = Guard("its deadline has not passed", lambda _: or_(Job.deadline_at.is_(None), Job.deadline_at > db_now()))
-OVERDUE = Guard("its deadline has passed", lambda _: Job.deadline_at < db_now())
-SILENT = Guard("its lease has run out", lambda _: Job.lease_until < db_now())
-WANTED = Guard("no cancel was requested", lambda _: Job.cancel_requested_at.is_(None))
-VALIDATION = Guard("it validates an upload", lambda _: Job.kind.in_(UPLOAD_KINDS))
-NO_VALIDATION = Guard("it validates no upload", lambda _: Job.kind.not_in(UPLOAD_KINDS))
-UNWANTED = Guard("a cancel was requested", lambda _: Job.cancel_requested_at.is_not(None))
+AHEAD = TransitionGuard("it was queued by a clock that was ahead", lambda _: Job.queued_at > db_now() + OVERLAP_SECONDS)
+IN_TIME = TransitionGuard(
+    "its deadline has not passed", lambda _: or_(Job.deadline_at.is_(None), Job.deadline_at > db_now())
+)
+OVERDUE = TransitionGuard("its deadline has passed", lambda _: Job.deadline_at < db_now())
+SILENT = TransitionGuard("its lease has run out", lambda _: Job.lease_until < db_now())
+WANTED = TransitionGuard("no cancel was requested", lambda _: Job.cancel_requested_at.is_(None))
+VALIDATION = TransitionGuard("it validates an upload", lambda _: Job.kind.in_(UPLOAD_KINDS))
+NO_VALIDATION = TransitionGuard("it validates no upload", lambda _: Job.kind.not_in(UPLOAD_KINDS))
+UNWANTED = TransitionGuard("a cancel was requested", lambda _: Job.cancel_requested_at.is_not(None))
 
 _RUNNING = ("running",)
 _QUEUED = ("queued",)

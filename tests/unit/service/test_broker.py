@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from service.dispatch.broker import QUEUES, TASK_OF_KIND, Sender, celery_settings
+from service.dispatch.broker import QUEUES, TASK_OF_KIND, TaskSender, celery_settings
 from service.dispatch.release import Released
 from service.jobs.errors import DispatchError
 from service.settings import Settings
@@ -26,7 +26,7 @@ def test_every_kind_of_job_has_its_task() -> None:
 
 @pytest.mark.redis
 def test_a_message_is_an_entry_on_redis(tmp_path: Path, redis_url: str) -> None:
-    with closing(Sender(Settings(data_dir=tmp_path, broker_url=redis_url))) as sender:
+    with closing(TaskSender(Settings(data_dir=tmp_path, broker_url=redis_url))) as sender:
         sender.send(JOB)
         sender.ping()
     with redis.Redis.from_url(redis_url) as client:
@@ -41,7 +41,7 @@ def test_a_message_is_an_entry_on_redis(tmp_path: Path, redis_url: str) -> None:
 
 def test_a_broker_that_refuses_is_told_at_once_and_one_that_swallows_all_costs_the_time_given(tmp_path: Path) -> None:
     with closing(
-        Sender(Settings(data_dir=tmp_path, broker_url="redis://127.0.0.1:1/0", publish_seconds=30.0))
+        TaskSender(Settings(data_dir=tmp_path, broker_url="redis://127.0.0.1:1/0", publish_seconds=30.0))
     ) as sender:
         with pytest.raises(DispatchError, match="refused"):
             sender.send(JOB)
@@ -49,7 +49,7 @@ def test_a_broker_that_refuses_is_told_at_once_and_one_that_swallows_all_costs_t
             sender.ping()
     with socket.create_server(("127.0.0.1", 0)) as listener:
         url = f"redis://127.0.0.1:{listener.getsockname()[1]}/0"
-        with closing(Sender(Settings(data_dir=tmp_path, broker_url=url, publish_seconds=0.3))) as sender:
+        with closing(TaskSender(Settings(data_dir=tmp_path, broker_url=url, publish_seconds=0.3))) as sender:
             for _ in range(2):
                 with pytest.raises(DispatchError):
                     sender.send(JOB)

@@ -12,7 +12,7 @@ from service.db import Database
 from service.estimates import waiting as lines_of
 from service.estimates.forecast import PastRun, forecast
 from service.estimates.prior import Prior
-from service.estimates.repository import Running, Waiting
+from service.estimates.repository import Running, WaitingJob
 from service.estimates.waiting import Lines, Queue, left_seconds, queue_now
 
 STAGES = {"start": 0.6, "load": 0.1, "statistics": 4.0, "adaround": 8.0, "evaluation": 3.0}
@@ -73,11 +73,11 @@ def test_whatever_was_seen_an_estimate_is_a_range_of_numbers(seen: list[tuple[st
         assert 0.0 <= low <= expected <= high
 
 
-def played(jobs: list[Waiting], wanted: str) -> tuple[float, float]:
+def played(jobs: list[WaitingJob], wanted: str) -> tuple[float, float]:
     """Seconds before a job begins where one slot takes a job of each tenant in turn: at best, and at worst."""
     one = next(job for job in jobs if job.id == wanted)
     above = sum(job.seconds or 0.0 for job in jobs if job.priority > one.priority)
-    lines: dict[str, list[Waiting]] = {}
+    lines: dict[str, list[WaitingJob]] = {}
     for job in sorted((job for job in jobs if job.priority == one.priority), key=lambda job: job.id):
         lines.setdefault(job.tenant_id, []).append(job)
     place = [job.id for job in lines[one.tenant_id]].index(wanted)
@@ -90,7 +90,7 @@ def played(jobs: list[Waiting], wanted: str) -> tuple[float, float]:
 
 @given(st.lists(st.tuples(st.sampled_from("AB"), st.integers(-1, 1), st.floats(0.5, 100.0)), min_size=1, max_size=12))
 def test_what_is_ahead_is_what_is_done_before(drawn: list[tuple[str, int, float]]) -> None:
-    jobs = [Waiting(f"job_{k:03}", tenant, priority, seconds) for k, (tenant, priority, seconds) in enumerate(drawn)]
+    jobs = [WaitingJob(f"job_{k:03}", tenant, priority, seconds) for k, (tenant, priority, seconds) in enumerate(drawn)]
     lines = Lines.of(jobs)
     for job in jobs:
         least, most = played(jobs, job.id)
@@ -98,7 +98,7 @@ def test_what_is_ahead_is_what_is_done_before(drawn: list[tuple[str, int, float]
 
 
 def waiting(count: int, seconds: float = 10.0) -> Lines:
-    return Lines.of([Waiting(f"job_{k}", "t", 0, seconds) for k in range(count)])
+    return Lines.of([WaitingJob(f"job_{k}", "t", 0, seconds) for k in range(count)])
 
 
 def test_more_slots_do_it_sooner_and_a_free_one_at_once() -> None:

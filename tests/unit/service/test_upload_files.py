@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from starlette.requests import ClientDisconnect
 
 from service.contracts.quota import Quota
-from service.quotas.rates import Meter
+from service.quotas.rates import RateMeter
 from service.storage import BLOCK_BYTES, StorageFullError
 from service.uploads.copying import SizeLimit, copy
 from service.uploads.digests import RunningDigests
@@ -175,7 +175,7 @@ class Slow(UploadFile):
 
 
 async def copied(blocks: AsyncIterator[bytes], file: UploadFile) -> None:
-    await copy(blocks, file, LIMIT, PATIENCE_SECONDS, Meter(Quota()))
+    await copy(blocks, file, LIMIT, PATIENCE_SECONDS, RateMeter(Quota()))
 
 
 def test_the_next_bytes_arrive_while_some_are_written(tmp_path: Path) -> None:

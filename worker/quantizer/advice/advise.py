@@ -14,7 +14,7 @@ from worker.quantizer.advice.loss import AccuracyLoss, find_loss
 from worker.quantizer.advice.table import RULES, AdviceContext, AdviceRule, relief, worst_layers
 from worker.quantizer.advice.trial import AdviceTrial, ConfigTrials
 from worker.quantizer.refine.case import Case
-from worker.quantizer.refine.draft import Quantized
+from worker.quantizer.refine.draft import QuantizedDraft
 from worker.quantizer.run.progress import trials_seconds
 from worker.quantizer.run.services import Services
 from worker.quantizer.search.trials import ModelBuilder
@@ -63,7 +63,7 @@ class Advised(NamedTuple):
     damage: Damage | None
 
 
-def with_advice(report: Report, done: Quantized, case: Case, services: Services, builder: ModelBuilder) -> Report:
+def with_advice(report: Report, done: QuantizedDraft, case: Case, services: Services, builder: ModelBuilder) -> Report:
     """The report with its advice; where that cannot be looked for, a note says why.
 
     Args and errors are those of ``advise``, but that only a cancellation is raised: the model is made and measured.
@@ -82,7 +82,7 @@ def with_advice(report: Report, done: Quantized, case: Case, services: Services,
     return report.model_copy(update={**changes, "stages": tuple(services.stages.figures)})
 
 
-def advise(report: Report, done: Quantized, case: Case, services: Services, builder: ModelBuilder) -> Advised:
+def advise(report: Report, done: QuantizedDraft, case: Case, services: Services, builder: ModelBuilder) -> Advised:
     """What hurts and what would help, the most helpful first; nothing where nothing was lost.
 
     Which advice there is follows from the model, the data and the config; the clock decides which of it is tried, and

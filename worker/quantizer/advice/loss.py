@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from service.contracts.evaluation import EvaluationSpec
-from service.contracts.metrics import Facts
+from service.contracts.metrics import MetricFacts
 from service.contracts.report import GateClause, MetricFigures, Report, Score
 from worker.quantizer.evaluation.certainty.evidence import surely_differ
 from worker.quantizer.evaluation.gate import ACCURACY_CLAUSES
@@ -36,7 +36,7 @@ class AccuracyLoss:
     words: str
     score: Score
     reference: float | None
-    facts: Facts
+    facts: MetricFacts
     spec: EvaluationSpec
     samples: int
     broken: tuple[GateClause, ...] = ()
@@ -119,7 +119,7 @@ def find_loss(report: Report, spec: EvaluationSpec) -> AccuracyLoss | None:
         return None
     first = report.metrics[0] if report.metrics else None
     told = None if first is None or any(found.undermines_verdict for found in report.findings) else _telling(first)
-    facts = Facts() if first is None else spec.facts_of(first.name)
+    facts = MetricFacts() if first is None else spec.facts_of(first.name)
     samples = fidelity.samples
     accuracy = (clause for clause in report.gate if clause.clause in ACCURACY_CLAUSES)
     broken = tuple(clause for clause in accuracy if clause.holds is False)

@@ -15,7 +15,7 @@ from worker.quantizer.advice.loss import AccuracyLoss
 from worker.quantizer.evaluation.nhwc import NhwcSession
 from worker.quantizer.evaluation.side_by_side import KeptOutputs
 from worker.quantizer.refine.case import Case
-from worker.quantizer.refine.draft import Quantized
+from worker.quantizer.refine.draft import QuantizedDraft
 from worker.quantizer.refine.judge import Scored, score_session
 from worker.quantizer.run.interface import ForwardingRun, Run
 from worker.quantizer.run.services import Services
@@ -94,7 +94,7 @@ class ConfigTrials:
         self,
         builder: ModelBuilder,
         loss: AccuracyLoss,
-        done: Quantized,
+        done: QuantizedDraft,
         case: Case,
         services: Services,
         *,
@@ -165,7 +165,7 @@ class ConfigTrials:
         """The model of the report: its figures are known, but not what its metric rests on, sample by sample."""
         return self._measure(self._done) if self._loss.by_metric else Scored(self._loss.score)
 
-    def _measure(self, made: Quantized) -> Scored:
+    def _measure(self, made: QuantizedDraft) -> Scored:
         """The figures of a model on the data of the report."""
         nhwc = () if made.plan.is_empty else made.prepared.nhwc_inputs
         session = NhwcSession(made.content.runnable, nhwc, threads=self._services.threads, what="quantized model")
@@ -180,6 +180,6 @@ def _expected_seconds(stages: Sequence[StageFigures], cost: float) -> float:
     return again + cost * max(passes, _SHORTEST_PASS_SECONDS)
 
 
-def _conflicts(done: Quantized) -> set[tuple[str, str]]:
+def _conflicts(done: QuantizedDraft) -> set[tuple[str, str]]:
     """Rules of the target that could not be kept, and where."""
     return {(decision.rule, decision.where) for decision in done.plan_log.decisions if decision.conflict}

@@ -19,7 +19,7 @@ from worker.quantizer.graph.values import (
     plain_attributes,
     string_attribute,
 )
-from worker.quantizer.ops.pools import Places
+from worker.quantizer.ops.pools import PoolPlaces
 
 NOT_IN_TORCH = declare(
     "no-derivative", "there is no derivative of {op_type}", hint="Train with parts of the network that do without it."
@@ -68,7 +68,7 @@ def _pool(node: ir.Node) -> str | None:
     known = tuple(length for length in sizes if length is not None)
     if len(known) < len(sizes):
         return None
-    places = Places.of(plain_attributes(node), known)
+    places = PoolPlaces.of(plain_attributes(node), known)
     room = (sum(each) for each in zip(places.size, places.before, places.after, strict=True))
     if any(places.reach(k) > length for k, length in enumerate(room)):
         return "windows beyond its input"

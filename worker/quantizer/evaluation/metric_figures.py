@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from service.contracts.evaluation import DEFAULT_METRICS, EvaluationSpec
 from service.contracts.evaluation_checks import find_output
-from service.contracts.metrics import Facts
+from service.contracts.metrics import MetricFacts
 from service.contracts.report import Interval, MetricFigures
 from worker.quantizer.evaluation.certainty.figures import Figure, MetricDifference, negated
 from worker.quantizer.evaluation.compare import ModelComparison
@@ -61,7 +61,7 @@ class _Intervals:
         }
         self._first = next(iter(outputs), None)
 
-    def of(self, name: str, facts: Facts) -> dict[str, object]:
+    def of(self, name: str, facts: MetricFacts) -> dict[str, object]:
         """The fields of ``MetricFigures`` that tell about samples."""
         is_share = _is_share(facts)
         one, other = (
@@ -87,7 +87,7 @@ class _Intervals:
         confident = None if decisions is None else decisions.confident
         return told | self._difference(one.above(other, self._confidence, confident=confident), facts)
 
-    def _difference(self, found: MetricDifference | None, facts: Facts) -> dict[str, object]:
+    def _difference(self, found: MetricDifference | None, facts: MetricFacts) -> dict[str, object]:
         if found is None:
             return {}
         interval = found.interval if facts.better == "higher" else negated(found.interval)
@@ -95,7 +95,7 @@ class _Intervals:
         return {"drop_interval": self._told(interval, facts), "p_value": p_value, "flips": found.flips}
 
     @staticmethod
-    def _told(interval: Interval | None, facts: Facts) -> Interval | None:
+    def _told(interval: Interval | None, facts: MetricFacts) -> Interval | None:
         """In as many digits as the figure."""
         if interval is None:
             return None
@@ -103,12 +103,12 @@ class _Intervals:
         return interval.model_copy(update={"low": low, "high": high})
 
 
-def _is_share(facts: Facts) -> bool:
+def _is_share(facts: MetricFacts) -> bool:
     """Of 100 % at most; an error rate may be more."""
     return facts.unit == "%" and facts.better == "higher"
 
 
-def _possible(interval: Interval | None, facts: Facts) -> Interval | None:
+def _possible(interval: Interval | None, facts: MetricFacts) -> Interval | None:
     """Without what no share can be."""
     if interval is None or not _is_share(facts):
         return interval

@@ -28,7 +28,7 @@ from worker.quantizer.evaluation.nhwc import NhwcSession
 from worker.quantizer.fallback.placement import SLOWER_QUANTIZED, in_float, without
 from worker.quantizer.fallback.regions import PairPlacement, regions, take_off
 from worker.quantizer.plan.targets import TARGETS
-from worker.quantizer.refine.draft import Quantized
+from worker.quantizer.refine.draft import QuantizedDraft
 from worker.quantizer.report.assemble import Assembled, make_report
 from worker.quantizer.run.interface import Run
 from worker.quantizer.run.services import Services
@@ -55,7 +55,7 @@ class FallbackModel:
     """
 
     kind: FallbackKind
-    done: Quantized
+    done: QuantizedDraft
     size_bytes: int
     latency: LatencyFigures | None
     gate: tuple[GateClause, ...] | None
@@ -104,8 +104,8 @@ def choose(candidates: Sequence[FallbackModel]) -> tuple[FallbackModel, str]:
 
 
 def falling_back(
-    done: Quantized, made: Assembled, builder: ModelBuilder, *, clock: Callable[[], float] = time.monotonic
-) -> tuple[Quantized, Assembled]:
+    done: QuantizedDraft, made: Assembled, builder: ModelBuilder, *, clock: Callable[[], float] = time.monotonic
+) -> tuple[QuantizedDraft, Assembled]:
     """The model to return and its report: the given ones, unless the gate asks for another where latency breaks it.
 
     Args:
@@ -153,7 +153,7 @@ class _Choice:
         clock: monotonic, in seconds.
     """
 
-    def __init__(self, done: Quantized, report: Report, builder: ModelBuilder, clock: Callable[[], float]) -> None:
+    def __init__(self, done: QuantizedDraft, report: Report, builder: ModelBuilder, clock: Callable[[], float]) -> None:
         self._builder, self._case, self._report = builder, builder.case, report
         self._seconds = self._case.config.evaluation.fallback_seconds
         self._clock, self._begun = clock, clock()
@@ -227,7 +227,7 @@ class _Choice:
             run=run,
         )
 
-    def _session(self, done: Quantized) -> NhwcSession:
+    def _session(self, done: QuantizedDraft) -> NhwcSession:
         nhwc = () if done.plan.is_empty else done.prepared.nhwc_inputs
         return NhwcSession(done.content.runnable, nhwc, threads=self._threads, what="quantized model")
 
@@ -259,7 +259,7 @@ class _Choice:
         return FallbackModel("float", done, done.content.size_bytes, None, gate, outcomes)
 
     def _judged(
-        self, done: Quantized, session: Session, ratio: float
+        self, done: QuantizedDraft, session: Session, ratio: float
     ) -> tuple[tuple[GateClause, ...], tuple[AlgorithmFigures, ...] | None]:
         """The clauses of the gate but those of latency, on the data of the report, and the outcomes behind them."""
         case, evaluation, size_bytes = self._case, self._case.config.evaluation, done.content.size_bytes

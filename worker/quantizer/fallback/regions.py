@@ -19,7 +19,7 @@ from worker.quantizer.graph.values import is_constant, node_name, plain_attribut
 from worker.quantizer.ops.record import Family
 from worker.quantizer.ops.table import operator
 from worker.quantizer.plan.types import QuantizationPlan, Role
-from worker.quantizer.refine.draft import Draft, Quantized
+from worker.quantizer.refine.draft import Draft, QuantizedDraft
 from worker.quantizer.search.trials import OutOfTimeError
 
 WHOLE = "region"
@@ -130,7 +130,7 @@ class PairPlacement:
     """
 
     draft: Draft
-    done: Quantized
+    done: QuantizedDraft
     off: frozenset[str] = frozenset()
 
 

@@ -17,7 +17,7 @@ from worker.quantizer.graph.values import name_of
 from worker.quantizer.layerwise import Frontier, Part
 from worker.quantizer.layerwise.feed import real_samples
 from worker.quantizer.layerwise.models import rests_as_integers
-from worker.quantizer.layerwise.store import Limits, free_memory_bytes
+from worker.quantizer.layerwise.store import StoreLimits, free_memory_bytes
 
 # Share of the free memory that the samples of one layer may take; torch rearranges them, so that they are there twice
 # for a moment.
@@ -58,7 +58,7 @@ class SampleGatherer:
         mixed: the float network's inputs are needed too.
     """
 
-    def __init__(self, frontier: Frontier, limits: Limits, *, mixed: bool) -> None:
+    def __init__(self, frontier: Frontier, limits: StoreLimits, *, mixed: bool) -> None:
         self._frontier = frontier
         self._limits = limits
         self._mixed = mixed

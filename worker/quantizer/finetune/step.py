@@ -19,7 +19,7 @@ from worker.quantizer.finetune.results import BlockResult
 from worker.quantizer.finetune.samples import SampleGatherer
 from worker.quantizer.finetune.selection import EndToEnd
 from worker.quantizer.graph.values import node_name
-from worker.quantizer.layerwise import Feed, Limits, Visit, Walk
+from worker.quantizer.layerwise import Feed, StoreLimits, Visit, Walk
 from worker.quantizer.numerics.blocks import NotFiniteError
 from worker.quantizer.plan.parameters import Parameters
 from worker.quantizer.refine.draft import Draft
@@ -59,7 +59,7 @@ class FinetuneStep(Step[Spec]):
         wanted = blocks.keys() - progress.skipped.keys()
         if not wanted:
             return Change.nothing(NO_INTEGER_WEIGHT.saying(progress.summary([], "layers")))
-        limits = Limits(level=spec.mem_opt_level, disk_bytes=spec.cache_limit_bytes)
+        limits = StoreLimits(level=spec.mem_opt_level, disk_bytes=spec.cache_limit_bytes)
         feed = Feed.of(toolkit, samples=spec.data_size, limits=limits, device=spec.infer_device)
         with (
             Walk(draft.prepared, plan, feed, visited=lambda node: node_name(node) in wanted) as walk,

@@ -18,7 +18,7 @@ _NAMED_AT_MOST = 50
 
 
 @dataclass(frozen=True)
-class Outcome:
+class PassOutcome:
     """The prepared model and what was done.
 
     Attributes:
@@ -42,7 +42,7 @@ class Outcome:
         *,
         op_types: Mapping[str, str] | None = None,
         left: Mapping[str, Reason] | None = None,
-    ) -> Outcome:
+    ) -> PassOutcome:
         """So many changes; ``what`` follows the number: "Split nodes became Slice nodes"."""
         said = f"{count} {what}"
         nothing = NODES_STAY if left else NOTHING_TO_CHANGE
@@ -68,4 +68,4 @@ class Outcome:
         )
 
 
-PreparationPass = Callable[[ir.Model], Outcome]
+PreparationPass = Callable[[ir.Model], PassOutcome]

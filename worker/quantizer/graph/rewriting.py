@@ -16,7 +16,7 @@ import onnx_ir as ir
 
 from service.contracts.reason import Reason, declare
 from worker.quantizer.graph.metadata import hand_on
-from worker.quantizer.graph.outcome import Outcome, PreparationPass
+from worker.quantizer.graph.outcome import PassOutcome, PreparationPass
 from worker.quantizer.graph.regions import ACROSS_BORDER, apart, has_regions
 from worker.quantizer.graph.values import (
     DEFAULT_DOMAINS,
@@ -125,7 +125,7 @@ def rewrites(*anchors: str, what: str) -> Callable[[Rule], PreparationPass]:
     return as_pass
 
 
-def _apply(model: ir.Model, anchors: Collection[str], rule: Rule, what: str) -> Outcome:
+def _apply(model: ir.Model, anchors: Collection[str], rule: Rule, what: str) -> PassOutcome:
     editor = Editor(model)
     count = 0
     left: dict[str, Reason] = {}
@@ -144,7 +144,7 @@ def _apply(model: ir.Model, anchors: Collection[str], rule: Rule, what: str) -> 
             replace(model.graph, found)
             op_types |= found.op_types
             count += 1
-    return Outcome.counted(model, count, what, op_types=op_types, left=left)
+    return PassOutcome.counted(model, count, what, op_types=op_types, left=left)
 
 
 def replace(graph: ir.Graph, rewrite: Rewrite) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 
 from service.contracts.model import TensorInfo
 from worker.quantizer.data import Dataset, choose_batch_size
-from worker.quantizer.layerwise.store import DEFAULT_LIMITS, Limits
+from worker.quantizer.layerwise.store import DEFAULT_LIMITS, StoreLimits
 from worker.quantizer.refine.step import Toolkit
 from worker.quantizer.run.interface import Run
 
@@ -39,11 +39,13 @@ class Feed:
     last: int
     threads: int
     run: Run
-    limits: Limits = DEFAULT_LIMITS
+    limits: StoreLimits = DEFAULT_LIMITS
     device: str = "cpu"
 
     @staticmethod
-    def of(toolkit: Toolkit, *, samples: int | None = None, limits: Limits | None = None, device: str = "cpu") -> Feed:
+    def of(
+        toolkit: Toolkit, *, samples: int | None = None, limits: StoreLimits | None = None, device: str = "cpu"
+    ) -> Feed:
         """The calibration samples that a step may learn from, or the first ``samples`` of them."""
         case, services = toolkit.case, toolkit.services
         last = case.calibration_samples

@@ -28,7 +28,7 @@ class StoreFullError(Exception):
 
 
 @dataclass(frozen=True)
-class Limits:
+class StoreLimits:
     """Where tensors may wait.
 
     Attributes:
@@ -43,7 +43,7 @@ class Limits:
     disk_bytes: int | None = None
 
 
-DEFAULT_LIMITS = Limits()
+DEFAULT_LIMITS = StoreLimits()
 
 
 @dataclass
@@ -63,7 +63,7 @@ class Store:
         folder: to make the scratch folder in; default: that for temporary files.
     """
 
-    def __init__(self, limits: Limits, folder: Path | None = None) -> None:
+    def __init__(self, limits: StoreLimits, folder: Path | None = None) -> None:
         self._level = 0 if limits.level == "auto" else limits.level
         self._entries: dict[object, _Entry] = {}
         self._parent = folder

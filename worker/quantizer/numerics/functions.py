@@ -41,7 +41,7 @@ def block_function(block: BlockFormat, axis: int, length: int | None, opset: int
     unit = block.sub_block_size or 1
     size = block.block_size if length is None else min(block.block_size, -(-length // unit) * unit)
     aligned = length is not None and length % size == 0
-    body = _Body(opset)
+    body = _FunctionBody(opset)
     x = ir.Value(name="x", type=ir.TensorType(ir.DataType.FLOAT))
     blocks, restore = body.blocks(x, axis, size, aligned=aligned)
     y = restore(_blocks_as_represented(body, block, blocks, size))
@@ -61,7 +61,7 @@ def float8_function(element: Minifloat, opset: int) -> ir.Function:
         EngineError: the opset is too low for the type.
     """
     _check_opset(element.name, opset)
-    body = _Body(opset)
+    body = _FunctionBody(opset)
     x = ir.Value(name="x", type=ir.TensorType(ir.DataType.FLOAT))
     scale = ir.Value(name="scale", type=ir.TensorType(ir.DataType.FLOAT))
     y = body.op("Mul", body.through(body.op("Div", x, scale), element), scale)
@@ -78,7 +78,7 @@ def _check_opset(name: str, opset: int) -> None:
         )
 
 
-def _blocks_as_represented(body: _Body, block: BlockFormat, blocks: ir.Value, size: int) -> ir.Value:
+def _blocks_as_represented(body: _FunctionBody, block: BlockFormat, blocks: ir.Value, size: int) -> ir.Value:
     """``blocks`` [count, size, inner] as represented, in the same layout."""
     inner = body.shape(blocks, 2)
     parts = blocks
@@ -96,7 +96,7 @@ def _blocks_as_represented(body: _Body, block: BlockFormat, blocks: ir.Value, si
     return represented if parts is blocks else body.reshape(represented, -1, size, inner)
 
 
-class _Body:
+class _FunctionBody:
     """The nodes of one function, in order."""
 
     def __init__(self, opset: int) -> None:
@@ -208,7 +208,7 @@ class _Restore:
     """Brings blocks back into the shape they were cut from."""
 
     def __init__(
-        self, body: _Body, shape: ir.Value, length: ir.Value, padding: ir.Value | None, inner: ir.Value
+        self, body: _FunctionBody, shape: ir.Value, length: ir.Value, padding: ir.Value | None, inner: ir.Value
     ) -> None:
         self._body, self._shape, self._length, self._padding, self._inner = body, shape, length, padding, inner
 

@@ -10,7 +10,7 @@ from worker.quantizer.ops.windows import Window
 
 
 @dataclass(frozen=True)
-class Places:
+class PoolPlaces:
     """Where the windows of a pool stand; all tuples have one entry per spatial axis.
 
     Attributes:
@@ -27,7 +27,7 @@ class Places:
     count: tuple[int, ...]
 
     @classmethod
-    def of(cls, attributes: Mapping[str, Any], size: tuple[int, ...]) -> Places:
+    def of(cls, attributes: Mapping[str, Any], size: tuple[int, ...]) -> PoolPlaces:
         """Those on an input of this size, the spatial axes alone."""
         window = Window.of(tuple(attributes["kernel_shape"]), attributes, transposed=False)
         if window.auto_pad in ("SAME_UPPER", "SAME_LOWER"):
@@ -36,7 +36,7 @@ class Places:
         places = cls(window, size, before, after, window.extent(size))
         return places.rounded_up() if attributes.get("ceil_mode", 0) else places
 
-    def rounded_up(self) -> Places:
+    def rounded_up(self) -> PoolPlaces:
         """With one window more where the last one leaves a rest, unless it would begin in the padding behind."""
         counts = []
         for axis, stride in enumerate(self.window.strides):

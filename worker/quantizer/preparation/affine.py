@@ -14,7 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from service.contracts.reason import Reason, declare
-from worker.quantizer.graph.outcome import Outcome
+from worker.quantizer.graph.outcome import PassOutcome
 from worker.quantizer.graph.regions import ACROSS_BORDER, apart
 from worker.quantizer.graph.rewriting import Rewrite, replace
 from worker.quantizer.graph.values import (
@@ -52,7 +52,7 @@ class Affine:
     offset: np.ndarray
 
 
-def fold_affine(model: ir.Model) -> Outcome:
+def fold_affine(model: ir.Model) -> PassOutcome:
     """Fold in place, to a fixed point; the linear node keeps its name and takes over the follower's output."""
     graph, names = model.graph, Names(model.graph)
     folded: set[str] = set()
@@ -71,7 +71,7 @@ def fold_affine(model: ir.Model) -> Outcome:
         if node.op_type == "BatchNormalization":
             left.setdefault(node_name(node), NO_LINEAR_BEFORE())
     left = {name: reason for name, reason in left.items() if name not in folded}
-    return Outcome.counted(model, len(folded), "nodes folded into the linear node before them", left=left)
+    return PassOutcome.counted(model, len(folded), "nodes folded into the linear node before them", left=left)
 
 
 def _fold(graph: ir.Graph, node: ir.Node, readers: list[ir.Node], names: Names) -> Reason | None:

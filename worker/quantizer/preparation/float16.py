@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from service.contracts.reason import declare
-from worker.quantizer.graph.outcome import Outcome
+from worker.quantizer.graph.outcome import PassOutcome
 from worker.quantizer.graph.values import name_of
 
 NO_FLOAT16 = declare("no-float16", "the model holds no float16")
@@ -35,10 +35,10 @@ def _names_float16(node: ir.Node) -> bool:
     return False
 
 
-def float16_to_float32(model: ir.Model) -> Outcome:
+def float16_to_float32(model: ir.Model) -> PassOutcome:
     """Convert in place; every float16 value is exact in float32."""
     if not _holds_float16(model):
-        return Outcome(model, NO_FLOAT16())
+        return PassOutcome(model, NO_FLOAT16())
     graph = model.graph
     converted = 0
     half_outputs = [k for k, value in enumerate(graph.outputs) if value.dtype == _HALF]
@@ -59,7 +59,7 @@ def float16_to_float32(model: ir.Model) -> Outcome:
             if value.dtype == _HALF:
                 value.dtype = _FLOAT
     _keep_interface(graph, half_outputs)
-    return Outcome(model, f"{converted} float16 constants widened to float32")
+    return PassOutcome(model, f"{converted} float16 constants widened to float32")
 
 
 def _convert_attributes(node: ir.Node) -> int:

@@ -12,7 +12,7 @@ import onnx
 import onnx_ir as ir
 
 from service.contracts.reason import declare
-from worker.quantizer.graph.outcome import Outcome
+from worker.quantizer.graph.outcome import PassOutcome
 from worker.quantizer.graph.serialized import to_bytes
 from worker.quantizer.graph.values import Names, name_of
 
@@ -28,7 +28,7 @@ def four_dimensional_inputs(model: ir.Model) -> tuple[str, ...]:
     return tuple(name_of(value) for value in model.graph.inputs if _is_image(value) and not value.is_graph_output())
 
 
-def announce(model: ir.Model) -> Outcome:
+def announce(model: ir.Model) -> PassOutcome:
     """Say which inputs will take NHWC; nothing is changed yet."""
     names = four_dimensional_inputs(model)
     left = {
@@ -36,7 +36,7 @@ def announce(model: ir.Model) -> Outcome:
         for value in model.graph.inputs
         if name_of(value) not in names
     }
-    return Outcome.counted(model, len(names), "inputs of the quantized model take NHWC", left=left)
+    return PassOutcome.counted(model, len(names), "inputs of the quantized model take NHWC", left=left)
 
 
 def _is_image(value: ir.Value) -> bool:

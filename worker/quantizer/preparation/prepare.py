@@ -21,7 +21,7 @@ from service.contracts.provenance import PREFIX
 from service.contracts.reason import declare
 from service.contracts.report import PreparationStep
 from worker.quantizer.graph.facts import NodeFacts
-from worker.quantizer.graph.outcome import Outcome, PreparationPass
+from worker.quantizer.graph.outcome import PassOutcome, PreparationPass
 from worker.quantizer.graph.rewriting import opset_of
 from worker.quantizer.graph.values import node_name
 from worker.quantizer.preparation.affine import fold_affine
@@ -190,10 +190,10 @@ def prepare(
         if step.name == "lift_opset" and step.name in without and (opset_of(prepared.model) or opset) < lowest_opset:
             raise UnsupportedModelError(f"the model has no opset {lowest_opset} unless it is lifted")
         if off is not None or step.name in without:
-            prepared.steps.append(Outcome(model, off or CHANGED_OUTPUTS()).step(step.name))
+            prepared.steps.append(PassOutcome(model, off or CHANGED_OUTPUTS()).step(step.name))
             continue
         if step.name == "infer_final_shapes" and not changed:
-            outcome = Outcome(prepared.model, SHAPES_CURRENT())
+            outcome = PassOutcome(prepared.model, SHAPES_CURRENT())
         else:
             outcome = step.apply(prepared.model)
         prepared.model = outcome.model
@@ -211,7 +211,7 @@ def prepare(
     return prepared
 
 
-def undo_quantization(model: ir.Model) -> Outcome:
+def undo_quantization(model: ir.Model) -> PassOutcome:
     """Make a quantized model float; ``model`` is changed or replaced. What it said of its making holds no longer.
 
     Raises:

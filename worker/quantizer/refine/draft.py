@@ -135,7 +135,7 @@ class Differs:
 
 
 @dataclass(frozen=True)
-class Quantized:
+class QuantizedDraft:
     """The outcome of the engine proper, before evaluation.
 
     Attributes:

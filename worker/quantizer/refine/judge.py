@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
-from service.contracts.metrics import Facts
+from service.contracts.metrics import MetricFacts
 from service.contracts.reason import Reason, declare
 from service.contracts.report import Score
 from worker.quantizer.evaluation.certainty.evidence import Evidence, surely_differ
@@ -120,7 +120,7 @@ class Judge:
         )
 
 
-def is_worse(after: Score, before: Score, facts: Facts, *, sure: bool) -> Reason | None:
+def is_worse(after: Score, before: Score, facts: MetricFacts, *, sure: bool) -> Reason | None:
     """Why a draft with score ``after`` is worse than one with ``before``; None if it is not.
 
     The metric decides only where it moves by more than chance would: over few samples a single label more or less means

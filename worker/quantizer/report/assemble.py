@@ -17,7 +17,7 @@ from worker.quantizer.evaluation.metric_figures import metric_figures
 from worker.quantizer.evaluation.nhwc import NhwcSession
 from worker.quantizer.graph import sizes
 from worker.quantizer.refine.case import Case
-from worker.quantizer.refine.draft import Differs, Quantized
+from worker.quantizer.refine.draft import Differs, QuantizedDraft
 from worker.quantizer.report.growth import growth_words
 from worker.quantizer.report.kernels import kernel_figures
 from worker.quantizer.report.layer_latency import with_latency
@@ -42,7 +42,7 @@ class Assembled(NamedTuple):
     samples: dict[str, np.ndarray]
 
 
-def make_report(quantized: Quantized, case: Case, services: Services) -> Assembled:
+def make_report(quantized: QuantizedDraft, case: Case, services: Services) -> Assembled:
     """Compare ``quantized`` with the float model and say what was found.
 
     Raises:

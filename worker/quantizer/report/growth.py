@@ -6,11 +6,11 @@ import onnx_ir as ir
 
 from service.contracts.report import ModelFigures
 from worker.quantizer.graph.values import subgraph_nodes
-from worker.quantizer.refine.draft import Quantized
+from worker.quantizer.refine.draft import QuantizedDraft
 from worker.quantizer.report.emitted_rows import stored_bytes
 
 
-def growth_words(done: Quantized, before: ModelFigures, after: ModelFigures) -> str | None:
+def growth_words(done: QuantizedDraft, before: ModelFigures, after: ModelFigures) -> str | None:
     """The causes with their bytes, the largest first; None for a model that became smaller.
 
     Constants are counted in the prepared model, from which the quantized one is made. What the file holds beside

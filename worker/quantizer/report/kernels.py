@@ -22,7 +22,7 @@ from worker.quantizer.graph.skeleton import copy_of
 from worker.quantizer.graph.values import name_of
 from worker.quantizer.plan.types import QuantizationPlan
 from worker.quantizer.refine.case import Case
-from worker.quantizer.refine.draft import Quantized
+from worker.quantizer.refine.draft import QuantizedDraft
 from worker.quantizer.run.services import Services
 from worker.quantizer.runtime.session import Session, is_large
 
@@ -33,7 +33,7 @@ Form = Literal["standard", "matmul_nbits"]
 
 
 def kernel_figures(
-    done: Quantized, session: Session, latency: LatencyFigures, case: Case, services: Services
+    done: QuantizedDraft, session: Session, latency: LatencyFigures, case: Case, services: Services
 ) -> Kernels | None:
     """Both forms of a model's products beside the float model; None where no product has two.
 
@@ -76,7 +76,7 @@ def kernel_figures(
     return Kernels(products=len(products), forms=tuple(sorted(forms, key=lambda form: form.form == "matmul_nbits")))
 
 
-def _why_not(done: Quantized, case: Case) -> Reason | None:
+def _why_not(done: QuantizedDraft, case: Case) -> Reason | None:
     size_bytes = max(done.content.size_bytes, case.summary.size_bytes)
     large = is_large(done.emitted.model) or size_bytes > sizes.PACKED_BYTES
     return TOO_LARGE() if large else None
@@ -97,7 +97,7 @@ def _is_fused(plan: QuantizationPlan, name: str) -> bool:
     return plan.weights[name].spec.kernel == "matmul_nbits"
 
 
-def _rewritten(done: Quantized, names: set[str], form: Form) -> bytes:
+def _rewritten(done: QuantizedDraft, names: set[str], form: Form) -> bytes:
     """The model with these weights in the given form."""
     draft, plan = done.filled.draft, done.plan.copy()
     for name in names:

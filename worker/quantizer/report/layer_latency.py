@@ -12,7 +12,7 @@ from worker.quantizer.data import choose_batch_size
 from worker.quantizer.evaluation.nhwc import NhwcSession
 from worker.quantizer.graph import sizes
 from worker.quantizer.refine.case import Case
-from worker.quantizer.refine.draft import Quantized
+from worker.quantizer.refine.draft import QuantizedDraft
 from worker.quantizer.report.emitted_rows import EmittedRows
 from worker.quantizer.run.services import Services
 from worker.quantizer.runtime.profile import read_profile
@@ -23,7 +23,7 @@ _RUNS, _MOST_SECONDS = 6, 2.0
 
 
 def with_latency(
-    layers: Sequence[LayerFigures], done: Quantized, case: Case, services: Services
+    layers: Sequence[LayerFigures], done: QuantizedDraft, case: Case, services: Services
 ) -> tuple[tuple[LayerFigures, ...], str | None]:
     """The rows with their share of the time of the model as it was written, and why they have none, else None.
 

@@ -22,7 +22,7 @@ from worker.quantizer.evaluation.latency import measure_latency
 from worker.quantizer.evaluation.metrics import Metrics
 from worker.quantizer.evaluation.side_by_side import KeptOutputs, Measurement, side_by_side
 from worker.quantizer.refine.case import Case
-from worker.quantizer.refine.draft import Draft, Quantized
+from worker.quantizer.refine.draft import Draft, QuantizedDraft
 from worker.quantizer.run.services import Services
 from worker.quantizer.runtime.session import Session
 
@@ -264,6 +264,6 @@ class SearchGoals:
         return () if self.is_empty else search_clauses(self._case.config.algorithms, outcomes)
 
 
-def with_outcomes(done: Quantized, outcomes: Sequence[AlgorithmFigures]) -> Quantized:
+def with_outcomes(done: QuantizedDraft, outcomes: Sequence[AlgorithmFigures]) -> QuantizedDraft:
     """The model with what became of each algorithm told anew."""
     return replace(done, filled=replace(done.filled, outcomes=list(outcomes)))

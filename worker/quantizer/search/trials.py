@@ -15,12 +15,12 @@ from typing import Any, Generic, Protocol, TypeVar
 from service.contracts.config import QuantizationConfig
 from worker.quantizer.plan.types import QuantizationPlan
 from worker.quantizer.refine.case import Case
-from worker.quantizer.refine.draft import Draft, Filled, Quantized
+from worker.quantizer.refine.draft import Draft, Filled, QuantizedDraft
 from worker.quantizer.run.checkpoint import CheckpointStore
 from worker.quantizer.run.interface import ForwardingRun, Run
 from worker.quantizer.run.services import Services
 
-Found = TypeVar("Found", bound="Outcome")
+Found = TypeVar("Found", bound="TrialOutcome")
 Tried = TypeVar("Tried")
 
 
@@ -69,7 +69,7 @@ class TimedRun(ForwardingRun):
             raise OutOfTimeError("the time of the search is used up")
 
 
-class Outcome(Protocol):
+class TrialOutcome(Protocol):
     """What a trial has found of a candidate."""
 
     @property
@@ -163,11 +163,11 @@ class ModelBuilder(Protocol):
     def services(self) -> Services:
         """Of the run."""
 
-    def emit(self, draft: Draft | None = None) -> Quantized:
+    def emit(self, draft: Draft | None = None) -> QuantizedDraft:
         """The model of the last draft, or of another one."""
 
     def planned(self, config: QuantizationConfig) -> QuantizationPlan:
         """The plan that a config makes, without numbers; no data is looked at."""
 
-    def again(self, config: QuantizationConfig, run: Run) -> Quantized:
+    def again(self, config: QuantizationConfig, run: Run) -> QuantizedDraft:
         """The model quantized under a config, on the same data; nothing of it joins the files of the run."""

@@ -47,12 +47,12 @@ def mse_range(data: WeightedValues, family: GridFamily) -> Range:
     if family.symmetric:
         high = max(-low, high)
         low = -high
-    search = _Search(SquaredError(family, data), low, high, fine=data.values.size <= _SMALL, exact=data.complete)
+    search = _MseSearch(SquaredError(family, data), low, high, fine=data.values.size <= _SMALL, exact=data.complete)
     joined = family.symmetric or low == 0 or high == 0
     return search.joint() if joined else search.separate()
 
 
-class _Search:
+class _MseSearch:
     """Search over (t * low, u * high) for factors t and u."""
 
     def __init__(self, errors: Errors, low: float, high: float, *, fine: bool, exact: bool) -> None:

@@ -54,7 +54,7 @@ def least_squares_range(
         high = np.maximum(-low, high)
         low = -high
     per_octave = next((fine for size, fine in _PER_OCTAVE if weights <= size), _PER_OCTAVE_LARGE)
-    search = _Search(groups, low, high, family, per_octave)
+    search = _WeightSearch(groups, low, high, family, per_octave)
     search.line(np.array([1.0, 1.0]))
     if not family.symmetric:
         for _ in range(_ROUNDS_LARGE if per_octave == _PER_OCTAVE_LARGE else _ROUNDS):
@@ -63,7 +63,7 @@ def least_squares_range(
     return search.best[:, 0] * low, search.best[:, 1] * high
 
 
-class _Search:
+class _WeightSearch:
     """Factors [g, 2] of the ends of the groups' ranges."""
 
     def __init__(

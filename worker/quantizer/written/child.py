@@ -26,7 +26,7 @@ _DEADLY = frozenset({signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFP
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ChildOutcome:
     """What became of one way to run a model.
 
     Attributes:
@@ -42,7 +42,9 @@ class Outcome:
     untried: bool = False
 
 
-def both_ways(model: bytes, feeds: Arrays, outputs: Sequence[str], *, threads: int, run: Run) -> dict[str, Outcome]:
+def both_ways(
+    model: bytes, feeds: Arrays, outputs: Sequence[str], *, threads: int, run: Run
+) -> dict[str, ChildOutcome]:
     """Run a model with ("optimized") and without ("plain") onnxruntime's optimizations.
 
     Args:
@@ -55,7 +57,7 @@ def both_ways(model: bytes, feeds: Arrays, outputs: Sequence[str], *, threads: i
     Raises:
         CanceledError: the run was canceled.
     """
-    found: dict[str, Outcome] = {}
+    found: dict[str, ChildOutcome] = {}
     with tempfile.TemporaryDirectory(prefix="quantmill-both-ways-") as name:
         folder = Path(name)
         (folder / "model.onnx").write_bytes(model)
@@ -96,25 +98,25 @@ def _ended(folder: Path, run: Run) -> int | None:
             process.kill()
 
 
-def _outcome(folder: Path, way: str, outputs: Sequence[str], samples: int) -> Outcome | None:
+def _outcome(folder: Path, way: str, outputs: Sequence[str], samples: int) -> ChildOutcome | None:
     """What one way has left; None: nothing."""
     arrays, words = folder / f"{way}.npz", folder / f"{way}.txt"
     if words.exists():
-        return Outcome(trouble=words.read_text())
+        return ChildOutcome(trouble=words.read_text())
     if not arrays.exists():
         return None
     with np.load(arrays, allow_pickle=False) as stored:
-        return Outcome([{name: stored[f"{k}/{name}"] for name in outputs} for k in range(samples)])
+        return ChildOutcome([{name: stored[f"{k}/{name}"] for name in outputs} for k in range(samples)])
 
 
-def _ending(code: int | None) -> Outcome:
+def _ending(code: int | None) -> ChildOutcome:
     """What it means that the process ended without a word about a way."""
     if code is None:
-        return Outcome(trouble="no process can be made here", untried=True)
+        return ChildOutcome(trouble="no process can be made here", untried=True)
     if code >= 0:
-        return Outcome(trouble=f"its process ended with exit code {code}", untried=True)
+        return ChildOutcome(trouble=f"its process ended with exit code {code}", untried=True)
     try:
         name = signal.Signals(-code).name
     except ValueError:
         name = f"signal {-code}"
-    return Outcome(trouble=f"its process was ended by {name}", died=-code in _DEADLY, untried=-code not in _DEADLY)
+    return ChildOutcome(trouble=f"its process was ended by {name}", died=-code in _DEADLY, untried=-code not in _DEADLY)

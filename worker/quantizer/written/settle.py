@@ -20,13 +20,13 @@ from worker.quantizer.fallback.placement import without
 from worker.quantizer.graph.values import is_float32, name_of, node_name
 from worker.quantizer.plan.types import Role
 from worker.quantizer.preparation.layout import TO_NHWC
-from worker.quantizer.refine.draft import STATIC, Differs, Draft, Filled, Quantized
+from worker.quantizer.refine.draft import STATIC, Differs, Draft, Filled, QuantizedDraft
 from worker.quantizer.refine.unchanged import spread
 from worker.quantizer.runtime.cpu import may_saturate
 from worker.quantizer.runtime.faults import cleaned
 from worker.quantizer.sanity.figures import RUNTIME_DIFFERS
 from worker.quantizer.search.trials import ModelBuilder
-from worker.quantizer.written.child import Arrays, Outcome, both_ways
+from worker.quantizer.written.child import Arrays, ChildOutcome, both_ways
 from worker.quantizer.written.compare import Apart, no_longer_finite, outputs_apart, tensor_apart
 from worker.quantizer.written.prefix import up_to
 
@@ -51,7 +51,7 @@ NOT_FINITE = declare(
 )
 
 
-def as_written(done: Quantized, builder: ModelBuilder) -> Quantized:
+def as_written(done: QuantizedDraft, builder: ModelBuilder) -> QuantizedDraft:
     """The model, or another one of the same plan that onnxruntime computes as it is written; else one that says so.
 
     Raises:
@@ -67,33 +67,33 @@ def as_written(done: Quantized, builder: ModelBuilder) -> Quantized:
 
 
 @dataclass(frozen=True)
-class _Found:
+class _FoundDifference:
     """What was found about a model: an output that is apart, what kept the runtime from running it at all, or an output
     that is NaN or Inf where the float model's is not.
     """
 
     apart: Apart | None = None
-    failed: Outcome | None = None
+    failed: ChildOutcome | None = None
     unbounded: str | None = None
 
 
 class _Settling:
-    def __init__(self, done: Quantized, builder: ModelBuilder) -> None:
+    def __init__(self, done: QuantizedDraft, builder: ModelBuilder) -> None:
         self._first, self._builder = done, builder
         self._case, self._services = builder.case, builder.services
         self._outputs = _comparable(done)
-        self._found = _Found()
+        self._found = _FoundDifference()
         self._feeds: Arrays = []
         self._expected: Arrays = []
 
-    def settled(self) -> Quantized:
+    def settled(self) -> QuantizedDraft:
         reason = self._untried()
         if reason is None:
             self._take_samples()
             reason = self._unfed()
         if reason is not None:
             return _told(self._first, f"the model was not run without onnxruntime's optimizations as well: {reason}")
-        done, tried, told, found = self._first, set[str](), list[str](), _Found()
+        done, tried, told, found = self._first, set[str](), list[str](), _FoundDifference()
         for _ in range(_ROUNDS):
             looked = self._look(done)
             if isinstance(looked, str):
@@ -148,7 +148,7 @@ class _Settling:
                     {name: _fed(name, array, turned, float16_nodes) for name, array in one.batch.feeds.items()}
                 )
 
-    def _look(self, done: Quantized) -> _Found | str | None:
+    def _look(self, done: QuantizedDraft) -> _FoundDifference | str | None:
         """What is wrong with a model; words: it could not be told; None: nothing."""
         assert isinstance(done.content.runnable, bytes)  # noqa: S101 - seen to before
         ways = self._run(done.content.runnable, self._outputs)
@@ -160,21 +160,21 @@ class _Settling:
         if failed is None and optimized is None and plain is not None:
             failed = ways["optimized"]
         if failed is not None:
-            return _Found(failed=failed)
+            return _FoundDifference(failed=failed)
         if optimized is None:
             return None  # the evaluation meets the same, and raises it as what it is
         if plain is None:
             return f"onnxruntime refuses it so ({ways['plain'].trouble})"
         apart = outputs_apart(self._expected, optimized, plain)
         if apart is not None:
-            return _Found(apart)
+            return _FoundDifference(apart)
         unbounded = no_longer_finite(self._expected, optimized)
-        return None if unbounded is None else _Found(unbounded=unbounded)
+        return None if unbounded is None else _FoundDifference(unbounded=unbounded)
 
-    def _run(self, model: bytes, outputs: Collection[str]) -> dict[str, Outcome]:
+    def _run(self, model: bytes, outputs: Collection[str]) -> dict[str, ChildOutcome]:
         return both_ways(model, self._feeds, list(outputs), threads=self._services.threads, run=self._services.run)
 
-    def _beginning(self, done: Quantized, found: _Found) -> str | None:
+    def _beginning(self, done: QuantizedDraft, found: _FoundDifference) -> str | None:
         """The first tensor, by bisection, at which that begins."""
         assert isinstance(done.content.runnable, bytes)  # noqa: S101 - seen to before
         model = onnx.load_from_string(done.content.runnable)
@@ -193,7 +193,9 @@ class _Settling:
                 low = middle + 1
         return restored[names[low]] if low < len(names) else None
 
-    def _is_off(self, model: onnx.ModelProto, name: str, tensor: str, done: Quantized, found: _Found) -> bool:
+    def _is_off(
+        self, model: onnx.ModelProto, name: str, tensor: str, done: QuantizedDraft, found: _FoundDifference
+    ) -> bool:
         ways = self._run(up_to(model, name), [name])
         optimized, plain = ways["optimized"].outputs, ways["plain"].outputs
         if found.failed is not None:
@@ -205,7 +207,9 @@ class _Settling:
         entry = done.plan.activations.get(tensor)
         return tensor_apart(optimized, plain, name, None if entry is None else entry.quantization)
 
-    def _changed(self, done: Quantized, tensor: str, found: _Found, tried: set[str]) -> Quantized | None:
+    def _changed(
+        self, done: QuantizedDraft, tensor: str, found: _FoundDifference, tried: set[str]
+    ) -> QuantizedDraft | None:
         """The model with the node that makes a tensor kept apart, or, where that has been tried, in float."""
         draft = done.filled.draft
         value = next((made for node in draft.graph for made in node.outputs if made.name == tensor), None)
@@ -230,13 +234,13 @@ class _Settling:
         reason = COMPUTED_OTHERWISE() if found.unbounded is None else NOT_FINITE()
         return self._emitted(done, without(draft, nodes, reason, self._case, self._services))
 
-    def _emitted(self, done: Quantized, draft: Draft) -> Quantized:
+    def _emitted(self, done: QuantizedDraft, draft: Draft) -> QuantizedDraft:
         emitted = self._builder.emit(draft)
         drafts = [*done.filled.drafts[:-1], replace(draft, algorithm=done.filled.draft.algorithm)]
         return replace(emitted, filled=Filled(drafts, done.filled.outcomes))
 
 
-def _comparable(done: Quantized) -> list[str]:
+def _comparable(done: QuantizedDraft) -> list[str]:
     """Outputs that a process can hand over as arrays of numbers."""
     outputs = done.emitted.model.graph.outputs
     return [value.name or "" for value in outputs if isinstance(value.type, ir.TensorType) and value.dtype in _NATIVE]
@@ -248,11 +252,11 @@ def _fed(name: str, array: np.ndarray, turned: Collection[str], float16_nodes: C
     return np.ascontiguousarray(array.transpose(TO_NHWC)) if name in turned and array.ndim == len(TO_NHWC) else array
 
 
-def _told(done: Quantized, *sentences: str) -> Quantized:
+def _told(done: QuantizedDraft, *sentences: str) -> QuantizedDraft:
     return replace(done, plan_log=done.plan_log.followed_by(*sentences)) if sentences else done
 
 
-def _words(tensor: str, found: _Found) -> str:
+def _words(tensor: str, found: _FoundDifference) -> str:
     if found.unbounded is not None:
         return f"{tensor}: quantized, it makes output {found.unbounded} NaN or Inf; left in float, with what it reads"
     if found.apart is None:
@@ -265,7 +269,7 @@ def _words(tensor: str, found: _Found) -> str:
     )
 
 
-def _deadly(died: Outcome) -> EngineError:
+def _deadly(died: ChildOutcome) -> EngineError:
     return EngineError(
         f"onnxruntime cannot run the quantized model: {died.trouble}",
         hint="Exclude nodes until it runs, or update onnxruntime; a float model that it runs can be sent to us.",

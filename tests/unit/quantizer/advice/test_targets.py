@@ -19,7 +19,7 @@ from worker.quantizer.advice.table import RULES, AdviceContext
 from worker.quantizer.graph.skeleton import copy_of
 from worker.quantizer.modes.planning import plan_model, prepare_model
 from worker.quantizer.plan.types import QuantizationPlan
-from worker.quantizer.refine.draft import Quantized
+from worker.quantizer.refine.draft import QuantizedDraft
 from worker.quantizer.run.interface import Run
 
 MODELS = {name: ir.from_proto(model) for name, model in (("chain", chain()), ("product", product()))}
@@ -47,7 +47,7 @@ class Planner:
     def planned(self, config: QuantizationConfig) -> QuantizationPlan:
         return plan_model(prepare_model(copy_of(self._model), config)[0], config).plan
 
-    def again(self, config: QuantizationConfig, run: Run) -> Quantized:
+    def again(self, config: QuantizationConfig, run: Run) -> QuantizedDraft:
         raise AssertionError("nothing is tried here")
 
 

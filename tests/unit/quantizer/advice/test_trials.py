@@ -15,7 +15,7 @@ from service.contracts.report import Report
 from tests.unit.quantizer.advice.planted import PER_TENSOR, Planted, chain, images, rows, wide_output
 from tests.unit.quantizer.toolbox import quantize_file
 from worker.quantizer import pipeline
-from worker.quantizer.refine.draft import Quantized
+from worker.quantizer.refine.draft import QuantizedDraft
 from worker.quantizer.run.interface import Run, SilentRun
 
 QUICK = {"latency_runs": 1, "layer_samples": 1}
@@ -64,7 +64,7 @@ def test_what_helped_stands_first_and_nothing_is_tried_once_it_is_mended(tmp_pat
 
 
 def test_a_trial_that_fails_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(self: pipeline.Quantizing, config: QuantizationConfig, run: Run) -> Quantized:
+    def fails(self: pipeline.Quantizing, config: QuantizationConfig, run: Run) -> QuantizedDraft:
         raise EngineError("the runtime broke down")
 
     monkeypatch.setattr(pipeline.Quantizing, "again", fails)

@@ -11,7 +11,7 @@ import pytest
 
 from service.contracts.config import parse_config
 from service.contracts.errors import InvalidConfigError
-from service.contracts.metrics import Facts, FunctionMetric, GraphMetric, Metric
+from service.contracts.metrics import FunctionMetric, GraphMetric, Metric, MetricFacts
 from service.contracts.report import Report, Score
 from tests.unit.quantizer.toolbox import make_model, normal, rng, run_onnx, write_npz
 from worker.quantizer.evaluation.metrics.metric_set import METERS
@@ -163,7 +163,7 @@ def test_steps_are_judged_by_the_first_metric(tmp_path: Path, labelled: bool) ->
         assert outcome.after.value == pytest.approx(floor, rel=0.2)
 
 
-HIGH, LOW = Facts(), Facts("", "lower")
+HIGH, LOW = MetricFacts(), MetricFacts("", "lower")
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from tests.unit.quantizer.toolbox import config, input_infos, make_model, networ
 from worker.quantizer.data import ArrayDataset
 from worker.quantizer.emit import emit
 from worker.quantizer.graph.serialized import serialized
-from worker.quantizer.layerwise import Feed, Limits, Visit, Walk
+from worker.quantizer.layerwise import Feed, StoreLimits, Visit, Walk
 from worker.quantizer.layerwise.feed import real_samples
 from worker.quantizer.layerwise.models import rests_as_integers
 from worker.quantizer.layerwise.segments import cut, outside
@@ -64,7 +64,7 @@ def check_walk(model: onnx.ModelProto, data: dict[str, np.ndarray], settings: An
     prepared, plan, _ = quantize_model(model, data, settings)
     floats, quantized = whole_run(prepared, None, data), whole_run(prepared, plan, data)
     seen = 0
-    with Walk(prepared, plan, feed(model, data, limits=Limits())) as walk:
+    with Walk(prepared, plan, feed(model, data, limits=StoreLimits())) as walk:
         for visit in walk.visits():
             seen += 1
             x = np.concatenate([visit.x(part) for part in visit.parts])
@@ -145,7 +145,7 @@ def test_a_network_is_cut_before_nodes_and_behind_tensors() -> None:
     assert [value.name for value in outside(third.nodes)] == ["u", "c"]  # w is a constant, inner made inside
 
 
-def _inputs_of_all_visits(limits: Limits) -> tuple[list[np.ndarray], Walk]:
+def _inputs_of_all_visits(limits: StoreLimits) -> tuple[list[np.ndarray], Walk]:
     model, data = network(), {"x": normal(40, 3, 10, 10)}
     prepared, plan, _ = quantize_model(model, data, config())
     with Walk(prepared, plan, feed(model, data, limits=limits)) as walk:
@@ -155,19 +155,19 @@ def _inputs_of_all_visits(limits: Limits) -> tuple[list[np.ndarray], Walk]:
 
 def test_where_tensors_wait_does_not_change_them(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    expected, _ = _inputs_of_all_visits(Limits(level=0))
-    for limits in (Limits(level=1), Limits(level=2), Limits(level=0, memory_bytes=30_000)):
+    expected, _ = _inputs_of_all_visits(StoreLimits(level=0))
+    for limits in (StoreLimits(level=1), StoreLimits(level=2), StoreLimits(level=0, memory_bytes=30_000)):
         found, walk = _inputs_of_all_visits(limits)
         for a, b in zip(found, expected, strict=True):
             np.testing.assert_array_equal(a, b)
         assert not list(tmp_path.iterdir())
         assert any("did not all fit into memory" in note for note in walk.notes) == (limits.memory_bytes is not None)
-    found, walk = _inputs_of_all_visits(Limits(level=2, disk_bytes=125_000))
+    found, walk = _inputs_of_all_visits(StoreLimits(level=2, disk_bytes=125_000))
     assert walk.frontier.samples == 32, "without room fewer samples are walked"
     assert any("32 samples were walked to the end" in note for note in walk.notes)
     np.testing.assert_array_equal(found[-1], expected[-1][:32])
     with pytest.raises(ResourceLimitError, match="fit neither"):
-        _inputs_of_all_visits(Limits(level=2, disk_bytes=1000))
+        _inputs_of_all_visits(StoreLimits(level=2, disk_bytes=1000))
 
 
 def test_tensors_go_with_their_last_reader() -> None:

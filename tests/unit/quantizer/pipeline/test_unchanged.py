@@ -11,7 +11,7 @@ import pytest
 
 from service.contracts.errors import EngineError
 from tests.unit.quantizer.toolbox import make_model, normal, quantize_file, run_onnx, sqnr_db
-from worker.quantizer.graph.outcome import Outcome
+from worker.quantizer.graph.outcome import PassOutcome
 from worker.quantizer.preparation import prepare
 
 # Every fault changes one constant: a weight, the shape, what is added to integers, the factor of a branch.
@@ -34,9 +34,9 @@ FAULTS = {
 
 
 def spoil(monkeypatch: pytest.MonkeyPatch, passes: list[str], name: str, value: np.ndarray) -> None:
-    def spoiled(model: ir.Model) -> Outcome:
+    def spoiled(model: ir.Model) -> PassOutcome:
         model.graph.initializers[name].const_value = ir.tensor(value, name=name)
-        return Outcome.counted(model, 1, "constants spoiled")
+        return PassOutcome.counted(model, 1, "constants spoiled")
 
     for found in passes:
         monkeypatch.setattr(prepare, found, spoiled)

@@ -7,19 +7,19 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.quantizer.plan.rules.shifts import Limit, Positions, Variable, settle
+from worker.quantizer.plan.rules.shifts import Positions, ShiftLimit, Variable, settle
 
 NAMES = "abcde"
 
 
-def difference(lower: str, upper: str, span: int) -> Limit:
+def difference(lower: str, upper: str, span: int) -> ShiftLimit:
     """lower <= upper + span."""
     first, second = ("activation", lower), ("activation", upper)
 
     def ceilings(at: Positions) -> list[tuple[Variable, int]]:
         return [(first, at[second] + span)]
 
-    return Limit("test", f"{lower}<={upper}+{span}", "", (first, second), ceilings)
+    return ShiftLimit("test", f"{lower}<={upper}+{span}", "", (first, second), ceilings)
 
 
 def start(values: dict[str, int]) -> dict[Variable, int]:
@@ -54,13 +54,13 @@ def test_long_chains_are_settled_in_few_steps() -> None:
     length = 20_000
     variables = [("activation", str(index)) for index in range(length)]
 
-    def limit(index: int) -> Limit:
+    def limit(index: int) -> ShiftLimit:
         def ceilings(at: Positions) -> list[tuple[Variable, int]]:
             nonlocal calls
             calls += 1
             return [(variables[index + 1], at[variables[index]])]
 
-        return Limit("test", str(index), "", (variables[index], variables[index + 1]), ceilings)
+        return ShiftLimit("test", str(index), "", (variables[index], variables[index + 1]), ceilings)
 
     begin = dict.fromkeys(variables, 6) | {variables[0]: 2}
     settled = settle(begin, [limit(index) for index in range(length - 1)])

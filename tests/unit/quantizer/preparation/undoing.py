@@ -13,11 +13,11 @@ from onnxruntime.quantization.shape_inference import quant_pre_process
 
 from service.contracts.compatibility import is_quantized_op
 from tests.unit.quantizer.toolbox import Arrays, make_model, op_types
-from worker.quantizer.graph.outcome import Outcome
+from worker.quantizer.graph.outcome import PassOutcome
 from worker.quantizer.preparation.prepare import undo_quantization
 
 
-def undo(model: onnx.ModelProto) -> tuple[Outcome, onnx.ModelProto]:
+def undo(model: onnx.ModelProto) -> tuple[PassOutcome, onnx.ModelProto]:
     """``model`` stays as it is; what comes back holds no quantized operator."""
     copy = onnx.ModelProto()
     copy.CopyFrom(model)

@@ -14,13 +14,13 @@ from service.contracts.dataset import InputSpec, PreprocessingSpec
 from service.contracts.errors import CanceledError, DatasetMismatchError, ResourceLimitError
 from service.contracts.model import TensorInfo
 from worker.quantizer.data import ArrayDataset, open_dataset
-from worker.quantizer.layerwise.store import Limits
+from worker.quantizer.layerwise.store import StoreLimits
 from worker.quantizer.run.interface import SilentRun
 from worker.quantizer.training.samples import TrainingSamples, epoch_order
 
 SAMPLES = 23
 _PICTURES = PreprocessingSpec(inputs={"x": InputSpec(layout="NHWC", scale=1 / 255, mean=(0.5,), std=(0.25,))})
-_ON_DISK = (Limits(level=2), Limits(memory_bytes=0))
+_ON_DISK = (StoreLimits(level=2), StoreLimits(memory_bytes=0))
 
 
 def picture(batch: int | str = "N") -> TensorInfo:
@@ -48,12 +48,12 @@ def samples(path: Path, tensor: TensorInfo, **settings: Any) -> TrainingSamples:
     return TrainingSamples(data, [tensor], **(known | settings))
 
 
-@pytest.mark.parametrize("limits", [Limits(), *_ON_DISK])
-def test_batches_hold_the_samples_of_their_numbers(tmp_path: Path, limits: Limits) -> None:
+@pytest.mark.parametrize("limits", [StoreLimits(), *_ON_DISK])
+def test_batches_hold_the_samples_of_their_numbers(tmp_path: Path, limits: StoreLimits) -> None:
     arrays = stored()
     with samples(tmp_path, picture(), limits=limits, folder=tmp_path) as found:
         assert (found.count, found.fixed_batch) == (17, None)
-        assert bool(found.notes) == (limits != Limits())
+        assert bool(found.notes) == (limits != StoreLimits())
         for numbers in ([16, 0, 3], [5], list(range(17))):
             batch = found.batch(np.array(numbers))
             wanted = np.array(numbers)
@@ -64,20 +64,20 @@ def test_batches_hold_the_samples_of_their_numbers(tmp_path: Path, limits: Limit
             assert (batch.valid, batch.size) == (len(numbers), len(numbers))
             batch.feeds["x"][:] = 0.0  # a batch is the caller's own
         np.testing.assert_allclose(found.batch(np.array([5])).feeds["x"], prepared(arrays["x"][5:6]), atol=1e-6)
-        assert len(list(tmp_path.glob("training-*/*"))) == (0 if limits == Limits() else 3)
+        assert len(list(tmp_path.glob("training-*/*"))) == (0 if limits == StoreLimits() else 3)
     assert list(tmp_path.glob("training-*")) == []
 
 
 def test_small_arrays_stay_in_memory_where_large_ones_do_not_fit(tmp_path: Path) -> None:
     labels_and_boxes = 17 * 8 + 17 * 2 * 4 * 4
-    with samples(tmp_path, picture(), limits=Limits(memory_bytes=labels_and_boxes), folder=tmp_path) as found:
+    with samples(tmp_path, picture(), limits=StoreLimits(memory_bytes=labels_and_boxes), folder=tmp_path) as found:
         (file,) = tmp_path.glob("training-*/*")
         assert file.stat().st_size == 17 * 3 * 4 * 5 * 4
         np.testing.assert_allclose(found.batch(np.array([7])).feeds["x"], prepared(stored()["x"][7:8]), atol=1e-6)
 
 
-@pytest.mark.parametrize("limits", [Limits(), *_ON_DISK])
-def test_a_fixed_batch_is_filled_up(tmp_path: Path, limits: Limits) -> None:
+@pytest.mark.parametrize("limits", [StoreLimits(), *_ON_DISK])
+def test_a_fixed_batch_is_filled_up(tmp_path: Path, limits: StoreLimits) -> None:
     arrays = stored()
     with samples(tmp_path, picture(5), limits=limits) as found:
         assert found.fixed_batch == 5
@@ -100,7 +100,7 @@ def test_whole_inputs_run_one_at_a_time(tmp_path: Path) -> None:
         TensorInfo(name="state", dtype="float32", shape=(2, 3)),
         TensorInfo(name="x", dtype="float32", shape=("N", 4)),
     ]
-    for limits in (Limits(), Limits(level=2)):
+    for limits in (StoreLimits(), StoreLimits(level=2)):
         with TrainingSamples(ArrayDataset(arrays), inputs, 6, (), SilentRun(), limits) as found:
             assert found.fixed_batch == 1
             batch = found.batch(np.array([3]))
@@ -113,7 +113,7 @@ def test_bfloat16_survives_the_disk(tmp_path: Path) -> None:
     save_file({"x": values}, str(tmp_path / "data.safetensors"))
     data = open_dataset(tmp_path / "data.safetensors", PreprocessingSpec())
     tensor = TensorInfo(name="x", dtype="bfloat16", shape=("N", 2))
-    with TrainingSamples(data, [tensor], 6, (), SilentRun(), Limits(level=2)) as found:
+    with TrainingSamples(data, [tensor], 6, (), SilentRun(), StoreLimits(level=2)) as found:
         feed = found.batch(np.array([5, 2])).feeds["x"]
     assert feed.dtype == ml_dtypes.bfloat16
     np.testing.assert_array_equal(feed.astype(np.float32), [[10, 11], [4, 5]])
@@ -125,10 +125,10 @@ def test_reading_stops_where_the_run_is_canceled_or_nothing_fits(tmp_path: Path)
             raise CanceledError("canceled")
 
     with pytest.raises(CanceledError):
-        samples(tmp_path, picture(), run=Canceled(), limits=Limits(level=2), folder=tmp_path).__enter__()
+        samples(tmp_path, picture(), run=Canceled(), limits=StoreLimits(level=2), folder=tmp_path).__enter__()
     assert list(tmp_path.glob("training-*")) == []
     # what does not fit is refused
-    nowhere = Limits(memory_bytes=10, disk_bytes=10)
+    nowhere = StoreLimits(memory_bytes=10, disk_bytes=10)
     with pytest.raises(ResourceLimitError), samples(tmp_path, picture(), limits=nowhere, folder=tmp_path):
         pass
     assert list(tmp_path.glob("training-*")) == []

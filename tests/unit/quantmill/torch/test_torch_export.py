@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from quantmill.torch import BatchFixedError, ExampleInputsError, ExportError, ExportMismatchError, export
-from quantmill.torch.calls import Call
+from quantmill.torch.calls import ExportCall
 from tests.support.each import each
 from tests.support.torch_networks import images, made
 from tests.unit.quantmill.torch.test_torch_quantize import in_onnxruntime
@@ -122,7 +122,7 @@ X = torch.ones(2, 3)
 )
 def test_arguments_and_results_of_any_structure(inputs, names):
     module = module_of(many)
-    exported, call = export(module, inputs), Call(module, inputs)
+    exported, call = export(module, inputs), ExportCall(module, inputs)
     assert [entry.name for entry in onnx.load(exported.onnx_path).graph.input] == names
     assert exported.outputs == ("sum", "parts_0", "parts_1_0")
     results = in_onnxruntime(exported.onnx_path, *call.example.values())

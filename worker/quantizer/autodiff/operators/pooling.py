@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from worker.quantizer.autodiff.operators.forms import Attributes, Operator
-from worker.quantizer.ops.pools import Places
+from worker.quantizer.ops.pools import PoolPlaces
 
 _MAX: dict[int, Callable[..., Tensor]] = {1: functional.max_pool1d, 2: functional.max_pool2d, 3: functional.max_pool3d}
 _AVERAGE: dict[int, Callable[..., Tensor]] = {
@@ -20,13 +20,13 @@ _AVERAGE: dict[int, Callable[..., Tensor]] = {
 }
 
 
-def _padded(places: Places, x: Tensor, value: float) -> Tensor:
+def _padded(places: PoolPlaces, x: Tensor, value: float) -> Tensor:
     """The input with what its windows read around it, and no more, so that no window needs padding."""
     pairs = zip(reversed(places.before), reversed(places.read_behind), strict=True)
     return functional.pad(x, [n for before, behind in pairs for n in (before, behind)], value=value)
 
 
-def _sums(places: Places, x: Tensor) -> Tensor:
+def _sums(places: PoolPlaces, x: Tensor) -> Tensor:
     """The sum of every window, with zeros as padding."""
     padded, window, rank = _padded(places, x, 0.0), places.window, len(places.size)
     if max(window.dilations) == 1:
@@ -42,7 +42,7 @@ def _sums(places: Places, x: Tensor) -> Tensor:
 
 
 def _max_pool(attributes: Attributes, x: Tensor) -> Tensor:
-    places = Places.of(attributes, tuple(x.shape[2:]))
+    places = PoolPlaces.of(attributes, tuple(x.shape[2:]))
     window, pads = places.window, places.torch_pads
     if pads is None:
         x, pads = _padded(places, x, -torch.inf), (0,) * len(places.size)
@@ -50,7 +50,7 @@ def _max_pool(attributes: Attributes, x: Tensor) -> Tensor:
 
 
 def _average_pool(attributes: Attributes, x: Tensor) -> Tensor:
-    places, with_padding = Places.of(attributes, tuple(x.shape[2:])), bool(attributes.get("count_include_pad", 0))
+    places, with_padding = PoolPlaces.of(attributes, tuple(x.shape[2:])), bool(attributes.get("count_include_pad", 0))
     window, pads = places.window, places.torch_pads
     if pads is not None and max(window.dilations) == 1:
         return _AVERAGE[len(pads)](x, window.kernel, window.strides, pads, False, with_padding)
@@ -63,7 +63,7 @@ def _average_pool(attributes: Attributes, x: Tensor) -> Tensor:
 
 def _lp_pool(attributes: Attributes, x: Tensor) -> Tensor:
     p = attributes.get("p", 2)
-    sums = _sums(Places.of(attributes, tuple(x.shape[2:])), x.abs().pow(p))
+    sums = _sums(PoolPlaces.of(attributes, tuple(x.shape[2:])), x.abs().pow(p))
     # the root has no finite derivative at 0
     above = sums > 0
     return torch.where(above, torch.where(above, sums, torch.ones_like(sums)).pow(1.0 / p), torch.zeros_like(sums))

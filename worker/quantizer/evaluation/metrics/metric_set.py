@@ -11,7 +11,7 @@ from typing import Any
 from service.contracts.errors import InvalidConfigError
 from service.contracts.evaluation import EvaluationSpec
 from service.contracts.evaluation_checks import EVALUATION_POINTER, FUNCTION_HINT, check_evaluation, find_output
-from service.contracts.metrics import Facts, FunctionMetric, GraphMetric, Metric, TopKMetric, WordErrorRate
+from service.contracts.metrics import FunctionMetric, GraphMetric, Metric, MetricFacts, TopKMetric, WordErrorRate
 from service.contracts.model import TensorInfo
 from worker.quantizer.data import Batch, Dataset, choose_batch_size
 from worker.quantizer.data.ragged import pieces
@@ -136,7 +136,7 @@ class Metrics:
         """Name of the metric that stands for the others."""
         return self.spec.primary
 
-    def facts(self, name: str) -> Facts:
+    def facts(self, name: str) -> MetricFacts:
         """Unit and direction of a metric.
 
         Raises:

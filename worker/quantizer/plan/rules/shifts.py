@@ -36,7 +36,7 @@ _LARGEST_DROP = 48
 
 
 @dataclass(frozen=True)
-class Limit:
+class ShiftLimit:
     """One rule at one node.
 
     Attributes:
@@ -65,8 +65,8 @@ class Settled:
     """
 
     positions: dict[Variable, int]
-    cause: dict[Variable, Limit]
-    given_up: list[Limit]
+    cause: dict[Variable, ShiftLimit]
+    given_up: list[ShiftLimit]
 
 
 def position(grid: Grid | None) -> int | None:
@@ -82,7 +82,7 @@ def at_position(grid: IntegerGrid, wanted: int) -> IntegerGrid:
     return replace(grid, scale=np.asarray(2.0**-wanted, np.float32))
 
 
-def settle(start: Positions, limits: Sequence[Limit]) -> Settled:
+def settle(start: Positions, limits: Sequence[ShiftLimit]) -> Settled:
     """Lower positions from ``start`` until all limits hold.
 
     Args:
@@ -102,10 +102,10 @@ def settle(start: Positions, limits: Sequence[Limit]) -> Settled:
 
 
 def _lower(
-    start: Positions, limits: Sequence[Limit], touched: Mapping[Variable, list[int]], given_up: set[int]
-) -> tuple[dict[Variable, int], dict[Variable, Limit], int | None]:
+    start: Positions, limits: Sequence[ShiftLimit], touched: Mapping[Variable, list[int]], given_up: set[int]
+) -> tuple[dict[Variable, int], dict[Variable, ShiftLimit], int | None]:
     positions = dict(start)
-    cause: dict[Variable, Limit] = {}
+    cause: dict[Variable, ShiftLimit] = {}
     waiting = deque(index for index in range(len(limits)) if index not in given_up)
     queued = set(waiting)
     while waiting:
@@ -223,14 +223,14 @@ class _Positioning:
     def _quantized(self, node: ir.Node) -> bool:
         return self._plan.nodes[node_name(node)].role not in (None, Role.FUSED)
 
-    def _limits(self, node: ir.Node) -> Iterator[Limit]:
+    def _limits(self, node: ir.Node) -> Iterator[ShiftLimit]:
         if not self._quantized(node):
             return
         inputs = [self._variable(value) for value in node.inputs]
         out = self._variable(self._plan.carrier(node))
         for rule, why, variables, ceilings in _node_limits(self, node, inputs, out):
             if self._context.options[rule]:
-                yield Limit(rule, node_name(node), why, variables, ceilings)
+                yield ShiftLimit(rule, node_name(node), why, variables, ceilings)
 
     def bias_of(self, node: ir.Node) -> Variable | None:
         """The bias of a node, if it has a position of its own."""

@@ -14,7 +14,7 @@ from onnxscript.optimizer import fold_constants_ir
 
 from service.contracts.reason import declare
 from worker.quantizer.graph.metadata import Metadata
-from worker.quantizer.graph.outcome import Outcome
+from worker.quantizer.graph.outcome import PassOutcome
 from worker.quantizer.graph.skeleton import weight_bytes
 from worker.quantizer.graph.values import (
     DEFAULT_DOMAINS,
@@ -33,7 +33,7 @@ _FOLD_INPUT_BYTES = 64 * 2**20
 _FOLD_OUTPUT_BYTES = 64 * 2**20
 
 
-def fold_constants(model: ir.Model) -> Outcome:
+def fold_constants(model: ir.Model) -> PassOutcome:
     """Replace what depends on constants alone by its value, and remove nodes without effect.
 
     What costs more than the budget of folding is left as it is, and told.
@@ -57,20 +57,20 @@ def fold_constants(model: ir.Model) -> Outcome:
     removed = before - model.graph.num_nodes()
     there = _names(model) if budget.left_alone else set()
     left = {name: reason for name, reason in budget.left_alone.items() if name in there}
-    return Outcome.counted(model, removed, "nodes folded away", left=left)
+    return PassOutcome.counted(model, removed, "nodes folded away", left=left)
 
 
 def _names(model: ir.Model) -> set[str]:
     return {node_name(node) for node in model.graph.all_nodes()}
 
 
-def remove_dead_code(model: ir.Model) -> Outcome:
+def remove_dead_code(model: ir.Model) -> PassOutcome:
     """Remove nodes and initializers that no output depends on."""
     before = model.graph.num_nodes()
     common.RemoveUnusedNodesPass()(model)
     common.RemoveUnusedOpsetsPass()(model)
     removed = before - model.graph.num_nodes()
-    return Outcome.counted(model, removed, "nodes removed")
+    return PassOutcome.counted(model, removed, "nodes removed")
 
 
 def _forget_dropped_branches(graph: ir.Graph) -> None:
@@ -104,14 +104,14 @@ SUBGRAPHS_IN_FLOAT = declare("subgraphs-in-float", "sub-graphs stay in float")
 NO_SUBGRAPH_WEIGHT = declare("no-subgraph-weight", "no {op_types} of a sub-graph holds a weight of its own")
 
 
-def lift_subgraph_weights(model: ir.Model, *, wanted: bool) -> Outcome:
+def lift_subgraph_weights(model: ir.Model, *, wanted: bool) -> PassOutcome:
     """Make the weights that nodes of sub-graphs hold initializers of the main graph, if that is ``wanted``.
 
     Bodies see what the graphs around them hold, so nothing else changes. A constant that is also read otherwise within
     its body, or is a result of it, stays there as well; both share their memory.
     """
     if not wanted:
-        return Outcome(model, SUBGRAPHS_IN_FLOAT())
+        return PassOutcome(model, SUBGRAPHS_IN_FLOAT())
     graph = model.graph
     held: dict[ir.Value, list[tuple[ir.Node, int]]] = {}
     for node in subgraph_nodes(graph):
@@ -120,7 +120,7 @@ def lift_subgraph_weights(model: ir.Model, *, wanted: bool) -> Outcome:
             if weight is not None and is_constant(weight) and weight.graph is not graph:
                 held.setdefault(weight, []).append((node, index))
     if not held:
-        return Outcome(model, NO_SUBGRAPH_WEIGHT(op_types=", ".join((*LINEAR, *RECURRENT))))
+        return PassOutcome(model, NO_SUBGRAPH_WEIGHT(op_types=", ".join((*LINEAR, *RECURRENT))))
     names, times = Names(graph), _times_used(graph)
     for weight, readers in held.items():
         alone = len(weight.uses()) == len(readers) and not weight.is_graph_output()
@@ -131,7 +131,7 @@ def lift_subgraph_weights(model: ir.Model, *, wanted: bool) -> Outcome:
         lifted = add_twin(graph, free, weight)
         for node, index in readers:
             node.replace_input_with(index, lifted)
-    return Outcome(model, f"{len(held)} weights moved from sub-graphs into the main graph")
+    return PassOutcome(model, f"{len(held)} weights moved from sub-graphs into the main graph")
 
 
 def _weights(node: ir.Node) -> tuple[int, ...]:
@@ -153,7 +153,7 @@ def _times_used(graph: ir.Graph) -> Counter[str | None]:
 NOTHING_SHARED = declare("nothing-shared", "no weight or bias has several readers")
 
 
-def unshare_initializers(model: ir.Model) -> Outcome:
+def unshare_initializers(model: ir.Model) -> PassOutcome:
     """Copy the constants that a Conv, ConvTranspose, Gemm or MatMul shares with other nodes or with itself.
 
     The first reader keeps the constant. Copies share its memory until one of them is changed; in a file each one
@@ -162,7 +162,7 @@ def unshare_initializers(model: ir.Model) -> Outcome:
     graph = model.graph
     shared = [value for value in graph.initializers.values() if len(value.uses()) > 1 and _is_weight(value)]
     if not shared:
-        return Outcome(model, NOTHING_SHARED())
+        return PassOutcome(model, NOTHING_SHARED())
     names = Names(graph)
     copies = 0
     for value in shared:
@@ -171,7 +171,7 @@ def unshare_initializers(model: ir.Model) -> Outcome:
             copy = add_twin(graph, names.free(f"{name_of(value)}_of_{node_name(reader)}"), value)
             reader.replace_input_with(usage.idx, copy)
             copies += 1
-    return Outcome(model, f"{copies} copies made of {len(shared)} shared weights and biases")
+    return PassOutcome(model, f"{copies} copies made of {len(shared)} shared weights and biases")
 
 
 def _is_weight(value: ir.Value) -> bool:

@@ -17,7 +17,7 @@ import onnx_ir.passes.common as common
 from service.contracts.compatibility import is_quantized_op
 from service.contracts.errors import AlreadyQuantizedError
 from service.contracts.reason import Reason, declare
-from worker.quantizer.graph.outcome import Outcome
+from worker.quantizer.graph.outcome import PassOutcome
 from worker.quantizer.graph.rewriting import opset_of
 from worker.quantizer.graph.values import node_name
 from worker.quantizer.preparation.passes.dequantizing import dynamic, moved, nbits, pairs, qlinear, tables
@@ -42,7 +42,7 @@ _FORMS: dict[str, Form] = {
 _HINT = "Upload the float model that it was made from: this node's quantization cannot be undone."
 
 
-def dequantize(model: ir.Model) -> Outcome:
+def dequantize(model: ir.Model) -> PassOutcome:
     """Make floats of everything that is computed on integers; the model has been named, and is changed in place.
 
     Raises:
@@ -55,12 +55,12 @@ def dequantize(model: ir.Model) -> Outcome:
     for graph in (model.graph, *model.graph.subgraphs()):
         _walk(graph, undoing)
     if not was_quantized and not undoing.counts and not undoing.operators:
-        return Outcome(model, NOT_QUANTIZED())
+        return PassOutcome(model, NOT_QUANTIZED())
     common.RemoveUnusedNodesPass()(model)
     common.RemoveUnusedOpsetsPass()(model)
     _refuse_left(model, undoing.reasons)
     undoing.name_weights()
-    return Outcome(model, _summary(undoing))
+    return PassOutcome(model, _summary(undoing))
 
 
 def _walk(graph: ir.Graph, undoing: Undoing) -> None:

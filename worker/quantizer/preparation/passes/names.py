@@ -6,22 +6,22 @@ import onnx_ir as ir
 import onnx_ir.passes.common as common
 
 from service.contracts.reason import declare
-from worker.quantizer.graph.outcome import Outcome
+from worker.quantizer.graph.outcome import PassOutcome
 from worker.quantizer.graph.values import Names, node_name
 
 NO_FUNCTIONS = declare("no-functions", "the model has no functions")
 
 
-def inline_functions(model: ir.Model) -> Outcome:
+def inline_functions(model: ir.Model) -> PassOutcome:
     """Put the nodes of model-local functions in the place of their calls."""
     count = len(model.functions)
     if not count:
-        return Outcome(model, NO_FUNCTIONS())
+        return PassOutcome(model, NO_FUNCTIONS())
     common.InlinePass()(model)
-    return Outcome(model, f"{count} functions inlined")
+    return PassOutcome(model, f"{count} functions inlined")
 
 
-def name_everything(model: ir.Model) -> Outcome:
+def name_everything(model: ir.Model) -> PassOutcome:
     """Name what has no name, tell apart what shares one, and turn Constant nodes into initializers."""
     for graph in (model.graph, *model.graph.subgraphs()):
         for k, node in enumerate(graph):
@@ -35,7 +35,7 @@ def name_everything(model: ir.Model) -> Outcome:
     for value in omitted:
         if not value.uses():  # an optional output that is not wanted has no name; the pass gave it one
             value.name = ""
-    return Outcome(model, "names made unique" if modified else "constants became initializers")
+    return PassOutcome(model, "names made unique" if modified else "constants became initializers")
 
 
 def _distinguish_nodes(graph: ir.Graph) -> None:

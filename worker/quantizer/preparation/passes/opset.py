@@ -10,7 +10,7 @@ from service.contracts.errors import InvalidConfigError, UnsupportedModelError
 from service.contracts.preparation import PreparationSpec
 from service.contracts.reason import declare
 from worker.quantizer.graph.metadata import Metadata
-from worker.quantizer.graph.outcome import Outcome
+from worker.quantizer.graph.outcome import PassOutcome
 from worker.quantizer.graph.rewriting import opset_of
 from worker.quantizer.graph.skeleton import Skeleton
 from worker.quantizer.graph.values import node_name
@@ -28,7 +28,7 @@ LOWEST_IR_VERSION = 8
 _POINTER = "/config/preparation/opset"
 
 
-def lift_opset(model: ir.Model, spec: PreparationSpec, needed: int, lowest: int = LOWEST_OPSET) -> Outcome:
+def lift_opset(model: ir.Model, spec: PreparationSpec, needed: int, lowest: int = LOWEST_OPSET) -> PassOutcome:
     """Convert the standard operators to ``spec.opset``, by default to ``needed`` where they are older.
 
     Args:
@@ -43,12 +43,12 @@ def lift_opset(model: ir.Model, spec: PreparationSpec, needed: int, lowest: int 
     """
     opset = opset_of(model)
     if opset is None:
-        return Outcome(model, NO_STANDARD_OPERATORS())
+        return PassOutcome(model, NO_STANDARD_OPERATORS())
     wanted = needed if spec.opset is None else spec.opset
     if spec.opset is not None:
         _check_wanted(opset, spec.opset, needed)
     if opset >= wanted:
-        return Outcome(model, OPSET_KEPT(opset=opset))
+        return PassOutcome(model, OPSET_KEPT(opset=opset))
     after = before_conversion(model, opset, wanted)
     names = {first_output(node): node_name(node) for node in model.graph.all_nodes()}
     metadata = Metadata(model.graph)  # the converter drops it
@@ -73,14 +73,14 @@ def lift_opset(model: ir.Model, spec: PreparationSpec, needed: int, lowest: int 
                 opset=opset,
             ) from error
         undo_groups(model)
-        return Outcome(model, CONVERTER_REFUSED(opset=opset, refusal=refusal))
+        return PassOutcome(model, CONVERTER_REFUSED(opset=opset, refusal=refusal))
     skeleton.restore(lifted)
     after(lifted)
     for node in lifted.graph.all_nodes():
         node.name = names.get(first_output(node), node.name)
     metadata.restore(lifted.graph)
     name_everything(lifted)
-    return Outcome(lifted, f"opset {opset} lifted to {wanted}")
+    return PassOutcome(lifted, f"opset {opset} lifted to {wanted}")
 
 
 def _check_wanted(opset: int, wanted: int, needed: int) -> None:

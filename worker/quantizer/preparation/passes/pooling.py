@@ -16,7 +16,7 @@ import numpy as np
 import onnx_ir as ir
 
 from service.contracts.reason import Reason, declare
-from worker.quantizer.graph.outcome import Outcome
+from worker.quantizer.graph.outcome import PassOutcome
 from worker.quantizer.graph.rewriting import (
     INPUT_NOT_FLOAT32,
     RANK_UNKNOWN,
@@ -28,7 +28,7 @@ from worker.quantizer.graph.rewriting import (
     static_shape,
 )
 from worker.quantizer.graph.values import DEFAULT_DOMAINS, int_attribute, is_float32, node_name, plain_attributes
-from worker.quantizer.ops.pools import Places
+from worker.quantizer.ops.pools import PoolPlaces
 from worker.quantizer.ops.record import Family
 from worker.quantizer.ops.table import operator
 from worker.quantizer.ops.windows import counts_windows_oddly, has_gaps
@@ -110,7 +110,7 @@ def _tile(spatial: tuple[int, ...]) -> tuple[int, ...] | None:
     return best if largest[best] <= LARGEST_POOLING else None
 
 
-def pools_as_counted(model: ir.Model) -> Outcome:
+def pools_as_counted(model: ir.Model) -> PassOutcome:
     """Give such pools explicit pads, by which windows are counted in one way; where lengths are known."""
     nodes = (node for node in model.graph if node.domain in DEFAULT_DOMAINS)
     pools = [node for node in nodes if operator(node.op_type).family is Family.POOL]
@@ -121,7 +121,7 @@ def pools_as_counted(model: ir.Model) -> Outcome:
             infer_shapes(model)
         inferred = not _rewrite(model.graph, pool, declared)
         changed += not inferred
-    return Outcome.counted(model, changed, "pools given explicit pads")
+    return PassOutcome.counted(model, changed, "pools given explicit pads")
 
 
 def _rewrite(graph: ir.Graph, pool: ir.Node, declared: Mapping[ir.Value, ir.Shape | None]) -> bool:
@@ -151,7 +151,7 @@ def _rewrite(graph: ir.Graph, pool: ir.Node, declared: Mapping[ir.Value, ir.Shap
 
 def _pads(pool: ir.Node, size: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
     """Explicit pads, before and behind, and the windows that there are then; None: no such pads say the same."""
-    places = Places.of(plain_attributes(pool), size)
+    places = PoolPlaces.of(plain_attributes(pool), size)
     behind = tuple(max(more, 0) for more in places.read_behind)
     pads = (*places.before, *behind)
     if min(pads) < 0 or any(more >= taps for more, taps in zip(pads, places.window.kernel * 2, strict=True)):

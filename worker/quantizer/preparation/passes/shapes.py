@@ -10,7 +10,7 @@ import onnx_ir as ir
 from service.contracts.model import TensorInfo
 from service.contracts.preparation import PreparationSpec, fixed_inputs
 from service.contracts.reason import declare
-from worker.quantizer.graph.outcome import Outcome
+from worker.quantizer.graph.outcome import PassOutcome
 from worker.quantizer.graph.skeleton import Skeleton
 from worker.quantizer.ops.table import operator
 
@@ -20,24 +20,24 @@ INFERENCE_FAILED = declare("inference-failed", "shape inference fails on the mod
 SHAPES_KNOWN = declare("shapes-known", "shape inference finds nothing new")
 
 
-def repair_shapes(model: ir.Model) -> Outcome:
+def repair_shapes(model: ir.Model) -> PassOutcome:
     """Some exporters write -1 for an unknown dimension, which converters and shape inference take for a size."""
     repaired = 0
     for value in _values(model):
         if value.shape is not None and any(isinstance(dim, int) and dim < 0 for dim in value.shape):
             value.shape = ir.Shape([None if isinstance(dim, int) and dim < 0 else dim for dim in value.shape])
             repaired += 1
-    return Outcome.counted(model, repaired, "shapes with negative dimensions made dynamic")
+    return PassOutcome.counted(model, repaired, "shapes with negative dimensions made dynamic")
 
 
-def fix_shapes(model: ir.Model, spec: PreparationSpec) -> Outcome:
+def fix_shapes(model: ir.Model, spec: PreparationSpec) -> PassOutcome:
     """Give inputs the shapes of ``fixed_shapes``; inner shapes that depend on them are inferred anew.
 
     Raises:
         InvalidConfigError: an unknown input, or a shape that contradicts the declared one.
     """
     if not spec.fixed_shapes:
-        return Outcome(model, NO_SHAPES_ASKED())
+        return PassOutcome(model, NO_SHAPES_ASKED())
     fixed_inputs([_info(value) for value in model.graph.inputs], spec)
     inputs = {value.name: value for value in model.graph.inputs}
     for name, wanted in spec.fixed_shapes.items():
@@ -45,7 +45,7 @@ def fix_shapes(model: ir.Model, spec: PreparationSpec) -> Outcome:
     for value in _values(model):
         if not value.is_graph_input() and value.shape is not None and not value.shape.is_static():
             value.shape = None
-    return Outcome(model, ", ".join(f"{name}: {list(shape)}" for name, shape in spec.fixed_shapes.items()))
+    return PassOutcome(model, ", ".join(f"{name}: {list(shape)}" for name, shape in spec.fixed_shapes.items()))
 
 
 def _info(value: ir.Value) -> TensorInfo:
@@ -55,7 +55,7 @@ def _info(value: ir.Value) -> TensorInfo:
     return TensorInfo(name=value.name or "", dtype=value.dtype.name if value.dtype else "other", shape=shape)
 
 
-def infer_shapes(model: ir.Model) -> Outcome:
+def infer_shapes(model: ir.Model) -> PassOutcome:
     """Infer types and shapes of all values, from the operators' own rules and without reading weights."""
     proto = Skeleton(model).proto
     note = ""
@@ -68,11 +68,11 @@ def infer_shapes(model: ir.Model) -> Outcome:
         try:
             inferred = onnx.shape_inference.infer_shapes(proto, data_prop=values)
         except onnx.shape_inference.InferenceError:
-            return Outcome(model, INFERENCE_FAILED.saying(f"no shapes are inferred{note}"))
+            return PassOutcome(model, INFERENCE_FAILED.saying(f"no shapes are inferred{note}"))
     modified = _merge(model.graph, inferred.graph)
     unknown = sum(1 for node in model.graph for value in node.outputs if value.name and value.dtype is None)
     said = (f"{unknown} tensors of unknown type" if unknown else "all tensor types known") + note
-    return Outcome(model, said if modified else SHAPES_KNOWN.saying(said))
+    return PassOutcome(model, said if modified else SHAPES_KNOWN.saying(said))
 
 
 def _values_of_shapes(model: ir.Model) -> int:
