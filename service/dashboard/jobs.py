@@ -242,8 +242,8 @@ async def list_jobs(
 @router.get("/jobs/{job_id}")
 async def get_job(request: Request, job_id: str, app: AppDep, principal: PrincipalDep) -> Response:
     """One job: how far it is, what it was asked for, what it says."""
-    shown = await app.reads.run(lambda: shown(app, principal.tenant_id, job_id, str(request.base_url)))
-    return page(request, "job.html.jinja", **shown)
+    told = await app.reads.run(lambda: shown(app, principal.tenant_id, job_id, str(request.base_url)))
+    return page(request, "job.html.jinja", **told)
 
 
 @router.get("/jobs/{job_id}/curves")

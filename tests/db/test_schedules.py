@@ -9,6 +9,7 @@ import pytest
 from sqlalchemy import update
 from sqlalchemy.exc import IntegrityError
 
+from service import repository as rows
 from service.db import Database
 from service.ids import new_id
 from service.schedules import repository
@@ -83,7 +84,7 @@ def test_what_is_no_schedule(database: Database) -> None:
 def test_a_paused_or_changed_schedule_is_not_claimed(database: Database) -> None:
     changed, paused = add(database), add(database)
     with database.write() as session:
-        repository.change(session, changed.id, name="other")
+        rows.change(session, Schedule, changed.id, name="other")
         session.execute(update(Schedule).where(Schedule.id == paused.id).values(**repository.UNPLANNED))
         assert repository.claim(session, changed, NEXT) is None
         assert repository.claim(session, paused, NEXT) is None

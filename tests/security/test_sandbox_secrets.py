@@ -70,7 +70,7 @@ def test_every_setting_with_a_secret_is_among_those_that_go() -> None:
 WITH_SECRET = """
 import sys, time
 sys.path.insert(0, sys.argv[1])
-from secrecy import forget_variables, hide_process
+from process import forget_variables, hide_process
 if sys.argv[2] == "hide":
     print(hide_process(), flush=True)
 elif sys.argv[2] == "forget":
@@ -86,7 +86,7 @@ def test_a_process_of_the_same_user_reads_no_key(python: str, how: str, sees: bo
     folder = Path("/tmp") / f"quantmill-{os.getpid()}-{how}"
     folder.mkdir(mode=0o755)
     try:
-        (folder / "secrecy.py").write_text((ROOT / "service" / "secrecy.py").read_text())
+        (folder / "process.py").write_text((ROOT / "service" / "process.py").read_text())
         (folder / "holder.py").write_text(WITH_SECRET)
         with subprocess.Popen(
             [python, "-B", str(folder / "holder.py"), str(folder), how],
