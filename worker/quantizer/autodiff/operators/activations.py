@@ -52,10 +52,10 @@ def _hardmax(attributes: Attributes, x: Tensor) -> Tensor:
 def _compute(record: Record, form: TorchForm) -> Operator:
     """The torch form of a record as a function of a node's attributes and inputs."""
     function = getattr(functional, form) if isinstance(form, str) else form
-    arguments = record.attributes.items()
+    arguments = tuple((argument, name, default) for argument, (name, default) in record.attributes.items())
 
     def compute(attributes: Attributes, *inputs: Tensor | None) -> Tensor:
-        named = {argument: attributes.get(name, default) for argument, (name, default) in arguments}
+        named = {argument: attributes.get(name, default) for argument, name, default in arguments}
         return cast(Tensor, function(*inputs, **named))
 
     return compute
