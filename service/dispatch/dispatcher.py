@@ -122,7 +122,7 @@ class Dispatcher:
                 self._thread = thread
 
     def heard(self, changed: frozenset[tuple[str, str]] | None) -> None:
-        """Have a round soon if it may be of use; see ``service.changes``."""
+        """Have a round soon if it may be of use; see ``service.notifier``."""
         if changed is None or any(table in _TABLES for table, _ in changed):
             self._wake()
 

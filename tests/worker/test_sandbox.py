@@ -181,7 +181,7 @@ def test_many_lines_nobody_reads_do_not_block_close(run):
     assert gone(process.pid)
 
 
-FRESH = "Sandbox(command).start(folder / 'task.json', scratch=folder, limits=Limits())"
+FRESH = "Sandbox(command).start(folder / 'task.json', scratch=folder, limits=SandboxLimits())"
 SPARE = "spare()"
 
 
@@ -194,7 +194,7 @@ def test_the_child_dies_with_its_parent(tmp_path, start):
 import sys, time
 from pathlib import Path
 from service.settings import Settings
-from worker.sandbox import Limits, Sandbox
+from worker.sandbox import Sandbox, SandboxLimits
 from worker.spares import Spares
 command, folder = (sys.executable, {str(program)!r}), Path({str(tmp_path)!r})
 def spare():
