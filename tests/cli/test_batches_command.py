@@ -23,7 +23,9 @@ def grid(uploaded: dict[str, str]) -> list[str]:
 def test_a_grid_from_the_request_to_the_summary(
     quantmill: Quantmill, service: Service, ask: Ask, grid: list[str], tmp_path: Path
 ) -> None:
-    (tmp_path / "gated.yaml").write_text("evaluation: {gate: {min_sqnr_db: 33}}\nweight: {reduce_range: true}\n")  # 40 and 23 dB
+    (tmp_path / "gated.yaml").write_text(
+        "evaluation: {gate: {min_sqnr_db: 33}}\nweight: {reduce_range: true}\n"
+    )  # 40 and 23 dB
     made = quantmill(
         "batches", "submit", *grid, "--preset", "int8", "--preset", "xint8", "--config", "gated.yaml", "--name", "grid",
         "--label", "build=7", "--wait", "--fail-on-gate", "--timeout", PATIENCE_SECONDS,
