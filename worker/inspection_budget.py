@@ -64,7 +64,9 @@ class InspectionBudget:
         """A limit that it met, as it is; for memory of its own, that the file is too complex."""
         if not self.memory_is_own or problem.where.get("resource") != "memory":
             return problem
-        return _problem("memory_bytes", "bytes of memory", problem.where.get("used_bytes", 0), self.memory_bytes)
+        return _problem(
+            "memory_bytes", "bytes of memory", problem.where.get("used_bytes", self.memory_bytes), self.memory_bytes
+        )
 
 
 def budget_of(job: Job, folder: Path, settings: Settings, share_bytes: int) -> InspectionBudget | None:

@@ -121,7 +121,7 @@ MANY: list[Case] = [
     case("five-million-annotations", lambda: model(RELU, b"\x72\0" * FIVE_MILLION), COMPLEX, "messages"),
     case("five-million-opsets", lambda: model(RELU, rest=b"\x42\0" * FIVE_MILLION), COMPLEX, "messages"),
     case("five-million-types", lambda: model(field(1, field(5, b"\x7a\0" * FIVE_MILLION))), COMPLEX, "messages"),
-    case("five-million-strings", lambda: model(field(1, field(5, b"\x4a\0" * FIVE_MILLION))), UNSUPPORTED),
+    case("five-million-strings", lambda: model(field(1, field(5, b"\x4a\0" * FIVE_MILLION))), COMPLEX),
     case("five-million-fields", lambda: b"\x08\x08" * FIVE_MILLION + WHOLE, READY),
     case("twenty-million-numbers-in-a-node", lambda: model(field(1, field(5, b"\x18\x01" * 20_000_000))), UNSUPPORTED),
     case("nodes-within-training", lambda: model(RELU, rest=field(20, field(1, b"\x0a\0" * 300_000))), COMPLEX, "nodes"),
