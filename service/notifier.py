@@ -1,4 +1,8 @@
-"""Notices of what was committed, and whoever waits for them."""
+"""Notices of what was committed, and whoever waits for them.
+
+One thread listens, for as long as anybody subscribes, on a connection of its own. Where nothing can be heard, because
+the database is away or a pooler stands before it, subscribers are told now and then that anything may have changed.
+"""
 
 from __future__ import annotations
 

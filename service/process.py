@@ -1,4 +1,10 @@
-"""This process: its loopback addresses, and its memory kept from other processes."""
+"""This process: its loopback addresses, and its memory kept from other processes.
+
+A user's processes may read one another's ``/proc/PID/environ`` and trace one another, as long as nothing stands against
+it; a runner that was taken over is such a process. So whatever holds addresses with passwords, or keys, says to the
+kernel that it is not to be dumped, and where it has read its settings, forgets those that it was given by the
+environment.
+"""
 
 from __future__ import annotations
 

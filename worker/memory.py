@@ -214,6 +214,8 @@ def _cgroups() -> Iterator[Path]:
                 yield from (folder for part in (inner, *inner.parents) if (folder := root / part).is_dir())
 
 
+# A thread that spins takes the core of the one that it waits for. Alone on a machine that costs a little; beside other
+# work it costs half of the time. What is set here has effect only before the libraries are imported.
 _COUNTS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 # OpenBLAS waits by spinning, whatever it is told: the engine cuts large products into pieces for threads of its own.
 _QUIET = {

@@ -5,11 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import islice
-from typing import Annotated, Any, Protocol, cast
+from typing import Annotated, Any
 
-import re2
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 from rapidfuzz import fuzz, process
 
@@ -161,40 +159,3 @@ def is_name(text: str) -> bool:
     except ValueError:
         return False
     return 1 <= len(text) <= MOST_NAME_CHARS
-
-
-# Of one compiled expression: what does not fit is refused, after a fraction of a millisecond.
-_MOST_MEMORY_BYTES = 64 << 10
-MOST_CHARS = 1000
-
-
-class PatternError(ValueError):
-    """It is no regular expression, or one that cannot be matched in linear time or is too large."""
-
-
-class Pattern(Protocol):
-    """What is asked of a compiled expression."""
-
-    def fullmatch(self, text: str) -> object | None:
-        """Something, if the whole text matches."""
-        ...
-
-
-@lru_cache(maxsize=4096)
-def compiled(text: str) -> Pattern:
-    """The expression, ready to match.
-
-    Raises:
-        PatternError: says in words what is wrong with it.
-    """
-    if len(text) > MOST_CHARS:
-        raise PatternError(f"longer than {MOST_CHARS} characters")
-    options = re2.Options()
-    options.max_mem, options.log_errors = _MOST_MEMORY_BYTES, False
-    try:
-        return cast(Pattern, re2.compile(text, options))
-    except re2.error as error:
-        told = error.args[0] if error.args else ""
-        words = told.decode(errors="replace") if isinstance(told, bytes) else str(told)
-        hint = "the syntax is RE2's, which has no look-around and no back-references"
-        raise PatternError(f"{words} ({hint})") from None

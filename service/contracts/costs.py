@@ -1,4 +1,7 @@
-"""What the stages of a quantization should cost, in seconds: facts of the config, the model and the data."""
+"""What the stages of a quantization should cost, in seconds: facts of the config, the model and the data.
+
+Shapes of weights are (groups, outputs per group, inputs per group).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,11 @@
-"""Preprocessing of pictures and sounds, by parameters or by a name."""
+"""Preprocessing of pictures and sounds, by parameters or by a name.
+
+Names: ``imagenet_torchvision``, ``imagenet_tf``, ``imagenet_caffe`` and ``cifar10``, each also with ``:NHWC`` behind it
+for a model that takes channels last, and ``:BGR`` for one that takes blue first; ``timm`` and
+``timm:INTERPOLATION,CROP_PCT,MEAN,STD,SIZE,CROP_MODE``. Sources: torchvision's presets of classification;
+``keras.applications.imagenet_utils.preprocess_input`` of modes "tf" and "caffe", and ``inception_preprocessing`` of
+TensorFlow's slim, which gives the values of ``imagenet_tf``; timm's ``transforms_imagenet_eval``.
+"""
 
 from __future__ import annotations
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from service.contracts.base import PatternError, below, compiled
+from service.contracts.base import below
+from service.contracts.selectors import PatternError, compiled
 from service.quark.draft import BAD_VALUE, QuarkDraft
 
 

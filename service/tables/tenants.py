@@ -138,7 +138,11 @@ class NewAuditEvent(Base):
 
 
 class AuditEvent(Base):
-    """One deed in the chain. ``hash`` covers all other columns and the hash before."""
+    """One deed in the chain. ``hash`` covers all other columns and the hash before.
+
+    A deed leaves its row unchained, so that no request waits for another one's; rows are chained once they are
+    committed.
+    """
 
     __tablename__ = "audit_events"
     __table_args__ = (Index("ix_audit_events_tenant_id_seq", "tenant_id", "seq"),)

@@ -1,4 +1,8 @@
-"""What a preset is, and the finetuning that presets share."""
+"""What a preset is, and the finetuning that presets share.
+
+Quark has two sets of parameters for each finetuning algorithm: that of ``get_default_config`` and that of its newer
+``QConfig``.
+"""
 
 from __future__ import annotations
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.contracts.base import MOST_CHARS, PatternError, compiled
 from service.contracts.config import parse_config
+from service.contracts.selectors import MOST_CHARS, PatternError, compiled
 from service.contracts.validation import (
     MOST_KEYS,
     MOST_NAME_CHARS,

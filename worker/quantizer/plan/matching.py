@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Mapping
 
 import onnx_ir as ir
 
-from service.contracts.base import compiled
 from service.contracts.selectors import (
     ModuleSelector,
     NodeSelector,
@@ -16,6 +15,7 @@ from service.contracts.selectors import (
     Selector,
     SubgraphSelector,
     TensorSelector,
+    compiled,
 )
 from worker.quantizer.graph.metadata import module_paths
 from worker.quantizer.graph.regions import has_regions, region_of
