@@ -16,7 +16,7 @@ from service.contracts.config import parse_config
 from service.contracts.report import Report
 from service.contracts.specs import AutoCalibration
 from worker.quantizer.pipeline import quantize
-from worker.quantizer.refine.methods import method_words
+from worker.quantizer.refine.ranges import method_words
 from worker.quantizer.run.interface import SilentRun
 
 _QUICK = {"latency_runs": 1, "layer_samples": 1, "advice_seconds": 0}

@@ -22,8 +22,8 @@ import numpy as np
 from benchmarks.cases import THREADS, W4A4, case_of, data_folder, source
 from service.contracts.config import parse_config
 from worker.quantizer.data import choose_batch_size, open_dataset
-from worker.quantizer.evaluation.certainty.contributions import Contributions, DenseSums, Hits, quotients
-from worker.quantizer.evaluation.certainty.figures import difference_of
+from worker.quantizer.evaluation.certainty import difference_of
+from worker.quantizer.evaluation.contributions import Contributions, DenseSums, Hits, quotients
 from worker.quantizer.evaluation.metrics.distances import log_softmax
 from worker.quantizer.intake.inspect import open_model
 from worker.quantizer.pipeline import quantize

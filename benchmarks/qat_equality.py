@@ -57,7 +57,7 @@ def measure(name: str, recipe: str) -> dict[str, Any]:
     import torch
 
     from service.contracts.errors import UnsupportedModelError
-    from worker.quantizer.autodiff.device import repeatable
+    from worker.quantizer.autodiff.program import repeatable
 
     found = _calibrated(name, recipe)
     with repeatable(THREADS):
@@ -82,8 +82,7 @@ def _calibrated(name: str, recipe: str) -> _Calibrated:
     from worker.quantizer.intake.inspect import open_model
     from worker.quantizer.modes.planning import plan_model, prepare_model
     from worker.quantizer.modes.registry import MODES
-    from worker.quantizer.refine.case import Case
-    from worker.quantizer.refine.draft import Draft
+    from worker.quantizer.refine.draft import Case, Draft
     from worker.quantizer.run.interface import SilentRun
     from worker.quantizer.run.services import Services
 

@@ -120,7 +120,7 @@ def statistics_cost() -> int:
     """Time spent on keeping passes as a part of their own; exits 1 if it is more than ``MOST_COST``."""
     from service.contracts.config import parse_config
     from worker.quantizer.pipeline import fill
-    from worker.quantizer.refine.case import Case
+    from worker.quantizer.refine.draft import Case
     from worker.quantizer.run.interface import SilentRun
     from worker.quantizer.statistics import collect
 

@@ -27,7 +27,7 @@ from service.contracts.report.layers import Finding
 from worker.quantizer.data import ArrayDataset, Dataset, open_dataset
 from worker.quantizer.evaluation.metrics import Metrics
 from worker.quantizer.intake.inspect import open_model
-from worker.quantizer.refine.case import Case as Quantized
+from worker.quantizer.refine.draft import Case as Quantized
 from worker.quantizer.run.interface import SilentRun
 from worker.quantizer.run.services import Services
 from worker.quantizer.sanity.examine import examine

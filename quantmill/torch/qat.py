@@ -28,8 +28,7 @@ from service.contracts.runner import DatasetSource
 from worker.quantizer.pipeline import Quantizing, fill
 from worker.quantizer.refine.draft import Draft
 from worker.quantizer.run.interface import Run, SilentRun
-from worker.quantizer.training.tree import free_name
-from worker.quantizer.training.twin import Twin
+from worker.quantizer.training.twin import Twin, free_name
 
 _METHOD = "qat"
 # The scales of grids that are not trained: those of 8-bit floats.

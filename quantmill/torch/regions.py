@@ -15,8 +15,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from service.contracts.errors import ModelError
-from worker.quantizer.graph.metadata import module_paths
-from worker.quantizer.graph.regions import REGION
+from worker.quantizer.graph.metadata import REGION, module_paths
 
 DOMAIN = "quantmill"
 BEGIN, END = "QuantStub", "DeQuantStub"

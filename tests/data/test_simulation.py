@@ -27,10 +27,9 @@ from worker.quantizer.intake.loading import load_model
 from worker.quantizer.modes.registry import wanted_opset
 from worker.quantizer.plan.build import build_plan
 from worker.quantizer.plan.grids import fill_activations
-from worker.quantizer.plan.log import PlanLog
 from worker.quantizer.plan.parameters import Parameters
 from worker.quantizer.plan.targets import edit_graph, move_grids
-from worker.quantizer.plan.types import QuantizationPlan
+from worker.quantizer.plan.types import PlanLog, QuantizationPlan
 from worker.quantizer.preparation.prepare import Prepared, prepare
 from worker.quantizer.run.interface import SilentRun
 from worker.quantizer.statistics.collect import Request, collect

@@ -7,7 +7,7 @@ from typing import Any
 import onnxruntime as ort
 import pytest
 
-from worker.quantizer.runtime.cpu import saturates_pairs
+from worker.quantizer.runtime.host import saturates_pairs
 
 _SESSION = ort.InferenceSession
 _EXACT = "session.x64quantprecision"

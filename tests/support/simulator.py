@@ -14,13 +14,11 @@ import onnxruntime as ort
 
 from worker.quantizer.emit import Emitted
 from worker.quantizer.graph.values import add_initializer, name_of
-from worker.quantizer.numerics.blocks import BlockGrid
-from worker.quantizer.numerics.grids import Grid
+from worker.quantizer.numerics.blocks import BlockGrid, FloatGrid, Grid
 from worker.quantizer.numerics.integer import IntegerGrid
-from worker.quantizer.numerics.minifloat import FloatGrid
 from worker.quantizer.plan.parameters import Parameters
 from worker.quantizer.plan.types import QuantizationPlan
-from worker.quantizer.runtime.cpu import saturates_pairs
+from worker.quantizer.runtime.host import saturates_pairs
 
 
 def simulate(model: ir.Model, plan: QuantizationPlan, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -27,7 +27,7 @@ _SLOPES = "PRelu reads a tensor of slopes"
 # By file: which activation functions, normalizations and recurrent layers it names, and why.
 MAY_NAME = {
     "equalization/bias_correction.py": ({"Clip", "LeakyRelu", "PRelu", "Relu"}, "has their inverse in numpy"),
-    "equalization/absorbing.py": ({"Relu"}, _LIMITS),
+    "equalization/cross_layer.py": ({"Relu"}, _LIMITS),
     "equalization/channel_scaling.py": ({"Clip", "Relu"}, _LIMITS),
     "equalization/channel_graph.py": ({"PRelu"}, _SLOPES),
     "fallback/regions.py": ({"Softmax"}, "tells attention by it"),
@@ -35,7 +35,6 @@ MAY_NAME = {
     "graph/values.py": ({"Relu"}, "has no limits among its inputs"),
     "modes/dynamic.py": ({"LSTM"}, "writes DynamicQuantizeLSTM"),
     "numerics/emission.py": ({"Clip"}, "writes it"),
-    "numerics/functions.py": ({"Clip"}, "writes it"),
     "plan/build.py": ({"PRelu"}, _SLOPES),
     "plan/candidates.py": ({"Clip", "PRelu"}, "forms of them that no target computes"),
     "plan/parameters.py": ({"PRelu"}, _SLOPES),
@@ -46,26 +45,23 @@ MAY_NAME = {
     "search/recipes.py": ({"LayerNormalization"}, "tells transformers by it"),
     "preparation/passes/replacing.py": ({"Clip", "Relu"}, _REWRITES),
     "preparation/passes/dequantize.py": ({"Clip", "Relu"}, "reports what it has put back"),
-    "preparation/passes/gelu.py": ({"Gelu", "Tanh"}, _REWRITES),
-    "preparation/passes/hard.py": ({"Clip", "HardSigmoid", "HardSwish", "Relu"}, _REWRITES),
-    "preparation/passes/l2_norm.py": ({"Clip"}, _REWRITES),
-    "preparation/passes/lifting.py": ({"GroupNormalization"}, "its parameters changed with opset 21"),
-    "preparation/passes/norms.py": ({"InstanceNormalization", "LayerNormalization"}, _REWRITES),
-    "preparation/signs.py": ({"Clip"}, "never negative by its lower limit"),
-    "refine/floors.py": ({"Clip"}, "guards a division by its lower limit"),
+    "preparation/passes/activations.py": ({"Clip", "Gelu", "HardSigmoid", "HardSwish", "Relu", "Tanh"}, _REWRITES),
+    "preparation/passes/opset.py": ({"GroupNormalization"}, "its parameters changed with opset 21"),
+    "preparation/passes/norms.py": ({"Clip", "InstanceNormalization", "LayerNormalization"}, _REWRITES),
+    "preparation/affine.py": ({"Clip"}, "never negative by its lower limit"),
+    "refine/values.py": ({"Clip"}, "guards a division by its lower limit"),
 }
 # Three operators and more in one collection, which is no fact of each: by file, why.
 MAY_COLLECT = {
     "emit/float16.py": "what reads any type",
     "equalization/bias_correction.py": "inverses in numpy, by operator",
-    "evaluation/class_axis.py": "between which a value is the same but for rounding",
-    "plan/embeddings.py": "what may stand between a table of scales and its product",
+    "evaluation/decisions.py": "between which a value is the same but for rounding",
+    "plan/stored_weights.py": "what may stand between a table of scales and its product",
     "plan/rules/functions.py": "by which operator a function written out is found",
-    "preparation/passes/folding.py": "the cost of products, by operator",
-    "preparation/passes/gelu.py": "operators of a GELU that is written out",
-    "preparation/passes/hard.py": "operators of a HardSwish that is written out",
-    "refine/floors.py": "by which a network guards against 0",
-    "report/emitted_rows.py": "the pairs that emission writes",
+    "preparation/passes/activations.py": "operators of a GELU or a HardSwish that is written out",
+    "preparation/passes/constants.py": "the cost of products, by operator",
+    "refine/values.py": "by which a network guards against 0",
+    "report/layers.py": "the pairs that emission writes",
 }
 
 

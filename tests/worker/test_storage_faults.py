@@ -19,7 +19,7 @@ from tests.worker.workbench import PUBLISHES, QUICK, WAIT, WRITE_PID, Workbench,
 from worker.conclusion import Conclusion
 from worker.faults import storage_fault
 from worker.guard import StopClock
-from worker.quantizer.layerwise.store import Store, StoreLimits
+from worker.quantizer.layerwise.frontier import Store, StoreLimits
 from worker.quantizer.training.samples import _SampleColumn
 
 MIB = 1024**2

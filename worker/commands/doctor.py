@@ -32,7 +32,7 @@ from service.settings import Settings
 from worker.commands.console import make_console
 from worker.commands.printing import print_json
 from worker.confinement.controls import CONTROLS
-from worker.quantizer.runtime.cpu import saturates_pairs
+from worker.quantizer.runtime.host import saturates_pairs
 from worker.sandbox import Sandbox, SandboxLimits
 
 _ENGINE = ("numpy", "onnx", "onnx_ir", "onnxruntime", "PIL", "safetensors")

@@ -13,7 +13,7 @@ import onnx_ir as ir
 from service.contracts.costs import TORCH_SECONDS, CostFacts, stage_costs
 from worker.quantizer.data.dataset import choose_batch_size
 from worker.quantizer.intake.work import matrix_kinds
-from worker.quantizer.refine.case import Case
+from worker.quantizer.refine.draft import Case
 from worker.quantizer.run.interface import Run
 from worker.quantizer.run.progress import Phase
 

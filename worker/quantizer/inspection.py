@@ -14,9 +14,8 @@ from service.contracts.preparation import fixed_inputs
 from worker.quantizer.graph.values import node_name
 from worker.quantizer.intake.inspect import open_model
 from worker.quantizer.modes.planning import plan_model, prepare_model
-from worker.quantizer.plan.log import PlanLog
-from worker.quantizer.plan.subgraphs import ACTIVATIONS_IN_FLOAT
-from worker.quantizer.plan.types import QuantizationPlan
+from worker.quantizer.plan.candidates import ACTIVATIONS_IN_FLOAT
+from worker.quantizer.plan.types import PlanLog, QuantizationPlan
 from worker.quantizer.preparation.prepare import Prepared
 
 _QUANTIZED = {

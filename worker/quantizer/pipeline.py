@@ -24,35 +24,28 @@ from service.contracts.runner import DATA_FILE, DatasetSource
 from worker.quantizer.advice.advise import with_advice
 from worker.quantizer.costs import expected_phases, forward_seconds
 from worker.quantizer.data import Dataset, open_dataset
-from worker.quantizer.data.made_up import random_dataset
+from worker.quantizer.data.random_inputs import random_dataset
 from worker.quantizer.emit import Emitted
-from worker.quantizer.emit.tidy import tidied
+from worker.quantizer.emit.redundant import tidied
 from worker.quantizer.evaluation.decisions import publish_samples
 from worker.quantizer.evaluation.metrics import MetricFunction, Metrics
 from worker.quantizer.fallback.choice import falling_back
 from worker.quantizer.graph.mapped import forget_pages
-from worker.quantizer.graph.outcome import PassOutcome
-from worker.quantizer.graph.serialized import ModelContent, to_bytes
-from worker.quantizer.graph.skeleton import copy_of
+from worker.quantizer.graph.rewriting import PassOutcome
+from worker.quantizer.graph.serialized import ModelContent, copy_of, to_bytes
 from worker.quantizer.graph.spill import SpillFolder
 from worker.quantizer.intake.inspect import inspect_model, open_model
 from worker.quantizer.intake.loading import uploaded_bytes
-from worker.quantizer.modes.devices import check_devices, devices_of
-from worker.quantizer.modes.planning import kept_alike, plan_model, prepare_model
-from worker.quantizer.modes.qoperator import to_qoperator
-from worker.quantizer.modes.registry import MODES
-from worker.quantizer.plan.log import PlanLog
-from worker.quantizer.plan.types import QuantizationPlan
+from worker.quantizer.modes.planning import check_devices, devices_of, kept_alike, plan_model, prepare_model
+from worker.quantizer.modes.registry import MODES, to_qoperator
+from worker.quantizer.plan.types import PlanLog, QuantizationPlan
 from worker.quantizer.preparation.layout import take_nhwc, turn_inputs
 from worker.quantizer.preparation.prepare import undo_quantization
-from worker.quantizer.refine.case import Case
-from worker.quantizer.refine.draft import Draft, Filled, QuantizedDraft
-from worker.quantizer.refine.methods import settle_methods
+from worker.quantizer.refine.draft import Case, Draft, Filled, QuantizedDraft
+from worker.quantizer.refine.ranges import settle_methods
 from worker.quantizer.refine.values import settle_values
-from worker.quantizer.report.assemble import make_report
-from worker.quantizer.report.manifest import provenance_entries
-from worker.quantizer.report.range_plot import publish_ranges
-from worker.quantizer.report.training_plot import publish_training
+from worker.quantizer.report.assemble import make_report, provenance_entries
+from worker.quantizer.report.plots import publish_ranges, publish_training
 from worker.quantizer.report.words import calibration_notes, nothing_quantized
 from worker.quantizer.run.cache import Cache
 from worker.quantizer.run.checkpoint import CheckpointStore
@@ -61,7 +54,7 @@ from worker.quantizer.run.identity import origin, run_identity
 from worker.quantizer.run.interface import Run
 from worker.quantizer.run.progress import OverallRun, Stages
 from worker.quantizer.run.services import Services, nobody
-from worker.quantizer.runtime.cpu import cpu_notes
+from worker.quantizer.runtime.host import cpu_notes
 from worker.quantizer.runtime.session import Session, is_heavy
 from worker.quantizer.sanity.examine import examine
 from worker.quantizer.written.settle import as_written

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support.exact_sums import make_sums_exact
-from worker.quantizer.runtime.cpu import saturates_pairs
+from worker.quantizer.runtime.host import saturates_pairs
 
 # What onnxruntime cannot compute exactly on a CPU without VNNI: its integer LSTM and MatMulInteger saturate whatever
 # is asked for, and of tables with two readers and of operators of integers it makes what it then has no kernel for.

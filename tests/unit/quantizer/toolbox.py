@@ -22,10 +22,9 @@ from worker.quantizer.graph.serialized import to_bytes
 from worker.quantizer.modes.registry import MODES
 from worker.quantizer.pipeline import Result, quantize
 from worker.quantizer.plan.grids import fill_activations
-from worker.quantizer.plan.log import PlanLog
 from worker.quantizer.plan.parameters import Parameters
 from worker.quantizer.plan.targets import edit_graph, move_grids
-from worker.quantizer.plan.types import QuantizationPlan
+from worker.quantizer.plan.types import PlanLog, QuantizationPlan
 from worker.quantizer.preparation.prepare import Prepared, prepare
 from worker.quantizer.run.interface import Run, SilentRun
 from worker.quantizer.statistics.collect import Request, collect

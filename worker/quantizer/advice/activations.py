@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from worker.quantizer.numerics.grids import Grid
+from worker.quantizer.numerics.blocks import Grid
 from worker.quantizer.numerics.integer import IntegerGrid
 
 # Values looked at per sample of a tensor, about: every so many-th of its positions, of all channels alike.

@@ -27,11 +27,10 @@ from worker.quantizer.plan.grids import weight_grid
 from worker.quantizer.plan.parameters import Parameters
 from worker.quantizer.plan.types import BiasPlan, QuantizationPlan, Role, WeightPlan
 from worker.quantizer.plan.weights import weight_axis
-from worker.quantizer.refine.case import Case
-from worker.quantizer.refine.draft import Draft
-from worker.quantizer.refine.outliers import find_outliers
+from worker.quantizer.refine.channels import find_outliers
+from worker.quantizer.refine.draft import Case, Draft
 from worker.quantizer.run.services import Services
-from worker.quantizer.runtime.cpu import may_saturate
+from worker.quantizer.runtime.host import may_saturate
 from worker.quantizer.runtime.session import Session, is_large
 from worker.quantizer.statistics.collect import Request, collect
 

@@ -9,11 +9,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from worker.quantizer.autodiff.device import as_tensor
-from worker.quantizer.numerics.blocks import BlockFormat, BlockGrid, FixedPoint
-from worker.quantizer.numerics.grids import Grid
+from worker.quantizer.autodiff.program import as_tensor
+from worker.quantizer.numerics.blocks import BlockFormat, BlockGrid, FixedPoint, FloatGrid, Grid, Minifloat
 from worker.quantizer.numerics.integer import IntegerGrid
-from worker.quantizer.numerics.minifloat import FloatGrid, Minifloat
 
 
 class TorchGrid:

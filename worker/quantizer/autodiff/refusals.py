@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from service.contracts.reason import Reason, declare
 from worker.quantizer.autodiff.operators import COMPUTE
-from worker.quantizer.autodiff.operators.making import TORCH_DTYPES
+from worker.quantizer.autodiff.operators.elementwise import TORCH_DTYPES
 from worker.quantizer.autodiff.operators.resizing import COORDINATES
 from worker.quantizer.graph.rewriting import axis_length, rank_of
 from worker.quantizer.graph.values import (
@@ -19,7 +19,7 @@ from worker.quantizer.graph.values import (
     plain_attributes,
     string_attribute,
 )
-from worker.quantizer.ops.pools import PoolPlaces
+from worker.quantizer.ops.windows import PoolPlaces
 
 NOT_IN_TORCH = declare(
     "no-derivative", "there is no derivative of {op_type}", hint="Train with parts of the network that do without it."

@@ -17,16 +17,13 @@ from service.contracts.compatibility import fed_shape
 from service.contracts.dataset import DatasetSummary, FileFormat, InputSpec, PreprocessingSpec, Thumbnails
 from service.contracts.errors import DatasetMismatchError
 from service.contracts.model import TensorInfo
-from worker.quantizer.data.formats import detect_format
+from worker.quantizer.data.array_files import detect_format, read_npz, read_safetensors
 from worker.quantizer.data.media import Media, read_media, refuse_for_arrays
-from worker.quantizer.data.npz import read_npz
 from worker.quantizer.data.preprocess import Transform
-from worker.quantizer.data.profile import Profiler
 from worker.quantizer.data.ragged import RaggedArray, grouped, largest_sample, pieces, told_shape
 from worker.quantizer.data.selection import are_classes, read_labels, select_arrays
 from worker.quantizer.data.stored import Array, ArraySource, MemoryArray, SampleReader
-from worker.quantizer.data.summary import BLOCK_BYTES, Identity, summarize
-from worker.quantizer.data.tensors import read_safetensors
+from worker.quantizer.data.summary import BLOCK_BYTES, Identity, Profiler, summarize
 from worker.quantizer.data.zips import DEFAULT_MAX_TOTAL_BYTES
 
 THUMBNAILS_FILE = "thumbnails.png"

@@ -23,7 +23,7 @@ from worker.quantizer.graph.values import (
     node_name,
     users,
 )
-from worker.quantizer.numerics.storage import LARGEST_HALF, fades_in_half
+from worker.quantizer.numerics.integer import LARGEST_HALF, fades_in_half
 from worker.quantizer.ops.record import Float16
 from worker.quantizer.ops.table import operator
 from worker.quantizer.plan.types import QuantizationPlan

@@ -16,10 +16,10 @@ import onnx_ir as ir
 from service.contracts.errors import EngineError, UnsupportedModelError
 from service.contracts.specs import NUMBER_TYPES, has_integer_kernels, is_integer
 from worker.quantizer.emit.apart import TYPED_OPSET, keep_apart, leave_out_zero_points, lengthen_biases
+from worker.quantizer.emit.contrib import has_kernel, write_product
 from worker.quantizer.emit.embeddings import Tables
 from worker.quantizer.emit.float16 import turn_beside
-from worker.quantizer.emit.limits import drop_implied_activations, limit_by_operands, limit_integers
-from worker.quantizer.emit.nbits import has_kernel, write_product
+from worker.quantizer.emit.redundant import drop_implied_activations, limit_by_operands, limit_integers
 from worker.quantizer.graph.rewriting import opset_of
 from worker.quantizer.graph.values import (
     Names,
@@ -27,6 +27,7 @@ from worker.quantizer.graph.values import (
     name_of,
     node_name,
 )
+from worker.quantizer.numerics.blocks import FloatGrid
 from worker.quantizer.numerics.emission import (
     IR_VERSION,
     Written,
@@ -36,12 +37,10 @@ from worker.quantizer.numerics.emission import (
     weight_nodes,
 )
 from worker.quantizer.numerics.granularity import PerAxis, PerBlock
-from worker.quantizer.numerics.integer import IntegerGrid
-from worker.quantizer.numerics.minifloat import FloatGrid
-from worker.quantizer.numerics.storage import onnx_integers, onnx_type
+from worker.quantizer.numerics.integer import IntegerGrid, onnx_integers, onnx_type
 from worker.quantizer.ops.channels import MOVERS
+from worker.quantizer.plan.candidates import common_home
 from worker.quantizer.plan.parameters import Parameter, Parameters
-from worker.quantizer.plan.subgraphs import common_home
 from worker.quantizer.plan.types import ActivationPlan, QuantizationPlan
 
 PRODUCER = "quantmill"

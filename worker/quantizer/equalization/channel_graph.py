@@ -16,7 +16,7 @@ import numpy as np
 import onnx_ir as ir
 
 from service.contracts.reason import Reason, declare
-from worker.quantizer.graph.regions import has_regions, region_of
+from worker.quantizer.graph.metadata import has_regions, region_of
 from worker.quantizer.graph.rewriting import axis_length, rank_of
 from worker.quantizer.graph.values import (
     activation_limits,

@@ -13,8 +13,7 @@ import onnx_ir as ir
 
 from service.contracts.config import QuantizationConfig
 from service.contracts.reason import declare
-from worker.quantizer.graph.metadata import hand_on
-from worker.quantizer.graph.regions import apart
+from worker.quantizer.graph.metadata import apart, hand_on
 from worker.quantizer.graph.rewriting import Editor, Rewrite, only_reader, other_operand, rank_of
 from worker.quantizer.graph.rewriting import replace as replace_nodes
 from worker.quantizer.graph.values import constant, float_attribute, is_constant, is_float32, name_of, node_name

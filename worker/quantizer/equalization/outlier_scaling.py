@@ -27,7 +27,7 @@ from worker.quantizer.ops.linear import linear_view
 from worker.quantizer.plan.targets import TARGETS
 from worker.quantizer.plan.types import QuantizationPlan
 from worker.quantizer.preparation.prepare import Prepared
-from worker.quantizer.refine.outliers import Outliers
+from worker.quantizer.refine.channels import Outliers
 
 NO_WAY_FOR_SCALE = declare(
     "no-way-for-scale", "no layers before and behind {tensor!r} can pass a scale on, and no matrix product reads it"

@@ -41,7 +41,7 @@ from worker.quantizer.preparation.affine import replace_constant
 from worker.quantizer.refine.draft import Draft
 from worker.quantizer.refine.step import Change, Step, Toolkit
 from worker.quantizer.statistics.collect import Request
-from worker.quantizer.statistics.rows import ChannelExtremes, RowSample
+from worker.quantizer.statistics.observers import ChannelExtremes, RowSample
 
 # A site is smoothed if that takes so much of its error away: a Mul costs time at every run, a fold does not.
 _WORTH_A_FOLD, _WORTH_A_MUL = 0.02, 0.5

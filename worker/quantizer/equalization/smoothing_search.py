@@ -20,9 +20,7 @@ from service.contracts.specs import (
     is_block,
     needs_calibration,
 )
-from worker.quantizer.numerics.blocks import BlockGrid
-from worker.quantizer.numerics.grids import Grid
-from worker.quantizer.numerics.minifloat import FloatGrid
+from worker.quantizer.numerics.blocks import BlockGrid, FloatGrid, Grid
 from worker.quantizer.ops.linear import WeightLayout
 from worker.quantizer.plan.grids import activation_grid, weight_grid
 from worker.quantizer.plan.types import WeightPlan

@@ -25,12 +25,10 @@ from service.contracts.evaluation_report import (
 from service.contracts.report import ModelFigures
 from service.contracts.runner import DatasetSource, EvaluateResult, EvaluateTask
 from worker.quantizer.data import open_dataset
-from worker.quantizer.evaluation.class_axis import class_outputs
 from worker.quantizer.evaluation.compare import compare
-from worker.quantizer.evaluation.decisions import publish_samples
-from worker.quantizer.evaluation.gate import judge
+from worker.quantizer.evaluation.decisions import class_outputs, publish_samples
+from worker.quantizer.evaluation.gate import judge, metric_figures
 from worker.quantizer.evaluation.latency import measure_latency
-from worker.quantizer.evaluation.metric_figures import metric_figures
 from worker.quantizer.evaluation.metrics import Metrics
 from worker.quantizer.intake.inspect import open_model
 from worker.quantizer.intake.provenance import read_provenance

@@ -14,8 +14,8 @@ from service.contracts.evaluation import EvaluationSpec
 from service.contracts.model import TensorInfo
 from service.contracts.report import Fidelity, Interval, OutputFidelity
 from worker.quantizer.data import Batch, Dataset
-from worker.quantizer.evaluation.certainty.contributions import DenseSums
-from worker.quantizer.evaluation.certainty.figures import interval_of
+from worker.quantizer.evaluation.certainty import interval_of
+from worker.quantizer.evaluation.contributions import DenseSums
 from worker.quantizer.evaluation.decisions import OutputDecisions, metric_columns
 from worker.quantizer.evaluation.metrics import AgreementRate, Distance, Metrics, MetricSet
 from worker.quantizer.evaluation.metrics.distances import power_sums, sqnr_of

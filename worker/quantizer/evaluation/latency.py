@@ -22,7 +22,7 @@ from service.contracts.model import TensorInfo
 from service.contracts.report import Interval, LatencyFigures, MachineLoad
 from worker.quantizer.data import Dataset, choose_batch_size
 from worker.quantizer.run.interface import Run
-from worker.quantizer.runtime.load import LoadMeter
+from worker.quantizer.runtime.host import LoadMeter
 from worker.quantizer.runtime.session import Session
 
 _WARMUP_PAIRS = 3

@@ -19,14 +19,12 @@ from service.contracts.report import (
     RegionFigures,
     Report,
 )
-from worker.quantizer.evaluation.class_axis import class_outputs
 from worker.quantizer.evaluation.compare import compare
-from worker.quantizer.evaluation.gate import GATE_LATENCY, SEARCH_LATENCY, judge, verdict_of
+from worker.quantizer.evaluation.decisions import class_outputs
+from worker.quantizer.evaluation.gate import GATE_LATENCY, SEARCH_LATENCY, judge, metric_figures, verdict_of
 from worker.quantizer.evaluation.latency import measure_latency
-from worker.quantizer.evaluation.metric_figures import metric_figures
-from worker.quantizer.evaluation.nhwc import NhwcSession
-from worker.quantizer.fallback.placement import SLOWER_QUANTIZED, in_float, without
-from worker.quantizer.fallback.regions import PairPlacement, regions, take_off
+from worker.quantizer.evaluation.side_by_side import NhwcSession
+from worker.quantizer.fallback.regions import SLOWER_QUANTIZED, PairPlacement, in_float, regions, take_off, without
 from worker.quantizer.plan.targets import TARGETS
 from worker.quantizer.refine.draft import QuantizedDraft
 from worker.quantizer.report.assemble import Assembled, make_report

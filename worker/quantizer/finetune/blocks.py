@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from worker.quantizer.graph.values import DEFAULT_DOMAINS, is_constant, name_of, node_name, users
 from worker.quantizer.layerwise import is_tunable
-from worker.quantizer.numerics.grids import Grid
+from worker.quantizer.numerics.blocks import Grid
 from worker.quantizer.numerics.integer import IntegerGrid
 from worker.quantizer.ops.linear import LINEAR
 from worker.quantizer.ops.record import Family, Reconstruction

@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from service.contracts.reason import declare
 from worker.quantizer.finetune.blocks import Block
-from worker.quantizer.finetune.moments.solver import MomentsSolver
+from worker.quantizer.finetune.solvers import MomentsSolver
 from worker.quantizer.graph.values import is_constant
 from worker.quantizer.run.interface import Run
 

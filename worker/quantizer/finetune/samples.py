@@ -15,9 +15,8 @@ import onnx_ir as ir
 from worker.quantizer.finetune.blocks import Block, BlockSamples, computes_by_rows, rounding_grid
 from worker.quantizer.graph.values import name_of
 from worker.quantizer.layerwise import Frontier, Part
-from worker.quantizer.layerwise.feed import real_samples
+from worker.quantizer.layerwise.frontier import StoreLimits, free_memory_bytes, real_samples
 from worker.quantizer.layerwise.models import rests_as_integers
-from worker.quantizer.layerwise.store import StoreLimits, free_memory_bytes
 
 # Share of the free memory that the samples of one layer may take; torch rearranges them, so that they are there twice
 # for a moment.

@@ -12,10 +12,8 @@ from google.protobuf.message import DecodeError
 from service.contracts.errors import NotOnnxError, UnsupportedModelError
 from service.contracts.model import ModelSummary
 from worker.quantizer.graph.serialized import to_bytes
-from worker.quantizer.intake.complexity import check_complexity
-from worker.quantizer.intake.external_data import ExternalFiles, attach, is_external
-from worker.quantizer.intake.tensors import check_tensor
-from worker.quantizer.intake.wire import check_outline, damaged, not_onnx
+from worker.quantizer.intake.complexity import check_complexity, check_outline, damaged, not_onnx
+from worker.quantizer.intake.external_data import ExternalFiles, attach, check_tensor, is_external
 from worker.quantizer.preparation.prepare import undo_quantization
 
 MAX_FILE_BYTES = (1 << 31) - 1  # protobuf's own limit

@@ -9,7 +9,7 @@ from pathlib import Path
 from service.contracts.base import VERSION
 from service.contracts.provenance import Provenance
 from service.contracts.report import Report
-from worker.quantizer.intake.wire import model_metadata, not_onnx
+from worker.quantizer.intake.complexity import model_metadata, not_onnx
 
 
 def read_provenance(path: Path) -> Provenance | None:

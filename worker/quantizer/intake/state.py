@@ -17,8 +17,8 @@ import onnx_ir as ir
 
 from service.contracts.base import below
 from service.contracts.errors import DatasetError, FieldProblem, StateError
+from worker.quantizer.data.array_files import looks_like_safetensors, read_safetensors
 from worker.quantizer.data.stored import Array, StoredArray
-from worker.quantizer.data.tensors import looks_like_safetensors, read_safetensors
 
 # Metadata of an initializer: the names of its tensor in a state_dict, as a JSON list; several are one tensor's.
 STATE_NAMES = "quantmill.state"

@@ -10,8 +10,7 @@ import onnx_ir as ir
 
 from service.contracts.model import ASSUMED_LENGTH, MOST_MATRIX_KINDS, MatrixKind, Work
 from worker.quantizer.graph.values import is_constant
-from worker.quantizer.ops.linear import MATRIX_PRODUCTS
-from worker.quantizer.ops.weights import RECURRENT
+from worker.quantizer.ops.linear import MATRIX_PRODUCTS, RECURRENT
 
 _FLOAT_BYTES = 4
 # Shapes may claim anything; whoever reads JSON may have no longer integers.

@@ -2,20 +2,276 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import contextlib
+import os
+import resource
+import shutil
+import tempfile
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import onnx_ir as ir
 
 from service.contracts.errors import ResourceLimitError
+from service.contracts.model import TensorInfo
+from worker.quantizer.data import Dataset, choose_batch_size
 from worker.quantizer.graph.values import name_of
-from worker.quantizer.layerwise.feed import Feed, Part
-from worker.quantizer.layerwise.models import Piece, PieceMaker, rests_as_integers
-from worker.quantizer.layerwise.segments import Segment, outside
-from worker.quantizer.layerwise.store import Store, StoreFullError
+from worker.quantizer.layerwise.models import Piece, PieceMaker, Segment, outside, rests_as_integers
 from worker.quantizer.numerics.integer import IntegerGrid
 from worker.quantizer.plan.types import QuantizationPlan
 from worker.quantizer.preparation.prepare import Prepared
+from worker.quantizer.refine.step import Toolkit
+from worker.quantizer.run.interface import Run
+
+# Where tensors wait between the segment that makes them and the last one that reads them: in memory or on disk.
+
+Level = Literal["auto", 0, 1, 2]
+_MEMINFO = Path("/proc/meminfo")
+_CGROUP_LIMIT, _CGROUP_USED = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
+# Shares of what is free that waiting tensors may take: the rest is for the layers being solved, and for others.
+_MEMORY_SHARE, _DISK_SHARE = 0.4, 0.5
+_UNKNOWN_MEMORY = 1 << 30
+
+
+class StoreFullError(Exception):
+    """A tensor fits neither into memory nor on disk. The walk answers it by going on with fewer samples."""
+
+
+@dataclass(frozen=True)
+class StoreLimits:
+    """Where tensors may wait.
+
+    Attributes:
+        level: 0 all in memory; 1 in memory what the next layer reads, on disk what waits longer; 2 all on disk; auto
+            as 0. What does not fit where the level wants it goes to the next level.
+        memory_bytes: that waiting tensors may take in memory; None: a share of what is free.
+        disk_bytes: the same on disk.
+    """
+
+    level: Level = "auto"
+    memory_bytes: int | None = None
+    disk_bytes: int | None = None
+
+
+DEFAULT_LIMITS = StoreLimits()
+
+
+@dataclass
+class _Entry:
+    size: int
+    array: np.ndarray | None
+    path: Path | None
+    dtype: np.dtype
+    shape: tuple[int, ...]
+
+
+class Store:
+    """Arrays by key; ``close`` it when they are no longer needed.
+
+    Args:
+        limits: where tensors may wait.
+        folder: to make the scratch folder in; default: that for temporary files.
+    """
+
+    def __init__(self, limits: StoreLimits, folder: Path | None = None) -> None:
+        self._level = 0 if limits.level == "auto" else limits.level
+        self._entries: dict[object, _Entry] = {}
+        self._parent = folder
+        self._folder: Path | None = None
+        self._memory_limit = limits.memory_bytes
+        self._disk_limit = limits.disk_bytes
+        self._files = 0
+        self.memory_bytes = self.disk_bytes = 0
+        self.overflowed = False  # something did not fit where the level wanted it
+
+    def close(self) -> None:
+        """Remove everything, files too."""
+        self._entries.clear()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def put(self, key: object, array: np.ndarray, *, read_next: bool) -> None:
+        """Keep ``array`` under ``key``, which must be free.
+
+        Args:
+            key: hashable.
+            array: not copied where it stays in memory; nobody may write into it.
+            read_next: the very next segment reads it.
+
+        Raises:
+            StoreFullError: it fits nowhere.
+        """
+        if key in self._entries:
+            raise ValueError(f"{key!r} is kept already")
+        in_memory = self._level == 0 or (self._level == 1 and read_next)
+        if in_memory and self.memory_bytes + array.nbytes > self._memory():
+            in_memory, self.overflowed = False, True
+        if not in_memory and _fits_file(array):
+            self._entries[key] = self._write(array)
+            return
+        self.memory_bytes += array.nbytes
+        self._entries[key] = _Entry(array.nbytes, array, None, array.dtype, array.shape)
+
+    def get(self, key: object) -> np.ndarray:
+        """The array of ``key``; not to be written into."""
+        entry = self._entries[key]
+        if entry.array is not None:
+            return entry.array
+        if entry.path is None:
+            raise ValueError("an entry without an array or a file")
+        return np.fromfile(entry.path, entry.dtype).reshape(entry.shape)
+
+    def discard(self, key: object) -> None:
+        """Forget ``key``, if it is there."""
+        entry = self._entries.pop(key, None)
+        if entry is None:
+            return
+        if entry.path is None:
+            self.memory_bytes -= entry.size
+        else:
+            entry.path.unlink()
+            self.disk_bytes -= entry.size
+
+    def put_away(self, key: object) -> None:
+        """At level 1, move an array that nothing reads next from memory to disk.
+
+        Raises:
+            StoreFullError: there is no room on disk.
+        """
+        entry = self._entries[key]
+        if self._level == 1 and entry.array is not None and _fits_file(entry.array):
+            self._entries[key] = self._write(entry.array)
+            self.memory_bytes -= entry.size
+
+    def discard_where(self, condition: Callable[[object], bool]) -> None:
+        """Forget all keys for which ``condition`` holds."""
+        for key in [key for key in self._entries if condition(key)]:
+            self.discard(key)
+
+    def _write(self, array: np.ndarray) -> _Entry:
+        if self._folder is None:
+            self._folder = Path(tempfile.mkdtemp(prefix="walk-", dir=self._parent))
+        if self._disk_limit is None:
+            self._disk_limit = int(shutil.disk_usage(self._folder).free * _DISK_SHARE)
+        if self.disk_bytes + array.nbytes > self._disk_limit:
+            raise StoreFullError
+        path = self._folder / str(self._files)
+        self._files += 1
+        with path.open("wb") as file:
+            file.write(array.reshape(-1).view(np.uint8).data)  # tofile does not say why it wrote less
+        self.disk_bytes += array.nbytes
+        return _Entry(array.nbytes, None, path, array.dtype, array.shape)
+
+    def _memory(self) -> int:
+        if self._memory_limit is None:
+            self._memory_limit = int(free_memory_bytes() * _MEMORY_SHARE)
+        return self._memory_limit
+
+
+def _fits_file(array: np.ndarray) -> bool:
+    return array.nbytes > 0 and array.dtype.kind in "biuf"
+
+
+def free_memory_bytes() -> int:
+    """Memory that this process could still get: the machine's, or the container's or the process's own limit."""
+    free = [_UNKNOWN_MEMORY]
+    with contextlib.suppress(OSError, KeyError):  # no Linux: a guess is all there is
+        lines = dict(line.split(":", 1) for line in _MEMINFO.read_text().splitlines())
+        free = [int(lines["MemAvailable"].split()[0]) * 1024]
+    with contextlib.suppress(OSError, ValueError):  # no container, or "max"
+        free.append(int(_CGROUP_LIMIT.read_text()) - int(_CGROUP_USED.read_text()))
+    return max(min([*free, *_address_space()]), 0)
+
+
+def _address_space() -> list[int]:
+    """What the process's limit on its address space leaves it."""
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if limit == resource.RLIM_INFINITY:
+        return []
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+    except OSError:
+        return []
+    return [limit - pages * os.sysconf("SC_PAGE_SIZE")]
+
+
+# What a walk is fed with.
+
+# Elements of the inputs in one part: large enough to keep all threads busy, small enough to be little of the whole.
+_PART_ELEMENTS = 320_000
+_LARGEST_PART = 32
+
+
+@dataclass(frozen=True)
+class Feed:
+    """What a walk is fed with.
+
+    Attributes:
+        data: calibration set.
+        inputs: the model's inputs.
+        first: number of the first sample.
+        last: number of the sample to stop before.
+        threads: of the sessions.
+        run: asked between runs whether to stop.
+        limits: where tensors wait.
+        device: where the layers run; see ``runtime.providers_of``.
+    """
+
+    data: Dataset
+    inputs: Sequence[TensorInfo]
+    first: int
+    last: int
+    threads: int
+    run: Run
+    limits: StoreLimits = DEFAULT_LIMITS
+    device: str = "cpu"
+
+    @staticmethod
+    def of(
+        toolkit: Toolkit, *, samples: int | None = None, limits: StoreLimits | None = None, device: str = "cpu"
+    ) -> Feed:
+        """The calibration samples that a step may learn from, or the first ``samples`` of them."""
+        case, services = toolkit.case, toolkit.services
+        last = case.calibration_samples
+        if samples is not None:
+            last = min(last, toolkit.first_sample + samples)
+        return Feed(
+            case.calibration,
+            case.inputs,
+            toolkit.first_sample,
+            last,
+            services.threads,
+            services.run,
+            limits or DEFAULT_LIMITS,
+            device,
+        )
+
+    def part_size(self) -> int:
+        """Samples that run together at most."""
+        one, largest = choose_batch_size(self.inputs, self.data, 1), self.data.largest(self.inputs)
+        elements = 1
+        for batch in self.data.batches(self.inputs, one, start=largest, limit=largest + 1):
+            elements = sum(array.size for array in batch.feeds.values())
+        wanted = max(1, min(_LARGEST_PART, _PART_ELEMENTS // max(elements, 1)))
+        return choose_batch_size(self.inputs, self.data, int(wanted))
+
+
+@dataclass(frozen=True)
+class Part:
+    """Consecutive samples that run together: the ``number``-th part, ``valid`` real samples of ``size``."""
+
+    number: int
+    valid: int
+    size: int
+
+
+def real_samples(array: np.ndarray, part: Part) -> np.ndarray:
+    """Without the padding of a last short part."""
+    return array[: part.valid] if array.ndim and array.shape[0] == part.size else array
+
 
 _FLOAT, _QUANTIZED = "float", "quantized"
 

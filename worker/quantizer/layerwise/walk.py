@@ -20,10 +20,8 @@ import numpy as np
 import onnx_ir as ir
 
 from worker.quantizer.graph.values import is_constant, name_of, node_name
-from worker.quantizer.layerwise.feed import Feed, Part, real_samples
-from worker.quantizer.layerwise.frontier import Frontier
-from worker.quantizer.layerwise.models import rests_as_integers
-from worker.quantizer.layerwise.segments import Segment, cut, ordered
+from worker.quantizer.layerwise.frontier import Feed, Frontier, Part, real_samples
+from worker.quantizer.layerwise.models import Segment, cut, ordered, rests_as_integers
 from worker.quantizer.numerics.integer import IntegerGrid
 from worker.quantizer.plan.parameters import Parameters
 from worker.quantizer.plan.types import QuantizationPlan, Role

@@ -9,6 +9,8 @@ that onnxruntime fuses (DynamicQuantizeMatMul, MatMulIntegerToFloat).
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
+
 import numpy as np
 import onnx_ir as ir
 
@@ -17,24 +19,87 @@ from service.contracts.errors import EngineError
 from service.contracts.reason import Reason, declare
 from service.contracts.specs import ActivationSpec, WeightSpec, has_integer_kernels
 from worker.quantizer.emit import BLOCKS_OPSET, PRODUCER, Emitted, restore_weights, write_moved
+from worker.quantizer.emit.contrib import write_dynamic_lstm
 from worker.quantizer.emit.embeddings import Tables
-from worker.quantizer.emit.recurrent import write_dynamic_lstm
-from worker.quantizer.graph.facts import NodeFacts
+from worker.quantizer.graph.metadata import NodeFacts
 from worker.quantizer.graph.rewriting import opset_of
-from worker.quantizer.graph.values import Names, add_initializer, int_attribute, name_of, node_name
-from worker.quantizer.modes.parameters_only import plan_weights
+from worker.quantizer.graph.values import (
+    DEFAULT_DOMAINS,
+    Names,
+    add_initializer,
+    int_attribute,
+    is_float32,
+    name_of,
+    node_name,
+)
 from worker.quantizer.numerics.granularity import PER_TENSOR
 from worker.quantizer.numerics.integer import IntegerGrid
-from worker.quantizer.ops.linear import CONVOLUTIONS, linear_view
+from worker.quantizer.ops.linear import CONVOLUTIONS, LINEAR, linear_view, recurrent_weights
 from worker.quantizer.ops.table import named, operator
-from worker.quantizer.ops.weights import recurrent_weights
-from worker.quantizer.plan.log import PlanLog
+from worker.quantizer.plan.candidates import leave_subgraphs, plan_subgraph_weights
 from worker.quantizer.plan.parameters import Parameters
-from worker.quantizer.plan.types import QuantizationPlan, Role
+from worker.quantizer.plan.selection import Matcher, Selection
+from worker.quantizer.plan.stored_weights import plan_embeddings, plan_recurrent
+from worker.quantizer.plan.types import NodePlan, PlanLog, QuantizationPlan, Role
+from worker.quantizer.plan.weights import OPERANDS_NOT_FLOAT32, plan_weight, unusable_weight
+
+# Plans that concern weights alone: for dynamic quantization and for weights that are stored small.
+#
+# Every MatMul, Gemm, Conv and ConvTranspose with a constant weight is a candidate; activations are not planned.
+
+
+def plan_weights(
+    graph: ir.Graph,
+    config: QuantizationConfig,
+    facts: NodeFacts,
+    plan_log: PlanLog,
+    *,
+    candidates: Collection[str] = LINEAR,
+    why_not: Reason,
+    ties: Callable[[WeightSpec], bool] = lambda spec: True,
+    why_float: Callable[[ir.Node], Reason | None] = lambda node: None,
+) -> QuantizationPlan:
+    """A plan with the weights of linear nodes and recurrent layers, the tables of embeddings, and nothing else.
+
+    Args:
+        graph: prepared main graph.
+        config: resolved config.
+        facts: of its nodes.
+        plan_log: takes notes.
+        candidates: operators whose weights are quantized.
+        why_not: the reason given for all other operators.
+        ties: see ``plan_embeddings``.
+        why_float: see ``plan_recurrent``.
+
+    Returns:
+        A plan with a NodePlan for every node, sub-graph nodes included.
+    """
+    selection = Selection(config, Matcher(graph, facts.op_types))
+    plan = QuantizationPlan()
+    for node in graph:
+        reason = _reason(node, selection, candidates, why_not)
+        plan.nodes[node_name(node)] = NodePlan(node_name(node), node.op_type, None if reason else Role.LINEAR, reason)
+        if reason is None:
+            plan_weight(node, plan, selection, plan_log)
+    leave_subgraphs(graph, plan)
+    plan_recurrent(graph, plan, selection, plan_log, why_float=why_float)
+    plan_embeddings(graph, plan, selection, plan_log, ties=ties)
+    if config.subgraphs == "weights":
+        plan_subgraph_weights(graph, plan, selection, plan_log)
+    return plan
+
+
+def _reason(node: ir.Node, selection: Selection, candidates: Collection[str], why_not: Reason) -> Reason | None:
+    if node.domain not in DEFAULT_DOMAINS or node.op_type not in candidates:
+        return why_not
+    excluded = selection.reason(node)
+    if excluded is not None:
+        return excluded
+    return unusable_weight(node.inputs[1]) if is_float32(node.inputs[0]) else OPERANDS_NOT_FLOAT32()
+
 
 # What DynamicQuantizeLinear makes of an activation.
 AT_RUN_TIME = ActivationSpec(dtype="uint8", symmetric=False)
-
 NOT_DYNAMIC = declare("not-dynamic", "dynamic quantization concerns MatMul, Gemm, Conv and recurrent layers")
 SCALED_GEMM = declare("scaled-gemm", "transA, alpha or beta has no counterpart in MatMulInteger")
 WEIGHT_NO_MATRIX = declare("weight-no-matrix", "its weight is not a matrix")

@@ -15,16 +15,13 @@ from service.contracts.config import QuantizationConfig
 from service.contracts.reason import Reason
 from worker.quantizer.emit import PRODUCER, Emitted, emit
 from worker.quantizer.emit.float16 import to_float16
-from worker.quantizer.graph.facts import NodeFacts
-from worker.quantizer.graph.skeleton import copy_of
+from worker.quantizer.graph.metadata import NodeFacts
+from worker.quantizer.graph.serialized import copy_of
 from worker.quantizer.graph.values import node_name
-from worker.quantizer.plan.log import PlanLog
-from worker.quantizer.plan.matching import Matcher
-from worker.quantizer.plan.selection import Selection
-from worker.quantizer.plan.subgraphs import leave_subgraphs
-from worker.quantizer.plan.types import NodePlan, QuantizationPlan, Role
-from worker.quantizer.refine.case import Case
-from worker.quantizer.refine.draft import Draft, Filled
+from worker.quantizer.plan.candidates import leave_subgraphs
+from worker.quantizer.plan.selection import Matcher, Selection
+from worker.quantizer.plan.types import NodePlan, PlanLog, QuantizationPlan, Role
+from worker.quantizer.refine.draft import Case, Draft, Filled
 from worker.quantizer.refine.float16 import NO_FLOAT32, kept_wide, opset_of_graph, out_of_range, refused
 from worker.quantizer.run.services import Services
 

@@ -11,20 +11,21 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from service.contracts.config import QuantizationConfig
-from service.contracts.errors import EngineError, ModelError
-from worker.quantizer.graph.provenance import fates, outline
-from worker.quantizer.graph.skeleton import copy_of
-from worker.quantizer.intake.soundness import check_channels
+from service.contracts.devices import DeviceField, device_fields
+from service.contracts.errors import DeviceNotThereError, EngineError, ModelError
+from worker.quantizer.finetune.solvers import may_have_gpu
+from worker.quantizer.graph.metadata import fates, outline
+from worker.quantizer.graph.serialized import copy_of
+from worker.quantizer.intake.inspect import check_channels
 from worker.quantizer.modes.registry import MODES, lowest_opset, wanted_opset
-from worker.quantizer.plan.log import PlanLog
-from worker.quantizer.plan.matching import Matcher
-from worker.quantizer.plan.selection import check_selectors
+from worker.quantizer.plan.selection import Matcher, check_selectors
 from worker.quantizer.plan.targets import edit_graph, edits_graph
-from worker.quantizer.plan.types import Decision, QuantizationPlan
+from worker.quantizer.plan.types import Decision, PlanLog, QuantizationPlan
 from worker.quantizer.preparation.prepare import Prepared, prepare
-from worker.quantizer.refine.case import Case
+from worker.quantizer.refine.draft import Case
 from worker.quantizer.refine.unchanged import strays
 from worker.quantizer.run.services import Services
+from worker.quantizer.runtime.session import providers_of
 
 
 @dataclass(frozen=True)
@@ -144,3 +145,47 @@ def _choices(prepared: Prepared) -> Iterator[frozenset[str]]:
 
 # Others rely on what these do.
 _NEEDED = frozenset({"inline_functions", "name_everything", "fix_shapes", "nhwc_input"})
+
+
+# Devices that a config names are looked for before anything is computed.
+
+_CPU = "cpu"
+_CONFIG = "/config"
+_ONNXRUNTIME = "infer_device"
+
+
+def check_devices(config: QuantizationConfig) -> None:
+    """Make sure that each GPU that the config asks for is there. Libraries are loaded only where one is.
+
+    Raises:
+        DeviceNotThereError: it is not; points to the field.
+    """
+    for field in device_fields(config):
+        if not field.is_gpu:
+            continue
+        try:
+            _device_of(field)
+        except DeviceNotThereError as error:
+            raise DeviceNotThereError(error.detail, hint=error.hint, pointer=_CONFIG + field.pointer) from None
+
+
+def devices_of(config: QuantizationConfig) -> list[str]:
+    """What each field of the config that names a device leads to on this host, in order.
+
+    Raises:
+        DeviceNotThereError: a GPU that a field asks for is not there.
+    """
+    return [_device_of(field) for field in device_fields(config)]
+
+
+def _device_of(field: DeviceField) -> str:
+    if field.pointer.endswith(_ONNXRUNTIME):
+        return str(providers_of(field.value)[0])
+    if field.value == _CPU or not (field.is_gpu or may_have_gpu()):
+        return _CPU
+    import torch
+
+    from worker.quantizer.autodiff.program import choose_device  # loads torch
+
+    device = choose_device(field.value)
+    return _CPU if device.type == _CPU else f"{device} {torch.cuda.get_device_name(device)}"

@@ -2,35 +2,70 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
+import onnx
 import onnx_ir as ir
+import onnxruntime as ort
 
+from service.contracts.algorithms import Algorithm
 from service.contracts.config import Mode, QuantizationConfig
 from service.contracts.costs import held_back_samples
 from service.contracts.reason import declare
 from service.contracts.specs import NUMBER_TYPES, WeightSpec, is_integer
 from worker.quantizer.emit import BLOCKS_OPSET, emit
-from worker.quantizer.graph.facts import NodeFacts
-from worker.quantizer.modes.dynamic import AT_RUN_TIME, emit_dynamic, plan_dynamic
+from worker.quantizer.equalization.bias_correction import BiasCorrectionStep
+from worker.quantizer.equalization.cross_layer import CrossLayerEqualizationStep
+from worker.quantizer.equalization.outlier_channels import OutlierChannelsStep
+from worker.quantizer.equalization.smooth_quant import SmoothQuantStep
+from worker.quantizer.finetune.step import FinetuneStep
+from worker.quantizer.graph.metadata import NodeFacts
+from worker.quantizer.graph.serialized import serialized
+from worker.quantizer.modes.dynamic import AT_RUN_TIME, emit_dynamic, plan_dynamic, plan_weights
 from worker.quantizer.modes.float16 import emit_float16, fill_float16, plan_float16, with_float16
-from worker.quantizer.modes.parameters_only import plan_weights
-from worker.quantizer.modes.steps import step_of
-from worker.quantizer.plan.log import PlanLog
 from worker.quantizer.plan.parameters import Parameters
-from worker.quantizer.plan.types import QuantizationPlan
+from worker.quantizer.plan.types import PlanLog, QuantizationPlan
 from worker.quantizer.preparation.prepare import LOWEST_OPSET
 from worker.quantizer.refine.calibration import calibrate
-from worker.quantizer.refine.case import Case
-from worker.quantizer.refine.draft import STATIC, Draft, Filled, Form
+from worker.quantizer.refine.draft import STATIC, Case, Draft, Filled, Form
 from worker.quantizer.refine.driver import refine
 from worker.quantizer.refine.judge import Judge
-from worker.quantizer.refine.step import Toolkit
+from worker.quantizer.refine.step import Step, Toolkit
 from worker.quantizer.run.services import Services
+from worker.quantizer.runtime.session import refusals, session_options
+from worker.quantizer.search.autopilot import AutopilotStep
+from worker.quantizer.search.mixed_precision import MixedPrecisionStep
+from worker.quantizer.search.sensitivity import SensitivityStep
+from worker.quantizer.training.step import TrainingStep
+
+# The algorithms by their names in a config.
+
+# Each takes the config's entry of its method.
+STEPS: dict[str, Callable[[Any], Step[Any]]] = {
+    "adaquant": FinetuneStep,
+    "adaround": FinetuneStep,
+    "bias_correction": BiasCorrectionStep,
+    "cross_layer_equalization": CrossLayerEqualizationStep,
+    "smooth_quant": SmoothQuantStep,
+    "awq": SmoothQuantStep,
+    "outlier_channels": OutlierChannelsStep,
+    "qat": TrainingStep,
+    "sensitivity": SensitivityStep,
+    "mixed_precision": MixedPrecisionStep,
+    "autopilot": AutopilotStep,
+}
+
+
+def step_of(algorithm: Algorithm) -> Step[Any]:
+    """The step that an entry of ``algorithms`` asks for."""
+    return STEPS[algorithm.method](algorithm)
+
 
 NOT_LINEAR = declare("not-linear", "mode weights_only concerns the weights of linear and recurrent nodes")
-
 _PLAIN_OPSET = 17
 # QuantizeLinear and DequantizeLinear know float16 from here on.
 _HALF_PAIRS_OPSET = 19
@@ -120,3 +155,40 @@ def _has_blocks(config: QuantizationConfig) -> bool:
 def _weights(config: QuantizationConfig) -> list[WeightSpec]:
     tables = [] if config.embedding is None else [config.embedding]
     return [config.weight, *tables, *(o.weight for o in config.overrides if o.weight)]
+
+
+# QOperator format: Q/DQ pairs and the operators between them become QLinear operators.
+#
+# onnxruntime fuses them itself whenever it loads a Q/DQ model; here it does so once and writes down the outcome. So
+# the operators, those of its own domain com.microsoft among them, are the very ones that it would run.
+
+
+def to_qoperator(model: bytes, *, threads: int, metadata: Mapping[str, str] | None = None) -> tuple[bytes, int]:
+    """The model with QLinear operators, and how many operators between Q/DQ pairs could not be replaced.
+
+    Args:
+        model: serialized model with Q/DQ pairs, 8 bits.
+        threads: of the session that converts.
+        metadata: what the model has to say of itself; onnxruntime does not hand it on.
+
+    Raises:
+        UnsupportedModelError: onnxruntime refuses the model.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "qoperator.onnx"
+        options = session_options(threads, optimized=True)
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+        options.optimized_model_filepath = str(path)
+        # int8 activations as they are; by default x86 leaves nodes that have them in float.
+        options.add_session_config_entry("session.qdqisint8allowed", "1")
+        with refusals("quantized model"):
+            ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+        proto = onnx.load(path)
+    used = {node.domain for node in proto.graph.node}
+    for entry in [entry for entry in proto.opset_import if entry.domain not in used]:
+        proto.opset_import.remove(entry)
+    onnx.helper.set_model_props(
+        proto, {entry.key: entry.value for entry in proto.metadata_props} | dict(metadata or {})
+    )
+    left = sum(node.op_type == "QuantizeLinear" for node in proto.graph.node)
+    return serialized(proto), left

@@ -36,8 +36,7 @@ from service.contracts.specs import (
     WeightSpec,
     is_block,
 )
-from worker.quantizer.graph.facts import NodeFacts
-from worker.quantizer.graph.regions import ACROSS_BORDER, Borders, apart
+from worker.quantizer.graph.metadata import ACROSS_BORDER, Borders, NodeFacts, apart
 from worker.quantizer.graph.values import (
     is_constant,
     is_float32,
@@ -47,19 +46,20 @@ from worker.quantizer.graph.values import (
 )
 from worker.quantizer.numerics.blocks import BLOCK_FORMATS
 from worker.quantizer.numerics.granularity import PER_TENSOR
-from worker.quantizer.plan.between import keep_only_between_quantized, read_by_quantized
-from worker.quantizer.plan.candidates import candidate, may_return_float
-from worker.quantizer.plan.embeddings import plan_embeddings
-from worker.quantizer.plan.limits import belongs_before
-from worker.quantizer.plan.log import PlanLog
-from worker.quantizer.plan.matching import Matcher
+from worker.quantizer.plan.candidates import (
+    candidate,
+    keep_only_between_quantized,
+    leave_subgraphs,
+    may_return_float,
+    plan_subgraph_weights,
+    read_by_quantized,
+)
 from worker.quantizer.plan.profile import RuleContext, Stage, Target
-from worker.quantizer.plan.recurrent import plan_recurrent, recurrence_in_float
-from worker.quantizer.plan.selection import Selection
-from worker.quantizer.plan.subgraphs import leave_subgraphs, plan_subgraph_weights
+from worker.quantizer.plan.selection import Matcher, Selection
+from worker.quantizer.plan.stored_weights import plan_embeddings, plan_recurrent, recurrence_in_float
 from worker.quantizer.plan.targets import TARGETS
-from worker.quantizer.plan.types import ActivationPlan, NodePlan, QuantizationPlan, Role, WeightPlan
-from worker.quantizer.plan.weights import plan_parameters
+from worker.quantizer.plan.types import ActivationPlan, NodePlan, PlanLog, QuantizationPlan, Role, WeightPlan
+from worker.quantizer.plan.weights import belongs_before, plan_parameters
 
 # The type of 16 bits in the place of one of 8.
 WIDER: dict[str, ActivationDtype] = {"int8": "int16", "uint8": "uint16"}

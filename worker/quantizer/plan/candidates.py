@@ -5,21 +5,32 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from service.contracts.reason import Reason, declare
-from worker.quantizer.graph.facts import NodeFacts
+from worker.quantizer.graph.metadata import Borders, NodeFacts
 from worker.quantizer.graph.rewriting import scalar
 from worker.quantizer.graph.values import (
     DEFAULT_DOMAINS,
     is_constant,
     is_float32,
     node_name,
+    owners,
     string_attribute,
+    subgraph_nodes,
+    users,
 )
-from worker.quantizer.ops.linear import MATRIX_PRODUCTS
+from worker.quantizer.ops.linear import MATRIX_PRODUCTS, is_linear, is_recurrent, recurrent_weights
 from worker.quantizer.ops.windows import counts_beyond, has_gaps
 from worker.quantizer.plan.profile import SHAPES, Target
 from worker.quantizer.plan.selection import Selection
-from worker.quantizer.plan.types import Role
-from worker.quantizer.plan.weights import OPERANDS_NOT_FLOAT32, TRAINING_FAULT, is_finite, unusable_weight
+from worker.quantizer.plan.stored_weights import enter_recurrent
+from worker.quantizer.plan.types import NodePlan, PlanLog, QuantizationPlan, Role
+from worker.quantizer.plan.weights import (
+    OPERANDS_NOT_FLOAT32,
+    TRAINING_FAULT,
+    WEIGHT_NOT_CONSTANT,
+    is_finite,
+    plan_weight,
+    unusable_weight,
+)
 
 FOREIGN_DOMAIN = declare(
     "foreign-domain",
@@ -172,3 +183,173 @@ def _mover_reason(node: ir.Node) -> Reason | None:
     if node.op_type == "Resize" and string_attribute(node, "mode", "nearest") == "cubic":
         return CUBIC_RESIZE()
     return None
+
+
+# Rule 3 of planning: elementwise, pooling and data-moving nodes are quantized only between quantized nodes.
+#
+# The border of a quantized region counts as one.
+
+_FLOAT_ANYWAY = "Nothing: it lies where the network is float anyway."
+NOT_FED = declare("not-fed-by-quantized", "no quantized node feeds it", hint=_FLOAT_ANYWAY, by_design=True)
+NOT_READ = declare("not-read-by-quantized", "no quantized node reads its result", hint=_FLOAT_ANYWAY, by_design=True)
+_BOUNDED = (Role.ARITHMETIC, Role.UNARY, Role.TRANSPARENT)
+
+
+def keep_only_between_quantized(graph: ir.Graph, plan: QuantizationPlan) -> None:
+    """Take back decisions until every bounded node is fed and read by a quantized one.
+
+    Decisions are only ever taken back, so the order does not change which remain; one sweep in either direction and
+    then only the neighbours of what changed make it linear in the number of edges.
+    """
+    nodes, borders = list(graph), Borders(graph)
+    waiting: dict[ir.Node, None] = {}
+    for node in nodes:
+        _judge(node, plan, graph, borders, waiting, sides=("fed",))
+    for node in reversed(nodes):
+        _judge(node, plan, graph, borders, waiting, sides=("read",))
+    while waiting:
+        changed, waiting = waiting, {}
+        for node in changed:
+            _judge(node, plan, graph, borders, waiting, sides=("fed", "read"))
+
+
+def _judge(
+    node: ir.Node,
+    plan: QuantizationPlan,
+    graph: ir.Graph,
+    borders: Borders,
+    waiting: dict[ir.Node, None],
+    *,
+    sides: tuple[str, ...],
+) -> None:
+    """Take the node back if it must be; its neighbours then wait to be judged."""
+    entry = plan.nodes[node_name(node)]
+    reason = None
+    if "fed" in sides and entry.role in (*_BOUNDED, Role.FUSED) and not _fed(node, plan, borders):
+        reason = NOT_FED()
+    elif "read" in sides and entry.role in _BOUNDED and not _read(plan.carrier(node), plan, graph, borders):
+        reason = NOT_READ()
+    if reason is None:
+        return
+    entry.role, entry.reason = None, reason
+    waiting.update((reader, None) for value in node.outputs for reader in users(value) if reader.graph is graph)
+    for value in node.inputs:
+        producer = value.producer() if value is not None else None
+        if producer is None:
+            continue
+        waiting[producer] = None
+        # what is fused carries the result of the node before it
+        before = producer.inputs[0].producer() if producer.inputs and producer.inputs[0] is not None else None
+        if plan.nodes[node_name(producer)].role is Role.FUSED and before is not None:
+            waiting[before] = None
+
+
+def _fed(node: ir.Node, plan: QuantizationPlan, borders: Borders) -> bool:
+    given = [value for value in node.inputs if value is not None and not is_constant(value)]
+    return any(_entry(value, plan) or borders.enters(value, node) for value in given)
+
+
+def _read(value: ir.Value, plan: QuantizationPlan, graph: ir.Graph, borders: Borders) -> bool:
+    return borders.leaves(value) or read_by_quantized(value, plan, graph)
+
+
+def _entry(value: ir.Value, plan: QuantizationPlan) -> NodePlan | None:
+    producer = value.producer()
+    entry = plan.nodes.get(node_name(producer)) if producer is not None else None
+    return entry if entry is not None and entry.quantized else None
+
+
+def read_by_quantized(value: ir.Value, plan: QuantizationPlan, graph: ir.Graph) -> bool:
+    """True if a quantized node of ``graph`` reads ``value`` or another result of its producer."""
+    producer = value.producer()
+    outputs = producer.outputs if producer is not None else [value]
+    return any(
+        reader.graph is graph and plan.nodes[node_name(reader)].quantized
+        for found in outputs
+        for reader in users(found)
+    )
+
+
+# Nodes inside sub-graphs (bodies of If, Loop and Scan): what becomes of them.
+#
+# Their weights may be quantized, which asks for no data. Their activations stay in float: what a body computes never
+# leaves it but as a result, as often as the body runs and in shapes that may differ each time, so that calibration,
+# which
+# reads tensors of the main graph, does not see it.
+
+_UNROLL = "Export the model without control flow, for instance by unrolling its loops"
+IN_FLOAT = declare(
+    "in-subgraph",
+    "nodes inside sub-graphs stay in float",
+    hint=f"{_UNROLL}; or set subgraphs to weights, for modes static and weights_only.",
+)
+ACTIVATIONS_IN_FLOAT = declare(
+    "activations-in-subgraph",
+    "activations inside sub-graphs stay in float: calibration sees the main graph alone",
+    hint=f"{_UNROLL}.",
+)
+
+
+def leave_subgraphs(graph: ir.Graph, plan: QuantizationPlan) -> None:
+    """Enter the nodes of all sub-graphs into the plan as ones that stay in float."""
+    for node in subgraph_nodes(graph):
+        plan.nodes.setdefault(node_name(node), NodePlan(node_name(node), node.op_type, None, IN_FLOAT()))
+
+
+def plan_subgraph_weights(graph: ir.Graph, plan: QuantizationPlan, selection: Selection, plan_log: PlanLog) -> None:
+    """Quantize the weights that linear and recurrent nodes of sub-graphs read from the main graph.
+
+    Args:
+        graph: prepared main graph, to which the weights of sub-graphs were moved.
+        plan: with the main graph planned, whose spec counts for a weight that both read; changed in place.
+        selection: the user's word.
+        plan_log: takes notes.
+    """
+    for node in subgraph_nodes(graph):
+        entry = plan.nodes[node_name(node)]
+        recurrent = is_recurrent(node)
+        if not recurrent and not is_linear(node):
+            entry.reason = ACTIVATIONS_IN_FLOAT()
+            continue
+        weights = recurrent_weights(node) if recurrent else (node.inputs[1],)
+        refused = (_not_a_weight(weight, graph) for weight in weights)
+        entry.reason = selection.reason(node) or next(filter(None, refused), None)
+        if entry.reason is None:
+            (enter_recurrent if recurrent else plan_weight)(node, plan, selection, plan_log)
+            entry.role, entry.activation_reason = Role.STORED, ACTIVATIONS_IN_FLOAT()
+
+
+def _not_a_weight(weight: ir.Value | None, graph: ir.Graph) -> Reason | None:
+    if is_float32(weight) and is_constant(weight) and weight is not None and weight.graph is not graph:
+        return WEIGHT_NOT_CONSTANT()
+    return unusable_weight(weight)
+
+
+def common_home(graph: ir.Graph, readers: list[ir.Node]) -> ir.Graph:
+    """Where to restore a weight: in the innermost graph that all readers see, but in no body that runs many times.
+
+    A branch of an If that is not taken then costs nothing, and a loop restores the weight once.
+
+    Args:
+        graph: main graph.
+        readers: nodes of it or of its sub-graphs.
+    """
+    if all(node.graph is graph for node in readers):
+        return graph
+    held_by = owners(graph)
+    paths = [_path(node, graph, held_by) for node in readers]
+    common: list[ir.Graph] = [
+        steps[0] for steps in zip(*paths, strict=False) if all(step is steps[0] for step in steps)
+    ]
+    return common[-1]
+
+
+def _path(node: ir.Node, graph: ir.Graph, held_by: dict[ir.Graph, ir.Node]) -> list[ir.Graph]:
+    """The graphs around ``node`` from the main graph inwards, as far as each runs once at most."""
+    inwards: list[ir.Graph] = []
+    part = node.graph
+    while isinstance(part, ir.Graph) and part is not graph:
+        owner = held_by[part]
+        inwards = [part, *inwards] if owner.op_type == "If" else []
+        part = owner.graph
+    return [graph, *inwards]

@@ -11,11 +11,9 @@ import onnx_ir as ir
 from service.contracts.errors import EngineError
 from service.contracts.specs import ActivationSpec, WeightSpec, is_block, is_float8, needs_calibration
 from worker.quantizer.graph.values import node_name
-from worker.quantizer.numerics.blocks import BlockGrid
+from worker.quantizer.numerics.blocks import FLOATS, BlockGrid, FloatGrid, Grid
 from worker.quantizer.numerics.granularity import PER_TENSOR, Granularity, PerAxis, PerBlock
-from worker.quantizer.numerics.grids import Grid
 from worker.quantizer.numerics.integer import IntegerGrid, grid_for_range, integer_limits, snap_scale
-from worker.quantizer.numerics.minifloat import FLOATS, FloatGrid
 from worker.quantizer.ops.linear import summed_axis
 from worker.quantizer.plan.types import QuantizationPlan, Role, WeightPlan
 from worker.quantizer.statistics.observers import Range

@@ -13,9 +13,8 @@ from service.contracts.config import QuantizationConfig
 from service.contracts.reason import Reason, declare
 from service.contracts.targets import target_options
 from worker.quantizer.ops.table import operator
-from worker.quantizer.plan.log import PlanLog
 from worker.quantizer.plan.selection import Selection
-from worker.quantizer.plan.types import Decision, QuantizationPlan, Role
+from worker.quantizer.plan.types import Decision, PlanLog, QuantizationPlan, Role
 
 SHAPES = "Nothing: it computes shapes or indices; with preparation.fixed_shapes it may fold away."
 NO_INTEGER_KERNEL = declare(

@@ -4,8 +4,10 @@ the end.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from typing import TypeVar
 
 import numpy as np
 import onnx_ir as ir
@@ -14,8 +16,8 @@ from service.contracts.reason import Reason
 from service.contracts.specs import HALF_DTYPES, ActivationSpec, BiasSpec, WeightSpec, needs_calibration
 from worker.quantizer.graph.spill import SpillFolder
 from worker.quantizer.graph.values import node_name, users
+from worker.quantizer.numerics.blocks import Grid
 from worker.quantizer.numerics.granularity import PER_TENSOR, Granularity
-from worker.quantizer.numerics.grids import Grid
 from worker.quantizer.numerics.integer import IntegerGrid
 from worker.quantizer.statistics.observers import Range
 
@@ -215,3 +217,45 @@ class QuantizationPlan:
     def sources(self) -> dict[str, ActivationSpec]:
         """Spec by tensor whose range has to be known."""
         return {plan.source: plan.spec for plan in self.activations.values() if needs_calibration(plan.spec.dtype)}
+
+
+# How a plan came about, for the reader of the report: it stands beside the plan, which holds no words of that kind.
+
+_Told = TypeVar("_Told", str, Decision)
+
+
+@dataclass
+class PlanLog:
+    """What planning, filling and algorithms have to tell, in order, each thing once.
+
+    Attributes:
+        notes: sentences.
+        decisions: what the rules of the target changed.
+    """
+
+    notes: list[str] = field(default_factory=list)
+    decisions: list[Decision] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.notes, self.decisions = list(dict.fromkeys(self.notes)), list(dict.fromkeys(self.decisions))
+        self._told: set[str | Decision] = {*self.notes, *self.decisions}  # a large network has thousands
+
+    def note(self, *sentences: str) -> None:
+        """Write sentences down."""
+        self.notes += self._new(sentences)
+
+    def decide(self, decisions: Iterable[Decision]) -> None:
+        """Write decisions down."""
+        self.decisions += self._new(decisions)
+
+    def _new(self, told: Iterable[_Told]) -> list[_Told]:
+        found = [one for one in dict.fromkeys(told) if one not in self._told]
+        self._told.update(found)
+        return found
+
+    def followed_by(self, *sentences: str, decisions: Iterable[Decision] = ()) -> PlanLog:
+        """A plan_log of its own that goes on with these."""
+        longer = PlanLog(self.notes, self.decisions)
+        longer.note(*sentences)
+        longer.decide(decisions)
+        return longer

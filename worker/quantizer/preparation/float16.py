@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from service.contracts.reason import declare
-from worker.quantizer.graph.outcome import PassOutcome
+from worker.quantizer.graph.rewriting import PassOutcome
 from worker.quantizer.graph.values import name_of
 
 NO_FLOAT16 = declare("no-float16", "the model holds no float16")

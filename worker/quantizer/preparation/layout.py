@@ -12,7 +12,7 @@ import onnx
 import onnx_ir as ir
 
 from service.contracts.reason import declare
-from worker.quantizer.graph.outcome import PassOutcome
+from worker.quantizer.graph.rewriting import PassOutcome
 from worker.quantizer.graph.serialized import to_bytes
 from worker.quantizer.graph.values import Names, name_of
 

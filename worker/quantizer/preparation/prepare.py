@@ -20,29 +20,26 @@ from service.contracts.preparation import PreparationSpec
 from service.contracts.provenance import PREFIX
 from service.contracts.reason import declare
 from service.contracts.report import PreparationStep
-from worker.quantizer.graph.facts import NodeFacts
-from worker.quantizer.graph.outcome import PassOutcome, PreparationPass
-from worker.quantizer.graph.rewriting import opset_of
+from worker.quantizer.graph.metadata import NodeFacts
+from worker.quantizer.graph.rewriting import PassOutcome, PreparationPass, opset_of
 from worker.quantizer.graph.values import node_name
 from worker.quantizer.preparation.affine import fold_affine
 from worker.quantizer.preparation.float16 import float16_to_float32
 from worker.quantizer.preparation.layout import announce, four_dimensional_inputs
+from worker.quantizer.preparation.passes.activations import fuse_gelu, fuse_hard_sigmoid, fuse_hard_swish
 from worker.quantizer.preparation.passes.constants import (
     fold_constants,
     lift_subgraph_weights,
     remove_dead_code,
     unshare_initializers,
 )
-from worker.quantizer.preparation.passes.conv1d import sink_conv1d_squeeze
 from worker.quantizer.preparation.passes.dequantize import dequantize
-from worker.quantizer.preparation.passes.gelu import fuse_gelu
-from worker.quantizer.preparation.passes.hard import fuse_hard_sigmoid, fuse_hard_swish
-from worker.quantizer.preparation.passes.l2_norm import fuse_l2_norm
 from worker.quantizer.preparation.passes.names import first_output, inline_functions, name_everything
-from worker.quantizer.preparation.passes.norms import fuse_instance_norm, fuse_layer_norm
+from worker.quantizer.preparation.passes.norms import fuse_instance_norm, fuse_l2_norm, fuse_layer_norm
 from worker.quantizer.preparation.passes.opset import LOWEST_OPSET, WANTED_OPSET, lift_opset
-from worker.quantizer.preparation.passes.padding import pads_of_all_axes, pads_of_max_pool
 from worker.quantizer.preparation.passes.pooling import (
+    pads_of_all_axes,
+    pads_of_max_pool,
     pools_as_counted,
     reduce_mean_to_global_average_pool,
     split_large_pooling,
@@ -51,6 +48,7 @@ from worker.quantizer.preparation.passes.replacing import (
     batch_norm_to_conv,
     clip6_to_relu,
     matmul_add_to_gemm,
+    sink_conv1d_squeeze,
     split_to_slice,
 )
 from worker.quantizer.preparation.passes.shapes import fix_shapes, infer_shapes, repair_shapes

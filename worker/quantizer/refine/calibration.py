@@ -10,17 +10,15 @@ from worker.quantizer.plan.grids import fill_activations
 from worker.quantizer.plan.parameters import Parameters
 from worker.quantizer.plan.targets import move_grids
 from worker.quantizer.plan.types import QuantizationPlan
-from worker.quantizer.refine import outliers, silence
-from worker.quantizer.refine.case import Case
-from worker.quantizer.refine.draft import Draft
-from worker.quantizer.refine.inputs import settle_inputs
-from worker.quantizer.refine.methods import settle_methods
+from worker.quantizer.refine import channels as outliers
+from worker.quantizer.refine import channels as silence
+from worker.quantizer.refine.draft import Case, Draft
+from worker.quantizer.refine.ranges import settle_inputs, settle_methods
 from worker.quantizer.run.services import Services
 from worker.quantizer.statistics.collect import Request
 from worker.quantizer.statistics.observers import Range
 from worker.quantizer.statistics.overflow import check_finite
-from worker.quantizer.statistics.ranges import find_ranges, range_observer
-from worker.quantizer.statistics.supplied import supplied_ranges
+from worker.quantizer.statistics.ranges import find_ranges, range_observer, supplied_ranges
 
 
 class Asking(Protocol):
@@ -77,9 +75,11 @@ def calibrate(
             statistics.setdefault(step.method, []).extend(step.requests(draft))
         requests = [Request(tensor, observer) for tensor, observer in observers.items()]
         requests += [request for of_step in statistics.values() for request in of_step]
-        watched = silence.watch(prepared.graph, plan)
+        watched = silence.watch_silent(prepared.graph, plan)
         requests += [entry.request for entry in watched]
-        channels = outliers.watch(prepared.graph, plan, observers) if case.config.outlier_ratio is not None else []
+        channels = (
+            outliers.watch_outliers(prepared.graph, plan, observers) if case.config.outlier_ratio is not None else []
+        )
         requests += channels
         if requests:
             case.collect(prepared.model, requests, services)
@@ -93,8 +93,8 @@ def calibrate(
         check_finite(
             prepared.model, ranges, case.calibration, case.inputs, limit=limit, threads=threads, run=services.run
         )
-        plan_log.note(*silence.mark(watched, plan))
-        outliers.mark(channels, plan)
+        plan_log.note(*silence.mark_silent(watched, plan))
+        outliers.mark_outliers(channels, plan)
         fill_activations(prepared.graph, plan, ranges)
         plan_log.note(*Parameters(prepared.graph, plan).fill(threads=services.threads))
         move_grids(prepared.graph, plan, case.config, plan_log)

@@ -12,6 +12,7 @@ from service.contracts.errors import EngineError, UnsupportedModelError
 from service.contracts.reason import Reason, declare
 from worker.quantizer.data import choose_batch_size
 from worker.quantizer.emit.float16 import can_turn, float_constants, handed_on
+from worker.quantizer.graph.rewriting import rank_of
 from worker.quantizer.graph.values import (
     constant,
     float_attribute,
@@ -21,17 +22,61 @@ from worker.quantizer.graph.values import (
     node_name,
     string_attribute,
 )
-from worker.quantizer.numerics.storage import FAINT_HALF, LARGEST_HALF, exceeds_half, fades_in_half, holds_in_half
+from worker.quantizer.numerics.integer import FAINT_HALF, LARGEST_HALF, exceeds_half, fades_in_half, holds_in_half
 from worker.quantizer.ops.record import Float16
 from worker.quantizer.ops.table import operator
-from worker.quantizer.refine.case import Case
-from worker.quantizer.refine.floors import floors
-from worker.quantizer.refine.fusions import fatal_transposes
+from worker.quantizer.refine.draft import Case
+from worker.quantizer.refine.values import floors
 from worker.quantizer.run.services import Services
 from worker.quantizer.runtime.faults import culprit_among
 from worker.quantizer.runtime.session import Session, is_large
 from worker.quantizer.statistics.collect import Request
-from worker.quantizer.statistics.extent import Extents
+from worker.quantizer.statistics.ranges import Extents
+
+# Transposes that onnxruntime 1.31 must not find in float16.
+#
+# It fuses a Transpose that moves the first axis to the place before the last, or to the end, with the MatMul that reads
+# it; where the other factor has another rank, and a Cast to float32 lies between, it then reads beyond a shape, and the
+# process dies (matmul_transpose_fusion.cc). Where the Transpose is float32, no Cast lies there.
+
+_BETWEEN = ("Cast", "Identity")
+
+
+def fatal_transposes(graph: ir.Graph) -> set[str]:
+    """Names of such nodes of the main graph: a MatMul's operand is one of them, or several are merged into one."""
+    found: set[str] = set()
+    for node in graph:
+        if node.op_type == "MatMul":
+            for value, other in zip(node.inputs, reversed(node.inputs), strict=True):
+                found.update(node_name(transpose) for transpose in _fatal(value, rank_of(other)))
+    return found
+
+
+def _fatal(value: ir.Value | None, other_rank: int | None) -> list[ir.Node]:
+    """Those that follow one another before a factor, as far back as they do such a thing together."""
+    fatal, chain, together = list[ir.Node](), list[ir.Node](), list[int]()
+    while value is not None and (maker := value.producer()) is not None:
+        if maker.op_type == "Transpose":
+            chain.append(maker)
+            order = _order(maker)
+            together = [order[axis] for axis in together] if len(together) == len(order) else order
+            if _moves_first(together) and other_rank != len(together):
+                fatal = list(chain)
+        elif maker.op_type not in _BETWEEN:
+            break
+        value = maker.inputs[0]
+    return fatal
+
+
+def _order(transpose: ir.Node) -> list[int]:
+    given = transpose.attributes.get("perm")
+    return list(given.as_ints()) if given is not None else list(reversed(range(rank_of(transpose.inputs[0]) or 0)))
+
+
+def _moves_first(order: list[int]) -> bool:
+    rank = len(order)
+    return rank > 2 and order in ([*range(1, rank - 1), 0, rank - 1], [*range(1, rank), 0])
+
 
 NO_FLOAT16_KERNEL = declare("no-float16-kernel", "{op_type} has no float16 kernel")
 NO_FLOAT32 = declare("computes-no-float32", "it computes no float32")
@@ -59,7 +104,6 @@ FATAL_FUSION = declare(
     hint="Transpose behind the MatMul, or leave the node in float32.",
 )
 REFUSED_AS_HALF = declare("refused-as-float16", "onnxruntime does not run it in float16: {words}")
-
 _MOST_REFUSALS = 32
 
 

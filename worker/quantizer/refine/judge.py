@@ -9,11 +9,10 @@ from functools import cached_property
 from service.contracts.metrics import MetricFacts
 from service.contracts.reason import Reason, declare
 from service.contracts.report import Score
-from worker.quantizer.evaluation.certainty.evidence import Evidence, surely_differ
+from worker.quantizer.evaluation.certainty import Evidence, surely_differ
 from worker.quantizer.evaluation.metrics import Distances, Metrics, metric_words
 from worker.quantizer.evaluation.side_by_side import Expected, Measurement, side_by_side
-from worker.quantizer.refine.case import Case
-from worker.quantizer.refine.draft import Draft
+from worker.quantizer.refine.draft import Case, Draft
 from worker.quantizer.run.interface import Run
 from worker.quantizer.run.services import Services
 from worker.quantizer.runtime.session import Session

@@ -13,8 +13,7 @@ from service.contracts.report import RangeChange, TrainingFigures
 from service.contracts.search import Search
 from worker.quantizer.preparation.prepare import Prepared
 from worker.quantizer.refine.calibration import calibrate, take_over
-from worker.quantizer.refine.case import Case
-from worker.quantizer.refine.draft import Draft
+from worker.quantizer.refine.draft import Case, Draft
 from worker.quantizer.run.services import Services
 from worker.quantizer.statistics.collect import Request
 

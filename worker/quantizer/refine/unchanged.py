@@ -11,7 +11,7 @@ import onnx_ir as ir
 from service.contracts.errors import UnsupportedModelError
 from worker.quantizer.evaluation.metrics import Distances
 from worker.quantizer.evaluation.side_by_side import Twins, side_by_side
-from worker.quantizer.refine.case import Case
+from worker.quantizer.refine.draft import Case
 from worker.quantizer.run.services import Services
 from worker.quantizer.runtime.session import Session, is_large
 

@@ -7,6 +7,7 @@ may hold such a thing are values looked at, in a pass of its own before the plan
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -20,11 +21,10 @@ from worker.quantizer.graph.values import DEFAULT_DOMAINS, constant, is_constant
 from worker.quantizer.ops.record import Family
 from worker.quantizer.ops.table import operator
 from worker.quantizer.plan.types import QuantizationPlan, Role
-from worker.quantizer.refine.case import Case
-from worker.quantizer.refine.draft import Draft
+from worker.quantizer.refine.draft import Case, Draft
 from worker.quantizer.run.services import Services
 from worker.quantizer.statistics.collect import Request
-from worker.quantizer.statistics.extent import Extent, Extents, extent_of
+from worker.quantizer.statistics.ranges import Extent, Extents, extent_of
 
 MASKED = declare(
     "masked",
@@ -173,3 +173,50 @@ def _floats(node: ir.Node) -> Iterable[ir.Value]:
     """The float32 values that a node reads and makes."""
     values = (value for value in (*node.inputs, *node.outputs) if value is not None and value.name)
     return [value for value in values if is_float32(value)]
+
+
+# What a network computes of rows of zeros: a small term under a root, a logarithm or a division decides there alone.
+#
+# Calibration data need not hold such a row, and the run does: padding, silence, a black picture.
+
+# Larger ones are no guard against 0.
+_LARGEST_FLOOR = 2.0**-8
+
+
+def floors(graph: ir.Graph) -> dict[ir.Value, float]:
+    """By value of the main graph that hangs on such a term alone where its input is 0: what it then is."""
+    found: dict[ir.Value, float] = {}
+    for node in graph:
+        if node.domain in DEFAULT_DOMAINS and node.inputs and node.inputs[0] is not None:
+            floor = _floor(node, found)
+            if floor is not None and math.isfinite(floor):
+                found[node.outputs[0]] = floor
+    return found
+
+
+def _floor(node: ir.Node, known: dict[ir.Value, float]) -> float | None:
+    """What the node makes where the input of a guard before it, or its own, is 0."""
+    numbers = [None if value is None else known.get(value, _constant(value)) for value in node.inputs[:2]]
+    first, second = numbers[0], numbers[1] if len(numbers) > 1 else None
+    fed = [value for value in node.inputs if value is not None and value in known]
+    if not fed:
+        term = second if first is None else first
+        guards = node.op_type in ("Add", "Max", "Clip") and term is not None and 0.0 < term <= _LARGEST_FLOOR
+        return term if guards else None
+    if operator(node.op_type).keeps_values:
+        return first
+    if first is not None and first > 0.0 and node.op_type in ("Sqrt", "Reciprocal"):
+        return math.sqrt(first) if node.op_type == "Sqrt" else 1.0 / first
+    if first is None or second is None:
+        return None
+    if node.op_type == "Pow" and first > 0.0:
+        with np.errstate(all="ignore"):
+            return float(np.float64(first) ** second)
+    if node.op_type == "Div" and second:
+        return first / second
+    return first * second if node.op_type == "Mul" else None
+
+
+def _constant(value: ir.Value) -> float | None:
+    found = scalar(value) if is_constant(value) else None
+    return None if found is None else float(found)

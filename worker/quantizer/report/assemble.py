@@ -2,32 +2,64 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import NamedTuple
 
 import numpy as np
 
+from service.contracts.base import VERSION
 from service.contracts.config import QuantizationConfig
-from service.contracts.report import GateClause, ModelFigures, Report
+from service.contracts.provenance import Provenance
+from service.contracts.report import GateClause, Manifest, ModelFigures, Report
 from service.contracts.specs import TensorRange, has_integer_kernels
-from worker.quantizer.evaluation.class_axis import class_outputs
 from worker.quantizer.evaluation.compare import compare
-from worker.quantizer.evaluation.gate import judge, search_clauses
+from worker.quantizer.evaluation.decisions import class_outputs
+from worker.quantizer.evaluation.gate import judge, metric_figures, search_clauses
 from worker.quantizer.evaluation.latency import measure_latency
-from worker.quantizer.evaluation.metric_figures import metric_figures
-from worker.quantizer.evaluation.nhwc import NhwcSession
+from worker.quantizer.evaluation.side_by_side import NhwcSession
 from worker.quantizer.graph import sizes
-from worker.quantizer.refine.case import Case
-from worker.quantizer.refine.draft import Differs, QuantizedDraft
-from worker.quantizer.report.growth import growth_words
+from worker.quantizer.graph.serialized import ModelContent
+from worker.quantizer.refine.draft import Case, Differs, QuantizedDraft
 from worker.quantizer.report.kernels import kernel_figures
-from worker.quantizer.report.layer_latency import with_latency
-from worker.quantizer.report.layers import hidden_histograms_note, layer_figures
-from worker.quantizer.report.manifest import make_manifest
-from worker.quantizer.report.words import cost_notes, large_note, report_notes, summary_sentence
+from worker.quantizer.report.layers import hidden_histograms_note, layer_figures, with_latency
+from worker.quantizer.report.words import cost_notes, growth_words, large_note, report_notes, summary_sentence
+from worker.quantizer.run.identity import library_versions
 from worker.quantizer.run.progress import trials_seconds
 from worker.quantizer.run.services import Services
-from worker.quantizer.sanity.figures import channel_findings, figure_findings, with_chance
+from worker.quantizer.sanity.decisions import channel_findings, figure_findings, with_chance
 from worker.quantizer.sanity.kind import worst_first
+
+# The manifest of a run, before there is a model and with it.
+
+
+def make_manifest(case: Case, threads: int, content: ModelContent | None = None) -> Manifest:
+    """Everything needed to make the same bytes again.
+
+    Args:
+        case: what is quantized.
+        threads: CPU threads.
+        content: the quantized model; no digest but its own depend on it. None: it is not made yet.
+    """
+    config = case.config
+    return Manifest(
+        engine_version=VERSION,
+        model_sha256=case.summary.sha256,
+        calibration_sha256=None if case.calibration.is_random else case.calibration.summary.sha256,
+        evaluation_sha256=case.evaluation.summary.sha256 if case.evaluation is not None else None,
+        calibration_preprocessing=None if case.calibration.is_random else case.calibration.preprocessing,
+        evaluation_preprocessing=case.evaluation.preprocessing if case.evaluation is not None else None,
+        output_sha256=hashlib.sha256().hexdigest() if content is None else content.sha256,
+        output_data_sha256=None if content is None else content.data_sha256,
+        config=config,
+        seed=config.seed,
+        versions=library_versions(),
+        threads=threads,
+    ).with_digests()
+
+
+def provenance_entries(case: Case, threads: int) -> dict[str, str]:
+    """What the quantized model's file says of its making."""
+    return Provenance.of(make_manifest(case, threads)).entries()
 
 
 class Assembled(NamedTuple):

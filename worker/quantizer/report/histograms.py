@@ -7,9 +7,8 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from service.contracts.report import Histogram
-from worker.quantizer.numerics.grids import Grid
+from worker.quantizer.numerics.blocks import FloatGrid, Grid
 from worker.quantizer.numerics.integer import IntegerGrid
-from worker.quantizer.numerics.minifloat import FloatGrid
 from worker.quantizer.statistics.sampling import Stride
 
 BINS = 32

@@ -12,17 +12,15 @@ import onnx_ir as ir
 from service.contracts.reason import Reason, declare
 from service.contracts.report import KernelFigures, Kernels, LatencyFigures
 from worker.quantizer.emit import emit
-from worker.quantizer.emit.nbits import has_kernel
+from worker.quantizer.emit.contrib import has_kernel
 from worker.quantizer.evaluation.latency import measure_latency
 from worker.quantizer.evaluation.metrics import Distances
 from worker.quantizer.evaluation.side_by_side import expected_outputs, side_by_side
 from worker.quantizer.graph import sizes
-from worker.quantizer.graph.serialized import to_bytes
-from worker.quantizer.graph.skeleton import copy_of
+from worker.quantizer.graph.serialized import copy_of, to_bytes
 from worker.quantizer.graph.values import name_of
 from worker.quantizer.plan.types import QuantizationPlan
-from worker.quantizer.refine.case import Case
-from worker.quantizer.refine.draft import QuantizedDraft
+from worker.quantizer.refine.draft import Case, QuantizedDraft
 from worker.quantizer.run.services import Services
 from worker.quantizer.runtime.session import Session, is_large
 

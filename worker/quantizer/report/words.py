@@ -5,20 +5,83 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
+import onnx_ir as ir
+
 from service.contracts.evaluation import Gate
 from service.contracts.reason import Reason
-from service.contracts.report import AlgorithmFigures, LatencyFigures, LayerFigures, MetricFigures
+from service.contracts.report import (
+    AlgorithmFigures,
+    LatencyFigures,
+    LayerFigures,
+    MetricFigures,
+    ModelFigures,
+    TrainingFigures,
+)
 from worker.quantizer.data import Dataset
 from worker.quantizer.evaluation.compare import ModelComparison, Source
 from worker.quantizer.evaluation.latency import BUSY_PERCENT
 from worker.quantizer.evaluation.metrics import metric_words
 from worker.quantizer.graph import sizes
 from worker.quantizer.graph.serialized import ModelContent
-from worker.quantizer.plan.log import PlanLog
-from worker.quantizer.plan.types import Decision, QuantizationPlan
-from worker.quantizer.refine.case import Case
-from worker.quantizer.report.layers import NOT_APPLICABLE
-from worker.quantizer.report.training_words import trained_words, training_notes
+from worker.quantizer.graph.values import subgraph_nodes
+from worker.quantizer.plan.types import Decision, PlanLog, QuantizationPlan
+from worker.quantizer.refine.draft import Case, QuantizedDraft
+from worker.quantizer.report.layers import NOT_APPLICABLE, stored_bytes
+
+# What a report says of a training in words.
+
+_ENDED = {
+    "epochs": "all its epochs were done",
+    "steps": "all its steps were done",
+    "seconds": "its time was up",
+    "diverged": "the loss was no number any more",
+    "patience": "no better epoch came (patience)",
+}
+
+
+def training_notes(algorithms: Sequence[AlgorithmFigures]) -> list[str]:
+    """One note per training: how long, on what, how fast, which epoch was taken, what ended it, which weights jump."""
+    return [
+        f"{figures.method} {training_words(figures.training)}{'' if figures.kept else '; it was not kept'}"
+        for figures in algorithms
+        if figures.training is not None
+    ]
+
+
+def training_words(figures: TrainingFigures) -> str:
+    """The note without the name of the method."""
+    last = max(figures.epochs, key=lambda epoch: epoch.epoch, default=None)
+    epochs, steps = (0, 0) if last is None else (last.epoch, last.steps)
+    parts = [
+        f"trained {_count(epochs, 'epoch')} ({_count(steps, 'step')}) on {_count(figures.samples, 'sample')} with "
+        f"{figures.validation_samples} held back ({figures.device})",
+        _best(figures),
+        f"learning rate {figures.learning_rate:g}",
+        f"it ended because {_ENDED[figures.ended]}",
+    ]
+    if last is not None:
+        parts.append(f"at the end {last.oscillating:.2%} of the weights were oscillating and {last.frozen:.2%} frozen")
+    return "; ".join(parts)
+
+
+def trained_words(algorithms: Sequence[AlgorithmFigures]) -> str:
+    """For the summary: how long the network was trained; empty where it was not, or to no avail."""
+    kept = [figures.training for figures in algorithms if figures.kept and figures.training is not None]
+    return f"trained to epoch {kept[-1].best_epoch}" if kept and kept[-1].best_epoch else ""
+
+
+def _best(figures: TrainingFigures) -> str:
+    by = figures.metric or "the validation loss"
+    if figures.best_epoch == 0:
+        return f"no epoch was better than the network before it, by {by}"
+    found = next((epoch for epoch in figures.epochs if epoch.epoch == figures.best_epoch), None)
+    value = None if found is None else (found.validation_loss if figures.metric is None else found.metric)
+    return f"epoch {figures.best_epoch} was the best by {by}" + ("" if value is None else f" ({value:.5g})")
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number} {word}{'' if number == 1 else 's'}"
+
 
 # Below this, one part in ten of the output's energy is error.
 POOR_SQNR_DB = 10.0
@@ -231,3 +294,50 @@ def large_note(content: ModelContent) -> str | None:
     told = f"weights were mapped from files and read anew for each run, and {whose} had them packed for kernels"
     beside = "" if content.data is None else f"; its weights are in {content.data.name}, which belongs beside it"
     return f"the model is large: {told}, so figures elsewhere may differ{beside}"
+
+
+# Why a quantized model is no smaller than the float one.
+
+
+def growth_words(done: QuantizedDraft, before: ModelFigures, after: ModelFigures) -> str | None:
+    """The causes with their bytes, the largest first; None for a model that became smaller.
+
+    Constants are counted in the prepared model, from which the quantized one is made. What the file holds beside
+    constants is its structure: nodes, names, shapes.
+    """
+    if after.size_bytes < before.size_bytes:
+        return None
+    prepared, emitted = _initializers(done.prepared.model), _initializers(done.emitted.model)
+    was, now = (sum(map(stored_bytes, values.values())) for values in (prepared, emitted))
+    planned = [name for name in done.plan.weights if name in prepared]
+    twice = sum(stored_bytes(prepared[name]) for name in planned if name in emitted and _is_float(emitted[name]))
+    inside = _bytes_inside(done.emitted.model.graph)
+    saved = sum(stored_bytes(prepared[name]) for name in planned if name not in emitted)
+    structure = (after.size_bytes - now) - (before.size_bytes - min(was, before.size_bytes))
+    copied = max(0, was - before.size_bytes)
+    causes = [
+        (twice, f"weights of {twice} bytes are stored twice: as integers, and as floats for nodes that stay in float"),
+        (inside, f"{inside} bytes of constants are read inside bodies of Loop, If or Scan, which need them in float"),
+        (copied, f"preparation made the constants {copied} bytes larger than the whole float file"),
+        (
+            structure,
+            f"Q/DQ nodes, names and shapes add {structure} bytes, while weights of {saved} bytes were quantized",
+        ),
+    ]
+    told = [words for size, words in sorted(causes, key=lambda cause: -cause[0]) if size > 0]
+    return f"the quantized model is not smaller: {'; '.join(told) or 'nothing in it takes fewer bytes'}"
+
+
+def _initializers(model: ir.Model) -> dict[str, ir.Value]:
+    graphs = (model.graph, *model.graph.subgraphs())
+    return {name: value for graph in graphs for name, value in graph.initializers.items()}
+
+
+def _is_float(value: ir.Value) -> bool:
+    return value.dtype is not None and value.dtype.is_floating_point()
+
+
+def _bytes_inside(graph: ir.Graph) -> int:
+    """Bytes of floats that nodes of sub-graphs read as they are."""
+    read = {value for node in subgraph_nodes(graph) for value in node.inputs if value is not None}
+    return sum(stored_bytes(value) for value in read if value.const_value is not None and _is_float(value))

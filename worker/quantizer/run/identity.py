@@ -17,7 +17,7 @@ from service.contracts.config import QuantizationConfig
 from service.contracts.model import ModelSummary
 from worker import quantizer
 from worker.quantizer.data import Dataset
-from worker.quantizer.runtime.cpu import cpu_kind
+from worker.quantizer.runtime.host import cpu_kind
 
 _LIBRARIES = ("numpy", "onnx", "onnx-ir", "onnxscript", "onnxruntime")
 # Not needed by every run, and not installed everywhere.

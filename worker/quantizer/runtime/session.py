@@ -20,8 +20,7 @@ from onnxruntime.capi import onnxruntime_pybind11_state as state
 from service.contracts.errors import DeviceNotThereError, UnsupportedModelError
 from worker.quantizer.graph import sizes
 from worker.quantizer.graph.mapped import Mapped, building, forget_files
-from worker.quantizer.graph.serialized import serialized
-from worker.quantizer.graph.skeleton import Skeleton, inline, refer, weight_bytes
+from worker.quantizer.graph.serialized import Skeleton, inline, refer, serialized, weight_bytes
 from worker.quantizer.runtime.faults import cleaned, failed_run
 
 # onnxruntime raises these, all plain Exception subclasses of its own module.

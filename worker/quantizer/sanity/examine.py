@@ -18,9 +18,9 @@ from service.contracts.report.layers import Finding
 from service.contracts.specs import needs_calibration
 from worker.quantizer.data import Dataset
 from worker.quantizer.evaluation.side_by_side import expected_outputs
-from worker.quantizer.refine.case import Case
+from worker.quantizer.refine.draft import Case
 from worker.quantizer.run.services import Services
-from worker.quantizer.sanity.alternatives import Alternative, alternatives, main_input
+from worker.quantizer.sanity.alternatives import FITS_BETTER, WORKS, Alternative, PairedTrial, alternatives, main_input
 from worker.quantizer.sanity.decisions import (
     AT_CHANCE,
     LABELS_SHIFTED,
@@ -36,7 +36,6 @@ from worker.quantizer.sanity.float_model import CONTRADICTION, CONTRADICTS_BATCH
 from worker.quantizer.sanity.kind import worst_first
 from worker.quantizer.sanity.look import Array, Look, look_at, run_on
 from worker.quantizer.sanity.samples import calibration_findings, evaluation_findings, pair_findings
-from worker.quantizer.sanity.trial import FITS_BETTER, WORKS, PairedTrial
 
 # Labelled samples of the first look at the float model.
 _FIRST = 16

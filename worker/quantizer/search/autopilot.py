@@ -11,15 +11,25 @@ from service.contracts.algorithms import Autopilot, BiasCorrection, CrossLayerEq
 from service.contracts.algorithms.precision import DistanceGoal, DropGoal, Level
 from service.contracts.errors import InvalidConfigError, NotDifferentiableError, ResourceLimitError
 from service.contracts.search import Search, TrialFigures
-from worker.quantizer.evaluation.certainty.evidence import Evidence, surely_differ
+from worker.quantizer.evaluation.certainty import Evidence, surely_differ
 from worker.quantizer.refine.draft import Draft
 from worker.quantizer.refine.driver import try_step
 from worker.quantizer.refine.judge import Judge
 from worker.quantizer.refine.step import Change, Step, Toolkit
 from worker.quantizer.search.goal import GoalEvaluator, output_place
 from worker.quantizer.search.mixed_precision import MixedPrecisionStep
-from worker.quantizer.search.recipe_trials import Finalist, RecipeTrial, RecipeTrials
-from worker.quantizer.search.recipes import Basis, Chain, bases, chains, finetuned, trained, variants
+from worker.quantizer.search.recipes import (
+    Basis,
+    Chain,
+    Finalist,
+    RecipeTrial,
+    RecipeTrials,
+    bases,
+    chains,
+    finetuned,
+    trained,
+    variants,
+)
 from worker.quantizer.search.trials import OutOfTimeError, TimedRun, within_reach
 
 # What differs by less is the same: latencies are measured on a machine with other work to do.

@@ -16,13 +16,12 @@ from service.contracts.evaluation_checks import find_output
 from service.contracts.report import AlgorithmFigures, GateClause
 from service.contracts.search import ReachedFigures
 from worker.quantizer.data import Dataset
-from worker.quantizer.evaluation.certainty.evidence import Evidence, document_of
+from worker.quantizer.evaluation.certainty import Evidence, document_of
 from worker.quantizer.evaluation.gate import search_clauses
 from worker.quantizer.evaluation.latency import measure_latency
 from worker.quantizer.evaluation.metrics import Metrics
 from worker.quantizer.evaluation.side_by_side import KeptOutputs, Measurement, side_by_side
-from worker.quantizer.refine.case import Case
-from worker.quantizer.refine.draft import Draft, QuantizedDraft
+from worker.quantizer.refine.draft import Case, Draft, QuantizedDraft
 from worker.quantizer.run.services import Services
 from worker.quantizer.runtime.session import Session
 

@@ -13,14 +13,13 @@ from service.contracts.algorithms.precision import Level, MixedPrecision
 from service.contracts.search import Sensitivity
 from service.contracts.selectors import Selector
 from service.contracts.specs import bits_of
-from worker.quantizer.plan.matching import Matcher
+from worker.quantizer.plan.selection import Matcher
 from worker.quantizer.refine.draft import Draft
 from worker.quantizer.refine.driver import try_step
 from worker.quantizer.refine.judge import Judge
 from worker.quantizer.refine.step import Change, Step, Toolkit
 from worker.quantizer.search.goal import GoalEvaluator, GoalMeasurement
-from worker.quantizer.search.layers import NO_LINEAR_NODE, QuantizedLayer, find_layers
-from worker.quantizer.search.levels import Assigner
+from worker.quantizer.search.levels import NO_LINEAR_NODE, Assigner, QuantizedLayer, find_layers
 from worker.quantizer.search.sensitivity import analyse_once, analysis_of
 from worker.quantizer.search.trials import TimedRun, Trials, within_reach
 

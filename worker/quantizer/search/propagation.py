@@ -14,8 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from worker.quantizer.graph.values import name_of, node_name
-from worker.quantizer.layerwise.models import Piece, PieceMaker
-from worker.quantizer.layerwise.segments import Segment, cut, values_read
+from worker.quantizer.layerwise.models import Piece, PieceMaker, Segment, cut, values_read
 from worker.quantizer.run.interface import Run
 
 _CLEAN = -1

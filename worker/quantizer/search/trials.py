@@ -14,8 +14,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from service.contracts.config import QuantizationConfig
 from worker.quantizer.plan.types import QuantizationPlan
-from worker.quantizer.refine.case import Case
-from worker.quantizer.refine.draft import Draft, Filled, QuantizedDraft
+from worker.quantizer.refine.draft import Case, Draft, Filled, QuantizedDraft
 from worker.quantizer.run.checkpoint import CheckpointStore
 from worker.quantizer.run.interface import ForwardingRun, Run
 from worker.quantizer.run.services import Services

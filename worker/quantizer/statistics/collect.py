@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,11 +16,209 @@ import onnx_ir as ir
 
 from service.contracts.model import TensorInfo
 from worker.quantizer.data import Dataset, choose_batch_size
-from worker.quantizer.run.checkpoint import CheckpointStore
+from worker.quantizer.graph.serialized import model_digest
+from worker.quantizer.run.checkpoint import Arrays, CheckpointStore, Pace, pack, unpack
+from worker.quantizer.run.identity import content_key
 from worker.quantizer.run.interface import Run
 from worker.quantizer.runtime.session import Session, inner_session
 from worker.quantizer.statistics.observers import Observer
-from worker.quantizer.statistics.resume import Stand, pass_key
+
+# The state of observers in the middle of a pass as arrays, to go on with in another process.
+#
+# A observer is made by its settings and changes as it sees values. Both are attributes: numbers, words, arrays, lists
+# and
+# tuples of these, and objects of this package, which are gone into. Whatever else there is (functions that search,
+# grids)
+# was given by whoever made the observer, does not change, and is left as it is.
+#
+# The settings are among the attributes: the state of fresh observers tells what was asked for.
+
+_PACKAGE = __name__.rpartition(".")[0]
+_HEAD = "head"
+
+
+class Snapshot:
+    """What observers have seen so far.
+
+    Args:
+        observers: in order; arrays are not copied before ``to_bytes``.
+    """
+
+    def __init__(self, observers: Sequence[object]) -> None:
+        self._arrays: Arrays = {}
+        self._head = [self._of(observer) for observer in observers]
+
+    @property
+    def size_bytes(self) -> int:
+        """Of the arrays, which are almost all of it."""
+        return sum(array.nbytes for array in self._arrays.values())
+
+    def to_bytes(self, done: int) -> bytes:
+        """For a checkpoint.
+
+        Args:
+            done: samples seen.
+
+        Raises:
+            TypeError: an array holds no plain numbers.
+        """
+        words = json.dumps({"done": done, "observers": self._head}).encode()
+        return pack({_HEAD: np.frombuffer(words, np.uint8), **self._arrays})
+
+    def _of(self, value: object) -> Any:
+        if isinstance(value, np.ndarray | np.generic):  # before floats, of which np.float64 is one
+            name = f"{len(self._arrays)}"
+            self._arrays[name] = np.asarray(value)
+            return {"array" if isinstance(value, np.ndarray) else "number": name}
+        if value is None or isinstance(value, bool | int | float | str):
+            return value
+        if isinstance(value, list | tuple):
+            return {type(value).__name__: [self._of(item) for item in value]}
+        if _is_ours(value):
+            return {"class": _name(value), "fields": {key: self._of(item) for key, item in _fields(value).items()}}
+        return {"given": type(value).__qualname__}
+
+
+def restore(observers: Sequence[object], data: bytes) -> int:
+    """Bring fresh observers to where those stood that ``data`` was made of; returns how many samples they have seen.
+
+    All of them, or none if there is an error.
+
+    Args:
+        observers: made by the same settings, in the same order.
+        data: of ``Snapshot.to_bytes``.
+
+    Raises:
+        ValueError: these are other bytes, or of other observers.
+        LookupError: likewise.
+    """
+    arrays = unpack(data)
+    head = json.loads(arrays[_HEAD].tobytes())
+    if len(head["observers"]) != len(observers):
+        raise ValueError("it is of another number of observers")
+    changes: list[tuple[object, str, Any]] = []
+    for observer, stored in zip(observers, head["observers"], strict=True):
+        _plan(observer, stored, arrays, changes)
+    for owner, key, value in changes:
+        setattr(owner, key, value)
+    return int(head["done"])
+
+
+def _plan(owner: object, stored: Any, arrays: Arrays, changes: list[tuple[object, str, Any]]) -> None:
+    """Note what is to be set in ``owner`` and the objects that it holds."""
+    fields = _fields(owner)
+    if not isinstance(stored, dict) or stored.get("class") != _name(owner) or stored["fields"].keys() != fields.keys():
+        raise ValueError(f"it is of another observer than {_name(owner)}")
+    for key, value in stored["fields"].items():
+        if isinstance(value, dict) and "class" in value:
+            if is_dataclass(fields[key]):
+                continue  # settings: the same in every observer made alike
+            _plan(fields[key], value, arrays, changes)
+        elif not (isinstance(value, dict) and "given" in value):
+            changes.append((owner, key, _value(value, arrays)))
+
+
+def _value(stored: Any, arrays: Arrays) -> Any:
+    if not isinstance(stored, dict):
+        return stored
+    ((kind, content),) = stored.items()
+    if kind in ("list", "tuple"):
+        items = [_value(item, arrays) for item in content]
+        return items if kind == "list" else tuple(items)
+    if kind == "number":
+        return arrays[content][()]
+    if kind == "array":
+        return arrays[content]
+    raise ValueError(f"no value of a observer: {kind}")
+
+
+def _is_ours(value: object) -> bool:
+    return type(value).__module__.startswith(f"{_PACKAGE}.") and hasattr(value, "__dict__") and not callable(value)
+
+
+def _fields(value: object) -> dict[str, Any]:
+    return vars(value)
+
+
+def _name(value: object) -> str:
+    return type(value).__qualname__
+
+
+# A pass over the calibration set that was broken off goes on where it stood; one that was finished is not repeated.
+#
+# What a pass gives depends on the float network, the data and the observers alone, so that other jobs find it too.
+
+# Saving may take this part of the time of the pass.
+_MOST_TIME = 0.02
+# What a slow disk writes: before anything was written, nothing else is known.
+_BYTES_PER_SECOND = 100e6
+# A shorter pass is sooner repeated than looked up.
+_FIRST_SECONDS = 1.0
+
+
+class Stand:
+    """Where one pass stands, kept for others.
+
+    Args:
+        store: of the run.
+        key: of ``pass_key``.
+        observers: of the pass, fresh.
+        total: samples.
+    """
+
+    def __init__(self, store: CheckpointStore, key: str, observers: Sequence[object], total: int) -> None:
+        self._store, self._key = store, key
+        self._reducers, self._total = observers, total
+        self._began = time.monotonic()
+        self._pace = Pace(_MOST_TIME, first_seconds=_FIRST_SECONDS)
+
+    def found(self) -> int:
+        """Bring the observers to where another pass stood; returns how many samples they have seen by that."""
+        return self._store.find_as(self._key, partial(restore, self._reducers)) or 0
+
+    def save(self, done: int) -> None:
+        """Keep what the observers have seen, if that is worth the time; the whole pass even if some of it just was.
+
+        Args:
+            done: samples, in whole batches.
+        """
+        began, is_whole = time.monotonic(), done == self._total
+        elapsed = began - self._began
+        if elapsed < _FIRST_SECONDS or not (is_whole or self._pace.is_due):
+            return
+        snapshot = Snapshot(self._reducers)
+        needed = snapshot.size_bytes / _BYTES_PER_SECOND / _MOST_TIME - elapsed
+        if needed > 0:
+            self._pace.wait(needed)
+            return
+        self._store.keep(self._key, snapshot.to_bytes(done), shared=is_whole)
+        self._pace.spent(began)
+
+
+def pass_key(
+    origin: Mapping[str, Any],
+    model: ir.Model,
+    read: Sequence[tuple[str, bool]],
+    observers: Sequence[object],
+    inputs: Sequence[TensorInfo],
+    total: int,
+) -> str:
+    """The content key of what a pass gives.
+
+    Args:
+        origin: see ``Case``.
+        model: the float network.
+        read: of each observer: the tensor's name, and whether it is pooled.
+        observers: fresh.
+        inputs: of the model.
+        total: samples.
+    """
+    known = {name: value for name, value in origin.items() if name not in ("evaluation", "graphs", "model")}
+    asked = hashlib.sha256(Snapshot(observers).to_bytes(0)).digest()
+    shapes = [tensor.model_dump(mode="json") for tensor in inputs]
+    tensors = [list(entry) for entry in read]
+    return content_key("statistics", known, model_digest(model), tensors, asked, shapes, total)
+
 
 # Elements of fetched tensors in one batch: large enough to amortise a call, small enough to stay in memory.
 _BATCH_ELEMENTS = 4_000_000

@@ -19,8 +19,8 @@ import math
 
 import numpy as np
 
-from worker.quantizer.statistics.histogram import StreamedHistogram
 from worker.quantizer.statistics.observers import Range
+from worker.quantizer.statistics.sampling import StreamedHistogram
 
 # Candidates come widest first, so that nothing is cut for a tie.
 # Candidates for one end, at most; more bins are tried in larger steps.

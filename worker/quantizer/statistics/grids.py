@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from service.contracts.specs import ActivationSpec, WeightSpec, is_float8, is_integer
+from worker.quantizer.numerics.blocks import FLOATS
 from worker.quantizer.numerics.integer import grid_for_range, held_steps, integer_limits
-from worker.quantizer.numerics.minifloat import FLOATS
 from worker.quantizer.statistics.sampling import WeightedValues
 
 # Elements of one block of intermediate arrays: they stay in the second-level cache.

@@ -7,14 +7,192 @@ errors themselves are those of the very grid, not of this model.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import numpy as np
 
 from worker.quantizer.statistics.grids import GridFamily, SquaredError
 from worker.quantizer.statistics.observers import Range
-from worker.quantizer.statistics.power_of_two import best_power_of_two
 from worker.quantizer.statistics.sampling import WeightedValues
+
+# Grids with scale 2^n: the smallest that covers a range, and the one with the smallest squared error.
+#
+# Their levels are the multiples of 2^n in a window that the zero point places. The range of such a grid, handed to
+# ``grid_for_range``, gives the grid back: (qmax - qmin) * 2^n / (qmax - qmin) has its logarithm exactly at n, and the
+# ends have at most 17 significant bits, so that float32 holds them.
+
+SMALLEST_EXPONENT = -126
+# Windows looked at together when the best is searched.
+_FAN = 256
+
+
+def covering_range(low: np.ndarray, high: np.ndarray, family: GridFamily) -> tuple[np.ndarray, np.ndarray]:
+    """The ranges of the grids with the smallest power-of-two scales that cover [low, high]: nothing saturates.
+
+    Args:
+        low: any shape.
+        high: same shape.
+        family: integers.
+
+    Returns:
+        the ends, float64, same shape. What is not finite, or 0 at both ends, comes back as it is.
+    """
+    low, high = np.asarray(low, np.float64), np.asarray(high, np.float64)
+    plain = ~(np.isfinite(low) & np.isfinite(high)) | ((low == 0) & (high == 0))
+    some_low, some_high = np.where(plain, -1.0, low), np.where(plain, 1.0, high)
+    exponents = covering_exponents(some_low, some_high, family)
+    ends = grid_range(exponents, windows(some_low, some_high, exponents, family)[0], family)
+    return np.where(plain, low, ends[0]), np.where(plain, high, ends[1])
+
+
+def covering_exponents(low: np.ndarray, high: np.ndarray, family: GridFamily) -> np.ndarray:
+    """The smallest n from -126 on such that a grid with scale 2^n covers [low, high], int64, same shape.
+
+    Ends beyond the largest float32 are out of reach; the largest n with finite ends has to do there.
+    """
+    span = family.span
+    largest = 128 - span.bit_length()
+    width = np.maximum(high, 0.0) - np.minimum(low, 0.0)
+    exponents = np.clip(np.frexp(width / span)[1].astype(np.int64) - 2, SMALLEST_EXPONENT, largest)
+    while True:
+        short = ~_covers(exponents, low, high, family) & (exponents < largest)
+        if not short.any():
+            return np.asarray(exponents)
+        exponents = exponents + short
+
+
+def _fixed_bottom(family: GridFamily) -> int | None:
+    """Lowest level over scale, if the family leaves no choice of the zero point."""
+    qmin, qmax = family.limits
+    return qmin - round((qmin + qmax) / 2) if family.symmetric else None
+
+
+def _covers(exponents: np.ndarray, low: np.ndarray, high: np.ndarray, family: GridFamily) -> np.ndarray:
+    below, above = _needed(exponents, low, high)
+    bottom = _fixed_bottom(family)
+    covered = below + above <= family.span if bottom is None else (-bottom >= below) & (bottom + family.span >= above)
+    return np.asarray(covered)
+
+
+def _needed(exponents: np.ndarray, low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Levels needed below and above 0, float64."""
+    below, above = np.ldexp(np.maximum(-low, 0.0), -exponents), np.ldexp(np.maximum(high, 0.0), -exponents)
+    return np.ceil(below), np.ceil(above)
+
+
+def windows(
+    low: np.ndarray, high: np.ndarray, exponents: np.ndarray, family: GridFamily
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Bottom levels over scale, int64: the natural ones, and the lowest and the highest ones that make sense.
+
+    The natural one is where ``grid_for_range`` would put it, moved so that it covers [low, high] if one can.
+    """
+    fixed = _fixed_bottom(family)
+    if fixed is not None:
+        whole = np.full(np.shape(exponents), fixed, np.int64)
+        return whole, whole, whole
+    below, above = _needed(exponents, low, high)
+    one, other = np.maximum(-below, -family.span), np.minimum(above - family.span, 0)
+    first, last = np.minimum(one, other), np.maximum(one, other)
+    natural = np.clip(np.round(np.ldexp(np.minimum(low, 0.0), -exponents)), first, last)
+    return natural.astype(np.int64), first.astype(np.int64), last.astype(np.int64)
+
+
+def grid_range(exponents: np.ndarray, bottoms: np.ndarray, family: GridFamily) -> tuple[np.ndarray, np.ndarray]:
+    """The ranges, float64, that ``grid_for_range`` turns into the grids with these scales and bottom levels."""
+    if family.symmetric:
+        # grid_for_range asks for the half width, also where the window is off the middle by half a step.
+        half = np.ldexp(family.span / 2, exponents)
+        return -half, half
+    return np.ldexp(bottoms.astype(np.float64), exponents), np.ldexp(bottoms + float(family.span), exponents)
+
+
+def best_power_of_two(data: WeightedValues, family: GridFamily) -> Range:
+    """The range of the power-of-two grid with the smallest sum of squared errors, over all exponents and zero points.
+
+    A scale above the smallest covering one leaves only a part of its levels, so no value comes closer. Downwards the
+    window shrinks and the cost of cutting alone grows; the search ends when that is more than the best error.
+
+    Args:
+        data: finite and not all 0.
+        family: integers with power-of-two scales.
+    """
+    errors = _WindowErrors(data, family.span)
+    low, high = np.asarray(data.minimum), np.asarray(data.maximum)
+    covering = int(covering_exponents(low, high, family))
+    best, found = math.inf, (covering, 0)
+    for exponent in range(covering, SMALLEST_EXPONENT - 1, -1):
+        errors.set_scale(math.ldexp(1.0, exponent))
+        natural, first, last = (int(bottom) for bottom in windows(low, high, np.asarray(exponent), family))
+        bottom, error = _least(errors.whole, natural, first, last)
+        if error < best:
+            best, found = error, (exponent, bottom)
+        if _least(errors.cuts, natural, first, last)[1] >= best:
+            break
+    ends = grid_range(np.asarray(found[0]), np.asarray(found[1]), family)
+    return Range(float(ends[0]), float(ends[1]))
+
+
+class _WindowErrors:
+    """Squared errors of a weighted tensor on the multiples of a scale inside windows of ``span`` steps."""
+
+    def __init__(self, data: WeightedValues, span: int) -> None:
+        self._span = span
+        self._values = data.values.astype(np.float64)
+        self._weights = data.weights
+        powers = self._values ** np.arange(3)[:, None]
+        self._sums = _prefix(powers * self._weights)
+        self._scale = 1.0
+        self._rounding = np.zeros(1)
+
+    def set_scale(self, scale: float) -> None:
+        """Look at multiples of ``scale`` from now on."""
+        self._scale = scale
+        rest = self._values - np.rint(self._values / scale) * scale
+        self._rounding = _prefix(self._weights * rest * rest)
+
+    def whole(self, bottoms: np.ndarray) -> np.ndarray:
+        """Float64 [c] for windows that begin at level ``bottoms``, int [c]."""
+        first, last = self._ends(bottoms)
+        return np.asarray(self.cuts(bottoms) + self._rounding[last] - self._rounding[first])
+
+    def cuts(self, bottoms: np.ndarray) -> np.ndarray:
+        """The part of the errors that the values beyond the ends make."""
+        first, last = self._ends(bottoms)
+        below = self._beyond(bottoms * self._scale, np.zeros_like(first), first)
+        above = self._beyond((bottoms + self._span) * self._scale, last, np.full_like(last, self._values.size))
+        return np.asarray(below + above)
+
+    def _ends(self, bottoms: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Where in the values the windows begin and end."""
+        low, high = bottoms * self._scale, (bottoms + self._span) * self._scale
+        return np.searchsorted(self._values, low, "left"), np.searchsorted(self._values, high, "right")
+
+    def _beyond(self, end: np.ndarray, first: np.ndarray, last: np.ndarray) -> np.ndarray:
+        counts, sums, squares = self._sums[:, last] - self._sums[:, first]
+        return np.asarray(np.maximum(squares - 2 * end * sums + end * end * counts, 0))
+
+
+def _prefix(terms: np.ndarray) -> np.ndarray:
+    return np.concatenate([np.zeros((*terms.shape[:-1], 1)), np.cumsum(terms, axis=-1)], axis=-1)
+
+
+def _least(costs: Callable[[np.ndarray], np.ndarray], natural: int, first: int, last: int) -> tuple[int, float]:
+    """The argument in [first, last] of the least cost, and that cost. ``costs`` is convex.
+
+    It is so here: a level added at one end of the window gains less the further out it is. Among equals the one nearest
+    to ``natural`` is taken.
+    """
+    while True:
+        spaced = np.unique(np.linspace(first, last, min(_FAN, last - first + 1)).round().astype(np.int64))
+        found = costs(spaced)
+        least = np.flatnonzero(found <= found.min())
+        if spaced.size == last - first + 1 or least.size > 1:
+            chosen = min(max(natural, int(spaced[least[0]])), int(spaced[least[-1]]))
+            return chosen, float(found[least[0]])
+        first, last = int(spaced[max(least[0] - 1, 0)]), int(spaced[min(least[0] + 1, spaced.size - 1)])
+
 
 # Candidates per halving of the range, and how many halvings at most.
 _PER_OCTAVE, _PER_OCTAVE_SMALL = 8, 32
@@ -29,7 +207,6 @@ _GRID_SIDE = 24
 _NOISE = 1e-9
 # A sample's error is off by about 1 / sqrt(32768); within that the observed range is as good as any.
 _SAMPLING_NOISE = 0.01
-
 Errors = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 

@@ -10,12 +10,15 @@ infinities off), and a tensor of zeros gives [0, 0].
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
 
+from service.contracts.base import below
+from service.contracts.errors import FieldProblem, InvalidConfigError
 from service.contracts.specs import (
     ActivationSpec,
     AutoCalibration,
@@ -25,11 +28,12 @@ from service.contracts.specs import (
     MinMaxCalibration,
     NonOverflowCalibration,
     PercentileCalibration,
+    TensorRange,
 )
-from worker.quantizer.numerics.minifloat import FLOATS, Minifloat
+from worker.quantizer.numerics.blocks import FLOATS, Minifloat
 from worker.quantizer.statistics.entropy import Entropy
 from worker.quantizer.statistics.grids import GridFamily
-from worker.quantizer.statistics.mse import mse_range
+from worker.quantizer.statistics.mse import covering_range, mse_range
 from worker.quantizer.statistics.observers import (
     MinMax,
     MovingMinMax,
@@ -39,7 +43,6 @@ from worker.quantizer.statistics.observers import (
     Range,
     RangeObserver,
 )
-from worker.quantizer.statistics.power_of_two import covering_range
 from worker.quantizer.statistics.sampling import SampledValues, WeightedValues
 
 # Values kept per tensor where a method measures errors, for each histogram bin that its spec asks for.
@@ -171,3 +174,130 @@ def find_ranges(observers: Mapping[str, RangeObserver], *, threads: int) -> dict
     """The results of many observers, in order; those that search do so in ``threads`` threads."""
     with ThreadPoolExecutor(max(threads, 1), thread_name_prefix="ranges") as pool:
         return dict(zip(observers, pool.map(lambda observer: observer.result(), observers.values()), strict=True))
+
+
+# What is known of a tensor's values beside its range: whether there are any, whether they are finite, how they lie.
+#
+# Planning, float16 and ranges read it. A sentinel is a value that stands for none: a mask of -1e4, of float's lowest
+# number or of -Inf. Values and sentinels are told apart by the octaves of magnitude between them in which nothing lies.
+
+# e^-64 is nothing beside e^0; what lies fewer octaves from the rest may be an outlier.
+_SMALLEST_SENTINEL, _EMPTY_OCTAVES = 64.0, 3
+
+
+@dataclass(frozen=True)
+class Extent:
+    """Of all values seen.
+
+    Attributes:
+        minimum: of the finite values; Inf if there is none.
+        maximum: of the finite values; -Inf if there is none.
+        infinite: Inf or -Inf was seen.
+        is_number: nothing was NaN.
+        inner: largest magnitude, up to a factor of 2, of what is no sentinel, had the largest ones been such.
+        smallest: smallest magnitude but 0, down to a factor of 2; Inf if there is none.
+    """
+
+    minimum: float
+    maximum: float
+    infinite: bool
+    is_number: bool
+    inner: float
+    smallest: float = np.inf
+
+    @property
+    def is_empty(self) -> bool:
+        """True if nothing was seen."""
+        return self.minimum > self.maximum and not self.infinite and self.is_number
+
+    @property
+    def largest(self) -> float:
+        """Largest finite magnitude; 0 without any."""
+        return max(-self.minimum, self.maximum, 0.0)
+
+    @property
+    def has_sentinel(self) -> bool:
+        """True if values lie so far beyond all others that they stand for none."""
+        return self.infinite or (self.largest >= _SMALLEST_SENTINEL and self.largest > 2**_EMPTY_OCTAVES * self.inner)
+
+
+class Extents:
+    """Sees a tensor batch by batch, and ends with its extent."""
+
+    def __init__(self) -> None:
+        self._minimum, self._maximum = np.inf, -np.inf
+        self._infinite, self._number = False, True
+        self._octaves = np.zeros(256, bool)  # by biased exponent: whether a value lies there
+
+    def update(self, values: np.ndarray, samples: int) -> None:
+        """Take in one batch of float32."""
+        flat = np.ascontiguousarray(values, np.float32).reshape(-1)
+        low, high = float(flat.min()), float(flat.max())
+        if not np.isfinite([low, high]).all():
+            nothing = np.isnan(flat)
+            self._number &= not nothing.any()
+            self._infinite |= bool(np.isinf(flat).any())
+            flat = flat[np.isfinite(flat)]
+            if not flat.size:
+                return
+            low, high = float(flat.min()), float(flat.max())
+        self._minimum, self._maximum = min(self._minimum, low), max(self._maximum, high)
+        self._octaves[np.unique((flat.view(np.uint32) >> 23) & 0xFF)] = True
+
+    def result(self) -> Extent:
+        """Of everything seen."""
+        seen = np.flatnonzero(self._octaves)
+        gaps = np.flatnonzero(np.diff(seen, prepend=0) > _EMPTY_OCTAVES)
+        below = seen[gaps[-1] - 1] if gaps.size and gaps[-1] else 0
+        inner = float(np.ldexp(1.0, int(below) - 126)) if below else 0.0
+        smallest = float(np.ldexp(1.0, int(seen[seen > 0][0]) - 127)) if (seen > 0).any() else np.inf
+        return Extent(self._minimum, self._maximum, self._infinite, self._number, inner, smallest)
+
+
+def extent_of(array: np.ndarray) -> Extent:
+    """That of a constant."""
+    seen = Extents()
+    if array.size:
+        seen.update(array, 1)
+    return seen.result()
+
+
+# Ranges that come from outside instead of from data.
+
+_FIELD = "tensor_ranges"
+
+
+def supplied_ranges(
+    supplied: Mapping[str, TensorRange], needed: Collection[str], known: Collection[str]
+) -> tuple[dict[str, Range], list[str]]:
+    """The supplied ranges of the tensors that need one: no statistics have to be collected for these.
+
+    Args:
+        supplied: ``tensor_ranges`` of the config.
+        needed: tensors that will get a grid.
+        known: all tensors of the prepared model.
+
+    Returns:
+        ranges by tensor, and the supplied tensors that exist but get no grid, sorted: worth a note.
+
+    Raises:
+        InvalidConfigError: a tensor that is not in the model, or a minimum above its maximum; points at each.
+    """
+    needed, known = set(needed), set(known)
+    faults = {}
+    for name, found in supplied.items():
+        if name not in known and name not in needed:
+            faults[name] = f"the model has no tensor {name!r}"
+        elif found.minimum > found.maximum:
+            faults[name] = f"tensor {name!r}: the minimum {found.minimum:g} is above the maximum {found.maximum:g}"
+    if faults:
+        code, place = InvalidConfigError.code, f"/config/{_FIELD}"
+        raise InvalidConfigError(
+            f"{_FIELD}: {'; '.join(list(faults.values())[:5])}",
+            hint="Take names and ranges from the calibrated ranges of an earlier run of the same model.",
+            errors=tuple(
+                FieldProblem(pointer=below(place, name), code=code, message=message) for name, message in faults.items()
+            ),
+        )
+    ranges = {name: Range(found.minimum, found.maximum) for name, found in supplied.items() if name in needed}
+    return ranges, sorted(set(supplied) - set(ranges))

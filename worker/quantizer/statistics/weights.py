@@ -8,14 +8,259 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from service.contracts.specs import MinMaxCalibration, NonOverflowCalibration, PercentileCalibration, WeightSpec
-from worker.quantizer.statistics.block_search import block_range
 from worker.quantizer.statistics.grids import GridFamily
-from worker.quantizer.statistics.power_of_two import covering_range
-from worker.quantizer.statistics.weight_search import least_squares_range
+from worker.quantizer.statistics.mse import SMALLEST_EXPONENT, covering_exponents, covering_range, grid_range, windows
+
+# The ranges of many groups of weights whose grids have the smallest sums of squared errors, searched together.
+
+# Values of one block of intermediate arrays: they stay in the second-level cache.
+_BLOCK_ELEMENTS = 1 << 17
+# Candidates per halving of the range, by the number of weights: few weights are cheap to search closely.
+_PER_OCTAVE = ((1 << 16, 128), (1 << 20, 32), (1 << 23, 8))
+_PER_OCTAVE_LARGE = 4
+_OCTAVES = 24
+# A group whose error has grown to this multiple of its best gets no better further in; few values have ragged errors.
+_HOPELESS, _HOPELESS_RAGGED = 4.0, 32.0
+# How often the two ends of asymmetric ranges are taken in turn.
+_ROUNDS, _ROUNDS_LARGE = 2, 1
+_NOISE = np.float64(1e-6)
+
+
+def least_squares_range(
+    groups: np.ndarray, low: np.ndarray, high: np.ndarray, family: GridFamily, *, weights: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """The range of every group whose grid has the smallest sum of squared errors.
+
+    Power-of-two scales: every exponent that can matter, with the best zero point. Other scales: the ends of a group's
+    range shrink, together or (asymmetric) in turn, by factors that are searched closer and closer around the best.
+
+    Args:
+        groups: float32 [g, n].
+        low: their smallest values [g].
+        high: their largest values [g].
+        family: the grids.
+        weights: size of the whole weight; the smaller, the closer the search.
+
+    Returns:
+        the ends, float64 [g]. Groups that are not finite or all 0 keep their own.
+    """
+    low, high = np.minimum(low, 0).astype(np.float64), np.maximum(high, 0).astype(np.float64)
+    usable = np.isfinite(low) & np.isfinite(high) & (low < high)
+    if not usable.all():
+        best_low, best_high = low.copy(), high.copy()
+        if usable.any():
+            found = least_squares_range(groups[usable], low[usable], high[usable], family, weights=weights)
+            best_low[usable], best_high[usable] = found
+        return best_low, best_high
+    if family.is_integer and family.scale == "power_of_two":
+        return _best_powers_of_two(groups, low, high, family)
+    if family.symmetric:
+        high = np.maximum(-low, high)
+        low = -high
+    per_octave = next((fine for size, fine in _PER_OCTAVE if weights <= size), _PER_OCTAVE_LARGE)
+    search = _WeightSearch(groups, low, high, family, per_octave)
+    search.line(np.array([1.0, 1.0]))
+    if not family.symmetric:
+        for _ in range(_ROUNDS_LARGE if per_octave == _PER_OCTAVE_LARGE else _ROUNDS):
+            search.line(np.array([1.0, 0.0]))
+            search.line(np.array([0.0, 1.0]))
+    return search.best[:, 0] * low, search.best[:, 1] * high
+
+
+class _WeightSearch:
+    """Factors [g, 2] of the ends of the groups' ranges."""
+
+    def __init__(
+        self, groups: np.ndarray, low: np.ndarray, high: np.ndarray, family: GridFamily, per_octave: int
+    ) -> None:
+        self._groups, self._low, self._high = groups, low, high
+        self._family = family
+        self._per_octave = per_octave
+        self.best = np.ones((low.size, 2))
+        self._error = self._evaluate(self.best, np.arange(low.size))
+
+    def _evaluate(self, factors: np.ndarray, which: np.ndarray) -> np.ndarray:
+        scale, zero = self._family.parameters(factors[:, 0] * self._low[which], factors[:, 1] * self._high[which])
+        return squared_errors(self._groups, which, scale, zero, self._family)
+
+    def _try(self, factors: np.ndarray, which: np.ndarray) -> np.ndarray:
+        errors = self._evaluate(factors, which)
+        better = errors < self._error[which] * (1 - _NOISE)
+        self.best[which[better]], self._error[which[better]] = factors[better], errors[better]
+        return errors
+
+    def line(self, mask: np.ndarray) -> None:
+        """Scale the factors that ``mask`` marks: outward a little, inward until hopeless, then ever finer."""
+        origin = np.where(mask > 0, 1.0, self.best)
+        which = np.arange(self._low.size)
+        steps = self._per_octave
+        hopeless = _HOPELESS if steps == _PER_OCTAVE_LARGE else _HOPELESS_RAGGED
+        for k in range(-steps // 4, steps * _OCTAVES):
+            errors = self._try(origin[which] * np.exp2(-k / steps * mask), which)
+            if k > 0:
+                which = which[errors <= hopeless * self._error[which]]
+            if not which.size:
+                break
+        width = 1 / steps
+        for _ in range(2):
+            center, everything = self.best.copy(), np.arange(self._low.size)
+            for step in np.linspace(-width, width, 9)[1:-1]:
+                if step:
+                    self._try(center * np.exp2(step * mask), everything)
+            width /= 4
+
+
+def squared_errors(
+    groups: np.ndarray, which: np.ndarray, scale: np.ndarray, zero: np.ndarray, family: GridFamily
+) -> np.ndarray:
+    """Sums of squared errors, float64 [w], of rows ``which`` of ``groups`` on grids ``scale``, ``zero`` [w]."""
+    total = np.zeros(which.size)
+    for values in _blocks(groups, which):
+        errors = family.fake(values, scale[:, None], zero[:, None])
+        errors -= values
+        total += np.einsum("ij,ij->i", errors, errors, dtype=np.float64)
+    return total
+
+
+def _blocks(groups: np.ndarray, which: np.ndarray) -> Iterator[np.ndarray]:
+    """Rows ``which``, some columns at a time."""
+    rows = groups if which.size == groups.shape[0] else groups[which]
+    step = max(1, _BLOCK_ELEMENTS // max(which.size, 1))
+    for first in range(0, groups.shape[1], step):
+        yield rows[:, first : first + step]
+
+
+def _best_powers_of_two(
+    groups: np.ndarray, low: np.ndarray, high: np.ndarray, family: GridFamily
+) -> tuple[np.ndarray, np.ndarray]:
+    """As ``best_power_of_two``, for many groups; a group stops when cutting alone costs more than its best error."""
+    exponents = covering_exponents(low, high, family)
+    best = np.full(low.size, np.inf)
+    chosen_exponents, chosen_bottoms = exponents.copy(), np.zeros(low.size, np.int64)
+    which = np.arange(low.size)
+    while which.size:
+        now = exponents[which]
+        bottoms, errors = _best_windows(groups, which, now, windows(low[which], high[which], now, family), family)
+        better = errors < best[which]
+        index = which[better]
+        best[index], chosen_exponents[index], chosen_bottoms[index] = errors[better], now[better], bottoms[better]
+        exponents[which] -= 1
+        which = which[(_least_cut(groups, which, now, family) < best[which]) & (now > SMALLEST_EXPONENT)]
+    return grid_range(chosen_exponents, chosen_bottoms, family)
+
+
+def _least_cut(groups: np.ndarray, which: np.ndarray, exponents: np.ndarray, family: GridFamily) -> np.ndarray:
+    """Below this squared error no window of these scales can come: what lies further from 0 than any level reaches."""
+    levels = family.span / 2 + 0.5 if family.symmetric else float(family.span)
+    reach = np.ldexp(levels, exponents).astype(np.float32)[:, None]
+    total = np.zeros(which.size)
+    for values in _blocks(groups, which):
+        beyond = np.maximum(np.abs(values) - reach, 0)
+        total += np.einsum("ij,ij->i", beyond, beyond, dtype=np.float64)
+    return total
+
+
+def _best_windows(
+    groups: np.ndarray,
+    which: np.ndarray,
+    exponents: np.ndarray,
+    bottoms: tuple[np.ndarray, np.ndarray, np.ndarray],
+    family: GridFamily,
+) -> tuple[np.ndarray, np.ndarray]:
+    """The best bottom levels of the groups' windows, and their errors, by bisection: the errors are convex."""
+    natural, first, last = bottoms
+    scale = np.ldexp(1.0, exponents)
+    qmin = family.limits[0]
+
+    def errors(bottom: np.ndarray) -> np.ndarray:
+        return squared_errors(groups, which, scale, (qmin - bottom).astype(np.float64), family)
+
+    best, found = natural, errors(natural)
+    while (first < last).any():
+        middle = (first + last) // 2
+        left, right = errors(middle), errors(np.minimum(middle + 1, last))
+        first, last = np.where(left > right, middle + 1, first), np.where(left > right, last, middle)
+        for candidate, error in ((middle, left), (np.minimum(middle + 1, bottoms[2]), right)):
+            better = error < found * (1 - _NOISE)
+            best, found = np.where(better, candidate, best), np.where(better, error, found)
+    return best, found
+
+
+# The ranges of blocks of weights whose grids have the smallest sums of squared errors.
+#
+# A block has a few dozen values: none of them lies far outside of the others, so that the best ends lie near the
+# extremes, but what one end gains depends on the other. Both are searched together, on a grid that is made finer around
+# the best.
+
+# Factors of the extremes at first; of large weights fewer, as each block is one of very many.
+_FACTORS = (1.1, 1.05, 1.0, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7, 0.65)
+_FACTORS_LARGE = (1.0, 0.93, 0.86, 0.78)
+_LARGE_WEIGHTS = 1 << 23
+# Steps around the best, in parts of the step before; each of so many rounds.
+_AROUND, _BLOCK_ROUNDS, _FINER = (-1.0, 0.0, 1.0), 3, 0.5
+_STEP, _STEP_LARGE = 0.025, 0.035
+
+
+def block_range(
+    groups: np.ndarray, low: np.ndarray, high: np.ndarray, family: GridFamily, *, weights: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """The range of every block whose grid has the smallest sum of squared errors.
+
+    Args:
+        groups: float32 [g, n].
+        low: their smallest values [g].
+        high: their largest values [g].
+        family: the grids; of no power-of-two scales.
+        weights: size of the whole weight.
+
+    Returns:
+        the ends, float64 [g]. Blocks that are not finite or all 0 keep their own.
+    """
+    low, high = np.minimum(low, 0).astype(np.float64), np.maximum(high, 0).astype(np.float64)
+    usable = np.isfinite(low) & np.isfinite(high) & (low < high)
+    if family.symmetric:
+        high = np.where(usable, np.maximum(-low, high), high)
+        low = np.where(usable, -high, low)
+    found = low.copy(), high.copy()
+    if usable.any():
+        part = _Blocks(groups if usable.all() else groups[usable], low[usable], high[usable], family)
+        large = weights > _LARGE_WEIGHTS
+        factors = part.search(_FACTORS_LARGE if large else _FACTORS, _STEP_LARGE if large else _STEP)
+        found[0][usable], found[1][usable] = factors[0] * low[usable], factors[1] * high[usable]
+    return found
+
+
+class _Blocks:
+    def __init__(self, groups: np.ndarray, low: np.ndarray, high: np.ndarray, family: GridFamily) -> None:
+        self._groups, self._low, self._high, self._family = groups, low, high, family
+        self._which = np.arange(low.size)
+        self._best, self._error = np.ones((2, low.size)), np.full(low.size, np.inf)
+
+    def search(self, coarse: tuple[float, ...], step: float) -> np.ndarray:
+        """Factors [2, g] of both ends."""
+        one = np.ones_like(self._low)
+        self._try(one, one)
+        for first in coarse:
+            for second in (first,) if self._family.symmetric else coarse:
+                self._try(first * one, second * one)
+        for _ in range(_BLOCK_ROUNDS):
+            low, high = self._best.copy()
+            for first in _AROUND:
+                for second in (first,) if self._family.symmetric else _AROUND:
+                    self._try(low + first * step, high + second * step)
+            step *= _FINER
+        return self._best
+
+    def _try(self, low: np.ndarray, high: np.ndarray) -> None:
+        scale, zero = self._family.parameters(low * self._low, high * self._high)
+        errors = squared_errors(self._groups, self._which, scale, zero, self._family)
+        better = errors < self._error
+        self._best[0][better], self._best[1][better] = low[better], high[better]
+        self._error[better] = errors[better]
+
 
 # Weights worked on at a time: with their copies they stay in the second-level cache.
 _CHUNK_ELEMENTS = 1 << 17
-
 Ranges = tuple[np.ndarray, np.ndarray]
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from service.contracts.algorithms.training import QuantizationAwareTraining
 from service.contracts.base import below
-from worker.quantizer.autodiff.operators.making import TORCH_DTYPES
+from worker.quantizer.autodiff.operators.elementwise import TORCH_DTYPES
 from worker.quantizer.autodiff.program import Program, refusals
 from worker.quantizer.graph.values import name_of
 from worker.quantizer.ops.linear import is_linear

@@ -22,7 +22,7 @@ from worker.quantizer.data import Batch, Dataset, choose_batch_size
 from worker.quantizer.data.dataset import holds_whole_inputs
 from worker.quantizer.data.ragged import told_shape
 from worker.quantizer.data.stored import sample_bytes
-from worker.quantizer.layerwise.store import DEFAULT_LIMITS, StoreLimits, free_memory_bytes
+from worker.quantizer.layerwise.frontier import DEFAULT_LIMITS, StoreLimits, free_memory_bytes
 from worker.quantizer.run.interface import Run
 
 Array = np.ndarray[Any, Any]

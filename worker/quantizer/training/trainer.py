@@ -19,19 +19,25 @@ from service.contracts.costs import held_back_samples
 from service.contracts.errors import InvalidConfigError
 from service.contracts.reason import Reason, declare
 from service.contracts.report import TrainingEpoch, TrainingFigures
-from worker.quantizer.autodiff.device import choose_device, repeatable, threads_worth
+from worker.quantizer.autodiff.program import choose_device, repeatable, threads_worth
 from worker.quantizer.evaluation.metrics.base import finite
 from worker.quantizer.evaluation.metrics.custom import read_graph
 from worker.quantizer.graph.rewriting import opset_of
 from worker.quantizer.preparation.prepare import LOWEST_OPSET
 from worker.quantizer.refine.draft import Draft
 from worker.quantizer.refine.step import Change, Toolkit
-from worker.quantizer.training.checkpoints import TrainingCheckpoints, TrainingProgress, TwinState, state_of
-from worker.quantizer.training.loop import DivergedError, TrainingLoop
+from worker.quantizer.training.loop import (
+    DivergedError,
+    TrainingCheckpoints,
+    TrainingLoop,
+    TrainingProgress,
+    TwinState,
+    state_of,
+)
 from worker.quantizer.training.losses import Losses, OutputFacts, Tensors
 from worker.quantizer.training.network import GraphOnTorch, Networks, TrainingContext, pointer_of, seed_of
 from worker.quantizer.training.optimizer import Budget, ScheduledOptimizer, peak_of
-from worker.quantizer.training.oscillation import shares
+from worker.quantizer.training.quantizers import shares
 from worker.quantizer.training.samples import TrainingSamples, epoch_order, split_samples
 from worker.quantizer.training.validation import Validation, ValidationScore
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from worker.quantizer.data import Batch
-from worker.quantizer.evaluation.certainty.evidence import Evidence, surely_differ
+from worker.quantizer.evaluation.certainty import Evidence, surely_differ
 from worker.quantizer.evaluation.side_by_side import Measurement, Twins
 from worker.quantizer.training.network import TrainingContext
 from worker.quantizer.training.samples import Minibatch, Numbers

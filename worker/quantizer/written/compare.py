@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from worker.quantizer.evaluation.metrics import Distance
-from worker.quantizer.numerics.grids import Grid
+from worker.quantizer.numerics.blocks import Grid
 from worker.quantizer.numerics.integer import IntegerGrid
 from worker.quantizer.written.child import Arrays
 

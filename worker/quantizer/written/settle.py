@@ -7,7 +7,7 @@ in float. What helps neither way is told, and no gate is passed.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,19 +16,58 @@ import onnx_ir as ir
 
 from service.contracts.errors import EngineError
 from service.contracts.reason import declare
-from worker.quantizer.fallback.placement import without
+from worker.quantizer.fallback.regions import without
+from worker.quantizer.graph.serialized import serialized
 from worker.quantizer.graph.values import is_float32, name_of, node_name
 from worker.quantizer.plan.types import Role
 from worker.quantizer.preparation.layout import TO_NHWC
 from worker.quantizer.refine.draft import STATIC, Differs, Draft, Filled, QuantizedDraft
 from worker.quantizer.refine.unchanged import spread
-from worker.quantizer.runtime.cpu import may_saturate
 from worker.quantizer.runtime.faults import cleaned
-from worker.quantizer.sanity.figures import RUNTIME_DIFFERS
+from worker.quantizer.runtime.host import may_saturate
+from worker.quantizer.sanity.decisions import RUNTIME_DIFFERS
 from worker.quantizer.search.trials import ModelBuilder
 from worker.quantizer.written.child import Arrays, ChildOutcome, both_ways
 from worker.quantizer.written.compare import Apart, no_longer_finite, outputs_apart, tensor_apart
-from worker.quantizer.written.prefix import up_to
+
+# The part of a model that makes one of its tensors.
+
+
+def up_to(model: onnx.ModelProto, tensor: str) -> bytes:
+    """The model with ``tensor`` as its only output, serialized: the nodes that it is made of, and no others.
+
+    Args:
+        model: whole.
+        tensor: of the main graph.
+    """
+    makers = {name: k for k, node in enumerate(model.graph.node) for name in node.output if name}
+    wanted, ahead = set(), [tensor]
+    while ahead:
+        k = makers.get(ahead.pop())
+        if k is not None and k not in wanted:
+            wanted.add(k)
+            ahead.extend(_read(model.graph.node[k]))
+    read = {name for k in wanted for name in _read(model.graph.node[k])} | {tensor}
+    part = onnx.ModelProto(ir_version=model.ir_version, opset_import=model.opset_import, functions=model.functions)
+    graph = part.graph
+    graph.name = model.graph.name or "part"
+    graph.node.extend(node for k, node in enumerate(model.graph.node) if k in wanted)
+    graph.initializer.extend(held for held in model.graph.initializer if held.name in read)
+    graph.input.extend(model.graph.input)
+    graph.value_info.extend(known for known in model.graph.value_info if known.name in read)
+    graph.output.append(onnx.ValueInfoProto(name=tensor))
+    return serialized(part)
+
+
+def _read(node: onnx.NodeProto) -> Iterator[str]:
+    """What a node reads, in its sub-graphs too."""
+    yield from node.input
+    for attribute in node.attribute:
+        for graph in (attribute.g, *attribute.graphs):
+            for inner in graph.node:
+                yield from _read(inner)
+            yield from (value.name for value in graph.output)
+
 
 _SAMPLES = 4
 _ROUNDS = 6
@@ -38,7 +77,6 @@ _NATIVE = frozenset(
     {ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataType.BOOL}
     | {getattr(ir.DataType, f"{kind}{bits}") for kind in ("INT", "UINT") for bits in (8, 16, 32, 64)}
 )
-
 COMPUTED_OTHERWISE = declare(
     "computed-otherwise",
     "onnxruntime's optimizations compute something else than its Q/DQ pairs say",

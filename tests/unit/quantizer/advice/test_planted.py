@@ -13,7 +13,7 @@ from tests.support.exact_sums import make_sums_as_here
 from tests.unit.quantizer.advice.planted import NPU, PLANTED, Planted, chain, healthy, images, large_bias
 from tests.unit.quantizer.toolbox import quantize_file
 from worker.quantizer.advice.table import RULES
-from worker.quantizer.runtime.cpu import saturates_pairs
+from worker.quantizer.runtime.host import saturates_pairs
 
 pytestmark = pytest.mark.slow  # quantizes many times
 

@@ -12,11 +12,11 @@ import pytest
 from service.contracts.config import QuantizationConfig, advised_config, parse_config
 from service.contracts.targets import TargetName
 from tests.unit.quantizer.advice.planted import chain, product
+from worker.quantizer.advice.advise import Fitting
 from worker.quantizer.advice.damage import KIND_WORDS, Damage, Harm, HarmKind, HarmPlace
-from worker.quantizer.advice.fitting import Fitting
 from worker.quantizer.advice.page import advice_page
 from worker.quantizer.advice.table import RULES, AdviceContext
-from worker.quantizer.graph.skeleton import copy_of
+from worker.quantizer.graph.serialized import copy_of
 from worker.quantizer.modes.planning import plan_model, prepare_model
 from worker.quantizer.plan.types import QuantizationPlan
 from worker.quantizer.refine.draft import QuantizedDraft

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.quantizer.autodiff.device import repeatable, threads_worth
+from worker.quantizer.autodiff.program import repeatable, threads_worth
 
 THREADS = st.integers(1, 256)
 ELEMENTS = st.integers(0, 10**10)

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from service.contracts.specs import BLOCK_DTYPES, FLOAT_DTYPES, WeightDtype, is_integer
 from tests.unit.quantizer.numerics.forms import rounded_grid
 from worker.quantizer.autodiff.grids import TorchGrid
+from worker.quantizer.numerics.blocks import Grid
 from worker.quantizer.numerics.granularity import PER_TENSOR, Granularity, PerAxis, PerBlock
-from worker.quantizer.numerics.grids import Grid
 from worker.quantizer.numerics.integer import IntegerGrid, grid_for_range
 
 CPU = torch.device("cpu")

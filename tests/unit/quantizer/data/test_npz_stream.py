@@ -19,7 +19,7 @@ from service.contracts.errors import DatasetArraysError, DatasetError, DatasetFo
 from service.contracts.model import TensorInfo
 from worker.quantizer.data import inspect_dataset, open_dataset, selection
 from worker.quantizer.data.media.members import shared_folders
-from worker.quantizer.data.zip_directory import Directory, DirectoryError, DirectoryTooLargeError
+from worker.quantizer.data.zips import Directory, DirectoryError, DirectoryTooLargeError
 
 DTYPES = ["bool", "u1", "i1", "u2", "i2", "u4", "i4", "u8", "i8", "f2", "f4", "f8"]
 PLAIN = PreprocessingSpec()

@@ -32,8 +32,7 @@ from service.contracts.sheets import sheet_numbers
 from tests.support.media import KINDS, Kind, archive, encoded, noise, wav
 from worker.quantizer.data import ArrayDataset, inspect_dataset
 from worker.quantizer.data import value_counts as values
-from worker.quantizer.data.profile import Profiler, waveform
-from worker.quantizer.data.summary import BLOCK_BYTES
+from worker.quantizer.data.summary import BLOCK_BYTES, Profiler, waveform
 from worker.quantizer.data.value_counts import ValueCounter, count_classes, extremes, stride
 
 FINITE = st.floats(allow_nan=False, allow_infinity=False)

@@ -14,11 +14,9 @@ from service.contracts.model import ModelSummary
 from tests.unit.quantizer.toolbox import Arrays, config, input_infos, plan_for, run_onnx, sqnr_db
 from worker.quantizer.data import ArrayDataset
 from worker.quantizer.graph.serialized import to_bytes
-from worker.quantizer.modes.registry import MODES
-from worker.quantizer.modes.steps import step_of
+from worker.quantizer.modes.registry import MODES, step_of
 from worker.quantizer.refine.calibration import calibrate
-from worker.quantizer.refine.case import Case
-from worker.quantizer.refine.draft import Draft
+from worker.quantizer.refine.draft import Case, Draft
 from worker.quantizer.refine.step import Change, Toolkit
 from worker.quantizer.run.interface import SilentRun
 from worker.quantizer.run.services import Services

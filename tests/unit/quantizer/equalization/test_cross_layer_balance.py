@@ -15,7 +15,7 @@ from service.contracts.algorithms import CrossLayerEqualization
 from service.contracts.specs import ActivationSpec
 from worker.quantizer.equalization.balance import BalancedTensor, BalancedWeight, BalanceProblem, balance
 from worker.quantizer.equalization.channel_groups import Flow
-from worker.quantizer.equalization.channel_ranges import ObservedChannels, quantized_values
+from worker.quantizer.equalization.channel_scaling import ObservedChannels, quantized_values
 from worker.quantizer.numerics.integer import IntegerGrid
 from worker.quantizer.ops.labels import PINNED
 from worker.quantizer.plan.types import QuantizationPlan

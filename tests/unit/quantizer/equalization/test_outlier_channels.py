@@ -21,12 +21,17 @@ from tests.unit.quantizer.random_networks import RandomNetwork
 from tests.unit.quantizer.toolbox import Arrays, config, make_model, normal, prepare_proto, quantize_file, run_onnx
 from worker.quantizer.equalization import outlier_channels
 from worker.quantizer.equalization.channel_graph import ChannelGraph, ChannelRegion
-from worker.quantizer.equalization.channel_splitting import ChannelSplit, apply_split, wanted_pieces
-from worker.quantizer.equalization.outlier_channels import LEFT_TO_EQUALIZATION, NO_OUTLIERS
+from worker.quantizer.equalization.outlier_channels import (
+    LEFT_TO_EQUALIZATION,
+    NO_OUTLIERS,
+    ChannelSplit,
+    apply_split,
+    wanted_pieces,
+)
 from worker.quantizer.graph.values import Names, constant
-from worker.quantizer.modes.steps import step_of
+from worker.quantizer.modes.registry import step_of
 from worker.quantizer.ops.channels import channel_axes
-from worker.quantizer.refine.outliers import find_outliers
+from worker.quantizer.refine.channels import find_outliers
 from worker.quantizer.refine.step import Toolkit
 
 C, WILD = 12, 5

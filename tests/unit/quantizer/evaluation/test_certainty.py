@@ -20,11 +20,16 @@ from service.contracts.distributions import (
     wilson,
 )
 from tests.unit.quantizer.toolbox import rng
-from worker.quantizer.evaluation.certainty import contributions, resampling
-from worker.quantizer.evaluation.certainty.contributions import CountSums, DenseSums, Hits, Remade, quotients
-from worker.quantizer.evaluation.certainty.evidence import Evidence, document_of, surely_differ
-from worker.quantizer.evaluation.certainty.figures import difference_of, interval_of
-from worker.quantizer.evaluation.certainty.resampling import spread_of
+from worker.quantizer.evaluation import certainty, contributions
+from worker.quantizer.evaluation.certainty import (
+    Evidence,
+    difference_of,
+    document_of,
+    interval_of,
+    spread_of,
+    surely_differ,
+)
+from worker.quantizer.evaluation.contributions import CountSums, DenseSums, Hits, Remade, quotients
 
 
 def mean_of(values: np.ndarray) -> DenseSums:
@@ -280,7 +285,7 @@ def test_few_sets_at_a_time_give_the_same_figures(monkeypatch: pytest.MonkeyPatc
     widths = []
     of = CountSums.of
     monkeypatch.setattr(CountSums, "of", lambda self, weights: widths.append(len(weights)) or of(self, weights))
-    monkeypatch.setattr(resampling, "PART_ELEMENTS", 5 * 64)
+    monkeypatch.setattr(certainty, "PART_ELEMENTS", 5 * 64)
     parts = spread_of(counts)
     assert whole is not None and parts is not None and whole.drawn is not None and parts.drawn is not None
     assert np.array_equal(whole.drawn, parts.drawn) and max(widths) == 64 and sum(widths) == 1000

@@ -9,7 +9,7 @@ import pytest
 
 from tests.unit.quantizer.evaluation.measuring import measured
 from tests.unit.quantizer.toolbox import rng
-from worker.quantizer.evaluation.certainty.contributions import CountSums, DenseSums, Hits, Sums, quotients
+from worker.quantizer.evaluation.contributions import CountSums, DenseSums, Hits, Sums, quotients
 from worker.quantizer.evaluation.decisions import metric_columns
 
 SAMPLES, GROUPS = 30, 4

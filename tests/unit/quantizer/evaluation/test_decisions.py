@@ -16,9 +16,8 @@ from service.contracts.evaluation import EvaluationSpec
 from service.contracts.model import TensorInfo
 from tests.unit.quantizer.evaluation.test_compare import WEIGHT, classifier, coarse, compared
 from tests.unit.quantizer.toolbox import config, make_model, normal, quantize_file, rng, run_onnx
-from worker.quantizer.evaluation.class_axis import class_outputs
-from worker.quantizer.evaluation.decisions import OutputDecisions
-from worker.quantizer.evaluation.metric_figures import metric_figures
+from worker.quantizer.evaluation.decisions import OutputDecisions, class_outputs
+from worker.quantizer.evaluation.gate import metric_figures
 from worker.quantizer.evaluation.metrics import Metrics
 
 SHARP = 6 * WEIGHT

@@ -23,9 +23,8 @@ from service.contracts.report import (
     ModelFigures,
 )
 from tests.support.each import each
-from worker.quantizer.evaluation.certainty.contributions import Contributions
-from worker.quantizer.evaluation.gate import judge
-from worker.quantizer.evaluation.metric_figures import metric_figures
+from worker.quantizer.evaluation.contributions import Contributions
+from worker.quantizer.evaluation.gate import judge, metric_figures
 
 
 class FakeSet:

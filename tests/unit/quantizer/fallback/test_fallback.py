@@ -18,7 +18,7 @@ from service.contracts.report import Interval, LatencyFigures, MachineLoad
 from service.contracts.search import Search
 from tests.unit.quantizer.toolbox import make_model, normal, quantize_file, run_onnx, sqnr_db
 from worker.quantizer import pipeline
-from worker.quantizer.evaluation.nhwc import NhwcSession
+from worker.quantizer.evaluation.side_by_side import NhwcSession
 from worker.quantizer.fallback import choice
 from worker.quantizer.pipeline import Result
 from worker.quantizer.report import assemble

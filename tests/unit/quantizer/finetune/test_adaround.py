@@ -14,8 +14,8 @@ from service.contracts.config import parse_config
 from tests.unit.quantizer.finetune.gradient.gradient_benches import grids_stay, integers
 from tests.unit.quantizer.search.benches import chain_of_convolutions, samples, toolkit_for
 from tests.unit.quantizer.toolbox import config, make_model, normal, run_onnx, sqnr_db
-from worker.quantizer.finetune.moments import solver as moments_solver
-from worker.quantizer.finetune.moments.solver import moments_are_cheaper
+from worker.quantizer.finetune import solvers as moments_solver
+from worker.quantizer.finetune.solvers import moments_are_cheaper
 from worker.quantizer.finetune.step import FinetuneStep
 from worker.quantizer.refine.draft import Draft
 from worker.quantizer.refine.step import Change

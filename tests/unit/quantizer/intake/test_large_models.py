@@ -23,8 +23,7 @@ from worker.quantizer.evaluation.command import evaluate_files
 from worker.quantizer.graph import mapped, sizes
 from worker.quantizer.graph import serialized as serializing
 from worker.quantizer.graph.mapped import Mapped
-from worker.quantizer.graph.serialized import to_bytes
-from worker.quantizer.graph.skeleton import copy_of, weight_bytes
+from worker.quantizer.graph.serialized import copy_of, to_bytes, weight_bytes
 from worker.quantizer.graph.spill import SpillFolder
 from worker.quantizer.pipeline import Result, quantize
 from worker.quantizer.run.interface import SilentRun

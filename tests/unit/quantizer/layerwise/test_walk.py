@@ -19,9 +19,8 @@ from worker.quantizer.data import ArrayDataset
 from worker.quantizer.emit import emit
 from worker.quantizer.graph.serialized import serialized
 from worker.quantizer.layerwise import Feed, StoreLimits, Visit, Walk
-from worker.quantizer.layerwise.feed import real_samples
-from worker.quantizer.layerwise.models import rests_as_integers
-from worker.quantizer.layerwise.segments import cut, outside
+from worker.quantizer.layerwise.frontier import real_samples
+from worker.quantizer.layerwise.models import cut, outside, rests_as_integers
 from worker.quantizer.plan.types import QuantizationPlan
 from worker.quantizer.preparation.prepare import Prepared
 from worker.quantizer.run.interface import SilentRun

@@ -17,8 +17,7 @@ from service.contracts.config import parse_config
 from service.contracts.errors import CalibrationMissingError, InvalidConfigError
 from tests.support.each import each
 from tests.unit.quantizer.toolbox import config, make_model, normal, quantize_file, rng, run_onnx
-from worker.quantizer.graph.serialized import to_bytes
-from worker.quantizer.graph.skeleton import copy_of
+from worker.quantizer.graph.serialized import copy_of, to_bytes
 from worker.quantizer.inspection import inspect_nodes
 from worker.quantizer.modes.planning import Planned, plan_model, prepare_model
 from worker.quantizer.modes.registry import MODES

@@ -31,7 +31,7 @@ from tests.unit.quantizer.toolbox import (
     sqnr_db,
 )
 from worker.quantizer.emit.float16 import to_float16
-from worker.quantizer.numerics.storage import LARGEST_HALF
+from worker.quantizer.numerics.integer import LARGEST_HALF
 
 FEEDS = {"x": data(32)["x"]}
 

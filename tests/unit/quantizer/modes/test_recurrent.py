@@ -30,9 +30,8 @@ from worker.quantizer.graph.serialized import to_bytes
 from worker.quantizer.modes.registry import MODES as RULES
 from worker.quantizer.numerics.integer import IntegerGrid
 from worker.quantizer.pipeline import Result
-from worker.quantizer.plan.log import PlanLog
 from worker.quantizer.plan.parameters import Parameters
-from worker.quantizer.plan.types import Role
+from worker.quantizer.plan.types import PlanLog, Role
 
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 INPUTS, HIDDEN, STEPS, BATCH = 24, 16, 5, 2

@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 from service.contracts.specs import BLOCK_DTYPES, FLOAT_DTYPES
 from tests.unit.quantizer.toolbox import rng
 from worker.quantizer.graph.values import Names
-from worker.quantizer.numerics.blocks import BLOCK_FORMATS, BlockGrid
+from worker.quantizer.numerics.blocks import BLOCK_FORMATS, FLOATS, BlockGrid, FloatGrid
 from worker.quantizer.numerics.emission import IR_VERSION, Written, activation_nodes, add_functions
 from worker.quantizer.numerics.granularity import PER_TENSOR, PerAxis
-from worker.quantizer.numerics.minifloat import FLOATS, FloatGrid
 
 FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
 ALL = (*FLOAT_DTYPES, *BLOCK_DTYPES)

@@ -15,15 +15,16 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from tests.unit.quantizer.toolbox import normal
-from worker.quantizer.numerics.blocks import BLOCK_FORMATS, BlockFormat
-from worker.quantizer.numerics.minifloat import (
+from worker.quantizer.numerics.blocks import (
     BFLOAT16,
+    BLOCK_FORMATS,
     FLOAT4_E2M1,
     FLOAT6_E2M3,
     FLOAT6_E3M2,
     FLOAT8_E4M3FN,
     FLOAT8_E5M2,
     FLOAT16,
+    BlockFormat,
     Minifloat,
     floor_log2,
 )

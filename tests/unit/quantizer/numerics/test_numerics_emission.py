@@ -42,10 +42,9 @@ from tests.unit.quantizer.numerics.forms import (
 )
 from tests.unit.quantizer.toolbox import make_model, normal, run_onnx
 from worker.quantizer.graph.values import Names
-from worker.quantizer.numerics.blocks import BlockGrid
+from worker.quantizer.numerics.blocks import FLOATS, BlockGrid, FloatGrid
 from worker.quantizer.numerics.emission import weight_nodes
-from worker.quantizer.numerics.minifloat import FLOATS, FloatGrid
-from worker.quantizer.numerics.storage import memory_type, onnx_integers, onnx_type
+from worker.quantizer.numerics.integer import memory_type, onnx_integers, onnx_type
 
 
 @pytest.mark.parametrize("dtype", ALL)

@@ -24,8 +24,8 @@ from tests.unit.quantizer.toolbox import (
     run_onnx,
     sqnr_db,
 )
+from worker.quantizer.numerics.blocks import FloatGrid
 from worker.quantizer.numerics.granularity import PerBlock
-from worker.quantizer.numerics.minifloat import FloatGrid
 from worker.quantizer.plan.grids import fill_activations
 
 FEEDS = {"x": data(32)["x"]}

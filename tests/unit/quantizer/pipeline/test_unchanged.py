@@ -11,7 +11,7 @@ import pytest
 
 from service.contracts.errors import EngineError
 from tests.unit.quantizer.toolbox import make_model, normal, quantize_file, run_onnx, sqnr_db
-from worker.quantizer.graph.outcome import PassOutcome
+from worker.quantizer.graph.rewriting import PassOutcome
 from worker.quantizer.preparation import prepare
 
 # Every fault changes one constant: a weight, the shape, what is added to integers, the factor of a branch.

@@ -11,10 +11,9 @@ import pytest
 from tests.support.each import each
 from tests.unit.quantizer.preparation.preparing import prepare_with
 from tests.unit.quantizer.toolbox import Arrays, config, make_model, normal, plan_for, quantize_model, run_onnx, sqnr_db
-from worker.quantizer.plan.log import PlanLog
 from worker.quantizer.plan.rules.functions import PART_OF_FUNCTION, written_functions
 from worker.quantizer.plan.rules.heads import detection_heads
-from worker.quantizer.plan.types import QuantizationPlan
+from worker.quantizer.plan.types import PlanLog, QuantizationPlan
 from worker.quantizer.preparation.prepare import Prepared
 
 GRID = np.stack(np.meshgrid(np.arange(8), np.arange(8)), -1).reshape(1, 64, 2).astype(np.float32)

@@ -33,9 +33,8 @@ from tests.unit.quantizer.toolbox import (
 )
 from worker.quantizer.graph.metadata import module_paths
 from worker.quantizer.numerics.granularity import PER_TENSOR, PerAxis
-from worker.quantizer.plan.log import PlanLog
-from worker.quantizer.plan.matching import Matcher
-from worker.quantizer.plan.selection import check_selectors
+from worker.quantizer.plan.selection import Matcher, check_selectors
+from worker.quantizer.plan.types import PlanLog
 
 FEEDS = {"x": data(16)["x"]}
 

@@ -13,9 +13,8 @@ from tests.unit.quantizer.toolbox import Arrays, config, make_model, normal, pla
 from worker.quantizer.graph.values import node_name
 from worker.quantizer.numerics.granularity import PER_TENSOR, PerAxis
 from worker.quantizer.plan.grids import fill_activations
-from worker.quantizer.plan.log import PlanLog
 from worker.quantizer.plan.parameters import Parameters
-from worker.quantizer.plan.types import QuantizationPlan
+from worker.quantizer.plan.types import PlanLog, QuantizationPlan
 from worker.quantizer.statistics.observers import Range
 
 

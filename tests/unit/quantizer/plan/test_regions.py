@@ -23,7 +23,7 @@ from tests.unit.quantizer.toolbox import (
     step,
 )
 from worker.quantizer.equalization.channel_groups import follow
-from worker.quantizer.graph.regions import REGION
+from worker.quantizer.graph.metadata import REGION
 from worker.quantizer.inspection import inspect_nodes
 from worker.quantizer.preparation.prepare import prepare
 

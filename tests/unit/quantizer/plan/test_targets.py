@@ -14,11 +14,10 @@ from service.contracts.targets import TARGET_DESCRIPTIONS, TARGET_OPTIONS, Targe
 from tests.unit.quantizer.random_networks import RandomNetwork
 from tests.unit.quantizer.toolbox import config, data, make_model, network, normal, plan_for, quantize_model, run_onnx
 from tests.unit.quantizer.toolbox import sqnr_db as sqnr
-from worker.quantizer.plan.log import PlanLog
 from worker.quantizer.plan.targets import TARGETS
-from worker.quantizer.plan.types import QuantizationPlan, Role
+from worker.quantizer.plan.types import PlanLog, QuantizationPlan, Role
 from worker.quantizer.report.words import decision_notes
-from worker.quantizer.runtime.cpu import cpu_notes, saturates_pairs
+from worker.quantizer.runtime.host import cpu_notes, saturates_pairs
 
 CONV = {"w": normal(4, 3, 3, 3, scale=0.4), "w2": normal(4, 4, 3, 3, scale=0.3), "b": normal(4)}
 IMAGES = {"x": normal(16, 3, 9, 9)}

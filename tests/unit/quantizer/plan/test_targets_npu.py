@@ -25,10 +25,9 @@ from tests.unit.quantizer.toolbox import (
     run_onnx,
     sqnr_db,
 )
-from worker.quantizer.plan.log import PlanLog
 from worker.quantizer.plan.rules.dpu import pooling_factor
 from worker.quantizer.plan.targets import move_grids
-from worker.quantizer.plan.types import QuantizationPlan, Role
+from worker.quantizer.plan.types import PlanLog, QuantizationPlan, Role
 
 CONV = {"w": normal(4, 3, 3, 3, scale=0.4), "w2": normal(4, 4, 3, 3, scale=0.3), "b": normal(4)}
 IMAGES = {"x": normal(16, 3, 9, 9)}

@@ -12,8 +12,7 @@ from tests.unit.quantizer.random_networks import RandomNetwork
 from tests.unit.quantizer.toolbox import Arrays, config, make_model, normal, quantize_model, run_onnx, sqnr_db
 from worker.quantizer.graph.values import node_name
 from worker.quantizer.ops.linear import LINEAR
-from worker.quantizer.plan.log import PlanLog
-from worker.quantizer.plan.types import QuantizationPlan, Role
+from worker.quantizer.plan.types import PlanLog, QuantizationPlan, Role
 
 WEIGHTS = {
     "w": normal(4, 3, 3, 3, scale=0.4), "w2": normal(4, 4, 3, 3, scale=0.3), "w3": normal(4, 4, 1, 1, scale=0.6),

@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 
 from tests.support.each import each
 from tests.unit.quantizer.toolbox import make_model, normal, run_onnx
-from worker.quantizer.preparation.passes import folding
-from worker.quantizer.preparation.passes.constants import fold_constants
-from worker.quantizer.preparation.passes.folding import BEYOND_BUDGET, FoldingBudget
+from worker.quantizer.preparation.affine import Signs
+from worker.quantizer.preparation.passes import constants as folding
+from worker.quantizer.preparation.passes.constants import BEYOND_BUDGET, FoldingBudget, fold_constants
 from worker.quantizer.preparation.passes.names import name_everything
-from worker.quantizer.preparation.signs import Signs
 
 OPSETS = {"": 17}
 

@@ -10,8 +10,7 @@ import pytest
 
 from tests.unit.quantizer.preparation.preparing import prepare_with, same
 from tests.unit.quantizer.toolbox import make_model, normal, op_types, rng, step
-from worker.quantizer.graph.outcome import NODES_STAY
-from worker.quantizer.graph.rewriting import RANK_RAISED
+from worker.quantizer.graph.rewriting import NODES_STAY, RANK_RAISED
 
 NUMBERS = {
     "epsilon": 1e-5, "zero": 0, "one": 1, "two": 2, "three": 3, "six": 6, "sixth": 1 / 6, "half": 0.5, "fifth": 0.2,

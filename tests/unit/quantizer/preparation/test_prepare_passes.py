@@ -30,7 +30,7 @@ from tests.unit.quantizer.toolbox import (
     sqnr_db,
     step,
 )
-from worker.quantizer.graph.skeleton import Skeleton
+from worker.quantizer.graph.serialized import Skeleton
 from worker.quantizer.intake.loading import load_model
 from worker.quantizer.preparation.prepare import prepare
 

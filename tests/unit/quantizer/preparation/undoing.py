@@ -13,7 +13,7 @@ from onnxruntime.quantization.shape_inference import quant_pre_process
 
 from service.contracts.compatibility import is_quantized_op
 from tests.unit.quantizer.toolbox import Arrays, make_model, op_types
-from worker.quantizer.graph.outcome import PassOutcome
+from worker.quantizer.graph.rewriting import PassOutcome
 from worker.quantizer.preparation.prepare import undo_quantization
 
 

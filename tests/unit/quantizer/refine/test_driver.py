@@ -27,8 +27,7 @@ from worker.quantizer.refine.step import Change, Step, Toolkit
 from worker.quantizer.run.checkpoint import CheckpointStore
 from worker.quantizer.search.goal import GoalEvaluator
 from worker.quantizer.search.mixed_precision import Corrections
-from worker.quantizer.search.recipe_trials import RecipeTrials
-from worker.quantizer.search.recipes import Basis
+from worker.quantizer.search.recipes import Basis, RecipeTrials
 
 
 class Spoiler(Step[BiasCorrection]):

@@ -21,7 +21,7 @@ from tests.unit.quantizer.toolbox import (
     prepare_proto,
     quantize_file,
 )
-from worker.quantizer.graph.provenance import fates, outline
+from worker.quantizer.graph.metadata import fates, outline
 from worker.quantizer.plan.types import NodePlan, QuantizationPlan, Role
 from worker.quantizer.report import assemble
 from worker.quantizer.report.words import cost_notes

@@ -12,13 +12,12 @@ from onnx import TensorProto, helper
 
 from service.contracts.report import LayerFigures, Report
 from tests.unit.quantizer.toolbox import config, data, make_model, normal, prepare_proto, quantize_file
+from worker.quantizer.numerics.blocks import FloatGrid
 from worker.quantizer.numerics.granularity import PerAxis
 from worker.quantizer.numerics.integer import IntegerGrid
-from worker.quantizer.numerics.minifloat import FloatGrid
-from worker.quantizer.report.emitted_rows import EmittedRows
 from worker.quantizer.report.histograms import BINS, WatchedActivations, weight_histogram
-from worker.quantizer.report.layers import NOT_APPLICABLE
-from worker.quantizer.runtime.profile import Kernel
+from worker.quantizer.report.layers import NOT_APPLICABLE, EmittedRows
+from worker.quantizer.runtime.timing import Kernel
 
 TEXT = (
     "(float[N,3,12,12] x) => (float[N,5] y) { [conv] a = Conv(x, w, b) [act] r = Relu(a) [pool] p = MaxPool<"

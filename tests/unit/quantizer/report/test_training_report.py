@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from service.contracts.report import AlgorithmFigures, RangeChange, TrainingEpoch, TrainingFigures
 from service.contracts.specs import TensorRange
 from tests.support.each import each
-from worker.quantizer.report.range_plot import publish_ranges, ranges_svg
-from worker.quantizer.report.training_plot import publish_training, training_svg
-from worker.quantizer.report.training_words import trained_words, training_notes
+from worker.quantizer.report.plots import publish_ranges, publish_training, ranges_svg, training_svg
+from worker.quantizer.report.words import trained_words, training_notes
 from worker.quantizer.run.extra import ExtraFiles
 
 SVG = "{http://www.w3.org/2000/svg}"

@@ -21,13 +21,13 @@ from tests.unit.quantizer.toolbox import data, network, write_npz
 from worker.quantizer import emit
 from worker.quantizer.data import open_dataset
 from worker.quantizer.intake.inspect import inspect_model
-from worker.quantizer.modes.devices import devices_of
+from worker.quantizer.modes.planning import devices_of
 from worker.quantizer.run import cache, checkpoint, identity
 from worker.quantizer.run.cache import Cache
 from worker.quantizer.run.checkpoint import CheckpointStore, Pace
 from worker.quantizer.run.identity import content_key, run_identity
 from worker.quantizer.run.interface import SilentRun
-from worker.quantizer.runtime.cpu import cpu_kind
+from worker.quantizer.runtime.host import cpu_kind
 
 ONE, OTHER = "1" * 64, "2" * 64
 

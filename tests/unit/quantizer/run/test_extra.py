@@ -19,7 +19,7 @@ from tests.support.each import each
 from tests.support.tiny import make_nothing_to_quantize, make_tiny
 from worker.quantizer import pipeline
 from worker.quantizer.command import quantize_files
-from worker.quantizer.refine.case import Case
+from worker.quantizer.refine.draft import Case
 from worker.quantizer.run.extra import ExtraFile, ExtraFiles, write_files
 from worker.quantizer.run.interface import SilentRun
 from worker.quantizer.run.services import Services

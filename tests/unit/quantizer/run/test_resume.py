@@ -16,7 +16,7 @@ from tests.unit.quantizer.search.benches import chain_of_convolutions, samples
 from worker.quantizer.pipeline import Result, quantize
 from worker.quantizer.run.cache import Cache
 from worker.quantizer.run.checkpoint import CheckpointStore
-from worker.quantizer.statistics import resume
+from worker.quantizer.statistics import collect
 
 INT4 = {"weight": {"dtype": "int4", "granularity": "per_tensor"}}
 GOAL = {"kind": "distance", "metric": "sqnr", "limit": 60.0}
@@ -50,8 +50,8 @@ class Passes(Listener):
 
 @pytest.fixture
 def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
-    monkeypatch.setattr(resume, "_MOST_TIME", 1e9)
-    monkeypatch.setattr(resume, "_FIRST_SECONDS", 0.0)
+    monkeypatch.setattr(collect, "_MOST_TIME", 1e9)
+    monkeypatch.setattr(collect, "_FIRST_SECONDS", 0.0)
     return Bench(tmp_path, monkeypatch)
 
 

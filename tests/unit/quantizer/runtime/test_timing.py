@@ -11,10 +11,10 @@ import pytest
 from service.contracts.model import ForwardPass, ModelSummary
 from tests.unit.quantizer.toolbox import make_model, normal
 from worker.quantizer.intake.inspect import inspect_model
-from worker.quantizer.runtime import load, timing
-from worker.quantizer.runtime.load import LoadMeter
-from worker.quantizer.runtime.profile import Kernel, read_profile
+from worker.quantizer.runtime import host, timing
+from worker.quantizer.runtime.host import LoadMeter
 from worker.quantizer.runtime.session import Session
+from worker.quantizer.runtime.timing import Kernel, read_profile
 
 HEAD = '<ir_version: 8, opset_import: ["" : 17]> '
 FREE = "g (float[n,3,s] x) => (float[n,3,s] y) { y = Softmax(x) }"
@@ -81,14 +81,14 @@ def stat(path: Path, user: int, system: int, idle: int, wait: int, steal: int) -
 
 @pytest.fixture
 def proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(load, "_PROC_STAT", tmp_path / "stat")
-    monkeypatch.setattr(load.os, "sysconf", lambda name: 100)
+    monkeypatch.setattr(host, "_PROC_STAT", tmp_path / "stat")
+    monkeypatch.setattr(host.os, "sysconf", lambda name: 100)
     return tmp_path / "stat"
 
 
 def test_others_are_what_is_busy_and_not_our_own(proc: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own = iter([1.0, 1.5])  # 50 ticks of our own
-    monkeypatch.setattr(load, "_own_seconds", lambda: next(own))
+    monkeypatch.setattr(host, "_own_seconds", lambda: next(own))
     stat(proc, 1000, 100, 5000, 10, 0)
     meter = LoadMeter.start()
     stat(proc, 1100, 130, 5050, 20, 10)  # 140 of 200 busy
@@ -100,7 +100,7 @@ def test_too_short_a_time_and_a_system_that_does_not_tell(proc: Path, monkeypatc
     meter = LoadMeter.start()
     stat(proc, 1010, 100, 5000, 10, 0)
     assert meter.read().other_busy_percent is None
-    monkeypatch.delattr(load.os, "getloadavg")
+    monkeypatch.delattr(host.os, "getloadavg")
     proc.unlink()
     found = LoadMeter.start().read()
     assert (found.other_busy_percent, found.load_average) == (None, None)

@@ -14,7 +14,7 @@ from tests.support.tiny import make_model
 from worker.quantizer.data import ArrayDataset
 from worker.quantizer.evaluation.metrics import Metrics
 from worker.quantizer.intake.inspect import open_model
-from worker.quantizer.refine.case import Case
+from worker.quantizer.refine.draft import Case
 from worker.quantizer.run.interface import SilentRun
 from worker.quantizer.run.services import Services
 from worker.quantizer.sanity.examine import examine

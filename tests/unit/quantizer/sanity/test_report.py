@@ -15,8 +15,7 @@ from tests.unit.quantizer.sanity.conftest import Bench
 from worker.quantizer.evaluation.metrics.distances import AgreementRate
 from worker.quantizer.pipeline import quantize
 from worker.quantizer.run.interface import SilentRun
-from worker.quantizer.sanity.decisions import decision_findings, hits_of
-from worker.quantizer.sanity.figures import figure_findings, with_chance
+from worker.quantizer.sanity.decisions import decision_findings, figure_findings, hits_of, with_chance
 from worker.quantizer.sanity.float_model import output_findings
 from worker.quantizer.sanity.kind import declare, declared, worst_first
 from worker.quantizer.sanity.page import findings_page

@@ -15,10 +15,9 @@ from service.contracts.model import ModelSummary, TensorInfo
 from tests.unit.quantizer.toolbox import Arrays, config, input_infos, make_model, normal, plan_for, rng
 from worker.quantizer.data import ArrayDataset
 from worker.quantizer.evaluation.metrics import Metrics
-from worker.quantizer.modes.steps import step_of
+from worker.quantizer.modes.registry import step_of
 from worker.quantizer.refine.calibration import calibrate
-from worker.quantizer.refine.case import Case
-from worker.quantizer.refine.draft import Draft
+from worker.quantizer.refine.draft import Case, Draft
 from worker.quantizer.refine.step import Toolkit
 from worker.quantizer.run.checkpoint import CheckpointStore
 from worker.quantizer.run.interface import Run, SilentRun

@@ -19,16 +19,24 @@ from service.contracts.search import Search, TrialFigures
 from service.contracts.specs import PercentileCalibration
 from tests.unit.quantizer.search.benches import Canceling, Listener, chain_of_convolutions, samples, toolkit_for
 from tests.unit.quantizer.toolbox import config, make_model, quantize_file, run_onnx, sqnr_db
-from worker.quantizer.evaluation.certainty.evidence import Evidence
-from worker.quantizer.graph.regions import REGION
+from worker.quantizer.evaluation.certainty import Evidence
+from worker.quantizer.graph.metadata import REGION
 from worker.quantizer.pipeline import Result
 from worker.quantizer.refine.step import Change
 from worker.quantizer.run.checkpoint import CheckpointStore
 from worker.quantizer.run.interface import SilentRun
 from worker.quantizer.search.autopilot import AutopilotStep, clear_winner, pareto
 from worker.quantizer.search.goal import GoalMeasurement
-from worker.quantizer.search.recipe_trials import Finalist, RecipeTrial, RecipeTrials, structure_of
-from worker.quantizer.search.recipes import Basis, Chain, chains, variants
+from worker.quantizer.search.recipes import (
+    Basis,
+    Chain,
+    Finalist,
+    RecipeTrial,
+    RecipeTrials,
+    chains,
+    structure_of,
+    variants,
+)
 
 pytestmark = pytest.mark.slow  # quantizes many times
 

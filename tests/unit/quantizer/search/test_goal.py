@@ -12,7 +12,7 @@ from service.contracts.evaluation import EvaluationSpec
 from service.contracts.model import TensorInfo
 from tests.unit.quantizer.search.benches import chain_of_convolutions, toolkit_for
 from tests.unit.quantizer.toolbox import config, make_model, normal
-from worker.quantizer.evaluation.certainty.evidence import surely_differ
+from worker.quantizer.evaluation.certainty import surely_differ
 from worker.quantizer.evaluation.compare import compare
 from worker.quantizer.evaluation.metrics import IDENTICAL_DB, Metrics
 from worker.quantizer.refine.draft import Draft

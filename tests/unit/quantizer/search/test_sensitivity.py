@@ -26,9 +26,8 @@ from worker.quantizer.refine.step import Toolkit
 from worker.quantizer.run.cache import Cache
 from worker.quantizer.run.checkpoint import CheckpointStore
 from worker.quantizer.search import sensitivity
-from worker.quantizer.search.layers import find_layers
-from worker.quantizer.search.ranking import Analysis, analyse, level_weight
-from worker.quantizer.search.sensitivity import analysis_of
+from worker.quantizer.search.levels import find_layers
+from worker.quantizer.search.sensitivity import Analysis, analyse, analysis_of, level_weight
 
 LOW = Level(activation=ActivationSpec(), weight=WeightSpec(granularity="per_tensor"))
 HIGH = Level(activation=ActivationSpec(dtype="int16", symmetric=True), weight=WeightSpec(dtype="int16"))

@@ -20,9 +20,8 @@ from tests.support.each import each
 from tests.unit.quantizer.statistics.calibrating import collected, cuts, feed, normal, rng, spec_of
 from worker.quantizer.statistics.grids import GridFamily
 from worker.quantizer.statistics.observers import Range
-from worker.quantizer.statistics.ranges import find_ranges, range_observer
+from worker.quantizer.statistics.ranges import find_ranges, range_observer, supplied_ranges
 from worker.quantizer.statistics.sampling import SampledValues
-from worker.quantizer.statistics.supplied import supplied_ranges
 
 METHODS = [
     {"method": "minmax"}, {"method": "minmax", "moving_average": 0.1}, {"method": "percentile", "percentile": 99.0},

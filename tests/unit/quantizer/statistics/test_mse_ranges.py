@@ -25,8 +25,7 @@ from tests.unit.quantizer.statistics.calibrating import (
     weighted,
 )
 from worker.quantizer.statistics.grids import GridFamily, SquaredError
-from worker.quantizer.statistics.mse import mse_range
-from worker.quantizer.statistics.power_of_two import covering_range, grid_range
+from worker.quantizer.statistics.mse import covering_range, grid_range, mse_range
 from worker.quantizer.statistics.ranges import range_observer
 
 DENSE = [

@@ -15,11 +15,10 @@ from hypothesis.extra import numpy as hnp
 from tests.support.each import each
 from tests.unit.quantizer.statistics.calibrating import cuts, feed, normal, rng, spec_of
 from worker.quantizer.run.checkpoint import pack, unpack
-from worker.quantizer.statistics.observers import ChannelMean, MinMax, Observer, Percentile
+from worker.quantizer.statistics.collect import Snapshot, restore
+from worker.quantizer.statistics.observers import ChannelExtremes, ChannelMean, MinMax, Observer, Percentile, RowSample
 from worker.quantizer.statistics.ranges import range_observer
-from worker.quantizer.statistics.rows import ChannelExtremes, RowSample
-from worker.quantizer.statistics.snapshot import Snapshot, restore
-from worker.quantizer.statistics.tails import Tail
+from worker.quantizer.statistics.sampling import Tail
 
 values_of_all_kinds = hnp.arrays(
     np.float32,

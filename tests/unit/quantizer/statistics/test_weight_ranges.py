@@ -14,10 +14,9 @@ from hypothesis.extra.numpy import arrays
 from service.contracts.specs import ActivationSpec, WeightSpec
 from tests.support.each import each
 from tests.unit.quantizer.statistics.calibrating import grid_error, grid_errors, normal, rng
-from worker.quantizer.statistics.block_search import block_range
 from worker.quantizer.statistics.grids import GridFamily
 from worker.quantizer.statistics.ranges import Percentile, range_observer
-from worker.quantizer.statistics.weights import extremes, weight_range
+from worker.quantizer.statistics.weights import block_range, extremes, weight_range
 
 
 def spec_of(dtype: str = "int8", *, symmetric: bool = True, scale: str = "float32", **method: Any) -> WeightSpec:

@@ -17,7 +17,7 @@ from tests.unit.quantizer.toolbox import config, make_model, normal, quantize_fi
 from tests.unit.quantizer.training import networks
 from worker.quantizer.pipeline import Quantizing
 from worker.quantizer.training.batch_norm import ChannelStatistics, Normalization, is_frozen, measure
-from worker.quantizer.training.checkpoints import state_of
+from worker.quantizer.training.loop import state_of
 from worker.quantizer.training.optimizer import ScheduledOptimizer
 from worker.quantizer.training.twin import Twin
 

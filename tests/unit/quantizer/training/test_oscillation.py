@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from worker.quantizer.training.oscillation import Oscillations, freezing_threshold, shares
+from worker.quantizer.training.quantizers import Oscillations, freezing_threshold, shares
 
 _MOMENTUM, _STEPS, _WEIGHTS = 0.05, 120, 60
 _CPU = torch.device("cpu")

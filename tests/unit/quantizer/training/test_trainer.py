@@ -130,7 +130,7 @@ class Dies(Listener):
     [("sgd", "folded"), ("adamw", "unfolded"), pytest.param("adamw", "folded", marks=pytest.mark.long)],
 )
 def test_another_attempt_goes_on_and_gives_the_same_bytes(tmp_path, model, optimizer, batch_norm, monkeypatch) -> None:
-    monkeypatch.setattr("worker.quantizer.training.checkpoints._MOST_TIME", 1e9)  # every epoch is kept, however short
+    monkeypatch.setattr("worker.quantizer.training.loop._MOST_TIME", 1e9)  # every epoch is kept, however short
     kept = tmp_path / "kept"
     kept.mkdir()
     qat = {

@@ -14,7 +14,7 @@ from service.contracts.dataset import InputSpec, PreprocessingSpec
 from service.contracts.errors import CanceledError, DatasetMismatchError, ResourceLimitError
 from service.contracts.model import TensorInfo
 from worker.quantizer.data import ArrayDataset, open_dataset
-from worker.quantizer.layerwise.store import StoreLimits
+from worker.quantizer.layerwise.frontier import StoreLimits
 from worker.quantizer.run.interface import SilentRun
 from worker.quantizer.training.samples import TrainingSamples, epoch_order
 

@@ -22,8 +22,7 @@ from worker.quantizer.graph.serialized import to_bytes
 from worker.quantizer.pipeline import Quantizing
 from worker.quantizer.refine.draft import Draft
 from worker.quantizer.training.quantizers import LearnedGrid
-from worker.quantizer.training.tree import Tree
-from worker.quantizer.training.twin import Twin
+from worker.quantizer.training.twin import Tree, Twin
 
 CPU = torch.device("cpu")
 SETTINGS: dict[str, dict[str, Any]] = {

@@ -14,7 +14,7 @@ from quantmill.torch import export
 from service.contracts.preparation import PreparationSpec
 from service.contracts.selectors import ModuleSelector
 from tests.support.torch_networks import BasicBlock, MLPBlock, TextEncoder, images, made
-from worker.quantizer.plan.matching import Matcher
+from worker.quantizer.plan.selection import Matcher
 from worker.quantizer.preparation.prepare import prepare
 
 # Operators that make up layers; what goes around them depends on the exporter.

@@ -15,8 +15,7 @@ from quantmill.torch.export import export
 from quantmill.torch.regions import StubError, resolve_regions
 from quantmill.torch.stubs import DeQuantStub, QuantStub
 from tests.support.each import each
-from worker.quantizer.graph.metadata import SCOPES
-from worker.quantizer.graph.regions import REGION
+from worker.quantizer.graph.metadata import REGION, SCOPES
 
 
 def traced(body: str, types: str = "float[2,3] x", result: str = "float[2,3] y") -> ir.Model:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from worker.quantizer.evaluation.certainty.contributions import Contributions
+from worker.quantizer.evaluation.contributions import Contributions
 
 Array = np.ndarray[Any, Any]
 Arrays = Mapping[str, Array]

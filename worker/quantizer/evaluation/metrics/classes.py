@@ -10,7 +10,7 @@ import numpy as np
 from service.contracts.metrics import F1, ClassMetric, MeanIoU, PerClassAccuracy, Precision, TopKMetric
 from service.contracts.metrics.kinds import CountedMetric
 from worker.quantizer.data import Batch
-from worker.quantizer.evaluation.certainty.contributions import CountSums, Hits, quotients
+from worker.quantizer.evaluation.contributions import CountSums, Hits, quotients
 from worker.quantizer.evaluation.metrics.base import (
     Array,
     Arrays,

@@ -16,7 +16,7 @@ from service.contracts.evaluation_checks import check_graph, graph_feeds
 from service.contracts.metrics import FunctionMetric, GraphMetric, GraphSource
 from service.contracts.model import TensorInfo
 from worker.quantizer.data.preprocess import model_dtype
-from worker.quantizer.evaluation.certainty.contributions import DenseSums, quotients
+from worker.quantizer.evaluation.contributions import DenseSums, quotients
 from worker.quantizer.evaluation.metrics.base import Array, Meter, MetricBatch, UnfitError, finite
 from worker.quantizer.graph.serialized import serialized, to_bytes
 from worker.quantizer.intake.external_data import is_external

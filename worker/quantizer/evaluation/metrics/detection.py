@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from service.contracts.metrics import MeanAveragePrecision
-from worker.quantizer.evaluation.certainty.contributions import Remade
+from worker.quantizer.evaluation.contributions import Remade
 from worker.quantizer.evaluation.metrics.base import Array, Meter, MetricBatch, UnfitError
 
 _RECALLS = np.linspace(0.0, 1.0, 101)

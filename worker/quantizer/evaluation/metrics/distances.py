@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 
 from service.contracts.metrics import FidelityMetric
-from worker.quantizer.evaluation.certainty.contributions import DenseSums, Hits, quotients
+from worker.quantizer.evaluation.contributions import DenseSums, Hits, quotients
 from worker.quantizer.evaluation.metrics.base import Array, Meter, MetricBatch, UnfitError, by_sample, finite, parts
 
 IDENTICAL_DB = 200.0

@@ -15,7 +15,7 @@ from service.contracts.metrics import FunctionMetric, GraphMetric, Metric, Metri
 from service.contracts.model import TensorInfo
 from worker.quantizer.data import Batch, Dataset, choose_batch_size
 from worker.quantizer.data.ragged import pieces
-from worker.quantizer.evaluation.certainty.contributions import Contributions
+from worker.quantizer.evaluation.contributions import Contributions
 from worker.quantizer.evaluation.metrics.base import Array, Arrays, Meter, MetricBatch, UnfitError, finite
 from worker.quantizer.evaluation.metrics.classes import Accuracy, FScore, IntersectionOverUnion, TopK
 from worker.quantizer.evaluation.metrics.custom import FunctionMeter, GraphMeter, GraphProgram, MetricFunction

@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from service.contracts.metrics import Perplexity, WordErrorRate
-from worker.quantizer.evaluation.certainty.contributions import DenseSums, percent, quotients
+from worker.quantizer.evaluation.contributions import DenseSums, percent, quotients
 from worker.quantizer.evaluation.metrics.base import (
     Array,
     Arrays,

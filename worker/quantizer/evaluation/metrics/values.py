@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from service.contracts.metrics.kinds import MAE, RMSE, RegressionMetric
-from worker.quantizer.evaluation.certainty.contributions import DenseSums, Remade, quotients
+from worker.quantizer.evaluation.contributions import DenseSums, Remade, quotients
 from worker.quantizer.evaluation.metrics.base import Array, Meter, MetricBatch, UnfitError, by_sample, finite, fitted
 
 _Each = Callable[[Array], Array]

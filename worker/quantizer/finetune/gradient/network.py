@@ -10,10 +10,9 @@ import onnx_ir as ir
 import torch
 from torch import Tensor
 
-from worker.quantizer.autodiff.device import as_tensor
 from worker.quantizer.autodiff.grids import TorchGrid
 from worker.quantizer.autodiff.operators import COMPUTE_INWARD
-from worker.quantizer.autodiff.program import Program
+from worker.quantizer.autodiff.program import Program, as_tensor
 from worker.quantizer.finetune.blocks import Block, BlockSamples, BlockState
 from worker.quantizer.graph.values import activation_limits, name_of
 from worker.quantizer.ops.table import operator

@@ -15,8 +15,8 @@ import onnx_ir as ir
 import torch
 from torch import Tensor
 
-from worker.quantizer.autodiff.device import as_tensor
 from worker.quantizer.autodiff.grids import TorchGrid
+from worker.quantizer.autodiff.program import as_tensor
 from worker.quantizer.finetune.blocks import NORM_OPERATORS, BlockParameter, BlockState
 from worker.quantizer.finetune.results import ParameterResult
 from worker.quantizer.graph.values import plain_attributes

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from worker.quantizer.autodiff.device import as_tensor, choose_device, repeatable, threads_worth
+from worker.quantizer.autodiff.program import as_tensor, choose_device, repeatable, threads_worth
 from worker.quantizer.finetune.blocks import BlockParameter, BlockSamples, BlockState
 from worker.quantizer.finetune.gradient.network import BlockNetwork, DeviceSamples, channel_axis
 from worker.quantizer.finetune.gradient.parameters import Moving, Results, channels_are_independent, choose

@@ -13,12 +13,11 @@ from worker.quantizer.finetune.moments.rounding import Lattice
 from worker.quantizer.finetune.results import BlockResult
 from worker.quantizer.graph.values import activation_limits, constant, float_attribute, name_of, node_name, users
 from worker.quantizer.numerics.granularity import PerBlock
-from worker.quantizer.numerics.integer import IntegerGrid, snap_scale
-from worker.quantizer.numerics.storage import memory_type
+from worker.quantizer.numerics.integer import IntegerGrid, memory_type, snap_scale
 from worker.quantizer.ops.linear import LinearNode, UnsupportedLayerError, product_view
 from worker.quantizer.ops.table import operator
-from worker.quantizer.plan.limits import limited_operand
 from worker.quantizer.plan.parameters import Parameters
+from worker.quantizer.plan.weights import limited_operand
 
 # An int32 bias may take a quarter of its range: the accumulator adds products on top of it.
 _BIAS_LIMIT = 2**29

@@ -38,7 +38,7 @@ from worker.quantizer.ops.record import Family
 from worker.quantizer.ops.table import operator
 from worker.quantizer.plan.profile import RuleContext
 from worker.quantizer.plan.types import Decision, Role
-from worker.quantizer.preparation.passes.gelu import written_gelu
+from worker.quantizer.preparation.passes.activations import written_gelu
 from worker.quantizer.preparation.passes.norms import standardized
 
 PART_OF_FUNCTION = declare(

@@ -20,7 +20,7 @@ import numpy as np
 import onnx_ir as ir
 
 from worker.quantizer.graph.values import node_name, users
-from worker.quantizer.numerics.grids import Grid
+from worker.quantizer.numerics.blocks import Grid
 from worker.quantizer.numerics.integer import IntegerGrid
 from worker.quantizer.ops.linear import LINEAR
 from worker.quantizer.plan.parameters import Parameters

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from worker.quantizer.ops.linear import LINEAR
 from worker.quantizer.plan.profile import Stage, Target, rule
-from worker.quantizer.plan.rules.grids import align_concat
-from worker.quantizer.plan.rules.specs import float_bias, seven_bit_weights
+from worker.quantizer.plan.rules.grids import align_concat, float_bias, seven_bit_weights
 from worker.quantizer.plan.targets.onnxruntime import FLOAT_FUNCTIONS, FLOAT_HEADS, LOSSLESS, common_reasons
 from worker.quantizer.plan.types import Role
 

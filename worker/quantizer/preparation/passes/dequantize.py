@@ -17,13 +17,11 @@ import onnx_ir.passes.common as common
 from service.contracts.compatibility import is_quantized_op
 from service.contracts.errors import AlreadyQuantizedError
 from service.contracts.reason import Reason, declare
-from worker.quantizer.graph.outcome import PassOutcome
-from worker.quantizer.graph.rewriting import opset_of
+from worker.quantizer.graph.rewriting import PassOutcome, opset_of
 from worker.quantizer.graph.values import node_name
-from worker.quantizer.preparation.passes.dequantizing import dynamic, moved, nbits, pairs, qlinear, tables
+from worker.quantizer.preparation.passes.dequantizing import dynamic, moved, pairs, weights
 from worker.quantizer.preparation.passes.dequantizing.dynamic import NO_PAIR
-from worker.quantizer.preparation.passes.dequantizing.soundness import MALFORMED, well_formed
-from worker.quantizer.preparation.passes.dequantizing.stored import dequantized
+from worker.quantizer.preparation.passes.dequantizing.stored import MALFORMED, dequantized, well_formed
 from worker.quantizer.preparation.passes.dequantizing.undoing import DOMAINS, Form, Undoing
 from worker.quantizer.preparation.passes.opset import LOWEST_OPSET
 
@@ -34,9 +32,7 @@ NOT_QUANTIZED = declare("no-quantized-operators", "the model holds no quantized 
 _FORMS: dict[str, Form] = {
     **moved.FORMS,
     **dynamic.FORMS,
-    **tables.FORMS,
-    **nbits.FORMS,
-    **qlinear.FORMS,
+    **weights.FORMS,
     **pairs.FORMS,
 }
 _HINT = "Upload the float model that it was made from: this node's quantization cannot be undone."

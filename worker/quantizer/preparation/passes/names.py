@@ -6,7 +6,7 @@ import onnx_ir as ir
 import onnx_ir.passes.common as common
 
 from service.contracts.reason import declare
-from worker.quantizer.graph.outcome import PassOutcome
+from worker.quantizer.graph.rewriting import PassOutcome
 from worker.quantizer.graph.values import Names, node_name
 
 NO_FUNCTIONS = declare("no-functions", "the model has no functions")

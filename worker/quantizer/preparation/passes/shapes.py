@@ -10,8 +10,8 @@ import onnx_ir as ir
 from service.contracts.model import TensorInfo
 from service.contracts.preparation import PreparationSpec, fixed_inputs
 from service.contracts.reason import declare
-from worker.quantizer.graph.outcome import PassOutcome
-from worker.quantizer.graph.skeleton import Skeleton
+from worker.quantizer.graph.rewriting import PassOutcome
+from worker.quantizer.graph.serialized import Skeleton
 from worker.quantizer.ops.table import operator
 
 NO_SHAPES_ASKED = declare("no-shapes-asked-for", "no shapes are asked for")

@@ -18,7 +18,7 @@ from service.contracts.errors import DatasetError, DatasetFormatError, DatasetLa
 from service.contracts.model import TensorInfo
 from tests.support.media import KINDS, Kind, archive, encoded, noise, wav
 from worker.quantizer.data import inspect_dataset, open_dataset
-from worker.quantizer.data.media import decoded, reading
+from worker.quantizer.data.media import reading
 from worker.quantizer.data.media.packing import pack_folder
 
 PLAIN = PreprocessingSpec()
@@ -135,7 +135,7 @@ def test_passes_may_cross_each_other(
     tmp_path: Path, kind: Kind, spooled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not spooled:
-        monkeypatch.setattr(decoded, "MAX_SPOOL_BYTES", 0)
+        monkeypatch.setattr(reading, "MAX_SPOOL_BYTES", 0)
     pixels = np.stack([noise(8, 8, seed=k) for k in range(20)])
     path = archive(tmp_path / "x", {f"{k}.png": encoded(values) for k, values in enumerate(pixels)}, kind)
     data = open_dataset(path, PreprocessingSpec.model_validate({"inputs": {"*": {"array": "images", "scale": 1.0}}}))

@@ -16,8 +16,8 @@ from PIL import Image
 from service.contracts.dataset import PreprocessingSpec
 from service.contracts.errors import DatasetError, DatasetFormatError
 from tests.support.media import KINDS, Kind, archive, encoded, gzip_of_zeros, huge_png, noise
-from worker.quantizer.data import inspect_dataset, zip_directory
-from worker.quantizer.data.media import members, picture, tar
+from worker.quantizer.data import inspect_dataset, zips
+from worker.quantizer.data.media import archives, members, picture
 
 PLAIN = PreprocessingSpec()
 GOOD = encoded(noise(8, 8))
@@ -118,10 +118,10 @@ def test_a_resize_that_would_make_a_bomb_is_refused(tmp_path: Path) -> None:
 def test_files_folders_and_headers_are_counted(tmp_path: Path, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     folders = [special(f"folder{k}") for k in range(51)]
     with monkeypatch.context() as patch:
-        patch.setattr(tar, "_MAX_HEADERS", 50)
+        patch.setattr(archives, "_MAX_HEADERS", 50)
         refused(tar_of(tmp_path / "x", "a.png", *folders, mode=mode), "folder48", "more than 50 headers")
     with monkeypatch.context() as patch:
-        patch.setattr(tar, "MAX_FILES", 20)
+        patch.setattr(archives, "MAX_FILES", 20)
         refused(tar_of(tmp_path / "x", "a.png", *folders, mode=mode), "folder20", "at most 20 folders")
     monkeypatch.setattr(members, "MAX_FILES", 20)
     pictures = [f"{k}.png" for k in range(21)]
@@ -136,7 +136,7 @@ def test_a_zip_of_too_many_members_is_refused_before_it_is_listed(
     data[-14:-10] = b"\xff\xff\xff\xff"  # the end of the directory says 65535 members, and so ...
     data[-10:-6] = (0x7FFFFFFF).to_bytes(4, "little")  # ... and a directory of 2 GB
     path.write_bytes(data)
-    monkeypatch.setattr(zip_directory, "_entries", lambda *_: pytest.fail("the directory was read"))
+    monkeypatch.setattr(zips, "_entries", lambda *_: pytest.fail("the directory was read"))
     with pytest.raises(DatasetFormatError, match="at most 100000 are accepted"):
         inspect_dataset(path, PLAIN)
 

@@ -24,7 +24,7 @@ from tests.support.each import each
 from tests.support.media import KINDS, Kind, archive, encoded, noise
 from worker.quantizer.data import open_dataset
 from worker.quantizer.data.media import picture
-from worker.quantizer.data.media.resampling import resample
+from worker.quantizer.data.media.picture import resample
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (3, 4, 5, 3), np.uint8)
 FILTERS = {"bilinear": Image.BILINEAR, "bicubic": Image.BICUBIC, "lanczos": Image.LANCZOS, "nearest": Image.NEAREST}

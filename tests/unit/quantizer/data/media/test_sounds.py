@@ -17,7 +17,7 @@ from service.contracts.model import TensorInfo
 from service.contracts.preprocessing import LogMelSpec, SoundSpec
 from tests.support.media import KINDS, Kind, archive, encoded, noise, wav
 from worker.quantizer.data import inspect_dataset, open_dataset
-from worker.quantizer.data.media.log_mel import LogMel
+from worker.quantizer.data.media.sound import LogMel
 
 RATE = 16_000
 

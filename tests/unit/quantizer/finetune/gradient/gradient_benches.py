@@ -15,8 +15,8 @@ from tests.unit.quantizer.toolbox import config, make_model, normal, run_onnx, s
 from worker.quantizer.finetune.blocks import Block, BlockParameter, BlockSamples, BlockState
 from worker.quantizer.finetune.methods import METHODS, Method
 from worker.quantizer.finetune.step import FinetuneStep
+from worker.quantizer.numerics.blocks import Grid
 from worker.quantizer.numerics.granularity import PER_TENSOR, PerAxis
-from worker.quantizer.numerics.grids import Grid
 from worker.quantizer.numerics.integer import IntegerGrid, grid_for_range
 from worker.quantizer.plan.types import QuantizationPlan
 from worker.quantizer.refine.draft import Draft

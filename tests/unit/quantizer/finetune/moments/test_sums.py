@@ -12,12 +12,10 @@ import pytest
 from service.contracts.algorithms import AdaRound
 from tests.unit.quantizer.search.benches import residual_blocks, toolkit_for
 from tests.unit.quantizer.toolbox import config, make_model, normal, run_onnx, sqnr_db
-from worker.quantizer.finetune.moments import arrays
-from worker.quantizer.finetune.moments import solver as moments_solver
-from worker.quantizer.finetune.moments.arrays import matmul
-from worker.quantizer.finetune.moments.patches import Patches, residual_add
-from worker.quantizer.finetune.moments.problem import LayerProblem, solve
-from worker.quantizer.finetune.moments.rounding import Lattice
+from worker.quantizer.finetune import solvers as moments_solver
+from worker.quantizer.finetune.moments import rounding
+from worker.quantizer.finetune.moments.problem import LayerProblem, Patches, residual_add, solve
+from worker.quantizer.finetune.moments.rounding import Lattice, matmul
 from worker.quantizer.finetune.step import FinetuneStep
 from worker.quantizer.ops.linear import product_view
 
@@ -139,7 +137,7 @@ def test_a_part_of_an_array_may_take_the_product() -> None:
 def test_the_bits_do_not_depend_on_the_number_of_threads() -> None:
     program = (
         "import numpy as np, hashlib\n"
-        "from worker.quantizer.finetune.moments.arrays import matmul\n"
+        "from worker.quantizer.finetune.moments.rounding import matmul\n"
         "r = np.random.default_rng(0)\n"
         "a, b = (r.standard_normal((700, 700)).astype(np.float32) for _ in range(2))\n"
         "print(hashlib.sha256(matmul(a, b).tobytes()).hexdigest())\n"
@@ -159,7 +157,7 @@ def test_the_bits_do_not_depend_on_the_number_of_threads() -> None:
 @pytest.mark.parametrize(("told", "expected"), [("", 3), ("0", 3), ("2", 2), ("64", 3)])
 def test_a_container_has_as_many_threads_as_its_quota(monkeypatch, told: str, expected: int) -> None:
     """A machine of many cores may give a container few: more threads would only be stopped in turn."""
-    monkeypatch.setattr(arrays, "available_cores", lambda: 3)
+    monkeypatch.setattr(rounding, "available_cores", lambda: 3)
     monkeypatch.setenv("OMP_NUM_THREADS", told)
-    with arrays._pool.__wrapped__() as pool:
+    with rounding._pool.__wrapped__() as pool:
         assert pool._max_workers == expected

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import onnx_ir as ir
 
+from service.contracts.reason import Reason, declare
 from worker.quantizer.graph.rewriting import rank_of
-from worker.quantizer.graph.values import int_attribute, node_name
+from worker.quantizer.graph.values import DEFAULT_DOMAINS, float_attribute, int_attribute, name_of, node_name
 from worker.quantizer.preparation.passes.dequantizing.stored import (
     StoredConstant,
+    constant_of,
     data_type,
     dequantized,
     granularity_of,
@@ -18,6 +22,7 @@ from worker.quantizer.preparation.passes.dequantizing.undoing import (
     FOREIGN_INTEGERS,
     OTHER_PARAMETERS,
     SCALES_DO_NOT_FIT,
+    SCALES_NOT_CONSTANT,
     Form,
     Found,
     Integers,
@@ -113,8 +118,123 @@ def _restored(
     return True
 
 
+# Operators that read and write integers (QOperator format): QLinearConv, QGemm and their like become float ones.
+#
+# Operands come as integers, scale, zero point; behind them stand scale and zero point of the result. What integers of a
+# result saturated is put back as Relu or Clip, as for Q/DQ pairs.
+
+CHANNELS_LAST = declare("channels-last", "its channels lie behind, for which there is no float operator")
+OTHER_SOFTMAX = declare("other-softmax", "its Softmax is that of opset {opset}, the model's is another")
+# From this opset on Softmax is one of a single axis.
+_SOFTMAX_OPSET = 13
+# Attributes that the float operator does not have.
+_OF_INTEGERS = frozenset({"channels_last", "opset"})
+
+
+@dataclass(frozen=True)
+class _Roles:
+    """What the inputs of an operator are.
+
+    Attributes:
+        op_type: of the float operator.
+        operands: of each the index of its integers, and the axis along which it may have several scales.
+        result: index of the scale of what it makes.
+        bias: index of the bias, None if it takes none.
+        floats: inputs in front that are no integers.
+    """
+
+    op_type: str
+    operands: tuple[tuple[int, int], ...]
+    result: int
+    bias: int | None = None
+    floats: int = 0
+
+
+_UNARY, _BINARY = ((0, 1),), ((0, 1), (3, 1))
+_ROLES = {
+    "QLinearAdd": _Roles("Add", _BINARY, 6),
+    "QLinearAveragePool": _Roles("AveragePool", _UNARY, 3),
+    "QLinearConv": _Roles("Conv", ((0, 1), (3, 0)), 6, bias=8),
+    "QLinearGlobalAveragePool": _Roles("GlobalAveragePool", _UNARY, 3),
+    "QLinearLeakyRelu": _Roles("LeakyRelu", _UNARY, 3),
+    # rows of the first and columns of the second may have scales of their own
+    "QLinearMatMul": _Roles("MatMul", ((0, -2), (3, -1)), 6),
+    "QLinearMul": _Roles("Mul", _BINARY, 6),
+    "QLinearSigmoid": _Roles("Sigmoid", _UNARY, 3),
+    "QLinearSoftmax": _Roles("Softmax", _UNARY, 3),
+    "QLinearWhere": _Roles("Where", ((1, 1), (4, 1)), 7, floats=1),
+}
+
+
+def qlinear(node: ir.Node, undoing: Undoing) -> Found:
+    """The float operator on the floats of the operands, by the table above."""
+    return _undone(node, undoing, _ROLES[node.op_type])
+
+
+def concat(node: ir.Node, undoing: Undoing) -> Found:
+    """QLinearConcat: scale and zero point of the result stand in front of any number of operands."""
+    return _undone(node, undoing, _Roles("Concat", tuple((k, 1) for k in range(2, len(node.inputs), 3)), 0))
+
+
+def gemm(node: ir.Node, undoing: Undoing) -> Found:
+    """QGemm: its bias is optional, and so is the scale of its result, which is float without."""
+    columns = 0 if int_attribute(node, "transB", 0) else 1
+    return _undone(node, undoing, _Roles("Gemm", ((0, 1), (3, columns)), 7, bias=6))
+
+
+def softmax(node: ir.Node, undoing: Undoing) -> Found:
+    """QLinearSoftmax, if the model's own Softmax has the same axes."""
+    told = int_attribute(node, "opset", 0)
+    own = max(undoing.graph.opset_imports.get(domain, 0) for domain in DEFAULT_DOMAINS)
+    if (told >= _SOFTMAX_OPSET) != (own >= _SOFTMAX_OPSET) and int_attribute(node, "axis", -1) != -1:
+        return OTHER_SOFTMAX(opset=told)
+    return qlinear(node, undoing)
+
+
+def _undone(node: ir.Node, undoing: Undoing, roles: _Roles) -> Found:
+    inputs = list(node.inputs[: roles.floats])
+    for k, axis in roles.operands:
+        found = undoing.operand(node, k, axis=axis)
+        if isinstance(found, Reason):
+            return found
+        inputs.append(found)
+    bias = None if roles.bias is None else input_of(node, roles.bias)
+    if bias is not None:
+        found = _bias(node, bias, undoing)
+        if isinstance(found, Reason):
+            return found
+        inputs.append(found)
+    if int_attribute(node, "channels_last", 0):
+        return CHANNELS_LAST()
+    kept = [(name, attribute) for name, attribute in node.attributes.items() if name not in _OF_INTEGERS]
+    made = undoing.put(node, roles.op_type, inputs, kept).outputs[0]
+    scale, zero_point = (input_of(node, k) for k in (roles.result, roles.result + 1))
+    if scale is not None or node.op_type != "QGemm":
+        return undoing.quantized(node, made, scale, zero_point)
+    undoing.replace(node, made)
+    return True
+
+
+def _bias(node: ir.Node, bias: ir.Value, undoing: Undoing) -> ir.Value | Reason:
+    """Integers with the product of both scales, inputs 1 and 4, and of QGemm's alpha."""
+    integers, first, second = (constant_of(value) for value in (bias, input_of(node, 1), input_of(node, 4)))
+    if integers is None or first is None or second is None:
+        return SCALES_NOT_CONSTANT()
+    alpha = np.float32(float_attribute(node, "alpha", 1.0))
+    scale = first.astype(np.float32).reshape(-1) * second.astype(np.float32).reshape(-1) * alpha
+    if scale.size != 1 and scale.size != integers.shape[-1]:
+        return SCALES_DO_NOT_FIT()
+    array = integers.astype(np.float32) * scale.reshape(() if scale.size == 1 else -1)
+    key = ("bias", name_of(bias), scale.tobytes())
+    return undoing.weight(name_of(bias), key, lambda: array)
+
+
 FORMS: dict[str, Form] = {
     "DequantizeLinear": dequantize_linear,
     "DynamicQuantizeLinear": dynamic_quantize_linear,
     "QuantizeLinear": quantize_linear,
+    **dict.fromkeys(_ROLES, qlinear),
+    "QGemm": gemm,
+    "QLinearConcat": concat,
+    "QLinearSoftmax": softmax,
 }

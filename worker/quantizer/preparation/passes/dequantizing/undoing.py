@@ -13,6 +13,7 @@ import onnx_ir as ir
 from service.contracts.reason import Reason, declare
 from worker.quantizer.graph.metadata import hand_on
 from worker.quantizer.graph.values import Names, add_initializer, constant, name_of, node_name
+from worker.quantizer.preparation.affine import Signs
 from worker.quantizer.preparation.passes.dequantizing.stored import (
     StoredConstant,
     constant_of,
@@ -21,7 +22,6 @@ from worker.quantizer.preparation.passes.dequantizing.stored import (
     holds_integers,
     stored,
 )
-from worker.quantizer.preparation.signs import Signs
 
 FOREIGN_INTEGERS = declare("foreign-integers", "it reads integers that are neither constant nor of a QuantizeLinear")
 INTEGERS_ARE_OUTPUT = declare("integers-are-output", "its integers are the model's output {output!r}")
