@@ -17,7 +17,6 @@ from service.attestations.router import router as attestations
 from service.audit.router import router as audit
 from service.batches.router import router as batches
 from service.comparison.router import router as comparison
-from service.compression import CompressionMiddleware
 from service.contracts.base import VERSION
 from service.dashboard.pages import error_page
 from service.dashboard.router import router as dashboard
@@ -30,7 +29,7 @@ from service.inspections.router import router as inspections
 from service.jobs.router import router as jobs
 from service.keys.router import router as keys
 from service.limiting import ConcurrencyMiddleware, LimitMiddleware
-from service.middleware import RequestIdMiddleware
+from service.middleware import CompressionMiddleware, RequestIdMiddleware
 from service.models.router import router as models
 from service.names.aliases.router import routers as aliases
 from service.origins import OriginMiddleware, PublicUrlMiddleware, shared

@@ -23,18 +23,17 @@ from service.dispatch.dispatcher import Dispatcher, open_dispatcher
 from service.forms import FIELDS_BYTES, keep_form
 from service.health.service import ReadinessProbe
 from service.keys import cookies, scopes
-from service.keys.errors import ScopeMissingError, UnauthorizedError
 from service.keys.keyring import Holder, Keyring
+from service.keys.schemas import ScopeMissingError, UnauthorizedError
 from service.notifier import ChangeFeed, Notifier
 from service.principal import Principal
 from service.quotas import service as quotas
-from service.quotas.rates import RateMeter
-from service.quotas.room import Room
+from service.quotas.rates import RateMeter, Room
 from service.settings import Settings
 from service.storage import FileStore, StorageFullError
 from service.threads import Asker, ServiceBusyError, Threads, asker
 from service.timeouts import DatabaseTimeouts
-from service.uploads.digests import RunningDigests
+from service.uploads.writer import RunningDigests
 
 # Reading calls to the database at a time.
 READERS = 24

@@ -6,7 +6,7 @@ import logging
 import time
 from dataclasses import dataclass
 
-from service.reports.names import shown
+from service.reports.figures import shown
 
 MINUTE_SECONDS = 60.0
 # Per minute: lines that are equal to the letter, and troubles that differ only in what they are about.

@@ -9,20 +9,20 @@ from fastapi import FastAPI
 
 from service.artifacts.schemas import ArtifactNotFoundError
 from service.contracts.errors import InvalidRequestError, Problem, QuantmillError
-from service.datasets.errors import DatasetNotFoundError, DatasetNotReadyError, DatasetRejectedError
+from service.datasets.schemas import DatasetNotFoundError, DatasetNotReadyError, DatasetRejectedError
 from service.errors import PROBLEM_MEDIA_TYPE, DatabaseUnavailableError
 from service.http import PROBLEM_CODES, describe
 from service.idempotency.answers import IDEMPOTENCY_HEADER, IdempotencyInFlightError, IdempotencyKeyReuseError
 from service.inspections.schemas import InspectionNotFoundError
 from service.jobs.errors import JobNotFoundError
-from service.keys.errors import UnauthorizedError
+from service.keys.schemas import UnauthorizedError
 from service.limits import BodyTooLargeError
-from service.models.errors import ModelNotFoundError, ModelNotReadyError, ModelRejectedError
+from service.models.schemas import ModelNotFoundError, ModelNotReadyError, ModelRejectedError
 from service.pagination import InvalidCursorError
 from service.problems.catalog import problem_types
-from service.schedules.errors import RunNotFoundError, ScheduleNotFoundError
-from service.uploads.errors import UploadNotFoundError
-from service.webhooks.errors import DeliveryNotFoundError, WebhookNotFoundError
+from service.schedules.schemas import RunNotFoundError, ScheduleNotFoundError
+from service.uploads.schemas import UploadNotFoundError
+from service.webhooks.schemas import DeliveryNotFoundError, WebhookNotFoundError
 
 DESCRIPTION = """
 A quantization service: a float ONNX model and data go in, a quantized model, an accuracy report and a verdict come out.

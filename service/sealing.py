@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from service.contracts.errors import QuantmillError
-from service.keys.errors import PepperMissingError
+from service.keys.schemas import PepperMissingError
 from service.keys.secrets import pepper_id
 from service.keys.service import pepper_of
 from service.settings import Settings

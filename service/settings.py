@@ -15,7 +15,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from service.contracts.quota import Quota
 from service.cores import available_cores
-from service.egress.allowed import parse_allowed
+from service.egress.addresses import parse_allowed
 from service.egress.attempts import parse_schedule
 
 _ORIGIN = re.compile(r"https?://(\[[0-9a-f:]+\]|[a-z0-9]([a-z0-9.-]*[a-z0-9])?)(:[0-9]{1,5})?")

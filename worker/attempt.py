@@ -19,13 +19,13 @@ from service.contracts.runner import ErrorLine, LogLine, MetricLine, ProgressLin
 from service.tables import Job
 from service.tables.jobs import UPLOAD_KINDS
 from worker.faults import has_room, no_room
-from worker.inspection_budget import InspectionBudget
 from worker.lease import DATABASE_AWAY, Lease, Timing
 from worker.memory import MemoryWatch, group_cpu_seconds
 from worker.outcome import Ending, Result, StopReason
-from worker.parent_watch import GRACE_SECONDS, boot_seconds
 from worker.runner import CANCEL_FLAG
+from worker.runner_input import GRACE_SECONDS, boot_seconds
 from worker.runner_process import RunnerProcess
+from worker.sandbox import InspectionBudget
 
 __all__ = ["DATABASE_AWAY", "AttemptWatch", "Lease", "Timing"]
 

@@ -16,7 +16,7 @@ import typer
 from service import cli as api_server
 from service.contracts.base import VERSION
 from service.contracts.command_errors import EXITS_BY_CODE, ExitCode
-from worker.commands import administration, batches, jobs, nouns, options, queues, report_files, schedules, webhooks
+from worker.commands import administration, batches, jobs, nouns, options, report_files, schedules, webhooks
 from worker.commands import compare as comparing
 from worker.commands import inspect as inspecting
 from worker.commands import upkeep as upkeeping
@@ -161,7 +161,7 @@ def version(as_json: options.PlainJson = False) -> None:
 api_server.register(app)
 inspecting.register(app)
 report_files.register(app)
-queues.register(app)
+administration.register(app)
 upkeeping.register(app)
 comparing.register(app)
 verifying.register(app)
@@ -172,7 +172,7 @@ for group in (
     jobs.app,
     administration.app,
     *nouns.apps,
-    queues.quarantine,
+    administration.quarantine,
     administration.tenants,
     schedules.app,
     webhooks.app,
@@ -189,8 +189,7 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.exit(ExitCode.INTERRUPTED)
     except Exception as error:  # noqa: BLE001 - whatever was not foreseen is a fault of ours
-        from worker.commands.console import print_problem
-        from worker.commands.crash import crash_error
+        from worker.commands.console import crash_error, print_problem
 
         typed = options.typed_error(error)
         print_problem((typed or crash_error(error)).problem())

@@ -35,8 +35,8 @@ from worker.outcome import (
     Succeeded,
     waiting_for,
 )
-from worker.parent_watch import boot_seconds
 from worker.publication import name_published
+from worker.runner_input import boot_seconds
 
 log = logging.getLogger(__name__)
 

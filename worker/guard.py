@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from worker.lease import Lease
 from worker.outcome import DATABASE_AWAY, SHUTDOWN, Canceled, Fenced, Outcome
-from worker.parent_watch import boot_seconds
+from worker.runner_input import boot_seconds
 
 _LOOK_SECONDS = 0.1
 

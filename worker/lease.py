@@ -21,7 +21,7 @@ from service.contracts.runner import LogLine, MetricLine, ProgressLine
 from service.db import Database
 from service.jobs import events, repository, transitions
 from service.tables import Job
-from worker.parent_watch import boot_seconds
+from worker.runner_input import boot_seconds
 
 log = logging.getLogger(__name__)
 

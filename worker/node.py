@@ -16,10 +16,10 @@ from service.contracts.command_errors import InvalidSettingsError
 from service.db import Database
 from service.jobs.queues import GPU_QUEUE, QUEUES, queue_of
 from service.process import forget_variables, hide_process
+from service.queues import repository
 from service.schema import require_migrated
 from service.settings import Settings
 from service.storage import FileStore
-from service.workers import repository
 from worker.backoff import QueueBackoff
 from worker.confinement.controls import Found
 from worker.lease import DATABASE_AWAY

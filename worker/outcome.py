@@ -32,7 +32,7 @@ from service.contracts.runner import (
 from service.jobs.errors import DeadlineExceededError
 from service.jobs.schemas import Waiting
 from service.jobs.transitions import LATE_VALIDATION
-from worker.inspection_budget import InspectionBudget
+from worker.sandbox import InspectionBudget
 
 NOT_STARTED = "runner-not-started"
 Result = QuantizeResult | EvaluateResult | ModelResult | DatasetResult | InspectionResult

@@ -14,8 +14,7 @@ from service.storage import FileStore
 from worker.embedded import StopFlag
 from worker.node import refuse_unknown
 from worker.pool import run_pool
-from worker.reconcile.loops import make_loops, run_forever, run_once
-from worker.reconcile.outboxes import OUTBOXES, send_once, sending
+from worker.reconcile.loops import OUTBOXES, make_loops, run_forever, run_once, send_once, sending
 from worker.upkeep.scrub import scrubbing
 
 

@@ -3,8 +3,8 @@
 Reads a RunnerTask, calls the engine, answers with RunnerLines on descriptor 3 and ends with one of the exit codes of
 ``service.contracts.runner``. It has no database, no broker and no network of its own. SIGTERM asks it to stop: it ends
 as canceled if the file ``CANCEL_FLAG`` stands beside the task file, else as interrupted. Without its supervisor, or
-without a lease, it does not go on: see ``worker.parent_watch``. A spare one loads the engine and waits, see
-``worker.assignment``.
+without a lease, it does not go on: see ``worker.runner_input``. A spare one loads the engine and waits, see
+``worker.runner_input``.
 """
 
 from __future__ import annotations
@@ -62,11 +62,10 @@ from service.contracts.runner import (
     RunnerTask,
     TrialLine,
 )
-from worker.assignment import await_assignment
 from worker.faults import has_room, no_room, storage_fault
 from worker.launcher import LINE_FD
 from worker.memory import HINT, set_threads
-from worker.parent_watch import ParentWatch
+from worker.runner_input import ParentWatch, await_assignment
 
 if TYPE_CHECKING:
     from worker.quantizer.run.interface import Run

@@ -23,7 +23,7 @@ from pydantic import ValidationError
 
 from service.contracts.errors import EngineError
 from service.contracts.runner import LINE_ADAPTER, RunnerLine, TrialLine
-from worker.parent_watch import ended_line, lease_line
+from worker.runner_input import ended_line, lease_line
 
 log = logging.getLogger(__name__)
 
@@ -144,7 +144,7 @@ class RunnerProcess:
                 yield line
 
     def tell_lease(self, ends_at: float) -> None:
-        """Tell the runner until when it may go on, by ``worker.parent_watch.boot_seconds``."""
+        """Tell the runner until when it may go on, by ``worker.runner_input.boot_seconds``."""
         self._tell(lease_line(ends_at))
 
     def freeze(self) -> None:

@@ -3,7 +3,7 @@
 To start a process and to load the engine takes a second, a hundred times what all else takes before a small job makes
 progress. A spare has done both. It is started under all controls, with rules of Landlock that let it reach the folders
 in which the inputs of any job lie, and has read nothing of anybody's. With its job it gets the limits, the rules and
-the filter of calls that any runner has, see ``worker.assignment``; it does that job alone.
+the filter of calls that any runner has, see ``worker.runner_input``; it does that job alone.
 
 The next one is started as soon as a job has begun: each job costs one start either way, and so that of the next one is
 done while this one runs, on cores that small jobs leave idle. At the job's end it would come too late where jobs wait:
@@ -25,9 +25,9 @@ from typing import Any
 
 from service.settings import Settings
 from worker import launcher
-from worker.assignment import BEGUN, READY, UnfitSpareError, assignment_line
 from worker.confinement.places import Places, has_gpus
 from worker.runner import SPARE
+from worker.runner_input import BEGUN, READY, UnfitSpareError, assignment_line
 from worker.runner_process import RunnerProcess, StartedRunner
 from worker.sandbox import Sandbox, SandboxLimits, Terms
 

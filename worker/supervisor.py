@@ -36,23 +36,21 @@ from service.storage import FileStore
 from service.tables import Job
 from worker.attempt import AttemptWatch
 from worker.backoff import QueueBackoff
-from worker.checkpoints import collect_checkpoints, open_checkpoints
 from worker.conclusion import Conclusion, worker_fault
 from worker.confinement.controls import LANDLOCK
 from worker.confinement.places import Places
 from worker.faults import storage_fault
 from worker.guard import Guard, StopClock, StoppedError
-from worker.inspection_budget import InspectionBudget, budget_of
 from worker.lease import DATABASE_AWAY, Lease, Timing
-from worker.materials import OUTPUT_FOLDER, Keeping, Materials, model_bytes
+from worker.materials import OUTPUT_FOLDER, Keeping, Materials, collect_checkpoints, model_bytes, open_checkpoints
 from worker.memory import MemoryWatch, job_memory_bytes
 from worker.outcome import Ending, Failed, Outcome, Succeeded, classify, waiting_for
-from worker.parent_watch import boot_seconds
 from worker.publication import publish
 from worker.quantizer.run.cache import evict
 from worker.repository import jobs_of_worker, tenant_if_released
 from worker.runner import resource_limit
-from worker.sandbox import MAPPINGS, Sandbox, SandboxLimits
+from worker.runner_input import boot_seconds
+from worker.sandbox import MAPPINGS, InspectionBudget, Sandbox, SandboxLimits, budget_of
 from worker.spares import Spares
 
 log = logging.getLogger(__name__)

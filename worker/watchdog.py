@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from service.workers import repository
+from service.queues import repository
 from worker.lease import DATABASE_AWAY
 from worker.node import Node
 from worker.repository import any_released

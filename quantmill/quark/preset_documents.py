@@ -5,7 +5,12 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
+
+from quantmill.quark import words
+from service.contracts.errors import InvalidConfigError
+from service.contracts.presets import missing_preset
 
 FNI = {"ForceQuantizeNoInputCheck": True}
 AS = {"ActivationSymmetric": True}
@@ -105,9 +110,7 @@ INT16_TRANSFORMER_ACCURATE MATMUL_NBITS XINT8_WEIGHTSONLY_ADAROUND XINT8_QCONFIG
 XINT8_ADAQUANT_QCONFIG VINT8_QCONFIG A8W8_QCONFIG A8W8_ADAROUND_QCONFIG A8W8_ADAQUANT_QCONFIG A16W8_QCONFIG
 A16W8_ADAROUND_QCONFIG A16W8_ADAQUANT_QCONFIG BF16_QCONFIG BFP16_QCONFIG
 """.split()  # noqa: SIM905 - a list would take as many lines as names
-
 XINT8_TENSOR = tensor("Int8", "PowerOf2", "MinMSE")
-
 DOCUMENTS: dict[str, dict[str, Any]] = {
     "UINT8_DYNAMIC_QUANT": {"weight_type": "QuantType.QUInt8", "use_dynamic_quant": True},
     "XINT8": legacy("QUInt8", "QInt8", MSE, enable_npu_cnn=True, extra_options={**AS, **FNI}),
@@ -159,7 +162,6 @@ DOCUMENTS: dict[str, dict[str, Any]] = {
     ),
     "BFP16_QCONFIG": qconfig(tensor("BFP16", method="MinMax"), tensor("BFP16", method="MinMax"), {}),
 }
-
 # DEFAULT_ADAROUND_PARAMS and DEFAULT_ADAQUANT_PARAMS of Quark's custom_config.py.
 FAST = {
     "adaround": {
@@ -228,7 +230,6 @@ FINETUNED = {
     if algorithm.upper() in name and "MIXED" not in name and "WEIGHTSONLY" not in name
 }
 DOCUMENTS |= {name: finetuned(DOCUMENTS[below], algorithm) for name, (below, algorithm) in FINETUNED.items()}
-
 _VINT8_DIFFERS = (
     "ConvertClipToRelu",
     "RemoveQDQConvClip",
@@ -254,3 +255,26 @@ def translatable(name: str) -> dict[str, Any]:
         key: value for key, value in document.get("extra_options", {}).items() if key not in DIFFERENCES.get(name, ())
     }
     return {**document, "extra_options": options}
+
+
+# What the objects of a preset are made of: its document, with members of enumerations in place of their words.
+
+
+def preset_fields(name: str, *, suffix: str = "") -> dict[str, Any]:
+    """The fields of the preset ``name`` of the API that marks its documents with ``suffix``; new objects each time.
+
+    Raises:
+        InvalidConfigError: there is none.
+    """
+    if name + suffix not in DOCUMENTS:
+        raise InvalidConfigError(missing_preset(name), hint="docs/quark.md lists the presets.")
+    return {key: _object(value) for key, value in copy.deepcopy(translatable(name + suffix)).items()}
+
+
+def _object(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _object(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_object(item) for item in value]
+    kind, _, member = value.partition(".") if isinstance(value, str) else ("", "", "")
+    return getattr(words, kind)[member] if member and hasattr(words, kind) else value

@@ -10,9 +10,8 @@ from quantmill.torch.data import Stored, store
 from quantmill.torch.errors import BatchFixedError, ExampleInputsError, ExportError, ExportMismatchError, LoaderError
 from quantmill.torch.export import Exported, export
 from quantmill.torch.qat import QatModule, prepare_qat
-from quantmill.torch.quantize import quantize, quantize_exported
+from quantmill.torch.quantize import Quantized, QuantizedModule, quantize, quantize_exported
 from quantmill.torch.regions import StubError
-from quantmill.torch.result import Quantized, QuantizedModule
 from quantmill.torch.stubs import DeQuantStub, QuantStub
 
 __all__ = [

@@ -16,10 +16,17 @@ import onnx_ir as ir
 import torch
 from torch.utils import _pytree as pytree
 
-from quantmill.torch import markers
+from quantmill.torch import stubs as markers
 from quantmill.torch.calls import ExportCall, Structure, result_structure
-from quantmill.torch.errors import BatchFixedError, ExampleInputsError, ExportError
-from quantmill.torch.failures import definition, export_error, place_of, said_by
+from quantmill.torch.errors import (
+    BatchFixedError,
+    ExampleInputsError,
+    ExportError,
+    definition,
+    export_error,
+    place_of,
+    said_by,
+)
 from quantmill.torch.graph import tidy
 from quantmill.torch.stubs import CalledStubs
 from quantmill.torch.verification import compare, threads_here

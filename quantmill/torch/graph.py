@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import onnx_ir as ir
 import torch
 
-from quantmill.torch import markers
+from quantmill.torch import stubs
 from worker.quantizer.intake import exported
 
 
@@ -27,7 +27,7 @@ def tidy(model: ir.Model, module: torch.nn.Module, inputs: Sequence[str], output
         outputs,
         inputs=inputs,
         path_within=lambda caller, path: _path_within(module, caller, path),
-        resolve=markers.resolve_all,
+        resolve=stubs.resolve_all,
     )
     state = module.state_dict(keep_vars=True).items()
     exported.mark_state(model, [(name, id(tensor)) for name, tensor in state if isinstance(tensor, torch.Tensor)])

@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_public_key
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from service.attestations.errors import AttestationUnreadableError, PublicKeyError
+from service.attestations.schemas import AttestationUnreadableError, PublicKeyError
 
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
 # A config with the ranges of a large model has some megabytes.

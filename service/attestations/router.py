@@ -7,18 +7,19 @@ from typing import Annotated
 from fastapi import APIRouter, Header, Response
 
 from service.attestations import service
-from service.attestations.errors import (
+from service.attestations.schemas import (
     AttestationNotFoundError,
     AttestationNotReadyError,
+    EnvelopeOut,
+    SigningKeyList,
     SigningKeyUnreadableError,
     SigningUnavailableError,
 )
-from service.attestations.schemas import EnvelopeOut, SigningKeyList
 from service.attestations.signing import signing_key_out
 from service.deps import AppDep, GuestDep, PrincipalDep
 from service.errors import DatabaseUnavailableError
 from service.http import Responses, etag_matches, problems
-from service.keys.errors import UnauthorizedError
+from service.keys.schemas import UnauthorizedError
 
 router = APIRouter(tags=["attestations"])
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from service.attestations import repository, signing
-from service.attestations.errors import AttestationNotFoundError, AttestationNotReadyError
-from service.attestations.making import attest
+from service.attestations.schemas import AttestationNotFoundError, AttestationNotReadyError
+from service.attestations.signing import attest
 from service.deps import AppState
 from service.jobs import repository as jobs
 from service.jobs.schemas import TERMINAL

@@ -10,9 +10,9 @@ from sqlalchemy import and_, delete, func, insert, or_, select, text, update
 from sqlalchemy.orm import Session, defer
 
 from service import repository
-from service.batches.errors import BatchNotFoundError
+from service.batches.schemas import BatchNotFoundError
 from service.db import db_now
-from service.ids import new_id
+from service.jobs.queues import new_id
 from service.pagination import Position
 from service.repository import Version, owned
 from service.tables import Batch, BatchMember, Job, JobEvent

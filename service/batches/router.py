@@ -8,14 +8,16 @@ from fastapi import APIRouter, Depends, Header, Query, Response
 from fastapi.responses import JSONResponse
 
 from service.batches import following, service
-from service.batches.errors import BatchNotEndedError, BatchRefusedError, NothingToRetryError
 from service.batches.schemas import (
     MOST_POSITION_CHARS,
     POSITION,
     BatchCreate,
     BatchEventPage,
     BatchListed,
+    BatchNotEndedError,
     BatchOut,
+    BatchRefusedError,
+    NothingToRetryError,
 )
 from service.batches.views import BatchView, batch_out
 from service.bodies import ThreadedBodyRoute

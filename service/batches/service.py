@@ -10,10 +10,16 @@ from sqlalchemy.orm import Session
 
 from service.audit.service import note
 from service.batches import repository
-from service.batches.errors import BatchNotEndedError, BatchRefusedError, NothingToRetryError
 from service.batches.grid import Coordinates, Fault, MemberRequest
 from service.batches.repository import NewMember
-from service.batches.schemas import MOST_JOBS, BatchCreate, BatchListed
+from service.batches.schemas import (
+    MOST_JOBS,
+    BatchCreate,
+    BatchListed,
+    BatchNotEndedError,
+    BatchRefusedError,
+    NothingToRetryError,
+)
 from service.batches.views import BatchView, batch_listed, batch_out, counts_of, location
 from service.contracts.errors import QuantmillError
 from service.deps import AppState

@@ -250,7 +250,7 @@ class JobCalls(ValidationCalls):
         """The job's events, each once and in order, as they happen; ends when the job has ended.
 
         A stream that breaks off is taken up again after the last event; where streams are cut, they are polled for.
-        Of figures (type metric) those of the last attempt hold: ``latest_metrics`` of ``service.jobs.metric_events``
+        Of figures (type metric) those of the last attempt hold: ``latest_metrics`` of ``service.jobs.events``
         picks them.
 
         Args:

@@ -186,7 +186,7 @@ class TrialLine(Contract):
     """Asks for a process that may die: it runs a written model with and without onnxruntime's optimizations.
 
     The supervisor starts ``worker.quantizer.written.program`` under the runner's own limits, one at a time, and tells
-    how it ended on the runner's standard input, see ``worker.parent_watch``.
+    how it ended on the runner's standard input, see ``worker.runner_input``.
     """
 
     line: Literal["trial"] = "trial"

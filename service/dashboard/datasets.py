@@ -23,15 +23,14 @@ from service.dashboard.listing import Words
 from service.dashboard.nouns import Edit, Filters, change_routes, kin, listing, with_typed
 from service.dashboard.pages import PageRoute, page
 from service.datasets import service
-from service.datasets.views import dataset_in_list, dataset_out
+from service.datasets.service import dataset_in_list, dataset_out
 from service.deps import AppDep, AppState, PrincipalDep
 from service.http import CursorParameter
 from service.names.kinds import DATASETS
 from service.names.service import identify
 from service.principal import Principal
-from service.reports import charts, svg
-from service.reports.figures import count, figure, percent
-from service.reports.names import name
+from service.reports import charts
+from service.reports.figures import count, figure, name, percent
 
 # Up to so many classes each has a row with its name; more are drawn side by side.
 MOST_ROWS = 30
@@ -48,17 +47,17 @@ def class_rows(rows: Sequence[tuple[str, int]], label: str) -> Markup:
         rows: name and samples, at least one row.
         label: the picture in words.
     """
-    root = svg.picture(_WIDTH, _ROW * len(rows) + 4, label)
+    root = charts.picture(_WIDTH, _ROW * len(rows) + 4, label)
     room = _WIDTH - _NAMES - _NUMBERS
     most = max(number for _, number in rows) or 1
     for k, (words, number) in enumerate(rows):
         top = 2 + _ROW * k
-        svg.text(root, (_NAMES - 6, top + 14), name(words, _NAME_CHARACTERS), anchor="end")
+        charts.text(root, (_NAMES - 6, top + 14), name(words, _NAME_CHARACTERS), anchor="end")
         wide = max(room * number / most, 1.0)
-        svg.box(root, (_NAMES, top + 3), wide, _ROW - 6, "bar")
-        svg.text(root, (_NAMES + wide + 5, top + 14), f"{number:,}")
-    svg.line(root, (_NAMES, 0), (_NAMES, _ROW * len(rows) + 4), "axis")
-    return svg.drawn(root)
+        charts.box(root, (_NAMES, top + 3), wide, _ROW - 6, "bar")
+        charts.text(root, (_NAMES + wide + 5, top + 14), f"{number:,}")
+    charts.line(root, (_NAMES, 0), (_NAMES, _ROW * len(rows) + 4), "axis")
+    return charts.drawn(root)
 
 
 def class_outline(numbers: Sequence[int], counts: Sequence[int], label: str) -> Markup:
@@ -75,14 +74,14 @@ def class_outline(numbers: Sequence[int], counts: Sequence[int], label: str) -> 
     for k, size in enumerate(counts):
         height = bottom - (bottom - top) * size / most
         points += [(left + k * wide, height), (left + (k + 1) * wide, height)]
-    root = svg.picture(_SIDE_WIDTH, _SIDE_HEIGHT, label)
-    svg.path(root, [*points, (right, bottom)], "bar")
-    svg.line(root, (left, bottom), (right, bottom), "axis")
-    svg.line(root, (left, top), (right, top), "limit")
-    svg.text(root, (left, top - 6), f"{most:,} samples")
-    svg.text(root, (left, _SIDE_HEIGHT - 5), f"class {numbers[0]}")
-    svg.text(root, (right, _SIDE_HEIGHT - 5), f"class {numbers[-1]}", anchor="end")
-    return svg.drawn(root)
+    root = charts.picture(_SIDE_WIDTH, _SIDE_HEIGHT, label)
+    charts.path(root, [*points, (right, bottom)], "bar")
+    charts.line(root, (left, bottom), (right, bottom), "axis")
+    charts.line(root, (left, top), (right, top), "limit")
+    charts.text(root, (left, top - 6), f"{most:,} samples")
+    charts.text(root, (left, _SIDE_HEIGHT - 5), f"class {numbers[0]}")
+    charts.text(root, (right, _SIDE_HEIGHT - 5), f"class {numbers[-1]}", anchor="end")
+    return charts.drawn(root)
 
 
 def values(profile: ValueProfile, label: str) -> Markup:
@@ -99,15 +98,15 @@ def waveform(wave: Waveform, loudest: float, label: str) -> Markup:
         label: the picture in words.
     """
     middle = _WAVE_HEIGHT / 2
-    root = svg.picture(_WAVE_WIDTH, _WAVE_HEIGHT, label)
-    svg.line(root, (0, middle), (_WAVE_WIDTH, middle), "axis")
+    root = charts.picture(_WAVE_WIDTH, _WAVE_HEIGHT, label)
+    charts.line(root, (0, middle), (_WAVE_WIDTH, middle), "axis")
     if wave.lows:
         step = (middle - 2) * (wave.peak / loudest if loudest else 0.0) / WAVEFORM_STEPS
         across = [_WAVE_WIDTH * (k + 0.5) / len(wave.lows) for k in range(len(wave.lows))]
         upper = [(x, middle - high * step) for x, high in zip(across, wave.highs, strict=True)]
         lower = [(x, middle - low * step) for x, low in zip(across, wave.lows, strict=True)]
-        svg.path(root, [*upper, *reversed(lower)], "bar second")
-    return svg.drawn(root)
+        charts.path(root, [*upper, *reversed(lower)], "bar second")
+    return charts.drawn(root)
 
 
 # More arrays than these have their range in the table alone.

@@ -12,8 +12,7 @@ from pydantic import BaseModel, ValidationError
 
 from service.contracts.validation import field_problems
 from service.deps import AppState
-from service.reports.figures import NOTHING
-from service.reports.names import shown
+from service.reports.figures import NOTHING, shown
 
 _Record = TypeVar("_Record", bound=BaseModel)
 

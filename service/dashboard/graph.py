@@ -33,8 +33,8 @@ from service.jobs import service as jobs
 from service.jobs.schemas import JobOut
 from service.jobs.views import job_out
 from service.reports import charts
+from service.reports.figures import name as short_name
 from service.reports.layers import gain_words, storage_words
-from service.reports.names import name as short_name
 from service.reports.reading import is_evaluation, whole_report
 from service.tables import Artifact, ReportRow
 

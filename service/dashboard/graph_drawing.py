@@ -13,10 +13,9 @@ from markupsafe import Markup
 from service.contracts.graph_view import GraphTensor, GraphView, cut_name
 from service.contracts.report import LayerFigures
 from service.dashboard.graph_layout import HEIGHT, WIDTH, Span, box_edges, node_edges, place, spans, with_ends
-from service.reports import svg
-from service.reports.figures import NOTHING, count
+from service.reports import charts
+from service.reports.figures import NOTHING, count, name, shown
 from service.reports.layers import NOT_APPLICABLE
-from service.reports.names import name, shown
 
 By = Literal["sqnr", "precision"]
 # From so many dB on a box has the next class, 0 to 4.
@@ -175,7 +174,7 @@ def draw(
             upper, lower = f"▸ {size}", box.label
         ElementTree.SubElement(link, "title").text = shown(title)
         _words(link, corner, upper, lower, words)
-    return Drawing(svg.drawn(root), len(boxes), sum(len(box) > 1 for box in boxes))
+    return Drawing(charts.drawn(root), len(boxes), sum(len(box) > 1 for box in boxes))
 
 
 def _bits_class(number: int) -> str:
@@ -184,7 +183,7 @@ def _bits_class(number: int) -> str:
     return "bits-8" if number <= _BYTE_BITS else "bits-16"
 
 
-def _root(width: float, height: float, label: str) -> svg.Element:
+def _root(width: float, height: float, label: str) -> charts.Element:
     size = {"viewBox": f"0 0 {width:g} {height:g}", "width": f"{width:g}", "height": f"{height:g}"}
     root = ElementTree.Element("svg", {"class": "graph", "role": "group", "aria-label": label, **size})
     marker = {"viewBox": "0 0 8 8", "refX": "7", "refY": "4", "markerWidth": "7", "markerHeight": "7"}
@@ -194,31 +193,31 @@ def _root(width: float, height: float, label: str) -> svg.Element:
     return root
 
 
-def _link(root: svg.Element, corner: tuple[float, float], address: str, kind: str) -> svg.Element:
+def _link(root: charts.Element, corner: tuple[float, float], address: str, kind: str) -> charts.Element:
     link = ElementTree.SubElement(root, "a", {"href": address, "class": f"box {kind}"})
-    svg.box(link, corner, WIDTH, HEIGHT, "back").set("rx", "6")
+    charts.box(link, corner, WIDTH, HEIGHT, "back").set("rx", "6")
     return link
 
 
-def _end(root: svg.Element, corner: tuple[float, float], kind: str, tensor: GraphTensor) -> None:
+def _end(root: charts.Element, corner: tuple[float, float], kind: str, tensor: GraphTensor) -> None:
     """An input or an output: no link, as there is nothing more to tell of it."""
     group = ElementTree.SubElement(root, "g", {"class": "end"})
-    svg.box(group, corner, WIDTH, HEIGHT, "back").set("rx", f"{HEIGHT / 2:g}")
+    charts.box(group, corner, WIDTH, HEIGHT, "back").set("rx", f"{HEIGHT / 2:g}")
     shape = "" if tensor.shape is None else " × ".join(_LENGTHS.get(one, str(one)) for one in tensor.shape)
     words = " ".join(filter(None, (tensor.dtype, shape)))
     ElementTree.SubElement(group, "title").text = shown(f"{kind} {name(tensor.name, _TITLE_CHARACTERS)}: {words}")
     left, top = corner
-    svg.text(
+    charts.text(
         group, (left + WIDTH / 2, top + 18), name(f"{kind} {tensor.name}", _NAME_CHARACTERS), anchor="middle", kind="op"
     )
-    svg.text(group, (left + WIDTH / 2, top + 36), name(words or NOTHING, _NAME_CHARACTERS), anchor="middle")
+    charts.text(group, (left + WIDTH / 2, top + 36), name(words or NOTHING, _NAME_CHARACTERS), anchor="middle")
 
 
-def _words(link: svg.Element, corner: tuple[float, float], first: str, second: str, figure: str) -> None:
+def _words(link: charts.Element, corner: tuple[float, float], first: str, second: str, figure: str) -> None:
     left, top = corner
-    svg.text(link, (left + 9, top + 18), name(first, _OP_CHARACTERS), kind="op")
-    svg.text(link, (left + WIDTH - 9, top + 18), name(figure, _OP_CHARACTERS), anchor="end", kind="value")
-    svg.text(link, (left + 9, top + 36), name(second, _NAME_CHARACTERS))
+    charts.text(link, (left + 9, top + 18), name(first, _OP_CHARACTERS), kind="op")
+    charts.text(link, (left + WIDTH - 9, top + 18), name(figure, _OP_CHARACTERS), anchor="end", kind="value")
+    charts.text(link, (left + 9, top + 36), name(second, _NAME_CHARACTERS))
 
 
 def _curve(points: Sequence[tuple[float, float]]) -> str:

@@ -19,7 +19,7 @@ from service.dashboard.listing import Paging, one_of, pairs
 from service.dashboard.pages import PageRoute, page, see
 from service.dashboard.trials import curves_of
 from service.datasets import service as datasets
-from service.datasets.errors import DatasetNotFoundError
+from service.datasets.schemas import DatasetNotFoundError
 from service.deps import AppDep, AppState, PrincipalDep
 from service.http import PLAIN_TEXT, CursorParameter
 from service.jobs import records, service

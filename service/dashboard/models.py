@@ -24,7 +24,7 @@ from service.jobs.repository import JobQuery
 from service.jobs.schemas import JobListed
 from service.jobs.views import job_listed
 from service.models import service
-from service.models.views import model_in_list, model_out
+from service.models.service import model_in_list, model_out
 from service.names.kinds import MODELS
 from service.names.service import identify
 from service.principal import Principal

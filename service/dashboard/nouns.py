@@ -16,8 +16,7 @@ from service.dashboard.pages import PageRoute, page, see
 from service.deps import AppDep, AppState, PrincipalDep
 from service.http import Conditions, PreconditionFailedError
 from service.names.aliases import service as aliases
-from service.names.aliases.errors import AliasNotFoundError, InvalidAliasError
-from service.names.aliases.schemas import AliasOut
+from service.names.aliases.schemas import AliasNotFoundError, AliasOut, InvalidAliasError
 from service.names.aliases.service import ShownAlias
 from service.names.kinds import Named, ResourceKind
 from service.names.repository import ResourceQuery

@@ -12,8 +12,8 @@ from xml.etree import ElementTree
 from markupsafe import Markup
 
 from service.contracts.evaluation_report import ReportOutline
-from service.reports import figures, svg
-from service.reports.names import name
+from service.reports import charts, figures
+from service.reports.figures import name
 
 _WIDTH, _HEIGHT = 460.0, 300.0
 _LEFT, _TOP, _RIGHT, _BOTTOM = 66.0, 14.0, 446.0, 246.0
@@ -194,45 +194,45 @@ def _picture(
     values = [row.mark.value or 0.0 for row in rows]
     costs = [cost_of(row.mark) for row in rows]
     down, up = (_BOTTOM, _TOP) if measure.higher else (_TOP, _BOTTOM)
-    x = svg.Scale.around(costs, _LEFT, _RIGHT)
-    y = svg.Scale.around(values if limit is None else [*values, limit], down, up)
+    x = charts.Scale.around(costs, _LEFT, _RIGHT)
+    y = charts.Scale.around(values if limit is None else [*values, limit], down, up)
     best = [row for row in rows if row.front]
     label = (
         f"{len(rows)} models by {measure.words} and {across.lower()}; better is up and left. "
         f"{len(best)} on the front. The table beside it holds the figures."
     )
-    root = svg.picture(_WIDTH, _HEIGHT, label)
+    root = charts.picture(_WIDTH, _HEIGHT, label)
     if limit is not None:
         top, bottom = sorted((y.at(limit), _TOP))
-        svg.box(root, (_LEFT, top), _RIGHT - _LEFT, bottom - top, "allowed")
-    svg.line(root, (_LEFT, _BOTTOM), (_RIGHT, _BOTTOM), "axis")
-    svg.line(root, (_LEFT, _TOP), (_LEFT, _BOTTOM), "axis")
+        charts.box(root, (_LEFT, top), _RIGHT - _LEFT, bottom - top, "allowed")
+    charts.line(root, (_LEFT, _BOTTOM), (_RIGHT, _BOTTOM), "axis")
+    charts.line(root, (_LEFT, _TOP), (_LEFT, _BOTTOM), "axis")
     for value in sorted({min(values), max(values)}):
-        svg.text(root, (_LEFT - 6, y.at(value) + 4), figures.figure(value), anchor="end")
+        charts.text(root, (_LEFT - 6, y.at(value) + 4), figures.figure(value), anchor="end")
     for cost in sorted({min(costs), max(costs)}):
-        svg.text(root, (x.at(cost), _BOTTOM + 16), written(cost), anchor="middle")
-    svg.text(root, ((_LEFT + _RIGHT) / 2, _HEIGHT - 18), f"{across} (less is better) →", anchor="middle")
+        charts.text(root, (x.at(cost), _BOTTOM + 16), written(cost), anchor="middle")
+    charts.text(root, ((_LEFT + _RIGHT) / 2, _HEIGHT - 18), f"{across} (less is better) →", anchor="middle")
     better = "↑ more is better" if measure.higher else "↑ less is better"
-    svg.text(root, (4, _HEIGHT - 3), f"{measure.axis} ({better})")
+    charts.text(root, (4, _HEIGHT - 3), f"{measure.axis} ({better})")
     if limit is not None:
-        svg.line(root, (_LEFT, y.at(limit)), (_RIGHT, y.at(limit)), "limit")
-        svg.text(root, (_RIGHT, y.at(limit) - 4), f"goal {measure.written(limit)}", anchor="end")
+        charts.line(root, (_LEFT, y.at(limit)), (_RIGHT, y.at(limit)), "limit")
+        charts.text(root, (_RIGHT, y.at(limit) - 4), f"goal {measure.written(limit)}", anchor="end")
     _draw_front(root, best, x, y, cost_of)
     for row, cost, value in zip(rows, costs, values, strict=True):
         _draw(root, row, (x.at(cost), y.at(value)), numbered=len(rows) <= _NUMBERED)
-    return svg.drawn(root)
+    return charts.drawn(root)
 
 
 def _draw_front(
-    root: svg.Element, best: Sequence[ShownModel], x: svg.Scale, y: svg.Scale, cost_of: Callable[[Mark], float]
+    root: charts.Element, best: Sequence[ShownModel], x: charts.Scale, y: charts.Scale, cost_of: Callable[[Mark], float]
 ) -> None:
     """A line through the front; where a third figure puts a model on it, the line goes up and down."""
     ordered = sorted((cost_of(row.mark), row.mark.value or 0.0) for row in best)
     if len(ordered) > 1:
-        svg.path(root, [(x.at(cost), y.at(value)) for cost, value in ordered], "frontier")
+        charts.path(root, [(x.at(cost), y.at(value)) for cost, value in ordered], "frontier")
 
 
-def _draw(root: svg.Element, row: ShownModel, at: tuple[float, float], *, numbered: bool) -> None:
+def _draw(root: charts.Element, row: ShownModel, at: tuple[float, float], *, numbered: bool) -> None:
     """A disk, on the front a diamond; around the chosen one a ring."""
     group = ElementTree.SubElement(root, "g")
     ElementTree.SubElement(group, "title").text = f"{row.number}: {name(row.mark.label)}"
@@ -242,10 +242,10 @@ def _draw(root: svg.Element, row: ShownModel, at: tuple[float, float], *, number
         told = " ".join(f"{a:.1f},{b:.1f}" for a, b in corners)
         ElementTree.SubElement(group, "polygon", {"class": "model front", "points": told})
     else:
-        svg.dot(group, at, 5.0, "model")
+        charts.dot(group, at, 5.0, "model")
     if row.mark.chosen:
-        svg.dot(group, at, 11.0, "ring")
+        charts.dot(group, at, 11.0, "ring")
     if numbered or row.front:
         near_edge = left > _RIGHT - 20
         place = (left - 10, top - 6) if near_edge else (left + 10, top - 6)
-        svg.text(group, place, str(row.number), anchor="end" if near_edge else "start")
+        charts.text(group, place, str(row.number), anchor="end" if near_edge else "start")

@@ -20,7 +20,7 @@ from service.contracts.sheets import SHEET_SIDE, sheet_corner, sheet_numbers, sh
 from service.dashboard.forms import sent
 from service.dashboard.pages import PageRoute, page, root_of
 from service.datasets import service as datasets
-from service.datasets.errors import DatasetNotFoundError
+from service.datasets.schemas import DatasetNotFoundError
 from service.deps import AppDep, AppState, PrincipalDep, count_request
 from service.http import PLAIN_TEXT, etag_matches
 from service.jobs import service
@@ -32,8 +32,7 @@ from service.reports.gains import change_words
 from service.reports.html import SECURITY_POLICY, parts
 from service.reports.layers import gain_words, storage_words
 from service.reports.page_pictures import speed_chart
-from service.reports.reading import any_report, whole_report
-from service.reports.sharing import DAYS, share, shared
+from service.reports.reading import DAYS, any_report, share, shared, whole_report
 from service.storage import StoredFileCorruptError, StoredFileMissingError
 from service.tables import Dataset, ReportRow
 

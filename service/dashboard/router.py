@@ -7,7 +7,6 @@ from fastapi import APIRouter
 from service.dashboard.admin import router as admin
 from service.dashboard.admin import router as quotas
 from service.dashboard.admin import router as signing_in
-from service.dashboard.assets import router as assets
 from service.dashboard.batches import router as batches
 from service.dashboard.comparing import router as comparing
 from service.dashboard.datasets import router as datasets
@@ -18,6 +17,7 @@ from service.dashboard.new_job import router as new_job
 from service.dashboard.overview import router as overview
 from service.dashboard.overview import router as style_page
 from service.dashboard.overview import router as workers
+from service.dashboard.pages import router as assets
 from service.dashboard.report import router as report
 from service.dashboard.schedules import router as schedules
 from service.dashboard.trials import router as trials

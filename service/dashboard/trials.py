@@ -19,7 +19,7 @@ from service.dashboard.pages import PageRoute, environment, page
 from service.deps import AppDep, AppState, PrincipalDep
 from service.jobs import records
 from service.jobs import service as jobs
-from service.jobs.metric_events import latest_metrics
+from service.jobs.events import latest_metrics
 from service.jobs.schemas import TERMINAL, JobOut
 from service.jobs.views import event_out, job_out
 from service.reports import charts

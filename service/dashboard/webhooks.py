@@ -18,7 +18,7 @@ from service.http import Conditions, CursorParameter, PreconditionFailedError
 from service.tables import WebhookEndpoint
 from service.webhooks import service
 from service.webhooks.schemas import DAY_SECONDS, WebhookChange, WebhookCreate, WebhookRotate
-from service.webhooks.views import delivery_out, etag, webhook_out
+from service.webhooks.service import delivery_out, etag, webhook_out
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 _LIMIT = 50

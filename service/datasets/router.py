@@ -11,9 +11,8 @@ from service.artifacts.schemas import RangeNotSatisfiableError
 from service.bodies import ThreadedBodyRoute
 from service.contracts.errors import InvalidRequestError
 from service.datasets import service
-from service.datasets.errors import DatasetInUseError, ThumbnailsNotFoundError
-from service.datasets.schemas import DatasetCreate, DatasetOut
-from service.datasets.views import dataset_in_list, dataset_out
+from service.datasets.schemas import DatasetCreate, DatasetInUseError, DatasetOut, ThumbnailsNotFoundError
+from service.datasets.service import dataset_in_list, dataset_out
 from service.deps import AppDep, PrincipalDep, reading
 from service.http import (
     Conditions,
@@ -36,7 +35,7 @@ from service.names.service import delete, identify, list_page, row_etag, update
 from service.pagination import Page
 from service.storage import StoredFileCorruptError, StoredFileMissingError
 from service.tables import Dataset
-from service.uploads.errors import UploadNotCompleteError, UploadNotFoundError
+from service.uploads.schemas import UploadNotCompleteError, UploadNotFoundError
 
 router = APIRouter(route_class=ThreadedBodyRoute, prefix="/v1/datasets", tags=["datasets"])
 

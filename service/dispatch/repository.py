@@ -29,9 +29,9 @@ from sqlalchemy.orm import Session
 from service.db import db_now
 from service.dispatch.slots import Crew, FreeSlots, Started
 from service.jobs.queues import QUEUES
+from service.queues.repository import ALIVE_SECONDS
 from service.tables import Job, Worker
 from service.tables.jobs import IS_QUEUED, IS_QUEUED_SHORT, IS_RUNNING
-from service.workers.repository import ALIVE_SECONDS
 
 
 class _Head(NamedTuple):

@@ -12,7 +12,7 @@ from service.app import create_app
 from service.docs.config_page import config_page
 from service.docs.fields import code, table
 from service.docs.metrics_page import metrics_page
-from service.jobs.transitions.table import TRANSITIONS, Transition
+from service.jobs.transitions.rows import TRANSITIONS, Transition
 from service.settings import Settings
 from service.tables.jobs import JOB_STATES, TERMINAL_STATES
 

@@ -7,8 +7,7 @@ import socket
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from service.egress.addresses import Address
-from service.egress.allowed import Allowed
+from service.egress.addresses import Address, Allowed
 from service.egress.errors import AddressNotAllowedError, HostUnresolvedError
 from service.egress.urls import Destination
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import httpcore
 import httpx
 
-from service.egress.allowed import Allowed
+from service.egress.addresses import Allowed
 from service.egress.errors import PayloadTooLargeError, UrlNotAllowedError
 from service.egress.resolving import Resolver, checked_addresses, system_resolver
 from service.egress.urls import MOST_CHARACTERS, check_url

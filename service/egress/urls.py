@@ -14,8 +14,7 @@ from urllib.parse import urlsplit
 
 import idna
 
-from service.egress.addresses import Address
-from service.egress.allowed import HTTPS_PORTS, Allowed
+from service.egress.addresses import HTTPS_PORTS, Address, Allowed
 from service.egress.errors import UrlNotAllowedError
 
 MOST_CHARACTERS = 2048

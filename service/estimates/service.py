@@ -18,9 +18,8 @@ from service.contracts.model import ModelSummary
 from service.contracts.report import StageFigures
 from service.db import Database
 from service.estimates import repository
-from service.estimates.forecast import OF_MODEL, ExpectedCost, PastRun, forecast
+from service.estimates.forecast import OF_MODEL, BytesRange, Estimate, ExpectedCost, PastRun, SecondsRange, forecast
 from service.estimates.prior import NOTHING_MADE_BYTES, START, Prior, prior_of, prior_of_evaluation
-from service.estimates.schemas import BytesRange, Estimate, SecondsRange
 from service.estimates.waiting import Queue, queue_now
 from service.tables import Job, JobTiming
 from service.tables.jobs import LIVE_STATES

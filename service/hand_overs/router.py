@@ -9,13 +9,14 @@ from service.deps import AppDep, PrincipalDep
 from service.egress.errors import AddressNotAllowedError, UrlNotAllowedError
 from service.hand_overs import service
 from service.hand_overs.asking import prepared
-from service.hand_overs.errors import (
+from service.hand_overs.schemas import (
     ArtifactNotThereError,
+    HandOverCreate,
+    HandOverList,
     HandOverRefusedError,
     HandOverUnavailableError,
     TooManyHandOversError,
 )
-from service.hand_overs.schemas import HandOverCreate, HandOverList
 from service.http import problems
 from service.idempotency.answers import IdempotencyHeader
 

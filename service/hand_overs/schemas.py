@@ -18,6 +18,7 @@ from pydantic import (
     StringConstraints,
 )
 
+from service.contracts.errors import QuantmillError
 from service.idempotency.requests import RepeatableBody
 
 # Presigned URLs carry a token of some services' in their query.
@@ -43,10 +44,8 @@ _OWN_HEADERS = frozenset(
 )
 # Not signed by the time that a job ends, so it is never an artifact's row; made when it is wanted.
 ATTESTATION = "attestation"
-
 HandOverState = Literal["waiting", "pending", "done", "skipped", "failed"]
 Condition = Literal["pass", "success"]
-
 _URL = "https, of a host on the public internet, on port 443 or 8443; an operator allows more. It is never shown again."
 _HEADERS = (
     "Sent as they are, such as those that the URL was signed with; they are never shown again. None is added to a PUT "
@@ -160,3 +159,52 @@ class HandOverList(BaseModel):
 def plain(headers: Mapping[str, SecretStr]) -> dict[str, str]:
     """The headers as they are sent."""
     return {name: value.get_secret_value() for name, value in headers.items()}
+
+
+# Errors around hand-overs.
+
+
+class HandOverUnavailableError(QuantmillError):
+    """The installation has no pepper, by which the URLs of hand-overs are encrypted."""
+
+    code = "hand-over-unavailable"
+    title = "The service cannot keep URLs of hand-overs"
+    status = 409
+
+
+class HandOverUnreadableError(QuantmillError):
+    """The stored URL was encrypted under another pepper, or is damaged."""
+
+    code = "hand-over-unreadable"
+    title = "The hand-over's URL cannot be read"
+    status = 409
+
+
+class HandOverRefusedError(QuantmillError):
+    """Nothing of this job can be handed over, whatever is done."""
+
+    code = "hand-over-refused"
+    title = "Nothing of this job can be handed over"
+    status = 409
+
+
+class TooManyHandOversError(QuantmillError):
+    """The job has as many hand-overs as it may."""
+
+    code = "too-many-hand-overs"
+    title = "The job has too many hand-overs"
+    status = 409
+
+    def __init__(self, job_id: str, most: int) -> None:
+        super().__init__(
+            f"The job {job_id} would have more than {most} hand-overs, those that have ended among them.",
+            hint="Download its files, or retry the job: the new one has none.",
+        )
+
+
+class ArtifactNotThereError(QuantmillError):
+    """The job has no file of this kind."""
+
+    code = "artifact-not-there"
+    title = "The job has no such file"
+    status = 422

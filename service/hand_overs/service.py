@@ -11,8 +11,14 @@ from service.contracts.runner import WEIGHTS_KIND
 from service.deps import AppState
 from service.hand_overs import outbox, repository
 from service.hand_overs.asking import NewHandOver
-from service.hand_overs.errors import ArtifactNotThereError, HandOverRefusedError, TooManyHandOversError
-from service.hand_overs.schemas import HandOverCreate, HandOverList, HandOverOut
+from service.hand_overs.schemas import (
+    ArtifactNotThereError,
+    HandOverCreate,
+    HandOverList,
+    HandOverOut,
+    HandOverRefusedError,
+    TooManyHandOversError,
+)
 from service.idempotency.answers import Answer
 from service.idempotency.requests import KeyedRequest
 from service.idempotency.service import submit_checked

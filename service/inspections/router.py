@@ -14,9 +14,9 @@ from service.http import Responses, Wait, etag_matches, only_parameters, poll, p
 from service.inspections import service
 from service.inspections.schemas import InspectionCreate, InspectionOut, UnknownTargetError
 from service.inspections.service import etag, inspection_out
-from service.models.errors import ModelNotReadyError, ModelRejectedError
+from service.models.schemas import ModelNotReadyError, ModelRejectedError
 from service.principal import Principal
-from service.quarantine.errors import ModelQuarantinedError
+from service.quarantine.schemas import ModelQuarantinedError
 from service.tables import InspectionRow
 
 router = APIRouter(route_class=ThreadedBodyRoute, tags=["inspections"])

@@ -31,9 +31,9 @@ from service.jobs.schemas import JobCreate, JobValidate
 from service.models import repository as models
 from service.models import service as model_service
 from service.quarantine import suspects as quarantine
+from service.queues import repository as workers
 from service.settings import Settings
 from service.tables import Dataset, Model
-from service.workers import repository as workers
 
 _Asked = TypeVar("_Asked", JobCreate, JobValidate)
 _WithGraph = TypeVar("_WithGraph", GraphMetric, GraphLoss)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
@@ -11,6 +11,7 @@ from sqlalchemy.orm import Session
 
 from service.db import db_now
 from service.jobs.errors import JobNotFoundError
+from service.jobs.schemas import EventOut
 from service.repository import owned
 from service.tables import Base, Job, JobEvent
 from service.webhooks.repository import anybody_enabled
@@ -18,7 +19,6 @@ from service.webhooks.repository import anybody_enabled
 EventType = Literal["state", "progress", "log", "metric"]
 # What an event is and what it tells.
 Entry = tuple[EventType, dict[str, Any]]
-
 _INSERT = insert(Base.metadata.tables[JobEvent.__tablename__]).values(created_at=db_now())
 # The answer comes with the row: asking by itself would cost each transition another way to the database and back.
 _INSERT_AND_ASK = _INSERT.returning(anybody_enabled(bindparam("of_tenant")))
@@ -168,3 +168,30 @@ def log_like(session: Session, tenant_id: str, job_id: str, pattern: str, *, lim
     message = JobEvent.data["message"].as_string()
     statement = select(JobEvent).where(*_of_kind(tenant_id, job_id, "log"), message.like(pattern))
     return list(session.scalars(statement.order_by(JobEvent.seq).limit(limit)))
+
+
+# Metric events of a job as curves: what a step told, by the last attempt that did it.
+
+
+def latest_metrics(events: Iterable[EventOut]) -> dict[str, dict[int, dict[str, float | None]]]:
+    """The figures of every step, by stage and step, in the order of steps.
+
+    An attempt that goes on after another may do steps again that the other had told of. Stage and step are the same
+    then and the attempt is higher: what it told takes the place of the earlier figures.
+
+    Args:
+        events: of one job, of any types and in any order.
+    """
+    found: dict[tuple[str, int], EventOut] = {}
+    for event in events:
+        if event.type == "metric":
+            key = event.data["stage"], event.data["step"]
+            before = found.get(key)
+            if before is None or (event.attempt, event.seq) > (before.attempt, before.seq):
+                found[key] = event
+    curves: dict[str, dict[int, dict[str, float | None]]] = {}
+    for stage, step in sorted(found):
+        data = found[stage, step].data
+        figures = {name: value for name, value in data.items() if name not in ("stage", "step")}
+        curves.setdefault(stage, {})[step] = figures
+    return curves

@@ -14,7 +14,7 @@ from service.jobs.repeats import merged
 from service.jobs.schemas import TERMINAL, JobPatch
 from service.jobs.views import JobView, views
 from service.principal import Principal
-from service.reports.names import shown
+from service.reports.figures import shown
 from service.tables import JobEvent
 
 # Of a search, with the lines that its log has of them.

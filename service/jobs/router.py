@@ -14,11 +14,11 @@ from service.contracts.base import MOST_LABELS, MOST_REFERENCE_CHARS, SIGN
 from service.contracts.errors import AlreadyQuantizedError, DatasetMismatchError, InvalidConfigError
 from service.contracts.evaluation_report import EvaluationReport
 from service.contracts.report import REPORT_SCHEMA_VERSION, Report, Verdict, upgraded
-from service.datasets.errors import DatasetNotFoundError, DatasetNotReadyError, DatasetRejectedError
+from service.datasets.schemas import DatasetNotFoundError, DatasetNotReadyError, DatasetRejectedError
 from service.deps import AppDep, PrincipalDep
 from service.egress.errors import AddressNotAllowedError, UrlNotAllowedError
 from service.hand_overs.asking import NewHandOver, prepared, refuse_inside
-from service.hand_overs.errors import HandOverUnavailableError
+from service.hand_overs.schemas import HandOverUnavailableError
 from service.http import (
     PLAIN_TEXT,
     EventPageDep,
@@ -59,11 +59,11 @@ from service.jobs.schemas import (
 from service.jobs.service import ReportNotFoundError, ReportNotReadyError
 from service.jobs.streaming import CountedStream, event_stream
 from service.jobs.views import JobView, event_out, job_listed, job_out
-from service.models.errors import ModelNotFoundError, ModelNotReadyError, ModelRejectedError
+from service.models.schemas import ModelNotFoundError, ModelNotReadyError, ModelRejectedError
 from service.names.kinds import MODELS
 from service.names.service import identify
 from service.pagination import Page
-from service.quarantine.errors import ModelQuarantinedError
+from service.quarantine.schemas import ModelQuarantinedError
 from service.reports.reading import is_evaluation
 from service.streams import StreamToken, TokenParameter, token_of
 from service.tables import Job

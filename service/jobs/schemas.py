@@ -27,7 +27,7 @@ from service.contracts.evaluation_checks import check_no_function
 from service.contracts.evaluation_report import ReportOutline
 from service.contracts.report import FallbackKind, Verdict
 from service.contracts.validation import field_problems, require_bounded
-from service.estimates.schemas import Estimate
+from service.estimates.forecast import Estimate
 from service.hand_overs.schemas import HandOverTargets
 from service.idempotency.requests import RepeatableBody
 from service.jobs.queues import SizeClass

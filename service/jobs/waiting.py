@@ -8,8 +8,8 @@ from sqlalchemy.orm import Session
 
 from service import repository
 from service.jobs.schemas import Waiting
+from service.queues import repository as workers
 from service.tables import Job
-from service.workers import repository as workers
 
 NO_WORKER = "no-worker"
 

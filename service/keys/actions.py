@@ -16,11 +16,17 @@ from service.idempotency.answers import Answer
 from service.idempotency.requests import KeyedRequest
 from service.idempotency.service import submit_once
 from service.keys import repository, service
-from service.keys.errors import KeyNotFoundError, PepperMissingError, ScopeMissingError, TooManyKeysError
-from service.keys.schemas import KeyCreate, KeyMade, KeyOut
+from service.keys.schemas import (
+    KeyCreate,
+    KeyMade,
+    KeyNotFoundError,
+    KeyOut,
+    PepperMissingError,
+    ScopeMissingError,
+    TooManyKeysError,
+)
 from service.keys.scopes import seen_tenant
-from service.keys.service import pepper_of
-from service.keys.views import key_made, key_out, location
+from service.keys.service import key_made, key_out, location, pepper_of
 from service.pagination import Position
 from service.principal import Principal, Scope
 from service.quotas import repository as quotas

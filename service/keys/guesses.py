@@ -12,7 +12,7 @@ import threading
 import time
 from collections import OrderedDict
 
-from service.keys.errors import TooManyWrongKeysError
+from service.keys.schemas import TooManyWrongKeysError
 from service.quotas.rates import Bucket
 
 # Of one address: so many at once, and so many a second from then on.

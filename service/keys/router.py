@@ -11,8 +11,7 @@ from service.deps import AppDep, PrincipalDep
 from service.http import PageDep, only_parameters, problems
 from service.idempotency.answers import IdempotencyHeader
 from service.keys import actions as keys
-from service.keys.errors import PepperMissingError, TooManyKeysError
-from service.keys.schemas import KeyCreate, KeyMade, KeyOut, KeyRotate, Tenant
+from service.keys.schemas import KeyCreate, KeyMade, KeyOut, KeyRotate, PepperMissingError, Tenant, TooManyKeysError
 from service.keys.scopes import seen_tenant
 from service.pagination import Page
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from service.keys.errors import ScopeMissingError
+from service.keys.schemas import ScopeMissingError
 from service.principal import Principal, Scope
 
 _READING = frozenset({"GET", "HEAD", "OPTIONS"})

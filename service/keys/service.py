@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from sqlalchemy.orm import Session
 
 from service.audit.service import note
 from service.keys import repository
-from service.keys.errors import KeyNotFoundError, PepperMissingError
-from service.keys.files import PEPPER_FILE, own_secret
+from service.keys.local import PEPPER_FILE, own_secret
+from service.keys.schemas import KeyMade, KeyNotFoundError, KeyOut, KeyState, PepperMissingError
 from service.keys.secrets import hash_of, make_key, pepper_id
 from service.principal import Principal, Scope
 from service.settings import Settings
@@ -105,3 +105,38 @@ def rotate(session: Session, pepper: str, by: Principal, key_id: str, *, grace_s
     made = add(session, pepper, tenant_id=old.tenant_id, name=old.name, scope=scope, days=days)
     note(session, by, "key.rotate", f"{key_id}@{made.row.id}")
     return made
+
+
+# What keys look like from outside.
+
+
+def location(key_id: str) -> str:
+    """Where the key is told of."""
+    return f"/v1/keys/{key_id}"
+
+
+def key_out(row: ApiKey, now: datetime) -> KeyOut:
+    """The key as it is shown."""
+    return KeyOut(
+        id=row.id,
+        tenant=row.tenant_id,
+        name=row.name,
+        scope=row.scope,
+        state=_state(row, now),
+        last4=row.last4,
+        created_at=row.created_at,
+        expires_at=row.expires_at,
+        last_used_at=row.last_used_at,
+        revoked_at=row.revoked_at,
+    )
+
+
+def key_made(made: MadeKey, now: datetime) -> KeyMade:
+    """The same with its text."""
+    return KeyMade(**dict(key_out(made.row, now)), key=made.text)
+
+
+def _state(row: ApiKey, now: datetime) -> KeyState:
+    if row.revoked_at is not None:
+        return "revoked"
+    return "expired" if row.expires_at is not None and row.expires_at <= now else "good"

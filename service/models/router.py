@@ -23,17 +23,23 @@ from service.http import (
 )
 from service.idempotency.answers import IdempotencyHeader
 from service.models import service
-from service.models.errors import ModelInUseError, ModelNotFoundError, ModelNotReadyError, ModelRejectedError
-from service.models.schemas import ModelCreate, ModelOut
-from service.models.views import model_in_list, model_out
+from service.models.schemas import (
+    ModelCreate,
+    ModelInUseError,
+    ModelNotFoundError,
+    ModelNotReadyError,
+    ModelOut,
+    ModelRejectedError,
+)
+from service.models.service import model_in_list, model_out
 from service.names.kinds import MODELS
 from service.names.repository import ResourceQuery
 from service.names.schemas import FILTERS, TAG, TAG_PARAMETER, NounPatch, resource_query
 from service.names.service import delete, identify, list_page, row_etag, update
 from service.pagination import Page
-from service.quarantine.errors import ModelQuarantinedError
+from service.quarantine.schemas import ModelQuarantinedError
 from service.tables import Model
-from service.uploads.errors import UploadNotCompleteError, UploadNotFoundError
+from service.uploads.schemas import UploadNotCompleteError, UploadNotFoundError
 
 router = APIRouter(route_class=ThreadedBodyRoute, prefix="/v1/models", tags=["models"])
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from service.contracts.config import QuantizationConfig
 from service.contracts.errors import QuantmillError
 from service.contracts.presets import DEFAULT_PRESET, PENDING_PRESETS, PRESETS, Preset, find_preset, missing_preset
+from service.contracts.presets.own import MIXED_PRESETS, OWN_PRESETS
 
 
 class PresetNotFoundError(QuantmillError):
@@ -75,3 +77,93 @@ def page(name: str) -> str:
         lines.append(f"  also: {', '.join((*preset.aliases, *preset.quark_names))}")
     lines += [f"  note: {note}" for note in preset.notes]
     return "\n".join([*lines, json.dumps(preset.settings, indent=2)])
+
+
+# Presets by kind and by words, for the command line.
+
+_OWN = frozenset(preset.name for preset in OWN_PRESETS)
+_MIXED = frozenset(preset.name for preset in MIXED_PRESETS)
+_FINETUNING = ("adaround", "adaquant")
+
+
+def _is_finetuned(preset: Preset) -> bool:
+    methods = (algorithm["method"] for algorithm in preset.settings.get("algorithms", ()))
+    return any(method in _FINETUNING for method in methods)
+
+
+# The first that holds counts.
+GROUPS: tuple[tuple[str, str, Callable[[Preset], bool]], ...] = (
+    ("own", "Presets of ours", lambda preset: preset.name in _OWN),
+    ("mixed", "AMD Quark's presets of mixed precision", lambda preset: preset.name in _MIXED),
+    ("finetuned", "AMD Quark's presets with AdaRound and AdaQuant", _is_finetuned),
+    ("quark", "AMD Quark's other presets", lambda preset: True),
+)
+
+
+def group_of(preset: Preset) -> str:
+    """The kind of preset: own, mixed, finetuned or quark."""
+    return next(name for name, _, holds in GROUPS if holds(preset))
+
+
+def find(search: str | None) -> list[PresetEntry]:
+    """All presets; the one of this name, alias or name in Quark; or those in whose words all of ``search`` occur.
+
+    Raises:
+        PresetNotFoundError: there is none.
+    """
+    if search is None:
+        return entries()
+    named = find_preset(search)
+    if named is not None:
+        return [entry(named)]
+    words = search.casefold().split()
+    found = [one for one in entries() if words and all(word in _text(one.preset) for word in words)]
+    if not found:
+        raise PresetNotFoundError(f"{missing_preset(search)}.", hint="'quantmill presets' lists all.")
+    return found
+
+
+def as_text(found: Sequence[PresetEntry], *, with_pending: bool) -> str:
+    """The presets by kind, each with its other names and its notes."""
+    lines: list[str] = []
+    for name, title, _ in GROUPS:
+        members = [one for one in found if group_of(one.preset) == name]
+        if members:
+            lines += [f"{title}:", *(line for one in members for line in _lines(one)), ""]
+    if with_pending:
+        lines += ["Not offered:", *(f"  {name:<28} {reason}" for name, reason in pending()), ""]
+    return "\n".join([*lines, "'quantmill presets NAME' shows one whole; 'quantmill presets WORDS' looks for words."])
+
+
+def to_json(found: Sequence[PresetEntry]) -> str:
+    """The same for programs."""
+    items = [
+        {
+            "name": one.preset.name,
+            "group": group_of(one.preset),
+            "default": one.default,
+            "description": one.preset.description,
+            "aliases": [*one.preset.aliases, *one.preset.quark_names],
+            "execution": one.preset.execution.model_dump(),
+            "notes": list(one.preset.notes),
+            "config": one.config.model_dump(mode="json"),
+        }
+        for one in found
+    ]
+    return json.dumps({"items": items}, indent=2)
+
+
+def _lines(one: PresetEntry) -> list[str]:
+    preset = one.preset
+    kind = "native" if preset.execution.native else "simulated"
+    default = " (default)" if one.default else ""
+    lines = [f"  {preset.name:<28} {kind:<10} {preset.description}{default}"]
+    others = [*preset.aliases, *preset.quark_names]
+    if others:
+        lines.append(f"  {'':<28} also: {', '.join(others)}")
+    return [*lines, *(f"  {'':<28} note: {note}" for note in preset.notes)]
+
+
+def _text(preset: Preset) -> str:
+    words = (preset.name, *preset.aliases, *preset.quark_names, preset.description, *preset.notes, group_of(preset))
+    return " ".join(words).casefold()

@@ -7,8 +7,7 @@ from fastapi import APIRouter, Depends, Response
 from service.deps import AppDep, PrincipalDep, reading
 from service.http import only_parameters, problems
 from service.quarantine import service
-from service.quarantine.errors import QuarantineNotFoundError
-from service.quarantine.schemas import QuarantineList
+from service.quarantine.schemas import QuarantineList, QuarantineNotFoundError
 
 router = APIRouter(prefix="/v1/quarantine", tags=["quarantine"])
 

@@ -6,8 +6,7 @@ from service.audit.service import note
 from service.deps import AppState
 from service.principal import Principal
 from service.quarantine import repository
-from service.quarantine.errors import QuarantineNotFoundError
-from service.quarantine.schemas import QuarantineOut
+from service.quarantine.schemas import QuarantineNotFoundError, QuarantineOut
 from service.storage import is_sha256
 
 

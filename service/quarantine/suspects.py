@@ -16,7 +16,7 @@ from service.contracts.errors import Problem
 from service.contracts.model import MADE_DATA, MADE_MODEL
 from service.models import repository as models
 from service.quarantine import repository
-from service.quarantine.errors import ModelQuarantinedError, release_hint
+from service.quarantine.schemas import ModelQuarantinedError, release_hint
 from service.tables import Job, Model, ModelFile
 
 CRASHES = 2

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from service.quark.draft import Given, QuarkDraft, QuarkStep
-from service.quark.option import B, F, I, Option, S
-from service.quark.setting import BadValueError, Setting
+from service.quark.option import B, BadValueError, F, I, Option, S, Setting
 
 CLE, SMOOTH_QUANT, BIAS_CORRECTION = "cross_layer_equalization", "smooth_quant", "bias_correction"
 

@@ -9,8 +9,7 @@ from service.contracts.algorithms.finetune import FINETUNED_OPS
 from service.contracts.base import below
 from service.contracts.presets.base import DESCENT_NOTE, QUARK_SEED, finetuning_notes, legacy_defaults, qconfig_defaults
 from service.quark.draft import BAD_VALUE, Given, QuarkDraft, QuarkStep
-from service.quark.option import ANY, B, F, I, L, S, refuse, unknown
-from service.quark.setting import BadValueError, Setting
+from service.quark.option import ANY, B, BadValueError, F, I, L, S, Setting, refuse, unknown
 
 FINETUNINGS = ("adaround", "adaquant")
 # The dicts of parameters that Quark's presets name, as its users import them.

@@ -10,7 +10,7 @@ from service.quark.draft import BAD_VALUE, Given, QuarkDraft
 from service.quark.finish import choose_target, finish
 from service.quark.option import admit, unknown
 from service.quark.registry import FIELD_ALIASES, FIELD_OPTIONS, FIELDS, OPTION_ALIASES, OPTIONS, option_of
-from service.quark.selection import exclude
+from service.quark.structure import exclude
 from service.quark.values import (
     CALIBRATE_METHODS,
     CALIBRATIONS,

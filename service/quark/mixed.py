@@ -11,9 +11,8 @@ from service.contracts.metrics.base import NAME_PATTERN
 from service.contracts.presets.own import MIXED_GOAL, MIXED_GOAL_NOTE
 from service.contracts.specs import is_integer
 from service.quark.draft import BAD_VALUE, Given, QuarkDraft, QuarkStep
-from service.quark.option import ANY, B, F, I, L, S, unknown
-from service.quark.selection import selector_of
-from service.quark.setting import BadValueError, Setting, read_class
+from service.quark.option import ANY, B, BadValueError, F, I, L, S, Setting, read_class, unknown
+from service.quark.structure import selector_of
 from service.quark.tensors import read_layer, read_tensor
 from service.quark.values import QUANT_TYPES, known, quant_type
 

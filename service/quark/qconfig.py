@@ -14,10 +14,9 @@ from service.quark.finetune import FINETUNE_SETTINGS, FINETUNINGS, ask_for_class
 from service.quark.finish import choose_target, finish
 from service.quark.legacy import apply_all, read_options
 from service.quark.mixed import MIXED, ask_for_mixing
-from service.quark.option import unknown
+from service.quark.option import read_class, unknown
 from service.quark.registry import OPTIONS
-from service.quark.selection import exclude, leave_out, selector_of
-from service.quark.setting import read_class
+from service.quark.structure import exclude, leave_out, selector_of
 from service.quark.tensors import Tensor, read_layer
 from service.quark.values import CALIBRATIONS, known, lookup
 

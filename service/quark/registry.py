@@ -10,9 +10,9 @@ from service.quark.finetune import include_fast_ft
 from service.quark.graph import GRAPH_OPTIONS
 from service.quark.mixed import include_auto_mp
 from service.quark.npu import NPU_OPTIONS
-from service.quark.numeric import NUMERIC_OPTIONS
 from service.quark.option import B, L, Option, S, done, honoured, no_effect, refused
 from service.quark.structure import SELECTION_OPTIONS, STRUCTURE_OPTIONS
+from service.quark.values import NUMERIC_OPTIONS
 
 # In the order in which they are applied: later ones rely on what earlier ones set.
 OPTION_GROUPS: dict[str, tuple[Option, ...]] = {

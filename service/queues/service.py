@@ -8,10 +8,10 @@ from datetime import datetime
 from service.deps import AppState
 from service.jobs.queues import QUEUES
 from service.queues import repository
+from service.queues import repository as workers
 from service.queues.repository import QueuedFigures, WorkerFigures
 from service.queues.schemas import QueuedOut, QueueOut, SlotsOut
 from service.quotas.service import running_limits
-from service.workers import repository as workers
 
 
 def all_queues(app: AppState) -> list[QueueOut]:

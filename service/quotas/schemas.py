@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from pydantic import BaseModel, Field
 
+from service.contracts.command_errors import HttpError
 from service.contracts.quota import Quota
 
 
@@ -26,3 +28,67 @@ class TenantOut(BaseModel):
     quota: Quota = Field(description="What it may use.")
     own: dict[str, Any] = Field(description="What of this was set for it; the rest is the installation's default.")
     usage: UsageOut
+
+
+# A tenant wants more than it may have.
+
+
+class _TooMuchError(HttpError):
+    """Base: asking again later may help."""
+
+    status = 429
+
+    def __init__(self, detail: str, *, hint: str, retry_after_seconds: float, **where: Any) -> None:
+        super().__init__(detail, hint=hint, **where)
+        self.retry_after_seconds = retry_after_seconds
+
+    def headers(self) -> dict[str, str]:
+        """Says when to ask again."""
+        return {"Retry-After": str(max(1, math.ceil(self.retry_after_seconds)))}
+
+
+class QuotaExceededError(_TooMuchError):
+    """The tenant has or does as much as its quota allows; nothing was stored."""
+
+    code = "quota-exceeded"
+    title = "The quota is used up"
+
+    def __init__(self, name: str, limit: float, used: float, wanted: int = 1, *, retry_after_seconds: float) -> None:
+        more = "" if wanted == 1 else f"; this asks for {wanted} more"
+        super().__init__(
+            f"The quota {name} is {_plain(limit)}, and {_plain(used)} are used{more}.",
+            hint="Wait until some are free again, or ask the operator: `quantmill tenants set` changes it.",
+            retry_after_seconds=retry_after_seconds,
+            quota=name,
+            limit=limit,
+            used=used,
+        )
+
+
+class LargerThanQuotaError(HttpError):
+    """A file that the tenant may not have however much it deletes; nothing was stored."""
+
+    code = "larger-than-quota"
+    title = "The file is larger than the quota"
+    status = 413
+
+    def __init__(self, name: str, limit: int, wanted: int) -> None:
+        super().__init__(
+            f"The quota {name} is {limit} bytes; this file has {wanted}.",
+            hint="Send a smaller file, or ask the operator: `quantmill tenants set` changes it.",
+            quota=name,
+            limit=limit,
+            wanted=wanted,
+        )
+
+
+def _plain(number: float) -> str:
+    """Every digit before the point, and no more than three behind it."""
+    return f"{number:.3f}".rstrip("0").rstrip(".")
+
+
+class RateLimitedError(_TooMuchError):
+    """The tenant sends more requests than it may; this one was not looked at."""
+
+    code = "rate-limited"
+    title = "Too many requests"

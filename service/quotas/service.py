@@ -12,9 +12,8 @@ from service.audit.service import note
 from service.contracts.quota import Quota
 from service.principal import Principal
 from service.quotas import repository
-from service.quotas.errors import QuotaExceededError
-from service.quotas.room import Room
-from service.quotas.schemas import TenantOut, UsageOut
+from service.quotas.rates import Room
+from service.quotas.schemas import QuotaExceededError, TenantOut, UsageOut
 from service.settings import Settings
 
 # When to ask again for what becomes free at no time that is known.

@@ -5,11 +5,90 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
+from xml.etree import ElementTree
 
 from markupsafe import Markup
 
 from service.contracts.report import Histogram, Interval, TrainingFigures
-from service.reports import svg
+from service.reports.figures import shown
+
+# Drawing: inline SVG whose colors are classes, so that the page's style sets them for light, dark and paper.
+
+Element = ElementTree.Element
+
+
+class Scale(NamedTuple):
+    """From values to places along an axis: ``low`` lies at ``begin``, ``high`` at ``end``."""
+
+    low: float
+    high: float
+    begin: float
+    end: float
+
+    @classmethod
+    def around(cls, values: Sequence[float], begin: float, end: float, margin: float = 0.1) -> Scale:
+        """One that holds all values, with so large a share of their width beside them."""
+        low, high = min(values), max(values)
+        beside = margin * (high - low) or abs(high) * 0.1 or 1.0
+        return cls(low - beside, high + beside, begin, end)
+
+    def at(self, value: float) -> float:
+        """The place of a value."""
+        return self.begin + (value - self.low) / (self.high - self.low) * (self.end - self.begin)
+
+
+def picture(width: float, height: float, label: str) -> Element:
+    """The root of a picture of so many pixels, with the words that stand for it where it cannot be seen."""
+    size = {"viewBox": f"0 0 {width:g} {height:g}", "width": f"{width:g}", "height": f"{height:g}"}
+    return ElementTree.Element("svg", {"class": "chart", "role": "img", "aria-label": shown(label), **size})
+
+
+def line(parent: Element, start: tuple[float, float], end: tuple[float, float], kind: str) -> None:
+    """A straight line of a class."""
+    (x1, y1), (x2, y2) = start, end
+    ends = {"x1": _at(x1), "y1": _at(y1), "x2": _at(x2), "y2": _at(y2)}
+    ElementTree.SubElement(parent, "line", {"class": kind, **ends})
+
+
+def box(parent: Element, corner: tuple[float, float], width: float, height: float, kind: str) -> Element:
+    """A rectangle of a class; gives it back for a tooltip."""
+    place = {"x": _at(corner[0]), "y": _at(corner[1]), "width": _at(max(width, 0)), "height": _at(max(height, 0))}
+    return ElementTree.SubElement(parent, "rect", {"class": kind, **place})
+
+
+def dot(parent: Element, center: tuple[float, float], radius: float, kind: str) -> None:
+    """A disk of a class."""
+    place = {"cx": _at(center[0]), "cy": _at(center[1]), "r": _at(radius)}
+    ElementTree.SubElement(parent, "circle", {"class": kind, **place})
+
+
+def path(parent: Element, points: list[tuple[float, float]], kind: str) -> None:
+    """A line through points."""
+    told = " ".join(f"{_at(x)},{_at(y)}" for x, y in points)
+    ElementTree.SubElement(parent, "polyline", {"class": kind, "points": told})
+
+
+def text(parent: Element, place: tuple[float, float], words: str, *, anchor: str = "start", kind: str = "") -> None:
+    """Words that begin, end or have their middle at a place."""
+    attributes = {"x": _at(place[0]), "y": _at(place[1])}
+    if anchor != "start":
+        attributes["text-anchor"] = anchor
+    if kind:
+        attributes["class"] = kind
+    ElementTree.SubElement(parent, "text", attributes).text = shown(words)
+
+
+def drawn(root: Element) -> Markup:
+    """The picture as text that stands within HTML. ElementTree has escaped every text and attribute."""
+    return Markup(ElementTree.tostring(root, encoding="unicode"))  # noqa: S704
+
+
+def _at(value: float) -> str:
+    if not math.isfinite(value):  # the difference of figures that are as large as a float can be
+        return "0"
+    return f"{value:.1f}".removesuffix(".0")
+
 
 _WHISKERS_WIDTH, _ROW_HEIGHT = 300.0, 24.0
 _HISTOGRAM_WIDTH, _HISTOGRAM_HEIGHT = 320.0, 150.0
@@ -63,32 +142,32 @@ def whiskers(
     left, right = names + 8.0, _WHISKERS_WIDTH - 6.0
     height = _ROW_HEIGHT * len(rows) + 30.0
 
-    scale = svg.Scale.around(ends, left, right, margin=0.12)
+    scale = Scale.around(ends, left, right, margin=0.12)
     x = scale.at
-    root = svg.picture(_WHISKERS_WIDTH, height, label)
+    root = picture(_WHISKERS_WIDTH, height, label)
     bottom = height - 20.0
     if limit is not None:
         begin, end = (x(limit), right) if lower_limit else (left, x(limit))
-        svg.box(root, (begin, 4), end - begin, bottom - 4, "allowed")
-    svg.line(root, (left, bottom), (right, bottom), "axis")
+        box(root, (begin, 4), end - begin, bottom - 4, "allowed")
+    line(root, (left, bottom), (right, bottom), "axis")
     for k, row in enumerate(rows):
         y = 4.0 + _ROW_HEIGHT * (k + 0.5)
-        svg.text(root, (0, y + 4), row.label)
+        text(root, (0, y + 4), row.label)
         if row.interval is not None:
             begin, end = x(row.interval.low), x(row.interval.high)
-            svg.line(root, (begin, y), (end, y), f"whisker {row.kind}")
+            line(root, (begin, y), (end, y), f"whisker {row.kind}")
             for place in (begin, end):
-                svg.line(root, (place, y - 5), (place, y + 5), f"whisker {row.kind}")
-        svg.dot(root, (x(row.value), y), 4.5, f"mark {row.kind}")
+                line(root, (place, y - 5), (place, y + 5), f"whisker {row.kind}")
+        dot(root, (x(row.value), y), 4.5, f"mark {row.kind}")
     if limit is not None:
-        svg.line(root, (x(limit), 2), (x(limit), bottom + 3), "limit")
+        line(root, (x(limit), 2), (x(limit), bottom + 3), "limit")
         words = f"limit {written(limit)}"
         half = len(words) * _LETTER / 2
-        svg.text(root, (min(max(x(limit), left + half), right - half), height - 5), words, anchor="middle")
+        text(root, (min(max(x(limit), left + half), right - half), height - 5), words, anchor="middle")
     else:
-        svg.text(root, (left, height - 5), written(scale.low))
-        svg.text(root, (right, height - 5), written(scale.high), anchor="end")
-    return svg.drawn(root)
+        text(root, (left, height - 5), written(scale.low))
+        text(root, (right, height - 5), written(scale.high), anchor="end")
+    return drawn(root)
 
 
 def histogram(figures: Histogram, label: str) -> Markup:
@@ -102,8 +181,8 @@ def histogram(figures: Histogram, label: str) -> Markup:
         left_value, right_value = left_value - span / 2, right_value + span / 2
     top, bottom = 16.0, _HISTOGRAM_HEIGHT - 20.0
 
-    x = svg.Scale(left_value, right_value, 4.0, _HISTOGRAM_WIDTH - 4.0).at
-    root = svg.picture(_HISTOGRAM_WIDTH, _HISTOGRAM_HEIGHT, label)
+    x = Scale(left_value, right_value, 4.0, _HISTOGRAM_WIDTH - 4.0).at
+    root = picture(_HISTOGRAM_WIDTH, _HISTOGRAM_HEIGHT, label)
     counts = [min(max(number, 0), _MOST) for number in figures.counts]
     most = math.log1p(max(counts)) or 1.0
     width = (high - low) / len(figures.counts)
@@ -116,17 +195,17 @@ def histogram(figures: Histogram, label: str) -> Markup:
             figures.clip_high is not None and middle > figures.clip_high
         )
         wide = max(x(begin + width) - x(begin), 1.0)
-        svg.box(root, (x(begin), bottom - tall), wide, tall, "bar clipped" if clipped else "bar")
-    svg.line(root, (4, bottom), (_HISTOGRAM_WIDTH - 4, bottom), "axis")
+        box(root, (x(begin), bottom - tall), wide, tall, "bar clipped" if clipped else "bar")
+    line(root, (4, bottom), (_HISTOGRAM_WIDTH - 4, bottom), "axis")
     for clip in near:
-        svg.line(root, (x(clip), top - 4), (x(clip), bottom), "limit")
+        line(root, (x(clip), top - 4), (x(clip), bottom), "limit")
     if figures.clip_low is not None:
-        svg.text(root, (4, 9), f"clips below {figures.clip_low:.3g}")
+        text(root, (4, 9), f"clips below {figures.clip_low:.3g}")
     if figures.clip_high is not None:
-        svg.text(root, (_HISTOGRAM_WIDTH - 4, 9), f"above {figures.clip_high:.3g}", anchor="end")
-    svg.text(root, (4, _HISTOGRAM_HEIGHT - 5), f"{left_value:.3g}")
-    svg.text(root, (_HISTOGRAM_WIDTH - 4, _HISTOGRAM_HEIGHT - 5), f"{right_value:.3g}", anchor="end")
-    return svg.drawn(root)
+        text(root, (_HISTOGRAM_WIDTH - 4, 9), f"above {figures.clip_high:.3g}", anchor="end")
+    text(root, (4, _HISTOGRAM_HEIGHT - 5), f"{left_value:.3g}")
+    text(root, (_HISTOGRAM_WIDTH - 4, _HISTOGRAM_HEIGHT - 5), f"{right_value:.3g}", anchor="end")
+    return drawn(root)
 
 
 def training_curves(figures: TrainingFigures) -> list[Markup]:
@@ -168,32 +247,32 @@ def _curves(curves: Sequence[Curve], best: int | None, unit: str = "epoch") -> M
     xs, ys = [x for x, _ in places], [y for _, y in places]
     left, right, top, bottom = 76.0, _CURVES_WIDTH - 10.0, 26.0, _CURVES_HEIGHT - 34.0
     first, last = min(xs), max(xs)
-    across, up = svg.Scale(first, last, left, right), svg.Scale.around(ys, bottom, top, margin=0.08)
+    across, up = Scale(first, last, left, right), Scale.around(ys, bottom, top, margin=0.08)
 
     named = " and ".join(curve.label for curve in curves if curve.points)
-    root = svg.picture(_CURVES_WIDTH, _CURVES_HEIGHT, f"{named} by {unit}; the table beside it holds the figures")
-    svg.line(root, (left, bottom), (right, bottom), "axis")
-    svg.line(root, (left, top), (left, bottom), "axis")
+    root = picture(_CURVES_WIDTH, _CURVES_HEIGHT, f"{named} by {unit}; the table beside it holds the figures")
+    line(root, (left, bottom), (right, bottom), "axis")
+    line(root, (left, top), (left, bottom), "axis")
     for value in (min(ys), max(ys)):
-        svg.text(root, (left - 5, up.at(value) + 4), f"{value:.4g}", anchor="end")
-    svg.text(root, (left, bottom + 14), f"{unit} {first:g}")
-    svg.text(root, (right, bottom + 14), f"{unit} {last:g}", anchor="end")
+        text(root, (left - 5, up.at(value) + 4), f"{value:.4g}", anchor="end")
+    text(root, (left, bottom + 14), f"{unit} {first:g}")
+    text(root, (right, bottom + 14), f"{unit} {last:g}", anchor="end")
     if best is not None and first <= best <= last:
         taken = across.at(best)
-        svg.line(root, (taken, top - 4), (taken, bottom), "limit")
-        svg.text(root, (min(max(taken, left + 40), right - 40), bottom + 28), f"taken: epoch {best}", anchor="middle")
+        line(root, (taken, top - 4), (taken, bottom), "limit")
+        text(root, (min(max(taken, left + 40), right - 40), bottom + 28), f"taken: epoch {best}", anchor="middle")
     place = left
     for curve in curves:
         if not curve.points:
             continue
         points = [(across.at(x), up.at(y)) for x, y in curve.points]
-        svg.path(root, points, f"curve {curve.kind}")
+        path(root, points, f"curve {curve.kind}")
         for point in points:
-            svg.dot(root, point, 2.5, f"mark {curve.kind}")
-        svg.line(root, (place, 10), (place + 22, 10), f"curve {curve.kind}")
-        svg.text(root, (place + 27, 14), curve.label)
+            dot(root, point, 2.5, f"mark {curve.kind}")
+        line(root, (place, 10), (place + 22, 10), f"curve {curve.kind}")
+        text(root, (place + 27, 14), curve.label)
         place += 27 + (len(curve.label) + 3) * _LETTER
-    return svg.drawn(root)
+    return drawn(root)
 
 
 def _ends(interval: Interval | None) -> tuple[float, ...]:

@@ -9,7 +9,7 @@ from jinja2 import BaseLoader, Environment, StrictUndefined
 from markupsafe import Markup
 
 from service.reports import figures
-from service.reports.names import name, prose
+from service.reports.figures import name, prose
 
 
 def environment_of(loader: BaseLoader) -> Environment:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from service.contracts.report import Flips, Interval, LatencyFigures, MetricFigures, Report
-from service.reports.figures import NOTHING, count, difference, figure, milliseconds, percent, size, times
-from service.reports.names import name
+from service.reports.figures import NOTHING, count, difference, figure, milliseconds, name, percent, size, times
 from service.reports.verdict import Tone
 
 # From here on what else the machine did is worth a word.

@@ -12,9 +12,9 @@ from jinja2 import Environment, PackageLoader
 from markupsafe import Markup
 
 from service.contracts.report import Advice, Histogram, LayerFigures, Report
-from service.reports import algorithms, charts, choices, figures, gains, layers, page_pictures, verdict, waterfall
+from service.reports import algorithms, charts, figures, gains, layers, page_pictures, verdict
 from service.reports.environment import abridged_json, environment_of
-from service.reports.names import name
+from service.reports.figures import name
 
 MOST_BYTES = 1_900_000
 SECURITY_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
@@ -101,8 +101,8 @@ def context(
         "conditions": [
             (condition, page_pictures.gate_scale(condition.clause, report)) for condition in verdict.conditions(report)
         ],
-        "fallback": None if report.fallback is None else choices.FallbackWords.of(report.fallback),
-        "kernels": None if report.kernels is None else choices.KernelWords.of(report.kernels),
+        "fallback": None if report.fallback is None else algorithms.FallbackWords.of(report.fallback),
+        "kernels": None if report.kernels is None else algorithms.KernelWords.of(report.kernels),
         "metrics": [page_pictures.metric_row(metric, report.fidelity.samples) for metric in report.metrics],
         "speed": page_pictures.speed_chart(report.latency),
         "source": gains.source_words(report),
@@ -130,7 +130,7 @@ def context(
         "try_it": try_it,
         "all_layers": "",
         "widths": algorithms.widths(report),
-        "waterfalls": waterfall.waterfalls(report),
+        "waterfalls": page_pictures.waterfalls(report),
         "range_picture": page_pictures.range_picture,
         "algorithms": [algorithms.algorithm_row(entry, limits.names) for entry in report.algorithms],
         "range_words": algorithms.range_words,

@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 
 from service.contracts.report import Finding, Report
 from service.reports import verdict
-from service.reports.names import name, prose
+from service.reports.figures import name, prose
 from service.reports.verdict import Condition
 
 _GATE, _FINDINGS = "quantmill.gate", "quantmill.findings"

@@ -6,11 +6,10 @@ import re
 from collections.abc import Iterable, Sequence
 
 from service.contracts.report import Advice, Cause, CausePlace, Finding, Report
-from service.reports import choices, gains, layers, verdict
+from service.reports import algorithms, gains, layers, verdict
 from service.reports.environment import abridged_json
-from service.reports.figures import count, figure, percent
+from service.reports.figures import count, figure, name, percent, prose
 from service.reports.figures import size as bytes_words
-from service.reports.names import name, prose
 
 _MARKS = {"good": "✅", "bad": "❌", "unsure": "❔", "plain": "➖"}
 _SEVERITIES = {"critical": "🛑 Critical", "warning": "⚠️ Warning", "info": "ℹ️ Good to know"}
@@ -110,10 +109,10 @@ def _fallback(report: Report) -> str:
         return ""
     rows = [
         (escaped(row.result), escaped(row.words), escaped(row.latency), escaped(row.size), escaped(row.holds))
-        for row in choices.candidates(told)
+        for row in algorithms.candidates(told)
     ]  # fmt: skip
     head = ("", "model", "time over float", "size", "other conditions")
-    sentences = [escaped(sentence) for sentence in choices.sentences(told)]
+    sentences = [escaped(sentence) for sentence in algorithms.sentences(told)]
     return "\n\n".join(["## Looked for a faster model", " ".join(sentences), table(head, rows)])
 
 
@@ -122,11 +121,14 @@ def _kernels(report: Report) -> str:
     if told is None:
         return ""
     rows = [
-        (escaped(row.form), escaped(row.latency), escaped(row.ratio), escaped(row.sqnr)) for row in choices.forms(told)
+        (escaped(row.form), escaped(row.latency), escaped(row.ratio), escaped(row.sqnr))
+        for row in algorithms.forms(told)
     ]
     head = ("form", "time of one run", "time over float", "SQNR")
     listed = [table(head, rows)] if rows else []
-    return "\n\n".join(["## Forms of products with weights in blocks", escaped(choices.kernels_words(told)), *listed])
+    return "\n\n".join(
+        ["## Forms of products with weights in blocks", escaped(algorithms.kernels_words(told)), *listed]
+    )
 
 
 def _metrics(report: Report) -> str:

@@ -8,8 +8,7 @@ from typing import Literal
 from service.contracts.evaluation import AGREEMENT
 from service.contracts.evaluation_report import EvaluationReport
 from service.contracts.report import GateClause, Interval, Report
-from service.reports.figures import NOTHING, count, difference, figure, percent, size, times
-from service.reports.names import name
+from service.reports.figures import NOTHING, count, difference, figure, name, percent, size, times
 
 Tone = Literal["good", "bad", "unsure", "plain"]
 _WORDS: dict[str, tuple[str, str, Tone]] = {

@@ -25,7 +25,6 @@ from service.jobs.submission import Submission, checked_submission, hold, store_
 from service.principal import Principal
 from service.quotas import repository as usage
 from service.repository import now_seconds
-from service.rounds import one_by_one
 from service.schedules import repository
 from service.schedules.repository import Plan
 from service.schedules.times import Occasion, fires_at, following, occasion
@@ -33,6 +32,7 @@ from service.schedules.views import event_data
 from service.settings import Settings
 from service.tables import Job, Schedule, ScheduleRun
 from service.tables.batches import DETAIL_LENGTH
+from service.threads import one_by_one
 from service.webhooks.outbox import emit
 
 log = logging.getLogger(__name__)

@@ -21,13 +21,18 @@ from service.http import (
 from service.idempotency.answers import IdempotencyHeader
 from service.pagination import Page
 from service.schedules import service
-from service.schedules.errors import (
+from service.schedules.schemas import (
+    RunOut,
+    RunState,
     ScheduleBusyError,
+    ScheduleChange,
     ScheduleChangedError,
+    ScheduleCreate,
+    ScheduleListed,
     ScheduleNameTakenError,
+    ScheduleOut,
     TooManySchedulesError,
 )
-from service.schedules.schemas import RunOut, RunState, ScheduleChange, ScheduleCreate, ScheduleListed, ScheduleOut
 from service.schedules.views import etag, run_out, schedule_listed, schedule_out
 
 router = APIRouter(route_class=ThreadedBodyRoute, prefix="/v1/schedules", tags=["schedules"])

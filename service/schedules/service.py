@@ -18,17 +18,22 @@ from service.http import Conditions
 from service.idempotency.answers import Answer
 from service.idempotency.requests import KeyedRequest, NoBody
 from service.idempotency.service import submit_checked
-from service.ids import is_id, new_id
+from service.jobs.queues import is_id, new_id
 from service.jobs.schemas import JobCreate
 from service.jobs.submission import Submission, checked_submission
 from service.pagination import Position
 from service.principal import Principal
 from service.repository import now_seconds
 from service.schedules import firing, repository
-from service.schedules.errors import ScheduleBusyError, ScheduleChangedError, TooManySchedulesError
 from service.schedules.prospects import gate_prospects
 from service.schedules.repository import UNPLANNED, Plan
-from service.schedules.schemas import ScheduleChange, ScheduleCreate
+from service.schedules.schemas import (
+    ScheduleBusyError,
+    ScheduleChange,
+    ScheduleChangedError,
+    ScheduleCreate,
+    TooManySchedulesError,
+)
 from service.schedules.times import fires_at, following
 from service.schedules.views import etag, location, run_out, schedule_out
 from service.tables import Job, Schedule, ScheduleRun

@@ -21,7 +21,6 @@ from service.jobs.errors import JobNotFoundError
 from service.names.aliases.service import hold_named, promote
 from service.names.kinds import MODELS
 from service.reports.reading import ReportNotRenderableError
-from service.rounds import one_by_one
 from service.schedules import repository
 from service.schedules.evidence import found_for
 from service.schedules.firing import principal_of
@@ -29,6 +28,7 @@ from service.schedules.gate import Judgement, judged
 from service.schedules.views import event_data
 from service.tables import Job, Schedule, ScheduleRun
 from service.tables.batches import DETAIL_LENGTH
+from service.threads import one_by_one
 from service.webhooks.outbox import emit
 
 log = logging.getLogger(__name__)

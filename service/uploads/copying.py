@@ -12,7 +12,7 @@ from starlette.requests import ClientDisconnect
 
 from service.quotas.rates import RateMeter
 from service.storage import BLOCK_BYTES
-from service.uploads.errors import UploadStalledError, UploadTooLargeError
+from service.uploads.schemas import UploadStalledError, UploadTooLargeError
 from service.uploads.writer import UploadFile
 
 # A body that drips in, byte by byte, would hold its upload for ever.

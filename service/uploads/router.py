@@ -12,18 +12,20 @@ from service.http import problems
 from service.storage import StorageFullError
 from service.tables import Upload
 from service.uploads import service
-from service.uploads.errors import (
+from service.uploads.schemas import (
     DigestMismatchError,
     UploadBusyError,
     UploadCompleteError,
+    UploadCreate,
     UploadEmptyError,
     UploadIncompleteError,
+    UploadLinks,
     UploadOffsetMismatchError,
+    UploadOut,
     UploadSizeUnknownError,
     UploadStalledError,
     UploadTooLargeError,
 )
-from service.uploads.schemas import UploadCreate, UploadLinks, UploadOut
 
 router = APIRouter(route_class=ThreadedBodyRoute, prefix="/v1/uploads", tags=["uploads"])
 

@@ -24,9 +24,10 @@ from service.storage import FileStore, StorageFullError, StoredFile
 from service.tables import Upload
 from service.uploads import repository
 from service.uploads.copying import SizeLimit, copy
-from service.uploads.errors import (
+from service.uploads.schemas import (
     DigestMismatchError,
     UploadCompleteError,
+    UploadCreate,
     UploadEmptyError,
     UploadIncompleteError,
     UploadNotCompleteError,
@@ -35,7 +36,6 @@ from service.uploads.errors import (
     UploadSizeUnknownError,
     UploadStalledError,
 )
-from service.uploads.schemas import UploadCreate
 from service.uploads.writer import UploadFile, durable_size
 
 _CONTENT_DIGEST = re.compile(r"(?:^|,)\s*sha-256\s*=\s*:([A-Za-z0-9+/=]*):")
@@ -137,7 +137,7 @@ async def receive(app: AppState, by: Principal, upload_id: str, incoming: Incomi
         The upload and its new offset.
 
     Raises:
-        QuantmillError: see ``service.uploads.errors`` and ``service.quotas.errors``.
+        QuantmillError: see ``service.uploads.schemas`` and ``service.quotas.schemas``.
         ClientDisconnect: the client is gone.
     """
     file = await app.reads.run(lambda: _open(app, by.tenant_id, upload_id))

@@ -8,20 +8,23 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Literal
 
 from sqlalchemy.orm import Session
 
 from service.contracts.webhooks import DISABLED, EVENT_TYPES, EVERYTHING, PING
-from service.ids import new_id
+from service.db import db_now
+from service.egress.attempts import SendResult, excerpt, pause_seconds
+from service.jobs.queues import new_id
 from service.repository import now_seconds
 from service.tables import WebhookDelivery, WebhookEndpoint
+from service.tables.webhooks import EXCERPT_LENGTH
 from service.webhooks import repository
+from service.webhooks.repository import OUTBOX, ClaimedDelivery, hold_endpoint
 
 log = logging.getLogger(__name__)
-
 SCHEMA_VERSION = 1
 MOST_BYTES = 20 * 1024
 # Of one endpoint; a receiver that is away for long asks for what it has missed.
@@ -112,3 +115,58 @@ def _encoded(event_type: str, at: datetime, data: Mapping[str, Any]) -> str:
         "data": data,
     }
     return json.dumps(document, ensure_ascii=False, separators=(",", ":"))
+
+
+# What becomes of a delivery, and of its endpoint, by what an attempt met with.
+
+_GONE = 410
+Fate = Literal["delivered", "retried", "failed", "fenced"]
+
+
+def settle(
+    session: Session, claimed: ClaimedDelivery, result: SendResult, *, schedule: Sequence[float], failing_seconds: float
+) -> Fate:
+    """Note what an attempt met with: done, to be tried again, or given up; and what that says of the endpoint.
+
+    Args:
+        session: writes.
+        claimed: the delivery.
+        result: what it met with.
+        schedule: pauses between attempts.
+        failing_seconds: so long may an endpoint fail without a success in between.
+    """
+    endpoint = hold_endpoint(session, claimed.endpoint_id)
+    if endpoint is None:
+        return "fenced"  # deleted with all of its deliveries
+    pause = None
+    if not result.is_success and result.status != _GONE:
+        pause = pause_seconds(claimed.attempt, schedule, result.headers)
+    fate: Fate = "delivered" if result.is_success else "failed" if pause is None else "retried"
+    told = {
+        "last_status": result.status,
+        "last_error": result.error,
+        "response_excerpt": excerpt(result.text, EXCERPT_LENGTH),
+    }
+    if not OUTBOX.settle(session, claimed, **told, **_next(fate, pause, endpoint)):
+        return "fenced"
+    _judge(session, endpoint, result, failing_seconds)
+    return fate
+
+
+def _next(fate: Fate, pause: float | None, endpoint: WebhookEndpoint) -> dict[str, Any]:
+    if pause is None:
+        return {"state": fate, "next_attempt_at": None, "finished_at": db_now()}
+    return {"next_attempt_at": db_now() + pause if endpoint.enabled else None}
+
+
+def _judge(session: Session, endpoint: WebhookEndpoint, result: SendResult, failing_seconds: float) -> None:
+    if result.is_success:
+        repository.note_success(session, endpoint.id)
+        return
+    failing = repository.note_failure(session, endpoint.id)
+    if not endpoint.enabled:
+        return
+    if result.status == _GONE:
+        disable(session, endpoint, "gone")
+    elif failing >= failing_seconds:
+        disable(session, endpoint, "failing")

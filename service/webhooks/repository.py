@@ -25,12 +25,12 @@ from sqlalchemy.orm import Session
 
 from service import repository
 from service.db import db_now
-from service.ids import new_id
+from service.jobs.queues import new_id
 from service.pagination import Position
 from service.repository import Outbox, owned
 from service.tables import WebhookDelivery, WebhookEndpoint
 from service.tables.webhooks import IS_LEASED, IS_WAITING
-from service.webhooks.errors import DeliveryNotFoundError, WebhookNotFoundError
+from service.webhooks.schemas import DeliveryNotFoundError, WebhookNotFoundError
 
 OUTBOX = Outbox(WebhookDelivery, IS_WAITING, IS_LEASED)
 # Endpoints that are looked at in one round.

@@ -22,23 +22,21 @@ from service.http import (
 from service.idempotency.answers import IdempotencyHeader
 from service.pagination import Page
 from service.webhooks import service
-from service.webhooks.errors import (
-    SecretUnreadableError,
-    TooManyWebhooksError,
-    WebhookBacklogError,
-    WebhookDisabledError,
-    WebhooksUnavailableError,
-)
 from service.webhooks.schemas import (
     DeliveryOut,
     DeliveryState,
+    SecretUnreadableError,
+    TooManyWebhooksError,
+    WebhookBacklogError,
     WebhookChange,
     WebhookCreate,
+    WebhookDisabledError,
     WebhookMade,
     WebhookOut,
     WebhookRotate,
+    WebhooksUnavailableError,
 )
-from service.webhooks.views import delivery_out, etag, webhook_made, webhook_out
+from service.webhooks.service import delivery_out, etag, webhook_made, webhook_out
 
 router = APIRouter(route_class=ThreadedBodyRoute, prefix="/v1/webhooks", tags=["webhooks"])
 

@@ -2,35 +2,138 @@
 
 from __future__ import annotations
 
+import base64
+import secrets
 from dataclasses import dataclass, replace
 
 from sqlalchemy.orm import Session
 
 from service.audit.service import note
+from service.contracts.webhooks import SECRET_PREFIX
 from service.deps import AppState
-from service.egress.allowed import parse_allowed
-from service.egress.early import refuse_destination
+from service.egress.addresses import parse_allowed
 from service.egress.resolving import system_resolver
+from service.egress.wire import refuse_destination
 from service.http import Conditions
 from service.idempotency.answers import Answer
 from service.idempotency.requests import KeyedRequest
 from service.idempotency.service import submit_once
-from service.ids import new_id
+from service.jobs.queues import new_id
 from service.pagination import Position
 from service.principal import Principal
 from service.quotas import repository as usage
+from service.sealing import SealBrokenError, Vault
 from service.settings import Settings
 from service.tables import WebhookDelivery, WebhookEndpoint
 from service.webhooks import outbox, repository
-from service.webhooks.errors import (
+from service.webhooks.schemas import (
+    DeliveryOut,
     SecretUnreadableError,
     TooManyWebhooksError,
     WebhookBacklogError,
+    WebhookChange,
+    WebhookCreate,
     WebhookDisabledError,
+    WebhookLinks,
+    WebhookMade,
+    WebhookOut,
+    WebhookRotate,
+    WebhooksUnavailableError,
 )
-from service.webhooks.schemas import WebhookChange, WebhookCreate, WebhookRotate
-from service.webhooks.secrets import WebhookVault, make_secret
-from service.webhooks.views import etag, location, webhook_made
+
+# What webhooks look like from outside.
+
+
+def etag(row: WebhookEndpoint) -> str:
+    """Entity tag: changes whenever the webhook does."""
+    return f'"{row.row_version}"'
+
+
+def location(row: WebhookEndpoint) -> str:
+    """Where the webhook lives."""
+    return f"/v1/webhooks/{row.id}"
+
+
+def webhook_out(row: WebhookEndpoint) -> WebhookOut:
+    """The webhook as it is shown."""
+    path = location(row)
+    return WebhookOut(
+        id=row.id,
+        url=row.url,
+        event_types=row.event_types,
+        description=row.description,
+        enabled=row.enabled,
+        disabled_reason=row.disabled_reason,
+        disabled_at=row.disabled_at,
+        failing_since=row.failing_since,
+        dropped_events=row.dropped_events,
+        previous_secret_ends_at=row.previous_ends_at,
+        row_version=row.row_version,
+        created_at=row.created_at,
+        updated_at=row.updated_at,
+        links=WebhookLinks(self=path, deliveries=f"{path}/deliveries"),
+    )
+
+
+def webhook_made(row: WebhookEndpoint, secret: str) -> WebhookMade:
+    """The same with its new secret."""
+    return WebhookMade(**dict(webhook_out(row)), secret=secret)
+
+
+def delivery_out(row: WebhookDelivery) -> DeliveryOut:
+    """A delivery; its payload is the receiver's business."""
+    return DeliveryOut(
+        id=row.id,
+        webhook_id=row.endpoint_id,
+        event_id=row.event_id,
+        type=row.type,
+        state=row.state,
+        attempts=row.attempts,
+        next_attempt_at=row.next_attempt_at,
+        last_attempt_at=row.last_attempt_at,
+        last_status=row.last_status,
+        last_error=row.last_error,
+        response_excerpt=row.response_excerpt,
+        created_at=row.created_at,
+        finished_at=row.finished_at,
+    )
+
+
+# Secrets of webhooks: made at random, kept encrypted. A signature needs the secret itself: a hash will not do.
+
+_SECRET_BYTES = 32
+
+
+def make_secret() -> str:
+    """A secret of 256 random bits."""
+    return SECRET_PREFIX + base64.b64encode(secrets.token_bytes(_SECRET_BYTES)).decode()
+
+
+class WebhookVault(Vault):
+    """Encrypts and decrypts secrets."""
+
+    purpose = b"quantmill webhook secrets v1"
+    about = "The secrets of webhooks are"
+    unavailable = WebhooksUnavailableError
+
+    def seal(self, endpoint_id: str, secret: str) -> str:
+        """What is stored of a secret."""
+        return self.sealer.seal(endpoint_id, secret)
+
+    def open(self, endpoint_id: str, sealed: str) -> str:
+        """The secret that was stored.
+
+        Raises:
+            SecretUnreadableError: it was encrypted under another pepper or for another endpoint, or is damaged.
+        """
+        try:
+            return self.sealer.open(endpoint_id, sealed)
+        except SealBrokenError:
+            raise SecretUnreadableError(
+                f"The secret of the webhook {endpoint_id} is damaged, or of another QUANTMILL_KEY_PEPPER.",
+                hint="Set the pepper that it was made with, or rotate the secret.",
+            ) from None
+
 
 # Of one tenant: each is looked at with every event.
 MOST_WEBHOOKS = 50

@@ -17,7 +17,7 @@ from sqlalchemy import select, update
 
 from service.attestations import repository, signing
 from service.attestations.dsse import SigningKey
-from service.attestations.making import attest
+from service.attestations.signing import attest
 from service.contracts.errors import UnsupportedModelError
 from service.db import Database, db_now
 from service.jobs.outcome import QuantizeOutcome

@@ -17,7 +17,7 @@ from service.contracts.errors import EngineError
 from service.db import db_now
 from service.http import poll
 from service.jobs import events, service, transitions
-from service.jobs.metric_events import latest_metrics
+from service.jobs.events import latest_metrics
 from service.jobs.schemas import EventOut
 from service.jobs.streaming import event_stream
 from service.jobs.views import JobView

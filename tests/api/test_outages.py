@@ -20,10 +20,10 @@ from sqlalchemy.exc import OperationalError
 
 from service.client import Client
 from service.db import head_revision
+from service.queues.repository import announce
 from service.settings import Settings
 from service.uploads import repository
 from service.uploads.writer import UploadFile
-from service.workers.repository import announce
 from tests.api.conftest import front_of
 from tests.api.serving import served
 from tests.api.test_uploads import DATA, offset, open_upload, part_file, patch, put, sha256, stored

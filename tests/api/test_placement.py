@@ -18,9 +18,9 @@ from service.estimates import waiting
 from service.jobs import transitions
 from service.jobs.outcome import QuantizeOutcome
 from service.jobs.queues import is_short
+from service.queues.repository import ALIVE_SECONDS, announce, live_queues, note_deaf
 from service.quotas.repository import set_quota
 from service.tables import Job, JobEstimate, JobTiming, Worker
-from service.workers.repository import ALIVE_SECONDS, announce, live_queues, note_deaf
 from tests.support.batches import grid_body, job_of, submitted
 from tests.support.front import Front, make_report, model_summary, pointers, problem, taken
 

@@ -21,13 +21,13 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from starlette.testclient import TestClient as PlainClient
 
-from service.compression import CompressionMiddleware
 from service.contracts.base import VERSION
 from service.contracts.presets import PRESETS
 from service.db import Database, head_revision
 from service.docs.__main__ import openapi_document
 from service.health import service as health
 from service.jobs import transitions
+from service.middleware import CompressionMiddleware
 from service.schema import SchemaBehindError, require_migrated
 from service.settings import Settings
 from tests.api.conftest import front_of

@@ -14,7 +14,7 @@ from service.hand_overs.service import MOST_OF_JOB
 from service.settings import Settings
 from service.webhooks import outbox, service
 from service.webhooks import repository as queue
-from service.webhooks.secrets import WebhookVault
+from service.webhooks.service import WebhookVault
 from tests.api.conftest import front_of
 from tests.support.front import Front, pointers, problem, taken
 from tests.support.hand_overs import SIGNATURE, TOKEN, dump, post, put, rows, states, succeed

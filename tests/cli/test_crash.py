@@ -15,7 +15,7 @@ from sqlalchemy.exc import ProgrammingError
 from service.contracts.base import VERSION
 from service.contracts.command_errors import ExitCode
 from worker import cli
-from worker.commands import crash, options
+from worker.commands import console, options
 
 KEY = "s3cret-key-of-the-service"
 
@@ -49,20 +49,20 @@ def test_an_unforeseen_error_is_no_traceback(
 @pytest.mark.parametrize("arguments", [["--key", "abc"], ["--key=abc"]])
 def test_short_keys_are_hidden_in_the_command(arguments: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    text = crash.write_crash(ValueError("no"), ["quantmill", "jobs", *arguments], {}).read_text()
+    text = console.write_crash(ValueError("no"), ["quantmill", "jobs", *arguments], {}).read_text()
     (command,) = re.findall("command: (.*)", text)
     assert "abc" not in command
 
 
 @pytest.mark.parametrize("variable", ["QUANTMILL_API_KEY", "quantmill_Api_Key"])
 def test_the_key_of_the_environment_is_hidden(variable: str) -> None:
-    assert KEY not in crash.without_secrets(f"with {KEY} in it", [], {variable: KEY})
+    assert KEY not in console.without_secrets(f"with {KEY} in it", [], {variable: KEY})
 
 
 def test_a_key_is_not_cut_before_it_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setenv("QUANTMILL_API_KEY", KEY)
-    error = crash.crash_error(ValueError("x" * (300 - len("ValueError: ") - len(KEY) // 2) + KEY))
+    error = console.crash_error(ValueError("x" * (300 - len("ValueError: ") - len(KEY) // 2) + KEY))
     assert "xxx" in error.detail
     assert KEY[:4] not in error.detail
 
@@ -80,7 +80,7 @@ def test_a_key_is_not_cut_before_it_is_found(monkeypatch: pytest.MonkeyPatch, tm
     ],
 )  # fmt: skip
 def test_secrets_in_addresses_are_hidden(text: str, left: str) -> None:
-    assert crash.without_secrets(text, [], {}) == left
+    assert console.without_secrets(text, [], {}) == left
 
 
 def test_an_odd_file_name_is_told_and_written(
@@ -156,7 +156,7 @@ def test_without_a_place_for_the_file_the_fault_is_told_all_the_same(monkeypatch
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("tempfile.mkstemp", full)
-    error = crash.crash_error(ValueError("something"))
+    error = console.crash_error(ValueError("something"))
     assert error.code == "internal-error"
     assert "ValueError: something" in error.detail
     assert "No space left" in error.detail

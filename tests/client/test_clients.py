@@ -15,7 +15,7 @@ from onnx import TensorProto, helper
 
 import quantmill
 from service.client import Client, connection
-from service.client.address import find_service
+from service.client.connection import find_service
 from service.client.errors import refusal
 from service.client.uploads import external_files
 from service.contracts.command_errors import FileAccessError, InvalidServerError

@@ -10,11 +10,10 @@ from sqlalchemy import text
 from service.contracts.quota import Quota
 from service.dashboard import admin
 from service.keys import actions as key_actions
-from service.keys.errors import ScopeMissingError
-from service.keys.schemas import KeyCreate
+from service.keys.schemas import KeyCreate, ScopeMissingError
 from service.principal import DEFAULT_TENANT, Principal
+from service.queues import repository as workers
 from service.quotas import actions as quotas
-from service.workers import repository as workers
 from tests.dashboard.form_of import Form
 from tests.dashboard.signing import BY, new_key, sign_in
 from tests.support.front import Front

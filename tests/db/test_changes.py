@@ -19,8 +19,8 @@ from service import notifier, postgres
 from service.db import Database, db_now
 from service.jobs import events, transitions
 from service.notifier import _TABLES, Changed, ChangeFeed, Watched
+from service.queues import repository as workers
 from service.tables import Batch, Dataset, Job, Model
-from service.workers import repository as workers
 from tests.db.rows_of_then import add_inspection, insert_row
 from tests.db.test_transitions import claim, submit
 from tests.support.patience import PATIENCE_SECONDS

@@ -15,8 +15,8 @@ from service.contracts.errors import EngineError
 from service.db import Database, db_now
 from service.jobs import events, transitions
 from service.jobs.transitions import expiry
-from service.rounds import one_by_one
 from service.tables import Job
+from service.threads import one_by_one
 from tests.db.test_concurrency import at_once
 from tests.db.test_transitions import submit
 

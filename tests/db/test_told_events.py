@@ -8,7 +8,7 @@ import pytest
 
 from service.db import Database
 from service.jobs import events
-from service.jobs.metric_events import latest_metrics
+from service.jobs.events import latest_metrics
 from service.jobs.views import event_out
 from service.tables import JobEvent
 from tests.db.test_transitions import submit

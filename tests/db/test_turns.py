@@ -13,15 +13,15 @@ from sqlalchemy.orm import Session
 from service.db import Database, db_now
 from service.dispatch import repository as slots
 from service.dispatch.repository import next_due
-from service.ids import new_id
 from service.jobs import transitions
+from service.jobs.queues import new_id
 from service.jobs.repository import JobQuery, list_page
 from service.names.kinds import MODELS
 from service.names.repository import ResourceQuery
 from service.names.repository import list_page as nouns_page
 from service.queues import repository as queues
+from service.queues.repository import announce
 from service.tables import Job, Model
-from service.workers.repository import announce
 from tests.db.test_transitions import add_model, submit
 
 pytestmark = pytest.mark.both_databases

@@ -19,7 +19,7 @@ from service.contracts.regression import Clause, LastPass, OfAlias, OfJob, Regre
 from service.contracts.runner import MetricLine
 from service.contracts.webhooks import EVENT_TYPES, PING, patterns
 from service.egress import attempts
-from service.jobs.metric_events import latest_metrics
+from service.jobs.events import latest_metrics
 from service.jobs.schemas import EventOut
 from service.schedules.schemas import RunState, ScheduleChange, ScheduleCreate
 from service.settings import Settings

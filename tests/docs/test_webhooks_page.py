@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 
 from service.db import Database
-from service.egress.allowed import parse_allowed
+from service.egress.addresses import parse_allowed
 from service.egress.sending import Bounds, Egress
 from service.settings import Settings
 from service.webhooks import outbox

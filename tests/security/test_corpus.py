@@ -19,7 +19,7 @@ from service.contracts.errors import Problem
 from service.contracts.runner import EXIT_OK, EXIT_RESOURCE_LIMIT, EXIT_USER_ERROR
 from tests.security.corpus import archives, escapes, models, pickles
 from tests.security.corpus.case import CANARY, READY, Case
-from worker.inspection_budget import InspectionBudget
+from worker.sandbox import InspectionBudget
 
 CASES = [*models.ALL, *escapes.ALL, *archives.ALL, *pickles.ALL]
 GIB = 1 << 30

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import trustme
 
-from service.egress.allowed import Allowed, parse_allowed
+from service.egress.addresses import Allowed, parse_allowed
 from service.egress.errors import (
     AddressNotAllowedError,
     HostUnresolvedError,

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.egress.addresses import is_public, may_be_a_host
-from service.egress.allowed import Allowed, parse_allowed
+from service.egress.addresses import Allowed, is_public, may_be_a_host, parse_allowed
 from service.egress.errors import AddressNotAllowedError, HostUnresolvedError, UrlNotAllowedError
 from service.egress.resolving import MOST_ADDRESSES, checked_addresses
 from service.egress.urls import Destination, check_url

@@ -21,7 +21,7 @@ from service.dispatch.repository import next_due
 from service.jobs import transitions
 from service.principal import DEFAULT_TENANT
 from service.quotas import rates, repository, service
-from service.quotas.errors import LargerThanQuotaError, QuotaExceededError
+from service.quotas.schemas import LargerThanQuotaError, QuotaExceededError
 from service.settings import Settings
 from service.tables import DeletedJob, Job
 from service.uploads.service import Incoming, receive

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.each import each
-from worker.confinement import syscalls
+from worker.confinement import seccomp
 from worker.confinement.seccomp import Filter, filter_for
 
 MACHINES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
@@ -46,10 +46,10 @@ def outcome(found: Filter, number: int, *arguments: int, architecture: int) -> i
 @pytest.mark.parametrize("machine", MACHINES)
 @given(number=st.integers(0, 2**32 - 1) | st.integers(0, 600), arguments=st.lists(words, min_size=6, max_size=6))
 def test_every_number_has_the_end_that_the_list_says(machine: str, number: int, arguments: list[int]) -> None:
-    judged = syscalls.judged(machine)
+    judged = seccomp.judged(machine)
     if number in judged.values():
         return
-    expected = ALLOW if number in syscalls.allowed(machine) else ENOSYS if number > syscalls.NEWEST else EPERM
+    expected = ALLOW if number in seccomp.allowed(machine) else ENOSYS if number > seccomp.NEWEST else EPERM
     assert outcome(filter_for(machine), number, *arguments, architecture=MACHINES[machine]) == expected
 
 
@@ -65,7 +65,7 @@ def test_calls_of_another_architecture_end_the_process(machine: str, number: int
 def test_clone_makes_threads_and_nothing_else(machine: str, flags: int) -> None:
     namespaces = flags & 0x7E020080
     expected = ALLOW if flags & THREAD and not namespaces else EPERM
-    number = syscalls.judged(machine)["clone"]
+    number = seccomp.judged(machine)["clone"]
     assert outcome(filter_for(machine), number, flags, architecture=MACHINES[machine]) == expected
     assert outcome(filter_for(machine), number, THREAD | NEW_NAMESPACE, architecture=MACHINES[machine]) == EPERM
 
@@ -74,7 +74,7 @@ def test_clone_makes_threads_and_nothing_else(machine: str, flags: int) -> None:
 @given(pid=st.integers(0, 2**32 - 1))
 def test_a_runner_reaches_itself_alone(machine: str, pid: int) -> None:
     for call, also in (("kill", 0), ("prlimit64", 0), ("sched_setaffinity", 0), ("tgkill", PID)):
-        number = syscalls.judged(machine)[call]
+        number = seccomp.judged(machine)[call]
         for aim in (pid, 0, PID):
             expected = ALLOW if aim in (PID, also) else EPERM
             assert outcome(filter_for(machine), number, aim, architecture=MACHINES[machine]) == expected, (call, aim)
@@ -102,12 +102,12 @@ def test_a_runner_reaches_itself_alone(machine: str, pid: int) -> None:
 )
 def test_arguments_decide(call: str, arguments: tuple[int, ...], expected: int) -> None:
     for machine, architecture in MACHINES.items():
-        number = syscalls.judged(machine)[call]
+        number = seccomp.judged(machine)[call]
         assert outcome(filter_for(machine), number, *arguments, architecture=architecture) == expected, machine
 
 
 def test_without_a_listener_exec_is_left_to_landlock() -> None:
-    number = syscalls.judged("x86_64")["execve"]
+    number = seccomp.judged("x86_64")["execve"]
     assert outcome(filter_for("x86_64", exec_once=False), number, architecture=MACHINES["x86_64"]) == ALLOW
 
 
@@ -115,6 +115,6 @@ def test_the_numbers_are_those_of_the_headers() -> None:
     if not HEADERS.exists():
         pytest.skip(f"NO KERNEL HEADERS: {HEADERS} is not here")
     known = {name: int(number) for name, number in re.findall(r"#define __NR_(\w+) (\d+)", HEADERS.read_text())}
-    ours = {**syscalls.judged("x86_64"), **syscalls.named("x86_64")}
+    ours = {**seccomp.judged("x86_64"), **seccomp.named("x86_64")}
     assert {name: number for name, number in ours.items() if known.get(name, number) != number} == {}
     assert len(set(ours.values())) == len(ours)

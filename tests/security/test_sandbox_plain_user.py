@@ -16,7 +16,7 @@ from tests.security.conftest import require_controls
 from tests.security.taken_over import HOSTILE, INPUT, SECRET, Surroundings, surroundings
 from tests.support.patience import PATIENCE_SECONDS
 from tests.worker.workbench import WAITS
-from worker import assignment, launcher
+from worker import launcher, runner_input
 from worker.confinement.controls import CONTROLS, find_controls
 from worker.confinement.places import Places, rules_before, rules_for
 
@@ -65,7 +65,7 @@ def answers(around: Surroundings, python: str, *, without: tuple[str, ...] = (),
     for name, text in (
         ("worker/__init__.py", ""),
         ("worker/launcher.py", Path(launcher.__file__).read_text()),
-        ("worker/assignment.py", Path(assignment.__file__).read_text()),
+        ("worker/runner_input.py", Path(runner_input.__file__).read_text()),
         ("waits.py", WAITS.read_text().replace("import sys\n", f"import sys\nsys.path.append({str(programs)!r})\n")),
         ("hostile.py", HOSTILE.read_text()),
         ("small_worker.py", SMALL_WORKER),
@@ -78,7 +78,7 @@ def answers(around: Surroundings, python: str, *, without: tuple[str, ...] = (),
     spec, assigned = find_controls().spec(rules), b""
     if spare:
         spec = find_controls().spec(rules_before(command, folder, Places()), narrows=True)
-        assigned = assignment.assignment_line(
+        assigned = runner_input.assignment_line(
             str(task_file), scratch=scratch, environment={"PYTHONPATH": ""}, limits={},
             controls=find_controls().narrowed(rules),
         )  # fmt: skip

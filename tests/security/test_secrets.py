@@ -17,8 +17,8 @@ from fastapi import FastAPI
 
 from service.contracts.errors import NotOnnxError
 from service.db import Database
+from service.queues.repository import announce
 from service.settings import Settings
-from service.workers.repository import announce
 from tests.api.conftest import front_of
 from tests.support.front import npz_bytes
 from tests.support.patience import PATIENCE_SECONDS

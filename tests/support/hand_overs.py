@@ -9,7 +9,7 @@ from sqlalchemy import select, text, update
 
 from service.db import Database
 from service.egress.sending import Egress
-from service.hand_overs.secrets import HandOverVault
+from service.hand_overs.asking import HandOverVault
 from service.jobs.outcome import QuantizeOutcome
 from service.tables import Base, HandOver
 from tests.support.front import Front, make_report

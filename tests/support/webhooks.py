@@ -14,18 +14,18 @@ import trustme
 from sqlalchemy import select, update
 
 from service.db import Database
-from service.egress.allowed import parse_allowed
+from service.egress.addresses import parse_allowed
 from service.egress.resolving import Resolver
 from service.egress.sending import Bounds, Egress
-from service.ids import new_id
+from service.jobs.queues import new_id
 from service.settings import Settings
 from service.storage import FileStore
 from service.tables import WebhookDelivery, WebhookEndpoint
 from service.webhooks import repository
-from service.webhooks.secrets import WebhookVault, make_secret
+from service.webhooks.service import WebhookVault, make_secret
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.scripted import Script, Scripted, scripted
-from worker.reconcile.webhooks import WebhookSender
+from worker.reconcile.sending import WebhookSender
 
 HOST = "hooks.example"
 TENANT = "acme"

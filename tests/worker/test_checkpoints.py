@@ -16,7 +16,7 @@ from service.storage import file_sha256
 from service.tables import Job
 from tests.support.tiny import make_tiny
 from tests.worker.workbench import UNTIL_ASKED, Workbench, finish
-from worker.checkpoints import checkpoint_folder, collect_checkpoints, open_checkpoints, settled_checkpoints
+from worker.materials import checkpoint_folder, collect_checkpoints, open_checkpoints, settled_checkpoints
 
 # Finds what the attempt before left, leaves something itself.
 ATTEMPT = """

@@ -9,7 +9,7 @@ import pytest
 
 from tests.worker.test_slots import pool
 from tests.worker.workbench import WAIT, Workbench, wait_for
-from worker.inspection_budget import InspectionBudget, budget_of
+from worker.sandbox import InspectionBudget, budget_of
 
 MIB = 1 << 20
 
@@ -87,7 +87,7 @@ def test_a_model_that_only_waits_is_tried_again(hasty: Workbench) -> None:
 
 
 def test_a_model_that_eats_memory_is_rejected_with_the_number(bench, monkeypatch):
-    monkeypatch.setattr("worker.inspection_budget._FREE_BYTES", 64 * MIB)
+    monkeypatch.setattr("worker.sandbox._FREE_BYTES", 64 * MIB)
     job = bench.submit()
     bench.supervisor(EAT + SLEEP).run(job)
     problem = rejected(bench, job)

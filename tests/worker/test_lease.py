@@ -29,7 +29,7 @@ from tests.worker.workbench import (
 )
 from worker.lease import DATABASE_AWAY, Lease, Timing
 from worker.materials import Materials
-from worker.parent_watch import boot_seconds
+from worker.runner_input import boot_seconds
 
 SHORT = Timing(lease=1.5, renew=0.3, look=0.1, flush=0.05, flush_max=0.1, again=0.1, cancel_grace=1, shutdown_grace=1)
 

@@ -22,8 +22,8 @@ from service.contracts.runner import (
     ModelResult,
 )
 from service.storage import StorageFullError
-from worker.inspection_budget import InspectionBudget
 from worker.outcome import TABLE, Canceled, Ending, Failed, Fenced, Interrupted, Retry, StopReason, Succeeded, classify
+from worker.sandbox import InspectionBudget
 
 SUMMARY = {"ir_version": 8, "opset": {"": 17}, "producer": "", "node_count": 0, "op_counts": {}, "size_bytes": 1}
 RESULT = ModelResult(

@@ -12,15 +12,15 @@ import pytest
 from service.contracts.runner import InspectModelTask
 from tests.support.patience import PATIENCE_SECONDS
 from tests.worker.workbench import UNTIL_GO, database_away, finish, process_state, wait_for
-from worker import parent_watch
+from worker import runner_input
 from worker.lease import Timing
-from worker.parent_watch import _LOOK_SECONDS, GRACE_SECONDS, ParentWatch, boot_seconds, lease_line
+from worker.runner_input import _LOOK_SECONDS, GRACE_SECONDS, ParentWatch, boot_seconds, lease_line
 from worker.runner_process import RunnerProcess
 from worker.sandbox import Sandbox, SandboxLimits
 
 # As the real runner begins, but for its patience.
 WATCHED = (
-    "from worker.runner import end_group\nfrom worker.parent_watch import ParentWatch\n"
+    "from worker.runner import end_group\nfrom worker.runner_input import ParentWatch\n"
     "ParentWatch(0, end_group, grace_seconds=0.5).start()\n"
 )
 
@@ -38,7 +38,7 @@ class Clock:
 
 @pytest.fixture
 def pipe(monkeypatch: pytest.MonkeyPatch) -> tuple[int, int]:
-    monkeypatch.setattr(parent_watch, "_LOOK_SECONDS", LOOK_SECONDS)
+    monkeypatch.setattr(runner_input, "_LOOK_SECONDS", LOOK_SECONDS)
     return os.pipe()  # left open: the thread goes on reading
 
 

@@ -175,7 +175,7 @@ def test_one_with_threads_is_refused(bench, said):
     program = bench.folder / "threads.py"
     program.write_text(
         "import threading, time, sys\nthreading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n"
-        "from worker.assignment import await_assignment\nawait_assignment()\n"
+        "from worker.runner_input import await_assignment\nawait_assignment()\n"
     )
     sandbox, scratch = Sandbox((sys.executable, "-P", str(program))), bench.settings.scratch_dir / "scratch"
     scratch.mkdir()

@@ -27,7 +27,7 @@ ENGINE = "from worker import runner\nsys.exit(runner.main([task_file]))\n"
 ASKS = """
 from pathlib import Path
 from worker.runner import StopSignal, Trials
-from worker.parent_watch import ParentWatch
+from worker.runner_input import ParentWatch
 trials, stop = Trials(), StopSignal(Path(task_file).with_name("canceled"))
 stop.install()
 ParentWatch(0, lambda: None, trials.ended).start()

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from service.workers.repository import alive, announce
+from service.queues.repository import alive, announce
 from tests.worker.workbench import Workbench
 from worker.watchdog import Watchdog
 

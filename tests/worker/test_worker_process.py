@@ -8,7 +8,7 @@ import pytest
 
 from service.contracts.command_errors import InvalidSettingsError
 from service.queues import repository as queues
-from service.workers.repository import live_queues
+from service.queues.repository import live_queues
 from tests.support.patience import PATIENCE_SECONDS
 from tests.worker.running import worker
 from tests.worker.workbench import Workbench, wait_for

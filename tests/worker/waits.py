@@ -5,7 +5,7 @@ from __future__ import annotations
 import runpy
 import sys
 
-from worker.assignment import await_assignment
+from worker.runner_input import await_assignment
 
 program = sys.argv[1]
 sys.argv = [program, await_assignment() if "--spare" in sys.argv else sys.argv[-1]]

@@ -6,7 +6,7 @@ They work on the database itself, so that the first key can be made.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,20 +19,22 @@ from service.contracts.validation import field_problems
 from service.principal import COMMAND_LINE, DEFAULT_TENANT, Principal, Scope
 from service.settings import Settings
 from worker.commands import options
+from worker.commands.command import Done, remote
 from worker.commands.options import DataDir, PlainJson
 from worker.commands.printing import print_items, print_json, print_line
 
 if TYPE_CHECKING:
+    from service.client import Client
     from service.db import Database
     from service.keys.service import MadeKey
+    from service.quarantine.schemas import QuarantineOut
+    from service.queues.schemas import QueueOut
     from service.tables import SigningKeyRow
-
 app = typer.Typer(
     name="keys",
     help="Keys of the service: create, list, revoke, rotate; those by which it signs.",
     no_args_is_help=True,
 )
-
 KeyId = Annotated[str, typer.Argument(metavar="KEY_ID", help="As list shows it: key_...")]
 Tenant = Annotated[
     str,
@@ -76,7 +78,7 @@ def list_keys(
 ) -> None:
     """All keys, the newest first: whose, what they may do, when they were last used, whether they are good."""
     from service.keys import repository
-    from service.keys.views import key_out
+    from service.keys.service import key_out
 
     with installation(data_dir) as (settings, database), database.read() as session:
         rows, now = repository.list_all(session, tenant), repository.datetime_now(session)
@@ -185,7 +187,7 @@ def check_tenant(name: str) -> str:
 
 def _own_key(settings: Settings) -> str:
     """That the service can be used all the same: by a key which nobody has made here."""
-    from service.keys.files import LOCAL_KEY_FILE
+    from service.keys.local import LOCAL_KEY_FILE
 
     if settings.api_key is not None:
         return " The service takes that of QUANTMILL_API_KEY."
@@ -201,7 +203,7 @@ def _check_name(name: str, length: int) -> None:
 
 
 def _show_made(made: MadeKey, as_json: bool) -> None:
-    from service.keys.views import key_made
+    from service.keys.service import key_made
 
     if as_json:
         print_json(key_made(made, datetime.now(UTC)))
@@ -224,7 +226,6 @@ def _show_signing(rows: list[SigningKeyRow], as_json: bool) -> None:
 
 
 tenants = typer.Typer(name="tenants", help="What tenants may use, and use: show, set.", no_args_is_help=True)
-
 TenantName = Annotated[str, typer.Argument(metavar="TENANT", help="The tenant's name.")]
 _LIMITS = ", ".join(Quota.model_fields)
 
@@ -339,3 +340,49 @@ def verify(as_json: PlainJson = False, data_dir: DataDir = None) -> None:
         typer.echo(f"row {found.seq} is {found.fault}; {found.rows} rows before it are as they were written", err=True)
     if found.fault is not None:
         raise typer.Exit(EXIT_TAMPERED)
+
+
+# ``quantmill queues`` and ``quarantine``: what waits in a service and who takes it, and which models it refuses.
+
+quarantine = typer.Typer(
+    name="quarantine", help="Models that kill their runner, and are refused: list, release.", no_args_is_help=True
+)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command ``queues`` to ``app``."""
+    remote(app, text=_print_queues, about_json="JSON on standard output.")(queues)
+
+
+def _print_queues(found: Iterable[QueueOut]) -> None:
+    from worker.commands.views import print_queues
+
+    print_queues(found)
+
+
+def queues(client: Client) -> list[QueueOut]:
+    """Show what waits in each queue of a service, what runs, and the slots of its live workers."""
+    return client.queues()
+
+
+def _quarantined(item: QuarantineOut) -> str:
+    return (
+        f"{item.digest}  {item.quarantined_at:%Y-%m-%d %H:%M}  {item.crashes} times  {item.reason}\n"
+        f"  the last time: model {item.model_id}, job {item.job_id}"
+    )
+
+
+@remote(quarantine, "list", line=_quarantined, empty="No model is in quarantine.")
+def list_models(client: Client) -> list[QuarantineOut]:
+    """All models in quarantine, each with what happened the last time."""
+    return client.quarantine()
+
+
+@remote(quarantine)
+def release(
+    digest: Annotated[str, typer.Argument(metavar="DIGEST", help="As list shows it: 64 hexadecimal digits.")],
+    client: Client,
+) -> Done:
+    """Release a model: jobs with it are accepted and run again."""
+    client.release(digest)
+    return Done({"digest": digest, "released": True}, f"{digest} is released")

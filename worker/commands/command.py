@@ -41,7 +41,7 @@ class Service:
             ApiError: whatever the service refuses; without the right key its hint says how to give one.
         """
         from service.client import Client, UnauthorizedError
-        from service.client.address import SERVER_VARIABLE, checked_address
+        from service.client.connection import SERVER_VARIABLE, checked_address
 
         told = self.server or os.environ.get(SERVER_VARIABLE)
         with Client(None if told is None else checked_address(told), self.key) as client:
@@ -222,7 +222,7 @@ def _knock(address: str) -> None:
     import httpx
 
     from service.client import ServerUnreachableError
-    from worker.commands.crash import without_secrets
+    from worker.commands.console import without_secrets
 
     try:
         httpx.get(f"{address}/healthz", timeout=KNOCK_SECONDS, trust_env=False).raise_for_status()

@@ -278,7 +278,7 @@ def _database_refusal(error: BaseException) -> QuantmillError | None:
     from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
     from service.errors import DatabaseUnavailableError
-    from worker.commands.crash import without_secrets
+    from worker.commands.console import without_secrets
 
     if not isinstance(error, OperationalError | InterfaceError | PoolTimeoutError):
         return None

@@ -15,7 +15,7 @@ from rich.text import Text
 from service.contracts.evaluation_report import EvaluatedMetric, EvaluationReport
 from service.contracts.graph_view import Inspection, NodeInspection
 from service.contracts.report import Advice, GateClause, Report, Verdict
-from service.reports import choices
+from service.reports import algorithms
 from worker.commands.console import make_console
 from worker.commands.figures import bytes_words, change, figure, labelled, number, size_words, span, speed_words
 
@@ -178,15 +178,15 @@ def _short(value: float | None) -> str:
 def print_choices(report: Report, console: Console) -> None:
     """The models that might be returned, and both forms of products with weights in blocks."""
     if report.fallback is not None:
-        for sentence in choices.sentences(report.fallback):
+        for sentence in algorithms.sentences(report.fallback):
             console.print(Text(f"fallback  {sentence}"))
-        for candidate in choices.candidates(report.fallback):
+        for candidate in algorithms.candidates(report.fallback):
             mark = "->" if candidate.result else "  "
             told = f"{candidate.latency} of float, {candidate.size}, other conditions: {candidate.holds}"
             console.print(Text(f"  {mark} {candidate.words}: {told}"))
     if report.kernels is not None:
-        console.print(Text(f"kernels   {choices.kernels_words(report.kernels)}"))
-        for form in choices.forms(report.kernels):
+        console.print(Text(f"kernels   {algorithms.kernels_words(report.kernels)}"))
+        for form in algorithms.forms(report.kernels):
             console.print(Text(f"  {form.form}: {form.latency}, {form.ratio} of float, SQNR {form.sqnr}"))
 
 

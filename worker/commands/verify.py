@@ -70,7 +70,7 @@ def verify(
     """Check that a file is what its attestation says; print what it was made from, by which engine and job."""
     from service.attestations import verification
     from service.attestations.dsse import MOST_BYTES, parse_envelope
-    from service.attestations.errors import NotVerifiedError
+    from service.attestations.schemas import NotVerifiedError
 
     if sum((key is not None, server is not None, data_dir is not None, no_signature)) > 1:
         raise typer.BadParameter("--key, --server, --data-dir and --no-signature exclude each other.")
@@ -188,7 +188,7 @@ def _made(statement: Statement) -> dict[str, Any]:
 
 
 def _print(file: Path, found: Verification) -> None:
-    from service.reports.names import shown
+    from service.reports.figures import shown
 
     lines = [("verified" if not found.faults else "NOT VERIFIED", str(file)), ("sha256", found.sha256)]
     lines += [("external data", path.name) for path in found.external]
@@ -233,7 +233,7 @@ def reproduce(
     printing: Printing,
 ) -> None:
     """Run a job that has succeeded once more and compare all bytes of its models. Exit code 6 if they differ."""
-    from service.attestations.errors import NotReproducedError
+    from service.attestations.schemas import NotReproducedError
     from worker.commands import remote
     from worker.commands.console import ProgressView
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from service.batches.schemas import BatchCounts, BatchListed, BatchMemberOut, BatchOut
     from service.contracts.evaluation_report import ReportOutline
     from service.datasets.schemas import DatasetOut
-    from service.estimates.schemas import Estimate
+    from service.estimates.forecast import Estimate
     from service.jobs.schemas import JobListed, JobOut, JobValidated, ScheduledBy
     from service.models.schemas import ModelOut
     from service.names.aliases.schemas import AliasOut

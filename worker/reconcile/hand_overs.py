@@ -15,16 +15,15 @@ from dataclasses import replace
 from sqlalchemy.orm import Session
 
 from service.attestations import repository as attestations
-from service.attestations.making import attest
+from service.attestations.signing import attest
 from service.egress.attempts import SendResult
 from service.egress.sending import Bounds, Egress, Reply, Streamed
 from service.files.serving import open_file
 from service.hand_overs import repository
-from service.hand_overs.errors import ArtifactNotThereError
+from service.hand_overs.asking import HandOverVault, SecretTarget
+from service.hand_overs.outbox import settle
 from service.hand_overs.repository import OUTBOX, ClaimedHandOver
-from service.hand_overs.schemas import ATTESTATION, MOST_URL_CHARACTERS
-from service.hand_overs.secrets import HandOverVault, SecretTarget
-from service.hand_overs.settling import settle
+from service.hand_overs.schemas import ATTESTATION, MOST_URL_CHARACTERS, ArtifactNotThereError
 from worker.lease import DATABASE_AWAY
 from worker.reconcile.sending import REPLY_BYTES, OutboxSender
 

@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING
+from threading import Event, Thread
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy.orm import Session
 
 from service.attestations import repository as attestations
-from service.attestations.errors import SigningKeyUnreadableError, SigningUnavailableError
+from service.attestations.schemas import SigningKeyUnreadableError, SigningUnavailableError
 from service.audit.service import link
 from service.db import Database
 from service.dispatch.dispatcher import Dispatcher
 from service.estimates import service as estimates
-from service.rounds import one_by_one
+from service.hand_overs import repository as hand_overs
 from service.schedules import repository as schedules
 from service.settings import Settings
 from service.storage import FileStore
+from service.threads import one_by_one
+from service.webhooks import repository as webhooks
 from worker.lease import DATABASE_AWAY
 from worker.reconcile.leases import LeaseKeeper, bring_forward, expire_deadlines
 from worker.upkeep.collector import Collector
@@ -26,9 +32,8 @@ from worker.upkeep.registry import ROUND_ITEMS, collectors
 
 if TYPE_CHECKING:
     from service.deps import AppState
-
+    from worker.reconcile.sending import OutboxSender
 log = logging.getLogger(__name__)
-
 # Polls of the stop flag, so that a stop does not wait for the period.
 TICK_SECONDS = 0.1
 # What jobs took is looked through so often for what is old.
@@ -138,8 +143,7 @@ class Attester:
         if not due:
             return 0
         # cryptography: reconcilers with nothing to sign do without
-        from service.attestations.making import attest
-        from service.attestations.signing import signing_key
+        from service.attestations.signing import attest, signing_key
 
         try:
             signing_key(self._database, self._settings)
@@ -175,3 +179,80 @@ def _settle(database: Database, open_app: Callable[[], AppState]) -> int:
     from service.schedules import settling
 
     return settling.settle_ended(open_app(), MOST_SCHEDULES)
+
+
+# What is sent beside the loops, by a thread for each outbox: a receiver that is slow holds up none of them.
+
+# By the name of its loop: whether there is anything to send, a look that writes nothing.
+OUTBOXES: dict[str, Callable[[Session], bool]] = {
+    "deliver_webhooks": webhooks.OUTBOX.any_due,
+    "hand_over": hand_overs.OUTBOX.any_due,
+}
+
+
+def _is_due(outbox: str, database: Database) -> bool:
+    with database.read() as session:
+        return OUTBOXES[outbox](session)
+
+
+def _opened(
+    outbox: str, settings: Settings, database: Database, store: FileStore, on_end: Callable[[], None]
+) -> OutboxSender[Any] | None:
+    """Who sends; calls ``on_end`` whenever it has room for more. None where this process cannot decrypt: what is due
+    waits for one that can.
+    """
+    # cryptography and a client of HTTP: most installations send nothing
+    from worker.reconcile.hand_overs import HandOverSender
+    from worker.reconcile.sending import WebhookSender
+
+    senders: dict[str, type[OutboxSender[Any]]] = {"deliver_webhooks": WebhookSender, "hand_over": HandOverSender}
+    sender = senders[outbox]
+    try:
+        return sender(settings, database, store, on_end=on_end)
+    except sender.vault.unavailable as error:
+        log.warning("%ss.not_sent: %s %s", sender.name, error.detail, error.hint)
+        return None
+
+
+@contextmanager
+def sending(outbox: str, settings: Settings, database: Database, store: FileStore) -> Iterator[None]:
+    """Send what an outbox holds, in the background, while the block runs. What is under way at its end is waited for,
+    or left to another process where it would last.
+    """
+    stopping, wake = Event(), Event()
+    sender: OutboxSender[Any] | None = None
+
+    def send() -> int:
+        nonlocal sender
+        if not _is_due(outbox, database):
+            return 0
+        sender = sender or _opened(outbox, settings, database, store, wake.set)
+        return 0 if sender is None else sender.round()
+
+    def run() -> None:
+        while not stopping.is_set():
+            wake.clear()
+            attempted(outbox, send)
+            wake.wait(settings.reconcile_seconds)  # an end makes room for the next
+
+    thread = Thread(target=run, name=outbox, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stopping.set()
+        wake.set()
+        thread.join()
+        if sender is not None:
+            sender.interrupt()
+            sender.close()
+
+
+def send_once(outbox: str, settings: Settings, database: Database, store: FileStore) -> int:
+    """Send what is due, as much as goes at once, and wait for the end; returns how much."""
+    due = _is_due(outbox, database)
+    sender = _opened(outbox, settings, database, store, lambda: None) if due else None
+    if sender is None:
+        return 0
+    with closing(sender):
+        return sender.round()

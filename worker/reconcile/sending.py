@@ -18,8 +18,9 @@ from typing import ClassVar, Generic, TypeVar
 from sqlalchemy.orm import Session
 
 from service.contracts.errors import QuantmillError
+from service.contracts.webhooks import ID_HEADER, SIGNATURE_HEADER, TIMESTAMP_HEADER, signature
 from service.db import Database
-from service.egress.allowed import parse_allowed
+from service.egress.addresses import parse_allowed
 from service.egress.attempts import SendResult, parse_schedule
 from service.egress.errors import EgressError
 from service.egress.sending import Bounds, Egress, Reply
@@ -28,11 +29,13 @@ from service.hand_overs.repository import ClaimedHandOver
 from service.sealing import Vault
 from service.settings import Settings
 from service.storage import FileStore
+from service.webhooks import repository
+from service.webhooks.outbox import settle
 from service.webhooks.repository import ClaimedDelivery
+from service.webhooks.service import WebhookVault
 from worker.lease import DATABASE_AWAY
 
 log = logging.getLogger(__name__)
-
 # What is kept of a reply is less; whoever sends more is not read to the end.
 REPLY_BYTES = 4096
 # Between two attempts to note what became of something, while the database is away.
@@ -188,3 +191,50 @@ class OutboxSender(ABC, Generic[_Claimed]):
         if error is not None:  # it is claimed again once its lease is over
             log.error("%s.broken", self.name, exc_info=error)
         self._on_end()
+
+
+# Sends to endpoints what the outbox holds for them. See ``sending``.
+
+
+class WebhookSender(OutboxSender[ClaimedDelivery]):
+    """Deliveries of one process, some at a time."""
+
+    name, id_name, vault = "webhook", "delivery_id", WebhookVault
+    _vault: WebhookVault
+
+    @property
+    def _slots(self) -> int:
+        return self._settings.webhook_slots
+
+    def _claim(self, session: Session, free: int) -> Sequence[ClaimedDelivery]:
+        return repository.claim(
+            session,
+            free=free,
+            most_of_endpoint=self._settings.webhook_endpoint_slots,
+            most_of_tenant=max(1, self._slots // 2),
+            lease_seconds=self._lease_seconds,
+        )
+
+    def _request(self, claimed: ClaimedDelivery, began: float) -> Reply:
+        body = claimed.payload.encode()
+        headers = self._headers(claimed, int(time.time()), body)
+        return self._egress.send("POST", claimed.url, headers=headers, body=body)
+
+    def _headers(self, claimed: ClaimedDelivery, timestamp: int, body: bytes) -> dict[str, str]:
+        sealed = filter(None, (claimed.sealed, claimed.previous_sealed))
+        secrets = [self._vault.open(claimed.endpoint_id, one) for one in sealed]
+        signatures = (signature(secret, claimed.event_id, timestamp, body) for secret in secrets)
+        return {
+            "Content-Type": "application/json",
+            "User-Agent": "quantmill",
+            ID_HEADER: claimed.event_id,
+            TIMESTAMP_HEADER: str(timestamp),
+            SIGNATURE_HEADER: " ".join(signatures),
+        }
+
+    def _settle(self, session: Session, claimed: ClaimedDelivery, result: SendResult) -> str:
+        failing_seconds = self._settings.webhook_failing_seconds
+        return settle(session, claimed, result, schedule=self._schedule, failing_seconds=failing_seconds)
+
+    def _facts(self, claimed: ClaimedDelivery) -> str:
+        return f"webhook_id={claimed.endpoint_id} type={claimed.type}"

@@ -19,13 +19,13 @@ from pathlib import Path
 from service.db import Database
 from service.failpoints import reach
 from service.files import repository as files
-from service.ids import is_id
+from service.jobs.queues import is_id
 from service.settings import Settings
 from service.storage import FileStore, is_sha256
 from service.uploads import repository as uploads
 from service.uploads.writer import part_files, unwritten
 from worker import repository
-from worker.checkpoints import collect_checkpoints
+from worker.materials import collect_checkpoints
 from worker.supervisor import scratch_name
 from worker.upkeep.collector import BATCH, STRANGE_SECONDS, Tally, age_seconds_of, children, in_batches, tally_of
 

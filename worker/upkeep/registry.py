@@ -13,7 +13,7 @@ from pathlib import Path
 from service.db import Database
 from service.settings import Settings
 from service.storage import FileStore
-from worker.checkpoints import settled_checkpoints
+from worker.materials import settled_checkpoints
 from worker.quantizer.run.cache import LOCK_FILE
 from worker.upkeep import garbage
 from worker.upkeep.collector import BATCH, Collector, Tally, children, in_batches, tally_of

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from quantmill.torch.nndct.errors import NotOfferedError
-from quantmill.torch.nndct.warm_up import WarmUp, at_positions
+from quantmill.torch.nndct.recording import WarmUp, at_positions
 from quantmill.torch.qat import QatModule, Start
 
 # Samples of the first batches in training mode that ranges of activations are taken from.

@@ -18,7 +18,7 @@ from quantmill.torch.nndct.errors import NotOfferedError, QuantInfoError, StageE
 from quantmill.torch.nndct.qat_model import TrainableModel
 from quantmill.torch.nndct.recipe import make_recipe
 from quantmill.torch.qat import Start, device_of
-from quantmill.torch.result import QuantizedModule
+from quantmill.torch.quantize import QuantizedModule
 from service.contracts.errors import InvalidRequestError
 
 _TRAINED = "trained"

@@ -22,8 +22,7 @@ from quantmill.torch.nndct import quant_info
 from quantmill.torch.nndct.deployment import OnnxExports, export_as_far
 from quantmill.torch.nndct.errors import StageError
 from quantmill.torch.nndct.recording import CalibrationModel, Recorder
-from quantmill.torch.quantize import quantize_exported
-from quantmill.torch.result import QuantizedModule
+from quantmill.torch.quantize import QuantizedModule, quantize_exported
 from service.contracts.config import QuantizationConfig, parse_config
 from service.contracts.errors import InvalidRequestError
 from service.contracts.report import Report

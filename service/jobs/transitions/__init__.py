@@ -6,7 +6,9 @@ written in the same transaction; the caller commits.
 """
 
 from service.jobs.transitions.attempts import (
+    MAX_ATTEMPTS,
     Renewal,
+    backoff_seconds,
     claim,
     fail,
     finish_cancel,
@@ -16,7 +18,6 @@ from service.jobs.transitions.attempts import (
     requeue,
     succeed,
 )
-from service.jobs.transitions.budget import MAX_ATTEMPTS, backoff_seconds
 from service.jobs.transitions.client import NewJob, rename, request_cancel, submit
 from service.jobs.transitions.expiry import (
     LATE_VALIDATION,
@@ -27,8 +28,16 @@ from service.jobs.transitions.expiry import (
     expire_leases,
     queued_ahead,
 )
-from service.jobs.transitions.leases import leased_ahead, shorten_leases, spare_leases, try_to_write
-from service.jobs.transitions.releasing import any_lost, mark_released, not_sent, take_back
+from service.jobs.transitions.releasing import (
+    any_lost,
+    leased_ahead,
+    mark_released,
+    not_sent,
+    shorten_leases,
+    spare_leases,
+    take_back,
+    try_to_write,
+)
 
 __all__ = [
     "LATE_VALIDATION",

@@ -2,19 +2,76 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass
 
 from sqlalchemy import func, update
 from sqlalchemy.orm import Session
 
-from service.contracts.errors import Problem
+from service.contracts.errors import Problem, QuantmillError
 from service.contracts.runner import ProgressLine
 from service.db import db_now
 from service.jobs import events, settlement
+from service.jobs.errors import AttemptsExhaustedError
 from service.jobs.outcome import EvaluateOutcome, Outcome, QuantizeOutcome
 from service.jobs.schemas import Waiting
-from service.jobs.transitions import budget, rows, table
+from service.jobs.transitions import rows
 from service.tables import Job
+
+# What an attempt costs, and how long a job waits before the next one.
+#
+# An attempt is charged unless its end was no fault of the job. Interruptions are not capped: a worker may be restarted
+# every night, and the deadline ends what never comes to an end. One that came before the attempt had told of any
+# progress is followed by a pause, so that a host whose workers end as soon as they have started does not spin.
+#
+# Where it is the installation that cannot go on, and an operator who has to act, the time that a job loses by that does
+# not count against its deadline.
+
+MAX_ATTEMPTS = 3
+_BACKOFF_CAP_SECONDS = 60.0
+# Validation that was lost with its worker again and again: the worker may have died of it, so it is tried more rarely.
+_SILENCE_CAP_SECONDS = 600.0
+# What is wrong with the installation as a whole. An error of a worker's own may come from the job: its deadline stands.
+_INSTALLATION = ("storage-full", "storage-away", "database-away", "runner-not-started")
+# 2 to the power of this is above every cap.
+_MOST_DOUBLINGS = 10
+
+
+def backoff_seconds(attempt: int, *, cap_seconds: float = _BACKOFF_CAP_SECONDS) -> float:
+    """Delay before the next attempt: 2, 4, 8 ... seconds, at most the cap, with 20 % jitter."""
+    growing = 2.0 ** min(attempt, _MOST_DOUBLINGS)
+    return min(cap_seconds, growing) * random.uniform(0.8, 1.2)  # noqa: S311 - no secret
+
+
+def silence_seconds(attempt: int) -> float:
+    """Delay before validation whose workers fell silent is tried once more."""
+    return backoff_seconds(attempt, cap_seconds=_SILENCE_CAP_SECONDS)
+
+
+def interruption_seconds(job: Job) -> float:
+    """Delay before the next attempt of a job that is being interrupted: none if this attempt has come anywhere."""
+    return 0.0 if job.stage is not None else backoff_seconds(job.interruptions + 1)
+
+
+def defers_deadline(waiting: Waiting) -> bool:
+    """True if a job that waits for this has longer by what it loses."""
+    return waiting.code in _INSTALLATION
+
+
+def spent(job: Job) -> bool:
+    """True if the running attempt, once it is charged, is the last that the job may have."""
+    return job.attempt - job.interruptions >= job.max_attempts
+
+
+def exhausted(job: Job, reason: str) -> QuantmillError:
+    """What a job fails with when its last attempt was used up by passing trouble."""
+    return AttemptsExhaustedError(
+        f"The job failed on each of its {job.max_attempts} attempts, last because: {reason}",
+        hint="The worker's log tells more; if the model makes the runtime crash, leave out the node that does it.",
+        stage=job.stage,
+        attempt=job.attempt,
+    )
+
 
 _REASON_CHARS = 2000
 
@@ -32,7 +89,7 @@ def claim(session: Session, job_id: str, *, worker_id: str, lease_seconds: float
     now = db_now()
     return rows.move(
         session,
-        table.CLAIM,
+        rows.CLAIM,
         job_id,
         None,
         {"worker_id": worker_id},
@@ -53,7 +110,7 @@ def renew(session: Session, job_id: str, attempt: int, *, lease_seconds: float) 
     """
     row = session.execute(
         update(Job)
-        .where(Job.id == job_id, *table.RENEW.conditions(attempt))
+        .where(Job.id == job_id, *rows.RENEW.conditions(attempt))
         .values(lease_until=db_now() + lease_seconds)
         .returning(Job.cancel_requested_at)
         .execution_options(synchronize_session=False)
@@ -64,7 +121,7 @@ def renew(session: Session, job_id: str, attempt: int, *, lease_seconds: float) 
 def record_progress(session: Session, job_id: str, attempt: int, line: ProgressLine) -> bool:
     """T3: note how far the attempt has come, on the job and in its log. False if it is no longer the owner."""
     progress = line.model_dump(mode="json", exclude={"line", "stage"})
-    place = rows.note(session, table.PROGRESS, job_id, attempt, stage=line.stage[:255], progress=progress)
+    place = rows.note(session, rows.PROGRESS, job_id, attempt, stage=line.stage[:255], progress=progress)
     if place is None:
         return False
     events.record(session, place, "progress", {"stage": line.stage, **progress})
@@ -85,7 +142,7 @@ def succeed(session: Session, job_id: str, attempt: int, *, result: Outcome) -> 
     if isinstance(result, QuantizeOutcome) and result.report.returned is not None:
         told["fallback"] = result.report.returned
     ended = {"lease_until": None, "finished_at": db_now()}
-    job = rows.move(session, table.SUCCEED, job_id, attempt, told, **ended)
+    job = rows.move(session, rows.SUCCEED, job_id, attempt, told, **ended)
     if job is None:
         return False
     settlement.accept(session, job, result)
@@ -94,7 +151,7 @@ def succeed(session: Session, job_id: str, attempt: int, *, result: Outcome) -> 
 
 def fail(session: Session, job_id: str, attempt: int, *, problem: Problem) -> bool:
     """T5 running -> failed with the reason. False if the attempt is no longer the owner."""
-    return rows.fail(session, table.FAIL, job_id, attempt, problem) is not None
+    return rows.fail(session, rows.FAIL, job_id, attempt, problem) is not None
 
 
 def requeue(session: Session, job_id: str, attempt: int, *, delay_seconds: float, charged: bool, reason: str) -> bool:
@@ -113,10 +170,10 @@ def requeue(session: Session, job_id: str, attempt: int, *, delay_seconds: float
     reason = reason[:_REASON_CHARS]
     if job.cancel_requested_at is not None:
         return finish_cancel(session, job_id, attempt)
-    if charged and budget.spent(job):
-        return fail(session, job_id, attempt, problem=budget.exhausted(job, reason).problem())
-    delay = delay_seconds if charged else max(delay_seconds, budget.interruption_seconds(job))
-    return rows.put_back(session, table.REQUEUE, job, delay_seconds=delay, charged=charged, reason=reason) is not None
+    if charged and spent(job):
+        return fail(session, job_id, attempt, problem=exhausted(job, reason).problem())
+    delay = delay_seconds if charged else max(delay_seconds, interruption_seconds(job))
+    return rows.put_back(session, rows.REQUEUE, job, delay_seconds=delay, charged=charged, reason=reason) is not None
 
 
 def interrupt(session: Session, job_id: str, attempt: int, *, delay_seconds: float, waiting: Waiting) -> bool:
@@ -135,13 +192,13 @@ def interrupt(session: Session, job_id: str, attempt: int, *, delay_seconds: flo
         return finish_cancel(session, job_id, attempt)
     moved = rows.put_back(
         session,
-        table.INTERRUPT,
+        rows.INTERRUPT,
         job,
         delay_seconds=delay_seconds,
         charged=False,
         reason=waiting.message,
         waiting=waiting.model_dump(mode="json"),
-        deferred=budget.defers_deadline(waiting),
+        deferred=defers_deadline(waiting),
     )
     return moved is not None
 
@@ -149,7 +206,7 @@ def interrupt(session: Session, job_id: str, attempt: int, *, delay_seconds: flo
 def finish_cancel(session: Session, job_id: str, attempt: int) -> bool:
     """T9 running -> canceled, once the attempt has stopped. False if fenced off or no cancel was requested."""
     job = _owned(session, job_id, attempt)
-    return job is not None and rows.cancel(session, table.FINISH_CANCEL, job) is not None
+    return job is not None and rows.cancel(session, rows.FINISH_CANCEL, job) is not None
 
 
 def _owned(session: Session, job_id: str, attempt: int) -> Job | None:

@@ -9,11 +9,10 @@ from sqlalchemy import insert, update
 from sqlalchemy.orm import Session
 
 from service.db import db_now
-from service.ids import new_id
 from service.jobs import announcing, events, repository
-from service.jobs.queues import queue_of, size_class_of
-from service.jobs.transitions import rows, table
-from service.jobs.transitions.budget import MAX_ATTEMPTS
+from service.jobs.queues import new_id, queue_of, size_class_of
+from service.jobs.transitions import rows
+from service.jobs.transitions.attempts import MAX_ATTEMPTS
 from service.tables import Job
 
 
@@ -58,7 +57,7 @@ def submit(session: Session, new: NewJob) -> Job:
         .values(
             **columns,
             id=new_id("job"),
-            state=table.SUBMIT.target,
+            state=rows.SUBMIT.target,
             preset=None if config is None else config.get("preset"),
             algorithms=None if config is None else [entry["method"] for entry in config.get("algorithms", ())],
             attempt=0,
@@ -74,7 +73,7 @@ def submit(session: Session, new: NewJob) -> Job:
         .returning(Job)
     )
     job = session.scalars(statement).one()
-    told = {"name": table.SUBMIT.event, "state": job.state}
+    told = {"name": rows.SUBMIT.event, "state": job.state}
     if events.record_state(session, job, told):
         announcing.tell_job(session, job)
     return job
@@ -88,11 +87,11 @@ def request_cancel(session: Session, tenant_id: str, job_id: str) -> Job:
     """
     job = repository.hold(session, tenant_id, job_id)
     if job.state == "queued":
-        return rows.cancel(session, table.CANCEL, job) or job
+        return rows.cancel(session, rows.CANCEL, job) or job
     if job.state == "running" and job.cancel_requested_at is None:
-        asked = rows.touch(session, table.ASK_TO_STOP, job.id, job.attempt, cancel_requested_at=db_now())
+        asked = rows.touch(session, rows.ASK_TO_STOP, job.id, job.attempt, cancel_requested_at=db_now())
         if asked is not None:
-            data = {"name": table.ASK_TO_STOP.event, "state": "canceling"}
+            data = {"name": rows.ASK_TO_STOP.event, "state": "canceling"}
             events.record(session, events.EventKey.newest(asked), "state", data)
             return asked
     return job

@@ -13,10 +13,10 @@ from sqlalchemy.orm import Session
 from service.db import db_now
 from service.jobs.errors import DeadlineExceededError, LeaseExpiredError
 from service.jobs.schemas import Waiting
-from service.jobs.transitions import budget, rows, table
-from service.rounds import one_by_one
+from service.jobs.transitions import attempts, rows
 from service.tables import Job
 from service.tables.jobs import LIVE_STATES, UPLOAD_KINDS, USERS_KINDS
+from service.threads import one_by_one
 
 WORKERS_LOST = "workers-lost"
 LATE_VALIDATION = Waiting(
@@ -55,7 +55,7 @@ def defer_deadlines(session: Session, since: datetime) -> int:
     absent = db_now() - since.timestamp()
     statement = (
         update(Job)
-        .where(rows.in_order(*table.DEFER.conditions(None), Job.deadline_at.is_not(None), absent > 0.0))
+        .where(rows.in_order(*rows.DEFER.conditions(None), Job.deadline_at.is_not(None), absent > 0.0))
         .values(deadline_at=Job.deadline_at + absent, row_version=Job.row_version + 1, updated_at=db_now())
         .returning(Job.id)
         .execution_options(synchronize_session=False)
@@ -125,7 +125,7 @@ def _each(session: Session, which: Select[Job], act: Callable[[Session, Job], Jo
 
 def _ahead() -> list[ColumnElement[bool]]:
     # The time to start is never before that of queueing; by it there is an index.
-    return [*table.BRING_FORWARD.conditions(None), Job.not_before > db_now()]
+    return [*rows.BRING_FORWARD.conditions(None), Job.not_before > db_now()]
 
 
 def _overdue(session: Session, job: Job) -> Job | None:
@@ -137,7 +137,7 @@ def _overdue(session: Session, job: Job) -> Job | None:
         hint=samples if job.kind in USERS_KINDS else "Look into the workers' logs, then create it again.",
         stage=job.stage,
     )
-    return rows.fail(session, table.MISS_DEADLINE, job.id, job.attempt, error.problem())
+    return rows.fail(session, rows.MISS_DEADLINE, job.id, job.attempt, error.problem())
 
 
 def _postpone(session: Session, job: Job) -> Job | None:
@@ -152,7 +152,7 @@ def _postpone(session: Session, job: Job) -> Job | None:
             "lease_until": None,
             "worker_id": None,
             "dispatched_at": None,
-            "not_before": now + budget.silence_seconds(job.attempt),
+            "not_before": now + attempts.silence_seconds(job.attempt),
             "queued_at": now,
             "interruptions": Job.interruptions + 1,
             "stage": None,
@@ -160,7 +160,7 @@ def _postpone(session: Session, job: Job) -> Job | None:
         }
     return rows.move(
         session,
-        table.POSTPONE,
+        rows.POSTPONE,
         job.id,
         job.attempt,
         {"reason": LATE_VALIDATION.message},
@@ -172,11 +172,11 @@ def _postpone(session: Session, job: Job) -> Job | None:
 
 def _expire(session: Session, job: Job) -> Job | None:
     if job.cancel_requested_at is not None:
-        return rows.cancel(session, table.EXPIRE_CANCEL, job)
+        return rows.cancel(session, rows.EXPIRE_CANCEL, job)
     silent = f"the worker {job.worker_id} fell silent"
-    if not budget.spent(job):
-        delay = budget.backoff_seconds(job.attempt)
-        return rows.put_back(session, table.EXPIRE, job, delay_seconds=delay, charged=True, reason=silent)
+    if not attempts.spent(job):
+        delay = attempts.backoff_seconds(job.attempt)
+        return rows.put_back(session, rows.EXPIRE, job, delay_seconds=delay, charged=True, reason=silent)
     if job.kind not in USERS_KINDS:
         return _try_again(session, job, silent)
     error = LeaseExpiredError(
@@ -185,7 +185,7 @@ def _expire(session: Session, job: Job) -> Job | None:
         stage=job.stage,
         attempt=job.attempt,
     )
-    return rows.fail(session, table.GIVE_UP, job.id, job.attempt, error.problem())
+    return rows.fail(session, rows.GIVE_UP, job.id, job.attempt, error.problem())
 
 
 def _try_again(session: Session, job: Job, reason: str) -> Job | None:
@@ -200,9 +200,9 @@ def _try_again(session: Session, job: Job, reason: str) -> Job | None:
     )
     return rows.put_back(
         session,
-        table.EXPIRE,
+        rows.EXPIRE,
         job,
-        delay_seconds=budget.silence_seconds(job.attempt),
+        delay_seconds=attempts.silence_seconds(job.attempt),
         charged=False,
         reason=reason,
         waiting=waiting.model_dump(mode="json"),

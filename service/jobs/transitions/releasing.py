@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Any
 
 from sqlalchemy import ColumnElement, Double, and_, bindparam, select, text, type_coerce, update
 from sqlalchemy.orm import Session
 
 from service.db import db_now
 from service.jobs.queues import QUEUES
-from service.jobs.transitions.table import OVERLAP_SECONDS
+from service.jobs.transitions import rows
+from service.jobs.transitions.rows import OVERLAP_SECONDS, Transition
 from service.tables import Job
 from service.tables.jobs import IS_QUEUED
 
@@ -82,3 +84,57 @@ _NOT_SENT = (
     .values(dispatched_at=None)
     .execution_options(synchronize_session=False)
 )
+
+
+# What the reconciler does to leases of jobs that go on running: they end neither too early nor too late.
+
+
+def spare_leases(session: Session, *, lease_seconds: float) -> int:
+    """T13 running -> running: let no lease end before ``lease_seconds`` from now. Returns how many are longer.
+
+    After a time in which nobody could renew them. What is written there holds for every reconciler, and for one that
+    is started again.
+    """
+    until = db_now() + lease_seconds
+    return _set(session, rows.SPARE, until, [Job.lease_until < until])
+
+
+def try_to_write(session: Session, *, lease_seconds: float) -> None:
+    """T13, too: one lease of which half has passed without a word becomes a millisecond longer.
+
+    A database that has no room, or takes no writes, lets nobody renew them. This tells of it before they end. A job
+    that somebody holds is passed over: whoever hangs with it must not keep other leases from ending.
+    """
+    silent = select(Job.id).where(*rows.SPARE.conditions(None), Job.lease_until < db_now() + lease_seconds / 2)
+    job_id = session.scalar(silent.limit(1).with_for_update(skip_locked=True))
+    if job_id is not None:
+        _set(session, rows.SPARE, Job.lease_until + 0.001, [Job.id == job_id])
+
+
+def leased_ahead(session: Session, *, lease_seconds: float) -> bool:
+    """True if there are leases longer than ``lease_seconds``: the database's clock was put back since they were given.
+
+    Whoever holds a job with longer leases, by other settings, renews them in time.
+    """
+    ahead = select(Job.id).where(*rows.SHORTEN.conditions(None), *_ahead(lease_seconds))
+    return session.scalar(ahead.limit(1)) is not None
+
+
+def shorten_leases(session: Session, *, lease_seconds: float) -> int:
+    """T14 running -> running: leases that a clock gave that was ahead last as long as one given now."""
+    return _set(session, rows.SHORTEN, db_now() + lease_seconds, _ahead(lease_seconds))
+
+
+def _ahead(lease_seconds: float) -> list[ColumnElement[bool]]:
+    return [Job.lease_until > db_now() + lease_seconds + rows.OVERLAP_SECONDS]
+
+
+def _set(session: Session, transition: Transition, until: ColumnElement[Any], which: list[ColumnElement[bool]]) -> int:
+    statement = (
+        update(Job)
+        .where(rows.in_order(*transition.conditions(None), *which))
+        .values(lease_until=until)
+        .returning(Job.id)
+        .execution_options(synchronize_session=False)
+    )
+    return len(session.scalars(statement).all())

@@ -19,8 +19,14 @@ from service.http import (
     problems,
 )
 from service.names.aliases import service
-from service.names.aliases.errors import AliasNotFoundError, InvalidAliasError, TooManyAliasesError
-from service.names.aliases.schemas import AliasList, AliasOut, MoveList
+from service.names.aliases.schemas import (
+    AliasList,
+    AliasNotFoundError,
+    AliasOut,
+    InvalidAliasError,
+    MoveList,
+    TooManyAliasesError,
+)
 from service.names.kinds import DATASETS, MODELS, Named, ResourceKind
 
 _PUT_RESPONSES: Responses = {201: {"model": AliasOut, "description": "It was made."}}

@@ -13,8 +13,14 @@ from service.deps import AppState
 from service.http import Conditions
 from service.names import repository as names
 from service.names.aliases import repository
-from service.names.aliases.errors import AliasNotFoundError, InvalidAliasError, TooManyAliasesError
-from service.names.aliases.schemas import AliasLinks, AliasOut, MoveOut
+from service.names.aliases.schemas import (
+    AliasLinks,
+    AliasNotFoundError,
+    AliasOut,
+    InvalidAliasError,
+    MoveOut,
+    TooManyAliasesError,
+)
 from service.names.kinds import Named, ResourceKind, require_ready
 from service.names.service import identify
 from service.principal import Principal

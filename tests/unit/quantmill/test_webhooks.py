@@ -14,7 +14,7 @@ from standardwebhooks import Webhook, WebhookVerificationError
 from quantmill import webhooks
 from quantmill.webhooks import WebhookNotVerifiedError, verify
 from service.contracts.webhooks import signature
-from service.webhooks.secrets import make_secret
+from service.webhooks.service import make_secret
 
 NOW = 1_800_000_000
 SECRET, OTHER = make_secret(), make_secret()

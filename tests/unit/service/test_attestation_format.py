@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from service.attestations.dsse import MOST_BYTES, SigningKey, enveloped, keys_of_pem, pae, parse_envelope
-from service.attestations.errors import AttestationUnreadableError, PublicKeyError
+from service.attestations.schemas import AttestationUnreadableError, PublicKeyError
 from service.attestations.statement import BuildRecord, InputFile, ProducedFile, made_statement, parse_statement
 from service.attestations.verification import TrustedKey, model_metadata, verify
 from service.contracts.config import QuantizationConfig

@@ -22,7 +22,7 @@ from service.artifacts.schemas import RangeNotSatisfiableError
 from service.client import ApiError
 from service.contracts.errors import QuantmillError
 from service.http import etag_matches
-from service.ids import is_id, new_id
+from service.jobs.queues import is_id, new_id
 from service.pagination import CursorCodec, InvalidCursorError, Position
 from service.problems.catalog import problem_types
 from service.settings import Settings, driver_url
@@ -35,7 +35,7 @@ from tests.support.source import files
 def test_ids_sort_by_time_and_have_a_form(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len({new_id("job") for _ in range(1000)}) == 1000
     clock = count(1_790_000_000_000_000_000, 1_000_000)
-    monkeypatch.setattr("service.ids.time", SimpleNamespace(time_ns=lambda: next(clock)))
+    monkeypatch.setattr("service.jobs.queues.time", SimpleNamespace(time_ns=lambda: next(clock)))
     ids = [new_id("mdl") for _ in range(50)]
     assert ids == sorted(ids)
     value = ids[0]

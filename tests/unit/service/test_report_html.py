@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from service.contracts.report import Histogram, Interval, Report
 from service.reports import charts
+from service.reports.figures import NAME_CHARACTERS, name, shown
 from service.reports.formats import FORMATS, rendered
 from service.reports.html import MOST_BYTES, SECURITY_POLICY, html
-from service.reports.names import NAME_CHARACTERS, name, shown
 from tests.support.each import each
 from tests.support.front import make_report
 from tests.support.reports import full_document, full_report, hostile_document, interval, large_report, layer

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
 from service.contracts.report import Report
+from service.reports.figures import name, shown
 from service.reports.junit import junit
 from service.reports.layers import layers_csv
 from service.reports.markdown import code, escaped, markdown, table
-from service.reports.names import name, shown
 from tests.support.each import each
 from tests.support.front import make_report
 from tests.support.reports import HOSTILE, full_document, full_report, hostile_document, large_report, layer

@@ -29,8 +29,7 @@ from service.db import Database, current_revision, head_revision
 from service.egress.attempts import LONGEST_ASKED_SECONDS, parse_schedule, pause_seconds
 from service.health import service as health
 from service.jobs.outcome import NewArtifact
-from service.presets.catalog import PresetNotFoundError
-from service.presets.search import as_text, find, group_of, to_json
+from service.presets.catalog import PresetNotFoundError, as_text, find, group_of, to_json
 from service.process import is_loopback
 from service.settings import Settings
 from tests.support.patience import PATIENCE_SECONDS

@@ -19,9 +19,8 @@ from service.contracts.quota import Quota
 from service.quotas.rates import RateMeter
 from service.storage import BLOCK_BYTES, StorageFullError
 from service.uploads.copying import SizeLimit, copy
-from service.uploads.digests import RunningDigests
-from service.uploads.errors import UploadBusyError, UploadStalledError, UploadTooLargeError
-from service.uploads.writer import UploadFile
+from service.uploads.schemas import UploadBusyError, UploadStalledError, UploadTooLargeError
+from service.uploads.writer import RunningDigests, UploadFile
 from tests.support.patience import PATIENCE_SECONDS
 
 

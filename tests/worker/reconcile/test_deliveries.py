@@ -20,7 +20,7 @@ from service.settings import Settings
 from service.tables import WebhookDelivery, WebhookEndpoint
 from service.webhooks import outbox, repository
 from service.webhooks import repository as queue
-from service.webhooks.secrets import WebhookVault, make_secret
+from service.webhooks.service import WebhookVault, make_secret
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.scripted import Scripted, scripted
 from tests.support.webhooks import (
@@ -41,7 +41,7 @@ from tests.support.webhooks import (
     webhook_sender,
 )
 from tests.worker.workbench import finish, wait_for
-from worker.reconcile.webhooks import WebhookSender
+from worker.reconcile.sending import WebhookSender
 
 EVENT = {"id": "job_1", "state": "succeeded", "labels": {"größe": "1"}}
 

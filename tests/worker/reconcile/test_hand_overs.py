@@ -17,15 +17,15 @@ from sqlalchemy import Double, insert, select, type_coerce, update
 
 from service.attestations import repository as attestations
 from service.db import db_now
-from service.egress.allowed import Allowed
+from service.egress.addresses import Allowed
 from service.egress.attempts import SendResult
 from service.egress.urls import check_url
 from service.hand_overs import asking
 from service.hand_overs import repository as queue
-from service.hand_overs.secrets import HandOverVault
-from service.hand_overs.settling import settle
-from service.ids import new_id
+from service.hand_overs.asking import HandOverVault
+from service.hand_overs.outbox import settle
 from service.jobs import transitions
+from service.jobs.queues import new_id
 from service.settings import Settings
 from service.tables import HandOver, Model
 from tests.api.conftest import app, front

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from service.egress.allowed import parse_allowed
+from service.egress.addresses import parse_allowed
 from service.egress.sending import Bounds, Egress
 from service.settings import Settings
 from tests.api.conftest import app, front

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from service.ids import new_id
+from service.jobs.queues import new_id
 from tests.worker.reconcile.rounds import claim, make_old
-from worker.checkpoints import open_checkpoints
+from worker.materials import open_checkpoints
 from worker.supervisor import scratch_name
 from worker.upkeep.collector import STRANGE_SECONDS
 from worker.upkeep.garbage import attempt_of, collect_scratch

@@ -19,12 +19,12 @@ from sqlalchemy.orm import Session
 from service.datasets import repository as datasets
 from service.db import Database
 from service.files import repository as files
-from service.ids import new_id
+from service.jobs.queues import new_id
 from service.models import repository as models
 from service.storage import FileStore, StoredFileMissingError, file_sha256
 from service.tables import Dataset, Model, ModelFile, Upload
 from service.uploads import repository as uploads
-from service.uploads.errors import UploadNotFoundError
+from service.uploads.schemas import UploadNotFoundError
 from tests.worker.reconcile.rounds import add_upload
 from worker.upkeep import garbage
 

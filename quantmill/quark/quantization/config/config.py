@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from quantmill.quark.documents import Documented, Functions, plain
-from quantmill.quark.preset_fields import preset_fields
+from quantmill.quark.preset_documents import preset_fields
 from quantmill.quark.quantization.config.algorithm import AdaQuantConfig, AdaRoundConfig, AlgoConfig
 from quantmill.quark.quantization.config.spec import QLayerConfig, QTensorConfig
 from quantmill.quark.words import CalibrationMethod, QuantFormat, QuantType

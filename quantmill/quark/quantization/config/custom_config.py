@@ -8,8 +8,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from quantmill.quark.preset_documents import DOCUMENTS
-from quantmill.quark.preset_fields import preset_fields
+from quantmill.quark.preset_documents import DOCUMENTS, preset_fields
 from quantmill.quark.quantization.config.config import QuantizationConfig
 from service.quark.finetune import DEFAULT_PARAMS
 

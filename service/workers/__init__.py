@@ -1,1 +1,0 @@
-"""Workers: which queues somebody takes jobs from."""
