@@ -1,4 +1,4 @@
-"""ASGI middleware and headers of every answer: a request id, and what a browser may do with it."""
+"""ASGI middleware: a request id, headers of every answer, and compression for who takes it."""
 
 from __future__ import annotations
 
@@ -75,8 +75,7 @@ def security_headers(*, page: bool = False, embeddable: bool = False) -> dict[st
 #
 # Left as they are: files (their digest is of what is sent, and they are asked for in parts), event streams, and answers
 # to requests that change something, which may hold secrets (BREACH, https://www.breachattack.com). Starlette's
-# middleware
-# can be told content types alone: it compresses such files and answers, and answers ``gzip;q=0`` with gzip.
+# middleware can be told content types alone: it compresses such files and answers, and answers ``gzip;q=0`` with gzip.
 
 _FEWEST_BYTES = 1024
 # More than this is compressed in a thread: it takes a millisecond.

@@ -1,4 +1,4 @@
-"""Everything an attempt needs, laid out in its scratch folder: the model's files, the data, the task that names them.
+"""Everything an attempt needs, laid out in its scratch folder, and checkpoints kept from one attempt to the next.
 
     scratch/JOB.ATTEMPT/task.json
                        /model/...      under the names of the model's manifest, so that external data is found

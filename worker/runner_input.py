@@ -1,4 +1,4 @@
-"""How a runner that waits comes to its job: one line over standard input, before those of ``worker.runner_input``.
+"""What a runner hears on standard input: its job, its lease, and whether its supervisor still lives.
 
 The line says what ``worker.launcher`` is told of a runner whose job is known: limits, controls, environment, folder.
 The runner puts itself under all that before it reads anything else, and says so on descriptor 3. From then on it is the
@@ -131,12 +131,10 @@ def _stamps(paths: Iterable[str]) -> Iterator[_Stamp]:
 # Standard input tells. Its end means that the supervisor is gone. A line of one figure is the end of the lease, in
 # seconds of CLOCK_BOOTTIME, which all processes of a machine share: a supervisor that fell silent (stopped, or starved)
 # sends no new one, and some seconds later the runner ends itself, before or soon after another attempt begins
-# elsewhere.
-# The other kind of line, "ended CODE", tells how the process ended that the runner has asked for.
+# elsewhere. The other kind of line, "ended CODE", tells how the process ended that the runner has asked for.
 #
 # A supervisor that lives but has no lease stops the runner's processes meanwhile (SIGSTOP), and sends the new end
-# before
-# it lets them go on.
+# before it lets them go on.
 
 # After the lease's end: time for a supervisor that lives to stop the runner, or to take the lease back.
 GRACE_SECONDS = 5.0

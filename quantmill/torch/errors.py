@@ -1,4 +1,4 @@
-"""What the door for PyTorch refuses."""
+"""What the door for PyTorch refuses, and failures of an export in words: where, why, and what to do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A module and a loader go in, a quantized model comes out: in this process, or by a service."""
+"""A module and a loader go in, a quantized model comes out, in this process or by a service; and is a module again."""
 
 from __future__ import annotations
 

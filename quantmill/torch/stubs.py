@@ -1,4 +1,4 @@
-"""QuantStub and DeQuantStub: where in a module's forward pass quantized regions begin and end.
+"""QuantStub and DeQuantStub, where quantized regions begin and end, and the operators that mark them.
 
 In PyTorch both are identities. While a module is exported each call leaves a marker, a node of the domain
 ``quantmill``; ``quantmill.torch.regions`` turns the markers into regions and takes them out of the graph again.
@@ -23,9 +23,8 @@ from quantmill.torch.regions import BEGIN, DOMAIN, END, StubError, has_markers, 
 # Operators that mean something to the exporter's reader and nothing to ONNX.
 #
 # A marker is a custom operator of torch that survives ``torch.export``. It is translated into nodes of a domain of
-# ours,
-# and resolved once the graph is whole: what it marks is written down, and the nodes go, so that any runtime can run the
-# model. Whoever defines such an operator registers it here.
+# ours, and resolved once the graph is whole: what it marks is written down, and the nodes go, so that any runtime can
+# run the model. Whoever defines such an operator registers it here.
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Attestations and signing keys as seen over HTTP."""
+"""Attestations and signing keys as seen over HTTP, and their errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The installation's signing key: made when it is first needed, kept sealed, changed by an operator."""
+"""The installation's signing key, and attestations of jobs that have succeeded, made and signed once with it."""
 
 from __future__ import annotations
 

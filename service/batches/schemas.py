@@ -1,4 +1,4 @@
-"""Batches as seen over HTTP."""
+"""Batches as seen over HTTP, and what may be wrong with a request for one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Datasets as seen over HTTP."""
+"""Datasets as seen over HTTP, and errors around them as resources."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Datasets: one upload with a preprocessing spec, validated by an inspect job."""
+"""Datasets: one upload with a preprocessing spec, validated by an inspect job; and how they are shown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writes docs/config.md: every field of a config, every preset, target and type, made from the contracts."""
+"""Writes docs/config.md: every field, preset, target and type, made from the contracts, and the words beside them."""
 
 from __future__ import annotations
 

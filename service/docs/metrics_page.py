@@ -1,4 +1,4 @@
-"""Writes docs/metrics.md: every metric and every condition of the gate, made from the contracts."""
+"""Writes docs/metrics.md: every metric and condition of the gate, made from the contracts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hand-overs made due, in the transaction of what they wait for. Most jobs have none: that costs one look."""
+"""Hand-overs made due in the transaction of what they wait for, and what becomes of them by an attempt."""
 
 from __future__ import annotations
 

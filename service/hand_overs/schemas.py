@@ -1,4 +1,4 @@
-"""Hand-overs as seen over HTTP."""
+"""Hand-overs as seen over HTTP, and their errors."""
 
 from __future__ import annotations
 

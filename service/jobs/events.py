@@ -1,4 +1,4 @@
-"""The log of a job: append-only, numbered from 1 without gaps, written in the transaction that it tells of."""
+"""The log of a job, append-only and numbered without gaps; and its metric events as curves."""
 
 from __future__ import annotations
 

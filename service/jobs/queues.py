@@ -1,4 +1,4 @@
-"""The queues, which job goes into which, and which jobs count as short."""
+"""The queues, which job goes into which, and public identifiers in the order of creation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How programs on the same host find the key of a service on loopback: by a note of its port, in the user's home.
+"""Secrets in files that only their owner reads; how programs on this host find the key of a service on loopback.
 
 The note names the file of the key, which only its owner can read, and says nothing of the key itself.
 """

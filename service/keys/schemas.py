@@ -1,4 +1,4 @@
-"""What is told of a key, and of one that is to be made."""
+"""Keys as they are shown and asked for, and what can be wrong with them."""
 
 from __future__ import annotations
 

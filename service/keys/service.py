@@ -1,4 +1,4 @@
-"""What becomes of keys: made, listed, ended, replaced."""
+"""What becomes of keys: made, listed, ended, replaced; and how they are shown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models as seen over HTTP."""
+"""Models as seen over HTTP, and errors around them as resources."""
 
 from __future__ import annotations
 

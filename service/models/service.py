@@ -1,4 +1,4 @@
-"""Models: made of uploads, validated by an inspect job."""
+"""Models: made of uploads, validated by an inspect job; and how they are shown."""
 
 from __future__ import annotations
 

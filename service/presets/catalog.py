@@ -1,4 +1,4 @@
-"""All presets with what the engine makes of them, for the API and the command line."""
+"""All presets with what the engine makes of them, and found by kind and by words."""
 
 from __future__ import annotations
 

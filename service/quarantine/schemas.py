@@ -1,4 +1,4 @@
-"""Models in quarantine, as they are shown."""
+"""Models in quarantine as they are shown, and their errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Figures of the queues: each by one pass over an index that holds only jobs which have not ended."""
+"""Statements about queues, each one pass over an index of jobs that have not ended, and about workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Limits of pace, which each API process keeps for itself: token buckets, and a count of open streams.
+"""Limits of pace by API process: token buckets, streams, arriving bytes; and the room a tenant has for files.
 
 The headers are those of draft-ietf-httpapi-ratelimit-headers.
 """

@@ -1,4 +1,4 @@
-"""A tenant's limits as they are shown and set."""
+"""A tenant's limits as they are shown and set, and the errors of who wants more."""
 
 from __future__ import annotations
 

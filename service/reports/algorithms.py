@@ -1,4 +1,4 @@
-"""What became of each algorithm, and the bits that weights were given, for the page."""
+"""What became of each algorithm and of the forms and models measured beside the planned ones, in words."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The charts of the page: intervals beside a limit, histograms with their clip lines, curves of a training."""
+"""Charts as inline SVG, colored by classes for light, dark and paper: intervals, histograms with clip lines, curves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Figures in words: every number of a report is written in one way wherever it stands."""
+"""Figures and names in words, written in one way wherever they stand; a model may call its nodes as it likes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pieces of the page that hold pictures: clauses of the gate, metrics of both models, ranges that were moved."""
+"""Pieces of the page that hold pictures: gate, metrics, moved ranges, and the gain of each algorithm that was kept."""
 
 from __future__ import annotations
 

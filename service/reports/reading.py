@@ -1,4 +1,4 @@
-"""Reports as they are stored, read back; and the errors of those that cannot be shown."""
+"""Reports as they are stored, read back, and links that show one to whoever has them, until they expire."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Schedules as seen over HTTP."""
+"""Schedules as seen over HTTP, and their errors."""
 
 from __future__ import annotations
 

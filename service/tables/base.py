@@ -1,4 +1,4 @@
-"""What all tables share: the naming convention of constraints, and column types."""
+"""What all tables share: names of constraints, column types, and public identifiers in order of creation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Uploads as seen over HTTP."""
+"""Uploads as seen over HTTP, and their errors."""
 
 from __future__ import annotations
 

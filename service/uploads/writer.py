@@ -1,4 +1,4 @@
-"""The file that an upload grows in. Its size is the offset: what a crash leaves behind is a prefix of what was sent.
+"""The file that an upload grows in, whose size is the offset; and its digests on the way.
 
 A request that sends the whole file anew, over bytes of earlier requests, writes into a second file beside it, which
 takes the first one's place only once it is kept: a refused request leaves the earlier bytes alone.

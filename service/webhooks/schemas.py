@@ -1,4 +1,4 @@
-"""Webhooks as seen over HTTP."""
+"""Webhooks as seen over HTTP, and their errors."""
 
 from __future__ import annotations
 

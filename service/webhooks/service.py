@@ -1,4 +1,4 @@
-"""Webhooks: made, changed, deleted; their secrets changed; what was told there, and once more."""
+"""Webhooks: made, changed, deleted, shown; their secrets, kept encrypted; what was told there, and once more."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``quantmill keys``, ``tenants`` and ``audit``: who may use the service, how much of it, and who did what.
+"""``quantmill keys``, ``tenants``, ``audit``, ``queues``, ``quarantine``: who may what, who did what, what waits.
 
 They work on the database itself, so that the first key can be made.
 """

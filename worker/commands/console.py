@@ -1,4 +1,4 @@
-"""What the command line shows: progress and errors. Results go to standard output, all else to stderr."""
+"""What the command line shows: progress, errors, and the file of a fault of ours. Results go to standard output."""
 
 from __future__ import annotations
 

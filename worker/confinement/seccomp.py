@@ -1,4 +1,4 @@
-"""The filter of system calls that a runner lives under: a program for the kernel's classic BPF machine.
+"""The filter of system calls that a runner lives under, and the calls it allows, by name and number.
 
 It is assembled here, once for a worker, and loaded by the launcher. A call is allowed, or refused with EPERM, or does
 not exist (ENOSYS, upon which libraries take the older way); nothing ends the process but calls of a foreign
@@ -24,9 +24,8 @@ from functools import cache
 #
 # An allow-list, for what nobody thought of is the attack: io_uring, bpf, userfaultfd, perf_event_open, keyctl and
 # whatever the next kernel brings are refused because they do not stand here. The numbers are the kernel's promise to
-# user
-# space and never change (arch/x86/entry/syscalls/syscall_64.tbl, include/uapi/asm-generic/unistd.h); "-" where there is
-# no such call.
+# user space and never change (arch/x86/entry/syscalls/syscall_64.tbl, include/uapi/asm-generic/unistd.h); "-" where
+# there is no such call.
 
 # Names in groups, each as NAME:NUMBER ON X86-64:NUMBER ON ARM.
 _ALLOWED = (

@@ -1,4 +1,4 @@
-"""All loops, each in its period."""
+"""All loops, each in its period; what is sent runs beside them, by a thread for each outbox."""
 
 from __future__ import annotations
 

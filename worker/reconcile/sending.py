@@ -1,4 +1,4 @@
-"""What those who send for an outbox have in common; loaded once there is something to send.
+"""Sends what outboxes hold: what all senders have in common, and events to webhooks.
 
 What is sent is claimed under a lease that outlasts its request, or is renewed while that lasts: nobody else sends it
 meanwhile. If this process dies between the request and the note of what became of it, it is sent once more, under the

@@ -1,4 +1,4 @@
-"""What a worker does to the job that it has claimed. The attempt's number is its right to do so."""
+"""What a worker does to the job it has claimed; what an attempt costs, and when the next begins."""
 
 from __future__ import annotations
 

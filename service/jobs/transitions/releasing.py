@@ -1,4 +1,4 @@
-"""Marks queued jobs as released to the workers, and takes the mark back. Their state stays as it is."""
+"""Marks queued jobs as released and takes the mark back; leases of running jobs, as the reconciler keeps them."""
 
 from __future__ import annotations
 

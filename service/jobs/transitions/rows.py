@@ -1,4 +1,4 @@
-"""The guarded UPDATE that every transition is, and the few shapes that several of them share."""
+"""Every way in which a job's row may change, as data, and the guarded UPDATE that each of them is."""
 
 from __future__ import annotations
 

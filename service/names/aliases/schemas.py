@@ -1,4 +1,4 @@
-"""Aliases as seen over HTTP."""
+"""Aliases as seen over HTTP, and their errors."""
 
 from __future__ import annotations
 

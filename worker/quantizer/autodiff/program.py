@@ -1,4 +1,4 @@
-"""A graph as a function of torch: its nodes one after another, each by its operator's form in ``operators``."""
+"""A graph as a function of torch, node by node; and the device it runs on, with one result for one seed."""
 
 from __future__ import annotations
 

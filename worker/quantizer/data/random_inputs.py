@@ -1,4 +1,4 @@
-"""Random inputs of a model as a dataset: drawn sample by sample when they are read, never kept."""
+"""Random inputs of a model as a dataset: shapes are made up where axes are free, samples drawn when read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads a whole dataset once: finite values, sound bytes, facts for its record."""
+"""Reads a whole dataset once: finite values, sound bytes, and what arrays hold: classes, ranges, waveforms."""
 
 from __future__ import annotations
 

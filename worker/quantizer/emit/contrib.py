@@ -1,4 +1,4 @@
-"""Products with weights of few bits as onnxruntime's own operator, com.microsoft.MatMulNBits.
+"""Operators of onnxruntime's own domain that are written: MatMulNBits for few bits, DynamicQuantizeLSTM.
 
 B is [outputs, blocks, block_size * bits / 8] uint8, values of 4 bits two to a byte with the earlier one in the low
 bits; scales are [outputs * blocks], zero points of 4 bits are packed likewise, block by block of an output. Integers
@@ -126,8 +126,7 @@ def write_product(
 #
 # W is int8 or uint8 [directions, inputs, 4 * hidden] and R [directions, hidden, 4 * hidden], both transposed against
 # LSTM's. Scales and zero points are [directions] or [directions, 4 * hidden]. With several scales to a direction int8
-# has
-# its zero points at 0, and uint8 has one zero point. Activations are rounded to uint8 by the range of each matrix.
+# has its zero points at 0, and uint8 has one zero point. Activations are rounded to uint8 by the range of each matrix.
 
 _DOMAIN = "com.microsoft"
 # Behind W and R: B, sequence_lens, initial_h, initial_c, P.

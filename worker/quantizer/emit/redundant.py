@@ -1,4 +1,4 @@
-"""Limits of activations at Q/DQ pairs: what saturation gives is dropped, what it does not is put where integers are."""
+"""What an emitted file need not hold: limits that saturation gives anyway, constants of a graph that shrank."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writes factors, zeros and biases into the constants of layers, and says what becomes of limits between them.
+"""Writes factors, zeros and biases into the constants of layers; ranges of channels before and after.
 
 A limit h (of a ReLU6 and the like) of a channel that is scaled by t is t h. Kept exactly, it is a Min with a value per
 channel. Kept as one number for all channels, it holds for channels that never reach it on the calibration data as long

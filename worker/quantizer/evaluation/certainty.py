@@ -1,4 +1,4 @@
-"""Intervals of metrics and of what one model has above another, whatever the metric is made of."""
+"""Intervals of metrics and of differences, by bootstrap or Student's t, and whether two models differ."""
 
 from __future__ import annotations
 

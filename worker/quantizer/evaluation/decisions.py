@@ -1,4 +1,4 @@
-"""What ``samples.npz`` tells of every sample: what both models decide, and what it says of each metric."""
+"""What ``samples.npz`` tells of every sample: both models' decisions and metrics; which outputs hold class scores."""
 
 from __future__ import annotations
 

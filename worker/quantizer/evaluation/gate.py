@@ -1,4 +1,4 @@
-"""The verdict: which conditions of the gate hold, as far as the samples can tell."""
+"""The verdict: metrics of both models with their intervals, and which conditions of the gate hold by them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The gradient solver, seen from outside; needs no torch until it is asked to solve.
+"""The gradient and the moments solver, seen from outside; no torch until they are asked to solve.
 
 It reconstructs the float output y of a block, one layer or one residual block with the activation function behind it,
 from the inputs x~ that the quantized network gives it: min E ||f(W~, x~) - y||^2, by Adam over minibatches.

@@ -1,4 +1,4 @@
-"""The bytes of a model: the same for the same model."""
+"""The bytes of a model, the same for the same model; and its proto without large weights."""
 
 from __future__ import annotations
 
@@ -22,8 +22,7 @@ from worker.quantizer.graph.spill import SpillFolder
 # A model's proto without its large weights, for tools that want a proto but no weights.
 #
 # protobuf ends at 2 GB, and weights need not be copied to infer shapes or to convert operators. Large initializers
-# stand
-# in the proto as references to external data that is not there; ``restore`` puts the tensors back.
+# stand in the proto as references to external data that is not there; ``restore`` puts the tensors back.
 
 _KEPT_BYTES = 16 * 1024
 _LOCATION = "skeleton/"

@@ -1,4 +1,4 @@
-"""How much a model may hold: counted behind the parser, before the engine makes anything of it.
+"""How much a model may hold, counted behind the parser; and whether a file is ONNX at all, cut short or whole.
 
 A message of protobuf takes two bytes in a file and hundreds in the engine's graph, and with its functions in the place
 of their calls a kilobyte becomes billions of nodes. Networks of today stay a factor of ten below each limit here. What

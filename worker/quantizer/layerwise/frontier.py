@@ -1,4 +1,4 @@
-"""The frontier of a walk: tensors that some node has made and a later one reads, float and quantized side by side."""
+"""The frontier of a visit: what it is fed with, and tensors made and not yet read, in memory or on disk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small models of a few nodes of the network, float or quantized, to run on what the nodes before them gave."""
+"""The network cut into segments that run together, and small models of a few nodes, float or quantized."""
 
 from __future__ import annotations
 

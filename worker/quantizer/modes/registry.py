@@ -1,4 +1,4 @@
-"""The modes: how each makes its plan, fills it with numbers, and writes it down."""
+"""The modes: how each makes its plan, fills it and writes it down; the algorithms by their names; QOperator format."""
 
 from __future__ import annotations
 
@@ -159,8 +159,8 @@ def _weights(config: QuantizationConfig) -> list[WeightSpec]:
 
 # QOperator format: Q/DQ pairs and the operators between them become QLinear operators.
 #
-# onnxruntime fuses them itself whenever it loads a Q/DQ model; here it does so once and writes down the outcome. So
-# the operators, those of its own domain com.microsoft among them, are the very ones that it would run.
+# onnxruntime fuses them itself whenever it loads a Q/DQ model; here it does so once and writes down the outcome. So the
+# operators, those of its own domain com.microsoft among them, are the very ones that it would run.
 
 
 def to_qoperator(model: bytes, *, threads: int, metadata: Mapping[str, str] | None = None) -> tuple[bytes, int]:

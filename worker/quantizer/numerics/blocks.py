@@ -1,4 +1,4 @@
-"""Block formats: small elements that share a power-of-two scale, block by block along one axis.
+"""Small floats, block formats that share a power-of-two scale, and all that a tensor may be rounded to.
 
 value = element * 2^shared, shared = max(floor(log2(max |x| of the block)) - emax, smallest exponent)
 

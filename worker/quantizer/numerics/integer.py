@@ -1,4 +1,4 @@
-"""Integer grids: scale and zero point from a range, quantize, dequantize.
+"""Integer grids: scale and zero point from a range, quantize, dequantize; how integers are held in numpy and ONNX.
 
 q = saturate(round_half_to_even(x / scale) + zero_point), x~ = (q - zero_point) * scale   (ONNX QuantizeLinear,
 DequantizeLinear).

@@ -1,4 +1,4 @@
-"""Linear nodes, which multiply what they read by a weight: Conv, ConvTranspose, Gemm and MatMul.
+"""Weights of nodes: linear ones (Conv, ConvTranspose, Gemm, MatMul), tables of embeddings, recurrent layers.
 
 The weight is the second input; a MatMul of a constant and an activation, in this order, is none here. All weights are
 laid out alike: two axes of channels, then the kernel. The first of the two counts the channels of all groups, the
@@ -287,10 +287,8 @@ def summed_axis(node: ir.Node, index: int) -> int:
 # Where nodes that are not linear keep their weights: tables of embeddings, and recurrent layers.
 #
 # A lookup reads rows of a constant table, as embeddings are. A recurrent layer (LSTM, GRU, RNN) has the inputs W,
-# float32
-# [directions, gates * hidden, inputs], and R, float32 [directions, gates * hidden, hidden]: a row belongs to one gate
-# of
-# one hidden unit in one direction; products are summed along it.
+# float32 [directions, gates * hidden, inputs], and R, float32 [directions, gates * hidden, hidden]: a row belongs to
+# one gate of one hidden unit in one direction; products are summed along it.
 
 RECURRENT = named(lambda record: record.family is Family.RECURRENT)
 # Which inputs W and R are.

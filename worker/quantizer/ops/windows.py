@@ -1,4 +1,4 @@
-"""How the kernel of a convolution moves over what it reads: strides, dilations and padding, in one place."""
+"""How a kernel moves over what it reads: strides, dilations, padding; and where onnxruntime puts pools."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a node can run on integers at all: by its operator, its tensors, and the user's word."""
+"""Whether a node can run on integers: by its operator and tensors, by what stands around it, and in sub-graphs."""
 
 from __future__ import annotations
 
@@ -274,8 +274,7 @@ def read_by_quantized(value: ir.Value, plan: QuantizationPlan, graph: ir.Graph) 
 #
 # Their weights may be quantized, which asks for no data. Their activations stay in float: what a body computes never
 # leaves it but as a result, as often as the body runs and in shapes that may differ each time, so that calibration,
-# which
-# reads tensors of the main graph, does not see it.
+# which reads tensors of the main graph, does not see it.
 
 _UNROLL = "Export the model without control flow, for instance by unrolling its loops"
 IN_FLOAT = declare(

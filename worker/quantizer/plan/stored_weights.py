@@ -1,4 +1,4 @@
-"""Tables of embeddings: which are stored as integers, and which of them are the weight of a layer too.
+"""Weights that are stored quantized for nodes that compute in float: tables of embeddings, recurrent layers.
 
 Only the rows that are looked up are ever restored, so that a table costs its integers in the file and in memory, on
 every target that runs Gather: nothing of the lookup itself becomes integer arithmetic.

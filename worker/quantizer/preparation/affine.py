@@ -1,5 +1,4 @@
-"""Folds what follows a linear node channel by channel (BatchNormalization, Add or Mul of a constant) into its weight
-and bias.
+"""Folds what follows a linear node channel by channel into its weights; which values can never be negative.
 
 With y = W x + b and z = s * y + t for every output channel, z = (s W) x + (s b + t).
 BatchNormalization (inference): s = gamma / sqrt(var + epsilon), t = beta - mean * s, epsilon 1e-5 by default.

@@ -1,4 +1,4 @@
-"""Outlier channels: few channels so much wider than the usual one that they alone set the range of a whole tensor.
+"""Channels that stand out in calibration: so wide that they alone set a range, or never woken by the data.
 
 What counts is the range of a channel, from its smallest to its largest value, 0 within, beside the median of all
 channels that are not 0 throughout. Where many channels are that wide, the tensor has a broad distribution and no

@@ -1,4 +1,4 @@
-"""A quantized network under construction."""
+"""What is quantized, a model, its data and what is asked for; and the quantized network under construction."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How ranges are found where the config leaves that to a trial: calibration method ``auto``.
+"""Ranges found by trial: calibration method ``auto``, and the network's inputs by what the outputs make of them.
 
 What suits a network cannot be told tensor by tensor: a range of least square error may cut off what the layers behind
 it live on. So each candidate quantizes all activations of the float network, its weights left alone, and the outputs
@@ -32,8 +32,7 @@ from worker.quantizer.statistics.ranges import find_ranges, range_observer
 #
 # Features of very different size may share an input: a loudness beside spectral shapes, a coordinate beside a flag. The
 # square error of the tensor is then that of its largest feature, though the layers behind it may hardly look at that
-# one.
-# Inputs are few and any grid of theirs can be tried on the float network alone, so that the outputs can decide.
+# one. Inputs are few and any grid of theirs can be tried on the float network alone, so that the outputs can decide.
 
 # Samples that ranges are searched on, and that the outcome has to prove itself on.
 _FEW, _MANY = 8, 32

@@ -1,4 +1,4 @@
-"""Nodes that no grid of integers suits, by the values that they see: masks before a Softmax, divisors, nothing.
+"""Nodes that no grid of integers suits, by the values they see: masks, divisors, small terms that decide.
 
 A mask of -1e4 takes all but one of the steps of a grid, and -Inf has none. A divisor that is rounded to 0 makes Inf of
 what is finite. A tensor that is empty on all data has no range at all. Such nodes stay in float; only where the graph

@@ -1,4 +1,4 @@
-"""Measures the float and the quantized model side by side and writes the report."""
+"""Measures the float and the quantized model side by side and writes the report with its manifest."""
 
 from __future__ import annotations
 

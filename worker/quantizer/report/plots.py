@@ -1,4 +1,4 @@
-"""Drawing: what all pictures of a report have in common."""
+"""Pictures of a report as SVG: ranges that algorithms moved, and how a training went."""
 
 from __future__ import annotations
 

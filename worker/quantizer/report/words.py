@@ -1,4 +1,4 @@
-"""The words of a report: its notes and its one sentence."""
+"""The words of a report: its notes, its one sentence, why a model is no smaller, what a training came to."""
 
 from __future__ import annotations
 

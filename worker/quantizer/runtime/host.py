@@ -1,4 +1,4 @@
-"""This host's CPU: which it is, and what it cannot do. What is quantized, and how, does not depend on the host."""
+"""This host: its CPU and what that cannot do, and what else it does while something is timed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long one forward pass of an uploaded model takes here, found out within bounds of time and memory."""
+"""How long a forward pass takes here, within bounds of time and memory; and onnxruntime's profile, kernel by kernel."""
 
 from __future__ import annotations
 

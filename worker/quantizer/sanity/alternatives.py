@@ -1,4 +1,4 @@
-"""Other ways in which the same samples could have been meant: what a trial feeds in place of what was given."""
+"""Other ways in which samples could have been meant, and a paired trial: does the float model do better so?"""
 
 from __future__ import annotations
 
@@ -221,12 +221,10 @@ def _channels_first_read(x: Array) -> Array:
 # Would the float model do better had the inputs been meant otherwise? A paired trial on labelled samples.
 #
 # Every sample has a loss under what was given and under the alternative: minus the logarithm of its label's
-# probability,
-# after one temperature for all samples that is best for that way of feeding, so that a mere scale of the scores counts
-# for nothing. An alternative is better if the mean difference is more than ``_SIGMAS`` standard errors and the
-# decisions
-# won outnumber the lost. Alternatives that fall behind are dropped early: few samples serve to drop them, many to
-# accuse.
+# probability, after one temperature for all samples that is best for that way of feeding, so that a mere scale of the
+# scores counts for nothing. An alternative is better if the mean difference is more than ``_SIGMAS`` standard errors
+# and the decisions won outnumber the lost. Alternatives that fall behind are dropped early: few samples serve to drop
+# them, many to accuse.
 
 _SIGMAS = 4.0
 # Samples of each round, and the standard errors that an alternative has to be ahead to stay.

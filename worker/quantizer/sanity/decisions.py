@@ -1,4 +1,4 @@
-"""Decisions of the float model beside the labels: whose they are, what guessing would hit, which classes never occur.
+"""Decisions of the float model beside the labels, and what guessing would hit.
 
 Decisions that do not depend on the samples hit a label as often as they would one of permuted labels: with d_i the set
 of the k classes decided for sample i and f_c the share of class c among the labels, the expected share of hits is

@@ -1,4 +1,4 @@
-"""A draft with another precision for every layer."""
+"""The layers whose precision can be chosen, which of them move together, and drafts with another precision for each."""
 
 from __future__ import annotations
 

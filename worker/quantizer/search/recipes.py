@@ -1,4 +1,4 @@
-"""What the autopilot tries: ways to represent tensors, and chains of algorithms on top of them."""
+"""What the autopilot tries: representations and chains of algorithms, as a tree of drafts that share what they can."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The range whose grid has the smallest sum of squared errors.
+"""Ranges of least squared error; power-of-two grids: the smallest that covers a range, that of least error.
 
 Rounding costs about scale^2 / 12 for every value inside the range and cutting costs the squared distance for every
 value outside. Both are convex in the ends of the range, so a search along each end in turn finds the minimum; the

@@ -1,4 +1,4 @@
-"""Streaming reductions of one tensor over the calibration set. Memory does not grow with the number of samples."""
+"""Streaming reductions of one tensor, whole or by an axis. Memory does not grow with the number of samples."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The observer that finds a tensor's range by the method of its spec.
+"""The observer of a tensor's range by its spec, what else is known of its values, and supplied ranges.
 
 A range becomes a grid by ``grid_for_range`` with the spec's dtype, symmetry and kind of scale; 8-bit floats have the
 scale max(|minimum|, |maximum|) / largest float. Methods that choose a power-of-two scale themselves (mse, non_overflow)

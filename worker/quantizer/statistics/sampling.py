@@ -1,4 +1,4 @@
-"""A bounded sample of a tensor's values, with its rare outer values complete."""
+"""What is kept of a stream of values: a bounded sample, the outermost ones exactly, a histogram of unknown range."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranges of constant weights, group by group: a group is what shares a scale (tensor, channel or block)."""
+"""Ranges of constant weights, group by group; and those with the smallest sum of squared errors, searched together."""
 
 from __future__ import annotations
 

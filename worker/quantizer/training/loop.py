@@ -1,4 +1,4 @@
-"""Steps of a training: batches through both networks, gradients added up, parameters moved, oscillations watched."""
+"""Steps of a training, and its state as arrays: to come back to the best epoch, and to go on in another attempt."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Grids whose scales, and zero points where that is asked for, are learned.
+"""Grids whose scales and zero points are learned, and weights that oscillate between two integers.
 
 Scales move on a logarithm: s = s0 2^v with v = 0 at first, so that a step of the optimizer means the same for all (Jain
 et al. 2020, Trained Quantization Thresholds, section 3.2). The gradient of s is that of Esser et al. 2020, Learned Step

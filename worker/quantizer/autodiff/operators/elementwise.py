@@ -1,4 +1,4 @@
-"""Arithmetic, comparisons and logic of elements, with the broadcasting of numpy."""
+"""Operators of elements: arithmetic, activations, Softmax, limits with gradients inside, tensors made of numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sums of products: convolutions and matrices."""
+"""Convolutions and products of matrices, pools, normalizations as at inference, reductions and sorting."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What moves elements without changing them."""
+"""What moves elements without changing them: reshaping, slicing, padding, and elements found or placed by index."""
 
 from __future__ import annotations
 

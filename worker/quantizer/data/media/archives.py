@@ -1,4 +1,4 @@
-"""Reads .tar and .tar.gz archives as hostile input: ustar, GNU and pax headers, regular files and folders alone.
+"""Archives of pictures or sounds as hostile input: .tar and .tar.gz (ustar, GNU, pax), and .zip by ``data.zips``.
 
 A .tar.gz is read from its beginning each time, and only as far as it has to be; nothing is ever written to a folder.
 """

@@ -1,4 +1,4 @@
-"""The files of an archive: what may be in it, what they may be called, how large they may be."""
+"""The files of an archive: what may be in it, names and sizes, and their labels, by a table, by folder, or none."""
 
 from __future__ import annotations
 

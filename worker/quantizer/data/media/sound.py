@@ -1,4 +1,4 @@
-"""One sound: a WAV file of 16-bit PCM samples, mono, brought to its fixed length."""
+"""One sound: a WAV file of 16-bit PCM samples, mono, brought to its fixed length; log-mel spectrograms of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Integers that minimize a quadratic error: E ||V x - t||^2 over V = step * z, z integer within limits.
+"""Integers that minimize E ||V x - t||^2 over V = step * z, z integer within limits; in NumPy or torch.
 
 With second moments A = E[x x^T] and C = E[t x^T] the error is tr(V A V^T) - 2 tr(V C^T) + const, for every group of a
 layer. All outputs of all groups are treated at once: they share A, and each has its own row of V.
@@ -25,13 +25,11 @@ if TYPE_CHECKING:
 # Arrays that the moments solver computes with: NumPy's on the CPU, torch's on a GPU.
 #
 # NumPy stays on the CPU because torch takes a second and 200 MB to load, and computes no faster there. Matrix products
-# of
-# NumPy run on threads of our own, which wait without spinning: the BLAS beside NumPy keeps its threads busy while they
-# wait for one another, so that beside other work on the same cores half of their time is lost, and twice the CPU time
-# is
-# spent. Here a large product is cut into pieces, each of which one thread computes with a BLAS that is told to use one
-# (``worker.memory``). How it is cut follows from its shape alone, so that the same product has the same bits on any
-# number of threads.
+# of NumPy run on threads of our own, which wait without spinning: the BLAS beside NumPy keeps its threads busy while
+# they wait for one another, so that beside other work on the same cores half of their time is lost, and twice the CPU
+# time is spent. Here a large product is cut into pieces, each of which one thread computes with a BLAS that is told to
+# use one (``worker.memory``). How it is cut follows from its shape alone, so that the same product has the same bits on
+# any number of threads.
 
 # numpy.ndarray or torch.Tensor; a type that is either would fit neither's operators.
 Array = Any

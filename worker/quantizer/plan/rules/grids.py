@@ -1,4 +1,4 @@
-"""Rules that move grids, whatever the kind of scale: one for a Concat, and scales that float16 holds."""
+"""Rules for any target: how tensors are represented before numbers are known, and grids that move behind them."""
 
 from __future__ import annotations
 

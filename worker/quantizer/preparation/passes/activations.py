@@ -1,4 +1,4 @@
-"""Decomposed Gelu (Hendrycks and Gimpel 2016) becomes one node, however its factors are grouped.
+"""Gelu (Hendrycks and Gimpel 2016), hard-sigmoid and hard-swish that are written out become one node.
 
 y = x (1 + t) / 2 with t = erf(x / sqrt(2)), or with t = tanh(sqrt(2 / pi) (x + 0.044715 x^3)), equation of section 2.
 Both sides are compared as polynomials in x and t, so that the order of factors and the place of constants do not
@@ -178,8 +178,7 @@ def _equal(found: Polynomial | None, wanted: Polynomial) -> bool:
 #
 # HardSigmoid(x) = clip(a x + b, 0, 1), HardSwish(x) = x clip(x / 6 + 1/2, 0, 1) (Howard et al. 2019, section 5.2).
 # Exporters write clip(x + 3, 0, 6) / 6 and its like: whatever the order of factors, s clip(A x + B, 0, h) with s h = 1
-# is
-# clip(s A x + s B, 0, 1).
+# is clip(s A x + s B, 0, 1).
 
 _SWISH_OPSET = 14
 _LIMITING = ("Clip", "Min", "Max")

@@ -1,4 +1,4 @@
-"""What can be computed beforehand is, what nothing reads goes, and weights lie where the quantizer looks for them.
+"""What can be computed beforehand is, within a cost told from the operands; what nothing reads goes.
 
 Those of sub-graphs (bodies of If, Loop and Scan) are brought into the main graph, and every reader of a shared weight
 or bias gets a copy of its own, so that each may be changed and quantized alone.

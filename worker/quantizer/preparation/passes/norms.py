@@ -1,4 +1,4 @@
-"""Decomposed normalizations become one node.
+"""Normalizations that are written out become one node, LpNormalization among them.
 
 Standardization over axes A: n = (x - mean_A(x)) / sqrt(mean_A((x - mean_A(x))^2) + epsilon).
 LayerNormalization (Ba et al. 2016): A = the last axes, y = n * scale + bias with the shape of these axes.

@@ -1,4 +1,4 @@
-"""Lifts the standard operators to the opset that emission needs, or to the one asked for."""
+"""Lifts operators to the opset that emission needs; by rules of ours where onnx's converter (1.23) is wrong."""
 
 from __future__ import annotations
 
@@ -30,10 +30,9 @@ from worker.quantizer.preparation.passes.shapes import infer_shapes
 
 # Lifts operators by own rules where onnx's version converter (1.23) changes what they compute.
 #
-# Upsample, Resize below opset 11    are asymmetric; nearest takes the sample below, that above where it shrinks
-# (onnxruntime's kernel); Resize-11 is told otherwise by its defaults
-# Hardmax below opset 13             takes all axes from its own on as one
-# GroupNormalization below opset 21  has scales and biases per group, then per channel
+# Upsample, Resize below opset 11 are asymmetric; nearest takes the sample below, that above where it shrinks
+# (onnxruntime's kernel); Resize-11 is told otherwise by its defaults Hardmax below opset 13 takes all axes from its own
+# on as one GroupNormalization below opset 21 has scales and biases per group, then per channel
 
 _APART = "quantmill.lifting"  # the converter passes over operators of other domains
 

@@ -1,4 +1,4 @@
-"""Means over all positions become poolings, large poolings become two, and windows are counted in one way.
+"""Means over all positions become poolings, large poolings become two, padding is counted and written in one way.
 
 onnxruntime (1.31) pads SAME without regard to dilations, and begins no window in the padding behind
 (pool_attributes.h); onnx's shape inference (1.23) differs in both. Wrong lengths are worse than none: the runtime plans

@@ -1,4 +1,4 @@
-"""Single operators that become others, which targets know or later steps deal with.
+"""Operators that become others, which targets know or later steps deal with; TensorFlow's Conv1D among them.
 
 A BatchNormalization that could not be folded becomes a depthwise 1x1 Conv: y_c = s_c x_c + t_c. A MatMul takes in the
 bias behind it. A Split becomes one Slice per output. Clip(0, 6) becomes Relu, the one pass that changes what a model

@@ -1,4 +1,4 @@
-"""QuantizeLinear and DequantizeLinear: pairs, and constants or rows of tables behind DequantizeLinear alone."""
+"""QuantizeLinear and DequantizeLinear, alone or in pairs, and operators of the QOperator format, become float ones."""
 
 from __future__ import annotations
 

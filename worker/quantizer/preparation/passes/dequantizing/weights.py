@@ -1,4 +1,4 @@
-"""Weights of few bits in onnxruntime's own operators: MatMulNBits and GatherBlockQuantized of com.microsoft.
+"""Stored weights that become float: MatMulNBits, GatherBlockQuantized, and integers restored by Cast, Sub and Mul.
 
 Values of less than 8 bits are packed along the last axis, the first in the low bits of a byte. They are unsigned;
 where no zero point is given it is the middle of the type.
