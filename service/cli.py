@@ -88,7 +88,7 @@ def api(
 def _announced(settings: Settings, port: int) -> Iterator[None]:
     """Let programs of the same user find the service's own key while it runs."""
     from service.keys import local
-    from service.keys.local import LOCAL_KEY_FILE
+    from service.keys.files import LOCAL_KEY_FILE
 
     key_file = settings.data_dir / LOCAL_KEY_FILE
     if settings.open or settings.api_key is not None or not key_file.exists():

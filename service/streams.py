@@ -9,7 +9,7 @@ from fastapi import Query, Response
 from pydantic import BaseModel, Field
 
 from service.deps import STREAM_PATH, STREAM_TOKEN, AppState
-from service.keys.secrets import MOST_CHARS
+from service.keys.tokens import MOST_CHARS
 from service.principal import Principal
 
 TokenParameter = Annotated[

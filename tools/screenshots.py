@@ -21,7 +21,7 @@ from playwright.sync_api import Browser, sync_playwright
 from service.client import Client
 from service.contracts.config import parse_config
 from service.contracts.dataset import PreprocessingSpec
-from service.keys.local import LOCAL_KEY_FILE, own_secret
+from service.keys.files import LOCAL_KEY_FILE, own_secret
 from tests.support.browser import ARGUMENTS, browser_trouble, chromium
 from tests.support.pages import Known, is_served
 from worker.commands.demo import CONFIG, PREPROCESSING, serving

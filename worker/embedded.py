@@ -24,7 +24,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from service.contracts.command_errors import AddressError, DataDirInUseError, StartError
 from service.contracts.errors import QuantmillError
 from service.db import migrate
-from service.keys.local import LOCAL_KEY_FILE
+from service.keys.files import LOCAL_KEY_FILE
 from service.process import is_loopback
 from service.settings import Settings
 from worker.children import Child, ChildKeeper, command_line

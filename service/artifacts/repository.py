@@ -7,8 +7,8 @@ from sqlalchemy.orm import Session
 
 from service.artifacts.schemas import ArtifactNotFoundError
 from service.db import db_now
+from service.ids import new_id
 from service.jobs.outcome import NewArtifact
-from service.jobs.queues import new_id
 from service.repository import find, owned
 from service.tables import Artifact, Job
 

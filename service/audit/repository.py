@@ -9,7 +9,7 @@ from sqlalchemy import Double, delete, func, insert, select, type_coerce, update
 from sqlalchemy.orm import Session
 
 from service.db import db_now
-from service.jobs.queues import new_id
+from service.ids import new_id
 from service.repository import upsert
 from service.tables import AuditEvent, AuditHead, Base, NewAuditEvent
 

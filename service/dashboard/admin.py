@@ -15,7 +15,7 @@ from service.dashboard.pages import PageRoute, changed_query, page, root_of, see
 from service.deps import AppDep, AppState, PrincipalDep, address_of
 from service.keys import actions as keys
 from service.keys import cookies
-from service.keys.local import LOCAL_KEY_FILE
+from service.keys.files import LOCAL_KEY_FILE
 from service.keys.schemas import DAY_SECONDS, KeyCreate, KeyMade
 from service.keys.scopes import seen_tenant
 from service.principal import SCOPES, Principal

@@ -14,7 +14,7 @@ from starlette.datastructures import FormData
 
 from service.contracts.errors import QuantmillError
 from service.keys.keyring import Keyring
-from service.keys.secrets import MOST_CHARS, SESSION_SECONDS
+from service.keys.tokens import MOST_CHARS, SESSION_SECONDS
 
 COOKIE = "quantmill_session"
 GUARD_HEADER, GUARD_FIELD = "X-CSRF-Token", "csrf"

@@ -14,20 +14,12 @@ from typing import cast
 
 from service.db import Database
 from service.keys import repository
+from service.keys.files import LOCAL_KEY_FILE, own_secret
 from service.keys.guesses import Guesses, place_of, refusal
-from service.keys.local import LOCAL_KEY_FILE, own_secret
 from service.keys.schemas import PepperMissingError
-from service.keys.secrets import (
-    DAY_SECONDS,
-    SESSION_SECONDS,
-    STREAM_SECONDS,
-    TokenHolder,
-    Tokens,
-    hash_of,
-    parts_of,
-    pepper_id,
-)
+from service.keys.secrets import hash_of, parts_of, pepper_id
 from service.keys.service import pepper_of
+from service.keys.tokens import DAY_SECONDS, SESSION_SECONDS, STREAM_SECONDS, TokenHolder, Tokens
 from service.principal import DEFAULT_TENANT, INSTALLATION_KEY, LOCAL_KEY, NO_KEY, Scope
 from service.process import is_loopback
 from service.settings import Settings

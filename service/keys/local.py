@@ -1,4 +1,4 @@
-"""Secrets in files that only their owner reads; how programs on this host find the key of a service on loopback.
+"""How programs on the same host find the key of a service on loopback: by a note of its port, in the user's home.
 
 The note names the file of the key, which only its owner can read, and says nothing of the key itself.
 """
@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import logging
 import os
-import secrets
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from service.keys.secrets import SECRET_BYTES
 from service.process import is_loopback
 
 _SCHEME_PORTS = {"http": 80, "https": 443}
@@ -97,37 +95,3 @@ def _host(port: int) -> str | None:
             if fields[1].rpartition(":")[2] == wanted and fields[3] == _LISTENING and fields[7] == owner:
                 return host
     return None
-
-
-# Secrets that an installation makes for itself, each in a file that only its owner reads.
-
-PEPPER_FILE = "key.pepper"
-LOCAL_KEY_FILE = "local.key"
-_OWNER_ONLY = 0o600
-
-
-def own_secret(path: Path) -> str:
-    """The secret of the file; one of 256 random bits is made where there is none. Processes that race get the same.
-
-    Raises:
-        OSError: it cannot be read or made.
-    """
-    if not path.exists():
-        _make(path)
-    return path.read_text().strip()
-
-
-def _make(path: Path) -> None:
-    draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, _OWNER_ONLY)
-    try:
-        with os.fdopen(descriptor, "w") as file:
-            file.write(f"{secrets.token_urlsafe(SECRET_BYTES)}\n")
-            file.flush()
-            os.fsync(file.fileno())
-        # whole or not at all, and never in place of another process's
-        os.link(draft, path)
-    except FileExistsError:
-        return
-    finally:
-        draft.unlink()

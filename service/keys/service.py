@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 
 from service.audit.service import note
 from service.keys import repository
-from service.keys.local import PEPPER_FILE, own_secret
+from service.keys.files import PEPPER_FILE, own_secret
 from service.keys.schemas import KeyMade, KeyNotFoundError, KeyOut, KeyState, PepperMissingError
 from service.keys.secrets import hash_of, make_key, pepper_id
 from service.principal import Principal, Scope

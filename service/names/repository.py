@@ -12,7 +12,7 @@ from sqlalchemy.orm.attributes import set_committed_value
 
 from service.contracts.base import LATEST, SIGN, Reference, is_name, nearest_name, parse
 from service.db import db_now
-from service.jobs.queues import is_id
+from service.ids import is_id
 from service.names.kinds import Named, ResourceKind, require_ready
 from service.pagination import Position
 from service.repository import insert_of, owned, page

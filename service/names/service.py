@@ -9,7 +9,7 @@ from service.contracts.base import parse
 from service.contracts.errors import InvalidRequestError, QuantmillError
 from service.deps import AppState
 from service.http import Conditions
-from service.jobs.queues import is_id
+from service.ids import is_id
 from service.names import repository
 from service.names.kinds import Named, ResourceKind
 from service.names.repository import ResourceQuery

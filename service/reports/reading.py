@@ -14,7 +14,7 @@ from service.contracts.report import Report
 from service.deps import AppState
 from service.jobs import service as jobs
 from service.keys.schemas import SharedLinkEndedError
-from service.keys.secrets import MOST_CHARS
+from service.keys.tokens import MOST_CHARS
 from service.principal import Principal
 from service.tables import ReportRow
 

@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 from service import repository
 from service.contracts.base import is_name
 from service.db import db_now
-from service.jobs.queues import is_id, new_id
+from service.ids import is_id, new_id
 from service.pagination import Position
 from service.quotas import repository as usage
 from service.repository import owned

@@ -18,7 +18,7 @@ from service.http import Conditions
 from service.idempotency.answers import Answer
 from service.idempotency.requests import KeyedRequest, NoBody
 from service.idempotency.service import submit_checked
-from service.jobs.queues import is_id, new_id
+from service.ids import is_id, new_id
 from service.jobs.schemas import JobCreate
 from service.jobs.submission import Submission, checked_submission
 from service.pagination import Position

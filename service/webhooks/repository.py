@@ -25,7 +25,7 @@ from sqlalchemy.orm import Session
 
 from service import repository
 from service.db import db_now
-from service.jobs.queues import new_id
+from service.ids import new_id
 from service.pagination import Position
 from service.repository import Outbox, owned
 from service.tables import WebhookDelivery, WebhookEndpoint

@@ -18,7 +18,7 @@ from service.http import Conditions
 from service.idempotency.answers import Answer
 from service.idempotency.requests import KeyedRequest
 from service.idempotency.service import submit_once
-from service.jobs.queues import new_id
+from service.ids import new_id
 from service.pagination import Position
 from service.principal import Principal
 from service.quotas import repository as usage

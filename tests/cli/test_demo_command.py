@@ -10,7 +10,7 @@ import onnxruntime
 import pytest
 
 from service.contracts.report import Report
-from service.keys.local import LOCAL_KEY_FILE
+from service.keys.files import LOCAL_KEY_FILE
 from tests.cli.conftest import KEY
 from tests.worker.running import Service, processes_of
 from worker.commands import demo, demo_model

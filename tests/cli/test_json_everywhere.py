@@ -12,7 +12,7 @@ from typer.main import get_command
 
 from service.contracts.base import VERSION
 from service.jobs.schemas import JobListed
-from service.keys.local import LOCAL_KEY_FILE
+from service.keys.files import LOCAL_KEY_FILE
 from tests.cli.conftest import NOWHERE, Quantmill
 from worker import cli
 from worker.commands.printing import plain, print_items, print_line

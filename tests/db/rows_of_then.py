@@ -8,9 +8,9 @@ from typing import Any
 from sqlalchemy import JSON, String, inspect, text
 from sqlalchemy.orm import Session
 
+from service.ids import new_id
 from service.inspections import repository as inspections
 from service.jobs import transitions
-from service.jobs.queues import new_id
 from service.tables import InspectionRow
 
 

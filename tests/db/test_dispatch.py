@@ -19,9 +19,9 @@ from service.dispatch.dispatcher import Dispatcher
 from service.dispatch.release import Released
 from service.dispatch.repository import of_workers
 from service.dispatch.slots import Crew, FreeSlots, Started
+from service.ids import new_id
 from service.jobs import transitions
 from service.jobs.errors import DispatchError
-from service.jobs.queues import new_id
 from service.queues.repository import announce
 from service.tables import Job, Worker
 from tests.db.test_turns import flood

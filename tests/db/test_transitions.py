@@ -14,10 +14,10 @@ from service import repository
 from service.contracts.errors import EngineError
 from service.contracts.runner import ProgressLine
 from service.db import Database, db_now
+from service.ids import new_id
 from service.jobs import events, transitions
 from service.jobs.errors import JobNotFoundError
 from service.jobs.outcome import NewArtifact, QuantizeOutcome
-from service.jobs.queues import new_id
 from service.jobs.schemas import Waiting
 from service.tables import Artifact, Dataset, Job, JobEvent, Model, ReportRow
 from tests.support.each import each

@@ -13,8 +13,8 @@ from sqlalchemy.orm import Session
 from service.db import Database, db_now
 from service.dispatch import repository as slots
 from service.dispatch.repository import next_due
+from service.ids import new_id
 from service.jobs import transitions
-from service.jobs.queues import new_id
 from service.jobs.repository import JobQuery, list_page
 from service.names.kinds import MODELS
 from service.names.repository import ResourceQuery

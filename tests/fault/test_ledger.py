@@ -9,9 +9,9 @@ from sqlalchemy import delete, insert, update
 
 from service.contracts.errors import EngineError
 from service.db import Database
+from service.ids import new_id
 from service.jobs import transitions
 from service.jobs.outcome import NewArtifact, QuantizeOutcome
-from service.jobs.queues import new_id
 from service.storage import FileStore
 from service.tables import Dataset, JobEvent, ModelFile
 from tests.db.test_transitions import add_dataset, add_model

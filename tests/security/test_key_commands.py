@@ -15,7 +15,7 @@ from sqlalchemy import update
 from typer.testing import CliRunner, Result
 
 from service.keys import keyring as keyrings
-from service.keys.local import LOCAL_KEY_FILE
+from service.keys.files import LOCAL_KEY_FILE
 from service.settings import Settings
 from service.tables import AuditEvent
 from tests.api.conftest import front_of

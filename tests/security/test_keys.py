@@ -20,8 +20,8 @@ from service.db import Database, db_now, migrate
 from service.deps import AppState
 from service.keys import actions, guesses, local, repository, service
 from service.keys import keyring as keyrings
+from service.keys.files import LOCAL_KEY_FILE, own_secret
 from service.keys.guesses import GUESSES_AT_ONCE
-from service.keys.local import LOCAL_KEY_FILE, own_secret
 from service.keys.scopes import needed
 from service.keys.secrets import hash_of, make_key, parts_of, weakness
 from service.keys.start import start_refusal

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from service.keys import keyring as keyrings
 from service.keys import service
-from service.keys.secrets import TokenHolder, Tokens
+from service.keys.tokens import TokenHolder, Tokens
 from tests.security.conftest import BY, bearer, make_key
 from tests.support.front import Front, problem
 

@@ -11,7 +11,7 @@ from urllib.parse import unquote, urlsplit
 from pydantic import SecretStr
 from sqlalchemy import NullPool, create_engine, exists, select
 
-from service.keys.local import LOCAL_KEY_FILE, PEPPER_FILE
+from service.keys.files import LOCAL_KEY_FILE, PEPPER_FILE
 from service.keys.secrets import weakness
 from service.settings import driver_url
 from service.tables import Base

@@ -24,7 +24,7 @@ from service.contracts.command_errors import InvalidSettingsError
 from service.dispatch.broker import TaskSender, celery_settings, task_id
 from service.dispatch.dispatcher import Dispatcher, open_dispatcher
 from service.dispatch.release import Released
-from service.jobs.queues import new_id
+from service.ids import new_id
 from service.queues import repository as queues
 from tests.support import services
 from tests.support.flower import flower, flower_trouble

@@ -187,7 +187,7 @@ def check_tenant(name: str) -> str:
 
 def _own_key(settings: Settings) -> str:
     """That the service can be used all the same: by a key which nobody has made here."""
-    from service.keys.local import LOCAL_KEY_FILE
+    from service.keys.files import LOCAL_KEY_FILE
 
     if settings.api_key is not None:
         return " The service takes that of QUANTMILL_API_KEY."

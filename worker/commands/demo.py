@@ -17,7 +17,7 @@ from service.contracts.command_errors import DemoError
 from service.contracts.config import parse_config
 from service.contracts.dataset import PreprocessingSpec
 from service.contracts.report import Report
-from service.keys.local import LOCAL_KEY_FILE, own_secret
+from service.keys.files import LOCAL_KEY_FILE, own_secret
 from worker.children import command_line, start_child
 from worker.commands import remote
 from worker.commands.command import Service

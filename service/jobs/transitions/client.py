@@ -9,8 +9,9 @@ from sqlalchemy import insert, update
 from sqlalchemy.orm import Session
 
 from service.db import db_now
+from service.ids import new_id
 from service.jobs import announcing, events, repository
-from service.jobs.queues import new_id, queue_of, size_class_of
+from service.jobs.queues import queue_of, size_class_of
 from service.jobs.transitions import rows
 from service.jobs.transitions.attempts import MAX_ATTEMPTS
 from service.tables import Job

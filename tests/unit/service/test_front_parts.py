@@ -22,7 +22,7 @@ from service.artifacts.schemas import RangeNotSatisfiableError
 from service.client import ApiError
 from service.contracts.errors import QuantmillError
 from service.http import etag_matches
-from service.jobs.queues import is_id, new_id
+from service.ids import is_id, new_id
 from service.pagination import CursorCodec, InvalidCursorError, Position
 from service.problems.catalog import problem_types
 from service.settings import Settings, driver_url

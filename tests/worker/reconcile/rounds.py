@@ -9,8 +9,8 @@ from pathlib import Path
 from sqlalchemy import insert
 
 from service.db import Database, db_now
+from service.ids import new_id
 from service.jobs import transitions
-from service.jobs.queues import new_id
 from service.tables import Job, Upload
 from tests.worker.workbench import Workbench
 

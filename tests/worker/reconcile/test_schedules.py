@@ -14,7 +14,7 @@ from sqlalchemy import insert, update
 
 from service.db import Database
 from service.deps import AppState
-from service.jobs.queues import new_id
+from service.ids import new_id
 from service.names import repository as names
 from service.names.kinds import DATASETS
 from service.schedules import firing

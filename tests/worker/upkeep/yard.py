@@ -19,7 +19,7 @@ from sqlalchemy.orm import Session
 from service.datasets import repository as datasets
 from service.db import Database
 from service.files import repository as files
-from service.jobs.queues import new_id
+from service.ids import new_id
 from service.models import repository as models
 from service.storage import FileStore, StoredFileMissingError, file_sha256
 from service.tables import Dataset, Model, ModelFile, Upload
