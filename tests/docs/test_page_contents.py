@@ -129,3 +129,19 @@ def test_all_of_webhooks_is_named_with_the_bounds_that_hold() -> None:
     assert (settings.webhook_seconds, settings.webhook_endpoint_slots) == (15, 4)
     assert (settings.webhook_failing_seconds, settings.webhook_retention_seconds) == (86_400, 30 * 86_400)
     assert (outbox.MOST_BYTES, attempts.LONGEST_ASKED_SECONDS) == (20 * 1024, 6 * 3600)
+
+
+def test_how_to_extend_names_tests_and_files_that_are_there() -> None:
+    text = (DOCS / "extending.md").read_text()
+    files = [
+        path
+        for top in ("tests", "service", "worker", "benchmarks", "migrations")
+        for path in (ROOT / top).rglob("*.py")
+    ]
+    tests = "\n".join(path.read_text() for path in files if path.name.startswith("test_"))
+    names = {*re.findall(r"`(test_\w+)(?:\[|`)", text)} - {"test_targets_"}
+    assert not {name for name in names if f"def {name}(" not in tests}
+    known = {f"/{path.relative_to(ROOT)}" for path in files}
+    made_there = {"gate.py", "small_mcu.py"}  # what the page has its reader write
+    paths = {found for found in re.findall(r"[\w/]+\.py\b", text) if found.rpartition("/")[2] not in made_there}
+    assert not {found for found in paths if not any(path.endswith(f"/{found}") for path in known)}

@@ -74,7 +74,7 @@ def test_clip_with_any_of_its_limits(limits: list[str]) -> None:
 
 def test_every_operator_that_a_block_may_hold_is_computed_and_others_are_refused() -> None:
     tried = {part.split("= ")[1].split("(")[0].split("<")[0] for text in _CASES for part in text.split(") ")}
-    assert tried | {"Clip"} == set(OPERATORS) <= set(COMPUTE_INWARD)
+    assert tried | {"Clip"} == set(OPERATORS) <= set(COMPUTE_INWARD), "each needs a case in _CASES"
     # an unknown operator is refused by name
     with pytest.raises(NotDifferentiableError, match="Det"):
         network_of(make_model("(float[3,3] x) => (float y) { y = Det(x) }"), {})
