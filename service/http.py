@@ -259,20 +259,16 @@ IfNoneMatch = Annotated[str | None, Header(max_length=512, description="* : only
 _ANY = "*"
 
 
-class PreconditionRequiredError(QuantmillError):
+class PreconditionRequiredError(
+    QuantmillError, code="precondition-required", title="The request needs a condition", status=428
+):
     """The request changes what others may change, too, and does not say what it takes it to be."""
 
-    code = "precondition-required"
-    title = "The request needs a condition"
-    status = 428
 
-
-class PreconditionFailedError(QuantmillError):
+class PreconditionFailedError(
+    QuantmillError, code="precondition-failed", title="The condition does not hold", status=412
+):
     """What the request would change is not what it says: somebody else was faster, or it is there, or is not."""
-
-    code = "precondition-failed"
-    title = "The condition does not hold"
-    status = 412
 
 
 @dataclass(frozen=True)

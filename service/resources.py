@@ -23,7 +23,7 @@ def with_pointer(problem: Problem, pointer: str) -> Problem:
     return problem.model_copy(update={"errors": (place,)})
 
 
-class ResourceNotFoundError(QuantmillError):
+class ResourceNotFoundError(QuantmillError, status=404):
     """Base: the tenant has none that is called so.
 
     Args:
@@ -34,7 +34,6 @@ class ResourceNotFoundError(QuantmillError):
         hint: likewise; default: where all of them are listed.
     """
 
-    status = 404
     word: ClassVar[str]
 
     def __init__(
@@ -55,7 +54,7 @@ class ResourceNotFoundError(QuantmillError):
         )
 
 
-class ResourceInUseError(QuantmillError):
+class ResourceInUseError(QuantmillError, status=409):
     """Base: it cannot be deleted, for something that is there needs it.
 
     Args:
@@ -64,7 +63,6 @@ class ResourceInUseError(QuantmillError):
         count: how many there are.
     """
 
-    status = 409
     word: ClassVar[str]
 
     def __init__(self, resource_id: str, *, needed_by: Sequence[tuple[str, str]], count: int) -> None:
@@ -79,10 +77,9 @@ class ResourceInUseError(QuantmillError):
         )
 
 
-class ResourceNotReadyError(TransientError):
+class ResourceNotReadyError(TransientError, status=409):
     """Base: the validation has not ended yet."""
 
-    status = 409
     word: ClassVar[str]
 
     def __init__(self, resource_id: str, *, pointer: str) -> None:
@@ -93,10 +90,9 @@ class ResourceNotReadyError(TransientError):
         )
 
 
-class ResourceRejectedError(QuantmillError):
+class ResourceRejectedError(QuantmillError, status=422):
     """Base: the validation found it unusable."""
 
-    status = 422
     word: ClassVar[str]
 
     def __init__(self, resource_id: str, *, pointer: str, reasons: list[Problem]) -> None:

@@ -41,12 +41,8 @@ class ArtifactList(BaseModel):
     items: list[ArtifactOut]
 
 
-class ArtifactNotFoundError(QuantmillError):
+class ArtifactNotFoundError(QuantmillError, code="artifact-not-found", title="No such artifact", status=404):
     """There is no such artifact (or it belongs to somebody else)."""
-
-    code = "artifact-not-found"
-    title = "No such artifact"
-    status = 404
 
     def __init__(self, artifact_id: str) -> None:
         super().__init__(
@@ -56,12 +52,10 @@ class ArtifactNotFoundError(QuantmillError):
         )
 
 
-class RangeNotSatisfiableError(HttpError):
+class RangeNotSatisfiableError(
+    HttpError, code="range-not-satisfiable", title="The range lies outside the file", status=416
+):
     """The range lies outside the file."""
-
-    code = "range-not-satisfiable"
-    title = "The range lies outside the file"
-    status = 416
 
     def __init__(self, size_bytes: int) -> None:
         super().__init__(

@@ -38,12 +38,8 @@ class InspectionOut(BaseModel):
     links: InspectionLinks
 
 
-class InspectionNotFoundError(QuantmillError):
+class InspectionNotFoundError(QuantmillError, code="inspection-not-found", title="No such inspection", status=404):
     """There is no such inspection (or it belongs to somebody else)."""
-
-    code = "inspection-not-found"
-    title = "No such inspection"
-    status = 404
 
     def __init__(self, inspection_id: str) -> None:
         super().__init__(
@@ -53,9 +49,5 @@ class InspectionNotFoundError(QuantmillError):
         )
 
 
-class UnknownTargetError(QuantmillError):
+class UnknownTargetError(QuantmillError, code="unknown-target", title="No such target", status=422):
     """There is no such target."""
-
-    code = "unknown-target"
-    title = "No such target"
-    status = 422

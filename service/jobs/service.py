@@ -32,21 +32,14 @@ from service.principal import Principal
 from service.tables import JobEvent, ReportRow
 
 
-class ReportNotReadyError(TransientError):
+class ReportNotReadyError(TransientError, code="report-not-ready", title="The report is not there yet", status=409):
     """The job has not ended yet."""
 
-    code = "report-not-ready"
-    title = "The report is not there yet"
-    status = 409
     retry_after_seconds = 2
 
 
-class ReportNotFoundError(QuantmillError):
+class ReportNotFoundError(QuantmillError, code="report-not-found", title="The job has no report", status=404):
     """The job ended without a report."""
-
-    code = "report-not-found"
-    title = "The job has no report"
-    status = 404
 
 
 def create(

@@ -233,7 +233,7 @@ def test_every_error_has_a_code_of_its_own() -> None:
 def test_the_catalog_lists_every_error_of_service_and_worker() -> None:
     """In the process of the API, which imports no worker; the errors are read off the sources."""
     texts = [path.read_text(encoding="utf-8") for path in files("service", "worker").values()]
-    said = [code for text in texts for code in re.findall(r'^    code = "([\w-]+)"$', text, re.MULTILINE)]
+    said = [code for text in texts for code in re.findall(r'^class \w+\([^)]*\bcode="([\w-]+)"', text, re.MULTILINE)]
     codes = {QuantmillError.code, *said}
     assert {"poison", "stalled", "data-dir-in-use", "download-corrupt"} <= codes
     code = "import service.app, json; from service.problems.catalog import problem_types as p\n"
