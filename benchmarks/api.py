@@ -35,7 +35,7 @@ from service.client import Client
 from service.contracts.runner import ProgressLine
 from service.db import Database, db_now, migrate
 from service.jobs import events, transitions
-from service.jobs.queues import new_id
+from service.resources import new_id
 from service.tables import Job, JobEvent
 from tests.fault.client import CONFIG
 from tests.fault.harness.processes import Process

@@ -30,8 +30,8 @@ from sqlalchemy.dialects.sqlite import insert as insert_sqlite
 from sqlalchemy.orm import InstrumentedAttribute, Session, defer
 
 from service.db import db_now
-from service.jobs.queues import Prefix, is_id
 from service.pagination import Position
+from service.resources import Prefix, is_id
 from service.tables import (
     Alias,
     AliasMove,

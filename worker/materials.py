@@ -43,8 +43,8 @@ from service.contracts.runner import (
 from service.datasets import repository as datasets
 from service.db import Database
 from service.hand_overs import repository as hand_overs
-from service.jobs.queues import is_id
 from service.models import repository as models
+from service.resources import is_id
 from service.settings import Settings
 from service.storage import BLOCK_BYTES, FileStore, check_digest, file_sha256
 from service.tables import Job, Model

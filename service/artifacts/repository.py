@@ -8,8 +8,8 @@ from sqlalchemy.orm import Session
 from service.artifacts.schemas import ArtifactNotFoundError
 from service.db import db_now
 from service.jobs.outcome import NewArtifact
-from service.jobs.queues import new_id
 from service.repository import find, owned
+from service.resources import new_id
 from service.tables import Artifact, Job
 
 

@@ -9,8 +9,8 @@ from sqlalchemy import Double, delete, func, insert, select, type_coerce, update
 from sqlalchemy.orm import Session
 
 from service.db import db_now
-from service.jobs.queues import new_id
 from service.repository import upsert
+from service.resources import new_id
 from service.tables import AuditEvent, AuditHead, Base, NewAuditEvent
 
 HEAD = "audit"

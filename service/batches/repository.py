@@ -12,9 +12,9 @@ from sqlalchemy.orm import Session, defer
 from service import repository
 from service.batches.schemas import BatchNotFoundError
 from service.db import db_now
-from service.jobs.queues import new_id
 from service.pagination import Position
 from service.repository import Version, owned
+from service.resources import new_id
 from service.tables import Batch, BatchMember, Job, JobEvent
 from service.tables.batches import IS_CURRENT
 from service.tables.jobs import LIVE_STATES

@@ -10,9 +10,9 @@ from sqlalchemy.orm import Session
 
 from service import repository
 from service.db import db_now
-from service.jobs.queues import new_id
 from service.names.kinds import DATASETS
 from service.names.repository import look_up, next_version
+from service.resources import new_id
 from service.tables import Dataset
 
 

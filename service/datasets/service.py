@@ -84,7 +84,7 @@ def create(app: AppState, by: Principal, body: DatasetCreate, *, key: str | None
         InvalidRequestError: the format is neither given nor told by the file's name.
     """
 
-    def work(session: Session) -> tuple[Answer, Job]:
+    def work(_: None, session: Session) -> tuple[Answer, Job]:
         upload = uploads.hold(session, by.tenant_id, body.upload_id, pointer="/upload_id")
         stored = completed(upload, pointer="/upload_id")
         stored_files.name_files(session, app.store, [stored.sha256])
@@ -113,7 +113,7 @@ def create(app: AppState, by: Principal, body: DatasetCreate, *, key: str | None
         )
         return created(dataset), job
 
-    return submit_once(app, by, KeyedRequest.of(_ROUTE, key, body), work)
+    return submit_once(app, by, KeyedRequest.of(_ROUTE, key, body), None, work)
 
 
 def get(app: AppState, tenant_id: str, dataset_id: str) -> Dataset:
@@ -150,15 +150,16 @@ def open_thumbnails(app: AppState, found: Thumbnails) -> ServedFile:
     return open_file(app.database, app.store, found.sha256, found.size_bytes)
 
 
-def ready_summary(dataset: Dataset, *, pointer: str) -> DatasetSummary:
-    """What validation found in a dataset that may be used.
+def usable(session: Session, tenant_id: str, dataset_id: str, *, pointer: str) -> tuple[Dataset, DatasetSummary]:
+    """The dataset that a request names by its id or a reference, and what validation found in it.
 
     Raises:
-        DatasetNotReadyError: validation has not ended.
-        DatasetRejectedError: it was found unusable.
+        DatasetNotFoundError: the tenant has no such dataset.
+        DatasetNotReadyError, DatasetRejectedError: it cannot be used.
     """
+    dataset = repository.resolved(session, tenant_id, dataset_id, pointer=pointer)
     require_ready(DATASETS, dataset, pointer=pointer)
-    return DatasetSummary.model_validate(dataset.summary)
+    return dataset, DatasetSummary.model_validate(dataset.summary)
 
 
 def _format_of(filename: str) -> str:

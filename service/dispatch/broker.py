@@ -13,7 +13,8 @@ from service.dispatch.release import Released
 from service.dispatch.repository import of_workers
 from service.dispatch.slots import FreeSlots
 from service.jobs.errors import DispatchError
-from service.jobs.queues import QUEUES, is_id
+from service.jobs.queues import QUEUES
+from service.resources import is_id
 from service.settings import Settings
 
 # The task of each kind of job.

@@ -20,7 +20,7 @@ from service.hand_overs.schemas import (
     PutTarget,
     plain,
 )
-from service.jobs.queues import new_id
+from service.resources import new_id
 from service.sealing import SealBrokenError, Vault
 from service.settings import Settings
 

@@ -21,7 +21,7 @@ from service.hand_overs.schemas import (
 )
 from service.idempotency.answers import Answer
 from service.idempotency.requests import KeyedRequest
-from service.idempotency.service import submit_checked
+from service.idempotency.service import submit_once
 from service.jobs import repository as jobs
 from service.principal import Principal
 from service.tables import HandOver, Job
@@ -65,7 +65,7 @@ def add(
     """
     request = KeyedRequest.of(f"POST /v1/jobs/{job_id}/hand-over", key, body)
     check = partial(jobs.get, tenant_id=by.tenant_id, job_id=job_id)
-    return submit_checked(app, by, request, check, partial(_store, asked=asked))
+    return submit_once(app, by, request, check, partial(_store, asked=asked))
 
 
 def _store(seen: Job, session: Session, asked: Sequence[NewHandOver]) -> tuple[Answer, None]:

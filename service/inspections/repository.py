@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 from service import repository
 from service.db import db_now
 from service.inspections.schemas import InspectionNotFoundError
-from service.jobs.queues import new_id
+from service.resources import new_id
 from service.tables import InspectionRow, Job, Model
 
 

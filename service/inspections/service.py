@@ -5,15 +5,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 
-from sqlalchemy.orm import Session
-
 from service.audit.service import note
 from service.contracts.base import VERSION
 from service.contracts.compatibility import check_float, check_selected
 from service.contracts.config import QuantizationConfig, parse_config
 from service.contracts.errors import Problem
 from service.contracts.graph_view import Inspection
-from service.contracts.model import ModelSummary
 from service.contracts.preparation import fixed_inputs
 from service.contracts.targets import TARGET_OPTIONS, unknown_target
 from service.deps import AppState
@@ -21,13 +18,12 @@ from service.inspections import repository
 from service.inspections.schemas import InspectionLinks, InspectionOut, UnknownTargetError
 from service.jobs import events, transitions
 from service.jobs.transitions import NewJob
-from service.models import repository as models
-from service.models.service import ready_summary
+from service.models.service import usable
 from service.names import repository as names
 from service.names.kinds import MODELS
 from service.principal import Principal
 from service.quarantine import suspects as quarantine
-from service.tables import InspectionRow, Model
+from service.tables import InspectionRow
 
 
 def aimed_at(config: QuantizationConfig, target: str | None) -> QuantizationConfig:
@@ -66,7 +62,7 @@ def inspect(
     """
     digest = config_digest(config)
     with app.database.read() as session:
-        model, summary = _model(session, by.tenant_id, model_id)
+        model, summary = usable(session, by.tenant_id, model_id)
     check_float(summary, config.preparation, pointer="")
     check_selected(config, summary)
     fixed_inputs(summary.inputs, config.preparation)
@@ -96,12 +92,6 @@ def inspect(
         note(session, by, "inspection.create", row.id)
     app.dispatch()
     return row
-
-
-def _model(session: Session, tenant_id: str, model_id: str) -> tuple[Model, ModelSummary]:
-    model = models.resolved(session, tenant_id, model_id)
-    quarantine.refuse(session, tenant_id, quarantine.uploaded(model))
-    return model, ready_summary(model, pointer="")
 
 
 def get(app: AppState, tenant_id: str, inspection_id: str) -> InspectionRow:

@@ -26,18 +26,11 @@ from service.jobs.schemas import (
     JobOut,
     Progress,
     ScheduledBy,
-    ShownState,
     Waiting,
 )
 from service.jobs.waiting import waiting_for
 from service.tables import Artifact, Job, JobEvent, ScheduleRun
 from service.tables.jobs import USERS_KINDS
-
-
-def shown_state(job: Job) -> ShownState:
-    """The stored state, or canceling for a running job whose cancel was requested."""
-    state: ShownState = job.state  # type: ignore[assignment]  # the column has a CHECK
-    return "canceling" if state == "running" and job.cancel_requested_at is not None else state
 
 
 def _progress(job: Job) -> Progress:
@@ -106,7 +99,7 @@ def job_listed(view: JobView) -> JobListed:
         kind=job.kind,
         name=job.name,
         labels=job.labels,
-        state=shown_state(job),
+        state=job.shown_state,
         stage=job.stage,
         progress=None if job.progress is None else _progress(job),
         waiting=view.waiting,

@@ -8,9 +8,9 @@ from sqlalchemy import ColumnElement, case, func, or_, select, update
 from sqlalchemy.orm import Session
 
 from service.db import db_now
-from service.jobs.queues import is_id
 from service.pagination import Position
 from service.repository import now_seconds, page
+from service.resources import is_id
 from service.tables import ApiKey
 
 

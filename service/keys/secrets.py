@@ -16,7 +16,7 @@ import re
 import secrets
 from dataclasses import dataclass
 
-from service.jobs.queues import is_id, new_id
+from service.resources import is_id, new_id
 from service.tables.tenants import PEPPER_ID_LENGTH
 
 PREFIX = "qm_"

@@ -12,7 +12,7 @@ from service.deps import AppState
 from service.files import repository as stored_files
 from service.idempotency.answers import Answer
 from service.idempotency.requests import KeyedRequest
-from service.idempotency.service import submit_checked
+from service.idempotency.service import submit_once
 from service.jobs import transitions
 from service.jobs.schemas import Waiting
 from service.jobs.transitions import NewJob
@@ -122,7 +122,7 @@ def create(app: AppState, by: Principal, body: ModelCreate, *, key: str | None) 
         return created(model), job
 
     check = partial(_skeleton_id, tenant_id=by.tenant_id, text=body.skeleton_model_id)
-    return submit_checked(app, by, KeyedRequest.of(_ROUTE, key, body), check, store_model)
+    return submit_once(app, by, KeyedRequest.of(_ROUTE, key, body), check, store_model)
 
 
 def _skeleton_id(session: Session, tenant_id: str, text: str | None) -> str | None:
@@ -137,7 +137,7 @@ def _skeleton_id(session: Session, tenant_id: str, text: str | None) -> str | No
 def _held(session: Session, tenant_id: str, model_id: str | None) -> Model | None:
     if model_id is None:
         return None
-    names.hold(session, MODELS, tenant_id, [(_SKELETON, model_id)])
+    names.hold(session, tenant_id, (MODELS, _SKELETON, model_id))
     return names.by_id(session, MODELS, tenant_id, model_id)
 
 
@@ -149,6 +149,21 @@ def get(app: AppState, tenant_id: str, model_id: str) -> Model:
     """
     with app.database.read() as session:
         return repository.resolved(session, tenant_id, model_id)
+
+
+def usable(
+    session: Session, tenant_id: str, model_id: str, *, pointer: str | None = None
+) -> tuple[Model, ModelSummary]:
+    """The model that a request names by its id or a reference, and what validation found in it.
+
+    Raises:
+        ModelNotFoundError: the tenant has no such model.
+        ModelQuarantinedError: it has killed its runner twice.
+        ModelNotReadyError, ModelRejectedError: it cannot be used.
+    """
+    model = repository.resolved(session, tenant_id, model_id, pointer=pointer)
+    quarantine.refuse(session, tenant_id, quarantine.uploaded(model), pointer=pointer)
+    return model, ready_summary(model, pointer=pointer or "")
 
 
 def ready_summary(model: Model, *, pointer: str) -> ModelSummary:

@@ -7,9 +7,14 @@ from typing import Generic, Literal, TypeVar
 
 from service.contracts.errors import Problem
 from service.datasets.schemas import DatasetInUseError, DatasetNotFoundError, DatasetNotReadyError, DatasetRejectedError
-from service.jobs.queues import Prefix
 from service.models.schemas import ModelInUseError, ModelNotFoundError, ModelNotReadyError, ModelRejectedError
-from service.resources import ResourceInUseError, ResourceNotFoundError, ResourceNotReadyError, ResourceRejectedError
+from service.resources import (
+    Prefix,
+    ResourceInUseError,
+    ResourceNotFoundError,
+    ResourceNotReadyError,
+    ResourceRejectedError,
+)
 from service.tables import Dataset, Model
 
 Named = TypeVar("Named", Model, Dataset)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,11 +11,10 @@ from sqlalchemy.orm.attributes import set_committed_value
 
 from service.contracts.base import LATEST, SIGN, Reference, is_name, nearest_name, parse
 from service.db import db_now
-from service.jobs.queues import is_id
-from service.names.kinds import Named, ResourceKind, require_ready
+from service.names.kinds import DATASETS, MODELS, Named, ResourceKind, require_ready
 from service.pagination import Position
 from service.repository import insert_of, owned, page
-from service.resources import ResourceNotFoundError
+from service.resources import ResourceNotFoundError, is_id
 from service.tables import Alias, Dataset, Job, Model, ModelFile, NounName, Schedule
 from service.tables.jobs import LIVE_STATES
 
@@ -26,6 +24,8 @@ _NEXT = {"last_version": NounName.last_version + 1}
 _MOST_NAMES, MOST_TOLD = 2000, 20
 # Where the templates of schedules name a model or a dataset.
 _PLACES = {"model": ("model_id",), "dataset": ("calibration_dataset_id", "evaluation_dataset_id")}
+# What a request names: which of both, the pointer in its body, None in its path, and the id.
+NamedInput = tuple[ResourceKind[Any], str | None, str]
 
 
 def next_version(session: Session, tenant_id: str, noun: str, name: str) -> int:
@@ -86,25 +86,26 @@ def by_id(session: Session, kind: ResourceKind[Named], tenant_id: str, resource_
     return found
 
 
-def hold(session: Session, kind: ResourceKind[Named], tenant_id: str, places: Sequence[tuple[str | None, str]]) -> None:
+def hold(session: Session, tenant_id: str, *named: NamedInput) -> None:
     """Until the transaction ends, nobody deletes these: something is made that needs them.
 
     Args:
         session: in a write transaction.
-        kind: which of both.
         tenant_id: whose.
-        places: pointer in the body and id of each; None is the parameter of the path.
+        named: which of both, pointer in the body and id of each; None is the parameter of the path.
 
     Raises:
         ResourceNotFoundError: one is not there (any more).
     """
-    table = kind.table
-    ids = {resource_id for _, resource_id in places}
-    statement = select(table.id).where(table.id.in_(ids), *_there(kind, tenant_id)).order_by(table.id)
-    held = set(session.scalars(statement.with_for_update(read=True)))
-    for pointer, resource_id in places:
-        if resource_id not in held:
-            raise kind.not_found(resource_id, pointer=pointer)
+    kinds: tuple[ResourceKind[Any], ...] = (MODELS, DATASETS)  # in this order, as by everybody: no two wait in a ring
+    for kind in kinds:
+        places = [(pointer, resource_id) for of, pointer, resource_id in named if of is kind]
+        table, ids = kind.table, {resource_id for _, resource_id in places}
+        statement = select(table.id).where(table.id.in_(ids), *_there(kind, tenant_id)).order_by(table.id)
+        held = set(session.scalars(statement.with_for_update(read=True))) if ids else ids
+        for pointer, resource_id in places:
+            if resource_id not in held:
+                raise kind.not_found(resource_id, pointer=pointer)
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,13 @@ from service.contracts.base import parse
 from service.contracts.errors import InvalidRequestError, QuantmillError
 from service.deps import AppState
 from service.http import Conditions
-from service.jobs.queues import is_id
 from service.names import repository
 from service.names.kinds import Named, ResourceKind
 from service.names.repository import ResourceQuery
 from service.names.schemas import NounPatch
 from service.pagination import Position
 from service.principal import Principal
+from service.resources import is_id
 from service.tables import Dataset, Model
 
 

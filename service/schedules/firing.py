@@ -21,7 +21,8 @@ from service.contracts.validation import field_problems
 from service.deps import AppState
 from service.jobs import transitions
 from service.jobs.schemas import JobCreate
-from service.jobs.submission import Submission, checked_submission, hold, store_submission
+from service.jobs.submission import Submission, checked_submission, store_submission
+from service.names import repository as names
 from service.principal import Principal
 from service.quotas import repository as usage
 from service.repository import now_seconds
@@ -209,7 +210,7 @@ def _submitted(
     if schedule.overlap == "queue" and open_runs:
         return repository.add_run(session, schedule, **about, **_of(given), state="waiting", reason="overlap"), None
     if live:  # before the jobs, as whoever begins them
-        hold(session, schedule.tenant_id, [given])
+        names.hold(session, schedule.tenant_id, *given.named)
         usage.hold(session, schedule.tenant_id)
     for job_id in live:
         transitions.request_cancel(session, schedule.tenant_id, job_id)

@@ -14,10 +14,10 @@ from sqlalchemy.orm import Session
 from service import repository
 from service.contracts.base import is_name
 from service.db import db_now
-from service.jobs.queues import is_id, new_id
 from service.pagination import Position
 from service.quotas import repository as usage
 from service.repository import owned
+from service.resources import is_id, new_id
 from service.schedules.schemas import RunNotFoundError, ScheduleNameTakenError, ScheduleNotFoundError
 from service.tables import Job, ReportRow, Schedule, ScheduleRun
 from service.tables.batches import OPEN_STATES

@@ -11,8 +11,8 @@ from service.contracts.base import Text
 from service.contracts.errors import Problem, QuantmillError
 from service.contracts.regression import AliasWord, ClauseResult, RegressionGate
 from service.idempotency.requests import RepeatableBody
-from service.jobs.queues import is_id
 from service.jobs.schemas import JobCreate
+from service.resources import is_id
 from service.schedules.times import MOST_CRON_CHARS, MOST_ZONE_CHARS, check_cron, check_zone
 
 DAY_SECONDS = 24 * 3600

@@ -17,13 +17,13 @@ from service.deps import AppState
 from service.http import Conditions
 from service.idempotency.answers import Answer
 from service.idempotency.requests import KeyedRequest, NoBody
-from service.idempotency.service import submit_checked
-from service.jobs.queues import is_id, new_id
+from service.idempotency.service import submit_once
 from service.jobs.schemas import JobCreate
 from service.jobs.submission import Submission, checked_submission
 from service.pagination import Position
 from service.principal import Principal
 from service.repository import now_seconds
+from service.resources import is_id, new_id
 from service.schedules import firing, repository
 from service.schedules.prospects import gate_prospects
 from service.schedules.repository import UNPLANNED, Plan
@@ -56,7 +56,7 @@ def create(app: AppState, by: Principal, body: ScheduleCreate, *, key: str | Non
         QuantmillError: the template could not be submitted; nothing was stored.
     """
     check = partial(_checked_new, app=app, by=by, body=body)
-    return submit_checked(app, by, KeyedRequest.of("POST /v1/schedules", key, body), check, partial(_store, by=by))
+    return submit_once(app, by, KeyedRequest.of("POST /v1/schedules", key, body), check, partial(_store, by=by))
 
 
 def get(app: AppState, tenant_id: str, schedule_id: str) -> Schedule:
@@ -179,7 +179,7 @@ def run(app: AppState, by: Principal, schedule_id: str, *, key: str | None) -> A
 
     request = KeyedRequest.of(f"POST /v1/schedules/{schedule_id}/run", key, NoBody())
     check = partial(_checked_run, app=app, by=by, schedule_id=schedule_id)
-    return submit_checked(app, by, request, check, partial(_store_run, app=app, by=by))
+    return submit_once(app, by, request, check, partial(_store_run, app=app, by=by))
 
 
 def _checked_run(session: Session, app: AppState, by: Principal, schedule_id: str) -> tuple[Schedule, Submission]:

@@ -194,6 +194,11 @@ class Job(Base):
     finished_at: Mapped[Moment | None]
     updated_at: Mapped[Moment]
 
+    @property
+    def shown_state(self) -> str:
+        """The stored state, or canceling for a running job whose cancel was requested."""
+        return "canceling" if self.state == "running" and self.cancel_requested_at is not None else self.state
+
 
 EVENT_TYPES = ("state", "progress", "log", "metric")
 

@@ -8,8 +8,8 @@ from sqlalchemy import delete, func, insert, select, update
 from sqlalchemy.orm import Session
 
 from service.db import db_now
-from service.jobs.queues import new_id
 from service.repository import find
+from service.resources import new_id
 from service.tables import Upload
 from service.uploads.schemas import UploadNotFoundError
 

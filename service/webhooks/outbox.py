@@ -17,8 +17,8 @@ from sqlalchemy.orm import Session
 from service.contracts.webhooks import DISABLED, EVENT_TYPES, EVERYTHING, PING
 from service.db import db_now
 from service.egress.attempts import SendResult, excerpt, pause_seconds
-from service.jobs.queues import new_id
 from service.repository import now_seconds
+from service.resources import new_id
 from service.tables import WebhookDelivery, WebhookEndpoint
 from service.tables.webhooks import EXCERPT_LENGTH
 from service.webhooks import repository

@@ -25,9 +25,9 @@ from sqlalchemy.orm import Session
 
 from service import repository
 from service.db import db_now
-from service.jobs.queues import new_id
 from service.pagination import Position
 from service.repository import Outbox, owned
+from service.resources import new_id
 from service.tables import WebhookDelivery, WebhookEndpoint
 from service.tables.webhooks import IS_LEASED, IS_WAITING
 from service.webhooks.schemas import DeliveryNotFoundError, WebhookNotFoundError

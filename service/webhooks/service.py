@@ -18,10 +18,10 @@ from service.http import Conditions
 from service.idempotency.answers import Answer
 from service.idempotency.requests import KeyedRequest
 from service.idempotency.service import submit_once
-from service.jobs.queues import new_id
 from service.pagination import Position
 from service.principal import Principal
 from service.quotas import repository as usage
+from service.resources import new_id
 from service.sealing import SealBrokenError, Vault
 from service.settings import Settings
 from service.tables import WebhookDelivery, WebhookEndpoint
@@ -162,7 +162,7 @@ def create(app: AppState, by: Principal, body: WebhookCreate, key: str | None) -
     vault, secret, endpoint_id = WebhookVault.of(app.settings), make_secret(), new_id("whk")
     sealed = vault.seal(endpoint_id, secret)
 
-    def work(session: Session) -> tuple[Answer, None]:
+    def work(_: None, session: Session) -> tuple[Answer, None]:
         usage.hold(session, by.tenant_id)
         if repository.count(session, by.tenant_id) >= MOST_WEBHOOKS:
             raise TooManyWebhooksError(MOST_WEBHOOKS)
@@ -180,7 +180,7 @@ def create(app: AppState, by: Principal, body: WebhookCreate, key: str | None) -
         headers = {"Location": location(row), "ETag": etag(row), "Cache-Control": "no-store"}
         return Answer(201, webhook_made(row, sealed).model_dump(mode="json"), headers), None
 
-    kept = submit_once(app, by, KeyedRequest.of("POST /v1/webhooks", key, body), work)
+    kept = submit_once(app, by, KeyedRequest.of("POST /v1/webhooks", key, body), None, work)
     shown = vault.open(kept.body["id"], kept.body["secret"])
     return replace(kept, body={**kept.body, "secret": shown})
 

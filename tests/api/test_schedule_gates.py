@@ -10,7 +10,7 @@ import pytest
 
 from service.contracts.dataset import ArraySummary, LabelSummary
 from service.jobs.outcome import NewArtifact
-from service.jobs.queues import new_id
+from service.resources import new_id
 from tests.api.test_schedules import ANY, DROP, PROD, judged
 from tests.db.test_concurrency import at_once
 from tests.support.front import Front, dataset_summary, npz_bytes, pointers, problem

@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 
 from service.inspections import repository as inspections
 from service.jobs import transitions
-from service.jobs.queues import new_id
+from service.resources import new_id
 from service.tables import InspectionRow
 
 

@@ -21,8 +21,8 @@ from service.dispatch.repository import of_workers
 from service.dispatch.slots import Crew, FreeSlots, Started
 from service.jobs import transitions
 from service.jobs.errors import DispatchError
-from service.jobs.queues import new_id
 from service.queues.repository import announce
+from service.resources import new_id
 from service.tables import Job, Worker
 from tests.db.test_turns import flood
 from tests.support.patience import PATIENCE_SECONDS

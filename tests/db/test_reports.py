@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 
 from service.db import Database
 from service.jobs import transitions
-from service.jobs.queues import new_id
+from service.resources import new_id
 from tests.db.rows_of_then import insert_job, insert_row, insert_succeeded
 from tests.db.test_transitions import in_canceled, in_failed, running, submit
 from tests.support.each import each

@@ -11,7 +11,7 @@ from sqlalchemy.exc import IntegrityError
 
 from service import repository as rows
 from service.db import Database
-from service.jobs.queues import new_id
+from service.resources import new_id
 from service.schedules import repository
 from service.schedules.repository import Plan
 from service.tables import Schedule, ScheduleRun

@@ -17,8 +17,8 @@ from service.db import Database, db_now
 from service.jobs import events, transitions
 from service.jobs.errors import JobNotFoundError
 from service.jobs.outcome import NewArtifact, QuantizeOutcome
-from service.jobs.queues import new_id
 from service.jobs.schemas import Waiting
+from service.resources import new_id
 from service.tables import Artifact, Dataset, Job, JobEvent, Model, ReportRow
 from tests.support.each import each
 from tests.support.front import dataset_summary, make_report, model_summary

@@ -14,13 +14,13 @@ from service.db import Database, db_now
 from service.dispatch import repository as slots
 from service.dispatch.repository import next_due
 from service.jobs import transitions
-from service.jobs.queues import new_id
 from service.jobs.repository import JobQuery, list_page
 from service.names.kinds import MODELS
 from service.names.repository import ResourceQuery
 from service.names.repository import list_page as nouns_page
 from service.queues import repository as queues
 from service.queues.repository import announce
+from service.resources import new_id
 from service.tables import Job, Model
 from tests.db.test_transitions import add_model, submit
 

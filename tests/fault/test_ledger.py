@@ -11,7 +11,7 @@ from service.contracts.errors import EngineError
 from service.db import Database
 from service.jobs import transitions
 from service.jobs.outcome import NewArtifact, QuantizeOutcome
-from service.jobs.queues import new_id
+from service.resources import new_id
 from service.storage import FileStore
 from service.tables import Dataset, JobEvent, ModelFile
 from tests.db.test_transitions import add_dataset, add_model

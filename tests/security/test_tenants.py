@@ -18,7 +18,7 @@ from sqlalchemy.orm import Session
 from service.attestations import repository as attestations
 from service.jobs import events
 from service.jobs import repository as jobs
-from service.jobs.queues import new_id
+from service.resources import new_id
 from service.tables import Attestation, Base, JobEvent, Model, ModelFile, ReportRow
 from tests.api.test_quarantine import quarantine
 from tests.security.conftest import bearer, make_key

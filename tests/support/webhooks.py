@@ -17,7 +17,7 @@ from service.db import Database
 from service.egress.addresses import parse_allowed
 from service.egress.resolving import Resolver
 from service.egress.sending import Bounds, Egress
-from service.jobs.queues import new_id
+from service.resources import new_id
 from service.settings import Settings
 from service.storage import FileStore
 from service.tables import WebhookDelivery, WebhookEndpoint

@@ -24,8 +24,8 @@ from service.contracts.command_errors import InvalidSettingsError
 from service.dispatch.broker import TaskSender, celery_settings, task_id
 from service.dispatch.dispatcher import Dispatcher, open_dispatcher
 from service.dispatch.release import Released
-from service.jobs.queues import new_id
 from service.queues import repository as queues
+from service.resources import new_id
 from tests.support import services
 from tests.support.flower import flower, flower_trouble
 from tests.support.patience import PATIENCE_SECONDS

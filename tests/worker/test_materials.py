@@ -17,7 +17,7 @@ from service.contracts.errors import DatasetFormatError, EngineError, Pt2NotAllo
 from service.contracts.runner import TASK_ADAPTER, InspectDatasetTask, InspectModelTask, QuantizeTask
 from service.hand_overs import repository as hand_overs
 from service.hand_overs.asking import NewHandOver
-from service.jobs.queues import new_id
+from service.resources import new_id
 from service.tables import Model, ModelFile
 from tests.support.front import npz_bytes
 from tests.worker.workbench import Workbench

@@ -19,7 +19,7 @@ from sqlalchemy import insert, select, update
 from service.artifacts import repository as artifacts
 from service.db import Database, db_now, head_revision
 from service.jobs import transitions
-from service.jobs.queues import new_id
+from service.resources import new_id
 from service.settings import Settings
 from service.storage import FileStore
 from service.tables import Artifact, Base, Dataset, Job, JobEvent, Model, ModelFile

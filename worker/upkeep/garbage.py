@@ -19,7 +19,7 @@ from pathlib import Path
 from service.db import Database
 from service.failpoints import reach
 from service.files import repository as files
-from service.jobs.queues import is_id
+from service.resources import is_id
 from service.settings import Settings
 from service.storage import FileStore, is_sha256
 from service.uploads import repository as uploads

@@ -10,9 +10,10 @@ from sqlalchemy.orm import Session
 
 from service.db import db_now
 from service.jobs import announcing, events, repository
-from service.jobs.queues import new_id, queue_of, size_class_of
+from service.jobs.queues import queue_of, size_class_of
 from service.jobs.transitions import rows
 from service.jobs.transitions.attempts import MAX_ATTEMPTS
+from service.resources import new_id
 from service.tables import Job
 
 

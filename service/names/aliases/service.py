@@ -118,7 +118,7 @@ def hold_named(session: Session, kind: ResourceKind[Named], tenant_id: str, noun
         ResourceNotFoundError: the tenant has no such model or dataset (any more).
         ResourceNotReadyError, ResourceRejectedError: it cannot be used.
     """
-    names.hold(session, kind, tenant_id, [(None, noun_id)])
+    names.hold(session, tenant_id, (kind, None, noun_id))
     row = names.by_id(session, kind, tenant_id, noun_id)
     require_ready(kind, row, pointer="")
     repository.hold_name(session, kind, tenant_id, row.name)

@@ -22,9 +22,9 @@ from service.artifacts.schemas import RangeNotSatisfiableError
 from service.client import ApiError
 from service.contracts.errors import QuantmillError
 from service.http import etag_matches
-from service.jobs.queues import is_id, new_id
 from service.pagination import CursorCodec, InvalidCursorError, Position
 from service.problems.catalog import problem_types
+from service.resources import is_id, new_id
 from service.settings import Settings, driver_url
 from service.storage import FileStore, StoredFileCorruptError, StoredFileMissingError, file_sha256
 from tests.support.each import each
@@ -35,7 +35,7 @@ from tests.support.source import files
 def test_ids_sort_by_time_and_have_a_form(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len({new_id("job") for _ in range(1000)}) == 1000
     clock = count(1_790_000_000_000_000_000, 1_000_000)
-    monkeypatch.setattr("service.jobs.queues.time", SimpleNamespace(time_ns=lambda: next(clock)))
+    monkeypatch.setattr("service.resources.time", SimpleNamespace(time_ns=lambda: next(clock)))
     ids = [new_id("mdl") for _ in range(50)]
     assert ids == sorted(ids)
     value = ids[0]

@@ -10,7 +10,7 @@ from sqlalchemy import insert
 
 from service.db import Database, db_now
 from service.jobs import transitions
-from service.jobs.queues import new_id
+from service.resources import new_id
 from service.tables import Job, Upload
 from tests.worker.workbench import Workbench
 

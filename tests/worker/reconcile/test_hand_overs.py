@@ -25,7 +25,7 @@ from service.hand_overs import repository as queue
 from service.hand_overs.asking import HandOverVault
 from service.hand_overs.outbox import settle
 from service.jobs import transitions
-from service.jobs.queues import new_id
+from service.resources import new_id
 from service.settings import Settings
 from service.tables import HandOver, Model
 from tests.api.conftest import app, front

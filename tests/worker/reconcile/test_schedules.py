@@ -14,9 +14,9 @@ from sqlalchemy import insert, update
 
 from service.db import Database
 from service.deps import AppState
-from service.jobs.queues import new_id
 from service.names import repository as names
 from service.names.kinds import DATASETS
+from service.resources import new_id
 from service.schedules import firing
 from service.settings import Settings
 from service.storage import FileStore

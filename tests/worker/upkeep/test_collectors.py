@@ -8,7 +8,7 @@ from sqlalchemy import func, insert, select, update
 from typer.testing import CliRunner
 
 from service.db import db_now
-from service.jobs.queues import new_id
+from service.resources import new_id
 from service.tables import IdempotencyKey, WebhookDelivery
 from service.webhooks import outbox
 from tests.support.webhooks import TENANT, add_endpoint, deliveries, endpoint

@@ -11,7 +11,7 @@ from service.contracts.runner import ProgressLine
 from service.db import Database, db_now
 from service.inspections import repository as inspections
 from service.jobs import transitions
-from service.jobs.queues import new_id
+from service.resources import new_id
 from service.settings import Settings
 from service.storage import FileStore
 from service.tables import Artifact, Batch, BatchMember, HandOver, Job, JobEvent, ReportRow, Schedule

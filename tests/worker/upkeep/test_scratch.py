@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from service.jobs.queues import new_id
+from service.resources import new_id
 from tests.worker.reconcile.rounds import claim, make_old
 from worker.materials import open_checkpoints
 from worker.supervisor import scratch_name

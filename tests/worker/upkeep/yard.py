@@ -19,8 +19,8 @@ from sqlalchemy.orm import Session
 from service.datasets import repository as datasets
 from service.db import Database
 from service.files import repository as files
-from service.jobs.queues import new_id
 from service.models import repository as models
+from service.resources import new_id
 from service.storage import FileStore, StoredFileMissingError, file_sha256
 from service.tables import Dataset, Model, ModelFile, Upload
 from service.uploads import repository as uploads
