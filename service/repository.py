@@ -49,13 +49,13 @@ from service.tables import (
     Job,
     JobEstimate,
     JobEvent,
+    JobSchedule,
     JobTiming,
     Model,
     ModelFile,
     NounName,
     Quarantine,
     ReportRow,
-    Schedule,
     ScheduleRun,
     Upload,
     WebhookDelivery,
@@ -83,7 +83,7 @@ Owned = (
     | type[NounName]
     | type[Quarantine]
     | type[ReportRow]
-    | type[Schedule]
+    | type[JobSchedule]
     | type[ScheduleRun]
     | type[Upload]
     | type[WebhookDelivery]
@@ -97,13 +97,13 @@ def owned(table: Owned, tenant_id: str | BindParameter[str] | InstrumentedAttrib
 
 
 _Own = TypeVar(
-    "_Own", Artifact, Batch, Dataset, InspectionRow, Job, Model, Schedule, ScheduleRun, Upload, WebhookDelivery,
+    "_Own", Artifact, Batch, Dataset, InspectionRow, Job, Model, JobSchedule, ScheduleRun, Upload, WebhookDelivery,
     WebhookEndpoint,
 )  # fmt: skip
 _Listed = TypeVar(
-    "_Listed", ApiKey, Batch, Dataset, Job, Model, Schedule, ScheduleRun, WebhookDelivery, WebhookEndpoint
+    "_Listed", ApiKey, Batch, Dataset, Job, Model, JobSchedule, ScheduleRun, WebhookDelivery, WebhookEndpoint
 )
-_Versioned = TypeVar("_Versioned", Schedule, ScheduleRun, WebhookEndpoint)
+_Versioned = TypeVar("_Versioned", JobSchedule, ScheduleRun, WebhookEndpoint)
 # Of ids, by the table that they are of.
 _PREFIXES: dict[type[Base], Prefix] = {
     Artifact: "art",
@@ -112,7 +112,7 @@ _PREFIXES: dict[type[Base], Prefix] = {
     InspectionRow: "ins",
     Job: "job",
     Model: "mdl",
-    Schedule: "sch",
+    JobSchedule: "sch",
     ScheduleRun: "run",
     Upload: "upl",
     WebhookDelivery: "dlv",

@@ -63,7 +63,7 @@ def create(app: AppState, by: Principal, body: BatchCreate, *, key: str | None) 
 
     Raises:
         BatchRefusedError: some members cannot be run; names all of them. Nothing was stored.
-        QuotaExceededError: the tenant may not have so many jobs more. Nothing was stored.
+        QuotaError: the tenant may not have so many jobs more. Nothing was stored.
     """
     meaning = _BatchMeaning(
         name=body.name, labels=body.labels, grid=body.grid, members=[one.body for one in body.asked]
@@ -84,7 +84,7 @@ def retry_failed(app: AppState, by: Principal, batch_id: str, *, key: str | None
         BatchNotEndedError: some jobs are queued or running.
         NothingToRetryError: none has failed or was canceled, or the batch would have too many jobs.
         BatchRefusedError: some cannot be run any more; names all of them. Nothing was stored.
-        QuotaExceededError: the tenant may not have so many jobs more. Nothing was stored.
+        QuotaError: the tenant may not have so many jobs more. Nothing was stored.
     """
     request = KeyedRequest.of(f"POST /v1/batches/{batch_id}/retry-failed", key, NoBody())
     check = partial(_checked_again, app=app, by=by, batch_id=batch_id)

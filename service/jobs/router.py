@@ -140,7 +140,7 @@ async def validate_job(body: JobValidate, app: AppDep, principal: PrincipalDep) 
     return await app.checks.run(lambda: service.check(app, principal.tenant_id, body))
 
 
-class JobFilters(BaseModel):
+class JobListParameters(BaseModel):
     """What a list of jobs is filtered by, beside labels."""
 
     kind: UsersKind | None = Field(default=None, description="Default: both.")
@@ -160,11 +160,15 @@ class JobFilters(BaseModel):
 
 @router.get(
     "/v1/jobs",
-    dependencies=[Depends(only_parameters(*JobFilters.model_fields, "limit", "cursor", keyed=_LABEL))],
+    dependencies=[Depends(only_parameters(*JobListParameters.model_fields, "limit", "cursor", keyed=_LABEL))],
     openapi_extra=keyed_parameter(_LABEL, MOST_LABELS),
 )
 async def list_jobs(
-    request: Request, app: AppDep, principal: PrincipalDep, page: PageDep, filters: Annotated[JobFilters, Query()]
+    request: Request,
+    app: AppDep,
+    principal: PrincipalDep,
+    page: PageDep,
+    filters: Annotated[JobListParameters, Query()],
 ) -> Page[JobListed]:
     """Quantize and evaluate jobs, newest first, without configs. Any number of ``label=KEY=VALUE`` filter by label."""
     tenant_id, model_id = principal.tenant_id, filters.model_id

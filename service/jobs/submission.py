@@ -160,7 +160,7 @@ def store_submission(given: Submission, session: Session, app: AppState, by: Pri
         The answer, and the job that is to be run; None: one was there whose result will do.
 
     Raises:
-        QuotaExceededError: the tenant has as many as it may.
+        QuotaError: the tenant has as many as it may.
         ModelNotFoundError, DatasetNotFoundError: something was deleted since it was checked.
     """
     names.hold(session, by.tenant_id, *given.named)
@@ -183,7 +183,7 @@ def store_job(session: Session, settings: Settings, by: Principal, given: Submis
     The caller holds what the request names.
 
     Raises:
-        QuotaExceededError: the tenant has as many as it may.
+        QuotaError: the tenant has as many as it may.
     """
     there = same_result(session, given) if given.reuse else None
     if there is not None:

@@ -76,7 +76,7 @@ class KeyMade(KeyOut):
 # What can be wrong with keys.
 
 
-class UnauthorizedError(HttpError, code="unauthorized", title="A key is needed", status=401):
+class KeyNeededError(HttpError, code="unauthorized", title="A key is needed", status=401):
     """The request carries no key, or a wrong one."""
 
     def headers(self) -> dict[str, str]:

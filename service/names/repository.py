@@ -15,7 +15,7 @@ from service.names.kinds import DATASETS, MODELS, Named, ResourceKind, require_r
 from service.pagination import Position
 from service.repository import insert_of, owned, page
 from service.resources import ResourceNotFoundError, is_id
-from service.tables import Alias, Dataset, Job, Model, ModelFile, NounName, Schedule
+from service.tables import Alias, Dataset, Job, JobSchedule, Model, ModelFile, NounName
 from service.tables.jobs import LIVE_STATES
 
 # Of the version that is counted next, where the name is known already.
@@ -287,7 +287,7 @@ def needs(session: Session, kind: ResourceKind[Named], tenant_id: str, row: Name
             owned(Job, tenant_id), Job.state.in_(LIVE_STATES), _of_job(kind, resource_id)
         ),
         select(literal("alias"), Alias.alias).where(owned(Alias, tenant_id), _of_alias(kind, resource_id)),
-        select(literal("schedule"), Schedule.name).where(owned(Schedule, tenant_id), in_template),
+        select(literal("schedule"), JobSchedule.name).where(owned(JobSchedule, tenant_id), in_template),
     ]
     if kind.word == "model":
         unmade = (Model.skeleton_model_id == resource_id, Model.status == "validating")
@@ -334,8 +334,8 @@ def _of_template(session: Session, kind: ResourceKind[Named], row: Named) -> lis
     if session.scalar(others.limit(1)) is None:
         named.append(f"{row.name}@latest")
     # metrics and losses of its config may be models, too
-    found: list[ColumnElement[bool]] = [cast(Schedule.template, String).contains(row.id, autoescape=True)]
-    found += [Schedule.template[place].as_string().in_(named) for place in _PLACES[kind.word]]
+    found: list[ColumnElement[bool]] = [cast(JobSchedule.template, String).contains(row.id, autoescape=True)]
+    found += [JobSchedule.template[place].as_string().in_(named) for place in _PLACES[kind.word]]
     return found
 
 

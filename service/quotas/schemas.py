@@ -45,7 +45,7 @@ class _TooMuchError(HttpError, status=429):
         return {"Retry-After": str(max(1, math.ceil(self.retry_after_seconds)))}
 
 
-class QuotaExceededError(_TooMuchError, code="quota-exceeded", title="The quota is used up"):
+class QuotaError(_TooMuchError, code="quota-exceeded", title="The quota is used up"):
     """The tenant has or does as much as its quota allows; nothing was stored."""
 
     def __init__(self, name: str, limit: float, used: float, wanted: int = 1, *, retry_after_seconds: float) -> None:
@@ -78,5 +78,5 @@ def _plain(number: float) -> str:
     return f"{number:.3f}".rstrip("0").rstrip(".")
 
 
-class RateLimitedError(_TooMuchError, code="rate-limited", title="Too many requests"):
+class RateError(_TooMuchError, code="rate-limited", title="Too many requests"):
     """The tenant sends more requests than it may; this one was not looked at."""

@@ -7,20 +7,20 @@ from typing import Any
 
 from service.contracts.regression import ClauseResult, RegressionGate
 from service.schedules.schemas import RunLinks, RunOut, ScheduleLinks, ScheduleListed, ScheduleOut
-from service.tables import Schedule, ScheduleRun
+from service.tables import JobSchedule, ScheduleRun
 
 
-def etag(row: Schedule) -> str:
+def etag(row: JobSchedule) -> str:
     """Entity tag: changes whenever the schedule does, also by being due."""
     return f'"{row.row_version}"'
 
 
-def location(row: Schedule) -> str:
+def location(row: JobSchedule) -> str:
     """Where the schedule lives."""
     return f"/v1/schedules/{row.id}"
 
 
-def schedule_listed(row: Schedule) -> ScheduleListed:
+def schedule_listed(row: JobSchedule) -> ScheduleListed:
     """The schedule for lists: the template is not so much as read."""
     path = location(row)
     return ScheduleListed(
@@ -47,7 +47,7 @@ def schedule_listed(row: Schedule) -> ScheduleListed:
     )
 
 
-def schedule_out(row: Schedule, warnings: Sequence[str] = ()) -> ScheduleOut:
+def schedule_out(row: JobSchedule, warnings: Sequence[str] = ()) -> ScheduleOut:
     """The schedule as it is shown."""
     return ScheduleOut(**dict(schedule_listed(row)), template=row.template, warnings=list(warnings))
 

@@ -1,7 +1,7 @@
 """SQLAlchemy tables, one file per noun. Importing this package declares them all."""
 
 from service.tables.base import Base
-from service.tables.batches import Batch, BatchMember, Schedule, ScheduleRun
+from service.tables.batches import Batch, BatchMember, JobSchedule, ScheduleRun
 from service.tables.files import DamagedFile, Quarantine, ScrubPass, Upload
 from service.tables.jobs import (
     Artifact,
@@ -58,7 +58,7 @@ __all__ = [
     "NounName",
     "Quarantine",
     "ReportRow",
-    "Schedule",
+    "JobSchedule",
     "ScheduleRun",
     "ScrubPass",
     "SigningKeyRow",

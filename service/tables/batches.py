@@ -85,7 +85,7 @@ IS_OPEN = "state IN ('waiting', 'running')"
 HAS_JOB = "job_id IS NOT NULL"
 
 
-class Schedule(Base):
+class JobSchedule(Base):
     """A job that is submitted by the clock.
 
     ``next_due_at`` is the earliest due time that was not dealt with, ``fires_at`` the same with its jitter, and

@@ -30,7 +30,7 @@ from service.repository import Outbox, owned
 from service.resources import new_id
 from service.tables import WebhookDelivery, WebhookEndpoint
 from service.tables.webhooks import IS_LEASED, IS_WAITING
-from service.webhooks.schemas import DeliveryNotFoundError, WebhookNotFoundError
+from service.webhooks.schemas import DeliveryNotFoundError, WebhookCreate, WebhookNotFoundError
 
 OUTBOX = Outbox(WebhookDelivery, IS_WAITING, IS_LEASED)
 # Endpoints that are looked at in one round.
@@ -65,30 +65,21 @@ def enabled(session: Session, tenant_id: str) -> list[Subscriber]:
 
 
 def create(
-    session: Session,
-    tenant_id: str,
-    endpoint_id: str,
-    *,
-    url: str,
-    event_types: list[str],
-    description: str | None,
-    enabled: bool,
-    sealed: str,
-    pepper_id: str,
+    session: Session, tenant_id: str, endpoint_id: str, body: WebhookCreate, *, sealed: str, pepper_id: str
 ) -> WebhookEndpoint:
-    """Insert an endpoint."""
+    """Insert the endpoint that is asked for, with its secret as it is kept."""
     now = db_now()
     statement = (
         insert(WebhookEndpoint)
         .values(
             id=endpoint_id,
             tenant_id=tenant_id,
-            url=url,
-            event_types=event_types,
-            description=description,
-            enabled=enabled,
-            disabled_reason=None if enabled else "client",
-            disabled_at=None if enabled else now,
+            url=body.url,
+            event_types=body.event_types,
+            description=body.description,
+            enabled=body.enabled,
+            disabled_reason=None if body.enabled else "client",
+            disabled_at=None if body.enabled else now,
             dropped_events=0,
             sealed=sealed,
             pepper_id=pepper_id,

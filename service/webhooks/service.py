@@ -166,17 +166,7 @@ def create(app: AppState, by: Principal, body: WebhookCreate, key: str | None) -
         usage.hold(session, by.tenant_id)
         if repository.count(session, by.tenant_id) >= MOST_WEBHOOKS:
             raise TooManyWebhooksError(MOST_WEBHOOKS)
-        row = repository.create(
-            session,
-            by.tenant_id,
-            endpoint_id,
-            url=body.url,
-            event_types=body.event_types,
-            description=body.description,
-            enabled=body.enabled,
-            sealed=sealed,
-            pepper_id=vault.pepper_id,
-        )
+        row = repository.create(session, by.tenant_id, endpoint_id, body, sealed=sealed, pepper_id=vault.pepper_id)
         headers = {"Location": location(row), "ETag": etag(row), "Cache-Control": "no-store"}
         return Answer(201, webhook_made(row, sealed).model_dump(mode="json"), headers), None
 
