@@ -24,6 +24,7 @@ from service.names.kinds import DATASETS, require_ready
 from service.names.service import row_etag
 from service.principal import Principal
 from service.tables import Dataset, Job
+from service.tables.base import record_of
 from service.uploads import repository as uploads
 from service.uploads.service import completed
 
@@ -44,22 +45,13 @@ def dataset_in_list(dataset: Dataset) -> DatasetOut:
 
 def _shown(dataset: Dataset, summary: DatasetSummary | None) -> DatasetOut:
     path = f"/v1/datasets/{dataset.id}"
-    return DatasetOut(
-        id=dataset.id,
-        name=dataset.name,
-        version=dataset.version,
-        format=dataset.format,
-        status=dataset.status,
-        tags=dataset.tags,
-        description=dataset.description,
-        sha256=dataset.sha256,
-        size_bytes=dataset.size_bytes,
+    return record_of(
+        dataset,
+        DatasetOut,
         preprocessing=PreprocessingSpec.model_validate(dataset.preprocessing),
         summary=summary,
         problems=[Problem.model_validate(problem) for problem in dataset.problems or []],
         waiting=None if dataset.waiting is None else Waiting.model_validate(dataset.waiting),
-        created_at=dataset.created_at,
-        updated_at=dataset.updated_at,
         links=DatasetLinks(self=path, thumbnails=f"{path}/thumbnails" if dataset.thumbnails_sha256 else None),
     )
 

@@ -25,6 +25,7 @@ from service.idempotency.service import submit_once
 from service.jobs import repository as jobs
 from service.principal import Principal
 from service.tables import HandOver, Job
+from service.tables.base import record_of
 from service.tables.jobs import USERS_KINDS
 
 # Of one job, those that have ended among them.
@@ -113,22 +114,7 @@ def _is_too_late(session: Session, job: Job, one: NewHandOver) -> bool:
 
 def hand_over_out(row: HandOver) -> HandOverOut:
     """A hand-over without its secrets."""
-    return HandOverOut(
-        id=row.id,
-        kind=row.kind,
-        host=row.host,
-        artifact=row.artifact,
-        when=row.condition,
-        state=row.state,
-        reason=row.reason,
-        detail=row.detail,
-        attempts=row.attempts,
-        next_attempt_at=row.next_attempt_at,
-        last_attempt_at=row.last_attempt_at,
-        last_status=row.last_status,
-        created_at=row.created_at,
-        finished_at=row.finished_at,
-    )
+    return record_of(row, HandOverOut, when=row.condition)
 
 
 def hand_over_list(job_id: str, rows: Sequence[HandOver]) -> HandOverList:

@@ -24,6 +24,7 @@ from service.names.kinds import MODELS
 from service.principal import Principal
 from service.quarantine import suspects as quarantine
 from service.tables import InspectionRow
+from service.tables.base import record_of
 
 
 def aimed_at(config: QuantizationConfig, target: str | None) -> QuantizationConfig:
@@ -116,15 +117,10 @@ def etag(row: InspectionRow) -> str:
 
 def inspection_out(row: InspectionRow) -> InspectionOut:
     """The inspection as it is shown."""
-    return InspectionOut(
-        id=row.id,
-        model_id=row.model_id,
-        job_id=row.job_id,
-        status=row.status,
-        config=row.config,
+    return record_of(
+        row,
+        InspectionOut,
         result=None if row.result is None else Inspection.model_validate(row.result),
         problem=None if row.problem is None else Problem.model_validate(row.problem),
-        created_at=row.created_at,
-        updated_at=row.updated_at,
         links=InspectionLinks(self=f"/v1/inspections/{row.id}", job=f"/v1/jobs/{row.job_id}"),
     )

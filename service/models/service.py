@@ -24,6 +24,7 @@ from service.names.service import row_etag
 from service.principal import Principal
 from service.quarantine import suspects as quarantine
 from service.tables import Job, Model, ModelFile
+from service.tables.base import record_of
 from service.uploads import repository as uploads
 from service.uploads.service import completed
 
@@ -41,21 +42,13 @@ def model_out(model: Model) -> ModelOut:
 
 
 def _shown(model: Model, summary: ModelSummary | None) -> ModelOut:
-    return ModelOut(
-        id=model.id,
-        name=model.name,
-        version=model.version,
-        format=model.format,
-        status=model.status,
-        tags=model.tags,
-        description=model.description,
+    return record_of(
+        model,
+        ModelOut,
         summary=summary,
         problems=[Problem.model_validate(problem) for problem in model.problems or []],
         waiting=None if model.waiting is None else Waiting.model_validate(model.waiting),
-        files=[ModelFileOut(path=file.path, size_bytes=file.size_bytes, sha256=file.sha256) for file in model.files],
-        skeleton_model_id=model.skeleton_model_id,
-        created_at=model.created_at,
-        updated_at=model.updated_at,
+        files=[record_of(file, ModelFileOut) for file in model.files],
         links=SelfLinks(self=f"/v1/models/{model.id}"),
     )
 

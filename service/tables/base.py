@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
+from pydantic import BaseModel
 from sqlalchemy import JSON, BigInteger, ForeignKeyConstraint, MetaData, String
 from sqlalchemy.orm import DeclarativeBase, mapped_column
 
@@ -31,6 +32,7 @@ Text = Annotated[str, mapped_column(String(4000))]
 Moment = Annotated[datetime, mapped_column(UtcTimestamp)]
 # A missing document is SQL NULL, so that CHECK constraints can tell.
 Document = Annotated[Any, mapped_column(JSON(none_as_null=True))]
+_Record = TypeVar("_Record", bound=BaseModel)
 
 
 class Base(DeclarativeBase):
@@ -48,3 +50,9 @@ def of_own_tenant(table: str, column: str, referred: str) -> ForeignKeyConstrain
 def one_of(column: str, words: tuple[str, ...]) -> str:
     """SQL condition: ``column`` holds one of ``words``."""
     return f"{column} IN ({', '.join(repr(word) for word in words)})"
+
+
+def record_of(row: Base, kind: type[_Record], **given: Any) -> _Record:
+    """The record by which a row is shown: what is ``given``, and of the other fields those that are columns of it."""
+    shown = kind.model_fields.keys() & row.__mapper__.column_attrs.keys() - given.keys()
+    return kind(**{name: getattr(row, name) for name in shown}, **given)

@@ -25,6 +25,7 @@ from service.names.kinds import Named, ResourceKind, require_ready
 from service.names.service import identify
 from service.principal import Principal
 from service.tables import Alias, AliasMove
+from service.tables.base import record_of
 from service.webhooks.outbox import emit
 
 MOST_ALIASES = 100
@@ -198,15 +199,8 @@ def alias_out(kind: ResourceKind[Named], alias: Alias) -> AliasOut:
     """The alias as it is shown."""
     target = f"/v1/{kind.word}s/{alias.noun_id}"
     path = f"{target}/aliases/{alias.alias}"
-    return AliasOut(
-        name=alias.name,
-        alias=alias.alias,
-        version=alias.version,
-        id=alias.noun_id,
-        updated_by=alias.updated_by,
-        created_at=alias.created_at,
-        updated_at=alias.updated_at,
-        links=AliasLinks(self=path, target=target, moves=f"{path}/moves"),
+    return record_of(
+        alias, AliasOut, id=alias.noun_id, links=AliasLinks(self=path, target=target, moves=f"{path}/moves")
     )
 
 
