@@ -73,10 +73,8 @@ class DatasetOut(BaseModel):
 # Errors around datasets as resources; what is wrong with a dataset itself stands in ``service.contracts.errors``.
 
 
-class DatasetNotFoundError(ResourceNotFoundError, code="dataset-not-found", title="No such dataset"):
+class DatasetNotFoundError(ResourceNotFoundError, word="dataset", code="dataset-not-found", title="No such dataset"):
     """There is no such dataset (or it belongs to somebody else)."""
-
-    word = "dataset"
 
 
 class ThumbnailsNotFoundError(
@@ -93,20 +91,16 @@ class ThumbnailsNotFoundError(
 
 
 class DatasetNotReadyError(
-    ResourceNotReadyError, code="dataset-not-ready", title="The dataset is still being validated"
+    ResourceNotReadyError, word="dataset", code="dataset-not-ready", title="The dataset is still being validated"
 ):
     """The dataset is still being validated."""
 
-    word = "dataset"
 
-
-class DatasetRejectedError(ResourceRejectedError, code="dataset-rejected", title="The dataset was rejected"):
+class DatasetRejectedError(
+    ResourceRejectedError, word="dataset", code="dataset-rejected", title="The dataset was rejected"
+):
     """The dataset was found unusable; the reasons are listed."""
 
-    word = "dataset"
 
-
-class DatasetInUseError(ResourceInUseError, code="dataset-in-use", title="The dataset is in use"):
+class DatasetInUseError(ResourceInUseError, word="dataset", code="dataset-in-use", title="The dataset is in use"):
     """The dataset cannot be deleted: something that is there needs it."""
-
-    word = "dataset"

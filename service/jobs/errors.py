@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from service.contracts.errors import QuantmillError
+from service.resources import ResourceNotFoundError
 
 
-class JobNotFoundError(QuantmillError, code="job-not-found", title="No such job", status=404):
+class JobNotFoundError(
+    ResourceNotFoundError,
+    word="job",
+    code="job-not-found",
+    title="No such job",
+    listed="GET /v1/jobs lists the jobs that there are.",
+):
     """There is no such job (or it belongs to somebody else)."""
-
-    def __init__(self, job_id: str, *, pointer: str | None = None) -> None:
-        super().__init__(
-            f"There is no job {job_id!r}.",
-            pointer=pointer,
-            path_parameter="job_id" if pointer is None else None,
-            hint="GET /v1/jobs lists the jobs that there are.",
-        )
 
 
 class JobNotEndedError(QuantmillError, code="job-not-ended", title="The job has not ended", status=409):

@@ -12,7 +12,7 @@ from service.contracts.errors import Problem, QuantmillError
 from service.contracts.regression import AliasWord, ClauseResult, RegressionGate
 from service.idempotency.requests import RepeatableBody
 from service.jobs.schemas import JobCreate
-from service.resources import is_id
+from service.resources import ResourceNotFoundError, is_id
 from service.schedules.times import MOST_CRON_CHARS, MOST_ZONE_CHARS, check_cron, check_zone
 
 DAY_SECONDS = 24 * 3600
@@ -171,13 +171,10 @@ class RunOut(BaseModel):
 # Errors around schedules.
 
 
-class ScheduleNotFoundError(QuantmillError, code="schedule-not-found", title="No such schedule", status=404):
+class ScheduleNotFoundError(
+    ResourceNotFoundError, word="schedule", code="schedule-not-found", title="No such schedule"
+):
     """There is no such schedule (or it belongs to somebody else)."""
-
-    def __init__(self, schedule_id: str) -> None:
-        super().__init__(
-            f"There is no schedule {schedule_id!r}.", path_parameter="schedule_id", hint="GET /v1/schedules lists them."
-        )
 
 
 class RunNotFoundError(QuantmillError, code="run-not-found", title="No such run", status=404):

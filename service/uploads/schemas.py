@@ -10,6 +10,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from service.contracts.base import plain_text
 from service.contracts.command_errors import HttpError, TransientError
 from service.contracts.errors import QuantmillError
+from service.resources import ResourceNotFoundError
 
 _SHA256 = "Checked once all bytes are there. With size_bytes: a file that is here already is not sent again."
 UploadState = Literal["open", "complete"]
@@ -60,16 +61,14 @@ class UploadOut(BaseModel):
 # Errors around uploads.
 
 
-class UploadNotFoundError(QuantmillError, code="upload-not-found", title="No such upload", status=404):
+class UploadNotFoundError(
+    ResourceNotFoundError,
+    word="upload",
+    code="upload-not-found",
+    title="No such upload",
+    listed="Create one with POST /v1/uploads; unfinished uploads expire.",
+):
     """There is no such upload (or it belongs to somebody else, or has expired)."""
-
-    def __init__(self, upload_id: str, *, pointer: str | None = None) -> None:
-        super().__init__(
-            f"There is no upload {upload_id!r}.",
-            pointer=pointer,
-            path_parameter="upload_id" if pointer is None else None,
-            hint="Create one with POST /v1/uploads; unfinished uploads expire.",
-        )
 
 
 class UploadOffsetMismatchError(

@@ -12,6 +12,7 @@ from service.contracts.errors import QuantmillError
 from service.contracts.webhooks import EVERYTHING, DisabledReason, patterns
 from service.egress.urls import MOST_CHARACTERS
 from service.idempotency.requests import RepeatableBody
+from service.resources import ResourceNotFoundError
 
 DAY_SECONDS = 24 * 3600.0
 _LONGEST_GRACE_SECONDS = 30 * DAY_SECONDS
@@ -130,13 +131,8 @@ class DeliveryOut(BaseModel):
 # Errors around webhooks.
 
 
-class WebhookNotFoundError(QuantmillError, code="webhook-not-found", title="No such webhook", status=404):
+class WebhookNotFoundError(ResourceNotFoundError, word="webhook", code="webhook-not-found", title="No such webhook"):
     """There is no such webhook (or it belongs to somebody else)."""
-
-    def __init__(self, webhook_id: str) -> None:
-        super().__init__(
-            f"There is no webhook {webhook_id!r}.", path_parameter="webhook_id", hint="GET /v1/webhooks lists them."
-        )
 
 
 class DeliveryNotFoundError(QuantmillError, code="delivery-not-found", title="No such delivery", status=404):
