@@ -344,11 +344,3 @@ async def get_guest(request: Request, app: AppDep) -> Principal | None:
 
 
 GuestDep = Annotated[Principal | None, Depends(get_guest)]
-
-
-async def get_request_id(request: Request) -> str:
-    """The id that the answer carries as X-Request-ID."""
-    return cast(str, request.state.request_id)
-
-
-RequestIdDep = Annotated[str, Depends(get_request_id)]

@@ -33,65 +33,26 @@ from service.db import db_now
 from service.pagination import Position
 from service.resources import Prefix, is_id
 from service.tables import (
-    Alias,
-    AliasMove,
     ApiKey,
     Artifact,
-    Attestation,
     Base,
     Batch,
     BatchMember,
     Dataset,
-    DeletedJob,
     HandOver,
-    IdempotencyKey,
     InspectionRow,
     Job,
-    JobEstimate,
-    JobEvent,
     JobSchedule,
-    JobTiming,
     Model,
-    ModelFile,
-    NounName,
-    Quarantine,
-    ReportRow,
     ScheduleRun,
     Upload,
     WebhookDelivery,
     WebhookEndpoint,
 )
-
-Owned = (
-    type[Alias]
-    | type[AliasMove]
-    | type[Artifact]
-    | type[Attestation]
-    | type[Batch]
-    | type[BatchMember]
-    | type[Dataset]
-    | type[DeletedJob]
-    | type[HandOver]
-    | type[IdempotencyKey]
-    | type[InspectionRow]
-    | type[Job]
-    | type[JobEstimate]
-    | type[JobEvent]
-    | type[JobTiming]
-    | type[Model]
-    | type[ModelFile]
-    | type[NounName]
-    | type[Quarantine]
-    | type[ReportRow]
-    | type[JobSchedule]
-    | type[ScheduleRun]
-    | type[Upload]
-    | type[WebhookDelivery]
-    | type[WebhookEndpoint]
-)
+from service.tables.base import Owned
 
 
-def owned(table: Owned, tenant_id: str | BindParameter[str] | InstrumentedAttribute[str]) -> ColumnElement[bool]:
+def owned(table: type[Owned], tenant_id: str | BindParameter[str] | InstrumentedAttribute[str]) -> ColumnElement[bool]:
     """``table``'s row is the tenant's; what is another's is not there."""
     return table.tenant_id == tenant_id
 

@@ -243,12 +243,6 @@ def run_of(session: Session, tenant_id: str, schedule_id: str, run_id: str) -> S
     return row
 
 
-def run_of_job(session: Session, tenant_id: str, job_id: str) -> ScheduleRun | None:
-    """The run that submitted a job, or took it for its own."""
-    statement = select(ScheduleRun).where(owned(ScheduleRun, tenant_id), ScheduleRun.job_id == job_id)
-    return session.scalar(statement.order_by(ScheduleRun.id.desc()).limit(1))
-
-
 def last_accepted(session: Session, tenant_id: str, schedule_id: str, model_id: str) -> str | None:
     """The job of the schedule's last accepted run of a model."""
     statement = select(ScheduleRun.job_id).where(

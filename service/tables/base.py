@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from pydantic import BaseModel
-from sqlalchemy import JSON, BigInteger, ForeignKeyConstraint, MetaData, String
-from sqlalchemy.orm import DeclarativeBase, mapped_column
+from sqlalchemy import JSON, BigInteger, ForeignKeyConstraint, Index, MetaData, String, text
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from service.db import UtcTimestamp
 
@@ -41,10 +41,23 @@ class Base(DeclarativeBase):
     metadata = MetaData(naming_convention=NAMING)
 
 
+class Owned(Base):
+    """Base of tables whose rows are a tenant's: every statement about one says whose, see ``owned``."""
+
+    __abstract__ = True
+    if TYPE_CHECKING:
+        tenant_id: Mapped[str]
+
+
 def of_own_tenant(table: str, column: str, referred: str) -> ForeignKeyConstraint:
     """``table.column`` names a row of ``referred``, which must be of the same tenant."""
     name = f"fk_{table}_tenant_{column}_{referred}"
     return ForeignKeyConstraint(["tenant_id", column], [f"{referred}.tenant_id", f"{referred}.id"], name=name)
+
+
+def partial_index(name: str, *columns: Any, where: str, unique: bool = False) -> Index:
+    """An index of the rows that meet a condition, on both databases."""
+    return Index(name, *columns, unique=unique, sqlite_where=text(where), postgresql_where=text(where))
 
 
 def one_of(column: str, words: tuple[str, ...]) -> str:
