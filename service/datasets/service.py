@@ -20,8 +20,9 @@ from service.idempotency.service import submit_once
 from service.jobs import transitions
 from service.jobs.schemas import Waiting
 from service.jobs.transitions import NewJob
+from service.names import repository as names
 from service.names.kinds import DATASETS, require_ready
-from service.names.service import row_etag
+from service.names.service import created, get
 from service.principal import Principal
 from service.tables import Dataset, Job
 from service.tables.base import record_of
@@ -54,12 +55,6 @@ def _shown(dataset: Dataset, summary: DatasetSummary | None) -> DatasetOut:
         waiting=None if dataset.waiting is None else Waiting.model_validate(dataset.waiting),
         links=DatasetLinks(self=path, thumbnails=f"{path}/thumbnails" if dataset.thumbnails_sha256 else None),
     )
-
-
-def created(dataset: Dataset) -> Answer:
-    """The answer to the request that made it."""
-    headers = {"Location": f"/v1/datasets/{dataset.id}", "Retry-After": "1", "ETag": row_etag(dataset)}
-    return Answer(201, dataset_out(dataset).model_dump(mode="json"), headers)
 
 
 _ROUTE = "POST /v1/datasets"
@@ -103,19 +98,9 @@ def create(app: AppState, by: Principal, body: DatasetCreate, *, key: str | None
                 request_id=by.request_id,
             ),
         )
-        return created(dataset), job
+        return created(DATASETS, dataset, dataset_out(dataset)), job
 
     return submit_once(app, by, KeyedRequest.of(_ROUTE, key, body), None, work)
-
-
-def get(app: AppState, tenant_id: str, dataset_id: str) -> Dataset:
-    """The dataset.
-
-    Raises:
-        DatasetNotFoundError: the tenant has no such dataset.
-    """
-    with app.database.read() as session:
-        return repository.resolved(session, tenant_id, dataset_id)
 
 
 def thumbnails(app: AppState, tenant_id: str, dataset_id: str) -> Thumbnails:
@@ -125,7 +110,7 @@ def thumbnails(app: AppState, tenant_id: str, dataset_id: str) -> Thumbnails:
         DatasetNotFoundError: the tenant has no such dataset.
         ThumbnailsNotFoundError: it is not validated, or holds no pictures.
     """
-    dataset = get(app, tenant_id, dataset_id)
+    dataset = get(app, DATASETS, tenant_id, dataset_id)
     summary = None if dataset.summary is None else DatasetSummary.model_validate(dataset.summary)
     if summary is None or summary.thumbnails is None:
         raise ThumbnailsNotFoundError(dataset_id)
@@ -149,7 +134,7 @@ def usable(session: Session, tenant_id: str, dataset_id: str, *, pointer: str) -
         DatasetNotFoundError: the tenant has no such dataset.
         DatasetNotReadyError, DatasetRejectedError: it cannot be used.
     """
-    dataset = repository.resolved(session, tenant_id, dataset_id, pointer=pointer)
+    dataset = names.look_up(session, DATASETS, tenant_id, dataset_id, pointer=pointer)
     require_ready(DATASETS, dataset, pointer=pointer)
     return dataset, DatasetSummary.model_validate(dataset.summary)
 

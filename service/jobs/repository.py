@@ -75,10 +75,7 @@ def get(session: Session, tenant_id: str, job_id: str, *, pointer: str | None = 
     Raises:
         JobNotFoundError: the tenant has no such job; carries ``pointer``.
     """
-    job = find(session, Job, tenant_id, job_id)
-    if job is None:
-        raise JobNotFoundError(job_id, pointer=pointer)
-    return job
+    return find(session, Job, tenant_id, job_id, JobNotFoundError(job_id, pointer=pointer))
 
 
 def list_page(
@@ -176,10 +173,7 @@ def hold(session: Session, tenant_id: str, job_id: str) -> Job:
     Raises:
         JobNotFoundError: the tenant has no such job.
     """
-    job = find(session, Job, tenant_id, job_id, lock="update")
-    if job is None:
-        raise JobNotFoundError(job_id)
-    return job
+    return find(session, Job, tenant_id, job_id, JobNotFoundError(job_id), lock="update")
 
 
 def same_result(session: Session, tenant_id: str, fingerprint: str) -> Job | None:

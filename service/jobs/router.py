@@ -32,6 +32,7 @@ from service.http import (
     only_parameters,
     poll,
     problems,
+    unless_changed,
 )
 from service.idempotency.answers import IdempotencyHeader
 from service.jobs import records, service
@@ -208,13 +209,8 @@ async def get_job(
         done=settled,
         wait_seconds=wait,
     )
-    headers = {"ETag": _etag(view), "Cache-Control": "no-cache"}
-    if view.job.state not in TERMINAL:
-        headers["Retry-After"] = "2"
-    if etag_matches(if_none_match, headers["ETag"]):
-        return Response(status_code=304, headers=headers)
-    response.headers.update(headers)
-    return job_out(view)
+    retry_seconds = None if view.ended else 2
+    return unless_changed(response, if_none_match, _etag(view), retry_seconds=retry_seconds) or job_out(view)
 
 
 @router.post(

@@ -20,7 +20,7 @@ from service.models import repository
 from service.models.schemas import ModelCreate, ModelFileOut, ModelOut, SelfLinks, is_main
 from service.names import repository as names
 from service.names.kinds import MODELS, require_ready
-from service.names.service import row_etag
+from service.names.service import created
 from service.principal import Principal
 from service.quarantine import suspects as quarantine
 from service.tables import Job, Model, ModelFile
@@ -51,12 +51,6 @@ def _shown(model: Model, summary: ModelSummary | None) -> ModelOut:
         files=[record_of(file, ModelFileOut) for file in model.files],
         links=SelfLinks(self=f"/v1/models/{model.id}"),
     )
-
-
-def created(model: Model) -> Answer:
-    """The answer to the request that made it."""
-    headers = {"Location": f"/v1/models/{model.id}", "Retry-After": "1", "ETag": row_etag(model)}
-    return Answer(201, model_out(model).model_dump(mode="json"), headers)
 
 
 _ROUTE = "POST /v1/models"
@@ -112,7 +106,7 @@ def create(app: AppState, by: Principal, body: ModelCreate, *, key: str | None) 
                 request_id=by.request_id,
             ),
         )
-        return created(model), job
+        return created(MODELS, model, model_out(model)), job
 
     check = partial(_skeleton_id, tenant_id=by.tenant_id, text=body.skeleton_model_id)
     return submit_once(app, by, KeyedRequest.of(_ROUTE, key, body), check, store_model)
@@ -122,7 +116,7 @@ def _skeleton_id(session: Session, tenant_id: str, text: str | None) -> str | No
     """The id of a model that may be one; it stays ready as long as it is there."""
     if text is None:
         return None
-    model = repository.resolved(session, tenant_id, text, pointer=_SKELETON)
+    model = names.look_up(session, MODELS, tenant_id, text, pointer=_SKELETON)
     ready_summary(model, pointer=_SKELETON)
     return model.id
 
@@ -132,16 +126,6 @@ def _held(session: Session, tenant_id: str, model_id: str | None) -> Model | Non
         return None
     names.hold(session, tenant_id, (MODELS, _SKELETON, model_id))
     return names.by_id(session, MODELS, tenant_id, model_id)
-
-
-def get(app: AppState, tenant_id: str, model_id: str) -> Model:
-    """The model with its files.
-
-    Raises:
-        ModelNotFoundError: the tenant has no such model.
-    """
-    with app.database.read() as session:
-        return repository.resolved(session, tenant_id, model_id)
 
 
 def usable(
@@ -154,7 +138,7 @@ def usable(
         ModelQuarantinedError: it has killed its runner twice.
         ModelNotReadyError, ModelRejectedError: it cannot be used.
     """
-    model = repository.resolved(session, tenant_id, model_id, pointer=pointer)
+    model = names.look_up(session, MODELS, tenant_id, model_id, pointer=pointer)
     quarantine.refuse(session, tenant_id, quarantine.uploaded(model), pointer=pointer)
     return model, ready_summary(model, pointer=pointer or "")
 

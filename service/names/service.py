@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from fastapi import Response
+from pydantic import BaseModel
 from sqlalchemy.orm import Session
 
 from service.audit.service import note
 from service.contracts.base import parse
 from service.contracts.errors import InvalidRequestError, QuantmillError
 from service.deps import AppState
-from service.http import Conditions
+from service.http import Conditions, poll, unless_changed
+from service.idempotency.answers import Answer
 from service.names import repository
 from service.names.kinds import Named, ResourceKind
 from service.names.repository import ResourceQuery
@@ -30,6 +33,43 @@ def identify(app: AppState, kind: ResourceKind[Named], tenant_id: str, text: str
         return text
     with app.database.read() as session:
         return repository.look_up(session, kind, tenant_id, text, query=query).id
+
+
+def get(app: AppState, kind: ResourceKind[Named], tenant_id: str, text: str) -> Named:
+    """The model or dataset that an id or a reference means.
+
+    Raises:
+        ResourceNotFoundError: the tenant has none that is called so.
+        ResourceNotReadyError, ResourceRejectedError: ``NAME@latest``, and no version is ready.
+    """
+    with app.database.read() as session:
+        return repository.look_up(session, kind, tenant_id, text)
+
+
+async def waited_for(app: AppState, kind: ResourceKind[Named], tenant_id: str, text: str, wait_seconds: float) -> Named:
+    """As ``get``, once validation has ended, or when the time is over."""
+    found_id = await app.reads.run(lambda: identify(app, kind, tenant_id, text))
+    return await poll(
+        app,
+        kind.table,
+        found_id,
+        lambda: get(app, kind, tenant_id, found_id),
+        version=lambda seen: (seen.row_version, 0),
+        done=lambda seen: seen.status != "validating",
+        wait_seconds=wait_seconds,
+    )
+
+
+def answer_of(row: Model | Dataset, response: Response, if_none_match: str | None) -> Response | None:
+    """The answer to who has this version already; None: the row is to be told, with the headers set here."""
+    retry_seconds = 1 if row.status == "validating" else None
+    return unless_changed(response, if_none_match, row_etag(row), retry_seconds=retry_seconds)
+
+
+def created(kind: ResourceKind[Named], row: Named, shown: BaseModel) -> Answer:
+    """The answer to the request that made it."""
+    headers = {"Location": f"/v1/{kind.word}s/{row.id}", "Retry-After": "1", "ETag": row_etag(row)}
+    return Answer(201, shown.model_dump(mode="json"), headers)
 
 
 def list_page(

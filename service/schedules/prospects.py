@@ -17,13 +17,13 @@ from service.contracts.dataset import DatasetSummary
 from service.contracts.errors import FieldProblem, InvalidRequestError, problem_summary
 from service.contracts.evaluation import AGREEMENT, DEFAULT_METRICS, EvaluationSpec
 from service.contracts.regression import Baseline, MaxDrop, NotSignificantlyWorse, OfAlias, OfJob, RegressionGate
-from service.datasets import repository as datasets
 from service.jobs import repository as jobs
 from service.jobs.errors import JobNotFoundError
 from service.jobs.submission import Submission
 from service.names import repository as names
 from service.names.aliases.repository import alias_of
-from service.names.kinds import MODELS
+from service.names.kinds import DATASETS, MODELS
+from service.names.repository import look_up
 
 _HINT = (
     "Name what is there: aliases are made by PUT /v1/models/NAME@VERSION/aliases/ALIAS, metrics are declared under "
@@ -155,5 +155,5 @@ def _measured_on(session: Session, tenant_id: str, given: Submission) -> Dataset
     dataset_id = given.job.evaluation_dataset_id or given.job.calibration_dataset_id
     if dataset_id is None:
         return None
-    row = datasets.resolved(session, tenant_id, dataset_id)
+    row = look_up(session, DATASETS, tenant_id, dataset_id)
     return None if row.summary is None else DatasetSummary.model_validate(row.summary)

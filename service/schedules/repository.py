@@ -64,10 +64,8 @@ def get(session: Session, tenant_id: str, schedule_id: str, *, locked: bool = Fa
     Raises:
         ScheduleNotFoundError: the tenant has no such schedule.
     """
-    row = repository.find(session, JobSchedule, tenant_id, schedule_id, lock="update" if locked else None)
-    if row is None:
-        raise ScheduleNotFoundError(schedule_id)
-    return row
+    missing = ScheduleNotFoundError(schedule_id)
+    return repository.find(session, JobSchedule, tenant_id, schedule_id, missing, lock="update" if locked else None)
 
 
 def called(session: Session, tenant_id: str, text: str) -> JobSchedule:
@@ -237,10 +235,9 @@ def run_of(session: Session, tenant_id: str, schedule_id: str, run_id: str) -> S
     Raises:
         RunNotFoundError: it has no such run.
     """
-    row = repository.find(session, ScheduleRun, tenant_id, run_id, schedule_id=schedule_id)
-    if row is None:
-        raise RunNotFoundError(schedule_id, run_id)
-    return row
+    return repository.find(
+        session, ScheduleRun, tenant_id, run_id, RunNotFoundError(schedule_id, run_id), schedule_id=schedule_id
+    )
 
 
 def last_accepted(session: Session, tenant_id: str, schedule_id: str, model_id: str) -> str | None:

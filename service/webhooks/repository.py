@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from sqlalchemy import (
     BindParameter,
@@ -92,21 +92,14 @@ def create(
     return session.scalars(statement).one()
 
 
-def count(session: Session, tenant_id: str) -> int:
-    """How many endpoints the tenant has."""
-    return repository.count(session, WebhookEndpoint, tenant_id)
-
-
 def get(session: Session, tenant_id: str, endpoint_id: str, *, locked: bool = False) -> WebhookEndpoint:
     """The tenant's endpoint; ``locked``: kept from changes until the transaction ends.
 
     Raises:
         WebhookNotFoundError: the tenant has no such endpoint.
     """
-    row = repository.find(session, WebhookEndpoint, tenant_id, endpoint_id, lock="update" if locked else None)
-    if row is None:
-        raise WebhookNotFoundError(endpoint_id)
-    return row
+    missing = WebhookNotFoundError(endpoint_id)
+    return repository.find(session, WebhookEndpoint, tenant_id, endpoint_id, missing, lock="update" if locked else None)
 
 
 def list_page(
@@ -116,18 +109,14 @@ def list_page(
     return repository.page(session, WebhookEndpoint, [owned(WebhookEndpoint, tenant_id)], after=after, limit=limit)
 
 
-def change(session: Session, endpoint_id: str, **values: Any) -> WebhookEndpoint:
-    """Set ``values`` on an endpoint that the caller has looked up and locked."""
-    return repository.change(session, WebhookEndpoint, endpoint_id, **values)
-
-
 def rotate(
     session: Session, row: WebhookEndpoint, *, sealed: str, pepper_id: str, grace_seconds: float | None
 ) -> WebhookEndpoint:
     """Put a new secret in place of the one there is, which stays for the grace; None: it ends now."""
     kept = grace_seconds is not None
-    return change(
+    return repository.change(
         session,
+        WebhookEndpoint,
         row.id,
         sealed=sealed,
         pepper_id=pepper_id,
@@ -139,12 +128,16 @@ def rotate(
 def enable(session: Session, endpoint_id: str) -> WebhookEndpoint:
     """Enable an endpoint; what was held for it is due now."""
     session.execute(_waiting_of(endpoint_id).values(next_attempt_at=db_now()))
-    return change(session, endpoint_id, enabled=True, disabled_reason=None, disabled_at=None, failing_since=None)
+    return repository.change(
+        session, WebhookEndpoint, endpoint_id, enabled=True, disabled_reason=None, disabled_at=None, failing_since=None
+    )
 
 
 def disable(session: Session, endpoint_id: str, reason: str) -> WebhookEndpoint:
     """Disable an endpoint; what waits for it is held until it is enabled again, or forgotten."""
-    row = change(session, endpoint_id, enabled=False, disabled_reason=reason, disabled_at=db_now())
+    row = repository.change(
+        session, WebhookEndpoint, endpoint_id, enabled=False, disabled_reason=reason, disabled_at=db_now()
+    )
     hold(session, endpoint_id)
     return row
 
@@ -264,10 +257,8 @@ def get_delivery(session: Session, tenant_id: str, endpoint_id: str, delivery_id
     Raises:
         DeliveryNotFoundError: it has none of this id.
     """
-    row = repository.find(session, WebhookDelivery, tenant_id, delivery_id, endpoint_id=endpoint_id)
-    if row is None:
-        raise DeliveryNotFoundError(endpoint_id, delivery_id)
-    return row
+    missing = DeliveryNotFoundError(endpoint_id, delivery_id)
+    return repository.find(session, WebhookDelivery, tenant_id, delivery_id, missing, endpoint_id=endpoint_id)
 
 
 def send_again(session: Session, delivery_id: str) -> WebhookDelivery:

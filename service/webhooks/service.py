@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from sqlalchemy.orm import Session
 
+from service import repository as rows
 from service.audit.service import note
 from service.contracts.webhooks import SECRET_PREFIX
 from service.deps import AppState
@@ -141,7 +142,7 @@ def create(app: AppState, by: Principal, body: WebhookCreate, key: str | None) -
 
     def work(_: None, session: Session) -> tuple[Answer, None]:
         usage.hold(session, by.tenant_id)
-        if repository.count(session, by.tenant_id) >= MOST_WEBHOOKS:
+        if rows.count(session, WebhookEndpoint, by.tenant_id) >= MOST_WEBHOOKS:
             raise TooManyWebhooksError(MOST_WEBHOOKS)
         row = repository.create(session, by.tenant_id, endpoint_id, body, sealed=sealed, pepper_id=vault.pepper_id)
         headers = {"Location": location(row), "ETag": etag(row), "Cache-Control": "no-store"}
@@ -198,7 +199,7 @@ def change(
         if "url" in values:
             values["failing_since"] = None  # it was another that failed
         if values:
-            row = repository.change(session, webhook_id, **values)
+            row = rows.change(session, WebhookEndpoint, webhook_id, **values)
         if body.enabled is not None and body.enabled != row.enabled:
             enable, disable = repository.enable, repository.disable
             row = enable(session, webhook_id) if body.enabled else disable(session, webhook_id, "client")
