@@ -233,16 +233,16 @@ def _problems(request: Request, error: RequestValidationError) -> tuple[FieldPro
     if isinstance(error.body, bytes):
         message = "the body must be JSON, sent with Content-Type: application/json"
         return (FieldProblem(pointer="", code="json-type", message=message),)
-    if model is not None and isinstance(error.body, (dict, list)) and all(_in_body(item) for item in items):
+    if (
+        model is not None
+        and isinstance(error.body, (dict, list))
+        and all(item["loc"][:1] == ("body",) for item in items)
+    ):
         try:
             model.model_validate(error.body)
         except ValidationError as again:
             return tuple(_in_json_words(problem) for problem in field_problems(again, model))
     return tuple(_generic_problem(item) for item in items)
-
-
-def _in_body(item: dict[str, Any]) -> bool:
-    return bool(item["loc"][:1] == ("body",))
 
 
 def _in_json_words(problem: FieldProblem) -> FieldProblem:

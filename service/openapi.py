@@ -19,7 +19,7 @@ from service.keys.schemas import KeyNeededError
 from service.limits import BodyTooLargeError
 from service.models.schemas import ModelNotFoundError, ModelNotReadyError, ModelRejectedError
 from service.pagination import InvalidCursorError
-from service.problems.catalog import problem_types
+from service.problems.router import problem_types
 from service.schedules.schemas import RunNotFoundError, ScheduleNotFoundError
 from service.uploads.schemas import UploadNotFoundError
 from service.webhooks.schemas import DeliveryNotFoundError, WebhookNotFoundError

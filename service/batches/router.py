@@ -36,9 +36,8 @@ from service.http import (
     unless_changed,
 )
 from service.idempotency.answers import IdempotencyHeader
-from service.jobs.streaming import CountedStream
+from service.jobs.streaming import CountedStream, StreamToken, TokenParameter, token_of
 from service.pagination import Page
-from service.streams import StreamToken, TokenParameter, token_of
 from service.tables import Batch
 
 router = APIRouter(route_class=ThreadedBodyRoute, prefix="/v1/batches", tags=["batches"])

@@ -28,8 +28,20 @@ from service.http import (
 from service.idempotency.answers import IdempotencyHeader
 from service.names.kinds import DATASETS
 from service.names.repository import ResourceQuery
-from service.names.schemas import FILTERS, TAG, TAG_PARAMETER, NounPatch, resource_query
-from service.names.service import answer_of, delete, identify, list_page, row_etag, update, waited_for
+from service.names.service import (
+    FILTERS,
+    TAG,
+    TAG_PARAMETER,
+    NounPatch,
+    answer_of,
+    delete,
+    identify,
+    list_page,
+    resource_query,
+    row_etag,
+    update,
+    waited_for,
+)
 from service.pagination import Page
 from service.storage import StoredFileCorruptError, StoredFileMissingError
 from service.uploads.schemas import UploadNotCompleteError, UploadNotFoundError

@@ -112,11 +112,6 @@ def _is_too_late(session: Session, job: Job, one: NewHandOver) -> bool:
     return one.artifact == WEIGHTS_KIND and not repository.waits_for(session, job.id, WEIGHTS_KIND)
 
 
-def hand_over_out(row: HandOver) -> HandOverOut:
-    """A hand-over without its secrets."""
-    return record_of(row, HandOverOut, when=row.condition)
-
-
 def hand_over_list(job_id: str, rows: Sequence[HandOver]) -> HandOverList:
-    """Hand-overs of a job."""
-    return HandOverList(id=job_id, items=[hand_over_out(row) for row in rows])
+    """Hand-overs of a job, without their secrets."""
+    return HandOverList(id=job_id, items=[record_of(row, HandOverOut, when=row.condition) for row in rows])

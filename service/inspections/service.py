@@ -61,7 +61,8 @@ def inspect(
         AlreadyQuantizedError: the model is quantized already.
         InvalidConfigError: the config does not fit the model.
     """
-    digest = config_digest(config)
+    # of all that the result depends on, the model aside: the resolved config and the engine
+    digest = hashlib.sha256(f"{VERSION}\n{config.model_dump_json()}".encode()).hexdigest()
     with app.database.read() as session:
         model, summary = usable(session, by.tenant_id, model_id)
     check_float(summary, config.preparation, pointer="")
@@ -103,11 +104,6 @@ def get(app: AppState, tenant_id: str, inspection_id: str) -> InspectionRow:
     """
     with app.database.read() as session:
         return repository.get(session, tenant_id, inspection_id)
-
-
-def config_digest(config: QuantizationConfig) -> str:
-    """Digest of everything that the result depends on, the model aside: the resolved config and the engine."""
-    return hashlib.sha256(f"{VERSION}\n{config.model_dump_json()}".encode()).hexdigest()
 
 
 def etag(row: InspectionRow) -> str:

@@ -58,7 +58,7 @@ from service.jobs.schemas import (
     UsersKind,
 )
 from service.jobs.service import ReportNotFoundError, ReportNotReadyError
-from service.jobs.streaming import CountedStream, event_stream
+from service.jobs.streaming import CountedStream, StreamToken, TokenParameter, event_stream, token_of
 from service.jobs.views import JobView, event_out, job_listed, job_out
 from service.models.schemas import ModelNotFoundError, ModelNotReadyError, ModelRejectedError
 from service.names.kinds import MODELS
@@ -66,7 +66,6 @@ from service.names.service import identify
 from service.pagination import Page
 from service.quarantine.schemas import ModelQuarantinedError
 from service.reports.reading import is_evaluation
-from service.streams import StreamToken, TokenParameter, token_of
 from service.tables import Job
 
 router = APIRouter(route_class=ThreadedBodyRoute, tags=["jobs"])
@@ -222,7 +221,9 @@ async def cancel_job(job_id: str, app: AppDep, principal: PrincipalDep) -> Respo
     """Cancel a job. 200: it is canceled, or had ended before; 202: it runs and stops soon. Never an error to repeat."""
     view = await app.writes.run(lambda: service.cancel(app, principal, job_id))
     status = 202 if view.job.state == "running" else 200
-    return JSONResponse(_document(view), status_code=status, headers={"ETag": _etag(view)})
+    return JSONResponse(
+        job_out(view).model_dump(mode="json", by_alias=True), status_code=status, headers={"ETag": _etag(view)}
+    )
 
 
 @router.post(
@@ -375,7 +376,3 @@ def _etag(view: JobView) -> str:
     beside = [] if view.waiting is None else [view.waiting.code]
     beside += [] if view.run is None else [f"{view.run.id}-{view.run.row_version}"]
     return f'"{".".join([str(view.job.row_version), *beside])}"'
-
-
-def _document(view: JobView) -> dict[str, Any]:
-    return job_out(view).model_dump(mode="json", by_alias=True)

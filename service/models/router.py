@@ -32,8 +32,19 @@ from service.models.schemas import (
 from service.models.service import model_in_list, model_out
 from service.names.kinds import MODELS
 from service.names.repository import ResourceQuery
-from service.names.schemas import FILTERS, TAG, TAG_PARAMETER, NounPatch, resource_query
-from service.names.service import answer_of, delete, list_page, row_etag, update, waited_for
+from service.names.service import (
+    FILTERS,
+    TAG,
+    TAG_PARAMETER,
+    NounPatch,
+    answer_of,
+    delete,
+    list_page,
+    resource_query,
+    row_etag,
+    update,
+    waited_for,
+)
 from service.pagination import Page
 from service.quarantine.schemas import ModelQuarantinedError
 from service.uploads.schemas import UploadNotCompleteError, UploadNotFoundError

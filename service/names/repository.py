@@ -286,7 +286,9 @@ def needs(session: Session, kind: ResourceKind[Named], tenant_id: str, row: Name
         select(literal("job"), Job.id).where(
             owned(Job, tenant_id), Job.state.in_(LIVE_STATES), _of_job(kind, resource_id)
         ),
-        select(literal("alias"), Alias.alias).where(owned(Alias, tenant_id), _of_alias(kind, resource_id)),
+        select(literal("alias"), Alias.alias).where(
+            owned(Alias, tenant_id), (Alias.model_id if kind.word == "model" else Alias.dataset_id) == resource_id
+        ),
         select(literal("schedule"), JobSchedule.name).where(owned(JobSchedule, tenant_id), in_template),
     ]
     if kind.word == "model":
@@ -337,7 +339,3 @@ def _of_template(session: Session, kind: ResourceKind[Named], row: Named) -> lis
     found: list[ColumnElement[bool]] = [cast(JobSchedule.template, String).contains(row.id, autoescape=True)]
     found += [JobSchedule.template[place].as_string().in_(named) for place in _PLACES[kind.word]]
     return found
-
-
-def _of_alias(kind: ResourceKind[Named], resource_id: str) -> ColumnElement[bool]:
-    return (Alias.model_id if kind.word == "model" else Alias.dataset_id) == resource_id

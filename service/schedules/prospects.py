@@ -124,13 +124,13 @@ def _look_at_job(session: Session, tenant_id: str, found: _GateProblems, place: 
     if job.kind != "quantize":
         found.wrong(place, "job-kind", f"the job {job_id} is none that quantizes ({job.kind})")
     elif job.state in _WITHOUT_REPORT:
-        found.wrong(place, "job-without-report", f"the job {job_id} has {_ended(job.state)} and has no report")
+        found.wrong(
+            place,
+            "job-without-report",
+            f"the job {job_id} has {'failed' if job.state == 'failed' else 'been canceled'} and has no report",
+        )
     elif job.state != "succeeded":
         found.odd(f"The job {job_id} has not ended: until it has succeeded, clauses against it are undecided.")
-
-
-def _ended(state: str) -> str:
-    return "failed" if state == "failed" else "been canceled"
 
 
 def _look_at_metric(

@@ -24,7 +24,7 @@ from service.names.aliases.schemas import (
 from service.names.kinds import Named, ResourceKind, require_ready
 from service.names.service import identify
 from service.principal import Principal
-from service.tables import Alias, AliasMove
+from service.tables import Alias
 from service.tables.base import record_of
 from service.webhooks.outbox import emit
 
@@ -85,7 +85,7 @@ def moves(app: AppState, kind: ResourceKind[Named], tenant_id: str, text: str, w
         found = repository.moves(session, kind, tenant_id, name, word) if is_alias(word) else []
         if not found:
             raise _missing(session, kind, tenant_id, name, word)
-        return [move_out(move) for move in found]
+        return [MoveOut(version=move.version, id=move.noun_id, by=move.actor, at=move.at) for move in found]
 
 
 def put(
@@ -202,8 +202,3 @@ def alias_out(kind: ResourceKind[Named], alias: Alias) -> AliasOut:
     return record_of(
         alias, AliasOut, id=alias.noun_id, links=AliasLinks(self=path, target=target, moves=f"{path}/moves")
     )
-
-
-def move_out(move: AliasMove) -> MoveOut:
-    """The move as it is shown."""
-    return MoveOut(version=move.version, id=move.noun_id, by=move.actor, at=move.at)

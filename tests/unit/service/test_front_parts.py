@@ -23,7 +23,7 @@ from service.client import ApiError
 from service.contracts.errors import QuantmillError
 from service.http import etag_matches
 from service.pagination import CursorCodec, InvalidCursorError, Position
-from service.problems.catalog import problem_types
+from service.problems.router import problem_types
 from service.resources import is_id, new_id
 from service.settings import Settings, driver_url
 from service.storage import FileStore, StoredFileCorruptError, StoredFileMissingError, file_sha256
@@ -236,7 +236,7 @@ def test_the_catalog_lists_every_error_of_service_and_worker() -> None:
     said = [code for text in texts for code in re.findall(r'^class \w+\([^)]*\bcode="([\w-]+)"', text, re.MULTILINE)]
     codes = {QuantmillError.code, *said}
     assert {"poison", "stalled", "data-dir-in-use", "download-corrupt"} <= codes
-    code = "import service.app, json; from service.problems.catalog import problem_types as p\n"
+    code = "import service.app, json; from service.problems.router import problem_types as p\n"
     code += "print(json.dumps([item.code for item in p()]))"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=True
