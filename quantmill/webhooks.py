@@ -23,12 +23,10 @@ TOLERANCE_SECONDS = 300.0
 _SECONDS = re.compile(r"[1-9][0-9]{0,15}")
 
 
-class WebhookNotVerifiedError(QuantmillError):
+class WebhookNotVerifiedError(
+    QuantmillError, code="webhook-not-verified", title="The webhook cannot be verified", status=400
+):
     """The request is not the service's, or is not fresh: answer 400 and do nothing."""
-
-    code = "webhook-not-verified"
-    title = "The webhook cannot be verified"
-    status = 400
 
 
 def verify(

@@ -24,7 +24,7 @@ from service.forms import FIELDS_BYTES, keep_form
 from service.health.service import ReadinessProbe
 from service.keys import cookies, scopes
 from service.keys.keyring import Holder, Keyring
-from service.keys.schemas import ScopeMissingError, UnauthorizedError
+from service.keys.schemas import KeyNeededError, ScopeMissingError
 from service.notifier import ChangeFeed, Notifier
 from service.principal import Principal
 from service.quotas import service as quotas
@@ -169,10 +169,10 @@ async def get_principal(
     """Whom the request's key stands for; looked up once per request.
 
     Raises:
-        UnauthorizedError: no key, or none that is good.
+        KeyNeededError: no key, or none that is good.
         TooManyWrongKeysError: too many of these from the client's address.
         ScopeMissingError: the key may not do this.
-        RateLimitedError: the tenant sends more than it may.
+        RateError: the tenant sends more than it may.
         GuardMissingError: a browser's session that changes something, and not from a page of its own.
     """
     known: Principal | None = getattr(request.state, "principal", None)
@@ -180,7 +180,7 @@ async def get_principal(
         return known
     holder, session = await _holder(request, app, None if credentials is None else credentials.credentials)
     if holder is None:
-        raise UnauthorizedError(
+        raise KeyNeededError(
             "The request carries no valid key.",
             hint="Send 'Authorization: Bearer KEY' with a key of the service.",
             header="Authorization",
@@ -243,7 +243,7 @@ async def form_of(request: Request, app: AppState, tenant_id: str, session: str 
     Raises:
         GuardMissingError: it does not.
         LargerThanQuotaError: a file is larger than one may be.
-        QuotaExceededError: there is no room for them.
+        QuotaError: there is no room for them.
         StorageFullError: nor is there on the disk.
     """
     if request._form is None and cookies.sends_files(request):
@@ -286,7 +286,7 @@ async def count_request(request: Request, app: AppState, tenant_id: str) -> None
     """Count the request by the tenant's limits, which are read now and then.
 
     Raises:
-        RateLimitedError: the tenant sends more than it may.
+        RateError: the tenant sends more than it may.
     """
     meter = app.meters.get(tenant_id)
     if meter is None or not meter.known():
@@ -344,11 +344,3 @@ async def get_guest(request: Request, app: AppDep) -> Principal | None:
 
 
 GuestDep = Annotated[Principal | None, Depends(get_guest)]
-
-
-async def get_request_id(request: Request) -> str:
-    """The id that the answer carries as X-Request-ID."""
-    return cast(str, request.state.request_id)
-
-
-RequestIdDep = Annotated[str, Depends(get_request_id)]

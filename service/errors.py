@@ -40,44 +40,30 @@ log = logging.getLogger(__name__)
 ErrorPage = Callable[[Request, QuantmillError], Response]
 
 
-class RouteNotFoundError(QuantmillError):
+class RouteNotFoundError(QuantmillError, code="route-not-found", title="No such endpoint", status=404):
     """No endpoint has this path."""
 
-    code = "route-not-found"
-    title = "No such endpoint"
-    status = 404
 
-
-class MethodNotAllowedError(QuantmillError):
+class MethodNotAllowedError(
+    QuantmillError, code="method-not-allowed", title="The method is not allowed here", status=405
+):
     """The endpoint does not know this method."""
 
-    code = "method-not-allowed"
-    title = "The method is not allowed here"
-    status = 405
 
-
-class MalformedRequestError(QuantmillError):
+class MalformedRequestError(QuantmillError, code="malformed-request", title="The request cannot be read", status=400):
     """The request cannot be read at all."""
 
-    code = "malformed-request"
-    title = "The request cannot be read"
-    status = 400
 
-
-class DatabaseUnavailableError(TransientError):
+class DatabaseUnavailableError(TransientError, code="database-unavailable", title="The database cannot be reached"):
     """The database does not answer; nothing was stored."""
 
-    code = "database-unavailable"
-    title = "The database cannot be reached"
     retry_after_seconds = 2
 
 
-class RequestStalledError(QuantmillError):
+class RequestStalledError(
+    QuantmillError, code="request-stalled", title="The request did not arrive in time", status=408
+):
     """The body of the request did not arrive in time."""
-
-    code = "request-stalled"
-    title = "The request did not arrive in time"
-    status = 408
 
 
 _BY_STATUS: dict[int, tuple[type[QuantmillError], str]] = {
@@ -247,16 +233,16 @@ def _problems(request: Request, error: RequestValidationError) -> tuple[FieldPro
     if isinstance(error.body, bytes):
         message = "the body must be JSON, sent with Content-Type: application/json"
         return (FieldProblem(pointer="", code="json-type", message=message),)
-    if model is not None and isinstance(error.body, (dict, list)) and all(_in_body(item) for item in items):
+    if (
+        model is not None
+        and isinstance(error.body, (dict, list))
+        and all(item["loc"][:1] == ("body",) for item in items)
+    ):
         try:
             model.model_validate(error.body)
         except ValidationError as again:
             return tuple(_in_json_words(problem) for problem in field_problems(again, model))
     return tuple(_generic_problem(item) for item in items)
-
-
-def _in_body(item: dict[str, Any]) -> bool:
-    return bool(item["loc"][:1] == ("body",))
 
 
 def _in_json_words(problem: FieldProblem) -> FieldProblem:

@@ -158,6 +158,26 @@ async def poll(
     return seen
 
 
+def unless_changed(
+    response: Response, if_none_match: str | None, etag: str, *, retry_seconds: int | None = None
+) -> Response | None:
+    """304 for who has this version already; None: it is to be told, with the headers that ``response`` has now.
+
+    Args:
+        response: of the endpoint.
+        if_none_match: the header of the request.
+        etag: of what is there.
+        retry_seconds: when it is worth to ask again; None: it will not change by itself.
+    """
+    headers = {"ETag": etag, "Cache-Control": "no-cache"}
+    if retry_seconds is not None:
+        headers["Retry-After"] = str(retry_seconds)
+    if etag_matches(if_none_match, etag):
+        return Response(status_code=304, headers=headers)
+    response.headers.update(headers)
+    return None
+
+
 class PageRequest:
     """The page of a list that a request asks for, by ``limit`` and ``cursor``; every list is answered by it.
 
@@ -259,20 +279,16 @@ IfNoneMatch = Annotated[str | None, Header(max_length=512, description="* : only
 _ANY = "*"
 
 
-class PreconditionRequiredError(QuantmillError):
+class PreconditionRequiredError(
+    QuantmillError, code="precondition-required", title="The request needs a condition", status=428
+):
     """The request changes what others may change, too, and does not say what it takes it to be."""
 
-    code = "precondition-required"
-    title = "The request needs a condition"
-    status = 428
 
-
-class PreconditionFailedError(QuantmillError):
+class PreconditionFailedError(
+    QuantmillError, code="precondition-failed", title="The condition does not hold", status=412
+):
     """What the request would change is not what it says: somebody else was faster, or it is there, or is not."""
-
-    code = "precondition-failed"
-    title = "The condition does not hold"
-    status = 412
 
 
 @dataclass(frozen=True)

@@ -17,43 +17,27 @@ MIB = 1024**2
 HEAD_BYTES = 64 * KIB
 
 
-class BodyTooLargeError(QuantmillError):
+class BodyTooLargeError(QuantmillError, code="body-too-large", title="The body is too large", status=413):
     """The body is larger than this endpoint takes."""
 
-    code = "body-too-large"
-    title = "The body is too large"
-    status = 413
 
-
-class UrlTooLongError(QuantmillError):
+class UrlTooLongError(QuantmillError, code="url-too-long", title="The URL is too long", status=414):
     """Path or query are longer, or have more parameters, than this endpoint takes."""
 
-    code = "url-too-long"
-    title = "The URL is too long"
-    status = 414
 
-
-class HeadersTooLargeError(QuantmillError):
+class HeadersTooLargeError(QuantmillError, code="headers-too-large", title="The headers are too large", status=431):
     """The headers are larger, or there are more of them, than the service takes."""
 
-    code = "headers-too-large"
-    title = "The headers are too large"
-    status = 431
 
-
-class TooManyConnectionsError(TransientError):
+class TooManyConnectionsError(TransientError, code="too-many-connections", title="Too many connections"):
     """As many requests are being served, in all or from one address, as may be at a time."""
 
-    code = "too-many-connections"
-    title = "Too many connections"
     retry_after_seconds = 2
 
 
-class RequestOverdueError(TransientError):
+class RequestOverdueError(TransientError, code="request-overdue", title="The request took too long"):
     """The request was not done in the time that any may take; what it began may still be carried out."""
 
-    code = "request-overdue"
-    title = "The request took too long"
     retry_after_seconds = 5
 
 

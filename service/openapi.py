@@ -15,11 +15,11 @@ from service.http import PROBLEM_CODES, describe
 from service.idempotency.answers import IDEMPOTENCY_HEADER, IdempotencyInFlightError, IdempotencyKeyReuseError
 from service.inspections.schemas import InspectionNotFoundError
 from service.jobs.errors import JobNotFoundError
-from service.keys.schemas import UnauthorizedError
+from service.keys.schemas import KeyNeededError
 from service.limits import BodyTooLargeError
 from service.models.schemas import ModelNotFoundError, ModelNotReadyError, ModelRejectedError
 from service.pagination import InvalidCursorError
-from service.problems.catalog import problem_types
+from service.problems.router import problem_types
 from service.schedules.schemas import RunNotFoundError, ScheduleNotFoundError
 from service.uploads.schemas import UploadNotFoundError
 from service.webhooks.schemas import DeliveryNotFoundError, WebhookNotFoundError
@@ -89,7 +89,7 @@ def _name_problems(document: dict[str, Any]) -> None:
 def _common(operation: dict[str, Any]) -> Iterator[type[QuantmillError]]:
     """What an operation may answer because of its key, parameters and body."""
     if "security" in operation:
-        yield UnauthorizedError
+        yield KeyNeededError
         yield DatabaseUnavailableError
     parameters = operation.get("parameters", [])
     for parameter in parameters:

@@ -50,20 +50,14 @@ _PREFLIGHT_SECONDS = 600
 _LOOPBACK_NAMES = frozenset({"localhost", "localhost.localdomain"})
 
 
-class ForeignOriginError(QuantmillError):
+class ForeignOriginError(
+    QuantmillError, code="foreign-origin", title="Pages of other origins may not do this", status=403
+):
     """A page of another origin has sent the request; nothing was done."""
 
-    code = "foreign-origin"
-    title = "Pages of other origins may not do this"
-    status = 403
 
-
-class ForeignHostError(QuantmillError):
+class ForeignHostError(QuantmillError, code="foreign-host", title="The service is not of this name", status=421):
     """The request names a host that this service is not; nothing was read or done."""
-
-    code = "foreign-host"
-    title = "The service is not of this name"
-    status = 421
 
 
 def shared(app: ASGIApp, origins: tuple[str, ...]) -> ASGIApp:

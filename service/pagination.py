@@ -20,12 +20,8 @@ _MAC_BYTES = 16
 _Item = TypeVar("_Item")
 
 
-class InvalidCursorError(QuantmillError):
+class InvalidCursorError(QuantmillError, code="invalid-cursor", title="The cursor is not valid", status=422):
     """The cursor was not made by this service, or for another list or other filters."""
-
-    code = "invalid-cursor"
-    title = "The cursor is not valid"
-    status = 422
 
 
 class Position(NamedTuple):

@@ -29,81 +29,43 @@ from sqlalchemy.dialects.postgresql import insert as insert_postgresql
 from sqlalchemy.dialects.sqlite import insert as insert_sqlite
 from sqlalchemy.orm import InstrumentedAttribute, Session, defer
 
+from service.contracts.errors import QuantmillError
 from service.db import db_now
 from service.ids import Prefix, is_id
 from service.pagination import Position
 from service.tables import (
-    Alias,
-    AliasMove,
     ApiKey,
     Artifact,
-    Attestation,
     Base,
     Batch,
     BatchMember,
     Dataset,
-    DeletedJob,
     HandOver,
-    IdempotencyKey,
     InspectionRow,
     Job,
-    JobEstimate,
-    JobEvent,
-    JobTiming,
+    JobSchedule,
     Model,
-    ModelFile,
-    NounName,
-    Quarantine,
-    ReportRow,
-    Schedule,
     ScheduleRun,
     Upload,
     WebhookDelivery,
     WebhookEndpoint,
 )
-
-Owned = (
-    type[Alias]
-    | type[AliasMove]
-    | type[Artifact]
-    | type[Attestation]
-    | type[Batch]
-    | type[BatchMember]
-    | type[Dataset]
-    | type[DeletedJob]
-    | type[HandOver]
-    | type[IdempotencyKey]
-    | type[InspectionRow]
-    | type[Job]
-    | type[JobEstimate]
-    | type[JobEvent]
-    | type[JobTiming]
-    | type[Model]
-    | type[ModelFile]
-    | type[NounName]
-    | type[Quarantine]
-    | type[ReportRow]
-    | type[Schedule]
-    | type[ScheduleRun]
-    | type[Upload]
-    | type[WebhookDelivery]
-    | type[WebhookEndpoint]
-)
+from service.tables.base import Owned
 
 
-def owned(table: Owned, tenant_id: str | BindParameter[str] | InstrumentedAttribute[str]) -> ColumnElement[bool]:
+def owned(table: type[Owned], tenant_id: str | BindParameter[str] | InstrumentedAttribute[str]) -> ColumnElement[bool]:
     """``table``'s row is the tenant's; what is another's is not there."""
     return table.tenant_id == tenant_id
 
 
 _Own = TypeVar(
-    "_Own", Artifact, Batch, Dataset, InspectionRow, Job, Model, Schedule, ScheduleRun, Upload, WebhookDelivery,
+    "_Own", Artifact, Batch, Dataset, InspectionRow, Job, Model, JobSchedule, ScheduleRun, Upload, WebhookDelivery,
     WebhookEndpoint,
 )  # fmt: skip
 _Listed = TypeVar(
-    "_Listed", ApiKey, Batch, Dataset, Job, Model, Schedule, ScheduleRun, WebhookDelivery, WebhookEndpoint
+    "_Listed", ApiKey, Batch, Dataset, Job, Model, JobSchedule, ScheduleRun, WebhookDelivery, WebhookEndpoint
 )
-_Versioned = TypeVar("_Versioned", Schedule, ScheduleRun, WebhookEndpoint)
+_Versioned = TypeVar("_Versioned", JobSchedule, ScheduleRun, WebhookEndpoint)
 # Of ids, by the table that they are of.
 _PREFIXES: dict[type[Base], Prefix] = {
     Artifact: "art",
@@ -112,7 +74,7 @@ _PREFIXES: dict[type[Base], Prefix] = {
     InspectionRow: "ins",
     Job: "job",
     Model: "mdl",
-    Schedule: "sch",
+    JobSchedule: "sch",
     ScheduleRun: "run",
     Upload: "upl",
     WebhookDelivery: "dlv",
@@ -174,16 +136,19 @@ def upsert(session: Session, table: type[Base], row: dict[str, Any], changes: di
 
 
 def settle(
-    session: Session,
-    table: type[Model] | type[Dataset] | type[InspectionRow],
-    which: ColumnElement[bool],
-    running: str,
-    values: dict[str, Any],
+    session: Session, table: type[Model] | type[Dataset] | type[InspectionRow], values: dict[str, Any], **which: str
 ) -> bool:
-    """Set ``values``, the new status among them, if the row's status is still ``running``. False if it had ended."""
+    """End a validation or an inspection by ``values``, the new status among them. False if it had ended before.
+
+    Args:
+        session: of the transaction.
+        table: which table.
+        values: columns to set.
+        which: what columns of the row hold.
+    """
     row = session.scalar(
         update(table)
-        .where(which, table.status == running)
+        .where(*_equal(table, which), table.status.in_(("validating", "running")))
         .values(**values, row_version=table.row_version + 1, updated_at=db_now())
         .returning(table.id)
         .execution_options(synchronize_session=False)
@@ -209,27 +174,32 @@ def find(
     table: type[_Own],
     tenant_id: str,
     row_id: str,
+    missing: QuantmillError,
     *,
     lock: Literal["update", "read"] | None = None,
     **equal: str,
-) -> _Own | None:
-    """The tenant's row of this id; None: the tenant has none.
+) -> _Own:
+    """The tenant's row of this id.
 
     Args:
         session: reads; with a lock it writes.
         table: which table.
         tenant_id: whose.
         row_id: as a request has it: what is no id of this table is not asked for.
+        missing: what is raised where the tenant has no such row.
         lock: ``update``: the row as it is now, and nobody else changes it until the transaction ends; ``read``: nobody
             deletes it until then. Others' rows are not even waited for.
         equal: what else columns have to hold.
     """
     if not is_id(row_id, _PREFIXES[table]):
-        return None
+        raise missing
     statement = select(table).where(table.id == row_id, owned(table, tenant_id), *_equal(table, equal))
     if lock is not None:
         statement = statement.with_for_update(read=lock == "read")
-    return session.scalar(statement, execution_options={"populate_existing": lock == "update"})
+    row = session.scalar(statement, execution_options={"populate_existing": lock == "update"})
+    if row is None:
+        raise missing
+    return row
 
 
 def count(session: Session, table: type[_Own], tenant_id: str) -> int:

@@ -1,9 +1,9 @@
-"""What models and datasets have in common: a status that ends in ready or rejected, with the reasons."""
+"""What resources have in common: their errors; of models and datasets a status that ends in ready or rejected."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from service.contracts.command_errors import TransientError
 from service.contracts.errors import FieldProblem, Problem, QuantmillError
@@ -23,7 +23,19 @@ def with_pointer(problem: Problem, pointer: str) -> Problem:
     return problem.model_copy(update={"errors": (place,)})
 
 
-class ResourceNotFoundError(QuantmillError):
+class ResourceError(QuantmillError):
+    """Base: something about a resource, which a class keyword ``word`` names; ``listed`` tells where they are found."""
+
+    word: ClassVar[str]
+    listed: ClassVar[str]
+
+    def __init_subclass__(cls, *, word: str | None = None, listed: str | None = None, **said: Any) -> None:
+        super().__init_subclass__(**said)
+        if word is not None:
+            cls.word, cls.listed = word, listed or f"GET /v1/{word}s lists them."
+
+
+class ResourceNotFoundError(ResourceError, status=404):
     """Base: the tenant has none that is called so.
 
     Args:
@@ -33,9 +45,6 @@ class ResourceNotFoundError(QuantmillError):
         detail: what is said; default: that there is none.
         hint: likewise; default: where all of them are listed.
     """
-
-    status = 404
-    word: ClassVar[str]
 
     def __init__(
         self,
@@ -51,11 +60,11 @@ class ResourceNotFoundError(QuantmillError):
             pointer=pointer,
             query=query,
             path_parameter=f"{self.word}_id" if pointer is None and query is None else None,
-            hint=hint or f"GET /v1/{self.word}s lists them.",
+            hint=hint or self.listed,
         )
 
 
-class ResourceInUseError(QuantmillError):
+class ResourceInUseError(ResourceError, status=409):
     """Base: it cannot be deleted, for something that is there needs it.
 
     Args:
@@ -63,9 +72,6 @@ class ResourceInUseError(QuantmillError):
         needed_by: what needs it, each as a word with an id or a name; the first of them.
         count: how many there are.
     """
-
-    status = 409
-    word: ClassVar[str]
 
     def __init__(self, resource_id: str, *, needed_by: Sequence[tuple[str, str]], count: int) -> None:
         named = ", ".join(f"{word} {name}" for word, name in needed_by)
@@ -79,11 +85,8 @@ class ResourceInUseError(QuantmillError):
         )
 
 
-class ResourceNotReadyError(TransientError):
+class ResourceNotReadyError(ResourceError, TransientError, status=409):
     """Base: the validation has not ended yet."""
-
-    status = 409
-    word: ClassVar[str]
 
     def __init__(self, resource_id: str, *, pointer: str) -> None:
         super().__init__(
@@ -93,11 +96,8 @@ class ResourceNotReadyError(TransientError):
         )
 
 
-class ResourceRejectedError(QuantmillError):
+class ResourceRejectedError(ResourceError, status=422):
     """Base: the validation found it unusable."""
-
-    status = 422
-    word: ClassVar[str]
 
     def __init__(self, resource_id: str, *, pointer: str, reasons: list[Problem]) -> None:
         text = "; ".join(reason.detail for reason in reasons)

@@ -21,11 +21,9 @@ _AWAY = (OperationalError, InterfaceError, PoolTimeoutError)
 log = logging.getLogger(__name__)
 
 
-class SchemaBehindError(TransientError):
+class SchemaBehindError(TransientError, code="schema-behind", title="The database is not migrated"):
     """The database was not migrated to the schema that this version needs."""
 
-    code = "schema-behind"
-    title = "The database is not migrated"
     retry_after_seconds = 5
 
     def __init__(self, current: str | None, head: str) -> None:
@@ -36,11 +34,9 @@ class SchemaBehindError(TransientError):
         )
 
 
-class SchemaAheadError(TransientError):
+class SchemaAheadError(TransientError, code="schema-ahead", title="The database is newer than this version"):
     """The database was migrated for a newer version: an update is under way, or this process was forgotten by it."""
 
-    code = "schema-ahead"
-    title = "The database is newer than this version"
     retry_after_seconds = 5
 
     def __init__(self, current: str, head: str) -> None:

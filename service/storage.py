@@ -32,20 +32,12 @@ _READ_ONLY = 0o440
 _ENDING = ThreadPoolExecutor(1, "storage-ending")
 
 
-class StoredFileMissingError(QuantmillError):
+class StoredFileMissingError(QuantmillError, code="stored-file-missing", title="A stored file is missing", status=500):
     """A file that the database knows of is not in the store."""
 
-    code = "stored-file-missing"
-    title = "A stored file is missing"
-    status = 500
 
-
-class StoredFileCorruptError(QuantmillError):
+class StoredFileCorruptError(QuantmillError, code="stored-file-corrupt", title="A stored file is damaged", status=500):
     """A stored file is not what it was when it was stored."""
-
-    code = "stored-file-corrupt"
-    title = "A stored file is damaged"
-    status = 500
 
 
 def check_digest(actual: str, expected: str) -> None:
@@ -63,20 +55,12 @@ def check_digest(actual: str, expected: str) -> None:
         )
 
 
-class StorageFullError(QuantmillError):
+class StorageFullError(QuantmillError, code="storage-full", title="The storage is full", status=507):
     """The disk has no room left."""
 
-    code = "storage-full"
-    title = "The storage is full"
-    status = 507
 
-
-class StorageAwayError(QuantmillError):
+class StorageAwayError(QuantmillError, code="storage-away", title="The storage cannot be reached", status=503):
     """The storage folder is not there: its mount went away, or does not answer."""
-
-    code = "storage-away"
-    title = "The storage cannot be reached"
-    status = 503
 
 
 @dataclass(frozen=True)

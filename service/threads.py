@@ -38,11 +38,8 @@ _NOBODY = Asker()
 asker: ContextVar[Asker] = ContextVar("asker", default=_NOBODY)
 
 
-class ServiceBusyError(TransientError):
+class ServiceBusyError(TransientError, code="service-busy", title="The service is busy"):
     """More of the same kind waits than the service gets done just now; nothing was stored."""
-
-    code = "service-busy"
-    title = "The service is busy"
 
 
 class Threads:

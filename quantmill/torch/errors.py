@@ -18,40 +18,24 @@ import quantmill
 from service.contracts.errors import DatasetError, QuantmillError
 
 
-class ExportError(QuantmillError):
+class ExportError(QuantmillError, code="export-failed", title="The module cannot be exported", status=422):
     """The module cannot be exported to ONNX; ``where`` names file and line of the user's code where they are known."""
 
-    code = "export-failed"
-    title = "The module cannot be exported"
-    status = 422
 
-
-class ExampleInputsError(ExportError):
+class ExampleInputsError(ExportError, code="export-inputs", title="The module cannot be called like this"):
     """The example inputs do not fit the module, or hold something that is no input of an ONNX model."""
 
-    code = "export-inputs"
-    title = "The module cannot be called like this"
 
-
-class BatchFixedError(ExportError):
+class BatchFixedError(ExportError, code="export-batch-fixed", title="The module's batch size is fixed"):
     """The module works with one batch size only."""
 
-    code = "export-batch-fixed"
-    title = "The module's batch size is fixed"
 
-
-class ExportMismatchError(ExportError):
+class ExportMismatchError(ExportError, code="export-mismatch", title="The exported model differs from the module"):
     """The exported model computes something else than the module; ``where`` names the output and the distance."""
 
-    code = "export-mismatch"
-    title = "The exported model differs from the module"
 
-
-class LoaderError(DatasetError):
+class LoaderError(DatasetError, code="invalid-loader", title="The data loader does not fit the module"):
     """What a data loader gives does not fit the module; ``where`` names the batch."""
-
-    code = "invalid-loader"
-    title = "The data loader does not fit the module"
 
 
 # Failures of an export in words: where in the user's code, why, and what to do.

@@ -25,11 +25,8 @@ _SHAPES = ("Shape", "Size")
 _LOOKUPS = ("Gather", "GatherND", "GatherElements")
 
 
-class StubError(ModelError):
+class StubError(ModelError, code="misplaced-stub", title="QuantStub and DeQuantStub do not bound a region"):
     """A QuantStub or DeQuantStub stands where it bounds no region."""
-
-    code = "misplaced-stub"
-    title = "QuantStub and DeQuantStub do not bound a region"
 
 
 def has_markers(model: ir.Model) -> bool:

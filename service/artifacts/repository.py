@@ -37,10 +37,7 @@ def get(session: Session, tenant_id: str, artifact_id: str) -> Artifact:
     Raises:
         ArtifactNotFoundError: the tenant has no such artifact.
     """
-    artifact = find(session, Artifact, tenant_id, artifact_id)
-    if artifact is None:
-        raise ArtifactNotFoundError(artifact_id)
-    return artifact
+    return find(session, Artifact, tenant_id, artifact_id, ArtifactNotFoundError(artifact_id))
 
 
 def list_of_job(session: Session, tenant_id: str, job_id: str) -> list[Artifact]:

@@ -11,6 +11,7 @@ from service.deps import AppDep, PrincipalDep, reading
 from service.http import Responses, problems
 from service.storage import StoredFileCorruptError, StoredFileMissingError
 from service.tables import Artifact
+from service.tables.base import record_of
 
 router = APIRouter(tags=["artifacts"])
 
@@ -68,15 +69,8 @@ def _content(artifact: Artifact) -> Content:
 
 def _out(artifact: Artifact) -> ArtifactOut:
     path = f"/v1/artifacts/{artifact.id}"
-    return ArtifactOut(
-        id=artifact.id,
-        job_id=artifact.job_id,
-        attempt=artifact.attempt,
-        kind=artifact.kind,
-        filename=artifact.filename,
-        media_type=artifact.media_type,
-        size_bytes=artifact.size_bytes,
-        sha256=artifact.sha256,
-        created_at=artifact.created_at,
+    return record_of(
+        artifact,
+        ArtifactOut,
         links=ArtifactLinks(self=path, content=f"{path}/content", job=f"/v1/jobs/{artifact.job_id}"),
     )

@@ -7,7 +7,7 @@ from datetime import datetime
 from pydantic import BaseModel, Field
 
 from service.contracts.command_errors import HttpError
-from service.contracts.errors import QuantmillError
+from service.resources import ResourceNotFoundError
 
 
 class ArtifactLinks(BaseModel):
@@ -41,27 +41,20 @@ class ArtifactList(BaseModel):
     items: list[ArtifactOut]
 
 
-class ArtifactNotFoundError(QuantmillError):
+class ArtifactNotFoundError(
+    ResourceNotFoundError,
+    word="artifact",
+    code="artifact-not-found",
+    title="No such artifact",
+    listed="GET /v1/jobs/{id}/artifacts lists those of a job.",
+):
     """There is no such artifact (or it belongs to somebody else)."""
 
-    code = "artifact-not-found"
-    title = "No such artifact"
-    status = 404
 
-    def __init__(self, artifact_id: str) -> None:
-        super().__init__(
-            f"There is no artifact {artifact_id!r}.",
-            path_parameter="artifact_id",
-            hint="GET /v1/jobs/{id}/artifacts lists those of a job.",
-        )
-
-
-class RangeNotSatisfiableError(HttpError):
+class RangeNotSatisfiableError(
+    HttpError, code="range-not-satisfiable", title="The range lies outside the file", status=416
+):
     """The range lies outside the file."""
-
-    code = "range-not-satisfiable"
-    title = "The range lies outside the file"
-    status = 416
 
     def __init__(self, size_bytes: int) -> None:
         super().__init__(

@@ -19,7 +19,7 @@ from service.attestations.signing import signing_key_out
 from service.deps import AppDep, GuestDep, PrincipalDep
 from service.errors import DatabaseUnavailableError
 from service.http import Responses, etag_matches, problems
-from service.keys.schemas import UnauthorizedError
+from service.keys.schemas import KeyNeededError
 
 router = APIRouter(tags=["attestations"])
 
@@ -45,9 +45,7 @@ async def get_attestation(
     return Response(row.envelope, media_type="application/json", headers=headers)
 
 
-@router.get(
-    "/v1/keys/signing", responses=problems(SigningUnavailableError, UnauthorizedError, DatabaseUnavailableError)
-)
+@router.get("/v1/keys/signing", responses=problems(SigningUnavailableError, KeyNeededError, DatabaseUnavailableError))
 async def list_signing_keys(app: AppDep, guest: GuestDep) -> SigningKeyList:
     """The public halves of the keys by which this installation has signed: give them to whoever verifies.
 

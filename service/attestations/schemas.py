@@ -45,66 +45,45 @@ class SigningKeyList(BaseModel):
 # Errors around attestations.
 
 
-class AttestationNotReadyError(TransientError):
+class AttestationNotReadyError(
+    TransientError, code="attestation-not-ready", title="The attestation is not there yet", status=409
+):
     """The job has not ended yet."""
 
-    code = "attestation-not-ready"
-    title = "The attestation is not there yet"
-    status = 409
     retry_after_seconds = 2
 
 
-class AttestationNotFoundError(QuantmillError):
+class AttestationNotFoundError(
+    QuantmillError, code="attestation-not-found", title="The job has no attestation", status=404
+):
     """The job gave nothing that could be attested."""
 
-    code = "attestation-not-found"
-    title = "The job has no attestation"
-    status = 404
 
-
-class SigningUnavailableError(QuantmillError):
+class SigningUnavailableError(
+    QuantmillError, code="signing-unavailable", title="The service cannot keep a signing key", status=409
+):
     """The installation has no pepper, by which its signing key is encrypted."""
 
-    code = "signing-unavailable"
-    title = "The service cannot keep a signing key"
-    status = 409
 
-
-class SigningKeyUnreadableError(QuantmillError):
+class SigningKeyUnreadableError(
+    QuantmillError, code="signing-key-unreadable", title="The signing key cannot be read", status=409
+):
     """The stored signing key was encrypted under another pepper, or is damaged."""
 
-    code = "signing-key-unreadable"
-    title = "The signing key cannot be read"
-    status = 409
 
-
-class AttestationUnreadableError(QuantmillError):
+class AttestationUnreadableError(
+    QuantmillError, code="attestation-unreadable", title="The attestation cannot be read", status=422
+):
     """A file is not an attestation by which anything could be verified."""
 
-    code = "attestation-unreadable"
-    title = "The attestation cannot be read"
-    status = 422
 
-
-class PublicKeyError(QuantmillError):
+class PublicKeyError(QuantmillError, code="public-key-invalid", title="There is no usable public key", status=422):
     """A file holds no public key that verifies attestations."""
 
-    code = "public-key-invalid"
-    title = "There is no usable public key"
-    status = 422
 
-
-class NotVerifiedError(QuantmillError):
+class NotVerifiedError(QuantmillError, code="not-verified", title="The file is not verified", status=422):
     """A file is not what its attestation says, or nobody who is trusted has said it."""
 
-    code = "not-verified"
-    title = "The file is not verified"
-    status = 422
 
-
-class NotReproducedError(QuantmillError):
+class NotReproducedError(QuantmillError, code="not-reproduced", title="The job gave other bytes", status=409):
     """The same job has given other bytes."""
-
-    code = "not-reproduced"
-    title = "The job gave other bytes"
-    status = 409

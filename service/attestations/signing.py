@@ -21,6 +21,7 @@ from service.principal import DEFAULT_TENANT, SERVICE, Principal
 from service.sealing import SealBrokenError, Sealer, Vault
 from service.settings import Settings
 from service.tables import Attestation, Dataset, Job, Model, SigningKeyRow
+from service.tables.base import record_of
 
 # Whoever needs the key first has it made, whatever may be its own scope.
 _BY_ITSELF = Principal(DEFAULT_TENANT, SERVICE, "operator")
@@ -121,13 +122,7 @@ def _added(session: Session, public: PublicKey, sealed: str, pepper_id: str) -> 
 
 def signing_key_out(row: SigningKeyRow) -> SigningKeyOut:
     """The public half of a key."""
-    return SigningKeyOut(
-        id=row.id,
-        algorithm="ed25519",
-        public_key=public_key(row).pem,
-        created_at=row.created_at,
-        retired_at=row.retired_at,
-    )
+    return record_of(row, SigningKeyOut, algorithm="ed25519", public_key=public_key(row).pem)
 
 
 # Attestations made of the rows of jobs that have succeeded, signed and kept once.

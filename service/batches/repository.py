@@ -89,10 +89,9 @@ def get(session: Session, tenant_id: str, batch_id: str, *, locked: bool = False
     Raises:
         BatchNotFoundError: the tenant has no such batch.
     """
-    row = repository.find(session, Batch, tenant_id, batch_id, lock="update" if locked else None)
-    if row is None:
-        raise BatchNotFoundError(batch_id)
-    return row
+    return repository.find(
+        session, Batch, tenant_id, batch_id, BatchNotFoundError(batch_id), lock="update" if locked else None
+    )
 
 
 def list_page(

@@ -33,11 +33,11 @@ from service.http import (
     only_parameters,
     poll,
     problems,
+    unless_changed,
 )
 from service.idempotency.answers import IdempotencyHeader
-from service.jobs.streaming import CountedStream
+from service.jobs.streaming import CountedStream, StreamToken, TokenParameter, token_of
 from service.pagination import Page
-from service.streams import StreamToken, TokenParameter, token_of
 from service.tables import Batch
 
 router = APIRouter(route_class=ThreadedBodyRoute, prefix="/v1/batches", tags=["batches"])
@@ -110,13 +110,8 @@ async def get_batch(
         done=settled,
         wait_seconds=wait,
     )
-    headers = {"ETag": view.etag, "Cache-Control": "no-cache"}
-    if not view.ended:
-        headers["Retry-After"] = "2"
-    if etag_matches(if_none_match, view.etag):
-        return Response(status_code=304, headers=headers)
-    response.headers.update(headers)
-    return batch_out(view)
+    retry_seconds = None if view.ended else 2
+    return unless_changed(response, if_none_match, view.etag, retry_seconds=retry_seconds) or batch_out(view)
 
 
 @router.post("/{batch_id}/cancel", response_model=BatchOut, responses={202: {"model": BatchOut}})

@@ -233,12 +233,8 @@ class BatchEventPage(BaseModel):
 _MOST_TOLD = 5
 
 
-class BatchNotFoundError(QuantmillError):
+class BatchNotFoundError(QuantmillError, code="batch-not-found", title="No such batch", status=404):
     """The tenant has no such batch."""
-
-    code = "batch-not-found"
-    title = "No such batch"
-    status = 404
 
     def __init__(self, batch_id: str) -> None:
         super().__init__(
@@ -246,12 +242,8 @@ class BatchNotFoundError(QuantmillError):
         )
 
 
-class BatchRefusedError(QuantmillError):
+class BatchRefusedError(QuantmillError, code="batch-refused", title="Members of the batch are not valid", status=422):
     """Some members of the batch cannot be run as they were asked for; none was stored. ``where`` names all of them."""
-
-    code = "batch-refused"
-    title = "Members of the batch are not valid"
-    status = 422
 
     def __init__(self, members: int, faults: Sequence[tuple[dict[str, Any], Sequence[FieldProblem]]]) -> None:
         named = [told["member"] for told, _ in faults]
@@ -264,12 +256,8 @@ class BatchRefusedError(QuantmillError):
         )
 
 
-class BatchNotEndedError(QuantmillError):
+class BatchNotEndedError(QuantmillError, code="batch-not-ended", title="The batch has not ended", status=409):
     """Jobs of the batch are queued or running."""
-
-    code = "batch-not-ended"
-    title = "The batch has not ended"
-    status = 409
 
     def __init__(self, batch_id: str, live: int) -> None:
         super().__init__(
@@ -278,9 +266,5 @@ class BatchNotEndedError(QuantmillError):
         )
 
 
-class NothingToRetryError(QuantmillError):
+class NothingToRetryError(QuantmillError, code="nothing-to-retry", title="There is nothing to run again", status=409):
     """No member of the batch has failed or was canceled, or it was retried as often as it may be."""
-
-    code = "nothing-to-retry"
-    title = "There is nothing to run again"
-    status = 409

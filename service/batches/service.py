@@ -25,13 +25,14 @@ from service.contracts.errors import QuantmillError
 from service.deps import AppState
 from service.idempotency.answers import Answer
 from service.idempotency.requests import KeyedRequest, NoBody, RepeatableBody
-from service.idempotency.service import submit_checked
+from service.idempotency.service import submit_once
 from service.jobs import repository as jobs
 from service.jobs import transitions
 from service.jobs.repeats import same_request
 from service.jobs.schemas import JobCreate
-from service.jobs.submission import Submission, checked_submission, hold, same_result, store_job
+from service.jobs.submission import Submission, checked_submission, same_result, store_job
 from service.jobs.views import views
+from service.names import repository as names
 from service.pagination import Position
 from service.principal import Principal
 from service.quotas import service as quotas
@@ -62,7 +63,7 @@ def create(app: AppState, by: Principal, body: BatchCreate, *, key: str | None) 
 
     Raises:
         BatchRefusedError: some members cannot be run; names all of them. Nothing was stored.
-        QuotaExceededError: the tenant may not have so many jobs more. Nothing was stored.
+        QuotaError: the tenant may not have so many jobs more. Nothing was stored.
     """
     meaning = _BatchMeaning(
         name=body.name, labels=body.labels, grid=body.grid, members=[one.body for one in body.asked]
@@ -72,7 +73,7 @@ def create(app: AppState, by: Principal, body: BatchCreate, *, key: str | None) 
         key = None
     request = KeyedRequest.of("POST /v1/batches", key, meaning)
     check = partial(_checked, app=app, by=by, body=body)
-    return submit_checked(app, by, request, check, partial(_store, app=app, by=by, body=body))
+    return submit_once(app, by, request, check, partial(_store, app=app, by=by, body=body))
 
 
 def retry_failed(app: AppState, by: Principal, batch_id: str, *, key: str | None) -> Answer:
@@ -83,11 +84,11 @@ def retry_failed(app: AppState, by: Principal, batch_id: str, *, key: str | None
         BatchNotEndedError: some jobs are queued or running.
         NothingToRetryError: none has failed or was canceled, or the batch would have too many jobs.
         BatchRefusedError: some cannot be run any more; names all of them. Nothing was stored.
-        QuotaExceededError: the tenant may not have so many jobs more. Nothing was stored.
+        QuotaError: the tenant may not have so many jobs more. Nothing was stored.
     """
     request = KeyedRequest.of(f"POST /v1/batches/{batch_id}/retry-failed", key, NoBody())
     check = partial(_checked_again, app=app, by=by, batch_id=batch_id)
-    return submit_checked(app, by, request, check, partial(_store_again, app=app, by=by))
+    return submit_once(app, by, request, check, partial(_store_again, app=app, by=by))
 
 
 def get(app: AppState, tenant_id: str, batch_id: str) -> BatchView:
@@ -245,7 +246,7 @@ def _store_again(
 
 def _store_members(app: AppState, session: Session, by: Principal, batch: Batch, first: int, given: Given) -> list[Job]:
     """Store the jobs, at the positions from ``first`` on; returns those that are new."""
-    hold(session, by.tenant_id, [one for _, one in given])
+    names.hold(session, by.tenant_id, *(named for _, one in given for named in one.named))
     wanted = {
         one.job.fingerprint if one.reuse else at.member
         for at, one in given

@@ -21,6 +21,7 @@ from service.jobs.schemas import JobListed
 from service.jobs.views import JobView, job_listed
 from service.repository import Version
 from service.tables import Batch, BatchMember
+from service.tables.base import record_of
 
 _LIVE = ("queued", "running", "canceling")
 # The gate's word is worth more than the figures.
@@ -87,15 +88,12 @@ def counts_of(standings: Iterable[MemberCount]) -> BatchCounts:
 def batch_listed(batch: Batch, counts: BatchCounts) -> BatchListed:
     """The batch as lists tell of it."""
     path = location(batch)
-    return BatchListed(
-        id=batch.id,
-        name=batch.name,
-        labels=batch.labels,
+    return record_of(
+        batch,
+        BatchListed,
         state=state_of(counts),
         counts=counts,
         grid=None if batch.grid is None else BatchGrid.model_validate(batch.grid),
-        request_id=batch.request_id,
-        created_at=batch.created_at,
         links=BatchLinks(
             self=path, events=f"{path}/events", cancel=f"{path}/cancel", retry_failed=f"{path}/retry-failed"
         ),

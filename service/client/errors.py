@@ -15,57 +15,37 @@ _PASSING_CODES = frozenset({"upload-busy", "upload-stalled", "idempotency-in-fli
 _TOO_MANY = 429
 
 
-class DownloadCorruptError(QuantmillError):
+class DownloadCorruptError(QuantmillError, code="download-corrupt", title="The download is damaged", status=502):
     """What arrived is not what the service keeps."""
 
-    code = "download-corrupt"
-    title = "The download is damaged"
-    status = 502
 
-
-class JobNotSucceededError(QuantmillError):
+class JobNotSucceededError(QuantmillError, code="job-not-succeeded", title="The job did not succeed", status=409):
     """The job ended without a result and without an error: it was canceled."""
 
-    code = "job-not-succeeded"
-    title = "The job did not succeed"
-    status = 409
 
-
-class WaitTimeoutError(QuantmillError):
+class WaitTimeoutError(QuantmillError, code="wait-timeout", title="It takes longer than the time given", status=504):
     """What was waited for did not come in time; it goes on in the service."""
 
-    code = "wait-timeout"
-    title = "It takes longer than the time given"
-    status = 504
 
-
-class ServerUnreachableError(QuantmillError):
+class ServerUnreachableError(
+    QuantmillError, code="server-unreachable", title="The service cannot be reached", status=503
+):
     """The service does not answer."""
 
-    code = "server-unreachable"
-    title = "The service cannot be reached"
-    status = 503
 
-
-class ServiceNotFoundError(QuantmillError):
+class ServiceNotFoundError(
+    QuantmillError, code="service-not-found", title="It is not known which service is meant", status=404
+):
     """No address is given, and this user runs no service on this host, or several."""
 
-    code = "service-not-found"
-    title = "It is not known which service is meant"
-    status = 404
 
-
-class ApiError(QuantmillError):
+class ApiError(QuantmillError, code="api-error", title="The service refused the request", status=502):
     """The service refused, or tells of a failure; ``code``, ``status`` and all else are the service's own.
 
     Args:
         sent: the problem as it came.
         retry_after_seconds: when the same request may succeed, where the service said so.
     """
-
-    code = "api-error"
-    title = "The service refused the request"
-    status = 502
 
     def __init__(self, sent: Problem, retry_after_seconds: float | None = None) -> None:
         super().__init__(sent.detail, hint=sent.hint, errors=sent.errors)
@@ -191,25 +171,13 @@ def shown(url: str) -> str:
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
 
-class MlflowMissingError(QuantmillError):
+class MlflowMissingError(QuantmillError, code="mlflow-missing", title="MLflow is not installed", status=501):
     """MLflow's client is not installed."""
 
-    code = "mlflow-missing"
-    title = "MLflow is not installed"
-    status = 501
 
-
-class MlflowFailedError(QuantmillError):
+class MlflowFailedError(QuantmillError, code="mlflow-failed", title="The hand-over to MLflow failed", status=502):
     """MLflow refused, or cannot be reached. What it has until then is completed by the next call."""
 
-    code = "mlflow-failed"
-    title = "The hand-over to MLflow failed"
-    status = 502
 
-
-class NotRegisteredError(QuantmillError):
+class NotRegisteredError(QuantmillError, code="not-registered", title="The model is not registered", status=409):
     """A model that has not passed its gate is not registered."""
-
-    code = "not-registered"
-    title = "The model is not registered"
-    status = 409

@@ -100,7 +100,7 @@ class Sleep:
 
 
 @dataclass(frozen=True)
-class Work:
+class Act:
     """Something that computes or waits for a disk. Gives its result."""
 
     act: Callable[[], Any]
@@ -113,7 +113,7 @@ class Give(Generic[_Item]):
     item: _Item
 
 
-Step: TypeAlias = Send | Open | Next | Close | Sleep | Work
+Step: TypeAlias = Send | Open | Next | Close | Sleep | Act
 Steps: TypeAlias = Generator[Step, Any, _T]
 Items: TypeAlias = Generator[Step | Give[_Item], Any, _End]
 
@@ -170,7 +170,7 @@ def heard(items: Items[_Item, _End], tell: Callable[[_Item], None]) -> Steps[_En
 
 def work(act: Callable[[], _T]) -> Steps[_T]:
     """Do something that computes or waits for a disk."""
-    done: _T = yield Work(act)
+    done: _T = yield Act(act)
     return done
 
 

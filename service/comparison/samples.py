@@ -39,12 +39,10 @@ _BROKEN = (zipfile.BadZipFile, zlib.error, struct.error, EOFError, ValueError, K
 _Column = npt.NDArray[Any]
 
 
-class SamplesUnreadableError(QuantmillError):
+class SamplesUnreadableError(
+    QuantmillError, code="samples-unreadable", title="The results by sample cannot be read", status=422
+):
     """The file is not one that the engine writes."""
-
-    code = "samples-unreadable"
-    title = "The results by sample cannot be read"
-    status = 422
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from service.comparison.evidence import (
     samples_among,
     samples_of,
 )
-from service.comparison.pairing import CONFIDENCE, Pairing
+from service.comparison.pairing import CONFIDENCE
 from service.comparison.samples import Samples, SamplesUnreadableError
 from service.comparison.schemas import (
     MOST_LAYERS,
@@ -114,7 +114,15 @@ def _pair(
     pairing = found.pairing
     low, high = pairing.interval_percent
     samples = pairing.counts.samples
-    flipped = _flipped(pairing, most_flips)
+    flipped = tuple(
+        SampleFlip(
+            index=int(k),
+            expected=int(pairing.first.expected[k]),
+            first=int(pairing.first.quantized[k]),
+            second=int(pairing.second.quantized[k]),
+        )
+        for k in pairing.flipped[:most_flips]
+    )
     return ComparedPair(
         **ids,
         measure="accuracy" if pairing.labeled else "agreement",
@@ -148,15 +156,3 @@ def _paired_metrics(found: Paired, first: ComparedReport, second: ComparedReport
             p_value=drop.p_value,
             significant=drop.p_value <= 1.0 - CONFIDENCE,
         )
-
-
-def _flipped(pairing: Pairing, most: int) -> tuple[SampleFlip, ...]:
-    return tuple(
-        SampleFlip(
-            index=int(k),
-            expected=int(pairing.first.expected[k]),
-            first=int(pairing.first.quantized[k]),
-            second=int(pairing.second.quantized[k]),
-        )
-        for k in pairing.flipped[:most]
-    )

@@ -7,132 +7,74 @@ from enum import IntEnum
 from service.contracts.errors import QuantmillError
 
 
-class AddressError(QuantmillError):
+class AddressError(QuantmillError, code="address-unavailable", title="The address cannot be listened on", status=500):
     """The address cannot be listened on."""
 
-    code = "address-unavailable"
-    title = "The address cannot be listened on"
-    status = 500
 
-
-class DataDirInUseError(QuantmillError):
+class DataDirInUseError(QuantmillError, code="data-dir-in-use", title="The data directory is in use", status=500):
     """Another embedded service runs on this data directory."""
 
-    code = "data-dir-in-use"
-    title = "The data directory is in use"
-    status = 500
 
-
-class DataDirNotEmptyError(QuantmillError):
+class DataDirNotEmptyError(
+    QuantmillError, code="data-dir-not-empty", title="The data directory is not empty", status=500
+):
     """A backup is restored into an empty place only."""
 
-    code = "data-dir-not-empty"
-    title = "The data directory is not empty"
-    status = 500
 
-
-class BackupUnsupportedError(QuantmillError):
+class BackupUnsupportedError(
+    QuantmillError, code="backup-unsupported", title="This installation is backed up by other means", status=500
+):
     """What is to be copied, or to be put back, is not in one data directory."""
 
-    code = "backup-unsupported"
-    title = "This installation is backed up by other means"
-    status = 500
 
-
-class BackupPlaceError(QuantmillError):
+class BackupPlaceError(QuantmillError, code="backup-place", title="The folder is none for a backup", status=500):
     """The folder cannot take a backup, or holds none."""
 
-    code = "backup-place"
-    title = "The folder is none for a backup"
-    status = 500
 
-
-class BackupVersionError(QuantmillError):
+class BackupVersionError(QuantmillError, code="backup-version", title="The backup is of a newer version", status=500):
     """The backup is of a version that this one does not know."""
 
-    code = "backup-version"
-    title = "The backup is of a newer version"
-    status = 500
 
-
-class BackupDamagedError(QuantmillError):
+class BackupDamagedError(QuantmillError, code="backup-damaged", title="The backup is damaged", status=500):
     """The backup is not what was written."""
 
-    code = "backup-damaged"
-    title = "The backup is damaged"
-    status = 500
 
-
-class StartError(QuantmillError):
+class StartError(QuantmillError, code="start-failed", title="The service did not start", status=500):
     """The service did not come up."""
 
-    code = "start-failed"
-    title = "The service did not start"
-    status = 500
 
-
-class DemoError(QuantmillError):
+class DemoError(QuantmillError, code="demo-failed", title="The demo failed", status=500):
     """A step of the demo did not work."""
 
-    code = "demo-failed"
-    title = "The demo failed"
-    status = 500
 
-
-class FileAccessError(QuantmillError):
+class FileAccessError(QuantmillError, code="file-access", title="A file cannot be read or written", status=500):
     """A file cannot be read or written."""
 
-    code = "file-access"
-    title = "A file cannot be read or written"
-    status = 500
 
-
-class SystemRefusalError(QuantmillError):
+class SystemRefusalError(QuantmillError, code="system-refusal", title="The operating system refused", status=500):
     """The operating system refused something that is no file: a connection, a process, a thread."""
 
-    code = "system-refusal"
-    title = "The operating system refused"
-    status = 500
 
-
-class EngineMissingError(QuantmillError):
+class EngineMissingError(QuantmillError, code="engine-missing", title="The engine is not installed", status=500):
     """The command needs the engine, which is not installed."""
 
-    code = "engine-missing"
-    title = "The engine is not installed"
-    status = 500
 
-
-class SandboxIncompleteError(QuantmillError):
+class SandboxIncompleteError(QuantmillError, code="sandbox-incomplete", title="The sandbox is incomplete", status=500):
     """Controls that runners must have are not to be had here."""
 
-    code = "sandbox-incomplete"
-    title = "The sandbox is incomplete"
-    status = 500
 
-
-class InvalidSettingsError(QuantmillError):
+class InvalidSettingsError(QuantmillError, code="invalid-settings", title="A setting is not valid", status=500):
     """A setting from the environment or the command line is not valid."""
 
-    code = "invalid-settings"
-    title = "A setting is not valid"
-    status = 500
 
-
-class InvalidServerError(QuantmillError):
+class InvalidServerError(QuantmillError, code="invalid-server", title="The server's address is not valid", status=422):
     """The address of a service is not spelled as one."""
 
-    code = "invalid-server"
-    title = "The server's address is not valid"
-    status = 422
 
-
-class ProvenanceError(QuantmillError):
+class ProvenanceError(
+    QuantmillError, code="provenance-mismatch", title="The report is not that of the model", status=422
+):
     """A report belongs to another model."""
-
-    code = "provenance-mismatch"
-    title = "The report is not that of the model"
-    status = 422
 
 
 class ExitCode(IntEnum):
@@ -167,10 +109,9 @@ class HttpError(QuantmillError):
         return {}
 
 
-class TransientError(HttpError):
+class TransientError(HttpError, status=503):
     """It cannot be done right now; asking again later may help."""
 
-    status = 503
     retry_after_seconds = 1
 
     def headers(self) -> dict[str, str]:

@@ -18,18 +18,13 @@ def normal_quantile(share: float) -> float:
     return _NORMAL.inv_cdf(share)
 
 
-def normal_share(value: float) -> float:
-    """The standard normal distribution function."""
-    return _NORMAL.cdf(value)
-
-
 def student_share(value: float, freedom: float) -> float:
     """Student's distribution function with ``freedom`` degrees of freedom.
 
     By the incomplete beta function, Abramowitz and Stegun 26.7.1.
     """
     if freedom > _MANY:
-        return normal_share(value)
+        return _NORMAL.cdf(value)
     tail = 0.5 * _incomplete_beta(freedom / (freedom + value * value), freedom / 2.0, 0.5)
     return 1.0 - tail if value > 0 else tail
 

@@ -81,6 +81,15 @@ class QuantmillError(Exception):
     status: int = 500
     request_id: str | None = None
 
+    def __init_subclass__(
+        cls, *, code: str | None = None, title: str | None = None, status: int | None = None, **kwargs: Any
+    ) -> None:
+        """Takes what a class says of itself as keywords: ``class NotOnnxError(ModelError, code="not-onnx")``."""
+        super().__init_subclass__(**kwargs)
+        for name, value in (("code", code), ("title", title), ("status", status)):
+            if value is not None:
+                setattr(cls, name, value)
+
     def __init__(
         self,
         detail: str,
@@ -130,92 +139,56 @@ class QuantmillError(Exception):
         )
 
 
-class InvalidRequestError(QuantmillError):
+class InvalidRequestError(QuantmillError, code="invalid-request", title="The request is not valid", status=422):
     """The request does not fit its schema."""
 
-    code = "invalid-request"
-    title = "The request is not valid"
-    status = 422
 
-
-class InvalidConfigError(QuantmillError):
+class InvalidConfigError(
+    QuantmillError, code="invalid-config", title="The quantization config is not valid", status=422
+):
     """The quantization config is not valid: an unknown key, a value out of bounds, or a contradiction."""
 
-    code = "invalid-config"
-    title = "The quantization config is not valid"
-    status = 422
 
-
-class ModelError(QuantmillError):
+class ModelError(QuantmillError, code="invalid-model", title="The model cannot be used", status=422):
     """Base of everything wrong with an uploaded model."""
 
-    code = "invalid-model"
-    title = "The model cannot be used"
-    status = 422
 
-
-class NotOnnxError(ModelError):
+class NotOnnxError(ModelError, code="not-onnx", title="The file is not an ONNX model"):
     """The bytes are not an ONNX model (or are cut short)."""
 
-    code = "not-onnx"
-    title = "The file is not an ONNX model"
 
-
-class ExternalDataError(ModelError):
+class ExternalDataError(ModelError, code="external-data", title="The model's external data cannot be used"):
     """External data is missing, too short, or named by a path that leaves the model's folder."""
 
-    code = "external-data"
-    title = "The model's external data cannot be used"
 
-
-class UnsupportedModelError(ModelError):
+class UnsupportedModelError(ModelError, code="unsupported-model", title="The model is not supported"):
     """A valid ONNX model that this service or its runtime cannot execute; names the node."""
 
-    code = "unsupported-model"
-    title = "The model is not supported"
 
-
-class TooComplexError(UnsupportedModelError):
+class TooComplexError(UnsupportedModelError, code="too-complex", title="The file is too complex"):
     """What was uploaded holds more than may be looked into, or takes more time or memory; names the limit."""
 
-    code = "too-complex"
-    title = "The file is too complex"
 
-
-class NotDifferentiableError(UnsupportedModelError):
+class NotDifferentiableError(UnsupportedModelError, code="not-differentiable", title="The network cannot be trained"):
     """An operator between the parameters and the loss of a training has no derivative here; names the node."""
 
-    code = "not-differentiable"
-    title = "The network cannot be trained"
 
-
-class AlreadyQuantizedError(ModelError):
+class AlreadyQuantizedError(ModelError, code="already-quantized", title="The model is already quantized"):
     """The model already holds quantized operators."""
 
-    code = "already-quantized"
-    title = "The model is already quantized"
 
-
-class StateError(ModelError):
+class StateError(ModelError, code="state-mismatch", title="The weights do not fit the graph"):
     """The new weights do not fit the model whose graph they are to fill; every offending tensor is named."""
 
-    code = "state-mismatch"
-    title = "The weights do not fit the graph"
 
-
-class ProgramError(ModelError):
+class ProgramError(ModelError, code="program-not-exportable", title="The exported program cannot become an ONNX model"):
     """The file is no archive of torch.export, or what it holds cannot become an ONNX model."""
 
-    code = "program-not-exportable"
-    title = "The exported program cannot become an ONNX model"
 
-
-class Pt2NotAllowedError(ModelError):
+class Pt2NotAllowedError(
+    ModelError, code="pt2-not-allowed", title="Archives of torch.export are not accepted", status=403
+):
     """Archives of torch.export are not accepted here: reading one runs code of whoever wrote it."""
-
-    code = "pt2-not-allowed"
-    title = "Archives of torch.export are not accepted"
-    status = 403
 
     def __init__(self, *, pointer: str | None = None) -> None:
         super().__init__(
@@ -227,113 +200,61 @@ class Pt2NotAllowedError(ModelError):
         )
 
 
-class DatasetError(QuantmillError):
+class DatasetError(QuantmillError, code="invalid-dataset", title="The dataset cannot be used", status=422):
     """Base of everything wrong with a dataset in itself."""
 
-    code = "invalid-dataset"
-    title = "The dataset cannot be used"
-    status = 422
 
-
-class CalibrationMissingError(DatasetError):
+class CalibrationMissingError(DatasetError, code="calibration-missing", title="There is no calibration data"):
     """No calibration data is given, and random data was not asked for."""
 
-    code = "calibration-missing"
-    title = "There is no calibration data"
 
-
-class DatasetFormatError(DatasetError):
+class DatasetFormatError(DatasetError, code="dataset-format", title="The file is not a usable dataset"):
     """The bytes are not a dataset: empty, cut short, damaged, pickled, or an archive with hostile entries."""
 
-    code = "dataset-format"
-    title = "The file is not a usable dataset"
 
-
-class DatasetArraysError(DatasetError):
+class DatasetArraysError(DatasetError, code="dataset-arrays", title="The dataset's arrays cannot be used"):
     """An array of the dataset cannot be used: missing, of an unsupported dtype, or of another length than the rest."""
 
-    code = "dataset-arrays"
-    title = "The dataset's arrays cannot be used"
 
-
-class DatasetLabelsError(DatasetError):
+class DatasetLabelsError(DatasetError, code="dataset-labels", title="The dataset's labels cannot be used"):
     """The label array is missing, not integer, of the wrong length, or negative."""
 
-    code = "dataset-labels"
-    title = "The dataset's labels cannot be used"
 
-
-class EmptyDatasetError(DatasetError):
+class EmptyDatasetError(DatasetError, code="dataset-empty", title="The dataset is empty"):
     """The dataset holds no samples."""
 
-    code = "dataset-empty"
-    title = "The dataset is empty"
 
-
-class DatasetMismatchError(DatasetError):
+class DatasetMismatchError(DatasetError, code="dataset-mismatch", title="The dataset does not match the model"):
     """The dataset does not fit the model: names, dtypes, ranks, shapes or label range."""
 
-    code = "dataset-mismatch"
-    title = "The dataset does not match the model"
 
-
-class NonFiniteDataError(DatasetError):
+class NonFiniteDataError(DatasetError, code="non-finite-data", title="The data holds NaN or Inf"):
     """The data holds NaN or Inf."""
 
-    code = "non-finite-data"
-    title = "The data holds NaN or Inf"
 
-
-class CanceledError(QuantmillError):
+class CanceledError(QuantmillError, code="canceled", title="The job was canceled", status=409):
     """The job was canceled by its owner."""
 
-    code = "canceled"
-    title = "The job was canceled"
-    status = 409
 
-
-class InterruptedRunError(CanceledError):
+class InterruptedRunError(CanceledError, code="interrupted", title="The run was interrupted"):
     """The worker shuts down: the attempt ends early and is not charged."""
 
-    code = "interrupted"
-    title = "The run was interrupted"
 
-
-class PoisonError(QuantmillError):
+class PoisonError(QuantmillError, code="poison", title="The job crashes its runner", status=500):
     """Every attempt crashed the runner process."""
 
-    code = "poison"
-    title = "The job crashes its runner"
-    status = 500
 
-
-class StalledError(QuantmillError):
+class StalledError(QuantmillError, code="stalled", title="The job has stalled", status=500):
     """The runner showed no progress for too long."""
 
-    code = "stalled"
-    title = "The job has stalled"
-    status = 500
 
-
-class ResourceLimitError(QuantmillError):
+class ResourceLimitError(QuantmillError, code="resource-limit", title="A resource limit was reached", status=413):
     """The job needs more memory, time or disk than its limit."""
 
-    code = "resource-limit"
-    title = "A resource limit was reached"
-    status = 413
 
-
-class EngineError(QuantmillError):
+class EngineError(QuantmillError, code="engine-error", title="The engine failed", status=500):
     """The engine failed on a valid input: a fault of ours, or of the runtime."""
 
-    code = "engine-error"
-    title = "The engine failed"
-    status = 500
 
-
-class DeviceNotThereError(EngineError):
+class DeviceNotThereError(EngineError, code="device-not-there", title="The device is not there", status=422):
     """The config asks for a GPU that the machine does not have, or that the libraries cannot use."""
-
-    code = "device-not-there"
-    title = "The device is not there"
-    status = 422

@@ -25,7 +25,6 @@ from service.contracts.report import (
 )
 from service.contracts.report.whole import Report
 
-EVALUATION_SCHEMA_VERSION = 1
 # Of the report and of its metrics: told only where there is a reference.
 _COMPARING = ("reference", "latency", "fidelity")
 _COMPARING_METRICS = ("reference_value", "reference_interval", "drop", "drop_interval", "p_value", "flips")

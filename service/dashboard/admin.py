@@ -19,7 +19,7 @@ from service.keys.files import LOCAL_KEY_FILE
 from service.keys.schemas import DAY_SECONDS, KeyCreate, KeyMade
 from service.keys.scopes import seen_tenant
 from service.principal import SCOPES, Principal
-from service.quotas import actions as quotas
+from service.quotas import router as quotas
 from service.quotas.schemas import TenantOut
 from service.reports import figures
 

@@ -22,12 +22,11 @@ from service.contracts.report import Histogram
 from service.dashboard.listing import Words
 from service.dashboard.nouns import Edit, Filters, change_routes, kin, listing, with_typed
 from service.dashboard.pages import PageRoute, page
-from service.datasets import service
 from service.datasets.service import dataset_in_list, dataset_out
 from service.deps import AppDep, AppState, PrincipalDep
 from service.http import CursorParameter
 from service.names.kinds import DATASETS
-from service.names.service import identify
+from service.names.service import get
 from service.principal import Principal
 from service.reports import charts
 from service.reports.figures import count, figure, name, percent
@@ -290,7 +289,7 @@ def _facts(app: AppState, tenant_id: str, ref: str, edit: Edit | None) -> dict[s
     Raises:
         DatasetNotFoundError: the tenant has no such dataset.
     """
-    row = service.get(app, tenant_id, identify(app, DATASETS, tenant_id, ref))
+    row = get(app, DATASETS, tenant_id, ref)
     versions, aliases = kin(app, DATASETS, tenant_id, row)
     dataset = dataset_out(row)
     arrays = [] if dataset.summary is None else list(dataset.summary.arrays.items())

@@ -18,7 +18,6 @@ from service.dashboard.forms import Told, pretty
 from service.dashboard.listing import Paging, one_of, pairs
 from service.dashboard.pages import PageRoute, page, see
 from service.dashboard.trials import curves_of
-from service.datasets import service as datasets
 from service.datasets.schemas import DatasetNotFoundError
 from service.deps import AppDep, AppState, PrincipalDep
 from service.http import PLAIN_TEXT, CursorParameter
@@ -26,6 +25,8 @@ from service.jobs import records, service
 from service.jobs.repository import JobQuery
 from service.jobs.schemas import TERMINAL, JobOut
 from service.jobs.views import job_listed, job_out
+from service.names import service as names
+from service.names.kinds import DATASETS
 from service.tables import JobEvent
 
 _JOB_PAGE_STATES, _TAIL = 200, 120
@@ -128,7 +129,7 @@ def _data(app: AppState, tenant_id: str, job: JobOut) -> list[tuple[str, str, st
     for use, dataset_id in (("Calibration", job.calibration_dataset_id), ("Evaluation", job.evaluation_dataset_id)):
         if dataset_id is not None:
             try:
-                row = datasets.get(app, tenant_id, dataset_id)
+                row = names.get(app, DATASETS, tenant_id, dataset_id)
             except DatasetNotFoundError:
                 found.append((use, dataset_id, dataset_id))
             else:

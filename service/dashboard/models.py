@@ -23,10 +23,9 @@ from service.jobs import service as jobs
 from service.jobs.repository import JobQuery
 from service.jobs.schemas import JobListed
 from service.jobs.views import job_listed
-from service.models import service
 from service.models.service import model_in_list, model_out
 from service.names.kinds import MODELS
-from service.names.service import identify
+from service.names.service import get
 from service.principal import Principal
 from service.reports import charts
 
@@ -76,7 +75,7 @@ async def get_inspection(
 
     def look() -> tuple[Any, Any]:
         row = inspections.get(app, principal.tenant_id, inspection_id)
-        return row, service.get(app, principal.tenant_id, row.model_id)
+        return row, get(app, MODELS, principal.tenant_id, row.model_id)
 
     row, model = await app.reads.run(look)
     told = inspection_out(row)
@@ -105,7 +104,7 @@ def _facts(app: AppState, tenant_id: str, ref: str, edit: Edit | None) -> dict[s
     Raises:
         ModelNotFoundError: the tenant has no such model.
     """
-    row = service.get(app, tenant_id, identify(app, MODELS, tenant_id, ref))
+    row = get(app, MODELS, tenant_id, ref)
     versions, aliases = kin(app, MODELS, tenant_id, row)
     last, _ = jobs.list_page(app, tenant_id, JobQuery(model_id=row.id), after=None, limit=_LAST)
     done = JobQuery(model_id=row.id, state="succeeded")

@@ -24,7 +24,7 @@ from service.dashboard.pages import PageRoute, page, see
 from service.datasets import service as datasets
 from service.deps import AppDep, AppState, PrincipalDep, form_of
 from service.hand_overs.asking import refuse_inside
-from service.http import PLAIN_TEXT, poll
+from service.http import PLAIN_TEXT
 from service.idempotency.answers import IdempotencyKeyReuseError
 from service.jobs import service as jobs
 from service.jobs.errors import NotRepeatableError
@@ -33,7 +33,7 @@ from service.jobs.views import job_out
 from service.models import service as models
 from service.names.kinds import DATASETS, MODELS
 from service.names.repository import ResourceQuery
-from service.names.service import list_page
+from service.names.service import list_page, waited_for
 from service.presets.catalog import entries
 from service.principal import Principal
 from service.resources import ResourceNotFoundError, ResourceNotReadyError, ResourceRejectedError
@@ -284,19 +284,11 @@ async def _ready(app: AppState, by: Principal, draft: JobDraft, wait: int) -> No
         text = draft.get(name)
         if not text:
             continue
-        table, get = (Model, models.get) if name == "model_id" else (Dataset, datasets.get)
         with suppress(*_UNUSABLE):  # which the form tells at its field
-            # those who wait for a row share their looks, so that it has to be one, and the tenant's
-            noun_id = (await app.reads.run(lambda get=get, text=text: get(app, by.tenant_id, text))).id  # type: ignore[misc]
-            await poll(
-                app,
-                table,
-                noun_id,
-                lambda get=get, noun_id=noun_id: get(app, by.tenant_id, noun_id),  # type: ignore[misc]
-                version=lambda seen: (seen.row_version, 0),
-                done=lambda seen: seen.status != "validating",
-                wait_seconds=wait,
-            )
+            if name == "model_id":
+                await waited_for(app, MODELS, by.tenant_id, text, wait)
+            else:
+                await waited_for(app, DATASETS, by.tenant_id, text, wait)
 
 
 class Choices:

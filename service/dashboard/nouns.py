@@ -20,8 +20,7 @@ from service.names.aliases.schemas import AliasNotFoundError, AliasOut, InvalidA
 from service.names.aliases.service import ShownAlias
 from service.names.kinds import Named, ResourceKind
 from service.names.repository import ResourceQuery
-from service.names.schemas import NounPatch
-from service.names.service import delete, identify, list_page, row_etag, update
+from service.names.service import NounPatch, delete, identify, list_page, row_etag, update
 from service.pagination import Position
 from service.principal import Principal
 from service.tables import Dataset, Model

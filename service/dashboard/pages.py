@@ -23,7 +23,7 @@ from service.contracts.errors import InvalidRequestError, QuantmillError
 from service.dashboard import forms
 from service.errors import RouteNotFoundError
 from service.keys.cookies import session_of
-from service.keys.schemas import UnauthorizedError
+from service.keys.schemas import KeyNeededError
 from service.principal import NO_KEY, Principal
 from service.reports import figures
 from service.reports.environment import environment_of
@@ -177,7 +177,7 @@ class PageRoute(APIRoute):
         async def handle(request: Request) -> Response:
             try:
                 return await inner(request)
-            except UnauthorizedError as error:
+            except KeyNeededError as error:
                 if request.method not in ("GET", "HEAD"):
                     return error_page(request, error)
                 wanted = request.url.path + (f"?{request.url.query}" if request.url.query else "")

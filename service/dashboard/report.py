@@ -19,13 +19,14 @@ from service.contracts.report import Advice, LayerFigures, Report
 from service.contracts.sheets import SHEET_SIDE, sheet_corner, sheet_numbers, sheet_size
 from service.dashboard.forms import sent
 from service.dashboard.pages import PageRoute, page, root_of
-from service.datasets import service as datasets
 from service.datasets.schemas import DatasetNotFoundError
 from service.deps import AppDep, AppState, PrincipalDep, count_request
 from service.http import PLAIN_TEXT, etag_matches
 from service.jobs import service
 from service.jobs.views import JobView, job_listed
 from service.middleware import EMBEDDABLE
+from service.names import service as names
+from service.names.kinds import DATASETS
 from service.reports import verdict
 from service.reports.formats import FORMATS, rendered, renderer_version
 from service.reports.gains import change_words
@@ -164,7 +165,7 @@ def _dataset(app: AppState, tenant_id: str, dataset_id: str | None) -> Dataset |
     if dataset_id is None:
         return None
     try:
-        return datasets.get(app, tenant_id, dataset_id)
+        return names.get(app, DATASETS, tenant_id, dataset_id)
     except DatasetNotFoundError:
         return None  # it was deleted since: the samples are told by their numbers
 

@@ -8,17 +8,10 @@ from typing import Any
 from sqlalchemy import insert
 from sqlalchemy.orm import Session
 
-from service import repository
 from service.db import db_now
 from service.ids import new_id
-from service.names.kinds import DATASETS
-from service.names.repository import look_up, next_version
+from service.names.repository import next_version
 from service.tables import Dataset
-
-
-def settle(session: Session, dataset_id: str, **values: Any) -> bool:
-    """End the validation of a dataset: set ``status`` with its summary or problems. False if it had ended before."""
-    return repository.settle(session, Dataset, Dataset.id == dataset_id, "validating", values)
 
 
 def find(session: Session, dataset_id: str) -> Dataset | None:
@@ -57,15 +50,3 @@ def create(session: Session, tenant_id: str, new: NewDataset) -> Dataset:
         .returning(Dataset)
     )
     return session.scalars(statement).one()
-
-
-def resolved(
-    session: Session, tenant_id: str, dataset_id: str, *, pointer: str | None = None, query: str | None = None
-) -> Dataset:
-    """The tenant's dataset, by its id or by a reference such as ``NAME@latest``.
-
-    Raises:
-        DatasetNotFoundError: the tenant has no such dataset; carries ``pointer`` or ``query``.
-        DatasetNotReadyError, DatasetRejectedError: ``NAME@latest``, and no version is ready.
-    """
-    return look_up(session, DATASETS, tenant_id, dataset_id, pointer=pointer, query=query)

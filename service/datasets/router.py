@@ -22,19 +22,28 @@ from service.http import (
     PreconditionRequiredError,
     Responses,
     Wait,
-    etag_matches,
     only_parameters,
-    poll,
     problems,
 )
 from service.idempotency.answers import IdempotencyHeader
 from service.names.kinds import DATASETS
 from service.names.repository import ResourceQuery
-from service.names.schemas import FILTERS, TAG, TAG_PARAMETER, NounPatch, resource_query
-from service.names.service import delete, identify, list_page, row_etag, update
+from service.names.service import (
+    FILTERS,
+    TAG,
+    TAG_PARAMETER,
+    NounPatch,
+    answer_of,
+    delete,
+    identify,
+    list_page,
+    resource_query,
+    row_etag,
+    update,
+    waited_for,
+)
 from service.pagination import Page
 from service.storage import StoredFileCorruptError, StoredFileMissingError
-from service.tables import Dataset
 from service.uploads.schemas import UploadNotCompleteError, UploadNotFoundError
 
 router = APIRouter(route_class=ThreadedBodyRoute, prefix="/v1/datasets", tags=["datasets"])
@@ -87,23 +96,8 @@ async def get_dataset(
     if_none_match: Annotated[str | None, Header()] = None,
 ) -> Response | DatasetOut:
     """A dataset. With ?wait= the answer comes once validation has ended, or when the time is over."""
-    found_id = await app.reads.run(lambda: identify(app, DATASETS, principal.tenant_id, dataset_id))
-    dataset = await poll(
-        app,
-        Dataset,
-        found_id,
-        lambda: service.get(app, principal.tenant_id, found_id),
-        version=lambda seen: (seen.row_version, 0),
-        done=lambda seen: seen.status != "validating",
-        wait_seconds=wait,
-    )
-    headers = {"ETag": row_etag(dataset), "Cache-Control": "no-cache"}
-    if dataset.status == "validating":
-        headers["Retry-After"] = "1"
-    if etag_matches(if_none_match, headers["ETag"]):
-        return Response(status_code=304, headers=headers)
-    response.headers.update(headers)
-    return dataset_out(dataset)
+    seen = await waited_for(app, DATASETS, principal.tenant_id, dataset_id, wait)
+    return answer_of(seen, response, if_none_match) or dataset_out(seen)
 
 
 @router.patch(

@@ -73,20 +73,14 @@ class DatasetOut(BaseModel):
 # Errors around datasets as resources; what is wrong with a dataset itself stands in ``service.contracts.errors``.
 
 
-class DatasetNotFoundError(ResourceNotFoundError):
+class DatasetNotFoundError(ResourceNotFoundError, word="dataset", code="dataset-not-found", title="No such dataset"):
     """There is no such dataset (or it belongs to somebody else)."""
 
-    code = "dataset-not-found"
-    title = "No such dataset"
-    word = "dataset"
 
-
-class ThumbnailsNotFoundError(QuantmillError):
+class ThumbnailsNotFoundError(
+    QuantmillError, code="thumbnails-not-found", title="The dataset has no thumbnails", status=404
+):
     """The dataset has no thumbnails: it holds no pictures, or is not validated yet."""
-
-    code = "thumbnails-not-found"
-    title = "The dataset has no thumbnails"
-    status = 404
 
     def __init__(self, dataset_id: str) -> None:
         super().__init__(
@@ -96,25 +90,17 @@ class ThumbnailsNotFoundError(QuantmillError):
         )
 
 
-class DatasetNotReadyError(ResourceNotReadyError):
+class DatasetNotReadyError(
+    ResourceNotReadyError, word="dataset", code="dataset-not-ready", title="The dataset is still being validated"
+):
     """The dataset is still being validated."""
 
-    code = "dataset-not-ready"
-    title = "The dataset is still being validated"
-    word = "dataset"
 
-
-class DatasetRejectedError(ResourceRejectedError):
+class DatasetRejectedError(
+    ResourceRejectedError, word="dataset", code="dataset-rejected", title="The dataset was rejected"
+):
     """The dataset was found unusable; the reasons are listed."""
 
-    code = "dataset-rejected"
-    title = "The dataset was rejected"
-    word = "dataset"
 
-
-class DatasetInUseError(ResourceInUseError):
+class DatasetInUseError(ResourceInUseError, word="dataset", code="dataset-in-use", title="The dataset is in use"):
     """The dataset cannot be deleted: something that is there needs it."""
-
-    code = "dataset-in-use"
-    title = "The dataset is in use"
-    word = "dataset"

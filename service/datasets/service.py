@@ -20,10 +20,12 @@ from service.idempotency.service import submit_once
 from service.jobs import transitions
 from service.jobs.schemas import Waiting
 from service.jobs.transitions import NewJob
+from service.names import repository as names
 from service.names.kinds import DATASETS, require_ready
-from service.names.service import row_etag
+from service.names.service import created, get
 from service.principal import Principal
 from service.tables import Dataset, Job
+from service.tables.base import record_of
 from service.uploads import repository as uploads
 from service.uploads.service import completed
 
@@ -44,30 +46,15 @@ def dataset_in_list(dataset: Dataset) -> DatasetOut:
 
 def _shown(dataset: Dataset, summary: DatasetSummary | None) -> DatasetOut:
     path = f"/v1/datasets/{dataset.id}"
-    return DatasetOut(
-        id=dataset.id,
-        name=dataset.name,
-        version=dataset.version,
-        format=dataset.format,
-        status=dataset.status,
-        tags=dataset.tags,
-        description=dataset.description,
-        sha256=dataset.sha256,
-        size_bytes=dataset.size_bytes,
+    return record_of(
+        dataset,
+        DatasetOut,
         preprocessing=PreprocessingSpec.model_validate(dataset.preprocessing),
         summary=summary,
         problems=[Problem.model_validate(problem) for problem in dataset.problems or []],
         waiting=None if dataset.waiting is None else Waiting.model_validate(dataset.waiting),
-        created_at=dataset.created_at,
-        updated_at=dataset.updated_at,
         links=DatasetLinks(self=path, thumbnails=f"{path}/thumbnails" if dataset.thumbnails_sha256 else None),
     )
-
-
-def created(dataset: Dataset) -> Answer:
-    """The answer to the request that made it."""
-    headers = {"Location": f"/v1/datasets/{dataset.id}", "Retry-After": "1", "ETag": row_etag(dataset)}
-    return Answer(201, dataset_out(dataset).model_dump(mode="json"), headers)
 
 
 _ROUTE = "POST /v1/datasets"
@@ -84,7 +71,7 @@ def create(app: AppState, by: Principal, body: DatasetCreate, *, key: str | None
         InvalidRequestError: the format is neither given nor told by the file's name.
     """
 
-    def work(session: Session) -> tuple[Answer, Job]:
+    def work(_: None, session: Session) -> tuple[Answer, Job]:
         upload = uploads.hold(session, by.tenant_id, body.upload_id, pointer="/upload_id")
         stored = completed(upload, pointer="/upload_id")
         stored_files.name_files(session, app.store, [stored.sha256])
@@ -111,19 +98,9 @@ def create(app: AppState, by: Principal, body: DatasetCreate, *, key: str | None
                 request_id=by.request_id,
             ),
         )
-        return created(dataset), job
+        return created(DATASETS, dataset, dataset_out(dataset)), job
 
-    return submit_once(app, by, KeyedRequest.of(_ROUTE, key, body), work)
-
-
-def get(app: AppState, tenant_id: str, dataset_id: str) -> Dataset:
-    """The dataset.
-
-    Raises:
-        DatasetNotFoundError: the tenant has no such dataset.
-    """
-    with app.database.read() as session:
-        return repository.resolved(session, tenant_id, dataset_id)
+    return submit_once(app, by, KeyedRequest.of(_ROUTE, key, body), None, work)
 
 
 def thumbnails(app: AppState, tenant_id: str, dataset_id: str) -> Thumbnails:
@@ -133,7 +110,7 @@ def thumbnails(app: AppState, tenant_id: str, dataset_id: str) -> Thumbnails:
         DatasetNotFoundError: the tenant has no such dataset.
         ThumbnailsNotFoundError: it is not validated, or holds no pictures.
     """
-    dataset = get(app, tenant_id, dataset_id)
+    dataset = get(app, DATASETS, tenant_id, dataset_id)
     summary = None if dataset.summary is None else DatasetSummary.model_validate(dataset.summary)
     if summary is None or summary.thumbnails is None:
         raise ThumbnailsNotFoundError(dataset_id)
@@ -150,15 +127,16 @@ def open_thumbnails(app: AppState, found: Thumbnails) -> ServedFile:
     return open_file(app.database, app.store, found.sha256, found.size_bytes)
 
 
-def ready_summary(dataset: Dataset, *, pointer: str) -> DatasetSummary:
-    """What validation found in a dataset that may be used.
+def usable(session: Session, tenant_id: str, dataset_id: str, *, pointer: str) -> tuple[Dataset, DatasetSummary]:
+    """The dataset that a request names by its id or a reference, and what validation found in it.
 
     Raises:
-        DatasetNotReadyError: validation has not ended.
-        DatasetRejectedError: it was found unusable.
+        DatasetNotFoundError: the tenant has no such dataset.
+        DatasetNotReadyError, DatasetRejectedError: it cannot be used.
     """
+    dataset = names.look_up(session, DATASETS, tenant_id, dataset_id, pointer=pointer)
     require_ready(DATASETS, dataset, pointer=pointer)
-    return DatasetSummary.model_validate(dataset.summary)
+    return dataset, DatasetSummary.model_validate(dataset.summary)
 
 
 def _format_of(filename: str) -> str:

@@ -58,7 +58,11 @@ def celery_settings(settings: Settings) -> dict[str, Any]:
     return {
         "broker_url": settings.broker_url,
         "broker_use_ssl": broker_tls(settings.broker_url),
-        "broker_transport_options": _transport_options(),
+        "broker_transport_options": {
+            "socket_connect_timeout": _SOCKET_SECONDS,
+            "socket_timeout": _SOCKET_SECONDS,
+            "health_check_interval": 25,
+        },
         "broker_connection_retry_on_startup": True,
         "broker_connection_max_retries": None,
         "broker_heartbeat": 25,
@@ -95,14 +99,6 @@ def broker_tls(url: str) -> dict[str, Any] | None:
         return None
     given = parse_url(url).get("ssl", {})
     return {"ssl_cert_reqs": ssl.CERT_REQUIRED, "ssl_check_hostname": True, **given}
-
-
-def _transport_options() -> dict[str, Any]:
-    return {
-        "socket_connect_timeout": _SOCKET_SECONDS,
-        "socket_timeout": _SOCKET_SECONDS,
-        "health_check_interval": 25,
-    }
 
 
 def _sender_settings(settings: Settings) -> dict[str, Any]:

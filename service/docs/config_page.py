@@ -281,7 +281,13 @@ def config_page() -> str:
         _section(TensorRange),
         _section(RandomCalibration),
         SELECTORS,
-        _selectors(),
+        table(
+            ("keys", "what it selects"),
+            (
+                (", ".join(map(code, record.model_fields)), " ".join(text_of(record).removeprefix("Selects ").split()))
+                for record in _SELECTORS
+            ),
+        ),
         _section(Override),
         *_targets(),
         PREPARATION,
@@ -363,16 +369,6 @@ def _document(name: str) -> str:
     spec = named_preprocessing(name)
     parts = (f"{json.dumps(key)}: {json.dumps(value)}" for key, value in spec.items() if value)
     return "{" + ",\n ".join(parts) + "}"
-
-
-def _selectors() -> str:
-    return table(
-        ("keys", "what it selects"),
-        (
-            (", ".join(map(code, record.model_fields)), " ".join(text_of(record).removeprefix("Selects ").split()))
-            for record in _SELECTORS
-        ),
-    )
 
 
 def _targets() -> Iterator[str]:

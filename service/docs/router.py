@@ -31,12 +31,10 @@ _PAGES: dict[PageName, Callable[[], str]] = {"config": config_page, "metrics": m
 AssetName = Literal["swagger-ui-bundle.js", "swagger-ui.css", "favicon-32x32.png"]
 
 
-class DocsMissingError(QuantmillError):
+class DocsMissingError(
+    QuantmillError, code="docs-missing", title="The documentation page is not installed", status=500
+):
     """The files of the documentation page are not installed."""
-
-    code = "docs-missing"
-    title = "The documentation page is not installed"
-    status = 500
 
 
 # No script and no style stands in the page itself, so that none that gets into it is run.

@@ -128,7 +128,7 @@ def settle(session: Session, claimed: ClaimedHandOver, result: SendResult, *, sc
         job = jobs.hold(session, claimed.tenant_id, claimed.job_id)
     except JobNotFoundError:
         return "fenced"
-    arrived = _has_arrived(claimed, result)
+    arrived = result.status in _STORED if claimed.kind == "put" else result.is_success
     pause = None if arrived or _is_final(result) else pause_seconds(claimed.attempt, schedule, result.headers)
     fate: Fate = "done" if arrived else "failed" if pause is None else "retried"
     reason, detail = (None, None) if arrived else _words(claimed, result)
@@ -146,10 +146,6 @@ def settle(session: Session, claimed: ClaimedHandOver, result: SendResult, *, sc
         message += "" if detail is None else f". {detail}"
         events.append(session, job.id, job.attempt, "log", {"level": level, "message": message})
     return fate
-
-
-def _has_arrived(claimed: ClaimedHandOver, result: SendResult) -> bool:
-    return result.status in _STORED if claimed.kind == "put" else result.is_success
 
 
 def _is_final(result: SendResult) -> bool:

@@ -164,36 +164,28 @@ def plain(headers: Mapping[str, SecretStr]) -> dict[str, str]:
 # Errors around hand-overs.
 
 
-class HandOverUnavailableError(QuantmillError):
+class HandOverUnavailableError(
+    QuantmillError, code="hand-over-unavailable", title="The service cannot keep URLs of hand-overs", status=409
+):
     """The installation has no pepper, by which the URLs of hand-overs are encrypted."""
 
-    code = "hand-over-unavailable"
-    title = "The service cannot keep URLs of hand-overs"
-    status = 409
 
-
-class HandOverUnreadableError(QuantmillError):
+class HandOverUnreadableError(
+    QuantmillError, code="hand-over-unreadable", title="The hand-over's URL cannot be read", status=409
+):
     """The stored URL was encrypted under another pepper, or is damaged."""
 
-    code = "hand-over-unreadable"
-    title = "The hand-over's URL cannot be read"
-    status = 409
 
-
-class HandOverRefusedError(QuantmillError):
+class HandOverRefusedError(
+    QuantmillError, code="hand-over-refused", title="Nothing of this job can be handed over", status=409
+):
     """Nothing of this job can be handed over, whatever is done."""
 
-    code = "hand-over-refused"
-    title = "Nothing of this job can be handed over"
-    status = 409
 
-
-class TooManyHandOversError(QuantmillError):
+class TooManyHandOversError(
+    QuantmillError, code="too-many-hand-overs", title="The job has too many hand-overs", status=409
+):
     """The job has as many hand-overs as it may."""
-
-    code = "too-many-hand-overs"
-    title = "The job has too many hand-overs"
-    status = 409
 
     def __init__(self, job_id: str, most: int) -> None:
         super().__init__(
@@ -202,9 +194,5 @@ class TooManyHandOversError(QuantmillError):
         )
 
 
-class ArtifactNotThereError(QuantmillError):
+class ArtifactNotThereError(QuantmillError, code="artifact-not-there", title="The job has no such file", status=422):
     """The job has no file of this kind."""
-
-    code = "artifact-not-there"
-    title = "The job has no such file"
-    status = 422

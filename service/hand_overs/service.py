@@ -21,10 +21,11 @@ from service.hand_overs.schemas import (
 )
 from service.idempotency.answers import Answer
 from service.idempotency.requests import KeyedRequest
-from service.idempotency.service import submit_checked
+from service.idempotency.service import submit_once
 from service.jobs import repository as jobs
 from service.principal import Principal
 from service.tables import HandOver, Job
+from service.tables.base import record_of
 from service.tables.jobs import USERS_KINDS
 
 # Of one job, those that have ended among them.
@@ -65,7 +66,7 @@ def add(
     """
     request = KeyedRequest.of(f"POST /v1/jobs/{job_id}/hand-over", key, body)
     check = partial(jobs.get, tenant_id=by.tenant_id, job_id=job_id)
-    return submit_checked(app, by, request, check, partial(_store, asked=asked))
+    return submit_once(app, by, request, check, partial(_store, asked=asked))
 
 
 def _store(seen: Job, session: Session, asked: Sequence[NewHandOver]) -> tuple[Answer, None]:
@@ -111,26 +112,6 @@ def _is_too_late(session: Session, job: Job, one: NewHandOver) -> bool:
     return one.artifact == WEIGHTS_KIND and not repository.waits_for(session, job.id, WEIGHTS_KIND)
 
 
-def hand_over_out(row: HandOver) -> HandOverOut:
-    """A hand-over without its secrets."""
-    return HandOverOut(
-        id=row.id,
-        kind=row.kind,
-        host=row.host,
-        artifact=row.artifact,
-        when=row.condition,
-        state=row.state,
-        reason=row.reason,
-        detail=row.detail,
-        attempts=row.attempts,
-        next_attempt_at=row.next_attempt_at,
-        last_attempt_at=row.last_attempt_at,
-        last_status=row.last_status,
-        created_at=row.created_at,
-        finished_at=row.finished_at,
-    )
-
-
 def hand_over_list(job_id: str, rows: Sequence[HandOver]) -> HandOverList:
-    """Hand-overs of a job."""
-    return HandOverList(id=job_id, items=[hand_over_out(row) for row in rows])
+    """Hand-overs of a job, without their secrets."""
+    return HandOverList(id=job_id, items=[record_of(row, HandOverOut, when=row.condition) for row in rows])

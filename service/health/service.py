@@ -56,7 +56,7 @@ class _Probe:
     async def check(self) -> Check:
         """What was found, at most ``FRESH_SECONDS`` ago."""
         old = time.monotonic() - self._begun_at > FRESH_SECONDS
-        if self._task is None or (self._task.done() and old) or _of_another_loop(self._task):
+        if self._task is None or (self._task.done() and old) or self._task.get_loop() is not asyncio.get_running_loop():
             self._begun_at = time.monotonic()
             self._task = asyncio.create_task(to_thread.run_sync(self._look, limiter=self._thread))
         done, _ = await asyncio.wait((self._task,), timeout=PATIENCE_SECONDS)
@@ -64,10 +64,6 @@ class _Probe:
             return self._task.result()
         log.warning("readiness.no_answer check=%s", self.name)
         return self._unanswered
-
-
-def _of_another_loop(task: asyncio.Task[Check]) -> bool:
-    return task.get_loop() is not asyncio.get_running_loop()
 
 
 class ReadinessProbe:

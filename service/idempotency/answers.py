@@ -24,20 +24,16 @@ IdempotencyHeader = Annotated[
 ]
 
 
-class IdempotencyKeyReuseError(QuantmillError):
+class IdempotencyKeyReuseError(
+    QuantmillError, code="idempotency-key-reuse", title="The idempotency key was used before", status=422
+):
     """The key was used for another body."""
 
-    code = "idempotency-key-reuse"
-    title = "The idempotency key was used before"
-    status = 422
 
-
-class IdempotencyInFlightError(TransientError):
+class IdempotencyInFlightError(
+    TransientError, code="idempotency-in-flight", title="A request with this key is in flight", status=409
+):
     """A request with the same key is being worked on at this moment."""
-
-    code = "idempotency-in-flight"
-    title = "A request with this key is in flight"
-    status = 409
 
 
 @dataclass(frozen=True)

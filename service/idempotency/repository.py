@@ -36,7 +36,7 @@ def recall(
         session: reads; with ``hold`` it writes, and until its transaction ends nobody else gets past this point with
             the same key.
         tenant_id: who asks.
-        request: with a key.
+        request: without a key nothing is known of it.
         kept_seconds: older keys are forgotten.
         hold: the request is done in this transaction if it is not known; before that, what is not known now may be.
 
@@ -44,10 +44,12 @@ def recall(
         IdempotencyKeyReuseError: the key was used for another request.
         IdempotencyInFlightError: a request with the same key is in its transaction.
     """
+    if request.key is None:
+        return None
     place = {"of_tenant": tenant_id, "of_route": request.route, "of_key": request.key}
     kept = {**place, "kept_seconds": kept_seconds}
     if hold:
-        held = "\0".join((tenant_id, request.route, str(request.key)))
+        held = "\0".join((tenant_id, request.route, request.key))
         if not try_alone(session, held):
             raise IdempotencyInFlightError(
                 f"A request with the idempotency key {request.key!r} is in flight.", hint="Send it again in a second."
@@ -66,7 +68,9 @@ def recall(
 
 
 def remember(session: Session, tenant_id: str, request: KeyedRequest, answer: Answer) -> None:
-    """Store the answer under the request's key, in the transaction that does the work."""
+    """Store the answer under the request's key, if it has one, in the transaction that does the work."""
+    if request.key is None:
+        return
     session.execute(
         insert(IdempotencyKey).values(
             tenant_id=tenant_id,

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from sqlalchemy.orm import Session
 
@@ -22,57 +21,42 @@ Stored = tuple[Answer, Job | Sequence[Job] | None]
 _Checked = TypeVar("_Checked")
 
 
-def submit_checked(
+def submit_once(
     app: AppState,
     by: Principal,
     request: KeyedRequest,
-    check: Callable[[Session], _Checked],
+    check: Callable[[Session], _Checked] | None,
     store: Callable[[_Checked, Session], Stored],
 ) -> Answer:
-    """As ``submit_once``, for requests that take computing to check: nobody else may write while a transaction does.
-
-    Args:
-        app: as for ``submit_once``.
-        by: likewise.
-        request: likewise.
-        check: reads what the request is checked against.
-        store: stores what ``check`` gave.
-
-    Raises:
-        QuantmillError: as for ``submit_once``, or raised by ``check``.
-    """
-    with app.database.read() as session:
-        if request.key is not None:
-            known = keys.recall(session, by.tenant_id, request, kept_seconds=app.settings.idempotency_seconds)
-            if known is not None:
-                return known
-        checked = check(session)
-    return submit_once(app, by, request, partial(store, checked))
-
-
-def submit_once(app: AppState, by: Principal, request: KeyedRequest, store: Callable[[Session], Stored]) -> Answer:
     """Do the request in one transaction with the memory of its answer, then have its job run.
 
     Args:
         app: of the process.
         by: who asks; keys of different tenants have nothing to do with each other.
         request: with a key that is known for the same body, the first answer comes back.
-        store: stores everything in the transaction that it is given.
+        check: reads what the request is checked against, and computes, before: nobody else may write while a
+            transaction does. None: there is nothing to check.
+        store: stores what ``check`` gave in the transaction that it is given.
 
     Raises:
         IdempotencyKeyReuseError: the key was used for another body.
         IdempotencyInFlightError: a request with the same key is being worked on.
-        QuantmillError: raised by ``store``; nothing was stored and the key is free.
+        QuantmillError: raised by ``check`` or ``store``; nothing was stored and the key is free.
     """
-    with app.database.write() as session:
-        if request.key is not None:
-            kept_seconds = app.settings.idempotency_seconds
-            known = keys.recall(session, by.tenant_id, request, kept_seconds=kept_seconds, hold=True)
+    kept_seconds = app.settings.idempotency_seconds
+    checked: Any = None
+    if check is not None:
+        with app.database.read() as session:
+            known = keys.recall(session, by.tenant_id, request, kept_seconds=kept_seconds)
             if known is not None:
                 return known
-        answer, made = store(session)
-        if request.key is not None:
-            keys.remember(session, by.tenant_id, request, answer)
+            checked = check(session)
+    with app.database.write() as session:
+        known = keys.recall(session, by.tenant_id, request, kept_seconds=kept_seconds, hold=True)
+        if known is not None:
+            return known
+        answer, made = store(checked, session)
+        keys.remember(session, by.tenant_id, request, answer)
         note(session, by, _action(request.route, made=made is not None or answer.status == 201), answer.body["id"])
         failpoints.reach("before_submit_commit")
     failpoints.reach("after_submit_commit")

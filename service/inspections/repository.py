@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from sqlalchemy import insert, select
 from sqlalchemy.orm import Session
 
@@ -51,18 +49,10 @@ def create(session: Session, job: Job, *, config_sha256: str) -> InspectionRow:
     return session.scalars(statement).one()
 
 
-def settle(session: Session, job_id: str, **values: Any) -> bool:
-    """End an inspection: set ``status`` with its result or problem. False if it had ended before."""
-    return repository.settle(session, InspectionRow, InspectionRow.job_id == job_id, "running", values)
-
-
 def get(session: Session, tenant_id: str, inspection_id: str) -> InspectionRow:
     """The tenant's inspection.
 
     Raises:
         InspectionNotFoundError: the tenant has no such inspection.
     """
-    row = repository.find(session, InspectionRow, tenant_id, inspection_id)
-    if row is None:
-        raise InspectionNotFoundError(inspection_id)
-    return row
+    return repository.find(session, InspectionRow, tenant_id, inspection_id, InspectionNotFoundError(inspection_id))

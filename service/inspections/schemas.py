@@ -10,6 +10,7 @@ from pydantic import BaseModel, Field
 from service.contracts.errors import Problem, QuantmillError
 from service.contracts.graph_view import Inspection
 from service.jobs.schemas import WithConfig
+from service.resources import ResourceNotFoundError
 
 
 class InspectionCreate(WithConfig):
@@ -38,24 +39,15 @@ class InspectionOut(BaseModel):
     links: InspectionLinks
 
 
-class InspectionNotFoundError(QuantmillError):
+class InspectionNotFoundError(
+    ResourceNotFoundError,
+    word="inspection",
+    code="inspection-not-found",
+    title="No such inspection",
+    listed="POST /v1/models/{model_id}/inspect makes one.",
+):
     """There is no such inspection (or it belongs to somebody else)."""
 
-    code = "inspection-not-found"
-    title = "No such inspection"
-    status = 404
 
-    def __init__(self, inspection_id: str) -> None:
-        super().__init__(
-            f"There is no inspection {inspection_id!r}.",
-            path_parameter="inspection_id",
-            hint="POST /v1/models/{model_id}/inspect makes one.",
-        )
-
-
-class UnknownTargetError(QuantmillError):
+class UnknownTargetError(QuantmillError, code="unknown-target", title="No such target", status=422):
     """There is no such target."""
-
-    code = "unknown-target"
-    title = "No such target"
-    status = 422

@@ -5,15 +5,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 
-from sqlalchemy.orm import Session
-
 from service.audit.service import note
 from service.contracts.base import VERSION
 from service.contracts.compatibility import check_float, check_selected
 from service.contracts.config import QuantizationConfig, parse_config
 from service.contracts.errors import Problem
 from service.contracts.graph_view import Inspection
-from service.contracts.model import ModelSummary
 from service.contracts.preparation import fixed_inputs
 from service.contracts.targets import TARGET_OPTIONS, unknown_target
 from service.deps import AppState
@@ -21,13 +18,13 @@ from service.inspections import repository
 from service.inspections.schemas import InspectionLinks, InspectionOut, UnknownTargetError
 from service.jobs import events, transitions
 from service.jobs.transitions import NewJob
-from service.models import repository as models
-from service.models.service import ready_summary
+from service.models.service import usable
 from service.names import repository as names
 from service.names.kinds import MODELS
 from service.principal import Principal
 from service.quarantine import suspects as quarantine
-from service.tables import InspectionRow, Model
+from service.tables import InspectionRow
+from service.tables.base import record_of
 
 
 def aimed_at(config: QuantizationConfig, target: str | None) -> QuantizationConfig:
@@ -64,9 +61,10 @@ def inspect(
         AlreadyQuantizedError: the model is quantized already.
         InvalidConfigError: the config does not fit the model.
     """
-    digest = config_digest(config)
+    # of all that the result depends on, the model aside: the resolved config and the engine
+    digest = hashlib.sha256(f"{VERSION}\n{config.model_dump_json()}".encode()).hexdigest()
     with app.database.read() as session:
-        model, summary = _model(session, by.tenant_id, model_id)
+        model, summary = usable(session, by.tenant_id, model_id)
     check_float(summary, config.preparation, pointer="")
     check_selected(config, summary)
     fixed_inputs(summary.inputs, config.preparation)
@@ -98,12 +96,6 @@ def inspect(
     return row
 
 
-def _model(session: Session, tenant_id: str, model_id: str) -> tuple[Model, ModelSummary]:
-    model = models.resolved(session, tenant_id, model_id)
-    quarantine.refuse(session, tenant_id, quarantine.uploaded(model))
-    return model, ready_summary(model, pointer="")
-
-
 def get(app: AppState, tenant_id: str, inspection_id: str) -> InspectionRow:
     """The inspection.
 
@@ -114,11 +106,6 @@ def get(app: AppState, tenant_id: str, inspection_id: str) -> InspectionRow:
         return repository.get(session, tenant_id, inspection_id)
 
 
-def config_digest(config: QuantizationConfig) -> str:
-    """Digest of everything that the result depends on, the model aside: the resolved config and the engine."""
-    return hashlib.sha256(f"{VERSION}\n{config.model_dump_json()}".encode()).hexdigest()
-
-
 def etag(row: InspectionRow) -> str:
     """Entity tag: changes whenever the inspection does."""
     return f'"{row.row_version}"'
@@ -126,15 +113,10 @@ def etag(row: InspectionRow) -> str:
 
 def inspection_out(row: InspectionRow) -> InspectionOut:
     """The inspection as it is shown."""
-    return InspectionOut(
-        id=row.id,
-        model_id=row.model_id,
-        job_id=row.job_id,
-        status=row.status,
-        config=row.config,
+    return record_of(
+        row,
+        InspectionOut,
         result=None if row.result is None else Inspection.model_validate(row.result),
         problem=None if row.problem is None else Problem.model_validate(row.problem),
-        created_at=row.created_at,
-        updated_at=row.updated_at,
         links=InspectionLinks(self=f"/v1/inspections/{row.id}", job=f"/v1/jobs/{row.job_id}"),
     )

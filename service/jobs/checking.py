@@ -21,16 +21,15 @@ from service.contracts.evaluation_checks import EVALUATION_POINTER, GraphFed, ch
 from service.contracts.metrics import GraphMetric
 from service.contracts.model import ModelSummary, TensorInfo
 from service.contracts.preparation import fixed_inputs
-from service.datasets import repository as datasets
-from service.datasets import service as dataset_service
+from service.datasets import service as datasets
 from service.estimates.service import Estimated, estimated
 from service.jobs.errors import NoGpuWorkerError
 from service.jobs.queues import CPU_QUEUE, GPU_QUEUE, SizeClass, is_short
 from service.jobs.ranges import taken_over
 from service.jobs.schemas import JobCreate, JobValidate
-from service.models import repository as models
-from service.models import service as model_service
-from service.quarantine import suspects as quarantine
+from service.models import service as models
+from service.names.kinds import MODELS
+from service.names.repository import look_up
 from service.queues import repository as workers
 from service.settings import Settings
 from service.tables import Dataset, Model
@@ -143,20 +142,14 @@ def _inputs(session: Session, tenant_id: str, body: JobCreate | JobValidate) -> 
         ModelNotFoundError, ModelQuarantinedError, DatasetNotFoundError: something is not to be had.
         ModelNotReadyError, ModelRejectedError, DatasetNotReadyError, DatasetRejectedError: it cannot be used.
     """
-    row = None if body.model_id is None else named_model(session, tenant_id, body.model_id)
-    calibration_row, evaluation_row = (
-        None if text is None else datasets.resolved(session, tenant_id, text, pointer=pointer)
+    row, model = (None, None)
+    if body.model_id is not None:
+        row, model = models.usable(session, tenant_id, body.model_id, pointer="/model_id")
+    (calibration_row, calibration), (evaluation_row, evaluation) = (
+        (None, None) if text is None else datasets.usable(session, tenant_id, text, pointer=pointer)
         for text, pointer in (
             (body.calibration_dataset_id, "/calibration_dataset_id"),
             (body.evaluation_dataset_id, "/evaluation_dataset_id"),
-        )
-    )
-    model = None if row is None else model_service.ready_summary(row, pointer="/model_id")
-    calibration, evaluation = (
-        None if data is None else dataset_service.ready_summary(data, pointer=pointer)
-        for data, pointer in (
-            (calibration_row, "/calibration_dataset_id"),
-            (evaluation_row, "/evaluation_dataset_id"),
         )
     )
     return JobInputs(row, calibration_row, evaluation_row, model, calibration, evaluation)
@@ -236,18 +229,6 @@ def _no_worker(body: JobCreate | JobValidate, field: DeviceField | None) -> NoGp
     )
 
 
-def named_model(session: Session, tenant_id: str, model_id: str, pointer: str = "/model_id") -> Model:
-    """The model, by its id or a reference, that a request names.
-
-    Raises:
-        ModelNotFoundError: the tenant has no such model.
-        ModelQuarantinedError: it has killed its runner twice.
-    """
-    model = models.resolved(session, tenant_id, model_id, pointer=pointer)
-    quarantine.refuse(session, tenant_id, quarantine.uploaded(model), pointer=pointer)
-    return model
-
-
 def check_uploaded_graph(
     session: Session,
     tenant_id: str,
@@ -261,7 +242,7 @@ def check_uploaded_graph(
     if given.graph.model_id is None:
         return
     place = f"{pointer}/graph/model_id"
-    graph = model_service.ready_summary(named_model(session, tenant_id, given.graph.model_id, place), pointer=place)
+    _, graph = models.usable(session, tenant_id, given.graph.model_id, pointer=place)
     check_graph(given, inputs=graph.inputs, results=graph.outputs, outputs=outputs, data=data, pointer=pointer)
 
 
@@ -302,5 +283,5 @@ def _with_id(session: Session, tenant_id: str, given: _WithGraph, place: str) ->
     text = given.graph.model_id
     if text is None or SIGN not in text:
         return given
-    found = models.resolved(session, tenant_id, text, pointer=f"{place}/graph/model_id")
+    found = look_up(session, MODELS, tenant_id, text, pointer=f"{place}/graph/model_id")
     return given.model_copy(update={"graph": given.graph.model_copy(update={"model_id": found.id})})

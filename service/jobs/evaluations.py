@@ -9,16 +9,17 @@ from service.contracts.errors import FieldProblem, InvalidConfigError
 from service.contracts.evaluation_checks import check_evaluation
 from service.contracts.evaluation_report import check_gate, check_reference
 from service.contracts.metrics import GraphMetric
-from service.datasets import repository as datasets
-from service.datasets import service as dataset_service
+from service.datasets import service as datasets
 from service.estimates.service import estimated_evaluation, finish_of_next
-from service.jobs.checking import check_uploaded_graph, evaluation_with_ids, named_model
+from service.jobs.checking import check_uploaded_graph, evaluation_with_ids
 from service.jobs.queues import CPU_QUEUE, is_short
 from service.jobs.schemas import EVALUATION_REQUEST_POINTER as POINTER
 from service.jobs.schemas import EvaluationCreate
 from service.jobs.submission import Submission
 from service.jobs.transitions import NewJob
-from service.models import service as model_service
+from service.models import service as models
+from service.names.kinds import DATASETS, MODELS
+from service.names.repository import NamedInput
 from service.settings import Settings
 
 _MODEL, _REFERENCE, _DATA = "/model_id", "/reference_model_id", "/evaluation_dataset_id"
@@ -33,15 +34,16 @@ def checked_evaluation(session: Session, settings: Settings, tenant_id: str, bod
     check_gate(body.evaluation, pointer=POINTER)
     check_reference(body.evaluation, has_reference=body.reference_model_id is not None, pointer=POINTER)
     spec = evaluation_with_ids(session, tenant_id, body.evaluation, POINTER)
-    row = named_model(session, tenant_id, body.model_id, _MODEL)
-    summaries = [model_service.ready_summary(row, pointer=_MODEL)]
-    data_row = datasets.resolved(session, tenant_id, body.evaluation_dataset_id, pointer=_DATA)
-    data = dataset_service.ready_summary(data_row, pointer=_DATA)
-    models = [(_MODEL, row.id)]
+    row, summary = models.usable(session, tenant_id, body.model_id, pointer=_MODEL)
+    summaries = [summary]
+    data_row, data = datasets.usable(session, tenant_id, body.evaluation_dataset_id, pointer=_DATA)
+    named: list[NamedInput] = [(MODELS, _MODEL, row.id), (DATASETS, _DATA, data_row.id)]
+    reference_id = None
     if body.reference_model_id is not None:
-        reference = named_model(session, tenant_id, body.reference_model_id, _REFERENCE)
-        summaries.append(model_service.ready_summary(reference, pointer=_REFERENCE))
-        models.append((_REFERENCE, reference.id))
+        reference, summary = models.usable(session, tenant_id, body.reference_model_id, pointer=_REFERENCE)
+        summaries.append(summary)
+        reference_id = reference.id
+        named.append((MODELS, _REFERENCE, reference_id))
         _check_outputs([[output.name for output in summary.outputs] for summary in summaries])
     for summary in summaries:
         check_dataset(summary, data, pointer=_DATA, role="evaluation dataset", labels_of_first=not spec.metrics)
@@ -64,7 +66,7 @@ def checked_evaluation(session: Session, settings: Settings, tenant_id: str, bod
         priority=body.priority,
         size_class="short" if short else "long",
         model_id=row.id,
-        reference_model_id=dict(models).get(_REFERENCE),
+        reference_model_id=reference_id,
         evaluation_dataset_id=data_row.id,
         config={"evaluation": spec.model_dump(mode="json")},
         name=body.name,
@@ -74,8 +76,7 @@ def checked_evaluation(session: Session, settings: Settings, tenant_id: str, bod
     return Submission(
         job,
         spec,
-        models=(*models, *(("/evaluation", graph) for graph in spec.graph_models)),
-        datasets=((_DATA, data_row.id),),
+        named=(*named, *((MODELS, "/evaluation", graph) for graph in spec.graph_models)),
         model=(row.name, row.version),
         estimate=estimate,
         finish_at=finish_of_next(session, tenant_id, CPU_QUEUE, body.priority, estimate),

@@ -25,11 +25,6 @@ def queue_of(kind: str) -> str:
     return _QUEUE_OF_KIND.get(kind, CPU_QUEUE)
 
 
-def size_class_of(kind: str) -> SizeClass:
-    """Short for a kind that always is; of others config and data decide: see ``is_short``."""
-    return "long" if queue_of(kind) == CPU_QUEUE else "short"
-
-
 def is_short(methods: Iterable[str], *, size_bytes: int, samples: int, most_bytes: int, most_samples: int) -> bool:
     """True for a job that surely takes minutes at most: nothing is trained or searched, and little is read.
 

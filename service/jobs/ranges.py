@@ -17,6 +17,8 @@ from service.jobs.errors import RangesNotUsableError
 from service.jobs.schemas import JobCreate, JobValidate
 from service.models import repository as models
 from service.models import service as model_service
+from service.names.kinds import MODELS
+from service.names.repository import look_up
 
 _PLACE = "/ranges_from"
 
@@ -54,7 +56,7 @@ def taken_over(session: Session, tenant_id: str, body: JobCreate | JobValidate) 
 
 
 def _check_same_graph(session: Session, tenant_id: str, model_id: str, other_id: str) -> None:
-    model = models.resolved(session, tenant_id, model_id, pointer="/model_id")
+    model = look_up(session, MODELS, tenant_id, model_id, pointer="/model_id")
     model_service.ready_summary(model, pointer="/model_id")
     other = models.find(session, other_id)  # which may be deleted: its report is there
     assert other is not None  # noqa: S101 - the job refers to it

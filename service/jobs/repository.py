@@ -26,9 +26,9 @@ from service.tables import (
     Job,
     JobEstimate,
     JobEvent,
+    JobSchedule,
     Model,
     ReportRow,
-    Schedule,
     ScheduleRun,
 )
 from service.tables.jobs import IS_USERS, LIVE_STATES
@@ -75,10 +75,7 @@ def get(session: Session, tenant_id: str, job_id: str, *, pointer: str | None = 
     Raises:
         JobNotFoundError: the tenant has no such job; carries ``pointer``.
     """
-    job = find(session, Job, tenant_id, job_id)
-    if job is None:
-        raise JobNotFoundError(job_id, pointer=pointer)
-    return job
+    return find(session, Job, tenant_id, job_id, JobNotFoundError(job_id, pointer=pointer))
 
 
 def list_page(
@@ -176,10 +173,7 @@ def hold(session: Session, tenant_id: str, job_id: str) -> Job:
     Raises:
         JobNotFoundError: the tenant has no such job.
     """
-    job = find(session, Job, tenant_id, job_id, lock="update")
-    if job is None:
-        raise JobNotFoundError(job_id)
-    return job
+    return find(session, Job, tenant_id, job_id, JobNotFoundError(job_id), lock="update")
 
 
 def same_result(session: Session, tenant_id: str, fingerprint: str) -> Job | None:
@@ -194,14 +188,16 @@ def same_result(session: Session, tenant_id: str, fingerprint: str) -> Job | Non
 
 def baseline_of(session: Session, tenant_id: str, job_id: str) -> str | None:
     """Id of a schedule whose runs are judged by this job: the last that it accepted, or one that its gate names."""
-    named = cast(Schedule.gate, String).contains(job_id, autoescape=True)
-    statement = select(Schedule.id).where(owned(Schedule, tenant_id), or_(Schedule.last_pass_job_id == job_id, named))
-    return session.scalar(statement.order_by(Schedule.id).limit(1))
+    named = cast(JobSchedule.gate, String).contains(job_id, autoescape=True)
+    statement = select(JobSchedule.id).where(
+        owned(JobSchedule, tenant_id), or_(JobSchedule.last_pass_job_id == job_id, named)
+    )
+    return session.scalar(statement.order_by(JobSchedule.id).limit(1))
 
 
 def named_by_gates(session: Session) -> list[str]:
     """Ids of the jobs that gates of schedules name."""
-    gates = session.scalars(select(Schedule.gate).where(cast(Schedule.gate, String).contains("job_id")))
+    gates = session.scalars(select(JobSchedule.gate).where(cast(JobSchedule.gate, String).contains("job_id")))
     baselines = (one for gate in gates for one in RegressionGate.model_validate(gate).baselines)
     return sorted({one.job_id for one in baselines if isinstance(one, OfJob)})
 

@@ -32,6 +32,7 @@ from service.http import (
     only_parameters,
     poll,
     problems,
+    unless_changed,
 )
 from service.idempotency.answers import IdempotencyHeader
 from service.jobs import records, service
@@ -57,7 +58,7 @@ from service.jobs.schemas import (
     UsersKind,
 )
 from service.jobs.service import ReportNotFoundError, ReportNotReadyError
-from service.jobs.streaming import CountedStream, event_stream
+from service.jobs.streaming import CountedStream, StreamToken, TokenParameter, event_stream, token_of
 from service.jobs.views import JobView, event_out, job_listed, job_out
 from service.models.schemas import ModelNotFoundError, ModelNotReadyError, ModelRejectedError
 from service.names.kinds import MODELS
@@ -65,7 +66,6 @@ from service.names.service import identify
 from service.pagination import Page
 from service.quarantine.schemas import ModelQuarantinedError
 from service.reports.reading import is_evaluation
-from service.streams import StreamToken, TokenParameter, token_of
 from service.tables import Job
 
 router = APIRouter(route_class=ThreadedBodyRoute, tags=["jobs"])
@@ -140,7 +140,7 @@ async def validate_job(body: JobValidate, app: AppDep, principal: PrincipalDep) 
     return await app.checks.run(lambda: service.check(app, principal.tenant_id, body))
 
 
-class JobFilters(BaseModel):
+class JobListParameters(BaseModel):
     """What a list of jobs is filtered by, beside labels."""
 
     kind: UsersKind | None = Field(default=None, description="Default: both.")
@@ -160,11 +160,15 @@ class JobFilters(BaseModel):
 
 @router.get(
     "/v1/jobs",
-    dependencies=[Depends(only_parameters(*JobFilters.model_fields, "limit", "cursor", keyed=_LABEL))],
+    dependencies=[Depends(only_parameters(*JobListParameters.model_fields, "limit", "cursor", keyed=_LABEL))],
     openapi_extra=keyed_parameter(_LABEL, MOST_LABELS),
 )
 async def list_jobs(
-    request: Request, app: AppDep, principal: PrincipalDep, page: PageDep, filters: Annotated[JobFilters, Query()]
+    request: Request,
+    app: AppDep,
+    principal: PrincipalDep,
+    page: PageDep,
+    filters: Annotated[JobListParameters, Query()],
 ) -> Page[JobListed]:
     """Quantize and evaluate jobs, newest first, without configs. Any number of ``label=KEY=VALUE`` filter by label."""
     tenant_id, model_id = principal.tenant_id, filters.model_id
@@ -204,13 +208,8 @@ async def get_job(
         done=settled,
         wait_seconds=wait,
     )
-    headers = {"ETag": _etag(view), "Cache-Control": "no-cache"}
-    if view.job.state not in TERMINAL:
-        headers["Retry-After"] = "2"
-    if etag_matches(if_none_match, headers["ETag"]):
-        return Response(status_code=304, headers=headers)
-    response.headers.update(headers)
-    return job_out(view)
+    retry_seconds = None if view.ended else 2
+    return unless_changed(response, if_none_match, _etag(view), retry_seconds=retry_seconds) or job_out(view)
 
 
 @router.post(
@@ -222,7 +221,9 @@ async def cancel_job(job_id: str, app: AppDep, principal: PrincipalDep) -> Respo
     """Cancel a job. 200: it is canceled, or had ended before; 202: it runs and stops soon. Never an error to repeat."""
     view = await app.writes.run(lambda: service.cancel(app, principal, job_id))
     status = 202 if view.job.state == "running" else 200
-    return JSONResponse(_document(view), status_code=status, headers={"ETag": _etag(view)})
+    return JSONResponse(
+        job_out(view).model_dump(mode="json", by_alias=True), status_code=status, headers={"ETag": _etag(view)}
+    )
 
 
 @router.post(
@@ -375,7 +376,3 @@ def _etag(view: JobView) -> str:
     beside = [] if view.waiting is None else [view.waiting.code]
     beside += [] if view.run is None else [f"{view.run.id}-{view.run.row_version}"]
     return f'"{".".join([str(view.job.row_version), *beside])}"'
-
-
-def _document(view: JobView) -> dict[str, Any]:
-    return job_out(view).model_dump(mode="json", by_alias=True)

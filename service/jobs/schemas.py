@@ -33,7 +33,6 @@ from service.idempotency.requests import RepeatableBody
 from service.jobs.queues import SizeClass
 from service.quark import Translation, missing_envelope, translate_document
 
-StoredState = Literal["queued", "running", "succeeded", "failed", "canceled"]
 ShownState = Literal["queued", "running", "canceling", "succeeded", "failed", "canceled"]
 UsersKind = Literal["quantize", "evaluate"]
 TERMINAL = frozenset({"succeeded", "failed", "canceled"})

@@ -18,7 +18,7 @@ from service.estimates.service import finish_of_next
 from service.hand_overs.asking import NewHandOver
 from service.idempotency.answers import Answer
 from service.idempotency.requests import KeyedRequest, NoBody
-from service.idempotency.service import submit_checked
+from service.idempotency.service import submit_once
 from service.jobs import events, repository, transitions
 from service.jobs.checking import checked_request, warnings_of
 from service.jobs.evaluations import checked_evaluation
@@ -26,27 +26,20 @@ from service.jobs.repeats import changed_request, same_request
 from service.jobs.repository import JobQuery
 from service.jobs.schemas import TERMINAL, EvaluationCreate, JobCreate, JobValidate, JobValidated
 from service.jobs.submission import Submission, checked_submission, store_submission
-from service.jobs.views import JobView, shown_state, views
+from service.jobs.views import JobView, views
 from service.pagination import Position
 from service.principal import Principal
 from service.tables import JobEvent, ReportRow
 
 
-class ReportNotReadyError(TransientError):
+class ReportNotReadyError(TransientError, code="report-not-ready", title="The report is not there yet", status=409):
     """The job has not ended yet."""
 
-    code = "report-not-ready"
-    title = "The report is not there yet"
-    status = 409
     retry_after_seconds = 2
 
 
-class ReportNotFoundError(QuantmillError):
+class ReportNotFoundError(QuantmillError, code="report-not-found", title="The job has no report", status=404):
     """The job ended without a report."""
-
-    code = "report-not-found"
-    title = "The job has no report"
-    status = 404
 
 
 def create(
@@ -73,14 +66,14 @@ def create(
         finish=True,
     )
     request = KeyedRequest.of("POST /v1/jobs", key, body)
-    return submit_checked(app, by, request, check, partial(store_submission, app=app, by=by))
+    return submit_once(app, by, request, check, partial(store_submission, app=app, by=by))
 
 
 def create_evaluation(app: AppState, by: Principal, body: EvaluationCreate, *, key: str | None) -> Answer:
     """Store an evaluation and have it run, as ``create`` does."""
     check = partial(checked_evaluation, settings=app.settings, tenant_id=by.tenant_id, body=body)
     request = KeyedRequest.of("POST /v1/evaluations", key, body)
-    return submit_checked(app, by, request, check, partial(store_submission, app=app, by=by))
+    return submit_once(app, by, request, check, partial(store_submission, app=app, by=by))
 
 
 def retry(app: AppState, by: Principal, job_id: str, *, key: str | None) -> Answer:
@@ -94,7 +87,7 @@ def retry(app: AppState, by: Principal, job_id: str, *, key: str | None) -> Answ
     """
     request = KeyedRequest.of(f"POST /v1/jobs/{job_id}/retry", key, NoBody())
     check = partial(_repeated, app=app, by=by, job_id=job_id)
-    return submit_checked(app, by, request, check, partial(store_submission, app=app, by=by))
+    return submit_once(app, by, request, check, partial(store_submission, app=app, by=by))
 
 
 def clone(app: AppState, by: Principal, job_id: str, patch: dict[str, Any], *, key: str | None) -> Answer:
@@ -107,7 +100,7 @@ def clone(app: AppState, by: Principal, job_id: str, patch: dict[str, Any], *, k
     """
     request = KeyedRequest.of(f"POST /v1/jobs/{job_id}/clone", key, RootModel(patch))
     check = partial(_changed, app=app, by=by, job_id=job_id, patch=patch)
-    return submit_checked(app, by, request, check, partial(store_submission, app=app, by=by))
+    return submit_once(app, by, request, check, partial(store_submission, app=app, by=by))
 
 
 def _repeated(session: Session, app: AppState, by: Principal, job_id: str) -> Submission:
@@ -204,7 +197,7 @@ def log_after(app: AppState, tenant_id: str, job_id: str, seq: int, limit: int) 
         JobNotFoundError: the tenant has no such job.
     """
     with app.database.read() as session:
-        state = shown_state(repository.get(session, tenant_id, job_id))
+        state = repository.get(session, tenant_id, job_id).shown_state
         return state, events.list_after(session, tenant_id, job_id, seq, limit)
 
 

@@ -12,16 +12,14 @@ from service.contracts.dataset import DatasetSummary
 from service.contracts.errors import Problem
 from service.contracts.graph_view import Inspection
 from service.contracts.model import ModelSummary
-from service.datasets import repository as datasets
 from service.estimates import service as estimates
 from service.hand_overs import outbox as hand_overs
-from service.inspections import repository as inspections
 from service.jobs import announcing, repository
 from service.jobs.outcome import EvaluateOutcome, MadeModel, Outcome, QuantizeOutcome
 from service.models import repository as models
-from service.repository import note_waiting
+from service.repository import note_waiting, settle
 from service.resources import with_pointer
-from service.tables import Dataset, Job, Model, ModelFile
+from service.tables import Dataset, InspectionRow, Job, Model, ModelFile
 from service.tables.jobs import USERS_KINDS
 
 
@@ -54,10 +52,10 @@ def accept(session: Session, job: Job, result: Outcome) -> None:
     elif isinstance(result, DatasetSummary) and job.kind == "inspect_dataset" and job.dataset_id is not None:
         thumbnails = None if result.thumbnails is None else result.thumbnails.sha256
         values = {**_summaries(result), "thumbnails_sha256": thumbnails}
-        if datasets.settle(session, job.dataset_id, status="ready", **values):
+        if settle(session, Dataset, {**values, "status": "ready"}, id=job.dataset_id):
             announcing.tell_dataset(session, job, "ready")
     elif isinstance(result, Inspection) and job.kind == "inspect_target":
-        inspections.settle(session, job.id, status="ready", result=result.model_dump(mode="json"))
+        settle(session, InspectionRow, {"status": "ready", "result": result.model_dump(mode="json")}, job_id=job.id)
     else:
         raise TypeError(f"a {job.kind} job cannot end with a {type(result).__name__}")
     if job.kind in USERS_KINDS:
@@ -68,15 +66,17 @@ def reject(session: Session, job: Job, problem: Problem) -> None:
     """The job has failed or was canceled: what it should have accepted must not stay in validation for ever."""
     if job.kind == "inspect_model" and job.model_id is not None:
         pointer = _file_pointer(models.find(session, job.model_id), problem)
-        if models.settle(session, job.model_id, status="rejected", problems=_stored(problem, pointer)):
+        values = {"status": "rejected", "problems": _stored(problem, pointer)}
+        if settle(session, Model, values, id=job.model_id):
             announcing.tell_model(session, job, "rejected", problem)
     elif job.kind == "inspect_dataset" and job.dataset_id is not None:
-        if datasets.settle(session, job.dataset_id, status="rejected", problems=_stored(problem, "/upload_id")):
+        values = {"status": "rejected", "problems": _stored(problem, "/upload_id")}
+        if settle(session, Dataset, values, id=job.dataset_id):
             announcing.tell_dataset(session, job, "rejected", problem)
     elif job.kind in USERS_KINDS:
         hand_overs.abandon(session, job)
     elif job.kind == "inspect_target":
-        inspections.settle(session, job.id, status="failed", problem=problem.model_dump(mode="json"))
+        settle(session, InspectionRow, {"status": "failed", "problem": problem.model_dump(mode="json")}, job_id=job.id)
 
 
 def tell_waiting(session: Session, job: Job) -> None:
@@ -88,7 +88,7 @@ def tell_waiting(session: Session, job: Job) -> None:
 
 
 def _settle_model(session: Session, job: Job, model_id: str, found: ModelSummary) -> None:
-    if models.settle(session, model_id, status="ready", **_summaries(found)):
+    if settle(session, Model, {**_summaries(found), "status": "ready"}, id=model_id):
         announcing.tell_model(session, job, "ready")
 
 

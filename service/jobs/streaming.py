@@ -8,17 +8,22 @@ import logging
 from collections.abc import AsyncIterator
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
+from fastapi import Query, Response
 from fastapi.responses import StreamingResponse
+from pydantic import BaseModel, Field
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.types import Receive, Scope, Send
 
-from service.deps import AppState
+from service.deps import STREAM_PATH, STREAM_TOKEN, AppState
 from service.jobs import service
 from service.jobs.schemas import TERMINAL
 from service.jobs.views import event_out
+from service.keys.tokens import MOST_CHARS
+from service.principal import Principal
 from service.tables import Job
 from service.threads import ServiceBusyError
 
@@ -118,3 +123,28 @@ def frame(event: str, data: object, *, event_id: int | str | None = None) -> byt
     """One event on the wire. JSON holds no line break, so one data line is enough."""
     head = "" if event_id is None else f"id: {event_id}\n"
     return f"{head}event: {event}\ndata: {json.dumps(data, separators=(',', ':'))}\n\n".encode()
+
+
+# Event streams as pages read them: by a token in the URL, where a key cannot be sent.
+
+TokenParameter = Annotated[
+    str | None, Query(max_length=MOST_CHARS, description="Of POST .../events/token, in place of a key.")
+]
+
+
+class StreamToken(BaseModel):
+    """What an event stream is read with where no key can be sent."""
+
+    token: str
+    url: str = Field(description="Of the stream, with the token: for an EventSource.")
+    expires_at: datetime = Field(description="UTC. A stream that is open then goes on; a new one needs a new token.")
+
+
+def token_of(app: AppState, principal: Principal, place: str, response: Response) -> StreamToken:
+    """A token for the event stream of what is at ``place``, such as ``/v1/jobs/ID``; nobody keeps the answer."""
+    path = place + STREAM_PATH
+    token, ends_at = app.keyring.stream_token(principal.tenant_id, principal.actor, path)
+    response.headers["Cache-Control"] = "no-store"
+    return StreamToken(
+        token=token, url=f"{path}?{STREAM_TOKEN}={token}", expires_at=datetime.fromtimestamp(ends_at, tz=UTC)
+    )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
@@ -27,14 +26,12 @@ from service.jobs.transitions import NewJob
 from service.jobs.views import JobView, job_out, views
 from service.names import repository as names
 from service.names.kinds import DATASETS, MODELS
+from service.names.repository import NamedInput
 from service.principal import Principal
 from service.quotas import repository as usage
 from service.quotas import service as quotas
 from service.settings import Settings
 from service.tables import Job
-
-# Pointer and id of what a request names.
-NamedInputs = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True)
@@ -44,7 +41,7 @@ class Submission:
     Attributes:
         job: its row, with ids for references and the config resolved, as JSON.
         evaluation: what is measured.
-        models, datasets: what has to be there when it is stored.
+        named: what has to be there when it is stored.
         model: name and version of its model.
         estimate: what the job will take, if that is known.
         finish_at: when it will end, from now on; None where nobody is told.
@@ -55,8 +52,7 @@ class Submission:
 
     job: NewJob
     evaluation: EvaluationSpec
-    models: NamedInputs
-    datasets: NamedInputs
+    named: tuple[NamedInput, ...]
     model: tuple[str, int] | None
     estimate: Estimated | None
     finish_at: datetime | None = None
@@ -106,7 +102,6 @@ def checked_submission(
     finish_at = None
     if finish and estimate is not None:
         finish_at = finish_of_next(session, tenant_id, found.placement.queue, asked.priority, estimate)
-    ids = tuple((f"/{name}", noun_id) for name, noun_id in inputs.ids.items())
     return Submission(
         NewJob(
             tenant_id,
@@ -125,8 +120,10 @@ def checked_submission(
             deadline_seconds=settings.job_deadline_seconds,
         ),
         asked.config.evaluation,
-        models=(*ids[:1], *(("/config", graph) for graph in asked.config.graph_models)),
-        datasets=ids[1:],
+        named=(
+            *((MODELS if name == "model_id" else DATASETS, f"/{name}", row_id) for name, row_id in inputs.ids.items()),
+            *((MODELS, "/config", graph) for graph in asked.config.graph_models),
+        ),
         model=None if inputs.model_row is None else (inputs.model_row.name, inputs.model_row.version),
         estimate=estimate,
         finish_at=finish_at,
@@ -156,16 +153,6 @@ def _fingerprint(asked: JobCreate, inputs: JobInputs, config: dict[str, Any]) ->
     return hashlib.sha256(json.dumps(followed, sort_keys=True, ensure_ascii=True).encode()).hexdigest()
 
 
-def hold(session: Session, tenant_id: str, given: Sequence[Submission]) -> None:
-    """Until the transaction ends, nobody deletes what these name.
-
-    Raises:
-        ModelNotFoundError, DatasetNotFoundError: something was deleted since it was checked.
-    """
-    names.hold(session, MODELS, tenant_id, [named for one in given for named in one.models])
-    names.hold(session, DATASETS, tenant_id, [named for one in given for named in one.datasets])
-
-
 def store_submission(given: Submission, session: Session, app: AppState, by: Principal) -> tuple[Answer, Job | None]:
     """Store what was checked; whether the model is in quarantine since then is asked by who begins the job.
 
@@ -173,10 +160,10 @@ def store_submission(given: Submission, session: Session, app: AppState, by: Pri
         The answer, and the job that is to be run; None: one was there whose result will do.
 
     Raises:
-        QuotaExceededError: the tenant has as many as it may.
+        QuotaError: the tenant has as many as it may.
         ModelNotFoundError, DatasetNotFoundError: something was deleted since it was checked.
     """
-    hold(session, by.tenant_id, [given])
+    names.hold(session, by.tenant_id, *given.named)
     job, is_new = store_job(session, app.settings, by, given)
     if is_new:
         told = None if given.estimate is None else given.estimate.row["told"]
@@ -193,10 +180,10 @@ def store_submission(given: Submission, session: Session, app: AppState, by: Pri
 def store_job(session: Session, settings: Settings, by: Principal, given: Submission) -> tuple[Job, bool]:
     """The job of a request that was checked, and whether it is a new one: else it was there, and its result will do.
 
-    The caller holds what the request names, see ``hold``.
+    The caller holds what the request names.
 
     Raises:
-        QuotaExceededError: the tenant has as many as it may.
+        QuotaError: the tenant has as many as it may.
     """
     there = same_result(session, given) if given.reuse else None
     if there is not None:

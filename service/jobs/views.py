@@ -26,18 +26,12 @@ from service.jobs.schemas import (
     JobOut,
     Progress,
     ScheduledBy,
-    ShownState,
     Waiting,
 )
 from service.jobs.waiting import waiting_for
 from service.tables import Artifact, Job, JobEvent, ScheduleRun
+from service.tables.base import record_of
 from service.tables.jobs import USERS_KINDS
-
-
-def shown_state(job: Job) -> ShownState:
-    """The stored state, or canceling for a running job whose cancel was requested."""
-    state: ShownState = job.state  # type: ignore[assignment]  # the column has a CHECK
-    return "canceling" if state == "running" and job.cancel_requested_at is not None else state
 
 
 def _progress(job: Job) -> Progress:
@@ -82,17 +76,6 @@ def job_out(view: JobView, *, reused: bool = False) -> JobOut:
     return JobOut(**dict(job_listed(view)), config=job.config, reused_from=job.id if reused else None)
 
 
-def _scheduled(run: ScheduleRun) -> ScheduledBy:
-    return ScheduledBy(
-        schedule_id=run.schedule_id,
-        run_id=run.id,
-        state=run.state,
-        reason=run.reason,
-        detail=run.detail,
-        promoted_to=run.promoted_to,
-    )
-
-
 def job_listed(view: JobView) -> JobListed:
     """The same for lists: the config is not so much as read."""
     job, result = view.job, view.result
@@ -101,59 +84,26 @@ def job_listed(view: JobView) -> JobListed:
     seconds = None
     if job.started_at is not None and job.finished_at is not None:
         seconds = max(0.0, (job.finished_at - job.started_at).total_seconds())
-    return JobListed(
-        id=job.id,
-        kind=job.kind,
-        name=job.name,
-        labels=job.labels,
-        state=shown_state(job),
-        stage=job.stage,
+    return record_of(
+        job,
+        JobListed,
+        state=job.shown_state,
         progress=None if job.progress is None else _progress(job),
         waiting=view.waiting,
         verdict=None if result is None else result.verdict,
         fallback=None if result is None else result.fallback,
         error=None if job.error is None else Problem.model_validate(job.error),
-        attempt=job.attempt,
-        max_attempts=job.max_attempts,
-        priority=job.priority,
-        device=job.device,
-        queue=job.queue,
-        size_class=job.size_class,
-        interruptions=job.interruptions,
-        model_id=job.model_id,
-        reference_model_id=job.reference_model_id,
         model_name=name,
         model_version=version,
-        dataset_id=job.dataset_id,
-        calibration_dataset_id=job.calibration_dataset_id,
-        evaluation_dataset_id=job.evaluation_dataset_id,
-        preset=job.preset,
-        algorithms=job.algorithms,
         figures=None if result is None or result.outline is None else ReportOutline.model_validate(result.outline),
         seconds=seconds,
         estimate=shown(view.estimate),
         estimated_finish_at=view.finish_at,
-        retry_of=job.retry_of,
-        cloned_from=job.cloned_from,
-        scheduled=None if view.run is None else _scheduled(view.run),
+        scheduled=None if view.run is None else record_of(view.run, ScheduledBy, run_id=view.run.id),
         artifacts=[
-            ArtifactLink(
-                id=artifact.id,
-                kind=artifact.kind,
-                filename=artifact.filename,
-                size_bytes=artifact.size_bytes,
-                content=f"/v1/artifacts/{artifact.id}/content",
-            )
+            record_of(artifact, ArtifactLink, content=f"/v1/artifacts/{artifact.id}/content")
             for artifact in view.artifacts
         ],
-        request_id=job.request_id,
-        created_at=job.created_at,
-        queued_at=job.queued_at,
-        started_at=job.started_at,
-        finished_at=job.finished_at,
-        updated_at=job.updated_at,
-        cancel_requested_at=job.cancel_requested_at,
-        deadline_at=job.deadline_at,
         links=JobLinks(
             self=path,
             events=f"{path}/events",
@@ -168,7 +118,7 @@ def job_listed(view: JobView) -> JobListed:
 
 def event_out(event: JobEvent) -> EventOut:
     """An event."""
-    return EventOut(seq=event.seq, attempt=event.attempt, type=event.type, created_at=event.created_at, data=event.data)
+    return record_of(event, EventOut)
 
 
 def views(app: AppState, session: Session, tenant_id: str, jobs: list[Job]) -> list[JobView]:

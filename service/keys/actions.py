@@ -83,7 +83,7 @@ def create(app: AppState, by: Principal, body: KeyCreate, key: str | None = None
     tenant_id = seen_tenant(by, body.tenant) or by.tenant_id
     pepper, vault = pepper_of(app.settings), ApiKeyVault.of(app.settings)
 
-    def work(session: Session) -> tuple[Answer, None]:
+    def work(_: None, session: Session) -> tuple[Answer, None]:
         _make_room(session, tenant_id)
         made = service.add(session, pepper, tenant_id=tenant_id, name=body.name, scope=body.scope, days=body.days)
         shown = key_made(made, repository.datetime_now(session))
@@ -91,7 +91,7 @@ def create(app: AppState, by: Principal, body: KeyCreate, key: str | None = None
         headers = {"Location": location(made.row.id), "Cache-Control": "no-store"}
         return Answer(201, sealed.model_dump(mode="json"), headers), None
 
-    kept = submit_once(app, by, KeyedRequest.of("POST /v1/keys", key, body), work)
+    kept = submit_once(app, by, KeyedRequest.of("POST /v1/keys", key, body), None, work)
     try:
         text = vault.sealer.open(kept.body["id"], kept.body["key"])
     except sealing.SealBrokenError:

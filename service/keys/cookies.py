@@ -23,12 +23,10 @@ _FORM = "application/x-www-form-urlencoded"
 READING = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
-class GuardMissingError(QuantmillError):
+class GuardMissingError(
+    QuantmillError, code="guard-missing", title="The request does not come from a page of this session", status=403
+):
     """A request of a signed-in browser does not tell that a page of this service has sent it; nothing was done."""
-
-    code = "guard-missing"
-    title = "The request does not come from a page of this session"
-    status = 403
 
 
 def session_of(request: Request) -> str | None:

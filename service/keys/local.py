@@ -42,7 +42,8 @@ def key_for(url: str) -> str | None:
         port = parts.port or _SCHEME_PORTS.get(parts.scheme, 0)
     except ValueError:
         return None  # no address: whoever sends to it tells so
-    if not is_loopback(parts.hostname or "") or not _is_ours(port):
+    # a process of another user there would be given our key by a note that was left over
+    if not is_loopback(parts.hostname or "") or _host(port) is None:
         return None
     try:
         return Path(_note(port).read_text().strip()).read_text().strip() or None
@@ -76,11 +77,6 @@ def _note(port: int) -> Path:
 def _notes() -> Path:
     state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     return Path(state) / "quantmill" / "servers"
-
-
-def _is_ours(port: int) -> bool:
-    """Whether a process of this user listens there: another's would be given our key by a note that was left over."""
-    return _host(port) is not None
 
 
 def _host(port: int) -> str | None:

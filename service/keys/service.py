@@ -15,6 +15,7 @@ from service.keys.secrets import hash_of, make_key, pepper_id
 from service.principal import Principal, Scope
 from service.settings import Settings
 from service.tables import ApiKey
+from service.tables.base import record_of
 
 
 @dataclass(frozen=True)
@@ -117,18 +118,7 @@ def location(key_id: str) -> str:
 
 def key_out(row: ApiKey, now: datetime) -> KeyOut:
     """The key as it is shown."""
-    return KeyOut(
-        id=row.id,
-        tenant=row.tenant_id,
-        name=row.name,
-        scope=row.scope,
-        state=_state(row, now),
-        last4=row.last4,
-        created_at=row.created_at,
-        expires_at=row.expires_at,
-        last_used_at=row.last_used_at,
-        revoked_at=row.revoked_at,
-    )
+    return record_of(row, KeyOut, tenant=row.tenant_id, state=_state(row, now))
 
 
 def key_made(made: MadeKey, now: datetime) -> KeyMade:

@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from sqlalchemy import insert, select
 from sqlalchemy.orm import Session
 
-from service import repository
 from service.contracts.model import MADE_MODEL
 from service.db import db_now
 from service.ids import new_id
-from service.names.kinds import MODELS
-from service.names.repository import look_up, next_version
+from service.names.repository import next_version
 from service.tables import Model, ModelFile
-
-
-def settle(session: Session, model_id: str, **values: Any) -> bool:
-    """End the validation of a model: set ``status`` with its summary or problems. False if it had ended before."""
-    return repository.settle(session, Model, Model.id == model_id, "validating", values)
 
 
 def find(session: Session, model_id: str) -> Model | None:
@@ -76,18 +67,6 @@ def create(
     add_files(session, tenant_id, model.id, files)
     session.refresh(model, ["files"])
     return model
-
-
-def resolved(
-    session: Session, tenant_id: str, model_id: str, *, pointer: str | None = None, query: str | None = None
-) -> Model:
-    """The tenant's model with its files, by its id or by a reference such as ``NAME@latest``.
-
-    Raises:
-        ModelNotFoundError: the tenant has no such model; carries ``pointer`` or ``query``.
-        ModelNotReadyError, ModelRejectedError: ``NAME@latest``, and no version is ready.
-    """
-    return look_up(session, MODELS, tenant_id, model_id, pointer=pointer, query=query)
 
 
 def upload_name(session: Session, model_id: str | None) -> str:

@@ -16,9 +16,7 @@ from service.http import (
     PreconditionFailedError,
     PreconditionRequiredError,
     Wait,
-    etag_matches,
     only_parameters,
-    poll,
     problems,
 )
 from service.idempotency.answers import IdempotencyHeader
@@ -34,11 +32,21 @@ from service.models.schemas import (
 from service.models.service import model_in_list, model_out
 from service.names.kinds import MODELS
 from service.names.repository import ResourceQuery
-from service.names.schemas import FILTERS, TAG, TAG_PARAMETER, NounPatch, resource_query
-from service.names.service import delete, identify, list_page, row_etag, update
+from service.names.service import (
+    FILTERS,
+    TAG,
+    TAG_PARAMETER,
+    NounPatch,
+    answer_of,
+    delete,
+    list_page,
+    resource_query,
+    row_etag,
+    update,
+    waited_for,
+)
 from service.pagination import Page
 from service.quarantine.schemas import ModelQuarantinedError
-from service.tables import Model
 from service.uploads.schemas import UploadNotCompleteError, UploadNotFoundError
 
 router = APIRouter(route_class=ThreadedBodyRoute, prefix="/v1/models", tags=["models"])
@@ -93,23 +101,8 @@ async def get_model(
     if_none_match: Annotated[str | None, Header()] = None,
 ) -> Response | ModelOut:
     """A model. With ?wait= the answer comes once validation has ended, or when the time is over."""
-    found_id = await app.reads.run(lambda: identify(app, MODELS, principal.tenant_id, model_id))
-    model = await poll(
-        app,
-        Model,
-        found_id,
-        lambda: service.get(app, principal.tenant_id, found_id),
-        version=lambda seen: (seen.row_version, 0),
-        done=lambda seen: seen.status != "validating",
-        wait_seconds=wait,
-    )
-    headers = {"ETag": row_etag(model), "Cache-Control": "no-cache"}
-    if model.status == "validating":
-        headers["Retry-After"] = "1"
-    if etag_matches(if_none_match, headers["ETag"]):
-        return Response(status_code=304, headers=headers)
-    response.headers.update(headers)
-    return model_out(model)
+    seen = await waited_for(app, MODELS, principal.tenant_id, model_id, wait)
+    return answer_of(seen, response, if_none_match) or model_out(seen)
 
 
 @router.patch(

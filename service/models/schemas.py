@@ -152,33 +152,19 @@ class ModelOut(BaseModel):
 # Errors around models as resources; what is wrong with a model itself stands in ``service.contracts.errors``.
 
 
-class ModelNotFoundError(ResourceNotFoundError):
+class ModelNotFoundError(ResourceNotFoundError, word="model", code="model-not-found", title="No such model"):
     """There is no such model (or it belongs to somebody else)."""
 
-    code = "model-not-found"
-    title = "No such model"
-    word = "model"
 
-
-class ModelNotReadyError(ResourceNotReadyError):
+class ModelNotReadyError(
+    ResourceNotReadyError, word="model", code="model-not-ready", title="The model is still being validated"
+):
     """The model is still being validated."""
 
-    code = "model-not-ready"
-    title = "The model is still being validated"
-    word = "model"
 
-
-class ModelRejectedError(ResourceRejectedError):
+class ModelRejectedError(ResourceRejectedError, word="model", code="model-rejected", title="The model was rejected"):
     """The model was found unusable; the reasons are listed."""
 
-    code = "model-rejected"
-    title = "The model was rejected"
-    word = "model"
 
-
-class ModelInUseError(ResourceInUseError):
+class ModelInUseError(ResourceInUseError, word="model", code="model-in-use", title="The model is in use"):
     """The model cannot be deleted: something that is there needs it."""
-
-    code = "model-in-use"
-    title = "The model is in use"
-    word = "model"

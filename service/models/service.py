@@ -12,7 +12,7 @@ from service.deps import AppState
 from service.files import repository as stored_files
 from service.idempotency.answers import Answer
 from service.idempotency.requests import KeyedRequest
-from service.idempotency.service import submit_checked
+from service.idempotency.service import submit_once
 from service.jobs import transitions
 from service.jobs.schemas import Waiting
 from service.jobs.transitions import NewJob
@@ -20,10 +20,11 @@ from service.models import repository
 from service.models.schemas import ModelCreate, ModelFileOut, ModelOut, SelfLinks, is_main
 from service.names import repository as names
 from service.names.kinds import MODELS, require_ready
-from service.names.service import row_etag
+from service.names.service import created
 from service.principal import Principal
 from service.quarantine import suspects as quarantine
 from service.tables import Job, Model, ModelFile
+from service.tables.base import record_of
 from service.uploads import repository as uploads
 from service.uploads.service import completed
 
@@ -41,29 +42,15 @@ def model_out(model: Model) -> ModelOut:
 
 
 def _shown(model: Model, summary: ModelSummary | None) -> ModelOut:
-    return ModelOut(
-        id=model.id,
-        name=model.name,
-        version=model.version,
-        format=model.format,
-        status=model.status,
-        tags=model.tags,
-        description=model.description,
+    return record_of(
+        model,
+        ModelOut,
         summary=summary,
         problems=[Problem.model_validate(problem) for problem in model.problems or []],
         waiting=None if model.waiting is None else Waiting.model_validate(model.waiting),
-        files=[ModelFileOut(path=file.path, size_bytes=file.size_bytes, sha256=file.sha256) for file in model.files],
-        skeleton_model_id=model.skeleton_model_id,
-        created_at=model.created_at,
-        updated_at=model.updated_at,
+        files=[record_of(file, ModelFileOut) for file in model.files],
         links=SelfLinks(self=f"/v1/models/{model.id}"),
     )
-
-
-def created(model: Model) -> Answer:
-    """The answer to the request that made it."""
-    headers = {"Location": f"/v1/models/{model.id}", "Retry-After": "1", "ETag": row_etag(model)}
-    return Answer(201, model_out(model).model_dump(mode="json"), headers)
 
 
 _ROUTE = "POST /v1/models"
@@ -119,17 +106,17 @@ def create(app: AppState, by: Principal, body: ModelCreate, *, key: str | None) 
                 request_id=by.request_id,
             ),
         )
-        return created(model), job
+        return created(MODELS, model, model_out(model)), job
 
     check = partial(_skeleton_id, tenant_id=by.tenant_id, text=body.skeleton_model_id)
-    return submit_checked(app, by, KeyedRequest.of(_ROUTE, key, body), check, store_model)
+    return submit_once(app, by, KeyedRequest.of(_ROUTE, key, body), check, store_model)
 
 
 def _skeleton_id(session: Session, tenant_id: str, text: str | None) -> str | None:
     """The id of a model that may be one; it stays ready as long as it is there."""
     if text is None:
         return None
-    model = repository.resolved(session, tenant_id, text, pointer=_SKELETON)
+    model = names.look_up(session, MODELS, tenant_id, text, pointer=_SKELETON)
     ready_summary(model, pointer=_SKELETON)
     return model.id
 
@@ -137,18 +124,23 @@ def _skeleton_id(session: Session, tenant_id: str, text: str | None) -> str | No
 def _held(session: Session, tenant_id: str, model_id: str | None) -> Model | None:
     if model_id is None:
         return None
-    names.hold(session, MODELS, tenant_id, [(_SKELETON, model_id)])
+    names.hold(session, tenant_id, (MODELS, _SKELETON, model_id))
     return names.by_id(session, MODELS, tenant_id, model_id)
 
 
-def get(app: AppState, tenant_id: str, model_id: str) -> Model:
-    """The model with its files.
+def usable(
+    session: Session, tenant_id: str, model_id: str, *, pointer: str | None = None
+) -> tuple[Model, ModelSummary]:
+    """The model that a request names by its id or a reference, and what validation found in it.
 
     Raises:
         ModelNotFoundError: the tenant has no such model.
+        ModelQuarantinedError: it has killed its runner twice.
+        ModelNotReadyError, ModelRejectedError: it cannot be used.
     """
-    with app.database.read() as session:
-        return repository.resolved(session, tenant_id, model_id)
+    model = names.look_up(session, MODELS, tenant_id, model_id, pointer=pointer)
+    quarantine.refuse(session, tenant_id, quarantine.uploaded(model), pointer=pointer)
+    return model, ready_summary(model, pointer=pointer or "")
 
 
 def ready_summary(model: Model, *, pointer: str) -> ModelSummary:

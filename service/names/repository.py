@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,11 +12,11 @@ from sqlalchemy.orm.attributes import set_committed_value
 from service.contracts.base import LATEST, SIGN, Reference, is_name, nearest_name, parse
 from service.db import db_now
 from service.ids import is_id
-from service.names.kinds import Named, ResourceKind, require_ready
+from service.names.kinds import DATASETS, MODELS, Named, ResourceKind, require_ready
 from service.pagination import Position
 from service.repository import insert_of, owned, page
 from service.resources import ResourceNotFoundError
-from service.tables import Alias, Dataset, Job, Model, ModelFile, NounName, Schedule
+from service.tables import Alias, Dataset, Job, JobSchedule, Model, ModelFile, NounName
 from service.tables.jobs import LIVE_STATES
 
 # Of the version that is counted next, where the name is known already.
@@ -26,6 +25,8 @@ _NEXT = {"last_version": NounName.last_version + 1}
 _MOST_NAMES, MOST_TOLD = 2000, 20
 # Where the templates of schedules name a model or a dataset.
 _PLACES = {"model": ("model_id",), "dataset": ("calibration_dataset_id", "evaluation_dataset_id")}
+# What a request names: which of both, the pointer in its body, None in its path, and the id.
+NamedInput = tuple[ResourceKind[Any], str | None, str]
 
 
 def next_version(session: Session, tenant_id: str, noun: str, name: str) -> int:
@@ -86,25 +87,26 @@ def by_id(session: Session, kind: ResourceKind[Named], tenant_id: str, resource_
     return found
 
 
-def hold(session: Session, kind: ResourceKind[Named], tenant_id: str, places: Sequence[tuple[str | None, str]]) -> None:
+def hold(session: Session, tenant_id: str, *named: NamedInput) -> None:
     """Until the transaction ends, nobody deletes these: something is made that needs them.
 
     Args:
         session: in a write transaction.
-        kind: which of both.
         tenant_id: whose.
-        places: pointer in the body and id of each; None is the parameter of the path.
+        named: which of both, pointer in the body and id of each; None is the parameter of the path.
 
     Raises:
         ResourceNotFoundError: one is not there (any more).
     """
-    table = kind.table
-    ids = {resource_id for _, resource_id in places}
-    statement = select(table.id).where(table.id.in_(ids), *_there(kind, tenant_id)).order_by(table.id)
-    held = set(session.scalars(statement.with_for_update(read=True)))
-    for pointer, resource_id in places:
-        if resource_id not in held:
-            raise kind.not_found(resource_id, pointer=pointer)
+    kinds: tuple[ResourceKind[Any], ...] = (MODELS, DATASETS)  # in this order, as by everybody: no two wait in a ring
+    for kind in kinds:
+        places = [(pointer, resource_id) for of, pointer, resource_id in named if of is kind]
+        table, ids = kind.table, {resource_id for _, resource_id in places}
+        statement = select(table.id).where(table.id.in_(ids), *_there(kind, tenant_id)).order_by(table.id)
+        held = set(session.scalars(statement.with_for_update(read=True))) if ids else ids
+        for pointer, resource_id in places:
+            if resource_id not in held:
+                raise kind.not_found(resource_id, pointer=pointer)
 
 
 @dataclass(frozen=True)
@@ -285,8 +287,10 @@ def needs(session: Session, kind: ResourceKind[Named], tenant_id: str, row: Name
         select(literal("job"), Job.id).where(
             owned(Job, tenant_id), Job.state.in_(LIVE_STATES), _of_job(kind, resource_id)
         ),
-        select(literal("alias"), Alias.alias).where(owned(Alias, tenant_id), _of_alias(kind, resource_id)),
-        select(literal("schedule"), Schedule.name).where(owned(Schedule, tenant_id), in_template),
+        select(literal("alias"), Alias.alias).where(
+            owned(Alias, tenant_id), (Alias.model_id if kind.word == "model" else Alias.dataset_id) == resource_id
+        ),
+        select(literal("schedule"), JobSchedule.name).where(owned(JobSchedule, tenant_id), in_template),
     ]
     if kind.word == "model":
         unmade = (Model.skeleton_model_id == resource_id, Model.status == "validating")
@@ -333,10 +337,6 @@ def _of_template(session: Session, kind: ResourceKind[Named], row: Named) -> lis
     if session.scalar(others.limit(1)) is None:
         named.append(f"{row.name}@latest")
     # metrics and losses of its config may be models, too
-    found: list[ColumnElement[bool]] = [cast(Schedule.template, String).contains(row.id, autoescape=True)]
-    found += [Schedule.template[place].as_string().in_(named) for place in _PLACES[kind.word]]
+    found: list[ColumnElement[bool]] = [cast(JobSchedule.template, String).contains(row.id, autoescape=True)]
+    found += [JobSchedule.template[place].as_string().in_(named) for place in _PLACES[kind.word]]
     return found
-
-
-def _of_alias(kind: ResourceKind[Named], resource_id: str) -> ColumnElement[bool]:
-    return (Alias.model_id if kind.word == "model" else Alias.dataset_id) == resource_id

@@ -2,21 +2,51 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
+from fastapi import Query, Request, Response
+from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy.orm import Session
 
 from service.audit.service import note
-from service.contracts.base import parse
+from service.contracts.base import MOST_TAGS, Description, Tags, parse
 from service.contracts.errors import InvalidRequestError, QuantmillError
 from service.deps import AppState
-from service.http import Conditions
+from service.http import PLAIN_TEXT, Conditions, keyed_filters, keyed_parameter, poll, unless_changed
+from service.idempotency.answers import Answer
 from service.ids import is_id
 from service.names import repository
 from service.names.kinds import Named, ResourceKind
 from service.names.repository import ResourceQuery
-from service.names.schemas import NounPatch
 from service.pagination import Position
 from service.principal import Principal
+from service.resources import ResourceStatus
 from service.tables import Dataset, Model
+
+# What people may say of a model or a dataset, as seen over HTTP, and by what they find it.
+
+TAG = "tag"
+TAG_PARAMETER = keyed_parameter(TAG, MOST_TAGS)
+FILTERS = ("status", "name", "sha256", "limit", "cursor")
+
+
+class NounPatch(BaseModel):
+    """Changes of a model or a dataset; what is left out stays as it is."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    tags: Tags = Field(default_factory=dict, description="In place of all that it had.")
+    description: Description | None = Field(default=None, description="For people; null takes it away.")
+
+
+def resource_query(
+    request: Request,
+    status: Annotated[ResourceStatus | None, Query()] = None,
+    name: Annotated[str | None, Query(max_length=200, pattern=PLAIN_TEXT, description="Its versions.")] = None,
+    sha256: Annotated[str | None, Query(pattern="^[0-9a-f]{64}$", description="Of the main file.")] = None,
+) -> ResourceQuery:
+    """Filters of a list; any number of ``tag.KEY=VALUE`` parameters filter by tag."""
+    return ResourceQuery(status, name, sha256, keyed_filters(request, TAG, most=MOST_TAGS))
 
 
 def identify(app: AppState, kind: ResourceKind[Named], tenant_id: str, text: str, *, query: str | None = None) -> str:
@@ -30,6 +60,43 @@ def identify(app: AppState, kind: ResourceKind[Named], tenant_id: str, text: str
         return text
     with app.database.read() as session:
         return repository.look_up(session, kind, tenant_id, text, query=query).id
+
+
+def get(app: AppState, kind: ResourceKind[Named], tenant_id: str, text: str) -> Named:
+    """The model or dataset that an id or a reference means.
+
+    Raises:
+        ResourceNotFoundError: the tenant has none that is called so.
+        ResourceNotReadyError, ResourceRejectedError: ``NAME@latest``, and no version is ready.
+    """
+    with app.database.read() as session:
+        return repository.look_up(session, kind, tenant_id, text)
+
+
+async def waited_for(app: AppState, kind: ResourceKind[Named], tenant_id: str, text: str, wait_seconds: float) -> Named:
+    """As ``get``, once validation has ended, or when the time is over."""
+    found_id = await app.reads.run(lambda: identify(app, kind, tenant_id, text))
+    return await poll(
+        app,
+        kind.table,
+        found_id,
+        lambda: get(app, kind, tenant_id, found_id),
+        version=lambda seen: (seen.row_version, 0),
+        done=lambda seen: seen.status != "validating",
+        wait_seconds=wait_seconds,
+    )
+
+
+def answer_of(row: Model | Dataset, response: Response, if_none_match: str | None) -> Response | None:
+    """The answer to who has this version already; None: the row is to be told, with the headers set here."""
+    retry_seconds = 1 if row.status == "validating" else None
+    return unless_changed(response, if_none_match, row_etag(row), retry_seconds=retry_seconds)
+
+
+def created(kind: ResourceKind[Named], row: Named, shown: BaseModel) -> Answer:
+    """The answer to the request that made it."""
+    headers = {"Location": f"/v1/{kind.word}s/{row.id}", "Retry-After": "1", "ETag": row_etag(row)}
+    return Answer(201, shown.model_dump(mode="json"), headers)
 
 
 def list_page(

@@ -12,12 +12,8 @@ from service.contracts.presets import DEFAULT_PRESET, PENDING_PRESETS, PRESETS, 
 from service.contracts.presets.own import MIXED_PRESETS, OWN_PRESETS
 
 
-class PresetNotFoundError(QuantmillError):
+class PresetNotFoundError(QuantmillError, code="preset-not-found", title="No such preset", status=404):
     """There is no such preset."""
-
-    code = "preset-not-found"
-    title = "No such preset"
-    status = 404
 
 
 @dataclass(frozen=True)

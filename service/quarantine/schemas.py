@@ -41,12 +41,8 @@ def release_hint(digest: str) -> str:
     )
 
 
-class ModelQuarantinedError(QuantmillError):
+class ModelQuarantinedError(QuantmillError, code="model-quarantined", title="The model is in quarantine", status=409):
     """The model has killed its runner again and again: nothing more is tried with it."""
-
-    code = "model-quarantined"
-    title = "The model is in quarantine"
-    status = 409
 
     def __init__(self, found: Quarantine, *, pointer: str | None = None) -> None:
         super().__init__(
@@ -59,12 +55,8 @@ class ModelQuarantinedError(QuantmillError):
         )
 
 
-class QuarantineNotFoundError(QuantmillError):
+class QuarantineNotFoundError(QuantmillError, code="quarantine-not-found", title="Not in quarantine", status=404):
     """No model of these bytes is in quarantine (or it is somebody else's)."""
-
-    code = "quarantine-not-found"
-    title = "Not in quarantine"
-    status = 404
 
     def __init__(self, digest: str) -> None:
         super().__init__(

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from service.contracts.quota import Quota
-from service.quotas.schemas import LargerThanQuotaError, QuotaExceededError, RateLimitedError
+from service.quotas.schemas import LargerThanQuotaError, QuotaError, RateError
 
 # How many bytes a tenant may store beside those that it has, for files whose size nobody knows beforehand.
 
@@ -36,7 +36,7 @@ class Room:
 
         Raises:
             LargerThanQuotaError: the file alone is larger than one may be, or than all together.
-            QuotaExceededError: of bytes stored.
+            QuotaError: of bytes stored.
         """
         limits = {"upload_bytes": self.quota.upload_bytes, "stored_bytes": self.quota.stored_bytes}
         for name, limit in limits.items():
@@ -44,14 +44,14 @@ class Room:
                 raise LargerThanQuotaError(name, limit, size_bytes)
         limit, wanted = self.quota.stored_bytes, size_bytes if together_bytes is None else together_bytes
         if limit is not None and self.used_bytes + wanted > limit:
-            raise QuotaExceededError("stored_bytes", limit, self.used_bytes, wanted, retry_after_seconds=RETRY_SECONDS)
+            raise QuotaError("stored_bytes", limit, self.used_bytes, wanted, retry_after_seconds=RETRY_SECONDS)
 
     def refuse_form(self, form_bytes: int) -> None:
         """See whether the files of a form, which is so long without its fields, fit in; each is seen to as it comes.
 
         Raises:
             LargerThanQuotaError: they are more than may be stored.
-            QuotaExceededError: of bytes stored.
+            QuotaError: of bytes stored.
         """
         Room(Quota(stored_bytes=self.quota.stored_bytes), self.used_bytes).refuse_beyond(form_bytes)
 
@@ -126,14 +126,14 @@ class RateMeter:
         """Count a request; the headers that tell how many may follow.
 
         Raises:
-            RateLimitedError: there were too many.
+            RateError: there were too many.
         """
         bucket = self._requests
         if bucket is None:
             return {}
         wait = bucket.take()
         if wait:
-            raise RateLimitedError(
+            raise RateError(
                 f"More than {bucket.rate:g} requests per second on average.",
                 hint="Ask less often: ?wait= and event streams tell what is new without being asked again.",
                 retry_after_seconds=wait,
@@ -164,11 +164,11 @@ class RateMeter:
         """An event stream is open.
 
         Raises:
-            QuotaExceededError: as many are open as may be.
+            QuotaError: as many are open as may be.
         """
         limit = self.quota.open_streams
         if limit is not None and self.streams >= limit:
-            raise QuotaExceededError("open_streams", limit, self.streams, retry_after_seconds=_STREAM_RETRY_SECONDS)
+            raise QuotaError("open_streams", limit, self.streams, retry_after_seconds=_STREAM_RETRY_SECONDS)
         self.streams += 1
         try:
             yield
@@ -188,7 +188,7 @@ class Arrival:
 
         Raises:
             LargerThanQuotaError: the file is larger than one may be.
-            QuotaExceededError: there is no room.
+            QuotaError: there is no room.
         """
         self.size_bytes += more_bytes
         self._meter.arriving_bytes += more_bytes

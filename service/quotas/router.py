@@ -7,25 +7,41 @@ from typing import Annotated
 from fastapi import APIRouter, Path
 
 from service.contracts.quota import Quota
-from service.deps import AppDep, PrincipalDep
-from service.quotas import actions as quotas
+from service.deps import AppDep, AppState, PrincipalDep
+from service.principal import Principal
+from service.quotas import service
 from service.quotas.schemas import TenantOut
 
-router = APIRouter(tags=["tenants"])
+# Tenants' limits: seen and set.
 
+
+def get(app: AppState, tenant_id: str) -> TenantOut:
+    """What a tenant may use, and uses."""
+    with app.database.read() as session:
+        return service.tenant_out(session, app.settings, tenant_id)
+
+
+def set_quota(app: AppState, by: Principal, tenant_id: str, own: Quota) -> TenantOut:
+    """Set a tenant's own limits, in place of all that were set before."""
+    with app.database.write() as session:
+        service.set_quota(session, by, tenant_id, own)
+    return get(app, tenant_id)
+
+
+router = APIRouter(tags=["tenants"])
 Tenant = Annotated[str, Path(pattern=r"^[A-Za-z0-9_-]{1,64}$", description="The tenant's name.")]
 
 
 @router.get("/v1/quota")
 async def get_quota(app: AppDep, principal: PrincipalDep) -> TenantOut:
     """What the key's tenant may use, and uses."""
-    return await app.reads.run(lambda: quotas.get(app, principal.tenant_id))
+    return await app.reads.run(lambda: get(app, principal.tenant_id))
 
 
 @router.get("/v1/tenants/{tenant}")
 async def get_tenant(tenant: Tenant, app: AppDep, _: PrincipalDep) -> TenantOut:
     """What a tenant may use, and uses. For operators."""
-    return await app.reads.run(lambda: quotas.get(app, tenant))
+    return await app.reads.run(lambda: get(app, tenant))
 
 
 @router.put("/v1/tenants/{tenant}/quota")
@@ -36,4 +52,4 @@ async def set_tenant_quota(tenant: Tenant, body: Quota, app: AppDep, principal: 
 
     Every API process heeds them within five seconds.
     """
-    return await app.writes.run(lambda: quotas.set_quota(app, principal, tenant, body))
+    return await app.writes.run(lambda: set_quota(app, principal, tenant, body))

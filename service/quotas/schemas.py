@@ -33,10 +33,8 @@ class TenantOut(BaseModel):
 # A tenant wants more than it may have.
 
 
-class _TooMuchError(HttpError):
+class _TooMuchError(HttpError, status=429):
     """Base: asking again later may help."""
-
-    status = 429
 
     def __init__(self, detail: str, *, hint: str, retry_after_seconds: float, **where: Any) -> None:
         super().__init__(detail, hint=hint, **where)
@@ -47,11 +45,8 @@ class _TooMuchError(HttpError):
         return {"Retry-After": str(max(1, math.ceil(self.retry_after_seconds)))}
 
 
-class QuotaExceededError(_TooMuchError):
+class QuotaError(_TooMuchError, code="quota-exceeded", title="The quota is used up"):
     """The tenant has or does as much as its quota allows; nothing was stored."""
-
-    code = "quota-exceeded"
-    title = "The quota is used up"
 
     def __init__(self, name: str, limit: float, used: float, wanted: int = 1, *, retry_after_seconds: float) -> None:
         more = "" if wanted == 1 else f"; this asks for {wanted} more"
@@ -65,12 +60,8 @@ class QuotaExceededError(_TooMuchError):
         )
 
 
-class LargerThanQuotaError(HttpError):
+class LargerThanQuotaError(HttpError, code="larger-than-quota", title="The file is larger than the quota", status=413):
     """A file that the tenant may not have however much it deletes; nothing was stored."""
-
-    code = "larger-than-quota"
-    title = "The file is larger than the quota"
-    status = 413
 
     def __init__(self, name: str, limit: int, wanted: int) -> None:
         super().__init__(
@@ -87,8 +78,5 @@ def _plain(number: float) -> str:
     return f"{number:.3f}".rstrip("0").rstrip(".")
 
 
-class RateLimitedError(_TooMuchError):
+class RateError(_TooMuchError, code="rate-limited", title="Too many requests"):
     """The tenant sends more requests than it may; this one was not looked at."""
-
-    code = "rate-limited"
-    title = "Too many requests"

@@ -13,7 +13,7 @@ from service.contracts.quota import Quota
 from service.principal import Principal
 from service.quotas import repository
 from service.quotas.rates import Room
-from service.quotas.schemas import QuotaExceededError, TenantOut, UsageOut
+from service.quotas.schemas import QuotaError, TenantOut, UsageOut
 from service.settings import Settings
 
 # When to ask again for what becomes free at no time that is known.
@@ -29,7 +29,7 @@ def admit_jobs(session: Session, settings: Settings, tenant_id: str, wanted: int
     """So many jobs more may be queued for the tenant; until the commit nobody else asks this for it.
 
     Raises:
-        QuotaExceededError: of jobs queued, of jobs per day, of CPU time.
+        QuotaError: of jobs queued, of jobs per day, of CPU time.
     """
     quota = quota_of(session, settings, tenant_id)
     if quota.jobs_queued is quota.jobs_per_day is quota.cpu_seconds_per_day is None:
@@ -47,7 +47,7 @@ def admit_jobs(session: Session, settings: Settings, tenant_id: str, wanted: int
         spent = repository.cpu_seconds(session, tenant_id)
         if spent >= quota.cpu_seconds_per_day:
             wait = repository.seconds_until_tomorrow(session)
-            raise QuotaExceededError("cpu_seconds_per_day", quota.cpu_seconds_per_day, spent, retry_after_seconds=wait)
+            raise QuotaError("cpu_seconds_per_day", quota.cpu_seconds_per_day, spent, retry_after_seconds=wait)
 
 
 def admit_bytes(session: Session, settings: Settings, tenant_id: str, size_bytes: int) -> None:
@@ -55,7 +55,7 @@ def admit_bytes(session: Session, settings: Settings, tenant_id: str, size_bytes
 
     Raises:
         LargerThanQuotaError: the file alone is larger than one may be, or than all together.
-        QuotaExceededError: of bytes stored.
+        QuotaError: of bytes stored.
     """
     if quota_of(session, settings, tenant_id).stored_bytes is not None:
         repository.hold(session, tenant_id)
@@ -135,4 +135,4 @@ def set_quota(session: Session, by: Principal, tenant_id: str, own: Quota) -> No
 
 def _refuse_beyond(name: str, limit: int, used: int, wanted: int, retry_after_seconds: float) -> None:
     if used + wanted > limit:
-        raise QuotaExceededError(name, limit, used, wanted, retry_after_seconds=retry_after_seconds)
+        raise QuotaError(name, limit, used, wanted, retry_after_seconds=retry_after_seconds)

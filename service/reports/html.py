@@ -116,7 +116,7 @@ def context(
         },
         "most_error": max((layer.error_percent or 0.0 for layer in quantized), default=0.0),
         "worst": _WORST,
-        "sqnr_bar": _sqnr_bar,
+        "sqnr_bar": lambda layer: charts.bar((layer.sqnr_db or 0.0) / _FULL_BAR_DB),
         "share_bar": lambda value, whole: charts.bar(value / whole if whole else 0.0),
         "storage_words": layers.storage_words,
         "gain_words": layers.gain_words,
@@ -138,10 +138,6 @@ def context(
         "seconds": sum(stage.seconds for stage in report.stages),
         "peak": max((stage.peak_rss_bytes for stage in report.stages), default=0),
     }
-
-
-def _sqnr_bar(layer: LayerFigures) -> Markup:
-    return charts.bar((layer.sqnr_db or 0.0) / _FULL_BAR_DB)
 
 
 def _drawings(quantized: list[LayerFigures]) -> list[tuple[LayerFigures, list[tuple[str, Histogram, Markup]]]]:

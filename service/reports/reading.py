@@ -63,20 +63,16 @@ def _unknown(row: ReportRow) -> ReportNotRenderableError:
     )
 
 
-class ReportNotRenderableError(QuantmillError):
+class ReportNotRenderableError(
+    QuantmillError, code="report-not-renderable", title="The report cannot be rendered", status=500
+):
     """The stored report is of a form that this service does not know, such as one of a later version."""
 
-    code = "report-not-renderable"
-    title = "The report cannot be rendered"
-    status = 500
 
-
-class ReportFormMissingError(ReportNotRenderableError):
+class ReportFormMissingError(
+    ReportNotRenderableError, code="report-form-missing", title="The report has no such form", status=404
+):
     """The report of an evaluation has no such form."""
-
-    code = "report-form-missing"
-    title = "The report has no such form"
-    status = 404
 
 
 # Links that show one report to whoever has them, until they expire.

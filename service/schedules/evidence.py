@@ -18,7 +18,7 @@ from service.names.kinds import MODELS
 from service.reports.reading import ReportNotRenderableError, whole_report
 from service.resources import ResourceNotFoundError
 from service.schedules import repository
-from service.tables import Model, Schedule, ScheduleRun
+from service.tables import JobSchedule, Model, ScheduleRun
 
 # Of a version, so many of its newest jobs are looked at for one that was measured on the same data.
 _LOOKED_AT = 10
@@ -70,7 +70,7 @@ class GateFigures:
     compared: tuple[BaselineFigures, ...]
 
 
-def found_for(session: Session, schedule: Schedule, run: ScheduleRun, gate: RegressionGate) -> GateFigures | None:
+def found_for(session: Session, schedule: JobSchedule, run: ScheduleRun, gate: RegressionGate) -> GateFigures | None:
     """Read what a run is judged by; None: its job has no report.
 
     Raises:
@@ -88,7 +88,7 @@ def found_for(session: Session, schedule: Schedule, run: ScheduleRun, gate: Regr
 
 
 def _compared(
-    session: Session, schedule: Schedule, run: ScheduleRun, baseline: Baseline, own: JobFigures
+    session: Session, schedule: JobSchedule, run: ScheduleRun, baseline: Baseline, own: JobFigures
 ) -> BaselineFigures:
     if isinstance(baseline, OfJob):
         return _measured(session, schedule, [baseline.job_id], own)
@@ -131,7 +131,7 @@ def _recipe(config: dict[str, Any] | None) -> dict[str, Any]:
     return {name: value for name, value in (config or {}).items() if name not in ("seed", "evaluation")}
 
 
-def _measured(session: Session, schedule: Schedule, job_ids: Sequence[str], own: JobFigures) -> BaselineFigures:
+def _measured(session: Session, schedule: JobSchedule, job_ids: Sequence[str], own: JobFigures) -> BaselineFigures:
     """The first of these jobs that was measured on the same data as the run's own; else the very first one."""
     first: BaselineFigures | None = None
     for job_id in job_ids:

@@ -21,7 +21,8 @@ from service.contracts.validation import field_problems
 from service.deps import AppState
 from service.jobs import transitions
 from service.jobs.schemas import JobCreate
-from service.jobs.submission import Submission, checked_submission, hold, store_submission
+from service.jobs.submission import Submission, checked_submission, store_submission
+from service.names import repository as names
 from service.principal import Principal
 from service.quotas import repository as usage
 from service.repository import now_seconds
@@ -30,7 +31,7 @@ from service.schedules.repository import Plan
 from service.schedules.times import Occasion, fires_at, following, occasion
 from service.schedules.views import event_data
 from service.settings import Settings
-from service.tables import Job, Schedule, ScheduleRun
+from service.tables import Job, JobSchedule, ScheduleRun
 from service.tables.batches import DETAIL_LENGTH
 from service.threads import one_by_one
 from service.webhooks.outbox import emit
@@ -53,12 +54,12 @@ class Attempt:
     misfired: bool = False
 
 
-def principal_of(schedule: Schedule) -> Principal:
+def principal_of(schedule: JobSchedule) -> Principal:
     """Who submits a schedule's jobs and moves its alias: the schedule, for its tenant."""
     return Principal(schedule.tenant_id, schedule.id, "manage")
 
 
-def prepared(session: Session, settings: Settings, schedule: Schedule) -> Submission:
+def prepared(session: Session, settings: Settings, schedule: JobSchedule) -> Submission:
     """Check the template as a request of this moment, with what its references stand for now.
 
     Raises:
@@ -76,7 +77,7 @@ def prepared(session: Session, settings: Settings, schedule: Schedule) -> Submis
     return checked_submission(session, settings, schedule.tenant_id, body)
 
 
-def plan_after(schedule: Schedule, due_at: datetime | None) -> Plan | None:
+def plan_after(schedule: JobSchedule, due_at: datetime | None) -> Plan | None:
     """The plan for a due time of the schedule; None: there is none."""
     if due_at is None:
         return None
@@ -109,7 +110,7 @@ def bring_forward(app: AppState, limit: int) -> int:
 
 
 def run_now(
-    app: AppState, session: Session, by: Principal, schedule: Schedule, given: Submission
+    app: AppState, session: Session, by: Principal, schedule: JobSchedule, given: Submission
 ) -> tuple[ScheduleRun, Job | None]:
     """Run a schedule, which the caller holds, by request.
 
@@ -141,7 +142,7 @@ def _deal_with(app: AppState, schedule_id: str) -> bool:
     return True
 
 
-def _attempt(session: Session, app: AppState, schedule: Schedule) -> Attempt:
+def _attempt(session: Session, app: AppState, schedule: JobSchedule) -> Attempt:
     try:
         return Attempt(prepared(session, app.settings, schedule))
     except QuantmillError as error:
@@ -149,7 +150,7 @@ def _attempt(session: Session, app: AppState, schedule: Schedule) -> Attempt:
 
 
 def _fired(
-    app: AppState, seen: Schedule, plan: Plan | None, what: Occasion, attempt: Attempt
+    app: AppState, seen: JobSchedule, plan: Plan | None, what: Occasion, attempt: Attempt
 ) -> tuple[ScheduleRun | None, Job | None]:
     with app.database.write() as session:
         schedule = repository.claim(session, seen, plan)
@@ -170,7 +171,7 @@ def _fired(
     return run, job
 
 
-def _kept_from(schedule: Schedule, attempt: Attempt) -> dict[str, Any] | None:
+def _kept_from(schedule: JobSchedule, attempt: Attempt) -> dict[str, Any] | None:
     """What a run is that submits no job; None: nothing is in its way but the schedule's last one."""
     if attempt.misfired:
         return {"state": "skipped", "reason": "misfire", "detail": "No reconciler ran when it was due."}
@@ -194,7 +195,7 @@ def _of(given: Submission) -> dict[str, Any]:
 
 
 def _submitted(
-    app: AppState, session: Session, by: Principal, schedule: Schedule, given: Submission, about: dict[str, Any]
+    app: AppState, session: Session, by: Principal, schedule: JobSchedule, given: Submission, about: dict[str, Any]
 ) -> tuple[ScheduleRun, Job | None]:
     """Submit the job, unless the last one keeps it from that; the schedule is held."""
     open_runs = repository.open_runs(session, schedule.id)
@@ -209,7 +210,7 @@ def _submitted(
     if schedule.overlap == "queue" and open_runs:
         return repository.add_run(session, schedule, **about, **_of(given), state="waiting", reason="overlap"), None
     if live:  # before the jobs, as whoever begins them
-        hold(session, schedule.tenant_id, [given])
+        names.hold(session, schedule.tenant_id, *given.named)
         usage.hold(session, schedule.tenant_id)
     for job_id in live:
         transitions.request_cancel(session, schedule.tenant_id, job_id)
@@ -234,7 +235,7 @@ def _go_on(app: AppState, schedule_id: str) -> bool:
     return True
 
 
-def _gone_on(app: AppState, seen: Schedule, attempt: Attempt) -> tuple[ScheduleRun | None, Job | None]:
+def _gone_on(app: AppState, seen: JobSchedule, attempt: Attempt) -> tuple[ScheduleRun | None, Job | None]:
     with app.database.write() as session:
         schedule = repository.lock(session, seen.id)
         open_runs = repository.open_runs(session, seen.id)

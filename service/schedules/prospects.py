@@ -17,13 +17,13 @@ from service.contracts.dataset import DatasetSummary
 from service.contracts.errors import FieldProblem, InvalidRequestError, problem_summary
 from service.contracts.evaluation import AGREEMENT, DEFAULT_METRICS, EvaluationSpec
 from service.contracts.regression import Baseline, MaxDrop, NotSignificantlyWorse, OfAlias, OfJob, RegressionGate
-from service.datasets import repository as datasets
 from service.jobs import repository as jobs
 from service.jobs.errors import JobNotFoundError
 from service.jobs.submission import Submission
 from service.names import repository as names
 from service.names.aliases.repository import alias_of
-from service.names.kinds import MODELS
+from service.names.kinds import DATASETS, MODELS
+from service.names.repository import look_up
 
 _HINT = (
     "Name what is there: aliases are made by PUT /v1/models/NAME@VERSION/aliases/ALIAS, metrics are declared under "
@@ -124,13 +124,13 @@ def _look_at_job(session: Session, tenant_id: str, found: _GateProblems, place: 
     if job.kind != "quantize":
         found.wrong(place, "job-kind", f"the job {job_id} is none that quantizes ({job.kind})")
     elif job.state in _WITHOUT_REPORT:
-        found.wrong(place, "job-without-report", f"the job {job_id} has {_ended(job.state)} and has no report")
+        found.wrong(
+            place,
+            "job-without-report",
+            f"the job {job_id} has {'failed' if job.state == 'failed' else 'been canceled'} and has no report",
+        )
     elif job.state != "succeeded":
         found.odd(f"The job {job_id} has not ended: until it has succeeded, clauses against it are undecided.")
-
-
-def _ended(state: str) -> str:
-    return "failed" if state == "failed" else "been canceled"
 
 
 def _look_at_metric(
@@ -155,5 +155,5 @@ def _measured_on(session: Session, tenant_id: str, given: Submission) -> Dataset
     dataset_id = given.job.evaluation_dataset_id or given.job.calibration_dataset_id
     if dataset_id is None:
         return None
-    row = datasets.resolved(session, tenant_id, dataset_id)
+    row = look_up(session, DATASETS, tenant_id, dataset_id)
     return None if row.summary is None else DatasetSummary.model_validate(row.summary)

@@ -19,7 +19,7 @@ from service.pagination import Position
 from service.quotas import repository as usage
 from service.repository import owned
 from service.schedules.schemas import RunNotFoundError, ScheduleNameTakenError, ScheduleNotFoundError
-from service.tables import Job, ReportRow, Schedule, ScheduleRun
+from service.tables import Job, JobSchedule, ReportRow, ScheduleRun
 from service.tables.batches import OPEN_STATES
 from service.tables.jobs import LIVE_STATES
 
@@ -48,27 +48,27 @@ def planned(plan: Plan | None) -> dict[str, Any]:
     return UNPLANNED if plan is None else plan.values()
 
 
-def create(session: Session, tenant_id: str, schedule_id: str, plan: Plan | None, **values: Any) -> Schedule:
+def create(session: Session, tenant_id: str, schedule_id: str, plan: Plan | None, **values: Any) -> JobSchedule:
     """Insert a schedule."""
     now = db_now()
     values = {"id": schedule_id, "tenant_id": tenant_id, **values, **planned(plan)}
-    statement = insert(Schedule).values(**values, row_version=1, created_at=now, updated_at=now).returning(Schedule)
+    statement = (
+        insert(JobSchedule).values(**values, row_version=1, created_at=now, updated_at=now).returning(JobSchedule)
+    )
     return session.scalars(statement).one()
 
 
-def get(session: Session, tenant_id: str, schedule_id: str, *, locked: bool = False) -> Schedule:
+def get(session: Session, tenant_id: str, schedule_id: str, *, locked: bool = False) -> JobSchedule:
     """The tenant's schedule; ``locked``: kept from changes until the transaction ends.
 
     Raises:
         ScheduleNotFoundError: the tenant has no such schedule.
     """
-    row = repository.find(session, Schedule, tenant_id, schedule_id, lock="update" if locked else None)
-    if row is None:
-        raise ScheduleNotFoundError(schedule_id)
-    return row
+    missing = ScheduleNotFoundError(schedule_id)
+    return repository.find(session, JobSchedule, tenant_id, schedule_id, missing, lock="update" if locked else None)
 
 
-def called(session: Session, tenant_id: str, text: str) -> Schedule:
+def called(session: Session, tenant_id: str, text: str) -> JobSchedule:
     """The tenant's schedule that an id or a name means.
 
     Raises:
@@ -102,28 +102,30 @@ def hold_names(session: Session, tenant_id: str, name: str | None, *, but: str) 
         raise ScheduleNameTakenError(name, row.id)
 
 
-def _of_name(session: Session, tenant_id: str, name: str) -> Schedule | None:
-    return session.scalar(select(Schedule).where(owned(Schedule, tenant_id), Schedule.name == name))
+def _of_name(session: Session, tenant_id: str, name: str) -> JobSchedule | None:
+    return session.scalar(select(JobSchedule).where(owned(JobSchedule, tenant_id), JobSchedule.name == name))
 
 
 def list_page(
     session: Session, tenant_id: str, *, after: Position | None, limit: int
-) -> tuple[list[Schedule], Position | None]:
+) -> tuple[list[JobSchedule], Position | None]:
     """One page of the tenant's schedules, newest first, without their templates, which may be large."""
-    mine = [owned(Schedule, tenant_id)]
-    return repository.page(session, Schedule, mine, after=after, limit=limit, without=[Schedule.template])
+    mine = [owned(JobSchedule, tenant_id)]
+    return repository.page(session, JobSchedule, mine, after=after, limit=limit, without=[JobSchedule.template])
 
 
-def claim(session: Session, seen: Schedule, plan: Plan | None) -> Schedule | None:
+def claim(session: Session, seen: JobSchedule, plan: Plan | None) -> JobSchedule | None:
     """Take the due time that was seen from the schedule and give it the next one; None if somebody else was faster.
 
     Until the transaction ends, nobody else changes the schedule.
     """
     statement = (
-        update(Schedule)
-        .where(Schedule.id == seen.id, Schedule.row_version == seen.row_version, Schedule.fires_at.is_not(None))
-        .values(**planned(plan), row_version=Schedule.row_version + 1, updated_at=db_now())
-        .returning(Schedule)
+        update(JobSchedule)
+        .where(
+            JobSchedule.id == seen.id, JobSchedule.row_version == seen.row_version, JobSchedule.fires_at.is_not(None)
+        )
+        .values(**planned(plan), row_version=JobSchedule.row_version + 1, updated_at=db_now())
+        .returning(JobSchedule)
     )
     return session.scalar(statement, execution_options=_OPTIONS)
 
@@ -131,33 +133,33 @@ def claim(session: Session, seen: Schedule, plan: Plan | None) -> Schedule | Non
 def remove(session: Session, schedule_id: str) -> None:
     """Delete a schedule that the caller has locked, with its history."""
     session.execute(deletion(ScheduleRun).where(ScheduleRun.schedule_id == schedule_id))
-    session.execute(deletion(Schedule).where(Schedule.id == schedule_id))
+    session.execute(deletion(JobSchedule).where(JobSchedule.id == schedule_id))
 
 
 def due(session: Session, limit: int) -> list[str]:
     """Ids of schedules that are due, the latest first in their turn."""
-    statement = select(Schedule.id).where(Schedule.fires_at.is_not(None), Schedule.fires_at <= db_now())
-    return list(session.scalars(statement.order_by(Schedule.fires_at, Schedule.id).limit(limit)))
+    statement = select(JobSchedule.id).where(JobSchedule.fires_at.is_not(None), JobSchedule.fires_at <= db_now())
+    return list(session.scalars(statement.order_by(JobSchedule.fires_at, JobSchedule.id).limit(limit)))
 
 
 def planned_ahead(session: Session, limit: int) -> list[str]:
     """Ids of schedules whose plan was made by a clock that has been put back since."""
-    ahead = Schedule.planned_at > db_now() + _AHEAD_SECONDS
-    statement = select(Schedule.id).where(Schedule.fires_at.is_not(None), ahead)
-    return list(session.scalars(statement.order_by(Schedule.id).limit(limit)))
+    ahead = JobSchedule.planned_at > db_now() + _AHEAD_SECONDS
+    statement = select(JobSchedule.id).where(JobSchedule.fires_at.is_not(None), ahead)
+    return list(session.scalars(statement.order_by(JobSchedule.id).limit(limit)))
 
 
-def look_up(session: Session, schedule_id: str) -> Schedule | None:
+def look_up(session: Session, schedule_id: str) -> JobSchedule | None:
     """A schedule, whosever it is: for reconcilers."""
-    return session.get(Schedule, schedule_id, populate_existing=True)
+    return session.get(JobSchedule, schedule_id, populate_existing=True)
 
 
-def lock(session: Session, schedule_id: str) -> Schedule | None:
+def lock(session: Session, schedule_id: str) -> JobSchedule | None:
     """The same, kept from changes until the transaction ends."""
-    return session.get(Schedule, schedule_id, populate_existing=True, with_for_update=True)
+    return session.get(JobSchedule, schedule_id, populate_existing=True, with_for_update=True)
 
 
-def add_run(session: Session, schedule: Schedule, **values: Any) -> ScheduleRun:
+def add_run(session: Session, schedule: JobSchedule, **values: Any) -> ScheduleRun:
     """Insert a run of a schedule that the caller holds."""
     now = db_now()
     values = {"id": new_id("run"), "tenant_id": schedule.tenant_id, "schedule_id": schedule.id, "missed": 0, **values}
@@ -233,16 +235,9 @@ def run_of(session: Session, tenant_id: str, schedule_id: str, run_id: str) -> S
     Raises:
         RunNotFoundError: it has no such run.
     """
-    row = repository.find(session, ScheduleRun, tenant_id, run_id, schedule_id=schedule_id)
-    if row is None:
-        raise RunNotFoundError(schedule_id, run_id)
-    return row
-
-
-def run_of_job(session: Session, tenant_id: str, job_id: str) -> ScheduleRun | None:
-    """The run that submitted a job, or took it for its own."""
-    statement = select(ScheduleRun).where(owned(ScheduleRun, tenant_id), ScheduleRun.job_id == job_id)
-    return session.scalar(statement.order_by(ScheduleRun.id.desc()).limit(1))
+    return repository.find(
+        session, ScheduleRun, tenant_id, run_id, RunNotFoundError(schedule_id, run_id), schedule_id=schedule_id
+    )
 
 
 def last_accepted(session: Session, tenant_id: str, schedule_id: str, model_id: str) -> str | None:

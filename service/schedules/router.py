@@ -14,9 +14,9 @@ from service.http import (
     PageDep,
     PreconditionFailedError,
     PreconditionRequiredError,
-    etag_matches,
     only_parameters,
     problems,
+    unless_changed,
 )
 from service.idempotency.answers import IdempotencyHeader
 from service.pagination import Page
@@ -70,11 +70,7 @@ async def get_schedule(
 ) -> Response | ScheduleOut:
     """A schedule."""
     row = await app.reads.run(lambda: service.get(app, principal.tenant_id, schedule_id))
-    headers = {"ETag": etag(row), "Cache-Control": "no-cache"}
-    if etag_matches(if_none_match, headers["ETag"]):
-        return Response(status_code=304, headers=headers)
-    response.headers.update(headers)
-    return schedule_out(row)
+    return unless_changed(response, if_none_match, etag(row)) or schedule_out(row)
 
 
 @router.patch(

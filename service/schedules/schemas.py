@@ -13,6 +13,7 @@ from service.contracts.regression import AliasWord, ClauseResult, RegressionGate
 from service.idempotency.requests import RepeatableBody
 from service.ids import is_id
 from service.jobs.schemas import JobCreate
+from service.resources import ResourceNotFoundError
 from service.schedules.times import MOST_CRON_CHARS, MOST_ZONE_CHARS, check_cron, check_zone
 
 DAY_SECONDS = 24 * 3600
@@ -171,25 +172,14 @@ class RunOut(BaseModel):
 # Errors around schedules.
 
 
-class ScheduleNotFoundError(QuantmillError):
+class ScheduleNotFoundError(
+    ResourceNotFoundError, word="schedule", code="schedule-not-found", title="No such schedule"
+):
     """There is no such schedule (or it belongs to somebody else)."""
 
-    code = "schedule-not-found"
-    title = "No such schedule"
-    status = 404
 
-    def __init__(self, schedule_id: str) -> None:
-        super().__init__(
-            f"There is no schedule {schedule_id!r}.", path_parameter="schedule_id", hint="GET /v1/schedules lists them."
-        )
-
-
-class RunNotFoundError(QuantmillError):
+class RunNotFoundError(QuantmillError, code="run-not-found", title="No such run", status=404):
     """The schedule has no such run, or it has been forgotten."""
-
-    code = "run-not-found"
-    title = "No such run"
-    status = 404
 
     def __init__(self, schedule_id: str, run_id: str) -> None:
         super().__init__(
@@ -199,12 +189,8 @@ class RunNotFoundError(QuantmillError):
         )
 
 
-class ScheduleNameTakenError(QuantmillError):
+class ScheduleNameTakenError(QuantmillError, code="schedule-name-taken", title="The name is taken", status=409):
     """Another schedule of the tenant has the name."""
-
-    code = "schedule-name-taken"
-    title = "The name is taken"
-    status = 409
 
     def __init__(self, name: str, schedule_id: str) -> None:
         super().__init__(
@@ -214,23 +200,19 @@ class ScheduleNameTakenError(QuantmillError):
         )
 
 
-class TooManySchedulesError(QuantmillError):
+class TooManySchedulesError(
+    QuantmillError, code="too-many-schedules", title="There are too many schedules", status=409
+):
     """The tenant has as many schedules as it may."""
-
-    code = "too-many-schedules"
-    title = "There are too many schedules"
-    status = 409
 
     def __init__(self, most: int) -> None:
         super().__init__(f"There are {most} schedules, as many as there may be.", hint="Delete one that is not needed.")
 
 
-class ScheduleBusyError(QuantmillError):
+class ScheduleBusyError(
+    QuantmillError, code="schedule-busy", title="The schedule's last job has not ended", status=409
+):
     """The schedule's last job has not ended, and another is not to be submitted meanwhile."""
-
-    code = "schedule-busy"
-    title = "The schedule's last job has not ended"
-    status = 409
 
     def __init__(self, schedule_id: str, overlap: str) -> None:
         super().__init__(
@@ -239,12 +221,10 @@ class ScheduleBusyError(QuantmillError):
         )
 
 
-class ScheduleChangedError(QuantmillError):
+class ScheduleChangedError(
+    QuantmillError, code="schedule-changed", title="The schedule was changed meanwhile", status=409
+):
     """Somebody changed the schedule while it was run."""
-
-    code = "schedule-changed"
-    title = "The schedule was changed meanwhile"
-    status = 409
 
     def __init__(self, schedule_id: str) -> None:
         super().__init__(f"The schedule {schedule_id} was changed meanwhile; nothing was run.", hint="Run it again.")

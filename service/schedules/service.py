@@ -17,7 +17,7 @@ from service.deps import AppState
 from service.http import Conditions
 from service.idempotency.answers import Answer
 from service.idempotency.requests import KeyedRequest, NoBody
-from service.idempotency.service import submit_checked
+from service.idempotency.service import submit_once
 from service.ids import is_id, new_id
 from service.jobs.schemas import JobCreate
 from service.jobs.submission import Submission, checked_submission
@@ -36,7 +36,7 @@ from service.schedules.schemas import (
 )
 from service.schedules.times import fires_at, following
 from service.schedules.views import etag, location, run_out, schedule_out
-from service.tables import Job, Schedule, ScheduleRun
+from service.tables import Job, JobSchedule, ScheduleRun
 
 # Of one tenant.
 MOST_SCHEDULES = 1000
@@ -56,10 +56,10 @@ def create(app: AppState, by: Principal, body: ScheduleCreate, *, key: str | Non
         QuantmillError: the template could not be submitted; nothing was stored.
     """
     check = partial(_checked_new, app=app, by=by, body=body)
-    return submit_checked(app, by, KeyedRequest.of("POST /v1/schedules", key, body), check, partial(_store, by=by))
+    return submit_once(app, by, KeyedRequest.of("POST /v1/schedules", key, body), check, partial(_store, by=by))
 
 
-def get(app: AppState, tenant_id: str, schedule_id: str) -> Schedule:
+def get(app: AppState, tenant_id: str, schedule_id: str) -> JobSchedule:
     """The schedule.
 
     Raises:
@@ -71,7 +71,7 @@ def get(app: AppState, tenant_id: str, schedule_id: str) -> Schedule:
 
 def list_page(
     app: AppState, tenant_id: str, *, after: Position | None, limit: int
-) -> tuple[list[Schedule], Position | None]:
+) -> tuple[list[JobSchedule], Position | None]:
     """One page of schedules, newest first, and the position to go on from."""
     with app.database.read() as session:
         return repository.list_page(session, tenant_id, after=after, limit=limit)
@@ -79,7 +79,7 @@ def list_page(
 
 def change(
     app: AppState, by: Principal, schedule_id: str, body: ScheduleChange, conditions: Conditions
-) -> tuple[Schedule, list[str]]:
+) -> tuple[JobSchedule, list[str]]:
     """Change what the body names, if nobody else has in the meantime; with other times it is planned anew.
 
     Returns:
@@ -109,7 +109,7 @@ def change(
         if row.row_version != seen.row_version:
             raise ScheduleChangedError(seen.id)
         if values:
-            row = rows.change(session, Schedule, seen.id, **values)
+            row = rows.change(session, JobSchedule, seen.id, **values)
         note(session, by, "schedule.update", seen.id)
     return row, warnings
 
@@ -129,7 +129,7 @@ def delete(app: AppState, by: Principal, schedule_id: str, conditions: Condition
         note(session, by, "schedule.delete", schedule_id)
 
 
-def pause(app: AppState, by: Principal, schedule_id: str) -> Schedule:
+def pause(app: AppState, by: Principal, schedule_id: str) -> JobSchedule:
     """Let the schedule not be due; what is under way goes on.
 
     Raises:
@@ -139,12 +139,12 @@ def pause(app: AppState, by: Principal, schedule_id: str) -> Schedule:
     with app.database.write() as session:
         row = repository.get(session, by.tenant_id, schedule_id, locked=True)
         if row.paused_at is None:
-            row = rows.change(session, Schedule, schedule_id, paused_at=db_now(), **UNPLANNED)
+            row = rows.change(session, JobSchedule, schedule_id, paused_at=db_now(), **UNPLANNED)
             note(session, by, "schedule.pause", schedule_id)
     return row
 
 
-def resume(app: AppState, by: Principal, schedule_id: str) -> Schedule:
+def resume(app: AppState, by: Principal, schedule_id: str) -> JobSchedule:
     """Let a paused schedule be due again, from now on: what was due meanwhile is no misfire.
 
     Raises:
@@ -161,7 +161,7 @@ def resume(app: AppState, by: Principal, schedule_id: str) -> Schedule:
             return row
         if row.row_version != seen.row_version:
             raise ScheduleChangedError(schedule_id)
-        row = rows.change(session, Schedule, schedule_id, paused_at=None, **repository.planned(plan))
+        row = rows.change(session, JobSchedule, schedule_id, paused_at=None, **repository.planned(plan))
         note(session, by, "schedule.resume", schedule_id)
     return row
 
@@ -179,16 +179,16 @@ def run(app: AppState, by: Principal, schedule_id: str, *, key: str | None) -> A
 
     request = KeyedRequest.of(f"POST /v1/schedules/{schedule_id}/run", key, NoBody())
     check = partial(_checked_run, app=app, by=by, schedule_id=schedule_id)
-    return submit_checked(app, by, request, check, partial(_store_run, app=app, by=by))
+    return submit_once(app, by, request, check, partial(_store_run, app=app, by=by))
 
 
-def _checked_run(session: Session, app: AppState, by: Principal, schedule_id: str) -> tuple[Schedule, Submission]:
+def _checked_run(session: Session, app: AppState, by: Principal, schedule_id: str) -> tuple[JobSchedule, Submission]:
     seen = repository.get(session, by.tenant_id, schedule_id)
     return seen, firing.prepared(session, app.settings, seen)
 
 
 def _store_run(
-    checked: tuple[Schedule, Submission], session: Session, app: AppState, by: Principal
+    checked: tuple[JobSchedule, Submission], session: Session, app: AppState, by: Principal
 ) -> tuple[Answer, Job | None]:
     seen, given = checked
     row = repository.get(session, by.tenant_id, seen.id, locked=True)
@@ -254,7 +254,7 @@ def _checked_new(session: Session, app: AppState, by: Principal, body: ScheduleC
 
 def _store(new: _New, session: Session, by: Principal) -> tuple[Answer, None]:
     repository.hold_names(session, by.tenant_id, new.values["name"], but=new.schedule_id)
-    if rows.count(session, Schedule, by.tenant_id) >= MOST_SCHEDULES:
+    if rows.count(session, JobSchedule, by.tenant_id) >= MOST_SCHEDULES:
         raise TooManySchedulesError(MOST_SCHEDULES)
     row = repository.create(session, by.tenant_id, new.schedule_id, new.plan, created_by=by.actor, **new.values)
     body = schedule_out(row, new.warnings).model_dump(mode="json")
@@ -288,7 +288,7 @@ def _submittable(app: AppState, session: Session, tenant_id: str, template: JobC
     return checked_submission(session, app.settings, tenant_id, template)
 
 
-def _prospects(app: AppState, session: Session, seen: Schedule, body: ScheduleChange) -> list[str]:
+def _prospects(app: AppState, session: Session, seen: JobSchedule, body: ScheduleChange) -> list[str]:
     """What is odd about the gate as it would be, by the template as it would be."""
     template, gate = body.template, body.gate
     promote_to = body.promote_to if "promote_to" in body.model_fields_set else seen.promote_to

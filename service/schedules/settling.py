@@ -26,7 +26,7 @@ from service.schedules.evidence import found_for
 from service.schedules.firing import principal_of
 from service.schedules.gate import Judgement, judged
 from service.schedules.views import event_data
-from service.tables import Job, Schedule, ScheduleRun
+from service.tables import Job, JobSchedule, ScheduleRun
 from service.tables.batches import DETAIL_LENGTH
 from service.threads import one_by_one
 from service.webhooks.outbox import emit
@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 class _JudgedRun:
     """What a run was judged by: if something of it has changed since, it is judged again."""
 
-    schedule: Schedule
+    schedule: JobSchedule
     run: ScheduleRun
     judgement: Judgement
 
@@ -121,7 +121,7 @@ def _stored(app: AppState, seen: _JudgedRun, values: dict[str, Any]) -> Schedule
         run = repository.change_run(session, run, **values, promoted_to=alias)
         if run.state == "passed":
             accepted = {"last_pass_job_id": run.job_id, "last_pass_fingerprint": run.fingerprint}
-            rows.change(session, Schedule, schedule.id, **accepted)
+            rows.change(session, JobSchedule, schedule.id, **accepted)
         _tell_job(session, schedule, run)
         emit(session, run.tenant_id, f"schedule.{run.state}", event_data(run, schedule.name))
         if alias is not None:
@@ -129,7 +129,7 @@ def _stored(app: AppState, seen: _JudgedRun, values: dict[str, Any]) -> Schedule
     return run
 
 
-def _tell_job(session: Session, schedule: Schedule, run: ScheduleRun) -> None:
+def _tell_job(session: Session, schedule: JobSchedule, run: ScheduleRun) -> None:
     """Let the log of the run's job say what became of it, and why."""
     try:
         job = jobs.hold(session, run.tenant_id, run.job_id or "")

@@ -1,7 +1,7 @@
 """SQLAlchemy tables, one file per noun. Importing this package declares them all."""
 
 from service.tables.base import Base
-from service.tables.batches import Batch, BatchMember, Schedule, ScheduleRun
+from service.tables.batches import Batch, BatchMember, JobSchedule, ScheduleRun
 from service.tables.files import DamagedFile, Quarantine, ScrubPass, Upload
 from service.tables.jobs import (
     Artifact,
@@ -50,6 +50,7 @@ __all__ = [
     "Job",
     "JobEstimate",
     "JobEvent",
+    "JobSchedule",
     "JobTiming",
     "LeaseRound",
     "Model",
@@ -58,7 +59,6 @@ __all__ = [
     "NounName",
     "Quarantine",
     "ReportRow",
-    "Schedule",
     "ScheduleRun",
     "ScrubPass",
     "SigningKeyRow",

@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
-from sqlalchemy import CheckConstraint, Index, String, UniqueConstraint, text
+from sqlalchemy import CheckConstraint, Index, String, UniqueConstraint
 from sqlalchemy.orm import Mapped, mapped_column
 
 from service.contracts.base import MOST_REFERENCE_CHARS
-from service.tables.base import Base, Document, Id, Moment, Name, Sha256, Tenant, Word, of_own_tenant, one_of
+from service.tables.base import (
+    Document,
+    Id,
+    Moment,
+    Name,
+    Owned,
+    Sha256,
+    Tenant,
+    Word,
+    of_own_tenant,
+    one_of,
+    partial_index,
+)
 
 # Condition of the index by which summaries are made; statements repeat it word for word.
 IS_CURRENT = "superseded = false"
 
 
-class Batch(Base):
+class Batch(Owned):
     """A grid of jobs, or a list of them. How it stands follows from its jobs, and is not stored.
 
     ``grid`` is what was multiplied: models and presets as they were given, and the number of configs; null for a list.
@@ -35,7 +47,7 @@ class Batch(Base):
     updated_at: Mapped[Moment]
 
 
-class BatchMember(Base):
+class BatchMember(Owned):
     """One job of a batch.
 
     ``position`` counts the batch's jobs from 0 in the order in which they came to it, those of retries, too, and never
@@ -47,14 +59,7 @@ class BatchMember(Base):
     __table_args__ = (
         CheckConstraint("position >= 0 AND member >= 0 AND position >= member", name="numbers"),
         of_own_tenant("batch_members", "batch_id", "batches"),
-        Index(
-            "ix_batch_members_current",
-            "batch_id",
-            "member",
-            unique=True,
-            sqlite_where=text(IS_CURRENT),
-            postgresql_where=text(IS_CURRENT),
-        ),
+        partial_index("ix_batch_members_current", "batch_id", "member", where=IS_CURRENT, unique=True),
         Index("ix_batch_members_job_id", "job_id"),
     )
 
@@ -85,7 +90,7 @@ IS_OPEN = "state IN ('waiting', 'running')"
 HAS_JOB = "job_id IS NOT NULL"
 
 
-class Schedule(Base):
+class JobSchedule(Owned):
     """A job that is submitted by the clock.
 
     ``next_due_at`` is the earliest due time that was not dealt with, ``fires_at`` the same with its jitter, and
@@ -105,7 +110,7 @@ class Schedule(Base):
         of_own_tenant("schedules", "last_pass_job_id", "jobs"),
         Index("ix_schedules_last_pass_job_id", "last_pass_job_id"),
         Index("ix_schedules_tenant_id_created_at_id", "tenant_id", "created_at", "id"),
-        Index("ix_schedules_fires_at", "fires_at", sqlite_where=text(IS_PLANNED), postgresql_where=text(IS_PLANNED)),
+        partial_index("ix_schedules_fires_at", "fires_at", where=IS_PLANNED),
     )
 
     id: Mapped[Id] = mapped_column(primary_key=True)
@@ -134,7 +139,7 @@ class Schedule(Base):
     updated_at: Mapped[Moment]
 
 
-class ScheduleRun(Base):
+class ScheduleRun(Owned):
     """One time that a schedule was due, or was run by request. The key of schedule and due time makes a second one
     impossible, however many reconcilers there are.
 
@@ -152,14 +157,8 @@ class ScheduleRun(Base):
         of_own_tenant("schedule_runs", "schedule_id", "schedules"),
         Index("ix_schedule_runs_schedule_id_created_at_id", "schedule_id", "created_at", "id"),
         Index("ix_schedule_runs_created_at", "created_at"),
-        Index(
-            "ix_schedule_runs_open",
-            "schedule_id",
-            "state",
-            sqlite_where=text(IS_OPEN),
-            postgresql_where=text(IS_OPEN),
-        ),
-        Index("ix_schedule_runs_job_id", "job_id", sqlite_where=text(HAS_JOB), postgresql_where=text(HAS_JOB)),
+        partial_index("ix_schedule_runs_open", "schedule_id", "state", where=IS_OPEN),
+        partial_index("ix_schedule_runs_job_id", "job_id", where=HAS_JOB),
     )
 
     id: Mapped[Id] = mapped_column(primary_key=True)

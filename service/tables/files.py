@@ -5,7 +5,7 @@ from __future__ import annotations
 from sqlalchemy import CheckConstraint, Index
 from sqlalchemy.orm import Mapped, mapped_column
 
-from service.tables.base import Base, Bytes, Id, Moment, Name, Sha256, Tenant, Word, one_of
+from service.tables.base import Base, Bytes, Id, Moment, Name, Owned, Sha256, Tenant, Word, one_of
 
 FILE_DAMAGES = ("missing", "size", "digest", "unreadable")
 
@@ -40,7 +40,7 @@ class ScrubPass(Base):
 UPLOAD_STATES = ("open", "complete")
 
 
-class Upload(Base):
+class Upload(Owned):
     """One file sent by a client. ``expected_*`` is what the client declared, the rest is what arrived."""
 
     __tablename__ = "uploads"
@@ -65,7 +65,7 @@ class Upload(Base):
     expires_at: Mapped[Moment]
 
 
-class Quarantine(Base):
+class Quarantine(Owned):
     """The bytes of a tenant's model that killed a runner; ``quarantined_at`` once they did so too often in a row."""
 
     __tablename__ = "quarantines"

@@ -19,7 +19,21 @@ from sqlalchemy import (
 from sqlalchemy.orm import Mapped, mapped_column
 
 from service.contracts.report import Verdict
-from service.tables.base import Base, Bytes, Document, Id, Moment, Name, Sha256, Tenant, Word, of_own_tenant, one_of
+from service.tables.base import (
+    Base,
+    Bytes,
+    Document,
+    Id,
+    Moment,
+    Name,
+    Owned,
+    Sha256,
+    Tenant,
+    Word,
+    of_own_tenant,
+    one_of,
+    partial_index,
+)
 from service.tables.tenants import PEPPER_ID_LENGTH
 
 # What clients ask for by themselves, and lists tell of; such a job ends with a report. Statements repeat the condition.
@@ -48,7 +62,7 @@ _TURN_SHORT = (*_TURN, "size_class")
 _MESSAGE = ("queue", "dispatched_at", "not_before", "id", "state")
 
 
-class Job(Base):
+class Job(Owned):
     """One unit of work.
 
     ``attempt`` counts claims and is the fencing token; ``attempt - interruptions`` is what the attempt budget is
@@ -103,39 +117,18 @@ class Job(Base):
             use_alter=True,
         ),
         Index("ix_jobs_tenant_id_kind_created_at_id", "tenant_id", "kind", "created_at", "id"),
-        Index(
-            "ix_jobs_users",
-            "tenant_id",
-            "created_at",
-            "id",
-            "kind",
-            sqlite_where=text(IS_USERS),
-            postgresql_where=text(IS_USERS),
-        ),
+        partial_index("ix_jobs_users", "tenant_id", "created_at", "id", "kind", where=IS_USERS),
         CheckConstraint(one_of("size_class", SIZE_CLASSES), name="size_class"),
         CheckConstraint(one_of("device", DEVICES), name="device"),
         Index("ix_jobs_state_not_before", "state", "not_before"),
         Index("ix_jobs_state_lease_until", "state", "lease_until"),
         Index("ix_jobs_state_deadline_at", "state", "deadline_at"),
-        Index("ix_jobs_turn", *_TURN, sqlite_where=text(IS_QUEUED), postgresql_where=text(IS_QUEUED)),
-        Index(
-            "ix_jobs_turn_short",
-            *_TURN_SHORT,
-            sqlite_where=text(IS_QUEUED_SHORT),
-            postgresql_where=text(IS_QUEUED_SHORT),
-        ),
-        Index("ix_jobs_message", *_MESSAGE, sqlite_where=text(IS_QUEUED), postgresql_where=text(IS_QUEUED)),
-        Index(
-            "ix_jobs_running", "queue", "tenant_id", sqlite_where=text(IS_RUNNING), postgresql_where=text(IS_RUNNING)
-        ),
+        partial_index("ix_jobs_turn", *_TURN, where=IS_QUEUED),
+        partial_index("ix_jobs_turn_short", *_TURN_SHORT, where=IS_QUEUED_SHORT),
+        partial_index("ix_jobs_message", *_MESSAGE, where=IS_QUEUED),
+        partial_index("ix_jobs_running", "queue", "tenant_id", where=IS_RUNNING),
         Index("ix_jobs_tenant_id_queue_started_at", "tenant_id", "queue", "started_at"),
-        Index(
-            "ix_jobs_tenant_id_fingerprint",
-            "tenant_id",
-            "fingerprint",
-            sqlite_where=text("fingerprint IS NOT NULL"),
-            postgresql_where=text("fingerprint IS NOT NULL"),
-        ),
+        partial_index("ix_jobs_tenant_id_fingerprint", "tenant_id", "fingerprint", where="fingerprint IS NOT NULL"),
     )
 
     id: Mapped[Id] = mapped_column(primary_key=True)
@@ -194,11 +187,16 @@ class Job(Base):
     finished_at: Mapped[Moment | None]
     updated_at: Mapped[Moment]
 
+    @property
+    def shown_state(self) -> str:
+        """The stored state, or canceling for a running job whose cancel was requested."""
+        return "canceling" if self.state == "running" and self.cancel_requested_at is not None else self.state
+
 
 EVENT_TYPES = ("state", "progress", "log", "metric")
 
 
-class JobEvent(Base):
+class JobEvent(Owned):
     """One entry of a job's log; ``attempt`` is the claim it belongs to, 0 before the first."""
 
     __tablename__ = "job_events"
@@ -206,12 +204,7 @@ class JobEvent(Base):
         CheckConstraint("seq >= 1 AND attempt >= 0", name="numbers"),
         of_own_tenant("job_events", "job_id", "jobs"),
         # what retention drops is found without reading what it keeps
-        Index(
-            "ix_job_events_progress",
-            "job_id",
-            sqlite_where=text("type = 'progress'"),
-            postgresql_where=text("type = 'progress'"),
-        ),
+        partial_index("ix_job_events_progress", "job_id", where="type = 'progress'"),
     )
 
     tenant_id: Mapped[Tenant]
@@ -223,7 +216,7 @@ class JobEvent(Base):
     created_at: Mapped[Moment]
 
 
-class Artifact(Base):
+class Artifact(Owned):
     """One file in the content-addressed store; it comes and goes with the report of the attempt that made it."""
 
     __tablename__ = "artifacts"
@@ -256,7 +249,7 @@ VERDICTS = get_args(Verdict)
 IS_UNATTESTED = "attested_at IS NULL"
 
 
-class ReportRow(Base):
+class ReportRow(Owned):
     """The report of a job, as JSON; the key makes a second one impossible, and one of a job that has not succeeded."""
 
     __tablename__ = "reports"
@@ -271,13 +264,7 @@ class ReportRow(Base):
             deferrable=True,
             initially="DEFERRED",
         ),
-        Index(
-            "ix_reports_unattested",
-            "created_at",
-            "job_id",
-            sqlite_where=text(IS_UNATTESTED),
-            postgresql_where=text(IS_UNATTESTED),
-        ),
+        partial_index("ix_reports_unattested", "created_at", "job_id", where=IS_UNATTESTED),
     )
 
     tenant_id: Mapped[Tenant]
@@ -308,13 +295,7 @@ class SigningKeyRow(Base):
     __tablename__ = "signing_keys"
     __table_args__ = (
         CheckConstraint(f"algorithm = '{SIGNING_KEY}'", name="algorithm"),
-        Index(
-            "uq_signing_keys_current",
-            "algorithm",
-            unique=True,
-            sqlite_where=text(IS_CURRENT),
-            postgresql_where=text(IS_CURRENT),
-        ),
+        partial_index("uq_signing_keys_current", "algorithm", where=IS_CURRENT, unique=True),
     )
 
     id: Mapped[Word] = mapped_column(primary_key=True)
@@ -327,7 +308,7 @@ class SigningKeyRow(Base):
     retired_at: Mapped[Moment | None]
 
 
-class Attestation(Base):
+class Attestation(Owned):
     """What was signed of a job that succeeded: a DSSE envelope as one line of JSON. It is written once."""
 
     __tablename__ = "attestations"
@@ -341,7 +322,7 @@ class Attestation(Base):
     created_at: Mapped[Moment]
 
 
-class JobEstimate(Base):
+class JobEstimate(Owned):
     """What a job was expected to take when it was stored.
 
     ``told`` is what is said of it; ``prior`` is what its graph, data and config alone made one expect.
@@ -359,7 +340,7 @@ class JobEstimate(Base):
     prior: Mapped[Document]
 
 
-class JobTiming(Base):
+class JobTiming(Owned):
     """What a job took that has succeeded at its first attempt. Its id is the job's, which may be gone: this stays."""
 
     __tablename__ = "job_timings"

@@ -7,24 +7,25 @@ from sqlalchemy.orm import Mapped, mapped_column, relationship
 
 from service.contracts.model import MADE_DATA, MADE_MODEL
 from service.tables.base import (
-    Base,
     Bytes,
     Document,
     Id,
     Moment,
     Name,
+    Owned,
     Sha256,
     Tenant,
     Text,
     Word,
     of_own_tenant,
     one_of,
+    partial_index,
 )
 
 NOUN_STATUSES = ("validating", "ready", "rejected")
 
 
-class Model(Base):
+class Model(Owned):
     """An uploaded model. ``summary`` is a ModelSummary once ready, ``problems`` a list of Problem once rejected.
 
     ``version`` counts the models of its tenant and name. One of new weights has a ``skeleton_model_id``, whose graph it
@@ -76,20 +77,14 @@ class Model(Base):
         return next(file for file in self.files if file.is_main)
 
 
-class ModelFile(Base):
+class ModelFile(Owned):
     """One file of a model; ``path`` is a plain file name, as external data names it."""
 
     __tablename__ = "model_files"
     __table_args__ = (
         of_own_tenant("model_files", "model_id", "models"),
         # one main file per model
-        Index(
-            "uq_model_files_main",
-            "model_id",
-            unique=True,
-            sqlite_where=text("is_main"),
-            postgresql_where=text("is_main"),
-        ),
+        partial_index("uq_model_files_main", "model_id", where="is_main", unique=True),
     )
 
     tenant_id: Mapped[Tenant]
@@ -103,7 +98,7 @@ class ModelFile(Base):
 DATASET_FORMATS = ("npz", "safetensors", "tar", "tar.gz", "zip")
 
 
-class Dataset(Base):
+class Dataset(Owned):
     """An uploaded dataset. ``summary`` is a DatasetSummary once ready, ``problems`` a list of Problem once rejected.
 
     ``version`` counts the datasets of its tenant and name. ``thumbnails_sha256`` names the stored sheet of small
@@ -150,7 +145,7 @@ class Dataset(Base):
 NAMED_NOUNS = ("model", "dataset")
 
 
-class NounName(Base):
+class NounName(Owned):
     """A name that a tenant has given; ``last_version`` is the highest that was ever given under it, and never falls.
 
     Whoever makes a version, or changes an alias of the name, holds the row until the commit.
@@ -165,7 +160,7 @@ class NounName(Base):
     last_version: Mapped[int]
 
 
-class Alias(Base):
+class Alias(Owned):
     """A word that stands for one version of a name. ``row_version`` goes on where an alias of this word had ended."""
 
     __tablename__ = "aliases"
@@ -197,7 +192,7 @@ class Alias(Base):
         return found
 
 
-class AliasMove(Base):
+class AliasMove(Owned):
     """One change of an alias, numbered by the ``row_version`` that it gave; one that ended it has no version."""
 
     __tablename__ = "alias_moves"
@@ -219,7 +214,7 @@ class AliasMove(Base):
 INSPECTION_STATUSES = ("running", "ready", "failed")
 
 
-class InspectionRow(Base):
+class InspectionRow(Owned):
     """One inspection. ``result`` is an Inspection once ready, ``problem`` a Problem once failed."""
 
     __tablename__ = "inspections"
@@ -230,13 +225,12 @@ class InspectionRow(Base):
         of_own_tenant("inspections", "model_id", "models"),
         of_own_tenant("inspections", "job_id", "jobs"),
         # a failed one may be tried again
-        Index(
+        partial_index(
             "uq_inspections_model_id_config_sha256",
             "model_id",
             "config_sha256",
+            where="status <> 'failed'",
             unique=True,
-            sqlite_where=text("status <> 'failed'"),
-            postgresql_where=text("status <> 'failed'"),
         ),
     )
 

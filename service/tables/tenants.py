@@ -6,7 +6,7 @@ from sqlalchemy import BigInteger, CheckConstraint, Double, Index, String, text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from service.principal import SCOPES
-from service.tables.base import Base, Document, Id, Moment, Name, Sha256, Tenant, Word, one_of
+from service.tables.base import Base, Document, Id, Moment, Name, Owned, Sha256, Tenant, Word, one_of
 
 
 class TenantRow(Base):
@@ -33,7 +33,7 @@ class TenantUsage(Base):
     cpu_seconds: Mapped[float] = mapped_column(Double)
 
 
-class DeletedJob(Base):
+class DeletedJob(Owned):
     """A quantize or evaluate job that was deleted within a day of its submission: it counts as submitted until then."""
 
     __tablename__ = "deleted_jobs"
@@ -104,7 +104,7 @@ class LeaseRound(Base):
 ROUTE_LENGTH = 64
 
 
-class IdempotencyKey(Base):
+class IdempotencyKey(Owned):
     """A key is unique per tenant and route; ``status`` and ``body`` are replayed to an equal request."""
 
     __tablename__ = "idempotency_keys"

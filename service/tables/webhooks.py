@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
-from sqlalchemy import CheckConstraint, Index, String, Text, UniqueConstraint, text
+from sqlalchemy import CheckConstraint, Index, String, Text, UniqueConstraint
 from sqlalchemy.orm import Mapped, mapped_column
 
-from service.tables.base import Base, Document, Id, Moment, Name, Tenant, Word, of_own_tenant, one_of
+from service.tables.base import (
+    Document,
+    Id,
+    Moment,
+    Name,
+    Owned,
+    Tenant,
+    Word,
+    of_own_tenant,
+    one_of,
+    partial_index,
+)
 from service.tables.tenants import PEPPER_ID_LENGTH
 
 EXCERPT_LENGTH = 1024
@@ -17,7 +28,7 @@ IS_WAITING = "state = 'waiting'"
 IS_LEASED = "lease_until IS NOT NULL"
 
 
-class WebhookEndpoint(Base):
+class WebhookEndpoint(Owned):
     """A URL of a tenant's. Its secrets are there encrypted alone, by a key that the database does not know.
 
     ``previous_sealed`` is the secret before the last rotation, which signs beside the new one until
@@ -54,7 +65,7 @@ class WebhookEndpoint(Base):
     updated_at: Mapped[Moment]
 
 
-class WebhookDelivery(Base):
+class WebhookDelivery(Owned):
     """One event for one endpoint: the outbox, written in the transaction that the event tells of.
 
     ``attempts`` counts claims and is the fencing token. A waiting delivery without ``next_attempt_at`` is held until
@@ -73,28 +84,9 @@ class WebhookDelivery(Base):
         of_own_tenant("webhook_deliveries", "endpoint_id", "webhook_endpoints"),
         Index("ix_webhook_deliveries_endpoint_id_created_at_id", "endpoint_id", "created_at", "id"),
         Index("ix_webhook_deliveries_created_at", "created_at"),
-        Index(
-            "ix_webhook_deliveries_waiting",
-            "endpoint_id",
-            "next_attempt_at",
-            sqlite_where=text(IS_WAITING),
-            postgresql_where=text(IS_WAITING),
-        ),
-        Index(
-            "ix_webhook_deliveries_due",
-            "next_attempt_at",
-            "endpoint_id",
-            "tenant_id",
-            sqlite_where=text(IS_WAITING),
-            postgresql_where=text(IS_WAITING),
-        ),
-        Index(
-            "ix_webhook_deliveries_leased",
-            "lease_until",
-            "endpoint_id",
-            sqlite_where=text(IS_LEASED),
-            postgresql_where=text(IS_LEASED),
-        ),
+        partial_index("ix_webhook_deliveries_waiting", "endpoint_id", "next_attempt_at", where=IS_WAITING),
+        partial_index("ix_webhook_deliveries_due", "next_attempt_at", "endpoint_id", "tenant_id", where=IS_WAITING),
+        partial_index("ix_webhook_deliveries_leased", "lease_until", "endpoint_id", where=IS_LEASED),
     )
 
     id: Mapped[Id] = mapped_column(primary_key=True)
@@ -126,7 +118,7 @@ IS_PENDING = "state = 'pending'"
 _IS_OPEN = one_of("state", OPEN_STATES)
 
 
-class HandOver(Base):
+class HandOver(Owned):
     """One target of a job: the outbox, made due in the transaction that ends the job.
 
     ``attempts`` counts claims and is the fencing token. ``sealed`` are URL and headers, encrypted by a key that the
@@ -146,20 +138,8 @@ class HandOver(Base):
         UniqueConstraint("tenant_id", "id"),
         of_own_tenant("hand_overs", "job_id", "jobs"),
         Index("ix_hand_overs_job_id_id", "job_id", "id"),
-        Index(
-            "ix_hand_overs_due",
-            "next_attempt_at",
-            "tenant_id",
-            sqlite_where=text(IS_PENDING),
-            postgresql_where=text(IS_PENDING),
-        ),
-        Index(
-            "ix_hand_overs_leased",
-            "lease_until",
-            "tenant_id",
-            sqlite_where=text(IS_LEASED),
-            postgresql_where=text(IS_LEASED),
-        ),
+        partial_index("ix_hand_overs_due", "next_attempt_at", "tenant_id", where=IS_PENDING),
+        partial_index("ix_hand_overs_leased", "lease_until", "tenant_id", where=IS_LEASED),
     )
 
     id: Mapped[Id] = mapped_column(primary_key=True)

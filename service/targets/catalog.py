@@ -9,12 +9,8 @@ from service.contracts.errors import QuantmillError
 from service.contracts.targets import TARGET_DESCRIPTIONS, TARGET_OPTIONS, TargetOption, unknown_target
 
 
-class TargetNotFoundError(QuantmillError):
+class TargetNotFoundError(QuantmillError, code="target-not-found", title="No such target", status=404):
     """There is no such target."""
-
-    code = "target-not-found"
-    title = "No such target"
-    status = 404
 
 
 class TargetOut(BaseModel):

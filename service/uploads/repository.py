@@ -50,10 +50,7 @@ def get(session: Session, tenant_id: str, upload_id: str, *, pointer: str | None
     Raises:
         UploadNotFoundError: the tenant has no such upload; carries ``pointer``.
     """
-    upload = find(session, Upload, tenant_id, upload_id)
-    if upload is None:
-        raise UploadNotFoundError(upload_id, pointer=pointer)
-    return upload
+    return find(session, Upload, tenant_id, upload_id, UploadNotFoundError(upload_id, pointer=pointer))
 
 
 def hold(session: Session, tenant_id: str, upload_id: str, *, pointer: str | None = None) -> Upload:
@@ -62,10 +59,7 @@ def hold(session: Session, tenant_id: str, upload_id: str, *, pointer: str | Non
     Raises:
         UploadNotFoundError: the tenant has no such upload (any more); carries ``pointer``.
     """
-    upload = find(session, Upload, tenant_id, upload_id, lock="read")
-    if upload is None:
-        raise UploadNotFoundError(upload_id, pointer=pointer)
-    return upload
+    return find(session, Upload, tenant_id, upload_id, UploadNotFoundError(upload_id, pointer=pointer), lock="read")
 
 
 def complete(session: Session, upload_id: str, *, sha256: str, size_bytes: int) -> Upload | None:

@@ -11,6 +11,7 @@ from service.deps import AppDep, PrincipalDep, reading
 from service.http import problems
 from service.storage import StorageFullError
 from service.tables import Upload
+from service.tables.base import record_of
 from service.uploads import service
 from service.uploads.schemas import (
     DigestMismatchError,
@@ -129,16 +130,12 @@ def _offset_headers(upload: Upload, offset: int) -> dict[str, str]:
 def _out(upload: Upload, offset: int) -> UploadOut:
     path = f"/v1/uploads/{upload.id}"
     complete = upload.state == "complete"
-    return UploadOut(
-        id=upload.id,
-        filename=upload.filename,
-        kind=upload.kind,
+    return record_of(
+        upload,
+        UploadOut,
         state="complete" if complete else "open",
         offset=offset,
         size_bytes=upload.size_bytes if complete else upload.expected_size_bytes,
         sha256=upload.sha256 if complete else upload.expected_sha256,
-        created_at=upload.created_at,
-        completed_at=upload.completed_at,
-        expires_at=upload.expires_at,
         links=UploadLinks(self=path, content=path + "/content"),
     )

@@ -10,6 +10,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from service.contracts.base import plain_text
 from service.contracts.command_errors import HttpError, TransientError
 from service.contracts.errors import QuantmillError
+from service.resources import ResourceNotFoundError
 
 _SHA256 = "Checked once all bytes are there. With size_bytes: a file that is here already is not sent again."
 UploadState = Literal["open", "complete"]
@@ -60,28 +61,20 @@ class UploadOut(BaseModel):
 # Errors around uploads.
 
 
-class UploadNotFoundError(QuantmillError):
+class UploadNotFoundError(
+    ResourceNotFoundError,
+    word="upload",
+    code="upload-not-found",
+    title="No such upload",
+    listed="Create one with POST /v1/uploads; unfinished uploads expire.",
+):
     """There is no such upload (or it belongs to somebody else, or has expired)."""
 
-    code = "upload-not-found"
-    title = "No such upload"
-    status = 404
 
-    def __init__(self, upload_id: str, *, pointer: str | None = None) -> None:
-        super().__init__(
-            f"There is no upload {upload_id!r}.",
-            pointer=pointer,
-            path_parameter="upload_id" if pointer is None else None,
-            hint="Create one with POST /v1/uploads; unfinished uploads expire.",
-        )
-
-
-class UploadOffsetMismatchError(HttpError):
+class UploadOffsetMismatchError(
+    HttpError, code="upload-offset-mismatch", title="The upload stands at another offset", status=409
+):
     """The Upload-Offset of the request is not the number of bytes received so far."""
-
-    code = "upload-offset-mismatch"
-    title = "The upload stands at another offset"
-    status = 409
 
     def __init__(self, *, given: int, actual: int) -> None:
         super().__init__(
@@ -97,73 +90,41 @@ class UploadOffsetMismatchError(HttpError):
         return {"Upload-Offset": str(self.offset)}
 
 
-class UploadTooLargeError(QuantmillError):
+class UploadTooLargeError(QuantmillError, code="upload-too-large", title="Too many bytes", status=413):
     """More bytes than were declared, or than the service takes."""
 
-    code = "upload-too-large"
-    title = "Too many bytes"
-    status = 413
 
-
-class UploadIncompleteError(QuantmillError):
+class UploadIncompleteError(QuantmillError, code="upload-incomplete", title="Too few bytes", status=422):
     """Fewer bytes than were declared."""
 
-    code = "upload-incomplete"
-    title = "Too few bytes"
-    status = 422
 
-
-class UploadEmptyError(QuantmillError):
+class UploadEmptyError(QuantmillError, code="empty-upload", title="The upload is empty", status=422):
     """A file of no bytes."""
 
-    code = "empty-upload"
-    title = "The upload is empty"
-    status = 422
 
-
-class DigestMismatchError(QuantmillError):
+class DigestMismatchError(QuantmillError, code="digest-mismatch", title="The digest does not match", status=422):
     """The bytes do not have the digest that was declared."""
 
-    code = "digest-mismatch"
-    title = "The digest does not match"
-    status = 422
 
-
-class UploadSizeUnknownError(QuantmillError):
+class UploadSizeUnknownError(
+    QuantmillError, code="upload-size-unknown", title="The upload has no declared size", status=422
+):
     """Bytes can be sent in parts only if the whole size was declared."""
 
-    code = "upload-size-unknown"
-    title = "The upload has no declared size"
-    status = 422
 
-
-class UploadCompleteError(QuantmillError):
+class UploadCompleteError(QuantmillError, code="upload-complete", title="The upload is complete", status=409):
     """All bytes are there already; an upload never changes afterwards."""
 
-    code = "upload-complete"
-    title = "The upload is complete"
-    status = 409
 
-
-class UploadNotCompleteError(QuantmillError):
+class UploadNotCompleteError(
+    QuantmillError, code="upload-not-complete", title="The upload is not complete", status=409
+):
     """Bytes are still missing."""
 
-    code = "upload-not-complete"
-    title = "The upload is not complete"
-    status = 409
 
-
-class UploadBusyError(TransientError):
+class UploadBusyError(TransientError, code="upload-busy", title="Another request is writing", status=409):
     """Another request is writing to the upload."""
 
-    code = "upload-busy"
-    title = "Another request is writing"
-    status = 409
 
-
-class UploadStalledError(TransientError):
+class UploadStalledError(TransientError, code="upload-stalled", title="The upload stalled", status=408):
     """The client sent nothing for too long; what had arrived is kept."""
-
-    code = "upload-stalled"
-    title = "The upload stalled"
-    status = 408

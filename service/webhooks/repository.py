@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from sqlalchemy import (
     BindParameter,
@@ -30,7 +30,7 @@ from service.pagination import Position
 from service.repository import Outbox, owned
 from service.tables import WebhookDelivery, WebhookEndpoint
 from service.tables.webhooks import IS_LEASED, IS_WAITING
-from service.webhooks.schemas import DeliveryNotFoundError, WebhookNotFoundError
+from service.webhooks.schemas import DeliveryNotFoundError, WebhookCreate, WebhookNotFoundError
 
 OUTBOX = Outbox(WebhookDelivery, IS_WAITING, IS_LEASED)
 # Endpoints that are looked at in one round.
@@ -65,30 +65,21 @@ def enabled(session: Session, tenant_id: str) -> list[Subscriber]:
 
 
 def create(
-    session: Session,
-    tenant_id: str,
-    endpoint_id: str,
-    *,
-    url: str,
-    event_types: list[str],
-    description: str | None,
-    enabled: bool,
-    sealed: str,
-    pepper_id: str,
+    session: Session, tenant_id: str, endpoint_id: str, body: WebhookCreate, *, sealed: str, pepper_id: str
 ) -> WebhookEndpoint:
-    """Insert an endpoint."""
+    """Insert the endpoint that is asked for, with its secret as it is kept."""
     now = db_now()
     statement = (
         insert(WebhookEndpoint)
         .values(
             id=endpoint_id,
             tenant_id=tenant_id,
-            url=url,
-            event_types=event_types,
-            description=description,
-            enabled=enabled,
-            disabled_reason=None if enabled else "client",
-            disabled_at=None if enabled else now,
+            url=body.url,
+            event_types=body.event_types,
+            description=body.description,
+            enabled=body.enabled,
+            disabled_reason=None if body.enabled else "client",
+            disabled_at=None if body.enabled else now,
             dropped_events=0,
             sealed=sealed,
             pepper_id=pepper_id,
@@ -101,21 +92,14 @@ def create(
     return session.scalars(statement).one()
 
 
-def count(session: Session, tenant_id: str) -> int:
-    """How many endpoints the tenant has."""
-    return repository.count(session, WebhookEndpoint, tenant_id)
-
-
 def get(session: Session, tenant_id: str, endpoint_id: str, *, locked: bool = False) -> WebhookEndpoint:
     """The tenant's endpoint; ``locked``: kept from changes until the transaction ends.
 
     Raises:
         WebhookNotFoundError: the tenant has no such endpoint.
     """
-    row = repository.find(session, WebhookEndpoint, tenant_id, endpoint_id, lock="update" if locked else None)
-    if row is None:
-        raise WebhookNotFoundError(endpoint_id)
-    return row
+    missing = WebhookNotFoundError(endpoint_id)
+    return repository.find(session, WebhookEndpoint, tenant_id, endpoint_id, missing, lock="update" if locked else None)
 
 
 def list_page(
@@ -125,18 +109,14 @@ def list_page(
     return repository.page(session, WebhookEndpoint, [owned(WebhookEndpoint, tenant_id)], after=after, limit=limit)
 
 
-def change(session: Session, endpoint_id: str, **values: Any) -> WebhookEndpoint:
-    """Set ``values`` on an endpoint that the caller has looked up and locked."""
-    return repository.change(session, WebhookEndpoint, endpoint_id, **values)
-
-
 def rotate(
     session: Session, row: WebhookEndpoint, *, sealed: str, pepper_id: str, grace_seconds: float | None
 ) -> WebhookEndpoint:
     """Put a new secret in place of the one there is, which stays for the grace; None: it ends now."""
     kept = grace_seconds is not None
-    return change(
+    return repository.change(
         session,
+        WebhookEndpoint,
         row.id,
         sealed=sealed,
         pepper_id=pepper_id,
@@ -148,12 +128,16 @@ def rotate(
 def enable(session: Session, endpoint_id: str) -> WebhookEndpoint:
     """Enable an endpoint; what was held for it is due now."""
     session.execute(_waiting_of(endpoint_id).values(next_attempt_at=db_now()))
-    return change(session, endpoint_id, enabled=True, disabled_reason=None, disabled_at=None, failing_since=None)
+    return repository.change(
+        session, WebhookEndpoint, endpoint_id, enabled=True, disabled_reason=None, disabled_at=None, failing_since=None
+    )
 
 
 def disable(session: Session, endpoint_id: str, reason: str) -> WebhookEndpoint:
     """Disable an endpoint; what waits for it is held until it is enabled again, or forgotten."""
-    row = change(session, endpoint_id, enabled=False, disabled_reason=reason, disabled_at=db_now())
+    row = repository.change(
+        session, WebhookEndpoint, endpoint_id, enabled=False, disabled_reason=reason, disabled_at=db_now()
+    )
     hold(session, endpoint_id)
     return row
 
@@ -273,10 +257,8 @@ def get_delivery(session: Session, tenant_id: str, endpoint_id: str, delivery_id
     Raises:
         DeliveryNotFoundError: it has none of this id.
     """
-    row = repository.find(session, WebhookDelivery, tenant_id, delivery_id, endpoint_id=endpoint_id)
-    if row is None:
-        raise DeliveryNotFoundError(endpoint_id, delivery_id)
-    return row
+    missing = DeliveryNotFoundError(endpoint_id, delivery_id)
+    return repository.find(session, WebhookDelivery, tenant_id, delivery_id, missing, endpoint_id=endpoint_id)
 
 
 def send_again(session: Session, delivery_id: str) -> WebhookDelivery:

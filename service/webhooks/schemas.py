@@ -12,6 +12,7 @@ from service.contracts.errors import QuantmillError
 from service.contracts.webhooks import EVERYTHING, DisabledReason, patterns
 from service.egress.urls import MOST_CHARACTERS
 from service.idempotency.requests import RepeatableBody
+from service.resources import ResourceNotFoundError
 
 DAY_SECONDS = 24 * 3600.0
 _LONGEST_GRACE_SECONDS = 30 * DAY_SECONDS
@@ -130,25 +131,12 @@ class DeliveryOut(BaseModel):
 # Errors around webhooks.
 
 
-class WebhookNotFoundError(QuantmillError):
+class WebhookNotFoundError(ResourceNotFoundError, word="webhook", code="webhook-not-found", title="No such webhook"):
     """There is no such webhook (or it belongs to somebody else)."""
 
-    code = "webhook-not-found"
-    title = "No such webhook"
-    status = 404
 
-    def __init__(self, webhook_id: str) -> None:
-        super().__init__(
-            f"There is no webhook {webhook_id!r}.", path_parameter="webhook_id", hint="GET /v1/webhooks lists them."
-        )
-
-
-class DeliveryNotFoundError(QuantmillError):
+class DeliveryNotFoundError(QuantmillError, code="delivery-not-found", title="No such delivery", status=404):
     """The webhook has no such delivery, or it has been forgotten."""
-
-    code = "delivery-not-found"
-    title = "No such delivery"
-    status = 404
 
     def __init__(self, webhook_id: str, delivery_id: str) -> None:
         super().__init__(
@@ -158,12 +146,8 @@ class DeliveryNotFoundError(QuantmillError):
         )
 
 
-class WebhookDisabledError(QuantmillError):
+class WebhookDisabledError(QuantmillError, code="webhook-disabled", title="The webhook is disabled", status=409):
     """Nothing is sent to a webhook that is disabled."""
-
-    code = "webhook-disabled"
-    title = "The webhook is disabled"
-    status = 409
 
     def __init__(self, webhook_id: str) -> None:
         super().__init__(
@@ -172,23 +156,15 @@ class WebhookDisabledError(QuantmillError):
         )
 
 
-class TooManyWebhooksError(QuantmillError):
+class TooManyWebhooksError(QuantmillError, code="too-many-webhooks", title="There are too many webhooks", status=409):
     """The tenant has as many webhooks as it may."""
-
-    code = "too-many-webhooks"
-    title = "There are too many webhooks"
-    status = 409
 
     def __init__(self, most: int) -> None:
         super().__init__(f"There are {most} webhooks, as many as there may be.", hint="Delete one that is not needed.")
 
 
-class WebhookBacklogError(QuantmillError):
+class WebhookBacklogError(QuantmillError, code="webhook-backlog", title="Too much waits for the webhook", status=409):
     """So much waits for the webhook that nothing more is kept for it."""
-
-    code = "webhook-backlog"
-    title = "Too much waits for the webhook"
-    status = 409
 
     def __init__(self, webhook_id: str, most: int) -> None:
         super().__init__(
@@ -197,17 +173,13 @@ class WebhookBacklogError(QuantmillError):
         )
 
 
-class WebhooksUnavailableError(QuantmillError):
+class WebhooksUnavailableError(
+    QuantmillError, code="webhooks-unavailable", title="The service cannot keep secrets of webhooks", status=409
+):
     """The installation has no pepper, by which the secrets of webhooks are encrypted."""
 
-    code = "webhooks-unavailable"
-    title = "The service cannot keep secrets of webhooks"
-    status = 409
 
-
-class SecretUnreadableError(QuantmillError):
+class SecretUnreadableError(
+    QuantmillError, code="webhook-secret-unreadable", title="The webhook's secret cannot be read", status=409
+):
     """The stored secret was encrypted under another pepper, or is damaged."""
-
-    code = "webhook-secret-unreadable"
-    title = "The webhook's secret cannot be read"
-    status = 409

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from sqlalchemy.orm import Session
 
+from service import repository as rows
 from service.audit.service import note
 from service.contracts.webhooks import SECRET_PREFIX
 from service.deps import AppState
@@ -25,6 +26,7 @@ from service.quotas import repository as usage
 from service.sealing import SealBrokenError, Vault
 from service.settings import Settings
 from service.tables import WebhookDelivery, WebhookEndpoint
+from service.tables.base import record_of
 from service.webhooks import outbox, repository
 from service.webhooks.schemas import (
     DeliveryOut,
@@ -57,20 +59,10 @@ def location(row: WebhookEndpoint) -> str:
 def webhook_out(row: WebhookEndpoint) -> WebhookOut:
     """The webhook as it is shown."""
     path = location(row)
-    return WebhookOut(
-        id=row.id,
-        url=row.url,
-        event_types=row.event_types,
-        description=row.description,
-        enabled=row.enabled,
-        disabled_reason=row.disabled_reason,
-        disabled_at=row.disabled_at,
-        failing_since=row.failing_since,
-        dropped_events=row.dropped_events,
+    return record_of(
+        row,
+        WebhookOut,
         previous_secret_ends_at=row.previous_ends_at,
-        row_version=row.row_version,
-        created_at=row.created_at,
-        updated_at=row.updated_at,
         links=WebhookLinks(self=path, deliveries=f"{path}/deliveries"),
     )
 
@@ -82,21 +74,7 @@ def webhook_made(row: WebhookEndpoint, secret: str) -> WebhookMade:
 
 def delivery_out(row: WebhookDelivery) -> DeliveryOut:
     """A delivery; its payload is the receiver's business."""
-    return DeliveryOut(
-        id=row.id,
-        webhook_id=row.endpoint_id,
-        event_id=row.event_id,
-        type=row.type,
-        state=row.state,
-        attempts=row.attempts,
-        next_attempt_at=row.next_attempt_at,
-        last_attempt_at=row.last_attempt_at,
-        last_status=row.last_status,
-        last_error=row.last_error,
-        response_excerpt=row.response_excerpt,
-        created_at=row.created_at,
-        finished_at=row.finished_at,
-    )
+    return record_of(row, DeliveryOut, webhook_id=row.endpoint_id)
 
 
 # Secrets of webhooks: made at random, kept encrypted. A signature needs the secret itself: a hash will not do.
@@ -162,25 +140,15 @@ def create(app: AppState, by: Principal, body: WebhookCreate, key: str | None) -
     vault, secret, endpoint_id = WebhookVault.of(app.settings), make_secret(), new_id("whk")
     sealed = vault.seal(endpoint_id, secret)
 
-    def work(session: Session) -> tuple[Answer, None]:
+    def work(_: None, session: Session) -> tuple[Answer, None]:
         usage.hold(session, by.tenant_id)
-        if repository.count(session, by.tenant_id) >= MOST_WEBHOOKS:
+        if rows.count(session, WebhookEndpoint, by.tenant_id) >= MOST_WEBHOOKS:
             raise TooManyWebhooksError(MOST_WEBHOOKS)
-        row = repository.create(
-            session,
-            by.tenant_id,
-            endpoint_id,
-            url=body.url,
-            event_types=body.event_types,
-            description=body.description,
-            enabled=body.enabled,
-            sealed=sealed,
-            pepper_id=vault.pepper_id,
-        )
+        row = repository.create(session, by.tenant_id, endpoint_id, body, sealed=sealed, pepper_id=vault.pepper_id)
         headers = {"Location": location(row), "ETag": etag(row), "Cache-Control": "no-store"}
         return Answer(201, webhook_made(row, sealed).model_dump(mode="json"), headers), None
 
-    kept = submit_once(app, by, KeyedRequest.of("POST /v1/webhooks", key, body), work)
+    kept = submit_once(app, by, KeyedRequest.of("POST /v1/webhooks", key, body), None, work)
     shown = vault.open(kept.body["id"], kept.body["secret"])
     return replace(kept, body={**kept.body, "secret": shown})
 
@@ -231,7 +199,7 @@ def change(
         if "url" in values:
             values["failing_since"] = None  # it was another that failed
         if values:
-            row = repository.change(session, webhook_id, **values)
+            row = rows.change(session, WebhookEndpoint, webhook_id, **values)
         if body.enabled is not None and body.enabled != row.enabled:
             enable, disable = repository.enable, repository.disable
             row = enable(session, webhook_id) if body.enabled else disable(session, webhook_id, "client")

@@ -23,7 +23,7 @@ from service.client import Client
 from service.contracts.command_errors import ExitCode
 from service.db import db_now
 from service.schedules.schemas import RunOut
-from service.tables import Schedule
+from service.tables import JobSchedule
 from tests.fault.harness.installation import BACKENDS, Backend, Installation
 from tests.fault.harness.servers import Servers, servers_trouble
 from tests.support.patience import PATIENCE_SECONDS
@@ -89,7 +89,7 @@ class Nights:
         now = db_now()
         with self._installation.database.write() as session:
             moved = {"next_due_at": now, "fires_at": now}
-            session.execute(update(Schedule).where(Schedule.id == self.schedule_id).values(**moved))
+            session.execute(update(JobSchedule).where(JobSchedule.id == self.schedule_id).values(**moved))
 
     def runs(self) -> list[RunOut]:
         return self._client.schedule_runs(self.schedule_id).items

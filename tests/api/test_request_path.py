@@ -19,7 +19,7 @@ pytestmark = ON_SQLITE
 HOUSE = Path(service.__file__).parent
 ARCHITECTURE = HOUSE.parent / "docs" / "architecture.md"
 # What carries a request for a job from the router to the commit; other rooms do one thing each for it.
-ROOMS, MOST = ("service/jobs/", "service/idempotency/"), 24
+ROOMS, MOST = ("service/jobs/", "service/idempotency/"), 20
 # What reads one page of jobs, from the router to the first item.
 LIST_ROOMS, MOST_OF_A_LIST = ("service/jobs/", "service/http.py", "service/pagination.py", "service/repository.py"), 16
 

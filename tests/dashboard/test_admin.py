@@ -13,7 +13,7 @@ from service.keys import actions as key_actions
 from service.keys.schemas import KeyCreate, ScopeMissingError
 from service.principal import DEFAULT_TENANT, Principal
 from service.queues import repository as workers
-from service.quotas import actions as quotas
+from service.quotas import router as quotas
 from tests.dashboard.form_of import Form
 from tests.dashboard.signing import BY, new_key, sign_in
 from tests.support.front import Front

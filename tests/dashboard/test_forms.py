@@ -16,7 +16,7 @@ from service.jobs import service as jobs
 from service.keys import actions as keys
 from service.keys.cookies import COOKIE
 from service.principal import DEFAULT_TENANT
-from service.quotas import actions as quotas
+from service.quotas import router as quotas
 from service.quotas.service import set_quota
 from tests.dashboard.signing import BY, sign_in
 from tests.support.each import each

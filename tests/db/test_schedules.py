@@ -14,7 +14,7 @@ from service.db import Database
 from service.ids import new_id
 from service.schedules import repository
 from service.schedules.repository import Plan
-from service.tables import Schedule, ScheduleRun
+from service.tables import JobSchedule, ScheduleRun
 from tests.db.test_concurrency import at_once
 from worker.upkeep.repository import OLD_ROWS
 
@@ -27,7 +27,7 @@ DAY_SECONDS = 86_400.0
 pytestmark = pytest.mark.both_databases
 
 
-def add(database: Database, **values: Any) -> Schedule:
+def add(database: Database, **values: Any) -> JobSchedule:
     facts: dict[str, Any] = {
         "name": f"nightly {new_id('sch')}", "cron": "0 2 * * *", "timezone": "UTC", "template": {}, "overlap": "skip",
         "misfire": "run_once", "misfire_grace_seconds": 600, "jitter_seconds": 0, "skip_unchanged": False, "gate": {},
@@ -37,7 +37,7 @@ def add(database: Database, **values: Any) -> Schedule:
         return repository.create(session, "default", new_id("sch"), PLAN, **{**facts, **values})
 
 
-def add_run(database: Database, schedule: Schedule, **values: Any) -> ScheduleRun:
+def add_run(database: Database, schedule: JobSchedule, **values: Any) -> ScheduleRun:
     with database.write() as session:
         return repository.add_run(session, schedule, **{"due_at": DUE, "trigger": "time", "state": "skipped", **values})
 
@@ -78,14 +78,14 @@ def test_what_is_no_schedule(database: Database) -> None:
         {"overlap": "both"}, {"misfire": "never"}, {"fires_at": None}, {"planned_at": None}, {"paused_at": DUE},
     ):  # fmt: skip
         with pytest.raises(IntegrityError), database.write() as session:
-            session.execute(update(Schedule).where(Schedule.id == schedule.id).values(**values))
+            session.execute(update(JobSchedule).where(JobSchedule.id == schedule.id).values(**values))
 
 
 def test_a_paused_or_changed_schedule_is_not_claimed(database: Database) -> None:
     changed, paused = add(database), add(database)
     with database.write() as session:
-        rows.change(session, Schedule, changed.id, name="other")
-        session.execute(update(Schedule).where(Schedule.id == paused.id).values(**repository.UNPLANNED))
+        rows.change(session, JobSchedule, changed.id, name="other")
+        session.execute(update(JobSchedule).where(JobSchedule.id == paused.id).values(**repository.UNPLANNED))
         assert repository.claim(session, changed, NEXT) is None
         assert repository.claim(session, paused, NEXT) is None
 
@@ -95,7 +95,7 @@ def test_what_was_due_first_comes_first(database: Database) -> None:
     with database.write() as session:
         for schedule, ago in zip(made, (1, 3, 2), strict=True):
             moved = DUE - timedelta(hours=ago)
-            session.execute(update(Schedule).where(Schedule.id == schedule.id).values(fires_at=moved))
+            session.execute(update(JobSchedule).where(JobSchedule.id == schedule.id).values(fires_at=moved))
     with database.read() as session:
         assert repository.due(session, 2) == [made[1].id, made[2].id]
 

@@ -21,7 +21,7 @@ from service.dispatch.repository import next_due
 from service.jobs import transitions
 from service.principal import DEFAULT_TENANT
 from service.quotas import rates, repository, service
-from service.quotas.schemas import LargerThanQuotaError, QuotaExceededError
+from service.quotas.schemas import LargerThanQuotaError, QuotaError
 from service.settings import Settings
 from service.tables import DeletedJob, Job
 from service.uploads.service import Incoming, receive
@@ -61,7 +61,7 @@ def test_many_at_once_take_no_more_than_there_is(database: Database, settings: S
             with database.write() as session:
                 service.admit_jobs(session, settings, DEFAULT_TENANT)
                 add_job(session, model_id=model_id, calibration_dataset_id=dataset_id)
-        except QuotaExceededError:
+        except QuotaError:
             return False
         return True
 
@@ -148,7 +148,7 @@ def test_bytes_of_no_declared_size_end_at_the_quota_and_leave_none(front: Front)
         raise ClientDisconnect
 
     upload_id = front.http.post("/v1/uploads", json={"filename": "a"}).json()["id"]
-    ends_so = ((9, 0, 4, LargerThanQuotaError), (9, 50, 2, QuotaExceededError), (2, 0, 2, ClientDisconnect))
+    ends_so = ((9, 0, 4, LargerThanQuotaError), (9, 50, 2, QuotaError), (2, 0, 2, ClientDisconnect))
     for sends, others, ends, error in ends_so:
         meter, body = app.meter_of(DEFAULT_TENANT), Incoming(blocks(sends), None, None, None)
         meter.arriving_bytes = others

@@ -15,7 +15,7 @@ from service.repository import now_seconds
 from service.schedules import firing, settling
 from service.settings import Settings
 from service.storage import FileStore
-from service.tables import Job, Schedule, ScheduleRun
+from service.tables import Job, JobSchedule, ScheduleRun
 from tests.support.front import Front, fallen_back, make_report, taken
 
 HOUR = 3600
@@ -44,8 +44,8 @@ def add_schedule(front: Front, template: dict[str, Any], **body: Any) -> dict[st
 def move_clock(database: Database, seconds: float) -> None:
     """Let it be later by so much for all schedules, as if the clock had jumped; earlier where it is negative."""
     with database.write() as session:
-        moved = {name: getattr(Schedule, name) - seconds for name in ("next_due_at", "fires_at", "planned_at")}
-        session.execute(update(Schedule).values(**moved).execution_options(synchronize_session=False))
+        moved = {name: getattr(JobSchedule, name) - seconds for name in ("next_due_at", "fires_at", "planned_at")}
+        session.execute(update(JobSchedule).values(**moved).execution_options(synchronize_session=False))
         # one after the other: on its way a run must not meet another's due time
         for run in session.scalars(select(ScheduleRun).order_by(ScheduleRun.due_at * (1 if seconds > 0 else -1))):
             session.execute(
@@ -57,11 +57,11 @@ def make_due(database: Database, schedule_id: str, ago: timedelta = timedelta(0)
     """Let the schedule of an hour be due when it last was, or so much before that."""
     with database.write() as session:
         now = datetime.fromtimestamp(now_seconds(session), UTC)
-        minute = int(session.get_one(Schedule, schedule_id).cron.split()[0])
+        minute = int(session.get_one(JobSchedule, schedule_id).cron.split()[0])
         last = now.replace(minute=minute, second=0, microsecond=0)
         due = (last if last <= now else last - timedelta(hours=1)) - ago
         values = {"next_due_at": due, "fires_at": due, "planned_at": due - timedelta(hours=1)}
-        session.execute(update(Schedule).where(Schedule.id == schedule_id).values(**values))
+        session.execute(update(JobSchedule).where(JobSchedule.id == schedule_id).values(**values))
     return due
 
 
@@ -84,10 +84,10 @@ def runs(database: Database, schedule_id: str | None = None) -> list[ScheduleRun
         return list(session.scalars(statement))
 
 
-def schedule(database: Database, schedule_id: str) -> Schedule:
+def schedule(database: Database, schedule_id: str) -> JobSchedule:
     """The row."""
     with database.read() as session:
-        return session.get_one(Schedule, schedule_id)
+        return session.get_one(JobSchedule, schedule_id)
 
 
 def count_jobs(database: Database) -> int:

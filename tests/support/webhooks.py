@@ -22,6 +22,7 @@ from service.settings import Settings
 from service.storage import FileStore
 from service.tables import WebhookDelivery, WebhookEndpoint
 from service.webhooks import repository
+from service.webhooks.schemas import WebhookCreate
 from service.webhooks.service import WebhookVault, make_secret
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.scripted import Script, Scripted, scripted
@@ -93,17 +94,10 @@ def add_endpoint(
     """An enabled endpoint; its id and its secret."""
     endpoint_id, secret = new_id("whk"), make_secret()
     with database.write() as session:
-        repository.create(
-            session,
-            tenant,
-            endpoint_id,
-            url=url,
-            event_types=list(event_types),
-            description=None,
-            enabled=True,
-            sealed=VAULT.seal(endpoint_id, secret),
-            pepper_id=VAULT.pepper_id,
-        )
+        # not all that is sent to here may be asked for by clients
+        body = WebhookCreate.model_construct(url=url, event_types=list(event_types), description=None, enabled=True)
+        sealed = VAULT.seal(endpoint_id, secret)
+        repository.create(session, tenant, endpoint_id, body, sealed=sealed, pepper_id=VAULT.pepper_id)
     return endpoint_id, secret
 
 

@@ -23,7 +23,7 @@ SMALL = {
 }  # fmt: skip
 LIGHT = {"parse_content_digest"}
 # Their last argument stores what was asked for.
-SUBMITS = {"submit_once", "submit_checked"}
+SUBMITS = {"submit_once"}
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -113,8 +113,8 @@ def test_computing_in_a_transaction_is_seen() -> None:
         ("with database.write() as s:\n    json.loads(data)", True),
         ("with database.write() as s:\n    hashlib.sha256(data)", True),
         # as it was once: what checks reads its rows by the session that writes
-        ("submit_once(app, by, request, lambda session: checked_request(session, tenant, body))", True),
-        ("submit_checked(app, by, request, check, partial(checked_request, tenant, body))", True),
+        ("submit_once(app, by, request, None, lambda _, session: checked_request(session, tenant, body))", True),
+        ("submit_once(app, by, request, check, partial(checked_request, tenant, body))", True),
         ("check_selected(config, model)\nwith database.write() as s:\n    repository.create(s, config)", False),
         ("with database.read() as s:\n    check_selected(config, model)", False),
     ):

@@ -48,16 +48,6 @@ def silence_seconds(attempt: int) -> float:
     return backoff_seconds(attempt, cap_seconds=_SILENCE_CAP_SECONDS)
 
 
-def interruption_seconds(job: Job) -> float:
-    """Delay before the next attempt of a job that is being interrupted: none if this attempt has come anywhere."""
-    return 0.0 if job.stage is not None else backoff_seconds(job.interruptions + 1)
-
-
-def defers_deadline(waiting: Waiting) -> bool:
-    """True if a job that waits for this has longer by what it loses."""
-    return waiting.code in _INSTALLATION
-
-
 def spent(job: Job) -> bool:
     """True if the running attempt, once it is charged, is the last that the job may have."""
     return job.attempt - job.interruptions >= job.max_attempts
@@ -172,7 +162,9 @@ def requeue(session: Session, job_id: str, attempt: int, *, delay_seconds: float
         return finish_cancel(session, job_id, attempt)
     if charged and spent(job):
         return fail(session, job_id, attempt, problem=exhausted(job, reason).problem())
-    delay = delay_seconds if charged else max(delay_seconds, interruption_seconds(job))
+    # without delay once an attempt that is being interrupted has come anywhere
+    interruption_seconds = 0.0 if job.stage is not None else backoff_seconds(job.interruptions + 1)
+    delay = delay_seconds if charged else max(delay_seconds, interruption_seconds)
     return rows.put_back(session, rows.REQUEUE, job, delay_seconds=delay, charged=charged, reason=reason) is not None
 
 
@@ -198,7 +190,7 @@ def interrupt(session: Session, job_id: str, attempt: int, *, delay_seconds: flo
         charged=False,
         reason=waiting.message,
         waiting=waiting.model_dump(mode="json"),
-        deferred=defers_deadline(waiting),
+        deferred=waiting.code in _INSTALLATION,
     )
     return moved is not None
 

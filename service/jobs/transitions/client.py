@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 from service.db import db_now
 from service.ids import new_id
 from service.jobs import announcing, events, repository
-from service.jobs.queues import queue_of, size_class_of
+from service.jobs.queues import CPU_QUEUE, queue_of
 from service.jobs.transitions import rows
 from service.jobs.transitions.attempts import MAX_ATTEMPTS
 from service.tables import Job
@@ -52,7 +52,7 @@ def submit(session: Session, new: NewJob) -> Job:
     columns = vars(new).copy()
     deadline_seconds = columns.pop("deadline_seconds")
     columns["queue"] = new.queue or queue_of(new.kind)
-    columns["size_class"] = new.size_class or size_class_of(new.kind)
+    columns["size_class"] = new.size_class or ("long" if queue_of(new.kind) == CPU_QUEUE else "short")
     statement = (
         insert(Job)
         .values(

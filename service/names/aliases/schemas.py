@@ -54,24 +54,16 @@ class MoveList(BaseModel):
 # Errors around aliases.
 
 
-class AliasNotFoundError(QuantmillError):
+class AliasNotFoundError(QuantmillError, code="alias-not-found", title="No such alias", status=404):
     """The name has no such alias."""
-
-    code = "alias-not-found"
-    title = "No such alias"
-    status = 404
 
     def __init__(self, name: str, alias: str, known: list[str]) -> None:
         there = f"It has {', '.join(known)}." if known else "It has none."
         super().__init__(f"{name!r} has no alias {alias!r}.", path_parameter="alias", hint=there)
 
 
-class InvalidAliasError(QuantmillError):
+class InvalidAliasError(QuantmillError, code="invalid-alias", title="The alias is not valid", status=422):
     """The word cannot be an alias."""
-
-    code = "invalid-alias"
-    title = "The alias is not valid"
-    status = 422
 
     def __init__(self, alias: str) -> None:
         super().__init__(
@@ -82,9 +74,5 @@ class InvalidAliasError(QuantmillError):
         )
 
 
-class TooManyAliasesError(QuantmillError):
+class TooManyAliasesError(QuantmillError, code="too-many-aliases", title="The name has too many aliases", status=409):
     """The name has as many aliases as a name may have."""
-
-    code = "too-many-aliases"
-    title = "The name has too many aliases"
-    status = 409

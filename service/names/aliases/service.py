@@ -24,7 +24,8 @@ from service.names.aliases.schemas import (
 from service.names.kinds import Named, ResourceKind, require_ready
 from service.names.service import identify
 from service.principal import Principal
-from service.tables import Alias, AliasMove
+from service.tables import Alias
+from service.tables.base import record_of
 from service.webhooks.outbox import emit
 
 MOST_ALIASES = 100
@@ -84,7 +85,7 @@ def moves(app: AppState, kind: ResourceKind[Named], tenant_id: str, text: str, w
         found = repository.moves(session, kind, tenant_id, name, word) if is_alias(word) else []
         if not found:
             raise _missing(session, kind, tenant_id, name, word)
-        return [move_out(move) for move in found]
+        return [MoveOut(version=move.version, id=move.noun_id, by=move.actor, at=move.at) for move in found]
 
 
 def put(
@@ -118,7 +119,7 @@ def hold_named(session: Session, kind: ResourceKind[Named], tenant_id: str, noun
         ResourceNotFoundError: the tenant has no such model or dataset (any more).
         ResourceNotReadyError, ResourceRejectedError: it cannot be used.
     """
-    names.hold(session, kind, tenant_id, [(None, noun_id)])
+    names.hold(session, tenant_id, (kind, None, noun_id))
     row = names.by_id(session, kind, tenant_id, noun_id)
     require_ready(kind, row, pointer="")
     repository.hold_name(session, kind, tenant_id, row.name)
@@ -198,18 +199,6 @@ def alias_out(kind: ResourceKind[Named], alias: Alias) -> AliasOut:
     """The alias as it is shown."""
     target = f"/v1/{kind.word}s/{alias.noun_id}"
     path = f"{target}/aliases/{alias.alias}"
-    return AliasOut(
-        name=alias.name,
-        alias=alias.alias,
-        version=alias.version,
-        id=alias.noun_id,
-        updated_by=alias.updated_by,
-        created_at=alias.created_at,
-        updated_at=alias.updated_at,
-        links=AliasLinks(self=path, target=target, moves=f"{path}/moves"),
+    return record_of(
+        alias, AliasOut, id=alias.noun_id, links=AliasLinks(self=path, target=target, moves=f"{path}/moves")
     )
-
-
-def move_out(move: AliasMove) -> MoveOut:
-    """The move as it is shown."""
-    return MoveOut(version=move.version, id=move.noun_id, by=move.actor, at=move.at)

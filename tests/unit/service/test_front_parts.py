@@ -24,7 +24,7 @@ from service.contracts.errors import QuantmillError
 from service.http import etag_matches
 from service.ids import is_id, new_id
 from service.pagination import CursorCodec, InvalidCursorError, Position
-from service.problems.catalog import problem_types
+from service.problems.router import problem_types
 from service.settings import Settings, driver_url
 from service.storage import FileStore, StoredFileCorruptError, StoredFileMissingError, file_sha256
 from tests.support.each import each
@@ -35,7 +35,7 @@ from tests.support.source import files
 def test_ids_sort_by_time_and_have_a_form(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len({new_id("job") for _ in range(1000)}) == 1000
     clock = count(1_790_000_000_000_000_000, 1_000_000)
-    monkeypatch.setattr("service.jobs.queues.time", SimpleNamespace(time_ns=lambda: next(clock)))
+    monkeypatch.setattr("service.resources.time", SimpleNamespace(time_ns=lambda: next(clock)))
     ids = [new_id("mdl") for _ in range(50)]
     assert ids == sorted(ids)
     value = ids[0]
@@ -233,10 +233,10 @@ def test_every_error_has_a_code_of_its_own() -> None:
 def test_the_catalog_lists_every_error_of_service_and_worker() -> None:
     """In the process of the API, which imports no worker; the errors are read off the sources."""
     texts = [path.read_text(encoding="utf-8") for path in files("service", "worker").values()]
-    said = [code for text in texts for code in re.findall(r'^    code = "([\w-]+)"$', text, re.MULTILINE)]
+    said = [code for text in texts for code in re.findall(r'^class \w+\([^)]*\bcode="([\w-]+)"', text, re.MULTILINE)]
     codes = {QuantmillError.code, *said}
     assert {"poison", "stalled", "data-dir-in-use", "download-corrupt"} <= codes
-    code = "import service.app, json; from service.problems.catalog import problem_types as p\n"
+    code = "import service.app, json; from service.problems.router import problem_types as p\n"
     code += "print(json.dumps([item.code for item in p()]))"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=True

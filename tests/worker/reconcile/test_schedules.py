@@ -20,7 +20,7 @@ from service.names.kinds import DATASETS
 from service.schedules import firing
 from service.settings import Settings
 from service.storage import FileStore
-from service.tables import Schedule
+from service.tables import JobSchedule
 from tests.api.conftest import app, front
 from tests.support.front import Front
 from tests.support.patience import PATIENCE_SECONDS
@@ -63,10 +63,10 @@ def others(settings: Settings) -> Iterator[list[AppState]]:
 def copies(database: Database, schedule_id: str, count: int) -> list[str]:
     """So many schedules that differ in nothing but their names, that one among them."""
     with database.write() as session:
-        first = session.get_one(Schedule, schedule_id)
-        values = {column.key: getattr(first, column.key) for column in Schedule.__table__.columns}
+        first = session.get_one(JobSchedule, schedule_id)
+        values = {column.key: getattr(first, column.key) for column in JobSchedule.__table__.columns}
         others = [{**values, "id": new_id("sch"), "name": f"copy {number}"} for number in range(count - 1)]
-        session.execute(insert(Schedule), others)
+        session.execute(insert(JobSchedule), others)
     return [schedule_id, *(str(other["id"]) for other in others)]
 
 
@@ -130,7 +130,7 @@ def test_a_clock_that_jumps_forward_is_one_misfire(nightly, misfire, state, reas
     first -= timedelta(hours=first.hour % 2)
     with database.write() as session:
         values = {"next_due_at": first - timedelta(hours=10), "fires_at": first - timedelta(hours=10)}
-        session.execute(update(Schedule).values(**values))
+        session.execute(update(JobSchedule).values(**values))
     assert fire(front.app) == 1
     (run,) = runs(database)
     assert (run.state, run.reason, run.missed, run.due_at) == (state, reason, 5, first)
@@ -266,7 +266,7 @@ def test_a_fault_in_one_keeps_no_other(nightly: Nightly, caplog: pytest.LogCaptu
     for schedule_id in (broken, whole):
         make_due(database, schedule_id)
     with database.write() as session:
-        session.execute(update(Schedule).where(Schedule.id == broken).values(timezone="No/Longer"))
+        session.execute(update(JobSchedule).where(JobSchedule.id == broken).values(timezone="No/Longer"))
     for found in (1, 0):
         assert fire(front.app) == found
     assert [run.schedule_id for run in runs(database)] == [whole]

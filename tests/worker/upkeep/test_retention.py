@@ -14,7 +14,7 @@ from service.inspections import repository as inspections
 from service.jobs import transitions
 from service.settings import Settings
 from service.storage import FileStore
-from service.tables import Artifact, Batch, BatchMember, HandOver, Job, JobEvent, ReportRow, Schedule
+from service.tables import Artifact, Batch, BatchMember, HandOver, Job, JobEvent, JobSchedule, ReportRow
 from tests.db.test_transitions import claim, in_succeeded, submit
 from worker.upkeep.registry import collectors
 
@@ -115,7 +115,7 @@ def test_no_job_goes_that_is_judged_by_or_has_something_to_send(database, collec
             )  # fmt: skip
         gate = {"baseline": {"kind": "job", "job_id": named.id}, "clauses": []}
         session.add(
-            Schedule(
+            JobSchedule(
                 id=new_id("sch"), tenant_id=named.tenant_id, name="nightly", cron="0 2 * * *", timezone="UTC",
                 template={}, overlap="skip", misfire="skip", misfire_grace_seconds=0, jitter_seconds=0,
                 skip_unchanged=False, gate=gate, row_version=1, created_by="x", created_at=db_now(),
