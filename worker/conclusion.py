@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable
 
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
@@ -70,23 +69,13 @@ class Conclusion:
         store: where files are.
         timing: periods.
         stop: of this process.
-        backoff_seconds: delay before the attempt after this one.
     """
 
-    def __init__(
-        self,
-        settings: Settings,
-        store: FileStore,
-        *,
-        timing: Timing,
-        stop: StopClock,
-        backoff_seconds: Callable[[int], float],
-    ) -> None:
+    def __init__(self, settings: Settings, store: FileStore, *, timing: Timing, stop: StopClock) -> None:
         self._settings = settings
         self._store = store
         self._timing = timing
         self._stop = stop
-        self._backoff_seconds = backoff_seconds
 
     def write(self, job: Job, lease: Lease, outcome: Outcome, published: JobOutcome | None) -> Outcome:
         """End the attempt with its transition, unless the job is no longer ours.
@@ -139,7 +128,7 @@ class Conclusion:
     def pause_seconds(self, job: Job, code: str) -> float:
         """Before the next look at what keeps the job from running: longer each time, up to a bound."""
         longest = PAUSE_SECONDS.get(code, 0.0)
-        return min(self._backoff_seconds(min(job.interruptions + 1, _MOST_DOUBLINGS)), longest)
+        return min(self._timing.backoff(min(job.interruptions + 1, _MOST_DOUBLINGS)), longest)
 
     def _try(self, job: Job, lease: Lease, outcome: Outcome, published: JobOutcome | None) -> bool:
         done = lease.conclude(lambda session: self._transition(session, job, outcome, published))
@@ -204,7 +193,7 @@ class Conclusion:
         charged = job.attempt - job.interruptions
         if charged >= job.max_attempts:
             return transitions.fail(session, job.id, job.attempt, problem=crash.poison)
-        delay = self._backoff_seconds(charged)
+        delay = self._timing.backoff(charged)
         return transitions.requeue(session, job.id, job.attempt, delay_seconds=delay, charged=True, reason=crash.reason)
 
 

@@ -85,12 +85,10 @@ class Supervisor:
     Args:
         settings: places, limits and periods.
         database: where jobs are.
-        store: where files are.
         sandbox: starts the runners.
         spares: of the same sandbox, for the runners of jobs; None: each is started for its job.
         worker_id: name of this worker in the leases.
         timing: periods; default: from the settings.
-        backoff_seconds: delay before the attempt after this one.
         stopping: True once the worker shuts down: no job is claimed any more, and running ones are put back.
         queue_backoff: of all supervisors of this process.
     """
@@ -99,28 +97,24 @@ class Supervisor:
         self,
         settings: Settings,
         database: Database,
-        store: FileStore,
         *,
         sandbox: Sandbox | None = None,
         spares: Spares | None = None,
         worker_id: str | None = None,
         timing: Timing | None = None,
-        backoff_seconds: Callable[[int], float] = transitions.backoff_seconds,
         stopping: Callable[[], bool] = lambda: False,
         queue_backoff: QueueBackoff | None = None,
     ) -> None:
         self._settings = settings
         self._database = database
-        self._store = store
+        self._store = FileStore(settings.storage_dir)
         self._sandbox = sandbox or Sandbox(mode=settings.sandbox)
         self._spares = spares
         self._worker_id = worker_id or new_worker_id()
         self._timing = timing or Timing(lease=settings.lease_seconds, renew=settings.renew_seconds)
         self._stop = StopClock(stopping)
         self._queue_backoff = queue_backoff or QueueBackoff()
-        self._conclusion = Conclusion(
-            settings, store, timing=self._timing, stop=self._stop, backoff_seconds=backoff_seconds
-        )
+        self._conclusion = Conclusion(settings, self._store, timing=self._timing, stop=self._stop)
         self._memory_bytes = job_memory_bytes(settings)
 
     def run(self, job_id: str, attempt: int) -> Outcome | None:
@@ -257,7 +251,6 @@ class Supervisor:
                 process,
                 lease,
                 job,
-                timing=self._timing,
                 deadline_at=None if remaining is None else claimed_at + remaining,
                 stopping=self._stop,
                 scratch=scratch,

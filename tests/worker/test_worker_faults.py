@@ -113,9 +113,7 @@ def test_a_runner_that_never_came_to_be_costs_no_attempt_however_often(bench, co
 def test_cores_that_the_host_does_not_have_cost_no_attempt(bench):
     job_id = bench.submit()
     sandbox = Sandbox((sys.executable, "-c", "pass"), cores=(100_000,))
-    supervisor = ReleasingSupervisor(
-        bench.settings, bench.database, bench.store, sandbox=sandbox, timing=QUICK, backoff_seconds=lambda _: 0.0
-    )
+    supervisor = ReleasingSupervisor(bench.settings, bench.database, sandbox=sandbox, timing=QUICK)
     for attempts in range(1, 5):
         assert supervisor.run(job_id)
         assert_waits(bench, job_id, attempts, "runner-not-started")
