@@ -32,7 +32,7 @@ from service.client.steps import (
 )
 
 _CONNECT_SECONDS = 10.0
-# Nothing of a body moves for so long: the connection is dead, and there is patience left for another one.
+# Nothing of a body moves for so long: the connection is dead, and there is time left for another one.
 _STALL_SECONDS = 30.0
 _Calls = TypeVar("_Calls")
 _Given = ParamSpec("_Given")

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, Required, TypedDict
 
-from service.client.connection import Noun
+from service.client.connection import Resource
 from service.contracts.config import QuantizationConfig
 from service.contracts.devices import DeviceChoice
 from service.contracts.evaluation import EvaluationSpec
@@ -39,7 +39,7 @@ class BatchOptions(SubmitOptions, total=False):
 class QuantizationOptions(BatchOptions, total=False):
     """Of one quantization."""
 
-    ranges_from: Noun | str | None
+    ranges_from: Resource | str | None
     hand_over: Sequence[Mapping[str, Any]]
 
 
@@ -92,7 +92,7 @@ class JobFilters(TypedDict, total=False):
 
     kind: UsersKind | None
     state: ShownState | None
-    model: Noun | str | None
+    model: Resource | str | None
     labels: Mapping[str, str] | None
     name: str | None
     search: str | None

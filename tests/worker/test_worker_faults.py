@@ -6,6 +6,7 @@ import errno
 import os
 import resource
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -167,7 +168,9 @@ def test_a_host_that_fails_everything_does_not_run_through_the_queue(bench):
     queue_backoff = QueueBackoff(clock)
     jobs = [bench.submit() for _ in range(6)]
     code = "if not os.path.exists(os.environ['BENCH'] + '/mended'): sys.exit(127)\nsucceed()\n"
-    supervisor = bench.supervisor(code, queue_backoff=queue_backoff, backoff_seconds=lambda attempt: 1000.0)
+    supervisor = bench.supervisor(
+        code, queue_backoff=queue_backoff, timing=replace(QUICK, backoff=lambda attempt: 1000.0)
+    )
 
     def tried() -> int:
         return sum(bench.job(job_id).attempt for job_id in jobs)

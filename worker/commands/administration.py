@@ -6,7 +6,7 @@ They work on the database itself, so that the first key can be made.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,10 +18,10 @@ from service.contracts.quota import Quota
 from service.contracts.validation import field_problems
 from service.principal import COMMAND_LINE, DEFAULT_TENANT, Principal, Scope
 from service.settings import Settings
-from worker.commands import options
-from worker.commands.command import Done, remote
+from worker.commands import options, views
+from worker.commands.command import Done, remote, show
 from worker.commands.options import DataDir, PlainJson
-from worker.commands.printing import print_items, print_json, print_line
+from worker.commands.printing import print_items, print_json
 
 if TYPE_CHECKING:
     from service.client import Client
@@ -101,10 +101,7 @@ def revoke(key_id: KeyId, as_json: PlainJson = False, data_dir: DataDir = None) 
 
     with installation(data_dir) as (_, database), database.write() as session:
         service.revoke(session, operator(), key_id)
-    if as_json:
-        print_line({"id": key_id, "revoked": True})
-    else:
-        typer.echo(f"{key_id} is revoked")
+    show(Done({"id": key_id, "revoked": True}, f"{key_id} is revoked"), json=as_json)
 
 
 @app.command()
@@ -351,13 +348,7 @@ quarantine = typer.Typer(
 
 def register(app: typer.Typer) -> None:
     """Add the command ``queues`` to ``app``."""
-    remote(app, text=_print_queues, about_json="JSON on standard output.")(queues)
-
-
-def _print_queues(found: Iterable[QueueOut]) -> None:
-    from worker.commands.views import print_queues
-
-    print_queues(found)
+    remote(app, text=views.print_queues, about_json="JSON on standard output.")(queues)
 
 
 def queues(client: Client) -> list[QueueOut]:

@@ -244,7 +244,8 @@ def reproduce(
             note = f"The job ran on engine {before.engine_version}; the service has {installed} now."
             typer.echo(f"note: {note} Other bytes are to be expected.", err=True)
         again = client.retry(job)
-        after = remote.follow(client, again.id, view=view, timeout_seconds=timeout).manifest
+        remote.follow(client, again.id, view=view, timeout_seconds=timeout)
+        after = client.report(again.id).manifest
         with tempfile.TemporaryDirectory(prefix="quantmill-") as folder:
             pairs = list(_pairs(client, job, again.id, Path(folder)))
     identical = bool(pairs) and all(pair.identical for pair in pairs)
