@@ -153,7 +153,8 @@ def quantize(
         evaluation = None
         if evaluation_loader is not None:
             evaluation = store(evaluation_loader, exported, Path(folder) / "evaluation.npz", role="evaluation loader")
-        return quantize_exported(exported, calibration, recipe, evaluation=evaluation, **{**options, "output": path})
+        options["output"] = path
+        return quantize_exported(exported, calibration, recipe, evaluation=evaluation, **options)
 
 
 @checked

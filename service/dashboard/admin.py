@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from service.audit import service as audit
 from service.contracts.quota import Quota
 from service.dashboard.forms import FormFields, checked, field_errors, sent
-from service.dashboard.pages import PageRoute, changed_query, page, root_of, see
+from service.dashboard.pages import PageRoute, add_act, changed_query, page, root_of, see
 from service.deps import AppDep, AppState, PrincipalDep, address_of
 from service.keys import actions as keys
 from service.keys import cookies
@@ -220,13 +220,6 @@ async def rotate_key(request: Request, key_id: str, app: AppDep, principal: Prin
     return page(request, "secret_made.html.jinja", **_shown_once(made))
 
 
-@router.post("/admin/keys/{key_id}/revoke")
-async def revoke_key(request: Request, key_id: str, app: AppDep, principal: PrincipalDep) -> Response:
-    """End a key."""
-    await app.writes.run(lambda: keys.revoke(app, principal, key_id))
-    return see(request, "/admin")
-
-
 @router.post("/admin/audit/verify")
 async def verify_audit(request: Request, app: AppDep, principal: PrincipalDep) -> Response:
     """Whether the chain of the audit holds."""
@@ -268,3 +261,6 @@ def _shown_once(made: KeyMade) -> dict[str, Any]:
         "back": "/admin",
         "back_words": "To the keys",
     }
+
+
+add_act(router, "/admin/keys/{key_id}/revoke", keys.revoke, "/admin")

@@ -7,20 +7,18 @@ from typing import Annotated, Any, NamedTuple
 from urllib.parse import urlencode
 
 from fastapi import APIRouter, Query, Request, Response
-from markupsafe import Markup
 
 from service.comparison import service
 from service.comparison.schemas import (
     MOST_JOBS,
     ComparedJob,
-    ComparedLayer,
     ComparedMetric,
     ComparedPair,
     Comparison,
     PairedMetric,
 )
 from service.contracts.errors import InvalidRequestError
-from service.dashboard import planes
+from service.dashboard import tradeoffs
 from service.dashboard.pages import PageRoute, page
 from service.deps import AppDep, PrincipalDep
 from service.jobs import service as jobs
@@ -78,20 +76,25 @@ async def compare_jobs(
 
 def _shown(found: Comparison) -> dict[str, Any]:
     """What the template takes."""
-    words = {one.id: f"{'ABCDEFGHIJKLMNOPQRST'[k]}" for k, one in enumerate(found.jobs)}
+    words = {one.id: "ABCDEFGHIJKLMNOPQRST"[k] for k, one in enumerate(found.jobs)}
     return {
         "jobs": found.jobs,
         "letters": words,
         "rows": _rows(found),
         "config": [
-            (one.pointer or "/", [_short(value) for value in one.values], _differ(one.values))
+            (one.pointer or "/", list(map(_short, one.values)), [value != one.values[0] for value in one.values])
             for one in found.config_differences
         ],
         "pairs": found.pairs,
         "pair_words": _pair_words,
-        "layers": [(layer, _layer_cells(layer)) for layer in found.layers],
+        "layers": [
+            (layer, [(value, charts.bar((value or 0.0) / _FULL_BAR_DB)) for value in layer.sqnr_db])
+            for layer in found.layers
+        ],
         "layers_more": found.layers_more,
-        "plane": _plane(found.jobs, words),
+        "tradeoff": tradeoffs.of_jobs(
+            (f"{words[one.id]}: {one.name or one.preset or one.id}", f"/jobs/{one.id}", one) for one in found.jobs
+        ),
         "csv": "/v1/compare.csv?" + urlencode([("job", one.id) for one in found.jobs]),
     }
 
@@ -190,29 +193,3 @@ def _pair_words(pair: ComparedPair) -> str:
 def _short(value: Any) -> str:
     text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= _CHARACTERS else f"{text[: _CHARACTERS - 1]}…"
-
-
-def _differ(values: tuple[Any, ...]) -> list[bool]:
-    return [value != values[0] for value in values]
-
-
-def _layer_cells(layer: ComparedLayer) -> list[tuple[float | None, Markup]]:
-    return [(value, charts.bar((value or 0.0) / _FULL_BAR_DB)) for value in layer.sqnr_db]
-
-
-def _plane(found: tuple[ComparedJob, ...], letters: dict[str, str]) -> planes.Plane | None:
-    """The jobs by the first metric that all have a drop of; else by SQNR."""
-    drops = [{(m.name, m.unit): m.drop for m in one.metrics if m.drop is not None} for one in found]
-    key = next((key for key in drops[0] if all(key in one for one in drops)), None)
-    measure = planes.SQNR if key is None else planes.drop_of(*key)
-    marks = [
-        planes.Mark(
-            f"{letters[one.id]}: {one.name or one.preset or one.id}",
-            f"/jobs/{one.id}",
-            one.sqnr_db if key is None else told[key],
-            one.quantized_size_bytes,
-            one.latency_ratio,
-        )
-        for one, told in zip(found, drops, strict=True)
-    ]
-    return planes.plane(measure, marks)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter
 from markupsafe import Markup
 
 from service.contracts.dataset import (
@@ -19,18 +19,16 @@ from service.contracts.dataset import (
     Waveforms,
 )
 from service.contracts.report import Histogram
-from service.dashboard.listing import Words
-from service.dashboard.nouns import Edit, Filters, change_routes, kin, listing, with_typed
-from service.dashboard.pages import PageRoute, page
+from service.dashboard.pages import PageRoute
+from service.dashboard.resources import resource_routes
 from service.datasets import service
 from service.datasets.service import dataset_in_list, dataset_out
-from service.deps import AppDep, AppState, PrincipalDep
-from service.http import CursorParameter
+from service.deps import AppState
 from service.names.kinds import DATASETS
 from service.names.service import identify
-from service.principal import Principal
 from service.reports import charts
 from service.reports.figures import count, figure, name, percent
+from service.tables import Dataset
 
 # Up to so many classes each has a row with its name; more are drawn side by side.
 MOST_ROWS = 30
@@ -255,51 +253,18 @@ router = APIRouter(route_class=PageRoute, include_in_schema=False)
 _ARRAYS = 200
 
 
-@router.get("/datasets")
-async def list_datasets(
-    request: Request,
-    app: AppDep,
-    principal: PrincipalDep,
-    search: Words = "",
-    status: Words = "",
-    name: Words = "",
-    tag: Words = "",
-    cursor: CursorParameter = None,
-) -> Response:
-    """Datasets by name, each with its versions; the newest first."""
-    filters = Filters(search, status, name, tag)
-    rows, context = await listing(request, app, principal.tenant_id, DATASETS, filters, cursor)
-    return page(request, "datasets.html.jinja", datasets=[dataset_in_list(row) for row in rows], **context)
-
-
-@router.get("/datasets/{ref}")
-async def get_dataset(request: Request, ref: str, app: AppDep, principal: PrincipalDep) -> Response:
-    """One dataset, by its id or by a reference."""
-    return await _show(request, app, principal, ref, None)
-
-
-async def _show(request: Request, app: AppState, principal: Principal, ref: str, edit: Edit | None) -> Response:
-    """The page of a dataset; ``edit`` has what a form of it has wrong."""
-    shown = await app.reads.run(lambda: _facts(app, principal.tenant_id, ref, edit))
-    return page(request, "dataset.html.jinja", status=shown["edit"].status, **shown)
-
-
-def _facts(app: AppState, tenant_id: str, ref: str, edit: Edit | None) -> dict[str, Any]:
-    """What the template takes.
+def _facts(app: AppState, tenant_id: str, ref: str) -> tuple[Dataset, dict[str, Any]]:
+    """The row, and what the template takes beside what both kinds have.
 
     Raises:
         DatasetNotFoundError: the tenant has no such dataset.
     """
     row = service.get(app, tenant_id, identify(app, DATASETS, tenant_id, ref))
-    versions, aliases = kin(app, DATASETS, tenant_id, row)
     dataset = dataset_out(row)
     arrays = [] if dataset.summary is None else list(dataset.summary.arrays.items())
-    return {
-        "noun": dataset,
+    return row, {
+        "resource": dataset,
         "dataset": dataset,
-        "versions": [dataset_in_list(one) for one in versions],
-        "aliases": aliases,
-        "edit": with_typed(edit, Edit.of(row)),
         "arrays": [(name, array, shape_words(array)) for name, array in arrays[:_ARRAYS]],
         "content": content(dataset.summary),
         "arrays_more": max(0, len(arrays) - _ARRAYS),
@@ -317,4 +282,4 @@ def shape_words(array: ArraySummary) -> str:
     return " × ".join([str(array.shape[0]), *lengths])
 
 
-router.include_router(change_routes(DATASETS, _show))
+router.include_router(resource_routes(DATASETS, dataset_in_list, _facts))

@@ -8,20 +8,20 @@ from datetime import datetime
 from typing import Annotated, Any, NamedTuple
 
 from fastapi import APIRouter, Query, Request, Response
-from pydantic import BaseModel, Field
+from pydantic import BaseModel
 
 from service.comparison.differences import differences
 from service.contracts.config import QuantizationConfig
 from service.contracts.presets import PRESETS, find_preset
 from service.dashboard.config_form import differing
 from service.dashboard.forms import Told, pretty
-from service.dashboard.listing import Paging, one_of, pairs
-from service.dashboard.pages import PageRoute, page, see
+from service.dashboard.listing import FilterWords, Paging, one_of, pairs
+from service.dashboard.pages import PageRoute, add_act, page, see
 from service.dashboard.trials import curves_of
 from service.datasets import service as datasets
 from service.datasets.schemas import DatasetNotFoundError
 from service.deps import AppDep, AppState, PrincipalDep
-from service.http import PLAIN_TEXT, CursorParameter
+from service.http import CursorParameter
 from service.jobs import records, service
 from service.jobs.repository import JobQuery
 from service.jobs.schemas import TERMINAL, JobOut
@@ -191,18 +191,17 @@ router = APIRouter(route_class=PageRoute, include_in_schema=False)
 _LIMIT = 50
 _STATES = ("queued", "running", "canceling", "succeeded", "failed", "canceled")
 _VERDICTS = ("pass", "fail", "undecided", "none")
-_Words = Annotated[str, Field(max_length=200, pattern=PLAIN_TEXT)]
 
 
 class _Filters(BaseModel):
     """What the list is filtered by; "" is nothing."""
 
-    search: _Words = ""
-    state: _Words = ""
-    verdict: _Words = ""
-    preset: _Words = ""
-    label: _Words = ""
-    model_id: _Words = ""
+    search: FilterWords = ""
+    state: FilterWords = ""
+    verdict: FilterWords = ""
+    preset: FilterWords = ""
+    label: FilterWords = ""
+    model_id: FilterWords = ""
 
 
 @router.get("/jobs")
@@ -253,13 +252,6 @@ async def get_curves(request: Request, job_id: str, app: AppDep, principal: Prin
     return page(request, "curves.html.jinja", curves=drawn)
 
 
-@router.post("/jobs/{job_id}/cancel")
-async def cancel_job(request: Request, job_id: str, app: AppDep, principal: PrincipalDep) -> Response:
-    """Ask a job to stop."""
-    await app.writes.run(lambda: service.cancel(app, principal, job_id))
-    return see(request, f"/jobs/{job_id}")
-
-
 @router.post("/jobs/{job_id}/retry")
 async def retry_job(request: Request, job_id: str, app: AppDep, principal: PrincipalDep) -> Response:
     """Submit the same again."""
@@ -267,8 +259,6 @@ async def retry_job(request: Request, job_id: str, app: AppDep, principal: Princ
     return see(request, f"/jobs/{answer.body['id']}")
 
 
-@router.post("/jobs/{job_id}/delete")
-async def delete_job(request: Request, job_id: str, app: AppDep, principal: PrincipalDep) -> Response:
-    """Forget a job that has ended."""
-    await app.writes.run(lambda: records.remove(app, principal, job_id))
-    return see(request, "/jobs")
+add_act(router, "/jobs/{job_id}/cancel", service.cancel)
+# Forget a job that has ended.
+add_act(router, "/jobs/{job_id}/delete", records.remove, "/jobs")

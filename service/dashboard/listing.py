@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Annotated
 
 from fastapi import Query, Request
+from pydantic import Field
 
 from service.contracts.errors import InvalidRequestError
 from service.dashboard.pages import changed_query
@@ -15,6 +16,8 @@ from service.pagination import CursorCodec, Position
 
 # Of a filter in the address.
 Words = Annotated[str, Query(max_length=200, pattern=PLAIN_TEXT)]
+# The same as a field of a record of filters.
+FilterWords = Annotated[str, Field(max_length=200, pattern=PLAIN_TEXT)]
 
 
 class Paging:

@@ -13,7 +13,7 @@ from fastapi import APIRouter, Request, Response
 
 from service.contracts.errors import Problem
 from service.dashboard.forms import span
-from service.dashboard.pages import PageRoute, page, see
+from service.dashboard.pages import PageRoute, add_act, page
 from service.deps import AppDep, AppState, PrincipalDep
 from service.errors import RouteNotFoundError
 from service.jobs import service as jobs
@@ -109,13 +109,6 @@ async def get_workers(request: Request, app: AppDep, principal: PrincipalDep) ->
     )
 
 
-@router.post("/workers/quarantine/{digest}/release")
-async def release_model(request: Request, digest: str, app: AppDep, principal: PrincipalDep) -> Response:
-    """Have jobs tried again with a model."""
-    await app.writes.run(lambda: quarantine.release(app, principal, digest))
-    return see(request, "/workers")
-
-
 # Each token with what is read on it, if it is a ground, or what it is read on.
 _GROUNDS = ("page", "card", "code", "good-back", "bad-back", "unsure-back", "plain-back", "band")
 _INKS = ("text", "quiet", "link", "good", "bad", "unsure", "plain", "first", "second")
@@ -182,3 +175,7 @@ class Recent(Generic[T]):
             while len(self._values) > self._most:
                 self._values.popitem(last=False)
         return made
+
+
+# Have jobs tried again with a model.
+add_act(router, "/workers/quarantine/{digest}/release", quarantine.release, "/workers")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 from urllib.parse import quote
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Request, Response
 from fastapi.responses import HTMLResponse
 
 from service.comparison.differences import ClassChanges, changes
@@ -18,11 +18,12 @@ from service.contracts.evaluation_report import EvaluationReport
 from service.contracts.report import Advice, LayerFigures, Report
 from service.contracts.sheets import SHEET_SIDE, sheet_corner, sheet_numbers, sheet_size
 from service.dashboard.forms import sent
+from service.dashboard.listing import Words
 from service.dashboard.pages import PageRoute, page, root_of
 from service.datasets import service as datasets
 from service.datasets.schemas import DatasetNotFoundError
 from service.deps import AppDep, AppState, PrincipalDep, count_request
-from service.http import PLAIN_TEXT, etag_matches
+from service.http import etag_matches
 from service.jobs import service
 from service.jobs.views import JobView, job_listed
 from service.middleware import EMBEDDABLE
@@ -184,7 +185,6 @@ router = APIRouter(route_class=PageRoute, include_in_schema=False)
 _KINDS = [("quantized", "quantized"), ("float", "left in float")]
 _SPANS = [(str(days), "1 day" if days == 1 else f"{days} days") for days in DAYS]
 _USUAL = "7"
-Words = Annotated[str, Query(max_length=200, pattern=PLAIN_TEXT)]
 
 
 @router.get("/jobs/{job_id}/report")

@@ -13,7 +13,7 @@ from markupsafe import Markup
 from service.contracts.config import patch_between
 from service.contracts.report import Report
 from service.contracts.search import Search, TrialFigures
-from service.dashboard import planes
+from service.dashboard import tradeoffs
 from service.dashboard.overview import Recent
 from service.dashboard.pages import PageRoute, environment, page
 from service.deps import AppDep, AppState, PrincipalDep
@@ -28,11 +28,11 @@ from service.reports.reading import whole_report
 AUTOPILOT = "autopilot"
 _TRIALS = 5000
 _DISTANCES = {
-    "sqnr": planes.SQNR,
-    "psnr": planes.Measure("PSNR", "dB", higher=True),
-    "cosine": planes.Measure("Cosine", "", higher=True),
-    "l2": planes.Measure("Relative distance", "", higher=False),
-    "kl": planes.Measure("Divergence", "nats", higher=False),
+    "sqnr": tradeoffs.SQNR,
+    "psnr": tradeoffs.Measure("PSNR", "dB", higher=True),
+    "cosine": tradeoffs.Measure("Cosine", "", higher=True),
+    "l2": tradeoffs.Measure("Relative distance", "", higher=False),
+    "kl": tradeoffs.Measure("Divergence", "nats", higher=False),
 }
 
 
@@ -60,8 +60,8 @@ class SoFar(NamedTuple):
     """The trials, what they are judged by, and the front of those that were measured."""
 
     trials: list[Trial]
-    measure: planes.Measure
-    plane: planes.Plane | None
+    measure: tradeoffs.Measure
+    tradeoff: tradeoffs.TradeOff | None
 
 
 def told(app: AppState, tenant_id: str, job: JobOut) -> SoFar:
@@ -88,15 +88,15 @@ def told(app: AppState, tenant_id: str, job: JobOut) -> SoFar:
         )
         for number, figures in found.get(AUTOPILOT, {}).items()
     ]
-    marks = [planes.Mark(one.words, None, one.value, one.size_bytes, one.latency_ratio) for one in trials]
-    return SoFar(trials, measure, planes.plane(measure, marks, limit))
+    marks = [tradeoffs.Mark(one.words, None, one.value, one.size_bytes, one.latency_ratio) for one in trials]
+    return SoFar(trials, measure, tradeoffs.trade_off(measure, marks, limit))
 
 
-def goal_of(goal: Mapping[str, Any]) -> tuple[planes.Measure, float | None]:
+def goal_of(goal: Mapping[str, Any]) -> tuple[tradeoffs.Measure, float | None]:
     """What trials are judged by, and the worst value that the goal accepts."""
     if goal.get("kind") == "distance":
-        return _DISTANCES.get(str(goal.get("metric")), planes.SQNR), goal.get("limit")
-    return planes.drop_of(str(goal.get("metric", "top1")), ""), goal.get("max_drop")
+        return _DISTANCES.get(str(goal.get("metric")), tradeoffs.SQNR), goal.get("limit")
+    return tradeoffs.drop_of(str(goal.get("metric", "top1")), ""), goal.get("max_drop")
 
 
 def _goal(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -122,15 +122,20 @@ async def get_trials(request: Request, job_id: str, app: AppDep, principal: Prin
     """The trials of a job; of one that has not succeeded those that it has told so far."""
     job, report = await app.reads.run(lambda: _read(app, principal.tenant_id, job_id))
     search = None if report is None else search_of(report)
-    context: dict[str, Any] = {"job": job, "search": search, "trials": [], "plane": None, "measure": planes.SQNR}
+    context: dict[str, Any] = {"job": job, "search": search, "trials": [], "tradeoff": None, "measure": tradeoffs.SQNR}
     if report is None and AUTOPILOT in (job.algorithms or ()):
         so_far = await app.reads.run(lambda: told(app, principal.tenant_id, job))
         return page(request, "trials_live.html.jinja", job=job, ended=job.state in TERMINAL, **so_far._asdict())
     if report is not None and search is not None:
         measure, limit = goal_of(search.goal)
+        # the finalists, numbered as the others are: what was not measured stands in the table alone
+        marks = [
+            tradeoffs.Mark(one.name, None, one.value, one.size_bytes, one.latency_ratio, one.chosen, one.pareto)
+            for one in search.trials
+        ]
         context |= {
             "trials": _shown(job_id, report, search),
-            "plane": planes.plane(measure, _marks(search), limit),
+            "tradeoff": tradeoffs.trade_off(measure, marks, limit),
             "measure": measure,
         }
     return page(request, "trials.html.jinja", **context)
@@ -146,14 +151,6 @@ def _read(app: AppState, tenant_id: str, job_id: str) -> tuple[JobOut, Report | 
 def search_of(report: Report) -> Search | None:
     """What the autopilot of a report has tried; None: it has none."""
     return next((one.search for one in report.algorithms if one.search is not None), None)
-
-
-def _marks(search: Search) -> list[planes.Mark]:
-    """The finalists, numbered as the others are: what was not measured stands in the table alone."""
-    return [
-        planes.Mark(one.name, None, one.value, one.size_bytes, one.latency_ratio, one.chosen, one.pareto)
-        for one in search.trials
-    ]
 
 
 def _shown(job_id: str, report: Report, search: Search) -> list[ShownTrial]:

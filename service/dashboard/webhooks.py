@@ -11,7 +11,7 @@ from service.contracts.errors import InvalidRequestError
 from service.contracts.webhooks import EVERYTHING, patterns
 from service.dashboard.forms import FormFields, checked, field_errors, sent
 from service.dashboard.listing import Paging, one_of
-from service.dashboard.pages import PageRoute, page, see
+from service.dashboard.pages import PageRoute, add_act, page, see
 from service.deps import AppDep, PrincipalDep
 from service.egress.errors import EgressError
 from service.http import Conditions, CursorParameter, PreconditionFailedError
@@ -147,22 +147,6 @@ async def rotate_webhook(request: Request, webhook_id: str, app: AppDep, princip
     return page(request, "secret_made.html.jinja", **_shown_once(made.row.id, made.row.url, made.secret))
 
 
-@router.post("/webhooks/{webhook_id}/ping")
-async def ping_webhook(request: Request, webhook_id: str, app: AppDep, principal: PrincipalDep) -> Response:
-    """Send it an event that says nothing."""
-    await app.writes.run(lambda: service.ping(app, principal, webhook_id))
-    return see(request, f"/webhooks/{webhook_id}")
-
-
-@router.post("/webhooks/{webhook_id}/deliveries/{delivery_id}/redeliver")
-async def redeliver(
-    request: Request, webhook_id: str, delivery_id: str, app: AppDep, principal: PrincipalDep
-) -> Response:
-    """Send a delivery again."""
-    await app.writes.run(lambda: service.redeliver(app, principal, webhook_id, delivery_id))
-    return see(request, f"/webhooks/{webhook_id}")
-
-
 def _typed(form: FormFields) -> dict[str, Any]:
     return {
         "url": form.text("url") or "",
@@ -209,3 +193,9 @@ def _shown_once(webhook_id: str, url: str, secret: str) -> dict[str, Any]:
         "back": f"/webhooks/{webhook_id}",
         "back_words": "To the webhook",
     }
+
+
+add_act(router, "/webhooks/{webhook_id}/ping", service.ping)
+add_act(
+    router, "/webhooks/{webhook_id}/deliveries/{delivery_id}/redeliver", service.redeliver, "/webhooks/{webhook_id}"
+)

@@ -45,10 +45,8 @@ def _setting_of(name: str, kind: Kind, default: Any, switch: str, method: str) -
     def apply(draft: QuarkDraft, given: Given) -> None:
         if draft.value(switch, False):
             refuse(draft, given, pending(method))
-        elif given.value == default:
-            draft.honour(given.pointer)
         else:
-            draft.note(given.pointer, f"{name} has no effect without {switch}")
+            draft.idle(given, default, f"has no effect without {switch}")
 
     why = f"{pending(method)}; without {switch} it has no effect"
     return Option(name, kind, default, "refused", "", why, apply)
