@@ -1,7 +1,7 @@
 """QuantStub and DeQuantStub: where in a module's forward pass quantized regions begin and end.
 
 In PyTorch both are identities. While a module is exported each call leaves a marker, a node of the domain
-``quantmill``; ``quantmill.torch.regions`` turns the markers into regions and takes them out of the graph again.
+``quantmill``; ``quantmill.torch.regions`` makes regions of the markers and takes them out of the graph again.
 """
 
 from __future__ import annotations

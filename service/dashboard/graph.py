@@ -24,7 +24,6 @@ from service.contracts.graph_view import (
 )
 from service.contracts.report import Histogram, LayerFigures
 from service.dashboard.graph_drawing import LEGENDS, By, Drawing, Links, draw, rows_by_node, told
-from service.dashboard.graph_layout import Span
 from service.dashboard.overview import Recent
 from service.dashboard.pages import PageRoute, page
 from service.deps import AppDep, AppState, PrincipalDep
@@ -257,13 +256,9 @@ _COLORINGS: tuple[tuple[By, str], ...] = (("sqnr", "SQNR"), ("precision", "Preci
 def _drawn(graph: Known, view: GraphView, wanted: Wanted, chosen: int | None) -> Drawing:
     links = Links(
         node=lambda place: wanted.address(node=_key(view, place)) + "#node",
-        group=lambda span: wanted.address(open=_with(wanted.opened, span)) + "#graph",
+        group=lambda span: wanted.address(open=(*wanted.opened, (span.first, span.stop))[-_MOST_OPENED:]) + "#graph",
     )
     return draw(view, graph.rows, wanted.by, links, opened=wanted.opened, chosen=chosen)
-
-
-def _with(opened: tuple[tuple[int, int], ...], span: Span) -> tuple[tuple[int, int], ...]:
-    return (*opened, (span.first, span.stop))[-_MOST_OPENED:]
 
 
 def _closing(view: GraphView, wanted: Wanted, group: tuple[int, int]) -> tuple[str, str]:

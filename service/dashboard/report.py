@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 from urllib.parse import quote
 
 from fastapi import APIRouter, Request, Response
@@ -208,17 +208,32 @@ async def get_report(
     report = await app.heavy.run(lambda: any_report(row))
     if isinstance(report, EvaluationReport):
         evaluated = report
-        return await app.heavy.run(lambda: _evaluation(request, view, evaluated))
+        return await app.heavy.run(
+            lambda: page(
+                request,
+                "job_evaluation.html.jinja",
+                job=job_listed(view),
+                report=evaluated,
+                conditions=verdict.conditions(evaluated),
+                change_words=change_words,
+                interval_words=verdict.interval_words,
+                speed=speed_chart(evaluated.latency),
+            )
+        )
     found = report
 
     def show() -> HTMLResponse:
         def try_it(advice: Advice) -> str | None:
             return try_address(root_of(request), job_id, advice) if principal.may("submit") else None
 
-        return _quantization(
+        return page(
             request,
-            view,
-            found,
+            "job_report.html.jinja",
+            job=job_listed(view),
+            report=found,
+            kinds=_KINDS,
+            spans=_SPANS,
+            usual=_USUAL,
             parts=parts(found, try_it, "#layer-list"),
             listed=layer_list(found, LayerFilter(layer, op, kind), every=bool(every)),
             filters={"layer": layer, "op": op, "kind": kind},
@@ -226,32 +241,6 @@ async def get_report(
         )
 
     return await app.heavy.run(show)
-
-
-def _quantization(request: Request, view: JobView, report: Report, **shown: Any) -> HTMLResponse:
-    return page(
-        request,
-        "job_report.html.jinja",
-        job=job_listed(view),
-        report=report,
-        kinds=_KINDS,
-        spans=_SPANS,
-        usual=_USUAL,
-        **shown,
-    )
-
-
-def _evaluation(request: Request, view: JobView, report: EvaluationReport) -> HTMLResponse:
-    return page(
-        request,
-        "job_evaluation.html.jinja",
-        job=job_listed(view),
-        report=report,
-        conditions=verdict.conditions(report),
-        change_words=change_words,
-        interval_words=verdict.interval_words,
-        speed=speed_chart(report.latency),
-    )
 
 
 @router.post("/jobs/{job_id}/share")

@@ -158,8 +158,8 @@ def resource_routes(
     ) -> Response:
         """By name, each with its versions; the newest first."""
         rows, context = await _listing(request, app, principal.tenant_id, kind, filters, cursor)
-        listed = {f"{kind.word}s": [in_list(row) for row in rows]}
-        return page(request, f"{kind.word}s.html.jinja", **listed, **context)
+        context[f"{kind.word}s"] = [in_list(row) for row in rows]
+        return page(request, f"{kind.word}s.html.jinja", **context)
 
     @router.get(base)
     async def get_resource(request: Request, ref: str, app: AppDep, principal: PrincipalDep) -> Response:

@@ -26,6 +26,7 @@ from worker.commands.printing import print_items, print_json
 if TYPE_CHECKING:
     from service.client import Client
     from service.db import Database
+    from service.keys.schemas import KeyOut
     from service.keys.service import MadeKey
     from service.quarantine.schemas import QuarantineOut
     from service.queues.schemas import QueueOut
@@ -83,15 +84,12 @@ def list_keys(
     with installation(data_dir) as (settings, database), database.read() as session:
         rows, now = repository.list_all(session, tenant), repository.datetime_now(session)
     shown = [key_out(row, now) for row in rows]
-    if as_json:
-        print_items(shown)
-        return
-    for row in shown:
-        used = "never used" if row.last_used_at is None else f"last used {row.last_used_at:%Y-%m-%d %H:%M}"
-        facts = f"{row.id}  ...{row.last4}  {row.tenant}  {row.scope:<8}"
-        typer.echo(f"{facts}  {row.state:<8} {used}  {row.name}")
-    if not rows:
-        typer.echo(f"There are no keys.{_own_key(settings)}")
+    show(shown, json=as_json, line=_key_line, empty="" if shown else f"There are no keys.{_own_key(settings)}")
+
+
+def _key_line(row: KeyOut) -> str:
+    used = "never used" if row.last_used_at is None else f"last used {row.last_used_at:%Y-%m-%d %H:%M}"
+    return f"{row.id}  ...{row.last4}  {row.tenant}  {row.scope:<8}  {row.state:<8} {used}  {row.name}"
 
 
 @app.command()

@@ -41,22 +41,14 @@ class Grid:
     preset: Annotated[list[str] | None, typer.Option(help="Name of a preset; may be given again.")] = None
     config: Annotated[
         list[Path] | None,
-        typer.Option(
-            metavar="FILE.json|.yaml|.toml",
-            exists=True,
-            dir_okay=False,
-            help="A recipe, laid over each preset; may be given again.",
-        ),
+        options.file_option("FILE.json|.yaml|.toml", "A recipe, laid over each preset; may be given again."),
     ] = None
     calibration: Annotated[str | None, typer.Option(metavar="DATASET", help="Id of a dataset, for all.")] = None
     evaluation: Annotated[str | None, typer.Option(metavar="DATASET", help="Id of another one.")] = None
     members: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE.json",
-            exists=True,
-            dir_okay=False,
-            help="In place of all these: a list of requests, each as the body of POST /v1/jobs.",
+        options.file_option(
+            "FILE.json", "In place of all these: a list of requests, each as the body of POST /v1/jobs."
         ),
     ] = None
 

@@ -85,7 +85,7 @@ def provenance(
     model: ModelPath,
     report: Annotated[
         Path | None,
-        typer.Option(metavar="R.json", exists=True, dir_okay=False, help="Check that this report is the model's."),
+        options.file_option("R.json", "Check that this report is the model's."),
     ] = None,
 ) -> None:
     """Tell what a quantized model says of its making, as JSON; null for a model that says nothing."""

@@ -221,9 +221,7 @@ def clone(
     ] = None,
     config: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE.json|.yaml|.toml", exists=True, dir_okay=False, help="A recipe, laid over the job's config."
-        ),
+        options.file_option("FILE.json|.yaml|.toml", "A recipe, laid over the job's config."),
     ] = None,
     name: Annotated[str | None, typer.Option(help="Of the new job.")] = None,
     *,

@@ -54,6 +54,11 @@ def default_of(setting: str) -> str:
     return f"{VARIABLE_PREFIX}{setting.upper()}, or {Settings.model_fields[setting].default}"
 
 
+def file_option(metavar: str, help: str) -> Any:  # noqa: A002 - as typer calls it
+    """An option that names a file which is there."""
+    return typer.Option(metavar=metavar, exists=True, dir_okay=False, help=help)
+
+
 DATA_HELP = "Arrays (.npz, .safetensors), or pictures or sounds: a .tar, .tar.gz or .zip, or a folder of them."
 ModelPath = Annotated[Path, typer.Argument(metavar="MODEL.onnx", exists=True, dir_okay=False, readable=True)]
 DataPath = Annotated[Path, typer.Option(metavar="FILE|FOLDER", exists=True, readable=True, help=DATA_HELP)]
@@ -106,12 +111,9 @@ EvaluationPreprocessing = Annotated[
 ]
 StateFile = Annotated[
     Path | None,
-    typer.Option(
-        metavar="NEW.safetensors",
-        exists=True,
-        dir_okay=False,
-        readable=True,
-        help="New weights for the graph of MODEL: module.state_dict(), saved by safetensors.torch.save_file.",
+    file_option(
+        "NEW.safetensors",
+        "New weights for the graph of MODEL: module.state_dict(), saved by safetensors.torch.save_file.",
     ),
 ]
 RangesFrom = Annotated[
@@ -135,13 +137,11 @@ JobDevice = Annotated[
 _CONFIG_METAVAR = "FILE.json|.yaml|.toml"
 ConfigFile = Annotated[
     Path | None,
-    typer.Option(metavar=_CONFIG_METAVAR, exists=True, dir_okay=False, help="The whole recipe, instead of --preset."),
+    file_option(_CONFIG_METAVAR, "The whole recipe, instead of --preset."),
 ]
 MetricsFile = Annotated[
     Path | None,
-    typer.Option(
-        metavar=_CONFIG_METAVAR, exists=True, dir_okay=False, help="A recipe whose evaluation.metrics are measured."
-    ),
+    file_option(_CONFIG_METAVAR, "A recipe whose evaluation.metrics are measured."),
 ]
 JobName = Annotated[str | None, typer.Option(help="For people.")]
 JobLabels = Annotated[

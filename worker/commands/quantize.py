@@ -131,8 +131,14 @@ def quantize(
             from worker.commands import local
 
             settings = options.load_settings()
-            keep = local.Keep(folders.checkpoint_dir, folders.cache_dir, settings.cache_bytes)
-            done = local.quantize(task, threads=place.threads or settings.threads, view=view, keep=keep)
+            done = local.quantize(
+                task,
+                threads=place.threads or settings.threads,
+                view=view,
+                checkpoint_dir=folders.checkpoint_dir,
+                cache_dir=folders.cache_dir,
+                cache_bytes=settings.cache_bytes,
+            )
         else:
             from worker.commands import remote
 

@@ -166,13 +166,9 @@ def figure_words(advice: Advice) -> str:
     if found is None:
         return "untried"
     unit = f" {found.unit}" if found.unit else ""
-    before, after = (_short(value) for value in (found.before, found.after))
+    before, after = (figure(value, "") for value in (found.before, found.after))
     told = f"tried: {found.metric} {before} -> {after}{unit} on {found.samples} samples, {found.seconds:.1f} s"
     return told if advice.helped else f"{told}; it did not help"
-
-
-def _short(value: float | None) -> str:
-    return "-" if value is None else f"{value:.5g}"
 
 
 def print_choices(report: Report, console: Console) -> None:

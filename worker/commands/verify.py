@@ -45,17 +45,13 @@ def verify(
     file: File,
     attestation: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE", exists=True, dir_okay=False, help=f"Its attestation. Default: FILE{SUFFIX} beside it."
-        ),
+        options.file_option("FILE", f"Its attestation. Default: FILE{SUFFIX} beside it."),
     ] = None,
     key: Annotated[
         list[Path] | None,
-        typer.Option(
-            metavar="PUBLIC.pem",
-            exists=True,
-            dir_okay=False,
-            help="Trust these public keys alone; may be given again. Default: ~/.config/quantmill/trusted/*.pem.",
+        options.file_option(
+            "PUBLIC.pem",
+            "Trust these public keys alone; may be given again. Default: ~/.config/quantmill/trusted/*.pem.",
         ),
     ] = None,
     server: Annotated[

@@ -185,15 +185,8 @@ def fix_batch(source: Path, destination: Path, exported: Exported) -> None:
         for value in model.graph.inputs
         if value.name in sizes and value.shape is not None and isinstance(value.shape[0], ir.SymbolicDim)
     }
-    for value in _values(model.graph):
+    for value in (*model.graph.inputs, *(output for node in model.graph for output in node.outputs)):
         if value.shape is not None:
-            value.shape = ir.Shape([_fixed(dim, symbols) for dim in value.shape])
+            fixed = (dim if isinstance(dim, int) else symbols.get(str(dim.value)) for dim in value.shape)
+            value.shape = ir.Shape(list(fixed))
     ir.save(model, destination)
-
-
-def _fixed(dim: int | ir.SymbolicDim, symbols: dict[str, int]) -> int | str | None:
-    return dim if isinstance(dim, int) else symbols.get(str(dim.value))
-
-
-def _values(graph: ir.Graph) -> list[ir.Value]:
-    return [*graph.inputs, *(value for node in graph for value in node.outputs)]
