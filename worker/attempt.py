@@ -115,8 +115,10 @@ class AttemptWatch:
         )
 
     def _step(self) -> None:
+        # until something is due: short while there is a stop to enforce
+        timing, most_seconds = self._lease.timing, 0.1 if self._kill_at is not None else 0.25
         try:
-            line = self._process.next_line(self._pause())
+            line = self._process.next_line(min(most_seconds, timing.renew / 4, timing.look))
         except EngineError as error:
             log.warning("runner.protocol job_id=%s: %s", self._job.id, error.detail)
             self._kill(StopReason.PROTOCOL)
@@ -127,10 +129,6 @@ class AttemptWatch:
         self._lease.check()
         self._mind_lease(now)
         self._judge(now)
-
-    def _pause(self) -> float:
-        """Seconds until something is due: short while there is a stop to enforce."""
-        return min(0.1 if self._kill_at is not None else 0.25, self._lease.timing.renew / 4, self._lease.timing.look)
 
     def _take(self, line: RunnerLine) -> None:
         self._heard_at = time.monotonic()

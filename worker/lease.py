@@ -166,7 +166,6 @@ class Lease:
             self._writing.release()
 
     def _keep(self) -> None:
-        """The thread."""
         try:
             while not self._lost:
                 self._wake.wait(self._pause())
@@ -182,7 +181,6 @@ class Lease:
         return min(_TICK_SECONDS, timing.renew / 4, timing.look, timing.flush_max, timing.again)
 
     def _act(self, now: float) -> None:
-        """Do what is due."""
         timing = self.timing
         period = min(max(timing.flush, (now - self._claimed_at) / 100), timing.flush_max)
         if self._tried_at > self._renewed_at:  # the last try failed
@@ -292,7 +290,6 @@ class UnwrittenLines:
 
 
 def _entry(line: MetricLine | LogLine) -> events.Entry:
-    """What the job's log tells of a line."""
     if isinstance(line, MetricLine):
         return "metric", {"stage": line.stage, "step": line.step, **line.values}
     return "log", {"level": line.level, "message": line.message[:LOG_CHARS]}

@@ -118,7 +118,6 @@ class ModelQuantizer:
             return _handed_over(made, output)
 
     def _translated(self, options: Mapping[str, Any]) -> Recipe:
-        """Our config, with further extra options."""
         config = self._config
         if options:
             inner = config.get("global_quant_config", config)

@@ -10,7 +10,7 @@ from service.batches import service
 from service.batches.schemas import BatchMemberOut
 from service.batches.views import batch_out, is_live
 from service.dashboard import tradeoffs
-from service.dashboard.listing import Paging, Words
+from service.dashboard.listing import Words, one_page
 from service.dashboard.pages import PageRoute, add_act, page
 from service.deps import AppDep, PrincipalDep
 from service.http import CursorParameter
@@ -28,12 +28,14 @@ async def list_batches(
     cursor: CursorParameter = None,
 ) -> Response:
     """Batches, newest first."""
-    paging = Paging(request, app, f"batches|{principal.tenant_id}|{name}", cursor)
-    found, last = await app.reads.run(
-        lambda: service.list_page(app, principal.tenant_id, name=name or None, after=paging.after, limit=_LIMIT)
+    found, next_query = await one_page(
+        request,
+        app,
+        f"batches|{principal.tenant_id}|{name}",
+        cursor,
+        lambda after: service.list_page(app, principal.tenant_id, name=name or None, after=after, limit=_LIMIT),
     )
-    following = paging.next_query(last)
-    return page(request, "batches.html.jinja", batches=found, name_filter=name, next_query=following)
+    return page(request, "batches.html.jinja", batches=found, name_filter=name, next_query=next_query)
 
 
 @router.get("/batches/{batch_id}")

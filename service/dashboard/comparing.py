@@ -75,7 +75,6 @@ async def compare_jobs(
 
 
 def _shown(found: Comparison) -> dict[str, Any]:
-    """What the template takes."""
     words = {one.id: "ABCDEFGHIJKLMNOPQRST"[k] for k, one in enumerate(found.jobs)}
     return {
         "jobs": found.jobs,
@@ -181,7 +180,6 @@ def _latency_cell(one: ComparedJob, first: ComparedJob | None) -> Cell:
 
 
 def _pair_words(pair: ComparedPair) -> str:
-    """What the pairing says in a sentence."""
     if pair.drop_percent is None or pair.p_value is None:
         return ""
     by = f"{difference(pair.drop_percent, '%')} of the samples"

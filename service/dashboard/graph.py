@@ -8,7 +8,6 @@ from typing import Annotated, Any
 from urllib.parse import quote, urlencode
 
 from fastapi import APIRouter, Query, Request, Response
-from markupsafe import Markup
 from pydantic import BaseModel, Field
 
 from service.artifacts import service as artifacts
@@ -22,7 +21,7 @@ from service.contracts.graph_view import (
     cut_name,
     read_graph,
 )
-from service.contracts.report import Histogram, LayerFigures
+from service.contracts.report import LayerFigures
 from service.dashboard.graph_drawing import LEGENDS, By, Drawing, Links, draw, rows_by_node, told
 from service.dashboard.overview import Recent
 from service.dashboard.pages import PageRoute, page
@@ -156,33 +155,6 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class NodeRole:
-    """A tensor of the chosen node."""
-
-    word: str
-    name: str
-    dtype: str
-    shape: str
-    stored: bool
-
-
-@dataclass(frozen=True)
-class Panel:
-    """All that is known of the chosen node."""
-
-    name: str
-    op: str
-    modules: tuple[str, ...]
-    inside: str | None
-    tensors: list[NodeRole]
-    more_tensors: int
-    row: LayerFigures | None
-    storage: str
-    gains: str
-    drawn: list[tuple[str, Histogram, Markup]]
-
-
-@dataclass(frozen=True)
 class Wanted:
     """What the address asks for."""
 
@@ -223,7 +195,6 @@ def _opened(given: list[str]) -> tuple[tuple[int, int], ...]:
 
 
 def _shown(graph: Known, of: GraphSources, wanted: Wanted) -> dict[str, Any]:
-    """What the template takes."""
     view = graph.view
     chosen = None if view is None or not wanted.node else _place(view, wanted.node)
     drawing = None
@@ -316,32 +287,31 @@ def _matches(entry: Entry, find: str) -> bool:
     return any(sought in text.casefold() for text in (entry.name, entry.op, entry.modules, entry.storage, entry.reason))
 
 
-def _panel(view: GraphView, node: GraphNode, rows: dict[str, LayerFigures]) -> Panel:
+def _panel(view: GraphView, node: GraphNode, rows: dict[str, LayerFigures]) -> dict[str, Any]:
+    """All that is known of the chosen node."""
     row = rows.get(node.name)
     read = [("reads", view.tensors[place]) for place in node.inputs if place is not None]
     tensors = read + [("makes", view.tensors[place]) for place in node.outputs]
     histograms = [] if row is None else [("Weights", row.weight_histogram), ("Activations", row.activation_histogram)]
-    return Panel(
-        name=node.name,
-        op=node.op,
-        modules=node.modules,
-        inside=node.inside,
-        tensors=[_role(word, tensor) for word, tensor in tensors[:_MOST_TENSORS]],
-        more_tensors=max(0, len(tensors) - _MOST_TENSORS),
-        row=row,
-        storage="–" if row is None or row.reason is not None else storage_words(row),
-        gains="" if row is None else gain_words(row),
-        drawn=[
+    return {
+        **{name: getattr(node, name) for name in ("name", "op", "modules", "inside")},
+        "tensors": [_role(word, tensor) for word, tensor in tensors[:_MOST_TENSORS]],
+        "more_tensors": max(0, len(tensors) - _MOST_TENSORS),
+        "row": row,
+        "storage": "–" if row is None or row.reason is not None else storage_words(row),
+        "gains": "" if row is None else gain_words(row),
+        "drawn": [
             (word, values, charts.histogram(values, f"{word} of {short_name(node.name)}: how often each value occurs"))
             for word, values in histograms
             if values is not None
         ],
-    )
+    }
 
 
-def _role(word: str, tensor: GraphTensor) -> NodeRole:
+def _role(word: str, tensor: GraphTensor) -> dict[str, Any]:
     if tensor.shape is None:
         shape = "–"
     else:
         shape = " × ".join("?" if one is None else str(one) for one in tensor.shape) or "scalar"
-    return NodeRole(word, tensor.name, tensor.dtype or "–", shape, tensor.constant)
+    told = {"word": word, "name": tensor.name, "dtype": tensor.dtype or "–", "shape": shape}
+    return {**told, "stored": tensor.constant}

@@ -15,7 +15,7 @@ from service.contracts.config import QuantizationConfig
 from service.contracts.presets import PRESETS, find_preset
 from service.dashboard.config_form import differing
 from service.dashboard.forms import Told, pretty
-from service.dashboard.listing import FilterWords, Paging, one_of, pairs
+from service.dashboard.listing import FilterWords, one_of, one_page, pairs
 from service.dashboard.pages import PageRoute, add_act, page, see
 from service.dashboard.trials import curves_of
 from service.datasets import service as datasets
@@ -221,9 +221,12 @@ async def list_jobs(
         model_id=asked.model_id or None,
         labels=pairs(asked.label, "label"),
     )
-    paging = Paging(request, app, f"jobs|{principal.tenant_id}|{query}", cursor)
-    views, last = await app.reads.run(
-        lambda: service.list_page(app, principal.tenant_id, query, after=paging.after, limit=_LIMIT)
+    views, next_query = await one_page(
+        request,
+        app,
+        f"jobs|{principal.tenant_id}|{query}",
+        cursor,
+        lambda after: service.list_page(app, principal.tenant_id, query, after=after, limit=_LIMIT),
     )
     return page(
         request,
@@ -233,7 +236,7 @@ async def list_jobs(
         states=[(one, one) for one in _STATES],
         verdicts=[(one, one) for one in _VERDICTS],
         presets=[(one, one) for one in sorted(PRESETS)],
-        next_query=paging.next_query(last),
+        next_query=next_query,
         choosing=True,
     )
 

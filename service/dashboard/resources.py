@@ -11,7 +11,7 @@ from fastapi import APIRouter, Query, Request, Response
 from pydantic import BaseModel, ValidationError
 
 from service.dashboard.forms import FormFields, sent
-from service.dashboard.listing import FilterWords, Paging, one_of, pairs
+from service.dashboard.listing import FilterWords, one_of, one_page, pairs
 from service.dashboard.pages import PageRoute, add_act, page, see
 from service.deps import AppDep, AppState, PrincipalDep
 from service.http import Conditions, CursorParameter, PreconditionFailedError
@@ -94,20 +94,14 @@ async def _listing(
 ) -> tuple[list[Named], dict[str, Any]]:
     """The rows of one page of a list, the versions of a name together, and what its template takes beside them."""
     query = filters.query()
-    paging = Paging(request, app, f"{kind.word}s|{tenant_id}|{query}", cursor)
 
-    def read() -> tuple[list[Named], Position | None, dict[str, list[str]]]:
-        rows, last = list_page(app, kind, tenant_id, query, after=paging.after, limit=_LIMIT)
-        return rows, last, aliases.words_of(app, kind, tenant_id, {row.name for row in rows})
+    def read(after: Position | None) -> tuple[tuple[list[Named], dict[str, list[str]]], Position | None]:
+        rows, last = list_page(app, kind, tenant_id, query, after=after, limit=_LIMIT)
+        return (rows, aliases.words_of(app, kind, tenant_id, {row.name for row in rows})), last
 
-    rows, last, words = await app.reads.run(read)
-    context = {
-        "aliases": words,
-        "filters": filters,
-        "statuses": [(one, one) for one in STATUSES],
-        "next_query": paging.next_query(last),
-    }
-    return _by_name(rows), context
+    (rows, words), next_query = await one_page(request, app, f"{kind.word}s|{tenant_id}|{query}", cursor, read)
+    statuses = [(one, one) for one in STATUSES]
+    return _by_name(rows), {"aliases": words, "filters": filters, "statuses": statuses, "next_query": next_query}
 
 
 def _by_name(rows: Sequence[Named]) -> list[Named]:

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from service.contracts.errors import InvalidRequestError
 from service.contracts.validation import field_problems
 from service.dashboard.forms import FormFields, checked, sent
-from service.dashboard.listing import Paging
+from service.dashboard.listing import one_page
 from service.dashboard.pages import PageRoute, add_act, page, see
 from service.deps import AppDep, AppState, PrincipalDep
 from service.http import Conditions, CursorParameter
@@ -45,15 +45,15 @@ async def list_schedules(
     cursor: CursorParameter = None,
 ) -> Response:
     """Schedules, newest first."""
-    paging = Paging(request, app, f"schedules|{principal.tenant_id}", cursor)
-    rows, last = await app.reads.run(
-        lambda: service.list_page(app, principal.tenant_id, after=paging.after, limit=_LIMIT)
+    rows, next_query = await one_page(
+        request,
+        app,
+        f"schedules|{principal.tenant_id}",
+        cursor,
+        lambda after: service.list_page(app, principal.tenant_id, after=after, limit=_LIMIT),
     )
     return page(
-        request,
-        "schedules.html.jinja",
-        schedules=[schedule_listed(row) for row in rows],
-        next_query=paging.next_query(last),
+        request, "schedules.html.jinja", schedules=[schedule_listed(row) for row in rows], next_query=next_query
     )
 
 

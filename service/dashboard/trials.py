@@ -108,15 +108,6 @@ router = APIRouter(route_class=PageRoute, include_in_schema=False)
 _FULL_BAR_DB = 50.0
 
 
-class ShownTrial(NamedTuple):
-    """A trial with its bar, and the query of the form that begins with it."""
-
-    number: int
-    figures: TrialFigures
-    bar: Markup
-    take: str
-
-
 @router.get("/jobs/{job_id}/trials")
 async def get_trials(request: Request, job_id: str, app: AppDep, principal: PrincipalDep) -> Response:
     """The trials of a job; of one that has not succeeded those that it has told so far."""
@@ -153,15 +144,16 @@ def search_of(report: Report) -> Search | None:
     return next((one.search for one in report.algorithms if one.search is not None), None)
 
 
-def _shown(job_id: str, report: Report, search: Search) -> list[ShownTrial]:
+def _shown(job_id: str, report: Report, search: Search) -> list[dict[str, Any]]:
+    """Each trial with its bar, and the query of the form that begins with it."""
     config = report.manifest.config.model_dump(mode="json")
     return [
-        ShownTrial(
-            number,
-            one,
-            charts.bar((one.sqnr_db or 0.0) / _FULL_BAR_DB),
-            urlencode({"from": job_id, "patch": json.dumps(patch_of(config, one), separators=(",", ":"))}),
-        )
+        {
+            "number": number,
+            "figures": one,
+            "bar": charts.bar((one.sqnr_db or 0.0) / _FULL_BAR_DB),
+            "take": urlencode({"from": job_id, "patch": json.dumps(patch_of(config, one), separators=(",", ":"))}),
+        }
         for number, one in enumerate(search.trials, start=1)
     ]
 

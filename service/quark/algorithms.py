@@ -72,9 +72,12 @@ def _matmul_nbits(draft: QuarkDraft, given: Given) -> None:
         draft.problem(place, f"{key} {value!r} cannot be translated: only {words}")
         return default, place
 
+    def is_group(size: int) -> bool:
+        return _SMALLEST_GROUP <= size <= _LARGEST_GROUP and size & (size - 1) == 0
+
     bits, bits_at = read("Bits", 4, lambda value: value in (4, 8), "4 or 8")
     symmetric, symmetric_at = read("Symmetric", True, lambda _: True, "true or false")
-    size, size_at = read("GroupSize", 128, _is_group, "16, 32, 64 and other powers of two to 65536")
+    size, size_at = read("GroupSize", 128, is_group, "16, 32, 64 and other powers of two to 65536")
     level, level_at = read("AccuracyLevel", 0, lambda value: 0 <= value <= _HIGHEST_LEVEL, "0 to 4")
     algorithm, algorithm_at = read("Algorithm", "DEFAULT", lambda name: name in _NBITS_ALGORITHMS, _NBITS_WORDS)
     draft.set("mode", "weights_only", given.pointer)
@@ -90,10 +93,6 @@ def _matmul_nbits(draft: QuarkDraft, given: Given) -> None:
     else:
         draft.set("include", [{"op_type": "MatMul"}], given.pointer)
     draft.honour(given.pointer)
-
-
-def _is_group(size: int) -> bool:
-    return _SMALLEST_GROUP <= size <= _LARGEST_GROUP and size & (size - 1) == 0
 
 
 def _nbits_algorithm(draft: QuarkDraft, name: str, at: str) -> None:

@@ -203,7 +203,6 @@ def _tell(event: BatchEventOut) -> None:
 
 
 def _members(path: Path) -> list[dict[str, Any]]:
-    """The requests in a file."""
     from worker.commands.recipes import read_document
 
     found = read_document(path)

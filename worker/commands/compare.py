@@ -101,7 +101,6 @@ def _metric(job: ComparedJob, name: str) -> str:
 
 
 def _told(pair: ComparedPair) -> str:
-    """One sentence on a pair."""
     if pair.flips is None or pair.interval is None:
         return f"{pair.second}: {pair.reason}"
     word = "significant" if pair.significant else "may be chance"

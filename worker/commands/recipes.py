@@ -192,9 +192,10 @@ def load_preprocessing(text: str | None) -> PreprocessingSpec:
     if text is None:
         return PreprocessingSpec()
     try:
-        if is_name(text) or not (text.lstrip().startswith("{") or _looks_like_file(text)):
+        is_json = text.lstrip().startswith("{")
+        if is_name(text) or not (is_json or "/" in text or text.endswith(".json") or Path(text).exists()):
             return PreprocessingSpec.model_validate(text)
-        document = text if text.lstrip().startswith("{") else Path(text).read_text()
+        document = text if is_json else Path(text).read_text()
         return PreprocessingSpec.model_validate_json(document)
     except ValidationError as error:
         problems = field_problems(error, PreprocessingSpec, pointer="/preprocessing")
@@ -203,10 +204,6 @@ def load_preprocessing(text: str | None) -> PreprocessingSpec:
             errors=problems,
             hint='For images: {"inputs": {"INPUT": {"layout": "NHWC", "scale": 0.00392156862745098}}}',
         ) from None
-
-
-def _looks_like_file(text: str) -> bool:
-    return "/" in text or text.endswith(".json") or Path(text).exists()
 
 
 def with_ranges_of(config: QuantizationConfig, report: Path) -> QuantizationConfig:

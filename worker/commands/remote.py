@@ -6,7 +6,6 @@ schedules and aliases go by, and what one command uploads must not become its la
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from service.contracts.devices import DeviceChoice
 from service.datasets.schemas import DatasetOut
 from service.jobs.schemas import EventOut
 from service.models.schemas import ModelOut
+from service.storage import file_sha256
 from worker.commands.command import Service
 from worker.commands.console import ProgressView
 from worker.commands.files import FilesDone, download_files
@@ -146,7 +146,7 @@ def show_event(event: EventOut, view: ProgressView) -> None:
 
 def model_of(client: Client, path: Path, view: ProgressView) -> ModelOut:
     """The model of a file: one of the same bytes, without external data, that was not rejected, or a new one."""
-    digest = _digest(path)
+    digest = file_sha256(path)
     for found in client.models(sha256=digest, limit=_LOOKED_AT):
         if found.status in _USABLE and found.format == "onnx" and len(found.files) == 1:
             view.log(f"{path.name} is there: {found.name}@{found.version}")
@@ -156,7 +156,7 @@ def model_of(client: Client, path: Path, view: ProgressView) -> ModelOut:
 
 def dataset_of(client: Client, path: Path, preprocessing: PreprocessingSpec, view: ProgressView) -> DatasetOut:
     """The dataset of a file: one of the same bytes and preprocessing that was not rejected, or a new one."""
-    digest = _digest(path)
+    digest = file_sha256(path)
     for found in client.datasets(sha256=digest, limit=_LOOKED_AT):
         if found.status in _USABLE and found.preprocessing == preprocessing:
             view.log(f"{path.name} is there: {found.name}@{found.version}")
@@ -168,11 +168,6 @@ def uploading(view: ProgressView, path: Path) -> Callable[[int, int], None]:
     """What tells ``view`` how far the upload of ``path`` has come."""
     stage = f"upload {path.name}"
     return lambda sent, total: view.progress(stage, sent, total, "bytes")
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _name(path: Path, digest: str) -> str:

@@ -235,7 +235,6 @@ def rm(schedule_id: ScheduleId, client: Client) -> Done:
 
 
 def _document(path: Path) -> dict[str, Any]:
-    """A JSON object from a file."""
     try:
         found = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
@@ -250,7 +249,6 @@ def _show(found: ScheduleOut, as_json: bool) -> None:
 
 
 def _warned(found: ScheduleOut) -> ScheduleOut:
-    """The schedule, once its warnings are told."""
     for warning in found.warnings:
         typer.echo(f"warning: {warning}", err=True)
     return found
