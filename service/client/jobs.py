@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Unpack
 
 from service.client.connection import Resource, as_parameters, id_of, plain_config
 from service.client.driving import Call, Each
 from service.client.errors import JobFailedError, JobNotSucceededError
 from service.client.following import Follower, log_of_job
-from service.client.options import Config, EvaluationRequest, JobFilters, QuantizationRequest
+from service.client.options import Config, EvaluationRequest, JobFilters, QuantizationRequest, WaitOptions
 from service.client.resources import ResourceCalls
 from service.client.steps import Items, Steps, heard
 from service.contracts.devices import DeviceChoice
@@ -258,13 +258,7 @@ class JobCalls(ResourceCalls):
         yield from Follower(self, log_of_job(id_of(job)), after).events()
 
     @Call
-    def wait(
-        self,
-        job: Resource | str,
-        *,
-        on_event: Callable[[EventOut], None] | None = None,
-        timeout_seconds: float | None = None,
-    ) -> Steps[JobOut]:
+    def wait(self, job: Resource | str, **options: Unpack[WaitOptions]) -> Steps[JobOut]:
         """Wait until the job has ended, however it did.
 
         Args:
@@ -275,16 +269,10 @@ class JobCalls(ResourceCalls):
         Raises:
             WaitTimeoutError: it takes longer than that.
         """
-        return (yield from self._ended(id_of(job), on_event, timeout_seconds))
+        return (yield from self._ended(id_of(job), options))
 
     @Call
-    def wait_succeeded(
-        self,
-        job: Resource | str,
-        *,
-        on_event: Callable[[EventOut], None] | None = None,
-        timeout_seconds: float | None = None,
-    ) -> Steps[JobOut]:
+    def wait_succeeded(self, job: Resource | str, **options: Unpack[WaitOptions]) -> Steps[JobOut]:
         """Wait until the job has succeeded; arguments as for ``wait``.
 
         Raises:
@@ -292,7 +280,7 @@ class JobCalls(ResourceCalls):
             JobNotSucceededError: it was canceled.
             WaitTimeoutError: it takes longer than that.
         """
-        ended = yield from self._ended(id_of(job), on_event, timeout_seconds)
+        ended = yield from self._ended(id_of(job), options)
         if ended.error is not None:
             raise JobFailedError(ended.error)
         if ended.state != "succeeded":
@@ -321,10 +309,8 @@ class JobCalls(ResourceCalls):
         """Cancel the job; one that has ended stays as it is."""
         return JobOut.model_validate((yield from self._json("POST", f"/v1/jobs/{id_of(job)}/cancel", repeatable=True)))
 
-    def _ended(
-        self, job_id: str, on_event: Callable[[EventOut], None] | None, timeout_seconds: float | None
-    ) -> Steps[JobOut]:
-        path = f"/v1/jobs/{job_id}"
+    def _ended(self, job_id: str, options: WaitOptions) -> Steps[JobOut]:
+        path, on_event, timeout_seconds = f"/v1/jobs/{job_id}", options.get("on_event"), options.get("timeout_seconds")
         if on_event is None:
             return (yield from self._get_once(JobOut, path, lambda seen: seen.state in TERMINAL, timeout_seconds))
         yield from heard(Follower(self, log_of_job(job_id), 0, timeout_seconds).events(), on_event)

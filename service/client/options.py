@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Required, TypedDict
 
@@ -13,7 +13,7 @@ from service.contracts.evaluation import EvaluationSpec
 from service.contracts.regression import RegressionGate
 from service.contracts.report import Verdict
 from service.datasets.schemas import DatasetOut
-from service.jobs.schemas import ShownState, UsersKind
+from service.jobs.schemas import EventOut, ShownState, UsersKind
 from service.models.schemas import ModelOut
 from service.schedules.schemas import Misfire, Overlap
 
@@ -85,6 +85,13 @@ class ScheduleOptions(TypedDict, total=False):
     promote_to: str | None
     paused: bool
     idempotency_key: str | None
+
+
+class WaitOptions(TypedDict, total=False):
+    """See ``wait``."""
+
+    on_event: Callable[[EventOut], None] | None
+    timeout_seconds: float | None
 
 
 class JobFilters(TypedDict, total=False):

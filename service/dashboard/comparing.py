@@ -45,13 +45,6 @@ class Cell(NamedTuple):
     note: str
 
 
-class ComparedRow(NamedTuple):
-    """One figure of all jobs."""
-
-    name: str
-    cells: list[Cell]
-
-
 @router.get("/compare")
 async def compare_jobs(
     request: Request,
@@ -98,26 +91,24 @@ def _shown(found: Comparison) -> dict[str, Any]:
     }
 
 
-def _rows(found: Comparison) -> list[ComparedRow]:
+def _rows(found: Comparison) -> list[tuple[str, list[Cell]]]:
     """The figures, metric by metric, then fidelity, bytes and latency."""
     first, others = found.jobs[0], found.jobs[1:]
     pairs = {pair.second: pair for pair in found.pairs}
-    rows = []
+    rows: list[tuple[str, list[Cell]]] = []
     for key in dict.fromkeys((metric.name, metric.unit) for one in found.jobs for metric in one.metrics):
         told = [next((m for m in one.metrics if (m.name, m.unit) == key), None) for one in found.jobs]
         cells = [_metric_cell(told[0], None, None)]
         for one, metric in zip(others, told[1:], strict=True):
             cells.append(_metric_cell(metric, told[0], _paired(pairs.get(one.id), key[0])))
-        rows.append(ComparedRow(key[0], cells))
+        rows.append((key[0], cells))
     rows.append(_plain_row("SQNR", [one.sqnr_db for one in found.jobs], "dB", higher=True))
     rows.append(_plain_row("Decides as its float model", [one.top1_agreement for one in found.jobs], "%", higher=True))
     sizes = [float(one.quantized_size_bytes) for one in found.jobs]
     size_cells = [_against(size(value), value, sizes[0], size, higher=False) for value in sizes[1:]]
-    rows.append(ComparedRow("Size", [Cell(size(sizes[0]), "", "", "", ""), *size_cells]))
-    rows.append(
-        ComparedRow("Latency over float", [_latency_cell(one, None if one is first else first) for one in found.jobs])
-    )
-    return [row for row in rows if any(cell.value != figure(None) for cell in row.cells)]
+    rows.append(("Size", [Cell(size(sizes[0]), "", "", "", ""), *size_cells]))
+    rows.append(("Latency over float", [_latency_cell(one, None if one is first else first) for one in found.jobs]))
+    return [(name, cells) for name, cells in rows if any(cell.value != figure(None) for cell in cells)]
 
 
 def _paired(pair: ComparedPair | None, metric: str) -> PairedMetric | None:
@@ -143,14 +134,14 @@ def _metric_cell(metric: ComparedMetric | None, first: ComparedMetric | None, pa
     return Cell(value, delta, "good" if better else "bad", "▲" if better else "▼", f"significant, {chance}")
 
 
-def _plain_row(words: str, values: list[float | None], unit: str, *, higher: bool) -> ComparedRow:
+def _plain_row(words: str, values: list[float | None], unit: str, *, higher: bool) -> tuple[str, list[Cell]]:
     cells = [Cell(figure(values[0], unit), "", "", "", "")]
     for value in values[1:]:
         if value is None or values[0] is None:
             cells.append(Cell(figure(value, unit), "", "", "", ""))
         else:
             cells.append(_against(figure(value, unit), value, values[0], lambda gap: figure(gap, unit), higher=higher))
-    return ComparedRow(words, cells)
+    return words, cells
 
 
 def _against(written: str, value: float, first: float, gap: Any, *, higher: bool) -> Cell:

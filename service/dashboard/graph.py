@@ -140,21 +140,6 @@ class _Asked(BaseModel):
 
 
 @dataclass(frozen=True)
-class Entry:
-    """A line of the table: a node of the graph, or, where there is none, a row of the report."""
-
-    name: str
-    op: str
-    modules: str
-    storage: str
-    kind: str
-    words: str
-    sqnr_db: float | None
-    reason: str
-    address: str | None
-
-
-@dataclass(frozen=True)
 class Wanted:
     """What the address asks for."""
 
@@ -257,7 +242,7 @@ def _place(view: GraphView, key: str) -> int | None:
     return named
 
 
-def _entries(graph: Known, wanted: Wanted) -> list[Entry]:
+def _entries(graph: Known, wanted: Wanted) -> list[dict[str, Any]]:
     """The whole table, in the order of the graph, or of the report where there is none."""
     if graph.view is None:
         return [_entry(row.name, row.op, "", row, wanted.by, None) for row in graph.layers]
@@ -275,16 +260,17 @@ def _entries(graph: Known, wanted: Wanted) -> list[Entry]:
     ]
 
 
-def _entry(name: str, op: str, modules: str, row: LayerFigures | None, by: By, address: str | None) -> Entry:
-    kind, words = told(row, by)
+def _entry(name: str, op: str, modules: str, row: LayerFigures | None, by: By, address: str | None) -> dict[str, Any]:
+    """A line of the table: a node of the graph, or, where there is none, a row of the report."""
+    kind, _ = told(row, by)
     storage = "–" if row is None or row.reason is not None else storage_words(row)
     reason = "" if row is None else row.reason or ""
-    return Entry(name, op, modules, storage, kind, words, None if row is None else row.sqnr_db, reason, address)
+    texts = {"name": name, "op": op, "modules": modules, "storage": storage, "reason": reason}
+    return {**texts, "kind": kind, "sqnr_db": None if row is None else row.sqnr_db, "address": address}
 
 
-def _matches(entry: Entry, find: str) -> bool:
-    sought = find.casefold()
-    return any(sought in text.casefold() for text in (entry.name, entry.op, entry.modules, entry.storage, entry.reason))
+def _matches(entry: dict[str, Any], find: str) -> bool:
+    return any(find.casefold() in entry[key].casefold() for key in ("name", "op", "modules", "storage", "reason"))
 
 
 def _panel(view: GraphView, node: GraphNode, rows: dict[str, LayerFigures]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import BaseModel
@@ -33,23 +33,6 @@ _JOB_PAGE_STATES, _TAIL = 200, 120
 _NO_SETTINGS = frozenset({"/preset", "/schema_version"})
 
 
-class ConfigChange(NamedTuple):
-    """A state that the job has come into."""
-
-    at: datetime
-    state: str
-    attempt: int
-    words: str
-
-
-class StageView(NamedTuple):
-    """A stage that the last attempt has come to; ``state`` is a key of ``MARKS``."""
-
-    name: str
-    state: str
-    reached: str
-
-
 # Of stages: mark, words for those who do not see it, tone.
 MARKS: dict[str, Told] = {
     "done": Told("✔", "finished", "good"),
@@ -59,14 +42,6 @@ MARKS: dict[str, Told] = {
 }
 # What the stage that came last is in, by the state of the job.
 _LAST = {"running": "now", "canceling": "now", "failed": "failed", "succeeded": "done"}
-
-
-class Difference(NamedTuple):
-    """A field of the config that is not as in its preset."""
-
-    pointer: str
-    preset: str
-    job: str
 
 
 def shown(app: AppState, tenant_id: str, job_id: str, base_url: str) -> dict[str, Any]:
@@ -97,8 +72,8 @@ def shown(app: AppState, tenant_id: str, job_id: str, base_url: str) -> dict[str
     }
 
 
-def stages_of(state: str, told: Sequence[JobEvent]) -> list[StageView]:
-    """The stages of an attempt in the order in which it came to them, each with what it told last.
+def stages_of(state: str, told: Sequence[JobEvent]) -> list[tuple[str, str, str]]:
+    """The stages of an attempt in the order in which it came to them: name, a key of ``MARKS``, what it told last.
 
     Args:
         state: of the job.
@@ -106,7 +81,7 @@ def stages_of(state: str, told: Sequence[JobEvent]) -> list[StageView]:
     """
     newest = max((event.seq for event in told), default=0)
     return [
-        StageView(
+        (
             str(event.data["stage"]),
             _LAST.get(state, "stopped") if event.seq == newest else "done",
             _reached(event.data),
@@ -136,23 +111,24 @@ def _data(app: AppState, tenant_id: str, job: JobOut) -> list[tuple[str, str, st
     return found
 
 
-def _change(event: JobEvent) -> ConfigChange:
+def _change(event: JobEvent) -> tuple[datetime, str, int, str]:
+    """When the job came into which state, in which attempt, and why."""
     data = event.data
     deed = str(data.get("name", "")).removeprefix("job.").replace("_", " ")
     told = [word for word in (deed, str(data.get("reason") or "")) if word and word != data.get("state")]
     if isinstance(data.get("error"), dict):
         told.append(str(data["error"].get("title", "")))
-    return ConfigChange(event.created_at, str(data.get("state", "")), event.attempt, ", ".join(told))
+    return event.created_at, str(data.get("state", "")), event.attempt, ", ".join(told)
 
 
-def _differing(job: JobOut) -> list[Difference]:
-    """The fields of the resolved config that its preset has otherwise."""
+def _differing(job: JobOut) -> list[tuple[str, str, str]]:
+    """The fields of the resolved config that its preset has otherwise, with its value and the job's."""
     preset = None if job.preset is None else find_preset(job.preset)
     if preset is None or job.config is None or job.kind != "quantize":
         return []
     plain = QuantizationConfig(preset=preset.name).model_dump(mode="json")
     return [
-        Difference(one.pointer, json.dumps(one.values[0]), json.dumps(one.values[1]))
+        (one.pointer, json.dumps(one.values[0]), json.dumps(one.values[1]))
         for one in differences([plain, job.config])
         if one.pointer not in _NO_SETTINGS
     ]

@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from service.contracts.config import QuantizationConfig
-from service.contracts.graph_view import Inspection, NodeInspection
+from service.contracts.graph_view import Inspection
 from service.contracts.model import ModelSummary
 from service.contracts.targets import TARGET_DESCRIPTIONS
 from service.dashboard import tradeoffs
@@ -106,25 +106,18 @@ def _ops(summary: ModelSummary) -> list[tuple[str, int, Any]]:
     return [(op, count, charts.bar(count / most)) for op, count in counts]
 
 
-class ReasonRow:
-    """Nodes that stay in float for one reason."""
-
-    def __init__(self, node: NodeInspection, words: str, code: str | None) -> None:
-        self.words, self.code, self.hint, self.by_design = words, code, node.hint, node.by_design
-        self.names: list[str] = []
-
-
-def _reasons(result: Inspection) -> list[ReasonRow]:
+def _reasons(result: Inspection) -> list[dict[str, Any]]:
     """Why nodes, or their activations, stay in float: the most frequent reason first, what is by design last."""
-    found: dict[tuple[str, bool], ReasonRow] = {}
+    found: dict[tuple[str, bool], dict[str, Any]] = {}
     for node in result.nodes:
         words = node.activation_reason if node.quantized else node.reason
         if words is None:
             continue
         code = node.activation_reason_code if node.quantized else node.reason_code
-        reason = found.setdefault((words, node.by_design), ReasonRow(node, words, code))
-        reason.names.append(f"{node.name} ({node.op})" if node.name else node.op)
-    return sorted(found.values(), key=lambda one: (one.by_design, -len(one.names)))
+        first = {"words": words, "code": code, "hint": node.hint, "by_design": node.by_design, "names": []}
+        reason = found.setdefault((words, node.by_design), first)
+        reason["names"].append(f"{node.name} ({node.op})" if node.name else node.op)
+    return sorted(found.values(), key=lambda one: (one["by_design"], -len(one["names"])))
 
 
 router.include_router(resource_routes(MODELS, model_in_list, _facts))

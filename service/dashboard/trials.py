@@ -36,36 +36,8 @@ _DISTANCES = {
 }
 
 
-class Trial(NamedTuple):
-    """A trial so far.
-
-    Attributes:
-        number: in the order in which they were made.
-        words: its recipe.
-        sqnr_db: on samples held back.
-        value: by the goal's measure, on all data; None: not measured yet.
-        size_bytes: of its model, likewise.
-        latency_ratio: over the float model, likewise.
-    """
-
-    number: int
-    words: str
-    sqnr_db: float | None
-    value: float | None
-    size_bytes: float | None
-    latency_ratio: float | None
-
-
-class SoFar(NamedTuple):
-    """The trials, what they are judged by, and the front of those that were measured."""
-
-    trials: list[Trial]
-    measure: tradeoffs.Measure
-    tradeoff: tradeoffs.TradeOff | None
-
-
-def told(app: AppState, tenant_id: str, job: JobOut) -> SoFar:
-    """The trials of a job that has no report yet.
+def told(app: AppState, tenant_id: str, job: JobOut) -> dict[str, Any]:
+    """The trials so far of a job that has no report yet, what they are judged by, and the front of those measured.
 
     Raises:
         JobNotFoundError: the tenant has no such job.
@@ -78,18 +50,18 @@ def told(app: AppState, tenant_id: str, job: JobOut) -> SoFar:
     measure, limit = goal_of(goal)
     name = f"goal_{goal.get('metric')}" if goal.get("kind") == "distance" else "drop"
     trials = [
-        Trial(
-            number,
-            names.get(number, f"recipe {number}"),
-            figures.get("sqnr_db"),
-            figures.get(name),
-            figures.get("size_bytes"),
-            figures.get("latency_ratio"),
-        )
+        {
+            "number": number,
+            "words": names.get(number, f"recipe {number}"),
+            "value": figures.get(name),  # on all data; None: not measured yet, as are size and latency
+            **{key: figures.get(key) for key in ("sqnr_db", "size_bytes", "latency_ratio")},
+        }
         for number, figures in found.get(AUTOPILOT, {}).items()
     ]
-    marks = [tradeoffs.Mark(one.words, None, one.value, one.size_bytes, one.latency_ratio) for one in trials]
-    return SoFar(trials, measure, tradeoffs.trade_off(measure, marks, limit))
+    marks = [
+        tradeoffs.Mark(one["words"], None, one["value"], one["size_bytes"], one["latency_ratio"]) for one in trials
+    ]
+    return {"trials": trials, "measure": measure, "tradeoff": tradeoffs.trade_off(measure, marks, limit)}
 
 
 def goal_of(goal: Mapping[str, Any]) -> tuple[tradeoffs.Measure, float | None]:
@@ -116,7 +88,7 @@ async def get_trials(request: Request, job_id: str, app: AppDep, principal: Prin
     context: dict[str, Any] = {"job": job, "search": search, "trials": [], "tradeoff": None, "measure": tradeoffs.SQNR}
     if report is None and AUTOPILOT in (job.algorithms or ()):
         so_far = await app.reads.run(lambda: told(app, principal.tenant_id, job))
-        return page(request, "trials_live.html.jinja", job=job, ended=job.state in TERMINAL, **so_far._asdict())
+        return page(request, "trials_live.html.jinja", job=job, ended=job.state in TERMINAL, **so_far)
     if report is not None and search is not None:
         measure, limit = goal_of(search.goal)
         # the finalists, numbered as the others are: what was not measured stands in the table alone
@@ -184,15 +156,6 @@ _STEPS = 500
 _KEPT = 64
 
 
-class DrawnCurve(NamedTuple):
-    """One figure of a stage by step, drawn, and the same as numbers."""
-
-    stage: str
-    name: str
-    picture: Markup
-    points: list[tuple[int, float]]
-
-
 class Curves(NamedTuple):
     """All curves of a job, as the part of a page.
 
@@ -226,6 +189,6 @@ def _draw(app: AppState, tenant_id: str, job_id: str) -> Curves:
             points = [(step, value) for step, given in steps.items() if (value := given.get(name)) is not None]
             picture = charts.curve(points, f"{stage}: {name}") if len(points) > 1 else None
             if picture is not None:
-                drawn.append(DrawnCurve(stage, name, picture, points))
+                drawn.append((stage, name, picture, points))
     part = environment().get_template("curves_drawn.html.jinja").render(curves=drawn)
     return Curves(len(drawn), Markup(part))  # noqa: S704 - the template has escaped it
