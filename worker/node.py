@@ -19,7 +19,7 @@ from service.process import forget_variables, hide_process
 from service.queues import repository
 from service.schema import require_migrated
 from service.settings import Settings
-from worker.backoff import QueueBackoff
+from worker.conclusion import QueueBackoff
 from worker.confinement.controls import Found
 from worker.lease import DATABASE_AWAY
 from worker.memory import as_one_job, has_room_for_spares, job_memory_bytes

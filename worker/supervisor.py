@@ -2,7 +2,7 @@
 
 A fault of the installation (a full disk, a database that is away) interrupts the attempt and costs the job nothing; nor
 does an error here, of this host or a bug of ours. A host on which attempts end that way takes no jobs for a while, see
-``worker.backoff``.
+``worker.conclusion``.
 """
 
 from __future__ import annotations
@@ -35,8 +35,7 @@ from service.settings import Settings
 from service.storage import FileStore
 from service.tables import Job
 from worker.attempt import AttemptWatch
-from worker.backoff import QueueBackoff
-from worker.conclusion import Conclusion, worker_fault
+from worker.conclusion import Conclusion, QueueBackoff, worker_fault
 from worker.confinement.controls import LANDLOCK
 from worker.confinement.places import Places
 from worker.faults import storage_fault

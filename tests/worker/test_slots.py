@@ -15,7 +15,7 @@ import pytest
 
 from service.contracts.command_errors import InvalidSettingsError
 from tests.worker.workbench import UNTIL_GO, WAIT, Workbench, finish, wait_for
-from worker.backoff import QueueBackoff
+from worker.conclusion import QueueBackoff
 from worker.pool import Pool
 from worker.sandbox import Sandbox, SandboxLimits
 from worker.slots import Share, Slots, kept_slots, shares

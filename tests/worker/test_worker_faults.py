@@ -15,8 +15,7 @@ from service.jobs import transitions
 from tests.worker.running import processes_of
 from tests.worker.test_slots import pool
 from tests.worker.workbench import QUICK, ReleasingSupervisor, Workbench, threads_refused, wait_for
-from worker.backoff import QueueBackoff
-from worker.conclusion import worker_fault
+from worker.conclusion import QueueBackoff, worker_fault
 from worker.sandbox import Sandbox, SandboxLimits
 
 QUEUES = ("inspect",)
