@@ -42,7 +42,6 @@ class AttemptWatch:
         process: the runner.
         lease: the right to write.
         job: as claimed.
-        timing: see Timing.
         deadline_at: when it has to be over, by ``boot_seconds``; None: never.
         stopping: True once the worker shuts down.
         scratch: the runner's folder, where it looks for the cancel flag.
@@ -56,7 +55,6 @@ class AttemptWatch:
         lease: Lease,
         job: Job,
         *,
-        timing: Timing,
         deadline_at: float | None,
         stopping: Callable[[], bool],
         scratch: Path,
@@ -66,7 +64,6 @@ class AttemptWatch:
         self._process = process
         self._lease = lease
         self._job = job
-        self._timing = timing
         self._stopping = stopping
         self._scratch = scratch
         self._memory = memory
@@ -118,8 +115,10 @@ class AttemptWatch:
         )
 
     def _step(self) -> None:
+        # until something is due: short while there is a stop to enforce
+        timing, most_seconds = self._lease.timing, 0.1 if self._kill_at is not None else 0.25
         try:
-            line = self._process.next_line(self._pause())
+            line = self._process.next_line(min(most_seconds, timing.renew / 4, timing.look))
         except EngineError as error:
             log.warning("runner.protocol job_id=%s: %s", self._job.id, error.detail)
             self._kill(StopReason.PROTOCOL)
@@ -130,10 +129,6 @@ class AttemptWatch:
         self._lease.check()
         self._mind_lease(now)
         self._judge(now)
-
-    def _pause(self) -> float:
-        """Seconds until something is due: short while there is a stop to enforce."""
-        return min(0.1 if self._kill_at is not None else 0.25, self._timing.renew / 4, self._timing.look)
 
     def _take(self, line: RunnerLine) -> None:
         self._heard_at = time.monotonic()
@@ -175,7 +170,7 @@ class AttemptWatch:
         elif self._budget_ends is not None and time.monotonic() >= self._budget_ends:
             self._cpu_seconds = group_cpu_seconds(self._process.pid)
             self._kill(StopReason.BUDGET)
-        elif time.monotonic() - self._heard_at >= self._timing.stall:
+        elif time.monotonic() - self._heard_at >= self._lease.timing.stall:
             self._kill(StopReason.STALLED)
         elif self._kill_at is not None:
             if now >= self._kill_at:
@@ -183,7 +178,7 @@ class AttemptWatch:
         elif self._lease.cancel_requested:
             self._cancel()
         elif self._stopping():
-            self._ask_to_stop(StopReason.SHUTDOWN, self._timing.shutdown_grace)
+            self._ask_to_stop(StopReason.SHUTDOWN, self._lease.timing.shutdown_grace)
 
     def _judge_frozen(self, now: float) -> None:
         """One that stands still cannot be asked to stop; what it has finished lies in its checkpoints."""
@@ -194,7 +189,7 @@ class AttemptWatch:
             self._kill(StopReason.CANCELED)
         elif self._stopping():
             self._kill(StopReason.SHUTDOWN)
-        elif now - self._frozen_at >= self._timing.frozen:
+        elif now - self._frozen_at >= self._lease.timing.frozen:
             self._kill(StopReason.AWAY)
 
     def _beyond_memory(self, now: float) -> bool:
@@ -219,7 +214,7 @@ class AttemptWatch:
             log.warning("runner.no_cancel_flag job_id=%s: %s", self._job.id, error)
             self._kill(StopReason.CANCELED)
         else:
-            self._ask_to_stop(StopReason.CANCELED, self._timing.cancel_grace)
+            self._ask_to_stop(StopReason.CANCELED, self._lease.timing.cancel_grace)
 
     def _ask_to_stop(self, reason: StopReason, grace_seconds: float) -> None:
         self._stopped = reason

@@ -16,7 +16,7 @@ import typer
 from service import cli as api_server
 from service.contracts.base import VERSION
 from service.contracts.command_errors import EXITS_BY_CODE, ExitCode
-from worker.commands import administration, batches, jobs, nouns, options, report_files, schedules, webhooks
+from worker.commands import administration, batches, jobs, options, report_files, resources, schedules, webhooks
 from worker.commands import compare as comparing
 from worker.commands import inspect as inspecting
 from worker.commands import upkeep as upkeeping
@@ -168,10 +168,10 @@ verifying.register(app)
 for group in (
     administration.audit,
     batches.app,
-    nouns.packing,
+    resources.packing,
     jobs.app,
     administration.app,
-    *nouns.apps,
+    *resources.apps,
     administration.quarantine,
     administration.tenants,
     schedules.app,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
@@ -62,6 +63,48 @@ def worker_fault(error: Exception, attempt: int) -> Interrupted:
     )
 
 
+LONGEST_SECONDS = 30.0
+
+
+class QueueBackoff:
+    """By queue, when the slots of this process take jobs again; any number of threads may use it.
+
+    A worker whose host fails its jobs must not take one after the other and put each back at once: others take them
+    meanwhile. The pause is over after a while, grows with each failure, and ends with a success.
+
+    Args:
+        clock: seconds that only grow.
+        longest_seconds: of a pause.
+    """
+
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, *, longest_seconds: float = LONGEST_SECONDS
+    ) -> None:
+        self._clock = clock
+        self._longest = longest_seconds
+        self._lock = threading.Lock()
+        self._failures: dict[str, int] = {}
+        self._until: dict[str, float] = {}
+
+    def note(self, queue: str, *, failed: bool) -> None:
+        """A job of the queue has ended; ``failed``: by what is wrong with this host."""
+        with self._lock:
+            now = self._clock()
+            if not failed:
+                self._failures.pop(queue, None)
+                self._until.pop(queue, None)
+            elif now >= self._until.get(queue, now):  # what several slots met at once counts once
+                failures = self._failures.get(queue, 0)
+                self._failures[queue] = failures + 1
+                self._until[queue] = now + min(2.0 ** min(failures, _MOST_DOUBLINGS), self._longest)
+
+    def ready(self, queues: Collection[str]) -> tuple[str, ...]:
+        """Those of the queues that jobs may be taken from now."""
+        with self._lock:
+            now = self._clock()
+            return tuple(queue for queue in queues if now >= self._until.get(queue, now))
+
+
 class Conclusion:
     """Writes how attempts end; any number of threads may call it.
 
@@ -70,23 +113,13 @@ class Conclusion:
         store: where files are.
         timing: periods.
         stop: of this process.
-        backoff_seconds: delay before the attempt after this one.
     """
 
-    def __init__(
-        self,
-        settings: Settings,
-        store: FileStore,
-        *,
-        timing: Timing,
-        stop: StopClock,
-        backoff_seconds: Callable[[int], float],
-    ) -> None:
+    def __init__(self, settings: Settings, store: FileStore, *, timing: Timing, stop: StopClock) -> None:
         self._settings = settings
         self._store = store
         self._timing = timing
         self._stop = stop
-        self._backoff_seconds = backoff_seconds
 
     def write(self, job: Job, lease: Lease, outcome: Outcome, published: JobOutcome | None) -> Outcome:
         """End the attempt with its transition, unless the job is no longer ours.
@@ -139,7 +172,7 @@ class Conclusion:
     def pause_seconds(self, job: Job, code: str) -> float:
         """Before the next look at what keeps the job from running: longer each time, up to a bound."""
         longest = PAUSE_SECONDS.get(code, 0.0)
-        return min(self._backoff_seconds(min(job.interruptions + 1, _MOST_DOUBLINGS)), longest)
+        return min(self._timing.backoff(min(job.interruptions + 1, _MOST_DOUBLINGS)), longest)
 
     def _try(self, job: Job, lease: Lease, outcome: Outcome, published: JobOutcome | None) -> bool:
         done = lease.conclude(lambda session: self._transition(session, job, outcome, published))
@@ -204,7 +237,7 @@ class Conclusion:
         charged = job.attempt - job.interruptions
         if charged >= job.max_attempts:
             return transitions.fail(session, job.id, job.attempt, problem=crash.poison)
-        delay = self._backoff_seconds(charged)
+        delay = self._timing.backoff(charged)
         return transitions.requeue(session, job.id, job.attempt, delay_seconds=delay, charged=True, reason=crash.reason)
 
 

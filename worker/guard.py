@@ -72,13 +72,13 @@ class Guard:
         if self._stop.for_seconds(self._grace):
             raise StoppedError(SHUTDOWN)
 
-    def await_lease(self, patience_seconds: float) -> None:
+    def await_lease(self, seconds: float) -> None:
         """Come back while there is a lease: nothing is started without one.
 
         Raises:
             StoppedError: see ``check``; or there was none for so long.
         """
-        until = boot_seconds() + patience_seconds
+        until = boot_seconds() + seconds
         while self._lease.over():
             self.check()
             if boot_seconds() >= until:

@@ -47,6 +47,7 @@ class Timing:
         shutdown_grace: time that an interrupted runner, or a publication under way, has before it is cut off.
         again: time between two tries while the database is away.
         frozen: time for which a runner without a lease is kept, stopped, in the hope of another one.
+        backoff: from the number of attempts, the delay before the next one.
     """
 
     lease: float = 60.0
@@ -59,6 +60,7 @@ class Timing:
     shutdown_grace: float = 10.0
     again: float = 0.5
     frozen: float = 300.0
+    backoff: Callable[[int], float] = transitions.backoff_seconds
 
 
 class Lease:
@@ -69,12 +71,15 @@ class Lease:
         job: as claimed.
         timing: see Timing.
         claimed_at: when the claim was sent, by ``boot_seconds``.
+
+    Attributes:
+        timing: see Timing.
     """
 
     def __init__(self, database: Database, job: Job, timing: Timing, *, claimed_at: float) -> None:
         self._database = database
         self._job = job
-        self._timing = timing
+        self.timing = timing
         self._claimed_at = claimed_at
         self._renewed_at = claimed_at
         self._looked_at = self._tried_at = claimed_at
@@ -119,7 +124,7 @@ class Lease:
     @property
     def ends_at(self) -> float:
         """When the lease runs out, by ``boot_seconds``; the database, which started its clock later, says no sooner."""
-        return self._renewed_at + self._timing.lease
+        return self._renewed_at + self.timing.lease
 
     def over(self) -> bool:
         """True while the lease has run out and was not taken back: nothing may be computed meanwhile."""
@@ -151,7 +156,7 @@ class Lease:
         """
         if self._lost:
             return False
-        if not self._writing.acquire(timeout=self._timing.lease):
+        if not self._writing.acquire(timeout=self.timing.lease):
             raise PoolTimeoutError("a call to the database does not come back")
         try:
             with self._database.write() as session:
@@ -161,7 +166,6 @@ class Lease:
             self._writing.release()
 
     def _keep(self) -> None:
-        """The thread."""
         try:
             while not self._lost:
                 self._wake.wait(self._pause())
@@ -173,12 +177,11 @@ class Lease:
             self._failure = error
 
     def _pause(self) -> float:
-        timing = self._timing
+        timing = self.timing
         return min(_TICK_SECONDS, timing.renew / 4, timing.look, timing.flush_max, timing.again)
 
     def _act(self, now: float) -> None:
-        """Do what is due."""
-        timing = self._timing
+        timing = self.timing
         period = min(max(timing.flush, (now - self._claimed_at) / 100), timing.flush_max)
         if self._tried_at > self._renewed_at:  # the last try failed
             if now - self._tried_at >= timing.again:
@@ -214,7 +217,7 @@ class Lease:
             self._cancel_requested = renewal.cancel_requested
 
     def _renew_in(self, session: Session) -> transitions.Renewal:
-        renewal = transitions.renew(session, self._job.id, self._job.attempt, lease_seconds=self._timing.lease)
+        renewal = transitions.renew(session, self._job.id, self._job.attempt, lease_seconds=self.timing.lease)
         if renewal.alive:
             self._lines.write(session)
         return renewal
@@ -287,7 +290,6 @@ class UnwrittenLines:
 
 
 def _entry(line: MetricLine | LogLine) -> events.Entry:
-    """What the job's log tells of a line."""
     if isinstance(line, MetricLine):
         return "metric", {"stage": line.stage, "step": line.step, **line.values}
     return "log", {"level": line.level, "message": line.message[:LOG_CHARS]}

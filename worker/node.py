@@ -19,8 +19,7 @@ from service.process import forget_variables, hide_process
 from service.queues import repository
 from service.schema import require_migrated
 from service.settings import Settings
-from service.storage import FileStore
-from worker.backoff import QueueBackoff
+from worker.conclusion import QueueBackoff
 from worker.confinement.controls import Found
 from worker.lease import DATABASE_AWAY
 from worker.memory import as_one_job, has_room_for_spares, job_memory_bytes
@@ -147,7 +146,6 @@ class Node:
         require_migrated(self.database, settings.schema_wait_seconds)
         # What a killed predecessor left on this host; no reconciler may have this disk.
         collect_scratch(settings, self.database)
-        store = FileStore(settings.storage_dir)
         most = 0 if not keep else _INSPECTION_SPARES if inspects else len(parts)
         spares = [Spares(part.sandbox(), settings) for part in parts[:most]]
         for kept in spares:
@@ -157,7 +155,6 @@ class Node:
                 Supervisor(
                     settings,
                     self.database,
-                    store,
                     sandbox=part.sandbox(),
                     spares=kept,
                     worker_id=self.id,

@@ -233,10 +233,6 @@ def _memory(ending: Ending, suspicion: str | None = None) -> Outcome:
     return Failed(_beyond_memory(ending, ending.memory), suspicion)
 
 
-def _told_limit(ending: Ending) -> Outcome:
-    return Failed(_beyond_memory(ending, _problem(ending)))
-
-
 def _beyond_memory(ending: Ending, problem: Problem) -> Problem:
     return problem if ending.budget is None else ending.budget.judged(problem)
 
@@ -365,7 +361,7 @@ TABLE = (
         f"exit code {EXIT_RESOURCE_LIMIT} and an error: memory, file size, files beside the model",
         "failed: resource-limit, or too-complex as above",
         _told(EXIT_RESOURCE_LIMIT),
-        _told_limit,
+        lambda ending: Failed(_beyond_memory(ending, _problem(ending))),
     ),
     OutcomeRow(
         "installation",

@@ -120,5 +120,4 @@ def _time_limit(headers: dict[str, Any]) -> list[float | None]:
 
 
 def _log_rejected(queue: str, reason: object) -> None:
-    """The one line about a message that is thrown away."""
     log.warning("broker.message_rejected queue=%s: no message of ours: %s", queue, repr(str(reason))[:_SHOWN_CHARS])

@@ -189,7 +189,6 @@ class RunnerProcess:
             return self._stderr.decode(errors="replace")[-characters:]
 
     def _all(self) -> list[RunnerProcess]:
-        """Itself, and its trial."""
         return [self] if self._trial is None else [self, self._trial]
 
     def _look_at(self, trial: RunnerProcess) -> None:

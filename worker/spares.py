@@ -206,7 +206,6 @@ class Spares:
         return _Surroundings(kept, {folder: _identity(folder) for folder in folders})
 
     def _keep(self) -> None:
-        """The thread."""
         while True:
             with self._lock:
                 if self._closed:

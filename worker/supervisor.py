@@ -2,7 +2,7 @@
 
 A fault of the installation (a full disk, a database that is away) interrupts the attempt and costs the job nothing; nor
 does an error here, of this host or a bug of ours. A host on which attempts end that way takes no jobs for a while, see
-``worker.backoff``.
+``worker.conclusion``.
 """
 
 from __future__ import annotations
@@ -35,8 +35,7 @@ from service.settings import Settings
 from service.storage import FileStore
 from service.tables import Job
 from worker.attempt import AttemptWatch
-from worker.backoff import QueueBackoff
-from worker.conclusion import Conclusion, worker_fault
+from worker.conclusion import Conclusion, QueueBackoff, worker_fault
 from worker.confinement.controls import LANDLOCK
 from worker.confinement.places import Places
 from worker.faults import storage_fault
@@ -85,12 +84,10 @@ class Supervisor:
     Args:
         settings: places, limits and periods.
         database: where jobs are.
-        store: where files are.
         sandbox: starts the runners.
         spares: of the same sandbox, for the runners of jobs; None: each is started for its job.
         worker_id: name of this worker in the leases.
         timing: periods; default: from the settings.
-        backoff_seconds: delay before the attempt after this one.
         stopping: True once the worker shuts down: no job is claimed any more, and running ones are put back.
         queue_backoff: of all supervisors of this process.
     """
@@ -99,28 +96,24 @@ class Supervisor:
         self,
         settings: Settings,
         database: Database,
-        store: FileStore,
         *,
         sandbox: Sandbox | None = None,
         spares: Spares | None = None,
         worker_id: str | None = None,
         timing: Timing | None = None,
-        backoff_seconds: Callable[[int], float] = transitions.backoff_seconds,
         stopping: Callable[[], bool] = lambda: False,
         queue_backoff: QueueBackoff | None = None,
     ) -> None:
         self._settings = settings
         self._database = database
-        self._store = store
+        self._store = FileStore(settings.storage_dir)
         self._sandbox = sandbox or Sandbox(mode=settings.sandbox)
         self._spares = spares
         self._worker_id = worker_id or new_worker_id()
         self._timing = timing or Timing(lease=settings.lease_seconds, renew=settings.renew_seconds)
         self._stop = StopClock(stopping)
         self._queue_backoff = queue_backoff or QueueBackoff()
-        self._conclusion = Conclusion(
-            settings, store, timing=self._timing, stop=self._stop, backoff_seconds=backoff_seconds
-        )
+        self._conclusion = Conclusion(settings, self._store, timing=self._timing, stop=self._stop)
         self._memory_bytes = job_memory_bytes(settings)
 
     def run(self, job_id: str, attempt: int) -> Outcome | None:
@@ -257,7 +250,6 @@ class Supervisor:
                 process,
                 lease,
                 job,
-                timing=self._timing,
                 deadline_at=None if remaining is None else claimed_at + remaining,
                 stopping=self._stop,
                 scratch=scratch,

@@ -45,7 +45,7 @@ class Watchdog:
         end: Callable[[], None] = lambda: os._exit(EXIT_DEAF),
     ) -> None:
         self._node = node
-        self._patience = deaf_seconds
+        self._deaf_seconds = deaf_seconds
         self._clock = clock
         self._end = end
         self._since: float | None = None
@@ -82,9 +82,9 @@ class Watchdog:
             self._since = now
             self._note(deaf=False)
         since = self._since
-        if now - since >= self._patience / 2:
+        if now - since >= self._deaf_seconds / 2:
             self._note(deaf=True)
-        if now - since >= self._patience and self._node.slots.idle():
+        if now - since >= self._deaf_seconds and self._node.slots.idle():
             log.error("worker.deaf_ends exit_code=%d: jobs were released and no message arrives", EXIT_DEAF)
             self._end()
 
@@ -103,7 +103,7 @@ class Watchdog:
             self._noted = deaf
 
     def _watch(self) -> None:
-        while not self._stop.wait(min(_LOOK_SECONDS, self._patience / 4)):
+        while not self._stop.wait(min(_LOOK_SECONDS, self._deaf_seconds / 4)):
             try:
                 self.look()
             except DATABASE_AWAY as error:

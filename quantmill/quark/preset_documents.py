@@ -11,21 +11,12 @@ from typing import Any
 from quantmill.quark import words
 from service.contracts.errors import InvalidConfigError
 from service.contracts.presets import missing_preset
+from service.quark.finetune import DEFAULT_PARAMS
+from service.quark.values import BFP_DEFAULTS, MICRO_DEFAULTS, MX_DEFAULTS
 
 FNI = {"ForceQuantizeNoInputCheck": True}
 AS = {"ActivationSymmetric": True}
 ALIGN = {"AlignSlice": False, "FoldRelu": True, "AlignConcat": True}
-BFP = {"bfp_method": "to_bfp", "axis": 1, "bit_width": 16, "block_size": 8, "rounding_mode": 2}
-MICRO = {
-    "bfp_method": "to_bfp_prime",
-    "axis": 1,
-    "bit_width": 13,
-    "block_size": 16,
-    "sub_block_size": 2,
-    "sub_block_shift_bits": 1,
-    "rounding_mode": 2,
-}
-MX = {"element_dtype": "int8", "axis": 1, "block_size": 32, "rounding_mode": 2}
 X = "ExtendedQuantFormat.QDQ"
 PCT, MM, MSE = "CalibrationMethod.Percentile", "CalibrationMethod.MinMax", "PowerOfTwoMethod.MinMSE"
 VINT8 = {
@@ -64,12 +55,12 @@ def legacy(act: str, weight: str, method: str = MM, fmt: str = "QuantFormat.QDQ"
 
 def bfp(bit_width: int, act: str = "QBFP", weight: str = "QBFP") -> dict[str, Any]:
     """Micro floating point of this width."""
-    return legacy(act, weight, MM, X, extra_options={"BFPAttributes": {**MICRO, "bit_width": bit_width}})
+    return legacy(act, weight, MM, X, extra_options={"BFPAttributes": {**MICRO_DEFAULTS, "bit_width": bit_width}})
 
 
 def mx(element: str) -> dict[str, Any]:
     """A block format with this element type."""
-    return legacy("QMX", "QMX", MM, X, extra_options={"MXAttributes": {**MX, "element_dtype": element}})
+    return legacy("QMX", "QMX", MM, X, extra_options={"MXAttributes": {**MX_DEFAULTS, "element_dtype": element}})
 
 
 def tensor(data_type: str, scale: str = "Float32", method: str = "Percentile") -> dict[str, Any]:
@@ -126,7 +117,7 @@ DOCUMENTS: dict[str, dict[str, Any]] = {
     "A16W8": legacy("QInt16", "QInt8", MM, X, extra_options={**AS, **FNI, **ALIGN, "AlignEltwiseQuantType": True}),
     "FP16": legacy("QFloat16", "QFloat16", MM, X, extra_options=FNI),
     "BF16": legacy("QBFloat16", "QBFloat16", MM, X, extra_options={"QuantizeAllOpTypes": True, **FNI}),
-    "BFP16": legacy("QBFP", "QBFP", MM, X, extra_options={"BFPAttributes": BFP}),
+    "BFP16": legacy("QBFP", "QBFP", MM, X, extra_options={"BFPAttributes": BFP_DEFAULTS}),
     "MX4": bfp(11),
     "MX6": bfp(13),
     "MX9": bfp(16),
@@ -136,8 +127,8 @@ DOCUMENTS: dict[str, dict[str, Any]] = {
     "MXFP6E2M3": mx("fp6_e2m3"),
     "MXFP4E2M1": mx("fp4_e2m1"),
     "MXINT8": mx("int8"),
-    "BF16_BFP16": legacy("QBFloat16", "QBFP", MM, X, extra_options={"BFPAttributes": BFP}),
-    "BF16_MXINT8": legacy("QBFloat16", "QMX", MM, X, extra_options={"MXAttributes": MX}),
+    "BF16_BFP16": legacy("QBFloat16", "QBFP", MM, X, extra_options={"BFPAttributes": BFP_DEFAULTS}),
+    "BF16_MXINT8": legacy("QBFloat16", "QMX", MM, X, extra_options={"MXAttributes": MX_DEFAULTS}),
     "MX9_INT8": bfp(16, weight="QInt8"),
     "INT8_CNN_DEFAULT": legacy("QUInt8", "QInt8", extra_options=FNI),
     "INT16_CNN_DEFAULT": legacy("QUInt16", "QInt16", MM, X, extra_options=FNI),
@@ -162,21 +153,6 @@ DOCUMENTS: dict[str, dict[str, Any]] = {
     ),
     "BFP16_QCONFIG": qconfig(tensor("BFP16", method="MinMax"), tensor("BFP16", method="MinMax"), {}),
 }
-# DEFAULT_ADAROUND_PARAMS and DEFAULT_ADAQUANT_PARAMS of Quark's custom_config.py.
-FAST = {
-    "adaround": {
-        "DataSize": 1000,
-        "FixedSeed": 1705472343,
-        "BatchSize": 2,
-        "NumIterations": 1000,
-        "LearningRate": 0.1,
-        "OptimAlgorithm": "adaround",
-        "OptimDevice": "cpu",
-        "InferDevice": "cpu",
-        "EarlyStop": True,
-    },
-}
-FAST["adaquant"] = {**FAST["adaround"], "LearningRate": 0.00001, "OptimAlgorithm": "adaquant"}
 CLASSES = {
     "adaround": {"name": "adaround", "learning_rate": 0.1, "num_iterations": 1000},
     "adaquant": {"name": "adaquant", "learning_rate": 0.00001, "num_iterations": 3000},
@@ -187,7 +163,10 @@ def finetuned(document: dict[str, Any], algorithm: str) -> dict[str, Any]:
     """A preset with AdaRound or AdaQuant on top, as Quark has it in either API."""
     if "global_config" in document:
         return {**document, "algo_config": [CLASSES[algorithm]]}
-    options = {**document.get("extra_options", {}), "FastFinetune": FAST[algorithm]}
+    options = {
+        **document.get("extra_options", {}),
+        "FastFinetune": DEFAULT_PARAMS[f"DEFAULT_{algorithm.upper()}_PARAMS"],
+    }
     return {**document, "include_fast_ft": True, "extra_options": options}
 
 

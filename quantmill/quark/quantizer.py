@@ -111,15 +111,13 @@ class ModelQuantizer:
             data = self._data(reader, calibration_data_path, model, folder)
             made = folder / "quantized.onnx"
             if self._client is None:
-                self.report = _here(
-                    model, self.recipe, data, made, self._called(), threads=self._threads, run=self._run
-                )
+                functions = {name: _with_tensors(function) for name, function in self._functions.items()}
+                self.report = _here(model, self.recipe, data, made, functions, threads=self._threads, run=self._run)
             else:
                 self.report = _there(self._client, model, self.recipe, data, made)
             return _handed_over(made, output)
 
     def _translated(self, options: Mapping[str, Any]) -> Recipe:
-        """Our config, with further extra options."""
         config = self._config
         if options:
             inner = config.get("global_quant_config", config)
@@ -145,9 +143,6 @@ class ModelQuantizer:
         if reader is None:
             return None
         return store(reader, folder / "calibration.npz", limit=self.recipe.calibration_samples)
-
-    def _called(self) -> dict[str, Callable[..., float]]:
-        return {name: _with_tensors(function) for name, function in self._functions.items()}
 
 
 def _with_tensors(function: Callable[..., Any]) -> Callable[..., float]:
@@ -203,7 +198,6 @@ def _here(
 
 
 def _there(client: Client, model: Path, recipe: Recipe, data: DatasetSource | None, made: Path) -> Report:
-
     uploaded = client.push_model(model)
     dataset = None if data is None else client.push_dataset(Path(data.path), data.preprocessing)
     model_id = client.wait_ready(uploaded).id

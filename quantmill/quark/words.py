@@ -4,110 +4,49 @@ from __future__ import annotations
 
 from enum import Enum
 
-
-class QuantType(Enum):
-    """Integer types of onnxruntime's quantizer."""
-
-    QInt8 = 0
-    QUInt8 = 1
-    QFLOAT8E4M3FN = 2
-    QInt16 = 3
-    QUInt16 = 4
-    QInt4 = 5
-    QUInt4 = 6
-
-
-class ExtendedQuantType(Enum):
-    """All types that Quark knows; ``VitisQuantType`` is an older name."""
-
-    QInt8 = 1
-    QUInt8 = 2
-    QInt16 = 3
-    QUInt16 = 4
-    QInt4 = 5
-    QUInt4 = 6
-    QInt32 = 7
-    QUInt32 = 8
-    QFloat16 = 9
-    QBFloat16 = 10
-    QBFP = 11
-    QMX = 12
-
-
-class QuantFormat(Enum):
-    """Q/DQ pairs, or QLinear operators."""
-
-    QOperator = 0
-    QDQ = 1
-
-
-class ExtendedQuantFormat(Enum):
-    """The same for all types; ``VitisQuantFormat`` is an older name. Standard operators are written in any case."""
-
-    QOperator = 0
-    QDQ = 1
-
-
-class CalibrationMethod(Enum):
-    """How ranges of activations are found, with float scales."""
-
-    MinMax = 0
-    Entropy = 1
-    Percentile = 2
-    Distribution = 3
-
-
-class LayerWiseMethod(Enum):
-    """A percentile chosen tensor by tensor."""
-
-    LayerWisePercentile = 0
-
-
-class PowerOfTwoMethod(Enum):
-    """How ranges are found, with scales 2^n."""
-
-    NonOverflow = 0
-    MinMSE = 1
-
-
-class Int16Method(Enum):
-    """How ranges are found, with scales M / 2^N."""
-
-    MinMax = 0
-
-
-class ExtendedCalibrationMethod(Enum):
-    """How the scales of weights are found: ``WeightCalibrateMethod``."""
-
-    MinMSE = 0
-
-
-class CalibMethod(Enum):
-    """``calibration_method`` of a QTensorConfig."""
-
-    MinMax = 0
-    MinMSE = 1
-    Percentile = 2
-    Entropy = 3
-    LayerwisePercentile = 4
-    Distribution = 5
-
-
-class ScaleType(Enum):
-    """``scale_type`` of a QTensorConfig."""
-
-    Float32 = 0
-    PowerOf2 = 1
-    Int16 = 2
-
-
-class QuantGranularity(Enum):
-    """``quant_granularity`` of a QTensorConfig."""
-
-    Tensor = 0
-    Channel = 1
-    Group = 2
-
+# Integer types of onnxruntime's quantizer.
+QuantType = Enum("QuantType", ["QInt8", "QUInt8", "QFLOAT8E4M3FN", "QInt16", "QUInt16", "QInt4", "QUInt4"], start=0)
+# All types that Quark knows; ``VitisQuantType`` is an older name.
+ExtendedQuantType = Enum(
+    "ExtendedQuantType",
+    [
+        "QInt8",
+        "QUInt8",
+        "QInt16",
+        "QUInt16",
+        "QInt4",
+        "QUInt4",
+        "QInt32",
+        "QUInt32",
+        "QFloat16",
+        "QBFloat16",
+        "QBFP",
+        "QMX",
+    ],
+    start=1,
+)
+# Q/DQ pairs, or QLinear operators.
+QuantFormat = Enum("QuantFormat", ["QOperator", "QDQ"], start=0)
+# The same for all types; ``VitisQuantFormat`` is an older name. Standard operators are written in any case.
+ExtendedQuantFormat = Enum("ExtendedQuantFormat", ["QOperator", "QDQ"], start=0)
+# How ranges of activations are found, with float scales.
+CalibrationMethod = Enum("CalibrationMethod", ["MinMax", "Entropy", "Percentile", "Distribution"], start=0)
+# A percentile chosen tensor by tensor.
+LayerWiseMethod = Enum("LayerWiseMethod", ["LayerWisePercentile"], start=0)
+# How ranges are found, with scales 2^n.
+PowerOfTwoMethod = Enum("PowerOfTwoMethod", ["NonOverflow", "MinMSE"], start=0)
+# How ranges are found, with scales M / 2^N.
+Int16Method = Enum("Int16Method", ["MinMax"], start=0)
+# How the scales of weights are found: ``WeightCalibrateMethod``.
+ExtendedCalibrationMethod = Enum("ExtendedCalibrationMethod", ["MinMSE"], start=0)
+# ``calibration_method`` of a QTensorConfig.
+CalibMethod = Enum(
+    "CalibMethod", ["MinMax", "MinMSE", "Percentile", "Entropy", "LayerwisePercentile", "Distribution"], start=0
+)
+# ``scale_type`` of a QTensorConfig.
+ScaleType = Enum("ScaleType", ["Float32", "PowerOf2", "Int16"], start=0)
+# ``quant_granularity`` of a QTensorConfig.
+QuantGranularity = Enum("QuantGranularity", ["Tensor", "Channel", "Group"], start=0)
 
 VitisQuantType = ExtendedQuantType
 VitisQuantFormat = ExtendedQuantFormat

@@ -83,7 +83,11 @@ class ExportCall:
         if not self.structure.names:
             raise ExampleInputsError("example_inputs hold no tensor", hint=_INPUTS_HINT)
         self._slots = dict(self._slotted())
-        self.slots = tuple(name for name, value in self._slots.items() if _holds_tensor(value))
+        self.slots = tuple(
+            name
+            for name, value in self._slots.items()
+            if any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(value))
+        )
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -157,10 +161,6 @@ class ExportCall:
             raise ExampleInputsError(f"forward{self._forward} cannot be called: {error}", hint=_INPUTS_HINT) from None
 
 
-def _holds_tensor(value: Any) -> bool:
-    return any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(value))
-
-
 def as_arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Positional and keyword arguments; ``inputs`` is a tensor, a tuple or list, or a dict."""
     if isinstance(inputs, Mapping):
@@ -201,13 +201,10 @@ def _named(tree: Any, *, skipped: Iterable[str] = (), root: Any = None) -> tuple
         elif isinstance(leaf, CONSTANTS):
             leaves.append(leaf)
         else:
+            word = type(leaf).__name__
             raise ExampleInputsError(
-                f"{pytree.keystr(path)} is {_article(type(leaf).__name__)}",
+                f"{pytree.keystr(path)} is {'an' if word[:1].lower() in 'aeiou' else 'a'} {word}",
                 hint="A model takes tensors; numbers and None are written into it. Convert arrays by torch.as_tensor, "
                 "and compute what depends on strings outside the module.",
             )
     return Structure(spec, tuple(leaves), tuple(isinstance(leaf, torch.Tensor) for _, leaf in placed)), found
-
-
-def _article(word: str) -> str:
-    return f"{'an' if word[:1].lower() in 'aeiou' else 'a'} {word}"

@@ -61,6 +61,12 @@ _UNSUPPORTED = (
 _PLAIN = "Try torch.export.export(module, args) alone: it shows the whole trace."
 
 
+def error_at(kind: type[ExportError], place: Place, detail: str, *, hint: str, **where: Any) -> ExportError:
+    """An error that names file and line of the user's code."""
+    file, line = place
+    return kind(f"{file}:{line}: {detail}", hint=hint, file=file, line=line, **where)
+
+
 def export_error(error: BaseException, module: torch.nn.Module) -> ExportError:
     """The exporter's failure as an ``ExportError`` that names file and line of the user's code."""
     causes = list(_causes(error))
@@ -72,8 +78,7 @@ def export_error(error: BaseException, module: torch.nn.Module) -> ExportError:
         detail, hint = "forward decides by the values of a tensor", _DATA_DEPENDENT
     else:
         detail, hint = f"torch.export failed: {_first_sentences(causes)}", _PLAIN
-    file, line = place_of(error) or definition(module)
-    return ExportError(f"{file}:{line}: {detail}", hint=hint, file=file, line=line, operator=operator)
+    return error_at(ExportError, place_of(error) or definition(module), detail, hint=hint, operator=operator)
 
 
 def place_of(error: BaseException) -> Place | None:

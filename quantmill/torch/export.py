@@ -23,6 +23,7 @@ from quantmill.torch.errors import (
     ExampleInputsError,
     ExportError,
     definition,
+    error_at,
     export_error,
     place_of,
     said_by,
@@ -150,7 +151,12 @@ class _Export:
         stubs = CalledStubs(self._module)
         with stubs:
             result, expected = result_structure(self._run_example())
-        more = self._one_more() if self._batched else {}
+        more = {}  # the example with its first sample once more
+        if self._batched:
+            more = {
+                name: torch.cat([tensor, tensor[:1]]) if name in self._batched else tensor
+                for name, tensor in self._example.items()
+            }
         expected_of_more = self._run_batch(more) if more else {}
         # A length of one is traced as one that never changes.
         model = self._trace(more if more and self._size == 1 else self._example)
@@ -183,32 +189,17 @@ class _Export:
         try:
             return self._eager(self._example)
         except Exception as error:
-            file, line = place_of(error) or definition(self._module)
-            raise ExportError(
-                f"{file}:{line}: the module itself fails on the example inputs: {said_by(error)}",
-                hint="Give inputs that module(*inputs) runs on.",
-                file=file,
-                line=line,
-            ) from error
-
-    def _one_more(self) -> dict[str, torch.Tensor]:
-        """The example with its first sample once more."""
-        return {
-            name: torch.cat([tensor, tensor[:1]]) if name in self._batched else tensor
-            for name, tensor in self._example.items()
-        }
+            place = place_of(error) or definition(self._module)
+            detail = f"the module itself fails on the example inputs: {said_by(error)}"
+            raise error_at(ExportError, place, detail, hint="Give inputs that module(*inputs) runs on.") from error
 
     def _run_batch(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         try:
             return result_structure(self._eager(inputs))[1]
         except Exception as error:
-            file, line = place_of(error) or definition(self._module)
-            raise BatchFixedError(
-                f"{file}:{line}: the module runs on {self._size} samples but not on {self._size + 1}: {said_by(error)}",
-                hint=_STATIC_HINT,
-                file=file,
-                line=line,
-            ) from error
+            place = place_of(error) or definition(self._module)
+            detail = f"the module runs on {self._size} samples but not on {self._size + 1}: {said_by(error)}"
+            raise error_at(BatchFixedError, place, detail, hint=_STATIC_HINT) from error
 
     def _compare_batch(
         self, session: Session, inputs: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]
@@ -216,13 +207,8 @@ class _Export:
         try:
             compare(session, inputs, expected, f"{self._size + 1} samples")
         except QuantmillError as error:  # another result, or none at all
-            file, line = definition(self._module)
-            raise BatchFixedError(
-                f"{file}:{line}: forward was traced for batches of {self._size} samples alone: {error.detail}",
-                hint=_STATIC_HINT,
-                file=file,
-                line=line,
-            ) from error
+            detail = f"forward was traced for batches of {self._size} samples alone: {error.detail}"
+            raise error_at(BatchFixedError, definition(self._module), detail, hint=_STATIC_HINT) from error
 
     def _trace(self, inputs: Mapping[str, torch.Tensor]) -> ir.Model:
         bound = self._call.arguments(inputs)
@@ -261,12 +247,11 @@ class _Export:
     def _refuse_state(self, program: torch.export.ExportedProgram) -> None:
         changed = sorted(program.graph_signature.buffers_to_mutate.values())
         if changed:
-            file, line = definition(self._module)
-            raise ExportError(
-                f"{file}:{line}: forward changes the buffer {changed[0]!r}; an ONNX model keeps nothing between calls",
+            raise error_at(
+                ExportError,
+                definition(self._module),
+                f"forward changes the buffer {changed[0]!r}; an ONNX model keeps nothing between calls",
                 hint="Change buffers under 'if self.training' alone, or take and return the state as tensors.",
-                file=file,
-                line=line,
                 buffer=changed[0],
             )
 
@@ -282,15 +267,14 @@ class _Export:
         symbols = {axis for axis in axes.values() if axis is not None}
         fixed = [own for own, axis in axes.items() if axis is None]
         if fixed or len(symbols) != 1 or not next(iter(symbols)).isidentifier():
-            file, line = definition(self._module)
             what = (
                 f"input {fixed[0]!r} has a batch axis of fixed length" if fixed else "not every batch size is possible"
             )
-            raise BatchFixedError(
-                f"{file}:{line}: {what}: forward was traced for batches of {self._size} samples alone",
+            raise error_at(
+                BatchFixedError,
+                definition(self._module),
+                f"{what}: forward was traced for batches of {self._size} samples alone",
                 hint=f"Take sizes from the tensors (x.shape[0], -1) instead of writing them down. {_STATIC_HINT}",
-                file=file,
-                line=line,
             )
         name_batch(model, next(iter(symbols)))
 

@@ -269,7 +269,6 @@ class QatModule(nn.Module):
         return self
 
     def _feeds(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Tensor]:
-        """The network's inputs by name."""
         if self._is_plain and not kwargs and len(args) == len(self._inputs):
             given: Iterable[Any] = args
         else:

@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import numpy as np
 import onnxruntime
@@ -19,6 +19,7 @@ from quantmill.torch.data import Stored, store
 from quantmill.torch.export import Exported, export, output_path
 from quantmill.torch.verification import threads_here, to_numpy
 from service.client import Client, DownloadCorruptError
+from service.client.driving import checked
 from service.contracts.command_errors import FileAccessError
 from service.contracts.config import QuantizationConfig, parse_config
 from service.contracts.graph_view import GRAPH_KIND
@@ -98,6 +99,16 @@ class QuantizedModule(torch.nn.Module):
 Config = str | Mapping[str, Any] | QuantizationConfig
 
 
+class WorkOptions(TypedDict, total=False):
+    """By what the work is done, and where to; see ``quantize``."""
+
+    client: Client | None
+    output: str | Path | None
+    threads: int | None
+    run: Run | None
+
+
+@checked
 def quantize(
     module: torch.nn.Module,
     example_inputs: Any,
@@ -105,11 +116,8 @@ def quantize(
     config: Config = "int8",
     *,
     evaluation_loader: Iterable[Any] | None = None,
-    client: Client | None = None,
-    output: str | Path | None = None,
     dynamic_batch: bool = True,
-    threads: int | None = None,
-    run: Run | None = None,
+    **options: Unpack[WorkOptions],
 ) -> Quantized:
     """Export a module, quantize it, and measure what that cost.
 
@@ -133,7 +141,7 @@ def quantize(
         QuantmillError: whatever else the engine or the service refuses.
     """
     recipe = as_config(config)
-    path = output_path(output, "quantized.onnx")
+    path = output_path(options.get("output"), "quantized.onnx")
     if not path.absolute().parent.is_dir():
         raise FileAccessError(f"{path} cannot be written: there is no such folder.", hint="Make it, or name another.")
     with tempfile.TemporaryDirectory(prefix="quantmill-") as folder:
@@ -145,21 +153,18 @@ def quantize(
         evaluation = None
         if evaluation_loader is not None:
             evaluation = store(evaluation_loader, exported, Path(folder) / "evaluation.npz", role="evaluation loader")
-        return quantize_exported(
-            exported, calibration, recipe, evaluation=evaluation, client=client, output=path, threads=threads, run=run
-        )
+        options["output"] = path
+        return quantize_exported(exported, calibration, recipe, evaluation=evaluation, **options)
 
 
+@checked
 def quantize_exported(
     exported: Exported,
     calibration: Stored,
     config: Config = "int8",
     *,
     evaluation: Stored | None = None,
-    client: Client | None = None,
-    output: str | Path | None = None,
-    threads: int | None = None,
-    run: Run | None = None,
+    **options: Unpack[WorkOptions],
 ) -> Quantized:
     """Quantize an exported module on stored data; see ``quantize``, which does all in one.
 
@@ -168,23 +173,33 @@ def quantize_exported(
         calibration: of ``store``.
         config: as in ``quantize``.
         evaluation: of ``store``; None: the calibration data.
-        client: as in ``quantize``.
-        output: as in ``quantize``; further files of the algorithms lie beside it.
-        threads: as in ``quantize``.
-        run: as in ``quantize``.
+        options: as in ``quantize``; further files of the algorithms lie beside the ``output``.
 
     Raises:
         InvalidConfigError: the config is not valid, or names nodes or modules that are not there.
         QuantmillError: whatever else the engine or the service refuses.
     """
-    recipe, path = as_config(config), output_path(output, "quantized.onnx")
+    recipe, path = as_config(config), output_path(options.get("output"), "quantized.onnx")
+    client = options.get("client")
     with tempfile.TemporaryDirectory(dir=path.absolute().parent, prefix=".quantmill-") as folder:
-        work = _Here(threads or threads_here(), run or SilentRun()) if client is None else _There(client)
-        made = work.quantize(exported, calibration, evaluation, recipe, Path(folder))
+        if client is not None:
+            made = _by_service(client, exported, calibration, evaluation, recipe, Path(folder))
+        else:
+            task = QuantizeTask(
+                model_path=str(exported.onnx_path.absolute()),
+                config=recipe,
+                calibration=_source(calibration),
+                evaluation=None if evaluation is None else _source(evaluation),
+                output_dir=folder,
+                threads=options.get("threads") or threads_here(),
+            )
+            done = quantize_files(task, options.get("run") or SilentRun())
+            written = {file.kind: Path(folder, file.file) for file in done.files}
+            made = Quantized(Path(folder, done.model_file), done.report, exported, written)
         files = {kind: path.with_name(f"{path.stem}.{file.name}") for kind, file in made.files.items()}
         for kind, file in made.files.items():
-            _publish(file, files[kind])
-        _publish(made.onnx_path, path)
+            shutil.move(file, files[kind])
+        shutil.move(made.onnx_path, path)
     return replace(made, onnx_path=path, files=files)
 
 
@@ -199,82 +214,43 @@ def as_config(config: Config) -> QuantizationConfig:
     return parse_config({"preset": config}) if isinstance(config, str) else read_config(dict(config))
 
 
-class _Here:
-    """The engine in this process."""
-
-    def __init__(self, threads: int, run: Run) -> None:
-        self._threads, self._run = threads, run
-
-    def quantize(
-        self,
-        exported: Exported,
-        calibration: Stored,
-        evaluation: Stored | None,
-        config: QuantizationConfig,
-        folder: Path,
-    ) -> Quantized:
-        """Quantize into ``folder``."""
-        task = QuantizeTask(
-            model_path=str(exported.onnx_path.absolute()),
-            config=config,
-            calibration=_source(calibration),
-            evaluation=None if evaluation is None else _source(evaluation),
-            output_dir=str(folder),
-            threads=self._threads,
-        )
-        done = quantize_files(task, self._run)
-        files = {file.kind: folder / file.file for file in done.files}
-        return Quantized(folder / done.model_file, done.report, exported, files)
-
-
-class _There:
-    """A service."""
-
-    def __init__(self, client: Client) -> None:
-        self._client = client
-
-    def quantize(
-        self,
-        exported: Exported,
-        calibration: Stored,
-        evaluation: Stored | None,
-        config: QuantizationConfig,
-        folder: Path,
-    ) -> Quantized:
-        """Upload, wait, download into ``folder``."""
-        client = self._client
-        path = exported.onnx_path
-        model = client.push_model(path, name=exported.name)
-        stored = [calibration, *([] if evaluation is None else [evaluation])]
-        datasets = [client.push_dataset(entry.path, entry.preprocessing) for entry in stored]
-        model_id = client.wait_ready(model).id
-        ids = [client.wait_ready(dataset).id for dataset in datasets]
-        job = client.submit(
-            model=model_id,
-            calibration=ids[0],
-            evaluation=ids[1] if evaluation is not None else None,
-            config=config,
-            name=exported.name,
-        )
-        client.wait_succeeded(job.id)
-        files = {}
-        for item in client.artifacts(job.id):
-            if item.kind in ("report", GRAPH_KIND):
-                continue
-            if not re.fullmatch(FILE_PATTERN, item.filename):
-                raise DownloadCorruptError(
-                    f"The service calls an artifact {item.filename!r}, which is no file name.",
-                    hint=f"Download it by its id: {item.id}.",
-                )
-            files[item.kind] = folder / item.filename
-            client.download_artifact(item.id, files[item.kind])
-        onnx_path = files.pop("model")
-        return Quantized(onnx_path, client.report(job.id), exported, files)
+def _by_service(
+    client: Client,
+    exported: Exported,
+    calibration: Stored,
+    evaluation: Stored | None,
+    config: QuantizationConfig,
+    folder: Path,
+) -> Quantized:
+    """Upload, wait, download into ``folder``."""
+    path = exported.onnx_path
+    model = client.push_model(path, name=exported.name)
+    stored = [calibration, *([] if evaluation is None else [evaluation])]
+    datasets = [client.push_dataset(entry.path, entry.preprocessing) for entry in stored]
+    model_id = client.wait_ready(model).id
+    ids = [client.wait_ready(dataset).id for dataset in datasets]
+    job = client.submit(
+        model=model_id,
+        calibration=ids[0],
+        evaluation=ids[1] if evaluation is not None else None,
+        config=config,
+        name=exported.name,
+    )
+    client.wait_succeeded(job.id)
+    files = {}
+    for item in client.artifacts(job.id):
+        if item.kind in ("report", GRAPH_KIND):
+            continue
+        if not re.fullmatch(FILE_PATTERN, item.filename):
+            raise DownloadCorruptError(
+                f"The service calls an artifact {item.filename!r}, which is no file name.",
+                hint=f"Download it by its id: {item.id}.",
+            )
+        files[item.kind] = folder / item.filename
+        client.download_artifact(item.id, files[item.kind])
+    onnx_path = files.pop("model")
+    return Quantized(onnx_path, client.report(job.id), exported, files)
 
 
 def _source(stored: Stored) -> DatasetSource:
     return DatasetSource(path=str(stored.path.absolute()), preprocessing=stored.preprocessing)
-
-
-def _publish(source: Path, destination: Path) -> None:
-    shutil.move(source, destination)

@@ -22,7 +22,7 @@ BEGIN, END = "QuantStub", "DeQuantStub"
 
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.DOUBLE, ir.DataType.BFLOAT16)
 _SHAPES = ("Shape", "Size")
-_LOOKUPS = ("Gather", "GatherND", "GatherElements")
+_GATHERS = ("Gather", "GatherND", "GatherElements")
 
 
 class StubError(ModelError, code="misplaced-stub", title="QuantStub and DeQuantStub do not bound a region"):
@@ -161,7 +161,7 @@ class _RegionFollower:
         """Integers stay what they are; floats made of them are outside only where they are looked up."""
         for value in node.outputs:
             is_float = value.dtype is None or value.dtype in _FLOATS
-            if not is_float or not looked_up or node.op_type in _LOOKUPS:
+            if not is_float or not looked_up or node.op_type in _GATHERS:
                 self._outside.add(value)
 
     def _first(self, number: int) -> int:

@@ -1,7 +1,7 @@
 """QuantStub and DeQuantStub, where quantized regions begin and end, and the operators that mark them.
 
 In PyTorch both are identities. While a module is exported each call leaves a marker, a node of the domain
-``quantmill``; ``quantmill.torch.regions`` turns the markers into regions and takes them out of the graph again.
+``quantmill``; ``quantmill.torch.regions`` makes regions of the markers and takes them out of the graph again.
 """
 
 from __future__ import annotations
@@ -76,17 +76,9 @@ def _end(x: Tensor) -> Tensor:
     return x.clone()
 
 
-def _like(x: Tensor) -> Tensor:
-    return torch.empty_like(x)
-
-
-def _gradient(context: Any, gradient: Tensor) -> Tensor:
-    return gradient
-
-
 for _marker in (_begin, _end):
-    _marker.register_fake(_like)
-    _marker.register_autograd(_gradient)
+    _marker.register_fake(torch.empty_like)
+    _marker.register_autograd(lambda context, gradient: gradient)
 
 
 class _Stub(nn.Module):

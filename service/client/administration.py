@@ -26,7 +26,7 @@ class AdministrationCalls(Connection):
             name: what people call it.
             scope: the highest of what it may do, at most what the client's own may.
             days: until it expires; None: never.
-            tenant: whose nouns it sees; default: the tenant of the client's key.
+            tenant: whose resources it sees; default: the tenant of the client's key.
         """
         body = {"name": name, "scope": scope, "days": days, "tenant": tenant}
         return KeyMade.model_validate((yield from self._create(_PATH, body)))
@@ -39,7 +39,7 @@ class AdministrationCalls(Connection):
     @Call
     def key(self, key_id: str) -> Steps[KeyOut]:
         """One key."""
-        return KeyOut.model_validate((yield from self._json("GET", f"{_PATH}/{key_id}")))
+        return (yield from self._get(KeyOut, f"{_PATH}/{key_id}"))
 
     @Call
     def rotate_key(self, key_id: str, *, grace_seconds: float = DAY_SECONDS) -> Steps[KeyMade]:
@@ -55,7 +55,7 @@ class AdministrationCalls(Connection):
     @Call
     def quarantine(self) -> Steps[list[QuarantineOut]]:
         """All models in quarantine, the newest first."""
-        return QuarantineList.model_validate((yield from self._json("GET", "/v1/quarantine"))).items
+        return (yield from self._get(QuarantineList, "/v1/quarantine")).items
 
     @Call
     def release(self, digest: str) -> Steps[None]:
@@ -74,4 +74,4 @@ class AdministrationCalls(Connection):
     @Call
     def queues(self) -> Steps[list[QueueOut]]:
         """Every queue: what waits in it, what runs, and the slots of its live workers."""
-        return QueueList.model_validate((yield from self._json("GET", "/v1/queues"))).items
+        return (yield from self._get(QueueList, "/v1/queues")).items

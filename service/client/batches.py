@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, Unpack
 
 from service.batches.schemas import BatchEventOut, BatchListed, BatchOut
-from service.client.connection import Noun, id_of, plain_config
+from service.client.connection import Resource, id_of, plain_config
 from service.client.driving import Call, Each
 from service.client.following import Follower, log_of_batch
-from service.client.nouns import ValidationCalls
 from service.client.options import BatchRequest
+from service.client.resources import ResourceCalls
 from service.client.steps import Items, Steps, heard
 from service.jobs.schemas import TERMINAL
 from service.models.schemas import ModelOut
@@ -18,7 +18,7 @@ from service.models.schemas import ModelOut
 _PATH = "/v1/batches"
 
 
-class BatchCalls(ValidationCalls):
+class BatchCalls(ResourceCalls):
     """Calls of ``/v1/batches``."""
 
     @Call
@@ -70,10 +70,10 @@ class BatchCalls(ValidationCalls):
         return BatchOut.model_validate((yield from self._create(_PATH, body, request.get("idempotency_key"))))
 
     @Call
-    def batch(self, batch: Noun | str, *, wait_seconds: float = 0.0) -> Steps[BatchOut]:
+    def batch(self, batch: Resource | str, *, wait_seconds: float = 0.0) -> Steps[BatchOut]:
         """The batch with one summary; with ``wait_seconds``, up to 30, once it has ended, if that is sooner."""
         path = f"{_PATH}/{id_of(batch)}"
-        return BatchOut.model_validate((yield from self._json("GET", path, wait_seconds=wait_seconds)))
+        return (yield from self._get(BatchOut, path, wait_seconds=wait_seconds))
 
     @Each
     def batches(self, *, name: str | None = None, limit: int | None = None) -> Items[BatchListed, None]:
@@ -81,7 +81,7 @@ class BatchCalls(ValidationCalls):
         yield from self._all(_PATH, BatchListed, {"name": name}, limit)
 
     @Each
-    def follow_batch(self, batch: Noun | str, *, after: str = "0") -> Items[BatchEventOut, None]:
+    def follow_batch(self, batch: Resource | str, *, after: str = "0") -> Items[BatchEventOut, None]:
         """The events of all its jobs, each once, as they happen; ends when the batch has ended.
 
         Args:
@@ -93,7 +93,7 @@ class BatchCalls(ValidationCalls):
     @Call
     def wait_batch(
         self,
-        batch: Noun | str,
+        batch: Resource | str,
         *,
         on_event: Callable[[BatchEventOut], None] | None = None,
         timeout_seconds: float | None = None,
@@ -109,28 +109,24 @@ class BatchCalls(ValidationCalls):
             WaitTimeoutError: it takes longer than that.
         """
         path = f"{_PATH}/{id_of(batch)}"
-
-        def look(wait_seconds: float) -> Steps[BatchOut]:
-            return BatchOut.model_validate((yield from self._json("GET", path, wait_seconds=wait_seconds)))
-
         if on_event is None:
-            return (yield from self._wait(look, lambda seen: seen.state in TERMINAL, timeout_seconds, path))
+            return (yield from self._get_once(BatchOut, path, lambda seen: seen.state in TERMINAL, timeout_seconds))
         yield from heard(Follower(self, log_of_batch(id_of(batch)), "0", timeout_seconds).events(), on_event)
-        return (yield from look(0.0))
+        return (yield from self._get(BatchOut, path))
 
     @Call
-    def cancel_batch(self, batch: Noun | str) -> Steps[BatchOut]:
+    def cancel_batch(self, batch: Resource | str) -> Steps[BatchOut]:
         """Cancel all its jobs; those that have ended, and those that were reused, stay as they are."""
         path = f"{_PATH}/{id_of(batch)}/cancel"
         return BatchOut.model_validate((yield from self._json("POST", path, repeatable=True)))
 
     @Call
-    def retry_batch(self, batch: Noun | str, *, idempotency_key: str | None = None) -> Steps[BatchOut]:
+    def retry_batch(self, batch: Resource | str, *, idempotency_key: str | None = None) -> Steps[BatchOut]:
         """Give each member that has failed or was canceled a new job, once the batch has ended."""
         path = f"{_PATH}/{id_of(batch)}/retry-failed"
         return BatchOut.model_validate((yield from self._create(path, {}, idempotency_key)))
 
     @Call
-    def delete_batch(self, batch: Noun | str) -> Steps[None]:
+    def delete_batch(self, batch: Resource | str) -> Steps[None]:
         """Forget a batch that has ended; its jobs stay."""
         yield from self._request("DELETE", f"{_PATH}/{id_of(batch)}")

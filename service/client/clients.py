@@ -1,4 +1,4 @@
-"""The two clients: the calls of all nouns, done by a driver that blocks or by one that awaits."""
+"""The two clients: the calls of all resources, done by a driver that blocks or by one that awaits."""
 
 from __future__ import annotations
 
@@ -36,16 +36,7 @@ class Client(_Calls, Blocking):
         ServerUnreachableError: the service does not answer.
     """
 
-    def __init__(
-        self,
-        base_url: str | None = None,
-        key: str | None = None,
-        *,
-        timeout_seconds: float = 30.0,
-        patience_seconds: float = 30.0,
-    ) -> None:
-        super().__init__(base_url, key, timeout_seconds=timeout_seconds, patience_seconds=patience_seconds)
-        self._driver = BlockingDriver(self.place)
+    _driving = BlockingDriver
 
     def __enter__(self) -> Self:
         return self
@@ -63,16 +54,7 @@ class Client(_Calls, Blocking):
 class AsyncClient(_Calls, Awaiting):
     """As ``Client``, with calls that are awaited and iterators for ``async for``, on asyncio or trio."""
 
-    def __init__(
-        self,
-        base_url: str | None = None,
-        key: str | None = None,
-        *,
-        timeout_seconds: float = 30.0,
-        patience_seconds: float = 30.0,
-    ) -> None:
-        super().__init__(base_url, key, timeout_seconds=timeout_seconds, patience_seconds=patience_seconds)
-        self._driver = AwaitingDriver(self.place)
+    _driving = AwaitingDriver
 
     async def __aenter__(self) -> Self:
         return self

@@ -1,4 +1,4 @@
-"""What the calls of all nouns share: one service, asked as patiently as the client was told to."""
+"""What the calls of all resources share: one service, asked again for as long as the client was told to."""
 
 from __future__ import annotations
 
@@ -108,8 +108,8 @@ def own_service() -> str:
 _PAUSE_SECONDS = (0.1, 2.0)
 
 
-class Patience:
-    """Counts how long trouble has lasted.
+class Retries:
+    """Counts how long trouble has lasted, and pauses before the next try.
 
     Args:
         seconds: how long it may.
@@ -152,7 +152,7 @@ _Seen = TypeVar("_Seen")
 _Item = TypeVar("_Item", bound=BaseModel)
 
 
-class Noun(Protocol):
+class Resource(Protocol):
     """What the service has an id for."""
 
     @property
@@ -161,11 +161,13 @@ class Noun(Protocol):
 
 
 class Connection:
-    """See ``Client``. Calls of nouns are mixed into it; what they share is here.
+    """See ``Client``. Calls of resources are mixed into it; what they share is here.
 
     Attributes:
         place: the service.
     """
+
+    _driving: Callable[[Place], Any]
 
     def __init__(
         self,
@@ -176,11 +178,12 @@ class Connection:
         patience_seconds: float = 30.0,
     ) -> None:
         self.place = find_service(base_url, key)
+        self._driver: Any = self._driving(self.place)
         self._timeout_seconds = timeout_seconds
         self._patience_seconds = patience_seconds
 
-    def _patience(self) -> Patience:
-        return Patience(self._patience_seconds, self.place.url)
+    def _retries(self) -> Retries:
+        return Retries(self._patience_seconds, self.place.url)
 
     def _send(
         self,
@@ -226,21 +229,34 @@ class Connection:
             ApiError: the service refused for good.
             ServerUnreachableError: the connection kept failing.
         """
-        patience = self._patience()
+        retries = self._retries()
         safe = repeatable or method in _REPEATABLE or _IDEMPOTENCY in (headers or {})
         while True:
             try:
                 return (yield from self._send(method, path, headers=headers, **given))
             except (httpx.TransportError, ApiError) as error:
                 if not safe and not _nothing_done(error):
-                    raise error if isinstance(error, ApiError) else patience.unreachable(error) from error
-                yield from patience.endure(error)
+                    raise error if isinstance(error, ApiError) else retries.unreachable(error) from error
+                yield from retries.endure(error)
 
     def _json(self, method: str, path: str, *, wait_seconds: float = 0.0, **given: Any) -> Steps[Any]:
         if wait_seconds:
             given["params"] = {**given.get("params", {}), "wait": f"{wait_seconds:g}"}
         response = yield from self._request(method, path, wait_seconds=wait_seconds, **given)
         return response.json()
+
+    def _get(self, kind: type[_Item], path: str, **given: Any) -> Steps[_Item]:
+        return kind.model_validate((yield from self._json("GET", path, **given)))
+
+    def _get_once(
+        self, kind: type[_Item], path: str, done: Callable[[_Item], bool], timeout_seconds: float | None
+    ) -> Steps[_Item]:
+        """What is at ``path``, once it is ``done``."""
+
+        def look(wait_seconds: float) -> Steps[_Item]:
+            return self._get(kind, path, wait_seconds=wait_seconds)
+
+        return (yield from self._wait(look, done, timeout_seconds, path))
 
     def _create(self, path: str, body: Mapping[str, Any], key: str | None = None) -> Steps[Any]:
         """POST what must not be made twice, under an idempotency key: a fresh one, unless it is given."""
@@ -303,9 +319,9 @@ def as_parameters(filters: Mapping[str, object]) -> dict[str, object]:
     }
 
 
-def id_of(noun: Noun | str) -> str:
+def id_of(resource: Resource | str) -> str:
     """The id of what a call was given, which may be the id itself."""
-    return noun if isinstance(noun, str) else noun.id
+    return resource if isinstance(resource, str) else resource.id
 
 
 def plain_config(config: QuantizationConfig | Mapping[str, Any] | None) -> dict[str, Any]:

@@ -8,7 +8,19 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Generator, Iterator
 from contextlib import aclosing, closing
 from dataclasses import dataclass, field
-from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, cast, get_args, get_type_hints, overload
+from typing import (
+    Any,
+    ClassVar,
+    Concatenate,
+    Generic,
+    ParamSpec,
+    Self,
+    TypeVar,
+    cast,
+    get_args,
+    get_type_hints,
+    overload,
+)
 
 import anyio
 import anyio.to_thread
@@ -32,11 +44,12 @@ from service.client.steps import (
 )
 
 _CONNECT_SECONDS = 10.0
-# Nothing of a body moves for so long: the connection is dead, and there is patience left for another one.
+# Nothing of a body moves for so long: the connection is dead, and there is time left for another one.
 _STALL_SECONDS = 30.0
 _Calls = TypeVar("_Calls")
 _Given = ParamSpec("_Given")
 _T = TypeVar("_T")
+_Made = TypeVar("_Made")
 
 
 @dataclass(frozen=True)
@@ -237,12 +250,30 @@ class Awaiting:
     _driver: AwaitingDriver
 
 
-class Call(Generic[_Calls, _Given, _T]):
-    """A method of both clients, made of the steps that it takes."""
+class _Method(Generic[_Calls, _Given, _Made]):
+    """A method of both clients, made of the steps that it takes, which ``_drive`` of a driver does."""
 
-    def __init__(self, steps: Callable[Concatenate[_Calls, _Given], Steps[_T]]) -> None:
+    _drive: ClassVar[str]
+
+    def __init__(self, steps: Callable[Concatenate[_Calls, _Given], _Made]) -> None:
         self.steps = checked(steps)
         self.__doc__ = steps.__doc__
+
+    def _bound(self, instance: Any) -> Any:
+        if instance is None:
+            return self
+
+        @functools.wraps(self.steps)
+        def call(*args: _Given.args, **kwargs: _Given.kwargs) -> Any:
+            return getattr(instance._driver, self._drive)(self.steps(instance, *args, **kwargs))
+
+        return call
+
+
+class Call(_Method[_Calls, _Given, Steps[_T]], Generic[_Calls, _Given, _T]):
+    """A method that returns what its steps end with."""
+
+    _drive = "run"
 
     @overload
     def __get__(self, instance: None, owner: type) -> Self: ...
@@ -251,22 +282,13 @@ class Call(Generic[_Calls, _Given, _T]):
     @overload
     def __get__(self, instance: Awaiting, owner: type) -> Callable[_Given, Coroutine[Any, Any, _T]]: ...
     def __get__(self, instance: Any, owner: type) -> Any:
-        if instance is None:
-            return self
-
-        @functools.wraps(self.steps)
-        def call(*args: _Given.args, **kwargs: _Given.kwargs) -> Any:
-            return instance._driver.run(self.steps(instance, *args, **kwargs))
-
-        return call
+        return self._bound(instance)
 
 
-class Each(Generic[_Calls, _Given, _T]):
-    """A method of both clients that gives an iterator, made of the steps that it takes."""
+class Each(_Method[_Calls, _Given, Items[_T, None]], Generic[_Calls, _Given, _T]):
+    """A method that gives an iterator over the items of its steps."""
 
-    def __init__(self, steps: Callable[Concatenate[_Calls, _Given], Items[_T, None]]) -> None:
-        self.steps = checked(steps)
-        self.__doc__ = steps.__doc__
+    _drive = "iterate"
 
     @overload
     def __get__(self, instance: None, owner: type) -> Self: ...
@@ -275,11 +297,4 @@ class Each(Generic[_Calls, _Given, _T]):
     @overload
     def __get__(self, instance: Awaiting, owner: type) -> Callable[_Given, AsyncGenerator[_T, None]]: ...
     def __get__(self, instance: Any, owner: type) -> Any:
-        if instance is None:
-            return self
-
-        @functools.wraps(self.steps)
-        def call(*args: _Given.args, **kwargs: _Given.kwargs) -> Any:
-            return instance._driver.iterate(self.steps(instance, *args, **kwargs))
-
-        return call
+        return self._bound(instance)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Unpack
 
-from service.client.connection import Noun, id_of, plain_config
+from service.client.connection import Resource, as_parameters, id_of, plain_config
 from service.client.driving import Call, Each
 from service.client.errors import JobFailedError, JobNotSucceededError
 from service.client.following import Follower, log_of_job
-from service.client.nouns import ValidationCalls
-from service.client.options import Config, EvaluationRequest, JobFilters, QuantizationRequest
+from service.client.options import Config, EvaluationRequest, JobFilters, QuantizationRequest, WaitOptions
+from service.client.resources import ResourceCalls
 from service.client.steps import Items, Steps, heard
 from service.contracts.devices import DeviceChoice
 from service.contracts.errors import InvalidRequestError
@@ -22,11 +22,11 @@ from service.pagination import Page
 from service.reports.formats import FORMATS, FormatName
 
 
-class JobCalls(ValidationCalls):
+class JobCalls(ResourceCalls):
     """Calls of ``/v1/jobs`` and ``/v1/evaluations``."""
 
     @Call
-    def retry(self, job: Noun | str, *, idempotency_key: str | None = None) -> Steps[JobOut]:
+    def retry(self, job: Resource | str, *, idempotency_key: str | None = None) -> Steps[JobOut]:
         """Submit what a job that has ended was asked for, with its config as it was resolved then: a new job.
 
         Raises:
@@ -36,7 +36,7 @@ class JobCalls(ValidationCalls):
 
     @Call
     def clone(
-        self, job: Noun | str, changes: Mapping[str, Any], *, idempotency_key: str | None = None
+        self, job: Resource | str, changes: Mapping[str, Any], *, idempotency_key: str | None = None
     ) -> Steps[JobOut]:
         """Submit what a job was asked for with changes: a new job.
 
@@ -52,12 +52,12 @@ class JobCalls(ValidationCalls):
         return JobOut.model_validate((yield from self._create(path, changes, idempotency_key)))
 
     @Call
-    def rename(self, job: Noun | str, changes: Mapping[str, Any]) -> Steps[JobOut]:
+    def rename(self, job: Resource | str, changes: Mapping[str, Any]) -> Steps[JobOut]:
         """Change ``name`` and ``labels``, whatever the job's state; what is left out stays, None takes away."""
         return JobOut.model_validate((yield from self._json("PATCH", f"/v1/jobs/{id_of(job)}", json=dict(changes))))
 
     @Call
-    def delete_job(self, job: Noun | str) -> Steps[None]:
+    def delete_job(self, job: Resource | str) -> Steps[None]:
         """Forget a job that has ended, with its log, report and artifacts.
 
         Raises:
@@ -66,7 +66,7 @@ class JobCalls(ValidationCalls):
         yield from self._request("DELETE", f"/v1/jobs/{id_of(job)}")
 
     @Call
-    def logs(self, job: Noun | str) -> Steps[str]:
+    def logs(self, job: Resource | str) -> Steps[str]:
         """The job's log as text, one line per entry."""
         path, texts = f"/v1/jobs/{id_of(job)}/logs", []
         while True:
@@ -111,13 +111,12 @@ class JobCalls(ValidationCalls):
             "labels": dict(request.get("labels") or {}),
             "priority": request.get("priority", 0),
         }
-        answer = yield from self._create("/v1/evaluations", body, request.get("idempotency_key"))
-        return JobOut.model_validate(answer)
+        return JobOut.model_validate((yield from self._create("/v1/evaluations", body, request.get("idempotency_key"))))
 
     @Call
-    def evaluation_report(self, job: Noun | str) -> Steps[EvaluationReport]:
+    def evaluation_report(self, job: Resource | str) -> Steps[EvaluationReport]:
         """What an evaluation that has succeeded has found."""
-        return EvaluationReport.model_validate((yield from self._json("GET", f"/v1/jobs/{id_of(job)}/report")))
+        return (yield from self._get(EvaluationReport, f"/v1/jobs/{id_of(job)}/report"))
 
     @Call
     def submit(self, **request: Unpack[QuantizationRequest]) -> Steps[JobOut]:
@@ -172,9 +171,9 @@ class JobCalls(ValidationCalls):
         self,
         config: Config | None = None,
         *,
-        model: Noun | str | None = None,
-        calibration: Noun | str | None = None,
-        evaluation: Noun | str | None = None,
+        model: Resource | str | None = None,
+        calibration: Resource | str | None = None,
+        evaluation: Resource | str | None = None,
         device: DeviceChoice = "auto",
         priority: int = 0,
     ) -> Steps[JobValidated]:
@@ -184,7 +183,7 @@ class JobCalls(ValidationCalls):
             ConfigRefusedError: the config is not valid; names the fields.
         """
         given = {"model_id": model, "calibration_dataset_id": calibration, "evaluation_dataset_id": evaluation}
-        body: dict[str, Any] = {name: id_of(noun) for name, noun in given.items() if noun is not None}
+        body: dict[str, Any] = {name: id_of(resource) for name, resource in given.items() if resource is not None}
         body |= {"config": plain_config(config), "device": device, "priority": priority}
         found = yield from self._json("POST", "/v1/jobs:validate", json=body, repeatable=True)
         return JobValidated.model_validate(found)
@@ -235,18 +234,17 @@ class JobCalls(ValidationCalls):
             limit: jobs per page, at most 200.
             cursor: ``next_cursor`` of the page before.
         """
-        given = {"kind": kind, "state": state, "search": search, "limit": limit, "cursor": cursor}
-        params = {name: value for name, value in given.items() if value is not None}
+        params = as_parameters({"kind": kind, "state": state, "search": search, "limit": limit, "cursor": cursor})
         params |= {f"label.{name}": value for name, value in (labels or {}).items()}
-        return Page[JobListed].model_validate((yield from self._json("GET", "/v1/jobs", params=params)))
+        return (yield from self._get(Page[JobListed], "/v1/jobs", params=params))
 
     @Call
-    def job(self, job: Noun | str) -> Steps[JobOut]:
+    def job(self, job: Resource | str) -> Steps[JobOut]:
         """The job as it is now."""
-        return JobOut.model_validate((yield from self._json("GET", f"/v1/jobs/{id_of(job)}")))
+        return (yield from self._get(JobOut, f"/v1/jobs/{id_of(job)}"))
 
     @Each
-    def follow(self, job: Noun | str, *, after: int = 0) -> Items[EventOut, None]:
+    def follow(self, job: Resource | str, *, after: int = 0) -> Items[EventOut, None]:
         """The job's events, each once and in order, as they happen; ends when the job has ended.
 
         A stream that breaks off is taken up again after the last event; where streams are cut, they are polled for.
@@ -260,13 +258,7 @@ class JobCalls(ValidationCalls):
         yield from Follower(self, log_of_job(id_of(job)), after).events()
 
     @Call
-    def wait(
-        self,
-        job: Noun | str,
-        *,
-        on_event: Callable[[EventOut], None] | None = None,
-        timeout_seconds: float | None = None,
-    ) -> Steps[JobOut]:
+    def wait(self, job: Resource | str, **options: Unpack[WaitOptions]) -> Steps[JobOut]:
         """Wait until the job has ended, however it did.
 
         Args:
@@ -277,16 +269,10 @@ class JobCalls(ValidationCalls):
         Raises:
             WaitTimeoutError: it takes longer than that.
         """
-        return (yield from self._ended(id_of(job), on_event, timeout_seconds))
+        return (yield from self._ended(id_of(job), options))
 
     @Call
-    def wait_succeeded(
-        self,
-        job: Noun | str,
-        *,
-        on_event: Callable[[EventOut], None] | None = None,
-        timeout_seconds: float | None = None,
-    ) -> Steps[JobOut]:
+    def wait_succeeded(self, job: Resource | str, **options: Unpack[WaitOptions]) -> Steps[JobOut]:
         """Wait until the job has succeeded; arguments as for ``wait``.
 
         Raises:
@@ -294,7 +280,7 @@ class JobCalls(ValidationCalls):
             JobNotSucceededError: it was canceled.
             WaitTimeoutError: it takes longer than that.
         """
-        ended = yield from self._ended(id_of(job), on_event, timeout_seconds)
+        ended = yield from self._ended(id_of(job), options)
         if ended.error is not None:
             raise JobFailedError(ended.error)
         if ended.state != "succeeded":
@@ -302,7 +288,7 @@ class JobCalls(ValidationCalls):
         return ended
 
     @Call
-    def report(self, job: Noun | str) -> Steps[Report]:
+    def report(self, job: Resource | str) -> Steps[Report]:
         """The report of a succeeded quantization.
 
         Raises:
@@ -314,25 +300,18 @@ class JobCalls(ValidationCalls):
         return Report.model_validate(found)
 
     @Call
-    def report_file(self, job: Noun | str, form: FormatName) -> Steps[bytes]:
+    def report_file(self, job: Resource | str, form: FormatName) -> Steps[bytes]:
         """The report of a succeeded job as the service renders it: HTML, Markdown, JUnit XML, or CSV of its layers."""
         return (yield from self._request("GET", f"/v1/jobs/{id_of(job)}/{FORMATS[form].path}")).content
 
     @Call
-    def cancel(self, job: Noun | str) -> Steps[JobOut]:
+    def cancel(self, job: Resource | str) -> Steps[JobOut]:
         """Cancel the job; one that has ended stays as it is."""
-        found = yield from self._json("POST", f"/v1/jobs/{id_of(job)}/cancel", repeatable=True)
-        return JobOut.model_validate(found)
+        return JobOut.model_validate((yield from self._json("POST", f"/v1/jobs/{id_of(job)}/cancel", repeatable=True)))
 
-    def _ended(
-        self, job_id: str, on_event: Callable[[EventOut], None] | None, timeout_seconds: float | None
-    ) -> Steps[JobOut]:
-        path = f"/v1/jobs/{job_id}"
-
-        def look(wait_seconds: float) -> Steps[JobOut]:
-            return JobOut.model_validate((yield from self._json("GET", path, wait_seconds=wait_seconds)))
-
+    def _ended(self, job_id: str, options: WaitOptions) -> Steps[JobOut]:
+        path, on_event, timeout_seconds = f"/v1/jobs/{job_id}", options.get("on_event"), options.get("timeout_seconds")
         if on_event is None:
-            return (yield from self._wait(look, lambda seen: seen.state in TERMINAL, timeout_seconds, path))
+            return (yield from self._get_once(JobOut, path, lambda seen: seen.state in TERMINAL, timeout_seconds))
         yield from heard(Follower(self, log_of_job(job_id), 0, timeout_seconds).events(), on_event)
-        return (yield from look(0.0))
+        return (yield from self._get(JobOut, path))

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from datetime import UTC
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from service.artifacts.schemas import ArtifactOut
+from service.client.errors import shown
 from service.contracts.report import Report
 from service.jobs.schemas import JobOut
 
@@ -114,7 +114,7 @@ def tags_of(job: JobOut, report: Report, artifacts: Iterable[ArtifactOut], servi
         f"{PREFIX}calibration_sha256": report.manifest.calibration_sha256,
         f"{PREFIX}evaluation_sha256": report.manifest.evaluation_sha256,
         f"{PREFIX}manifest_sha256": report.manifest.manifest_sha256,
-        f"{PREFIX}service": plain_url(service_url),
+        f"{PREFIX}service": shown(service_url),
         _NOTE_TAG: report.summary,
         **{f"{PREFIX}{artifact.kind}.sha256": artifact.sha256 for artifact in artifacts},
         **{f"{_LABEL}{name}": value for name, value in job.labels.items()},
@@ -126,12 +126,6 @@ def tags_of(job: JobOut, report: Report, artifacts: Iterable[ArtifactOut], servi
 def stale_labels(there: Iterable[str], tags: Mapping[str, str]) -> list[str]:
     """Of the tags of a run, those of labels that the job has no longer."""
     return [name for name in there if name.startswith(_LABEL) and name not in tags]
-
-
-def plain_url(url: str) -> str:
-    """The address without a user, a password, a query and a fragment."""
-    parts = urlsplit(url)
-    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
 
 def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:

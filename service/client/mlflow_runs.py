@@ -18,7 +18,7 @@ from typing import Any
 
 from service.artifacts.schemas import ArtifactOut
 from service.client.clients import Client
-from service.client.connection import Noun
+from service.client.connection import Resource
 from service.client.errors import (
     ApiError,
     JobNotSucceededError,
@@ -85,7 +85,7 @@ class _FoundRun:
 
 def log_job(
     client: Client,
-    job: Noun | str,
+    job: Resource | str,
     *,
     experiment: str = EXPERIMENT,
     tracking_uri: str | None = None,
@@ -144,7 +144,7 @@ def _mlflow() -> Any:
         ) from None
 
 
-def _found(client: Client, job: Noun | str) -> _FoundRun:
+def _found(client: Client, job: Resource | str) -> _FoundRun:
     seen = client.job(job)
     if seen.state != "succeeded" or seen.kind != "quantize":
         raise JobNotSucceededError(

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
-from service.client.connection import Noun, id_of, plain_config
+from service.client.connection import Resource, id_of, plain_config
 from service.client.driving import Call, Each
 from service.client.errors import JobFailedError
-from service.client.nouns import NounCalls, ValidationCalls, told_of
+from service.client.resources import PushOptions, ResourceCalls, ResourceFilters, told_of
 from service.client.steps import Items, Steps, work
 from service.client.uploads import UploadCalls, UploadProgress, external_files
 from service.contracts.config import QuantizationConfig
@@ -19,16 +19,15 @@ from service.contracts.graph_view import Inspection
 from service.datasets.schemas import DatasetOut
 from service.inspections.schemas import InspectionOut
 from service.models.schemas import ModelOut, is_main
-from service.resources import ResourceStatus
 
 
-class ModelCalls(NounCalls, UploadCalls, ValidationCalls):
+class ModelCalls(ResourceCalls, UploadCalls):
     """Calls of ``/v1/models``, ``/v1/inspections`` and ``/v1/datasets``."""
 
     @Call
     def inspect(
         self,
-        model: Noun | str,
+        model: Resource | str,
         *,
         target: str | None = None,
         config: QuantizationConfig | Mapping[str, Any] | None = None,
@@ -48,25 +47,14 @@ class ModelCalls(NounCalls, UploadCalls, ValidationCalls):
         )
         path = InspectionOut.model_validate(answer).links.self
 
-        def look(wait_seconds: float) -> Steps[InspectionOut]:
-            return InspectionOut.model_validate((yield from self._json("GET", path, wait_seconds=wait_seconds)))
-
-        found = yield from self._wait(look, lambda seen: seen.status != "running", timeout_seconds, path)
+        found = yield from self._get_once(InspectionOut, path, lambda seen: seen.status != "running", timeout_seconds)
         if found.problem is not None:
             raise JobFailedError(found.problem)
         assert found.result is not None  # noqa: S101 - it has ended
         return found.result
 
     @Call
-    def push_model(
-        self,
-        path: Path | str,
-        *external: Path | str,
-        name: str | None = None,
-        tags: Mapping[str, str] | None = None,
-        description: str | None = None,
-        progress: UploadProgress | None = None,
-    ) -> Steps[ModelOut]:
+    def push_model(self, path: Path | str, *external: Path | str, **options: Unpack[PushOptions]) -> Steps[ModelOut]:
         """Upload a model: its .onnx file with the files of its external data, or one .pt2 file where they are allowed.
 
         The model is being validated when this returns: see ``wait_ready``; ``submit`` waits for it by itself.
@@ -94,15 +82,16 @@ class ModelCalls(NounCalls, UploadCalls, ValidationCalls):
             paths += yield from work(lambda: external_files(main[0]))
         files = []
         for file in paths:
-            upload = yield from self._upload(file, "model", progress)
+            upload = yield from self._upload(file, "model", options.get("progress"))
             files.append({"upload_id": upload.id, "path": file.name})
-        body = {"name": name or main[0].stem, "files": files, "format": form, **told_of(tags, description)}
+        named = options.get("name") or main[0].stem
+        body = {"name": named, "files": files, "format": form, **told_of(options)}
         return ModelOut.model_validate((yield from self._create("/v1/models", body)))
 
     @Call
     def create_model_version(
         self,
-        skeleton: Noun | str,
+        model: Resource | str,
         state_path: Path | str,
         *,
         name: str | None = None,
@@ -111,9 +100,9 @@ class ModelCalls(NounCalls, UploadCalls, ValidationCalls):
         """Upload new weights for the graph of a ready model; the model of both is being validated when this returns.
 
         Args:
-            skeleton: the model, or its id.
+            model: the model, or its id.
             state_path: what ``safetensors.torch.save_file(module.state_dict(), path)`` wrote.
-            name: of the new model; default: that of the skeleton, whose next version it is.
+            name: of the new model; default: that of the model, whose next version it is.
             progress: as for ``upload_file``.
         """
         path = Path(state_path)
@@ -121,27 +110,19 @@ class ModelCalls(NounCalls, UploadCalls, ValidationCalls):
         body = {
             "name": name,
             "format": "safetensors",
-            "skeleton_model_id": id_of(skeleton),
+            "skeleton_model_id": id_of(model),
             "files": [{"upload_id": upload.id, "path": f"{path.stem}.safetensors"}],
         }
         return ModelOut.model_validate((yield from self._create("/v1/models", body)))
 
     @Call
-    def model(self, model: Noun | str) -> Steps[ModelOut]:
+    def model(self, model: Resource | str) -> Steps[ModelOut]:
         """The model as it is now, by its id or a reference such as ``NAME@prod``."""
         path = yield from self._at("model", id_of(model))
-        return ModelOut.model_validate((yield from self._json("GET", path)))
+        return (yield from self._get(ModelOut, path))
 
     @Each
-    def models(
-        self,
-        *,
-        name: str | None = None,
-        status: ResourceStatus | None = None,
-        sha256: str | None = None,
-        tags: Mapping[str, str] | None = None,
-        limit: int | None = None,
-    ) -> Items[ModelOut, None]:
+    def models(self, **filters: Unpack[ResourceFilters]) -> Items[ModelOut, None]:
         """All models, newest first, read page by page.
 
         Args:
@@ -151,18 +132,14 @@ class ModelCalls(NounCalls, UploadCalls, ValidationCalls):
             tags: those that have all of these.
             limit: at most so many.
         """
-        yield from self._list("/v1/models", ModelOut, limit, name=name, status=status, sha256=sha256, tags=tags)
+        yield from self._list("/v1/models", ModelOut, filters)
 
     @Call
     def push_dataset(
         self,
         path: Path | str,
         preprocessing: PreprocessingSpec | Mapping[str, Any] | str | None = None,
-        *,
-        name: str | None = None,
-        tags: Mapping[str, str] | None = None,
-        description: str | None = None,
-        progress: UploadProgress | None = None,
+        **options: Unpack[PushOptions],
     ) -> Steps[DatasetOut]:
         """Upload a dataset: .npz or .safetensors, or .tar, .tar.gz or .zip of pictures or sounds.
 
@@ -171,14 +148,11 @@ class ModelCalls(NounCalls, UploadCalls, ValidationCalls):
         Args:
             path: the file.
             preprocessing: how the data becomes model inputs: a spec, or the name of one.
-            name: of the dataset; default: that of the file.
-            tags: to find it by.
-            description: for people.
-            progress: as for ``upload_file``.
+            options: as for ``push_model``.
         """
         file = Path(path)
-        upload = yield from self._upload(file, "dataset", progress)
-        body: dict[str, Any] = {"name": name or file.stem, "upload_id": upload.id, **told_of(tags, description)}
+        upload = yield from self._upload(file, "dataset", options.get("progress"))
+        body = {"name": options.get("name") or file.stem, "upload_id": upload.id, **told_of(options)}
         if isinstance(preprocessing, PreprocessingSpec):
             body["preprocessing"] = preprocessing.model_dump(mode="json")
         elif preprocessing is not None:
@@ -186,34 +160,17 @@ class ModelCalls(NounCalls, UploadCalls, ValidationCalls):
         return DatasetOut.model_validate((yield from self._create("/v1/datasets", body)))
 
     @Call
-    def dataset(self, dataset: Noun | str) -> Steps[DatasetOut]:
+    def dataset(self, dataset: Resource | str) -> Steps[DatasetOut]:
         """The dataset as it is now, by its id or a reference such as ``NAME@prod``."""
-        return DatasetOut.model_validate(
-            (yield from self._json("GET", (yield from self._at("dataset", id_of(dataset)))))
-        )
+        path = yield from self._at("dataset", id_of(dataset))
+        return (yield from self._get(DatasetOut, path))
 
     @Each
-    def datasets(
-        self,
-        *,
-        name: str | None = None,
-        status: ResourceStatus | None = None,
-        sha256: str | None = None,
-        tags: Mapping[str, str] | None = None,
-        limit: int | None = None,
-    ) -> Items[DatasetOut, None]:
-        """All datasets, newest first, read page by page.
-
-        Args:
-            name: the versions of this name alone.
-            status: only those in this status.
-            sha256: those whose main file this is.
-            tags: those that have all of these.
-            limit: at most so many.
-        """
-        yield from self._list("/v1/datasets", DatasetOut, limit, name=name, status=status, sha256=sha256, tags=tags)
+    def datasets(self, **filters: Unpack[ResourceFilters]) -> Items[DatasetOut, None]:
+        """All datasets, newest first, read page by page; filters as for ``models``."""
+        yield from self._list("/v1/datasets", DatasetOut, filters)
 
     @Call
-    def thumbnails(self, dataset: Noun | str) -> Steps[bytes]:
+    def thumbnails(self, dataset: Resource | str) -> Steps[bytes]:
         """A sheet of small pictures of a ready dataset of pictures, PNG."""
         return (yield from self._request("GET", f"/v1/datasets/{id_of(dataset)}/thumbnails")).content

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Required, TypedDict
 
-from service.client.connection import Noun
+from service.client.connection import Resource
 from service.contracts.config import QuantizationConfig
 from service.contracts.devices import DeviceChoice
 from service.contracts.evaluation import EvaluationSpec
 from service.contracts.regression import RegressionGate
 from service.contracts.report import Verdict
 from service.datasets.schemas import DatasetOut
-from service.jobs.schemas import ShownState, UsersKind
+from service.jobs.schemas import EventOut, ShownState, UsersKind
 from service.models.schemas import ModelOut
 from service.schedules.schemas import Misfire, Overlap
 
@@ -39,7 +39,7 @@ class BatchOptions(SubmitOptions, total=False):
 class QuantizationOptions(BatchOptions, total=False):
     """Of one quantization."""
 
-    ranges_from: Noun | str | None
+    ranges_from: Resource | str | None
     hand_over: Sequence[Mapping[str, Any]]
 
 
@@ -87,12 +87,19 @@ class ScheduleOptions(TypedDict, total=False):
     idempotency_key: str | None
 
 
+class WaitOptions(TypedDict, total=False):
+    """See ``wait``."""
+
+    on_event: Callable[[EventOut], None] | None
+    timeout_seconds: float | None
+
+
 class JobFilters(TypedDict, total=False):
     """See ``jobs``."""
 
     kind: UsersKind | None
     state: ShownState | None
-    model: Noun | str | None
+    model: Resource | str | None
     labels: Mapping[str, str] | None
     name: str | None
     search: str | None

@@ -14,7 +14,7 @@ import httpx
 
 from service.artifacts.schemas import ArtifactList, ArtifactOut
 from service.attestations.schemas import SigningKeyList, SigningKeyOut
-from service.client.connection import Connection, Noun, id_of
+from service.client.connection import Connection, Resource, id_of
 from service.client.driving import Call
 from service.client.errors import ApiError, DownloadCorruptError, raise_for_problem
 from service.client.steps import Steps, next_block, open_stream, work
@@ -31,12 +31,12 @@ class ResultCalls(Connection):
     """Calls of what jobs give: ``/v1/artifacts``, attestations, comparisons and hand-overs."""
 
     @Call
-    def artifacts(self, job: Noun | str) -> Steps[list[ArtifactOut]]:
+    def artifacts(self, job: Resource | str) -> Steps[list[ArtifactOut]]:
         """Files that the job produced."""
         return (yield from self._artifacts(job))
 
     @Call
-    def download(self, job: Noun | str, path: Path | str, *, kind: str = "model") -> Steps[ArtifactOut]:
+    def download(self, job: Resource | str, path: Path | str, *, kind: str = "model") -> Steps[ArtifactOut]:
         """Write what a succeeded job produced to ``path``, which appears whole or not at all.
 
         A model above 2 GB keeps its weights in a second file, which is written beside it under the name that the model
@@ -65,7 +65,7 @@ class ResultCalls(Connection):
         return (yield from self._download(found[kind], Path(path)))
 
     @Call
-    def download_artifact(self, artifact: Noun | str, path: Path | str) -> Steps[ArtifactOut]:
+    def download_artifact(self, artifact: Resource | str, path: Path | str) -> Steps[ArtifactOut]:
         """Write an artifact to ``path``, which appears only once all bytes are there and their sha256 is right.
 
         Raises:
@@ -74,9 +74,8 @@ class ResultCalls(Connection):
         found = ArtifactOut.model_validate((yield from self._json("GET", f"/v1/artifacts/{id_of(artifact)}")))
         return (yield from self._download(found, Path(path)))
 
-    def _artifacts(self, job: Noun | str) -> Steps[list[ArtifactOut]]:
-        found = yield from self._json("GET", f"/v1/jobs/{id_of(job)}/artifacts")
-        return ArtifactList.model_validate(found).items
+    def _artifacts(self, job: Resource | str) -> Steps[list[ArtifactOut]]:
+        return (yield from self._get(ArtifactList, f"/v1/jobs/{id_of(job)}/artifacts")).items
 
     def _download(self, artifact: ArtifactOut, path: Path) -> Steps[ArtifactOut]:
         part = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.part")
@@ -94,7 +93,7 @@ class ResultCalls(Connection):
 
     def _receive(self, artifact: ArtifactOut, stream: IO[bytes]) -> Steps[str]:
         """Write all bytes, going on where the connection broke off; gives their sha256."""
-        patience = self._patience()
+        retries = self._retries()
         digest, received = hashlib.sha256(), 0
 
         def keep(block: bytes) -> None:
@@ -113,23 +112,23 @@ class ResultCalls(Connection):
                 while (block := (yield from next_block(opened))) is not None:
                     received += len(block)
                     yield from work(partial(keep, block))
-                    patience.renew()
+                    retries.renew()
             except (httpx.TransportError, ApiError) as error:
-                yield from patience.endure(error)
+                yield from retries.endure(error)
         return digest.hexdigest()
 
     @Call
-    def attestation(self, job: Noun | str) -> Steps[bytes]:
+    def attestation(self, job: Resource | str) -> Steps[bytes]:
         """The attestation of a succeeded job: a DSSE envelope as one line of JSON, to be kept beside its model."""
         return (yield from self._request("GET", f"/v1/jobs/{id_of(job)}/attestation")).content
 
     @Call
     def signing_keys(self) -> Steps[list[SigningKeyOut]]:
         """The public keys by which the service signs, or has signed, the newest first."""
-        return SigningKeyList.model_validate((yield from self._json("GET", "/v1/keys/signing"))).items
+        return (yield from self._get(SigningKeyList, "/v1/keys/signing")).items
 
     @Call
-    def compare(self, jobs: Iterable[Noun | str], *, flips: int = 50) -> Steps[Comparison]:
+    def compare(self, jobs: Iterable[Resource | str], *, flips: int = 50) -> Steps[Comparison]:
         """Compare jobs that have succeeded; the first is what the others are held against.
 
         Args:
@@ -140,17 +139,17 @@ class ResultCalls(Connection):
             ConflictError: one has not ended.
         """
         params = {"job": [id_of(job) for job in jobs], "flips": flips}
-        return Comparison.model_validate((yield from self._json("GET", "/v1/compare", params=params)))
+        return (yield from self._get(Comparison, "/v1/compare", params=params))
 
     @Call
-    def compare_csv(self, jobs: Iterable[Noun | str]) -> Steps[str]:
+    def compare_csv(self, jobs: Iterable[Resource | str]) -> Steps[str]:
         """The same as a table of CSV, one row per job."""
         params = {"job": [id_of(job) for job in jobs]}
         return (yield from self._request("GET", "/v1/compare.csv", params=params)).text
 
     @Call
     def hand_over(
-        self, job: Noun | str, targets: Sequence[Mapping[str, Any]], *, idempotency_key: str | None = None
+        self, job: Resource | str, targets: Sequence[Mapping[str, Any]], *, idempotency_key: str | None = None
     ) -> Steps[list[HandOverOut]]:
         """Have results of a job sent to places of yours, once it has succeeded, or now if it has; gives the new ones.
 
@@ -168,10 +167,9 @@ class ResultCalls(Connection):
         return HandOverList.model_validate(made).items
 
     @Call
-    def hand_overs(self, job: Noun | str) -> Steps[list[HandOverOut]]:
+    def hand_overs(self, job: Resource | str) -> Steps[list[HandOverOut]]:
         """Hand-overs of a job, in the order in which they were asked for; without URLs, which nobody is shown."""
-        found = yield from self._json("GET", f"/v1/jobs/{id_of(job)}/hand-over")
-        return HandOverList.model_validate(found).items
+        return (yield from self._get(HandOverList, f"/v1/jobs/{id_of(job)}/hand-over")).items
 
 
 def _is_there(data: ArtifactOut, place: Path) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Unpack
 from urllib.parse import quote
 
-from service.client.connection import Connection
+from service.client.connection import Connection, as_parameters
 from service.client.driving import Call, Each
 from service.client.options import ScheduleOptions
 from service.client.steps import Items, Sleep, Steps
@@ -65,8 +65,7 @@ class ScheduleCalls(Connection):
             "gate": gate.model_dump(mode="json") if isinstance(gate, RegressionGate) else dict(gate or {}),
         }
         body.pop("idempotency_key", None)
-        answer = yield from self._create(_PATH, body, options.get("idempotency_key"))
-        return ScheduleOut.model_validate(answer)
+        return ScheduleOut.model_validate((yield from self._create(_PATH, body, options.get("idempotency_key"))))
 
     @Each
     def schedules(self, *, limit: int | None = None) -> Items[ScheduleListed, None]:
@@ -76,7 +75,7 @@ class ScheduleCalls(Connection):
     @Call
     def schedule(self, schedule_id: str) -> Steps[ScheduleOut]:
         """One schedule, by its id or its name, as in all calls that take one."""
-        return ScheduleOut.model_validate((yield from self._json("GET", _at(schedule_id))))
+        return (yield from self._get(ScheduleOut, _at(schedule_id)))
 
     @Call
     def change_schedule(self, schedule: ScheduleListed, changes: Mapping[str, Any]) -> Steps[ScheduleOut]:
@@ -106,8 +105,7 @@ class ScheduleCalls(Connection):
     @Call
     def pause_schedule(self, schedule_id: str) -> Steps[ScheduleOut]:
         """Let a schedule not be due until it is resumed."""
-        answer = yield from self._json("POST", f"{_at(schedule_id)}/pause", repeatable=True)
-        return ScheduleOut.model_validate(answer)
+        return ScheduleOut.model_validate((yield from self._json("POST", f"{_at(schedule_id)}/pause", repeatable=True)))
 
     @Call
     def resume_schedule(self, schedule_id: str) -> Steps[ScheduleOut]:
@@ -120,15 +118,13 @@ class ScheduleCalls(Connection):
         self, schedule_id: str, *, state: RunState | None = None, limit: int = 50, cursor: str | None = None
     ) -> Steps[Page[RunOut]]:
         """What became of the times that it was due, the newest first: one page, and the cursor of the next."""
-        given = {"state": state, "limit": limit, "cursor": cursor}
-        parameters = {name: value for name, value in given.items() if value is not None}
-        answer = yield from self._json("GET", f"{_at(schedule_id)}/runs", params=parameters)
-        return Page[RunOut].model_validate(answer)
+        parameters = as_parameters({"state": state, "limit": limit, "cursor": cursor})
+        return (yield from self._get(Page[RunOut], f"{_at(schedule_id)}/runs", params=parameters))
 
     @Call
     def schedule_run(self, schedule_id: str, run_id: str) -> Steps[RunOut]:
         """One of them."""
-        return RunOut.model_validate((yield from self._json("GET", f"{_at(schedule_id)}/runs/{run_id}")))
+        return (yield from self._get(RunOut, f"{_at(schedule_id)}/runs/{run_id}"))
 
     @Call
     def wait_run(self, run: RunOut, *, timeout_seconds: float | None = None) -> Steps[RunOut]:
@@ -141,7 +137,7 @@ class ScheduleCalls(Connection):
 
         def look(left_seconds: float) -> Steps[RunOut]:
             yield Sleep(min(_PAUSE_SECONDS, left_seconds))
-            return RunOut.model_validate((yield from self._json("GET", path)))
+            return (yield from self._get(RunOut, path))
 
         if run.finished_at is not None:
             return run

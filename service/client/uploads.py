@@ -169,7 +169,7 @@ class UploadCalls(Connection):
         return FileUpload(upload_id, sha256, size_bytes)
 
     def _send_parts(self, path: Path, url: str, size_bytes: int, progress: UploadProgress) -> Steps[None]:
-        patience = self._patience()
+        retries = self._retries()
         # once all bytes are sent, the service makes them durable and may have to read them again
         finish_seconds = size_bytes / _FINISH_BYTES_PER_SECOND
         offset, complete, parts = 0, False, _Parts()
@@ -182,17 +182,17 @@ class UploadCalls(Connection):
                 answer = yield from self._send("PATCH", url, content=part, headers=headers, wait_seconds=finish_seconds)
                 offset = int(answer.headers["Upload-Offset"])
                 complete = offset >= size_bytes
-                patience.renew()
+                retries.renew()
                 parts.grow()
             except (httpx.TransportError, ApiError) as error:
                 if isinstance(error, ApiError) and error.code == "upload-complete":  # an answer got lost
                     return
                 shrunk = isinstance(error, ApiError) and parts.shrink(error, part.end - part.start)
                 if not shrunk and (not isinstance(error, ApiError) or error.code != "upload-offset-mismatch"):
-                    yield from patience.endure(error)
+                    yield from retries.endure(error)
                 reached = yield from self._request("HEAD", url)
                 if int(reached.headers["Upload-Offset"]) > offset:
-                    patience.renew()
+                    retries.renew()
                 offset = int(reached.headers["Upload-Offset"])
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from service.client.connection import Connection
+from service.client.connection import Connection, as_parameters
 from service.client.driving import Call, Each
 from service.client.steps import Items, Steps
 from service.pagination import Page
@@ -39,7 +39,7 @@ class WebhookCalls(Connection):
     @Call
     def webhook(self, webhook_id: str) -> Steps[WebhookOut]:
         """One webhook."""
-        return WebhookOut.model_validate((yield from self._json("GET", f"{_PATH}/{webhook_id}")))
+        return (yield from self._get(WebhookOut, f"{_PATH}/{webhook_id}"))
 
     @Call
     def change_webhook(
@@ -62,7 +62,7 @@ class WebhookCalls(Connection):
             "description": description,
             "enabled": enabled,
         }
-        changes = {name: value for name, value in given.items() if value is not None}
+        changes = as_parameters(given)
         headers = {"If-Match": f'"{webhook.row_version}"'}
         answer = yield from self._json("PATCH", f"{_PATH}/{webhook.id}", json=changes, headers=headers)
         return WebhookOut.model_validate(answer)
@@ -88,10 +88,8 @@ class WebhookCalls(Connection):
         self, webhook_id: str, *, state: str | None = None, limit: int = 50, cursor: str | None = None
     ) -> Steps[Page[DeliveryOut]]:
         """What was sent, or waits to be, the newest first: one page, and the cursor of the next."""
-        given = {"state": state, "limit": limit, "cursor": cursor}
-        parameters = {name: value for name, value in given.items() if value is not None}
-        answer = yield from self._json("GET", f"{_PATH}/{webhook_id}/deliveries", params=parameters)
-        return Page[DeliveryOut].model_validate(answer)
+        parameters = as_parameters({"state": state, "limit": limit, "cursor": cursor})
+        return (yield from self._get(Page[DeliveryOut], f"{_PATH}/{webhook_id}/deliveries", params=parameters))
 
     @Call
     def redeliver(self, webhook_id: str, delivery_id: str) -> Steps[DeliveryOut]:

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from service.audit import service as audit
 from service.contracts.quota import Quota
 from service.dashboard.forms import FormFields, checked, field_errors, sent
-from service.dashboard.pages import PageRoute, changed_query, page, root_of, see
+from service.dashboard.pages import PageRoute, add_act, changed_query, page, root_of, see
 from service.deps import AppDep, AppState, PrincipalDep, address_of
 from service.keys import actions as keys
 from service.keys import cookies
@@ -100,40 +100,15 @@ LIMITS: dict[str, QuotaField] = {
 }
 
 
-class QuotaLine(NamedTuple):
-    """One limit as it is shown.
-
-    Attributes:
-        title: what is limited.
-        limit: None: nothing limits it.
-        used: None: it is no amount that is used up.
-        share: of the limit that is used, at most 1.
-        own: whether it was set for this tenant.
-    """
-
-    title: str
-    limit: str | None
-    used: str | None
-    share: float | None
-    own: bool
-
-
-def lines_of(out: TenantOut) -> list[QuotaLine]:
-    """The table of a tenant's limits."""
+def lines_of(out: TenantOut) -> list[dict[str, Any]]:
+    """The table of a tenant's limits; ``used`` is None for what is no amount that is used up."""
     limits, usage = out.quota.model_dump(), out.usage.model_dump()
     found = []
     for name, (title, shown, _) in LIMITS.items():
         limit, used = limits[name], usage.get(name)
         share = min(1.0, used / limit) if limit and used is not None else None
-        found.append(
-            QuotaLine(
-                title,
-                None if limit is None else shown(limit),
-                None if used is None else shown(used),
-                share,
-                name in out.own,
-            )
-        )
+        words = {"limit": None if limit is None else shown(limit), "used": None if used is None else shown(used)}
+        found.append({"title": title, "share": share, "own": name in out.own, **words})
     return found
 
 
@@ -220,13 +195,6 @@ async def rotate_key(request: Request, key_id: str, app: AppDep, principal: Prin
     return page(request, "secret_made.html.jinja", **_shown_once(made))
 
 
-@router.post("/admin/keys/{key_id}/revoke")
-async def revoke_key(request: Request, key_id: str, app: AppDep, principal: PrincipalDep) -> Response:
-    """End a key."""
-    await app.writes.run(lambda: keys.revoke(app, principal, key_id))
-    return see(request, "/admin")
-
-
 @router.post("/admin/audit/verify")
 async def verify_audit(request: Request, app: AppDep, principal: PrincipalDep) -> Response:
     """Whether the chain of the audit holds."""
@@ -238,7 +206,6 @@ async def verify_audit(request: Request, app: AppDep, principal: PrincipalDep) -
 def _shown(
     request: Request, app: AppState, principal: Principal, *, tenant: str = "", before: int | None = None
 ) -> dict[str, Any]:
-    """What the page shows, whatever was asked of it."""
     rows, more = audit.list_page(app.database, seen_tenant(principal, tenant or None), before=before, limit=_LIMIT)
     return {
         "keys": keys.list_keys(app, principal.tenant_id),
@@ -268,3 +235,6 @@ def _shown_once(made: KeyMade) -> dict[str, Any]:
         "back": "/admin",
         "back_words": "To the keys",
     }
+
+
+add_act(router, "/admin/keys/{key_id}/revoke", keys.revoke, "/admin")

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from fastapi import APIRouter, Request, Response
 
 from service.batches import service
 from service.batches.schemas import BatchMemberOut
 from service.batches.views import batch_out, is_live
-from service.dashboard import planes
-from service.dashboard.listing import Paging, Words
-from service.dashboard.pages import PageRoute, page, see
+from service.dashboard import tradeoffs
+from service.dashboard.listing import Words, one_page
+from service.dashboard.pages import PageRoute, add_act, page
 from service.deps import AppDep, PrincipalDep
 from service.http import CursorParameter
 
@@ -26,12 +28,14 @@ async def list_batches(
     cursor: CursorParameter = None,
 ) -> Response:
     """Batches, newest first."""
-    paging = Paging(request, app, f"batches|{principal.tenant_id}|{name}", cursor)
-    found, last = await app.reads.run(
-        lambda: service.list_page(app, principal.tenant_id, name=name or None, after=paging.after, limit=_LIMIT)
+    found, next_query = await one_page(
+        request,
+        app,
+        f"batches|{principal.tenant_id}|{name}",
+        cursor,
+        lambda after: service.list_page(app, principal.tenant_id, name=name or None, after=after, limit=_LIMIT),
     )
-    following = paging.next_query(last)
-    return page(request, "batches.html.jinja", batches=found, name_filter=name, next_query=following)
+    return page(request, "batches.html.jinja", batches=found, name_filter=name, next_query=next_query)
 
 
 @router.get("/batches/{batch_id}")
@@ -50,7 +54,7 @@ async def get_batch(request: Request, batch_id: str, app: AppDep, principal: Pri
         compared=[one.job_id for one in done][:20],
         member_words=member_words,
         model_words={one.model: model_words(one) for one in batch.members},
-        plane=planes.of_outlines(
+        tradeoff=tradeoffs.of_jobs(
             (member_words(one), f"/jobs/{one.job_id}", one.figures) for one in done if one.figures is not None
         ),
     )
@@ -67,22 +71,9 @@ def model_words(member: BatchMemberOut) -> str:
     return member.model if member.model_name is None else f"{member.model_name}@{member.model_version}"
 
 
-@router.post("/batches/{batch_id}/cancel")
-async def cancel_batch(request: Request, batch_id: str, app: AppDep, principal: PrincipalDep) -> Response:
-    """Cancel its queued jobs, ask its running ones to stop."""
-    await app.writes.run(lambda: service.cancel(app, principal, batch_id))
-    return see(request, f"/batches/{batch_id}")
-
-
-@router.post("/batches/{batch_id}/retry-failed")
-async def retry_failed(request: Request, batch_id: str, app: AppDep, principal: PrincipalDep) -> Response:
-    """Give each member that has failed or was canceled a new job."""
-    await app.writes.run(lambda: service.retry_failed(app, principal, batch_id, key=None))
-    return see(request, f"/batches/{batch_id}")
-
-
-@router.post("/batches/{batch_id}/delete")
-async def delete_batch(request: Request, batch_id: str, app: AppDep, principal: PrincipalDep) -> Response:
-    """Forget a batch that has ended; its jobs stay."""
-    await app.writes.run(lambda: service.remove(app, principal, batch_id))
-    return see(request, "/batches")
+# Cancel its queued jobs, ask its running ones to stop.
+add_act(router, "/batches/{batch_id}/cancel", service.cancel)
+# Give each member that has failed or was canceled a new job.
+add_act(router, "/batches/{batch_id}/retry-failed", partial(service.retry_failed, key=None))
+# Forget a batch that has ended; its jobs stay.
+add_act(router, "/batches/{batch_id}/delete", service.remove, "/batches")

@@ -7,20 +7,18 @@ from typing import Annotated, Any, NamedTuple
 from urllib.parse import urlencode
 
 from fastapi import APIRouter, Query, Request, Response
-from markupsafe import Markup
 
 from service.comparison import service
 from service.comparison.schemas import (
     MOST_JOBS,
     ComparedJob,
-    ComparedLayer,
     ComparedMetric,
     ComparedPair,
     Comparison,
     PairedMetric,
 )
 from service.contracts.errors import InvalidRequestError
-from service.dashboard import planes
+from service.dashboard import tradeoffs
 from service.dashboard.pages import PageRoute, page
 from service.deps import AppDep, PrincipalDep
 from service.jobs import service as jobs
@@ -47,13 +45,6 @@ class Cell(NamedTuple):
     note: str
 
 
-class ComparedRow(NamedTuple):
-    """One figure of all jobs."""
-
-    name: str
-    cells: list[Cell]
-
-
 @router.get("/compare")
 async def compare_jobs(
     request: Request,
@@ -77,45 +68,47 @@ async def compare_jobs(
 
 
 def _shown(found: Comparison) -> dict[str, Any]:
-    """What the template takes."""
-    words = {one.id: f"{'ABCDEFGHIJKLMNOPQRST'[k]}" for k, one in enumerate(found.jobs)}
+    words = {one.id: "ABCDEFGHIJKLMNOPQRST"[k] for k, one in enumerate(found.jobs)}
     return {
         "jobs": found.jobs,
         "letters": words,
         "rows": _rows(found),
         "config": [
-            (one.pointer or "/", [_short(value) for value in one.values], _differ(one.values))
+            (one.pointer or "/", list(map(_short, one.values)), [value != one.values[0] for value in one.values])
             for one in found.config_differences
         ],
         "pairs": found.pairs,
         "pair_words": _pair_words,
-        "layers": [(layer, _layer_cells(layer)) for layer in found.layers],
+        "layers": [
+            (layer, [(value, charts.bar((value or 0.0) / _FULL_BAR_DB)) for value in layer.sqnr_db])
+            for layer in found.layers
+        ],
         "layers_more": found.layers_more,
-        "plane": _plane(found.jobs, words),
+        "tradeoff": tradeoffs.of_jobs(
+            (f"{words[one.id]}: {one.name or one.preset or one.id}", f"/jobs/{one.id}", one) for one in found.jobs
+        ),
         "csv": "/v1/compare.csv?" + urlencode([("job", one.id) for one in found.jobs]),
     }
 
 
-def _rows(found: Comparison) -> list[ComparedRow]:
+def _rows(found: Comparison) -> list[tuple[str, list[Cell]]]:
     """The figures, metric by metric, then fidelity, bytes and latency."""
     first, others = found.jobs[0], found.jobs[1:]
     pairs = {pair.second: pair for pair in found.pairs}
-    rows = []
+    rows: list[tuple[str, list[Cell]]] = []
     for key in dict.fromkeys((metric.name, metric.unit) for one in found.jobs for metric in one.metrics):
         told = [next((m for m in one.metrics if (m.name, m.unit) == key), None) for one in found.jobs]
         cells = [_metric_cell(told[0], None, None)]
         for one, metric in zip(others, told[1:], strict=True):
             cells.append(_metric_cell(metric, told[0], _paired(pairs.get(one.id), key[0])))
-        rows.append(ComparedRow(key[0], cells))
+        rows.append((key[0], cells))
     rows.append(_plain_row("SQNR", [one.sqnr_db for one in found.jobs], "dB", higher=True))
     rows.append(_plain_row("Decides as its float model", [one.top1_agreement for one in found.jobs], "%", higher=True))
     sizes = [float(one.quantized_size_bytes) for one in found.jobs]
     size_cells = [_against(size(value), value, sizes[0], size, higher=False) for value in sizes[1:]]
-    rows.append(ComparedRow("Size", [Cell(size(sizes[0]), "", "", "", ""), *size_cells]))
-    rows.append(
-        ComparedRow("Latency over float", [_latency_cell(one, None if one is first else first) for one in found.jobs])
-    )
-    return [row for row in rows if any(cell.value != figure(None) for cell in row.cells)]
+    rows.append(("Size", [Cell(size(sizes[0]), "", "", "", ""), *size_cells]))
+    rows.append(("Latency over float", [_latency_cell(one, None if one is first else first) for one in found.jobs]))
+    return [(name, cells) for name, cells in rows if any(cell.value != figure(None) for cell in cells)]
 
 
 def _paired(pair: ComparedPair | None, metric: str) -> PairedMetric | None:
@@ -141,14 +134,14 @@ def _metric_cell(metric: ComparedMetric | None, first: ComparedMetric | None, pa
     return Cell(value, delta, "good" if better else "bad", "▲" if better else "▼", f"significant, {chance}")
 
 
-def _plain_row(words: str, values: list[float | None], unit: str, *, higher: bool) -> ComparedRow:
+def _plain_row(words: str, values: list[float | None], unit: str, *, higher: bool) -> tuple[str, list[Cell]]:
     cells = [Cell(figure(values[0], unit), "", "", "", "")]
     for value in values[1:]:
         if value is None or values[0] is None:
             cells.append(Cell(figure(value, unit), "", "", "", ""))
         else:
             cells.append(_against(figure(value, unit), value, values[0], lambda gap: figure(gap, unit), higher=higher))
-    return ComparedRow(words, cells)
+    return words, cells
 
 
 def _against(written: str, value: float, first: float, gap: Any, *, higher: bool) -> Cell:
@@ -178,7 +171,6 @@ def _latency_cell(one: ComparedJob, first: ComparedJob | None) -> Cell:
 
 
 def _pair_words(pair: ComparedPair) -> str:
-    """What the pairing says in a sentence."""
     if pair.drop_percent is None or pair.p_value is None:
         return ""
     by = f"{difference(pair.drop_percent, '%')} of the samples"
@@ -190,29 +182,3 @@ def _pair_words(pair: ComparedPair) -> str:
 def _short(value: Any) -> str:
     text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= _CHARACTERS else f"{text[: _CHARACTERS - 1]}…"
-
-
-def _differ(values: tuple[Any, ...]) -> list[bool]:
-    return [value != values[0] for value in values]
-
-
-def _layer_cells(layer: ComparedLayer) -> list[tuple[float | None, Markup]]:
-    return [(value, charts.bar((value or 0.0) / _FULL_BAR_DB)) for value in layer.sqnr_db]
-
-
-def _plane(found: tuple[ComparedJob, ...], letters: dict[str, str]) -> planes.Plane | None:
-    """The jobs by the first metric that all have a drop of; else by SQNR."""
-    drops = [{(m.name, m.unit): m.drop for m in one.metrics if m.drop is not None} for one in found]
-    key = next((key for key in drops[0] if all(key in one for one in drops)), None)
-    measure = planes.SQNR if key is None else planes.drop_of(*key)
-    marks = [
-        planes.Mark(
-            f"{letters[one.id]}: {one.name or one.preset or one.id}",
-            f"/jobs/{one.id}",
-            one.sqnr_db if key is None else told[key],
-            one.quantized_size_bytes,
-            one.latency_ratio,
-        )
-        for one, told in zip(found, drops, strict=True)
-    ]
-    return planes.plane(measure, marks)

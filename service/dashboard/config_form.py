@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -83,7 +84,7 @@ def applied(document: Document, posted: Mapping[str, list[str]]) -> tuple[Docume
     Returns:
         The new document, and what in the fields is no value at all.
     """
-    was, result, problems = values_of(document), _copy(document), list[FieldProblem]()
+    was, result, problems = values_of(document), deepcopy(document), list[FieldProblem]()
     wanted = posted.get(PRESET, [was.texts[PRESET]])[0]
     if wanted != was.texts[PRESET]:
         result["preset"] = wanted
@@ -331,9 +332,3 @@ def _remove(document: Document, path: tuple[str, ...]) -> None:
 def _nearest(slots: tuple[Slot, ...], path: list[str]) -> str | None:
     found = [slot for slot in slots if tuple(path[: len(slot.path)]) == slot.path]
     return max(found, key=lambda slot: len(slot.path)).name if found else None
-
-
-def _copy(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _copy(one) for key, one in value.items()}
-    return [_copy(one) for one in value] if isinstance(value, list) else value

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter
 from markupsafe import Markup
 
 from service.contracts.dataset import (
@@ -19,17 +18,15 @@ from service.contracts.dataset import (
     Waveforms,
 )
 from service.contracts.report import Histogram
-from service.dashboard.listing import Words
-from service.dashboard.nouns import Edit, Filters, change_routes, kin, listing, with_typed
-from service.dashboard.pages import PageRoute, page
+from service.dashboard.pages import PageRoute
+from service.dashboard.resources import resource_routes
 from service.datasets.service import dataset_in_list, dataset_out
-from service.deps import AppDep, AppState, PrincipalDep
-from service.http import CursorParameter
+from service.deps import AppState
 from service.names.kinds import DATASETS
 from service.names.service import get
-from service.principal import Principal
 from service.reports import charts
 from service.reports.figures import count, figure, name, percent
+from service.tables import Dataset
 
 # Up to so many classes each has a row with its name; more are drawn side by side.
 MOST_ROWS = 30
@@ -112,92 +109,38 @@ def waveform(wave: Waveform, loudest: float, label: str) -> Markup:
 _DRAWN_ARRAYS = 24
 
 
-class ClassRow(NamedTuple):
-    """A class and its samples; ``name`` is None where the dataset has numbers alone."""
-
-    number: int
-    name: str | None
-    samples: int
-
-
-@dataclass(frozen=True)
-class ClassesShown:
-    """Samples per class; without a picture where there are too many classes to draw."""
-
-    words: str
-    rows: list[ClassRow]
-    is_whole: bool
-    picture: Markup | None
-
-
-class BinRow(NamedTuple):
-    """Values from ``low`` to below ``high``."""
-
-    low: float
-    high: float
-    values: int
-
-
-@dataclass(frozen=True)
-class ValuesShown:
-    """The values of an array; without a picture where all are equal."""
-
-    name: str
-    words: str
-    rows: list[BinRow]
-    picture: Markup | None
-
-
-class WaveRow(NamedTuple):
-    """A sound, drawn and in words."""
-
-    wave: Waveform
-    length: str
-    peak: str
-    picture: Markup
-
-
-@dataclass(frozen=True)
-class WavesShown:
-    """Sounds, all on one scale."""
-
-    array: str
-    rows: list[WaveRow]
-
-
-@dataclass(frozen=True)
-class ContentShown:
-    """All that is drawn of a dataset, and the ranges of its arrays by name."""
-
-    classes: ClassesShown | None
-    ranges: dict[str, ValueProfile]
-    values: list[ValuesShown]
-    values_more: int
-    waves: WavesShown | None
-
-
-def content(summary: DatasetSummary | None) -> ContentShown | None:
-    """What is drawn; None for a dataset that is not validated, or was before its content was counted."""
+def content(summary: DatasetSummary | None) -> dict[str, Any] | None:
+    """What is drawn, and the ranges of arrays by name; None for a dataset that is not validated, or was before its
+    content was counted.
+    """
     if summary is None or summary.profile is None:
         return None
     found = summary.profile
     drawn = list(found.values.items())[:_DRAWN_ARRAYS]
-    return ContentShown(
-        classes=None if found.classes is None else _classes(found.classes, summary),
-        ranges=found.values,
-        values=[_values(array, profile) for array, profile in drawn],
-        values_more=len(found.values) - len(drawn),
-        waves=None if found.waveforms is None else _waves(found.waveforms),
-    )
+    return {
+        "classes": None if found.classes is None else _classes(found.classes, summary),
+        "ranges": found.values,
+        "arrays": [_values(array, profile) for array, profile in drawn],
+        "arrays_more": len(found.values) - len(drawn),
+        "waves": None if found.waveforms is None else _waves(found.waveforms),
+    }
 
 
-def _classes(found: ClassCounts, summary: DatasetSummary) -> ClassesShown:
+def _classes(found: ClassCounts, summary: DatasetSummary) -> dict[str, Any]:
+    """Number, name and samples of each; without a picture where there are too many classes to draw."""
     names = () if summary.media is None else summary.media.classes or ()
     rows = [
-        ClassRow(number, names[number] if number < len(names) else None, samples)
+        (number, names[number] if number < len(names) else None, samples)
         for number, samples in zip(found.numbers, found.counts, strict=True)
     ]
-    return ClassesShown(_class_words(found, summary), rows, found.is_whole, _class_picture(found, rows))
+    words, picture = _class_words(found, summary), _class_picture(found, rows)
+    return {
+        "words": words,
+        "rows": rows,
+        "named": any(word is not None for _, word, _ in rows),
+        "is_whole": found.is_whole,
+        "picture": picture,
+    }
 
 
 def _class_words(found: ClassCounts, summary: DatasetSummary) -> str:
@@ -212,34 +155,36 @@ def _class_words(found: ClassCounts, summary: DatasetSummary) -> str:
     return words
 
 
-def _class_picture(found: ClassCounts, rows: list[ClassRow]) -> Markup | None:
+def _class_picture(found: ClassCounts, rows: list[tuple[int, str | None, int]]) -> Markup | None:
     if not found.is_whole:
         return None
     label = f"Samples by class, {len(rows)} in all: {found.fewest} to {found.most} each; the table holds the figures"
     if len(rows) > MOST_ROWS:
         return class_outline(found.numbers, found.counts, label)
-    return class_rows([(row.name or f"class {row.number}", row.samples) for row in rows], label)
+    return class_rows([(word or f"class {number}", samples) for number, word, samples in rows], label)
 
 
-def _values(array: str, profile: ValueProfile) -> ValuesShown:
+def _values(array: str, profile: ValueProfile) -> dict[str, Any]:
+    """From, to below, and how many; without a picture where all values are equal."""
     edges = profile.edges()
-    bins = [BinRow(low, high, n) for low, high, n in zip(edges, edges[1:], profile.counts, strict=False) if n]
+    bins = [(low, high, n) for low, high, n in zip(edges, edges[1:], profile.counts, strict=False) if n]
     if profile.minimum == profile.maximum:
-        return ValuesShown(array, f"Every value is {figure(profile.minimum)}.", [], None)
+        return {"name": array, "words": f"Every value is {figure(profile.minimum)}.", "picture": None}
     words = f"{figure(profile.minimum)} to {figure(profile.maximum)}, mean {figure(profile.mean)}"
     if not profile.is_exact:
         share = percent(100 * profile.counted / profile.values, 2)
         words += f"; mean and counts are of {profile.counted:,} of {profile.values:,} values ({share}), evenly taken"
     label = f"Values of {name(array, 40)}: how often each occurs; {words}; the table holds the figures"
-    return ValuesShown(array, words, bins, values(profile, label))
+    return {"name": array, "words": words, "rows": bins, "picture": values(profile, label)}
 
 
-def _waves(found: Waveforms) -> WavesShown:
+def _waves(found: Waveforms) -> dict[str, Any]:
+    """Each sound with its length and peak in words and its drawing, all on one scale."""
     loudest = max((wave.peak for wave in found.samples), default=0.0)
-    return WavesShown(found.array, [_wave(wave, found, loudest) for wave in found.samples])
+    return {"array": found.array, "rows": [_wave(wave, found, loudest) for wave in found.samples]}
 
 
-def _wave(wave: Waveform, found: Waveforms, loudest: float) -> WaveRow:
+def _wave(wave: Waveform, found: Waveforms, loudest: float) -> tuple[Waveform, str, str, Markup]:
     length = count(wave.length, "value")
     if found.sample_rate_hz is not None:
         length = f"{wave.length / found.sample_rate_hz:.2f} s"
@@ -247,58 +192,25 @@ def _wave(wave: Waveform, found: Waveforms, loudest: float) -> WaveRow:
     if found.full_scale is not None:
         peak = f"{percent(100 * wave.peak / found.full_scale)} of full scale"
     label = f"Waveform of sample {wave.number}: {length}, peak {peak}"
-    return WaveRow(wave, length, peak, waveform(wave, loudest, label))
+    return wave, length, peak, waveform(wave, loudest, label)
 
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 _ARRAYS = 200
 
 
-@router.get("/datasets")
-async def list_datasets(
-    request: Request,
-    app: AppDep,
-    principal: PrincipalDep,
-    search: Words = "",
-    status: Words = "",
-    name: Words = "",
-    tag: Words = "",
-    cursor: CursorParameter = None,
-) -> Response:
-    """Datasets by name, each with its versions; the newest first."""
-    filters = Filters(search, status, name, tag)
-    rows, context = await listing(request, app, principal.tenant_id, DATASETS, filters, cursor)
-    return page(request, "datasets.html.jinja", datasets=[dataset_in_list(row) for row in rows], **context)
-
-
-@router.get("/datasets/{ref}")
-async def get_dataset(request: Request, ref: str, app: AppDep, principal: PrincipalDep) -> Response:
-    """One dataset, by its id or by a reference."""
-    return await _show(request, app, principal, ref, None)
-
-
-async def _show(request: Request, app: AppState, principal: Principal, ref: str, edit: Edit | None) -> Response:
-    """The page of a dataset; ``edit`` has what a form of it has wrong."""
-    shown = await app.reads.run(lambda: _facts(app, principal.tenant_id, ref, edit))
-    return page(request, "dataset.html.jinja", status=shown["edit"].status, **shown)
-
-
-def _facts(app: AppState, tenant_id: str, ref: str, edit: Edit | None) -> dict[str, Any]:
-    """What the template takes.
+def _facts(app: AppState, tenant_id: str, ref: str) -> tuple[Dataset, dict[str, Any]]:
+    """The row, and what the template takes beside what both kinds have.
 
     Raises:
         DatasetNotFoundError: the tenant has no such dataset.
     """
     row = get(app, DATASETS, tenant_id, ref)
-    versions, aliases = kin(app, DATASETS, tenant_id, row)
     dataset = dataset_out(row)
     arrays = [] if dataset.summary is None else list(dataset.summary.arrays.items())
-    return {
-        "noun": dataset,
+    return row, {
+        "resource": dataset,
         "dataset": dataset,
-        "versions": [dataset_in_list(one) for one in versions],
-        "aliases": aliases,
-        "edit": with_typed(edit, Edit.of(row)),
         "arrays": [(name, array, shape_words(array)) for name, array in arrays[:_ARRAYS]],
         "content": content(dataset.summary),
         "arrays_more": max(0, len(arrays) - _ARRAYS),
@@ -316,4 +228,4 @@ def shape_words(array: ArraySummary) -> str:
     return " × ".join([str(array.shape[0]), *lengths])
 
 
-router.include_router(change_routes(DATASETS, _show))
+router.include_router(resource_routes(DATASETS, dataset_in_list, _facts))

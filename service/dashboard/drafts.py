@@ -15,11 +15,11 @@ from service.dashboard.forms import pretty
 from service.jobs.schemas import JobOut
 from service.quark import translate_document
 
-NOUNS = ("model_id", "calibration_dataset_id", "evaluation_dataset_id")
+INPUTS = ("model_id", "calibration_dataset_id", "evaluation_dataset_id")
 # Beside each list of the form is a field for what does not stand in it: what is written there holds.
 OTHER = "_other"
 # Fields of the form that stand in the request under their own names; those of files are for their buttons alone.
-TEXTS = (*NOUNS, "ranges_from", "name", "labels", "priority", "device")
+TEXTS = (*INPUTS, "ranges_from", "name", "labels", "priority", "device")
 # Holds URLs that are as good as keys: it never stands in an address.
 HAND_OVER = "hand_over"
 _FILES = ("model_name", "dataset_name", "preprocessing", "preprocessing_name")
@@ -86,7 +86,7 @@ class JobDraft:
         Raises:
             InvalidRequestError: a label, the priority or a hand-over cannot be read.
         """
-        given = (*NOUNS, "ranges_from", "name", "device")
+        given = (*INPUTS, "ranges_from", "name", "device")
         found: dict[str, Any] = {name: text for name in given if (text := self.get(name))}
         found["config"] = self.document
         found["labels"] = _labels(self.get("labels"))
@@ -104,7 +104,7 @@ def posted_draft(posted: Mapping[str, list[str]], action: str) -> JobDraft:
         action: ``take`` has the JSON hold, ``show`` the fields; with any other the one that was changed does.
     """
     texts = {name: _first(posted, name) for name in (*TEXTS, HAND_OVER, *_FILES)}
-    texts |= {name: text for name in NOUNS if (text := _first(posted, name + OTHER))}
+    texts |= {name: text for name in INPUTS if (text := _first(posted, name + OTHER))}
     draft = JobDraft(texts, reuse=bool(_first(posted, "reuse")), source=_first(posted, "from"))
     draft.nonce = _first(posted, "nonce")[:_MOST_NONCE] or draft.nonce
     was = _document(_first(posted, _WAS) or "{}", JobDraft())
@@ -129,7 +129,7 @@ def posted_draft(posted: Mapping[str, list[str]], action: str) -> JobDraft:
 
 def draft_of(job: JobOut, config: Document) -> JobDraft:
     """What a job was asked for, to be changed."""
-    given = {name: getattr(job, name) or "" for name in (*NOUNS, "name")}
+    given = {name: getattr(job, name) or "" for name in (*INPUTS, "name")}
     labels = "\n".join(f"{key}={value}" for key, value in job.labels.items())
     draft = JobDraft({**given, "labels": labels, "priority": str(job.priority), "device": job.device}, source=job.id)
     draft.take(config)
@@ -139,7 +139,7 @@ def draft_of(job: JobOut, config: Document) -> JobDraft:
 def clone_patch(job: JobOut, request: dict[str, Any]) -> dict[str, Any]:
     """The merge patch that makes this request of the job's; its config begins anew, from its preset."""
     config = {"preset": "int8", **request["config"]}
-    dropped = dict.fromkeys(name for name in (*NOUNS[1:], "name") if name not in request)
+    dropped = dict.fromkeys(name for name in (*INPUTS[1:], "name") if name not in request)
     labels = {**dict.fromkeys(key for key in job.labels if key not in request["labels"]), **request["labels"]}
     return {**dropped, **request, "config": config, "labels": labels}
 

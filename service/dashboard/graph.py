@@ -8,7 +8,6 @@ from typing import Annotated, Any
 from urllib.parse import quote, urlencode
 
 from fastapi import APIRouter, Query, Request, Response
-from markupsafe import Markup
 from pydantic import BaseModel, Field
 
 from service.artifacts import service as artifacts
@@ -22,9 +21,8 @@ from service.contracts.graph_view import (
     cut_name,
     read_graph,
 )
-from service.contracts.report import Histogram, LayerFigures
+from service.contracts.report import LayerFigures
 from service.dashboard.graph_drawing import LEGENDS, By, Drawing, Links, draw, rows_by_node, told
-from service.dashboard.graph_layout import Span
 from service.dashboard.overview import Recent
 from service.dashboard.pages import PageRoute, page
 from service.deps import AppDep, AppState, PrincipalDep
@@ -142,48 +140,6 @@ class _Asked(BaseModel):
 
 
 @dataclass(frozen=True)
-class Entry:
-    """A line of the table: a node of the graph, or, where there is none, a row of the report."""
-
-    name: str
-    op: str
-    modules: str
-    storage: str
-    kind: str
-    words: str
-    sqnr_db: float | None
-    reason: str
-    address: str | None
-
-
-@dataclass(frozen=True)
-class NodeRole:
-    """A tensor of the chosen node."""
-
-    word: str
-    name: str
-    dtype: str
-    shape: str
-    stored: bool
-
-
-@dataclass(frozen=True)
-class Panel:
-    """All that is known of the chosen node."""
-
-    name: str
-    op: str
-    modules: tuple[str, ...]
-    inside: str | None
-    tensors: list[NodeRole]
-    more_tensors: int
-    row: LayerFigures | None
-    storage: str
-    gains: str
-    drawn: list[tuple[str, Histogram, Markup]]
-
-
-@dataclass(frozen=True)
 class Wanted:
     """What the address asks for."""
 
@@ -224,7 +180,6 @@ def _opened(given: list[str]) -> tuple[tuple[int, int], ...]:
 
 
 def _shown(graph: Known, of: GraphSources, wanted: Wanted) -> dict[str, Any]:
-    """What the template takes."""
     view = graph.view
     chosen = None if view is None or not wanted.node else _place(view, wanted.node)
     drawing = None
@@ -257,13 +212,9 @@ _COLORINGS: tuple[tuple[By, str], ...] = (("sqnr", "SQNR"), ("precision", "Preci
 def _drawn(graph: Known, view: GraphView, wanted: Wanted, chosen: int | None) -> Drawing:
     links = Links(
         node=lambda place: wanted.address(node=_key(view, place)) + "#node",
-        group=lambda span: wanted.address(open=_with(wanted.opened, span)) + "#graph",
+        group=lambda span: wanted.address(open=(*wanted.opened, (span.first, span.stop))[-_MOST_OPENED:]) + "#graph",
     )
     return draw(view, graph.rows, wanted.by, links, opened=wanted.opened, chosen=chosen)
-
-
-def _with(opened: tuple[tuple[int, int], ...], span: Span) -> tuple[tuple[int, int], ...]:
-    return (*opened, (span.first, span.stop))[-_MOST_OPENED:]
 
 
 def _closing(view: GraphView, wanted: Wanted, group: tuple[int, int]) -> tuple[str, str]:
@@ -291,7 +242,7 @@ def _place(view: GraphView, key: str) -> int | None:
     return named
 
 
-def _entries(graph: Known, wanted: Wanted) -> list[Entry]:
+def _entries(graph: Known, wanted: Wanted) -> list[dict[str, Any]]:
     """The whole table, in the order of the graph, or of the report where there is none."""
     if graph.view is None:
         return [_entry(row.name, row.op, "", row, wanted.by, None) for row in graph.layers]
@@ -309,44 +260,44 @@ def _entries(graph: Known, wanted: Wanted) -> list[Entry]:
     ]
 
 
-def _entry(name: str, op: str, modules: str, row: LayerFigures | None, by: By, address: str | None) -> Entry:
-    kind, words = told(row, by)
+def _entry(name: str, op: str, modules: str, row: LayerFigures | None, by: By, address: str | None) -> dict[str, Any]:
+    """A line of the table: a node of the graph, or, where there is none, a row of the report."""
+    kind, _ = told(row, by)
     storage = "–" if row is None or row.reason is not None else storage_words(row)
     reason = "" if row is None else row.reason or ""
-    return Entry(name, op, modules, storage, kind, words, None if row is None else row.sqnr_db, reason, address)
+    texts = {"name": name, "op": op, "modules": modules, "storage": storage, "reason": reason}
+    return {**texts, "kind": kind, "sqnr_db": None if row is None else row.sqnr_db, "address": address}
 
 
-def _matches(entry: Entry, find: str) -> bool:
-    sought = find.casefold()
-    return any(sought in text.casefold() for text in (entry.name, entry.op, entry.modules, entry.storage, entry.reason))
+def _matches(entry: dict[str, Any], find: str) -> bool:
+    return any(find.casefold() in entry[key].casefold() for key in ("name", "op", "modules", "storage", "reason"))
 
 
-def _panel(view: GraphView, node: GraphNode, rows: dict[str, LayerFigures]) -> Panel:
+def _panel(view: GraphView, node: GraphNode, rows: dict[str, LayerFigures]) -> dict[str, Any]:
+    """All that is known of the chosen node."""
     row = rows.get(node.name)
     read = [("reads", view.tensors[place]) for place in node.inputs if place is not None]
     tensors = read + [("makes", view.tensors[place]) for place in node.outputs]
     histograms = [] if row is None else [("Weights", row.weight_histogram), ("Activations", row.activation_histogram)]
-    return Panel(
-        name=node.name,
-        op=node.op,
-        modules=node.modules,
-        inside=node.inside,
-        tensors=[_role(word, tensor) for word, tensor in tensors[:_MOST_TENSORS]],
-        more_tensors=max(0, len(tensors) - _MOST_TENSORS),
-        row=row,
-        storage="–" if row is None or row.reason is not None else storage_words(row),
-        gains="" if row is None else gain_words(row),
-        drawn=[
+    return {
+        **{name: getattr(node, name) for name in ("name", "op", "modules", "inside")},
+        "tensors": [_role(word, tensor) for word, tensor in tensors[:_MOST_TENSORS]],
+        "more_tensors": max(0, len(tensors) - _MOST_TENSORS),
+        "row": row,
+        "storage": "–" if row is None or row.reason is not None else storage_words(row),
+        "gains": "" if row is None else gain_words(row),
+        "drawn": [
             (word, values, charts.histogram(values, f"{word} of {short_name(node.name)}: how often each value occurs"))
             for word, values in histograms
             if values is not None
         ],
-    )
+    }
 
 
-def _role(word: str, tensor: GraphTensor) -> NodeRole:
+def _role(word: str, tensor: GraphTensor) -> dict[str, Any]:
     if tensor.shape is None:
         shape = "–"
     else:
         shape = " × ".join("?" if one is None else str(one) for one in tensor.shape) or "scalar"
-    return NodeRole(word, tensor.name, tensor.dtype or "–", shape, tensor.constant)
+    told = {"word": word, "name": tensor.name, "dtype": tensor.dtype or "–", "shape": shape}
+    return {**told, "stored": tensor.constant}

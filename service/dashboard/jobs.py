@@ -5,22 +5,22 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
-from pydantic import BaseModel, Field
+from pydantic import BaseModel
 
 from service.comparison.differences import differences
 from service.contracts.config import QuantizationConfig
 from service.contracts.presets import PRESETS, find_preset
 from service.dashboard.config_form import differing
 from service.dashboard.forms import Told, pretty
-from service.dashboard.listing import Paging, one_of, pairs
-from service.dashboard.pages import PageRoute, page, see
+from service.dashboard.listing import FilterWords, one_of, one_page, pairs
+from service.dashboard.pages import PageRoute, add_act, page, see
 from service.dashboard.trials import curves_of
 from service.datasets.schemas import DatasetNotFoundError
 from service.deps import AppDep, AppState, PrincipalDep
-from service.http import PLAIN_TEXT, CursorParameter
+from service.http import CursorParameter
 from service.jobs import records, service
 from service.jobs.repository import JobQuery
 from service.jobs.schemas import TERMINAL, JobOut
@@ -34,23 +34,6 @@ _JOB_PAGE_STATES, _TAIL = 200, 120
 _NO_SETTINGS = frozenset({"/preset", "/schema_version"})
 
 
-class ConfigChange(NamedTuple):
-    """A state that the job has come into."""
-
-    at: datetime
-    state: str
-    attempt: int
-    words: str
-
-
-class StageView(NamedTuple):
-    """A stage that the last attempt has come to; ``state`` is a key of ``MARKS``."""
-
-    name: str
-    state: str
-    reached: str
-
-
 # Of stages: mark, words for those who do not see it, tone.
 MARKS: dict[str, Told] = {
     "done": Told("✔", "finished", "good"),
@@ -60,14 +43,6 @@ MARKS: dict[str, Told] = {
 }
 # What the stage that came last is in, by the state of the job.
 _LAST = {"running": "now", "canceling": "now", "failed": "failed", "succeeded": "done"}
-
-
-class Difference(NamedTuple):
-    """A field of the config that is not as in its preset."""
-
-    pointer: str
-    preset: str
-    job: str
 
 
 def shown(app: AppState, tenant_id: str, job_id: str, base_url: str) -> dict[str, Any]:
@@ -98,8 +73,8 @@ def shown(app: AppState, tenant_id: str, job_id: str, base_url: str) -> dict[str
     }
 
 
-def stages_of(state: str, told: Sequence[JobEvent]) -> list[StageView]:
-    """The stages of an attempt in the order in which it came to them, each with what it told last.
+def stages_of(state: str, told: Sequence[JobEvent]) -> list[tuple[str, str, str]]:
+    """The stages of an attempt in the order in which it came to them: name, a key of ``MARKS``, what it told last.
 
     Args:
         state: of the job.
@@ -107,7 +82,7 @@ def stages_of(state: str, told: Sequence[JobEvent]) -> list[StageView]:
     """
     newest = max((event.seq for event in told), default=0)
     return [
-        StageView(
+        (
             str(event.data["stage"]),
             _LAST.get(state, "stopped") if event.seq == newest else "done",
             _reached(event.data),
@@ -137,23 +112,24 @@ def _data(app: AppState, tenant_id: str, job: JobOut) -> list[tuple[str, str, st
     return found
 
 
-def _change(event: JobEvent) -> ConfigChange:
+def _change(event: JobEvent) -> tuple[datetime, str, int, str]:
+    """When the job came into which state, in which attempt, and why."""
     data = event.data
     deed = str(data.get("name", "")).removeprefix("job.").replace("_", " ")
     told = [word for word in (deed, str(data.get("reason") or "")) if word and word != data.get("state")]
     if isinstance(data.get("error"), dict):
         told.append(str(data["error"].get("title", "")))
-    return ConfigChange(event.created_at, str(data.get("state", "")), event.attempt, ", ".join(told))
+    return event.created_at, str(data.get("state", "")), event.attempt, ", ".join(told)
 
 
-def _differing(job: JobOut) -> list[Difference]:
-    """The fields of the resolved config that its preset has otherwise."""
+def _differing(job: JobOut) -> list[tuple[str, str, str]]:
+    """The fields of the resolved config that its preset has otherwise, with its value and the job's."""
     preset = None if job.preset is None else find_preset(job.preset)
     if preset is None or job.config is None or job.kind != "quantize":
         return []
     plain = QuantizationConfig(preset=preset.name).model_dump(mode="json")
     return [
-        Difference(one.pointer, json.dumps(one.values[0]), json.dumps(one.values[1]))
+        (one.pointer, json.dumps(one.values[0]), json.dumps(one.values[1]))
         for one in differences([plain, job.config])
         if one.pointer not in _NO_SETTINGS
     ]
@@ -192,18 +168,17 @@ router = APIRouter(route_class=PageRoute, include_in_schema=False)
 _LIMIT = 50
 _STATES = ("queued", "running", "canceling", "succeeded", "failed", "canceled")
 _VERDICTS = ("pass", "fail", "undecided", "none")
-_Words = Annotated[str, Field(max_length=200, pattern=PLAIN_TEXT)]
 
 
 class _Filters(BaseModel):
     """What the list is filtered by; "" is nothing."""
 
-    search: _Words = ""
-    state: _Words = ""
-    verdict: _Words = ""
-    preset: _Words = ""
-    label: _Words = ""
-    model_id: _Words = ""
+    search: FilterWords = ""
+    state: FilterWords = ""
+    verdict: FilterWords = ""
+    preset: FilterWords = ""
+    label: FilterWords = ""
+    model_id: FilterWords = ""
 
 
 @router.get("/jobs")
@@ -223,9 +198,12 @@ async def list_jobs(
         model_id=asked.model_id or None,
         labels=pairs(asked.label, "label"),
     )
-    paging = Paging(request, app, f"jobs|{principal.tenant_id}|{query}", cursor)
-    views, last = await app.reads.run(
-        lambda: service.list_page(app, principal.tenant_id, query, after=paging.after, limit=_LIMIT)
+    views, next_query = await one_page(
+        request,
+        app,
+        f"jobs|{principal.tenant_id}|{query}",
+        cursor,
+        lambda after: service.list_page(app, principal.tenant_id, query, after=after, limit=_LIMIT),
     )
     return page(
         request,
@@ -235,7 +213,7 @@ async def list_jobs(
         states=[(one, one) for one in _STATES],
         verdicts=[(one, one) for one in _VERDICTS],
         presets=[(one, one) for one in sorted(PRESETS)],
-        next_query=paging.next_query(last),
+        next_query=next_query,
         choosing=True,
     )
 
@@ -254,13 +232,6 @@ async def get_curves(request: Request, job_id: str, app: AppDep, principal: Prin
     return page(request, "curves.html.jinja", curves=drawn)
 
 
-@router.post("/jobs/{job_id}/cancel")
-async def cancel_job(request: Request, job_id: str, app: AppDep, principal: PrincipalDep) -> Response:
-    """Ask a job to stop."""
-    await app.writes.run(lambda: service.cancel(app, principal, job_id))
-    return see(request, f"/jobs/{job_id}")
-
-
 @router.post("/jobs/{job_id}/retry")
 async def retry_job(request: Request, job_id: str, app: AppDep, principal: PrincipalDep) -> Response:
     """Submit the same again."""
@@ -268,8 +239,6 @@ async def retry_job(request: Request, job_id: str, app: AppDep, principal: Princ
     return see(request, f"/jobs/{answer.body['id']}")
 
 
-@router.post("/jobs/{job_id}/delete")
-async def delete_job(request: Request, job_id: str, app: AppDep, principal: PrincipalDep) -> Response:
-    """Forget a job that has ended."""
-    await app.writes.run(lambda: records.remove(app, principal, job_id))
-    return see(request, "/jobs")
+add_act(router, "/jobs/{job_id}/cancel", service.cancel)
+# Forget a job that has ended.
+add_act(router, "/jobs/{job_id}/delete", records.remove, "/jobs")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Annotated
+from collections.abc import Callable, Sequence
+from typing import Annotated, TypeVar
 
 from fastapi import Query, Request
+from pydantic import Field
 
 from service.contracts.errors import InvalidRequestError
 from service.dashboard.pages import changed_query
@@ -13,31 +14,36 @@ from service.deps import AppState
 from service.http import PLAIN_TEXT
 from service.pagination import CursorCodec, Position
 
+_Read = TypeVar("_Read")
 # Of a filter in the address.
 Words = Annotated[str, Query(max_length=200, pattern=PLAIN_TEXT)]
+# The same as a field of a record of filters.
+FilterWords = Annotated[str, Field(max_length=200, pattern=PLAIN_TEXT)]
 
 
-class Paging:
-    """Where a page of a list begins, and what leads to the next one.
+async def one_page(
+    request: Request,
+    app: AppState,
+    scope: str,
+    cursor: str | None,
+    read: Callable[[Position | None], tuple[_Read, Position | None]],
+) -> tuple[_Read, str | None]:
+    """What one page of a list shows, and the query of the next one; None: there is none.
 
     Args:
         request: for the page.
         app: of the process.
         scope: the list and its filters, as of ``CursorCodec``; the tenant is part of it.
         cursor: as it stands in the address; None: the list begins.
+        read: reads what stands behind a position; gives that of the last item, too, where there is more.
 
     Raises:
         InvalidCursorError: the cursor is not one of this list.
     """
-
-    def __init__(self, request: Request, app: AppState, scope: str, cursor: str | None) -> None:
-        self._request = request
-        self._codec = CursorCodec(app.settings, f"pages|{scope}")
-        self.after = None if cursor is None else self._codec.decode(cursor)
-
-    def next_query(self, last: Position | None) -> str | None:
-        """The query of the next page, given the position of the last item; None: there is none."""
-        return None if last is None else changed_query(self._request, cursor=self._codec.encode(last))
+    codec = CursorCodec(app.settings, f"pages|{scope}")
+    after = None if cursor is None else codec.decode(cursor)
+    found, last = await app.reads.run(lambda: read(after))
+    return found, None if last is None else changed_query(request, cursor=codec.encode(last))
 
 
 def one_of(given: str, allowed: Sequence[str], query: str) -> str | None:

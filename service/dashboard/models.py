@@ -7,16 +7,14 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from service.contracts.config import QuantizationConfig
-from service.contracts.graph_view import Inspection, NodeInspection
+from service.contracts.graph_view import Inspection
 from service.contracts.model import ModelSummary
 from service.contracts.targets import TARGET_DESCRIPTIONS
-from service.dashboard import planes
+from service.dashboard import tradeoffs
 from service.dashboard.forms import sent
-from service.dashboard.listing import Words
-from service.dashboard.nouns import Edit, Filters, change_routes, kin, listing, with_typed
 from service.dashboard.pages import PageRoute, page, see
+from service.dashboard.resources import resource_routes
 from service.deps import AppDep, AppState, PrincipalDep
-from service.http import CursorParameter
 from service.inspections import service as inspections
 from service.inspections.service import inspection_out
 from service.jobs import service as jobs
@@ -26,36 +24,13 @@ from service.jobs.views import job_listed
 from service.models.service import model_in_list, model_out
 from service.names.kinds import MODELS
 from service.names.service import get
-from service.principal import Principal
 from service.reports import charts
+from service.tables import Model
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 _LAST, _ON_PLANE = 10, 200
 _NODES = 1000
 _TARGETS = [(name, f"{name}: {words}") for name, words in TARGET_DESCRIPTIONS.items()]
-
-
-@router.get("/models")
-async def list_models(
-    request: Request,
-    app: AppDep,
-    principal: PrincipalDep,
-    search: Words = "",
-    status: Words = "",
-    name: Words = "",
-    tag: Words = "",
-    cursor: CursorParameter = None,
-) -> Response:
-    """Models by name, each with its versions; the newest first."""
-    filters = Filters(search, status, name, tag)
-    rows, context = await listing(request, app, principal.tenant_id, MODELS, filters, cursor)
-    return page(request, "models.html.jinja", models=[model_in_list(row) for row in rows], **context)
-
-
-@router.get("/models/{ref}")
-async def get_model(request: Request, ref: str, app: AppDep, principal: PrincipalDep) -> Response:
-    """One model, by its id or by a reference."""
-    return await _show(request, app, principal, ref, None)
 
 
 @router.post("/models/{ref}/inspect")
@@ -92,39 +67,29 @@ async def get_inspection(
     )
 
 
-async def _show(request: Request, app: AppState, principal: Principal, ref: str, edit: Edit | None) -> Response:
-    """The page of a model; ``edit`` has what a form of it has wrong."""
-    shown = await app.reads.run(lambda: _facts(app, principal.tenant_id, ref, edit))
-    return page(request, "model.html.jinja", status=shown["edit"].status, **shown)
-
-
-def _facts(app: AppState, tenant_id: str, ref: str, edit: Edit | None) -> dict[str, Any]:
-    """What the template takes.
+def _facts(app: AppState, tenant_id: str, ref: str) -> tuple[Model, dict[str, Any]]:
+    """The row, and what the template takes beside what both kinds have.
 
     Raises:
         ModelNotFoundError: the tenant has no such model.
     """
     row = get(app, MODELS, tenant_id, ref)
-    versions, aliases = kin(app, MODELS, tenant_id, row)
     last, _ = jobs.list_page(app, tenant_id, JobQuery(model_id=row.id), after=None, limit=_LAST)
     done = JobQuery(model_id=row.id, state="succeeded")
     views, more = jobs.list_page(app, tenant_id, done, after=None, limit=_ON_PLANE)
     model = model_out(row)
-    return {
-        "noun": model,
+    return row, {
+        "resource": model,
         "model": model,
-        "versions": [model_in_list(one) for one in versions],
-        "aliases": aliases,
-        "edit": with_typed(edit, Edit.of(row)),
         "ops": [] if model.summary is None else _ops(model.summary),
         "targets": _TARGETS,
         "jobs": [job_listed(view) for view in last],
-        "plane": planes.of_outlines(
+        "tradeoff": tradeoffs.of_jobs(
             (job_words(job), f"/jobs/{job.id}", job.figures)
             for job in map(job_listed, views)
             if job.figures is not None
         ),
-        "plane_more": _ON_PLANE if more is not None else 0,
+        "tradeoff_more": _ON_PLANE if more is not None else 0,
     }
 
 
@@ -140,25 +105,18 @@ def _ops(summary: ModelSummary) -> list[tuple[str, int, Any]]:
     return [(op, count, charts.bar(count / most)) for op, count in counts]
 
 
-class ReasonRow:
-    """Nodes that stay in float for one reason."""
-
-    def __init__(self, node: NodeInspection, words: str, code: str | None) -> None:
-        self.words, self.code, self.hint, self.by_design = words, code, node.hint, node.by_design
-        self.names: list[str] = []
-
-
-def _reasons(result: Inspection) -> list[ReasonRow]:
+def _reasons(result: Inspection) -> list[dict[str, Any]]:
     """Why nodes, or their activations, stay in float: the most frequent reason first, what is by design last."""
-    found: dict[tuple[str, bool], ReasonRow] = {}
+    found: dict[tuple[str, bool], dict[str, Any]] = {}
     for node in result.nodes:
         words = node.activation_reason if node.quantized else node.reason
         if words is None:
             continue
         code = node.activation_reason_code if node.quantized else node.reason_code
-        reason = found.setdefault((words, node.by_design), ReasonRow(node, words, code))
-        reason.names.append(f"{node.name} ({node.op})" if node.name else node.op)
-    return sorted(found.values(), key=lambda one: (one.by_design, -len(one.names)))
+        first = {"words": words, "code": code, "hint": node.hint, "by_design": node.by_design, "names": []}
+        reason = found.setdefault((words, node.by_design), first)
+        reason["names"].append(f"{node.name} ({node.op})" if node.name else node.op)
+    return sorted(found.values(), key=lambda one: (one["by_design"], -len(one["names"])))
 
 
-router.include_router(change_routes(MODELS, _show))
+router.include_router(resource_routes(MODELS, model_in_list, _facts))

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
-from typing import Annotated
+from typing import Annotated, NamedTuple
 from urllib.parse import urlencode
 
 from fastapi import APIRouter, Query, Request, Response
@@ -19,7 +19,7 @@ from service.contracts.errors import InvalidRequestError, QuantmillError
 from service.dashboard import new_files
 from service.dashboard.config_fields import groups, parsed
 from service.dashboard.config_form import JSON, PRESET, Document, differing, shown_defaults, values_of
-from service.dashboard.drafts import HAND_OVER, NOUNS, TEXTS, JobDraft, clone_patch, draft_of, posted_draft, read
+from service.dashboard.drafts import HAND_OVER, INPUTS, TEXTS, JobDraft, clone_patch, draft_of, posted_draft, read
 from service.dashboard.pages import PageRoute, page, see
 from service.datasets import service as datasets
 from service.deps import AppDep, AppState, PrincipalDep, form_of
@@ -280,7 +280,7 @@ async def _carried(request: Request, app: AppState, by: Principal, draft: JobDra
 
 async def _ready(app: AppState, by: Principal, draft: JobDraft, wait: int) -> None:
     """Wait until what is chosen is validated, for so many seconds at most."""
-    for name in NOUNS if wait else ():
+    for name in INPUTS if wait else ():
         text = draft.get(name)
         if not text:
             continue
@@ -291,7 +291,7 @@ async def _ready(app: AppState, by: Principal, draft: JobDraft, wait: int) -> No
                 await waited_for(app, DATASETS, by.tenant_id, text, wait)
 
 
-class Choices:
+class Choices(NamedTuple):
     """Models or datasets to choose from, and what is the matter with the chosen one.
 
     Args:
@@ -301,8 +301,10 @@ class Choices:
         other: what was written beside the list and is none of the tenant's, or blank.
     """
 
-    def __init__(self, options: list[tuple[str, str]], told: str, state: str, other: str = "") -> None:
-        self.options, self.told, self.state, self.other = options, told, state, other
+    options: list[tuple[str, str]]
+    told: str
+    state: str
+    other: str = ""
 
 
 def _choices(app: AppState, tenant_id: str, draft: JobDraft) -> dict[str, Choices]:
@@ -310,7 +312,7 @@ def _choices(app: AppState, tenant_id: str, draft: JobDraft) -> dict[str, Choice
     found: dict[str, Sequence[Model | Dataset]] = {}
     found["model_id"], _ = list_page(app, MODELS, tenant_id, query, after=None, limit=_LISTED)
     data, _ = list_page(app, DATASETS, tenant_id, query, after=None, limit=_LISTED)
-    found |= dict.fromkeys(NOUNS[1:], data)
+    found |= dict.fromkeys(INPUTS[1:], data)
     return {name: _choices_of(app, tenant_id, draft, name, rows) for name, rows in found.items()}
 
 
@@ -353,7 +355,7 @@ async def _page(
         status=status,
         draft=draft,
         choices=choices,
-        nouns=NOUNS,
+        inputs=INPUTS,
         empty=not any(one.options for one in choices.values()),
         presets=_presets(),
         values=values.texts,

@@ -7,25 +7,22 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from datetime import UTC, datetime
 from threading import Lock
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 
 from fastapi import APIRouter, Request, Response
 
 from service.contracts.errors import Problem
 from service.dashboard.forms import span
-from service.dashboard.pages import PageRoute, page, see
+from service.dashboard.pages import PageRoute, add_act, page
 from service.deps import AppDep, AppState, PrincipalDep
 from service.errors import RouteNotFoundError
 from service.jobs import service as jobs
 from service.jobs.repository import JobQuery
-from service.jobs.schemas import JobListed
 from service.jobs.views import job_listed
 from service.quarantine import suspects as quarantine
 from service.queues import router as queues
-from service.queues.schemas import QueueOut
 from service.reports import charts
 from service.schedules import service as schedules
-from service.schedules.schemas import RunOut, ScheduleListed
 from service.schedules.views import run_out, schedule_listed
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
@@ -34,17 +31,8 @@ _GIB = 1024**3
 _CHECKS = ("database", "storage", "broker")
 
 
-class Standing(NamedTuple):
+def _standing(app: AppState, tenant_id: str) -> dict[str, Any]:
     """What the page shows of the tenant."""
-
-    last: list[JobListed]
-    failed: list[JobListed]
-    nightly: list[tuple[ScheduleListed, RunOut | None]]
-    queues: list[QueueOut]
-    free_bytes: int
-
-
-def _standing(app: AppState, tenant_id: str) -> Standing:
     last, _ = jobs.list_page(app, tenant_id, JobQuery(), after=None, limit=_LAST)
     failed, _ = jobs.list_page(app, tenant_id, JobQuery(state="failed"), after=None, limit=_FAILED)
     rows, _ = schedules.list_page(app, tenant_id, after=None, limit=_SCHEDULES)
@@ -52,13 +40,22 @@ def _standing(app: AppState, tenant_id: str) -> Standing:
     for row in rows:
         runs, _ = schedules.list_runs(app, tenant_id, row.id, state=None, after=None, limit=1)
         nightly.append((schedule_listed(row), run_out(runs[0]) if runs else None))
-    return Standing(
-        [job_listed(one) for one in last],
-        [job_listed(one) for one in failed],
-        nightly,
-        queues.all_queues(app),
-        app.store.free_bytes() // _GIB * _GIB,  # more exactly, it would tell whether others have a file, too
-    )
+    found = queues.all_queues(app)
+    ages = [one.oldest_due_age_seconds for one in found if one.oldest_due_age_seconds is not None]
+    slots = max(found, key=lambda one: one.slots.total).slots
+    return {
+        "first_run": not last,
+        "jobs": [job_listed(one) for one in last],
+        "failures": [job_listed(one) for one in failed],
+        "nightly": nightly,
+        "running": sum(one.running for one in found),
+        "queued": sum(one.queued.due + one.queued.delayed for one in found),
+        "oldest": span(max(ages)) if ages else "",
+        "workers": max(one.workers for one in found),
+        "slots": f"{slots.busy} of {slots.total} slots busy",
+        # more exactly, it would tell whether others have a file, too
+        "free_bytes": app.store.free_bytes() // _GIB * _GIB,
+    }
 
 
 @router.get("/")
@@ -67,24 +64,8 @@ async def get_overview(request: Request, app: AppDep, principal: PrincipalDep) -
     seen, checks = await asyncio.gather(
         app.reads.run(lambda: _standing(app, principal.tenant_id)), app.readiness.check_all()
     )
-    ages = [one.oldest_due_age_seconds for one in seen.queues if one.oldest_due_age_seconds is not None]
-    slots = max(seen.queues, key=lambda one: one.slots.total).slots
-    return page(
-        request,
-        "home.html.jinja",
-        first_run=not seen.last,
-        running=sum(one.running for one in seen.queues),
-        queued=sum(one.queued.due + one.queued.delayed for one in seen.queues),
-        oldest=span(max(ages)) if ages else "",
-        workers=max(one.workers for one in seen.queues),
-        slots=f"{slots.busy} of {slots.total} slots busy",
-        checks=[one for one in checks if one.name in _CHECKS or (one.name == "disk" and one.outcome != "ok")],
-        free_bytes=seen.free_bytes,
-        jobs=seen.last,
-        failures=seen.failed,
-        nightly=seen.nightly,
-        choosing=False,
-    )
+    told = [one for one in checks if one.name in _CHECKS or (one.name == "disk" and one.outcome != "ok")]
+    return page(request, "home.html.jinja", checks=told, choosing=False, **seen)
 
 
 _RUNNING = 50
@@ -107,13 +88,6 @@ async def get_workers(request: Request, app: AppDep, principal: PrincipalDep) ->
         held=await app.reads.run(lambda: quarantine.list_all(app, tenant_id)),
         choosing=False,
     )
-
-
-@router.post("/workers/quarantine/{digest}/release")
-async def release_model(request: Request, digest: str, app: AppDep, principal: PrincipalDep) -> Response:
-    """Have jobs tried again with a model."""
-    await app.writes.run(lambda: quarantine.release(app, principal, digest))
-    return see(request, "/workers")
 
 
 # Each token with what is read on it, if it is a ground, or what it is read on.
@@ -182,3 +156,7 @@ class Recent(Generic[T]):
             while len(self._values) > self._most:
                 self._values.popitem(last=False)
         return made
+
+
+# Have jobs tried again with a model.
+add_act(router, "/workers/quarantine/{digest}/release", quarantine.release, "/workers")

@@ -21,6 +21,7 @@ from service.contracts.base import VERSION
 from service.contracts.command_errors import HttpError
 from service.contracts.errors import InvalidRequestError, QuantmillError
 from service.dashboard import forms
+from service.deps import AppDep, PrincipalDep
 from service.errors import RouteNotFoundError
 from service.keys.cookies import session_of
 from service.keys.schemas import KeyNeededError
@@ -39,7 +40,7 @@ _STYLES = (
     ("service.dashboard", "static/new_job.css"),
     ("service.dashboard", "static/graph.css"),
     ("service.dashboard", "static/report.css"),
-    ("service.dashboard", "static/nouns.css"),
+    ("service.dashboard", "static/resources.css"),
     ("service.dashboard", "static/admin.css"),
 )
 _MEDIA_TYPES = {"css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8", "svg": "image/svg+xml"}
@@ -165,6 +166,23 @@ def changed_query(request: Request, **changes: Any) -> str:
 def see(request: Request, path: str) -> RedirectResponse:
     """Go on at another page, after what a form asked for is done."""
     return RedirectResponse(root_of(request) + path, 303)
+
+
+def add_act(router: APIRouter, path: str, act: Callable[..., object], then: str = "") -> None:
+    """Add the route of a button.
+
+    Args:
+        router: of the pages.
+        path: that is posted to.
+        act: is done with the state of the process, who asks, and the parts of the path.
+        then: where the browser goes on, default: the path but for its last word; parts of it are put in by name.
+    """
+
+    @router.post(path)
+    async def do(request: Request, app: AppDep, principal: PrincipalDep) -> Response:
+        parts = request.path_params
+        await app.writes.run(lambda: act(app, principal, *parts.values()))
+        return see(request, (then or path.rpartition("/")[0]).format(**parts))
 
 
 class PageRoute(APIRoute):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 from urllib.parse import quote
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Request, Response
 from fastapi.responses import HTMLResponse
 
 from service.comparison.differences import ClassChanges, changes
@@ -15,13 +15,14 @@ from service.comparison.evidence import MOST_BYTES, samples_among, samples_of
 from service.comparison.samples import SamplesUnreadableError
 from service.contracts.dataset import DatasetSummary
 from service.contracts.evaluation_report import EvaluationReport
-from service.contracts.report import Advice, LayerFigures, Report
+from service.contracts.report import Advice, Report
 from service.contracts.sheets import SHEET_SIDE, sheet_corner, sheet_numbers, sheet_size
 from service.dashboard.forms import sent
+from service.dashboard.listing import Words
 from service.dashboard.pages import PageRoute, page, root_of
 from service.datasets.schemas import DatasetNotFoundError
 from service.deps import AppDep, AppState, PrincipalDep, count_request
-from service.http import PLAIN_TEXT, etag_matches
+from service.http import etag_matches
 from service.jobs import service
 from service.jobs.views import JobView, job_listed
 from service.middleware import EMBEDDABLE
@@ -40,39 +41,6 @@ from service.tables import Dataset, ReportRow
 # Longer fragments are for the clipboard: addresses of this length are taken by /new.
 MOST_PATCH_CHARS = 6000
 _ROWS, _MOST_ROWS, _MOST_CHANGED, _MOST_OPS, _OP_CHARS = 100, 2000, 50, 200, 200
-
-
-class LayerFilter(NamedTuple):
-    """Which layers are listed; empty: all."""
-
-    layer: str
-    op: str
-    kind: str
-
-
-class LayerRow(NamedTuple):
-    """One layer in words."""
-
-    layer: LayerFigures
-    stored: str
-    gained: str
-
-
-class LayerList(NamedTuple):
-    """Layers that the filter lets through.
-
-    Attributes:
-        rows: the first of them, in the report's order: worst SQNR first, then those in float.
-        found: how many it lets through.
-        total: of the report.
-        ops: operators to choose from.
-    """
-
-    rows: list[LayerRow]
-    found: int
-    total: int
-    ops: list[tuple[str, str]]
-    most: int = _MOST_ROWS
 
 
 class Thumbnail(NamedTuple):
@@ -111,20 +79,30 @@ class ChangedSamples:
         return (self.pictures or {}).get(number)
 
 
-def layer_list(report: Report, wanted: LayerFilter, *, every: bool = False) -> LayerList:
-    """The first layers that the filter lets through, or all of them up to a bound."""
-    text = wanted.layer.casefold()
+def layer_list(report: Report, *, named: str, op: str, kind: str, every: bool = False) -> dict[str, Any]:
+    """The first layers that a filter lets through, or all of them up to a bound: worst SQNR first, then those in float.
+
+    Args:
+        report: whose layers.
+        named: a part of the layer's name, or of a node's; empty, as in all parts of the filter: any.
+        op: the operator.
+        kind: quantized or float.
+        every: whether all are wanted.
+    """
+    text = named.casefold()
     found = [
         layer
         for layer in report.layers
         if (not text or any(text in one.casefold() for one in (layer.name, *layer.nodes)))
-        and (not wanted.op or layer.op == wanted.op)
-        and (not wanted.kind or (layer.reason is None) == (wanted.kind == "quantized"))
+        and (not op or layer.op == op)
+        and (not kind or (layer.reason is None) == (kind == "quantized"))
     ]
     found.sort(key=lambda layer: (layer.reason is not None, layer.sqnr_db is None, layer.sqnr_db or 0.0))
-    rows = [LayerRow(one, storage_words(one), gain_words(one)) for one in found[: _MOST_ROWS if every else _ROWS]]
+    shown = found[: _MOST_ROWS if every else _ROWS]
+    rows = [{"layer": one, "stored": storage_words(one), "gained": gain_words(one)} for one in shown]
     ops = sorted({layer.op for layer in report.layers if len(layer.op) <= _OP_CHARS and layer.op.isprintable()})
-    return LayerList(rows, len(found), len(report.layers), [(op, op) for op in ops[:_MOST_OPS]])
+    counts = {"found": len(found), "total": len(report.layers), "most": _MOST_ROWS}
+    return {"rows": rows, "ops": [(one, one) for one in ops[:_MOST_OPS]], **counts}
 
 
 def try_address(root: str, job_id: str, advice: Advice) -> str | None:
@@ -185,7 +163,6 @@ router = APIRouter(route_class=PageRoute, include_in_schema=False)
 _KINDS = [("quantized", "quantized"), ("float", "left in float")]
 _SPANS = [(str(days), "1 day" if days == 1 else f"{days} days") for days in DAYS]
 _USUAL = "7"
-Words = Annotated[str, Query(max_length=200, pattern=PLAIN_TEXT)]
 
 
 @router.get("/jobs/{job_id}/report")
@@ -209,50 +186,39 @@ async def get_report(
     report = await app.heavy.run(lambda: any_report(row))
     if isinstance(report, EvaluationReport):
         evaluated = report
-        return await app.heavy.run(lambda: _evaluation(request, view, evaluated))
+        return await app.heavy.run(
+            lambda: page(
+                request,
+                "job_evaluation.html.jinja",
+                job=job_listed(view),
+                report=evaluated,
+                conditions=verdict.conditions(evaluated),
+                change_words=change_words,
+                interval_words=verdict.interval_words,
+                speed=speed_chart(evaluated.latency),
+            )
+        )
     found = report
 
     def show() -> HTMLResponse:
         def try_it(advice: Advice) -> str | None:
             return try_address(root_of(request), job_id, advice) if principal.may("submit") else None
 
-        return _quantization(
+        return page(
             request,
-            view,
-            found,
+            "job_report.html.jinja",
+            job=job_listed(view),
+            report=found,
+            kinds=_KINDS,
+            spans=_SPANS,
+            usual=_USUAL,
             parts=parts(found, try_it, "#layer-list"),
-            listed=layer_list(found, LayerFilter(layer, op, kind), every=bool(every)),
+            listed=layer_list(found, named=layer, op=op, kind=kind, every=bool(every)),
             filters={"layer": layer, "op": op, "kind": kind},
             changed=changed_samples(app, tenant_id, view, found.fidelity.source),
         )
 
     return await app.heavy.run(show)
-
-
-def _quantization(request: Request, view: JobView, report: Report, **shown: Any) -> HTMLResponse:
-    return page(
-        request,
-        "job_report.html.jinja",
-        job=job_listed(view),
-        report=report,
-        kinds=_KINDS,
-        spans=_SPANS,
-        usual=_USUAL,
-        **shown,
-    )
-
-
-def _evaluation(request: Request, view: JobView, report: EvaluationReport) -> HTMLResponse:
-    return page(
-        request,
-        "job_evaluation.html.jinja",
-        job=job_listed(view),
-        report=report,
-        conditions=verdict.conditions(report),
-        change_words=change_words,
-        interval_words=verdict.interval_words,
-        speed=speed_chart(report.latency),
-    )
 
 
 @router.post("/jobs/{job_id}/share")

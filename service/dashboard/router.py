@@ -5,8 +5,6 @@ from __future__ import annotations
 from fastapi import APIRouter
 
 from service.dashboard.admin import router as admin
-from service.dashboard.admin import router as quotas
-from service.dashboard.admin import router as signing_in
 from service.dashboard.batches import router as batches
 from service.dashboard.comparing import router as comparing
 from service.dashboard.datasets import router as datasets
@@ -15,8 +13,6 @@ from service.dashboard.jobs import router as jobs
 from service.dashboard.models import router as models
 from service.dashboard.new_job import router as new_job
 from service.dashboard.overview import router as overview
-from service.dashboard.overview import router as style_page
-from service.dashboard.overview import router as workers
 from service.dashboard.pages import router as assets
 from service.dashboard.report import router as report
 from service.dashboard.schedules import router as schedules
@@ -26,7 +22,6 @@ from service.dashboard.webhooks import router as webhooks
 router = APIRouter(include_in_schema=False)
 _PAGES = (
     assets,
-    signing_in,
     overview,
     jobs,
     admin,
@@ -36,13 +31,10 @@ _PAGES = (
     graph,
     models,
     new_job,
-    quotas,
     report,
     schedules,
-    style_page,
     trials,
     webhooks,
-    workers,
 )
 for part in _PAGES:
     router.include_router(part)

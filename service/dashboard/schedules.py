@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import date, timedelta
+from functools import partial
 from typing import Annotated, Any, NamedTuple
 
 from fastapi import APIRouter, Query, Request, Response
@@ -11,8 +12,8 @@ from pydantic import ValidationError
 from service.contracts.errors import InvalidRequestError
 from service.contracts.validation import field_problems
 from service.dashboard.forms import FormFields, checked, sent
-from service.dashboard.listing import Paging
-from service.dashboard.pages import PageRoute, page, see
+from service.dashboard.listing import one_page
+from service.dashboard.pages import PageRoute, add_act, page, see
 from service.deps import AppDep, AppState, PrincipalDep
 from service.http import Conditions, CursorParameter
 from service.jobs import service as jobs
@@ -44,15 +45,15 @@ async def list_schedules(
     cursor: CursorParameter = None,
 ) -> Response:
     """Schedules, newest first."""
-    paging = Paging(request, app, f"schedules|{principal.tenant_id}", cursor)
-    rows, last = await app.reads.run(
-        lambda: service.list_page(app, principal.tenant_id, after=paging.after, limit=_LIMIT)
+    rows, next_query = await one_page(
+        request,
+        app,
+        f"schedules|{principal.tenant_id}",
+        cursor,
+        lambda after: service.list_page(app, principal.tenant_id, after=after, limit=_LIMIT),
     )
     return page(
-        request,
-        "schedules.html.jinja",
-        schedules=[schedule_listed(row) for row in rows],
-        next_query=paging.next_query(last),
+        request, "schedules.html.jinja", schedules=[schedule_listed(row) for row in rows], next_query=next_query
     )
 
 
@@ -163,29 +164,8 @@ def _weeks(runs: list[RunOut]) -> list[tuple[date, list[list[RunOut]]]]:
     return sorted(weeks.items(), reverse=True)[:_WEEKS]
 
 
-@router.post("/schedules/{schedule_id}/run")
-async def run_schedule(request: Request, schedule_id: str, app: AppDep, principal: PrincipalDep) -> Response:
-    """Run it now."""
-    await app.writes.run(lambda: service.run(app, principal, schedule_id, key=None))
-    return see(request, f"/schedules/{schedule_id}")
-
-
-@router.post("/schedules/{schedule_id}/pause")
-async def pause_schedule(request: Request, schedule_id: str, app: AppDep, principal: PrincipalDep) -> Response:
-    """Let it not be due."""
-    await app.writes.run(lambda: service.pause(app, principal, schedule_id))
-    return see(request, f"/schedules/{schedule_id}")
-
-
-@router.post("/schedules/{schedule_id}/resume")
-async def resume_schedule(request: Request, schedule_id: str, app: AppDep, principal: PrincipalDep) -> Response:
-    """Let it be due again."""
-    await app.writes.run(lambda: service.resume(app, principal, schedule_id))
-    return see(request, f"/schedules/{schedule_id}")
-
-
-@router.post("/schedules/{schedule_id}/delete")
-async def delete_schedule(request: Request, schedule_id: str, app: AppDep, principal: PrincipalDep) -> Response:
-    """Delete it with its history; its jobs stay."""
-    await app.writes.run(lambda: service.delete(app, principal, schedule_id, Conditions(None)))
-    return see(request, "/schedules")
+add_act(router, "/schedules/{schedule_id}/run", partial(service.run, key=None))
+add_act(router, "/schedules/{schedule_id}/pause", service.pause)
+add_act(router, "/schedules/{schedule_id}/resume", service.resume)
+# Delete it with its history; its jobs stay.
+add_act(router, "/schedules/{schedule_id}/delete", partial(service.delete, conditions=Conditions(None)), "/schedules")

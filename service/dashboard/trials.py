@@ -13,7 +13,7 @@ from markupsafe import Markup
 from service.contracts.config import patch_between
 from service.contracts.report import Report
 from service.contracts.search import Search, TrialFigures
-from service.dashboard import planes
+from service.dashboard import tradeoffs
 from service.dashboard.overview import Recent
 from service.dashboard.pages import PageRoute, environment, page
 from service.deps import AppDep, AppState, PrincipalDep
@@ -28,44 +28,16 @@ from service.reports.reading import whole_report
 AUTOPILOT = "autopilot"
 _TRIALS = 5000
 _DISTANCES = {
-    "sqnr": planes.SQNR,
-    "psnr": planes.Measure("PSNR", "dB", higher=True),
-    "cosine": planes.Measure("Cosine", "", higher=True),
-    "l2": planes.Measure("Relative distance", "", higher=False),
-    "kl": planes.Measure("Divergence", "nats", higher=False),
+    "sqnr": tradeoffs.SQNR,
+    "psnr": tradeoffs.Measure("PSNR", "dB", higher=True),
+    "cosine": tradeoffs.Measure("Cosine", "", higher=True),
+    "l2": tradeoffs.Measure("Relative distance", "", higher=False),
+    "kl": tradeoffs.Measure("Divergence", "nats", higher=False),
 }
 
 
-class Trial(NamedTuple):
-    """A trial so far.
-
-    Attributes:
-        number: in the order in which they were made.
-        words: its recipe.
-        sqnr_db: on samples held back.
-        value: by the goal's measure, on all data; None: not measured yet.
-        size_bytes: of its model, likewise.
-        latency_ratio: over the float model, likewise.
-    """
-
-    number: int
-    words: str
-    sqnr_db: float | None
-    value: float | None
-    size_bytes: float | None
-    latency_ratio: float | None
-
-
-class SoFar(NamedTuple):
-    """The trials, what they are judged by, and the front of those that were measured."""
-
-    trials: list[Trial]
-    measure: planes.Measure
-    plane: planes.Plane | None
-
-
-def told(app: AppState, tenant_id: str, job: JobOut) -> SoFar:
-    """The trials of a job that has no report yet.
+def told(app: AppState, tenant_id: str, job: JobOut) -> dict[str, Any]:
+    """The trials so far of a job that has no report yet, what they are judged by, and the front of those measured.
 
     Raises:
         JobNotFoundError: the tenant has no such job.
@@ -78,25 +50,25 @@ def told(app: AppState, tenant_id: str, job: JobOut) -> SoFar:
     measure, limit = goal_of(goal)
     name = f"goal_{goal.get('metric')}" if goal.get("kind") == "distance" else "drop"
     trials = [
-        Trial(
-            number,
-            names.get(number, f"recipe {number}"),
-            figures.get("sqnr_db"),
-            figures.get(name),
-            figures.get("size_bytes"),
-            figures.get("latency_ratio"),
-        )
+        {
+            "number": number,
+            "words": names.get(number, f"recipe {number}"),
+            "value": figures.get(name),  # on all data; None: not measured yet, as are size and latency
+            **{key: figures.get(key) for key in ("sqnr_db", "size_bytes", "latency_ratio")},
+        }
         for number, figures in found.get(AUTOPILOT, {}).items()
     ]
-    marks = [planes.Mark(one.words, None, one.value, one.size_bytes, one.latency_ratio) for one in trials]
-    return SoFar(trials, measure, planes.plane(measure, marks, limit))
+    marks = [
+        tradeoffs.Mark(one["words"], None, one["value"], one["size_bytes"], one["latency_ratio"]) for one in trials
+    ]
+    return {"trials": trials, "measure": measure, "tradeoff": tradeoffs.trade_off(measure, marks, limit)}
 
 
-def goal_of(goal: Mapping[str, Any]) -> tuple[planes.Measure, float | None]:
+def goal_of(goal: Mapping[str, Any]) -> tuple[tradeoffs.Measure, float | None]:
     """What trials are judged by, and the worst value that the goal accepts."""
     if goal.get("kind") == "distance":
-        return _DISTANCES.get(str(goal.get("metric")), planes.SQNR), goal.get("limit")
-    return planes.drop_of(str(goal.get("metric", "top1")), ""), goal.get("max_drop")
+        return _DISTANCES.get(str(goal.get("metric")), tradeoffs.SQNR), goal.get("limit")
+    return tradeoffs.drop_of(str(goal.get("metric", "top1")), ""), goal.get("max_drop")
 
 
 def _goal(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -108,29 +80,25 @@ router = APIRouter(route_class=PageRoute, include_in_schema=False)
 _FULL_BAR_DB = 50.0
 
 
-class ShownTrial(NamedTuple):
-    """A trial with its bar, and the query of the form that begins with it."""
-
-    number: int
-    figures: TrialFigures
-    bar: Markup
-    take: str
-
-
 @router.get("/jobs/{job_id}/trials")
 async def get_trials(request: Request, job_id: str, app: AppDep, principal: PrincipalDep) -> Response:
     """The trials of a job; of one that has not succeeded those that it has told so far."""
     job, report = await app.reads.run(lambda: _read(app, principal.tenant_id, job_id))
     search = None if report is None else search_of(report)
-    context: dict[str, Any] = {"job": job, "search": search, "trials": [], "plane": None, "measure": planes.SQNR}
+    context: dict[str, Any] = {"job": job, "search": search, "trials": [], "tradeoff": None, "measure": tradeoffs.SQNR}
     if report is None and AUTOPILOT in (job.algorithms or ()):
         so_far = await app.reads.run(lambda: told(app, principal.tenant_id, job))
-        return page(request, "trials_live.html.jinja", job=job, ended=job.state in TERMINAL, **so_far._asdict())
+        return page(request, "trials_live.html.jinja", job=job, ended=job.state in TERMINAL, **so_far)
     if report is not None and search is not None:
         measure, limit = goal_of(search.goal)
+        # the finalists, numbered as the others are: what was not measured stands in the table alone
+        marks = [
+            tradeoffs.Mark(one.name, None, one.value, one.size_bytes, one.latency_ratio, one.chosen, one.pareto)
+            for one in search.trials
+        ]
         context |= {
             "trials": _shown(job_id, report, search),
-            "plane": planes.plane(measure, _marks(search), limit),
+            "tradeoff": tradeoffs.trade_off(measure, marks, limit),
             "measure": measure,
         }
     return page(request, "trials.html.jinja", **context)
@@ -148,23 +116,16 @@ def search_of(report: Report) -> Search | None:
     return next((one.search for one in report.algorithms if one.search is not None), None)
 
 
-def _marks(search: Search) -> list[planes.Mark]:
-    """The finalists, numbered as the others are: what was not measured stands in the table alone."""
-    return [
-        planes.Mark(one.name, None, one.value, one.size_bytes, one.latency_ratio, one.chosen, one.pareto)
-        for one in search.trials
-    ]
-
-
-def _shown(job_id: str, report: Report, search: Search) -> list[ShownTrial]:
+def _shown(job_id: str, report: Report, search: Search) -> list[dict[str, Any]]:
+    """Each trial with its bar, and the query of the form that begins with it."""
     config = report.manifest.config.model_dump(mode="json")
     return [
-        ShownTrial(
-            number,
-            one,
-            charts.bar((one.sqnr_db or 0.0) / _FULL_BAR_DB),
-            urlencode({"from": job_id, "patch": json.dumps(patch_of(config, one), separators=(",", ":"))}),
-        )
+        {
+            "number": number,
+            "figures": one,
+            "bar": charts.bar((one.sqnr_db or 0.0) / _FULL_BAR_DB),
+            "take": urlencode({"from": job_id, "patch": json.dumps(patch_of(config, one), separators=(",", ":"))}),
+        }
         for number, one in enumerate(search.trials, start=1)
     ]
 
@@ -193,15 +154,6 @@ def patch_of(config: dict[str, Any], trial: TrialFigures) -> dict[str, Any]:
 # Steps of a stage that are drawn, of more of them an even choice: a picture has no more points across.
 _STEPS = 500
 _KEPT = 64
-
-
-class DrawnCurve(NamedTuple):
-    """One figure of a stage by step, drawn, and the same as numbers."""
-
-    stage: str
-    name: str
-    picture: Markup
-    points: list[tuple[int, float]]
 
 
 class Curves(NamedTuple):
@@ -237,6 +189,6 @@ def _draw(app: AppState, tenant_id: str, job_id: str) -> Curves:
             points = [(step, value) for step, given in steps.items() if (value := given.get(name)) is not None]
             picture = charts.curve(points, f"{stage}: {name}") if len(points) > 1 else None
             if picture is not None:
-                drawn.append(DrawnCurve(stage, name, picture, points))
+                drawn.append((stage, name, picture, points))
     part = environment().get_template("curves_drawn.html.jinja").render(curves=drawn)
     return Curves(len(drawn), Markup(part))  # noqa: S704 - the template has escaped it

@@ -10,11 +10,12 @@ from pydantic import ValidationError
 from service.contracts.errors import InvalidRequestError
 from service.contracts.webhooks import EVERYTHING, patterns
 from service.dashboard.forms import FormFields, checked, field_errors, sent
-from service.dashboard.listing import Paging, one_of
-from service.dashboard.pages import PageRoute, page, see
+from service.dashboard.listing import one_of, one_page
+from service.dashboard.pages import PageRoute, add_act, page, see
 from service.deps import AppDep, PrincipalDep
 from service.egress.errors import EgressError
 from service.http import Conditions, CursorParameter, PreconditionFailedError
+from service.pagination import Position
 from service.tables import WebhookEndpoint
 from service.webhooks import service
 from service.webhooks.schemas import DAY_SECONDS, WebhookChange, WebhookCreate, WebhookRotate
@@ -33,16 +34,14 @@ async def list_webhooks(
     request: Request, app: AppDep, principal: PrincipalDep, cursor: CursorParameter = None
 ) -> Response:
     """Webhooks, newest first."""
-    paging = Paging(request, app, f"webhooks|{principal.tenant_id}", cursor)
-    rows, last = await app.reads.run(
-        lambda: service.list_page(app, principal.tenant_id, after=paging.after, limit=_LIMIT)
-    )
-    return page(
+    rows, next_query = await one_page(
         request,
-        "webhooks.html.jinja",
-        webhooks=[webhook_out(row) for row in rows],
-        next_query=paging.next_query(last),
+        app,
+        f"webhooks|{principal.tenant_id}",
+        cursor,
+        lambda after: service.list_page(app, principal.tenant_id, after=after, limit=_LIMIT),
     )
+    return page(request, "webhooks.html.jinja", webhooks=[webhook_out(row) for row in rows], next_query=next_query)
 
 
 @router.get("/webhooks/new")
@@ -76,25 +75,19 @@ async def get_webhook(
 ) -> Response:
     """One webhook with what was sent to it."""
     wanted = one_of(state, _STATES, "state")
-    paging = Paging(request, app, f"deliveries|{principal.tenant_id}|{webhook_id}|{state}", cursor)
 
-    def read() -> dict[str, Any]:
+    def read(after: Position | None) -> tuple[dict[str, Any], Position | None]:
         row = service.get(app, principal.tenant_id, webhook_id)
         rows, last = service.list_deliveries(
-            app, principal.tenant_id, webhook_id, state=wanted, after=paging.after, limit=_LIMIT
+            app, principal.tenant_id, webhook_id, state=wanted, after=after, limit=_LIMIT
         )
         deliveries = [delivery_out(one) for one in rows]
-        return {
-            "webhook": webhook_out(row),
-            "etag": etag(row),
-            "deliveries": deliveries,
-            "next_query": paging.next_query(last),
-        }
+        return {"webhook": webhook_out(row), "etag": etag(row), "deliveries": deliveries}, last
 
-    shown = await app.reads.run(read)
-    return page(
-        request, "webhook.html.jinja", states=[(one, one) for one in _STATES], chosen=state, graces=_GRACES, **shown
-    )
+    scope = f"deliveries|{principal.tenant_id}|{webhook_id}|{state}"
+    shown, next_query = await one_page(request, app, scope, cursor, read)
+    shown |= {"states": [(one, one) for one in _STATES], "chosen": state, "graces": _GRACES}
+    return page(request, "webhook.html.jinja", next_query=next_query, **shown)
 
 
 @router.get("/webhooks/{webhook_id}/edit")
@@ -147,22 +140,6 @@ async def rotate_webhook(request: Request, webhook_id: str, app: AppDep, princip
     return page(request, "secret_made.html.jinja", **_shown_once(made.row.id, made.row.url, made.secret))
 
 
-@router.post("/webhooks/{webhook_id}/ping")
-async def ping_webhook(request: Request, webhook_id: str, app: AppDep, principal: PrincipalDep) -> Response:
-    """Send it an event that says nothing."""
-    await app.writes.run(lambda: service.ping(app, principal, webhook_id))
-    return see(request, f"/webhooks/{webhook_id}")
-
-
-@router.post("/webhooks/{webhook_id}/deliveries/{delivery_id}/redeliver")
-async def redeliver(
-    request: Request, webhook_id: str, delivery_id: str, app: AppDep, principal: PrincipalDep
-) -> Response:
-    """Send a delivery again."""
-    await app.writes.run(lambda: service.redeliver(app, principal, webhook_id, delivery_id))
-    return see(request, f"/webhooks/{webhook_id}")
-
-
 def _typed(form: FormFields) -> dict[str, Any]:
     return {
         "url": form.text("url") or "",
@@ -173,13 +150,11 @@ def _typed(form: FormFields) -> dict[str, Any]:
 
 
 def _stored(row: WebhookEndpoint) -> dict[str, Any]:
-    """What the form begins with."""
     kept = {name: getattr(row, name) for name in ("url", "event_types", "enabled")}
     return {**kept, "description": row.description or ""}
 
 
 def _errors(error: ValidationError | EgressError) -> dict[str, str]:
-    """What is said at which field."""
     if isinstance(error, EgressError):
         return {"url": error.detail if error.hint is None else f"{error.detail} {error.hint}"}
     return field_errors(error, WebhookCreate)
@@ -209,3 +184,9 @@ def _shown_once(webhook_id: str, url: str, secret: str) -> dict[str, Any]:
         "back": f"/webhooks/{webhook_id}",
         "back_words": "To the webhook",
     }
+
+
+add_act(router, "/webhooks/{webhook_id}/ping", service.ping)
+add_act(
+    router, "/webhooks/{webhook_id}/deliveries/{delivery_id}/redeliver", service.redeliver, "/webhooks/{webhook_id}"
+)

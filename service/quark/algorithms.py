@@ -45,10 +45,8 @@ def _setting_of(name: str, kind: Kind, default: Any, switch: str, method: str) -
     def apply(draft: QuarkDraft, given: Given) -> None:
         if draft.value(switch, False):
             refuse(draft, given, pending(method))
-        elif given.value == default:
-            draft.honour(given.pointer)
         else:
-            draft.note(given.pointer, f"{name} has no effect without {switch}")
+            draft.idle(given, default, f"has no effect without {switch}")
 
     why = f"{pending(method)}; without {switch} it has no effect"
     return Option(name, kind, default, "refused", "", why, apply)
@@ -74,9 +72,12 @@ def _matmul_nbits(draft: QuarkDraft, given: Given) -> None:
         draft.problem(place, f"{key} {value!r} cannot be translated: only {words}")
         return default, place
 
+    def is_group(size: int) -> bool:
+        return _SMALLEST_GROUP <= size <= _LARGEST_GROUP and size & (size - 1) == 0
+
     bits, bits_at = read("Bits", 4, lambda value: value in (4, 8), "4 or 8")
     symmetric, symmetric_at = read("Symmetric", True, lambda _: True, "true or false")
-    size, size_at = read("GroupSize", 128, _is_group, "16, 32, 64 and other powers of two to 65536")
+    size, size_at = read("GroupSize", 128, is_group, "16, 32, 64 and other powers of two to 65536")
     level, level_at = read("AccuracyLevel", 0, lambda value: 0 <= value <= _HIGHEST_LEVEL, "0 to 4")
     algorithm, algorithm_at = read("Algorithm", "DEFAULT", lambda name: name in _NBITS_ALGORITHMS, _NBITS_WORDS)
     draft.set("mode", "weights_only", given.pointer)
@@ -92,10 +93,6 @@ def _matmul_nbits(draft: QuarkDraft, given: Given) -> None:
     else:
         draft.set("include", [{"op_type": "MatMul"}], given.pointer)
     draft.honour(given.pointer)
-
-
-def _is_group(size: int) -> bool:
-    return _SMALLEST_GROUP <= size <= _LARGEST_GROUP and size & (size - 1) == 0
 
 
 def _nbits_algorithm(draft: QuarkDraft, name: str, at: str) -> None:

@@ -20,6 +20,7 @@ from service.quark.option import (
     no_effect,
     refuse,
     refused,
+    switched,
 )
 from service.quark.values import CALIBRATIONS, WEIGHT_METHODS, known, lookup
 
@@ -31,19 +32,10 @@ def _of(methods: tuple[str, ...], field: str) -> Apply:
 
     def apply(draft: QuarkDraft, given: Given) -> None:
         if draft.method in methods:
-            draft.set(f"activation/calibration/{field}", given.value, given.pointer)
-            draft.honour(given.pointer)
+            draft.put(f"activation/calibration/{field}", given.value, given)
         else:
             words = " and ".join(methods)
             draft.note(given.pointer, f"{given.name} has no effect: it concerns {words}, the method is {draft.method}")
-
-    return apply
-
-
-def _symmetric(side: str) -> Apply:
-    def apply(draft: QuarkDraft, given: Given) -> None:
-        draft.set(f"{side}/symmetric", given.value, given.pointer)
-        draft.honour(given.pointer)
 
     return apply
 
@@ -78,8 +70,7 @@ def _moving_average_constant(draft: QuarkDraft, given: Given) -> None:
 
 def _bins(draft: QuarkDraft, given: Given) -> None:
     if draft.method in ("entropy", "distribution", "mse"):
-        draft.set("activation/calibration/bins", given.value, given.pointer)
-        draft.honour(given.pointer)
+        draft.put("activation/calibration/bins", given.value, given)
     else:
         draft.note(given.pointer, f"NumBins has no effect here: {draft.method} does without a histogram of fixed bins")
 
@@ -111,8 +102,7 @@ def _weight_method(draft: QuarkDraft, given: Given) -> None:
     elif draft.get("weight/scale") != "float32":
         draft.note(given.pointer, "WeightCalibrateMethod has no effect: it concerns float32 scales only, as in Quark")
     else:
-        draft.set("weight/calibration", dict(CALIBRATIONS[method]), given.pointer)
-        draft.honour(given.pointer)
+        draft.put("weight/calibration", dict(CALIBRATIONS[method]), given)
 
 
 def _scenario(draft: QuarkDraft, given: Given) -> None:
@@ -124,40 +114,26 @@ def _scenario(draft: QuarkDraft, given: Given) -> None:
         refuse(draft, given, "only the scenario 'same' is there")
 
 
-def _random_data(draft: QuarkDraft, given: Given) -> None:
-    if given.value:
-        draft.set("random_calibration", {}, given.pointer)
-    draft.honour(given.pointer)
-
-
-def _random_shapes(draft: QuarkDraft, given: Given) -> None:
-    _of_random_data(draft, given, "shapes", lambda value: value)
-
-
-def _random_ranges(draft: QuarkDraft, given: Given) -> None:
-    _of_random_data(draft, given, "ranges", _limits)
-
-
 def _limits(value: Any) -> Any:
     return {"minimum": value[0], "maximum": value[1]} if isinstance(value, list) and len(value) == 2 else value
 
 
-def _of_random_data(draft: QuarkDraft, given: Given, key: str, convert: Callable[[Any], Any]) -> None:
-    if not draft.value("UseRandomData", False):
-        if given.value:
-            draft.note(given.pointer, f"{given.name} has no effect without UseRandomData")
-        else:
-            draft.honour(given.pointer)
-        return
-    draft.honour(given.pointer)
-    draft.set(f"random_calibration/{key}", {name: convert(value) for name, value in given.value.items()}, given.pointer)
-    for name in given.value:
-        draft.origins[f"random_calibration/{key}/{name}"] = below(given.pointer, name)
+def _of_random_data(key: str, convert: Callable[[Any], Any] = lambda value: value) -> Apply:
+    def apply(draft: QuarkDraft, given: Given) -> None:
+        if not draft.value("UseRandomData", False):
+            draft.idle(given, {}, "has no effect without UseRandomData")
+            return
+        draft.put(f"random_calibration/{key}", {name: convert(value) for name, value in given.value.items()}, given)
+        for name in given.value:
+            draft.origins[f"random_calibration/{key}/{name}"] = below(given.pointer, name)
+
+    return apply
 
 
+_RANDOM_RANGES = _of_random_data("ranges", _limits)
 CALIBRATION_OPTIONS: tuple[Option, ...] = (
-    honoured("ActivationSymmetric", B, False, "activation.symmetric", _symmetric("activation")),
-    honoured("WeightSymmetric", B, None, "weight.symmetric", _symmetric("weight")),
+    honoured("ActivationSymmetric", B, False, "activation.symmetric"),
+    honoured("WeightSymmetric", B, None, "weight.symmetric"),
     honoured("CalibTensorRangeSymmetric", B, None, "activation.symmetric", _symmetric_ranges),
     honoured("CalibMovingAverage", B, False, "activation.calibration.moving_average", _moving_average),
     honoured("CalibMovingAverageConstant", F, 0.01, "activation.calibration.moving_average", _moving_average_constant),
@@ -194,11 +170,11 @@ CALIBRATION_OPTIONS: tuple[Option, ...] = (
         B,
         False,
         "random_calibration",
-        _random_data,
+        switched({"random_calibration": {}}),
         "where no dataset is given; 8 runs, Quark makes 1; the report says that nothing follows for accuracy",
     ),
-    honoured("RandomDataReaderInputShape", D, {}, "random_calibration.shapes", _random_shapes),
-    honoured("RandomDataReaderInputDataRange", D, None, "random_calibration.ranges", _random_ranges, "by input"),
+    honoured("RandomDataReaderInputShape", D, {}, "random_calibration.shapes", _of_random_data("shapes")),
+    honoured("RandomDataReaderInputDataRange", D, None, "random_calibration.ranges", _RANDOM_RANGES, "by input"),
     refused("SaveAndRestore", S, None, _RANGES),
     refused("TensorsRangeFile", S, None, _RANGES),
 )

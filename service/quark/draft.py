@@ -95,6 +95,11 @@ class QuarkDraft:
         here[last] = value
         self.origins[path] = pointer
 
+    def put(self, path: str, value: Any, given: Given) -> None:
+        """Set ``path`` of our config, which is all that the key asks for."""
+        self.set(path, value, given.pointer)
+        self.honour(given.pointer)
+
     def write_algorithms(self) -> None:
         """Write the steps into our config, in the order in which they have to run."""
         self.config["algorithms"] = []
@@ -114,6 +119,13 @@ class QuarkDraft:
         note = Note(pointer, message)
         if note not in self.notes:
             self.notes.append(note)
+
+    def idle(self, given: Given, default: Any, why: str) -> None:
+        """The key does nothing: it says no more than the default, or a note says ``why``."""
+        if given.value == default:
+            self.honour(given.pointer)
+        else:
+            self.note(given.pointer, f"{given.name} {why}")
 
     def problem(self, pointer: str, message: str, code: str = REFUSED) -> None:
         """The key at ``pointer`` cannot be accepted."""

@@ -5,30 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 from service.quark.draft import Given, QuarkDraft, QuarkStep
-from service.quark.option import B, BadValueError, F, I, Option, S, Setting
+from service.quark.option import B, F, I, Option, S, Setting, choice, setting
 
 CLE, SMOOTH_QUANT, BIAS_CORRECTION = "cross_layer_equalization", "smooth_quant", "bias_correction"
 
 
-def _balance(draft: QuarkDraft, value: str, pointer: str) -> str:
-    if value != "max":
-        raise BadValueError("must be max: there is no other, in Quark neither")
-    return value
-
-
-def _setting(option: str, field: str, kind: Any, default: Any, ours: str, why: str = "", **more: Any) -> Setting:
-    return Setting(option, field, kind, default, "honoured", ours, why, **more)
-
-
+_balance = choice(("max",), "must be max: there is no other, in Quark neither")
 CLE_SETTINGS = (
-    _setting("CLESteps", "cle_steps", I, 1, "steps", "a single step is far from convergence, -1 goes there"),
-    _setting("CLEScaleAppendBias", "cle_scale_append_bias", B, True, "scale_append_bias"),
-    _setting("CLEBalanceMethod", "cle_balance_method", S, "max", "balance_method", convert=_balance),
-    _setting("CLEWeightThreshold", "cle_weight_threshold", F, 0.5, "weight_threshold"),
-    _setting("CLEScaleUseThreshold", "cle_scale_use_threshold", B, True, "scale_use_threshold"),
-    _setting("CLETotalLayerDiffThreshold", "cle_total_layer_diff_threshold", F, 1.9e-7, "total_layer_diff_threshold"),
+    setting("CLESteps", "cle_steps", I, 1, "steps", "a single step is far from convergence, -1 goes there"),
+    setting("CLEScaleAppendBias", "cle_scale_append_bias", B, True, "scale_append_bias"),
+    setting("CLEBalanceMethod", "cle_balance_method", S, "max", "balance_method", convert=_balance),
+    setting("CLEWeightThreshold", "cle_weight_threshold", F, 0.5, "weight_threshold"),
+    setting("CLEScaleUseThreshold", "cle_scale_use_threshold", B, True, "scale_use_threshold"),
+    setting("CLETotalLayerDiffThreshold", "cle_total_layer_diff_threshold", F, 1.9e-7, "total_layer_diff_threshold"),
 )
-SMOOTH_SETTINGS = (_setting("SmoothAlpha", "alpha", F, 0.5, "alpha"),)
+SMOOTH_SETTINGS = (setting("SmoothAlpha", "alpha", F, 0.5, "alpha"),)
 
 # The parameters of each algorithm.
 PARAMETERS: dict[str, tuple[Setting, ...]] = {CLE: CLE_SETTINGS, SMOOTH_QUANT: SMOOTH_SETTINGS, BIAS_CORRECTION: ()}
@@ -43,7 +34,7 @@ def ask_for(draft: QuarkDraft, method: str, pointer: str) -> None:
     """Have the algorithm run, with what Quark takes where nothing is given."""
     if method in draft.steps:
         return
-    settings = {setting.ours: setting.default for setting in PARAMETERS[method]}
+    settings = {one.ours: one.default for one in PARAMETERS[method]}
     if method == BIAS_CORRECTION:
         # Quark measures what is lost behind the activation function, on the quantized network's inputs.
         settings = {"mode": "full"}
@@ -67,17 +58,15 @@ def switch(method: str) -> Any:
 
 def options(method: str) -> tuple[Option, ...]:
     """The parameters of an algorithm as extra options: without the algorithm they have no effect, in Quark and here."""
-    return tuple(_option(method, setting) for setting in PARAMETERS[method])
+    return tuple(_option(method, one) for one in PARAMETERS[method])
 
 
-def _option(method: str, setting: Setting) -> Option:
+def _option(method: str, one: Setting) -> Option:
     def apply(draft: QuarkDraft, given: Given) -> None:
         if method in draft.steps:
-            setting.apply(draft, method, given.name, given.value, given.pointer)
-        elif given.value == setting.default:
-            draft.honour(given.pointer)
+            one.apply(draft, method, given.name, given.value, given.pointer)
         else:
-            draft.note(given.pointer, f"{given.name} has no effect without {_SWITCHES[method]}")
+            draft.idle(given, one.default, f"has no effect without {_SWITCHES[method]}")
 
-    ours = f"algorithms.{method}.{setting.ours}"
-    return Option(setting.option, setting.kind, setting.default, setting.verdict, ours, setting.why, apply)
+    ours = f"algorithms.{method}.{one.ours}"
+    return Option(one.option, one.kind, one.default, one.verdict, ours, one.why, apply)

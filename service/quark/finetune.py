@@ -10,6 +10,9 @@ from service.contracts.base import below
 from service.contracts.presets.base import DESCENT_NOTE, QUARK_SEED, finetuning_notes, legacy_defaults, qconfig_defaults
 from service.quark.draft import BAD_VALUE, Given, QuarkDraft, QuarkStep
 from service.quark.option import ANY, B, BadValueError, F, I, L, S, Setting, refuse, unknown
+from service.quark.option import idle_setting as _off
+from service.quark.option import refused_setting as _no
+from service.quark.option import setting as _on
 
 FINETUNINGS = ("adaround", "adaquant")
 # The dicts of parameters that Quark's presets name, as its users import them.
@@ -64,10 +67,6 @@ def _device(draft: QuarkDraft, value: str, pointer: str) -> str:
     return f"{kind}:{number}" if number else kind
 
 
-def _data_size(draft: QuarkDraft, value: int, pointer: str) -> int | None:
-    return None if value >= _ALL_SAMPLES else value
-
-
 def _lr_adjust(draft: QuarkDraft, value: Any, pointer: str) -> dict[str, float] | None:
     if value in ([], False):
         return None
@@ -93,12 +92,8 @@ def _beta_range(draft: QuarkDraft, value: list[Any], pointer: str) -> list[Any]:
     return value
 
 
-def _on(option: str, field: str, kind: Any, default: Any, ours: str, why: str = "", **more: Any) -> Setting:
-    return Setting(option, field, kind, default, "honoured", ours, why, **more)
-
-
-def _off(option: str, field: str, kind: Any, default: Any, why: str) -> Setting:
-    return Setting(option, field, kind, default, "no effect here", "", why)
+def _some(draft: QuarkDraft, value: int, pointer: str) -> int | None:
+    return None if value >= _ALL_SAMPLES else value
 
 
 _LOADING = "inputs are handed on from layer to layer, without loaders of their own"
@@ -107,7 +102,7 @@ FINETUNE_SETTINGS: tuple[Setting, ...] = (
     _on("OptimDevice", "optim_device", S, "cpu", "optim_device", "one device; hip means rocm", convert=_device),
     _on("InferDevice", "infer_device", S, "cpu", "infer_device", "one device; hip means rocm", convert=_device),
     _on("FixedSeed", "fixed_seed", I, QUARK_SEED, "fixed_seed"),
-    _on("DataSize", "data_size", I, _ALL_SAMPLES, "data_size", "from 10^9 on: all", convert=_data_size),
+    _on("DataSize", "data_size", I, _ALL_SAMPLES, "data_size", "from 10^9 on: all", convert=_some),
     _on("BatchSize", "batch_size", I, 1, "batch_size", _CHOOSES),
     _off("NumBatches", "num_batches", I, 1, "it is the window of Quark's early stop, which looks at the regularizer"),
     _on("NumIterations", "num_iterations", I, None, "num_iterations", _CHOOSES),
@@ -122,15 +117,7 @@ FINETUNE_SETTINGS: tuple[Setting, ...] = (
     _on("MemOptLevel", "mem_opt_level", I, 1, "mem_opt_level", "by free memory where it is not given"),
     _off("CacheDir", "cache_dir", S, None, "every job has a folder of its own"),
     _off("LogPeriod", "log_period", I, 100, "progress is reported layer by layer"),
-    Setting(
-        "RefModelPath",
-        "ref_model_path",
-        S,
-        None,
-        "refused",
-        "",
-        "layers are compared with those of the job's own model",
-    ),
+    _no("RefModelPath", "ref_model_path", S, None, "layers are compared with those of the job's own model"),
     _off("DynamicBatch", "dynamic_batch", B, False, "samples are run in batches wherever the model takes them"),
     _off(
         "Parallel", "parallel", B, False, "layers follow one another, each with the inputs that those before it leave"
@@ -147,7 +134,7 @@ FINETUNE_SETTINGS: tuple[Setting, ...] = (
         method="adaround",
     ),
     _on("WarmStart", "warm_start", F, 0.2, "warm_start", f"adaround only, {_CHOOSES}", method="adaround"),
-    Setting("SelectMaxMemLayer", "select_max_mem_layer", B, False, "refused", "", "no layer is left out on purpose"),
+    _no("SelectMaxMemLayer", "select_max_mem_layer", B, False, "no layer is left out on purpose"),
     _off("NumWorkers", "num_workers", I, 1, _LOADING),
     _off("PinMemory", "pin_memory", B, False, _LOADING),
     _off("UseGDS", "use_gds", B, False, _LOADING),

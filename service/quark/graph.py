@@ -7,7 +7,7 @@ from typing import Any
 
 from service.quark.draft import BAD_VALUE, Given, QuarkDraft
 from service.quark.equalization import CLE
-from service.quark.option import B, D, I, L, Option, S, honoured, no_effect, refuse, refused, set_to
+from service.quark.option import B, D, I, L, Option, S, honoured, no_effect, refuse, refused, set_to, switched
 
 PASSES_OFF = (
     *("fold_batch_norm", "fuse_gelu", "fuse_layer_norm", "fuse_instance_norm", "fuse_l2_norm"),
@@ -15,21 +15,18 @@ PASSES_OFF = (
 )
 _SWITCHES = "switch the passes of 'preparation' instead"
 _NPU_DEFAULT = "on by default for the NPU targets, which alone gain from it; Quark also does it for its extended Q/DQ"
+_NPU_PASSES = {
+    "ConvertBNToConv": "batch_norm_to_conv",
+    "ConvertReduceMeanToGlobalAvgPool": "reduce_mean_to_global_average_pool",
+    "SplitLargeKernelPool": "split_large_pooling",
+    "ConvertSplitToSlice": "split_to_slice",
+}
 _SHAPE = re.compile(r"\s*([^:;]+?)\s*:\s*\[\s*(\d+(?:\s*,\s*\d+)*)\s*\]\s*")
 
 
-def _skip(draft: QuarkDraft, given: Given) -> None:
-    if given.value:
-        for name in PASSES_OFF:
-            draft.set(f"preparation/{name}", False, given.pointer)
-    draft.honour(given.pointer)
-
-
-def _optimize(draft: QuarkDraft, given: Given) -> None:
-    # Quark folds BatchNormalization if it optimizes, unless FoldBatchNorm says otherwise.
-    if not given.value:
-        draft.set("preparation/fold_batch_norm", False, given.pointer)
-    draft.honour(given.pointer)
+_skip = switched({f"preparation/{name}": False for name in PASSES_OFF})
+# Quark folds BatchNormalization if it optimizes, unless FoldBatchNorm says otherwise.
+_optimize = switched({"preparation/fold_batch_norm": False}, on=False)
 
 
 def _clip6(draft: QuarkDraft, given: Given) -> None:
@@ -45,8 +42,7 @@ def _copy_shared(draft: QuarkDraft, given: Given) -> None:
     if given.value:
         refuse(draft, given, "initializers are copied for all operator types or for none; give [] for all")
     else:
-        draft.set("preparation/unshare_initializers", True, given.pointer)
-        draft.honour(given.pointer)
+        draft.put("preparation/unshare_initializers", True, given)
 
 
 def _fix_shapes(draft: QuarkDraft, given: Given) -> None:
@@ -57,8 +53,7 @@ def _fix_shapes(draft: QuarkDraft, given: Given) -> None:
         draft.problem(given.pointer, f"FixShapes must read like {example!r}, not {given.value!r}", BAD_VALUE)
         return
     shapes: dict[str, Any] = {m[1]: [int(dim) for dim in m[2].split(",")] for m in matches if m}
-    draft.set("preparation/fixed_shapes", shapes, given.pointer)
-    draft.honour(given.pointer)
+    draft.put("preparation/fixed_shapes", shapes, given)
 
 
 GRAPH_OPTIONS: tuple[Option, ...] = (
@@ -73,34 +68,7 @@ GRAPH_OPTIONS: tuple[Option, ...] = (
     no_effect("ConvertFP16ToFP32", B, False, "a float16 model is computed on in float32 in any case"),
     honoured("ConvertNCHWToNHWC", B, False, "preparation.nhwc_input"),
     honoured("ConvertOpsetVersion", I, None, "preparation.opset"),
-    honoured(
-        "ConvertBNToConv",
-        B,
-        None,
-        "preparation.batch_norm_to_conv",
-        why=_NPU_DEFAULT,
-    ),
-    honoured(
-        "ConvertReduceMeanToGlobalAvgPool",
-        B,
-        None,
-        "preparation.reduce_mean_to_global_average_pool",
-        why=_NPU_DEFAULT,
-    ),
-    honoured(
-        "SplitLargeKernelPool",
-        B,
-        None,
-        "preparation.split_large_pooling",
-        why=_NPU_DEFAULT,
-    ),
-    honoured(
-        "ConvertSplitToSlice",
-        B,
-        None,
-        "preparation.split_to_slice",
-        why=_NPU_DEFAULT,
-    ),
+    *(honoured(name, B, None, f"preparation.{ours}", why=_NPU_DEFAULT) for name, ours in _NPU_PASSES.items()),
     refused(
         "ConvertClipToRelu",
         B,

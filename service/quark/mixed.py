@@ -11,7 +11,10 @@ from service.contracts.metrics.base import NAME_PATTERN
 from service.contracts.presets.own import MIXED_GOAL, MIXED_GOAL_NOTE
 from service.contracts.specs import is_integer
 from service.quark.draft import BAD_VALUE, Given, QuarkDraft, QuarkStep
-from service.quark.option import ANY, B, BadValueError, F, I, L, S, Setting, read_class, unknown
+from service.quark.option import ANY, B, BadValueError, F, I, L, S, Setting, choice, read_class, unknown
+from service.quark.option import idle_setting as _off
+from service.quark.option import refused_setting as _no
+from service.quark.option import setting as _on
 from service.quark.structure import selector_of
 from service.quark.tensors import read_layer, read_tensor
 from service.quark.values import QUANT_TYPES, known, quant_type
@@ -58,30 +61,8 @@ def _op_types(draft: QuarkDraft, value: list[Any], pointer: str) -> list[dict[st
     return [] if sorted(value) == _OPS else [{"op_type": name} for name in value]
 
 
-def _optimize(draft: QuarkDraft, value: str, pointer: str) -> str:
-    if value not in ("speed", "quality"):
-        raise BadValueError("must be speed or quality")
-    return value
-
-
-def _metric(draft: QuarkDraft, value: str, pointer: str) -> str:
-    if value not in _DISTANCES:
-        raise BadValueError(f"must be one of {', '.join(_DISTANCES)}")
-    return value
-
-
-def _on(option: str, field: str, kind: Any, default: Any, ours: str, why: str = "", **more: Any) -> Setting:
-    return Setting(option, field, kind, default, "honoured", ours, why, **more)
-
-
-def _off(option: str, field: str, kind: Any, default: Any, why: str) -> Setting:
-    return Setting(option, field, kind, default, "no effect here", "", why)
-
-
-def _no(option: str, field: str, kind: Any, default: Any, why: str) -> Setting:
-    return Setting(option, field, kind, default, "refused", "", why)
-
-
+_optimize = choice(("speed", "quality"), "must be speed or quality")
+_metric = choice(_DISTANCES, f"must be one of {', '.join(_DISTANCES)}")
 _BY_NAME = "layers are chosen by what they do to the output; name them in include_layers or exclude_layers"
 _LOSS = "a loss of top-1 between 0 and 1: with a function in its unit, else times 100, in points of top1"
 

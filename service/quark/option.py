@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
+from copy import copy
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -50,10 +51,7 @@ def no_effect(name: str, kind: Kind, default: Any, why: str) -> Option:
     """An option that has nothing to act on here; what differs from the default is noted."""
 
     def apply(draft: QuarkDraft, given: Given) -> None:
-        if given.value == default:
-            draft.honour(given.pointer)
-        else:
-            draft.note(given.pointer, f"{given.name} has no effect here: {why}")
+        draft.idle(given, default, f"has no effect here: {why}")
 
     return Option(name, kind, default, "no effect here", "", why, apply)
 
@@ -79,7 +77,17 @@ def set_to(path: str) -> Apply:
     """Sets ``path`` of our config to the value as it is."""
 
     def apply(draft: QuarkDraft, given: Given) -> None:
-        draft.set(path, given.value, given.pointer)
+        draft.put(path, given.value, given)
+
+    return apply
+
+
+def switched(values: Mapping[str, Any], *, on: bool = True) -> Apply:
+    """Sets these paths of our config where the value is ``on``."""
+
+    def apply(draft: QuarkDraft, given: Given) -> None:
+        for path, value in values.items() if bool(given.value) is on else ():
+            draft.set(path, copy(value), given.pointer)
         draft.honour(given.pointer)
 
     return apply
@@ -163,9 +171,9 @@ class Setting:
         elif not fits(self.kind, value):
             draft.problem(pointer, f"{name} must be {self.kind}", BAD_VALUE)
         elif self.method not in ("", method):
-            self._idle(draft, name, value, pointer, f"it concerns {self.method} only")
+            draft.idle(Given(name, value, pointer), self.default, f"has no effect here: it concerns {self.method} only")
         elif self.verdict == "no effect here":
-            self._idle(draft, name, value, pointer, self.why)
+            draft.idle(Given(name, value, pointer), self.default, f"has no effect here: {self.why}")
         elif self.verdict == "honoured":
             self._set(draft, draft.steps[method], name, value, pointer)
         elif value == self.default:
@@ -182,11 +190,31 @@ class Setting:
         step.origins[self.ours] = pointer
         draft.honour(pointer)
 
-    def _idle(self, draft: QuarkDraft, name: str, value: Any, pointer: str, why: str) -> None:
-        if value == self.default:
-            draft.honour(pointer)
-        else:
-            draft.note(pointer, f"{name} has no effect here: {why}")
+
+def setting(option: str, field: str, kind: Kind, default: Any, ours: str, why: str = "", **more: Any) -> Setting:
+    """A parameter that sets ``ours``."""
+    return Setting(option, field, kind, default, "honoured", ours, why, **more)
+
+
+def idle_setting(option: str, field: str, kind: Kind, default: Any, why: str) -> Setting:
+    """A parameter that has nothing to act on here."""
+    return Setting(option, field, kind, default, "no effect here", "", why)
+
+
+def refused_setting(option: str, field: str, kind: Kind, default: Any, why: str) -> Setting:
+    """A parameter that cannot be translated."""
+    return Setting(option, field, kind, default, "refused", "", why)
+
+
+def choice(words: Collection[str], told: str) -> Convert:
+    """Takes one of ``words`` as it is; ``told`` says that it must be one."""
+
+    def convert(draft: QuarkDraft, value: str, pointer: str) -> str:
+        if value not in words:
+            raise BadValueError(told)
+        return value
+
+    return convert
 
 
 def read_class(draft: QuarkDraft, method: str, settings: Iterable[Setting], entry: dict[str, Any], at: str) -> None:

@@ -55,8 +55,7 @@ FIELD_ALIASES: dict[str, str] = {"enable_ipu_transformer": "enable_npu_transform
 
 
 def _per_channel(draft: QuarkDraft, given: Given) -> None:
-    draft.set("weight/granularity", "per_channel" if given.value else "per_tensor", given.pointer)
-    draft.honour(given.pointer)
+    draft.put("weight/granularity", "per_channel" if given.value else "per_tensor", given)
 
 
 def _external_data(draft: QuarkDraft, given: Given) -> None:

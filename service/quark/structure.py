@@ -7,11 +7,12 @@ from typing import Any
 from service.contracts.base import below
 from service.contracts.selectors import PatternError, compiled
 from service.quark.draft import BAD_VALUE, Given, QuarkDraft
-from service.quark.option import B, D, L, Option, honoured, no_effect, refuse, refused
+from service.quark.option import B, D, L, Option, honoured, no_effect, refuse, refused, switched
 
 REGION = ("InputNodes", "OutputNodes")
 _BY_TARGET = "which nodes are quantized is decided by the target; the report names every node left in float"
 _ONE_PAIR = "every tensor has one Q/DQ pair, or none between a layer and the activation function fused with it"
+_INSIDE = "weights alone; activations inside stay in float"
 _OVERRIDES = "'overrides' choose types by node, activations and weights apart"
 
 
@@ -64,18 +65,6 @@ def _constant_matmul(draft: QuarkDraft, given: Given) -> None:
         draft.honour(given.pointer)
 
 
-def _weights_only(draft: QuarkDraft, given: Given) -> None:
-    if given.value:
-        draft.set("mode", "weights_only", given.pointer)
-    draft.honour(given.pointer)
-
-
-def _subgraphs(draft: QuarkDraft, given: Given) -> None:
-    if given.value:
-        draft.set("subgraphs", "weights", given.pointer)
-    draft.honour(given.pointer)
-
-
 def _overrides(draft: QuarkDraft, given: Given) -> None:
     """Only ranges can be said of a tensor: {name: [{"rmin": a, "rmax": b}]}."""
     for tensor, entries in given.value.items():
@@ -111,8 +100,8 @@ SELECTION_OPTIONS: tuple[Option, ...] = (
     honoured("InputNodes", L, [], "include", _region, "together with OutputNodes"),
     honoured("OutputNodes", L, [], "include", _region, "together with InputNodes"),
     no_effect("QuantizeAllOpTypes", B, False, _BY_TARGET),
-    honoured("WeightsOnly", B, False, "mode", _weights_only),
-    honoured("EnableSubgraph", B, False, "subgraphs", _subgraphs, "weights alone; activations inside stay in float"),
+    honoured("WeightsOnly", B, False, "mode", switched({"mode": "weights_only"})),
+    honoured("EnableSubgraph", B, False, "subgraphs", switched({"subgraphs": "weights"}), _INSIDE),
     honoured(
         "MatMulConstBOnly",
         B,

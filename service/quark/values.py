@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from service.contracts.base import below
 from service.quark.draft import BAD_VALUE, Given, QuarkDraft
-from service.quark.option import B, D, Option, done, honoured, no_effect, refuse, refused, unknown
+from service.quark.option import B, D, Option, done, honoured, no_effect, refuse, refused, switched, unknown
 
 T = TypeVar("T")
 # quant_type -> our dtype; bfp and mx are families, told apart by BFPAttributes and MXAttributes.
@@ -164,14 +164,14 @@ def known(table: dict[str, Any]) -> str:
 
 # Quark's options of numbers: biases, scales, float and block types.
 
-_BFP_DEFAULTS: dict[str, Any] = {
+BFP_DEFAULTS: dict[str, Any] = {
     "bfp_method": "to_bfp",
     "axis": 1,
     "bit_width": 16,
     "block_size": 8,
     "rounding_mode": 2,
 }
-_MICRO_DEFAULTS: dict[str, Any] = {
+MICRO_DEFAULTS: dict[str, Any] = {
     "bfp_method": "to_bfp_prime",
     "axis": 1,
     "bit_width": 13,
@@ -180,7 +180,7 @@ _MICRO_DEFAULTS: dict[str, Any] = {
     "sub_block_shift_bits": 1,
     "rounding_mode": 2,
 }
-_MX_DEFAULTS: dict[str, Any] = {"element_dtype": "int8", "axis": 1, "block_size": 32, "rounding_mode": 2}
+MX_DEFAULTS: dict[str, Any] = {"element_dtype": "int8", "axis": 1, "block_size": 32, "rounding_mode": 2}
 _BFP_FORMATS = {16: "bfp16"}
 _MICRO_FORMATS = {11: "mx4", 13: "mx6", 16: "mx9"}
 _MX_FORMATS = {
@@ -197,16 +197,6 @@ _FAMILIES = {
 }
 _SCALED = "float16 and bfloat16 tensors are rounded as they are, without a scale"
 _WIDENED = "a float16 model is computed on in float32, and scales are float32"
-
-
-def _scale(scale: str) -> Any:
-    def apply(draft: QuarkDraft, given: Given) -> None:
-        if given.value:
-            for side in ("activation", "weight"):
-                draft.set(f"{side}/scale", scale, given.pointer)
-        draft.honour(given.pointer)
-
-    return apply
 
 
 def _power_of_two(draft: QuarkDraft, given: Given) -> None:
@@ -235,13 +225,13 @@ def _block_attributes(draft: QuarkDraft, given: Given, defaults: dict[str, Any])
 
 def _bfp(draft: QuarkDraft, given: Given) -> None:
     micro = given.value.get("bfp_method", "to_bfp") == "to_bfp_prime"
-    defaults, formats = (_MICRO_DEFAULTS, _MICRO_FORMATS) if micro else (_BFP_DEFAULTS, _BFP_FORMATS)
+    defaults, formats = (MICRO_DEFAULTS, _MICRO_FORMATS) if micro else (BFP_DEFAULTS, _BFP_FORMATS)
     if _block_attributes(draft, given, defaults):
         _resolve(draft, given, "bfp", formats, "bit_width", given.value.get("bit_width", defaults["bit_width"]))
 
 
 def _mx(draft: QuarkDraft, given: Given) -> None:
-    if _block_attributes(draft, given, _MX_DEFAULTS):
+    if _block_attributes(draft, given, MX_DEFAULTS):
         _resolve(draft, given, "mx", _MX_FORMATS, "element_dtype", given.value.get("element_dtype", "int8"))
 
 
@@ -272,8 +262,15 @@ def _follows(draft: QuarkDraft, given: Given) -> None:
         refuse(draft, given, "the scale of an int32 bias is always that of the input times that of the weight")
 
 
+_INT16 = switched({"activation/scale": "int16", "weight/scale": "int16"})
 NUMERIC_OPTIONS: tuple[Option, ...] = (
-    honoured("Int16Scale", B, False, "activation.scale, weight.scale", _scale("int16")),
+    honoured(
+        "Int16Scale",
+        B,
+        False,
+        "activation.scale, weight.scale",
+        _INT16,
+    ),
     honoured("UsePowerOf2Scale", B, True, "activation.scale, weight.scale", _power_of_two),
     honoured("BFPAttributes", D, None, "activation.dtype, weight.dtype", _bfp, "those of BFP16, MX4, MX6 and MX9"),
     honoured("MXAttributes", D, None, "activation.dtype, weight.dtype", _mx, "axis 1, block_size 32, rounding_mode 2"),

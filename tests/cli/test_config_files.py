@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from service.contracts.errors import FieldProblem, InvalidConfigError, problem_summary
-from worker.commands.recipes import MAX_BYTES, load_config, load_recipe, read_document
+from worker.commands.recipes import MAX_BYTES, load_recipe, read_document
 
 RECIPE: dict[str, Any] = {
     "preset": "int8", "weight": {"granularity": "per_tensor"}, "exclude": [{"node": "conv"}, {"op_type": "Softmax"}],
@@ -49,7 +49,7 @@ def written(folder: Path, name: str, text: str) -> Path:
 def test_every_format_says_the_same(tmp_path: Path, name: str) -> None:
     path = written(tmp_path, name, WRITTEN[name])
     assert read_document(path) == RECIPE
-    assert load_config(None, path) == load_config(None, written(tmp_path, "other.json", WRITTEN["recipe.json"]))
+    assert load_recipe(None, path) == load_recipe(None, written(tmp_path, "other.json", WRITTEN["recipe.json"])).config
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_every_format_says_the_same(tmp_path: Path, name: str) -> None:
 )
 def test_what_is_no_config_is_told_so(tmp_path: Path, name: str, text: str, said: str) -> None:
     with pytest.raises(InvalidConfigError, match=said):
-        load_config(None, written(tmp_path, name, text))
+        load_recipe(None, written(tmp_path, name, text))
     assert not Path("canary").exists()
 
 
@@ -176,7 +176,7 @@ def test_notes_of_a_translated_config_are_told(tmp_path: Path, capsys: pytest.Ca
     metric = {"kind": "onnx", "name": "mine", "graph": {"path": "top1.onnx"}}
     quark = {"format": "quark", "config": {"per_channel": True}, "evaluation": {"metrics": [metric]}}
     path = written(tmp_path, "quark.json", json.dumps(quark))
-    config = load_config(None, path)
+    config = load_recipe(None, path).config
     assert config.weight.granularity == "per_channel"
     assert config.evaluation.metrics[0].graph.base64 == base64.b64encode(b"some bytes").decode()
     assert f"note: {path}: /config: include_cle is not given" in capsys.readouterr().err
@@ -185,6 +185,6 @@ def test_notes_of_a_translated_config_are_told(tmp_path: Path, capsys: pytest.Ca
 def test_what_the_contract_refuses_is_told_of_the_key_in_the_file(tmp_path: Path) -> None:
     quark = {"calibrate_method": "CalibrationMethod.Percentile", "extra_options": {"Percentile": 40}}
     with pytest.raises(InvalidConfigError) as caught:
-        load_config(None, written(tmp_path, "quark.json", json.dumps({"format": "quark", "config": quark})))
+        load_recipe(None, written(tmp_path, "quark.json", json.dumps({"format": "quark", "config": quark})))
     assert [problem.pointer for problem in caught.value.errors] == ["/config/extra_options/Percentile"]
     assert caught.value.detail.startswith("/config/extra_options/Percentile: ")

@@ -13,7 +13,7 @@ import pytest
 from service.contracts.errors import InvalidConfigError
 from service.contracts.metrics.graph import MAX_INLINE_BYTES
 from service.contracts.report import Report
-from worker.commands.recipes import load_config
+from worker.commands.recipes import load_recipe
 
 GRAPH = """<ir_version: 8, opset_import: ["" : 17]>
 top1 (float[N,C] y, int64[N] labels) => (float hits, float all) {
@@ -35,7 +35,7 @@ def by_path(path: str) -> dict[str, Any]:
 def test_the_file_of_a_graph_goes_into_the_config(tmp_path: Path) -> None:
     (tmp_path / "graphs").mkdir()
     (tmp_path / "graphs" / "top1.onnx").write_bytes(b"some bytes")
-    (metric,) = load_config(None, config(tmp_path, by_path("graphs/top1.onnx"))).evaluation.metrics
+    (metric,) = load_recipe(None, config(tmp_path, by_path("graphs/top1.onnx"))).config.evaluation.metrics
     assert metric.graph.model_dump() == {"base64": base64.b64encode(b"some bytes").decode(), "model_id": None}
 
 
@@ -46,7 +46,7 @@ def test_files_that_cannot_be_taken(tmp_path: Path, size: int | None, says: str)
     if size is not None:
         (tmp_path / "top1.onnx").write_bytes(bytes(size))
     with pytest.raises(InvalidConfigError, match=says) as caught:
-        load_config(None, config(tmp_path, {"kind": "sqnr"}, by_path("top1.onnx")))
+        load_recipe(None, config(tmp_path, {"kind": "sqnr"}, by_path("top1.onnx")))
     assert caught.value.errors[0].pointer == "/evaluation/metrics/1/graph/path"
     assert caught.value.hint
 
@@ -60,10 +60,10 @@ def losses(folder: Path, *entries: Any) -> Path:
 def test_the_file_of_a_loss_goes_into_the_config(tmp_path: Path) -> None:
     (tmp_path / "loss.onnx").write_bytes(b"some bytes")
     given = {"kind": "onnx", "graph": {"path": "loss.onnx"}}
-    training = load_config(None, losses(tmp_path, {"kind": "distillation"}, given)).algorithms[1]
+    training = load_recipe(None, losses(tmp_path, {"kind": "distillation"}, given)).config.algorithms[1]
     assert training.losses[1].graph.inline == b"some bytes"
     with pytest.raises(InvalidConfigError, match=r"cannot be read: .*No such file") as caught:
-        load_config(None, losses(tmp_path, given, {"kind": "onnx", "graph": {"path": "far.onnx"}}))
+        load_recipe(None, losses(tmp_path, given, {"kind": "onnx", "graph": {"path": "far.onnx"}}))
     assert caught.value.errors[0].pointer == "/algorithms/1/losses/1/graph/path"
 
 
@@ -90,7 +90,7 @@ def test_quantize_refuses_a_training_that_the_data_cannot_feed(quantmill, tiny, 
 def test_documents_of_another_form_are_left_to_the_contract(tmp_path: Path, document: Any) -> None:
     (tmp_path / "config.json").write_text(json.dumps(document))
     with pytest.raises(InvalidConfigError):
-        load_config(None, tmp_path / "config.json")
+        load_recipe(None, tmp_path / "config.json")
 
 
 def test_quantize_and_evaluate_measure_declared_metrics(quantmill, tiny, tmp_path):

@@ -22,7 +22,7 @@ from service.contracts.dataset import (
     PreprocessingSpec,
 )
 from service.dashboard import datasets
-from tests.dashboard.test_nouns import shown as page_at
+from tests.dashboard.test_resources import shown as page_at
 from tests.support.filled import HOSTILE_CLASS, class_counts, full_profile, profiled_summary, value_profile, waveform
 from tests.support.front import Front, dataset_summary
 from tests.support.media import archive, wav

@@ -15,7 +15,7 @@ from service.dashboard import jobs as jobs_pages
 from service.jobs import events, transitions
 from service.tables import Job
 from tests.dashboard.test_new_job import nouns
-from tests.dashboard.test_nouns import shown
+from tests.dashboard.test_resources import shown
 from tests.support.each import each
 from tests.support.filled import HOSTILE_LABELS, HOSTILE_NAME, run
 from tests.support.front import Front

@@ -63,9 +63,7 @@ say(line="dataset", summary={{}})
     program.write_text(RUNNER_HEAD + code)
     sandbox = Sandbox((sys.executable, "-P", str(WAITS), str(program)))
     spares = bench.keep_spare(sandbox) if spare else None
-    supervisor = ReleasingSupervisor(
-        bench.settings, bench.database, bench.store, sandbox=sandbox, spares=spares, timing=QUICK
-    )
+    supervisor = ReleasingSupervisor(bench.settings, bench.database, sandbox=sandbox, spares=spares, timing=QUICK)
     supervisor.run(job_id)
     assert ("spare.taken" in caplog.text) is spare
     told = dict(event.data["message"].split(": ", 1) for event in bench.events(job_id, "log"))

@@ -15,7 +15,7 @@ import pytest
 
 from service.contracts.command_errors import InvalidSettingsError
 from tests.worker.workbench import UNTIL_GO, WAIT, Workbench, finish, wait_for
-from worker.backoff import QueueBackoff
+from worker.conclusion import QueueBackoff
 from worker.pool import Pool
 from worker.sandbox import Sandbox, SandboxLimits
 from worker.slots import Share, Slots, kept_slots, shares
@@ -74,7 +74,7 @@ def test_pools_that_look_at_once_run_every_job_once(bench: Workbench) -> None:
 
 def test_a_job_is_not_had_unless_it_was_released_for_this_attempt(bench: Workbench) -> None:
     """Messages that are late, doubled or forged change nothing."""
-    supervisor = Supervisor(bench.settings, bench.database, bench.store)
+    supervisor = Supervisor(bench.settings, bench.database)
     job_id = bench.submit()
     assert supervisor.run(job_id, 1) is None, "it was not released"
     assert supervisor.run("job_00000000000000000000000000", 1) is None

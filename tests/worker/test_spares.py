@@ -228,7 +228,7 @@ def test_the_real_runner_gives_the_same_bytes(bench, tiny: Tiny, said):
     for spare in (False, True):
         spares = bench.keep_spare(Sandbox()) if spare else None
         job_id = bench.quantize(tiny.model.read_bytes(), tiny.calibration.read_bytes(), **quick)
-        ReleasingSupervisor(bench.settings, bench.database, bench.store, sandbox=Sandbox(), spares=spares).run(job_id)
+        ReleasingSupervisor(bench.settings, bench.database, sandbox=Sandbox(), spares=spares).run(job_id)
         assert bench.standing(job_id) == ("succeeded", 1, 0), bench.job(job_id).error
         made.append(bench.artifacts(job_id)["model"].sha256)
         report = bench.store.path(bench.artifacts(job_id)["report"].sha256).read_bytes()

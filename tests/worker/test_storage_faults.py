@@ -151,10 +151,8 @@ def test_a_disk_that_can_only_be_read_any_more_is_waited_for(bench, scratch):
 
 def test_the_pause_grows_to_a_minute(bench):
     job = bench.job(bench.submit())
-    conclusion = Conclusion(
-        bench.settings, bench.store, timing=QUICK, stop=StopClock(lambda: False),
-        backoff_seconds=transitions.backoff_seconds,
-    )  # fmt: skip
+    timing = replace(QUICK, backoff=transitions.backoff_seconds)
+    conclusion = Conclusion(bench.settings, bench.store, timing=timing, stop=StopClock(lambda: False))
     assert max(conclusion.pause_seconds(job, "storage-full") for _ in range(3)) < 3
     job.interruptions = 100_000
     for code in ("storage-full", "storage-away", "runner-not-started"):

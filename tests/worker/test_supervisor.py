@@ -109,7 +109,7 @@ def test_a_crash_is_retried_until_the_attempts_are_used_up_then_poison(bench):
 
 def test_a_retry_waits_for_its_backoff(bench):
     job_id = bench.submit()
-    supervisor = bench.supervisor("sys.exit(15)", backoff_seconds=lambda attempt: 100.0 * attempt)
+    supervisor = bench.supervisor("sys.exit(15)", timing=Timing(backoff=lambda attempt: 100.0 * attempt))
     supervisor.run(job_id)
     job = bench.job(job_id)
     assert job.state == "queued"

@@ -6,6 +6,7 @@ import errno
 import os
 import resource
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,7 @@ from service.jobs import transitions
 from tests.worker.running import processes_of
 from tests.worker.test_slots import pool
 from tests.worker.workbench import QUICK, ReleasingSupervisor, Workbench, threads_refused, wait_for
-from worker.backoff import QueueBackoff
-from worker.conclusion import worker_fault
+from worker.conclusion import QueueBackoff, worker_fault
 from worker.sandbox import Sandbox, SandboxLimits
 
 QUEUES = ("inspect",)
@@ -113,9 +113,7 @@ def test_a_runner_that_never_came_to_be_costs_no_attempt_however_often(bench, co
 def test_cores_that_the_host_does_not_have_cost_no_attempt(bench):
     job_id = bench.submit()
     sandbox = Sandbox((sys.executable, "-c", "pass"), cores=(100_000,))
-    supervisor = ReleasingSupervisor(
-        bench.settings, bench.database, bench.store, sandbox=sandbox, timing=QUICK, backoff_seconds=lambda _: 0.0
-    )
+    supervisor = ReleasingSupervisor(bench.settings, bench.database, sandbox=sandbox, timing=QUICK)
     for attempts in range(1, 5):
         assert supervisor.run(job_id)
         assert_waits(bench, job_id, attempts, "runner-not-started")
@@ -169,7 +167,9 @@ def test_a_host_that_fails_everything_does_not_run_through_the_queue(bench):
     queue_backoff = QueueBackoff(clock)
     jobs = [bench.submit() for _ in range(6)]
     code = "if not os.path.exists(os.environ['BENCH'] + '/mended'): sys.exit(127)\nsucceed()\n"
-    supervisor = bench.supervisor(code, queue_backoff=queue_backoff, backoff_seconds=lambda attempt: 1000.0)
+    supervisor = bench.supervisor(
+        code, queue_backoff=queue_backoff, timing=replace(QUICK, backoff=lambda attempt: 1000.0)
+    )
 
     def tried() -> int:
         return sum(bench.job(job_id).attempt for job_id in jobs)

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from select import select as readable
 from typing import Any, TypeVar
@@ -51,7 +52,15 @@ def succeed():
 """
 
 QUICK = Timing(
-    lease=5.0, renew=0.5, look=0.1, flush=0.05, flush_max=0.1, stall=60.0, cancel_grace=1.0, shutdown_grace=1.0
+    lease=5.0,
+    renew=0.5,
+    look=0.1,
+    flush=0.05,
+    flush_max=0.1,
+    stall=60.0,
+    cancel_grace=1.0,
+    shutdown_grace=1.0,
+    backoff=lambda attempt: 0.0,
 )
 
 
@@ -273,14 +282,15 @@ class Workbench:
         """
         program = self.folder / f"runner-{len(list(self.folder.glob('runner-*')))}.py"
         program.write_text(RUNNER_HEAD + textwrap.dedent(code))
-        options.setdefault("backoff_seconds", lambda attempt: 0.0)
         sandbox = Sandbox(
             (sys.executable, "-P", *([str(WAITS)] if spare else ()), str(program)),
             variables={"BENCH": str(self.folder)}, mode=mode, places=Places(writable=(self.folder,)),
         )  # fmt: skip
         if spare:
             options["spares"] = self.keep_spare(sandbox)
-        return ReleasingSupervisor(self.settings, self.database, self.store, sandbox=sandbox, timing=timing, **options)
+        if timing.backoff is transitions.backoff_seconds:
+            timing = replace(timing, backoff=lambda attempt: 0.0)
+        return ReleasingSupervisor(self.settings, self.database, sandbox=sandbox, timing=timing, **options)
 
     def release(self, job_id: str, seconds_ago: float = 0.0) -> int:
         """As a dispatcher does; the attempt that it is for."""

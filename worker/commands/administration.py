@@ -6,7 +6,7 @@ They work on the database itself, so that the first key can be made.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,14 +18,15 @@ from service.contracts.quota import Quota
 from service.contracts.validation import field_problems
 from service.principal import COMMAND_LINE, DEFAULT_TENANT, Principal, Scope
 from service.settings import Settings
-from worker.commands import options
-from worker.commands.command import Done, remote
+from worker.commands import options, views
+from worker.commands.command import Done, remote, show
 from worker.commands.options import DataDir, PlainJson
-from worker.commands.printing import print_items, print_json, print_line
+from worker.commands.printing import print_items, print_json
 
 if TYPE_CHECKING:
     from service.client import Client
     from service.db import Database
+    from service.keys.schemas import KeyOut
     from service.keys.service import MadeKey
     from service.quarantine.schemas import QuarantineOut
     from service.queues.schemas import QueueOut
@@ -83,15 +84,12 @@ def list_keys(
     with installation(data_dir) as (settings, database), database.read() as session:
         rows, now = repository.list_all(session, tenant), repository.datetime_now(session)
     shown = [key_out(row, now) for row in rows]
-    if as_json:
-        print_items(shown)
-        return
-    for row in shown:
-        used = "never used" if row.last_used_at is None else f"last used {row.last_used_at:%Y-%m-%d %H:%M}"
-        facts = f"{row.id}  ...{row.last4}  {row.tenant}  {row.scope:<8}"
-        typer.echo(f"{facts}  {row.state:<8} {used}  {row.name}")
-    if not rows:
-        typer.echo(f"There are no keys.{_own_key(settings)}")
+    show(shown, json=as_json, line=_key_line, empty="" if shown else f"There are no keys.{_own_key(settings)}")
+
+
+def _key_line(row: KeyOut) -> str:
+    used = "never used" if row.last_used_at is None else f"last used {row.last_used_at:%Y-%m-%d %H:%M}"
+    return f"{row.id}  ...{row.last4}  {row.tenant}  {row.scope:<8}  {row.state:<8} {used}  {row.name}"
 
 
 @app.command()
@@ -101,10 +99,7 @@ def revoke(key_id: KeyId, as_json: PlainJson = False, data_dir: DataDir = None) 
 
     with installation(data_dir) as (_, database), database.write() as session:
         service.revoke(session, operator(), key_id)
-    if as_json:
-        print_line({"id": key_id, "revoked": True})
-    else:
-        typer.echo(f"{key_id} is revoked")
+    show(Done({"id": key_id, "revoked": True}, f"{key_id} is revoked"), json=as_json)
 
 
 @app.command()
@@ -351,13 +346,7 @@ quarantine = typer.Typer(
 
 def register(app: typer.Typer) -> None:
     """Add the command ``queues`` to ``app``."""
-    remote(app, text=_print_queues, about_json="JSON on standard output.")(queues)
-
-
-def _print_queues(found: Iterable[QueueOut]) -> None:
-    from worker.commands.views import print_queues
-
-    print_queues(found)
+    remote(app, text=views.print_queues, about_json="JSON on standard output.")(queues)
 
 
 def queues(client: Client) -> list[QueueOut]:

@@ -10,10 +10,10 @@ import typer
 
 from service.contracts.command_errors import GATE_EXITS, ExitCode
 from service.contracts.errors import InvalidRequestError
-from worker.commands import options
+from worker.commands import options, views
 from worker.commands.command import Done, Printing, Service, command, deleted, remote
 from worker.commands.command import show as show_answer
-from worker.commands.job_results import Judging
+from worker.commands.job_results import Judging, WaitOptions
 from worker.commands.printing import print_json
 
 if TYPE_CHECKING:
@@ -41,22 +41,14 @@ class Grid:
     preset: Annotated[list[str] | None, typer.Option(help="Name of a preset; may be given again.")] = None
     config: Annotated[
         list[Path] | None,
-        typer.Option(
-            metavar="FILE.json|.yaml|.toml",
-            exists=True,
-            dir_okay=False,
-            help="A recipe, laid over each preset; may be given again.",
-        ),
+        options.file_option("FILE.json|.yaml|.toml", "A recipe, laid over each preset; may be given again."),
     ] = None
     calibration: Annotated[str | None, typer.Option(metavar="DATASET", help="Id of a dataset, for all.")] = None
     evaluation: Annotated[str | None, typer.Option(metavar="DATASET", help="Id of another one.")] = None
     members: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE.json",
-            exists=True,
-            dir_okay=False,
-            help="In place of all these: a list of requests, each as the body of POST /v1/jobs.",
+        options.file_option(
+            "FILE.json", "In place of all these: a list of requests, each as the body of POST /v1/jobs."
         ),
     ] = None
 
@@ -84,23 +76,27 @@ class BatchFlags(options.JobOptions):
         }
 
 
+@dataclass(frozen=True, kw_only=True)
+class BatchWaiting(WaitOptions):
+    """The same of a batch."""
+
+    wait: Annotated[bool, typer.Option("--wait", help="Follow the batch to its end, and print its summary.")] = False
+    word = "batch"
+
+
 @command(app)
 def submit(
     grid: Grid,
     batch: BatchFlags,
-    wait: Annotated[bool, typer.Option("--wait", help="Follow the batch to its end, and print its summary.")] = False,
     *,
-    judging: Judging,
+    waiting: BatchWaiting,
     service: Service,
     printing: Printing,
 ) -> None:
     """Submit a job for each model with each preset and each config; prints the batch's id. All are stored, or none."""
     from worker.commands.recipes import recipe_document
 
-    given = (("--timeout", judging.timeout), ("--fail-on-gate", judging.fail_on_gate))
-    for option in (name for name, value in given if value):
-        if not wait:
-            raise typer.BadParameter(f"{option} is for a batch that is waited for: give --wait.")
+    waiting.check()
     if grid.members is None and not grid.model:
         raise typer.BadParameter("Say what to run: --model and --preset, or --members.")
     request = batch.request()
@@ -117,25 +113,13 @@ def submit(
         )
         if not printing.json:
             typer.echo(made.id)
-        if wait:
-            _follow(client, made.id, judging, printing)
+        if waiting.wait:
+            _follow(client, made.id, waiting, printing)
         elif printing.json:
             print_json(made)
 
 
-def _print_batches(found: list[BatchListed]) -> None:
-    from worker.commands.views import print_batches
-
-    print_batches(found)
-
-
-def _print_batch(found: BatchOut) -> None:
-    from worker.commands.views import print_batch
-
-    print_batch(found)
-
-
-@remote(app, "list", text=_print_batches)
+@remote(app, "list", text=views.print_batches)
 def list_batches(
     client: Client,
     name: Annotated[str | None, typer.Option(help="Those of exactly this name.")] = None,
@@ -145,7 +129,7 @@ def list_batches(
     return list(client.batches(name=name, limit=limit))
 
 
-@remote(app, text=_print_batch)
+@remote(app, text=views.print_batch)
 def show(batch: BatchId, client: Client) -> BatchOut:
     """One batch: every member with what became of it, the best of each model, and why members failed."""
     return client.batch(batch)
@@ -182,7 +166,7 @@ def rm(batch: BatchId, client: Client) -> Done:
     return deleted(batch)
 
 
-def _follow(client: Client, batch_id: str, judging: Judging, printing: Printing) -> None:
+def _follow(client: Client, batch_id: str, judging: Judging | WaitOptions, printing: Printing) -> None:
     try:
         found = client.wait_batch(batch_id, on_event=None if printing.quiet else _tell, timeout_seconds=judging.timeout)
     except KeyboardInterrupt:
@@ -191,7 +175,7 @@ def _follow(client: Client, batch_id: str, judging: Judging, printing: Printing)
         )
         raise
     if printing.json or not printing.quiet:
-        show_answer(found, json=printing.json, text=_print_batch)
+        show_answer(found, json=printing.json, text=views.print_batch)
     _end(found, fail_on_gate=judging.fail_on_gate)
 
 
@@ -219,7 +203,6 @@ def _tell(event: BatchEventOut) -> None:
 
 
 def _members(path: Path) -> list[dict[str, Any]]:
-    """The requests in a file."""
     from worker.commands.recipes import read_document
 
     found = read_document(path)

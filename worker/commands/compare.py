@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from worker.commands.command import Service, command
+from worker.commands.figures import short
 from worker.commands.options import Json
 from worker.commands.printing import print_json
 
@@ -64,7 +65,7 @@ def _print(found: Comparison) -> None:
         console.print(Text(_told(pair)), soft_wrap=True)
     for title, lines, more in (
         ("config", [(d.pointer, [_short(value) for value in d.values]) for d in found.config_differences], 0),
-        ("SQNR in dB", [(la.name, [_number(v) for v in la.sqnr_db]) for la in found.layers], found.layers_more),
+        ("SQNR in dB", [(la.name, [short(v) for v in la.sqnr_db]) for la in found.layers], found.layers_more),
     ):
         most = _MOST_CONFIG if title == "config" else _MOST_LAYERS
         if lines:
@@ -89,18 +90,17 @@ def _rows(found: Comparison) -> list[tuple[str, list[str]]]:
     return [
         *rows,
         ("bytes", [str(job.quantized_size_bytes) for job in jobs]),
-        ("latency ratio", [_number(job.latency_ratio) for job in jobs]),
-        ("SQNR dB", [_number(job.sqnr_db) for job in jobs]),
-        ("seconds", [_number(job.seconds) for job in jobs]),
+        ("latency ratio", [short(job.latency_ratio) for job in jobs]),
+        ("SQNR dB", [short(job.sqnr_db) for job in jobs]),
+        ("seconds", [short(job.seconds) for job in jobs]),
     ]
 
 
 def _metric(job: ComparedJob, name: str) -> str:
-    return next((f"{_number(one.float_)} -> {_number(one.quantized)}" for one in job.metrics if one.name == name), "-")
+    return next((f"{short(one.float_)} -> {short(one.quantized)}" for one in job.metrics if one.name == name), "-")
 
 
 def _told(pair: ComparedPair) -> str:
-    """One sentence on a pair."""
     if pair.flips is None or pair.interval is None:
         return f"{pair.second}: {pair.reason}"
     word = "significant" if pair.significant else "may be chance"
@@ -109,10 +109,6 @@ def _told(pair: ComparedPair) -> str:
         f"({-pair.interval.high:+.2f} to {-pair.interval.low:+.2f}, p = {pair.p_value:.3g}: {word}); of {pair.samples} "
         f"samples {pair.flips.lost} lost, {pair.flips.won} won"
     )
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4g}"
 
 
 def _short(value: object) -> str:

@@ -20,6 +20,11 @@ def figure(value: float | None, unit: str, sign: str = "") -> str:
     return "-" if value is None else f"{value:{sign}{'.2f' if unit in ('%', 'dB') else '.5g'}}"
 
 
+def short(value: float | None) -> str:
+    """A value of any size to four digits."""
+    return "-" if value is None else f"{value:.4g}"
+
+
 def number(value: float | None, unit: str = "", digits: int = 2) -> str:
     """A value to so many places, with its unit."""
     return "-" if value is None else f"{value:.{digits}f}{' ' + unit if unit else ''}"

@@ -47,10 +47,8 @@ def inspect(
     from worker.commands.recipes import load_recipe
     from worker.commands.report_view import print_inspection
 
-    if preset is not None and config is not None:
-        raise typer.BadParameter("--preset and --config exclude each other; a config may name its preset.")
-    if server is not None and threads is not None:
-        raise typer.BadParameter("--threads is for runs in this process; a service has its own setting.")
+    options.one_recipe(preset, config)
+    options.refuse_on_service(server, {"--threads": threads})
     loaded = load_recipe(preset, config)
     with loaded.pointing_into_file():
         recipe = _aimed(loaded.config, target)
@@ -87,7 +85,7 @@ def provenance(
     model: ModelPath,
     report: Annotated[
         Path | None,
-        typer.Option(metavar="R.json", exists=True, dir_okay=False, help="Check that this report is the model's."),
+        options.file_option("R.json", "Check that this report is the model's."),
     ] = None,
 ) -> None:
     """Tell what a quantized model says of its making, as JSON; null for a model that says nothing."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import ExitStack, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 
@@ -60,6 +60,7 @@ class WaitOptions:
     wait: Annotated[bool, typer.Option("--wait", help="Follow the job to its end, and print its report.")] = False
     timeout: Timeout = None
     fail_on_gate: FailOnGate = False
+    word: ClassVar[str] = "job"
 
     def check(self) -> None:
         """Refuse what only a job that is waited for has.
@@ -69,7 +70,7 @@ class WaitOptions:
         """
         for option, given in (("--timeout", self.timeout is not None), ("--fail-on-gate", self.fail_on_gate)):
             if given and not self.wait:
-                raise typer.BadParameter(f"{option} is for a job that is waited for: give --wait.")
+                raise typer.BadParameter(f"{option} is for a {self.word} that is waited for: give --wait.")
 
 
 def finish(client: Client, job: JobOut, waiting: WaitOptions, printing: Printing) -> None:
@@ -82,7 +83,7 @@ def finish(client: Client, job: JobOut, waiting: WaitOptions, printing: Printing
     if result is not None:
         if not (printing.json or printing.quiet):
             print_result(result)
-        check_gate(result, waiting.fail_on_gate)
+        check_gate(result.verdict, waiting.fail_on_gate)
 
 
 def followed(
@@ -97,9 +98,9 @@ def followed(
     from worker.commands import remote
     from worker.commands.console import ProgressView
 
-    follow = remote.follow_evaluation if job.kind == "evaluate" else remote.follow
     with ProgressView(quiet=quiet) as view:
-        return follow(client, job.id, view=view, timeout_seconds=timeout_seconds, on_event=on_event)
+        remote.follow(client, job.id, view=view, timeout_seconds=timeout_seconds, on_event=on_event)
+    return client.evaluation_report(job.id) if job.kind == "evaluate" else client.report(job.id)
 
 
 def print_result(result: Report | EvaluationReport, *, report_path: Path | None = None) -> None:
@@ -113,10 +114,10 @@ def print_result(result: Report | EvaluationReport, *, report_path: Path | None 
         print_report(result, report_path=report_path)
 
 
-def check_gate(result: Report | EvaluationReport, fail_on_gate: bool) -> None:
+def check_gate(verdict: str, fail_on_gate: bool) -> None:
     """End with the code of the verdict, if that is asked for."""
-    if fail_on_gate and result.verdict in GATE_EXITS:
-        raise typer.Exit(GATE_EXITS[result.verdict])
+    if fail_on_gate and verdict in GATE_EXITS:
+        raise typer.Exit(GATE_EXITS[verdict])
 
 
 def follow(
@@ -153,7 +154,7 @@ def follow(
         print_result(result, report_path=report)
         if done is not None:
             print_files(done)
-    check_gate(result, judging.fail_on_gate)
+    check_gate(result.verdict, judging.fail_on_gate)
 
 
 def fetch(

@@ -7,12 +7,13 @@ import sys
 from contextlib import redirect_stdout
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from worker.commands import options
+from worker.commands import options, views
 from worker.commands.command import Done, Listed, Printing, Service, command, deleted, remote
+from worker.commands.command import show as show_answer
 from worker.commands.job_results import WaitOptions, fetch, finish, follow
 from worker.commands.options import JobId
 from worker.commands.printing import print_json, print_line
@@ -30,6 +31,11 @@ app = typer.Typer(
     "hand-over, to-mlflow.",
     no_args_is_help=True,
 )
+
+
+_USERS_KINDS = options.one_of("service.jobs.schemas", "UsersKind")
+_SHOWN_STATES = options.one_of("service.jobs.schemas", "ShownState")
+_VERDICTS = options.one_of("service.contracts.report", "Verdict")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,15 +56,6 @@ class Inputs:
     evaluation: Annotated[str | None, typer.Option(metavar="DATASET", help="Id of another one.")] = None
     preset: Annotated[str | None, typer.Option(help="Name of a preset; quantmill presets lists them.")] = None
     config: options.ConfigFile = None
-
-    def check(self) -> None:
-        """Refuse two recipes.
-
-        Raises:
-            typer.BadParameter: naming the options.
-        """
-        if self.preset is not None and self.config is not None:
-            raise typer.BadParameter("--preset and --config exclude each other; a config may name its preset.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +97,7 @@ def submit(
     """Submit a job on a model and data of the service; prints its id."""
     from worker.commands.recipes import load_recipe
 
-    inputs.check()
+    options.one_recipe(inputs.preset, inputs.config)
     if dry_run and waiting.wait:
         raise typer.BadParameter("--dry-run submits nothing that --wait could wait for.")
     waiting.check()
@@ -123,8 +120,6 @@ def submit(
 
 
 def _validate(client: Client, inputs: Inputs, job: QuantizationFlags, config: Any, *, as_json: bool) -> None:
-    from worker.commands.views import print_validated
-
     found = client.validate(
         config,
         model=inputs.model,
@@ -133,28 +128,7 @@ def _validate(client: Client, inputs: Inputs, job: QuantizationFlags, config: An
         device=job.device or "auto",
         priority=job.priority,
     )
-    if as_json:
-        print_json(found)
-    else:
-        print_validated(found)
-
-
-def _kinds() -> tuple[str, ...]:
-    from service.jobs.schemas import UsersKind
-
-    return get_args(UsersKind)
-
-
-def _states() -> tuple[str, ...]:
-    from service.jobs.schemas import ShownState
-
-    return get_args(ShownState)
-
-
-def _verdicts() -> tuple[str, ...]:
-    from service.contracts.report import Verdict
-
-    return get_args(Verdict)
+    show_answer(found, json=as_json, text=views.print_validated)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,17 +136,22 @@ class ListFilters:
     """Which jobs are listed."""
 
     kind: Annotated[
-        str | None, typer.Option(callback=options.one_of(_kinds), help="quantize or evaluate. Default: both.")
+        str | None,
+        typer.Option(callback=_USERS_KINDS, help="quantize or evaluate. Default: both."),
     ] = None
     state: Annotated[
         str | None,
         typer.Option(
-            callback=options.one_of(_states), help="queued, running, canceling, succeeded, failed or canceled."
+            callback=_SHOWN_STATES,
+            help="queued, running, canceling, succeeded, failed or canceled.",
         ),
     ] = None
     verdict: Annotated[
         str | None,
-        typer.Option(callback=options.one_of(_verdicts), help="Of the report: pass, fail, undecided; none: no gate."),
+        typer.Option(
+            callback=_VERDICTS,
+            help="Of the report: pass, fail, undecided; none: no gate.",
+        ),
     ] = None
     model: Annotated[str | None, typer.Option(metavar="MODEL", help="Those of this model: its id or NAME@3.")] = None
     preset: Annotated[str | None, typer.Option(help="Those whose config has this preset.")] = None
@@ -192,19 +171,7 @@ class ListFilters:
     ] = None
 
 
-def _print_jobs(found: Any) -> None:
-    from worker.commands.views import print_jobs
-
-    print_jobs(found)
-
-
-def _print_job(found: Any) -> None:
-    from worker.commands.views import print_job
-
-    print_job(found)
-
-
-@remote(app, "list", text=_print_jobs)
+@remote(app, "list", text=views.print_jobs)
 def list_jobs(client: Client, filters: ListFilters, limit: options.Newest = 20) -> Listed:
     """The newest jobs, one line each."""
     given = asdict(filters)
@@ -214,7 +181,7 @@ def list_jobs(client: Client, filters: ListFilters, limit: options.Newest = 20) 
     return Listed(list(client.jobs(**given, labels=labels, created_after=created_after, limit=limit + 1)), limit)
 
 
-@remote(app, text=_print_job)
+@remote(app, text=views.print_job)
 def show(job: JobId, client: Client) -> JobOut:
     """One job: where it stands, when it did what, and why it failed if it did."""
     return client.job(job)
@@ -254,9 +221,7 @@ def clone(
     ] = None,
     config: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE.json|.yaml|.toml", exists=True, dir_okay=False, help="A recipe, laid over the job's config."
-        ),
+        options.file_option("FILE.json|.yaml|.toml", "A recipe, laid over the job's config."),
     ] = None,
     name: Annotated[str | None, typer.Option(help="Of the new job.")] = None,
     *,

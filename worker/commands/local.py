@@ -5,7 +5,6 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,26 +14,24 @@ from worker.commands.files import FilesDone, data_name, move_files, publish, pub
 from worker.commands.recipes import Measurement, Quantization, load_recipe, packed, source, with_ranges_of
 
 
-@dataclass(frozen=True)
-class Keep:
-    """Folders for what a run in this process leaves to other runs; each is made if it is not there.
-
-    Attributes:
-        checkpoint_dir: keeps finished work for the same command, started again; None: nothing is kept.
-        cache_dir: keeps what was computed for any other command; None: nothing is kept.
-        cache_bytes: what the cache may take; None: no limit.
-    """
-
-    checkpoint_dir: Path | None = None
-    cache_dir: Path | None = None
-    cache_bytes: int | None = None
-
-
-NOTHING = Keep()
-
-
-def quantize(task: Quantization, *, threads: int, view: ProgressView, keep: Keep = NOTHING) -> FilesDone:
+def quantize(
+    task: Quantization,
+    *,
+    threads: int,
+    view: ProgressView,
+    checkpoint_dir: Path | None = None,
+    cache_dir: Path | None = None,
+    cache_bytes: int | None = None,
+) -> FilesDone:
     """Quantize a model into its output, which appears whole or not at all.
+
+    Args:
+        task: what is quantized how.
+        threads: of the CPU.
+        view: shows the progress.
+        checkpoint_dir: keeps finished work for the same command, started again; made if it is not there.
+        cache_dir: keeps what was computed for any other command; likewise.
+        cache_bytes: what the cache may take; None: no limit.
 
     Raises:
         FileAccessError: a further file has the name of another one of the command.
@@ -58,9 +55,9 @@ def quantize(task: Quantization, *, threads: int, view: ProgressView, keep: Keep
             evaluation=task.evaluation,
             output_dir=str(folder),
             threads=threads,
-            checkpoint_dir=_made(keep.checkpoint_dir),
-            cache_dir=_made(keep.cache_dir),
-            cache_bytes=keep.cache_bytes,
+            checkpoint_dir=_made(checkpoint_dir),
+            cache_dir=_made(cache_dir),
+            cache_bytes=cache_bytes,
             data_file=data_name(output),
             graph=task.extra.folder is not None,
         )

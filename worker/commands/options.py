@@ -11,8 +11,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from difflib import get_close_matches
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 from pydantic import ValidationError
@@ -51,6 +52,11 @@ _NO_SETTINGS = (
 def default_of(setting: str) -> str:
     """The default of a setting in words: its environment variable, or else the value."""
     return f"{VARIABLE_PREFIX}{setting.upper()}, or {Settings.model_fields[setting].default}"
+
+
+def file_option(metavar: str, help: str) -> Any:  # noqa: A002 - as typer calls it
+    """An option that names a file which is there."""
+    return typer.Option(metavar=metavar, exists=True, dir_okay=False, help=help)
 
 
 DATA_HELP = "Arrays (.npz, .safetensors), or pictures or sounds: a .tar, .tar.gz or .zip, or a folder of them."
@@ -105,12 +111,9 @@ EvaluationPreprocessing = Annotated[
 ]
 StateFile = Annotated[
     Path | None,
-    typer.Option(
-        metavar="NEW.safetensors",
-        exists=True,
-        dir_okay=False,
-        readable=True,
-        help="New weights for the graph of MODEL: module.state_dict(), saved by safetensors.torch.save_file.",
+    file_option(
+        "NEW.safetensors",
+        "New weights for the graph of MODEL: module.state_dict(), saved by safetensors.torch.save_file.",
     ),
 ]
 RangesFrom = Annotated[
@@ -134,13 +137,11 @@ JobDevice = Annotated[
 _CONFIG_METAVAR = "FILE.json|.yaml|.toml"
 ConfigFile = Annotated[
     Path | None,
-    typer.Option(metavar=_CONFIG_METAVAR, exists=True, dir_okay=False, help="The whole recipe, instead of --preset."),
+    file_option(_CONFIG_METAVAR, "The whole recipe, instead of --preset."),
 ]
 MetricsFile = Annotated[
     Path | None,
-    typer.Option(
-        metavar=_CONFIG_METAVAR, exists=True, dir_okay=False, help="A recipe whose evaluation.metrics are measured."
-    ),
+    file_option(_CONFIG_METAVAR, "A recipe whose evaluation.metrics are measured."),
 ]
 JobName = Annotated[str | None, typer.Option(help="For people.")]
 JobLabels = Annotated[
@@ -351,19 +352,41 @@ def checked_labels(given: list[str] | None) -> list[str] | None:
     return given
 
 
-def one_of(words: Callable[[], tuple[str, ...]]) -> Callable[[str | None], str | None]:
-    """A callback of an option that takes one of a few words, which are looked up once one is given."""
+def one_of(module: str, name: str) -> Callable[[str | None], str | None]:
+    """A callback of an option that takes one of the words of a Literal, whose module is loaded once one is given."""
 
     def check(value: str | None) -> str | None:
-        if value is None or value in words():
+        words = () if value is None else get_args(getattr(import_module(module), name))
+        if value is None or value in words:
             return value
         from service.contracts.base import nearest_key
 
-        near = nearest_key(value, words())
+        near = nearest_key(value, words)
         guess = "" if near is None else f"; did you mean {near!r}?"
-        raise typer.BadParameter(f"{value!r} is none of {', '.join(words())}{guess}")
+        raise typer.BadParameter(f"{value!r} is none of {', '.join(words)}{guess}")
 
     return check
+
+
+def one_recipe(preset: str | None, config: Path | None) -> None:
+    """Refuse two recipes.
+
+    Raises:
+        typer.BadParameter: naming the options.
+    """
+    if preset is not None and config is not None:
+        raise typer.BadParameter("--preset and --config exclude each other; a config may name its preset.")
+
+
+def refuse_on_service(server: str | None, given: Mapping[str, object]) -> None:
+    """Refuse options of runs in this process where a service is to do it.
+
+    Raises:
+        typer.BadParameter: naming the first that is given.
+    """
+    for option, value in given.items():
+        if server is not None and value is not None:
+            raise typer.BadParameter(f"{option} is for runs in this process; a service has its own setting.")
 
 
 def moment_since(text: str | None) -> datetime | None:

@@ -10,17 +10,14 @@ from typing import Annotated
 
 import typer
 
-from service.contracts.command_errors import GATE_EXITS
 from service.contracts.data_checks import check_data_given
 from service.contracts.presets import DEFAULT_PRESET, PRESETS
 from worker.commands import options
 from worker.commands.command import Service, command
+from worker.commands.job_results import FailOnGate, check_gate
 from worker.commands.report_files import ReportFiles, write_json
 
 PRESET_HELP = f"Name of a preset: {', '.join(PRESETS)}. Default: {DEFAULT_PRESET}."
-FailOnGate = Annotated[
-    bool, typer.Option("--fail-on-gate", help="Exit with 3 if the verdict is fail, with 4 if it is undecided.")
-]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,8 +131,14 @@ def quantize(
             from worker.commands import local
 
             settings = options.load_settings()
-            keep = local.Keep(folders.checkpoint_dir, folders.cache_dir, settings.cache_bytes)
-            done = local.quantize(task, threads=place.threads or settings.threads, view=view, keep=keep)
+            done = local.quantize(
+                task,
+                threads=place.threads or settings.threads,
+                view=view,
+                checkpoint_dir=folders.checkpoint_dir,
+                cache_dir=folders.cache_dir,
+                cache_bytes=settings.cache_bytes,
+            )
         else:
             from worker.commands import remote
 
@@ -151,8 +154,7 @@ def quantize(
         typer.echo(f"report    {files.report}")
     forms.write(done.report)
     print_files(done)
-    if fail_on_gate and done.report.verdict in GATE_EXITS:
-        raise typer.Exit(GATE_EXITS[done.report.verdict])
+    check_gate(done.report.verdict, fail_on_gate)
 
 
 def _check_options(files: Files, place: RunPlace, folders: Folders) -> None:
@@ -161,15 +163,13 @@ def _check_options(files: Files, place: RunPlace, folders: Folders) -> None:
     Raises:
         typer.BadParameter: naming the option.
     """
-    if files.preset is not None and files.config is not None:
-        raise typer.BadParameter("--preset and --config exclude each other; a config may name its preset.")
+    options.one_recipe(files.preset, files.config)
     own = {
         "--threads": place.threads,
         "--checkpoint-dir": folders.checkpoint_dir,
         "--cache-dir": folders.cache_dir,
     }
-    for option in (name for name, value in own.items() if place.server is not None and value is not None):
-        raise typer.BadParameter(f"{option} is for runs in this process; a service has its own setting.")
+    options.refuse_on_service(place.server, own)
     of_services = {"--priority": place.priority, "--device": place.device}
     for option in (name for name, value in of_services.items() if value is not None):
         if place.server is None:
@@ -223,8 +223,7 @@ def evaluate(
     from worker.commands.recipes import Measurement, load_preprocessing
     from worker.commands.report_view import print_evaluation
 
-    if server is not None and threads is not None:
-        raise typer.BadParameter("--threads is for runs in this process; a service has its own setting.")
+    options.refuse_on_service(server, {"--threads": threads})
     spec = load_preprocessing(preprocessing)
     task = Measurement(files.model, files.evaluation, spec, files.reference, files.config)
     with ProgressView() as view:
@@ -234,5 +233,4 @@ def evaluate(
             result = remote.evaluate(task, Service(server=server, key=key), view=view)
     print_evaluation(result)
     typer.echo(json.dumps(result, indent=2))
-    if fail_on_gate and result["verdict"] in GATE_EXITS:
-        raise typer.Exit(GATE_EXITS[result["verdict"]])
+    check_gate(result["verdict"], fail_on_gate)

@@ -105,11 +105,6 @@ class Measurement:
     config: Path | None
 
 
-def load_config(preset: str | None, file: Path | None) -> QuantizationConfig:
-    """The config of ``load_recipe``."""
-    return load_recipe(preset, file).config
-
-
 def load_recipe(preset: str | None, file: Path | None) -> Recipe:
     """The resolved config of a preset, of a file (JSON, YAML, TOML), or of neither: the default preset.
 
@@ -125,22 +120,14 @@ def load_recipe(preset: str | None, file: Path | None) -> Recipe:
     return Recipe(read_config(_with_graphs(document, file.parent)), of_file=True, translation=translation)
 
 
-def sparse_recipe(file: Path) -> Any:
+def recipe_document(file: Path) -> dict[str, Any]:
     """The document of a recipe's file as sparse as it is, for a service to resolve; files that it names are in place.
 
     Raises:
         InvalidConfigError: the file is no such document.
+        InvalidRequestError: it holds no object.
     """
-    return _with_graphs(read_document(file), file.parent)
-
-
-def recipe_document(file: Path) -> dict[str, Any]:
-    """The same where it has to be an object.
-
-    Raises:
-        InvalidRequestError: it is none.
-    """
-    found = sparse_recipe(file)
+    found = _with_graphs(read_document(file), file.parent)
     if not isinstance(found, dict):
         raise InvalidRequestError(f"{file} holds no object.", hint='A recipe is an object, such as {"seed": 7}.')
     return found
@@ -205,9 +192,10 @@ def load_preprocessing(text: str | None) -> PreprocessingSpec:
     if text is None:
         return PreprocessingSpec()
     try:
-        if is_name(text) or not (text.lstrip().startswith("{") or _looks_like_file(text)):
+        is_json = text.lstrip().startswith("{")
+        if is_name(text) or not (is_json or "/" in text or text.endswith(".json") or Path(text).exists()):
             return PreprocessingSpec.model_validate(text)
-        document = text if text.lstrip().startswith("{") else Path(text).read_text()
+        document = text if is_json else Path(text).read_text()
         return PreprocessingSpec.model_validate_json(document)
     except ValidationError as error:
         problems = field_problems(error, PreprocessingSpec, pointer="/preprocessing")
@@ -216,10 +204,6 @@ def load_preprocessing(text: str | None) -> PreprocessingSpec:
             errors=problems,
             hint='For images: {"inputs": {"INPUT": {"layout": "NHWC", "scale": 0.00392156862745098}}}',
         ) from None
-
-
-def _looks_like_file(text: str) -> bool:
-    return "/" in text or text.endswith(".json") or Path(text).exists()
 
 
 def with_ranges_of(config: QuantizationConfig, report: Path) -> QuantizationConfig:

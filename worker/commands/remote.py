@@ -6,7 +6,6 @@ schedules and aliases go by, and what one command uploads must not become its la
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,11 +13,10 @@ from typing import Any
 from service.client import Client
 from service.contracts.dataset import PreprocessingSpec
 from service.contracts.devices import DeviceChoice
-from service.contracts.evaluation_report import EvaluationReport
-from service.contracts.report import Report
 from service.datasets.schemas import DatasetOut
 from service.jobs.schemas import EventOut
 from service.models.schemas import ModelOut
+from service.storage import file_sha256
 from worker.commands.command import Service
 from worker.commands.console import ProgressView
 from worker.commands.files import FilesDone, download_files
@@ -67,7 +65,8 @@ def quantize(
             priority=priority,
             device=device,
         )
-        report = follow(client, job.id, view=view)
+        follow(client, job.id, view=view)
+        report = client.report(job.id)
         client.download(job, task.output)
         return download_files(client, job.id, report, task.extra)
 
@@ -93,7 +92,8 @@ def evaluate(task: Measurement, service: Service, *, view: ProgressView) -> dict
                 spec=recipe.config.evaluation,
                 name=task.model.name[:200],
             )
-        return follow_evaluation(client, job.id, view=view).to_json_dict()
+        follow(client, job.id, view=view)
+        return client.evaluation_report(job.id).to_json_dict()
 
 
 def follow(
@@ -103,8 +103,8 @@ def follow(
     view: ProgressView,
     timeout_seconds: float | None = None,
     on_event: Tell | None = None,
-) -> Report:
-    """Show a job's events until it has ended, and tell them to ``on_event``; gives its report.
+) -> None:
+    """Show a job's events until it has succeeded, and tell them to ``on_event``.
 
     Raises:
         ApiError: why the job failed, or whatever the service refuses.
@@ -112,26 +112,7 @@ def follow(
         WaitTimeoutError: it takes longer than that; the job goes on.
         KeyboardInterrupt: the user went away; the job goes on, and was told how to come back to it.
     """
-    _follow(client, job_id, view, timeout_seconds, on_event)
-    return client.report(job_id)
 
-
-def follow_evaluation(
-    client: Client,
-    job_id: str,
-    *,
-    view: ProgressView,
-    timeout_seconds: float | None = None,
-    on_event: Tell | None = None,
-) -> EvaluationReport:
-    """As ``follow``, of an evaluation."""
-    _follow(client, job_id, view, timeout_seconds, on_event)
-    return client.evaluation_report(job_id)
-
-
-def _follow(
-    client: Client, job_id: str, view: ProgressView, timeout_seconds: float | None, on_event: Tell | None
-) -> None:
     def tell(event: EventOut) -> None:
         show_event(event, view)
         if on_event is not None:
@@ -165,7 +146,7 @@ def show_event(event: EventOut, view: ProgressView) -> None:
 
 def model_of(client: Client, path: Path, view: ProgressView) -> ModelOut:
     """The model of a file: one of the same bytes, without external data, that was not rejected, or a new one."""
-    digest = _digest(path)
+    digest = file_sha256(path)
     for found in client.models(sha256=digest, limit=_LOOKED_AT):
         if found.status in _USABLE and found.format == "onnx" and len(found.files) == 1:
             view.log(f"{path.name} is there: {found.name}@{found.version}")
@@ -175,7 +156,7 @@ def model_of(client: Client, path: Path, view: ProgressView) -> ModelOut:
 
 def dataset_of(client: Client, path: Path, preprocessing: PreprocessingSpec, view: ProgressView) -> DatasetOut:
     """The dataset of a file: one of the same bytes and preprocessing that was not rejected, or a new one."""
-    digest = _digest(path)
+    digest = file_sha256(path)
     for found in client.datasets(sha256=digest, limit=_LOOKED_AT):
         if found.status in _USABLE and found.preprocessing == preprocessing:
             view.log(f"{path.name} is there: {found.name}@{found.version}")
@@ -187,11 +168,6 @@ def uploading(view: ProgressView, path: Path) -> Callable[[int, int], None]:
     """What tells ``view`` how far the upload of ``path`` has come."""
     stage = f"upload {path.name}"
     return lambda sent, total: view.progress(stage, sent, total, "bytes")
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _name(path: Path, digest: str) -> str:

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from service.contracts.evaluation_report import EvaluatedMetric, EvaluationReport
-from service.contracts.graph_view import Inspection, NodeInspection
+from service.contracts.graph_view import Inspection
 from service.contracts.report import Advice, GateClause, Report, Verdict
 from service.reports import algorithms
 from worker.commands.console import make_console
@@ -118,7 +118,9 @@ def _print_layers(report: Report, console: Console) -> None:
 def print_inspection(found: Inspection, console: Console | None = None) -> None:
     """What stays in float, worst first: what can be helped before what cannot; then what is replaced, and the sum."""
     console = console or make_console()
-    left = sorted((node for node in found.nodes if not node.quantized), key=_hopeless)
+    left = sorted(
+        (node for node in found.nodes if not node.quantized), key=lambda node: node.hint is None or node.by_design
+    )
     if left:
         table = Table("node", "op", "stays in float because", "what helps", title_justify="left")
         for node in left[:MOST_INSPECTED]:
@@ -132,10 +134,6 @@ def print_inspection(found: Inspection, console: Console | None = None) -> None:
     for note in found.notes:
         console.print(Text(f"note: {note}"))
     console.print(Text(found.summary, style="bold"))
-
-
-def _hopeless(node: NodeInspection) -> bool:
-    return node.hint is None or node.by_design
 
 
 def print_advice(report: Report, console: Console, path: Path | None = None) -> None:
@@ -166,13 +164,9 @@ def figure_words(advice: Advice) -> str:
     if found is None:
         return "untried"
     unit = f" {found.unit}" if found.unit else ""
-    before, after = (_short(value) for value in (found.before, found.after))
+    before, after = (figure(value, "") for value in (found.before, found.after))
     told = f"tried: {found.metric} {before} -> {after}{unit} on {found.samples} samples, {found.seconds:.1f} s"
     return told if advice.helped else f"{told}; it did not help"
-
-
-def _short(value: float | None) -> str:
-    return "-" if value is None else f"{value:.5g}"
 
 
 def print_choices(report: Report, console: Console) -> None:

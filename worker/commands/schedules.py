@@ -6,7 +6,7 @@ import json
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -32,22 +32,12 @@ _FIELDS = {"misfire_grace": "misfire_grace_seconds", "jitter": "jitter_seconds"}
 _PAUSE_SECONDS = 1.0
 
 
-def _overlaps() -> tuple[str, ...]:
-    from service.schedules.schemas import Overlap
-
-    return get_args(Overlap)
+_SCHEMAS = "service.schedules.schemas"
 
 
-def _misfires() -> tuple[str, ...]:
-    from service.schedules.schemas import Misfire
-
-    return get_args(Misfire)
-
-
-def _run_states() -> tuple[str, ...]:
-    from service.schedules.schemas import RunState
-
-    return get_args(RunState)
+_OVERLAPS = options.one_of(_SCHEMAS, "Overlap")
+_MISFIRES = options.one_of(_SCHEMAS, "Misfire")
+_RUN_STATES = options.one_of(_SCHEMAS, "RunState")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,12 +48,13 @@ class Rules:
     overlap: Annotated[
         str,
         typer.Option(
-            callback=options.one_of(_overlaps), help="While the last has not ended: skip, queue or cancel_running."
+            callback=_OVERLAPS,
+            help="While the last has not ended: skip, queue or cancel_running.",
         ),
     ] = "skip"
-    misfire: Annotated[
-        str, typer.Option(callback=options.one_of(_misfires), help="What was due long ago: run_once or skip.")
-    ] = "run_once"
+    misfire: Annotated[str, typer.Option(callback=_MISFIRES, help="What was due long ago: run_once or skip.")] = (
+        "run_once"
+    )
     misfire_grace: Annotated[int, typer.Option(min=1, help="Seconds; so late is not long ago.")] = 600
     jitter: Annotated[int, typer.Option(min=0, help="Seconds that it may be later.")] = 0
     skip_unchanged: Annotated[
@@ -86,10 +77,8 @@ class ScheduleChanges:
         Path | None, typer.Option(exists=True, dir_okay=False, help="The request for the job, as JSON.")
     ] = None
     timezone: Annotated[str | None, typer.Option(help="IANA name of the clock that the times are of.")] = None
-    overlap: Annotated[
-        str | None, typer.Option(callback=options.one_of(_overlaps), help="skip, queue or cancel_running.")
-    ] = None
-    misfire: Annotated[str | None, typer.Option(callback=options.one_of(_misfires), help="run_once or skip.")] = None
+    overlap: Annotated[str | None, typer.Option(callback=_OVERLAPS, help="skip, queue or cancel_running.")] = None
+    misfire: Annotated[str | None, typer.Option(callback=_MISFIRES, help="run_once or skip.")] = None
     misfire_grace: Annotated[int | None, typer.Option(min=1, help="Seconds; so late is not long ago.")] = None
     jitter: Annotated[int | None, typer.Option(min=0, help="Seconds that it may be later.")] = None
     skip_unchanged: Annotated[
@@ -228,7 +217,7 @@ def runs(
     state: Annotated[
         str | None,
         typer.Option(
-            callback=options.one_of(_run_states),
+            callback=_RUN_STATES,
             help="waiting, running, passed, failed, skipped or refused. Default: all.",
         ),
     ] = None,
@@ -246,7 +235,6 @@ def rm(schedule_id: ScheduleId, client: Client) -> Done:
 
 
 def _document(path: Path) -> dict[str, Any]:
-    """A JSON object from a file."""
     try:
         found = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
@@ -261,7 +249,6 @@ def _show(found: ScheduleOut, as_json: bool) -> None:
 
 
 def _warned(found: ScheduleOut) -> ScheduleOut:
-    """The schedule, once its warnings are told."""
     for warning in found.warnings:
         typer.echo(f"warning: {warning}", err=True)
     return found

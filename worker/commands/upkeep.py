@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,7 +18,6 @@ from worker.commands.printing import print_items, print_json
 
 if TYPE_CHECKING:
     from service.db import Database
-    from service.files.repository import FileName
 
 EXIT_DAMAGED = 1
 
@@ -69,6 +68,7 @@ def scrub(
     data_dir: DataDir = None,
 ) -> None:
     """Verify stored files against their digests, from where the last pass stopped; exit code 1 if any is damaged."""
+    from service.files import repository as files
     from worker.upkeep.scrub import Scrubber
 
     count = size_bytes = 0
@@ -78,33 +78,20 @@ def scrub(
             scrubber.begin_anew()
         while (verified := scrubber.step()) is not None:
             count, size_bytes = count + 1, size_bytes + (verified.size_bytes or 0)
-        found = _damaged(database)
+        with database.read() as session:
+            found = [(one.sha256, one.damage, files.names_of(session, one.sha256)) for one in files.damaged(session)]
     if as_json:
-        print_json({"files": count, "size_bytes": size_bytes, "damaged": [asdict(one) for one in found]})
+        damaged = [
+            {"sha256": sha256, "damage": damage, "named_by": list(map(asdict, rows))} for sha256, damage, rows in found
+        ]
+        print_json({"files": count, "size_bytes": size_bytes, "damaged": damaged})
     else:
         typer.echo(f"{count} files verified, {size_bytes} bytes; {len(found)} damaged or missing")
-        for one in found:
-            rows = ", ".join(f"{row.kind} {row.id} ({row.name})" for row in one.named_by)
-            typer.echo(f"{one.sha256}  {one.damage}: {rows or 'no row names it any more'}")
+        for sha256, damage, rows in found:
+            told = ", ".join(f"{row.kind} {row.id} ({row.name})" for row in rows)
+            typer.echo(f"{sha256}  {damage}: {told or 'no row names it any more'}")
     if found:
         raise typer.Exit(EXIT_DAMAGED)
-
-
-@dataclass(frozen=True)
-class _Damaged:
-    """A damaged file and the rows that name it."""
-
-    sha256: str
-    damage: str
-    named_by: list[FileName]
-
-
-def _damaged(database: Database) -> list[_Damaged]:
-    from service.files import repository as files
-
-    with database.read() as session:
-        found = files.damaged(session)
-        return [_Damaged(one.sha256, one.damage, files.names_of(session, one.sha256)) for one in found]
 
 
 @contextmanager

@@ -45,17 +45,13 @@ def verify(
     file: File,
     attestation: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE", exists=True, dir_okay=False, help=f"Its attestation. Default: FILE{SUFFIX} beside it."
-        ),
+        options.file_option("FILE", f"Its attestation. Default: FILE{SUFFIX} beside it."),
     ] = None,
     key: Annotated[
         list[Path] | None,
-        typer.Option(
-            metavar="PUBLIC.pem",
-            exists=True,
-            dir_okay=False,
-            help="Trust these public keys alone; may be given again. Default: ~/.config/quantmill/trusted/*.pem.",
+        options.file_option(
+            "PUBLIC.pem",
+            "Trust these public keys alone; may be given again. Default: ~/.config/quantmill/trusted/*.pem.",
         ),
     ] = None,
     server: Annotated[
@@ -244,7 +240,8 @@ def reproduce(
             note = f"The job ran on engine {before.engine_version}; the service has {installed} now."
             typer.echo(f"note: {note} Other bytes are to be expected.", err=True)
         again = client.retry(job)
-        after = remote.follow(client, again.id, view=view, timeout_seconds=timeout).manifest
+        remote.follow(client, again.id, view=view, timeout_seconds=timeout)
+        after = client.report(again.id).manifest
         with tempfile.TemporaryDirectory(prefix="quantmill-") as folder:
             pairs = list(_pairs(client, job, again.id, Path(folder)))
     identical = bool(pairs) and all(pair.identical for pair in pairs)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from worker.commands.figures import bytes_words, duration_words, figure, labelled, number, whole_words
+from worker.commands.figures import bytes_words, duration_words, figure, labelled, number, short, whole_words
 from worker.commands.printing import Cell, print_facts, print_table
 
 if TYPE_CHECKING:
@@ -70,6 +70,8 @@ def print_validated(found: JobValidated) -> None:
 
 def print_job(job: JobOut) -> None:
     """Where a job stands, when it did what, and why it failed if it did."""
+    seconds = job.seconds
+    took = None if seconds is None else f"{seconds:.1f} s" if seconds < 10 else duration_words(seconds)
     facts: list[tuple[str, Cell | None]] = [
         ("job", job.id),
         ("kind", job.kind),
@@ -87,7 +89,7 @@ def print_job(job: JobOut) -> None:
         ("algorithms", ", ".join(job.algorithms or ())),
         ("queue", f"{job.queue}, priority {job.priority}, {job.size_class}"),
         ("estimate", None if job.estimate is None else _estimate(job.estimate, job.estimated_finish_at)),
-        ("took", None if job.seconds is None else _took(job.seconds)),
+        ("took", took),
         ("attempt", f"{job.attempt} of {job.max_attempts}"),
         ("created", _moment(job.created_at)),
         ("started", _moment(job.started_at)),
@@ -183,10 +185,6 @@ def _figures(job: JobListed) -> list[tuple[str, Cell | None]]:
     ]
 
 
-def _took(seconds: float) -> str:
-    return f"{seconds:.1f} s" if seconds < 10 else duration_words(seconds)
-
-
 def _stage(job: JobListed) -> str:
     from service.jobs.schemas import TERMINAL
 
@@ -224,7 +222,7 @@ def print_batch(batch: BatchOut) -> None:
     console.print(head, soft_wrap=True)
     print_table(_BATCH_COLUMNS, map(_member, batch.members), whole=("state", "took", "job"), narrow=True)
     for best in batch.best:
-        told = "" if best.metric is None else f", {best.metric} {_number(best.value)} (drop {_number(best.drop)})"
+        told = "" if best.metric is None else f", {best.metric} {short(best.value)} (drop {short(best.drop)})"
         console.print(Text(f"best of {best.model}: member {best.member}{told}"), soft_wrap=True)
     for member in batch.members:
         if member.error is not None:
@@ -253,37 +251,37 @@ def _counts(counts: BatchCounts) -> str:
     return f"{counts.total} ({', '.join(told)})"
 
 
-def print_nouns(word: str, nouns: Iterable[ModelOut | DatasetOut]) -> None:
+def print_resources(word: str, resources: Iterable[ModelOut | DatasetOut]) -> None:
     """One line for each model or dataset."""
     rows = (
-        (noun.id, noun.name, str(noun.version), _styled(noun.status), _pairs(noun.tags), _moment(noun.created_at))
-        for noun in nouns
+        (one.id, one.name, str(one.version), _styled(one.status), _pairs(one.tags), _moment(one.created_at))
+        for one in resources
     )
     print_table((word, "name", "version", "status", "tags", "created"), rows, whole=(word,))
 
 
-def print_noun(word: str, noun: ModelOut | DatasetOut, aliases: Sequence[str]) -> None:
+def print_resource(word: str, resource: ModelOut | DatasetOut, aliases: Sequence[str]) -> None:
     """What is known of a model or dataset."""
     from service.datasets.schemas import DatasetOut
 
     files = (
-        [f"{noun.sha256}  {noun.size_bytes} bytes"]
-        if isinstance(noun, DatasetOut)
-        else [f"{file.sha256}  {file.path}, {file.size_bytes} bytes" for file in noun.files]
+        [f"{resource.sha256}  {resource.size_bytes} bytes"]
+        if isinstance(resource, DatasetOut)
+        else [f"{file.sha256}  {file.path}, {file.size_bytes} bytes" for file in resource.files]
     )
     print_facts(
         [
-            (word, noun.id),
-            ("name", noun.name),
-            ("version", str(noun.version)),
+            (word, resource.id),
+            ("name", resource.name),
+            ("version", str(resource.version)),
             ("aliases", ", ".join(aliases) or "-"),
-            ("status", _styled(noun.status)),
-            ("format", noun.format),
-            ("tags", _pairs(noun.tags) or "-"),
-            ("said", noun.description or "-"),
-            ("created", _moment(noun.created_at)),
+            ("status", _styled(resource.status)),
+            ("format", resource.format),
+            ("tags", _pairs(resource.tags) or "-"),
+            ("said", resource.description or "-"),
+            ("created", _moment(resource.created_at)),
             *(("file", file) for file in files),
-            *(("problem", f"[{problem.code}] {problem.detail}") for problem in noun.problems),
+            *(("problem", f"[{problem.code}] {problem.detail}") for problem in resource.problems),
         ]
     )
 
@@ -326,7 +324,3 @@ def _styled(state: str) -> tuple[str, str]:
 
 def _moment(moment: datetime | None) -> str:
     return "-" if moment is None else moment.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%SZ")
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4g}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json as js
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -35,16 +35,8 @@ _STDIN = "-"
 _HOUR_SECONDS = 3600.0
 
 
-def _delivery_states() -> tuple[str, ...]:
-    from service.webhooks.schemas import DeliveryState
-
-    return get_args(DeliveryState)
-
-
-def _conditions() -> tuple[str, ...]:
-    from service.hand_overs.schemas import Condition
-
-    return get_args(Condition)
+_DELIVERY_STATES = options.one_of("service.webhooks.schemas", "DeliveryState")
+_CONDITIONS = options.one_of("service.hand_overs.schemas", "Condition")
 
 
 def _line(item: WebhookOut) -> str:
@@ -126,7 +118,10 @@ def deliveries(
     client: Client,
     state: Annotated[
         str | None,
-        typer.Option(callback=options.one_of(_delivery_states), help="waiting, delivered or failed. Default: all."),
+        typer.Option(
+            callback=_DELIVERY_STATES,
+            help="waiting, delivered or failed. Default: all.",
+        ),
     ] = None,
     limit: Annotated[int, typer.Option(min=1, max=200, help="The newest so many.")] = 50,
 ) -> list[DeliveryOut]:
@@ -185,7 +180,7 @@ def hand_over(
     when: Annotated[
         str,
         typer.Option(
-            callback=options.one_of(_conditions),
+            callback=_CONDITIONS,
             help="Of --put and --post. pass: if the gate is passed; success: whatever the verdict is.",
         ),
     ] = "pass",

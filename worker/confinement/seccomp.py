@@ -86,20 +86,8 @@ _COLUMNS = {"x86_64": 0, "aarch64": 1}
 NEWEST = 462
 
 
-def allowed(machine: str) -> list[int]:
-    """Numbers of the calls that are allowed whatever their arguments, ascending.
-
-    Args:
-        machine: as ``os.uname().machine`` says.
-
-    Raises:
-        KeyError: nothing is known of this machine.
-    """
-    return sorted(named(machine).values())
-
-
 def named(machine: str) -> dict[str, int]:
-    """The same by name.
+    """Numbers of the calls that are allowed whatever their arguments, by name.
 
     Args:
         machine: as ``os.uname().machine`` says.
@@ -108,18 +96,6 @@ def named(machine: str) -> dict[str, int]:
         KeyError: nothing is known of this machine.
     """
     return _numbers(" ".join(_ALLOWED), _COLUMNS[machine])
-
-
-def narrowing(machine: str) -> list[int]:
-    """Numbers of the calls by which a process confines itself further.
-
-    Args:
-        machine: as ``os.uname().machine`` says.
-
-    Raises:
-        KeyError: nothing is known of this machine.
-    """
-    return list(_numbers(_NARROWING, _COLUMNS[machine]).values())
 
 
 def judged(machine: str) -> dict[str, int]:
@@ -212,8 +188,8 @@ def filter_for(machine: str | None = None, *, exec_once: bool = True, narrows: b
     program.add(_EQUAL, _ARCHITECTURES[machine], 1, 0)
     program.end(_KILL)
     program.add(_LOAD, _NUMBER_AT)
-    may_call = allowed(machine) + (narrowing(machine) if narrows else [])
-    for low, high in _runs(sorted(may_call)):
+    may_call = named(machine) | (_numbers(_NARROWING, _COLUMNS[machine]) if narrows else {})
+    for low, high in _runs(sorted(may_call.values())):
         if low == high:
             program.add(_EQUAL, low, 0, 1)
         elif low == 0:

@@ -206,13 +206,11 @@ def _discard(database: Database, store: FileStore, suspects: Sequence[Path], age
 
 
 def _parts(store: FileStore, upload_ids: Sequence[str]) -> list[Path]:
-    """The files of these uploads, as far as they are there."""
     found = (path for upload_id in upload_ids for path in part_files(store.incoming / upload_id))
     return [path for path in found if path.exists()]
 
 
 def _removed(paths: Sequence[Path]) -> Tally:
-    """Remove files; what they took."""
     removed = tally_of(paths)
     for path in paths:
         path.unlink(missing_ok=True)

@@ -7,7 +7,7 @@ Whatever grows belongs here: a new folder gets one more ``Collector`` in this li
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 from service.db import Database
@@ -79,7 +79,9 @@ def collectors(settings: Settings, database: Database, store: FileStore) -> tupl
             "what jobs computed for later ones: all there is",
             f"by its users, least recently used first, beyond {settings.cache_bytes} bytes",
             _HOUR,
-            lambda: tally_of(_cached(settings.cache_dir)),
+            lambda: tally_of(
+                path for scope in children(settings.cache_dir) for path in children(scope) if path.name != LOCK_FILE
+            ),
             None,
         ),
     )
@@ -96,10 +98,6 @@ def words(seconds: float) -> str:
         if seconds >= 2 * unit or seconds == unit:
             return f"{seconds / unit:g} {word if seconds != unit else word.removesuffix('s')}"
     return f"{seconds:g} seconds"
-
-
-def _cached(cache_dir: Path) -> Iterator[Path]:
-    return (path for scope in children(cache_dir) for path in children(scope) if path.name != LOCK_FILE)
 
 
 def _folders(name: str, removes: str, rule: str, unneeded: Callable[[], list[Path]]) -> Collector:

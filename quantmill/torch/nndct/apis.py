@@ -105,7 +105,6 @@ _INSTEAD: dict[str, str] = {
 
 
 def _refuse(**given: Any) -> None:
-    """Refuse arguments that ask for something that is not there."""
     for name, value in given.items():
         if value and not (name == "app_deploy" and value == "CV"):
             raise NotOfferedError(f"{name}={value!r} is not offered", hint=_INSTEAD[name])

@@ -93,14 +93,21 @@ class OnnxExports(ABC):
                 raise NotOfferedError(f"{name}=True is not offered", hint="Leave it out.")
         path = self._quantized()
         folder = path.parent if output_dir is None else Path(output_dir)
-        return _deploy(
-            path,
-            self._exported,
-            folder,
-            dynamic_batch=dynamic_batch,
-            opset_version=opset_version,
-            check_model=check_model,
-        )
+        opset = model_opset(path)
+        if opset_version not in (None, opset):
+            raise NotOfferedError(
+                f"the model was quantized with opset {opset}, not {opset_version}",
+                hint="Set onnx_opset_version in quant_config_file, in both modes.",
+            )
+        folder.mkdir(parents=True, exist_ok=True)
+        written = folder / f"{self._exported.name}_int.onnx"
+        if dynamic_batch:
+            shutil.copyfile(path, written)
+        else:
+            fix_batch(path, written, self._exported)
+        if check_model:
+            onnx.checker.check_model(str(written), full_check=True)
+        return written
 
     def export_xmodel(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Refused: there is no compiler for it.
@@ -123,48 +130,6 @@ class OnnxExports(ABC):
     export_traced_torch_script = export_torch_script
 
 
-def _deploy(
-    path: Path,
-    exported: Exported,
-    folder: Path,
-    *,
-    dynamic_batch: bool,
-    opset_version: int | None,
-    check_model: bool,
-) -> Path:
-    """Write a quantized model to ``folder`` as ``<Model>_int.onnx``.
-
-    Args:
-        path: the quantized model.
-        exported: what it was made from.
-        folder: is made if it is not there.
-        dynamic_batch: False: for batches of the example's size alone.
-        opset_version: which the model is to have; None: any.
-        check_model: let ONNX's checker look at it.
-
-    Returns:
-        Where it was written.
-
-    Raises:
-        NotOfferedError: the opset is another than the model's.
-    """
-    opset = model_opset(path)
-    if opset_version not in (None, opset):
-        raise NotOfferedError(
-            f"the model was quantized with opset {opset}, not {opset_version}",
-            hint="Set onnx_opset_version in quant_config_file, in both modes.",
-        )
-    folder.mkdir(parents=True, exist_ok=True)
-    written = folder / f"{exported.name}_int.onnx"
-    if dynamic_batch:
-        shutil.copyfile(path, written)
-    else:
-        fix_batch(path, written, exported)
-    if check_model:
-        onnx.checker.check_model(str(written), full_check=True)
-    return written
-
-
 def model_opset(path: Path) -> int | None:
     """The opset of the standard operators of a model."""
     return opset_of(ir.load(path))
@@ -185,15 +150,8 @@ def fix_batch(source: Path, destination: Path, exported: Exported) -> None:
         for value in model.graph.inputs
         if value.name in sizes and value.shape is not None and isinstance(value.shape[0], ir.SymbolicDim)
     }
-    for value in _values(model.graph):
+    for value in (*model.graph.inputs, *(output for node in model.graph for output in node.outputs)):
         if value.shape is not None:
-            value.shape = ir.Shape([_fixed(dim, symbols) for dim in value.shape])
+            fixed = (dim if isinstance(dim, int) else symbols.get(str(dim.value)) for dim in value.shape)
+            value.shape = ir.Shape(list(fixed))
     ir.save(model, destination)
-
-
-def _fixed(dim: int | ir.SymbolicDim, symbols: dict[str, int]) -> int | str | None:
-    return dim if isinstance(dim, int) else symbols.get(str(dim.value))
-
-
-def _values(graph: ir.Graph) -> list[ir.Value]:
-    return [*graph.inputs, *(value for node in graph for value in node.outputs)]

@@ -122,7 +122,6 @@ class TrainableModel(QatModule):
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _see(self, feeds: dict[str, Tensor]) -> None:
-        """Let the warm-up see a batch."""
         start = self.start
         if self._warm_up is None:
             self._warm_up = WarmUp(self._twin, start.work.filled.draft, start.config, WARM_UP_SAMPLES)

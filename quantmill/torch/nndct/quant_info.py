@@ -20,6 +20,7 @@ import orjson
 from quantmill.torch.nndct.errors import QuantInfoError
 from service.contracts.base import VERSION
 from service.contracts.report import AlgorithmFigures
+from service.storage import file_sha256
 from worker.quantizer.graph.values import plain_attributes
 
 FILE = "quant_info.json"
@@ -106,7 +107,7 @@ def write(
         "weights": made_for.weights,
         "target": made_for.target,
         "config": made_for.config,
-        "model": {"file": model_file.name, "sha256": _sha256(model_file)},
+        "model": {"file": model_file.name, "sha256": file_sha256(model_file)},
         "notes": list(notes),
     }
     path = folder / FILE
@@ -131,7 +132,7 @@ def read(folder: Path, wanted: Fingerprint) -> tuple[dict[str, Any], Path]:
     model = folder / Path(stored["file"]).name
     if not model.is_file():
         raise QuantInfoError(f"there is no {model}, the quantized model that {path} names", hint=_AGAIN)
-    found = _sha256(model)
+    found = file_sha256(model)
     if found != stored["sha256"]:
         raise QuantInfoError(
             f"{model} is not the model that {path} was written with: its sha256 is {found}, it was {stored['sha256']}",
@@ -222,8 +223,3 @@ def _unlike(mine: Any, theirs: Any, at: str) -> Iterator[str]:
             yield from _unlike(mine.get(key), theirs.get(key), f"{at}/{key}")
     elif mine != theirs:
         yield f"{at or '/'}: {mine!r}, it was {theirs!r}"
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

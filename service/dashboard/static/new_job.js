@@ -40,21 +40,21 @@ const upload = async (file, kind, told) => {
 
 const ready = async (path, words) => {
   for (;;) {
-    const noun = await answered(await ask(`${path}?wait=25`));
-    if (noun.status === "ready") return noun;
-    if (noun.status === "rejected") throw new Error(noun.problems.map(one => [one.detail, one.hint].filter(Boolean).join(" ")).join(" "));
-    words(noun.waiting ? `${noun.waiting.message} ${noun.waiting.hint}` : "It is being looked through ...");
+    const resource = await answered(await ask(`${path}?wait=25`));
+    if (resource.status === "ready") return resource;
+    if (resource.status === "rejected") throw new Error(resource.problems.map(one => [one.detail, one.hint].filter(Boolean).join(" ")).join(" "));
+    words(resource.waiting ? `${resource.waiting.message} ${resource.waiting.hint}` : "It is being looked through ...");
   }
 };
 
-const choose = (name, noun) => {
+const choose = (name, resource) => {
   const select = form.elements[name];
-  let option = [...select.options].find(one => one.value === noun.id);
+  let option = [...select.options].find(one => one.value === resource.id);
   if (!option) {
-    option = new Option(`${noun.name}@${noun.version}`, noun.id);
+    option = new Option(`${resource.name}@${resource.version}`, resource.id);
     select.add(option, 1);
   }
-  select.value = noun.id;
+  select.value = resource.id;
   form.elements[`${name}_other`].value = "";
 };
 
@@ -66,17 +66,17 @@ const makers = {
     for (const file of files) parts.push({ upload_id: await upload(file, "model", share => told(`Sending ${file.name}`, share)), path: file.name });
     const main = files.find(one => one.name.toLowerCase().endsWith(".onnx")) || files[0];
     const made = await post("/v1/models", { name: value("model_name") || stem(main.name), files: parts });
-    const noun = await ready(`/v1/models/${made.id}`, words => told(words, null));
-    choose("model_id", noun);
-    return noun;
+    const resource = await ready(`/v1/models/${made.id}`, words => told(words, null));
+    choose("model_id", resource);
+    return resource;
   },
   dataset: async ([file], told, chosen) => {
     const body = { name: value("dataset_name") || stem(file.name), ...preprocessing(file) };
     body.upload_id = await upload(file, "dataset", share => told(`Sending ${file.name}`, share));
     const made = await post("/v1/datasets", body);
-    const noun = await ready(`/v1/datasets/${made.id}`, words => told(words, null));
-    choose(chosen, noun);
-    return noun;
+    const resource = await ready(`/v1/datasets/${made.id}`, words => told(words, null));
+    choose(chosen, resource);
+    return resource;
   },
 };
 
@@ -121,8 +121,8 @@ for (const zone of document.querySelectorAll("[data-drop]")) {
     out.replaceChildren(words, bar);
     words.className = "";
     try {
-      const noun = await makers[zone.dataset.drop]([...files], told, zone.dataset.chosen);
-      words.textContent = `✔ ${noun.name}@${noun.version} is ready and chosen here.`;
+      const resource = await makers[zone.dataset.drop]([...files], told, zone.dataset.chosen);
+      words.textContent = `✔ ${resource.name}@${resource.version} is ready and chosen here.`;
       words.className = "good";
       input.value = "";
       await check();

@@ -6,13 +6,29 @@ from typing import Any
 
 import pytest
 
-from quantmill.quark.preset_documents import CLASSES, FAST, qconfig
+from quantmill.quark.preset_documents import CLASSES, qconfig
 from service.contracts.config import parse_config
 from service.quark import translate
 from service.quark.equalization import PARAMETERS
 from service.quark.finetune import DEFAULT_PARAMS, FINETUNE_SETTINGS
 from tests.support.each import each
 from tests.unit.quark.comparing import INT8, algorithms, notes, problems
+
+# DEFAULT_ADAROUND_PARAMS and DEFAULT_ADAQUANT_PARAMS of Quark's custom_config.py.
+FAST = {
+    "adaround": {
+        "DataSize": 1000,
+        "FixedSeed": 1705472343,
+        "BatchSize": 2,
+        "NumIterations": 1000,
+        "LearningRate": 0.1,
+        "OptimAlgorithm": "adaround",
+        "OptimDevice": "cpu",
+        "InferDevice": "cpu",
+        "EarlyStop": True,
+    },
+}
+FAST["adaquant"] = {**FAST["adaround"], "LearningRate": 0.00001, "OptimAlgorithm": "adaquant"}
 
 CLE = "cross_layer_equalization"
 

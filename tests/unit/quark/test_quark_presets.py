@@ -6,13 +6,15 @@ from typing import Any
 
 import pytest
 
-from quantmill.quark.preset_documents import CLASSES, DIFFERENCES, DOCUMENTS, FAST, FINETUNED, NAMES, translatable
+from quantmill.quark.preset_documents import CLASSES, DIFFERENCES, DOCUMENTS, FINETUNED, NAMES, translatable
 from service.contracts.config import QuantizationConfig, parse_config
 from service.contracts.errors import InvalidConfigError
 from service.contracts.presets import PENDING_PRESETS, PRESETS, find_preset
 from service.quark import missing_envelope, read_config, translate
+from service.quark.values import BFP_DEFAULTS, MICRO_DEFAULTS, MX_DEFAULTS
 from tests.support.each import each
 from tests.unit.quark.comparing import settings
+from tests.unit.quark.test_quark_algorithms import FAST
 
 
 @each("name", sorted(DOCUMENTS))
@@ -89,3 +91,11 @@ def test_configs_of_ours_are_not_taken_for_quarks() -> None:
     ours += [PRESETS["npu_int8"].settings, {"weight": {"dtype": "int4"}, "per_channel": True}, {"activaton": {}}]
     for document in (*ours, {"preset": "int8"}, "int8"):
         assert missing_envelope(document) is None
+
+
+def test_attributes_of_blocks_are_those_of_quark() -> None:
+    shared = {"axis": 1, "rounding_mode": 2}
+    assert {**shared, "bfp_method": "to_bfp", "bit_width": 16, "block_size": 8} == BFP_DEFAULTS
+    sub_blocks = {"sub_block_size": 2, "sub_block_shift_bits": 1}
+    assert {**shared, **sub_blocks, "bfp_method": "to_bfp_prime", "bit_width": 13, "block_size": 16} == MICRO_DEFAULTS
+    assert {**shared, "element_dtype": "int8", "block_size": 32} == MX_DEFAULTS

@@ -21,7 +21,8 @@ from typer.testing import CliRunner
 from service import cores
 from service.artifacts.naming import model_stem, named, recipe_name
 from service.cli import register
-from service.client.mlflow_facts import MOST_PARAM_CHARS, MOST_PARAMS, key_of, params_of, plain_url, stale_labels
+from service.client.errors import shown
+from service.client.mlflow_facts import MOST_PARAM_CHARS, MOST_PARAMS, key_of, params_of, stale_labels
 from service.contracts.config import parse_config
 from service.contracts.presets import PRESETS
 from service.contracts.runner import FILE_PATTERN
@@ -131,7 +132,7 @@ def test_what_does_not_fit_is_left_out_whole_and_counted() -> None:
 
 
 def test_an_address_is_told_without_what_is_secret_in_it() -> None:
-    assert plain_url("https://me:word@host:8000/in?key=1#f") == "https://host:8000/in"
+    assert shown("https://me:word@host:8000/in?key=1#f") == "https://host:8000/in"
 
 
 def test_labels_that_the_job_has_no_longer_are_known() -> None:

@@ -17,6 +17,10 @@ class AlgoConfig(Documented):
 
     name: ClassVar[str]
 
+    def __init_subclass__(cls, *, name: str | None = None) -> None:
+        if name is not None:
+            cls.name = name
+
     def document(self, functions: Functions) -> dict[str, Any]:
         """Its name, and every field that differs from its default."""
         given = {
@@ -28,19 +32,15 @@ class AlgoConfig(Documented):
 
 
 @dataclass
-class SmoothQuantConfig(AlgoConfig):
+class SmoothQuantConfig(AlgoConfig, name="smooth_quant"):
     """SmoothQuant."""
-
-    name: ClassVar[str] = "smooth_quant"
 
     alpha: float = 0.5
 
 
 @dataclass
-class CLEConfig(AlgoConfig):
+class CLEConfig(AlgoConfig, name="cle"):
     """Cross-layer equalization."""
-
-    name: ClassVar[str] = "cle"
 
     cle_balance_method: str = "max"
     cle_steps: int = 1
@@ -51,28 +51,22 @@ class CLEConfig(AlgoConfig):
 
 
 @dataclass
-class BiasCorrectionConfig(AlgoConfig):
+class BiasCorrectionConfig(AlgoConfig, name="bias_correction"):
     """Bias correction."""
 
-    name: ClassVar[str] = "bias_correction"
-
 
 @dataclass
-class GPTQConfig(AlgoConfig):
+class GPTQConfig(AlgoConfig, name="gptq"):
     """GPTQ, which is refused."""
 
-    name: ClassVar[str] = "gptq"
-
 
 @dataclass
-class QuarotConfig(AlgoConfig):
+class QuarotConfig(AlgoConfig, name="quarot"):
     """Rotation, which is refused."""
 
-    name: ClassVar[str] = "quarot"
-
 
 @dataclass
-class FastFinetuneConfig(AlgoConfig):
+class FastFinetuneConfig(AlgoConfig, name="adaround"):
     """What AdaRoundConfig and AdaQuantConfig have in common."""
 
     optim_device: str = "cpu"
@@ -110,28 +104,22 @@ class FastFinetuneConfig(AlgoConfig):
 class AdaRoundConfig(FastFinetuneConfig):
     """AdaRound: every weight up or down."""
 
-    name: ClassVar[str] = "adaround"
-
 
 @dataclass
-class AdaQuantConfig(FastFinetuneConfig):
+class AdaQuantConfig(FastFinetuneConfig, name="adaquant"):
     """AdaQuant: weights move by themselves."""
-
-    name: ClassVar[str] = "adaquant"
 
     num_iterations: int = 3000
     learning_rate: float = 1e-5
 
 
 @dataclass
-class AutoMixprecisionConfig(AlgoConfig):
+class AutoMixprecisionConfig(AlgoConfig, name="auto_mixprecision"):
     """Some layers in other types; the functions are called in this process.
 
     ``metric_evaluate_fn`` and ``evaluate_function`` take the model's output over all samples and return a number, more
     being better; ``metric_distance_fn`` takes the float model's output and the quantized one's, less being better.
     """
-
-    name: ClassVar[str] = "auto_mixprecision"
 
     target_layer_config: Any = None
     target_op_type: Sequence[str] | None = None

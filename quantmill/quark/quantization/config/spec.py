@@ -34,10 +34,10 @@ class QTensorConfig(Documented):
 class _Spec(QTensorConfig):
     """A QTensorConfig of one data type, with Quark's defaults for it."""
 
-    DATA_TYPE: ClassVar[str] = "Int8"
-    SYMMETRIC: ClassVar[bool] = True
-    SCALE: ClassVar[ScaleType] = ScaleType.Float32
-    METHOD: ClassVar[CalibMethod] = CalibMethod.MinMax
+    _defaults: ClassVar[dict[str, Any]] = {}
+
+    def __init_subclass__(cls, **defaults: Any) -> None:
+        cls._defaults = {**cls._defaults, **defaults}
 
     def __init__(
         self,
@@ -46,127 +46,85 @@ class _Spec(QTensorConfig):
         calibration_method: CalibMethod | None = None,
         quant_granularity: QuantGranularity = QuantGranularity.Tensor,
     ) -> None:
-        super().__init__(
-            self.SYMMETRIC if symmetric is None else symmetric,
-            self.SCALE if scale_type is None else scale_type,
-            self.METHOD if calibration_method is None else calibration_method,
-            quant_granularity,
-            self.DATA_TYPE,
-        )
+        given = {"symmetric": symmetric, "scale_type": scale_type, "calibration_method": calibration_method}
+        told = {name: value for name, value in given.items() if value is not None}
+        super().__init__(**{**self._defaults, **told}, quant_granularity=quant_granularity)
 
 
-class Int8Spec(_Spec):
+class Int8Spec(_Spec, data_type="Int8", calibration_method=CalibMethod.Percentile):
     """int8, symmetric, Percentile."""
 
-    METHOD = CalibMethod.Percentile
 
-
-class Int16Spec(Int8Spec):
+class Int16Spec(Int8Spec, data_type="Int16"):
     """int16, symmetric, Percentile."""
 
-    DATA_TYPE = "Int16"
 
-
-class Int32Spec(Int8Spec):
+class Int32Spec(Int8Spec, data_type="Int32"):
     """int32, symmetric: for biases."""
 
-    DATA_TYPE = "Int32"
 
-
-class UInt8Spec(_Spec):
+class UInt8Spec(_Spec, data_type="UInt8", symmetric=False, calibration_method=CalibMethod.Percentile):
     """uint8, asymmetric, Percentile."""
 
-    DATA_TYPE, SYMMETRIC, METHOD = "UInt8", False, CalibMethod.Percentile
 
-
-class UInt16Spec(UInt8Spec):
+class UInt16Spec(UInt8Spec, data_type="UInt16"):
     """uint16, asymmetric, Percentile."""
 
-    DATA_TYPE = "UInt16"
 
-
-class UInt32Spec(UInt8Spec):
+class UInt32Spec(UInt8Spec, data_type="UInt32"):
     """uint32, asymmetric."""
 
-    DATA_TYPE = "UInt32"
 
-
-class XInt8Spec(_Spec):
+class XInt8Spec(_Spec, data_type="Int8", scale_type=ScaleType.PowerOf2, calibration_method=CalibMethod.MinMSE):
     """int8, symmetric, scale 2^n, MinMSE: AMD's NPU for CNNs."""
 
-    SCALE, METHOD = ScaleType.PowerOf2, CalibMethod.MinMSE
 
-
-class Float16Spec(_Spec):
+class Float16Spec(_Spec, data_type="Float16"):
     """float16."""
 
-    DATA_TYPE = "Float16"
 
-
-class BFloat16Spec(_Spec):
+class BFloat16Spec(_Spec, data_type="BFloat16"):
     """bfloat16."""
 
-    DATA_TYPE = "BFloat16"
 
-
-class BFP16Spec(_Spec):
+class BFP16Spec(_Spec, data_type="BFP16"):
     """16-bit block floating point."""
 
-    DATA_TYPE = "BFP16"
 
-
-class MX4Spec(_Spec):
+class MX4Spec(_Spec, data_type="MX4"):
     """MX4."""
 
-    DATA_TYPE = "MX4"
 
-
-class MX6Spec(_Spec):
+class MX6Spec(_Spec, data_type="MX6"):
     """MX6."""
 
-    DATA_TYPE = "MX6"
 
-
-class MX9Spec(_Spec):
+class MX9Spec(_Spec, data_type="MX9"):
     """MX9."""
 
-    DATA_TYPE = "MX9"
 
-
-class MXFP4E2M1Spec(_Spec):
+class MXFP4E2M1Spec(_Spec, data_type="MXFP4E2M1"):
     """float4 e2m1 in blocks."""
 
-    DATA_TYPE = "MXFP4E2M1"
 
-
-class MXFP6E3M2Spec(_Spec):
+class MXFP6E3M2Spec(_Spec, data_type="MXFP6E3M2"):
     """float6 e3m2 in blocks."""
 
-    DATA_TYPE = "MXFP6E3M2"
 
-
-class MXFP6E2M3Spec(_Spec):
+class MXFP6E2M3Spec(_Spec, data_type="MXFP6E2M3"):
     """float6 e2m3 in blocks."""
 
-    DATA_TYPE = "MXFP6E2M3"
 
-
-class MXFP8E5M2Spec(_Spec):
+class MXFP8E5M2Spec(_Spec, data_type="MXFP8E5M2"):
     """float8 e5m2 in blocks."""
 
-    DATA_TYPE = "MXFP8E5M2"
 
-
-class MXFP8E4M3Spec(_Spec):
+class MXFP8E4M3Spec(_Spec, data_type="MXFP8E4M3"):
     """float8 e4m3 in blocks."""
 
-    DATA_TYPE = "MXFP8E4M3"
 
-
-class MXInt8Spec(_Spec):
+class MXInt8Spec(_Spec, data_type="MXInt8"):
     """int8 in blocks."""
-
-    DATA_TYPE = "MXInt8"
 
 
 @dataclass(eq=False)

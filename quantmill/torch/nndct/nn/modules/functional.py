@@ -5,125 +5,74 @@ Every operation is quantized whether it is a module or not; these are for script
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-
-Operand = Tensor | float
-
-
-class Add(nn.Module):
-    """``input + alpha * other``."""
-
-    def forward(self, input: Tensor, other: Operand, alpha: float = 1) -> Tensor:  # noqa: A002 - as torch calls it
-        """See ``torch.add``."""
-        return torch.add(input, other, alpha=alpha)
+from torch import nn
+from torch.nn import functional
 
 
-class Sub(nn.Module):
-    """``input - alpha * other``."""
+class _Operation(nn.Module):
+    """Calls a function of torch with what it is called with."""
 
-    def forward(self, input: Tensor, other: Operand, alpha: float = 1) -> Tensor:  # noqa: A002 - as torch calls it
-        """See ``torch.sub``."""
-        return torch.sub(input, other, alpha=alpha)
+    _function: Callable[..., Any]
 
+    def __init_subclass__(cls, *, calls: Callable[..., Any]) -> None:
+        cls._function = staticmethod(calls)
 
-class Mul(nn.Module):
-    """``input * other``."""
-
-    def forward(self, input: Tensor, other: Operand) -> Tensor:  # noqa: A002 - as torch calls it
-        """See ``torch.mul``."""
-        return torch.mul(input, other)
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """See the function."""
+        return self._function(*args, **kwargs)
 
 
-class Matmul(nn.Module):
-    """``input @ other``."""
-
-    def forward(self, input: Tensor, other: Tensor) -> Tensor:  # noqa: A002 - as torch calls it
-        """See ``torch.matmul``."""
-        return torch.matmul(input, other)
+class Add(_Operation, calls=torch.add):
+    """``torch.add``: ``input + alpha * other``."""
 
 
-class Cat(nn.Module):
-    """Tensors one behind the other along an axis."""
-
-    def forward(self, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
-        """See ``torch.cat``."""
-        return torch.cat(list(tensors), dim=dim)
+class Sub(_Operation, calls=torch.sub):
+    """``torch.sub``: ``input - alpha * other``."""
 
 
-class Max(nn.Module):
-    """The largest value, of all or along an axis, or value by value of two tensors."""
-
-    def forward(self, input: Tensor, *args: Any, **kwargs: Any) -> Any:  # noqa: A002 - as torch calls it
-        """See ``torch.max``."""
-        return torch.max(input, *args, **kwargs)
+class Mul(_Operation, calls=torch.mul):
+    """``torch.mul``: ``input * other``."""
 
 
-class Min(nn.Module):
-    """The smallest value, of all or along an axis, or value by value of two tensors."""
-
-    def forward(self, input: Tensor, *args: Any, **kwargs: Any) -> Any:  # noqa: A002 - as torch calls it
-        """See ``torch.min``."""
-        return torch.min(input, *args, **kwargs)
+class Matmul(_Operation, calls=torch.matmul):
+    """``torch.matmul``: ``input @ other``."""
 
 
-class Mean(nn.Module):
-    """The mean, of all values or along axes."""
-
-    def forward(self, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:  # noqa: A002 - as torch calls it
-        """See ``torch.mean``."""
-        return torch.mean(input, *args, **kwargs)
+class Cat(_Operation, calls=torch.cat):
+    """``torch.cat``: tensors one behind the other along an axis."""
 
 
-class Sum(nn.Module):
-    """The sum, of all values or along axes."""
-
-    def forward(self, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:  # noqa: A002 - as torch calls it
-        """See ``torch.sum``."""
-        return torch.sum(input, *args, **kwargs)
+class Max(_Operation, calls=torch.max):
+    """``torch.max``: the largest value, of all or along an axis, or value by value of two tensors."""
 
 
-class Pad(nn.Module):
-    """Padding."""
-
-    def forward(
-        self,
-        input: Tensor,  # noqa: A002 - as torch calls it
-        pad: Sequence[int],
-        mode: str = "constant",
-        value: float | None = None,
-    ) -> Tensor:
-        """See ``torch.nn.functional.pad``."""
-        return nn.functional.pad(input, list(pad), mode=mode, value=value)
+class Min(_Operation, calls=torch.min):
+    """``torch.min``: the smallest value, of all or along an axis, or value by value of two tensors."""
 
 
-class Relu(nn.Module):
-    """``max(input, 0)``."""
-
-    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - as torch calls it
-        """See ``torch.relu``."""
-        return torch.relu(input)
+class Mean(_Operation, calls=torch.mean):
+    """``torch.mean``, of all values or along axes."""
 
 
-class Clamp(nn.Module):
-    """Values limited to a range."""
-
-    def forward(
-        self,
-        input: Tensor,  # noqa: A002 - as torch calls it
-        min: float | None = None,  # noqa: A002 - as torch calls it
-        max: float | None = None,  # noqa: A002 - as torch calls it
-    ) -> Tensor:
-        """See ``torch.clamp``."""
-        return torch.clamp(input, min=min, max=max)
+class Sum(_Operation, calls=torch.sum):
+    """``torch.sum``, of all values or along axes."""
 
 
-class Interpolate(nn.Module):
-    """Resampling to another size."""
+class Pad(_Operation, calls=functional.pad):
+    """``torch.nn.functional.pad``."""
 
-    def forward(self, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:  # noqa: A002 - as torch calls it
-        """See ``torch.nn.functional.interpolate``."""
-        return nn.functional.interpolate(input, *args, **kwargs)
+
+class Relu(_Operation, calls=torch.relu):
+    """``torch.relu``: ``max(input, 0)``."""
+
+
+class Clamp(_Operation, calls=torch.clamp):
+    """``torch.clamp``: values limited to a range."""
+
+
+class Interpolate(_Operation, calls=functional.interpolate):
+    """``torch.nn.functional.interpolate``: resampling to another size."""

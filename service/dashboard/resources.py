@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Annotated, Any
 from urllib.parse import quote
 
-from fastapi import APIRouter, Request, Response
-from pydantic import ValidationError
+from fastapi import APIRouter, Query, Request, Response
+from pydantic import BaseModel, ValidationError
 
 from service.dashboard.forms import FormFields, sent
-from service.dashboard.listing import Paging, one_of, pairs
-from service.dashboard.pages import PageRoute, page, see
+from service.dashboard.listing import FilterWords, one_of, one_page, pairs
+from service.dashboard.pages import PageRoute, add_act, page, see
 from service.deps import AppDep, AppState, PrincipalDep
-from service.http import Conditions, PreconditionFailedError
+from service.http import Conditions, CursorParameter, PreconditionFailedError
 from service.names.aliases import service as aliases
 from service.names.aliases.schemas import AliasNotFoundError, AliasOut, InvalidAliasError
 from service.names.aliases.service import ShownAlias
@@ -70,17 +70,13 @@ class Edit:
         return cls(row.description or "", tags, row_etag(row))
 
 
-Show = Callable[[Request, AppState, Principal, str, "Edit | None"], Awaitable[Response]]
-
-
-@dataclass(frozen=True)
-class Filters:
+class Filters(BaseModel):
     """Of a list; all of them stand in the address."""
 
-    search: str = ""
-    status: str = ""
-    name: str = ""
-    tag: str = ""
+    search: FilterWords = ""
+    status: FilterWords = ""
+    name: FilterWords = ""
+    tag: FilterWords = ""
 
     def query(self) -> ResourceQuery:
         """For the service.
@@ -92,25 +88,19 @@ class Filters:
         return ResourceQuery(status, self.name or None, None, tags, self.search or None)
 
 
-async def listing(
+async def _listing(
     request: Request, app: AppState, tenant_id: str, kind: ResourceKind[Named], filters: Filters, cursor: str | None
 ) -> tuple[list[Named], dict[str, Any]]:
     """The rows of one page of a list, the versions of a name together, and what its template takes beside them."""
     query = filters.query()
-    paging = Paging(request, app, f"{kind.word}s|{tenant_id}|{query}", cursor)
 
-    def read() -> tuple[list[Named], Position | None, dict[str, list[str]]]:
-        rows, last = list_page(app, kind, tenant_id, query, after=paging.after, limit=_LIMIT)
-        return rows, last, aliases.words_of(app, kind, tenant_id, {row.name for row in rows})
+    def read(after: Position | None) -> tuple[tuple[list[Named], dict[str, list[str]]], Position | None]:
+        rows, last = list_page(app, kind, tenant_id, query, after=after, limit=_LIMIT)
+        return (rows, aliases.words_of(app, kind, tenant_id, {row.name for row in rows})), last
 
-    rows, last, words = await app.reads.run(read)
-    context = {
-        "aliases": words,
-        "filters": filters,
-        "statuses": [(one, one) for one in STATUSES],
-        "next_query": paging.next_query(last),
-    }
-    return _by_name(rows), context
+    (rows, words), next_query = await one_page(request, app, f"{kind.word}s|{tenant_id}|{query}", cursor, read)
+    statuses = [(one, one) for one in STATUSES]
+    return _by_name(rows), {"aliases": words, "filters": filters, "statuses": statuses, "next_query": next_query}
 
 
 def _by_name(rows: Sequence[Named]) -> list[Named]:
@@ -119,13 +109,13 @@ def _by_name(rows: Sequence[Named]) -> list[Named]:
     return sorted(rows, key=lambda row: names[row.name])
 
 
-def kin(app: AppState, kind: ResourceKind[Named], tenant_id: str, row: Named) -> tuple[list[Named], list[AliasOut]]:
+def _kin(app: AppState, kind: ResourceKind[Named], tenant_id: str, row: Named) -> tuple[list[Named], list[AliasOut]]:
     """The newest versions of its name, and all aliases of it."""
     versions, _ = list_page(app, kind, tenant_id, ResourceQuery(name=row.name), after=None, limit=_VERSIONS)
     return versions, aliases.of(app, kind, tenant_id, row.id)
 
 
-def with_typed(edit: Edit | None, stored: Edit) -> Edit:
+def _with_typed(edit: Edit | None, stored: Edit) -> Edit:
     """The forms as they are stored, or with what was typed; the form that was not sent is as stored."""
     if edit is None:
         return stored
@@ -136,15 +126,48 @@ def with_typed(edit: Edit | None, stored: Edit) -> Edit:
     return edit
 
 
-def change_routes(kind: ResourceKind[Named], show: Show) -> APIRouter:
-    """The routes that change a model or a dataset.
+def resource_routes(
+    kind: ResourceKind[Named],
+    in_list: Callable[[Named], Any],
+    facts: Callable[[AppState, str, str], tuple[Named, dict[str, Any]]],
+) -> APIRouter:
+    """The routes that list, show and change models or datasets.
 
     Args:
         kind: which of both.
-        show: answers with its page, given what a form has wrong.
+        in_list: one as lists have it.
+        facts: of the process, the tenant and a reference, the row and what its page shows beside what both have.
     """
     router = APIRouter(route_class=PageRoute, include_in_schema=False)
     base = f"/{kind.word}s/{{ref}}"
+
+    @router.get(f"/{kind.word}s")
+    async def list_resources(
+        request: Request,
+        app: AppDep,
+        principal: PrincipalDep,
+        filters: Annotated[Filters, Query()],
+        cursor: CursorParameter = None,
+    ) -> Response:
+        """By name, each with its versions; the newest first."""
+        rows, context = await _listing(request, app, principal.tenant_id, kind, filters, cursor)
+        context[f"{kind.word}s"] = [in_list(row) for row in rows]
+        return page(request, f"{kind.word}s.html.jinja", **context)
+
+    @router.get(base)
+    async def get_resource(request: Request, ref: str, app: AppDep, principal: PrincipalDep) -> Response:
+        """One, by its id or by a reference."""
+        return await show(request, app, principal, ref, None)
+
+    async def show(request: Request, app: AppState, principal: Principal, ref: str, typed: Edit | None) -> Response:
+        def read() -> dict[str, Any]:
+            row, told = facts(app, principal.tenant_id, ref)
+            versions, known = _kin(app, kind, principal.tenant_id, row)
+            edit = _with_typed(typed, Edit.of(row))
+            return {"versions": [in_list(one) for one in versions], "aliases": known, "edit": edit, **told}
+
+        shown = await app.reads.run(read)
+        return page(request, f"{kind.word}.html.jinja", status=shown["edit"].status, **shown)
 
     @router.post(f"{base}/edit")
     async def edit(request: Request, ref: str, app: AppDep, principal: PrincipalDep) -> Response:
@@ -165,9 +188,9 @@ def change_routes(kind: ResourceKind[Named], show: Show) -> APIRouter:
         """Have an alias stand for it; one that stands for another version is moved once that was told."""
         form = await sent(request)
         word, told = form.text("alias") or "", form.text("moved") or ""
-        noun_id = await app.reads.run(lambda: identify(app, kind, principal.tenant_id, ref))
+        resource_id = await app.reads.run(lambda: identify(app, kind, principal.tenant_id, ref))
         try:
-            elsewhere = await app.writes.run(lambda: _put(app, principal, kind, noun_id, word, told))
+            elsewhere = await app.writes.run(lambda: _put(app, principal, kind, resource_id, word, told))
         except InvalidAliasError as error:
             typed = Edit("", "", "", word, errors={"alias": error.problem().detail})
             return await show(request, app, principal, ref, typed)
@@ -175,7 +198,7 @@ def change_routes(kind: ResourceKind[Named], show: Show) -> APIRouter:
             said = f"{word} stands for version {elsewhere.alias.version} now. Set it once more to move it here."
             typed = Edit("", "", "", word, f"{word} {elsewhere.etag}", {"alias": said})
             return await show(request, app, principal, ref, typed)
-        return see(request, f"/{kind.word}s/{noun_id}")
+        return see(request, f"/{kind.word}s/{resource_id}")
 
     @router.post(f"{base}/aliases/end")
     async def end_alias(request: Request, ref: str, app: AppDep, principal: PrincipalDep) -> Response:
@@ -183,41 +206,36 @@ def change_routes(kind: ResourceKind[Named], show: Show) -> APIRouter:
         word = (await sent(request)).text("alias") or ""
 
         def drop() -> str:
-            noun_id = identify(app, kind, principal.tenant_id, ref)
-            aliases.drop(app, principal, kind, noun_id, word, Conditions())
-            return noun_id
+            resource_id = identify(app, kind, principal.tenant_id, ref)
+            aliases.drop(app, principal, kind, resource_id, word, Conditions())
+            return resource_id
 
         return see(request, f"/{kind.word}s/{await app.writes.run(drop)}")
 
     @router.get(f"{base}/delete")
     async def ask_delete(request: Request, ref: str, app: AppDep, principal: PrincipalDep) -> Response:
         """Ask once more."""
-        noun_id = await app.reads.run(lambda: identify(app, kind, principal.tenant_id, ref))
-        found = await app.reads.run(lambda: aliases.of(app, kind, principal.tenant_id, noun_id))
-        needed = [one.alias for one in found if one.id == noun_id]
-        return page(request, "noun_delete.html.jinja", word=kind.word, noun_id=noun_id, needed=needed)
+        resource_id = await app.reads.run(lambda: identify(app, kind, principal.tenant_id, ref))
+        found = await app.reads.run(lambda: aliases.of(app, kind, principal.tenant_id, resource_id))
+        needed = [one.alias for one in found if one.id == resource_id]
+        return page(request, "resource_delete.html.jinja", word=kind.word, resource_id=resource_id, needed=needed)
 
-    @router.post(f"{base}/delete")
-    async def remove(request: Request, ref: str, app: AppDep, principal: PrincipalDep) -> Response:
-        """Delete it, unless something needs it."""
-        await app.writes.run(lambda: delete(app, principal, kind, ref))
-        return see(request, f"/{kind.word}s")
-
+    add_act(router, f"{base}/delete", lambda app, by, ref: delete(app, by, kind, ref), f"/{kind.word}s")
     return router
 
 
 def _put(
-    app: AppState, by: Principal, kind: ResourceKind[Named], noun_id: str, word: str, told: str
+    app: AppState, by: Principal, kind: ResourceKind[Named], resource_id: str, word: str, told: str
 ) -> ShownAlias | None:
     """Make the alias, or move it from where it was told to stand; else nothing is done, and where it stands is told."""
     try:
-        known = aliases.get(app, kind, by.tenant_id, noun_id, word)
+        known = aliases.get(app, kind, by.tenant_id, resource_id, word)
     except AliasNotFoundError:
-        aliases.put(app, by, kind, noun_id, word, Conditions(if_none_match="*"))
+        aliases.put(app, by, kind, resource_id, word, Conditions(if_none_match="*"))
         return None
-    if known.alias.id != noun_id and told != f"{word} {known.etag}":
+    if known.alias.id != resource_id and told != f"{word} {known.etag}":
         return known
-    aliases.put(app, by, kind, noun_id, word, Conditions(known.etag))
+    aliases.put(app, by, kind, resource_id, word, Conditions(known.etag))
     return None
 
 

@@ -11,7 +11,7 @@ import pytest
 from service.contracts.config import QuantizationConfig, advised_config
 from service.contracts.report import Report
 from service.contracts.search import TrialFigures
-from service.dashboard.planes import SQNR, Mark, drop_of, plane
+from service.dashboard.tradeoffs import SQNR, Mark, drop_of, trade_off
 from service.dashboard.trials import patch_of
 from service.jobs.outcome import QuantizeOutcome
 from tests.dashboard.form_of import Form
@@ -177,7 +177,7 @@ def test_trials_are_shown_as_they_come(sqlite_front: Front) -> None:
 def test_the_front_holds_what_no_other_equals_or_beats() -> None:
     figures = {"good": (0.1, 200, 0.5), "small": (0.5, 100, 0.9), "beaten": (0.6, 150, 0.9), "unknown": (None, 90, 0.1)}
     marks = [Mark(name, None, *values) for name, values in figures.items()]
-    found = plane(drop_of("top1", "%"), marks)
+    found = trade_off(drop_of("top1", "%"), marks)
     assert found is not None and found.timed
     assert [row.mark.label for row in found.rows if row.front] == ["good", "small"]
-    assert plane(SQNR, marks[3:]) is None
+    assert trade_off(SQNR, marks[3:]) is None

@@ -1,16 +1,16 @@
-"""The plane of accuracy against bytes and latency: many models in one picture, with those that no other beats."""
+"""The trade-off chart: accuracy against bytes and latency of many models, with the front, which no other beats."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import NamedTuple
 from xml.etree import ElementTree
 
 from markupsafe import Markup
 
+from service.comparison.schemas import ComparedJob
 from service.contracts.evaluation_report import ReportOutline
 from service.reports import charts, figures
 from service.reports.figures import name
@@ -79,7 +79,7 @@ class ShownModel(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Plane:
+class TradeOff:
     """The models, drawn and as rows of the table beside the picture."""
 
     measure: Measure
@@ -100,38 +100,24 @@ def drop_of(metric: str, unit: str) -> Measure:
     return Measure(f"Drop of {name(metric, 40)}", "points" if unit == "%" else unit, higher=False)
 
 
-def of_outlines(items: Iterable[tuple[str, str, ReportOutline]]) -> Plane | None:
-    """The plane of jobs that have succeeded, by the first metric that all of them have, else by SQNR.
+def of_jobs(jobs: Iterable[tuple[str, str, ReportOutline | ComparedJob]]) -> TradeOff | None:
+    """The chart of jobs that have succeeded, by the first metric that all of them have a drop of, else by SQNR.
 
     Args:
-        items: label, path and figures of each.
+        jobs: label, path and figures of each.
     """
-    told = list(items)
-    measure, value_of = _common([outline for _, _, outline in told])
+    told = list(jobs)
+    drops = [{(one.name, one.unit): one.drop for one in job.metrics if one.drop is not None} for _, _, job in told]
+    key = next((key for key in drops[0] if all(key in one for one in drops)), None) if drops else None
     marks = [
-        Mark(label, path, value_of(outline), outline.quantized_size_bytes, outline.latency_ratio)
-        for label, path, outline in told
+        Mark(label, path, job.sqnr_db if key is None else own[key], job.quantized_size_bytes, job.latency_ratio)
+        for (label, path, job), own in zip(told, drops, strict=True)
     ]
-    return plane(measure, marks)
+    return trade_off(SQNR if key is None else drop_of(*key), marks)
 
 
-def _common(outlines: Sequence[ReportOutline]) -> tuple[Measure, Callable[[ReportOutline], float | None]]:
-    """What all can be judged by, and the value of one."""
-    drops = [
-        {(one.name, one.unit): one.drop for one in outline.metrics if one.drop is not None} for outline in outlines
-    ]
-    for key in drops[0] if drops else ():
-        if all(key in one for one in drops):
-            return drop_of(*key), partial(_drop, *key)
-    return SQNR, lambda outline: outline.sqnr_db
-
-
-def _drop(name: str, unit: str, outline: ReportOutline) -> float | None:
-    return next(one.drop for one in outline.metrics if (one.name, one.unit) == (name, unit))
-
-
-def plane(measure: Measure, marks: Sequence[Mark], limit: float | None = None) -> Plane | None:
-    """The plane; None where fewer than two models can be placed on it.
+def trade_off(measure: Measure, marks: Sequence[Mark], limit: float | None = None) -> TradeOff | None:
+    """The chart; None where fewer than two models can be placed on it.
 
     Args:
         measure: what their values are of.
@@ -148,11 +134,12 @@ def plane(measure: Measure, marks: Sequence[Mark], limit: float | None = None) -
     drawn = [row for row in rows if _is_placed(row.mark)]
     if len(drawn) < 2:
         return None
-    pictures = [("Bytes", _picture(measure, drawn, "Size of the model", _bytes_of, figures.size, limit))]
+    sizes = [float(row.mark.size_bytes or 0.0) for row in drawn]
+    pictures = [("Bytes", _picture(measure, drawn, "Size of the model", sizes, figures.size, limit))]
     if timed:
-        words = "Latency over the float model's"
-        pictures.append(("Latency", _picture(measure, drawn, words, _ratio_of, figures.times, limit)))
-    return Plane(measure, rows, pictures, timed, None if limit is None else measure.written(limit))
+        words, ratios = "Latency over the float model's", [float(row.mark.latency_ratio or 0.0) for row in drawn]
+        pictures.append(("Latency", _picture(measure, drawn, words, ratios, figures.times, limit)))
+    return TradeOff(measure, rows, pictures, timed, None if limit is None else measure.written(limit))
 
 
 def _is_placed(mark: Mark) -> bool:
@@ -174,32 +161,22 @@ def _front(measure: Measure, marks: Sequence[Mark], timed: bool) -> list[Mark]:
     return [mark for mark, mine in told if not is_beaten(mine)]
 
 
-def _bytes_of(mark: Mark) -> float:
-    return float(mark.size_bytes or 0.0)
-
-
-def _ratio_of(mark: Mark) -> float:
-    return float(mark.latency_ratio or 0.0)
-
-
 def _picture(
     measure: Measure,
     rows: Sequence[ShownModel],
     across: str,
-    cost_of: Callable[[Mark], float],
+    costs: Sequence[float],
     written: Callable[[float], str],
     limit: float | None,
 ) -> Markup:
     """One scatter: the better, the higher; the cheaper, the further left."""
     values = [row.mark.value or 0.0 for row in rows]
-    costs = [cost_of(row.mark) for row in rows]
     down, up = (_BOTTOM, _TOP) if measure.higher else (_TOP, _BOTTOM)
     x = charts.Scale.around(costs, _LEFT, _RIGHT)
     y = charts.Scale.around(values if limit is None else [*values, limit], down, up)
-    best = [row for row in rows if row.front]
     label = (
         f"{len(rows)} models by {measure.words} and {across.lower()}; better is up and left. "
-        f"{len(best)} on the front. The table beside it holds the figures."
+        f"{sum(row.front for row in rows)} on the front. The table beside it holds the figures."
     )
     root = charts.picture(_WIDTH, _HEIGHT, label)
     if limit is not None:
@@ -217,19 +194,13 @@ def _picture(
     if limit is not None:
         charts.line(root, (_LEFT, y.at(limit)), (_RIGHT, y.at(limit)), "limit")
         charts.text(root, (_RIGHT, y.at(limit) - 4), f"goal {measure.written(limit)}", anchor="end")
-    _draw_front(root, best, x, y, cost_of)
+    # the front as a line, which goes up and down where a third figure puts a model on it
+    front = sorted((cost, value) for row, cost, value in zip(rows, costs, values, strict=True) if row.front)
+    if len(front) > 1:
+        charts.path(root, [(x.at(cost), y.at(value)) for cost, value in front], "frontier")
     for row, cost, value in zip(rows, costs, values, strict=True):
         _draw(root, row, (x.at(cost), y.at(value)), numbered=len(rows) <= _NUMBERED)
     return charts.drawn(root)
-
-
-def _draw_front(
-    root: charts.Element, best: Sequence[ShownModel], x: charts.Scale, y: charts.Scale, cost_of: Callable[[Mark], float]
-) -> None:
-    """A line through the front; where a third figure puts a model on it, the line goes up and down."""
-    ordered = sorted((cost_of(row.mark), row.mark.value or 0.0) for row in best)
-    if len(ordered) > 1:
-        charts.path(root, [(x.at(cost), y.at(value)) for cost, value in ordered], "frontier")
 
 
 def _draw(root: charts.Element, row: ShownModel, at: tuple[float, float], *, numbered: bool) -> None:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, Unpack
 
 import typer
 
 from service.contracts.errors import InvalidRequestError
-from worker.commands import options
+from worker.commands import options, views
 from worker.commands.command import Done, Listed, Printing, Service, command, deleted, remote
 from worker.commands.command import show as show_answer
 from worker.commands.printing import print_json
 
 if TYPE_CHECKING:  # these load what takes long, and are loaded once a command needs them
     from service.client import Client
+    from service.client.resources import ResourceFilters
     from service.datasets.schemas import DatasetOut
     from service.models.schemas import ModelOut
     from service.names.aliases.schemas import AliasOut
@@ -23,6 +25,10 @@ if TYPE_CHECKING:  # these load what takes long, and are loaded once a command n
 Word = Literal["model", "dataset"]
 REFERENCE = "Id, or NAME@3 (a version), NAME@latest (the newest that is ready), NAME@prod (an alias)."
 Reference = Annotated[str, typer.Argument(metavar="REFERENCE", help=REFERENCE)]
+Base = Annotated[
+    str | None,
+    typer.Option("--skeleton", metavar="MODEL", help="Id of a ready model: the file holds new weights for its graph."),
+]
 Name = Annotated[str | None, typer.Option(help="For people. Default: that of the file.")]
 
 
@@ -58,8 +64,11 @@ def push_model(
         ),
     ],
     name: Name = None,
-    skeleton: Annotated[
-        str | None, typer.Option(metavar="MODEL", help="Id of a ready model: the file holds new weights for its graph.")
+    base: Annotated[
+        str | None,
+        typer.Option(
+            "--skeleton", metavar="MODEL", help="Id of a ready model: the file holds new weights for its graph."
+        ),
     ] = None,
     *,
     about: About,
@@ -73,10 +82,10 @@ def push_model(
     tags, description = about.tags, about.description
     with service.connected() as client, ProgressView(quiet=printing.quiet) as view:
         tell = uploading(view, path)
-        if skeleton is None:
+        if base is None:
             model = client.push_model(path, name=name, tags=tags, description=description, progress=tell)
         else:
-            model = client.create_model_version(skeleton, path, name=name, progress=tell)
+            model = client.create_model_version(base, path, name=name, progress=tell)
             if tags or description is not None:
                 model = client.update(model, tags=tags, description=description)
         if about.wait:
@@ -109,27 +118,24 @@ def push_dataset(
     _print_pushed(dataset, printing)
 
 
-def _print_pushed(noun: ModelOut | DatasetOut, printing: Printing) -> None:
+def _print_pushed(resource: ModelOut | DatasetOut, printing: Printing) -> None:
     if printing.json:
-        print_json(noun)
+        print_json(resource)
     else:
-        typer.echo(noun.id)
+        typer.echo(resource.id)
 
 
 def make_app(word: Word) -> typer.Typer:
-    """The commands of one noun."""
+    """The commands of models, or of datasets."""
     app = typer.Typer(
         name=f"{word}s", help=f"The {word}s of a service: push, list, show, versions, alias, rm.", no_args_is_help=True
     )
     command(app, "push")(push_model if word == "model" else push_dataset)
 
-    def print_nouns(found: Any) -> None:
-        from worker.commands import views
+    print_all = partial(views.print_resources, word)
 
-        views.print_nouns(word, found)
-
-    @remote(app, "list", text=print_nouns, about=f"The newest {word}s, one line each.")
-    def list_nouns(
+    @remote(app, "list", text=print_all, about=f"The newest {word}s, one line each.")
+    def list_resources(
         client: Client,
         name: Annotated[str | None, typer.Option(help="The versions of this name.")] = None,
         tag: Annotated[
@@ -150,11 +156,9 @@ def make_app(word: Word) -> typer.Typer:
         if json:
             print_json(found)
             return
-        from worker.commands.views import print_noun
+        views.print_resource(word, found, [alias.alias for alias in aliases if alias.id == found.id])
 
-        print_noun(word, found, [alias.alias for alias in aliases if alias.id == found.id])
-
-    @remote(app, text=print_nouns, about="All versions of a name, the newest first.")
+    @remote(app, text=print_all, about="All versions of a name, the newest first.")
     def versions(
         name: Annotated[str, typer.Argument(metavar="NAME", help="The name alone.")], client: Client
     ) -> list[ModelOut | DatasetOut]:
@@ -178,7 +182,7 @@ def make_app(word: Word) -> typer.Typer:
             raise typer.BadParameter("say which alias is to end.", param_hint="ALIAS")
         with service.connected() as client:
             found = _changed(client, word, reference, alias, drop=drop)
-        show_answer(found, json=json, text=_print_aliases)
+        show_answer(found, json=json, text=views.print_aliases)
 
     @remote(app, about=f"Delete a {word} that nothing needs, by its id or NAME@3.")
     def rm(reference: Reference, client: Client) -> Done:
@@ -188,12 +192,6 @@ def make_app(word: Word) -> typer.Typer:
     return app
 
 
-def _print_aliases(found: list[AliasOut]) -> None:
-    from worker.commands.views import print_aliases
-
-    print_aliases(found)
-
-
 def _checked_tags(given: list[str] | None) -> list[str] | None:
     for text in given or []:
         if "=" not in text:
@@ -201,17 +199,8 @@ def _checked_tags(given: list[str] | None) -> list[str] | None:
     return given
 
 
-def _of(
-    client: Client,
-    word: Word,
-    *,
-    name: str | None = None,
-    tags: dict[str, str] | None = None,
-    sha256: str | None = None,
-    limit: int | None = None,
-) -> list[ModelOut | DatasetOut]:
-    call = client.models if word == "model" else client.datasets
-    return list(call(name=name, tags=tags, sha256=sha256, limit=limit))
+def _of(client: Client, word: Word, **filters: Unpack[ResourceFilters]) -> list[ModelOut | DatasetOut]:
+    return list(client.models(**filters) if word == "model" else client.datasets(**filters))
 
 
 def _one(client: Client, word: Word, reference: str) -> ModelOut | DatasetOut:
@@ -220,13 +209,13 @@ def _one(client: Client, word: Word, reference: str) -> ModelOut | DatasetOut:
 
 def _changed(client: Client, word: Word, reference: str, alias: str | None, *, drop: bool) -> list[AliasOut]:
     """The aliases of the name, after what was asked for."""
-    noun_id = _one(client, word, reference).id
+    resource_id = _one(client, word, reference).id
     if alias is not None:
         if drop:
-            client.drop_alias(word, noun_id, alias)
+            client.drop_alias(word, resource_id, alias)
         else:
-            client.set_alias(word, noun_id, alias)
-    return client.aliases(word, noun_id)
+            client.set_alias(word, resource_id, alias)
+    return client.aliases(word, resource_id)
 
 
 packing = typer.Typer(name="dataset", help="Make datasets of folders of pictures or sounds.", no_args_is_help=True)
