@@ -18,7 +18,7 @@ from service.contracts.algorithms import CrossLayerEqualization
 from service.contracts.report import Cause, CausePlace, LayerFigures
 from worker.quantizer.advice.activations import ActivationNoise, ChannelPower
 from worker.quantizer.evaluation.metrics import Distances
-from worker.quantizer.evaluation.side_by_side import expected_outputs, side_by_side
+from worker.quantizer.evaluation.side_by_side import side_by_side
 from worker.quantizer.graph.values import is_constant, name_of, node_name
 from worker.quantizer.numerics.granularity import PER_TENSOR, PerAxis
 from worker.quantizer.numerics.integer import IntegerGrid
@@ -344,9 +344,7 @@ def _saturation(draft: Draft, case: Case, services: Services, tally: _DamageTall
 def _distance_db(session: Session, case: Case, services: Services) -> float | None:
     """SQNR of the worst output of a model on a few samples, against the float model."""
     distances = Distances()
-    expected = expected_outputs(
-        case.float_session, case.measured_on, case.inputs, run=services.run, batch_size=1, last=_SAMPLES
-    )
+    expected = case.reference.outputs(services.run, batch_size=1, last=_SAMPLES)
     for twins in side_by_side(session, expected, services.run):
         distances.update(twins.pairs())
     return distances.worst_db

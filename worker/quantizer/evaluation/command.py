@@ -30,6 +30,7 @@ from worker.quantizer.evaluation.decisions import class_outputs, publish_samples
 from worker.quantizer.evaluation.gate import judge, metric_figures
 from worker.quantizer.evaluation.latency import measure_latency
 from worker.quantizer.evaluation.metrics import Metrics
+from worker.quantizer.evaluation.side_by_side import Reference
 from worker.quantizer.intake.inspect import open_model
 from worker.quantizer.intake.provenance import read_provenance
 from worker.quantizer.run.extra import ExtraFiles, write_files
@@ -139,21 +140,12 @@ def evaluated(
             _check_outputs(other, session)
         metrics.probe(other, data, summary.inputs, run, role="evaluation dataset")
     with stages.stage("evaluation"):
-        comparison = compare(
-            other,
-            session,
-            data,
-            summary.inputs,
-            source="evaluation",
-            metrics=metrics,
-            run=run,
-            classes=class_outputs(graph, spec, data.summary.labels),
-        )
+        held_against = Reference(other, data, summary.inputs)
+        classes = class_outputs(graph, spec, data.summary.labels)
+        comparison = compare(held_against, session, metrics=metrics, run=run, classes=classes)
     with stages.stage("latency"):
         run.progress("latency")
-        latency = measure_latency(
-            other, session, data, summary.inputs, runs=spec.latency_runs, threads=threads, run=run
-        )
+        latency = measure_latency(held_against, session, runs=spec.latency_runs, threads=threads, run=run)
     compared = reference is not None
     figures = EvaluatedModel(
         metrics=comparison.quantized_metrics,

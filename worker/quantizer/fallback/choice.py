@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from service.contracts.evaluation import Gate
@@ -216,10 +216,8 @@ class _Choice:
     def _measured(self, reference: Session, other: Session, run: Run) -> LatencyFigures:
         case = self._case
         return measure_latency(
-            reference,
+            replace(case.reference, session=reference),
             other,
-            case.measured_on,
-            case.inputs,
             runs=case.config.evaluation.latency_runs,
             threads=self._threads,
             run=run,
@@ -267,11 +265,8 @@ class _Choice:
         elif gate.is_empty:
             return (), None
         comparison = compare(
-            case.float_session,
+            case.reference,
             session,
-            case.measured_on,
-            case.inputs,
-            source=case.source,
             metrics=case.metrics,
             run=self._timed,
             stage="fallback",

@@ -15,7 +15,7 @@ from worker.quantizer.emit import emit
 from worker.quantizer.emit.contrib import has_kernel
 from worker.quantizer.evaluation.latency import measure_latency
 from worker.quantizer.evaluation.metrics import Distances
-from worker.quantizer.evaluation.side_by_side import expected_outputs, side_by_side
+from worker.quantizer.evaluation.side_by_side import side_by_side
 from worker.quantizer.graph import sizes
 from worker.quantizer.graph.serialized import copy_of, to_bytes
 from worker.quantizer.graph.values import name_of
@@ -58,10 +58,8 @@ def kernel_figures(
     other: Form = "standard" if written == "matmul_nbits" else "matmul_nbits"
     twin = Session(_rewritten(done, names, other), threads=services.threads, what="quantized model in its other form")
     timed = measure_latency(
-        case.float_session,
+        case.reference,
         twin,
-        case.measured_on,
-        case.inputs,
         runs=case.config.evaluation.latency_runs,
         threads=services.threads,
         run=services.run,
@@ -115,9 +113,7 @@ def _figures(
 ) -> KernelFigures:
     last = min(case.config.evaluation.layer_samples, case.measured_on.samples)
     distances = Distances()
-    expected = expected_outputs(
-        case.float_session, case.measured_on, case.inputs, run=services.run, batch_size=1, last=last
-    )
+    expected = case.reference.outputs(services.run, batch_size=1, last=last)
     for twins in side_by_side(session, expected, services.run):
         distances.update(twins.pairs())
     worst = distances.worst_db

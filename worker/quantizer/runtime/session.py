@@ -148,6 +148,23 @@ class Parts:
         return [_FOLDING, _BLOCKING] if self.weights_alone else [_FOLDING]
 
 
+@dataclass(frozen=True)
+class SessionSettings:
+    """What few sessions need to be told.
+
+    Attributes:
+        arena: let onnxruntime keep the memory of a run for the next one; not for many small sessions that live at once.
+        device: where it runs; see ``providers_of``.
+        packed: see ``keep_weights_once``; of small models all are.
+        profile: with what the name of onnxruntime's profile begins, folder included; None: it makes none.
+    """
+
+    arena: bool = True
+    device: str = "cpu"
+    packed: bool = False
+    profile: Path | None = None
+
+
 class Session:
     """An onnxruntime session with typed errors.
 
@@ -157,10 +174,7 @@ class Session:
         what: words for error messages, e.g. "float model".
         uploaded: the model is the user's own, so that a failure to run is no fault of the engine.
         optimized: let onnxruntime rewrite the graph first.
-        arena: let it keep the memory of a run for the next one; not for many small sessions that live at once.
-        device: where it runs; see ``providers_of``.
-        packed: see ``keep_weights_once``; of small models all are.
-        profile: with what the name of onnxruntime's profile begins, folder included; None: it makes none.
+        settings: what else there is to say.
 
     Raises:
         UnsupportedModelError: onnxruntime refuses the model.
@@ -175,24 +189,21 @@ class Session:
         what: str = "model",
         uploaded: bool = False,
         optimized: bool = True,
-        arena: bool = True,
-        device: str = "cpu",
-        packed: bool = False,
-        profile: Path | None = None,
+        settings: SessionSettings = SessionSettings(),
     ) -> None:
         options = session_options(threads, optimized=optimized)
-        if profile is not None:
-            options.enable_profiling, options.profile_file_prefix = True, str(profile)
-        options.enable_cpu_mem_arena = arena
+        if settings.profile is not None:
+            options.enable_profiling, options.profile_file_prefix = True, str(settings.profile)
+        options.enable_cpu_mem_arena = settings.arena
         self._what = what
         self._files: frozenset[Path] = frozenset()
         self._uploaded = uploaded
-        providers = providers_of(device)
+        providers = providers_of(settings.device)
         parts = Parts(model) if isinstance(model, bytes) else in_parts(model) if isinstance(model, ir.Model) else model
         # The runtime reads them where they are, as long as the session lives.
         self._weights = {name: _runtime_value(array) for name, array in parts.weights.items()}
         if parts.folder is not None or len(parts.data) > _LARGE_FILE_BYTES:
-            keep_weights_once(options, packed=packed)
+            keep_weights_once(options, packed=settings.packed)
         if parts.folder is not None:
             options.add_session_config_entry(_FOLDER_OPTION, str(parts.folder))
             self._files = parts.files

@@ -17,7 +17,6 @@ import onnx_ir as ir
 from service.contracts.report.layers import Finding
 from service.contracts.specs import needs_calibration
 from worker.quantizer.data import Dataset
-from worker.quantizer.evaluation.side_by_side import expected_outputs
 from worker.quantizer.refine.draft import Case
 from worker.quantizer.run.services import Services
 from worker.quantizer.sanity.alternatives import FITS_BETTER, WORKS, Alternative, PairedTrial, alternatives, main_input
@@ -219,11 +218,9 @@ def _guessing(case: Case, first: _Decisions, services: Services) -> Iterator[Fin
 
 def _decided(case: Case, judged: Judged, services: Services) -> tuple[Array, Array]:
     """Decisions int64 [samples, rank] and labels of as many samples as it takes to tell them from guesses."""
-    data, found, labels = case.measured_on, [], []
+    found, labels = [], []
     count, next_look = 0, _LOOK
-    for expected in expected_outputs(
-        case.float_session, data, case.inputs, run=services.run, batch_size=_BATCH, last=_MOST
-    ):
+    for expected in case.reference.outputs(services.run, batch_size=_BATCH, last=_MOST):
         batch = expected.batch
         scores = judged.scores([batch.cut(output) for output in expected.outputs.values()])
         if scores is None or batch.labels is None or len(scores) != len(batch.labels):

@@ -20,7 +20,7 @@ from worker.quantizer.evaluation.certainty import Evidence, document_of
 from worker.quantizer.evaluation.gate import search_clauses
 from worker.quantizer.evaluation.latency import measure_latency
 from worker.quantizer.evaluation.metrics import Metrics
-from worker.quantizer.evaluation.side_by_side import KeptOutputs, Measurement, side_by_side
+from worker.quantizer.evaluation.side_by_side import KeptOutputs, MetricMeasurement, side_by_side
 from worker.quantizer.refine.draft import Case, Draft, QuantizedDraft
 from worker.quantizer.run.services import Services
 from worker.quantizer.runtime.session import Session
@@ -95,7 +95,7 @@ class GoalEvaluator:
         self._case, self._services = case, services
         self._output_index = output_index
         labels = case.metrics.arrays if case.metrics.fed_by(self.data) else ()
-        self._expected = KeptOutputs(case.float_session, self.data, case.inputs, batch_size=_BATCH, arrays=labels)
+        self._expected = KeptOutputs(case.reference, batch_size=_BATCH, arrays=labels)
         self.notes: list[str] = []
 
     @property
@@ -121,7 +121,7 @@ class GoalEvaluator:
             CanceledError: the run was canceled.
         """
         goal, (metrics, name, ideal) = self._goal, self._goal_metric
-        found = Measurement(metrics, name)
+        found = MetricMeasurement(metrics, name)
         try:
             for twins in side_by_side(session, self._expected.batches(self._services.run), self._services.run):
                 found.update(twins)
@@ -150,9 +150,7 @@ class GoalEvaluator:
         case, run = self._case, self._services.run
         threads = self._services.threads
         session = Session(model, threads=threads, what="quantized model")
-        found = measure_latency(
-            case.float_session, session, self.data, case.inputs, runs=runs, threads=threads, run=run
-        )
+        found = measure_latency(case.reference, session, runs=runs, threads=threads, run=run)
         return found.ratio
 
     def _float_has(self, metrics: Metrics, name: str) -> bool:

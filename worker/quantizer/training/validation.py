@@ -11,7 +11,7 @@ import torch
 
 from worker.quantizer.data import Batch
 from worker.quantizer.evaluation.certainty import Evidence, surely_differ
-from worker.quantizer.evaluation.side_by_side import Measurement, Twins
+from worker.quantizer.evaluation.side_by_side import MetricMeasurement, Twins
 from worker.quantizer.training.network import TrainingContext
 from worker.quantizer.training.samples import Minibatch, Numbers
 
@@ -64,7 +64,7 @@ class Validation:
             CanceledError: the run was canceled.
         """
         total, losses = 0.0, []
-        found = None if self.metric is None else Measurement(self._case.metrics, self.metric, part=True)
+        found = None if self.metric is None else MetricMeasurement(self._case.metrics, self.metric, part=True)
         with torch.no_grad():
             for batch in self._batches():
                 self._run.check()

@@ -12,6 +12,7 @@ from tests.unit.quantizer.toolbox import Arrays, input_infos, make_model, normal
 from worker.quantizer.data import ArrayDataset
 from worker.quantizer.evaluation.command import evaluate_files
 from worker.quantizer.evaluation.compare import ModelComparison, compare
+from worker.quantizer.evaluation.side_by_side import Reference
 from worker.quantizer.run.interface import SilentRun
 from worker.quantizer.runtime.session import Session
 
@@ -35,15 +36,8 @@ def compared(
     labels: np.ndarray | None = None,
     **options: object,
 ) -> ModelComparison:
-    return compare(
-        session(reference),
-        session(twin),
-        ArrayDataset(arrays, labels),
-        input_infos(reference),
-        source="evaluation",
-        run=SilentRun(),
-        **options,
-    )
+    held_against = Reference(session(reference), ArrayDataset(arrays, labels), input_infos(reference))
+    return compare(held_against, session(twin), run=SilentRun(), **options)
 
 
 def coarse(array: np.ndarray) -> np.ndarray:
