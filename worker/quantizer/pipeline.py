@@ -23,7 +23,7 @@ from service.contracts.report import Report
 from service.contracts.runner import DATA_FILE, DatasetSource
 from worker.quantizer.advice.advise import with_advice
 from worker.quantizer.costs import expected_phases, forward_seconds
-from worker.quantizer.data import Dataset, open_dataset
+from worker.quantizer.data import OpenDataset, open_dataset
 from worker.quantizer.data.random_inputs import random_dataset
 from worker.quantizer.emit import Emitted
 from worker.quantizer.emit.redundant import tidied
@@ -363,8 +363,8 @@ def _load(
 def _probe(
     metrics: Metrics,
     session: Session,
-    calibration: Dataset,
-    evaluation: Dataset | None,
+    calibration: OpenDataset,
+    evaluation: OpenDataset | None,
     summary: ModelSummary,
     config: QuantizationConfig,
     run: Run,
@@ -386,13 +386,13 @@ def _tell_undone(undone: PassOutcome, done: QuantizedDraft) -> None:
 
 def _calibration(
     source: DatasetSource | None, model: ModelSummary, config: QuantizationConfig, session: Session
-) -> Dataset:
+) -> OpenDataset:
     if source is not None:
         return _open(source, model, config, "calibration dataset")
     return random_dataset(model.inputs, random_data_of(config), config.seed, session.run)
 
 
-def _open(source: DatasetSource, model: ModelSummary, config: QuantizationConfig, role: str) -> Dataset:
+def _open(source: DatasetSource, model: ModelSummary, config: QuantizationConfig, role: str) -> OpenDataset:
     data = open_dataset(Path(source.path), source.preprocessing)
     check_dataset(model, data.summary, role=role, labels_of_first=not config.evaluation.metrics)
     return data

@@ -11,7 +11,7 @@ import numpy as np
 from service.contracts.errors import EngineError
 from service.contracts.evaluation import EvaluationSpec
 from service.contracts.report import Fidelity, Interval, OutputFidelity
-from worker.quantizer.data import Batch
+from worker.quantizer.data import SampleBatch
 from worker.quantizer.evaluation.certainty import interval_of
 from worker.quantizer.evaluation.contributions import DenseSums
 from worker.quantizer.evaluation.decisions import OutputDecisions, metric_columns
@@ -167,7 +167,7 @@ def _is_poor(figures: _OutputFigures, samples: int) -> bool:
     return agreement < 100.0 * (share - 3.0 * math.sqrt(share * (1.0 - share) / samples))
 
 
-def _labels(batch: Batch, array: str | None) -> np.ndarray | None:
+def _labels(batch: SampleBatch, array: str | None) -> np.ndarray | None:
     """The array of this name, or the labels."""
     found = batch.arrays.get(array)
     return batch.labels if array is None and found is None else found

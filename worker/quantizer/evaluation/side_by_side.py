@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from service.contracts.model import TensorInfo
-from worker.quantizer.data import Batch, Dataset, choose_batch_size
+from worker.quantizer.data import OpenDataset, SampleBatch, choose_batch_size
 from worker.quantizer.evaluation.certainty import Evidence
 from worker.quantizer.evaluation.metrics import Metrics
 from worker.quantizer.preparation.layout import TO_NHWC
@@ -29,7 +29,7 @@ class Expected:
         outputs: by name, with the samples that fill up; a sequence is a list of arrays.
     """
 
-    batch: Batch
+    batch: SampleBatch
     outputs: dict[str, Any]
 
     @property
@@ -50,7 +50,7 @@ class Twins:
         got: those of the other model, likewise.
     """
 
-    batch: Batch
+    batch: SampleBatch
     expected: dict[str, Any]
     got: dict[str, Any]
 
@@ -76,7 +76,7 @@ class Reference:
     """
 
     session: Session
-    data: Dataset
+    data: OpenDataset
     inputs: Sequence[TensorInfo]
     source: Source = "evaluation"
 
@@ -113,7 +113,7 @@ class Reference:
 
     def batches(
         self, size: int, *, first: int = 0, last: int | None = None, arrays: Collection[str | None] = ()
-    ) -> Iterator[Batch]:
+    ) -> Iterator[SampleBatch]:
         """The samples of ``outputs`` as the model takes them.
 
         Raises:

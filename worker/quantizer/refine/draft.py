@@ -15,7 +15,7 @@ from service.contracts.model import ModelSummary, TensorInfo
 from service.contracts.report import AlgorithmFigures
 from service.contracts.report.layers import Finding
 from service.contracts.specs import ActivationSpec
-from worker.quantizer.data import Dataset
+from worker.quantizer.data import OpenDataset
 from worker.quantizer.emit import Emitted, emit
 from worker.quantizer.evaluation.metrics import Metrics
 from worker.quantizer.evaluation.side_by_side import Expected, Reference, Source
@@ -191,8 +191,8 @@ class Case:
 
     config: QuantizationConfig
     summary: ModelSummary
-    calibration: Dataset
-    evaluation: Dataset | None
+    calibration: OpenDataset
+    evaluation: OpenDataset | None
     float_session: Session
     origin: dict[str, Any] = field(default_factory=dict)
     metrics: Metrics = field(default_factory=lambda: Metrics(EvaluationSpec(), ()))
@@ -205,7 +205,7 @@ class Case:
         return self.summary.inputs
 
     @property
-    def measured_on(self) -> Dataset:
+    def measured_on(self) -> OpenDataset:
         """The data that both models are compared on."""
         return self.evaluation or self.calibration
 

@@ -16,7 +16,7 @@ from service.contracts.base import VERSION
 from service.contracts.config import QuantizationConfig
 from service.contracts.model import ModelSummary
 from worker import quantizer
-from worker.quantizer.data import Dataset
+from worker.quantizer.data import OpenDataset
 from worker.quantizer.runtime.host import cpu_kind
 
 _LIBRARIES = ("numpy", "onnx", "onnx-ir", "onnxscript", "onnxruntime")
@@ -41,8 +41,8 @@ def engine_fingerprint() -> str:
 
 def origin(
     summary: ModelSummary,
-    calibration: Dataset,
-    evaluation: Dataset | None,
+    calibration: OpenDataset,
+    evaluation: OpenDataset | None,
     graphs: Mapping[str, Path],
     *,
     threads: int,
@@ -102,7 +102,7 @@ def content_key(kind: str, *parts: Any) -> str:
     return digest.hexdigest()
 
 
-def _data(data: Dataset) -> dict[str, Any]:
+def _data(data: OpenDataset) -> dict[str, Any]:
     return {"sha256": data.summary.sha256, "preprocessing": data.preprocessing.model_dump(mode="json")}
 
 

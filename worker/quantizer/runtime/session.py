@@ -20,7 +20,7 @@ from onnxruntime.capi import onnxruntime_pybind11_state as state
 from service.contracts.errors import DeviceNotThereError, UnsupportedModelError
 from worker.quantizer.graph import sizes
 from worker.quantizer.graph.mapped import Mapped, building, forget_files
-from worker.quantizer.graph.serialized import Skeleton, inline, refer, serialized, weight_bytes
+from worker.quantizer.graph.serialized import WeightlessProto, inline, refer, serialized, weight_bytes
 from worker.quantizer.runtime.faults import cleaned, failed_run
 
 # onnxruntime raises these, all plain Exception subclasses of its own module.
@@ -348,18 +348,18 @@ def _in_parts(model: ir.Model) -> tuple[onnx.ModelProto, dict[str, np.ndarray], 
     """The proto, the weights it refers to as arrays, and the files that it refers to, each with the model's folder."""
     if not is_heavy(model) or _is_held(model):
         return ir.to_proto(model), {}, {}
-    skeleton = Skeleton(model, subgraphs=False)  # references inside sub-graphs are not resolved
-    weights = skeleton.weights
+    weightless = WeightlessProto(model, subgraphs=False)  # references inside sub-graphs are not resolved
+    weights = weightless.weights
     filed = {name: one for name, one in weights.items() if isinstance(one, Mapped)}
     folder = common_folder([one.place.folder for one in filed.values()])
-    for stored in skeleton.proto.graph.initializer:
+    for stored in weightless.proto.graph.initializer:
         if stored.name in filed:  # the runtime maps the file, and copies what it is handed as an array
             one = filed[stored.name]
             refer(stored, os.path.relpath(one.path.resolve(), folder), one.place.offset, weights[stored.name].nbytes)
         elif stored.name in weights and weights[stored.name].dtype.bitwidth < 8:
             inline(stored, weights.pop(stored.name))  # the runtime wants them packed, which arrays are not
     arrays = {name: np.ascontiguousarray(one.numpy()) for name, one in weights.items() if name not in filed}
-    return skeleton.proto, arrays, {one.path: folder for one in filed.values() if folder is not None}
+    return weightless.proto, arrays, {one.path: folder for one in filed.values() if folder is not None}
 
 
 def _is_held(model: ir.Model) -> bool:

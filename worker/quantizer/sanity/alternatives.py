@@ -12,7 +12,7 @@ import numpy as np
 from service.contracts.dataset import InputSpec
 from service.contracts.errors import DatasetMismatchError, EngineError, UnsupportedModelError
 from service.contracts.model import TensorInfo
-from worker.quantizer.data import Dataset
+from worker.quantizer.data import OpenDataset
 from worker.quantizer.evaluation.metrics.distances import are_probabilities
 from worker.quantizer.runtime.session import Session
 from worker.quantizer.sanity.kind import declare
@@ -58,14 +58,14 @@ class Alternative:
         return f"{self.words[0].upper()}{self.words[1:]}: {told}"
 
 
-def main_input(picked: Dataset, inputs: tuple[TensorInfo, ...]) -> TensorInfo | None:
+def main_input(picked: OpenDataset, inputs: tuple[TensorInfo, ...]) -> TensorInfo | None:
     """The float input with the most elements per sample; None if there is none of more than one."""
     sized = [(int(np.prod(picked.array_for(t)[0].shape[1:])), t) for t in inputs if t.dtype in _FLOATS]
     size, tensor = max(sized, key=lambda found: found[0], default=(0, None))
     return tensor if size > 1 else None
 
 
-def alternatives(picked: Dataset, tensor: TensorInfo) -> list[Alternative]:
+def alternatives(picked: OpenDataset, tensor: TensorInfo) -> list[Alternative]:
     """What may have been meant instead, the subtle ones first.
 
     Args:
@@ -270,7 +270,7 @@ class PairedTrial:
     """
 
     def __init__(
-        self, session: Session, picked: Dataset, inputs: Sequence[TensorInfo], tensor: TensorInfo, output: int
+        self, session: Session, picked: OpenDataset, inputs: Sequence[TensorInfo], tensor: TensorInfo, output: int
     ) -> None:
         self._session, self._picked, self._inputs = session, picked, inputs
         self._tensor, self._output = tensor, output

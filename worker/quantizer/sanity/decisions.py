@@ -22,7 +22,7 @@ from service.contracts.metrics.kinds import CountedMetric
 from service.contracts.model import TensorInfo
 from service.contracts.report import MetricFigures
 from service.contracts.report.layers import Finding
-from worker.quantizer.data import Dataset
+from worker.quantizer.data import OpenDataset
 from worker.quantizer.evaluation.metrics.distances import class_scores
 from worker.quantizer.refine.channels import Outliers, find_outliers
 from worker.quantizer.refine.draft import Case, Draft
@@ -112,7 +112,7 @@ class Judged:
         return scores if scores is not None and scores.ndim == 2 else None
 
 
-def judged_by(case: Case, data: Dataset) -> Judged | None:
+def judged_by(case: Case, data: OpenDataset) -> Judged | None:
     """What the class numbers of ``data`` are to judge; None if nothing."""
     outputs = case.summary.outputs
     if data.labels is None or not outputs:
@@ -128,7 +128,7 @@ def judged_by(case: Case, data: Dataset) -> Judged | None:
     return None
 
 
-def _is_of_samples(metric: ClassMetric, data: Dataset) -> bool:
+def _is_of_samples(metric: ClassMetric, data: OpenDataset) -> bool:
     """One decision for the best class per sample, by the labels of the dataset."""
     named = metric.labels in (None, None if data.selection.labels is None else data.selection.labels.name)
     by_threshold = isinstance(metric, CountedMetric) and metric.threshold is not None

@@ -16,7 +16,7 @@ import onnx_ir as ir
 
 from service.contracts.report.layers import Finding
 from service.contracts.specs import needs_calibration
-from worker.quantizer.data import Dataset
+from worker.quantizer.data import OpenDataset
 from worker.quantizer.refine.draft import Case
 from worker.quantizer.run.services import Services
 from worker.quantizer.sanity.alternatives import FITS_BETTER, WORKS, Alternative, PairedTrial, alternatives, main_input
@@ -143,7 +143,7 @@ class _First:
     outputs: list[Array]
 
 
-def _first_run(case: Case, picked: Dataset) -> _First:
+def _first_run(case: Case, picked: OpenDataset) -> _First:
     """Outputs that are arrays of one row per sample; others are left empty."""
     batches = run_on(case.float_session, picked, case.inputs, limit=_FIRST)
     names = case.float_session.output_names
@@ -164,7 +164,7 @@ def _is_scored(judged: Judged, outputs: list[Array]) -> bool:
 class _Decisions:
     """What the float model decides, beside the labels."""
 
-    def __init__(self, judged: Judged, picked: Dataset, outputs: list[Array]) -> None:
+    def __init__(self, judged: Judged, picked: OpenDataset, outputs: list[Array]) -> None:
         self.judged = judged
         scores, labels = judged.scores(outputs), None if picked.labels is None else picked.labels[:_FIRST]
         self.fit = scores is not None and labels is not None and len(scores) == len(labels)
@@ -240,7 +240,7 @@ def _decided(case: Case, judged: Judged, services: Services) -> tuple[Array, Arr
 def _batch_norm(
     model: ir.Model,
     case: Case,
-    picked: Dataset,
+    picked: OpenDataset,
     name: str,
     tried: list[Alternative],
     services: Services,

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from service.contracts.model import TensorInfo
-from worker.quantizer.data import ArrayDataset, Dataset, choose_batch_size
+from worker.quantizer.data import ArrayDataset, OpenDataset, choose_batch_size
 from worker.quantizer.data.preprocess import Transform
 from worker.quantizer.data.ragged import pieces, sample_name, told_shape
 from worker.quantizer.data.stored import sample_bytes
@@ -50,7 +50,7 @@ class Look:
     fingerprints: tuple[bytes, ...]
     lows: dict[str, Array]
     highs: dict[str, Array]
-    picked: Dataset
+    picked: OpenDataset
 
     @property
     def distinct(self) -> int:
@@ -58,7 +58,7 @@ class Look:
         return len(set(self.fingerprints))
 
 
-def look_at(data: Dataset, inputs: Sequence[TensorInfo], *, limit: int | None = None) -> Look:
+def look_at(data: OpenDataset, inputs: Sequence[TensorInfo], *, limit: int | None = None) -> Look:
     """Read the arrays that feed the inputs once, in blocks.
 
     Args:
@@ -141,7 +141,7 @@ def _spread_order(count: int) -> list[int]:
     return [k for k in reversed_bits if k < count]
 
 
-def first_values(picked: Dataset, tensor: TensorInfo) -> Array:
+def first_values(picked: OpenDataset, tensor: TensorInfo) -> Array:
     """What some of the samples are as fed to one input: [samples, ...] of the input's type.
 
     Of samples of different shapes only what lies within the shortest axes of all of them.
@@ -159,7 +159,7 @@ def first_values(picked: Dataset, tensor: TensorInfo) -> Array:
 
 def run_on(
     session: Session,
-    picked: Dataset,
+    picked: OpenDataset,
     inputs: Sequence[TensorInfo],
     outputs: Sequence[str] | None = None,
     *,

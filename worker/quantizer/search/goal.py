@@ -15,7 +15,7 @@ from service.contracts.evaluation import DEFAULT_METRIC, DEFAULT_METRICS, Evalua
 from service.contracts.evaluation_checks import find_output
 from service.contracts.report import AlgorithmFigures, GateClause
 from service.contracts.search import ReachedFigures
-from worker.quantizer.data import Dataset
+from worker.quantizer.data import OpenDataset
 from worker.quantizer.evaluation.certainty import Evidence, document_of
 from worker.quantizer.evaluation.gate import search_clauses
 from worker.quantizer.evaluation.latency import measure_latency
@@ -104,7 +104,7 @@ class GoalEvaluator:
         return "drop" if isinstance(self._goal, DropGoal) else f"goal_{self._goal.metric}"
 
     @property
-    def data(self) -> Dataset:
+    def data(self) -> OpenDataset:
         """What drafts are measured on."""
         return self._case.measured_on
 

@@ -14,7 +14,7 @@ from service.contracts.preparation import PreparationSpec
 from service.contracts.reason import declare
 from worker.quantizer.graph.metadata import Metadata
 from worker.quantizer.graph.rewriting import PassOutcome, axis_length, opset_of
-from worker.quantizer.graph.serialized import Skeleton
+from worker.quantizer.graph.serialized import WeightlessProto
 from worker.quantizer.graph.values import (
     DEFAULT_DOMAINS,
     Names,
@@ -156,9 +156,9 @@ def lift_opset(model: ir.Model, spec: PreparationSpec, needed: int, lowest: int 
     metadata = Metadata(model.graph)  # the converter drops it
     # Below IR version 4 every initializer had to be an input, and the converter insists on it.
     model.ir_version = max(model.ir_version or 0, LOWEST_IR_VERSION)
-    skeleton = Skeleton(model)
+    weightless = WeightlessProto(model)
     try:
-        lifted = ir.from_proto(onnx.version_converter.convert_version(skeleton.proto, wanted))
+        lifted = ir.from_proto(onnx.version_converter.convert_version(weightless.proto, wanted))
     except (RuntimeError, ValueError) as error:  # the converter's own refusals; ConvertError is a RuntimeError
         refusal = str(error).strip().splitlines()[-1].rsplit(" failed: ", 1)[-1][:300]
         if spec.opset is not None:
@@ -176,7 +176,7 @@ def lift_opset(model: ir.Model, spec: PreparationSpec, needed: int, lowest: int 
             ) from error
         undo_groups(model)
         return PassOutcome(model, CONVERTER_REFUSED(opset=opset, refusal=refusal))
-    skeleton.restore(lifted)
+    weightless.restore(lifted)
     after(lifted)
     for node in lifted.graph.all_nodes():
         node.name = names.get(first_output(node), node.name)

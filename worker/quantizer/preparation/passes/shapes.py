@@ -11,7 +11,7 @@ from service.contracts.model import TensorInfo
 from service.contracts.preparation import PreparationSpec, fixed_inputs
 from service.contracts.reason import declare
 from worker.quantizer.graph.rewriting import PassOutcome
-from worker.quantizer.graph.serialized import Skeleton
+from worker.quantizer.graph.serialized import WeightlessProto
 from worker.quantizer.ops.table import operator
 
 NO_SHAPES_ASKED = declare("no-shapes-asked-for", "no shapes are asked for")
@@ -57,7 +57,7 @@ def _info(value: ir.Value) -> TensorInfo:
 
 def infer_shapes(model: ir.Model) -> PassOutcome:
     """Infer types and shapes of all values, from the operators' own rules and without reading weights."""
-    proto = Skeleton(model).proto
+    proto = WeightlessProto(model).proto
     note = ""
     values = _values_of_shapes(model) <= _MOST_PROPAGATED
     try:
