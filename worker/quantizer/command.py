@@ -13,9 +13,8 @@ from worker.quantizer.graph.serialized import ModelContent, save_weights
 from worker.quantizer.pipeline import Provisions, quantize
 from worker.quantizer.report.graph_view import graph_file
 from worker.quantizer.run.cache import Cache
-from worker.quantizer.run.extra import ExtraFile, write_files
 from worker.quantizer.run.interface import Run
-from worker.quantizer.run.services import nobody
+from worker.quantizer.run.services import ExtraFile, nobody, write_files
 
 MODEL_FILE = "model.onnx"
 WEIGHTS_FILE = "weights.safetensors"

@@ -49,11 +49,10 @@ from worker.quantizer.report.plots import publish_ranges, publish_training
 from worker.quantizer.report.words import calibration_notes, nothing_quantized
 from worker.quantizer.run.cache import Cache
 from worker.quantizer.run.checkpoint import CheckpointStore
-from worker.quantizer.run.extra import ExtraFile, ExtraFiles
 from worker.quantizer.run.identity import origin, run_identity
 from worker.quantizer.run.interface import Run
 from worker.quantizer.run.progress import OverallRun, Stages
-from worker.quantizer.run.services import Services, nobody
+from worker.quantizer.run.services import ExtraFile, ExtraFiles, Services, nobody
 from worker.quantizer.runtime.host import cpu_notes
 from worker.quantizer.runtime.session import Session, is_heavy
 from worker.quantizer.sanity.examine import examine

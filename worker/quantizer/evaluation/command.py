@@ -33,10 +33,10 @@ from worker.quantizer.evaluation.metrics import Metrics
 from worker.quantizer.evaluation.side_by_side import Reference
 from worker.quantizer.intake.inspect import open_model
 from worker.quantizer.intake.provenance import read_provenance
-from worker.quantizer.run.extra import ExtraFiles, write_files
 from worker.quantizer.run.identity import library_versions
 from worker.quantizer.run.interface import Run
 from worker.quantizer.run.progress import Stages
+from worker.quantizer.run.services import ExtraFiles, write_files
 from worker.quantizer.runtime.session import Session
 
 # Of the specification in a request for an evaluation.

@@ -22,8 +22,8 @@ from worker.quantizer.evaluation.metrics.distances import are_probabilities, cla
 from worker.quantizer.graph.values import is_constant
 from worker.quantizer.ops.record import Family, Scores
 from worker.quantizer.ops.table import operator
-from worker.quantizer.run.extra import ExtraFile, ExtraFiles
 from worker.quantizer.run.interface import Run
+from worker.quantizer.run.services import ExtraFile, ExtraFiles
 
 FILE_NAME = "samples.npz"
 # No time of day: the same decisions give the same bytes.

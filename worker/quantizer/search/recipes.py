@@ -24,7 +24,7 @@ from worker.quantizer.refine.draft import Draft
 from worker.quantizer.refine.driver import try_step
 from worker.quantizer.refine.judge import Judge
 from worker.quantizer.refine.step import Step, Toolkit
-from worker.quantizer.run.extra import ExtraFile
+from worker.quantizer.run.services import ExtraFile
 from worker.quantizer.search.goal import GoalEvaluator, GoalMeasurement
 from worker.quantizer.search.levels import ranges_of
 from worker.quantizer.search.trials import Trials
