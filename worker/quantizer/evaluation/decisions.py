@@ -227,17 +227,14 @@ def class_outputs(model: ir.Model, spec: EvaluationSpec, labels: LabelSummary | 
     """
     names = [value.name or "" for value in model.graph.outputs]
     declared = _declared(spec, names)
-    if labels is not None and not _are_integers(labels) and not spec.metrics and names:
+    integers = labels is None or labels.are_classes or (labels.dtype or "").startswith(("int", "uint"))
+    if not integers and not spec.metrics and names:
         declared.setdefault(names[0], False)
     found = set()
     for name, value in zip(names, model.graph.outputs, strict=True):
         if declared[name] if name in declared else _looks_like_scores(value, model.graph):
             found.add(name)
     return frozenset(found)
-
-
-def _are_integers(labels: LabelSummary) -> bool:
-    return labels.are_classes or (labels.dtype or "").startswith(("int", "uint"))
 
 
 def _declared(spec: EvaluationSpec, names: list[str]) -> dict[str, bool]:

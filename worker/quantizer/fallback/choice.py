@@ -31,7 +31,7 @@ from worker.quantizer.report.assemble import Assembled, make_report
 from worker.quantizer.run.interface import Run
 from worker.quantizer.run.services import Services
 from worker.quantizer.runtime.session import Session
-from worker.quantizer.search.goal import SearchGoals, with_outcomes
+from worker.quantizer.search.goal import SearchGoals
 from worker.quantizer.search.trials import ModelBuilder, OutOfTimeError, TimedRun
 
 # Parts of the time: when regions have been tried by themselves, and when they have been taken off together. The rest is
@@ -126,7 +126,9 @@ def falling_back(
         if chosen.kind == "planned":
             report = made.report
         else:
-            done = chosen.done if chosen.outcomes is None else with_outcomes(chosen.done, chosen.outcomes)
+            done = chosen.done
+            if chosen.outcomes is not None:
+                done = replace(done, filled=replace(done.filled, outcomes=list(chosen.outcomes)))
             made = make_report(done, builder.case, builder.services)
             report = made.report if chosen.kind == "reduced" else _of_float(made.report, gate)
     notes = (told.reason, *report.notes)

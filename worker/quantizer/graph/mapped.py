@@ -138,14 +138,11 @@ def _give_back_of(owner: object, first: int, end: int) -> None:
 
 def forget_pages(model: ir.Model) -> None:
     """Give back the memory of the mapped files that weights of ``model`` lie in; who reads on reads the file again."""
-    held = [one for one in _held(model) if isinstance(one, MappedTensor | MappedPackedTensor)]
+    tensors = (value.const_value for value in model.graph.initializers.values())
+    held = [one for one in tensors if isinstance(one, MappedTensor | MappedPackedTensor)]
     for view in {id(view): view for view in map(_view_of, held) if view is not None}.values():
         _give_back(view)
     forget_files({one.path for one in held})
-
-
-def _held(model: ir.Model) -> Iterator[object]:
-    yield from (value.const_value for value in model.graph.initializers.values())
 
 
 def forget_files(mapped: Collection[Path]) -> None:

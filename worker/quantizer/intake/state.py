@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -216,11 +217,8 @@ def _first(places: Array) -> list[int]:
 
 
 def _values(array: StoredArray) -> Array:
-    reader = array.open()
-    try:
+    with closing(array.open()) as reader:
         return reader.read(array.shape[0] if array.shape else 1).reshape(array.shape)
-    finally:
-        reader.close()
 
 
 def _is_counter(array: StoredArray) -> bool:

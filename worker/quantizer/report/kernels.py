@@ -18,7 +18,7 @@ from worker.quantizer.evaluation.metrics import Distances
 from worker.quantizer.evaluation.side_by_side import side_by_side
 from worker.quantizer.graph import sizes
 from worker.quantizer.graph.serialized import copy_of, to_bytes
-from worker.quantizer.graph.values import name_of
+from worker.quantizer.graph.values import input_of, name_of
 from worker.quantizer.plan.types import QuantizationPlan
 from worker.quantizer.refine.draft import Case, QuantizedDraft
 from worker.quantizer.run.services import Services
@@ -54,7 +54,9 @@ def kernel_figures(
         return Kernels(products=len(products), reason=why_not.words, reason_code=why_not.code)
     names = {name_of(node.inputs[1]) for node in products if node.inputs[1] is not None}
     levels = {plan.weights[name].spec.accuracy_level for name in names}
-    written: Form = "matmul_nbits" if all(_is_fused(plan, name) for name in names) else "standard"
+    written: Form = (
+        "matmul_nbits" if all(plan.weights[name].spec.kernel == "matmul_nbits" for name in names) else "standard"
+    )
     other: Form = "standard" if written == "matmul_nbits" else "matmul_nbits"
     twin = Session(_rewritten(done, names, other), threads=services.threads, what="quantized model in its other form")
     timed = measure_latency(
@@ -82,15 +84,11 @@ def _products(graph: ir.Graph, plan: QuantizationPlan) -> list[ir.Node]:
     """Nodes whose weights the operator takes."""
     found = []
     for node in graph:
-        weight = node.inputs[1] if len(node.inputs) > 1 else None
+        weight = input_of(node, 1)
         planned = None if weight is None else plan.weights.get(weight.name or "")
         if planned is not None and plan.role_of(node) is not None and has_kernel(node, planned):
             found.append(node)
     return found
-
-
-def _is_fused(plan: QuantizationPlan, name: str) -> bool:
-    return plan.weights[name].spec.kernel == "matmul_nbits"
 
 
 def _rewritten(done: QuantizedDraft, names: set[str], form: Form) -> bytes:

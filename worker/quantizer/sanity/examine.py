@@ -95,7 +95,8 @@ def _model_findings(case: Case, model: ir.Model | None, look: Look, services: Se
     yield from output_findings(first.names, first.outputs)
     judged = judged_by(case, case.measured_on)
     # Where samples have scores of different lengths (places in a text, say), what holds for classes does not.
-    if judged is not None and judged.classes is None and _is_scored(judged, first.outputs):
+    scored = judged is not None and first.outputs[judged.position].dtype.kind not in "iu"  # else class numbers
+    if judged is not None and judged.classes is None and scored:
         judged = None if picked.varying(case.inputs) else judged
     decisions = _Decisions(judged, picked, first.outputs) if judged is not None else None
     labels, trusted = case.measured_on.labels, True
@@ -154,11 +155,6 @@ def _first_run(case: Case, picked: OpenDataset) -> _First:
         same = rows and len({part.shape[1:] for part in parts}) == 1
         outputs.append(np.concatenate(parts) if same else np.zeros((0,), np.float32))
     return _First(names, outputs)
-
-
-def _is_scored(judged: Judged, outputs: list[Array]) -> bool:
-    """True unless the output holds class numbers."""
-    return outputs[judged.position].dtype.kind not in "iu"
 
 
 class _Decisions:

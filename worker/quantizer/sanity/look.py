@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,7 +76,8 @@ def look_at(data: OpenDataset, inputs: Sequence[TensorInfo], *, limit: int | Non
     row_bytes = max(1, sum(sample_bytes(a.dtype, a.shape) for a in sources.values()))
     seen = max(1, min(total, _READ_BYTES // row_bytes, _READ_SAMPLES))
     kept = max(2, min(MOST_PICKED, _KEPT_BYTES // row_bytes))
-    numbers = _spread(seen, kept)
+    # at even distances: data is often stored class by class
+    numbers = sorted({int(k) for k in np.linspace(0, seen - 1, min(seen, kept))})
     step = max(1, _BLOCK_BYTES // row_bytes)
     prints = [b""] * seen
     rows: dict[str, list[Array]] = {}
@@ -83,8 +85,7 @@ def look_at(data: OpenDataset, inputs: Sequence[TensorInfo], *, limit: int | Non
     for name, array in sources.items():
         low, high = [], []
         rows[name] = []
-        reader = array.open()
-        try:
+        with closing(array.open()) as reader:
             for start, count in pieces([array], 0, seen, step):
                 block = reader.read(count)
                 flat = block.reshape(len(block), -1) if block.size else np.zeros((len(block), 1), block.dtype)
@@ -93,8 +94,6 @@ def look_at(data: OpenDataset, inputs: Sequence[TensorInfo], *, limit: int | Non
                 low.append(flat.min(axis=1).astype(np.float64))
                 high.append(flat.max(axis=1).astype(np.float64))
                 rows[name].append(block[[number - start for number in numbers if start <= number < start + count]])
-        finally:
-            reader.close()
         lows[name], highs[name] = np.concatenate(low), np.concatenate(high)
     order = _spread_order(len(numbers))
     labels = data.labels
@@ -127,11 +126,6 @@ def _fingerprint(before: bytes, row: Array) -> bytes:
     digest = hashlib.blake2b(before, digest_size=12)
     digest.update(np.ascontiguousarray(row).view(np.uint8).data)
     return digest.digest()
-
-
-def _spread(samples: int, wanted: int) -> list[int]:
-    """About ``wanted`` numbers below ``samples``, at even distances: data is often stored class by class."""
-    return sorted({int(k) for k in np.linspace(0, samples - 1, min(samples, wanted))})
 
 
 def _spread_order(count: int) -> list[int]:

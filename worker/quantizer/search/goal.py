@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -21,7 +21,7 @@ from worker.quantizer.evaluation.gate import search_clauses
 from worker.quantizer.evaluation.latency import measure_latency
 from worker.quantizer.evaluation.metrics import Metrics
 from worker.quantizer.evaluation.side_by_side import KeptOutputs, MetricMeasurement, side_by_side
-from worker.quantizer.refine.draft import Case, Draft, QuantizedDraft
+from worker.quantizer.refine.draft import Case, Draft
 from worker.quantizer.run.services import Services
 from worker.quantizer.runtime.session import Session
 
@@ -259,8 +259,3 @@ class SearchGoals:
     def clauses(self, outcomes: Sequence[AlgorithmFigures]) -> tuple[GateClause, ...]:
         """What becomes of goals and budgets, as clauses of the gate."""
         return () if self.is_empty else search_clauses(self._case.config.algorithms, outcomes)
-
-
-def with_outcomes(done: QuantizedDraft, outcomes: Sequence[AlgorithmFigures]) -> QuantizedDraft:
-    """The model with what became of each algorithm told anew."""
-    return replace(done, filled=replace(done.filled, outcomes=list(outcomes)))

@@ -11,8 +11,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from service.contracts.algorithms import AdaRound, Algorithm, BiasCorrection, CrossLayerEqualization, SmoothQuant
-from service.contracts.algorithms.training import QuantizationAwareTraining
+from service.contracts.algorithms import Algorithm, BiasCorrection, CrossLayerEqualization, SmoothQuant
 from service.contracts.base import search_space
 from service.contracts.config import QuantizationConfig
 from service.contracts.report import Score
@@ -95,21 +94,6 @@ def variants(chain: Chain) -> list[Chain]:
             changed = [algorithm.model_copy(update={knob: value}) for value in others]
             found += [(*chain[:place], other, *chain[place + 1 :]) for other in changed]
     return found
-
-
-def finetuned(chain: Chain) -> Chain:
-    """The chain with the slow step at its end."""
-    return (*chain, AdaRound())
-
-
-def trained(chain: Chain, seconds: float) -> Chain:
-    """The chain with a training of the whole network at its end.
-
-    Args:
-        chain: what comes before.
-        seconds: that the training may take.
-    """
-    return (*chain, QuantizationAwareTraining(seconds=seconds))
 
 
 def recipe_words(basis: Basis, chain: Chain) -> str:

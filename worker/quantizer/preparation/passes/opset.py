@@ -20,6 +20,7 @@ from worker.quantizer.graph.values import (
     Names,
     add_initializer,
     constant,
+    input_of,
     int_attribute,
     node_name,
     string_attribute,
@@ -80,7 +81,7 @@ def undo_groups(model: ir.Model) -> None:
 def _resize(node: ir.Node, graph: ir.Graph) -> None:
     """Upsample and Resize of old as a Resize of opset 11 and later."""
     mode = string_attribute(node, "mode", "nearest")
-    scales = node.inputs[1] if len(node.inputs) > 1 else None
+    scales = input_of(node, 1)
     if scales is None:
         given = np.asarray(node.attributes["scales"].as_floats(), np.float32)
         scales = add_initializer(graph, Names(graph).free(f"{node_name(node)}_scales"), given)
