@@ -78,7 +78,7 @@ _ENGINE = (
     "worker.quantizer.evaluation.command",
     "worker.quantizer.intake.made",
     "worker.quantizer.data",
-    "worker.quantizer.inspection",
+    "worker.quantizer.modes.planning",
 )
 PROGRESS_PERIOD_SECONDS = 0.2
 # A stage that tells nothing has its last line sent again so often, with what is left of the whole.
@@ -300,7 +300,7 @@ def perform(
         return DatasetResult(summary=summary)
     if isinstance(task, InspectTargetTask):
         with _loading():
-            from worker.quantizer.inspection import inspect_file
+            from worker.quantizer.modes.planning import inspect_file
 
         run.progress("inspect")
         found = inspect_file(Path(task.model_path), task.config, threads=task.threads)

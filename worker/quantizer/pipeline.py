@@ -30,10 +30,9 @@ from worker.quantizer.emit.redundant import tidied
 from worker.quantizer.evaluation.decisions import publish_samples
 from worker.quantizer.evaluation.metrics import MetricFunction, Metrics
 from worker.quantizer.fallback.choice import falling_back
-from worker.quantizer.graph.mapped import forget_pages
+from worker.quantizer.graph.mapped import SpillFolder, forget_pages
 from worker.quantizer.graph.rewriting import PassOutcome
 from worker.quantizer.graph.serialized import ModelContent, copy_of, to_bytes
-from worker.quantizer.graph.spill import SpillFolder
 from worker.quantizer.intake.inspect import inspect_model, open_model
 from worker.quantizer.intake.loading import uploaded_bytes
 from worker.quantizer.modes.planning import check_devices, devices_of, kept_alike, plan_model, prepare_model

@@ -16,8 +16,7 @@ from google.protobuf.message import EncodeError, Message
 
 from service.contracts.errors import UnsupportedModelError
 from worker.quantizer.graph import sizes
-from worker.quantizer.graph.mapped import forget, raw_bytes
-from worker.quantizer.graph.spill import SpillFolder
+from worker.quantizer.graph.mapped import SpillFolder, forget, raw_bytes
 
 # A model's proto without its large weights, for tools that want a proto but no weights.
 #

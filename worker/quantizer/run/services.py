@@ -10,7 +10,7 @@ from pathlib import Path
 
 from service.contracts.errors import EngineError, ResourceLimitError
 from service.contracts.runner import DATA_FILE, MAX_FILES, ResultFile
-from worker.quantizer.graph.spill import SpillFolder
+from worker.quantizer.graph.mapped import SpillFolder
 from worker.quantizer.run.checkpoint import CheckpointStore
 from worker.quantizer.run.interface import Run
 from worker.quantizer.run.progress import Stages

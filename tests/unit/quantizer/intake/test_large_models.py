@@ -22,9 +22,8 @@ from worker.quantizer.command import quantize_files
 from worker.quantizer.evaluation.command import evaluate_files
 from worker.quantizer.graph import mapped, sizes
 from worker.quantizer.graph import serialized as serializing
-from worker.quantizer.graph.mapped import Mapped
+from worker.quantizer.graph.mapped import Mapped, SpillFolder
 from worker.quantizer.graph.serialized import copy_of, to_bytes, weight_bytes
-from worker.quantizer.graph.spill import SpillFolder
 from worker.quantizer.pipeline import Result, quantize
 from worker.quantizer.run.interface import SilentRun
 from worker.quantizer.runtime import session as runtime

@@ -26,8 +26,7 @@ from worker.quantizer.graph.values import (
     string_attribute,
     take_place,
 )
-from worker.quantizer.preparation.passes.names import first_output, name_everything
-from worker.quantizer.preparation.passes.shapes import infer_shapes
+from worker.quantizer.preparation.passes.shapes import first_output, infer_shapes, name_everything
 
 # Lifts operators by own rules where onnx's version converter (1.23) changes what they compute.
 #
