@@ -23,8 +23,7 @@ from worker.quantizer.data.zips import DEFAULT_MAX_TOTAL_BYTES, ZipMember, ZipRu
 # Reads .safetensors files by blocks of samples.
 #
 # The header is a JSON object behind an 8-byte length. Plain reads of blocks, not a mapping of the file, keep the
-# resident
-# memory of a job independent of the file's size.
+# resident memory of a job independent of the file's size.
 
 _MAX_HEADER_BYTES = 16 << 20
 _DTYPES: dict[str, np.dtype[Any]] = {

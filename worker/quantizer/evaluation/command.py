@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -54,19 +53,6 @@ class Evaluated:
 
     report: EvaluationReport
     samples: dict[str, np.ndarray]
-
-
-def evaluate_files(
-    model: Path,
-    evaluation: DatasetSource,
-    reference: Path | None,
-    *,
-    threads: int,
-    run: Run,
-    spec: EvaluationSpec | None = None,
-) -> dict[str, Any]:
-    """The report of ``evaluated`` ready for JSON; arguments and errors are the same."""
-    return evaluated(model, evaluation, reference, threads=threads, run=run, spec=spec).report.to_json_dict()
 
 
 def evaluate_task(task: EvaluateTask, run: Run) -> EvaluateResult:

@@ -203,8 +203,7 @@ def _confidence(output: Array, samples: int) -> Array | None:
 # 2. no metric is declared, and the labels are class numbers that fit the first output; labels that are floats say that
 #    it is none, integers of another shape (those of places, filled up with -1, say) say nothing;
 # 3. the network says so: behind a Softmax it does, behind a normalization, a Relu or a Tanh it does not; neither does
-# an
-#    output with the shape of an input, which a network restores or cleans;
+#    an output with the shape of an input, which a network restores or cleans;
 # 4. it is [samples, classes], comes from a linear layer, a pooling or a Sigmoid, and its name speaks of nothing else.
 #
 # Everything else, such as maps, pictures, sounds, boxes and sequences of vectors without one of these signs, does not.

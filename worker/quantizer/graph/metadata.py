@@ -72,8 +72,7 @@ def module_paths(node: ir.Node) -> list[str]:
 # What plans depend on and the graph itself does not say, by the names of nodes.
 #
 # A graph's serialized form keeps nothing that hangs on its nodes in memory, names alone outlive it: so what one step
-# has
-# to tell the next about a node stands here, beside the graph.
+# has to tell the next about a node stands here, beside the graph.
 
 
 @dataclass(frozen=True)
@@ -172,9 +171,8 @@ def _fate(name: str, gone: Mapping[str, UploadedNode], makers: Mapping[str, ir.N
 #
 # A node of a region bears the region's name as metadata under ``quantmill.region``. A model with one such node is
 # quantized there and nowhere else; a model without any is quantized everywhere. A tensor that nodes of different
-# regions
-# make and read, or that leaves the network, lies on a border: there the user has asked for Q/DQ pairs, whatever lies
-# beyond, and nothing is rewritten across it.
+# regions make and read, or that leaves the network, lies on a border: there the user has asked for Q/DQ pairs, whatever
+# lies beyond, and nothing is rewritten across it.
 
 REGION = "quantmill.region"
 _STUBS = "Quantized regions are bounded by QuantStub and DeQuantStub: move the stubs so that they enclose it."

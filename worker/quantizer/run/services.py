@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -11,6 +10,7 @@ from pathlib import Path
 from service.contracts.errors import EngineError, ResourceLimitError
 from service.contracts.runner import DATA_FILE, MAX_FILES, ResultFile
 from worker.quantizer.graph.mapped import SpillFolder
+from worker.quantizer.intake.loading import file_sha256
 from worker.quantizer.run.checkpoint import CheckpointStore
 from worker.quantizer.run.interface import Run
 from worker.quantizer.run.progress import Stages
@@ -102,8 +102,7 @@ def write_files(files: tuple[ExtraFile, ...], folder: Path) -> tuple[ResultFile,
             path.write_bytes(file.content)
         else:
             shutil.move(file.content, path)
-        with path.open("rb") as stream:
-            sha256 = hashlib.file_digest(stream, "sha256").hexdigest()
+        sha256 = file_sha256(path)
         written.append(ResultFile(kind=file.kind, file=file.filename, media_type=file.media_type, sha256=sha256))
     return tuple(written)
 

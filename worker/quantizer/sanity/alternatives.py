@@ -13,7 +13,7 @@ from service.contracts.dataset import InputSpec
 from service.contracts.errors import DatasetMismatchError, EngineError, UnsupportedModelError
 from service.contracts.model import TensorInfo
 from worker.quantizer.data import OpenDataset
-from worker.quantizer.evaluation.metrics.distances import are_probabilities
+from worker.quantizer.evaluation.metrics.distances import are_probabilities, log_softmax
 from worker.quantizer.runtime.session import Session
 from worker.quantizer.sanity.kind import declare
 from worker.quantizer.sanity.look import Array, first_values, run_on
@@ -221,12 +221,10 @@ def _channels_first_read(x: Array) -> Array:
 # Would the float model do better had the inputs been meant otherwise? A paired trial on labelled samples.
 #
 # Every sample has a loss under what was given and under the alternative: minus the logarithm of its label's
-# probability,
-# after one temperature for all samples that is best for that way of feeding, so that a mere scale of the scores counts
-# for nothing. An alternative is better if the mean difference is more than ``_SIGMAS`` standard errors and the
-# decisions
-# won outnumber the lost. Alternatives that fall behind are dropped early: few samples serve to drop them, many to
-# accuse.
+# probability, after one temperature for all samples that is best for that way of feeding, so that a mere scale of the
+# scores counts for nothing. An alternative is better if the mean difference is more than ``_SIGMAS`` standard errors
+# and the decisions won outnumber the lost. Alternatives that fall behind are dropped early: few samples serve to drop
+# them, many to accuse.
 
 _SIGMAS = 4.0
 # Samples of each round, and the standard errors that an alternative has to be ahead to stay.
@@ -345,17 +343,11 @@ def losses(scores: Array, labels: Array) -> tuple[Array, Array]:
     spread = float(rows.std(axis=1).mean()) or 1.0
     best: Array | None = None
     for temperature in _TEMPERATURES:
-        found = _negative_logarithms(rows * (temperature / spread), labels)
+        found = -log_softmax(rows * (temperature / spread))[np.arange(len(rows)), labels]
         if best is None or found.mean() < best.mean():
             best = found
     assert best is not None  # noqa: S101 - there are temperatures
     return best, rows.argmax(axis=1) == labels
-
-
-def _negative_logarithms(rows: Array, labels: Array) -> Array:
-    rows = rows - rows.max(axis=1, keepdims=True)
-    found: Array = np.log(np.exp(rows).sum(axis=1)) - rows[np.arange(len(rows)), labels]
-    return found
 
 
 def _ahead(differences: Array) -> float:

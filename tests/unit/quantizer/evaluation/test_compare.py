@@ -10,7 +10,7 @@ from service.contracts.distributions import wilson
 from service.contracts.errors import EngineError, UnsupportedModelError
 from tests.unit.quantizer.toolbox import Arrays, input_infos, make_model, normal, rng, run_onnx, sqnr_db, write_npz
 from worker.quantizer.data import ArrayDataset
-from worker.quantizer.evaluation.command import evaluate_files
+from worker.quantizer.evaluation.command import evaluated
 from worker.quantizer.evaluation.compare import ModelComparison, compare
 from worker.quantizer.evaluation.side_by_side import Reference
 from worker.quantizer.run.interface import SilentRun
@@ -107,7 +107,8 @@ def evaluate(folder, model: onnx.ModelProto, arrays: Arrays, reference: onnx.Mod
         onnx.save(reference, folder / "reference.onnx")
     source = write_npz(folder / "data.npz", **arrays)
     other = folder / "reference.onnx" if reference is not None else None
-    return evaluate_files(folder / "model.onnx", source, other, threads=1, run=SilentRun())
+    found = evaluated(folder / "model.onnx", source, other, threads=1, run=SilentRun())
+    return found.report.to_json_dict()
 
 
 def test_evaluate_one_model(tmp_path) -> None:

@@ -23,8 +23,7 @@ from worker.quantizer.data.stored import Array
 # Resizing without antialias: pixels are taken between their neighbours alone, however much a picture shrinks.
 #
 # As torch.nn.functional.interpolate(mode="bilinear" | "bicubic", align_corners=False) on float32, clamped and rounded
-# to
-# 8 bits.
+# to 8 bits.
 
 # Keys' kernel as torch and OpenCV have it.
 _CUBIC_A = -0.75

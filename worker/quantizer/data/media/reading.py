@@ -40,8 +40,8 @@ from worker.quantizer.data.summary import wave_numbers, waveform
 # An array whose samples are decoded from files one by one, and kept for later passes in a file without a name.
 #
 # A job reads its data several times. Decoding a picture takes milliseconds, reading it again from the spool some tens
-# of
-# microseconds; so what the first pass decodes is written down where that is bounded, and decoded anew where it is not.
+# of microseconds; so what the first pass decodes is written down where that is bounded, and decoded anew where it is
+# not.
 
 MAX_SPOOL_BYTES = 16 << 30
 Decode = Callable[[int, MediaFile, bytes], Array]

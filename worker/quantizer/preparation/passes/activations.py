@@ -164,8 +164,7 @@ def _equal(found: Polynomial | None, wanted: Polynomial) -> bool:
 #
 # HardSigmoid(x) = clip(a x + b, 0, 1), HardSwish(x) = x clip(x / 6 + 1/2, 0, 1) (Howard et al. 2019, section 5.2).
 # Exporters write clip(x + 3, 0, 6) / 6 and its like: whatever the order of factors, s clip(A x + B, 0, h) with s h = 1
-# is
-# clip(s A x + s B, 0, 1).
+# is clip(s A x + s B, 0, 1).
 
 _SWISH_OPSET = 14
 _LIMITING = ("Clip", "Min", "Max")
