@@ -135,11 +135,7 @@ class ActivationNoise:
         alive = power > 0
         if not alive.any():
             return TensorNoise()
-        now, clipping, *narrower = (
-            # in the mean over the living channels, error beside signal, each at most 1
-            float(np.minimum(errors[alive] / power[alive], 1.0).mean())
-            for errors in self._seen.sums[1:]
-        )
+        now, clipping, *narrower = (mean_noise(errors, power, alive) for errors in self._seen.sums[1:])
         peak = self._seen.peak[alive]
         ratio = float(peak.max() / np.median(peak))
         if not isinstance(self._grid, IntegerGrid):
@@ -162,6 +158,11 @@ class ActivationNoise:
             rounding=min(rest, own),
             ratio=ratio,
         )
+
+
+def mean_noise(errors: np.ndarray, power: np.ndarray, alive: np.ndarray) -> float:
+    """Mean over the living channels of error beside signal, each at most 1."""
+    return float(np.minimum(errors[alive] / power[alive], 1.0).mean())
 
 
 def _ends(grid: IntegerGrid) -> tuple[float, float]:

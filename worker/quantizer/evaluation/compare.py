@@ -15,7 +15,7 @@ from worker.quantizer.data import SampleBatch
 from worker.quantizer.evaluation.certainty import interval_of
 from worker.quantizer.evaluation.contributions import DenseSums
 from worker.quantizer.evaluation.decisions import OutputDecisions, metric_columns
-from worker.quantizer.evaluation.metrics import AgreementRate, Distance, Metrics, MetricSet
+from worker.quantizer.evaluation.metrics import AgreementRate, Distance, Distances, Metrics, MetricSet
 from worker.quantizer.evaluation.metrics.distances import power_sums, sqnr_of
 from worker.quantizer.evaluation.side_by_side import Reference, Source, side_by_side
 from worker.quantizer.run.interface import Run
@@ -256,3 +256,16 @@ def layer_distances(
         done += pair.batch.valid
         run.progress("layers", done, total, "samples")
     return {layer: _round(distance.sqnr_db, 3) for layer, distance in distances.items()}
+
+
+def worst_distance_db(reference: Reference, other: Session, *, limit: int, run: Run) -> float | None:
+    """SQNR in dB of the model's worst output over the first samples, one by one; None if it is not finite.
+
+    Raises:
+        EngineError: the runtime failed.
+        CanceledError: the run was canceled.
+    """
+    distances = Distances()
+    for twins in side_by_side(other, reference.outputs(run, batch_size=1, last=limit), run):
+        distances.update(twins.pairs())
+    return distances.worst_db

@@ -13,9 +13,8 @@ from service.contracts.reason import Reason, declare
 from service.contracts.report import KernelFigures, Kernels, LatencyFigures
 from worker.quantizer.emit import emit
 from worker.quantizer.emit.contrib import has_kernel
+from worker.quantizer.evaluation.compare import worst_distance_db
 from worker.quantizer.evaluation.latency import measure_latency
-from worker.quantizer.evaluation.metrics import Distances
-from worker.quantizer.evaluation.side_by_side import side_by_side
 from worker.quantizer.graph import sizes
 from worker.quantizer.graph.serialized import copy_of, to_bytes
 from worker.quantizer.graph.values import input_of, name_of
@@ -110,11 +109,7 @@ def _figures(
     emitted: bool,
 ) -> KernelFigures:
     last = min(case.config.evaluation.layer_samples, case.measured_on.samples)
-    distances = Distances()
-    expected = case.reference.outputs(services.run, batch_size=1, last=last)
-    for twins in side_by_side(session, expected, services.run):
-        distances.update(twins.pairs())
-    worst = distances.worst_db
+    worst = worst_distance_db(case.reference, session, limit=last, run=services.run)
     return KernelFigures(
         form=form,
         emitted=emitted,

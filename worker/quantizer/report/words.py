@@ -18,9 +18,10 @@ from service.contracts.report import (
     TrainingFigures,
 )
 from worker.quantizer.data import OpenDataset
-from worker.quantizer.evaluation.compare import ModelComparison, Source
+from worker.quantizer.evaluation.compare import ModelComparison
 from worker.quantizer.evaluation.latency import BUSY_PERCENT
 from worker.quantizer.evaluation.metrics import metric_words
+from worker.quantizer.evaluation.side_by_side import Source
 from worker.quantizer.graph import sizes
 from worker.quantizer.graph.serialized import ModelContent
 from worker.quantizer.graph.values import subgraph_nodes
