@@ -104,7 +104,7 @@ def quark(folder: Path, name: str, recipe: str, python: str, script: str) -> dic
     """The same figures of a Quark recipe."""
     import numpy as np
 
-    from worker.quantizer.evaluation.command import evaluate_files
+    from worker.quantizer.evaluation.command import evaluated
     from worker.quantizer.run.interface import SilentRun
 
     case = case_of(name)
@@ -116,7 +116,8 @@ def quark(folder: Path, name: str, recipe: str, python: str, script: str) -> dic
         done = subprocess.run([*command, "--size", str(len(samples))], check=True, capture_output=True, text=True)
         line = next(line for line in reversed(done.stdout.splitlines()) if line.startswith("JSON "))
         told = json.loads(line.removeprefix("JSON "))
-        found = evaluate_files(out, source(folder, case.evaluation), None, threads=THREADS, run=SilentRun())
+        done = evaluated(out, source(folder, case.evaluation), None, threads=THREADS, run=SilentRun())
+        found = done.report.to_json_dict()
     return {
         "quantize": told["seconds"],
         "peak_rss_bytes": told["peak_mib"] * 2.0**20,

@@ -22,6 +22,7 @@ from service.contracts.config import parse_config
 from service.contracts.report import LatencyFigures
 from worker.quantizer.data import open_dataset
 from worker.quantizer.evaluation.latency import measure_latency
+from worker.quantizer.evaluation.side_by_side import Reference
 from worker.quantizer.intake.inspect import open_model
 from worker.quantizer.pipeline import quantize
 from worker.quantizer.run.interface import SilentRun
@@ -33,9 +34,9 @@ def timed(folder: Path, case: Case, quantized: Path, times: int) -> list[Latency
     reference, twin = open_model(folder / case.model), open_model(quantized)
     part = source(folder, case.evaluation)
     data = open_dataset(Path(part.path), part.preprocessing)
-    sessions = [model.session(threads=THREADS, what="model") for model in (reference, twin)]
-    inputs, run = reference.summary.inputs, SilentRun()
-    return [measure_latency(*sessions, data, inputs, runs=20, threads=THREADS, run=run) for _ in range(times)]
+    one, other = (model.session(threads=THREADS, what="model") for model in (reference, twin))
+    held_against, run = Reference(one, data, reference.summary.inputs), SilentRun()
+    return [measure_latency(held_against, other, runs=20, threads=THREADS, run=run) for _ in range(times)]
 
 
 def verdicts(found: list[LatencyFigures], limit: float) -> Counter[str]:

@@ -119,7 +119,7 @@ def measure(installation: Installation, kills: int) -> int:
 def statistics_cost() -> int:
     """Time spent on keeping passes as a part of their own; exits 1 if it is more than ``MOST_COST``."""
     from service.contracts.config import parse_config
-    from worker.quantizer.pipeline import fill
+    from worker.quantizer.pipeline import Provisions, fill
     from worker.quantizer.refine.draft import Case
     from worker.quantizer.run.interface import SilentRun
     from worker.quantizer.statistics import collect
@@ -139,7 +139,8 @@ def statistics_cost() -> int:
                 whole.clear()
                 run = SilentRun()
                 kept = Path(place)
-                filled = fill(folder / case.model, config, calibration, run=run, threads=THREADS, checkpoint_dir=kept)
+                provisions = Provisions(checkpoint_dir=kept)
+                filled = fill(folder / case.model, config, calibration, run=run, threads=THREADS, provisions=provisions)
                 assert not filled.is_empty
                 size = sum(path.stat().st_size for path in Path(place).rglob("*") if path.is_file())
                 if what == "again":

@@ -24,7 +24,7 @@ from service.contracts.config import parse_config
 from service.contracts.dataset import InputSpec, PreprocessingSpec
 from service.contracts.errors import DatasetMismatchError
 from service.contracts.report.layers import Finding
-from worker.quantizer.data import ArrayDataset, Dataset, open_dataset
+from worker.quantizer.data import ArrayDataset, OpenDataset, open_dataset
 from worker.quantizer.evaluation.metrics import Metrics
 from worker.quantizer.intake.inspect import open_model
 from worker.quantizer.refine.draft import Case as Quantized
@@ -61,7 +61,7 @@ class Model:
         self.session = uploaded.session(threads=THREADS, what="float model", model=uploaded.model)
         self.services = Services(run=SilentRun(), threads=THREADS)
 
-    def findings(self, calibration: Dataset, evaluation: Dataset) -> tuple[Finding, ...]:
+    def findings(self, calibration: OpenDataset, evaluation: OpenDataset) -> tuple[Finding, ...]:
         config = parse_config({"preset": "int8"})
         for data in (calibration, evaluation):
             check_dataset(self.summary, data.summary)

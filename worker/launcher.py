@@ -232,10 +232,10 @@ def filter_calls(needs: dict[str, Any]) -> None:
         program[offset : offset + 4] = os.getpid().to_bytes(4, sys.byteorder)
     code = (ctypes.c_char * len(program)).from_buffer(program)
 
-    class Program(ctypes.Structure):  # struct sock_fprog
+    class FilterProgram(ctypes.Structure):  # struct sock_fprog
         _fields_ = (("length", ctypes.c_ushort), ("code", ctypes.c_void_p))
 
-    loaded = Program(len(program) // 8, ctypes.addressof(code))
+    loaded = FilterProgram(len(program) // 8, ctypes.addressof(code))
     flags = _SECCOMP_FILTER_FLAG_NEW_LISTENER if needs["exec_once"] else 0
     number = ctypes.c_long(SECCOMP_NUMBERS[os.uname().machine])
     listener = _checked(_libc.syscall(number, _SECCOMP_SET_MODE_FILTER, flags, ctypes.byref(loaded)))

@@ -78,7 +78,7 @@ _ENGINE = (
     "worker.quantizer.evaluation.command",
     "worker.quantizer.intake.made",
     "worker.quantizer.data",
-    "worker.quantizer.inspection",
+    "worker.quantizer.modes.planning",
 )
 PROGRESS_PERIOD_SECONDS = 0.2
 # A stage that tells nothing has its last line sent again so often, with what is left of the whole.
@@ -89,7 +89,7 @@ TRIAL_LOOK_SECONDS = 0.25
 _OUT_OF_MEMORY = ("bad_alloc", "bad allocation", "failed to allocate memory", "can't allocate memory", "out of memory")
 
 
-class Trials:
+class TrialProcesses:
     """Has the supervisor try written models, each in a process of its own."""
 
     def __init__(self) -> None:
@@ -125,7 +125,7 @@ class LineRun:
         send: Callable[[ProgressLine | MetricLine | LogLine | TrialLine], None],
         stop: Callable[[], CanceledError | None],
         *,
-        trials: Trials | None = None,
+        trials: TrialProcesses | None = None,
         period_seconds: float = PROGRESS_PERIOD_SECONDS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -300,7 +300,7 @@ def perform(
         return DatasetResult(summary=summary)
     if isinstance(task, InspectTargetTask):
         with _loading():
-            from worker.quantizer.inspection import inspect_file
+            from worker.quantizer.modes.planning import inspect_file
 
         run.progress("inspect")
         found = inspect_file(Path(task.model_path), task.config, threads=task.threads)
@@ -351,7 +351,7 @@ def execute(
     task: RunnerTask,
     send: Callable[[RunnerLine], None],
     stop: Callable[[], CanceledError | None],
-    trials: Trials | None = None,
+    trials: TrialProcesses | None = None,
 ) -> int:
     """Run one task to its exit code; the last line sent is its result or its error.
 
@@ -421,7 +421,7 @@ def main(arguments: list[str]) -> int:
     task_file = Path(arguments[0])
     stop = StopSignal(task_file.with_name(CANCEL_FLAG))
     stop.install()
-    trials = Trials()
+    trials = TrialProcesses()
     ParentWatch(sys.stdin.fileno(), end_group, trials.ended).start()
     document: Any = json.loads(task_file.read_bytes())
     set_threads(int(document.get("threads", 1)))

@@ -111,7 +111,7 @@ def _read_line(descriptor: int) -> bytes:
 
 def _loaded_files() -> Iterator[_Stamp]:
     """The files of all modules of this process."""
-    # not by getattr: it would load modules that wait to be used, see worker.quantizer.later
+    # not by getattr: it would load modules that wait to be used, see worker.quantizer
     files = (vars(module).get("__file__") for module in list(sys.modules.values()) if hasattr(module, "__dict__"))
     return _stamps({file for file in files if file})
 

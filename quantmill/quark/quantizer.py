@@ -180,7 +180,7 @@ def _here(
     threads: int,
     run: Run | None,
 ) -> Report:
-    from worker.quantizer.pipeline import quantize
+    from worker.quantizer.pipeline import Provisions, quantize
     from worker.quantizer.run.interface import SilentRun
 
     result = quantize(
@@ -189,9 +189,7 @@ def _here(
         data,
         run=run or SilentRun(),
         threads=threads,
-        functions=functions,
-        scratch=made.parent,
-        data_file=f"{made.name}.data",
+        provisions=Provisions(functions=functions, scratch=made.parent, data_file=f"{made.name}.data"),
     )
     result.content.move(made)
     return result.report

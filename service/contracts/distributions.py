@@ -25,7 +25,7 @@ def student_share(value: float, freedom: float) -> float:
     """
     if freedom > _MANY:
         return _NORMAL.cdf(value)
-    tail = 0.5 * _incomplete_beta(freedom / (freedom + value * value), freedom / 2.0, 0.5)
+    tail = 0.5 * incomplete_beta(freedom / (freedom + value * value), freedom / 2.0, 0.5)
     return 1.0 - tail if value > 0 else tail
 
 
@@ -50,12 +50,12 @@ def student_quantile(share: float, freedom: float) -> float:
     return high if share < 0.5 else -high
 
 
-def _incomplete_beta(x: float, a: float, b: float) -> float:
+def incomplete_beta(x: float, a: float, b: float) -> float:
     """I_x(a, b) by its continued fraction, in Lentz's way (Numerical Recipes, 6.4)."""
     if x <= 0.0 or x >= 1.0:
         return 0.0 if x <= 0.0 else 1.0
     if x > (a + 1.0) / (a + b + 2.0):
-        return 1.0 - _incomplete_beta(1.0 - x, b, a)
+        return 1.0 - incomplete_beta(1.0 - x, b, a)
     factor = math.exp(math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x))
     c, d = 1.0, 1.0 / _apart(1.0 - (a + b) * x / (a + 1.0))
     found = d

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from worker.quantizer import pipeline
-from worker.quantizer.run.extra import ExtraFile
+from worker.quantizer.run.services import ExtraFile
 
 FILES = {"as_input": "net.onnx", "pareto_1_model": "pareto-1.onnx", "table_csv": "table.csv"}
 _fill = pipeline._fill

@@ -20,7 +20,7 @@ from tests.data.test_zoo import QUANTIZED
 from tests.data.zoo import feeds_of, model_path, mostly_long, whole_inputs
 from tests.support.data import DATA_MARKS, required_data_dir
 from tests.support.simulator import layer_distances
-from worker.quantizer.data import Dataset, choose_batch_size, open_dataset
+from worker.quantizer.data import OpenDataset, choose_batch_size, open_dataset
 from worker.quantizer.emit import Emitted, emit
 from worker.quantizer.intake.inspect import open_model
 from worker.quantizer.intake.loading import load_model
@@ -52,7 +52,7 @@ ONE_STEP = 1.01  # a value on a 16-bit grid, as float32, is only nearly a multip
 class Material:
     path: Path
     inputs: tuple[TensorInfo, ...]
-    data: Dataset
+    data: OpenDataset
 
     def feeds(self) -> Mapping[str, np.ndarray]:
         size = choose_batch_size(self.inputs, self.data, 1)

@@ -25,7 +25,7 @@ ADDING = """
 import pathlib, tempfile
 from worker import runner
 from worker.quantizer import pipeline
-from worker.quantizer.run.extra import ExtraFile
+from worker.quantizer.run.services import ExtraFile
 original = pipeline._fill
 def fill(model, origin, case, services):
     made = pathlib.Path(tempfile.mkdtemp()) / "made"

@@ -26,9 +26,9 @@ ENGINE = "from worker import runner\nsys.exit(runner.main([task_file]))\n"
 # Asks for a process, and tells how it ended.
 ASKS = """
 from pathlib import Path
-from worker.runner import StopSignal, Trials
+from worker.runner import StopSignal, TrialProcesses
 from worker.runner_input import ParentWatch
-trials, stop = Trials(), StopSignal(Path(task_file).with_name("canceled"))
+trials, stop = TrialProcesses(), StopSignal(Path(task_file).with_name("canceled"))
 stop.install()
 ParentWatch(0, lambda: None, trials.ended).start()
 def check():

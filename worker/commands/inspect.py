@@ -53,7 +53,7 @@ def inspect(
     with loaded.pointing_into_file():
         recipe = _aimed(loaded.config, target)
         if server is None:
-            from worker.quantizer.inspection import inspect_file
+            from worker.quantizer.modes.planning import inspect_file
 
             found = inspect_file(model.absolute(), recipe, threads=threads or options.load_settings().threads)
         else:

@@ -93,10 +93,11 @@ def evaluate(task: Measurement, *, threads: int, view: ProgressView) -> dict[str
     Raises:
         QuantmillError: whatever the engine refuses.
     """
-    from worker.quantizer.evaluation.command import evaluate_files
+    from worker.quantizer.evaluation.command import evaluated
 
     reference = None if task.reference is None else task.reference.absolute()
     recipe = load_recipe(None, task.config)
     with recipe.pointing_into_file(), packed(task.evaluation, "evaluation") as path:
         data, spec = source(path, task.preprocessing), recipe.config.evaluation
-        return evaluate_files(task.model.absolute(), data, reference, threads=threads, run=view, spec=spec)
+        found = evaluated(task.model.absolute(), data, reference, threads=threads, run=view, spec=spec)
+        return found.report.to_json_dict()

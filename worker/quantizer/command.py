@@ -10,12 +10,11 @@ import onnx_ir as ir
 from service.contracts.errors import UnsupportedModelError
 from service.contracts.runner import MAX_FILES, WEIGHTS_KIND, MadeFile, QuantizeResult, QuantizeTask
 from worker.quantizer.graph.serialized import ModelContent, save_weights
-from worker.quantizer.pipeline import quantize
+from worker.quantizer.pipeline import Provisions, quantize
 from worker.quantizer.report.graph_view import graph_file
 from worker.quantizer.run.cache import Cache
-from worker.quantizer.run.extra import ExtraFile, write_files
 from worker.quantizer.run.interface import Run
-from worker.quantizer.run.services import nobody
+from worker.quantizer.run.services import ExtraFile, nobody, write_files
 
 MODEL_FILE = "model.onnx"
 WEIGHTS_FILE = "weights.safetensors"
@@ -36,14 +35,16 @@ def quantize_files(task: QuantizeTask, run: Run, reached: Callable[[str], None] 
         task.evaluation,
         run=run,
         threads=task.threads,
-        checkpoint_dir=None if task.checkpoint_dir is None else Path(task.checkpoint_dir),
-        checkpoint_bytes=task.checkpoint_bytes,
-        cache=_cache(task, run),
-        graphs={name: Path(path) for name, path in task.metric_graphs.items()},
-        extra_bytes=task.extra_bytes,
-        reached=reached,
-        scratch=Path(task.output_dir),
-        data_file=task.data_file,
+        provisions=Provisions(
+            checkpoint_dir=None if task.checkpoint_dir is None else Path(task.checkpoint_dir),
+            checkpoint_bytes=task.checkpoint_bytes,
+            cache=_cache(task, run),
+            graphs={name: Path(path) for name, path in task.metric_graphs.items()},
+            extra_bytes=task.extra_bytes,
+            reached=reached,
+            scratch=Path(task.output_dir),
+            data_file=task.data_file,
+        ),
     )
     output = Path(task.output_dir)
     result.content.move(output / MODEL_FILE)

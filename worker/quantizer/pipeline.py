@@ -6,7 +6,7 @@ load -> prepare -> plan -> statistics -> parameters -> emit -> evaluate -> repor
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -23,17 +23,16 @@ from service.contracts.report import Report
 from service.contracts.runner import DATA_FILE, DatasetSource
 from worker.quantizer.advice.advise import with_advice
 from worker.quantizer.costs import expected_phases, forward_seconds
-from worker.quantizer.data import Dataset, open_dataset
+from worker.quantizer.data import OpenDataset, open_dataset
 from worker.quantizer.data.random_inputs import random_dataset
 from worker.quantizer.emit import Emitted
 from worker.quantizer.emit.redundant import tidied
 from worker.quantizer.evaluation.decisions import publish_samples
 from worker.quantizer.evaluation.metrics import MetricFunction, Metrics
 from worker.quantizer.fallback.choice import falling_back
-from worker.quantizer.graph.mapped import forget_pages
+from worker.quantizer.graph.mapped import SpillFolder, forget_pages
 from worker.quantizer.graph.rewriting import PassOutcome
 from worker.quantizer.graph.serialized import ModelContent, copy_of, to_bytes
-from worker.quantizer.graph.spill import SpillFolder
 from worker.quantizer.intake.inspect import inspect_model, open_model
 from worker.quantizer.intake.loading import uploaded_bytes
 from worker.quantizer.modes.planning import check_devices, devices_of, kept_alike, plan_model, prepare_model
@@ -49,11 +48,10 @@ from worker.quantizer.report.plots import publish_ranges, publish_training
 from worker.quantizer.report.words import calibration_notes, nothing_quantized
 from worker.quantizer.run.cache import Cache
 from worker.quantizer.run.checkpoint import CheckpointStore
-from worker.quantizer.run.extra import ExtraFile, ExtraFiles
 from worker.quantizer.run.identity import origin, run_identity
 from worker.quantizer.run.interface import Run
 from worker.quantizer.run.progress import OverallRun, Stages
-from worker.quantizer.run.services import Services, nobody
+from worker.quantizer.run.services import ExtraFile, ExtraFiles, Services, nobody
 from worker.quantizer.runtime.host import cpu_notes
 from worker.quantizer.runtime.session import Session, is_heavy
 from worker.quantizer.sanity.examine import examine
@@ -75,6 +73,39 @@ class Result:
         return self.content.read()
 
 
+@dataclass(frozen=True)
+class Provisions:
+    """What a caller gives to a quantization beside the model and the data; nothing of it is needed.
+
+    Attributes:
+        checkpoint_dir: folder that keeps finished work for another attempt of the same run; None: nothing is kept.
+        checkpoint_bytes: that it may take; None: no limit.
+        cache: what earlier runs have computed; None: nothing is kept.
+        graphs: files of uploaded models that metrics and losses are given as, by id.
+        functions: Python functions that metrics of kind function are, by name; with any nothing is kept for other
+            attempts, since nobody can tell whether it would still hold.
+        extra_bytes: that files beside the model may take; None: no limit.
+        reached: see ``Services``.
+        scratch: folder on a disk for what is too large to be held; None: that of temporary files.
+        data_file: see ``Services``.
+    """
+
+    checkpoint_dir: Path | None = None
+    checkpoint_bytes: int | None = None
+    cache: Cache | None = None
+    graphs: Mapping[str, Path] = field(default_factory=dict)
+    functions: Mapping[str, MetricFunction] = field(default_factory=dict)
+    extra_bytes: int | None = None
+    reached: Callable[[str], None] = nobody
+    scratch: Path | None = None
+    data_file: str = DATA_FILE
+
+    def checkpoints(self, identity: str, run: Run) -> CheckpointStore:
+        """Of the run with this identity."""
+        folder, shared = (None, None) if self.functions else (self.checkpoint_dir, self.cache)
+        return CheckpointStore(folder, identity, limit_bytes=self.checkpoint_bytes, run=run, shared=shared)
+
+
 def quantize(
     model_path: Path,
     config: QuantizationConfig,
@@ -83,15 +114,7 @@ def quantize(
     *,
     run: Run,
     threads: int,
-    checkpoint_dir: Path | None = None,
-    checkpoint_bytes: int | None = None,
-    cache: Cache | None = None,
-    graphs: Mapping[str, Path] | None = None,
-    functions: Mapping[str, MetricFunction] | None = None,
-    extra_bytes: int | None = None,
-    reached: Callable[[str], None] = nobody,
-    scratch: Path | None = None,
-    data_file: str = DATA_FILE,
+    provisions: Provisions = Provisions(),
 ) -> Result:
     """Quantize a model and measure what that cost.
 
@@ -103,16 +126,7 @@ def quantize(
         evaluation: data that both models are compared on; the calibration data if None.
         run: progress, log, cancellation.
         threads: CPU threads.
-        checkpoint_dir: folder that keeps finished work for another attempt of the same run; None: nothing is kept.
-        checkpoint_bytes: that it may take; None: no limit.
-        cache: what earlier runs have computed; None: nothing is kept.
-        graphs: files of uploaded models that metrics and losses are given as, by id.
-        functions: Python functions that metrics of kind function are, by name; with any nothing is kept for other
-            attempts, since nobody can tell whether it would still hold.
-        extra_bytes: that files beside the model may take; None: no limit.
-        reached: see ``Services``.
-        scratch: folder on a disk for what is too large to be held; None: that of temporary files.
-        data_file: see ``Services``.
+        provisions: what the caller gives to it.
 
     Raises:
         ModelError: the model cannot be used or is quantized already.
@@ -122,23 +136,7 @@ def quantize(
         EngineError: the engine or the runtime failed on a valid input.
         CanceledError: the run was canceled.
     """
-    found = fill(
-        model_path,
-        config,
-        calibration,
-        evaluation,
-        run=run,
-        threads=threads,
-        checkpoint_dir=checkpoint_dir,
-        checkpoint_bytes=checkpoint_bytes,
-        cache=cache,
-        graphs=graphs,
-        functions=functions,
-        extra_bytes=extra_bytes,
-        reached=reached,
-        scratch=scratch,
-        data_file=data_file,
-    )
+    found = fill(model_path, config, calibration, evaluation, run=run, threads=threads, provisions=provisions)
     done = as_written(found.emit(), found)
     made = make_report(done, found.case, found.services)
     done, made = falling_back(done, made, found)
@@ -158,22 +156,14 @@ def fill(
     *,
     run: Run,
     threads: int,
-    checkpoint_dir: Path | None = None,
-    checkpoint_bytes: int | None = None,
-    cache: Cache | None = None,
-    graphs: Mapping[str, Path] | None = None,
-    functions: Mapping[str, MetricFunction] | None = None,
-    extra_bytes: int | None = None,
-    reached: Callable[[str], None] = nobody,
-    scratch: Path | None = None,
-    data_file: str = DATA_FILE,
+    provisions: Provisions = Provisions(),
 ) -> Quantizing:
     """Do what ``quantize`` does up to the filled plan: load, prepare, plan, calibrate, run the algorithms.
 
     Args and errors are those of ``quantize``.
     """
-    run = overall = OverallRun(run)
-    stages = Stages(overall)
+    run, graphs = OverallRun(run), provisions.graphs
+    stages = Stages(run)
     with stages.stage("load"):
         run.progress("load")
         check_devices(config)
@@ -183,33 +173,29 @@ def fill(
         calibration_data = _calibration(calibration, summary, config, float_session)
         evaluation_data = None if evaluation is None else _open(evaluation, summary, config, "evaluation dataset")
         check_training(config, inputs=summary.inputs, outputs=summary.outputs, data=calibration_data.summary)
-        metrics = Metrics(config.evaluation, summary.outputs, graphs=graphs, functions=functions, threads=threads)
+        metrics = Metrics(
+            config.evaluation, summary.outputs, graphs=graphs, functions=provisions.functions, threads=threads
+        )
         metrics.check(evaluation_data or calibration_data)
         _probe(metrics, float_session, calibration_data, evaluation_data, summary, config, run)
-        made_from = origin(summary, calibration_data, evaluation_data, graphs or {}, threads=threads)
-        case = Case(config, summary, calibration_data, evaluation_data, float_session, made_from, metrics, graphs or {})
+        made_from = origin(summary, calibration_data, evaluation_data, graphs, threads=threads)
+        case = Case(config, summary, calibration_data, evaluation_data, float_session, made_from, metrics, graphs)
         try:
             pass_seconds = forward_seconds(case, run)
         except UnsupportedModelError:
             inspect_model(model_path, threads=threads)  # names the node, as it does for an upload
             raise
-        overall.expect(expected_phases(case, graph=original.graph, sample_seconds=pass_seconds))
+        run.expect(expected_phases(case, graph=original.graph, sample_seconds=pass_seconds))
         identity = run_identity(config, made_from, devices=devices_of(config))
         services = Services(
             run=run,
             threads=threads,
             stages=stages,
-            checkpoint=CheckpointStore(
-                None if functions else checkpoint_dir,
-                identity,
-                limit_bytes=checkpoint_bytes,
-                run=run,
-                shared=None if functions else cache,
-            ),
-            files=ExtraFiles(extra_bytes),
-            reached=reached,
-            spill=SpillFolder(scratch) if is_heavy(original) else None,
-            data_file=data_file,
+            checkpoint=provisions.checkpoints(identity, run),
+            files=ExtraFiles(provisions.extra_bytes),
+            reached=provisions.reached,
+            spill=SpillFolder(provisions.scratch) if is_heavy(original) else None,
+            data_file=provisions.data_file,
         )
     with stages.stage("sanity"):
         run.progress("sanity")
@@ -375,8 +361,8 @@ def _load(
 def _probe(
     metrics: Metrics,
     session: Session,
-    calibration: Dataset,
-    evaluation: Dataset | None,
+    calibration: OpenDataset,
+    evaluation: OpenDataset | None,
     summary: ModelSummary,
     config: QuantizationConfig,
     run: Run,
@@ -398,13 +384,13 @@ def _tell_undone(undone: PassOutcome, done: QuantizedDraft) -> None:
 
 def _calibration(
     source: DatasetSource | None, model: ModelSummary, config: QuantizationConfig, session: Session
-) -> Dataset:
+) -> OpenDataset:
     if source is not None:
         return _open(source, model, config, "calibration dataset")
     return random_dataset(model.inputs, random_data_of(config), config.seed, session.run)
 
 
-def _open(source: DatasetSource, model: ModelSummary, config: QuantizationConfig, role: str) -> Dataset:
+def _open(source: DatasetSource, model: ModelSummary, config: QuantizationConfig, role: str) -> OpenDataset:
     data = open_dataset(Path(source.path), source.preprocessing)
     check_dataset(model, data.summary, role=role, labels_of_first=not config.evaluation.metrics)
     return data

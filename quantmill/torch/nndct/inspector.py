@@ -17,7 +17,7 @@ from quantmill.torch.nndct.recipe import make_recipe
 from quantmill.torch.verification import threads_here
 from service.contracts.graph_view import Inspection, NodeInspection
 from worker.quantizer.graph.metadata import module_paths
-from worker.quantizer.inspection import inspect_file
+from worker.quantizer.modes.planning import inspect_file
 
 
 class Inspector:

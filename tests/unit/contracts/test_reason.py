@@ -39,9 +39,13 @@ def test_a_code_is_declared_once_and_in_kebab_case() -> None:
 @pytest.mark.slow
 def test_the_page_of_the_docs_is_current() -> None:
     made = subprocess.run(
-        [sys.executable, "-m", "worker.quantizer.report.reasons"], cwd=ROOT, capture_output=True, text=True, check=True
+        [sys.executable, "-m", "worker.quantizer.pages", "reasons"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
     ).stdout
     assert made == (ROOT / "docs" / "reasons.md").read_text(), (
-        "run: python -m worker.quantizer.report.reasons > docs/reasons.md"
+        "run: python -m worker.quantizer.pages reasons > docs/reasons.md"
     )
     assert "| `no-integer-kernel` | {target} has no integer kernel for {op_type} | Replace" in made

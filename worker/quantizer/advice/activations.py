@@ -135,7 +135,7 @@ class ActivationNoise:
         alive = power > 0
         if not alive.any():
             return TensorNoise()
-        now, clipping, *narrower = (_mean_noise(errors, power, alive) for errors in self._seen.sums[1:])
+        now, clipping, *narrower = (mean_noise(errors, power, alive) for errors in self._seen.sums[1:])
         peak = self._seen.peak[alive]
         ratio = float(peak.max() / np.median(peak))
         if not isinstance(self._grid, IntegerGrid):
@@ -160,7 +160,7 @@ class ActivationNoise:
         )
 
 
-def _mean_noise(errors: np.ndarray, power: np.ndarray, alive: np.ndarray) -> float:
+def mean_noise(errors: np.ndarray, power: np.ndarray, alive: np.ndarray) -> float:
     """Mean over the living channels of error beside signal, each at most 1."""
     return float(np.minimum(errors[alive] / power[alive], 1.0).mean())
 

@@ -217,7 +217,7 @@ def find_candidates(damage: Damage, fitting: Fitting, *, sqnr_db: float | None) 
     rules = [rule for rule, _ in kept if not (rule.dear or rule.by_hand)]
     known = [candidate.fitted.config for candidate in found if candidate.fitted is not None]
     joined = []
-    for code, worth in ((TOGETHER, _worth), (THOROUGH, _regardless_of_time)):
+    for code, worth in ((TOGETHER, _worth), (THOROUGH, lambda _, taken: taken)):
         candidate = _together(code, rules, worth, damage, setting, fitting)
         if candidate is not None and candidate.fitted is not None and candidate.fitted.config not in known:
             known.append(candidate.fitted.config)
@@ -284,11 +284,6 @@ def _together(
 def _worth(rule: AdviceRule, taken: float) -> float:
     """Of two that give about as much, the one comes first that is quicker, or costs neither bytes nor time."""
     return taken / (1.0 + rule.cost / _DEAR_PASSES) / (2.0 if rule.dear else 1.0)
-
-
-def _regardless_of_time(rule: AdviceRule, taken: float) -> float:
-    """What takes away most comes first."""
-    return taken
 
 
 def _taken(rule: AdviceRule, left: dict[HarmKind, float]) -> float:

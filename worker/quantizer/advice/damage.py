@@ -16,9 +16,8 @@ import onnx_ir as ir
 
 from service.contracts.algorithms import CrossLayerEqualization
 from service.contracts.report import Cause, CausePlace, LayerFigures
-from worker.quantizer.advice.activations import ActivationNoise, ChannelPower
-from worker.quantizer.evaluation.metrics import Distances
-from worker.quantizer.evaluation.side_by_side import expected_outputs, side_by_side
+from worker.quantizer.advice.activations import ActivationNoise, ChannelPower, mean_noise
+from worker.quantizer.evaluation.compare import worst_distance_db
 from worker.quantizer.graph.values import is_constant, name_of, node_name
 from worker.quantizer.numerics.granularity import PER_TENSOR, PerAxis
 from worker.quantizer.numerics.integer import IntegerGrid
@@ -253,10 +252,11 @@ def _weight(node: ir.Node, plan: QuantizationPlan, parameters: Parameters, tally
         alive &= ~silent
     if not alive.any():
         return
-    noise = _noise(array, rounded, power, alive)
+    noise = mean_noise(np.square(rounded - array).sum(axis=1), power, alive)
     possible = noise
     if entry.granularity == PER_TENSOR and isinstance(rows, PerAxis) and isinstance(entry.quantization, IntegerGrid):
-        possible = min(noise, _noise(array, rows.rows(_per_channel(found.original, entry, rows)), power, alive))
+        better = rows.rows(_per_channel(found.original, entry, rows))
+        possible = min(noise, mean_noise(np.square(better - array).sum(axis=1), power, alive))
     ratio = float(size[alive].max() / np.median(size[alive]))
     name, few = node_name(node), f"{entry.spec.dtype}, {noise:.2g} of the signal is error"
     widest = f"the widest channel is {ratio:.3g} times the median one"
@@ -267,11 +267,6 @@ def _weight(node: ir.Node, plan: QuantizationPlan, parameters: Parameters, tally
         f"{widest}, {noise - possible:.2g} of the signal is error for it",
     )
     tally.add(HarmKind.WEIGHT_ROUNDING, name, possible, few)
-
-
-def _noise(array: np.ndarray, rounded: np.ndarray, power: np.ndarray, alive: np.ndarray) -> float:
-    errors = np.square(rounded - array).sum(axis=1)
-    return float(np.minimum(errors[alive] / power[alive], 1.0).mean())
 
 
 def _per_channel(array: np.ndarray, entry: WeightPlan, rows: PerAxis) -> np.ndarray:
@@ -290,7 +285,7 @@ def _bias(
     alive = power > 0
     if not alive.any():
         return
-    noise = float(np.minimum(error[alive] / power[alive], 1.0).mean())
+    noise = mean_noise(error, power, alive)
     largest = float(np.abs(found.unrounded).max(initial=0.0))
     fact = f"{entry.spec.dtype}, biases up to {largest:.3g}, {noise:.2g} of the signal is error"
     tally.add(HarmKind.BIAS_GRID, node_name(node), noise, fact)
@@ -342,14 +337,7 @@ def _saturation(draft: Draft, case: Case, services: Services, tally: _DamageTall
 
 
 def _distance_db(session: Session, case: Case, services: Services) -> float | None:
-    """SQNR of the worst output of a model on a few samples, against the float model."""
-    distances = Distances()
-    expected = expected_outputs(
-        case.float_session, case.measured_on, case.inputs, run=services.run, batch_size=1, last=_SAMPLES
-    )
-    for twins in side_by_side(session, expected, services.run):
-        distances.update(twins.pairs())
-    return distances.worst_db
+    return worst_distance_db(case.reference, session, limit=_SAMPLES, run=services.run)
 
 
 def _noise_of(sqnr_db: float) -> float:

@@ -264,9 +264,7 @@ class ConfigTrials:
         self._mended = False
         self._done = done
         labels = case.metrics.arrays if loss.by_metric else ()
-        self._expected = KeptOutputs(
-            case.float_session, case.measured_on, case.inputs, batch_size=_BATCH, arrays=labels
-        )
+        self._expected = KeptOutputs(case.reference, batch_size=_BATCH, arrays=labels)
         self.run = AdviceRun(services.run)
         self._timed = TimedRun(self.run, seconds)
 

@@ -1,6 +1,21 @@
 """Streaming datasets: arrays, pictures and sounds read in blocks of samples, as hostile input."""
 
-from worker.quantizer.data.dataset import ArrayDataset, Batch, Dataset, choose_batch_size, inspect_dataset, open_dataset
+from worker.quantizer.data.dataset import (
+    ArrayDataset,
+    OpenDataset,
+    SampleBatch,
+    choose_batch_size,
+    inspect_dataset,
+    open_dataset,
+)
 from worker.quantizer.data.random_inputs import RandomDataset
 
-__all__ = ["ArrayDataset", "Batch", "Dataset", "RandomDataset", "choose_batch_size", "inspect_dataset", "open_dataset"]
+__all__ = [
+    "ArrayDataset",
+    "OpenDataset",
+    "RandomDataset",
+    "SampleBatch",
+    "choose_batch_size",
+    "inspect_dataset",
+    "open_dataset",
+]

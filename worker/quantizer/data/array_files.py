@@ -6,6 +6,7 @@ import ast
 import json
 import math
 import struct
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -259,11 +260,8 @@ def read_npz(path: Path, *, max_total_bytes: int = DEFAULT_MAX_TOTAL_BYTES) -> d
 
 def _npy_array(member: ZipMember) -> StoredArray:
     name = member.name.removesuffix(".npy")
-    stream = member.open()
-    try:
+    with closing(member.open()) as stream:
         head = stream.read(min(_MAX_NPY_HEADER_BYTES, member.size_bytes))
-    finally:
-        stream.close()
     header = _parse_header(head, name)
     refusal = None
     if header.dtype.hasobject:

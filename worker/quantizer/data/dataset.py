@@ -31,7 +31,7 @@ Labels = np.ndarray[Any, np.dtype[np.int64]]
 
 
 @dataclass(frozen=True)
-class Batch:
+class SampleBatch:
     """Inputs for one run of a model.
 
     Attributes:
@@ -58,7 +58,7 @@ class Batch:
         return output
 
 
-class Dataset:
+class OpenDataset:
     """Arrays that share their first axis, and how they become model inputs.
 
     Args:
@@ -161,7 +161,7 @@ class Dataset:
         limit: int | None = None,
         start: int = 0,
         arrays: Collection[str | None] = (),
-    ) -> Iterator[Batch]:
+    ) -> Iterator[SampleBatch]:
         """Batches of consecutive samples; the next one is read while the caller works on the last.
 
         A batch mixes no shapes: it ends where the next sample of any array that it reads has another one.
@@ -188,7 +188,7 @@ class _Plan:
     """How the feeds of one pass are read and transformed."""
 
     def __init__(
-        self, dataset: Dataset, inputs: Sequence[TensorInfo], batch_size: int, arrays: Collection[str | None]
+        self, dataset: OpenDataset, inputs: Sequence[TensorInfo], batch_size: int, arrays: Collection[str | None]
     ) -> None:
         if batch_size < 1:
             raise ValueError(f"batch_size is {batch_size}, not positive")
@@ -217,7 +217,7 @@ class _Plan:
             self._asked[name] = source.name
             self._sources[source.name] = source
 
-    def run(self, first: int, total: int) -> Generator[Batch, None, None]:
+    def run(self, first: int, total: int) -> Generator[SampleBatch, None, None]:
         """The batches of the samples from ``first`` up to ``total``."""
         readers: dict[str, SampleReader] = {}
         try:
@@ -227,7 +227,7 @@ class _Plan:
                     readers[name].read(skipped)
             for start, valid in pieces(self._sources.values(), first, total, self._batch_size):
                 blocks = {name: reader.read(valid) for name, reader in readers.items()}
-                yield Batch(
+                yield SampleBatch(
                     feeds={
                         name: self._feed(blocks[array], transform, whole)
                         for name, array, transform, whole in self._feeds
@@ -252,7 +252,7 @@ class _Plan:
         return values
 
 
-def _read_ahead(batches: Generator[Batch, None, None]) -> Iterator[Batch]:
+def _read_ahead(batches: Generator[SampleBatch, None, None]) -> Iterator[SampleBatch]:
     """Prepare at most one batch in a thread of its own; unpacking and arithmetic release the interpreter lock.
 
     A caller that stops early may leave this to the garbage collector, which comes at any moment, also while the same
@@ -260,7 +260,7 @@ def _read_ahead(batches: Generator[Batch, None, None]) -> Iterator[Batch]:
     thread that reads them. ``SimpleQueue.put`` is made for such moments.
     """
     wanted: SimpleQueue[bool] = SimpleQueue()
-    found: SimpleQueue[Batch | BaseException | None] = SimpleQueue()
+    found: SimpleQueue[SampleBatch | BaseException | None] = SimpleQueue()
     threading.Thread(target=_read, args=(batches, wanted, found), name="read-ahead", daemon=True).start()
     wanted.put(True)
     try:
@@ -274,12 +274,12 @@ def _read_ahead(batches: Generator[Batch, None, None]) -> Iterator[Batch]:
 
 
 def _read(
-    batches: Generator[Batch, None, None],
+    batches: Generator[SampleBatch, None, None],
     wanted: SimpleQueue[bool],
-    found: SimpleQueue[Batch | BaseException | None],
+    found: SimpleQueue[SampleBatch | BaseException | None],
 ) -> None:
     """Read a batch for each that is wanted; None is the end, and an error is one, too."""
-    batch: Batch | BaseException | None
+    batch: SampleBatch | BaseException | None
     try:
         while wanted.get():
             try:
@@ -287,13 +287,13 @@ def _read(
             except BaseException as error:  # noqa: BLE001 - raised where the batch is wanted
                 batch = error
             found.put(batch)
-            if not isinstance(batch, Batch):
+            if not isinstance(batch, SampleBatch):
                 return
     finally:
         batches.close()
 
 
-class FileDataset(Dataset):
+class FileDataset(OpenDataset):
     """A dataset in a file; see ``open_dataset``. ``media`` is set for archives of pictures or sounds."""
 
     def __init__(self, path: Path, preprocessing: PreprocessingSpec, *, max_total_bytes: int) -> None:
@@ -318,7 +318,7 @@ class FileDataset(Dataset):
         return Identity("npz" if self._format == "npz" else "safetensors", size_bytes, sha256)
 
 
-class ArrayDataset(Dataset):
+class ArrayDataset(OpenDataset):
     """A dataset in memory.
 
     Args:
@@ -376,7 +376,7 @@ def holds_whole_inputs(tensor: TensorInfo, fed: tuple[int | None, ...]) -> bool:
     return tensor.shape is not None and len(fed) == len(tensor.shape) + 1
 
 
-def choose_batch_size(inputs: Sequence[TensorInfo], dataset: Dataset, preferred: int) -> int:
+def choose_batch_size(inputs: Sequence[TensorInfo], dataset: OpenDataset, preferred: int) -> int:
     """Samples per run: 1 if an array holds whole inputs, else the model's fixed first axis, else ``preferred``.
 
     Raises:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -130,19 +131,14 @@ class _RaggedReader:
             hint = "Pad or cut the samples to one shape."
             raise array_fault(DatasetArraysError, array.name, why, hint=hint, sample=other)
         self._at = end
-        blocks = [_read_one(sample) for sample in array.samples[start:end]]
+        blocks = []
+        for sample in array.samples[start:end]:
+            with closing(sample.open()) as reader:
+                blocks.append(reader.read(1))
         return np.concatenate(blocks) if len(blocks) > 1 else blocks[0]
 
     def close(self) -> None:
         """Nothing to give back: every sample is closed once it is read."""
-
-
-def _read_one(sample: ArraySource) -> Array:
-    reader = sample.open()
-    try:
-        return reader.read(1)
-    finally:
-        reader.close()
 
 
 def grouped(stored: Mapping[str, ArraySource]) -> dict[str, ArraySource]:

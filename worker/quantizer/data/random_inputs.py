@@ -17,7 +17,7 @@ from service.contracts.dataset import InputSpec, PreprocessingSpec, RandomCalibr
 from service.contracts.errors import DatasetMismatchError, FieldProblem, InvalidConfigError, UnsupportedModelError
 from service.contracts.model import TensorInfo
 from service.contracts.specs import TensorRange
-from worker.quantizer.data.dataset import Dataset
+from worker.quantizer.data.dataset import OpenDataset
 from worker.quantizer.data.preprocess import model_dtype
 from worker.quantizer.data.stored import Array, SampleReader
 from worker.quantizer.data.summary import Identity
@@ -79,7 +79,7 @@ class _RandomReader:
         """Nothing to give back."""
 
 
-class RandomDataset(Dataset):
+class RandomDataset(OpenDataset):
     """Random inputs of a model; every sample holds whole inputs, for one run each.
 
     Args:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -218,11 +219,8 @@ def read_labels(array: ArraySource) -> np.ndarray[Any, np.dtype[np.int64]]:
     Raises:
         DatasetLabelsError: a negative label, or one beyond int64.
     """
-    reader = array.open()
-    try:
+    with closing(array.open()) as reader:
         values = reader.read(array.shape[0]).reshape(-1)
-    finally:
-        reader.close()
     wide = values.astype(np.int64)
     bad = np.flatnonzero(wide < 0)  # what is beyond int64 wraps around to negative
     if bad.size:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -30,12 +29,13 @@ from worker.quantizer.evaluation.decisions import class_outputs, publish_samples
 from worker.quantizer.evaluation.gate import judge, metric_figures
 from worker.quantizer.evaluation.latency import measure_latency
 from worker.quantizer.evaluation.metrics import Metrics
+from worker.quantizer.evaluation.side_by_side import Reference
 from worker.quantizer.intake.inspect import open_model
 from worker.quantizer.intake.provenance import read_provenance
-from worker.quantizer.run.extra import ExtraFiles, write_files
 from worker.quantizer.run.identity import library_versions
 from worker.quantizer.run.interface import Run
 from worker.quantizer.run.progress import Stages
+from worker.quantizer.run.services import ExtraFiles, write_files
 from worker.quantizer.runtime.session import Session
 
 # Of the specification in a request for an evaluation.
@@ -53,19 +53,6 @@ class Evaluated:
 
     report: EvaluationReport
     samples: dict[str, np.ndarray]
-
-
-def evaluate_files(
-    model: Path,
-    evaluation: DatasetSource,
-    reference: Path | None,
-    *,
-    threads: int,
-    run: Run,
-    spec: EvaluationSpec | None = None,
-) -> dict[str, Any]:
-    """The report of ``evaluated`` ready for JSON; arguments and errors are the same."""
-    return evaluated(model, evaluation, reference, threads=threads, run=run, spec=spec).report.to_json_dict()
 
 
 def evaluate_task(task: EvaluateTask, run: Run) -> EvaluateResult:
@@ -139,21 +126,12 @@ def evaluated(
             _check_outputs(other, session)
         metrics.probe(other, data, summary.inputs, run, role="evaluation dataset")
     with stages.stage("evaluation"):
-        comparison = compare(
-            other,
-            session,
-            data,
-            summary.inputs,
-            source="evaluation",
-            metrics=metrics,
-            run=run,
-            classes=class_outputs(graph, spec, data.summary.labels),
-        )
+        held_against = Reference(other, data, summary.inputs)
+        classes = class_outputs(graph, spec, data.summary.labels)
+        comparison = compare(held_against, session, metrics=metrics, run=run, classes=classes)
     with stages.stage("latency"):
         run.progress("latency")
-        latency = measure_latency(
-            other, session, data, summary.inputs, runs=spec.latency_runs, threads=threads, run=run
-        )
+        latency = measure_latency(held_against, session, runs=spec.latency_runs, threads=threads, run=run)
     compared = reference is not None
     figures = EvaluatedModel(
         metrics=comparison.quantized_metrics,

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
 
 import numpy as np
 
 from service.contracts.errors import EngineError
 from service.contracts.evaluation import EvaluationSpec
-from service.contracts.model import TensorInfo
 from service.contracts.report import Fidelity, Interval, OutputFidelity
-from worker.quantizer.data import Batch, Dataset
+from worker.quantizer.data import SampleBatch
 from worker.quantizer.evaluation.certainty import interval_of
 from worker.quantizer.evaluation.contributions import DenseSums
 from worker.quantizer.evaluation.decisions import OutputDecisions, metric_columns
-from worker.quantizer.evaluation.metrics import AgreementRate, Distance, Metrics, MetricSet
+from worker.quantizer.evaluation.metrics import AgreementRate, Distance, Distances, Metrics, MetricSet
 from worker.quantizer.evaluation.metrics.distances import power_sums, sqnr_of
-from worker.quantizer.evaluation.side_by_side import expected_outputs, side_by_side
+from worker.quantizer.evaluation.side_by_side import Reference, Source, side_by_side
 from worker.quantizer.run.interface import Run
 from worker.quantizer.runtime.session import Session
 
@@ -28,7 +26,6 @@ _EVALUATION_BATCH = 8
 _FIRST_LOOK_SAMPLES, _POOR_AGREEMENT_PERCENT, _POOR_SQNR_DB = 100, 95.0, 10.0
 # Of intervals, where the gate asks for none.
 DEFAULT_CONFIDENCE = 0.95
-Source = Literal["evaluation", "calibration", "random"]
 
 
 @dataclass
@@ -91,12 +88,9 @@ class ModelComparison:
 
 
 def compare(
-    reference: Session,
+    reference: Reference,
     quantized: Session,
-    data: Dataset,
-    inputs: Sequence[TensorInfo],
     *,
-    source: Source,
     metrics: Metrics | None = None,
     limit: int | None = None,
     run: Run,
@@ -107,11 +101,8 @@ def compare(
     """Feed every sample to both models.
 
     Args:
-        reference: float model.
+        reference: float model, and the evaluation (or calibration) set.
         quantized: its twin, with the same outputs.
-        data: evaluation (or calibration) set.
-        inputs: the models' inputs.
-        source: what that data is, for the report.
         metrics: what to measure; None: top1 and top5 of the first output, where there are class labels for it.
         limit: use only the first ``limit`` samples.
         run: told of progress.
@@ -125,19 +116,17 @@ def compare(
         InvalidConfigError: an output or a label does not fit a declared metric.
         CanceledError: the run was canceled.
     """
-    names = reference.output_names
+    names = reference.session.output_names
     figures = {name: _OutputFigures() for name in names}
     metrics = metrics or Metrics(EvaluationSpec(), ())
     float_set, quantized_set = metrics.start(), metrics.start()
     labels = metrics.class_labels(names)
     decided = {name: OutputDecisions() for name in labels}
     confidence = metrics.spec.gate.confidence or DEFAULT_CONFIDENCE
-    total = data.samples if limit is None else min(limit, data.samples)
+    total = reference.data.samples if limit is None else min(limit, reference.data.samples)
     run.progress(stage, 0, total, "samples")
     done, looked_at = 0, _FIRST_LOOK_SAMPLES
-    expected = expected_outputs(
-        reference, data, inputs, run=run, batch_size=_EVALUATION_BATCH, last=limit, arrays=metrics.arrays
-    )
+    expected = reference.outputs(run, batch_size=_EVALUATION_BATCH, last=limit, arrays=metrics.arrays)
     for twins in side_by_side(quantized, expected, run):
         for name, one, other in twins.pairs():
             _update(figures[name], name, one, other, twins.batch.valid)
@@ -161,7 +150,7 @@ def compare(
     return ModelComparison(
         float_set,
         quantized_set,
-        fidelity=_fidelity(figures, done, source, confidence),
+        fidelity=_fidelity(figures, done, reference.source, confidence),
         labels_used=labels_used,
         non_finite=tuple(name for name, found in figures.items() if found.distance.is_undefined),
         decisions=decided,
@@ -178,7 +167,7 @@ def _is_poor(figures: _OutputFigures, samples: int) -> bool:
     return agreement < 100.0 * (share - 3.0 * math.sqrt(share * (1.0 - share) / samples))
 
 
-def _labels(batch: Batch, array: str | None) -> np.ndarray | None:
+def _labels(batch: SampleBatch, array: str | None) -> np.ndarray | None:
     """The array of this name, or the labels."""
     found = batch.arrays.get(array)
     return batch.labels if array is None and found is None else found
@@ -234,11 +223,9 @@ def _fidelity(figures: Mapping[str, _OutputFigures], samples: int, source: Sourc
 
 
 def layer_distances(
-    reference: Session,
+    reference: Reference,
     quantized: Session,
     pairs: Mapping[str, tuple[str, str]],
-    data: Dataset,
-    inputs: Sequence[TensorInfo],
     *,
     limit: int,
     run: Run,
@@ -247,20 +234,18 @@ def layer_distances(
     """SQNR in dB of inner tensors, by layer.
 
     Args:
-        reference: float model with the first names of ``pairs`` as outputs.
+        reference: float model with the first names of ``pairs`` as outputs, and the samples to measure on.
         quantized: quantized model with the second names as outputs.
         pairs: by layer name: tensor of the float model, tensor of the quantized model.
-        data: samples to measure on.
-        inputs: the models' inputs.
         limit: samples to run.
         run: told of progress.
         seen: given, sample by sample, every layer and its tensor of the float model.
     """
     distances = {layer: Distance() for layer in pairs}
     wanted, twins = (list(dict.fromkeys(pair[k] for pair in pairs.values())) for k in (0, 1))
-    total = min(limit, data.samples)
+    total = min(limit, reference.data.samples)
     done = 0
-    expected = expected_outputs(reference, data, inputs, run=run, batch_size=1, last=limit, outputs=wanted)
+    expected = reference.outputs(run, batch_size=1, last=limit, names=wanted)
     for pair in side_by_side(quantized, expected, run, outputs=twins):
         for layer, (a, b) in pairs.items():
             one, other = pair.batch.cut(pair.expected[a]), pair.batch.cut(pair.got[b])
@@ -271,3 +256,16 @@ def layer_distances(
         done += pair.batch.valid
         run.progress("layers", done, total, "samples")
     return {layer: _round(distance.sqnr_db, 3) for layer, distance in distances.items()}
+
+
+def worst_distance_db(reference: Reference, other: Session, *, limit: int, run: Run) -> float | None:
+    """SQNR in dB of the model's worst output over the first samples, one by one; None if it is not finite.
+
+    Raises:
+        EngineError: the runtime failed.
+        CanceledError: the run was canceled.
+    """
+    distances = Distances()
+    for twins in side_by_side(other, reference.outputs(run, batch_size=1, last=limit), run):
+        distances.update(twins.pairs())
+    return distances.worst_db

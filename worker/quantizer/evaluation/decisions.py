@@ -22,8 +22,8 @@ from worker.quantizer.evaluation.metrics.distances import are_probabilities, cla
 from worker.quantizer.graph.values import is_constant
 from worker.quantizer.ops.record import Family, Scores
 from worker.quantizer.ops.table import operator
-from worker.quantizer.run.extra import ExtraFile, ExtraFiles
 from worker.quantizer.run.interface import Run
+from worker.quantizer.run.services import ExtraFile, ExtraFiles
 
 FILE_NAME = "samples.npz"
 # No time of day: the same decisions give the same bytes.
@@ -203,8 +203,7 @@ def _confidence(output: Array, samples: int) -> Array | None:
 # 2. no metric is declared, and the labels are class numbers that fit the first output; labels that are floats say that
 #    it is none, integers of another shape (those of places, filled up with -1, say) say nothing;
 # 3. the network says so: behind a Softmax it does, behind a normalization, a Relu or a Tanh it does not; neither does
-# an
-#    output with the shape of an input, which a network restores or cleans;
+#    an output with the shape of an input, which a network restores or cleans;
 # 4. it is [samples, classes], comes from a linear layer, a pooling or a Sigmoid, and its name speaks of nothing else.
 #
 # Everything else, such as maps, pictures, sounds, boxes and sequences of vectors without one of these signs, does not.
@@ -227,17 +226,14 @@ def class_outputs(model: ir.Model, spec: EvaluationSpec, labels: LabelSummary | 
     """
     names = [value.name or "" for value in model.graph.outputs]
     declared = _declared(spec, names)
-    if labels is not None and not _are_integers(labels) and not spec.metrics and names:
+    integers = labels is None or labels.are_classes or (labels.dtype or "").startswith(("int", "uint"))
+    if not integers and not spec.metrics and names:
         declared.setdefault(names[0], False)
     found = set()
     for name, value in zip(names, model.graph.outputs, strict=True):
         if declared[name] if name in declared else _looks_like_scores(value, model.graph):
             found.add(name)
     return frozenset(found)
-
-
-def _are_integers(labels: LabelSummary) -> bool:
-    return labels.are_classes or (labels.dtype or "").startswith(("int", "uint"))
 
 
 def _declared(spec: EvaluationSpec, names: list[str]) -> dict[str, bool]:

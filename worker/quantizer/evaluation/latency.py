@@ -18,9 +18,8 @@ from math import comb
 
 import numpy as np
 
-from service.contracts.model import TensorInfo
 from service.contracts.report import Interval, LatencyFigures, MachineLoad
-from worker.quantizer.data import Dataset, choose_batch_size
+from worker.quantizer.evaluation.side_by_side import Reference
 from worker.quantizer.run.interface import Run
 from worker.quantizer.runtime.host import LoadMeter
 from worker.quantizer.runtime.session import Session
@@ -37,10 +36,8 @@ _CONFIDENCE = 0.95
 
 
 def measure_latency(
-    reference: Session,
+    reference: Reference,
     quantized: Session,
-    data: Dataset,
-    inputs: Sequence[TensorInfo],
     *,
     runs: int,
     threads: int,
@@ -49,10 +46,8 @@ def measure_latency(
     """Time one run of either model at the smallest batch, in turn after a warm-up.
 
     Args:
-        reference: float model.
+        reference: float model, and the data whose first sample both are fed.
         quantized: its twin.
-        data: whose first sample both are fed.
-        inputs: the models'.
         runs: the least number of timed runs of either; 8 at least. Up to ten times as many, for a few seconds, where
             the interval is wide.
         threads: that the sessions use, to be told.
@@ -63,8 +58,8 @@ def measure_latency(
         EngineError: the runtime failed.
         CanceledError: the run was canceled.
     """
-    batch = next(iter(data.batches(inputs, choose_batch_size(inputs, data, 1), limit=1)))
-    sides = [partial(session.run, batch.feeds) for session in (reference, quantized)]
+    batch = next(iter(reference.batches(1, last=1)))
+    sides = [partial(session.run, batch.feeds) for session in (reference.session, quantized)]
     for _ in range(_WARMUP_PAIRS):
         run.check()
         for side in sides:

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import onnx_ir as ir
 
 from service.contracts.model import TensorInfo
-from worker.quantizer.data import Batch, Dataset, choose_batch_size
+from worker.quantizer.data import OpenDataset, SampleBatch, choose_batch_size
 from worker.quantizer.evaluation.certainty import Evidence
 from worker.quantizer.evaluation.metrics import Metrics
 from worker.quantizer.preparation.layout import TO_NHWC
 from worker.quantizer.run.interface import Run
-from worker.quantizer.runtime.session import Session
+from worker.quantizer.runtime.session import Session, SessionSettings
+
+Source = Literal["evaluation", "calibration", "random"]
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class Expected:
         outputs: by name, with the samples that fill up; a sequence is a list of arrays.
     """
 
-    batch: Batch
+    batch: SampleBatch
     outputs: dict[str, Any]
 
     @property
@@ -49,7 +50,7 @@ class Twins:
         got: those of the other model, likewise.
     """
 
-    batch: Batch
+    batch: SampleBatch
     expected: dict[str, Any]
     got: dict[str, Any]
 
@@ -63,50 +64,70 @@ class Twins:
                 yield name, self.batch.cut(one), self.batch.cut(other)
 
 
-def expected_outputs(
-    session: Session,
-    data: Dataset,
-    inputs: Sequence[TensorInfo],
-    *,
-    run: Run,
-    batch_size: int,
-    first: int = 0,
-    last: int | None = None,
-    outputs: Sequence[str] | None = None,
-    arrays: Collection[str | None] = (),
-) -> Iterator[Expected]:
-    """Run the float model.
+@dataclass(frozen=True)
+class Reference:
+    """The float model, and the samples on which others are held against it.
 
-    Args:
-        session: the float model.
+    Attributes:
+        session: of the float model.
         data: whose samples.
         inputs: the model's.
-        run: asked before every batch whether to stop.
-        batch_size: samples per batch, where the model lets one choose.
-        first: number of the first sample.
-        last: number of the sample to stop before; None: all.
-        outputs: names of those wanted; None for all.
-        arrays: of the dataset, to hand out beside the samples; None being the labels.
-
-    Raises:
-        DatasetError: the data is damaged or does not fit the model.
-        EngineError: the runtime failed.
-        CanceledError: the run was canceled.
+        source: what the data is, for the report.
     """
-    names = list(session.output_names if outputs is None else outputs)
-    size = choose_batch_size(inputs, data, batch_size)
-    for batch in data.batches(inputs, size, start=first, limit=last, arrays=arrays):
-        run.check()
-        yield Expected(batch, dict(zip(names, session.run(batch.feeds, names, start=batch.start), strict=True)))
+
+    session: Session
+    data: OpenDataset
+    inputs: Sequence[TensorInfo]
+    source: Source = "evaluation"
+
+    def outputs(
+        self,
+        run: Run,
+        *,
+        batch_size: int,
+        first: int = 0,
+        last: int | None = None,
+        names: Sequence[str] | None = None,
+        arrays: Collection[str | None] = (),
+    ) -> Iterator[Expected]:
+        """Run the float model.
+
+        Args:
+            run: asked before every batch whether to stop.
+            batch_size: samples per batch, where the model lets one choose.
+            first: number of the first sample.
+            last: number of the sample to stop before; None: all.
+            names: of the outputs wanted; None for all.
+            arrays: of the dataset, to hand out beside the samples; None being the labels.
+
+        Raises:
+            DatasetError: the data is damaged or does not fit the model.
+            EngineError: the runtime failed.
+            CanceledError: the run was canceled.
+        """
+        names = list(self.session.output_names if names is None else names)
+        for batch in self.batches(batch_size, first=first, last=last, arrays=arrays):
+            run.check()
+            found = self.session.run(batch.feeds, names, start=batch.start)
+            yield Expected(batch, dict(zip(names, found, strict=True)))
+
+    def batches(
+        self, size: int, *, first: int = 0, last: int | None = None, arrays: Collection[str | None] = ()
+    ) -> Iterator[SampleBatch]:
+        """The samples of ``outputs`` as the model takes them.
+
+        Raises:
+            DatasetError: the data is damaged or does not fit the model.
+        """
+        size = choose_batch_size(self.inputs, self.data, size)
+        return self.data.batches(self.inputs, size, start=first, limit=last, arrays=arrays)
 
 
 class KeptOutputs:
     """What the float model makes of data that is run on more than once; kept where it is not too large.
 
     Args:
-        session: the float model.
-        data: whose samples.
-        inputs: the model's.
+        reference: the float model and the data.
         batch_size: samples per batch, where the model lets one choose.
         arrays: of the dataset, to hand out beside the samples; None being the labels.
         most_bytes: that outputs may take to be kept.
@@ -114,16 +135,14 @@ class KeptOutputs:
 
     def __init__(
         self,
-        session: Session,
-        data: Dataset,
-        inputs: Sequence[TensorInfo],
+        reference: Reference,
         *,
         batch_size: int,
         arrays: Collection[str | None] = (),
         most_bytes: int = 256 * 2**20,
     ) -> None:
-        self._session, self._data, self._inputs = session, data, inputs
-        self._batch_size, self._arrays, self._most_bytes = batch_size, arrays, most_bytes
+        self._reference, self._most_bytes = reference, most_bytes
+        self._batch_size, self._arrays = batch_size, arrays
         self._kept: list[dict[str, Any]] | None = None
 
     def batches(self, run: Run) -> Iterator[Expected]:
@@ -135,15 +154,12 @@ class KeptOutputs:
             CanceledError: the run was canceled.
         """
         if self._kept is not None:
-            size = choose_batch_size(self._inputs, self._data, self._batch_size)
-            batches = self._data.batches(self._inputs, size, arrays=self._arrays)
+            batches = self._reference.batches(self._batch_size, arrays=self._arrays)
             yield from (Expected(batch, outputs) for batch, outputs in zip(batches, self._kept, strict=True))
             return
         kept: list[dict[str, Any]] = []
         taken_bytes = 0
-        for one in expected_outputs(
-            self._session, self._data, self._inputs, run=run, batch_size=self._batch_size, arrays=self._arrays
-        ):
+        for one in self._reference.outputs(run, batch_size=self._batch_size, arrays=self._arrays):
             taken_bytes += sum(array.nbytes for array in one.outputs.values() if isinstance(array, np.ndarray))
             if taken_bytes <= self._most_bytes:
                 kept.append(one.outputs)
@@ -173,7 +189,7 @@ def side_by_side(
         yield Twins(one.batch, one.outputs, dict(zip(names, got, strict=True)))
 
 
-class Measurement:
+class MetricMeasurement:
     """All metrics over all batches, and what each sample adds to one of them.
 
     Args:
@@ -218,8 +234,7 @@ class NhwcSession(Session):
         inputs: names of the inputs that take NHWC.
         threads: intra-op threads.
         what: words for error messages.
-        packed: see ``Session``.
-        profile: likewise.
+        settings: see ``Session``.
     """
 
     def __init__(
@@ -229,10 +244,9 @@ class NhwcSession(Session):
         *,
         threads: int,
         what: str = "model",
-        packed: bool = False,
-        profile: Path | None = None,
+        settings: SessionSettings | None = None,
     ) -> None:
-        super().__init__(model, threads=threads, what=what, packed=packed, profile=profile)
+        super().__init__(model, threads=threads, what=what, settings=settings or SessionSettings())
         self._inputs = frozenset(inputs)
         self._feeds: dict[str, np.ndarray] | None = None
         self._fed: dict[str, np.ndarray] = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from service.contracts.evaluation import Gate
@@ -31,7 +31,7 @@ from worker.quantizer.report.assemble import Assembled, make_report
 from worker.quantizer.run.interface import Run
 from worker.quantizer.run.services import Services
 from worker.quantizer.runtime.session import Session
-from worker.quantizer.search.goal import SearchGoals, with_outcomes
+from worker.quantizer.search.goal import SearchGoals
 from worker.quantizer.search.trials import ModelBuilder, OutOfTimeError, TimedRun
 
 # Parts of the time: when regions have been tried by themselves, and when they have been taken off together. The rest is
@@ -126,7 +126,9 @@ def falling_back(
         if chosen.kind == "planned":
             report = made.report
         else:
-            done = chosen.done if chosen.outcomes is None else with_outcomes(chosen.done, chosen.outcomes)
+            done = chosen.done
+            if chosen.outcomes is not None:
+                done = replace(done, filled=replace(done.filled, outcomes=list(chosen.outcomes)))
             made = make_report(done, builder.case, builder.services)
             report = made.report if chosen.kind == "reduced" else _of_float(made.report, gate)
     notes = (told.reason, *report.notes)
@@ -216,10 +218,8 @@ class _Choice:
     def _measured(self, reference: Session, other: Session, run: Run) -> LatencyFigures:
         case = self._case
         return measure_latency(
-            reference,
+            replace(case.reference, session=reference),
             other,
-            case.measured_on,
-            case.inputs,
             runs=case.config.evaluation.latency_runs,
             threads=self._threads,
             run=run,
@@ -267,11 +267,8 @@ class _Choice:
         elif gate.is_empty:
             return (), None
         comparison = compare(
-            case.float_session,
+            case.reference,
             session,
-            case.measured_on,
-            case.inputs,
-            source=case.source,
             metrics=case.metrics,
             run=self._timed,
             stage="fallback",

@@ -70,13 +70,11 @@ def regions(graph: ir.Graph, plan: QuantizationPlan) -> tuple[QdqRegion, ...]:
         for names in _components(quantized, lambda one, other: kinds[one] == kinds[other])
     ]
     every = frozenset(kinds)
-    ordered = [region for part in (found, joined, alike) for region in sorted(part, key=_largest_first)]
+    for part in (found, joined, alike):
+        part.sort(key=lambda region: (-len(region.nodes), min(region.nodes)))
+    ordered = [*found, *joined, *alike]
     unique = {region.nodes: region for region in reversed(ordered)}
     return tuple(region for region in ordered if unique[region.nodes] is region and region.nodes != every)
-
-
-def _largest_first(region: QdqRegion) -> tuple[int, str]:
-    return -len(region.nodes), min(region.nodes)
 
 
 def _kinds(nodes: Iterable[ir.Node], plan: QuantizationPlan) -> dict[str, str]:

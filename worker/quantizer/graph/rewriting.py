@@ -165,6 +165,27 @@ class Editor:
             made.outputs[0].dtype = dtype
         return made
 
+    def too_old(self, op_type: str, needed: int) -> Reason | None:
+        """The reason where the model's opset does not know ``op_type``, which came with opset ``needed``."""
+        known = self.opset is not None and self.opset >= needed
+        return None if known else OPSET_TOO_OLD(op_type=op_type, needed=needed, opset=self.opset)
+
+    def fused(
+        self,
+        op_type: str,
+        source: ir.Value,
+        nodes: Sequence[ir.Node],
+        result: ir.Value,
+        attributes: Mapping[str, Attribute] | None = None,
+    ) -> Rewrite | Reason:
+        """One node of ``source`` in the place of ``nodes``, one of which makes ``result``; or why it cannot be."""
+        if not is_float32(source):
+            return INPUT_NOT_FLOAT32()
+        if not enclosed(nodes, [result]):
+            return INNER_READ_ELSEWHERE()
+        made = self.node(op_type, [source], node_name(result.producer() or nodes[-1]), attributes)
+        return Rewrite(nodes, [made], [(result, made.outputs[0])], source=source)
+
 
 Rule = Callable[[ir.Node, Editor], Rewrite | Reason | None]
 

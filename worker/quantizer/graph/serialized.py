@@ -16,8 +16,7 @@ from google.protobuf.message import EncodeError, Message
 
 from service.contracts.errors import UnsupportedModelError
 from worker.quantizer.graph import sizes
-from worker.quantizer.graph.mapped import forget, raw_bytes
-from worker.quantizer.graph.spill import SpillFolder
+from worker.quantizer.graph.mapped import SpillFolder, forget, raw_bytes
 
 # A model's proto without its large weights, for tools that want a proto but no weights.
 #
@@ -25,10 +24,10 @@ from worker.quantizer.graph.spill import SpillFolder
 # stand in the proto as references to external data that is not there; ``restore`` puts the tensors back.
 
 _KEPT_BYTES = 16 * 1024
-_LOCATION = "skeleton/"
+_LOCATION = "skeleton/"  # keys of kept work are digests of protos with it
 
 
-class Skeleton:
+class WeightlessProto:
     """The proto of a model, which stays as it is, with references in place of large initializers.
 
     Args:
@@ -104,9 +103,9 @@ def inline(stored: onnx.TensorProto, tensor: ir.TensorProtocol) -> None:
 
 def copy_of(model: ir.Model) -> ir.Model:
     """A model of its own that shares the large weights, which nobody writes into."""
-    skeleton = Skeleton(model)
-    copy: ir.Model = ir.from_proto(skeleton.proto)
-    skeleton.restore(copy)
+    weightless = WeightlessProto(model)
+    copy: ir.Model = ir.from_proto(weightless.proto)
+    weightless.restore(copy)
     return copy
 
 
@@ -206,14 +205,15 @@ class ModelContent:
         """
         folder = spill.subfolder()
         path, data = folder / "model.onnx", folder / data_name
-        skeleton = Skeleton(model, subgraphs=False)
-        if len(serialized(skeleton.proto)) + sum(one.nbytes for one in skeleton.weights.values()) <= sizes.FILE_BYTES:
+        weightless = WeightlessProto(model, subgraphs=False)
+        left_out_bytes = sum(one.nbytes for one in weightless.weights.values())
+        if len(serialized(weightless.proto)) + left_out_bytes <= sizes.FILE_BYTES:
             with path.open("wb") as file:
-                size, sha256 = _write_whole(skeleton, file)
+                size, sha256 = _write_whole(weightless, file)
             return ModelContent(model, size, sha256, path=path, spill=spill)
         with data.open("wb") as file:
-            data_size, data_sha256 = _write_data(skeleton, file, data_name)
-        graph = serialized(skeleton.proto)
+            data_size, data_sha256 = _write_data(weightless, file, data_name)
+        graph = serialized(weightless.proto)
         path.write_bytes(graph)
         sha256 = hashlib.sha256(graph).hexdigest()
         return ModelContent(model, len(graph) + data_size, sha256, data_sha256, path, data, spill)
@@ -263,11 +263,11 @@ class _SizeCounter:
         forget(tensor)
 
 
-def _write_whole(skeleton: Skeleton, file: IO[bytes]) -> tuple[int, str]:
+def _write_whole(weightless: WeightlessProto, file: IO[bytes]) -> tuple[int, str]:
     """The bytes of the model, in protobuf's wire form: a message is its fields in the order of their numbers, and one
     within another has its length before it. Size and sha256.
     """
-    out, proto, weights = _SizeCounter(file), skeleton.proto, skeleton.weights
+    out, proto, weights = _SizeCounter(file), weightless.proto, weightless.weights
     graph = proto.graph
     before, after = _parts(proto, "graph")
     head, tail = _parts(graph, "initializer")
@@ -331,10 +331,10 @@ def _varint(number: int) -> bytes:
     return bytes(found)
 
 
-def _write_data(skeleton: Skeleton, file: IO[bytes], name: str) -> tuple[int, str]:
+def _write_data(weightless: WeightlessProto, file: IO[bytes], name: str) -> tuple[int, str]:
     """The bytes of the weights, each on a page of its own, and the references to them; size and sha256."""
-    out, weights = _SizeCounter(file), skeleton.weights
-    for stored in skeleton.proto.graph.initializer:
+    out, weights = _SizeCounter(file), weightless.weights
+    for stored in weightless.proto.graph.initializer:
         held = weights.get(stored.name)
         if held is not None:
             out.write(bytes(-out.size % mmap.PAGESIZE))
@@ -364,9 +364,9 @@ def model_digest(model: ir.Model) -> bytes:
     Raises:
         UnsupportedModelError: without its large weights the model is larger than a protobuf message can be.
     """
-    skeleton = Skeleton(model)
-    digest = hashlib.sha256(serialized(skeleton.proto))
-    for name, tensor in skeleton.tensors:
+    weightless = WeightlessProto(model)
+    digest = hashlib.sha256(serialized(weightless.proto))
+    for name, tensor in weightless.tensors:
         data = tensor.tobytes()
         digest.update(f"\n{name} {tensor.dtype} {len(data)}\n".encode())
         digest.update(data)

@@ -13,6 +13,11 @@ _OF_SHAPE = ("Shape", "Size")
 AttributeValue = int | float | str | tuple[int, ...] | tuple[float, ...]
 
 
+def input_of(node: ir.Node, index: int) -> ir.Value | None:
+    """An input; None where it is left out, or there are no more."""
+    return node.inputs[index] if len(node.inputs) > index else None
+
+
 def name_of(value: ir.Value) -> str:
     """The value's name; preparation has named every value."""
     if value.name is None:

@@ -19,7 +19,7 @@ import onnx_ir.passes.common as common
 from onnxscript.optimizer import fold_constants_ir
 
 from worker.quantizer.graph.metadata import CALL_NUMBER, SCOPES, Metadata, module_paths
-from worker.quantizer.graph.values import Names
+from worker.quantizer.graph.values import Names, input_of
 from worker.quantizer.intake.state import STATE_NAMES
 
 # What the exporter is asked for: torch's default; Gelu is an operator of its own from here on.
@@ -145,7 +145,7 @@ def _write_shapes_down(model: ir.Model) -> None:
     What computed the shape goes as dead code, and runtimes for fixed shapes can take the model.
     """
     for node in model.graph.all_nodes():
-        result, wanted = node.outputs[0], node.inputs[1] if len(node.inputs) > 1 else None
+        result, wanted = node.outputs[0], input_of(node, 1)
         if node.op_type != "Reshape" or result.shape is None or wanted is None or wanted.const_value is not None:
             continue
         dims = [dim if isinstance(dim, int) else -1 for dim in result.shape]

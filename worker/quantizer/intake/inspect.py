@@ -26,6 +26,7 @@ from worker.quantizer.graph.values import DEFAULT_DOMAINS, is_constant, node_nam
 from worker.quantizer.intake.loading import (
     check_representable,
     external_files,
+    file_sha256,
     parse_proto,
     read_file,
     tensors_of,
@@ -40,7 +41,7 @@ from worker.quantizer.runtime.check import RuntimeRefusalError, check_runtime
 from worker.quantizer.runtime.session import Session
 from worker.quantizer.runtime.timing import forward_pass
 
-__all__ = ["Uploaded", "file_sha256", "inspect_model", "open_model", "summarize_model"]
+__all__ = ["Uploaded", "inspect_model", "open_model", "summarize_model"]
 
 
 # Faults of a model that the runtime accepts but no run survives: NaN in weights, channels that do not fit.
@@ -328,12 +329,6 @@ def _is_weight(tensor: onnx.TensorProto) -> bool:
     """True for floats and for integers of at most 8 bits; wider integers are shapes and indices."""
     dtype = ir.DataType(tensor.data_type)
     return dtype.is_floating_point() or (dtype.is_integer() and dtype.bitwidth <= 8)
-
-
-def file_sha256(path: Path) -> str:
-    """Digest of a file, read by blocks."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def check_structure(proto: onnx.ModelProto) -> None:

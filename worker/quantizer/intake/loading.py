@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -235,3 +236,13 @@ def uploaded_bytes(path: Path, summary: ModelSummary, undo: bool) -> bytes:
         return path.read_bytes()
     model = load_model(path)
     return to_bytes(undo_quantization(model).model if undo else model)
+
+
+def file_sha256(path: Path) -> str:
+    """Digest of a file in lowercase hex, read by blocks.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()

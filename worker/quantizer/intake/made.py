@@ -7,7 +7,8 @@ from pathlib import Path
 from service.contracts.model import MADE_MODEL
 from service.contracts.runner import InspectModelTask, MadeFile, ModelResult
 from worker.quantizer.graph.serialized import save_whole
-from worker.quantizer.intake.inspect import file_sha256, inspect_model, open_model
+from worker.quantizer.intake.inspect import inspect_model, open_model
+from worker.quantizer.intake.loading import file_sha256
 
 
 def validate(task: InspectModelTask) -> ModelResult:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import mmap
 from pathlib import Path
 
@@ -10,6 +9,7 @@ from service.contracts.base import VERSION
 from service.contracts.provenance import Provenance
 from service.contracts.report import Report
 from worker.quantizer.intake.complexity import model_metadata, not_onnx
+from worker.quantizer.intake.loading import file_sha256
 
 
 def read_provenance(path: Path) -> Provenance | None:
@@ -41,8 +41,7 @@ def provenance_faults(path: Path, report: Report) -> tuple[str, ...]:
     same_fields = manifest.engine_version == VERSION
     if same_fields and manifest.manifest_sha256 not in (None, manifest.with_digests().manifest_sha256):
         faults.append("the report's manifest is not the one that its manifest_sha256 was taken of")
-    with path.open("rb") as stream:
-        sha256 = hashlib.file_digest(stream, "sha256").hexdigest()
+    sha256 = file_sha256(path)
     if sha256 != manifest.output_sha256:
         faults.append(f"the model's sha256 is {sha256}; the report tells of {manifest.output_sha256}")
     return tuple(faults)

@@ -8,7 +8,8 @@ graph without any such mark, every float initializer is a parameter.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -133,7 +134,8 @@ def _read(state: Path) -> dict[str, StoredArray]:
 
 
 def _parameters(model: ir.Model, arrays: Mapping[str, StoredArray]) -> list[_Parameter]:
-    values = list(_initializers(model))
+    initializers = (value for graph in (model.graph, *model.graph.subgraphs()) for value in graph.initializers.values())
+    values = [value for value in initializers if value.const_value is not None]
     marked = [value for value in values if STATE_NAMES in value.metadata_props]
     if marked:
         return [_Parameter(value, _marked_names(value), _is_transposed(value)) for value in marked]
@@ -142,11 +144,6 @@ def _parameters(model: ir.Model, arrays: Mapping[str, StoredArray]) -> list[_Par
         for value in values
         if value.const_value is not None and (value.const_value.dtype in _FLOATS or value.name in arrays)
     ]
-
-
-def _initializers(model: ir.Model) -> Iterator[ir.Value]:
-    for graph in (model.graph, *model.graph.subgraphs()):
-        yield from (value for value in graph.initializers.values() if value.const_value is not None)
 
 
 def _marked_names(value: ir.Value) -> tuple[str, ...]:
@@ -216,11 +213,8 @@ def _first(places: Array) -> list[int]:
 
 
 def _values(array: StoredArray) -> Array:
-    reader = array.open()
-    try:
+    with closing(array.open()) as reader:
         return reader.read(array.shape[0] if array.shape else 1).reshape(array.shape)
-    finally:
-        reader.close()
 
 
 def _is_counter(array: StoredArray) -> bool:

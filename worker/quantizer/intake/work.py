@@ -9,7 +9,7 @@ from math import prod
 import onnx_ir as ir
 
 from service.contracts.model import ASSUMED_LENGTH, MOST_MATRIX_KINDS, MatrixKind, Work
-from worker.quantizer.graph.values import is_constant
+from worker.quantizer.graph.values import input_of, is_constant
 from worker.quantizer.ops.linear import MATRIX_PRODUCTS, RECURRENT
 
 _FLOAT_BYTES = 4
@@ -70,8 +70,8 @@ def matrix_kinds(nodes: Iterable[ir.Node]) -> tuple[MatrixKind, ...]:
 
 def _multiply_adds(node: ir.Node) -> int:
     """Multiplications of one sample, 0 for operators that are no products."""
-    taken, given = _dims(_at(node, 0)), _dims(node.outputs[0])
-    weight = _dims(_at(node, 1), batched=False)
+    taken, given = _dims(input_of(node, 0)), _dims(node.outputs[0])
+    weight = _dims(input_of(node, 1), batched=False)
     if taken is None or weight is None:
         return 0
     if node.op_type == "Conv" and given is not None:
@@ -81,7 +81,7 @@ def _multiply_adds(node: ir.Node) -> int:
     if node.op_type in MATRIX_PRODUCTS and given is not None and taken:
         return prod(given) * taken[0 if node.op_type == "Gemm" and node.attributes.get_int("transA", 0) == 1 else -1]
     if node.op_type in RECURRENT and taken:
-        recurrent = _dims(_at(node, 2), batched=False) or []
+        recurrent = _dims(input_of(node, 2), batched=False) or []
         return taken[0] * (prod(weight) + prod(recurrent))
     return 0
 
@@ -113,10 +113,6 @@ def _is_made_up(value: ir.Value | None) -> bool:
     """True if shape inference knows no more of an axis than that it is there."""
     shape = () if value is None or value.shape is None else value.shape
     return any(not isinstance(axis, int) and str(axis).startswith(_MADE_UP) for axis in shape)
-
-
-def _at(node: ir.Node, place: int) -> ir.Value | None:
-    return node.inputs[place] if len(node.inputs) > place else None
 
 
 def _dims(value: ir.Value | None, *, batched: bool = True) -> list[int] | None:

@@ -17,7 +17,7 @@ import onnx_ir as ir
 
 from service.contracts.errors import ResourceLimitError
 from service.contracts.model import TensorInfo
-from worker.quantizer.data import Dataset, choose_batch_size
+from worker.quantizer.data import OpenDataset, choose_batch_size
 from worker.quantizer.graph.values import name_of
 from worker.quantizer.layerwise.models import Piece, PieceMaker, Segment, outside, rests_as_integers
 from worker.quantizer.numerics.integer import IntegerGrid
@@ -220,7 +220,7 @@ class Feed:
         device: where the layers run; see ``runtime.providers_of``.
     """
 
-    data: Dataset
+    data: OpenDataset
     inputs: Sequence[TensorInfo]
     first: int
     last: int

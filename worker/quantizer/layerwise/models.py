@@ -16,7 +16,7 @@ from worker.quantizer.graph.values import name_of, node_name, users
 from worker.quantizer.numerics.integer import IntegerGrid
 from worker.quantizer.ops.windows import counts_windows_oddly
 from worker.quantizer.plan.types import QuantizationPlan, Role
-from worker.quantizer.runtime.session import Session
+from worker.quantizer.runtime.session import Session, SessionSettings
 
 # Cuts a graph into segments of nodes that run together, and tells which tensors cross the cuts.
 
@@ -151,8 +151,7 @@ class PieceMaker:
     def __init__(self, model: ir.Model, *, threads: int, device: str = "cpu", arena: bool = True) -> None:
         self._model = model
         self._threads = threads
-        self._device = device
-        self._arena = arena
+        self._settings = SessionSettings(device=device, arena=arena)
         graph = model.graph
         self.values = {v.name: v for v in (*graph.inputs, *(made for node in graph for made in node.outputs))}
         self._uncertain = _behind_odd_windows(graph)
@@ -214,7 +213,7 @@ class PieceMaker:
         return Piece(session, {name: tensor for tensor, name in fed.items()}, made, frozenset(integers))
 
     def _session(self, model: bytes, what: str) -> Session:
-        return Session(model, threads=self._threads, what=what, device=self._device, arena=self._arena)
+        return Session(model, threads=self._threads, what=what, settings=self._settings)
 
     def _proto(
         self, nodes: Sequence[ir.Node], reads: Sequence[str], makes: Sequence[str], replaced: Mapping[str, np.ndarray]

@@ -27,6 +27,7 @@ from worker.quantizer.graph.values import (
     DEFAULT_DOMAINS,
     Names,
     add_initializer,
+    input_of,
     int_attribute,
     is_float32,
     name_of,
@@ -130,7 +131,7 @@ def plan_dynamic(graph: ir.Graph, config: QuantizationConfig, facts: NodeFacts, 
     )
     used = set()
     for node in graph:
-        entry, weight = plan.nodes[node_name(node)], node.inputs[1] if len(node.inputs) > 1 else None
+        entry, weight = plan.nodes[node_name(node)], input_of(node, 1)
         if entry.role is not Role.LINEAR or weight is None:
             if entry.role is Role.LOOKUP:
                 used.add(name_of(node.inputs[0]))  # type: ignore[arg-type]
@@ -239,7 +240,7 @@ def _replace(
     product = add(operator(node.op_type).integer_form or "", operands, **kept)
     both = add("Mul", [scale, weight_scale])
     result = add("Mul", [add("Cast", [product], to=int(ir.DataType.FLOAT)), both])
-    bias = node.inputs[2] if len(node.inputs) > 2 else None
+    bias = input_of(node, 2)
     if bias is not None:
         result = add("Add", [result, _shaped_bias(graph, node, bias, names)])
     old = node.outputs[0]

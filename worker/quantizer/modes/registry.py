@@ -5,11 +5,11 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import onnx
-import onnx_ir as ir
 import onnxruntime as ort
 
 from service.contracts.algorithms import Algorithm
@@ -23,12 +23,10 @@ from worker.quantizer.equalization.cross_layer import CrossLayerEqualizationStep
 from worker.quantizer.equalization.outlier_channels import OutlierChannelsStep
 from worker.quantizer.equalization.smooth_quant import SmoothQuantStep
 from worker.quantizer.finetune.step import FinetuneStep
-from worker.quantizer.graph.metadata import NodeFacts
 from worker.quantizer.graph.serialized import serialized
 from worker.quantizer.modes.dynamic import AT_RUN_TIME, emit_dynamic, plan_dynamic, plan_weights
 from worker.quantizer.modes.float16 import emit_float16, fill_float16, plan_float16, with_float16
 from worker.quantizer.plan.parameters import Parameters
-from worker.quantizer.plan.types import PlanLog, QuantizationPlan
 from worker.quantizer.preparation.prepare import LOWEST_OPSET
 from worker.quantizer.refine.calibration import calibrate
 from worker.quantizer.refine.draft import STATIC, Case, Draft, Filled, Form
@@ -97,12 +95,6 @@ def _fill_with_data(draft: Draft, case: Case, services: Services) -> Filled:
     return with_float16(filled, case, services) if config.has_float16 else filled
 
 
-def _plan_weights_only(
-    graph: ir.Graph, config: QuantizationConfig, facts: NodeFacts, plan_log: PlanLog
-) -> QuantizationPlan:
-    return plan_weights(graph, config, facts, plan_log, why_not=NOT_LINEAR())
-
-
 def _fill_weights(draft: Draft, case: Case, services: Services) -> Filled:
     """Quantize the weights; with algorithms that choose their integers on data."""
     if case.config.algorithms:
@@ -120,7 +112,7 @@ def _fill_float16(draft: Draft, case: Case, services: Services) -> Filled:
 
 MODES: dict[Mode, ModeRules] = {
     "static": ModeRules(STATIC, _fill_with_data),
-    "weights_only": ModeRules(Form(_plan_weights_only, emit), _fill_weights),
+    "weights_only": ModeRules(Form(partial(plan_weights, why_not=NOT_LINEAR()), emit), _fill_weights),
     "dynamic": ModeRules(Form(plan_dynamic, emit_dynamic, AT_RUN_TIME), _fill_weights),
     "float16": ModeRules(Form(plan_float16, emit_float16), _fill_float16),
 }

@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from service.contracts.reason import Reason
 from service.contracts.specs import HALF_DTYPES, ActivationSpec, BiasSpec, WeightSpec, needs_calibration
-from worker.quantizer.graph.spill import SpillFolder
+from worker.quantizer.graph.mapped import SpillFolder
 from worker.quantizer.graph.values import node_name, users
 from worker.quantizer.numerics.blocks import Grid
 from worker.quantizer.numerics.granularity import PER_TENSOR, Granularity

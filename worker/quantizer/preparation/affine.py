@@ -21,6 +21,7 @@ from worker.quantizer.graph.values import (
     add_initializer,
     constant,
     float_attribute,
+    input_of,
     int_attribute,
     is_constant,
     name_of,
@@ -205,9 +206,9 @@ class Signs:
         if sign is Sign.AS_ANY:
             return any(map(self.never_negative, operands))
         if op_type == "Clip":
-            low = node.inputs[1] if len(node.inputs) > 1 else None
+            low = input_of(node, 1)
             return self.never_negative(node.inputs[0]) or (low is not None and self.never_negative(low))
         if op_type == "Pad":
-            fill = node.inputs[2] if len(node.inputs) > 2 else None
+            fill = input_of(node, 2)
             return self.never_negative(node.inputs[0]) and (fill is None or self.never_negative(fill))
         return False

@@ -1,7 +1,7 @@
 """NHWC at the interface of an emitted model: 4-D inputs take [N, H, W, C], and a Transpose makes [N, C, H, W] of them.
 
 The change is made last, on the emitted model: everything before works on the layout that the float model was made for,
-and so does the comparison with it (see ``evaluation.nhwc``).
+and so does the comparison with it (see ``NhwcSession``).
 """
 
 from __future__ import annotations

@@ -34,7 +34,6 @@ from worker.quantizer.preparation.passes.constants import (
     unshare_initializers,
 )
 from worker.quantizer.preparation.passes.dequantize import dequantize
-from worker.quantizer.preparation.passes.names import first_output, inline_functions, name_everything
 from worker.quantizer.preparation.passes.norms import fuse_instance_norm, fuse_l2_norm, fuse_layer_norm
 from worker.quantizer.preparation.passes.opset import LOWEST_OPSET, WANTED_OPSET, lift_opset
 from worker.quantizer.preparation.passes.pooling import (
@@ -51,7 +50,14 @@ from worker.quantizer.preparation.passes.replacing import (
     sink_conv1d_squeeze,
     split_to_slice,
 )
-from worker.quantizer.preparation.passes.shapes import fix_shapes, infer_shapes, repair_shapes
+from worker.quantizer.preparation.passes.shapes import (
+    first_output,
+    fix_shapes,
+    infer_shapes,
+    inline_functions,
+    name_everything,
+    repair_shapes,
+)
 
 __all__ = ["LOWEST_OPSET", "WANTED_OPSET", "Prepared", "prepare", "undo_quantization"]
 

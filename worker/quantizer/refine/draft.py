@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import onnx_ir as ir
 
@@ -15,10 +15,10 @@ from service.contracts.model import ModelSummary, TensorInfo
 from service.contracts.report import AlgorithmFigures
 from service.contracts.report.layers import Finding
 from service.contracts.specs import ActivationSpec
-from worker.quantizer.data import Dataset
+from worker.quantizer.data import OpenDataset
 from worker.quantizer.emit import Emitted, emit
 from worker.quantizer.evaluation.metrics import Metrics
-from worker.quantizer.evaluation.side_by_side import Expected, expected_outputs
+from worker.quantizer.evaluation.side_by_side import Expected, Reference, Source
 from worker.quantizer.graph.metadata import NodeFacts
 from worker.quantizer.graph.serialized import ModelContent, copy_of, to_bytes
 from worker.quantizer.plan.build import build_plan
@@ -191,8 +191,8 @@ class Case:
 
     config: QuantizationConfig
     summary: ModelSummary
-    calibration: Dataset
-    evaluation: Dataset | None
+    calibration: OpenDataset
+    evaluation: OpenDataset | None
     float_session: Session
     origin: dict[str, Any] = field(default_factory=dict)
     metrics: Metrics = field(default_factory=lambda: Metrics(EvaluationSpec(), ()))
@@ -205,16 +205,21 @@ class Case:
         return self.summary.inputs
 
     @property
-    def measured_on(self) -> Dataset:
+    def measured_on(self) -> OpenDataset:
         """The data that both models are compared on."""
         return self.evaluation or self.calibration
 
     @property
-    def source(self) -> Literal["evaluation", "calibration", "random"]:
+    def source(self) -> Source:
         """What that data is."""
         if self.evaluation is not None:
             return "evaluation"
         return "random" if self.calibration.is_random else "calibration"
+
+    @property
+    def reference(self) -> Reference:
+        """The float model on that data."""
+        return Reference(self.float_session, self.measured_on, self.inputs, self.source)
 
     @property
     def calibration_samples(self) -> int:
@@ -266,14 +271,11 @@ class Case:
             EngineError: the runtime failed.
             CanceledError: the run was canceled.
         """
-        return expected_outputs(
-            self.float_session,
-            self.calibration,
-            self.inputs,
-            run=run,
+        return replace(self.reference, data=self.calibration).outputs(
+            run,
             batch_size=batch_size,
             first=first,
             last=self.calibration_samples if last is None else min(last, self.calibration_samples),
-            outputs=outputs,
+            names=outputs,
             arrays=self.metrics.arrays if with_arrays else (),
         )

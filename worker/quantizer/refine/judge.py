@@ -11,7 +11,7 @@ from service.contracts.reason import Reason, declare
 from service.contracts.report import Score
 from worker.quantizer.evaluation.certainty import Evidence, surely_differ
 from worker.quantizer.evaluation.metrics import Distances, Metrics, metric_words
-from worker.quantizer.evaluation.side_by_side import Expected, Measurement, side_by_side
+from worker.quantizer.evaluation.side_by_side import Expected, MetricMeasurement, side_by_side
 from worker.quantizer.refine.draft import Case, Draft
 from worker.quantizer.run.interface import Run
 from worker.quantizer.run.services import Services
@@ -58,7 +58,7 @@ def score_session(
         EngineError: the runtime failed.
         CanceledError: the run was canceled.
     """
-    distances, found = Distances(), Measurement(metrics, metrics.primary, part=part)
+    distances, found = Distances(), MetricMeasurement(metrics, metrics.primary, part=part)
     for twins in side_by_side(session, expected, run):
         distances.update(twins.pairs())
         if by_metric:

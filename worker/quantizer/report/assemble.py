@@ -26,6 +26,7 @@ from worker.quantizer.report.words import cost_notes, growth_words, large_note, 
 from worker.quantizer.run.identity import library_versions
 from worker.quantizer.run.progress import trials_seconds
 from worker.quantizer.run.services import Services
+from worker.quantizer.runtime.session import SessionSettings
 from worker.quantizer.sanity.decisions import channel_findings, figure_findings, with_chance
 from worker.quantizer.sanity.kind import worst_first
 
@@ -91,16 +92,13 @@ def make_report(quantized: QuantizedDraft, case: Case, services: Services) -> As
 
     with services.stages.stage("evaluation"):
         nhwc = () if quantized.plan.is_empty else quantized.prepared.nhwc_inputs
-        packed = content.size_bytes <= sizes.PACKED_BYTES
+        settings = SessionSettings(packed=content.size_bytes <= sizes.PACKED_BYTES)
         quantized_session = NhwcSession(
-            content.runnable, nhwc, threads=services.threads, what="quantized model", packed=packed
+            content.runnable, nhwc, threads=services.threads, what="quantized model", settings=settings
         )
         comparison = compare(
-            case.float_session,
+            case.reference,
             quantized_session,
-            data,
-            case.inputs,
-            source=case.source,
             metrics=case.metrics,
             run=run,
             classes=class_outputs(quantized.prepared.model, config.evaluation, data.summary.labels),
@@ -111,10 +109,8 @@ def make_report(quantized: QuantizedDraft, case: Case, services: Services) -> As
     with services.stages.stage("latency"):
         run.progress("latency")
         latency = measure_latency(
-            case.float_session,
+            case.reference,
             quantized_session,
-            data,
-            case.inputs,
             runs=config.evaluation.latency_runs,
             threads=services.threads,
             run=run,

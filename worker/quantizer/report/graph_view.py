@@ -20,8 +20,8 @@ from service.contracts.graph_view import (
 )
 from worker.quantizer.graph.metadata import module_paths
 from worker.quantizer.graph.values import is_constant, node_name
-from worker.quantizer.run.extra import ExtraFile
 from worker.quantizer.run.interface import Run
+from worker.quantizer.run.services import ExtraFile
 
 # ONNX has other words for these than the reports.
 _WORDS = {"float": "float32", "double": "float64"}

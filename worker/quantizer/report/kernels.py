@@ -13,12 +13,11 @@ from service.contracts.reason import Reason, declare
 from service.contracts.report import KernelFigures, Kernels, LatencyFigures
 from worker.quantizer.emit import emit
 from worker.quantizer.emit.contrib import has_kernel
+from worker.quantizer.evaluation.compare import worst_distance_db
 from worker.quantizer.evaluation.latency import measure_latency
-from worker.quantizer.evaluation.metrics import Distances
-from worker.quantizer.evaluation.side_by_side import expected_outputs, side_by_side
 from worker.quantizer.graph import sizes
 from worker.quantizer.graph.serialized import copy_of, to_bytes
-from worker.quantizer.graph.values import name_of
+from worker.quantizer.graph.values import input_of, name_of
 from worker.quantizer.plan.types import QuantizationPlan
 from worker.quantizer.refine.draft import Case, QuantizedDraft
 from worker.quantizer.run.services import Services
@@ -54,14 +53,14 @@ def kernel_figures(
         return Kernels(products=len(products), reason=why_not.words, reason_code=why_not.code)
     names = {name_of(node.inputs[1]) for node in products if node.inputs[1] is not None}
     levels = {plan.weights[name].spec.accuracy_level for name in names}
-    written: Form = "matmul_nbits" if all(_is_fused(plan, name) for name in names) else "standard"
+    written: Form = (
+        "matmul_nbits" if all(plan.weights[name].spec.kernel == "matmul_nbits" for name in names) else "standard"
+    )
     other: Form = "standard" if written == "matmul_nbits" else "matmul_nbits"
     twin = Session(_rewritten(done, names, other), threads=services.threads, what="quantized model in its other form")
     timed = measure_latency(
-        case.float_session,
+        case.reference,
         twin,
-        case.measured_on,
-        case.inputs,
         runs=case.config.evaluation.latency_runs,
         threads=services.threads,
         run=services.run,
@@ -84,15 +83,11 @@ def _products(graph: ir.Graph, plan: QuantizationPlan) -> list[ir.Node]:
     """Nodes whose weights the operator takes."""
     found = []
     for node in graph:
-        weight = node.inputs[1] if len(node.inputs) > 1 else None
+        weight = input_of(node, 1)
         planned = None if weight is None else plan.weights.get(weight.name or "")
         if planned is not None and plan.role_of(node) is not None and has_kernel(node, planned):
             found.append(node)
     return found
-
-
-def _is_fused(plan: QuantizationPlan, name: str) -> bool:
-    return plan.weights[name].spec.kernel == "matmul_nbits"
 
 
 def _rewritten(done: QuantizedDraft, names: set[str], form: Form) -> bytes:
@@ -114,13 +109,7 @@ def _figures(
     emitted: bool,
 ) -> KernelFigures:
     last = min(case.config.evaluation.layer_samples, case.measured_on.samples)
-    distances = Distances()
-    expected = expected_outputs(
-        case.float_session, case.measured_on, case.inputs, run=services.run, batch_size=1, last=last
-    )
-    for twins in side_by_side(session, expected, services.run):
-        distances.update(twins.pairs())
-    worst = distances.worst_db
+    worst = worst_distance_db(case.reference, session, limit=last, run=services.run)
     return KernelFigures(
         form=form,
         emitted=emitted,

@@ -7,6 +7,7 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
@@ -14,7 +15,6 @@ import onnx_ir as ir
 
 from service.contracts.reason import Reason, declare
 from service.contracts.report import LayerFigures
-from worker.quantizer.data import choose_batch_size
 from worker.quantizer.emit import Emitted
 from worker.quantizer.evaluation.compare import layer_distances
 from worker.quantizer.evaluation.side_by_side import NhwcSession
@@ -25,7 +25,7 @@ from worker.quantizer.plan.types import NodePlan, QuantizationPlan, Role
 from worker.quantizer.refine.draft import Case, Draft, QuantizedDraft
 from worker.quantizer.report.histograms import WatchedActivations, weight_histogram
 from worker.quantizer.run.services import Services
-from worker.quantizer.runtime.session import inner_session, is_large
+from worker.quantizer.runtime.session import SessionSettings, inner_session, is_large
 from worker.quantizer.runtime.timing import Kernel, read_profile
 
 # Which row of the report a node of the emitted model, or a kernel that onnxruntime made of it, belongs to.
@@ -230,7 +230,7 @@ def _distances(
     limit = case.config.evaluation.layer_samples
     seen = None if watched is None else watched.see
     return layer_distances(
-        reference, twin, pairs, case.measured_on, case.inputs, limit=limit, run=services.run, seen=seen
+        replace(case.reference, session=reference), twin, pairs, limit=limit, run=services.run, seen=seen
     )
 
 
@@ -325,9 +325,7 @@ def with_latency(
     """
     if is_large(done.emitted.model) or done.content.size_bytes > sizes.WEIGHT_BYTES or done.content.path is not None:
         return tuple(layers), "the latency of single layers was not measured: the model is too large to profile"
-    batch = next(
-        iter(case.measured_on.batches(case.inputs, choose_batch_size(case.inputs, case.measured_on, 1), limit=1))
-    )
+    batch = next(iter(case.reference.batches(1, last=1)))
     nhwc = () if done.plan.is_empty else done.prepared.nhwc_inputs
     with tempfile.TemporaryDirectory(prefix="quantmill-profile-") as folder:
         session = NhwcSession(
@@ -335,7 +333,7 @@ def with_latency(
             nhwc,
             threads=services.threads,
             what="quantized model",
-            profile=Path(folder, "profile"),
+            settings=SessionSettings(profile=Path(folder, "profile")),
         )
         begun = time.perf_counter()
         for k in range(_RUNS):

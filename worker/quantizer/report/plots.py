@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 
 from service.contracts.report import AlgorithmFigures, RangeChange, TrainingEpoch, TrainingFigures
 from service.contracts.specs import TensorRange
-from worker.quantizer.run.extra import ExtraFile, ExtraFiles
+from worker.quantizer.run.services import ExtraFile, ExtraFiles
 
 AXIS, GRID = "#5f6368", "#e0e0e0"
 MEDIA_TYPE = "image/svg+xml"

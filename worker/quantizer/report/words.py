@@ -17,10 +17,11 @@ from service.contracts.report import (
     ModelFigures,
     TrainingFigures,
 )
-from worker.quantizer.data import Dataset
-from worker.quantizer.evaluation.compare import ModelComparison, Source
+from worker.quantizer.data import OpenDataset
+from worker.quantizer.evaluation.compare import ModelComparison
 from worker.quantizer.evaluation.latency import BUSY_PERCENT
 from worker.quantizer.evaluation.metrics import metric_words
+from worker.quantizer.evaluation.side_by_side import Source
 from worker.quantizer.graph import sizes
 from worker.quantizer.graph.serialized import ModelContent
 from worker.quantizer.graph.values import subgraph_nodes
@@ -99,7 +100,7 @@ def report_notes(
     plan: QuantizationPlan,
     plan_log: PlanLog,
     comparison: ModelComparison,
-    data: Dataset,
+    data: OpenDataset,
     gate: Gate,
     algorithms: Sequence[AlgorithmFigures],
 ) -> tuple[str, ...]:
@@ -163,7 +164,7 @@ def cost_notes(
     return tuple(notes)
 
 
-def _label_notes(comparison: ModelComparison, data: Dataset) -> list[str]:
+def _label_notes(comparison: ModelComparison, data: OpenDataset) -> list[str]:
     """Labels that nothing was done with."""
     labels = data.summary.labels
     if labels is None or comparison.labels_used:

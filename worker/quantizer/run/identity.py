@@ -16,7 +16,8 @@ from service.contracts.base import VERSION
 from service.contracts.config import QuantizationConfig
 from service.contracts.model import ModelSummary
 from worker import quantizer
-from worker.quantizer.data import Dataset
+from worker.quantizer.data import OpenDataset
+from worker.quantizer.intake.loading import file_sha256
 from worker.quantizer.runtime.host import cpu_kind
 
 _LIBRARIES = ("numpy", "onnx", "onnx-ir", "onnxscript", "onnxruntime")
@@ -41,8 +42,8 @@ def engine_fingerprint() -> str:
 
 def origin(
     summary: ModelSummary,
-    calibration: Dataset,
-    evaluation: Dataset | None,
+    calibration: OpenDataset,
+    evaluation: OpenDataset | None,
     graphs: Mapping[str, Path],
     *,
     threads: int,
@@ -64,7 +65,7 @@ def origin(
         "model": summary.sha256,
         "calibration": _data(calibration),
         "evaluation": None if evaluation is None else _data(evaluation),
-        "graphs": {name: _file_sha256(path) for name, path in sorted(graphs.items())},
+        "graphs": {name: file_sha256(path) for name, path in sorted(graphs.items())},
         "cpu": cpu_kind(),
         "threads": threads,
     }
@@ -102,13 +103,8 @@ def content_key(kind: str, *parts: Any) -> str:
     return digest.hexdigest()
 
 
-def _data(data: Dataset) -> dict[str, Any]:
+def _data(data: OpenDataset) -> dict[str, Any]:
     return {"sha256": data.summary.sha256, "preprocessing": data.preprocessing.model_dump(mode="json")}
-
-
-def _file_sha256(path: Path) -> str:
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def _version(name: str) -> str | None:

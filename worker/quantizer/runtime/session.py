@@ -20,7 +20,7 @@ from onnxruntime.capi import onnxruntime_pybind11_state as state
 from service.contracts.errors import DeviceNotThereError, UnsupportedModelError
 from worker.quantizer.graph import sizes
 from worker.quantizer.graph.mapped import Mapped, building, forget_files
-from worker.quantizer.graph.serialized import Skeleton, inline, refer, serialized, weight_bytes
+from worker.quantizer.graph.serialized import WeightlessProto, inline, refer, serialized, weight_bytes
 from worker.quantizer.runtime.faults import cleaned, failed_run
 
 # onnxruntime raises these, all plain Exception subclasses of its own module.
@@ -148,6 +148,23 @@ class Parts:
         return [_FOLDING, _BLOCKING] if self.weights_alone else [_FOLDING]
 
 
+@dataclass(frozen=True)
+class SessionSettings:
+    """What few sessions need to be told.
+
+    Attributes:
+        arena: let onnxruntime keep the memory of a run for the next one; not for many small sessions that live at once.
+        device: where it runs; see ``providers_of``.
+        packed: see ``keep_weights_once``; of small models all are.
+        profile: with what the name of onnxruntime's profile begins, folder included; None: it makes none.
+    """
+
+    arena: bool = True
+    device: str = "cpu"
+    packed: bool = False
+    profile: Path | None = None
+
+
 class Session:
     """An onnxruntime session with typed errors.
 
@@ -157,10 +174,7 @@ class Session:
         what: words for error messages, e.g. "float model".
         uploaded: the model is the user's own, so that a failure to run is no fault of the engine.
         optimized: let onnxruntime rewrite the graph first.
-        arena: let it keep the memory of a run for the next one; not for many small sessions that live at once.
-        device: where it runs; see ``providers_of``.
-        packed: see ``keep_weights_once``; of small models all are.
-        profile: with what the name of onnxruntime's profile begins, folder included; None: it makes none.
+        settings: what else there is to say.
 
     Raises:
         UnsupportedModelError: onnxruntime refuses the model.
@@ -175,24 +189,21 @@ class Session:
         what: str = "model",
         uploaded: bool = False,
         optimized: bool = True,
-        arena: bool = True,
-        device: str = "cpu",
-        packed: bool = False,
-        profile: Path | None = None,
+        settings: SessionSettings = SessionSettings(),
     ) -> None:
         options = session_options(threads, optimized=optimized)
-        if profile is not None:
-            options.enable_profiling, options.profile_file_prefix = True, str(profile)
-        options.enable_cpu_mem_arena = arena
+        if settings.profile is not None:
+            options.enable_profiling, options.profile_file_prefix = True, str(settings.profile)
+        options.enable_cpu_mem_arena = settings.arena
         self._what = what
         self._files: frozenset[Path] = frozenset()
         self._uploaded = uploaded
-        providers = providers_of(device)
+        providers = providers_of(settings.device)
         parts = Parts(model) if isinstance(model, bytes) else in_parts(model) if isinstance(model, ir.Model) else model
         # The runtime reads them where they are, as long as the session lives.
         self._weights = {name: _runtime_value(array) for name, array in parts.weights.items()}
         if parts.folder is not None or len(parts.data) > _LARGE_FILE_BYTES:
-            keep_weights_once(options, packed=packed)
+            keep_weights_once(options, packed=settings.packed)
         if parts.folder is not None:
             options.add_session_config_entry(_FOLDER_OPTION, str(parts.folder))
             self._files = parts.files
@@ -337,18 +348,18 @@ def _in_parts(model: ir.Model) -> tuple[onnx.ModelProto, dict[str, np.ndarray], 
     """The proto, the weights it refers to as arrays, and the files that it refers to, each with the model's folder."""
     if not is_heavy(model) or _is_held(model):
         return ir.to_proto(model), {}, {}
-    skeleton = Skeleton(model, subgraphs=False)  # references inside sub-graphs are not resolved
-    weights = skeleton.weights
+    weightless = WeightlessProto(model, subgraphs=False)  # references inside sub-graphs are not resolved
+    weights = weightless.weights
     filed = {name: one for name, one in weights.items() if isinstance(one, Mapped)}
     folder = common_folder([one.place.folder for one in filed.values()])
-    for stored in skeleton.proto.graph.initializer:
+    for stored in weightless.proto.graph.initializer:
         if stored.name in filed:  # the runtime maps the file, and copies what it is handed as an array
             one = filed[stored.name]
             refer(stored, os.path.relpath(one.path.resolve(), folder), one.place.offset, weights[stored.name].nbytes)
         elif stored.name in weights and weights[stored.name].dtype.bitwidth < 8:
             inline(stored, weights.pop(stored.name))  # the runtime wants them packed, which arrays are not
     arrays = {name: np.ascontiguousarray(one.numpy()) for name, one in weights.items() if name not in filed}
-    return skeleton.proto, arrays, {one.path: folder for one in filed.values() if folder is not None}
+    return weightless.proto, arrays, {one.path: folder for one in filed.values() if folder is not None}
 
 
 def _is_held(model: ir.Model) -> bool:

@@ -12,8 +12,8 @@ import numpy as np
 from service.contracts.dataset import InputSpec
 from service.contracts.errors import DatasetMismatchError, EngineError, UnsupportedModelError
 from service.contracts.model import TensorInfo
-from worker.quantizer.data import Dataset
-from worker.quantizer.evaluation.metrics.distances import are_probabilities
+from worker.quantizer.data import OpenDataset
+from worker.quantizer.evaluation.metrics.distances import are_probabilities, log_softmax
 from worker.quantizer.runtime.session import Session
 from worker.quantizer.sanity.kind import declare
 from worker.quantizer.sanity.look import Array, first_values, run_on
@@ -58,14 +58,14 @@ class Alternative:
         return f"{self.words[0].upper()}{self.words[1:]}: {told}"
 
 
-def main_input(picked: Dataset, inputs: tuple[TensorInfo, ...]) -> TensorInfo | None:
+def main_input(picked: OpenDataset, inputs: tuple[TensorInfo, ...]) -> TensorInfo | None:
     """The float input with the most elements per sample; None if there is none of more than one."""
     sized = [(int(np.prod(picked.array_for(t)[0].shape[1:])), t) for t in inputs if t.dtype in _FLOATS]
     size, tensor = max(sized, key=lambda found: found[0], default=(0, None))
     return tensor if size > 1 else None
 
 
-def alternatives(picked: Dataset, tensor: TensorInfo) -> list[Alternative]:
+def alternatives(picked: OpenDataset, tensor: TensorInfo) -> list[Alternative]:
     """What may have been meant instead, the subtle ones first.
 
     Args:
@@ -268,7 +268,7 @@ class PairedTrial:
     """
 
     def __init__(
-        self, session: Session, picked: Dataset, inputs: Sequence[TensorInfo], tensor: TensorInfo, output: int
+        self, session: Session, picked: OpenDataset, inputs: Sequence[TensorInfo], tensor: TensorInfo, output: int
     ) -> None:
         self._session, self._picked, self._inputs = session, picked, inputs
         self._tensor, self._output = tensor, output
@@ -343,17 +343,11 @@ def losses(scores: Array, labels: Array) -> tuple[Array, Array]:
     spread = float(rows.std(axis=1).mean()) or 1.0
     best: Array | None = None
     for temperature in _TEMPERATURES:
-        found = _negative_logarithms(rows * (temperature / spread), labels)
+        found = -log_softmax(rows * (temperature / spread))[np.arange(len(rows)), labels]
         if best is None or found.mean() < best.mean():
             best = found
     assert best is not None  # noqa: S101 - there are temperatures
     return best, rows.argmax(axis=1) == labels
-
-
-def _negative_logarithms(rows: Array, labels: Array) -> Array:
-    rows = rows - rows.max(axis=1, keepdims=True)
-    found: Array = np.log(np.exp(rows).sum(axis=1)) - rows[np.arange(len(rows)), labels]
-    return found
 
 
 def _ahead(differences: Array) -> float:

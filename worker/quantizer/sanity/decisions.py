@@ -8,13 +8,13 @@ size into account: a model that always names the most frequent class is no bette
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from service.contracts.compatibility import class_count
+from service.contracts.distributions import incomplete_beta
 from service.contracts.evaluation import DEFAULT_METRIC
 from service.contracts.evaluation_checks import find_output
 from service.contracts.metrics import ClassMetric, Metric, PerClassAccuracy, TopKMetric
@@ -22,7 +22,7 @@ from service.contracts.metrics.kinds import CountedMetric
 from service.contracts.model import TensorInfo
 from service.contracts.report import MetricFigures
 from service.contracts.report.layers import Finding
-from worker.quantizer.data import Dataset
+from worker.quantizer.data import OpenDataset
 from worker.quantizer.evaluation.metrics.distances import class_scores
 from worker.quantizer.refine.channels import Outliers, find_outliers
 from worker.quantizer.refine.draft import Case, Draft
@@ -112,7 +112,7 @@ class Judged:
         return scores if scores is not None and scores.ndim == 2 else None
 
 
-def judged_by(case: Case, data: Dataset) -> Judged | None:
+def judged_by(case: Case, data: OpenDataset) -> Judged | None:
     """What the class numbers of ``data`` are to judge; None if nothing."""
     outputs = case.summary.outputs
     if data.labels is None or not outputs:
@@ -128,7 +128,7 @@ def judged_by(case: Case, data: Dataset) -> Judged | None:
     return None
 
 
-def _is_of_samples(metric: ClassMetric, data: Dataset) -> bool:
+def _is_of_samples(metric: ClassMetric, data: OpenDataset) -> bool:
     """One decision for the best class per sample, by the labels of the dataset."""
     named = metric.labels in (None, None if data.selection.labels is None else data.selection.labels.name)
     by_threshold = isinstance(metric, CountedMetric) and metric.threshold is not None
@@ -214,25 +214,13 @@ def guessed_share(labels: Array, classes: int | None, rank: int) -> float:
 
 def tail_at_least(hits: int, count: int, share: float) -> float:
     """P(X >= hits) of X ~ Binomial(count, share)."""
-    if hits <= 0:
-        return 1.0
-    return _sum(range(hits, count + 1), count, share)
+    # Abramowitz and Stegun 26.5.24
+    return 1.0 if hits <= 0 else 0.0 if hits > count else incomplete_beta(share, hits, count - hits + 1)
 
 
 def tail_at_most(hits: int, count: int, share: float) -> float:
     """P(X <= hits) of X ~ Binomial(count, share)."""
-    return 1.0 if hits >= count else _sum(range(hits + 1), count, share)
-
-
-def _sum(values: Sequence[int], count: int, share: float) -> float:
-    if share <= 0.0 or share >= 1.0:
-        return 1.0 if (0 if share <= 0.0 else count) in values else 0.0
-    yes, no = math.log(share), math.log1p(-share)
-    whole = math.lgamma(count + 1)
-    terms = (
-        math.exp(whole - math.lgamma(k + 1) - math.lgamma(count - k + 1) + k * yes + (count - k) * no) for k in values
-    )
-    return min(1.0, math.fsum(terms))
+    return 1.0 - tail_at_least(hits + 1, count, share)
 
 
 def label_findings(labels: Array, classes: int | None) -> Iterator[Finding]:

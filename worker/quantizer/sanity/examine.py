@@ -16,8 +16,7 @@ import onnx_ir as ir
 
 from service.contracts.report.layers import Finding
 from service.contracts.specs import needs_calibration
-from worker.quantizer.data import Dataset
-from worker.quantizer.evaluation.side_by_side import expected_outputs
+from worker.quantizer.data import OpenDataset
 from worker.quantizer.refine.draft import Case
 from worker.quantizer.run.services import Services
 from worker.quantizer.sanity.alternatives import FITS_BETTER, WORKS, Alternative, PairedTrial, alternatives, main_input
@@ -96,7 +95,8 @@ def _model_findings(case: Case, model: ir.Model | None, look: Look, services: Se
     yield from output_findings(first.names, first.outputs)
     judged = judged_by(case, case.measured_on)
     # Where samples have scores of different lengths (places in a text, say), what holds for classes does not.
-    if judged is not None and judged.classes is None and _is_scored(judged, first.outputs):
+    scored = judged is not None and first.outputs[judged.position].dtype.kind not in "iu"  # else class numbers
+    if judged is not None and judged.classes is None and scored:
         judged = None if picked.varying(case.inputs) else judged
     decisions = _Decisions(judged, picked, first.outputs) if judged is not None else None
     labels, trusted = case.measured_on.labels, True
@@ -144,7 +144,7 @@ class _First:
     outputs: list[Array]
 
 
-def _first_run(case: Case, picked: Dataset) -> _First:
+def _first_run(case: Case, picked: OpenDataset) -> _First:
     """Outputs that are arrays of one row per sample; others are left empty."""
     batches = run_on(case.float_session, picked, case.inputs, limit=_FIRST)
     names = case.float_session.output_names
@@ -157,15 +157,10 @@ def _first_run(case: Case, picked: Dataset) -> _First:
     return _First(names, outputs)
 
 
-def _is_scored(judged: Judged, outputs: list[Array]) -> bool:
-    """True unless the output holds class numbers."""
-    return outputs[judged.position].dtype.kind not in "iu"
-
-
 class _Decisions:
     """What the float model decides, beside the labels."""
 
-    def __init__(self, judged: Judged, picked: Dataset, outputs: list[Array]) -> None:
+    def __init__(self, judged: Judged, picked: OpenDataset, outputs: list[Array]) -> None:
         self.judged = judged
         scores, labels = judged.scores(outputs), None if picked.labels is None else picked.labels[:_FIRST]
         self.fit = scores is not None and labels is not None and len(scores) == len(labels)
@@ -219,11 +214,9 @@ def _guessing(case: Case, first: _Decisions, services: Services) -> Iterator[Fin
 
 def _decided(case: Case, judged: Judged, services: Services) -> tuple[Array, Array]:
     """Decisions int64 [samples, rank] and labels of as many samples as it takes to tell them from guesses."""
-    data, found, labels = case.measured_on, [], []
+    found, labels = [], []
     count, next_look = 0, _LOOK
-    for expected in expected_outputs(
-        case.float_session, data, case.inputs, run=services.run, batch_size=_BATCH, last=_MOST
-    ):
+    for expected in case.reference.outputs(services.run, batch_size=_BATCH, last=_MOST):
         batch = expected.batch
         scores = judged.scores([batch.cut(output) for output in expected.outputs.values()])
         if scores is None or batch.labels is None or len(scores) != len(batch.labels):
@@ -243,7 +236,7 @@ def _decided(case: Case, judged: Judged, services: Services) -> tuple[Array, Arr
 def _batch_norm(
     model: ir.Model,
     case: Case,
-    picked: Dataset,
+    picked: OpenDataset,
     name: str,
     tried: list[Alternative],
     services: Services,

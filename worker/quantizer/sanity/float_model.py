@@ -16,7 +16,7 @@ import onnx_ir as ir
 
 from service.contracts.model import TensorInfo
 from service.contracts.report.layers import Finding
-from worker.quantizer.data import Dataset
+from worker.quantizer.data import OpenDataset
 from worker.quantizer.evaluation.metrics.distances import class_scores
 from worker.quantizer.graph.values import constant, name_of
 from worker.quantizer.runtime.session import Session, inner_session
@@ -136,7 +136,7 @@ class BatchNorms:
 
     def nats(
         self,
-        picked: Dataset,
+        picked: OpenDataset,
         inputs: Sequence[TensorInfo],
         change: Callable[[dict[str, Array]], dict[str, Array]] | None = None,
     ) -> float | None:

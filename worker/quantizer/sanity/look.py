@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from service.contracts.model import TensorInfo
-from worker.quantizer.data import ArrayDataset, Dataset, choose_batch_size
+from worker.quantizer.data import ArrayDataset, OpenDataset, choose_batch_size
 from worker.quantizer.data.preprocess import Transform
 from worker.quantizer.data.ragged import pieces, sample_name, told_shape
 from worker.quantizer.data.stored import sample_bytes
@@ -50,7 +51,7 @@ class Look:
     fingerprints: tuple[bytes, ...]
     lows: dict[str, Array]
     highs: dict[str, Array]
-    picked: Dataset
+    picked: OpenDataset
 
     @property
     def distinct(self) -> int:
@@ -58,7 +59,7 @@ class Look:
         return len(set(self.fingerprints))
 
 
-def look_at(data: Dataset, inputs: Sequence[TensorInfo], *, limit: int | None = None) -> Look:
+def look_at(data: OpenDataset, inputs: Sequence[TensorInfo], *, limit: int | None = None) -> Look:
     """Read the arrays that feed the inputs once, in blocks.
 
     Args:
@@ -75,7 +76,8 @@ def look_at(data: Dataset, inputs: Sequence[TensorInfo], *, limit: int | None = 
     row_bytes = max(1, sum(sample_bytes(a.dtype, a.shape) for a in sources.values()))
     seen = max(1, min(total, _READ_BYTES // row_bytes, _READ_SAMPLES))
     kept = max(2, min(MOST_PICKED, _KEPT_BYTES // row_bytes))
-    numbers = _spread(seen, kept)
+    # at even distances: data is often stored class by class
+    numbers = sorted({int(k) for k in np.linspace(0, seen - 1, min(seen, kept))})
     step = max(1, _BLOCK_BYTES // row_bytes)
     prints = [b""] * seen
     rows: dict[str, list[Array]] = {}
@@ -83,8 +85,7 @@ def look_at(data: Dataset, inputs: Sequence[TensorInfo], *, limit: int | None = 
     for name, array in sources.items():
         low, high = [], []
         rows[name] = []
-        reader = array.open()
-        try:
+        with closing(array.open()) as reader:
             for start, count in pieces([array], 0, seen, step):
                 block = reader.read(count)
                 flat = block.reshape(len(block), -1) if block.size else np.zeros((len(block), 1), block.dtype)
@@ -93,8 +94,6 @@ def look_at(data: Dataset, inputs: Sequence[TensorInfo], *, limit: int | None = 
                 low.append(flat.min(axis=1).astype(np.float64))
                 high.append(flat.max(axis=1).astype(np.float64))
                 rows[name].append(block[[number - start for number in numbers if start <= number < start + count]])
-        finally:
-            reader.close()
         lows[name], highs[name] = np.concatenate(low), np.concatenate(high)
     order = _spread_order(len(numbers))
     labels = data.labels
@@ -129,11 +128,6 @@ def _fingerprint(before: bytes, row: Array) -> bytes:
     return digest.digest()
 
 
-def _spread(samples: int, wanted: int) -> list[int]:
-    """About ``wanted`` numbers below ``samples``, at even distances: data is often stored class by class."""
-    return sorted({int(k) for k in np.linspace(0, samples - 1, min(samples, wanted))})
-
-
 def _spread_order(count: int) -> list[int]:
     """The numbers below ``count`` by their reversed bits (van der Corput): every beginning is spread evenly."""
     bits = max(1, (count - 1).bit_length())
@@ -141,7 +135,7 @@ def _spread_order(count: int) -> list[int]:
     return [k for k in reversed_bits if k < count]
 
 
-def first_values(picked: Dataset, tensor: TensorInfo) -> Array:
+def first_values(picked: OpenDataset, tensor: TensorInfo) -> Array:
     """What some of the samples are as fed to one input: [samples, ...] of the input's type.
 
     Of samples of different shapes only what lies within the shortest axes of all of them.
@@ -159,7 +153,7 @@ def first_values(picked: Dataset, tensor: TensorInfo) -> Array:
 
 def run_on(
     session: Session,
-    picked: Dataset,
+    picked: OpenDataset,
     inputs: Sequence[TensorInfo],
     outputs: Sequence[str] | None = None,
     *,

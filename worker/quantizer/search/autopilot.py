@@ -7,8 +7,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from service.contracts.algorithms import Autopilot, BiasCorrection, CrossLayerEqualization, MixedPrecision, SmoothQuant
+from service.contracts.algorithms import (
+    AdaRound,
+    Autopilot,
+    BiasCorrection,
+    CrossLayerEqualization,
+    MixedPrecision,
+    SmoothQuant,
+)
 from service.contracts.algorithms.precision import DistanceGoal, DropGoal, Level
+from service.contracts.algorithms.training import QuantizationAwareTraining
 from service.contracts.errors import InvalidConfigError, NotDifferentiableError, ResourceLimitError
 from service.contracts.search import Search, TrialFigures
 from worker.quantizer.evaluation.certainty import Evidence, surely_differ
@@ -26,8 +34,6 @@ from worker.quantizer.search.recipes import (
     RecipeTrials,
     bases,
     chains,
-    finetuned,
-    trained,
     variants,
 )
 from worker.quantizer.search.trials import OutOfTimeError, TimedRun, within_reach
@@ -79,7 +85,7 @@ class _RecipeSearch:
         tried = bases(self._trials.case.config, smaller=self._spec.objective == "size")
         quick = chains(self._trials.draft.graph)
         every = [*quick, *(variant for chain in quick for variant in variants(chain))]
-        self._trials.expect([*every, *map(finetuned, every)])
+        self._trials.expect([*every, *((*chain, AdaRound()) for chain in every)])
         self._timed.lenient = True
         self._evaluate([self._trials.trial(tried[0], ())])
         self._timed.lenient = False
@@ -99,7 +105,7 @@ class _RecipeSearch:
         self._evaluate(self._nearest())
         smaller = self._smallest_missed()
         if smaller is not None and self._goes_on():
-            self._try([(smaller.basis, finetuned(smaller.chain))])
+            self._try([(smaller.basis, (*smaller.chain, AdaRound()))])
             self._evaluate(self._nearest())
         for more in (self._varied, self._finetuned, self._partly_in_float, self._trained):
             if self._met() or not self._goes_on():
@@ -111,7 +117,7 @@ class _RecipeSearch:
         return self._nearest()
 
     def _finetuned(self) -> list[RecipeTrial]:
-        self._try([(trial.basis, finetuned(trial.chain)) for trial in self._ranked()[:_BEST_BASES]])
+        self._try([(trial.basis, (*trial.chain, AdaRound())) for trial in self._ranked()[:_BEST_BASES]])
         return self._nearest()
 
     def _partly_in_float(self) -> list[RecipeTrial]:
@@ -129,7 +135,8 @@ class _RecipeSearch:
         seconds = left * _TRAINING_SHARE if stored is None else float(stored)
         store.save(key, str(seconds).encode())
         try:
-            trial = self._trials.trial(nearest.basis, trained(nearest.chain, seconds))
+            training = QuantizationAwareTraining(seconds=seconds)
+            trial = self._trials.trial(nearest.basis, (*nearest.chain, training))
         except (NotDifferentiableError, InvalidConfigError, ResourceLimitError) as error:
             # what cannot be trained keeps nobody from the recipes found
             self._trials.services.run.log(f"the network is not trained: {error.detail}", "warning")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -15,13 +15,13 @@ from service.contracts.evaluation import DEFAULT_METRIC, DEFAULT_METRICS, Evalua
 from service.contracts.evaluation_checks import find_output
 from service.contracts.report import AlgorithmFigures, GateClause
 from service.contracts.search import ReachedFigures
-from worker.quantizer.data import Dataset
+from worker.quantizer.data import OpenDataset
 from worker.quantizer.evaluation.certainty import Evidence, document_of
 from worker.quantizer.evaluation.gate import search_clauses
 from worker.quantizer.evaluation.latency import measure_latency
 from worker.quantizer.evaluation.metrics import Metrics
-from worker.quantizer.evaluation.side_by_side import KeptOutputs, Measurement, side_by_side
-from worker.quantizer.refine.draft import Case, Draft, QuantizedDraft
+from worker.quantizer.evaluation.side_by_side import KeptOutputs, MetricMeasurement, side_by_side
+from worker.quantizer.refine.draft import Case, Draft
 from worker.quantizer.run.services import Services
 from worker.quantizer.runtime.session import Session
 
@@ -95,7 +95,7 @@ class GoalEvaluator:
         self._case, self._services = case, services
         self._output_index = output_index
         labels = case.metrics.arrays if case.metrics.fed_by(self.data) else ()
-        self._expected = KeptOutputs(case.float_session, self.data, case.inputs, batch_size=_BATCH, arrays=labels)
+        self._expected = KeptOutputs(case.reference, batch_size=_BATCH, arrays=labels)
         self.notes: list[str] = []
 
     @property
@@ -104,7 +104,7 @@ class GoalEvaluator:
         return "drop" if isinstance(self._goal, DropGoal) else f"goal_{self._goal.metric}"
 
     @property
-    def data(self) -> Dataset:
+    def data(self) -> OpenDataset:
         """What drafts are measured on."""
         return self._case.measured_on
 
@@ -121,7 +121,7 @@ class GoalEvaluator:
             CanceledError: the run was canceled.
         """
         goal, (metrics, name, ideal) = self._goal, self._goal_metric
-        found = Measurement(metrics, name)
+        found = MetricMeasurement(metrics, name)
         try:
             for twins in side_by_side(session, self._expected.batches(self._services.run), self._services.run):
                 found.update(twins)
@@ -150,9 +150,7 @@ class GoalEvaluator:
         case, run = self._case, self._services.run
         threads = self._services.threads
         session = Session(model, threads=threads, what="quantized model")
-        found = measure_latency(
-            case.float_session, session, self.data, case.inputs, runs=runs, threads=threads, run=run
-        )
+        found = measure_latency(case.reference, session, runs=runs, threads=threads, run=run)
         return found.ratio
 
     def _float_has(self, metrics: Metrics, name: str) -> bool:
@@ -261,8 +259,3 @@ class SearchGoals:
     def clauses(self, outcomes: Sequence[AlgorithmFigures]) -> tuple[GateClause, ...]:
         """What becomes of goals and budgets, as clauses of the gate."""
         return () if self.is_empty else search_clauses(self._case.config.algorithms, outcomes)
-
-
-def with_outcomes(done: QuantizedDraft, outcomes: Sequence[AlgorithmFigures]) -> QuantizedDraft:
-    """The model with what became of each algorithm told anew."""
-    return replace(done, filled=replace(done.filled, outcomes=list(outcomes)))

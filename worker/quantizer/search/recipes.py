@@ -11,8 +11,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from service.contracts.algorithms import AdaRound, Algorithm, BiasCorrection, CrossLayerEqualization, SmoothQuant
-from service.contracts.algorithms.training import QuantizationAwareTraining
+from service.contracts.algorithms import Algorithm, BiasCorrection, CrossLayerEqualization, SmoothQuant
 from service.contracts.base import search_space
 from service.contracts.config import QuantizationConfig
 from service.contracts.report import Score
@@ -24,7 +23,7 @@ from worker.quantizer.refine.draft import Draft
 from worker.quantizer.refine.driver import try_step
 from worker.quantizer.refine.judge import Judge
 from worker.quantizer.refine.step import Step, Toolkit
-from worker.quantizer.run.extra import ExtraFile
+from worker.quantizer.run.services import ExtraFile
 from worker.quantizer.search.goal import GoalEvaluator, GoalMeasurement
 from worker.quantizer.search.levels import ranges_of
 from worker.quantizer.search.trials import Trials
@@ -95,21 +94,6 @@ def variants(chain: Chain) -> list[Chain]:
             changed = [algorithm.model_copy(update={knob: value}) for value in others]
             found += [(*chain[:place], other, *chain[place + 1 :]) for other in changed]
     return found
-
-
-def finetuned(chain: Chain) -> Chain:
-    """The chain with the slow step at its end."""
-    return (*chain, AdaRound())
-
-
-def trained(chain: Chain, seconds: float) -> Chain:
-    """The chain with a training of the whole network at its end.
-
-    Args:
-        chain: what comes before.
-        seconds: that the training may take.
-    """
-    return (*chain, QuantizationAwareTraining(seconds=seconds))
 
 
 def recipe_words(basis: Basis, chain: Chain) -> str:

@@ -25,9 +25,8 @@ from worker.quantizer.plan.types import PlanLog
 from worker.quantizer.plan.weights import granularity_of
 from worker.quantizer.refine.draft import Case, Draft
 from worker.quantizer.refine.step import Change, Step, Toolkit
-from worker.quantizer.run.extra import ExtraFile, ExtraFiles
 from worker.quantizer.run.identity import content_key
-from worker.quantizer.run.services import Services
+from worker.quantizer.run.services import ExtraFile, ExtraFiles, Services
 from worker.quantizer.search.goal import output_place
 from worker.quantizer.search.levels import NO_LINEAR_NODE, Assigner, QuantizedLayer, Ranges, find_layers, level_ranges
 from worker.quantizer.search.propagation import ActivationError, Propagation, WeightError

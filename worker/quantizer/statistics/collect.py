@@ -15,7 +15,7 @@ import numpy as np
 import onnx_ir as ir
 
 from service.contracts.model import TensorInfo
-from worker.quantizer.data import Dataset, choose_batch_size
+from worker.quantizer.data import OpenDataset, choose_batch_size
 from worker.quantizer.graph.serialized import model_digest
 from worker.quantizer.run.checkpoint import Arrays, CheckpointStore, Pace, pack, unpack
 from worker.quantizer.run.identity import content_key
@@ -254,7 +254,7 @@ class Kept:
 def collect(
     model: ir.Model,
     requests: Sequence[Request],
-    data: Dataset,
+    data: OpenDataset,
     inputs: Sequence[TensorInfo],
     *,
     limit: int | None,
@@ -347,7 +347,7 @@ def _reduce(work: Sequence[tuple[Observer, np.ndarray]], samples: int, pool: Thr
         pending.result()
 
 
-def _preferred_batch(session: Session, data: Dataset, inputs: Sequence[TensorInfo]) -> int:
+def _preferred_batch(session: Session, data: OpenDataset, inputs: Sequence[TensorInfo]) -> int:
     """A batch size by the number of elements that the largest sample makes; the same for the same model and data."""
     largest = data.largest(inputs)
     batch = next(iter(data.batches(inputs, 1, start=largest, limit=largest + 1)))

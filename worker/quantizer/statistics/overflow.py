@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from service.contracts.errors import DatasetMismatchError, UnsupportedModelError
 from service.contracts.model import TensorInfo
-from worker.quantizer.data import Dataset, choose_batch_size
+from worker.quantizer.data import OpenDataset, choose_batch_size
 from worker.quantizer.graph.values import is_float32, name_of, node_name
 from worker.quantizer.run.interface import Run
 from worker.quantizer.runtime.session import inner_session
@@ -21,7 +21,7 @@ from worker.quantizer.statistics.observers import Range
 def check_finite(
     model: ir.Model,
     ranges: Mapping[str, Range],
-    data: Dataset,
+    data: OpenDataset,
     inputs: Sequence[TensorInfo],
     *,
     limit: int | None,

@@ -23,7 +23,7 @@ from service.contracts.metrics import (
 )
 from service.contracts.metrics.kinds import CountedMetric
 from service.contracts.model import TensorInfo
-from worker.quantizer.data import Dataset
+from worker.quantizer.data import OpenDataset
 
 Divergence = Literal["kl", "mse"]
 
@@ -58,7 +58,7 @@ class OutputFacts:
     largest_class: int | None = None
 
     @staticmethod
-    def of(outputs: Sequence[TensorInfo], evaluation: EvaluationSpec, data: Dataset) -> OutputFacts:
+    def of(outputs: Sequence[TensorInfo], evaluation: EvaluationSpec, data: OpenDataset) -> OutputFacts:
         """Of a model, a config and the data that it is trained on."""
         stored, classes = data.stored(None), data.labels
         return OutputFacts(

@@ -18,7 +18,7 @@ import numpy as np
 from service.contracts.compatibility import fed_shape
 from service.contracts.errors import DatasetMismatchError, ResourceLimitError
 from service.contracts.model import TensorInfo
-from worker.quantizer.data import Batch, Dataset, choose_batch_size
+from worker.quantizer.data import OpenDataset, SampleBatch, choose_batch_size
 from worker.quantizer.data.dataset import holds_whole_inputs
 from worker.quantizer.data.ragged import told_shape
 from worker.quantizer.data.stored import sample_bytes
@@ -107,7 +107,7 @@ class TrainingSamples:
 
     def __init__(
         self,
-        data: Dataset,
+        data: OpenDataset,
         inputs: Sequence[TensorInfo],
         count: int,
         arrays: Collection[str | None],
@@ -238,7 +238,7 @@ class TrainingSamples:
         for column in self._columns():
             column.map()
 
-    def _make_room(self, batch: Batch) -> None:
+    def _make_room(self, batch: SampleBatch) -> None:
         """Place for all samples, of the shapes of the first ones: the small arrays in memory before the large ones."""
         for name, values in batch.feeds.items():
             whole = name in self._whole

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from worker.quantizer.data import Batch
+from worker.quantizer.data import SampleBatch
 from worker.quantizer.evaluation.certainty import Evidence, surely_differ
-from worker.quantizer.evaluation.side_by_side import Measurement, Twins
+from worker.quantizer.evaluation.side_by_side import MetricMeasurement, Twins
 from worker.quantizer.training.network import TrainingContext
 from worker.quantizer.training.samples import Minibatch, Numbers
 
@@ -64,7 +64,7 @@ class Validation:
             CanceledError: the run was canceled.
         """
         total, losses = 0.0, []
-        found = None if self.metric is None else Measurement(self._case.metrics, self.metric, part=True)
+        found = None if self.metric is None else MetricMeasurement(self._case.metrics, self.metric, part=True)
         with torch.no_grad():
             for batch in self._batches():
                 self._run.check()
@@ -128,8 +128,8 @@ class Validation:
         for piece in self._samples.minibatches(self._numbers, size, fill=True):
             yield self._samples.batch(piece)
 
-    def _as_stored(self, batch: Minibatch) -> Batch:
+    def _as_stored(self, batch: Minibatch) -> SampleBatch:
         """The batch as metrics take it."""
         labels = self._case.calibration.labels
         known = None if labels is None else labels[batch.numbers]
-        return Batch(batch.feeds, known, int(batch.numbers[0]), batch.valid, batch.arrays, batch.size)
+        return SampleBatch(batch.feeds, known, int(batch.numbers[0]), batch.valid, batch.arrays, batch.size)

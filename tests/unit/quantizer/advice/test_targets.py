@@ -14,10 +14,10 @@ from service.contracts.targets import TargetName
 from tests.unit.quantizer.advice.planted import chain, product
 from worker.quantizer.advice.advise import Fitting
 from worker.quantizer.advice.damage import KIND_WORDS, Damage, Harm, HarmKind, HarmPlace
-from worker.quantizer.advice.page import advice_page
 from worker.quantizer.advice.table import RULES, AdviceContext
 from worker.quantizer.graph.serialized import copy_of
 from worker.quantizer.modes.planning import plan_model, prepare_model
+from worker.quantizer.pages import advice_page
 from worker.quantizer.plan.types import QuantizationPlan
 from worker.quantizer.refine.draft import QuantizedDraft
 from worker.quantizer.run.interface import Run
@@ -134,7 +134,7 @@ def test_every_cause_has_words_and_a_rule_and_stands_on_the_page() -> None:
     assert {kind for rule in RULES for kind in rule.treats} == set(HarmKind)
     assert len({rule.code for rule in RULES}) == len(RULES)
     # the page is current and names every advice
-    assert PAGE.read_text() == advice_page(), "run: python -m worker.quantizer.advice.page > docs/advice.md"
+    assert PAGE.read_text() == advice_page(), "run: python -m worker.quantizer.pages advice > docs/advice.md"
     assert all(f"`{rule.code}`" in advice_page() for rule in RULES)
 
 

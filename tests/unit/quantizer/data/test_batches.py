@@ -27,7 +27,7 @@ from service.contracts.errors import (
 )
 from service.contracts.model import TensorInfo
 from tests.support.patience import PATIENCE_SECONDS
-from worker.quantizer.data import ArrayDataset, Dataset, choose_batch_size, inspect_dataset, open_dataset
+from worker.quantizer.data import ArrayDataset, OpenDataset, choose_batch_size, inspect_dataset, open_dataset
 
 
 def tensor(name: str, *shape: int | str | None, dtype: str = "float32") -> TensorInfo:
@@ -163,7 +163,7 @@ def test_no_more_than_one_batch_is_read_ahead() -> None:
             reader = array.open()
             return SimpleNamespace(read=lambda count: read.append(count) or reader.read(count), close=reader.close)
 
-    watched = Dataset({"x": Watched()}, PreprocessingSpec())
+    watched = OpenDataset({"x": Watched()}, PreprocessingSpec())
     for done, _ in enumerate(watched.batches([tensor("x", "n", 2)], 10), start=1):
         assert len(read) <= done + 1
     assert sum(read) == 100

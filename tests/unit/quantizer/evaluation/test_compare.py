@@ -10,8 +10,9 @@ from service.contracts.distributions import wilson
 from service.contracts.errors import EngineError, UnsupportedModelError
 from tests.unit.quantizer.toolbox import Arrays, input_infos, make_model, normal, rng, run_onnx, sqnr_db, write_npz
 from worker.quantizer.data import ArrayDataset
-from worker.quantizer.evaluation.command import evaluate_files
+from worker.quantizer.evaluation.command import evaluated
 from worker.quantizer.evaluation.compare import ModelComparison, compare
+from worker.quantizer.evaluation.side_by_side import Reference
 from worker.quantizer.run.interface import SilentRun
 from worker.quantizer.runtime.session import Session
 
@@ -35,15 +36,8 @@ def compared(
     labels: np.ndarray | None = None,
     **options: object,
 ) -> ModelComparison:
-    return compare(
-        session(reference),
-        session(twin),
-        ArrayDataset(arrays, labels),
-        input_infos(reference),
-        source="evaluation",
-        run=SilentRun(),
-        **options,
-    )
+    held_against = Reference(session(reference), ArrayDataset(arrays, labels), input_infos(reference))
+    return compare(held_against, session(twin), run=SilentRun(), **options)
 
 
 def coarse(array: np.ndarray) -> np.ndarray:
@@ -113,7 +107,8 @@ def evaluate(folder, model: onnx.ModelProto, arrays: Arrays, reference: onnx.Mod
         onnx.save(reference, folder / "reference.onnx")
     source = write_npz(folder / "data.npz", **arrays)
     other = folder / "reference.onnx" if reference is not None else None
-    return evaluate_files(folder / "model.onnx", source, other, threads=1, run=SilentRun())
+    found = evaluated(folder / "model.onnx", source, other, threads=1, run=SilentRun())
+    return found.report.to_json_dict()
 
 
 def test_evaluate_one_model(tmp_path) -> None:

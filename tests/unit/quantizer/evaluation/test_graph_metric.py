@@ -21,7 +21,7 @@ from tests.unit.quantizer.toolbox import config, make_model, normal, rng, run_on
 from worker.quantizer.data import ArrayDataset
 from worker.quantizer.evaluation.metrics import Metrics
 from worker.quantizer.intake.inspect import inspect_model
-from worker.quantizer.pipeline import Result, quantize
+from worker.quantizer.pipeline import Provisions, Result, quantize
 from worker.quantizer.run.interface import SilentRun
 
 TOP1 = (
@@ -207,7 +207,9 @@ def quantized(folder: Path, functions: dict[str, Any], evaluation: dict[str, Any
     onnx.save(chain_of_convolutions(outlier=2), folder / "float.onnx")
     data = write_npz(folder / "data.npz", x=samples(SAMPLES)["x"])
     settings = config(evaluation=evaluation, **settings)
-    return quantize(folder / "float.onnx", settings, data, run=SilentRun(), threads=1, functions=functions)
+    return quantize(
+        folder / "float.onnx", settings, data, run=SilentRun(), threads=1, provisions=Provisions(functions=functions)
+    )
 
 
 def float_labels(folder: Path) -> np.ndarray:

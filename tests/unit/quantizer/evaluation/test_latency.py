@@ -17,7 +17,8 @@ from tests.unit.quantizer.toolbox import input_infos, make_model, normal
 from worker.quantizer.data import ArrayDataset
 from worker.quantizer.evaluation import latency
 from worker.quantizer.evaluation.latency import LEAST_PAIRS, measure_latency, paired_ratio
-from worker.quantizer.run.interface import SilentRun
+from worker.quantizer.evaluation.side_by_side import Reference
+from worker.quantizer.run.interface import Run, SilentRun
 from worker.quantizer.runtime.session import Session
 
 QUIET = MachineLoad(cpu_count=2, load_average=0.1, other_busy_percent=0.0)
@@ -50,9 +51,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return made
 
 
-def timed(reference: Session, quantized: Session, runs: int = 20) -> latency.LatencyFigures:
-    data, inputs = ArrayDataset({"x": normal(4, 64)}), input_infos(MODEL)
-    return measure_latency(reference, quantized, data, inputs, runs=runs, threads=1, run=SilentRun())
+def timed(reference: Session, quantized: Session, runs: int = 20, run: Run | None = None) -> latency.LatencyFigures:
+    held_against = Reference(reference, ArrayDataset({"x": normal(4, 64)}), input_infos(MODEL))
+    return measure_latency(held_against, quantized, runs=runs, threads=1, run=run or SilentRun())
 
 
 def constant(seconds: float) -> Callable[[], float]:
@@ -83,9 +84,8 @@ def test_canceling_stops_the_timing(clock: Clock) -> None:
             raise CanceledError("stop")
 
     sides = [clock.session(name, constant(0.001)) for name in "ab"]
-    data, inputs = ArrayDataset({"x": normal(4, 64)}), input_infos(MODEL)
     with pytest.raises(CanceledError):
-        measure_latency(*sides, data, inputs, runs=20, threads=1, run=Canceled())
+        timed(*sides, run=Canceled())
     assert not clock.order
 
 

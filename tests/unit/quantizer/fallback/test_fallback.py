@@ -61,7 +61,7 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> Callable[[Cost], None]:
                 self.cost = cost(onnx.load_from_string(model))
 
         def measure(reference: Any, other: Any, *args: Any, **settings: Any) -> LatencyFigures:
-            return figures(getattr(other, "cost", 1.0) / getattr(reference, "cost", 1.0))
+            return figures(getattr(other, "cost", 1.0) / getattr(reference.session, "cost", 1.0))
 
         for module in (choice, assemble):
             monkeypatch.setattr(module, "NhwcSession", Costed)

@@ -19,12 +19,11 @@ from tests.unit.quantizer.runtime.test_given_back_pages import resident_kib
 from tests.unit.quantizer.toolbox import config, make_model, normal, rng, write_npz
 from tests.worker.workbench import wait_for
 from worker.quantizer.command import quantize_files
-from worker.quantizer.evaluation.command import evaluate_files
+from worker.quantizer.evaluation.command import evaluated
 from worker.quantizer.graph import mapped, sizes
 from worker.quantizer.graph import serialized as serializing
-from worker.quantizer.graph.mapped import Mapped
+from worker.quantizer.graph.mapped import Mapped, SpillFolder
 from worker.quantizer.graph.serialized import copy_of, to_bytes, weight_bytes
-from worker.quantizer.graph.spill import SpillFolder
 from worker.quantizer.pipeline import Result, quantize
 from worker.quantizer.run.interface import SilentRun
 from worker.quantizer.runtime import session as runtime
@@ -132,8 +131,8 @@ def test_what_does_not_fit_into_one_file_keeps_its_weights_in_a_second_one(
     assert manifest.output_sha256 == hashlib.sha256(made.read_bytes()).hexdigest()
     assert manifest.output_data_sha256 == hashlib.sha256(data.read_bytes()).hexdigest()
     assert done.report.quantized.size_bytes == made.stat().st_size + data.stat().st_size
-    evaluated = evaluate_files(model, source, reference=model, threads=1, run=SilentRun())
-    assert evaluated["fidelity"]["sqnr_db"] == 200.0
+    told = evaluated(model, source, reference=model, threads=1, run=SilentRun()).report.to_json_dict()
+    assert told["fidelity"]["sqnr_db"] == 200.0
     found = onnx.load(made)
     assert [node.op_type for node in found.graph.node] == [node.op_type for node in whole.graph.node]
     arrays = [{one.name: onnx.numpy_helper.to_array(one) for one in each.graph.initializer} for each in (found, whole)]

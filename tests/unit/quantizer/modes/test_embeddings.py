@@ -18,8 +18,7 @@ from service.contracts.errors import CalibrationMissingError, InvalidConfigError
 from tests.support.each import each
 from tests.unit.quantizer.toolbox import config, make_model, normal, quantize_file, rng, run_onnx
 from worker.quantizer.graph.serialized import copy_of, to_bytes
-from worker.quantizer.inspection import inspect_nodes
-from worker.quantizer.modes.planning import Planned, plan_model, prepare_model
+from worker.quantizer.modes.planning import Planned, inspect_nodes, plan_model, prepare_model
 from worker.quantizer.modes.registry import MODES
 from worker.quantizer.pipeline import quantize
 from worker.quantizer.plan.parameters import Parameters

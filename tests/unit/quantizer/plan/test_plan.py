@@ -15,7 +15,7 @@ from service.contracts.graph_view import NodeInspection
 from tests.unit.quantizer.equalization.benches import Bench
 from tests.unit.quantizer.toolbox import Arrays, config, make_model, normal, plan_for
 from worker.quantizer.graph.serialized import copy_of
-from worker.quantizer.inspection import inspect_nodes
+from worker.quantizer.modes.planning import inspect_nodes
 from worker.quantizer.plan.build import build_plan
 from worker.quantizer.plan.types import QuantizationPlan, Role
 from worker.quantizer.preparation.prepare import Prepared

@@ -24,7 +24,7 @@ from tests.unit.quantizer.toolbox import (
 )
 from worker.quantizer.equalization.channel_groups import follow
 from worker.quantizer.graph.metadata import REGION
-from worker.quantizer.inspection import inspect_nodes
+from worker.quantizer.modes.planning import inspect_nodes
 from worker.quantizer.preparation.prepare import prepare
 
 NPU = {"preset": "npu_int8", "activation": {"calibration": {"method": "mse"}}, "algorithms": []}

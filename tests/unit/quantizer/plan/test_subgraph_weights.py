@@ -13,7 +13,7 @@ from onnx import TensorProto, numpy_helper
 from service.contracts.errors import InvalidConfigError
 from tests.support.each import each
 from tests.unit.quantizer.toolbox import Arrays, config, make_model, normal, plan_for, quantize_file, run_onnx, sqnr_db
-from worker.quantizer.inspection import inspect_nodes
+from worker.quantizer.modes.planning import inspect_nodes
 from worker.quantizer.pipeline import Result
 from worker.quantizer.plan.candidates import ACTIVATIONS_IN_FLOAT, IN_FLOAT
 from worker.quantizer.plan.profile import RuleContext, Stage

@@ -16,7 +16,7 @@ from tests.unit.quantizer.toolbox import make_model, normal, run_onnx
 from worker.quantizer.preparation.affine import Signs
 from worker.quantizer.preparation.passes import constants as folding
 from worker.quantizer.preparation.passes.constants import BEYOND_BUDGET, FoldingBudget, fold_constants
-from worker.quantizer.preparation.passes.names import name_everything
+from worker.quantizer.preparation.passes.shapes import name_everything
 
 OPSETS = {"": 17}
 

@@ -30,7 +30,7 @@ from tests.unit.quantizer.toolbox import (
     sqnr_db,
     step,
 )
-from worker.quantizer.graph.serialized import Skeleton
+from worker.quantizer.graph.serialized import WeightlessProto
 from worker.quantizer.intake.loading import load_model
 from worker.quantizer.preparation.prepare import prepare
 
@@ -353,17 +353,17 @@ def test_float16_that_only_a_branch_holds_is_widened() -> None:
 # large weights
 
 
-def test_the_skeleton_holds_no_large_weight_and_gives_all_back() -> None:
+def test_the_weightless_proto_holds_no_large_weight_and_gives_all_back() -> None:
     text = IF.format(main="t = Conv(x, w) u = Relu(t)", then="k = Conv(u, large) p = Relu(k)")
     model = with_weight_in_branch(text, "large", normal(4, 4, 33, 33))
     model.graph.initializer.append(onnx.numpy_helper.from_array(normal(4, 4, 65, 17), "w"))
     loaded = ir.from_proto(model)
-    skeleton = Skeleton(loaded)
-    assert skeleton.proto.ByteSize() < 1_000 < 80_000 < model.ByteSize()
+    weightless = WeightlessProto(loaded)
+    assert weightless.proto.ByteSize() < 1_000 < 80_000 < model.ByteSize()
     once, again = (ir.to_proto(one).SerializeToString(deterministic=True) for one in (loaded, ir.from_proto(model)))
     assert once == again
-    rebuilt = ir.from_proto(skeleton.proto)
-    skeleton.restore(rebuilt)
+    rebuilt = ir.from_proto(weightless.proto)
+    weightless.restore(rebuilt)
     held, restored = (
         {
             name: value.const_value.numpy()

@@ -173,8 +173,8 @@ def test_samples_that_fill_up_the_last_batch_do_not_count(batch: str) -> None:
     expected, got = (outputs(content, x, 8) for content in (model.SerializeToString(), draft.emitted_bytes()))
     wanted = pytest.approx(sqnr_db(expected, got), abs=2e-3)
     assert Judge(case, toolkit.services, FIRST).score(draft).sqnr_db == wanted
-    pair, run = (case.float_session, draft.session(1)), toolkit.services.run
-    layers = layer_distances(*pair, {"dense": ("y", "y")}, case.calibration, case.inputs, limit=FIRST, run=run)
+    pairs, run = {"dense": ("y", "y")}, toolkit.services.run
+    layers = layer_distances(case.reference, draft.session(1), pairs, limit=FIRST, run=run)
     assert layers["dense"] == wanted
 
 

@@ -13,7 +13,7 @@ from service.contracts.specs import TensorRange
 from tests.support.each import each
 from worker.quantizer.report.plots import publish_ranges, publish_training, ranges_svg, training_svg
 from worker.quantizer.report.words import trained_words, training_notes
-from worker.quantizer.run.extra import ExtraFiles
+from worker.quantizer.run.services import ExtraFiles
 
 SVG = "{http://www.w3.org/2000/svg}"
 SERIES = ["train loss", "validation loss", "top1", "learning rate", "oscillating", "frozen"]

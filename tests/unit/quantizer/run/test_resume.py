@@ -13,7 +13,7 @@ from service.contracts.config import parse_config
 from service.contracts.runner import DatasetSource
 from tests.unit.quantizer.run.test_checkpoint import Listener
 from tests.unit.quantizer.search.benches import chain_of_convolutions, samples
-from worker.quantizer.pipeline import Result, quantize
+from worker.quantizer.pipeline import Provisions, Result, quantize
 from worker.quantizer.run.cache import Cache
 from worker.quantizer.run.checkpoint import CheckpointStore
 from worker.quantizer.statistics import collect
@@ -73,8 +73,9 @@ class Bench:
             DatasetSource(path=str(self.data)),
             run=run or Listener(),
             threads=1,
-            checkpoint_dir=folder,
-            cache=None if cache is None else Cache(self.folder / cache, scope="one"),
+            provisions=Provisions(
+                checkpoint_dir=folder, cache=None if cache is None else Cache(self.folder / cache, scope="one")
+            ),
         )
 
     def killed_at(self, number: int, recipe: str, *, kept: str) -> bool:

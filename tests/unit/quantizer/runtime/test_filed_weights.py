@@ -11,7 +11,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from worker.quantizer.graph import sizes
 from worker.quantizer.graph.mapped import FilePlace, MappedTensor
-from worker.quantizer.runtime.session import Session, in_parts
+from worker.quantizer.runtime.session import Session, SessionSettings, in_parts
 
 WIDTH = 512
 
@@ -47,7 +47,7 @@ def test_a_weight_in_a_file_is_multiplied_as_it_lies(tmp_path: Path, packed: boo
     model, weight = filed_model(tmp_path, activations=False)
     samples = np.random.default_rng(1).normal(size=(3, WIDTH)).astype(np.float32)
     for _ in range(3):  # of memory that is freed wrongly, the first time may tell nothing
-        session = Session(model, threads=1, packed=packed)
+        session = Session(model, threads=1, settings=SessionSettings(packed=packed))
         (found,) = session.run({"x": samples})
         np.testing.assert_allclose(found, samples @ (weight * np.float32(0.01)), rtol=1e-3, atol=1e-3)
         del session

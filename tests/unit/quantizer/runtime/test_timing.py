@@ -13,7 +13,7 @@ from tests.unit.quantizer.toolbox import make_model, normal
 from worker.quantizer.intake.inspect import inspect_model
 from worker.quantizer.runtime import host, timing
 from worker.quantizer.runtime.host import LoadMeter
-from worker.quantizer.runtime.session import Session
+from worker.quantizer.runtime.session import Session, SessionSettings
 from worker.quantizer.runtime.timing import Kernel, read_profile
 
 HEAD = '<ir_version: 8, opset_import: ["" : 17]> '
@@ -129,7 +129,7 @@ def test_a_session_says_what_its_nodes_took(tmp_path: Path) -> None:
         "(float[N,64] x) => (float[N,64] y) { [fc] t = MatMul(x, w) [soft] s = Softmax(t) [end] y = Sin(s) }",
         {"w": normal(64, 64)},
     )
-    session = Session(model.SerializeToString(), threads=1, profile=tmp_path / "profile")
+    session = Session(model.SerializeToString(), threads=1, settings=SessionSettings(profile=tmp_path / "profile"))
     for _ in range(3):
         session.run({"x": normal(2, 64)})
     found = read_profile(session.end_profile())

@@ -13,12 +13,12 @@ from service.contracts.runner import DatasetSource
 from tests.support.tiny import make_tiny
 from tests.unit.quantizer.sanity.conftest import Bench
 from worker.quantizer.evaluation.metrics.distances import AgreementRate
+from worker.quantizer.pages import findings_page
 from worker.quantizer.pipeline import quantize
 from worker.quantizer.run.interface import SilentRun
 from worker.quantizer.sanity.decisions import decision_findings, figure_findings, hits_of, with_chance
 from worker.quantizer.sanity.float_model import output_findings
 from worker.quantizer.sanity.kind import declare, declared, worst_first
-from worker.quantizer.sanity.page import findings_page
 from worker.quantizer.sanity.samples import FEW_SAMPLES, ONE_SAMPLE, SOME_IN_CALIBRATION
 
 
@@ -121,7 +121,7 @@ PAGE = Path(__file__).parents[4] / "docs" / "findings.md"
 
 def test_kinds_of_findings_stand_on_the_page_and_the_worst_comes_first() -> None:
     made = findings_page()
-    assert made == PAGE.read_text(), "run: python -m worker.quantizer.sanity.page > docs/findings.md"
+    assert made == PAGE.read_text(), "run: python -m worker.quantizer.pages findings > docs/findings.md"
     for kind in declared():
         assert f"| `{kind.code}` | {kind.severity}" in made
         assert kind.hint

@@ -33,9 +33,8 @@ def declared(draft: Draft, toolkit: Toolkit, metric: str) -> float:
     case, services = toolkit.case, toolkit.services
     spec = EvaluationSpec.model_validate({"metrics": [{"kind": metric}]})
     metrics = Metrics(spec, (TensorInfo(name="y", dtype="float32", shape=(None, None)),))
-    sessions = case.float_session, draft.session(1)
-    data, inputs, run = case.calibration, case.inputs, services.run
-    return compare(*sessions, data, inputs, source="calibration", metrics=metrics, run=run).quantized_metrics[metric]
+    found = compare(case.reference, draft.session(1), metrics=metrics, run=services.run)
+    return found.quantized_metrics[metric]
 
 
 @pytest.mark.parametrize("metric", ["sqnr", "psnr", "cosine", "l2", "kl"])

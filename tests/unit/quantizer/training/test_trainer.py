@@ -16,7 +16,7 @@ from service.contracts.errors import CanceledError, InvalidConfigError, NotDiffe
 from service.contracts.report import AlgorithmFigures
 from tests.unit.quantizer.toolbox import config, make_model, write_npz
 from tests.unit.quantizer.training.networks import pictures, trained
-from worker.quantizer.pipeline import Result, quantize
+from worker.quantizer.pipeline import Provisions, Result, quantize
 from worker.quantizer.run.interface import Run, SilentRun
 from worker.quantizer.training.samples import split_samples
 from worker.quantizer.training.validation import Validation, ValidationScore
@@ -63,7 +63,7 @@ def train(
     images, classes = pictures(samples, seed=1)
     source = write_npz(folder / "calibration.npz", x=images, **({"labels": classes} if labels else {}))
     asked = config(**{**FEW_BITS, **settings, "algorithms": [{"method": "qat", **qat}]})
-    return quantize(path, asked, source, run=run or SilentRun(), threads=1, checkpoint_dir=checkpoints)
+    return quantize(path, asked, source, run=run or SilentRun(), threads=1, provisions=Provisions(checkpoints))
 
 
 def accuracy(model: bytes) -> float:

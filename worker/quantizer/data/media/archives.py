@@ -8,7 +8,7 @@ from __future__ import annotations
 import gzip
 import zlib
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Literal
@@ -319,11 +319,8 @@ class ZipArchive:
     def contents(self, files: Iterable[MediaFile]) -> Iterator[bytes]:
         """The bytes of these files."""
         for file in files:
-            stream = self.members[file.offset].open()
-            try:
+            with closing(self.members[file.offset].open()) as stream:
                 yield stream.read(file.size_bytes)
-            finally:
-                stream.close()
 
 
 def holds_media(path: Path) -> bool:

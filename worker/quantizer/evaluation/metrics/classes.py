@@ -9,7 +9,7 @@ import numpy as np
 
 from service.contracts.metrics import F1, ClassMetric, MeanIoU, PerClassAccuracy, Precision, TopKMetric
 from service.contracts.metrics.kinds import CountedMetric
-from worker.quantizer.data import Batch
+from worker.quantizer.data import SampleBatch
 from worker.quantizer.evaluation.contributions import CountSums, Hits, quotients
 from worker.quantizer.evaluation.metrics.base import (
     Array,
@@ -372,7 +372,7 @@ class Accuracy:
         self._hits = {"top1": Hits(), "top5": Hits()}
         self._has_top5 = False
 
-    def take(self, batch: Batch, outputs: Mapping[str, Any]) -> None:
+    def take(self, batch: SampleBatch, outputs: Mapping[str, Any]) -> None:
         """Take in one batch of a model's outputs; from one on that does not fit there is no value."""
         first, labels = next(iter(outputs.values())), batch.labels
         can_fit = self.fits and isinstance(first, np.ndarray)

@@ -13,7 +13,7 @@ from service.contracts.evaluation import EvaluationSpec
 from service.contracts.evaluation_checks import EVALUATION_POINTER, FUNCTION_HINT, check_evaluation, find_output
 from service.contracts.metrics import FunctionMetric, GraphMetric, Metric, MetricFacts, TopKMetric, WordErrorRate
 from service.contracts.model import TensorInfo
-from worker.quantizer.data import Batch, Dataset, choose_batch_size
+from worker.quantizer.data import OpenDataset, SampleBatch, choose_batch_size
 from worker.quantizer.data.ragged import pieces
 from worker.quantizer.evaluation.contributions import Contributions
 from worker.quantizer.evaluation.metrics.base import Array, Arrays, Meter, MetricBatch, UnfitError, finite
@@ -85,7 +85,7 @@ class _Bound:
                 f"{self.metric.name}: {fault.message}", pointer=f"{self.pointer}/{fault.place}", hint=_HINT
             ) from None
 
-    def seen(self, batch: Batch, outputs: Arrays, reference: Arrays | None) -> MetricBatch:
+    def seen(self, batch: SampleBatch, outputs: Arrays, reference: Arrays | None) -> MetricBatch:
         """The batch by the metric's places."""
         axis = int(isinstance(self.metric, WordErrorRate) and self.metric.time_first)
         cut = {
@@ -146,7 +146,7 @@ class Metrics:
 
     @property
     def arrays(self) -> tuple[str | None, ...]:
-        """What ``Dataset.batches`` has to hand out: names of arrays, None being the labels."""
+        """What ``OpenDataset.batches`` has to hand out: names of arrays, None being the labels."""
         return tuple(dict.fromkeys(name for bound in self._bound for name in bound.arrays.values()))
 
     def class_labels(self, outputs: Sequence[str]) -> dict[str, str | None]:
@@ -163,7 +163,7 @@ class Metrics:
         # of two metrics of one output the first one wins
         return {**dict.fromkeys(outputs[:1]), **dict(reversed(judged))}
 
-    def check(self, data: Dataset) -> None:
+    def check(self, data: OpenDataset) -> None:
         """Make sure that ``data`` holds what the metrics and the gate read.
 
         Raises:
@@ -173,7 +173,7 @@ class Metrics:
         for program in self._programs:
             program.check(data.summary)
 
-    def fed_by(self, data: Dataset) -> bool:
+    def fed_by(self, data: OpenDataset) -> bool:
         """True if ``data`` holds every array that the metrics read."""
         return all(data.stored(name) is not None for name in self.arrays)
 
@@ -182,7 +182,7 @@ class Metrics:
         """True if the metric that stands for the others has a value over a part of the samples, too."""
         return not any(bound.metric.WHOLE for bound in self._bound[:1])
 
-    def probe(self, session: Session, data: Dataset, inputs: Sequence[TensorInfo], run: Run, *, role: str) -> None:
+    def probe(self, session: Session, data: OpenDataset, inputs: Sequence[TensorInfo], run: Run, *, role: str) -> None:
         """Try the metrics on one batch of the float model, and on all labels, before any work is done.
 
         Args:
@@ -202,7 +202,7 @@ class Metrics:
         except InvalidConfigError as error:
             raise InvalidConfigError(f"{role}: {error.detail}", errors=error.errors, hint=error.hint) from None
 
-    def _probe(self, session: Session, data: Dataset, inputs: Sequence[TensorInfo], run: Run) -> None:
+    def _probe(self, session: Session, data: OpenDataset, inputs: Sequence[TensorInfo], run: Run) -> None:
         found = self.start()
         # Where outputs are as long as samples, those of the longest are what any label may name.
         size, largest = choose_batch_size(inputs, data, 1), data.largest(inputs)
@@ -268,7 +268,9 @@ class MetricSet:
         self._meters = [(entry, entry.make()) for entry in bound]
         self._default = None if bound or bare else Accuracy()
 
-    def update(self, batch: Batch, outputs: Mapping[str, Any], reference: Mapping[str, Any] | None = None) -> None:
+    def update(
+        self, batch: SampleBatch, outputs: Mapping[str, Any], reference: Mapping[str, Any] | None = None
+    ) -> None:
         """Take in one batch.
 
         Args:
@@ -346,7 +348,7 @@ class MetricSet:
         return self._default is None or self._default.fits
 
 
-def _blocks(data: Dataset, arrays: Collection[str | None]) -> Iterator[dict[str | None, Array]]:
+def _blocks(data: OpenDataset, arrays: Collection[str | None]) -> Iterator[dict[str | None, Array]]:
     """All of these arrays, in blocks of samples that mix no shapes."""
     sources = {name: source for name in arrays if (source := data.stored(name)) is not None}
     readers = {name: source.open() for name, source in sources.items()}

@@ -14,19 +14,15 @@ import onnx_ir as ir
 
 from service.contracts.reason import Reason
 from worker.quantizer.graph.rewriting import (
-    INNER_READ_ELSEWHERE,
-    INPUT_NOT_FLOAT32,
-    OPSET_TOO_OLD,
     Editor,
     Rewrite,
-    enclosed,
     only_reader,
     other_operand,
     producer,
     rewrites,
     scalar,
 )
-from worker.quantizer.graph.values import activation_limits, float_attribute, is_float32, node_name
+from worker.quantizer.graph.values import activation_limits, float_attribute
 
 _OPSET = 20
 _ARITHMETIC = ("Add", "Sub", "Mul", "Div", "Pow")
@@ -67,18 +63,8 @@ def fuse_gelu(anchor: ir.Node, editor: Editor) -> Rewrite | Reason | None:
     found = written_gelu(anchor)
     if found is None:
         return None
-    if editor.opset is None or editor.opset < _OPSET:
-        return OPSET_TOO_OLD(op_type="Gelu", needed=_OPSET, opset=editor.opset)
-    if not is_float32(found.source):
-        return INPUT_NOT_FLOAT32()
-    if not enclosed(found.nodes, [found.result]):
-        return INNER_READ_ELSEWHERE()
-    made = found.result.producer()
-    if made is None:
-        return None
     form = {"approximate": "none" if anchor.op_type == "Erf" else "tanh"}
-    node = editor.node("Gelu", [found.source], node_name(made), form)
-    return Rewrite(found.nodes, [node], [(found.result, node.outputs[0])], source=found.source)
+    return editor.too_old("Gelu", _OPSET) or editor.fused("Gelu", found.source, found.nodes, found.result, form)
 
 
 def _source(argument: ir.Value, wanted: Polynomial) -> ir.Value | None:
@@ -221,9 +207,7 @@ def fuse_hard_swish(anchor: ir.Node, editor: Editor) -> Rewrite | Reason | None:
     whole = (scale * ramp.height, 6 * scale * ramp.slope, 2 * scale * ramp.offset)
     if not all(_near(found, 1.0) for found in whole):
         return None
-    if editor.opset is None or editor.opset < _SWISH_OPSET:
-        return OPSET_TOO_OLD(op_type="HardSwish", needed=_SWISH_OPSET, opset=editor.opset)
-    return _one("HardSwish", ramp.source, nodes, result, {}, editor)
+    return editor.too_old("HardSwish", _SWISH_OPSET) or editor.fused("HardSwish", ramp.source, nodes, result)
 
 
 @rewrites(*_LIMITING, what="groups became HardSigmoid")
@@ -236,23 +220,7 @@ def fuse_hard_sigmoid(anchor: ir.Node, editor: Editor) -> Rewrite | Reason | Non
     if not _near(scale * ramp.height, 1.0):
         return None
     form = {"alpha": scale * ramp.slope, "beta": scale * ramp.offset}
-    return _one("HardSigmoid", ramp.source, (*ramp.nodes, *nodes), result, form, editor)
-
-
-def _one(
-    op_type: str,
-    source: ir.Value,
-    nodes: tuple[ir.Node, ...],
-    result: ir.Value,
-    attributes: dict[str, float],
-    editor: Editor,
-) -> Rewrite | Reason:
-    if not is_float32(source):
-        return INPUT_NOT_FLOAT32()
-    if not enclosed(nodes, [result]):
-        return INNER_READ_ELSEWHERE()
-    node = editor.node(op_type, [source], node_name(nodes[-1]), attributes)
-    return Rewrite(nodes, [node], [(result, node.outputs[0])], source=source)
+    return editor.fused("HardSigmoid", ramp.source, (*ramp.nodes, *nodes), result, form)
 
 
 def _ramp(anchor: ir.Node) -> _Ramp | None:

@@ -167,13 +167,9 @@ def fold_constants(model: ir.Model) -> PassOutcome:
     common.RemoveUnusedNodesPass()(model)
     metadata.restore(model.graph)
     removed = before - model.graph.num_nodes()
-    there = _names(model) if budget.left_alone else set()
+    there = {node_name(node) for node in model.graph.all_nodes()} if budget.left_alone else set()
     left = {name: reason for name, reason in budget.left_alone.items() if name in there}
     return PassOutcome.counted(model, removed, "nodes folded away", left=left)
-
-
-def _names(model: ir.Model) -> set[str]:
-    return {node_name(node) for node in model.graph.all_nodes()}
 
 
 def remove_dead_code(model: ir.Model) -> PassOutcome:

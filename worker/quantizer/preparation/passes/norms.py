@@ -17,7 +17,6 @@ from service.contracts.reason import Reason, declare
 from worker.quantizer.graph.rewriting import (
     INNER_READ_ELSEWHERE,
     INPUT_NOT_FLOAT32,
-    OPSET_TOO_OLD,
     Editor,
     Rewrite,
     axis_length,
@@ -152,8 +151,9 @@ def fuse_layer_norm(root: ir.Node, editor: Editor) -> Rewrite | Reason | None:
     rank = rank_of(found.source) or 0
     if found.axes != tuple(range(rank - len(found.axes), rank)):
         return NOT_LAST_AXES(axes=list(found.axes), rank=rank)
-    if editor.opset is None or editor.opset < _LAYER_NORM_OPSET:
-        return OPSET_TOO_OLD(op_type="LayerNormalization", needed=_LAYER_NORM_OPSET, opset=editor.opset)
+    too_old = editor.too_old("LayerNormalization", _LAYER_NORM_OPSET)
+    if too_old is not None:
+        return too_old
     lengths = [axis_length(found.source, axis) for axis in found.axes]
     shape = tuple(length for length in lengths if length is not None)
     if len(shape) != len(lengths):
@@ -284,11 +284,8 @@ def fuse_l2_norm(reduction: ir.Node, editor: Editor) -> Rewrite | Reason | None:
         return INPUT_NOT_FLOAT32()
     if max(floor, own_floor) > _LARGEST_FLOOR:
         return HIGH_FLOOR(floor=max(floor, own_floor))
-    nodes.append(divide)
-    if not enclosed(nodes, [divide.outputs[0]]):
-        return INNER_READ_ELSEWHERE()
-    node = editor.node("LpNormalization", [source], node_name(divide), {"axis": axes[0], "p": 2})
-    return Rewrite(nodes, [node], [(divide.outputs[0], node.outputs[0])], source=source)
+    form = {"axis": axes[0], "p": 2}
+    return editor.fused("LpNormalization", source, [*nodes, divide], divide.outputs[0], form)
 
 
 def _through_floor(value: ir.Value, nodes: list[ir.Node]) -> tuple[float, ir.Value, list[ir.Node]]:

@@ -14,19 +14,19 @@ from service.contracts.preparation import PreparationSpec
 from service.contracts.reason import declare
 from worker.quantizer.graph.metadata import Metadata
 from worker.quantizer.graph.rewriting import PassOutcome, axis_length, opset_of
-from worker.quantizer.graph.serialized import Skeleton
+from worker.quantizer.graph.serialized import WeightlessProto
 from worker.quantizer.graph.values import (
     DEFAULT_DOMAINS,
     Names,
     add_initializer,
     constant,
+    input_of,
     int_attribute,
     node_name,
     string_attribute,
     take_place,
 )
-from worker.quantizer.preparation.passes.names import first_output, name_everything
-from worker.quantizer.preparation.passes.shapes import infer_shapes
+from worker.quantizer.preparation.passes.shapes import first_output, infer_shapes, name_everything
 
 # Lifts operators by own rules where onnx's version converter (1.23) changes what they compute.
 #
@@ -79,7 +79,7 @@ def undo_groups(model: ir.Model) -> None:
 def _resize(node: ir.Node, graph: ir.Graph) -> None:
     """Upsample and Resize of old as a Resize of opset 11 and later."""
     mode = string_attribute(node, "mode", "nearest")
-    scales = node.inputs[1] if len(node.inputs) > 1 else None
+    scales = input_of(node, 1)
     if scales is None:
         given = np.asarray(node.attributes["scales"].as_floats(), np.float32)
         scales = add_initializer(graph, Names(graph).free(f"{node_name(node)}_scales"), given)
@@ -155,9 +155,9 @@ def lift_opset(model: ir.Model, spec: PreparationSpec, needed: int, lowest: int 
     metadata = Metadata(model.graph)  # the converter drops it
     # Below IR version 4 every initializer had to be an input, and the converter insists on it.
     model.ir_version = max(model.ir_version or 0, LOWEST_IR_VERSION)
-    skeleton = Skeleton(model)
+    weightless = WeightlessProto(model)
     try:
-        lifted = ir.from_proto(onnx.version_converter.convert_version(skeleton.proto, wanted))
+        lifted = ir.from_proto(onnx.version_converter.convert_version(weightless.proto, wanted))
     except (RuntimeError, ValueError) as error:  # the converter's own refusals; ConvertError is a RuntimeError
         refusal = str(error).strip().splitlines()[-1].rsplit(" failed: ", 1)[-1][:300]
         if spec.opset is not None:
@@ -175,7 +175,7 @@ def lift_opset(model: ir.Model, spec: PreparationSpec, needed: int, lowest: int 
             ) from error
         undo_groups(model)
         return PassOutcome(model, CONVERTER_REFUSED(opset=opset, refusal=refusal))
-    skeleton.restore(lifted)
+    weightless.restore(lifted)
     after(lifted)
     for node in lifted.graph.all_nodes():
         node.name = names.get(first_output(node), node.name)

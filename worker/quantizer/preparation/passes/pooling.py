@@ -32,6 +32,7 @@ from worker.quantizer.graph.rewriting import (
 from worker.quantizer.graph.values import (
     DEFAULT_DOMAINS,
     constant,
+    input_of,
     int_attribute,
     is_float32,
     node_name,
@@ -187,7 +188,7 @@ AXES_NOT_CONSTANT = declare("axes-not-constant", "its axes are no constant")
 @rewrites("Pad", what="Pad nodes got pads for all axes")
 def pads_of_all_axes(pad: ir.Node, editor: Editor) -> Rewrite | Reason | None:
     """Pad with ``axes`` -> Pad with 0 for those that it left out; pads known at run time alone are put into zeros."""
-    axes = pad.inputs[3] if len(pad.inputs) > 3 else None
+    axes = input_of(pad, 3)
     if axes is None or pad.inputs[1] is None:
         return None
     rank, chosen, given = rank_of(pad.inputs[0]), constant(axes), constant(pad.inputs[1])
@@ -218,7 +219,7 @@ def pads_of_max_pool(pad: ir.Node, editor: Editor) -> Rewrite | Reason | None:
     On integers the filling would take the whole range.
     """
     pool = only_reader(pad.outputs[0], "MaxPool")
-    filling = scalar(pad.inputs[2]) if len(pad.inputs) > 2 else None
+    filling = scalar(input_of(pad, 2))
     if pool is None or filling is None or not filling <= _NOTHING:
         return None
     given, kernel = constant(pad.inputs[1]), list(pool.attributes["kernel_shape"].as_ints())

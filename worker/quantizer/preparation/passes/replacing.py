@@ -29,7 +29,7 @@ from worker.quantizer.graph.rewriting import (
     scalar,
     static_shape,
 )
-from worker.quantizer.graph.values import constant, int_attribute, is_constant, is_float32, name_of, node_name
+from worker.quantizer.graph.values import constant, input_of, int_attribute, is_constant, is_float32, name_of, node_name
 from worker.quantizer.ops.record import Family
 from worker.quantizer.ops.table import named
 from worker.quantizer.preparation.affine import PARAMETERS_NOT_PER_CHANNEL, batchnorm_affine
@@ -221,7 +221,7 @@ def _channel_axis(conv: ir.Node, movers: Sequence[ir.Node]) -> int | None:
 def _taken_away(node: ir.Node, shape: tuple[int, ...] | None) -> int | None:
     """The one axis that a Squeeze, or a Reshape that is as good as one, takes away."""
     if node.op_type == "Squeeze":
-        given = constant(node.inputs[1]) if len(node.inputs) > 1 else None
+        given = constant(input_of(node, 1))
         return int(given.reshape(-1)[0]) % 4 if given is not None and given.size == 1 else None
     made = static_shape(node.outputs[0])
     if shape is None or made is None:

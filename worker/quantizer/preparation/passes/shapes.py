@@ -1,4 +1,4 @@
-"""Shapes: repaired, fixed by the user, and inferred."""
+"""What all other passes rely on: functions inlined, all nodes and values named, shapes repaired, fixed and inferred."""
 
 from __future__ import annotations
 
@@ -6,13 +6,64 @@ from collections.abc import Iterable
 
 import onnx
 import onnx_ir as ir
+import onnx_ir.passes.common as common
 
 from service.contracts.model import TensorInfo
 from service.contracts.preparation import PreparationSpec, fixed_inputs
 from service.contracts.reason import declare
 from worker.quantizer.graph.rewriting import PassOutcome
-from worker.quantizer.graph.serialized import Skeleton
+from worker.quantizer.graph.serialized import WeightlessProto
+from worker.quantizer.graph.values import Names, node_name
 from worker.quantizer.ops.table import operator
+
+NO_FUNCTIONS = declare("no-functions", "the model has no functions")
+
+
+def inline_functions(model: ir.Model) -> PassOutcome:
+    """Put the nodes of model-local functions in the place of their calls."""
+    count = len(model.functions)
+    if not count:
+        return PassOutcome(model, NO_FUNCTIONS())
+    common.InlinePass()(model)
+    return PassOutcome(model, f"{count} functions inlined")
+
+
+def name_everything(model: ir.Model) -> PassOutcome:
+    """Name what has no name, tell apart what shares one, and turn Constant nodes into initializers."""
+    for graph in (model.graph, *model.graph.subgraphs()):
+        for k, node in enumerate(graph):
+            if not node.name:
+                node.name = f"{node.op_type}_{k}"
+    omitted = [value for node in model.graph.all_nodes() for value in node.outputs if not value.name]
+    modified = common.NameFixPass()(model).modified
+    _distinguish_nodes(model.graph)
+    common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
+    common.RemoveInitializersFromInputsPass()(model)
+    for value in omitted:
+        if not value.uses():  # an optional output that is not wanted has no name; the pass gave it one
+            value.name = ""
+    return PassOutcome(model, "names made unique" if modified else "constants became initializers")
+
+
+def _distinguish_nodes(graph: ir.Graph) -> None:
+    """Let no two nodes share a name, across sub-graphs either; the main graph's keep theirs."""
+    inner = [node for node in graph.all_nodes() if node.graph is not graph]
+    if not inner:
+        return
+    names = Names(graph)
+    seen = {node_name(node) for node in graph}
+    for node in inner:
+        if node_name(node) in seen:
+            node.name = names.free(node_name(node))
+        seen.add(node_name(node))
+
+
+def first_output(node: ir.Node) -> str:
+    """Name of the first output that is not omitted."""
+    return next((value.name for value in node.outputs if value.name), "")
+
+
+# Shapes: repaired, fixed by the user, and inferred.
 
 NO_SHAPES_ASKED = declare("no-shapes-asked-for", "no shapes are asked for")
 _MOST_PROPAGATED = 1 << 22
@@ -57,7 +108,7 @@ def _info(value: ir.Value) -> TensorInfo:
 
 def infer_shapes(model: ir.Model) -> PassOutcome:
     """Infer types and shapes of all values, from the operators' own rules and without reading weights."""
-    proto = Skeleton(model).proto
+    proto = WeightlessProto(model).proto
     note = ""
     values = _values_of_shapes(model) <= _MOST_PROPAGATED
     try:

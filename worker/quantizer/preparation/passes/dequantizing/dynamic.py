@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from service.contracts.reason import Reason, declare
 from worker.quantizer.graph.rewriting import only_reader, other_operand, producer
-from worker.quantizer.graph.values import int_attribute, node_name
+from worker.quantizer.graph.values import input_of, int_attribute, node_name
 from worker.quantizer.preparation.passes.dequantizing.stored import (
     StoredConstant,
     constant_of,
@@ -32,7 +32,6 @@ from worker.quantizer.preparation.passes.dequantizing.undoing import (
     Product,
     Undoing,
     equal,
-    input_of,
     stem_of,
 )
 

@@ -5,11 +5,13 @@ Scales are positive, so that the largest integer stands for the largest float; o
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import onnx_ir as ir
 
 from service.contracts.reason import Reason, declare
-from worker.quantizer.graph.values import constant, name_of, node_name, string_attribute
+from worker.quantizer.graph.values import constant, input_of, name_of, node_name, string_attribute
 from worker.quantizer.numerics.granularity import PER_TENSOR
 from worker.quantizer.ops.table import named
 from worker.quantizer.preparation.passes.dequantizing.stored import constant_of, dequantized, holds_integers, stored
@@ -21,7 +23,6 @@ from worker.quantizer.preparation.passes.dequantizing.undoing import (
     Found,
     Integers,
     Undoing,
-    input_of,
 )
 
 SCALES_MOVE = declare("scales-move", "it moves values whose scales differ")
@@ -34,13 +35,22 @@ _FIRST = frozenset(named(lambda record: record.keeps_scale)) - _SEVERAL.keys()
 _TOLD = frozenset({"ArgMax", "ArgMin", "Shape", "Size"})
 
 
-def moved(node: ir.Node, undoing: Undoing) -> Found:
-    """The same operator on what its first operand stands for."""
-    known = undoing.integers(node.inputs[0]) if node.inputs else None
+def _of_one_scale(
+    node: ir.Node, undoing: Undoing, operands: Sequence[ir.Value | None] | None = None
+) -> Integers | Found:
+    """What the first of the operands that stands for floats means, by default of the first operand alone."""
+    operands = node.inputs[:1] if operands is None else operands
+    known = next((one for value in operands if (one := undoing.integers(value)) is not None), None)
     if known is None:
         return undoing.computed_on(node)
-    if not known.one_scale:
-        return SCALES_MOVE()
+    return known if known.one_scale else SCALES_MOVE()
+
+
+def moved(node: ir.Node, undoing: Undoing) -> Found:
+    """The same operator on what its first operand stands for."""
+    known = _of_one_scale(node, undoing)
+    if not isinstance(known, Integers):
+        return known
     if node.op_type == "Resize" and "crop" in string_attribute(node, "coordinate_transformation_mode", ""):
         return FILLS_WITH_INTEGERS()
     return _put(node, undoing, known, [known.real, *node.inputs[1:]])
@@ -49,11 +59,9 @@ def moved(node: ir.Node, undoing: Undoing) -> Found:
 def joined(node: ir.Node, undoing: Undoing) -> Found:
     """Operands that all have the same scale and zero point; constants are taken to have it."""
     first = _SEVERAL[node.op_type]
-    known = next((one for value in node.inputs[first:] if (one := undoing.integers(value)) is not None), None)
-    if known is None:
-        return undoing.computed_on(node)
-    if not known.one_scale:
-        return SCALES_MOVE()
+    known = _of_one_scale(node, undoing, node.inputs[first:])
+    if not isinstance(known, Integers):
+        return known
     inputs: list[ir.Value | None] = list(node.inputs[:first])
     for value in node.inputs[first:]:
         found = _same(value, known, undoing)
@@ -79,11 +87,9 @@ def _same(value: ir.Value | None, known: Integers, undoing: Undoing) -> ir.Value
 
 def padded(node: ir.Node, undoing: Undoing) -> Found:
     """Pad fills with an integer, 0 if none is given, which stands for a float too."""
-    known = undoing.integers(node.inputs[0])
-    if known is None:
-        return undoing.computed_on(node)
-    if not known.one_scale:
-        return SCALES_MOVE()
+    known = _of_one_scale(node, undoing)
+    if not isinstance(known, Integers):
+        return known
     inputs = [known.real, *node.inputs[1:]]
     if string_attribute(node, "mode", "constant") == "constant":
         fill = _float_of(input_of(node, 2), known)
@@ -96,11 +102,9 @@ def padded(node: ir.Node, undoing: Undoing) -> Found:
 
 def limited(node: ir.Node, undoing: Undoing) -> Found:
     """Relu and Clip limit integers, which stand for other limits of the floats."""
-    known = undoing.integers(node.inputs[0])
-    if known is None:
-        return undoing.computed_on(node)
-    if not known.one_scale:
-        return SCALES_MOVE()
+    known = _of_one_scale(node, undoing)
+    if not isinstance(known, Integers):
+        return known
     given: list[ir.Value | None] = [None] if node.op_type == "Relu" else list(node.inputs[1:])
     limits: list[ir.Value | None] = []
     for value in given:
@@ -129,11 +133,9 @@ def _float_of(value: ir.Value | None, known: Integers) -> np.ndarray | Reason:
 
 def told(node: ir.Node, undoing: Undoing) -> Found:
     """Shape, Size and the place of the largest are those of the floats."""
-    known = undoing.integers(node.inputs[0])
-    if known is None:
-        return undoing.computed_on(node)
-    if not known.one_scale:
-        return SCALES_MOVE()
+    known = _of_one_scale(node, undoing)
+    if not isinstance(known, Integers):
+        return known
     node.replace_input_with(0, known.real)
     return True
 

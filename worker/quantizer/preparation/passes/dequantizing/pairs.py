@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from service.contracts.reason import Reason, declare
 from worker.quantizer.graph.rewriting import rank_of
-from worker.quantizer.graph.values import DEFAULT_DOMAINS, float_attribute, int_attribute, name_of, node_name
+from worker.quantizer.graph.values import DEFAULT_DOMAINS, float_attribute, input_of, int_attribute, name_of, node_name
 from worker.quantizer.preparation.passes.dequantizing.stored import (
     StoredConstant,
     constant_of,
@@ -28,7 +28,6 @@ from worker.quantizer.preparation.passes.dequantizing.undoing import (
     Integers,
     Product,
     Undoing,
-    input_of,
 )
 
 _DEFAULT_AXIS = 1

@@ -16,7 +16,7 @@ import onnx_ir as ir
 from service.contracts.reason import declare
 from service.contracts.specs import is_integer
 from worker.quantizer.graph.rewriting import scalar
-from worker.quantizer.graph.values import DEFAULT_DOMAINS, constant, int_attribute, name_of
+from worker.quantizer.graph.values import DEFAULT_DOMAINS, constant, input_of, int_attribute, name_of
 from worker.quantizer.numerics.granularity import PER_TENSOR, Granularity, PerAxis, PerBlock
 
 # Whether a node has the operands and attributes that its operator takes.
@@ -145,15 +145,11 @@ def _goes_with_rows(node: ir.Node, operands: Sequence[StoredConstant], lookups: 
     if node.op_type in _ELEMENTWISE:
         return all(one.rows is not None or one.array.ndim <= width for one in operands)
     if node.op_type in ("Concat", "Slice"):
-        axis = int_attribute(node, "axis", 0) if node.op_type == "Concat" else _slice_axis(node)
+        axis = int_attribute(node, "axis", 0) if node.op_type == "Concat" else scalar(input_of(node, 3))
         return axis == -1 and width > 0 and (node.op_type == "Slice" or len(lookups) == len(operands))
     if node.op_type == "Unsqueeze":
-        return len(node.inputs) > 1 and scalar(node.inputs[1]) == -1
+        return scalar(input_of(node, 1)) == -1
     return False
-
-
-def _slice_axis(node: ir.Node) -> float | None:
-    return scalar(node.inputs[3]) if len(node.inputs) > 3 else None
 
 
 def _cast(node: ir.Node, arrays: Sequence[np.ndarray]) -> np.ndarray | None:

@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from service.contracts.reason import Reason, declare
 from worker.quantizer.graph.metadata import hand_on
-from worker.quantizer.graph.values import Names, add_initializer, constant, name_of, node_name
+from worker.quantizer.graph.values import Names, add_initializer, constant, input_of, name_of, node_name
 from worker.quantizer.preparation.affine import Signs
 from worker.quantizer.preparation.passes.dequantizing.stored import (
     StoredConstant,
@@ -314,11 +314,6 @@ def stem_of(value: ir.Value | None, held: StoredConstant) -> str:
     """Name for the floats of stored integers: that of the table, where rows of one are looked up."""
     found = value if held.lookup is None else held.lookup.inputs[0]
     return name_of(found) if found is not None else "weight"
-
-
-def input_of(node: ir.Node, k: int) -> ir.Value | None:
-    """An input, None where it is left out."""
-    return node.inputs[k] if len(node.inputs) > k else None
 
 
 def equal(one: ir.Value | None, other: ir.Value | None) -> bool:

@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from service.contracts.reason import Reason, declare
 from worker.quantizer.graph.rewriting import producer
-from worker.quantizer.graph.values import int_attribute, name_of, node_name
+from worker.quantizer.graph.values import input_of, int_attribute, name_of, node_name
 from worker.quantizer.preparation.passes.dequantizing.dynamic import rescaled
 from worker.quantizer.preparation.passes.dequantizing.stored import (
     StoredConstant,
@@ -28,7 +28,6 @@ from worker.quantizer.preparation.passes.dequantizing.undoing import (
     Form,
     Found,
     Undoing,
-    input_of,
 )
 
 GROUPED_INPUTS = declare("grouped-inputs", "g_idx puts its inputs into groups in another order")
@@ -189,7 +188,7 @@ def _restored(node: ir.Node, value: ir.Value | None, scale: ir.Value | None, und
     if dtype is None or not dtype.is_floating_point():
         return False
     held = stored(cast.inputs[0])
-    if held is None or not _is_narrow(held.array.dtype):
+    if held is None or held.array.dtype.itemsize > _MOST_BYTES or not holds_integers(held.array.dtype):
         return False
     scales, zeros = stored(scale), None if sub is None else stored(sub.inputs[1])
     if scales is None or (sub is not None and zeros is None):
@@ -211,10 +210,6 @@ def _restored(node: ir.Node, value: ir.Value | None, scale: ir.Value | None, und
         key = ("Mul", held.key, scales.key, None if zeros is None else zeros.key, str(dtype))
         undoing.look_up(node, held, key, compute)
     return True
-
-
-def _is_narrow(dtype: np.dtype) -> bool:
-    return dtype.itemsize <= _MOST_BYTES and holds_integers(dtype)
 
 
 def _goes_along(parameter: StoredConstant, held: StoredConstant) -> bool:

@@ -20,9 +20,8 @@ from tests.support.tiny import make_nothing_to_quantize, make_tiny
 from worker.quantizer import pipeline
 from worker.quantizer.command import quantize_files
 from worker.quantizer.refine.draft import Case
-from worker.quantizer.run.extra import ExtraFile, ExtraFiles, write_files
 from worker.quantizer.run.interface import SilentRun
-from worker.quantizer.run.services import Services
+from worker.quantizer.run.services import ExtraFile, ExtraFiles, Services, write_files
 
 
 def table(kind: str = "table_csv", filename: str = "table.csv", content: bytes | Path = b"a,b\n") -> ExtraFile:
