@@ -33,21 +33,13 @@ _BYTE, _NIBBLE = 8, 4
 
 @dataclass(frozen=True)
 class StoredTable:
-    """A table as initializers of the graph.
+    """A table as initializers of the graph."""
 
-    Attributes:
-        integers: [rows, columns], or [rows, bytes] for 4 bits.
-        scale: [] for one, [columns], [rows], or [rows, blocks].
-        zero_point: same shape; None where all are 0.
-        grid: of the table.
-        columns: how many.
-    """
-
-    integers: ir.Value
-    scale: ir.Value
-    zero_point: ir.Value | None
-    grid: IntegerGrid
-    columns: int
+    integers: ir.Value  # [rows, columns], or [rows, bytes] for 4 bits
+    scale: ir.Value  # [] for one, [columns], [rows], or [rows, blocks]
+    zero_point: ir.Value | None  # same shape; None where all are 0
+    grid: IntegerGrid  # of the table
+    columns: int  # how many
 
     @property
     def by_rows(self) -> bool:
@@ -302,19 +294,12 @@ class Tables:
 
 @dataclass(frozen=True)
 class SharedTable:
-    """A table as the weight of a layer.
+    """A table as the weight of a layer."""
 
-    Attributes:
-        tables: it is one of them.
-        table: that is shared.
-        stem: name of the weight, that new names begin with.
-        transposed: the weight is [columns, rows].
-    """
-
-    tables: Tables
-    table: StoredTable
-    stem: str
-    transposed: bool
+    tables: Tables  # it is one of them
+    table: StoredTable  # that is shared
+    stem: str  # name of the weight, that new names begin with
+    transposed: bool  # the weight is [columns, rows]
 
     def restored(self) -> tuple[ir.Value, list[ir.Node]]:
         """The whole weight as floats, and the nodes that make it, at the head of the graph."""

@@ -53,14 +53,10 @@ _MICROSOFT = "com.microsoft"
 
 @dataclass(frozen=True)
 class Emitted:
-    """A plan as a model.
+    """A plan as a model."""
 
-    Attributes:
-        model: quantized.
-        restored: by quantized activation of the plan: the tensor that stands for it there, dequantized.
-    """
-
-    model: ir.Model
+    model: ir.Model  # quantized
+    # by quantized activation of the plan: the tensor that stands for it there, dequantized
     restored: dict[str, str] = field(default_factory=dict)
 
 

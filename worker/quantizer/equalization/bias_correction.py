@@ -149,15 +149,10 @@ Function = Callable[[np.ndarray], np.ndarray]
 
 @dataclass(frozen=True)
 class LayerSample:
-    """Values of a layer at the same positions, float32 [n, channels], in front of the activation function.
+    """Values of a layer at the same positions, float32 [n, channels], in front of the activation function."""
 
-    Attributes:
-        expected: of the float network.
-        found: of the quantized network.
-    """
-
-    expected: np.ndarray
-    found: np.ndarray
+    expected: np.ndarray  # of the float network
+    found: np.ndarray  # of the quantized network
 
     @property
     def is_usable(self) -> bool:

@@ -59,19 +59,12 @@ class ChannelsStopError(Exception):
 
 @dataclass(frozen=True)
 class Fold:
-    """A constant that takes factors in.
+    """A constant that takes factors in."""
 
-    Attributes:
-        node: that reads it.
-        index: which input of the node it is.
-        channels: channel numbers; broadcast against the constant.
-        divides: the constant divides, so it takes the inverse factors.
-    """
-
-    node: ir.Node
-    index: int
-    channels: np.ndarray
-    divides: bool = False
+    node: ir.Node  # that reads it
+    index: int  # which input of the node it is
+    channels: np.ndarray  # channel numbers; broadcast against the constant
+    divides: bool = False  # the constant divides, so it takes the inverse factors
 
     def scaled(self, array: np.ndarray, factors: np.ndarray) -> np.ndarray:
         """float32: the constant with factors, float64 [channels], in it."""
@@ -89,41 +82,26 @@ class Folding:
 
 @dataclass(frozen=True)
 class ChannelConstant:
-    """A constant with a value for every channel of a region, or one for all.
+    """A constant with a value for every channel of a region, or one for all."""
 
-    Attributes:
-        node: that reads it.
-        index: which input of the node it is.
-        axis: of the channels in the constant, counted from its end: negative.
-        adds_up: whether the values are divided among the channels that one is split into; else each gets the value.
-    """
-
-    node: ir.Node
-    index: int
-    axis: int
-    adds_up: bool
+    node: ir.Node  # that reads it
+    index: int  # which input of the node it is
+    axis: int  # of the channels in the constant, counted from its end: negative
+    adds_up: bool  # whether the values are divided among the channels that one is split into; else each gets the value
 
 
 @dataclass
 class ChannelRegion:
-    """Tensors that have the same channels in the same order, and the layers at their ends.
+    """Tensors that have the same channels in the same order, and the layers at their ends."""
 
-    Attributes:
-        channels: their number.
-        axes: by tensor, the axis of the channels.
-        makers: layers whose output channels they are.
-        readers: layers whose input channels they are.
-        depthwise: depthwise convolutions within.
-        between: constants with a value per channel that other nodes read.
-        reshapes: nodes that give the number of channels in a constant shape, and its place there.
-    """
-
-    channels: int
-    axes: dict[ir.Value, int] = field(default_factory=dict)
-    makers: list[LinearNode] = field(default_factory=list)
-    readers: list[LinearNode] = field(default_factory=list)
-    depthwise: list[LinearNode] = field(default_factory=list)
+    channels: int  # their number
+    axes: dict[ir.Value, int] = field(default_factory=dict)  # by tensor, the axis of the channels
+    makers: list[LinearNode] = field(default_factory=list)  # layers whose output channels they are
+    readers: list[LinearNode] = field(default_factory=list)  # layers whose input channels they are
+    depthwise: list[LinearNode] = field(default_factory=list)  # depthwise convolutions within
+    # constants with a value per channel that other nodes read
     between: list[ChannelConstant] = field(default_factory=list)
+    # nodes that give the number of channels in a constant shape, and its place there
     reshapes: list[tuple[ir.Node, int]] = field(default_factory=list)
 
     @property

@@ -32,17 +32,11 @@ PUTS_BACK_THE_MEAN = declare(
 
 @dataclass(frozen=True)
 class CorrectableBias:
-    """A constant with one value per output channel of a linear node.
+    """A constant with one value per output channel of a linear node."""
 
-    Attributes:
-        node: the linear node.
-        owner: the node that reads the constant: the same, or an Add behind it.
-        index: of the constant among its inputs.
-    """
-
-    node: ir.Node
-    owner: ir.Node
-    index: int
+    node: ir.Node  # the linear node
+    owner: ir.Node  # the node that reads the constant: the same, or an Add behind it
+    index: int  # of the constant among its inputs
 
     @property
     def initializer(self) -> str:
@@ -117,19 +111,12 @@ def _added_behind(node: ir.Node) -> tuple[ir.Node, ir.Value] | tuple[None, None]
 
 @dataclass(frozen=True)
 class CorrectableBiases:
-    """A draft in which corrections have places.
+    """A draft in which corrections have places."""
 
-    Attributes:
-        draft: a new one, with a plan of its own.
-        found: places by node name, in topological order.
-        created: of how many kinds of new places there are how many.
-        left: reasons by the names of nodes without a place.
-    """
-
-    draft: Draft
-    found: dict[str, CorrectableBias]
-    created: dict[str, int] = field(default_factory=dict)
-    left: dict[str, str] = field(default_factory=dict)
+    draft: Draft  # a new one, with a plan of its own
+    found: dict[str, CorrectableBias]  # places by node name, in topological order
+    created: dict[str, int] = field(default_factory=dict)  # of how many kinds of new places there are how many
+    left: dict[str, str] = field(default_factory=dict)  # reasons by the names of nodes without a place
 
 
 def make_places(draft: Draft, config: QuantizationConfig, *, insert_add: bool) -> CorrectableBiases:

@@ -221,39 +221,22 @@ class CrossLayerEqualizationStep(Step[CrossLayerEqualization]):
 
 @dataclass
 class Equalizer:
-    """One equalization.
+    """One equalization."""
 
-    Attributes:
-        spec: its options.
-        policy: what becomes of limits.
-        draft: with the statistics that the step asked for.
-        model: a copy of the draft's float model, changed in place.
-        flow: its channels.
-        seen: what the statistics say of them.
-        factors: what every group was multiplied by.
-        nodes: names of the nodes that were changed, as keys.
-        op_types: operators of new nodes as users know them, by name.
-        silent: number of channels cut off.
-        absorbed: number of biases absorbed.
-        limits: number of limits that were scaled or dropped.
-        sweeps: how many it took.
-        cost: of dropping limits, in words.
-    """
-
-    spec: CrossLayerEqualization
-    policy: LimitPolicy
-    draft: Draft
-    model: ir.Model
-    flow: Flow = field(init=False)
-    seen: dict[str, ObservedChannels] = field(init=False)
-    factors: np.ndarray = field(init=False)
-    nodes: dict[str, None] = field(default_factory=dict)
-    op_types: dict[str, str] = field(default_factory=dict)
-    silent: int = 0
-    absorbed: int = 0
-    limits: int = 0
-    sweeps: int = 0
-    cost: str | None = None
+    spec: CrossLayerEqualization  # its options
+    policy: LimitPolicy  # what becomes of limits
+    draft: Draft  # with the statistics that the step asked for
+    model: ir.Model  # a copy of the draft's float model, changed in place
+    flow: Flow = field(init=False)  # its channels
+    seen: dict[str, ObservedChannels] = field(init=False)  # what the statistics say of them
+    factors: np.ndarray = field(init=False)  # what every group was multiplied by
+    nodes: dict[str, None] = field(default_factory=dict)  # names of the nodes that were changed, as keys
+    op_types: dict[str, str] = field(default_factory=dict)  # operators of new nodes as users know them, by name
+    silent: int = 0  # number of channels cut off
+    absorbed: int = 0  # number of biases absorbed
+    limits: int = 0  # number of limits that were scaled or dropped
+    sweeps: int = 0  # how many it took
+    cost: str | None = None  # of dropping limits, in words
 
     @property
     def drops(self) -> bool:

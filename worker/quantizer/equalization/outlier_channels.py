@@ -34,17 +34,11 @@ from worker.quantizer.refine.step import Change, Step, Toolkit
 
 @dataclass(frozen=True)
 class ChannelSplit:
-    """How the channels of a region are split.
+    """How the channels of a region are split."""
 
-    Attributes:
-        pieces: by channel, what it becomes; others stay.
-        taken: for every channel afterwards, the channel that it is of, int64 [new channels].
-        parts: the part of its value that it has, float64 [new channels].
-    """
-
-    pieces: Mapping[int, int]
-    taken: np.ndarray
-    parts: np.ndarray
+    pieces: Mapping[int, int]  # by channel, what it becomes; others stay
+    taken: np.ndarray  # for every channel afterwards, the channel that it is of, int64 [new channels]
+    parts: np.ndarray  # the part of its value that it has, float64 [new channels]
 
     @classmethod
     def of(cls, channels: int, pieces: Mapping[int, int]) -> ChannelSplit:
@@ -242,19 +236,12 @@ def summary(found: Sequence[Outliers], treated: Treated) -> str:
 
 @dataclass(frozen=True)
 class Treated:
-    """What became of the tensors with outliers.
+    """What became of the tensors with outliers."""
 
-    Attributes:
-        draft: calibrated anew; None if no tensor could be treated.
-        told: of the treatment, in words, by tensor that was treated.
-        nodes: names of the nodes that were changed.
-        left: by tensor that was not treated, why.
-    """
-
-    draft: Draft | None
-    told: dict[str, str] = field(default_factory=dict)
-    nodes: tuple[str, ...] = ()
-    left: dict[str, Reason] = field(default_factory=dict)
+    draft: Draft | None  # calibrated anew; None if no tensor could be treated
+    told: dict[str, str] = field(default_factory=dict)  # of the treatment, in words, by tensor that was treated
+    nodes: tuple[str, ...] = ()  # names of the nodes that were changed
+    left: dict[str, Reason] = field(default_factory=dict)  # by tensor that was not treated, why
 
 
 Treatment = Callable[[OutlierChannels, Draft, Sequence[Outliers], Toolkit], Treated]

@@ -41,25 +41,15 @@ SITE_REFUSED = declare("scale-refused", "{tensor!r} cannot be scaled: {why}")
 
 @dataclass
 class Scaler:
-    """Scales outlier channels of one float network, which is changed in place.
+    """Scales outlier channels of one float network, which is changed in place."""
 
-    Attributes:
-        prepared: the float network, whose model is changed.
-        plan: made for it.
-        config: resolved.
-        spec: of the algorithm.
-        nodes: names of the nodes whose constants have changed.
-        treated: tensors whose outliers were scaled.
-        left: by tensor, why its outliers were not.
-    """
-
-    prepared: Prepared
-    plan: QuantizationPlan
-    config: QuantizationConfig
-    spec: OutlierChannels
-    nodes: list[str] = field(default_factory=list)
-    treated: list[str] = field(default_factory=list)
-    left: dict[str, Reason] = field(default_factory=dict)
+    prepared: Prepared  # the float network, whose model is changed
+    plan: QuantizationPlan  # made for it
+    config: QuantizationConfig  # resolved
+    spec: OutlierChannels  # of the algorithm
+    nodes: list[str] = field(default_factory=list)  # names of the nodes whose constants have changed
+    treated: list[str] = field(default_factory=list)  # tensors whose outliers were scaled
+    left: dict[str, Reason] = field(default_factory=dict)  # by tensor, why its outliers were not
 
     def run(self, found: Sequence[Outliers]) -> Prepared:
         """Scale the outliers of all tensors as far as that can be done."""

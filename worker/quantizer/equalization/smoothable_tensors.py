@@ -20,21 +20,13 @@ from worker.quantizer.plan.types import QuantizationPlan, Role
 
 @dataclass(frozen=True)
 class SmoothableTensor:
-    """A tensor whose channels (last axis) can be scaled, inversely to the rows of the weights that it meets.
+    """A tensor whose channels (last axis) can be scaled, inversely to the rows of the weights that it meets."""
 
-    Attributes:
-        value: the tensor.
-        channels: length of its last axis.
-        consumers: the MatMul and Gemm nodes, all that are to get the scaled tensor.
-        folding: what takes the inverse scale in; None if a Mul has to.
-        refusal: why neither is possible or worthwhile; None if one is.
-    """
-
-    value: ir.Value
-    channels: int
-    consumers: tuple[ir.Node, ...]
-    folding: Folding | None
-    refusal: str | None = None
+    value: ir.Value  # the tensor
+    channels: int  # length of its last axis
+    consumers: tuple[ir.Node, ...]  # the MatMul and Gemm nodes, all that are to get the scaled tensor
+    folding: Folding | None  # what takes the inverse scale in; None if a Mul has to
+    refusal: str | None = None  # why neither is possible or worthwhile; None if one is
 
     @property
     def tensor(self) -> str:

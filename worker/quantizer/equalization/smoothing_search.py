@@ -45,17 +45,11 @@ Family = Callable[["SmoothingProblem"], ScaleOf | None]
 
 @dataclass(frozen=True)
 class QuantizedMatrix:
-    """A constant matrix as the search sees it.
+    """A constant matrix as the search sees it."""
 
-    Attributes:
-        array: float32, in the layout in which it is stored.
-        plan: how it is quantized.
-        layout: that layout.
-    """
-
-    array: np.ndarray
-    plan: WeightPlan
-    layout: WeightLayout
+    array: np.ndarray  # float32, in the layout in which it is stored
+    plan: WeightPlan  # how it is quantized
+    layout: WeightLayout  # that layout
 
     def oriented(self, array: np.ndarray) -> np.ndarray:
         """``array``, in the stored layout, as [in, out]."""
@@ -69,59 +63,35 @@ class QuantizedMatrix:
 
 @dataclass(frozen=True)
 class ProducingLayer:
-    """A linear layer with one integer scale whose output channels take the inverse scale in.
+    """A linear layer with one integer scale whose output channels take the inverse scale in."""
 
-    Attributes:
-        rows: float32 [n, in], a sample of what it reads.
-        matrix: its weight.
-        channels: int [out], the site's channel that each output becomes.
-    """
-
-    rows: np.ndarray
-    matrix: QuantizedMatrix
-    channels: np.ndarray
+    rows: np.ndarray  # float32 [n, in], a sample of what it reads
+    matrix: QuantizedMatrix  # its weight
+    channels: np.ndarray  # int [out], the site's channel that each output becomes
 
 
 @dataclass(frozen=True)
 class SmoothingProblem:
-    """One site.
+    """One site."""
 
-    Attributes:
-        rows: float32 [n, channels], a sample of the tensor.
-        low: float32 [channels], smallest values on all calibration data.
-        high: float32 [channels], largest values.
-        spec: how the tensor is quantized; None: it stays in float.
-        readers: the weights that it meets.
-        makers: layers that pay for the scale.
-        rounded: the tensor as integers upstream have rounded it already; None if none have.
-        settle: the nearest scale that can be had.
-    """
-
-    rows: np.ndarray
-    low: np.ndarray
-    high: np.ndarray
-    spec: ActivationSpec | None
-    readers: Sequence[QuantizedMatrix]
-    makers: Sequence[ProducingLayer] = ()
-    rounded: np.ndarray | None = None
-    settle: Callable[[np.ndarray], np.ndarray] = lambda scale: scale
+    rows: np.ndarray  # float32 [n, channels], a sample of the tensor
+    low: np.ndarray  # float32 [channels], smallest values on all calibration data
+    high: np.ndarray  # float32 [channels], largest values
+    spec: ActivationSpec | None  # how the tensor is quantized; None: it stays in float
+    readers: Sequence[QuantizedMatrix]  # the weights that it meets
+    makers: Sequence[ProducingLayer] = ()  # layers that pay for the scale
+    rounded: np.ndarray | None = None  # the tensor as integers upstream have rounded it already; None if none have
+    settle: Callable[[np.ndarray], np.ndarray] = lambda scale: scale  # the nearest scale that can be had
 
 
 @dataclass(frozen=True)
 class SmoothingChoice:
-    """What the search came to.
+    """What the search came to."""
 
-    Attributes:
-        alpha: exponent of the activations' size in the scale.
-        scale: float64 [channels], positive.
-        before: error of the layers without smoothing: noise over signal, added up over the layers.
-        after: the same with it.
-    """
-
-    alpha: float
-    scale: np.ndarray
-    before: float
-    after: float
+    alpha: float  # exponent of the activations' size in the scale
+    scale: np.ndarray  # float64 [channels], positive
+    before: float  # error of the layers without smoothing: noise over signal, added up over the layers
+    after: float  # the same with it
 
 
 def magnitudes(problem: SmoothingProblem) -> tuple[np.ndarray, np.ndarray] | None:

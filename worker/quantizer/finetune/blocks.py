@@ -34,17 +34,11 @@ _BY_ELEMENT = named(
 
 @dataclass(frozen=True)
 class Block:
-    """Nodes that are reconstructed together.
+    """Nodes that are reconstructed together."""
 
-    Attributes:
-        nodes: in topological order; the first one is where the walk stops.
-        tuned: those of them whose parameters move.
-        output: the tensor that is compared.
-    """
-
-    nodes: tuple[ir.Node, ...]
-    tuned: tuple[ir.Node, ...]
-    output: ir.Value
+    nodes: tuple[ir.Node, ...]  # in topological order; the first one is where the walk stops
+    tuned: tuple[ir.Node, ...]  # those of them whose parameters move
+    output: ir.Value  # the tensor that is compared
 
     @property
     def name(self) -> str:
@@ -61,53 +55,35 @@ class Block:
 
 @dataclass(frozen=True)
 class BlockParameter:
-    """A constant of a block that the solver may move.
+    """A constant of a block that the solver may move."""
 
-    Attributes:
-        values: float32, as the float network has it.
-        grid: what it is rounded to; None for one that stays float.
-        present: float32, same shape, as the quantized network has it so far.
-        kind: weights are rounded or moved; biases follow where that is asked for; norms are the scales of
-            normalizations, which have no grid.
-        free_scale: the grid's scale may be any number, so that ``update_scales`` concerns it.
-    """
-
-    values: np.ndarray
-    grid: Grid | None
-    present: np.ndarray
+    values: np.ndarray  # float32, as the float network has it
+    grid: Grid | None  # what it is rounded to; None for one that stays float
+    present: np.ndarray  # float32, same shape, as the quantized network has it so far
+    # weights are rounded or moved; biases follow where that is asked for; norms are the scales of normalizations, which
+    # have no grid
     kind: Literal["weight", "bias", "norm"] = "weight"
-    free_scale: bool = False
+    free_scale: bool = False  # the grid's scale may be any number, so that ``update_scales`` concerns it
 
 
 @dataclass(frozen=True)
 class BlockState:
-    """A block with its parameters as the plan has them.
+    """A block with its parameters as the plan has them."""
 
-    Attributes:
-        block: the nodes, and the tensor that is compared with the float network's.
-        parameters: those that may move, by tensor name.
-        constants: other constants, by tensor name.
-        grids: of activations between the nodes, and of the output if it is to be compared behind its grid.
-    """
-
-    block: Block
-    parameters: Mapping[str, BlockParameter]
-    constants: Mapping[str, np.ndarray] = field(default_factory=dict)
+    block: Block  # the nodes, and the tensor that is compared with the float network's
+    parameters: Mapping[str, BlockParameter]  # those that may move, by tensor name
+    constants: Mapping[str, np.ndarray] = field(default_factory=dict)  # other constants, by tensor name
+    # of activations between the nodes, and of the output if it is to be compared behind its grid
     grids: Mapping[str, Grid] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class BlockSamples:
-    """What a block reads and should make, on the same calibration samples.
+    """What a block reads and should make, on the same calibration samples."""
 
-    Attributes:
-        quantized: float32 [samples, ...] by tensor: inputs as the quantized network gives them.
-        floats: the same of the float network; only needed where ``drop_ratio`` is below 1.
-        target: float32 [samples, ...]: its output in the float network.
-    """
-
-    quantized: Mapping[str, np.ndarray]
-    target: np.ndarray
+    quantized: Mapping[str, np.ndarray]  # float32 [samples, ...] by tensor: inputs as the quantized network gives them
+    target: np.ndarray  # float32 [samples, ...]: its output in the float network
+    # the same of the float network; only needed where ``drop_ratio`` is below 1
     floats: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     @property

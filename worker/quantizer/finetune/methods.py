@@ -35,38 +35,24 @@ _FINISH = 0.3
 
 @dataclass(frozen=True)
 class Freedom:
-    """What may move beside the integers' next neighbours, for the moments solver.
+    """What may move beside the integers' next neighbours, for the moments solver."""
 
-    Attributes:
-        far: integers may move further than to the next one up or down.
-        bias: the bias follows.
-        scale: weight scales follow where their kind allows it.
-    """
-
-    far: bool
-    bias: bool
-    scale: bool
+    far: bool  # integers may move further than to the next one up or down
+    bias: bool  # the bias follows
+    scale: bool  # weight scales follow where their kind allows it
 
 
 @dataclass(frozen=True)
 class GradientSettings:
-    """How the gradient solver goes about it.
+    """How the gradient solver goes about it."""
 
-    Attributes:
-        together: all parameters of a block move at once; False: one after the other.
-        wavers: the variables never come to rest, so that their mean, and the best of them on the way, are worth a look.
-        dampened: values are held at what they are rounded to as strongly as the error is curved there.
-        moves_scales: scales of several channels may move.
-        warm_start: share of the steps in which a plateau means nothing yet.
-        finish: share of the steps that is still taken on a plateau.
-    """
-
-    together: bool
+    together: bool  # all parameters of a block move at once; False: one after the other
+    # the variables never come to rest, so that their mean, and the best of them on the way, are worth a look
     wavers: bool
-    dampened: bool = False
-    moves_scales: bool = False
-    warm_start: float = 0.0
-    finish: float = 0.0
+    dampened: bool = False  # values are held at what they are rounded to as strongly as the error is curved there
+    moves_scales: bool = False  # scales of several channels may move
+    warm_start: float = 0.0  # share of the steps in which a plateau means nothing yet
+    finish: float = 0.0  # share of the steps that is still taken on a plateau
 
 
 class Movable(Protocol):

@@ -25,23 +25,15 @@ _PER_ELEMENT, _STEP = 75.0, 5e6
 
 @dataclass
 class FinetuneProgress:
-    """Counts as the walk goes on.
+    """Counts as the walk goes on."""
 
-    Attributes:
-        changed: names of the nodes that were changed.
-        errors: mean square error of the outputs before and after, by layer.
-        skipped: why a layer was left out.
-        refused: layers that were taken back, because the whole network got worse.
-        by_gradients: layers that the moments solver has left to the other.
-        resumed: layers taken over from an earlier attempt, or job.
-    """
-
-    changed: list[str] = field(default_factory=list)
+    changed: list[str] = field(default_factory=list)  # names of the nodes that were changed
+    # mean square error of the outputs before and after, by layer
     errors: dict[str, tuple[float, float]] = field(default_factory=dict)
-    skipped: dict[str, str] = field(default_factory=dict)
-    by_gradients: list[str] = field(default_factory=list)
-    refused: int = 0
-    resumed: int = 0
+    skipped: dict[str, str] = field(default_factory=dict)  # why a layer was left out
+    by_gradients: list[str] = field(default_factory=list)  # layers that the moments solver has left to the other
+    refused: int = 0  # layers that were taken back, because the whole network got worse
+    resumed: int = 0  # layers taken over from an earlier attempt, or job
     begin: float = field(default_factory=time.monotonic)
 
     def words(self, name: str, index: int, total: int) -> str:

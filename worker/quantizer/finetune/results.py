@@ -23,40 +23,26 @@ _KINDS = ("integers", "values", "scales")
 
 @dataclass(frozen=True)
 class ParameterResult:
-    """A parameter as it will be stored.
+    """A parameter as it will be stored."""
 
-    Attributes:
-        present: float32: what the network computes with.
-        integers: on an integer grid.
-        values: float32, before any rounding.
-        scale: float32, if it moved.
-    """
-
-    present: np.ndarray
-    integers: np.ndarray | None
-    values: np.ndarray | None
-    scale: np.ndarray | None = None
+    present: np.ndarray  # float32: what the network computes with
+    integers: np.ndarray | None  # on an integer grid
+    values: np.ndarray | None  # float32, before any rounding
+    scale: np.ndarray | None = None  # float32, if it moved
 
 
 @dataclass(frozen=True)
 class BlockResult:
-    """What a solver found.
+    """What a solver found."""
 
-    Attributes:
-        error_before: mean squared error of the output over all samples, before.
-        error_after: the same with what is given back; never above ``error_before``.
-        integers: by weight on an integer grid that is kept changed.
-        values: float32 by any other parameter that moved: biases, norms, weights on grids of floats and blocks.
-        scales: float32 by weight whose scale moved, shaped like its grid's.
-        iterations: steps taken, by gradients.
-    """
-
-    error_before: float
-    error_after: float
-    integers: dict[str, np.ndarray] = field(default_factory=dict)
+    error_before: float  # mean squared error of the output over all samples, before
+    error_after: float  # the same with what is given back; never above ``error_before``
+    integers: dict[str, np.ndarray] = field(default_factory=dict)  # by weight on an integer grid that is kept changed
+    # float32 by any other parameter that moved: biases, norms, weights on grids of floats and blocks
     values: dict[str, np.ndarray] = field(default_factory=dict)
+    # float32 by weight whose scale moved, shaped like its grid's
     scales: dict[str, np.ndarray] = field(default_factory=dict)
-    iterations: int = 0
+    iterations: int = 0  # steps taken, by gradients
 
     @property
     def changed(self) -> bool:

@@ -30,19 +30,12 @@ from worker.quantizer.run.services import Services
 
 @dataclass(frozen=True)
 class GradientSolver:
-    """Solves one block after the other.
+    """Solves one block after the other."""
 
-    Attributes:
-        parameters: that the walk runs with.
-        method: what moves, and how.
-        services: threads, cancellation.
-        gatherer: of the walk.
-    """
-
-    parameters: Parameters
-    method: Method
-    services: Services
-    gatherer: SampleGatherer
+    parameters: Parameters  # that the walk runs with
+    method: Method  # what moves, and how
+    services: Services  # threads, cancellation
+    gatherer: SampleGatherer  # of the walk
 
     def solve(self, block: Block, seed: int) -> BlockResult | str:
         """What was found, or why there is nothing to find.
@@ -78,17 +71,11 @@ _DRIVERS = ("/dev/nvidiactl", "/dev/nvidia0", "/dev/nvhost-gpu", "/dev/nvgpu", "
 
 @dataclass(frozen=True)
 class MomentsSolver:
-    """Solves one layer after the other.
+    """Solves one layer after the other."""
 
-    Attributes:
-        parameters: that the walk runs with.
-        method: what may move, and its options.
-        run: asked whether to stop.
-    """
-
-    parameters: Parameters
-    method: Method
-    run: Run
+    parameters: Parameters  # that the walk runs with
+    method: Method  # what may move, and its options
+    run: Run  # asked whether to stop
 
     def refusal(self, block: Block) -> str | None:
         """Why the weight of a layer cannot be chosen as a matrix of integers; None if it can."""

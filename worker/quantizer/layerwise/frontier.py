@@ -42,18 +42,13 @@ class StoreFullError(Exception):
 
 @dataclass(frozen=True)
 class StoreLimits:
-    """Where tensors may wait.
+    """Where tensors may wait."""
 
-    Attributes:
-        level: 0 all in memory; 1 in memory what the next layer reads, on disk what waits longer; 2 all on disk; auto
-            as 0. What does not fit where the level wants it goes to the next level.
-        memory_bytes: that waiting tensors may take in memory; None: a share of what is free.
-        disk_bytes: the same on disk.
-    """
-
+    # 0 all in memory; 1 in memory what the next layer reads, on disk what waits longer; 2 all on disk; auto as 0. What
+    # does not fit where the level wants it goes to the next level.
     level: Level = "auto"
-    memory_bytes: int | None = None
-    disk_bytes: int | None = None
+    memory_bytes: int | None = None  # that waiting tensors may take in memory; None: a share of what is free
+    disk_bytes: int | None = None  # the same on disk
 
 
 DEFAULT_LIMITS = StoreLimits()
@@ -207,27 +202,16 @@ _LARGEST_PART = 32
 
 @dataclass(frozen=True)
 class Feed:
-    """What a walk is fed with.
+    """What a walk is fed with."""
 
-    Attributes:
-        data: calibration set.
-        inputs: the model's inputs.
-        first: number of the first sample.
-        last: number of the sample to stop before.
-        threads: of the sessions.
-        run: asked between runs whether to stop.
-        limits: where tensors wait.
-        device: where the layers run; see ``runtime.providers_of``.
-    """
-
-    data: Dataset
-    inputs: Sequence[TensorInfo]
-    first: int
-    last: int
-    threads: int
-    run: Run
-    limits: StoreLimits = DEFAULT_LIMITS
-    device: str = "cpu"
+    data: Dataset  # calibration set
+    inputs: Sequence[TensorInfo]  # the model's inputs
+    first: int  # number of the first sample
+    last: int  # number of the sample to stop before
+    threads: int  # of the sessions
+    run: Run  # asked between runs whether to stop
+    limits: StoreLimits = DEFAULT_LIMITS  # where tensors wait
+    device: str = "cpu"  # where the layers run; see ``runtime.providers_of``
 
     @staticmethod
     def of(

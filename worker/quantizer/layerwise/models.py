@@ -23,19 +23,12 @@ from worker.quantizer.runtime.session import Session
 
 @dataclass(frozen=True)
 class Segment:
-    """Nodes that run together.
+    """Nodes that run together."""
 
-    Attributes:
-        nodes: in topological order.
-        reads: tensors from before the segment that its nodes read, sub-graphs included.
-        makes: tensors that it makes and a later segment reads, or that are outputs of the network.
-        spent: tensors that no later segment reads.
-    """
-
-    nodes: tuple[ir.Node, ...]
-    reads: tuple[str, ...]
-    makes: tuple[str, ...]
-    spent: tuple[str, ...]
+    nodes: tuple[ir.Node, ...]  # in topological order
+    reads: tuple[str, ...]  # tensors from before the segment that its nodes read, sub-graphs included
+    makes: tuple[str, ...]  # tensors that it makes and a later segment reads, or that are outputs of the network
+    spent: tuple[str, ...]  # tensors that no later segment reads
 
 
 def ordered(graph: ir.Graph, plan: QuantizationPlan) -> list[ir.Node]:
@@ -123,19 +116,12 @@ def cut(
 
 @dataclass(frozen=True)
 class Piece:
-    """A few nodes of the network, ready to run.
+    """A few nodes of the network, ready to run."""
 
-    Attributes:
-        session: of the nodes.
-        fed: tensor name by input of the session.
-        made: name of the session's output by tensor.
-        as_integers: tensors that go in, or come out, as integers of the grid that the plan gives them.
-    """
-
-    session: Session
-    fed: dict[str, str]
-    made: dict[str, str]
-    as_integers: frozenset[str]
+    session: Session  # of the nodes
+    fed: dict[str, str]  # tensor name by input of the session
+    made: dict[str, str]  # name of the session's output by tensor
+    as_integers: frozenset[str]  # tensors that go in, or come out, as integers of the grid that the plan gives them
 
 
 class PieceMaker:

@@ -247,19 +247,12 @@ IR_VERSION = 9
 
 
 class Written(NamedTuple):
-    """What has to go into the model.
+    """What has to go into the model."""
 
-    Attributes:
-        nodes: in order; none is in a graph yet.
-        initializers: to be registered.
-        output: what readers of the original tensor read instead: float32, same shape.
-        functions: local functions that the nodes call, to be added with ``add_functions``.
-    """
-
-    nodes: list[ir.Node]
-    initializers: list[ir.Value]
-    output: ir.Value
-    functions: list[ir.Function]
+    nodes: list[ir.Node]  # in order; none is in a graph yet
+    initializers: list[ir.Value]  # to be registered
+    output: ir.Value  # what readers of the original tensor read instead: float32, same shape
+    functions: list[ir.Function]  # local functions that the nodes call, to be added with ``add_functions``
 
 
 def weight_nodes(names: Names, stem: str, values: np.ndarray, grid: FloatGrid | BlockGrid) -> Written:

@@ -106,23 +106,14 @@ def held_steps(values: np.ndarray, scale: np.ndarray, low: np.ndarray, high: np.
 
 @dataclass(frozen=True)
 class IntegerGrid:
-    """One affine integer grid, or one for each scale of a tensor.
+    """One affine integer grid, or one for each scale of a tensor."""
 
-    Attributes:
-        dtype: an integer type of the contract.
-        scale: float32, in the shape that ``granularity`` gives it.
-        zero_point: integers, same shape as ``scale``.
-        granularity: what shares a scale.
-        symmetric: whether the integers keep to the symmetric range.
-        reduce_range: whether they keep to the reduced range.
-    """
-
-    dtype: str
-    scale: np.ndarray
-    zero_point: np.ndarray
-    granularity: Granularity = PER_TENSOR
-    symmetric: bool = False
-    reduce_range: bool = False
+    dtype: str  # an integer type of the contract
+    scale: np.ndarray  # float32, in the shape that ``granularity`` gives it
+    zero_point: np.ndarray  # integers, same shape as ``scale``
+    granularity: Granularity = PER_TENSOR  # what shares a scale
+    symmetric: bool = False  # whether the integers keep to the symmetric range
+    reduce_range: bool = False  # whether they keep to the reduced range
 
     @property
     def limits(self) -> tuple[int, int]:

@@ -44,19 +44,12 @@ class UnsupportedLayerError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class WeightLayout:
-    """Where a weight keeps which channels.
+    """Where a weight keeps which channels."""
 
-    Attributes:
-        weight_shape: of the whole weight.
-        outputs_first: whether the first axis of channels is that of the outputs.
-        groups: parts of the channels that do not meet.
-        stacked: axes before those of the channels.
-    """
-
-    weight_shape: tuple[int, ...]
-    outputs_first: bool
-    groups: int
-    stacked: int
+    weight_shape: tuple[int, ...]  # of the whole weight
+    outputs_first: bool  # whether the first axis of channels is that of the outputs
+    groups: int  # parts of the channels that do not meet
+    stacked: int  # axes before those of the channels
 
     @property
     def output_axis(self) -> int:

@@ -75,67 +75,41 @@ class Operator:
 
     The defaults claim nothing. Fields name facts of the operator, not who reads them; what a target computes in
     integers is told by ``plan/targets``, and how channels pass by ``channels``.
-
-    Attributes:
-        family: what it is.
-        sign: when its results are not negative.
-        within_one: its results lie within [0, 1].
-        exponential: a rounding step of its operand is a relative error of its result, however small that is.
-        needs_digits: it makes so much of small differences that 8 or 16 bits are too few.
-        limits: it hands on what lies within two limits, and the nearest of these for anything else.
-        pointwise: each element of the result is made of those of the operands at the same place.
-        homogeneous: a positive factor per channel before it is the same factor behind it.
-        carries: its results are elements of its operands, sums or products of them, and keep a large one large.
-        keeps_values: its results are the elements of the first operand, each at least once.
-        keeps_scale: integers that it reads with one scale and zero point stand for what it makes with these.
-        size_by_values: how many elements it makes hangs on the values that it reads, not on shapes.
-        grows_by_values: an operand says how large its result is; without a constant there that cannot be told.
-        computes_shapes: it makes shapes, or what has a shape that it is given.
-        joins_shapes: onnx's shape inference carries the values of shapes through it.
-        repeats_body: it runs a sub-graph several times.
-        slow_reference: onnx's reference implementation loops over elements in Python.
-        divisor: which input is divided by, or of which a logarithm is taken; None for others.
-        bias: which input is added per output channel; None for others.
-        parameters: which inputs scale and shift channels; none for weights of products.
-        trained: which inputs quantization-aware training moves.
-        channel_axis: axis of the channels in what it makes; None where that follows from what it reads.
-        scores: whether it makes class scores; None where that follows from nothing.
-        float16: what becomes of it in float16.
-        reconstruction: what it is in a unit that is reconstructed; None: no unit holds it.
-        integer_form: operator that computes it on integers whose grid is found at run time.
-        torch: its form in torch, called with its inputs and its ``attributes``; None where ``autodiff`` has the form,
-            or nothing has.
-        attributes: by argument of ``torch``: attribute of the node, and its default.
     """
 
-    family: Family = Family.OTHER
+    family: Family = Family.OTHER  # what it is
     _: KW_ONLY
-    sign: Sign = Sign.UNKNOWN
-    within_one: bool = False
-    exponential: bool = False
-    needs_digits: bool = False
-    limits: bool = False
-    pointwise: bool = False
-    homogeneous: bool = False
+    sign: Sign = Sign.UNKNOWN  # when its results are not negative
+    within_one: bool = False  # its results lie within [0, 1]
+    exponential: bool = False  # a rounding step of its operand is a relative error of its result, however small that is
+    needs_digits: bool = False  # it makes so much of small differences that 8 or 16 bits are too few
+    limits: bool = False  # it hands on what lies within two limits, and the nearest of these for anything else
+    pointwise: bool = False  # each element of the result is made of those of the operands at the same place
+    homogeneous: bool = False  # a positive factor per channel before it is the same factor behind it
+    # its results are elements of its operands, sums or products of them, and keep a large one large
     carries: bool = False
-    keeps_values: bool = False
-    keeps_scale: bool = False
-    size_by_values: bool = False
+    keeps_values: bool = False  # its results are the elements of the first operand, each at least once
+    keeps_scale: bool = False  # integers that it reads with one scale and zero point stand for what it makes with these
+    size_by_values: bool = False  # how many elements it makes hangs on the values that it reads, not on shapes
+    # an operand says how large its result is; without a constant there that cannot be told
     grows_by_values: bool = False
-    computes_shapes: bool = False
-    joins_shapes: bool = False
-    repeats_body: bool = False
-    slow_reference: bool = False
-    divisor: int | None = None
-    bias: int | None = None
-    parameters: tuple[int, ...] = ()
-    trained: tuple[int, ...] = ()
-    channel_axis: int | None = None
-    scores: Scores | None = None
-    float16: Float16 = Float16.BY_SCHEMA
-    reconstruction: Reconstruction | None = None
-    integer_form: str | None = None
+    computes_shapes: bool = False  # it makes shapes, or what has a shape that it is given
+    joins_shapes: bool = False  # onnx's shape inference carries the values of shapes through it
+    repeats_body: bool = False  # it runs a sub-graph several times
+    slow_reference: bool = False  # onnx's reference implementation loops over elements in Python
+    divisor: int | None = None  # which input is divided by, or of which a logarithm is taken; None for others
+    bias: int | None = None  # which input is added per output channel; None for others
+    parameters: tuple[int, ...] = ()  # which inputs scale and shift channels; none for weights of products
+    trained: tuple[int, ...] = ()  # which inputs quantization-aware training moves
+    channel_axis: int | None = None  # axis of the channels in what it makes; None where that follows from what it reads
+    scores: Scores | None = None  # whether it makes class scores; None where that follows from nothing
+    float16: Float16 = Float16.BY_SCHEMA  # what becomes of it in float16
+    reconstruction: Reconstruction | None = None  # what it is in a unit that is reconstructed; None: no unit holds it
+    integer_form: str | None = None  # operator that computes it on integers whose grid is found at run time
+    # its form in torch, called with its inputs and its ``attributes``; None where ``autodiff`` has the form, or nothing
+    # has
     torch: TorchForm | None = None
+    # by argument of ``torch``: attribute of the node, and its default
     attributes: Mapping[str, tuple[str, float | int | str]] = field(default_factory=dict)
 
     @property

@@ -15,27 +15,16 @@ from worker.quantizer.graph.values import AttributeValue, int_attribute, plain_a
 
 @dataclass(frozen=True)
 class Window:
-    """The window of a Conv or ConvTranspose; all tuples have one entry per spatial axis.
+    """The window of a Conv or ConvTranspose; all tuples have one entry per spatial axis."""
 
-    Attributes:
-        kernel: taps.
-        strides: steps between positions; of a ConvTranspose, between the places that its inputs go to.
-        dilations: steps between taps.
-        pads: what is padded, or cut off by a ConvTranspose, before each axis and then behind each.
-        auto_pad: NOTSET, VALID, SAME_UPPER or SAME_LOWER.
-        output_padding: what a ConvTranspose makes behind its last taps.
-        output_shape: what a ConvTranspose is to make; None if the pads decide.
-        transposed: whether it is a ConvTranspose.
-    """
-
-    kernel: tuple[int, ...]
-    strides: tuple[int, ...]
-    dilations: tuple[int, ...]
-    pads: tuple[int, ...]
-    auto_pad: str
-    output_padding: tuple[int, ...]
-    output_shape: tuple[int, ...] | None
-    transposed: bool
+    kernel: tuple[int, ...]  # taps
+    strides: tuple[int, ...]  # steps between positions; of a ConvTranspose, between the places that its inputs go to
+    dilations: tuple[int, ...]  # steps between taps
+    pads: tuple[int, ...]  # what is padded, or cut off by a ConvTranspose, before each axis and then behind each
+    auto_pad: str  # NOTSET, VALID, SAME_UPPER or SAME_LOWER
+    output_padding: tuple[int, ...]  # what a ConvTranspose makes behind its last taps
+    output_shape: tuple[int, ...] | None  # what a ConvTranspose is to make; None if the pads decide
+    transposed: bool  # whether it is a ConvTranspose
 
     @classmethod
     def of(cls, kernel: tuple[int, ...], attributes: Mapping[str, AttributeValue], *, transposed: bool) -> Window:
@@ -173,20 +162,14 @@ def counts_windows_oddly(pool: ir.Node) -> bool:
 
 @dataclass(frozen=True)
 class PoolPlaces:
-    """Where the windows of a pool stand; all tuples have one entry per spatial axis.
+    """Where the windows of a pool stand; all tuples have one entry per spatial axis."""
 
-    Attributes:
-        window: what moves.
-        size: of the input.
-        before, after: padding that the node asks for.
-        count: windows.
-    """
-
-    window: Window
-    size: tuple[int, ...]
+    window: Window  # what moves
+    size: tuple[int, ...]  # of the input
+    # before, after: padding that the node asks for
     before: tuple[int, ...]
     after: tuple[int, ...]
-    count: tuple[int, ...]
+    count: tuple[int, ...]  # windows
 
     @classmethod
     def of(cls, attributes: Mapping[str, Any], size: tuple[int, ...]) -> PoolPlaces:

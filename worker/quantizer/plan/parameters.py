@@ -30,23 +30,16 @@ from worker.quantizer.plan.weights import BIAS_NEEDS_INTEGER_INPUT, counted
 
 @dataclass(frozen=True)
 class Parameter:
-    """A parameter as it is now.
+    """A parameter as it is now."""
 
-    Attributes:
-        original: float32: in the float network.
-        values: float32, same shape: ``original``, or what an algorithm has put in its place; without integers this is
-            what is rounded to the grid.
-        grid: None: the quantized network has it in float. 16-bit floats count as such: they are rounded when they are
-            written.
-        integers: on an integer grid; those of a bias are flat.
-        scale: kind of scale that its grid keeps to.
-    """
-
-    original: np.ndarray
+    original: np.ndarray  # float32: in the float network
+    # float32, same shape: ``original``, or what an algorithm has put in its place; without integers this is what is
+    # rounded to the grid
     values: np.ndarray
+    # None: the quantized network has it in float. 16-bit floats count as such: they are rounded when they are written.
     grid: Grid | None = None
-    integers: np.ndarray | None = None
-    scale: str = "float32"
+    integers: np.ndarray | None = None  # on an integer grid; those of a bias are flat
+    scale: str = "float32"  # kind of scale that its grid keeps to
 
     @property
     def present(self) -> np.ndarray:

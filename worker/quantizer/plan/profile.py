@@ -38,23 +38,15 @@ class Stage(Enum):
 
 @dataclass
 class RuleContext:
-    """What a rule may look at and change.
+    """What a rule may look at and change."""
 
-    Attributes:
-        graph: prepared main graph; only rules of stage GRAPH change it.
-        plan: changed in place by rules of the other stages.
-        config: resolved config.
-        plan_log: takes notes.
-        selection: what the user excluded, for rules of stage GRAPH, which run before any node has a role.
-        simulated: takes the names of nodes that a rule of stage GRAPH puts in and that compute something inside the
-            node before them.
-    """
-
-    graph: ir.Graph
-    plan: QuantizationPlan
-    config: QuantizationConfig
-    plan_log: PlanLog
+    graph: ir.Graph  # prepared main graph; only rules of stage GRAPH change it
+    plan: QuantizationPlan  # changed in place by rules of the other stages
+    config: QuantizationConfig  # resolved config
+    plan_log: PlanLog  # takes notes
+    # what the user excluded, for rules of stage GRAPH, which run before any node has a role
     selection: Selection | None = None
+    # takes the names of nodes that a rule of stage GRAPH puts in and that compute something inside the node before them
     simulated: set[str] = field(default_factory=set)
 
     @cached_property
@@ -65,17 +57,11 @@ class RuleContext:
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule of a target, or several that can only be kept together.
+    """A rule of a target, or several that can only be kept together."""
 
-    Attributes:
-        names: those of the job's options which switch it; it runs if any is on and looks itself at which.
-        stage: when it runs.
-        apply: changes the graph or the plan and returns what it changed.
-    """
-
-    names: tuple[str, ...]
-    stage: Stage
-    apply: Callable[[RuleContext], list[Decision]]
+    names: tuple[str, ...]  # those of the job's options which switch it; it runs if any is on and looks itself at which
+    stage: Stage  # when it runs
+    apply: Callable[[RuleContext], list[Decision]]  # changes the graph or the plan and returns what it changed
 
 
 def rule(name: str, stage: Stage, apply: Callable[[RuleContext], list[Decision]]) -> Rule:
@@ -85,37 +71,25 @@ def rule(name: str, stage: Stage, apply: Callable[[RuleContext], list[Decision]]
 
 @dataclass(frozen=True)
 class Target:
-    """A hardware or runtime profile.
+    """A hardware or runtime profile."""
 
-    Attributes:
-        name: as in a config.
-        roles: operators with an integer kernel.
-        fusible: activation functions that the node before them takes in.
-        fuses: whether such a node has the form that is taken in.
-        refuses: why a node of a known operator is in a form that has no integer kernel here; None where it has one.
-        integer_limits: it computes Min and Max on 8-bit integers.
-        takes_in: operators that take an activation function in.
-        lossless: operators that hand on the very integers they get.
-        float_results: weighted layers of every kind return float where only float nodes read them; else those do
-            that end classifiers: MatMul, Gemm, a Conv over a single position.
-        whole: everything of the list runs on integers: also between float nodes, towards graph outputs, and with
-            constants as operands; else only what lies between quantized nodes does, and scores return float.
-        reasons: why some known operators stay in float; any other has no integer kernel.
-        rules: in the order they run within their stage.
-    """
-
-    name: str
-    roles: dict[str, Role]
-    fusible: frozenset[str]
-    takes_in: frozenset[str]
-    lossless: frozenset[str]
-    reasons: dict[str, Reason]
-    rules: tuple[Rule, ...] = ()
+    name: str  # as in a config
+    roles: dict[str, Role]  # operators with an integer kernel
+    fusible: frozenset[str]  # activation functions that the node before them takes in
+    takes_in: frozenset[str]  # operators that take an activation function in
+    lossless: frozenset[str]  # operators that hand on the very integers they get
+    reasons: dict[str, Reason]  # why some known operators stay in float; any other has no integer kernel
+    rules: tuple[Rule, ...] = ()  # in the order they run within their stage
+    # weighted layers of every kind return float where only float nodes read them; else those do that end classifiers:
+    # MatMul, Gemm, a Conv over a single position
     float_results: bool = False
+    # everything of the list runs on integers: also between float nodes, towards graph outputs, and with constants as
+    # operands; else only what lies between quantized nodes does, and scores return float
     whole: bool = False
-    fuses: Callable[[ir.Node], bool] = lambda node: True
+    fuses: Callable[[ir.Node], bool] = lambda node: True  # whether such a node has the form that is taken in
+    # why a node of a known operator is in a form that has no integer kernel here; None where it has one
     refuses: Callable[[ir.Node], Reason | None] = lambda node: None
-    integer_limits: bool = False
+    integer_limits: bool = False  # it computes Min and Max on 8-bit integers
 
     def reason(self, op_type: str) -> Reason:
         """Why ``op_type`` stays in float."""

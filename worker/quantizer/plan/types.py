@@ -109,21 +109,13 @@ class BiasPlan:
 
 @dataclass(frozen=True)
 class Decision:
-    """Something that a rule of the target changed.
+    """Something that a rule of the target changed."""
 
-    Attributes:
-        rule: its name.
-        where: the node or tensor concerned.
-        what: the change, short: "position 6 -> 4", "per channel -> per tensor".
-        why: what the target asks for.
-        conflict: the rule could not be kept, because it contradicts another.
-    """
-
-    rule: str
-    where: str
-    what: str
-    why: str
-    conflict: bool = False
+    rule: str  # its name
+    where: str  # the node or tensor concerned
+    what: str  # the change, short: "position 6 -> 4", "per channel -> per tensor"
+    why: str  # what the target asks for
+    conflict: bool = False  # the rule could not be kept, because it contradicts another
 
 
 @dataclass
@@ -226,15 +218,10 @@ _Told = TypeVar("_Told", str, Decision)
 
 @dataclass
 class PlanLog:
-    """What planning, filling and algorithms have to tell, in order, each thing once.
+    """What planning, filling and algorithms have to tell, in order, each thing once."""
 
-    Attributes:
-        notes: sentences.
-        decisions: what the rules of the target changed.
-    """
-
-    notes: list[str] = field(default_factory=list)
-    decisions: list[Decision] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)  # sentences
+    decisions: list[Decision] = field(default_factory=list)  # what the rules of the target changed
 
     def __post_init__(self) -> None:
         self.notes, self.decisions = list(dict.fromkeys(self.notes)), list(dict.fromkeys(self.decisions))

@@ -33,25 +33,15 @@ _FEWEST = 3
 
 @dataclass(frozen=True)
 class Outliers:
-    """The outlier channels of one tensor.
+    """The outlier channels of one tensor."""
 
-    Attributes:
-        kind: whether it is an activation or a weight whose channels share one scale.
-        tensor: its name; of an activation that of the tensor whose range counts.
-        node: that makes the activation (of an input of the network: that reads it), or reads the weight.
-        axis: of the channels in the activation, or in what the weight's node makes; not negative.
-        spans: range of every channel, float64 [channels].
-        channels: indices of the outliers, ascending.
-        usual: the median range.
-    """
-
-    kind: Literal["activation", "weight"]
-    tensor: str
-    node: str
-    axis: int
-    spans: np.ndarray
-    channels: tuple[int, ...]
-    usual: float
+    kind: Literal["activation", "weight"]  # whether it is an activation or a weight whose channels share one scale
+    tensor: str  # its name; of an activation that of the tensor whose range counts
+    node: str  # that makes the activation (of an input of the network: that reads it), or reads the weight
+    axis: int  # of the channels in the activation, or in what the weight's node makes; not negative
+    spans: np.ndarray  # range of every channel, float64 [channels]
+    channels: tuple[int, ...]  # indices of the outliers, ascending
+    usual: float  # the median range
 
     @property
     def ratio(self) -> float:
@@ -147,17 +137,11 @@ def _judged(
 
 @dataclass(frozen=True)
 class Watched:
-    """A weight whose output channels are watched: their mean behind an activation function that gives nothing below 0.
+    """A weight whose channels are watched: their mean behind an activation function that gives nothing below 0."""
 
-    Attributes:
-        weight: name of the initializer.
-        request: of the mean.
-        observer: the same request's.
-    """
-
-    weight: str
-    request: Request
-    observer: ChannelMean
+    weight: str  # name of the initializer
+    request: Request  # of the mean
+    observer: ChannelMean  # the same request's
 
 
 def watch_silent(graph: ir.Graph, plan: QuantizationPlan) -> list[Watched]:

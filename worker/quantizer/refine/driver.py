@@ -16,23 +16,14 @@ from worker.quantizer.refine.step import Change, Step, Toolkit
 
 @dataclass(frozen=True)
 class Tried:
-    """What became of a step.
+    """What became of a step."""
 
-    Attributes:
-        draft: what counts from now on: the changed draft if it is kept, else the one before.
-        change: what the step did.
-        kept: True if the draft is the changed one.
-        before: score of the draft before; None if the step was not judged.
-        after: likewise, of the changed draft.
-        worse: why it was undone; None if it was not.
-    """
-
-    draft: Draft
-    change: Change
-    kept: bool
-    before: Score | None = None
-    after: Score | None = None
-    worse: Reason | None = None
+    draft: Draft  # what counts from now on: the changed draft if it is kept, else the one before
+    change: Change  # what the step did
+    kept: bool  # True if the draft is the changed one
+    before: Score | None = None  # score of the draft before; None if the step was not judged
+    after: Score | None = None  # likewise, of the changed draft
+    worse: Reason | None = None  # why it was undone; None if it was not
 
 
 def try_step(step: Step[Any], draft: Draft, toolkit: Toolkit, judge: Judge) -> Tried:

@@ -29,15 +29,10 @@ SQNR_WORSE = declare("sqnr-worse", "SQNR {before:.2f} -> {after:.2f} dB")
 
 @dataclass(frozen=True)
 class Scored:
-    """A model on some samples.
+    """A model on some samples."""
 
-    Attributes:
-        score: without a value of the metric where SQNR alone tells.
-        evidence: what the metric rests on; None where SQNR alone tells, or nobody can tell.
-    """
-
-    score: Score
-    evidence: Evidence | None = None
+    score: Score  # without a value of the metric where SQNR alone tells
+    evidence: Evidence | None = None  # what the metric rests on; None where SQNR alone tells, or nobody can tell
 
 
 def score_session(

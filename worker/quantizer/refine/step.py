@@ -22,20 +22,13 @@ Spec = TypeVar("Spec", bound=Algorithm)
 
 @dataclass(frozen=True)
 class Toolkit:
-    """What a step works with.
+    """What a step works with."""
 
-    Attributes:
-        case: what is quantized.
-        services: of the run.
-        held_back: the first so many calibration samples are for judging steps; no step may learn from them.
-        step_of: makes the step of an algorithm, for a step that tries others.
-        to_come: steps that need their statistics whenever a changed float model is calibrated anew.
-    """
-
-    case: Case
-    services: Services
-    held_back: int
-    step_of: Callable[[Algorithm], Step[Any]]
+    case: Case  # what is quantized
+    services: Services  # of the run
+    held_back: int  # the first so many calibration samples are for judging steps; no step may learn from them
+    step_of: Callable[[Algorithm], Step[Any]]  # makes the step of an algorithm, for a step that tries others
+    # steps that need their statistics whenever a changed float model is calibrated anew
     to_come: Sequence[Step[Any]] = ()
 
     @property
@@ -65,29 +58,18 @@ class Toolkit:
 
 @dataclass(frozen=True)
 class Change:
-    """What a step made of a draft.
+    """What a step made of a draft."""
 
-    Attributes:
-        draft: the new one; None if there was nothing to do.
-        nodes: names of the nodes that it changed.
-        summary: one sentence for the report, or the reason why there was nothing to do.
-        search: what it has tried, for a step that searches.
-        ranges: what became of the ranges of tensors, for a step that moves them.
-        errors: mean square error of a layer's outputs before and after, by node, for a step that reconstructs layers.
-        training: how it went, for a step that trains.
-        judged: False for a step that pursues a goal of its own and measures itself whether it is met.
-        reason: why there was nothing to do.
-    """
-
-    draft: Draft | None
-    nodes: tuple[str, ...]
-    summary: str
-    search: Search | None = None
-    ranges: tuple[RangeChange, ...] = ()
+    draft: Draft | None  # the new one; None if there was nothing to do
+    nodes: tuple[str, ...]  # names of the nodes that it changed
+    summary: str  # one sentence for the report, or the reason why there was nothing to do
+    search: Search | None = None  # what it has tried, for a step that searches
+    ranges: tuple[RangeChange, ...] = ()  # what became of the ranges of tensors, for a step that moves them
+    # mean square error of a layer's outputs before and after, by node, for a step that reconstructs layers
     errors: dict[str, tuple[float, float]] = field(default_factory=dict)
-    training: TrainingFigures | None = None
-    judged: bool = True
-    reason: Reason | None = None
+    training: TrainingFigures | None = None  # how it went, for a step that trains
+    judged: bool = True  # False for a step that pursues a goal of its own and measures itself whether it is met
+    reason: Reason | None = None  # why there was nothing to do
 
     @classmethod
     def nothing(cls, reason: Reason, *, errors: dict[str, tuple[float, float]] | None = None) -> Change:
@@ -97,13 +79,9 @@ class Change:
 
 @dataclass(frozen=True)
 class Step(ABC, Generic[Spec]):
-    """One algorithm. It holds its settings and nothing else: what it knows of a network is in the draft.
+    """One algorithm. It holds its settings and nothing else: what it knows of a network is in the draft."""
 
-    Attributes:
-        spec: its entry in the config.
-    """
-
-    spec: Spec
+    spec: Spec  # its entry in the config
 
     @property
     def method(self) -> str:

@@ -242,15 +242,10 @@ class Request:
 
 @dataclass(frozen=True)
 class Kept:
-    """Where a pass is kept for another attempt, or another job on the same data.
+    """Where a pass is kept for another attempt, or another job on the same data."""
 
-    Attributes:
-        store: of the run.
-        origin: what the data are, see ``Case``; empty: nobody knows, so that nothing is kept.
-    """
-
-    store: CheckpointStore
-    origin: Mapping[str, Any]
+    store: CheckpointStore  # of the run
+    origin: Mapping[str, Any]  # what the data are, see ``Case``; empty: nobody knows, so that nothing is kept
 
 
 def collect(

@@ -21,19 +21,12 @@ Spec = ActivationSpec | WeightSpec
 
 @dataclass(frozen=True)
 class GridFamily:
-    """All grids that a spec allows, addressed by the ranges they cover.
+    """All grids that a spec allows, addressed by the ranges they cover."""
 
-    Attributes:
-        dtype: an integer type of up to 16 bits, or an 8-bit float.
-        symmetric: ranges are stretched to [-m, m]; always so for floats.
-        scale: float32, power_of_two, int16 or float16.
-        reduce_range: one bit less.
-    """
-
-    dtype: str
-    symmetric: bool
-    scale: str
-    reduce_range: bool
+    dtype: str  # an integer type of up to 16 bits, or an 8-bit float
+    symmetric: bool  # ranges are stretched to [-m, m]; always so for floats
+    scale: str  # float32, power_of_two, int16 or float16
+    reduce_range: bool  # one bit less
 
     @classmethod
     def of(cls, spec: Spec) -> GridFamily:

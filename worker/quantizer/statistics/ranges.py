@@ -187,23 +187,14 @@ _SMALLEST_SENTINEL, _EMPTY_OCTAVES = 64.0, 3
 
 @dataclass(frozen=True)
 class Extent:
-    """Of all values seen.
+    """Of all values seen."""
 
-    Attributes:
-        minimum: of the finite values; Inf if there is none.
-        maximum: of the finite values; -Inf if there is none.
-        infinite: Inf or -Inf was seen.
-        is_number: nothing was NaN.
-        inner: largest magnitude, up to a factor of 2, of what is no sentinel, had the largest ones been such.
-        smallest: smallest magnitude but 0, down to a factor of 2; Inf if there is none.
-    """
-
-    minimum: float
-    maximum: float
-    infinite: bool
-    is_number: bool
-    inner: float
-    smallest: float = np.inf
+    minimum: float  # of the finite values; Inf if there is none
+    maximum: float  # of the finite values; -Inf if there is none
+    infinite: bool  # Inf or -Inf was seen
+    is_number: bool  # nothing was NaN
+    inner: float  # largest magnitude, up to a factor of 2, of what is no sentinel, had the largest ones been such
+    smallest: float = np.inf  # smallest magnitude but 0, down to a factor of 2; Inf if there is none
 
     @property
     def is_empty(self) -> bool:

@@ -147,19 +147,12 @@ class Stride:
 
 @dataclass(frozen=True)
 class WeightedValues:
-    """Values of a tensor and how many values of the tensor each stands for.
+    """Values of a tensor and how many values of the tensor each stands for."""
 
-    Attributes:
-        values: float32 [n], ascending.
-        weights: float64 [n].
-        minimum: smallest value of the tensor.
-        maximum: largest value of the tensor.
-    """
-
-    values: np.ndarray
-    weights: np.ndarray
-    minimum: float
-    maximum: float
+    values: np.ndarray  # float32 [n], ascending
+    weights: np.ndarray  # float64 [n]
+    minimum: float  # smallest value of the tensor
+    maximum: float  # largest value of the tensor
 
     @property
     def complete(self) -> bool:

@@ -47,17 +47,11 @@ def is_frozen(step: int, total: int) -> bool:
 
 @dataclass(frozen=True)
 class FoldedConvolution:
-    """A convolution that can be normalized.
+    """A convolution that can be normalized."""
 
-    Attributes:
-        weight: where it reads its weight.
-        bias: where it reads its bias.
-        view: of the node.
-    """
-
-    weight: TrainedParameter
-    bias: TrainedParameter
-    view: LinearNode
+    weight: TrainedParameter  # where it reads its weight
+    bias: TrainedParameter  # where it reads its bias
+    view: LinearNode  # of the node
 
     @property
     def result(self) -> str:

@@ -192,25 +192,15 @@ def state_of(twin: Twin) -> TwinState:
 
 @dataclass
 class TrainingProgress:
-    """Where a training stands.
+    """Where a training stands."""
 
-    Attributes:
-        epochs: told so far, the first of them before any step.
-        best_epoch: the one that is kept.
-        best: what the twin had learned then.
-        lowest_epoch: the one with the best score.
-        lowest: its score.
-        budget: the number of steps and what bounds it, once they are fixed.
-        spent_seconds: by all attempts.
-    """
-
-    epochs: list[TrainingEpoch]
-    best_epoch: int
-    best: TwinState
-    lowest_epoch: int
-    lowest: ValidationScore
-    budget: tuple[int, End] | None = None
-    spent_seconds: float = 0.0
+    epochs: list[TrainingEpoch]  # told so far, the first of them before any step
+    best_epoch: int  # the one that is kept
+    best: TwinState  # what the twin had learned then
+    lowest_epoch: int  # the one with the best score
+    lowest: ValidationScore  # its score
+    budget: tuple[int, End] | None = None  # the number of steps and what bounds it, once they are fixed
+    spent_seconds: float = 0.0  # by all attempts
 
     @property
     def epoch(self) -> int:

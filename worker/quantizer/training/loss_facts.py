@@ -43,18 +43,12 @@ class DivergenceChoice(NamedTuple):
 
 @dataclass(frozen=True)
 class OutputFacts:
-    """What is known before a network has run.
+    """What is known before a network has run."""
 
-    Attributes:
-        outputs: of the model, in its order.
-        metrics: that the config declares.
-        labels_name: of the array of labels; None if there is none.
-        largest_class: largest class number of the labels; None if they are no class numbers, one per sample.
-    """
-
-    outputs: tuple[TensorInfo, ...]
-    metrics: tuple[Metric, ...] = ()
-    labels_name: str | None = None
+    outputs: tuple[TensorInfo, ...]  # of the model, in its order
+    metrics: tuple[Metric, ...] = ()  # that the config declares
+    labels_name: str | None = None  # of the array of labels; None if there is none
+    # largest class number of the labels; None if they are no class numbers, one per sample
     largest_class: int | None = None
 
     @staticmethod

@@ -171,23 +171,14 @@ class TeacherOutputs:
 
 @dataclass(frozen=True)
 class TrainingContext:
-    """What a training works with.
+    """What a training works with."""
 
-    Attributes:
-        spec: of the config.
-        toolkit: of the step.
-        networks: of the draft.
-        losses: of the spec.
-        samples: of the calibration set, with the arrays of losses and metrics.
-        split: which of them serve for what.
-    """
-
-    spec: QuantizationAwareTraining
-    toolkit: Toolkit
-    networks: Networks
-    losses: Losses
-    samples: TrainingSamples
-    split: SampleSplit
+    spec: QuantizationAwareTraining  # of the config
+    toolkit: Toolkit  # of the step
+    networks: Networks  # of the draft
+    losses: Losses  # of the spec
+    samples: TrainingSamples  # of the calibration set, with the arrays of losses and metrics
+    split: SampleSplit  # which of them serve for what
 
     @property
     def run(self) -> Run:

@@ -20,42 +20,26 @@ _ROUNDED, _HELD, _MOVED = "\0rounded", "\0held", "\0moved"
 
 @dataclass(frozen=True)
 class BiasRounding:
-    """How a bias is rounded.
+    """How a bias is rounded."""
 
-    Attributes:
-        grid: as the plan has it.
-        source: of the activation whose scale is a factor of the grid's; None: the grid is the bias's own.
-        weight: the initializer whose scale is the other one.
-        scale_of_channel: int [channels]: which of the weight's scales each channel has.
-    """
-
-    grid: IntegerGrid
+    grid: IntegerGrid  # as the plan has it
+    # of the activation whose scale is a factor of the grid's; None: the grid is the bias's own
     source: str | None = None
-    weight: str | None = None
-    scale_of_channel: np.ndarray | None = None
+    weight: str | None = None  # the initializer whose scale is the other one
+    scale_of_channel: np.ndarray | None = None  # int [channels]: which of the weight's scales each channel has
 
 
 @dataclass(frozen=True)
 class TrainedParameter:
-    """A parameter where a node reads it.
+    """A parameter where a node reads it."""
 
-    Attributes:
-        key: what the operand is called.
-        name: of the initializer.
-        node: that reads it.
-        index: of the node's input.
-        now: the parameter as the plan has it.
-        weight: its entry in the plan; None for a bias or a float.
-        bias: how it is rounded; None for anything but a bias with a grid.
-    """
-
-    key: str
-    name: str
-    node: ir.Node
-    index: int
-    now: Parameter
-    weight: WeightPlan | None = None
-    bias: BiasRounding | None = None
+    key: str  # what the operand is called
+    name: str  # of the initializer
+    node: ir.Node  # that reads it
+    index: int  # of the node's input
+    now: Parameter  # the parameter as the plan has it
+    weight: WeightPlan | None = None  # its entry in the plan; None for a bias or a float
+    bias: BiasRounding | None = None  # how it is rounded; None for anything but a bias with a grid
 
 
 class OperandNames:

@@ -33,17 +33,11 @@ def peak_of(spec: Optimizer) -> float:
 
 @dataclass
 class ScheduledOptimizer:
-    """An optimizer whose learning rates follow a schedule.
+    """An optimizer whose learning rates follow a schedule."""
 
-    Attributes:
-        optimizer: of torch; every group holds its peak.
-        schedule: of the config.
-        clip: largest norm of all gradients; None: any.
-    """
-
-    optimizer: torch.optim.Optimizer
-    schedule: Schedule
-    clip: float | None
+    optimizer: torch.optim.Optimizer  # of torch; every group holds its peak
+    schedule: Schedule  # of the config
+    clip: float | None  # largest norm of all gradients; None: any
 
     @staticmethod
     def of(

@@ -21,19 +21,12 @@ _BATCH, _BATCHES = 16, 16
 
 @dataclass(frozen=True)
 class ValidationScore:
-    """How good a network is.
+    """How good a network is."""
 
-    Attributes:
-        loss: mean over the samples.
-        metric: None where there are no labels for it.
-        evidence: what the metric rests on.
-        losses: the loss batch by batch.
-    """
-
-    loss: float
-    metric: float | None
-    evidence: Evidence | None = None
-    losses: tuple[float, ...] = ()
+    loss: float  # mean over the samples
+    metric: float | None  # None where there are no labels for it
+    evidence: Evidence | None = None  # what the metric rests on
+    losses: tuple[float, ...] = ()  # the loss batch by batch
 
 
 class Validation:

@@ -51,17 +51,11 @@ PART_OF_FUNCTION = declare(
 
 @dataclass(frozen=True)
 class Function:
-    """One that is written out.
+    """One that is written out."""
 
-    Attributes:
-        name: as people call it.
-        nodes: its operators.
-        results: what leaves it.
-    """
-
-    name: str
-    nodes: tuple[ir.Node, ...]
-    results: tuple[ir.Value, ...]
+    name: str  # as people call it
+    nodes: tuple[ir.Node, ...]  # its operators
+    results: tuple[ir.Value, ...]  # what leaves it
 
     @property
     def inner(self) -> tuple[ir.Value, ...]:

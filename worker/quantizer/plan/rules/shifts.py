@@ -37,36 +37,22 @@ _LARGEST_DROP = 48
 
 @dataclass(frozen=True)
 class ShiftLimit:
-    """One rule at one node.
+    """One rule at one node."""
 
-    Attributes:
-        rule: name of the option.
-        node: name of the node.
-        why: what the hardware asks for.
-        variables: positions it depends on.
-        ceilings: highest positions allowed, given all positions.
-    """
-
-    rule: str
-    node: str
-    why: str
-    variables: tuple[Variable, ...]
-    ceilings: Callable[[Positions], Sequence[tuple[Variable, int]]]
+    rule: str  # name of the option
+    node: str  # name of the node
+    why: str  # what the hardware asks for
+    variables: tuple[Variable, ...]  # positions it depends on
+    ceilings: Callable[[Positions], Sequence[tuple[Variable, int]]]  # highest positions allowed, given all positions
 
 
 @dataclass
 class Settled:
-    """Positions that keep every limit but those given up.
+    """Positions that keep every limit but those given up."""
 
-    Attributes:
-        positions: of every variable.
-        cause: the limit that lowered a variable last.
-        given_up: limits that contradict others.
-    """
-
-    positions: dict[Variable, int]
-    cause: dict[Variable, ShiftLimit]
-    given_up: list[ShiftLimit]
+    positions: dict[Variable, int]  # of every variable
+    cause: dict[Variable, ShiftLimit]  # the limit that lowered a variable last
+    given_up: list[ShiftLimit]  # limits that contradict others
 
 
 def position(grid: Grid | None) -> int | None:
