@@ -151,9 +151,8 @@ class Program:
     def __call__(self, given: Mapping[str, Tensor], made: Made | None = None) -> dict[str, Tensor]:
         """Run it.
 
-        Args:
-            given: inputs by name, and operands that ``read`` has named otherwise.
-            made: called with every tensor that a node has made, and with all that is known, to which it may add.
+        ``given`` are inputs by name, and operands that ``read`` has named otherwise. ``made`` is called with every
+        tensor that a node has made, and with all that is known, to which it may add.
 
         Returns:
             the wanted tensors by name.

@@ -58,13 +58,7 @@ def store_table(
 ) -> StoredTable:
     """Put a table into the graph.
 
-    Args:
-        graph: main graph.
-        names: in use.
-        stem: that names begin with.
-        integers: [rows, columns].
-        grid: that they lie on.
-        half_scale: its scales are numbers of 16 bits, and stored so.
+    ``integers`` are [rows, columns]. With ``half_scale`` scales are numbers of 16 bits, and stored so.
     """
     scale, zero_point = grid.scale, grid.zero_point
     if NUMBER_TYPES[grid.dtype].bits < _BYTE:
@@ -94,11 +88,7 @@ def _packed(nibbles: np.ndarray) -> np.ndarray:
 class Tables:
     """The tables of a plan in a graph.
 
-    Args:
-        graph: main graph, changed in place.
-        plan: filled.
-        names: in use.
-        blocks: the opset knows DequantizeLinear by blocks.
+    With ``blocks`` the opset knows DequantizeLinear by blocks. The graph is changed in place.
     """
 
     def __init__(self, graph: ir.Graph, plan: QuantizationPlan, names: Names, *, blocks: bool) -> None:
@@ -192,10 +182,6 @@ class Tables:
 
     def _write(self, lookup: ir.Node, table: StoredTable) -> list[ir.Node]:
         """Let a lookup read a stored table; what it made is restored from its rows, under the same name.
-
-        Args:
-            lookup: a Gather of rows, which goes.
-            table: that it is to read.
 
         Returns:
             The new nodes.

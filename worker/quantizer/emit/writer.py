@@ -63,9 +63,7 @@ class Emitted:
 def emit(model: ir.Model, plan: QuantizationPlan) -> Emitted:
     """Write ``plan`` into ``model``, which is changed in place.
 
-    Args:
-        model: prepared float model; pass a clone to keep the original.
-        plan: filled plan (grids, integers); stays as it is.
+    ``model`` is the prepared float one: pass a clone to keep it. The filled plan stays as it is.
 
     Raises:
         EngineError: the plan was not filled.
@@ -105,10 +103,7 @@ def write_moved(graph: ir.Graph, plan: QuantizationPlan) -> None:
 def restore_weights(model: ir.Model, plan: QuantizationPlan, tables: Tables) -> None:
     """Let the nodes that compute in float read their weights restored; for modes that write all others themselves.
 
-    Args:
-        model: changed in place.
-        plan: filled.
-        tables: written already.
+    The model is changed in place; ``tables`` are written already.
 
     Raises:
         EngineError: the plan was not filled.

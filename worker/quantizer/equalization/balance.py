@@ -86,10 +86,8 @@ class Balance:
 def balance(problem: BalanceProblem, *, steps: int, least_change: float) -> Balance:
     """Balance all blocks.
 
-    Args:
-        problem: see there.
-        steps: sweeps; -1 goes on until no factor moves by a percent or the weights change less than ``least_change``.
-        least_change: sum over layers of the mean change of a weight.
+    ``steps`` counts sweeps; -1 goes on until no factor moves by a percent or the mean change of a weight, summed over
+    layers, falls below ``least_change``.
     """
     blocks = _blocks(problem)
     factors = np.ones(problem.groups)

@@ -46,11 +46,7 @@ _SPLIT_THROUGH = (Kind.ELEMENTWISE, Kind.POOLED, Kind.MOVED, Kind.LIMITED, Kind.
 
 
 class ChannelsStopError(Exception):
-    """The channels cannot be followed any further.
-
-    Args:
-        reason: why.
-    """
+    """The channels cannot be followed any further."""
 
     def __init__(self, reason: Reason) -> None:
         super().__init__(reason.words)
@@ -125,11 +121,7 @@ class ChannelRegion:
 
 
 class ChannelGraph:
-    """A main graph as channels flow through it. It may be changed at other places than those that are asked about.
-
-    Args:
-        graph: prepared.
-    """
+    """A main graph as channels flow through it. It may be changed at other places than those that are asked about."""
 
     def __init__(self, graph: ir.Graph) -> None:
         self.graph = graph
@@ -144,10 +136,7 @@ class ChannelGraph:
     def folding(self, value: ir.Value, channels: int, refused: Callable[[ir.Node], bool]) -> Folding | Reason:
         """The constants that take in a factor per index of the last axis of ``value``; why it needs a node of its own.
 
-        Args:
-            value: made by a node of the graph; who reads it is not looked at.
-            channels: length of its last axis.
-            refused: True for a linear node that is not to take factors in.
+        Who reads ``value`` is not looked at; ``refused`` is True for a linear node that is not to take factors in.
         """
         walk = _FoldingWalk(self, refused)
         try:

@@ -119,9 +119,7 @@ class Flow:
 def follow(graph: ir.Graph, *, through_normalizations: bool = True) -> Flow:
     """Follow the channels of a prepared main graph.
 
-    Args:
-        graph: not changed.
-        through_normalizations: let a BatchNormalization that is not folded take scales in.
+    ``through_normalizations`` lets a BatchNormalization that is not folded take scales in.
     """
     return _Follower(graph, through_normalizations=through_normalizations).run()
 
@@ -293,10 +291,7 @@ _HANDLERS: dict[Kind, _Handler] = {
 def _linear_layer(node: ir.Node, inputs: np.ndarray, fresh: _Fresh) -> ScalableLayer | None:
     """The layer of a linear node, None if scales cannot go in.
 
-    Args:
-        node: Conv, ConvTranspose, Gemm or MatMul.
-        inputs: labels of its input channels, [in] or [1].
-        fresh: makes labels for its results.
+    ``inputs`` are the labels of its input channels, [in] or [1]; ``fresh`` makes labels for its results.
     """
     linear, weight = linear_view(node), _own_constant(node, 1)
     if linear is None or weight is None or weight.size == 0 or not np.isfinite(weight).all():

@@ -124,11 +124,6 @@ def make_places(draft: Draft, config: QuantizationConfig, *, insert_add: bool) -
 
     A convolution or Gemm without a bias gets one, a MatMul of two matrices becomes a Gemm, where it computes on
     integers, and behind any other MatMul an Add is put, if floats read its result. The network computes what it did.
-
-    Args:
-        draft: calibrated.
-        config: resolved; says how biases are quantized.
-        insert_add: whether Adds may be put in.
     """
     plan, prepared = draft.plan.copy(), draft.prepared
     found = _places(draft.graph, plan)

@@ -82,10 +82,7 @@ def find_shifts(flow: Flow, seen: Mapping[str, ObservedChannels]) -> np.ndarray:
 def absorb(graph: ir.Graph, flow: Flow, shifts: np.ndarray) -> list[str]:
     """Take ``shifts`` from the biases of the layers that make the values and give them to those that read them.
 
-    Args:
-        graph: that of ``flow``, changed in place.
-        flow: see there.
-        shifts: by group.
+    ``shifts`` are by group; the graph, that of ``flow``, is changed in place.
 
     Returns:
         Names of the nodes whose bias has changed.
@@ -327,9 +324,7 @@ def _has_range(dtype: str) -> bool:
 def cost_in_words(model: ir.Model, toolkit: Toolkit) -> str:
     """How far a changed float model is from the uploaded one, over up to 64 samples that steps may learn from.
 
-    Args:
-        model: the float model as changed.
-        toolkit: whose calibration data count; their labels, where there are any, are judged by too.
+    ``model`` is the float model as changed; labels of the calibration data, where there are any, are judged by too.
     """
     case, services = toolkit.case, toolkit.services
     session = Session(to_bytes(model), threads=services.threads, what="equalized float model")

@@ -59,11 +59,7 @@ class ChannelSplit:
 def wanted_pieces(spans: np.ndarray, outliers: Sequence[int], goal: float, most_added: int) -> dict[int, int]:
     """By channel, how many pieces bring it down to ``goal``; with fewer pieces than that the widest go first.
 
-    Args:
-        spans: range of every channel, float64 [channels].
-        outliers: channels that may be split.
-        goal: range to come down to.
-        most_added: channels that may be added in all.
+    ``spans`` are the ranges of every channel, float64 [channels]; ``goal`` is the range to come down to.
     """
     pieces = dict.fromkeys(outliers, 1)
     for _ in range(most_added):
@@ -154,14 +150,7 @@ class OutlierChannelsStep(Step[OutlierChannels]):
 
 
 class _TreatmentSearch:
-    """Tries all treatments, and what the best of them leaves with the others.
-
-    Args:
-        spec: of the algorithm.
-        draft: calibrated.
-        found: its outliers.
-        toolkit: of the step.
-    """
+    """Tries all treatments, and what the best of them leaves with the others."""
 
     def __init__(self, spec: OutlierChannels, draft: Draft, found: Sequence[Outliers], toolkit: Toolkit) -> None:
         self._spec, self._draft, self._found, self._toolkit = spec, draft, found, toolkit

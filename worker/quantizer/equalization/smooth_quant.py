@@ -155,11 +155,7 @@ class SmoothingOutcome:
 class Smoother:
     """Smooths site after site of one graph, which is changed in place.
 
-    Args:
-        graph: prepared main graph.
-        plan: made for it.
-        seen: by tensor.
-        unplanned: what becomes of activations that are not in the plan; None: they stay in float.
+    ``unplanned`` is what becomes of activations that are not in the plan; None: they stay in float.
     """
 
     def __init__(

@@ -42,10 +42,7 @@ class SmoothableTensor:
 def find_sites(graph: ir.Graph, plan: QuantizationPlan, smoothed: Collection[str] = ()) -> list[SmoothableTensor]:
     """All sites of a prepared main graph, in topological order of their first consumers.
 
-    Args:
-        graph: prepared main graph.
-        plan: made for it.
-        smoothed: consumers that have been dealt with.
+    ``smoothed`` are consumers that have been dealt with.
     """
     finder = SmoothableTensorFinder(graph, plan, smoothed)
     sites = (finder.at(tensor) for tensor in finder.tensors)

@@ -156,10 +156,7 @@ def search(
 ) -> SmoothingChoice | None:
     """The scale with the smallest error; None if the tensor or all weights are 0.
 
-    Args:
-        problem: the site.
-        alpha: take this one; None searches it.
-        families: that candidates come from.
+    ``alpha`` is taken as it is; None: it is searched.
     """
     made = [scale_of for family in families if (scale_of := family(problem)) is not None]
     if not made:

@@ -200,10 +200,7 @@ def _ancestors(value: ir.Value) -> list[ir.Value]:
 def state_of(block: Block, parameters: Parameters, *, output_grid: bool = False) -> BlockState:
     """The block as the solver takes it, with its parameters as they are now.
 
-    Args:
-        block: what to reconstruct.
-        parameters: of a filled plan.
-        output_grid: compare what comes out behind the Q/DQ pair of the output.
+    With ``output_grid`` what comes out behind the Q/DQ pair of the output is compared.
     """
     moving: dict[str, BlockParameter] = {}
     constants: dict[str, np.ndarray] = {}

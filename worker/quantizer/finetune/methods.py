@@ -96,19 +96,13 @@ class Method(ABC):
     def movable(self, parameter: BlockParameter, device: torch.device, residual: float) -> Movable:
         """What Adam moves for a parameter that moves.
 
-        Args:
-            parameter: as it is.
-            device: to compute on.
-            residual: root of the mean squared error of the block's output.
+        ``residual`` is the root of the mean squared error of the block's output.
         """
 
     def penalty(self, error: float, channels: int, weights: int) -> float:
         """Weight of the regularizer; 0 for none.
 
-        Args:
-            error: mean squared error of the block's output.
-            channels: of the output.
-            weights: that the block has.
+        ``error`` is the mean squared error of the block's output; ``weights`` is how many the block has.
         """
         return 0.0
 

@@ -71,14 +71,7 @@ class FinetuneProgress:
 def tell_layer(run: Run, stage: str, number: int, total: int, name: str, before: float, after: float) -> None:
     """Tell the figures of a finished layer, and in the log whose they are.
 
-    Args:
-        run: is told.
-        stage: the method.
-        number: of the layer, from 1, in the order of the network.
-        total: how many layers there are.
-        name: of the layer.
-        before: mean squared error of its output, before.
-        after: the same with what was found.
+    ``number`` counts from 1, in the order of the network; errors are mean squares of its output.
     """
     if number * MOST_TOLD // total == (number - 1) * MOST_TOLD // total:
         return
@@ -96,9 +89,7 @@ def efforts(blocks: Sequence[Block], by_moments: MomentsSolver | None) -> dict[s
     the multiplications and as much again for the average block come nearest to what was measured. By gradients, the
     activations of a depthwise layer take longer than its multiplications.
 
-    Args:
-        blocks: that are visited.
-        by_moments: solves them; None: gradients do.
+    ``by_moments`` solves the blocks; None: gradients do.
     """
     if by_moments is not None:
         roots = {block.name: by_moments.effort(block) ** 0.5 for block in blocks}

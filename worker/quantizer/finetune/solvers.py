@@ -141,12 +141,7 @@ def moments_are_cheaper(
 ) -> bool:
     """True if a layer is solved from second moments in less time than by gradients, and within memory.
 
-    Args:
-        shape: groups, outputs per group, inputs per group.
-        patches: that the moments would be taken from.
-        positions_per_sample: patches that one sample has.
-        steps: of the gradient solver.
-        batch_size: samples in a step.
+    ``shape`` is groups, outputs and inputs per group; ``steps`` and ``batch_size`` are those of the gradient solver.
     """
     return moments_fit(shape) and moments_effort(shape, patches) <= gradients_effort(
         shape, positions_per_sample, steps, batch_size

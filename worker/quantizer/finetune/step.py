@@ -34,10 +34,6 @@ _SAMPLES = 16
 class EndToEnd:
     """The error of one output of the network, from the walk's frontier on.
 
-    Args:
-        walk: stands before the layer in question.
-        output_index: which output.
-
     Raises:
         InvalidConfigError: the network has no such output.
     """
@@ -226,10 +222,7 @@ class _Reconstruction:
 def block_seed(spec: Spec, seed: int, name: str) -> int:
     """Every block draws from a generator of its own, so that none hangs on others.
 
-    Args:
-        spec: its ``fixed_seed`` wins.
-        seed: of the config.
-        name: of the block.
+    The algorithm's ``fixed_seed`` wins over that of the config.
     """
     chosen = seed if spec.fixed_seed is None else spec.fixed_seed
     return int(np.random.SeedSequence([chosen, zlib.crc32(name.encode())]).generate_state(1)[0])

@@ -66,9 +66,7 @@ class _Entry:
 class Store:
     """Arrays by key; ``close`` it when they are no longer needed.
 
-    Args:
-        limits: where tensors may wait.
-        folder: to make the scratch folder in; default: that for temporary files.
+    The scratch folder is made in ``folder``; None: in that for temporary files.
     """
 
     def __init__(self, limits: StoreLimits, folder: Path | None = None) -> None:
@@ -91,10 +89,8 @@ class Store:
     def put(self, key: object, array: np.ndarray, *, read_next: bool) -> None:
         """Keep ``array`` under ``key``, which must be free.
 
-        Args:
-            key: hashable.
-            array: not copied where it stays in memory; nobody may write into it.
-            read_next: the very next segment reads it.
+        The array is not copied where it stays in memory, and nobody may write into it. With ``read_next`` the very next
+        segment reads it.
 
         Raises:
             StoreFullError: it fits nowhere.
@@ -263,10 +259,7 @@ _FLOAT, _QUANTIZED = "float", "quantized"
 class Frontier:
     """The waiting tensors of all samples, and what a few nodes make of them.
 
-    Args:
-        prepared: the float network.
-        plan: filled; read anew whenever nodes run.
-        feed: samples, threads.
+    The plan is filled, and read anew whenever nodes run.
     """
 
     def __init__(self, prepared: Prepared, plan: QuantizationPlan, feed: Feed) -> None:

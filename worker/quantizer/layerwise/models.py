@@ -76,12 +76,8 @@ def cut(
 ) -> list[Segment]:
     """Segments of the main graph, in order.
 
-    Args:
-        graph: prepared main graph.
-        nodes: all of its nodes, in topological order.
-        before: names of the nodes that begin a segment; the first segment, perhaps an empty one, is what comes before
-            all of them.
-        behind: names of the tensors that end a segment.
+    ``nodes`` are all of them, in topological order. Those named by ``before`` begin a segment, so that the first,
+    perhaps an empty one, is what comes before all of them; tensors named by ``behind`` end one.
     """
     groups: list[list[ir.Node]] = [[]]
     for node in nodes:
@@ -127,11 +123,7 @@ class Piece:
 class PieceMaker:
     """Makes pieces of one prepared network; ``values`` are its tensors by name.
 
-    Args:
-        model: the network.
-        threads: of the sessions.
-        device: of the sessions.
-        arena: let sessions keep their memory between runs; see ``Session``.
+    With ``arena`` sessions keep their memory between runs; see ``Session``.
     """
 
     def __init__(self, model: ir.Model, *, threads: int, device: str = "cpu", arena: bool = True) -> None:
@@ -165,12 +157,8 @@ class PieceMaker:
     ) -> Piece:
         """The nodes of the network as ``plan`` quantizes them now.
 
-        Args:
-            nodes: in topological order.
-            reads: tensors that the nodes read.
-            makes: tensors wanted.
-            plan: filled; not changed.
-            unrounded: tensors that are to come out as computed, before they are rounded to their grid.
+        ``unrounded`` are tensors that are to come out as computed, before they are rounded to their grid. The filled
+        plan is not changed.
         """
         model = ir.from_proto(self._proto(nodes, reads, makes, {}))
         part = _restricted(plan, nodes, reads, unrounded)

@@ -105,11 +105,8 @@ class Visit:
 class Walk:
     """A walk through one network; a context manager. Visit it once.
 
-    Args:
-        prepared: the float network.
-        plan: filled; the caller edits parameters of the node being visited, and of no other.
-        feed: samples, threads.
-        visited: which nodes; default: all quantized linear nodes with a constant weight.
+    The plan is filled; the caller edits parameters of the node being visited, and of no other. ``visited`` says which
+    nodes are; None: all quantized linear ones with a constant weight.
 
     Raises:
         EngineError: onnxruntime failed on the data.

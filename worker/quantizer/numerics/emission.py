@@ -49,12 +49,8 @@ _CARRIERS = {each.mantissa_bits: each for each in (FLOAT8_E4M3FN, FLOAT8_E5M2)}
 def block_function(block: BlockFormat, axis: int, length: int | None, opset: int) -> ir.Function:
     """The function (x) => (y): float32 ``x`` of any rank and dynamic size, as ``block`` represents it along ``axis``.
 
-    Args:
-        block: the format.
-        axis: along which blocks run; negative counts from the end.
-        length: elements along ``axis``, None if that is known at run time only. A known length spares the padding
-            where it is a multiple of the block size or less than it.
-        opset: of the model that the function goes into.
+    ``axis`` may be negative; ``length`` is that of the axis, None if it is known at run time only. A known length
+    spares the padding where it is a multiple of the block size or less than it.
 
     Raises:
         EngineError: the opset is too low for the type.
@@ -258,11 +254,8 @@ class Written(NamedTuple):
 def weight_nodes(names: Names, stem: str, values: np.ndarray, grid: FloatGrid | BlockGrid) -> Written:
     """A weight as stored elements and the nodes that restore it.
 
-    Args:
-        names: names in use; those taken are added.
-        stem: the weight's name, which the new names begin with.
-        values: float32, finite. What a float type cannot reach saturates.
-        grid: what they are rounded to.
+    New names begin with ``stem``, and are added to ``names``. ``values`` are float32, finite; what a float type cannot
+    reach saturates.
 
     Raises:
         ValueError: a value is not finite and the type has blocks.
@@ -295,11 +288,7 @@ def _restored_blocks(part: _Part, values: np.ndarray, grid: BlockGrid) -> ir.Val
 def integer_nodes(names: Names, stem: str, integers: np.ndarray, grid: IntegerGrid) -> Written:
     """An integer weight, restored without DequantizeLinear.
 
-    Args:
-        names: names in use; those taken are added.
-        stem: the weight's name, which the new names begin with.
-        integers: as ``grid`` holds them in memory.
-        grid: of the weight.
+    New names begin with ``stem``, and are added to ``names``. ``integers`` are as ``grid`` holds them in memory.
     """
     part, blocks, shape = _Part(names, stem), grid.granularity, integers.shape
     positions: ir.Value | None = None
@@ -323,11 +312,7 @@ def integer_nodes(names: Names, stem: str, integers: np.ndarray, grid: IntegerGr
 def activation_nodes(names: Names, value: ir.Value, grid: FloatGrid | BlockGrid, opset: int) -> Written:
     """Quantize and dequantize one activation tensor; what the type cannot reach saturates.
 
-    Args:
-        names: names in use; those taken are added.
-        value: the tensor, float32; its shape need not be known.
-        grid: what it is rounded to, with one scale if any.
-        opset: of the model.
+    The shape of ``value``, float32, need not be known; the grid has one scale if any.
 
     Raises:
         EngineError: the opset is too low for the type.

@@ -382,9 +382,6 @@ def channel_axes(graph: ir.Graph) -> dict[ir.Value, int]:
     Channels are numbers of one meaning each, which a weight tells apart. What a weight is multiplied with has them
     where the products are summed, whatever made it; what a layer or a normalization makes has them where they put them;
     and operators that leave elements in their places hand them on.
-
-    Args:
-        graph: prepared, in topological order.
     """
     found: dict[ir.Value, int] = {}
     for node in graph:

@@ -211,13 +211,7 @@ def bias_of(node: ir.Node) -> ir.Value | None:
 def weight_layout(
     op_type: str, shape: tuple[int, ...], attributes: Mapping[str, AttributeValue]
 ) -> WeightLayout | None:
-    """The layout of a linear operator's weight; None if ``shape`` is none of its weights'.
-
-    Args:
-        op_type: one of ``LINEAR``.
-        shape: of the weight.
-        attributes: of the operator.
-    """
+    """The layout of a linear operator's weight; None if ``shape`` is none of its weights'."""
     stacked = len(shape) - 2 if op_type == "MatMul" else 0
     groups = attributes.get("group", 1) if op_type in CONVOLUTIONS else 1
     if len(shape) < 2 or not isinstance(groups, int) or groups < 1 or shape[stacked] % groups:

@@ -83,11 +83,7 @@ def build_plan(
 ) -> QuantizationPlan:
     """The plan for a prepared graph, without ranges and integers.
 
-    Args:
-        graph: prepared main graph, edited for the target.
-        config: resolved config.
-        facts: of its nodes.
-        plan_log: takes what the reader of the report should know; None: nobody reads it.
+    The graph is edited for the target; ``plan_log`` takes what the reader of the report should know.
 
     Returns:
         A plan with a NodePlan for every node, sub-graph nodes included.

@@ -299,11 +299,7 @@ def leave_subgraphs(graph: ir.Graph, plan: QuantizationPlan) -> None:
 def plan_subgraph_weights(graph: ir.Graph, plan: QuantizationPlan, selection: Selection, plan_log: PlanLog) -> None:
     """Quantize the weights that linear and recurrent nodes of sub-graphs read from the main graph.
 
-    Args:
-        graph: prepared main graph, to which the weights of sub-graphs were moved.
-        plan: with the main graph planned, whose spec counts for a weight that both read; changed in place.
-        selection: the user's word.
-        plan_log: takes notes.
+    The weights were moved to the main graph, which is planned: its spec counts for a weight that both read.
     """
     for node in subgraph_nodes(graph):
         entry = plan.nodes[node_name(node)]
@@ -329,10 +325,6 @@ def common_home(graph: ir.Graph, readers: list[ir.Node]) -> ir.Graph:
     """Where to restore a weight: in the innermost graph that all readers see, but in no body that runs many times.
 
     A branch of an If that is not taken then costs nothing, and a loop restores the weight once.
-
-    Args:
-        graph: main graph.
-        readers: nodes of it or of its sub-graphs.
     """
     if all(node.graph is graph for node in readers):
         return graph

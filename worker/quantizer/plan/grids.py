@@ -26,10 +26,7 @@ _BIAS_LIMIT = 2**29
 def fill_activations(graph: ir.Graph, plan: QuantizationPlan, ranges: Mapping[str, Range]) -> None:
     """Give every planned activation its grid.
 
-    Args:
-        graph: that the plan is for.
-        plan: changed in place.
-        ranges: by source tensor, where the type needs one.
+    ``ranges`` are by source tensor, where the type needs one; the plan is changed in place.
 
     Raises:
         EngineError: a range is missing or not finite; names the tensor.
@@ -87,11 +84,7 @@ def integer_grid(spec: ActivationSpec, found: Range) -> IntegerGrid:
 def weight_grid(array: np.ndarray, spec: WeightSpec, granularity: Granularity, *, threads: int = 1) -> Grid:
     """The grid of a weight.
 
-    Args:
-        array: float32, the weight.
-        spec: how it is to be represented.
-        granularity: which of its elements share a scale; for a block type, the blocks.
-        threads: for the search of ranges.
+    ``array`` is float32; ``granularity`` says which of its elements share a scale; for a block type, the blocks.
     """
     if isinstance(granularity, PerBlock) and is_block(spec.dtype):
         return BlockGrid(spec.dtype, granularity.axis)
@@ -124,11 +117,7 @@ def weight_grid(array: np.ndarray, spec: WeightSpec, granularity: Granularity, *
 def product_grid(node: ir.Node, weight: WeightPlan, source: IntegerGrid, channels: int) -> IntegerGrid:
     """The int32 grid of a bias: input scale times weight scale, one per channel if the weight has one per channel.
 
-    Args:
-        node: linear, reads the weight.
-        weight: on an integer grid.
-        source: the grid of the node's input.
-        channels: values of the bias.
+    ``channels`` is the number of values of the bias.
 
     Raises:
         EngineError: the weight has no integer grid.
@@ -155,11 +144,7 @@ def raised_for_bias(
 ) -> tuple[Grid | None, int]:
     """The weight's grid with scales so large that the int32 bias cannot overflow.
 
-    Args:
-        node: linear, reads the weight and the bias.
-        weight: filled.
-        source: the grid of the node's input.
-        bias: float32, any shape.
+    ``bias`` is float32 of any shape.
 
     Returns:
         the grid, and the number of output channels concerned.

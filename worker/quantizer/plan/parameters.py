@@ -62,9 +62,7 @@ class Parameter:
 class Parameters:
     """The parameters of a network as its plan has them: a view, which knows nothing but what stands there.
 
-    Args:
-        graph: prepared main graph.
-        plan: made for it; changed in place by whatever writes.
+    The plan is changed in place by whatever writes.
     """
 
     def __init__(self, graph: ir.Graph, plan: QuantizationPlan) -> None:
@@ -96,11 +94,7 @@ class Parameters:
         return index == 1 and (role in (Role.LINEAR, Role.STORED) or (role is not None and node.op_type == "PRelu"))
 
     def fill(self, *, threads: int = 1) -> list[str]:
-        """Quantize all weights and biases of a plan whose activations are filled; sentences for the report.
-
-        Args:
-            threads: for the search of ranges.
-        """
+        """Quantize all weights and biases of a plan whose activations are filled; sentences for the report."""
         plan, wide = self.plan, list[str]()
         for weight in plan.weights.values():
             array = counted(self._array(weight.initializer), weight, plan)
@@ -133,11 +127,7 @@ class Parameters:
     def put(self, node: ir.Node, index: int, values: np.ndarray, *, refit: bool = False) -> None:
         """Let the quantized network compute with other values of input ``index`` of a node, rounded to its grid.
 
-        Args:
-            node: reads the parameter.
-            index: of the input.
-            values: float, of as many elements.
-            refit: a grid of the parameter's own is made anew for them.
+        Values are floats, of as many elements. With ``refit`` a grid of the parameter's own is made anew for them.
         """
         entry, name = self._entry(node, index), name_of(node.inputs[index])  # type: ignore[arg-type]
         if isinstance(entry, BiasPlan) and entry.quantization is not None:
@@ -170,10 +160,8 @@ class Parameters:
     ) -> None:
         """Put tensors on other grids; parameters keep their values, and so do the biases that hang on the grids.
 
-        Args:
-            sources: by source: for all activations that share its range.
-            weights: by initializer.
-            biases: by node, grids of their own.
+        ``sources`` are by source, for all activations that share its range; ``weights`` by initializer; ``biases`` by
+        node, grids of their own.
         """
         sources, weights = sources or {}, weights or {}
         with self._kept_biases(sources, weights):

@@ -31,9 +31,8 @@ from worker.quantizer.graph.values import node_name
 class Matcher:
     """Answers which nodes of a graph a selector means; each selector is resolved once.
 
-    Args:
-        graph: the prepared main graph; nodes of its sub-graphs count too.
-        op_types: operators by node name as uploaded; MatMul and Add may have become Gemm since.
+    Nodes of sub-graphs count too. ``op_types`` are operators by node name as uploaded: MatMul and Add may have become
+    Gemm.
     """
 
     def __init__(self, graph: ir.Graph, op_types: Mapping[str, str] | None = None) -> None:
@@ -131,12 +130,7 @@ NOT_INCLUDED = declare("not-included", "not named by include", hint=_BY_SELECTOR
 
 
 class Selection:
-    """Answers, node by node, why the user wants it left in float, and how it is to be represented otherwise.
-
-    Args:
-        config: whose include, exclude and overrides count.
-        matcher: of the prepared graph.
-    """
+    """Answers, node by node, why the user wants it left in float, and how it is to be represented otherwise."""
 
     def __init__(self, config: QuantizationConfig, matcher: Matcher) -> None:
         self._config = config
@@ -199,12 +193,9 @@ def check_selectors(
 ) -> list[str]:
     """Raise if a selector matches no node.
 
-    Args:
-        config: whose include, exclude and overrides are checked.
-        uploaded: (name, op_type) of the nodes of the model as uploaded.
-        prepared: the same of the prepared model, by their old op_type as well; a match in either will do.
-        matcher: of the prepared graph.
-        fates: what became of the uploaded nodes that are gone, in words that follow "node 'x' was".
+    ``uploaded`` and ``prepared`` are (name, op_type) of the nodes of both models, in the latter the old op_type as
+    well; a match in either will do. ``fates`` says what became of uploaded nodes that are gone, in words that follow
+    "node 'x' was".
 
     Returns:
         A note for every selector that matches only nodes which preparation folded away.

@@ -53,12 +53,8 @@ def plan_embeddings(
 ) -> None:
     """Enter the tables that nodes of the main graph look up rows of, and say why others stay in float.
 
-    Args:
-        graph: prepared main graph.
-        plan: with all other weights; changed in place.
-        selection: the user's word.
-        plan_log: takes notes.
-        ties: whether layers can have weights that are represented so, as well as tables.
+    The plan has all other weights. ``ties`` says whether layers can have weights that are represented so, as well as
+    tables.
     """
     for node in graph:
         if not is_lookup(node):
@@ -231,13 +227,8 @@ def plan_recurrent(
 ) -> None:
     """Enter W and R of the main graph's recurrent layers, and say why others stay in float.
 
-    Args:
-        graph: prepared main graph.
-        plan: with an entry for every node; changed in place.
-        selection: the user's word.
-        plan_log: takes notes.
-        why_float: why the recurrence of a node computes in float although its weights are quantized; None: it does
-            not, or the mode concerns weights alone.
+    ``why_float`` says why the recurrence of a node computes in float although its weights are quantized; None: it does
+    not, or the mode concerns weights alone.
     """
     for node in graph:
         if not is_recurrent(node):

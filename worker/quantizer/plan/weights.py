@@ -98,10 +98,7 @@ def plan_parameters(node: ir.Node, plan: QuantizationPlan, selection: Selection,
 def granularity_of(node: ir.Node, spec: WeightSpec, plan_log: PlanLog) -> Granularity:
     """Which elements of the node's weight share a scale or an exponent.
 
-    Args:
-        node: that sums over products with the weight.
-        spec: as asked for.
-        plan_log: takes what the node cannot have.
+    ``plan_log`` takes what the node cannot have.
     """
     if is_block(spec.dtype):
         return BLOCK_FORMATS[spec.dtype].granularity(input_axis(node))
@@ -173,10 +170,7 @@ def is_searched_whole(weight: WeightPlan) -> bool:
 def counted(array: np.ndarray, weight: WeightPlan, plan: QuantizationPlan) -> np.ndarray:
     """The weight as the search for its range sees it: silent output channels are 0, unless all of them are.
 
-    Args:
-        array: float32, first axis the output channels.
-        weight: its entry.
-        plan: with what is known of silent channels.
+    ``array`` is float32, its first axis the output channels.
     """
     silent = plan.silent.get(weight.initializer)
     if silent is None or silent.size != array.shape[0] or not silent.any() or silent.all():

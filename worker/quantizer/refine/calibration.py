@@ -43,13 +43,8 @@ def calibrate(
 ) -> Draft:
     """Fill a copy of the plan with numbers, and collect what ``steps`` need on the same pass over the data.
 
-    Args:
-        draft: planned, without numbers; its plan_log goes on in that of the filled one.
-        case: what is quantized.
-        services: of the run.
-        steps: algorithms to come.
-        supplied: ranges that the config gives instead of calibrated ones.
-        kept: ranges that are known already.
+    The draft is planned, without numbers; its plan_log goes on in that of the filled one. ``supplied`` are ranges that
+    the config gives instead of calibrated ones, ``kept`` those that are known already.
 
     Raises:
         EngineError: a tensor has no finite range, or the runtime failed.

@@ -57,10 +57,7 @@ class Outliers:
 def watch_outliers(graph: ir.Graph, plan: QuantizationPlan, wanted: Collection[str]) -> list[Request]:
     """What to collect on the pass over the data.
 
-    Args:
-        graph: prepared.
-        plan: made for it.
-        wanted: source tensors to look at: those that the pass reads anyway.
+    ``wanted`` are source tensors to look at: those that the pass reads anyway.
     """
     axes = {value.name: axis for value, axis in channel_axes(graph).items() if value.name in wanted}
     return [Request(tensor, ChannelExtremes(axes[tensor])) for tensor in plan.sources() if tensor in axes]
@@ -78,10 +75,7 @@ def mark_outliers(watched: list[Request], plan: QuantizationPlan) -> None:
 def find_outliers(graph: ir.Graph, plan: QuantizationPlan, bound: float | None) -> list[Outliers]:
     """Outlier channels of activations, by what calibration has seen, then of weights with one scale; in order.
 
-    Args:
-        graph: prepared.
-        plan: with spans.
-        bound: ratio to the median range from which on a channel is an outlier; None: none is.
+    ``bound`` is the ratio to the median range from which on a channel is an outlier; None: none is.
     """
     if bound is None:
         return []
@@ -145,12 +139,7 @@ class Watched:
 
 
 def watch_silent(graph: ir.Graph, plan: QuantizationPlan) -> list[Watched]:
-    """What to collect on the pass over the data; nothing for weights that the plan knows about.
-
-    Args:
-        graph: prepared.
-        plan: made for it.
-    """
+    """What to collect on the pass over the data; nothing for weights that the plan knows about."""
     found = []
     for node in graph:
         if node.op_type != "Conv" or node.inputs[1] is None or plan.nodes[node_name(node)].role is not Role.LINEAR:

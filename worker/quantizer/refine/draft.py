@@ -211,13 +211,9 @@ class Case:
     ) -> Iterator[Expected]:
         """What the float model makes of calibration samples.
 
-        Args:
-            run: asked before every batch whether to stop.
-            batch_size: samples per batch, where the model lets one choose.
-            first: number of the first sample.
-            last: number of the sample to stop before; None: the last one that ranges are taken from.
-            outputs: names of those wanted; None for all.
-            with_arrays: hand out what the metrics read beside the samples.
+        ``first`` is the number of the first sample, ``last`` of the one to stop before, None: behind the last that
+        ranges are taken from. ``outputs`` are names, None: all. With ``with_arrays`` what the metrics read is handed
+        out too.
 
         Raises:
             DatasetError: the data is damaged or does not fit the model.

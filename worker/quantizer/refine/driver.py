@@ -29,12 +29,6 @@ class Tried:
 def try_step(step: Step[Any], draft: Draft, toolkit: Toolkit, judge: Judge) -> Tried:
     """Apply a step, and undo it if it is to be judged and makes the network worse.
 
-    Args:
-        step: with its settings.
-        draft: calibrated.
-        toolkit: what the step works with.
-        judge: scores drafts.
-
     Raises:
         InvalidConfigError: the settings do not fit the model or the data.
         EngineError: the runtime failed on the data.
@@ -94,11 +88,7 @@ def refine(
 ) -> tuple[list[Draft], list[AlgorithmFigures]]:
     """Try each step on what the steps before it left.
 
-    Args:
-        draft: calibrated, with the statistics of all steps.
-        steps: with their settings, in order.
-        toolkit: what steps work with.
-        judge: scores drafts.
+    The draft is calibrated, with the statistics of all steps.
 
     Returns:
         The drafts, ``draft`` first, each made from the one before by a step that was kept; and what became of each

@@ -160,12 +160,6 @@ def _faint_variance(node: ir.Node) -> bool:
 def out_of_range(model: ir.Model, nodes: Iterable[ir.Node], case: Case, services: Services) -> dict[str, Reason]:
     """By node that reads or makes values that float16 does not hold on the calibration data: why it stays in float32.
 
-    Args:
-        model: float, that the nodes belong to.
-        nodes: of its main graph.
-        case: whose data is looked at.
-        services: of the run.
-
     Raises:
         EngineError: the runtime failed on the data.
         CanceledError: the run was canceled.
@@ -197,11 +191,7 @@ def refused(
 ) -> dict[str, Reason]:
     """By node that the runtime does not run in float16: why; one after the other, each time on one sample.
 
-    Args:
-        make: the model with these nodes in float16.
-        float16_nodes: names of nodes.
-        case: whose data is fed.
-        services: of the run.
+    ``make`` gives the model with these nodes, by name, in float16.
 
     Raises:
         EngineError, UnsupportedModelError: the runtime fails at something else.

@@ -40,13 +40,8 @@ def score_session(
 ) -> Scored:
     """SQNR of the worst output in dB, and the first declared metric (else top-1).
 
-    Args:
-        session: the model.
-        expected: the samples, and what the float model makes of them.
-        metrics: of the config.
-        run: asked before every batch whether to stop.
-        by_metric: the samples have what the metric reads; else SQNR alone tells.
-        part: they are a part of all samples only.
+    With ``by_metric`` the samples have what the metric reads; else SQNR alone tells. With ``part`` they are a part of
+    all samples only.
 
     Raises:
         InvalidConfigError: an output or an array does not fit its metric.
@@ -66,13 +61,7 @@ def score_session(
 
 
 class Judge:
-    """Runs drafts on the first ``samples`` calibration samples.
-
-    Args:
-        case: what is quantized.
-        services: of the run.
-        samples: how many.
-    """
+    """Runs drafts on the first ``samples`` calibration samples."""
 
     def __init__(self, case: Case, services: Services, samples: int) -> None:
         self._case, self._services = case, services
@@ -120,11 +109,7 @@ def is_worse(after: Score, before: Score, facts: MetricFacts, *, sure: bool) -> 
     The metric decides only where it moves by more than chance would: over few samples a single label more or less means
     nothing, while SQNR sees every score of every sample.
 
-    Args:
-        after: of the changed draft.
-        before: of the draft that it was made of.
-        facts: unit and direction of the metric.
-        sure: both values of the metric differ by more than chance, sample by sample.
+    With ``sure`` both values of the metric differ by more than chance, sample by sample.
     """
     if before.value is not None and after.value is None:
         return METRIC_LOST(metric=after.metric)

@@ -56,11 +56,8 @@ def settle_inputs(
     Each such range is halved, at one end or both, or doubled, as long as the outputs of the float network, with nothing
     but this input quantized, come closer to what they were.
 
-    Args:
-        ranges: as found by the methods of ``sources``; inputs calibrated by ``mse`` among them are looked at.
-        sources: specs of all quantized tensors.
-        case: what is quantized.
-        services: of the run.
+    ``ranges`` are as found by the methods of ``sources``, the specs of all quantized tensors; inputs calibrated by
+    ``mse`` among them are looked at.
 
     Returns:
         the ranges that differ, and a sentence on each for the report.
@@ -157,11 +154,7 @@ def settle_methods(
 ) -> tuple[Case, list[str]]:
     """Put the best candidate in the place of every ``auto``, in the plan and in the config.
 
-    Args:
-        prepared: the float model.
-        plan: without numbers; its specs are changed.
-        case: what is quantized.
-        services: of the run.
+    The plan has no numbers; its specs are changed.
 
     Returns:
         the case with a config that names methods, and a sentence for the report on each choice.

@@ -39,11 +39,8 @@ class Toolkit:
     def recalibrate(self, draft: Draft, changed: Prepared, *, touched: Collection[str] | None = None) -> Draft:
         """A changed float model, planned and calibrated anew.
 
-        Args:
-            draft: what was changed.
-            changed: its float model as it is now.
-            touched: names of the tensors that no longer compute what they did; the ranges of all others are taken over
-                from ``draft``. None: no range is.
+        ``touched`` are names of the tensors that no longer compute what they did; the ranges of all others are taken
+        over from ``draft``. None: no range is.
 
         Raises:
             EngineError: a tensor has no finite range, or the runtime failed.
@@ -91,8 +88,7 @@ class Step(ABC, Generic[Spec]):
     def requests(self, draft: Draft) -> list[Request]:
         """Statistics of the float network that ``apply`` finds in its draft; collected together with all others.
 
-        Args:
-            draft: planned, without numbers.
+        The draft is planned, without numbers.
         """
         return []
 

@@ -44,10 +44,7 @@ DIVISOR = declare(
 def settle_values(draft: Draft, case: Case, services: Services) -> Draft:
     """The draft, or one with such nodes in float.
 
-    Args:
-        draft: planned, without numbers.
-        case: what is quantized.
-        services: of the run.
+    The draft is planned, without numbers.
 
     Raises:
         EngineError: the runtime failed on the data.

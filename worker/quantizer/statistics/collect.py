@@ -40,8 +40,7 @@ _HEAD = "head"
 class Snapshot:
     """What observers have seen so far.
 
-    Args:
-        observers: in order; arrays are not copied before ``to_bytes``.
+    Arrays are not copied before ``to_bytes``.
     """
 
     def __init__(self, observers: Sequence[object]) -> None:
@@ -55,9 +54,6 @@ class Snapshot:
 
     def to_bytes(self, done: int) -> bytes:
         """For a checkpoint.
-
-        Args:
-            done: samples seen.
 
         Raises:
             TypeError: an array holds no plain numbers.
@@ -84,9 +80,7 @@ def restore(observers: Sequence[object], data: bytes) -> int:
 
     All of them, or none if there is an error.
 
-    Args:
-        observers: made by the same settings, in the same order.
-        data: of ``Snapshot.to_bytes``.
+    ``observers`` are made by the same settings, in the same order.
 
     Raises:
         ValueError: these are other bytes, or of other observers.
@@ -205,13 +199,7 @@ def pass_key(
 ) -> str:
     """The content key of what a pass gives.
 
-    Args:
-        origin: see ``Case``.
-        model: the float network.
-        read: of each observer: the tensor's name, and whether it is pooled.
-        observers: fresh.
-        inputs: of the model.
-        total: samples.
+    ``read`` tells of each observer the tensor's name, and whether it is pooled; ``origin``: see ``Case``.
     """
     known = {name: value for name, value in origin.items() if name not in ("evaluation", "graphs", "model")}
     asked = hashlib.sha256(Snapshot(observers).to_bytes(0)).digest()
@@ -263,15 +251,8 @@ def collect(
 
     What an earlier pass for the same has seen is taken over: the rest of it is done, if there is any.
 
-    Args:
-        model: prepared float model.
-        requests: what to reduce; several may name one tensor.
-        data: calibration set.
-        inputs: the model's inputs.
-        limit: use only the first ``limit`` samples.
-        threads: of the session, and for the observers when it is done with a batch.
-        run: told of progress after every batch.
-        kept: where the pass may be kept; None: nowhere.
+    Only the first ``limit`` samples are used; ``threads`` are those of the session, and of the observers when it is
+    done with a batch. ``kept`` is where the pass may be kept; None: nowhere.
 
     Raises:
         EngineError: onnxruntime fails on the data.

@@ -78,11 +78,7 @@ class Entropy:
 class Costs:
     """What candidate ranges of one histogram cost: their divergences, inf for ranges that cut off too much.
 
-    Args:
-        counts: float64 [bins].
-        levels: of the quantized histogram.
-        zero: where 0 lies, in bins.
-        steps: as in ``Entropy``.
+    ``counts`` are float64 [bins]; ``zero`` is where 0 lies, in bins; the rest is as in ``Entropy``.
     """
 
     def __init__(self, counts: np.ndarray, levels: int, zero: float, steps: int | None = None) -> None:

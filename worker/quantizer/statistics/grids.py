@@ -84,10 +84,6 @@ class SquaredError:
     Few values are rounded one by one. Many values on few levels go through prefix sums: the values between two
     thresholds (k +- 1/2) * scale all become level k, and their errors add up to sum w x^2 - 2 k s sum w x + (k s)^2
     sum w. A value on a threshold is equally far from both levels, so ties need no care.
-
-    Args:
-        family: the grids.
-        data: the tensor.
     """
 
     def __init__(self, family: GridFamily, data: WeightedValues) -> None:

@@ -30,10 +30,7 @@ _FAN = 256
 def covering_range(low: np.ndarray, high: np.ndarray, family: GridFamily) -> tuple[np.ndarray, np.ndarray]:
     """The ranges of the grids with the smallest power-of-two scales that cover [low, high]: nothing saturates.
 
-    Args:
-        low: any shape.
-        high: same shape.
-        family: integers.
+    ``low`` and ``high`` have any shape, and the family is one of integers.
 
     Returns:
         the ends, float64, same shape. What is not finite, or 0 at both ends, comes back as it is.
@@ -114,9 +111,7 @@ def best_power_of_two(data: WeightedValues, family: GridFamily) -> Range:
     A scale above the smallest covering one leaves only a part of its levels, so no value comes closer. Downwards the
     window shrinks and the cost of cutting alone grows; the search ends when that is more than the best error.
 
-    Args:
-        data: finite and not all 0.
-        family: integers with power-of-two scales.
+    The data are finite and not all 0.
     """
     errors = _WindowErrors(data, family.span)
     low, high = np.asarray(data.minimum), np.asarray(data.maximum)

@@ -37,8 +37,7 @@ class RangeObserver(Observer, Protocol):
 class ChannelMean:
     """Mean per channel, float64 [channels].
 
-    Args:
-        axis: of the channels, 1 or -1.
+    ``axis`` is that of the channels, 1 or -1.
     """
 
     def __init__(self, axis: int = 1) -> None:
@@ -83,8 +82,7 @@ class MovingMinMax:
 
     The first sample's extremes start it. NaN anywhere makes the range NaN.
 
-    Args:
-        constant: weight of each new sample, in (0, 1].
+    ``constant`` is the weight of each new sample, in (0, 1].
     """
 
     def __init__(self, constant: float) -> None:
@@ -114,10 +112,7 @@ class Percentiles:
     Asymmetric: (100 - percentile) / 2 percent are cut on either side. Symmetric: 100 - percentile percent of the
     absolute values are cut. NaN anywhere makes the ranges NaN.
 
-    Args:
-        percentiles: shares of values kept, in percent.
-        samples: number of batches' samples to come, to know the length of the stream after the first batch.
-        symmetric: judge absolute values.
+    ``percentiles`` are in percent; ``samples``, those to come, tell the length of the stream after the first batch.
     """
 
     def __init__(self, percentiles: Sequence[float], *, samples: int, symmetric: bool = False) -> None:
@@ -204,10 +199,7 @@ class RowSample:
     Kept are the rows whose numbers have the smallest hashes: no period of the tensor (tokens of a sample, say) comes
     through, and the sample does not depend on how the stream was cut into batches.
 
-    Args:
-        rows: as many are kept, if there are so many.
-        elements: fewer are kept if they would be more values than this.
-        fewest: so many are kept in any case.
+    ``rows`` are kept at most, and fewer if they would be more values than ``elements``, but ``fewest`` in any case.
     """
 
     def __init__(self, *, rows: int = 1024, elements: int = 1 << 20, fewest: int = 64) -> None:

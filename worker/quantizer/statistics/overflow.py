@@ -32,14 +32,7 @@ def check_finite(
 
     A range that is not finite though no tensor holds NaN or Inf is that of no values at all, and is let pass.
 
-    Args:
-        model: prepared float model.
-        ranges: by tensor name, as collected from ``data``.
-        data: calibration set.
-        inputs: the model's inputs.
-        limit: samples that the ranges were taken from.
-        threads: of the session.
-        run: asked whether to stop.
+    ``ranges`` are by tensor name, as collected from the first ``limit`` samples of ``data``.
 
     Raises:
         DatasetMismatchError: some samples drive a node beyond float32; names the first node and sample.

@@ -53,9 +53,7 @@ _LAYERWISE_VALUES = 1 << 15
 def range_observer(spec: ActivationSpec, *, samples: int) -> RangeObserver:
     """A fresh observer for one tensor.
 
-    Args:
-        spec: how the tensor is to be represented, with the calibration method.
-        samples: samples that the observer will see.
+    ``samples`` are those that the observer will see.
 
     Raises:
         ValueError: the spec's type needs no range (float16, bfloat16, block formats), or its method is not settled.
@@ -85,12 +83,7 @@ def range_observer(spec: ActivationSpec, *, samples: int) -> RangeObserver:
 
 
 class Searched:
-    """A range that is searched for, at the end, in what another observer has kept of the tensor.
-
-    Args:
-        kept: is fed the tensor.
-        find: the range by what it has kept.
-    """
+    """A range that is searched for, at the end, in what another observer has kept of the tensor."""
 
     def __init__(self, kept: Observer, find: Callable[[], Range]) -> None:
         self._kept, self._find = kept, find
@@ -263,10 +256,7 @@ def supplied_ranges(
 ) -> tuple[dict[str, Range], list[str]]:
     """The supplied ranges of the tensors that need one: no statistics have to be collected for these.
 
-    Args:
-        supplied: ``tensor_ranges`` of the config.
-        needed: tensors that will get a grid.
-        known: all tensors of the prepared model.
+    ``needed`` are tensors that will get a grid, ``known`` all of the prepared model.
 
     Returns:
         ranges by tensor, and the supplied tensors that exist but get no grid, sorted: worth a note.

@@ -18,10 +18,7 @@ class Tail:
     ``capacity`` distinct kept values are rounded to fewer significant bits (relative error at most 2^-11, then
     coarser), so memory stays bounded.
 
-    Args:
-        share: of the values that may lie above the answer.
-        lower: look at the k-th smallest instead.
-        capacity: distinct values kept.
+    With ``lower`` the k-th smallest is looked at instead.
     """
 
     def __init__(self, share: float, *, lower: bool = False, capacity: int = 1 << 16) -> None:
@@ -80,9 +77,7 @@ class Tail:
     def result(self, length: int, share: float | None = None) -> float:
         """The k-th largest (smallest) of ``length`` values, or the innermost kept one if fewer were kept.
 
-        Args:
-            length: values seen.
-            share: at most the constructor's, which is the default.
+        ``length`` values were seen; ``share`` is at most the constructor's, which is the default.
 
         Returns:
             -inf (inf) if none was kept: nothing was seen, or nothing but that.
@@ -122,9 +117,7 @@ class Stride:
 
     The stride shares no factor with the size of a sample: over the samples every position of the tensor has its turn.
 
-    Args:
-        capacity: values wanted at most, about.
-        samples: samples to come, to know the length of the stream after the first batch.
+    ``samples``, those to come, tell the length of the stream after the first batch.
     """
 
     def __init__(self, capacity: int, samples: int) -> None:
@@ -171,10 +164,6 @@ class SampledValues:
     Beyond that, it keeps the ``capacity // 16`` outermost values on either side, all of them, as one outlier can decide
     about a range, and between them every stride-th value (``Stride``), each standing for its share of the rest.
     Smallest and largest value are always exact, and the result does not depend on how the stream was cut into batches.
-
-    Args:
-        capacity: values kept.
-        samples: samples to come.
     """
 
     def __init__(self, capacity: int, samples: int) -> None:
@@ -244,9 +233,7 @@ class StreamedHistogram:
     more than 2^20 values over the whole stream every stride-th value is counted (``Stride``); smallest and largest
     value are always exact. Zeros are not counted.
 
-    Args:
-        bins: of the histograms asked for later; memory is 8 bytes for each of 16 to 32 cells per bin.
-        samples: samples to come.
+    Memory is 8 bytes for each of 16 to 32 cells per bin of the histograms asked for later.
     """
 
     def __init__(self, bins: int, samples: int) -> None:

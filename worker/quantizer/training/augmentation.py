@@ -28,11 +28,7 @@ class Augmenter:
     What is drawn hangs on the seed, the epoch, the step and the place of the augmentation alone, and is the same on
     every device, but for the numbers of ``noise``.
 
-    Args:
-        specs: in the order applied.
-        inputs: the model's.
-        seed: of all draws.
-        pointer: of the algorithm in the config's document.
+    ``specs`` are in the order applied; ``pointer`` is that of the algorithm in the config's document.
 
     Raises:
         InvalidConfigError: an input is not there, or not of a kind that can be changed so.
@@ -50,10 +46,7 @@ class Augmenter:
     def augment(self, feeds: Mapping[str, Tensor], *, epoch: int, step: int) -> dict[str, Tensor]:
         """New feeds, of the same shapes and dtypes on the same devices; those given stay as they are.
 
-        Args:
-            feeds: by input name, [n, ...].
-            epoch: number of the epoch.
-            step: number of the step.
+        ``feeds`` are by input name, [n, ...].
 
         Raises:
             InvalidConfigError: an axis that the model leaves open is too short.

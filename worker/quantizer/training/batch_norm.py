@@ -38,9 +38,7 @@ _FROZEN_FROM = 2 / 3
 def is_frozen(step: int, total: int) -> bool:
     """True if batches are no longer normalized in a step: in the last third of the training.
 
-    Args:
-        step: from 0 on.
-        total: steps of the training.
+    Steps count from 0.
     """
     return step >= math.ceil(_FROZEN_FROM * total)
 
@@ -63,9 +61,6 @@ def folded_convolutions(trained: Mapping[str, TrainedParameter]) -> list[FoldedC
     """The convolutions whose weight lies on an integer grid and whose weight and bias no other node reads.
 
     One without a bias never had a normalization: there is nothing that one could be folded into.
-
-    Args:
-        trained: what is trained, by key.
     """
     biases = {parameter.node: parameter for parameter in trained.values() if parameter.index == 2}
     found = []
@@ -119,11 +114,7 @@ def measure(
 ) -> dict[str, ChannelStatistics]:
     """The moments of what convolutions make in the float network, their biases included.
 
-    Args:
-        graph: prepared main graph.
-        found: the convolutions.
-        parts: feeds by input name, [n, ...].
-        device: where it computes.
+    ``parts`` are feeds by input name, [n, ...].
 
     Returns:
         by name of the result.
@@ -139,10 +130,8 @@ def measure(
 class Normalization(nn.Module):
     """The normalization that one convolution is thought to have.
 
-    Args:
-        layer: the convolution.
-        moments: of what it makes in the float network, with its bias there.
-        bias: [out], the one that it is trained from.
+    ``moments`` are of what it makes in the float network, with its bias there; ``bias``, [out], is the one that it is
+    trained from.
 
     Attributes:
         gamma: [out].

@@ -36,8 +36,7 @@ class DivergedError(Exception):
 class TrainingLoop:
     """What one step is, and what is remembered from step to step.
 
-    Args:
-        context: of the training; its losses settled.
+    The losses of ``context`` are settled.
 
     Attributes:
         oscillations: of every weight on integers, by initializer.
@@ -214,12 +213,7 @@ class TrainingProgress:
 
 
 class TrainingCheckpoints:
-    """Checkpoints of one training: after each epoch, unless epochs are so short that saving would slow them down.
-
-    Args:
-        store: of the run.
-        twin: whose state it is.
-    """
+    """Checkpoints of one training: after each epoch, unless epochs are so short that saving would slow them down."""
 
     def __init__(self, store: CheckpointStore, twin: Twin) -> None:
         self._store, self._twin = store, twin

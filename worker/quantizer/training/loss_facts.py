@@ -93,11 +93,8 @@ class OutputFacts:
     def choose(self, output: str, values: Tensor, axis: int | None, *, labelled: bool) -> DivergenceChoice:
         """The divergence of an output where the config leaves it open.
 
-        Args:
-            output: its name.
-            values: what the float network returns for some samples.
-            axis: of its classes, if it has several.
-            labelled: a loss compares the output with class labels.
+        ``values`` are what the float network returns for some samples; ``axis`` is that of its classes, if it has
+        several. With ``labelled`` a loss compares the output with class labels.
         """
         if axis is None or values.ndim <= axis:
             return DivergenceChoice("mse", "it holds no scores of several classes")
@@ -143,10 +140,6 @@ def class_axis(shape: tuple[int, ...], given: int | None) -> int | None:
     """The axis of classes as the metrics see it: the last, of [n, class, height, width] the second; None without one.
 
     Axes of one at the end are left out, so that [n, class, 1, 1] has its classes on axis 1.
-
-    Args:
-        shape: of an output.
-        given: by the config.
     """
     rank = len(shape)
     if given is None:

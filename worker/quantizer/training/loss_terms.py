@@ -108,10 +108,7 @@ class LossTerm(ABC):
     def value(self, student: Tensors, teacher: Tensors, arrays: Arrays) -> Tensor:
         """The term without its weight, a scalar float32.
 
-        Args:
-            student: of the quantized network.
-            teacher: of the float network, for the same samples; empty where no term needs it.
-            arrays: of the same samples.
+        ``teacher`` is empty where no term needs it.
         """
 
     def unfit(self, place: str, told: str) -> InvalidConfigError:
@@ -262,11 +259,7 @@ class DistillationTerm(LossTerm):
     Kullback-Leibler divergence is that of the float network's distribution from the quantized one's, mean over rows,
     times the temperature's square, which keeps gradients of one size (Hinton et al. 2015, section 2).
 
-    Args:
-        spec: its record.
-        pointer: of the record.
-        facts: of outputs, metrics and labels.
-        labelled: terms that compare outputs with class labels, by output; settled before this one.
+    ``labelled`` are terms that compare outputs with class labels, by output; settled before this one.
     """
 
     needs_teacher = True

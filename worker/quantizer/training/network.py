@@ -36,12 +36,8 @@ _MOST_TARGET_BYTES = 256 << 20
 class Networks:
     """Both networks of a draft.
 
-    Args:
-        draft: filled.
-        outputs: names of the outputs that a loss reads; others are given too where they can be.
-        inner: names of inner tensors that are compared.
-        device: where both compute.
-        learn_zeros: let zero points move.
+    ``outputs`` are those that a loss reads, others are given too where they can be; ``inner`` are tensors that are
+    compared.
 
     Attributes:
         twin: the quantized one.
@@ -101,8 +97,7 @@ class Networks:
     def unfold(self, batches: Iterable[Mapping[str, np.ndarray]]) -> int:
         """Give the twin's convolutions normalizations, with the statistics of the float network; how many there are.
 
-        Args:
-            batches: inputs by name, few enough samples each to run together.
+        Batches are inputs by name, few enough samples each to run together.
         """
         found = self.twin.normalizable
         if found:
@@ -130,8 +125,7 @@ class Networks:
 class TeacherOutputs:
     """Outputs of the float network by sample, computed once where the samples never change.
 
-    Args:
-        outputs: by name, [samples, ...].
+    Outputs are by name, [samples, ...].
     """
 
     def __init__(self, outputs: dict[str, Tensor]) -> None:
@@ -210,10 +204,6 @@ def pointer_of(spec: QuantizationAwareTraining, toolkit: Toolkit) -> str:
 class GraphOnTorch:
     """A loss that is given as a graph, as a function with a derivative.
 
-    Args:
-        model: of the graph.
-        device: where it computes.
-
     Raises:
         NotDifferentiableError: an operator has no derivative here.
     """
@@ -242,9 +232,7 @@ def _as(tensor: Tensor, dtype: ir.DataType | None) -> Tensor:
 def _rows(graph: ir.Graph, sizes: Mapping[str, float]) -> int:
     """Samples that may run together.
 
-    Args:
-        graph: of the network.
-        sizes: elements of its tensors for one sample.
+    ``sizes`` are elements of its tensors for one sample.
     """
     products = sum(
         sizes.get(value.name or "", 0.0) * _summed(node) for node in graph if is_linear(node) for value in node.outputs

@@ -45,10 +45,6 @@ class TrainedParameter:
 class OperandNames:
     """Names the operands of a graph's nodes.
 
-    Args:
-        graph: prepared main graph.
-        plan: filled.
-
     Attributes:
         held: the parameters that were named, by key.
         moved: constants that the plan has in the place of initializers, float32 as their grids represent them, by key.

@@ -30,12 +30,8 @@ _FARTHEST = 16.0
 class LearnedGrid(nn.Module):
     """An integer grid that moves.
 
-    Args:
-        grid: where it starts.
-        kind: of the scale: float32, power_of_two or int16.
-        learn_zero: let the zero point move.
-        of_samples: the first axis of its tensors counts samples.
-        device: where it lives.
+    ``kind`` is that of the scale: float32, power_of_two or int16. With ``of_samples`` the first axis of its tensors
+    counts samples.
 
     Attributes:
         growth: v, in the shape of the grid's scale, [1] for one scale.
@@ -239,10 +235,7 @@ def freezing_threshold(final: float, step: int, total: int) -> float | None:
 
     It falls on half a cosine from 0.04, or ``final`` if that is more, to ``final`` in the last step.
 
-    Args:
-        final: jumps a step.
-        step: from 0 on.
-        total: steps of the training.
+    ``final`` is in jumps a step; steps count from 0.
     """
     begin = math.ceil(_BEGIN * total)
     if step < begin:
@@ -259,8 +252,7 @@ class Oscillations:
     jumps; a weight whose frequency is above the threshold is frozen at the rounded exponential average of its integer,
     for good. Weights that never oscillate are never written to.
 
-    Args:
-        momentum: of both averages, m of the paper.
+    ``momentum`` is that of both averages, m of the paper.
 
     Attributes:
         may_hold: False as long as nothing can be frozen; known without asking the device.
@@ -349,10 +341,6 @@ class Oscillations:
 
     def load_state(self, state: Mapping[str, np.ndarray[Any, Any]], device: torch.device) -> None:
         """Go on from a checkpoint.
-
-        Args:
-            state: of ``state``.
-            device: where the weights live.
 
         Raises:
             KeyError: it is of something else.

@@ -88,14 +88,9 @@ class TrainingSamples:
 
     What is drawn does not depend on where it lies.
 
-    Args:
-        data: the calibration set.
-        inputs: the model's.
-        count: how many.
-        arrays: names of stored arrays to hand out besides, None being the labels.
-        run: asked between reads whether to stop.
-        limits: level 2 puts all on disk; else what does not fit into memory goes there.
-        folder: to make the scratch folder in; default: that for temporary files.
+    ``arrays`` are names of stored arrays to hand out besides, None being the labels. Level 2 of ``limits`` puts all on
+    disk; else what does not fit into memory goes there, into a scratch folder in ``folder``; None: in that for
+    temporary files.
     """
 
     def __init__(

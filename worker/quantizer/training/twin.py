@@ -49,10 +49,7 @@ class Tree(nn.Module, Generic[Member]):
     def put(self, name: str, member: Member, *, at: str | None = None) -> None:
         """Add a member.
 
-        Args:
-            name: what it is looked up by.
-            member: a parameter or a module.
-            at: the name that ``named_parameters`` tells; None: ``name``.
+        ``at`` is the name that ``named_parameters`` tells; None: ``name``.
 
         Raises:
             ValueError: the name is taken.
@@ -117,11 +114,8 @@ def _register(holder: nn.Module, name: str, member: Member) -> None:
 class Twin(nn.Module):
     """The network of a draft as a module: ``forward`` takes inputs and gives outputs, both by name.
 
-    Args:
-        draft: filled.
-        device: where it computes.
-        wanted: names of tensors to give; None: the outputs.
-        learn_zeros: let zero points of asymmetric activations move.
+    ``wanted`` are names of tensors to give, None: the outputs. With ``learn_zeros`` zero points of asymmetric
+    activations move.
 
     Attributes:
         masters: the float values of all that is trained, by initializer.
@@ -174,8 +168,7 @@ class Twin(nn.Module):
     def forward(self, feeds: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Run the quantized network.
 
-        Args:
-            feeds: by input name, [n, ...].
+        ``feeds`` are by input name, [n, ...].
 
         Returns:
             the wanted tensors by name, rounded where the emitted model hands them out rounded.
@@ -197,9 +190,7 @@ class Twin(nn.Module):
     def observe(self, feeds: Mapping[str, Tensor], see: Callable[[str, Tensor], None]) -> None:
         """Run the network without rounding and show every activation that has a grid.
 
-        Args:
-            feeds: as in ``forward``.
-            see: gets (name, values).
+        ``see`` gets names and values.
         """
 
         def made(name: str, tensor: Tensor, known: dict[str, Tensor]) -> None:
@@ -224,8 +215,7 @@ class Twin(nn.Module):
 
         The twin is then in evaluation mode. A bias is trained as part of its normalization; its master stays.
 
-        Args:
-            moments: of what they make in the float network, by its name.
+        ``moments`` are of what they make in the float network, by its name.
         """
         for layer in self.normalizable:
             if layer.result in moments:
@@ -261,8 +251,7 @@ class Twin(nn.Module):
     def follow(self, draft: Draft) -> None:
         """Take over grids that something else has moved since ``write``, such as the rules of a target.
 
-        Args:
-            draft: made of what ``write`` gave.
+        ``draft`` is made of what ``write`` gave.
         """
         for tensor, activation in draft.plan.activations.items():
             if isinstance(activation.quantization, IntegerGrid):

@@ -32,9 +32,7 @@ class ValidationScore:
 class Validation:
     """Some of the samples of a training.
 
-    Args:
-        context: of the training; its losses settled.
-        numbers: of the samples that count.
+    The losses of ``context`` are settled.
 
     Attributes:
         metric: what the best epoch is chosen by: the gate's metric; None: there are no labels for it, so the loss.

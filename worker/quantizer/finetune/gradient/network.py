@@ -25,10 +25,6 @@ _HELD = "\0held"
 class BlockNetwork:
     """A block as a function of its inputs and its parameters.
 
-    Args:
-        state: of the block.
-        device: where constants live.
-
     Raises:
         NotDifferentiableError: an operator has no form in torch.
     """
@@ -59,9 +55,7 @@ class BlockNetwork:
         A target lies within the limits. So wherever the output is cut off the error points back inside, and its
         gradient is passed through the limit as if there were none (see ``clip_inward``).
 
-        Args:
-            inputs: by tensor name, float32 [n, ...].
-            parameters: by tensor name, as the block is to compute with them.
+        Both are by tensor name; inputs are float32 [n, ...].
         """
         held = {name + _HELD: tensor for name, tensor in parameters.items()}
         return self._program({**self._constants, **held, **inputs}, self._round)[self._output]
@@ -99,10 +93,7 @@ def channel_axis(block: Block) -> int:
 class DeviceSamples:
     """The samples of a block, images with their channels last, on the device if there is room.
 
-    Args:
-        samples: in memory or mapped from disk.
-        device: where the block computes.
-        mixed: the float inputs are needed too.
+    With ``mixed`` the float inputs are needed too.
     """
 
     def __init__(self, samples: BlockSamples, device: torch.device, *, mixed: bool) -> None:

@@ -37,9 +37,7 @@ _FREE_STEP, _FINEST_STEP = 0.25, 2.0**-12
 class SoftRounding:
     """AdaRound's weight: s * clip(floor(W / s) + h(alpha)), h a rectified sigmoid; at the end h is 0 or 1.
 
-    Args:
-        parameter: a weight on an integer grid.
-        device: to compute on.
+    The parameter is a weight on an integer grid.
     """
 
     def __init__(self, parameter: BlockParameter, device: torch.device) -> None:
@@ -142,8 +140,7 @@ class Moving:
         and so it flips where |g| > h d / 2 alone, which is where a flip makes the error smaller. (Nagel et al. 2022,
         Overcoming Oscillations in Quantization-Aware Training, dampen by one constant for all.)
 
-        Args:
-            curvature: second derivatives of the loss, one for each value.
+        ``curvature`` holds second derivatives of the loss, one for each value.
         """
         self._curvature = curvature
 
@@ -232,10 +229,7 @@ def choose(state: BlockState, candidates: Sequence[Results], errors: Sequence[np
     Where the channels of the output do not hang together, each takes whatever gave it the smallest error, and none gets
     worse for another's sake.
 
-    Args:
-        state: of what they belong to.
-        candidates: the first is what is there now; all have the same parameters.
-        errors: float64 [channels] of each candidate, the sum of squares.
+    The first candidate is what is there now; ``errors`` are float64 [channels] of each, the sum of squares.
 
     Returns:
         The parameters, and the sum of their squared errors: never above the first's.

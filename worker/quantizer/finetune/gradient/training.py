@@ -39,13 +39,7 @@ def train(
 ) -> BlockResult:
     """Finetune a block on samples.
 
-    Args:
-        state: of what to reconstruct.
-        samples: at least one.
-        method: what moves, and its options.
-        seed: of all random choices.
-        threads: CPU threads.
-        check: called between steps; raises to stop.
+    ``check`` is called between steps, and raises to stop.
 
     Returns:
         What moved; nothing if no step made the error smaller.

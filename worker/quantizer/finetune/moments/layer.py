@@ -28,10 +28,6 @@ _WITHIN = tuple(2.0 ** (k / 5) for k in (-2, -1, 0, 1, 2))
 class IntegerLayer:
     """A node with an integer weight.
 
-    Args:
-        node: of the float graph.
-        parameters: of a filled plan.
-
     Raises:
         UnsupportedLayerError: it cannot be solved by second moments.
     """
@@ -67,9 +63,7 @@ class IntegerLayer:
     def problem(self, freedom: Freedom, result: ir.Value) -> LayerProblem:
         """The layer as the solver sees it.
 
-        Args:
-            freedom: what may move.
-            result: what the layer is solved for: its output, or a sum that this is a part of.
+        ``result`` is what the layer is solved for: its output, or a sum that this is a part of.
         """
         shape = self.integers.shape
         step, zero = (

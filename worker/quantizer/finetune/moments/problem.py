@@ -214,11 +214,7 @@ def solve(
 ) -> LayerSolution:
     """The best integers and bias that are found; those of ``problem`` if none are better.
 
-    Args:
-        problem: what is to be solved.
-        patches: what it reads and should make.
-        check: called now and then; may raise.
-        arrays: what is computed with, and so where.
+    ``arrays`` are what is computed with, and so where.
 
     Raises:
         torch.OutOfMemoryError: the device of ``arrays`` has too little memory.

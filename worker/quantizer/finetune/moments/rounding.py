@@ -195,12 +195,7 @@ def descend(
 
     The error never rises.
 
-    Args:
-        z: start, float32 [groups, outputs, inputs].
-        lattice: where z may go.
-        moments: of the error.
-        sweeps: over all inputs, at most.
-        check: called now and then; may raise.
+    It starts from ``z``, float32 [groups, outputs, inputs], and sweeps over all inputs ``sweeps`` times at most.
     """
     xp, layout = lattice.arrays, _ColumnLayout(lattice, z.shape)
     z = layout.columns(z)

@@ -71,9 +71,7 @@ def at_position(grid: IntegerGrid, wanted: int) -> IntegerGrid:
 def settle(start: Positions, limits: Sequence[ShiftLimit]) -> Settled:
     """Lower positions from ``start`` until all limits hold.
 
-    Args:
-        start: position of every variable that the limits name.
-        limits: to be kept.
+    ``start`` holds the position of every variable that the limits name.
     """
     touched: dict[Variable, list[int]] = defaultdict(list)
     for index, limit in enumerate(limits):

@@ -33,9 +33,7 @@ def edit_graph(prepared: Prepared, config: QuantizationConfig) -> list[Decision]
     What is replaced may compute something else than before: every replacement is returned, for the report. Nodes that
     the config excludes stay as they are, and so does the graph unless ``mode`` is static.
 
-    Args:
-        prepared: its main graph is edited, its facts say what was put in.
-        config: resolved config.
+    Its facts say then what was put in.
     """
     if not edits_graph(config):
         return []
