@@ -11,8 +11,7 @@ from collections.abc import Iterable
 import onnx
 
 from tests.support.source import trees
-from worker.quantizer.ops.record import Family
-from worker.quantizer.ops.table import named
+from worker.quantizer.ops.table import Family, named
 
 # The records, and what each target computes.
 ROOMS = ("worker/quantizer/ops/", "worker/quantizer/plan/targets/")

@@ -13,8 +13,7 @@ import onnx_ir as ir
 from service.contracts.errors import EngineError
 from service.contracts.specs import NUMBER_TYPES
 from worker.quantizer.graph.values import Names, add_initializer, name_of, node_name, take_place
-from worker.quantizer.numerics.granularity import PER_TENSOR, PerBlock
-from worker.quantizer.numerics.integer import IntegerGrid
+from worker.quantizer.numerics.integer import PER_TENSOR, IntegerGrid, PerBlock
 from worker.quantizer.ops.linear import recurrent_weights
 from worker.quantizer.plan.parameters import Parameter, Parameters
 from worker.quantizer.plan.types import QuantizationPlan, WeightPlan
@@ -113,8 +112,7 @@ def write_product(
 #
 # W is int8 or uint8 [directions, inputs, 4 * hidden] and R [directions, hidden, 4 * hidden], both transposed against
 # LSTM's. Scales and zero points are [directions] or [directions, 4 * hidden]. With several scales to a direction int8
-# has
-# its zero points at 0, and uint8 has one zero point. Activations are rounded to uint8 by the range of each matrix.
+# has its zero points at 0, and uint8 has one zero point. Activations are rounded to uint8 by the range of each matrix.
 
 _DOMAIN = "com.microsoft"
 # Behind W and R: B, sequence_lens, initial_h, initial_c, P.

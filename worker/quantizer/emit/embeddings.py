@@ -22,8 +22,7 @@ import onnx_ir as ir
 from service.contracts.errors import EngineError
 from service.contracts.specs import NUMBER_TYPES
 from worker.quantizer.graph.values import Names, add_initializer, name_of, node_name, take_place, users
-from worker.quantizer.numerics.granularity import PER_TENSOR, PerAxis, PerBlock
-from worker.quantizer.numerics.integer import IntegerGrid, onnx_integers
+from worker.quantizer.numerics.integer import PER_TENSOR, IntegerGrid, PerAxis, PerBlock, onnx_integers
 from worker.quantizer.ops.linear import MATRIX_PRODUCTS
 from worker.quantizer.plan.parameters import Parameters
 from worker.quantizer.plan.types import QuantizationPlan, Role

@@ -24,8 +24,7 @@ from worker.quantizer.graph.values import (
     users,
 )
 from worker.quantizer.numerics.integer import LARGEST_HALF, fades_in_half
-from worker.quantizer.ops.record import Float16
-from worker.quantizer.ops.table import operator
+from worker.quantizer.ops.table import Float16, operator
 from worker.quantizer.plan.types import QuantizationPlan
 
 _HALF, _FLOAT = ir.DataType.FLOAT16, ir.DataType.FLOAT

@@ -15,11 +15,18 @@ import onnx_ir as ir
 
 from service.contracts.errors import EngineError, UnsupportedModelError
 from service.contracts.specs import NUMBER_TYPES, has_integer_kernels, is_integer
-from worker.quantizer.emit.apart import TYPED_OPSET, keep_apart, leave_out_zero_points, lengthen_biases
+from worker.quantizer.emit.between import (
+    TYPED_OPSET,
+    drop_implied_activations,
+    keep_apart,
+    leave_out_zero_points,
+    lengthen_biases,
+    limit_by_operands,
+    limit_integers,
+)
 from worker.quantizer.emit.contrib import has_kernel, write_product
 from worker.quantizer.emit.embeddings import Tables
 from worker.quantizer.emit.float16 import turn_beside
-from worker.quantizer.emit.redundant import drop_implied_activations, limit_by_operands, limit_integers
 from worker.quantizer.graph.rewriting import opset_of
 from worker.quantizer.graph.values import (
     Names,
@@ -36,8 +43,7 @@ from worker.quantizer.numerics.emission import (
     integer_nodes,
     weight_nodes,
 )
-from worker.quantizer.numerics.granularity import PerAxis, PerBlock
-from worker.quantizer.numerics.integer import IntegerGrid, onnx_integers, onnx_type
+from worker.quantizer.numerics.integer import IntegerGrid, PerAxis, PerBlock, onnx_integers, onnx_type
 from worker.quantizer.ops.channels import MOVERS
 from worker.quantizer.plan.candidates import common_home
 from worker.quantizer.plan.parameters import Parameter, Parameters

@@ -30,8 +30,7 @@ from worker.quantizer.graph.values import (
 from worker.quantizer.ops.channels import ChannelFlow, Kind, flow_of
 from worker.quantizer.ops.labels import TiedLabels, fits, lifted, trimmed
 from worker.quantizer.ops.linear import LinearNode, channel_axis, is_linear, linear_view, summed_axis
-from worker.quantizer.ops.record import Family
-from worker.quantizer.ops.table import operator
+from worker.quantizer.ops.table import Family, operator
 
 IN_INTERFACE = declare(
     "channels-in-interface", "the channels of {tensor!r} are those of an input or output of the network"

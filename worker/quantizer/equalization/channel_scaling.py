@@ -26,9 +26,9 @@ from worker.quantizer.graph.values import Names, add_initializer, constant, name
 from worker.quantizer.numerics.blocks import Grid
 from worker.quantizer.numerics.integer import IntegerGrid
 from worker.quantizer.ops.labels import PINNED
+from worker.quantizer.plan.grids import weight_axis
 from worker.quantizer.plan.targets import TARGETS
 from worker.quantizer.plan.types import QuantizationPlan
-from worker.quantizer.plan.weights import weight_axis
 from worker.quantizer.preparation.affine import replace_constant
 from worker.quantizer.refine.draft import Draft
 from worker.quantizer.statistics.collect import Request

@@ -19,9 +19,9 @@ from worker.quantizer.graph.rewriting import replace as replace_nodes
 from worker.quantizer.graph.values import constant, float_attribute, is_constant, is_float32, name_of, node_name
 from worker.quantizer.layerwise import is_tunable
 from worker.quantizer.ops.linear import bias_of, linear_view
+from worker.quantizer.plan.grids import float_bias_reason
 from worker.quantizer.plan.parameters import Parameter, Parameters
 from worker.quantizer.plan.types import BiasPlan, NodePlan, QuantizationPlan
-from worker.quantizer.plan.weights import float_bias_reason
 from worker.quantizer.refine.draft import Draft
 
 NOTHING_ADDED = "nothing constant is added to its result"

@@ -33,8 +33,7 @@ from worker.quantizer.evaluation.metrics import Distances
 from worker.quantizer.evaluation.side_by_side import side_by_side
 from worker.quantizer.graph.serialized import to_bytes
 from worker.quantizer.graph.values import DEFAULT_DOMAINS, Names, name_of, node_name, users
-from worker.quantizer.numerics.granularity import PER_TENSOR
-from worker.quantizer.numerics.integer import IntegerGrid
+from worker.quantizer.numerics.integer import PER_TENSOR, IntegerGrid
 from worker.quantizer.ops.channels import flow_of
 from worker.quantizer.ops.labels import PINNED
 from worker.quantizer.ops.linear import linear_view

@@ -19,9 +19,9 @@ from service.contracts.reason import Reason, declare
 from worker.quantizer.equalization.channel_groups import Flow, ScalableLayer, follow
 from worker.quantizer.equalization.channel_scaling import choose_policy, rewrite_limits, scale_layers
 from worker.quantizer.equalization.smooth_quant import SCALES_CHANNELS, Smoother, SmoothingOutcome
-from worker.quantizer.equalization.smoothable_tensors import SmoothableTensor, SmoothableTensorFinder, weight_of
+from worker.quantizer.equalization.smoothing_search import SmoothableTensor, SmoothableTensorFinder, weight_of
 from worker.quantizer.graph.values import name_of, node_name
-from worker.quantizer.numerics.granularity import PER_TENSOR
+from worker.quantizer.numerics.integer import PER_TENSOR
 from worker.quantizer.ops.labels import PINNED
 from worker.quantizer.ops.linear import linear_view
 from worker.quantizer.plan.targets import TARGETS

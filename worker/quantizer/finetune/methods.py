@@ -16,15 +16,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from service.contracts.algorithms import AdaQuant, AdaRound
-from worker.quantizer.finetune.blocks import BlockParameter
-from worker.quantizer.finetune.results import ParameterResult
+from worker.quantizer.finetune.blocks import BlockParameter, ParameterResult
 from worker.quantizer.numerics.integer import IntegerGrid
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from worker.quantizer.finetune.gradient.parameters import Moving, SoftRounding
+    from worker.quantizer.finetune.gradient.network import Moving, SoftRounding
 
 Spec = AdaRound | AdaQuant
 
@@ -139,7 +138,7 @@ class AdaRoundMethod(Method):
 
     def movable(self, parameter: BlockParameter, device: torch.device, residual: float) -> SoftRounding:
         """A soft rounding."""
-        from worker.quantizer.finetune.gradient.parameters import SoftRounding  # with torch, which takes a second
+        from worker.quantizer.finetune.gradient.network import SoftRounding  # with torch, which takes a second
 
         return SoftRounding(parameter, device)
 
@@ -186,7 +185,7 @@ class AdaQuantMethod(Method):
 
     def movable(self, parameter: BlockParameter, device: torch.device, residual: float) -> Moving:
         """A parameter that moves through its rounding."""
-        from worker.quantizer.finetune.gradient.parameters import Moving  # with torch, which takes a second
+        from worker.quantizer.finetune.gradient.network import Moving  # with torch, which takes a second
 
         unit = None
         if self.spec.learning_rate is not None:

@@ -19,8 +19,7 @@ from dataclasses import dataclass
 import ml_dtypes
 import numpy as np
 
-from worker.quantizer.numerics.granularity import PER_TENSOR, Granularity, PerBlock
-from worker.quantizer.numerics.integer import IntegerGrid
+from worker.quantizer.numerics.integer import PER_TENSOR, Granularity, IntegerGrid, PerBlock
 
 # Small floats: sign, a few exponent bits, a few mantissa bits; rounding to the nearest, ties to even.
 #

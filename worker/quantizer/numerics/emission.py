@@ -31,8 +31,7 @@ from worker.quantizer.numerics.blocks import (
     FloatGrid,
     Minifloat,
 )
-from worker.quantizer.numerics.granularity import PerBlock
-from worker.quantizer.numerics.integer import IntegerGrid, onnx_integers
+from worker.quantizer.numerics.integer import IntegerGrid, PerBlock, onnx_integers
 
 # Quantize-dequantize as ONNX local functions, made of standard operators alone: any runtime can run them.
 #

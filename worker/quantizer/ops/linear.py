@@ -29,8 +29,7 @@ from worker.quantizer.graph.values import (
     is_float32,
     plain_attributes,
 )
-from worker.quantizer.ops.record import Family
-from worker.quantizer.ops.table import named, operator
+from worker.quantizer.ops.table import Family, named, operator
 from worker.quantizer.ops.windows import Window
 
 CONVOLUTIONS = named(lambda record: record.family is Family.CONVOLUTION)
@@ -274,10 +273,8 @@ def summed_axis(node: ir.Node, index: int) -> int:
 # Where nodes that are not linear keep their weights: tables of embeddings, and recurrent layers.
 #
 # A lookup reads rows of a constant table, as embeddings are. A recurrent layer (LSTM, GRU, RNN) has the inputs W,
-# float32
-# [directions, gates * hidden, inputs], and R, float32 [directions, gates * hidden, hidden]: a row belongs to one gate
-# of
-# one hidden unit in one direction; products are summed along it.
+# float32 [directions, gates * hidden, inputs], and R, float32 [directions, gates * hidden, hidden]: a row belongs to
+# one gate of one hidden unit in one direction; products are summed along it.
 
 RECURRENT = named(lambda record: record.family is Family.RECURRENT)
 # Which inputs W and R are.

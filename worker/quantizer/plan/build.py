@@ -45,7 +45,7 @@ from worker.quantizer.graph.values import (
     users,
 )
 from worker.quantizer.numerics.blocks import BLOCK_FORMATS
-from worker.quantizer.numerics.granularity import PER_TENSOR
+from worker.quantizer.numerics.integer import PER_TENSOR
 from worker.quantizer.plan.candidates import (
     candidate,
     keep_only_between_quantized,
@@ -54,12 +54,21 @@ from worker.quantizer.plan.candidates import (
     plan_subgraph_weights,
     read_by_quantized,
 )
-from worker.quantizer.plan.profile import RuleContext, Stage, Target
+from worker.quantizer.plan.grids import belongs_before, plan_parameters
 from worker.quantizer.plan.selection import Matcher, Selection
 from worker.quantizer.plan.stored_weights import plan_embeddings, plan_recurrent, recurrence_in_float
 from worker.quantizer.plan.targets import TARGETS
-from worker.quantizer.plan.types import ActivationPlan, NodePlan, PlanLog, QuantizationPlan, Role, WeightPlan
-from worker.quantizer.plan.weights import belongs_before, plan_parameters
+from worker.quantizer.plan.types import (
+    ActivationPlan,
+    NodePlan,
+    PlanLog,
+    QuantizationPlan,
+    Role,
+    RuleContext,
+    Stage,
+    Target,
+    WeightPlan,
+)
 
 # The type of 16 bits in the place of one of 8.
 WIDER: dict[str, ActivationDtype] = {"int8": "int16", "uint8": "uint16"}

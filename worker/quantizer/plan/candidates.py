@@ -19,11 +19,7 @@ from worker.quantizer.graph.values import (
 )
 from worker.quantizer.ops.linear import MATRIX_PRODUCTS, is_linear, is_recurrent, recurrent_weights
 from worker.quantizer.ops.windows import counts_beyond, has_gaps
-from worker.quantizer.plan.profile import SHAPES, Target
-from worker.quantizer.plan.selection import Selection
-from worker.quantizer.plan.stored_weights import enter_recurrent
-from worker.quantizer.plan.types import NodePlan, PlanLog, QuantizationPlan, Role
-from worker.quantizer.plan.weights import (
+from worker.quantizer.plan.grids import (
     OPERANDS_NOT_FLOAT32,
     TRAINING_FAULT,
     WEIGHT_NOT_CONSTANT,
@@ -31,6 +27,9 @@ from worker.quantizer.plan.weights import (
     plan_weight,
     unusable_weight,
 )
+from worker.quantizer.plan.selection import Selection
+from worker.quantizer.plan.stored_weights import enter_recurrent
+from worker.quantizer.plan.types import SHAPES, NodePlan, PlanLog, QuantizationPlan, Role, Target
 
 FOREIGN_DOMAIN = declare(
     "foreign-domain",
@@ -274,8 +273,7 @@ def read_by_quantized(value: ir.Value, plan: QuantizationPlan, graph: ir.Graph) 
 #
 # Their weights may be quantized, which asks for no data. Their activations stay in float: what a body computes never
 # leaves it but as a result, as often as the body runs and in shapes that may differ each time, so that calibration,
-# which
-# reads tensors of the main graph, does not see it.
+# which reads tensors of the main graph, does not see it.
 
 _UNROLL = "Export the model without control flow, for instance by unrolling its loops"
 IN_FLOAT = declare(

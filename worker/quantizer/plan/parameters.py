@@ -20,12 +20,17 @@ from worker.quantizer.graph.mapped import forget
 from worker.quantizer.graph.rewriting import rank_of
 from worker.quantizer.graph.values import constant, name_of, node_name
 from worker.quantizer.numerics.blocks import Grid
-from worker.quantizer.numerics.granularity import PerBlock
-from worker.quantizer.numerics.integer import IntegerGrid, fades_in_half, integer_limits
+from worker.quantizer.numerics.integer import IntegerGrid, PerBlock, fades_in_half, integer_limits
 from worker.quantizer.ops.linear import RECURRENT_WEIGHTS, is_recurrent, linear_view
-from worker.quantizer.plan.grids import own_bias_grid, product_grid, raised_for_bias, weight_grid
+from worker.quantizer.plan.grids import (
+    BIAS_NEEDS_INTEGER_INPUT,
+    counted,
+    own_bias_grid,
+    product_grid,
+    raised_for_bias,
+    weight_grid,
+)
 from worker.quantizer.plan.types import ActivationPlan, BiasPlan, QuantizationPlan, Role, WeightPlan
-from worker.quantizer.plan.weights import BIAS_NEEDS_INTEGER_INPUT, counted
 
 
 @dataclass(frozen=True)

@@ -15,11 +15,9 @@ from service.contracts.reason import Reason, declare
 from service.contracts.specs import WeightSpec, bits_of, is_block, is_float8, is_integer, needs_calibration
 from worker.quantizer.graph.values import constant, is_constant, is_float32, name_of, node_name, users
 from worker.quantizer.numerics.blocks import BLOCK_FORMATS
-from worker.quantizer.numerics.granularity import PER_TENSOR, Granularity, PerAxis, PerBlock
+from worker.quantizer.numerics.integer import PER_TENSOR, Granularity, PerAxis, PerBlock
 from worker.quantizer.ops.linear import MATRIX_PRODUCTS, is_linear, is_lookup, is_recurrent, recurrent_weights
-from worker.quantizer.plan.selection import Selection
-from worker.quantizer.plan.types import PlanLog, QuantizationPlan, Role, WeightPlan
-from worker.quantizer.plan.weights import (
+from worker.quantizer.plan.grids import (
     OPERANDS_NOT_FLOAT32,
     WEIGHT_NOT_FINITE,
     enter_weight,
@@ -28,6 +26,8 @@ from worker.quantizer.plan.weights import (
     is_finite,
     unusable_weight,
 )
+from worker.quantizer.plan.selection import Selection
+from worker.quantizer.plan.types import PlanLog, QuantizationPlan, Role, WeightPlan
 
 _LEAST_BITS = 4
 TABLE_COMPUTED_WITH = declare(

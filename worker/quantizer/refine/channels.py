@@ -16,12 +16,12 @@ import onnx_ir as ir
 
 from worker.quantizer.graph.rewriting import rank_of
 from worker.quantizer.graph.values import activation_limits, constant, name_of, node_name, users
-from worker.quantizer.numerics.granularity import PER_TENSOR, PerAxis
+from worker.quantizer.numerics.integer import PER_TENSOR, PerAxis
 from worker.quantizer.ops.channels import channel_axes
 from worker.quantizer.ops.linear import channel_axis, is_linear, linear_view
 from worker.quantizer.ops.table import operator
+from worker.quantizer.plan.grids import is_searched_whole, weight_axis
 from worker.quantizer.plan.types import QuantizationPlan, Role
-from worker.quantizer.plan.weights import is_searched_whole, weight_axis
 from worker.quantizer.statistics.collect import Request
 from worker.quantizer.statistics.observers import ChannelExtremes, ChannelMean
 

@@ -23,8 +23,7 @@ from worker.quantizer.graph.values import (
     string_attribute,
 )
 from worker.quantizer.numerics.integer import FAINT_HALF, LARGEST_HALF, exceeds_half, fades_in_half, holds_in_half
-from worker.quantizer.ops.record import Float16
-from worker.quantizer.ops.table import operator
+from worker.quantizer.ops.table import Float16, operator
 from worker.quantizer.refine.draft import Case
 from worker.quantizer.refine.values import floors
 from worker.quantizer.run.services import Services

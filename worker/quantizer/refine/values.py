@@ -18,8 +18,7 @@ from service.contracts.reason import Reason, declare
 from service.contracts.specs import bits_of, is_integer
 from worker.quantizer.graph.rewriting import scalar
 from worker.quantizer.graph.values import DEFAULT_DOMAINS, constant, is_constant, is_float32, name_of, node_name
-from worker.quantizer.ops.record import Family
-from worker.quantizer.ops.table import operator
+from worker.quantizer.ops.table import Family, operator
 from worker.quantizer.plan.types import QuantizationPlan, Role
 from worker.quantizer.refine.draft import Case, Draft
 from worker.quantizer.run.services import Services

@@ -26,10 +26,8 @@ from worker.quantizer.statistics.observers import Observer
 # The state of observers in the middle of a pass as arrays, to go on with in another process.
 #
 # A observer is made by its settings and changes as it sees values. Both are attributes: numbers, words, arrays, lists
-# and
-# tuples of these, and objects of this package, which are gone into. Whatever else there is (functions that search,
-# grids)
-# was given by whoever made the observer, does not change, and is left as it is.
+# and tuples of these, and objects of this package, which are gone into. Whatever else there is (functions that search,
+# grids) was given by whoever made the observer, does not change, and is left as it is.
 #
 # The settings are among the attributes: the state of fresh observers tells what was asked for.
 

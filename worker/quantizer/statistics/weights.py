@@ -8,8 +8,14 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from service.contracts.specs import MinMaxCalibration, NonOverflowCalibration, PercentileCalibration, WeightSpec
-from worker.quantizer.statistics.grids import GridFamily
-from worker.quantizer.statistics.mse import SMALLEST_EXPONENT, covering_exponents, covering_range, grid_range, windows
+from worker.quantizer.statistics.grids import (
+    SMALLEST_EXPONENT,
+    GridFamily,
+    covering_exponents,
+    covering_range,
+    grid_range,
+    windows,
+)
 
 # The ranges of many groups of weights whose grids have the smallest sums of squared errors, searched together.
 

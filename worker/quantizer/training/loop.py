@@ -17,14 +17,13 @@ from service.contracts.report import TrainingEpoch
 from worker.quantizer.evaluation.certainty import Evidence, document_of
 from worker.quantizer.run.checkpoint import Arrays, CheckpointStore, Pace, pack, unpack
 from worker.quantizer.training.augmentation import Augmenter
-from worker.quantizer.training.batch_norm import is_frozen
 from worker.quantizer.training.losses import Tensors
-from worker.quantizer.training.network import TeacherOutputs, TrainingContext
+from worker.quantizer.training.network import TeacherOutputs, TrainingContext, ValidationScore
+from worker.quantizer.training.operands import is_frozen
 from worker.quantizer.training.optimizer import End, ScheduledOptimizer
 from worker.quantizer.training.quantizers import LearnedGrid, Oscillations, freezing_threshold, spread
 from worker.quantizer.training.samples import Minibatch, epoch_order
 from worker.quantizer.training.twin import Twin
-from worker.quantizer.training.validation import ValidationScore
 
 Tell = Callable[[int], None]
 

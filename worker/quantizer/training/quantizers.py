@@ -18,8 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from worker.quantizer.autodiff.program import as_tensor
-from worker.quantizer.numerics.granularity import Granularity, PerAxis, PerTensor
-from worker.quantizer.numerics.integer import IntegerGrid, memory_type, snap_scale
+from worker.quantizer.numerics.integer import Granularity, IntegerGrid, PerAxis, PerTensor, memory_type, snap_scale
 
 # Where the exponent of a power of two starts: in the middle of what the ceiling takes to its scale.
 _MIDDLE = -0.5

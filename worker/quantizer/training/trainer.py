@@ -35,11 +35,18 @@ from worker.quantizer.training.loop import (
     state_of,
 )
 from worker.quantizer.training.losses import Losses, OutputFacts, Tensors
-from worker.quantizer.training.network import GraphOnTorch, Networks, TrainingContext, pointer_of, seed_of
+from worker.quantizer.training.network import (
+    GraphOnTorch,
+    Networks,
+    TrainingContext,
+    Validation,
+    ValidationScore,
+    pointer_of,
+    seed_of,
+)
 from worker.quantizer.training.optimizer import Budget, ScheduledOptimizer, peak_of
 from worker.quantizer.training.quantizers import shares
 from worker.quantizer.training.samples import TrainingSamples, epoch_order, split_samples
-from worker.quantizer.training.validation import Validation, ValidationScore
 
 NO_EPOCH_BETTER = declare("no-epoch-better", "no epoch was better than the network before the training")
 TRAINED_WORSE = declare(

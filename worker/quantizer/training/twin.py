@@ -20,13 +20,15 @@ from worker.quantizer.graph.values import node_name
 from worker.quantizer.numerics.integer import IntegerGrid
 from worker.quantizer.plan.parameters import Parameters
 from worker.quantizer.refine.draft import Draft
-from worker.quantizer.training.batch_norm import (
+from worker.quantizer.training.operands import (
+    BiasRounding,
     ChannelStatistics,
     FoldedConvolution,
     Normalization,
+    OperandNames,
+    TrainedParameter,
     folded_convolutions,
 )
-from worker.quantizer.training.operands import BiasRounding, OperandNames, TrainedParameter
 from worker.quantizer.training.quantizers import LearnedGrid
 
 # Parameters and modules by the names that a graph gives them.

@@ -13,9 +13,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from worker.quantizer.autodiff.operators.forms import Attributes, Fractions, Numbers, Operator, whole_numbers
-from worker.quantizer.ops.record import Operator as Record
-from worker.quantizer.ops.record import TorchForm
-from worker.quantizer.ops.table import OPERATORS
+from worker.quantizer.ops.table import OPERATORS, TorchForm
+from worker.quantizer.ops.table import Operator as Record
 
 
 def _div(_: Attributes, one: Tensor, other: Tensor) -> Tensor:

@@ -10,11 +10,17 @@ import torch
 from torch import Tensor
 
 from worker.quantizer.autodiff.program import as_tensor, choose_device, repeatable, threads_worth
-from worker.quantizer.finetune.blocks import BlockParameter, BlockSamples, BlockState
-from worker.quantizer.finetune.gradient.network import BlockNetwork, DeviceSamples, channel_axis
-from worker.quantizer.finetune.gradient.parameters import Moving, Results, channels_are_independent, choose
+from worker.quantizer.finetune.blocks import BlockParameter, BlockResult, BlockSamples, BlockState, ParameterResult
+from worker.quantizer.finetune.gradient.network import (
+    BlockNetwork,
+    DeviceSamples,
+    Moving,
+    Results,
+    channel_axis,
+    channels_are_independent,
+    choose,
+)
 from worker.quantizer.finetune.methods import GradientSettings, Method, Movable, Spec
-from worker.quantizer.finetune.results import BlockResult, ParameterResult
 from worker.quantizer.numerics.integer import IntegerGrid
 
 # Elements of activations in one evaluation step.

@@ -41,8 +41,7 @@ from worker.quantizer.ops.linear import LinearNode
 # A layer at the end of a residual block is solved for the sum that its result goes into, where nothing reads the result
 # before. The quantized network adds it to a shortcut that is off already: a layer that is solved for the sum takes up a
 # part of that error, as far as its own inputs tell of it; one that is solved for its result alone hands it on from
-# block
-# to block.
+# block to block.
 
 
 @dataclass(frozen=True)

@@ -25,13 +25,11 @@ if TYPE_CHECKING:
 # Arrays that the moments solver computes with: NumPy's on the CPU, torch's on a GPU.
 #
 # NumPy stays on the CPU because torch takes a second and 200 MB to load, and computes no faster there. Matrix products
-# of
-# NumPy run on threads of our own, which wait without spinning: the BLAS beside NumPy keeps its threads busy while they
-# wait for one another, so that beside other work on the same cores half of their time is lost, and twice the CPU time
-# is
-# spent. Here a large product is cut into pieces, each of which one thread computes with a BLAS that is told to use one
-# (``worker.memory``). How it is cut follows from its shape alone, so that the same product has the same bits on any
-# number of threads.
+# of NumPy run on threads of our own, which wait without spinning: the BLAS beside NumPy keeps its threads busy while
+# they wait for one another, so that beside other work on the same cores half of their time is lost, and twice the CPU
+# time is spent. Here a large product is cut into pieces, each of which one thread computes with a BLAS that is told to
+# use one (``worker.memory``). How it is cut follows from its shape alone, so that the same product has the same bits on
+# any number of threads.
 
 # numpy.ndarray or torch.Tensor; a type that is either would fit neither's operators.
 Array = Any

@@ -25,9 +25,8 @@ from worker.quantizer.graph.values import (
     name_of,
     node_name,
 )
-from worker.quantizer.plan.profile import RuleContext
 from worker.quantizer.plan.rules.heads import find_heads
-from worker.quantizer.plan.types import Decision, Role
+from worker.quantizer.plan.types import Decision, Role, RuleContext
 
 _SIXTH = 1.0 / 6.0
 _DPU_SIXTH = 2731.0 / 16384.0

@@ -34,10 +34,8 @@ from worker.quantizer.graph.rewriting import enclosed, only_reader, other_operan
 from worker.quantizer.graph.values import DEFAULT_DOMAINS, is_constant, name_of, node_name, users
 from worker.quantizer.ops.channels import moved_from
 from worker.quantizer.ops.linear import CONVOLUTIONS, LINEAR
-from worker.quantizer.ops.record import Family
-from worker.quantizer.ops.table import operator
-from worker.quantizer.plan.profile import RuleContext
-from worker.quantizer.plan.types import Decision, Role
+from worker.quantizer.ops.table import Family, operator
+from worker.quantizer.plan.types import Decision, Role, RuleContext
 from worker.quantizer.preparation.passes.activations import written_gelu
 from worker.quantizer.preparation.passes.norms import standardized
 

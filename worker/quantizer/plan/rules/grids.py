@@ -11,14 +11,11 @@ import numpy as np
 from service.contracts.reason import declare
 from service.contracts.specs import BiasSpec, NonOverflowCalibration, bits_of, is_integer
 from worker.quantizer.graph.values import node_name
-from worker.quantizer.numerics.granularity import PER_TENSOR, PerAxis
-from worker.quantizer.numerics.integer import IntegerGrid, fades_in_half, snap_scale
+from worker.quantizer.numerics.integer import PER_TENSOR, IntegerGrid, PerAxis, fades_in_half, snap_scale
 from worker.quantizer.ops.linear import MATRIX_PRODUCTS
-from worker.quantizer.plan.grids import integer_grid
+from worker.quantizer.plan.grids import integer_grid, judge_biases
 from worker.quantizer.plan.parameters import Parameters
-from worker.quantizer.plan.profile import RuleContext
-from worker.quantizer.plan.types import ActivationPlan, Decision, Role, WeightPlan
-from worker.quantizer.plan.weights import judge_biases
+from worker.quantizer.plan.types import ActivationPlan, Decision, Role, RuleContext, WeightPlan
 from worker.quantizer.statistics.observers import Range
 
 

@@ -28,11 +28,9 @@ from worker.quantizer.graph.rewriting import producer, static_shape
 from worker.quantizer.graph.values import constant, is_constant, node_name, users
 from worker.quantizer.ops.channels import MOVERS, moved_from
 from worker.quantizer.ops.linear import LINEAR
-from worker.quantizer.ops.record import Family
-from worker.quantizer.ops.table import named, operator
+from worker.quantizer.ops.table import Family, named, operator
 from worker.quantizer.plan.candidates import may_return_float
-from worker.quantizer.plan.profile import RuleContext
-from worker.quantizer.plan.types import Decision, Role
+from worker.quantizer.plan.types import Decision, Role, RuleContext
 
 _SCORES = named(lambda record: record.within_one)
 _KEEP = "Switch the target option float_heads off to quantize it all the same."

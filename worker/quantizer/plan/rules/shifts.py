@@ -24,9 +24,8 @@ from worker.quantizer.numerics.blocks import Grid
 from worker.quantizer.numerics.integer import IntegerGrid
 from worker.quantizer.ops.linear import LINEAR
 from worker.quantizer.plan.parameters import Parameters
-from worker.quantizer.plan.profile import RuleContext
 from worker.quantizer.plan.rules.grids import Groups
-from worker.quantizer.plan.types import Decision, Role
+from worker.quantizer.plan.types import Decision, Role, RuleContext
 
 # (kind, name): an activation by source tensor, a weight or constant operand by initializer, a bias by node.
 Variable = tuple[str, str]

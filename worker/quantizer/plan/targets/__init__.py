@@ -5,7 +5,6 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from service.contracts.config import QuantizationConfig
-from worker.quantizer.plan.profile import Rule, RuleContext, Stage, Target
 from worker.quantizer.plan.rules.grids import half_scales
 from worker.quantizer.plan.selection import Matcher, Selection
 from worker.quantizer.plan.targets.amd_npu import AMD_NPU_CNN, AMD_NPU_TRANSFORMER
@@ -13,7 +12,7 @@ from worker.quantizer.plan.targets.onnxruntime import ONNXRUNTIME_CPU, ONNXRUNTI
 from worker.quantizer.plan.targets.openvino import OPENVINO
 from worker.quantizer.plan.targets.qnn import QNN
 from worker.quantizer.plan.targets.tensorrt import TENSORRT
-from worker.quantizer.plan.types import Decision, PlanLog, QuantizationPlan
+from worker.quantizer.plan.types import Decision, PlanLog, QuantizationPlan, Rule, RuleContext, Stage, Target
 from worker.quantizer.preparation.prepare import Prepared
 
 TARGETS = {

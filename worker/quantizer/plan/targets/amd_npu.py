@@ -8,13 +8,12 @@ from service.contracts.reason import Reason, declare
 from worker.quantizer.graph.values import activation_limits
 from worker.quantizer.ops.channels import MOVERS
 from worker.quantizer.ops.linear import LINEAR, MATRIX_PRODUCTS
-from worker.quantizer.plan.profile import Rule, Stage, Target, rule
 from worker.quantizer.plan.rules import dpu
 from worker.quantizer.plan.rules.dpu import matmul_constant_b_only, share_grid
 from worker.quantizer.plan.rules.grids import int8_bias, xint8
 from worker.quantizer.plan.rules.shifts import SHIFT_RULES, settle_positions
 from worker.quantizer.plan.targets.onnxruntime import FLOAT_CHAINS, FLOAT_MIXED_HEADS, LOSSLESS, common_reasons
-from worker.quantizer.plan.types import Role
+from worker.quantizer.plan.types import Role, Rule, Stage, Target, rule
 
 _POOLS = ("MaxPool", "AveragePool", "GlobalAveragePool")
 _SLICES = ("Slice", "Split")

@@ -5,11 +5,10 @@ from __future__ import annotations
 from service.contracts.reason import Reason, declare
 from worker.quantizer.ops.channels import MOVERS
 from worker.quantizer.ops.linear import LINEAR
-from worker.quantizer.plan.profile import RuleContext, Stage, Target, rule
 from worker.quantizer.plan.rules.functions import float_chains, float_functions, without_inner_pairs
 from worker.quantizer.plan.rules.grids import float_bias, seven_bit_weights, symmetric_int8
 from worker.quantizer.plan.rules.heads import float_detection, float_heads, float_mixed_heads, tell_detection
-from worker.quantizer.plan.types import Decision, Role
+from worker.quantizer.plan.types import Decision, Role, RuleContext, Stage, Target, rule
 
 # What they give is among what they get, or 0.
 LOSSLESS = (*MOVERS, "MaxPool", "Pad")

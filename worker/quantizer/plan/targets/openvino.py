@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from worker.quantizer.ops.linear import LINEAR
-from worker.quantizer.plan.profile import Stage, Target, rule
 from worker.quantizer.plan.rules.grids import align_concat, float_bias, seven_bit_weights
 from worker.quantizer.plan.targets.onnxruntime import FLOAT_FUNCTIONS, FLOAT_HEADS, LOSSLESS, common_reasons
-from worker.quantizer.plan.types import Role
+from worker.quantizer.plan.types import Role, Stage, Target, rule
 
 _ARITHMETIC = ("Add", "Mul", "Sub", "Max", "Min", "Concat")
 

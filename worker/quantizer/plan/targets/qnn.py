@@ -9,10 +9,9 @@ import numpy as np
 from worker.quantizer.numerics.integer import IntegerGrid
 from worker.quantizer.ops.linear import LINEAR
 from worker.quantizer.plan.parameters import Parameters
-from worker.quantizer.plan.profile import RuleContext, Stage, Target, rule
 from worker.quantizer.plan.rules.grids import per_tensor_matmul, unsigned_activations
 from worker.quantizer.plan.targets.onnxruntime import FLOAT_CHAINS, FLOAT_MIXED_HEADS, LOSSLESS, common_reasons
-from worker.quantizer.plan.types import Decision, Role
+from worker.quantizer.plan.types import Decision, Role, RuleContext, Stage, Target, rule
 
 _ARITHMETIC = ("Add", "Sub", "Mul", "Min", "Max", "Concat")
 _UNARY = (

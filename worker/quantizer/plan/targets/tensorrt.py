@@ -10,12 +10,11 @@ Source: NVIDIA, TensorRT Developer Guide, Working with Quantized Types; NVIDIA M
 from __future__ import annotations
 
 from worker.quantizer.ops.linear import LINEAR
-from worker.quantizer.plan.profile import RuleContext, Stage, Target, rule
 from worker.quantizer.plan.rules.functions import fuse_epilogues
 from worker.quantizer.plan.rules.grids import align_concat, float8_e4m3, float_bias, symmetric_int8
 from worker.quantizer.plan.rules.heads import float_detection_arithmetic, float_mixed_heads
 from worker.quantizer.plan.targets.onnxruntime import FLOAT_FUNCTIONS, LOSSLESS, common_reasons
-from worker.quantizer.plan.types import Decision, Role
+from worker.quantizer.plan.types import Decision, Role, RuleContext, Stage, Target, rule
 
 _ARITHMETIC = ("Add", "Mul", "Concat")
 

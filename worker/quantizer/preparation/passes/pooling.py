@@ -38,8 +38,7 @@ from worker.quantizer.graph.values import (
     plain_attributes,
     string_attribute,
 )
-from worker.quantizer.ops.record import Family
-from worker.quantizer.ops.table import operator
+from worker.quantizer.ops.table import Family, operator
 from worker.quantizer.ops.windows import PoolPlaces, counts_windows_oddly, has_gaps
 from worker.quantizer.preparation.passes.shapes import infer_shapes
 
