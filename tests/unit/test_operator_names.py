@@ -30,7 +30,7 @@ MAY_NAME = {
     "equalization/channel_scaling.py": ({"Clip", "Relu"}, _LIMITS),
     "equalization/channel_graph.py": ({"PRelu"}, _SLOPES),
     "fallback/regions.py": ({"Softmax"}, "tells attention by it"),
-    "finetune/gradient/parameters.py": ({"LayerNormalization"}, "its parameters may have more than one axis"),
+    "finetune/gradient/network.py": ({"LayerNormalization"}, "its parameters may have more than one axis"),
     "graph/values.py": ({"Relu"}, "has no limits among its inputs"),
     "modes/dynamic.py": ({"LSTM"}, "writes DynamicQuantizeLSTM"),
     "numerics/emission.py": ({"Clip"}, "writes it"),
