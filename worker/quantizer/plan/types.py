@@ -286,6 +286,12 @@ class RuleContext:
     # takes the names of nodes that a rule of stage GRAPH puts in and that compute something inside the node before them
     simulated: set[str] = field(default_factory=set)
 
+    def leave_in_float(self, node: ir.Node, reason: Reason, rule: str, why: str) -> Decision:
+        """Take a node's role away; what is to be told of that."""
+        entry = self.plan.nodes[node_name(node)]
+        entry.role, entry.reason = None, reason
+        return Decision(rule, entry.name, "left in float", why)
+
     @cached_property
     def options(self) -> dict[str, bool]:
         """Every option of the target by name."""
@@ -298,10 +304,10 @@ class Rule:
 
     names: tuple[str, ...]  # those of the job's options which switch it; it runs if any is on and looks itself at which
     stage: Stage  # when it runs
-    apply: Callable[[RuleContext], list[Decision]]  # changes the graph or the plan and returns what it changed
+    apply: Callable[[RuleContext], Iterable[Decision]]  # changes the graph or the plan and tells what it changed
 
 
-def rule(name: str, stage: Stage, apply: Callable[[RuleContext], list[Decision]]) -> Rule:
+def rule(name: str, stage: Stage, apply: Callable[[RuleContext], Iterable[Decision]]) -> Rule:
     """A rule of one name."""
     return Rule((name,), stage, apply)
 

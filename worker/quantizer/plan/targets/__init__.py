@@ -8,10 +8,7 @@ from service.contracts.config import QuantizationConfig
 from worker.quantizer.plan.rules.grids import half_scales
 from worker.quantizer.plan.selection import Matcher, Selection
 from worker.quantizer.plan.targets.amd_npu import AMD_NPU_CNN, AMD_NPU_TRANSFORMER
-from worker.quantizer.plan.targets.onnxruntime import ONNXRUNTIME_CPU, ONNXRUNTIME_GPU
-from worker.quantizer.plan.targets.openvino import OPENVINO
-from worker.quantizer.plan.targets.qnn import QNN
-from worker.quantizer.plan.targets.tensorrt import TENSORRT
+from worker.quantizer.plan.targets.runtimes import ONNXRUNTIME_CPU, ONNXRUNTIME_GPU, OPENVINO, QNN, TENSORRT
 from worker.quantizer.plan.types import Decision, PlanLog, QuantizationPlan, Rule, RuleContext, Stage, Target
 from worker.quantizer.preparation.prepare import Prepared
 
