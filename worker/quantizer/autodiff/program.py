@@ -79,7 +79,7 @@ def _pool(node: ir.Node) -> str | None:
         return None
     places = PoolPlaces.of(plain_attributes(node), known)
     room = (sum(each) for each in zip(places.size, places.before, places.after, strict=True))
-    if any(places.reach(k) > length for k, length in enumerate(room)):
+    if any(places.window.reach(k) > length for k, length in enumerate(room)):
         return "windows beyond its input"
     cut = min(places.after, default=0) < 0 and max(places.window.dilations, default=1) > 1
     return "gaps between taps and less room than input" if cut and node.op_type == "AveragePool" else None

@@ -145,7 +145,6 @@ def _lengthen(graph: ir.Graph, add: ir.Node, bias: ir.Value | None, names: Names
 
 
 def _lengths_known(value: ir.Value) -> bool:
-    """True if all axes of a value have lengths that are known."""
     return value.shape is not None and all(isinstance(length, int) for length in value.shape)
 
 
@@ -159,7 +158,6 @@ def _unrounded(node: ir.Node) -> ir.Node | None:
 
 
 def _lowest(value: ir.Value) -> np.ndarray:
-    """The least finite number of a value's type."""
     return np.asarray(np.finfo(np.float16 if value.dtype == ir.DataType.FLOAT16 else np.float32).min)
 
 

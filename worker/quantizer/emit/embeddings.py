@@ -330,7 +330,6 @@ class _Made:
     def add(
         self, op_type: str, inputs: Sequence[ir.Value | None], word: str, **attributes: int | str | tuple[int, ...]
     ) -> ir.Value:
-        """Append a node; its output, whose type is left open."""
         name = self._names.free(f"{self._stem}_{word}")
         node = ir.node(op_type, inputs, attributes=attributes, name=name)
         node.outputs[0].name = self._names.free(f"{name}_Output")

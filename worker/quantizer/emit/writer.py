@@ -201,7 +201,6 @@ class _Writer:
         return products
 
     def _meets_few_bits(self, node: ir.Node) -> bool:
-        """True if a node reads or makes activations of 4 bits."""
         read = [value for value in node.inputs if value is not None]
         entries = [self._plan.activations.get(value.name or "") for value in (*read, self._plan.carrier(node))]
         return any(entry is not None and _has_few_bits(entry) for entry in entries)
@@ -235,7 +234,6 @@ class _Writer:
     def _dequantized(
         self, stem: str, integers: np.ndarray, grid: IntegerGrid, home: ir.Graph, *, half_scale: bool = False
     ) -> ir.Value:
-        """A constant behind a DequantizeLinear."""
         free = self.names.free
         stored = add_initializer(home, free(f"{stem}_quantized"), onnx_integers(integers, grid.dtype))
         scale = self._half_scale(stem, grid.scale, home) if half_scale else None
@@ -362,7 +360,6 @@ class _Writer:
         return node
 
     def _too_old(self, what: str, needed: int) -> UnsupportedModelError:
-        """The error to raise where the model's opset does not have what is to be written."""
         return UnsupportedModelError(
             f"{what} need opset {needed}, the model has {self._opset}",
             hint=f"Export the model anew with opset {needed} or later.",

@@ -100,7 +100,6 @@ def _read(node: ir.Node) -> tuple[str, int] | None:
 def _correct_in_closed_form(
     places: CorrectableBiases, parameters: Parameters, means: Mapping[tuple[str, int], np.ndarray]
 ) -> list[str]:
-    """Correct the parameters; the names of the corrected nodes."""
     corrected = []
     for name, place in places.found.items():
         node = place.node

@@ -278,7 +278,6 @@ class _RegionWalk:
         self._passed: set[ir.Node] = set()
 
     def run(self, value: ir.Value, axis: int) -> None:
-        """Enter all that comes with a tensor."""
         waiting = [(value, axis)]
         while waiting:
             value, axis = waiting.pop()
@@ -394,7 +393,6 @@ class _RegionWalk:
             self.region.between.append(ChannelConstant(node, index, axis - rank, adds_up))
 
     def _hold_shape(self, node: ir.Node, before: int, axis: int) -> None:
-        """Take in the shape that a Reshape is given."""
         shape = constant(node.inputs[1])
         if shape is None or shape.size <= axis or shape[axis] not in (self.region.channels, -1, 0):
             raise _not_passed_on(node)

@@ -160,7 +160,6 @@ def _places(graph: ir.Graph, plan: QuantizationPlan) -> dict[str, CorrectableBia
 
 
 def _plan_biases(graph: ir.Graph, names: Collection[str], wanted: dict[str, BiasPlan], plan: QuantizationPlan) -> None:
-    """Enter new biases into the plan, as it quantizes their nodes."""
     parameters = Parameters(graph, plan)
     for node in graph:
         name, weight = node_name(node), node.inputs[1] if len(node.inputs) > 1 else None

@@ -157,7 +157,6 @@ def _adds_bias(node: ir.Node) -> bool:
 
 
 def _beta(node: ir.Node) -> float:
-    """What the node multiplies its bias by."""
     linear = linear_view(node)
     return 1.0 if linear is None else linear.beta
 
@@ -168,7 +167,6 @@ def _passes_shift(node: ir.Node) -> bool:
 
 
 def _uses(flow: Flow, parts: list[np.ndarray]) -> np.ndarray:
-    """Number of layers by group."""
     count = np.zeros(flow.groups, np.int64)
     for groups in parts:
         count[np.unique(groups)] += 1

@@ -160,7 +160,6 @@ class _TreatmentSearch:
         self._left: dict[str, Reason] = {}
 
     def run(self) -> Change:
-        """The best draft, if it is better than the one before."""
         best: Treated | None = None
         chosen = ""
         for name in TREATMENTS:

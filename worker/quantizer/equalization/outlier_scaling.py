@@ -57,7 +57,6 @@ class Scaler:
         return self._before_products(rest)
 
     def _between_layers(self, found: Sequence[Outliers]) -> list[Outliers]:
-        """Those that are left."""
         graph = self.prepared.graph
         flow = follow(graph)
         policy = choose_policy(CrossLayerEqualization(), self.config)

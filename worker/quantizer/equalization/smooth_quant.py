@@ -118,8 +118,6 @@ class SmoothQuantStep(Step[SmoothQuant | Awq]):
 
 @dataclass
 class _ObservedTensor:
-    """What the calibration data said about a tensor."""
-
     extremes: tuple[np.ndarray, np.ndarray] | None = None
     rows: np.ndarray | None = None
 

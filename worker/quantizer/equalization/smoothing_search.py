@@ -343,7 +343,6 @@ def search(
 def _best_of(
     scale_of: ScaleOf, alpha: float | None, before: float, problem: SmoothingProblem, error: SmoothingLoss
 ) -> SmoothingChoice:
-    """The best of one family."""
     tried: dict[float, tuple[float, np.ndarray]] = {}
 
     def look(share: float) -> None:

@@ -8,20 +8,18 @@ gradients straight through.
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from service.contracts.algorithms import AdaQuant, AdaRound
-from worker.quantizer.finetune.blocks import BlockParameter, ParameterResult
+from worker.quantizer.finetune.blocks import BlockParameter
 from worker.quantizer.numerics.integer import IntegerGrid
 
 if TYPE_CHECKING:
     import torch
-    from torch import Tensor
 
     from worker.quantizer.finetune.gradient.network import Moving, SoftRounding
 
@@ -54,72 +52,15 @@ class GradientSettings:
     finish: float = 0.0  # share of the steps that is still taken on a plateau
 
 
-class Movable(Protocol):
-    """A parameter in the hands of Adam."""
-
-    @property
-    def variables(self) -> list[Tensor]:
-        """What Adam moves."""
-
-    def value(self) -> Tensor:
-        """What the block computes with now."""
-
-    def absorb(self, gradient: Tensor, penalty: float = 0.0, beta: float = 2.0) -> None:
-        """Set the gradients of ``variables`` from the gradient of the last ``value``."""
-
-    def result(self) -> ParameterResult:
-        """As it would be stored now."""
-
-
 @dataclass(frozen=True)
-class Method(ABC):
-    """AdaRound or AdaQuant, with its options."""
-
-    spec: Spec
-
-    @property
-    @abstractmethod
-    def freedom(self) -> Freedom:
-        """What the moments solver may move."""
-
-    @property
-    @abstractmethod
-    def gradient_settings(self) -> GradientSettings:
-        """How the gradient solver goes about it."""
-
-    @abstractmethod
-    def moves(self, parameter: BlockParameter) -> bool:
-        """True if the gradient solver moves ``parameter``."""
-
-    @abstractmethod
-    def movable(self, parameter: BlockParameter, device: torch.device, residual: float) -> Movable:
-        """What Adam moves for a parameter that moves.
-
-        ``residual`` is the root of the mean squared error of the block's output.
-        """
-
-    def penalty(self, error: float, channels: int, weights: int) -> float:
-        """Weight of the regularizer; 0 for none.
-
-        ``error`` is the mean squared error of the block's output; ``weights`` is how many the block has.
-        """
-        return 0.0
-
-    def regularizer(self, penalty: float, step: int, end: int) -> tuple[float, float]:
-        """Weight r and beta of AdaRound's term, r sum(1 - |2 h - 1|^beta), at one step of a descent that ends before
-        step ``end``.
-        """
-        return 0.0, 2.0
-
-
-class AdaRoundMethod(Method):
-    """What is AdaRound's own; see ``Method``."""
+class AdaRoundMethod:
+    """AdaRound with its options."""
 
     spec: AdaRound
 
     @property
     def freedom(self) -> Freedom:
-        """What the options allow."""
+        """What the moments solver may move."""
         return Freedom(
             far=self.spec.unrestricted is True, bias=self.spec.update_bias, scale=self.spec.scale_refit is True
         )
@@ -137,13 +78,16 @@ class AdaRoundMethod(Method):
         return parameter.kind == "weight" and isinstance(parameter.grid, IntegerGrid)
 
     def movable(self, parameter: BlockParameter, device: torch.device, residual: float) -> SoftRounding:
-        """A soft rounding."""
+        """What Adam moves for a parameter that moves."""
         from worker.quantizer.finetune.gradient.network import SoftRounding  # with torch, which takes a second
 
         return SoftRounding(parameter, device)
 
     def penalty(self, error: float, channels: int, weights: int) -> float:
-        """One that is not given lets the term count a few times as much as the error there is at first.
+        """Weight of the regularizer.
+
+        One that is not given lets it count a few times as much as ``error``, the mean squared error of the block's
+        output at first; ``weights`` is how many the block has.
 
         With the paper's 0.01 it is thousands of times the error of an 8-bit layer, and next to nothing where a few
         channels set the scale of all: the first forgets the error, the second leaves weights between two integers.
@@ -153,7 +97,9 @@ class AdaRoundMethod(Method):
         return _AUTOMATIC_PENALTY * error * channels / max(weights, 1)
 
     def regularizer(self, penalty: float, step: int, end: int) -> tuple[float, float]:
-        """None at first, then beta falls on a cosine."""
+        """Weight r and beta of AdaRound's term, r sum(1 - |2 h - 1|^beta), at one step of a descent that ends before
+        step ``end``: none at first, then beta falls on a cosine.
+        """
         begin = self.spec.warm_start * self.spec.num_iterations
         if step < begin:
             return 0.0, 2.0
@@ -162,14 +108,15 @@ class AdaRoundMethod(Method):
         return penalty, low + 0.5 * (high - low) * (1.0 + math.cos(math.pi * part))
 
 
-class AdaQuantMethod(Method):
-    """What is AdaQuant's own; see ``Method``."""
+@dataclass(frozen=True)
+class AdaQuantMethod:
+    """AdaQuant with its options."""
 
     spec: AdaQuant
 
     @property
     def freedom(self) -> Freedom:
-        """What the options allow."""
+        """What the moments solver may move."""
         return Freedom(far=True, bias=self.spec.update_bias, scale=self.spec.update_scales)
 
     @property
@@ -184,7 +131,7 @@ class AdaQuantMethod(Method):
         return parameter.kind != "bias" or self.spec.update_bias
 
     def movable(self, parameter: BlockParameter, device: torch.device, residual: float) -> Moving:
-        """A parameter that moves through its rounding."""
+        """The same; ``residual`` is the root of the mean squared error of the block's output."""
         from worker.quantizer.finetune.gradient.network import Moving  # with torch, which takes a second
 
         unit = None
@@ -195,5 +142,14 @@ class AdaQuantMethod(Method):
         move_scale = self.spec.update_scales and parameter.free_scale
         return Moving(parameter, device, unit=unit, move_scale=move_scale)
 
+    def penalty(self, error: float, channels: int, weights: int) -> float:
+        """There is no regularizer."""
+        return 0.0
 
+    def regularizer(self, penalty: float, step: int, end: int) -> tuple[float, float]:
+        """There is none."""
+        return 0.0, 2.0
+
+
+Method = AdaRoundMethod | AdaQuantMethod
 METHODS: Mapping[str, Callable[[Any], Method]] = {"adaround": AdaRoundMethod, "adaquant": AdaQuantMethod}

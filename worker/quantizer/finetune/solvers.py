@@ -320,7 +320,6 @@ def moments_fit(shape: tuple[int, int, int]) -> bool:
 
 
 def _wanted(layer: IntegerLayer) -> int:
-    """Patches that moments are taken from."""
     return wanted_patches(layer.linear.matrix_shape)
 
 

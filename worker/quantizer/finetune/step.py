@@ -304,7 +304,6 @@ class _Reconstruction:
         tell_layer(services.run, self.spec.method, visit.index + 1, visit.total, block.name, *errors)
 
     def _solve(self, block: Block, visit: Visit, moments: MomentsSolver | None) -> BlockResult | str:
-        """What a solver found, or why there is nothing to find."""
         seed = block_seed(self.spec, self.toolkit.case.config.seed, block.name)
         try:
             return self.by_gradients.solve(block, seed) if moments is None else moments.solve(visit, seed)

@@ -178,7 +178,6 @@ def free_memory_bytes() -> int:
 
 
 def _address_space() -> list[int]:
-    """What the process's limit on its address space leaves it."""
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     if limit == resource.RLIM_INFINITY:
         return []

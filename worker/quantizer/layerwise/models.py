@@ -249,7 +249,6 @@ def rests_as_integers(value: ir.Value, plan: QuantizationPlan) -> bool:
 def _restricted(
     plan: QuantizationPlan, nodes: Sequence[ir.Node], reads: Collection[str], unrounded: Collection[str]
 ) -> QuantizationPlan:
-    """The part of ``plan`` that concerns ``nodes``."""
     # few of many: what is looked up is the piece, not the plan, for there is a piece for every few nodes of it
     left_out = set(unrounded)
     made = (value.name or "" for node in nodes for value in node.outputs)

@@ -11,6 +11,7 @@ Activations pass a Cast pair (float16, bfloat16) or a local function of the mode
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple, cast
 
 import numpy as np
@@ -114,8 +115,6 @@ def _blocks_as_represented(body: _FunctionBody, block: BlockFormat, blocks: ir.V
 
 
 class _FunctionBody:
-    """The nodes of one function, in order."""
-
     def __init__(self, opset: int) -> None:
         self._opset = opset
         self._tape = Tape()
@@ -131,11 +130,9 @@ class _FunctionBody:
         return self._tape.op(op_type, inputs, attributes)
 
     def number(self, value: float) -> ir.Value:
-        """A float32 scalar."""
         return self._tape.op("Constant", [], {"value": ir.tensor(np.float32(value))})
 
     def numbers(self, *values: int) -> ir.Value:
-        """An int64 vector."""
         return self._tape.op("Constant", [], {"value": ir.tensor(np.array(values, np.int64))})
 
     def shape(self, value: ir.Value, axis: int) -> ir.Value:
@@ -146,19 +143,28 @@ class _FunctionBody:
         sizes = [self.numbers(dim) if isinstance(dim, int) else dim for dim in dims]
         return self.op("Reshape", value, self.op("Concat", *sizes, axis=0))
 
-    def blocks(self, x: ir.Value, axis: int, size: int, *, aligned: bool) -> tuple[ir.Value, _Restore]:
+    def blocks(
+        self, x: ir.Value, axis: int, size: int, *, aligned: bool
+    ) -> tuple[ir.Value, Callable[[ir.Value], ir.Value]]:
         """``x`` as [blocks, size, inner], padded with zeros, and the way back."""
         length = self.shape(x, axis)
         inner = self.numbers(1)
         if axis != -1:
             inner = self.op("ReduceProd", self.op("Shape", x, start=axis + 1), keepdims=1)
-        flat = x
-        padding = None
+        flat, padding = x, None
         if not aligned:
             padding = self.op("Mod", self.op("Neg", length), self.numbers(size))
             pads = self.op("Concat", self.numbers(0, 0, 0, 0), padding, self.numbers(0), axis=0)
             flat = self.op("Pad", self.reshape(x, -1, length, inner), pads)
-        return self.reshape(flat, -1, size, inner), _Restore(self, self.op("Shape", x), length, padding, inner)
+        made, shape = self.reshape(flat, -1, size, inner), self.op("Shape", x)
+
+        def restore(blocks: ir.Value) -> ir.Value:
+            if padding is not None:
+                padded = self.reshape(blocks, -1, self.op("Add", length, padding), inner)
+                blocks = self.op("Slice", padded, self.numbers(0), length, self.numbers(1))
+            return self.op("Reshape", blocks, shape)
+
+        return made, restore
 
     def peak(self, parts: ir.Value) -> ir.Value:
         """Largest |x| of each block or sub-block of ``parts`` [count, size, inner]: [count, 1, inner]."""
@@ -219,22 +225,6 @@ class _FunctionBody:
             reached = self.op("GreaterOrEqual", magnitude, self.number(2.0**exponent))
             step = self.op("Where", reached, self.number(2.0 ** (exponent - element.mantissa_bits)), step)
         return self.op("Mul", self.op("Round", self.op("Div", held, step)), step)
-
-
-class _Restore:
-    """Brings blocks back into the shape they were cut from."""
-
-    def __init__(
-        self, body: _FunctionBody, shape: ir.Value, length: ir.Value, padding: ir.Value | None, inner: ir.Value
-    ) -> None:
-        self._body, self._shape, self._length, self._padding, self._inner = body, shape, length, padding, inner
-
-    def __call__(self, blocks: ir.Value) -> ir.Value:
-        body = self._body
-        if self._padding is not None:
-            padded = body.reshape(blocks, -1, body.op("Add", self._length, self._padding), self._inner)
-            blocks = body.op("Slice", padded, body.numbers(0), self._length, body.numbers(1))
-        return body.op("Reshape", blocks, self._shape)
 
 
 # Lowest one that knows local functions and 8-bit floats.

@@ -267,7 +267,6 @@ def fill_activations(graph: ir.Graph, plan: QuantizationPlan, ranges: Mapping[st
 
 
 def _fixed_grid(dtype: str, value: ir.Value, plan: QuantizationPlan) -> Grid:
-    """The grid of an activation of a type that needs no range."""
     return BlockGrid(dtype, _block_axis(value, plan)) if is_block(dtype) else FloatGrid(dtype)
 
 

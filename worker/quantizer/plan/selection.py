@@ -108,7 +108,6 @@ def _within(module: str, path: str) -> bool:
 
 
 def _parents(node: ir.Node) -> set[str]:
-    """Names of the nodes whose results ``node``, or a sub-graph of it, reads."""
     found = set()
     for reader in (node, *_inner(node)):
         for value in reader.inputs:
@@ -224,7 +223,6 @@ def check_selectors(
 
 
 def _gone(selector: Selector, uploaded: _Nodes, fates: Mapping[str, str]) -> str:
-    """What became of the nodes that only the uploaded model has."""
     if isinstance(selector, NodeSelector) and selector.node in fates:
         return f"the node was {fates[selector.node]}"
     if isinstance(selector, OpTypeSelector):

@@ -178,7 +178,6 @@ def _judge_biases(layers: Iterable[ir.Node], plan: QuantizationPlan) -> None:
 
 
 def _matrices(graph: ir.Graph, plan: QuantizationPlan) -> Iterator[tuple[ir.Node, ir.Value]]:
-    """Quantized matrix products with their planned constant weights."""
     for node in graph:
         if node.op_type not in MATRIX_PRODUCTS or plan.nodes[node_name(node)].role is not Role.LINEAR:
             continue
@@ -198,7 +197,6 @@ def _turned(weight: ir.Value, table: ir.Value) -> bool | None:
 
 
 def _transposed(granularity: Granularity) -> Granularity:
-    """That of the transposed matrix."""
     if isinstance(granularity, PerBlock):
         return PerBlock(1 - granularity.axis % 2, granularity.size)
     return PerAxis(1 - granularity.axis % 2) if isinstance(granularity, PerAxis) else granularity

@@ -7,7 +7,7 @@ outliers: splitting or scaling all of them would only move the trouble.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -129,18 +129,11 @@ def _judged(
 # square error, such channels would choose it alone, for nothing that anybody sees.
 
 
-@dataclass(frozen=True)
-class Watched:
-    """A weight whose channels are watched: their mean behind an activation function that gives nothing below 0."""
-
-    weight: str  # name of the initializer
-    request: Request  # of the mean
-    observer: ChannelMean  # the same request's
-
-
-def watch_silent(graph: ir.Graph, plan: QuantizationPlan) -> list[Watched]:
-    """What to collect on the pass over the data; nothing for weights that the plan knows about."""
-    found = []
+def watch_silent(graph: ir.Graph, plan: QuantizationPlan) -> dict[str, Request]:
+    """What to collect on the pass over the data, by weight: the mean of its channels behind an activation function that
+    gives nothing below 0; nothing for weights that the plan knows about.
+    """
+    found = {}
     for node in graph:
         if node.op_type != "Conv" or node.inputs[1] is None or plan.nodes[node_name(node)].role is not Role.LINEAR:
             continue
@@ -150,17 +143,16 @@ def watch_silent(graph: ir.Graph, plan: QuantizationPlan) -> list[Watched]:
             continue
         cut = _cut_behind(node, plan)
         if cut is not None and (rank_of(cut) or 0) >= 3:
-            observer = ChannelMean()
-            found.append(Watched(name, Request(name_of(cut), observer, pooled=True), observer))
+            found[name] = Request(name_of(cut), ChannelMean(), pooled=True)
     return found
 
 
-def mark_silent(watched: list[Watched], plan: QuantizationPlan) -> list[str]:
+def mark_silent(watched: Mapping[str, Request], plan: QuantizationPlan) -> list[str]:
     """Enter what was seen into the plan; a sentence for the report if it knows of silent channels that matter."""
-    for entry in watched:
-        mean = entry.observer.result()
+    for name, request in watched.items():
+        mean = request.observer.result() if isinstance(request.observer, ChannelMean) else None
         if mean is not None:
-            plan.silent[entry.weight] = mean == 0.0
+            plan.silent[name] = mean == 0.0
     counts = {}
     for name, silent in plan.silent.items():
         weight = plan.weights.get(name)

@@ -188,7 +188,6 @@ def settle_methods(
 def _tried(
     prepared: Prepared, whole: QuantizationPlan, calibration: AutoCalibration, case: Case, services: Services
 ) -> list[float]:
-    """SQNR in dB of the worst output under each candidate; -inf where that is not finite."""
     plans = [_activations_alone(whole, calibration, k) for k in range(len(calibration.candidates))]
     observers = {
         f"{k} {tensor}": range_observer(spec, samples=case.calibration_samples)

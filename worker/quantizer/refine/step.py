@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from service.contracts.algorithms import Algorithm
 from service.contracts.reason import Reason
@@ -17,8 +17,7 @@ from worker.quantizer.plan.parameters import Parameters
 from worker.quantizer.plan.targets import move_grids
 from worker.quantizer.plan.types import QuantizationPlan
 from worker.quantizer.preparation.prepare import Prepared
-from worker.quantizer.refine import channels as outliers
-from worker.quantizer.refine import channels as silence
+from worker.quantizer.refine.channels import mark_outliers, mark_silent, watch_outliers, watch_silent
 from worker.quantizer.refine.draft import Case, Draft
 from worker.quantizer.refine.ranges import settle_inputs, settle_methods
 from worker.quantizer.run.services import Services
@@ -27,22 +26,11 @@ from worker.quantizer.statistics.observers import Range
 from worker.quantizer.statistics.ranges import check_finite, find_ranges, range_observer, supplied_ranges
 
 
-class Asking(Protocol):
-    """An algorithm to come."""
-
-    @property
-    def method(self) -> str:
-        """Its name."""
-
-    def requests(self, draft: Draft) -> list[Request]:
-        """The statistics that it needs."""
-
-
 def calibrate(
     draft: Draft,
     case: Case,
     services: Services,
-    steps: Sequence[Asking] = (),
+    steps: Sequence[Step[Any]] = (),
     *,
     supplied: Mapping[str, TensorRange] | None = None,
     kept: Mapping[str, Range] | None = None,
@@ -76,11 +64,9 @@ def calibrate(
             statistics.setdefault(step.method, []).extend(step.requests(draft))
         requests = [Request(tensor, observer) for tensor, observer in observers.items()]
         requests += [request for of_step in statistics.values() for request in of_step]
-        watched = silence.watch_silent(prepared.graph, plan)
-        requests += [entry.request for entry in watched]
-        channels = (
-            outliers.watch_outliers(prepared.graph, plan, observers) if case.config.outlier_ratio is not None else []
-        )
+        watched = watch_silent(prepared.graph, plan)
+        requests += watched.values()
+        channels = watch_outliers(prepared.graph, plan, observers) if case.config.outlier_ratio is not None else []
         requests += channels
         if requests:
             case.collect(prepared.model, requests, services)
@@ -94,8 +80,8 @@ def calibrate(
         check_finite(
             prepared.model, ranges, case.calibration, case.inputs, limit=limit, threads=threads, run=services.run
         )
-        plan_log.note(*silence.mark_silent(watched, plan))
-        outliers.mark_outliers(channels, plan)
+        plan_log.note(*mark_silent(watched, plan))
+        mark_outliers(channels, plan)
         fill_activations(prepared.graph, plan, ranges)
         plan_log.note(*Parameters(prepared.graph, plan).fill(threads=services.threads))
         move_grids(prepared.graph, plan, case.config, plan_log)

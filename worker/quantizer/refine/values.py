@@ -166,7 +166,6 @@ def _of_uncertain_size(graph: ir.Graph, plan: QuantizationPlan, case: Case) -> l
 
 
 def _floats(node: ir.Node) -> Iterable[ir.Value]:
-    """The float32 values that a node reads and makes."""
     values = (value for value in (*node.inputs, *node.outputs) if value is not None and value.name)
     return [value for value in values if is_float32(value)]
 

@@ -69,7 +69,10 @@ class Snapshot:
         if isinstance(value, list | tuple):
             return {type(value).__name__: [self._of(item) for item in value]}
         if _is_ours(value):
-            return {"class": _name(value), "fields": {key: self._of(item) for key, item in _fields(value).items()}}
+            return {
+                "class": type(value).__qualname__,
+                "fields": {key: self._of(item) for key, item in vars(value).items()},
+            }
         return {"given": type(value).__qualname__}
 
 
@@ -98,9 +101,13 @@ def restore(observers: Sequence[object], data: bytes) -> int:
 
 def _plan(owner: object, stored: Any, arrays: Arrays, changes: list[tuple[object, str, Any]]) -> None:
     """Note what is to be set in ``owner`` and the objects that it holds."""
-    fields = _fields(owner)
-    if not isinstance(stored, dict) or stored.get("class") != _name(owner) or stored["fields"].keys() != fields.keys():
-        raise ValueError(f"it is of another observer than {_name(owner)}")
+    fields = vars(owner)
+    if (
+        not isinstance(stored, dict)
+        or stored.get("class") != type(owner).__qualname__
+        or stored["fields"].keys() != fields.keys()
+    ):
+        raise ValueError(f"it is of another observer than {type(owner).__qualname__}")
     for key, value in stored["fields"].items():
         if isinstance(value, dict) and "class" in value:
             if is_dataclass(fields[key]):
@@ -126,14 +133,6 @@ def _value(stored: Any, arrays: Arrays) -> Any:
 
 def _is_ours(value: object) -> bool:
     return type(value).__module__.startswith(f"{_PACKAGE}.") and hasattr(value, "__dict__") and not callable(value)
-
-
-def _fields(value: object) -> dict[str, Any]:
-    return vars(value)
-
-
-def _name(value: object) -> str:
-    return type(value).__qualname__
 
 
 # A pass over the calibration set that was broken off goes on where it stood; one that was finished is not repeated.

@@ -256,7 +256,6 @@ class _WindowErrors:
         self._rounding = np.zeros(1)
 
     def set_scale(self, scale: float) -> None:
-        """Look at multiples of ``scale`` from now on."""
         self._scale = scale
         rest = self._values - np.rint(self._values / scale) * scale
         self._rounding = _prefix(self._weights * rest * rest)

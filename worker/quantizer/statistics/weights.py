@@ -100,7 +100,6 @@ class _Search:
 
     @property
     def found(self) -> Ranges:
-        """The best ends."""
         return self._best[:, 0] * self._low, self._best[:, 1] * self._high
 
     def _evaluate(self, factors: np.ndarray, which: np.ndarray) -> np.ndarray:
@@ -312,7 +311,6 @@ class _Percentile:
         self._symmetric = symmetric
 
     def __call__(self, groups: np.ndarray) -> Ranges:
-        """Ranges of the rows."""
         cut = int(self._share * groups.shape[1])
         last = groups.shape[1] - 1 - cut
         if self._symmetric:

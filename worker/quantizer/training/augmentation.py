@@ -87,7 +87,6 @@ def _shown(shape: tuple[Axis, ...] | None) -> str:
 
 
 def _dtype_fault(spec: Augmentation, dtype: str) -> tuple[str, str] | None:
-    """Place and words of what the elements do not allow."""
     if isinstance(spec, Noise) and dtype not in _FLOATS:
         return "input", "noise needs an input of floats"
     if isinstance(spec, Cutout) and dtype not in _FLOATS and not dtype.startswith(("int", "uint")):
@@ -96,7 +95,6 @@ def _dtype_fault(spec: Augmentation, dtype: str) -> tuple[str, str] | None:
 
 
 def _shape_fault(spec: Augmentation, shape: tuple[Axis, ...]) -> tuple[str, str] | None:
-    """Place and words of what the shape does not allow; axes of unknown length are taken to fit."""
     if isinstance(spec, Flip | Crop | Cutout):
         return _picture_fault(spec, shape)
     if isinstance(spec, Noise):

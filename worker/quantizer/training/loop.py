@@ -18,7 +18,7 @@ from worker.quantizer.evaluation.certainty import Evidence, document_of
 from worker.quantizer.run.checkpoint import Arrays, CheckpointStore, Pace, pack, unpack
 from worker.quantizer.training.augmentation import Augmenter
 from worker.quantizer.training.losses import Tensors
-from worker.quantizer.training.network import TeacherOutputs, TrainingContext, ValidationScore
+from worker.quantizer.training.network import TrainingContext, ValidationScore, teacher_outputs
 from worker.quantizer.training.operands import is_frozen
 from worker.quantizer.training.optimizer import End, ScheduledOptimizer
 from worker.quantizer.training.quantizers import LearnedGrid, Oscillations, freezing_threshold, spread
@@ -57,7 +57,7 @@ class TrainingLoop:
         self.taken, self.seconds = 0, 0.0
         changed = bool(self._spec.augmentations) or bool(self._losses.inner_tensors)
         keeps = self._losses.needs_teacher and not changed
-        self._targets = TeacherOutputs.of(self._networks, self._samples, self._run) if keeps else None
+        self._targets = teacher_outputs(self._networks, self._samples, self._run) if keeps else None
         self.epoch_steps = len(self._pieces(0))
 
     def begin(self, learning_rate: float) -> ScheduledOptimizer:

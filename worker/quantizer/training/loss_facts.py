@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -32,13 +32,6 @@ _SUM_TOLERANCE = 1e-2
 # Without labels and metrics so many columns look like classes; one or two are as often coordinates or a regression.
 _LEAST_COLUMNS = 3
 FLOATS = {"float16", "bfloat16", "float32", "float64"}
-
-
-class DivergenceChoice(NamedTuple):
-    """A divergence, and why it was chosen."""
-
-    divergence: Divergence
-    why: str
 
 
 @dataclass(frozen=True)
@@ -90,32 +83,32 @@ class OutputFacts:
                     return metric.ignore_index
         return None
 
-    def choose(self, output: str, values: Tensor, axis: int | None, *, labelled: bool) -> DivergenceChoice:
-        """The divergence of an output where the config leaves it open.
+    def choose(self, output: str, values: Tensor, axis: int | None, *, labelled: bool) -> tuple[Divergence, str]:
+        """The divergence of an output where the config leaves it open, and why that.
 
         ``values`` are what the float network returns for some samples; ``axis`` is that of its classes, if it has
         several. With ``labelled`` a loss compares the output with class labels.
         """
         if axis is None or values.ndim <= axis:
-            return DivergenceChoice("mse", "it holds no scores of several classes")
+            return "mse", "it holds no scores of several classes"
         metric = self.classification(output)
         if metric is not None:
-            return DivergenceChoice("kl", f"metric {metric.name} reads classes from it")
+            return "kl", f"metric {metric.name} reads classes from it"
         if labelled:
-            return DivergenceChoice("kl", "its classes have labels")
+            return "kl", "its classes have labels"
         judge = next((metric for metric in self.metrics if self._judges(metric, output)), None)
         if judge is not None:
-            return DivergenceChoice("mse", f"metric {judge.name} reads numbers from it")
+            return "mse", f"metric {judge.name} reads numbers from it"
         single = values.numel() == values.shape[0] * values.shape[axis]
         if self.largest_class is not None:
             if output == self.names[0] and single and self.largest_class < values.shape[axis]:
-                return DivergenceChoice("kl", "the dataset's class labels belong to it")
-            return DivergenceChoice("mse", "the dataset's class labels do not belong to it")
+                return "kl", "the dataset's class labels belong to it"
+            return "mse", "the dataset's class labels do not belong to it"
         if self.metrics or self.labels_name is not None or values.ndim != 2 or values.shape[1] < _LEAST_COLUMNS:
-            return DivergenceChoice("mse", "nothing tells that it holds scores of classes")
+            return "mse", "nothing tells that it holds scores of classes"
         if _within_unit(values) and not are_probabilities(values, axis):
-            return DivergenceChoice("mse", "it holds shares that do not sum to 1")
-        return DivergenceChoice("kl", f"its {values.shape[1]} columns look like scores of classes")
+            return "mse", "it holds shares that do not sum to 1"
+        return "kl", f"its {values.shape[1]} columns look like scores of classes"
 
     def _reads(self, metric: Metric, output: str) -> bool:
         return any(find_output(ref, self.names) == output for ref in metric.output_refs().values())

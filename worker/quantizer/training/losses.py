@@ -20,14 +20,14 @@ from worker.quantizer.training.loss_terms import (
     Arrays,
     CrossEntropyTerm,
     DistillationTerm,
-    GraphFunction,
+    GraphOnTorch,
     GraphTerm,
     LossTerm,
     MeanSquareTerm,
     Tensors,
 )
 
-__all__ = ["Arrays", "GraphFunction", "Losses", "OutputFacts", "Tensors"]
+__all__ = ["Arrays", "GraphOnTorch", "Losses", "OutputFacts", "Tensors"]
 
 _NOTHING = Tensors({})
 
@@ -46,7 +46,7 @@ class Losses:
         specs: Sequence[TrainingLoss],
         facts: OutputFacts,
         *,
-        graphs: Mapping[int, GraphFunction] | None = None,
+        graphs: Mapping[int, GraphOnTorch] | None = None,
         pointer: str = "",
     ) -> None:
         self._weights = [spec.weight for spec in specs]
@@ -108,7 +108,7 @@ class Losses:
 
 
 def _terms(
-    specs: Sequence[TrainingLoss], facts: OutputFacts, graphs: Mapping[int, GraphFunction], pointer: str
+    specs: Sequence[TrainingLoss], facts: OutputFacts, graphs: Mapping[int, GraphOnTorch], pointer: str
 ) -> list[LossTerm]:
     places = [below(pointer, "losses", k) for k in range(len(specs))]
     known: dict[int, LossTerm] = {}

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from service.contracts.algorithms.training import QuantizationAwareTraining
 from service.contracts.base import below
-from worker.quantizer.autodiff.operators.elementwise import TORCH_DTYPES
 from worker.quantizer.autodiff.program import Program, refusals
 from worker.quantizer.data import Batch
 from worker.quantizer.evaluation.certainty import Evidence, surely_differ
@@ -125,45 +124,31 @@ class Networks:
         return Tensors({name: made[name] for name in self._outputs}, {name: made[name] for name in self._inner})
 
 
-class TeacherOutputs:
-    """Outputs of the float network by sample, computed once where the samples never change.
+def teacher_outputs(networks: Networks, samples: TrainingSamples, run: Run) -> Tensors | None:
+    """Outputs of the float network for all samples, in order, [samples, ...]: computed once, as they never change.
 
-    Outputs are by name, [samples, ...].
+    None: they are too large, or not by sample.
+
+    Raises:
+        CanceledError: the run was canceled.
     """
-
-    def __init__(self, outputs: dict[str, Tensor]) -> None:
-        self._outputs = outputs
-
-    @staticmethod
-    def of(networks: Networks, samples: TrainingSamples, run: Run) -> TeacherOutputs | None:
-        """Run the float network on all samples, in their order; None if the outputs are too large, or not by sample.
-
-        Raises:
-            CanceledError: the run was canceled.
-        """
-        if samples.fixed_batch is not None:
-            return None
-        size = networks.largest_part(min(samples.count, 32))
-        parts: dict[str, list[Tensor]] = {}
-        taken = 0
-        for first in range(0, samples.count, size):
-            run.check()
-            numbers = np.arange(first, min(first + size, samples.count))
-            made = networks.teacher(networks.feeds(samples.batch(numbers).feeds)).outputs
-            for name, tensor in made.items():
-                if tensor.dim() == 0 or tensor.shape[0] != len(numbers):
-                    return None
-                taken += tensor.numel() * tensor.element_size()
-                parts.setdefault(name, []).append(tensor)
-            if taken / (numbers[-1] + 1) * samples.count > _MOST_TARGET_BYTES:
+    if samples.fixed_batch is not None:
+        return None
+    size = networks.largest_part(min(samples.count, 32))
+    parts: dict[str, list[Tensor]] = {}
+    taken = 0
+    for first in range(0, samples.count, size):
+        run.check()
+        numbers = np.arange(first, min(first + size, samples.count))
+        made = networks.teacher(networks.feeds(samples.batch(numbers).feeds)).outputs
+        for name, tensor in made.items():
+            if tensor.dim() == 0 or tensor.shape[0] != len(numbers):
                 return None
-        return TeacherOutputs({name: torch.cat(found) for name, found in parts.items()})
-
-    def take(self, numbers: np.ndarray) -> Tensors:
-        """Those of some samples."""
-        return Tensors(
-            {name: values[torch.from_numpy(numbers).to(values.device)] for name, values in self._outputs.items()}
-        )
+            taken += tensor.numel() * tensor.element_size()
+            parts.setdefault(name, []).append(tensor)
+        if taken / (numbers[-1] + 1) * samples.count > _MOST_TARGET_BYTES:
+            return None
+    return Tensors({name: torch.cat(found) for name, found in parts.items()})
 
 
 @dataclass(frozen=True)
@@ -202,34 +187,6 @@ def pointer_of(spec: QuantizationAwareTraining, toolkit: Toolkit) -> str:
     """The place of the algorithm in the config's document."""
     methods = [algorithm.method for algorithm in toolkit.case.config.algorithms]
     return below("/algorithms", methods.index(spec.method) if spec.method in methods else 0)
-
-
-class GraphOnTorch:
-    """A loss that is given as a graph, as a function with a derivative.
-
-    Raises:
-        NotDifferentiableError: an operator has no derivative here.
-    """
-
-    def __init__(self, model: ir.Model, device: torch.device) -> None:
-        self._program = Program(model.graph, device=device)
-        self._dtypes = {name_of(value): value.dtype for value in model.graph.inputs}
-        self._device = device
-        self._output = name_of(model.graph.outputs[0])
-
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        """Names of the graph's inputs."""
-        return tuple(self._dtypes)
-
-    def __call__(self, feeds: Mapping[str, Tensor]) -> Tensor:
-        """The scalar that the graph returns; arrays are taken into the types of its inputs."""
-        cast = {name: _as(feeds[name].to(self._device), self._dtypes[name]) for name in self._program.inputs}
-        return self._program(cast)[self._output]
-
-
-def _as(tensor: Tensor, dtype: ir.DataType | None) -> Tensor:
-    return tensor.to(TORCH_DTYPES[dtype]) if dtype in TORCH_DTYPES else tensor
 
 
 def _rows(graph: ir.Graph, sizes: Mapping[str, float]) -> int:
@@ -363,7 +320,6 @@ class Validation:
             yield self._samples.batch(piece)
 
     def _as_stored(self, batch: Minibatch) -> Batch:
-        """The batch as metrics take it."""
         labels = self._case.calibration.labels
         known = None if labels is None else labels[batch.numbers]
         return Batch(batch.feeds, known, int(batch.numbers[0]), batch.valid, batch.arrays, batch.size)

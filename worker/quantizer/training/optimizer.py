@@ -148,7 +148,8 @@ class Budget:
         #: Steps of the whole training, as far as is known.
         self.total, self._bound = min(bounds) if bounds else guess
         self._is_guess = not bounds
-        self._ended: End | None = None
+        #: What ended the training; None as long as nothing did.
+        self.ended_by: End | None = None
         #: True once ``total`` does not change any more.
         self.is_fixed = seconds is None
 
@@ -156,11 +157,6 @@ class Budget:
     def of(spec: QuantizationAwareTraining, *, epoch_steps: int) -> Budget:
         """That of a config."""
         return Budget(spec.most_epochs(epoch_steps), spec.steps, spec.seconds, epoch_steps=epoch_steps)
-
-    @property
-    def ended_by(self) -> End | None:
-        """What ended the training; None as long as nothing did."""
-        return self._ended
 
     def measured(self, training_seconds: float, validation_seconds: float, spent_seconds: float) -> None:
         """Fix the number of steps by the time that the first epoch took; nothing happens where it is fixed.
@@ -192,7 +188,7 @@ class Budget:
     def is_over(self, steps: int, spent_seconds: float) -> bool:
         """True if no step is to follow; ``ended_by`` then says why."""
         if self._seconds is not None and spent_seconds >= self._seconds:
-            self._ended = "seconds"
+            self.ended_by = "seconds"
         elif steps >= self.total and not self._is_guess:
-            self._ended = self._bound
-        return self._ended is not None
+            self.ended_by = self._bound
+        return self.ended_by is not None

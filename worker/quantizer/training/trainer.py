@@ -34,9 +34,8 @@ from worker.quantizer.training.loop import (
     TwinState,
     state_of,
 )
-from worker.quantizer.training.losses import Losses, OutputFacts, Tensors
+from worker.quantizer.training.losses import GraphOnTorch, Losses, OutputFacts, Tensors
 from worker.quantizer.training.network import (
-    GraphOnTorch,
     Networks,
     TrainingContext,
     Validation,
@@ -154,7 +153,6 @@ class _Trainer:
         self._learning_rate = peak_of(self._spec.optimizer)
 
     def run(self) -> Change:
-        """Train, and choose the best epoch."""
         twin = self._networks.twin
         start, before = state_of(twin), self._validation.measure()
         optimizer = self._loop.begin(self._learning_rate)
@@ -251,7 +249,6 @@ class _Trainer:
         )
 
     def _resumed(self, optimizer: ScheduledOptimizer) -> TrainingProgress | None:
-        """Where an earlier attempt stood; None: there was none."""
         found = self._checkpoints.load(optimizer.optimizer, self._loop.oscillations)
         if found is None:
             return None

@@ -30,8 +30,6 @@ COORDINATES = frozenset({"half_pixel", "half_pixel_symmetric", "pytorch_half_pix
 
 
 class _Rule(NamedTuple):
-    """How values between samples are found."""
-
     mode: str
     coordinates: str
     nearest: str
@@ -117,7 +115,6 @@ def _by_torch(x: Tensor, axes: dict[int, _Axis], rule: _Rule) -> Tensor | None:
 
 
 def _repeats(one: _Axis, rule: _Rule) -> bool:
-    """True if every element is repeated a whole number of times."""
     if one.made % one.length:
         return False
     ((index, _),) = _taps(one, rule)

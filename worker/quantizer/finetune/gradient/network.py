@@ -351,6 +351,10 @@ class Moving:
         return ParameterResult(grid.dequantize(integers), integers, values, scale)
 
 
+# A parameter in the hands of Adam.
+Movable = SoftRounding | Moving
+
+
 def _step(parameter: BlockParameter) -> np.ndarray:
     if isinstance(parameter.grid, IntegerGrid):
         return parameter.grid.spread(parameter.grid.scale, parameter.values.shape)

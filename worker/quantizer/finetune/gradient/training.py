@@ -14,13 +14,14 @@ from worker.quantizer.finetune.blocks import BlockParameter, BlockResult, BlockS
 from worker.quantizer.finetune.gradient.network import (
     BlockNetwork,
     DeviceSamples,
+    Movable,
     Moving,
     Results,
     channel_axis,
     channels_are_independent,
     choose,
 )
-from worker.quantizer.finetune.methods import GradientSettings, Method, Movable, Spec
+from worker.quantizer.finetune.methods import GradientSettings, Method, Spec
 from worker.quantizer.numerics.integer import IntegerGrid
 
 # Elements of activations in one evaluation step.
@@ -109,7 +110,6 @@ class _Training:
         return self._result(kept, before, min(least / self._data.outputs, before), steps)
 
     def _groups(self, movables: Mapping[str, Movable]) -> list[dict[str, Movable]]:
-        """What moves together."""
         if not self._settings.together:
             return [{name: movable} for name, movable in movables.items()]
         return [dict(movables)] if movables else []
@@ -262,7 +262,6 @@ class _Training:
 
 
 def _present(parameter: BlockParameter) -> ParameterResult:
-    """What is there now, in the form of a result."""
     present, grid = parameter.present, parameter.grid
     if isinstance(grid, IntegerGrid):
         return ParameterResult(present, grid.quantize(present), present)
@@ -282,7 +281,6 @@ class _Mean:
 
     @torch.no_grad()
     def update(self, step: int) -> None:
-        """Take in the variables after ``step`` steps."""
         if step <= self._begin:
             return
         if not self._means:
@@ -292,7 +290,6 @@ class _Mean:
 
     @torch.no_grad()
     def take(self) -> bool:
-        """Set the variables to their means; False if there are none."""
         for variable, mean in zip(self._variables, self._means, strict=False):
             variable.copy_(mean)
         return bool(self._means)
@@ -315,11 +312,9 @@ class _Plateau:
         self._without = 0
 
     def is_due(self, step: int) -> bool:
-        """True after every window."""
         return step % self._every == 0
 
     def is_best(self, error: float) -> bool:
-        """Take note of the error of a window."""
         if error < self._mark * (1.0 - self._least_gain):
             self._mark, self._without = error, 0
         else:
@@ -329,5 +324,4 @@ class _Plateau:
         return best
 
     def is_over(self, step: int) -> bool:
-        """True if the last windows brought next to nothing."""
         return step > self._begin and self._without >= self._patience

@@ -260,7 +260,6 @@ class _ColumnLayout:
         return self._arrays.copy(self._arrays.lib.swapaxes(matrix, 1, 2))
 
     def matrix(self, columns: Array) -> Array:
-        """The inverse of ``columns``."""
         return self._arrays.contiguous(self._arrays.lib.swapaxes(columns, 1, 2))
 
     def rows_first(self, array: Array) -> Array:

@@ -133,8 +133,6 @@ def settle_positions(context: RuleContext) -> list[Decision]:
 
 
 class _Positioning:
-    """The positions of one plan, by variable; aligned tensors are one variable."""
-
     def __init__(self, context: RuleContext) -> None:
         self._context = context
         self._plan = context.plan
@@ -147,7 +145,6 @@ class _Positioning:
         self._read_positions()
 
     def run(self) -> list[Decision]:
-        """Settle and apply."""
         if self._context.options["align_concat"]:
             self._align()
         self._members = Counter(self._root(variable) for variable in self._given)
@@ -216,7 +213,6 @@ class _Positioning:
                 yield ShiftLimit(rule, node_name(node), why, variables, ceilings)
 
     def bias_of(self, node: ir.Node) -> Variable | None:
-        """The bias of a node, if it has a position of its own."""
         found = ("bias", node_name(node))
         return found if found in self._given else None
 
@@ -237,7 +233,6 @@ class _Positioning:
         return self._plan.nodes[node_name(node)].role is Role.FUSED
 
     def leaks(self, node: ir.Node) -> bool:
-        """True if a LeakyRelu is fused with ``node``."""
         return any(reader.op_type == "LeakyRelu" and self._is_fused(reader) for reader in users(node.outputs[0]))
 
     def _floors(self, start: dict[Variable, int]) -> dict[Variable, tuple[int, str]]:
