@@ -288,10 +288,8 @@ class Program:
         """Run it.
 
         ``given`` are inputs by name, and operands that ``read`` has named otherwise. ``made`` is called with every
-        tensor that a node has made, and with all that is known, to which it may add.
-
-        Returns:
-            the wanted tensors by name.
+        tensor that a node has made, and with all that is known, to which it may add. Returns the wanted tensors by
+        name.
         """
         known: dict[str, Any] = {**self.constants, **given}
         for step in self._instructions:

@@ -182,8 +182,7 @@ class Tables:
     def _write(self, lookup: ir.Node, table: StoredTable) -> list[ir.Node]:
         """Let a lookup read a stored table; what it made is restored from its rows, under the same name.
 
-        Returns:
-            The new nodes.
+        Returns the new nodes.
         """
         made = self.batch(node_name(lookup))
         indices, old = lookup.inputs[1], lookup.outputs[0]

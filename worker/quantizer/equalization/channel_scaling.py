@@ -197,10 +197,7 @@ _REACHED = 1.0 - 1e-6
 def scale_layers(graph: ir.Graph, flow: Flow, factors: np.ndarray) -> list[str]:
     """Multiply every channel by its group's factor; the graph is changed in place.
 
-    ``factors`` are float64 [groups], positive.
-
-    Returns:
-        Names of the nodes whose constants have changed.
+    ``factors`` are float64 [groups], positive. Returns names of the nodes whose constants have changed.
     """
 
     def of(layer: ScalableLayer) -> dict[int, np.ndarray]:
@@ -331,10 +328,8 @@ def rewrite_limits(
 ) -> tuple[dict[str, str], list[str]]:
     """Scale the limits of scaled channels, or drop them; the graph is changed in place.
 
-    ``factors`` and ``shift`` are by group; the latter was taken from the values before they were scaled.
-
-    Returns:
-        Operators of new nodes as users know them, by name; and the names of the limits concerned.
+    ``factors`` and ``shift`` are by group; the latter was taken from the values before they were scaled. Returns
+    operators of new nodes as users know them, by name; and the names of the limits concerned.
     """
     names, op_types, changed = Names(graph), dict[str, str](), []
     for limit in flow.limits:

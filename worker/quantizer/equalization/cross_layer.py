@@ -81,10 +81,8 @@ def find_shifts(flow: Flow, seen: Mapping[str, ObservedChannels]) -> np.ndarray:
 def absorb(graph: ir.Graph, flow: Flow, shifts: np.ndarray) -> list[str]:
     """Take ``shifts`` from the biases of the layers that make the values and give them to those that read them.
 
-    ``shifts`` are by group; the graph, that of ``flow``, is changed in place.
-
-    Returns:
-        Names of the nodes whose bias has changed.
+    ``shifts`` are by group; the graph, that of ``flow``, is changed in place. Returns names of the nodes whose bias has
+    changed.
     """
     names, changed = Names(graph), []
     for layer in flow.layers:

@@ -92,10 +92,8 @@ def build_plan(
 ) -> QuantizationPlan:
     """The plan for a prepared graph, without ranges and integers.
 
-    The graph is edited for the target; ``plan_log`` takes what the reader of the report should know.
-
-    Returns:
-        A plan with a NodePlan for every node, sub-graph nodes included.
+    The graph is edited for the target; ``plan_log`` takes what the reader of the report should know. Returns a plan
+    with a NodePlan for every node, sub-graph nodes included.
     """
     plan_log = PlanLog() if plan_log is None else plan_log
     target = TARGETS[config.target]

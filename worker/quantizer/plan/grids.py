@@ -363,10 +363,7 @@ def raised_for_bias(
 ) -> tuple[Grid | None, int]:
     """The weight's grid with scales so large that the int32 bias cannot overflow.
 
-    ``bias`` is float32 of any shape.
-
-    Returns:
-        the grid, and the number of output channels concerned.
+    ``bias`` is float32 of any shape. Returns the grid, and the number of output channels concerned.
     """
     grid = weight.quantization
     if not isinstance(grid, IntegerGrid):

@@ -194,10 +194,7 @@ def check_selectors(
 
     ``uploaded`` and ``prepared`` are (name, op_type) of the nodes of both models, in the latter the old op_type as
     well; a match in either will do. ``fates`` says what became of uploaded nodes that are gone, in words that follow
-    "node 'x' was".
-
-    Returns:
-        A note for every selector that matches only nodes which preparation folded away.
+    "node 'x' was". Returns a note for every selector that matches only nodes which preparation folded away.
 
     Raises:
         InvalidConfigError: one problem per selector, naming the nearest node or operator.

@@ -88,11 +88,8 @@ def refine(
 ) -> tuple[list[Draft], list[AlgorithmFigures]]:
     """Try each step on what the steps before it left.
 
-    The draft is calibrated, with the statistics of all steps.
-
-    Returns:
-        The drafts, ``draft`` first, each made from the one before by a step that was kept; and what became of each
-        step, in order.
+    The draft is calibrated, with the statistics of all steps. Returns the drafts, ``draft`` first, each made from the
+    one before by a step that was kept; and what became of each step, in order.
     """
     drafts: list[Draft] = [draft]
     outcomes: list[AlgorithmFigures] = []
@@ -118,8 +115,8 @@ def _both_ways(
 ) -> tuple[list[Draft], list[AlgorithmFigures]]:
     """All steps behind one, with it and without it.
 
-    Returns:
-        The drafts behind ``draft`` on the way that ends better; what became of the step, and of all others on that way.
+    Returns the drafts behind ``draft`` on the way that ends better; what became of the step, and of all others on that
+    way.
     """
     changed, told = refine(tried.draft, rest, toolkit, judge)
     store = toolkit.services.checkpoint.scoped(f"without {step.method}: ")

@@ -57,10 +57,7 @@ def settle_inputs(
     but this input quantized, come closer to what they were.
 
     ``ranges`` are as found by the methods of ``sources``, the specs of all quantized tensors; inputs calibrated by
-    ``mse`` among them are looked at.
-
-    Returns:
-        the ranges that differ, and a sentence on each for the report.
+    ``mse`` among them are looked at. Returns the ranges that differ, and a sentence on each for the report.
 
     Raises:
         EngineError: the runtime failed on the data.
@@ -154,10 +151,8 @@ def settle_methods(
 ) -> tuple[Case, list[str]]:
     """Put the best candidate in the place of every ``auto``, in the plan and in the config.
 
-    The plan has no numbers; its specs are changed.
-
-    Returns:
-        the case with a config that names methods, and a sentence for the report on each choice.
+    The plan has no numbers; its specs are changed. Returns the case with a config that names methods, and a sentence
+    for the report on each choice.
 
     Raises:
         EngineError: a tensor has no finite range, or the runtime failed on the data.

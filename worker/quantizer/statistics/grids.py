@@ -144,10 +144,8 @@ _FAN = 256
 def covering_range(low: np.ndarray, high: np.ndarray, family: GridFamily) -> tuple[np.ndarray, np.ndarray]:
     """The ranges of the grids with the smallest power-of-two scales that cover [low, high]: nothing saturates.
 
-    ``low`` and ``high`` have any shape, and the family is one of integers.
-
-    Returns:
-        the ends, float64, same shape. What is not finite, or 0 at both ends, comes back as it is.
+    ``low`` and ``high`` have any shape, and the family is one of integers. Returns the ends, float64, same shape. What
+    is not finite, or 0 at both ends, comes back as it is.
     """
     low, high = np.asarray(low, np.float64), np.asarray(high, np.float64)
     plain = ~(np.isfinite(low) & np.isfinite(high)) | ((low == 0) & (high == 0))

@@ -262,10 +262,8 @@ def supplied_ranges(
 ) -> tuple[dict[str, Range], list[str]]:
     """The supplied ranges of the tensors that need one: no statistics have to be collected for these.
 
-    ``needed`` are tensors that will get a grid, ``known`` all of the prepared model.
-
-    Returns:
-        ranges by tensor, and the supplied tensors that exist but get no grid, sorted: worth a note.
+    ``needed`` are tensors that will get a grid, ``known`` all of the prepared model. Returns ranges by tensor, and the
+    supplied tensors that exist but get no grid, sorted: worth a note.
 
     Raises:
         InvalidConfigError: a tensor that is not in the model, or a minimum above its maximum; points at each.

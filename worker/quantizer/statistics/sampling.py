@@ -77,10 +77,8 @@ class Tail:
     def result(self, length: int, share: float | None = None) -> float:
         """The k-th largest (smallest) of ``length`` values, or the innermost kept one if fewer were kept.
 
-        ``length`` values were seen; ``share`` is at most the constructor's, which is the default.
-
-        Returns:
-            -inf (inf) if none was kept: nothing was seen, or nothing but that.
+        ``length`` values were seen; ``share`` is at most the constructor's, which is the default. Returns -inf (inf) if
+        none was kept: nothing was seen, or nothing but that.
         """
         self._compact(self._rank(length))
         if not self._values.size:
@@ -93,8 +91,7 @@ class Tail:
     def beyond(self, length: int) -> tuple[np.ndarray, np.ndarray, float]:
         """The values strictly above (below) the k-th largest (smallest).
 
-        Returns:
-            distinct values float32 [m], how often each was seen int64 [m], and the k-th largest (smallest) value.
+        Returns distinct values float32 [m], how often each was seen int64 [m], and the k-th largest (smallest) value.
         """
         bound = self.result(length)
         outside = self._values > self._sign * np.float32(bound)

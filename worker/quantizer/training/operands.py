@@ -260,10 +260,7 @@ def measure(
 ) -> dict[str, ChannelStatistics]:
     """The moments of what convolutions make in the float network, their biases included.
 
-    ``parts`` are feeds by input name, [n, ...].
-
-    Returns:
-        by name of the result.
+    ``parts`` are feeds by input name, [n, ...]; the moments are by name of the result.
     """
     moments = {layer.result: ChannelStatistics() for layer in found}
     program = Program(graph, device=device, wanted=tuple(moments))

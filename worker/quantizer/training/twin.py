@@ -170,10 +170,8 @@ class Twin(nn.Module):
     def forward(self, feeds: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Run the quantized network.
 
-        ``feeds`` are by input name, [n, ...].
-
-        Returns:
-            the wanted tensors by name, rounded where the emitted model hands them out rounded.
+        ``feeds`` are by input name, [n, ...]. Returns the wanted tensors by name, rounded where the emitted model hands
+        them out rounded.
         """
         given = {**self._constants, **feeds}
         held = self._operands.held.items()

@@ -382,10 +382,8 @@ def choose(state: BlockState, candidates: Sequence[Results], errors: Sequence[np
     Where the channels of the output do not hang together, each takes whatever gave it the smallest error, and none gets
     worse for another's sake.
 
-    The first candidate is what is there now; ``errors`` are float64 [channels] of each, the sum of squares.
-
-    Returns:
-        The parameters, and the sum of their squared errors: never above the first's.
+    The first candidate is what is there now; ``errors`` are float64 [channels] of each, the sum of squares. Returns the
+    parameters, and the sum of their squared errors: never above the first's.
     """
     whole = min(range(len(candidates)), key=lambda k: float(errors[k].sum()))
     best, least = candidates[whole], float(errors[whole].sum())

@@ -46,10 +46,8 @@ def train(
 ) -> BlockResult:
     """Finetune a block on samples.
 
-    ``check`` is called between steps, and raises to stop.
-
-    Returns:
-        What moved; nothing if no step made the error smaller.
+    ``check`` is called between steps, and raises to stop. Returns what moved; nothing if no step made the error
+    smaller.
 
     Raises:
         EngineError: the device is not there.

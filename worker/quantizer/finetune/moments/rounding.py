@@ -226,8 +226,7 @@ def _settle(
 ) -> Array:
     """One sweep over the columns of a block; ``z`` and ``gradient`` [columns, groups, outputs] are changed in place.
 
-    Returns:
-        By how much each value has moved.
+    Returns by how much each value has moved.
     """
     moved = xp.lib.empty_like(z)
     last = len(z) - 1

@@ -166,7 +166,7 @@ def _pads(pool: ir.Node, size: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[
     if int_attribute(pool, "count_include_pad", 0) and behind != places.after:
         return None
     padded = (sum(parts) for parts in zip(size, places.before, places.after, strict=True))
-    if any(length < places.reach(axis) for axis, length in enumerate(padded)):
+    if any(length < places.window.reach(axis) for axis, length in enumerate(padded)):
         return None
     same = replace(places.window, pads=pads, auto_pad="NOTSET").extent(size) == places.count
     return (pads, places.count) if same else None
