@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from enum import Enum
+from functools import partial
 from typing import Any
 
 
@@ -118,86 +119,47 @@ class Operator:
         return self.family in (Family.CONVOLUTION, Family.PRODUCT)
 
 
+# What groups of operators have in common.
+_followed = partial(Operator, Family.ACTIVATION, pointwise=True, reconstruction=Reconstruction.FOLLOWS)
+_weighted = partial(Operator, reconstruction=Reconstruction.WEIGHT)
+_normalizing = partial(
+    Operator,
+    Family.NORMALIZATION,
+    parameters=(1, 2),
+    trained=(1, 2),
+    scores=Scores.NO,
+    reconstruction=Reconstruction.NORM,
+)
+_combining = partial(Operator, pointwise=True, carries=True, reconstruction=Reconstruction.INSIDE)
+_rearranging = partial(Operator, Family.REARRANGEMENT, sign=Sign.AS_FIRST, keeps_values=True, keeps_scale=True)
+_selecting = partial(Operator, Family.SELECTION, sign=Sign.AS_FIRST, carries=True, keeps_scale=True)
+
 # Defaults of attributes are those of the ONNX operator reference.
 _ACTIVATIONS: Mapping[str, Operator] = {
     "Celu": Operator(Family.ACTIVATION, torch="celu", attributes={"alpha": ("alpha", 1.0)}),
-    "Clip": Operator(
-        Family.ACTIVATION, limits=True, pointwise=True, carries=True, reconstruction=Reconstruction.FOLLOWS
-    ),
+    "Clip": _followed(limits=True, carries=True),
     "Elu": Operator(Family.ACTIVATION, pointwise=True, torch="elu", attributes={"alpha": ("alpha", 1.0)}),
-    "Gelu": Operator(
-        Family.ACTIVATION,
-        pointwise=True,
-        reconstruction=Reconstruction.FOLLOWS,
-        torch="gelu",
-        attributes={"approximate": ("approximate", "none")},
-    ),
-    "HardSigmoid": Operator(
-        Family.ACTIVATION,
+    "Gelu": _followed(torch="gelu", attributes={"approximate": ("approximate", "none")}),
+    "HardSigmoid": _followed(
         sign=Sign.NEVER_NEGATIVE,
         within_one=True,
-        pointwise=True,
-        reconstruction=Reconstruction.FOLLOWS,
         torch=lambda x, alpha, beta: (x * alpha + beta).clamp(0.0, 1.0),
         attributes={"alpha": ("alpha", 0.2), "beta": ("beta", 0.5)},
     ),
-    "HardSwish": Operator(Family.ACTIVATION, pointwise=True, reconstruction=Reconstruction.FOLLOWS, torch="hardswish"),
-    "LeakyRelu": Operator(
-        Family.ACTIVATION,
-        pointwise=True,
-        homogeneous=True,
-        reconstruction=Reconstruction.FOLLOWS,
-        torch="leaky_relu",
-        attributes={"negative_slope": ("alpha", 0.01)},
-    ),
+    "HardSwish": _followed(torch="hardswish"),
+    "LeakyRelu": _followed(homogeneous=True, torch="leaky_relu", attributes={"negative_slope": ("alpha", 0.01)}),
     "Mish": Operator(Family.ACTIVATION, pointwise=True, torch="mish"),
-    "PRelu": Operator(
-        Family.ACTIVATION,
-        pointwise=True,
-        trained=(1,),
-        reconstruction=Reconstruction.FOLLOWS,
-        torch=lambda x, slope: (x * slope).where(x < 0.0, x),
-    ),
-    "Relu": Operator(
-        Family.ACTIVATION,
-        sign=Sign.NEVER_NEGATIVE,
-        limits=True,
-        pointwise=True,
-        homogeneous=True,
-        scores=Scores.NO,
-        reconstruction=Reconstruction.FOLLOWS,
-        torch="relu",
-    ),
+    "PRelu": _followed(trained=(1,), torch=lambda x, slope: (x * slope).where(x < 0.0, x)),
+    "Relu": _followed(sign=Sign.NEVER_NEGATIVE, limits=True, homogeneous=True, scores=Scores.NO, torch="relu"),
     "Selu": Operator(Family.ACTIVATION, pointwise=True),
     "Shrink": Operator(Family.ACTIVATION),
-    "Sigmoid": Operator(
-        Family.ACTIVATION,
-        sign=Sign.NEVER_NEGATIVE,
-        within_one=True,
-        exponential=True,
-        pointwise=True,
-        scores=Scores.BY_SHAPE,
-        reconstruction=Reconstruction.FOLLOWS,
-        torch="sigmoid",
+    "Sigmoid": _followed(
+        sign=Sign.NEVER_NEGATIVE, within_one=True, exponential=True, scores=Scores.BY_SHAPE, torch="sigmoid"
     ),
-    "Softplus": Operator(
-        Family.ACTIVATION,
-        sign=Sign.NEVER_NEGATIVE,
-        pointwise=True,
-        reconstruction=Reconstruction.FOLLOWS,
-        torch="softplus",
-    ),
+    "Softplus": _followed(sign=Sign.NEVER_NEGATIVE, torch="softplus"),
     "Softsign": Operator(Family.ACTIVATION, pointwise=True, torch="softsign"),
-    "Swish": Operator(
-        Family.ACTIVATION,
-        pointwise=True,
-        reconstruction=Reconstruction.FOLLOWS,
-        torch=lambda x, alpha: x * (x * alpha).sigmoid(),
-        attributes={"alpha": ("alpha", 1.0)},
-    ),
-    "Tanh": Operator(
-        Family.ACTIVATION, pointwise=True, scores=Scores.NO, reconstruction=Reconstruction.FOLLOWS, torch="tanh"
-    ),
+    "Swish": _followed(torch=lambda x, alpha: x * (x * alpha).sigmoid(), attributes={"alpha": ("alpha", 1.0)}),
+    "Tanh": _followed(scores=Scores.NO, torch="tanh"),
     "ThresholdedRelu": Operator(
         Family.ACTIVATION, torch=lambda x, alpha: x.masked_fill(x <= alpha, 0.0), attributes={"alpha": ("alpha", 1.0)}
     ),
@@ -215,55 +177,23 @@ _ACTIVATIONS: Mapping[str, Operator] = {
         attributes={"dim": ("axis", -1)},
     ),
 }
+
 _LAYERS: Mapping[str, Operator] = {
-    "Conv": Operator(
-        Family.CONVOLUTION,
-        bias=2,
-        trained=(1, 2),
-        channel_axis=1,
-        scores=Scores.BY_SHAPE,
-        reconstruction=Reconstruction.WEIGHT,
-        integer_form="ConvInteger",
+    "Conv": _weighted(
+        Family.CONVOLUTION, bias=2, trained=(1, 2), channel_axis=1, scores=Scores.BY_SHAPE, integer_form="ConvInteger"
     ),
-    "ConvTranspose": Operator(
-        Family.CONVOLUTION, bias=2, trained=(1, 2), channel_axis=1, reconstruction=Reconstruction.WEIGHT
+    "ConvTranspose": _weighted(Family.CONVOLUTION, bias=2, trained=(1, 2), channel_axis=1),
+    "Gemm": _weighted(
+        Family.PRODUCT, bias=2, trained=(1, 2), channel_axis=-1, scores=Scores.BY_SHAPE, integer_form="MatMulInteger"
     ),
-    "Gemm": Operator(
-        Family.PRODUCT,
-        bias=2,
-        trained=(1, 2),
-        channel_axis=-1,
-        scores=Scores.BY_SHAPE,
-        reconstruction=Reconstruction.WEIGHT,
-        integer_form="MatMulInteger",
-    ),
-    "MatMul": Operator(
-        Family.PRODUCT,
-        trained=(1,),
-        channel_axis=-1,
-        scores=Scores.BY_SHAPE,
-        reconstruction=Reconstruction.WEIGHT,
-        integer_form="MatMulInteger",
+    "MatMul": _weighted(
+        Family.PRODUCT, trained=(1,), channel_axis=-1, scores=Scores.BY_SHAPE, integer_form="MatMulInteger"
     ),
     "BatchNormalization": Operator(Family.AFFINE, parameters=(1, 2), trained=(1, 2), channel_axis=1),
     # Before opset 21 its parameters belong to groups, not to channels.
     "GroupNormalization": Operator(Family.NORMALIZATION, trained=(1, 2)),
-    "InstanceNormalization": Operator(
-        Family.NORMALIZATION,
-        parameters=(1, 2),
-        trained=(1, 2),
-        channel_axis=1,
-        scores=Scores.NO,
-        reconstruction=Reconstruction.NORM,
-    ),
-    "LayerNormalization": Operator(
-        Family.NORMALIZATION,
-        parameters=(1, 2),
-        trained=(1, 2),
-        channel_axis=-1,
-        scores=Scores.NO,
-        reconstruction=Reconstruction.NORM,
-    ),
+    "InstanceNormalization": _normalizing(channel_axis=1),
+    "LayerNormalization": _normalizing(channel_axis=-1),
     "RMSNormalization": Operator(Family.NORMALIZATION, parameters=(1,), channel_axis=-1),
     "LRN": Operator(slow_reference=True),
     "LpNormalization": Operator(scores=Scores.NO),
@@ -294,41 +224,12 @@ _POOLS: Mapping[str, Operator] = {
     "ReduceSumSquare": Operator(Family.REDUCTION, sign=Sign.NEVER_NEGATIVE),
 }
 _ARITHMETIC: Mapping[str, Operator] = {
-    "Add": Operator(
-        Family.ARITHMETIC,
-        sign=Sign.AS_ALL,
-        pointwise=True,
-        carries=True,
-        joins_shapes=True,
-        scores=Scores.BY_SHAPE,
-        reconstruction=Reconstruction.INSIDE,
-    ),
+    "Add": _combining(Family.ARITHMETIC, sign=Sign.AS_ALL, joins_shapes=True, scores=Scores.BY_SHAPE),
     "Div": Operator(Family.ARITHMETIC, sign=Sign.AS_ALL, needs_digits=True, pointwise=True, divisor=1),
-    "Mul": Operator(
-        Family.ARITHMETIC,
-        sign=Sign.AS_ALL,
-        pointwise=True,
-        carries=True,
-        joins_shapes=True,
-        reconstruction=Reconstruction.INSIDE,
-    ),
+    "Mul": _combining(Family.ARITHMETIC, sign=Sign.AS_ALL, joins_shapes=True),
     "Sub": Operator(Family.ARITHMETIC, pointwise=True, carries=True, joins_shapes=True),
-    "Max": Operator(
-        Family.EXTREMUM,
-        sign=Sign.AS_ANY,
-        pointwise=True,
-        carries=True,
-        keeps_scale=True,
-        reconstruction=Reconstruction.INSIDE,
-    ),
-    "Min": Operator(
-        Family.EXTREMUM,
-        sign=Sign.AS_ALL,
-        pointwise=True,
-        carries=True,
-        keeps_scale=True,
-        reconstruction=Reconstruction.INSIDE,
-    ),
+    "Max": _combining(Family.EXTREMUM, sign=Sign.AS_ANY, keeps_scale=True),
+    "Min": _combining(Family.EXTREMUM, sign=Sign.AS_ALL, keeps_scale=True),
     "Abs": Operator(Family.FUNCTION, sign=Sign.NEVER_NEGATIVE, pointwise=True, homogeneous=True),
     "Erf": Operator(Family.FUNCTION, pointwise=True),
     "Exp": Operator(Family.FUNCTION, sign=Sign.NEVER_NEGATIVE, exponential=True, needs_digits=True, pointwise=True),
@@ -344,37 +245,21 @@ _ARITHMETIC: Mapping[str, Operator] = {
 _MOVERS: Mapping[str, Operator] = {
     "Cast": Operator(carries=True, keeps_values=True, joins_shapes=True),
     "Dropout": Operator(sign=Sign.AS_FIRST, homogeneous=True, keeps_values=True),
-    "Flatten": Operator(Family.REARRANGEMENT, sign=Sign.AS_FIRST, keeps_values=True, keeps_scale=True),
-    "Identity": Operator(
-        Family.REARRANGEMENT,
-        sign=Sign.AS_FIRST,
-        carries=True,
-        keeps_values=True,
-        keeps_scale=True,
-        joins_shapes=True,
-        reconstruction=Reconstruction.INSIDE,
-    ),
-    "Reshape": Operator(
-        Family.REARRANGEMENT, sign=Sign.AS_FIRST, carries=True, keeps_values=True, keeps_scale=True, joins_shapes=True
-    ),
-    "Squeeze": Operator(
-        Family.REARRANGEMENT, sign=Sign.AS_FIRST, carries=True, keeps_values=True, keeps_scale=True, joins_shapes=True
-    ),
-    "Transpose": Operator(Family.REARRANGEMENT, sign=Sign.AS_FIRST, carries=True, keeps_values=True, keeps_scale=True),
-    "Unsqueeze": Operator(
-        Family.REARRANGEMENT, sign=Sign.AS_FIRST, carries=True, keeps_values=True, keeps_scale=True, joins_shapes=True
-    ),
+    "Flatten": _rearranging(),
+    "Identity": _rearranging(carries=True, joins_shapes=True, reconstruction=Reconstruction.INSIDE),
+    "Reshape": _rearranging(carries=True, joins_shapes=True),
+    "Squeeze": _rearranging(carries=True, joins_shapes=True),
+    "Transpose": _rearranging(carries=True),
+    "Unsqueeze": _rearranging(carries=True, joins_shapes=True),
     "DepthToSpace": Operator(Family.SHUFFLE, sign=Sign.AS_FIRST, keeps_scale=True),
     "SpaceToDepth": Operator(Family.SHUFFLE, sign=Sign.AS_FIRST, keeps_scale=True),
-    "Expand": Operator(
-        Family.SELECTION, sign=Sign.AS_FIRST, carries=True, keeps_values=True, keeps_scale=True, grows_by_values=True
-    ),
-    "Gather": Operator(Family.SELECTION, sign=Sign.AS_FIRST, carries=True, keeps_scale=True, joins_shapes=True),
+    "Expand": _selecting(keeps_values=True, grows_by_values=True),
+    "Gather": _selecting(joins_shapes=True),
     "GatherElements": Operator(Family.SELECTION, keeps_scale=True),
     "GatherND": Operator(Family.SELECTION, keeps_scale=True),
-    "Slice": Operator(Family.SELECTION, sign=Sign.AS_FIRST, carries=True, keeps_scale=True, joins_shapes=True),
-    "Split": Operator(Family.SELECTION, sign=Sign.AS_FIRST, carries=True, keeps_scale=True),
-    "Tile": Operator(Family.SELECTION, sign=Sign.AS_FIRST, carries=True, keeps_scale=True, grows_by_values=True),
+    "Slice": _selecting(joins_shapes=True),
+    "Split": _selecting(),
+    "Tile": _selecting(grows_by_values=True),
     "Concat": Operator(sign=Sign.AS_ALL, carries=True, keeps_scale=True, joins_shapes=True),
     "Pad": Operator(grows_by_values=True),
     "Resize": Operator(keeps_scale=True, grows_by_values=True, slow_reference=True),

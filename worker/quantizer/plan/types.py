@@ -161,20 +161,16 @@ class QuantizationPlan:
 
         Arrays are shared; steps replace them and never write into them.
         """
-        return QuantizationPlan(
+        return replace(
+            self,
             nodes={name: replace(entry) for name, entry in self.nodes.items()},
             activations={name: replace(entry) for name, entry in self.activations.items()},
             weights={name: replace(entry) for name, entry in self.weights.items()},
             biases={name: replace(entry) for name, entry in self.biases.items()},
             ranges=dict(self.ranges),
-            integer_limits=self.integer_limits,
             moved=dict(self.moved),
             silent=dict(self.silent),
             spans=dict(self.spans),
-            float16_nodes=self.float16_nodes,
-            half_interface=self.half_interface,
-            kept_apart=self.kept_apart,
-            spill=self.spill,
         )
 
     def spilled(self, array: np.ndarray) -> np.ndarray:

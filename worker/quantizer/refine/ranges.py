@@ -7,7 +7,7 @@ decide. Weights would only be in the way: where one scale per tensor ruins them,
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -23,6 +23,7 @@ from worker.quantizer.plan.types import QuantizationPlan, Role
 from worker.quantizer.preparation.prepare import Prepared
 from worker.quantizer.refine.draft import Case, Draft
 from worker.quantizer.run.services import Services
+from worker.quantizer.runtime.session import Session
 from worker.quantizer.statistics.collect import Request
 from worker.quantizer.statistics.grids import GridFamily
 from worker.quantizer.statistics.observers import Range
@@ -134,10 +135,15 @@ class _Trial:
             rounded = self._family.fake(exact.astype(np.float64), scale, zero).astype(exact.dtype)
             return replace(one, batch=replace(one.batch, feeds={**one.batch.feeds, self._name: rounded}))
 
-        case, services, distances = self._case, self._services, Distances()
-        for twins in side_by_side(case.float_session, map(quantized, self._expected), services.run):
-            distances.update(twins.pairs())
-        return -np.inf if distances.worst_db is None else distances.worst_db
+        return _worst_db(self._case.float_session, map(quantized, self._expected), self._services)
+
+
+def _worst_db(session: Session, expected: Iterable[Expected], services: Services) -> float:
+    """SQNR of the worst output in dB; -inf if it is not finite, or there is no output of floats."""
+    distances = Distances()
+    for twins in side_by_side(session, expected, services.run):
+        distances.update(twins.pairs())
+    return -np.inf if distances.worst_db is None else distances.worst_db
 
 
 # Samples of the trial that are run at once.
@@ -218,12 +224,8 @@ def _sqnr_db(
 ) -> float:
     better, _ = settle_inputs(ranges, plan.sources(), case, services)
     fill_activations(prepared.graph, plan, {**ranges, **better})
-    session, distances = Draft(prepared, plan).session(services.threads), Distances()
     expected = case.expected_outputs(services.run, batch_size=_TRIAL_BATCH, last=TRIAL_SAMPLES)
-    for twins in side_by_side(session, expected, services.run):
-        distances.update(twins.pairs())
-    worst = distances.worst_db
-    return float("-inf") if worst is None else worst
+    return _worst_db(Draft(prepared, plan).session(services.threads), expected, services)
 
 
 def _name(plan: QuantizationPlan, calibration: AutoCalibration, chosen: int) -> None:

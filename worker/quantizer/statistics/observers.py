@@ -77,7 +77,7 @@ class MinMax:
         return Range(self._minimum, self._maximum)
 
 
-class MovingMinMax:
+class MovingMinMax(MinMax):
     """Running mean of the samples' extremes: range = (1 - constant) * range + constant * extremes of the next sample.
 
     The first sample's extremes start it. NaN anywhere makes the range NaN.
@@ -87,8 +87,7 @@ class MovingMinMax:
 
     def __init__(self, constant: float) -> None:
         self._constant = constant
-        self._minimum = math.inf
-        self._maximum = -math.inf
+        super().__init__()
         self._begun = False
 
     def update(self, values: np.ndarray, samples: int) -> None:
@@ -100,10 +99,6 @@ class MovingMinMax:
                 continue
             self._minimum += self._constant * (low - self._minimum)
             self._maximum += self._constant * (high - self._maximum)
-
-    def result(self) -> Range:
-        """The range over everything seen."""
-        return Range(self._minimum, self._maximum)
 
 
 class Percentiles:
