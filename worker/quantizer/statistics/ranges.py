@@ -39,9 +39,9 @@ from worker.quantizer.graph.values import is_float32, name_of, node_name
 from worker.quantizer.numerics.blocks import FLOATS, Minifloat
 from worker.quantizer.run.interface import Run
 from worker.quantizer.runtime.session import inner_session
-from worker.quantizer.statistics.entropy import Entropy
 from worker.quantizer.statistics.grids import GridFamily, covering_range, mse_range
 from worker.quantizer.statistics.observers import (
+    Entropy,
     MinMax,
     MovingMinMax,
     Observer,
