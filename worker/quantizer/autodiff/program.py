@@ -50,13 +50,13 @@ def refusal(node: ir.Node) -> Reason | None:
         what = "an empty tensor"
     if what is None and node.op_type in _OF_FLOATS and not _has_floats(node):
         what = "integers"
-    if what is None and node.op_type not in _SEVERAL_OUTPUTS and any(map(_is_used, node.outputs[1:])):
+    if (
+        what is None
+        and node.op_type not in _SEVERAL_OUTPUTS
+        and any(v.uses() or v.is_graph_output() for v in node.outputs[1:])
+    ):
         what = "more than one output"
     return None if what is None else NOT_OFFERED(op_type=node.op_type, what=what)
-
-
-def _is_used(value: ir.Value) -> bool:
-    return bool(value.uses()) or value.is_graph_output()
 
 
 def _is_empty(node: ir.Node) -> bool:
@@ -106,10 +106,6 @@ def _mean_variance(node: ir.Node) -> str | None:
     return "one element" if value is not None and all(axis_length(value, int(axis)) == 1 for axis in axes) else None
 
 
-def _batch_norm(node: ir.Node) -> str | None:
-    return "training_mode" if int_attribute(node, "training_mode", 0) else None
-
-
 def _dropout(node: ir.Node) -> str | None:
     mode = node.inputs[2] if len(node.inputs) > 2 else None
     known = constant(mode)
@@ -138,7 +134,7 @@ _OF_FLOATS = frozenset({"ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMe
 # By operator: what of a node is not offered, None if all of it is.
 _LIMITS: dict[str, Callable[[ir.Node], str | None]] = {
     "AveragePool": _pool,
-    "BatchNormalization": _batch_norm,
+    "BatchNormalization": lambda node: "training_mode" if int_attribute(node, "training_mode", 0) else None,
     "Cast": lambda node: _offered_type(node, "to"),
     "Celu": lambda node: None if float_attribute(node, "alpha", 1.0) else "alpha 0",
     "Constant": _offered_value,

@@ -185,7 +185,7 @@ def _columns(readers: Sequence[BalancedWeight], factors: np.ndarray) -> tuple[np
         found = _largest(scaled, matrix.columns, factors.size) / factors
         raw = np.maximum(raw, found)
         if matrix.grid == "row":
-            if _diagonal(matrix):
+            if matrix.size.shape[1] == 1 and matrix.rows.shape[0] == matrix.columns.shape[0]:
                 continue  # one column to a row: its scale follows whatever it is multiplied by
             scaled = scaled / _short(factors[matrix.columns])
             axis = 1 if matrix.rows.shape[1] == 1 else 0
@@ -199,10 +199,6 @@ def _columns(readers: Sequence[BalancedWeight], factors: np.ndarray) -> tuple[np
 def _short(factors: np.ndarray) -> np.ndarray:
     """As float32: half the memory to go through, and precise enough for a range."""
     return np.asarray(factors, np.float32)
-
-
-def _diagonal(matrix: BalancedWeight) -> bool:
-    return bool(matrix.size.shape[1] == 1 and matrix.rows.shape[0] == matrix.columns.shape[0])
 
 
 def _relative_values(seen: Sequence[BalancedTensor], factors: np.ndarray) -> np.ndarray | None:

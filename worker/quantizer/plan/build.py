@@ -201,7 +201,8 @@ def _plan_tensors(
                     source[value.name] = root
         else:
             result = plan.carrier(node)
-            may = not target.whole and (may_return_float(node) or _gives_float(entry.role, target))
+            gives_float = entry.role is Role.LINEAR and target.float_results
+            may = not target.whole and (may_return_float(node) or gives_float)
             if not may or borders.leaves(result) or read_by_quantized(result, plan, graph):
                 source[name_of(result)] = name_of(result)
                 specs[name_of(result)] = selection.activation(node)
@@ -217,10 +218,6 @@ def _widen(plan: QuantizationPlan, facts: NodeFacts) -> None:
     for entry in plan.activations.values():
         if entry.source in facts.widened and entry.spec.dtype in WIDER:
             entry.spec = entry.spec.model_copy(update={"dtype": WIDER[entry.spec.dtype]})
-
-
-def _gives_float(role: Role, target: Target) -> bool:
-    return role is Role.LINEAR and target.float_results
 
 
 def _wanted_by_readers(

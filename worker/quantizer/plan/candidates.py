@@ -226,8 +226,9 @@ def _judge(
     reason = None
     if "fed" in sides and entry.role in (*_BOUNDED, Role.FUSED) and not _fed(node, plan, borders):
         reason = NOT_FED()
-    elif "read" in sides and entry.role in _BOUNDED and not _read(plan.carrier(node), plan, graph, borders):
-        reason = NOT_READ()
+    elif "read" in sides and entry.role in _BOUNDED:
+        made = plan.carrier(node)
+        reason = None if borders.leaves(made) or read_by_quantized(made, plan, graph) else NOT_READ()
     if reason is None:
         return
     entry.role, entry.reason = None, reason
@@ -246,10 +247,6 @@ def _judge(
 def _fed(node: ir.Node, plan: QuantizationPlan, borders: Borders) -> bool:
     given = [value for value in node.inputs if value is not None and not is_constant(value)]
     return any(_entry(value, plan) or borders.enters(value, node) for value in given)
-
-
-def _read(value: ir.Value, plan: QuantizationPlan, graph: ir.Graph, borders: Borders) -> bool:
-    return borders.leaves(value) or read_by_quantized(value, plan, graph)
 
 
 def _entry(value: ir.Value, plan: QuantizationPlan) -> NodePlan | None:

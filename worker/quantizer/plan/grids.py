@@ -254,7 +254,8 @@ def fill_activations(graph: ir.Graph, plan: QuantizationPlan, ranges: Mapping[st
     values = {value.name: value for value in (*graph.inputs, *(made for node in graph for made in node.outputs))}
     for entry in plan.activations.values():
         if not needs_calibration(entry.spec.dtype):
-            entry.quantization = _fixed_grid(entry.spec.dtype, values[entry.tensor], plan)
+            dtype, value = entry.spec.dtype, values[entry.tensor]
+            entry.quantization = BlockGrid(dtype, _block_axis(value, plan)) if is_block(dtype) else FloatGrid(dtype)
             continue
         found = ranges.get(entry.source)
         if found is None or not (np.isfinite(found.minimum) and np.isfinite(found.maximum)):
@@ -264,10 +265,6 @@ def fill_activations(graph: ir.Graph, plan: QuantizationPlan, ranges: Mapping[st
                 tensor=entry.source,
             )
         entry.quantization = activation_grid(entry.spec, found)
-
-
-def _fixed_grid(dtype: str, value: ir.Value, plan: QuantizationPlan) -> Grid:
-    return BlockGrid(dtype, _block_axis(value, plan)) if is_block(dtype) else FloatGrid(dtype)
 
 
 def _block_axis(value: ir.Value, plan: QuantizationPlan) -> int:

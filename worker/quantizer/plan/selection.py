@@ -79,7 +79,9 @@ class Matcher:
             return lambda node: self.fits(selector, node_name(node))
         if isinstance(selector, OpTypeSelector):
             return lambda node: selector.op_type in (node.op_type, self._op_types.get(node_name(node)))
-        return lambda node: any(_within(selector.module, path) for path in module_paths(node))
+        return lambda node: any(
+            path == selector.module or path.startswith(f"{selector.module}.") for path in module_paths(node)
+        )
 
     def _by_tensor(self, tensor: str) -> Iterable[str]:
         """The tensor's producer; of a graph input or an initializer, its readers."""
@@ -101,10 +103,6 @@ class Matcher:
             if node_name(node) in before:
                 before |= parents[node_name(node)]
         return after & before & {node_name(node) for node in nodes}
-
-
-def _within(module: str, path: str) -> bool:
-    return path == module or path.startswith(module + ".")
 
 
 def _parents(node: ir.Node) -> set[str]:

@@ -367,7 +367,8 @@ def out_of_range(model: ir.Model, nodes: Iterable[ir.Node], case: Case, services
     """
     nodes = list(nodes)
     read = {value for node in nodes for value in (*node.inputs, *node.outputs) if value is not None}
-    observers = {name_of(value): Extents() for value in read if _is_activation(value)}
+    activations = (value for value in read if is_float32(value) and value.name and not is_constant(value))
+    observers = {name_of(value): Extents() for value in activations}
     requests = [Request(name, observer) for name, observer in sorted(observers.items())]
     if requests:
         case.collect(model, requests, services)
@@ -381,10 +382,6 @@ def out_of_range(model: ir.Model, nodes: Iterable[ir.Node], case: Case, services
         elif faint:
             reasons[node_name(node)] = BELOW_HALF(largest=max(faint))
     return reasons
-
-
-def _is_activation(value: ir.Value) -> bool:
-    return is_float32(value) and bool(value.name) and not is_constant(value)
 
 
 def refused(

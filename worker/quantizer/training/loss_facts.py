@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
 from torch import Tensor
 
 from service.contracts.evaluation import EvaluationSpec
@@ -96,7 +95,9 @@ class OutputFacts:
             return "kl", f"metric {metric.name} reads classes from it"
         if labelled:
             return "kl", "its classes have labels"
-        judge = next((metric for metric in self.metrics if self._judges(metric, output)), None)
+        # what graphs and functions read an output as is not known
+        known = (metric for metric in self.metrics if not isinstance(metric, GraphMetric | FunctionMetric))
+        judge = next((metric for metric in known if self._reads(metric, output)), None)
         if judge is not None:
             return "mse", f"metric {judge.name} reads numbers from it"
         single = values.numel() == values.shape[0] * values.shape[axis]
@@ -106,7 +107,7 @@ class OutputFacts:
             return "mse", "the dataset's class labels do not belong to it"
         if self.metrics or self.labels_name is not None or values.ndim != 2 or values.shape[1] < _LEAST_COLUMNS:
             return "mse", "nothing tells that it holds scores of classes"
-        if _within_unit(values) and not are_probabilities(values, axis):
+        if bool(((values >= 0) & (values <= 1)).all()) and not are_probabilities(values, axis):
             return "mse", "it holds shares that do not sum to 1"
         return "kl", f"its {values.shape[1]} columns look like scores of classes"
 
@@ -120,10 +121,6 @@ class OutputFacts:
         if isinstance(metric, CountedMetric) and metric.threshold is not None:
             return False
         return find_output(metric.output, self.names) == output
-
-    def _judges(self, metric: Metric, output: str) -> bool:
-        """True if the metric reads the output as numbers; what graphs and functions read it as is not known."""
-        return not isinstance(metric, GraphMetric | FunctionMetric) and self._reads(metric, output)
 
     def _array(self, name: str | None) -> str | None:
         return None if name == self.labels_name else name
@@ -148,7 +145,3 @@ def are_probabilities(values: Tensor, axis: int) -> bool:
     """True if the values along ``axis`` are nowhere negative and sum to 1, as behind a Softmax."""
     sums = values.double().sum(dim=axis)
     return bool((values >= 0).all()) and bool(((sums - 1.0).abs() <= _SUM_TOLERANCE).all())
-
-
-def _within_unit(values: Tensor) -> bool:
-    return bool(torch.logical_and(values >= 0, values <= 1).all())

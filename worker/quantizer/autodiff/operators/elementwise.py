@@ -23,10 +23,6 @@ def _div(_: Attributes, one: Tensor, other: Tensor) -> Tensor:
     return one / other if one.is_floating_point() else torch.div(one, other, rounding_mode="trunc")
 
 
-def _pow(_: Attributes, base: Tensor, exponent: Tensor) -> Tensor:
-    return torch.pow(base, exponent).to(base.dtype)
-
-
 def _mod(attributes: Attributes, one: Tensor, other: Tensor) -> Tensor:
     """With the sign of the divisor, or with ``fmod`` of what is divided."""
     return torch.fmod(one, other) if attributes.get("fmod", 0) else torch.remainder(one, other)
@@ -234,7 +230,7 @@ COMPUTE: dict[str, Operator] = {
     "Mul": lambda _, one, other: one * other,
     "Not": lambda _, x: torch.logical_not(x),
     "Or": lambda _, one, other: torch.logical_or(one, other),
-    "Pow": _pow,
+    "Pow": lambda _, base, exponent: torch.pow(base, exponent).to(base.dtype),
     "Sub": lambda _, one, other: one - other,
     "Sum": _sum,
     "Where": lambda _, condition, one, other: torch.where(condition, one, other),
