@@ -245,10 +245,6 @@ class Program:
         read: names the operands; default: by their values.
         named: says under which names the wanted tensors are found in the end; default: their own.
 
-    Attributes:
-        constants: by name: initializers that instructions read, on ``device``.
-        inputs: names of the graph's inputs that are needed.
-
     Raises:
         NotDifferentiableError: a node has no form; names it.
     """
@@ -267,7 +263,7 @@ class Program:
         self.wanted = tuple(name_of(value) for value in graph.outputs) if wanted is None else tuple(wanted)
         nodes = _needed(graph if nodes is None else nodes, self.wanted)
         _check(nodes)
-        self.constants: dict[str, Tensor] = {}
+        self.constants: dict[str, Tensor] = {}  # by name: initializers that instructions read, on ``device``
         self._device, self._operators = device, operators
         self._found = {name: named(name) for name in self.wanted}
         self._instructions: list[_Instruction] = []

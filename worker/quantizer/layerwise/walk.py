@@ -36,19 +36,13 @@ def is_tunable(node: ir.Node, plan: QuantizationPlan) -> bool:
 
 
 class Visit:
-    """One node with the tensors that it reads. Good until the next visit.
-
-    Attributes:
-        node: the linear node, in the float graph.
-        index: number of the visit, from 0.
-        total: number of visits of the walk.
-    """
+    """One node with the tensors that it reads. Good until the next visit."""
 
     def __init__(self, frontier: Frontier, segment: Segment, index: int, total: int) -> None:
         self._frontier = frontier
         self.index = index
         self.total = total
-        self.node = segment.nodes[0]
+        self.node = segment.nodes[0]  # the linear node, in the float graph
         self._reads = frozenset(segment.reads)
 
     @property

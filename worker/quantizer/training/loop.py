@@ -37,12 +37,6 @@ class TrainingLoop:
 
     The losses of ``context`` are settled.
 
-    Attributes:
-        oscillations: of every weight on integers, by initializer.
-        taken: steps taken by this object.
-        seconds: that they took.
-        epoch_steps: steps in an epoch.
-
     Raises:
         InvalidConfigError: an augmentation does not fit the model.
     """
@@ -53,8 +47,8 @@ class TrainingLoop:
         self._numbers = context.split.training
         inputs = context.toolkit.case.inputs
         self._augmenter = Augmenter(self._spec.augmentations, inputs, self._seed, pointer=context.pointer)
-        self.oscillations: dict[str, Oscillations] = {}
-        self.taken, self.seconds = 0, 0.0
+        self.oscillations: dict[str, Oscillations] = {}  # of every weight on integers, by initializer
+        self.taken, self.seconds = 0, 0.0  # steps taken by this object, and what they took
         changed = bool(self._spec.augmentations) or bool(self._losses.inner_tensors)
         keeps = self._losses.needs_teacher and not changed
         self._targets = teacher_outputs(self._networks, self._samples, self._run) if keeps else None

@@ -41,9 +41,6 @@ class Networks:
     ``outputs`` are those that a loss reads, others are given too where they can be; ``inner`` are tensors that are
     compared.
 
-    Attributes:
-        twin: the quantized one.
-
     Raises:
         NotDifferentiableError: an operator has no derivative here.
     """
@@ -65,7 +62,7 @@ class Networks:
         wanted = tuple(dict.fromkeys((*self._outputs, *inner)))
         self._inner = tuple(inner)
         self.device = device
-        self.twin = Twin(draft, device=device, wanted=wanted, learn_zeros=learn_zeros)
+        self.twin = Twin(draft, device=device, wanted=wanted, learn_zeros=learn_zeros)  # the quantized one
         self._teacher = Program(draft.graph, device=device, wanted=wanted)
         self._rows = 1
         self._largest = 0.0
@@ -233,14 +230,12 @@ class Validation:
     """Some of the samples of a training.
 
     The losses of ``context`` are settled.
-
-    Attributes:
-        metric: what the best epoch is chosen by: the gate's metric; None: there are no labels for it, so the loss.
     """
 
     def __init__(self, context: TrainingContext, numbers: Numbers) -> None:
         self._case, self._run, self._losses = context.toolkit.case, context.run, context.losses
         self._samples, self._numbers, self._networks = context.samples, numbers, context.networks
+        # what the best epoch is chosen by: the gate's metric; None: there are no labels for it, so the loss
         self.metric = self._metric()
 
     @property

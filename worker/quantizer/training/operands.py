@@ -48,18 +48,14 @@ class TrainedParameter:
 
 
 class OperandNames:
-    """Names the operands of a graph's nodes.
-
-    Attributes:
-        held: the parameters that were named, by key.
-        moved: constants that the plan has in the place of initializers, float32 as their grids represent them, by key.
-    """
+    """Names the operands of a graph's nodes."""
 
     def __init__(self, graph: ir.Graph, plan: QuantizationPlan) -> None:
         self._graph, self._plan = graph, plan
         self._parameters = Parameters(graph, plan)
         self._values = {name_of(value): value for value in _activations(graph)}
-        self.held: dict[str, TrainedParameter] = {}
+        self.held: dict[str, TrainedParameter] = {}  # the parameters that were named, by key
+        # constants that the plan has in the place of initializers, float32 as their grids represent them, by key
         self.moved: dict[str, np.ndarray] = {}
 
     def key(self, node: ir.Node, index: int, value: ir.Value) -> str:
@@ -275,20 +271,12 @@ class Normalization(nn.Module):
 
     ``moments`` are of what it makes in the float network, with its bias there; ``bias``, [out], is the one that it is
     trained from.
-
-    Attributes:
-        gamma: [out].
-        beta: [out].
-        mean: [out], running, of u = W x.
-        variance: likewise.
-        epsilon: [], added to variances.
-        channels: the output channel that each element of the weight belongs to; broadcasts against it.
     """
 
-    mean: Tensor
-    variance: Tensor
-    epsilon: Tensor
-    channels: Tensor
+    mean: Tensor  # [out], running, of u = W x
+    variance: Tensor  # likewise
+    epsilon: Tensor  # [], added to variances
+    channels: Tensor  # the output channel that each element of the weight belongs to; broadcasts against it
 
     def __init__(self, layer: FoldedConvolution, moments: ChannelStatistics, bias: Tensor) -> None:
         super().__init__()
@@ -298,8 +286,8 @@ class Normalization(nn.Module):
         self.register_buffer("mean", (moments.mean - original).float())
         self.register_buffer("variance", moments.variance.float())
         self.register_buffer("epsilon", torch.tensor(_EPSILON * (usual or 1.0), dtype=torch.float32, device=device))
-        self.gamma = nn.Parameter(self.sigma().clone())
-        self.beta = nn.Parameter(self.mean + bias.detach().reshape(-1))
+        self.gamma = nn.Parameter(self.sigma().clone())  # [out]
+        self.beta = nn.Parameter(self.mean + bias.detach().reshape(-1))  # [out]
         channels = layer.view.along_outputs(np.arange(layer.view.out_channels))
         self.register_buffer("channels", torch.from_numpy(channels.copy()).to(device), persistent=False)
 

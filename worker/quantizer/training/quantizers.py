@@ -31,10 +31,6 @@ class LearnedGrid(nn.Module):
 
     ``kind`` is that of the scale: float32, power_of_two or int16. With ``of_samples`` the first axis of its tensors
     counts samples.
-
-    Attributes:
-        growth: v, in the shape of the grid's scale, [1] for one scale.
-        zero: the zero point as a float that is rounded when it is used; a parameter where it is learned.
     """
 
     base: Tensor
@@ -46,9 +42,11 @@ class LearnedGrid(nn.Module):
         self._grid, self._kind = grid, kind
         self._low, self._high = (float(limit) for limit in grid.limits)
         self.register_buffer("base", as_tensor(np.array(np.atleast_1d(grid.scale)), device))
+        # v, in the shape of the grid's scale, [1] for one scale
         self.growth = nn.Parameter(torch.full_like(self.base, self._start))
         zero = as_tensor(np.array(grid.zero_point, np.float32), device)
         self.learns_zero, self._of_samples = learn_zero, of_samples
+        # a float that is rounded when it is used; a parameter where it is learned
         if learn_zero:
             self.zero: Tensor = nn.Parameter(zero)
         else:

@@ -119,14 +119,6 @@ class Twin(nn.Module):
     ``wanted`` are names of tensors to give, None: the outputs. With ``learn_zeros`` zero points of asymmetric
     activations move.
 
-    Attributes:
-        masters: the float values of all that is trained, by initializer.
-        weight_grids: the learned grids of weights on integers, by initializer.
-        activation_grids: those of activations, by source.
-        norms: of convolutions that ``unfold`` has given one, by the initializer of their weight.
-        norms_frozen: normalize by the running statistics even in training mode.
-        rounding: False: weights and activations pass as they are, as in the float network.
-
     Raises:
         NotDifferentiableError: an operator has no derivative here.
     """
@@ -141,16 +133,16 @@ class Twin(nn.Module):
     ) -> None:
         super().__init__()
         self._draft, self._device = draft, device
-        self.rounding = True
+        self.rounding = True  # False: weights and activations pass as they are, as in the float network
         self._operands = OperandNames(draft.graph, draft.plan)
         self._program = Program(
             draft.graph, device=device, wanted=wanted, read=self._operands.key, named=self._operands.result
         )
-        self.masters: Tree[nn.Parameter] = Tree()
-        self.weight_grids: Tree[LearnedGrid] = Tree()
-        self.activation_grids: Tree[LearnedGrid] = Tree()
-        self.norms: Tree[Normalization] = Tree()
-        self.norms_frozen = False
+        self.masters: Tree[nn.Parameter] = Tree()  # the float values of all that is trained, by initializer
+        self.weight_grids: Tree[LearnedGrid] = Tree()  # the learned grids of weights on integers, by initializer
+        self.activation_grids: Tree[LearnedGrid] = Tree()  # those of activations, by source
+        self.norms: Tree[Normalization] = Tree()  # of what ``unfold`` has given one, by the initializer of the weight
+        self.norms_frozen = False  # True: normalize by the running statistics even in training mode
         self._unfolded: dict[str, FoldedConvolution] = {}  # by the name of the convolution's result
         self._norm_of: dict[str, str] = {}  # key of a weight or a bias -> name of its normalization
         self._fixed: dict[str, TorchGrid] = {}
