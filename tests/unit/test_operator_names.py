@@ -11,8 +11,7 @@ from collections.abc import Iterable
 import onnx
 
 from tests.support.source import trees
-from worker.quantizer.ops.record import Family
-from worker.quantizer.ops.table import named
+from worker.quantizer.ops.table import Family, named
 
 # The records, and what each target computes.
 ROOMS = ("worker/quantizer/ops/", "worker/quantizer/plan/targets/")
@@ -31,7 +30,7 @@ MAY_NAME = {
     "equalization/channel_scaling.py": ({"Clip", "Relu"}, _LIMITS),
     "equalization/channel_graph.py": ({"PRelu"}, _SLOPES),
     "fallback/regions.py": ({"Softmax"}, "tells attention by it"),
-    "finetune/gradient/parameters.py": ({"LayerNormalization"}, "its parameters may have more than one axis"),
+    "finetune/gradient/network.py": ({"LayerNormalization"}, "its parameters may have more than one axis"),
     "graph/values.py": ({"Relu"}, "has no limits among its inputs"),
     "modes/dynamic.py": ({"LSTM"}, "writes DynamicQuantizeLSTM"),
     "numerics/emission.py": ({"Clip"}, "writes it"),

@@ -26,7 +26,7 @@ from worker.quantizer.costs import expected_phases, forward_seconds
 from worker.quantizer.data import OpenDataset, open_dataset
 from worker.quantizer.data.random_inputs import random_dataset
 from worker.quantizer.emit import Emitted
-from worker.quantizer.emit.redundant import tidied
+from worker.quantizer.emit.between import tidied
 from worker.quantizer.evaluation.decisions import publish_samples
 from worker.quantizer.evaluation.metrics import MetricFunction, Metrics
 from worker.quantizer.fallback.choice import falling_back

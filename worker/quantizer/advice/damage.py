@@ -19,13 +19,11 @@ from service.contracts.report import Cause, CausePlace, LayerFigures
 from worker.quantizer.advice.activations import ActivationNoise, ChannelPower, mean_noise
 from worker.quantizer.evaluation.compare import worst_distance_db
 from worker.quantizer.graph.values import is_constant, name_of, node_name
-from worker.quantizer.numerics.granularity import PER_TENSOR, PerAxis
-from worker.quantizer.numerics.integer import IntegerGrid
+from worker.quantizer.numerics.integer import PER_TENSOR, IntegerGrid, PerAxis
 from worker.quantizer.ops.linear import MATRIX_PRODUCTS, channel_axis, is_linear
-from worker.quantizer.plan.grids import weight_grid
+from worker.quantizer.plan.grids import weight_axis, weight_grid
 from worker.quantizer.plan.parameters import Parameters
 from worker.quantizer.plan.types import BiasPlan, QuantizationPlan, Role, WeightPlan
-from worker.quantizer.plan.weights import weight_axis
 from worker.quantizer.refine.channels import find_outliers
 from worker.quantizer.refine.draft import Case, Draft
 from worker.quantizer.run.services import Services

@@ -17,10 +17,7 @@ from worker.quantizer.numerics.integer import IntegerGrid
 class TorchGrid:
     """A grid for tensors of one shape.
 
-    Args:
-        grid: of the plan.
-        shape: of the tensors; a leading -1 stands for any number of samples.
-        device: where they live.
+    A leading -1 of ``shape`` stands for any number of samples.
     """
 
     def __init__(self, grid: Grid, shape: tuple[int, ...], device: torch.device) -> None:

@@ -13,8 +13,7 @@ import onnx_ir as ir
 from service.contracts.errors import EngineError
 from service.contracts.specs import NUMBER_TYPES
 from worker.quantizer.graph.values import Names, add_initializer, name_of, node_name, take_place
-from worker.quantizer.numerics.granularity import PER_TENSOR, PerBlock
-from worker.quantizer.numerics.integer import IntegerGrid
+from worker.quantizer.numerics.integer import PER_TENSOR, IntegerGrid, PerBlock
 from worker.quantizer.ops.linear import recurrent_weights
 from worker.quantizer.plan.parameters import Parameter, Parameters
 from worker.quantizer.plan.types import QuantizationPlan, WeightPlan
@@ -25,12 +24,7 @@ _SMALLEST_BLOCK = 16
 
 
 def has_kernel(node: ir.Node, weight: WeightPlan) -> bool:
-    """True for a MatMul whose planned weight has the form that the operator takes.
-
-    Args:
-        node: reads the weight.
-        weight: its entry in the plan.
-    """
+    """True for a MatMul whose planned weight has the form that the operator takes."""
     grid, size = weight.quantization, weight.spec.block_size
     shape = None if node.inputs[1] is None else node.inputs[1].shape
     return (
@@ -50,10 +44,7 @@ def packed(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
     """B, scales, and zero points where they are not all the middle of the type.
 
-    Args:
-        integers: [inputs, outputs].
-        grid: that they lie on, one scale for each block of inputs of an output.
-        block_size: inputs of a block.
+    ``integers`` are [inputs, outputs], with a scale for each block of ``block_size`` inputs of an output.
     """
     known = NUMBER_TYPES[grid.dtype]
     bits, lowest = int(known.bits), known.limits[0] if known.limits else 0
@@ -86,12 +77,7 @@ def write_product(
 ) -> None:
     """Put MatMulNBits in the place of a MatMul, under its name.
 
-    Args:
-        graph: that holds the node.
-        names: in use.
-        node: MatMul that ``has_kernel``.
-        integers: of its weight, [inputs, outputs].
-        weight: its entry in the plan.
+    ``integers`` are those of the weight, [inputs, outputs]; the node ``has_kernel``.
     """
     grid = weight.quantization
     if not isinstance(grid, IntegerGrid):
@@ -136,11 +122,7 @@ _FIRST_KEPT, _KEPT = 3, 5
 def write_dynamic_lstm(model: ir.Model, node: ir.Node, plan: QuantizationPlan, names: Names) -> None:
     """Replace an LSTM by one that computes on integers; name, outputs and their names stay.
 
-    Args:
-        model: changed in place.
-        node: LSTM of the main graph, layout 0, whose W and R are planned.
-        plan: filled.
-        names: in use.
+    The node is an LSTM of the main graph, layout 0, whose W and R are planned; the model is changed in place.
 
     Raises:
         EngineError: the plan was not filled.

@@ -22,8 +22,7 @@ import onnx_ir as ir
 from service.contracts.errors import EngineError
 from service.contracts.specs import NUMBER_TYPES
 from worker.quantizer.graph.values import Names, add_initializer, name_of, node_name, take_place, users
-from worker.quantizer.numerics.granularity import PER_TENSOR, PerAxis, PerBlock
-from worker.quantizer.numerics.integer import IntegerGrid, onnx_integers
+from worker.quantizer.numerics.integer import PER_TENSOR, IntegerGrid, PerAxis, PerBlock, onnx_integers
 from worker.quantizer.ops.linear import MATRIX_PRODUCTS
 from worker.quantizer.plan.parameters import Parameters
 from worker.quantizer.plan.types import QuantizationPlan, Role
@@ -33,21 +32,13 @@ _BYTE, _NIBBLE = 8, 4
 
 @dataclass(frozen=True)
 class StoredTable:
-    """A table as initializers of the graph.
+    """A table as initializers of the graph."""
 
-    Attributes:
-        integers: [rows, columns], or [rows, bytes] for 4 bits.
-        scale: [] for one, [columns], [rows], or [rows, blocks].
-        zero_point: same shape; None where all are 0.
-        grid: of the table.
-        columns: how many.
-    """
-
-    integers: ir.Value
-    scale: ir.Value
-    zero_point: ir.Value | None
-    grid: IntegerGrid
-    columns: int
+    integers: ir.Value  # [rows, columns], or [rows, bytes] for 4 bits
+    scale: ir.Value  # [] for one, [columns], [rows], or [rows, blocks]
+    zero_point: ir.Value | None  # same shape; None where all are 0
+    grid: IntegerGrid  # of the table
+    columns: int  # how many
 
     @property
     def by_rows(self) -> bool:
@@ -66,13 +57,7 @@ def store_table(
 ) -> StoredTable:
     """Put a table into the graph.
 
-    Args:
-        graph: main graph.
-        names: in use.
-        stem: that names begin with.
-        integers: [rows, columns].
-        grid: that they lie on.
-        half_scale: its scales are numbers of 16 bits, and stored so.
+    ``integers`` are [rows, columns]. With ``half_scale`` scales are numbers of 16 bits, and stored so.
     """
     scale, zero_point = grid.scale, grid.zero_point
     if NUMBER_TYPES[grid.dtype].bits < _BYTE:
@@ -102,11 +87,7 @@ def _packed(nibbles: np.ndarray) -> np.ndarray:
 class Tables:
     """The tables of a plan in a graph.
 
-    Args:
-        graph: main graph, changed in place.
-        plan: filled.
-        names: in use.
-        blocks: the opset knows DequantizeLinear by blocks.
+    With ``blocks`` the opset knows DequantizeLinear by blocks. The graph is changed in place.
     """
 
     def __init__(self, graph: ir.Graph, plan: QuantizationPlan, names: Names, *, blocks: bool) -> None:
@@ -201,12 +182,7 @@ class Tables:
     def _write(self, lookup: ir.Node, table: StoredTable) -> list[ir.Node]:
         """Let a lookup read a stored table; what it made is restored from its rows, under the same name.
 
-        Args:
-            lookup: a Gather of rows, which goes.
-            table: that it is to read.
-
-        Returns:
-            The new nodes.
+        Returns the new nodes.
         """
         made = self.batch(node_name(lookup))
         indices, old = lookup.inputs[1], lookup.outputs[0]
@@ -302,19 +278,12 @@ class Tables:
 
 @dataclass(frozen=True)
 class SharedTable:
-    """A table as the weight of a layer.
+    """A table as the weight of a layer."""
 
-    Attributes:
-        tables: it is one of them.
-        table: that is shared.
-        stem: name of the weight, that new names begin with.
-        transposed: the weight is [columns, rows].
-    """
-
-    tables: Tables
-    table: StoredTable
-    stem: str
-    transposed: bool
+    tables: Tables  # it is one of them
+    table: StoredTable  # that is shared
+    stem: str  # name of the weight, that new names begin with
+    transposed: bool  # the weight is [columns, rows]
 
     def restored(self) -> tuple[ir.Value, list[ir.Node]]:
         """The whole weight as floats, and the nodes that make it, at the head of the graph."""
@@ -360,7 +329,6 @@ class _Made:
     def add(
         self, op_type: str, inputs: Sequence[ir.Value | None], word: str, **attributes: int | str | tuple[int, ...]
     ) -> ir.Value:
-        """Append a node; its output, whose type is left open."""
         name = self._names.free(f"{self._stem}_{word}")
         node = ir.node(op_type, inputs, attributes=attributes, name=name)
         node.outputs[0].name = self._names.free(f"{name}_Output")

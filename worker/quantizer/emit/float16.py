@@ -24,8 +24,7 @@ from worker.quantizer.graph.values import (
     users,
 )
 from worker.quantizer.numerics.integer import LARGEST_HALF, fades_in_half
-from worker.quantizer.ops.record import Float16
-from worker.quantizer.ops.table import operator
+from worker.quantizer.ops.table import Float16, operator
 from worker.quantizer.plan.types import QuantizationPlan
 
 _HALF, _FLOAT = ir.DataType.FLOAT16, ir.DataType.FLOAT
@@ -82,11 +81,8 @@ def float_constants(node: ir.Node) -> list[np.ndarray]:
 def to_float16(model: ir.Model, nodes: Collection[str], opset: int, *, interface: bool = False) -> None:
     """Let some nodes of a model compute in float16; changes it in place.
 
-    Args:
-        model: prepared, or emitted with Q/DQ pairs; types of its values are known.
-        nodes: names of those of the main graph that are to, each one that ``can_turn``.
-        opset: of the model.
-        interface: float32 inputs and outputs of the model become float16 as well.
+    Types of the model's values are known, and each of ``nodes`` (names) ``can_turn``. With ``interface`` float32 inputs
+    and outputs of the model become float16 as well.
     """
     _Turner(model.graph, nodes, opset, interface).run()
 
@@ -198,10 +194,7 @@ def handed_on(graph: ir.Graph) -> set[ir.Value]:
 def turn_beside(model: ir.Model, plan: QuantizationPlan, made: Collection[ir.Node]) -> None:
     """Let the nodes that the plan names compute in float16, and the quantizers before and behind them.
 
-    Args:
-        model: emitted, changed in place.
-        plan: with the names of its ``float16_nodes``.
-        made: nodes that were put in as quantizers.
+    ``made`` are nodes that were put in as quantizers; the model is changed in place.
     """
     opset, chosen = model.graph.opset_imports.get("", 0), plan.float16_nodes or frozenset()
     float16_nodes: set[str] = set()

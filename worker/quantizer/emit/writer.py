@@ -15,11 +15,18 @@ import onnx_ir as ir
 
 from service.contracts.errors import EngineError, UnsupportedModelError
 from service.contracts.specs import NUMBER_TYPES, has_integer_kernels, is_integer
-from worker.quantizer.emit.apart import TYPED_OPSET, keep_apart, leave_out_zero_points, lengthen_biases
+from worker.quantizer.emit.between import (
+    TYPED_OPSET,
+    drop_implied_activations,
+    keep_apart,
+    leave_out_zero_points,
+    lengthen_biases,
+    limit_by_operands,
+    limit_integers,
+)
 from worker.quantizer.emit.contrib import has_kernel, write_product
 from worker.quantizer.emit.embeddings import Tables
 from worker.quantizer.emit.float16 import turn_beside
-from worker.quantizer.emit.redundant import drop_implied_activations, limit_by_operands, limit_integers
 from worker.quantizer.graph.rewriting import opset_of
 from worker.quantizer.graph.values import (
     Names,
@@ -36,8 +43,7 @@ from worker.quantizer.numerics.emission import (
     integer_nodes,
     weight_nodes,
 )
-from worker.quantizer.numerics.granularity import PerAxis, PerBlock
-from worker.quantizer.numerics.integer import IntegerGrid, onnx_integers, onnx_type
+from worker.quantizer.numerics.integer import IntegerGrid, PerAxis, PerBlock, onnx_integers, onnx_type
 from worker.quantizer.ops.channels import MOVERS
 from worker.quantizer.plan.candidates import common_home
 from worker.quantizer.plan.parameters import Parameter, Parameters
@@ -53,23 +59,17 @@ _MICROSOFT = "com.microsoft"
 
 @dataclass(frozen=True)
 class Emitted:
-    """A plan as a model.
+    """A plan as a model."""
 
-    Attributes:
-        model: quantized.
-        restored: by quantized activation of the plan: the tensor that stands for it there, dequantized.
-    """
-
-    model: ir.Model
+    model: ir.Model  # quantized
+    # by quantized activation of the plan: the tensor that stands for it there, dequantized
     restored: dict[str, str] = field(default_factory=dict)
 
 
 def emit(model: ir.Model, plan: QuantizationPlan) -> Emitted:
     """Write ``plan`` into ``model``, which is changed in place.
 
-    Args:
-        model: prepared float model; pass a clone to keep the original.
-        plan: filled plan (grids, integers); stays as it is.
+    ``model`` is the prepared float one: pass a clone to keep it. The filled plan stays as it is.
 
     Raises:
         EngineError: the plan was not filled.
@@ -109,10 +109,7 @@ def write_moved(graph: ir.Graph, plan: QuantizationPlan) -> None:
 def restore_weights(model: ir.Model, plan: QuantizationPlan, tables: Tables) -> None:
     """Let the nodes that compute in float read their weights restored; for modes that write all others themselves.
 
-    Args:
-        model: changed in place.
-        plan: filled.
-        tables: written already.
+    The model is changed in place; ``tables`` are written already.
 
     Raises:
         EngineError: the plan was not filled.
@@ -204,7 +201,6 @@ class _Writer:
         return products
 
     def _meets_few_bits(self, node: ir.Node) -> bool:
-        """True if a node reads or makes activations of 4 bits."""
         read = [value for value in node.inputs if value is not None]
         entries = [self._plan.activations.get(value.name or "") for value in (*read, self._plan.carrier(node))]
         return any(entry is not None and _has_few_bits(entry) for entry in entries)
@@ -238,7 +234,6 @@ class _Writer:
     def _dequantized(
         self, stem: str, integers: np.ndarray, grid: IntegerGrid, home: ir.Graph, *, half_scale: bool = False
     ) -> ir.Value:
-        """A constant behind a DequantizeLinear."""
         free = self.names.free
         stored = add_initializer(home, free(f"{stem}_quantized"), onnx_integers(integers, grid.dtype))
         scale = self._half_scale(stem, grid.scale, home) if half_scale else None
@@ -365,7 +360,6 @@ class _Writer:
         return node
 
     def _too_old(self, what: str, needed: int) -> UnsupportedModelError:
-        """The error to raise where the model's opset does not have what is to be written."""
         return UnsupportedModelError(
             f"{what} need opset {needed}, the model has {self._opset}",
             hint=f"Export the model anew with opset {needed} or later.",

@@ -26,69 +26,42 @@ _CHANGE_EVERY = 4
 
 @dataclass(frozen=True)
 class BalancedWeight:
-    """The weight of a layer in the balance.
+    """The weight of a layer in the balance."""
 
-    Attributes:
-        size: max |w| over the kernel's positions, float32 [a, b]; 0 where channels are cut off.
-        rows: group of the result that each weight belongs to; broadcasts to ``size``.
-        columns: group of the value that each weight multiplies; broadcasts to ``size``.
-        outputs: group of every output channel, [out].
-        bias: |b| of every output channel, [out], if it shares a grid of its own.
-        grid: which weights share a scale: "tensor", "row", or None for a weight that stays float.
-        step: of its grid, as a part of the largest weight; 0 if it has none.
-    """
-
-    size: np.ndarray
-    rows: np.ndarray
-    columns: np.ndarray
-    outputs: np.ndarray
-    bias: np.ndarray | None
-    grid: str | None
-    step: float = 0.0
+    size: np.ndarray  # max |w| over the kernel's positions, float32 [a, b]; 0 where channels are cut off
+    rows: np.ndarray  # group of the result that each weight belongs to; broadcasts to ``size``
+    columns: np.ndarray  # group of the value that each weight multiplies; broadcasts to ``size``
+    outputs: np.ndarray  # group of every output channel, [out]
+    bias: np.ndarray | None  # |b| of every output channel, [out], if it shares a grid of its own
+    grid: str | None  # which weights share a scale: "tensor", "row", or None for a weight that stays float
+    step: float = 0.0  # of its grid, as a part of the largest weight; 0 if it has none
 
 
 @dataclass(frozen=True)
 class BalancedTensor:
-    """What was seen of a quantized tensor.
+    """What was seen of a quantized tensor."""
 
-    Attributes:
-        groups: of its channels, [channels].
-        below: range below 0 per channel, float64 [channels], not negative.
-        above: range above 0, likewise.
-        step: of its grid, as a part of the largest value; 0 if it has none.
-    """
-
-    groups: np.ndarray
-    below: np.ndarray
-    above: np.ndarray
-    step: float = 0.0
+    groups: np.ndarray  # of its channels, [channels]
+    below: np.ndarray  # range below 0 per channel, float64 [channels], not negative
+    above: np.ndarray  # range above 0, likewise
+    step: float = 0.0  # of its grid, as a part of the largest value; 0 if it has none
 
 
 @dataclass(frozen=True)
 class BalanceProblem:
-    """What is to be balanced.
+    """What is to be balanced."""
 
-    Attributes:
-        groups: number of groups.
-        matrices: in topological order.
-        values: of all quantized tensors with channels that are not pinned.
-        fixed: groups whose factor is 1, bool [groups].
-        largest: highest factor of each group, float64 [groups], inf if there is none.
-        threshold: raw ranges that add up to less are left alone; 0 for none.
-        use_activations: let values bound factors.
-        values_count: what a squared rounding error of a value counts beside one of a weight of the same relative size:
-            the latter is the same at all positions, which shifts means; the former largely cancels in the sums of the
-            next layer. Between 0.03 and 0.1 MobileNets come out alike; 1 equalizes weights too little for scales per
-            tensor, 0 loses a coarse grid's values.
-    """
-
-    groups: int
-    matrices: Sequence[BalancedWeight]
-    values: Sequence[BalancedTensor]
-    fixed: np.ndarray
-    largest: np.ndarray
-    threshold: float = 0.0
-    use_activations: bool = True
+    groups: int  # number of groups
+    matrices: Sequence[BalancedWeight]  # in topological order
+    values: Sequence[BalancedTensor]  # of all quantized tensors with channels that are not pinned
+    fixed: np.ndarray  # groups whose factor is 1, bool [groups]
+    largest: np.ndarray  # highest factor of each group, float64 [groups], inf if there is none
+    threshold: float = 0.0  # raw ranges that add up to less are left alone; 0 for none
+    use_activations: bool = True  # let values bound factors
+    # what a squared rounding error of a value counts beside one of a weight of the same relative size: the latter is
+    # the same at all positions, which shifts means; the former largely cancels in the sums of the next layer. Between
+    # 0.03 and 0.1 MobileNets come out alike; 1 equalizes weights too little for scales per tensor, 0 loses a coarse
+    # grid's values.
     values_count: float = 0.1
 
 
@@ -113,10 +86,8 @@ class Balance:
 def balance(problem: BalanceProblem, *, steps: int, least_change: float) -> Balance:
     """Balance all blocks.
 
-    Args:
-        problem: see there.
-        steps: sweeps; -1 goes on until no factor moves by a percent or the weights change less than ``least_change``.
-        least_change: sum over layers of the mean change of a weight.
+    ``steps`` counts sweeps; -1 goes on until no factor moves by a percent or the mean change of a weight, summed over
+    layers, falls below ``least_change``.
     """
     blocks = _blocks(problem)
     factors = np.ones(problem.groups)
@@ -214,7 +185,7 @@ def _columns(readers: Sequence[BalancedWeight], factors: np.ndarray) -> tuple[np
         found = _largest(scaled, matrix.columns, factors.size) / factors
         raw = np.maximum(raw, found)
         if matrix.grid == "row":
-            if _diagonal(matrix):
+            if matrix.size.shape[1] == 1 and matrix.rows.shape[0] == matrix.columns.shape[0]:
                 continue  # one column to a row: its scale follows whatever it is multiplied by
             scaled = scaled / _short(factors[matrix.columns])
             axis = 1 if matrix.rows.shape[1] == 1 else 0
@@ -228,10 +199,6 @@ def _columns(readers: Sequence[BalancedWeight], factors: np.ndarray) -> tuple[np
 def _short(factors: np.ndarray) -> np.ndarray:
     """As float32: half the memory to go through, and precise enough for a range."""
     return np.asarray(factors, np.float32)
-
-
-def _diagonal(matrix: BalancedWeight) -> bool:
-    return bool(matrix.size.shape[1] == 1 and matrix.rows.shape[0] == matrix.columns.shape[0])
 
 
 def _relative_values(seen: Sequence[BalancedTensor], factors: np.ndarray) -> np.ndarray | None:

@@ -100,7 +100,6 @@ def _read(node: ir.Node) -> tuple[str, int] | None:
 def _correct_in_closed_form(
     places: CorrectableBiases, parameters: Parameters, means: Mapping[tuple[str, int], np.ndarray]
 ) -> list[str]:
-    """Correct the parameters; the names of the corrected nodes."""
     corrected = []
     for name, place in places.found.items():
         node = place.node
@@ -119,10 +118,7 @@ def mean_shift(node: ir.Node, parameters: Parameters, mean: np.ndarray) -> np.nd
     E[x] is the mean input in the float network (Nagel et al. 2019, Data-Free Quantization, section 4.2). At zero-padded
     borders the mean is taken as if the input went on.
 
-    Args:
-        node: Conv, ConvTranspose, Gemm or MatMul with a planned weight.
-        parameters: of a filled plan.
-        mean: float64 [in], mean input per channel.
+    ``mean`` is the mean input per channel, float64 [in]; the weight of the node is planned.
     """
     linear = linear_view(node)
     weight = parameters.of(node, 1)
@@ -149,15 +145,10 @@ Function = Callable[[np.ndarray], np.ndarray]
 
 @dataclass(frozen=True)
 class LayerSample:
-    """Values of a layer at the same positions, float32 [n, channels], in front of the activation function.
+    """Values of a layer at the same positions, float32 [n, channels], in front of the activation function."""
 
-    Attributes:
-        expected: of the float network.
-        found: of the quantized network.
-    """
-
-    expected: np.ndarray
-    found: np.ndarray
+    expected: np.ndarray  # of the float network
+    found: np.ndarray  # of the quantized network
 
     @property
     def is_usable(self) -> bool:
@@ -170,11 +161,7 @@ def correct_by_walking(
 ) -> Iterator[str]:
     """Correct the biases of the walk's plan, layer after layer; yields the name of each corrected node.
 
-    Args:
-        walk: not begun.
-        places: where corrections go, by node name.
-        left: takes the names of layers that cannot be measured, with the reason.
-        run: told of progress.
+    ``walk`` is not begun; ``left`` takes the names of layers that cannot be measured, with the reason.
 
     Raises:
         EngineError: onnxruntime failed.
@@ -241,10 +228,7 @@ def bias_shift(sample: LayerSample, activation: Function, quantized: Function) -
 
     0 where they agree better without.
 
-    Args:
-        sample: in front of the activation function.
-        activation: the activation function of the float network.
-        quantized: the same, and what else lies between the quantized layer and the next one.
+    ``quantized`` is the activation function and what else lies between the quantized layer and the next one.
     """
     wanted = activation(sample.expected).mean(axis=0, dtype=np.float64)
     shift = np.zeros(wanted.size)

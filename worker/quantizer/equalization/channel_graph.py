@@ -30,8 +30,7 @@ from worker.quantizer.graph.values import (
 from worker.quantizer.ops.channels import ChannelFlow, Kind, flow_of
 from worker.quantizer.ops.labels import TiedLabels, fits, lifted, trimmed
 from worker.quantizer.ops.linear import LinearNode, channel_axis, is_linear, linear_view, summed_axis
-from worker.quantizer.ops.record import Family
-from worker.quantizer.ops.table import operator
+from worker.quantizer.ops.table import Family, operator
 
 IN_INTERFACE = declare(
     "channels-in-interface", "the channels of {tensor!r} are those of an input or output of the network"
@@ -46,11 +45,7 @@ _SPLIT_THROUGH = (Kind.ELEMENTWISE, Kind.POOLED, Kind.MOVED, Kind.LIMITED, Kind.
 
 
 class ChannelsStopError(Exception):
-    """The channels cannot be followed any further.
-
-    Args:
-        reason: why.
-    """
+    """The channels cannot be followed any further."""
 
     def __init__(self, reason: Reason) -> None:
         super().__init__(reason.words)
@@ -59,19 +54,12 @@ class ChannelsStopError(Exception):
 
 @dataclass(frozen=True)
 class Fold:
-    """A constant that takes factors in.
+    """A constant that takes factors in."""
 
-    Attributes:
-        node: that reads it.
-        index: which input of the node it is.
-        channels: channel numbers; broadcast against the constant.
-        divides: the constant divides, so it takes the inverse factors.
-    """
-
-    node: ir.Node
-    index: int
-    channels: np.ndarray
-    divides: bool = False
+    node: ir.Node  # that reads it
+    index: int  # which input of the node it is
+    channels: np.ndarray  # channel numbers; broadcast against the constant
+    divides: bool = False  # the constant divides, so it takes the inverse factors
 
     def scaled(self, array: np.ndarray, factors: np.ndarray) -> np.ndarray:
         """float32: the constant with factors, float64 [channels], in it."""
@@ -89,41 +77,26 @@ class Folding:
 
 @dataclass(frozen=True)
 class ChannelConstant:
-    """A constant with a value for every channel of a region, or one for all.
+    """A constant with a value for every channel of a region, or one for all."""
 
-    Attributes:
-        node: that reads it.
-        index: which input of the node it is.
-        axis: of the channels in the constant, counted from its end: negative.
-        adds_up: whether the values are divided among the channels that one is split into; else each gets the value.
-    """
-
-    node: ir.Node
-    index: int
-    axis: int
-    adds_up: bool
+    node: ir.Node  # that reads it
+    index: int  # which input of the node it is
+    axis: int  # of the channels in the constant, counted from its end: negative
+    adds_up: bool  # whether the values are divided among the channels that one is split into; else each gets the value
 
 
 @dataclass
 class ChannelRegion:
-    """Tensors that have the same channels in the same order, and the layers at their ends.
+    """Tensors that have the same channels in the same order, and the layers at their ends."""
 
-    Attributes:
-        channels: their number.
-        axes: by tensor, the axis of the channels.
-        makers: layers whose output channels they are.
-        readers: layers whose input channels they are.
-        depthwise: depthwise convolutions within.
-        between: constants with a value per channel that other nodes read.
-        reshapes: nodes that give the number of channels in a constant shape, and its place there.
-    """
-
-    channels: int
-    axes: dict[ir.Value, int] = field(default_factory=dict)
-    makers: list[LinearNode] = field(default_factory=list)
-    readers: list[LinearNode] = field(default_factory=list)
-    depthwise: list[LinearNode] = field(default_factory=list)
+    channels: int  # their number
+    axes: dict[ir.Value, int] = field(default_factory=dict)  # by tensor, the axis of the channels
+    makers: list[LinearNode] = field(default_factory=list)  # layers whose output channels they are
+    readers: list[LinearNode] = field(default_factory=list)  # layers whose input channels they are
+    depthwise: list[LinearNode] = field(default_factory=list)  # depthwise convolutions within
+    # constants with a value per channel that other nodes read
     between: list[ChannelConstant] = field(default_factory=list)
+    # nodes that give the number of channels in a constant shape, and its place there
     reshapes: list[tuple[ir.Node, int]] = field(default_factory=list)
 
     @property
@@ -147,11 +120,7 @@ class ChannelRegion:
 
 
 class ChannelGraph:
-    """A main graph as channels flow through it. It may be changed at other places than those that are asked about.
-
-    Args:
-        graph: prepared.
-    """
+    """A main graph as channels flow through it. It may be changed at other places than those that are asked about."""
 
     def __init__(self, graph: ir.Graph) -> None:
         self.graph = graph
@@ -166,10 +135,7 @@ class ChannelGraph:
     def folding(self, value: ir.Value, channels: int, refused: Callable[[ir.Node], bool]) -> Folding | Reason:
         """The constants that take in a factor per index of the last axis of ``value``; why it needs a node of its own.
 
-        Args:
-            value: made by a node of the graph; who reads it is not looked at.
-            channels: length of its last axis.
-            refused: True for a linear node that is not to take factors in.
+        Who reads ``value`` is not looked at; ``refused`` is True for a linear node that is not to take factors in.
         """
         walk = _FoldingWalk(self, refused)
         try:
@@ -312,7 +278,6 @@ class _RegionWalk:
         self._passed: set[ir.Node] = set()
 
     def run(self, value: ir.Value, axis: int) -> None:
-        """Enter all that comes with a tensor."""
         waiting = [(value, axis)]
         while waiting:
             value, axis = waiting.pop()
@@ -428,7 +393,6 @@ class _RegionWalk:
             self.region.between.append(ChannelConstant(node, index, axis - rank, adds_up))
 
     def _hold_shape(self, node: ir.Node, before: int, axis: int) -> None:
-        """Take in the shape that a Reshape is given."""
         shape = constant(node.inputs[1])
         if shape is None or shape.size <= axis or shape[axis] not in (self.region.channels, -1, 0):
             raise _not_passed_on(node)

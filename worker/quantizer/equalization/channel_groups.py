@@ -37,21 +37,15 @@ class ScalableLayer:
     """A Conv, ConvTranspose, Gemm, MatMul or BatchNormalization with constant parameters.
 
     With the factor t of every label, its weight w becomes w * t[rows] / t[columns], its bias b * t[outputs].
-
-    Attributes:
-        node: the node.
-        outputs: label of every output channel, int64 [out].
-        inputs: label of every input channel, int64 [in].
-        rows: labels of the results that weights belong to; broadcasts to the first two axes of the weight (a
-            vector counts as [n, 1]).
-        columns: labels of the values that weights multiply, likewise.
     """
 
-    node: ir.Node
-    outputs: np.ndarray
-    inputs: np.ndarray
+    node: ir.Node  # the node
+    outputs: np.ndarray  # label of every output channel, int64 [out]
+    inputs: np.ndarray  # label of every input channel, int64 [in]
+    # labels of the results that weights belong to; broadcasts to the first two axes of the weight (a vector counts as
+    # [n, 1])
     rows: np.ndarray
-    columns: np.ndarray
+    columns: np.ndarray  # labels of the values that weights multiply, likewise
 
     @property
     def is_linear(self) -> bool:
@@ -93,21 +87,13 @@ class ScalableLayer:
 
 @dataclass(frozen=True)
 class ChannelLimit:
-    """A Clip, Max or Min by which a tensor is limited; limits enclose 0.
+    """A Clip, Max or Min by which a tensor is limited; limits enclose 0."""
 
-    Attributes:
-        node: the node.
-        index: which of its inputs it limits.
-        channels: labels of its result.
-        low: lower limit, -inf if none.
-        high: upper limit, inf if none.
-    """
-
-    node: ir.Node
-    index: int
-    channels: np.ndarray
-    low: float
-    high: float
+    node: ir.Node  # the node
+    index: int  # which of its inputs it limits
+    channels: np.ndarray  # labels of its result
+    low: float  # lower limit, -inf if none
+    high: float  # upper limit, inf if none
 
     @property
     def value(self) -> ir.Value:
@@ -120,29 +106,20 @@ class ChannelLimit:
 
 @dataclass
 class Flow:
-    """The main graph as channels see it. All labels are groups of ``TiedLabels.resolve``, 0 is pinned.
+    """The main graph as channels see it. All labels are groups of ``TiedLabels.resolve``, 0 is pinned."""
 
-    Attributes:
-        channels: by tensor name, for float tensors; broadcasts to the tensor's shape.
-        layers: what can take scales in, in topological order.
-        limits: the Clips between them.
-        terms: constants that are added between them.
-        groups: number of groups, the pinned one included.
-    """
-
+    # by tensor name, for float tensors; broadcasts to the tensor's shape
     channels: dict[str, np.ndarray] = field(default_factory=dict)
-    layers: list[ScalableLayer] = field(default_factory=list)
-    limits: list[ChannelLimit] = field(default_factory=list)
-    terms: list[Fold] = field(default_factory=list)
-    groups: int = 1
+    layers: list[ScalableLayer] = field(default_factory=list)  # what can take scales in, in topological order
+    limits: list[ChannelLimit] = field(default_factory=list)  # the Clips between them
+    terms: list[Fold] = field(default_factory=list)  # constants that are added between them
+    groups: int = 1  # number of groups, the pinned one included
 
 
 def follow(graph: ir.Graph, *, through_normalizations: bool = True) -> Flow:
     """Follow the channels of a prepared main graph.
 
-    Args:
-        graph: not changed.
-        through_normalizations: let a BatchNormalization that is not folded take scales in.
+    ``through_normalizations`` lets a BatchNormalization that is not folded take scales in.
     """
     return _Follower(graph, through_normalizations=through_normalizations).run()
 
@@ -314,10 +291,7 @@ _HANDLERS: dict[Kind, _Handler] = {
 def _linear_layer(node: ir.Node, inputs: np.ndarray, fresh: _Fresh) -> ScalableLayer | None:
     """The layer of a linear node, None if scales cannot go in.
 
-    Args:
-        node: Conv, ConvTranspose, Gemm or MatMul.
-        inputs: labels of its input channels, [in] or [1].
-        fresh: makes labels for its results.
+    ``inputs`` are the labels of its input channels, [in] or [1]; ``fresh`` makes labels for its results.
     """
     linear, weight = linear_view(node), _own_constant(node, 1)
     if linear is None or weight is None or weight.size == 0 or not np.isfinite(weight).all():

@@ -26,9 +26,9 @@ from worker.quantizer.graph.values import Names, add_initializer, constant, name
 from worker.quantizer.numerics.blocks import Grid
 from worker.quantizer.numerics.integer import IntegerGrid
 from worker.quantizer.ops.labels import PINNED
+from worker.quantizer.plan.grids import weight_axis
 from worker.quantizer.plan.targets import TARGETS
 from worker.quantizer.plan.types import QuantizationPlan
-from worker.quantizer.plan.weights import weight_axis
 from worker.quantizer.preparation.affine import replace_constant
 from worker.quantizer.refine.draft import Draft
 from worker.quantizer.statistics.collect import Request
@@ -106,11 +106,7 @@ def quantized_values(
 ) -> list[BalancedTensor]:
     """What was seen of every tensor that shares one scale among its channels.
 
-    Args:
-        flow: see there.
-        plan: says which tensors those are.
-        seen: by tensor.
-        unlimited: limits, by node name, that are to be dropped: what they let through is as large as what they get.
+    ``unlimited`` are limits, by node name, that are to be dropped: what they let through is as large as what they get.
     """
     dropped = {name_of(limit.node.outputs[0]): limit.value for limit in flow.limits if limit.node.name in unlimited}
     grids = {entry.source: entry.quantization for entry in plan.activations.values()}
@@ -139,12 +135,7 @@ def range_changes(
 ) -> tuple[RangeChange, ...]:
     """Weights of the layers in order, then activations.
 
-    Args:
-        before: the draft that was equalized.
-        after: what it became, calibrated.
-        flow: of ``before``.
-        seen: of ``before``.
-        factors: by group.
+    ``flow``, ``seen`` and ``factors``, by group, are of ``before``; ``after`` is calibrated.
     """
     old = {node_name(node): node for node in before.graph}
     new = {node_name(node): node for node in after.graph}
@@ -206,13 +197,7 @@ _REACHED = 1.0 - 1e-6
 def scale_layers(graph: ir.Graph, flow: Flow, factors: np.ndarray) -> list[str]:
     """Multiply every channel by its group's factor; the graph is changed in place.
 
-    Args:
-        graph: that of ``flow``.
-        flow: see there.
-        factors: float64 [groups], positive.
-
-    Returns:
-        Names of the nodes whose constants have changed.
+    ``factors`` are float64 [groups], positive. Returns names of the nodes whose constants have changed.
     """
 
     def of(layer: ScalableLayer) -> dict[int, np.ndarray]:
@@ -343,15 +328,8 @@ def rewrite_limits(
 ) -> tuple[dict[str, str], list[str]]:
     """Scale the limits of scaled channels, or drop them; the graph is changed in place.
 
-    Args:
-        graph: that of ``flow``.
-        flow: see there.
-        factors: by group.
-        shift: by group: what was taken from the values before they were scaled.
-        policy: see there.
-
-    Returns:
-        Operators of new nodes as users know them, by name; and the names of the limits concerned.
+    ``factors`` and ``shift`` are by group; the latter was taken from the values before they were scaled. Returns
+    operators of new nodes as users know them, by name; and the names of the limits concerned.
     """
     names, op_types, changed = Names(graph), dict[str, str](), []
     for limit in flow.limits:

@@ -19,9 +19,9 @@ from worker.quantizer.graph.rewriting import replace as replace_nodes
 from worker.quantizer.graph.values import constant, float_attribute, is_constant, is_float32, name_of, node_name
 from worker.quantizer.layerwise import is_tunable
 from worker.quantizer.ops.linear import bias_of, linear_view
+from worker.quantizer.plan.grids import float_bias_reason
 from worker.quantizer.plan.parameters import Parameter, Parameters
 from worker.quantizer.plan.types import BiasPlan, NodePlan, QuantizationPlan
-from worker.quantizer.plan.weights import float_bias_reason
 from worker.quantizer.refine.draft import Draft
 
 NOTHING_ADDED = "nothing constant is added to its result"
@@ -32,17 +32,11 @@ PUTS_BACK_THE_MEAN = declare(
 
 @dataclass(frozen=True)
 class CorrectableBias:
-    """A constant with one value per output channel of a linear node.
+    """A constant with one value per output channel of a linear node."""
 
-    Attributes:
-        node: the linear node.
-        owner: the node that reads the constant: the same, or an Add behind it.
-        index: of the constant among its inputs.
-    """
-
-    node: ir.Node
-    owner: ir.Node
-    index: int
+    node: ir.Node  # the linear node
+    owner: ir.Node  # the node that reads the constant: the same, or an Add behind it
+    index: int  # of the constant among its inputs
 
     @property
     def initializer(self) -> str:
@@ -117,19 +111,12 @@ def _added_behind(node: ir.Node) -> tuple[ir.Node, ir.Value] | tuple[None, None]
 
 @dataclass(frozen=True)
 class CorrectableBiases:
-    """A draft in which corrections have places.
+    """A draft in which corrections have places."""
 
-    Attributes:
-        draft: a new one, with a plan of its own.
-        found: places by node name, in topological order.
-        created: of how many kinds of new places there are how many.
-        left: reasons by the names of nodes without a place.
-    """
-
-    draft: Draft
-    found: dict[str, CorrectableBias]
-    created: dict[str, int] = field(default_factory=dict)
-    left: dict[str, str] = field(default_factory=dict)
+    draft: Draft  # a new one, with a plan of its own
+    found: dict[str, CorrectableBias]  # places by node name, in topological order
+    created: dict[str, int] = field(default_factory=dict)  # of how many kinds of new places there are how many
+    left: dict[str, str] = field(default_factory=dict)  # reasons by the names of nodes without a place
 
 
 def make_places(draft: Draft, config: QuantizationConfig, *, insert_add: bool) -> CorrectableBiases:
@@ -137,11 +124,6 @@ def make_places(draft: Draft, config: QuantizationConfig, *, insert_add: bool) -
 
     A convolution or Gemm without a bias gets one, a MatMul of two matrices becomes a Gemm, where it computes on
     integers, and behind any other MatMul an Add is put, if floats read its result. The network computes what it did.
-
-    Args:
-        draft: calibrated.
-        config: resolved; says how biases are quantized.
-        insert_add: whether Adds may be put in.
     """
     plan, prepared = draft.plan.copy(), draft.prepared
     found = _places(draft.graph, plan)
@@ -178,7 +160,6 @@ def _places(graph: ir.Graph, plan: QuantizationPlan) -> dict[str, CorrectableBia
 
 
 def _plan_biases(graph: ir.Graph, names: Collection[str], wanted: dict[str, BiasPlan], plan: QuantizationPlan) -> None:
-    """Enter new biases into the plan, as it quantizes their nodes."""
     parameters = Parameters(graph, plan)
     for node in graph:
         name, weight = node_name(node), node.inputs[1] if len(node.inputs) > 1 else None

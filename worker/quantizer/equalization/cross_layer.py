@@ -33,8 +33,7 @@ from worker.quantizer.evaluation.metrics import Distances
 from worker.quantizer.evaluation.side_by_side import side_by_side
 from worker.quantizer.graph.serialized import to_bytes
 from worker.quantizer.graph.values import DEFAULT_DOMAINS, Names, name_of, node_name, users
-from worker.quantizer.numerics.granularity import PER_TENSOR
-from worker.quantizer.numerics.integer import IntegerGrid
+from worker.quantizer.numerics.integer import PER_TENSOR, IntegerGrid
 from worker.quantizer.ops.channels import flow_of
 from worker.quantizer.ops.labels import PINNED
 from worker.quantizer.ops.linear import linear_view
@@ -82,13 +81,8 @@ def find_shifts(flow: Flow, seen: Mapping[str, ObservedChannels]) -> np.ndarray:
 def absorb(graph: ir.Graph, flow: Flow, shifts: np.ndarray) -> list[str]:
     """Take ``shifts`` from the biases of the layers that make the values and give them to those that read them.
 
-    Args:
-        graph: that of ``flow``, changed in place.
-        flow: see there.
-        shifts: by group.
-
-    Returns:
-        Names of the nodes whose bias has changed.
+    ``shifts`` are by group; the graph, that of ``flow``, is changed in place. Returns names of the nodes whose bias has
+    changed.
     """
     names, changed = Names(graph), []
     for layer in flow.layers:
@@ -161,7 +155,6 @@ def _adds_bias(node: ir.Node) -> bool:
 
 
 def _beta(node: ir.Node) -> float:
-    """What the node multiplies its bias by."""
     linear = linear_view(node)
     return 1.0 if linear is None else linear.beta
 
@@ -172,7 +165,6 @@ def _passes_shift(node: ir.Node) -> bool:
 
 
 def _uses(flow: Flow, parts: list[np.ndarray]) -> np.ndarray:
-    """Number of layers by group."""
     count = np.zeros(flow.groups, np.int64)
     for groups in parts:
         count[np.unique(groups)] += 1
@@ -221,39 +213,22 @@ class CrossLayerEqualizationStep(Step[CrossLayerEqualization]):
 
 @dataclass
 class Equalizer:
-    """One equalization.
+    """One equalization."""
 
-    Attributes:
-        spec: its options.
-        policy: what becomes of limits.
-        draft: with the statistics that the step asked for.
-        model: a copy of the draft's float model, changed in place.
-        flow: its channels.
-        seen: what the statistics say of them.
-        factors: what every group was multiplied by.
-        nodes: names of the nodes that were changed, as keys.
-        op_types: operators of new nodes as users know them, by name.
-        silent: number of channels cut off.
-        absorbed: number of biases absorbed.
-        limits: number of limits that were scaled or dropped.
-        sweeps: how many it took.
-        cost: of dropping limits, in words.
-    """
-
-    spec: CrossLayerEqualization
-    policy: LimitPolicy
-    draft: Draft
-    model: ir.Model
-    flow: Flow = field(init=False)
-    seen: dict[str, ObservedChannels] = field(init=False)
-    factors: np.ndarray = field(init=False)
-    nodes: dict[str, None] = field(default_factory=dict)
-    op_types: dict[str, str] = field(default_factory=dict)
-    silent: int = 0
-    absorbed: int = 0
-    limits: int = 0
-    sweeps: int = 0
-    cost: str | None = None
+    spec: CrossLayerEqualization  # its options
+    policy: LimitPolicy  # what becomes of limits
+    draft: Draft  # with the statistics that the step asked for
+    model: ir.Model  # a copy of the draft's float model, changed in place
+    flow: Flow = field(init=False)  # its channels
+    seen: dict[str, ObservedChannels] = field(init=False)  # what the statistics say of them
+    factors: np.ndarray = field(init=False)  # what every group was multiplied by
+    nodes: dict[str, None] = field(default_factory=dict)  # names of the nodes that were changed, as keys
+    op_types: dict[str, str] = field(default_factory=dict)  # operators of new nodes as users know them, by name
+    silent: int = 0  # number of channels cut off
+    absorbed: int = 0  # number of biases absorbed
+    limits: int = 0  # number of limits that were scaled or dropped
+    sweeps: int = 0  # how many it took
+    cost: str | None = None  # of dropping limits, in words
 
     @property
     def drops(self) -> bool:
@@ -344,9 +319,7 @@ def _has_range(dtype: str) -> bool:
 def cost_in_words(model: ir.Model, toolkit: Toolkit) -> str:
     """How far a changed float model is from the uploaded one, over up to 64 samples that steps may learn from.
 
-    Args:
-        model: the float model as changed.
-        toolkit: whose calibration data count; their labels, where there are any, are judged by too.
+    ``model`` is the float model as changed; labels of the calibration data, where there are any, are judged by too.
     """
     case, services = toolkit.case, toolkit.services
     session = Session(to_bytes(model), threads=services.threads, what="equalized float model")

@@ -22,7 +22,7 @@ from worker.quantizer.plan.types import QuantizationPlan
 from worker.quantizer.preparation.affine import replace_constant
 from worker.quantizer.refine.channels import Outliers, find_outliers
 from worker.quantizer.refine.draft import Draft
-from worker.quantizer.refine.judge import SQNR_WORSE, Judge
+from worker.quantizer.refine.driver import SQNR_WORSE, Judge
 from worker.quantizer.refine.step import Change, Step, Toolkit
 
 # Several channels of a part of the value each in the place of one.
@@ -34,17 +34,11 @@ from worker.quantizer.refine.step import Change, Step, Toolkit
 
 @dataclass(frozen=True)
 class ChannelSplit:
-    """How the channels of a region are split.
+    """How the channels of a region are split."""
 
-    Attributes:
-        pieces: by channel, what it becomes; others stay.
-        taken: for every channel afterwards, the channel that it is of, int64 [new channels].
-        parts: the part of its value that it has, float64 [new channels].
-    """
-
-    pieces: Mapping[int, int]
-    taken: np.ndarray
-    parts: np.ndarray
+    pieces: Mapping[int, int]  # by channel, what it becomes; others stay
+    taken: np.ndarray  # for every channel afterwards, the channel that it is of, int64 [new channels]
+    parts: np.ndarray  # the part of its value that it has, float64 [new channels]
 
     @classmethod
     def of(cls, channels: int, pieces: Mapping[int, int]) -> ChannelSplit:
@@ -65,11 +59,7 @@ class ChannelSplit:
 def wanted_pieces(spans: np.ndarray, outliers: Sequence[int], goal: float, most_added: int) -> dict[int, int]:
     """By channel, how many pieces bring it down to ``goal``; with fewer pieces than that the widest go first.
 
-    Args:
-        spans: range of every channel, float64 [channels].
-        outliers: channels that may be split.
-        goal: range to come down to.
-        most_added: channels that may be added in all.
+    ``spans`` are the ranges of every channel, float64 [channels]; ``goal`` is the range to come down to.
     """
     pieces = dict.fromkeys(outliers, 1)
     for _ in range(most_added):
@@ -160,14 +150,7 @@ class OutlierChannelsStep(Step[OutlierChannels]):
 
 
 class _TreatmentSearch:
-    """Tries all treatments, and what the best of them leaves with the others.
-
-    Args:
-        spec: of the algorithm.
-        draft: calibrated.
-        found: its outliers.
-        toolkit: of the step.
-    """
+    """Tries all treatments, and what the best of them leaves with the others."""
 
     def __init__(self, spec: OutlierChannels, draft: Draft, found: Sequence[Outliers], toolkit: Toolkit) -> None:
         self._spec, self._draft, self._found, self._toolkit = spec, draft, found, toolkit
@@ -177,7 +160,6 @@ class _TreatmentSearch:
         self._left: dict[str, Reason] = {}
 
     def run(self) -> Change:
-        """The best draft, if it is better than the one before."""
         best: Treated | None = None
         chosen = ""
         for name in TREATMENTS:
@@ -242,19 +224,12 @@ def summary(found: Sequence[Outliers], treated: Treated) -> str:
 
 @dataclass(frozen=True)
 class Treated:
-    """What became of the tensors with outliers.
+    """What became of the tensors with outliers."""
 
-    Attributes:
-        draft: calibrated anew; None if no tensor could be treated.
-        told: of the treatment, in words, by tensor that was treated.
-        nodes: names of the nodes that were changed.
-        left: by tensor that was not treated, why.
-    """
-
-    draft: Draft | None
-    told: dict[str, str] = field(default_factory=dict)
-    nodes: tuple[str, ...] = ()
-    left: dict[str, Reason] = field(default_factory=dict)
+    draft: Draft | None  # calibrated anew; None if no tensor could be treated
+    told: dict[str, str] = field(default_factory=dict)  # of the treatment, in words, by tensor that was treated
+    nodes: tuple[str, ...] = ()  # names of the nodes that were changed
+    left: dict[str, Reason] = field(default_factory=dict)  # by tensor that was not treated, why
 
 
 Treatment = Callable[[OutlierChannels, Draft, Sequence[Outliers], Toolkit], Treated]

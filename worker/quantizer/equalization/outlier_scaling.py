@@ -19,9 +19,9 @@ from service.contracts.reason import Reason, declare
 from worker.quantizer.equalization.channel_groups import Flow, ScalableLayer, follow
 from worker.quantizer.equalization.channel_scaling import choose_policy, rewrite_limits, scale_layers
 from worker.quantizer.equalization.smooth_quant import SCALES_CHANNELS, Smoother, SmoothingOutcome
-from worker.quantizer.equalization.smoothable_tensors import SmoothableTensor, SmoothableTensorFinder, weight_of
+from worker.quantizer.equalization.smoothing_search import SmoothableTensor, SmoothableTensorFinder, weight_of
 from worker.quantizer.graph.values import name_of, node_name
-from worker.quantizer.numerics.granularity import PER_TENSOR
+from worker.quantizer.numerics.integer import PER_TENSOR
 from worker.quantizer.ops.labels import PINNED
 from worker.quantizer.ops.linear import linear_view
 from worker.quantizer.plan.targets import TARGETS
@@ -41,25 +41,15 @@ SITE_REFUSED = declare("scale-refused", "{tensor!r} cannot be scaled: {why}")
 
 @dataclass
 class Scaler:
-    """Scales outlier channels of one float network, which is changed in place.
+    """Scales outlier channels of one float network, which is changed in place."""
 
-    Attributes:
-        prepared: the float network, whose model is changed.
-        plan: made for it.
-        config: resolved.
-        spec: of the algorithm.
-        nodes: names of the nodes whose constants have changed.
-        treated: tensors whose outliers were scaled.
-        left: by tensor, why its outliers were not.
-    """
-
-    prepared: Prepared
-    plan: QuantizationPlan
-    config: QuantizationConfig
-    spec: OutlierChannels
-    nodes: list[str] = field(default_factory=list)
-    treated: list[str] = field(default_factory=list)
-    left: dict[str, Reason] = field(default_factory=dict)
+    prepared: Prepared  # the float network, whose model is changed
+    plan: QuantizationPlan  # made for it
+    config: QuantizationConfig  # resolved
+    spec: OutlierChannels  # of the algorithm
+    nodes: list[str] = field(default_factory=list)  # names of the nodes whose constants have changed
+    treated: list[str] = field(default_factory=list)  # tensors whose outliers were scaled
+    left: dict[str, Reason] = field(default_factory=dict)  # by tensor, why its outliers were not
 
     def run(self, found: Sequence[Outliers]) -> Prepared:
         """Scale the outliers of all tensors as far as that can be done."""
@@ -67,7 +57,6 @@ class Scaler:
         return self._before_products(rest)
 
     def _between_layers(self, found: Sequence[Outliers]) -> list[Outliers]:
-        """Those that are left."""
         graph = self.prepared.graph
         flow = follow(graph)
         policy = choose_policy(CrossLayerEqualization(), self.config)

@@ -13,27 +13,25 @@ from service.contracts.algorithms import Awq, SmoothQuant
 from service.contracts.reason import Reason, declare
 from service.contracts.specs import ActivationSpec
 from worker.quantizer.equalization.channel_scaling import apply_folds
-from worker.quantizer.equalization.smoothable_tensors import (
-    SmoothableTensor,
-    find_sites,
-    matrix_of,
-    upstream_grid,
-    weight_of,
-)
 from worker.quantizer.equalization.smoothing_search import (
     Family,
     ProducingLayer,
     QuantizedMatrix,
+    SmoothableTensor,
     SmoothingChoice,
     SmoothingProblem,
     activation_and_weight_aware,
     activation_aware,
+    find_sites,
+    matrix_of,
     search,
     smoothing,
+    upstream_grid,
+    weight_of,
 )
 from worker.quantizer.graph.metadata import hand_on
 from worker.quantizer.graph.values import Names, add_initializer, constant, name_of, node_name
-from worker.quantizer.numerics.granularity import PER_TENSOR
+from worker.quantizer.numerics.integer import PER_TENSOR
 from worker.quantizer.ops.linear import is_linear
 from worker.quantizer.plan.grids import weight_grid
 from worker.quantizer.plan.types import QuantizationPlan
@@ -120,8 +118,6 @@ class SmoothQuantStep(Step[SmoothQuant | Awq]):
 
 @dataclass
 class _ObservedTensor:
-    """What the calibration data said about a tensor."""
-
     extremes: tuple[np.ndarray, np.ndarray] | None = None
     rows: np.ndarray | None = None
 
@@ -155,11 +151,7 @@ class SmoothingOutcome:
 class Smoother:
     """Smooths site after site of one graph, which is changed in place.
 
-    Args:
-        graph: prepared main graph.
-        plan: made for it.
-        seen: by tensor.
-        unplanned: what becomes of activations that are not in the plan; None: they stay in float.
+    ``unplanned`` is what becomes of activations that are not in the plan; None: they stay in float.
     """
 
     def __init__(

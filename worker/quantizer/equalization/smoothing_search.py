@@ -1,17 +1,13 @@
-"""How much scale to move at one site, judged by the layers' own outputs on a sample of rows.
-
-With s_j = a_j^alpha / w_j^(1 - alpha), a_j the largest activation and w_j the largest weight of channel j (Xiao et al.
-2022, SmoothQuant, equation 4), the layers compute (x / s) (s W). Where the tensor stays in float, s gives the weights
-that meet large values the finer grid (Lin et al. 2023, AWQ). Each candidate is quantized by the methods that the plan
-has for the tensor and for the weights, and compared with x W. No part of the network runs.
-"""
+"""Where scale can be moved from activations into weights, and how much, by the outputs of the layers themselves."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
+import onnx_ir as ir
 
 from service.contracts.specs import (
     ActivationSpec,
@@ -20,12 +16,190 @@ from service.contracts.specs import (
     is_block,
     needs_calibration,
 )
+from worker.quantizer.equalization.channel_graph import ChannelGraph, Fold, Folding
+from worker.quantizer.graph.rewriting import axis_length, rank_of
+from worker.quantizer.graph.values import constant, int_attribute, is_constant, is_float32, name_of, node_name, reads
 from worker.quantizer.numerics.blocks import BlockGrid, FloatGrid, Grid
-from worker.quantizer.ops.linear import WeightLayout
+from worker.quantizer.numerics.integer import PER_TENSOR, IntegerGrid
+from worker.quantizer.ops.linear import MATRIX_PRODUCTS, LinearNode, WeightLayout, linear_view
 from worker.quantizer.plan.grids import activation_grid, weight_grid
-from worker.quantizer.plan.types import WeightPlan
+from worker.quantizer.plan.types import QuantizationPlan, Role, WeightPlan
 from worker.quantizer.statistics.grids import Spec
 from worker.quantizer.statistics.ranges import range_observer
+
+
+@dataclass(frozen=True)
+class SmoothableTensor:
+    """A tensor whose channels (last axis) can be scaled, inversely to the rows of the weights that it meets."""
+
+    value: ir.Value  # the tensor
+    channels: int  # length of its last axis
+    consumers: tuple[ir.Node, ...]  # the MatMul and Gemm nodes, all that are to get the scaled tensor
+    folding: Folding | None  # what takes the inverse scale in; None if a Mul has to
+    refusal: str | None = None  # why neither is possible or worthwhile; None if one is
+
+    @property
+    def tensor(self) -> str:
+        """The tensor's name."""
+        return name_of(self.value)
+
+    @property
+    def folds(self) -> tuple[Fold, ...]:
+        """The constants that take the inverse scale in; none if a Mul has to."""
+        return () if self.folding is None else self.folding.folds
+
+
+def find_sites(graph: ir.Graph, plan: QuantizationPlan, smoothed: Collection[str] = ()) -> list[SmoothableTensor]:
+    """All sites of a prepared main graph, in topological order of their first consumers.
+
+    ``smoothed`` are consumers that have been dealt with.
+    """
+    finder = SmoothableTensorFinder(graph, plan, smoothed)
+    sites = (finder.at(tensor) for tensor in finder.tensors)
+    return [site for site in sites if site is not None]
+
+
+class SmoothableTensorFinder:
+    """Finds sites by their tensors, also when the graph has been changed at others: each costs what stands around it.
+
+    Args are those of ``find_sites``.
+    """
+
+    def __init__(self, graph: ir.Graph, plan: QuantizationPlan, smoothed: Collection[str] = ()) -> None:
+        self._channels, self._plan = ChannelGraph(graph), plan
+        self._readers: dict[str, list[ir.Node]] = {}
+        for node in graph:
+            if is_consumer(node, plan) and node_name(node) not in smoothed:
+                self._readers.setdefault(_read_by(node), []).append(node)
+
+    @property
+    def tensors(self) -> list[str]:
+        """Tensors that matrix products read."""
+        return list(self._readers)
+
+    def at(self, tensor: str) -> SmoothableTensor | None:
+        """The site of a tensor as the graph is now."""
+        found = self._readers.get(tensor, ())
+        nodes = [node for node in found if _read_by(node) == tensor and is_consumer(node, self._plan)]
+        value = nodes[0].inputs[0] if nodes else None
+        length = None if value is None else axis_length(value, -1)
+        matching = [node for node in nodes if matrix_of(node).in_channels == length]
+        if value is None or length is None or not matching:
+            return None
+        return _site(self._channels, self._plan, value, length, matching)
+
+
+def _read_by(node: ir.Node) -> str:
+    value = node.inputs[0]
+    return "" if value is None else name_of(value)
+
+
+def is_consumer(node: ir.Node, plan: QuantizationPlan) -> bool:
+    """True for a MatMul or Gemm of a constant matrix that is quantized and an activation that is, where any is."""
+    entry = plan.nodes.get(node_name(node))
+    if entry is None or entry.role is not Role.LINEAR or node.op_type not in MATRIX_PRODUCTS:
+        return False
+    weight, value = node.inputs[1], node.inputs[0]
+    return (
+        is_constant(weight)
+        and is_float32(weight)
+        and rank_of(weight) == 2
+        and name_of(weight) in plan.weights  # type: ignore[arg-type]
+        and value is not None
+        and value is not weight
+        and not is_constant(value)
+        and (name_of(value) in plan.activations or not plan.activations)
+        and not int_attribute(node, "transA", 0)
+    )
+
+
+def _site(
+    channels: ChannelGraph, plan: QuantizationPlan, value: ir.Value, length: int, nodes: list[ir.Node]
+) -> SmoothableTensor:
+    alone = not value.is_graph_output() and set(reads(value)) == set(nodes)
+    found = channels.folding(value, length, partial(_refuses, plan=plan)) if alone else None
+    folding = found if isinstance(found, Folding) else None
+    refusal = None
+    if any(_is_tied(node, plan) for node in nodes):
+        refusal = "a weight is a table of embeddings too, of which there would be two"
+    elif folding is None and _made_on_integers(value, channels.graph, plan):
+        reason = "nothing before it can take the scale in" if alone else "other nodes read it too"
+        refusal = f"{reason}, and a Mul behind integers would only round twice"
+    return SmoothableTensor(value, length, tuple(nodes), folding, refusal)
+
+
+def _made_on_integers(value: ir.Value, graph: ir.Graph, plan: QuantizationPlan) -> bool:
+    node = value.producer()
+    entry = plan.nodes.get(node_name(node)) if node is not None and node.graph is graph else None
+    return entry is not None and entry.rounds
+
+
+def _is_tied(node: ir.Node, plan: QuantizationPlan) -> bool:
+    """True if the weight of a linear node is stored once for it and for lookups."""
+    weight = plan.weights[name_of(node.inputs[1])]  # type: ignore[arg-type]
+    return weight.tied is not None or plan.nodes[weight.node].role is Role.LOOKUP
+
+
+def _refuses(node: ir.Node, plan: QuantizationPlan) -> bool:
+    """A convolution whose channels share one integer scale: unequal channels would cost it more than the site gains."""
+    if node.op_type in MATRIX_PRODUCTS:
+        return False
+    value = node.inputs[1]
+    weight = plan.weights.get(name_of(value)) if value is not None else None
+    return weight is not None and weight.granularity == PER_TENSOR
+
+
+def matrix_of(node: ir.Node) -> LinearNode:
+    """A MatMul or Gemm of a constant weight.
+
+    Raises:
+        ValueError: it is none.
+    """
+    linear = linear_view(node)
+    if linear is None:
+        raise ValueError(f"{node.name!r} multiplies by no matrix")
+    return linear
+
+
+def weight_of(node: ir.Node) -> np.ndarray:
+    """The constant weight of a linear node.
+
+    Raises:
+        ValueError: it is no constant.
+    """
+    array = constant(node.inputs[1])
+    if array is None:
+        raise ValueError(f"the weight of {node.name!r} is no constant")
+    return array
+
+
+def upstream_grid(plan: QuantizationPlan, site: SmoothableTensor) -> tuple[np.ndarray, IntegerGrid] | None:
+    """A constant factor that makes the site's tensor on integers, and the grid of what it multiplies; else None.
+
+    What such a Mul reads has been rounded before the scale comes in.
+    """
+    node = site.value.producer()
+    if node is None or node.op_type != "Mul" or len(site.folds) != 1:
+        return None
+    fold = site.folds[0]
+    entry, other = plan.nodes[node_name(node)], node.inputs[1 - fold.index]
+    if fold.node is not node or not entry.quantized or other is None:
+        return None
+    factor, activation = constant(node.inputs[fold.index]), plan.activations.get(name_of(other))
+    if factor is None or activation is None or not isinstance(activation.quantization, IntegerGrid):
+        return None
+    if factor.ndim > 1 and factor.size != factor.shape[-1]:
+        return None
+    return factor.reshape(-1), activation.quantization
+
+
+# How much scale to move at one site, judged by the layers' own outputs on a sample of rows.
+#
+# With s_j = a_j^alpha / w_j^(1 - alpha), a_j the largest activation and w_j the largest weight of channel j (Xiao et
+# al.
+# 2022, SmoothQuant, equation 4), the layers compute (x / s) (s W). Where the tensor stays in float, s gives the weights
+# that meet large values the finer grid (Lin et al. 2023, AWQ). Each candidate is quantized by the methods that the plan
+# has for the tensor and for the weights, and compared with x W. No part of the network runs.
 
 # Channels are treated as if they were not smaller than this part of the largest.
 _SMALLEST_PART = 2.0**-10
@@ -37,7 +211,6 @@ _RANGE_VALUES = 1 << 15
 _BLOCK_ROWS = 32
 # Factors of the whole scale that decide how a tensor and a weight fill grids with power-of-two scales.
 _PHASES = (2.0**0.25, 2.0**0.5, 2.0**0.75)
-
 ScaleOf = Callable[[float], np.ndarray]
 # What makes candidates of a site: the scale float64 [channels] by alpha; None if the tensor or all weights are 0.
 Family = Callable[["SmoothingProblem"], ScaleOf | None]
@@ -45,17 +218,11 @@ Family = Callable[["SmoothingProblem"], ScaleOf | None]
 
 @dataclass(frozen=True)
 class QuantizedMatrix:
-    """A constant matrix as the search sees it.
+    """A constant matrix as the search sees it."""
 
-    Attributes:
-        array: float32, in the layout in which it is stored.
-        plan: how it is quantized.
-        layout: that layout.
-    """
-
-    array: np.ndarray
-    plan: WeightPlan
-    layout: WeightLayout
+    array: np.ndarray  # float32, in the layout in which it is stored
+    plan: WeightPlan  # how it is quantized
+    layout: WeightLayout  # that layout
 
     def oriented(self, array: np.ndarray) -> np.ndarray:
         """``array``, in the stored layout, as [in, out]."""
@@ -69,59 +236,35 @@ class QuantizedMatrix:
 
 @dataclass(frozen=True)
 class ProducingLayer:
-    """A linear layer with one integer scale whose output channels take the inverse scale in.
+    """A linear layer with one integer scale whose output channels take the inverse scale in."""
 
-    Attributes:
-        rows: float32 [n, in], a sample of what it reads.
-        matrix: its weight.
-        channels: int [out], the site's channel that each output becomes.
-    """
-
-    rows: np.ndarray
-    matrix: QuantizedMatrix
-    channels: np.ndarray
+    rows: np.ndarray  # float32 [n, in], a sample of what it reads
+    matrix: QuantizedMatrix  # its weight
+    channels: np.ndarray  # int [out], the site's channel that each output becomes
 
 
 @dataclass(frozen=True)
 class SmoothingProblem:
-    """One site.
+    """One site."""
 
-    Attributes:
-        rows: float32 [n, channels], a sample of the tensor.
-        low: float32 [channels], smallest values on all calibration data.
-        high: float32 [channels], largest values.
-        spec: how the tensor is quantized; None: it stays in float.
-        readers: the weights that it meets.
-        makers: layers that pay for the scale.
-        rounded: the tensor as integers upstream have rounded it already; None if none have.
-        settle: the nearest scale that can be had.
-    """
-
-    rows: np.ndarray
-    low: np.ndarray
-    high: np.ndarray
-    spec: ActivationSpec | None
-    readers: Sequence[QuantizedMatrix]
-    makers: Sequence[ProducingLayer] = ()
-    rounded: np.ndarray | None = None
-    settle: Callable[[np.ndarray], np.ndarray] = lambda scale: scale
+    rows: np.ndarray  # float32 [n, channels], a sample of the tensor
+    low: np.ndarray  # float32 [channels], smallest values on all calibration data
+    high: np.ndarray  # float32 [channels], largest values
+    spec: ActivationSpec | None  # how the tensor is quantized; None: it stays in float
+    readers: Sequence[QuantizedMatrix]  # the weights that it meets
+    makers: Sequence[ProducingLayer] = ()  # layers that pay for the scale
+    rounded: np.ndarray | None = None  # the tensor as integers upstream have rounded it already; None if none have
+    settle: Callable[[np.ndarray], np.ndarray] = lambda scale: scale  # the nearest scale that can be had
 
 
 @dataclass(frozen=True)
 class SmoothingChoice:
-    """What the search came to.
+    """What the search came to."""
 
-    Attributes:
-        alpha: exponent of the activations' size in the scale.
-        scale: float64 [channels], positive.
-        before: error of the layers without smoothing: noise over signal, added up over the layers.
-        after: the same with it.
-    """
-
-    alpha: float
-    scale: np.ndarray
-    before: float
-    after: float
+    alpha: float  # exponent of the activations' size in the scale
+    scale: np.ndarray  # float64 [channels], positive
+    before: float  # error of the layers without smoothing: noise over signal, added up over the layers
+    after: float  # the same with it
 
 
 def magnitudes(problem: SmoothingProblem) -> tuple[np.ndarray, np.ndarray] | None:
@@ -186,10 +329,7 @@ def search(
 ) -> SmoothingChoice | None:
     """The scale with the smallest error; None if the tensor or all weights are 0.
 
-    Args:
-        problem: the site.
-        alpha: take this one; None searches it.
-        families: that candidates come from.
+    ``alpha`` is taken as it is; None: it is searched.
     """
     made = [scale_of for family in families if (scale_of := family(problem)) is not None]
     if not made:
@@ -203,7 +343,6 @@ def search(
 def _best_of(
     scale_of: ScaleOf, alpha: float | None, before: float, problem: SmoothingProblem, error: SmoothingLoss
 ) -> SmoothingChoice:
-    """The best of one family."""
     tried: dict[float, tuple[float, np.ndarray]] = {}
 
     def look(share: float) -> None:

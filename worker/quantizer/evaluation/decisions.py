@@ -20,8 +20,7 @@ from worker.quantizer.evaluation.contributions import Contributions, Sums
 from worker.quantizer.evaluation.metrics.base import Array
 from worker.quantizer.evaluation.metrics.distances import are_probabilities, class_scores, decisions, log_softmax
 from worker.quantizer.graph.values import is_constant
-from worker.quantizer.ops.record import Family, Scores
-from worker.quantizer.ops.table import operator
+from worker.quantizer.ops.table import Family, Scores, operator
 from worker.quantizer.run.interface import Run
 from worker.quantizer.run.services import ExtraFile, ExtraFiles
 

@@ -17,12 +17,11 @@ from service.contracts.errors import CanceledError, QuantmillError
 from service.contracts.reason import Reason, declare
 from service.contracts.report import LatencyFigures, RegionFigures
 from worker.quantizer.graph.values import is_constant, node_name, plain_attributes, users
-from worker.quantizer.ops.record import Family
-from worker.quantizer.ops.table import operator
+from worker.quantizer.ops.table import Family, operator
 from worker.quantizer.plan.parameters import Parameters
 from worker.quantizer.plan.types import QuantizationPlan, Role
-from worker.quantizer.refine.calibration import calibrate
 from worker.quantizer.refine.draft import Case, Draft, QuantizedDraft
+from worker.quantizer.refine.step import calibrate
 from worker.quantizer.run.services import Services
 from worker.quantizer.search.levels import ranges_of
 from worker.quantizer.search.trials import OutOfTimeError

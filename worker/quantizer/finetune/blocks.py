@@ -1,9 +1,9 @@
-"""What is reconstructed at once, one layer or one residual block: nodes, what of them may move, samples. No torch."""
+"""What is reconstructed at once, one layer or one residual block, and what became of it. No torch."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -14,10 +14,10 @@ from worker.quantizer.layerwise import is_tunable
 from worker.quantizer.numerics.blocks import Grid
 from worker.quantizer.numerics.integer import IntegerGrid
 from worker.quantizer.ops.linear import LINEAR
-from worker.quantizer.ops.record import Family, Reconstruction
-from worker.quantizer.ops.table import named
+from worker.quantizer.ops.table import Family, Reconstruction, named
 from worker.quantizer.plan.parameters import Parameter, Parameters
 from worker.quantizer.plan.types import QuantizationPlan, Role
+from worker.quantizer.run.checkpoint import pack, unpack
 
 NORM_OPERATORS = named(lambda record: record.reconstruction is Reconstruction.NORM)
 ACTIVATIONS = named(lambda record: record.reconstruction is Reconstruction.FOLLOWS)
@@ -34,17 +34,11 @@ _BY_ELEMENT = named(
 
 @dataclass(frozen=True)
 class Block:
-    """Nodes that are reconstructed together.
+    """Nodes that are reconstructed together."""
 
-    Attributes:
-        nodes: in topological order; the first one is where the walk stops.
-        tuned: those of them whose parameters move.
-        output: the tensor that is compared.
-    """
-
-    nodes: tuple[ir.Node, ...]
-    tuned: tuple[ir.Node, ...]
-    output: ir.Value
+    nodes: tuple[ir.Node, ...]  # in topological order; the first one is where the walk stops
+    tuned: tuple[ir.Node, ...]  # those of them whose parameters move
+    output: ir.Value  # the tensor that is compared
 
     @property
     def name(self) -> str:
@@ -61,53 +55,35 @@ class Block:
 
 @dataclass(frozen=True)
 class BlockParameter:
-    """A constant of a block that the solver may move.
+    """A constant of a block that the solver may move."""
 
-    Attributes:
-        values: float32, as the float network has it.
-        grid: what it is rounded to; None for one that stays float.
-        present: float32, same shape, as the quantized network has it so far.
-        kind: weights are rounded or moved; biases follow where that is asked for; norms are the scales of
-            normalizations, which have no grid.
-        free_scale: the grid's scale may be any number, so that ``update_scales`` concerns it.
-    """
-
-    values: np.ndarray
-    grid: Grid | None
-    present: np.ndarray
+    values: np.ndarray  # float32, as the float network has it
+    grid: Grid | None  # what it is rounded to; None for one that stays float
+    present: np.ndarray  # float32, same shape, as the quantized network has it so far
+    # weights are rounded or moved; biases follow where that is asked for; norms are the scales of normalizations, which
+    # have no grid
     kind: Literal["weight", "bias", "norm"] = "weight"
-    free_scale: bool = False
+    free_scale: bool = False  # the grid's scale may be any number, so that ``update_scales`` concerns it
 
 
 @dataclass(frozen=True)
 class BlockState:
-    """A block with its parameters as the plan has them.
+    """A block with its parameters as the plan has them."""
 
-    Attributes:
-        block: the nodes, and the tensor that is compared with the float network's.
-        parameters: those that may move, by tensor name.
-        constants: other constants, by tensor name.
-        grids: of activations between the nodes, and of the output if it is to be compared behind its grid.
-    """
-
-    block: Block
-    parameters: Mapping[str, BlockParameter]
-    constants: Mapping[str, np.ndarray] = field(default_factory=dict)
+    block: Block  # the nodes, and the tensor that is compared with the float network's
+    parameters: Mapping[str, BlockParameter]  # those that may move, by tensor name
+    constants: Mapping[str, np.ndarray] = field(default_factory=dict)  # other constants, by tensor name
+    # of activations between the nodes, and of the output if it is to be compared behind its grid
     grids: Mapping[str, Grid] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class BlockSamples:
-    """What a block reads and should make, on the same calibration samples.
+    """What a block reads and should make, on the same calibration samples."""
 
-    Attributes:
-        quantized: float32 [samples, ...] by tensor: inputs as the quantized network gives them.
-        floats: the same of the float network; only needed where ``drop_ratio`` is below 1.
-        target: float32 [samples, ...]: its output in the float network.
-    """
-
-    quantized: Mapping[str, np.ndarray]
-    target: np.ndarray
+    quantized: Mapping[str, np.ndarray]  # float32 [samples, ...] by tensor: inputs as the quantized network gives them
+    target: np.ndarray  # float32 [samples, ...]: its output in the float network
+    # the same of the float network; only needed where ``drop_ratio`` is below 1
     floats: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     @property
@@ -224,10 +200,7 @@ def _ancestors(value: ir.Value) -> list[ir.Value]:
 def state_of(block: Block, parameters: Parameters, *, output_grid: bool = False) -> BlockState:
     """The block as the solver takes it, with its parameters as they are now.
 
-    Args:
-        block: what to reconstruct.
-        parameters: of a filled plan.
-        output_grid: compare what comes out behind the Q/DQ pair of the output.
+    With ``output_grid`` what comes out behind the Q/DQ pair of the output is compared.
     """
     moving: dict[str, BlockParameter] = {}
     constants: dict[str, np.ndarray] = {}
@@ -291,3 +264,78 @@ def _to_solve(node: ir.Node, index: int, now: Parameter) -> BlockParameter | Non
         return None
     free = isinstance(now.grid, IntegerGrid) and now.scale == "float32"
     return BlockParameter(now.values, now.grid, now.present, "weight", free_scale=free)
+
+
+# What became of a block: parameters to write into the plan, and how near they bring its output.
+
+# Why a block is left as it is.
+BEYOND_SQUARES = "its values are too large, or too far apart, for their squares to be summed"
+NO_VALUES = "it has no values on the calibration data"
+_FACTS = "facts"
+_KINDS = ("integers", "values", "scales")
+
+
+@dataclass(frozen=True)
+class ParameterResult:
+    """A parameter as it will be stored."""
+
+    present: np.ndarray  # float32: what the network computes with
+    integers: np.ndarray | None  # on an integer grid
+    values: np.ndarray | None  # float32, before any rounding
+    scale: np.ndarray | None = None  # float32, if it moved
+
+
+@dataclass(frozen=True)
+class BlockResult:
+    """What a solver found."""
+
+    error_before: float  # mean squared error of the output over all samples, before
+    error_after: float  # the same with what is given back; never above ``error_before``
+    integers: dict[str, np.ndarray] = field(default_factory=dict)  # by weight on an integer grid that is kept changed
+    # float32 by any other parameter that moved: biases, norms, weights on grids of floats and blocks
+    values: dict[str, np.ndarray] = field(default_factory=dict)
+    # float32 by weight whose scale moved, shaped like its grid's
+    scales: dict[str, np.ndarray] = field(default_factory=dict)
+    iterations: int = 0  # steps taken, by gradients
+
+    @property
+    def changed(self) -> bool:
+        """True if anything moved."""
+        return bool(self.integers or self.values or self.scales)
+
+    def undone(self) -> BlockResult:
+        """The same with everything as it was."""
+        return replace(self, error_after=self.error_before, integers={}, values={}, scales={})
+
+    def write(self, nodes: Sequence[ir.Node], parameters: Parameters) -> None:
+        """Put it into the plan; ``nodes`` are those whose parameters moved."""
+        for node in nodes:
+            for index, value in enumerate(node.inputs):
+                name, now = "" if value is None else name_of(value), parameters.of(node, index)
+                if name in self.values:
+                    parameters.put(node, index, self.values[name])
+                elif name in self.integers and now is not None and isinstance(now.grid, IntegerGrid):
+                    grid = replace(now.grid, scale=self.scales[name]) if name in self.scales else now.grid
+                    parameters.put_integers(node, index, self.integers[name], grid)
+
+    def to_bytes(self) -> bytes:
+        """For a checkpoint: plain arrays."""
+        arrays = {f"{kind}/{name}": array for kind in _KINDS for name, array in getattr(self, kind).items()}
+        facts = np.array([self.error_before, self.error_after, self.iterations], np.float64)
+        return pack({_FACTS: facts, **arrays})
+
+    @staticmethod
+    def from_bytes(data: bytes) -> BlockResult:
+        """The inverse of ``to_bytes``.
+
+        Raises:
+            ValueError: these are other bytes.
+            LookupError: likewise.
+        """
+        arrays = unpack(data)
+        before, after, iterations = arrays.pop(_FACTS).tolist()
+        found: dict[str, dict[str, np.ndarray]] = {kind: {} for kind in _KINDS}
+        for full, array in arrays.items():
+            kind, _, name = full.partition("/")
+            found[kind][name] = array
+        return BlockResult(before, after, found["integers"], found["values"], found["scales"], int(iterations))

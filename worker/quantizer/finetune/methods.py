@@ -8,23 +8,20 @@ gradients straight through.
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from service.contracts.algorithms import AdaQuant, AdaRound
 from worker.quantizer.finetune.blocks import BlockParameter
-from worker.quantizer.finetune.results import ParameterResult
 from worker.quantizer.numerics.integer import IntegerGrid
 
 if TYPE_CHECKING:
     import torch
-    from torch import Tensor
 
-    from worker.quantizer.finetune.gradient.parameters import Moving, SoftRounding
+    from worker.quantizer.finetune.gradient.network import Moving, SoftRounding
 
 Spec = AdaRound | AdaQuant
 
@@ -35,112 +32,35 @@ _FINISH = 0.3
 
 @dataclass(frozen=True)
 class Freedom:
-    """What may move beside the integers' next neighbours, for the moments solver.
+    """What may move beside the integers' next neighbours, for the moments solver."""
 
-    Attributes:
-        far: integers may move further than to the next one up or down.
-        bias: the bias follows.
-        scale: weight scales follow where their kind allows it.
-    """
-
-    far: bool
-    bias: bool
-    scale: bool
+    far: bool  # integers may move further than to the next one up or down
+    bias: bool  # the bias follows
+    scale: bool  # weight scales follow where their kind allows it
 
 
 @dataclass(frozen=True)
 class GradientSettings:
-    """How the gradient solver goes about it.
+    """How the gradient solver goes about it."""
 
-    Attributes:
-        together: all parameters of a block move at once; False: one after the other.
-        wavers: the variables never come to rest, so that their mean, and the best of them on the way, are worth a look.
-        dampened: values are held at what they are rounded to as strongly as the error is curved there.
-        moves_scales: scales of several channels may move.
-        warm_start: share of the steps in which a plateau means nothing yet.
-        finish: share of the steps that is still taken on a plateau.
-    """
-
-    together: bool
+    together: bool  # all parameters of a block move at once; False: one after the other
+    # the variables never come to rest, so that their mean, and the best of them on the way, are worth a look
     wavers: bool
-    dampened: bool = False
-    moves_scales: bool = False
-    warm_start: float = 0.0
-    finish: float = 0.0
-
-
-class Movable(Protocol):
-    """A parameter in the hands of Adam."""
-
-    @property
-    def variables(self) -> list[Tensor]:
-        """What Adam moves."""
-
-    def value(self) -> Tensor:
-        """What the block computes with now."""
-
-    def absorb(self, gradient: Tensor, penalty: float = 0.0, beta: float = 2.0) -> None:
-        """Set the gradients of ``variables`` from the gradient of the last ``value``."""
-
-    def result(self) -> ParameterResult:
-        """As it would be stored now."""
+    dampened: bool = False  # values are held at what they are rounded to as strongly as the error is curved there
+    moves_scales: bool = False  # scales of several channels may move
+    warm_start: float = 0.0  # share of the steps in which a plateau means nothing yet
+    finish: float = 0.0  # share of the steps that is still taken on a plateau
 
 
 @dataclass(frozen=True)
-class Method(ABC):
-    """AdaRound or AdaQuant, with its options."""
-
-    spec: Spec
-
-    @property
-    @abstractmethod
-    def freedom(self) -> Freedom:
-        """What the moments solver may move."""
-
-    @property
-    @abstractmethod
-    def gradient_settings(self) -> GradientSettings:
-        """How the gradient solver goes about it."""
-
-    @abstractmethod
-    def moves(self, parameter: BlockParameter) -> bool:
-        """True if the gradient solver moves ``parameter``."""
-
-    @abstractmethod
-    def movable(self, parameter: BlockParameter, device: torch.device, residual: float) -> Movable:
-        """What Adam moves for a parameter that moves.
-
-        Args:
-            parameter: as it is.
-            device: to compute on.
-            residual: root of the mean squared error of the block's output.
-        """
-
-    def penalty(self, error: float, channels: int, weights: int) -> float:
-        """Weight of the regularizer; 0 for none.
-
-        Args:
-            error: mean squared error of the block's output.
-            channels: of the output.
-            weights: that the block has.
-        """
-        return 0.0
-
-    def regularizer(self, penalty: float, step: int, end: int) -> tuple[float, float]:
-        """Weight r and beta of AdaRound's term, r sum(1 - |2 h - 1|^beta), at one step of a descent that ends before
-        step ``end``.
-        """
-        return 0.0, 2.0
-
-
-class AdaRoundMethod(Method):
-    """What is AdaRound's own; see ``Method``."""
+class AdaRoundMethod:
+    """AdaRound with its options."""
 
     spec: AdaRound
 
     @property
     def freedom(self) -> Freedom:
-        """What the options allow."""
+        """What the moments solver may move."""
         return Freedom(
             far=self.spec.unrestricted is True, bias=self.spec.update_bias, scale=self.spec.scale_refit is True
         )
@@ -158,13 +78,16 @@ class AdaRoundMethod(Method):
         return parameter.kind == "weight" and isinstance(parameter.grid, IntegerGrid)
 
     def movable(self, parameter: BlockParameter, device: torch.device, residual: float) -> SoftRounding:
-        """A soft rounding."""
-        from worker.quantizer.finetune.gradient.parameters import SoftRounding  # with torch, which takes a second
+        """What Adam moves for a parameter that moves."""
+        from worker.quantizer.finetune.gradient.network import SoftRounding  # with torch, which takes a second
 
         return SoftRounding(parameter, device)
 
     def penalty(self, error: float, channels: int, weights: int) -> float:
-        """One that is not given lets the term count a few times as much as the error there is at first.
+        """Weight of the regularizer.
+
+        One that is not given lets it count a few times as much as ``error``, the mean squared error of the block's
+        output at first; ``weights`` is how many the block has.
 
         With the paper's 0.01 it is thousands of times the error of an 8-bit layer, and next to nothing where a few
         channels set the scale of all: the first forgets the error, the second leaves weights between two integers.
@@ -174,7 +97,9 @@ class AdaRoundMethod(Method):
         return _AUTOMATIC_PENALTY * error * channels / max(weights, 1)
 
     def regularizer(self, penalty: float, step: int, end: int) -> tuple[float, float]:
-        """None at first, then beta falls on a cosine."""
+        """Weight r and beta of AdaRound's term, r sum(1 - |2 h - 1|^beta), at one step of a descent that ends before
+        step ``end``: none at first, then beta falls on a cosine.
+        """
         begin = self.spec.warm_start * self.spec.num_iterations
         if step < begin:
             return 0.0, 2.0
@@ -183,14 +108,15 @@ class AdaRoundMethod(Method):
         return penalty, low + 0.5 * (high - low) * (1.0 + math.cos(math.pi * part))
 
 
-class AdaQuantMethod(Method):
-    """What is AdaQuant's own; see ``Method``."""
+@dataclass(frozen=True)
+class AdaQuantMethod:
+    """AdaQuant with its options."""
 
     spec: AdaQuant
 
     @property
     def freedom(self) -> Freedom:
-        """What the options allow."""
+        """What the moments solver may move."""
         return Freedom(far=True, bias=self.spec.update_bias, scale=self.spec.update_scales)
 
     @property
@@ -205,8 +131,8 @@ class AdaQuantMethod(Method):
         return parameter.kind != "bias" or self.spec.update_bias
 
     def movable(self, parameter: BlockParameter, device: torch.device, residual: float) -> Moving:
-        """A parameter that moves through its rounding."""
-        from worker.quantizer.finetune.gradient.parameters import Moving  # with torch, which takes a second
+        """The same; ``residual`` is the root of the mean squared error of the block's output."""
+        from worker.quantizer.finetune.gradient.network import Moving  # with torch, which takes a second
 
         unit = None
         if self.spec.learning_rate is not None:
@@ -216,5 +142,14 @@ class AdaQuantMethod(Method):
         move_scale = self.spec.update_scales and parameter.free_scale
         return Moving(parameter, device, unit=unit, move_scale=move_scale)
 
+    def penalty(self, error: float, channels: int, weights: int) -> float:
+        """There is no regularizer."""
+        return 0.0
 
+    def regularizer(self, penalty: float, step: int, end: int) -> tuple[float, float]:
+        """There is none."""
+        return 0.0, 2.0
+
+
+Method = AdaRoundMethod | AdaQuantMethod
 METHODS: Mapping[str, Callable[[Any], Method]] = {"adaround": AdaRoundMethod, "adaquant": AdaQuantMethod}

@@ -51,10 +51,8 @@ def _cut(rows: np.ndarray, samples: int) -> np.ndarray:
 class SampleGatherer:
     """Gathers the samples of one block after another; a context manager.
 
-    Args:
-        frontier: of the walk, right before the block.
-        limits: level 2 puts all on disk; else what does not fit into memory goes there.
-        mixed: the float network's inputs are needed too.
+    Level 2 of ``limits`` puts all on disk; else what does not fit into memory goes there. With ``mixed`` the float
+    network's inputs are needed too.
     """
 
     def __init__(self, frontier: Frontier, limits: StoreLimits, *, mixed: bool) -> None:

@@ -34,8 +34,7 @@ from worker.quantizer.intake.loading import (
 )
 from worker.quantizer.intake.work import work_of
 from worker.quantizer.ops.linear import CONVOLUTIONS, channel_axis, linear_view
-from worker.quantizer.ops.record import Family
-from worker.quantizer.ops.table import operator
+from worker.quantizer.ops.table import Family, operator
 from worker.quantizer.preparation.prepare import prepare
 from worker.quantizer.runtime.check import RuntimeRefusalError, check_runtime
 from worker.quantizer.runtime.session import Session

@@ -42,18 +42,13 @@ class StoreFullError(Exception):
 
 @dataclass(frozen=True)
 class StoreLimits:
-    """Where tensors may wait.
+    """Where tensors may wait."""
 
-    Attributes:
-        level: 0 all in memory; 1 in memory what the next layer reads, on disk what waits longer; 2 all on disk; auto
-            as 0. What does not fit where the level wants it goes to the next level.
-        memory_bytes: that waiting tensors may take in memory; None: a share of what is free.
-        disk_bytes: the same on disk.
-    """
-
+    # 0 all in memory; 1 in memory what the next layer reads, on disk what waits longer; 2 all on disk; auto as 0. What
+    # does not fit where the level wants it goes to the next level.
     level: Level = "auto"
-    memory_bytes: int | None = None
-    disk_bytes: int | None = None
+    memory_bytes: int | None = None  # that waiting tensors may take in memory; None: a share of what is free
+    disk_bytes: int | None = None  # the same on disk
 
 
 DEFAULT_LIMITS = StoreLimits()
@@ -71,9 +66,7 @@ class _Entry:
 class Store:
     """Arrays by key; ``close`` it when they are no longer needed.
 
-    Args:
-        limits: where tensors may wait.
-        folder: to make the scratch folder in; default: that for temporary files.
+    The scratch folder is made in ``folder``; None: in that for temporary files.
     """
 
     def __init__(self, limits: StoreLimits, folder: Path | None = None) -> None:
@@ -96,10 +89,8 @@ class Store:
     def put(self, key: object, array: np.ndarray, *, read_next: bool) -> None:
         """Keep ``array`` under ``key``, which must be free.
 
-        Args:
-            key: hashable.
-            array: not copied where it stays in memory; nobody may write into it.
-            read_next: the very next segment reads it.
+        The array is not copied where it stays in memory, and nobody may write into it. With ``read_next`` the very next
+        segment reads it.
 
         Raises:
             StoreFullError: it fits nowhere.
@@ -187,7 +178,6 @@ def free_memory_bytes() -> int:
 
 
 def _address_space() -> list[int]:
-    """What the process's limit on its address space leaves it."""
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     if limit == resource.RLIM_INFINITY:
         return []
@@ -207,27 +197,16 @@ _LARGEST_PART = 32
 
 @dataclass(frozen=True)
 class Feed:
-    """What a walk is fed with.
+    """What a walk is fed with."""
 
-    Attributes:
-        data: calibration set.
-        inputs: the model's inputs.
-        first: number of the first sample.
-        last: number of the sample to stop before.
-        threads: of the sessions.
-        run: asked between runs whether to stop.
-        limits: where tensors wait.
-        device: where the layers run; see ``runtime.providers_of``.
-    """
-
-    data: OpenDataset
-    inputs: Sequence[TensorInfo]
-    first: int
-    last: int
-    threads: int
-    run: Run
-    limits: StoreLimits = DEFAULT_LIMITS
-    device: str = "cpu"
+    data: OpenDataset  # calibration set
+    inputs: Sequence[TensorInfo]  # the model's inputs
+    first: int  # number of the first sample
+    last: int  # number of the sample to stop before
+    threads: int  # of the sessions
+    run: Run  # asked between runs whether to stop
+    limits: StoreLimits = DEFAULT_LIMITS  # where tensors wait
+    device: str = "cpu"  # where the layers run; see ``runtime.providers_of``
 
     @staticmethod
     def of(
@@ -279,10 +258,7 @@ _FLOAT, _QUANTIZED = "float", "quantized"
 class Frontier:
     """The waiting tensors of all samples, and what a few nodes make of them.
 
-    Args:
-        prepared: the float network.
-        plan: filled; read anew whenever nodes run.
-        feed: samples, threads.
+    The plan is filled, and read anew whenever nodes run.
     """
 
     def __init__(self, prepared: Prepared, plan: QuantizationPlan, feed: Feed) -> None:

@@ -23,19 +23,12 @@ from worker.quantizer.runtime.session import Session, SessionSettings
 
 @dataclass(frozen=True)
 class Segment:
-    """Nodes that run together.
+    """Nodes that run together."""
 
-    Attributes:
-        nodes: in topological order.
-        reads: tensors from before the segment that its nodes read, sub-graphs included.
-        makes: tensors that it makes and a later segment reads, or that are outputs of the network.
-        spent: tensors that no later segment reads.
-    """
-
-    nodes: tuple[ir.Node, ...]
-    reads: tuple[str, ...]
-    makes: tuple[str, ...]
-    spent: tuple[str, ...]
+    nodes: tuple[ir.Node, ...]  # in topological order
+    reads: tuple[str, ...]  # tensors from before the segment that its nodes read, sub-graphs included
+    makes: tuple[str, ...]  # tensors that it makes and a later segment reads, or that are outputs of the network
+    spent: tuple[str, ...]  # tensors that no later segment reads
 
 
 def ordered(graph: ir.Graph, plan: QuantizationPlan) -> list[ir.Node]:
@@ -83,12 +76,8 @@ def cut(
 ) -> list[Segment]:
     """Segments of the main graph, in order.
 
-    Args:
-        graph: prepared main graph.
-        nodes: all of its nodes, in topological order.
-        before: names of the nodes that begin a segment; the first segment, perhaps an empty one, is what comes before
-            all of them.
-        behind: names of the tensors that end a segment.
+    ``nodes`` are all of them, in topological order. Those named by ``before`` begin a segment, so that the first,
+    perhaps an empty one, is what comes before all of them; tensors named by ``behind`` end one.
     """
     groups: list[list[ir.Node]] = [[]]
     for node in nodes:
@@ -123,29 +112,18 @@ def cut(
 
 @dataclass(frozen=True)
 class Piece:
-    """A few nodes of the network, ready to run.
+    """A few nodes of the network, ready to run."""
 
-    Attributes:
-        session: of the nodes.
-        fed: tensor name by input of the session.
-        made: name of the session's output by tensor.
-        as_integers: tensors that go in, or come out, as integers of the grid that the plan gives them.
-    """
-
-    session: Session
-    fed: dict[str, str]
-    made: dict[str, str]
-    as_integers: frozenset[str]
+    session: Session  # of the nodes
+    fed: dict[str, str]  # tensor name by input of the session
+    made: dict[str, str]  # name of the session's output by tensor
+    as_integers: frozenset[str]  # tensors that go in, or come out, as integers of the grid that the plan gives them
 
 
 class PieceMaker:
     """Makes pieces of one prepared network; ``values`` are its tensors by name.
 
-    Args:
-        model: the network.
-        threads: of the sessions.
-        device: of the sessions.
-        arena: let sessions keep their memory between runs; see ``Session``.
+    With ``arena`` sessions keep their memory between runs; see ``Session``.
     """
 
     def __init__(self, model: ir.Model, *, threads: int, device: str = "cpu", arena: bool = True) -> None:
@@ -178,12 +156,8 @@ class PieceMaker:
     ) -> Piece:
         """The nodes of the network as ``plan`` quantizes them now.
 
-        Args:
-            nodes: in topological order.
-            reads: tensors that the nodes read.
-            makes: tensors wanted.
-            plan: filled; not changed.
-            unrounded: tensors that are to come out as computed, before they are rounded to their grid.
+        ``unrounded`` are tensors that are to come out as computed, before they are rounded to their grid. The filled
+        plan is not changed.
         """
         model = ir.from_proto(self._proto(nodes, reads, makes, {}))
         part = _restricted(plan, nodes, reads, unrounded)
@@ -274,7 +248,6 @@ def rests_as_integers(value: ir.Value, plan: QuantizationPlan) -> bool:
 def _restricted(
     plan: QuantizationPlan, nodes: Sequence[ir.Node], reads: Collection[str], unrounded: Collection[str]
 ) -> QuantizationPlan:
-    """The part of ``plan`` that concerns ``nodes``."""
     # few of many: what is looked up is the piece, not the plan, for there is a piece for every few nodes of it
     left_out = set(unrounded)
     made = (value.name or "" for node in nodes for value in node.outputs)

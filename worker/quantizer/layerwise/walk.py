@@ -36,19 +36,13 @@ def is_tunable(node: ir.Node, plan: QuantizationPlan) -> bool:
 
 
 class Visit:
-    """One node with the tensors that it reads. Good until the next visit.
-
-    Attributes:
-        node: the linear node, in the float graph.
-        index: number of the visit, from 0.
-        total: number of visits of the walk.
-    """
+    """One node with the tensors that it reads. Good until the next visit."""
 
     def __init__(self, frontier: Frontier, segment: Segment, index: int, total: int) -> None:
         self._frontier = frontier
         self.index = index
         self.total = total
-        self.node = segment.nodes[0]
+        self.node = segment.nodes[0]  # the linear node, in the float graph
         self._reads = frozenset(segment.reads)
 
     @property
@@ -105,11 +99,8 @@ class Visit:
 class Walk:
     """A walk through one network; a context manager. Visit it once.
 
-    Args:
-        prepared: the float network.
-        plan: filled; the caller edits parameters of the node being visited, and of no other.
-        feed: samples, threads.
-        visited: which nodes; default: all quantized linear nodes with a constant weight.
+    The plan is filled; the caller edits parameters of the node being visited, and of no other. ``visited`` says which
+    nodes are; None: all quantized linear ones with a constant weight.
 
     Raises:
         EngineError: onnxruntime failed on the data.

@@ -33,16 +33,15 @@ from worker.quantizer.graph.values import (
     name_of,
     node_name,
 )
-from worker.quantizer.numerics.granularity import PER_TENSOR
-from worker.quantizer.numerics.integer import IntegerGrid
+from worker.quantizer.numerics.integer import PER_TENSOR, IntegerGrid
 from worker.quantizer.ops.linear import CONVOLUTIONS, LINEAR, linear_view, recurrent_weights
 from worker.quantizer.ops.table import named, operator
 from worker.quantizer.plan.candidates import leave_subgraphs, plan_subgraph_weights
+from worker.quantizer.plan.grids import OPERANDS_NOT_FLOAT32, plan_weight, unusable_weight
 from worker.quantizer.plan.parameters import Parameters
 from worker.quantizer.plan.selection import Matcher, Selection
 from worker.quantizer.plan.stored_weights import plan_embeddings, plan_recurrent
 from worker.quantizer.plan.types import NodePlan, PlanLog, QuantizationPlan, Role
-from worker.quantizer.plan.weights import OPERANDS_NOT_FLOAT32, plan_weight, unusable_weight
 
 # Plans that concern weights alone: for dynamic quantization and for weights that are stored small.
 #

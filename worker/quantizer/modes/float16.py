@@ -22,7 +22,7 @@ from worker.quantizer.plan.candidates import leave_subgraphs
 from worker.quantizer.plan.selection import Matcher, Selection
 from worker.quantizer.plan.types import NodePlan, PlanLog, QuantizationPlan, Role
 from worker.quantizer.refine.draft import Case, Draft, Filled
-from worker.quantizer.refine.float16 import NO_FLOAT32, kept_wide, opset_of_graph, out_of_range, refused
+from worker.quantizer.refine.values import NO_FLOAT32, kept_wide, opset_of_graph, out_of_range, refused
 from worker.quantizer.run.services import Services
 
 NO_DATA = "there is no calibration data: whether values leave the range of float16 was not looked at"

@@ -29,7 +29,7 @@ from worker.quantizer.plan.targets import edit_graph, edits_graph
 from worker.quantizer.plan.types import Decision, PlanLog, QuantizationPlan
 from worker.quantizer.preparation.prepare import Prepared, prepare
 from worker.quantizer.refine.draft import Case
-from worker.quantizer.refine.unchanged import strays
+from worker.quantizer.refine.driver import strays
 from worker.quantizer.run.services import Services
 from worker.quantizer.runtime.session import providers_of
 

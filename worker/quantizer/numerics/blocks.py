@@ -19,8 +19,7 @@ from dataclasses import dataclass
 import ml_dtypes
 import numpy as np
 
-from worker.quantizer.numerics.granularity import PER_TENSOR, Granularity, PerBlock
-from worker.quantizer.numerics.integer import IntegerGrid
+from worker.quantizer.numerics.integer import PER_TENSOR, Granularity, IntegerGrid, PerBlock
 
 # Small floats: sign, a few exponent bits, a few mantissa bits; rounding to the nearest, ties to even.
 #
@@ -31,23 +30,14 @@ from worker.quantizer.numerics.integer import IntegerGrid
 
 @dataclass(frozen=True)
 class Minifloat:
-    """A binary floating-point format.
+    """A binary floating-point format."""
 
-    Attributes:
-        name: as in the config where it is a dtype of its own, else as in the OCP specification.
-        exponent_bits: width of the exponent field.
-        mantissa_bits: width of the mantissa field, without the hidden bit.
-        bias: exponent bias.
-        maximum: largest finite value.
-        storage: numpy type with this very format.
-    """
-
-    name: str
-    exponent_bits: int
-    mantissa_bits: int
-    bias: int
-    maximum: float
-    storage: np.dtype
+    name: str  # as in the config where it is a dtype of its own, else as in the OCP specification
+    exponent_bits: int  # width of the exponent field
+    mantissa_bits: int  # width of the mantissa field, without the hidden bit
+    bias: int  # exponent bias
+    maximum: float  # largest finite value
+    storage: np.dtype  # numpy type with this very format
 
     @property
     def maximum_exponent(self) -> int:
@@ -115,17 +105,11 @@ FLOATS: dict[str, Minifloat] = {each.name: each for each in (FLOAT16, BFLOAT16, 
 
 @dataclass(frozen=True)
 class FloatGrid:
-    """A float type of the contract that values are rounded to; beyond its largest value they saturate.
+    """A float type of the contract that values are rounded to; beyond its largest value they saturate."""
 
-    Attributes:
-        dtype: 16 or 8 bits.
-        scale: 8-bit floats only: float32 > 0, in the shape that ``granularity`` gives it.
-        granularity: what shares a scale.
-    """
-
-    dtype: str
-    scale: np.ndarray | None = None
-    granularity: Granularity = PER_TENSOR
+    dtype: str  # 16 or 8 bits
+    scale: np.ndarray | None = None  # 8-bit floats only: float32 > 0, in the shape that ``granularity`` gives it
+    granularity: Granularity = PER_TENSOR  # what shares a scale
 
     @property
     def form(self) -> Minifloat:
@@ -152,17 +136,11 @@ class NotFiniteError(ValueError):
 
 @dataclass(frozen=True)
 class FixedPoint:
-    """Signed integers that count steps of 2^-fraction_bits.
+    """Signed integers that count steps of 2^-fraction_bits."""
 
-    Attributes:
-        minimum: smallest integer.
-        maximum: largest integer.
-        fraction_bits: such that the largest magnitudes lie in [1, 2).
-    """
-
-    minimum: int
-    maximum: int
-    fraction_bits: int
+    minimum: int  # smallest integer
+    maximum: int  # largest integer
+    fraction_bits: int  # such that the largest magnitudes lie in [1, 2)
 
     @property
     def maximum_exponent(self) -> int:
@@ -178,29 +156,19 @@ class FixedPoint:
 
 @dataclass(frozen=True)
 class BlockFormat:
-    """One block format.
+    """One block format."""
 
-    Attributes:
-        name: as in the config.
-        block_size: elements that share an exponent.
-        element: what is stored per element.
-        smallest_exponent: of the shared exponent.
-        sub_block_size: elements that share a one-bit shift, if the format has one.
-        storage: numpy type that holds the elements in a model: the float8 type, or int8 with multiples of
-            2^-storage_fraction_bits.
-        storage_fraction_bits: see ``storage``; 0 for float8.
-        scale_block_size: elements that share a scale in a model. Where it is ``block_size`` and the format has
-            sub-blocks, the shift is in the elements.
-    """
-
-    name: str
-    block_size: int
-    element: FixedPoint | Minifloat
+    name: str  # as in the config
+    block_size: int  # elements that share an exponent
+    element: FixedPoint | Minifloat  # what is stored per element
+    # numpy type that holds the elements in a model: the float8 type, or int8 with multiples of 2^-storage_fraction_bits
     storage: np.dtype
-    storage_fraction_bits: int
+    storage_fraction_bits: int  # see ``storage``; 0 for float8
+    # elements that share a scale in a model. Where it is ``block_size`` and the format has sub-blocks, the shift is in
+    # the elements.
     scale_block_size: int
-    smallest_exponent: int = -127
-    sub_block_size: int | None = None
+    smallest_exponent: int = -127  # of the shared exponent
+    sub_block_size: int | None = None  # elements that share a one-bit shift, if the format has one
 
     def fake(self, values: np.ndarray, axis: int) -> np.ndarray:
         """``values`` as the format represents them.
@@ -313,15 +281,10 @@ BLOCK_FORMATS: dict[str, BlockFormat] = {
 
 @dataclass(frozen=True)
 class BlockGrid:
-    """A block type of the contract that values are rounded to.
+    """A block type of the contract that values are rounded to."""
 
-    Attributes:
-        dtype: its name.
-        axis: along which blocks run: the one that products are summed over.
-    """
-
-    dtype: str
-    axis: int
+    dtype: str  # its name
+    axis: int  # along which blocks run: the one that products are summed over
 
     @property
     def form(self) -> BlockFormat:

@@ -11,6 +11,7 @@ Activations pass a Cast pair (float16, bfloat16) or a local function of the mode
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple, cast
 
 import numpy as np
@@ -31,8 +32,7 @@ from worker.quantizer.numerics.blocks import (
     FloatGrid,
     Minifloat,
 )
-from worker.quantizer.numerics.granularity import PerBlock
-from worker.quantizer.numerics.integer import IntegerGrid, onnx_integers
+from worker.quantizer.numerics.integer import IntegerGrid, PerBlock, onnx_integers
 
 # Quantize-dequantize as ONNX local functions, made of standard operators alone: any runtime can run them.
 #
@@ -49,12 +49,8 @@ _CARRIERS = {each.mantissa_bits: each for each in (FLOAT8_E4M3FN, FLOAT8_E5M2)}
 def block_function(block: BlockFormat, axis: int, length: int | None, opset: int) -> ir.Function:
     """The function (x) => (y): float32 ``x`` of any rank and dynamic size, as ``block`` represents it along ``axis``.
 
-    Args:
-        block: the format.
-        axis: along which blocks run; negative counts from the end.
-        length: elements along ``axis``, None if that is known at run time only. A known length spares the padding
-            where it is a multiple of the block size or less than it.
-        opset: of the model that the function goes into.
+    ``axis`` may be negative; ``length`` is that of the axis, None if it is known at run time only. A known length
+    spares the padding where it is a multiple of the block size or less than it.
 
     Raises:
         EngineError: the opset is too low for the type.
@@ -119,8 +115,6 @@ def _blocks_as_represented(body: _FunctionBody, block: BlockFormat, blocks: ir.V
 
 
 class _FunctionBody:
-    """The nodes of one function, in order."""
-
     def __init__(self, opset: int) -> None:
         self._opset = opset
         self._tape = Tape()
@@ -136,11 +130,9 @@ class _FunctionBody:
         return self._tape.op(op_type, inputs, attributes)
 
     def number(self, value: float) -> ir.Value:
-        """A float32 scalar."""
         return self._tape.op("Constant", [], {"value": ir.tensor(np.float32(value))})
 
     def numbers(self, *values: int) -> ir.Value:
-        """An int64 vector."""
         return self._tape.op("Constant", [], {"value": ir.tensor(np.array(values, np.int64))})
 
     def shape(self, value: ir.Value, axis: int) -> ir.Value:
@@ -151,19 +143,28 @@ class _FunctionBody:
         sizes = [self.numbers(dim) if isinstance(dim, int) else dim for dim in dims]
         return self.op("Reshape", value, self.op("Concat", *sizes, axis=0))
 
-    def blocks(self, x: ir.Value, axis: int, size: int, *, aligned: bool) -> tuple[ir.Value, _Restore]:
+    def blocks(
+        self, x: ir.Value, axis: int, size: int, *, aligned: bool
+    ) -> tuple[ir.Value, Callable[[ir.Value], ir.Value]]:
         """``x`` as [blocks, size, inner], padded with zeros, and the way back."""
         length = self.shape(x, axis)
         inner = self.numbers(1)
         if axis != -1:
             inner = self.op("ReduceProd", self.op("Shape", x, start=axis + 1), keepdims=1)
-        flat = x
-        padding = None
+        flat, padding = x, None
         if not aligned:
             padding = self.op("Mod", self.op("Neg", length), self.numbers(size))
             pads = self.op("Concat", self.numbers(0, 0, 0, 0), padding, self.numbers(0), axis=0)
             flat = self.op("Pad", self.reshape(x, -1, length, inner), pads)
-        return self.reshape(flat, -1, size, inner), _Restore(self, self.op("Shape", x), length, padding, inner)
+        made, shape = self.reshape(flat, -1, size, inner), self.op("Shape", x)
+
+        def restore(blocks: ir.Value) -> ir.Value:
+            if padding is not None:
+                padded = self.reshape(blocks, -1, self.op("Add", length, padding), inner)
+                blocks = self.op("Slice", padded, self.numbers(0), length, self.numbers(1))
+            return self.op("Reshape", blocks, shape)
+
+        return made, restore
 
     def peak(self, parts: ir.Value) -> ir.Value:
         """Largest |x| of each block or sub-block of ``parts`` [count, size, inner]: [count, 1, inner]."""
@@ -226,50 +227,24 @@ class _FunctionBody:
         return self.op("Mul", self.op("Round", self.op("Div", held, step)), step)
 
 
-class _Restore:
-    """Brings blocks back into the shape they were cut from."""
-
-    def __init__(
-        self, body: _FunctionBody, shape: ir.Value, length: ir.Value, padding: ir.Value | None, inner: ir.Value
-    ) -> None:
-        self._body, self._shape, self._length, self._padding, self._inner = body, shape, length, padding, inner
-
-    def __call__(self, blocks: ir.Value) -> ir.Value:
-        body = self._body
-        if self._padding is not None:
-            padded = body.reshape(blocks, -1, body.op("Add", self._length, self._padding), self._inner)
-            blocks = body.op("Slice", padded, body.numbers(0), self._length, body.numbers(1))
-        return body.op("Reshape", blocks, self._shape)
-
-
 # Lowest one that knows local functions and 8-bit floats.
 IR_VERSION = 9
 
 
 class Written(NamedTuple):
-    """What has to go into the model.
+    """What has to go into the model."""
 
-    Attributes:
-        nodes: in order; none is in a graph yet.
-        initializers: to be registered.
-        output: what readers of the original tensor read instead: float32, same shape.
-        functions: local functions that the nodes call, to be added with ``add_functions``.
-    """
-
-    nodes: list[ir.Node]
-    initializers: list[ir.Value]
-    output: ir.Value
-    functions: list[ir.Function]
+    nodes: list[ir.Node]  # in order; none is in a graph yet
+    initializers: list[ir.Value]  # to be registered
+    output: ir.Value  # what readers of the original tensor read instead: float32, same shape
+    functions: list[ir.Function]  # local functions that the nodes call, to be added with ``add_functions``
 
 
 def weight_nodes(names: Names, stem: str, values: np.ndarray, grid: FloatGrid | BlockGrid) -> Written:
     """A weight as stored elements and the nodes that restore it.
 
-    Args:
-        names: names in use; those taken are added.
-        stem: the weight's name, which the new names begin with.
-        values: float32, finite. What a float type cannot reach saturates.
-        grid: what they are rounded to.
+    New names begin with ``stem``, and are added to ``names``. ``values`` are float32, finite; what a float type cannot
+    reach saturates.
 
     Raises:
         ValueError: a value is not finite and the type has blocks.
@@ -302,11 +277,7 @@ def _restored_blocks(part: _Part, values: np.ndarray, grid: BlockGrid) -> ir.Val
 def integer_nodes(names: Names, stem: str, integers: np.ndarray, grid: IntegerGrid) -> Written:
     """An integer weight, restored without DequantizeLinear.
 
-    Args:
-        names: names in use; those taken are added.
-        stem: the weight's name, which the new names begin with.
-        integers: as ``grid`` holds them in memory.
-        grid: of the weight.
+    New names begin with ``stem``, and are added to ``names``. ``integers`` are as ``grid`` holds them in memory.
     """
     part, blocks, shape = _Part(names, stem), grid.granularity, integers.shape
     positions: ir.Value | None = None
@@ -330,11 +301,7 @@ def integer_nodes(names: Names, stem: str, integers: np.ndarray, grid: IntegerGr
 def activation_nodes(names: Names, value: ir.Value, grid: FloatGrid | BlockGrid, opset: int) -> Written:
     """Quantize and dequantize one activation tensor; what the type cannot reach saturates.
 
-    Args:
-        names: names in use; those taken are added.
-        value: the tensor, float32; its shape need not be known.
-        grid: what it is rounded to, with one scale if any.
-        opset: of the model.
+    The shape of ``value``, float32, need not be known; the grid has one scale if any.
 
     Raises:
         EngineError: the opset is too low for the type.

@@ -52,20 +52,15 @@ Backward = Callable[[ir.Node, np.ndarray], np.ndarray | None]
 
 @dataclass(frozen=True)
 class ChannelFlow:
-    """How channels flow through an operator.
+    """How channels flow through an operator."""
 
-    Attributes:
-        kind: what it does to them.
-        forward: labels of its results from those of the first operand, of full rank; None where they cannot be told.
-        backward: labels of the first operand from those of the first result, likewise. Both are None for operators of
-            several operands, or with parameters.
-        passes_shift: whether a number added to a channel comes out as it goes in, padding aside.
-    """
-
-    kind: Kind
+    kind: Kind  # what it does to them
+    # labels of its results from those of the first operand, of full rank; None where they cannot be told
     forward: Forward | None = None
+    # labels of the first operand from those of the first result, likewise. Both are None for operators of several
+    # operands, or with parameters.
     backward: Backward | None = None
-    passes_shift: bool = False
+    passes_shift: bool = False  # whether a number added to a channel comes out as it goes in, padding aside
 
     def operands(self, node: ir.Node, labels: np.ndarray) -> list[np.ndarray] | None:
         """Labels of the operands that hand their channels on, in order, from those of the first result.
@@ -387,9 +382,6 @@ def channel_axes(graph: ir.Graph) -> dict[ir.Value, int]:
     Channels are numbers of one meaning each, which a weight tells apart. What a weight is multiplied with has them
     where the products are summed, whatever made it; what a layer or a normalization makes has them where they put them;
     and operators that leave elements in their places hand them on.
-
-    Args:
-        graph: prepared, in topological order.
     """
     found: dict[ir.Value, int] = {}
     for node in graph:

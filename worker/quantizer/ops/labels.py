@@ -124,10 +124,7 @@ class TiedLabels:
 def components(count: int, one: np.ndarray, other: np.ndarray) -> np.ndarray:
     """The smallest member of each member's connected component, int64 [count].
 
-    Args:
-        count: members are 0 .. count - 1.
-        one: first ends of the edges, any integral values.
-        other: second ends.
+    Members are 0 .. count - 1; ``one`` and ``other`` are the ends of the edges, any integral values.
     """
     one, other = one.astype(np.int64), other.astype(np.int64)
     labels = np.arange(count, dtype=np.int64)

@@ -29,8 +29,7 @@ from worker.quantizer.graph.values import (
     is_float32,
     plain_attributes,
 )
-from worker.quantizer.ops.record import Family
-from worker.quantizer.ops.table import named, operator
+from worker.quantizer.ops.table import Family, named, operator
 from worker.quantizer.ops.windows import Window
 
 CONVOLUTIONS = named(lambda record: record.family is Family.CONVOLUTION)
@@ -44,19 +43,12 @@ class UnsupportedLayerError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class WeightLayout:
-    """Where a weight keeps which channels.
+    """Where a weight keeps which channels."""
 
-    Attributes:
-        weight_shape: of the whole weight.
-        outputs_first: whether the first axis of channels is that of the outputs.
-        groups: parts of the channels that do not meet.
-        stacked: axes before those of the channels.
-    """
-
-    weight_shape: tuple[int, ...]
-    outputs_first: bool
-    groups: int
-    stacked: int
+    weight_shape: tuple[int, ...]  # of the whole weight
+    outputs_first: bool  # whether the first axis of channels is that of the outputs
+    groups: int  # parts of the channels that do not meet
+    stacked: int  # axes before those of the channels
 
     @property
     def output_axis(self) -> int:
@@ -218,13 +210,7 @@ def bias_of(node: ir.Node) -> ir.Value | None:
 def weight_layout(
     op_type: str, shape: tuple[int, ...], attributes: Mapping[str, AttributeValue]
 ) -> WeightLayout | None:
-    """The layout of a linear operator's weight; None if ``shape`` is none of its weights'.
-
-    Args:
-        op_type: one of ``LINEAR``.
-        shape: of the weight.
-        attributes: of the operator.
-    """
+    """The layout of a linear operator's weight; None if ``shape`` is none of its weights'."""
     stacked = len(shape) - 2 if op_type == "MatMul" else 0
     groups = attributes.get("group", 1) if op_type in CONVOLUTIONS else 1
     if len(shape) < 2 or not isinstance(groups, int) or groups < 1 or shape[stacked] % groups:

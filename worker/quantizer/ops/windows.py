@@ -15,27 +15,16 @@ from worker.quantizer.graph.values import AttributeValue, int_attribute, plain_a
 
 @dataclass(frozen=True)
 class Window:
-    """The window of a Conv or ConvTranspose; all tuples have one entry per spatial axis.
+    """The window of a Conv or ConvTranspose; all tuples have one entry per spatial axis."""
 
-    Attributes:
-        kernel: taps.
-        strides: steps between positions; of a ConvTranspose, between the places that its inputs go to.
-        dilations: steps between taps.
-        pads: what is padded, or cut off by a ConvTranspose, before each axis and then behind each.
-        auto_pad: NOTSET, VALID, SAME_UPPER or SAME_LOWER.
-        output_padding: what a ConvTranspose makes behind its last taps.
-        output_shape: what a ConvTranspose is to make; None if the pads decide.
-        transposed: whether it is a ConvTranspose.
-    """
-
-    kernel: tuple[int, ...]
-    strides: tuple[int, ...]
-    dilations: tuple[int, ...]
-    pads: tuple[int, ...]
-    auto_pad: str
-    output_padding: tuple[int, ...]
-    output_shape: tuple[int, ...] | None
-    transposed: bool
+    kernel: tuple[int, ...]  # taps
+    strides: tuple[int, ...]  # steps between positions; of a ConvTranspose, between the places that its inputs go to
+    dilations: tuple[int, ...]  # steps between taps
+    pads: tuple[int, ...]  # what is padded, or cut off by a ConvTranspose, before each axis and then behind each
+    auto_pad: str  # NOTSET, VALID, SAME_UPPER or SAME_LOWER
+    output_padding: tuple[int, ...]  # what a ConvTranspose makes behind its last taps
+    output_shape: tuple[int, ...] | None  # what a ConvTranspose is to make; None if the pads decide
+    transposed: bool  # whether it is a ConvTranspose
 
     @classmethod
     def of(cls, kernel: tuple[int, ...], attributes: Mapping[str, AttributeValue], *, transposed: bool) -> Window:
@@ -118,7 +107,7 @@ class Window:
     def _extent(self, axis: int, size: int, padding: int) -> int:
         if self.transposed:
             return self._whole(axis, size) - padding
-        return (size + padding - self._reach(axis)) // self.strides[axis] + 1
+        return (size + padding - self.reach(axis)) // self.strides[axis] + 1
 
     def _padding(self, axis: int, size: int) -> tuple[int, int]:
         same = self.auto_pad in ("SAME_UPPER", "SAME_LOWER")
@@ -131,17 +120,17 @@ class Window:
             if total < 0:
                 return (0, total) if self.output_shape is not None else (0, 0)
         else:
-            total = max((-(-size // stride) - 1) * stride + self._reach(axis) - size, 0)
+            total = max((-(-size // stride) - 1) * stride + self.reach(axis) - size, 0)
         less = total // 2
         return (less, total - less) if self.auto_pad == "SAME_UPPER" else (total - less, less)
 
-    def _reach(self, axis: int) -> int:
+    def reach(self, axis: int) -> int:
         """From the first tap to the last one."""
         return (self.kernel[axis] - 1) * self.dilations[axis] + 1
 
     def _whole(self, axis: int, size: int) -> int:
         """What a ConvTranspose makes before anything is cut off."""
-        return self.strides[axis] * (size - 1) + self.output_padding[axis] + self._reach(axis)
+        return self.strides[axis] * (size - 1) + self.output_padding[axis] + self.reach(axis)
 
 
 def reaches_beyond(node: ir.Node) -> bool:
@@ -173,20 +162,14 @@ def counts_windows_oddly(pool: ir.Node) -> bool:
 
 @dataclass(frozen=True)
 class PoolPlaces:
-    """Where the windows of a pool stand; all tuples have one entry per spatial axis.
+    """Where the windows of a pool stand; all tuples have one entry per spatial axis."""
 
-    Attributes:
-        window: what moves.
-        size: of the input.
-        before, after: padding that the node asks for.
-        count: windows.
-    """
-
-    window: Window
-    size: tuple[int, ...]
+    window: Window  # what moves
+    size: tuple[int, ...]  # of the input
+    # before, after: padding that the node asks for
     before: tuple[int, ...]
     after: tuple[int, ...]
-    count: tuple[int, ...]
+    count: tuple[int, ...]  # windows
 
     @classmethod
     def of(cls, attributes: Mapping[str, Any], size: tuple[int, ...]) -> PoolPlaces:
@@ -202,20 +185,16 @@ class PoolPlaces:
         """With one window more where the last one leaves a rest, unless it would begin in the padding behind."""
         counts = []
         for axis, stride in enumerate(self.window.strides):
-            rest = self.size[axis] + self.before[axis] + self.after[axis] - self.reach(axis)
+            rest = self.size[axis] + self.before[axis] + self.after[axis] - self.window.reach(axis)
             count = -(-rest // stride) + 1
             counts.append(count - ((count - 1) * stride >= self.size[axis] + self.before[axis]))
         return replace(self, count=tuple(counts))
-
-    def reach(self, axis: int) -> int:
-        """From the first tap to the last one."""
-        return (self.window.kernel[axis] - 1) * self.window.dilations[axis] + 1
 
     @property
     def read_behind(self) -> tuple[int, ...]:
         """Elements behind the input that a window reads; negative where the last windows end before its end."""
         return tuple(
-            (count - 1) * stride + self.reach(axis) - self.size[axis] - self.before[axis]
+            (count - 1) * stride + self.window.reach(axis) - self.size[axis] - self.before[axis]
             for axis, (count, stride) in enumerate(zip(self.count, self.window.strides, strict=True))
         )
 
@@ -223,11 +202,9 @@ class PoolPlaces:
     def torch_pads(self) -> tuple[int, ...] | None:
         """Padding that torch's own pools take, None if they do not take it."""
         small = all(0 <= 2 * n <= self.window.kernel[axis] for axis, n in enumerate(self.before))
-        return self.before if small and self.before == self.after and self.count == self._plain else None
-
-    @property
-    def _plain(self) -> tuple[int, ...]:
-        return self.window.extent(self.size)
+        return (
+            self.before if small and self.before == self.after and self.count == self.window.extent(self.size) else None
+        )
 
     def taps(self, axis: int, *, padding: bool) -> list[int]:
         """For every window along an axis: taps on the input, or on the padding that the node asks for as well."""

@@ -45,7 +45,7 @@ from worker.quantizer.graph.values import (
     users,
 )
 from worker.quantizer.numerics.blocks import BLOCK_FORMATS
-from worker.quantizer.numerics.granularity import PER_TENSOR
+from worker.quantizer.numerics.integer import PER_TENSOR
 from worker.quantizer.plan.candidates import (
     candidate,
     keep_only_between_quantized,
@@ -54,12 +54,21 @@ from worker.quantizer.plan.candidates import (
     plan_subgraph_weights,
     read_by_quantized,
 )
-from worker.quantizer.plan.profile import RuleContext, Stage, Target
+from worker.quantizer.plan.grids import belongs_before, plan_parameters
 from worker.quantizer.plan.selection import Matcher, Selection
 from worker.quantizer.plan.stored_weights import plan_embeddings, plan_recurrent, recurrence_in_float
 from worker.quantizer.plan.targets import TARGETS
-from worker.quantizer.plan.types import ActivationPlan, NodePlan, PlanLog, QuantizationPlan, Role, WeightPlan
-from worker.quantizer.plan.weights import belongs_before, plan_parameters
+from worker.quantizer.plan.types import (
+    ActivationPlan,
+    NodePlan,
+    PlanLog,
+    QuantizationPlan,
+    Role,
+    RuleContext,
+    Stage,
+    Target,
+    WeightPlan,
+)
 
 # The type of 16 bits in the place of one of 8.
 WIDER: dict[str, ActivationDtype] = {"int8": "int16", "uint8": "uint16"}
@@ -83,14 +92,8 @@ def build_plan(
 ) -> QuantizationPlan:
     """The plan for a prepared graph, without ranges and integers.
 
-    Args:
-        graph: prepared main graph, edited for the target.
-        config: resolved config.
-        facts: of its nodes.
-        plan_log: takes what the reader of the report should know; None: nobody reads it.
-
-    Returns:
-        A plan with a NodePlan for every node, sub-graph nodes included.
+    The graph is edited for the target; ``plan_log`` takes what the reader of the report should know. Returns a plan
+    with a NodePlan for every node, sub-graph nodes included.
     """
     plan_log = PlanLog() if plan_log is None else plan_log
     target = TARGETS[config.target]
@@ -198,7 +201,8 @@ def _plan_tensors(
                     source[value.name] = root
         else:
             result = plan.carrier(node)
-            may = not target.whole and (may_return_float(node) or _gives_float(entry.role, target))
+            gives_float = entry.role is Role.LINEAR and target.float_results
+            may = not target.whole and (may_return_float(node) or gives_float)
             if not may or borders.leaves(result) or read_by_quantized(result, plan, graph):
                 source[name_of(result)] = name_of(result)
                 specs[name_of(result)] = selection.activation(node)
@@ -214,10 +218,6 @@ def _widen(plan: QuantizationPlan, facts: NodeFacts) -> None:
     for entry in plan.activations.values():
         if entry.source in facts.widened and entry.spec.dtype in WIDER:
             entry.spec = entry.spec.model_copy(update={"dtype": WIDER[entry.spec.dtype]})
-
-
-def _gives_float(role: Role, target: Target) -> bool:
-    return role is Role.LINEAR and target.float_results
 
 
 def _wanted_by_readers(

@@ -19,11 +19,7 @@ from worker.quantizer.graph.values import (
 )
 from worker.quantizer.ops.linear import MATRIX_PRODUCTS, is_linear, is_recurrent, recurrent_weights
 from worker.quantizer.ops.windows import counts_beyond, has_gaps
-from worker.quantizer.plan.profile import SHAPES, Target
-from worker.quantizer.plan.selection import Selection
-from worker.quantizer.plan.stored_weights import enter_recurrent
-from worker.quantizer.plan.types import NodePlan, PlanLog, QuantizationPlan, Role
-from worker.quantizer.plan.weights import (
+from worker.quantizer.plan.grids import (
     OPERANDS_NOT_FLOAT32,
     TRAINING_FAULT,
     WEIGHT_NOT_CONSTANT,
@@ -31,6 +27,9 @@ from worker.quantizer.plan.weights import (
     plan_weight,
     unusable_weight,
 )
+from worker.quantizer.plan.selection import Selection
+from worker.quantizer.plan.stored_weights import enter_recurrent
+from worker.quantizer.plan.types import SHAPES, NodePlan, PlanLog, QuantizationPlan, Role, Target
 
 FOREIGN_DOMAIN = declare(
     "foreign-domain",
@@ -227,8 +226,9 @@ def _judge(
     reason = None
     if "fed" in sides and entry.role in (*_BOUNDED, Role.FUSED) and not _fed(node, plan, borders):
         reason = NOT_FED()
-    elif "read" in sides and entry.role in _BOUNDED and not _read(plan.carrier(node), plan, graph, borders):
-        reason = NOT_READ()
+    elif "read" in sides and entry.role in _BOUNDED:
+        made = plan.carrier(node)
+        reason = None if borders.leaves(made) or read_by_quantized(made, plan, graph) else NOT_READ()
     if reason is None:
         return
     entry.role, entry.reason = None, reason
@@ -247,10 +247,6 @@ def _judge(
 def _fed(node: ir.Node, plan: QuantizationPlan, borders: Borders) -> bool:
     given = [value for value in node.inputs if value is not None and not is_constant(value)]
     return any(_entry(value, plan) or borders.enters(value, node) for value in given)
-
-
-def _read(value: ir.Value, plan: QuantizationPlan, graph: ir.Graph, borders: Borders) -> bool:
-    return borders.leaves(value) or read_by_quantized(value, plan, graph)
 
 
 def _entry(value: ir.Value, plan: QuantizationPlan) -> NodePlan | None:
@@ -298,11 +294,7 @@ def leave_subgraphs(graph: ir.Graph, plan: QuantizationPlan) -> None:
 def plan_subgraph_weights(graph: ir.Graph, plan: QuantizationPlan, selection: Selection, plan_log: PlanLog) -> None:
     """Quantize the weights that linear and recurrent nodes of sub-graphs read from the main graph.
 
-    Args:
-        graph: prepared main graph, to which the weights of sub-graphs were moved.
-        plan: with the main graph planned, whose spec counts for a weight that both read; changed in place.
-        selection: the user's word.
-        plan_log: takes notes.
+    The weights were moved to the main graph, which is planned: its spec counts for a weight that both read.
     """
     for node in subgraph_nodes(graph):
         entry = plan.nodes[node_name(node)]
@@ -328,10 +320,6 @@ def common_home(graph: ir.Graph, readers: list[ir.Node]) -> ir.Graph:
     """Where to restore a weight: in the innermost graph that all readers see, but in no body that runs many times.
 
     A branch of an If that is not taken then costs nothing, and a loop restores the weight once.
-
-    Args:
-        graph: main graph.
-        readers: nodes of it or of its sub-graphs.
     """
     if all(node.graph is graph for node in readers):
         return graph

@@ -20,33 +20,31 @@ from worker.quantizer.graph.mapped import forget
 from worker.quantizer.graph.rewriting import rank_of
 from worker.quantizer.graph.values import constant, name_of, node_name
 from worker.quantizer.numerics.blocks import Grid
-from worker.quantizer.numerics.granularity import PerBlock
-from worker.quantizer.numerics.integer import IntegerGrid, fades_in_half, integer_limits
+from worker.quantizer.numerics.integer import IntegerGrid, PerBlock, fades_in_half, integer_limits
 from worker.quantizer.ops.linear import RECURRENT_WEIGHTS, is_recurrent, linear_view
-from worker.quantizer.plan.grids import own_bias_grid, product_grid, raised_for_bias, weight_grid
+from worker.quantizer.plan.grids import (
+    BIAS_NEEDS_INTEGER_INPUT,
+    counted,
+    own_bias_grid,
+    product_grid,
+    raised_for_bias,
+    weight_grid,
+)
 from worker.quantizer.plan.types import ActivationPlan, BiasPlan, QuantizationPlan, Role, WeightPlan
-from worker.quantizer.plan.weights import BIAS_NEEDS_INTEGER_INPUT, counted
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """A parameter as it is now.
+    """A parameter as it is now."""
 
-    Attributes:
-        original: float32: in the float network.
-        values: float32, same shape: ``original``, or what an algorithm has put in its place; without integers this is
-            what is rounded to the grid.
-        grid: None: the quantized network has it in float. 16-bit floats count as such: they are rounded when they are
-            written.
-        integers: on an integer grid; those of a bias are flat.
-        scale: kind of scale that its grid keeps to.
-    """
-
-    original: np.ndarray
+    original: np.ndarray  # float32: in the float network
+    # float32, same shape: ``original``, or what an algorithm has put in its place; without integers this is what is
+    # rounded to the grid
     values: np.ndarray
+    # None: the quantized network has it in float. 16-bit floats count as such: they are rounded when they are written.
     grid: Grid | None = None
-    integers: np.ndarray | None = None
-    scale: str = "float32"
+    integers: np.ndarray | None = None  # on an integer grid; those of a bias are flat
+    scale: str = "float32"  # kind of scale that its grid keeps to
 
     @property
     def present(self) -> np.ndarray:
@@ -69,9 +67,7 @@ class Parameter:
 class Parameters:
     """The parameters of a network as its plan has them: a view, which knows nothing but what stands there.
 
-    Args:
-        graph: prepared main graph.
-        plan: made for it; changed in place by whatever writes.
+    The plan is changed in place by whatever writes.
     """
 
     def __init__(self, graph: ir.Graph, plan: QuantizationPlan) -> None:
@@ -103,11 +99,7 @@ class Parameters:
         return index == 1 and (role in (Role.LINEAR, Role.STORED) or (role is not None and node.op_type == "PRelu"))
 
     def fill(self, *, threads: int = 1) -> list[str]:
-        """Quantize all weights and biases of a plan whose activations are filled; sentences for the report.
-
-        Args:
-            threads: for the search of ranges.
-        """
+        """Quantize all weights and biases of a plan whose activations are filled; sentences for the report."""
         plan, wide = self.plan, list[str]()
         for weight in plan.weights.values():
             array = counted(self._array(weight.initializer), weight, plan)
@@ -140,11 +132,7 @@ class Parameters:
     def put(self, node: ir.Node, index: int, values: np.ndarray, *, refit: bool = False) -> None:
         """Let the quantized network compute with other values of input ``index`` of a node, rounded to its grid.
 
-        Args:
-            node: reads the parameter.
-            index: of the input.
-            values: float, of as many elements.
-            refit: a grid of the parameter's own is made anew for them.
+        Values are floats, of as many elements. With ``refit`` a grid of the parameter's own is made anew for them.
         """
         entry, name = self._entry(node, index), name_of(node.inputs[index])  # type: ignore[arg-type]
         if isinstance(entry, BiasPlan) and entry.quantization is not None:
@@ -177,10 +165,8 @@ class Parameters:
     ) -> None:
         """Put tensors on other grids; parameters keep their values, and so do the biases that hang on the grids.
 
-        Args:
-            sources: by source: for all activations that share its range.
-            weights: by initializer.
-            biases: by node, grids of their own.
+        ``sources`` are by source, for all activations that share its range; ``weights`` by initializer; ``biases`` by
+        node, grids of their own.
         """
         sources, weights = sources or {}, weights or {}
         with self._kept_biases(sources, weights):

@@ -31,9 +31,8 @@ from worker.quantizer.graph.values import node_name
 class Matcher:
     """Answers which nodes of a graph a selector means; each selector is resolved once.
 
-    Args:
-        graph: the prepared main graph; nodes of its sub-graphs count too.
-        op_types: operators by node name as uploaded; MatMul and Add may have become Gemm since.
+    Nodes of sub-graphs count too. ``op_types`` are operators by node name as uploaded: MatMul and Add may have become
+    Gemm.
     """
 
     def __init__(self, graph: ir.Graph, op_types: Mapping[str, str] | None = None) -> None:
@@ -80,7 +79,9 @@ class Matcher:
             return lambda node: self.fits(selector, node_name(node))
         if isinstance(selector, OpTypeSelector):
             return lambda node: selector.op_type in (node.op_type, self._op_types.get(node_name(node)))
-        return lambda node: any(_within(selector.module, path) for path in module_paths(node))
+        return lambda node: any(
+            path == selector.module or path.startswith(f"{selector.module}.") for path in module_paths(node)
+        )
 
     def _by_tensor(self, tensor: str) -> Iterable[str]:
         """The tensor's producer; of a graph input or an initializer, its readers."""
@@ -104,12 +105,7 @@ class Matcher:
         return after & before & {node_name(node) for node in nodes}
 
 
-def _within(module: str, path: str) -> bool:
-    return path == module or path.startswith(module + ".")
-
-
 def _parents(node: ir.Node) -> set[str]:
-    """Names of the nodes whose results ``node``, or a sub-graph of it, reads."""
     found = set()
     for reader in (node, *_inner(node)):
         for value in reader.inputs:
@@ -131,12 +127,7 @@ NOT_INCLUDED = declare("not-included", "not named by include", hint=_BY_SELECTOR
 
 
 class Selection:
-    """Answers, node by node, why the user wants it left in float, and how it is to be represented otherwise.
-
-    Args:
-        config: whose include, exclude and overrides count.
-        matcher: of the prepared graph.
-    """
+    """Answers, node by node, why the user wants it left in float, and how it is to be represented otherwise."""
 
     def __init__(self, config: QuantizationConfig, matcher: Matcher) -> None:
         self._config = config
@@ -199,15 +190,9 @@ def check_selectors(
 ) -> list[str]:
     """Raise if a selector matches no node.
 
-    Args:
-        config: whose include, exclude and overrides are checked.
-        uploaded: (name, op_type) of the nodes of the model as uploaded.
-        prepared: the same of the prepared model, by their old op_type as well; a match in either will do.
-        matcher: of the prepared graph.
-        fates: what became of the uploaded nodes that are gone, in words that follow "node 'x' was".
-
-    Returns:
-        A note for every selector that matches only nodes which preparation folded away.
+    ``uploaded`` and ``prepared`` are (name, op_type) of the nodes of both models, in the latter the old op_type as
+    well; a match in either will do. ``fates`` says what became of uploaded nodes that are gone, in words that follow
+    "node 'x' was". Returns a note for every selector that matches only nodes which preparation folded away.
 
     Raises:
         InvalidConfigError: one problem per selector, naming the nearest node or operator.
@@ -233,7 +218,6 @@ def check_selectors(
 
 
 def _gone(selector: Selector, uploaded: _Nodes, fates: Mapping[str, str]) -> str:
-    """What became of the nodes that only the uploaded model has."""
     if isinstance(selector, NodeSelector) and selector.node in fates:
         return f"the node was {fates[selector.node]}"
     if isinstance(selector, OpTypeSelector):

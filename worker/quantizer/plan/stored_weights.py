@@ -15,11 +15,9 @@ from service.contracts.reason import Reason, declare
 from service.contracts.specs import WeightSpec, bits_of, is_block, is_float8, is_integer, needs_calibration
 from worker.quantizer.graph.values import constant, is_constant, is_float32, name_of, node_name, users
 from worker.quantizer.numerics.blocks import BLOCK_FORMATS
-from worker.quantizer.numerics.granularity import PER_TENSOR, Granularity, PerAxis, PerBlock
+from worker.quantizer.numerics.integer import PER_TENSOR, Granularity, PerAxis, PerBlock
 from worker.quantizer.ops.linear import MATRIX_PRODUCTS, is_linear, is_lookup, is_recurrent, recurrent_weights
-from worker.quantizer.plan.selection import Selection
-from worker.quantizer.plan.types import PlanLog, QuantizationPlan, Role, WeightPlan
-from worker.quantizer.plan.weights import (
+from worker.quantizer.plan.grids import (
     OPERANDS_NOT_FLOAT32,
     WEIGHT_NOT_FINITE,
     enter_weight,
@@ -28,6 +26,8 @@ from worker.quantizer.plan.weights import (
     is_finite,
     unusable_weight,
 )
+from worker.quantizer.plan.selection import Selection
+from worker.quantizer.plan.types import PlanLog, QuantizationPlan, Role, WeightPlan
 
 _LEAST_BITS = 4
 TABLE_COMPUTED_WITH = declare(
@@ -53,12 +53,8 @@ def plan_embeddings(
 ) -> None:
     """Enter the tables that nodes of the main graph look up rows of, and say why others stay in float.
 
-    Args:
-        graph: prepared main graph.
-        plan: with all other weights; changed in place.
-        selection: the user's word.
-        plan_log: takes notes.
-        ties: whether layers can have weights that are represented so, as well as tables.
+    The plan has all other weights. ``ties`` says whether layers can have weights that are represented so, as well as
+    tables.
     """
     for node in graph:
         if not is_lookup(node):
@@ -182,7 +178,6 @@ def _judge_biases(layers: Iterable[ir.Node], plan: QuantizationPlan) -> None:
 
 
 def _matrices(graph: ir.Graph, plan: QuantizationPlan) -> Iterator[tuple[ir.Node, ir.Value]]:
-    """Quantized matrix products with their planned constant weights."""
     for node in graph:
         if node.op_type not in MATRIX_PRODUCTS or plan.nodes[node_name(node)].role is not Role.LINEAR:
             continue
@@ -202,7 +197,6 @@ def _turned(weight: ir.Value, table: ir.Value) -> bool | None:
 
 
 def _transposed(granularity: Granularity) -> Granularity:
-    """That of the transposed matrix."""
     if isinstance(granularity, PerBlock):
         return PerBlock(1 - granularity.axis % 2, granularity.size)
     return PerAxis(1 - granularity.axis % 2) if isinstance(granularity, PerAxis) else granularity
@@ -231,13 +225,8 @@ def plan_recurrent(
 ) -> None:
     """Enter W and R of the main graph's recurrent layers, and say why others stay in float.
 
-    Args:
-        graph: prepared main graph.
-        plan: with an entry for every node; changed in place.
-        selection: the user's word.
-        plan_log: takes notes.
-        why_float: why the recurrence of a node computes in float although its weights are quantized; None: it does
-            not, or the mode concerns weights alone.
+    ``why_float`` says why the recurrence of a node computes in float although its weights are quantized; None: it does
+    not, or the mode concerns weights alone.
     """
     for node in graph:
         if not is_recurrent(node):

@@ -4,21 +4,25 @@ the end.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from functools import cached_property
 from typing import TypeVar
 
 import numpy as np
 import onnx_ir as ir
 
-from service.contracts.reason import Reason
+from service.contracts.config import QuantizationConfig
+from service.contracts.reason import Reason, declare
 from service.contracts.specs import HALF_DTYPES, ActivationSpec, BiasSpec, WeightSpec, needs_calibration
+from service.contracts.targets import target_options
 from worker.quantizer.graph.mapped import SpillFolder
 from worker.quantizer.graph.values import node_name, users
 from worker.quantizer.numerics.blocks import Grid
-from worker.quantizer.numerics.granularity import PER_TENSOR, Granularity
-from worker.quantizer.numerics.integer import IntegerGrid
+from worker.quantizer.numerics.integer import PER_TENSOR, Granularity, IntegerGrid
+from worker.quantizer.ops.table import operator
+from worker.quantizer.plan.selection import Selection
 from worker.quantizer.statistics.observers import Range
 
 
@@ -109,21 +113,13 @@ class BiasPlan:
 
 @dataclass(frozen=True)
 class Decision:
-    """Something that a rule of the target changed.
+    """Something that a rule of the target changed."""
 
-    Attributes:
-        rule: its name.
-        where: the node or tensor concerned.
-        what: the change, short: "position 6 -> 4", "per channel -> per tensor".
-        why: what the target asks for.
-        conflict: the rule could not be kept, because it contradicts another.
-    """
-
-    rule: str
-    where: str
-    what: str
-    why: str
-    conflict: bool = False
+    rule: str  # its name
+    where: str  # the node or tensor concerned
+    what: str  # the change, short: "position 6 -> 4", "per channel -> per tensor"
+    why: str  # what the target asks for
+    conflict: bool = False  # the rule could not be kept, because it contradicts another
 
 
 @dataclass
@@ -165,20 +161,16 @@ class QuantizationPlan:
 
         Arrays are shared; steps replace them and never write into them.
         """
-        return QuantizationPlan(
+        return replace(
+            self,
             nodes={name: replace(entry) for name, entry in self.nodes.items()},
             activations={name: replace(entry) for name, entry in self.activations.items()},
             weights={name: replace(entry) for name, entry in self.weights.items()},
             biases={name: replace(entry) for name, entry in self.biases.items()},
             ranges=dict(self.ranges),
-            integer_limits=self.integer_limits,
             moved=dict(self.moved),
             silent=dict(self.silent),
             spans=dict(self.spans),
-            float16_nodes=self.float16_nodes,
-            half_interface=self.half_interface,
-            kept_apart=self.kept_apart,
-            spill=self.spill,
         )
 
     def spilled(self, array: np.ndarray) -> np.ndarray:
@@ -220,21 +212,15 @@ class QuantizationPlan:
 
 
 # How a plan came about, for the reader of the report: it stands beside the plan, which holds no words of that kind.
-
 _Told = TypeVar("_Told", str, Decision)
 
 
 @dataclass
 class PlanLog:
-    """What planning, filling and algorithms have to tell, in order, each thing once.
+    """What planning, filling and algorithms have to tell, in order, each thing once."""
 
-    Attributes:
-        notes: sentences.
-        decisions: what the rules of the target changed.
-    """
-
-    notes: list[str] = field(default_factory=list)
-    decisions: list[Decision] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)  # sentences
+    decisions: list[Decision] = field(default_factory=list)  # what the rules of the target changed
 
     def __post_init__(self) -> None:
         self.notes, self.decisions = list(dict.fromkeys(self.notes)), list(dict.fromkeys(self.decisions))
@@ -259,3 +245,107 @@ class PlanLog:
         longer.note(*sentences)
         longer.decide(decisions)
         return longer
+
+
+# What a target is: the operators it runs on integers, and rules that bend a plan to what it can do.
+
+SHAPES = "Nothing: it computes shapes or indices; with preparation.fixed_shapes it may fold away."
+NO_INTEGER_KERNEL = declare(
+    "no-integer-kernel",
+    "{target} has no integer kernel for {op_type}",
+    hint="Replace the operator by one that the target knows, or leave it in float.",
+)
+SHAPE_ARITHMETIC = declare(
+    "shape-arithmetic", "{target} has no integer kernel for {op_type}", hint=SHAPES, by_design=True
+)
+
+
+class Stage(Enum):
+    """When a rule looks at the plan."""
+
+    GRAPH = "graph"  # before planning: replaces operators in the prepared graph; no plan yet
+    NODES = "nodes"  # roles are chosen, tensors are not yet planned: changes roles
+    SPECS = "specs"  # tensors are planned: changes their specs, takes pairs away
+    GRIDS = "grids"  # grids and integers are there: moves grids
+
+
+@dataclass
+class RuleContext:
+    """What a rule may look at and change."""
+
+    graph: ir.Graph  # prepared main graph; only rules of stage GRAPH change it
+    plan: QuantizationPlan  # changed in place by rules of the other stages
+    config: QuantizationConfig  # resolved config
+    plan_log: PlanLog  # takes notes
+    # what the user excluded, for rules of stage GRAPH, which run before any node has a role
+    selection: Selection | None = None
+    # takes the names of nodes that a rule of stage GRAPH puts in and that compute something inside the node before them
+    simulated: set[str] = field(default_factory=set)
+
+    def leave_in_float(self, node: ir.Node, reason: Reason, rule: str, why: str) -> Decision:
+        """Take a node's role away; what is to be told of that."""
+        entry = self.plan.nodes[node_name(node)]
+        entry.role, entry.reason = None, reason
+        return Decision(rule, entry.name, "left in float", why)
+
+    @cached_property
+    def options(self) -> dict[str, bool]:
+        """Every option of the target by name."""
+        return target_options(self.config.target, self.config.target_options)
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A rule of a target, or several that can only be kept together."""
+
+    names: tuple[str, ...]  # those of the job's options which switch it; it runs if any is on and looks itself at which
+    stage: Stage  # when it runs
+    apply: Callable[[RuleContext], Iterable[Decision]]  # changes the graph or the plan and tells what it changed
+
+
+def rule(name: str, stage: Stage, apply: Callable[[RuleContext], Iterable[Decision]]) -> Rule:
+    """A rule of one name."""
+    return Rule((name,), stage, apply)
+
+
+@dataclass(frozen=True)
+class Target:
+    """A hardware or runtime profile."""
+
+    name: str  # as in a config
+    roles: dict[str, Role]  # operators with an integer kernel
+    fusible: frozenset[str]  # activation functions that the node before them takes in
+    takes_in: frozenset[str]  # operators that take an activation function in
+    lossless: frozenset[str]  # operators that hand on the very integers they get
+    reasons: dict[str, Reason]  # why some known operators stay in float; any other has no integer kernel
+    rules: tuple[Rule, ...] = ()  # in the order they run within their stage
+    # weighted layers of every kind return float where only float nodes read them; else those do that end classifiers:
+    # MatMul, Gemm, a Conv over a single position
+    float_results: bool = False
+    # everything of the list runs on integers: also between float nodes, towards graph outputs, and with constants as
+    # operands; else only what lies between quantized nodes does, and scores return float
+    whole: bool = False
+    fuses: Callable[[ir.Node], bool] = lambda node: True  # whether such a node has the form that is taken in
+    # why a node of a known operator is in a form that has no integer kernel here; None where it has one
+    refuses: Callable[[ir.Node], Reason | None] = lambda node: None
+    integer_limits: bool = False  # it computes Min and Max on 8-bit integers
+
+    def reason(self, op_type: str) -> Reason:
+        """Why ``op_type`` stays in float."""
+        kind = SHAPE_ARITHMETIC if operator(op_type).computes_shapes else NO_INTEGER_KERNEL
+        return self.reasons.get(op_type) or kind(target=self.name, op_type=op_type)
+
+    def rules_of(self, stage: Stage) -> tuple[Rule, ...]:
+        """The rules of one stage."""
+        return tuple(rule for rule in self.rules if rule.stage is stage)
+
+    def run(self, stage: Stage, context: RuleContext) -> list[Decision]:
+        """Run the rules of ``stage`` that the config has on; the decisions are also written into the plan_log."""
+        made = [
+            decision
+            for rule in self.rules_of(stage)
+            if any(context.options[name] for name in rule.names)
+            for decision in rule.apply(context)
+        ]
+        context.plan_log.decide(made)
+        return made

@@ -29,8 +29,7 @@ from worker.quantizer.graph.values import (
     users,
 )
 from worker.quantizer.ops.linear import LinearNode, channel_axis, is_linear, linear_view
-from worker.quantizer.ops.record import Sign
-from worker.quantizer.ops.table import operator
+from worker.quantizer.ops.table import Sign, operator
 
 SHARED_INPUT = declare("shared-input", "its input is read elsewhere too")
 NO_LINEAR_BEFORE = declare("no-linear-before", "it does not follow a Conv, ConvTranspose or Gemm")

@@ -7,7 +7,7 @@ outliers: splitting or scaling all of them would only move the trouble.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -16,12 +16,12 @@ import onnx_ir as ir
 
 from worker.quantizer.graph.rewriting import rank_of
 from worker.quantizer.graph.values import activation_limits, constant, name_of, node_name, users
-from worker.quantizer.numerics.granularity import PER_TENSOR, PerAxis
+from worker.quantizer.numerics.integer import PER_TENSOR, PerAxis
 from worker.quantizer.ops.channels import channel_axes
 from worker.quantizer.ops.linear import channel_axis, is_linear, linear_view
 from worker.quantizer.ops.table import operator
+from worker.quantizer.plan.grids import is_searched_whole, weight_axis
 from worker.quantizer.plan.types import QuantizationPlan, Role
-from worker.quantizer.plan.weights import is_searched_whole, weight_axis
 from worker.quantizer.statistics.collect import Request
 from worker.quantizer.statistics.observers import ChannelExtremes, ChannelMean
 
@@ -33,25 +33,15 @@ _FEWEST = 3
 
 @dataclass(frozen=True)
 class Outliers:
-    """The outlier channels of one tensor.
+    """The outlier channels of one tensor."""
 
-    Attributes:
-        kind: whether it is an activation or a weight whose channels share one scale.
-        tensor: its name; of an activation that of the tensor whose range counts.
-        node: that makes the activation (of an input of the network: that reads it), or reads the weight.
-        axis: of the channels in the activation, or in what the weight's node makes; not negative.
-        spans: range of every channel, float64 [channels].
-        channels: indices of the outliers, ascending.
-        usual: the median range.
-    """
-
-    kind: Literal["activation", "weight"]
-    tensor: str
-    node: str
-    axis: int
-    spans: np.ndarray
-    channels: tuple[int, ...]
-    usual: float
+    kind: Literal["activation", "weight"]  # whether it is an activation or a weight whose channels share one scale
+    tensor: str  # its name; of an activation that of the tensor whose range counts
+    node: str  # that makes the activation (of an input of the network: that reads it), or reads the weight
+    axis: int  # of the channels in the activation, or in what the weight's node makes; not negative
+    spans: np.ndarray  # range of every channel, float64 [channels]
+    channels: tuple[int, ...]  # indices of the outliers, ascending
+    usual: float  # the median range
 
     @property
     def ratio(self) -> float:
@@ -67,10 +57,7 @@ class Outliers:
 def watch_outliers(graph: ir.Graph, plan: QuantizationPlan, wanted: Collection[str]) -> list[Request]:
     """What to collect on the pass over the data.
 
-    Args:
-        graph: prepared.
-        plan: made for it.
-        wanted: source tensors to look at: those that the pass reads anyway.
+    ``wanted`` are source tensors to look at: those that the pass reads anyway.
     """
     axes = {value.name: axis for value, axis in channel_axes(graph).items() if value.name in wanted}
     return [Request(tensor, ChannelExtremes(axes[tensor])) for tensor in plan.sources() if tensor in axes]
@@ -88,10 +75,7 @@ def mark_outliers(watched: list[Request], plan: QuantizationPlan) -> None:
 def find_outliers(graph: ir.Graph, plan: QuantizationPlan, bound: float | None) -> list[Outliers]:
     """Outlier channels of activations, by what calibration has seen, then of weights with one scale; in order.
 
-    Args:
-        graph: prepared.
-        plan: with spans.
-        bound: ratio to the median range from which on a channel is an outlier; None: none is.
+    ``bound`` is the ratio to the median range from which on a channel is an outlier; None: none is.
     """
     if bound is None:
         return []
@@ -145,29 +129,11 @@ def _judged(
 # square error, such channels would choose it alone, for nothing that anybody sees.
 
 
-@dataclass(frozen=True)
-class Watched:
-    """A weight whose output channels are watched: their mean behind an activation function that gives nothing below 0.
-
-    Attributes:
-        weight: name of the initializer.
-        request: of the mean.
-        observer: the same request's.
+def watch_silent(graph: ir.Graph, plan: QuantizationPlan) -> dict[str, Request]:
+    """What to collect on the pass over the data, by weight: the mean of its channels behind an activation function that
+    gives nothing below 0; nothing for weights that the plan knows about.
     """
-
-    weight: str
-    request: Request
-    observer: ChannelMean
-
-
-def watch_silent(graph: ir.Graph, plan: QuantizationPlan) -> list[Watched]:
-    """What to collect on the pass over the data; nothing for weights that the plan knows about.
-
-    Args:
-        graph: prepared.
-        plan: made for it.
-    """
-    found = []
+    found = {}
     for node in graph:
         if node.op_type != "Conv" or node.inputs[1] is None or plan.nodes[node_name(node)].role is not Role.LINEAR:
             continue
@@ -177,17 +143,16 @@ def watch_silent(graph: ir.Graph, plan: QuantizationPlan) -> list[Watched]:
             continue
         cut = _cut_behind(node, plan)
         if cut is not None and (rank_of(cut) or 0) >= 3:
-            observer = ChannelMean()
-            found.append(Watched(name, Request(name_of(cut), observer, pooled=True), observer))
+            found[name] = Request(name_of(cut), ChannelMean(), pooled=True)
     return found
 
 
-def mark_silent(watched: list[Watched], plan: QuantizationPlan) -> list[str]:
+def mark_silent(watched: Mapping[str, Request], plan: QuantizationPlan) -> list[str]:
     """Enter what was seen into the plan; a sentence for the report if it knows of silent channels that matter."""
-    for entry in watched:
-        mean = entry.observer.result()
+    for name, request in watched.items():
+        mean = request.observer.result() if isinstance(request.observer, ChannelMean) else None
         if mean is not None:
-            plan.silent[entry.weight] = mean == 0.0
+            plan.silent[name] = mean == 0.0
     counts = {}
     for name, silent in plan.silent.items():
         weight = plan.weights.get(name)

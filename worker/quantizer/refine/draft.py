@@ -35,17 +35,11 @@ Planner = Callable[[ir.Graph, QuantizationConfig, NodeFacts, PlanLog], Quantizat
 
 @dataclass(frozen=True)
 class Form:
-    """What a mode makes of a network.
+    """What a mode makes of a network."""
 
-    Attributes:
-        plan: (prepared graph, config, facts of its nodes, plan_log that takes notes) -> plan without numbers.
-        emit: writes the plan into a copy of the prepared model.
-        at_run_time: what becomes of the activations that a plan of weights alone does not name; None: they stay in
-            float.
-    """
-
-    plan: Planner
-    emit: Callable[[ir.Model, QuantizationPlan], Emitted]
+    plan: Planner  # (prepared graph, config, facts of its nodes, plan_log that takes notes) -> plan without numbers
+    emit: Callable[[ir.Model, QuantizationPlan], Emitted]  # writes the plan into a copy of the prepared model
+    # what becomes of the activations that a plan of weights alone does not name; None: they stay in float
     at_run_time: ActivationSpec | None = None
 
 
@@ -54,25 +48,16 @@ STATIC = Form(build_plan, emit)
 
 @dataclass(frozen=True)
 class Draft:
-    """A prepared float model with its filled plan. Never changed: a step that changes something makes a new draft.
+    """A prepared float model with its filled plan. Never changed: a step that changes something makes a new draft."""
 
-    Attributes:
-        prepared: the float model, as equalized so far.
-        plan: with grids and integers.
-        plan_log: how the plan came about.
-        statistics: what each algorithm asked for, collected on this float model, by method.
-        algorithm: the method that made this draft of the one before; None for calibration alone.
-        changed: names of the nodes that it changed.
-        form: of the config's mode.
-    """
-
-    prepared: Prepared
-    plan: QuantizationPlan
-    plan_log: PlanLog = field(default_factory=PlanLog)
+    prepared: Prepared  # the float model, as equalized so far
+    plan: QuantizationPlan  # with grids and integers
+    plan_log: PlanLog = field(default_factory=PlanLog)  # how the plan came about
+    # what each algorithm asked for, collected on this float model, by method
     statistics: dict[str, list[Request]] = field(default_factory=dict)
-    algorithm: str | None = None
-    changed: tuple[str, ...] = ()
-    form: Form = STATIC
+    algorithm: str | None = None  # the method that made this draft of the one before; None for calibration alone
+    changed: tuple[str, ...] = ()  # names of the nodes that it changed
+    form: Form = STATIC  # of the config's mode
 
     @property
     def graph(self) -> ir.Graph:
@@ -110,15 +95,10 @@ class Draft:
 
 @dataclass(frozen=True)
 class Filled:
-    """What filling a plan gives.
+    """What filling a plan gives."""
 
-    Attributes:
-        drafts: the calibrated network, then one more for every algorithm that was kept; the last one counts.
-        outcomes: what became of each algorithm.
-    """
-
-    drafts: list[Draft]
-    outcomes: list[AlgorithmFigures] = field(default_factory=list)
+    drafts: list[Draft]  # the calibrated network, then one more for every algorithm that was kept; the last one counts
+    outcomes: list[AlgorithmFigures] = field(default_factory=list)  # what became of each algorithm
 
     @property
     def draft(self) -> Draft:
@@ -128,35 +108,22 @@ class Filled:
 
 @dataclass(frozen=True)
 class Differs:
-    """A model that onnxruntime computes otherwise than it says.
+    """A model that onnxruntime computes otherwise than it says."""
 
-    Attributes:
-        finding: for the report.
-        plain_db: SQNR of the worst output without the runtime's optimizations, in dB; None: it has none.
-        optimized_db: with them.
-    """
-
-    finding: Finding
-    plain_db: float | None
-    optimized_db: float | None
+    finding: Finding  # for the report
+    plain_db: float | None  # SQNR of the worst output without the runtime's optimizations, in dB; None: it has none
+    optimized_db: float | None  # with them
 
 
 @dataclass(frozen=True)
 class QuantizedDraft:
-    """The outcome of the engine proper, before evaluation.
+    """The outcome of the engine proper, before evaluation."""
 
-    Attributes:
-        filled: the drafts, and what became of each algorithm.
-        emitted: the last draft's quantized model.
-        content: the same, as it is written.
-        plan_log: how it came about: that of the last draft, and what comes before and behind it.
-        differs: what is to be told where onnxruntime computes it otherwise than it says; None: it does not.
-    """
-
-    filled: Filled
-    emitted: Emitted
-    content: ModelContent
-    plan_log: PlanLog
+    filled: Filled  # the drafts, and what became of each algorithm
+    emitted: Emitted  # the last draft's quantized model
+    content: ModelContent  # the same, as it is written
+    plan_log: PlanLog  # how it came about: that of the last draft, and what comes before and behind it
+    # what is to be told where onnxruntime computes it otherwise than it says; None: it does not
     differs: Differs | None = None
 
     @property
@@ -175,29 +142,20 @@ class QuantizedDraft:
 
 @dataclass(frozen=True)
 class Case:
-    """What is known of the job's model and data.
+    """What is known of the job's model and data."""
 
-    Attributes:
-        config: resolved recipe.
-        summary: facts of the uploaded model.
-        calibration: data that the ranges are taken from.
-        evaluation: data that both models are compared on; None: the calibration data.
-        float_session: the uploaded model, without its Q/DQ pairs where they are taken off.
-        origin: what the results depend on but the config, ready for JSON: see ``worker.quantizer.run.identity``.
-        metrics: what is measured beside the distance from the float model.
-        graphs: files of uploaded models that metrics and losses are given as, by id.
-        findings: about model and data, known before any work.
-    """
-
-    config: QuantizationConfig
-    summary: ModelSummary
-    calibration: OpenDataset
-    evaluation: OpenDataset | None
-    float_session: Session
+    config: QuantizationConfig  # resolved recipe
+    summary: ModelSummary  # facts of the uploaded model
+    calibration: OpenDataset  # data that the ranges are taken from
+    evaluation: OpenDataset | None  # data that both models are compared on; None: the calibration data
+    float_session: Session  # the uploaded model, without its Q/DQ pairs where they are taken off
+    # what the results depend on but the config, ready for JSON: see ``worker.quantizer.run.identity``
     origin: dict[str, Any] = field(default_factory=dict)
+    # what is measured beside the distance from the float model
     metrics: Metrics = field(default_factory=lambda: Metrics(EvaluationSpec(), ()))
+    # files of uploaded models that metrics and losses are given as, by id
     graphs: Mapping[str, Path] = field(default_factory=dict)
-    findings: tuple[Finding, ...] = ()
+    findings: tuple[Finding, ...] = ()  # about model and data, known before any work
 
     @property
     def inputs(self) -> tuple[TensorInfo, ...]:
@@ -258,13 +216,9 @@ class Case:
     ) -> Iterator[Expected]:
         """What the float model makes of calibration samples.
 
-        Args:
-            run: asked before every batch whether to stop.
-            batch_size: samples per batch, where the model lets one choose.
-            first: number of the first sample.
-            last: number of the sample to stop before; None: the last one that ranges are taken from.
-            outputs: names of those wanted; None for all.
-            with_arrays: hand out what the metrics read beside the samples.
+        ``first`` is the number of the first sample, ``last`` of the one to stop before, None: behind the last that
+        ranges are taken from. ``outputs`` are names, None: all. With ``with_arrays`` what the metrics read is handed
+        out too.
 
         Raises:
             DatasetError: the data is damaged or does not fit the model.

@@ -7,7 +7,7 @@ decide. Weights would only be in the way: where one scale per tensor ruins them,
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -23,6 +23,7 @@ from worker.quantizer.plan.types import QuantizationPlan, Role
 from worker.quantizer.preparation.prepare import Prepared
 from worker.quantizer.refine.draft import Case, Draft
 from worker.quantizer.run.services import Services
+from worker.quantizer.runtime.session import Session
 from worker.quantizer.statistics.collect import Request
 from worker.quantizer.statistics.grids import GridFamily
 from worker.quantizer.statistics.observers import Range
@@ -55,14 +56,8 @@ def settle_inputs(
     Each such range is halved, at one end or both, or doubled, as long as the outputs of the float network, with nothing
     but this input quantized, come closer to what they were.
 
-    Args:
-        ranges: as found by the methods of ``sources``; inputs calibrated by ``mse`` among them are looked at.
-        sources: specs of all quantized tensors.
-        case: what is quantized.
-        services: of the run.
-
-    Returns:
-        the ranges that differ, and a sentence on each for the report.
+    ``ranges`` are as found by the methods of ``sources``, the specs of all quantized tensors; inputs calibrated by
+    ``mse`` among them are looked at. Returns the ranges that differ, and a sentence on each for the report.
 
     Raises:
         EngineError: the runtime failed on the data.
@@ -139,10 +134,15 @@ class _Trial:
             rounded = self._family.fake(exact.astype(np.float64), scale, zero).astype(exact.dtype)
             return replace(one, batch=replace(one.batch, feeds={**one.batch.feeds, self._name: rounded}))
 
-        case, services, distances = self._case, self._services, Distances()
-        for twins in side_by_side(case.float_session, map(quantized, self._expected), services.run):
-            distances.update(twins.pairs())
-        return -np.inf if distances.worst_db is None else distances.worst_db
+        return _worst_db(self._case.float_session, map(quantized, self._expected), self._services)
+
+
+def _worst_db(session: Session, expected: Iterable[Expected], services: Services) -> float:
+    """SQNR of the worst output in dB; -inf if it is not finite, or there is no output of floats."""
+    distances = Distances()
+    for twins in side_by_side(session, expected, services.run):
+        distances.update(twins.pairs())
+    return -np.inf if distances.worst_db is None else distances.worst_db
 
 
 # Samples of the trial that are run at once.
@@ -156,14 +156,8 @@ def settle_methods(
 ) -> tuple[Case, list[str]]:
     """Put the best candidate in the place of every ``auto``, in the plan and in the config.
 
-    Args:
-        prepared: the float model.
-        plan: without numbers; its specs are changed.
-        case: what is quantized.
-        services: of the run.
-
-    Returns:
-        the case with a config that names methods, and a sentence for the report on each choice.
+    The plan has no numbers; its specs are changed. Returns the case with a config that names methods, and a sentence
+    for the report on each choice.
 
     Raises:
         EngineError: a tensor has no finite range, or the runtime failed on the data.
@@ -194,7 +188,6 @@ def settle_methods(
 def _tried(
     prepared: Prepared, whole: QuantizationPlan, calibration: AutoCalibration, case: Case, services: Services
 ) -> list[float]:
-    """SQNR in dB of the worst output under each candidate; -inf where that is not finite."""
     plans = [_activations_alone(whole, calibration, k) for k in range(len(calibration.candidates))]
     observers = {
         f"{k} {tensor}": range_observer(spec, samples=case.calibration_samples)
@@ -230,12 +223,8 @@ def _sqnr_db(
 ) -> float:
     better, _ = settle_inputs(ranges, plan.sources(), case, services)
     fill_activations(prepared.graph, plan, {**ranges, **better})
-    session, distances = Draft(prepared, plan).session(services.threads), Distances()
     expected = case.expected_outputs(services.run, batch_size=_TRIAL_BATCH, last=TRIAL_SAMPLES)
-    for twins in side_by_side(session, expected, services.run):
-        distances.update(twins.pairs())
-    worst = distances.worst_db
-    return float("-inf") if worst is None else worst
+    return _worst_db(Draft(prepared, plan).session(services.threads), expected, services)
 
 
 def _name(plan: QuantizationPlan, calibration: AutoCalibration, chosen: int) -> None:

@@ -1,9 +1,9 @@
-"""What an algorithm looks like to the driver."""
+"""What an algorithm looks like to the driver, and how a plan is filled: one pass over the data, grids, integers."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -11,31 +11,113 @@ from service.contracts.algorithms import Algorithm
 from service.contracts.reason import Reason
 from service.contracts.report import RangeChange, TrainingFigures
 from service.contracts.search import Search
+from service.contracts.specs import TensorRange
+from worker.quantizer.plan.grids import fill_activations
+from worker.quantizer.plan.parameters import Parameters
+from worker.quantizer.plan.targets import move_grids
+from worker.quantizer.plan.types import QuantizationPlan
 from worker.quantizer.preparation.prepare import Prepared
-from worker.quantizer.refine.calibration import calibrate, take_over
+from worker.quantizer.refine.channels import mark_outliers, mark_silent, watch_outliers, watch_silent
 from worker.quantizer.refine.draft import Case, Draft
+from worker.quantizer.refine.ranges import settle_inputs, settle_methods
 from worker.quantizer.run.services import Services
 from worker.quantizer.statistics.collect import Request
+from worker.quantizer.statistics.observers import Range
+from worker.quantizer.statistics.ranges import check_finite, find_ranges, range_observer, supplied_ranges
+
+
+def calibrate(
+    draft: Draft,
+    case: Case,
+    services: Services,
+    steps: Sequence[Step[Any]] = (),
+    *,
+    supplied: Mapping[str, TensorRange] | None = None,
+    kept: Mapping[str, Range] | None = None,
+) -> Draft:
+    """Fill a copy of the plan with numbers, and collect what ``steps`` need on the same pass over the data.
+
+    The draft is planned, without numbers; its plan_log goes on in that of the filled one. ``supplied`` are ranges that
+    the config gives instead of calibrated ones, ``kept`` those that are known already.
+
+    Raises:
+        EngineError: a tensor has no finite range, or the runtime failed.
+        CanceledError: the run was canceled.
+    """
+    prepared, plan, plan_log = draft.prepared, draft.plan.copy(), draft.plan_log.followed_by()
+    case, chosen = settle_methods(prepared, plan, case, services)
+    plan_log.note(*chosen)
+    statistics: dict[str, list[Request]] = {}
+    with services.stages.stage("statistics"):
+        sources = plan.sources()
+        made = (value for node in prepared.graph for value in node.outputs)
+        known = {value.name for value in (*prepared.graph.inputs, *made) if value.name}
+        given, idle = supplied_ranges(supplied or {}, sources, known)
+        given |= kept or {}
+        plan_log.note(*(f"tensor_ranges: {tensor!r} gets no grid, so its range is not used" for tensor in idle))
+        observers = {
+            tensor: range_observer(spec, samples=case.calibration_samples)
+            for tensor, spec in sources.items()
+            if tensor not in given
+        }
+        for step in steps:
+            statistics.setdefault(step.method, []).extend(step.requests(draft))
+        requests = [Request(tensor, observer) for tensor, observer in observers.items()]
+        requests += [request for of_step in statistics.values() for request in of_step]
+        watched = watch_silent(prepared.graph, plan)
+        requests += watched.values()
+        channels = watch_outliers(prepared.graph, plan, observers) if case.config.outlier_ratio is not None else []
+        requests += channels
+        if requests:
+            case.collect(prepared.model, requests, services)
+    with services.stages.stage("parameters"):
+        services.run.progress("parameters")
+        found = find_ranges(observers, threads=services.threads)
+        better, notes = settle_inputs(found, sources, case, services)
+        plan_log.note(*notes)
+        ranges = plan.ranges = given | found | better
+        limit, threads = case.config.calibration_samples, services.threads
+        check_finite(
+            prepared.model, ranges, case.calibration, case.inputs, limit=limit, threads=threads, run=services.run
+        )
+        plan_log.note(*mark_silent(watched, plan))
+        mark_outliers(channels, plan)
+        fill_activations(prepared.graph, plan, ranges)
+        plan_log.note(*Parameters(prepared.graph, plan).fill(threads=services.threads))
+        move_grids(prepared.graph, plan, case.config, plan_log)
+    return Draft(prepared, plan, plan_log, statistics, form=draft.form)
+
+
+def take_over(before: QuantizationPlan, after: QuantizationPlan, touched: Collection[str]) -> dict[str, Range]:
+    """Hand on to ``after`` what is known of channels, and return the ranges of ``before`` that hold for it too.
+
+    Those are the ranges of tensors that are not ``touched`` and have the same spec.
+    """
+    after.silent = dict(before.silent)
+    specs = before.sources()
+    taken = {
+        tensor: before.ranges[tensor]
+        for tensor, spec in after.sources().items()
+        if tensor not in touched and tensor in before.ranges and specs.get(tensor) == spec
+    }
+    after.spans = {tensor: spans for tensor, spans in before.spans.items() if tensor in taken}
+    return taken
+
+
+# What an algorithm looks like to the driver.
 
 Spec = TypeVar("Spec", bound=Algorithm)
 
 
 @dataclass(frozen=True)
 class Toolkit:
-    """What a step works with.
+    """What a step works with."""
 
-    Attributes:
-        case: what is quantized.
-        services: of the run.
-        held_back: the first so many calibration samples are for judging steps; no step may learn from them.
-        step_of: makes the step of an algorithm, for a step that tries others.
-        to_come: steps that need their statistics whenever a changed float model is calibrated anew.
-    """
-
-    case: Case
-    services: Services
-    held_back: int
-    step_of: Callable[[Algorithm], Step[Any]]
+    case: Case  # what is quantized
+    services: Services  # of the run
+    held_back: int  # the first so many calibration samples are for judging steps; no step may learn from them
+    step_of: Callable[[Algorithm], Step[Any]]  # makes the step of an algorithm, for a step that tries others
+    # steps that need their statistics whenever a changed float model is calibrated anew
     to_come: Sequence[Step[Any]] = ()
 
     @property
@@ -46,11 +128,8 @@ class Toolkit:
     def recalibrate(self, draft: Draft, changed: Prepared, *, touched: Collection[str] | None = None) -> Draft:
         """A changed float model, planned and calibrated anew.
 
-        Args:
-            draft: what was changed.
-            changed: its float model as it is now.
-            touched: names of the tensors that no longer compute what they did; the ranges of all others are taken over
-                from ``draft``. None: no range is.
+        ``touched`` are names of the tensors that no longer compute what they did; the ranges of all others are taken
+        over from ``draft``. None: no range is.
 
         Raises:
             EngineError: a tensor has no finite range, or the runtime failed.
@@ -65,29 +144,18 @@ class Toolkit:
 
 @dataclass(frozen=True)
 class Change:
-    """What a step made of a draft.
+    """What a step made of a draft."""
 
-    Attributes:
-        draft: the new one; None if there was nothing to do.
-        nodes: names of the nodes that it changed.
-        summary: one sentence for the report, or the reason why there was nothing to do.
-        search: what it has tried, for a step that searches.
-        ranges: what became of the ranges of tensors, for a step that moves them.
-        errors: mean square error of a layer's outputs before and after, by node, for a step that reconstructs layers.
-        training: how it went, for a step that trains.
-        judged: False for a step that pursues a goal of its own and measures itself whether it is met.
-        reason: why there was nothing to do.
-    """
-
-    draft: Draft | None
-    nodes: tuple[str, ...]
-    summary: str
-    search: Search | None = None
-    ranges: tuple[RangeChange, ...] = ()
+    draft: Draft | None  # the new one; None if there was nothing to do
+    nodes: tuple[str, ...]  # names of the nodes that it changed
+    summary: str  # one sentence for the report, or the reason why there was nothing to do
+    search: Search | None = None  # what it has tried, for a step that searches
+    ranges: tuple[RangeChange, ...] = ()  # what became of the ranges of tensors, for a step that moves them
+    # mean square error of a layer's outputs before and after, by node, for a step that reconstructs layers
     errors: dict[str, tuple[float, float]] = field(default_factory=dict)
-    training: TrainingFigures | None = None
-    judged: bool = True
-    reason: Reason | None = None
+    training: TrainingFigures | None = None  # how it went, for a step that trains
+    judged: bool = True  # False for a step that pursues a goal of its own and measures itself whether it is met
+    reason: Reason | None = None  # why there was nothing to do
 
     @classmethod
     def nothing(cls, reason: Reason, *, errors: dict[str, tuple[float, float]] | None = None) -> Change:
@@ -97,13 +165,9 @@ class Change:
 
 @dataclass(frozen=True)
 class Step(ABC, Generic[Spec]):
-    """One algorithm. It holds its settings and nothing else: what it knows of a network is in the draft.
+    """One algorithm. It holds its settings and nothing else: what it knows of a network is in the draft."""
 
-    Attributes:
-        spec: its entry in the config.
-    """
-
-    spec: Spec
+    spec: Spec  # its entry in the config
 
     @property
     def method(self) -> str:
@@ -113,8 +177,7 @@ class Step(ABC, Generic[Spec]):
     def requests(self, draft: Draft) -> list[Request]:
         """Statistics of the float network that ``apply`` finds in its draft; collected together with all others.
 
-        Args:
-            draft: planned, without numbers.
+        The draft is planned, without numbers.
         """
         return []
 

@@ -12,12 +12,11 @@ from service.contracts.reason import declare
 from service.contracts.selectors import NodeSelector
 from service.contracts.specs import ActivationSpec, WeightSpec, needs_calibration
 from worker.quantizer.graph.values import constant, is_constant, name_of, node_name
-from worker.quantizer.plan.profile import RuleContext, Stage
+from worker.quantizer.plan.grids import granularity_of, judge_biases
 from worker.quantizer.plan.targets import TARGETS
-from worker.quantizer.plan.types import QuantizationPlan, Role
-from worker.quantizer.plan.weights import granularity_of, judge_biases
-from worker.quantizer.refine.calibration import calibrate
+from worker.quantizer.plan.types import QuantizationPlan, Role, RuleContext, Stage
 from worker.quantizer.refine.draft import Case, Draft
+from worker.quantizer.refine.step import calibrate
 from worker.quantizer.run.services import Services
 from worker.quantizer.statistics.collect import Request
 from worker.quantizer.statistics.observers import Range

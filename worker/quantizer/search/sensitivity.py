@@ -20,9 +20,8 @@ from worker.quantizer.evaluation.side_by_side import side_by_side
 from worker.quantizer.graph.serialized import model_digest
 from worker.quantizer.graph.values import constant, name_of
 from worker.quantizer.numerics.blocks import Grid
-from worker.quantizer.plan.grids import activation_grid, weight_grid
+from worker.quantizer.plan.grids import activation_grid, granularity_of, weight_grid
 from worker.quantizer.plan.types import PlanLog
-from worker.quantizer.plan.weights import granularity_of
 from worker.quantizer.refine.draft import Case, Draft
 from worker.quantizer.refine.step import Change, Step, Toolkit
 from worker.quantizer.run.identity import content_key

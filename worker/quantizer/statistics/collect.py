@@ -38,8 +38,7 @@ _HEAD = "head"
 class Snapshot:
     """What observers have seen so far.
 
-    Args:
-        observers: in order; arrays are not copied before ``to_bytes``.
+    Arrays are not copied before ``to_bytes``.
     """
 
     def __init__(self, observers: Sequence[object]) -> None:
@@ -53,9 +52,6 @@ class Snapshot:
 
     def to_bytes(self, done: int) -> bytes:
         """For a checkpoint.
-
-        Args:
-            done: samples seen.
 
         Raises:
             TypeError: an array holds no plain numbers.
@@ -73,7 +69,10 @@ class Snapshot:
         if isinstance(value, list | tuple):
             return {type(value).__name__: [self._of(item) for item in value]}
         if _is_ours(value):
-            return {"class": _name(value), "fields": {key: self._of(item) for key, item in _fields(value).items()}}
+            return {
+                "class": type(value).__qualname__,
+                "fields": {key: self._of(item) for key, item in vars(value).items()},
+            }
         return {"given": type(value).__qualname__}
 
 
@@ -82,9 +81,7 @@ def restore(observers: Sequence[object], data: bytes) -> int:
 
     All of them, or none if there is an error.
 
-    Args:
-        observers: made by the same settings, in the same order.
-        data: of ``Snapshot.to_bytes``.
+    ``observers`` are made by the same settings, in the same order.
 
     Raises:
         ValueError: these are other bytes, or of other observers.
@@ -104,9 +101,13 @@ def restore(observers: Sequence[object], data: bytes) -> int:
 
 def _plan(owner: object, stored: Any, arrays: Arrays, changes: list[tuple[object, str, Any]]) -> None:
     """Note what is to be set in ``owner`` and the objects that it holds."""
-    fields = _fields(owner)
-    if not isinstance(stored, dict) or stored.get("class") != _name(owner) or stored["fields"].keys() != fields.keys():
-        raise ValueError(f"it is of another observer than {_name(owner)}")
+    fields = vars(owner)
+    if (
+        not isinstance(stored, dict)
+        or stored.get("class") != type(owner).__qualname__
+        or stored["fields"].keys() != fields.keys()
+    ):
+        raise ValueError(f"it is of another observer than {type(owner).__qualname__}")
     for key, value in stored["fields"].items():
         if isinstance(value, dict) and "class" in value:
             if is_dataclass(fields[key]):
@@ -132,14 +133,6 @@ def _value(stored: Any, arrays: Arrays) -> Any:
 
 def _is_ours(value: object) -> bool:
     return type(value).__module__.startswith(f"{_PACKAGE}.") and hasattr(value, "__dict__") and not callable(value)
-
-
-def _fields(value: object) -> dict[str, Any]:
-    return vars(value)
-
-
-def _name(value: object) -> str:
-    return type(value).__qualname__
 
 
 # A pass over the calibration set that was broken off goes on where it stood; one that was finished is not repeated.
@@ -203,13 +196,7 @@ def pass_key(
 ) -> str:
     """The content key of what a pass gives.
 
-    Args:
-        origin: see ``Case``.
-        model: the float network.
-        read: of each observer: the tensor's name, and whether it is pooled.
-        observers: fresh.
-        inputs: of the model.
-        total: samples.
+    ``read`` tells of each observer the tensor's name, and whether it is pooled; ``origin``: see ``Case``.
     """
     known = {name: value for name, value in origin.items() if name not in ("evaluation", "graphs", "model")}
     asked = hashlib.sha256(Snapshot(observers).to_bytes(0)).digest()
@@ -240,15 +227,10 @@ class Request:
 
 @dataclass(frozen=True)
 class Kept:
-    """Where a pass is kept for another attempt, or another job on the same data.
+    """Where a pass is kept for another attempt, or another job on the same data."""
 
-    Attributes:
-        store: of the run.
-        origin: what the data are, see ``Case``; empty: nobody knows, so that nothing is kept.
-    """
-
-    store: CheckpointStore
-    origin: Mapping[str, Any]
+    store: CheckpointStore  # of the run
+    origin: Mapping[str, Any]  # what the data are, see ``Case``; empty: nobody knows, so that nothing is kept
 
 
 def collect(
@@ -266,15 +248,8 @@ def collect(
 
     What an earlier pass for the same has seen is taken over: the rest of it is done, if there is any.
 
-    Args:
-        model: prepared float model.
-        requests: what to reduce; several may name one tensor.
-        data: calibration set.
-        inputs: the model's inputs.
-        limit: use only the first ``limit`` samples.
-        threads: of the session, and for the observers when it is done with a batch.
-        run: told of progress after every batch.
-        kept: where the pass may be kept; None: nowhere.
+    Only the first ``limit`` samples are used; ``threads`` are those of the session, and of the observers when it is
+    done with a batch. ``kept`` is where the pass may be kept; None: nowhere.
 
     Raises:
         EngineError: onnxruntime fails on the data.

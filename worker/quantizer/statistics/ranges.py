@@ -10,15 +10,19 @@ infinities off), and a tensor of zeros gives [0, 0].
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 
 from service.contracts.base import below
-from service.contracts.errors import FieldProblem, InvalidConfigError
+from service.contracts.errors import DatasetMismatchError, FieldProblem, InvalidConfigError, UnsupportedModelError
+from service.contracts.model import TensorInfo
 from service.contracts.specs import (
     ActivationSpec,
     AutoCalibration,
@@ -30,11 +34,14 @@ from service.contracts.specs import (
     PercentileCalibration,
     TensorRange,
 )
+from worker.quantizer.data import OpenDataset, choose_batch_size
+from worker.quantizer.graph.values import is_float32, name_of, node_name
 from worker.quantizer.numerics.blocks import FLOATS, Minifloat
-from worker.quantizer.statistics.entropy import Entropy
-from worker.quantizer.statistics.grids import GridFamily
-from worker.quantizer.statistics.mse import covering_range, mse_range
+from worker.quantizer.run.interface import Run
+from worker.quantizer.runtime.session import inner_session
+from worker.quantizer.statistics.grids import GridFamily, covering_range, mse_range
 from worker.quantizer.statistics.observers import (
+    Entropy,
     MinMax,
     MovingMinMax,
     Observer,
@@ -53,9 +60,7 @@ _LAYERWISE_VALUES = 1 << 15
 def range_observer(spec: ActivationSpec, *, samples: int) -> RangeObserver:
     """A fresh observer for one tensor.
 
-    Args:
-        spec: how the tensor is to be represented, with the calibration method.
-        samples: samples that the observer will see.
+    ``samples`` are those that the observer will see.
 
     Raises:
         ValueError: the spec's type needs no range (float16, bfloat16, block formats), or its method is not settled.
@@ -85,12 +90,7 @@ def range_observer(spec: ActivationSpec, *, samples: int) -> RangeObserver:
 
 
 class Searched:
-    """A range that is searched for, at the end, in what another observer has kept of the tensor.
-
-    Args:
-        kept: is fed the tensor.
-        find: the range by what it has kept.
-    """
+    """A range that is searched for, at the end, in what another observer has kept of the tensor."""
 
     def __init__(self, kept: Observer, find: Callable[[], Range]) -> None:
         self._kept, self._find = kept, find
@@ -187,23 +187,14 @@ _SMALLEST_SENTINEL, _EMPTY_OCTAVES = 64.0, 3
 
 @dataclass(frozen=True)
 class Extent:
-    """Of all values seen.
+    """Of all values seen."""
 
-    Attributes:
-        minimum: of the finite values; Inf if there is none.
-        maximum: of the finite values; -Inf if there is none.
-        infinite: Inf or -Inf was seen.
-        is_number: nothing was NaN.
-        inner: largest magnitude, up to a factor of 2, of what is no sentinel, had the largest ones been such.
-        smallest: smallest magnitude but 0, down to a factor of 2; Inf if there is none.
-    """
-
-    minimum: float
-    maximum: float
-    infinite: bool
-    is_number: bool
-    inner: float
-    smallest: float = np.inf
+    minimum: float  # of the finite values; Inf if there is none
+    maximum: float  # of the finite values; -Inf if there is none
+    infinite: bool  # Inf or -Inf was seen
+    is_number: bool  # nothing was NaN
+    inner: float  # largest magnitude, up to a factor of 2, of what is no sentinel, had the largest ones been such
+    smallest: float = np.inf  # smallest magnitude but 0, down to a factor of 2; Inf if there is none
 
     @property
     def is_empty(self) -> bool:
@@ -263,7 +254,6 @@ def extent_of(array: np.ndarray) -> Extent:
 
 
 # Ranges that come from outside instead of from data.
-
 _FIELD = "tensor_ranges"
 
 
@@ -272,13 +262,8 @@ def supplied_ranges(
 ) -> tuple[dict[str, Range], list[str]]:
     """The supplied ranges of the tensors that need one: no statistics have to be collected for these.
 
-    Args:
-        supplied: ``tensor_ranges`` of the config.
-        needed: tensors that will get a grid.
-        known: all tensors of the prepared model.
-
-    Returns:
-        ranges by tensor, and the supplied tensors that exist but get no grid, sorted: worth a note.
+    ``needed`` are tensors that will get a grid, ``known`` all of the prepared model. Returns ranges by tensor, and the
+    supplied tensors that exist but get no grid, sorted: worth a note.
 
     Raises:
         InvalidConfigError: a tensor that is not in the model, or a minimum above its maximum; points at each.
@@ -301,3 +286,94 @@ def supplied_ranges(
         )
     ranges = {name: Range(found.minimum, found.maximum) for name, found in supplied.items() if name in needed}
     return ranges, sorted(set(supplied) - set(ranges))
+
+
+# Where a float network leaves the finite numbers: the first node and sample, in words of the user's model.
+
+
+def check_finite(
+    model: ir.Model,
+    ranges: Mapping[str, Range],
+    data: OpenDataset,
+    inputs: Sequence[TensorInfo],
+    *,
+    limit: int | None,
+    threads: int,
+    run: Run,
+) -> None:
+    """Refuse ranges with NaN or Inf, and say where these come from; runs the network again only then.
+
+    A range that is not finite though no tensor holds NaN or Inf is that of no values at all, and is let pass.
+
+    ``ranges`` are by tensor name, as collected from the first ``limit`` samples of ``data``.
+
+    Raises:
+        DatasetMismatchError: some samples drive a node beyond float32; names the first node and sample.
+        UnsupportedModelError: every sample does: the node computes NaN or Inf whatever it gets.
+        CanceledError: the run was canceled.
+    """
+    bad = {name for name, found in ranges.items() if not math.isfinite(found.maximum - found.minimum)}
+    if not bad:
+        return
+    makers = _makers(model.graph, bad)
+    tensors = list(makers)
+    session = inner_session(model, tensors, threads=threads, what="float model with its inner tensors")
+    size = choose_batch_size(inputs, data, 1)
+    first: tuple[int, str, str] | None = None  # sample, tensor, value
+    clean = 0
+    for batch in data.batches(inputs, size, limit=limit):
+        run.check()
+        results = dict(zip(tensors, session.run(batch.feeds, tensors, start=batch.start), strict=True))
+        found = next((name for name in tensors if not np.isfinite(results[name]).all()), None)
+        if found is None:
+            clean += batch.valid
+        elif first is None:
+            first = (batch.start + _row(results[found], size), found, _value(results[found]))
+        if first is not None and clean:
+            break
+    if first is None:
+        return
+    sample, tensor, value = first
+    node = makers[tensor]
+    words = f"node {node_name(node)!r} ({node.op_type}) gives {value}"
+    where: dict[str, Any] = {"node": node_name(node), "op_type": node.op_type, "tensor": tensor}
+    if not clean:
+        raise UnsupportedModelError(
+            f"{words} on every sample of the calibration data",
+            hint="Exclude the node if that is meant (a mask); else check the scale of the data (scale, mean and std) "
+            "and the model's weights.",
+            **where,
+        )
+    raise DatasetMismatchError(
+        f"{words} on sample {sample} of the calibration data, but not on all",
+        hint="Leave the sample out, or scale the data as the model was trained (scale, mean and std).",
+        sample=sample,
+        **where,
+    )
+
+
+def _makers(graph: ir.Graph, bad: set[str]) -> dict[str, ir.Node]:
+    """Float tensors up to the last one of ``bad``, in topological order, with the node that makes each."""
+    makers: dict[str, ir.Node] = {}
+    left = set(bad)
+    for node in graph:
+        for value in node.outputs:
+            if value.name and is_float32(value):
+                makers[name_of(value)] = node
+                left.discard(name_of(value))
+        if not left:
+            break
+    return makers
+
+
+def _row(array: np.ndarray, size: int) -> int:
+    """Row of the first sample with NaN or Inf, where the first axis is that of the batch."""
+    if size == 1 or not array.ndim or array.shape[0] != size:
+        return 0
+    return int(np.argmin(np.isfinite(array).reshape(size, -1).all(axis=1)))
+
+
+def _value(array: np.ndarray) -> str:
+    """NaN, Inf or -Inf: the first that there is."""
+    value = float(array[~np.isfinite(array)][0])
+    return "NaN" if math.isnan(value) else "Inf" if value > 0 else "-Inf"

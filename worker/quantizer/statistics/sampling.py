@@ -18,10 +18,7 @@ class Tail:
     ``capacity`` distinct kept values are rounded to fewer significant bits (relative error at most 2^-11, then
     coarser), so memory stays bounded.
 
-    Args:
-        share: of the values that may lie above the answer.
-        lower: look at the k-th smallest instead.
-        capacity: distinct values kept.
+    With ``lower`` the k-th smallest is looked at instead.
     """
 
     def __init__(self, share: float, *, lower: bool = False, capacity: int = 1 << 16) -> None:
@@ -80,12 +77,8 @@ class Tail:
     def result(self, length: int, share: float | None = None) -> float:
         """The k-th largest (smallest) of ``length`` values, or the innermost kept one if fewer were kept.
 
-        Args:
-            length: values seen.
-            share: at most the constructor's, which is the default.
-
-        Returns:
-            -inf (inf) if none was kept: nothing was seen, or nothing but that.
+        ``length`` values were seen; ``share`` is at most the constructor's, which is the default. Returns -inf (inf) if
+        none was kept: nothing was seen, or nothing but that.
         """
         self._compact(self._rank(length))
         if not self._values.size:
@@ -98,8 +91,7 @@ class Tail:
     def beyond(self, length: int) -> tuple[np.ndarray, np.ndarray, float]:
         """The values strictly above (below) the k-th largest (smallest).
 
-        Returns:
-            distinct values float32 [m], how often each was seen int64 [m], and the k-th largest (smallest) value.
+        Returns distinct values float32 [m], how often each was seen int64 [m], and the k-th largest (smallest) value.
         """
         bound = self.result(length)
         outside = self._values > self._sign * np.float32(bound)
@@ -122,9 +114,7 @@ class Stride:
 
     The stride shares no factor with the size of a sample: over the samples every position of the tensor has its turn.
 
-    Args:
-        capacity: values wanted at most, about.
-        samples: samples to come, to know the length of the stream after the first batch.
+    ``samples``, those to come, tell the length of the stream after the first batch.
     """
 
     def __init__(self, capacity: int, samples: int) -> None:
@@ -147,19 +137,12 @@ class Stride:
 
 @dataclass(frozen=True)
 class WeightedValues:
-    """Values of a tensor and how many values of the tensor each stands for.
+    """Values of a tensor and how many values of the tensor each stands for."""
 
-    Attributes:
-        values: float32 [n], ascending.
-        weights: float64 [n].
-        minimum: smallest value of the tensor.
-        maximum: largest value of the tensor.
-    """
-
-    values: np.ndarray
-    weights: np.ndarray
-    minimum: float
-    maximum: float
+    values: np.ndarray  # float32 [n], ascending
+    weights: np.ndarray  # float64 [n]
+    minimum: float  # smallest value of the tensor
+    maximum: float  # largest value of the tensor
 
     @property
     def complete(self) -> bool:
@@ -178,10 +161,6 @@ class SampledValues:
     Beyond that, it keeps the ``capacity // 16`` outermost values on either side, all of them, as one outlier can decide
     about a range, and between them every stride-th value (``Stride``), each standing for its share of the rest.
     Smallest and largest value are always exact, and the result does not depend on how the stream was cut into batches.
-
-    Args:
-        capacity: values kept.
-        samples: samples to come.
     """
 
     def __init__(self, capacity: int, samples: int) -> None:
@@ -251,9 +230,7 @@ class StreamedHistogram:
     more than 2^20 values over the whole stream every stride-th value is counted (``Stride``); smallest and largest
     value are always exact. Zeros are not counted.
 
-    Args:
-        bins: of the histograms asked for later; memory is 8 bytes for each of 16 to 32 cells per bin.
-        samples: samples to come.
+    Memory is 8 bytes for each of 16 to 32 cells per bin of the histograms asked for later.
     """
 
     def __init__(self, bins: int, samples: int) -> None:

@@ -8,8 +8,16 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from service.contracts.specs import MinMaxCalibration, NonOverflowCalibration, PercentileCalibration, WeightSpec
-from worker.quantizer.statistics.grids import GridFamily
-from worker.quantizer.statistics.mse import SMALLEST_EXPONENT, covering_exponents, covering_range, grid_range, windows
+from worker.quantizer.statistics.grids import (
+    SMALLEST_EXPONENT,
+    GridFamily,
+    covering_exponents,
+    covering_range,
+    grid_range,
+    windows,
+)
+
+Ranges = tuple[np.ndarray, np.ndarray]
 
 # The ranges of many groups of weights whose grids have the smallest sums of squared errors, searched together.
 
@@ -28,7 +36,7 @@ _NOISE = np.float64(1e-6)
 
 def least_squares_range(
     groups: np.ndarray, low: np.ndarray, high: np.ndarray, family: GridFamily, *, weights: int
-) -> tuple[np.ndarray, np.ndarray]:
+) -> Ranges:
     """The range of every group whose grid has the smallest sum of squared errors.
 
     Power-of-two scales: every exponent that can matter, with the best zero point. Other scales: the ends of a group's
@@ -44,40 +52,55 @@ def least_squares_range(
     Returns:
         the ends, float64 [g]. Groups that are not finite or all 0 keep their own.
     """
+
+    def find(groups: np.ndarray, low: np.ndarray, high: np.ndarray) -> Ranges:
+        if family.is_integer and family.scale == "power_of_two":
+            return _best_powers_of_two(groups, low, high, family)
+        per_octave = next((fine for size, fine in _PER_OCTAVE if weights <= size), _PER_OCTAVE_LARGE)
+        search = _Search(groups, low, high, family, least_gain=_NOISE)
+        search.line(np.array([1.0, 1.0]), per_octave)
+        if not family.symmetric:
+            for _ in range(_ROUNDS_LARGE if per_octave == _PER_OCTAVE_LARGE else _ROUNDS):
+                search.line(np.array([1.0, 0.0]), per_octave)
+                search.line(np.array([0.0, 1.0]), per_octave)
+        return search.found
+
+    return _of_usable(groups, low, high, find)
+
+
+def _of_usable(
+    groups: np.ndarray,
+    low: np.ndarray,
+    high: np.ndarray,
+    find: Callable[[np.ndarray, np.ndarray, np.ndarray], Ranges],
+) -> Ranges:
+    """What ``find`` makes of the groups that are finite and not all 0; others keep their own range."""
     low, high = np.minimum(low, 0).astype(np.float64), np.maximum(high, 0).astype(np.float64)
     usable = np.isfinite(low) & np.isfinite(high) & (low < high)
-    if not usable.all():
-        best_low, best_high = low.copy(), high.copy()
-        if usable.any():
-            found = least_squares_range(groups[usable], low[usable], high[usable], family, weights=weights)
-            best_low[usable], best_high[usable] = found
-        return best_low, best_high
-    if family.is_integer and family.scale == "power_of_two":
-        return _best_powers_of_two(groups, low, high, family)
-    if family.symmetric:
-        high = np.maximum(-low, high)
-        low = -high
-    per_octave = next((fine for size, fine in _PER_OCTAVE if weights <= size), _PER_OCTAVE_LARGE)
-    search = _WeightSearch(groups, low, high, family, per_octave)
-    search.line(np.array([1.0, 1.0]))
-    if not family.symmetric:
-        for _ in range(_ROUNDS_LARGE if per_octave == _PER_OCTAVE_LARGE else _ROUNDS):
-            search.line(np.array([1.0, 0.0]))
-            search.line(np.array([0.0, 1.0]))
-    return search.best[:, 0] * low, search.best[:, 1] * high
+    if usable.any():
+        chosen = groups if usable.all() else groups[usable]
+        low[usable], high[usable] = find(chosen, low[usable], high[usable])
+    return low, high
 
 
-class _WeightSearch:
-    """Factors [g, 2] of the ends of the groups' ranges."""
+class _Search:
+    """Factors [g, 2] of the ends of the groups' ranges, the best so far; symmetric ones are stretched to [-m, m]."""
 
     def __init__(
-        self, groups: np.ndarray, low: np.ndarray, high: np.ndarray, family: GridFamily, per_octave: int
+        self, groups: np.ndarray, low: np.ndarray, high: np.ndarray, family: GridFamily, *, least_gain: float = 0.0
     ) -> None:
-        self._groups, self._low, self._high = groups, low, high
-        self._family = family
-        self._per_octave = per_octave
-        self.best = np.ones((low.size, 2))
-        self._error = self._evaluate(self.best, np.arange(low.size))
+        if family.symmetric:
+            high = np.maximum(-low, high)
+            low = -high
+        self._groups, self._low, self._high, self._family = groups, low, high, family
+        self._least_gain = least_gain
+        self._every = np.arange(low.size)
+        self._best = np.ones((low.size, 2))
+        self._error = self._evaluate(self._best, self._every)
+
+    @property
+    def found(self) -> Ranges:
+        return self._best[:, 0] * self._low, self._best[:, 1] * self._high
 
     def _evaluate(self, factors: np.ndarray, which: np.ndarray) -> np.ndarray:
         scale, zero = self._family.parameters(factors[:, 0] * self._low[which], factors[:, 1] * self._high[which])
@@ -85,15 +108,16 @@ class _WeightSearch:
 
     def _try(self, factors: np.ndarray, which: np.ndarray) -> np.ndarray:
         errors = self._evaluate(factors, which)
-        better = errors < self._error[which] * (1 - _NOISE)
-        self.best[which[better]], self._error[which[better]] = factors[better], errors[better]
+        better = errors < self._error[which] * (1 - self._least_gain)
+        self._best[which[better]], self._error[which[better]] = factors[better], errors[better]
         return errors
 
-    def line(self, mask: np.ndarray) -> None:
-        """Scale the factors that ``mask`` marks: outward a little, inward until hopeless, then ever finer."""
-        origin = np.where(mask > 0, 1.0, self.best)
-        which = np.arange(self._low.size)
-        steps = self._per_octave
+    def line(self, mask: np.ndarray, steps: int) -> None:
+        """Scale the factors that ``mask`` marks: outward a little, inward until hopeless, then ever finer.
+
+        ``steps`` are those per octave.
+        """
+        origin, which = np.where(mask > 0, 1.0, self._best), self._every
         hopeless = _HOPELESS if steps == _PER_OCTAVE_LARGE else _HOPELESS_RAGGED
         for k in range(-steps // 4, steps * _OCTAVES):
             errors = self._try(origin[which] * np.exp2(-k / steps * mask), which)
@@ -103,11 +127,25 @@ class _WeightSearch:
                 break
         width = 1 / steps
         for _ in range(2):
-            center, everything = self.best.copy(), np.arange(self._low.size)
+            center = self._best.copy()
             for step in np.linspace(-width, width, 9)[1:-1]:
                 if step:
-                    self._try(center * np.exp2(step * mask), everything)
+                    self._try(center * np.exp2(step * mask), self._every)
             width /= 4
+
+    def square(self, coarse: tuple[float, ...], step: float) -> None:
+        """Both factors at once: those of ``coarse``, then around the best, ever finer."""
+        for factors in self._pairs(coarse):
+            self._try(np.broadcast_to(factors, self._best.shape), self._every)
+        for _ in range(_BLOCK_ROUNDS):
+            center = self._best.copy()
+            for factors in self._pairs(_AROUND):
+                self._try(center + factors * step, self._every)
+            step *= _FINER
+
+    def _pairs(self, numbers: tuple[float, ...]) -> list[np.ndarray]:
+        symmetric = self._family.symmetric
+        return [np.array([low, high]) for low in numbers for high in ((low,) if symmetric else numbers)]
 
 
 def squared_errors(
@@ -201,67 +239,19 @@ _AROUND, _BLOCK_ROUNDS, _FINER = (-1.0, 0.0, 1.0), 3, 0.5
 _STEP, _STEP_LARGE = 0.025, 0.035
 
 
-def block_range(
-    groups: np.ndarray, low: np.ndarray, high: np.ndarray, family: GridFamily, *, weights: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """The range of every block whose grid has the smallest sum of squared errors.
+def block_range(groups: np.ndarray, low: np.ndarray, high: np.ndarray, family: GridFamily, *, weights: int) -> Ranges:
+    """As ``least_squares_range`` for blocks, on grids whose scales are no powers of two."""
 
-    Args:
-        groups: float32 [g, n].
-        low: their smallest values [g].
-        high: their largest values [g].
-        family: the grids; of no power-of-two scales.
-        weights: size of the whole weight.
+    def find(groups: np.ndarray, low: np.ndarray, high: np.ndarray) -> Ranges:
+        search = _Search(groups, low, high, family)
+        search.square(*((_FACTORS_LARGE, _STEP_LARGE) if weights > _LARGE_WEIGHTS else (_FACTORS, _STEP)))
+        return search.found
 
-    Returns:
-        the ends, float64 [g]. Blocks that are not finite or all 0 keep their own.
-    """
-    low, high = np.minimum(low, 0).astype(np.float64), np.maximum(high, 0).astype(np.float64)
-    usable = np.isfinite(low) & np.isfinite(high) & (low < high)
-    if family.symmetric:
-        high = np.where(usable, np.maximum(-low, high), high)
-        low = np.where(usable, -high, low)
-    found = low.copy(), high.copy()
-    if usable.any():
-        part = _Blocks(groups if usable.all() else groups[usable], low[usable], high[usable], family)
-        large = weights > _LARGE_WEIGHTS
-        factors = part.search(_FACTORS_LARGE if large else _FACTORS, _STEP_LARGE if large else _STEP)
-        found[0][usable], found[1][usable] = factors[0] * low[usable], factors[1] * high[usable]
-    return found
-
-
-class _Blocks:
-    def __init__(self, groups: np.ndarray, low: np.ndarray, high: np.ndarray, family: GridFamily) -> None:
-        self._groups, self._low, self._high, self._family = groups, low, high, family
-        self._which = np.arange(low.size)
-        self._best, self._error = np.ones((2, low.size)), np.full(low.size, np.inf)
-
-    def search(self, coarse: tuple[float, ...], step: float) -> np.ndarray:
-        """Factors [2, g] of both ends."""
-        one = np.ones_like(self._low)
-        self._try(one, one)
-        for first in coarse:
-            for second in (first,) if self._family.symmetric else coarse:
-                self._try(first * one, second * one)
-        for _ in range(_BLOCK_ROUNDS):
-            low, high = self._best.copy()
-            for first in _AROUND:
-                for second in (first,) if self._family.symmetric else _AROUND:
-                    self._try(low + first * step, high + second * step)
-            step *= _FINER
-        return self._best
-
-    def _try(self, low: np.ndarray, high: np.ndarray) -> None:
-        scale, zero = self._family.parameters(low * self._low, high * self._high)
-        errors = squared_errors(self._groups, self._which, scale, zero, self._family)
-        better = errors < self._error
-        self._best[0][better], self._best[1][better] = low[better], high[better]
-        self._error[better] = errors[better]
+    return _of_usable(groups, low, high, find)
 
 
 # Weights worked on at a time: with their copies they stay in the second-level cache.
 _CHUNK_ELEMENTS = 1 << 17
-Ranges = tuple[np.ndarray, np.ndarray]
 
 
 def weight_range(groups: np.ndarray, spec: WeightSpec, *, threads: int = 1) -> Ranges:
@@ -321,7 +311,6 @@ class _Percentile:
         self._symmetric = symmetric
 
     def __call__(self, groups: np.ndarray) -> Ranges:
-        """Ranges of the rows."""
         cut = int(self._share * groups.shape[1])
         last = groups.shape[1] - 1 - cut
         if self._symmetric:

@@ -28,11 +28,7 @@ class Augmenter:
     What is drawn hangs on the seed, the epoch, the step and the place of the augmentation alone, and is the same on
     every device, but for the numbers of ``noise``.
 
-    Args:
-        specs: in the order applied.
-        inputs: the model's.
-        seed: of all draws.
-        pointer: of the algorithm in the config's document.
+    ``specs`` are in the order applied; ``pointer`` is that of the algorithm in the config's document.
 
     Raises:
         InvalidConfigError: an input is not there, or not of a kind that can be changed so.
@@ -50,10 +46,7 @@ class Augmenter:
     def augment(self, feeds: Mapping[str, Tensor], *, epoch: int, step: int) -> dict[str, Tensor]:
         """New feeds, of the same shapes and dtypes on the same devices; those given stay as they are.
 
-        Args:
-            feeds: by input name, [n, ...].
-            epoch: number of the epoch.
-            step: number of the step.
+        ``feeds`` are by input name, [n, ...].
 
         Raises:
             InvalidConfigError: an axis that the model leaves open is too short.
@@ -94,7 +87,6 @@ def _shown(shape: tuple[Axis, ...] | None) -> str:
 
 
 def _dtype_fault(spec: Augmentation, dtype: str) -> tuple[str, str] | None:
-    """Place and words of what the elements do not allow."""
     if isinstance(spec, Noise) and dtype not in _FLOATS:
         return "input", "noise needs an input of floats"
     if isinstance(spec, Cutout) and dtype not in _FLOATS and not dtype.startswith(("int", "uint")):
@@ -103,7 +95,6 @@ def _dtype_fault(spec: Augmentation, dtype: str) -> tuple[str, str] | None:
 
 
 def _shape_fault(spec: Augmentation, shape: tuple[Axis, ...]) -> tuple[str, str] | None:
-    """Place and words of what the shape does not allow; axes of unknown length are taken to fit."""
     if isinstance(spec, Flip | Crop | Cutout):
         return _picture_fault(spec, shape)
     if isinstance(spec, Noise):

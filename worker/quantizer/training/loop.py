@@ -17,14 +17,13 @@ from service.contracts.report import TrainingEpoch
 from worker.quantizer.evaluation.certainty import Evidence, document_of
 from worker.quantizer.run.checkpoint import Arrays, CheckpointStore, Pace, pack, unpack
 from worker.quantizer.training.augmentation import Augmenter
-from worker.quantizer.training.batch_norm import is_frozen
 from worker.quantizer.training.losses import Tensors
-from worker.quantizer.training.network import TeacherOutputs, TrainingContext
+from worker.quantizer.training.network import TrainingContext, ValidationScore, teacher_outputs
+from worker.quantizer.training.operands import is_frozen
 from worker.quantizer.training.optimizer import End, ScheduledOptimizer
 from worker.quantizer.training.quantizers import LearnedGrid, Oscillations, freezing_threshold, spread
 from worker.quantizer.training.samples import Minibatch, epoch_order
 from worker.quantizer.training.twin import Twin
-from worker.quantizer.training.validation import ValidationScore
 
 Tell = Callable[[int], None]
 
@@ -36,14 +35,7 @@ class DivergedError(Exception):
 class TrainingLoop:
     """What one step is, and what is remembered from step to step.
 
-    Args:
-        context: of the training; its losses settled.
-
-    Attributes:
-        oscillations: of every weight on integers, by initializer.
-        taken: steps taken by this object.
-        seconds: that they took.
-        epoch_steps: steps in an epoch.
+    The losses of ``context`` are settled.
 
     Raises:
         InvalidConfigError: an augmentation does not fit the model.
@@ -55,11 +47,11 @@ class TrainingLoop:
         self._numbers = context.split.training
         inputs = context.toolkit.case.inputs
         self._augmenter = Augmenter(self._spec.augmentations, inputs, self._seed, pointer=context.pointer)
-        self.oscillations: dict[str, Oscillations] = {}
-        self.taken, self.seconds = 0, 0.0
+        self.oscillations: dict[str, Oscillations] = {}  # of every weight on integers, by initializer
+        self.taken, self.seconds = 0, 0.0  # steps taken by this object, and what they took
         changed = bool(self._spec.augmentations) or bool(self._losses.inner_tensors)
         keeps = self._losses.needs_teacher and not changed
-        self._targets = TeacherOutputs.of(self._networks, self._samples, self._run) if keeps else None
+        self._targets = teacher_outputs(self._networks, self._samples, self._run) if keeps else None
         self.epoch_steps = len(self._pieces(0))
 
     def begin(self, learning_rate: float) -> ScheduledOptimizer:
@@ -192,25 +184,15 @@ def state_of(twin: Twin) -> TwinState:
 
 @dataclass
 class TrainingProgress:
-    """Where a training stands.
+    """Where a training stands."""
 
-    Attributes:
-        epochs: told so far, the first of them before any step.
-        best_epoch: the one that is kept.
-        best: what the twin had learned then.
-        lowest_epoch: the one with the best score.
-        lowest: its score.
-        budget: the number of steps and what bounds it, once they are fixed.
-        spent_seconds: by all attempts.
-    """
-
-    epochs: list[TrainingEpoch]
-    best_epoch: int
-    best: TwinState
-    lowest_epoch: int
-    lowest: ValidationScore
-    budget: tuple[int, End] | None = None
-    spent_seconds: float = 0.0
+    epochs: list[TrainingEpoch]  # told so far, the first of them before any step
+    best_epoch: int  # the one that is kept
+    best: TwinState  # what the twin had learned then
+    lowest_epoch: int  # the one with the best score
+    lowest: ValidationScore  # its score
+    budget: tuple[int, End] | None = None  # the number of steps and what bounds it, once they are fixed
+    spent_seconds: float = 0.0  # by all attempts
 
     @property
     def epoch(self) -> int:
@@ -224,12 +206,7 @@ class TrainingProgress:
 
 
 class TrainingCheckpoints:
-    """Checkpoints of one training: after each epoch, unless epochs are so short that saving would slow them down.
-
-    Args:
-        store: of the run.
-        twin: whose state it is.
-    """
+    """Checkpoints of one training: after each epoch, unless epochs are so short that saving would slow them down."""
 
     def __init__(self, store: CheckpointStore, twin: Twin) -> None:
         self._store, self._twin = store, twin

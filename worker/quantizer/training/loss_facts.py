@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
 
-import torch
 from torch import Tensor
 
 from service.contracts.evaluation import EvaluationSpec
@@ -34,27 +33,14 @@ _LEAST_COLUMNS = 3
 FLOATS = {"float16", "bfloat16", "float32", "float64"}
 
 
-class DivergenceChoice(NamedTuple):
-    """A divergence, and why it was chosen."""
-
-    divergence: Divergence
-    why: str
-
-
 @dataclass(frozen=True)
 class OutputFacts:
-    """What is known before a network has run.
+    """What is known before a network has run."""
 
-    Attributes:
-        outputs: of the model, in its order.
-        metrics: that the config declares.
-        labels_name: of the array of labels; None if there is none.
-        largest_class: largest class number of the labels; None if they are no class numbers, one per sample.
-    """
-
-    outputs: tuple[TensorInfo, ...]
-    metrics: tuple[Metric, ...] = ()
-    labels_name: str | None = None
+    outputs: tuple[TensorInfo, ...]  # of the model, in its order
+    metrics: tuple[Metric, ...] = ()  # that the config declares
+    labels_name: str | None = None  # of the array of labels; None if there is none
+    # largest class number of the labels; None if they are no class numbers, one per sample
     largest_class: int | None = None
 
     @staticmethod
@@ -96,35 +82,34 @@ class OutputFacts:
                     return metric.ignore_index
         return None
 
-    def choose(self, output: str, values: Tensor, axis: int | None, *, labelled: bool) -> DivergenceChoice:
-        """The divergence of an output where the config leaves it open.
+    def choose(self, output: str, values: Tensor, axis: int | None, *, labelled: bool) -> tuple[Divergence, str]:
+        """The divergence of an output where the config leaves it open, and why that.
 
-        Args:
-            output: its name.
-            values: what the float network returns for some samples.
-            axis: of its classes, if it has several.
-            labelled: a loss compares the output with class labels.
+        ``values`` are what the float network returns for some samples; ``axis`` is that of its classes, if it has
+        several. With ``labelled`` a loss compares the output with class labels.
         """
         if axis is None or values.ndim <= axis:
-            return DivergenceChoice("mse", "it holds no scores of several classes")
+            return "mse", "it holds no scores of several classes"
         metric = self.classification(output)
         if metric is not None:
-            return DivergenceChoice("kl", f"metric {metric.name} reads classes from it")
+            return "kl", f"metric {metric.name} reads classes from it"
         if labelled:
-            return DivergenceChoice("kl", "its classes have labels")
-        judge = next((metric for metric in self.metrics if self._judges(metric, output)), None)
+            return "kl", "its classes have labels"
+        # what graphs and functions read an output as is not known
+        known = (metric for metric in self.metrics if not isinstance(metric, GraphMetric | FunctionMetric))
+        judge = next((metric for metric in known if self._reads(metric, output)), None)
         if judge is not None:
-            return DivergenceChoice("mse", f"metric {judge.name} reads numbers from it")
+            return "mse", f"metric {judge.name} reads numbers from it"
         single = values.numel() == values.shape[0] * values.shape[axis]
         if self.largest_class is not None:
             if output == self.names[0] and single and self.largest_class < values.shape[axis]:
-                return DivergenceChoice("kl", "the dataset's class labels belong to it")
-            return DivergenceChoice("mse", "the dataset's class labels do not belong to it")
+                return "kl", "the dataset's class labels belong to it"
+            return "mse", "the dataset's class labels do not belong to it"
         if self.metrics or self.labels_name is not None or values.ndim != 2 or values.shape[1] < _LEAST_COLUMNS:
-            return DivergenceChoice("mse", "nothing tells that it holds scores of classes")
-        if _within_unit(values) and not are_probabilities(values, axis):
-            return DivergenceChoice("mse", "it holds shares that do not sum to 1")
-        return DivergenceChoice("kl", f"its {values.shape[1]} columns look like scores of classes")
+            return "mse", "nothing tells that it holds scores of classes"
+        if bool(((values >= 0) & (values <= 1)).all()) and not are_probabilities(values, axis):
+            return "mse", "it holds shares that do not sum to 1"
+        return "kl", f"its {values.shape[1]} columns look like scores of classes"
 
     def _reads(self, metric: Metric, output: str) -> bool:
         return any(find_output(ref, self.names) == output for ref in metric.output_refs().values())
@@ -137,10 +122,6 @@ class OutputFacts:
             return False
         return find_output(metric.output, self.names) == output
 
-    def _judges(self, metric: Metric, output: str) -> bool:
-        """True if the metric reads the output as numbers; what graphs and functions read it as is not known."""
-        return not isinstance(metric, GraphMetric | FunctionMetric) and self._reads(metric, output)
-
     def _array(self, name: str | None) -> str | None:
         return None if name == self.labels_name else name
 
@@ -149,10 +130,6 @@ def class_axis(shape: tuple[int, ...], given: int | None) -> int | None:
     """The axis of classes as the metrics see it: the last, of [n, class, height, width] the second; None without one.
 
     Axes of one at the end are left out, so that [n, class, 1, 1] has its classes on axis 1.
-
-    Args:
-        shape: of an output.
-        given: by the config.
     """
     rank = len(shape)
     if given is None:
@@ -168,7 +145,3 @@ def are_probabilities(values: Tensor, axis: int) -> bool:
     """True if the values along ``axis`` are nowhere negative and sum to 1, as behind a Softmax."""
     sums = values.double().sum(dim=axis)
     return bool((values >= 0).all()) and bool(((sums - 1.0).abs() <= _SUM_TOLERANCE).all())
-
-
-def _within_unit(values: Tensor) -> bool:
-    return bool(torch.logical_and(values >= 0, values <= 1).all())

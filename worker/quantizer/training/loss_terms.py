@@ -5,9 +5,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -17,7 +18,10 @@ from service.contracts.base import below, nearest_name
 from service.contracts.errors import InvalidConfigError
 from service.contracts.evaluation_checks import graph_feeds
 from service.contracts.metrics import GraphMetric
+from worker.quantizer.autodiff.operators.elementwise import TORCH_DTYPES
+from worker.quantizer.autodiff.program import Program
 from worker.quantizer.evaluation.metrics.base import UnfitError, fitted, squeezed
+from worker.quantizer.graph.values import name_of
 from worker.quantizer.training.loss_facts import FLOATS, OutputFacts, are_probabilities, class_axis
 
 Arrays = Mapping[str | None, np.ndarray[Any, Any]]
@@ -48,6 +52,10 @@ class Tensors:
         )
         return Tensors(outputs, inner)
 
+    def take(self, numbers: np.ndarray[Any, Any]) -> Tensors:
+        """The outputs of some samples."""
+        return Tensors({name: one[torch.from_numpy(numbers).to(one.device)] for name, one in self.outputs.items()})
+
     def cut(self, valid: int, size: int) -> Tensors:
         """Without the samples that fill up a batch of ``size``; what has no such axis of samples stays as it is."""
         if valid == size:
@@ -57,21 +65,6 @@ class Tensors:
             for found in (self.outputs, self.inner)
         )
         return Tensors(outputs, inner)
-
-
-class GraphFunction(Protocol):
-    """A loss given as a graph, computed differentiably."""
-
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        """Names of the graph's inputs."""
-
-    def __call__(self, feeds: Mapping[str, Tensor]) -> Tensor:
-        """The scalar that the graph returns.
-
-        Args:
-            feeds: by the graph's input; arrays have the dtype in which they are stored.
-        """
 
 
 def tensor_of(array: np.ndarray[Any, Any], device: torch.device | str) -> Tensor:
@@ -108,10 +101,7 @@ class LossTerm(ABC):
     def value(self, student: Tensors, teacher: Tensors, arrays: Arrays) -> Tensor:
         """The term without its weight, a scalar float32.
 
-        Args:
-            student: of the quantized network.
-            teacher: of the float network, for the same samples; empty where no term needs it.
-            arrays: of the same samples.
+        ``teacher`` is empty where no term needs it.
         """
 
     def unfit(self, place: str, told: str) -> InvalidConfigError:
@@ -262,11 +252,7 @@ class DistillationTerm(LossTerm):
     Kullback-Leibler divergence is that of the float network's distribution from the quantized one's, mean over rows,
     times the temperature's square, which keeps gradients of one size (Hinton et al. 2015, section 2).
 
-    Args:
-        spec: its record.
-        pointer: of the record.
-        facts: of outputs, metrics and labels.
-        labelled: terms that compare outputs with class labels, by output; settled before this one.
+    ``labelled`` are terms that compare outputs with class labels, by output; settled before this one.
     """
 
     needs_teacher = True
@@ -319,8 +305,8 @@ class DistillationTerm(LossTerm):
         axis = rival.axis if rival is not None else class_axis(tuple(values.shape), self._facts.given_axis(name))
         chosen, why = self._spec.divergence, ""
         if chosen == "auto":
-            choice = self._facts.choose(name, values, axis, labelled=rival is not None)
-            chosen, why = choice.divergence, f", as {choice.why}"
+            chosen, why = self._facts.choose(name, values, axis, labelled=rival is not None)
+            why = f", as {why}"
         if chosen == "mse":
             self._compared[name] = _OutputComparison(variance=variance_of(values))
             return [f"output {name!r}: mean square distance over the variance{why}"] if why else []
@@ -343,10 +329,38 @@ class DistillationTerm(LossTerm):
         return functional.kl_div(found, wanted, reduction="batchmean", log_target=True) * temperature**2
 
 
+class GraphOnTorch:
+    """A loss that is given as a graph, as a function with a derivative.
+
+    Raises:
+        NotDifferentiableError: an operator has no derivative here.
+    """
+
+    def __init__(self, model: ir.Model, device: torch.device) -> None:
+        self._program = Program(model.graph, device=device)
+        self._dtypes = {name_of(value): value.dtype for value in model.graph.inputs}
+        self._device = device
+        self._output = name_of(model.graph.outputs[0])
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Names of the graph's inputs."""
+        return tuple(self._dtypes)
+
+    def __call__(self, feeds: Mapping[str, Tensor]) -> Tensor:
+        """The scalar that the graph returns; arrays are taken into the types of its inputs."""
+        cast = {name: _as(feeds[name].to(self._device), self._dtypes[name]) for name in self._program.inputs}
+        return self._program(cast)[self._output]
+
+
+def _as(tensor: Tensor, dtype: ir.DataType | None) -> Tensor:
+    return tensor.to(TORCH_DTYPES[dtype]) if dtype in TORCH_DTYPES else tensor
+
+
 class GraphTerm(LossTerm):
     """What a graph returns, fed as a metric of kind onnx is."""
 
-    def __init__(self, spec: GraphLoss, pointer: str, facts: OutputFacts, function: GraphFunction) -> None:
+    def __init__(self, spec: GraphLoss, pointer: str, facts: OutputFacts, function: GraphOnTorch) -> None:
         super().__init__(pointer, facts)
         self._function = function
         metric = GraphMetric(graph=spec.graph, inputs=spec.inputs)

@@ -20,14 +20,14 @@ from worker.quantizer.training.loss_terms import (
     Arrays,
     CrossEntropyTerm,
     DistillationTerm,
-    GraphFunction,
+    GraphOnTorch,
     GraphTerm,
     LossTerm,
     MeanSquareTerm,
     Tensors,
 )
 
-__all__ = ["Arrays", "GraphFunction", "Losses", "OutputFacts", "Tensors"]
+__all__ = ["Arrays", "GraphOnTorch", "Losses", "OutputFacts", "Tensors"]
 
 _NOTHING = Tensors({})
 
@@ -35,11 +35,7 @@ _NOTHING = Tensors({})
 class Losses:
     """The loss of a config; ``settle`` it before the first batch.
 
-    Args:
-        specs: the terms.
-        facts: of outputs, metrics and labels.
-        graphs: what computes the terms given as graphs, by their place in ``specs``.
-        pointer: of the algorithm in the config's document.
+    ``graphs`` compute the terms given as graphs, by their place in ``specs``; ``pointer`` is that of the algorithm.
 
     Raises:
         InvalidConfigError: a term names an output that is not there, or that holds no floats.
@@ -50,7 +46,7 @@ class Losses:
         specs: Sequence[TrainingLoss],
         facts: OutputFacts,
         *,
-        graphs: Mapping[int, GraphFunction] | None = None,
+        graphs: Mapping[int, GraphOnTorch] | None = None,
         pointer: str = "",
     ) -> None:
         self._weights = [spec.weight for spec in specs]
@@ -82,10 +78,6 @@ class Losses:
     def settle(self, teacher: Tensors, arrays: Arrays) -> None:
         """Decide once, on some samples, what the config leaves open: divergences, variances, axes of classes.
 
-        Args:
-            teacher: what the float network makes of them.
-            arrays: of the same samples.
-
         Raises:
             InvalidConfigError: an output, an inner tensor or an array does not fit its term.
         """
@@ -99,10 +91,7 @@ class Losses:
     def __call__(self, student: Tensors, teacher: Tensors | None, arrays: Arrays) -> Tensor:
         """The loss of one batch, a scalar float32 with its gradient; without samples that fill up (``Tensors.cut``).
 
-        Args:
-            student: what the quantized network makes of the samples.
-            teacher: what the float network makes of them; may be None if no term needs it.
-            arrays: of the same samples.
+        ``teacher`` may be None if no term needs it.
 
         Raises:
             InvalidConfigError: a label is no class of its output.
@@ -119,7 +108,7 @@ class Losses:
 
 
 def _terms(
-    specs: Sequence[TrainingLoss], facts: OutputFacts, graphs: Mapping[int, GraphFunction], pointer: str
+    specs: Sequence[TrainingLoss], facts: OutputFacts, graphs: Mapping[int, GraphOnTorch], pointer: str
 ) -> list[LossTerm]:
     places = [below(pointer, "losses", k) for k in range(len(specs))]
     known: dict[int, LossTerm] = {}

@@ -33,17 +33,11 @@ def peak_of(spec: Optimizer) -> float:
 
 @dataclass
 class ScheduledOptimizer:
-    """An optimizer whose learning rates follow a schedule.
+    """An optimizer whose learning rates follow a schedule."""
 
-    Attributes:
-        optimizer: of torch; every group holds its peak.
-        schedule: of the config.
-        clip: largest norm of all gradients; None: any.
-    """
-
-    optimizer: torch.optim.Optimizer
-    schedule: Schedule
-    clip: float | None
+    optimizer: torch.optim.Optimizer  # of torch; every group holds its peak
+    schedule: Schedule  # of the config
+    clip: float | None  # largest norm of all gradients; None: any
 
     @staticmethod
     def of(
@@ -54,12 +48,7 @@ class ScheduledOptimizer:
         Adam's steps do not hang on how large gradients are: there weights move by parts of their own size, so that one
         rate serves layers of any scale; the shift of a normalization moves by parts of its standard deviation.
 
-        Args:
-            twin: to move.
-            spec: kind and knobs.
-            schedule: over the training.
-            clip: largest norm of all gradients.
-            learning_rate: of weights, at its peak.
+        ``learning_rate`` is that of weights, at its peak.
         """
         groups = list(_groups(twin, spec, learning_rate))
         if spec.kind == "sgd":
@@ -73,9 +62,7 @@ class ScheduledOptimizer:
     def step(self, number: int, total: int) -> float:
         """Move the parameters by their gradients, and forget these; the schedule's factor.
 
-        Args:
-            number: of the step, from 0 on.
-            total: steps of the training.
+        Steps are numbered from 0.
         """
         factor = rate(self.schedule, number, total)
         for group in self.optimizer.param_groups:
@@ -118,10 +105,7 @@ def rate(schedule: Schedule, step: int, total: int) -> float:
     stays there (constant), falls to ``final`` in the last step on half a cosine (Loshchilov and Hutter 2017, without
     restarts), or by ``step_factor`` every ``step_share`` of all steps.
 
-    Args:
-        schedule: kind and knobs.
-        step: from 0 on; what is beyond the last step is taken for that.
-        total: all steps of the training.
+    ``step`` counts from 0; what is beyond the last step is taken for that.
     """
     last = max(total - 1, 0)
     at = min(step, last)
@@ -142,11 +126,7 @@ class Budget:
     epochs and steps allow), and fixed by ``measured`` after it; the seconds end the training earlier only where the
     machine becomes slower. No clock is read here: the caller tells the time.
 
-    Args:
-        epochs: at most; None: no limit.
-        steps: at most; None: no limit.
-        seconds: at most; None: no limit.
-        epoch_steps: steps in an epoch.
+    Of epochs, steps and seconds None is no limit.
 
     Raises:
         ValueError: nothing ends the training, or an epoch has no steps.
@@ -168,7 +148,8 @@ class Budget:
         #: Steps of the whole training, as far as is known.
         self.total, self._bound = min(bounds) if bounds else guess
         self._is_guess = not bounds
-        self._ended: End | None = None
+        #: What ended the training; None as long as nothing did.
+        self.ended_by: End | None = None
         #: True once ``total`` does not change any more.
         self.is_fixed = seconds is None
 
@@ -177,18 +158,11 @@ class Budget:
         """That of a config."""
         return Budget(spec.most_epochs(epoch_steps), spec.steps, spec.seconds, epoch_steps=epoch_steps)
 
-    @property
-    def ended_by(self) -> End | None:
-        """What ended the training; None as long as nothing did."""
-        return self._ended
-
     def measured(self, training_seconds: float, validation_seconds: float, spent_seconds: float) -> None:
         """Fix the number of steps by the time that the first epoch took; nothing happens where it is fixed.
 
-        Args:
-            training_seconds: of the steps of the first epoch.
-            validation_seconds: of measuring after an epoch.
-            spent_seconds: of the whole training so far, with what came before the first epoch.
+        The seconds are those of the steps of the first epoch, of measuring after an epoch, and of the whole training so
+        far, with what came before the first epoch.
         """
         if self._seconds is None or self.is_fixed:
             return
@@ -212,14 +186,9 @@ class Budget:
         return (self.total, self._bound) if self.is_fixed else None
 
     def is_over(self, steps: int, spent_seconds: float) -> bool:
-        """True if no step is to follow; ``ended_by`` then says why.
-
-        Args:
-            steps: taken so far.
-            spent_seconds: of the whole training so far.
-        """
+        """True if no step is to follow; ``ended_by`` then says why."""
         if self._seconds is not None and spent_seconds >= self._seconds:
-            self._ended = "seconds"
+            self.ended_by = "seconds"
         elif steps >= self.total and not self._is_guess:
-            self._ended = self._bound
-        return self._ended is not None
+            self.ended_by = self._bound
+        return self.ended_by is not None

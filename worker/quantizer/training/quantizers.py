@@ -18,8 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from worker.quantizer.autodiff.program import as_tensor
-from worker.quantizer.numerics.granularity import Granularity, PerAxis, PerTensor
-from worker.quantizer.numerics.integer import IntegerGrid, memory_type, snap_scale
+from worker.quantizer.numerics.integer import Granularity, IntegerGrid, PerAxis, PerTensor, memory_type, snap_scale
 
 # Where the exponent of a power of two starts: in the middle of what the ceiling takes to its scale.
 _MIDDLE = -0.5
@@ -30,16 +29,8 @@ _FARTHEST = 16.0
 class LearnedGrid(nn.Module):
     """An integer grid that moves.
 
-    Args:
-        grid: where it starts.
-        kind: of the scale: float32, power_of_two or int16.
-        learn_zero: let the zero point move.
-        of_samples: the first axis of its tensors counts samples.
-        device: where it lives.
-
-    Attributes:
-        growth: v, in the shape of the grid's scale, [1] for one scale.
-        zero: the zero point as a float that is rounded when it is used; a parameter where it is learned.
+    ``kind`` is that of the scale: float32, power_of_two or int16. With ``of_samples`` the first axis of its tensors
+    counts samples.
     """
 
     base: Tensor
@@ -51,9 +42,11 @@ class LearnedGrid(nn.Module):
         self._grid, self._kind = grid, kind
         self._low, self._high = (float(limit) for limit in grid.limits)
         self.register_buffer("base", as_tensor(np.array(np.atleast_1d(grid.scale)), device))
+        # v, in the shape of the grid's scale, [1] for one scale
         self.growth = nn.Parameter(torch.full_like(self.base, self._start))
         zero = as_tensor(np.array(grid.zero_point, np.float32), device)
         self.learns_zero, self._of_samples = learn_zero, of_samples
+        # a float that is rounded when it is used; a parameter where it is learned
         if learn_zero:
             self.zero: Tensor = nn.Parameter(zero)
         else:
@@ -239,10 +232,7 @@ def freezing_threshold(final: float, step: int, total: int) -> float | None:
 
     It falls on half a cosine from 0.04, or ``final`` if that is more, to ``final`` in the last step.
 
-    Args:
-        final: jumps a step.
-        step: from 0 on.
-        total: steps of the training.
+    ``final`` is in jumps a step; steps count from 0.
     """
     begin = math.ceil(_BEGIN * total)
     if step < begin:
@@ -259,8 +249,7 @@ class Oscillations:
     jumps; a weight whose frequency is above the threshold is frozen at the rounded exponential average of its integer,
     for good. Weights that never oscillate are never written to.
 
-    Args:
-        momentum: of both averages, m of the paper.
+    ``momentum`` is that of both averages, m of the paper.
 
     Attributes:
         may_hold: False as long as nothing can be frozen; known without asking the device.
@@ -349,10 +338,6 @@ class Oscillations:
 
     def load_state(self, state: Mapping[str, np.ndarray[Any, Any]], device: torch.device) -> None:
         """Go on from a checkpoint.
-
-        Args:
-            state: of ``state``.
-            device: where the weights live.
 
         Raises:
             KeyError: it is of something else.

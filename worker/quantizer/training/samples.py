@@ -36,19 +36,12 @@ _READ_BYTES, _MOST_READ = 16 << 20, 256
 
 @dataclass(frozen=True)
 class Minibatch:
-    """Samples that run together.
+    """Samples that run together."""
 
-    Attributes:
-        feeds: by input name, of the model's dtype, [size, ...]; whole inputs have the input's own shape.
-        arrays: those that were asked for, as stored, [valid, ...]; None stands for the labels.
-        numbers: of the samples, int64 [valid], counted from 0.
-        size: samples in the feeds; those after the valid ones repeat the last, to fill up a fixed batch.
-    """
-
-    feeds: dict[str, Array]
-    arrays: dict[str | None, Array]
-    numbers: Numbers
-    size: int
+    feeds: dict[str, Array]  # by input name, of the model's dtype, [size, ...]; whole inputs have the input's own shape
+    arrays: dict[str | None, Array]  # those that were asked for, as stored, [valid, ...]; None stands for the labels
+    numbers: Numbers  # of the samples, int64 [valid], counted from 0
+    size: int  # samples in the feeds; those after the valid ones repeat the last, to fill up a fixed batch
 
     @property
     def valid(self) -> int:
@@ -95,14 +88,9 @@ class TrainingSamples:
 
     What is drawn does not depend on where it lies.
 
-    Args:
-        data: the calibration set.
-        inputs: the model's.
-        count: how many.
-        arrays: names of stored arrays to hand out besides, None being the labels.
-        run: asked between reads whether to stop.
-        limits: level 2 puts all on disk; else what does not fit into memory goes there.
-        folder: to make the scratch folder in; default: that for temporary files.
+    ``arrays`` are names of stored arrays to hand out besides, None being the labels. Level 2 of ``limits`` puts all on
+    disk; else what does not fit into memory goes there, into a scratch folder in ``folder``; None: in that for
+    temporary files.
     """
 
     def __init__(
@@ -281,17 +269,11 @@ def epoch_order(count: int, seed: int, epoch: int) -> Numbers:
 
 @dataclass(frozen=True)
 class SampleSplit:
-    """Numbers of samples, int64, ascending; none is in two of them.
+    """Numbers of samples, int64, ascending; none is in two of them."""
 
-    Attributes:
-        training: are learned from.
-        validation: the best epoch is chosen by them.
-        judging: nothing is chosen by them.
-    """
-
-    training: Numbers
-    validation: Numbers
-    judging: Numbers
+    training: Numbers  # are learned from
+    validation: Numbers  # the best epoch is chosen by them
+    judging: Numbers  # nothing is chosen by them
 
 
 def split_samples(

@@ -34,12 +34,18 @@ from worker.quantizer.training.loop import (
     TwinState,
     state_of,
 )
-from worker.quantizer.training.losses import Losses, OutputFacts, Tensors
-from worker.quantizer.training.network import GraphOnTorch, Networks, TrainingContext, pointer_of, seed_of
+from worker.quantizer.training.losses import GraphOnTorch, Losses, OutputFacts, Tensors
+from worker.quantizer.training.network import (
+    Networks,
+    TrainingContext,
+    Validation,
+    ValidationScore,
+    pointer_of,
+    seed_of,
+)
 from worker.quantizer.training.optimizer import Budget, ScheduledOptimizer, peak_of
 from worker.quantizer.training.quantizers import shares
 from worker.quantizer.training.samples import TrainingSamples, epoch_order, split_samples
-from worker.quantizer.training.validation import Validation, ValidationScore
 
 NO_EPOCH_BETTER = declare("no-epoch-better", "no epoch was better than the network before the training")
 TRAINED_WORSE = declare(
@@ -147,7 +153,6 @@ class _Trainer:
         self._learning_rate = peak_of(self._spec.optimizer)
 
     def run(self) -> Change:
-        """Train, and choose the best epoch."""
         twin = self._networks.twin
         start, before = state_of(twin), self._validation.measure()
         optimizer = self._loop.begin(self._learning_rate)
@@ -244,7 +249,6 @@ class _Trainer:
         )
 
     def _resumed(self, optimizer: ScheduledOptimizer) -> TrainingProgress | None:
-        """Where an earlier attempt stood; None: there was none."""
         found = self._checkpoints.load(optimizer.optimizer, self._loop.oscillations)
         if found is None:
             return None

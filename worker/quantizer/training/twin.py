@@ -20,13 +20,15 @@ from worker.quantizer.graph.values import node_name
 from worker.quantizer.numerics.integer import IntegerGrid
 from worker.quantizer.plan.parameters import Parameters
 from worker.quantizer.refine.draft import Draft
-from worker.quantizer.training.batch_norm import (
+from worker.quantizer.training.operands import (
+    BiasRounding,
     ChannelStatistics,
     FoldedConvolution,
     Normalization,
+    OperandNames,
+    TrainedParameter,
     folded_convolutions,
 )
-from worker.quantizer.training.operands import BiasRounding, OperandNames, TrainedParameter
 from worker.quantizer.training.quantizers import LearnedGrid
 
 # Parameters and modules by the names that a graph gives them.
@@ -49,10 +51,7 @@ class Tree(nn.Module, Generic[Member]):
     def put(self, name: str, member: Member, *, at: str | None = None) -> None:
         """Add a member.
 
-        Args:
-            name: what it is looked up by.
-            member: a parameter or a module.
-            at: the name that ``named_parameters`` tells; None: ``name``.
+        ``at`` is the name that ``named_parameters`` tells; None: ``name``.
 
         Raises:
             ValueError: the name is taken.
@@ -117,19 +116,8 @@ def _register(holder: nn.Module, name: str, member: Member) -> None:
 class Twin(nn.Module):
     """The network of a draft as a module: ``forward`` takes inputs and gives outputs, both by name.
 
-    Args:
-        draft: filled.
-        device: where it computes.
-        wanted: names of tensors to give; None: the outputs.
-        learn_zeros: let zero points of asymmetric activations move.
-
-    Attributes:
-        masters: the float values of all that is trained, by initializer.
-        weight_grids: the learned grids of weights on integers, by initializer.
-        activation_grids: those of activations, by source.
-        norms: of convolutions that ``unfold`` has given one, by the initializer of their weight.
-        norms_frozen: normalize by the running statistics even in training mode.
-        rounding: False: weights and activations pass as they are, as in the float network.
+    ``wanted`` are names of tensors to give, None: the outputs. With ``learn_zeros`` zero points of asymmetric
+    activations move.
 
     Raises:
         NotDifferentiableError: an operator has no derivative here.
@@ -145,16 +133,16 @@ class Twin(nn.Module):
     ) -> None:
         super().__init__()
         self._draft, self._device = draft, device
-        self.rounding = True
+        self.rounding = True  # False: weights and activations pass as they are, as in the float network
         self._operands = OperandNames(draft.graph, draft.plan)
         self._program = Program(
             draft.graph, device=device, wanted=wanted, read=self._operands.key, named=self._operands.result
         )
-        self.masters: Tree[nn.Parameter] = Tree()
-        self.weight_grids: Tree[LearnedGrid] = Tree()
-        self.activation_grids: Tree[LearnedGrid] = Tree()
-        self.norms: Tree[Normalization] = Tree()
-        self.norms_frozen = False
+        self.masters: Tree[nn.Parameter] = Tree()  # the float values of all that is trained, by initializer
+        self.weight_grids: Tree[LearnedGrid] = Tree()  # the learned grids of weights on integers, by initializer
+        self.activation_grids: Tree[LearnedGrid] = Tree()  # those of activations, by source
+        self.norms: Tree[Normalization] = Tree()  # of what ``unfold`` has given one, by the initializer of the weight
+        self.norms_frozen = False  # True: normalize by the running statistics even in training mode
         self._unfolded: dict[str, FoldedConvolution] = {}  # by the name of the convolution's result
         self._norm_of: dict[str, str] = {}  # key of a weight or a bias -> name of its normalization
         self._fixed: dict[str, TorchGrid] = {}
@@ -174,11 +162,8 @@ class Twin(nn.Module):
     def forward(self, feeds: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Run the quantized network.
 
-        Args:
-            feeds: by input name, [n, ...].
-
-        Returns:
-            the wanted tensors by name, rounded where the emitted model hands them out rounded.
+        ``feeds`` are by input name, [n, ...]. Returns the wanted tensors by name, rounded where the emitted model hands
+        them out rounded.
         """
         given = {**self._constants, **feeds}
         held = self._operands.held.items()
@@ -197,9 +182,7 @@ class Twin(nn.Module):
     def observe(self, feeds: Mapping[str, Tensor], see: Callable[[str, Tensor], None]) -> None:
         """Run the network without rounding and show every activation that has a grid.
 
-        Args:
-            feeds: as in ``forward``.
-            see: gets (name, values).
+        ``see`` gets names and values.
         """
 
         def made(name: str, tensor: Tensor, known: dict[str, Tensor]) -> None:
@@ -224,8 +207,7 @@ class Twin(nn.Module):
 
         The twin is then in evaluation mode. A bias is trained as part of its normalization; its master stays.
 
-        Args:
-            moments: of what they make in the float network, by its name.
+        ``moments`` are of what they make in the float network, by its name.
         """
         for layer in self.normalizable:
             if layer.result in moments:
@@ -261,8 +243,7 @@ class Twin(nn.Module):
     def follow(self, draft: Draft) -> None:
         """Take over grids that something else has moved since ``write``, such as the rules of a target.
 
-        Args:
-            draft: made of what ``write`` gave.
+        ``draft`` is made of what ``write`` gave.
         """
         for tensor, activation in draft.plan.activations.items():
             if isinstance(activation.quantization, IntegerGrid):

@@ -19,7 +19,7 @@ from tests.unit.quantizer.autodiff.operator_moves import moving_cases
 from tests.unit.quantizer.toolbox import make_model, run_onnx
 from worker.quantizer.autodiff.operators import COMPUTE, STATIC
 from worker.quantizer.autodiff.operators.forms import attributes_of, fractions, whole_numbers
-from worker.quantizer.autodiff.refusals import HAS_BODY, NOT_IN_TORCH, NOT_OFFERED, refusal
+from worker.quantizer.autodiff.program import HAS_BODY, NOT_IN_TORCH, NOT_OFFERED, refusal
 
 CASES = [*value_cases(), *moving_cases()]
 

@@ -14,8 +14,7 @@ from service.contracts.specs import BLOCK_DTYPES, FLOAT_DTYPES, WeightDtype, is_
 from tests.unit.quantizer.numerics.forms import rounded_grid
 from worker.quantizer.autodiff.grids import TorchGrid
 from worker.quantizer.numerics.blocks import Grid
-from worker.quantizer.numerics.granularity import PER_TENSOR, Granularity, PerAxis, PerBlock
-from worker.quantizer.numerics.integer import IntegerGrid, grid_for_range
+from worker.quantizer.numerics.integer import PER_TENSOR, Granularity, IntegerGrid, PerAxis, PerBlock, grid_for_range
 
 CPU = torch.device("cpu")
 INTEGERS = [dtype for dtype in get_args(WeightDtype) if is_integer(dtype)]

@@ -30,7 +30,7 @@ from tests.unit.quantizer.toolbox import (
     write_npz,
 )
 from worker.quantizer.emit import PRODUCER, emit
-from worker.quantizer.emit.redundant import tidied
+from worker.quantizer.emit.between import tidied
 from worker.quantizer.graph import sizes
 from worker.quantizer.graph.serialized import to_bytes
 from worker.quantizer.pipeline import Result, quantize

@@ -15,9 +15,8 @@ from tests.unit.quantizer.toolbox import Arrays, config, input_infos, plan_for, 
 from worker.quantizer.data import ArrayDataset
 from worker.quantizer.graph.serialized import to_bytes
 from worker.quantizer.modes.registry import MODES, step_of
-from worker.quantizer.refine.calibration import calibrate
 from worker.quantizer.refine.draft import Case, Draft
-from worker.quantizer.refine.step import Change, Toolkit
+from worker.quantizer.refine.step import Change, Toolkit, calibrate
 from worker.quantizer.run.interface import SilentRun
 from worker.quantizer.run.services import Services
 from worker.quantizer.runtime.session import Session

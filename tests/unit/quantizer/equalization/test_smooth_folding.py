@@ -28,7 +28,7 @@ from worker.quantizer.equalization.smoothing_search import (
     smoothing,
 )
 from worker.quantizer.graph.values import Names
-from worker.quantizer.numerics.granularity import PER_TENSOR, PerAxis
+from worker.quantizer.numerics.integer import PER_TENSOR, PerAxis
 from worker.quantizer.ops.linear import weight_layout
 from worker.quantizer.plan.types import WeightPlan
 

@@ -11,8 +11,7 @@ from service.contracts.algorithms import AdaQuant, AdaRound
 from service.contracts.errors import CanceledError
 from tests.unit.quantizer.search.benches import Listener, chain_of_convolutions, toolkit_for
 from tests.unit.quantizer.toolbox import config
-from worker.quantizer.finetune.progress import MOST_TOLD, tell_layer
-from worker.quantizer.finetune.step import FinetuneStep
+from worker.quantizer.finetune.step import MOST_TOLD, FinetuneStep, tell_layer
 from worker.quantizer.refine.step import Change
 from worker.quantizer.run.checkpoint import CheckpointStore
 

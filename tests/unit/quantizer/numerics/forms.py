@@ -16,7 +16,7 @@ from tests.unit.quantizer.toolbox import rng
 from worker.quantizer.graph.values import Names
 from worker.quantizer.numerics.blocks import BLOCK_FORMATS, FLOATS, BlockGrid, FloatGrid
 from worker.quantizer.numerics.emission import IR_VERSION, Written, activation_nodes, add_functions
-from worker.quantizer.numerics.granularity import PER_TENSOR, PerAxis
+from worker.quantizer.numerics.integer import PER_TENSOR, PerAxis
 
 FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
 ALL = (*FLOAT_DTYPES, *BLOCK_DTYPES)

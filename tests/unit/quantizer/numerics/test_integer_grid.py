@@ -17,8 +17,15 @@ from service.contracts.specs import WeightDtype, is_integer
 from tests.support.each import each
 from tests.unit.quantizer.toolbox import make_model, normal, rng, run_onnx
 from worker.quantizer.numerics import integer
-from worker.quantizer.numerics.granularity import PER_TENSOR, Granularity, PerAxis, PerBlock
-from worker.quantizer.numerics.integer import IntegerGrid, grid_for_range, snap_scale
+from worker.quantizer.numerics.integer import (
+    PER_TENSOR,
+    Granularity,
+    IntegerGrid,
+    PerAxis,
+    PerBlock,
+    grid_for_range,
+    snap_scale,
+)
 
 TYPES = {"uint8": TensorProto.UINT8, "int8": TensorProto.INT8, "int32": TensorProto.INT32}
 INTEGERS = [dtype for dtype in get_args(WeightDtype) if is_integer(dtype)]

@@ -25,7 +25,7 @@ from tests.unit.quantizer.toolbox import (
     sqnr_db,
 )
 from worker.quantizer.numerics.blocks import FloatGrid
-from worker.quantizer.numerics.granularity import PerBlock
+from worker.quantizer.numerics.integer import PerBlock
 from worker.quantizer.plan.grids import fill_activations
 
 FEEDS = {"x": data(32)["x"]}

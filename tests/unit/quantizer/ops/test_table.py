@@ -10,8 +10,7 @@ from service.contracts.algorithms.finetune import FINETUNED_OPS
 from tests.unit.quantizer.toolbox import config, make_model, normal, quantize_model, run_onnx, sqnr_db
 from worker.quantizer.finetune.blocks import single_layers
 from worker.quantizer.ops.channels import CHANNEL_FLOWS, Kind
-from worker.quantizer.ops.record import Family, Reconstruction, Sign
-from worker.quantizer.ops.table import OPERATORS, named, operator
+from worker.quantizer.ops.table import OPERATORS, Family, Reconstruction, Sign, named, operator
 from worker.quantizer.plan.types import Role
 
 

@@ -11,7 +11,7 @@ import pytest
 from service.contracts.errors import EngineError
 from tests.support.each import each
 from tests.unit.quantizer.toolbox import config, make_model, normal, op_types, quantize_file, run_onnx, sqnr_db
-from worker.quantizer.emit import apart
+from worker.quantizer.emit import between
 from worker.quantizer.pipeline import Result
 from worker.quantizer.written import program
 
@@ -24,7 +24,7 @@ FEEDS = {"x": normal(8, 3, 12, 12)}
 @pytest.fixture
 def quantized(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Case:
     """Quantizes a model with a pool that nothing keeps apart."""
-    monkeypatch.setattr(apart, "_is_taken", lambda _: False)
+    monkeypatch.setattr(between, "_is_taken", lambda _: False)
 
     def quantize(pool: str) -> Result:
         layers = f"c = Conv(x, w) [pool] p = AveragePool<kernel_shape=[3,3], {pool}>(c) d = Conv(p, v) y = Conv(d, v)"
@@ -50,7 +50,7 @@ def test_a_node_that_is_computed_otherwise_is_kept_apart(quantized: Case, pool: 
 
 
 def test_where_nothing_helps_no_gate_is_passed(quantized: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(apart, "can_be_kept", lambda _: False)
+    monkeypatch.setattr(between, "can_be_kept", lambda _: False)
     report = quantized(POOLS["apart"]).report
     assert (report.verdict, report.findings[0].code) == ("fail", "runtime-differs")
     assert [clause.clause for clause in report.gate if not clause.holds] == ["runtime_agreement"]

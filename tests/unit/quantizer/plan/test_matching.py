@@ -32,7 +32,7 @@ from tests.unit.quantizer.toolbox import (
     sqnr_db,
 )
 from worker.quantizer.graph.metadata import module_paths
-from worker.quantizer.numerics.granularity import PER_TENSOR, PerAxis
+from worker.quantizer.numerics.integer import PER_TENSOR, PerAxis
 from worker.quantizer.plan.selection import Matcher, check_selectors
 from worker.quantizer.plan.types import PlanLog
 

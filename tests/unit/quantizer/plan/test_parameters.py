@@ -11,7 +11,7 @@ import pytest
 from service.contracts.errors import EngineError
 from tests.unit.quantizer.toolbox import Arrays, config, make_model, normal, plan_for, quantize_model, run_onnx, sqnr_db
 from worker.quantizer.graph.values import node_name
-from worker.quantizer.numerics.granularity import PER_TENSOR, PerAxis
+from worker.quantizer.numerics.integer import PER_TENSOR, PerAxis
 from worker.quantizer.plan.grids import fill_activations
 from worker.quantizer.plan.parameters import Parameters
 from worker.quantizer.plan.types import PlanLog, QuantizationPlan

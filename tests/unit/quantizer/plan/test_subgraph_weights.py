@@ -16,9 +16,8 @@ from tests.unit.quantizer.toolbox import Arrays, config, make_model, normal, pla
 from worker.quantizer.modes.planning import inspect_nodes
 from worker.quantizer.pipeline import Result
 from worker.quantizer.plan.candidates import ACTIVATIONS_IN_FLOAT, IN_FLOAT
-from worker.quantizer.plan.profile import RuleContext, Stage
 from worker.quantizer.plan.targets import TARGETS
-from worker.quantizer.plan.types import PlanLog, Role
+from worker.quantizer.plan.types import PlanLog, Role, RuleContext, Stage
 from worker.quantizer.report.layers import NOT_APPLICABLE
 
 OPSET = 21

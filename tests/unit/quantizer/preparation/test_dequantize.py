@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.unit.quantizer.preparation.undoing import initializers, microsoft, undo
 from tests.unit.quantizer.toolbox import make_model, network, normal, op_types, rng, run_onnx, sqnr_db
-from worker.quantizer.numerics.granularity import PER_TENSOR, PerBlock
+from worker.quantizer.numerics.integer import PER_TENSOR, PerBlock
 from worker.quantizer.preparation.passes.dequantize import NOT_QUANTIZED, dequantized
 from worker.quantizer.preparation.prepare import undo_quantization
 

@@ -13,8 +13,7 @@ from onnx import TensorProto, helper
 from service.contracts.report import LayerFigures, Report
 from tests.unit.quantizer.toolbox import config, data, make_model, normal, prepare_proto, quantize_file
 from worker.quantizer.numerics.blocks import FloatGrid
-from worker.quantizer.numerics.granularity import PerAxis
-from worker.quantizer.numerics.integer import IntegerGrid
+from worker.quantizer.numerics.integer import IntegerGrid, PerAxis
 from worker.quantizer.report.histograms import BINS, WatchedActivations, weight_histogram
 from worker.quantizer.report.layers import NOT_APPLICABLE, EmittedRows
 from worker.quantizer.runtime.timing import Kernel

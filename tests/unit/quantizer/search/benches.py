@@ -16,9 +16,8 @@ from tests.unit.quantizer.toolbox import Arrays, config, input_infos, make_model
 from worker.quantizer.data import ArrayDataset
 from worker.quantizer.evaluation.metrics import Metrics
 from worker.quantizer.modes.registry import step_of
-from worker.quantizer.refine.calibration import calibrate
 from worker.quantizer.refine.draft import Case, Draft
-from worker.quantizer.refine.step import Toolkit
+from worker.quantizer.refine.step import Toolkit, calibrate
 from worker.quantizer.run.checkpoint import CheckpointStore
 from worker.quantizer.run.interface import Run, SilentRun
 from worker.quantizer.run.services import Services

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.support.each import each
 from tests.unit.quantizer.statistics.calibrating import collected, cuts, feed, normal, rng
-from worker.quantizer.statistics.entropy import Costs, Entropy, divergences, free_bins, symmetric_bins
+from worker.quantizer.statistics.observers import Costs, Entropy, divergences, free_bins, symmetric_bins
 from worker.quantizer.statistics.sampling import StreamedHistogram
 
 

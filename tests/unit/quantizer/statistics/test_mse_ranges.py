@@ -24,8 +24,7 @@ from tests.unit.quantizer.statistics.calibrating import (
     rng,
     weighted,
 )
-from worker.quantizer.statistics.grids import GridFamily, SquaredError
-from worker.quantizer.statistics.mse import covering_range, grid_range, mse_range
+from worker.quantizer.statistics.grids import GridFamily, SquaredError, covering_range, grid_range, mse_range
 from worker.quantizer.statistics.ranges import range_observer
 
 DENSE = [

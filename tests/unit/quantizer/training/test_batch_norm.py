@@ -16,8 +16,8 @@ from service.contracts.errors import InvalidConfigError
 from tests.unit.quantizer.toolbox import config, make_model, normal, quantize_file, rng, run_onnx, sqnr_db
 from tests.unit.quantizer.training import networks
 from worker.quantizer.pipeline import Quantizing
-from worker.quantizer.training.batch_norm import ChannelStatistics, Normalization, is_frozen, measure
 from worker.quantizer.training.loop import state_of
+from worker.quantizer.training.operands import ChannelStatistics, Normalization, is_frozen, measure
 from worker.quantizer.training.optimizer import ScheduledOptimizer
 from worker.quantizer.training.twin import Twin
 

@@ -18,8 +18,8 @@ from tests.unit.quantizer.toolbox import config, make_model, write_npz
 from tests.unit.quantizer.training.networks import pictures, trained
 from worker.quantizer.pipeline import Provisions, Result, quantize
 from worker.quantizer.run.interface import Run, SilentRun
+from worker.quantizer.training.network import Validation, ValidationScore
 from worker.quantizer.training.samples import split_samples
-from worker.quantizer.training.validation import Validation, ValidationScore
 
 FEW_BITS: dict[str, Any] = {
     "preset": "int8", "weight": {"dtype": "int4"}, "activation": {"dtype": "uint4"},

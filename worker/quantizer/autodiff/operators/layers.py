@@ -13,13 +13,11 @@ from torch.nn import functional
 from worker.quantizer.autodiff.operators.forms import Attributes, Numbers, Operator, whole_numbers
 from worker.quantizer.ops.windows import PoolPlaces, Window
 
-# Spatial convolutions by the number of axes, straight and transposed.
-_CONVOLUTIONS: dict[int, Callable[..., Tensor]] = {1: functional.conv1d, 2: functional.conv2d, 3: functional.conv3d}
-_TRANSPOSED: dict[int, Callable[..., Tensor]] = {
-    1: functional.conv_transpose1d,
-    2: functional.conv_transpose2d,
-    3: functional.conv_transpose3d,
-}
+
+def _spatial_form(name: str, rank: int) -> Callable[..., Tensor]:
+    """``conv2d`` and the like, for so many spatial axes."""
+    form: Callable[..., Tensor] = getattr(functional, f"{name}{rank}d")
+    return form
 
 
 def _pad(x: Tensor, before: Sequence[int], after: Sequence[int]) -> Tensor:
@@ -35,7 +33,7 @@ def _conv(attributes: Attributes, x: Tensor, weight: Tensor, bias: Tensor | None
         x, padding = _pad(x, before, after), (0,) * len(before)
     if x.dim() == 4:  # CPU kernels take less time with channels last, most of all depthwise ones
         x = x.contiguous(memory_format=torch.channels_last)
-    return _CONVOLUTIONS[len(before)](
+    return _spatial_form("conv", len(before))(
         x,
         weight,
         bias,
@@ -49,7 +47,7 @@ def _conv(attributes: Attributes, x: Tensor, weight: Tensor, bias: Tensor | None
 def _conv_transpose(attributes: Attributes, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """The whole transposed convolution, cut (or filled with zeros) to what the pads leave; the bias comes last."""
     window, size = Window.of(tuple(weight.shape[2:]), attributes, transposed=True), tuple(x.shape[2:])
-    whole = _TRANSPOSED[len(size)](
+    whole = _spatial_form("conv_transpose", len(size))(
         x, weight, stride=window.strides, dilation=window.dilations, groups=attributes.get("group", 1)
     )
     before, after = window.padding(size)
@@ -68,18 +66,7 @@ def _gemm(attributes: Attributes, a: Tensor, b: Tensor, c: Tensor | None = None)
     return product if c is None else product + c * beta
 
 
-def _einsum(attributes: Attributes, *terms: Tensor) -> Tensor:
-    return torch.einsum(attributes["equation"].replace(" ", ""), *terms)
-
-
 # Pools: what a window, or the whole of the spatial axes, is brought down to.
-
-_MAX: dict[int, Callable[..., Tensor]] = {1: functional.max_pool1d, 2: functional.max_pool2d, 3: functional.max_pool3d}
-_AVERAGE: dict[int, Callable[..., Tensor]] = {
-    1: functional.avg_pool1d,
-    2: functional.avg_pool2d,
-    3: functional.avg_pool3d,
-}
 
 
 def _padded(places: PoolPlaces, x: Tensor, value: float) -> Tensor:
@@ -93,7 +80,7 @@ def _sums(places: PoolPlaces, x: Tensor) -> Tensor:
     padded, window, rank = _padded(places, x, 0.0), places.window, len(places.size)
     if max(window.dilations) == 1:
         taps = reduce(int.__mul__, window.kernel)
-        return _AVERAGE[rank](padded, window.kernel, window.strides) * taps
+        return _spatial_form("avg_pool", rank)(padded, window.kernel, window.strides) * taps
     for axis in range(rank):
         dilation, stride = window.dilations[axis], window.strides[axis]
         length = (places.count[axis] - 1) * stride + 1
@@ -108,14 +95,14 @@ def _max_pool(attributes: Attributes, x: Tensor) -> Tensor:
     window, pads = places.window, places.torch_pads
     if pads is None:
         x, pads = _padded(places, x, -torch.inf), (0,) * len(places.size)
-    return _MAX[len(pads)](x, window.kernel, window.strides, pads, window.dilations)
+    return _spatial_form("max_pool", len(pads))(x, window.kernel, window.strides, pads, window.dilations)
 
 
 def _average_pool(attributes: Attributes, x: Tensor) -> Tensor:
     places, with_padding = PoolPlaces.of(attributes, tuple(x.shape[2:])), bool(attributes.get("count_include_pad", 0))
     window, pads = places.window, places.torch_pads
     if pads is not None and max(window.dilations) == 1:
-        return _AVERAGE[len(pads)](x, window.kernel, window.strides, pads, False, with_padding)
+        return _spatial_form("avg_pool", len(pads))(x, window.kernel, window.strides, pads, False, with_padding)
     sums = _sums(places, x)
     for axis in range(len(places.size)):
         taps = torch.tensor(places.taps(axis, padding=with_padding), dtype=x.dtype, device=x.device)
@@ -277,7 +264,7 @@ def _top_k(attributes: Attributes, x: Tensor, k: Numbers) -> tuple[Tensor, Tenso
 COMPUTE: dict[str, Operator] = {
     "Conv": _conv,
     "ConvTranspose": _conv_transpose,
-    "Einsum": _einsum,
+    "Einsum": lambda attributes, *terms: torch.einsum(attributes["equation"].replace(" ", ""), *terms),
     "Gemm": _gemm,
     "MatMul": lambda _, one, other: torch.matmul(one, other),
     "AveragePool": _average_pool,

@@ -30,8 +30,6 @@ COORDINATES = frozenset({"half_pixel", "half_pixel_symmetric", "pytorch_half_pix
 
 
 class _Rule(NamedTuple):
-    """How values between samples are found."""
-
     mode: str
     coordinates: str
     nearest: str
@@ -84,7 +82,10 @@ def _resize(
 def _axes(attributes: Attributes, lengths: list[int], scales: Fractions | None, sizes: Numbers | None) -> list[_Axis]:
     given = () if scales is None else fractions(scales)
     if given:
-        return [_Axis(n, _times(n, scale), scale) for n, scale in zip(lengths, given, strict=True)]
+        return [
+            _Axis(n, int(np.floor(np.float32(n) * np.float32(scale))), scale)
+            for n, scale in zip(lengths, given, strict=True)
+        ]
     wanted = whole_numbers(() if sizes is None else sizes)
     ratios = [size / n for n, size in zip(lengths, wanted, strict=True)]
     policy = attributes.get("keep_aspect_ratio_policy", "stretch")
@@ -92,10 +93,6 @@ def _axes(attributes: Attributes, lengths: list[int], scales: Fractions | None, 
         return [_Axis(*one) for one in zip(lengths, wanted, ratios, strict=True)]
     scale = min(ratios) if policy == "not_larger" else max(ratios)
     return [_Axis(n, int(np.floor(n * scale + 0.5)), scale) for n in lengths]
-
-
-def _times(length: int, scale: float) -> int:
-    return int(np.floor(np.float32(length) * np.float32(scale)))
 
 
 def _by_torch(x: Tensor, axes: dict[int, _Axis], rule: _Rule) -> Tensor | None:
@@ -117,7 +114,6 @@ def _by_torch(x: Tensor, axes: dict[int, _Axis], rule: _Rule) -> Tensor | None:
 
 
 def _repeats(one: _Axis, rule: _Rule) -> bool:
-    """True if every element is repeated a whole number of times."""
     if one.made % one.length:
         return False
     ((index, _),) = _taps(one, rule)

@@ -27,10 +27,6 @@ def _flatten(attributes: Attributes, x: Tensor) -> Tensor:
     return x.reshape(prod(x.shape[:axis]), prod(x.shape[axis:]))
 
 
-def _transpose(attributes: Attributes, x: Tensor) -> Tensor:
-    return x.permute(attributes.get("perm", tuple(reversed(range(x.dim())))))
-
-
 def _squeeze(_: Attributes, x: Tensor, axes: Numbers | None = None) -> Tensor:
     given = () if axes is None else whole_numbers(axes)
     return x.squeeze(given) if given else x.squeeze()
@@ -231,7 +227,7 @@ COMPUTE: dict[str, Operator] = {
     "Split": _split,
     "Squeeze": _squeeze,
     "Tile": lambda _, x, repeats: x.repeat(whole_numbers(repeats)),
-    "Transpose": _transpose,
+    "Transpose": lambda attributes, x: x.permute(attributes.get("perm", tuple(reversed(range(x.dim()))))),
     "Trilu": _trilu,
     "Unsqueeze": _unsqueeze,
     "Gather": _gather,

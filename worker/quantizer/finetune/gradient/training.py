@@ -10,11 +10,18 @@ import torch
 from torch import Tensor
 
 from worker.quantizer.autodiff.program import as_tensor, choose_device, repeatable, threads_worth
-from worker.quantizer.finetune.blocks import BlockParameter, BlockSamples, BlockState
-from worker.quantizer.finetune.gradient.network import BlockNetwork, DeviceSamples, channel_axis
-from worker.quantizer.finetune.gradient.parameters import Moving, Results, channels_are_independent, choose
-from worker.quantizer.finetune.methods import GradientSettings, Method, Movable, Spec
-from worker.quantizer.finetune.results import BlockResult, ParameterResult
+from worker.quantizer.finetune.blocks import BlockParameter, BlockResult, BlockSamples, BlockState, ParameterResult
+from worker.quantizer.finetune.gradient.network import (
+    BlockNetwork,
+    DeviceSamples,
+    Movable,
+    Moving,
+    Results,
+    channel_axis,
+    channels_are_independent,
+    choose,
+)
+from worker.quantizer.finetune.methods import GradientSettings, Method, Spec
 from worker.quantizer.numerics.integer import IntegerGrid
 
 # Elements of activations in one evaluation step.
@@ -39,16 +46,8 @@ def train(
 ) -> BlockResult:
     """Finetune a block on samples.
 
-    Args:
-        state: of what to reconstruct.
-        samples: at least one.
-        method: what moves, and its options.
-        seed: of all random choices.
-        threads: CPU threads.
-        check: called between steps; raises to stop.
-
-    Returns:
-        What moved; nothing if no step made the error smaller.
+    ``check`` is called between steps, and raises to stop. Returns what moved; nothing if no step made the error
+    smaller.
 
     Raises:
         EngineError: the device is not there.
@@ -109,7 +108,6 @@ class _Training:
         return self._result(kept, before, min(least / self._data.outputs, before), steps)
 
     def _groups(self, movables: Mapping[str, Movable]) -> list[dict[str, Movable]]:
-        """What moves together."""
         if not self._settings.together:
             return [{name: movable} for name, movable in movables.items()]
         return [dict(movables)] if movables else []
@@ -262,7 +260,6 @@ class _Training:
 
 
 def _present(parameter: BlockParameter) -> ParameterResult:
-    """What is there now, in the form of a result."""
     present, grid = parameter.present, parameter.grid
     if isinstance(grid, IntegerGrid):
         return ParameterResult(present, grid.quantize(present), present)
@@ -282,7 +279,6 @@ class _Mean:
 
     @torch.no_grad()
     def update(self, step: int) -> None:
-        """Take in the variables after ``step`` steps."""
         if step <= self._begin:
             return
         if not self._means:
@@ -292,7 +288,6 @@ class _Mean:
 
     @torch.no_grad()
     def take(self) -> bool:
-        """Set the variables to their means; False if there are none."""
         for variable, mean in zip(self._variables, self._means, strict=False):
             variable.copy_(mean)
         return bool(self._means)
@@ -315,11 +310,9 @@ class _Plateau:
         self._without = 0
 
     def is_due(self, step: int) -> bool:
-        """True after every window."""
         return step % self._every == 0
 
     def is_best(self, error: float) -> bool:
-        """Take note of the error of a window."""
         if error < self._mark * (1.0 - self._least_gain):
             self._mark, self._without = error, 0
         else:
@@ -329,5 +322,4 @@ class _Plateau:
         return best
 
     def is_over(self, step: int) -> bool:
-        """True if the last windows brought next to nothing."""
         return step > self._begin and self._without >= self._patience

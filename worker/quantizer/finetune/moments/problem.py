@@ -46,17 +46,12 @@ from worker.quantizer.ops.linear import LinearNode
 
 @dataclass(frozen=True)
 class Patches:
-    """Input patches of the quantized network beside outputs of the float network, at the same positions.
+    """Input patches of the quantized network beside outputs of the float network, at the same positions."""
 
-    Attributes:
-        x: float32 [groups, inputs, n].
-        y: float32 [groups, outputs, n], before the activation function.
-        beside: what the quantized network adds to the layer's result, laid out like ``y``, where ``y`` is made for the
-            sum of both; None: nothing.
-    """
-
-    x: np.ndarray
-    y: np.ndarray
+    x: np.ndarray  # float32 [groups, inputs, n]
+    y: np.ndarray  # float32 [groups, outputs, n], before the activation function
+    # what the quantized network adds to the layer's result, laid out like ``y``, where ``y`` is made for the sum of
+    # both; None: nothing
     beside: np.ndarray | None = None
 
 
@@ -118,15 +113,10 @@ def sample_patches(
 
 @dataclass(frozen=True)
 class ResidualAdd:
-    """An Add that reads a layer's result, and nothing else does.
+    """An Add that reads a layer's result, and nothing else does."""
 
-    Attributes:
-        other: what is added.
-        result: the sum.
-    """
-
-    other: ir.Value
-    result: ir.Value
+    other: ir.Value  # what is added
+    result: ir.Value  # the sum
 
 
 def residual_add(node: ir.Node) -> ResidualAdd | None:
@@ -168,25 +158,17 @@ class LayerProblem:
 
     They are NumPy's outside of the solver. What is called, ``round_bias`` and the lattice of ``rescaled``, always takes
     and returns NumPy's.
-
-    Attributes:
-        matrix: W.
-        lattice: values that V can take.
-        z: as the quantized network has them now.
-        bias: as the quantized network has it now.
-        round_bias: rounds a bias to its grid; None: the bias stays as it is.
-        limits: lowest and highest value that the activation function lets through; each broadcasts to
-            [groups, outputs, 1]. None: there is none, or it is of another kind.
-        rescaled: scales to choose from; None: the scale stays.
     """
 
-    matrix: Array
-    lattice: Lattice
-    z: Array
-    bias: Array
-    round_bias: Callable[[np.ndarray], np.ndarray] | None
+    matrix: Array  # W
+    lattice: Lattice  # values that V can take
+    z: Array  # as the quantized network has them now
+    bias: Array  # as the quantized network has it now
+    round_bias: Callable[[np.ndarray], np.ndarray] | None  # rounds a bias to its grid; None: the bias stays as it is
+    # lowest and highest value that the activation function lets through; each broadcasts to [groups, outputs, 1]. None:
+    # there is none, or it is of another kind.
     limits: tuple[Array, Array] | None
-    rescaled: Rescaled | None = None
+    rescaled: Rescaled | None = None  # scales to choose from; None: the scale stays
 
     def on(self, arrays: Arrays) -> LayerProblem:
         """A problem of NumPy's arrays as one of ``arrays``."""
@@ -202,38 +184,25 @@ class LayerProblem:
 
 @dataclass(frozen=True)
 class Rescaled:
-    """Other scales that the weight may get.
+    """Other scales that the weight may get."""
 
-    Attributes:
-        factors: by which the present scale may be multiplied; then those by which the best of these may be, and so on.
-        lattice: the values that V can take with a factor per channel, float32 [groups, outputs, 1].
-        per_channel: each channel has a scale of its own.
-    """
-
+    # by which the present scale may be multiplied; then those by which the best of these may be, and so on
     factors: Sequence[Sequence[float]]
+    # the values that V can take with a factor per channel, float32 [groups, outputs, 1]
     lattice: Callable[[np.ndarray], Lattice]
-    per_channel: bool
+    per_channel: bool  # each channel has a scale of its own
 
 
 @dataclass(frozen=True)
 class LayerSolution:
-    """The outcome.
+    """The outcome."""
 
-    Attributes:
-        z: integers from the zero point, float32 [groups, outputs, inputs].
-        bias: float32 [groups, outputs].
-        before: mean square error behind the activation function, as the layer was.
-        after: the same with ``z`` and ``bias``; never above ``before``.
-        ridge: chosen.
-        step: of the lattice that ``z`` counts on, as in ``Lattice``.
-    """
-
-    z: np.ndarray
-    bias: np.ndarray
-    before: float
-    after: float
-    ridge: float
-    step: np.ndarray
+    z: np.ndarray  # integers from the zero point, float32 [groups, outputs, inputs]
+    bias: np.ndarray  # float32 [groups, outputs]
+    before: float  # mean square error behind the activation function, as the layer was
+    after: float  # the same with ``z`` and ``bias``; never above ``before``
+    ridge: float  # chosen
+    step: np.ndarray  # of the lattice that ``z`` counts on, as in ``Lattice``
 
 
 def solve(
@@ -244,11 +213,7 @@ def solve(
 ) -> LayerSolution:
     """The best integers and bias that are found; those of ``problem`` if none are better.
 
-    Args:
-        problem: what is to be solved.
-        patches: what it reads and should make.
-        check: called now and then; may raise.
-        arrays: what is computed with, and so where.
+    ``arrays`` are what is computed with, and so where.
 
     Raises:
         torch.OutOfMemoryError: the device of ``arrays`` has too little memory.

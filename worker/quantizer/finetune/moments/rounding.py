@@ -42,44 +42,26 @@ _LEAST_ROWS, _MOST_PIECES = 32, 16
 
 @dataclass(frozen=True)
 class Arrays:
-    """What the solver asks of a library of arrays.
+    """What the solver asks of a library of arrays."""
 
-    Attributes:
-        lib: the library, for functions that are called alike in NumPy and torch and are given positional arguments
-            beside ``out``: ``lib.clip``, ``lib.linalg.inv``.
-        matmul: of matrices, or of two stacks of them; may be given ``out``.
-        of: a NumPy array as one of the library's, float32; nobody may write into it, it may share memory.
-        numpy: the inverse of ``of``, for every type.
-        session: what computations run within.
-        copy: in C order.
-        contiguous: the array itself, or a copy in C order if it has another.
-        single: as float32; the array itself if it is.
-        double: as float64.
-        diagonal: of [groups, k, k], a view [groups, k].
-        copy_where: (target, source, mask) writes source into target where mask is true.
-        take_first: (array, indices) takes along the first axis.
-        rint: to the nearest integer, halves to even; may be given ``out``.
-        dot: the sum of the products of all elements.
-        row_dots: the sums of the products along the last axis, in float64.
-        singular: what ``lib.linalg`` raises for a matrix that it cannot invert or take apart.
-    """
-
+    # the library, for functions that are called alike in NumPy and torch and are given positional arguments beside
+    # ``out``: ``lib.clip``, ``lib.linalg.inv``
     lib: Any
-    matmul: Function
-    of: Function
-    numpy: Function
-    session: Callable[[], AbstractContextManager[object]]
-    copy: Function
-    contiguous: Function
-    single: Function
-    double: Function
-    diagonal: Function
-    copy_where: Function
-    take_first: Function
-    rint: Function
-    dot: Function
-    row_dots: Function
-    singular: type[Exception]
+    matmul: Function  # of matrices, or of two stacks of them; may be given ``out``
+    of: Function  # a NumPy array as one of the library's, float32; nobody may write into it, it may share memory
+    numpy: Function  # the inverse of ``of``, for every type
+    session: Callable[[], AbstractContextManager[object]]  # what computations run within
+    copy: Function  # in C order
+    contiguous: Function  # the array itself, or a copy in C order if it has another
+    single: Function  # as float32; the array itself if it is
+    double: Function  # as float64
+    diagonal: Function  # of [groups, k, k], a view [groups, k]
+    copy_where: Function  # (target, source, mask) writes source into target where mask is true
+    take_first: Function  # (array, indices) takes along the first axis
+    rint: Function  # to the nearest integer, halves to even; may be given ``out``
+    dot: Function  # the sum of the products of all elements
+    row_dots: Function  # the sums of the products along the last axis, in float64
+    singular: type[Exception]  # what ``lib.linalg`` raises for a matrix that it cannot invert or take apart
 
 
 def matmul(a: np.ndarray, b: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
@@ -176,15 +158,10 @@ _BLOCK = 48
 
 @dataclass(frozen=True)
 class SecondMoments:
-    """Second moments of a layer.
+    """Second moments of a layer."""
 
-    Attributes:
-        inputs: A, float32 [groups, inputs, inputs].
-        cross: C, float32 [groups, outputs, inputs].
-    """
-
-    inputs: Array
-    cross: Array
+    inputs: Array  # A, float32 [groups, inputs, inputs]
+    cross: Array  # C, float32 [groups, outputs, inputs]
 
 
 @dataclass(frozen=True)
@@ -216,12 +193,7 @@ def descend(
 
     The error never rises.
 
-    Args:
-        z: start, float32 [groups, outputs, inputs].
-        lattice: where z may go.
-        moments: of the error.
-        sweeps: over all inputs, at most.
-        check: called now and then; may raise.
+    It starts from ``z``, float32 [groups, outputs, inputs], and sweeps over all inputs ``sweeps`` times at most.
     """
     xp, layout = lattice.arrays, _ColumnLayout(lattice, z.shape)
     z = layout.columns(z)
@@ -254,8 +226,7 @@ def _settle(
 ) -> Array:
     """One sweep over the columns of a block; ``z`` and ``gradient`` [columns, groups, outputs] are changed in place.
 
-    Returns:
-        By how much each value has moved.
+    Returns by how much each value has moved.
     """
     moved = xp.lib.empty_like(z)
     last = len(z) - 1
@@ -288,7 +259,6 @@ class _ColumnLayout:
         return self._arrays.copy(self._arrays.lib.swapaxes(matrix, 1, 2))
 
     def matrix(self, columns: Array) -> Array:
-        """The inverse of ``columns``."""
         return self._arrays.contiguous(self._arrays.lib.swapaxes(columns, 1, 2))
 
     def rows_first(self, array: Array) -> Array:

@@ -6,7 +6,7 @@ Some replacements compute another function; each is returned, and what follows i
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import onnx_ir as ir
@@ -25,9 +25,8 @@ from worker.quantizer.graph.values import (
     name_of,
     node_name,
 )
-from worker.quantizer.plan.profile import RuleContext
 from worker.quantizer.plan.rules.heads import find_heads
-from worker.quantizer.plan.types import Decision, Role
+from worker.quantizer.plan.types import Decision, Role, RuleContext
 
 _SIXTH = 1.0 / 6.0
 _DPU_SIXTH = 2731.0 / 16384.0
@@ -38,22 +37,20 @@ _SQUARE_KERNELS = {3: (7, 64), 5: (10, 256), 6: (7, 256), 7: (21, 1024), 14: (21
 _LARGEST_AREA = 255
 
 
-def sigmoid_to_hard_sigmoid(context: RuleContext) -> list[Decision]:
+def sigmoid_to_hard_sigmoid(context: RuleContext) -> Iterator[Decision]:
     """Sigmoid(x) becomes HardSigmoid(x) = clip(x / 6 + 1/2, 0, 1), but where it makes the network's scores."""
-    made = []
     heads = find_heads(context.graph) if context.options["float_heads"] else set()
     for node in _nodes(context, "Sigmoid"):
         if node in heads:  # a HardSigmoid would make most scores 0, and nothing comes after that the CPU would delay
             continue
         _replace_by(node, "HardSigmoid", [node.inputs[0]], alpha=_SIXTH, beta=0.5)
         why = "the NPU has no Sigmoid; the two differ by up to 0.07"
-        made.append(Decision("sigmoid_to_hard_sigmoid", node_name(node), "Sigmoid -> HardSigmoid", why))
-    return made
+        yield Decision("sigmoid_to_hard_sigmoid", node_name(node), "Sigmoid -> HardSigmoid", why)
 
 
-def split_hard_swish(context: RuleContext) -> list[Decision]:
+def split_hard_swish(context: RuleContext) -> Iterator[Decision]:
     """HardSwish(x) = x * HardSigmoid(x; 1/6, 1/2), exactly."""
-    names, made = Names(context.graph), []
+    names = Names(context.graph)
     for node in _nodes(context, "HardSwish"):
         source, name = node.inputs[0], node_name(node)
         gate = ir.node(
@@ -65,13 +62,12 @@ def split_hard_swish(context: RuleContext) -> list[Decision]:
         context.graph.insert_before(node, gate)
         _replace_by(node, "Mul", [source, gate.outputs[0]])
         why = "the NPU has no HardSwish; the two compute the same"
-        made.append(Decision("split_hard_swish", name, "HardSwish -> HardSigmoid, Mul", why))
-    return made
+        yield Decision("split_hard_swish", name, "HardSwish -> HardSigmoid, Mul", why)
 
 
-def div_to_mul(context: RuleContext) -> list[Decision]:
+def div_to_mul(context: RuleContext) -> Iterator[Decision]:
     """Division by a constant becomes multiplication by its reciprocal."""
-    names, made = Names(context.graph), []
+    names = Names(context.graph)
     for node in _nodes(context, "Div"):
         divisor = constant(node.inputs[1])
         if divisor is None or not divisor.all():
@@ -79,40 +75,36 @@ def div_to_mul(context: RuleContext) -> list[Decision]:
         name = names.free(f"{node_name(node)}_reciprocal")
         reciprocal = add_initializer(context.graph, name, (1.0 / divisor.astype(np.float64)).astype(np.float32))
         _replace_by(node, "Mul", [node.inputs[0], reciprocal])
-        made.append(Decision("div_to_mul", node_name(node), "Div -> Mul", "the NPU has no division"))
-    return made
+        yield Decision("div_to_mul", node_name(node), "Div -> Mul", "the NPU has no division")
 
 
-def dpu_leaky_relu(context: RuleContext) -> list[Decision]:
+def dpu_leaky_relu(context: RuleContext) -> Iterator[Decision]:
     """LeakyRelu's alpha becomes round(256 alpha) / 256."""
-    made = []
     for node in _nodes(context, "LeakyRelu"):
         alpha = float_attribute(node, "alpha", 0.01)
         rounded = round(_ALPHA_STEPS * alpha) / _ALPHA_STEPS
         if rounded != alpha:
             node.attributes["alpha"] = ir.AttrFloat32("alpha", rounded)
             what = f"alpha {alpha:.6g} -> {rounded:.6g}"
-            made.append(Decision("dpu_leaky_relu", node_name(node), what, "the NPU multiplies by 256ths"))
-    return made
+            yield Decision("dpu_leaky_relu", node_name(node), what, "the NPU multiplies by 256ths")
 
 
-def dpu_hard_sigmoid(context: RuleContext) -> list[Decision]:
+def dpu_hard_sigmoid(context: RuleContext) -> Iterator[Decision]:
     """HardSigmoid(x) is multiplied by 6 * 2731 / 16384."""
-    names, made = Names(context.graph), []
+    names = Names(context.graph)
     for node in _nodes(context, "HardSigmoid"):
         if is_dpu_hard_sigmoid(node):
             _multiply(context, node, _DPU_SIXTH / _SIXTH, names)
             why = "the NPU multiplies by 2731/16384 in place of 1/6"
-            made.append(Decision("dpu_hard_sigmoid", node_name(node), f"times {_DPU_SIXTH / _SIXTH:.6g}", why))
-    return made
+            yield Decision("dpu_hard_sigmoid", node_name(node), f"times {_DPU_SIXTH / _SIXTH:.6g}", why)
 
 
-def dpu_average_pool(context: RuleContext) -> list[Decision]:
+def dpu_average_pool(context: RuleContext) -> Iterator[Decision]:
     """Average pooling is multiplied by the area times the m / 2^n that stands for its reciprocal."""
     return _simulate_division(context, "dpu_average_pool", {"AveragePool": _kernel, "GlobalAveragePool": _plane})
 
 
-def dpu_reduce_mean(context: RuleContext) -> list[Decision]:
+def dpu_reduce_mean(context: RuleContext) -> Iterator[Decision]:
     """The same for ReduceMean over the two spatial axes."""
     return _simulate_division(context, "dpu_reduce_mean", {"ReduceMean": _reduced})
 
@@ -144,8 +136,8 @@ def pooling_factor(height: int, width: int) -> float:
 
 def _simulate_division(
     context: RuleContext, rule: str, sizes: dict[str, Callable[[ir.Node], tuple[int, int] | None]]
-) -> list[Decision]:
-    names, made = Names(context.graph), []
+) -> Iterator[Decision]:
+    names = Names(context.graph)
     for op_type, size_of in sizes.items():
         for node in _nodes(context, op_type):
             size = size_of(node)
@@ -153,8 +145,7 @@ def _simulate_division(
             if size is not None and factor != 1.0:
                 _multiply(context, node, factor, names)
                 why = f"the NPU divides by {size[0] * size[1]} with a multiplication and a shift"
-                made.append(Decision(rule, node_name(node), f"times {factor:.6g}", why))
-    return made
+                yield Decision(rule, node_name(node), f"times {factor:.6g}", why)
 
 
 def _kernel(node: ir.Node) -> tuple[int, int] | None:
@@ -236,13 +227,10 @@ def share_grid(*op_types: str) -> Callable[[RuleContext], list[Decision]]:
     return apply
 
 
-def matmul_constant_b_only(context: RuleContext) -> list[Decision]:
+def matmul_constant_b_only(context: RuleContext) -> Iterator[Decision]:
     """A MatMul of two activations stays in float."""
-    made = []
     for node in context.graph:
         entry = context.plan.nodes[node_name(node)]
         if node.op_type == "MatMul" and entry.quantized and not is_constant(node.inputs[1]):
-            entry.role, entry.reason = None, TWO_ACTIVATIONS()
             why = "the NPU's kernel wants a constant B"
-            made.append(Decision("matmul_constant_b_only", entry.name, "left in float", why))
-    return made
+            yield context.leave_in_float(node, TWO_ACTIVATIONS(), "matmul_constant_b_only", why)

@@ -34,10 +34,8 @@ from worker.quantizer.graph.rewriting import enclosed, only_reader, other_operan
 from worker.quantizer.graph.values import DEFAULT_DOMAINS, is_constant, name_of, node_name, users
 from worker.quantizer.ops.channels import moved_from
 from worker.quantizer.ops.linear import CONVOLUTIONS, LINEAR
-from worker.quantizer.ops.record import Family
-from worker.quantizer.ops.table import operator
-from worker.quantizer.plan.profile import RuleContext
-from worker.quantizer.plan.types import Decision, Role
+from worker.quantizer.ops.table import Family, operator
+from worker.quantizer.plan.types import Decision, Role, RuleContext
 from worker.quantizer.preparation.passes.activations import written_gelu
 from worker.quantizer.preparation.passes.norms import standardized
 
@@ -51,17 +49,11 @@ PART_OF_FUNCTION = declare(
 
 @dataclass(frozen=True)
 class Function:
-    """One that is written out.
+    """One that is written out."""
 
-    Attributes:
-        name: as people call it.
-        nodes: its operators.
-        results: what leaves it.
-    """
-
-    name: str
-    nodes: tuple[ir.Node, ...]
-    results: tuple[ir.Value, ...]
+    name: str  # as people call it
+    nodes: tuple[ir.Node, ...]  # its operators
+    results: tuple[ir.Value, ...]  # what leaves it
 
     @property
     def inner(self) -> tuple[ir.Value, ...]:
@@ -69,28 +61,23 @@ class Function:
         return tuple(value for node in self.nodes for value in node.outputs if value not in self.results)
 
 
-def float_functions(context: RuleContext) -> list[Decision]:
+def float_functions(context: RuleContext) -> Iterator[Decision]:
     """Operators of a function compute in float; the one that makes its result may keep its role."""
-    made = []
     for function in _mixed(context):
         for node in function.nodes:
             entry = context.plan.nodes[node_name(node)]
             if entry.quantized and not set(node.outputs) & set(function.results):
-                entry.role, entry.reason = None, PART_OF_FUNCTION(function=function.name)
-                why = f"part of a {function.name}"
-                made.append(Decision("float_functions", entry.name, "left in float", why))
-    return made
+                reason = PART_OF_FUNCTION(function=function.name)
+                yield context.leave_in_float(node, reason, "float_functions", f"part of a {function.name}")
 
 
-def without_inner_pairs(context: RuleContext) -> list[Decision]:
+def without_inner_pairs(context: RuleContext) -> Iterator[Decision]:
     """Tensors inside a function have no Q/DQ pair."""
-    made = []
     for function in _mixed(context):
         for value in function.inner:
             if context.plan.activations.pop(name_of(value), None) is not None:
                 why = f"inside a {function.name}"
-                made.append(Decision("float_functions", name_of(value), "no Q/DQ pair", why))
-    return made
+                yield Decision("float_functions", name_of(value), "no Q/DQ pair", why)
 
 
 def _mixed(context: RuleContext) -> Iterator[Function]:
@@ -251,9 +238,8 @@ def float_chains(context: RuleContext) -> list[Decision]:
         if None in causes:
             continue
         chained[entry.name] = causes[0] or ""
-        entry.role, entry.reason = None, FEEDS_SENSITIVE(op_type=causes[0])
         why = "terms of a normalization vanish on one grid"
-        made.append(Decision("float_chains", entry.name, "left in float", why))
+        made.append(context.leave_in_float(node, FEEDS_SENSITIVE(op_type=causes[0]), "float_chains", why))
     return made[::-1]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -11,14 +11,12 @@ import numpy as np
 from service.contracts.reason import declare
 from service.contracts.specs import BiasSpec, NonOverflowCalibration, bits_of, is_integer
 from worker.quantizer.graph.values import node_name
-from worker.quantizer.numerics.granularity import PER_TENSOR, PerAxis
-from worker.quantizer.numerics.integer import IntegerGrid, fades_in_half, snap_scale
+from worker.quantizer.numerics.blocks import Grid
+from worker.quantizer.numerics.integer import PER_TENSOR, IntegerGrid, PerAxis, fades_in_half, snap_scale
 from worker.quantizer.ops.linear import MATRIX_PRODUCTS
-from worker.quantizer.plan.grids import integer_grid
+from worker.quantizer.plan.grids import integer_grid, judge_biases
 from worker.quantizer.plan.parameters import Parameters
-from worker.quantizer.plan.profile import RuleContext
-from worker.quantizer.plan.types import ActivationPlan, Decision, Role, WeightPlan
-from worker.quantizer.plan.weights import judge_biases
+from worker.quantizer.plan.types import ActivationPlan, Decision, Role, RuleContext, WeightPlan
 from worker.quantizer.statistics.observers import Range
 
 
@@ -44,7 +42,7 @@ class Groups:
             self._parent[other] = first
 
 
-def align_concat(context: RuleContext) -> list[Decision]:
+def align_concat(context: RuleContext) -> Iterator[Decision]:
     """Widen the grids of all operands and the result of each Concat to one that covers them all."""
     plan, groups, concats = context.plan, Groups(), []
     for node in context.graph:
@@ -60,21 +58,20 @@ def align_concat(context: RuleContext) -> list[Decision]:
             grid = plan.activations[source].quantization
             if isinstance(grid, IntegerGrid):
                 members.setdefault(groups.find(source), {})[source] = grid
-    moved, made = {}, []
+    moved = {}
     for grids in members.values():
         dtypes = {grid.dtype for grid in grids.values()}
         if len(dtypes) > 1:
             why = f"its operands and result have types {', '.join(sorted(dtypes))}"
-            made += [Decision("align_concat", source, "keeps its grid", why, conflict=True) for source in grids]
+            yield from [Decision("align_concat", source, "keeps its grid", why, conflict=True) for source in grids]
             continue
         wide = _covering(list(grids.values()), context, next(iter(grids)))
         for source, grid in grids.items():
             if grid.scale != wide.scale or grid.zero_point != wide.zero_point:
                 what = f"scale {float(grid.scale):.4g} -> {float(wide.scale):.4g}"
-                made.append(Decision("align_concat", source, what, "operands and result of a Concat share a grid"))
+                yield Decision("align_concat", source, what, "operands and result of a Concat share a grid")
                 moved[source] = wide
     Parameters(context.graph, plan).move(sources=moved)
-    return made
 
 
 def _covering(grids: list[IntegerGrid], context: RuleContext, source: str) -> IntegerGrid:
@@ -91,16 +88,8 @@ def _covering(grids: list[IntegerGrid], context: RuleContext, source: str) -> In
 def half_scales(context: RuleContext) -> list[Decision]:
     """Move every scale to the nearest number of 16 bits; weights are quantized anew on what came of it."""
     plan = context.plan
-    sources = {
-        entry.source: moved
-        for entry in plan.activations.values()
-        if isinstance(entry.quantization, IntegerGrid) and (moved := _moved(entry.quantization)) is not None
-    }
-    weights = {
-        name: moved
-        for name, entry in plan.weights.items()
-        if isinstance(entry.quantization, IntegerGrid) and (moved := _moved(entry.quantization)) is not None
-    }
+    sources = _moved((entry.source, entry.quantization) for entry in plan.activations.values())
+    weights = _moved((name, entry.quantization) for name, entry in plan.weights.items())
     Parameters(context.graph, plan).move(sources=sources, weights=weights)
     if not sources and not weights:
         return []
@@ -108,12 +97,15 @@ def half_scales(context: RuleContext) -> list[Decision]:
     return [Decision("half_scales", "all grids", what, "pairs beside float16 have scales of that type")]
 
 
-def _moved(grid: IntegerGrid) -> IntegerGrid | None:
-    """The grid with scales of 16 bits; None if they are, or 16 bits do not hold them."""
-    if fades_in_half(grid.scale):
-        return None
-    scale = snap_scale(grid.scale.astype(np.float64), "float16").astype(np.float32)
-    return None if np.array_equal(scale, grid.scale) else replace(grid, scale=scale)
+def _moved(grids: Iterable[tuple[str, Grid | None]]) -> dict[str, IntegerGrid]:
+    """Grids with scales of 16 bits, by name, where the scales are others and 16 bits hold them."""
+    found = {}
+    for name, grid in grids:
+        if isinstance(grid, IntegerGrid) and not fades_in_half(grid.scale):
+            scale = snap_scale(grid.scale.astype(np.float64), "float16").astype(np.float32)
+            if not np.array_equal(scale, grid.scale):
+                found[name] = replace(grid, scale=scale)
+    return found
 
 
 # Rules that change how tensors are represented, before any number is known.
@@ -121,124 +113,104 @@ def _moved(grid: IntegerGrid) -> IntegerGrid | None:
 BIAS_FLOAT_ON_TARGET = declare("bias-float-on-target", "the target adds biases in float")
 
 
-def symmetric_int8(context: RuleContext) -> list[Decision]:
+def symmetric_int8(context: RuleContext) -> Iterator[Decision]:
     """Integer activations and weights become int8 around 0; 4-bit weights only symmetric. Other types stay."""
     why = "zero_point must be 0, and int8 is the only 8-bit integer"
-    made = _activations(context, "symmetric_int8", why, dtype="int8", symmetric=True)
+    yield from _activations(context, "symmetric_int8", why, dtype="int8", symmetric=True)
     for weight in context.plan.weights.values():
         if is_integer(weight.spec.dtype):
             dtype = "int4" if bits_of(weight.spec.dtype) < 8 else "int8"
-            made += _weight(weight, "symmetric_int8", why, dtype=dtype, symmetric=True)
-    return made
+            yield from _change(weight, "symmetric_int8", why, dtype=dtype, symmetric=True)
 
 
-def float8_e4m3(context: RuleContext) -> list[Decision]:
+def float8_e4m3(context: RuleContext) -> Iterator[Decision]:
     """8-bit floats become float8_e4m3fn."""
     named: list[tuple[str, ActivationPlan | WeightPlan]] = [
         *context.plan.activations.items(),
         *context.plan.weights.items(),
     ]
-    made = []
     for name, entry in named:
         if entry.spec.dtype == "float8_e5m2":
             what, why = "float8_e5m2 -> float8_e4m3fn", "the target has no other 8-bit float"
-            made.append(Decision("float8_e4m3", name, what, why))
+            yield Decision("float8_e4m3", name, what, why)
             entry.spec = entry.spec.model_copy(update={"dtype": "float8_e4m3fn"})
-    return made
 
 
-def xint8(context: RuleContext) -> list[Decision]:
+def xint8(context: RuleContext) -> Iterator[Decision]:
     """Integer tensors become symmetric int8 with one power-of-two scale each. Float and block types stay."""
     why = "the NPU multiplies int8 around 0 and scales by shifting"
     wanted: dict[str, Any] = {"dtype": "int8", "symmetric": True, "scale": "power_of_two", "reduce_range": False}
-    made = _activations(context, "xint8", why, **wanted)
+    yield from _activations(context, "xint8", why, **wanted)
     for weight in context.plan.weights.values():
         if not is_integer(weight.spec.dtype):
             continue
-        made += _weight(weight, "xint8", why, granularity="per_tensor", **wanted)
+        yield from _change(weight, "xint8", why, granularity="per_tensor", **wanted)
         weight.granularity = PER_TENSOR
         if context.plan.nodes[weight.node].role not in (Role.LINEAR, Role.STORED):
             # one or few values, none of which is an outlier: the nearest power of two could cut off 30 percent
             weight.spec = weight.spec.model_copy(update={"calibration": NonOverflowCalibration()})
     judge_biases(context.graph, context.plan)
-    return made
 
 
-def int8_bias(context: RuleContext) -> list[Decision]:
+def int8_bias(context: RuleContext) -> Iterator[Decision]:
     """Biases become int8 with a grid of their own."""
-    made = []
     for bias in context.plan.biases.values():
         if bias.spec.dtype != "int8":
             what = f"bias {bias.spec.dtype} -> int8"
-            made.append(Decision("int8_bias", bias.node, what, "the NPU holds biases as int8"))
+            yield Decision("int8_bias", bias.node, what, "the NPU holds biases as int8")
             bias.spec = BiasSpec(dtype="int8")
     judge_biases(context.graph, context.plan)
-    return made
 
 
-def float_bias(context: RuleContext) -> list[Decision]:
+def float_bias(context: RuleContext) -> Iterator[Decision]:
     """Biases stay float32, or the 16-bit floats that were asked for."""
-    made = []
     for bias in context.plan.biases.values():
         if bias.reason is None and not bias.is_half:
             why = "a DequantizeLinear of int32 is refused; biases are added in float"
-            made.append(Decision("float_bias", bias.node, f"bias {bias.spec.dtype} -> float32", why))
+            yield Decision("float_bias", bias.node, f"bias {bias.spec.dtype} -> float32", why)
             bias.spec, bias.reason = BiasSpec(dtype="float32"), BIAS_FLOAT_ON_TARGET()
-    return made
 
 
-def seven_bit_weights(context: RuleContext) -> list[Decision]:
+def seven_bit_weights(context: RuleContext) -> Iterator[Decision]:
     """int8 weights keep to [-64, 64]: 255 * 64 * 2 fits into 16 bits, 255 * 127 * 2 does not."""
     why = "without VNNI the CPU adds two 8-bit products in 16 bits, which saturates"
-    made = []
     for weight in context.plan.weights.values():
         in_float = context.plan.nodes[weight.node].role is Role.STORED
         if weight.spec.dtype == "int8" and not in_float:
-            made += _weight(weight, "x86_without_vnni", why, reduce_range=True)
-    return made
+            yield from _change(weight, "x86_without_vnni", why, reduce_range=True)
 
 
-def unsigned_activations(context: RuleContext) -> list[Decision]:
+def unsigned_activations(context: RuleContext) -> Iterator[Decision]:
     """Signed activations become unsigned ones of the same width."""
-    made = []
     for entry in context.plan.activations.values():
         if entry.spec.dtype in ("int8", "int16"):
             dtype = f"u{entry.spec.dtype}"
             why = "QNN's operators take unsigned activations"
-            made.append(Decision("unsigned_activations", entry.tensor, f"{entry.spec.dtype} -> {dtype}", why))
+            yield Decision("unsigned_activations", entry.tensor, f"{entry.spec.dtype} -> {dtype}", why)
             entry.spec = entry.spec.model_copy(update={"dtype": dtype})
-    return made
 
 
-def per_tensor_matmul(context: RuleContext) -> list[Decision]:
+def per_tensor_matmul(context: RuleContext) -> Iterator[Decision]:
     """MatMul and Gemm weights have one scale."""
     op_types = {node_name(node): node.op_type for node in context.graph}
-    made = []
     for weight in context.plan.weights.values():
         if isinstance(weight.granularity, PerAxis) and op_types.get(weight.node) in MATRIX_PRODUCTS:
             why = "QNN has no MatMul with scales per channel"
-            made += _weight(weight, "per_tensor_matmul", why, granularity="per_tensor")
+            yield from _change(weight, "per_tensor_matmul", why, granularity="per_tensor")
             weight.granularity = PER_TENSOR
-    return made
 
 
-def _activations(context: RuleContext, rule: str, why: str, **update: Any) -> list[Decision]:
-    made: list[Decision] = []
+def _activations(context: RuleContext, rule: str, why: str, **update: Any) -> Iterator[Decision]:
     for entry in context.plan.activations.values():
         if is_integer(entry.spec.dtype):
-            made += _change(entry, entry.tensor, rule, why, **update)
-    return made
+            yield from _change(entry, rule, why, **update)
 
 
-def _weight(weight: WeightPlan, rule: str, why: str, **update: Any) -> list[Decision]:
-    return _change(weight, weight.initializer, rule, why, **update)
-
-
-def _change(entry: ActivationPlan | WeightPlan, where: str, rule: str, why: str, **update: Any) -> list[Decision]:
+def _change(entry: ActivationPlan | WeightPlan, rule: str, why: str, **update: Any) -> list[Decision]:
     """Change fields of an entry's spec, as far as they are not so already."""
     changed = {field: value for field, value in update.items() if getattr(entry.spec, field) != value}
     if not changed:
         return []
     what = ", ".join(f"{field} {getattr(entry.spec, field)} -> {value}" for field, value in changed.items())
     entry.spec = entry.spec.model_copy(update=changed)
-    return [Decision(rule, where, what, why)]
+    return [Decision(rule, entry.tensor if isinstance(entry, ActivationPlan) else entry.initializer, what, why)]

@@ -28,11 +28,9 @@ from worker.quantizer.graph.rewriting import producer, static_shape
 from worker.quantizer.graph.values import constant, is_constant, node_name, users
 from worker.quantizer.ops.channels import MOVERS, moved_from
 from worker.quantizer.ops.linear import LINEAR
-from worker.quantizer.ops.record import Family
-from worker.quantizer.ops.table import named, operator
+from worker.quantizer.ops.table import Family, named, operator
 from worker.quantizer.plan.candidates import may_return_float
-from worker.quantizer.plan.profile import RuleContext
-from worker.quantizer.plan.types import Decision, Role
+from worker.quantizer.plan.types import Decision, Role, RuleContext
 
 _SCORES = named(lambda record: record.within_one)
 _KEEP = "Switch the target option float_heads off to quantize it all the same."
@@ -67,27 +65,20 @@ def _hands_on(node: ir.Node) -> bool:
     return operator(node.op_type).family is Family.ARITHMETIC and any(is_constant(value) for value in node.inputs)
 
 
-def float_heads(context: RuleContext) -> list[Decision]:
-    """Leave both forms of heads in float."""
-    return [*_float_scores(context), *float_mixed_heads(context)]
-
-
-def float_mixed_heads(context: RuleContext) -> list[Decision]:
+def float_mixed_heads(context: RuleContext) -> Iterator[Decision]:
     """Leave a Concat of scores with anything else in float, and what only moves its result."""
-    made, heads = [], find_heads(context.graph)
+    heads = find_heads(context.graph)
     for node in context.graph:
         entry = context.plan.nodes[node_name(node)]
         if node.op_type == "Concat" and node in heads and entry.quantized:
-            bounded = [producer(moved_from(value), *_SCORES) is not None for value in _made(node)]
+            operands = [value for value in node.inputs if value is not None and value.producer() is not None]
+            bounded = [producer(moved_from(value), *_SCORES) is not None for value in operands]
             if any(bounded) and not all(bounded):
-                entry.role, entry.reason = None, MIXED_HEAD()
-                why = "on one grid the scores would vanish"
-                made.append(Decision("float_heads", entry.name, "left in float", why))
-    return made
+                yield context.leave_in_float(node, MIXED_HEAD(), "float_heads", "on one grid the scores would vanish")
 
 
-def _float_scores(context: RuleContext) -> Iterator[Decision]:
-    """Convolutions have no integer kernel that returns float, so they compute in float; others return it anyway."""
+def float_scores(context: RuleContext) -> Iterator[Decision]:
+    """Of what makes scores, convolutions compute in float: no integer kernel of theirs returns it, as others do."""
     heads = find_heads(context.graph)
     for node in context.graph:
         if not operator(node.op_type).exponential or node not in heads or node.inputs[0] is None:
@@ -97,13 +88,8 @@ def _float_scores(context: RuleContext) -> Iterator[Decision]:
         entry = context.plan.nodes.get(node_name(origin)) if origin is not None else None
         if origin is None or entry is None or entry.role is not Role.LINEAR or may_return_float(origin):
             continue
-        entry.role, entry.reason = None, MAKES_SCORES(op_type=node.op_type)
-        yield Decision("float_heads", entry.name, "left in float", f"{node.op_type} makes scores of its result")
-
-
-def _made(node: ir.Node) -> list[ir.Value]:
-    """Operands that a node makes."""
-    return [value for value in node.inputs if value is not None and value.producer() is not None]
+        why = f"{node.op_type} makes scores of its result"
+        yield context.leave_in_float(origin, MAKES_SCORES(op_type=node.op_type), "float_heads", why)
 
 
 DETECTION_HEAD = declare(
@@ -119,17 +105,7 @@ _PRODUCT = "scores are multiplied with each other"
 _LARGEST_GRID = 1 << 24  # elements of a constant that are looked at
 
 
-def float_detection(context: RuleContext) -> list[Decision]:
-    """Leave heads in float, the layers that feed them included: a convolution in integers cannot return float."""
-    return _leave(context, layers=True)
-
-
-def float_detection_arithmetic(context: RuleContext) -> list[Decision]:
-    """The same where weighted layers return float by themselves."""
-    return _leave(context, layers=False)
-
-
-def tell_detection(context: RuleContext) -> list[Decision]:
+def tell_detection(context: RuleContext) -> None:
     """Say that a head is in integers because the target wants whole networks."""
     found = detection_heads(context.graph)
     quantized = [node for node in found if context.plan.nodes[node_name(node)].quantized]
@@ -140,19 +116,16 @@ def tell_detection(context: RuleContext) -> list[Decision]:
             f"integers, so {len(quantized)} nodes of it are quantized, {node_name(quantized[0])!r} first; name them in "
             "exclude where boxes or scores must be exact"
         )
-    return []
 
 
-def _leave(context: RuleContext, *, layers: bool) -> list[Decision]:
-    made = []
+def float_detection(context: RuleContext, *, layers: bool = True) -> Iterator[Decision]:
+    """Leave heads in float, with ``layers`` those that feed them too: a convolution in integers cannot return float."""
     for node, why in detection_heads(context.graph).items():
         entry = context.plan.nodes[node_name(node)]
         weighted = entry.role is Role.LINEAR
         if not entry.quantized or (weighted and (not layers or may_return_float(node))):
             continue
-        entry.role, entry.reason = None, DETECTION_HEAD(why=why)
-        made.append(Decision("float_heads", entry.name, "left in float", why))
-    return made
+        yield context.leave_in_float(node, DETECTION_HEAD(why=why), "float_heads", why)
 
 
 def detection_heads(graph: ir.Graph) -> dict[ir.Node, str]:

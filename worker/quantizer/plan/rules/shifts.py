@@ -24,9 +24,8 @@ from worker.quantizer.numerics.blocks import Grid
 from worker.quantizer.numerics.integer import IntegerGrid
 from worker.quantizer.ops.linear import LINEAR
 from worker.quantizer.plan.parameters import Parameters
-from worker.quantizer.plan.profile import RuleContext
 from worker.quantizer.plan.rules.grids import Groups
-from worker.quantizer.plan.types import Decision, Role
+from worker.quantizer.plan.types import Decision, Role, RuleContext
 
 # (kind, name): an activation by source tensor, a weight or constant operand by initializer, a bias by node.
 Variable = tuple[str, str]
@@ -37,36 +36,22 @@ _LARGEST_DROP = 48
 
 @dataclass(frozen=True)
 class ShiftLimit:
-    """One rule at one node.
+    """One rule at one node."""
 
-    Attributes:
-        rule: name of the option.
-        node: name of the node.
-        why: what the hardware asks for.
-        variables: positions it depends on.
-        ceilings: highest positions allowed, given all positions.
-    """
-
-    rule: str
-    node: str
-    why: str
-    variables: tuple[Variable, ...]
-    ceilings: Callable[[Positions], Sequence[tuple[Variable, int]]]
+    rule: str  # name of the option
+    node: str  # name of the node
+    why: str  # what the hardware asks for
+    variables: tuple[Variable, ...]  # positions it depends on
+    ceilings: Callable[[Positions], Sequence[tuple[Variable, int]]]  # highest positions allowed, given all positions
 
 
 @dataclass
 class Settled:
-    """Positions that keep every limit but those given up.
+    """Positions that keep every limit but those given up."""
 
-    Attributes:
-        positions: of every variable.
-        cause: the limit that lowered a variable last.
-        given_up: limits that contradict others.
-    """
-
-    positions: dict[Variable, int]
-    cause: dict[Variable, ShiftLimit]
-    given_up: list[ShiftLimit]
+    positions: dict[Variable, int]  # of every variable
+    cause: dict[Variable, ShiftLimit]  # the limit that lowered a variable last
+    given_up: list[ShiftLimit]  # limits that contradict others
 
 
 def position(grid: Grid | None) -> int | None:
@@ -85,9 +70,7 @@ def at_position(grid: IntegerGrid, wanted: int) -> IntegerGrid:
 def settle(start: Positions, limits: Sequence[ShiftLimit]) -> Settled:
     """Lower positions from ``start`` until all limits hold.
 
-    Args:
-        start: position of every variable that the limits name.
-        limits: to be kept.
+    ``start`` holds the position of every variable that the limits name.
     """
     touched: dict[Variable, list[int]] = defaultdict(list)
     for index, limit in enumerate(limits):
@@ -150,8 +133,6 @@ def settle_positions(context: RuleContext) -> list[Decision]:
 
 
 class _Positioning:
-    """The positions of one plan, by variable; aligned tensors are one variable."""
-
     def __init__(self, context: RuleContext) -> None:
         self._context = context
         self._plan = context.plan
@@ -164,7 +145,6 @@ class _Positioning:
         self._read_positions()
 
     def run(self) -> list[Decision]:
-        """Settle and apply."""
         if self._context.options["align_concat"]:
             self._align()
         self._members = Counter(self._root(variable) for variable in self._given)
@@ -233,7 +213,6 @@ class _Positioning:
                 yield ShiftLimit(rule, node_name(node), why, variables, ceilings)
 
     def bias_of(self, node: ir.Node) -> Variable | None:
-        """The bias of a node, if it has a position of its own."""
         found = ("bias", node_name(node))
         return found if found in self._given else None
 
@@ -254,7 +233,6 @@ class _Positioning:
         return self._plan.nodes[node_name(node)].role is Role.FUSED
 
     def leaks(self, node: ir.Node) -> bool:
-        """True if a LeakyRelu is fused with ``node``."""
         return any(reader.op_type == "LeakyRelu" and self._is_fused(reader) for reader in users(node.outputs[0]))
 
     def _floors(self, start: dict[Variable, int]) -> dict[Variable, tuple[int, str]]:

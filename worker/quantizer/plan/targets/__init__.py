@@ -5,15 +5,11 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from service.contracts.config import QuantizationConfig
-from worker.quantizer.plan.profile import Rule, RuleContext, Stage, Target
 from worker.quantizer.plan.rules.grids import half_scales
 from worker.quantizer.plan.selection import Matcher, Selection
 from worker.quantizer.plan.targets.amd_npu import AMD_NPU_CNN, AMD_NPU_TRANSFORMER
-from worker.quantizer.plan.targets.onnxruntime import ONNXRUNTIME_CPU, ONNXRUNTIME_GPU
-from worker.quantizer.plan.targets.openvino import OPENVINO
-from worker.quantizer.plan.targets.qnn import QNN
-from worker.quantizer.plan.targets.tensorrt import TENSORRT
-from worker.quantizer.plan.types import Decision, PlanLog, QuantizationPlan
+from worker.quantizer.plan.targets.runtimes import ONNXRUNTIME_CPU, ONNXRUNTIME_GPU, OPENVINO, QNN, TENSORRT
+from worker.quantizer.plan.types import Decision, PlanLog, QuantizationPlan, Rule, RuleContext, Stage, Target
 from worker.quantizer.preparation.prepare import Prepared
 
 TARGETS = {
@@ -33,9 +29,7 @@ def edit_graph(prepared: Prepared, config: QuantizationConfig) -> list[Decision]
     What is replaced may compute something else than before: every replacement is returned, for the report. Nodes that
     the config excludes stay as they are, and so does the graph unless ``mode`` is static.
 
-    Args:
-        prepared: its main graph is edited, its facts say what was put in.
-        config: resolved config.
+    Its facts say then what was put in.
     """
     if not edits_graph(config):
         return []

@@ -8,13 +8,18 @@ from service.contracts.reason import Reason, declare
 from worker.quantizer.graph.values import activation_limits
 from worker.quantizer.ops.channels import MOVERS
 from worker.quantizer.ops.linear import LINEAR, MATRIX_PRODUCTS
-from worker.quantizer.plan.profile import Rule, Stage, Target, rule
 from worker.quantizer.plan.rules import dpu
 from worker.quantizer.plan.rules.dpu import matmul_constant_b_only, share_grid
 from worker.quantizer.plan.rules.grids import int8_bias, xint8
 from worker.quantizer.plan.rules.shifts import SHIFT_RULES, settle_positions
-from worker.quantizer.plan.targets.onnxruntime import FLOAT_CHAINS, FLOAT_MIXED_HEADS, LOSSLESS, common_reasons
-from worker.quantizer.plan.types import Role
+from worker.quantizer.plan.targets.runtimes import (
+    FLOAT_CHAINS,
+    FLOAT_MIXED_HEADS,
+    LOSSLESS,
+    common_reasons,
+    integer_roles,
+)
+from worker.quantizer.plan.types import Role, Rule, Stage, Target, rule
 
 _POOLS = ("MaxPool", "AveragePool", "GlobalAveragePool")
 _SLICES = ("Slice", "Split")
@@ -47,12 +52,7 @@ def _refuses(node: ir.Node) -> Reason | None:
 
 AMD_NPU_CNN = Target(
     name="amd_npu_cnn",
-    roles={
-        **dict.fromkeys(LINEAR, Role.LINEAR),
-        **dict.fromkeys(_ARITHMETIC, Role.ARITHMETIC),
-        **dict.fromkeys((*MOVERS, "Resize"), Role.TRANSPARENT),
-        **dict.fromkeys(_UNARY, Role.UNARY),
-    },
+    roles=integer_roles(_ARITHMETIC, (*MOVERS, "Resize"), _UNARY),
     fusible=frozenset({"Relu", "Clip", "LeakyRelu", "PRelu"}),
     takes_in=frozenset({*LINEAR, "Add", *_POOLS}),
     lossless=frozenset(LOSSLESS),

@@ -39,8 +39,7 @@ from worker.quantizer.graph.values import (
     plain_attributes,
     string_attribute,
 )
-from worker.quantizer.ops.record import Family
-from worker.quantizer.ops.table import operator
+from worker.quantizer.ops.table import Family, operator
 from worker.quantizer.ops.windows import PoolPlaces, counts_windows_oddly, has_gaps
 from worker.quantizer.preparation.passes.shapes import infer_shapes
 
@@ -168,7 +167,7 @@ def _pads(pool: ir.Node, size: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[
     if int_attribute(pool, "count_include_pad", 0) and behind != places.after:
         return None
     padded = (sum(parts) for parts in zip(size, places.before, places.after, strict=True))
-    if any(length < places.reach(axis) for axis, length in enumerate(padded)):
+    if any(length < places.window.reach(axis) for axis, length in enumerate(padded)):
         return None
     same = replace(places.window, pads=pads, auto_pad="NOTSET").extent(size) == places.count
     return (pads, places.count) if same else None

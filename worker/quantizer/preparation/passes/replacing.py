@@ -30,8 +30,7 @@ from worker.quantizer.graph.rewriting import (
     static_shape,
 )
 from worker.quantizer.graph.values import constant, input_of, int_attribute, is_constant, is_float32, name_of, node_name
-from worker.quantizer.ops.record import Family
-from worker.quantizer.ops.table import named
+from worker.quantizer.ops.table import Family, named
 from worker.quantizer.preparation.affine import PARAMETERS_NOT_PER_CHANNEL, batchnorm_affine
 
 NO_POSITIONS = declare("no-positions", "its input has {rank} axes; a Conv needs positions")

@@ -16,8 +16,7 @@ from worker.quantizer.finetune.blocks import Block, BlockParameter, BlockSamples
 from worker.quantizer.finetune.methods import METHODS, Method
 from worker.quantizer.finetune.step import FinetuneStep
 from worker.quantizer.numerics.blocks import Grid
-from worker.quantizer.numerics.granularity import PER_TENSOR, PerAxis
-from worker.quantizer.numerics.integer import IntegerGrid, grid_for_range
+from worker.quantizer.numerics.integer import PER_TENSOR, IntegerGrid, PerAxis, grid_for_range
 from worker.quantizer.plan.types import QuantizationPlan
 from worker.quantizer.refine.draft import Draft
 from worker.quantizer.refine.step import Change

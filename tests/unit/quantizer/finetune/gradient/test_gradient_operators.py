@@ -15,8 +15,7 @@ from tests.unit.quantizer.toolbox import make_model, normal, run_onnx
 from worker.quantizer.autodiff.operators import COMPUTE_INWARD
 from worker.quantizer.autodiff.operators.elementwise import clip_inward
 from worker.quantizer.finetune.blocks import OPERATORS, Block, BlockParameter, BlockState
-from worker.quantizer.finetune.gradient.network import BlockNetwork
-from worker.quantizer.finetune.gradient.parameters import Moving, SoftRounding
+from worker.quantizer.finetune.gradient.network import BlockNetwork, Moving, SoftRounding
 from worker.quantizer.numerics.blocks import Grid
 
 CPU = torch.device("cpu")

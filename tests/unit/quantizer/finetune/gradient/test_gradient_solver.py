@@ -13,8 +13,8 @@ from service.contracts.algorithms import LearningRateAdjust
 from service.contracts.errors import CanceledError
 from tests.unit.quantizer.finetune.gradient.gradient_benches import Layer, conv_layer, correlated, integer_grid, method
 from tests.unit.quantizer.toolbox import normal
+from worker.quantizer.finetune.blocks import BlockResult
 from worker.quantizer.finetune.gradient.training import train
-from worker.quantizer.finetune.results import BlockResult
 
 pytestmark = pytest.mark.slow  # trains
 

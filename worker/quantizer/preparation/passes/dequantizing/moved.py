@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from service.contracts.reason import Reason, declare
 from worker.quantizer.graph.values import constant, input_of, name_of, node_name, string_attribute
-from worker.quantizer.numerics.granularity import PER_TENSOR
+from worker.quantizer.numerics.integer import PER_TENSOR
 from worker.quantizer.ops.table import named
 from worker.quantizer.preparation.passes.dequantizing.stored import constant_of, dequantized, holds_integers, stored
 from worker.quantizer.preparation.passes.dequantizing.undoing import (

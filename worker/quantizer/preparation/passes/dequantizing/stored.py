@@ -17,7 +17,7 @@ from service.contracts.reason import declare
 from service.contracts.specs import is_integer
 from worker.quantizer.graph.rewriting import scalar
 from worker.quantizer.graph.values import DEFAULT_DOMAINS, constant, input_of, int_attribute, name_of
-from worker.quantizer.numerics.granularity import PER_TENSOR, Granularity, PerAxis, PerBlock
+from worker.quantizer.numerics.integer import PER_TENSOR, Granularity, PerAxis, PerBlock
 
 # Whether a node has the operands and attributes that its operator takes.
 #
