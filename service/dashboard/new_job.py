@@ -21,7 +21,6 @@ from service.dashboard.config_fields import groups, parsed
 from service.dashboard.config_form import JSON, PRESET, Document, differing, shown_defaults, values_of
 from service.dashboard.drafts import HAND_OVER, NOUNS, TEXTS, JobDraft, clone_patch, draft_of, posted_draft, read
 from service.dashboard.pages import PageRoute, page, see
-from service.datasets import service as datasets
 from service.deps import AppDep, AppState, PrincipalDep, form_of
 from service.hand_overs.asking import refuse_inside
 from service.http import PLAIN_TEXT
@@ -30,10 +29,9 @@ from service.jobs import service as jobs
 from service.jobs.errors import NotRepeatableError
 from service.jobs.schemas import JobCreate, JobValidate, JobValidated
 from service.jobs.views import job_out
-from service.models import service as models
 from service.names.kinds import DATASETS, MODELS
 from service.names.repository import ResourceQuery
-from service.names.service import list_page, waited_for
+from service.names.service import get, list_page, waited_for
 from service.presets.catalog import entries
 from service.principal import Principal
 from service.resources import ResourceNotFoundError, ResourceNotReadyError, ResourceRejectedError
@@ -319,7 +317,11 @@ def _choices_of(app: AppState, tenant_id: str, draft: JobDraft, name: str, rows:
     if not chosen or chosen in {row.id for row in rows}:
         return Choices(options, "", "ready" if chosen else "")
     try:
-        row = (models if name == "model_id" else datasets).get(app, tenant_id, chosen)
+        row: Model | Dataset
+        if name == "model_id":
+            row = get(app, MODELS, tenant_id, chosen)
+        else:
+            row = get(app, DATASETS, tenant_id, chosen)
     except _UNUSABLE as error:
         return Choices(options, error.detail, "rejected", chosen)
     draft.texts[name] = row.id
