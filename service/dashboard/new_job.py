@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
-from typing import Annotated
+from typing import Annotated, Any
 from urllib.parse import urlencode
 
 from fastapi import APIRouter, Query, Request, Response
@@ -29,7 +29,7 @@ from service.jobs import service as jobs
 from service.jobs.errors import NotRepeatableError
 from service.jobs.schemas import JobCreate, JobValidate, JobValidated
 from service.jobs.views import job_out
-from service.names.kinds import DATASETS, MODELS
+from service.names.kinds import DATASETS, MODELS, ResourceKind
 from service.names.repository import ResourceQuery
 from service.names.service import get, list_page, waited_for
 from service.presets.catalog import entries
@@ -283,10 +283,8 @@ async def _ready(app: AppState, by: Principal, draft: JobDraft, wait: int) -> No
         if not text:
             continue
         with suppress(*_UNUSABLE):  # which the form tells at its field
-            if name == "model_id":
-                await waited_for(app, MODELS, by.tenant_id, text, wait)
-            else:
-                await waited_for(app, DATASETS, by.tenant_id, text, wait)
+            kind: ResourceKind[Any] = MODELS if name == "model_id" else DATASETS
+            await waited_for(app, kind, by.tenant_id, text, wait)
 
 
 class Choices:
@@ -317,11 +315,8 @@ def _choices_of(app: AppState, tenant_id: str, draft: JobDraft, name: str, rows:
     if not chosen or chosen in {row.id for row in rows}:
         return Choices(options, "", "ready" if chosen else "")
     try:
-        row: Model | Dataset
-        if name == "model_id":
-            row = get(app, MODELS, tenant_id, chosen)
-        else:
-            row = get(app, DATASETS, tenant_id, chosen)
+        kind: ResourceKind[Any] = MODELS if name == "model_id" else DATASETS
+        row: Model | Dataset = get(app, kind, tenant_id, chosen)
     except _UNUSABLE as error:
         return Choices(options, error.detail, "rejected", chosen)
     draft.texts[name] = row.id
