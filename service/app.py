@@ -72,10 +72,10 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         generate_unique_id_function=lambda route: route.name,
     )
     app.state.app = state
-    nouns = (uploads, models, datasets, inspections, jobs, batches, comparison, queues, reports, artifacts)
+    resources = (uploads, models, datasets, inspections, jobs, batches, comparison, queues, reports, artifacts)
     others = (schedules, webhooks, quarantine, quotas, audit, presets, targets, problems, health, docs)
     # /v1/keys/signing goes before /v1/keys/{key_id}
-    for router in (*nouns, hand_overs, *aliases, attestations, keys, *others, dashboard):
+    for router in (*resources, hand_overs, *aliases, attestations, keys, *others, dashboard):
         app.include_router(router)
     errors.install(app, error_page)
     openapi.install(app)

@@ -158,6 +158,11 @@ async def poll(
     return seen
 
 
+def etag_of(row: Any) -> str:
+    """Entity tag of a row with a ``row_version``: changes whenever anything of it does that a reader can see."""
+    return f'"{row.row_version}"'
+
+
 def unless_changed(
     response: Response, if_none_match: str | None, etag: str, *, retry_seconds: int | None = None
 ) -> Response | None:

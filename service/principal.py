@@ -1,4 +1,4 @@
-"""Who asks: every statement about a noun is bound to the tenant, every deed to the key."""
+"""Who asks: every statement about a resource is bound to the tenant, every deed to the key."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Principal:
     """Who asks.
 
     Attributes:
-        tenant_id: whose nouns are seen and made.
+        tenant_id: whose resources are seen and made.
         actor: id of the key, or one of the words above.
         scope: the highest that the key has.
         address: of the client; behind a proxy that is not trusted the proxy's.

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 from urllib.parse import urlencode
 
 from fastapi import APIRouter, Query, Request, Response
@@ -21,7 +21,6 @@ from service.dashboard.config_fields import groups, parsed
 from service.dashboard.config_form import JSON, PRESET, Document, differing, shown_defaults, values_of
 from service.dashboard.drafts import HAND_OVER, INPUTS, TEXTS, JobDraft, clone_patch, draft_of, posted_draft, read
 from service.dashboard.pages import PageRoute, page, see
-from service.datasets import service as datasets
 from service.deps import AppDep, AppState, PrincipalDep, form_of
 from service.hand_overs.asking import refuse_inside
 from service.http import PLAIN_TEXT
@@ -30,10 +29,9 @@ from service.jobs import service as jobs
 from service.jobs.errors import NotRepeatableError
 from service.jobs.schemas import JobCreate, JobValidate, JobValidated
 from service.jobs.views import job_out
-from service.models import service as models
-from service.names.kinds import DATASETS, MODELS
+from service.names.kinds import DATASETS, MODELS, ResourceKind
 from service.names.repository import ResourceQuery
-from service.names.service import list_page, waited_for
+from service.names.service import get, list_page, waited_for
 from service.presets.catalog import entries
 from service.principal import Principal
 from service.resources import ResourceNotFoundError, ResourceNotReadyError, ResourceRejectedError
@@ -285,10 +283,8 @@ async def _ready(app: AppState, by: Principal, draft: JobDraft, wait: int) -> No
         if not text:
             continue
         with suppress(*_UNUSABLE):  # which the form tells at its field
-            if name == "model_id":
-                await waited_for(app, MODELS, by.tenant_id, text, wait)
-            else:
-                await waited_for(app, DATASETS, by.tenant_id, text, wait)
+            kind: ResourceKind[Any] = MODELS if name == "model_id" else DATASETS
+            await waited_for(app, kind, by.tenant_id, text, wait)
 
 
 class Choices(NamedTuple):
@@ -321,7 +317,8 @@ def _choices_of(app: AppState, tenant_id: str, draft: JobDraft, name: str, rows:
     if not chosen or chosen in {row.id for row in rows}:
         return Choices(options, "", "ready" if chosen else "")
     try:
-        row = (models if name == "model_id" else datasets).get(app, tenant_id, chosen)
+        kind: ResourceKind[Any] = MODELS if name == "model_id" else DATASETS
+        row: Model | Dataset = get(app, kind, tenant_id, chosen)
     except _UNUSABLE as error:
         return Choices(options, error.detail, "rejected", chosen)
     draft.texts[name] = row.id

@@ -14,13 +14,13 @@ from service.dashboard.forms import FormFields, sent
 from service.dashboard.listing import FilterWords, one_of, one_page, pairs
 from service.dashboard.pages import PageRoute, add_act, page, see
 from service.deps import AppDep, AppState, PrincipalDep
-from service.http import Conditions, CursorParameter, PreconditionFailedError
+from service.http import Conditions, CursorParameter, PreconditionFailedError, etag_of
 from service.names.aliases import service as aliases
 from service.names.aliases.schemas import AliasNotFoundError, AliasOut, InvalidAliasError
 from service.names.aliases.service import ShownAlias
 from service.names.kinds import Named, ResourceKind
 from service.names.repository import ResourceQuery
-from service.names.service import NounPatch, delete, identify, list_page, row_etag, update
+from service.names.service import NounPatch, delete, identify, list_page, update
 from service.pagination import Position
 from service.principal import Principal
 from service.tables import Dataset, Model
@@ -67,7 +67,7 @@ class Edit:
     def of(cls, row: Model | Dataset) -> Edit:
         """The forms as they are before anybody types."""
         tags = "\n".join(f"{key}={value}" for key, value in row.tags.items())
-        return cls(row.description or "", tags, row_etag(row))
+        return cls(row.description or "", tags, etag_of(row))
 
 
 class Filters(BaseModel):

@@ -14,12 +14,12 @@ from service.dashboard.listing import one_of, one_page
 from service.dashboard.pages import PageRoute, add_act, page, see
 from service.deps import AppDep, PrincipalDep
 from service.egress.errors import EgressError
-from service.http import Conditions, CursorParameter, PreconditionFailedError
+from service.http import Conditions, CursorParameter, PreconditionFailedError, etag_of
 from service.pagination import Position
 from service.tables import WebhookEndpoint
 from service.webhooks import service
 from service.webhooks.schemas import DAY_SECONDS, WebhookChange, WebhookCreate, WebhookRotate
-from service.webhooks.service import delivery_out, etag, webhook_out
+from service.webhooks.service import delivery_out, webhook_out
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 _LIMIT = 50
@@ -82,7 +82,7 @@ async def get_webhook(
             app, principal.tenant_id, webhook_id, state=wanted, after=after, limit=_LIMIT
         )
         deliveries = [delivery_out(one) for one in rows]
-        return {"webhook": webhook_out(row), "etag": etag(row), "deliveries": deliveries}, last
+        return {"webhook": webhook_out(row), "etag": etag_of(row), "deliveries": deliveries}, last
 
     scope = f"deliveries|{principal.tenant_id}|{webhook_id}|{state}"
     shown, next_query = await one_page(request, app, scope, cursor, read)
@@ -94,7 +94,7 @@ async def get_webhook(
 async def edit_webhook(request: Request, webhook_id: str, app: AppDep, principal: PrincipalDep) -> Response:
     """The form of one, filled in."""
     row = await app.reads.run(lambda: service.get(app, principal.tenant_id, webhook_id))
-    return _form(request, _stored(row), webhook_id=webhook_id, tag=etag(row))
+    return _form(request, _stored(row), webhook_id=webhook_id, tag=etag_of(row))
 
 
 @router.post("/webhooks/{webhook_id}/edit")
@@ -117,7 +117,7 @@ async def change_webhook(request: Request, webhook_id: str, app: AppDep, princip
         await app.writes.run(lambda: service.change(app, principal, webhook_id, body, Conditions(tag)))
     except PreconditionFailedError:
         row = await app.reads.run(lambda: service.get(app, principal.tenant_id, webhook_id))
-        return _form(request, typed, webhook_id=webhook_id, tag=etag(row), now=_stored(row))
+        return _form(request, typed, webhook_id=webhook_id, tag=etag_of(row), now=_stored(row))
     return see(request, f"/webhooks/{webhook_id}")
 
 

@@ -22,6 +22,7 @@ from service.http import (
     PreconditionRequiredError,
     Responses,
     Wait,
+    etag_of,
     only_parameters,
     problems,
 )
@@ -38,7 +39,6 @@ from service.names.service import (
     identify,
     list_page,
     resource_query,
-    row_etag,
     update,
     waited_for,
 )
@@ -114,7 +114,7 @@ async def update_dataset(
     """Change its tags and its description. Needs If-Match with its ETag, or ``*``."""
     conditions = Conditions(if_match)
     dataset = await app.writes.run(lambda: update(app, principal, DATASETS, dataset_id, body, conditions))
-    response.headers["ETag"] = row_etag(dataset)
+    response.headers["ETag"] = etag_of(dataset)
     return dataset_out(dataset)
 
 

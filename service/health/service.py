@@ -25,7 +25,7 @@ from service.storage import FileStore
 Outcome = Literal["ok", "degraded", "failed"]
 # What was found a moment ago is told again: probes come from many sides.
 FRESH_SECONDS = 1.0
-PATIENCE_SECONDS = 3.0
+ANSWER_SECONDS = 3.0
 log = logging.getLogger(__name__)
 
 
@@ -59,7 +59,7 @@ class _Probe:
         if self._task is None or (self._task.done() and old) or self._task.get_loop() is not asyncio.get_running_loop():
             self._begun_at = time.monotonic()
             self._task = asyncio.create_task(to_thread.run_sync(self._look, limiter=self._thread))
-        done, _ = await asyncio.wait((self._task,), timeout=PATIENCE_SECONDS)
+        done, _ = await asyncio.wait((self._task,), timeout=ANSWER_SECONDS)
         if done:
             return self._task.result()
         log.warning("readiness.no_answer check=%s", self.name)
@@ -131,7 +131,7 @@ class ReadinessProbe:
 
 
 def _probe(name: str, look: Callable[[], str]) -> _Probe:
-    unanswered = Check(name, "failed", f"no answer within {PATIENCE_SECONDS:g} s")
+    unanswered = Check(name, "failed", f"no answer within {ANSWER_SECONDS:g} s")
     return _Probe(name, lambda: _check(name, look), unanswered)
 
 

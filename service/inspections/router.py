@@ -10,10 +10,10 @@ from fastapi.responses import JSONResponse
 from service.bodies import ThreadedBodyRoute
 from service.contracts.errors import AlreadyQuantizedError, InvalidConfigError
 from service.deps import AppDep, AppState, PrincipalDep
-from service.http import Responses, Wait, etag_matches, only_parameters, poll, problems
+from service.http import Responses, Wait, etag_matches, etag_of, only_parameters, poll, problems
 from service.inspections import service
 from service.inspections.schemas import InspectionCreate, InspectionOut, UnknownTargetError
-from service.inspections.service import etag, inspection_out
+from service.inspections.service import inspection_out
 from service.models.schemas import ModelNotReadyError, ModelRejectedError
 from service.principal import Principal
 from service.quarantine.schemas import ModelQuarantinedError
@@ -103,5 +103,5 @@ def _ended(row: InspectionRow) -> bool:
 
 
 def _headers(row: InspectionRow) -> dict[str, str]:
-    headers = {"ETag": etag(row), "Cache-Control": "private, no-cache"}
+    headers = {"ETag": etag_of(row), "Cache-Control": "private, no-cache"}
     return headers if _ended(row) else {**headers, "Retry-After": "1"}

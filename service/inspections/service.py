@@ -106,11 +106,6 @@ def get(app: AppState, tenant_id: str, inspection_id: str) -> InspectionRow:
         return repository.get(session, tenant_id, inspection_id)
 
 
-def etag(row: InspectionRow) -> str:
-    """Entity tag: changes whenever the inspection does."""
-    return f'"{row.row_version}"'
-
-
 def inspection_out(row: InspectionRow) -> InspectionOut:
     """The inspection as it is shown."""
     return record_of(

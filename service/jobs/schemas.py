@@ -211,7 +211,7 @@ class JobPatch(BaseModel):
 
 
 class JobValidate(WithConfig):
-    """As JobCreate, but nouns may be left out; what is given is checked."""
+    """As JobCreate, but models and data may be left out; what is given is checked."""
 
     model_id: Reference | None = None
     calibration_dataset_id: Reference | None = None

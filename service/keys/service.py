@@ -52,7 +52,7 @@ def create(
         session: writes.
         pepper: see ``pepper_of``.
         by: who does it.
-        tenant_id: whose nouns the key sees.
+        tenant_id: whose resources the key sees.
         name: what people call it.
         scope: the highest of what it may do.
         days: until it expires; None: never.

@@ -16,6 +16,7 @@ from service.http import (
     PreconditionFailedError,
     PreconditionRequiredError,
     Wait,
+    etag_of,
     only_parameters,
     problems,
 )
@@ -41,7 +42,6 @@ from service.names.service import (
     delete,
     list_page,
     resource_query,
-    row_etag,
     update,
     waited_for,
 )
@@ -114,7 +114,7 @@ async def update_model(
     """Change its tags and its description. Needs If-Match with its ETag, or ``*``."""
     conditions = Conditions(if_match)
     model = await app.writes.run(lambda: update(app, principal, MODELS, model_id, body, conditions))
-    response.headers["ETag"] = row_etag(model)
+    response.headers["ETag"] = etag_of(model)
     return model_out(model)
 
 

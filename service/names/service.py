@@ -12,7 +12,7 @@ from service.audit.service import note
 from service.contracts.base import MOST_TAGS, Description, Tags, parse
 from service.contracts.errors import InvalidRequestError, QuantmillError
 from service.deps import AppState
-from service.http import PLAIN_TEXT, Conditions, keyed_filters, keyed_parameter, poll, unless_changed
+from service.http import PLAIN_TEXT, Conditions, etag_of, keyed_filters, keyed_parameter, poll, unless_changed
 from service.idempotency.answers import Answer
 from service.ids import is_id
 from service.names import repository
@@ -90,12 +90,12 @@ async def waited_for(app: AppState, kind: ResourceKind[Named], tenant_id: str, t
 def answer_of(row: Model | Dataset, response: Response, if_none_match: str | None) -> Response | None:
     """The answer to who has this version already; None: the row is to be told, with the headers set here."""
     retry_seconds = 1 if row.status == "validating" else None
-    return unless_changed(response, if_none_match, row_etag(row), retry_seconds=retry_seconds)
+    return unless_changed(response, if_none_match, etag_of(row), retry_seconds=retry_seconds)
 
 
 def created(kind: ResourceKind[Named], row: Named, shown: BaseModel) -> Answer:
     """The answer to the request that made it."""
-    headers = {"Location": f"/v1/{kind.word}s/{row.id}", "Retry-After": "1", "ETag": row_etag(row)}
+    headers = {"Location": f"/v1/{kind.word}s/{row.id}", "Retry-After": "1", "ETag": etag_of(row)}
     return Answer(201, shown.model_dump(mode="json"), headers)
 
 
@@ -126,15 +126,10 @@ def update(
     with app.database.write() as session:
         row = repository.lock(session, kind, by.tenant_id, resource_id)
         conditions.require("Send If-Match with the ETag of what you have seen, or If-Match: *.")
-        conditions.check(row_etag(row), f"{kind.word} {row.id}")
+        conditions.check(etag_of(row), f"{kind.word} {row.id}")
         repository.change(session, row, **patch.model_dump(exclude_unset=True))
         note(session, by, f"{kind.word}.update", row.id)
         return row
-
-
-def row_etag(row: Model | Dataset) -> str:
-    """Entity tag: changes whenever the model or the dataset does."""
-    return f'"{row.row_version}"'
 
 
 def delete(app: AppState, by: Principal, kind: ResourceKind[Named], text: str) -> None:

@@ -14,6 +14,7 @@ from service.http import (
     PageDep,
     PreconditionFailedError,
     PreconditionRequiredError,
+    etag_of,
     only_parameters,
     problems,
     unless_changed,
@@ -33,7 +34,7 @@ from service.schedules.schemas import (
     ScheduleOut,
     TooManySchedulesError,
 )
-from service.schedules.views import etag, run_out, schedule_listed, schedule_out
+from service.schedules.views import run_out, schedule_listed, schedule_out
 
 router = APIRouter(route_class=ThreadedBodyRoute, prefix="/v1/schedules", tags=["schedules"])
 
@@ -70,7 +71,7 @@ async def get_schedule(
 ) -> Response | ScheduleOut:
     """A schedule."""
     row = await app.reads.run(lambda: service.get(app, principal.tenant_id, schedule_id))
-    return unless_changed(response, if_none_match, etag(row)) or schedule_out(row)
+    return unless_changed(response, if_none_match, etag_of(row)) or schedule_out(row)
 
 
 @router.patch(
@@ -91,7 +92,7 @@ async def change_schedule(
     row, warnings = await app.writes.run(
         lambda: service.change(app, principal, schedule_id, body, Conditions(if_match))
     )
-    response.headers["ETag"] = etag(row)
+    response.headers["ETag"] = etag_of(row)
     return schedule_out(row, warnings)
 
 
@@ -120,7 +121,7 @@ async def run_schedule(
 async def pause_schedule(schedule_id: str, app: AppDep, principal: PrincipalDep, response: Response) -> ScheduleOut:
     """Let a schedule not be due until it is resumed; what is under way goes on."""
     row = await app.writes.run(lambda: service.pause(app, principal, schedule_id))
-    response.headers["ETag"] = etag(row)
+    response.headers["ETag"] = etag_of(row)
     return schedule_out(row)
 
 
@@ -128,7 +129,7 @@ async def pause_schedule(schedule_id: str, app: AppDep, principal: PrincipalDep,
 async def resume_schedule(schedule_id: str, app: AppDep, principal: PrincipalDep, response: Response) -> ScheduleOut:
     """Let a paused schedule be due again, from now on: what was due meanwhile is not made up for."""
     row = await app.writes.run(lambda: service.resume(app, principal, schedule_id))
-    response.headers["ETag"] = etag(row)
+    response.headers["ETag"] = etag_of(row)
     return schedule_out(row)
 
 

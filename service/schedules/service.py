@@ -14,7 +14,7 @@ from service.contracts.errors import InvalidRequestError
 from service.contracts.regression import RegressionGate
 from service.db import db_now
 from service.deps import AppState
-from service.http import Conditions
+from service.http import Conditions, etag_of
 from service.idempotency.answers import Answer
 from service.idempotency.requests import KeyedRequest, NoBody
 from service.idempotency.service import submit_once
@@ -35,7 +35,7 @@ from service.schedules.schemas import (
     TooManySchedulesError,
 )
 from service.schedules.times import fires_at, following
-from service.schedules.views import etag, location, run_out, schedule_out
+from service.schedules.views import location, run_out, schedule_out
 from service.tables import Job, JobSchedule, ScheduleRun
 
 # Of one tenant.
@@ -105,7 +105,7 @@ def change(
     with app.database.write() as session:
         row = repository.get(session, by.tenant_id, seen.id, locked=True)
         repository.hold_names(session, by.tenant_id, body.name, but=seen.id)
-        conditions.check(etag(row), f"schedule {row.id}")
+        conditions.check(etag_of(row), f"schedule {row.id}")
         if row.row_version != seen.row_version:
             raise ScheduleChangedError(seen.id)
         if values:
@@ -124,7 +124,7 @@ def delete(app: AppState, by: Principal, schedule_id: str, conditions: Condition
     schedule_id = _identified(app, by.tenant_id, schedule_id)
     with app.database.write() as session:
         row = repository.get(session, by.tenant_id, schedule_id, locked=True)
-        conditions.check(etag(row), f"schedule {row.id}")
+        conditions.check(etag_of(row), f"schedule {row.id}")
         repository.remove(session, schedule_id)
         note(session, by, "schedule.delete", schedule_id)
 
@@ -258,7 +258,7 @@ def _store(new: _New, session: Session, by: Principal) -> tuple[Answer, None]:
         raise TooManySchedulesError(MOST_SCHEDULES)
     row = repository.create(session, by.tenant_id, new.schedule_id, new.plan, created_by=by.actor, **new.values)
     body = schedule_out(row, new.warnings).model_dump(mode="json")
-    return Answer(201, body, {"Location": location(row), "ETag": etag(row)}), None
+    return Answer(201, body, {"Location": location(row), "ETag": etag_of(row)}), None
 
 
 def _values(body: ScheduleCreate | ScheduleChange) -> dict[str, Any]:

@@ -11,11 +11,6 @@ from service.tables import JobSchedule, ScheduleRun
 from service.tables.base import record_of
 
 
-def etag(row: JobSchedule) -> str:
-    """Entity tag: changes whenever the schedule does, also by being due."""
-    return f'"{row.row_version}"'
-
-
 def location(row: JobSchedule) -> str:
     """Where the schedule lives."""
     return f"/v1/schedules/{row.id}"

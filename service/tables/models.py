@@ -22,7 +22,7 @@ from service.tables.base import (
     partial_index,
 )
 
-NOUN_STATUSES = ("validating", "ready", "rejected")
+UPLOAD_STATUSES = ("validating", "ready", "rejected")
 
 
 class Model(Owned):
@@ -35,7 +35,7 @@ class Model(Owned):
 
     __tablename__ = "models"
     __table_args__ = (
-        CheckConstraint(one_of("status", NOUN_STATUSES), name="status"),
+        CheckConstraint(one_of("status", UPLOAD_STATUSES), name="status"),
         CheckConstraint("version >= 1", name="version"),
         CheckConstraint("(status = 'ready') = (summary IS NOT NULL)", name="ready_has_summary"),
         CheckConstraint("(status = 'rejected') = (problems IS NOT NULL)", name="rejected_has_problems"),
@@ -107,7 +107,7 @@ class Dataset(Owned):
 
     __tablename__ = "datasets"
     __table_args__ = (
-        CheckConstraint(one_of("status", NOUN_STATUSES), name="status"),
+        CheckConstraint(one_of("status", UPLOAD_STATUSES), name="status"),
         CheckConstraint(one_of("format", DATASET_FORMATS), name="format"),
         CheckConstraint("(status = 'ready') = (summary IS NOT NULL)", name="ready_has_summary"),
         CheckConstraint("(status = 'rejected') = (problems IS NOT NULL)", name="rejected_has_problems"),
@@ -142,7 +142,7 @@ class Dataset(Owned):
     deleted_at: Mapped[Moment | None]
 
 
-NAMED_NOUNS = ("model", "dataset")
+NAMED_KINDS = ("model", "dataset")
 
 
 class NounName(Owned):
@@ -152,7 +152,7 @@ class NounName(Owned):
     """
 
     __tablename__ = "names"
-    __table_args__ = (CheckConstraint(one_of("noun", NAMED_NOUNS), name="noun"),)
+    __table_args__ = (CheckConstraint(one_of("noun", NAMED_KINDS), name="noun"),)
 
     tenant_id: Mapped[Tenant] = mapped_column(primary_key=True)
     noun: Mapped[Word] = mapped_column(primary_key=True)

@@ -15,6 +15,7 @@ from service.http import (
     PageDep,
     PreconditionFailedError,
     PreconditionRequiredError,
+    etag_of,
     only_parameters,
     problems,
     unless_changed,
@@ -36,7 +37,7 @@ from service.webhooks.schemas import (
     WebhookRotate,
     WebhooksUnavailableError,
 )
-from service.webhooks.service import delivery_out, etag, webhook_made, webhook_out
+from service.webhooks.service import delivery_out, webhook_made, webhook_out
 
 router = APIRouter(route_class=ThreadedBodyRoute, prefix="/v1/webhooks", tags=["webhooks"])
 
@@ -83,7 +84,7 @@ async def get_webhook(
 ) -> Response | WebhookOut:
     """A webhook."""
     row = await app.reads.run(lambda: service.get(app, principal.tenant_id, webhook_id))
-    return unless_changed(response, if_none_match, etag(row)) or webhook_out(row)
+    return unless_changed(response, if_none_match, etag_of(row)) or webhook_out(row)
 
 
 @router.patch(
@@ -103,7 +104,7 @@ async def change_webhook(
     if url is not None:
         await app.lookups.run(lambda: service.check_destination(app.settings, url))
     row = await app.writes.run(lambda: service.change(app, principal, webhook_id, body, Conditions(if_match)))
-    response.headers["ETag"] = etag(row)
+    response.headers["ETag"] = etag_of(row)
     return webhook_out(row)
 
 
@@ -120,7 +121,7 @@ async def rotate_webhook_secret(
 ) -> WebhookMade:
     """A new secret, shown in this answer alone. Until the old one ends, after a day if nothing is said, both sign."""
     made = await app.writes.run(lambda: service.rotate(app, principal, webhook_id, body))
-    response.headers.update({"ETag": etag(made.row), "Cache-Control": "no-store"})
+    response.headers.update({"ETag": etag_of(made.row), "Cache-Control": "no-store"})
     return webhook_made(made.row, made.secret)
 
 

@@ -15,7 +15,7 @@ from service.deps import AppState
 from service.egress.addresses import parse_allowed
 from service.egress.resolving import system_resolver
 from service.egress.wire import refuse_destination
-from service.http import Conditions
+from service.http import Conditions, etag_of
 from service.idempotency.answers import Answer
 from service.idempotency.requests import KeyedRequest
 from service.idempotency.service import submit_once
@@ -44,11 +44,6 @@ from service.webhooks.schemas import (
 )
 
 # What webhooks look like from outside.
-
-
-def etag(row: WebhookEndpoint) -> str:
-    """Entity tag: changes whenever the webhook does."""
-    return f'"{row.row_version}"'
 
 
 def location(row: WebhookEndpoint) -> str:
@@ -145,7 +140,7 @@ def create(app: AppState, by: Principal, body: WebhookCreate, key: str | None) -
         if rows.count(session, WebhookEndpoint, by.tenant_id) >= MOST_WEBHOOKS:
             raise TooManyWebhooksError(MOST_WEBHOOKS)
         row = repository.create(session, by.tenant_id, endpoint_id, body, sealed=sealed, pepper_id=vault.pepper_id)
-        headers = {"Location": location(row), "ETag": etag(row), "Cache-Control": "no-store"}
+        headers = {"Location": location(row), "ETag": etag_of(row), "Cache-Control": "no-store"}
         return Answer(201, webhook_made(row, sealed).model_dump(mode="json"), headers), None
 
     kept = submit_once(app, by, KeyedRequest.of("POST /v1/webhooks", key, body), None, work)
@@ -192,7 +187,7 @@ def change(
     with app.database.write() as session:
         row = repository.get(session, by.tenant_id, webhook_id, locked=True)
         conditions.require("Send the ETag of your last GET as If-Match, or If-Match: * for any version.")
-        conditions.check(etag(row), f"webhook {row.id}")
+        conditions.check(etag_of(row), f"webhook {row.id}")
         values = body.model_dump(exclude_unset=True, exclude={"enabled"})
         # only a description may be none
         values = {name: value for name, value in values.items() if value is not None or name == "description"}
@@ -216,7 +211,7 @@ def delete(app: AppState, by: Principal, webhook_id: str, conditions: Conditions
     """
     with app.database.write() as session:
         row = repository.get(session, by.tenant_id, webhook_id, locked=True)
-        conditions.check(etag(row), f"webhook {row.id}")
+        conditions.check(etag_of(row), f"webhook {row.id}")
         repository.remove(session, webhook_id)
         note(session, by, "webhook.delete", webhook_id)
 

@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 from service.audit.service import note
 from service.contracts.base import is_alias
 from service.deps import AppState
-from service.http import Conditions
+from service.http import Conditions, etag_of
 from service.names import repository as names
 from service.names.aliases import repository
 from service.names.aliases.schemas import (
@@ -70,7 +70,7 @@ def get(app: AppState, kind: ResourceKind[Named], tenant_id: str, text: str, wor
     """
     with app.database.read() as session:
         alias = _existing(session, kind, tenant_id, names.look_up(session, kind, tenant_id, text).name, word)
-        return ShownAlias(alias_out(kind, alias), alias_etag(alias))
+        return ShownAlias(alias_out(kind, alias), etag_of(alias))
 
 
 def moves(app: AppState, kind: ResourceKind[Named], tenant_id: str, text: str, word: str) -> list[MoveOut]:
@@ -108,7 +108,7 @@ def put(
         conditions.require("Send If-None-Match: * to make it, If-Match with its ETag to move it.")
         row = hold_named(session, kind, by.tenant_id, noun_id)
         known = repository.alias_of(session, kind, by.tenant_id, row.name, word)
-        conditions.check(None if known is None else alias_etag(known), f"alias {word!r} of {row.name!r}")
+        conditions.check(None if known is None else etag_of(known), f"alias {word!r} of {row.name!r}")
         return _moved(session, by, kind, row, word, known)
 
 
@@ -150,7 +150,7 @@ def drop(app: AppState, by: Principal, kind: ResourceKind[Named], text: str, wor
         name = names.by_id(session, kind, by.tenant_id, noun_id).name
         repository.hold_name(session, kind, by.tenant_id, name)
         known = repository.alias_of(session, kind, by.tenant_id, name, word) if possible else None
-        conditions.check(None if known is None else alias_etag(known), f"alias {word!r} of {name!r}")
+        conditions.check(None if known is None else etag_of(known), f"alias {word!r} of {name!r}")
         if known is None:
             return
         about = _about(known)
@@ -163,7 +163,7 @@ def _moved(
 ) -> ShownAlias:
     """Point the alias, whose name is held, to ``row``; one that does so already stays as it is."""
     if known is not None and known.noun_id == row.id:
-        return ShownAlias(alias_out(kind, known), alias_etag(known))
+        return ShownAlias(alias_out(kind, known), etag_of(known))
     if known is None and repository.count(session, kind, by.tenant_id, row.name) >= MOST_ALIASES:
         raise TooManyAliasesError(f"{row.name!r} has {MOST_ALIASES} aliases.", hint="End some that nobody uses.")
     previous = None if known is None else known.noun_id
@@ -171,7 +171,7 @@ def _moved(
     moved = {"id": row.id, "noun": kind.word, "name": row.name, "alias": word, "version": row.version}
     emit(session, by.tenant_id, "alias.moved", {**moved, "previous_id": previous})
     note(session, by, f"{kind.word}.set_alias", _about(made))
-    return ShownAlias(alias_out(kind, made), alias_etag(made), known is None)
+    return ShownAlias(alias_out(kind, made), etag_of(made), known is None)
 
 
 def _about(alias: Alias) -> str:
@@ -188,11 +188,6 @@ def _existing(session: Session, kind: ResourceKind[Named], tenant_id: str, name:
 
 def _missing(session: Session, kind: ResourceKind[Named], tenant_id: str, name: str, word: str) -> AliasNotFoundError:
     return AliasNotFoundError(name, word, names.alias_words(session, kind, tenant_id, name, MOST_ALIASES))
-
-
-def alias_etag(alias: Alias) -> str:
-    """Entity tag: changes with every move, and never comes back."""
-    return f'"{alias.row_version}"'
 
 
 def alias_out(kind: ResourceKind[Named], alias: Alias) -> AliasOut:
