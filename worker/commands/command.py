@@ -204,7 +204,7 @@ def _options_of(kind: Any) -> Iterator[inspect.Parameter]:
 
 
 def _knock(address: str) -> None:
-    """Fail at once where nobody answers: patience is for a service that was there before."""
+    """Fail at once where nobody answers: tries go on for a service that was there before."""
     import httpx
 
     from service.client import ServerUnreachableError
