@@ -9,7 +9,7 @@ from service.client.connection import Resource, as_parameters, id_of, plain_conf
 from service.client.driving import Call, Each
 from service.client.errors import JobFailedError, JobNotSucceededError
 from service.client.following import Follower, log_of_job
-from service.client.options import Config, EvaluationRequest, JobFilters, QuantizationRequest, WaitOptions
+from service.client.options import Config, EvaluationRequest, JobFilters, QuantizationRequest, WaitKeywords
 from service.client.resources import ResourceCalls
 from service.client.steps import Items, Steps, heard
 from service.contracts.devices import DeviceChoice
@@ -258,7 +258,7 @@ class JobCalls(ResourceCalls):
         yield from Follower(self, log_of_job(id_of(job)), after).events()
 
     @Call
-    def wait(self, job: Resource | str, **options: Unpack[WaitOptions]) -> Steps[JobOut]:
+    def wait(self, job: Resource | str, **options: Unpack[WaitKeywords]) -> Steps[JobOut]:
         """Wait until the job has ended, however it did.
 
         Args:
@@ -272,7 +272,7 @@ class JobCalls(ResourceCalls):
         return (yield from self._ended(id_of(job), options))
 
     @Call
-    def wait_succeeded(self, job: Resource | str, **options: Unpack[WaitOptions]) -> Steps[JobOut]:
+    def wait_succeeded(self, job: Resource | str, **options: Unpack[WaitKeywords]) -> Steps[JobOut]:
         """Wait until the job has succeeded; arguments as for ``wait``.
 
         Raises:
@@ -309,7 +309,7 @@ class JobCalls(ResourceCalls):
         """Cancel the job; one that has ended stays as it is."""
         return JobOut.model_validate((yield from self._json("POST", f"/v1/jobs/{id_of(job)}/cancel", repeatable=True)))
 
-    def _ended(self, job_id: str, options: WaitOptions) -> Steps[JobOut]:
+    def _ended(self, job_id: str, options: WaitKeywords) -> Steps[JobOut]:
         path, on_event, timeout_seconds = f"/v1/jobs/{job_id}", options.get("on_event"), options.get("timeout_seconds")
         if on_event is None:
             return (yield from self._get_once(JobOut, path, lambda seen: seen.state in TERMINAL, timeout_seconds))

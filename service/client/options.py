@@ -87,7 +87,7 @@ class ScheduleOptions(TypedDict, total=False):
     idempotency_key: str | None
 
 
-class WaitOptions(TypedDict, total=False):
+class WaitKeywords(TypedDict, total=False):
     """See ``wait``."""
 
     on_event: Callable[[EventOut], None] | None

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from urllib.parse import quote, urlencode
 
 from fastapi import APIRouter, Query, Request, Response
-from pydantic import BaseModel, Field
+from pydantic import AfterValidator, BaseModel, Field
 
 from service.artifacts import service as artifacts
 from service.contracts.graph_view import (
@@ -129,25 +129,20 @@ _NUMBER = re.compile(r"~(\d{1,9})")
 _Group = Annotated[str, Field(max_length=20, pattern=r"^\d{1,6}-\d{1,6}$")]
 
 
-class _Asked(BaseModel):
-    """The address's query."""
+class Wanted(BaseModel):
+    """What the address asks for."""
 
     by: By = "sqnr"
     open: list[_Group] = Field(default=[], max_length=32)
     node: str = Field(default="", max_length=1000)
-    find: str = Field(default="", max_length=200, pattern=PLAIN_TEXT)
+    find: Annotated[str, Field(max_length=200, pattern=PLAIN_TEXT), AfterValidator(str.strip)] = ""
     page: int = Field(default=1, ge=1, le=1000)
 
-
-@dataclass(frozen=True)
-class Wanted:
-    """What the address asks for."""
-
-    by: By
-    opened: tuple[tuple[int, int], ...]
-    node: str
-    find: str
-    number: int
+    @property
+    def opened(self) -> tuple[tuple[int, int], ...]:
+        """The groups that are open, each once, the last ones."""
+        pairs = [tuple(int(part) for part in one.split("-")) for one in dict.fromkeys(self.open)]
+        return tuple((first, stop) for first, stop in pairs)[-_MOST_OPENED:]
 
     def address(self, **changes: Any) -> str:
         """The query of the same page with changes."""
@@ -164,19 +159,12 @@ async def get_graph(
     job_id: str,
     app: AppDep,
     principal: PrincipalDep,
-    asked: Annotated[_Asked, Query()],
+    wanted: Annotated[Wanted, Query()],
 ) -> Response:
     """The graph; what is drawn, chosen and found stands in the address."""
-    wanted = Wanted(asked.by, _opened(asked.open), asked.node, asked.find.strip(), asked.page)
     found = await app.reads.run(lambda: sources(app, principal.tenant_id, job_id))
     shown = await app.heavy.run(lambda: _shown(known(app, found), found, wanted))
     return page(request, "graph.html.jinja", job=found.job, wanted=wanted, **shown)
-
-
-def _opened(given: list[str]) -> tuple[tuple[int, int], ...]:
-    """The groups of an address, each once, the last ones."""
-    pairs = [tuple(int(part) for part in one.split("-")) for one in dict.fromkeys(given)]
-    return tuple((first, stop) for first, stop in pairs)[-_MOST_OPENED:]
 
 
 def _shown(graph: Known, of: GraphSources, wanted: Wanted) -> dict[str, Any]:
@@ -188,7 +176,7 @@ def _shown(graph: Known, of: GraphSources, wanted: Wanted) -> dict[str, Any]:
         drawing = drawings.get(key, lambda: _drawn(graph, view, wanted, chosen))
     entries = _entries(graph, wanted)
     found = [one for one in entries if _matches(one, wanted.find)] if wanted.find else entries
-    first = (wanted.number - 1) * _ROWS
+    first = (wanted.page - 1) * _ROWS
     return {
         "missing": graph.missing,
         "drawing": drawing,
@@ -201,8 +189,8 @@ def _shown(graph: Known, of: GraphSources, wanted: Wanted) -> dict[str, Any]:
         "matching": len(found),
         "entries": found[first : first + _ROWS],
         "first": first,
-        "before": wanted.address(page=wanted.number - 1) if wanted.number > 1 else None,
-        "after": wanted.address(page=wanted.number + 1) if first + _ROWS < len(found) else None,
+        "before": wanted.address(page=wanted.page - 1) if wanted.page > 1 else None,
+        "after": wanted.address(page=wanted.page + 1) if first + _ROWS < len(found) else None,
     }
 
 

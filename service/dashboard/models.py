@@ -113,8 +113,8 @@ def _reasons(result: Inspection) -> list[dict[str, Any]]:
         if words is None:
             continue
         code = node.activation_reason_code if node.quantized else node.reason_code
-        first = {"words": words, "code": code, "hint": node.hint, "by_design": node.by_design, "names": []}
-        reason = found.setdefault((words, node.by_design), first)
+        first = {"words": words, "code": code, "hint": node.hint, "by_design": node.by_design}
+        reason = found.setdefault((words, node.by_design), {**first, "names": []})
         reason["names"].append(f"{node.name} ({node.op})" if node.name else node.op)
     return sorted(found.values(), key=lambda one: (one["by_design"], -len(one["names"])))
 

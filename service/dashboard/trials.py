@@ -49,7 +49,7 @@ def told(app: AppState, tenant_id: str, job: JobOut) -> dict[str, Any]:
     goal = _goal(job.config or {})
     measure, limit = goal_of(goal)
     name = f"goal_{goal.get('metric')}" if goal.get("kind") == "distance" else "drop"
-    trials = [
+    trials: list[dict[str, Any]] = [
         {
             "number": number,
             "words": names.get(number, f"recipe {number}"),

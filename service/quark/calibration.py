@@ -22,7 +22,7 @@ from service.quark.option import (
     refused,
     switched,
 )
-from service.quark.values import CALIBRATIONS, WEIGHT_METHODS, known, lookup
+from service.quark.values import CALIBRATIONS, WEIGHT_METHODS, looked_up
 
 _RANGES = "ranges are taken from the dataset or from 'tensor_ranges', not from a file; a job resumes by itself"
 
@@ -94,12 +94,10 @@ def _float_mode(draft: QuarkDraft, given: Given) -> None:
 
 
 def _weight_method(draft: QuarkDraft, given: Given) -> None:
-    method = lookup(given.value, WEIGHT_METHODS)
+    method = looked_up(draft, "WeightCalibrateMethod", given.value, WEIGHT_METHODS, given.pointer)
     if method is None:
-        draft.problem(
-            given.pointer, f"unknown WeightCalibrateMethod {given.value!r}; known: {known(WEIGHT_METHODS)}", BAD_VALUE
-        )
-    elif draft.get("weight/scale") != "float32":
+        return
+    if draft.get("weight/scale") != "float32":
         draft.note(given.pointer, "WeightCalibrateMethod has no effect: it concerns float32 scales only, as in Quark")
     else:
         draft.put("weight/calibration", dict(CALIBRATIONS[method]), given)

@@ -17,7 +17,7 @@ from service.quark.values import (
     FORMATS,
     QUANT_TYPES,
     known,
-    lookup,
+    looked_up,
     quant_type,
 )
 
@@ -122,10 +122,7 @@ def translate_excludes(draft: QuarkDraft) -> None:
 
 
 def _word(draft: QuarkDraft, name: str, table: dict[str, Any], default: str) -> Any:
-    text = draft.value(name, default)
-    found = lookup(text, table)
-    if found is None:
-        draft.problem(draft.pointer(name), f"unknown {name} {text!r}; known: {known(table)}", BAD_VALUE)
+    found = looked_up(draft, name, draft.value(name, default), table, draft.pointer(name))
     return table[default] if found is None else found
 
 

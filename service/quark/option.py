@@ -206,11 +206,11 @@ def refused_setting(option: str, field: str, kind: Kind, default: Any, why: str)
     return Setting(option, field, kind, default, "refused", "", why)
 
 
-def choice(words: Collection[str], told: str) -> Convert:
-    """Takes one of ``words`` as it is; ``told`` says that it must be one."""
+def choice(allowed: Collection[str], told: str) -> Convert:
+    """Takes one of ``allowed`` as it is; ``told`` says that it must be one."""
 
     def convert(draft: QuarkDraft, value: str, pointer: str) -> str:
-        if value not in words:
+        if value not in allowed:
             raise BadValueError(told)
         return value
 

@@ -18,7 +18,7 @@ from service.quark.option import read_class, unknown
 from service.quark.registry import OPTIONS
 from service.quark.structure import exclude, leave_out, selector_of
 from service.quark.tensors import Tensor, read_layer
-from service.quark.values import CALIBRATIONS, known, lookup
+from service.quark.values import CALIBRATIONS, looked_up
 
 _KEYS = (
     "global_config",
@@ -194,10 +194,11 @@ def _algorithms(draft: QuarkDraft, entries: Any, at: str) -> None:
         return
     for k, entry in enumerate(entries):
         name = entry.get("name") if isinstance(entry, dict) else entry
-        method, here = lookup(name, ALGORITHMS), below(at, k)
+        here = below(at, k)
+        method = looked_up(draft, "algorithm", name, ALGORITHMS, here)
         if method is None:
-            draft.problem(here, f"unknown algorithm {name!r}; known: {known(ALGORITHMS)}", BAD_VALUE)
-        elif method in draft.steps:
+            continue
+        if method in draft.steps:
             draft.problem(here, f"{name} stands there already, at {draft.steps[method].pointer}", BAD_VALUE)
         elif method in FINETUNINGS:
             ask_for_class(draft, method, here)

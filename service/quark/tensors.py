@@ -9,7 +9,7 @@ from typing import Any
 from service.contracts.base import below
 from service.quark.draft import BAD_VALUE, QuarkDraft
 from service.quark.option import unknown
-from service.quark.values import CALIB_METHODS, DATA_TYPES, GRANULARITIES, SCALE_TYPES, SPECS, known, lookup
+from service.quark.values import CALIB_METHODS, DATA_TYPES, GRANULARITIES, SCALE_TYPES, SPECS, known, looked_up, lookup
 
 _LAYER_KEYS = ("input_tensors", "activation", "weight", "bias", "output_tensors")
 _TENSOR_KEYS = ("symmetric", "scale_type", "calibration_method", "quant_granularity", "data_type")
@@ -81,8 +81,4 @@ def read_tensor(draft: QuarkDraft, spec: Any, at: str) -> Tensor | None:
 
 
 def _word(draft: QuarkDraft, fields: Mapping[str, Any], key: str, table: dict[str, str], default: str, at: str) -> str:
-    text = fields.get(key, default)
-    found = lookup(text, table)
-    if found is None:
-        draft.problem(below(at, key), f"unknown {key} {text!r}; known: {known(table)}", BAD_VALUE)
-    return found or table[default]
+    return looked_up(draft, key, fields.get(key, default), table, below(at, key)) or table[default]

@@ -157,6 +157,14 @@ def quant_type(text: Any) -> str | None:
     return next((dtype for name, dtype in QUANT_TYPES.items() if name.casefold() == member.casefold()), None)
 
 
+def looked_up(draft: QuarkDraft, name: str, text: Any, table: dict[str, T], at: str) -> T | None:
+    """As ``lookup``; what names nothing is a problem of the key at ``at``, which is called ``name``."""
+    found = lookup(text, table)
+    if found is None:
+        draft.problem(at, f"unknown {name} {text!r}; known: {known(table)}", BAD_VALUE)
+    return found
+
+
 def known(table: dict[str, Any]) -> str:
     """The words of a table, for messages."""
     return ", ".join(table)

@@ -151,27 +151,13 @@ def show(
     empty: str = "",
 ) -> None:
     """Print what a service has answered; arguments as for ``remote``."""
-    if json:
-        _print_document(found)
-    elif isinstance(found, Done):
-        typer.echo(found.words)
-    else:
-        _print_text(found, text, line, empty)
-
-
-def _print_document(found: Any) -> None:
     if isinstance(found, Done):
-        print_line(found.document)
-    elif isinstance(found, Listed):
-        print_items(found.found[: found.limit], has_more=len(found.found) > found.limit)
-    elif isinstance(found, list):
-        print_items(found)
-    else:
-        print_json(found)
-
-
-def _print_text(found: Any, text: Callable[[Any], object] | None, line: Callable[[Any], str], empty: str) -> None:
-    shown = found.found[: found.limit] if isinstance(found, Listed) else found
+        return print_line(found.document) if json else typer.echo(found.words)
+    shown, more = found, False
+    if isinstance(found, Listed):
+        shown, more = found.found[: found.limit], len(found.found) > found.limit
+    if json:
+        return print_items(shown, has_more=more) if isinstance(shown, list) else print_json(shown)
     if text is not None:
         text(shown)
     else:
@@ -179,7 +165,7 @@ def _print_text(found: Any, text: Callable[[Any], object] | None, line: Callable
             typer.echo(line(item))
         if shown == []:
             typer.echo(empty)
-    if isinstance(found, Listed) and len(found.found) > found.limit:
+    if more:
         told = f"There are more: --limit shows up to {options.MOST_LISTED} (shown: {found.limit})."
         typer.echo(told, err=True)
 
@@ -218,7 +204,7 @@ def _options_of(kind: Any) -> Iterator[inspect.Parameter]:
 
 
 def _knock(address: str) -> None:
-    """Fail at once where nobody answers: patience is for a service that was there before."""
+    """Fail at once where nobody answers: tries go on for a service that was there before."""
     import httpx
 
     from service.client import ServerUnreachableError

@@ -356,14 +356,14 @@ def one_of(module: str, name: str) -> Callable[[str | None], str | None]:
     """A callback of an option that takes one of the words of a Literal, whose module is loaded once one is given."""
 
     def check(value: str | None) -> str | None:
-        words = () if value is None else get_args(getattr(import_module(module), name))
-        if value is None or value in words:
+        choices = () if value is None else get_args(getattr(import_module(module), name))
+        if value is None or value in choices:
             return value
         from service.contracts.base import nearest_key
 
-        near = nearest_key(value, words)
+        near = nearest_key(value, choices)
         guess = "" if near is None else f"; did you mean {near!r}?"
-        raise typer.BadParameter(f"{value!r} is none of {', '.join(words)}{guess}")
+        raise typer.BadParameter(f"{value!r} is none of {', '.join(choices)}{guess}")
 
     return check
 

@@ -6,7 +6,6 @@ import filecmp
 import os
 import tempfile
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -211,16 +210,6 @@ def _made_lines(made: dict[str, Any]) -> list[tuple[str, str]]:
     return [*lines, ("config", f"target {made['target']}, sha256 {made['config_sha256']}")]
 
 
-@dataclass(frozen=True)
-class Pair:
-    """One file as both runs gave it; None: that run did not."""
-
-    kind: str
-    first_sha256: str | None
-    again_sha256: str | None
-    identical: bool
-
-
 def reproduce(
     job: JobId,
     service: Service,
@@ -244,16 +233,16 @@ def reproduce(
         after = client.report(again.id).manifest
         with tempfile.TemporaryDirectory(prefix="quantmill-") as folder:
             pairs = list(_pairs(client, job, again.id, Path(folder)))
-    identical = bool(pairs) and all(pair.identical for pair in pairs)
+    identical = bool(pairs) and all(pair["identical"] for pair in pairs)
     reasons = [] if identical else list(_reasons(before, after))
     if printing.json:
         document = {"identical": identical, "job": job, "again": again.id, "reasons": reasons}
-        print_json({**document, "files": [asdict(pair) for pair in pairs]})
+        print_json({**document, "files": pairs})
     else:
         for pair in pairs:
-            word = "identical" if pair.identical else "DIFFERENT"
-            told = f"sha256 {pair.first_sha256}" if pair.identical else f"{pair.first_sha256} / {pair.again_sha256}"
-            typer.echo(f"{word:<10} {pair.kind}  {told}")
+            kind, first, second, same = pair.values()
+            told = f"sha256 {first}" if same else f"{first} / {second}"
+            typer.echo(f"{'identical' if same else 'DIFFERENT':<10} {kind}  {told}")
         typer.echo(f"{'again':<10} {again.id}")
     if not identical:
         raise NotReproducedError(
@@ -262,8 +251,8 @@ def reproduce(
         )
 
 
-def _pairs(client: Client, first: str, again: str, folder: Path) -> Iterator[Pair]:
-    """Every model file of either run, downloaded and compared byte by byte."""
+def _pairs(client: Client, first: str, again: str, folder: Path) -> Iterator[dict[str, Any]]:
+    """Every model file of either run, downloaded and compared byte by byte; None: that run did not give it."""
     ours, theirs = _models(client, first), _models(client, again)
     for kind in sorted(ours.keys() | theirs.keys()):
         one, other = ours.get(kind), theirs.get(kind)
@@ -274,7 +263,8 @@ def _pairs(client: Client, first: str, again: str, folder: Path) -> Iterator[Pai
             client.download_artifact(other.id, paths[1])
             same = filecmp.cmp(*paths, shallow=False)
             filecmp.clear_cache()
-        yield Pair(kind, None if one is None else one.sha256, None if other is None else other.sha256, same)
+        digests = [None if file is None else file.sha256 for file in (one, other)]
+        yield {"kind": kind, "first_sha256": digests[0], "again_sha256": digests[1], "identical": same}
 
 
 def _models(client: Client, job: str) -> dict[str, ArtifactOut]:

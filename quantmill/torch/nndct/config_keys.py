@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,8 +11,6 @@ from service.contracts.errors import FieldProblem, InvalidConfigError
 DPU = "amd_npu_cnn"
 FLOATS = ("bfloat16", "float16", "float32")
 
-_ROUNDINGS = ("half_even", "half_up", "half_down", "std_round")
-_STATISTICS = ("modal", "mean", "median", "max")
 _BITS = (4, 8, 16)
 
 
@@ -42,6 +40,19 @@ class NndctRecipe:
         """Enter a note, once."""
         if text not in self.notes:
             self.notes.append(text)
+
+    def is_one_of(self, known: Iterable[str], value: Any, at: str) -> bool:
+        """True if ``value`` is known to the key at ``at``; else that is a problem."""
+        if value in known:
+            return True
+        self.refuse(at, f"{at.rpartition('/')[2]} {value!r} is not known; {', '.join(known)}")
+        return False
+
+    def is_switch(self, value: Any, at: str) -> bool:
+        """True if ``value`` is true or false, as the key at ``at`` must be; else that is a problem."""
+        if not isinstance(value, bool):
+            self.refuse(at, f"{at.rpartition('/')[2]} is true or false, not {value!r}")
+        return isinstance(value, bool)
 
     def set_bits(self, bits: Any, at: str) -> None:
         """Give weights and activations ``bits``."""
@@ -99,9 +110,9 @@ def set_bits(recipe: NndctRecipe, spec: dict[str, Any], value: Any, at: str, par
 
 def _method(recipe: NndctRecipe, spec: dict[str, Any], value: Any, at: str, part: str) -> None:
     known = {"diffs": "mse", "mse": "mse", "maxmin": "minmax", "entropy": "entropy", "percentile": "percentile"}
-    if value not in known:
-        recipe.refuse(at, f"method {value!r} is not known; {', '.join(known)}")
-    elif value == "entropy" and part == "weight":
+    if not recipe.is_one_of(known, value, at):
+        return
+    if value == "entropy" and part == "weight":
         recipe.refuse(at, "weights are not calibrated by entropy; diffs, mse, maxmin or percentile")
     else:
         spec["calibration"] = {"method": known[value]}
@@ -113,15 +124,12 @@ def _percentage(recipe: NndctRecipe, spec: dict[str, Any], value: Any, at: str, 
 
 
 def _rounding(recipe: NndctRecipe, spec: dict[str, Any], value: Any, at: str, part: str) -> None:
-    if value not in _ROUNDINGS:
-        recipe.refuse(at, f"round_mode {value!r} is not known; {', '.join(_ROUNDINGS)}")
-    elif value != "half_even":
+    if recipe.is_one_of(("half_even", "half_up", "half_down", "std_round"), value, at) and value != "half_even":
         recipe.note(f"round_mode {value}: halves go to the even neighbour, as QuantizeLinear of ONNX rounds")
 
 
 def _symmetry(recipe: NndctRecipe, spec: dict[str, Any], value: Any, at: str, part: str) -> None:
-    if value not in ("symmetric", "asymmetric"):
-        recipe.refuse(at, f"symmetry {value!r} is not known; symmetric or asymmetric")
+    if not recipe.is_one_of(("symmetric", "asymmetric"), value, at):
         return
     spec["symmetric"] = value == "symmetric"
     if value == "asymmetric":
@@ -129,9 +137,9 @@ def _symmetry(recipe: NndctRecipe, spec: dict[str, Any], value: Any, at: str, pa
 
 
 def _per_channel(recipe: NndctRecipe, spec: dict[str, Any], value: Any, at: str, part: str) -> None:
-    if not isinstance(value, bool):
-        recipe.refuse(at, f"per_channel is true or false, not {value!r}")
-    elif part == "weight":
+    if not recipe.is_switch(value, at):
+        return
+    if part == "weight":
         spec["granularity"] = "per_channel" if value else "per_tensor"
         if value:
             recipe.beyond_dpu.append((at, "per_channel"))
@@ -140,26 +148,23 @@ def _per_channel(recipe: NndctRecipe, spec: dict[str, Any], value: Any, at: str,
 
 
 def _signed(recipe: NndctRecipe, spec: dict[str, Any], value: Any, at: str, part: str) -> None:
-    if not isinstance(value, bool):
-        recipe.refuse(at, f"signed is true or false, not {value!r}")
-    elif str(spec["dtype"]) not in FLOATS:
+    if recipe.is_switch(value, at) and str(spec["dtype"]) not in FLOATS:
         spec["dtype"] = ("" if value else "u") + str(spec["dtype"]).removeprefix("u")
         if not value:
             recipe.beyond_dpu.append((at, "unsigned"))
 
 
 def _narrow(recipe: NndctRecipe, spec: dict[str, Any], value: Any, at: str, part: str) -> None:
-    if value is True and part == "activation" and "/overall_quantize_config" not in at:
+    if not recipe.is_switch(value, at) or not value:
+        return
+    if part == "activation" and "/overall_quantize_config" not in at:
         recipe.refuse(at, "activations use the whole range of their type")
-    elif value is True:
+    else:
         recipe.note("narrow_range: weights keep to [-127, 127] where their scale is no power of two")
-    elif value is not False:
-        recipe.refuse(at, f"narrow_range is true or false, not {value!r}")
 
 
 def _scale(recipe: NndctRecipe, spec: dict[str, Any], value: Any, at: str, part: str) -> None:
-    if value not in ("poweroftwo", "float"):
-        recipe.refuse(at, f"scale_type {value!r} is not known; poweroftwo or float")
+    if not recipe.is_one_of(("poweroftwo", "float"), value, at):
         return
     spec["scale"] = "power_of_two" if value == "poweroftwo" else "float32"
     if value == "float":
@@ -167,9 +172,7 @@ def _scale(recipe: NndctRecipe, spec: dict[str, Any], value: Any, at: str, part:
 
 
 def _statistic(recipe: NndctRecipe, spec: dict[str, Any], value: Any, at: str, part: str) -> None:
-    if value not in _STATISTICS:
-        recipe.refuse(at, f"calib_statistic_method {value!r} is not known; {', '.join(_STATISTICS)}")
-    else:
+    if recipe.is_one_of(("modal", "mean", "median", "max"), value, at):
         recipe.note(f"calib_statistic_method {value}: scales are chosen once, on all calibration samples together")
 
 
