@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 from service.contracts.config import QuantizationConfig, parse_config, patch_between
 from service.contracts.errors import CanceledError, InvalidConfigError, QuantmillError, UnsupportedModelError
@@ -136,37 +136,11 @@ class AdviceCandidate:
     nodes: tuple[str, ...] = ()
 
 
-class Advised(NamedTuple):
-    """What would help, and what was found to hurt; None: nothing was lost."""
-
-    advice: tuple[Advice, ...]
-    damage: Damage | None
-
-
 def with_advice(report: Report, done: QuantizedDraft, case: Case, services: Services, builder: ModelBuilder) -> Report:
-    """The report with its advice; where that cannot be looked for, a note says why.
-
-    Args and errors are those of ``advise``, but that only a cancellation is raised: the model is made and measured.
-    """
-    changes: dict[str, Any] = {}
-    try:
-        found = advise(report, done, case, services, builder)
-    except CanceledError:
-        raise
-    except QuantmillError as error:
-        changes["notes"] = (*report.notes, f"no advice could be looked for: {error.detail}")
-    else:
-        changes["advice"] = found.advice
-        if found.damage is not None:
-            changes |= {"causes": causes_of(found.damage), "layers": with_blame(report.layers, found.damage)}
-    return report.model_copy(update={**changes, "stages": tuple(services.stages.figures)})
-
-
-def advise(report: Report, done: QuantizedDraft, case: Case, services: Services, builder: ModelBuilder) -> Advised:
-    """What hurts and what would help, the most helpful first; nothing where nothing was lost.
+    """The report with what hurts and what would help, the most helpful first; nothing of it where nothing was lost.
 
     Which advice there is follows from the model, the data and the config; the clock decides which of it is tried, and
-    so in which order it stands.
+    so in which order it stands. Where it cannot be looked for, a note says why: the model is made and measured.
 
     Args:
         report: whole, but for this.
@@ -176,12 +150,24 @@ def advise(report: Report, done: QuantizedDraft, case: Case, services: Services,
         builder: quantizes the same model under other configs.
 
     Raises:
-        EngineError: the runtime failed on the float model.
         CanceledError: the run was canceled.
     """
     loss = None if done.plan.is_empty else find_loss(report, case.config.evaluation)
-    if loss is None:
-        return Advised((), None)
+    changes: dict[str, Any] = {}
+    if loss is not None:
+        try:
+            changes = _advised(report, loss, done, case, services, builder)
+        except CanceledError:
+            raise
+        except QuantmillError as error:
+            changes["notes"] = (*report.notes, f"no advice could be looked for: {error.detail}")
+    return report.model_copy(update={**changes, "stages": tuple(services.stages.figures)})
+
+
+def _advised(
+    report: Report, loss: AccuracyLoss, done: QuantizedDraft, case: Case, services: Services, builder: ModelBuilder
+) -> dict[str, Any]:
+    """The fields of the report that tell of it."""
     limit = case.config.evaluation.advice_seconds
     with services.stages.stage("advice", expected_seconds=trials_seconds(services.stages.spent_seconds, limit)):
         services.run.progress("advice")
@@ -201,7 +187,8 @@ def advise(report: Report, done: QuantizedDraft, case: Case, services: Services,
             trials.run.done += 1
             tried.append((candidate, trial))
     tried.sort(key=lambda pair: _place(pair[1], loss))
-    return Advised(tuple(_advice(candidate, trial, damage, loss) for candidate, trial in tried), damage)
+    advice = tuple(_advice(candidate, trial, damage, loss) for candidate, trial in tried)
+    return {"advice": advice, "causes": causes_of(damage), "layers": with_blame(report.layers, damage)}
 
 
 def find_candidates(damage: Damage, fitting: Fitting, *, sqnr_db: float | None) -> list[AdviceCandidate]:

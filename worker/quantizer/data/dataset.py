@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -220,9 +221,9 @@ class _Plan:
     def run(self, first: int, total: int) -> Generator[SampleBatch, None, None]:
         """The batches of the samples from ``first`` up to ``total``."""
         readers: dict[str, SampleReader] = {}
-        try:
+        with ExitStack() as opened:
             for name, source in self._sources.items():
-                readers[name] = source.open()
+                readers[name] = opened.enter_context(closing(source.open()))
                 for _, skipped in pieces([source], 0, min(first, total), self._batch_size):
                     readers[name].read(skipped)
             for start, valid in pieces(self._sources.values(), first, total, self._batch_size):
@@ -238,9 +239,6 @@ class _Plan:
                     arrays={asked: blocks[name] for asked, name in self._asked.items()},
                     size=self._batch_size if self._pad else valid,
                 )
-        finally:
-            for reader in readers.values():
-                reader.close()
 
     def _feed(self, block: Array, transform: Transform, whole: bool) -> Array:
         values = transform(block)

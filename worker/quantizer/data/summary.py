@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
+from contextlib import closing
 from typing import Any, Literal, NamedTuple
 
 import ml_dtypes
@@ -239,8 +240,8 @@ def _check_values(array: ArraySource, profiler: Profiler | None) -> None:
     watch = None if profiler is None else profiler.watch(array)
     samples = array.shape[0]
     step = max(1, BLOCK_BYTES // max(1, sample_bytes(array.dtype, array.shape)))
-    reader, masked, highest = array.open(), None, -np.inf
-    try:
+    masked, highest = None, -np.inf
+    with closing(array.open()) as reader:
         for start, count in pieces([array], 0, samples, step):
             block = reader.read(count)
             bad = _first_non_finite(block)
@@ -258,8 +259,6 @@ def _check_values(array: ArraySource, profiler: Profiler | None) -> None:
                 raise _not_finite(array, masked, _MASK)
             if watch is not None:
                 watch(start, block)
-    finally:
-        reader.close()
 
 
 def _not_finite(array: ArraySource, sample: int, value: str) -> NonFiniteDataError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -351,13 +351,10 @@ class MetricSet:
 def _blocks(data: OpenDataset, arrays: Collection[str | None]) -> Iterator[dict[str | None, Array]]:
     """All of these arrays, in blocks of samples that mix no shapes."""
     sources = {name: source for name in arrays if (source := data.stored(name)) is not None}
-    readers = {name: source.open() for name, source in sources.items()}
-    try:
+    with ExitStack() as opened:
+        readers = {name: opened.enter_context(closing(source.open())) for name, source in sources.items()}
         for _, count in pieces(sources.values(), 0, data.samples if readers else 0, _LABEL_BLOCK):
             yield {name: reader.read(count) for name, reader in readers.items()}
-    finally:
-        for reader in readers.values():
-            reader.close()
 
 
 def rounded(value: float, unit: str) -> float:
