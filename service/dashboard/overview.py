@@ -20,8 +20,8 @@ from service.jobs import service as jobs
 from service.jobs.repository import JobQuery
 from service.jobs.schemas import JobListed
 from service.jobs.views import job_listed
-from service.quarantine import router as quarantine
-from service.queues import router as queues
+from service.quarantine import service as quarantine
+from service.queues import service as queues
 from service.queues.schemas import QueueOut
 from service.reports import charts
 from service.schedules import service as schedules
