@@ -15,6 +15,7 @@ from sqlalchemy import (
     and_,
     cast,
     func,
+    insert,
     inspect,
     literal,
     or_,
@@ -65,6 +66,7 @@ _Own = TypeVar(
 _Listed = TypeVar(
     "_Listed", ApiKey, Batch, Dataset, Job, Model, JobSchedule, ScheduleRun, WebhookDelivery, WebhookEndpoint
 )
+_Made = TypeVar("_Made", Batch, Dataset, InspectionRow, JobSchedule, Model, ScheduleRun, WebhookEndpoint)
 _Versioned = TypeVar("_Versioned", JobSchedule, ScheduleRun, WebhookEndpoint)
 # Of ids, by the table that they are of.
 _PREFIXES: dict[type[Base], Prefix] = {
@@ -244,6 +246,13 @@ def page(
         return rows, None
     last, seconds = found[limit - 1]
     return rows, Position(seconds, last.id)
+
+
+def add(session: Session, table: type[_Made], **values: Any) -> _Made:
+    """Insert a row in its first version, made now."""
+    now = db_now()
+    statement = insert(table).values(**values, row_version=1, created_at=now, updated_at=now).returning(table)
+    return session.scalars(statement).one()
 
 
 def change(session: Session, table: type[_Versioned], row_id: str, **values: Any) -> _Versioned:

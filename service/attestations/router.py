@@ -15,7 +15,7 @@ from service.attestations.schemas import (
     SigningKeyUnreadableError,
     SigningUnavailableError,
 )
-from service.attestations.signing import signing_key_out
+from service.attestations.signing import known_keys, signing_key_out
 from service.deps import AppDep, GuestDep, PrincipalDep
 from service.errors import DatabaseUnavailableError
 from service.http import Responses, etag_matches, problems
@@ -54,5 +54,5 @@ async def list_signing_keys(app: AppDep, guest: GuestDep) -> SigningKeyList:
     """
     rows = await app.reads.run(lambda: service.keys_kept(app))
     if not rows and guest is not None:
-        rows = await app.writes.run(lambda: service.keys_made(app))
+        rows = await app.writes.run(lambda: known_keys(app.database, app.settings))
     return SigningKeyList(items=[signing_key_out(row) for row in rows])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from service.attestations import repository, signing
+from service.attestations import repository
 from service.attestations.schemas import AttestationNotFoundError, AttestationNotReadyError
 from service.attestations.signing import attest
 from service.deps import AppState
@@ -57,12 +57,3 @@ def keys_kept(app: AppState) -> list[SigningKeyRow]:
     """All keys there are, the current one first."""
     with app.database.read() as session:
         return repository.signing_keys(session)
-
-
-def keys_made(app: AppState) -> list[SigningKeyRow]:
-    """The same; the first is made now.
-
-    Raises:
-        SigningUnavailableError: the installation has no pepper.
-    """
-    return signing.known_keys(app.database, app.settings)

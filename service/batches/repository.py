@@ -46,19 +46,16 @@ def create(
     request_id: str | None,
 ) -> Batch:
     """Insert a batch without members."""
-    now = db_now()
-    statement = insert(Batch).values(
+    return repository.add(
+        session,
+        Batch,
         id=new_id("bat"),
         tenant_id=tenant_id,
         name=name,
         labels=labels,
         grid=grid,
-        row_version=1,
         request_id=request_id,
-        created_at=now,
-        updated_at=now,
     )
-    return session.scalars(statement.returning(Batch)).one()
 
 
 def add_members(session: Session, batch: Batch, first: int, members: Sequence[NewMember]) -> None:

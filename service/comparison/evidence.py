@@ -10,8 +10,8 @@ from service.comparison.pairing import CONFIDENCE, MeanDifference, Pairing, mean
 from service.comparison.samples import Samples, read_samples
 from service.comparison.schemas import ComparedMetric
 from service.contracts.dataset import PreprocessingSpec
-from service.contracts.evaluation_report import EvaluationReport
-from service.contracts.report import Fidelity, LatencyFigures, LayerFigures, Report, Verdict
+from service.contracts.evaluation_report import EvaluatedMetric, EvaluationReport
+from service.contracts.report import Fidelity, Interval, LatencyFigures, LayerFigures, MetricFigures, Report, Verdict
 from service.deps import AppState
 from service.files.serving import open_file
 from service.tables import Artifact
@@ -135,20 +135,17 @@ def compared_report(report: Report | EvaluationReport) -> ComparedReport:
     return _of_evaluation(report) if isinstance(report, EvaluationReport) else _of_quantization(report)
 
 
+def _metric(
+    metric: MetricFigures | EvaluatedMetric, before: float | None, after: float | None, interval: Interval | None
+) -> ComparedMetric:
+    told = {"name": metric.name, "unit": metric.unit, "better": metric.better, "drop": metric.drop}
+    figures = {"float": before, "quantized": after, "quantized_interval": interval}
+    return ComparedMetric.model_validate({**told, **figures})
+
+
 def _of_quantization(report: Report) -> ComparedReport:
     metrics = tuple(
-        ComparedMetric.model_validate(
-            {
-                "name": metric.name,
-                "unit": metric.unit,
-                "better": metric.better,
-                "float": metric.float_,
-                "quantized": metric.quantized,
-                "quantized_interval": metric.quantized_interval,
-                "drop": metric.drop,
-            }
-        )
-        for metric in report.metrics
+        _metric(metric, metric.float_, metric.quantized, metric.quantized_interval) for metric in report.metrics
     )
     return ComparedReport(
         verdict=report.verdict,
@@ -164,20 +161,7 @@ def _of_quantization(report: Report) -> ComparedReport:
 
 
 def _of_evaluation(report: EvaluationReport) -> ComparedReport:
-    metrics = tuple(
-        ComparedMetric.model_validate(
-            {
-                "name": metric.name,
-                "unit": metric.unit,
-                "better": metric.better,
-                "float": metric.reference_value,
-                "quantized": metric.value,
-                "quantized_interval": metric.interval,
-                "drop": metric.drop,
-            }
-        )
-        for metric in report.metrics
-    )
+    metrics = tuple(_metric(metric, metric.reference_value, metric.value, metric.interval) for metric in report.metrics)
     manifest = report.manifest
     return ComparedReport(
         verdict=report.verdict,

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import insert
 from sqlalchemy.orm import Session
 
-from service.db import db_now
+from service import repository
 from service.ids import new_id
 from service.names.repository import next_version
 from service.tables import Dataset
@@ -34,19 +33,12 @@ class NewDataset:
 
 def create(session: Session, tenant_id: str, new: NewDataset) -> Dataset:
     """Insert a dataset in validation, the next version of its name."""
-    now = db_now()
-    statement = (
-        insert(Dataset)
-        .values(
-            id=new_id("dst"),
-            tenant_id=tenant_id,
-            **vars(new),
-            version=next_version(session, tenant_id, "dataset", new.name),
-            status="validating",
-            row_version=1,
-            created_at=now,
-            updated_at=now,
-        )
-        .returning(Dataset)
+    return repository.add(
+        session,
+        Dataset,
+        id=new_id("dst"),
+        tenant_id=tenant_id,
+        **vars(new),
+        version=next_version(session, tenant_id, "dataset", new.name),
+        status="validating",
     )
-    return session.scalars(statement).one()

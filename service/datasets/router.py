@@ -14,6 +14,7 @@ from service.datasets import service
 from service.datasets.schemas import DatasetCreate, DatasetInUseError, DatasetOut, ThumbnailsNotFoundError
 from service.datasets.service import dataset_in_list, dataset_out
 from service.deps import AppDep, PrincipalDep, reading
+from service.files.serving import open_file
 from service.http import (
     Conditions,
     IfMatch,
@@ -140,4 +141,5 @@ def get_thumbnails(dataset_id: str, request: Request, app: AppDep, principal: Pr
     if not_modified(content, request.headers):
         return Response(status_code=304, headers=content.headers())
     part = content_range(content, request.headers)
-    return file_response(service.open_thumbnails(app, found), content, part, app.writes)
+    sheet = open_file(app.database, app.store, found.sha256, found.size_bytes)
+    return file_response(sheet, content, part, app.writes)

@@ -13,7 +13,6 @@ from service.datasets.repository import NewDataset
 from service.datasets.schemas import DatasetCreate, DatasetLinks, DatasetOut, ThumbnailsNotFoundError
 from service.deps import AppState
 from service.files import repository as stored_files
-from service.files.serving import ServedFile, open_file
 from service.idempotency.answers import Answer
 from service.idempotency.requests import KeyedRequest
 from service.idempotency.service import submit_once
@@ -115,16 +114,6 @@ def thumbnails(app: AppState, tenant_id: str, dataset_id: str) -> Thumbnails:
     if summary is None or summary.thumbnails is None:
         raise ThumbnailsNotFoundError(dataset_id)
     return summary.thumbnails
-
-
-def open_thumbnails(app: AppState, found: Thumbnails) -> ServedFile:
-    """The sheet's bytes, for reading.
-
-    Raises:
-        StoredFileMissingError: the file is gone.
-        StoredFileCorruptError: it has another size than it had, or was found to be damaged.
-    """
-    return open_file(app.database, app.store, found.sha256, found.size_bytes)
 
 
 def usable(session: Session, tenant_id: str, dataset_id: str, *, pointer: str) -> tuple[Dataset, DatasetSummary]:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from sqlalchemy import insert, select
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from service import repository
-from service.db import db_now
 from service.ids import new_id
 from service.inspections.schemas import InspectionNotFoundError
 from service.tables import InspectionRow, Job, Model
@@ -29,24 +28,17 @@ def lasting(session: Session, model_id: str, config_sha256: str) -> InspectionRo
 
 def create(session: Session, job: Job, *, config_sha256: str) -> InspectionRow:
     """Insert the inspection that ``job`` will make."""
-    now = db_now()
-    statement = (
-        insert(InspectionRow)
-        .values(
-            id=new_id("ins"),
-            tenant_id=job.tenant_id,
-            model_id=job.model_id,
-            job_id=job.id,
-            config=job.config,
-            config_sha256=config_sha256,
-            status="running",
-            row_version=1,
-            created_at=now,
-            updated_at=now,
-        )
-        .returning(InspectionRow)
+    return repository.add(
+        session,
+        InspectionRow,
+        id=new_id("ins"),
+        tenant_id=job.tenant_id,
+        model_id=job.model_id,
+        job_id=job.id,
+        config=job.config,
+        config_sha256=config_sha256,
+        status="running",
     )
-    return session.scalars(statement).one()
 
 
 def get(session: Session, tenant_id: str, inspection_id: str) -> InspectionRow:

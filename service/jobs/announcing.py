@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from sqlalchemy.orm import Session
 
@@ -46,28 +46,21 @@ def tell_job(session: Session, job: Job, verdict: str | None = None, fallback: s
     emit(session, job.tenant_id, f"job.{job.state}", data)
 
 
-def tell_model(session: Session, job: Job, state: str, problem: Problem | None = None) -> None:
-    """The model that the job validated is ready, or rejected."""
-    model_id = job.model_id or ""
+def tell_uploaded(
+    session: Session, job: Job, word: Literal["model", "dataset"], state: str, problem: Problem | None = None
+) -> None:
+    """The model or dataset that the job validated is ready, or rejected."""
 
     def data() -> dict[str, Any]:
-        model = models.find(session, model_id)
-        named = {} if model is None else {"name": model.name, "version": model.version}
-        return {"id": model_id, "state": state, **named, "error": _told(problem)}
+        if word == "model":
+            row_id, model = job.model_id, models.find(session, job.model_id or "")
+            named = {} if model is None else {"name": model.name, "version": model.version}
+        else:
+            row_id, dataset = job.dataset_id, datasets.find(session, job.dataset_id or "")
+            named = {} if dataset is None else {"name": dataset.name}
+        return {"id": row_id or "", "state": state, **named, "error": _told(problem)}
 
-    emit(session, job.tenant_id, f"model.{state}", data)
-
-
-def tell_dataset(session: Session, job: Job, state: str, problem: Problem | None = None) -> None:
-    """The dataset that the job validated is ready, or rejected."""
-    dataset_id = job.dataset_id or ""
-
-    def data() -> dict[str, Any]:
-        dataset = datasets.find(session, dataset_id)
-        named = {} if dataset is None else {"name": dataset.name}
-        return {"id": dataset_id, "state": state, **named, "error": _told(problem)}
-
-    emit(session, job.tenant_id, f"dataset.{state}", data)
+    emit(session, job.tenant_id, f"{word}.{state}", data)
 
 
 def _told(problem: Problem | None) -> dict[str, str] | None:

@@ -86,7 +86,7 @@ def retry(app: AppState, by: Principal, job_id: str, *, key: str | None) -> Answ
         QuantmillError: as for ``create``.
     """
     request = KeyedRequest.of(f"POST /v1/jobs/{job_id}/retry", key, NoBody())
-    check = partial(_repeated, app=app, by=by, job_id=job_id)
+    check = partial(_again, app=app, by=by, job_id=job_id)
     return submit_once(app, by, request, check, partial(store_submission, app=app, by=by))
 
 
@@ -99,29 +99,22 @@ def clone(app: AppState, by: Principal, job_id: str, patch: dict[str, Any], *, k
         QuantmillError: as for ``create``.
     """
     request = KeyedRequest.of(f"POST /v1/jobs/{job_id}/clone", key, RootModel(patch))
-    check = partial(_changed, app=app, by=by, job_id=job_id, patch=patch)
+    check = partial(_again, app=app, by=by, job_id=job_id, patch=patch)
     return submit_once(app, by, request, check, partial(store_submission, app=app, by=by))
 
 
-def _repeated(session: Session, app: AppState, by: Principal, job_id: str) -> Submission:
-    job = repository.get(session, by.tenant_id, job_id)
-    body = same_request(job, EvaluationCreate) if job.kind == "evaluate" else same_request(job, JobCreate)
-    return _checked_of_kind(session, app, by, body).made_of(retry_of=job_id)
-
-
-def _changed(session: Session, app: AppState, by: Principal, job_id: str, patch: dict[str, Any]) -> Submission:
+def _again(
+    session: Session, app: AppState, by: Principal, job_id: str, patch: dict[str, Any] | None = None
+) -> Submission:
+    """The request of a job once more: with changes it is cloned, without it is retried."""
     job = repository.get(session, by.tenant_id, job_id)
     if job.kind == "evaluate":
-        body: JobCreate | EvaluationCreate = changed_request(job, patch, EvaluationCreate)
+        asked = same_request(job, EvaluationCreate) if patch is None else changed_request(job, patch, EvaluationCreate)
+        given = checked_evaluation(session, app.settings, by.tenant_id, asked)
     else:
-        body = changed_request(job, patch, JobCreate)
-    return _checked_of_kind(session, app, by, body).made_of(cloned_from=job_id)
-
-
-def _checked_of_kind(session: Session, app: AppState, by: Principal, body: JobCreate | EvaluationCreate) -> Submission:
-    if isinstance(body, EvaluationCreate):
-        return checked_evaluation(session, app.settings, by.tenant_id, body)
-    return checked_submission(session, app.settings, by.tenant_id, body, finish=True)
+        body = same_request(job, JobCreate) if patch is None else changed_request(job, patch, JobCreate)
+        given = checked_submission(session, app.settings, by.tenant_id, body, finish=True)
+    return given.made_of(retry_of=job_id) if patch is None else given.made_of(cloned_from=job_id)
 
 
 def check(app: AppState, tenant_id: str, body: JobValidate) -> JobValidated:

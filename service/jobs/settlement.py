@@ -53,7 +53,7 @@ def accept(session: Session, job: Job, result: Outcome) -> None:
         thumbnails = None if result.thumbnails is None else result.thumbnails.sha256
         values = {**_summaries(result), "thumbnails_sha256": thumbnails}
         if settle(session, Dataset, {**values, "status": "ready"}, id=job.dataset_id):
-            announcing.tell_dataset(session, job, "ready")
+            announcing.tell_uploaded(session, job, "dataset", "ready")
     elif isinstance(result, Inspection) and job.kind == "inspect_target":
         settle(session, InspectionRow, {"status": "ready", "result": result.model_dump(mode="json")}, job_id=job.id)
     else:
@@ -68,11 +68,11 @@ def reject(session: Session, job: Job, problem: Problem) -> None:
         pointer = _file_pointer(models.find(session, job.model_id), problem)
         values = {"status": "rejected", "problems": _stored(problem, pointer)}
         if settle(session, Model, values, id=job.model_id):
-            announcing.tell_model(session, job, "rejected", problem)
+            announcing.tell_uploaded(session, job, "model", "rejected", problem)
     elif job.kind == "inspect_dataset" and job.dataset_id is not None:
         values = {"status": "rejected", "problems": _stored(problem, "/upload_id")}
         if settle(session, Dataset, values, id=job.dataset_id):
-            announcing.tell_dataset(session, job, "rejected", problem)
+            announcing.tell_uploaded(session, job, "dataset", "rejected", problem)
     elif job.kind in USERS_KINDS:
         hand_overs.abandon(session, job)
     elif job.kind == "inspect_target":
@@ -89,7 +89,7 @@ def tell_waiting(session: Session, job: Job) -> None:
 
 def _settle_model(session: Session, job: Job, model_id: str, found: ModelSummary) -> None:
     if settle(session, Model, {**_summaries(found), "status": "ready"}, id=model_id):
-        announcing.tell_model(session, job, "ready")
+        announcing.tell_uploaded(session, job, "model", "ready")
 
 
 def _summaries(found: ModelSummary | DatasetSummary) -> dict[str, Any]:

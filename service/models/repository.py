@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from sqlalchemy import insert, select
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from service import repository
 from service.contracts.model import MADE_MODEL
-from service.db import db_now
 from service.ids import new_id
 from service.names.repository import next_version
 from service.tables import Model, ModelFile
@@ -44,26 +44,19 @@ def create(
     description: str | None = None,
 ) -> Model:
     """Insert a model in validation, the next version of its name, with its files; see ``add_files``."""
-    now = db_now()
-    statement = (
-        insert(Model)
-        .values(
-            id=new_id("mdl"),
-            tenant_id=tenant_id,
-            name=name,
-            format=format,
-            skeleton_model_id=None if skeleton is None else skeleton.id,
-            version=next_version(session, tenant_id, "model", name),
-            status="validating",
-            tags=tags or {},
-            description=description,
-            row_version=1,
-            created_at=now,
-            updated_at=now,
-        )
-        .returning(Model)
+    model = repository.add(
+        session,
+        Model,
+        id=new_id("mdl"),
+        tenant_id=tenant_id,
+        name=name,
+        format=format,
+        skeleton_model_id=None if skeleton is None else skeleton.id,
+        version=next_version(session, tenant_id, "model", name),
+        status="validating",
+        tags=tags or {},
+        description=description,
     )
-    model = session.scalars(statement).one()
     add_files(session, tenant_id, model.id, files)
     session.refresh(model, ["files"])
     return model

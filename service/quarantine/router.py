@@ -6,7 +6,7 @@ from fastapi import APIRouter, Depends, Response
 
 from service.deps import AppDep, PrincipalDep, reading
 from service.http import only_parameters, problems
-from service.quarantine import suspects
+from service.quarantine import service
 from service.quarantine.schemas import QuarantineList, QuarantineNotFoundError
 
 router = APIRouter(prefix="/v1/quarantine", tags=["quarantine"])
@@ -16,11 +16,11 @@ router = APIRouter(prefix="/v1/quarantine", tags=["quarantine"])
 @reading
 def list_quarantine(app: AppDep, principal: PrincipalDep) -> QuarantineList:
     """Models that killed the process that worked on them, twice in a row: nothing is tried with them any more."""
-    return QuarantineList(items=suspects.list_all(app, principal.tenant_id))
+    return QuarantineList(items=service.list_all(app, principal.tenant_id))
 
 
 @router.delete("/{digest}", status_code=204, responses=problems(QuarantineNotFoundError))
 async def release_model(digest: str, app: AppDep, principal: PrincipalDep) -> Response:
     """Release a model from quarantine: jobs with it are accepted and run again."""
-    await app.writes.run(lambda: suspects.release(app, principal, digest))
+    await app.writes.run(lambda: service.release(app, principal, digest))
     return Response(status_code=204)

@@ -12,15 +12,11 @@ from collections.abc import Iterable
 
 from sqlalchemy.orm import Session
 
-from service.audit.service import note
 from service.contracts.errors import Problem
 from service.contracts.model import MADE_DATA, MADE_MODEL
-from service.deps import AppState
 from service.models import repository as models
-from service.principal import Principal
 from service.quarantine import repository
-from service.quarantine.schemas import ModelQuarantinedError, QuarantineNotFoundError, QuarantineOut, release_hint
-from service.storage import is_sha256
+from service.quarantine.schemas import ModelQuarantinedError, release_hint
 from service.tables import Job, Model, ModelFile
 
 CRASHES = 2
@@ -103,27 +99,3 @@ def clear(session: Session, job: Job) -> None:
 def _suspect(session: Session, job: Job) -> Model | None:
     is_known = job.model_id is not None and job.reference_model_id is None
     return models.find(session, job.model_id or "") if is_known else None
-
-
-# What the holder of the key can do about models in quarantine: see them, release them.
-
-
-def list_all(app: AppState, tenant_id: str) -> list[QuarantineOut]:
-    """The tenant's models in quarantine, the newest first."""
-    with app.database.read() as session:
-        rows = repository.list_held(session, tenant_id)
-        return [QuarantineOut.model_validate(row, from_attributes=True) for row in rows]
-
-
-def release(app: AppState, by: Principal, digest: str) -> None:
-    """Have jobs tried again with these bytes.
-
-    Raises:
-        QuarantineNotFoundError: they are not in quarantine.
-    """
-    with app.database.write() as session:
-        # what is no digest is not asked for: PostgreSQL takes no NUL
-        if not is_sha256(digest) or repository.held(session, by.tenant_id, digest) is None:
-            raise QuarantineNotFoundError(digest)
-        repository.forget(session, by.tenant_id, digest)
-        note(session, by, "quarantine.release", digest)

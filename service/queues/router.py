@@ -2,72 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from datetime import datetime
-
 from fastapi import APIRouter, Depends
 
-from service.deps import AppDep, AppState, get_principal, reading
+from service.deps import AppDep, get_principal, reading
 from service.http import only_parameters
-from service.jobs.queues import QUEUES
-from service.queues import repository
-from service.queues.repository import QueuedFigures, WorkerFigures
-from service.queues.schemas import QueuedOut, QueueList, QueueOut, SlotsOut
-from service.quotas.service import running_limits
-
-# Queues, and who works on them, as a dashboard or an autoscaler wants to know them.
-
-
-def all_queues(app: AppState) -> list[QueueOut]:
-    """Every queue, also one that nothing waits in and nobody serves."""
-    with app.database.read() as session:
-        full = running_limits(session, app.settings.quota).full()
-        waiting, running = repository.waiting(session, full=full), repository.running(session)
-        served = repository.worker_figures(session)
-    return [
-        _queue(name, waiting.get(name, QueuedFigures()), running.get(name, 0), served.get(name, WorkerFigures()))
-        for name in QUEUES
-    ]
-
-
-def _queue(name: str, waiting: QueuedFigures, running: int, workers: WorkerFigures) -> QueueOut:
-    return QueueOut(
-        name=name,
-        queued=QueuedOut(due=waiting.due, delayed=waiting.queued - waiting.due),
-        running=running,
-        oldest_due_age_seconds=None if waiting.oldest_seconds is None else round(waiting.oldest_seconds, 3),
-        workers=workers.workers,
-        deaf_workers=workers.deaf,
-        slots=SlotsOut(total=workers.slots, busy=workers.busy, free=workers.slots - workers.busy),
-        wanted_slots=waiting.startable + running,
-        waited_seconds=round(waiting.waited_seconds, 3),
-    )
-
-
-@dataclass(frozen=True)
-class AliveWorker:
-    """A worker that was seen within the last minute; ``deaf_since``: from when on no message has reached it."""
-
-    id: str
-    queues: tuple[str, ...]
-    slots: int
-    seen_at: datetime
-    deaf_since: datetime | None
-
-
-def all_alive(app: AppState) -> list[AliveWorker]:
-    """Every worker that is alive, with all of its queues."""
-    with app.database.read() as session:
-        rows = repository.alive(session)
-    queues: dict[str, list[str]] = {}
-    for row in rows:
-        queues.setdefault(row.id, []).append(row.queue)
-    newest = {row.id: row for row in sorted(rows, key=lambda row: row.seen_at)}
-    return [
-        AliveWorker(one, tuple(names), newest[one].slots, newest[one].seen_at, newest[one].deaf_since)
-        for one, names in queues.items()
-    ]
-
+from service.queues import service
+from service.queues.schemas import QueueList
 
 router = APIRouter(prefix="/v1/queues", tags=["queues"])
 
@@ -76,4 +16,4 @@ router = APIRouter(prefix="/v1/queues", tags=["queues"])
 @reading
 def list_queues(app: AppDep) -> QueueList:
     """What waits in each queue, what runs, and how many slots there are for it."""
-    return QueueList(items=all_queues(app))
+    return QueueList(items=service.all_queues(app))

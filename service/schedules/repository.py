@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from sqlalchemy import delete as deletion
-from sqlalchemy import exists, insert, select, update
+from sqlalchemy import exists, select, update
 from sqlalchemy.orm import Session
 
 from service import repository
@@ -50,12 +50,7 @@ def planned(plan: Plan | None) -> dict[str, Any]:
 
 def create(session: Session, tenant_id: str, schedule_id: str, plan: Plan | None, **values: Any) -> JobSchedule:
     """Insert a schedule."""
-    now = db_now()
-    values = {"id": schedule_id, "tenant_id": tenant_id, **values, **planned(plan)}
-    statement = (
-        insert(JobSchedule).values(**values, row_version=1, created_at=now, updated_at=now).returning(JobSchedule)
-    )
-    return session.scalars(statement).one()
+    return repository.add(session, JobSchedule, id=schedule_id, tenant_id=tenant_id, **values, **planned(plan))
 
 
 def get(session: Session, tenant_id: str, schedule_id: str, *, locked: bool = False) -> JobSchedule:
@@ -161,11 +156,9 @@ def lock(session: Session, schedule_id: str) -> JobSchedule | None:
 
 def add_run(session: Session, schedule: JobSchedule, **values: Any) -> ScheduleRun:
     """Insert a run of a schedule that the caller holds."""
-    now = db_now()
     values = {"id": new_id("run"), "tenant_id": schedule.tenant_id, "schedule_id": schedule.id, "missed": 0, **values}
-    values["finished_at"] = None if values["state"] in OPEN_STATES else now
-    statement = insert(ScheduleRun).values(**values, row_version=1, created_at=now, updated_at=now)
-    return session.scalars(statement.returning(ScheduleRun)).one()
+    values["finished_at"] = None if values["state"] in OPEN_STATES else db_now()
+    return repository.add(session, ScheduleRun, **values)
 
 
 def change_run(session: Session, run: ScheduleRun, **values: Any) -> ScheduleRun:

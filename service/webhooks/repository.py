@@ -68,28 +68,21 @@ def create(
     session: Session, tenant_id: str, endpoint_id: str, body: WebhookCreate, *, sealed: str, pepper_id: str
 ) -> WebhookEndpoint:
     """Insert the endpoint that is asked for, with its secret as it is kept."""
-    now = db_now()
-    statement = (
-        insert(WebhookEndpoint)
-        .values(
-            id=endpoint_id,
-            tenant_id=tenant_id,
-            url=body.url,
-            event_types=body.event_types,
-            description=body.description,
-            enabled=body.enabled,
-            disabled_reason=None if body.enabled else "client",
-            disabled_at=None if body.enabled else now,
-            dropped_events=0,
-            sealed=sealed,
-            pepper_id=pepper_id,
-            row_version=1,
-            created_at=now,
-            updated_at=now,
-        )
-        .returning(WebhookEndpoint)
+    return repository.add(
+        session,
+        WebhookEndpoint,
+        id=endpoint_id,
+        tenant_id=tenant_id,
+        url=body.url,
+        event_types=body.event_types,
+        description=body.description,
+        enabled=body.enabled,
+        disabled_reason=None if body.enabled else "client",
+        disabled_at=None if body.enabled else db_now(),
+        dropped_events=0,
+        sealed=sealed,
+        pepper_id=pepper_id,
     )
-    return session.scalars(statement).one()
 
 
 def get(session: Session, tenant_id: str, endpoint_id: str, *, locked: bool = False) -> WebhookEndpoint:
