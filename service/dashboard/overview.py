@@ -20,8 +20,6 @@ from service.jobs import service as jobs
 from service.jobs.repository import JobQuery
 from service.jobs.views import job_listed
 from service.quarantine import service as quarantine
-from service.quarantine import suspects as quarantine
-from service.queues import router as queues
 from service.queues import service as queues
 from service.reports import charts
 from service.schedules import service as schedules
