@@ -11,9 +11,10 @@ import secrets
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from service.keys.secrets import SECRET_BYTES
 from service.process import is_loopback
 
+# Of a key; here, where no table is loaded: clients read this module.
+SECRET_BYTES = 32
 _SCHEME_PORTS = {"http": 80, "https": 443}
 _LISTENING = "0A"
 log = logging.getLogger(__name__)
