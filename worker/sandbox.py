@@ -89,17 +89,13 @@ class SandboxLimits:
     def rlimits(self) -> dict[str, int]:
         """Names and values for setrlimit."""
         limits = {"RLIMIT_CORE": 0, "RLIMIT_FSIZE": self.file_bytes, "RLIMIT_NOFILE": self.open_files}
-        limits["RLIMIT_NPROC"] = _machine_threads() + self.more_threads
+        # the load average names the threads of all processes of this machine behind the slash (man 5 proc_loadavg)
+        limits["RLIMIT_NPROC"] = int(_LOADAVG.read_text().split()[3].partition("/")[2]) + self.more_threads
         if self.memory_bytes is not None:
             limits["RLIMIT_AS"] = self.memory_bytes + RESERVED_BYTES + self.mapped_bytes
         if self.cpu_seconds is not None:
             limits["RLIMIT_CPU"] = max(1, self.cpu_seconds)
         return limits
-
-
-def _machine_threads() -> int:
-    """Threads of all processes of this machine: its load average names them behind the slash (man 5 proc_loadavg)."""
-    return int(_LOADAVG.read_text().split()[3].partition("/")[2])
 
 
 @dataclass(frozen=True)

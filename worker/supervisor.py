@@ -231,7 +231,8 @@ class Supervisor:
         guard = Guard(lease, self._stop)
         task_file, places = self._prepare(job, lease, guard, scratch)
         reach("after_inputs")
-        remaining = _remaining_seconds(job)
+        # both by the database's clock: from the claim to the deadline
+        remaining = None if job.deadline_at is None else max(0.0, (job.deadline_at - job.updated_at).total_seconds())
         budget = budget_of(job, scratch, self._settings, self._memory_bytes)
         guard.await_lease(self._timing.frozen)
         limits = self._limits(job, remaining, budget, scratch)
@@ -332,11 +333,6 @@ class Supervisor:
         """How far each of a tenant's inspections here stands back: all of them together weigh as much as one."""
         with self._database.read() as session:
             return round(math.log(max(1, jobs_of_worker(session, self._worker_id, tenant_id)), _SHARE_PER_NICE))
-
-
-def _remaining_seconds(job: Job) -> float | None:
-    """Time from the claim to the deadline, by the database's clock."""
-    return None if job.deadline_at is None else max(0.0, (job.deadline_at - job.updated_at).total_seconds())
 
 
 def _log_ending(job: Job, ending: Ending, outcome: Outcome) -> None:

@@ -7,7 +7,6 @@ import math
 import posixpath
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from datetime import UTC
 from pathlib import Path
 from typing import Any
@@ -34,24 +33,17 @@ _NOTE_TAG = "mlflow.note.content"
 _NOT_IN_KEYS = re.compile(r"[^A-Za-z0-9_\-. :/]")
 
 
-@dataclass(frozen=True)
-class Params:
-    """Params by key, and how many fields of the config are too long, or too many, to be params."""
-
-    values: dict[str, str]
-    left_out: int
-
-
 def key_of(name: str) -> str:
     """``name`` as MLflow takes it for a key: other characters become ``_``; as a path it has no shorter form."""
     key = _NOT_IN_KEYS.sub("_", name).lstrip("/.") or "_"
     return posixpath.normpath(key)
 
 
-def params_of(config: Mapping[str, Any]) -> Params:
+def params_of(config: Mapping[str, Any]) -> tuple[dict[str, str], int]:
     """The fields of a resolved config by their path, ``weight.dtype`` or ``algorithms.0.method``; nulls are left out.
 
-    What does not fit is left out whole, and counted: a value that was cut would be another.
+    Second is how many fields are too long, or too many, to be params: they are left out whole, for a value that was
+    cut would be another.
     """
     values: dict[str, str] = {}
     left_out = 0
@@ -62,7 +54,7 @@ def params_of(config: Mapping[str, Any]) -> Params:
             values[key] = text
         else:
             left_out += 1
-    return Params(values, left_out)
+    return values, left_out
 
 
 def metrics_of(report: Report, seconds: float | None) -> dict[str, float]:

@@ -195,8 +195,8 @@ def _experiment_id(mlflow: Any, tracking: Any, name: str) -> str:
 def _log(mlflow: Any, tracking: Any, run: Any, client: Client, found: _FoundRun) -> dict[str, str]:
     """Everything but the tags that change; sent twice it is there once. Returns what is to be tagged behind it."""
     run_id, at = run.info.run_id, _milliseconds(found.job.finished_at or found.job.updated_at)
-    params = params_of(found.job.config or {})
-    entities = [mlflow.entities.Param(name, value) for name, value in params.values.items()]
+    params, left_out = params_of(found.job.config or {})
+    entities = [mlflow.entities.Param(name, value) for name, value in params.items()]
     for first in range(0, len(entities), _AT_ONCE):
         tracking.log_batch(run_id, params=entities[first : first + _AT_ONCE])
     figures = metrics_of(found.report, found.job.seconds)
@@ -208,7 +208,7 @@ def _log(mlflow: Any, tracking: Any, run: Any, client: Client, found: _FoundRun)
         unsigned = _write(mlflow, Path(folder), run_id, client, found)
         tracking.log_artifacts(run_id, folder)
     tracking.set_terminated(run_id, "FINISHED", end_time=at)
-    told = {COMPLETE_TAG: found.model.sha256, LEFT_OUT_TAG: str(params.left_out)}
+    told = {COMPLETE_TAG: found.model.sha256, LEFT_OUT_TAG: str(left_out)}
     return told if unsigned is None else {**told, ATTESTATION_TAG: unsigned}
 
 

@@ -94,13 +94,13 @@ def _shown(found: Comparison) -> dict[str, Any]:
 def _rows(found: Comparison) -> list[tuple[str, list[Cell]]]:
     """The figures, metric by metric, then fidelity, bytes and latency."""
     first, others = found.jobs[0], found.jobs[1:]
-    pairs = {pair.second: pair for pair in found.pairs}
+    paired = {(pair.second, metric.name): metric for pair in found.pairs for metric in reversed(pair.metrics)}
     rows: list[tuple[str, list[Cell]]] = []
     for key in dict.fromkeys((metric.name, metric.unit) for one in found.jobs for metric in one.metrics):
         told = [next((m for m in one.metrics if (m.name, m.unit) == key), None) for one in found.jobs]
         cells = [_metric_cell(told[0], None, None)]
         for one, metric in zip(others, told[1:], strict=True):
-            cells.append(_metric_cell(metric, told[0], _paired(pairs.get(one.id), key[0])))
+            cells.append(_metric_cell(metric, told[0], paired.get((one.id, key[0]))))
         rows.append((key[0], cells))
     rows.append(_plain_row("SQNR", [one.sqnr_db for one in found.jobs], "dB", higher=True))
     rows.append(_plain_row("Decides as its float model", [one.top1_agreement for one in found.jobs], "%", higher=True))
@@ -109,10 +109,6 @@ def _rows(found: Comparison) -> list[tuple[str, list[Cell]]]:
     rows.append(("Size", [Cell(size(sizes[0]), "", "", "", ""), *size_cells]))
     rows.append(("Latency over float", [_latency_cell(one, None if one is first else first) for one in found.jobs]))
     return [(name, cells) for name, cells in rows if any(cell.value != figure(None) for cell in cells)]
-
-
-def _paired(pair: ComparedPair | None, metric: str) -> PairedMetric | None:
-    return None if pair is None else next((one for one in pair.metrics if one.name == metric), None)
 
 
 def _metric_cell(metric: ComparedMetric | None, first: ComparedMetric | None, paired: PairedMetric | None) -> Cell:

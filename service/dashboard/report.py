@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 from urllib.parse import quote
 
 from fastapi import APIRouter, Request, Response
@@ -43,15 +43,6 @@ MOST_PATCH_CHARS = 6000
 _ROWS, _MOST_ROWS, _MOST_CHANGED, _MOST_OPS, _OP_CHARS = 100, 2000, 50, 200, 200
 
 
-class Thumbnail(NamedTuple):
-    """Where the picture of a sample stands on the sheet of its dataset."""
-
-    address: str
-    view_box: str
-    width: int
-    height: int
-
-
 @dataclass(frozen=True)
 class ChangedSamples:
     """Samples whose answer changed.
@@ -60,13 +51,13 @@ class ChangedSamples:
         found: what the job's results by sample tell; None: nothing.
         why: why there is nothing.
         classes: names of classes by number, where the dataset has some.
-        pictures: by number of the sample.
+        pictures: by number of the sample, where its picture stands on the sheet of the dataset.
     """
 
     found: ClassChanges | None
     why: str = ""
     classes: tuple[str, ...] = ()
-    pictures: dict[int, Thumbnail] | None = None
+    pictures: dict[int, dict[str, Any]] | None = None
 
     def named(self, number: int | None) -> str:
         """A class in words."""
@@ -74,7 +65,7 @@ class ChangedSamples:
             return "–"
         return f"{number} {self.classes[number]}" if 0 <= number < len(self.classes) else str(number)
 
-    def picture(self, number: int) -> Thumbnail | None:
+    def picture(self, number: int) -> dict[str, Any] | None:
         """The picture of a sample, where it is on the sheet."""
         return (self.pictures or {}).get(number)
 
@@ -148,14 +139,15 @@ def _dataset(app: AppState, tenant_id: str, dataset_id: str | None) -> Dataset |
         return None  # it was deleted since: the samples are told by their numbers
 
 
-def _pictures(dataset_id: str, samples: int) -> dict[int, Thumbnail]:
+def _pictures(dataset_id: str, samples: int) -> dict[int, dict[str, Any]]:
     numbers = sheet_numbers(samples)
     width, height = sheet_size(len(numbers))
     found = {}
     for place, number in enumerate(numbers):
         left, top = sheet_corner(place)
         box = f"{left} {top} {SHEET_SIDE} {SHEET_SIDE}"
-        found[number] = Thumbnail(f"/v1/datasets/{dataset_id}/thumbnails", box, width, height)
+        address = f"/v1/datasets/{dataset_id}/thumbnails"
+        found[number] = {"address": address, "view_box": box, "width": width, "height": height}
     return found
 
 

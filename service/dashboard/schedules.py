@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import date, timedelta
 from functools import partial
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import ValidationError
@@ -28,13 +28,6 @@ from service.schedules.views import run_out, schedule_listed, schedule_out
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 _LIMIT, _RUNS, _WEEKS = 50, 200, 12
 _DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
-
-
-class Night(NamedTuple):
-    """The accuracy that a run's job reached."""
-
-    run: RunOut
-    value: float
 
 
 @router.get("/schedules")
@@ -129,7 +122,7 @@ def _shown(app: AppState, tenant_id: str, schedule_id: str) -> dict[str, Any]:
     rows, _ = service.list_runs(app, tenant_id, schedule_id, state=None, after=None, limit=_RUNS)
     runs = [run_out(row) for row in rows]
     unit, nights = _nights(app, tenant_id, runs)
-    points = [(float(k), night.value) for k, night in enumerate(nights, start=1)]
+    points = [(float(k), value) for k, (_, value) in enumerate(nights, start=1)]
     return {
         "schedule": schedule,
         "runs": runs,
@@ -140,16 +133,17 @@ def _shown(app: AppState, tenant_id: str, schedule_id: str) -> dict[str, Any]:
     }
 
 
-def _nights(app: AppState, tenant_id: str, runs: list[RunOut]) -> tuple[str, list[Night]]:
+def _nights(app: AppState, tenant_id: str, runs: list[RunOut]) -> tuple[str, list[tuple[RunOut, float]]]:
     """The first metric of the quantized model by run, the oldest first; and its unit."""
     shown = runs[: 7 * _WEEKS]
     outlines = jobs.outlines(app, tenant_id, [run.job_id for run in shown if run.job_id is not None])
-    found, unit = [], ""
+    found: list[tuple[RunOut, float]] = []
+    unit = ""
     for run in reversed(shown):
         outline = outlines.get(run.job_id or "")  # a job may have been deleted since; its run stays
         metric = outline.metrics[0] if outline is not None and outline.metrics else None
         if metric is not None and metric.quantized is not None:
-            found.append(Night(run, metric.quantized))
+            found.append((run, metric.quantized))
             unit = metric.unit
     return unit, found
 

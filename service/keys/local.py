@@ -12,6 +12,8 @@ from urllib.parse import urlsplit
 
 from service.process import is_loopback
 
+# Of a key; here, where no table is loaded: clients read this module.
+SECRET_BYTES = 32
 _SCHEME_PORTS = {"http": 80, "https": 443}
 _LISTENING = "0A"
 log = logging.getLogger(__name__)

@@ -14,10 +14,11 @@ import secrets
 from dataclasses import dataclass
 
 from service.ids import is_id, new_id
+from service.jobs.queues import is_id, new_id
+from service.keys.local import SECRET_BYTES
 from service.tables.tenants import PEPPER_ID_LENGTH
 
 PREFIX = "qm_"
-SECRET_BYTES = 32
 SHORTEST_SECRET = 16
 _FEWEST_CHARACTERS = 8
 _PLACEHOLDERS = re.compile(

@@ -102,7 +102,7 @@ def test_an_odd_file_name_is_told_and_written(
 @pytest.mark.slow
 def test_the_file_does_not_depend_on_the_locale(tmp_path: Path) -> None:
     code = (
-        "from worker.commands import crash; error = crash.crash_error(ValueError('\\u00e9 \\udcff'));"
+        "from worker.commands import console; error = console.crash_error(ValueError('\\u00e9 \\udcff'));"
         " print(ascii(error.detail)); print(error.detail)"
     )
     done = subprocess.run(

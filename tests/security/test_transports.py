@@ -134,8 +134,8 @@ DATABASES = {
 
 
 def test_doctor_tells_of_a_broker_or_a_database_that_is_not_verified() -> None:
-    assert {url: doctor.broker_protection(url).ok for url in BROKERS} == BROKERS
-    assert {url: doctor.database_protection(url).ok for url in DATABASES} == DATABASES
+    assert {url: doctor.broker_protection(url)[0] for url in BROKERS} == BROKERS
+    assert {url: doctor.database_protection(url)[0] for url in DATABASES} == DATABASES
 
 
 def test_doctor_tells_it_without_failing_for_it(tmp_path: Path) -> None:

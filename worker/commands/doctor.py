@@ -13,7 +13,6 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from rich.console import Console
@@ -157,33 +156,26 @@ def _is_ambiguous(url: str) -> bool:
     return url.count("@") > 1
 
 
-class Protection(NamedTuple):
-    """Whether strangers on the way to a server are kept out, and in words."""
-
-    ok: bool
-    detail: str
-
-
-def broker_protection(url: str) -> Protection:
-    """Of the way to the broker."""
+def broker_protection(url: str) -> tuple[bool, str]:
+    """Whether strangers on the way to the broker are kept out, and in words."""
     parts = urlsplit(url)
     tls = broker_tls(url)
     if tls is not None:
         verified = tls["ssl_cert_reqs"] is ssl.CERT_REQUIRED and tls["ssl_check_hostname"]
-        return Protection(verified, "certificate and host are verified" if verified else "the host is not verified")
+        return verified, "certificate and host are verified" if verified else "the host is not verified"
     local = not url or _is_local(parts.hostname)
-    return Protection(local, "stays on this host" if local else "not encrypted, not verified: rediss:// is both")
+    return local, "stays on this host" if local else "not encrypted, not verified: rediss:// is both"
 
 
-def database_protection(url: str) -> Protection:
-    """Of the way to the database."""
+def database_protection(url: str) -> tuple[bool, str]:
+    """Whether strangers on the way to the database are kept out, and in words."""
     parts = make_url(url)
     if parts.get_backend_name() == "sqlite" or _is_local(parts.host):
-        return Protection(True, "stays on this host")
+        return True, "stays on this host"
     mode = str(parts.query.get("sslmode", "prefer"))
     if mode == "verify-full":
-        return Protection(True, "certificate and host are verified")
-    return Protection(False, f"sslmode={mode}: the host is not verified; sslmode=verify-full in the URL does that")
+        return True, "certificate and host are verified"
+    return False, f"sslmode={mode}: the host is not verified; sslmode=verify-full in the URL does that"
 
 
 def _is_local(host: str | None) -> bool:
@@ -193,8 +185,8 @@ def _is_local(host: str | None) -> bool:
 
 def _protections(settings: Settings) -> Iterator[DoctorFinding]:
     """Advice: an operator may trust the network."""
-    yield DoctorFinding("database tls", True, database_protection(settings.database_url).detail)
-    yield DoctorFinding("broker tls", True, broker_protection(settings.broker_url).detail)
+    yield DoctorFinding("database tls", True, database_protection(settings.database_url)[1])
+    yield DoctorFinding("broker tls", True, broker_protection(settings.broker_url)[1])
 
 
 def _engine(settings: Settings) -> Iterator[DoctorFinding]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,11 +41,12 @@ class NndctRecipe:
         if text not in self.notes:
             self.notes.append(text)
 
-    def is_one_of(self, known: Iterable[str], value: Any, at: str) -> bool:
+    def is_one_of(self, known: Collection[str], value: Any, at: str) -> bool:
         """True if ``value`` is known to the key at ``at``; else that is a problem."""
         if value in known:
             return True
-        self.refuse(at, f"{at.rpartition('/')[2]} {value!r} is not known; {', '.join(known)}")
+        told = (" or " if len(known) == 2 else ", ").join(known)
+        self.refuse(at, f"{at.rpartition('/')[2]} {value!r} is not known; {told}")
         return False
 
     def is_switch(self, value: Any, at: str) -> bool:
