@@ -37,7 +37,6 @@ MAY_NAME = {
     "plan/build.py": ({"PRelu"}, _SLOPES),
     "plan/candidates.py": ({"Clip", "PRelu"}, "forms of them that no target computes"),
     "plan/parameters.py": ({"PRelu"}, _SLOPES),
-    "plan/rules/dpu.py": ({"HardSigmoid", "HardSwish", "LeakyRelu", "Sigmoid"}, _REWRITES),
     "plan/rules/functions.py": ({"Sigmoid", "Tanh"}, "functions written out with them"),
     "plan/rules/heads.py": ({"Softmax"}, "tells a mean over bins by it"),
     "plan/rules/shifts.py": ({"HardSigmoid", "LeakyRelu", "Sigmoid"}, "the DPU shifts at them in ways of their own"),

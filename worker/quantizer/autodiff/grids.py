@@ -38,11 +38,6 @@ class TorchGrid:
             if isinstance(held, Tensor):
                 setattr(self, name, held.to(device))
 
-    @property
-    def is_integer(self) -> bool:
-        """True for scale and zero point."""
-        return isinstance(self._grid, IntegerGrid)
-
     def steps(self, quotients: Tensor) -> tuple[Tensor, Tensor]:
         """Values over their scale as whole steps from the zero point, before and after saturation."""
         wide = torch.round(quotients)

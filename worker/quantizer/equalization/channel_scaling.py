@@ -24,7 +24,7 @@ from worker.quantizer.equalization.channel_groups import ChannelLimit, Flow, Sca
 from worker.quantizer.graph.metadata import hand_on
 from worker.quantizer.graph.values import Names, add_initializer, constant, name_of, node_name
 from worker.quantizer.numerics.blocks import Grid
-from worker.quantizer.numerics.integer import IntegerGrid
+from worker.quantizer.numerics.integer import IntegerGrid, PerAxis
 from worker.quantizer.ops.labels import PINNED
 from worker.quantizer.plan.grids import weight_axis
 from worker.quantizer.plan.targets import TARGETS
@@ -170,9 +170,7 @@ def _weight(old: ir.Node, new: ir.Node, plan: QuantizationPlan) -> RangeChange |
     if one is None or other is None or old.inputs[1] is None or name_of(old.inputs[1]) not in plan.weights:
         return None
     axis = weight_axis(old) or 0
-    was, now = (
-        np.abs(np.moveaxis(array, axis, 0)).reshape(array.shape[axis], -1).max(axis=1) for array in (one, other)
-    )
+    was, now = (np.abs(PerAxis(axis).rows(array)).max(axis=1) for array in (one, other))
     return RangeChange(
         tensor=name_of(old.inputs[1]),
         kind="weight",

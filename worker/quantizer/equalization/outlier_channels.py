@@ -70,11 +70,6 @@ def wanted_pieces(spans: np.ndarray, outliers: Sequence[int], goal: float, most_
     return {channel: count for channel, count in pieces.items() if count > 1}
 
 
-def most_added(channels: int, growth: float) -> int:
-    """Channels that may be added to so many."""
-    return max(1, math.floor(channels * growth))
-
-
 def apply_split(graph: ir.Graph, region: ChannelRegion, split: ChannelSplit, names: Names) -> None:
     """Split the channels of a region; the graph, which uses ``names``, is changed in place."""
     for held in region.constants:
@@ -309,7 +304,7 @@ def _pieces(spec: OutlierChannels, one: Outliers, joined: Sequence[Outliers]) ->
         chosen = list(other.channels)
         excess[chosen] = np.maximum(excess[chosen], other.spans[chosen] / other.widest_tame)
     outliers = np.flatnonzero(excess > 1.0).tolist()
-    return wanted_pieces(excess, outliers, 1.0, most_added(excess.size, spec.growth))
+    return wanted_pieces(excess, outliers, 1.0, max(1, math.floor(excess.size * spec.growth)))
 
 
 def widened(

@@ -36,7 +36,7 @@ from worker.quantizer.runtime.session import refusals, session_options
 from worker.quantizer.search.autopilot import AutopilotStep
 from worker.quantizer.search.mixed_precision import MixedPrecisionStep
 from worker.quantizer.search.sensitivity import SensitivityStep
-from worker.quantizer.training.step import TrainingStep
+from worker.quantizer.training import TrainingStep
 
 # The algorithms by their names in a config.
 

@@ -123,12 +123,11 @@ def pieces(granularity: Granularity, shape: Shape, most: int) -> Iterator[tuple[
         yield (...,), (...,)
         return
     step = max(1, most * shape[axis] // int(np.prod(shape)))
+    along = isinstance(granularity, PerAxis) and granularity.axis % len(shape) == axis
+    cuts_scales = along or isinstance(granularity, PerBlock)
     for first in range(0, shape[axis], step):
         where: Slices = (*[slice(None)] * axis, slice(first, first + step))
-        if isinstance(granularity, PerAxis):
-            yield where, where if granularity.axis % len(shape) == axis else (...,)
-        else:
-            yield where, where if isinstance(granularity, PerBlock) else (...,)
+        yield where, where if cuts_scales else (...,)
 
 
 Granularity = PerTensor | PerAxis | PerBlock

@@ -195,11 +195,8 @@ def spread(count: int, wanted: int) -> list[int]:
 def _arrays(twins: Twins) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
     for (name, one), other in zip(twins.expected.items(), twins.got.values(), strict=True):
         if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
-            yield name, *_cut(twins, one, other)
-
-
-def _cut(twins: Twins, one: np.ndarray, other: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    return (twins.batch.cut(one), twins.batch.cut(other)) if one.shape == other.shape else (one, other)
+            same = one.shape == other.shape
+            yield name, *((twins.batch.cut(one), twins.batch.cut(other)) if same else (one, other))
 
 
 def _unlike(one: np.ndarray, other: np.ndarray) -> str | None:

@@ -147,71 +147,6 @@ _BYTES_PER_SECOND = 100e6
 _FIRST_SECONDS = 1.0
 
 
-class Stand:
-    """Where one pass stands, kept for others.
-
-    Args:
-        store: of the run.
-        key: of ``pass_key``.
-        observers: of the pass, fresh.
-        total: samples.
-    """
-
-    def __init__(self, store: CheckpointStore, key: str, observers: Sequence[object], total: int) -> None:
-        self._store, self._key = store, key
-        self._reducers, self._total = observers, total
-        self._began = time.monotonic()
-        self._pace = Pace(_MOST_TIME, first_seconds=_FIRST_SECONDS)
-
-    def found(self) -> int:
-        """Bring the observers to where another pass stood; returns how many samples they have seen by that."""
-        return self._store.find_as(self._key, partial(restore, self._reducers)) or 0
-
-    def save(self, done: int) -> None:
-        """Keep what the observers have seen, if that is worth the time; the whole pass even if some of it just was.
-
-        Args:
-            done: samples, in whole batches.
-        """
-        began, is_whole = time.monotonic(), done == self._total
-        elapsed = began - self._began
-        if elapsed < _FIRST_SECONDS or not (is_whole or self._pace.is_due):
-            return
-        snapshot = Snapshot(self._reducers)
-        needed = snapshot.size_bytes / _BYTES_PER_SECOND / _MOST_TIME - elapsed
-        if needed > 0:
-            self._pace.wait(needed)
-            return
-        self._store.keep(self._key, snapshot.to_bytes(done), shared=is_whole)
-        self._pace.spent(began)
-
-
-def pass_key(
-    origin: Mapping[str, Any],
-    model: ir.Model,
-    read: Sequence[tuple[str, bool]],
-    observers: Sequence[object],
-    inputs: Sequence[TensorInfo],
-    total: int,
-) -> str:
-    """The content key of what a pass gives.
-
-    ``read`` tells of each observer the tensor's name, and whether it is pooled; ``origin``: see ``Case``.
-    """
-    known = {name: value for name, value in origin.items() if name not in ("evaluation", "graphs", "model")}
-    asked = hashlib.sha256(Snapshot(observers).to_bytes(0)).digest()
-    shapes = [tensor.model_dump(mode="json") for tensor in inputs]
-    tensors = [list(entry) for entry in read]
-    return content_key("statistics", known, model_digest(model), tensors, asked, shapes, total)
-
-
-# Elements of fetched tensors in one batch: large enough to amortise a call, small enough to stay in memory.
-_BATCH_ELEMENTS = 4_000_000
-_LARGEST_BATCH = 32
-# A observer's call costs as much as so many elements.
-_CALL_ELEMENTS = 20_000
-
-
 @dataclass(frozen=True)
 class Request:
     """A tensor that a step needs reduced.
@@ -231,6 +166,55 @@ class Kept:
 
     store: CheckpointStore  # of the run
     origin: Mapping[str, Any]  # what the data are, see ``Case``; empty: nobody knows, so that nothing is kept
+
+
+class Stand:
+    """Where one pass stands, kept for others by ``key``, of ``pass_key``; its observers are fresh."""
+
+    def __init__(self, store: CheckpointStore, key: str, observers: Sequence[object], total: int) -> None:
+        self._store, self._key = store, key
+        self._reducers, self._total = observers, total
+        self._began = time.monotonic()
+        self._pace = Pace(_MOST_TIME, first_seconds=_FIRST_SECONDS)
+
+    def found(self) -> int:
+        """Bring the observers to where another pass stood; returns how many samples they have seen by that."""
+        return self._store.find_as(self._key, partial(restore, self._reducers)) or 0
+
+    def save(self, done: int) -> None:
+        """Keep what the observers have seen, if that is worth the time; the whole pass even if some of it just was.
+
+        ``done`` samples are in whole batches.
+        """
+        began, is_whole = time.monotonic(), done == self._total
+        elapsed = began - self._began
+        if elapsed < _FIRST_SECONDS or not (is_whole or self._pace.is_due):
+            return
+        snapshot = Snapshot(self._reducers)
+        needed = snapshot.size_bytes / _BYTES_PER_SECOND / _MOST_TIME - elapsed
+        if needed > 0:
+            self._pace.wait(needed)
+            return
+        self._store.keep(self._key, snapshot.to_bytes(done), shared=is_whole)
+        self._pace.spent(began)
+
+
+def pass_key(
+    origin: Mapping[str, Any], model: ir.Model, requests: Sequence[Request], inputs: Sequence[TensorInfo], total: int
+) -> str:
+    """The content key of what a pass with fresh observers gives; ``origin``: see ``Case``."""
+    known = {name: value for name, value in origin.items() if name not in ("evaluation", "graphs", "model")}
+    asked = hashlib.sha256(Snapshot([request.observer for request in requests]).to_bytes(0)).digest()
+    shapes = [tensor.model_dump(mode="json") for tensor in inputs]
+    tensors = [[request.tensor, request.pooled] for request in requests]
+    return content_key("statistics", known, model_digest(model), tensors, asked, shapes, total)
+
+
+# Elements of fetched tensors in one batch: large enough to amortise a call, small enough to stay in memory.
+_BATCH_ELEMENTS = 4_000_000
+_LARGEST_BATCH = 32
+# A observer's call costs as much as so many elements.
+_CALL_ELEMENTS = 20_000
 
 
 def collect(
@@ -260,7 +244,10 @@ def collect(
     whole = dict.fromkeys(r.tensor for r in requests if not r.pooled and r.tensor not in input_names)
     fetched = [*whole, *pooled.values()]
     total = data.samples if limit is None else min(limit, data.samples)
-    stand = _stand(model, requests, inputs, total, kept)
+    stand = None
+    if kept is not None and kept.store.is_kept and kept.origin:  # nobody knows what an unnamed data set gives
+        key = pass_key(kept.origin, model, requests, inputs, total)
+        stand = Stand(kept.store, key, [request.observer for request in requests], total)
     done = 0 if stand is None else stand.found()
     run.progress("statistics", done, total, "samples")
     if done == total:
@@ -286,20 +273,6 @@ def collect(
             if stand is not None:
                 stand.save(done)
             run.progress("statistics", done, total, "samples")
-
-
-def _stand(
-    model: ir.Model,
-    requests: Sequence[Request],
-    inputs: Sequence[TensorInfo],
-    total: int,
-    kept: Kept | None,
-) -> Stand | None:
-    """Where the pass stands, if it is kept; nobody knows what an unnamed data set gives."""
-    if kept is None or not kept.store.is_kept or not kept.origin:
-        return None
-    observers, read = [request.observer for request in requests], [(one.tensor, one.pooled) for one in requests]
-    return Stand(kept.store, pass_key(kept.origin, model, read, observers, inputs, total), observers, total)
 
 
 def _reduce(work: Sequence[tuple[Observer, np.ndarray]], samples: int, pool: ThreadPoolExecutor, threads: int) -> None:

@@ -225,6 +225,8 @@ _FIRST_THRESHOLD = 0.04
 _OSCILLATING = 0.005
 _BEGIN = 0.5
 State = dict[str, np.ndarray[Any, Any]]
+# Tensors that make the state of an ``Oscillations``.
+_STATE = ("last", "direction", "frequency", "average", "frozen")
 
 
 def freezing_threshold(final: float, step: int, total: int) -> float | None:
@@ -328,13 +330,7 @@ class Oscillations:
         """For a checkpoint; empty before the first update."""
         if self._last is None:
             return {}
-        return {
-            "last": self._last.cpu().numpy().copy(),
-            "direction": self._direction.cpu().numpy().copy(),
-            "frequency": self._frequency.cpu().numpy().copy(),
-            "average": self._average.cpu().numpy().copy(),
-            "frozen": self._frozen.cpu().numpy().copy(),
-        }
+        return {name: getattr(self, f"_{name}").cpu().numpy().copy() for name in _STATE}
 
     def load_state(self, state: Mapping[str, np.ndarray[Any, Any]], device: torch.device) -> None:
         """Go on from a checkpoint.
@@ -345,12 +341,9 @@ class Oscillations:
         if not state:
             self._last, self.may_hold = None, False
             return
-        names = ("last", "direction", "frequency", "average", "frozen")
-        last, direction, frequency, average, frozen = (
-            torch.from_numpy(np.array(state[name], order="C")).to(device) for name in names
-        )
-        self._last, self._direction, self._frequency = last, direction, frequency
-        self._average, self._frozen = average, frozen
+        held = {name: torch.from_numpy(np.array(state[name], order="C")).to(device) for name in _STATE}
+        for name, tensor in held.items():
+            setattr(self, f"_{name}", tensor)
         self.may_hold = bool(state["frozen"].any())
 
     def _start(self, integers: Tensor) -> None:

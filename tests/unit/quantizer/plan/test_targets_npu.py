@@ -25,8 +25,8 @@ from tests.unit.quantizer.toolbox import (
     run_onnx,
     sqnr_db,
 )
-from worker.quantizer.plan.rules.dpu import pooling_factor
 from worker.quantizer.plan.targets import move_grids
+from worker.quantizer.plan.targets.amd_npu import pooling_factor
 from worker.quantizer.plan.types import PlanLog, QuantizationPlan, Role
 
 CONV = {"w": normal(4, 3, 3, 3, scale=0.4), "w2": normal(4, 4, 3, 3, scale=0.3), "b": normal(4)}

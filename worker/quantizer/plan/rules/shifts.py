@@ -133,6 +133,8 @@ def settle_positions(context: RuleContext) -> list[Decision]:
 
 
 class _Positioning:
+    """The positions of one plan, by variable; aligned tensors are one variable."""
+
     def __init__(self, context: RuleContext) -> None:
         self._context = context
         self._plan = context.plan
