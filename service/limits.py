@@ -43,27 +43,18 @@ class RequestOverdueError(TransientError, code="request-overdue", title="The req
 
 @dataclass(frozen=True)
 class Limits:
-    """Of one route.
+    """Of one route."""
 
-    Attributes:
-        body_bytes: most bytes of the body; None: the endpoint streams it, and has limits of its own.
-        query_bytes: most bytes of the query, as it is sent.
-        query_parameters: most parameters in it.
-        path_bytes: most bytes of the path, as it is sent.
-        header_bytes: of names and values together.
-        headers: most of them.
-        timed: False for what may last: uploads, downloads and event streams, which are watched for silence instead.
-        files: True for a form with files, which may have as many bytes as an upload.
-    """
-
+    # most bytes of the body; None: the endpoint streams it, and has limits of its own
     body_bytes: int | None = 64 * KIB
-    query_bytes: int = 2 * KIB
-    query_parameters: int = 16
-    path_bytes: int = 1 * KIB
-    header_bytes: int = 32 * KIB
-    headers: int = 100
+    query_bytes: int = 2 * KIB  # most bytes of the query, as it is sent
+    query_parameters: int = 16  # most parameters in it
+    path_bytes: int = 1 * KIB  # most bytes of the path, as it is sent
+    header_bytes: int = 32 * KIB  # of names and values together
+    headers: int = 100  # most of them
+    # False for what may last: uploads, downloads and event streams, which are watched for silence instead
     timed: bool = True
-    files: bool = False
+    files: bool = False  # True for a form with files, which may have as many bytes as an upload
 
 
 @dataclass(frozen=True)

@@ -34,17 +34,11 @@ _LISTENER = DatabaseTimeouts(answer_seconds=5.0)
 
 @dataclass(frozen=True)
 class Pulse:
-    """How the kernels at both ends find out that the other host, or the way to it, is gone; in seconds.
+    """How the kernels at both ends find out that the other host, or the way to it, is gone; in seconds."""
 
-    Attributes:
-        idle: silence after which a kernel asks.
-        interval: until it asks again.
-        count: questions without an answer after which the connection counts as broken.
-    """
-
-    idle: int = 5
-    interval: int = 2
-    count: int = 3
+    idle: int = 5  # silence after which a kernel asks
+    interval: int = 2  # until it asks again
+    count: int = 3  # questions without an answer after which the connection counts as broken
 
     @property
     def gone_seconds(self) -> int:

@@ -21,21 +21,13 @@ SERVICE = "service"
 
 @dataclass(frozen=True)
 class Principal:
-    """Who asks.
+    """Who asks."""
 
-    Attributes:
-        tenant_id: whose resources are seen and made.
-        actor: id of the key, or one of the words above.
-        scope: the highest that the key has.
-        address: of the client; behind a proxy that is not trusted the proxy's.
-        request_id: of the request.
-    """
-
-    tenant_id: str
-    actor: str
-    scope: Scope
-    address: str = ""
-    request_id: str = ""
+    tenant_id: str  # whose resources are seen and made
+    actor: str  # id of the key, or one of the words above
+    scope: Scope  # the highest that the key has
+    address: str = ""  # of the client; behind a proxy that is not trusted the proxy's
+    request_id: str = ""  # of the request
 
     def may(self, scope: Scope) -> bool:
         """Whether the key's scope allows what needs ``scope``; one that only a newer version knows allows nothing."""

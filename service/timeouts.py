@@ -9,25 +9,15 @@ LOCK_SECONDS = 30.0
 
 @dataclass(frozen=True)
 class DatabaseTimeouts:
-    """Bounds of waiting, in seconds, and of what waits at a time.
+    """Bounds of waiting, in seconds, and of what waits at a time."""
 
-    Attributes:
-        lock_seconds: how long a statement waits for another transaction before it fails.
-        answer_seconds: how long PostgreSQL may take for one statement; None: as long as it likes.
-        connect_seconds: how long a new connection may take; libpq makes two of less.
-        pool_seconds: how long a thread waits for a connection while others have them all.
-        writers: write transactions at a time; the connections beyond are kept for reading.
-        connections: to the database at a time, kept and beyond.
-        pause_seconds: after a server did not answer at all, further work is refused at once for so long.
-    """
-
-    lock_seconds: float = LOCK_SECONDS
-    answer_seconds: float | None = None
-    connect_seconds: float = 3.0
-    pool_seconds: float = 10.0
-    writers: int = 40
-    connections: int = 40
-    pause_seconds: float = 0.0
+    lock_seconds: float = LOCK_SECONDS  # how long a statement waits for another transaction before it fails
+    answer_seconds: float | None = None  # how long PostgreSQL may take for one statement; None: as long as it likes
+    connect_seconds: float = 3.0  # how long a new connection may take; libpq makes two of less
+    pool_seconds: float = 10.0  # how long a thread waits for a connection while others have them all
+    writers: int = 40  # write transactions at a time; the connections beyond are kept for reading
+    connections: int = 40  # to the database at a time, kept and beyond
+    pause_seconds: float = 0.0  # after a server did not answer at all, further work is refused at once for so long
 
 
 # Workers and reconcilers have time, and work that must not be given up for a moment's trouble.

@@ -69,24 +69,15 @@ def start_child(
 
 @dataclass
 class Child:
-    """One child: what to start, and how it has fared.
+    """One child: what to start, and how it has fared."""
 
-    Attributes:
-        name: word for logs.
-        command: what to start.
-        pass_fds: descriptors that it inherits.
-        process: the running process; None between a death and the restart.
-        deaths: unexpected ends in a row, and starts that failed.
-        restart_at: monotonic time of the next start, while there is no process.
-    """
-
-    name: str
-    command: Sequence[str]
-    pass_fds: Sequence[int] = ()
-    process: subprocess.Popen[bytes] | None = None
-    deaths: int = 0
+    name: str  # word for logs
+    command: Sequence[str]  # what to start
+    pass_fds: Sequence[int] = ()  # descriptors that it inherits
+    process: subprocess.Popen[bytes] | None = None  # the running process; None between a death and the restart
+    deaths: int = 0  # unexpected ends in a row, and starts that failed
     started_at: float = 0.0
-    restart_at: float = 0.0
+    restart_at: float = 0.0  # monotonic time of the next start, while there is no process
     exit_codes: list[int] = field(default_factory=list)
 
 

@@ -34,32 +34,20 @@ LOG_CHARS = 4000
 
 @dataclass(frozen=True)
 class Timing:
-    """Periods of an attempt, in seconds.
+    """Periods of an attempt, in seconds."""
 
-    Attributes:
-        lease: for how long a renewal is good.
-        renew: time between renewals while nothing else is written.
-        look: time between looks at the job's row, for a cancel.
-        flush: shortest time between two writes of progress; grows to a hundredth of the attempt's age.
-        flush_max: longest time between two writes of progress.
-        stall: silence after which the runner counts as stalled.
-        cancel_grace: time that a canceled runner has before it is killed.
-        shutdown_grace: time that an interrupted runner, or a publication under way, has before it is cut off.
-        again: time between two tries while the database is away.
-        frozen: time for which a runner without a lease is kept, stopped, in the hope of another one.
-        backoff: from the number of attempts, the delay before the next one.
-    """
-
-    lease: float = 60.0
-    renew: float = 10.0
-    look: float = 1.0
-    flush: float = 0.5
-    flush_max: float = 5.0
-    stall: float = 3600.0
-    cancel_grace: float = 5.0
+    lease: float = 60.0  # for how long a renewal is good
+    renew: float = 10.0  # time between renewals while nothing else is written
+    look: float = 1.0  # time between looks at the job's row, for a cancel
+    flush: float = 0.5  # shortest time between two writes of progress; grows to a hundredth of the attempt's age
+    flush_max: float = 5.0  # longest time between two writes of progress
+    stall: float = 3600.0  # silence after which the runner counts as stalled
+    cancel_grace: float = 5.0  # time that a canceled runner has before it is killed
+    # time that an interrupted runner, or a publication under way, has before it is cut off
     shutdown_grace: float = 10.0
-    again: float = 0.5
-    frozen: float = 300.0
+    again: float = 0.5  # time between two tries while the database is away
+    frozen: float = 300.0  # time for which a runner without a lease is kept, stopped, in the hope of another one
+    # from the number of attempts, the delay before the next one
     backoff: Callable[[int], float] = transitions.backoff_seconds
 
 

@@ -62,21 +62,13 @@ _PRIVATE_FOLDER = 0o700
 
 @dataclass(frozen=True)
 class Keeping:
-    """Where an attempt finds the work of others and leaves its own, and how much.
+    """Where an attempt finds the work of others and leaves its own, and how much."""
 
-    Attributes:
-        extra_bytes: what files beside the model may take.
-        checkpoint_dir: exists; None: nothing is kept for the next attempt.
-        checkpoint_bytes: what it may take.
-        cache_dir: made by its first user; None: nothing is kept for other jobs.
-        cache_bytes: what it may take.
-    """
-
-    extra_bytes: int | None = None
-    checkpoint_dir: Path | None = None
-    checkpoint_bytes: int | None = None
-    cache_dir: Path | None = None
-    cache_bytes: int | None = None
+    extra_bytes: int | None = None  # what files beside the model may take
+    checkpoint_dir: Path | None = None  # exists; None: nothing is kept for the next attempt
+    checkpoint_bytes: int | None = None  # what it may take
+    cache_dir: Path | None = None  # made by its first user; None: nothing is kept for other jobs
+    cache_bytes: int | None = None  # what it may take
 
 
 class Materials:

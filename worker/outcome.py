@@ -66,42 +66,27 @@ class Succeeded:
 
 @dataclass(frozen=True)
 class Failed:
-    """The job has failed for good.
+    """The job has failed for good."""
 
-    Attributes:
-        problem: what its owner is told.
-        suspicion: how the process was killed by what it did, in words, so that what it works on is under suspicion;
-            None: it was not.
-    """
-
-    problem: Problem
+    problem: Problem  # what its owner is told
+    # how the process was killed by what it did, in words, so that what it works on is under suspicion; None: it was not
     suspicion: str | None = None
 
 
 @dataclass(frozen=True)
 class Retry:
-    """The attempt crashed; another one may not.
+    """The attempt crashed; another one may not."""
 
-    Attributes:
-        reason: how it ended, in words.
-        deadly: the process was killed by what it did, and what it works on is under suspicion.
-        poison: what the job fails with if it gets no other attempt.
-    """
-
-    reason: str
-    deadly: bool
-    poison: Problem
+    reason: str  # how it ended, in words
+    deadly: bool  # the process was killed by what it did, and what it works on is under suspicion
+    poison: Problem  # what the job fails with if it gets no other attempt
 
 
 @dataclass(frozen=True)
 class Interrupted:
-    """The attempt ended through no fault of the job; it is not charged.
+    """The attempt ended through no fault of the job; it is not charged."""
 
-    Attributes:
-        waiting: what the job waits for; None: for nothing but its turn.
-    """
-
-    waiting: Waiting | None = None
+    waiting: Waiting | None = None  # what the job waits for; None: for nothing but its turn
 
 
 @dataclass(frozen=True)
@@ -130,58 +115,34 @@ DATABASE_AWAY = Interrupted(
 
 @dataclass(frozen=True)
 class Ending:
-    """How one runner process ended.
+    """How one runner process ended."""
 
-    Attributes:
-        returncode: exit code, or minus the signal's number.
-        last_line: result or error that it sent, if any.
-        stopped: why the supervisor ended it; None if it ended by itself.
-        stderr_tail: last part of its standard error.
-        charged_attempts: attempts used so far, this one included.
-        max_attempts: attempts that the job may use.
-        validates: the job validates an upload.
-        lease_over: it ended while there was no lease: by itself, as it must.
-        memory: what to tell where memory is what it ended for; None: it is not.
-        storage: what to tell where its disk has no room left; None: there is room.
-        heard: it has sent a line, of whatever kind.
-        within_share: it held far less memory than its share: whatever else had the machine's, this job had not.
-        budget: of an inspection; None: it is none.
-        cpu_seconds: that it had used when its time on the clock was over.
-    """
-
-    returncode: int
-    last_line: Result | ErrorLine | None
-    stopped: StopReason | None
-    stderr_tail: str
-    charged_attempts: int
-    max_attempts: int
-    validates: bool = False
-    lease_over: bool = False
-    memory: Problem | None = None
-    storage: Problem | None = None
-    heard: bool = True
+    returncode: int  # exit code, or minus the signal's number
+    last_line: Result | ErrorLine | None  # result or error that it sent, if any
+    stopped: StopReason | None  # why the supervisor ended it; None if it ended by itself
+    stderr_tail: str  # last part of its standard error
+    charged_attempts: int  # attempts used so far, this one included
+    max_attempts: int  # attempts that the job may use
+    validates: bool = False  # the job validates an upload
+    lease_over: bool = False  # it ended while there was no lease: by itself, as it must
+    memory: Problem | None = None  # what to tell where memory is what it ended for; None: it is not
+    storage: Problem | None = None  # what to tell where its disk has no room left; None: there is room
+    heard: bool = True  # it has sent a line, of whatever kind
+    # it held far less memory than its share: whatever else had the machine's, this job had not
     within_share: bool = False
-    budget: InspectionBudget | None = None
-    cpu_seconds: float = 0.0
+    budget: InspectionBudget | None = None  # of an inspection; None: it is none
+    cpu_seconds: float = 0.0  # that it had used when its time on the clock was over
 
 
 @dataclass(frozen=True)
 class OutcomeRow:
-    """One line of the table.
+    """One line of the table."""
 
-    Attributes:
-        name: one word or two.
-        sign: how it is recognized, in words.
-        meaning: what becomes of the job, in words.
-        holds: whether an ending is of this kind.
-        outcome: what it means.
-    """
-
-    name: str
-    sign: str
-    meaning: str
-    holds: Callable[[Ending], bool]
-    outcome: Callable[[Ending], Outcome]
+    name: str  # one word or two
+    sign: str  # how it is recognized, in words
+    meaning: str  # what becomes of the job, in words
+    holds: Callable[[Ending], bool]  # whether an ending is of this kind
+    outcome: Callable[[Ending], Outcome]  # what it means
 
 
 def classify(ending: Ending) -> Outcome:

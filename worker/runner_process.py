@@ -36,17 +36,11 @@ _LOOK_SECONDS = 0.02
 
 @dataclass(frozen=True)
 class StartedRunner:
-    """A process that was started, and this side of its channels.
+    """A process that was started, and this side of its channels."""
 
-    Attributes:
-        process: its standard error is a pipe.
-        lines: descriptor from which its lines are read.
-        stdin: descriptor of its standard input, which never blocks.
-    """
-
-    process: subprocess.Popen[bytes]
-    lines: int
-    stdin: int
+    process: subprocess.Popen[bytes]  # its standard error is a pipe
+    lines: int  # descriptor from which its lines are read
+    stdin: int  # descriptor of its standard input, which never blocks
 
     def runner(self) -> RunnerProcess:
         """The same with its lines being read.

@@ -63,28 +63,19 @@ _LOADAVG = Path("/proc/loadavg")
 
 @dataclass(frozen=True)
 class SandboxLimits:
-    """Limits of one runner process; None means none.
+    """Limits of one runner process; None means none."""
 
-    Attributes:
-        memory_bytes: memory that the job itself may use; the address space limit is this plus RESERVED_BYTES, and
-            what it maps.
-        mapped_bytes: address space for files that are mapped, whose pages the kernel takes back where it needs them.
-        cpu_seconds: CPU time over all threads.
-        file_bytes: largest file it may write.
-        open_files: descriptors it may hold.
-        more_threads: threads that its user may have beside those that the machine has now; root may have any number.
-        gpus: False: it sees none.
-        niceness: how far it stands back where CPU time is short (man 2 nice).
-    """
-
+    # memory that the job itself may use; the address space limit is this plus RESERVED_BYTES, and what it maps
     memory_bytes: int | None = None
+    # address space for files that are mapped, whose pages the kernel takes back where it needs them
     mapped_bytes: int = 0
-    cpu_seconds: int | None = None
-    file_bytes: int = DEFAULT_FILE_BYTES
-    open_files: int = DEFAULT_OPEN_FILES
+    cpu_seconds: int | None = None  # CPU time over all threads
+    file_bytes: int = DEFAULT_FILE_BYTES  # largest file it may write
+    open_files: int = DEFAULT_OPEN_FILES  # descriptors it may hold
+    # threads that its user may have beside those that the machine has now; root may have any number
     more_threads: int = DEFAULT_MORE_THREADS
-    gpus: bool = True
-    niceness: int = 0
+    gpus: bool = True  # False: it sees none
+    niceness: int = 0  # how far it stands back where CPU time is short (man 2 nice)
 
     def rlimits(self) -> dict[str, int]:
         """Names and values for setrlimit."""
@@ -100,19 +91,12 @@ class SandboxLimits:
 
 @dataclass(frozen=True)
 class Terms:
-    """Under which a runner works.
+    """Under which a runner works."""
 
-    Attributes:
-        command: what it is.
-        environment: the whole of it.
-        limits: see ``SandboxLimits.rlimits``.
-        rules: of Landlock; none where there is no Landlock.
-    """
-
-    command: list[str]
-    environment: dict[str, str]
-    limits: dict[str, int]
-    rules: list[Rule]
+    command: list[str]  # what it is
+    environment: dict[str, str]  # the whole of it
+    limits: dict[str, int]  # see ``SandboxLimits.rlimits``
+    rules: list[Rule]  # of Landlock; none where there is no Landlock
 
 
 class Sandbox:
@@ -296,19 +280,12 @@ _HINT = "Simplify the file, or have the operator raise QUANTMILL_INSPECTION_SECO
 
 @dataclass(frozen=True)
 class InspectionBudget:
-    """Of one attempt.
+    """Of one attempt."""
 
-    Attributes:
-        cpu_seconds: over all threads.
-        wall_seconds: from the runner's start.
-        memory_bytes: see ``worker.memory``; at most the job's share.
-        memory_is_own: it is smaller than the job's share, so that the machine is not what was too small.
-    """
-
-    cpu_seconds: float
-    wall_seconds: float
-    memory_bytes: int
-    memory_is_own: bool
+    cpu_seconds: float  # over all threads
+    wall_seconds: float  # from the runner's start
+    memory_bytes: int  # see ``worker.memory``; at most the job's share
+    memory_is_own: bool  # it is smaller than the job's share, so that the machine is not what was too small
 
     def overrun(self, cpu_seconds: float) -> Problem | None:
         """What the inspection's owner is told once its time on the clock is over; None: it lacked the machine.

@@ -20,17 +20,12 @@ _Thing = TypeVar("_Thing")
 
 @dataclass(frozen=True)
 class Share:
-    """What the jobs of one slot may use.
+    """What the jobs of one slot may use."""
 
-    Attributes:
-        devices: GPUs that they see, as the driver numbers them; None: those of this process.
-        cores: that they are bound to; none: all that this process may use.
-        mode: of their sandbox.
-    """
-
+    # GPUs that they see, as the driver numbers them; None: those of this process
     devices: tuple[str, ...] | None = None
-    cores: tuple[int, ...] = ()
-    mode: Mode = "auto"
+    cores: tuple[int, ...] = ()  # that they are bound to; none: all that this process may use
+    mode: Mode = "auto"  # of their sandbox
 
     def sandbox(self) -> Sandbox:
         """Starts runners within this share."""

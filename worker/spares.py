@@ -45,14 +45,10 @@ _OF_A_JOB = ("HOME", "TMPDIR", "PYTHONPATH")
 
 @dataclass(frozen=True)
 class _Surroundings:
-    """What a spare was started with and a job must not find otherwise.
+    """What a spare was started with and a job must not find otherwise."""
 
-    Attributes:
-        environment: but for what is of a job.
-        folders: device and inode of each folder that its rules hold on to; None: it was not there.
-    """
-
-    environment: Mapping[str, str]
+    environment: Mapping[str, str]  # but for what is of a job
+    # device and inode of each folder that its rules hold on to; None: it was not there
     folders: Mapping[Path, tuple[int, int] | None]
 
 

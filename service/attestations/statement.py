@@ -110,44 +110,26 @@ class ProducedFile:
 
 @dataclass(frozen=True)
 class InputFile:
-    """A file that the job was given.
+    """A file that the job was given."""
 
-    Attributes:
-        role: model, calibration, evaluation or graph.
-        uri: of the model or dataset.
-        name: for people: name, version and path.
-        sha256: of the file.
-    """
-
-    role: str
-    uri: str
-    name: str
-    sha256: str
+    role: str  # model, calibration, evaluation or graph
+    uri: str  # of the model or dataset
+    name: str  # for people: name, version and path
+    sha256: str  # of the file
 
 
 @dataclass(frozen=True)
 class BuildRecord:
-    """What a statement tells of.
+    """What a statement tells of."""
 
-    Attributes:
-        job_id: of the job.
-        attempt: that succeeded.
-        device: as it was asked for.
-        started_at: its first start, UTC.
-        finished_at: its end, UTC.
-        made: its files.
-        given: models and data.
-        manifest: of its report, as JSON.
-    """
-
-    job_id: str
-    attempt: int
-    device: str
-    started_at: datetime | None
-    finished_at: datetime | None
-    made: Iterable[ProducedFile]
-    given: Iterable[InputFile]
-    manifest: Mapping[str, Any]
+    job_id: str  # of the job
+    attempt: int  # that succeeded
+    device: str  # as it was asked for
+    started_at: datetime | None  # its first start, UTC
+    finished_at: datetime | None  # its end, UTC
+    made: Iterable[ProducedFile]  # its files
+    given: Iterable[InputFile]  # models and data
+    manifest: Mapping[str, Any]  # of its report, as JSON
 
 
 def made_statement(record: BuildRecord) -> bytes:

@@ -42,17 +42,11 @@ _SAID_TWICE = ("source_sha256", "config_sha256", "manifest_sha256", "target")
 
 @dataclass(frozen=True)
 class TrustedKey:
-    """A key whose signatures are believed.
+    """A key whose signatures are believed."""
 
-    Attributes:
-        key: its public half.
-        source: where it is from.
-        retired_at: UTC, since when it signs no more, where that is known.
-    """
-
-    key: PublicKey
-    source: str
-    retired_at: datetime | None = None
+    key: PublicKey  # its public half
+    source: str  # where it is from
+    retired_at: datetime | None = None  # UTC, since when it signs no more, where that is known
 
 
 @dataclass(frozen=True)
@@ -65,21 +59,13 @@ class Fault:
 
 @dataclass(frozen=True)
 class Verification:
-    """What was found.
+    """What was found."""
 
-    Attributes:
-        sha256: of the file.
-        signed_by: whose signature it is; None: nobody's that is trusted, or it was not checked.
-        statement: what is said; None where nobody who is trusted has said it.
-        external: files of external data, which are covered as well.
-        faults: empty: verified.
-    """
-
-    sha256: str
-    signed_by: TrustedKey | None = None
-    statement: Statement | None = None
-    external: tuple[Path, ...] = ()
-    faults: tuple[Fault, ...] = ()
+    sha256: str  # of the file
+    signed_by: TrustedKey | None = None  # whose signature it is; None: nobody's that is trusted, or it was not checked
+    statement: Statement | None = None  # what is said; None where nobody who is trusted has said it
+    external: tuple[Path, ...] = ()  # files of external data, which are covered as well
+    faults: tuple[Fault, ...] = ()  # empty: verified
 
 
 def verify(file: Path, envelope: Envelope, trusted: Sequence[TrustedKey], *, signature: bool = True) -> Verification:

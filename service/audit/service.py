@@ -34,19 +34,12 @@ Fault = Literal["changed", "missing", "moved", "cut-off"]
 
 @dataclass(frozen=True)
 class Verdict:
-    """What verification found.
+    """What verification found."""
 
-    Attributes:
-        rows: how many there are.
-        head: the hash of the newest.
-        fault: what is wrong with the first row that is not as it was written; None: nothing.
-        seq: that row's number.
-    """
-
-    rows: int
-    head: str
-    fault: Fault | None = None
-    seq: int = 0
+    rows: int  # how many there are
+    head: str  # the hash of the newest
+    fault: Fault | None = None  # what is wrong with the first row that is not as it was written; None: nothing
+    seq: int = 0  # that row's number
 
 
 def note(session: Session, by: Principal, action: str, about: str) -> None:

@@ -33,21 +33,13 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class BatchEventTail:
-    """What follows behind a position.
+    """What follows behind a position."""
 
-    Attributes:
-        events: the events, oldest first.
-        position: behind the last of them.
-        state: of the batch.
-        more: there may be more already.
-        version: of the batch, before all of this was read.
-    """
-
-    events: Sequence[BatchEventOut]
-    position: str
-    state: BatchState
-    more: bool
-    version: tuple[int, int]
+    events: Sequence[BatchEventOut]  # the events, oldest first
+    position: str  # behind the last of them
+    state: BatchState  # of the batch
+    more: bool  # there may be more already
+    version: tuple[int, int]  # of the batch, before all of this was read
 
     @property
     def frames(self) -> bytes:

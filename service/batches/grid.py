@@ -27,21 +27,14 @@ Fault = tuple[dict[str, Any], tuple[FieldProblem, ...]]
 
 @dataclass(frozen=True)
 class Coordinates:
-    """Where a member stands: in the grid, or in the list.
+    """Where a member stands: in the grid, or in the list."""
 
-    Attributes:
-        member: its number, from 0.
-        model: what it names as its model.
-        preset: of the grid.
-        places: where its model, preset and config stand in the request, by the pointer of the job's request.
-        config: its number in the grid's configs.
-    """
-
-    member: int
-    model: str
+    member: int  # its number, from 0
+    model: str  # what it names as its model
+    # where its model, preset and config stand in the request, by the pointer of the job's request
     places: dict[str, str]
-    preset: str | None = None
-    config: int | None = None
+    preset: str | None = None  # of the grid
+    config: int | None = None  # its number in the grid's configs
 
     def pointer(self, inner: str) -> str:
         """The place in the batch's request for one in the job's."""

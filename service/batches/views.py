@@ -30,19 +30,12 @@ _RANKS = {"pass": 0, "none": 0, "undecided": 1}
 
 @dataclass(frozen=True)
 class BatchView:
-    """A batch with its members and their jobs.
+    """A batch with its members and their jobs."""
 
-    Attributes:
-        batch: the row.
-        members: all of them by position, superseded ones among them.
-        jobs: what is told of the jobs that are there, by id.
-        version: see ``repository.version``; read before all of it.
-    """
-
-    batch: Batch
-    members: Sequence[BatchMember]
-    jobs: Mapping[str, JobView]
-    version: Version
+    batch: Batch  # the row
+    members: Sequence[BatchMember]  # all of them by position, superseded ones among them
+    jobs: Mapping[str, JobView]  # what is told of the jobs that are there, by id
+    version: Version  # see ``repository.version``; read before all of it
 
     @property
     def current(self) -> list[BatchMember]:

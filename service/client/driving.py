@@ -54,14 +54,10 @@ _Made = TypeVar("_Made")
 
 @dataclass(frozen=True)
 class Place:
-    """A service as drivers reach it.
-
-    Attributes:
-        trust_environment: whether proxies of the environment may come between.
-    """
+    """A service as drivers reach it."""
 
     url: str
-    trust_environment: bool
+    trust_environment: bool  # whether proxies of the environment may come between
     headers: dict[str, str] = field(default_factory=dict)
 
 

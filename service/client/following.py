@@ -27,17 +27,11 @@ _Event = TypeVar("_Event", bound=EventOut)
 
 @dataclass(frozen=True)
 class Log(Generic[_Event]):
-    """Whose events are followed.
+    """Whose events are followed."""
 
-    Attributes:
-        path: of the job or batch, which has a state; its events are below.
-        kind: of an event.
-        position: behind which event a stream or page goes on.
-    """
-
-    path: str
-    kind: type[_Event]
-    position: Callable[[_Event], int | str]
+    path: str  # of the job or batch, which has a state; its events are below
+    kind: type[_Event]  # of an event
+    position: Callable[[_Event], int | str]  # behind which event a stream or page goes on
 
 
 def log_of_job(job_id: str) -> Log[EventOut]:

@@ -55,19 +55,12 @@ _PASSWORD = re.compile(r"//[^/@\s]+@")
 
 @dataclass(frozen=True)
 class LoggedRun:
-    """Where a job stands in MLflow.
+    """Where a job stands in MLflow."""
 
-    Attributes:
-        run_id: of the run.
-        experiment_id: that the run belongs to.
-        was_there: True if the job had been logged before, whole: nothing was sent again but its tags.
-        model_version: of the registered model; None if none was asked for.
-    """
-
-    run_id: str
-    experiment_id: str
-    was_there: bool
-    model_version: str | None
+    run_id: str  # of the run
+    experiment_id: str  # that the run belongs to
+    was_there: bool  # True if the job had been logged before, whole: nothing was sent again but its tags
+    model_version: str | None  # of the registered model; None if none was asked for
 
 
 @dataclass(frozen=True)

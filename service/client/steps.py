@@ -23,16 +23,12 @@ _End = TypeVar("_End")
 
 @dataclass(frozen=True)
 class FilePart:
-    """The bytes of a file from ``start`` up to ``end``, as the body of a request.
-
-    Attributes:
-        sent: told the offset behind each block that went out.
-    """
+    """The bytes of a file from ``start`` up to ``end``, as the body of a request."""
 
     path: Path
     start: int
     end: int
-    sent: Callable[[int], None]
+    sent: Callable[[int], None]  # told the offset behind each block that went out
 
     def blocks(self) -> Generator[bytes, None, None]:
         """The part in blocks; fewer bytes where the file has shrunk: the service will say so."""

@@ -68,17 +68,11 @@ class ChangedSample(NamedTuple):
 
 
 class ClassChanges(NamedTuple):
-    """What quantization has changed.
+    """What quantization has changed."""
 
-    Attributes:
-        samples: how many there are in all.
-        total: how many of them changed.
-        first: the first of those.
-    """
-
-    samples: int
-    total: int
-    first: list[ChangedSample]
+    samples: int  # how many there are in all
+    total: int  # how many of them changed
+    first: list[ChangedSample]  # the first of those
 
 
 def changes(found: Samples, most: int) -> ClassChanges | None:

@@ -29,30 +29,21 @@ class StoredSamples(NamedTuple):
 
 @dataclass(frozen=True)
 class Paired:
-    """What came of pairing two jobs.
+    """What came of pairing two jobs."""
 
-    Attributes:
-        pairing: of their decisions, where there is one for each sample.
-        reason: why there is no ``pairing``, in words.
-        metrics: by name, those of the first quantized model less those of the second.
-    """
-
-    pairing: Pairing | None
-    reason: str | None
+    pairing: Pairing | None  # of their decisions, where there is one for each sample
+    reason: str | None  # why there is no ``pairing``, in words
+    # by name, those of the first quantized model less those of the second
     metrics: Mapping[str, MeanDifference] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Side:
-    """One of two jobs.
+    """One of two jobs."""
 
-    Attributes:
-        measured_on: digest and preprocessing of the data that its report's figures are of; see ``measured_on``.
-        file: its ``samples.npz``; None: it has none.
-    """
-
+    # digest and preprocessing of the data that its report's figures are of; see ``measured_on``
     measured_on: tuple[str, PreprocessingSpec | None] | None
-    file: StoredSamples | None
+    file: StoredSamples | None  # its ``samples.npz``; None: it has none
 
 
 def measured_on(report: Report) -> tuple[str, PreprocessingSpec | None] | None:
@@ -105,29 +96,17 @@ def pair(read: Callable[[StoredSamples], Samples], first: Side, second: Side) ->
 
 @dataclass(frozen=True)
 class ComparedReport:
-    """One report; in an evaluation the reference takes the place of the float model.
+    """One report; in an evaluation the reference takes the place of the float model."""
 
-    Attributes:
-        verdict: of the gate.
-        engine_version: that made it.
-        metrics: of both models.
-        fidelity: None: there is no reference.
-        latency: None: not timed beside another.
-        float_size_bytes: None: there is no reference.
-        quantized_size_bytes: of the model.
-        layers: none of an evaluation.
-        measured_on: see ``measured_on``.
-    """
-
-    verdict: Verdict
-    engine_version: str
-    metrics: tuple[ComparedMetric, ...]
-    fidelity: Fidelity | None
-    latency: LatencyFigures | None
-    float_size_bytes: int | None
-    quantized_size_bytes: int
-    layers: Sequence[LayerFigures]
-    measured_on: tuple[str, PreprocessingSpec | None] | None
+    verdict: Verdict  # of the gate
+    engine_version: str  # that made it
+    metrics: tuple[ComparedMetric, ...]  # of both models
+    fidelity: Fidelity | None  # None: there is no reference
+    latency: LatencyFigures | None  # None: not timed beside another
+    float_size_bytes: int | None  # None: there is no reference
+    quantized_size_bytes: int  # of the model
+    layers: Sequence[LayerFigures]  # none of an evaluation
+    measured_on: tuple[str, PreprocessingSpec | None] | None  # see ``measured_on``
 
 
 def compared_report(report: Report | EvaluationReport) -> ComparedReport:

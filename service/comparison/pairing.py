@@ -19,27 +19,16 @@ CONFIDENCE = 0.95
 
 @dataclass(frozen=True)
 class Pairing:
-    """The second model against the first on the same samples.
+    """The second model against the first on the same samples."""
 
-    Attributes:
-        labeled: whether right means as the label, or as the float model decides.
-        counts: samples right in the first alone (lost), right in the second alone (won), and all.
-        drop_percent: what the first's share of right samples is above the second's, in percent of all samples.
-        interval_percent: of ``drop_percent``, by Tango's score interval of paired shares.
-        p_value: chance of sides as unequal as these if neither model were better, by McNemar's exact test.
-        first: what the first model decides.
-        second: what the second one does.
-        flipped: numbers of the samples that one alone gets right, int64 [flip], rising.
-    """
-
-    labeled: bool
-    counts: Pairs
-    drop_percent: float
-    interval_percent: tuple[float, float]
-    p_value: float
-    first: Decisions
-    second: Decisions
-    flipped: npt.NDArray[np.int64]
+    labeled: bool  # whether right means as the label, or as the float model decides
+    counts: Pairs  # samples right in the first alone (lost), right in the second alone (won), and all
+    drop_percent: float  # what the first's share of right samples is above the second's, in percent of all samples
+    interval_percent: tuple[float, float]  # of ``drop_percent``, by Tango's score interval of paired shares
+    p_value: float  # chance of sides as unequal as these if neither model were better, by McNemar's exact test
+    first: Decisions  # what the first model decides
+    second: Decisions  # what the second one does
+    flipped: npt.NDArray[np.int64]  # numbers of the samples that one alone gets right, int64 [flip], rising
 
     @property
     def significant(self) -> bool:
@@ -88,21 +77,13 @@ Method = Literal["bootstrap", "student"]
 
 @dataclass(frozen=True)
 class MeanDifference:
-    """One metric of the first model less that of the second.
+    """One metric of the first model less that of the second."""
 
-    Attributes:
-        difference: in the metric's unit.
-        interval: where it lies with the confidence asked for.
-        p_value: chance of a difference as large if there were none.
-        method: bootstrap, or student for fewer than 20 samples.
-        samples: that it rests on.
-    """
-
-    difference: float
-    interval: tuple[float, float]
-    p_value: float
-    method: Method
-    samples: int
+    difference: float  # in the metric's unit
+    interval: tuple[float, float]  # where it lies with the confidence asked for
+    p_value: float  # chance of a difference as large if there were none
+    method: Method  # bootstrap, or student for fewer than 20 samples
+    samples: int  # that it rests on
 
     def drop(self, better: Literal["higher", "lower"]) -> MeanDifference:
         """By how much the second is worse."""
@@ -148,23 +129,14 @@ def mean_differences(
 
 @dataclass(frozen=True)
 class _PairedFound:
-    """What is known of one metric's difference.
+    """What is known of one metric's difference."""
 
-    Attributes:
-        difference: over all samples.
-        error: its standard error, 0 where all samples differ alike.
-        size: of the figures that were taken from each other.
-        drawn: |difference| of drawn sets in their standard errors [set]; None: not drawn.
-        groups: independent draws.
-        samples: in all.
-    """
-
-    difference: float
-    error: float
-    size: float
-    drawn: _Matrix | None
-    groups: int
-    samples: int
+    difference: float  # over all samples
+    error: float  # its standard error, 0 where all samples differ alike
+    size: float  # of the figures that were taken from each other
+    drawn: _Matrix | None  # |difference| of drawn sets in their standard errors [set]; None: not drawn
+    groups: int  # independent draws
+    samples: int  # in all
 
 
 def _told(found: _PairedFound, confidence: float) -> MeanDifference:

@@ -47,17 +47,11 @@ class SamplesUnreadableError(
 
 @dataclass(frozen=True)
 class Decisions:
-    """One class per sample.
+    """One class per sample."""
 
-    Attributes:
-        quantized: of the quantized model, int32 or int64 [sample].
-        expected: what it should be: the label, or, without labels, what the float model decided; likewise.
-        labeled: whether ``expected`` are labels.
-    """
-
-    quantized: _Column
-    expected: _Column
-    labeled: bool
+    quantized: _Column  # of the quantized model, int32 or int64 [sample]
+    expected: _Column  # what it should be: the label, or, without labels, what the float model decided; likewise
+    labeled: bool  # whether ``expected`` are labels
 
     @property
     def right(self) -> npt.NDArray[np.bool_]:
@@ -67,16 +61,12 @@ class Decisions:
 
 @dataclass(frozen=True)
 class Samples:
-    """What a ``samples.npz`` tells.
+    """What a ``samples.npz`` tells."""
 
-    Attributes:
-        decisions: one class per sample; None: the output gives none.
-        metrics: by name what each sample says of the quantized model's metric, in its unit: finite float64 [sample].
-        columns: as they stand in the file, those of ``decisions`` and ``float_confidence`` (may be NaN), [sample].
-    """
-
-    decisions: Decisions | None
+    decisions: Decisions | None  # one class per sample; None: the output gives none
+    # by name what each sample says of the quantized model's metric, in its unit: finite float64 [sample]
     metrics: dict[str, npt.NDArray[np.float64]]
+    # as they stand in the file, those of ``decisions`` and ``float_confidence`` (may be NaN), [sample]
     columns: Mapping[str, _Column] = field(default_factory=dict)
 
 

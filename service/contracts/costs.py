@@ -90,23 +90,14 @@ TORCH_SECONDS = 3.0
 
 @dataclass(frozen=True)
 class CostFacts:
-    """What the cost of a stage depends on beside the config.
+    """What the cost of a stage depends on beside the config."""
 
-    Attributes:
-        nodes: of the graph.
-        matrices: shapes of its linear layers.
-        sample_seconds: of the float model for a sample, of a batch where it takes batches.
-        calibration_samples: that there are.
-        measured_samples: on which the models are compared.
-        torch_seconds: until torch is loaded; 0 where it is.
-    """
-
-    nodes: int
-    matrices: tuple[MatrixKind, ...]
-    sample_seconds: float
-    calibration_samples: int
-    measured_samples: int
-    torch_seconds: float
+    nodes: int  # of the graph
+    matrices: tuple[MatrixKind, ...]  # shapes of its linear layers
+    sample_seconds: float  # of the float model for a sample, of a batch where it takes batches
+    calibration_samples: int  # that there are
+    measured_samples: int  # on which the models are compared
+    torch_seconds: float  # until torch is loaded; 0 where it is
 
     def passes(self, algorithm: Algorithm, passes: float) -> float:
         """Seconds of so many forward passes of each sample that the algorithm uses."""

@@ -15,15 +15,10 @@ _GPUS = ("cuda", "rocm")
 
 
 class DeviceField(NamedTuple):
-    """One field of a config that names a device.
+    """One field of a config that names a device."""
 
-    Attributes:
-        pointer: JSON pointer into the config.
-        value: auto, cpu, cuda, cuda:N, rocm or rocm:N.
-    """
-
-    pointer: str
-    value: str
+    pointer: str  # JSON pointer into the config
+    value: str  # auto, cpu, cuda, cuda:N, rocm or rocm:N
 
     @property
     def is_gpu(self) -> bool:

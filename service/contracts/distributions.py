@@ -81,17 +81,11 @@ _SHARE_ROUNDS = 100
 
 
 class Pairs(NamedTuple):
-    """Samples by what two models make of them.
+    """Samples by what two models make of them."""
 
-    Attributes:
-        lost: right in the first model alone.
-        won: right in the second model alone.
-        samples: all there are.
-    """
-
-    lost: int
-    won: int
-    samples: int
+    lost: int  # right in the first model alone
+    won: int  # right in the second model alone
+    samples: int  # all there are
 
 
 def wilson(hits: int, samples: int, confidence: float) -> tuple[float, float]:

@@ -212,15 +212,11 @@ GraphFed = GraphMetric | GraphLoss
 
 
 class GraphFeed(NamedTuple):
-    """What feeds an input of the graph.
+    """What feeds an input of the graph."""
 
-    Attributes:
-        source: an output of the measured model, the same of the float model, or an array of the dataset.
-        name: of the output or the array; None: the dataset's labels.
-    """
-
+    # an output of the measured model, the same of the float model, or an array of the dataset
     source: Literal["output", "reference", "array"]
-    name: str | None
+    name: str | None  # of the output or the array; None: the dataset's labels
 
 
 def graph_feeds(metric: GraphFed, inputs: Sequence[str], outputs: Sequence[str]) -> dict[str, GraphFeed]:

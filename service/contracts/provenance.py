@@ -11,21 +11,13 @@ PREFIX = "quantmill."
 
 
 class Provenance(Contract):
-    """What a quantized model's file says of its making.
+    """What a quantized model's file says of its making."""
 
-    Attributes:
-        source_sha256: of the float model's file, with its external data if it has any.
-        config_sha256: of the resolved config.
-        engine_version: that made it.
-        target: that it was made for.
-        manifest_sha256: of the report's manifest.
-    """
-
-    source_sha256: str
-    config_sha256: str
-    engine_version: str
-    target: str
-    manifest_sha256: str
+    source_sha256: str  # of the float model's file, with its external data if it has any
+    config_sha256: str  # of the resolved config
+    engine_version: str  # that made it
+    target: str  # that it was made for
+    manifest_sha256: str  # of the report's manifest
 
     @classmethod
     def of(cls, manifest: Manifest) -> Provenance:

@@ -14,19 +14,12 @@ _CODE = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 
 @dataclass(frozen=True)
 class Reason:
-    """Why something was not done.
+    """Why something was not done."""
 
-    Attributes:
-        code: stable, in kebab case.
-        words: one sentence, or the part of one that follows "because".
-        hint: what would help, or why nothing needs to.
-        by_design: nothing needs to be helped: so it is best.
-    """
-
-    code: str
-    words: str
-    hint: str | None = None
-    by_design: bool = False
+    code: str  # stable, in kebab case
+    words: str  # one sentence, or the part of one that follows "because"
+    hint: str | None = None  # what would help, or why nothing needs to
+    by_design: bool = False  # nothing needs to be helped: so it is best
 
     def __str__(self) -> str:
         return self.words

@@ -35,32 +35,24 @@ HALF_DTYPES: tuple[str, ...] = get_args(HalfDtype)
 
 @dataclass(frozen=True)
 class NumberType:
-    """One type, and what follows from it alone.
+    """One type, and what follows from it alone."""
 
-    Attributes:
-        name: as in a config.
-        kind: integer (scale and zero point), float8 (a scale), float (neither), block (elements share an exponent block
-            by block).
-        bits: of one value, shared exponents of its block counted in; scales of integers are not.
-        opset: lowest one of ONNX's own domain that can hold weights and activations of it.
-        any_opset: below that, onnxruntime's own domain has QuantizeLinear and DequantizeLinear for it.
-        limits: smallest and largest integer; None for other kinds.
-        reduced: the same with one bit less, as onnxruntime reduces ranges: sums of two products then fit into 16 (32)
-            bits. None where no bit is to spare.
-        cast_only: onnxruntime has DequantizeLinear for it, but fuses it wrongly with what follows (1.31: a MatMulNBits
-            of it is off, a QLinearConv fails to load); weights are restored by Cast and Mul.
-        integer_kernels: onnxruntime's CPU provider multiplies its integers; any other type it dequantizes, or rounds by
-            standard operators, and computes in float32.
-    """
-
-    name: str
+    name: str  # as in a config
+    # integer (scale and zero point), float8 (a scale), float (neither), block (elements share an exponent block by
+    # block)
     kind: Literal["integer", "float8", "float", "block"]
-    bits: float
-    opset: int
-    any_opset: bool = False
-    limits: tuple[int, int] | None = None
+    bits: float  # of one value, shared exponents of its block counted in; scales of integers are not
+    opset: int  # lowest one of ONNX's own domain that can hold weights and activations of it
+    any_opset: bool = False  # below that, onnxruntime's own domain has QuantizeLinear and DequantizeLinear for it
+    limits: tuple[int, int] | None = None  # smallest and largest integer; None for other kinds
+    # the same with one bit less, as onnxruntime reduces ranges: sums of two products then fit into 16 (32) bits. None
+    # where no bit is to spare.
     reduced: tuple[int, int] | None = None
+    # onnxruntime has DequantizeLinear for it, but fuses it wrongly with what follows (1.31: a MatMulNBits of it is off,
+    # a QLinearConv fails to load); weights are restored by Cast and Mul
     cast_only: bool = False
+    # onnxruntime's CPU provider multiplies its integers; any other type it dequantizes, or rounds by standard
+    # operators, and computes in float32
     integer_kernels: bool = False
 
 

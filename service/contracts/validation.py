@@ -19,15 +19,10 @@ from service.contracts.errors import FieldProblem
 
 
 class Contradiction(NamedTuple):
-    """Two settings of a config that cannot both hold.
+    """Two settings of a config that cannot both hold."""
 
-    Attributes:
-        pointer: JSON pointer within the config of the one to change.
-        message: what contradicts what, and what to do.
-    """
-
-    pointer: str
-    message: str
+    pointer: str  # JSON pointer within the config of the one to change
+    message: str  # what contradicts what, and what to do
 
 
 # Selectors in include, in exclude, and overrides; each.

@@ -31,29 +31,17 @@ _NOT_OVER_HTTP = frozenset({"function"})
 
 @dataclass(frozen=True)
 class Slot:
-    """One field of the form.
+    """One field of the form."""
 
-    Attributes:
-        name: of the form's field.
-        path: keys that lead to its value, from the config, or from the entry of a list.
-        look: choice: one of ``options``; number; text: a number or a word; word: any text; document: JSON.
-        label: its key, as people read it.
-        help: what it does.
-        bounds: what it may be, in words.
-        options: text and value of each choice.
-        default: what holds where neither the job nor its preset says anything, as text.
-        words: what a choice means, where its text does not tell.
-    """
-
-    name: str
-    path: tuple[str, ...]
-    look: Look
-    label: str
-    help: str = ""
-    bounds: str = ""
-    options: tuple[tuple[str, Any], ...] = ()
-    default: str = ""
-    words: Mapping[str, str] = field(default_factory=dict)
+    name: str  # of the form's field
+    path: tuple[str, ...]  # keys that lead to its value, from the config, or from the entry of a list
+    look: Look  # choice: one of ``options``; number; text: a number or a word; word: any text; document: JSON
+    label: str  # its key, as people read it
+    help: str = ""  # what it does
+    bounds: str = ""  # what it may be, in words
+    options: tuple[tuple[str, Any], ...] = ()  # text and value of each choice
+    default: str = ""  # what holds where neither the job nor its preset says anything, as text
+    words: Mapping[str, str] = field(default_factory=dict)  # what a choice means, where its text does not tell
 
     def text(self, value: Any) -> str:
         """A value as the field shows it."""
@@ -78,17 +66,11 @@ class Slot:
 
 @dataclass(frozen=True)
 class Member:
-    """One of several records that a word tells apart.
+    """One of several records that a word tells apart."""
 
-    Attributes:
-        word: its ``method`` or ``kind``.
-        help: what it does.
-        slots: its own fields.
-    """
-
-    word: str
-    help: str
-    slots: tuple[Slot, ...]
+    word: str  # its ``method`` or ``kind``
+    help: str  # what it does
+    slots: tuple[Slot, ...]  # its own fields
 
 
 @dataclass(frozen=True)

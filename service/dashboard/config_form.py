@@ -25,14 +25,10 @@ Document = dict[str, Any]
 
 @dataclass
 class Values:
-    """What the fields hold, as text.
+    """What the fields hold, as text."""
 
-    Attributes:
-        texts: by the name of the field; blank ones are not there.
-        ticked: entries of the lists, in their order, by the list's name; None: it cannot be shown by boxes.
-    """
-
-    texts: dict[str, str] = field(default_factory=dict)
+    texts: dict[str, str] = field(default_factory=dict)  # by the name of the field; blank ones are not there
+    # entries of the lists, in their order, by the list's name; None: it cannot be shown by boxes
     ticked: dict[str, list[str] | None] = field(default_factory=dict)
 
 

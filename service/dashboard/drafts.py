@@ -31,27 +31,17 @@ _BOTH = "The form and the JSON were both changed: say with one of the two button
 
 @dataclass
 class JobDraft:
-    """What the form shows.
+    """What the form shows."""
 
-    Attributes:
-        texts: what is typed, by field; blank where nothing is.
-        document: the config, as far as it differs from its preset.
-        text: the config as JSON, as it was typed.
-        reuse: whether a job that has done the same already will do.
-        source: id of the job that it is a clone of, or blank.
-        nonce: the same for all that one page sends: of two clicks on its button the second makes no second job.
-        errors: what is wrong, by field.
-        notes: what else is to be told.
-    """
-
-    texts: dict[str, str] = field(default_factory=dict)
-    document: Document = field(default_factory=dict)
-    text: str = "{}"
-    reuse: bool = False
-    source: str = ""
+    texts: dict[str, str] = field(default_factory=dict)  # what is typed, by field; blank where nothing is
+    document: Document = field(default_factory=dict)  # the config, as far as it differs from its preset
+    text: str = "{}"  # the config as JSON, as it was typed
+    reuse: bool = False  # whether a job that has done the same already will do
+    source: str = ""  # id of the job that it is a clone of, or blank
+    # the same for all that one page sends: of two clicks on its button the second makes no second job
     nonce: str = field(default_factory=lambda: secrets.token_urlsafe(18))
-    errors: dict[str, str] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
+    errors: dict[str, str] = field(default_factory=dict)  # what is wrong, by field
+    notes: list[str] = field(default_factory=list)  # what else is to be told
 
     def get(self, name: str) -> str:
         """What is typed in a field."""

@@ -45,34 +45,21 @@ UNREADABLE = "The graph of this job cannot be read: it is not of a form that thi
 
 @dataclass(frozen=True)
 class GraphSources:
-    """Where a page comes from.
+    """Where a page comes from."""
 
-    Attributes:
-        job: whose graph it is.
-        report: the row of its report.
-        artifact: the graph; None: there is none.
-    """
-
-    job: JobOut
-    report: ReportRow
-    artifact: Artifact | None
+    job: JobOut  # whose graph it is
+    report: ReportRow  # the row of its report
+    artifact: Artifact | None  # the graph; None: there is none
 
 
 @dataclass(frozen=True)
 class Known:
-    """A graph with the figures of its nodes.
+    """A graph with the figures of its nodes."""
 
-    Attributes:
-        layers: all rows of the report.
-        rows: the report's row of each node.
-        view: the graph; None: there is none.
-        missing: why there is none.
-    """
-
-    layers: tuple[LayerFigures, ...]
-    rows: dict[str, LayerFigures]
-    view: GraphView | None
-    missing: str = ""
+    layers: tuple[LayerFigures, ...]  # all rows of the report
+    rows: dict[str, LayerFigures]  # the report's row of each node
+    view: GraphView | None  # the graph; None: there is none
+    missing: str = ""  # why there is none
 
 
 graphs: Recent[Known] = Recent(_GRAPHS)

@@ -56,17 +56,11 @@ class Links:
 
 @dataclass(frozen=True)
 class Drawing:
-    """A graph, drawn.
+    """A graph, drawn."""
 
-    Attributes:
-        picture: the SVG.
-        boxes: how many there are.
-        groups: how many of them hold several nodes.
-    """
-
-    picture: Markup
-    boxes: int
-    groups: int
+    picture: Markup  # the SVG
+    boxes: int  # how many there are
+    groups: int  # how many of them hold several nodes
 
 
 def rows_by_node(layers: Iterable[LayerFigures]) -> dict[str, LayerFigures]:

@@ -48,21 +48,13 @@ class Span:
 
 @dataclass(frozen=True)
 class Placed:
-    """Where a drawing has its boxes and edges, in pixels.
+    """Where a drawing has its boxes and edges, in pixels."""
 
-    Attributes:
-        corners: left upper corner of each box.
-        layers: number of each box's layer.
-        paths: of each edge, the points that it goes through.
-        width: of the whole.
-        height: of the whole.
-    """
-
-    corners: tuple[Point, ...]
-    layers: tuple[int, ...]
-    paths: dict[Edge, tuple[Point, ...]]
-    width: float
-    height: float
+    corners: tuple[Point, ...]  # left upper corner of each box
+    layers: tuple[int, ...]  # number of each box's layer
+    paths: dict[Edge, tuple[Point, ...]]  # of each edge, the points that it goes through
+    width: float  # of the whole
+    height: float  # of the whole
 
 
 def node_edges(view: GraphView) -> list[Edge]:
@@ -147,17 +139,11 @@ def box_edges(boxes: Sequence[Span], edges: Iterable[Edge]) -> list[Edge]:
 
 @dataclass(frozen=True)
 class EdgeEnds:
-    """Inputs and outputs of a graph as boxes of their own.
+    """Inputs and outputs of a graph as boxes of their own."""
 
-    Attributes:
-        inputs: places of their tensors; their boxes come before those of the nodes.
-        outputs: likewise; theirs come behind them.
-        edges: between all boxes, those of the nodes too.
-    """
-
-    inputs: tuple[int, ...]
-    outputs: tuple[int, ...]
-    edges: list[Edge]
+    inputs: tuple[int, ...]  # places of their tensors; their boxes come before those of the nodes
+    outputs: tuple[int, ...]  # likewise; theirs come behind them
+    edges: list[Edge]  # between all boxes, those of the nodes too
 
 
 def with_ends(view: GraphView, boxes: Sequence[Span], between: Sequence[Edge]) -> EdgeEnds:

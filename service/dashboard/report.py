@@ -45,18 +45,12 @@ _ROWS, _MOST_ROWS, _MOST_CHANGED, _MOST_OPS, _OP_CHARS = 100, 2000, 50, 200, 200
 
 @dataclass(frozen=True)
 class ChangedSamples:
-    """Samples whose answer changed.
+    """Samples whose answer changed."""
 
-    Attributes:
-        found: what the job's results by sample tell; None: nothing.
-        why: why there is nothing.
-        classes: names of classes by number, where the dataset has some.
-        pictures: by number of the sample, where its picture stands on the sheet of the dataset.
-    """
-
-    found: ClassChanges | None
-    why: str = ""
-    classes: tuple[str, ...] = ()
+    found: ClassChanges | None  # what the job's results by sample tell; None: nothing
+    why: str = ""  # why there is nothing
+    classes: tuple[str, ...] = ()  # names of classes by number, where the dataset has some
+    # by number of the sample, where its picture stands on the sheet of the dataset
     pictures: dict[int, dict[str, Any]] | None = None
 
     def named(self, number: int | None) -> str:

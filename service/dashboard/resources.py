@@ -38,23 +38,15 @@ _VERSIONS = 50
 
 @dataclass(frozen=True)
 class Edit:
-    """The forms of a page as they are filled in, with what is wrong.
+    """The forms of a page as they are filled in, with what is wrong."""
 
-    Attributes:
-        description: of people.
-        tags: a line each.
-        etag: of what is changed, as it was seen.
-        alias: that is to be set.
-        moved: the alias that stands elsewhere with its entity tag, once the page has said so: it is moved knowingly.
-        errors: by field.
-    """
-
-    description: str
-    tags: str
-    etag: str
-    alias: str = ""
+    description: str  # of people
+    tags: str  # a line each
+    etag: str  # of what is changed, as it was seen
+    alias: str = ""  # that is to be set
+    # the alias that stands elsewhere with its entity tag, once the page has said so: it is moved knowingly
     moved: str = ""
-    errors: dict[str, str] = field(default_factory=dict)
+    errors: dict[str, str] = field(default_factory=dict)  # by field
 
     @property
     def status(self) -> int:

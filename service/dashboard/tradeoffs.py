@@ -22,17 +22,11 @@ _NUMBERED = 24
 
 
 class Measure(NamedTuple):
-    """What the models are judged by.
+    """What the models are judged by."""
 
-    Attributes:
-        words: with a capital.
-        unit: of the values.
-        higher: True if more is better.
-    """
-
-    words: str
-    unit: str
-    higher: bool
+    words: str  # with a capital
+    unit: str  # of the values
+    higher: bool  # True if more is better
 
     def written(self, value: float | None) -> str:
         """A value with its unit."""
@@ -49,25 +43,15 @@ SQNR = Measure("SQNR", "dB", higher=True)
 
 @dataclass(frozen=True)
 class Mark:
-    """One model.
+    """One model."""
 
-    Attributes:
-        label: for people.
-        path: of its page; None: it has none.
-        value: by the measure; None: not measured.
-        size_bytes: of its file.
-        latency_ratio: over that of the float model; None: not timed.
-        chosen: it is the one that was taken.
-        front: no other is better; None: to be found out.
-    """
-
-    label: str
-    path: str | None
-    value: float | None
-    size_bytes: float | None
-    latency_ratio: float | None = None
-    chosen: bool = False
-    front: bool | None = None
+    label: str  # for people
+    path: str | None  # of its page; None: it has none
+    value: float | None  # by the measure; None: not measured
+    size_bytes: float | None  # of its file
+    latency_ratio: float | None = None  # over that of the float model; None: not timed
+    chosen: bool = False  # it is the one that was taken
+    front: bool | None = None  # no other is better; None: to be found out
 
 
 class ShownModel(NamedTuple):

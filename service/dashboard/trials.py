@@ -157,15 +157,10 @@ _KEPT = 64
 
 
 class Curves(NamedTuple):
-    """All curves of a job, as the part of a page.
+    """All curves of a job, as the part of a page."""
 
-    Attributes:
-        number: of them.
-        part: the HTML.
-    """
-
-    number: int
-    part: Markup
+    number: int  # of them
+    part: Markup  # the HTML
 
 
 _drawn: Recent[Curves] = Recent(_KEPT)

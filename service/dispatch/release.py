@@ -15,25 +15,15 @@ from service.quotas.service import running_limits
 
 @dataclass(frozen=True)
 class Released:
-    """A job that was released for its next attempt.
+    """A job that was released for its next attempt."""
 
-    Attributes:
-        id: of the job.
-        tenant_id: whose it is.
-        kind: of job.
-        queue: that it goes to.
-        size_class: short or long.
-        attempt: the number that the attempt will have.
-        seconds_left: until the job's deadline; None: it has none.
-    """
-
-    id: str
-    tenant_id: str
-    kind: str
-    queue: str
-    size_class: str
-    attempt: int
-    seconds_left: float | None
+    id: str  # of the job
+    tenant_id: str  # whose it is
+    kind: str  # of job
+    queue: str  # that it goes to
+    size_class: str  # short or long
+    attempt: int  # the number that the attempt will have
+    seconds_left: float | None  # until the job's deadline; None: it has none
 
 
 def release(session: Session, free: FreeSlots, quota: Quota) -> list[Released]:

@@ -11,19 +11,12 @@ from service.jobs.queues import QUEUES
 
 @dataclass(frozen=True)
 class Crew:
-    """Slots of one worker process.
+    """Slots of one worker process."""
 
-    Attributes:
-        queues: that it takes jobs of.
-        free: jobs that it could start now.
-        slots: jobs that it runs at a time.
-        short_slots: of these, those that are kept for short jobs.
-    """
-
-    queues: frozenset[str]
-    free: int
-    slots: int
-    short_slots: int = 0
+    queues: frozenset[str]  # that it takes jobs of
+    free: int  # jobs that it could start now
+    slots: int  # jobs that it runs at a time
+    short_slots: int = 0  # of these, those that are kept for short jobs
 
 
 @dataclass(frozen=True)

@@ -96,19 +96,12 @@ _PORT_MAX = 65535
 
 @dataclass(frozen=True)
 class Allowed:
-    """The allow-list, taken apart.
+    """The allow-list, taken apart."""
 
-    Attributes:
-        networks: their addresses are reached.
-        hosts: lower-case names whose addresses are reached.
-        ports: host and port that is reached by https beside the usual ones.
-        plain: host and port that is reached by http.
-    """
-
-    networks: tuple[Network, ...] = ()
-    hosts: frozenset[str] = frozenset()
-    ports: frozenset[tuple[str, int]] = frozenset()
-    plain: frozenset[tuple[str, int]] = frozenset()
+    networks: tuple[Network, ...] = ()  # their addresses are reached
+    hosts: frozenset[str] = frozenset()  # lower-case names whose addresses are reached
+    ports: frozenset[tuple[str, int]] = frozenset()  # host and port that is reached by https beside the usual ones
+    plain: frozenset[tuple[str, int]] = frozenset()  # host and port that is reached by http
 
     def takes(self, scheme: str, host: str, port: int) -> bool:
         """True if ``host`` may be asked by this scheme on this port; its addresses are another question."""

@@ -19,21 +19,13 @@ _JITTER = (0.8, 1.2)
 
 @dataclass(frozen=True)
 class SendResult:
-    """What an attempt met with.
+    """What an attempt met with."""
 
-    Attributes:
-        status: of HTTP; None if there was no reply.
-        error: code of what kept it from one.
-        text: the beginning of the reply, or what was wrong.
-        headers: of the reply, by their lower-case names.
-        final: another attempt would meet with the same.
-    """
-
-    status: int | None
-    error: str | None
-    text: str
-    headers: Mapping[str, str] = field(default_factory=dict)
-    final: bool = False
+    status: int | None  # of HTTP; None if there was no reply
+    error: str | None  # code of what kept it from one
+    text: str  # the beginning of the reply, or what was wrong
+    headers: Mapping[str, str] = field(default_factory=dict)  # of the reply, by their lower-case names
+    final: bool = False  # another attempt would meet with the same
 
     @property
     def is_success(self) -> bool:

@@ -26,21 +26,14 @@ _OWN_HEADERS = frozenset({"host", "content-length", "transfer-encoding", "connec
 
 @dataclass(frozen=True)
 class Bounds:
-    """What one request may cost.
+    """What one request may cost."""
 
-    Attributes:
-        seconds: from the resolution of the name to the last byte of the reply.
-        step_seconds: to the first byte of a body, for each block of it, and from the last one to the end of the reply.
-            None: nothing but ``seconds`` bounds them.
-        sent_bytes: of the body.
-        reply_bytes: of the reply's body that are read.
-        url_characters: of the URL.
-    """
-
-    seconds: float = SECONDS
-    sent_bytes: int = MOST_SENT_BYTES
-    reply_bytes: int = MOST_REPLY_BYTES
-    url_characters: int = MOST_CHARACTERS
+    seconds: float = SECONDS  # from the resolution of the name to the last byte of the reply
+    sent_bytes: int = MOST_SENT_BYTES  # of the body
+    reply_bytes: int = MOST_REPLY_BYTES  # of the reply's body that are read
+    url_characters: int = MOST_CHARACTERS  # of the URL
+    # to the first byte of a body, for each block of it, and from the last one to the end of the reply. None: nothing
+    # but ``seconds`` bounds them.
     step_seconds: float | None = None
 
 
@@ -54,19 +47,12 @@ class Streamed:
 
 @dataclass(frozen=True)
 class Reply:
-    """What the other host said. A redirect is a reply like any other: it is not followed.
+    """What the other host said. A redirect is a reply like any other: it is not followed."""
 
-    Attributes:
-        status: of HTTP.
-        headers: by their lower-case names; of several of one name the last.
-        body: as it was sent, not unpacked, as far as the bounds let it be read.
-        complete: False if there was more of the body, or if it came too slowly.
-    """
-
-    status: int
-    headers: Mapping[str, str]
-    body: bytes
-    complete: bool
+    status: int  # of HTTP
+    headers: Mapping[str, str]  # by their lower-case names; of several of one name the last
+    body: bytes  # as it was sent, not unpacked, as far as the bounds let it be read
+    complete: bool  # False if there was more of the body, or if it came too slowly
 
     @property
     def is_success(self) -> bool:
@@ -76,18 +62,12 @@ class Reply:
 
 @dataclass(frozen=True)
 class Egress:
-    """Sends requests to URLs that clients have named. May be shared between threads.
+    """Sends requests to URLs that clients have named. May be shared between threads."""
 
-    Attributes:
-        allowed: what may be reached beyond the public internet.
-        bounds: of every request.
-        resolver: tells a name's addresses; asked once per request.
-        tls: whose certificates are believed. Default: the system's, or those of SSL_CERT_FILE.
-    """
-
-    allowed: Allowed = field(default_factory=Allowed)
-    bounds: Bounds = field(default_factory=Bounds)
-    resolver: Resolver = system_resolver
+    allowed: Allowed = field(default_factory=Allowed)  # what may be reached beyond the public internet
+    bounds: Bounds = field(default_factory=Bounds)  # of every request
+    resolver: Resolver = system_resolver  # tells a name's addresses; asked once per request
+    # whose certificates are believed. Default: the system's, or those of SSL_CERT_FILE.
     tls: ssl.SSLContext = field(default_factory=httpx.create_ssl_context)
 
     def send(

@@ -29,19 +29,12 @@ _NUMBER = re.compile(r"[0-9]+|0[xX][0-9a-fA-F]*")
 
 @dataclass(frozen=True)
 class Destination:
-    """Where a request goes.
+    """Where a request goes."""
 
-    Attributes:
-        scheme: ``https``, or ``http`` where that is allowed.
-        host: in ASCII and lower case, without brackets.
-        port: always a number.
-        target: path and query.
-    """
-
-    scheme: str
-    host: str
-    port: int
-    target: str
+    scheme: str  # ``https``, or ``http`` where that is allowed
+    host: str  # in ASCII and lower case, without brackets
+    port: int  # always a number
+    target: str  # path and query
 
     @property
     def literal(self) -> Address | None:

@@ -32,40 +32,24 @@ _MOST_TIMES = 12.0
 
 @dataclass(frozen=True)
 class PastRun:
-    """A run that has succeeded.
+    """A run that has succeeded."""
 
-    Attributes:
-        recipe: by which config, as a key.
-        prior: what it should have taken.
-        seconds: from its start to its end.
-        memory_bytes: at its highest.
-        size_bytes: of the quantized model.
-    """
-
-    recipe: str
-    prior: Prior
-    seconds: float
-    memory_bytes: float
-    size_bytes: float
+    recipe: str  # by which config, as a key
+    prior: Prior  # what it should have taken
+    seconds: float  # from its start to its end
+    memory_bytes: float  # at its highest
+    size_bytes: float  # of the quantized model
 
 
 @dataclass(frozen=True)
 class ExpectedCost:
-    """What a run will take: expected, lowest and highest of each.
+    """What a run will take: expected, lowest and highest of each."""
 
-    Attributes:
-        seconds: from its start to its end.
-        memory_bytes: at its highest; the expected one leaves room.
-        size_bytes: of the quantized model.
-        basis: what it is based on.
-        runs: earlier ones that went into it.
-    """
-
-    seconds: tuple[float, float, float]
-    memory_bytes: tuple[float, float, float]
-    size_bytes: tuple[float, float, float]
-    basis: Basis
-    runs: int
+    seconds: tuple[float, float, float]  # from its start to its end
+    memory_bytes: tuple[float, float, float]  # at its highest; the expected one leaves room
+    size_bytes: tuple[float, float, float]  # of the quantized model
+    basis: Basis  # what it is based on
+    runs: int  # earlier ones that went into it
 
 
 def forecast(prior: Prior, recipe: str, own: Sequence[PastRun]) -> ExpectedCost:

@@ -43,19 +43,12 @@ _FLOAT_BYTES, _NORMALIZATION_BYTES, _BIAS_BYTES = 4, 12, 8
 
 @dataclass(frozen=True)
 class Prior:
-    """What a run should take.
+    """What a run should take."""
 
-    Attributes:
-        stages: seconds of each, by name, with those of starting and loading.
-        memory_bytes: at its highest.
-        size_bytes: of the quantized model.
-        timed: a forward pass of the model was timed.
-    """
-
-    stages: dict[str, float]
-    memory_bytes: float
-    size_bytes: float
-    timed: bool
+    stages: dict[str, float]  # seconds of each, by name, with those of starting and loading
+    memory_bytes: float  # at its highest
+    size_bytes: float  # of the quantized model
+    timed: bool  # a forward pass of the model was timed
 
     @property
     def seconds(self) -> float:

@@ -35,14 +35,10 @@ _AFTER_ALL = "~"
 
 @dataclass(frozen=True)
 class Estimated:
-    """An estimate, and what is stored with it.
+    """An estimate, and what is stored with it."""
 
-    Attributes:
-        told: what is said.
-        row: what is stored beside the job; ``seconds`` there are those that the job can keep others waiting.
-    """
-
-    told: Estimate
+    told: Estimate  # what is said
+    # what is stored beside the job; ``seconds`` there are those that the job can keep others waiting
     row: dict[str, Any]
 
 

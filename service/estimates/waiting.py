@@ -59,17 +59,11 @@ class Lines:
 
 @dataclass(frozen=True)
 class Queue:
-    """A queue as it is now.
+    """A queue as it is now."""
 
-    Attributes:
-        lines: who waits.
-        left: seconds that each running job still takes, by id.
-        slots: jobs that are run at a time; 0: no worker is alive.
-    """
-
-    lines: Lines
-    left: dict[str, float]
-    slots: int
+    lines: Lines  # who waits
+    left: dict[str, float]  # seconds that each running job still takes, by id
+    slots: int  # jobs that are run at a time; 0: no worker is alive
 
     def seconds_until_end(self, job_id: str, tenant_id: str, priority: int, seconds: float) -> float | None:
         """From now to the end of a job that waits, or would.

@@ -22,20 +22,13 @@ class NoBody(BaseModel):
 
 @dataclass(frozen=True)
 class KeyedRequest:
-    """A request as it is known when it comes again: it is the same if one of both digests is equal.
+    """A request as it is known when it comes again: it is the same if one of both digests is equal."""
 
-    Attributes:
-        route: the endpoint, such as ``POST /v1/jobs``.
-        key: its Idempotency-Key; None: it is not known again, and has no digests.
-        sent_sha256: of the JSON document that came, whatever the order of its keys: the same in every version of the
-            service.
-        meaning_sha256: of that document with its defaults: the same for one that spells them out.
-    """
-
-    route: str
-    key: str | None = None
+    route: str  # the endpoint, such as ``POST /v1/jobs``
+    key: str | None = None  # its Idempotency-Key; None: it is not known again, and has no digests
+    # of the JSON document that came, whatever the order of its keys: the same in every version of the service
     sent_sha256: str = ""
-    meaning_sha256: str = ""
+    meaning_sha256: str = ""  # of that document with its defaults: the same for one that spells them out
 
     @classmethod
     def of(cls, route: str, key: str | None, body: BaseModel) -> KeyedRequest:

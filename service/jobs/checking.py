@@ -85,19 +85,12 @@ class JobPlacement:
 
 @dataclass(frozen=True)
 class Checked(Generic[_Asked]):
-    """A request that may be run.
+    """A request that may be run."""
 
-    Attributes:
-        asked: with ids where it had references, and the ranges that it takes over.
-        inputs: what it names.
-        placement: where its job goes.
-        estimate: what its job will take; None where the model is not named, or its data.
-    """
-
-    asked: _Asked
-    inputs: JobInputs
-    placement: JobPlacement
-    estimate: Estimated | None
+    asked: _Asked  # with ids where it had references, and the ranges that it takes over
+    inputs: JobInputs  # what it names
+    placement: JobPlacement  # where its job goes
+    estimate: Estimated | None  # what its job will take; None where the model is not named, or its data
 
 
 def checked_request(session: Session, settings: Settings, tenant_id: str, body: _Asked) -> Checked[_Asked]:

@@ -90,17 +90,11 @@ def log_text(entries: Iterable[JobEvent]) -> str:
 
 
 class LogExcerpt(NamedTuple):
-    """What a job has told so far.
+    """What a job has told so far."""
 
-    Attributes:
-        states: the last ones that it came into, oldest first.
-        stages: the last progress of each stage of the last attempt, in the order in which they began.
-        log: its end.
-    """
-
-    states: list[JobEvent]
-    stages: list[JobEvent]
-    log: list[JobEvent]
+    states: list[JobEvent]  # the last ones that it came into, oldest first
+    stages: list[JobEvent]  # the last progress of each stage of the last attempt, in the order in which they began
+    log: list[JobEvent]  # its end
 
 
 def told(app: AppState, tenant_id: str, job_id: str, *, upto: int, states: int, lines: int) -> LogExcerpt:

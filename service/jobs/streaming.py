@@ -38,19 +38,12 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class JobEventTail:
-    """What follows in a log after some event.
+    """What follows in a log after some event."""
 
-    Attributes:
-        frames: the events on the wire.
-        last_seq: the number of the last.
-        state: of the job.
-        more: events may be there already that these leave out, or the end that one of these tells of.
-    """
-
-    frames: bytes
-    last_seq: int
-    state: str
-    more: bool
+    frames: bytes  # the events on the wire
+    last_seq: int  # the number of the last
+    state: str  # of the job
+    more: bool  # events may be there already that these leave out, or the end that one of these tells of
 
 
 class CountedStream(StreamingResponse):

@@ -36,29 +36,17 @@ from service.tables import Job
 
 @dataclass(frozen=True)
 class Submission:
-    """A request that may be stored, of a quantization or an evaluation.
+    """A request that may be stored, of a quantization or an evaluation."""
 
-    Attributes:
-        job: its row, with ids for references and the config resolved, as JSON.
-        evaluation: what is measured.
-        named: what has to be there when it is stored.
-        model: name and version of its model.
-        estimate: what the job will take, if that is known.
-        finish_at: when it will end, from now on; None where nobody is told.
-        hand_over: where its results go.
-        reuse: another job of the same fingerprint will do.
-        notes: what its log begins with.
-    """
-
-    job: NewJob
-    evaluation: EvaluationSpec
-    named: tuple[NamedInput, ...]
-    model: tuple[str, int] | None
-    estimate: Estimated | None
-    finish_at: datetime | None = None
-    hand_over: tuple[NewHandOver, ...] = ()
-    reuse: bool = False
-    notes: tuple[str, ...] = ()
+    job: NewJob  # its row, with ids for references and the config resolved, as JSON
+    evaluation: EvaluationSpec  # what is measured
+    named: tuple[NamedInput, ...]  # what has to be there when it is stored
+    model: tuple[str, int] | None  # name and version of its model
+    estimate: Estimated | None  # what the job will take, if that is known
+    finish_at: datetime | None = None  # when it will end, from now on; None where nobody is told
+    hand_over: tuple[NewHandOver, ...] = ()  # where its results go
+    reuse: bool = False  # another job of the same fingerprint will do
+    notes: tuple[str, ...] = ()  # what its log begins with
 
     def made_of(self, *, retry_of: str | None = None, cloned_from: str | None = None) -> Submission:
         """The same, of a request that repeats a job, or changes its request."""

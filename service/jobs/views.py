@@ -42,27 +42,16 @@ def _progress(job: Job) -> Progress:
 
 @dataclass(frozen=True)
 class JobView:
-    """A job with what is told beside its row.
+    """A job with what is told beside its row."""
 
-    Attributes:
-        job: the row.
-        result: of its report, if it has one.
-        artifacts: what it produced.
-        waiting: why it does not start.
-        model: name and version of its model.
-        run: of the schedule that has submitted it.
-        estimate: what it was expected to take, as it is stored.
-        finish_at: when it will end.
-    """
-
-    job: Job
-    result: ReportDigest | None = None
-    artifacts: Sequence[Artifact] = ()
-    waiting: Waiting | None = None
-    model: tuple[str, int] | None = None
-    run: ScheduleRun | None = None
-    estimate: dict[str, Any] | None = None
-    finish_at: datetime | None = None
+    job: Job  # the row
+    result: ReportDigest | None = None  # of its report, if it has one
+    artifacts: Sequence[Artifact] = ()  # what it produced
+    waiting: Waiting | None = None  # why it does not start
+    model: tuple[str, int] | None = None  # name and version of its model
+    run: ScheduleRun | None = None  # of the schedule that has submitted it
+    estimate: dict[str, Any] | None = None  # what it was expected to take, as it is stored
+    finish_at: datetime | None = None  # when it will end
 
     @property
     def ended(self) -> bool:

@@ -6,7 +6,7 @@ import os
 import secrets
 from pathlib import Path
 
-from service.keys.secrets import SECRET_BYTES
+from service.keys.local import SECRET_BYTES
 
 PEPPER_FILE = "key.pepper"
 LOCAL_KEY_FILE = "local.key"

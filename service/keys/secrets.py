@@ -14,7 +14,6 @@ import secrets
 from dataclasses import dataclass
 
 from service.ids import is_id, new_id
-from service.jobs.queues import is_id, new_id
 from service.keys.local import SECRET_BYTES
 from service.tables.tenants import PEPPER_ID_LENGTH
 

@@ -52,21 +52,13 @@ _MADE_OF = (
 
 @dataclass(frozen=True)
 class Translation:
-    """What became of a Quark config.
+    """What became of a Quark config."""
 
-    Attributes:
-        config: ours, as JSON, not yet validated.
-        notes: what holds otherwise than in Quark.
-        honoured: pointers of the keys that are done as they say.
-        origins: path within ``config`` -> pointer of the key that it comes from.
-        root: pointer of the Quark config.
-    """
-
-    config: dict[str, Any]
-    notes: tuple[Note, ...]
-    honoured: tuple[str, ...]
-    origins: dict[str, str]
-    root: str
+    config: dict[str, Any]  # ours, as JSON, not yet validated
+    notes: tuple[Note, ...]  # what holds otherwise than in Quark
+    honoured: tuple[str, ...]  # pointers of the keys that are done as they say
+    origins: dict[str, str]  # path within ``config`` -> pointer of the key that it comes from
+    root: str  # pointer of the Quark config
 
     def relocated(self, problems: tuple[FieldProblem, ...], pointer: str) -> tuple[FieldProblem, ...]:
         """Problems with our config, which was validated as of ``pointer``, as problems with the Quark config."""

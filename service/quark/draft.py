@@ -33,19 +33,13 @@ class Note:
 
 @dataclass
 class QuarkStep:
-    """An algorithm of ours in the making.
+    """An algorithm of ours in the making."""
 
-    Attributes:
-        settings: its entry of ``algorithms``, without the method.
-        pointer: the key that asks for it.
-        origins: key of ``settings`` -> pointer of the key that it comes from.
-        of_preset: True if a preset brought it.
-    """
-
-    settings: dict[str, Any]
-    pointer: str
+    settings: dict[str, Any]  # its entry of ``algorithms``, without the method
+    pointer: str  # the key that asks for it
+    # key of ``settings`` -> pointer of the key that it comes from
     origins: dict[str, str] = field(default_factory=dict)
-    of_preset: bool = False
+    of_preset: bool = False  # True if a preset brought it
 
 
 class QuarkDraft:

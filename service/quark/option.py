@@ -24,22 +24,15 @@ ANY: Kind = "anything"
 
 @dataclass(frozen=True)
 class Option:
-    """A key of Quark's.
-
-    Attributes:
-        default: in Quark; what says no more than the default is always accepted.
-        ours: the place in our config, or "".
-        why: why it has no effect or is refused; for honoured ones, what differs.
-        apply: does it; accounts for the key as honoured, noted or a problem.
-    """
+    """A key of Quark's."""
 
     name: str
     kind: Kind
-    default: Any
+    default: Any  # in Quark; what says no more than the default is always accepted
     verdict: Verdict
-    ours: str
-    why: str
-    apply: Apply
+    ours: str  # the place in our config, or ""
+    why: str  # why it has no effect or is refused; for honoured ones, what differs
+    apply: Apply  # does it; accounts for the key as honoured, noted or a problem
 
 
 def honoured(name: str, kind: Kind, default: Any, ours: str, apply: Apply | None = None, why: str = "") -> Option:
@@ -141,28 +134,17 @@ class BadValueError(ValueError):
 
 @dataclass(frozen=True)
 class Setting:
-    """A parameter of an algorithm of Quark's.
+    """A parameter of an algorithm of Quark's."""
 
-    Attributes:
-        option: its key in extra_options or in FastFinetune.
-        field: its key in the JSON of the algorithm's class.
-        default: in Quark; what says no more than the default is always accepted.
-        verdict: what becomes of it.
-        ours: the key of our algorithm that it sets, or "".
-        why: why it has no effect or is refused; for honoured ones, what differs.
-        convert: makes our value of Quark's.
-        method: the algorithm of ours that alone heeds it; "" for all.
-    """
-
-    option: str
-    field: str
+    option: str  # its key in extra_options or in FastFinetune
+    field: str  # its key in the JSON of the algorithm's class
     kind: Kind
-    default: Any
-    verdict: Verdict
-    ours: str = ""
-    why: str = ""
-    convert: Convert | None = None
-    method: str = ""
+    default: Any  # in Quark; what says no more than the default is always accepted
+    verdict: Verdict  # what becomes of it
+    ours: str = ""  # the key of our algorithm that it sets, or ""
+    why: str = ""  # why it has no effect or is refused; for honoured ones, what differs
+    convert: Convert | None = None  # makes our value of Quark's
+    method: str = ""  # the algorithm of ours that alone heeds it; "" for all
 
     def apply(self, draft: QuarkDraft, method: str, name: str, value: Any, pointer: str) -> None:
         """Have ``value``, given under ``name``, change the step of ``method``; accounts for ``pointer``."""

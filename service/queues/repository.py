@@ -68,21 +68,13 @@ def alive(session: Session) -> list[Worker]:
 
 @dataclass(frozen=True)
 class QueuedFigures:
-    """Queued jobs of a queue.
+    """Queued jobs of a queue."""
 
-    Attributes:
-        queued: all.
-        due: of these, those that may start now.
-        oldest_seconds: for how long the first of them might have started; None: none is due.
-        startable: of those that are due, the jobs of tenants that may have more of them run.
-        waited_seconds: for how long the first of these might have started; 0 where there is none.
-    """
-
-    queued: int = 0
-    due: int = 0
-    oldest_seconds: float | None = None
-    startable: int = 0
-    waited_seconds: float = 0.0
+    queued: int = 0  # all
+    due: int = 0  # of these, those that may start now
+    oldest_seconds: float | None = None  # for how long the first of them might have started; None: none is due
+    startable: int = 0  # of those that are due, the jobs of tenants that may have more of them run
+    waited_seconds: float = 0.0  # for how long the first of these might have started; 0 where there is none
 
 
 @dataclass(frozen=True)

@@ -70,17 +70,11 @@ def room_of(session: Session, settings: Settings, tenant_id: str) -> Room:
 
 @dataclass(frozen=True)
 class RunningLimits:
-    """How many jobs of each tenant may run, and how many do.
+    """How many jobs of each tenant may run, and how many do."""
 
-    Attributes:
-        default: of tenants that have no limit of their own; None: they have none.
-        own: by tenant.
-        started: by tenant, the jobs that run or are released to run; not counted where nobody has a limit.
-    """
-
-    default: int | None
-    own: Mapping[str, int | None]
-    started: Counter[str]
+    default: int | None  # of tenants that have no limit of their own; None: they have none
+    own: Mapping[str, int | None]  # by tenant
+    started: Counter[str]  # by tenant, the jobs that run or are released to run; not counted where nobody has a limit
 
     def full(self) -> frozenset[str]:
         """Tenants of whom as many jobs run as may."""

@@ -80,19 +80,12 @@ _FLOAT = "float"
 
 @dataclass(frozen=True)
 class Width:
-    """Layers whose weights are stored alike.
+    """Layers whose weights are stored alike."""
 
-    Attributes:
-        stored_as: number type of the weights.
-        layers: how many.
-        size_bytes: of their weights; None: the report does not tell.
-        share: of the bytes of all layers, 0 to 1.
-    """
-
-    stored_as: str
-    layers: int
-    size_bytes: int | None
-    share: float
+    stored_as: str  # number type of the weights
+    layers: int  # how many
+    size_bytes: int | None  # of their weights; None: the report does not tell
+    share: float  # of the bytes of all layers, 0 to 1
 
 
 def widths(report: Report) -> list[Width]:

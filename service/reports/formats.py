@@ -22,19 +22,12 @@ FormatName = Literal["html", "markdown", "junit", "layers_csv"]
 
 @dataclass(frozen=True)
 class ReportFormat:
-    """One form.
+    """One form."""
 
-    Attributes:
-        path: below ``/v1/jobs/{job_id}/``.
-        suffix: of a file's name.
-        media_type: with its charset; all are UTF-8.
-        render: writes the whole document.
-    """
-
-    path: str
-    suffix: str
-    media_type: str
-    render: Callable[[Report], str]
+    path: str  # below ``/v1/jobs/{job_id}/``
+    suffix: str  # of a file's name
+    media_type: str  # with its charset; all are UTF-8
+    render: Callable[[Report], str]  # writes the whole document
 
 
 FORMATS: dict[FormatName, ReportFormat] = {

@@ -26,40 +26,24 @@ _LOOKED_AT = 10
 
 @dataclass(frozen=True)
 class JobFigures:
-    """Figures of one job.
+    """Figures of one job."""
 
-    Attributes:
-        job_id: whose.
-        verdict: of its report.
-        fallback: which model it returns, if the planned one was too slow.
-        metrics: of both of its models, by name.
-        size_bytes: of the quantized model.
-        latency: None: it was not timed.
-        side: what its figures were measured on, and its results by sample.
-    """
-
-    job_id: str
-    verdict: str
-    fallback: str | None
-    metrics: dict[str, MetricFigures]
-    size_bytes: int
-    latency: LatencyFigures | None
-    side: Side
+    job_id: str  # whose
+    verdict: str  # of its report
+    fallback: str | None  # which model it returns, if the planned one was too slow
+    metrics: dict[str, MetricFigures]  # of both of its models, by name
+    size_bytes: int  # of the quantized model
+    latency: LatencyFigures | None  # None: it was not timed
+    side: Side  # what its figures were measured on, and its results by sample
 
 
 @dataclass(frozen=True)
 class BaselineFigures:
-    """What a clause compares with.
+    """What a clause compares with."""
 
-    Attributes:
-        evidence: None: there is none.
-        reason: why, in words.
-        is_first: nothing was accepted before, so that nothing can be worse.
-    """
-
-    evidence: JobFigures | None
-    reason: str | None = None
-    is_first: bool = False
+    evidence: JobFigures | None  # None: there is none
+    reason: str | None = None  # why, in words
+    is_first: bool = False  # nothing was accepted before, so that nothing can be worse
 
 
 @dataclass(frozen=True)

@@ -41,17 +41,11 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Attempt:
-    """What became of the template, before anything is stored.
+    """What became of the template, before anything is stored."""
 
-    Attributes:
-        submission: it was checked and may be stored.
-        refusal: why not; None with a submission, and where it was not asked for.
-        misfired: it is too late for it.
-    """
-
-    submission: Submission | None = None
-    refusal: QuantmillError | None = None
-    misfired: bool = False
+    submission: Submission | None = None  # it was checked and may be stored
+    refusal: QuantmillError | None = None  # why not; None with a submission, and where it was not asked for
+    misfired: bool = False  # it is too late for it
 
 
 def principal_of(schedule: JobSchedule) -> Principal:

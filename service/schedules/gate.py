@@ -33,23 +33,14 @@ Pair = Callable[[Side, Side], Paired]
 
 @dataclass(frozen=True)
 class Judgement:
-    """What came of a run.
+    """What came of a run."""
 
-    Attributes:
-        passed: it is accepted.
-        reason: a word for why not.
-        detail: the same in words.
-        verdict: of the job's report.
-        fallback: which model the job returns, if the planned one was too slow.
-        clauses: of the gate, in its order.
-    """
-
-    passed: bool
-    reason: str | None = None
-    detail: str | None = None
-    verdict: str | None = None
-    fallback: str | None = None
-    clauses: tuple[ClauseResult, ...] = ()
+    passed: bool  # it is accepted
+    reason: str | None = None  # a word for why not
+    detail: str | None = None  # the same in words
+    verdict: str | None = None  # of the job's report
+    fallback: str | None = None  # which model the job returns, if the planned one was too slow
+    clauses: tuple[ClauseResult, ...] = ()  # of the gate, in its order
 
 
 def judged(gate: RegressionGate, found: GateFigures, pair: Pair) -> Judgement:

@@ -111,19 +111,12 @@ def latest(cron: str, zone_name: str, first: datetime, now: datetime) -> datetim
 
 @dataclass(frozen=True)
 class Occasion:
-    """What a schedule is due for at a moment.
+    """What a schedule is due for at a moment."""
 
-    Attributes:
-        due_at: the due time that is to be dealt with.
-        missed: how many before it nobody dealt with, at most ``MOST_MISSED``.
-        late_seconds: since it should have been.
-        next_due_at: the due time after it; None: there is none.
-    """
-
-    due_at: datetime
-    missed: int
-    late_seconds: float
-    next_due_at: datetime | None
+    due_at: datetime  # the due time that is to be dealt with
+    missed: int  # how many before it nobody dealt with, at most ``MOST_MISSED``
+    late_seconds: float  # since it should have been
+    next_due_at: datetime | None  # the due time after it; None: there is none
 
 
 def occasion(cron: str, zone_name: str, identity: str, jitter_seconds: int, first: datetime, now: datetime) -> Occasion:

@@ -49,19 +49,12 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Incoming:
-    """One request that carries bytes.
+    """One request that carries bytes."""
 
-    Attributes:
-        blocks: the body, in the pieces in which it arrives.
-        offset: where the client says they begin; None: they are the whole file.
-        length: their number, where the client says so.
-        digest: their sha256, where the client says so.
-    """
-
-    blocks: AsyncIterator[bytes]
-    offset: int | None
-    length: int | None
-    digest: bytes | None
+    blocks: AsyncIterator[bytes]  # the body, in the pieces in which it arrives
+    offset: int | None  # where the client says they begin; None: they are the whole file
+    length: int | None  # their number, where the client says so
+    digest: bytes | None  # their sha256, where the client says so
 
 
 def create(app: AppState, by: Principal, body: UploadCreate) -> Upload:

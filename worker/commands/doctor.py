@@ -42,17 +42,13 @@ _ENCODE = "Percent-encode @, / and : in the user and the password of {}."
 
 @dataclass(frozen=True)
 class DoctorFinding:
-    """What was looked at, whether it is well, what was seen, and what to do if it is not.
-
-    Attributes:
-        missing: it is not there, and nobody has said that it must be.
-    """
+    """What was looked at, whether it is well, what was seen, and what to do if it is not."""
 
     name: str
     ok: bool
     detail: str
     hint: str = ""
-    missing: bool = False
+    missing: bool = False  # it is not there, and nobody has said that it must be
 
 
 def examine(settings: Settings, *, engine: bool) -> list[DoctorFinding]:

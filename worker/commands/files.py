@@ -23,15 +23,10 @@ _DATA_CHARS = 120
 
 @dataclass(frozen=True)
 class ExtraPlace:
-    """Where further files go.
+    """Where further files go."""
 
-    Attributes:
-        folder: made if there is anything to put there; None: nowhere.
-        protected: files of the command that must not be written over.
-    """
-
-    folder: Path | None = None
-    protected: tuple[Path, ...] = ()
+    folder: Path | None = None  # made if there is anything to put there; None: nowhere
+    protected: tuple[Path, ...] = ()  # files of the command that must not be written over
 
     def path(self, folder: Path, name: str) -> Path:
         """The path of the file ``name`` in ``folder``.
@@ -50,17 +45,11 @@ NOWHERE = ExtraPlace()
 
 @dataclass(frozen=True)
 class FilesDone:
-    """What a quantization gave.
+    """What a quantization gave."""
 
-    Attributes:
-        report: of the quantized model.
-        written: the further files that were written.
-        left: kinds of those that were not, as no folder was named for them.
-    """
-
-    report: Report
-    written: tuple[Path, ...] = ()
-    left: tuple[str, ...] = ()
+    report: Report  # of the quantized model
+    written: tuple[Path, ...] = ()  # the further files that were written
+    left: tuple[str, ...] = ()  # kinds of those that were not, as no folder was named for them
 
 
 def publish(source: Path, destination: Path) -> None:

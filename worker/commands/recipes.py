@@ -39,17 +39,11 @@ REQUEST_CONFIG = "/config"
 
 @dataclass(frozen=True)
 class Recipe:
-    """A config, and what the user wrote.
+    """A config, and what the user wrote."""
 
-    Attributes:
-        config: resolved.
-        of_file: True if it comes from a file.
-        translation: of the file, if it is a config of AMD Quark.
-    """
-
-    config: QuantizationConfig
-    of_file: bool = False
-    translation: Translation | None = None
+    config: QuantizationConfig  # resolved
+    of_file: bool = False  # True if it comes from a file
+    translation: Translation | None = None  # of the file, if it is a config of AMD Quark
 
     @contextmanager
     def pointing_into_file(self) -> Iterator[None]:
@@ -71,27 +65,16 @@ class Recipe:
 
 @dataclass(frozen=True, kw_only=True)
 class Quantization:
-    """A quantization as the command line has it.
+    """A quantization as the command line has it."""
 
-    Attributes:
-        model: a file.
-        config: resolved.
-        calibration: None: the config calibrates on random data, or nothing.
-        evaluation: None: nothing is measured.
-        output: where the quantized model goes.
-        extra: where further files go.
-        state: new weights for the model's graph.
-        ranges_from: whose calibrated ranges are taken over: a report's file; of a service, a job.
-    """
-
-    model: Path
-    config: QuantizationConfig
-    calibration: DatasetSource | None
-    evaluation: DatasetSource | None
-    output: Path
-    extra: ExtraPlace = NOWHERE
-    state: Path | None = None
-    ranges_from: str | None = None
+    model: Path  # a file
+    config: QuantizationConfig  # resolved
+    calibration: DatasetSource | None  # None: the config calibrates on random data, or nothing
+    evaluation: DatasetSource | None  # None: nothing is measured
+    output: Path  # where the quantized model goes
+    extra: ExtraPlace = NOWHERE  # where further files go
+    state: Path | None = None  # new weights for the model's graph
+    ranges_from: str | None = None  # whose calibrated ranges are taken over: a report's file; of a service, a job
 
 
 @dataclass(frozen=True)

@@ -27,19 +27,12 @@ _PROBE_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class Control:
-    """One control.
+    """One control."""
 
-    Attributes:
-        name: word for logs, and that of the launcher.
-        stops: what a runner cannot do under it.
-        needs: what it takes.
-        required: a worker that is to have all controls does not start without it.
-    """
-
-    name: str
-    stops: str
-    needs: str
-    required: bool = True
+    name: str  # word for logs, and that of the launcher
+    stops: str  # what a runner cannot do under it
+    needs: str  # what it takes
+    required: bool = True  # a worker that is to have all controls does not start without it
 
 
 NAMESPACES = Control(
@@ -66,13 +59,9 @@ CONTROLS = (NAMESPACES, CAPABILITIES, NO_NEW_PRIVILEGES, LANDLOCK, SECCOMP, EXEC
 
 @dataclass(frozen=True)
 class Found:
-    """What was found.
+    """What was found."""
 
-    Attributes:
-        missing: why a control is not here, by its name; those that are not named are.
-    """
-
-    missing: Mapping[str, str]
+    missing: Mapping[str, str]  # why a control is not here, by its name; those that are not named are
 
     def has(self, control: Control) -> bool:
         """True if it is here."""

@@ -49,15 +49,10 @@ _DRIVER_LIBRARIES = ("/usr/local", ("cuda*", "nvidia"))
 
 @dataclass(frozen=True)
 class Places:
-    """What one runner reaches beside its scratch folder and the system.
+    """What one runner reaches beside its scratch folder and the system."""
 
-    Attributes:
-        readable: files, or folders with all that is below them.
-        writable: folders.
-    """
-
-    readable: tuple[Path, ...] = ()
-    writable: tuple[Path, ...] = ()
+    readable: tuple[Path, ...] = ()  # files, or folders with all that is below them
+    writable: tuple[Path, ...] = ()  # folders
 
     def __add__(self, other: Places) -> Places:
         """Both together."""

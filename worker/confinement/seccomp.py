@@ -138,14 +138,10 @@ _REQUESTS_REFUSED = {"ioctl": (0x5412, 0x541C, 0x8901, 0x8902), "fcntl": (8, 10,
 
 @dataclass(frozen=True)
 class Filter:
-    """An assembled filter.
+    """An assembled filter."""
 
-    Attributes:
-        program: struct sock_filter, one after the other.
-        pid_at: offsets in ``program``, in bytes, of the words that become the process id of whoever loads it.
-    """
-
-    program: bytes
+    program: bytes  # struct sock_filter, one after the other
+    # offsets in ``program``, in bytes, of the words that become the process id of whoever loads it
     pid_at: tuple[int, ...]
 
 

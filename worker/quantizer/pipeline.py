@@ -75,30 +75,21 @@ class Result:
 
 @dataclass(frozen=True)
 class Provisions:
-    """What a caller gives to a quantization beside the model and the data; nothing of it is needed.
+    """What a caller gives to a quantization beside the model and the data; nothing of it is needed."""
 
-    Attributes:
-        checkpoint_dir: folder that keeps finished work for another attempt of the same run; None: nothing is kept.
-        checkpoint_bytes: that it may take; None: no limit.
-        cache: what earlier runs have computed; None: nothing is kept.
-        graphs: files of uploaded models that metrics and losses are given as, by id.
-        functions: Python functions that metrics of kind function are, by name; with any nothing is kept for other
-            attempts, since nobody can tell whether it would still hold.
-        extra_bytes: that files beside the model may take; None: no limit.
-        reached: see ``Services``.
-        scratch: folder on a disk for what is too large to be held; None: that of temporary files.
-        data_file: see ``Services``.
-    """
-
+    # folder that keeps finished work for another attempt of the same run; None: nothing is kept
     checkpoint_dir: Path | None = None
-    checkpoint_bytes: int | None = None
-    cache: Cache | None = None
+    checkpoint_bytes: int | None = None  # that it may take; None: no limit
+    cache: Cache | None = None  # what earlier runs have computed; None: nothing is kept
+    # files of uploaded models that metrics and losses are given as, by id
     graphs: Mapping[str, Path] = field(default_factory=dict)
+    # Python functions that metrics of kind function are, by name; with any nothing is kept for other attempts, since
+    # nobody can tell whether it would still hold
     functions: Mapping[str, MetricFunction] = field(default_factory=dict)
-    extra_bytes: int | None = None
-    reached: Callable[[str], None] = nobody
-    scratch: Path | None = None
-    data_file: str = DATA_FILE
+    extra_bytes: int | None = None  # that files beside the model may take; None: no limit
+    reached: Callable[[str], None] = nobody  # see ``Services``
+    scratch: Path | None = None  # folder on a disk for what is too large to be held; None: that of temporary files
+    data_file: str = DATA_FILE  # see ``Services``
 
     def checkpoints(self, identity: str, run: Run) -> CheckpointStore:
         """Of the run with this identity."""
@@ -222,19 +213,12 @@ class _Origin:
 
 @dataclass(frozen=True)
 class Quantizing:
-    """A model whose plan is filled: all that is needed to write it, and to measure what was written.
+    """A model whose plan is filled: all that is needed to write it, and to measure what was written."""
 
-    Attributes:
-        filled: the drafts, and what became of each algorithm.
-        case: what is quantized, on which data.
-        services: of the run.
-        preface: what the plan_log of the quantized model begins with.
-    """
-
-    filled: Filled
-    case: Case
-    services: Services
-    preface: PlanLog
+    filled: Filled  # the drafts, and what became of each algorithm
+    case: Case  # what is quantized, on which data
+    services: Services  # of the run
+    preface: PlanLog  # what the plan_log of the quantized model begins with
     _origin: _Origin
 
     @property

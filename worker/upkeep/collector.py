@@ -29,22 +29,14 @@ class Tally:
 
 @dataclass(frozen=True)
 class Collector:
-    """One kind of thing, and how it is collected.
+    """One kind of thing, and how it is collected."""
 
-    Attributes:
-        name: one word or two; also the name of its loop.
-        removes: what goes, for people.
-        rule: when it goes, for people.
-        period_seconds: between two rounds of the reconciler.
-        count: how much would go now; changes nothing.
-        collect: removes at most so many, in short transactions; None: others see to it, this only tells.
-    """
-
-    name: str
-    removes: str
-    rule: str
-    period_seconds: float
-    count: Callable[[], Tally]
+    name: str  # one word or two; also the name of its loop
+    removes: str  # what goes, for people
+    rule: str  # when it goes, for people
+    period_seconds: float  # between two rounds of the reconciler
+    count: Callable[[], Tally]  # how much would go now; changes nothing
+    # removes at most so many, in short transactions; None: others see to it, this only tells
     collect: Callable[[int], Tally] | None
 
 

@@ -19,29 +19,20 @@ Choice = Annotated[
 
 
 class AlgorithmBase(Contract):
-    """A step that is to make the quantized model better than calibration alone leaves it.
+    """A step that is to make the quantized model better than calibration alone leaves it."""
 
-    Attributes:
-        place: its place in the order in which none undoes what another has done; equal places may stand either way.
-        starts_afresh: it changes the float network or the types, so that all numbers are found anew: what others have
-            chosen is lost.
-        choice: what it chooses and a later fresh start would lose, in words; None: nothing.
-        final: it trains what all others have reached: what would choose anew after it is refused.
-        excludes: methods that choose the same as it does -> what both choose. Of these one is enough; one of the two
-            declares it.
-        without_integers: it rounds weights to integers; the method to take where none is one. None: any type will do.
-        may_give_integers: weights may get integer types of it, whatever they have in the config.
-        modes: of quantization that it is for.
-    """
-
+    # its place in the order in which none undoes what another has done; equal places may stand either way
     place: ClassVar[int]
+    # it changes the float network or the types, so that all numbers are found anew: what others have chosen is lost
     starts_afresh: ClassVar[bool] = False
-    choice: ClassVar[str | None] = None
-    final: ClassVar[bool] = False
+    choice: ClassVar[str | None] = None  # what it chooses and a later fresh start would lose, in words; None: nothing
+    final: ClassVar[bool] = False  # it trains what all others have reached: what would choose anew after it is refused
+    # methods that choose the same as it does -> what both choose. Of these one is enough; one of the two declares it.
     excludes: ClassVar[dict[str, str]] = {}
+    # it rounds weights to integers; the method to take where none is one. None: any type will do.
     without_integers: ClassVar[str | None] = None
-    may_give_integers: ClassVar[bool] = False
-    modes: ClassVar[tuple[str, ...]] = ("static",)
+    may_give_integers: ClassVar[bool] = False  # weights may get integer types of it, whatever they have in the config
+    modes: ClassVar[tuple[str, ...]] = ("static",)  # of quantization that it is for
 
     accept: Literal["if_better", "if_better_at_end", "always"] = Field(
         default="if_better",

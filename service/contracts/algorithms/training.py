@@ -134,13 +134,9 @@ TrainingLoss = Annotated[CrossEntropyLoss | MeanSquareLoss | DistillationLoss | 
 
 
 class _Augmentation(Contract):
-    """A random change of an input's samples, drawn anew each time; pictures are [n, channels, height, width].
+    """A random change of an input's samples, drawn anew each time; pictures are [n, channels, height, width]."""
 
-    Attributes:
-        RANK: that the input must have; None: any.
-    """
-
-    RANK: ClassVar[int | None] = None
+    RANK: ClassVar[int | None] = None  # that the input must have; None: any
 
     input: str | None = Field(default=None, description="Of the model; null: the first.")
 

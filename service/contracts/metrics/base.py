@@ -33,32 +33,21 @@ ArrayName = Annotated[str, Field(min_length=1, max_length=_MAX_NAME)]
 
 
 class MetricFacts(NamedTuple):
-    """How the values of a metric are to be read.
+    """How the values of a metric are to be read."""
 
-    Attributes:
-        unit: "%", "dB", "nats", or "" for what has none or the target's own.
-        better: which direction is the better one.
-        against_float: it compares with the float model's output, so that the float model itself has no value.
-        ideal: with ``against_float``: the value of a model that returns what the float model returns; None if that has
-            no bound.
-    """
-
-    unit: str = "%"
-    better: Better = "higher"
+    unit: str = "%"  # "%", "dB", "nats", or "" for what has none or the target's own
+    better: Better = "higher"  # which direction is the better one
+    # it compares with the float model's output, so that the float model itself has no value
     against_float: bool = False
+    # with ``against_float``: the value of a model that returns what the float model returns; None if that has no bound
     ideal: float | None = None
 
 
 class LabelRef(NamedTuple):
-    """An array of the dataset that a metric reads.
+    """An array of the dataset that a metric reads."""
 
-    Attributes:
-        array: its name; None: the dataset's labels.
-        integer: it has to hold integers.
-    """
-
-    array: str | None
-    integer: bool
+    array: str | None  # its name; None: the dataset's labels
+    integer: bool  # it has to hold integers
 
 
 class MetricBase(Contract):

@@ -36,25 +36,15 @@ class TransitionGuard:
 
 @dataclass(frozen=True)
 class Transition:
-    """One way in which a job's row may change.
+    """One way in which a job's row may change."""
 
-    Attributes:
-        name: as the reference of the state machine counts them.
-        action: the function that does it.
-        origins: states that it may start from; none: the row is made.
-        target: the state afterwards.
-        by: who may do it.
-        guards: what must hold besides.
-        event: name of the event that tells of it; None: it leaves no event of its own.
-    """
-
-    name: str
-    action: str
-    origins: tuple[str, ...]
-    target: str
-    by: Actor
-    guards: tuple[TransitionGuard, ...] = ()
-    event: str | None = None
+    name: str  # as the reference of the state machine counts them
+    action: str  # the function that does it
+    origins: tuple[str, ...]  # states that it may start from; none: the row is made
+    target: str  # the state afterwards
+    by: Actor  # who may do it
+    guards: tuple[TransitionGuard, ...] = ()  # what must hold besides
+    event: str | None = None  # name of the event that tells of it; None: it leaves no event of its own
 
     @lru_cache(maxsize=1024)  # noqa: B019 - the table is never forgotten  # building them takes long
     def conditions(self, attempt: int | None) -> tuple[ColumnElement[bool], ...]:

@@ -21,23 +21,14 @@ _FEW_CHANNELS = 4.0
 
 @dataclass(frozen=True)
 class TensorNoise:
-    """Error of a quantized tensor beside its signal: mean over its channels, each at most 1.
+    """Error of a quantized tensor beside its signal: mean over its channels, each at most 1."""
 
-    Attributes:
-        clipping: of values beyond the ends of the grid.
-        clipped_share: how many values these are, 0 to 1.
-        outliers: that a narrower range would save, though it clips: few values set the range.
-        channels: that a range for each channel would save on top: few channels set the range.
-        rounding: what is left: too few levels.
-        ratio: size of the largest channel beside the median one.
-    """
-
-    clipping: float = 0.0
-    clipped_share: float = 0.0
-    outliers: float = 0.0
-    channels: float = 0.0
-    rounding: float = 0.0
-    ratio: float = 1.0
+    clipping: float = 0.0  # of values beyond the ends of the grid
+    clipped_share: float = 0.0  # how many values these are, 0 to 1
+    outliers: float = 0.0  # that a narrower range would save, though it clips: few values set the range
+    channels: float = 0.0  # that a range for each channel would save on top: few channels set the range
+    rounding: float = 0.0  # what is left: too few levels
+    ratio: float = 1.0  # size of the largest channel beside the median one
 
 
 class _ByChannel:

@@ -29,15 +29,10 @@ _PLANNED = ("activation", "weight", "bias", "exclude", "include", "overrides")
 
 @dataclass(frozen=True)
 class Fitted:
-    """A change of a config that its target takes.
+    """A change of a config that its target takes."""
 
-    Attributes:
-        config: changed, resolved.
-        patch: that makes it of the one before (RFC 7396).
-    """
-
-    config: QuantizationConfig
-    patch: Document
+    config: QuantizationConfig  # changed, resolved
+    patch: Document  # that makes it of the one before (RFC 7396)
 
 
 class Fitting:
@@ -115,25 +110,15 @@ _NODES = 8
 
 @dataclass(frozen=True)
 class AdviceCandidate:
-    """A piece of advice before it is tried.
+    """A piece of advice before it is tried."""
 
-    Attributes:
-        code: stable.
-        message: what to do.
-        relief: noise that it takes away, as a guess.
-        fitted: the change; None: it is no matter of the config.
-        kinds: causes that it treats.
-        cost: of a trial, in passes over the calibration data.
-        nodes: that it is about; empty: the whole network.
-    """
-
-    code: str
-    message: str
-    relief: float
-    fitted: Fitted | None
-    kinds: frozenset[HarmKind]
-    cost: float
-    nodes: tuple[str, ...] = ()
+    code: str  # stable
+    message: str  # what to do
+    relief: float  # noise that it takes away, as a guess
+    fitted: Fitted | None  # the change; None: it is no matter of the config
+    kinds: frozenset[HarmKind]  # causes that it treats
+    cost: float  # of a trial, in passes over the calibration data
+    nodes: tuple[str, ...] = ()  # that it is about; empty: the whole network
 
 
 def with_advice(report: Report, done: QuantizedDraft, case: Case, services: Services, builder: ModelBuilder) -> Report:

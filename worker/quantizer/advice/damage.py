@@ -72,32 +72,20 @@ KIND_WORDS = {
 
 @dataclass(frozen=True)
 class HarmPlace:
-    """Where it hurts.
+    """Where it hurts."""
 
-    Attributes:
-        node: that makes or reads what is hurt.
-        noise: there, 0 to 1.
-        fact: a figure for people.
-    """
-
-    node: str
-    noise: float
-    fact: str
+    node: str  # that makes or reads what is hurt
+    noise: float  # there, 0 to 1
+    fact: str  # a figure for people
 
 
 @dataclass(frozen=True)
 class Harm:
-    """One cause of error.
+    """One cause of error."""
 
-    Attributes:
-        kind: which.
-        noise: its part of the outputs' noise, about.
-        places: the worst first.
-    """
-
-    kind: HarmKind
-    noise: float
-    places: tuple[HarmPlace, ...]
+    kind: HarmKind  # which
+    noise: float  # its part of the outputs' noise, about
+    places: tuple[HarmPlace, ...]  # the worst first
 
     @property
     def words(self) -> str:
@@ -110,17 +98,11 @@ class Harm:
 
 @dataclass(frozen=True)
 class Damage:
-    """All that was found.
+    """All that was found."""
 
-    Attributes:
-        harms: by kind.
-        layers: quantized nodes with weights, by name: noise of everything at them.
-        outliers: tensors with outlier channels, as the report's findings name them.
-    """
-
-    harms: Mapping[HarmKind, Harm]
-    layers: Mapping[str, float]
-    outliers: tuple[str, ...] = ()
+    harms: Mapping[HarmKind, Harm]  # by kind
+    layers: Mapping[str, float]  # quantized nodes with weights, by name: noise of everything at them
+    outliers: tuple[str, ...] = ()  # tensors with outlier channels, as the report's findings name them
 
     def noise(self, kind: HarmKind) -> float:
         """Of one cause; 0 where there is none."""

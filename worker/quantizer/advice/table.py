@@ -30,17 +30,11 @@ _MOST_EXCLUDED, _EXCLUDED_PART, _WORTH = 8, 0.1, 0.3
 
 @dataclass(frozen=True)
 class AdviceContext:
-    """What an edit may look at.
+    """What an edit may look at."""
 
-    Attributes:
-        target: name.
-        damage: of the network.
-        sqnr_db: of its outputs; None: they are lost.
-    """
-
-    target: str
-    damage: Damage
-    sqnr_db: float | None = None
+    target: str  # name
+    damage: Damage  # of the network
+    sqnr_db: float | None = None  # of its outputs; None: they are lost
 
     @property
     def whole(self) -> bool:
@@ -50,25 +44,16 @@ class AdviceContext:
 
 @dataclass(frozen=True)
 class AdviceRule:
-    """A piece of advice.
+    """A piece of advice."""
 
-    Attributes:
-        code: stable.
-        message: what to do, in one sentence.
-        treats: share of each cause that it takes away, about: what comes first is guessed by it.
-        edit: (config, setting) -> changed config; None: nothing to change, or it does not suit the target.
-        by_hand: what it asks for is no setting: the config stays as it is.
-        dear: the model gets larger or slower by it, so that it goes together with nothing else.
-        cost: seconds in multiples of a pass over the calibration data, about, on top of quantizing as before.
-    """
-
-    code: str
-    message: str
-    treats: Mapping[HarmKind, float]
+    code: str  # stable
+    message: str  # what to do, in one sentence
+    treats: Mapping[HarmKind, float]  # share of each cause that it takes away, about: what comes first is guessed by it
+    # (config, setting) -> changed config; None: nothing to change, or it does not suit the target
     edit: Callable[[Document, AdviceContext], Document | None]
-    by_hand: bool = False
-    dear: bool = False
-    cost: float = 0.0
+    by_hand: bool = False  # what it asks for is no setting: the config stays as it is
+    dear: bool = False  # the model gets larger or slower by it, so that it goes together with nothing else
+    cost: float = 0.0  # seconds in multiples of a pass over the calibration data, about, on top of quantizing as before
 
 
 def _equalize(document: Document, setting: AdviceContext) -> Document | None:

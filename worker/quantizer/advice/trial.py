@@ -34,25 +34,15 @@ _POINTS, _PART = 1.0, 0.02
 
 @dataclass(frozen=True)
 class AccuracyLoss:
-    """What was lost, and how others are compared with it.
+    """What was lost, and how others are compared with it."""
 
-    Attributes:
-        words: what was lost, with its figures.
-        score: of the quantized model, on the data of the report.
-        reference: value of the metric in the float model; None where SQNR counts.
-        facts: of the metric.
-        spec: declares it.
-        samples: measured on.
-        broken: what the gate wants of accuracy and does not get.
-    """
-
-    words: str
-    score: Score
-    reference: float | None
-    facts: MetricFacts
-    spec: EvaluationSpec
-    samples: int
-    broken: tuple[GateClause, ...] = ()
+    words: str  # what was lost, with its figures
+    score: Score  # of the quantized model, on the data of the report
+    reference: float | None  # value of the metric in the float model; None where SQNR counts
+    facts: MetricFacts  # of the metric
+    spec: EvaluationSpec  # declares it
+    samples: int  # measured on
+    broken: tuple[GateClause, ...] = ()  # what the gate wants of accuracy and does not get
 
     @property
     def by_metric(self) -> bool:
@@ -187,19 +177,12 @@ _BATCH = 8
 
 @dataclass(frozen=True)
 class AdviceTrial:
-    """What became of a piece of advice.
+    """What became of a piece of advice."""
 
-    Attributes:
-        figure: before and after; None: it was not tried, or not to the end.
-        score: of the model that it made; None likewise.
-        helped: None: not tried.
-        why: it was not tried, or did not help, in words.
-    """
-
-    figure: AdviceFigure | None = None
-    score: Score | None = None
-    helped: bool | None = None
-    why: str | None = None
+    figure: AdviceFigure | None = None  # before and after; None: it was not tried, or not to the end
+    score: Score | None = None  # of the model that it made; None likewise
+    helped: bool | None = None  # None: not tried
+    why: str | None = None  # it was not tried, or did not help, in words
 
 
 class AdviceRun(ForwardingRun):

@@ -33,24 +33,16 @@ Labels = np.ndarray[Any, np.dtype[np.int64]]
 
 @dataclass(frozen=True)
 class SampleBatch:
-    """Inputs for one run of a model.
+    """Inputs for one run of a model."""
 
-    Attributes:
-        feeds: by input name, C-contiguous, of the model's dtype.
-        labels: class numbers int64 [valid], or None.
-        start: number of the first sample.
-        valid: real samples, all of one shape; what follows them repeats the last one, to fill a model of fixed batch
-            size.
-        arrays: those that were asked for by name, as they are stored, [valid, ...]; None stands for the labels.
-        size: samples in the feeds, with those that fill up.
-    """
-
-    feeds: dict[str, Array]
-    labels: Labels | None
-    start: int
+    feeds: dict[str, Array]  # by input name, C-contiguous, of the model's dtype
+    labels: Labels | None  # class numbers int64 [valid], or None
+    start: int  # number of the first sample
+    # real samples, all of one shape; what follows them repeats the last one, to fill a model of fixed batch size
     valid: int
+    # those that were asked for by name, as they are stored, [valid, ...]; None stands for the labels
     arrays: Mapping[str | None, Array] = field(default_factory=dict)
-    size: int = 0
+    size: int = 0  # samples in the feeds, with those that fill up
 
     def cut(self, output: Array, axis: int = 0) -> Array:
         """A model output without the samples that fill up; what has no such axis of samples stays as it is."""

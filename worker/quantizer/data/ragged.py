@@ -38,19 +38,12 @@ NUMBERING_HINT = (
 
 @dataclass(frozen=True)
 class RaggedArray:
-    """Samples of one array that may differ in shape, though not in dtype and number of axes: an ArraySource.
+    """Samples of one array that may differ in shape, though not in dtype and number of axes: an ArraySource."""
 
-    Attributes:
-        name: without the numbers.
-        dtype: of all samples, native byte order.
-        samples: each an array [1, ...].
-        refusal: why the array cannot be used, or None.
-    """
-
-    name: str
-    dtype: np.dtype[Any]
-    samples: tuple[ArraySource, ...]
-    refusal: str | None = None
+    name: str  # without the numbers
+    dtype: np.dtype[Any]  # of all samples, native byte order
+    samples: tuple[ArraySource, ...]  # each an array [1, ...]
+    refusal: str | None = None  # why the array cannot be used, or None
 
     @cached_property
     def shape(self) -> tuple[int, ...]:

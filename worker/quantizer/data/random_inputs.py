@@ -28,21 +28,13 @@ _UNIT = TensorRange(minimum=0.0, maximum=1.0)
 
 @dataclass(frozen=True)
 class RandomArray:
-    """Uniform numbers; each sample has a generator of its own, so that reading order does not matter.
+    """Uniform numbers; each sample has a generator of its own, so that reading order does not matter."""
 
-    Attributes:
-        name: of the input.
-        dtype: of the input.
-        shape: samples first, then the whole shape of the input.
-        limits: smallest and largest value; integers reach both.
-        seed: of all samples.
-    """
-
-    name: str
-    dtype: np.dtype[Any]
-    shape: tuple[int, ...]
-    limits: TensorRange
-    seed: int
+    name: str  # of the input
+    dtype: np.dtype[Any]  # of the input
+    shape: tuple[int, ...]  # samples first, then the whole shape of the input
+    limits: TensorRange  # smallest and largest value; integers reach both
+    seed: int  # of all samples
     refusal: str | None = None
 
     def open(self) -> SampleReader:

@@ -41,27 +41,16 @@ class DirectoryTooLargeError(ValueError):
 
 
 class DirectoryEntry(NamedTuple):
-    """What the directory says of a member.
+    """What the directory says of a member."""
 
-    Attributes:
-        name: as it is stored, NUL bytes included; a folder's ends in a slash.
-        flags: general purpose bits.
-        method: of compression.
-        crc: CRC-32 of the unpacked bytes.
-        packed_bytes: in the archive.
-        size_bytes: unpacked.
-        mode: of Unix, 0 where there is none.
-        header_offset: of the local header, from the beginning of the file.
-    """
-
-    name: str
-    flags: int
-    method: int
-    crc: int
-    packed_bytes: int
-    size_bytes: int
-    mode: int
-    header_offset: int
+    name: str  # as it is stored, NUL bytes included; a folder's ends in a slash
+    flags: int  # general purpose bits
+    method: int  # of compression
+    crc: int  # CRC-32 of the unpacked bytes
+    packed_bytes: int  # in the archive
+    size_bytes: int  # unpacked
+    mode: int  # of Unix, 0 where there is none
+    header_offset: int  # of the local header, from the beginning of the file
 
 
 class _DirectoryPlace(NamedTuple):
@@ -191,19 +180,12 @@ _CHUNK_BYTES = 128 << 10
 
 @dataclass(frozen=True)
 class ZipRules:
-    """What the members of a zip archive are, how many there may be, and what to do where one cannot be used.
+    """What the members of a zip archive are, how many there may be, and what to do where one cannot be used."""
 
-    Attributes:
-        holds_arrays: arrays, not files.
-        max_members: how many are accepted.
-        again: what to do where the archive is damaged.
-        fewer: what to do where there are too many members, or too many bytes.
-    """
-
-    holds_arrays: bool
-    max_members: int
-    again: str
-    fewer: str
+    holds_arrays: bool  # arrays, not files
+    max_members: int  # how many are accepted
+    again: str  # what to do where the archive is damaged
+    fewer: str  # what to do where there are too many members, or too many bytes
 
     def refusal(self, name: str, message: str, hint: str | None = None) -> DatasetFormatError:
         """The error that names a member."""

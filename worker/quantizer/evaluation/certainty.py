@@ -53,20 +53,13 @@ class Spread:
     """What is known of how a figure spreads.
 
     Two of the same samples may be taken from each other: both have left out, and drawn, the same ones.
-
-    Attributes:
-        value: the figure of all samples.
-        without: with one group of samples left out at a time [group].
-        drawn: of sets of samples drawn with replacement [set]; None: not drawn.
-        samples: independent ones that it rests on.
-        scale: size of the figures that it is the difference of; 0: it is none.
     """
 
-    value: float
-    without: Array
-    drawn: Array | None
-    samples: int
-    scale: float = 0.0
+    value: float  # the figure of all samples
+    without: Array  # with one group of samples left out at a time [group]
+    drawn: Array | None  # of sets of samples drawn with replacement [set]; None: not drawn
+    samples: int  # independent ones that it rests on
+    scale: float = 0.0  # size of the figures that it is the difference of; 0: it is none
 
     def __sub__(self, other: Spread) -> Spread:
         drawn = None if self.drawn is None or other.drawn is None else self.drawn - other.drawn
@@ -185,17 +178,11 @@ CONFIDENT = 0.9
 
 @dataclass(frozen=True)
 class MetricDifference:
-    """What the first of two models has above the second, in the metric's unit, measured on the same samples.
+    """What the first of two models has above the second, in the metric's unit, measured on the same samples."""
 
-    Attributes:
-        interval: where it lies; None if nobody can tell.
-        p_value: chance of a difference as large as this if neither were better; None if nobody can tell.
-        flips: of a share of samples: which changed sides.
-    """
-
-    interval: Interval | None
-    p_value: float | None
-    flips: Flips | None = None
+    interval: Interval | None  # where it lies; None if nobody can tell
+    p_value: float | None  # chance of a difference as large as this if neither were better; None if nobody can tell
+    flips: Flips | None = None  # of a share of samples: which changed sides
 
 
 class Figure:
@@ -316,19 +303,13 @@ _CHANCE = 0.05
 
 @dataclass(frozen=True)
 class PairedFacts:
-    """What it takes to compare a model's value of a metric with another model's.
+    """What it takes to compare a model's value of a metric with another model's."""
 
-    Attributes:
-        right: of a share of samples: "1" for each that is right, "0" for the others; None: it is another metric.
-        value: of any other metric, over all samples.
-        without: the same with one group of samples left out at a time.
-        samples: how many there are.
-    """
-
+    # of a share of samples: "1" for each that is right, "0" for the others; None: it is another metric
     right: str | None
-    value: float = 0.0
-    without: tuple[float, ...] = ()
-    samples: int = 0
+    value: float = 0.0  # of any other metric, over all samples
+    without: tuple[float, ...] = ()  # the same with one group of samples left out at a time
+    samples: int = 0  # how many there are
 
 
 class Evidence:

@@ -44,14 +44,10 @@ TASK_POINTER = "/evaluation"
 
 @dataclass(frozen=True)
 class Evaluated:
-    """What an evaluation gives.
+    """What an evaluation gives."""
 
-    Attributes:
-        report: figures and verdict.
-        samples: what was decided, sample by sample, as for ``samples.npz``; empty where that is no class.
-    """
-
-    report: EvaluationReport
+    report: EvaluationReport  # figures and verdict
+    # what was decided, sample by sample, as for ``samples.npz``; empty where that is no class
     samples: dict[str, np.ndarray]
 
 

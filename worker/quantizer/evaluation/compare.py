@@ -37,25 +37,16 @@ class _OutputFigures:
 
 @dataclass(frozen=True)
 class ModelComparison:
-    """Figures of a side-by-side run.
+    """Figures of a side-by-side run."""
 
-    Attributes:
-        float_set: the metrics of the float model.
-        quantized_set: those of its twin.
-        fidelity: distance of the outputs.
-        labels_used: False if no metric is declared and the first output classifies nothing.
-        non_finite: outputs of the float model that hold NaN or Inf.
-        decisions: of the outputs that give one class per sample, by name: the first, and those of shares of samples.
-        confidence: of all intervals.
-    """
-
-    float_set: MetricSet
-    quantized_set: MetricSet
-    fidelity: Fidelity
-    labels_used: bool
-    non_finite: tuple[str, ...] = ()
+    float_set: MetricSet  # the metrics of the float model
+    quantized_set: MetricSet  # those of its twin
+    fidelity: Fidelity  # distance of the outputs
+    labels_used: bool  # False if no metric is declared and the first output classifies nothing
+    non_finite: tuple[str, ...] = ()  # outputs of the float model that hold NaN or Inf
+    # of the outputs that give one class per sample, by name: the first, and those of shares of samples
     decisions: Mapping[str, OutputDecisions] = field(default_factory=dict)
-    confidence: float = DEFAULT_CONFIDENCE
+    confidence: float = DEFAULT_CONFIDENCE  # of all intervals
 
     @property
     def samples(self) -> dict[str, np.ndarray]:

@@ -22,15 +22,10 @@ Source = Literal["evaluation", "calibration", "random"]
 
 @dataclass(frozen=True)
 class Expected:
-    """One batch and what the float model makes of it.
+    """One batch and what the float model makes of it."""
 
-    Attributes:
-        batch: the samples.
-        outputs: by name, with the samples that fill up; a sequence is a list of arrays.
-    """
-
-    batch: SampleBatch
-    outputs: dict[str, Any]
+    batch: SampleBatch  # the samples
+    outputs: dict[str, Any]  # by name, with the samples that fill up; a sequence is a list of arrays
 
     @property
     def arrays(self) -> list[np.ndarray]:
@@ -42,17 +37,11 @@ class Expected:
 
 @dataclass(frozen=True)
 class Twins:
-    """One batch in both models.
+    """One batch in both models."""
 
-    Attributes:
-        batch: the samples.
-        expected: outputs of the float model by name, with the samples that fill up.
-        got: those of the other model, likewise.
-    """
-
-    batch: SampleBatch
-    expected: dict[str, Any]
-    got: dict[str, Any]
+    batch: SampleBatch  # the samples
+    expected: dict[str, Any]  # outputs of the float model by name, with the samples that fill up
+    got: dict[str, Any]  # those of the other model, likewise
 
     def pairs(self) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
         """By name, both models' output without the samples that fill up.
@@ -66,19 +55,12 @@ class Twins:
 
 @dataclass(frozen=True)
 class Reference:
-    """The float model, and the samples on which others are held against it.
+    """The float model, and the samples on which others are held against it."""
 
-    Attributes:
-        session: of the float model.
-        data: whose samples.
-        inputs: the model's.
-        source: what the data is, for the report.
-    """
-
-    session: Session
-    data: OpenDataset
-    inputs: Sequence[TensorInfo]
-    source: Source = "evaluation"
+    session: Session  # of the float model
+    data: OpenDataset  # whose samples
+    inputs: Sequence[TensorInfo]  # the model's
+    source: Source = "evaluation"  # what the data is, for the report
 
     def outputs(
         self,

@@ -41,22 +41,14 @@ _ALONE, _TOGETHER = 0.5, 0.75
 
 @dataclass(frozen=True)
 class FallbackModel:
-    """A model that might be returned.
+    """A model that might be returned."""
 
-    Attributes:
-        kind: what it is.
-        done: written.
-        size_bytes: of its file.
-        latency: beside the float model; None for that itself.
-        gate: its clauses but those of latency; None: not measured for want of time.
-        outcomes: what became of each algorithm, held against this model; None: as they are.
-    """
-
-    kind: FallbackKind
-    done: QuantizedDraft
-    size_bytes: int
-    latency: LatencyFigures | None
-    gate: tuple[GateClause, ...] | None
+    kind: FallbackKind  # what it is
+    done: QuantizedDraft  # written
+    size_bytes: int  # of its file
+    latency: LatencyFigures | None  # beside the float model; None for that itself
+    gate: tuple[GateClause, ...] | None  # its clauses but those of latency; None: not measured for want of time
+    # what became of each algorithm, held against this model; None: as they are
     outcomes: tuple[AlgorithmFigures, ...] | None = None
 
     @property

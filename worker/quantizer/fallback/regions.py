@@ -37,15 +37,10 @@ _OUT_OF_TIME = "the seconds of evaluation.fallback_seconds were used up"
 
 @dataclass(frozen=True)
 class QdqRegion:
-    """Quantized nodes that hang together, or do the same.
+    """Quantized nodes that hang together, or do the same."""
 
-    Attributes:
-        kind: what they do; ``WHOLE`` for all between two borders to float nodes.
-        nodes: names.
-    """
-
-    kind: str
-    nodes: frozenset[str]
+    kind: str  # what they do; ``WHOLE`` for all between two borders to float nodes
+    nodes: frozenset[str]  # names
 
 
 def regions(graph: ir.Graph, plan: QuantizationPlan) -> tuple[QdqRegion, ...]:
@@ -123,17 +118,11 @@ def _components(nodes: Collection[ir.Node], joins: _Joins) -> list[frozenset[str
 
 @dataclass(frozen=True)
 class PairPlacement:
-    """Where Q/DQ pairs stand.
+    """Where Q/DQ pairs stand."""
 
-    Attributes:
-        draft: with its plan.
-        done: the same, written.
-        off: names of the nodes that were taken off.
-    """
-
-    draft: Draft
-    done: QuantizedDraft
-    off: frozenset[str] = frozenset()
+    draft: Draft  # with its plan
+    done: QuantizedDraft  # the same, written
+    off: frozenset[str] = frozenset()  # names of the nodes that were taken off
 
 
 class Stopwatch(Protocol):

@@ -43,17 +43,11 @@ _Range = tuple[str, int, int]
 
 @dataclass(frozen=True)
 class FilePlace:
-    """Where the bytes of a tensor lie.
+    """Where the bytes of a tensor lie."""
 
-    Attributes:
-        folder: that the file lies in.
-        location: of the file in it.
-        offset: of the first byte in the file.
-    """
-
-    folder: Path
-    location: str
-    offset: int = 0
+    folder: Path  # that the file lies in
+    location: str  # of the file in it
+    offset: int = 0  # of the first byte in the file
 
 
 class Mapped:

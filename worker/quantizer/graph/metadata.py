@@ -77,21 +77,16 @@ def module_paths(node: ir.Node) -> list[str]:
 
 @dataclass(frozen=True)
 class NodeFacts:
-    """Facts of the nodes of one graph. Never changed: every addition makes new facts.
+    """Facts of the nodes of one graph. Never changed: every addition makes new facts."""
 
-    Attributes:
-        op_types: operator of every node as the user knows it, before the passes that change nodes.
-        simulated: nodes that compute something inside the node before them: no Q/DQ pair stands between the two.
-        kept_float: nodes that an algorithm has put in and that are to compute in float, and why.
-        smoothed: consumers whose input SmoothQuant has dealt with.
-        widened: tensors whose range counts that an algorithm has given 16 bits.
-    """
-
+    # operator of every node as the user knows it, before the passes that change nodes
     op_types: Mapping[str, str] = field(default_factory=dict)
+    # nodes that compute something inside the node before them: no Q/DQ pair stands between the two
     simulated: frozenset[str] = frozenset()
+    # nodes that an algorithm has put in and that are to compute in float, and why
     kept_float: Mapping[str, Reason] = field(default_factory=dict)
-    smoothed: frozenset[str] = frozenset()
-    widened: frozenset[str] = frozenset()
+    smoothed: frozenset[str] = frozenset()  # consumers whose input SmoothQuant has dealt with
+    widened: frozenset[str] = frozenset()  # tensors whose range counts that an algorithm has given 16 bits
 
     def with_op_types(self, op_types: Mapping[str, str]) -> NodeFacts:
         """These facts and the operators of more nodes."""

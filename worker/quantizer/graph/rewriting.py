@@ -39,18 +39,12 @@ _NAMED_AT_MOST = 50
 
 @dataclass(frozen=True)
 class PassOutcome:
-    """The prepared model and what was done.
+    """The prepared model and what was done."""
 
-    Attributes:
-        model: the model that was given, or another in its place.
-        said: what was done, or the reason why nothing was.
-        op_types: operators by the names of new nodes, as users know them.
-        left: nodes that stay as they were, though the pass is about them.
-    """
-
-    model: ir.Model
-    said: str | Reason
-    op_types: Mapping[str, str] = field(default_factory=dict)
+    model: ir.Model  # the model that was given, or another in its place
+    said: str | Reason  # what was done, or the reason why nothing was
+    op_types: Mapping[str, str] = field(default_factory=dict)  # operators by the names of new nodes, as users know them
+    # nodes that stay as they were, though the pass is about them
     left: Mapping[str, Reason] = field(default_factory=dict)
 
     @classmethod
@@ -99,20 +93,14 @@ Attribute = int | float | str | Sequence[int]
 
 @dataclass(frozen=True)
 class Rewrite:
-    """One replacement.
+    """One replacement."""
 
-    Attributes:
-        old: nodes to remove.
-        new: nodes to put behind the anchor-most old node, in order.
-        results: old value -> new value that takes over its name, its type and its readers.
-        op_types: operators by the names of new nodes, as users know them.
-        source: what the new nodes give the shape of; constants of the old ones may have broadcast it to another.
-    """
-
-    old: Sequence[ir.Node]
-    new: Sequence[ir.Node]
+    old: Sequence[ir.Node]  # nodes to remove
+    new: Sequence[ir.Node]  # nodes to put behind the anchor-most old node, in order
+    # old value -> new value that takes over its name, its type and its readers
     results: Sequence[tuple[ir.Value, ir.Value]]
-    op_types: Mapping[str, str] = field(default_factory=dict)
+    op_types: Mapping[str, str] = field(default_factory=dict)  # operators by the names of new nodes, as users know them
+    # what the new nodes give the shape of; constants of the old ones may have broadcast it to another
     source: ir.Value | None = None
 
     def raises_rank(self) -> bool:

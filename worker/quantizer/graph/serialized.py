@@ -168,25 +168,15 @@ def save_weights(model: Path, output: Path) -> None:
 
 @dataclass(frozen=True)
 class ModelContent:
-    """A finished model: its bytes, or the files that hold it where it is large.
+    """A finished model: its bytes, or the files that hold it where it is large."""
 
-    Attributes:
-        runnable: what the runtime takes.
-        size_bytes: of all of it.
-        sha256: of the ONNX file.
-        data_sha256: of the file of external data that belongs to it; None: there is none.
-        path: of the ONNX file; None: it is held in memory.
-        data: of that file.
-        spill: that both lie on, until they are moved.
-    """
-
-    runnable: bytes | ir.Model
-    size_bytes: int
-    sha256: str
-    data_sha256: str | None = None
-    path: Path | None = None
-    data: Path | None = None
-    spill: SpillFolder | None = None
+    runnable: bytes | ir.Model  # what the runtime takes
+    size_bytes: int  # of all of it
+    sha256: str  # of the ONNX file
+    data_sha256: str | None = None  # of the file of external data that belongs to it; None: there is none
+    path: Path | None = None  # of the ONNX file; None: it is held in memory
+    data: Path | None = None  # of that file
+    spill: SpillFolder | None = None  # that both lie on, until they are moved
 
     @staticmethod
     def held(data: bytes) -> ModelContent:

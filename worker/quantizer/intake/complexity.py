@@ -180,32 +180,20 @@ FunctionKey = tuple[str, str, str]
 
 @dataclass
 class _GraphBody:
-    """The main graph, or a function: what is unfolded where it is called.
+    """The main graph, or a function: what is unfolded where it is called."""
 
-    Attributes:
-        nodes: those of sub-graphs included.
-        size_bytes: in the file.
-        calls: of functions, by key.
-    """
-
-    nodes: int = 0
-    size_bytes: int = 0
-    calls: Counter[FunctionKey] = field(default_factory=Counter)
+    nodes: int = 0  # those of sub-graphs included
+    size_bytes: int = 0  # in the file
+    calls: Counter[FunctionKey] = field(default_factory=Counter)  # of functions, by key
 
 
 @dataclass(frozen=True)
 class Unfolded:
-    """Of the main graph, with all functions in the place of their calls.
+    """Of the main graph, with all functions in the place of their calls."""
 
-    Attributes:
-        nodes: sub-graphs included.
-        size_bytes: of what is put in the place of calls.
-        depth: calls within calls.
-    """
-
-    nodes: int
-    size_bytes: int
-    depth: int = 0
+    nodes: int  # sub-graphs included
+    size_bytes: int  # of what is put in the place of calls
+    depth: int = 0  # calls within calls
 
 
 def check_complexity(proto: onnx.ModelProto) -> Unfolded:

@@ -128,19 +128,12 @@ _SAME_NAMES = "ONNX allows it, but this runtime does not: give every node a name
 
 @dataclass(frozen=True)
 class Uploaded:
-    """An uploaded model, read and parsed once; the runtime has not seen it yet.
+    """An uploaded model, read and parsed once; the runtime has not seen it yet."""
 
-    Attributes:
-        path: the .onnx file; external data lies in its folder.
-        proto: as parsed.
-        model: the same in the engine's form; shares the bytes of its weights with ``proto``.
-        summary: its facts, without the names that selectors may use.
-    """
-
-    path: Path
-    proto: onnx.ModelProto
-    model: ir.Model
-    summary: ModelSummary
+    path: Path  # the .onnx file; external data lies in its folder
+    proto: onnx.ModelProto  # as parsed
+    model: ir.Model  # the same in the engine's form; shares the bytes of its weights with ``proto``
+    summary: ModelSummary  # its facts, without the names that selectors may use
 
     def session(self, *, threads: int, what: str, model: ir.Model | None = None) -> Session:
         """A session of the model, or of ``model`` that was made of it.

@@ -39,17 +39,11 @@ _HINT = (
 
 @dataclass(frozen=True)
 class _Parameter:
-    """An initializer that a state fills.
+    """An initializer that a state fills."""
 
-    Attributes:
-        value: of the graph.
-        names: by which a state may call it.
-        transposed: the graph holds the transposed matrix.
-    """
-
-    value: ir.Value
-    names: tuple[str, ...]
-    transposed: bool
+    value: ir.Value  # of the graph
+    names: tuple[str, ...]  # by which a state may call it
+    transposed: bool  # the graph holds the transposed matrix
 
     @property
     def dtype(self) -> ir.DataType:

@@ -36,19 +36,12 @@ from worker.quantizer.runtime.session import providers_of
 
 @dataclass(frozen=True)
 class Planned:
-    """A plan without numbers, and how the network came to look as it does.
+    """A plan without numbers, and how the network came to look as it does."""
 
-    Attributes:
-        plan: for the prepared model as it is now.
-        plan_log: what there is to tell of it.
-        edits: operators that the target has replaced.
-        unedited: the prepared model as it was before, if the target replaces any.
-    """
-
-    plan: QuantizationPlan
-    plan_log: PlanLog
-    edits: list[Decision]
-    unedited: ir.Model
+    plan: QuantizationPlan  # for the prepared model as it is now
+    plan_log: PlanLog  # what there is to tell of it
+    edits: list[Decision]  # operators that the target has replaced
+    unedited: ir.Model  # the prepared model as it was before, if the target replaces any
 
 
 def prepare_model(

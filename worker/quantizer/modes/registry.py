@@ -69,14 +69,10 @@ _HALF_PAIRS_OPSET = 19
 
 @dataclass(frozen=True)
 class ModeRules:
-    """One mode of quantization.
+    """One mode of quantization."""
 
-    Attributes:
-        form: plans and writes.
-        fill: puts the numbers into a planned draft and tells what algorithms made of it.
-    """
-
-    form: Form
+    form: Form  # plans and writes
+    # puts the numbers into a planned draft and tells what algorithms made of it
     fill: Callable[[Draft, Case, Services], Filled]
 
 

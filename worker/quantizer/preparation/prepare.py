@@ -119,22 +119,15 @@ def _steps(spec: PreparationSpec, opset: int, lowest_opset: int, subgraph_weight
 
 @dataclass
 class Prepared:
-    """A prepared model and what was done to it.
+    """A prepared model and what was done to it."""
 
-    Attributes:
-        model: the model.
-        steps: what each pass did.
-        facts: of its nodes.
-        output_shapes: of the graph outputs as declared, which shape inference may have made narrower.
-        keeps_function: False if a pass changed what the model computes.
-        nhwc_inputs: inputs that are to take NHWC in the emitted model; in this one they take what they took.
-    """
-
-    model: ir.Model
-    steps: list[PreparationStep] = field(default_factory=list)
-    facts: NodeFacts = field(default_factory=NodeFacts)
+    model: ir.Model  # the model
+    steps: list[PreparationStep] = field(default_factory=list)  # what each pass did
+    facts: NodeFacts = field(default_factory=NodeFacts)  # of its nodes
+    # of the graph outputs as declared, which shape inference may have made narrower
     output_shapes: list[ir.Shape | None] = field(default_factory=list)
-    keeps_function: bool = True
+    keeps_function: bool = True  # False if a pass changed what the model computes
+    # inputs that are to take NHWC in the emitted model; in this one they take what they took
     nhwc_inputs: tuple[str, ...] = ()
 
     @property

@@ -64,14 +64,10 @@ def provenance_entries(case: Case, threads: int) -> dict[str, str]:
 
 
 class Assembled(NamedTuple):
-    """A report, and what goes beside it.
+    """A report, and what goes beside it."""
 
-    Attributes:
-        report: of the quantized model.
-        samples: what both models decide, sample by sample, as for ``samples.npz``; empty where that is no class.
-    """
-
-    report: Report
+    report: Report  # of the quantized model
+    # what both models decide, sample by sample, as for ``samples.npz``; empty where that is no class
     samples: dict[str, np.ndarray]
 
 

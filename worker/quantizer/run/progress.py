@@ -37,15 +37,10 @@ def trials_seconds(spent_seconds: float, limit_seconds: float) -> float:
 
 @dataclass(frozen=True)
 class Phase:
-    """One part of a run.
+    """One part of a run."""
 
-    Attributes:
-        name: of its stage.
-        seconds: that it is expected to take.
-    """
-
-    name: str
-    seconds: float
+    name: str  # of its stage
+    seconds: float  # that it is expected to take
 
 
 class TimeLeft:

@@ -18,20 +18,14 @@ from worker.quantizer.run.progress import Stages
 
 @dataclass(frozen=True)
 class ExtraFile:
-    """A file of a run's result.
+    """A file of a run's result."""
 
-    Attributes:
-        kind: what it is, the name by which it is found among the job's artifacts: a lowercase word such as
-            ``sensitivity_json``, used once per run.
-        filename: name under which it is downloaded, used once per run.
-        media_type: such as ``application/json``.
-        content: its bytes, or a file that is moved away when the result is written.
-    """
-
+    # what it is, the name by which it is found among the job's artifacts: a lowercase word such as
+    # ``sensitivity_json``, used once per run
     kind: str
-    filename: str
-    media_type: str
-    content: bytes | Path
+    filename: str  # name under which it is downloaded, used once per run
+    media_type: str  # such as ``application/json``
+    content: bytes | Path  # its bytes, or a file that is moved away when the result is written
 
     @property
     def size_bytes(self) -> int:
@@ -116,24 +110,15 @@ def nobody(place: str) -> None:
 
 @dataclass(frozen=True)
 class Services:
-    """What every stage is served by.
+    """What every stage is served by."""
 
-    Attributes:
-        run: progress, log, cancellation.
-        threads: CPU threads.
-        stages: takes the seconds and the memory of each stage.
-        checkpoint: finished pieces of this run's work, for an attempt after this one and for runs that need the same.
-        files: takes what the run gives beside the model.
-        reached: told the name of a place in the work that the run has come to; tests let it fail there.
-        spill: takes arrays that are too large to be held; None: the model is not.
-        data_file: name of the file of external data that a model above 2 GB refers to.
-    """
-
-    run: Run
-    threads: int
-    stages: Stages = field(default_factory=Stages)
+    run: Run  # progress, log, cancellation
+    threads: int  # CPU threads
+    stages: Stages = field(default_factory=Stages)  # takes the seconds and the memory of each stage
+    # finished pieces of this run's work, for an attempt after this one and for runs that need the same
     checkpoint: CheckpointStore = field(default_factory=lambda: CheckpointStore(None))
-    files: ExtraFiles = field(default_factory=ExtraFiles)
+    files: ExtraFiles = field(default_factory=ExtraFiles)  # takes what the run gives beside the model
+    # told the name of a place in the work that the run has come to; tests let it fail there
     reached: Callable[[str], None] = nobody
-    spill: SpillFolder | None = None
-    data_file: str = DATA_FILE
+    spill: SpillFolder | None = None  # takes arrays that are too large to be held; None: the model is not
+    data_file: str = DATA_FILE  # name of the file of external data that a model above 2 GB refers to

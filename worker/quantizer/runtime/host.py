@@ -100,17 +100,11 @@ class _Ticks(NamedTuple):
 
 @dataclass(frozen=True)
 class LoadMeter:
-    """Tells what other processes took between its making and ``read``.
+    """Tells what other processes took between its making and ``read``."""
 
-    Attributes:
-        begun: the machine's CPU time at the start; None: the system does not tell.
-        own_seconds: this process's.
-        cores: that it may use; many files tell it, and it is read often.
-    """
-
-    begun: _Ticks | None
-    own_seconds: float
-    cores: int
+    begun: _Ticks | None  # the machine's CPU time at the start; None: the system does not tell
+    own_seconds: float  # this process's
+    cores: int  # that it may use; many files tell it, and it is read often
 
     @staticmethod
     def start() -> LoadMeter:

@@ -124,21 +124,13 @@ def providers_of(device: str) -> list[Any]:
 
 @dataclass(frozen=True)
 class Parts:
-    """A model as onnxruntime takes one of any size.
+    """A model as onnxruntime takes one of any size."""
 
-    Attributes:
-        data: the serialized model, in which large weights are references to nothing.
-        weights: what they stand for, by name of the initializer.
-        folder: that files lie in which other references name; None: there are none.
-        files: those that it refers to.
-        weights_alone: some of its products have a quantized weight and float activations.
-    """
-
-    data: bytes
-    weights: dict[str, np.ndarray] = field(default_factory=dict)
-    folder: Path | None = None
-    files: frozenset[Path] = frozenset()
-    weights_alone: bool = False
+    data: bytes  # the serialized model, in which large weights are references to nothing
+    weights: dict[str, np.ndarray] = field(default_factory=dict)  # what they stand for, by name of the initializer
+    folder: Path | None = None  # that files lie in which other references name; None: there are none
+    files: frozenset[Path] = frozenset()  # those that it refers to
+    weights_alone: bool = False  # some of its products have a quantized weight and float activations
 
     @property
     def left_out(self) -> list[str] | None:
@@ -150,18 +142,13 @@ class Parts:
 
 @dataclass(frozen=True)
 class SessionSettings:
-    """What few sessions need to be told.
+    """What few sessions need to be told."""
 
-    Attributes:
-        arena: let onnxruntime keep the memory of a run for the next one; not for many small sessions that live at once.
-        device: where it runs; see ``providers_of``.
-        packed: see ``keep_weights_once``; of small models all are.
-        profile: with what the name of onnxruntime's profile begins, folder included; None: it makes none.
-    """
-
+    # let onnxruntime keep the memory of a run for the next one; not for many small sessions that live at once
     arena: bool = True
-    device: str = "cpu"
-    packed: bool = False
+    device: str = "cpu"  # where it runs; see ``providers_of``
+    packed: bool = False  # see ``keep_weights_once``; of small models all are
+    # with what the name of onnxruntime's profile begins, folder included; None: it makes none
     profile: Path | None = None
 
 

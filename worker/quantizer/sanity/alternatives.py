@@ -35,21 +35,13 @@ _COLOURS = 3
 
 @dataclass(frozen=True)
 class Alternative:
-    """One other way.
+    """One other way."""
 
-    Attributes:
-        kind: scale, mean, channel-order or layout.
-        words: what it is.
-        change: makes it of what was given, [samples, ...] in, the same shape out.
-        fragment: of the preprocessing, as JSON; None: no preprocessing makes it.
-        is_gross: tried only where the model hardly works as it is.
-    """
-
-    kind: str
-    words: str
-    change: Callable[[Array], Array]
-    fragment: str | None = None
-    is_gross: bool = True
+    kind: str  # scale, mean, channel-order or layout
+    words: str  # what it is
+    change: Callable[[Array], Array]  # makes it of what was given, [samples, ...] in, the same shape out
+    fragment: str | None = None  # of the preprocessing, as JSON; None: no preprocessing makes it
+    is_gross: bool = True  # tried only where the model hardly works as it is
 
     @property
     def hint(self) -> str:

@@ -87,19 +87,12 @@ NEVER_DECIDED = declare(
 
 @dataclass(frozen=True)
 class Judged:
-    """Decisions for classes, one per sample.
+    """Decisions for classes, one per sample."""
 
-    Attributes:
-        metric: that speaks of them.
-        position: of the output.
-        rank: how many of the best classes may hold the label.
-        classes: of the output; None: not known before it has run.
-    """
-
-    metric: str
-    position: int
-    rank: int
-    classes: int | None
+    metric: str  # that speaks of them
+    position: int  # of the output
+    rank: int  # how many of the best classes may hold the label
+    classes: int | None  # of the output; None: not known before it has run
 
     def scores(self, outputs: list[Array]) -> Array | None:
         """Scores [samples, classes] or class numbers [samples]; None if the output holds neither."""
@@ -147,17 +140,11 @@ def output_classes(outputs: tuple[TensorInfo, ...], position: int) -> int | None
 
 @dataclass(frozen=True)
 class HitCounts:
-    """Decisions beside labels.
+    """Decisions beside labels."""
 
-    Attributes:
-        count: samples.
-        hits: of them right.
-        expected: share of hits that independent decisions would have.
-    """
-
-    count: int
-    hits: int
-    expected: float
+    count: int  # samples
+    hits: int  # of them right
+    expected: float  # share of hits that independent decisions would have
 
     @property
     def percent(self) -> float:

@@ -14,21 +14,13 @@ _ORDER: dict[Severity, int] = {"critical": 0, "warning": 1, "info": 2}
 
 @dataclass(frozen=True)
 class FindingKind:
-    """A finding with its details left open.
+    """A finding with its details left open."""
 
-    Attributes:
-        code: of every finding of this kind.
-        severity: how bad it is.
-        template: the message, with details in braces.
-        hint: what to do, with the same details.
-        undermines_verdict: no statement about accuracy can be made.
-    """
-
-    code: str
-    severity: Severity
-    template: str
-    hint: str
-    undermines_verdict: bool = False
+    code: str  # of every finding of this kind
+    severity: Severity  # how bad it is
+    template: str  # the message, with details in braces
+    hint: str  # what to do, with the same details
+    undermines_verdict: bool = False  # no statement about accuracy can be made
 
     def __call__(self, where: Mapping[str, str | int | float] | None = None, **details: object) -> Finding:
         """The finding with its details filled in; ``where`` names what it is about."""

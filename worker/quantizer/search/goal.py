@@ -31,19 +31,13 @@ _SLACK = 1e-9
 
 @dataclass(frozen=True)
 class GoalMeasurement:
-    """How a draft stands to the goal.
+    """How a draft stands to the goal."""
 
-    Attributes:
-        value: of the metric's drop, or of the distance; None if the draft has none: it is lost.
-        gap: how far it is beyond the limit, in units of the metric; 0 or less if the goal is met; None without a value.
-        evidence: what the metric rests on, for comparisons in pairs; None where nobody can tell.
-        undefined: why there is no value.
-    """
-
-    value: float | None
+    value: float | None  # of the metric's drop, or of the distance; None if the draft has none: it is lost
+    # how far it is beyond the limit, in units of the metric; 0 or less if the goal is met; None without a value
     gap: float | None
-    evidence: Evidence | None = None
-    undefined: str | None = None
+    evidence: Evidence | None = None  # what the metric rests on, for comparisons in pairs; None where nobody can tell
+    undefined: str | None = None  # why there is no value
 
     @staticmethod
     def of(document: Mapping[str, Any]) -> GoalMeasurement:

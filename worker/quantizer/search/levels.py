@@ -29,23 +29,14 @@ NO_LINEAR_NODE = declare("no-linear-node", "there is no quantized linear node")
 
 @dataclass(frozen=True)
 class QuantizedLayer:
-    """A quantized linear node.
+    """A quantized linear node."""
 
-    Attributes:
-        node: its name.
-        op_type: its operator.
-        weight: initializer of its weight; None for a product of two activations.
-        sources: tensors whose grids its inputs are on.
-        parameters: values of its weight.
-        group: layers of one group share a source or a weight, so they have one precision.
-    """
-
-    node: str
-    op_type: str
-    weight: str | None
-    sources: tuple[str, ...]
-    parameters: int
-    group: int
+    node: str  # its name
+    op_type: str  # its operator
+    weight: str | None  # initializer of its weight; None for a product of two activations
+    sources: tuple[str, ...]  # tensors whose grids its inputs are on
+    parameters: int  # values of its weight
+    group: int  # layers of one group share a source or a weight, so they have one precision
 
 
 def find_layers(graph: ir.Graph, plan: QuantizationPlan) -> list[QuantizedLayer]:
@@ -126,23 +117,14 @@ def _found(draft: Draft, wanted: Sequence[tuple[str, ActivationSpec]], case: Cas
 
 @dataclass(frozen=True)
 class Assigner:
-    """Makes drafts that differ in the precision of their layers, on one float network and one set of ranges.
+    """Makes drafts that differ in the precision of their layers, on one float network and one set of ranges."""
 
-    Attributes:
-        draft: calibrated.
-        layers: of its network.
-        levels: lowest precision last.
-        ranges: by source tensor and spec; what is missing is calibrated anew.
-        case: what is quantized.
-        services: of the run.
-    """
-
-    draft: Draft
-    layers: Sequence[QuantizedLayer]
-    levels: tuple[Level, ...]
-    ranges: Ranges
-    case: Case
-    services: Services
+    draft: Draft  # calibrated
+    layers: Sequence[QuantizedLayer]  # of its network
+    levels: tuple[Level, ...]  # lowest precision last
+    ranges: Ranges  # by source tensor and spec; what is missing is calibrated anew
+    case: Case  # what is quantized
+    services: Services  # of the run
 
     def draft_of(self, chosen: Mapping[int, int]) -> Draft:
         """The draft in which every group of layers has the level of this index; the first level where none is given.

@@ -28,17 +28,11 @@ _LATENCY_RUNS = 10
 
 @dataclass(frozen=True)
 class Mix:
-    """The first ``lowered`` groups of the ranking at the lower level, all others at the higher one.
+    """The first ``lowered`` groups of the ranking at the lower level, all others at the higher one."""
 
-    Attributes:
-        lowered: how many.
-        measured: how it stands to the goal.
-        over_budget: which limit of the budget it breaks; None if it keeps all.
-    """
-
-    lowered: int
-    measured: GoalMeasurement
-    over_budget: str | None
+    lowered: int  # how many
+    measured: GoalMeasurement  # how it stands to the goal
+    over_budget: str | None  # which limit of the budget it breaks; None if it keeps all
 
     @property
     def document(self) -> dict[str, Any]:

@@ -117,23 +117,14 @@ _NO_SCORE_DB = -200.0
 
 @dataclass(frozen=True)
 class RecipeTrial:
-    """One recipe and how near it comes.
+    """One recipe and how near it comes."""
 
-    Attributes:
-        basis: how tensors are represented.
-        chain: algorithms on top.
-        score: on the samples held back.
-        kept: False if its last algorithm had nothing to do, or made the network worse and was undone.
-        resumed: it was scored by another attempt, or job.
-        seconds: what its last algorithm and the scoring took.
-    """
-
-    basis: Basis
-    chain: Chain
-    score: Score
-    kept: bool
-    resumed: bool
-    seconds: float
+    basis: Basis  # how tensors are represented
+    chain: Chain  # algorithms on top
+    score: Score  # on the samples held back
+    kept: bool  # False if its last algorithm had nothing to do, or made the network worse and was undone
+    resumed: bool  # it was scored by another attempt, or job
+    seconds: float  # what its last algorithm and the scoring took
 
     @property
     def name(self) -> str:
@@ -158,21 +149,13 @@ class RecipeTrial:
 
 @dataclass(frozen=True)
 class Finalist:
-    """A trial evaluated in full.
+    """A trial evaluated in full."""
 
-    Attributes:
-        trial: the recipe.
-        measured: how its model stands to the goal.
-        size_bytes: of the model.
-        latency_ratio: latency over that of the float model; measured once for all models with the same structure.
-        structure: of the model, see ``structure_of``.
-    """
-
-    trial: RecipeTrial
-    measured: GoalMeasurement
-    size_bytes: int
-    latency_ratio: float
-    structure: str = ""
+    trial: RecipeTrial  # the recipe
+    measured: GoalMeasurement  # how its model stands to the goal
+    size_bytes: int  # of the model
+    latency_ratio: float  # latency over that of the float model; measured once for all models with the same structure
+    structure: str = ""  # of the model, see ``structure_of``
 
     @property
     def document(self) -> dict[str, Any]:

@@ -39,31 +39,18 @@ _RANKING_BATCH = 1
 
 @dataclass(frozen=True)
 class Analysis:
-    """What is ranked, and on what.
+    """What is ranked, and on what."""
 
-    Attributes:
-        draft: whose float network and plan count.
-        layers: of it.
-        levels: by name; float ones have no error. The last one's errors are propagated.
-        ranges: calibrated, by source tensor and spec.
-        case: what is quantized.
-        services: of the run.
-        samples: how many to run.
-        first_sample: number of the first one.
-        output_index: of the output that counts.
-        verify: layers at the head of the ranking that are checked by models.
-    """
-
-    draft: Draft
-    layers: Sequence[QuantizedLayer]
-    levels: Mapping[str, Level]
-    ranges: Ranges
-    case: Case
-    services: Services
-    samples: int
-    first_sample: int = 0
-    output_index: int = 0
-    verify: int = 0
+    draft: Draft  # whose float network and plan count
+    layers: Sequence[QuantizedLayer]  # of it
+    levels: Mapping[str, Level]  # by name; float ones have no error. The last one's errors are propagated.
+    ranges: Ranges  # calibrated, by source tensor and spec
+    case: Case  # what is quantized
+    services: Services  # of the run
+    samples: int  # how many to run
+    first_sample: int = 0  # number of the first one
+    output_index: int = 0  # of the output that counts
+    verify: int = 0  # layers at the head of the ranking that are checked by models
 
     @property
     def measured(self) -> str:

@@ -27,19 +27,12 @@ _DEADLY = frozenset({signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFP
 
 @dataclass(frozen=True)
 class ChildOutcome:
-    """What became of one way to run a model.
+    """What became of one way to run a model."""
 
-    Attributes:
-        outputs: by name, sample by sample; None: there are none.
-        trouble: why not: onnxruntime's refusal, or what ended the process.
-        died: the model ended the process.
-        untried: the process could not be made, or something else ended it.
-    """
-
-    outputs: Arrays | None = None
-    trouble: str = ""
-    died: bool = False
-    untried: bool = False
+    outputs: Arrays | None = None  # by name, sample by sample; None: there are none
+    trouble: str = ""  # why not: onnxruntime's refusal, or what ended the process
+    died: bool = False  # the model ended the process
+    untried: bool = False  # the process could not be made, or something else ended it
 
 
 def both_ways(

@@ -26,21 +26,13 @@ _FLOATS_DB = 25.0
 
 @dataclass(frozen=True)
 class Apart:
-    """An output that the two ways give otherwise.
+    """An output that the two ways give otherwise."""
 
-    Attributes:
-        output: its name.
-        optimized: how far it is from the float model with the runtime's optimizations, in words.
-        plain: likewise without.
-        optimized_db: the same as SQNR in dB; None: there is none.
-        plain_db: likewise.
-    """
-
-    output: str
-    optimized: str
-    plain: str
-    optimized_db: float | None = None
-    plain_db: float | None = None
+    output: str  # its name
+    optimized: str  # how far it is from the float model with the runtime's optimizations, in words
+    plain: str  # likewise without
+    optimized_db: float | None = None  # the same as SQNR in dB; None: there is none
+    plain_db: float | None = None  # likewise
 
     @property
     def is_slight(self) -> bool:

@@ -35,19 +35,12 @@ class UnfitError(Exception):
 
 @dataclass(frozen=True)
 class MetricBatch:
-    """One batch, as a metric sees it: everything by the place in the metric that names it.
+    """One batch, as a metric sees it: everything by the place in the metric that names it."""
 
-    Attributes:
-        outputs: of the measured model, without samples that fill up.
-        labels: arrays of the dataset, as stored.
-        reference: the same outputs of the float model.
-        samples: how many there are.
-    """
-
-    outputs: Arrays
-    labels: Arrays
-    samples: int
-    reference: Arrays = field(default_factory=dict)
+    outputs: Arrays  # of the measured model, without samples that fill up
+    labels: Arrays  # arrays of the dataset, as stored
+    samples: int  # how many there are
+    reference: Arrays = field(default_factory=dict)  # the same outputs of the float model
 
 
 class Meter(ABC):

@@ -15,19 +15,12 @@ _RECALLS = np.linspace(0.0, 1.0, 101)
 
 @dataclass
 class _Class:
-    """What is kept of one class, by samples that hold it.
+    """What is kept of one class, by samples that hold it."""
 
-    Attributes:
-        scores: one per detection.
-        right: whether each is right at each overlap [overlap, detection].
-        boxes: how many true ones there are.
-        samples: their numbers.
-    """
-
-    scores: list[Array] = field(default_factory=list)
-    right: list[Array] = field(default_factory=list)
-    boxes: list[int] = field(default_factory=list)
-    samples: list[int] = field(default_factory=list)
+    scores: list[Array] = field(default_factory=list)  # one per detection
+    right: list[Array] = field(default_factory=list)  # whether each is right at each overlap [overlap, detection]
+    boxes: list[int] = field(default_factory=list)  # how many true ones there are
+    samples: list[int] = field(default_factory=list)  # their numbers
 
     def without(self, left_out: Array) -> _Class:
         """The same without some of all samples [sample]."""

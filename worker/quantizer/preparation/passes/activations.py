@@ -173,20 +173,14 @@ _LARGEST_AFFINE = 2  # nodes before the limits
 
 @dataclass(frozen=True)
 class _Ramp:
-    """s clip(slope x + offset, 0, height), s still to be found.
+    """s clip(slope x + offset, 0, height), s still to be found."""
 
-    Attributes:
-        source: x.
-        nodes: the matched ones, first to last.
-        result: of the last.
-    """
-
-    source: ir.Value
+    source: ir.Value  # x
     slope: float
     offset: float
     height: float
-    nodes: tuple[ir.Node, ...]
-    result: ir.Value
+    nodes: tuple[ir.Node, ...]  # the matched ones, first to last
+    result: ir.Value  # of the last
 
 
 @rewrites(*_LIMITING, "HardSigmoid", what="groups became HardSwish")

@@ -45,21 +45,13 @@ _LAYER_NORM_OPSET = 17
 
 @dataclass(frozen=True)
 class Standardized:
-    """A matched standardization.
+    """A matched standardization."""
 
-    Attributes:
-        source: x.
-        axes: A, not negative, in order.
-        epsilon: added to the variance.
-        nodes: the matched nodes.
-        result: n.
-    """
-
-    source: ir.Value
-    axes: tuple[int, ...]
-    epsilon: float
-    nodes: tuple[ir.Node, ...]
-    result: ir.Value
+    source: ir.Value  # x
+    axes: tuple[int, ...]  # A, not negative, in order
+    epsilon: float  # added to the variance
+    nodes: tuple[ir.Node, ...]  # the matched nodes
+    result: ir.Value  # n
 
 
 @dataclass(frozen=True)

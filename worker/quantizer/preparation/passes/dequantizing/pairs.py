@@ -132,21 +132,14 @@ _OF_INTEGERS = frozenset({"channels_last", "opset"})
 
 @dataclass(frozen=True)
 class _Roles:
-    """What the inputs of an operator are.
+    """What the inputs of an operator are."""
 
-    Attributes:
-        op_type: of the float operator.
-        operands: of each the index of its integers, and the axis along which it may have several scales.
-        result: index of the scale of what it makes.
-        bias: index of the bias, None if it takes none.
-        floats: inputs in front that are no integers.
-    """
-
-    op_type: str
+    op_type: str  # of the float operator
+    # of each the index of its integers, and the axis along which it may have several scales
     operands: tuple[tuple[int, int], ...]
-    result: int
-    bias: int | None = None
-    floats: int = 0
+    result: int  # index of the scale of what it makes
+    bias: int | None = None  # index of the bias, None if it takes none
+    floats: int = 0  # inputs in front that are no integers
 
 
 _UNARY, _BINARY = ((0, 1),), ((0, 1), (3, 1))

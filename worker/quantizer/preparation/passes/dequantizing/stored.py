@@ -61,19 +61,12 @@ _MOST_GROWTH = 4
 
 @dataclass(frozen=True)
 class StoredConstant:
-    """A constant, or rows of one.
+    """A constant, or rows of one."""
 
-    Attributes:
-        array: the constant; the whole table, if rows of it are looked up.
-        lookup: the Gather of rows along the first axis, None for the constant itself.
-        key: equal where the same was done to the same initializers.
-        size: elements of the largest initializer that it was made of.
-    """
-
-    array: np.ndarray
-    lookup: ir.Node | None
-    key: Hashable
-    size: int
+    array: np.ndarray  # the constant; the whole table, if rows of it are looked up
+    lookup: ir.Node | None  # the Gather of rows along the first axis, None for the constant itself
+    key: Hashable  # equal where the same was done to the same initializers
+    size: int  # elements of the largest initializer that it was made of
 
     @property
     def rows(self) -> ir.Value | None:

@@ -38,25 +38,15 @@ _SUFFIXES = ("_quantized", "_int8", "_Q4", "_Q8")
 
 @dataclass(frozen=True)
 class Integers:
-    """What integers stand for: (integers - zero_point) * scale is ``real``, but for rounding.
+    """What integers stand for: (integers - zero_point) * scale is ``real``, but for rounding."""
 
-    Attributes:
-        real: the float tensor.
-        scale: of the integers.
-        zero_point: None for 0.
-        maker: name of the node that made the integers.
-        axis: that the scales lie along.
-        block_size: elements that share a scale along ``axis``, 0 for all or one.
-        whole: one scale holds for the whole tensor, whatever is known of its shape.
-    """
-
-    real: ir.Value
-    scale: ir.Value | None
-    zero_point: ir.Value | None
-    maker: str
-    axis: int = 1
-    block_size: int = 0
-    whole: bool = False
+    real: ir.Value  # the float tensor
+    scale: ir.Value | None  # of the integers
+    zero_point: ir.Value | None  # None for 0
+    maker: str  # name of the node that made the integers
+    axis: int = 1  # that the scales lie along
+    block_size: int = 0  # elements that share a scale along ``axis``, 0 for all or one
+    whole: bool = False  # one scale holds for the whole tensor, whatever is known of its shape
 
     @property
     def one_scale(self) -> bool:
@@ -71,19 +61,13 @@ class Integers:
 
 @dataclass(frozen=True)
 class Product:
-    """An integer product that still has to be multiplied by the scales of its operands.
+    """An integer product that still has to be multiplied by the scales of its operands."""
 
-    Attributes:
-        node: MatMulInteger or ConvInteger.
-        operands: two, at least one not constant; a constant one, or rows of one, with its zero point.
-        waiting: scales of the operands that are not constant.
-        factors: constants that it was multiplied by, in order.
-    """
-
-    node: ir.Node
+    node: ir.Node  # MatMulInteger or ConvInteger
+    # two, at least one not constant; a constant one, or rows of one, with its zero point
     operands: tuple[Integers | tuple[StoredConstant, np.ndarray | None], ...]
-    waiting: tuple[ir.Value, ...]
-    factors: tuple[np.ndarray, ...] = ()
+    waiting: tuple[ir.Value, ...]  # scales of the operands that are not constant
+    factors: tuple[np.ndarray, ...] = ()  # constants that it was multiplied by, in order
 
     @property
     def maker(self) -> str:
