@@ -16,8 +16,8 @@ import re
 import secrets
 from dataclasses import dataclass
 
+from service.principal import PEPPER_ID_LENGTH
 from service.resources import is_id, new_id
-from service.tables.tenants import PEPPER_ID_LENGTH
 
 PREFIX = "qm_"
 SECRET_BYTES = 32

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from datetime import datetime
+from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, Field
 
 from service.contracts.errors import QuantmillError
-from service.tables import Quarantine
+
+if TYPE_CHECKING:  # clients load these records, and no tables
+    from service.tables import Quarantine
 
 
 class QuarantineOut(BaseModel):
