@@ -15,6 +15,8 @@ INSTALLATION_KEY = "installation-key"
 LOCAL_KEY = "local-key"
 NO_KEY = "no-key"
 COMMAND_LINE = "command-line"
+# Characters of the id of the pepper by which secrets are kept.
+PEPPER_ID_LENGTH = 16
 # What the service does of its own accord.
 SERVICE = "service"
 

@@ -19,6 +19,7 @@ from sqlalchemy import (
 from sqlalchemy.orm import Mapped, mapped_column
 
 from service.contracts.report import Verdict
+from service.principal import PEPPER_ID_LENGTH
 from service.tables.base import (
     Base,
     Bytes,
@@ -34,7 +35,6 @@ from service.tables.base import (
     one_of,
     partial_index,
 )
-from service.tables.tenants import PEPPER_ID_LENGTH
 
 # What clients ask for by themselves, and lists tell of; such a job ends with a report. Statements repeat the condition.
 USERS_KINDS = ("quantize", "evaluate")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from sqlalchemy import BigInteger, CheckConstraint, Double, Index, String, text
 from sqlalchemy.orm import Mapped, mapped_column
 
-from service.principal import SCOPES
+from service.principal import PEPPER_ID_LENGTH, SCOPES
 from service.tables.base import Base, Document, Id, Moment, Name, Owned, Sha256, Tenant, Word, one_of
 
 
@@ -42,9 +42,6 @@ class DeletedJob(Owned):
     job_id: Mapped[Id] = mapped_column(primary_key=True)
     tenant_id: Mapped[Tenant]
     created_at: Mapped[Moment]
-
-
-PEPPER_ID_LENGTH = 16
 
 
 class ApiKey(Base):

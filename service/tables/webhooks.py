@@ -5,6 +5,7 @@ from __future__ import annotations
 from sqlalchemy import CheckConstraint, Index, String, Text, UniqueConstraint
 from sqlalchemy.orm import Mapped, mapped_column
 
+from service.principal import PEPPER_ID_LENGTH
 from service.tables.base import (
     Document,
     Id,
@@ -17,7 +18,6 @@ from service.tables.base import (
     one_of,
     partial_index,
 )
-from service.tables.tenants import PEPPER_ID_LENGTH
 
 EXCERPT_LENGTH = 1024
 SEALED_LENGTH = 255
