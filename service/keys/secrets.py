@@ -15,9 +15,7 @@ from dataclasses import dataclass
 
 from service.ids import is_id, new_id
 from service.keys.local import SECRET_BYTES
-from service.tables.tenants import PEPPER_ID_LENGTH
 from service.principal import PEPPER_ID_LENGTH
-from service.resources import is_id, new_id
 
 PREFIX = "qm_"
 SHORTEST_SECRET = 16
