@@ -22,7 +22,7 @@ from service.contracts.config import parse_config
 from service.contracts.report import LatencyFigures
 from worker.quantizer.data import open_dataset
 from worker.quantizer.evaluation.latency import measure_latency
-from worker.quantizer.evaluation.side_by_side import Reference
+from worker.quantizer.evaluation.side_by_side import FloatReference
 from worker.quantizer.intake.inspect import open_model
 from worker.quantizer.pipeline import quantize
 from worker.quantizer.run.interface import SilentRun
@@ -35,7 +35,7 @@ def timed(folder: Path, case: Case, quantized: Path, times: int) -> list[Latency
     part = source(folder, case.evaluation)
     data = open_dataset(Path(part.path), part.preprocessing)
     one, other = (model.session(threads=THREADS, what="model") for model in (reference, twin))
-    held_against, run = Reference(one, data, reference.summary.inputs), SilentRun()
+    held_against, run = FloatReference(one, data, reference.summary.inputs), SilentRun()
     return [measure_latency(held_against, other, runs=20, threads=THREADS, run=run) for _ in range(times)]
 
 

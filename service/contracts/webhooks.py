@@ -19,7 +19,7 @@ SIGNATURE_VERSION = "v1"
 # As the specification has them: shorter ones are guessed, longer ones are nobody's.
 SECRET_BYTES = (24, 64)
 
-# What may be subscribed to: a noun's events by name, or all of them by ``noun.*``. Nouns without names tell of
+# What may be subscribed to: a resource's events by name, or all of them by ``job.*``. Resources without names tell of
 # themselves by the wildcard alone, as long as nothing here sends them by name.
 EVENT_TYPES: dict[str, tuple[str, ...]] = {
     "job": ("queued", "running", "succeeded", "failed", "canceled"),

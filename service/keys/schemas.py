@@ -37,7 +37,7 @@ class KeyCreate(BaseModel):
         default=None, ge=0.001, le=_MOST_DAYS, allow_inf_nan=False, description="Until it expires; null: never."
     )
     tenant: Tenant | None = Field(
-        default=None, description="Whose nouns it sees; null: the maker's tenant. Another takes an operator."
+        default=None, description="Whose resources it sees; null: the maker's tenant. Another takes an operator."
     )
 
 

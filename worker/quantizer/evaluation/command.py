@@ -29,7 +29,7 @@ from worker.quantizer.evaluation.decisions import class_outputs, publish_samples
 from worker.quantizer.evaluation.gate import judge, metric_figures
 from worker.quantizer.evaluation.latency import measure_latency
 from worker.quantizer.evaluation.metrics import Metrics
-from worker.quantizer.evaluation.side_by_side import Reference
+from worker.quantizer.evaluation.side_by_side import FloatReference
 from worker.quantizer.intake.inspect import open_model
 from worker.quantizer.intake.provenance import read_provenance
 from worker.quantizer.run.identity import library_versions
@@ -122,7 +122,7 @@ def evaluated(
             _check_outputs(other, session)
         metrics.probe(other, data, summary.inputs, run, role="evaluation dataset")
     with stages.stage("evaluation"):
-        held_against = Reference(other, data, summary.inputs)
+        held_against = FloatReference(other, data, summary.inputs)
         classes = class_outputs(graph, spec, data.summary.labels)
         comparison = compare(held_against, session, metrics=metrics, run=run, classes=classes)
     with stages.stage("latency"):

@@ -17,7 +17,7 @@ from worker.quantizer.evaluation.contributions import DenseSums
 from worker.quantizer.evaluation.decisions import OutputDecisions, metric_columns
 from worker.quantizer.evaluation.metrics import AgreementRate, Distance, Distances, Metrics, MetricSet
 from worker.quantizer.evaluation.metrics.distances import power_sums, sqnr_of
-from worker.quantizer.evaluation.side_by_side import Reference, Source, side_by_side
+from worker.quantizer.evaluation.side_by_side import FloatReference, Source, side_by_side
 from worker.quantizer.run.interface import Run
 from worker.quantizer.runtime.session import Session
 
@@ -79,7 +79,7 @@ class ModelComparison:
 
 
 def compare(
-    reference: Reference,
+    reference: FloatReference,
     quantized: Session,
     *,
     metrics: Metrics | None = None,
@@ -214,7 +214,7 @@ def _fidelity(figures: Mapping[str, _OutputFigures], samples: int, source: Sourc
 
 
 def layer_distances(
-    reference: Reference,
+    reference: FloatReference,
     quantized: Session,
     pairs: Mapping[str, tuple[str, str]],
     *,
@@ -249,7 +249,7 @@ def layer_distances(
     return {layer: _round(distance.sqnr_db, 3) for layer, distance in distances.items()}
 
 
-def worst_distance_db(reference: Reference, other: Session, *, limit: int, run: Run) -> float | None:
+def worst_distance_db(reference: FloatReference, other: Session, *, limit: int, run: Run) -> float | None:
     """SQNR in dB of the model's worst output over the first samples, one by one; None if it is not finite.
 
     Raises:

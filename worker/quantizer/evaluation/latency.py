@@ -19,7 +19,7 @@ from math import comb
 import numpy as np
 
 from service.contracts.report import Interval, LatencyFigures, MachineLoad
-from worker.quantizer.evaluation.side_by_side import Reference
+from worker.quantizer.evaluation.side_by_side import FloatReference
 from worker.quantizer.run.interface import Run
 from worker.quantizer.runtime.host import LoadMeter
 from worker.quantizer.runtime.session import Session
@@ -36,7 +36,7 @@ _CONFIDENCE = 0.95
 
 
 def measure_latency(
-    reference: Reference,
+    reference: FloatReference,
     quantized: Session,
     *,
     runs: int,

@@ -54,7 +54,7 @@ class Twins:
 
 
 @dataclass(frozen=True)
-class Reference:
+class FloatReference:
     """The float model, and the samples on which others are held against it."""
 
     session: Session  # of the float model
@@ -117,7 +117,7 @@ class KeptOutputs:
 
     def __init__(
         self,
-        reference: Reference,
+        reference: FloatReference,
         *,
         batch_size: int,
         arrays: Collection[str | None] = (),

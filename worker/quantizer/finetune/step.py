@@ -242,14 +242,16 @@ class FinetuneStep(Step[Spec]):
             judge = EndToEnd(walk, spec.output_index) if spec.selective_update else None
             by_gradients = GradientSolver(parameters, method, services, gatherer)
             varies = bool(feed.data.varying(feed.inputs))
-            bench = _Reconstruction(parameters, toolkit, spec, by_moments, by_gradients, judge, progress, varies)
+            reconstruction = _Reconstruction(
+                parameters, toolkit, spec, by_moments, by_gradients, judge, progress, varies
+            )
             effort = efforts([blocks[name] for name in wanted], by_moments)
             behind, whole = 0.0, sum(effort.values())
             for visit in walk.visits():
                 words = progress.words(visit.name, visit.index, visit.total)
                 services.run.progress(spec.method, visit.index, visit.total, "layers", words, share=behind / whole)
                 behind += effort[visit.name]
-                bench.reconstruct(blocks[visit.name], visit)
+                reconstruction.reconstruct(blocks[visit.name], visit)
             services.run.progress(spec.method, walk.total, walk.total, "layers")
         what = "layers and blocks" if any(len(block.tuned) > 1 for block in blocks.values()) else "layers"
         solved = [] if by_moments is None else [_MOMENTS_WORDS]

@@ -18,7 +18,7 @@ from service.contracts.specs import ActivationSpec
 from worker.quantizer.data import OpenDataset
 from worker.quantizer.emit import Emitted, emit
 from worker.quantizer.evaluation.metrics import Metrics
-from worker.quantizer.evaluation.side_by_side import Expected, Reference, Source
+from worker.quantizer.evaluation.side_by_side import Expected, FloatReference, Source
 from worker.quantizer.graph.metadata import NodeFacts
 from worker.quantizer.graph.serialized import ModelContent, copy_of, to_bytes
 from worker.quantizer.plan.build import build_plan
@@ -175,9 +175,9 @@ class Case:
         return "random" if self.calibration.is_random else "calibration"
 
     @property
-    def reference(self) -> Reference:
+    def reference(self) -> FloatReference:
         """The float model on that data."""
-        return Reference(self.float_session, self.measured_on, self.inputs, self.source)
+        return FloatReference(self.float_session, self.measured_on, self.inputs, self.source)
 
     @property
     def calibration_samples(self) -> int:

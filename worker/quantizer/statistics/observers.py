@@ -252,15 +252,12 @@ def _hashes(first: int, count: int) -> np.ndarray:
 # spreads every level evenly over its bins that are not empty. The candidate with the smallest sum P log(P / Q) wins.
 #
 # The divergence does not see how far away the values are that a range cuts off, and of a tensor with a narrow peak and
-# a
-# long tail, as GELU makes them, it would keep the peak alone. So a candidate counts only if its mean square error, at
-# the
-# steps of the tensor's grid, is not above that of the whole range: cutting may not cost more than it saves.
+# a long tail, as GELU makes them, it would keep the peak alone. So a candidate counts only if its mean square error, at
+# the steps of the tensor's grid, is not above that of the whole range: cutting may not cost more than it saves.
 #
 # Where those two calibrators differ, this one takes levels of equal width (bin g * n // L begins level g), as a
-# quantizer
-# has them, instead of leaving the rest of the division to the last one. Exact zeros are left out: every grid holds 0
-# exactly, while the peak that a Relu makes there would look like a loss.
+# quantizer has them, instead of leaving the rest of the division to the last one. Exact zeros are left out: every grid
+# holds 0 exactly, while the peak that a Relu makes there would look like a loss.
 
 # Candidates come widest first, so that nothing is cut for a tie.
 # Candidates for one end, at most; more bins are tried in larger steps.

@@ -12,7 +12,7 @@ from tests.unit.quantizer.toolbox import Arrays, input_infos, make_model, normal
 from worker.quantizer.data import ArrayDataset
 from worker.quantizer.evaluation.command import evaluated
 from worker.quantizer.evaluation.compare import ModelComparison, compare
-from worker.quantizer.evaluation.side_by_side import Reference
+from worker.quantizer.evaluation.side_by_side import FloatReference
 from worker.quantizer.run.interface import SilentRun
 from worker.quantizer.runtime.session import Session
 
@@ -36,7 +36,7 @@ def compared(
     labels: np.ndarray | None = None,
     **options: object,
 ) -> ModelComparison:
-    held_against = Reference(session(reference), ArrayDataset(arrays, labels), input_infos(reference))
+    held_against = FloatReference(session(reference), ArrayDataset(arrays, labels), input_infos(reference))
     return compare(held_against, session(twin), run=SilentRun(), **options)
 
 

@@ -17,7 +17,7 @@ from tests.unit.quantizer.toolbox import input_infos, make_model, normal
 from worker.quantizer.data import ArrayDataset
 from worker.quantizer.evaluation import latency
 from worker.quantizer.evaluation.latency import LEAST_PAIRS, measure_latency, paired_ratio
-from worker.quantizer.evaluation.side_by_side import Reference
+from worker.quantizer.evaluation.side_by_side import FloatReference
 from worker.quantizer.run.interface import Run, SilentRun
 from worker.quantizer.runtime.session import Session
 
@@ -52,7 +52,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def timed(reference: Session, quantized: Session, runs: int = 20, run: Run | None = None) -> latency.LatencyFigures:
-    held_against = Reference(reference, ArrayDataset({"x": normal(4, 64)}), input_infos(MODEL))
+    held_against = FloatReference(reference, ArrayDataset({"x": normal(4, 64)}), input_infos(MODEL))
     return measure_latency(held_against, quantized, runs=runs, threads=1, run=run or SilentRun())
 
 
