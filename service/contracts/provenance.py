@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from pydantic import Field
+
 from service.contracts.base import Contract
 from service.contracts.report import Manifest
 
@@ -13,11 +15,11 @@ PREFIX = "quantmill."
 class Provenance(Contract):
     """What a quantized model's file says of its making."""
 
-    source_sha256: str  # of the float model's file, with its external data if it has any
-    config_sha256: str  # of the resolved config
-    engine_version: str  # that made it
-    target: str  # that it was made for
-    manifest_sha256: str  # of the report's manifest
+    source_sha256: str = Field(description="Of the float model's file, with its external data if it has any.")
+    config_sha256: str = Field(description="Of the resolved config.")
+    engine_version: str = Field(description="Version of the engine that made the file.")
+    target: str = Field(description="Target that it was made for.")
+    manifest_sha256: str = Field(description="Of the report's manifest.")
 
     @classmethod
     def of(cls, manifest: Manifest) -> Provenance:

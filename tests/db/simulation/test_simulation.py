@@ -17,7 +17,7 @@ from unittest.mock import patch
 
 import pytest
 
-from service.jobs import queues
+from service import ids
 from tests.db.simulation.store import store
 from tests.db.simulation.world import World
 
@@ -37,7 +37,7 @@ def simulate(seed: int, *, cancel_at: int | None = None) -> int:
     world = World(store(), seed, cancel_at)
     try:
         # ids in the order of creation, as ever, but the same each time: they break ties
-        with patch.object(queues, "_uuid7", count().__next__):
+        with patch.object(ids, "_uuid7", count().__next__):
             return world.run()
     except Exception as error:
         error.add_note("\n".join([f"QUANTMILL_TEST_SEED={seed} cancel_at={cancel_at}", *world.history]))

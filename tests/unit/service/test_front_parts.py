@@ -35,7 +35,7 @@ from tests.support.source import files
 def test_ids_sort_by_time_and_have_a_form(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len({new_id("job") for _ in range(1000)}) == 1000
     clock = count(1_790_000_000_000_000_000, 1_000_000)
-    monkeypatch.setattr("service.resources.time", SimpleNamespace(time_ns=lambda: next(clock)))
+    monkeypatch.setattr("service.ids.time", SimpleNamespace(time_ns=lambda: next(clock)))
     ids = [new_id("mdl") for _ in range(50)]
     assert ids == sorted(ids)
     value = ids[0]

@@ -261,7 +261,7 @@ def test_loopback() -> None:
 
 
 def test_a_look_that_hangs_is_told_of_and_not_begun_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(health, "PATIENCE_SECONDS", 0.01)
+    monkeypatch.setattr(health, "ANSWER_SECONDS", 0.01)
     monkeypatch.setattr(health, "FRESH_SECONDS", 0.0)
     looks, go_on, silent = [], threading.Event(), health.Check("disk", "failed", "no answer")
 

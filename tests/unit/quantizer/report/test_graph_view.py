@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import onnx_ir as ir
 import pytest
-from tests.unit.quantizer.run.test_extra_files import task_of
 
 from service.contracts.graph_view import NAME_CHARACTERS, GraphUnreadableError, read_graph
 from service.contracts.runner import MAX_FILES
 from tests.unit.quantizer.run.test_checkpoint import Listener
+from tests.unit.quantizer.run.test_extra import task_of
 from tests.unit.quantizer.toolbox import make_model, normal
 from worker.quantizer import command
 from worker.quantizer.command import quantize_files
