@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import random
 import re
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from sqlalchemy import Connection, Dialect, Double, Engine, TypeDecorator, create_engine, event, text
 from sqlalchemy.engine import make_url
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.orm import Session
@@ -344,3 +345,32 @@ def _alembic_config() -> Config:
     config = Config()
     config.set_main_option("script_location", str(MIGRATIONS_DIR))
     return config
+
+
+# What loops do to many things at a time: a fault in one keeps none of the others from its turn.
+
+log = logging.getLogger(__name__)
+_Which = TypeVar("_Which")
+
+
+def one_by_one(name: str, items: Iterable[_Which], work: Callable[[_Which], bool]) -> int:
+    """Do each of them, whatever becomes of the others; returns how many were done.
+
+    Args:
+        name: of what is done, for the log.
+        items: what it is done to.
+        work: tells whether this process did it.
+
+    Raises:
+        sqlalchemy.exc.SQLAlchemyError: the database is away or busy, which is no fault of an item: the next round tries
+            again.
+    """
+    done = 0
+    for which in items:
+        try:
+            done += work(which)
+        except (OperationalError, InterfaceError, PoolTimeoutError):
+            raise
+        except Exception:  # a fault in one must not keep the others; it is logged whole, and tried again
+            log.exception("%s.broken id=%s", name, which)
+    return done

@@ -7,18 +7,15 @@ for what is slow, waits behind their own, and others go on.
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from contextvars import ContextVar
 from typing import NamedTuple, TypeVar
 
 import anyio.to_thread
 from anyio import CapacityLimiter
-from sqlalchemy.exc import InterfaceError, OperationalError
-from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from service.contracts.command_errors import TransientError
 
@@ -120,32 +117,3 @@ class Threads:
         self._of_tenants += Counter()
         self._of_askers[mine] += change
         self._of_askers += Counter()
-
-
-# What loops do to many things at a time: a fault in one keeps none of the others from its turn.
-
-log = logging.getLogger(__name__)
-_Which = TypeVar("_Which")
-
-
-def one_by_one(name: str, items: Iterable[_Which], work: Callable[[_Which], bool]) -> int:
-    """Do each of them, whatever becomes of the others; returns how many were done.
-
-    Args:
-        name: of what is done, for the log.
-        items: what it is done to.
-        work: tells whether this process did it.
-
-    Raises:
-        sqlalchemy.exc.SQLAlchemyError: the database is away or busy, which is no fault of an item: the next round tries
-            again.
-    """
-    done = 0
-    for which in items:
-        try:
-            done += work(which)
-        except (OperationalError, InterfaceError, PoolTimeoutError):
-            raise
-        except Exception:  # a fault in one must not keep the others; it is logged whole, and tried again
-            log.exception("%s.broken id=%s", name, which)
-    return done

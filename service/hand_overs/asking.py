@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from service.egress.addresses import parse_allowed
-from service.egress.resolving import system_resolver
+from service.egress.resolving import refuse_destination, system_resolver
 from service.egress.urls import Destination
-from service.egress.wire import refuse_destination
 from service.hand_overs.schemas import (
     MOST_URL_CHARACTERS,
     HandOverTarget,

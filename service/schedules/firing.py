@@ -18,6 +18,7 @@ from sqlalchemy.orm import Session
 from service.audit.service import note
 from service.contracts.errors import InvalidRequestError, QuantmillError, problem_summary
 from service.contracts.validation import field_problems
+from service.db import one_by_one
 from service.deps import AppState
 from service.jobs import transitions
 from service.jobs.schemas import JobCreate
@@ -33,7 +34,6 @@ from service.schedules.views import event_data
 from service.settings import Settings
 from service.tables import Job, JobSchedule, ScheduleRun
 from service.tables.batches import DETAIL_LENGTH
-from service.threads import one_by_one
 from service.webhooks.outbox import emit
 
 log = logging.getLogger(__name__)

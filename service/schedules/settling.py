@@ -14,6 +14,7 @@ from service import repository as rows
 from service.comparison.evidence import pair, samples_of
 from service.contracts.errors import Problem, QuantmillError
 from service.contracts.regression import RegressionGate
+from service.db import one_by_one
 from service.deps import AppState
 from service.jobs import events
 from service.jobs import repository as jobs
@@ -28,7 +29,6 @@ from service.schedules.gate import Judgement, judged
 from service.schedules.views import event_data
 from service.tables import Job, JobSchedule, ScheduleRun
 from service.tables.batches import DETAIL_LENGTH
-from service.threads import one_by_one
 from service.webhooks.outbox import emit
 
 log = logging.getLogger(__name__)

@@ -13,8 +13,7 @@ from service.audit.service import note
 from service.contracts.webhooks import SECRET_PREFIX
 from service.deps import AppState
 from service.egress.addresses import parse_allowed
-from service.egress.resolving import system_resolver
-from service.egress.wire import refuse_destination
+from service.egress.resolving import refuse_destination, system_resolver
 from service.http import Conditions, etag_of
 from service.idempotency.answers import Answer
 from service.idempotency.requests import KeyedRequest

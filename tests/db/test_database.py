@@ -12,11 +12,10 @@ from sqlalchemy.exc import StatementError
 from sqlalchemy.orm import Session
 
 from service.contracts.errors import EngineError
-from service.db import Database, db_now
+from service.db import Database, db_now, one_by_one
 from service.jobs import events, transitions
 from service.jobs.transitions import expiry
 from service.tables import Job
-from service.threads import one_by_one
 from tests.db.test_concurrency import at_once
 from tests.db.test_transitions import submit
 

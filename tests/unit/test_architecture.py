@@ -16,14 +16,16 @@ pytestmark = pytest.mark.slow  # starts processes
 
 ENGINE = {"torch", "onnxruntime", "onnx", "onnx_ir", "onnxscript", "safetensors", "sklearn", "PIL"}
 OTHERS = {"sqlalchemy", "fastapi", "celery", "httpx"}
+# Loaded once there is something to send.
+NETWORK = {"httpx", "httpcore", "h11"}
 # What a process with these modules must not have loaded.
 NEVER = {
     "quantmill": ENGINE | OTHERS | {"numpy", "worker", "service"},
     "service.app service.cli service.client": ENGINE | {"worker"},
     "service.contracts.runner": ENGINE,
-    "worker.pool worker.celery_app worker.supervisor worker.reconcile.loops": ENGINE | {"numpy", "fastapi", "httpx"},
+    "worker.pool worker.celery_app worker.supervisor worker.reconcile.loops": ENGINE | {"numpy", "fastapi"} | NETWORK,
     # processes of their own, started again and again: every one pays for what it loads
-    "worker.cli worker.process": ENGINE | {"numpy", "fastapi", "httpx", "jinja2", "rich"},
+    "worker.cli worker.process": ENGINE | {"numpy", "fastapi", "jinja2", "rich"} | NETWORK,
     "worker.runner worker.quantizer.pipeline": {"torch", "sympy.core", "sqlalchemy", "fastapi", "celery", "httpx"},
 }
 

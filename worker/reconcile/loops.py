@@ -16,14 +16,13 @@ from sqlalchemy.orm import Session
 from service.attestations import repository as attestations
 from service.attestations.schemas import SigningKeyUnreadableError, SigningUnavailableError
 from service.audit.service import link
-from service.db import Database
+from service.db import Database, one_by_one
 from service.dispatch.dispatcher import Dispatcher
 from service.estimates import service as estimates
 from service.hand_overs import repository as hand_overs
 from service.schedules import repository as schedules
 from service.settings import Settings
 from service.storage import FileStore
-from service.threads import one_by_one
 from service.webhooks import repository as webhooks
 from worker.lease import DATABASE_AWAY
 from worker.reconcile.leases import LeaseKeeper, bring_forward, expire_deadlines

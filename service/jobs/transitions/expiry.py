@@ -10,13 +10,12 @@ from typing import Any
 from sqlalchemy import ColumnElement, Double, Select, SQLColumnExpression, and_, select, type_coerce, update
 from sqlalchemy.orm import Session
 
-from service.db import db_now
+from service.db import db_now, one_by_one
 from service.jobs.errors import DeadlineExceededError, LeaseExpiredError
 from service.jobs.schemas import Waiting
 from service.jobs.transitions import attempts, rows
 from service.tables import Job
 from service.tables.jobs import LIVE_STATES, UPLOAD_KINDS, USERS_KINDS
-from service.threads import one_by_one
 
 WORKERS_LOST = "workers-lost"
 LATE_VALIDATION = Waiting(

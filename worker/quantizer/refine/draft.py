@@ -225,7 +225,7 @@ class Case:
             EngineError: the runtime failed.
             CanceledError: the run was canceled.
         """
-        return replace(self.reference, data=self.calibration).outputs(
+        return FloatReference(self.float_session, self.calibration, self.inputs).outputs(
             run,
             batch_size=batch_size,
             first=first,
