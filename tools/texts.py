@@ -93,7 +93,7 @@ class _Finder(ast.NodeVisitor):
 
     def visit_Call(self, node: ast.Call) -> None:
         called = ast.unparse(node.func).rpartition(".")[2]
-        if called in _LOGGERS and isinstance(node.func, ast.Attribute) or called in {"compile", "text", "getLogger"}:
+        if (called in _LOGGERS and isinstance(node.func, ast.Attribute)) or called in {"compile", "text", "getLogger"}:
             return
         kind = "error" if called.endswith(("Error", "Problem")) else self._kinds[-1]
         for argument in node.args:
