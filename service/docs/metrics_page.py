@@ -68,7 +68,7 @@ the job, tells it sample by sample where the first output gives one class for ea
 labels also `label`, `float_correct` and `quantized_correct`. Beside these, or alone, stands as `metric.NAME` what each
 sample says of a metric of the quantized model (Tukey's pseudo-value: of a mean the sample's own value, of any other
 function of sums what the sample moves it by), where the metric tells samples apart: jobs are
-[compared](http.md#side-by-side) by it.
+[compared](http.md#compare) by it.
 
 The same tests decide whether an algorithm, a recipe of the autopilot or an epoch of a training is better than another.
 
