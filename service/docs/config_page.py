@@ -132,7 +132,7 @@ Algorithms in an order in which one would undo another are refused with the righ
 | `mixed_precision` | keeps some layers in a higher type, chosen by their effect on the output |
 | `bias_correction` | restores the channel means that quantization changed |
 | `adaround` | AdaRound: rounds each weight up or down, layer by layer, to minimize the change of the layer's output |
-| `adaquant` | AdaQuant: updates weights (biases, scales) by gradient descent, layer by layer; float and block types too |
+| `adaquant` | AdaQuant: updates weights, biases, scales by gradient descent, layer by layer; all types |
 | `qat` | trains the whole quantized network with gradients: [training.md](training.md) |
 | `autopilot` | tries recipes until a goal is met; returns the best model and the Pareto front |
 
