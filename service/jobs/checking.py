@@ -101,7 +101,8 @@ def checked_request(session: Session, settings: Settings, tenant_id: str, body: 
     """
     config = body.config if body.ranges_from is None else taken_over(session, tenant_id, body)
     with body.pointing_into_request():
-        if isinstance(body, JobCreate):
+        # what is only validated may leave its data out; random data of its config is what a job would take
+        if isinstance(body, JobCreate) or config.random_calibration is not None:
             check_data_given(
                 config,
                 calibration=body.calibration_dataset_id is not None,
