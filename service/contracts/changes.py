@@ -19,6 +19,7 @@ ChangeTone = Literal["good", "bad", "unsure", "plain"]
 NOT_SIGNIFICANT = "no significant difference"
 UNCHANGED = "no change"
 UNDEFINED = "not defined"
+NOT_REPRESENTATIVE = "not representative of the target"
 # Units of fixed precision; what may be of any size is written to five digits.
 _TWO_PLACES = ("%", "dB")
 _SIGN = re.compile(r"(?<![\w.])-(?=[\d.])")
@@ -170,7 +171,9 @@ def latency_change(ratio: float | None, interval: Interval | None = None, *, sig
 
 
 def latency_change_of(latency: LatencyFigures) -> Change:
-    """The change of latency of a report."""
+    """The change of latency of a report; none where the target was simulated on another CPU."""
+    if latency.not_representative is not None:
+        return Change(NOT_REPRESENTATIVE, "same")
     return latency_change(latency.ratio, latency.ratio_interval, significant=latency.verdict != "undecided")
 
 

@@ -107,6 +107,8 @@ def test_verdict_of_a_report_decides_whether_latency_differs() -> None:
     assert latency_change_of(latency).words == "2.00x faster"
     undecided = latency.model_copy(update={"verdict": "undecided"})
     assert latency_change_of(undecided).words == "no significant difference"
+    simulated = latency_change_of(latency.model_copy(update={"not_representative": "simulated"}))
+    assert (simulated.words, simulated.tone) == ("not representative of the target", "plain")
 
 
 @pytest.mark.parametrize(
