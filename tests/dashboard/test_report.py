@@ -74,7 +74,7 @@ def test_what_the_report_does_not_tell_the_page_does_not(sqlite_front: Front) ->
     report["advice"] = [{**report["advice"][0], "config": {"exclude": ["n" * 7000]}}]
     del report["causes"]
     page = page_of(sqlite_front, job_with(sqlite_front, Report.model_validate(report), b"no archive"))
-    assert "Largest error contribution" not in page
+    assert "of all error)" not in page
     assert "patch=" not in page, "no address holds it"
     assert "samples.npz cannot be read" in text_of(page)
     assert sqlite_front.http.get(f"/jobs/{sqlite_front.new_job()}/report").status_code in (404, 409)
