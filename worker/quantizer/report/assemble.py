@@ -125,7 +125,7 @@ def make_report(quantized: QuantizedDraft, case: Case, services: Services) -> As
         size_bytes=content.size_bytes,
         latency_ms=latency.quantized_ms,
     )
-    measured = with_chance(metric_figures(config.evaluation, comparison), case)
+    measured = with_chance(metric_figures(config.evaluation, comparison), config.evaluation, case.summary.outputs, data)
     by_figures = figure_findings(measured, case, comparison.fidelity.samples)
     by_channels = channel_findings(quantized.filled.drafts[0], config.outlier_ratio)
     differs = [] if quantized.differs is None else [quantized.differs.finding]
@@ -142,6 +142,7 @@ def make_report(quantized: QuantizedDraft, case: Case, services: Services) -> As
         further,
         latency=latency,
         findings=findings,
+        decisions=comparison.samples,
     )
     report = Report(
         verdict=verdict,
