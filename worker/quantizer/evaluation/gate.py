@@ -60,6 +60,7 @@ def judge(
     latency: LatencyFigures | None = None,
     findings: Sequence[Finding] = (),
     decisions: Mapping[str, np.ndarray] | None = None,
+    is_target: bool = True,
 ) -> tuple[Verdict, tuple[GateClause, ...]]:
     """Check every given clause. A broken one fails the gate; else one that is undecided decides as the gate says.
 
@@ -77,6 +78,7 @@ def judge(
         latency: both models timed in turn; None: the ratio of both medians is judged.
         findings: what was found about model and data; some leave nothing to say about accuracy.
         decisions: of both models, sample by sample, for the sanity check; None: it is not done.
+        is_target: latency was measured on the target; otherwise clauses about it are undecided.
     """
     if decisions is not None and gate.sanity and not any(finding.undermines_verdict for finding in findings):
         collapsed = sanity_clause(metrics, fidelity, decisions)
@@ -85,6 +87,9 @@ def judge(
     wanted = {name: getattr(gate, name) for name in reached}
     own = [_decided(name, limit, reached[name], gate, latency) for name, limit in wanted.items() if limit is not None]
     clauses = [_as_far_as_known(clause, findings) for clause in (*further, *own)]
+    if not is_target:
+        why = None if latency is None else latency.not_representative
+        clauses = [_off_target(clause, why) for clause in clauses]
     return verdict_of(gate, clauses), tuple(clauses)
 
 
@@ -205,6 +210,13 @@ def _as_far_as_known(clause: GateClause, findings: Sequence[Finding]) -> GateCla
     if found is None or clause.clause not in ACCURACY_CLAUSES:
         return clause
     return _undecided(clause, f"nothing can be said about accuracy ({found.code}): {found.message}")
+
+
+def _off_target(clause: GateClause, why: str | None) -> GateClause:
+    """Undecided where it is about the latency of another machine."""
+    if clause.clause not in (GATE_LATENCY, SEARCH_LATENCY):
+        return clause
+    return _undecided(clause, f"latency is not representative of the target{'' if why is None else f': {why}'}")
 
 
 def _clause(name: str, wanted: float, got: float | None, metric: str | None = None) -> GateClause:

@@ -29,6 +29,7 @@ from worker.quantizer.fallback.regions import SLOWER_QUANTIZED, PairPlacement, i
 from worker.quantizer.plan.targets import TARGETS
 from worker.quantizer.refine.draft import QuantizedDraft
 from worker.quantizer.report.assemble import Assembled, make_report
+from worker.quantizer.report.kernels import THIS_CPU
 from worker.quantizer.run.interface import Run
 from worker.quantizer.run.services import Services
 from worker.quantizer.runtime.session import Session
@@ -100,6 +101,8 @@ def falling_back(
 ) -> tuple[QuantizedDraft, Assembled]:
     """The model to return and its report: the given ones, unless the gate asks for another where latency breaks it.
 
+    Latency measured here says nothing of other targets, and so nothing is chosen by it there.
+
     Args:
         done: the model as planned.
         made: its report.
@@ -112,7 +115,8 @@ def falling_back(
     """
     gate = builder.case.config.evaluation.gate
     broken = next((clause for clause in made.report.gate if clause.clause == GATE_LATENCY), None)
-    if gate.on_fail != "fallback" or broken is None or done.plan.is_empty or not _fails(broken, gate):
+    asked = gate.on_fail == "fallback" and builder.case.config.target == THIS_CPU
+    if not asked or broken is None or done.plan.is_empty or not _fails(broken, gate):
         return done, made
     seconds = builder.case.config.evaluation.fallback_seconds
     with builder.services.stages.stage("fallback", expected_seconds=seconds):
