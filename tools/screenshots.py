@@ -51,8 +51,10 @@ PAGES = (
     Known("workers", "/workers"),
     Known("webhooks", "/webhooks"),
     Known("new-webhook", "/webhooks/new"),
-    Known("admin", "/admin"),
-    Known("quota", "/admin/quotas/default"),
+    Known("keys", "/keys"),
+    Known("audit", "/audit"),
+    Known("tenants", "/tenants"),
+    Known("tenant", "/tenants/default"),
 )
 
 

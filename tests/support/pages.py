@@ -30,8 +30,8 @@ PAGES = tuple(Known(*page) for page in (
     ("batch", "/batches/{batch}"), ("schedules", "/schedules"), ("schedule", "/schedules/{schedule}"),
     ("new-schedule", "/schedules/new?from={succeeded}"), ("workers", "/workers"), ("webhooks", "/webhooks"),
     ("webhook", "/webhooks/{webhook}"), ("new-webhook", "/webhooks/new"),
-    ("edit-webhook", "/webhooks/{webhook}/edit"), ("admin", "/admin"), ("quota", "/admin/quotas/default"),
-    ("style", "/style"), ("sign-in", "/sign-in"),
+    ("edit-webhook", "/webhooks/{webhook}/edit"), ("keys", "/keys"), ("audit", "/audit"),
+    ("tenants", "/tenants"), ("tenant", "/tenants/default"), ("style", "/style"), ("sign-in", "/sign-in"),
 ))  # fmt: skip
 
 
