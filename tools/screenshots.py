@@ -47,6 +47,7 @@ PAGES = (
     Known("dataset", "/datasets/{dataset}"),
     Known("schedules", "/schedules"),
     Known("schedule", "/schedules/{schedule}"),
+    Known("edit-schedule", "/schedules/{schedule}/edit"),
     Known("new-schedule", "/schedules/new?from={job}"),
     Known("workers", "/workers"),
     Known("webhooks", "/webhooks"),

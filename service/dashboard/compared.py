@@ -27,12 +27,17 @@ METHOD_WORDS = {
 
 
 def recipe_of(job: ComparedJob) -> str:
+    """The recipe of a job in a few words."""
+    return recipe_words(job.preset, job.algorithms)
+
+
+def recipe_words(preset_name: str | None, methods: Sequence[str]) -> str:
     """The preset, and the algorithms that were added to it: "xint8 + AdaRound"."""
-    preset = None if job.preset is None else find_preset(job.preset)
+    preset = None if preset_name is None else find_preset(preset_name)
     own = [step["method"] for step in preset.settings.get("algorithms", ())] if preset is not None else []
-    added = [METHOD_WORDS.get(method, method) for method in job.algorithms if method not in own]
-    left_out = [METHOD_WORDS.get(method, method) for method in own if method not in job.algorithms]
-    words = " + ".join([job.preset or "no preset", *added])
+    added = [METHOD_WORDS.get(method, method) for method in methods if method not in own]
+    left_out = [METHOD_WORDS.get(method, method) for method in own if method not in methods]
+    words = " + ".join([preset_name or "no preset", *added])
     return f"{words} without {', '.join(left_out)}" if left_out else words
 
 

@@ -17,11 +17,11 @@ from service.principal import SCOPES, Principal, Scope
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 _EMPTY = {"name": "", "scope": "submit", "days": ""}
 _SCOPE_WORDS: dict[Scope, str] = {
-    "read": "read: view jobs, models, datasets and reports",
-    "submit": "submit: also upload files, start and cancel jobs",
-    "manage": "manage: also delete, move aliases, schedules, webhooks",
-    "admin": "admin: also keys and the audit log",
-    "operator": "operator: also all other tenants",
+    "read": "read (view)",
+    "submit": "submit (start jobs)",
+    "manage": "manage (delete, schedule)",
+    "admin": "admin (keys, audit log)",
+    "operator": "operator (all tenants)",
 }
 
 

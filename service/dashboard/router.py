@@ -16,6 +16,7 @@ from service.dashboard.new_job import router as new_job
 from service.dashboard.overview import router as overview
 from service.dashboard.pages import router as assets
 from service.dashboard.report import router as report
+from service.dashboard.schedule_forms import router as schedule_forms
 from service.dashboard.schedules import router as schedules
 from service.dashboard.sign_in import router as sign_in
 from service.dashboard.tenants import router as tenants
@@ -37,6 +38,7 @@ _PAGES = (
     models,
     new_job,
     report,
+    schedule_forms,
     schedules,
     tenants,
     trials,
