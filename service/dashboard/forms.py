@@ -91,7 +91,7 @@ STATES: dict[str, Told] = {
     "refused": Told("✖", "refused", "bad"),
     "ok": Told("✔", "ok", "good"),
     "delivered": Told("✔", "delivered", "good"),
-    "good": Told("✔", "good", "good"),
+    "good": Told("✔", "active", "good"),
     "expired": Told("⊘", "expired", "plain"),
     "revoked": Told("⊘", "revoked", "plain"),
     "degraded": Told("▲", "degraded", "unsure"),

@@ -18,7 +18,7 @@ FOCUSED = "document.activeElement.textContent.trim() || document.activeElement.i
 WIDTHS = (1440, 360)
 SCHEMES = ("light", "dark")
 # One of each kind; the others are of the long lane.
-USUAL = {"job-running", "new", "report", "admin", "sign-in"}
+USUAL = {"job-running", "new", "report", "keys", "sign-in"}
 
 
 def pages_but(*usual: str) -> list[Any]:

@@ -131,7 +131,7 @@ def test_from_an_upload_to_a_schedule(browser: Any, running: Service, width: int
     page.goto(f"{running.url}/jobs/{other_id}")
     visitor.use("link", "Schedule", "/schedules/new")
     visitor.write("f-name", f"nightly at {width}")
-    visitor.use("button", "Make the schedule", "/schedules/sch_")
+    visitor.use("button", "Create schedule", "/schedules/sch_")
     visitor.seen_well()
     context.close()
     with Client(running.url) as client:
