@@ -79,7 +79,7 @@ def get_asset(asset: str) -> Response:
     except (FileNotFoundError, IsADirectoryError):
         body = None
     if body is None:
-        raise RouteNotFoundError(f"There is no file {asset[:100]!r}.", hint="Load the page again.")
+        raise RouteNotFoundError(f"File {asset[:100]!r} not found.", hint="Reload the page.")
     headers = {"Cache-Control": f"public, max-age={_YEAR_SECONDS}, immutable", "ETag": f'"{_digest(asset)}"'}
     return Response(body, media_type=_MEDIA_TYPES[asset.rpartition(".")[2]], headers=headers)
 
@@ -232,7 +232,7 @@ class PageRoute(APIRoute):
                 return error_page(request, error)
             except RequestValidationError as error:
                 told = "; ".join(f"{one['loc'][-1]}: {one['msg']}" for one in error.errors())
-                return error_page(request, InvalidRequestError(f"The address of this page is not right: {told}."))
+                return error_page(request, InvalidRequestError(f"The address of this page is invalid: {told}."))
 
         return handle
 

@@ -46,7 +46,7 @@ def test_a_noun_is_listed_shown_changed_and_deleted(sqlite_front: Front, noun: s
     assert "finding critical" in shown(sqlite_front, f"{base}/{refused}")
 
     wrong = posted(sqlite_front, f"{base}/{made}/edit", 422, description="kept", tags="no sign")
-    assert "kept" in wrong and "is no tag" in wrong
+    assert "kept" in wrong and "is not a tag" in wrong
     posted(sqlite_front, f"{base}/{made}/edit", description="of the night", tags="a=1\nb=2")
     assert "of the night" in shown(sqlite_front, f"{base}/{made}") and made in shown(sqlite_front, f"{base}?tag=a=1")
 
@@ -66,7 +66,7 @@ def test_a_change_that_somebody_else_was_faster_with_is_asked_for_again(sqlite_f
     mine = seen.with_fields({"description": "mine,\nof two lines", "tags": "a=1"})
     late = posted(sqlite_front, f"{path}/edit", 412, **mine)
     again = Form(late, "edit")
-    assert "changed meanwhile" in late and "theirs" in late
+    assert "Changed by somebody else" in late and "theirs" in late
     assert (again["description"], again["tags"]) == ("mine,\nof two lines", "a=1")
     assert sqlite_front.http.get(f"/v1{path}").json()["description"] == "theirs"
     posted(sqlite_front, f"{path}/edit", **again.fields)
@@ -83,7 +83,7 @@ def test_an_alias_is_moved_once_it_is_known_where_it_stands(sqlite_front: Front)
 
     posted(sqlite_front, f"{paths[0]}/aliases", alias="prod")
     told = posted(sqlite_front, f"{paths[1]}/aliases", 409, alias="prod")
-    assert "prod stands for version 1 now" in told and "Move it here" in told
+    assert "prod points to version 1" in told and "Move alias" in told
     assert stands() == 1
     knowing = Form(told, "set-alias")
     posted(sqlite_front, f"{paths[0]}/aliases", alias="canary")
@@ -93,7 +93,7 @@ def test_an_alias_is_moved_once_it_is_known_where_it_stands(sqlite_front: Front)
     posted(sqlite_front, f"{paths[0]}/aliases", 409, alias="prod")
     # what was seen has been moved on since
     again = posted(sqlite_front, f"{paths[2]}/aliases", 409, **knowing.fields)
-    assert "prod stands for version 2 now" in again and stands() == 2
+    assert "prod points to version 2" in again and stands() == 2
     posted(sqlite_front, f"{paths[1]}/aliases", alias="prod")
     assert stands() == 2
 
