@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator
+from math import prod
 
 from service.contracts.base import MOST_SUGGESTIONS, nearest_name
 from service.contracts.config import QuantizationConfig
@@ -13,8 +14,9 @@ from service.contracts.errors import (
     DatasetMismatchError,
     FieldProblem,
     InvalidConfigError,
+    UnsupportedModelError,
 )
-from service.contracts.model import ModelSummary, TensorInfo
+from service.contracts.model import ModelSummary, TensorInfo, Work
 from service.contracts.preparation import PreparationSpec, brought_op_types
 from service.contracts.preprocessing import ANY_INPUT
 from service.contracts.selectors import NodeSelector, OpTypeSelector, SubgraphSelector
@@ -137,6 +139,50 @@ def check_dataset(
             errors=tuple(problems),
             hint=hints[0] or _HINTS.get(problems[0].code, _HINTS["array-missing"]),
         )
+
+
+# A forward pass that needs more than this runs on no worker.
+MOST_PASS_BYTES = 256 * 2**30
+_FLOAT_BYTES = 4
+
+
+def fixed_batch(model: ModelSummary) -> int:
+    """Samples of one forward pass where the batch axis is fixed; 1 where it is dynamic, or unknown."""
+    sizes = {tensor.shape[0] if tensor.shape else None for tensor in model.inputs}
+    size = sizes.pop() if len(sizes) == 1 else None
+    return size if isinstance(size, int) and size > 0 else 1
+
+
+def check_batch(
+    model: ModelSummary, work: Work | None = None, *, most_bytes: int = MOST_PASS_BYTES, pointer: str = ""
+) -> None:
+    """Refuse a model whose fixed batch axis makes one forward pass larger than memory, before any is used.
+
+    Args:
+        model: facts of the model.
+        work: of its graph; default: the model's.
+        most_bytes: of memory that there is.
+        pointer: of the model in the request.
+
+    Raises:
+        UnsupportedModelError: the pass cannot be run.
+    """
+    batch = fixed_batch(model)
+    if batch <= 1:
+        return
+    shapes = [tensor.shape for tensor in (*model.inputs, *model.outputs) if tensor.shape]
+    needed = _FLOAT_BYTES * sum(prod(axis if isinstance(axis, int) else 1 for axis in shape) for shape in shapes)
+    work = work or model.work
+    if work is not None:  # a layer's input and its result exist at the same time
+        needed = max(needed, 2 * work.largest_activation_bytes)
+    if needed <= most_bytes:
+        return
+    raise UnsupportedModelError(
+        f"The batch axis is fixed at {batch}: one forward pass needs at least {needed / 2**30:,.1f} GiB of memory, "
+        f"{most_bytes / 2**30:,.1f} GiB are available.",
+        hint="Export the model with a dynamic batch axis, or with a batch size of 1.",
+        pointer=pointer,
+    )
 
 
 def is_quantized_op(op_type: str) -> bool:
