@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from math import prod
 
 from service.contracts.base import MOST_SUGGESTIONS, nearest_name
@@ -186,7 +186,7 @@ def check_batch(
 
 
 def is_quantized_op(op_type: str) -> bool:
-    """True for operators that a float model does not hold."""
+    """True for operators that a float model does not contain."""
     return op_type in QUANTIZED_OP_TYPES or op_type.startswith(_QUANTIZED_PREFIXES)
 
 
@@ -201,22 +201,40 @@ def check_float(model: ModelSummary, spec: PreparationSpec | None = None, *, poi
     Raises:
         AlreadyQuantizedError: pointing at the model.
     """
-    found = sorted(op for op in model.op_counts if is_quantized_op(op))
+    found = quantized_ops(model.op_counts)
     beyond = [op for op in found if op not in UNDONE_OP_TYPES]
     if not found or (spec is not None and spec.dequantize and not beyond):
         return
-    counted = ", ".join(f"{model.op_counts[op]} {op}" for op in found)
     raise AlreadyQuantizedError(
-        f"the model is quantized already: it holds {counted}",
+        f"The model is already quantized: it contains {_counted(model.op_counts, found)}.",
         hint=already_quantized_hint(beyond),
         pointer=pointer,
         op_type=(beyond or found)[0],
     )
 
 
+def quantized_ops(op_counts: Mapping[str, int]) -> list[str]:
+    """Operators of a model that a float model does not contain."""
+    return sorted(op for op in op_counts if is_quantized_op(op))
+
+
+def model_notes(op_counts: Mapping[str, int]) -> tuple[str, ...]:
+    """What to know about a model before a job runs: that it is already quantized."""
+    found = quantized_ops(op_counts)
+    if not found:
+        return ()
+    hint = already_quantized_hint(op for op in found if op not in UNDONE_OP_TYPES)
+    words = f"The model is already quantized: it contains {_counted(op_counts, found)}."
+    return (f"{words} To quantize, {hint[:1].lower()}{hint[1:]}",)
+
+
+def _counted(op_counts: Mapping[str, int], ops: Iterable[str]) -> str:
+    return ", ".join(f"{op_counts[op]} {op}" for op in ops)
+
+
 def already_quantized_hint(op_types: Iterable[str]) -> str:
     """What to do with a model that holds these quantized operators, or these among others."""
-    hint = "Upload the float model that it was made from"
+    hint = "Upload the float model that it was created from"
     stays = sorted({op for op in op_types if op not in UNDONE_OP_TYPES})
     if stays:
         return f"{hint}; preparation.dequantize cannot undo {', '.join(stays)}."

@@ -16,6 +16,7 @@ import onnx_ir as ir
 from service.contracts.compatibility import check_batch, check_dataset, fixed_batch
 from service.contracts.config import QuantizationConfig
 from service.contracts.data_checks import check_data_given, check_training, random_data_of
+from service.contracts.dataset import label_notes
 from service.contracts.errors import UnsupportedModelError
 from service.contracts.model import ModelSummary
 from service.contracts.preparation import fixed_inputs
@@ -197,6 +198,8 @@ def fill(
         )
     with stages.stage("sanity"):
         run.progress("sanity")
+        for note in _data_notes(case):
+            run.log(note, "warning")
         case = replace(case, findings=examine(case, original, services))
     return _fill(original, _Origin(model_path, undone), case, services)
 
@@ -347,6 +350,12 @@ def _load(
     if undone is not None and undone.applied:
         facts["size_bytes"] = len(to_bytes(model))
     return model, undone, session, uploaded.summary.model_copy(update=facts)
+
+
+def _data_notes(case: Case) -> tuple[str, ...]:
+    """What to know about the labels before anything is measured; none with declared metrics or random data."""
+    data = case.measured_on
+    return () if case.config.evaluation.metrics or data.is_random else label_notes(data.summary.labels)
 
 
 def _check_batch(summary: ModelSummary, original: ir.Model) -> None:

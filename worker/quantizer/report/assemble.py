@@ -159,6 +159,7 @@ def make_report(quantized: QuantizedDraft, case: Case, services: Services) -> As
             comparison,
             measured,
             outcomes,
+            labelled=data.summary.labels is not None,
         ),
         float=float_figures,
         quantized=figures,
