@@ -356,7 +356,7 @@ def test_a_quantized_model_is_refused_by_its_operators_unless_they_can_be_undone
 ) -> None:
     check_float(NAMED, pointer="/model_id")
     alone = NAMED.model_copy(update={"op_counts": {"Conv": 1, op_type: 2}})
-    with pytest.raises(AlreadyQuantizedError, match=f"it holds 2 {op_type}") as caught:
+    with pytest.raises(AlreadyQuantizedError, match=f"it contains 2 {op_type}") as caught:
         check_float(alone, pointer="/model_id")
     assert caught.value.errors[0].pointer == "/model_id"
     mixed = NAMED.model_copy(update={"op_counts": {"Conv": 1, "DequantizeLinear": 3, op_type: 2}})

@@ -36,46 +36,46 @@ _TOLD = 5
 AT_CHANCE = declare(
     "float-metric-at-chance",
     "critical",
-    "{metric} of the float model is {value:.2f} % on {samples} samples; decisions that know nothing of them reach "
-    "{chance:.2f} %",
-    hint="The quantized model can only be compared with a float model that works on this data: check preprocessing, "
-    "labels and the order of the classes. No statement about accuracy is made.",
+    "{metric} of the float model is {value:.2f} % on {samples} samples, not significantly above "
+    "chance level ({chance:.2f} %)",
+    hint="Check preprocessing, labels and the order of the classes: the float model has to work on this "
+    "data before a quantized model can be compared with it. No statement about accuracy is possible.",
     undermines_verdict=True,
 )
 NO_SKILL = declare(
     "float-metric-without-skill",
     "critical",
-    "{metric} of the float model is {value:g} on {samples} samples; {chance:g} takes no model at all",
-    hint="Check preprocessing, targets and the metric's output: the float model has to work on this data first. No "
-    "statement about accuracy is made.",
+    ("{metric} of the float model is {value:g} on {samples} samples; a constant prediction reaches {chance:g}"),
+    hint="Check preprocessing, targets and the output of the metric: the float model has to work on this "
+    "data first. No statement about accuracy is possible.",
     undermines_verdict=True,
 )
 LABELS_SHIFTED = declare(
     "labels-shifted",
     "critical",
-    "the float model is right on {value:.2f} % of {samples} samples with the labels as they are, and on "
-    "{shifted:.2f} % with {step:+d} added to each",
-    hint="Class numbers start at 0, in the order of the model's outputs: store the labels with {step:+d} added.",
+    "the float model predicts {value:.2f} % of {samples} samples correctly with the labels as "
+    "stored, and {shifted:.2f} % with {step:+d} added to each label",
+    hint=("Class numbers start at 0, in the order of the model's outputs: add {step:+d} to the stored labels."),
     undermines_verdict=True,
 )
 ONE_CLASS = declare(
     "labels-of-one-class",
     "warning",
     "all {count} labels are class {label}",
-    hint="A metric of classes tells little where there is but one: give samples of all of them.",
+    hint="Add samples of all classes: a classification metric on one class shows little.",
 )
 NEVER_LABELLED = declare(
     "labels-never-occur",
     "info",
-    "{missing} of {classes} classes never occur in {count} labels: {told}",
-    hint="What quantization does to them is not measured: check that the labels number the classes as the model does, "
-    "and give samples of all of them.",
+    "{missing} of {classes} classes do not occur in {count} labels: {told}",
+    hint="Accuracy on these classes is not measured: check that labels and model number the classes "
+    "alike, and add samples of all classes.",
 )
 NEVER_DECIDED = declare(
     "labels-never-decided",
     "warning",
-    "class {label} is the label of {count} samples, and the float model decides for it on none of {samples}",
-    hint="Check that the labels number the classes as the model does.",
+    ("class {label} is the label of {count} samples, and the float model predicts it for none of {samples}"),
+    hint="Check that labels and model number the classes in the same order.",
 )
 
 
@@ -185,30 +185,31 @@ _MOST, _NAMED = 8, 8
 ACTIVATION_OUTLIERS = declare(
     "outlier-channels",
     "info",
-    "activation {tensor!r}: the range of channel {channels} is {ratio:.3g} times that of the median channel (of "
-    "{count}), which is left {steps:.2g} of 256 steps{more}",
-    hint="If accuracy has suffered, add the algorithm outlier_channels.",
+    "activation {tensor!r}: the range of channel {channels} is {ratio:.3g} times that of the median "
+    "channel (of {count}), which keeps {steps:.2g} of 256 steps{more}",
+    hint="If accuracy dropped, add the algorithm outlier_channels.",
 )
 WEIGHT_OUTLIERS = declare(
     "outlier-weight-channels",
     "info",
-    "weight {tensor!r} of {node!r} has one scale, and the range of its output channel {channels} is {ratio:.3g} times "
-    "that of the median channel (of {count}), which is left {steps:.2g} of 256 steps{more}",
-    hint="If accuracy has suffered, set weight.granularity to per_channel, where the target has it, or add "
+    "weight {tensor!r} of {node!r} has one scale per tensor, and the range of output channel "
+    "{channels} is {ratio:.3g} times that of the median channel (of {count}), which keeps "
+    "{steps:.2g} of 256 steps{more}",
+    hint="If accuracy dropped, set weight.granularity to per_channel where the target supports it, or add "
     "cross_layer_equalization or outlier_channels.",
 )
 TOO_FEW_CLASSES = declare(
     "metric-of-too-few-classes",
     "warning",
-    "{metric} counts a label among the first {rank} of {classes} classes: it is 100 % whatever the model decides",
+    "{metric} accepts a label among the top {rank} of {classes} classes: it is always 100 %",
     hint="Measure top1, or accuracy_at_k with a smaller k.",
 )
 RUNTIME_DIFFERS = declare(
     "runtime-differs",
     "critical",
-    "onnxruntime computes output {output!r} otherwise than the model says: against the float model {optimized} with "
-    "its optimizations, {plain} without",
-    hint="Exclude the layers before that output, or use another target; other runtimes may give either figure.",
+    "onnxruntime's optimizations change output {output!r}: compared with the float model {optimized} "
+    "with optimizations, {plain} without",
+    hint=("Exclude the layers before that output, or use another target; other runtimes may give either result."),
 )
 
 
@@ -244,7 +245,7 @@ def _finding(kind: FindingKind, found: Outliers, more: int) -> Finding:
         ratio=found.ratio,
         count=found.spans.size,
         steps=256.0 / found.ratio,
-        more=f"; {more} more tensors are like it" if more > 0 else "",
+        more=f"; {more} similar tensors" if more > 0 else "",
     )
 
 
