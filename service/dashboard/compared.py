@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from service.comparison.schemas import ComparedJob, ComparedMetric, ComparedPair, Comparison, PairedMetric
 from service.contracts.presets import find_preset
+from service.dashboard.tradeoffs import speed
 from service.reports.figures import difference, figure, name, size
 
 # The metric whose paired test is that of the decisions, where data has labels.
@@ -206,11 +207,6 @@ def _latency_cell(one: ComparedJob, first: ComparedJob | None) -> Cell:
     if mine is None or theirs is None or (mine.low <= theirs.high and theirs.low <= mine.high):
         return Cell(value, speed(ratio), "plain", "≈", "latency difference not significant")
     return Cell(value, speed(ratio), "good" if ratio < 1 else "bad", "▲" if ratio < 1 else "▼")
-
-
-def speed(ratio: float) -> str:
-    """A latency over another one: "1.80x faster", "2.25x slower"."""
-    return f"{1 / ratio:.2f}x faster" if ratio <= 1 else f"{ratio:.2f}x slower"
 
 
 class ConfigRow(NamedTuple):

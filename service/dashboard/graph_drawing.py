@@ -216,7 +216,8 @@ def _bits_class(number: int) -> str:
 def _root(width: float, height: float, label: str) -> charts.Element:
     size = {"viewBox": f"0 0 {width:g} {height:g}", "width": f"{width:g}", "height": f"{height:g}"}
     root = ElementTree.Element("svg", {"class": "graph", "role": "group", "aria-label": label, **size})
-    marker = {"viewBox": "0 0 8 8", "refX": "7", "refY": "4", "markerWidth": "7", "markerHeight": "7"}
+    marker = {"viewBox": "0 0 8 8", "refX": "7", "refY": "4", "markerWidth": "8", "markerHeight": "8"}
+    marker["markerUnits"] = "userSpaceOnUse"
     definitions = ElementTree.SubElement(root, "defs")
     arrow = ElementTree.SubElement(definitions, "marker", {"id": "arrow", "orient": "auto", **marker})
     ElementTree.SubElement(arrow, "path", {"d": "M0 0L8 4L0 8z", "class": "tip"})

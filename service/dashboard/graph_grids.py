@@ -21,7 +21,7 @@ LEGEND: dict[str, str] = {
     "grid-4": "4-bit integers",
     "grid-other": "other grids",
     "grid-mixed": "several grids",
-    "float": "float: no Q/DQ",
+    "float": "float, no Q/DQ pair",
     "whole": "not float",
 }
 _FLOATS = frozenset({"float32", "float64", "float16", "bfloat16"})

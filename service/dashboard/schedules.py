@@ -23,6 +23,7 @@ from service.contracts.regression import (
     SizeRatio,
 )
 from service.dashboard.compared import recipe_words, signed
+from service.dashboard.comparing import dataset_names
 from service.dashboard.listing import one_page
 from service.dashboard.pages import PageRoute, add_act, page
 from service.deps import AppDep, AppState, PrincipalDep
@@ -37,6 +38,7 @@ from service.schedules.views import run_out, schedule_listed, schedule_out
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 _LIMIT, _RUNS, _WEEKS = 50, 200, 12
 _SHOWN, _FAILURES = 30, 5
+_DATASETS = ("calibration_dataset_id", "evaluation_dataset_id")
 _DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 
 
@@ -78,6 +80,7 @@ def _shown(app: AppState, tenant_id: str, schedule_id: str) -> dict[str, Any]:
     return {
         "schedule": schedule,
         "job": schedule.template,
+        "datasets": dataset_names(app, tenant_id, map(schedule.template.get, _DATASETS)),
         "recipe": recipe_words(config.get("preset"), methods),
         "gate": gate_words(schedule.gate),
         "when_words": described(schedule.cron),

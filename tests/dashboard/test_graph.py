@@ -140,7 +140,7 @@ def test_edges_show_their_pairs_with_scale_and_zero_point(sqlite_front: Front) -
     told = [(one.get("class"), one.findtext("title"), one.get("href")) for one in pairs]
     assert ("pair grid-u8", "Q/DQ of in: uint8, scale 0.25, zero point 128", "?qdq=1&node=conv&tensor=0#node") in told
     assert len(told) == 3
-    for words in ("uint8", "16-bit integers", "float: no Q/DQ", "not float"):
+    for words in ("uint8", "16-bit integers", "float, no Q/DQ pair", "not float"):
         assert words in shown.partition("Legend of the edges")[2].partition("</ul>")[0]
     panel = page(sqlite_front, job_id, qdq="1", node="conv", tensor="0").partition('id="node"')[2]
     chosen = panel.partition('class="selected"')[2].partition("</tr>")[0]
