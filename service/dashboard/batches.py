@@ -9,7 +9,8 @@ from fastapi import APIRouter, Request, Response
 from service.batches import service
 from service.batches.schemas import BatchMemberOut
 from service.batches.views import batch_out, is_live
-from service.dashboard import compared, tradeoffs
+from service.dashboard import tradeoffs
+from service.dashboard.forms import latency_of
 from service.dashboard.listing import Words, one_page
 from service.dashboard.pages import PageRoute, add_act, page
 from service.deps import AppDep, PrincipalDep
@@ -53,8 +54,7 @@ async def get_batch(request: Request, batch_id: str, app: AppDep, principal: Pri
         again=any(one.state in ("failed", "canceled") for one in batch.members),
         compared=[one.job_id for one in done][:20],
         member_words=member_words,
-        speed=tradeoffs.speed,
-        signed=compared.signed,
+        latency_of=latency_of,
         model_words={one.model: model_words(one) for one in batch.members},
         tradeoff=tradeoffs.of_jobs(
             (member_words(one), f"/jobs/{one.job_id}", one.figures) for one in done if one.figures is not None

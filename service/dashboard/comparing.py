@@ -92,7 +92,7 @@ def _shown(found: Comparison, datasets: dict[str, str]) -> dict[str, Any]:
         "pairs": found.pairs,
         "pair_words": compared.pair_words,
         "other_metrics": compared.other_metrics,
-        "signed": compared.signed,
+        "pair_change": compared.pair_change,
         "layers": [
             (layer, [(value, charts.bar((value or 0.0) / _FULL_BAR_DB)) for value in layer.sqnr_db])
             for layer in found.layers

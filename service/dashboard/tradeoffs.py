@@ -11,6 +11,7 @@ from xml.etree import ElementTree
 from markupsafe import Markup
 
 from service.comparison.schemas import ComparedJob
+from service.contracts.changes import ratio_words
 from service.contracts.evaluation_report import ReportOutline
 from service.reports import charts, figures
 from service.reports.figures import name
@@ -65,7 +66,7 @@ class ShownModel(NamedTuple):
     def latency(self) -> str:
         """Its latency beside that of the float model."""
         ratio = self.mark.latency_ratio
-        return figures.NOTHING if ratio is None or ratio <= 0 else speed(ratio)
+        return figures.NOTHING if ratio is None or ratio <= 0 else ratio_words(ratio)
 
 
 @dataclass(frozen=True)
@@ -85,14 +86,9 @@ class TradeOff:
         return f"A model is on the Pareto front if no other model is as good or better in {judged} at once."
 
 
-def speed(ratio: float) -> str:
-    """A latency over another one: "1.80x faster", "2.25x slower"."""
-    return f"{1 / ratio:.2f}x faster" if ratio <= 1 else f"{ratio:.2f}x slower"
-
-
 def drop_of(metric: str, unit: str) -> Measure:
     """The drop of a metric against the float model; of one in percent it is in points."""
-    return Measure(f"{name(metric, 40)} drop", "points" if unit == "%" else unit, higher=False)
+    return Measure(f"{figures.metric_title(metric)} drop", "points" if unit == "%" else unit, higher=False)
 
 
 def of_jobs(jobs: Iterable[tuple[str, str, ReportOutline | ComparedJob]]) -> TradeOff | None:
@@ -105,10 +101,15 @@ def of_jobs(jobs: Iterable[tuple[str, str, ReportOutline | ComparedJob]]) -> Tra
     drops = [{(one.name, one.unit): one.drop for one in job.metrics if one.drop is not None} for _, _, job in told]
     key = next((key for key in drops[0] if all(key in one for one in drops)), None) if drops else None
     marks = [
-        Mark(label, path, job.sqnr_db if key is None else own[key], job.quantized_size_bytes, job.latency_ratio)
+        Mark(label, path, job.sqnr_db if key is None else own[key], job.quantized_size_bytes, _measured_ratio(job))
         for (label, path, job), own in zip(told, drops, strict=True)
     ]
     return trade_off(SQNR if key is None else drop_of(*key), marks)
+
+
+def _measured_ratio(job: ReportOutline | ComparedJob) -> float | None:
+    """The ratio of latencies; None where it was not measured, or predicts nothing of the target."""
+    return None if job.latency_not_representative else job.latency_ratio
 
 
 def trade_off(measure: Measure, marks: Sequence[Mark], limit: float | None = None) -> TradeOff | None:

@@ -10,6 +10,7 @@ from urllib.parse import urlencode
 from fastapi import APIRouter, Request, Response
 from markupsafe import Markup
 
+from service.contracts.changes import ratio_words
 from service.contracts.config import patch_between
 from service.contracts.report import Report
 from service.contracts.search import Search, TrialFigures
@@ -89,7 +90,7 @@ async def get_trials(request: Request, job_id: str, app: AppDep, principal: Prin
     if report is None and AUTOPILOT in (job.algorithms or ()):
         so_far = await app.reads.run(lambda: told(app, principal.tenant_id, job))
         return page(
-            request, "trials_live.html.jinja", job=job, ended=job.state in TERMINAL, speed=tradeoffs.speed, **so_far
+            request, "trials_live.html.jinja", job=job, ended=job.state in TERMINAL, speed=ratio_words, **so_far
         )
     if report is not None and search is not None:
         measure, limit = goal_of(search.goal)
@@ -103,7 +104,7 @@ async def get_trials(request: Request, job_id: str, app: AppDep, principal: Prin
             "tradeoff": tradeoffs.trade_off(measure, marks, limit),
             "measure": measure,
         }
-    return page(request, "trials.html.jinja", speed=tradeoffs.speed, **context)
+    return page(request, "trials.html.jinja", speed=ratio_words, **context)
 
 
 def _read(app: AppState, tenant_id: str, job_id: str) -> tuple[JobOut, Report | None]:
