@@ -70,7 +70,7 @@ def test_classes_values_and_waveforms_are_drawn(sqlite_front: Front) -> None:
     assert ": counts; " in str(picture.get("aria-label"))
     assert len(list(picture.iter("rect"))) == len(figures(values)) == 5, "an empty bin has no row"
     assert "mean and counts are of 3,925 of 6,144 values (63.88 %)" in values
-    assert all(f'data-label="{word}">' in part(page, "facts") for word in ("Least", "Greatest", "Mean"))
+    assert all(f'data-label="{word}">' in part(page, "facts") for word in ("Minimum", "Maximum", "Mean"))
     waves = part(page, "waveforms")
     assert [str(one.get("aria-label"))[:20] for one in pictures(waves)] == [f"Waveform of sample {k}" for k in range(5)]
     heights = []

@@ -135,13 +135,13 @@ def test_an_inspection_is_asked_for_and_jobs_are_compared(sqlite_front: Front) -
 def test_a_batch_shows_its_members_and_the_front_as_it_grows(sqlite_front: Front) -> None:
     batch = submitted(sqlite_front, grid_body(sqlite_front, models=1))
     path = f"/batches/{batch['id']}"
-    assert "once two members have a result" in shown(sqlite_front, path)
+    assert "once two jobs have a result" in shown(sqlite_front, path)
     assert batch["id"] in shown(sqlite_front, "/batches")
     succeed(sqlite_front, job_of(batch, 0), drop=0.5, size_bytes=1000)
     fail(sqlite_front, job_of(batch, 1))
-    assert "Retry what failed" in shown(sqlite_front, path)
+    assert "Retry failed jobs" in shown(sqlite_front, path)
     posted(sqlite_front, f"{path}/retry-failed")
-    assert "Cancel what has not ended" in shown(sqlite_front, path)
+    assert "Cancel jobs" in shown(sqlite_front, path)
     again = sqlite_front.http.get(f"/v1{path}").json()
     succeed(sqlite_front, job_of(again, 1), drop=0.1, size_bytes=2000)
     page = shown(sqlite_front, path)
@@ -157,7 +157,7 @@ def test_trials_are_shown_and_one_of_them_taken(sqlite_front: Front) -> None:
     sqlite_front.finish(job_id, QuantizeOutcome(Report.model_validate(document), ()))
 
     page = shown(sqlite_front, f"/jobs/{job_id}/trials")
-    assert "goal 0.5" in page and "model front" in page and ": recipe 2<" in page
+    assert "goal 0.5" in page and "model front" in page and 'Use recipe<span class="unseen"> 2<' in page
     taken = patch_of(config, TrialFigures.model_validate(trial))
     made = advised_config(QuantizationConfig.model_validate(config), taken)
     assert [one.method for one in made.algorithms] == ["bias_correction"]
@@ -165,7 +165,7 @@ def test_trials_are_shown_and_one_of_them_taken(sqlite_front: Front) -> None:
     address = page.split('href="/new?')[-1].split('"')[0].replace("&amp;", "&")
     asked = parse_qs(address)
     assert asked["from"] == [job_id] and json.loads(asked["patch"][0]) == taken
-    assert "no trials" in shown(sqlite_front, f"/jobs/{sqlite_front.succeeded_job()}/trials")
+    assert "No trials" in shown(sqlite_front, f"/jobs/{sqlite_front.succeeded_job()}/trials")
 
 
 def test_trials_are_shown_as_they_come(sqlite_front: Front) -> None:
@@ -173,9 +173,9 @@ def test_trials_are_shown_as_they_come(sqlite_front: Front) -> None:
     page = shown(sqlite_front, f"/jobs/{job_id}/trials")
     assert 'http-equiv="refresh"' in page and "3 recipes so far" in page
     assert "as configured: &lt;b&gt;calibration alone&lt;/b&gt;" in page and "recipe 3" in page
-    rows = re.findall(r"<tr>.*?</tr>", page.partition("In the order in which")[2], re.DOTALL)[1:]
+    rows = re.findall(r"<tr>.*?</tr>", page.partition("All recipes, in order")[2], re.DOTALL)[1:]
     cells = [[re.sub("<[^>]+>", "", cell) for cell in re.findall(r"<td.*?</td>", row)] for row in rows]
-    assert cells[0] == ["1", "20.50 dB", "0.25", "1000 B", "0.50 ×"]
+    assert cells[0] == ["1", "20.50 dB", "0.25", "1000 B", "2.00x faster"]
     assert cells[2] == ["3", "–", "–", "–", "–"]
     assert page.count("model front") == 4 and "goal 0.5" in page
     assert f"/jobs/{job_id}/trials" in shown(sqlite_front, f"/jobs/{job_id}")

@@ -18,6 +18,7 @@ from service.contracts.config import QuantizationConfig
 from service.contracts.data_checks import check_data_given, check_training, random_data_of
 from service.contracts.dataset import label_notes
 from service.contracts.errors import UnsupportedModelError
+from service.contracts.graph_view import TensorGrid
 from service.contracts.model import ModelSummary
 from service.contracts.preparation import fixed_inputs
 from service.contracts.report import Report
@@ -48,6 +49,7 @@ from worker.quantizer.refine.draft import Case, Draft, Filled, QuantizedDraft
 from worker.quantizer.refine.ranges import settle_methods
 from worker.quantizer.refine.values import settle_values
 from worker.quantizer.report.assemble import make_report, provenance_entries
+from worker.quantizer.report.graph_view import grids_of
 from worker.quantizer.report.plots import publish_ranges, publish_training
 from worker.quantizer.report.words import calibration_notes, nothing_quantized
 from worker.quantizer.run.cache import Cache
@@ -67,12 +69,13 @@ _LARGE_BATCH = 256
 
 @dataclass(frozen=True)
 class Result:
-    """What a quantization gives; ``prepared`` is the float graph that was quantized."""
+    """What a quantization gives; ``prepared`` is the float graph that was quantized, ``grids`` those of its tensors."""
 
     content: ModelContent
     report: Report
     files: tuple[ExtraFile, ...] = ()
     prepared: ir.Graph | None = None
+    grids: Mapping[str, TensorGrid] = field(default_factory=dict)
 
     @property
     def model(self) -> bytes:
@@ -143,7 +146,7 @@ def quantize(
     publish_training(report.algorithms, found.services.files)
     publish_samples(made.samples, found.services.files, run)
     run.overall(1.0, 0.0)
-    return Result(done.content, report, found.services.files.all, done.prepared.graph)
+    return Result(done.content, report, found.services.files.all, done.prepared.graph, grids_of(done.plan))
 
 
 def fill(
