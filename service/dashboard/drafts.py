@@ -14,6 +14,7 @@ from service.dashboard.config_fields import parsed
 from service.dashboard.config_form import JSON, Document, applied, field_of
 from service.dashboard.forms import pretty
 from service.jobs.schemas import JobOut
+from service.jobs.views import given_name
 from service.quark import translate_document
 
 INPUTS = ("model_id", "calibration_dataset_id", "evaluation_dataset_id")
@@ -120,7 +121,7 @@ def posted_draft(posted: Mapping[str, list[str]], action: str) -> JobDraft:
 
 def draft_of(job: JobOut, config: Document) -> JobDraft:
     """What a job was asked for, to be changed."""
-    given = {name: getattr(job, name) or "" for name in (*INPUTS, "name")}
+    given = {name: getattr(job, name) or "" for name in INPUTS} | {"name": given_name(job) or ""}
     labels = "\n".join(f"{key}={value}" for key, value in job.labels.items())
     draft = JobDraft({**given, "labels": labels, "priority": str(job.priority), "device": job.device}, source=job.id)
     draft.take(config)

@@ -27,7 +27,7 @@ from service.deps import AppDep, PrincipalDep
 from service.errors import RouteNotFoundError
 from service.keys.cookies import session_of
 from service.keys.schemas import KeyNeededError
-from service.principal import NO_KEY, Principal
+from service.principal import NO_KEY, Principal, Scope
 from service.reports import figures
 from service.reports.environment import environment_of
 
@@ -91,19 +91,39 @@ POLICY = (
 )
 # Where no referrer is sent at all, browsers tell no origin of a form either, and forms of unknown origin are refused.
 _HEADERS = {"Content-Security-Policy": POLICY, "Cache-Control": "no-store", "Referrer-Policy": "same-origin"}
-# Of the bar at the top: path, words, the scope that shows it.
-NAVIGATION = (
-    ("/", "Overview", "read"),
-    ("/jobs", "Jobs", "read"),
-    ("/new", "New job", "submit"),
-    ("/models", "Models", "read"),
-    ("/datasets", "Datasets", "read"),
-    ("/batches", "Batches", "read"),
-    ("/schedules", "Schedules", "read"),
-    ("/workers", "Workers", "read"),
-    ("/webhooks", "Webhooks", "manage"),
-    ("/admin", "Keys and audit", "admin"),
+# By group: path, words, the scope that shows it.
+NAVIGATION: tuple[tuple[str, tuple[tuple[str, str, Scope], ...]], ...] = (
+    (
+        "Quantize",
+        (
+            ("/", "Overview", "read"),
+            ("/jobs", "Jobs", "read"),
+            ("/batches", "Batches", "read"),
+            ("/compare", "Compare", "read"),
+        ),
+    ),
+    ("Registry", (("/models", "Models", "read"), ("/datasets", "Datasets", "read"))),
+    (
+        "Operate",
+        (
+            ("/schedules", "Schedules", "read"),
+            ("/webhooks", "Webhooks", "manage"),
+            ("/workers", "Workers", "read"),
+            ("/keys", "Keys", "admin"),
+            ("/audit", "Audit log", "admin"),
+            ("/tenants", "Tenants", "operator"),
+        ),
+    ),
 )
+
+
+def navigation_of(principal: Principal | None) -> list[tuple[str, list[tuple[str, str]]]]:
+    """Per group the pages that whoever is signed in may see: path and words."""
+    if principal is None:
+        return []
+    return [
+        (title, [(path, words) for path, words, scope in pages if principal.may(scope)]) for title, pages in NAVIGATION
+    ]
 
 
 @cache
@@ -145,7 +165,7 @@ def page(request: Request, template: str, *, status: int = 200, **context: Any) 
         "here": request.url.path,
         "principal": principal,
         "signed_in": principal is not None and principal.actor != NO_KEY,
-        "navigation": [] if principal is None else [one for one in NAVIGATION if principal.may(one[2])],  # type: ignore[arg-type]
+        "navigation": navigation_of(principal),
         "csrf": "" if session is None else request.app.state.app.keyring.guard(session),
         "may": (lambda scope: False) if principal is None else principal.may,
         "query": lambda **changes: changed_query(request, **changes),
