@@ -128,7 +128,12 @@ class LatencyFigures(Contract):
     )
     ratio_interval: Interval
     verdict: Literal["faster", "slower", "undecided"] = Field(
-        description="Of the quantized model; undecided where the interval of the ratio holds 1."
+        description="Of the quantized model; undecided where the interval of the ratio contains 1."
+    )
+    not_representative: str | None = Field(
+        default=None,
+        description="Why these figures do not predict latency on the target, such as a preset that is simulated on "
+        "this CPU; null: they do.",
     )
     runs: int = Field(ge=1, description="Timed runs of either model.")
     batch_size: int = Field(ge=1)

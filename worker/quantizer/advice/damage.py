@@ -15,7 +15,7 @@ import numpy as np
 import onnx_ir as ir
 
 from service.contracts.algorithms import CrossLayerEqualization
-from service.contracts.report import Cause, CausePlace, LayerFigures
+from service.contracts.report import Cause, CausePlace, LayerFigures, by_contribution
 from worker.quantizer.advice.activations import ActivationNoise, ChannelPower, mean_noise
 from worker.quantizer.evaluation.compare import worst_distance_db
 from worker.quantizer.graph.values import is_constant, name_of, node_name
@@ -333,7 +333,7 @@ def causes_of(damage: Damage) -> tuple[Cause, ...]:
 
 
 def with_blame(rows: Sequence[LayerFigures], damage: Damage) -> tuple[LayerFigures, ...]:
-    """The rows with the part of the error that arises in each."""
+    """The rows with the part of the error that arises in each, the largest first, then those left in float."""
     by_node: dict[str, float] = defaultdict(float)
     for harm in damage.harms.values():
         for place in harm.places:
@@ -346,7 +346,7 @@ def with_blame(rows: Sequence[LayerFigures], damage: Damage) -> tuple[LayerFigur
             part = _percent(sum(by_node[name] for name in row.nodes or (row.name,)), damage.total)
             row = row.model_copy(update={"error_percent": part})
         made.append(row)
-    return tuple(made)
+    return (*by_contribution(made), *(row for row in made if row.reason is not None))
 
 
 def _cause(harm: Harm, total: float) -> Cause:
