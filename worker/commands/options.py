@@ -102,6 +102,7 @@ Key = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, as the API returns it.")]
 PlainJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no summary.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Print the whole report, not only its summary.")]
 Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads. Default: one per core.")]
 Preprocessing = Annotated[
     str | None,

@@ -82,6 +82,7 @@ def quantize(
     sources: Sources,
     place: RunPlace,
     quiet: options.Quiet = False,
+    verbose: options.Verbose = False,
     *,
     folders: Folders,
     fail_on_gate: FailOnGate = False,
@@ -91,6 +92,7 @@ def quantize(
     from worker.commands.files import ExtraPlace, print_files
     from worker.commands.recipes import Quantization, load_preprocessing, load_recipe, packed, source
     from worker.commands.report_view import print_report
+    from worker.commands.summary import print_summary
 
     _check_options(files, place, folders)
     _check_paths(files, forms, sources, folders, local=place.server is None)
@@ -150,7 +152,7 @@ def quantize(
     if files.report is not None:
         write_json(files.report, done.report.to_json_dict())
     if not quiet:
-        print_report(done.report, report_path=files.report)
+        (print_report if verbose else print_summary)(done.report, report_path=files.report)
     typer.echo(f"model     {files.output}")
     if files.report is not None:
         typer.echo(f"report    {files.report}")
