@@ -47,9 +47,9 @@ def bytes_words(count: int) -> str:
 
 
 def whole_words(share: float, seconds_left: float | None) -> str:
-    """How far the whole has come, such as ``42 % of the whole, about 35 s left``."""
+    """How far the whole has come, such as ``42 %, about 35 s left``."""
     left = "" if seconds_left is None or share >= 1.0 else f", about {duration_words(seconds_left)} left"
-    return f"{100 * share:.0f} % of the whole{left}"
+    return f"{100 * share:.0f} %{left}"
 
 
 def duration_words(seconds: float) -> str:

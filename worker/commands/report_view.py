@@ -49,7 +49,7 @@ def print_report(report: Report, console: Console | None = None, *, report_path:
     _print_layers(report, console)
     for note in report.notes:
         console.print(Text(f"note: {note}"))
-    console.print(verdict_line(verdict.headline(report)))
+    console.print(verdict_line(verdict.headline(report)), soft_wrap=True)
     _print_conditions(report, console)
     print_advice(report, console, report_path)
 
@@ -205,7 +205,7 @@ def _print_conditions(found: Report | EvaluationReport, console: Console) -> Non
         interval = f" ({one.interval})" if one.interval else ""
         why = f" {one.why}" if one.why else ""
         told = f": {one.words}; measured {one.got}{interval}.{why}"
-        console.print(Text.assemble("  ", (one.result, TONES[one.tone]), told))
+        console.print(Text.assemble("  ", (one.result, TONES[one.tone]), told), soft_wrap=True)
 
 
 def print_evaluation(result: dict[str, Any], console: Console | None = None) -> None:

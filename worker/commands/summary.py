@@ -11,7 +11,7 @@ from rich.text import Text
 from service.contracts.changes import Change, change_of, latency_change, latency_change_of, size_change
 from service.contracts.report import Finding, Report
 from service.reports.figures import figure, metric_title, milliseconds, percent, size
-from service.reports.verdict import Headline, blame, first_advice, headline
+from service.reports.verdict import SANITY, Headline, blame, conditions, first_advice, headline
 from worker.commands.console import make_console
 
 TONES = {"good": "bold green", "bad": "bold red", "unsure": "yellow", "plain": ""}
@@ -28,7 +28,7 @@ def print_summary(report: Report, console: Console | None = None, *, report_path
     """
     console = console or make_console()
     print_findings([one for one in report.findings if one.severity == "critical"], console)
-    console.print(verdict_line(headline(report)), soft_wrap=True)
+    console.print(verdict_line(headline(report), _not_passed(report)), soft_wrap=True)
     _print(console, "accuracy", _accuracy(report))
     sizes = (report.float_.size_bytes, report.quantized.size_bytes)
     _print(console, "size", _moved(size(sizes[0]), size(sizes[1]), size_change(*sizes)))
@@ -36,9 +36,9 @@ def print_summary(report: Report, console: Console | None = None, *, report_path
     _print(console, "look at", Text(_look_at(report, report_path)))
 
 
-def verdict_line(found: Headline) -> Text:
+def verdict_line(found: Headline, more: str = "") -> Text:
     """The verdict in words, its reason behind it; red where the model cannot be used as it is."""
-    sentence = " ".join(word for word in (found.alarm, found.sentence) if word)
+    sentence = " ".join(word for word in (found.alarm, found.sentence, more) if word)
     tone = "bad" if found.alarm else found.tone
     return Text.assemble((f"{found.word}: ", TONES[tone] or "bold"), (sentence, "red" if tone == "bad" else ""))
 
@@ -68,6 +68,12 @@ def apply_words(report: Report, path: Path | None) -> str:
         return ""
     name = "REPORT.json" if path is None else shlex.quote(str(path))
     return f"quantmill apply-advice {name}{'' if first == 1 else f' --number {first}'} --output config.json"
+
+
+def _not_passed(report: Report) -> str:
+    """The conditions of the gate that did not pass, with what was measured."""
+    found = [one for one in conditions(report) if one.clause.holds is not True and one.code != SANITY]
+    return " ".join(f"{one.words}; measured {one.got}." for one in found)
 
 
 def _print(console: Console, name: str, told: Text) -> None:
