@@ -67,7 +67,7 @@ def test_a_service_prints_the_same(quantmill, ask: Ask, service: Service, tiny: 
     assert "samples" in followed.stderr
     assert json.loads(report) == json.loads((tmp_path / "report.json").read_text())
     for wrong in (("jobs", "follow", job, "--output", "m.onnx"), ("report", job, "--html", "r.html")):
-        assert "an evaluation" in ask(*wrong, code=2)
+        assert "n evaluation" in ask(*wrong, code=2)
 
 
 @pytest.mark.slow

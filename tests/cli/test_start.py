@@ -44,7 +44,9 @@ def test_help_names_the_presets_and_the_defaults(quantmill):
 
 
 def test_an_unknown_variable_is_named_once_with_its_neighbour(quantmill):
-    done = quantmill("version", QUANTMILL_WORKER_SLOT="4", QUANTMILL_ZZZ="1", QUANTMILL_PORT="1", QUANTMILL_DATA="x")
+    done = quantmill(
+        "version", QUANTMILL_WORKER_SLOT="4", QUANTMILL_ZZZ="1", QUANTMILL_PORT="1", QUANTMILL_DATA="x", QUANTMILL_QQ=""
+    )
     assert (done.returncode, done.stdout.strip()) == (0, VERSION)
     assert done.stderr.splitlines() == [
         "warning: unknown environment variable QUANTMILL_WORKER_SLOT, ignored; did you mean QUANTMILL_WORKER_SLOTS?",

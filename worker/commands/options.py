@@ -245,7 +245,8 @@ def unknown_variables(environment: Mapping[str, str]) -> dict[str, str | None]:
     found: dict[str, str | None] = {}
     for variable in sorted(environment):
         prefix, name = variable[: len(VARIABLE_PREFIX)].upper(), variable[len(VARIABLE_PREFIX) :].upper()
-        if prefix == VARIABLE_PREFIX and name not in known and variable not in _NO_SETTINGS:
+        is_set = environment[variable] != ""  # empty: not set, as for settings
+        if is_set and prefix == VARIABLE_PREFIX and name not in known and variable not in _NO_SETTINGS:
             close = get_close_matches(name, known, n=1)
             found[variable] = VARIABLE_PREFIX + close[0] if close else None
     return found

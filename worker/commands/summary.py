@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from service.contracts.changes import Change, change_of, latency_change, latency_change_of, size_change
+from service.contracts.changes import NOT_SIGNIFICANT, Change, change_of, latency_change, latency_change_of, size_change
 from service.contracts.report import Finding, Report
 from service.reports.figures import figure, metric_title, milliseconds, percent, size
 from service.reports.verdict import SANITY, Headline, blame, conditions, first_advice, headline
@@ -57,7 +57,8 @@ def print_findings(findings: list[Finding] | tuple[Finding, ...], console: Conso
 def change_text(change: Change) -> Text:
     """A change with its arrow and colour, and whether it is significant."""
     told = f"{change.words} {change.arrow}".rstrip()
-    note = " (not significant)" if change.significant is False and change.direction != "same" else ""
+    unsure = change.significant is False and change.direction != "same" and change.words != NOT_SIGNIFICANT
+    note = " (not significant)" if unsure else ""
     return Text(f"{told}{note}", style=TONES[change.tone].removeprefix("bold "))
 
 
@@ -87,6 +88,8 @@ def _moved(before: str, after: str, change: Change) -> Text:
 def _accuracy(report: Report) -> Text:
     fidelity = report.fidelity
     agreement = "" if fidelity.top1_agreement is None else f"top-1 agreement {percent(fidelity.top1_agreement, 2)}"
+    if fidelity.source == "random":
+        return Text("not measured: random data shows nothing about accuracy", style="bold yellow")
     if not report.metrics:
         measured = agreement or f"output SQNR {figure(fidelity.sqnr_db, 'dB')}"
         return Text(f"not measured (no labels); {measured} on {fidelity.source} data")
