@@ -34,6 +34,9 @@ class ComparedJob(BaseModel):
     model_id: str | None
     model: str | None = Field(description="Name and version: NAME@VERSION.")
     preset: str | None
+    algorithms: tuple[str, ...] = Field(default=(), description="Methods of the config's algorithms, in order.")
+    calibration_dataset_id: str | None = None
+    evaluation_dataset_id: str | None = None
     verdict: Verdict
     seconds: float | None = Field(description="From the start of its last attempt to its end.")
     engine_version: str
@@ -70,7 +73,10 @@ class PairedMetric(BaseModel):
     better: Literal["higher", "lower"]
     drop: float = Field(description="So much worse is the other one, in the metric's unit; negative: better.")
     interval: Interval = Field(description="Of ``drop``.")
-    p_value: float = Field(description="Chance of a difference as large if neither was better (paired bootstrap).")
+    p_value: float = Field(
+        description="Chance of a difference as large if neither was better: by McNemar's exact test for top1, where "
+        "the data has labels; by the paired bootstrap for other metrics."
+    )
     significant: bool = Field(description="Whether ``p_value`` is 0.05 or less.")
 
 

@@ -47,6 +47,13 @@ class Gate(Contract):
     min_sqnr_db: float | None = Field(default=None, description="Smallest accepted output SQNR, in dB.")
     max_size_bytes: int | None = Field(default=None, ge=1)
     max_latency_ratio: float | None = Field(default=None, gt=0, description="Largest accepted quantized/float latency.")
+    sanity: bool = Field(
+        default=True,
+        description="Fail a collapsed model whatever the conditions, with no conditions as well: one that lost more "
+        "than half of the float model's margin over chance level, or, where no metric with a chance level is measured, "
+        "of its top-1 agreement over that of independent decisions, or, where outputs hold no classes, that has an "
+        "output SQNR of 0 dB or less. false: no such check.",
+    )
     confidence: float | None = Field(
         default=None,
         ge=0.5,

@@ -10,6 +10,7 @@ from service.contracts.changes import Better
 from service.contracts.evaluation import AGREEMENT
 from service.contracts.evaluation_report import EvaluationReport
 from service.contracts.report import Advice, Cause, CausePlace, GateClause, Interval, Report, contributing_layers
+from service.contracts.report.figures import SANITY
 from service.reports.figures import NOTHING, count, difference, figure, metric_title, name, percent, size, times
 
 Tone = Literal["good", "bad", "unsure", "plain"]
@@ -26,8 +27,6 @@ _RESULTS: dict[bool | None, tuple[str, str, Tone]] = {
 }
 _BUDGET = "budget."
 _NO_GATE = "No gate is set, so there is no verdict. Set conditions under evaluation.gate to get one."
-# The clause of the sanity check, which every job has.
-SANITY = "sanity"
 
 
 @dataclass(frozen=True)

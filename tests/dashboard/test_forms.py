@@ -27,11 +27,11 @@ URL = "https://hooks.example/in?token=abc"
 SCHEDULE = "/schedules/new"
 # By path: fields that are right, and what is wrong by field.
 FORMS: dict[str, tuple[dict[str, Any], list[tuple[str, Any]]]] = {
-    "/admin/keys": (
+    "/keys": (
         {"name": "ci", "scope": "read"},
         [("name", ""), ("name", "x" * 201), ("days", "-1"), ("days", "soon")],
     ),
-    "/admin/quotas/other": (
+    "/tenants/other": (
         {"open_streams": "3"},
         [("stored_bytes", "-1"), ("stored_bytes", "much"), ("jobs_queued", "1.5")],
     ),

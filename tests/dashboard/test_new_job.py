@@ -7,6 +7,7 @@ import re
 
 import pytest
 
+from service.contracts.presets import PRESETS, RECOMMENDED
 from service.dashboard import new_job
 from tests.dashboard.form_of import Form
 from tests.support.front import Front
@@ -137,6 +138,20 @@ def test_json_is_started_as_it_is_and_not_guessed_between_it_and_a_changed_form(
     assert json.loads(send(sqlite_front, "take", page)["config"]) == {"seed": 6}
 
 
+def test_a_preset_is_one_of_the_cards_or_of_the_list_of_all_others(sqlite_front: Front) -> None:
+    assert next(iter(RECOMMENDED)) == "int8" and set(RECOMMENDED) < set(PRESETS)
+    blank, chosen = form(sqlite_front), nouns(sqlite_front)
+    assert blank.fields["c:/preset"] == ["int8", ""]
+    listed = send(sqlite_front, "check", blank, **chosen, **{"c:/preset": ["int8", "xint8"]})
+    assert listed.fields["c:/preset"] == ["xint8"], "the list overrides the cards, and is kept"
+    # without scripts, the list still shows what was chosen before
+    card = send(sqlite_front, "check", listed, **{"c:/preset": ["npu_int8", "xint8"]})
+    assert card.fields["c:/preset"] == ["npu_int8", ""]
+    assert send(sqlite_front, "check", listed, **{"c:/preset": ["a16w8"]})["c:/preset"] == "a16w8"
+    made = job(sqlite_front, start(sqlite_front, card))
+    assert made["preset"] == "npu_int8"
+
+
 def test_errors_stand_at_their_fields_and_what_was_typed_stays(sqlite_front: Front) -> None:
     chosen, waiting, blank = nouns(sqlite_front), sqlite_front.new_model(), form(sqlite_front)
     for fields, at, told, status in (
@@ -168,7 +183,7 @@ def test_errors_stand_at_their_fields_and_what_was_typed_stays(sqlite_front: Fro
 def test_a_check_tells_what_the_job_would_take_and_stores_nothing(sqlite_front: Front) -> None:
     data = form(sqlite_front).with_fields({**nouns(sqlite_front), "action": "check"})
     answer = sqlite_front.http.post("/new", data=data)
-    assert answer.status_code == 200 and "This can be run" in answer.text and "Memory" in answer.text
+    assert answer.status_code == 200 and "Ready to start" in answer.text and "Memory" in answer.text
     assert sqlite_front.http.get("/v1/jobs").json()["items"] == []
 
 
@@ -182,7 +197,7 @@ def test_a_job_is_cloned_with_changes(sqlite_front: Front) -> None:
     seen, before = job(sqlite_front, made), job(sqlite_front, source)
     assert seen["cloned_from"] == source
     assert seen["config"] == {**before["config"], "seed": 5}
-    assert (seen["name"], seen["labels"], seen["priority"]) == (None, {"b": "3"}, 3)
+    assert (seen["name"], seen["labels"], seen["priority"]) == ("tiny@1, a16w8 + AdaRound", {"b": "3"}, 3)
     assert seen["model_id"] == before["model_id"]
 
 

@@ -121,7 +121,15 @@ def test_an_inspection_is_asked_for_and_jobs_are_compared(sqlite_front: Front) -
     assert "Compare jobs" in shown(sqlite_front, f"/compare?job={first}")
     page = shown(sqlite_front, f"/compare?job={first}&job={second}")
     assert f"/v1/compare.csv?job={first}&amp;job={second}" in page
-    assert "B against A" in page and "the same" in page and '<svg class="chart"' in page
+    assert "B against A" in page and "same" in page and '<svg class="chart"' in page
+    assert page.index(f"/jobs/{first}") < page.index(f"/jobs/{second}"), "in the order of the query"
+    turned = f"/compare?job={second}&job={first}"
+    assert turned.replace("&", "&amp;") in page
+    page = shown(sqlite_front, turned)
+    assert page.index(f"/jobs/{second}") < page.index(f"/jobs/{first}")
+    assert shown(sqlite_front, f"/compare?job={first}&job={second}&baseline={second}") == page
+    chooser = shown(sqlite_front, f"/compare?job={first}")
+    assert re.findall(r'name="(\w+)" value="(\w+)"[^>]* checked', chooser) == [("job", first), ("baseline", first)]
 
 
 def test_a_batch_shows_its_members_and_the_front_as_it_grows(sqlite_front: Front) -> None:

@@ -28,10 +28,11 @@ PAGES = tuple(Known(*page) for page in (
     ("compare", "/compare?job={succeeded}&job={hostile}"), ("models", "/models"), ("model", "/models/{model}"),
     ("datasets", "/datasets"), ("dataset", "/datasets/{dataset}"), ("batches", "/batches"),
     ("batch", "/batches/{batch}"), ("schedules", "/schedules"), ("schedule", "/schedules/{schedule}"),
+    ("edit-schedule", "/schedules/{schedule}/edit"),
     ("new-schedule", "/schedules/new?from={succeeded}"), ("workers", "/workers"), ("webhooks", "/webhooks"),
     ("webhook", "/webhooks/{webhook}"), ("new-webhook", "/webhooks/new"),
-    ("edit-webhook", "/webhooks/{webhook}/edit"), ("admin", "/admin"), ("quota", "/admin/quotas/default"),
-    ("style", "/style"), ("sign-in", "/sign-in"),
+    ("edit-webhook", "/webhooks/{webhook}/edit"), ("keys", "/keys"), ("audit", "/audit"),
+    ("tenants", "/tenants"), ("tenant", "/tenants/default"), ("style", "/style"), ("sign-in", "/sign-in"),
 ))  # fmt: skip
 
 

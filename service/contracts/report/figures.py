@@ -144,6 +144,10 @@ class LatencyFigures(Contract):
 Verdict = Literal["pass", "fail", "undecided", "none"]
 
 
+# The clause of the sanity check, which every job has.
+SANITY = "sanity"
+
+
 class GateClause(Contract):
     """One condition of the gate and whether it held; ``metric`` is what max_drop, min_value and max_value judge."""
 
@@ -160,6 +164,11 @@ class GateClause(Contract):
         default=None, ge=1, description="About so many samples would decide it; null: decided, or nobody knows."
     )
     why: str | None = Field(default=None, description="Why it is undecided.")
+
+    @property
+    def is_collapse(self) -> bool:
+        """Whether it tells that the quantized model has lost most of what the float model can do."""
+        return self.clause == SANITY and self.holds is False
 
 
 class KernelFigures(Contract):

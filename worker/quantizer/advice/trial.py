@@ -14,6 +14,7 @@ from service.contracts.evaluation import EvaluationSpec
 from service.contracts.metrics import MetricFacts
 from service.contracts.report import AdviceFigure, GateClause, MetricFigures, Report, Score, StageFigures
 from worker.quantizer.evaluation.certainty import surely_differ
+from worker.quantizer.evaluation.collapse import SANITY, SQNR
 from worker.quantizer.evaluation.gate import ACCURACY_CLAUSES
 from worker.quantizer.evaluation.metrics import metric_words
 from worker.quantizer.evaluation.side_by_side import KeptOutputs, NhwcSession
@@ -97,7 +98,7 @@ class AccuracyLoss:
 
     def _holds(self, clause: GateClause, score: Score) -> bool:
         """True if a score keeps a condition, as far as it can tell."""
-        if clause.clause == "min_sqnr_db":
+        if clause.clause == "min_sqnr_db" or clause.metric == SQNR:
             return score.sqnr_db is not None and score.sqnr_db >= clause.wanted
         if clause.metric != score.metric or not self.by_metric:
             return False
@@ -105,9 +106,9 @@ class AccuracyLoss:
         if gap is None or value is None:
             return False
         wanted = clause.wanted
-        return {"max_drop": gap <= wanted, "min_value": value >= wanted, "max_value": value <= wanted}.get(
-            clause.clause, False
-        )
+        sane = value >= wanted if self.facts.better == "higher" else value <= wanted
+        kept = {"max_drop": gap <= wanted, "min_value": value >= wanted, "max_value": value <= wanted, SANITY: sane}
+        return kept.get(clause.clause, False)
 
 
 def find_loss(report: Report, spec: EvaluationSpec) -> AccuracyLoss | None:

@@ -37,6 +37,7 @@ from worker.quantizer.run.interface import Run
 from worker.quantizer.run.progress import Stages
 from worker.quantizer.run.services import ExtraFiles, write_files
 from worker.quantizer.runtime.session import Session
+from worker.quantizer.sanity.decisions import with_chance
 
 # Of the specification in a request for an evaluation.
 TASK_POINTER = "/evaluation"
@@ -142,8 +143,16 @@ def evaluated(
         size_bytes=other_summary.size_bytes,
         latency_ms=latency.float_ms,
     )
-    measured = metric_figures(spec, comparison)
-    verdict, clauses = judge(spec.gate, before, figures, comparison.fidelity, measured, latency=latency)
+    measured = with_chance(metric_figures(spec, comparison), spec, summary.outputs, data)
+    verdict, clauses = judge(
+        spec.gate,
+        before,
+        figures,
+        comparison.fidelity,
+        measured,
+        latency=latency,
+        decisions=comparison.samples if compared else None,
+    )
     report = EvaluationReport(
         verdict=verdict,
         gate=clauses,

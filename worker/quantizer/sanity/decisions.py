@@ -15,7 +15,7 @@ import numpy as np
 
 from service.contracts.compatibility import class_count
 from service.contracts.distributions import incomplete_beta
-from service.contracts.evaluation import DEFAULT_METRIC
+from service.contracts.evaluation import DEFAULT_METRIC, EvaluationSpec
 from service.contracts.evaluation_checks import find_output
 from service.contracts.metrics import ClassMetric, Metric, PerClassAccuracy, TopKMetric
 from service.contracts.metrics.kinds import CountedMetric
@@ -105,12 +105,11 @@ class Judged:
         return scores if scores is not None and scores.ndim == 2 else None
 
 
-def judged_by(case: Case, data: OpenDataset) -> Judged | None:
+def judged_by(spec: EvaluationSpec, outputs: Sequence[TensorInfo], data: OpenDataset) -> Judged | None:
     """What the class numbers of ``data`` are to judge; None if nothing."""
-    outputs = case.summary.outputs
     if data.labels is None or not outputs:
         return None
-    metrics = case.config.evaluation.metrics
+    metrics = spec.metrics
     if not metrics:
         return Judged(DEFAULT_METRIC, 0, 1, class_count(outputs[0]))
     for metric in metrics:
@@ -316,12 +315,23 @@ def _finding(kind: FindingKind, found: Outliers, more: int) -> Finding:
     )
 
 
-def with_chance(metrics: Sequence[MetricFigures], case: Case) -> tuple[MetricFigures, ...]:
-    """The same figures with what guessing would reach, where that is known."""
-    declared = {metric.name: metric for metric in case.config.evaluation.metrics}
-    return tuple(
-        found.model_copy(update={"chance": _chance(found, declared.get(found.name), case)}) for found in metrics
-    )
+def with_chance(
+    metrics: Sequence[MetricFigures], spec: EvaluationSpec, outputs: tuple[TensorInfo, ...], data: OpenDataset
+) -> tuple[MetricFigures, ...]:
+    """The same figures with their chance levels, where these are known.
+
+    Args:
+        metrics: as measured.
+        spec: that declares them.
+        outputs: of the model.
+        data: that they were measured on.
+    """
+    declared = {metric.name: metric for metric in spec.metrics}
+
+    def chance(found: MetricFigures) -> float | None:
+        return _chance(found, declared.get(found.name), spec, outputs, data)
+
+    return tuple(found.model_copy(update={"chance": chance(found)}) for found in metrics)
 
 
 def figure_findings(metrics: Sequence[MetricFigures], case: Case, samples: int) -> Iterator[Finding]:
@@ -337,7 +347,7 @@ def figure_findings(metrics: Sequence[MetricFigures], case: Case, samples: int) 
         if limit is not None and samples >= _ENOUGH:
             yield NO_SKILL({"metric": found.name}, metric=found.name, value=found.float_, samples=samples, chance=limit)
     for metric in case.config.evaluation.metrics:
-        classes = _classes(metric, case)
+        classes = _classes(metric, case.summary.outputs)
         if isinstance(metric, TopKMetric) and classes is not None and metric.rank >= classes:
             yield TOO_FEW_CLASSES({"metric": metric.name}, metric=metric.name, rank=metric.rank, classes=classes)
 
@@ -353,15 +363,20 @@ def _without_skill(found: MetricFigures) -> float | None:
     return limit if limit is not None and value <= limit else None
 
 
-def _chance(found: MetricFigures, metric: Metric | None, case: Case) -> float | None:
-    """In the metric's unit; None where nobody knows."""
+def _chance(
+    found: MetricFigures,
+    metric: Metric | None,
+    spec: EvaluationSpec,
+    outputs: tuple[TensorInfo, ...],
+    data: OpenDataset,
+) -> float | None:
+    """In the metric's unit; None where it is not known."""
     if found.kind in _WITHOUT_SKILL:
         return _WITHOUT_SKILL[found.kind]
-    classes = _classes(metric, case) if metric is not None else output_classes(case.summary.outputs, 0)
+    classes = _classes(metric, outputs) if metric is not None else output_classes(outputs, 0)
     if found.kind == "perplexity":
         return None if classes is None else float(classes)
-    data = case.measured_on
-    labels, judged = data.labels, judged_by(case, data)
+    labels, judged = data.labels, judged_by(spec, outputs, data)
     if labels is None or judged is None or not len(labels):
         return None
     if metric is None:
@@ -375,9 +390,8 @@ def _chance(found: MetricFigures, metric: Metric | None, case: Case) -> float | 
     return None if rank is None else round(100.0 * guessed_share(labels, classes, rank), 4)
 
 
-def _classes(metric: Metric, case: Case) -> int | None:
+def _classes(metric: Metric, outputs: tuple[TensorInfo, ...]) -> int | None:
     """Classes of the output that the metric reads, where its shape tells."""
-    outputs = case.summary.outputs
     names = [tensor.name for tensor in outputs]
     for ref in metric.output_refs().values():
         name = find_output(ref, names)

@@ -93,7 +93,7 @@ def _model_findings(case: Case, model: ir.Model | None, look: Look, services: Se
     run, picked = services.run, look.picked
     first = _first_run(case, picked)
     yield from output_findings(first.names, first.outputs)
-    judged = judged_by(case, case.measured_on)
+    judged = judged_by(case.config.evaluation, case.summary.outputs, case.measured_on)
     # Where samples have scores of different lengths (places in a text, say), what holds for classes does not.
     scored = judged is not None and first.outputs[judged.position].dtype.kind not in "iu"  # else class numbers
     if judged is not None and judged.classes is None and scored:

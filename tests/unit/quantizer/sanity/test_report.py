@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from service.contracts.config import parse_config
+from service.contracts.evaluation import EvaluationSpec
 from service.contracts.report import MetricFigures
 from service.contracts.runner import DatasetSource
 from tests.support.tiny import make_tiny
@@ -59,8 +60,10 @@ def test_chance_of_each_kind_and_a_metric_that_cannot_fail(bench: Bench) -> None
     labels = np.array([0, 0, 1, 2] * 10)
     case = bench.case(x=bench.x[:40], labels=labels, config={"evaluation": {"metrics": metrics}})
     declared = [figures(metric.name, metric.kind, 90.0) for metric in case.config.evaluation.metrics]
-    assert [found.chance for found in with_chance(declared, case)] == [50.0, 75.0, pytest.approx(33.3333), None]
-    (default,) = with_chance([figures("top1", "top1", 90.0)], bench.case(x=bench.x[:40], labels=labels))
+    spec, outputs, data = case.config.evaluation, case.summary.outputs, case.measured_on
+    told = with_chance(declared, spec, outputs, data)
+    assert [found.chance for found in told] == [50.0, 75.0, pytest.approx(33.3333), None]
+    (default,) = with_chance([figures("top1", "top1", 90.0)], EvaluationSpec(), outputs, data)
     assert default.chance == 50.0
     # a metric that cannot fail is named
     case = bench.case(config={"evaluation": {"metrics": [{"kind": "top1"}, {"kind": "top5"}]}})
