@@ -193,9 +193,9 @@ def _check_percent(word: str, value: float | None, facts: MetricFacts, metric: s
     if value is None or facts.unit != "%":
         return
     if value < 0:
-        raise _wrong(f"/gate/{word}", f"must be greater than or equal to 0: {metric} is in percent")
+        raise _wrong(f"/gate/{word}", f"must be at least 0: {metric} is in percent")
     if value > 100 and facts.better == "higher":
-        raise _wrong(f"/gate/{word}", f"must be less than or equal to 100: {metric} is in percent")
+        raise _wrong(f"/gate/{word}", f"must be at most 100: {metric} is in percent")
 
 
 def _wrong(place: str, message: str) -> PydanticCustomError:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from service.contracts.errors import FieldProblem, InvalidConfigError, InvalidRequestError, QuantmillError
+from service.contracts.surfaces import for_page
 from service.dashboard.config_fields import parsed
 from service.dashboard.config_form import JSON, Document, applied, field_of
 from service.dashboard.forms import pretty
@@ -64,7 +65,7 @@ class JobDraft:
         for problem in problems:
             at = self._field_of(problem.pointer) or whole
             within = problem.pointer.removeprefix(f"/{HAND_OVER}").removeprefix("/") if at == HAND_OVER else ""
-            self.errors.setdefault(at, f"{within}: {problem.message}" if within else problem.message)
+            self.errors.setdefault(at, for_page(f"{within}: {problem.message}" if within else problem.message))
 
     def _field_of(self, pointer: str) -> str:
         head, _, rest = pointer.removeprefix("/").partition("/")

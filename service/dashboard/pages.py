@@ -17,10 +17,11 @@ from fastapi.routing import APIRoute
 from jinja2 import ChoiceLoader, Environment, PackageLoader
 from markupsafe import Markup, escape
 
-from service.contracts import changes
+from service.contracts import changes, surfaces
 from service.contracts.base import VERSION
 from service.contracts.command_errors import HttpError
 from service.contracts.errors import InvalidRequestError, QuantmillError
+from service.contracts.validation_words import message_of
 from service.dashboard import forms
 from service.deps import AppDep, PrincipalDep
 from service.errors import RouteNotFoundError
@@ -136,6 +137,7 @@ def environment() -> Environment:
         "iso": forms.iso,
         "pretty": forms.pretty,
         "lines": forms.lines,
+        "on_page": surfaces.for_page,
         "typed": typed,
         "outcome": forms.outcome,
         "default_name": default_name_of,
@@ -231,8 +233,8 @@ class PageRoute(APIRoute):
             except QuantmillError as error:
                 return error_page(request, error)
             except RequestValidationError as error:
-                told = "; ".join(f"{one['loc'][-1]}: {one['msg']}" for one in error.errors())
-                return error_page(request, InvalidRequestError(f"The address of this page is invalid: {told}."))
+                told = "; ".join(f"{one['loc'][-1]} {message_of(one)}" for one in error.errors())
+                return error_page(request, InvalidRequestError(f"This address is not valid: {told}."))
 
         return handle
 
@@ -240,6 +242,7 @@ class PageRoute(APIRoute):
 def error_page(request: Request, error: QuantmillError) -> Response:
     """What went wrong, for people; the status and the code are those of the API."""
     problem = error.problem(instance=request.url.path, request_id=getattr(request.state, "request_id", None))
+    problem = surfaces.rewritten(problem, surfaces.for_page)
     answer = page(request, "error.html.jinja", status=problem.status, problem=problem)
     if isinstance(error, HttpError):
         answer.headers.update(error.headers())

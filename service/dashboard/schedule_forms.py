@@ -9,6 +9,7 @@ from pydantic import BaseModel, ValidationError
 
 from service.contracts.errors import InvalidRequestError, QuantmillError
 from service.contracts.regression import MaxDrop, RegressionGate
+from service.contracts.surfaces import for_page
 from service.contracts.validation import field_problems
 from service.dashboard.forms import FormFields, checked, sent
 from service.dashboard.pages import PageRoute, page, see
@@ -156,7 +157,7 @@ def _errors(error: ValidationError | QuantmillError, model: type[BaseModel]) -> 
     if isinstance(error, ValidationError):
         found = [(one.pointer, one.message) for one in field_problems(error, model)]
     else:
-        found = [(one.pointer, one.message) for one in error.errors if one.pointer]
+        found = [(one.pointer, for_page(one.message)) for one in error.errors if one.pointer]
         if not found and not isinstance(error, InvalidRequestError):
             raise error
     return {_field(pointer): message for pointer, message in found} or {"form": str(error)}

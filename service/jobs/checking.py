@@ -219,9 +219,9 @@ def _no_worker(body: JobCreate | JobValidate, field: DeviceField | None) -> NoGp
     else:
         asked, pointer, instead = field.value, _CONFIG + field.pointer, "Set it to cpu or auto"
     return NoGpuWorkerError(
-        f"{asked} is asked for, and no worker is alive that takes jobs of the queue {GPU_QUEUE}.",
+        f"{asked} is requested, and no live worker takes jobs of the queue {GPU_QUEUE}.",
         pointer=pointer,
-        hint=f"{instead}, or start a worker on a machine with a GPU: quantmill worker --queues {GPU_QUEUE}",
+        hint=f"{instead}, or start a worker on a machine with a GPU with `quantmill worker --queues {GPU_QUEUE}`.",
     )
 
 

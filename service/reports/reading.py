@@ -48,7 +48,7 @@ def whole_report(row: ReportRow) -> Report:
     if is_evaluation(row):
         raise ReportFormMissingError(
             f"Job {row.job_id} is an evaluation: its report is available as JSON only.",
-            hint=f"Download the JSON report: GET /v1/jobs/{row.job_id}/report",
+            hint=f"Download the JSON with GET /v1/jobs/{row.job_id}/report.",
         )
     try:
         return Report.model_validate(row.body)
@@ -59,7 +59,7 @@ def whole_report(row: ReportRow) -> Report:
 def _unknown(row: ReportRow) -> ReportNotRenderableError:
     return ReportNotRenderableError(
         f"The report of {row.job_id} has a format that this service does not know.",
-        hint=f"Download the JSON report: GET /v1/jobs/{row.job_id}/report",
+        hint=f"Download the JSON with GET /v1/jobs/{row.job_id}/report.",
     )
 
 

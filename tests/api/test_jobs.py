@@ -76,7 +76,7 @@ def test_a_bad_config_is_refused_before_anything_is_stored(front: Front) -> None
         ({"preset": "int9"}, "/preset", "unknown preset 'int9'"),
         ({"activation": {"calibration": low}}, "/activation/calibration/percentile", "greater than 50"),
         ({"include": conv, "exclude": conv}, "/exclude/0", "include and in exclude"),
-        ("int8", "", "JSON object"),
+        ("int8", "", "must be an object"),
     ]
     for config, pointer, said in configs:
         for path in ("/v1/jobs", "/v1/jobs:validate"):

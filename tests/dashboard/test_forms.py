@@ -97,7 +97,7 @@ def test_an_address_that_is_none_is_a_page_for_browsers(sqlite_front: Front) -> 
     answer = sqlite_front.http.get("/nowhere", headers=BROWSER)
     assert answer.status_code == 404
     assert answer.headers["content-type"].startswith("text/html")
-    assert "There is nothing at /nowhere." in answer.text
+    assert "No endpoint has the path /nowhere." in answer.text
     assert "script-src 'self'" in answer.headers["content-security-policy"]
     assert answer.headers["x-frame-options"] == "DENY"
     other = sqlite_front.http.delete("/jobs", headers=BROWSER)

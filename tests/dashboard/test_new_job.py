@@ -155,22 +155,22 @@ def test_a_preset_is_one_of_the_cards_or_of_the_list_of_all_others(sqlite_front:
 def test_errors_stand_at_their_fields_and_what_was_typed_stays(sqlite_front: Front) -> None:
     chosen, waiting, blank = nouns(sqlite_front), sqlite_front.new_model(), form(sqlite_front)
     for fields, at, told, status in (
-        ({"c:/seed": "-1"}, "c:/seed", "greater than or equal to 0", 422),
+        ({"c:/seed": "-1"}, "c:/seed", "must be at least 0", 422),
         ({"c:/weight/block_size": "many"}, "c:/weight/block_size", "integer", 422),
         ({"c:/exclude": "[Conv"}, "c:/exclude", "not JSON", 422),
         ({"algorithm": ["", "adaround"], "algorithm:adaround/batch_size": "0"},
          "algorithm:adaround/batch_size", "1", 422),
         ({"c:/activation/calibration/method": "entropy", "c:/activation/calibration@entropy/bins": "1"},
          "c:/activation/calibration@entropy/bins", "128", 422),
-        ({"metric": ["", "accuracy_at_k"]}, "metric:accuracy_at_k/k", "required", 422),
-        ({"c:/evaluation/gate/max_drop": "-2"}, "c:/evaluation/gate/max_drop", "greater", 422),
+        ({"metric": ["", "accuracy_at_k"]}, "metric:accuracy_at_k/k", "is missing", 422),
+        ({"c:/evaluation/gate/max_drop": "-2"}, "c:/evaluation/gate/max_drop", "at least", 422),
         ({"c:/float_dtype": "float16", "c:/mode": "dynamic", "algorithm": [""]},
          "c:/float_dtype", "needs mode static", 422),
         ({"config": '{\n  "sed": 1\n}'}, "config", "did you mean 'seed'", 422),
         ({"config": "{"}, "config", "not JSON", 422),
         ({"labels": "nothing"}, "labels", "KEY=VALUE", 422),
         ({"priority": "1000"}, "priority", "100", 422),
-        ({"model_id": ""}, "model_id", "required", 422),
+        ({"model_id": ""}, "model_id", "is missing", 422),
         ({"model_id": waiting}, "model_id", "still being validated", 409),
     ):  # fmt: skip
         typed = {**chosen, "name": "kept", **fields}
@@ -215,6 +215,6 @@ def test_advice_is_applied_to_the_config_of_its_job(sqlite_front: Front) -> None
 def test_a_patch_that_does_not_fit_is_told_at_its_field(sqlite_front: Front) -> None:
     answer = sqlite_front.http.get("/new", params={"patch": '{"seed": -1}'})
     assert answer.status_code == 422
-    assert "greater" in Form(answer.text).described["c:/seed"]
+    assert "must be at least 0" in Form(answer.text).described["c:/seed"]
     assert sqlite_front.http.get("/new", params={"patch": "{"}).status_code == 422
     assert sqlite_front.http.get("/new", params={"from": "job_0"}).status_code == 404

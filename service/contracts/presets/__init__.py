@@ -38,7 +38,7 @@ def missing_preset(name: str) -> str:
     if pending is not None:
         return f"the preset {name!r} cannot be offered: {pending}"
     near = nearest_key(name, [*_BY_ANY_NAME, *PENDING_PRESETS])
-    hint = f"did you mean {near!r}?" if near else "'quantmill presets' and GET /v1/presets list all"
+    hint = f"did you mean {near!r}?" if near else f"recommended: {', '.join(RECOMMENDED)}"
     return f"unknown preset {name!r}; {hint}"
 
 

@@ -20,6 +20,7 @@ from service.contracts.errors import DatasetMismatchError
 from service.contracts.model import TensorInfo
 from worker.quantizer.data.array_files import detect_format, read_npz, read_safetensors
 from worker.quantizer.data.media import Media, read_media, refuse_for_arrays
+from worker.quantizer.data.pictures import for_stored_pictures
 from worker.quantizer.data.preprocess import Transform
 from worker.quantizer.data.ragged import RaggedArray, grouped, largest_sample, pieces, told_shape
 from worker.quantizer.data.selection import are_classes, one_hot_classes, read_labels, select_arrays
@@ -294,9 +295,10 @@ class FileDataset(OpenDataset):
         self._format: FileFormat = detect_format(path)
         stored: Mapping[str, ArraySource]
         if self._format == "npz" or self._format == "safetensors":
-            refuse_for_arrays(preprocessing)
             is_npz = self._format == "npz"
             stored = grouped(read_npz(path, max_total_bytes=max_total_bytes) if is_npz else read_safetensors(path))
+            preprocessing = for_stored_pictures(preprocessing, stored)
+            refuse_for_arrays(preprocessing)
         else:
             self.media = read_media(path, self._format, preprocessing, max_total_bytes=max_total_bytes)
             stored = self.media.stored
