@@ -19,6 +19,8 @@ from service.contracts.report import (
     RegionFigures,
     Report,
 )
+from worker.quantizer.evaluation.chance import with_chance
+from worker.quantizer.evaluation.collapse import SANITY
 from worker.quantizer.evaluation.compare import compare
 from worker.quantizer.evaluation.decisions import class_outputs
 from worker.quantizer.evaluation.gate import GATE_LATENCY, SEARCH_LATENCY, judge, metric_figures, verdict_of
@@ -28,6 +30,7 @@ from worker.quantizer.fallback.regions import SLOWER_QUANTIZED, PairPlacement, i
 from worker.quantizer.plan.targets import TARGETS
 from worker.quantizer.refine.draft import QuantizedDraft
 from worker.quantizer.report.assemble import Assembled, make_report
+from worker.quantizer.report.kernels import THIS_CPU
 from worker.quantizer.run.interface import Run
 from worker.quantizer.run.services import Services
 from worker.quantizer.runtime.session import Session
@@ -98,6 +101,8 @@ def falling_back(
 ) -> tuple[QuantizedDraft, Assembled]:
     """The model to return and its report: the given ones, unless the gate asks for another where latency breaks it.
 
+    Latency measured here says nothing of other targets, and so nothing is chosen by it there.
+
     Args:
         done: the model as planned.
         made: its report.
@@ -110,7 +115,8 @@ def falling_back(
     """
     gate = builder.case.config.evaluation.gate
     broken = next((clause for clause in made.report.gate if clause.clause == GATE_LATENCY), None)
-    if gate.on_fail != "fallback" or broken is None or done.plan.is_empty or not _fails(broken, gate):
+    asked = gate.on_fail == "fallback" and builder.case.config.target == THIS_CPU
+    if not asked or broken is None or done.plan.is_empty or not _fails(broken, gate):
         return done, made
     seconds = builder.case.config.evaluation.fallback_seconds
     with builder.services.stages.stage("fallback", expected_seconds=seconds):
@@ -256,7 +262,7 @@ class _Choice:
         gate, outcomes = evaluation.gate.model_copy(update={GATE_LATENCY: None}), None
         if not self._goals.is_empty:
             outcomes = self._goals.outcomes(session, size_bytes=size_bytes, latency_ratio=ratio)
-        elif gate.is_empty:
+        elif gate.is_empty and not any(clause.clause == SANITY for clause in self._report.gate):
             return (), None
         comparison = compare(
             case.reference,
@@ -267,10 +273,21 @@ class _Choice:
             classes=class_outputs(done.prepared.model, evaluation, case.measured_on.summary.labels),
         )
         figures = ModelFigures(metrics=comparison.quantized_metrics, size_bytes=size_bytes)
-        measured = metric_figures(evaluation, comparison)
+        data = case.measured_on
+        measured = with_chance(metric_figures(evaluation, comparison), evaluation, case.summary.outputs, data)
         searched = () if outcomes is None else _others(self._goals.clauses(outcomes))
         before, findings = self._report.float_, self._report.findings
-        return judge(gate, before, figures, comparison.fidelity, measured, searched, findings=findings)[1], outcomes
+        _, clauses = judge(
+            gate,
+            before,
+            figures,
+            comparison.fidelity,
+            measured,
+            searched,
+            findings=findings,
+            decisions=comparison.samples,
+        )
+        return clauses, outcomes
 
     def _told(self, candidate: FallbackModel, chosen: bool) -> FallbackCandidate:
         before, after = (

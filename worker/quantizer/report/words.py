@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
+from service.contracts.changes import NOT_REPRESENTATIVE, change_of, latency_change_of, size_change
+from service.contracts.dataset import label_notes
 from service.contracts.evaluation import Gate
 from service.contracts.reason import Reason
 from service.contracts.report import (
@@ -92,7 +94,7 @@ _TOLD = 3
 _MEASURED_ON: dict[Source, str] = {
     "evaluation": "",
     "calibration": "on calibration data: ",
-    "random": "on random data, which tells nothing of accuracy: ",
+    "random": "on random data (accuracy unknown): ",
 }
 
 
@@ -128,47 +130,44 @@ def report_notes(
     return tuple(notes)
 
 
-def cost_notes(
-    plan: QuantizationPlan, latency: LatencyFigures, growth: str | None, *, on_integers: bool
-) -> tuple[str, ...]:
-    """What the reader should know of size and speed.
+def cost_notes(plan: QuantizationPlan, latency: LatencyFigures, growth: str | None) -> tuple[str, ...]:
+    """What the reader should know about size and latency.
 
     Args:
         plan: what was quantized.
         latency: of both models.
         growth: why the quantized model is not smaller; None: it is.
-        on_integers: the runtime has integer kernels for what was quantized.
     """
     notes = []
     if not plan.is_empty and growth is not None:
         notes.append(growth)
-    if not plan.is_empty and latency.verdict == "slower":
+    change, busy = latency_change_of(latency), latency.load.other_busy_percent
+    if not plan.is_empty and latency.not_representative is not None:
+        notes.append(f"latency is {NOT_REPRESENTATIVE}. {latency.not_representative}")
+    elif not plan.is_empty and latency.verdict == "slower":
         notes.append(
-            "the quantized model is not faster here: small layers, or many changes between float and integers, "
+            f"the quantized model is {change.words}: small layers, or many conversions between float and integers, "
             "cost more than integer kernels save"
-            if on_integers
-            else "the quantized model is not faster here: the runtime computes all of it in floats, which are made of "
-            "what is stored"
         )
-    interval, busy = latency.ratio_interval, latency.load.other_busy_percent
-    if not plan.is_empty and latency.verdict == "undecided":
-        notes.append(
-            f"which model is faster was not to be told: the quantized one took {interval.low:.2f} to "
-            f"{interval.high:.2f} times as long as the float one"
-        )
+    elif not plan.is_empty and latency.verdict == "undecided":
+        notes.append(f"latency difference not significant ({change.interval})")
     if busy is not None and busy >= BUSY_PERCENT:
         notes.append(
-            f"other processes took {busy:.0f} % of the machine's CPU time while latency was measured: "
-            "measure it on a quiet machine for a narrower interval"
+            f"other processes used {busy:.0f} % of the CPU while latency was measured: measure again on an idle "
+            "machine for a narrower interval"
         )
     return tuple(notes)
 
 
 def _label_notes(comparison: ModelComparison, data: OpenDataset) -> list[str]:
-    """Labels that nothing was done with."""
+    """No labels, one-hot labels, and labels that are not used."""
     labels = data.summary.labels
-    if labels is None or comparison.labels_used:
+    if data.is_random:
         return []
+    if labels is None:
+        return [] if comparison.quantized_set.values else list(label_notes(labels))
+    if comparison.labels_used:
+        return list(label_notes(labels))
     if labels.are_classes:
         return ["the labels were not used: the first output holds no class scores for them"]
     return [
@@ -259,32 +258,41 @@ def summary_sentence(
     comparison: ModelComparison,
     metrics: Sequence[MetricFigures],
     algorithms: Sequence[AlgorithmFigures],
+    *,
+    labelled: bool,
 ) -> str:
-    """The report in one sentence; ``size_bytes`` of the float and the quantized model."""
+    """The report in one sentence.
+
+    Args:
+        plan: what was quantized.
+        layers: of the report.
+        size_bytes: of the float and the quantized model.
+        latency: of both.
+        comparison: of both.
+        metrics: of both.
+        algorithms: what became of each.
+        labelled: the data has labels.
+    """
     if plan.is_empty:
         return "Nothing to quantize: the model is returned as it was uploaded."
     parts = []
     if metrics and metrics[0].quantized is not None:
         first = metrics[0]
-        parts.append(metric_words(first.name, (first.float_, first.quantized), first.unit))
+        told = metric_words(first.name, (first.float_, first.quantized), first.unit)
+        parts.append(told if first.drop is None else f"{told} ({change_of(first).words})")
     elif comparison.fidelity.top1_agreement is not None and comparison.tells_classes_apart:
-        parts.append(f"same decision on {comparison.fidelity.top1_agreement:.2f} %")
+        parts.append(f"top-1 agreement {comparison.fidelity.top1_agreement:.2f} %")
+    if not metrics and comparison.fidelity.source != "random":
+        parts.append(f"accuracy not measured ({'labels not used' if labelled else 'no labels'})")
     if comparison.fidelity.sqnr_db is not None:
         parts.append(f"SQNR {comparison.fidelity.sqnr_db:.1f} dB")
-    parts.append(_ratio(*size_bytes, "smaller", "larger"))
-    if latency.verdict == "undecided":
-        parts.append("not measurably faster")
-    else:
-        parts.append(_ratio(1.0, latency.ratio, "faster", "slower"))
+    parts.append(f"size {size_change(*size_bytes).words}")
+    parts.append(f"latency {latency_change_of(latency).words}")
     quantized = sum(len(layer.nodes) for layer in layers if layer.reason is None)
     able = sum(len(layer.nodes) for layer in layers if layer.reason_code != NOT_APPLICABLE.code)
     trained = trained_words(algorithms)
     told = f"{quantized} of {able} nodes quantized{f', {trained}' if trained else ''}"
     return f"{_MEASURED_ON[comparison.fidelity.source]}{', '.join(parts)}; {told}."
-
-
-def _ratio(before: float, after: float, better: str, worse: str) -> str:
-    return f"{before / after:.2f}x {better}" if after <= before else f"{after / before:.2f}x {worse}"
 
 
 def large_note(content: ModelContent) -> str | None:

@@ -383,14 +383,14 @@ def refuse_for_arrays(preprocessing: PreprocessingSpec) -> None:
         DatasetArraysError: it would change them.
     """
     if preprocessing.sounds is not None:
-        _misplaced("sounds", "the file holds arrays")
+        _misplaced("sounds", "the file contains arrays")
     if preprocessing.pictures is not None and preprocessing.pictures.changes:
-        _misplaced("pictures", "the file holds arrays, which are neither resized nor cut")
+        _misplaced("pictures", "the file contains arrays, which are not resized or cropped")
 
 
 def _misplaced(word: str, why: str) -> NoReturn:
     raise DatasetArraysError(
-        f"the preprocessing says what becomes of {word}, and {why}",
+        f"the preprocessing is for {word}, and {why}",
         hint=f"Leave {word} out of the preprocessing.",
         pointer=f"/preprocessing/{word}",
     )

@@ -96,7 +96,7 @@ def test_sounds_need_a_spec_for_sounds_and_nothing_else_does(tmp_path: Path) -> 
         assert [place.pointer for place in caught.value.errors] == [f"/preprocessing/{pointer}"]
     np.savez(tmp_path / "x.npz", x=np.zeros((2, 3), np.float32))
     for path in (archive(tmp_path / "y", {"a.png": encoded(noise(8, 8))}), tmp_path / "x.npz"):
-        with pytest.raises(DatasetError, match="what becomes of sounds"):
+        with pytest.raises(DatasetError, match="is for sounds"):
             open_dataset(path, spec(100))
 
 
