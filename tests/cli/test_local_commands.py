@@ -196,6 +196,6 @@ def test_without_data_random_inputs_have_to_be_asked_for(quantmill, tiny, tmp_pa
     (tmp_path / "config.json").write_text(json.dumps({"random_calibration": {"samples": 2}}))
     options = ("--config", "config.json", "--output", "q.onnx", "--report", "r.json")
     done = quantmill("quantize", tiny.model, *options, code=0)
-    assert "RANDOM DATA, NO ACCURACY" in done.stdout
+    assert "RANDOM DATA, ACCURACY UNKNOWN" in done.stdout
     assert Report.model_validate_json((tmp_path / "r.json").read_text()).fidelity.source == "random"
     onnx.checker.check_model(onnx.load(tmp_path / "q.onnx"))

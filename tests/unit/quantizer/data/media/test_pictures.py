@@ -190,7 +190,7 @@ def fed(path: Path, spec: Any, *shape: int | str) -> list[Any]:
 
 def test_a_spec_that_resizes_does_not_fit_arrays(tmp_path: Path) -> None:
     np.savez(tmp_path / "x.npz", images=np.zeros((2, 8, 8, 3), np.uint8))
-    with pytest.raises(DatasetArraysError, match="neither resized nor cut") as caught:
+    with pytest.raises(DatasetArraysError, match="cannot be resized or cropped") as caught:
         open_dataset(tmp_path / "x.npz", PreprocessingSpec.model_validate("imagenet_tf"))
     assert [place.pointer for place in caught.value.errors] == ["/preprocessing/pictures"]
     assert open_dataset(tmp_path / "x.npz", PreprocessingSpec.model_validate("cifar10")).samples == 2
