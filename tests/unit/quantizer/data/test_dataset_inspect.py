@@ -184,7 +184,7 @@ FAULTS = [
     ({"a/b~c": NAN}, PLAIN, "/arrays/a~1b~0c", "non-finite-data", "nan in sample 1"),
     ({"x": GOOD, "labels": NAN[:, 0]}, PLAIN, "/arrays/labels", "non-finite-data", "nan in sample 1"),
     # lengths
-    ({"x": GOOD[:0]}, PLAIN, "/arrays/x", "dataset-empty", "'x' holds zero samples"),
+    ({"x": GOOD[:0]}, PLAIN, "/arrays/x", "dataset-empty", "'x' contains zero samples"),
     ({}, PLAIN, "/arrays", "dataset-empty", "no numeric array"),
     ({"labels": np.arange(4)}, PLAIN, "/arrays", "dataset-empty", "no numeric array.*'labels'"),
     ({"x": np.zeros((3, 0), np.float32)}, PLAIN, "/arrays/x", "dataset-arrays", "without a single element"),
