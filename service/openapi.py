@@ -49,8 +49,8 @@ _BY_PARAMETER: dict[tuple[str, str], tuple[type[QuantmillError], ...]] = {
 }
 # Declared for every endpoint, for what the concrete responses leave open; takes the place of FastAPI's own 422.
 PROBLEM_RESPONSES: dict[int | str, dict[str, Any]] = {
-    "4XX": {"model": Problem, "description": "The request cannot be served as it is"},
-    "5XX": {"model": Problem, "description": "The service cannot serve it right now"},
+    "4XX": {"model": Problem, "description": "The request is not valid or not allowed"},
+    "5XX": {"model": Problem, "description": "The service cannot process the request at the moment"},
 }
 
 

@@ -20,36 +20,40 @@ _SEQ_MAX = 2**62
 
 
 class AuditOut(BaseModel):
-    """One deed."""
+    """One entry of the audit log."""
 
     seq: int
     tenant_id: str
-    actor: str = Field(description="Id of the key, or what stands in its place, such as local-key.")
-    action: str = Field(description="Noun and verb, such as job.cancel.")
-    object: str = Field(description="Id of what it was done to.")
+    actor: str = Field(description="Id of the key that was used, or its substitute, such as local-key.")
+    action: str = Field(description="Action as noun and verb, such as job.cancel.")
+    object: str = Field(description="Id of the object of the action.")
     request_id: str
-    address: str = Field(description="Of the client; behind a proxy that is not trusted the proxy's.")
+    address: str = Field(description="Address of the client; behind an untrusted proxy, the address of the proxy.")
     at: datetime
     previous_hash: str
     hash: str
 
 
 class AuditPage(BaseModel):
-    """Deeds, the newest first."""
+    """Entries of the audit log, newest first."""
 
     items: list[AuditOut]
-    next_before: int | None = Field(default=None, description="Send it as ?before= to get the next page.")
+    next_before: int | None = Field(default=None, description="Pass it as ?before= to get the next page.")
 
 
 @router.get("/v1/audit", dependencies=[Depends(only_parameters("tenant", "before", "limit"))])
 async def list_audit(
     app: AppDep,
     principal: PrincipalDep,
-    tenant: Annotated[Tenant | None, Query(description="Of this tenant alone; another's takes an operator.")] = None,
-    before: Annotated[int | None, Query(ge=1, le=_SEQ_MAX, description="Only rows with numbers below this.")] = None,
+    tenant: Annotated[
+        Tenant | None, Query(description="Only entries of this tenant; other tenants require an operator key.")
+    ] = None,
+    before: Annotated[
+        int | None, Query(ge=1, le=_SEQ_MAX, description="Only entries with a number less than this.")
+    ] = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> AuditPage:
-    """Who did what in the asker's tenant, or for operators in all."""
+    """List the audit log of your tenant (operators: of all tenants)."""
     shown = seen_tenant(principal, tenant)
     return await app.reads.run(lambda: _page(app, shown, before, limit))
 

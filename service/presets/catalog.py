@@ -12,8 +12,8 @@ from service.contracts.presets import DEFAULT_PRESET, PENDING_PRESETS, PRESETS, 
 from service.contracts.presets.own import MIXED_PRESETS, OWN_PRESETS
 
 
-class PresetNotFoundError(QuantmillError, code="preset-not-found", title="No such preset", status=404):
-    """There is no such preset."""
+class PresetNotFoundError(QuantmillError, code="preset-not-found", title="Preset not found", status=404):
+    """The preset does not exist."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ def named(name: str) -> PresetEntry:
     if preset is None:
         raise PresetNotFoundError(
             f"{missing_preset(name)}.",
-            hint="'quantmill presets' and GET /v1/presets list all names.",
+            hint="List all presets with GET /v1/presets.",
             path_parameter="name",
         )
     return entry(preset)
@@ -89,10 +89,10 @@ def _is_finetuned(preset: Preset) -> bool:
 
 # The first that holds counts.
 GROUPS: tuple[tuple[str, str, Callable[[Preset], bool]], ...] = (
-    ("own", "Presets of ours", lambda preset: preset.name in _OWN),
-    ("mixed", "AMD Quark's presets of mixed precision", lambda preset: preset.name in _MIXED),
-    ("finetuned", "AMD Quark's presets with AdaRound and AdaQuant", _is_finetuned),
-    ("quark", "AMD Quark's other presets", lambda preset: True),
+    ("own", "Quantmill presets", lambda preset: preset.name in _OWN),
+    ("mixed", "AMD Quark presets with mixed precision", lambda preset: preset.name in _MIXED),
+    ("finetuned", "AMD Quark presets with AdaRound or AdaQuant", _is_finetuned),
+    ("quark", "Other AMD Quark presets", lambda preset: True),
 )
 
 
@@ -115,7 +115,7 @@ def find(search: str | None) -> list[PresetEntry]:
     words = search.casefold().split()
     found = [one for one in entries() if words and all(word in _text(one.preset) for word in words)]
     if not found:
-        raise PresetNotFoundError(f"{missing_preset(search)}.", hint="'quantmill presets' lists all.")
+        raise PresetNotFoundError(f"{missing_preset(search)}.", hint="List all presets with GET /v1/presets.")
     return found
 
 
@@ -127,8 +127,10 @@ def as_text(found: Sequence[PresetEntry], *, with_pending: bool) -> str:
         if members:
             lines += [f"{title}:", *(line for one in members for line in _lines(one)), ""]
     if with_pending:
-        lines += ["Not offered:", *(f"  {name:<28} {reason}" for name, reason in pending()), ""]
-    return "\n".join([*lines, "'quantmill presets NAME' shows one whole; 'quantmill presets WORDS' looks for words."])
+        lines += ["Not available:", *(f"  {name:<28} {reason}" for name, reason in pending()), ""]
+    return "\n".join(
+        [*lines, "'quantmill presets NAME' shows one preset in full; 'quantmill presets WORDS' searches presets."]
+    )
 
 
 def to_json(found: Sequence[PresetEntry]) -> str:

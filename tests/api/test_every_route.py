@@ -298,11 +298,7 @@ PATHS = {
     ],
     "artifact_id": ["GET /v1/artifacts/{}", "GET /v1/artifacts/{}/content"],
     "batch_id": ["GET /v1/batches/{}", "POST /v1/batches/{}/cancel", "GET /v1/batches/{}/events"],
-    "schedule_id": [
-        "List the stored runs with GET /v1/schedules/{}",
-        "POST /v1/schedules/{}/run",
-        "POST /v1/schedules/{}/pause",
-    ],
+    "schedule_id": ["GET /v1/schedules/{}", "POST /v1/schedules/{}/run", "POST /v1/schedules/{}/pause"],
     "webhook_id": ["GET /v1/webhooks/{}", "POST /v1/webhooks/{}/ping", "GET /v1/webhooks/{}/deliveries"],
     "key_id": ["GET /v1/keys/{}", "POST /v1/keys/{}/rotate", "POST /v1/keys/{}/revoke"],
     "inspection_id": ["GET /v1/inspections/{}"],

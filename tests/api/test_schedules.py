@@ -175,7 +175,7 @@ def test_what_passes_moves_the_alias_and_what_fails_moves_nothing_and_says_why(
     made = add_schedule(front, template, gate={"clauses": [DROP]}, promote_to="prod")
     first = judged(front, made, top1=90.0)
     assert (first["state"], first["promoted_to"]) == ("passed", "prod")
-    assert "accepted before" in first["clauses"][0]["reason"]
+    assert "not accepted any job yet" in first["clauses"][0]["reason"]
     stands = alias(front, template)
     assert stands is not None
     assert (stands["id"], stands["updated_by"]) == (template["model_id"], made["id"])
