@@ -27,7 +27,7 @@ from worker.memory import wait_quietly
 
 app = typer.Typer(
     name="quantmill",
-    help="Quantize float ONNX models and prove what that cost.",
+    help="Quantize float ONNX models and measure the effect on accuracy, size and latency.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
@@ -45,7 +45,7 @@ def every_command(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """Quantize float ONNX models and prove what that cost."""
+    """Quantize float ONNX models and measure the effect on accuracy, size and latency."""
     options.warn_of_unknown_variables()
 
 
@@ -56,7 +56,7 @@ def up(
     ] = None,
     port: Annotated[
         int | None,
-        typer.Option(min=0, max=65535, help=f"Port; 0 takes any free one. Default: {options.default_of('port')}."),
+        typer.Option(min=0, max=65535, help=f"Port; 0 uses any free port. Default: {options.default_of('port')}."),
     ] = None,
     data_dir: DataDir = None,
     is_open: api_server.Open = False,
@@ -89,12 +89,15 @@ def worker(
     ] = "cpu,inspect",
     slots: Annotated[
         int | None,
-        typer.Option(min=1, help="Jobs at a time. Default: QUANTMILL_WORKER_SLOTS, or 1; with --devices one for each."),
+        typer.Option(
+            min=1, help="Concurrent jobs. Default: QUANTMILL_WORKER_SLOTS, or 1; with --devices, one per device."
+        ),
     ] = None,
     devices: Annotated[
         str | None,
         typer.Option(
-            metavar="0,1", help="GPUs, as the driver numbers them: dealt out to the slots. Default: all see all."
+            metavar="0,1",
+            help="GPUs, by the driver's numbering, distributed to the slots. Default: every slot sees all GPUs.",
         ),
     ] = None,
     data_dir: DataDir = None,
@@ -111,7 +114,7 @@ def worker(
 
 @app.command()
 def reconcile(
-    once: Annotated[bool, typer.Option("--once", help="One round of every loop, then exit.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Run each loop once, then exit.")] = False,
     data_dir: DataDir = None,
 ) -> None:
     """Release jobs to workers, expire leases and uploads, collect garbage."""
@@ -128,10 +131,10 @@ register_quantize(app)
 
 @app.command()
 def demo(
-    output: Annotated[Path, typer.Option(metavar="FOLDER", help="Where model and report go.")] = Path("demo-output"),
+    output: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder for model and report.")] = Path("demo-output"),
     data_dir: DataDir = None,
 ) -> None:
-    """Train a small CNN, quantize it through a service of its own, print the report."""
+    """Train a small CNN, quantize it with a temporary service, print the report."""
     from worker.commands.demo import run_demo
 
     run_demo(output, data_dir)
@@ -140,10 +143,10 @@ def demo(
 @app.command()
 def doctor(
     data_dir: DataDir = None,
-    engine: Annotated[bool, typer.Option(help="Look at the engine's libraries, too.")] = True,
+    engine: Annotated[bool, typer.Option(help="Check the engine's libraries too.")] = True,
     as_json: options.PlainJson = False,
 ) -> None:
-    """Check this installation and what it is connected to; exit code 1 if anything is wrong."""
+    """Check this installation and its connections; exit code 1 if anything is wrong."""
     from worker.commands.doctor import examine, print_findings
 
     findings = examine(options.load_settings(data_dir=data_dir), engine=engine)

@@ -25,18 +25,18 @@ def kept(app: AppState, tenant_id: str, job_id: str) -> Attestation | None:
         has_report = found is not None or jobs.report(session, tenant_id, job_id) is not None
     if job.kind == "evaluate":
         raise AttestationNotFoundError(
-            f"The job {job_id} is an evaluation: it made no model that could be attested.",
-            hint="GET /v1/jobs/{id}/report tells what it has found.",
+            f"Job {job_id} is an evaluation: it created no model that could be attested.",
+            hint="Get its results: GET /v1/jobs/{id}/report.",
         )
     if has_report:
         return found
     if job.state in TERMINAL:
         raise AttestationNotFoundError(
-            f"The job {job_id} ended as {job.state} and gave nothing to attest.",
-            hint="GET /v1/jobs/{id} tells why, under error.",
+            f"Job {job_id} ended as {job.state} and has no results to attest.",
+            hint="See the error of the job: GET /v1/jobs/{id}.",
         )
     raise AttestationNotReadyError(
-        f"The job {job_id} is {job.state}.", hint="Wait for the job: GET /v1/jobs/{id}?wait=25"
+        f"Job {job_id} is {job.state}.", hint="Wait until the job has ended: GET /v1/jobs/{id}?wait=25"
     )
 
 
@@ -49,7 +49,9 @@ def made(app: AppState, tenant_id: str, job_id: str) -> Attestation:
     """
     row = attest(app.database, app.settings, tenant_id, job_id)
     if row is None:
-        raise AttestationNotFoundError(f"The job {job_id} was deleted meanwhile.", hint="GET /v1/jobs lists the jobs.")
+        raise AttestationNotFoundError(
+            f"Job {job_id} was deleted during the request.", hint="List all jobs with GET /v1/jobs."
+        )
     return row
 
 

@@ -82,7 +82,7 @@ def test_parameters_of_finetuning_arrive(key: str, value: Any, ours: str, expect
         assert pointer in translate(data).honoured
 
 
-OTHER_VALUES: dict[str, Any] = {"true or false": True, "an integer": 3, "a string": "x"}
+OTHER_VALUES: dict[str, Any] = {"a boolean": True, "an integer": 3, "a string": "x"}
 
 
 @each("setting", [s for s in FINETUNE_SETTINGS if s.verdict != "honoured"])
@@ -99,7 +99,7 @@ def test_what_is_not_honoured_is_noted_or_refused_with_its_reason(setting: Any) 
 
 @each("setting", FINETUNE_SETTINGS)
 def test_a_wrong_type_is_refused_at_its_own_place(setting: Any) -> None:
-    wrong: Any = 5 if setting.kind in ("a string", "a list", "true or false", "anything") else "5"
+    wrong: Any = 5 if setting.kind in ("a string", "a list", "a boolean", "anything") else "5"
     if setting.method == "adaquant":
         wrong = "x"
     method = setting.method or "adaround"
@@ -224,7 +224,7 @@ def test_equalization_keeps_quarks_defaults_and_may_replace_clips() -> None:
         assert translate(both).config["preparation"]["clip6_to_relu"] is True
 
 
-VALUES = {"an integer": 9, "a number": 0.25, "true or false": False}
+VALUES = {"an integer": 9, "a number": 0.25, "a boolean": False}
 SHARED = [s for settings in PARAMETERS.values() for s in settings if s.option != "CLEBalanceMethod"]
 
 
