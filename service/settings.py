@@ -203,7 +203,7 @@ class Settings(BaseSettings):
         description="Number of slots of all workers that share the machine's memory. Default: worker_slots.",
     )
     extra_bytes: int = Field(
-        default=16 * _GIB, ge=0, description="Maximum total size of a job's files beside its model, in bytes."
+        default=16 * _GIB, ge=0, description="Maximum total size of a job's files in addition to its model, in bytes."
     )
     checkpoint_bytes: int = Field(
         default=16 * _GIB,

@@ -345,14 +345,14 @@ TABLE = (
     OutcomeRow(
         "shutdown",
         "the worker was asked to stop",
-        "exit code {EXIT_INTERRUPTED}: stopped by another process; SIGTERM: before it could report an error",
+        "queued again, not charged",
         _stopped(StopReason.SHUTDOWN),
         lambda _: SHUTDOWN,
     ),
     OutcomeRow(
         "interrupted",
+        f"exit code {EXIT_INTERRUPTED}: stopped by another process; SIGTERM: before it could report an error",
         "queued again, not charged, after a pause if no work was done yet",
-        "queued again, not charged, after a pause if nothing was done yet",
         lambda ending: ending.returncode in (EXIT_INTERRUPTED, -signal.SIGTERM),
         lambda _: Interrupted(),
     ),

@@ -107,7 +107,7 @@ def _publish_model(result: ModelResult, put: Put) -> ModelSummary | MadeModel:
 def _publish_quantized(result: QuantizeResult, put: Put, stored_report: StoredFile) -> QuantizeOutcome:
     manifest, data = result.report.manifest, result.data
     if manifest.output_data_sha256 != (None if data is None else data.sha256):
-        raise EngineError("The runner's report does not list the data file beside its model.")
+        raise EngineError("The runner's report does not list the external data file of its model.")
     files = [("model", "model.onnx", put(result.model_file, manifest.output_sha256))]
     if data is not None:
         files.append((DATA_KIND, data.file, put(data.file, data.sha256)))
@@ -166,7 +166,7 @@ def _check_size(files: Sequence[Path], limit_bytes: int | None) -> None:
     size_bytes = sum(path.stat().st_size for path in files)
     if limit_bytes is not None and size_bytes > limit_bytes:
         raise ResourceLimitError(
-            f"The files beside the model have {size_bytes} bytes; the maximum is {limit_bytes}.",
+            f"The files in addition to the model have {size_bytes} bytes; the maximum is {limit_bytes}.",
             hint="Request fewer candidates or analyses in one job, or raise QUANTMILL_EXTRA_BYTES.",
             resource="disk",
         )

@@ -31,7 +31,7 @@ class SigningKeyOut(BaseModel):
 
     id: str
     algorithm: Literal["ed25519"]
-    public_key: str = Field(description="PEM.")
+    public_key: str = Field(description="Public key in PEM format.")
     created_at: datetime
     retired_at: datetime | None = Field(
         description="When the key was retired; null for the current key. Earlier signatures remain valid."

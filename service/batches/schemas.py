@@ -38,7 +38,7 @@ _OF_GRID = ("models", "presets", "configs", *_SHARED)
 
 
 class BatchCreate(RepeatableBody):
-    """Jobs that are asked for as one: the grid of models, presets and configs, or a list of requests."""
+    """Jobs to submit as one batch: a grid of models, presets and configs, or a list of requests."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -207,7 +207,7 @@ class BatchBest(BaseModel):
 
 
 class BatchOut(BatchListed):
-    """A batch with one summary of its members."""
+    """A batch with a summary of its members."""
 
     started_at: datetime | None
     finished_at: datetime | None = Field(description="When the last job ended; null until all have ended.")
@@ -219,7 +219,7 @@ class BatchOut(BatchListed):
 
 
 class BatchEventOut(EventOut):
-    """One entry of the log of one member's job."""
+    """One entry of the event log of a member's job."""
 
     position: str = Field(description="Pass it as ?after= or Last-Event-ID to continue after this event.")
     job_id: str

@@ -32,7 +32,7 @@ def _or_name(schema: dict[str, Any]) -> None:
 
 
 class DatasetCreate(RepeatableBody):
-    """A dataset made of one upload."""
+    """A dataset to create from an upload."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -49,7 +49,7 @@ class DatasetCreate(RepeatableBody):
 
 
 class DatasetLinks(SelfLinks):
-    """Where to go from a dataset."""
+    """Related URLs of a dataset."""
 
     thumbnails: str | None = Field(
         default=None, description="URL of the contact sheet with thumbnails; null if the dataset contains no images."

@@ -123,7 +123,7 @@ HandOverTargets = Annotated[list[HandOverTarget], Field(max_length=MOST_TARGETS)
 
 
 class HandOverCreate(RepeatableBody):
-    """Where else a job's results go."""
+    """Targets that a job's results are sent to."""
 
     model_config = ConfigDict(extra="forbid")
 

@@ -14,7 +14,7 @@ from service.resources import ResourceNotFoundError
 
 
 class InspectionCreate(WithConfig):
-    """What to inspect a model for; ``target`` in the query takes the place of the config's."""
+    """Config to inspect a model with; ``target`` in the query overrides the config's target."""
 
 
 class InspectionLinks(BaseModel):

@@ -146,7 +146,7 @@ def _refusal(error: ValidationError, model: type[BaseModel], translation: Transl
 
 
 class JobCreate(WithConfig):
-    """A quantization to run."""
+    """A quantization job to submit."""
 
     model_id: Reference
     calibration_dataset_id: Reference | None = Field(
@@ -167,7 +167,7 @@ class JobCreate(WithConfig):
 
 
 class EvaluationCreate(RepeatableBody):
-    """A model to measure, beside another one if that is given."""
+    """A model to evaluate, optionally compared with a reference model."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -222,7 +222,7 @@ class JobPatch(BaseModel):
 
 
 class JobValidate(WithConfig):
-    """As JobCreate, but models and data may be left out; what is given is checked."""
+    """As JobCreate, but models and data may be omitted; those given are validated."""
 
     model_id: Reference | None = None
     calibration_dataset_id: Reference | None = None
@@ -384,7 +384,7 @@ class JobListed(BaseModel):
 
 
 class JobOut(JobListed):
-    """A job. Tolerate states and stages that you do not know: there may be more of them one day."""
+    """A job. Clients must accept unknown states and stages: more may be added."""
 
     config: dict[str, Any] | None = Field(
         description="The resolved QuantizationConfig; for an evaluate job, its evaluation settings only."

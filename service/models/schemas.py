@@ -46,7 +46,7 @@ class ModelFileCreate(BaseModel):
 
 
 class ModelCreate(RepeatableBody):
-    """A model made of uploads: an ONNX file with its external data, or one file that an ONNX file is made of."""
+    """A model to create from uploads: an ONNX file with its external data, or one file that is converted to ONNX."""
 
     model_config = ConfigDict(extra="forbid")
 

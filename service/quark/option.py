@@ -151,9 +151,11 @@ class Setting:
         if value is None:
             draft.honour(pointer)
         elif not fits(self.kind, value):
-            draft.problem(pointer, f"has no effect here: it applies to {self.method} only", BAD_VALUE)
+            draft.problem(pointer, f"{name} must be {self.kind}", BAD_VALUE)
         elif self.method not in ("", method):
-            draft.idle(Given(name, value, pointer), self.default, f"has no effect here: it concerns {self.method} only")
+            draft.idle(
+                Given(name, value, pointer), self.default, f"has no effect here: it applies to {self.method} only"
+            )
         elif self.verdict == "no effect here":
             draft.idle(Given(name, value, pointer), self.default, f"has no effect here: {self.why}")
         elif self.verdict == "honoured":

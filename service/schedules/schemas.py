@@ -58,7 +58,7 @@ ScheduleName = Annotated[
 
 
 class ScheduleCreate(RepeatableBody):
-    """When to submit what, and how to judge it."""
+    """A schedule to create: when to submit which job, and how its result is judged."""
 
     model_config = ConfigDict(extra="forbid")
 

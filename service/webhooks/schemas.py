@@ -37,7 +37,7 @@ _EVENT_TYPES = f"Events to send: `{'`, `'.join(patterns())}`."
 
 
 class WebhookCreate(RepeatableBody):
-    """Where to be told of which events."""
+    """A webhook to create: a URL and the events to send to it."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -107,7 +107,7 @@ class WebhookOut(BaseModel):
 
 
 class WebhookMade(WebhookOut):
-    """A webhook with its new secret: the only time that it is shown."""
+    """A webhook with its new secret, which is returned only once."""
 
     secret: str
 
