@@ -25,8 +25,8 @@ from service.uploads.schemas import UploadNotFoundError
 from service.webhooks.schemas import DeliveryNotFoundError, WebhookNotFoundError
 
 DESCRIPTION = """
-Quantmill is a quantization service: it converts a float ONNX model into a quantized model, with an accuracy report and a
-verdict.
+Quantmill is a quantization service: it converts a float ONNX model into a quantized model and returns an accuracy
+report and a verdict.
 
 Upload files, create a model and datasets from them, submit a job, follow its events, and download the report and the
 quantized model. Every error is an `application/problem+json` with a stable `code`; `/v1/problems` lists all codes.

@@ -189,8 +189,8 @@ class Settings(BaseSettings):
     deaf_seconds: float = Field(
         default=60.0,
         gt=0,
-        description="Seconds that released jobs wait beside a free slot of a worker that receives no messages, "
-        "before the worker ends and is restarted.",
+        description="Seconds that released jobs may wait while a worker has a free slot but receives no messages; "
+        "after that, the worker ends and is restarted.",
     )
     job_memory_bytes: int | None = Field(
         default=None,
@@ -259,8 +259,8 @@ class Settings(BaseSettings):
     )
     sandbox: Literal["auto", "require", "off"] = Field(
         default="auto",
-        description="Kernel controls that confine runners. auto: those that are available; require: all, or the "
-        "worker does not start; off: none.",
+        description="Kernel controls that confine runners. auto: those that are available; require: the worker "
+        "does not start unless all required ones are available; off: none.",
     )
     spare_runners: bool = Field(
         default=True,

@@ -157,7 +157,7 @@ def _own(session: Session, by: Principal, key_id: str) -> ApiKey:
 def _require(by: Principal, scope: Scope) -> None:
     if not by.may(scope):
         raise ScopeMissingError(
-            f"Creating or revoking a key of scope {scope!r} requires a key of the same scope; this key has "
-            f"scope {by.scope!r}.",
-            hint="Use another key.",
+            f"Creating or revoking a key of scope {scope!r} requires a key with at least this scope; this "
+            f"key has scope {by.scope!r}.",
+            hint="Use a key with a higher scope.",
         )

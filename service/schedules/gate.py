@@ -202,8 +202,8 @@ def _latency(clause: LatencyRatio, own: JobFigures, other: JobFigures) -> Clause
     ratio = now.ratio / before.ratio
     holds = _at_most(ratio, clause.max_ratio)
     told = (
-        f"{now.ratio:.4g} times the float model's latency is {ratio:.4g} times the baseline's ratio of "
-        f"{before.ratio:.4g}."
+        f"latency is {now.ratio:.4g} times that of the float model; this ratio is {ratio:.4g} times the "
+        f"baseline's {before.ratio:.4g}."
     )
     # as wide as both intervals allow
     spread = Interval(

@@ -211,7 +211,7 @@ def test_equalization_keeps_quarks_defaults_and_may_replace_clips() -> None:
         (found,) = algorithms(data)
         assert (found["steps"], found["scale_use_threshold"], found["weight_threshold"]) == (1, True, 0.5)
         assert found["scale_append_bias"] is True
-        assert any("CLESteps -1" in told or "-1 goes on" in told for told in notes(data).values())
+        assert any("CLESteps -1" in told or "-1 runs until" in told for told in notes(data).values())
     (smooth,) = algorithms({"include_cle": False, "include_sq": True})
     assert smooth["alpha"] == 0.5
     assert algorithms(classes({"name": "cle", "cle_balance_method": "max"})) == algorithms(classes("cle"))
