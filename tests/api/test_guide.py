@@ -1,4 +1,4 @@
-"""The guide is served as it was built, with a policy that runs its own scripts alone; where it is missing, that is said."""
+"""The guide is served as it was built, with a policy that runs its own scripts alone; or it says how to build it."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A guide of two pages."""
     folder = tmp_path / "site"
     (folder / "how-to").mkdir(parents=True)
-    page = f'<p>start</p><script>{SCRIPT}</script><script type="application/json">{{}}</script><script src="a.js"></script>'
-    (folder / "index.html").write_text(page)
+    others = '<script type="application/json">{}</script><script src="a.js"></script>'
+    (folder / "index.html").write_text(f"<p>start</p><script>{SCRIPT}</script>{others}")
     (folder / "how-to" / "page.html").write_text("<p>page</p>")
     (folder / "main.css").write_text("p {}")
     monkeypatch.setattr(guide, "SITE", folder)

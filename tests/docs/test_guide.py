@@ -1,4 +1,4 @@
-"""The guide builds without a warning; its links and anchors lead somewhere, and it needs no other host, in a browser too."""
+"""The guide builds without a warning, its links and anchors lead somewhere, and a browser shows it with no other host."""
 
 from __future__ import annotations
 
