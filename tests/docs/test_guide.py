@@ -1,4 +1,4 @@
-"""The guide builds without a warning, its links and anchors lead somewhere, and a browser shows it with no other host."""
+"""The guide builds without a warning, its links and anchors lead somewhere, and a browser shows it offline."""
 
 from __future__ import annotations
 
