@@ -27,9 +27,10 @@ def _tools() -> None:
 
 
 def run_page(name: str, folder: Path) -> None:
-    """All blocks of a page, as one script."""
-    done = run_block("".join(fenced(ROOT / "docs" / "how-to" / f"{name}.md", "bash")), folder)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr
+    """The blocks of a page, one after the other: together some take longer than a busy machine gives a block."""
+    for block in fenced(ROOT / "docs" / "how-to" / f"{name}.md", "bash"):
+        done = run_block(f"set -euo pipefail\n{block}", folder)
+        assert done.returncode == 0, done.stdout[-2000:] + done.stderr
 
 
 def quantized(path: Path, metric: str) -> float:

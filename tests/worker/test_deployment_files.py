@@ -96,15 +96,12 @@ def test_the_manifest_starts_every_process_with_settings_that_there_are():
         assert ("quantmill-api" in secrets) == (name in ("quantmill-api", "quantmill-reconciler")), "keys and pepper"
         image = "worker" if container.get("args", [""])[0] == "worker" else "api"
         assert container["image"].endswith(f"quantmill-{image}")
-        if name in pods and kept.get(("Deployment", name)):
-            assert kept["Deployment", name]["spec"]["selector"]["matchLabels"] == pod["metadata"]["labels"]
-            assert {mount["name"] for mount in container["volumeMounts"]} == {
-                one["name"] for one in pod["spec"]["volumes"]
-            }
+        if deployment := kept.get(("Deployment", name)):
+            assert deployment["spec"]["selector"]["matchLabels"] == pod["metadata"]["labels"]
+            volumes = {volume["name"] for volume in pod["spec"]["volumes"]}
+            assert {mount["name"] for mount in container["volumeMounts"]} == volumes
     commands = [container["args"] for container in found.values() if "args" in container]
-    consumed = {
-        queue for words in commands if "--queues" in words for queue in words[words.index("--queues") + 1].split(",")
-    }
+    consumed = {words[words.index("--queues") + 1] for words in commands if "--queues" in words}
     assert consumed == {queue_of(kind) for kind in JOB_KINDS}
     assert {words[0] for words in commands} == {"migrate", "reconcile", "worker"}
     scaled = list(yaml.safe_load_all((ROOT / "examples/kubernetes/autoscaling.yaml").read_text()))[1]["spec"]
