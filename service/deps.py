@@ -307,7 +307,7 @@ def _check_scope(request: Request, principal: Principal) -> None:
     if not principal.may(scope):
         raise ScopeMissingError(
             f"{request.method} {route} needs a key of scope {scope!r}, and this one has {principal.scope!r}.",
-            hint="Use another key; `quantmill keys create --scope` makes one.",
+            hint=f"Use a key of scope {scope!r}; create one with POST /v1/keys.",
             header="Authorization",
         )
 

@@ -210,7 +210,7 @@ def _refusal(scope: Scope, limits: Limits, most_body_bytes: int | None) -> Quant
     if most_body_bytes is not None and declared.isdecimal() and int(declared) > most_body_bytes:
         return BodyTooLargeError(
             f"The body is larger than {most_body_bytes} bytes.",
-            hint="Files go through /v1/uploads, which streams them to disk.",
+            hint="Upload files with POST /v1/uploads, which streams them to disk.",
             pointer="",
         )
     return None

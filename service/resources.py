@@ -79,7 +79,7 @@ class ResourceInUseError(ResourceError, status=409):
         super().__init__(
             f"The {self.word} {resource_id} is needed by {named}{more}.",
             path_parameter=f"{self.word}_id",
-            hint="Wait for jobs and validations to end, or cancel them; move or end the aliases.",
+            hint="Wait for jobs and validations to end, or cancel them; move or delete the aliases.",
             needed_by=[{"kind": word, "name": name} for word, name in needed_by],
             count=count,
         )
@@ -92,7 +92,7 @@ class ResourceNotReadyError(ResourceError, TransientError, status=409):
         super().__init__(
             f"The {self.word} {resource_id} is still being validated.",
             pointer=pointer,
-            hint=f"Ask GET /v1/{self.word}s/{resource_id}?wait=25 until its status is no longer validating.",
+            hint=f"Wait for it with GET /v1/{self.word}s/{resource_id}?wait=25.",
         )
 
 

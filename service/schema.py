@@ -30,7 +30,7 @@ class SchemaBehindError(TransientError, code="schema-behind", title="The databas
         at = "is empty" if current is None else f"is at {current}"
         super().__init__(
             f"the schema {at}, this version needs {head}: run `quantmill migrate`",
-            hint="quantmill migrate brings the database up to date.",
+            hint="Bring the database up to date with `quantmill migrate`.",
         )
 
 

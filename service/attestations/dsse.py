@@ -18,6 +18,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat,
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from service.attestations.schemas import AttestationUnreadableError, PublicKeyError
+from service.contracts.validation_words import message_of
 
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
 # A config with the ranges of a large model has some megabytes.
@@ -97,8 +98,8 @@ def parse_envelope(data: bytes) -> Envelope:
         first = error.errors(include_url=False, include_input=False)[0]
         place = ".".join(map(str, first["loc"])) or "the whole"
         raise AttestationUnreadableError(
-            f"The attestation is no DSSE envelope: {place}: {first['msg']}.",
-            hint="Take the file that `quantmill jobs fetch` or GET /v1/jobs/{id}/attestation gave.",
+            f"The attestation is no DSSE envelope: {place}: {message_of(first)}.",
+            hint="Download it again with GET /v1/jobs/{id}/attestation.",
         ) from None
 
 
@@ -196,9 +197,7 @@ def keys_of_pem(text: str, where: str) -> list[PublicKey]:
     """
     blocks = _PEM.findall(text) if len(text) <= _MOST_PEM_CHARS else []
     if not blocks:
-        raise PublicKeyError(
-            f"{where} holds no public key in PEM.", hint="GET /v1/keys/signing and `quantmill keys signing` give them."
-        )
+        raise PublicKeyError(f"{where} contains no public key in PEM.", hint="GET /v1/keys/signing shows them.")
     found = []
     for block in blocks:
         try:

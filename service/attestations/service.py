@@ -25,18 +25,18 @@ def kept(app: AppState, tenant_id: str, job_id: str) -> Attestation | None:
         has_report = found is not None or jobs.report(session, tenant_id, job_id) is not None
     if job.kind == "evaluate":
         raise AttestationNotFoundError(
-            f"The job {job_id} is an evaluation: it made no model that could be attested.",
-            hint="GET /v1/jobs/{id}/report tells what it has found.",
+            f"The job {job_id} is an evaluation: it has no model to attest.",
+            hint=f"GET /v1/jobs/{job_id}/report shows what it measured.",
         )
     if has_report:
         return found
     if job.state in TERMINAL:
         raise AttestationNotFoundError(
-            f"The job {job_id} ended as {job.state} and gave nothing to attest.",
-            hint="GET /v1/jobs/{id} tells why, under error.",
+            f"The job {job_id} ended as {job.state} and has nothing to attest.",
+            hint=f"GET /v1/jobs/{job_id} shows the error.",
         )
     raise AttestationNotReadyError(
-        f"The job {job_id} is {job.state}.", hint="Wait for the job: GET /v1/jobs/{id}?wait=25"
+        f"The job {job_id} is {job.state}.", hint=f"Wait for it with GET /v1/jobs/{job_id}?wait=25."
     )
 
 

@@ -57,8 +57,8 @@ def signing_key(database: Database, settings: Settings) -> SigningKey:
         key = SigningKey.of_text(sealer.open(row.id, row.sealed))
     except SealBrokenError:
         raise SigningKeyUnreadableError(
-            f"The signing key {row.id} is damaged, or of another QUANTMILL_KEY_PEPPER.",
-            hint="Set the pepper that it was made with, or make another key: quantmill keys rotate-signing.",
+            f"The signing key {row.id} is damaged, or was created with another QUANTMILL_KEY_PEPPER.",
+            hint="Set that pepper, or create another key with `quantmill keys rotate-signing`.",
         ) from None
     return key
 

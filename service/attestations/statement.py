@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
 from service.attestations.schemas import AttestationUnreadableError
+from service.contracts.validation_words import message_of
 
 STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
 PREDICATE_TYPE = "https://slsa.dev/provenance/v1"
@@ -188,7 +189,9 @@ def parse_statement(payload: bytes) -> Statement:
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         place = ".".join(map(str, first["loc"])) or "the whole"
-        raise AttestationUnreadableError(f"The payload is no provenance statement: {place}: {first['msg']}.") from None
+        raise AttestationUnreadableError(
+            f"The payload is no provenance statement: {place}: {message_of(first)}."
+        ) from None
     if found.predicate.definition.build_type != BUILD_TYPE:
         raise AttestationUnreadableError("The statement tells of another kind of build than a quantization.")
     return found

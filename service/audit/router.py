@@ -49,7 +49,7 @@ async def list_audit(
     before: Annotated[int | None, Query(ge=1, le=_SEQ_MAX, description="Only rows with numbers below this.")] = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> AuditPage:
-    """Who did what in the asker's tenant, or for operators in all."""
+    """Who did what in the asker's tenant, operators' deeds there too; for operators in all."""
     shown = seen_tenant(principal, tenant)
     return await app.reads.run(lambda: _page(app, shown, before, limit))
 

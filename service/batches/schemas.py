@@ -262,7 +262,7 @@ class BatchNotEndedError(QuantmillError, code="batch-not-ended", title="The batc
     def __init__(self, batch_id: str, live: int) -> None:
         super().__init__(
             f"Of the batch {batch_id} {live} jobs are queued or running.",
-            hint="Wait for its end, or cancel it first: POST /v1/batches/{id}/cancel.",
+            hint="Wait until it ends, or cancel it with POST /v1/batches/{id}/cancel.",
         )
 
 

@@ -174,6 +174,18 @@ class OutlinedMetric(Contract):
     float_: float | None = Field(alias="float", serialization_alias="float")
     quantized: float | None
     drop: float | None = Field(description="Change for the worse; negative: better than float.")
+    chance: float | None = Field(default=None, description="What guessing would reach; null where nobody knows.")
+
+    @property
+    def collapsed(self) -> bool:
+        """Whether the quantized model is at or below chance, or has lost more than half of float's margin over it.
+
+        An accuracy whose chance level is not known is compared with 0.
+        """
+        chance = 0.0 if self.chance is None and self.name.startswith("top") else self.chance
+        if chance is None or self.float_ is None or self.quantized is None or self.float_ <= chance:
+            return False
+        return self.quantized <= chance or self.float_ - self.quantized > (self.float_ - chance) / 2
 
 
 class ReportOutline(Contract):
@@ -186,6 +198,11 @@ class ReportOutline(Contract):
     quantized_size_bytes: int
     latency_ratio: float | None = Field(description="Quantized over float; null: not timed.")
 
+    @property
+    def collapsed(self) -> bool:
+        """Whether nearly all that the float model could do is lost, by some metric."""
+        return any(metric.collapsed for metric in self.metrics)
+
     @classmethod
     def of(cls, report: Report | EvaluationReport) -> ReportOutline:
         """The outline of a report; a reference model takes the place of the float one."""
@@ -194,7 +211,14 @@ class ReportOutline(Contract):
         return cls(
             metrics=tuple(
                 OutlinedMetric.model_validate(
-                    {"name": m.name, "unit": m.unit, "float": m.float_, "quantized": m.quantized, "drop": m.drop}
+                    {
+                        "name": m.name,
+                        "unit": m.unit,
+                        "float": m.float_,
+                        "quantized": m.quantized,
+                        "drop": m.drop,
+                        "chance": m.chance,
+                    }
                 )
                 for m in report.metrics[:_MOST_METRICS]
             ),

@@ -9,10 +9,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from service.contracts.errors import FieldProblem, InvalidConfigError, InvalidRequestError, QuantmillError
+from service.contracts.surfaces import for_page
 from service.dashboard.config_fields import parsed
 from service.dashboard.config_form import JSON, Document, applied, field_of
 from service.dashboard.forms import pretty
 from service.jobs.schemas import JobOut
+from service.jobs.views import given_name
 from service.quark import translate_document
 
 INPUTS = ("model_id", "calibration_dataset_id", "evaluation_dataset_id")
@@ -61,7 +63,7 @@ class JobDraft:
         for problem in problems:
             at = self._field_of(problem.pointer) or whole
             within = problem.pointer.removeprefix(f"/{HAND_OVER}").removeprefix("/") if at == HAND_OVER else ""
-            self.errors.setdefault(at, f"{within}: {problem.message}" if within else problem.message)
+            self.errors.setdefault(at, for_page(f"{within}: {problem.message}" if within else problem.message))
 
     def _field_of(self, pointer: str) -> str:
         head, _, rest = pointer.removeprefix("/").partition("/")
@@ -119,7 +121,7 @@ def posted_draft(posted: Mapping[str, list[str]], action: str) -> JobDraft:
 
 def draft_of(job: JobOut, config: Document) -> JobDraft:
     """What a job was asked for, to be changed."""
-    given = {name: getattr(job, name) or "" for name in (*INPUTS, "name")}
+    given = {name: getattr(job, name) or "" for name in INPUTS} | {"name": given_name(job) or ""}
     labels = "\n".join(f"{key}={value}" for key, value in job.labels.items())
     draft = JobDraft({**given, "labels": labels, "priority": str(job.priority), "device": job.device}, source=job.id)
     draft.take(config)

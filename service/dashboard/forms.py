@@ -10,6 +10,7 @@ from fastapi import Request
 from markupsafe import Markup
 from pydantic import BaseModel, ValidationError
 
+from service.contracts.surfaces import for_page
 from service.contracts.validation import field_problems
 from service.deps import AppState
 from service.reports.figures import NOTHING, shown
@@ -57,7 +58,7 @@ async def checked(app: AppState, model: type[_Record], document: dict[str, Any])
 
 def field_errors(error: ValidationError, model: type[BaseModel]) -> dict[str, str]:
     """What is said at which field of a form whose fields are those of a record."""
-    return {one.pointer.split("/")[1]: one.message for one in field_problems(error, model)}
+    return {one.pointer.split("/")[1]: for_page(one.message) for one in field_problems(error, model)}
 
 
 _MINUTE, _HOUR, _DAY = 60.0, 3600.0, 86400.0

@@ -24,7 +24,7 @@ from service.http import CursorParameter
 from service.jobs import records, service
 from service.jobs.repository import JobQuery
 from service.jobs.schemas import TERMINAL, JobOut
-from service.jobs.views import job_listed, job_out
+from service.jobs.views import given_name, job_listed, job_out
 from service.names import service as names
 from service.names.kinds import DATASETS
 from service.tables import JobEvent
@@ -141,9 +141,11 @@ def _again(job: JobOut, base_url: str) -> list[tuple[str, str]]:
         return []
     config = differing(job.config)
     body: dict[str, Any] = {"model_id": job.model_id, "config": config}
-    for name in ("calibration_dataset_id", "evaluation_dataset_id", "name"):
+    for name in ("calibration_dataset_id", "evaluation_dataset_id"):
         if getattr(job, name) is not None:
             body[name] = getattr(job, name)
+    if (given := given_name(job)) is not None:
+        body["name"] = given
     if job.labels:
         body["labels"] = job.labels
     url = base_url.rstrip("/")

@@ -16,6 +16,7 @@ from starlette.datastructures import UploadFile
 from service.contracts.config import parse_config, patched
 from service.contracts.dataset import PREPROCESSING_NAMES
 from service.contracts.errors import InvalidRequestError, QuantmillError
+from service.contracts.surfaces import for_page
 from service.dashboard import new_files
 from service.dashboard.config_fields import groups, parsed
 from service.dashboard.config_form import JSON, PRESET, Document, differing, shown_defaults, values_of
@@ -173,7 +174,7 @@ def _begun(app: AppState, tenant_id: str, source: str) -> JobDraft:
     if job.kind != "quantize" or job.config is None:
         raise NotRepeatableError(
             f"The job {source} is a {job.kind} job: this page makes quantizations.",
-            hint="Clone it over the API: POST /v1/jobs/{id}/clone.",
+            hint=f"Clone it with `quantmill jobs clone {source}`.",
         )
     return draft_of(job, differing(job.config))
 
@@ -259,8 +260,8 @@ async def _refused(
     problems = tuple(one.model_copy(update={"pointer": names.get(one.pointer, one.pointer)}) for one in error.errors)
     draft.tell(problems)
     if not problems:
-        draft.errors.setdefault("", error.detail)
-    return await _page(request, app, by, draft, status=error.status, hint=error.hint or "")
+        draft.errors.setdefault("", for_page(error.detail))
+    return await _page(request, app, by, draft, status=error.status, hint=for_page(error.hint or ""))
 
 
 async def _carried(request: Request, app: AppState, by: Principal, draft: JobDraft) -> Response:

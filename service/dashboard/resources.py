@@ -10,6 +10,7 @@ from urllib.parse import quote
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import BaseModel, ValidationError
 
+from service.contracts.validation_words import message_of
 from service.dashboard.forms import FormFields, sent
 from service.dashboard.listing import FilterWords, one_of, one_page, pairs
 from service.dashboard.pages import PageRoute, add_act, page, see
@@ -250,5 +251,5 @@ def _patch(typed: Edit) -> tuple[NounPatch | None, dict[str, str]]:
         patch = NounPatch.model_validate({"tags": tags, "description": typed.description or None})
     except ValidationError as error:
         for one in error.errors():
-            errors.setdefault(str(one["loc"][0]), f"{': '.join(map(str, one['loc'][1:2]))} {one['msg']}".strip())
+            errors.setdefault(str(one["loc"][0]), f"{': '.join(map(str, one['loc'][1:2]))} {message_of(one)}".strip())
     return (None if errors else patch), errors

@@ -10,6 +10,7 @@ from fastapi import APIRouter, Query, Request, Response
 from pydantic import ValidationError
 
 from service.contracts.errors import InvalidRequestError
+from service.contracts.surfaces import for_page
 from service.contracts.validation import field_problems
 from service.dashboard.forms import FormFields, checked, sent
 from service.dashboard.listing import one_page
@@ -103,7 +104,7 @@ def _again(request: Request, form: FormFields, job: Any, error: ValidationError 
     if isinstance(error, ValidationError):
         found = [(one.pointer, one.message) for one in field_problems(error, ScheduleCreate)]
     else:
-        found = [(one.pointer, one.message) for one in error.errors] or [("/form", error.detail)]
+        found = [(one.pointer, for_page(one.message)) for one in error.errors] or [("/form", error.detail)]
     errors = {("max_drop" if pointer.startswith("/gate") else pointer.split("/")[1]): said for pointer, said in found}
     names = ("name", "cron", "timezone", "max_drop", "promote_to", "newest", "skip_unchanged")
     typed = {name: form.text(name) or "" for name in names}

@@ -44,7 +44,7 @@ class InspectionNotFoundError(
     word="inspection",
     code="inspection-not-found",
     title="No such inspection",
-    listed="POST /v1/models/{model_id}/inspect makes one.",
+    listed="Create one with POST /v1/models/{model_id}/inspect.",
 ):
     """There is no such inspection (or it belongs to somebody else)."""
 

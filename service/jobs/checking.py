@@ -101,7 +101,8 @@ def checked_request(session: Session, settings: Settings, tenant_id: str, body: 
     """
     config = body.config if body.ranges_from is None else taken_over(session, tenant_id, body)
     with body.pointing_into_request():
-        if isinstance(body, JobCreate):
+        # what is only validated may leave its data out; random data of its config is what a job would take
+        if isinstance(body, JobCreate) or config.random_calibration is not None:
             check_data_given(
                 config,
                 calibration=body.calibration_dataset_id is not None,
@@ -216,9 +217,9 @@ def _no_worker(body: JobCreate | JobValidate, field: DeviceField | None) -> NoGp
     else:
         asked, pointer, instead = field.value, _CONFIG + field.pointer, "Set it to cpu or auto"
     return NoGpuWorkerError(
-        f"{asked} is asked for, and no worker is alive that takes jobs of the queue {GPU_QUEUE}.",
+        f"{asked} is requested, and no live worker takes jobs of the queue {GPU_QUEUE}.",
         pointer=pointer,
-        hint=f"{instead}, or start a worker on a machine with a GPU: quantmill worker --queues {GPU_QUEUE}",
+        hint=f"{instead}, or start a worker on a machine with a GPU with `quantmill worker --queues {GPU_QUEUE}`.",
     )
 
 

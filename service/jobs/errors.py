@@ -11,7 +11,7 @@ class JobNotFoundError(
     word="job",
     code="job-not-found",
     title="No such job",
-    listed="GET /v1/jobs lists the jobs that there are.",
+    listed="GET /v1/jobs lists them.",
 ):
     """There is no such job (or it belongs to somebody else)."""
 

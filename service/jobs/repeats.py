@@ -23,8 +23,8 @@ _FIELDS = {
 }
 _KINDS = {JobCreate: "quantize", EvaluationCreate: "evaluate"}
 _OTHERWISE = {
-    JobCreate: "Clone it with what has to be changed: POST /v1/jobs/{id}/clone.",
-    EvaluationCreate: "Ask for another evaluation: POST /v1/evaluations.",
+    JobCreate: "Submit it with changes with POST /v1/jobs/{id}/clone.",
+    EvaluationCreate: "Submit another evaluation with POST /v1/evaluations.",
 }
 
 
@@ -36,7 +36,9 @@ def same_request(job: Job, request: type[_Request]) -> _Request:
         NotRepeatableError: it was no such request, or its config is no longer accepted.
     """
     if job.state not in TERMINAL:
-        raise JobNotEndedError(job.id, job.state, hint="Wait for its end, or cancel it: POST /v1/jobs/{id}/cancel.")
+        raise JobNotEndedError(
+            job.id, job.state, hint=f"Wait until it ends, or cancel it with POST /v1/jobs/{job.id}/cancel."
+        )
     document = _document(job, request)
     try:
         return request.model_validate(document)

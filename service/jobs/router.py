@@ -147,10 +147,10 @@ class JobListParameters(BaseModel):
     state: ShownState | None = None
     model_id: Annotated[str, Field(max_length=MOST_REFERENCE_CHARS, pattern=PLAIN_TEXT)] | None = None
     name: Annotated[str, Field(max_length=200, pattern=PLAIN_TEXT)] | None = Field(
-        default=None, description="Exactly this."
+        default=None, description="The name that was given, exactly."
     )
     search: Annotated[str, Field(min_length=1, max_length=200, pattern=PLAIN_TEXT)] | None = Field(
-        default=None, description="A part of the name, in any case."
+        default=None, description="A part of the name, in any case; of a default name, of its model and preset."
     )
     preset: Annotated[str, Field(max_length=64, pattern=PLAIN_TEXT)] | None = None
     verdict: Verdict | None = Field(default=None, description="Of the report.")

@@ -72,6 +72,9 @@ _FINISH = (
     "With what waits before it and what runs, on the slots that there are. Null where it has ended, is not estimated, "
     "or no worker takes its queue."
 )
+_NAME = (
+    "As it was given. A job that was given none is called by its model and recipe, such as 'mobilenet@1, xint8 + CLE'."
+)
 _HAND_OVER = (
     "Where results go once the job has succeeded. URLs and headers are never shown again; a retry or a clone of the "
     "job has none of them. Not with reuse, and not in the template of a schedule."
@@ -306,7 +309,7 @@ class JobListed(BaseModel):
 
     id: str
     kind: str = Field(description="quantize or evaluate; inspect_model and the like belong to what they validate.")
-    name: str | None
+    name: str = Field(description=_NAME)
     labels: dict[str, str]
     state: ShownState = Field(description="canceling is running with a cancel requested.")
     stage: str | None = Field(description="What the running attempt is doing, for people.")

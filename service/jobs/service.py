@@ -210,6 +210,8 @@ def report(app: AppState, tenant_id: str, job_id: str) -> ReportRow:
     if job.state in TERMINAL:
         raise ReportNotFoundError(
             f"The job {job_id} ended as {job.state} and has no report.",
-            hint="GET /v1/jobs/{id} tells why, under error.",
+            hint=f"GET /v1/jobs/{job_id} shows the error.",
         )
-    raise ReportNotReadyError(f"The job {job_id} is {job.state}.", hint="Wait for the job: GET /v1/jobs/{id}?wait=25")
+    raise ReportNotReadyError(
+        f"The job {job_id} is {job.state}.", hint=f"Wait for it with GET /v1/jobs/{job_id}?wait=25."
+    )

@@ -79,7 +79,7 @@ def checked_submission(
         raise InvalidRequestError(
             "A job that was there before hands over nothing anew.",
             pointer="/hand_over",
-            hint="Ask without hand_over, then POST /v1/jobs/{id}/hand-over for the job of the answer.",
+            hint="Submit without hand_over, then hand over the job of the answer with POST /v1/jobs/{id}/hand-over.",
         )
     found = checked_request(session, settings, tenant_id, body)
     asked, inputs, estimate = found.asked, found.inputs, found.estimate

@@ -49,7 +49,7 @@ def named(name: str) -> PresetEntry:
     if preset is None:
         raise PresetNotFoundError(
             f"{missing_preset(name)}.",
-            hint="'quantmill presets' and GET /v1/presets list all names.",
+            hint="GET /v1/presets lists all presets.",
             path_parameter="name",
         )
     return entry(preset)
@@ -115,7 +115,7 @@ def find(search: str | None) -> list[PresetEntry]:
     words = search.casefold().split()
     found = [one for one in entries() if words and all(word in _text(one.preset) for word in words)]
     if not found:
-        raise PresetNotFoundError(f"{missing_preset(search)}.", hint="'quantmill presets' lists all.")
+        raise PresetNotFoundError(f"{missing_preset(search)}.", hint="GET /v1/presets lists all presets.")
     return found
 
 

@@ -36,8 +36,8 @@ class QuarantineList(BaseModel):
 def release_hint(digest: str) -> str:
     """Who can end a quarantine, and how."""
     return (
-        "Whoever holds this service's key releases it, once the cause is mended: "
-        f"quantmill quarantine release {digest} (DELETE /v1/quarantine/{digest})."
+        "Fix the cause, then have an administrator of the service release the model with "
+        f"DELETE /v1/quarantine/{digest}."
     )
 
 
@@ -62,5 +62,5 @@ class QuarantineNotFoundError(QuantmillError, code="quarantine-not-found", title
         super().__init__(
             f"No model with the digest {digest!r} is in quarantine.",
             path_parameter="digest",
-            hint="GET /v1/quarantine lists those that are.",
+            hint="GET /v1/quarantine lists the models in quarantine.",
         )

@@ -52,7 +52,7 @@ class QuotaError(_TooMuchError, code="quota-exceeded", title="The quota is used 
         more = "" if wanted == 1 else f"; this asks for {wanted} more"
         super().__init__(
             f"The quota {name} is {_plain(limit)}, and {_plain(used)} are used{more}.",
-            hint="Wait until some are free again, or ask the operator: `quantmill tenants set` changes it.",
+            hint="Wait until some are free, or ask the operator to raise it with PUT /v1/tenants/{tenant}/quota.",
             retry_after_seconds=retry_after_seconds,
             quota=name,
             limit=limit,
@@ -66,7 +66,7 @@ class LargerThanQuotaError(HttpError, code="larger-than-quota", title="The file 
     def __init__(self, name: str, limit: int, wanted: int) -> None:
         super().__init__(
             f"The quota {name} is {limit} bytes; this file has {wanted}.",
-            hint="Send a smaller file, or ask the operator: `quantmill tenants set` changes it.",
+            hint="Send a smaller file, or ask the operator to raise it with PUT /v1/tenants/{tenant}/quota.",
             quota=name,
             limit=limit,
             wanted=wanted,

@@ -47,8 +47,8 @@ def whole_report(row: ReportRow) -> Report:
     """
     if is_evaluation(row):
         raise ReportFormMissingError(
-            f"The job {row.job_id} is an evaluation: its report is there as JSON alone.",
-            hint=f"Take the JSON: GET /v1/jobs/{row.job_id}/report",
+            f"The job {row.job_id} is an evaluation: its report is available as JSON only.",
+            hint=f"Download the JSON with GET /v1/jobs/{row.job_id}/report.",
         )
     try:
         return Report.model_validate(row.body)
@@ -59,7 +59,7 @@ def whole_report(row: ReportRow) -> Report:
 def _unknown(row: ReportRow) -> ReportNotRenderableError:
     return ReportNotRenderableError(
         f"The report of {row.job_id} is not of a form that this service knows.",
-        hint=f"Take the JSON: GET /v1/jobs/{row.job_id}/report",
+        hint=f"Download the JSON with GET /v1/jobs/{row.job_id}/report.",
     )
 
 

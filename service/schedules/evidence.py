@@ -88,9 +88,7 @@ def _compared(
         told = f"The model's name has no alias {baseline.alias!r}"
         if baseline.alias == schedule.promote_to:
             return BaselineFigures(None, f"{told} yet, which this schedule gives.", is_first=True)
-        return BaselineFigures(
-            None, f"{told}. Give it to a version: PUT /v1/models/NAME@VERSION/aliases/{baseline.alias}."
-        )
+        return BaselineFigures(None, f"{told}. Set it with PUT /v1/models/NAME@VERSION/aliases/{baseline.alias}.")
     accepted = repository.last_accepted(session, run.tenant_id, schedule.id, model.id)
     found = [*([] if accepted is None else [accepted]), *_newest(session, run, model.id, but, accepted)]
     if not found:

@@ -26,8 +26,8 @@ from service.names.kinds import DATASETS, MODELS
 from service.names.repository import look_up
 
 _HINT = (
-    "Name what is there: aliases are made by PUT /v1/models/NAME@VERSION/aliases/ALIAS, metrics are declared under "
-    "config.evaluation.metrics of the template."
+    "Create aliases with PUT /v1/models/NAME@VERSION/aliases/ALIAS; declare metrics under config.evaluation.metrics of "
+    "the template."
 )
 _WITHOUT_REPORT = frozenset({"failed", "canceled"})
 

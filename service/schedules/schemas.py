@@ -185,7 +185,7 @@ class RunNotFoundError(QuantmillError, code="run-not-found", title="No such run"
         super().__init__(
             f"There is no run {run_id!r} of the schedule {schedule_id!r}.",
             path_parameter="run_id",
-            hint=f"GET /v1/schedules/{schedule_id}/runs lists those that are kept.",
+            hint=f"GET /v1/schedules/{schedule_id}/runs lists the runs that are kept.",
         )
 
 
@@ -196,7 +196,7 @@ class ScheduleNameTakenError(QuantmillError, code="schedule-name-taken", title="
         super().__init__(
             f"The schedule {schedule_id} is called {name!r}.",
             pointer="/name",
-            hint=f"Take another name, or change that one: PATCH /v1/schedules/{schedule_id}.",
+            hint=f"Choose another name, or rename that schedule with PATCH /v1/schedules/{schedule_id}.",
         )
 
 

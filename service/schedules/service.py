@@ -283,7 +283,7 @@ def _submittable(app: AppState, session: Session, tenant_id: str, template: JobC
         raise InvalidRequestError(
             "A schedule hands nothing over: presigned URLs end, and a template is shown to whoever reads it.",
             pointer="/template/hand_over",
-            hint="Hand over each job, POST /v1/jobs/{id}/hand-over, told of it by a webhook.",
+            hint="Have a webhook report each job, and hand it over with POST /v1/jobs/{id}/hand-over.",
         )
     return checked_submission(session, app.settings, tenant_id, template)
 

@@ -36,7 +36,7 @@ def named(name: str) -> TargetOut:
     if name not in TARGET_OPTIONS:
         raise TargetNotFoundError(
             f"{unknown_target(name)}.",
-            hint="'quantmill targets' and GET /v1/targets list all of them.",
+            hint="GET /v1/targets lists all targets.",
             path_parameter="name",
         )
     return TargetOut(

@@ -66,7 +66,7 @@ class UploadNotFoundError(
     word="upload",
     code="upload-not-found",
     title="No such upload",
-    listed="Create one with POST /v1/uploads; unfinished uploads expire.",
+    listed="Create an upload with POST /v1/uploads; unfinished uploads expire.",
 ):
     """There is no such upload (or it belongs to somebody else, or has expired)."""
 

@@ -246,7 +246,7 @@ def _begin(app: AppState, tenant_id: str, upload_id: str, file: UploadFile, inco
     elif upload.expected_size_bytes is None:
         raise UploadSizeUnknownError(
             "This upload was created without size_bytes, so no part can be told from the last one.",
-            hint="Declare size_bytes in POST /v1/uploads, or send the file at once with PUT .../content.",
+            hint="Give size_bytes in POST /v1/uploads, or send the whole file with PUT /v1/uploads/{id}/content.",
             pointer=_SIZE_POINTER,
         )
     elif incoming.offset != file.size_bytes:

@@ -142,7 +142,7 @@ class DeliveryNotFoundError(QuantmillError, code="delivery-not-found", title="No
         super().__init__(
             f"There is no delivery {delivery_id!r} of the webhook {webhook_id!r}.",
             path_parameter="delivery_id",
-            hint=f"GET /v1/webhooks/{webhook_id}/deliveries lists those that are kept.",
+            hint=f"GET /v1/webhooks/{webhook_id}/deliveries lists the deliveries that are kept.",
         )
 
 
@@ -152,7 +152,7 @@ class WebhookDisabledError(QuantmillError, code="webhook-disabled", title="The w
     def __init__(self, webhook_id: str) -> None:
         super().__init__(
             f"The webhook {webhook_id} is disabled.",
-            hint=f'Enable it before: PATCH /v1/webhooks/{webhook_id} with {{"enabled": true}}.',
+            hint=f'Enable it with PATCH /v1/webhooks/{webhook_id}: {{"enabled": true}}.',
         )
 
 
@@ -169,7 +169,7 @@ class WebhookBacklogError(QuantmillError, code="webhook-backlog", title="Too muc
     def __init__(self, webhook_id: str, most: int) -> None:
         super().__init__(
             f"{most} deliveries wait for the webhook {webhook_id}, as many as may.",
-            hint=f"See why by GET /v1/webhooks/{webhook_id}/deliveries.",
+            hint=f"GET /v1/webhooks/{webhook_id}/deliveries shows why.",
         )
 
 

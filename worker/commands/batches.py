@@ -47,9 +47,7 @@ class Grid:
     evaluation: Annotated[str | None, typer.Option(metavar="DATASET", help="Id of another one.")] = None
     members: Annotated[
         Path | None,
-        options.file_option(
-            "FILE.json", "In place of all these: a list of requests, each as the body of POST /v1/jobs."
-        ),
+        options.file_option("FILE.json", "Instead of all these: a list of requests, each the body of POST /v1/jobs."),
     ] = None
 
 
@@ -208,6 +206,6 @@ def _members(path: Path) -> list[dict[str, Any]]:
     found = read_document(path)
     if not isinstance(found, list) or not found or not all(isinstance(member, dict) for member in found):
         raise InvalidRequestError(
-            f"{path} holds no list of requests.", hint='Each is as the body of POST /v1/jobs: [{"model_id": ...}].'
+            f"{path} holds no list of requests.", hint='Each is the body of a job: [{"model_id": ...}].'
         )
     return found

@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from service.contracts.config import advised_config
 from service.contracts.errors import InvalidRequestError
 from service.contracts.report import Advice, Report
+from service.contracts.validation_words import message_of
 from worker.commands import options
 from worker.commands.command import Printing, Service, command
 from worker.commands.files import publish
@@ -157,8 +158,8 @@ def read_report(file: Path) -> Report:
         first = error.errors(include_url=False)[0]
         place = "/".join(str(part) for part in first["loc"])
         raise InvalidRequestError(
-            f"{file} is no report: {f'{place}: ' if place else ''}{first['msg']}.",
-            hint="Give the file of --report of an earlier run, or what GET /v1/jobs/ID/report answers.",
+            f"{file} is no report: {f'{place}: ' if place else ''}{message_of(first)}.",
+            hint="Give the file of --report of an earlier run, or download one with GET /v1/jobs/{id}/report.",
         ) from None
 
 
