@@ -49,8 +49,9 @@ def test_every_page_is_run() -> None:
 def test_a_mobilenet_that_collapsed_is_repaired(folder: Path) -> None:
     data = required_data_dir() / "imagenet"
     shutil.copy(data / "mobilenet_v1_0.75_224.onnx", folder / "mobilenet.onnx")
-    for name in ("calibration.npz", "evaluation.npz"):
-        shutil.copy(data / name, folder)
+    shutil.copy(data / "calibration.npz", folder)
+    with np.load(data / "evaluation.npz") as stored:  # every other image: the difference that is looked for is large
+        np.savez(folder / "evaluation.npz", **{name: array[::2] for name, array in stored.items()})
     run_page("mobilenet-npu", folder)
     assert quantized(folder / "collapsed.json", "top1") < 10
     assert quantized(folder / "repaired-report.json", "top1") > 80
