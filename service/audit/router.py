@@ -1,4 +1,4 @@
-"""HTTP face of the audit: of one's own tenant for admins, of all for operators."""
+"""HTTP face of the audit log: of one's own tenant for admins, of all for operators."""
 
 from __future__ import annotations
 
@@ -9,18 +9,20 @@ from fastapi import APIRouter, Depends, Query
 from pydantic import BaseModel, Field
 
 from service.audit import service as audit
+from service.audit.repository import AuditFilters
 from service.deps import AppDep, AppState, PrincipalDep
-from service.http import only_parameters
+from service.http import PLAIN_TEXT, Moment, only_parameters
 from service.keys.schemas import Tenant
 from service.keys.scopes import seen_tenant
 
 router = APIRouter(tags=["audit"])
 
 _SEQ_MAX = 2**62
+_ACTION = "Of this action alone, such as job.cancel; job.* means all actions on jobs."
 
 
 class AuditOut(BaseModel):
-    """One deed."""
+    """One entry of the audit log."""
 
     seq: int
     tenant_id: str
@@ -35,26 +37,33 @@ class AuditOut(BaseModel):
 
 
 class AuditPage(BaseModel):
-    """Deeds, the newest first."""
+    """Entries of the audit log, the newest first."""
 
     items: list[AuditOut]
     next_before: int | None = Field(default=None, description="Send it as ?before= to get the next page.")
 
 
-@router.get("/v1/audit", dependencies=[Depends(only_parameters("tenant", "before", "limit"))])
+_ONLY = Depends(only_parameters("tenant", "actor", "action", "since", "until", "before", "limit"))
+
+
+@router.get("/v1/audit", dependencies=[_ONLY])
 async def list_audit(
     app: AppDep,
     principal: PrincipalDep,
     tenant: Annotated[Tenant | None, Query(description="Of this tenant alone; another's takes an operator.")] = None,
+    actor: Annotated[str | None, Query(max_length=255, pattern=PLAIN_TEXT, description="Of this key alone.")] = None,
+    action: Annotated[str | None, Query(max_length=255, pattern=PLAIN_TEXT, description=_ACTION)] = None,
+    since: Annotated[Moment | None, Query(description="Only entries of this moment or later.")] = None,
+    until: Annotated[Moment | None, Query(description="Only entries before this moment.")] = None,
     before: Annotated[int | None, Query(ge=1, le=_SEQ_MAX, description="Only rows with numbers below this.")] = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> AuditPage:
-    """Who did what in the asker's tenant, operators' deeds there too; for operators in all."""
-    shown = seen_tenant(principal, tenant)
-    return await app.reads.run(lambda: _page(app, shown, before, limit))
+    """Who did what in the caller's tenant, including actions of operators; for operators in all tenants."""
+    shown, filters = seen_tenant(principal, tenant), AuditFilters(actor, action, since, until)
+    return await app.reads.run(lambda: _page(app, shown, before, limit, filters))
 
 
-def _page(app: AppState, tenant: str | None, before: int | None, limit: int) -> AuditPage:
-    rows, more = audit.list_page(app.database, tenant, before=before, limit=limit)
+def _page(app: AppState, tenant: str | None, before: int | None, limit: int, filters: AuditFilters) -> AuditPage:
+    rows, more = audit.list_page(app.database, tenant, before=before, limit=limit, filters=filters)
     items = [AuditOut.model_validate(row, from_attributes=True) for row in rows]
     return AuditPage(items=items, next_before=items[-1].seq if more else None)

@@ -22,7 +22,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.orm import Session
 
 from service.audit import repository
-from service.audit.repository import BEGINNING, Link
+from service.audit.repository import BEGINNING, EVERYTHING, AuditFilters, Link
 from service.db import Database
 from service.principal import Principal
 from service.tables import AuditEvent
@@ -117,7 +117,12 @@ def _fault(link: Link, seq: int, previous: str) -> Fault | None:
 
 
 def list_page(
-    database: Database, tenant_id: str | None, *, before: int | None, limit: int
+    database: Database,
+    tenant_id: str | None,
+    *,
+    before: int | None,
+    limit: int,
+    filters: AuditFilters = EVERYTHING,
 ) -> tuple[list[AuditEvent], bool]:
     """Rows, the newest first, and whether there are more.
 
@@ -126,10 +131,11 @@ def list_page(
         tenant_id: of this tenant alone; None: of all.
         before: only rows with numbers below this.
         limit: most of them.
+        filters: which of them.
     """
     link_if_possible(database)
     with database.read() as session:
-        rows = repository.page(session, tenant_id=tenant_id, before=before, limit=limit + 1)
+        rows = repository.page(session, tenant_id=tenant_id, before=before, limit=limit + 1, filters=filters)
     return rows[:limit], len(rows) > limit
 
 

@@ -174,18 +174,6 @@ class OutlinedMetric(Contract):
     float_: float | None = Field(alias="float", serialization_alias="float")
     quantized: float | None
     drop: float | None = Field(description="Change for the worse; negative: better than float.")
-    chance: float | None = Field(default=None, description="What guessing would reach; null where nobody knows.")
-
-    @property
-    def collapsed(self) -> bool:
-        """Whether the quantized model is at or below chance, or has lost more than half of float's margin over it.
-
-        An accuracy whose chance level is not known is compared with 0.
-        """
-        chance = 0.0 if self.chance is None and self.name.startswith("top") else self.chance
-        if chance is None or self.float_ is None or self.quantized is None or self.float_ <= chance:
-            return False
-        return self.quantized <= chance or self.float_ - self.quantized > (self.float_ - chance) / 2
 
 
 class ReportOutline(Contract):
@@ -197,11 +185,12 @@ class ReportOutline(Contract):
     float_size_bytes: int | None = Field(description="Null: of an evaluation without a reference model.")
     quantized_size_bytes: int
     latency_ratio: float | None = Field(description="Quantized over float; null: not timed.")
-
-    @property
-    def collapsed(self) -> bool:
-        """Whether nearly all that the float model could do is lost, by some metric."""
-        return any(metric.collapsed for metric in self.metrics)
+    latency_not_representative: bool = Field(
+        default=False, description="The target was simulated on this CPU: the ratio tells nothing of the target."
+    )
+    collapsed: bool = Field(
+        default=False, description="The sanity check has failed: most of what the float model can do is lost."
+    )
 
     @classmethod
     def of(cls, report: Report | EvaluationReport) -> ReportOutline:
@@ -211,14 +200,7 @@ class ReportOutline(Contract):
         return cls(
             metrics=tuple(
                 OutlinedMetric.model_validate(
-                    {
-                        "name": m.name,
-                        "unit": m.unit,
-                        "float": m.float_,
-                        "quantized": m.quantized,
-                        "drop": m.drop,
-                        "chance": m.chance,
-                    }
+                    {"name": m.name, "unit": m.unit, "float": m.float_, "quantized": m.quantized, "drop": m.drop}
                 )
                 for m in report.metrics[:_MOST_METRICS]
             ),
@@ -227,6 +209,8 @@ class ReportOutline(Contract):
             float_size_bytes=report.float_.size_bytes,
             quantized_size_bytes=report.quantized.size_bytes,
             latency_ratio=None if report.latency is None else report.latency.ratio,
+            latency_not_representative=_is_simulated(report.latency),
+            collapsed=any(clause.is_collapse for clause in report.gate),
         )
 
     @classmethod
@@ -243,4 +227,10 @@ class ReportOutline(Contract):
             float_size_bytes=None if report.reference is None else report.reference.size_bytes,
             quantized_size_bytes=report.model.size_bytes,
             latency_ratio=None if report.latency is None else report.latency.ratio,
+            latency_not_representative=_is_simulated(report.latency),
+            collapsed=any(clause.is_collapse for clause in report.gate),
         )
+
+
+def _is_simulated(latency: LatencyFigures | None) -> bool:
+    return latency is not None and latency.not_representative is not None

@@ -57,12 +57,12 @@ SURFACES: dict[str, Surface] = {
     "GET /v1/webhooks": Surface("quantmill webhooks list", "/webhooks"),
     "PATCH /v1/webhooks/{webhook}": Surface(None, "/webhooks/{webhook}"),
     "GET /v1/webhooks/{webhook}/deliveries": Surface("quantmill webhooks deliveries {webhook}", "/webhooks/{webhook}"),
-    "GET /v1/keys": Surface("quantmill keys list", "/admin"),
-    "POST /v1/keys": Surface("quantmill keys create", "/admin"),
-    "GET /v1/keys/signing": Surface("quantmill keys signing", "/admin"),
+    "GET /v1/keys": Surface("quantmill keys list", "/keys"),
+    "POST /v1/keys": Surface("quantmill keys create", "/keys"),
+    "GET /v1/keys/signing": Surface("quantmill keys signing", "/keys"),
     "GET /v1/quarantine": Surface("quantmill quarantine list", "/workers"),
     "DELETE /v1/quarantine/{digest}": Surface("quantmill quarantine release {digest}", "/workers"),
-    "PUT /v1/tenants/{tenant}/quota": Surface("quantmill tenants set {tenant}", "/admin/quotas/{tenant}"),
+    "PUT /v1/tenants/{tenant}/quota": Surface("quantmill tenants set {tenant}", "/tenants/{tenant}"),
 }
 # What pages are called in a sentence.
 PAGES: dict[str, str] = {
@@ -81,8 +81,8 @@ PAGES: dict[str, str] = {
     "/webhooks": "the Webhooks page",
     "/webhooks/{webhook}": "the webhook's page",
     "/workers": "the Workers page",
-    "/admin": "the Keys and audit page",
-    "/admin/quotas/{tenant}": "the tenant's limits page",
+    "/keys": "the Keys page",
+    "/tenants/{tenant}": "the tenant's page",
 }
 
 ROUTE = re.compile(r"(with )?`?\b((?:GET|POST|PUT|PATCH|DELETE) /v1/[\w{}@:./-]*[\w}](?:\?wait=25)?)`?")

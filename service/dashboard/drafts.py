@@ -18,7 +18,7 @@ from service.jobs.views import given_name
 from service.quark import translate_document
 
 INPUTS = ("model_id", "calibration_dataset_id", "evaluation_dataset_id")
-# Beside each list of the form is a field for what does not stand in it: what is written there holds.
+# Beside each list of the form is a field for what it does not contain: what is written there overrides the list.
 OTHER = "_other"
 # Fields of the form that stand in the request under their own names; those of files are for their buttons alone.
 TEXTS = (*INPUTS, "ranges_from", "name", "labels", "priority", "device")
@@ -27,8 +27,10 @@ HAND_OVER = "hand_over"
 _FILES = ("model_name", "dataset_name", "preprocessing", "preprocessing_name")
 # Fields of files, which errors stand at.
 _UPLOADS = ("model_files", "calibration_file", "evaluation_file")
+UPLOAD_FIELDS = (*_FILES, *_UPLOADS)
+OPTION_FIELDS = ("ranges_from", "name", "labels", "priority", "device", HAND_OVER)
 _WAS, _MOST_NONCE = "config_was", 64
-_BOTH = "The form and the JSON were both changed: say with one of the two buttons below which of them holds."
+_BOTH = "The form and the JSON were both changed. Choose one: Update JSON takes the form, Apply JSON takes the JSON."
 
 
 @dataclass
@@ -70,7 +72,7 @@ class JobDraft:
         head = "model_files" if head == "files" else head
         if head == "config":
             return field_of(f"/{rest}" if rest else "", self.document)
-        return head if head in (*TEXTS, HAND_OVER, *_FILES, *_UPLOADS) else ""
+        return head if head in (*TEXTS, HAND_OVER, *UPLOAD_FIELDS) else ""
 
     def request(self) -> dict[str, Any]:
         """The request for the job.
@@ -188,7 +190,7 @@ def _labels(text: str) -> dict[str, str]:
     for line in filter(None, (line.strip() for line in text.splitlines())):
         key, sign, value = line.partition("=")
         if not sign or not key.strip():
-            raise InvalidRequestError(f"{line[:100]!r} is no label: write KEY=VALUE.", pointer="/labels")
+            raise InvalidRequestError(f"{line[:100]!r} is not a label. Write KEY=VALUE.", pointer="/labels")
         found[key.strip()] = value.strip()
     return found
 

@@ -17,7 +17,7 @@ from fastapi.routing import APIRoute
 from jinja2 import ChoiceLoader, Environment, PackageLoader
 from markupsafe import Markup, escape
 
-from service.contracts import surfaces
+from service.contracts import changes, surfaces
 from service.contracts.base import VERSION
 from service.contracts.command_errors import HttpError
 from service.contracts.errors import InvalidRequestError, QuantmillError
@@ -25,6 +25,7 @@ from service.contracts.validation_words import message_of
 from service.dashboard import forms
 from service.deps import AppDep, PrincipalDep
 from service.errors import RouteNotFoundError
+from service.jobs.views import default_name_of
 from service.keys.cookies import session_of
 from service.keys.schemas import KeyNeededError
 from service.principal import NO_KEY, Principal, Scope
@@ -79,7 +80,7 @@ def get_asset(asset: str) -> Response:
     except (FileNotFoundError, IsADirectoryError):
         body = None
     if body is None:
-        raise RouteNotFoundError(f"There is no file {asset[:100]!r}.", hint="Load the page again.")
+        raise RouteNotFoundError(f"File {asset[:100]!r} not found.", hint="Reload the page.")
     headers = {"Cache-Control": f"public, max-age={_YEAR_SECONDS}, immutable", "ETag": f'"{_digest(asset)}"'}
     return Response(body, media_type=_MEDIA_TYPES[asset.rpartition(".")[2]], headers=headers)
 
@@ -138,6 +139,12 @@ def environment() -> Environment:
         "lines": forms.lines,
         "on_page": surfaces.for_page,
         "typed": typed,
+        "outcome": forms.outcome,
+        "default_name": default_name_of,
+    }
+    made.globals |= {
+        "changes_of": forms.changes_of,
+        "size_change": changes.size_change,
     }
     made.globals |= {"asset": asset_url, "count": figures.count, "state_words": forms.STATES, "version": VERSION}
     return made

@@ -116,11 +116,15 @@ def job_listed(view: JobView) -> JobListed:
     )
 
 
+def default_name_of(job: JobListed) -> str:
+    """The name that the job has where it was given none."""
+    model = f"{job.model_name}@{job.model_version}"
+    return default_name(job.kind, model, preset=job.preset, algorithms=job.algorithms)
+
+
 def given_name(job: JobListed) -> str | None:
     """The name that the job was given; None: it has its default name."""
-    model = f"{job.model_name}@{job.model_version}"
-    default = default_name(job.kind, model, preset=job.preset, algorithms=job.algorithms)
-    return None if job.name == default else job.name
+    return None if job.name == default_name_of(job) else job.name
 
 
 def event_out(event: JobEvent) -> EventOut:

@@ -29,7 +29,7 @@ def test_a_model_in_quarantine_is_refused_until_it_is_released(front: Front) -> 
     refused = problem(front.http.post("/v1/jobs", json=front.job_body(model_id=model_id)), 409, "model-quarantined")
     assert pointers(refused) == ["/model_id"]
     assert item["job_id"] in refused["detail"]
-    assert f"quantmill quarantine release {digest}" in refused["hint"]
+    assert f"DELETE /v1/quarantine/{digest}" in refused["hint"]
     problem(front.http.post(f"/v1/models/{model_id}/inspect"), 409, "model-quarantined")
     files = [{"path": "model.onnx", "upload_id": front.upload()}]
     again = problem(front.http.post("/v1/models", json={"name": "again", "files": files}), 409, "model-quarantined")

@@ -100,10 +100,11 @@ def test_the_api_takes_a_session_with_its_guard_and_a_key_without(closed: Front)
 
 def wanted(method: str, path: str) -> str:
     """The least scope that may do it."""
-    if path.startswith("/admin"):
-        return "operator" if path.startswith(("/admin/quotas", "/admin/audit")) else "admin"
+    if path.startswith(("/admin", "/keys", "/audit", "/tenants")):
+        return "operator" if path.startswith(("/admin/quotas", "/audit/verify", "/tenants/")) else "admin"
     ends = ("/delete", "/aliases", "/aliases/end", "/release", "/pause", "/resume", "/schedules/new")
-    if path.startswith("/webhooks") or path.endswith(ends):
+    edited = path.startswith("/schedules") and path.endswith("/edit")
+    if path.startswith("/webhooks") or path.endswith(ends) or edited:
         return "manage"
     return "submit" if method == "POST" or path == "/new" else "read"
 

@@ -1,11 +1,10 @@
-"""Recipes in short, and what counts as a collapse."""
+"""Default names of jobs, and recipes in short."""
 
 from __future__ import annotations
 
 import pytest
 
 from service.contracts.algorithms.union import ALGORITHMS
-from service.contracts.evaluation_report import OutlinedMetric
 from service.jobs.naming import ALGORITHM_NAMES, default_name, recipe
 
 
@@ -32,24 +31,3 @@ def test_default_names_tell_what_is_done() -> None:
 
 def test_every_algorithm_has_a_short_name() -> None:
     assert set(ALGORITHMS) == set(ALGORITHM_NAMES)
-
-
-@pytest.mark.parametrize(
-    ("name", "float_", "quantized", "chance", "collapsed"),
-    [
-        ("top1", 86.07, 2.05, 0.1, True),
-        ("top1", 60.0, 50.0, 50.0, True),
-        ("top1", 90.0, 71.0, 50.0, False),
-        ("top1", 90.0, 69.0, 50.0, True),
-        ("top1", 9.0, 8.0, 10.0, False),
-        ("top1", 80.0, 30.0, None, True),
-        ("perplexity", 80.0, 30.0, None, False),
-        ("top1", None, 2.0, 0.1, False),
-        ("top1", 80.0, None, 0.1, False),
-    ],
-)
-def test_a_collapse_is_more_than_half_of_the_margin_over_chance(
-    name: str, float_: float | None, quantized: float | None, chance: float | None, collapsed: bool
-) -> None:
-    told = {"name": name, "unit": "%", "float": float_, "quantized": quantized, "drop": None, "chance": chance}
-    assert OutlinedMetric.model_validate(told).collapsed is collapsed

@@ -154,7 +154,7 @@ def test_each_page_is_served_and_has_a_name(app: FastAPI) -> None:
         (
             "GET /v1/keys/signing shows them.",
             "`quantmill keys signing` shows them.",
-            "The Keys and audit page shows them.",
+            "The Keys page shows them.",
         ),
         ("PATCH /v1/webhooks/w_1 does.", "PATCH /v1/webhooks/w_1 does.", "The webhook's page does."),
         ("GET /v1/nothing is none.", "GET /v1/nothing is none.", "GET /v1/nothing is none."),
