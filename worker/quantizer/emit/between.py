@@ -14,7 +14,8 @@ From one pair to the next it computes on integers whatever it has a kernel for (
 
 Behind the first two stands an operator that no optimization takes away, and that changes nothing: Max. Such a bias is
 added behind its layer, where TensorRT finds it as well as inside. A product's bias gets the rank of what it is added
-to. Before the last ones the zero point is left out if it is 0, else stands Max, too. What else the plan names is kept apart likewise.
+to. Before the last ones the zero point is left out if it is 0, else stands Max, too. What else the plan names is kept
+apart likewise.
 """
 
 from __future__ import annotations
