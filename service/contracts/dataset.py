@@ -226,6 +226,10 @@ class ArraySummary(Contract):
     longest: tuple[int, ...] | None = Field(default=None, description="Greatest length of each axis, likewise.")
 
 
+# Class number of a sample that has no label.
+UNLABELLED = -1
+
+
 class LabelSummary(Contract):
     """The label array: class numbers in [minimum, maximum], or whatever else a declared metric takes."""
 
@@ -233,6 +237,7 @@ class LabelSummary(Contract):
     count: int
     minimum: int | None = Field(default=None, description="Null for labels that are no class numbers [samples].")
     maximum: int | None = Field(default=None, description="Null for labels that are no class numbers [samples].")
+    unlabelled: int = Field(default=0, description="Samples whose class number is -1: they have no label.")
     dtype: str | None = Field(default=None, description="As stored; null in older records, which hold class numbers.")
     shape: tuple[int | None, ...] | None = Field(
         default=None,

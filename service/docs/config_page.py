@@ -178,10 +178,10 @@ Random changes of the samples that `qat` trains on, by `kind`.
 DATA = """## Data
 
 `.npz` or `.safetensors`, one array per model input under the input's name, first axis = samples, optionally `labels`
-(class numbers). A preprocessing spec maps arrays to inputs under other names and turns stored uint8 images into what
-the model wants: `(x * scale - mean) / std`, layout `NHWC`, `NCHW` or `NHW`. An array with one axis more than the
-input holds whole inputs (states, scalars). Data is read as a stream: memory does not grow with the number of samples.
-Nothing is ever unpickled.
+(class numbers; -1 for a sample without one). A preprocessing spec maps arrays to inputs under other names and turns
+stored uint8 images into what the model wants: `(x * scale - mean) / std`, layout `NHWC`, `NCHW` or `NHW`. An array
+with one axis more than the input holds whole inputs (states, scalars). Data is read as a stream: memory does not grow
+with the number of samples. Nothing is ever unpickled.
 
 Pictures (JPEG, PNG, WebP, BMP) and sounds (WAV) come as a `.tar`, `.tar.gz` or `.zip`: `pictures` or `sounds` of the
 spec says how they become the array `images` or `sounds`; [datasets.md](datasets.md) tells the rest.

@@ -65,10 +65,10 @@ float model gave 90 % or more (null where nobody can tell, as where some samples
 the job, tells it sample by sample where the first output gives one class for each: `index`, `float_class`,
 `quantized_class`; where the output gives scores `float_confidence` (the probability of the float model's decision),
 `float_loss` and `quantized_loss` (cross-entropy in nats with the label or, without labels, with that decision); with
-labels also `label`, `float_correct` and `quantized_correct`. Beside these, or alone, stands as `metric.NAME` what each
-sample says of a metric of the quantized model (Tukey's pseudo-value: of a mean the sample's own value, of any other
-function of sums what the sample moves it by), where the metric tells samples apart: jobs are
-[compared](http.md#side-by-side) by it.
+labels also `label`, `float_correct` and `quantized_correct` (-1, 0 and 0 where a sample has none). Beside these, or
+alone, stands as `metric.NAME` what each sample says of a metric of the quantized model (Tukey's pseudo-value: of a mean
+the sample's own value, of any other function of sums what the sample moves it by), where the metric tells samples
+apart: jobs are [compared](http.md#side-by-side) by it.
 
 The same tests decide whether an algorithm, a recipe of the autopilot or an epoch of a training is better than another.
 

@@ -15,7 +15,14 @@ from typing import Any
 import numpy as np
 
 from service.contracts.compatibility import fed_shape
-from service.contracts.dataset import DatasetSummary, FileFormat, InputSpec, PreprocessingSpec, Thumbnails
+from service.contracts.dataset import (
+    UNLABELLED,
+    DatasetSummary,
+    FileFormat,
+    InputSpec,
+    PreprocessingSpec,
+    Thumbnails,
+)
 from service.contracts.errors import DatasetMismatchError
 from service.contracts.model import TensorInfo
 from worker.quantizer.data.array_files import detect_format, read_npz, read_safetensors
@@ -77,9 +84,14 @@ class OpenDataset:
 
     @cached_property
     def labels(self) -> Labels | None:
-        """Class numbers, int64 [samples]; None if there are no labels, or labels that are no class numbers."""
+        """Class numbers, int64 [samples], -1 where a sample has none; None if no sample has one, or the labels are no
+        class numbers.
+        """
         stored = self.selection.labels
-        return read_labels(stored) if stored is not None and are_classes(stored) else None
+        if stored is None or not are_classes(stored):
+            return None
+        found = read_labels(stored)
+        return found if (found != UNLABELLED).any() else None
 
     @cached_property
     def summary(self) -> DatasetSummary:

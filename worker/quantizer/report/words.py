@@ -167,6 +167,11 @@ def cost_notes(
 def _label_notes(comparison: ModelComparison, data: OpenDataset) -> list[str]:
     """Labels that nothing was done with."""
     labels = data.summary.labels
+    if labels is not None and labels.unlabelled:
+        return [
+            f"{labels.unlabelled} of {labels.count} samples have no label (-1): they count in agreement and distances, "
+            "not in what is measured by labels"
+        ]
     if labels is None or comparison.labels_used:
         return []
     if labels.are_classes:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from service.contracts.compatibility import class_count
+from service.contracts.dataset import UNLABELLED
 from service.contracts.distributions import incomplete_beta
 from service.contracts.evaluation import DEFAULT_METRIC
 from service.contracts.evaluation_checks import find_output
@@ -362,8 +363,9 @@ def _chance(found: MetricFigures, metric: Metric | None, case: Case) -> float | 
         return None if classes is None else float(classes)
     data = case.measured_on
     labels, judged = data.labels, judged_by(case, data)
-    if labels is None or judged is None or not len(labels):
+    if labels is None or judged is None:
         return None
+    labels = labels[labels != UNLABELLED]
     if metric is None:
         rank = {"top1": 1, "top5": 5}.get(found.name)
     elif isinstance(metric, PerClassAccuracy):
