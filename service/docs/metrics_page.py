@@ -65,7 +65,8 @@ a probability of 90 % or more in the float model (null if unknown, for example i
 `samples.npz`, a file of the job, has them sample by sample if the first output gives one class per sample: `index`,
 `float_class`, `quantized_class`; if the output gives scores, `float_confidence` (the probability of the float model's
 decision), `float_loss` and `quantized_loss` (cross-entropy in nats with the label or, without labels, with that
-decision); with labels also `label`, `float_correct` and `quantized_correct`. In addition, or alone, `metric.NAME` has
+decision); with labels also `label`, `float_correct` and `quantized_correct` (-1, 0 and 0
+for a sample without one). In addition, or alone, `metric.NAME` has
 the contribution of each sample to a metric of the quantized model (Tukey's pseudo-value: for a mean the sample's own
 value, for any other function of sums the sample's influence), if the metric is a sum over samples: jobs are
 [compared](http.md#compare) by it.
