@@ -36,37 +36,38 @@ Its conditions are `max_drop` (in the metric's unit, for the worse, whichever di
 Where the calibration data has what it needs, that metric also decides whether an algorithm is kept.
 
 **Sanity check.** A collapsed model is never `pass` nor `none`, with or without conditions: its report has a clause
-`sanity` that failed, such as "collapsed: top-1 2.05 % is near chance level (0.10 %)", and the verdict is `fail`. A model
-has collapsed where it lost more than half of the float model's margin over chance level in a metric with a known chance
-level (perplexities by their logarithm; 0 for F1, precision, recall, mIoU and mAP, 100 % for a word error rate). Where
-no such metric is measured, its top-1 agreement takes the place, with the agreement of independent decisions as chance
-level (Cohen's kappa below 0.5), and where outputs are no classes an output SQNR of 0 dB or less. Where the confidence
-interval contains the limit the clause is undecided. Nothing is checked on random data, or where the float model itself
-does not exceed chance level. `"sanity": false` in the gate switches it off.
+`sanity` that failed, such as "collapsed: top-1 2.05 % is near chance level (0.10 %)", and the verdict is `fail`. A
+model has collapsed where it lost more than half of the float model's margin over chance level in a metric with a
+known chance level (perplexities by their logarithm; 0 for F1, precision, recall, mIoU and mAP, 100 % for a word error
+rate). Where no such metric is measured, its top-1 agreement takes the place, with the agreement of independent
+decisions as chance level (Cohen's kappa below 0.5), and where outputs are no classes an output SQNR of 0 dB or less.
+Where the confidence interval contains the limit the clause is undecided. Nothing is checked on random data, or where
+the float model itself does not exceed chance level. `"sanity": false` in the gate switches it off.
 """
 STATISTICS = """## Significance
 
 Every metric has a confidence interval, and every drop the interval of the difference: both models are compared on the
-same samples, in pairs. Shares of samples take Wilson's interval; their difference takes Tango's, with McNemar's
-exact test as `p_value`. Other metrics take a symmetric bootstrap-t by sample with a fixed seed, or Student's t over
-parts of the samples (`method`: `student`) where a metric has no value per sample, is computed from all of them at
-once, or from fewer than 20. A Python function has no interval. Intervals are of 95 %, or of the gate's `confidence`.
-Identical samples show nothing about others, so there is no interval either, except for shares: where none of n
-samples has changed, the rule of three (`method`: `rule_of_three`) says that at most a share of
-1 - (1 - confidence)^(1/n) of all samples changes, and the drop is within as many points, 0.3 at 1000
-samples. That holds for shares where all samples weigh the same; of a mean over classes, such as F1 or mIoU, it is an
-estimate, since rare classes rest on few of the samples. A metric without an upper bound, such as a word error rate, has no
-interval. `p_value` is then the sign test's. Of very many samples neighbors count as one; above 65,536
-sums per sample nothing is kept, and there is no interval.
-`python -m benchmarks.coverage` measures how often they contain the true value.
+same samples, in pairs. Shares of samples take Wilson's interval; their difference takes Tango's, with McNemar's exact
+test as `p_value`. Other metrics take a symmetric bootstrap-t by sample with a fixed seed, or Student's t over parts
+of the samples (`method`: `student`) where a metric has no value per sample, is computed from all of them at once, or
+from fewer than 20. A Python function has no interval. Intervals are of 95 %, or of the gate's `confidence`. Identical
+samples show nothing about others, so there is no interval either, except for shares: where none of n samples has
+changed, the rule of three (`method`: `rule_of_three`) says that at most a share of 1 - (1 - confidence)^(1/n) of all
+samples changes, and the drop is within as many points, 0.3 at 1000 samples. That holds for shares where all samples
+weigh the same; of a mean over classes, such as F1 or mIoU, it is an estimate, since rare classes rest on few of the
+samples. A metric without an upper bound, such as a word error rate, has no interval. `p_value` is then the sign
+test's. Of very many samples neighbors count as one; above 65,536 sums per sample nothing is kept, and there is no
+interval. `python -m benchmarks.coverage` measures how often they contain the true value.
 
 Without `confidence` the figure itself decides; its interval is reported. With it a condition on accuracy (`max_drop`,
 `min_value`, `max_value`, `min_sqnr_db`) passes or fails only if its whole interval is on that side of the limit;
-otherwise it is undecided (`holds` is null), with the reason and the number of samples that would decide it, about. A latency ratio that
-was timed in pairs is always judged by its interval. Where a finding makes statements about accuracy impossible,
-such conditions are undecided. Where the target is not this CPU, conditions on latency are undecided.
+otherwise it is undecided (`holds` is null), with the reason and the number of samples that would decide it, about. A
+latency ratio that was timed in pairs is always judged by its interval. Where a finding makes statements about
+accuracy impossible, such conditions are undecided. Where the target is not this CPU, conditions on latency are
+undecided.
 
-A failed condition makes the verdict `fail`. Otherwise an undecided one makes it `on_undecided`: `undecided` or `fail`. `--fail-on-gate` exits with 3 for `fail` and with 4 for `undecided`.
+A failed condition makes the verdict `fail`. Otherwise an undecided one makes it `on_undecided`: `undecided` or
+`fail`. `--fail-on-gate` exits with 3 for `fail` and with 4 for `undecided`.
 
 For shares of samples `flips` counts the prediction flips: `lost`, `won`, and `confident`, the lost ones with a float
 confidence of 90 % or more (null where it is not known). `samples.npz`, a file of
@@ -95,11 +96,11 @@ With `"on_fail": "fallback"`, if a quantized model fails `max_latency_ratio` (or
   stays quantized keeps the grids and integers that calibration and algorithms gave it;
 - the float model, unless the whole interval of another one is below 1.
 
-Where none meets the other conditions, the model as configured stays. Verdict, figures and layers are those of the model that
-is returned; nodes that were moved to float have the reason `slower-quantized`, and `fallback` of the report lists all
-candidates and regions with their figures. `fallback` of the job, of its hand-overs and of [webhooks](webhooks.md) is
-the kind of the returned model: `float`, `reduced` or `planned`; null where no search ran. The latency ratio of the
-float model is 1, so a limit below 1 fails.
+Where none meets the other conditions, the model as configured stays. Verdict, figures and layers are those of the
+model that is returned; nodes that were moved to float have the reason `slower-quantized`, and `fallback` of the
+report lists all candidates and regions with their figures. `fallback` of the job, of its hand-overs and of
+[webhooks](webhooks.md) is the kind of the returned model: `float`, `reduced` or `planned`; null where no search ran.
+The latency ratio of the float model is 1, so a limit below 1 fails.
 
 The search ends with its `fallback_seconds`: at most half of them are for regions by themselves, and at three quarters
 combining them ends, which leaves time to evaluate the results, the fastest first. A pass that is running at the end is
@@ -107,9 +108,10 @@ finished; regions that were not tried say so, and
 a model that was not evaluated is not returned. Evaluating the float model on the data, and measuring the model that is
 returned for the report, take extra time. 0 compares only the configured and the float model.
 
-The choice depends on measured time on this machine: another run may give other bytes (`timed_choice` of the manifest). A goal of the autopilot, and its budget of bytes, are conditions like
-those of the gate: each candidate is checked against them, and where another model is returned, `search.returned` and the
-clauses of the verdict report how it meets them.
+The choice depends on measured time on this machine: another run may give other bytes (`timed_choice` of the
+manifest). A goal of the autopilot, and its budget of bytes, are conditions like those of the gate: each candidate is
+checked against them, and where another model is returned, `search.returned` and the clauses of the verdict report how
+it meets them.
 """
 METRIC_WORDS = """## Metrics
 """
@@ -130,11 +132,11 @@ there.
 
 ## A metric as an ONNX graph
 
-Kind `onnx`: the value that a graph computes. Its inputs are fed by name with outputs of the model and arrays of the dataset
-(`labels`: the labels), or as `inputs` says, with the float model's outputs too; it returns one scalar per batch,
-averaged over the samples, or a sum and a count, which are added up. It runs in onnxruntime like any model: no user
-code. It is given as `base64` (1 MiB at most), as the `model_id` of an uploaded model or, on the command line, as a
-`path`.
+Kind `onnx`: the value that a graph computes. Its inputs are fed by name with outputs of the model and arrays of the
+dataset (`labels`: the labels), or as `inputs` says, with the float model's outputs too; it returns one scalar per
+batch, averaged over the samples, or a sum and a count, which are added up. It runs in onnxruntime like any model: no
+user code. It is given as `base64` (1 MiB at most), as the `model_id` of an uploaded model or, on the command line, as
+a `path`.
 """
 REPORT = """## The report
 
@@ -164,9 +166,9 @@ Both models are timed in turn (A B, B A), `latency_runs` times each, and up to t
 seconds, while the interval is wide. The pairs are cut into 20 blocks in the order of time; a block's ratio is that of
 its fastest runs, and `ratio` is the median of the blocks. `ratio_interval` reaches from the second smallest block to
 the second largest, and from the smallest to the largest where other processes took 10 % of the CPU time or more, or
-where this is not known. It does not shrink with every run: load comes and goes over many of them. The verdict is `undecided` where
-the interval contains 1. `load` reports other load of the machine. `python -m benchmarks.latency_gate` repeats a gate 20
-times next to a busy core.
+where this is not known. It does not shrink with every run: load comes and goes over many of them. The verdict is
+`undecided` where the interval contains 1. `load` reports other load of the machine. `python -m
+benchmarks.latency_gate` repeats a gate 20 times next to a busy core.
 
 `not_representative` says why the figures do not predict latency on the target: the target is another device or runtime
 than onnxruntime on this CPU, or the preset is simulated, since onnxruntime has no kernels for its types here. Such
@@ -177,11 +179,12 @@ runs between layers, such as QuantizeLinear and changes of layout, belongs to no
 
 ### Top-1 agreement
 
-`top1_agreement` is given for integers, and for floats that are class scores. The first rule that applies decides: a declared
-metric of classes, `perplexity` or `agreement`, or a gate on `top1_agreement` says yes, a metric of regression no;
-labels that fit as classes say yes, labels that are floats no; a Softmax at the end says yes, a normalization, Relu or
-Tanh no, and so does an output with the shape of an input, or a name such as boxes, embeddings or
-features; `[samples, classes]` from a linear layer, a pooling or a Sigmoid is taken for scores, everything else is not.
+`top1_agreement` is given for integers, and for floats that are class scores. The first rule that applies decides: a
+declared metric of classes, `perplexity` or `agreement`, or a gate on `top1_agreement` says yes, a metric of
+regression no; labels that fit as classes say yes, labels that are floats no; a Softmax at the end says yes, a
+normalization, Relu or Tanh no, and so does an output with the shape of an input, or a name such as boxes, embeddings
+or features; `[samples, classes]` from a linear layer, a pooling or a Sigmoid is taken for scores, everything else is
+not.
 """
 METRICS: tuple[type[MetricBase], ...] = get_args(get_args(Metric)[0])
 _PARTS: tuple[type[Contract], ...] = (BoxLabels, GraphSource, GraphInput)
