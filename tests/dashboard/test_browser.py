@@ -102,7 +102,7 @@ def test_the_navigation_can_be_skipped(open_page: Open) -> None:
     page = open_page("/jobs").page
     page.keyboard.press("Tab")
     link = page.locator(".skip")
-    assert page.evaluate(FOCUSED) == "Skip to the content"
+    assert page.evaluate(FOCUSED) == "Skip to content"
     box = link.bounding_box()
     assert box["x"] >= 0 and box["y"] >= 0
     page.keyboard.press("Enter")
@@ -122,7 +122,7 @@ def test_a_job_is_canceled_by_keyboard(open_page: Open, place: Place) -> None:
         page.keyboard.press("Enter")
     page.wait_for_selector(".acts >> text=Run again")
     assert asked == ["Cancel this job?"]
-    assert "canceled" in page.locator("#state").inner_text()
+    assert "Canceled" in page.locator("#state").inner_text()
 
 
 def test_a_job_is_started_by_keyboard(open_page: Open, place: Place) -> None:
