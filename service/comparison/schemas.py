@@ -47,6 +47,10 @@ class ComparedJob(BaseModel):
     quantized_size_bytes: int
     latency_ratio: float | None = Field(description="Quantized over float; null: not timed.")
     latency_ratio_interval: Interval | None
+    latency_not_representative: bool = Field(
+        default=False, description="The target was simulated on this CPU: the ratio does not predict its latency."
+    )
+    collapsed: bool = Field(default=False, description="The quantized model lost most of what the float model can do.")
 
 
 class ConfigDifference(BaseModel):

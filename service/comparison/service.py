@@ -104,6 +104,8 @@ def _job(one: _Compared) -> ComparedJob:
         quantized_size_bytes=told.quantized_size_bytes,
         latency_ratio=None if told.latency is None else told.latency.ratio,
         latency_ratio_interval=None if told.latency is None else told.latency.ratio_interval,
+        latency_not_representative=told.latency is not None and told.latency.not_representative is not None,
+        collapsed=told.collapsed,
     )
 
 

@@ -3,42 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from service.comparison.schemas import ComparedJob, ComparedMetric, ComparedPair, Comparison, PairedMetric
-from service.contracts.presets import find_preset
-from service.reports.figures import difference, figure, name, size
+from service.contracts.changes import (
+    NOT_REPRESENTATIVE,
+    Change,
+    difference_change,
+    latency_change,
+    metric_change,
+    ratio_words,
+    signed,
+    size_change,
+    typeset,
+)
+from service.jobs.naming import ALGORITHM_NAMES, recipe
+from service.reports.figures import figure, metric_title, name, size
 
 # The metric whose paired test is that of the decisions, where data has labels.
 TOP1 = "top1"
-METHOD_WORDS = {
-    "adaquant": "AdaQuant",
-    "adaround": "AdaRound",
-    "autopilot": "autopilot",
-    "awq": "AWQ",
-    "bias_correction": "bias correction",
-    "cross_layer_equalization": "CLE",
-    "mixed_precision": "mixed precision",
-    "outlier_channels": "outlier channels",
-    "qat": "QAT",
-    "sensitivity": "sensitivity",
-    "smooth_quant": "SmoothQuant",
-}
+_RELATIVE = ("faster", "slower")
 
 
 def recipe_of(job: ComparedJob) -> str:
-    """The recipe of a job in a few words."""
-    return recipe_words(job.preset, job.algorithms)
-
-
-def recipe_words(preset_name: str | None, methods: Sequence[str]) -> str:
-    """The preset, and the algorithms that were added to it: "xint8 + AdaRound"."""
-    preset = None if preset_name is None else find_preset(preset_name)
-    own = [step["method"] for step in preset.settings.get("algorithms", ())] if preset is not None else []
-    added = [METHOD_WORDS.get(method, method) for method in methods if method not in own]
-    left_out = [METHOD_WORDS.get(method, method) for method in own if method not in methods]
-    words = " + ".join([preset_name or "no preset", *added])
-    return f"{words} without {', '.join(left_out)}" if left_out else words
+    """The recipe of a job in short."""
+    return recipe(job.preset, job.algorithms)
 
 
 def titles(jobs: Sequence[ComparedJob], datasets: Mapping[str, str]) -> list[str]:
@@ -68,9 +58,7 @@ class Cell(NamedTuple):
     """A figure of one job, and how it compares with that of the baseline."""
 
     value: str
-    delta: str = ""
-    tone: str = ""
-    mark: str = ""
+    change: Change | None = None  # against the baseline; None: it is the baseline's, or there is nothing to compare
     note: str = ""
 
 
@@ -87,15 +75,11 @@ def rows(found: Comparison) -> list[tuple[str, list[Cell]]]:
         cells = [_metric_cell(metrics[0], None, None)]
         for one, metric in zip(others, metrics[1:], strict=True):
             cells.append(_metric_cell(metric, metrics[0], paired_of(pairs[one.id], key[0])))
-        told.append((key[0], cells))
-    agreement = [
-        _agreement_cell(one, None if one is first else first, None if one is first else pairs[one.id])
-        for one in found.jobs
-    ]
-    told.append(("Top-1 agreement", agreement))
-    told.append(("SQNR", [_sqnr_cell(one, None if one is first else first) for one in found.jobs]))
-    told.append(("Size", [_size_cell(one, None if one is first else first) for one in found.jobs]))
-    told.append(("Latency", [_latency_cell(one, None if one is first else first) for one in found.jobs]))
+        told.append((metric_title(key[0]), cells))
+    told.append(("Top-1 agreement", [_agreement_cell(one, first, pairs.get(one.id)) for one in found.jobs]))
+    told.append(("SQNR", [_sqnr_cell(one, first) for one in found.jobs]))
+    told.append(("Size", [_size_cell(one, first) for one in found.jobs]))
+    told.append(("Latency", [_latency_cell(one, first) for one in found.jobs]))
     return [(words, cells) for words, cells in told if any(cell.value != figure(None) for cell in cells)]
 
 
@@ -104,9 +88,22 @@ def paired_of(pair: ComparedPair, metric: str) -> PairedMetric | None:
     return next((one for one in pair.metrics if one.name == metric), None)
 
 
-def other_metrics(pair: ComparedPair) -> list[PairedMetric]:
-    """Paired metrics that ask something else than the paired decisions do."""
-    return [one for one in pair.metrics if not (pair.measure == "accuracy" and one.name == TOP1)]
+def other_metrics(pair: ComparedPair) -> list[tuple[PairedMetric, Change]]:
+    """Paired metrics that ask something else than the paired decisions do, each with its change."""
+    return [
+        (
+            one,
+            _tested(metric_change(one.drop, one.unit, better=one.better, drop_interval=one.interval), one.significant),
+        )
+        for one in pair.metrics
+        if not (pair.measure == "accuracy" and one.name == TOP1)
+    ]
+
+
+def pair_change(pair: ComparedPair) -> Change:
+    """The change of the share of correct decisions, by its own test."""
+    change = metric_change(pair.drop_percent, "%", drop_interval=pair.interval)
+    return _tested(change, bool(pair.significant))
 
 
 def pair_words(pair: ComparedPair) -> str:
@@ -114,19 +111,18 @@ def pair_words(pair: ComparedPair) -> str:
     if pair.drop_percent is None or pair.p_value is None:
         return ""
     what = "accuracy" if pair.measure == "accuracy" else "agreement with the float model"
-    by = signed(-pair.drop_percent, "%")
+    by = typeset(signed(-pair.drop_percent, "%"))
     if not pair.significant:
         return f"Difference not significant: {by} {what}, p = {pair.p_value:.3g}."
     return f"Significantly {'worse' if pair.drop_percent > 0 else 'better'}: {by} {what}, p = {pair.p_value:.3g}."
 
 
-def signed(change: float, unit: str) -> str:
-    """A change with its sign: of percentages in points."""
-    return f"{_sign(change)}{difference(change, unit)}"
+def _tested(change: Change, significant: bool | None) -> Change:
+    return replace(change, significant=significant)
 
 
-def _sign(change: float) -> str:
-    return "+" if change > 0 else "−" if change < 0 else "±"
+def _significance(paired: PairedMetric | ComparedPair) -> str:
+    return f"{'significant' if paired.significant else 'not significant'}, p = {paired.p_value:.3g}"
 
 
 def _metric_cell(metric: ComparedMetric | None, first: ComparedMetric | None, paired: PairedMetric | None) -> Cell:
@@ -134,83 +130,58 @@ def _metric_cell(metric: ComparedMetric | None, first: ComparedMetric | None, pa
         return _NONE
     value = figure(metric.quantized, metric.unit)
     if first is None or first.quantized is None or metric.quantized is None:
-        if metric.float_ is None or metric.quantized is None:
-            return Cell(value)
-        return Cell(value, note=f"{signed(metric.quantized - metric.float_, metric.unit)} vs FP32")
-    delta = signed(metric.quantized - first.quantized, metric.unit)
+        words = typeset(metric_change(metric.drop, metric.unit, better=metric.better).words)
+        return Cell(value, note="" if metric.drop is None else f"{words} vs FP32")
+    change = difference_change(first.quantized, metric.quantized, metric.unit, better=metric.better)
     if paired is None:
-        return Cell(value, delta, "plain", note="other samples: not tested")
-    return _tested(value, delta, paired.p_value, significant=paired.significant, better=paired.drop < 0)
+        return Cell(value, change, "measured on other samples: not tested")
+    return Cell(value, _tested(change, paired.significant), _significance(paired))
 
 
-def _agreement_cell(one: ComparedJob, first: ComparedJob | None, pair: ComparedPair | None) -> Cell:
+def _agreement_cell(one: ComparedJob, first: ComparedJob, pair: ComparedPair | None) -> Cell:
     value = figure(one.top1_agreement, "%")
-    if first is None or first.top1_agreement is None or one.top1_agreement is None:
+    if pair is None or first.top1_agreement is None or one.top1_agreement is None:
         return Cell(value)
-    change = one.top1_agreement - first.top1_agreement
-    if pair is None or pair.measure != "agreement" or pair.p_value is None:
-        return _against(value, change, signed(change, "%"), higher=True)
-    return _tested(value, signed(change, "%"), pair.p_value, significant=bool(pair.significant), better=change > 0)
+    change = difference_change(first.top1_agreement, one.top1_agreement, "%")
+    if pair.measure != "agreement" or pair.p_value is None:
+        return Cell(value, change)
+    return Cell(value, _tested(change, pair.significant), _significance(pair))
 
 
-def _tested(value: str, delta: str, p_value: float, *, significant: bool, better: bool) -> Cell:
-    if not significant:
-        return Cell(value, delta, "plain", "≈", f"not significant, p = {p_value:.3g}")
-    note = f"significant, p = {p_value:.3g}"
-    return Cell(value, delta, "good" if better else "bad", "▲" if better else "▼", note)
-
-
-def _sqnr_cell(one: ComparedJob, first: ComparedJob | None) -> Cell:
+def _sqnr_cell(one: ComparedJob, first: ComparedJob) -> Cell:
     value = figure(one.sqnr_db, "dB")
-    if first is None or one.sqnr_db is None or first.sqnr_db is None:
+    if one is first or one.sqnr_db is None or first.sqnr_db is None:
         return Cell(value)
-    change = one.sqnr_db - first.sqnr_db
-    return _against(value, change, signed(change, "dB"), higher=True)
+    return Cell(value, difference_change(first.sqnr_db, one.sqnr_db, "dB"))
 
 
-def _size_cell(one: ComparedJob, first: ComparedJob | None) -> Cell:
+def _size_cell(one: ComparedJob, first: ComparedJob) -> Cell:
     value, mine = size(one.quantized_size_bytes), one.quantized_size_bytes
-    if first is None:
+    if one is first:
         before = one.float_size_bytes
-        return Cell(value, note=f"{_share(mine, before)} than FP32" if before else "")
-    return _against(value, mine - first.quantized_size_bytes, _share(mine, first.quantized_size_bytes), higher=False)
+        return Cell(value, note="" if before is None else f"{size_change(before, mine).words} than FP32")
+    return Cell(value, size_change(first.quantized_size_bytes, mine))
 
 
-def _share(mine: float, before: float) -> str:
-    return f"{abs(1.0 - mine / before) * 100:.1f} % {'smaller' if mine <= before else 'larger'}"
-
-
-def _against(value: str, change: float, delta: str, *, higher: bool) -> Cell:
-    """A figure that has no chance in it, against the baseline's."""
-    if change == 0:
-        return Cell(value, "same", "plain")
-    better = (change > 0) == higher
-    return Cell(value, delta, "good" if better else "bad", "▲" if better else "▼")
-
-
-def _latency_cell(one: ComparedJob, first: ComparedJob | None) -> Cell:
+def _latency_cell(one: ComparedJob, first: ComparedJob) -> Cell:
     """Each was timed beside its own float model: only intervals that do not overlap tell one job from another."""
     if one.latency_ratio is None or one.latency_ratio <= 0:
         return _NONE
-    value = f"{speed(one.latency_ratio)} than FP32"
-    preset = None if one.preset is None else find_preset(one.preset)
-    if preset is not None and not preset.execution.native:
-        return Cell(value, note="simulated: not representative of the target")
-    if first is None or not first.latency_ratio:
+    value = speed(one.latency_ratio)
+    if one.latency_not_representative or first.latency_not_representative:
+        return Cell(value, note=NOT_REPRESENTATIVE if one.latency_not_representative else "")
+    if one is first or first.latency_ratio is None or first.latency_ratio <= 0:
         return Cell(value)
-    ratio, mine, theirs = (
-        one.latency_ratio / first.latency_ratio,
-        one.latency_ratio_interval,
-        first.latency_ratio_interval,
-    )
-    if mine is None or theirs is None or (mine.low <= theirs.high and theirs.low <= mine.high):
-        return Cell(value, speed(ratio), "plain", "≈", "latency difference not significant")
-    return Cell(value, speed(ratio), "good" if ratio < 1 else "bad", "▲" if ratio < 1 else "▼")
+    mine, theirs = one.latency_ratio_interval, first.latency_ratio_interval
+    apart = mine is not None and theirs is not None and (mine.low > theirs.high or theirs.low > mine.high)
+    change = latency_change(one.latency_ratio / first.latency_ratio, significant=apart)
+    return Cell(value, change, "" if apart else "latency difference not significant")
 
 
 def speed(ratio: float) -> str:
-    """A latency over another one: "1.80x faster", "2.25x slower"."""
-    return f"{1 / ratio:.2f}x faster" if ratio <= 1 else f"{ratio:.2f}x slower"
+    """A latency over that of the float model: "1.80x faster than FP32"."""
+    words = ratio_words(ratio)
+    return f"{words} than FP32" if words.endswith(_RELATIVE) else "same as FP32"
 
 
 class ConfigRow(NamedTuple):
@@ -232,7 +203,9 @@ def config_rows(found: Comparison, written: Any) -> tuple[list[ConfigRow], list[
     top: list[ConfigRow] = []
     below: list[ConfigRow] = []
     if other:
-        methods = [", ".join(METHOD_WORDS.get(each, each) for each in one.algorithms) or "none" for one in found.jobs]
+        methods = [
+            ", ".join(ALGORITHM_NAMES.get(each, each) for each in one.algorithms) or "none" for one in found.jobs
+        ]
         top.append(ConfigRow("algorithms", methods, [one != methods[0] for one in methods]))
     for one in found.config_differences:
         values = ["–" if value is None else value if isinstance(value, str) else written(value) for value in one.values]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from typing import Annotated, Any
 from urllib.parse import urlencode
 
@@ -59,15 +60,19 @@ async def compare_jobs(
 
 
 def _datasets(app: AppState, tenant_id: str, found: Comparison) -> dict[str, str]:
-    """What the datasets of the jobs are called, by id; those that were deleted are not in it."""
-    ids = {one.calibration_dataset_id for one in found.jobs} | {one.evaluation_dataset_id for one in found.jobs}
+    ids = [id_ for one in found.jobs for id_ in (one.calibration_dataset_id, one.evaluation_dataset_id)]
+    return dataset_names(app, tenant_id, ids)
+
+
+def dataset_names(app: AppState, tenant_id: str, ids: Iterable[str | None]) -> dict[str, str]:
+    """What datasets are called, by id; those that were deleted are not in it."""
     told: dict[str, str] = {}
-    for dataset_id in ids - {None}:
+    for dataset_id in {one for one in ids if one is not None}:
         try:
-            row = named(app, DATASETS, tenant_id, dataset_id or "")
+            row = named(app, DATASETS, tenant_id, dataset_id)
         except ResourceNotFoundError:
             continue
-        told[row.id] = f"{row.name}@{row.version}"
+        told[dataset_id] = f"{row.name}@{row.version}"
     return told
 
 
@@ -87,7 +92,7 @@ def _shown(found: Comparison, datasets: dict[str, str]) -> dict[str, Any]:
         "pairs": found.pairs,
         "pair_words": compared.pair_words,
         "other_metrics": compared.other_metrics,
-        "signed": compared.signed,
+        "pair_change": compared.pair_change,
         "layers": [
             (layer, [(value, charts.bar((value or 0.0) / _FULL_BAR_DB)) for value in layer.sqnr_db])
             for layer in found.layers

@@ -34,7 +34,7 @@ _TARGETS = [(name, f"{name}: {words}") for name, words in TARGET_DESCRIPTIONS.it
 
 @router.post("/models/{ref}/inspect")
 async def inspect_model(request: Request, ref: str, app: AppDep, principal: PrincipalDep) -> Response:
-    """Have told what a target would run on integers."""
+    """Find out what a target would run on integers."""
     target = (await sent(request)).text("target")
     config = await app.checks.run(lambda: inspections.aimed_at(QuantizationConfig(), target))
     row = await app.writes.run(lambda: inspections.inspect(app, principal, ref, config))

@@ -45,10 +45,10 @@ _EXAMPLE_NAMES = {
 _EXAMPLE_PREPROCESSING = {"inputs": {"image": {"layout": "NHW", "model_layout": "NCHW", "scale": 1 / 16}}}
 # Names of preprocessing that the form offers, in words.
 _PREPARATIONS = {
-    "imagenet_tf": "pictures, 0 to 255: fed as x / 127.5 - 1 (imagenet_tf)",
-    "imagenet_torchvision": "pictures, 0 to 255: fed as x / 255 by ImageNet's mean and std (imagenet_torchvision)",
-    "imagenet_caffe": "pictures, 0 to 255: fed as BGR, less ImageNet's mean (imagenet_caffe)",
-    "cifar10": "pictures, 0 to 255: fed as x / 255 by CIFAR-10's mean and std (cifar10)",
+    "imagenet_tf": "Images 0 to 255, fed as x / 127.5 - 1 (imagenet_tf)",
+    "imagenet_torchvision": "Images 0 to 255, fed as x / 255 by ImageNet's mean and std (imagenet_torchvision)",
+    "imagenet_caffe": "Images 0 to 255, fed as BGR minus ImageNet's mean (imagenet_caffe)",
+    "cifar10": "Images 0 to 255, fed as x / 255 by CIFAR-10's mean and std (cifar10)",
 }
 # Endings of files that are taken, of all and of those that hold arrays.
 FILE_ENDINGS = tuple(f".{word}" for word in get_args(FileFormat))

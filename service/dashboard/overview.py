@@ -98,10 +98,10 @@ _INKS = ("text", "quiet", "link", "good", "bad", "unsure", "plain", "first", "se
 _AT = datetime(2026, 1, 31, 12, 0, tzinfo=UTC)
 _PROBLEM = Problem(
     type="/v1/problems#non-finite-data",
-    title="The data holds no numbers",
+    title="Data contains NaN",
     status=422,
-    detail="Array 'x' holds NaN.",
-    hint="Take the sample out.",
+    detail="Array 'x' contains NaN.",
+    hint="Remove the sample.",
     code="non-finite-data",
 )
 
@@ -114,7 +114,7 @@ async def get_style(request: Request, app: AppDep, principal: PrincipalDep) -> R
         RouteNotFoundError: the service is not open.
     """
     if not app.settings.open:
-        raise RouteNotFoundError("There is no such page.", hint="QUANTMILL_OPEN=true serves it.")
+        raise RouteNotFoundError("Page not found.", hint="Set QUANTMILL_OPEN=true to serve it.")
     return page(request, "style_page.html.jinja", **_shown())
 
 

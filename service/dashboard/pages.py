@@ -80,7 +80,7 @@ def get_asset(asset: str) -> Response:
     except (FileNotFoundError, IsADirectoryError):
         body = None
     if body is None:
-        raise RouteNotFoundError(f"There is no file {asset[:100]!r}.", hint="Load the page again.")
+        raise RouteNotFoundError(f"File {asset[:100]!r} not found.", hint="Reload the page.")
     headers = {"Cache-Control": f"public, max-age={_YEAR_SECONDS}, immutable", "ETag": f'"{_digest(asset)}"'}
     return Response(body, media_type=_MEDIA_TYPES[asset.rpartition(".")[2]], headers=headers)
 

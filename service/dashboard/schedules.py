@@ -22,13 +22,15 @@ from service.contracts.regression import (
     RegressionGate,
     SizeRatio,
 )
-from service.dashboard.compared import recipe_words, signed
+from service.dashboard.comparing import dataset_names
 from service.dashboard.listing import one_page
 from service.dashboard.pages import PageRoute, add_act, page
 from service.deps import AppDep, AppState, PrincipalDep
 from service.http import Conditions, CursorParameter
 from service.jobs import service as jobs
+from service.jobs.naming import recipe
 from service.reports import charts
+from service.reports.figures import metric_title
 from service.schedules import service
 from service.schedules.schemas import RunOut
 from service.schedules.times import described
@@ -37,6 +39,7 @@ from service.schedules.views import run_out, schedule_listed, schedule_out
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 _LIMIT, _RUNS, _WEEKS = 50, 200, 12
 _SHOWN, _FAILURES = 30, 5
+_DATASETS = ("calibration_dataset_id", "evaluation_dataset_id")
 _DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 
 
@@ -78,14 +81,14 @@ def _shown(app: AppState, tenant_id: str, schedule_id: str) -> dict[str, Any]:
     return {
         "schedule": schedule,
         "job": schedule.template,
-        "recipe": recipe_words(config.get("preset"), methods),
+        "datasets": dataset_names(app, tenant_id, map(schedule.template.get, _DATASETS)),
+        "recipe": recipe(config.get("preset"), methods),
         "gate": gate_words(schedule.gate),
         "when_words": described(schedule.cron),
         "runs": runs[:_SHOWN],
         "runs_more": max(0, len(runs) - _SHOWN),
         "failures": [run for run in runs if run.state in ("failed", "refused")][:_FAILURES],
         "outlines": outlines,
-        "signed": signed,
         "weeks": _weeks(runs),
         "nights": nights,
         "unit": unit,
@@ -102,9 +105,9 @@ def _clause_words(clause: Clause, baseline: Baseline) -> str:
     of = _baseline_words(baseline)
     match clause:
         case MaxDrop():
-            return f"{clause.metric} drops by at most {clause.max_drop:g} from {of}."
+            return f"{metric_title(clause.metric)} drops by at most {clause.max_drop:g} from {of}."
         case NotSignificantlyWorse():
-            what = "Top-1 decisions are" if clause.metric is None else f"{clause.metric} is"
+            what = "Top-1 decisions are" if clause.metric is None else f"{metric_title(clause.metric)} is"
             return f"{what} not significantly worse than {of} (alpha {clause.alpha:g})."
         case SizeRatio():
             return f"Size is at most {clause.max_ratio:g}x that of {of}."

@@ -7,6 +7,7 @@ import re
 import httpx
 import pytest
 
+from service.reports.figures import metric_title
 from service.webhooks import service
 from tests.dashboard.form_of import Form
 from tests.dashboard.signing import sign_in
@@ -166,7 +167,7 @@ def test_a_job_becomes_a_schedule_that_runs_pauses_and_goes(sqlite_front: Front,
 def test_a_schedule_shows_what_it_runs_and_is_edited(sqlite_front: Front, job_id: str) -> None:
     page = make(sqlite_front, job_id, max_drop="0.5", promote_to="prod").headers["location"]
     shown = sqlite_front.http.get(page).text
-    metric = full_report().metrics[0].name
+    metric = metric_title(full_report().metrics[0].name)
     for words in ("At 03:00 every day", "tiny@latest", f"{metric} drops by at most 0.5 from the last accepted job."):
         assert words in shown
     form = Form(sqlite_front.http.get(f"{page}/edit").text, "schedule")

@@ -23,7 +23,7 @@ PAGES = tuple(Known(*page) for page in (
     ("job-running", "/jobs/{running}"), ("job-failed", "/jobs/{failed}"), ("job-queued", "/jobs/{queued}"),
     ("job-hostile", "/jobs/{hostile}"), ("job-missing", "/jobs/job_nothing"), ("curves", "/jobs/{running}/curves"),
     ("new", "/new"), ("new-from", "/new?from={succeeded}"), ("report", "/jobs/{succeeded}/report"),
-    ("report-hostile", "/jobs/{hostile}/report"), ("graph", "/jobs/{succeeded}/graph"),
+    ("report-hostile", "/jobs/{hostile}/report"), ("graph", "/jobs/{succeeded}/graph?qdq=1"),
     ("trials", "/jobs/{autopilot}/trials"), ("trials-so-far", "/jobs/{searching}/trials"),
     ("compare", "/compare?job={succeeded}&job={hostile}"), ("models", "/models"), ("model", "/models/{model}"),
     ("datasets", "/datasets"), ("dataset", "/datasets/{dataset}"), ("batches", "/batches"),

@@ -127,7 +127,7 @@ def find_loss(report: Report, spec: EvaluationSpec) -> AccuracyLoss | None:
     samples = fidelity.samples
     accuracy = (clause for clause in report.gate if clause.clause in ACCURACY_CLAUSES)
     broken = tuple(clause for clause in accuracy if clause.holds is False)
-    gate = f"the gate's {broken[0].clause} is broken" if broken else None
+    gate = f"gate condition {broken[0].clause} failed" if broken else None
     if told is not None and first is not None:
         score = Score(sqnr_db=fidelity.sqnr_db, metric=first.name, value=first.quantized)
         suffered, words = (
@@ -265,12 +265,12 @@ class ConfigTrials:
         """
         self._services.run.check()
         if self._mended:
-            return AdviceTrial(why="not tried: what was tried before mends it")
+            return AdviceTrial(why="not tried: an earlier trial fixes the loss")
         if not self._seconds:
             return AdviceTrial(why="not tried: evaluation.advice_seconds is 0")
         expected, left = _expected_seconds(self._services.stages.figures, cost), self._timed.seconds_left or 0.0
         if expected > left:
-            told = f"it takes about {expected:.0f} s, and {left:.0f} s of evaluation.advice_seconds were left"
+            told = f"it needs about {expected:.0f} s, {left:.0f} s of evaluation.advice_seconds are left"
             return AdviceTrial(why=f"not tried: {told}")
         self.run.code = code
         begin = time.monotonic()
@@ -280,9 +280,9 @@ class ConfigTrials:
         except CanceledError:
             raise
         except OutOfTimeError:
-            return AdviceTrial(why="not tried to the end: the seconds of evaluation.advice_seconds were used up")
+            return AdviceTrial(why="stopped: evaluation.advice_seconds used up")
         except QuantmillError as error:
-            return AdviceTrial(why=f"not tried to the end: {error.detail}")
+            return AdviceTrial(why=f"stopped: {error.detail}")
         loss, score = self._loss, found.score
         figure = AdviceFigure(
             metric=loss.name,
@@ -295,10 +295,10 @@ class ConfigTrials:
         broken = _conflicts(made) - self._conflicts
         if broken:
             rule, where = min(broken)
-            return AdviceTrial(figure, score, False, f"the target's rule {rule} cannot be kept with it at {where!r}")
+            return AdviceTrial(figure, score, False, f"target rule {rule} cannot be met with it at {where}")
         helped = loss.helped(found, before)
         self._mended = helped and loss.is_mended(score)
-        return AdviceTrial(figure, score, helped, None if helped else "it did not help")
+        return AdviceTrial(figure, score, helped, None if helped else "did not help")
 
     @cached_property
     def _before(self) -> Scored:

@@ -23,7 +23,7 @@ from worker.quantizer.data.media import Media, read_media, refuse_for_arrays
 from worker.quantizer.data.pictures import for_stored_pictures
 from worker.quantizer.data.preprocess import Transform
 from worker.quantizer.data.ragged import RaggedArray, grouped, largest_sample, pieces, told_shape
-from worker.quantizer.data.selection import are_classes, read_labels, select_arrays
+from worker.quantizer.data.selection import are_classes, one_hot_classes, read_labels, select_arrays
 from worker.quantizer.data.stored import Array, ArraySource, MemoryArray, SampleReader
 from worker.quantizer.data.summary import BLOCK_BYTES, Identity, Profiler, summarize
 from worker.quantizer.data.zips import DEFAULT_MAX_TOTAL_BYTES
@@ -78,9 +78,11 @@ class OpenDataset:
 
     @cached_property
     def labels(self) -> Labels | None:
-        """Class numbers, int64 [samples]; None if there are no labels, or labels that are no class numbers."""
+        """Class numbers, int64 [samples], those of one-hot labels included; None if there are no labels, or others."""
         stored = self.selection.labels
-        return read_labels(stored) if stored is not None and are_classes(stored) else None
+        if stored is None:
+            return None
+        return read_labels(stored) if are_classes(stored) else one_hot_classes(stored)
 
     @cached_property
     def summary(self) -> DatasetSummary:

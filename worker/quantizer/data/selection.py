@@ -29,6 +29,8 @@ from worker.quantizer.data.stored import (
 )
 
 _TEXT_KINDS = "USMm"
+# Fewer rows of zeros and a one may be anything; and elements that are looked at at once.
+_FEWEST_ONE_HOT, _ONE_HOT_BLOCK = 2, 1 << 20
 
 
 @dataclass(frozen=True)
@@ -169,6 +171,26 @@ def are_classes(array: ArraySource) -> bool:
     """True for class numbers: integers, one per sample."""
     shape = told_shape(array)
     return array.dtype.kind in "iu" and (len(shape) == 1 or (len(shape) == 2 and shape[1] == 1))
+
+
+def one_hot_classes(array: ArraySource) -> np.ndarray[Any, np.dtype[np.int64]] | None:
+    """Class numbers int64 [samples] of one-hot labels [samples, classes]: a single 1 per sample, all else 0.
+
+    None for anything else; a single sample is too little to tell.
+    """
+    told, shape = told_shape(array), array.shape
+    if array.dtype.kind not in "biuf" or len(told) != 2 or None in told or shape[0] < _FEWEST_ONE_HOT or shape[1] < 2:
+        return None
+    rows = max(1, _ONE_HOT_BLOCK // shape[1])
+    found = []
+    with closing(array.open()) as reader:
+        for start in range(0, shape[0], rows):
+            block = reader.read(min(rows, shape[0] - start))
+            ones = block == 1
+            if not (ones | (block == 0)).all() or not (ones.sum(axis=1) == 1).all():
+                return None
+            found.append(ones.argmax(axis=1))
+    return np.concatenate(found).astype(np.int64)
 
 
 def _refusal(array: ArraySource, *, may_be_empty: bool = False) -> str | None:

@@ -24,6 +24,7 @@ from service.contracts.evaluation_report import (
 from service.contracts.report import ModelFigures
 from service.contracts.runner import DatasetSource, EvaluateResult, EvaluateTask
 from worker.quantizer.data import open_dataset
+from worker.quantizer.evaluation.chance import with_chance
 from worker.quantizer.evaluation.compare import compare
 from worker.quantizer.evaluation.decisions import class_outputs, publish_samples
 from worker.quantizer.evaluation.gate import judge, metric_figures
@@ -37,7 +38,6 @@ from worker.quantizer.run.interface import Run
 from worker.quantizer.run.progress import Stages
 from worker.quantizer.run.services import ExtraFiles, write_files
 from worker.quantizer.runtime.session import Session
-from worker.quantizer.sanity.decisions import with_chance
 
 # Of the specification in a request for an evaluation.
 TASK_POINTER = "/evaluation"

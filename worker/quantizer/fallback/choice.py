@@ -19,6 +19,7 @@ from service.contracts.report import (
     RegionFigures,
     Report,
 )
+from worker.quantizer.evaluation.chance import with_chance
 from worker.quantizer.evaluation.collapse import SANITY
 from worker.quantizer.evaluation.compare import compare
 from worker.quantizer.evaluation.decisions import class_outputs
@@ -33,7 +34,6 @@ from worker.quantizer.report.kernels import THIS_CPU
 from worker.quantizer.run.interface import Run
 from worker.quantizer.run.services import Services
 from worker.quantizer.runtime.session import Session
-from worker.quantizer.sanity.decisions import with_chance
 from worker.quantizer.search.goal import SearchGoals
 from worker.quantizer.search.trials import ModelBuilder, OutOfTimeError, TimedRun
 

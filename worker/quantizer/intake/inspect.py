@@ -18,6 +18,7 @@ import onnx
 import onnx_ir as ir
 import onnxruntime as ort
 
+from service.contracts.compatibility import model_notes
 from service.contracts.errors import AlreadyQuantizedError, ModelError, UnsupportedModelError
 from service.contracts.model import MAX_NODE_NAME_CHARACTERS, MAX_NODE_NAMES, ModelSummary, TensorInfo
 from worker.quantizer.graph import sizes
@@ -270,6 +271,7 @@ def summarize_model(proto: onnx.ModelProto, path: Path, *, sha256: str) -> Model
     lines = "".join(f"{digest}  {location}\n" for location, digest in digests.items())
     nodes = list(_nodes(proto))
     inputs, outputs = tensor_infos(proto)
+    op_counts = dict(sorted(Counter(node.op_type for node in nodes).items()))
     return ModelSummary(
         ir_version=proto.ir_version,
         opset={entry.domain or "ai.onnx": entry.version for entry in proto.opset_import},
@@ -277,7 +279,8 @@ def summarize_model(proto: onnx.ModelProto, path: Path, *, sha256: str) -> Model
         inputs=inputs,
         outputs=outputs,
         node_count=len(nodes),
-        op_counts=dict(sorted(Counter(node.op_type for node in nodes).items())),
+        op_counts=op_counts,
+        notes=model_notes(op_counts),
         parameter_count=sum(math.prod(tensor.dims) for tensor in tensors_of(proto) if _is_weight(tensor)),
         size_bytes=sum(file.stat().st_size for file in (path, *files.values())),
         sha256=sha256 if not files else hashlib.sha256(lines.encode()).hexdigest(),

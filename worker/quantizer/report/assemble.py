@@ -11,6 +11,7 @@ from service.contracts.base import VERSION
 from service.contracts.provenance import Provenance
 from service.contracts.report import GateClause, Manifest, ModelFigures, Report
 from service.contracts.specs import TensorRange
+from worker.quantizer.evaluation.chance import with_chance
 from worker.quantizer.evaluation.compare import compare
 from worker.quantizer.evaluation.decisions import class_outputs
 from worker.quantizer.evaluation.gate import judge, metric_figures, search_clauses
@@ -26,7 +27,7 @@ from worker.quantizer.run.identity import library_versions
 from worker.quantizer.run.progress import trials_seconds
 from worker.quantizer.run.services import Services
 from worker.quantizer.runtime.session import SessionSettings
-from worker.quantizer.sanity.decisions import channel_findings, figure_findings, with_chance
+from worker.quantizer.sanity.decisions import channel_findings, figure_findings
 from worker.quantizer.sanity.kind import worst_first
 
 # The manifest of a run, before there is a model and with it.
@@ -158,6 +159,7 @@ def make_report(quantized: QuantizedDraft, case: Case, services: Services) -> As
             comparison,
             measured,
             outcomes,
+            labelled=data.summary.labels is not None,
         ),
         float=float_figures,
         quantized=figures,

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from service.contracts.changes import NOT_REPRESENTATIVE, change_of, latency_change_of, size_change
+from service.contracts.dataset import label_notes
 from service.contracts.evaluation import Gate
 from service.contracts.reason import Reason
 from service.contracts.report import (
@@ -159,10 +160,14 @@ def cost_notes(plan: QuantizationPlan, latency: LatencyFigures, growth: str | No
 
 
 def _label_notes(comparison: ModelComparison, data: OpenDataset) -> list[str]:
-    """Labels that nothing was done with."""
+    """No labels, one-hot labels, and labels that are not used."""
     labels = data.summary.labels
-    if labels is None or comparison.labels_used:
+    if data.is_random:
         return []
+    if labels is None:
+        return [] if comparison.quantized_set.values else list(label_notes(labels))
+    if comparison.labels_used:
+        return list(label_notes(labels))
     if labels.are_classes:
         return ["the labels were not used: the first output holds no class scores for them"]
     return [
@@ -253,8 +258,21 @@ def summary_sentence(
     comparison: ModelComparison,
     metrics: Sequence[MetricFigures],
     algorithms: Sequence[AlgorithmFigures],
+    *,
+    labelled: bool,
 ) -> str:
-    """The report in one sentence; ``size_bytes`` of the float and the quantized model."""
+    """The report in one sentence.
+
+    Args:
+        plan: what was quantized.
+        layers: of the report.
+        size_bytes: of the float and the quantized model.
+        latency: of both.
+        comparison: of both.
+        metrics: of both.
+        algorithms: what became of each.
+        labelled: the data has labels.
+    """
     if plan.is_empty:
         return "Nothing to quantize: the model is returned as it was uploaded."
     parts = []
@@ -264,6 +282,8 @@ def summary_sentence(
         parts.append(told if first.drop is None else f"{told} ({change_of(first).words})")
     elif comparison.fidelity.top1_agreement is not None and comparison.tells_classes_apart:
         parts.append(f"top-1 agreement {comparison.fidelity.top1_agreement:.2f} %")
+    if not metrics and comparison.fidelity.source != "random":
+        parts.append(f"accuracy not measured ({'labels not used' if labelled else 'no labels'})")
     if comparison.fidelity.sqnr_db is not None:
         parts.append(f"SQNR {comparison.fidelity.sqnr_db:.1f} dB")
     parts.append(f"size {size_change(*size_bytes).words}")

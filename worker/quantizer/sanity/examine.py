@@ -17,6 +17,7 @@ import onnx_ir as ir
 from service.contracts.report.layers import Finding
 from service.contracts.specs import needs_calibration
 from worker.quantizer.data import OpenDataset
+from worker.quantizer.evaluation.chance import Judged, judged_by
 from worker.quantizer.refine.draft import Case
 from worker.quantizer.run.services import Services
 from worker.quantizer.sanity.alternatives import FITS_BETTER, WORKS, Alternative, PairedTrial, alternatives, main_input
@@ -24,11 +25,9 @@ from worker.quantizer.sanity.decisions import (
     AT_CHANCE,
     LABELS_SHIFTED,
     HitCounts,
-    Judged,
     best_classes,
     decision_findings,
     hits_of,
-    judged_by,
     label_findings,
 )
 from worker.quantizer.sanity.float_model import CONTRADICTION, CONTRADICTS_BATCH_NORM, BatchNorms, output_findings

@@ -120,11 +120,13 @@ def run_of(tmp_path_factory: pytest.TempPathFactory) -> Any:
     labels = session.run({"x": x})[0].argmax(axis=1)
     np.savez(folder / "with.npz", x=x, labels=labels)
     np.savez(folder / "without.npz", x=x)
+    np.savez(folder / "one-hot.npz", x=x, labels=np.eye(5, dtype=np.float32)[labels])
 
-    def run(*, destroyed: bool, labelled: bool, **gate: Any) -> Report:
+    def run(*, destroyed: bool, labelled: bool | str, **gate: Any) -> Report:
         ranges = {} if not destroyed else {"tensor_ranges": {"x": {"minimum": -1e6, "maximum": 1e6}}}
         evaluation = {"latency_runs": 1, "advice_seconds": 0, "gate": gate}
-        source = DatasetSource(path=str(folder / ("with.npz" if labelled else "without.npz")))
+        name = {True: "with", False: "without"}.get(labelled, "one-hot")
+        source = DatasetSource(path=str(folder / f"{name}.npz"))
         config = parse_config({"preset": "int8", "evaluation": evaluation, **ranges})
         return quantize(path, config, source, source, run=SilentRun(), threads=1).report
 
@@ -147,3 +149,12 @@ def test_a_destroyed_network_fails_with_and_without_a_gate_and_a_sane_one_is_lef
 def test_the_check_can_be_switched_off(run_of: Any) -> None:
     report = run_of(destroyed=True, labelled=True, sanity=False)
     assert (report.verdict, report.gate) == ("none", ())
+
+
+def test_one_hot_labels_are_measured_and_missing_ones_are_said(run_of: Any) -> None:
+    report = run_of(destroyed=False, labelled=False)
+    assert "No labels: accuracy is not measured; agreement with the float model is." in report.notes
+    assert "accuracy not measured (no labels)" in report.summary
+    report = run_of(destroyed=False, labelled="one-hot")
+    assert [metric.name for metric in report.metrics][:1] == ["top1"]
+    assert any("Labels are one-hot [160, 5]" in note for note in report.notes)

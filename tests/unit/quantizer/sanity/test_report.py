@@ -13,11 +13,12 @@ from service.contracts.report import MetricFigures
 from service.contracts.runner import DatasetSource
 from tests.support.tiny import make_tiny
 from tests.unit.quantizer.sanity.conftest import Bench
+from worker.quantizer.evaluation.chance import with_chance
 from worker.quantizer.evaluation.metrics.distances import AgreementRate
 from worker.quantizer.pages import findings_page
 from worker.quantizer.pipeline import quantize
 from worker.quantizer.run.interface import SilentRun
-from worker.quantizer.sanity.decisions import decision_findings, figure_findings, hits_of, with_chance
+from worker.quantizer.sanity.decisions import decision_findings, figure_findings, hits_of
 from worker.quantizer.sanity.float_model import output_findings
 from worker.quantizer.sanity.kind import declare, declared, worst_first
 from worker.quantizer.sanity.samples import FEW_SAMPLES, ONE_SAMPLE, SOME_IN_CALIBRATION
