@@ -159,7 +159,7 @@ REPORT = """## The report
 - a manifest (hashes, versions, resolved config, seed) that reproduces the same bytes.
 
 Its schema is at `/docs` under `Report`. JSON is the contract; the same report is also available as an HTML page, as
-Markdown, as JUnit XML and as [CSV](cli.md#the-report-for-people-and-for-ci).
+Markdown, as JUnit XML and as [CSV](cli.md#report-formats).
 
 ### Latency
 
