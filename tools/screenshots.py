@@ -80,7 +80,12 @@ class Look(NamedTuple):
     scheme: str
 
 
-LOOKS = (Look("light", 1440, 900, "light"), Look("dark", 1440, 900, "dark"), Look("phone", 360, 780, "light"))
+LOOKS = (
+    Look("light", 1440, 900, "light"),
+    Look("dark", 1440, 900, "dark"),
+    Look("phone", 390, 844, "light"),
+    Look("phone-dark", 390, 844, "dark"),
+)
 
 
 def work(folder: Path, client: Client) -> dict[str, str]:
@@ -94,7 +99,7 @@ def work(folder: Path, client: Client) -> dict[str, str]:
     inputs = {"model": model, "calibration": calibration, "evaluation": evaluation}
     job = client.submit(**inputs, config=parse_config(CONFIG), name="digits, as the demo does")
     tuned = {**CONFIG, "preset": "u8s8_aaws_adaround"}
-    other = client.submit(**inputs, config=parse_config(tuned), name="digits, rounded by adaround")
+    other = client.submit(**inputs, config=parse_config(tuned))
     failing = client.submit(**inputs, config=parse_config(CONFIG), name="canceled by hand")
     client.cancel(failing.id)
     goal = {"kind": "drop", "metric": "top1", "max_drop": 0.5}

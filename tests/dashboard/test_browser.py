@@ -102,7 +102,7 @@ def test_the_navigation_can_be_skipped(open_page: Open) -> None:
     page = open_page("/jobs").page
     page.keyboard.press("Tab")
     link = page.locator(".skip")
-    assert page.evaluate(FOCUSED) == "Skip to the content"
+    assert page.evaluate(FOCUSED) == "Skip to content"
     box = link.bounding_box()
     assert box["x"] >= 0 and box["y"] >= 0
     page.keyboard.press("Enter")
@@ -117,12 +117,12 @@ def test_a_job_is_canceled_by_keyboard(open_page: Open, place: Place) -> None:
     page = open_page(f"/jobs/{job_id}").page
     asked = []
     page.on("dialog", lambda dialog: (asked.append(dialog.message), dialog.accept()))
-    tab_to(page, "Cancel")
+    tab_to(page, "Cancel job")
     with page.expect_navigation():
         page.keyboard.press("Enter")
-    page.wait_for_selector(".acts >> text=Run it again")
+    page.wait_for_selector(".acts >> text=Run again")
     assert asked == ["Cancel this job?"]
-    assert "canceled" in page.locator("#state").inner_text()
+    assert "Canceled" in page.locator("#state").inner_text()
 
 
 def test_a_job_is_started_by_keyboard(open_page: Open, place: Place) -> None:
@@ -152,5 +152,5 @@ def test_a_job_that_runs_is_followed(open_page: Open, place: Place) -> None:
     assert seen.page.locator("#meter progress").evaluate("one => one.value") == 0.25
     assert seen.page.locator("#tail b").count() == 0
     end(place.front, job_id, make_report())
-    seen.page.wait_for_selector(".acts >> text=Run it again")
+    seen.page.wait_for_selector(".acts >> text=Run again")
     assert seen.refused() == [] and seen.troubles == []

@@ -104,7 +104,7 @@ def test_from_an_upload_to_a_schedule(browser: Any, running: Service, width: int
     visitor.use("button", "Start job", "/jobs/job_")
     job_id = page.url.rpartition("/")[2]
     page.get_by_role("link", name="Report", exact=True).wait_for()  # the page follows the job by itself
-    assert "succeeded" in page.locator("#state").inner_text()
+    assert "Succeeded" in page.locator("#state").inner_text()
     visitor.seen_well()
     visitor.use("link", "Report", "/report")
     visitor.seen_well()
@@ -125,7 +125,7 @@ def test_from_an_upload_to_a_schedule(browser: Any, running: Service, width: int
     for name in (f"again at {width}", f"by hand at {width}"):
         visitor.reach("checkbox", f"Compare {name}")
         page.keyboard.press("Space")
-    visitor.use("button", "Compare the chosen jobs", "/compare")
+    visitor.use("button", "Compare selected jobs", "/compare")
     visitor.seen_well()
     assert job_id in page.url
     page.goto(f"{running.url}/jobs/{other_id}")
