@@ -1,4 +1,4 @@
-"""What resources have in common: their errors; of models and datasets a status that ends in ready or rejected."""
+"""Shared parts of resources: errors, and the status of models and datasets that ends as ready or rejected."""
 
 from __future__ import annotations
 

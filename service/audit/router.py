@@ -1,4 +1,4 @@
-"""HTTP face of the audit: of one's own tenant for admins, of all for operators."""
+"""HTTP routes of the audit log: the own tenant's for admins, all tenants' for operators."""
 
 from __future__ import annotations
 

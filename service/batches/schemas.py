@@ -1,4 +1,4 @@
-"""Batches as seen over HTTP, and what may be wrong with a request for one."""
+"""API schemas and errors of batches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hand-overs: looked at, and added to a job in whatever state."""
+"""Hand-overs: listed, and added to a job in any state."""
 
 from __future__ import annotations
 

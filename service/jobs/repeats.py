@@ -1,4 +1,4 @@
-"""Requests made of jobs that were there before: the same once more, or with changes."""
+"""Requests created from earlier jobs: repeated, or with changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs as seen over HTTP."""
+"""API schemas of jobs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keys: seen, made, replaced, ended. Of the asker's tenant, or of any for operators.
+"""Keys: get, create, rotate and revoke; of the own tenant, or of any tenant for operators.
 
 None may do more than the asker may.
 """

@@ -1,4 +1,4 @@
-"""Models in quarantine as they are shown, and their errors."""
+"""API schemas and errors of the quarantine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A tenant's limits as they are shown and set, and the errors of who wants more."""
+"""API schemas and errors of quotas."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the regression gate judges by: figures of a run's report, and of those that it is compared with."""
+"""Figures that the regression gate compares: a run's report, and the reports of its baselines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Schedules as seen over HTTP, and their errors."""
+"""API schemas and errors of schedules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Webhooks as seen over HTTP, and their errors."""
+"""API schemas and errors of webhooks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Webhooks: made, changed, deleted, shown; their secrets, kept encrypted; what was told there, and once more."""
+"""Webhooks: create, update, delete; their encrypted secrets; deliveries and redelivery."""
 
 from __future__ import annotations
 
