@@ -21,8 +21,8 @@ SHUTDOWN_SECONDS = 5
 
 log = logging.getLogger(__name__)
 
-Open = Annotated[bool, typer.Option("--open", help="Serve loopback without a key, to everybody on this machine.")]
-DataDir = Annotated[Path | None, typer.Option(metavar="FOLDER", help="Home of everything kept on local disk.")]
+Open = Annotated[bool, typer.Option("--open", help="Serve loopback without an API key.")]
+DataDir = Annotated[Path | None, typer.Option(metavar="FOLDER", help="Data directory.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -35,12 +35,12 @@ def register(app: typer.Typer) -> None:
 
 def api(
     host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
-    port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port; 0 takes any free one.")] = None,
+    port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port; 0 chooses a free one.")] = None,
     data_dir: DataDir = None,
     is_open: Open = False,
     fd: Annotated[int | None, typer.Option(help="Serve on this inherited listening socket.", hidden=True)] = None,
 ) -> None:
-    """Serve the HTTP API. The database must have been migrated."""
+    """Run the API server."""
     import uvicorn
 
     from service.app import create_app
@@ -120,10 +120,10 @@ def _listening(settings: Settings) -> list[socket.socket]:
 
 
 def migrate(
-    revision: Annotated[str, typer.Option(help="head, base, or the name of a revision.")] = "head",
+    revision: Annotated[str, typer.Option(help="head, base, or a revision.")] = "head",
     data_dir: DataDir = None,
 ) -> None:
-    """Bring the database's schema up to date (or to a given revision)."""
+    """Migrate the database to the current schema."""
     from service.db import Database, current_revision
     from service.db import migrate as run
 
@@ -138,14 +138,11 @@ def migrate(
 def presets(
     words: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[NAME|WORDS]", help="One preset, by any of its names; or words to look for in all."),
+        typer.Argument(metavar="[NAME|WORDS]", help="A preset, or words to search for."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="JSON on standard output.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """List the presets by kind, or show one: its config, what onnxruntime runs natively, how it differs from Quark's.
-
-    Words that are no preset's name are looked for in names, descriptions and notes.
-    """
+    """List the presets, or show one."""
     from service.presets import catalog
     from service.presets import catalog as searching
 
@@ -160,10 +157,10 @@ def presets(
 
 
 def targets(
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="One target, with its options.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="JSON on standard output, as the service gives it.")] = False,
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="A target.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, as the API returns it.")] = False,
 ) -> None:
-    """List the targets, or show one: what it runs, and the rules that a config may switch."""
+    """List the hardware targets, or show one."""
     from service.targets import catalog
 
     if as_json:

@@ -21,6 +21,7 @@ from service.contracts.base import below
 from service.contracts.command_errors import HttpError, TransientError
 from service.contracts.errors import FieldProblem, InvalidConfigError, InvalidRequestError, QuantmillError
 from service.contracts.validation import field_problems
+from service.contracts.validation_words import message_of
 from service.deps import get_app
 from service.limits import BodyTooLargeError
 from service.middleware import REQUEST_ID_HEADER, security_headers
@@ -70,7 +71,7 @@ _BY_STATUS: dict[int, tuple[type[QuantmillError], str]] = {
     404: (RouteNotFoundError, "/docs lists the endpoints."),
     405: (MethodNotAllowedError, "The Allow header lists the methods."),
     408: (RequestStalledError, "Send the whole body at once."),
-    413: (BodyTooLargeError, "Files go through /v1/uploads, which streams them to disk."),
+    413: (BodyTooLargeError, "Upload files with POST /v1/uploads, which streams them to disk."),
 }
 
 
@@ -149,16 +150,16 @@ async def _on_validation_error(request: Request, error: RequestValidationError) 
     problems = _problems(request, error)
     detail = "; ".join(f"{p.pointer}: {p.message}" if p.pointer else p.message for p in problems[:5])
     if problems and all(_in_config(problem.pointer) for problem in problems):
-        hint = "The schema stands at /docs under QuantizationConfig."
+        hint = "The schema is at /docs, under QuantizationConfig."
         return answer(request, InvalidConfigError(detail, errors=problems, hint=hint))
-    return answer(request, InvalidRequestError(detail, errors=problems, hint="The schema stands at /docs."))
+    return answer(request, InvalidRequestError(detail, errors=problems, hint="The schema is at /docs."))
 
 
 async def _on_http_exception(request: Request, error: HTTPException) -> Response:
-    kind, hint = _BY_STATUS.get(error.status_code, (MalformedRequestError, "Look at the request's form."))
+    kind, hint = _BY_STATUS.get(error.status_code, (MalformedRequestError, "Check the request's syntax."))
     detail = {
-        404: f"There is nothing at {request.url.path}.",
-        405: f"{request.url.path} does not take {request.method}.",
+        404: f"No endpoint has the path {request.url.path}.",
+        405: f"{request.url.path} does not support {request.method}.",
     }.get(error.status_code, str(error.detail))
     pointer = _WHOLE_BODY if error.status_code in (400, 413) else None
     headers = dict(error.headers or {})
@@ -227,7 +228,7 @@ async def _on_anything(request: Request, error: Exception) -> Response:
 
 def _problems(request: Request, error: RequestValidationError) -> tuple[FieldProblem, ...]:
     if isinstance(error, InvalidBodyError):
-        return tuple(_in_json_words(problem) for problem in error.problems)
+        return error.problems
     items = error.errors()
     model = body_model(request.scope.get("route"))
     if isinstance(error.body, bytes):
@@ -241,19 +242,13 @@ def _problems(request: Request, error: RequestValidationError) -> tuple[FieldPro
         try:
             model.model_validate(error.body)
         except ValidationError as again:
-            return tuple(_in_json_words(problem) for problem in field_problems(again, model))
+            return field_problems(again, model)
     return tuple(_generic_problem(item) for item in items)
-
-
-def _in_json_words(problem: FieldProblem) -> FieldProblem:
-    if problem.code in ("model_type", "model_attributes_type"):
-        return problem.model_copy(update={"message": "must be a JSON object"})
-    return problem
 
 
 def _generic_problem(item: dict[str, Any]) -> FieldProblem:
     place, *path = item["loc"]
-    code, message = item["type"], item["msg"].removeprefix("Value error, ")
+    code, message = item["type"], message_of(item)
     if code == "json_invalid":
         detail = item.get("ctx", {}).get("error", message)
         return FieldProblem(pointer="", code="json-invalid", message=f"not JSON: {detail} at character {path[0]}")

@@ -47,12 +47,15 @@ PAGES = (
     Known("dataset", "/datasets/{dataset}"),
     Known("schedules", "/schedules"),
     Known("schedule", "/schedules/{schedule}"),
+    Known("edit-schedule", "/schedules/{schedule}/edit"),
     Known("new-schedule", "/schedules/new?from={job}"),
     Known("workers", "/workers"),
     Known("webhooks", "/webhooks"),
     Known("new-webhook", "/webhooks/new"),
-    Known("admin", "/admin"),
-    Known("quota", "/admin/quotas/default"),
+    Known("keys", "/keys"),
+    Known("audit", "/audit"),
+    Known("tenants", "/tenants"),
+    Known("tenant", "/tenants/default"),
 )
 
 

@@ -1,7 +1,7 @@
 """The command line: all commands of Quantmill.
 
-Modules are imported where they are needed: the engine and the web framework each take a moment to load, and the front
-app is installed without the engine.
+Modules are imported where they are needed: the engine and the web framework each take a moment to load, and the API
+server is installed without the engine.
 """
 
 from __future__ import annotations
@@ -22,12 +22,14 @@ from worker.commands import inspect as inspecting
 from worker.commands import upkeep as upkeeping
 from worker.commands import verify as verifying
 from worker.commands.options import DataDir
+from worker.commands.panels import PanelGroup
 from worker.commands.quantize import register_quantize
 from worker.memory import wait_quietly
 
 app = typer.Typer(
     name="quantmill",
-    help="Quantize float ONNX models and measure the effect on accuracy, size and latency.",
+    cls=PanelGroup,
+    help="Quantize ONNX models and measure the accuracy drop.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
@@ -45,7 +47,7 @@ def every_command(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """Quantize float ONNX models and measure the effect on accuracy, size and latency."""
+    """Quantize ONNX models and measure the accuracy drop."""
     options.warn_of_unknown_variables()
 
 
@@ -56,12 +58,12 @@ def up(
     ] = None,
     port: Annotated[
         int | None,
-        typer.Option(min=0, max=65535, help=f"Port; 0 uses any free port. Default: {options.default_of('port')}."),
+        typer.Option(min=0, max=65535, help=f"Port; 0 chooses a free one. Default: {options.default_of('port')}."),
     ] = None,
     data_dir: DataDir = None,
     is_open: api_server.Open = False,
 ) -> None:
-    """Run the whole service on this host: API, workers and reconciler, on SQLite and local files."""
+    """Run the whole service on this host (SQLite, local files)."""
     from service.keys.start import start_refusal
     from service.process import hide_process
     from worker.embedded import EmbeddedService, StopFlag, banner
@@ -85,24 +87,19 @@ def up(
 @app.command()
 def worker(
     queues: Annotated[
-        str, typer.Option(help="Queues to take jobs from, separated by commas: cpu, gpu, inspect (validation).")
+        str, typer.Option(help="Queues, separated by commas: cpu, gpu, inspect (validation).")
     ] = "cpu,inspect",
     slots: Annotated[
         int | None,
-        typer.Option(
-            min=1, help="Concurrent jobs. Default: QUANTMILL_WORKER_SLOTS, or 1; with --devices, one per device."
-        ),
+        typer.Option(min=1, help="Jobs at a time. Default: QUANTMILL_WORKER_SLOTS, one per device, or 1."),
     ] = None,
     devices: Annotated[
         str | None,
-        typer.Option(
-            metavar="0,1",
-            help="GPUs, by the driver's numbering, distributed to the slots. Default: every slot sees all GPUs.",
-        ),
+        typer.Option(metavar="0,1", help="GPUs to distribute to the slots, by number. Default: every slot sees all."),
     ] = None,
     data_dir: DataDir = None,
 ) -> None:
-    """Run jobs: one Celery worker process that supervises runner processes."""
+    """Run a worker, which executes jobs."""
     from worker.process import run_worker_process
 
     options.configure_logging()
@@ -114,10 +111,10 @@ def worker(
 
 @app.command()
 def reconcile(
-    once: Annotated[bool, typer.Option("--once", help="Run each loop once, then exit.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Run every loop once, then exit.")] = False,
     data_dir: DataDir = None,
 ) -> None:
-    """Release jobs to workers, expire leases and uploads, collect garbage."""
+    """Run the reconciler: dispatch jobs, expire leases, delete expired data."""
     from worker.process import run_reconciler_process
 
     options.configure_logging()
@@ -131,10 +128,12 @@ register_quantize(app)
 
 @app.command()
 def demo(
-    output: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder for model and report.")] = Path("demo-output"),
+    output: Annotated[Path, typer.Option(metavar="FOLDER", help="Write model and report to this folder.")] = Path(
+        "demo-output"
+    ),
     data_dir: DataDir = None,
 ) -> None:
-    """Train a small CNN, quantize it with a temporary service, print the report."""
+    """Train a small CNN, quantize it on a temporary service, print the report."""
     from worker.commands.demo import run_demo
 
     run_demo(output, data_dir)
@@ -143,10 +142,10 @@ def demo(
 @app.command()
 def doctor(
     data_dir: DataDir = None,
-    engine: Annotated[bool, typer.Option(help="Check the engine's libraries too.")] = True,
+    engine: Annotated[bool, typer.Option(help="Check the engine's libraries as well.")] = True,
     as_json: options.PlainJson = False,
 ) -> None:
-    """Check this installation and its connections; exit code 1 if anything is wrong."""
+    """Check this installation. Exit code 1 if anything is wrong."""
     from worker.commands.doctor import examine, print_findings
 
     findings = examine(options.load_settings(data_dir=data_dir), engine=engine)
@@ -155,7 +154,7 @@ def doctor(
         raise typer.Exit(ExitCode.ERROR)
 
 
-@app.command()
+@app.command(hidden=True)  # --version is the same
 def version(as_json: options.PlainJson = False) -> None:
     """Print the version."""
     typer.echo(json.dumps({"version": VERSION}) if as_json else VERSION)
@@ -184,7 +183,7 @@ for group in (
 
 
 def main() -> None:
-    """Entry point: everything is told in a few lines, never as a traceback; faults of ours with a file to report."""
+    """Entry point: errors are printed in a few lines, never as a traceback; our own faults name a file to report."""
     wait_quietly()
     try:
         with options.settings_errors():

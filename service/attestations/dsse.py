@@ -18,6 +18,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat,
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from service.attestations.schemas import AttestationUnreadableError, PublicKeyError
+from service.contracts.validation_words import message_of
 
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
 # A config with the ranges of a large model has some megabytes.
@@ -97,8 +98,8 @@ def parse_envelope(data: bytes) -> Envelope:
         first = error.errors(include_url=False, include_input=False)[0]
         place = ".".join(map(str, first["loc"])) or "the whole document"
         raise AttestationUnreadableError(
-            f"The attestation is not a valid DSSE envelope: {place}: {first['msg']}.",
-            hint="Use the response of GET /v1/jobs/{id}/attestation.",
+            f"The attestation is not a valid DSSE envelope: {place}: {message_of(first)}.",
+            hint="Download it again with GET /v1/jobs/{id}/attestation.",
         ) from None
 
 

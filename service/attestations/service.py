@@ -26,17 +26,17 @@ def kept(app: AppState, tenant_id: str, job_id: str) -> Attestation | None:
     if job.kind == "evaluate":
         raise AttestationNotFoundError(
             f"Job {job_id} is an evaluation: it created no model that could be attested.",
-            hint="Get its results: GET /v1/jobs/{id}/report.",
+            hint=f"Get its results with GET /v1/jobs/{job_id}/report.",
         )
     if has_report:
         return found
     if job.state in TERMINAL:
         raise AttestationNotFoundError(
             f"Job {job_id} ended as {job.state} and has no results to attest.",
-            hint="See the error of the job: GET /v1/jobs/{id}.",
+            hint=f"See its error with GET /v1/jobs/{job_id}.",
         )
     raise AttestationNotReadyError(
-        f"Job {job_id} is {job.state}.", hint="Wait until the job has ended: GET /v1/jobs/{id}?wait=25"
+        f"Job {job_id} is {job.state}.", hint=f"Wait until it has ended with GET /v1/jobs/{job_id}?wait=25."
     )
 
 

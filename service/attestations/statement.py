@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
 from service.attestations.schemas import AttestationUnreadableError
+from service.contracts.validation_words import message_of
 
 STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
 PREDICATE_TYPE = "https://slsa.dev/provenance/v1"
@@ -189,7 +190,7 @@ def parse_statement(payload: bytes) -> Statement:
         first = error.errors(include_url=False, include_input=False)[0]
         place = ".".join(map(str, first["loc"])) or "the whole document"
         raise AttestationUnreadableError(
-            f"The payload is not a valid provenance statement: {place}: {first['msg']}."
+            f"The payload is not a valid provenance statement: {place}: {message_of(first)}."
         ) from None
     if found.predicate.definition.build_type != BUILD_TYPE:
         raise AttestationUnreadableError("The statement describes a type of build other than a quantization.")

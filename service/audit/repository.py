@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from datetime import datetime
 from typing import Any, NamedTuple
 
-from sqlalchemy import Double, delete, func, insert, select, type_coerce, update
+from sqlalchemy import ColumnElement, Double, delete, func, insert, select, type_coerce, update
 from sqlalchemy.orm import Session
 
 from service.db import db_now
@@ -43,6 +44,18 @@ _NEW_COLUMNS = _columns(NewAuditEvent, Link._fields[1:-2])
 _ENDS = select(
     AuditHead.seq, AuditHead.hash, func.coalesce(AuditHead.first_seq, 0), func.coalesce(AuditHead.first_hash, BEGINNING)
 )
+
+
+class AuditFilters(NamedTuple):
+    """Which entries are listed; None: all."""
+
+    actor: str | None = None
+    action: str | None = None  # such as job.cancel, or job.* for all of a noun
+    since: datetime | None = None  # at this moment or later
+    until: datetime | None = None  # before this moment
+
+
+EVERYTHING = AuditFilters()
 
 
 class ChainEnds(NamedTuple):
@@ -129,11 +142,27 @@ def links(session: Session) -> Iterator[Link]:
         yield Link(*row)
 
 
-def page(session: Session, *, tenant_id: str | None, before: int | None, limit: int) -> list[AuditEvent]:
+def page(
+    session: Session, *, tenant_id: str | None, before: int | None, limit: int, filters: AuditFilters
+) -> list[AuditEvent]:
     """Rows, the newest first: of one tenant or of all, with numbers below ``before``."""
     statement = select(AuditEvent).order_by(AuditEvent.seq.desc()).limit(limit)
     if tenant_id is not None:
         statement = statement.where(AuditEvent.tenant_id == tenant_id)
     if before is not None:
         statement = statement.where(AuditEvent.seq < before)
-    return list(session.scalars(statement))
+    return list(session.scalars(statement.where(*_conditions(filters))))
+
+
+def _conditions(filters: AuditFilters) -> Iterator[ColumnElement[bool]]:
+    if filters.actor is not None:
+        yield AuditEvent.actor == filters.actor
+    if filters.action is not None:
+        noun = filters.action.removesuffix("*")
+        yield (
+            AuditEvent.action == noun if noun == filters.action else AuditEvent.action.startswith(noun, autoescape=True)
+        )
+    if filters.since is not None:
+        yield AuditEvent.at >= filters.since
+    if filters.until is not None:
+        yield AuditEvent.at < filters.until

@@ -9,14 +9,16 @@ from fastapi import APIRouter, Depends, Query
 from pydantic import BaseModel, Field
 
 from service.audit import service as audit
+from service.audit.repository import AuditFilters
 from service.deps import AppDep, AppState, PrincipalDep
-from service.http import only_parameters
+from service.http import PLAIN_TEXT, Moment, only_parameters
 from service.keys.schemas import Tenant
 from service.keys.scopes import seen_tenant
 
 router = APIRouter(tags=["audit"])
 
 _SEQ_MAX = 2**62
+_ACTION = "Of this action alone, such as job.cancel; job.* means all actions on jobs."
 
 
 class AuditOut(BaseModel):
@@ -41,24 +43,33 @@ class AuditPage(BaseModel):
     next_before: int | None = Field(default=None, description="Pass it as ?before= to get the next page.")
 
 
-@router.get("/v1/audit", dependencies=[Depends(only_parameters("tenant", "before", "limit"))])
+_ONLY = Depends(only_parameters("tenant", "actor", "action", "since", "until", "before", "limit"))
+
+
+@router.get("/v1/audit", dependencies=[_ONLY])
 async def list_audit(
     app: AppDep,
     principal: PrincipalDep,
     tenant: Annotated[
         Tenant | None, Query(description="Only entries of this tenant; other tenants require an operator key.")
     ] = None,
+    actor: Annotated[
+        str | None, Query(max_length=255, pattern=PLAIN_TEXT, description="Only entries of this key.")
+    ] = None,
+    action: Annotated[str | None, Query(max_length=255, pattern=PLAIN_TEXT, description=_ACTION)] = None,
+    since: Annotated[Moment | None, Query(description="Only entries at or after this time.")] = None,
+    until: Annotated[Moment | None, Query(description="Only entries before this time.")] = None,
     before: Annotated[
         int | None, Query(ge=1, le=_SEQ_MAX, description="Only entries with a number less than this.")
     ] = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> AuditPage:
-    """List the audit log of your tenant (operators: of all tenants)."""
-    shown = seen_tenant(principal, tenant)
-    return await app.reads.run(lambda: _page(app, shown, before, limit))
+    """List the audit log of your tenant, including operators' actions on it (operators: of all tenants)."""
+    shown, filters = seen_tenant(principal, tenant), AuditFilters(actor, action, since, until)
+    return await app.reads.run(lambda: _page(app, shown, before, limit, filters))
 
 
-def _page(app: AppState, tenant: str | None, before: int | None, limit: int) -> AuditPage:
-    rows, more = audit.list_page(app.database, tenant, before=before, limit=limit)
+def _page(app: AppState, tenant: str | None, before: int | None, limit: int, filters: AuditFilters) -> AuditPage:
+    rows, more = audit.list_page(app.database, tenant, before=before, limit=limit, filters=filters)
     items = [AuditOut.model_validate(row, from_attributes=True) for row in rows]
     return AuditPage(items=items, next_before=items[-1].seq if more else None)

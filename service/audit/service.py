@@ -22,7 +22,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.orm import Session
 
 from service.audit import repository
-from service.audit.repository import BEGINNING, Link
+from service.audit.repository import BEGINNING, EVERYTHING, AuditFilters, Link
 from service.db import Database
 from service.principal import Principal
 from service.tables import AuditEvent
@@ -42,7 +42,7 @@ class Verdict:
     seq: int = 0  # that row's number
 
 
-def note(session: Session, by: Principal, action: str, about: str) -> None:
+def note(session: Session, by: Principal, action: str, about: str, *, tenant_id: str | None = None) -> None:
     """Leave a row on what this transaction does, which ``link`` appends to the chain.
 
     Args:
@@ -50,9 +50,10 @@ def note(session: Session, by: Principal, action: str, about: str) -> None:
         by: who does it.
         action: noun and verb, such as ``job.cancel``.
         about: id of what it is done to.
+        tenant_id: whose that is, who reads of it in the own log; None: the doer's tenant's.
     """
     repository.add(
-        session, tenant_id=by.tenant_id, actor=by.actor, action=action, object=about,
+        session, tenant_id=tenant_id or by.tenant_id, actor=by.actor, action=action, object=about,
         request_id=by.request_id, address=by.address,
     )  # fmt: skip
 
@@ -116,7 +117,12 @@ def _fault(link: Link, seq: int, previous: str) -> Fault | None:
 
 
 def list_page(
-    database: Database, tenant_id: str | None, *, before: int | None, limit: int
+    database: Database,
+    tenant_id: str | None,
+    *,
+    before: int | None,
+    limit: int,
+    filters: AuditFilters = EVERYTHING,
 ) -> tuple[list[AuditEvent], bool]:
     """Rows, the newest first, and whether there are more.
 
@@ -125,10 +131,11 @@ def list_page(
         tenant_id: of this tenant alone; None: of all.
         before: only rows with numbers below this.
         limit: most of them.
+        filters: which of them.
     """
     link_if_possible(database)
     with database.read() as session:
-        rows = repository.page(session, tenant_id=tenant_id, before=before, limit=limit + 1)
+        rows = repository.page(session, tenant_id=tenant_id, before=before, limit=limit + 1, filters=filters)
     return rows[:limit], len(rows) > limit
 
 

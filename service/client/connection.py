@@ -97,11 +97,11 @@ def own_service() -> str:
         told = ", ".join(f"{address} ({folder})" for address, folder in found.items())
         raise ServiceNotFoundError(
             f"You run several services on this host: {told}.",
-            hint=f"Say which by {SERVER_VARIABLE}, or be in the folder where it was started.",
+            hint=f"Choose one with {SERVER_VARIABLE}, or change to the folder where it was started.",
         )
     raise ServiceNotFoundError(
-        "No address of a service is given, and you run none on this host.",
-        hint=f"Give the address, set {SERVER_VARIABLE}, or start one: quantmill up.",
+        "No service is given, and you run none on this host.",
+        hint=f"Give the address, set {SERVER_VARIABLE}, or start a service with `quantmill up`.",
     )
 
 

@@ -142,7 +142,7 @@ def _found(client: Client, job: Resource | str) -> _FoundRun:
     if seen.state != "succeeded" or seen.kind != "quantize":
         raise JobNotSucceededError(
             f"The job {seen.id} is a {seen.kind} job, {seen.state}: there is no result to hand over.",
-            hint="Wait for a quantization: client.wait_succeeded(job), or quantmill jobs wait JOB.",
+            hint="Wait for the quantization with GET /v1/jobs/{id}?wait=25.",
         )
     return _FoundRun(seen, client.report(seen), client.artifacts(seen))
 

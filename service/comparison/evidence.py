@@ -106,6 +106,7 @@ class ComparedReport:
     float_size_bytes: int | None  # None: there is no reference
     quantized_size_bytes: int  # of the model
     layers: Sequence[LayerFigures]  # none of an evaluation
+    collapsed: bool  # whether the sanity clause of the gate says so
     measured_on: tuple[str, PreprocessingSpec | None] | None  # see ``measured_on``
 
 
@@ -135,6 +136,7 @@ def _of_quantization(report: Report) -> ComparedReport:
         float_size_bytes=report.float_.size_bytes,
         quantized_size_bytes=report.quantized.size_bytes,
         layers=report.layers,
+        collapsed=any(clause.is_collapse for clause in report.gate),
         measured_on=measured_on(report),
     )
 
@@ -151,5 +153,6 @@ def _of_evaluation(report: EvaluationReport) -> ComparedReport:
         float_size_bytes=None if report.reference is None else report.reference.size_bytes,
         quantized_size_bytes=report.model.size_bytes,
         layers=(),
+        collapsed=any(clause.is_collapse for clause in report.gate),
         measured_on=(manifest.evaluation_sha256, manifest.evaluation_preprocessing),
     )

@@ -133,5 +133,5 @@ def _column(archive: zipfile.ZipFile, name: str, types: tuple[str, ...]) -> _Col
 def _unreadable(what: str) -> SamplesUnreadableError:
     return SamplesUnreadableError(
         f"The job's samples.npz cannot be read: {what}.",
-        hint="Retry the job: POST /v1/jobs/{id}/retry. If its file comes out like this again, tell those who run it.",
+        hint="Retry the job with POST /v1/jobs/{id}/retry. If the new file cannot be read either, report it.",
     )

@@ -34,6 +34,9 @@ class ComparedJob(BaseModel):
     model_id: str | None
     model: str | None = Field(description="Name and version: NAME@VERSION.")
     preset: str | None
+    algorithms: tuple[str, ...] = Field(default=(), description="Methods of the config's algorithms, in order.")
+    calibration_dataset_id: str | None = None
+    evaluation_dataset_id: str | None = None
     verdict: Verdict
     seconds: float | None = Field(description="From the start of its last attempt to its end.")
     engine_version: str
@@ -44,6 +47,10 @@ class ComparedJob(BaseModel):
     quantized_size_bytes: int
     latency_ratio: float | None = Field(description="Quantized over float; null: not timed.")
     latency_ratio_interval: Interval | None
+    latency_not_representative: bool = Field(
+        default=False, description="The target was simulated on this CPU: the ratio does not predict its latency."
+    )
+    collapsed: bool = Field(default=False, description="The quantized model lost most of what the float model can do.")
 
 
 class ConfigDifference(BaseModel):
@@ -70,7 +77,10 @@ class PairedMetric(BaseModel):
     better: Literal["higher", "lower"]
     drop: float = Field(description="So much worse is the other one, in the metric's unit; negative: better.")
     interval: Interval = Field(description="Of ``drop``.")
-    p_value: float = Field(description="Chance of a difference as large if neither was better (paired bootstrap).")
+    p_value: float = Field(
+        description="Chance of a difference as large if neither was better: by McNemar's exact test for top1, where "
+        "the data has labels; by the paired bootstrap for other metrics."
+    )
     significant: bool = Field(description="Whether ``p_value`` is 0.05 or less.")
 
 

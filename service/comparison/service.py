@@ -17,11 +17,12 @@ from service.comparison.evidence import (
     samples_among,
     samples_of,
 )
-from service.comparison.pairing import CONFIDENCE
+from service.comparison.pairing import CONFIDENCE, Pairing
 from service.comparison.samples import Samples, SamplesUnreadableError
 from service.comparison.schemas import (
     MOST_LAYERS,
     ComparedJob,
+    ComparedMetric,
     ComparedPair,
     Comparison,
     PairedMetric,
@@ -33,6 +34,9 @@ from service.jobs import service as jobs
 from service.jobs.views import JobView, job_listed
 from service.reports.reading import any_report
 from service.storage import StoredFileCorruptError, StoredFileMissingError
+
+# The metric that is the share of decisions as labeled.
+_DECIDED = "top1"
 
 
 @dataclass(frozen=True)
@@ -87,6 +91,9 @@ def _job(one: _Compared) -> ComparedJob:
         model_id=listed.model_id,
         model=None if name is None else f"{name}@{version}",
         preset=listed.preset,
+        algorithms=tuple(listed.algorithms or ()),
+        calibration_dataset_id=listed.calibration_dataset_id,
+        evaluation_dataset_id=listed.evaluation_dataset_id,
         verdict=told.verdict,
         seconds=listed.seconds,
         engine_version=told.engine_version,
@@ -97,6 +104,8 @@ def _job(one: _Compared) -> ComparedJob:
         quantized_size_bytes=told.quantized_size_bytes,
         latency_ratio=None if told.latency is None else told.latency.ratio,
         latency_ratio_interval=None if told.latency is None else told.latency.ratio_interval,
+        latency_not_representative=told.latency is not None and told.latency.not_representative is not None,
+        collapsed=told.collapsed,
     )
 
 
@@ -112,8 +121,6 @@ def _pair(
     if found.pairing is None:
         return ComparedPair(**ids, measure=None, reason=found.reason, metrics=metrics)
     pairing = found.pairing
-    low, high = pairing.interval_percent
-    samples = pairing.counts.samples
     flipped = tuple(
         SampleFlip(
             index=int(k),
@@ -128,11 +135,11 @@ def _pair(
         measure="accuracy" if pairing.labeled else "agreement",
         reason=None,
         drop_percent=pairing.drop_percent,
-        interval=Interval(low=low, high=high, confidence=CONFIDENCE, method="mcnemar", samples=samples),
+        interval=_interval(pairing),
         p_value=pairing.p_value,
         significant=pairing.significant,
         flips=Flips(lost=pairing.counts.lost, won=pairing.counts.won),
-        samples=samples,
+        samples=pairing.counts.samples,
         flipped=flipped,
         flipped_more=pairing.counts.lost + pairing.counts.won - len(flipped),
         metrics=metrics,
@@ -146,6 +153,9 @@ def _paired_metrics(found: Paired, first: ComparedReport, second: ComparedReport
         other, told = others.get(metric.name), found.metrics.get(metric.name)
         if other is None or told is None or (metric.unit, metric.better) != (other.unit, other.better):
             continue
+        if metric.name == _DECIDED and metric.unit == "%" and found.pairing is not None and found.pairing.labeled:
+            yield _of_decisions(metric, found.pairing)
+            continue
         drop = told.drop(metric.better)
         yield PairedMetric(
             name=metric.name,
@@ -156,3 +166,22 @@ def _paired_metrics(found: Paired, first: ComparedReport, second: ComparedReport
             p_value=drop.p_value,
             significant=drop.p_value <= 1.0 - CONFIDENCE,
         )
+
+
+def _of_decisions(metric: ComparedMetric, pairing: Pairing) -> PairedMetric:
+    """The metric that is the share of right decisions, by the test of decisions: one question has one p-value."""
+    return PairedMetric(
+        name=metric.name,
+        unit=metric.unit,
+        better=metric.better,
+        drop=pairing.drop_percent,
+        interval=_interval(pairing),
+        p_value=pairing.p_value,
+        significant=pairing.significant,
+    )
+
+
+def _interval(pairing: Pairing) -> Interval:
+    low, high = pairing.interval_percent
+    samples = pairing.counts.samples
+    return Interval(low=low, high=high, confidence=CONFIDENCE, method="mcnemar", samples=samples)

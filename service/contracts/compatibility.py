@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from math import prod
 
 from service.contracts.base import MOST_SUGGESTIONS, nearest_name
 from service.contracts.config import QuantizationConfig
@@ -13,8 +14,9 @@ from service.contracts.errors import (
     DatasetMismatchError,
     FieldProblem,
     InvalidConfigError,
+    UnsupportedModelError,
 )
-from service.contracts.model import ModelSummary, TensorInfo
+from service.contracts.model import ModelSummary, TensorInfo, Work
 from service.contracts.preparation import PreparationSpec, brought_op_types
 from service.contracts.preprocessing import ANY_INPUT
 from service.contracts.selectors import NodeSelector, OpTypeSelector, SubgraphSelector
@@ -139,8 +141,52 @@ def check_dataset(
         )
 
 
+# A forward pass that needs more than this runs on no worker.
+MOST_PASS_BYTES = 256 * 2**30
+_FLOAT_BYTES = 4
+
+
+def fixed_batch(model: ModelSummary) -> int:
+    """Samples of one forward pass where the batch axis is fixed; 1 where it is dynamic, or unknown."""
+    sizes = {tensor.shape[0] if tensor.shape else None for tensor in model.inputs}
+    size = sizes.pop() if len(sizes) == 1 else None
+    return size if isinstance(size, int) and size > 0 else 1
+
+
+def check_batch(
+    model: ModelSummary, work: Work | None = None, *, most_bytes: int = MOST_PASS_BYTES, pointer: str = ""
+) -> None:
+    """Refuse a model whose fixed batch axis makes one forward pass larger than memory, before any is used.
+
+    Args:
+        model: facts of the model.
+        work: of its graph; default: the model's.
+        most_bytes: of memory that there is.
+        pointer: of the model in the request.
+
+    Raises:
+        UnsupportedModelError: the pass cannot be run.
+    """
+    batch = fixed_batch(model)
+    if batch <= 1:
+        return
+    shapes = [tensor.shape for tensor in (*model.inputs, *model.outputs) if tensor.shape]
+    needed = _FLOAT_BYTES * sum(prod(axis if isinstance(axis, int) else 1 for axis in shape) for shape in shapes)
+    work = work or model.work
+    if work is not None:  # a layer's input and its result exist at the same time
+        needed = max(needed, 2 * work.largest_activation_bytes)
+    if needed <= most_bytes:
+        return
+    raise UnsupportedModelError(
+        f"The batch axis is fixed at {batch}: one forward pass needs at least {needed / 2**30:,.1f} GiB of memory, "
+        f"{most_bytes / 2**30:,.1f} GiB are available.",
+        hint="Export the model with a dynamic batch axis, or with a batch size of 1.",
+        pointer=pointer,
+    )
+
+
 def is_quantized_op(op_type: str) -> bool:
-    """True for operators that a float model does not hold."""
+    """True for operators that a float model does not contain."""
     return op_type in QUANTIZED_OP_TYPES or op_type.startswith(_QUANTIZED_PREFIXES)
 
 
@@ -155,22 +201,40 @@ def check_float(model: ModelSummary, spec: PreparationSpec | None = None, *, poi
     Raises:
         AlreadyQuantizedError: pointing at the model.
     """
-    found = sorted(op for op in model.op_counts if is_quantized_op(op))
+    found = quantized_ops(model.op_counts)
     beyond = [op for op in found if op not in UNDONE_OP_TYPES]
     if not found or (spec is not None and spec.dequantize and not beyond):
         return
-    counted = ", ".join(f"{model.op_counts[op]} {op}" for op in found)
     raise AlreadyQuantizedError(
-        f"the model is quantized already: it holds {counted}",
+        f"The model is already quantized: it contains {_counted(model.op_counts, found)}.",
         hint=already_quantized_hint(beyond),
         pointer=pointer,
         op_type=(beyond or found)[0],
     )
 
 
+def quantized_ops(op_counts: Mapping[str, int]) -> list[str]:
+    """Operators of a model that a float model does not contain."""
+    return sorted(op for op in op_counts if is_quantized_op(op))
+
+
+def model_notes(op_counts: Mapping[str, int]) -> tuple[str, ...]:
+    """What to know about a model before a job runs: that it is already quantized."""
+    found = quantized_ops(op_counts)
+    if not found:
+        return ()
+    hint = already_quantized_hint(op for op in found if op not in UNDONE_OP_TYPES)
+    words = f"The model is already quantized: it contains {_counted(op_counts, found)}."
+    return (f"{words} To quantize, {hint[:1].lower()}{hint[1:]}",)
+
+
+def _counted(op_counts: Mapping[str, int], ops: Iterable[str]) -> str:
+    return ", ".join(f"{op_counts[op]} {op}" for op in ops)
+
+
 def already_quantized_hint(op_types: Iterable[str]) -> str:
     """What to do with a model that holds these quantized operators, or these among others."""
-    hint = "Upload the float model that it was made from"
+    hint = "Upload the float model that it was created from"
     stays = sorted({op for op in op_types if op not in UNDONE_OP_TYPES})
     if stays:
         return f"{hint}; preparation.dequantize cannot undo {', '.join(stays)}."

@@ -226,6 +226,10 @@ class ArraySummary(Contract):
     longest: tuple[int, ...] | None = Field(default=None, description="Greatest length of each axis, likewise.")
 
 
+# What a reader of a dataset, a run or a report has to know where there are no labels.
+NO_LABELS = "No labels: accuracy is not measured; agreement with the float model is."
+
+
 class LabelSummary(Contract):
     """The label array: class numbers in [minimum, maximum], or whatever else a declared metric takes."""
 
@@ -242,13 +246,27 @@ class LabelSummary(Contract):
 
     @property
     def are_classes(self) -> bool:
-        """True for class numbers, one per sample."""
+        """True for class numbers, one per sample, stored as such or one-hot."""
         return self.maximum is not None
+
+    @property
+    def is_one_hot(self) -> bool:
+        """True for class numbers that are stored one-hot."""
+        return self.are_classes and len(self.shape or ()) == 2 and (self.shape or ())[1] != 1
 
     @property
     def stored(self) -> ArraySummary:
         """The array behind them."""
         return ArraySummary(dtype=self.dtype or "int64", shape=self.shape or (self.count,))
+
+
+def label_notes(labels: LabelSummary | None) -> tuple[str, ...]:
+    """What to know about the labels of a dataset before a job runs: that there are none, or that they are one-hot."""
+    if labels is None:
+        return (NO_LABELS,)
+    if labels.is_one_hot:
+        return (f"Labels are one-hot {list(labels.shape or ())}: used as class numbers (index of the 1).",)
+    return ()
 
 
 class MediaSummary(Contract):
@@ -284,6 +302,9 @@ class DatasetSummary(Contract):
     sha256: str
     media: MediaSummary | None = Field(default=None, description="Of archives of pictures or sounds.")
     thumbnails: Thumbnails | None = Field(default=None, description="Of pictures, once validated by the service.")
+    notes: tuple[str, ...] = Field(
+        default=(), description="What to know before a job runs, such as missing or one-hot labels."
+    )
     arrays_left_out: int = Field(default=0, description="Arrays beyond the first 100, which lists do not tell.")
     profile: DataProfile | None = Field(
         default=None, description="Figures of the content, for people; null in older records, and in lists."

@@ -47,6 +47,13 @@ class Gate(Contract):
     min_sqnr_db: float | None = Field(default=None, description="Smallest accepted output SQNR, in dB.")
     max_size_bytes: int | None = Field(default=None, ge=1)
     max_latency_ratio: float | None = Field(default=None, gt=0, description="Largest accepted quantized/float latency.")
+    sanity: bool = Field(
+        default=True,
+        description="Fail a collapsed model whatever the conditions, with no conditions as well: one that lost more "
+        "than half of the float model's margin over chance level, or, where no metric with a chance level is measured, "
+        "of its top-1 agreement over that of independent decisions, or, where outputs hold no classes, that has an "
+        "output SQNR of 0 dB or less. false: no such check.",
+    )
     confidence: float | None = Field(
         default=None,
         ge=0.5,
@@ -186,9 +193,9 @@ def _check_percent(word: str, value: float | None, facts: MetricFacts, metric: s
     if value is None or facts.unit != "%":
         return
     if value < 0:
-        raise _wrong(f"/gate/{word}", f"must be greater than or equal to 0: {metric} is in percent")
+        raise _wrong(f"/gate/{word}", f"must be at least 0: {metric} is in percent")
     if value > 100 and facts.better == "higher":
-        raise _wrong(f"/gate/{word}", f"must be less than or equal to 100: {metric} is in percent")
+        raise _wrong(f"/gate/{word}", f"must be at most 100: {metric} is in percent")
 
 
 def _wrong(place: str, message: str) -> PydanticCustomError:

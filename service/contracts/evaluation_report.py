@@ -185,6 +185,12 @@ class ReportOutline(Contract):
     float_size_bytes: int | None = Field(description="Null: of an evaluation without a reference model.")
     quantized_size_bytes: int
     latency_ratio: float | None = Field(description="Quantized over float; null: not timed.")
+    latency_not_representative: bool = Field(
+        default=False, description="The target was simulated on this CPU: the ratio tells nothing of the target."
+    )
+    collapsed: bool = Field(
+        default=False, description="The sanity check has failed: most of what the float model can do is lost."
+    )
 
     @classmethod
     def of(cls, report: Report | EvaluationReport) -> ReportOutline:
@@ -203,6 +209,8 @@ class ReportOutline(Contract):
             float_size_bytes=report.float_.size_bytes,
             quantized_size_bytes=report.quantized.size_bytes,
             latency_ratio=None if report.latency is None else report.latency.ratio,
+            latency_not_representative=_is_simulated(report.latency),
+            collapsed=any(clause.is_collapse for clause in report.gate),
         )
 
     @classmethod
@@ -219,4 +227,10 @@ class ReportOutline(Contract):
             float_size_bytes=None if report.reference is None else report.reference.size_bytes,
             quantized_size_bytes=report.model.size_bytes,
             latency_ratio=None if report.latency is None else report.latency.ratio,
+            latency_not_representative=_is_simulated(report.latency),
+            collapsed=any(clause.is_collapse for clause in report.gate),
         )
+
+
+def _is_simulated(latency: LatencyFigures | None) -> bool:
+    return latency is not None and latency.not_representative is not None

@@ -24,6 +24,17 @@ MOST_DIMENSIONS = 32
 Name = Annotated[str, StringConstraints(max_length=NAME_CHARACTERS)]
 
 
+class TensorGrid(Contract):
+    """The grid of a tensor: what its QuantizeLinear and DequantizeLinear pair rounds to."""
+
+    dtype: Name = Field(description="Such as uint8.")
+    scales: int = Field(default=0, ge=0, description="How many scales: 1 for the whole tensor; 0: the type has none.")
+    scale_low: float | None = Field(default=None, ge=0, allow_inf_nan=False, description="Smallest scale.")
+    scale_high: float | None = Field(default=None, ge=0, allow_inf_nan=False, description="Largest scale.")
+    zero_point: int | None = Field(default=None, description="Null: the type has none, or the scales have several.")
+    axis: int | None = Field(default=None, description="Along which scales differ; null: one scale, or none.")
+
+
 class GraphTensor(Contract):
     """What a node makes or reads."""
 
@@ -35,6 +46,9 @@ class GraphTensor(Contract):
         description="A number, the name of an open dimension, or null for one without a name; null: unknown.",
     )
     constant: bool = Field(default=False, description="Whether it is stored in the model.")
+    grid: TensorGrid | None = Field(
+        default=None, description="Null: no Q/DQ pair, or the file is of an older release, which kept none."
+    )
 
 
 class GraphNode(Contract):

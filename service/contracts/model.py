@@ -95,6 +95,9 @@ class ModelSummary(Contract):
         default=None, description="Operators that only preparation brings in, such as Gemm for MatMul and Add."
     )
 
+    notes: tuple[str, ...] = Field(
+        default=(), description="What to know before a job runs, such as that the model is already quantized."
+    )
     work: Work | None = Field(
         default=None, description="Null where shapes are unknown, in older records and in lists of models."
     )

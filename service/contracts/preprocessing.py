@@ -69,6 +69,12 @@ class PictureSpec(Contract):
         ),
     )
 
+    arrays: Literal["refuse", "as_stored"] = Field(
+        default="refuse",
+        description="For files of arrays: `refuse` this spec, or feed arrays of pictures `as_stored`: in the size that "
+        "they have, NHWC or NCHW, values from 0 to 255. Names of preprocessing have `as_stored`.",
+    )
+
     @property
     def size(self) -> tuple[int, int] | None:
         """Height and width of every sample; None: those of the pictures."""
@@ -248,9 +254,9 @@ def _spec(
     crop: int | None = None,
     interpolation: str = "bilinear",
 ) -> dict[str, Any]:
-    pictures: dict[str, Any] = {}
+    pictures: dict[str, Any] = {"arrays": "as_stored"}
     if resize is not None and crop is not None:
-        pictures = {"resize": {"shorter_side": resize, "interpolation": interpolation}, "crop": [crop, crop]}
+        pictures |= {"resize": {"shorter_side": resize, "interpolation": interpolation}, "crop": [crop, crop]}
     feed = {"array": IMAGES, "layout": "NHWC", "model_layout": model_layout, "scale": scale}
     return {"pictures": pictures, "inputs": {ANY_INPUT: {**feed, "mean": list(mean), "std": list(std)}}}
 

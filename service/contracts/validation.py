@@ -16,6 +16,7 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 
 from service.contracts.base import below, nearest_key
 from service.contracts.errors import FieldProblem
+from service.contracts.validation_words import message_of
 
 
 class Contradiction(NamedTuple):
@@ -97,7 +98,7 @@ def field_problems(error: ValidationError, model: type[BaseModel], *, pointer: s
     told = (item for item in items[:_MOST_LOOKED_AT] if not _only_by_other_errors(item))
     for item in _without_alternatives(list(told), model):
         place = _resolve(model, item["loc"])
-        path, message = place.path, _plain(item)
+        path, message = place.path, message_of(item)
         if item["type"] == "extra_forbidden" and place.path:
             message = _unknown(place.path[-1], {name for found in place.holders for name in found.model_fields})
         elif item["type"] in ("union_tag_invalid", "union_tag_not_found"):
@@ -200,13 +201,6 @@ def _resolve(model: type[BaseModel], loc: tuple[int | str, ...]) -> _Place:
             found = [f for m in current for f in _models_in(_annotation(m, part))]
             current = found or current
     return _Place(holders, current, path, union)
-
-
-def _plain(item: ErrorDetails) -> str:
-    """The message in words of the document, not of the validator."""
-    if item["type"] in ("model_type", "model_attributes_type", "dict_type"):
-        return "must be an object"
-    return item["msg"].removeprefix("Value error, ")
 
 
 def _tag_problem(item: ErrorDetails, tags: list[str]) -> tuple[str, str]:

@@ -10,6 +10,7 @@ from service.batches import service
 from service.batches.schemas import BatchMemberOut
 from service.batches.views import batch_out, is_live
 from service.dashboard import tradeoffs
+from service.dashboard.forms import latency_of
 from service.dashboard.listing import Words, one_page
 from service.dashboard.pages import PageRoute, add_act, page
 from service.deps import AppDep, PrincipalDep
@@ -53,6 +54,7 @@ async def get_batch(request: Request, batch_id: str, app: AppDep, principal: Pri
         again=any(one.state in ("failed", "canceled") for one in batch.members),
         compared=[one.job_id for one in done][:20],
         member_words=member_words,
+        latency_of=latency_of,
         model_words={one.model: model_words(one) for one in batch.members},
         tradeoff=tradeoffs.of_jobs(
             (member_words(one), f"/jobs/{one.job_id}", one.figures) for one in done if one.figures is not None
@@ -75,5 +77,5 @@ def model_words(member: BatchMemberOut) -> str:
 add_act(router, "/batches/{batch_id}/cancel", service.cancel)
 # Give each member that has failed or was canceled a new job.
 add_act(router, "/batches/{batch_id}/retry-failed", partial(service.retry_failed, key=None))
-# Forget a batch that has ended; its jobs stay.
+# Delete a batch that has ended; its jobs stay.
 add_act(router, "/batches/{batch_id}/delete", service.remove, "/batches")

@@ -23,8 +23,18 @@ _TAGS = ("method", "kind")
 _BASICS = ("target", "mode", "format", "float_dtype", "interface", "subgraphs")
 _AMOUNTS = ("calibration_samples", "outlier_ratio", "seed")
 _NODES = ("include", "exclude", "overrides", "tensor_ranges", "random_calibration", "target_options", "embedding")
-# Of keys that stand beside others of the same name.
-_LABELS: dict[tuple[str, ...], str] = {("bias", "dtype"): "bias dtype"}
+# Of keys that do not say enough by themselves.
+_LABELS: dict[tuple[str, ...], str] = {
+    ("bias", "dtype"): "Bias dtype",
+    ("evaluation", "gate", "max_drop"): "Largest accuracy drop",
+    ("evaluation", "gate", "min_sqnr_db"): "Smallest SQNR (dB)",
+    ("evaluation", "gate", "max_size_bytes"): "Largest size (bytes)",
+    ("evaluation", "gate", "max_latency_ratio"): "Largest latency ratio",
+    ("evaluation", "gate", "min_value"): "Smallest value",
+    ("evaluation", "gate", "max_value"): "Largest value",
+}
+# Stands beside the preset, not in its group.
+_DROP_PATH = ("evaluation", "gate", "max_drop")
 # Code that a client would bring; the service runs none.
 _NOT_OVER_HTTP = frozenset({"function"})
 
@@ -135,23 +145,37 @@ def groups() -> tuple[Group, ...]:
     }
     judged = tuple(slot for slot in _slots(EvaluationSpec, ("evaluation",), "c:") if slot.path[1:] != ("gate",))
     return (
-        Group("Target and mode", tuple(by_name[name] for name in _BASICS)),
+        Group("Target and mode", tuple(by_name[name] for name in _BASICS), folded=True),
         Group("Activations", _spec(ActivationSpec, "activation"), (calibrations["activation"],), folded=True),
         Group(
             "Weights", (*_spec(WeightSpec, "weight"), *_spec(BiasSpec, "bias")), (calibrations["weight"],), folded=True
         ),
-        Group("Algorithms", steps=_steps("algorithm", ("algorithms",), "method", tuple(ALGORITHMS.values()))),
-        Group("The gate", tuple(_slots(Gate, ("evaluation", "gate"), "c:"))),
+        Group(
+            "Algorithms", steps=_steps("algorithm", ("algorithms",), "method", tuple(ALGORITHMS.values())), folded=True
+        ),
+        Group("Quality gate", tuple(slot for slot in _gate() if slot.path != _DROP_PATH), folded=True),
         Group("Metrics", steps=_steps("metric", ("evaluation", "metrics"), "kind", _members(Metric)), folded=True),
         Group("Samples and seed", tuple(by_name[name] for name in _AMOUNTS), folded=True),
-        Group("Limits of the evaluation", tuple(one for one in judged if one.path[1] != "metrics"), folded=True),
-        Group("Single nodes and ranges", tuple(by_name[name] for name in _NODES), folded=True),
+        Group("Evaluation limits", tuple(one for one in judged if one.path[1] != "metrics"), folded=True),
+        Group("Nodes and ranges", tuple(by_name[name] for name in _NODES), folded=True),
         Group("Preparation", tuple(_slots(PreparationSpec, ("preparation",), "c:")), folded=True),
     )
 
 
+@cache
+def largest_drop() -> Slot:
+    """The field of the quality gate that most jobs need."""
+    found = next(slot for slot in _gate() if slot.path == _DROP_PATH)
+    return replace(found, help="Of the first metric, in its unit: points for percent. Blank: no limit.", bounds="")
+
+
+def _gate() -> Iterator[Slot]:
+    return _slots(Gate, ("evaluation", "gate"), "c:")
+
+
 def every_slot() -> Iterator[Slot]:
     """All fields but those of unions and lists, whose place depends on what is chosen."""
+    yield largest_drop()
     for group in groups():
         yield from group.slots
 
@@ -166,7 +190,7 @@ def _union(path: tuple[str, ...], union: Any) -> Variant:
     words = tuple((_word(one, "method"), _word(one, "method")) for one in members)
     name = "c:/" + "/".join(path)
     told = "How ranges are found."
-    chooser = Slot(f"{name}/method", (*path, "method"), "choice", "calibration", told, options=words)
+    chooser = Slot(f"{name}/method", (*path, "method"), "choice", "Calibration", told, options=words)
     return Variant(path, chooser, tuple(_member(one, "method", f"{name}@") for one in members))
 
 
@@ -200,7 +224,7 @@ def _slots(record: type[Contract], path: tuple[str, ...], prefix: str) -> Iterat
             prefix + "".join(f"/{part}" for part in at),
             at,
             _look(schema),
-            _LABELS.get(at, key.replace("_", " ")),
+            _LABELS.get(at, key.replace("_", " ").capitalize()),
             help=str(schema.get("description", "")),
             bounds=_bounds(schema),
             options=_options(schema),

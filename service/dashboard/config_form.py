@@ -7,7 +7,7 @@ form cannot show stays as it was written.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,7 +16,7 @@ from service.contracts.algorithms.union import ALGORITHMS
 from service.contracts.base import below
 from service.contracts.config import QuantizationConfig
 from service.contracts.errors import FieldProblem
-from service.contracts.presets import DEFAULT_PRESET, find_preset
+from service.contracts.presets import DEFAULT_PRESET, RECOMMENDED, find_preset
 from service.dashboard.config_fields import Member, Slot, Steps, Variant, every_slot, groups, plain
 
 PRESET, JSON = "c:/preset", "config"
@@ -81,7 +81,7 @@ def applied(document: Document, posted: Mapping[str, list[str]]) -> tuple[Docume
         The new document, and what in the fields is no value at all.
     """
     was, result, problems = values_of(document), deepcopy(document), list[FieldProblem]()
-    wanted = posted.get(PRESET, [was.texts[PRESET]])[0]
+    wanted = _preset(posted.get(PRESET, []), was.texts[PRESET])
     if wanted != was.texts[PRESET]:
         result["preset"] = wanted
     for slot in every_slot():
@@ -93,6 +93,15 @@ def applied(document: Document, posted: Mapping[str, list[str]]) -> tuple[Docume
     for steps in _lists():
         _apply_steps(result, steps, was, posted, base, problems)
     return result, tuple(problems)
+
+
+def _preset(sent: Sequence[str], was: str) -> str:
+    """The preset that was chosen: a card of a recommended one or an entry of the list, whichever has changed."""
+    card = next((one for one in sent if one in RECOMMENDED), "")
+    listed = next((one for one in sent if one and one not in RECOMMENDED), "")
+    if was in RECOMMENDED:
+        return listed or card or was
+    return card if card and listed in ("", was) else listed or was
 
 
 def field_of(pointer: str, document: Document) -> str:

@@ -158,7 +158,7 @@ def _class_words(found: ClassCounts, summary: DatasetSummary) -> str:
 def _class_picture(found: ClassCounts, rows: list[tuple[int, str | None, int]]) -> Markup | None:
     if not found.is_whole:
         return None
-    label = f"Samples by class, {len(rows)} in all: {found.fewest} to {found.most} each; the table holds the figures"
+    label = f"Samples by class, {len(rows)} in all: {found.fewest} to {found.most} each; the table lists them"
     if len(rows) > MOST_ROWS:
         return class_outline(found.numbers, found.counts, label)
     return class_rows([(word or f"class {number}", samples) for number, word, samples in rows], label)
@@ -174,7 +174,7 @@ def _values(array: str, profile: ValueProfile) -> dict[str, Any]:
     if not profile.is_exact:
         share = percent(100 * profile.counted / profile.values, 2)
         words += f"; mean and counts are of {profile.counted:,} of {profile.values:,} values ({share}), evenly taken"
-    label = f"Values of {name(array, 40)}: how often each occurs; {words}; the table holds the figures"
+    label = f"Values of {name(array, 40)}: counts; {words}; the table lists them"
     return {"name": array, "words": words, "rows": bins, "picture": values(profile, label)}
 
 

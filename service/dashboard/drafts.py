@@ -9,14 +9,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from service.contracts.errors import FieldProblem, InvalidConfigError, InvalidRequestError, QuantmillError
+from service.contracts.surfaces import for_page
 from service.dashboard.config_fields import parsed
 from service.dashboard.config_form import JSON, Document, applied, field_of
 from service.dashboard.forms import pretty
 from service.jobs.schemas import JobOut
+from service.jobs.views import given_name
 from service.quark import translate_document
 
 INPUTS = ("model_id", "calibration_dataset_id", "evaluation_dataset_id")
-# Beside each list of the form is a field for what does not stand in it: what is written there holds.
+# Beside each list of the form is a field for what it does not contain: what is written there overrides the list.
 OTHER = "_other"
 # Fields of the form that stand in the request under their own names; those of files are for their buttons alone.
 TEXTS = (*INPUTS, "ranges_from", "name", "labels", "priority", "device")
@@ -25,8 +27,10 @@ HAND_OVER = "hand_over"
 _FILES = ("model_name", "dataset_name", "preprocessing", "preprocessing_name")
 # Fields of files, which errors stand at.
 _UPLOADS = ("model_files", "calibration_file", "evaluation_file")
+UPLOAD_FIELDS = (*_FILES, *_UPLOADS)
+OPTION_FIELDS = ("ranges_from", "name", "labels", "priority", "device", HAND_OVER)
 _WAS, _MOST_NONCE = "config_was", 64
-_BOTH = "The form and the JSON were both changed: say with one of the two buttons below which of them holds."
+_BOTH = "The form and the JSON were both changed. Choose one: Update JSON takes the form, Apply JSON takes the JSON."
 
 
 @dataclass
@@ -61,14 +65,14 @@ class JobDraft:
         for problem in problems:
             at = self._field_of(problem.pointer) or whole
             within = problem.pointer.removeprefix(f"/{HAND_OVER}").removeprefix("/") if at == HAND_OVER else ""
-            self.errors.setdefault(at, f"{within}: {problem.message}" if within else problem.message)
+            self.errors.setdefault(at, for_page(f"{within}: {problem.message}" if within else problem.message))
 
     def _field_of(self, pointer: str) -> str:
         head, _, rest = pointer.removeprefix("/").partition("/")
         head = "model_files" if head == "files" else head
         if head == "config":
             return field_of(f"/{rest}" if rest else "", self.document)
-        return head if head in (*TEXTS, HAND_OVER, *_FILES, *_UPLOADS) else ""
+        return head if head in (*TEXTS, HAND_OVER, *UPLOAD_FIELDS) else ""
 
     def request(self) -> dict[str, Any]:
         """The request for the job.
@@ -119,7 +123,7 @@ def posted_draft(posted: Mapping[str, list[str]], action: str) -> JobDraft:
 
 def draft_of(job: JobOut, config: Document) -> JobDraft:
     """What a job was asked for, to be changed."""
-    given = {name: getattr(job, name) or "" for name in (*INPUTS, "name")}
+    given = {name: getattr(job, name) or "" for name in INPUTS} | {"name": given_name(job) or ""}
     labels = "\n".join(f"{key}={value}" for key, value in job.labels.items())
     draft = JobDraft({**given, "labels": labels, "priority": str(job.priority), "device": job.device}, source=job.id)
     draft.take(config)
@@ -186,7 +190,7 @@ def _labels(text: str) -> dict[str, str]:
     for line in filter(None, (line.strip() for line in text.splitlines())):
         key, sign, value = line.partition("=")
         if not sign or not key.strip():
-            raise InvalidRequestError(f"{line[:100]!r} is no label: write KEY=VALUE.", pointer="/labels")
+            raise InvalidRequestError(f"{line[:100]!r} is not a label. Write KEY=VALUE.", pointer="/labels")
         found[key.strip()] = value.strip()
     return found
 

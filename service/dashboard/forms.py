@@ -10,9 +10,13 @@ from fastapi import Request
 from markupsafe import Markup
 from pydantic import BaseModel, ValidationError
 
+from service.contracts.changes import NOT_REPRESENTATIVE, Change, latency_change, outlined_change
+from service.contracts.evaluation_report import ReportOutline
+from service.contracts.surfaces import for_page
 from service.contracts.validation import field_problems
 from service.deps import AppState
-from service.reports.figures import NOTHING, shown
+from service.jobs.schemas import JobListed
+from service.reports.figures import NOTHING, figure, metric_title, shown
 
 _Record = TypeVar("_Record", bound=BaseModel)
 
@@ -57,7 +61,7 @@ async def checked(app: AppState, model: type[_Record], document: dict[str, Any])
 
 def field_errors(error: ValidationError, model: type[BaseModel]) -> dict[str, str]:
     """What is said at which field of a form whose fields are those of a record."""
-    return {one.pointer.split("/")[1]: one.message for one in field_problems(error, model)}
+    return {one.pointer.split("/")[1]: for_page(one.message) for one in field_problems(error, model)}
 
 
 _MINUTE, _HOUR, _DAY = 60.0, 3600.0, 86400.0
@@ -72,30 +76,82 @@ class Told(NamedTuple):
 
 
 STATES: dict[str, Told] = {
-    "queued": Told("◷", "queued", "plain"),
-    "running": Told("▶", "running", "unsure"),
-    "canceling": Told("◼", "canceling", "unsure"),
-    "succeeded": Told("✔", "succeeded", "good"),
-    "failed": Told("✖", "failed", "bad"),
-    "canceled": Told("⊘", "canceled", "plain"),
-    "validating": Told("◷", "validating", "unsure"),
-    "ready": Told("✔", "ready", "good"),
-    "rejected": Told("✖", "rejected", "bad"),
-    "pass": Told("✔", "pass", "good"),
-    "passed": Told("✔", "passed", "good"),
-    "fail": Told("✖", "fail", "bad"),
-    "undecided": Told("?", "undecided", "unsure"),
-    "none": Told("–", "no gate", "plain"),
-    "waiting": Told("◷", "waiting", "plain"),
-    "skipped": Told("→", "skipped", "plain"),
-    "refused": Told("✖", "refused", "bad"),
-    "ok": Told("✔", "ok", "good"),
-    "delivered": Told("✔", "delivered", "good"),
-    "good": Told("✔", "good", "good"),
-    "expired": Told("⊘", "expired", "plain"),
-    "revoked": Told("⊘", "revoked", "plain"),
-    "degraded": Told("▲", "degraded", "unsure"),
+    "queued": Told("◷", "Queued", "plain"),
+    "running": Told("▶", "Running", "unsure"),
+    "canceling": Told("◼", "Canceling", "unsure"),
+    "succeeded": Told("✔", "Succeeded", "good"),
+    "failed": Told("✖", "Failed", "bad"),
+    "canceled": Told("⊘", "Canceled", "plain"),
+    "validating": Told("◷", "Validating", "unsure"),
+    "ready": Told("✔", "Ready", "good"),
+    "rejected": Told("✖", "Rejected", "bad"),
+    "pass": Told("✔", "Passed", "good"),
+    "passed": Told("✔", "Passed", "good"),
+    "fail": Told("✖", "Failed", "bad"),
+    "undecided": Told("?", "Undecided", "unsure"),
+    "none": Told("–", "No gate", "plain"),
+    "waiting": Told("◷", "Waiting", "plain"),
+    "skipped": Told("→", "Skipped", "plain"),
+    "refused": Told("✖", "Refused", "bad"),
+    "ok": Told("✔", "OK", "good"),
+    "delivered": Told("✔", "Delivered", "good"),
+    "good": Told("✔", "Active", "good"),
+    "expired": Told("⊘", "Expired", "plain"),
+    "revoked": Told("⊘", "Revoked", "plain"),
+    "degraded": Told("▲", "Degraded", "unsure"),
 }
+
+
+_JUDGED = {
+    "fail": Told("✖", "Failed quality gate", "bad"),
+    "undecided": Told("?", "Gate undecided", "unsure"),
+    "pass": Told("✔", "Passed", "good"),
+}
+_COLLAPSED = Told("✖", "Collapsed", "bad")
+_ENDED_WELL = Told("✔", "Succeeded", "plain")
+
+
+def outcome(job: JobListed) -> Told:
+    """What a job has come to: of one that has succeeded the verdict leads."""
+    if job.state != "succeeded":
+        return STATES[job.state]
+    if job.figures is not None and job.figures.collapsed:
+        return _COLLAPSED
+    return _JUDGED.get(job.verdict or "", _ENDED_WELL)
+
+
+class Moved(NamedTuple):
+    """A metric of both models; ``before`` is blank where there is no float model."""
+
+    title: str
+    before: str
+    after: str
+    change: Change
+
+    @property
+    def both(self) -> str:
+        """Such as "99.33 → 96.00 %"."""
+        return f"{self.before} → {self.after}" if self.before else self.after
+
+
+def changes_of(figures: ReportOutline) -> list[Moved]:
+    """Each metric with its change."""
+    return [
+        Moved(
+            metric_title(one.name),
+            "" if one.float_ is None else figure(one.float_, one.unit),
+            figure(one.quantized, one.unit),
+            outlined_change(one.float_, one.quantized, one.drop, one.unit),
+        )
+        for one in figures.metrics
+    ]
+
+
+def latency_of(figures: ReportOutline) -> Change:
+    """The change of latency; none where the target was simulated on another CPU."""
+    if figures.latency_not_representative:
+        return Change(NOT_REPRESENTATIVE.capitalize(), "same")
+    return latency_change(figures.latency_ratio)
 
 
 def ago(moment: datetime | None) -> str:

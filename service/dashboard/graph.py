@@ -23,6 +23,7 @@ from service.contracts.graph_view import (
 )
 from service.contracts.report import LayerFigures
 from service.dashboard.graph_drawing import LEGENDS, By, Drawing, Links, draw, rows_by_node, told
+from service.dashboard.graph_grids import LEGEND, grid_words
 from service.dashboard.overview import Recent
 from service.dashboard.pages import PageRoute, page
 from service.deps import AppDep, AppState, PrincipalDep
@@ -38,9 +39,9 @@ from service.tables import Artifact, ReportRow
 
 # Graphs with their reports, and drawings, that a process keeps; a graph of thousands of nodes has megabytes.
 _GRAPHS, _DRAWINGS = 3, 24
-EVALUATION = "An evaluation quantizes nothing, so that it has no graph."
-MISSING = "This job keeps no graph: it ran before graphs were kept, or its graph is too large to be drawn."
-UNREADABLE = "The graph of this job cannot be read: it is not of a form that this service knows."
+EVALUATION = "An evaluation has no graph: it quantizes nothing."
+MISSING = "This job has no stored graph: it is of an older release, or its graph is too large to draw."
+UNREADABLE = "The graph of this job cannot be read: its format is unknown."
 
 
 @dataclass(frozen=True)
@@ -122,6 +123,8 @@ class Wanted(BaseModel):
     by: By = "sqnr"
     open: list[_Group] = Field(default=[], max_length=32)
     node: str = Field(default="", max_length=1000)
+    tensor: int | None = Field(default=None, ge=0, le=10_000_000)
+    qdq: bool = False
     find: Annotated[str, Field(max_length=200, pattern=PLAIN_TEXT), AfterValidator(str.strip)] = ""
     page: int = Field(default=1, ge=1, le=1000)
 
@@ -133,10 +136,13 @@ class Wanted(BaseModel):
 
     def address(self, **changes: Any) -> str:
         """The query of the same page with changes."""
-        given = {"by": self.by, "open": self.opened, "node": self.node, "find": self.find} | changes
+        given = {"by": self.by, "open": self.opened, "node": self.node, "find": self.find, "qdq": self.qdq} | changes
         pairs = [("by", given["by"])] if given["by"] != "sqnr" else []
         pairs += [("open", f"{first}-{stop}") for first, stop in given["open"]]
-        pairs += [(key, str(given[key])) for key in ("node", "find", "page") if given.get(key)]
+        pairs += [("qdq", "1")] if given["qdq"] else []
+        pairs += [
+            (key, str(given[key])) for key in ("node", "tensor", "find", "page") if given.get(key) not in (None, "")
+        ]
         return "?" + urlencode(pairs, quote_via=quote)
 
 
@@ -159,7 +165,7 @@ def _shown(graph: Known, of: GraphSources, wanted: Wanted) -> dict[str, Any]:
     chosen = None if view is None or not wanted.node else _place(view, wanted.node)
     drawing = None
     if view is not None and view.nodes:
-        key = (of.report.job_id, of.report.attempt, wanted.by, wanted.opened, wanted.find, chosen)
+        key = (of.report.job_id, of.report.attempt, wanted.by, wanted.opened, wanted.find, wanted.qdq, chosen)
         drawing = drawings.get(key, lambda: _drawn(graph, view, wanted, chosen))
     entries = _entries(graph, wanted)
     found = [one for one in entries if _matches(one, wanted.find)] if wanted.find else entries
@@ -170,7 +176,11 @@ def _shown(graph: Known, of: GraphSources, wanted: Wanted) -> dict[str, Any]:
         "legend": LEGENDS[wanted.by],
         "colorings": [(word, words, wanted.address(by=word)) for word, words in _COLORINGS],
         "opened": [] if view is None else [_closing(view, wanted, one) for one in wanted.opened],
-        "panel": None if view is None or chosen is None else _panel(view, view.nodes[chosen], graph.rows),
+        "panel": None
+        if view is None or chosen is None
+        else _panel(view, view.nodes[chosen], graph.rows, wanted.tensor),
+        "toggle": wanted.address(qdq=not wanted.qdq),
+        "edges": [] if drawing is None else [(kind, LEGEND[kind]) for kind in drawing.kinds],
         "unknown_node": wanted.node if wanted.node and chosen is None else "",
         "total": len(entries),
         "matching": len(found),
@@ -185,11 +195,25 @@ _COLORINGS: tuple[tuple[By, str], ...] = (("sqnr", "SQNR"), ("precision", "Preci
 
 
 def _drawn(graph: Known, view: GraphView, wanted: Wanted, chosen: int | None) -> Drawing:
+    holders = _holders(view) if wanted.qdq else {}
     links = Links(
+        tensor=lambda tensor: wanted.address(node=_key(view, holders.get(tensor, 0)), tensor=tensor) + "#node",
         node=lambda place: wanted.address(node=_key(view, place)) + "#node",
         group=lambda span: wanted.address(open=(*wanted.opened, (span.first, span.stop))[-_MOST_OPENED:]) + "#graph",
     )
-    return draw(view, graph.rows, wanted.by, links, opened=wanted.opened, chosen=chosen)
+    return draw(view, graph.rows, wanted.by, links, opened=wanted.opened, chosen=chosen, pairs=wanted.qdq)
+
+
+def _holders(view: GraphView) -> dict[int, int]:
+    """By tensor the node that makes it; of an input of the graph the first that reads it."""
+    found: dict[int, int] = {}
+    for place, node in enumerate(view.nodes):
+        for tensor in node.outputs:
+            found[tensor] = place
+        for read in node.inputs:
+            if read is not None:
+                found.setdefault(read, place)
+    return found
 
 
 def _closing(view: GraphView, wanted: Wanted, group: tuple[int, int]) -> tuple[str, str]:
@@ -248,15 +272,19 @@ def _matches(entry: dict[str, Any], find: str) -> bool:
     return any(find.casefold() in entry[key].casefold() for key in ("name", "op", "modules", "storage", "reason"))
 
 
-def _panel(view: GraphView, node: GraphNode, rows: dict[str, LayerFigures]) -> dict[str, Any]:
-    """All that is known of the chosen node."""
+def _panel(view: GraphView, node: GraphNode, rows: dict[str, LayerFigures], selected: int | None) -> dict[str, Any]:
+    """All that is known of the chosen node, with the tensor that was selected on an edge."""
     row = rows.get(node.name)
-    read = [("reads", view.tensors[place]) for place in node.inputs if place is not None]
-    tensors = read + [("makes", view.tensors[place]) for place in node.outputs]
+    tensors = [("input", place) for place in node.inputs if place is not None]
+    tensors += [("output", place) for place in node.outputs]
     histograms = [] if row is None else [("Weights", row.weight_histogram), ("Activations", row.activation_histogram)]
     return {
         **{name: getattr(node, name) for name in ("name", "op", "modules", "inside")},
-        "tensors": [_role(word, tensor) for word, tensor in tensors[:_MOST_TENSORS]],
+        "tensors": [
+            {**_role(word, view.tensors[place]), "selected": place == selected}
+            for word, place in tensors[:_MOST_TENSORS]
+        ],
+        "grids": any(tensor.grid is not None for tensor in view.tensors),
         "more_tensors": max(0, len(tensors) - _MOST_TENSORS),
         "row": row,
         "storage": "–" if row is None or row.reason is not None else storage_words(row),
@@ -275,4 +303,4 @@ def _role(word: str, tensor: GraphTensor) -> dict[str, Any]:
     else:
         shape = " × ".join("?" if one is None else str(one) for one in tensor.shape) or "scalar"
     told = {"word": word, "name": tensor.name, "dtype": tensor.dtype or "–", "shape": shape}
-    return {**told, "stored": tensor.constant}
+    return {**told, "stored": tensor.constant, "grid": grid_words(tensor)}

@@ -12,6 +12,7 @@ from markupsafe import Markup
 
 from service.contracts.graph_view import GraphTensor, GraphView, cut_name
 from service.contracts.report import LayerFigures
+from service.dashboard.graph_grids import LEGEND, Carried, carried, grid_words
 from service.dashboard.graph_layout import HEIGHT, WIDTH, Span, box_edges, node_edges, place, spans, with_ends
 from service.reports import charts
 from service.reports.figures import NOTHING, count, name, shown
@@ -23,6 +24,8 @@ SQNR_STEPS_DB = (10.0, 20.0, 30.0, 40.0)
 _OP_CHARACTERS, _NAME_CHARACTERS, _TITLE_CHARACTERS = 17, 29, 120
 _BITS = re.compile(r"\d+")
 _LOW_BITS, _BYTE_BITS = 4, 8
+# Of what is written on edges, in units of the drawing.
+_LETTER, _PAIR_PADDING, _PAIR_HEIGHT, _PAIR_CHARACTERS = 6.2, 12.0, 15.0, 16
 # How an open dimension without a name is shown.
 _LENGTHS: dict[int | str | None, str] = {None: "any"}
 # What a legend says of each class.
@@ -33,25 +36,26 @@ LEGENDS: dict[By, tuple[tuple[str, str], ...]] = {
         ("sqnr-2", "20 to 30 dB"),
         ("sqnr-3", "30 to 40 dB"),
         ("sqnr-4", "40 dB or more"),
-        ("left", "left in float"),
-        ("unknown", "not measured, or no floats"),
+        ("left", "float"),
+        ("unknown", "not measured"),
     ),
     "precision": (
         ("bits-4", "4 bits or fewer"),
         ("bits-8", "8 bits"),
         ("bits-16", "16 bits or more"),
-        ("left", "left in float"),
-        ("unknown", "no floats, or not told"),
+        ("left", "float"),
+        ("unknown", "unknown"),
     ),
 }
 
 
 @dataclass(frozen=True)
 class Links:
-    """Where boxes lead to: of a node by its place, of a group by its nodes."""
+    """Where boxes and pairs lead to: of a node by its place, of a group by its nodes, of a tensor."""
 
     node: Callable[[int], str]
     group: Callable[[Span], str]
+    tensor: Callable[[int], str]  # by its place: the node that makes it, or reads it
 
 
 @dataclass(frozen=True)
@@ -60,7 +64,8 @@ class Drawing:
 
     picture: Markup  # the SVG
     boxes: int  # how many there are
-    groups: int  # how many of them hold several nodes
+    groups: int  # how many of them contain several nodes
+    kinds: tuple[str, ...] = ()  # of the edges, where Q/DQ pairs are shown; see ``graph_grids.LEGEND``
 
 
 def rows_by_node(layers: Iterable[LayerFigures]) -> dict[str, LayerFigures]:
@@ -123,6 +128,7 @@ def draw(
     *,
     opened: Sequence[tuple[int, int]] = (),
     chosen: int | None = None,
+    pairs: bool = False,
 ) -> Drawing:
     """Draw a graph.
 
@@ -133,14 +139,23 @@ def draw(
         links: where boxes lead to.
         opened: groups that are shown as what is in them.
         chosen: a node that is shown by itself, and marked.
+        pairs: color the edges by their grids, and write on each which Q/DQ pair it has.
     """
     boxes = spans(view, opened, chosen)
     ends = with_ends(view, boxes, box_edges(boxes, node_edges(view)))
     placed = place(len(ends.inputs) + len(boxes) + len(ends.outputs), ends.edges)
     root = _root(placed.width, placed.height, f"Graph of {count(len(view.nodes), 'node')}, drawn top to bottom")
     wires = ElementTree.SubElement(root, "g", {"class": "wires", "aria-hidden": "true"})
+    told_edges = carried(view, rows, boxes, ends) if pairs else {}
     for edge in ends.edges:
-        ElementTree.SubElement(wires, "path", {"d": _curve(placed.paths[edge]), "marker-end": "url(#arrow)"})
+        path = {"d": _curve(placed.paths[edge]), "marker-end": "url(#arrow)"}
+        path |= {"class": told_edges[edge].kind} if edge in told_edges else {}
+        ElementTree.SubElement(wires, "path", path)
+    if told_edges:
+        labels = ElementTree.SubElement(root, "g", {"class": "pairs"})
+        for edge, what in told_edges.items():
+            if what.words:
+                _pair(labels, placed.paths[edge], what, view.tensors[what.tensor], links.tensor(what.tensor))
     first, stop = len(ends.inputs), len(ends.inputs) + len(boxes)
     for kind, tensors, corners in (
         ("input", ends.inputs, placed.corners[:first]),
@@ -168,7 +183,28 @@ def draw(
             upper, lower = f"▸ {size}", box.label
         ElementTree.SubElement(link, "title").text = shown(title)
         _words(link, corner, upper, lower, words)
-    return Drawing(charts.drawn(root), len(boxes), sum(len(box) > 1 for box in boxes))
+    kinds = {what.kind for what in told_edges.values()}
+    return Drawing(
+        charts.drawn(root), len(boxes), sum(len(box) > 1 for box in boxes), tuple(one for one in LEGEND if one in kinds)
+    )
+
+
+def _pair(
+    parent: charts.Element, points: Sequence[tuple[float, float]], what: Carried, tensor: GraphTensor, address: str
+) -> None:
+    """The name of a Q/DQ pair on its edge, which leads to the tensor."""
+    (x, y), (across, down) = points[-2], points[-1]
+    text = what.words if what.tensors == 1 else f"{what.words} ×{what.tensors}"
+    words = name(text, _PAIR_CHARACTERS)
+    wide = _LETTER * len(words) + _PAIR_PADDING
+    left, top = (x + across) / 2 - wide / 2, (y + down) / 2 - _PAIR_HEIGHT / 2 - 2
+    link = ElementTree.SubElement(parent, "a", {"href": address, "class": f"pair {what.kind}", "data-node": ""})
+    _, scale, zero_point = grid_words(tensor)
+    told = f"Q/DQ of {name(tensor.name, _TITLE_CHARACTERS)}: {what.words}"
+    told += "" if tensor.grid is None else f", scale {scale}, zero point {zero_point}"
+    ElementTree.SubElement(link, "title").text = shown(told)
+    charts.box(link, (left, top), wide, _PAIR_HEIGHT, "back").set("rx", f"{_PAIR_HEIGHT / 2:g}")
+    charts.text(link, (left + wide / 2, top + 11), words, anchor="middle")
 
 
 def _bits_class(number: int) -> str:
@@ -180,7 +216,8 @@ def _bits_class(number: int) -> str:
 def _root(width: float, height: float, label: str) -> charts.Element:
     size = {"viewBox": f"0 0 {width:g} {height:g}", "width": f"{width:g}", "height": f"{height:g}"}
     root = ElementTree.Element("svg", {"class": "graph", "role": "group", "aria-label": label, **size})
-    marker = {"viewBox": "0 0 8 8", "refX": "7", "refY": "4", "markerWidth": "7", "markerHeight": "7"}
+    marker = {"viewBox": "0 0 8 8", "refX": "7", "refY": "4", "markerWidth": "8", "markerHeight": "8"}
+    marker["markerUnits"] = "userSpaceOnUse"
     definitions = ElementTree.SubElement(root, "defs")
     arrow = ElementTree.SubElement(definitions, "marker", {"id": "arrow", "orient": "auto", **marker})
     ElementTree.SubElement(arrow, "path", {"d": "M0 0L8 4L0 8z", "class": "tip"})

@@ -13,15 +13,16 @@ from pydantic import BaseModel
 from service.comparison.differences import differences
 from service.contracts.config import QuantizationConfig
 from service.contracts.presets import PRESETS, find_preset
-from service.dashboard.config_form import differing
-from service.dashboard.forms import Told, pretty
+from service.dashboard.forms import STATES, Told, latency_of, pretty
 from service.dashboard.listing import FilterWords, one_of, one_page, pairs
 from service.dashboard.pages import PageRoute, add_act, page, see
+from service.dashboard.reproduce import commands
 from service.dashboard.trials import curves_of
 from service.datasets.schemas import DatasetNotFoundError
 from service.deps import AppDep, AppState, PrincipalDep
 from service.http import CursorParameter
 from service.jobs import records, service
+from service.jobs.naming import recipe
 from service.jobs.repository import JobQuery
 from service.jobs.schemas import TERMINAL, JobOut
 from service.jobs.views import job_listed, job_out
@@ -36,10 +37,10 @@ _NO_SETTINGS = frozenset({"/preset", "/schema_version"})
 
 # Of stages: mark, words for those who do not see it, tone.
 MARKS: dict[str, Told] = {
-    "done": Told("✔", "finished", "good"),
-    "now": Told("▶", "at work", "unsure"),
-    "failed": Told("✖", "failed here", "bad"),
-    "stopped": Told("◼", "stopped here", "plain"),
+    "done": Told("✔", "Done", "good"),
+    "now": Told("▶", "Running", "unsure"),
+    "failed": Told("✖", "Failed", "bad"),
+    "stopped": Told("◼", "Stopped", "plain"),
 }
 # What the stage that came last is in, by the state of the job.
 _LAST = {"running": "now", "canceling": "now", "failed": "failed", "succeeded": "done"}
@@ -69,7 +70,9 @@ def shown(app: AppState, tenant_id: str, job_id: str, base_url: str) -> dict[str
         "data": _data(app, tenant_id, job),
         "differing": _differing(job),
         "config": pretty(job.config),
-        "again": _again(job, base_url),
+        "again": commands(job, base_url),
+        "recipe": recipe(job.preset, job.algorithms),
+        "latency": None if job.figures is None else latency_of(job.figures),
     }
 
 
@@ -81,21 +84,19 @@ def stages_of(state: str, told: Sequence[JobEvent]) -> list[tuple[str, str, str]
         told: the last progress of each stage.
     """
     newest = max((event.seq for event in told), default=0)
-    return [
-        (
-            str(event.data["stage"]),
-            _LAST.get(state, "stopped") if event.seq == newest else "done",
-            _reached(event.data),
-        )
-        for event in told
-    ]
+    found = []
+    for event in told:
+        how = _LAST.get(state, "stopped") if event.seq == newest else "done"
+        found.append((str(event.data["stage"]), how, _reached(event.data, ended=how == "done")))
+    return found
 
 
-def _reached(data: Mapping[str, Any]) -> str:
+def _reached(data: Mapping[str, Any], *, ended: bool) -> str:
+    """How far a stage is; of one that is done how much that was, where it has told of the last part."""
     done, total, unit = data.get("done") or 0, data.get("total"), data.get("unit") or ""
-    if not total and not done:
-        return ""
-    return f"{done}/{total} {unit}".rstrip() if total else f"{done} {unit}".rstrip()
+    if not total or (ended and done >= total):
+        return f"{done} {unit}".rstrip() if done else ""
+    return "" if ended else f"{done}/{total} {unit}".rstrip()
 
 
 def _data(app: AppState, tenant_id: str, job: JobOut) -> list[tuple[str, str, str]]:
@@ -133,35 +134,6 @@ def _differing(job: JobOut) -> list[tuple[str, str, str]]:
         for one in differences([plain, job.config])
         if one.pointer not in _NO_SETTINGS
     ]
-
-
-def _again(job: JobOut, base_url: str) -> list[tuple[str, str]]:
-    """The same request for a shell, for the command line and for Python."""
-    if job.kind != "quantize" or job.model_id is None or job.config is None:
-        return []
-    config = differing(job.config)
-    body: dict[str, Any] = {"model_id": job.model_id, "config": config}
-    for name in ("calibration_dataset_id", "evaluation_dataset_id", "name"):
-        if getattr(job, name) is not None:
-            body[name] = getattr(job, name)
-    if job.labels:
-        body["labels"] = job.labels
-    url = base_url.rstrip("/")
-    text = pretty(body)
-    curl = (
-        f'curl --fail-with-body -X POST {url}/v1/jobs -H "Authorization: Bearer $QUANTMILL_API_KEY" \\\n'
-        f"  -H 'Content-Type: application/json' --data-binary @- <<'JSON'\n{text}\nJSON"
-    )
-    cli = (
-        f"cat > config.json <<'JSON'\n{pretty(config)}\nJSON\n"
-        "quantmill quantize model.onnx --config config.json --calibration calibration.npz \\\n"
-        f"  --output quantized.onnx --server {url}"
-    )
-    python = (
-        "from quantmill import Client\n\n"
-        f"with Client({url!r}) as client:\n    job = client.retry({job.id!r})\n    client.wait_succeeded(job.id)\n"
-    )
-    return [("curl", curl), ("Command line", cli), ("Python", python)]
 
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
@@ -210,8 +182,8 @@ async def list_jobs(
         "jobs.html.jinja",
         jobs=[job_listed(view) for view in views],
         filters=asked.model_dump(exclude={"model_id"}),
-        states=[(one, one) for one in _STATES],
-        verdicts=[(one, one) for one in _VERDICTS],
+        states=[(one, STATES[one].word) for one in _STATES],
+        verdicts=[(one, STATES[one].word) for one in _VERDICTS],
         presets=[(one, one) for one in sorted(PRESETS)],
         next_query=next_query,
         choosing=True,

@@ -53,7 +53,7 @@ def one_of(given: str, allowed: Sequence[str], query: str) -> str | None:
         InvalidRequestError: it is not one of those.
     """
     if given and given not in allowed:
-        raise InvalidRequestError(f"{given!r} is none of {', '.join(allowed)}.", query=query)
+        raise InvalidRequestError(f"{given!r} is not one of {', '.join(allowed)}.", query=query)
     return given or None
 
 
@@ -65,5 +65,5 @@ def pairs(given: str, query: str) -> dict[str, str]:
     """
     key, sign, value = given.partition("=")
     if given and (not sign or not key):
-        raise InvalidRequestError(f"{given!r} is no {query}.", hint="Give KEY=VALUE.", query=query)
+        raise InvalidRequestError(f"{given!r} is not a {query}.", hint="Use KEY=VALUE.", query=query)
     return {key: value} if given else {}

@@ -19,7 +19,6 @@ from service.inspections import service as inspections
 from service.inspections.service import inspection_out
 from service.jobs import service as jobs
 from service.jobs.repository import JobQuery
-from service.jobs.schemas import JobListed
 from service.jobs.views import job_listed
 from service.models.service import model_in_list, model_out
 from service.names.kinds import MODELS
@@ -35,7 +34,7 @@ _TARGETS = [(name, f"{name}: {words}") for name, words in TARGET_DESCRIPTIONS.it
 
 @router.post("/models/{ref}/inspect")
 async def inspect_model(request: Request, ref: str, app: AppDep, principal: PrincipalDep) -> Response:
-    """Have told what a target would run on integers."""
+    """Find out what a target would run on integers."""
     target = (await sent(request)).text("target")
     config = await app.checks.run(lambda: inspections.aimed_at(QuantizationConfig(), target))
     row = await app.writes.run(lambda: inspections.inspect(app, principal, ref, config))
@@ -85,17 +84,10 @@ def _facts(app: AppState, tenant_id: str, ref: str) -> tuple[Model, dict[str, An
         "targets": _TARGETS,
         "jobs": [job_listed(view) for view in last],
         "tradeoff": tradeoffs.of_jobs(
-            (job_words(job), f"/jobs/{job.id}", job.figures)
-            for job in map(job_listed, views)
-            if job.figures is not None
+            (job.name, f"/jobs/{job.id}", job.figures) for job in map(job_listed, views) if job.figures is not None
         ),
         "tradeoff_more": _ON_PLANE if more is not None else 0,
     }
-
-
-def job_words(job: JobListed) -> str:
-    """What a job is called beside others."""
-    return job.name or " ".join([job.preset or job.kind, *(job.algorithms or [])])
 
 
 def _ops(summary: ModelSummary) -> list[tuple[str, int, Any]]:

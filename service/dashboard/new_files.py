@@ -45,10 +45,10 @@ _EXAMPLE_NAMES = {
 _EXAMPLE_PREPROCESSING = {"inputs": {"image": {"layout": "NHW", "model_layout": "NCHW", "scale": 1 / 16}}}
 # Names of preprocessing that the form offers, in words.
 _PREPARATIONS = {
-    "imagenet_tf": "pictures, 0 to 255: fed as x / 127.5 - 1 (imagenet_tf)",
-    "imagenet_torchvision": "pictures, 0 to 255: fed as x / 255 by ImageNet's mean and std (imagenet_torchvision)",
-    "imagenet_caffe": "pictures, 0 to 255: fed as BGR, less ImageNet's mean (imagenet_caffe)",
-    "cifar10": "pictures, 0 to 255: fed as x / 255 by CIFAR-10's mean and std (cifar10)",
+    "imagenet_tf": "Images 0 to 255, fed as x / 127.5 - 1 (imagenet_tf)",
+    "imagenet_torchvision": "Images 0 to 255, fed as x / 255 by ImageNet's mean and std (imagenet_torchvision)",
+    "imagenet_caffe": "Images 0 to 255, fed as BGR minus ImageNet's mean (imagenet_caffe)",
+    "cifar10": "Images 0 to 255, fed as x / 255 by CIFAR-10's mean and std (cifar10)",
 }
 # Endings of files that are taken, of all and of those that hold arrays.
 FILE_ENDINGS = tuple(f".{word}" for word in get_args(FileFormat))
@@ -111,7 +111,7 @@ async def dataset_of(
     filename = _plain_name(file)
     document: dict[str, Any] = {"name": name or PurePosixPath(filename).stem, "upload_id": "-"}
     if preprocessing is not None:
-        document["preprocessing"] = _preprocessing(preprocessing, filename)
+        document["preprocessing"] = _preprocessing(preprocessing)
     record(DatasetCreate, document)
     document["upload_id"] = await _stored(app, by, file, filename, "dataset")
     body = record(DatasetCreate, document)
@@ -217,19 +217,13 @@ def _plain_name(file: UploadFile) -> str:
 
 def preparations() -> list[tuple[str, str, str]]:
     """Preprocessing by name: the name, what it is, and the same for arrays, as JSON."""
-    return [(name, words, json.dumps(_of_arrays(name))) for name, words in _PREPARATIONS.items()]
+    return [(name, words, json.dumps(named_preprocessing(name))) for name, words in _PREPARATIONS.items()]
 
 
-def _of_arrays(name: str) -> dict[str, Any]:
-    """What a name stands for where pictures are stored as arrays, which are neither resized nor cut."""
-    return {key: value for key, value in named_preprocessing(name).items() if key != "pictures"}
-
-
-def _preprocessing(text: str, filename: str) -> Any:
+def _preprocessing(text: str) -> Any:
     """What is typed: a spec, or the name of one; the data may be arrays or files."""
     if not text.startswith("{"):
-        is_array = filename.lower().endswith(ARRAY_ENDINGS)
-        return _of_arrays(text) if is_array and text in _PREPARATIONS else text
+        return text
     try:
         return parsed(text)
     except ValueError as error:

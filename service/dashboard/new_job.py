@@ -16,10 +16,23 @@ from starlette.datastructures import UploadFile
 from service.contracts.config import parse_config, patched
 from service.contracts.dataset import PREPROCESSING_NAMES
 from service.contracts.errors import InvalidRequestError, QuantmillError
+from service.contracts.presets import RECOMMENDED
+from service.contracts.surfaces import for_page
 from service.dashboard import new_files
-from service.dashboard.config_fields import groups, parsed
+from service.dashboard.config_fields import groups, largest_drop, parsed
 from service.dashboard.config_form import JSON, PRESET, Document, differing, shown_defaults, values_of
-from service.dashboard.drafts import HAND_OVER, INPUTS, TEXTS, JobDraft, clone_patch, draft_of, posted_draft, read
+from service.dashboard.drafts import (
+    HAND_OVER,
+    INPUTS,
+    OPTION_FIELDS,
+    TEXTS,
+    UPLOAD_FIELDS,
+    JobDraft,
+    clone_patch,
+    draft_of,
+    posted_draft,
+    read,
+)
 from service.dashboard.pages import PageRoute, page, see
 from service.deps import AppDep, AppState, PrincipalDep, form_of
 from service.hand_overs.asking import refuse_inside
@@ -32,7 +45,7 @@ from service.jobs.views import job_out
 from service.names.kinds import DATASETS, MODELS, ResourceKind
 from service.names.repository import ResourceQuery
 from service.names.service import get, list_page, waited_for
-from service.presets.catalog import entries
+from service.presets.catalog import GROUPS, entries, group_of
 from service.principal import Principal
 from service.resources import ResourceNotFoundError, ResourceNotReadyError, ResourceRejectedError
 from service.tables import Dataset, Model
@@ -113,7 +126,7 @@ async def post_model(request: Request, app: AppDep, principal: PrincipalDep) -> 
     try:
         sent = files.get("model_files", [])
         if not sent:
-            raise InvalidRequestError("Choose the model's file first.", pointer="/model_files")
+            raise InvalidRequestError("Choose a model file first.", pointer="/model_files")
         made = await new_files.model_of(app, principal, sent, draft.get("model_name") or None)
     except QuantmillError as error:
         return await _refused(request, app, principal, draft, error, {"/name": "/model_name"})
@@ -129,7 +142,7 @@ async def post_dataset(request: Request, app: AppDep, principal: PrincipalDep) -
     try:
         given = {role: sent for role in _ROLES if (sent := files.get(f"{role}_file"))}
         if not given:
-            raise InvalidRequestError("Choose the data's file first.", pointer="/calibration_file")
+            raise InvalidRequestError("Choose a data file first.", pointer="/calibration_file")
         named = draft.get("dataset_name") or None
         prepared = draft.get("preprocessing") or draft.get("preprocessing_name") or None
         for role, sent in given.items():
@@ -144,7 +157,7 @@ async def post_example(request: Request, app: AppDep, principal: PrincipalDep) -
     """Choose the model and the data that come with the service, and fill in the rest."""
     posted, _ = await _posted(request, app, principal)
     ids = await new_files.example(app, principal, posted_draft(posted, "").nonce)
-    draft = JobDraft({**ids, "name": "The first job"})
+    draft = JobDraft({**ids})
     draft.take(dict(new_files.EXAMPLE_CONFIG))
     return await _carried(request, app, principal, draft)
 
@@ -173,7 +186,7 @@ def _begun(app: AppState, tenant_id: str, source: str) -> JobDraft:
     if job.kind != "quantize" or job.config is None:
         raise NotRepeatableError(
             f"The job {source} is a {job.kind} job: this page makes quantizations.",
-            hint="Clone it over the API: POST /v1/jobs/{id}/clone.",
+            hint=f"Clone it with `quantmill jobs clone {source}`.",
         )
     return draft_of(job, differing(job.config))
 
@@ -184,7 +197,7 @@ def _patch(draft: JobDraft, change: Document) -> None:
     wanted = patched(whole, change)
     found = read(lambda: differing(parse_config(wanted).model_dump(mode="json")), draft)
     draft.take(patched(draft.document, change) if found is None else found)
-    draft.notes.append(f"Put in here, against what the job was asked for: {_change_words(change)}.")
+    draft.notes.append(f"Changes from source job: {_change_words(change)}.")
 
 
 def _change_words(change: Document) -> str:
@@ -200,13 +213,40 @@ def _change_words(change: Document) -> str:
 
 @cache
 def _presets() -> list[tuple[str, list[tuple[str, str]]]]:
-    """Name and words of each preset, by what they are made for; what the default one is made for comes first."""
-    groups: dict[str, list[tuple[str, str]]] = {}
-    for one in sorted(entries(), key=lambda one: not one.default):
-        groups.setdefault(str(one.config.target), []).append(
-            (one.preset.name, f"{one.preset.name}: {one.preset.description}")
-        )
-    return list(groups.items())
+    """Name and words of each preset that is not recommended, by kind."""
+    found: dict[str, list[tuple[str, str]]] = {name: [] for name, _, _ in GROUPS}
+    for one in entries():
+        if one.preset.name not in RECOMMENDED:
+            found[group_of(one.preset)].append((one.preset.name, f"{one.preset.name}: {one.preset.description}"))
+    return [(title, found[name]) for name, title, _ in GROUPS]
+
+
+def _unfolded(draft: JobDraft, choices: dict[str, Choices]) -> set[str]:
+    """The folded parts of the form that are shown at once: something in them is wrong, or unusual."""
+    found = set()
+    if any(one.other for one in choices.values()) or any(name in UPLOAD_FIELDS for name in draft.errors):
+        found.add("uploads")
+    seen_anyway = (PRESET, largest_drop().name)
+    if any(name.startswith(("c:/", "algorithm", "metric", JSON)) and name not in seen_anyway for name in draft.errors):
+        found.add("configuration")
+    if draft.get("ranges_from") or draft.get(HAND_OVER) or any(name in OPTION_FIELDS for name in draft.errors):
+        found.add("options")
+    return found
+
+
+def _count(document: Document) -> int:
+    """How many fields of a config are given, beside its preset and its largest drop."""
+
+    def leaves(value: Any) -> int:
+        return sum(map(leaves, value.values())) if isinstance(value, dict) else 1
+
+    has_drop = "max_drop" in document.get("evaluation", {}).get("gate", {}) if _has_gate(document) else False
+    return leaves({key: value for key, value in document.items() if key != "preset"}) - has_drop
+
+
+def _has_gate(document: Document) -> bool:
+    evaluation = document.get("evaluation")
+    return isinstance(evaluation, dict) and isinstance(evaluation.get("gate"), dict)
 
 
 def _object(text: str, name: str) -> Document:
@@ -253,14 +293,14 @@ async def _refused(
     if isinstance(error, IdempotencyKeyReuseError):
         draft.nonce = JobDraft().nonce
         draft.errors[""] = (
-            "This page has made a job already. Press Start once more to make another one of what it says now."
+            "This form has already started a job. Press Start job again to start another one as it is now."
         )
     names = fields or {}
     problems = tuple(one.model_copy(update={"pointer": names.get(one.pointer, one.pointer)}) for one in error.errors)
     draft.tell(problems)
     if not problems:
-        draft.errors.setdefault("", error.detail)
-    return await _page(request, app, by, draft, status=error.status, hint=error.hint or "")
+        draft.errors.setdefault("", for_page(error.detail))
+    return await _page(request, app, by, draft, status=error.status, hint=for_page(error.hint or ""))
 
 
 async def _carried(request: Request, app: AppState, by: Principal, draft: JobDraft) -> Response:
@@ -355,6 +395,10 @@ async def _page(
         inputs=INPUTS,
         empty=not any(one.options for one in choices.values()),
         presets=_presets(),
+        recommended=RECOMMENDED,
+        largest_drop=largest_drop(),
+        changes=_count(draft.document),
+        unfolded=_unfolded(draft, choices),
         values=values.texts,
         ticked=values.ticked,
         defaults=shown_defaults(draft.document),

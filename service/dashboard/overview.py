@@ -26,7 +26,7 @@ from service.schedules import service as schedules
 from service.schedules.views import run_out, schedule_listed
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
-_LAST, _FAILED, _SCHEDULES = 8, 3, 8
+_LAST, _FAILED, _SCHEDULES = 8, 5, 8
 _GIB = 1024**3
 _CHECKS = ("database", "storage", "broker")
 
@@ -35,6 +35,8 @@ def _standing(app: AppState, tenant_id: str) -> dict[str, Any]:
     """What the page shows of the tenant."""
     last, _ = jobs.list_page(app, tenant_id, JobQuery(), after=None, limit=_LAST)
     failed, _ = jobs.list_page(app, tenant_id, JobQuery(state="failed"), after=None, limit=_FAILED)
+    judged, _ = jobs.list_page(app, tenant_id, JobQuery(verdict="fail"), after=None, limit=_FAILED)
+    ended = sorted((*failed, *judged), key=lambda view: view.job.created_at, reverse=True)
     rows, _ = schedules.list_page(app, tenant_id, after=None, limit=_SCHEDULES)
     nightly = []
     for row in rows:
@@ -46,7 +48,7 @@ def _standing(app: AppState, tenant_id: str) -> dict[str, Any]:
     return {
         "first_run": not last,
         "jobs": [job_listed(one) for one in last],
-        "failures": [job_listed(one) for one in failed],
+        "failures": [job_listed(one) for one in ended[:_FAILED]],
         "nightly": nightly,
         "running": sum(one.running for one in found),
         "queued": sum(one.queued.due + one.queued.delayed for one in found),
@@ -96,10 +98,10 @@ _INKS = ("text", "quiet", "link", "good", "bad", "unsure", "plain", "first", "se
 _AT = datetime(2026, 1, 31, 12, 0, tzinfo=UTC)
 _PROBLEM = Problem(
     type="/v1/problems#non-finite-data",
-    title="The data holds no numbers",
+    title="Data contains NaN",
     status=422,
-    detail="Array 'x' holds NaN.",
-    hint="Take the sample out.",
+    detail="Array 'x' contains NaN.",
+    hint="Remove the sample.",
     code="non-finite-data",
 )
 
@@ -112,7 +114,7 @@ async def get_style(request: Request, app: AppDep, principal: PrincipalDep) -> R
         RouteNotFoundError: the service is not open.
     """
     if not app.settings.open:
-        raise RouteNotFoundError("There is no such page.", hint="QUANTMILL_OPEN=true serves it.")
+        raise RouteNotFoundError("Page not found.", hint="Set QUANTMILL_OPEN=true to serve it.")
     return page(request, "style_page.html.jinja", **_shown())
 
 

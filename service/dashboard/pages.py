@@ -17,15 +17,18 @@ from fastapi.routing import APIRoute
 from jinja2 import ChoiceLoader, Environment, PackageLoader
 from markupsafe import Markup, escape
 
+from service.contracts import changes, surfaces
 from service.contracts.base import VERSION
 from service.contracts.command_errors import HttpError
 from service.contracts.errors import InvalidRequestError, QuantmillError
+from service.contracts.validation_words import message_of
 from service.dashboard import forms
 from service.deps import AppDep, PrincipalDep
 from service.errors import RouteNotFoundError
+from service.jobs.views import default_name_of
 from service.keys.cookies import session_of
 from service.keys.schemas import KeyNeededError
-from service.principal import NO_KEY, Principal
+from service.principal import NO_KEY, Principal, Scope
 from service.reports import figures
 from service.reports.environment import environment_of
 
@@ -77,7 +80,7 @@ def get_asset(asset: str) -> Response:
     except (FileNotFoundError, IsADirectoryError):
         body = None
     if body is None:
-        raise RouteNotFoundError(f"There is no file {asset[:100]!r}.", hint="Load the page again.")
+        raise RouteNotFoundError(f"File {asset[:100]!r} not found.", hint="Reload the page.")
     headers = {"Cache-Control": f"public, max-age={_YEAR_SECONDS}, immutable", "ETag": f'"{_digest(asset)}"'}
     return Response(body, media_type=_MEDIA_TYPES[asset.rpartition(".")[2]], headers=headers)
 
@@ -89,19 +92,39 @@ POLICY = (
 )
 # Where no referrer is sent at all, browsers tell no origin of a form either, and forms of unknown origin are refused.
 _HEADERS = {"Content-Security-Policy": POLICY, "Cache-Control": "no-store", "Referrer-Policy": "same-origin"}
-# Of the bar at the top: path, words, the scope that shows it.
-NAVIGATION = (
-    ("/", "Overview", "read"),
-    ("/jobs", "Jobs", "read"),
-    ("/new", "New job", "submit"),
-    ("/models", "Models", "read"),
-    ("/datasets", "Datasets", "read"),
-    ("/batches", "Batches", "read"),
-    ("/schedules", "Schedules", "read"),
-    ("/workers", "Workers", "read"),
-    ("/webhooks", "Webhooks", "manage"),
-    ("/admin", "Keys and audit", "admin"),
+# By group: path, words, the scope that shows it.
+NAVIGATION: tuple[tuple[str, tuple[tuple[str, str, Scope], ...]], ...] = (
+    (
+        "Quantize",
+        (
+            ("/", "Overview", "read"),
+            ("/jobs", "Jobs", "read"),
+            ("/batches", "Batches", "read"),
+            ("/compare", "Compare", "read"),
+        ),
+    ),
+    ("Registry", (("/models", "Models", "read"), ("/datasets", "Datasets", "read"))),
+    (
+        "Operate",
+        (
+            ("/schedules", "Schedules", "read"),
+            ("/webhooks", "Webhooks", "manage"),
+            ("/workers", "Workers", "read"),
+            ("/keys", "Keys", "admin"),
+            ("/audit", "Audit log", "admin"),
+            ("/tenants", "Tenants", "operator"),
+        ),
+    ),
 )
+
+
+def navigation_of(principal: Principal | None) -> list[tuple[str, list[tuple[str, str]]]]:
+    """Per group the pages that whoever is signed in may see: path and words."""
+    if principal is None:
+        return []
+    return [
+        (title, [(path, words) for path, words, scope in pages if principal.may(scope)]) for title, pages in NAVIGATION
+    ]
 
 
 @cache
@@ -114,7 +137,14 @@ def environment() -> Environment:
         "iso": forms.iso,
         "pretty": forms.pretty,
         "lines": forms.lines,
+        "on_page": surfaces.for_page,
         "typed": typed,
+        "outcome": forms.outcome,
+        "default_name": default_name_of,
+    }
+    made.globals |= {
+        "changes_of": forms.changes_of,
+        "size_change": changes.size_change,
     }
     made.globals |= {"asset": asset_url, "count": figures.count, "state_words": forms.STATES, "version": VERSION}
     return made
@@ -142,7 +172,7 @@ def page(request: Request, template: str, *, status: int = 200, **context: Any) 
         "here": request.url.path,
         "principal": principal,
         "signed_in": principal is not None and principal.actor != NO_KEY,
-        "navigation": [] if principal is None else [one for one in NAVIGATION if principal.may(one[2])],  # type: ignore[arg-type]
+        "navigation": navigation_of(principal),
         "csrf": "" if session is None else request.app.state.app.keyring.guard(session),
         "may": (lambda scope: False) if principal is None else principal.may,
         "query": lambda **changes: changed_query(request, **changes),
@@ -203,8 +233,8 @@ class PageRoute(APIRoute):
             except QuantmillError as error:
                 return error_page(request, error)
             except RequestValidationError as error:
-                told = "; ".join(f"{one['loc'][-1]}: {one['msg']}" for one in error.errors())
-                return error_page(request, InvalidRequestError(f"The address of this page is not right: {told}."))
+                told = "; ".join(f"{one['loc'][-1]} {message_of(one)}" for one in error.errors())
+                return error_page(request, InvalidRequestError(f"This address is not valid: {told}."))
 
         return handle
 
@@ -212,6 +242,7 @@ class PageRoute(APIRoute):
 def error_page(request: Request, error: QuantmillError) -> Response:
     """What went wrong, for people; the status and the code are those of the API."""
     problem = error.problem(instance=request.url.path, request_id=getattr(request.state, "request_id", None))
+    problem = surfaces.rewritten(problem, surfaces.for_page)
     answer = page(request, "error.html.jinja", status=problem.status, problem=problem)
     if isinstance(error, HttpError):
         answer.headers.update(error.headers())

@@ -13,9 +13,10 @@ from fastapi.responses import HTMLResponse
 from service.comparison.differences import ClassChanges, changes
 from service.comparison.evidence import MOST_BYTES, samples_among, samples_of
 from service.comparison.samples import SamplesUnreadableError
+from service.contracts.changes import Change, metric_change
 from service.contracts.dataset import DatasetSummary
-from service.contracts.evaluation_report import EvaluationReport
-from service.contracts.report import Advice, Report
+from service.contracts.evaluation_report import EvaluatedMetric, EvaluationReport
+from service.contracts.report import Advice, Report, by_contribution
 from service.contracts.sheets import SHEET_SIDE, sheet_corner, sheet_numbers, sheet_size
 from service.dashboard.forms import sent
 from service.dashboard.listing import Words
@@ -30,7 +31,6 @@ from service.names import service as names
 from service.names.kinds import DATASETS
 from service.reports import verdict
 from service.reports.formats import FORMATS, rendered, renderer_version
-from service.reports.gains import change_words
 from service.reports.html import SECURITY_POLICY, parts
 from service.reports.layers import gain_words, storage_words
 from service.reports.page_pictures import speed_chart
@@ -65,7 +65,9 @@ class ChangedSamples:
 
 
 def layer_list(report: Report, *, named: str, op: str, kind: str, every: bool = False) -> dict[str, Any]:
-    """The first layers that a filter lets through, or all of them up to a bound: worst SQNR first, then those in float.
+    """The first layers that a filter lets through, or all of them up to a bound.
+
+    The largest error contribution comes first, layers in float last.
 
     Args:
         report: whose layers.
@@ -82,7 +84,7 @@ def layer_list(report: Report, *, named: str, op: str, kind: str, every: bool = 
         and (not op or layer.op == op)
         and (not kind or (layer.reason is None) == (kind == "quantized"))
     ]
-    found.sort(key=lambda layer: (layer.reason is not None, layer.sqnr_db is None, layer.sqnr_db or 0.0))
+    found = [*by_contribution(found), *(layer for layer in found if layer.reason is not None)]
     shown = found[: _MOST_ROWS if every else _ROWS]
     rows = [{"layer": one, "stored": storage_words(one), "gained": gain_words(one)} for one in shown]
     ops = sorted({layer.op for layer in report.layers if len(layer.op) <= _OP_CHARS and layer.op.isprintable()})
@@ -107,13 +109,13 @@ def changed_samples(app: AppState, tenant_id: str, view: JobView, source: str) -
     """
     file = samples_among(view.artifacts)
     if file is None or file.size_bytes > MOST_BYTES:
-        return ChangedSamples(None, "The job keeps no results by sample: there is no class per sample, or too many.")
+        return ChangedSamples(None, "The job stores no results per sample: samples have no class, or are too many.")
     try:
         found = changes(samples_of(app, file), _MOST_CHANGED)
     except (SamplesUnreadableError, StoredFileMissingError, StoredFileCorruptError) as error:
         return ChangedSamples(None, error.detail)
     if found is None:
-        return ChangedSamples(None, "The output of the model gives no class per sample.")
+        return ChangedSamples(None, "The model output contains no class per sample.")
     ids = {"evaluation": view.job.evaluation_dataset_id, "calibration": view.job.calibration_dataset_id}
     dataset = _dataset(app, tenant_id, ids.get(source))
     summary = None if dataset is None or not dataset.summary else DatasetSummary.model_validate(dataset.summary)
@@ -145,8 +147,12 @@ def _pictures(dataset_id: str, samples: int) -> dict[int, dict[str, Any]]:
     return found
 
 
+def _metric_change(metric: EvaluatedMetric) -> Change:
+    return metric_change(metric.drop, metric.unit, better=metric.better, drop_interval=metric.drop_interval)
+
+
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
-_KINDS = [("quantized", "quantized"), ("float", "left in float")]
+_KINDS = [("quantized", "Quantized"), ("float", "Float")]
 _SPANS = [(str(days), "1 day" if days == 1 else f"{days} days") for days in DAYS]
 _USUAL = "7"
 
@@ -179,7 +185,7 @@ async def get_report(
                 job=job_listed(view),
                 report=evaluated,
                 conditions=verdict.conditions(evaluated),
-                change_words=change_words,
+                changed=_metric_change,
                 interval_words=verdict.interval_words,
                 speed=speed_chart(evaluated.latency),
             )
@@ -220,7 +226,7 @@ async def share_report(request: Request, job_id: str, app: AppDep, principal: Pr
         job_id=job_id,
         spans=_SPANS,
         days=days if known else _USUAL,
-        error="" if known else "Choose one of these.",
+        error="" if known else "Choose one of the options.",
         link="" if made is None else f"{str(request.base_url).rstrip('/')}/shared/{made.token}",
         ends_at=None if made is None else made.ends_at,
     )

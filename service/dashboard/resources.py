@@ -10,7 +10,8 @@ from urllib.parse import quote
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import BaseModel, ValidationError
 
-from service.dashboard.forms import FormFields, sent
+from service.contracts.validation_words import message_of
+from service.dashboard.forms import STATES, FormFields, sent
 from service.dashboard.listing import FilterWords, one_of, one_page, pairs
 from service.dashboard.pages import PageRoute, add_act, page, see
 from service.deps import AppDep, AppState, PrincipalDep
@@ -29,8 +30,8 @@ from service.tables import Dataset, Model
 CHANGED = "changed"
 STATUSES = ("validating", "ready", "rejected")
 _CHANGED = (
-    "Somebody else has changed this since you opened it; what is stored now stands above. Below is what you typed: "
-    "save it once more to have it in its place."
+    "Somebody else has changed this since you opened it. The stored values are above, your input is below. Save again "
+    "to overwrite."
 )
 _LIMIT = 50
 _VERSIONS = 50
@@ -91,7 +92,7 @@ async def _listing(
         return (rows, aliases.words_of(app, kind, tenant_id, {row.name for row in rows})), last
 
     (rows, words), next_query = await one_page(request, app, f"{kind.word}s|{tenant_id}|{query}", cursor, read)
-    statuses = [(one, one) for one in STATUSES]
+    statuses = [(one, STATES[one].word) for one in STATUSES]
     return _by_name(rows), {"aliases": words, "filters": filters, "statuses": statuses, "next_query": next_query}
 
 
@@ -187,7 +188,7 @@ def resource_routes(
             typed = Edit("", "", "", word, errors={"alias": error.problem().detail})
             return await show(request, app, principal, ref, typed)
         if elsewhere is not None:
-            said = f"{word} stands for version {elsewhere.alias.version} now. Set it once more to move it here."
+            said = f"{word} points to version {elsewhere.alias.version}. Press Move alias to move it here."
             typed = Edit("", "", "", word, f"{word} {elsewhere.etag}", {"alias": said})
             return await show(request, app, principal, ref, typed)
         return see(request, f"/{kind.word}s/{resource_id}")
@@ -242,13 +243,13 @@ def _patch(typed: Edit) -> tuple[NounPatch | None, dict[str, str]]:
     for line in filter(None, map(str.strip, typed.tags.splitlines())):
         key, sign, value = line.partition("=")
         if not sign:
-            errors["tags"] = f"{line[:80]!r} is no tag: give KEY=VALUE, one a line."
+            errors["tags"] = f"{line[:80]!r} is not a tag. Use KEY=VALUE, one per line."
         elif key.strip() in tags:
-            errors["tags"] = f"The tag {key.strip()[:80]!r} stands there twice."
+            errors["tags"] = f"The tag {key.strip()[:80]!r} is given twice."
         tags[key.strip()] = value.strip()
     try:
         patch = NounPatch.model_validate({"tags": tags, "description": typed.description or None})
     except ValidationError as error:
         for one in error.errors():
-            errors.setdefault(str(one["loc"][0]), f"{': '.join(map(str, one['loc'][1:2]))} {one['msg']}".strip())
+            errors.setdefault(str(one["loc"][0]), f"{': '.join(map(str, one['loc'][1:2]))} {message_of(one)}".strip())
     return (None if errors else patch), errors

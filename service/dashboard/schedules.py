@@ -1,32 +1,45 @@
-"""Schedules: the calendar of their verdicts, accuracy over the nights, and what can be done with them."""
+"""Schedules: what each runs and how it is judged, verdicts by day, accuracy over the runs."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import date, timedelta
 from functools import partial
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import APIRouter, Query, Request, Response
-from pydantic import ValidationError
+from fastapi import APIRouter, Request, Response
 
-from service.contracts.errors import InvalidRequestError
-from service.contracts.validation import field_problems
-from service.dashboard.forms import FormFields, checked, sent
+from service.contracts.evaluation_report import ReportOutline
+from service.contracts.regression import (
+    Baseline,
+    Clause,
+    LastPass,
+    LatencyRatio,
+    MaxDrop,
+    NotSignificantlyWorse,
+    OfAlias,
+    OfJob,
+    RegressionGate,
+    SizeRatio,
+)
+from service.dashboard.comparing import dataset_names
 from service.dashboard.listing import one_page
-from service.dashboard.pages import PageRoute, add_act, page, see
+from service.dashboard.pages import PageRoute, add_act, page
 from service.deps import AppDep, AppState, PrincipalDep
 from service.http import Conditions, CursorParameter
 from service.jobs import service as jobs
-from service.jobs.repeats import changed_request
-from service.jobs.schemas import JobCreate
-from service.jobs.views import job_listed
+from service.jobs.naming import recipe
 from service.reports import charts
+from service.reports.figures import metric_title
 from service.schedules import service
-from service.schedules.schemas import RunOut, ScheduleCreate
+from service.schedules.schemas import RunOut
+from service.schedules.times import described
 from service.schedules.views import run_out, schedule_listed, schedule_out
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 _LIMIT, _RUNS, _WEEKS = 50, 200, 12
+_SHOWN, _FAILURES = 30, 5
+_DATASETS = ("calibration_dataset_id", "evaluation_dataset_id")
 _DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 
 
@@ -45,74 +58,13 @@ async def list_schedules(
         cursor,
         lambda after: service.list_page(app, principal.tenant_id, after=after, limit=_LIMIT),
     )
-    return page(
-        request, "schedules.html.jinja", schedules=[schedule_listed(row) for row in rows], next_query=next_query
-    )
-
-
-@router.get("/schedules/new")
-async def new_schedule(
-    request: Request,
-    app: AppDep,
-    principal: PrincipalDep,
-    job: Annotated[str, Query(alias="from", max_length=64)] = "",
-) -> Response:
-    """The form of a schedule that does again what a job was asked for."""
-    if not job:
-        return see(request, "/jobs")
-    seen = job_listed(await app.reads.run(lambda: jobs.get(app, principal.tenant_id, job)))
-    name = f"{seen.model_name or 'model'} nightly"
-    typed = {"name": name, "cron": "0 3 * * *", "timezone": "UTC", "max_drop": "", "promote_to": ""}
-    typed |= {"newest": "yes", "skip_unchanged": ""}
-    return page(request, "schedule_new.html.jinja", job=seen, typed=typed, errors={})
-
-
-@router.post("/schedules/new")
-async def create_schedule(request: Request, app: AppDep, principal: PrincipalDep) -> Response:
-    """Make it; what is not right stands at its field, with what was typed."""
-    form = await sent(request)
-    job_id = form.text("from") or ""
-    view = await app.reads.run(lambda: jobs.get(app, principal.tenant_id, job_id))
-    seen = job_listed(view)
-    patch: dict[str, Any] = {"name": None}
-    if form.ticked("newest") and seen.model_name is not None:
-        patch["model_id"] = f"{seen.model_name}@latest"
-    template = changed_request(view.job, patch, JobCreate)
-    try:
-        body = await checked(app, ScheduleCreate, {**_asked(form, seen.figures), "template": template})
-        answer = await app.writes.run(lambda: service.create(app, principal, body, key=None))
-    except (ValidationError, InvalidRequestError) as error:
-        return _again(request, form, seen, error)
-    return see(request, f"/schedules/{answer.body['id']}")
-
-
-def _asked(form: FormFields, figures: Any) -> dict[str, Any]:
-    """The fields of a schedule; a drop is that of the first metric of the job's report."""
-    asked: dict[str, Any] = {
-        name: value for name in ("name", "cron", "timezone", "promote_to") if (value := form.text(name)) is not None
-    }
-    asked["skip_unchanged"] = form.ticked("skip_unchanged")
-    limit = form.text("max_drop")
-    if limit is not None:
-        metric = figures.metrics[0].name if figures is not None and figures.metrics else "top1"
-        asked["gate"] = {"clauses": [{"kind": "max_drop", "metric": metric, "max_drop": limit}]}
-    return asked
-
-
-def _again(request: Request, form: FormFields, job: Any, error: ValidationError | InvalidRequestError) -> Response:
-    if isinstance(error, ValidationError):
-        found = [(one.pointer, one.message) for one in field_problems(error, ScheduleCreate)]
-    else:
-        found = [(one.pointer, one.message) for one in error.errors] or [("/form", error.detail)]
-    errors = {("max_drop" if pointer.startswith("/gate") else pointer.split("/")[1]): said for pointer, said in found}
-    names = ("name", "cron", "timezone", "max_drop", "promote_to", "newest", "skip_unchanged")
-    typed = {name: form.text(name) or "" for name in names}
-    return page(request, "schedule_new.html.jinja", status=422, job=job, typed=typed, errors=errors)
+    shown = [schedule_listed(row) for row in rows]
+    return page(request, "schedules.html.jinja", schedules=shown, described=described, next_query=next_query)
 
 
 @router.get("/schedules/{schedule_id}")
 async def get_schedule(request: Request, schedule_id: str, app: AppDep, principal: PrincipalDep) -> Response:
-    """One schedule with what became of it."""
+    """One schedule with its recent jobs."""
     shown = await app.reads.run(lambda: _shown(app, principal.tenant_id, schedule_id))
     return page(request, "schedule.html.jinja", days=_DAYS, **shown)
 
@@ -121,11 +73,22 @@ def _shown(app: AppState, tenant_id: str, schedule_id: str) -> dict[str, Any]:
     schedule = schedule_out(service.get(app, tenant_id, schedule_id))
     rows, _ = service.list_runs(app, tenant_id, schedule_id, state=None, after=None, limit=_RUNS)
     runs = [run_out(row) for row in rows]
-    unit, nights = _nights(app, tenant_id, runs)
+    outlines = jobs.outlines(app, tenant_id, [run.job_id for run in runs if run.job_id is not None])
+    unit, nights = _nights(runs, outlines)
     points = [(float(k), value) for k, (_, value) in enumerate(nights, start=1)]
+    config = schedule.template.get("config") or {}
+    methods = [step["method"] for step in config.get("algorithms", ())]
     return {
         "schedule": schedule,
-        "runs": runs,
+        "job": schedule.template,
+        "datasets": dataset_names(app, tenant_id, map(schedule.template.get, _DATASETS)),
+        "recipe": recipe(config.get("preset"), methods),
+        "gate": gate_words(schedule.gate),
+        "when_words": described(schedule.cron),
+        "runs": runs[:_SHOWN],
+        "runs_more": max(0, len(runs) - _SHOWN),
+        "failures": [run for run in runs if run.state in ("failed", "refused")][:_FAILURES],
+        "outlines": outlines,
         "weeks": _weeks(runs),
         "nights": nights,
         "unit": unit,
@@ -133,13 +96,40 @@ def _shown(app: AppState, tenant_id: str, schedule_id: str) -> dict[str, Any]:
     }
 
 
-def _nights(app: AppState, tenant_id: str, runs: list[RunOut]) -> tuple[str, list[tuple[RunOut, float]]]:
+def gate_words(gate: RegressionGate) -> list[str]:
+    """The clauses of a gate, each as a sentence; none: the verdict of the job alone decides."""
+    return [_clause_words(clause, clause.baseline or gate.baseline) for clause in gate.clauses]
+
+
+def _clause_words(clause: Clause, baseline: Baseline) -> str:
+    of = _baseline_words(baseline)
+    match clause:
+        case MaxDrop():
+            return f"{metric_title(clause.metric)} drops by at most {clause.max_drop:g} from {of}."
+        case NotSignificantlyWorse():
+            what = "Top-1 decisions are" if clause.metric is None else f"{metric_title(clause.metric)} is"
+            return f"{what} not significantly worse than {of} (alpha {clause.alpha:g})."
+        case SizeRatio():
+            return f"Size is at most {clause.max_ratio:g}x that of {of}."
+        case LatencyRatio():
+            return f"Latency is at most {clause.max_ratio:g}x that of {of}."
+
+
+def _baseline_words(baseline: Baseline) -> str:
+    match baseline:
+        case OfJob():
+            return f"job {baseline.job_id}"
+        case OfAlias():
+            return f"the alias {baseline.alias}"
+        case LastPass():
+            return "the last accepted job"
+
+
+def _nights(runs: list[RunOut], outlines: Mapping[str, ReportOutline]) -> tuple[str, list[tuple[RunOut, float]]]:
     """The first metric of the quantized model by run, the oldest first; and its unit."""
-    shown = runs[: 7 * _WEEKS]
-    outlines = jobs.outlines(app, tenant_id, [run.job_id for run in shown if run.job_id is not None])
     found: list[tuple[RunOut, float]] = []
     unit = ""
-    for run in reversed(shown):
+    for run in reversed(runs[: 7 * _WEEKS]):
         outline = outlines.get(run.job_id or "")  # a job may have been deleted since; its run stays
         metric = outline.metrics[0] if outline is not None and outline.metrics else None
         if metric is not None and metric.quantized is not None:

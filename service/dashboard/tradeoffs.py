@@ -11,6 +11,7 @@ from xml.etree import ElementTree
 from markupsafe import Markup
 
 from service.comparison.schemas import ComparedJob
+from service.contracts.changes import ratio_words
 from service.contracts.evaluation_report import ReportOutline
 from service.reports import charts, figures
 from service.reports.figures import name
@@ -61,6 +62,12 @@ class ShownModel(NamedTuple):
     mark: Mark
     front: bool
 
+    @property
+    def latency(self) -> str:
+        """Its latency beside that of the float model."""
+        ratio = self.mark.latency_ratio
+        return figures.NOTHING if ratio is None or ratio <= 0 else ratio_words(ratio)
+
 
 @dataclass(frozen=True)
 class TradeOff:
@@ -75,13 +82,13 @@ class TradeOff:
     @property
     def words(self) -> str:
         """What the front means here."""
-        judged = f"{self.measure.words}, bytes and latency" if self.timed else f"{self.measure.words} and bytes"
-        return f"On the front stands what no other model equals or beats in {judged} at once."
+        judged = f"{self.measure.words}, size and latency" if self.timed else f"{self.measure.words} and size"
+        return f"A model is on the Pareto front if no other model is as good or better in {judged} at once."
 
 
 def drop_of(metric: str, unit: str) -> Measure:
     """The drop of a metric against the float model; of one in percent it is in points."""
-    return Measure(f"Drop of {name(metric, 40)}", "points" if unit == "%" else unit, higher=False)
+    return Measure(f"{figures.metric_title(metric)} drop", "points" if unit == "%" else unit, higher=False)
 
 
 def of_jobs(jobs: Iterable[tuple[str, str, ReportOutline | ComparedJob]]) -> TradeOff | None:
@@ -94,10 +101,15 @@ def of_jobs(jobs: Iterable[tuple[str, str, ReportOutline | ComparedJob]]) -> Tra
     drops = [{(one.name, one.unit): one.drop for one in job.metrics if one.drop is not None} for _, _, job in told]
     key = next((key for key in drops[0] if all(key in one for one in drops)), None) if drops else None
     marks = [
-        Mark(label, path, job.sqnr_db if key is None else own[key], job.quantized_size_bytes, job.latency_ratio)
+        Mark(label, path, job.sqnr_db if key is None else own[key], job.quantized_size_bytes, _measured_ratio(job))
         for (label, path, job), own in zip(told, drops, strict=True)
     ]
     return trade_off(SQNR if key is None else drop_of(*key), marks)
+
+
+def _measured_ratio(job: ReportOutline | ComparedJob) -> float | None:
+    """The ratio of latencies; None where it was not measured, or predicts nothing of the target."""
+    return None if job.latency_not_representative else job.latency_ratio
 
 
 def trade_off(measure: Measure, marks: Sequence[Mark], limit: float | None = None) -> TradeOff | None:
@@ -119,9 +131,9 @@ def trade_off(measure: Measure, marks: Sequence[Mark], limit: float | None = Non
     if len(drawn) < 2:
         return None
     sizes = [float(row.mark.size_bytes or 0.0) for row in drawn]
-    pictures = [("Bytes", _picture(measure, drawn, "Size of the model", sizes, figures.size, limit))]
+    pictures = [("Size", _picture(measure, drawn, "Size", sizes, figures.size, limit))]
     if timed:
-        words, ratios = "Latency over the float model's", [float(row.mark.latency_ratio or 0.0) for row in drawn]
+        words, ratios = "Latency relative to FP32", [float(row.mark.latency_ratio or 0.0) for row in drawn]
         pictures.append(("Latency", _picture(measure, drawn, words, ratios, figures.times, limit)))
     return TradeOff(measure, rows, pictures, timed, None if limit is None else measure.written(limit))
 
@@ -159,8 +171,8 @@ def _picture(
     x = charts.Scale.around(costs, _LEFT, _RIGHT)
     y = charts.Scale.around(values if limit is None else [*values, limit], down, up)
     label = (
-        f"{len(rows)} models by {measure.words} and {across.lower()}; better is up and left. "
-        f"{sum(row.front for row in rows)} on the front. The table beside it holds the figures."
+        f"{len(rows)} models by {measure.words} and {across.lower()}; better is up and to the left. "
+        f"{sum(row.front for row in rows)} on the Pareto front. The table below contains the values."
     )
     root = charts.picture(_WIDTH, _HEIGHT, label)
     if limit is not None:
@@ -172,8 +184,8 @@ def _picture(
         charts.text(root, (_LEFT - 6, y.at(value) + 4), figures.figure(value), anchor="end")
     for cost in sorted({min(costs), max(costs)}):
         charts.text(root, (x.at(cost), _BOTTOM + 16), written(cost), anchor="middle")
-    charts.text(root, ((_LEFT + _RIGHT) / 2, _HEIGHT - 18), f"{across} (less is better) →", anchor="middle")
-    better = "↑ more is better" if measure.higher else "↑ less is better"
+    charts.text(root, ((_LEFT + _RIGHT) / 2, _HEIGHT - 18), f"{across} (lower is better) →", anchor="middle")
+    better = "↑ higher is better" if measure.higher else "↑ lower is better"
     charts.text(root, (4, _HEIGHT - 3), f"{measure.axis} ({better})")
     if limit is not None:
         charts.line(root, (_LEFT, y.at(limit)), (_RIGHT, y.at(limit)), "limit")

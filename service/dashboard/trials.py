@@ -10,6 +10,7 @@ from urllib.parse import urlencode
 from fastapi import APIRouter, Request, Response
 from markupsafe import Markup
 
+from service.contracts.changes import ratio_words
 from service.contracts.config import patch_between
 from service.contracts.report import Report
 from service.contracts.search import Search, TrialFigures
@@ -88,7 +89,9 @@ async def get_trials(request: Request, job_id: str, app: AppDep, principal: Prin
     context: dict[str, Any] = {"job": job, "search": search, "trials": [], "tradeoff": None, "measure": tradeoffs.SQNR}
     if report is None and AUTOPILOT in (job.algorithms or ()):
         so_far = await app.reads.run(lambda: told(app, principal.tenant_id, job))
-        return page(request, "trials_live.html.jinja", job=job, ended=job.state in TERMINAL, **so_far)
+        return page(
+            request, "trials_live.html.jinja", job=job, ended=job.state in TERMINAL, speed=ratio_words, **so_far
+        )
     if report is not None and search is not None:
         measure, limit = goal_of(search.goal)
         # the finalists, numbered as the others are: what was not measured stands in the table alone
@@ -101,7 +104,7 @@ async def get_trials(request: Request, job_id: str, app: AppDep, principal: Prin
             "tradeoff": tradeoffs.trade_off(measure, marks, limit),
             "measure": measure,
         }
-    return page(request, "trials.html.jinja", **context)
+    return page(request, "trials.html.jinja", speed=ratio_words, **context)
 
 
 def _read(app: AppState, tenant_id: str, job_id: str) -> tuple[JobOut, Report | None]:

@@ -1,4 +1,4 @@
-"""Webhooks: where events are told, what fails there, what was sent and what came back."""
+"""Webhooks: which URLs get which events, what fails there, what was sent and what came back."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from fastapi import APIRouter, Query, Request, Response
 from pydantic import ValidationError
 
 from service.contracts.errors import InvalidRequestError
-from service.contracts.webhooks import EVERYTHING, patterns
+from service.contracts.webhooks import EVENT_TYPES
 from service.dashboard.forms import FormFields, checked, field_errors, sent
 from service.dashboard.listing import one_of, one_page
 from service.dashboard.pages import PageRoute, add_act, page, see
@@ -24,9 +24,18 @@ from service.webhooks.service import delivery_out, webhook_out
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 _LIMIT = 50
 _STATES = ("waiting", "delivered", "failed")
-# Until the old secret ends, as the form offers it.
-_GRACES = ((f"{DAY_SECONDS:.0f}", "in a day"), ("0", "at once"), (f"{7 * DAY_SECONDS:.0f}", "in a week"))
-_EMPTY = {"url": "", "event_types": [EVERYTHING], "description": "", "enabled": True}
+# For how long the old secret still signs, as the form offers it.
+_GRACES = ((f"{DAY_SECONDS:.0f}", "for 24 hours"), ("0", "not at all"), (f"{7 * DAY_SECONDS:.0f}", "for 7 days"))
+_EMPTY = {"url": "", "event_types": [], "description": "", "enabled": True}
+_GROUPS = {
+    "job": "Jobs",
+    "model": "Models",
+    "dataset": "Datasets",
+    "alias": "Aliases",
+    "schedule": "Schedules",
+    "webhook": "Webhooks",
+}
+_NONE_TICKED = "Select at least one event."
 
 
 @router.get("/webhooks")
@@ -59,7 +68,7 @@ async def create_webhook(request: Request, app: AppDep, principal: PrincipalDep)
         body = await checked(app, WebhookCreate, {**typed, "description": typed["description"] or None})
         await app.lookups.run(lambda: service.check_destination(app.settings, body.url))
     except (ValidationError, EgressError) as error:
-        return _form(request, typed, errors=_errors(error))
+        return _form(request, typed, errors=_errors(error, typed))
     made = (await app.writes.run(lambda: service.create(app, principal, body, None))).body
     return page(request, "secret_made.html.jinja", **_shown_once(made["id"], made["url"], made["secret"]))
 
@@ -112,7 +121,7 @@ async def change_webhook(request: Request, webhook_id: str, app: AppDep, princip
         if url is not None:
             await app.lookups.run(lambda: service.check_destination(app.settings, url))
     except (ValidationError, EgressError) as error:
-        return _form(request, typed, webhook_id=webhook_id, tag=tag or "", errors=_errors(error))
+        return _form(request, typed, webhook_id=webhook_id, tag=tag or "", errors=_errors(error, typed))
     try:
         await app.writes.run(lambda: service.change(app, principal, webhook_id, body, Conditions(tag)))
     except PreconditionFailedError:
@@ -134,7 +143,7 @@ async def rotate_webhook(request: Request, webhook_id: str, app: AppDep, princip
     """Give it another secret, and show that this once."""
     grace = (await sent(request)).text("grace_seconds")
     if grace not in dict(_GRACES):
-        raise InvalidRequestError("When the old secret ends is not told.", pointer="/grace_seconds")
+        raise InvalidRequestError("How long the old secret works is missing.", pointer="/grace_seconds")
     body = WebhookRotate(grace_seconds=float(grace))
     made = await app.writes.run(lambda: service.rotate(app, principal, webhook_id, body))
     return page(request, "secret_made.html.jinja", **_shown_once(made.row.id, made.row.url, made.secret))
@@ -154,10 +163,19 @@ def _stored(row: WebhookEndpoint) -> dict[str, Any]:
     return {**kept, "description": row.description or ""}
 
 
-def _errors(error: ValidationError | EgressError) -> dict[str, str]:
+def _errors(error: ValidationError | EgressError, typed: dict[str, Any]) -> dict[str, str]:
     if isinstance(error, EgressError):
         return {"url": error.detail if error.hint is None else f"{error.detail} {error.hint}"}
-    return field_errors(error, WebhookCreate)
+    found = field_errors(error, WebhookCreate)
+    return found if typed["event_types"] else {**found, "event_types": _NONE_TICKED}
+
+
+def _groups() -> list[tuple[str, list[tuple[str, str]]]]:
+    """The events to tick, in groups: pattern and words of each."""
+    return [
+        (_GROUPS[noun], [(f"{noun}.*", "all"), *((f"{noun}.{name}", name) for name in names)])
+        for noun, names in EVENT_TYPES.items()
+    ]
 
 
 def _form(
@@ -170,19 +188,20 @@ def _form(
     now: dict[str, Any] | None = None,
 ) -> Response:
     """The form; ``now`` is what somebody else has made of the webhook meanwhile."""
-    shown = {"typed": typed, "webhook_id": webhook_id, "etag": tag, "errors": errors or {}, "patterns": patterns()}
+    shown = {"typed": typed, "webhook_id": webhook_id, "etag": tag, "errors": errors or {}, "groups": _groups()}
     status = 412 if now else 422 if errors else 200
     return page(request, "webhook_form.html.jinja", status=status, now=now, **shown)
 
 
 def _shown_once(webhook_id: str, url: str, secret: str) -> dict[str, Any]:
     return {
-        "title": "The secret of the webhook",
+        "title": "Webhook secret",
         "about": url,
+        "what": "webhook secret",
         "secret": secret,
-        "use": "The receiver checks by it that requests come from this service.",
+        "use": "The receiver verifies the signature of each request with it.",
         "back": f"/webhooks/{webhook_id}",
-        "back_words": "To the webhook",
+        "back_words": "Back to the webhook",
     }
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
+from service.contracts.compatibility import fixed_batch
 from service.contracts.config import QuantizationConfig
 from service.contracts.costs import TORCH_SECONDS, CostFacts, evaluation_costs, stage_costs, wanted_patches
 from service.contracts.dataset import DatasetSummary
@@ -76,7 +77,7 @@ def prior_of(
     facts = CostFacts(
         nodes=work.nodes,
         matrices=work.matrices,
-        sample_seconds=_sample_seconds(work, _scale(model, measured)),
+        sample_seconds=_sample_seconds(work, _scale(model, measured)) / min(fixed_batch(model), max(samples, 1)),
         calibration_samples=samples,
         measured_samples=samples if measured is None else measured.samples,
         torch_seconds=TORCH_SECONDS,
@@ -163,7 +164,8 @@ def _search_seconds(work: Work) -> float:
 
 def _memory_bytes(config: QuantizationConfig, model: ModelSummary, work: Work, samples: int, scale: float) -> float:
     """A batch of samples with all that a network makes of them; and what waits before the layer that is solved."""
-    batch = min(_BATCH, max(samples, 1))
+    # a fixed batch axis is counted in the work already
+    batch = 1 if fixed_batch(model) > 1 else min(_BATCH, max(samples, 1))
     whole = _BASE_BYTES + _MODEL_TIMES * model.size_bytes + _SAMPLE_TIMES * batch * scale * work.activation_bytes
     solved = [algorithm for algorithm in config.algorithms if algorithm.method in _FINETUNING]
     if not solved or config.mode != "static":

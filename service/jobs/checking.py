@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 
 from service.contracts.algorithms.training import GraphLoss, QuantizationAwareTraining
 from service.contracts.base import SIGN
-from service.contracts.compatibility import check_dataset, check_float, check_selected
+from service.contracts.compatibility import MOST_PASS_BYTES, check_batch, check_dataset, check_float, check_selected
 from service.contracts.config import QuantizationConfig
 from service.contracts.data_checks import ALGORITHMS_POINTER, check_data_given, check_training, graph_losses
 from service.contracts.dataset import DatasetSummary
@@ -101,7 +101,8 @@ def checked_request(session: Session, settings: Settings, tenant_id: str, body: 
     """
     config = body.config if body.ranges_from is None else taken_over(session, tenant_id, body)
     with body.pointing_into_request():
-        if isinstance(body, JobCreate):
+        # what is only validated may leave its data out; random data of its config is what a job would take
+        if isinstance(body, JobCreate) or config.random_calibration is not None:
             check_data_given(
                 config,
                 calibration=body.calibration_dataset_id is not None,
@@ -110,6 +111,9 @@ def checked_request(session: Session, settings: Settings, tenant_id: str, body: 
         if any(SIGN in text for text in config.graph_models):
             config = _with_graph_ids(session, tenant_id, config)
         inputs = _fitting(session, tenant_id, config, _inputs(session, tenant_id, body))
+        if inputs.model is not None:
+            most_bytes = settings.job_memory_bytes or MOST_PASS_BYTES
+            check_batch(inputs.model, most_bytes=most_bytes, pointer="/model_id")
         asked = body.model_copy(update={**inputs.ids, "config": config})
         placement = placed(session, settings, asked, inputs)
     estimate, data = None, (inputs.calibration, inputs.evaluation)
@@ -218,7 +222,7 @@ def _no_worker(body: JobCreate | JobValidate, field: DeviceField | None) -> NoGp
     return NoGpuWorkerError(
         f"{asked} requires a GPU worker, but no live worker takes jobs from the queue {GPU_QUEUE}.",
         pointer=pointer,
-        hint=f"{instead}, or start a worker on a machine with a GPU: quantmill worker --queues {GPU_QUEUE}",
+        hint=f"{instead}, or start a worker on a machine with a GPU with `quantmill worker --queues {GPU_QUEUE}`.",
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sqlalchemy.orm import Session
 
-from service.contracts.compatibility import check_dataset
+from service.contracts.compatibility import MOST_PASS_BYTES, check_batch, check_dataset
 from service.contracts.errors import FieldProblem, InvalidConfigError
 from service.contracts.evaluation_checks import check_evaluation
 from service.contracts.evaluation_report import check_gate, check_reference
@@ -45,6 +45,9 @@ def checked_evaluation(session: Session, settings: Settings, tenant_id: str, bod
         reference_id = reference.id
         named.append((MODELS, _REFERENCE, reference_id))
         _check_outputs([[output.name for output in summary.outputs] for summary in summaries])
+    most_bytes = settings.job_memory_bytes or MOST_PASS_BYTES
+    for summary, pointer in zip(summaries, (_MODEL, _REFERENCE), strict=False):
+        check_batch(summary, most_bytes=most_bytes, pointer=pointer)
     for summary in summaries:
         check_dataset(summary, data, pointer=_DATA, role="evaluation dataset", labels_of_first=not spec.metrics)
     outputs = summaries[0].outputs

@@ -51,7 +51,7 @@ def remove(app: AppState, by: Principal, job_id: str) -> None:
     with app.database.write() as session:
         job = repository.hold(session, by.tenant_id, job_id)
         if job.state not in TERMINAL:
-            raise JobNotEndedError(job.id, job.state, hint="Cancel it first: POST /v1/jobs/{id}/cancel.")
+            raise JobNotEndedError(job.id, job.state, hint=f"Cancel it first with POST /v1/jobs/{job.id}/cancel.")
         baseline_of = repository.baseline_of(session, by.tenant_id, job.id)
         if baseline_of is not None:
             raise JobInUseError(

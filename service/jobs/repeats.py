@@ -37,7 +37,7 @@ def same_request(job: Job, request: type[_Request]) -> _Request:
     """
     if job.state not in TERMINAL:
         raise JobNotEndedError(
-            job.id, job.state, hint="Wait until the job has ended, or cancel it: POST /v1/jobs/{id}/cancel."
+            job.id, job.state, hint=f"Wait until it has ended, or cancel it with POST /v1/jobs/{job.id}/cancel."
         )
     document = _document(job, request)
     try:

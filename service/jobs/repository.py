@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, String, and_, cast, delete, exists, insert, or_, select, text
+from sqlalchemy import ColumnElement, String, and_, case, cast, delete, exists, func, insert, or_, select, text
 from sqlalchemy.orm import Session
 
 from service.contracts.evaluation_report import EvaluationReport, ReportOutline
@@ -91,7 +91,7 @@ def list_page(
     elif query.state is not None:
         conditions.append(Job.state == query.state)
     if query.search is not None:
-        conditions.append(Job.name.icontains(query.search, autoescape=True))
+        conditions.append(_name_contains(query.search, tenant_id))
     if query.verdict is not None:
         told = select(ReportRow.job_id).where(owned(ReportRow, tenant_id), ReportRow.verdict == query.verdict)
         conditions.append(Job.id.in_(told))
@@ -102,6 +102,17 @@ def list_page(
     conditions += [Job.labels[key].as_string() == value for key, value in query.labels.items()]
     equal = {"kind": query.kind, "model_id": query.model_id, "name": query.name, "preset": query.preset}
     return page(session, Job, conditions, after=after, limit=limit, without=(Job.config,), **equal)
+
+
+def _name_contains(search: str, tenant_id: str) -> ColumnElement[bool]:
+    """Whether a job's name, or the begin of its default name (model and preset), contains ``search`` in any case."""
+    verb = case((Job.kind == "evaluate", "Evaluate "), else_="")
+    preset = func.coalesce(", " + Job.preset, "")
+    told = verb + Model.name + "@" + cast(Model.version, String) + preset
+    of_model = select(Model.id).where(
+        owned(Model, tenant_id), Model.id == Job.model_id, told.icontains(search, autoescape=True)
+    )
+    return or_(Job.name.icontains(search, autoescape=True), and_(Job.name.is_(None), of_model.exists()))
 
 
 def add_report(session: Session, job: Job, report: Report | EvaluationReport) -> None:

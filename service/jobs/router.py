@@ -154,10 +154,12 @@ class JobListParameters(BaseModel):
     state: ShownState | None = None
     model_id: Annotated[str, Field(max_length=MOST_REFERENCE_CHARS, pattern=PLAIN_TEXT)] | None = None
     name: Annotated[str, Field(max_length=200, pattern=PLAIN_TEXT)] | None = Field(
-        default=None, description="Only jobs with exactly this name."
+        default=None, description="Only jobs with exactly this given name."
     )
     search: Annotated[str, Field(min_length=1, max_length=200, pattern=PLAIN_TEXT)] | None = Field(
-        default=None, description="Only jobs with this text in their name; not case-sensitive."
+        default=None,
+        description="Only jobs with this text in their name, or in model and preset of a default name; "
+        "not case-sensitive.",
     )
     preset: Annotated[str, Field(max_length=64, pattern=PLAIN_TEXT)] | None = None
     verdict: Verdict | None = Field(default=None, description="Only jobs with this verdict in their report.")

@@ -80,6 +80,9 @@ _FINISH = (
     "Estimated end of the job, from the jobs queued before it and the running jobs, on the available "
     "slots. Null if the job has ended, has no estimate, or no worker takes jobs from its queue."
 )
+_NAME = (
+    "As it was given. A job that was given none is called by its model and recipe, such as 'mobilenet@1, xint8 + CLE'."
+)
 _HAND_OVER = (
     "Where results are sent when the job has succeeded. URLs and headers are never returned, and are not "
     "copied to a retry or a clone of the job. Not allowed with reuse, nor in the template of a schedule."
@@ -323,7 +326,7 @@ class JobListed(BaseModel):
     kind: str = Field(
         description="quantize or evaluate; other kinds, such as inspect_model, belong to the object they validate."
     )
-    name: str | None
+    name: str = Field(description=_NAME)
     labels: dict[str, str]
     state: ShownState = Field(description="State of the job; canceling: it is running and cancellation was requested.")
     stage: str | None = Field(description="Current stage of the running attempt, as text for display.")

@@ -210,8 +210,8 @@ def report(app: AppState, tenant_id: str, job_id: str) -> ReportRow:
     if job.state in TERMINAL:
         raise ReportNotFoundError(
             f"Job {job_id} ended as {job.state} and has no report.",
-            hint="See the error of the job: GET /v1/jobs/{id}.",
+            hint=f"See its error with GET /v1/jobs/{job_id}.",
         )
     raise ReportNotReadyError(
-        f"Job {job_id} is {job.state}.", hint="Wait until the job has ended: GET /v1/jobs/{id}?wait=25"
+        f"Job {job_id} is {job.state}.", hint=f"Wait until it has ended with GET /v1/jobs/{job_id}?wait=25."
     )

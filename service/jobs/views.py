@@ -16,6 +16,7 @@ from service.deps import AppState
 from service.estimates import repository as estimates
 from service.estimates.service import finishes_of, shown
 from service.jobs import repository
+from service.jobs.naming import default_name
 from service.jobs.repository import ReportDigest
 from service.jobs.schemas import (
     TERMINAL,
@@ -58,6 +59,15 @@ class JobView:
         """It is neither queued nor running."""
         return self.job.state in TERMINAL
 
+    @property
+    def name(self) -> str:
+        """As it was given, or the default one."""
+        job = self.job
+        if job.name is not None:
+            return job.name
+        model = f"{self.model[0]}@{self.model[1]}" if self.model else job.model_id or job.dataset_id or job.id
+        return default_name(job.kind, model, preset=job.preset, algorithms=job.algorithms)
+
 
 def job_out(view: JobView, *, reused: bool = False) -> JobOut:
     """A job with all that is told of it."""
@@ -76,6 +86,7 @@ def job_listed(view: JobView) -> JobListed:
     return record_of(
         job,
         JobListed,
+        name=view.name,
         state=job.shown_state,
         progress=None if job.progress is None else _progress(job),
         waiting=view.waiting,
@@ -103,6 +114,17 @@ def job_listed(view: JobView) -> JobListed:
             hand_over=f"{path}/hand-over",
         ),
     )
+
+
+def default_name_of(job: JobListed) -> str:
+    """The name that the job has where it was given none."""
+    model = f"{job.model_name}@{job.model_version}"
+    return default_name(job.kind, model, preset=job.preset, algorithms=job.algorithms)
+
+
+def given_name(job: JobListed) -> str | None:
+    """The name that the job was given; None: it has its default name."""
+    return None if job.name == default_name_of(job) else job.name
 
 
 def event_out(event: JobEvent) -> EventOut:

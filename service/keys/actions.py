@@ -91,7 +91,7 @@ def create(app: AppState, by: Principal, body: KeyCreate, key: str | None = None
         headers = {"Location": location(made.row.id), "Cache-Control": "no-store"}
         return Answer(201, sealed.model_dump(mode="json"), headers), None
 
-    kept = submit_once(app, by, KeyedRequest.of("POST /v1/keys", key, body), None, work)
+    kept = submit_once(app, by, KeyedRequest.of("POST /v1/keys", key, body), None, work, tenant_id=tenant_id)
     try:
         text = vault.sealer.open(kept.body["id"], kept.body["key"])
     except sealing.SealBrokenError:

@@ -8,7 +8,15 @@ from dataclasses import dataclass
 
 from service.contracts.config import QuantizationConfig
 from service.contracts.errors import QuantmillError
-from service.contracts.presets import DEFAULT_PRESET, PENDING_PRESETS, PRESETS, Preset, find_preset, missing_preset
+from service.contracts.presets import (
+    DEFAULT_PRESET,
+    PENDING_PRESETS,
+    PRESETS,
+    RECOMMENDED,
+    Preset,
+    find_preset,
+    missing_preset,
+)
 from service.contracts.presets.own import MIXED_PRESETS, OWN_PRESETS
 
 
@@ -75,7 +83,7 @@ def page(name: str) -> str:
     return "\n".join([*lines, json.dumps(preset.settings, indent=2)])
 
 
-# Presets by kind and by words, for the command line.
+# Presets by kind and by search, for the command line.
 
 _OWN = frozenset(preset.name for preset in OWN_PRESETS)
 _MIXED = frozenset(preset.name for preset in MIXED_PRESETS)
@@ -89,7 +97,7 @@ def _is_finetuned(preset: Preset) -> bool:
 
 # The first that holds counts.
 GROUPS: tuple[tuple[str, str, Callable[[Preset], bool]], ...] = (
-    ("own", "Quantmill presets", lambda preset: preset.name in _OWN),
+    ("own", "Other presets of Quantmill", lambda preset: preset.name in _OWN),
     ("mixed", "AMD Quark presets with mixed precision", lambda preset: preset.name in _MIXED),
     ("finetuned", "AMD Quark presets with AdaRound or AdaQuant", _is_finetuned),
     ("quark", "Other AMD Quark presets", lambda preset: True),
@@ -120,10 +128,11 @@ def find(search: str | None) -> list[PresetEntry]:
 
 
 def as_text(found: Sequence[PresetEntry], *, with_pending: bool) -> str:
-    """The presets by kind, each with its other names and its notes."""
-    lines: list[str] = []
+    """The recommended presets, then the rest by kind, each with its other names and its notes."""
+    chosen = [one for name in RECOMMENDED for one in found if one.preset.name == name]
+    lines = ["Recommended:", *map(_recommended, chosen), ""] if chosen else []
     for name, title, _ in GROUPS:
-        members = [one for one in found if group_of(one.preset) == name]
+        members = [one for one in found if group_of(one.preset) == name and one not in chosen]
         if members:
             lines += [f"{title}:", *(line for one in members for line in _lines(one)), ""]
     if with_pending:
@@ -149,6 +158,10 @@ def to_json(found: Sequence[PresetEntry]) -> str:
         for one in found
     ]
     return json.dumps({"items": items}, indent=2)
+
+
+def _recommended(one: PresetEntry) -> str:
+    return f"  {one.preset.name:<28} {RECOMMENDED[one.preset.name]}"
 
 
 def _lines(one: PresetEntry) -> list[str]:

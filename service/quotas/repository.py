@@ -7,14 +7,15 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import Double, Subquery, delete, func, insert, select, text, type_coerce, union_all
+from sqlalchemy import Double, Subquery, delete, func, insert, select, text, type_coerce, union, union_all
 from sqlalchemy.orm import Session
 
 from service.db import db_now
 from service.files.repository import of_tenant
 from service.jobs.queues import QUEUES
+from service.principal import DEFAULT_TENANT
 from service.repository import now_seconds, owned, upsert
-from service.tables import DeletedJob, Job, TenantRow, TenantUsage, Upload
+from service.tables import ApiKey, DeletedJob, Job, TenantRow, TenantUsage, Upload
 from service.tables.jobs import IS_QUEUED, IS_RUNNING, IS_USERS
 
 DAY_SECONDS = 24 * 3600.0
@@ -28,6 +29,12 @@ def quota_of(session: Session, tenant_id: str) -> dict[str, Any]:
 def quotas(session: Session) -> dict[str, dict[str, Any]]:
     """What was set, by tenant."""
     return dict(session.execute(select(TenantRow.id, TenantRow.quota)).all())
+
+
+def tenants(session: Session) -> list[str]:
+    """Everyone who has a key or a row of limits."""
+    known = union(select(TenantRow.id), select(ApiKey.tenant_id))
+    return sorted({DEFAULT_TENANT, *session.scalars(known)})
 
 
 def hold(session: Session, tenant_id: str) -> None:

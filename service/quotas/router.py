@@ -9,7 +9,7 @@ from fastapi import APIRouter, Path
 from service.contracts.quota import Quota
 from service.deps import AppDep, AppState, PrincipalDep
 from service.principal import Principal
-from service.quotas import service
+from service.quotas import repository, service
 from service.quotas.schemas import TenantOut
 
 # Tenants' limits: seen and set.
@@ -19,6 +19,12 @@ def get(app: AppState, tenant_id: str) -> TenantOut:
     """What a tenant may use, and uses."""
     with app.database.read() as session:
         return service.tenant_out(session, app.settings, tenant_id)
+
+
+def names(app: AppState) -> list[str]:
+    """The tenants that have a key, limits or usage, by name."""
+    with app.database.read() as session:
+        return repository.tenants(session)
 
 
 def set_quota(app: AppState, by: Principal, tenant_id: str, own: Quota) -> TenantOut:

@@ -124,7 +124,7 @@ def tenant_out(session: Session, settings: Settings, tenant_id: str) -> TenantOu
 def set_quota(session: Session, by: Principal, tenant_id: str, own: Quota) -> None:
     """Set the tenant's own limits, in place of all that were set before."""
     repository.set_quota(session, tenant_id, own.model_dump(exclude_unset=True))
-    note(session, by, "tenant.set_quota", tenant_id)
+    note(session, by, "tenant.set_quota", tenant_id, tenant_id=tenant_id)
 
 
 def _refuse_beyond(name: str, limit: int, used: int, wanted: int, retry_after_seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""What became of each algorithm and of the forms and models measured beside the planned ones, in words."""
+"""Algorithms, kernels and fallback candidates in words."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def _bytes(rows: list[LayerFigures]) -> int | None:
 
 # Models and forms that were measured beside the planned ones, in words.
 
-_HOLDS = {True: "all hold", False: "broken", None: "not measured"}
+_HOLDS = {True: "all met", False: "not met", None: "not measured"}
 _FORMS = {"standard": "DequantizeLinear and MatMul", "matmul_nbits": "com.microsoft.MatMulNBits"}
 
 
@@ -166,9 +166,9 @@ def sentences(told: Fallback) -> tuple[str, ...]:
     tried = sum(1 for region in told.regions if region.outcome != "untried")
     off = sum(1 for region in told.regions if region.outcome == "taken_off")
     regions = (
-        f"No Q/DQ pairs were taken off: {told.why_no_regions}."
+        f"No Q/DQ pairs were removed: {told.why_no_regions}."
         if told.why_no_regions is not None
-        else f"{tried} of {count(len(told.regions), 'region')} tried without their Q/DQ pairs, {off} taken off."
+        else f"{tried} of {count(len(told.regions), 'region')} tried without Q/DQ pairs, {off} removed."
     )
     return f"{_sentence(told.because)}.", regions, f"{_sentence(told.reason)}."
 
@@ -181,7 +181,7 @@ def candidates(told: Fallback) -> tuple[CandidateRow, ...]:
             result="returned" if candidate.chosen else "",
             latency=times(candidate.latency_ratio) + _span(candidate.latency_interval),
             size=size(candidate.size_bytes),
-            holds=_HOLDS[candidate.holds] if candidate.gate or candidate.holds is None else "there are none",
+            holds=_HOLDS[candidate.holds] if candidate.gate or candidate.holds is None else "none",
         )
         for candidate in told.candidates
     )
@@ -202,23 +202,23 @@ def forms(told: Kernels) -> tuple[FormRow, ...]:
 
 def kernels_words(told: Kernels) -> str:
     """What the figures of both forms are, or why there are none."""
-    products = f"{count(told.products, 'product')} may be written in either form"
+    products = f"{count(told.products, 'matrix product')} with block-wise weights can use either kernel"
     if told.reason is not None:
-        return f"{products}; they were not compared: {told.reason}."
-    return f"{products}; SQNR is measured on {count(told.forms[0].samples, 'sample')} as onnxruntime runs each."
+        return f"{products}; not compared: {told.reason}."
+    return f"{products}; SQNR measured on {count(told.forms[0].samples, 'sample')} in onnxruntime."
 
 
 def _candidate_words(candidate: FallbackCandidate) -> str:
     if candidate.kind == "planned":
-        return "quantized as planned"
+        return "as configured"
     if candidate.kind == "float":
-        return "the float model"
-    return f"quantized without {count(candidate.nodes_taken_off, 'node')}"
+        return "float model"
+    return f"quantized, {count(candidate.nodes_taken_off, 'node')} in float"
 
 
 def _form_words(form: KernelFigures) -> str:
     level = "" if form.accuracy_level is None else f", level {form.accuracy_level}"
-    return f"{_FORMS[form.form]}{level}{' (this file)' if form.emitted else ''}"
+    return f"{_FORMS[form.form]}{level}{' (in this file)' if form.emitted else ''}"
 
 
 def _span(interval: Interval | None) -> str:

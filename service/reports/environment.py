@@ -8,6 +8,7 @@ from typing import Any
 from jinja2 import BaseLoader, Environment, StrictUndefined
 from markupsafe import Markup
 
+from service.contracts import changes
 from service.reports import figures
 from service.reports.figures import name, prose
 
@@ -30,6 +31,7 @@ def environment_of(loader: BaseLoader) -> Environment:
         "seconds": figures.seconds,
         "percent": figures.percent,
         "milliseconds": figures.milliseconds,
+        "typeset": changes.typeset,
     }
     return made
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import unicodedata
 
+from service.contracts import changes
+
 NOTHING = "–"
 _KIB = 1024
 _MINUTE = 60.0
@@ -21,14 +23,12 @@ def figure(value: float | None, unit: str = "") -> str:
 
 def difference(value: float, unit: str) -> str:
     """A size of a change, without its sign: differences of percentages are points."""
-    return figure(abs(value), unit).removesuffix(" %") + (" points" if unit == "%" else "")
+    return changes.amount(value, unit)
 
 
 def change(value: float | None, unit: str) -> str:
-    """A change with its sign where it is below zero; of percentages in points."""
-    if value is None:
-        return NOTHING
-    return ("-" if value < 0 else "") + difference(value, unit)
+    """A change with its sign; of percentages in points."""
+    return NOTHING if value is None else changes.signed(value, unit)
 
 
 def size(count: float | None) -> str:
@@ -61,8 +61,17 @@ def percent(value: float | None, digits: int = 1) -> str:
 
 
 def times(value: float) -> str:
-    """A ratio."""
-    return f"{value:.2f}×"
+    """A ratio that is not a change, such as a limit: "0.80x"."""
+    return f"{value:.2f}x"
+
+
+# The metrics that are measured unless others are declared, as a heading shows them.
+_TITLES = {"top1": "Top-1 accuracy", "top5": "Top-5 accuracy", "top1_agreement": "Top-1 agreement"}
+
+
+def metric_title(metric: str) -> str:
+    """A metric in a heading or a sentence; declared ones keep the name that they were given."""
+    return _TITLES.get(metric, name(metric))
 
 
 def count(number: int, noun: str, plural: str | None = None) -> str:

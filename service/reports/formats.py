@@ -49,7 +49,7 @@ def rendered(report: Report, form: FormatName) -> bytes:
 def renderer_version() -> str:
     """Changes with every change of how reports are written, so that nobody keeps a page of an older renderer."""
     digest = hashlib.sha256(VERSION.encode())
-    for file in _sources(resources.files("service.reports")):
+    for file in (*_sources(resources.files("service.reports")), resources.files("service.contracts") / "changes.py"):
         digest.update(file.name.encode() + b"\0" + file.read_bytes())
     return digest.hexdigest()[:16]
 

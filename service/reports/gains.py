@@ -1,31 +1,41 @@
-"""What was gained and what it cost: size, speed and accuracy in a figure and a few sentences each."""
+"""The four cards of a report: accuracy, size, latency and agreement with the float model."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from service.contracts.report import Flips, Interval, LatencyFigures, MetricFigures, Report
-from service.reports.figures import NOTHING, count, difference, figure, milliseconds, name, percent, size, times
-from service.reports.verdict import Tone
+from service.contracts.changes import (
+    Better,
+    Change,
+    change_of,
+    latency_change,
+    latency_change_of,
+    metric_change,
+    size_change,
+)
+from service.contracts.report import Flips, LatencyFigures, MetricFigures, Report
+from service.reports.figures import NOTHING, count, figure, metric_title, milliseconds, percent, size
+from service.reports.verdict import Tone, interval_words
 
 # From here on what else the machine did is worth a word.
 _BUSY_PERCENT = 20.0
 _SOURCES = {
     "evaluation": "the evaluation data",
-    "calibration": "the calibration data, which the ranges were taken from",
-    "random": "random data, which tells nothing of accuracy",
+    "calibration": "the calibration data, which the ranges come from",
+    "random": "random data, which shows nothing about accuracy",
 }
 
 
 @dataclass(frozen=True)
-class Gain:
-    """One thing compared between both models.
+class Card:
+    """One figure compared between both models.
 
     Attributes:
-        title: what.
-        before, after: of the float and the quantized model.
+        title: of what.
+        before, after: of the float and the quantized model; empty where there is no pair.
         change: the figure that matters, in words.
-        tone: whether it is one for the better.
+        tone: its colour.
+        arrow: up or down as the figure has moved; empty for neither.
         sentences: what the figure rests on.
     """
 
@@ -34,167 +44,129 @@ class Gain:
     after: str
     change: str
     tone: Tone
+    arrow: str
     sentences: tuple[str, ...]
 
 
-def gains(report: Report) -> list[Gain]:
-    """Size, speed, the first metric and the distance from the float model."""
-    found = [_size(report)]
-    speed = _speed(report)
-    if speed is not None:
-        found.append(speed)
-    found += [metric_gain(metric, report.fidelity.samples) for metric in report.metrics[:1]]
-    return [*found, _likeness(report)]
+def cards(report: Report) -> list[Card]:
+    """Accuracy by the first metric, size, latency, agreement."""
+    found = [_accuracy(report), _size(report), _latency(report), _agreement(report)]
+    return [card for card in found if card is not None]
 
 
 def source_words(report: Report) -> str:
-    """Which data the figures of accuracy were measured on."""
+    """Which data accuracy was measured on."""
     return f"{count(report.fidelity.samples, 'sample')} of {_SOURCES[report.fidelity.source]}"
 
 
-def metric_gain(metric: MetricFigures, samples: int) -> Gain:
-    """A metric of both models, and what the samples can carry of it."""
-    unit, drop = metric.unit, metric.drop
-    sure: Tone = "plain"
-    if metric.drop_interval is not None:
-        sure = "bad" if metric.drop_interval.low > 0 else "good" if metric.drop_interval.high < 0 else "unsure"
-    elif drop is not None:
-        sure = "bad" if drop > 0 else "good"
-    return Gain(
-        title=name(metric.name),
-        before=figure(metric.float_, unit),
-        after=figure(metric.quantized, unit),
-        change=change_words(drop, unit),
-        tone=sure,
-        sentences=tuple(metric_sentences(metric, metric.samples or samples)),
+def metric_card(metric: MetricFigures, samples: int) -> Card:
+    """A metric of both models; ``samples`` is taken where the metric does not say."""
+    unit, change = metric.unit, change_of(metric)
+    return _card(
+        metric_title(metric.name),
+        figure(metric.float_, unit),
+        figure(metric.quantized, unit),
+        change,
+        metric_sentences(metric, metric.samples or samples),
     )
 
 
-def change_words(drop: float | None, unit: str) -> str:
-    """A drop as "0.68 points worse"."""
-    if drop is None:
-        return "not defined"
-    if round(drop, 4) == 0:
-        return "unchanged"
-    return f"{difference(drop, unit)} {'worse' if drop > 0 else 'better'}"
+def change_words(drop: float | None, unit: str, better: Better = "higher") -> str:
+    """A drop as the change that it is: "-0.68 points"."""
+    return metric_change(drop, unit, better=better).words
 
 
 def metric_sentences(metric: MetricFigures, samples: int) -> list[str]:
-    """What a reader has to know of a metric before trusting its figures."""
-    told = []
-    if metric.drop_interval is not None:
-        told.append(_drop_words(metric.drop_interval, metric.unit))
+    """What the reader has to know before trusting the figures of a metric."""
+    change, told = change_of(metric), []
+    if change.interval:
+        told.append(f"{change.interval}: {_significance(change)}.")
     if metric.flips is not None:
         told.append(flip_words(metric.flips, samples))
     if metric.p_value is not None:
-        told.append(f"p = {metric.p_value:.2g}: the chance of a difference this large if neither model were better.")
-    if metric.drop_interval is None and metric.unit == "%":
+        told.append(f"p = {metric.p_value:.2g}.")
+    if not change.interval and metric.unit == "%":
         told.append(f"Measured on {count(samples, 'sample')}; one sample is {100 / max(samples, 1):.2g} points.")
     if metric.chance is not None:
-        told.append(f"Guessing would reach {figure(metric.chance, metric.unit)}.")
+        told.append(f"Chance level: {figure(metric.chance, metric.unit)}.")
     return told
 
 
 def flip_words(flips: Flips, samples: int) -> str:
-    """Which samples changed sides."""
+    """The prediction flips in a sentence."""
     told = (
-        f"{flips.lost:,} of {count(samples, 'sample')} changed from right to wrong, {flips.won:,} from wrong to right"
+        f"Prediction flips: {flips.lost:,} of {count(samples, 'sample')} from right to wrong, "
+        f"{flips.won:,} from wrong to right"
     )
     if flips.confident:
-        told += f"; the float model had been sure (90 % or more) of {flips.confident:,} of the lost ones"
+        told += f"; float confidence was 90 % or more on {flips.confident:,} of the lost ones"
     return told + "."
 
 
-def _drop_words(interval: Interval, unit: str) -> str:
-    low, high = difference(interval.low, unit), difference(interval.high, unit)
-    shorter = low.removesuffix(" points")
-    sure = f"With {interval.confidence * 100:g} % confidence"
-    if interval.low > 0:
-        return f"{sure} it got worse, by {shorter} to {high}."
-    if interval.high < 0:
-        return f"{sure} it got better, by {high.removesuffix(' points')} to {low}."
-    return (
-        f"{sure} the change lies between {low} better and {high} worse: these samples cannot tell whether there is one."
-    )
+def _significance(change: Change) -> str:
+    return change.judgement if not change.significant else f"significantly {change.direction}"
 
 
-def _size(report: Report) -> Gain:
+def _card(title: str, before: str, after: str, change: Change, sentences: list[str]) -> Card:
+    return Card(title, before, after, change.words, change.tone, change.arrow, tuple(sentences))
+
+
+def _accuracy(report: Report) -> Card:
+    if report.metrics:
+        return metric_card(report.metrics[0], report.fidelity.samples)
+    told = "No labels: accuracy is not measured; agreement with the float model is."
+    return Card("Accuracy", "", "", "not measured", "unsure", "", (told,))
+
+
+def _size(report: Report) -> Card:
     before, after = report.float_.size_bytes, report.quantized.size_bytes
-    smaller = after < before
-    change = f"{times(before / max(after, 1))} smaller" if smaller else f"{times(after / max(before, 1))} larger"
-    saved = f"{percent(100 * (1 - after / max(before, 1)))} of the file are gone." if smaller else ""
-    return Gain(
-        title="File size",
-        before=size(before),
-        after=size(after),
-        change="unchanged" if before == after else change,
-        tone="good" if smaller else "bad",
-        sentences=(saved,) if saved else (),
-    )
+    return _card("File size", size(before), size(after), size_change(before, after), [])
 
 
-def _speed(report: Report) -> Gain | None:
+def _latency(report: Report) -> Card | None:
     figures = report.latency
     if figures is not None:
-        return _timed(figures)
-    before, after = report.float_.latency_ms, report.quantized.latency_ms
-    if not before or not after:
+        before, after = milliseconds(figures.float_ms), milliseconds(figures.quantized_ms)
+        return _card("Latency", before, after, latency_change_of(figures), _latency_sentences(figures))
+    float_ms, quantized_ms = report.float_.latency_ms, report.quantized.latency_ms
+    if not float_ms or not quantized_ms:
         return None
-    return Gain(
-        title="Time of one run",
-        before=milliseconds(before),
-        after=milliseconds(after),
-        change=_speed_words(after / before),
-        tone="good" if after < before else "bad",
-        sentences=("Medians at batch 1 on this machine; how sure they are was not measured.",),
-    )
+    told = ["Medians at batch 1 on this machine; significance is not known."]
+    change = latency_change(quantized_ms / float_ms)
+    return _card("Latency", milliseconds(float_ms), milliseconds(quantized_ms), change, told)
 
 
-def _timed(figures: LatencyFigures) -> Gain:
-    interval = figures.ratio_interval
-    tone: Tone = {"faster": "good", "slower": "bad", "undecided": "unsure"}[figures.verdict]  # type: ignore[assignment]
-    change = "undecided" if figures.verdict == "undecided" else _speed_words(figures.ratio)
-    told = [
-        f"With {interval.confidence * 100:g} % confidence it takes {interval.low:.2f} to {times(interval.high)} "
-        "the float model's time" + (": it may be faster or slower." if figures.verdict == "undecided" else "."),
+def _latency_sentences(figures: LatencyFigures) -> list[str]:
+    told = []
+    if figures.not_representative is not None:
+        told.append(f"{figures.not_representative}.")
+    else:
+        interval = latency_change_of(figures).interval
+        told.append(f"{interval}{': not significant' if figures.verdict == 'undecided' else ''}.")
+    told.append(
         f"{count(figures.runs, 'run')} of either model in turn, batch {figures.batch_size}, "
-        f"{count(figures.threads, 'thread')}.",
-    ]
+        f"{count(figures.threads, 'thread')}."
+    )
     busy = figures.load.other_busy_percent
     if busy is not None and busy >= _BUSY_PERCENT:
-        told.append(f"Other processes took {percent(busy, 0)} of the machine meanwhile: time it again on a quiet one.")
-    return Gain(
-        "Time of one run", milliseconds(figures.float_ms), milliseconds(figures.quantized_ms), change, tone, tuple(told)
-    )
+        told.append(f"Other processes used {percent(busy, 0)} of the CPU meanwhile: measure again on an idle machine.")
+    return told
 
 
-def _speed_words(ratio: float) -> str:
-    if ratio <= 0:
-        return "not measurable"
-    return f"{times(1 / ratio)} as fast" if ratio <= 1 else f"takes {times(ratio)} as long"
-
-
-def _likeness(report: Report) -> Gain:
-    """How near the outputs are to the float model's."""
-    fidelity = report.fidelity
-    told = []
+def _agreement(report: Report) -> Card:
+    """How close the outputs are to the float model's."""
+    fidelity, told = report.fidelity, []
+    agreement, interval = fidelity.top1_agreement, fidelity.top1_agreement_interval
+    if agreement is not None and interval is not None:
+        told.append(f"{interval_words(interval, '%')}.")
     if fidelity.sqnr_db is not None:
         parts = 10.0 ** (min(max(fidelity.sqnr_db, -100.0), 100.0) / 10.0)
         of = f"1 part in {parts:,.0f}" if parts >= 2 else f"{100 / parts:,.0f} %"
-        told.append(f"Error power is {of} of the outputs' power (SQNR {figure(fidelity.sqnr_db, 'dB')}).")
+        told.append(f"SQNR {figure(fidelity.sqnr_db, 'dB')}: the error power is {of} of the output power.")
         if fidelity.sqnr_interval_db is not None:
-            told.append(_between(fidelity.sqnr_interval_db, "dB"))
+            told.append(f"{interval_words(fidelity.sqnr_interval_db, 'dB')}.")
     told.append(f"Measured on {source_words(report)}.")
-    agreement = fidelity.top1_agreement
-    interval = fidelity.top1_agreement_interval
-    if agreement is not None and interval is not None:
-        told.insert(0, _between(interval, "%"))
     if agreement is not None:
-        change = f"{percent(agreement, 2)} same decision"
-    else:
-        change = f"SQNR {figure(fidelity.sqnr_db, 'dB')}" if fidelity.sqnr_db is not None else NOTHING
-    return Gain("Likeness to the float model", "", "", change, "plain", tuple(told))
-
-
-def _between(interval: Interval, unit: str) -> str:
-    return f"With {interval.confidence * 100:g} % confidence {interval.low:.2f} to {interval.high:.2f} {unit}."
+        return Card("Top-1 agreement", "", "", percent(agreement, 2), "plain", "", tuple(told))
+    value = NOTHING if fidelity.sqnr_db is None else figure(fidelity.sqnr_db, "dB")
+    return Card("Output SQNR", "", "", value, "plain", "", tuple(told))

@@ -1,4 +1,4 @@
-"""The report as one HTML page: no script, nothing loaded, the verdict first and the findings before all figures."""
+"""The report as one HTML page: no script, nothing loaded; verdict, cards, what to blame and what to try come first."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader
 from markupsafe import Markup
 
-from service.contracts.report import Advice, Histogram, LayerFigures, Report
+from service.contracts.report import Advice, Histogram, LayerFigures, Report, by_contribution
 from service.reports import algorithms, charts, figures, gains, layers, page_pictures, verdict
 from service.reports.environment import abridged_json, environment_of
 from service.reports.figures import name
@@ -20,7 +20,7 @@ MOST_BYTES = 1_900_000
 SECURITY_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
 # The scale of the bars of SQNR: from there on a bar is full.
 _FULL_BAR_DB = 50.0
-_SEVERITIES = {"critical": ("Critical", "✖"), "warning": ("Warning", "▲"), "info": ("Good to know", "i")}
+_SEVERITIES = {"critical": ("Critical", "✖"), "warning": ("Warning", "▲"), "info": ("Info", "i")}
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def context(
         limits: how much of it.
         try_it: the address where a piece of advice is put into a new job; None: there is none.
     """
-    quantized = layers.quantized_layers(report)
+    quantized = by_contribution(report.layers)
     config = report.manifest.config.model_dump(mode="json", exclude_defaults=False)
     return {
         "report": report,
@@ -97,7 +97,9 @@ def context(
         "count": figures.count,
         "headline": verdict.headline(report),
         "severities": _SEVERITIES,
-        "gains": gains.gains(report),
+        "cards": gains.cards(report),
+        "blame": verdict.blame(report),
+        "first_advice": verdict.first_advice(report),
         "conditions": [
             (condition, page_pictures.gate_scale(condition.clause, report)) for condition in verdict.conditions(report)
         ],
@@ -124,8 +126,8 @@ def context(
         "coverage": layers.coverage(report),
         "float_parts": (
             ("Nodes in float", layers.left_in_float(report)),
-            ("Activations in float, of nodes with quantized weights", layers.float_activations(report)),
-            ("Biases in float, of nodes with quantized weights", layers.float_biases(report)),
+            ("Activations in float (nodes with quantized weights)", layers.float_activations(report)),
+            ("Biases in float (nodes with quantized weights)", layers.float_biases(report)),
         ),
         "try_it": try_it,
         "all_layers": "",
@@ -141,12 +143,12 @@ def context(
 
 
 def _drawings(quantized: list[LayerFigures]) -> list[tuple[LayerFigures, list[tuple[str, Histogram, Markup]]]]:
-    """Histograms of the worst layers that have some."""
+    """Histograms of the first layers that have some."""
     found = []
     for layer in quantized:
         parts = (("Weights", layer.weight_histogram), ("Activations", layer.activation_histogram))
         drawn = [
-            (what, values, charts.histogram(values, f"{what} of {name(layer.name)}: how often each value occurs"))
+            (what, values, charts.histogram(values, f"{what} of {name(layer.name)}: counts of values"))
             for what, values in parts
             if values is not None
         ]

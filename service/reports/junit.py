@@ -1,4 +1,4 @@
-"""The report as JUnit XML: every clause of the gate is a test case, and so is every critical finding."""
+"""The report as JUnit XML: each condition of the gate is a test case, and so is each critical finding."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _GATE, _FINDINGS = "quantmill.gate", "quantmill.findings"
 def junit(report: Report) -> str:
     """The document.
 
-    A broken clause is a failure. An undecided one is an error where the gate counts it as failed (``on_undecided``),
-    else it is skipped, with the reason as message. A critical finding is a failure; all others are told in the
-    suite's output. Without a gate there is one skipped case that says so.
+    A failed clause is a failure. An undecided one is an error where the gate counts it as failed (``on_undecided``),
+    else it is skipped, with the reason as message. A critical finding is a failure; all others are in the suite's
+    output. Without a gate there is one skipped case that says so.
     """
     strict = report.manifest.config.evaluation.gate.on_undecided == "fail"
     root = ElementTree.Element("testsuites", {"name": "quantmill"})
@@ -27,7 +27,7 @@ def junit(report: Report) -> str:
         _clause(gate, condition, strict)
     if not report.gate:
         case = _case(gate, _GATE, "no gate")
-        _outcome(case, "skipped", "no-gate", "No gate was given, so nothing was judged.", "")
+        _outcome(case, "skipped", "no-gate", "No gate is set, so there is no verdict.", "")
     findings = ElementTree.SubElement(root, "testsuite", {"name": "findings"})
     for finding in report.findings:
         if finding.severity == "critical":
@@ -36,7 +36,9 @@ def junit(report: Report) -> str:
     others = [_line(finding) for finding in report.findings if finding.severity != "critical"]
     if not len(findings):
         _case(findings, _FINDINGS, "no critical finding")
-    ElementTree.SubElement(gate, "system-out").text = prose(report.summary)
+    found = verdict.blame(report)
+    told = [report.summary, *([] if found is None else [verdict.blame_words(found)])]
+    ElementTree.SubElement(gate, "system-out").text = "\n".join(map(prose, told))
     if others:
         ElementTree.SubElement(findings, "system-out").text = "\n".join(others)
     seconds = sum(stage.seconds for stage in report.stages)
@@ -54,7 +56,7 @@ def _clause(suite: ElementTree.Element, condition: Condition, strict: bool) -> N
     case = _case(suite, _GATE, condition.words)
     clause = condition.clause
     between = f" ({condition.interval})" if condition.interval else ""
-    told = f"{condition.words}: got {condition.got}{between}"
+    told = f"{condition.words}: measured {condition.got}{between}"
     if clause.holds is False:
         _outcome(case, "failure", f"{clause.clause}-broken", told, condition.why)
     elif clause.holds is None:

@@ -1,4 +1,4 @@
-"""Layers in words and groups: the worst first, and what stayed in float by its reason."""
+"""Layers in words and groups, as CSV, and what stayed in float by its reason."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from service.contracts.report import Histogram, LayerFigures, Report
+from service.contracts.report import Histogram, LayerFigures, Report, by_contribution
 from service.contracts.sheets import cell
 from service.reports.figures import count
 
@@ -36,12 +36,6 @@ class FloatGroup:
         kinds = Counter(layer.op for layer in self.layers)
         told = [f"{number} {op}" for op, number in kinds.most_common(_OPERATORS)]
         return ", ".join(told) + (" …" if len(kinds) > _OPERATORS else "")
-
-
-def quantized_layers(report: Report) -> list[LayerFigures]:
-    """Those that are not left in float, worst SQNR first; those without one last."""
-    rows = [layer for layer in report.layers if layer.reason is None]
-    return sorted(rows, key=lambda layer: (layer.sqnr_db is None, layer.sqnr_db or 0.0))
 
 
 def left_in_float(report: Report) -> list[FloatGroup]:
@@ -73,8 +67,8 @@ def coverage(report: Report) -> str:
     able = _nodes(report.layers) - without_floats(report)
     told = f"{done:,} of {count(able, 'node')} quantized"
     rest = without_floats(report)
-    verb = "makes" if rest == 1 else "make"
-    return f"{told}; {count(rest, 'more node')} {verb} no floating-point numbers." if rest else f"{told}."
+    verb = "has" if rest == 1 else "have"
+    return f"{told}; {count(rest, 'more node')} {verb} no floating-point output." if rest else f"{told}."
 
 
 def _nodes(layers: Iterable[LayerFigures]) -> int:
@@ -130,7 +124,7 @@ _COLUMNS: dict[str, Callable[[LayerFigures], str | float | int | None]] = {
 
 
 def layers_csv(report: Report) -> str:
-    """The table with a head, in the report's order; a column ``gain_db_METHOD`` for each algorithm at the end.
+    """The table with a head, by error contribution, then nodes in float; ``gain_db_METHOD`` by algorithm at the end.
 
     Figures stand as they are, empty where there is none. A text that a spreadsheet would run as a formula begins with
     an apostrophe; control characters other than line breaks, and lone surrogates, are replaced.
@@ -139,7 +133,8 @@ def layers_csv(report: Report) -> str:
     stream = io.StringIO(newline="")
     writer = csv.writer(stream)
     writer.writerow([*_COLUMNS, *(cell(f"gain_db_{method}") for method in methods)])
-    for layer in report.layers:
+    rows = [*by_contribution(report.layers), *(layer for layer in report.layers if layer.reason is not None)]
+    for layer in rows:
         cells = [column(layer) for column in _COLUMNS.values()]
         writer.writerow([cell(value) for value in (*cells, *(layer.gain.get(method) for method in methods))])
     return stream.getvalue()

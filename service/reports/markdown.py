@@ -1,19 +1,19 @@
-"""The report as Markdown for a merge request: verdict, findings, figures, gate, advice and the worst layers."""
+"""The report as Markdown for a merge request: verdict, figures, what to blame and to try, findings, gate, layers."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
 
-from service.contracts.report import Advice, Cause, CausePlace, Finding, Report
+from service.contracts.report import Advice, Cause, CausePlace, Finding, Report, contributing_layers
 from service.reports import algorithms, gains, layers, verdict
 from service.reports.environment import abridged_json
 from service.reports.figures import count, figure, name, percent, prose
 from service.reports.figures import size as bytes_words
 
 _MARKS = {"good": "✅", "bad": "❌", "unsure": "❔", "plain": "➖"}
-_SEVERITIES = {"critical": "🛑 Critical", "warning": "⚠️ Warning", "info": "ℹ️ Good to know"}
-_WORST, _REASONS, _TEXTS = 10, 8, 20
+_SEVERITIES = {"critical": "🛑 Critical", "warning": "⚠️ Warning", "info": "ℹ️ Info"}
+_MOST_LAYERS, _REASONS, _TEXTS = 10, 8, 20
 _PUNCTUATION = re.compile(r"([\\`*_{}\[\]|~$#])")
 _ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
 # What a forge would take for a name, a number of an issue, a picture or an address; the space between has no width.
@@ -27,8 +27,8 @@ def markdown(report: Report) -> str:
     """The document; every text of a model or a message stands in it as it is, and is read as nothing else."""
     parts = [
         _head(report),
+        _cards(report),
         _findings(report.findings),
-        _gains(report),
         _gate(report),
         _fallback(report),
         _kernels(report),
@@ -71,27 +71,39 @@ def _head(report: Report) -> str:
     lines = [f"# {_MARKS[told.tone]} Quantization: {told.word}", "", escaped(told.sentence)]
     if told.alarm:
         lines += ["", f"**🛑 {escaped(told.alarm)}**"]
-    return "\n".join([*lines, "", escaped(report.summary)])
+    lines += ["", escaped(report.summary)]
+    found, first = verdict.blame(report), verdict.first_advice(report)
+    if found is not None:
+        lines += ["", escaped(verdict.blame_words(found))]
+    if first is not None:
+        lines += ["", f"Try first: {escaped(first.message)}"]
+    return "\n".join(lines)
 
 
 def _findings(findings: Sequence[Finding]) -> str:
     lines = []
     for finding in findings[:_TEXTS]:
-        hint = f" What to do: {escaped(finding.hint)}" if finding.hint else ""
-        cannot = " **Nothing can be said about accuracy as long as this holds.**" if finding.undermines_verdict else ""
+        hint = f" {escaped(finding.hint)}" if finding.hint else ""
+        cannot = (
+            " **No statement about accuracy is possible until this is fixed.**" if finding.undermines_verdict else ""
+        )
         where = ", ".join(f"{escaped(key)} {code(str(value))}" for key, value in finding.where.items())
         told = f"- **{_SEVERITIES[finding.severity]}**: {escaped(finding.message)}{cannot}{hint}"
         lines.append(f"{told} ({where}; {code(finding.code)})" if where else f"{told} ({code(finding.code)})")
-    return "\n".join(["## Read this first", "", *lines, *_more(findings, _TEXTS, "finding")]) if lines else ""
+    return "\n".join(["## Findings", "", *lines, *_more(findings, _TEXTS, "finding")]) if lines else ""
 
 
-def _gains(report: Report) -> str:
+def _cards(report: Report) -> str:
     rows = [
-        (escaped(gain.title), f"**{escaped(gain.change)}**", escaped(gain.before), escaped(gain.after),
-         " ".join(escaped(sentence) for sentence in gain.sentences))
-        for gain in gains.gains(report)
+        (escaped(card.title), f"**{escaped(_marked(card))}**", escaped(card.before), escaped(card.after),
+         " ".join(escaped(sentence) for sentence in card.sentences))
+        for card in gains.cards(report)
     ]  # fmt: skip
-    return "## What was gained, and what it cost\n\n" + table(("", "change", "float", "quantized", ""), rows)
+    return "## Results\n\n" + table(("", "change", "float", "quantized", ""), rows)
+
+
+def _marked(card: gains.Card) -> str:
+    return f"{card.change} {card.arrow}".rstrip()
 
 
 def _gate(report: Report) -> str:
@@ -100,7 +112,7 @@ def _gate(report: Report) -> str:
          escaped(told.interval), escaped(told.why))
         for told in verdict.conditions(report)
     ]  # fmt: skip
-    return "## Gate\n\n" + table(("result", "condition", "got", "interval", ""), rows) if rows else ""
+    return "## Gate\n\n" + table(("result", "condition", "measured", "interval", ""), rows) if rows else ""
 
 
 def _fallback(report: Report) -> str:
@@ -111,9 +123,9 @@ def _fallback(report: Report) -> str:
         (escaped(row.result), escaped(row.words), escaped(row.latency), escaped(row.size), escaped(row.holds))
         for row in algorithms.candidates(told)
     ]  # fmt: skip
-    head = ("", "model", "time over float", "size", "other conditions")
+    head = ("", "model", "latency ratio", "size", "other conditions")
     sentences = [escaped(sentence) for sentence in algorithms.sentences(told)]
-    return "\n\n".join(["## Looked for a faster model", " ".join(sentences), table(head, rows)])
+    return "\n\n".join(["## Fallback", " ".join(sentences), table(head, rows)])
 
 
 def _kernels(report: Report) -> str:
@@ -124,19 +136,17 @@ def _kernels(report: Report) -> str:
         (escaped(row.form), escaped(row.latency), escaped(row.ratio), escaped(row.sqnr))
         for row in algorithms.forms(told)
     ]
-    head = ("form", "time of one run", "time over float", "SQNR")
+    head = ("kernel", "latency", "latency ratio", "SQNR")
     listed = [table(head, rows)] if rows else []
-    return "\n\n".join(
-        ["## Forms of products with weights in blocks", escaped(algorithms.kernels_words(told)), *listed]
-    )
+    return "\n\n".join(["## Matrix product kernels", escaped(algorithms.kernels_words(told)), *listed])
 
 
 def _metrics(report: Report) -> str:
     rows = []
     for metric in report.metrics[:_TEXTS]:
-        gain = gains.metric_gain(metric, report.fidelity.samples)
-        told = " ".join(escaped(sentence) for sentence in gain.sentences)
-        rows.append((code(metric.name), escaped(gain.before), escaped(gain.after), escaped(gain.change), told))
+        card = gains.metric_card(metric, report.fidelity.samples)
+        told = " ".join(escaped(sentence) for sentence in card.sentences)
+        rows.append((code(metric.name), escaped(card.before), escaped(card.after), escaped(_marked(card)), told))
     if not rows:
         return ""
     source = escaped(f"Measured on {gains.source_words(report)}.")
@@ -147,8 +157,8 @@ def _causes(causes: Sequence[Cause]) -> str:
     rows = [
         (escaped(cause.message), escaped(percent(cause.error_percent)), _worst_place(cause.places)) for cause in causes
     ][:_TEXTS]
-    head = ("cause", "of all error", "worst layer")
-    return f"## Where the error comes from\n\n{table(head, rows)}" if rows else ""
+    head = ("cause", "share of error", "largest contribution")
+    return f"## Causes of error\n\n{table(head, rows)}" if rows else ""
 
 
 def _worst_place(places: Sequence[CausePlace]) -> str:
@@ -174,23 +184,23 @@ def _advice(advice: Sequence[Advice]) -> str:
             fence = "`" * (max((len(run) for run in re.findall(r"`+", text)), default=2) + 1)
             lines += ["", *(f"  {line}" for line in (f"{fence}json", *text.splitlines(), fence))]
         parts.append("\n".join(lines))
-    return "\n\n".join(["## What would help", *parts]) if parts else ""
+    return "\n\n".join(["## Advice", *parts]) if parts else ""
 
 
 def _layers(report: Report) -> str:
-    measured = [layer for layer in layers.quantized_layers(report) if layer.sqnr_db is not None][:_WORST]
+    measured = contributing_layers(report.layers, _MOST_LAYERS)
     told = escaped(layers.coverage(report))
     if not measured:
         return f"## Layers\n\n{told}"
     rows = [
-        (code(layer.name), code(layer.op), escaped(figure(layer.sqnr_db, "dB")), escaped(layers.storage_words(layer)),
-         escaped(percent(layer.latency_percent)))
+        (code(layer.name), code(layer.op), escaped(percent(layer.error_percent)), escaped(figure(layer.sqnr_db, "dB")),
+         escaped(layers.storage_words(layer)), escaped(percent(layer.latency_percent)))
         for layer in measured
     ]  # fmt: skip
-    head = ("layer", "operator", "SQNR", "stored as", "share of time")
+    head = ("layer", "operator", "error contribution", "SQNR", "stored as", "share of latency")
     return (
-        f"## Layers\n\n{told} SQNR: power of a layer's result over that of its error; higher is better.\n\n"
-        f"<details><summary>The worst {len(measured)}</summary>\n\n{table(head, rows)}\n\n</details>"
+        f"## Layers\n\n{told}\n\n"
+        f"<details><summary>Top {len(measured)} by error contribution</summary>\n\n{table(head, rows)}\n\n</details>"
     )
 
 
@@ -199,7 +209,7 @@ def _left(report: Report) -> str:
     rows = [(str(group.count), escaped(group.reason), escaped(group.operators)) for group in groups[:_REASONS]]
     if not rows:
         return ""
-    listed = "\n".join([table(("nodes", "because", "operators"), rows), *_more(groups, _REASONS, "reason")])
+    listed = "\n".join([table(("nodes", "reason", "operators"), rows), *_more(groups, _REASONS, "reason")])
     number = sum(group.count for group in groups)
     return f"<details><summary>{count(number, 'node')} left in float</summary>\n\n{listed}\n\n</details>"
 

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
+from service.contracts.changes import difference_change
 from service.contracts.evaluation import AGREEMENT
 from service.contracts.report import AlgorithmFigures, GateClause, LatencyFigures, MetricFigures, RangeChange, Report
 from service.contracts.specs import TensorRange
 from service.reports import charts, figures
-from service.reports.figures import difference, figure, name
-from service.reports.gains import Gain, metric_gain
+from service.reports.figures import figure, name
+from service.reports.gains import Card, metric_card
 from service.reports.verdict import Tone, interval_words, is_lower_limit
 
 
@@ -24,7 +25,7 @@ def gate_scale(clause: GateClause, report: Report) -> Markup | None:
     units = {metric.name: metric.unit for metric in report.metrics} | {AGREEMENT: "%"}
     unit = units.get(clause.metric or "", "")
     lower = is_lower_limit(clause)
-    label = f"limit {clause.wanted:g}, got {clause.got:g}; the band is where the condition holds"
+    label = f"limit {clause.wanted:g}, measured {clause.got:g}; values in the shaded band pass"
     row = charts.Whisker("", clause.got, clause.interval, "second")
     return charts.whiskers([row], lambda value: _written(value, clause.clause, unit), label, limit=clause.wanted,
                            lower_limit=lower)  # fmt: skip
@@ -44,10 +45,10 @@ def _written(value: float, clause: str, unit: str) -> str:
 
 @dataclass(frozen=True)
 class MetricRow:
-    """One metric for the table: its gain in words, its intervals in words and as a picture."""
+    """One metric for the table: its card, its intervals in words and as a picture."""
 
     metric: MetricFigures
-    gain: Gain
+    card: Card
     float_interval: str
     quantized_interval: str
     chart: Markup | None
@@ -57,7 +58,7 @@ def metric_row(metric: MetricFigures, samples: int) -> MetricRow:
     """A row of the table; ``samples`` is taken where the metric does not tell its own."""
     return MetricRow(
         metric,
-        metric_gain(metric, samples),
+        metric_card(metric, samples),
         interval_words(metric.float_interval, metric.unit),
         interval_words(metric.quantized_interval, metric.unit),
         _metric_chart(metric),
@@ -65,14 +66,14 @@ def metric_row(metric: MetricFigures, samples: int) -> MetricRow:
 
 
 def speed_chart(latency: LatencyFigures | None) -> Markup | None:
-    """The time of one run of both models, with intervals."""
+    """Latency of both models, with intervals."""
     if latency is None:
         return None
     rows = [
         charts.Whisker("float", latency.float_ms, latency.float_interval_ms, "first"),
         charts.Whisker("quantized", latency.quantized_ms, latency.quantized_interval_ms, "second"),
     ]
-    return charts.whiskers(rows, figures.milliseconds, "time of one run of both models, with intervals")
+    return charts.whiskers(rows, figures.milliseconds, "latency of both models, with confidence intervals")
 
 
 def _metric_chart(metric: MetricFigures) -> Markup | None:
@@ -85,7 +86,7 @@ def _metric_chart(metric: MetricFigures) -> Markup | None:
     rows = [charts.Whisker(word, value, interval, kind) for word, value, interval, kind in models if value is not None]
     if not rows:
         return None
-    label = f"{metric.name} of both models, with intervals"
+    label = f"{metric.name} of both models, with confidence intervals"
     return charts.whiskers(rows, lambda value: figures.figure(value, metric.unit), label)
 
 
@@ -173,18 +174,16 @@ def _waterfall(
     title: str, unit: str, higher: bool, rows: Sequence[tuple[AlgorithmFigures, float | None, float | None]]
 ) -> Waterfall | None:
     steps = [
-        AlgorithmGain(entry.method, before, after, *_change(after - before, unit, higher))
+        AlgorithmGain(entry.method, before, after, *_change(before, after, unit, higher))
         for entry, before, after in rows
         if before is not None and after is not None and math.isfinite(before) and math.isfinite(after)
     ]
     return Waterfall(title, unit, steps, _picture(title, unit, steps[:_MOST])) if steps else None
 
 
-def _change(gained: float, unit: str, higher: bool) -> tuple[str, Tone]:
-    if round(gained, 4) == 0:
-        return "unchanged", "plain"
-    better = (gained > 0) == higher
-    return f"{difference(gained, unit)} {'better' if better else 'worse'}", "good" if better else "bad"
+def _change(before: float, after: float, unit: str, higher: bool) -> tuple[str, Tone]:
+    change = difference_change(before, after, unit, better="higher" if higher else "lower")
+    return change.words, change.tone
 
 
 def _picture(title: str, unit: str, steps: Sequence[AlgorithmGain]) -> Markup:
@@ -195,7 +194,7 @@ def _picture(title: str, unit: str, steps: Sequence[AlgorithmGain]) -> Markup:
 
     x = charts.Scale.around(ends, left, right).at
     root = charts.picture(
-        _STEPS_WIDTH, height, f"{title} without and with each kept algorithm; the table beside it has the figures"
+        _STEPS_WIDTH, height, f"{title} without and with each kept algorithm; the table lists the figures"
     )
     bottom = height - _FOOT
     charts.line(root, (left, bottom), (right, bottom), "axis")

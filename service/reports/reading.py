@@ -47,8 +47,8 @@ def whole_report(row: ReportRow) -> Report:
     """
     if is_evaluation(row):
         raise ReportFormMissingError(
-            f"The job {row.job_id} is an evaluation: its report is there as JSON alone.",
-            hint=f"Take the JSON: GET /v1/jobs/{row.job_id}/report",
+            f"Job {row.job_id} is an evaluation: its report is available as JSON only.",
+            hint=f"Download the JSON with GET /v1/jobs/{row.job_id}/report.",
         )
     try:
         return Report.model_validate(row.body)
@@ -58,8 +58,8 @@ def whole_report(row: ReportRow) -> Report:
 
 def _unknown(row: ReportRow) -> ReportNotRenderableError:
     return ReportNotRenderableError(
-        f"The report of {row.job_id} is not of a form that this service knows.",
-        hint=f"Take the JSON: GET /v1/jobs/{row.job_id}/report",
+        f"The report of {row.job_id} has a format that this service does not know.",
+        hint=f"Download the JSON with GET /v1/jobs/{row.job_id}/report.",
     )
 
 
@@ -112,7 +112,7 @@ def shared(app: AppState, token: str) -> ReportRow:
     found = app.keyring.look_up_share(token) if len(token) <= MOST_CHARS else None
     if found is None:
         raise SharedLinkEndedError(
-            "The link is not whole, has expired, or whoever made it may not read here any more.",
-            hint="Ask whoever sent it for another one.",
+            "The link is incomplete or has expired, or its creator no longer has access.",
+            hint="Ask the sender for a new link.",
         )
     return jobs.report(app, *found)

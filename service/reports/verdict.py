@@ -1,14 +1,17 @@
-"""The verdict and the clauses of the gate in words."""
+"""The verdict and the conditions of the gate in words; which layer and cause to blame, and what to try first."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
 
+from service.contracts import changes
+from service.contracts.changes import Better
 from service.contracts.evaluation import AGREEMENT
 from service.contracts.evaluation_report import EvaluationReport
-from service.contracts.report import GateClause, Interval, Report
-from service.reports.figures import NOTHING, count, difference, figure, name, percent, size, times
+from service.contracts.report import Advice, Cause, CausePlace, GateClause, Interval, Report, contributing_layers
+from service.contracts.report.figures import SANITY
+from service.reports.figures import NOTHING, count, difference, figure, metric_title, name, percent, size, times
 
 Tone = Literal["good", "bad", "unsure", "plain"]
 _WORDS: dict[str, tuple[str, str, Tone]] = {
@@ -18,15 +21,12 @@ _WORDS: dict[str, tuple[str, str, Tone]] = {
     "none": ("NO VERDICT", "–", "plain"),
 }
 _RESULTS: dict[bool | None, tuple[str, str, Tone]] = {
-    True: ("holds", "✔", "good"),
-    False: ("broken", "✖", "bad"),
+    True: ("passed", "✔", "good"),
+    False: ("failed", "✖", "bad"),
     None: ("undecided", "?", "unsure"),
 }
 _BUDGET = "budget."
-_NO_GATE = "No gate was given, so nothing was judged: the figures below have to speak for themselves."
-
-
-_HALF_PERCENT = 50.0
+_NO_GATE = "No gate is set, so there is no verdict. Set conditions under evaluation.gate to get one."
 
 
 @dataclass(frozen=True)
@@ -45,12 +45,12 @@ class Condition:
     """One clause of the gate, for people.
 
     Attributes:
-        words: what had to hold.
+        words: the condition.
         code: the key of the config.
         limit, got: with their units.
-        interval: where ``got`` lies, in words; empty where nobody knows.
-        result, mark, tone: whether it held.
-        why: what a reader has to know of the result; empty for nothing.
+        interval: where ``got`` is, in words; empty where it is not known.
+        result, mark, tone: whether it passed.
+        why: what the reader has to know about the result; empty for nothing.
     """
 
     words: str
@@ -65,38 +65,84 @@ class Condition:
     clause: GateClause
 
 
+@dataclass(frozen=True)
+class Blame:
+    """The layer and the cause that most of the error comes from.
+
+    Attributes:
+        layer: its name; empty: the whole network.
+        op: its operator; empty where no layer is named.
+        layer_percent: its part of all error.
+        cause: in words.
+        cause_percent: part of all error of this cause, in all layers.
+        fact: what was found at the layer, with its figures.
+    """
+
+    layer: str
+    op: str
+    layer_percent: float | None
+    cause: str
+    cause_percent: float
+    fact: str
+
+
 def headline(report: Report) -> Headline:
-    """What was decided, and why, in one sentence; ``alarm`` tells of critical findings."""
+    """The verdict with its reason in one sentence; ``alarm``: what has to be read before any figure."""
     word, mark, tone = _WORDS[report.verdict]
     critical = sum(1 for finding in report.findings if finding.severity == "critical")
     alarms = []
+    collapsed = next((one.why for one in report.gate if one.clause == SANITY and one.holds is not True), None)
+    if collapsed:
+        alarms.append(f"{collapsed[:1].upper()}{collapsed[1:]}.")
     if critical:
         alarms.append(
-            f"{count(critical, 'critical finding')}: figures or model are not to be used before "
-            f"{'it is' if critical == 1 else 'they are'} mended."
+            f"{count(critical, 'critical finding')}: fix {'it' if critical == 1 else 'them'} before you use the model "
+            "or its figures."
         )
-    alarms += filter(None, [_lost(report)])
     return Headline(word, mark, tone, _decided(report), " ".join(alarms) or None)
 
 
-def _lost(report: Report) -> str | None:
-    """What was lost beyond chance, and where most of the error comes from; None: nothing, or nobody knows where."""
-    metric = next((one for one in report.metrics if one.drop_interval is not None and one.drop_interval.low > 0), None)
-    if metric is None or metric.drop is None or not report.causes:
+def blame(report: Report) -> Blame | None:
+    """The layer with the largest error contribution and its main cause; None where nothing was lost."""
+    if not report.causes:
         return None
-    cause = report.causes[0]
-    where = f", worst in {name(cause.places[0].node)}" if cause.places and cause.places[0].node else ""
-    part = "Most" if cause.error_percent > _HALF_PERCENT else "The largest part"
+    layer = next(iter(contributing_layers(report.layers, 1)), None)
+    if layer is None:
+        cause = report.causes[0]
+        return Blame("", "", None, cause.message, cause.error_percent, cause.places[0].fact if cause.places else "")
+    nodes = set(layer.nodes or (layer.name,))
+    there: list[tuple[Cause, CausePlace]] = [
+        (cause, place) for cause in report.causes for place in cause.places if place.node in nodes
+    ]
+    cause, place = max(there, key=lambda pair: pair[1].error_percent, default=(report.causes[0], None))
+    fact = "" if place is None else place.fact
+    return Blame(layer.name, layer.op, layer.error_percent, cause.message, cause.error_percent, fact)
+
+
+def first_advice(report: Report) -> Advice | None:
+    """The one thing to try: the first advice that helped, or else the first that was not tried."""
+    helped = (advice for advice in report.advice if advice.helped)
+    untried = (advice for advice in report.advice if advice.status == "untried")
+    return next(helped, None) or next(untried, None)
+
+
+def blame_words(found: Blame) -> str:
+    """The blame in a sentence."""
+    where = f": {found.fact}" if found.fact else ""
+    cause = f"{found.cause} ({percent(found.cause_percent, 0)} of all error){where}."
+    if not found.layer:
+        return f"Main cause: {cause}"
     return (
-        f"{name(metric.name)} got worse by {difference(metric.drop, metric.unit)}. {part} of the error, about "
-        f"{percent(cause.error_percent, 0)}, comes from this: {cause.message}{where}."
+        f"Largest error contribution: {name(found.layer)} ({found.op}), {percent(found.layer_percent, 0)} of all "
+        f"error. Cause: {cause}"
     )
 
 
 def conditions(report: Report | EvaluationReport) -> list[Condition]:
     """Every clause of the gate, in order."""
-    units = {metric.name: metric.unit for metric in report.metrics} | {AGREEMENT: "%"}
-    return [_condition(clause, units) for clause in report.gate]
+    known: dict[str, tuple[str, Better]] = {metric.name: (metric.unit, metric.better) for metric in report.metrics}
+    known[AGREEMENT] = ("%", "higher")
+    return [_condition(clause, *known.get(clause.metric or "", ("", "higher"))) for clause in report.gate]
 
 
 def is_lower_limit(clause: GateClause) -> bool:
@@ -105,11 +151,11 @@ def is_lower_limit(clause: GateClause) -> bool:
 
 
 def interval_words(interval: Interval | None, unit: str) -> str:
-    """Such as "95 %: 84.10 to 88.00 %"; empty where there is none."""
+    """Such as "95 % CI: 84.10 to 88.00 %"; empty where there is none."""
     if interval is None:
         return ""
     low, high = _plain(interval.low, unit), figure(interval.high, unit)
-    return f"{interval.confidence * 100:g} %: {low} to {high}"
+    return f"{interval.confidence * 100:g} % CI: {low} to {high}"
 
 
 def _decided(report: Report) -> str:
@@ -119,27 +165,26 @@ def _decided(report: Report) -> str:
     open_ones = sum(1 for clause in report.gate if clause.holds is None)
     total = count(len(report.gate), "condition")
     if not broken and not open_ones:
-        return f"All {total} of the gate hold." if len(report.gate) > 1 else "The one condition of the gate holds."
+        return f"All {total} of the gate passed." if len(report.gate) > 1 else "The condition of the gate passed."
     told = []
     if broken:
-        told.append(f"{broken} of {total} of the gate {'is' if broken == 1 else 'are'} broken")
+        told.append(f"{broken} of {total} of the gate failed")
     if open_ones:
         of = "" if broken else f" of {total} of the gate"
-        told.append(f"{open_ones}{of} cannot be decided by this data")
+        told.append(f"{open_ones}{of} {'is' if open_ones == 1 else 'are'} undecided on this data")
     counted = report.verdict == "fail" and not broken
-    return ", ".join(told) + (": the gate counts that as failed." if counted else ".")
+    return ", ".join(told) + ("; the gate counts undecided as failed." if counted else ".")
 
 
-def _condition(clause: GateClause, units: dict[str, str]) -> Condition:
-    words, limit, got, unit = _told(clause, units)
+def _condition(clause: GateClause, unit: str, better: Better) -> Condition:
+    words, limit, got, interval = _told(clause, unit, better)
     result, mark, tone = _RESULTS[clause.holds]
-    told = _drop_words if clause.clause == "max_drop" else interval_words
     return Condition(
         words=words,
         code=clause.clause,
         limit=limit,
         got=NOTHING if clause.got is None else got,
-        interval=told(clause.interval, unit),
+        interval=interval,
         result=result,
         mark=mark,
         tone=tone,
@@ -148,57 +193,60 @@ def _condition(clause: GateClause, units: dict[str, str]) -> Condition:
     )
 
 
-def _told(clause: GateClause, units: dict[str, str]) -> tuple[str, str, str, str]:
-    """What had to hold, the limit, what was got, and the unit of an interval."""
+def _told(clause: GateClause, unit: str, better: Better) -> tuple[str, str, str, str]:
+    """The condition, the limit, what was measured, and its interval."""
     kind = clause.clause.removeprefix(_BUDGET)
-    who = "The search's budget: the" if clause.clause != kind else "The"
-    metric = name(clause.metric or "the metric")
-    unit = units.get(clause.metric or "", "")
+    who = "Budget of the search: the" if clause.clause != kind else "The"
+    metric = metric_title(clause.metric or "the metric")
     wanted, got = clause.wanted, clause.got or 0.0
+    around = interval_words(clause.interval, unit)
     if kind == "max_drop":
+        change = changes.metric_change(clause.got, unit, better=better, drop_interval=clause.interval)
         limit = difference(wanted, unit)
-        return f"{metric} gets worse by at most {limit}", limit, _change(got, unit), unit
+        return f"Largest accuracy drop: {metric}, {limit}", limit, change.words, change.interval
     if kind == "min_value":
-        return f"{metric} is at least {figure(wanted, unit)}", figure(wanted, unit), figure(got, unit), unit
+        return f"{metric} is at least {figure(wanted, unit)}", figure(wanted, unit), figure(got, unit), around
     if kind == "max_value":
-        return f"{metric} is at most {figure(wanted, unit)}", figure(wanted, unit), figure(got, unit), unit
+        return f"{metric} is at most {figure(wanted, unit)}", figure(wanted, unit), figure(got, unit), around
     if kind == "min_sqnr_db":
-        return f"The output SQNR is at least {figure(wanted, 'dB')}", figure(wanted, "dB"), figure(got, "dB"), "dB"
+        words, around = f"Output SQNR is at least {figure(wanted, 'dB')}", interval_words(clause.interval, "dB")
+        return words, figure(wanted, "dB"), figure(got, "dB"), around
     if kind == "max_size_bytes":
         limit = f"{size(wanted)} ({wanted:,.0f} bytes)"
-        return f"{who} quantized file takes at most {limit}", limit, size(got), "B"
+        return f"{who} quantized file is at most {limit}", limit, size(got), ""
     if kind == "max_latency_ratio":
-        words = f"{who} quantized model takes at most {times(wanted)} the float model's time"
-        return words, times(wanted), times(got), "×"
+        words = f"{who} latency is at most {times(wanted)} the FP32 latency"
+        around = interval_words(clause.interval, "×").removesuffix(" ×")
+        return words, times(wanted), times(got), around
     if kind == "goal":
-        return f"The search's goal: {metric} within {wanted:g}", f"{wanted:g}", f"{got:.5g}", ""
-    return f"{name(clause.clause)} {wanted:g}", f"{wanted:g}", f"{got:.5g}", ""
+        return f"Goal of the search: {metric} within {wanted:g}", f"{wanted:g}", f"{got:.5g}", ""
+    if kind == SANITY:
+        of = (unit or "%") if clause.metric != "sqnr_db" else "dB"
+        words = f"Sanity check: {'output SQNR' if of == 'dB' else metric} is above {figure(wanted, of)}"
+        return words, figure(wanted, of), figure(got, of), interval_words(clause.interval, of)
+    if kind == "runtime_agreement":
+        words = "onnxruntime's optimizations do not change the outputs"
+        return words, figure(wanted, "dB"), figure(got, "dB"), ""
+    return f"{name(clause.clause)} {wanted:g}", f"{wanted:g}", f"{got:.5g}", around
 
 
 def _why(clause: GateClause) -> str:
     told = []
     if clause.holds is None:
-        told.append(clause.why or "The data cannot tell.")
+        told.append(_sentence(clause.why or "the data cannot decide it"))
+    elif clause.clause == SANITY and clause.why:
+        told.append(_sentence(clause.why))
     elif clause.got is None:
-        told.append("It was not measured.")
+        told.append("Not measured.")
     if clause.samples_needed is not None:
         told.append(f"About {clause.samples_needed:,} samples would decide it.")
     if clause.confidence is not None:
-        told.append(f"It had to be sure with {clause.confidence * 100:g} %.")
+        told.append(f"Required confidence: {clause.confidence * 100:g} %.")
     return " ".join(told)
 
 
-def _change(drop: float, unit: str) -> str:
-    if round(drop, 4) == 0:
-        return "no change"
-    return f"{difference(drop, unit)} {'better' if drop < 0 else 'worse'}"
-
-
-def _drop_words(interval: Interval | None, unit: str) -> str:
-    """An interval of a drop, such as "95 %: 1.10 points better to 2.00 points worse"."""
-    if interval is None:
-        return ""
-    return f"{interval.confidence * 100:g} %: {_change(interval.low, unit)} to {_change(interval.high, unit)}"
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:] + ("" if text.endswith(".") else ".")
 
 
 def _plain(value: float, unit: str) -> str:

@@ -66,7 +66,7 @@ def prepared(session: Session, settings: Settings, schedule: JobSchedule) -> Sub
         raise InvalidRequestError(
             f"The template is no longer valid: {problem_summary(problems)}",
             errors=problems,
-            hint="Update it: PATCH /v1/schedules/{id}.",
+            hint=f"Update it with PATCH /v1/schedules/{schedule.id}.",
         ) from None
     return checked_submission(session, settings, schedule.tenant_id, body)
 

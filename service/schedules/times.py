@@ -50,6 +50,11 @@ def check_cron(text: str) -> str:
     return cron
 
 
+def described(cron: str) -> str:
+    """A checked expression in words: "At 03:00 every day"."""
+    return str(CronSim(cron, datetime(2000, 1, 1)).explain())  # noqa: DTZ001 - a calendar without a zone
+
+
 def check_zone(name: str) -> str:
     """The name, if there is such a zone.
 

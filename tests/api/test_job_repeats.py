@@ -53,7 +53,7 @@ def test_a_clone_has_the_changes_and_keeps_the_rest(front: Front) -> None:
     patch = {"name": None, "labels": {"a": None, "c": "3"}, "config": {"seed": 4}}
     made = taken(front.http.post(f"/v1/jobs/{first}/clone", json=patch), 202)
     before = front.http.get(f"/v1/jobs/{first}").json()
-    assert (made["cloned_from"], made["name"], made["labels"]) == (first, None, {"b": "2", "c": "3"})
+    assert (made["cloned_from"], made["name"], made["labels"]) == (first, "tiny@1, int8", {"b": "2", "c": "3"})
     assert made["config"] == {**before["config"], "seed": 4}
     # by another preset it begins from that
     made = front.http.post(f"/v1/jobs/{first}/clone", json={"config": {"preset": "xint8"}}).json()
@@ -169,7 +169,7 @@ def test_name_and_labels_change_whatever_the_state(front: Front) -> None:
     assert (answer.json()["name"], answer.json()["labels"]) == ("one", {"b": "2", "c": "3"})
     assert answer.headers["etag"] != tag
     succeed(front, job)
-    assert front.http.patch(f"/v1/jobs/{job}", json={"name": None}).json()["name"] is None
+    assert front.http.patch(f"/v1/jobs/{job}", json={"name": None}).json()["name"] == "tiny@1, int8"
     assert front.http.patch(f"/v1/jobs/{job}", json={"labels": None}).json()["labels"] == {"b": "2", "c": "3"}
     assert front.http.get("/v1/jobs", params={"label.c": "3"}).json()["items"][0]["id"] == job
     many = {f"k{number}": "x" for number in range(31)}

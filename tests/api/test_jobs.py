@@ -43,6 +43,29 @@ def test_create(front: Front) -> None:
     assert plain["config"] == QuantizationConfig().model_dump(mode="json")
 
 
+@pytest.mark.both_databases
+def test_a_job_without_a_name_is_called_by_its_model_and_recipe(front: Front) -> None:
+    model = front.http.get(f"/v1/models/{front.ready_model()}").json()
+    data, called = front.ready_dataset(), f"{model['name']}@{model['version']}"
+    of_both = {"model_id": model["id"], "calibration_dataset_id": data}
+    equalized = {"preset": "xint8", "algorithms": [{"method": "cross_layer_equalization"}]}
+    jobs = {
+        f"{called}, xint8 + CLE": front.new_job(config=equalized, **of_both),
+        f"{called}, int8": front.new_job(**of_both),
+        "given": front.new_job(name="given", **of_both),
+    }
+    evaluation = {"model_id": model["id"], "evaluation_dataset_id": data}
+    jobs[f"Evaluate {called}"] = front.http.post("/v1/evaluations", json=evaluation).json()["id"]
+    listed = front.http.get("/v1/jobs").json()["items"]
+    assert {job["name"]: job["id"] for job in listed if job["id"] in jobs.values()} == jobs
+    for search in (f"{called}, XINT8", "xint", f"Evaluate {model['name']}"):
+        found = front.http.get("/v1/jobs", params={"search": search}).json()["items"]
+        (only,) = [job["name"] for job in found if job["id"] in jobs.values()]
+        assert search.casefold() in only.casefold()
+    other = front.http.post(f"/v1/jobs/{jobs[f'{called}, int8']}/clone", json={"config": {"preset": "a16w8"}})
+    assert other.json()["name"] == f"{called}, a16w8", "a default name is not taken over"
+
+
 def test_a_bad_config_is_refused_before_anything_is_stored(front: Front) -> None:
     body = {"model_id": MISSING["model"], "calibration_dataset_id": MISSING["dataset"]}
     low = {"method": "percentile", "percentile": 12}
@@ -53,7 +76,7 @@ def test_a_bad_config_is_refused_before_anything_is_stored(front: Front) -> None
         ({"preset": "int9"}, "/preset", "unknown preset 'int9'"),
         ({"activation": {"calibration": low}}, "/activation/calibration/percentile", "greater than 50"),
         ({"include": conv, "exclude": conv}, "/exclude/0", "include and in exclude"),
-        ("int8", "", "JSON object"),
+        ("int8", "", "must be an object"),
     ]
     for config, pointer, said in configs:
         for path in ("/v1/jobs", "/v1/jobs:validate"):
@@ -183,7 +206,8 @@ def test_a_succeeded_job_links_to_what_it_made(front: Front) -> None:
     assert job.pop("reused_from") is None
     assert listed == [job]
     assert (job["model_name"], job["model_version"]) == ("tiny", 1)
-    assert job["figures"]["metrics"] == [{"name": "top1", "unit": "%", "float": 90.0, "quantized": 89.5, "drop": 0.5}]
+    metric = {"name": "top1", "unit": "%", "float": 90.0, "quantized": 89.5, "drop": 0.5}
+    assert job["figures"]["metrics"] == [metric]
     assert (job["figures"]["quantized_size_bytes"], job["figures"]["sqnr_db"]) == (1000, 30.0)
     assert job["seconds"] >= 0
     assert (job["preset"], job["algorithms"]) == (config["preset"], [step["method"] for step in config["algorithms"]])

@@ -51,10 +51,10 @@ def test_advice_becomes_a_whole_config(quantmill, advised, tmp_path):
 @pytest.mark.parametrize(
     ("document", "number", "told"),
     [
-        (report(TRIED, UNTRIED, BY_HAND), 3, "is no setting"),
-        (report(TRIED, UNTRIED, BY_HAND), 4, "has 3 pieces of advice"),
-        (report(), 1, "has no pieces of advice"),
-        ({}, 1, "is no report"),
+        (report(TRIED, UNTRIED, BY_HAND), 3, "changes no setting"),
+        (report(TRIED, UNTRIED, BY_HAND), 4, "has 3 advice"),
+        (report(), 1, "has no advice"),
+        ({}, 1, "is not a report"),
     ],
 )
 def test_what_cannot_be_applied_is_refused(document, number, told, quantmill, tmp_path):
@@ -71,5 +71,5 @@ def test_a_printed_report_tells_what_helps_and_how_to_apply_it(tmp_path):
     text = console.file.getvalue()
     assert "advice 2  equalize: Equalize." in text
     assert "tried: top1 41.1 -> 86.3 % on 438 samples" in text
-    assert "untried" in text and "1 more in the report" in text
+    assert "not tried" in text and "1 more in the report" in text
     assert f"quantmill apply-advice '{tmp_path}/my report.json' --number 2 --output config.json" in text

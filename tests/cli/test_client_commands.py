@@ -16,7 +16,7 @@ from safetensors.numpy import load_file
 
 from service.contracts.command_errors import EXITS_BY_CODE, GATE_EXITS, ExitCode
 from service.contracts.report import Report
-from tests.cli.conftest import KEY, ROOT, Ask
+from tests.cli.conftest import KEY, ROOT, Ask, Quantmill
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.tiny import Tiny, make_model
 from tests.worker.running import Service
@@ -184,3 +184,12 @@ def test_the_page_lists_every_exit_code() -> None:
     told = [int(number) for row in re.findall(r"^\| ([\d, ]+) \|", table, re.MULTILINE) for number in row.split(",")]
     assert told == [code.value for code in ExitCode]
     assert {*GATE_EXITS.values(), *EXITS_BY_CODE.values()} <= set(ExitCode)
+
+
+def test_an_empty_variable_counts_as_not_set(quantmill: Quantmill, service: Service, tmp_path: Path) -> None:
+    """``QUANTMILL_SERVER=`` in a CI's settings is no address; what is given on the command line holds."""
+    blank = {"QUANTMILL_SERVER": "", "QUANTMILL_API_KEY": "", "QUANTMILL_PORT": "", "QUANTMILL_DATA_DIR": ""}
+    done = quantmill("jobs", "list", code=1, XDG_STATE_HOME=str(tmp_path), **blank)
+    assert "error[service-not-found]: No service is given" in done.stderr
+    assert quantmill("jobs", "list", "--server", service.url, "--key", KEY, code=0, **blank).stderr == ""
+    assert quantmill("presets", "int8", code=0, **blank).stderr == ""

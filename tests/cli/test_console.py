@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from datetime import UTC, datetime
 from typing import Any
 
@@ -17,6 +18,7 @@ from tests.support.front import make_report
 from worker.commands.console import ProgressView, print_problem
 from worker.commands.remote import show_event
 from worker.commands.report_view import print_evaluation, print_report
+from worker.commands.summary import print_summary
 
 
 def terminal() -> Console:
@@ -36,19 +38,35 @@ def rows_of(told: str) -> list[str]:
     return [words(line) for line in told.splitlines()]
 
 
-def test_a_terminal_gets_one_bar_per_stage_and_all_are_finished():
+def test_a_terminal_gets_one_line_that_is_rewritten():
     console = terminal()
     with ProgressView(console) as view:
+        assert view._line is not None
         view.progress("load")
+        view._line.refresh()
         for done in range(11):
             view.progress("statistics", done, 10, "samples")
-        view.progress("emit")
-        bar = view._bar
-    assert bar is not None
-    assert [(task.description, task.completed, task.total) for task in bar.tasks] == [
-        ("load", 1, 1), ("statistics", 10, 10), ("emit", 1, 1),
-    ]  # fmt: skip
-    assert "statistics" in text(console)
+        view.overall(0.42, 35.0)
+        view.progress("a stage of a very long name " * 9, 3, message="m" * 90)
+        view._line.refresh()
+        assert len(view._line.tasks) == 1
+    shown = text(console)
+    frames = [words(re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", one)) for one in re.split(r"\r|\n", shown) if one.strip()]
+    assert "⠋ load 0:00:00" in frames
+    assert "⠋ a stage of a very long na… 3 mmmmmmmmmmmmmmm… 0:00:00 42 %, about 35 s left" in frames
+    assert shown.count("\n") == 1  # the line is taken away at the end
+
+
+def test_no_color_is_honoured(monkeypatch):
+    report = make_report("fail")
+    shown = {}
+    for name, value in (("colour", ""), ("none", "1")):
+        monkeypatch.setenv("NO_COLOR", value)
+        console = Console(file=io.StringIO(), force_terminal=True, width=100, highlight=False)
+        print_summary(report, console)
+        shown[name] = text(console)
+    assert "\x1b[1;31mFAIL: " in shown["colour"]
+    assert "[31m" not in shown["none"] and "FAIL: " in shown["none"]
 
 
 def test_a_log_gets_a_line_now_and_then():
@@ -121,7 +139,9 @@ def test_a_report_groups_what_was_left_in_float_by_reason():
         {"name": f"n{index}", "op": op, "reason": "excluded"} for index, op in enumerate(("Relu", "Relu", *"ABCDEFG"))
     ]
     report["layers"] += [*left, {"name": "last", "op": "Softmax", "reason": "no [integer] kernel"}]
-    report["layers"] += [{"name": f"q{index}", "op": "Conv", "sqnr_db": 20.0 + index} for index in range(9)]
+    report["layers"] += [
+        {"name": f"q{index}", "op": "Conv", "sqnr_db": 20.0 + index, "error_percent": 1.0 + index} for index in range(9)
+    ]
     console = plain()
     print_report(type(make_report()).model_validate(report), console)
     shown = text(console)
@@ -129,11 +149,12 @@ def test_a_report_groups_what_was_left_in_float_by_reason():
     assert "1: no [integer] kernel (1 Softmax)" in shown
     assert shown.index("9: excluded") < shown.index("1: no [integer]")
     assert "10 nodes quantized" in shown
-    assert "Worst 5 layers" in shown
-    assert [f"q{index}" in shown for index in range(9)] == [True] * 5 + [False] * 4
+    assert "Layers by error contribution, the first 5" in shown
+    assert [f"q{index}" in shown for index in range(9)] == [False] * 4 + [True] * 5
     assert "-0.50 points" in shown
-    assert "4.00x smaller" in shown
-    assert "fail" in shown
+    assert "75.0 % smaller" in shown
+    assert "2.00x faster" in shown
+    assert "FAIL: " in shown
 
 
 def test_metrics_are_shown_in_their_units():
@@ -144,9 +165,9 @@ def test_metrics_are_shown_in_their_units():
     console = plain()
     print_report(Report.model_validate(report), console)
     rows = rows_of(text(console))
-    assert "top1 (%) 90.00 89.50 -0.50 points" in rows
-    assert "rmse 1.25 1.5 +0.25" in rows
-    assert "psnr (dB) - 31.50" in rows
+    assert "top1 (%) 90.00 89.50 -0.50 points ▼" in rows
+    assert "rmse 1.25 1.5 +0.25 ▲" in rows
+    assert "psnr (dB) - 31.50 not defined" in rows
 
 
 def test_a_training_is_told_by_its_best_and_its_last_epoch():
@@ -170,6 +191,44 @@ def test_a_training_is_told_by_its_best_and_its_last_epoch():
         ["0", "before", "-", "1.5"], ["3", "best", "-", "1.125"], ["4", "last", "-", "1"],
     ]  # fmt: skip
     assert "top1" in said
+
+
+def lossy(verdict: str = "fail") -> Report:
+    """A report of a model that lost accuracy at one layer."""
+    told = make_report(verdict).to_json_dict()
+    told["layers"][0] |= {"error_percent": 61.0, "nodes": ["conv"]}
+    place = {"node": "conv", "error_percent": 55.0, "fact": "half of the values"}
+    told["causes"] = [{"kind": "clipping", "message": "activations are clipped", "error_percent": 55.0,
+                       "places": [place]}]  # fmt: skip
+    told["gate"] = [GATE[0], GATE[1]]
+    told["advice"] = [{"code": "adaround", "message": "Use AdaRound.", "because": "x", "status": "untried",
+                       "helped": None, "config": {"preset": "int8_accurate"}}]  # fmt: skip
+    return Report.model_validate(told)
+
+
+def test_a_summary_is_five_lines(tmp_path):
+    console = Console(file=io.StringIO(), width=300, highlight=False)
+    print_summary(lossy(), console, report_path=tmp_path / "r.json")
+    assert [line.rstrip() for line in text(console).splitlines()] == [
+        "FAIL: 1 of 2 conditions of the gate failed. Output SQNR is at least 20.00 dB; measured 12.50 dB.",
+        "accuracy  Top-1 accuracy 90.00 % -> 89.50 %, -0.50 points ▼",
+        "size      3.91 KiB -> 1000 B, 75.0 % smaller ▼",
+        "latency   1.00 ms -> 0.50 ms, 2.00x faster ▼",
+        "look at   conv (Conv): 61 % of all error, activations are clipped. Try: Use AdaRound. "
+        f"Apply it with `quantmill apply-advice {tmp_path}/r.json --output config.json`.",
+    ]
+
+
+def test_a_summary_begins_with_what_makes_its_figures_worthless():
+    console = plain()
+    found = Finding(code="random-data", severity="critical", message="random data", hint="Give data.")
+    minor = Finding(code="minor", severity="warning", message="not of the summary")
+    print_summary(make_report("pass").model_copy(update={"findings": (found, minor), "metrics": ()}), console)
+    lines = text(console).splitlines()
+    assert lines[:2] == ["critical[random-data]: random data", "  hint: Give data."]
+    assert lines[2].startswith("PASS: 1 critical finding: fix it before you use the model")
+    assert lines[3] == "accuracy  not measured (no labels); top-1 agreement 99.00 % on calibration data"
+    assert "not of the summary" not in text(console)
 
 
 def test_findings_stand_before_all_figures():
@@ -213,15 +272,16 @@ def evaluation(**changes: Any) -> str:
 
 def test_the_change_and_each_condition_of_an_evaluation_are_told() -> None:
     lines = rows_of(evaluation())
-    assert "top1 (%) 90.00 89.50 -0.50 [-1.1, +0.1] points, p 0.031" in lines
-    assert "size 4.0 KiB 1.0 KiB 4.00x smaller" in lines
-    assert "latency 2.00 ms 1.00 ms 2.00x as fast" in lines
+    change = "-0.50 points ▼ (not significant) (95 % CI: -1.10 to +0.10 points), p 0.031"
+    assert f"top1 (%) 90.00 89.50 {change}" in lines
+    assert "size 4.0 KiB 1.0 KiB 75.0 % smaller ▼" in lines
+    assert "latency 2.00 ms 1.00 ms 2.00x faster ▼" in lines
     at = lines.index("verdict fail")
     assert lines[at + 1 :] == [
-        "holds: max_drop of top1 1, got 0.5",
-        "BROKEN: min_sqnr_db 20, got 12.5",
-        "UNDECIDED: max_latency_ratio 1, got 1.01",
-        "the runs are too few; about 4000 samples would decide it",
+        "passed: Largest accuracy drop: Top-1 accuracy, 1.00 points; measured -0.50 points.",
+        "failed: Output SQNR is at least 20.00 dB; measured 12.50 dB.",
+        "undecided: The latency is at most 1.00x the FP32 latency; measured 1.01x. The runs are too few. About 4,000 "
+        "samples would decide it.",
     ]
 
 

@@ -36,7 +36,7 @@ def test_a_failed_gate_is_an_exit_code(quantmill, tiny: Tiny, tmp_path) -> None:
     done = quantmill(*given, *failing, code=0)
     assert json.loads(done.stdout)["verdict"] == "fail"
     assert "verdict   fail" in done.stderr
-    assert "  BROKEN: max_size_bytes 1, got " in done.stderr
+    assert "  failed: The quantized file is at most 1 B (1 bytes); measured " in done.stderr
     assert quantmill(*given, *failing, "--fail-on-gate").returncode == 3
     refused = quantmill(*given, "--config", recipe(tmp_path, {"min_sqnr_db": 20}), code=1)
     assert "reference model" in refused.stderr
@@ -67,7 +67,7 @@ def test_a_service_prints_the_same(quantmill, ask: Ask, service: Service, tiny: 
     assert "samples" in followed.stderr
     assert json.loads(report) == json.loads((tmp_path / "report.json").read_text())
     for wrong in (("jobs", "follow", job, "--output", "m.onnx"), ("report", job, "--html", "r.html")):
-        assert "an evaluation" in ask(*wrong, code=2)
+        assert "n evaluation" in ask(*wrong, code=2)
 
 
 @pytest.mark.slow

@@ -87,7 +87,7 @@ def test_an_address_that_is_none(quantmill, tiny):
         assert "hint: " in done.stderr
 
 
-@pytest.mark.parametrize(("key", "expected"), [("wrong", "not the service's key"), (None, "wants a key")])
+@pytest.mark.parametrize(("key", "expected"), [("wrong", "API key is not valid"), (None, "requires an API key")])
 def test_a_wrong_key_says_how_to_give_one(quantmill, service, tiny, key, expected):
     given = [] if key is None else ["--key", key]
     quantize = ["quantize", tiny.model, "--calibration", tiny.calibration, "--output", "q.onnx"]

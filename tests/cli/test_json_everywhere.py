@@ -51,7 +51,7 @@ def test_fields_have_the_names_that_the_service_gives_them(capsys: pytest.Captur
         "latency_ratio": None,
     }  # fmt: skip
     outline = JobListed.model_fields["figures"].annotation.__args__[0].model_validate(figures)  # type: ignore[union-attr]
-    assert plain(outline)["metrics"][0] == figures["metrics"][0]  # type: ignore[index]
+    assert figures["metrics"][0].items() <= plain(outline)["metrics"][0].items()  # type: ignore[index]
     print_items([outline], has_more=False)
     assert set(json.loads(capsys.readouterr().out)) == {"items", "has_more"}
     print_line({"text": "\x9b1m"})
@@ -94,7 +94,7 @@ def test_long_lists_are_read_to_their_end(quantmill: Quantmill, noun: str) -> No
 
 def test_keys_are_made_listed_and_revoked(quantmill: Quantmill, home: Path) -> None:
     there = {"QUANTMILL_DATA_DIR": str(home)}
-    assert quantmill("keys", "list", **there).stdout == "There are no keys.\n"
+    assert quantmill("keys", "list", **there).stdout == "No keys.\n"
     own = home / LOCAL_KEY_FILE
     own.write_text("secret\n")
     said = quantmill("keys", "list", **there).stdout

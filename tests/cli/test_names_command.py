@@ -46,7 +46,7 @@ def test_a_name_is_looked_after_from_a_shell(ask: Ask, service: Service, named: 
     ask("models", "alias", f"{named}@2", "prod", "--drop")
     with pytest.raises(InvalidRequestError):
         service.client.model(f"{named}@prod")
-    assert "is deleted" in ask("models", "rm", f"{named}@2")
+    assert "was deleted" in ask("models", "rm", f"{named}@2")
     versions = json.loads(ask("models", "versions", named, "--json"))["items"]
     assert [item["version"] for item in versions] == [1]
 

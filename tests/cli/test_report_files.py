@@ -58,7 +58,7 @@ def test_a_report_that_is_there_is_rendered(quantmill, tmp_path):
     (tmp_path / "r.json").write_text(json.dumps(report.to_json_dict()))
     done = quantmill("report", "r.json", *OPTIONS, code=0)
     check_files(tmp_path, report)
-    assert "verdict   fail" in done.stdout
+    assert "FAIL: " in done.stdout
     (tmp_path / "old.json").write_text(json.dumps(OLD))
     assert quantmill("report", "old.json", "--html", "old.html").returncode == 0
     assert "PASS" in (tmp_path / "old.html").read_text()
@@ -69,7 +69,7 @@ def test_what_is_no_report_is_refused(quantmill, tmp_path, text):
     (tmp_path / "r.json").write_text(text)
     done = quantmill("report", "r.json", "--html", "r.html", code=1)
     assert "error[invalid-request]" in done.stderr
-    assert "no report" in words(done.stderr)
+    assert "not a report" in words(done.stderr)
     assert not (tmp_path / "r.html").exists()
 
 
@@ -85,7 +85,7 @@ def test_what_is_no_report_is_refused(quantmill, tmp_path, text):
 def test_a_report_that_does_not_fit_is_told_by_its_place(quantmill, tiny, tmp_path, command):
     (tmp_path / "r.json").write_text(json.dumps({**make_report().to_json_dict(), "verdict": "maybe"}))
     done = quantmill(*(word.format(model=tiny.model, data=tiny.calibration) for word in command), code=1)
-    assert "r.json is no report: verdict" in words(done.stderr)
+    assert "r.json is not a report: verdict" in words(done.stderr)
 
 
 @pytest.mark.parametrize("options", [("--html", "r.json"), ("--html", "x", "--markdown", "x"), ("--junit", ".")])

@@ -64,7 +64,7 @@ def test_a_schedules_life(quantmill, service: Service, ask: Ask, job_file: Path,
     assert line.endswith("prod moved")
     shown = ask("jobs", "show", run["job_id"]).splitlines()
     assert any(f"{one}, passed" in text and "prod moved" in text for text in shown)
-    assert "no run" in schedules("runs", one, "--state", "failed")
+    assert "No runs." in schedules("runs", one, "--state", "failed")
     assert told("show", one)["last_pass_job_id"] == run["job_id"]
     another = told("run", one)
     assert another["state"] == "running"
@@ -103,7 +103,7 @@ def test_a_webhooks_life(ask: Ask) -> None:
     (first,) = [item for item in sent if item["id"] == ping["id"]]
     assert (first["state"], first["last_error"]) == ("waiting", "host-unresolved")
     assert "host-unresolved" in ask("webhooks", "deliveries", hook, "--state", "waiting")
-    assert "no delivery" in ask("webhooks", "deliveries", hook, "--state", "delivered")
+    assert "No deliveries." in ask("webhooks", "deliveries", hook, "--state", "delivered")
     assert told("redeliver", hook, ping["id"])["event_id"] == ping["event_id"]
     assert told("rm", hook) == {"id": hook, "deleted": True}
     assert hook in ask("webhooks", "show", hook, code=1)

@@ -22,7 +22,7 @@ def value_in(kind: str, given: dict[str, str], inside: str) -> str | None:
     if kind == "select":
         options = [attributes(one) for one in re.findall(r"<option\b([^>]*)>", inside)]
         return next((one["value"] for one in options if "selected" in one), options[0]["value"] if options else "")
-    left_out = given.get("type") == "file" or (given.get("type") == "checkbox" and "checked" not in given)
+    left_out = given.get("type") == "file" or (given.get("type") in ("checkbox", "radio") and "checked" not in given)
     return None if left_out else given.get("value", "")
 
 

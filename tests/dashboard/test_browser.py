@@ -18,7 +18,7 @@ FOCUSED = "document.activeElement.textContent.trim() || document.activeElement.i
 WIDTHS = (1440, 360)
 SCHEMES = ("light", "dark")
 # One of each kind; the others are of the long lane.
-USUAL = {"job-running", "new", "report", "admin", "sign-in"}
+USUAL = {"job-running", "new", "report", "keys", "sign-in"}
 
 
 def pages_but(*usual: str) -> list[Any]:
@@ -128,13 +128,14 @@ def test_a_job_is_canceled_by_keyboard(open_page: Open, place: Place) -> None:
 def test_a_job_is_started_by_keyboard(open_page: Open, place: Place) -> None:
     seen = open_page("/new?model_id={model}&calibration_dataset_id={dataset}")
     page, wanted = seen.page, {"f-model_id", "f-model_files", "f-calibration_dataset_id", "f-name", "f-labels"}
+    page.evaluate("for (const id of ['uploads', 'options']) document.getElementById(id).open = true")
     for _ in range(400):
         page.keyboard.press("Tab")
         wanted.discard(page.evaluate("document.activeElement.id"))
         if not wanted:
             break
     assert wanted == set()
-    tab_to(page, "Start", most=400)
+    tab_to(page, "Start job", most=400)
     page.keyboard.press("Enter")
     page.wait_for_url("**/jobs/job_*")
     assert seen.refused() == [] and seen.troubles == []

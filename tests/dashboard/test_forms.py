@@ -27,11 +27,11 @@ URL = "https://hooks.example/in?token=abc"
 SCHEDULE = "/schedules/new"
 # By path: fields that are right, and what is wrong by field.
 FORMS: dict[str, tuple[dict[str, Any], list[tuple[str, Any]]]] = {
-    "/admin/keys": (
+    "/keys": (
         {"name": "ci", "scope": "read"},
         [("name", ""), ("name", "x" * 201), ("days", "-1"), ("days", "soon")],
     ),
-    "/admin/quotas/other": (
+    "/tenants/other": (
         {"open_streams": "3"},
         [("stored_bytes", "-1"), ("stored_bytes", "much"), ("jobs_queued", "1.5")],
     ),
@@ -97,7 +97,7 @@ def test_an_address_that_is_none_is_a_page_for_browsers(sqlite_front: Front) -> 
     answer = sqlite_front.http.get("/nowhere", headers=BROWSER)
     assert answer.status_code == 404
     assert answer.headers["content-type"].startswith("text/html")
-    assert "There is nothing at /nowhere." in answer.text
+    assert "No endpoint has the path /nowhere." in answer.text
     assert "script-src 'self'" in answer.headers["content-security-policy"]
     assert answer.headers["x-frame-options"] == "DENY"
     other = sqlite_front.http.delete("/jobs", headers=BROWSER)

@@ -100,10 +100,11 @@ def test_the_api_takes_a_session_with_its_guard_and_a_key_without(closed: Front)
 
 def wanted(method: str, path: str) -> str:
     """The least scope that may do it."""
-    if path.startswith("/admin"):
-        return "operator" if path.startswith(("/admin/quotas", "/admin/audit")) else "admin"
+    if path.startswith(("/admin", "/keys", "/audit", "/tenants")):
+        return "operator" if path.startswith(("/admin/quotas", "/audit/verify", "/tenants/")) else "admin"
     ends = ("/delete", "/aliases", "/aliases/end", "/release", "/pause", "/resume", "/schedules/new")
-    if path.startswith("/webhooks") or path.endswith(ends):
+    edited = path.startswith("/schedules") and path.endswith("/edit")
+    if path.startswith("/webhooks") or path.endswith(ends) or edited:
         return "manage"
     return "submit" if method == "POST" or path == "/new" else "read"
 
@@ -134,8 +135,9 @@ def test_every_page_needs_its_scope(closed: Front, scope: str) -> None:
             assert (answer.status_code != 403) is may, f"{method} {path}: {answer.status_code}"
             assert may or "Permission denied" in answer.text
     shown = closed.http.get("/jobs").text
-    for path in ("/jobs", "/new", "/webhooks", "/admin"):
-        assert (f'href="{path}"' in shown) is (RANKS.index(scope) >= RANKS.index(wanted("GET", path))), path
+    linked = {"/jobs": "read", "/new": "submit", "/webhooks": "manage", "/keys": "admin", "/tenants": "operator"}
+    for path, least in linked.items():
+        assert (f'href="{path}"' in shown) is (RANKS.index(scope) >= RANKS.index(least)), path
     assert closed.http.get("/style").status_code == 404, "a page for services that are open"
 
 

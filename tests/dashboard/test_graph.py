@@ -14,7 +14,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from service.contracts.graph_view import GraphNode, GraphTensor, GraphView, cut_name
+from service.contracts.graph_view import GraphNode, GraphTensor, GraphView, TensorGrid, cut_name
 from service.dashboard.graph import EVALUATION, known, sources
 from service.dashboard.graph_drawing import bits, rows_by_node, sqnr_class, told, told_group
 from service.dashboard.graph_layout import (
@@ -116,6 +116,46 @@ def test_what_comes_in_and_goes_out_is_drawn_and_leads_nowhere(sqlite_front: Fro
     assert len([one for one in root.iter() if "marker-end" in one.attrib]) == 2
 
 
+def test_edges_show_their_pairs_with_scale_and_zero_point(sqlite_front: Front) -> None:
+    grid = TensorGrid(dtype="uint8", scales=1, scale_low=0.25, scale_high=0.25, zero_point=128)
+    weight = TensorGrid(dtype="int8", scales=64, scale_low=0.001, scale_high=0.5, zero_point=0, axis=0)
+    grids = {"in": grid, "w": weight, "b": grid.model_copy(update={"dtype": "int16"})}
+    tensors = tuple(
+        GraphTensor(
+            name=each, dtype="int64" if each == "shape" else "float32", constant=each == "w", grid=grids.get(each)
+        )
+        for each in ("in", "w", "a", "b", "shape", "out")
+    )
+    wires_of = (("Conv", (0, 1), 2), ("Relu", (2,), 3), ("Shape", (3,), 4), ("Reshape", (3, 4), 5))
+    nodes = tuple(GraphNode(name=op.lower(), op=op, inputs=read, outputs=(made,)) for op, read, made in wires_of)
+    job_id = job(sqlite_front, full_report(), GraphView(inputs=(0,), outputs=(5,), tensors=tensors, nodes=nodes))
+    plain = page(sqlite_front, job_id)
+    assert "Show Q/DQ" in plain and 'class="pair' not in plain
+    shown = page(sqlite_front, job_id, qdq="1")
+    root = drawing(shown)
+    (wires,) = [one for one in root.findall("g") if one.get("class") == "wires"]
+    kinds = [one.get("class") for one in wires]
+    assert sorted(map(str, kinds)) == sorted(["grid-u8", "float", "grid-16", "grid-16", "whole", "float"])
+    (pairs,) = [one for one in root.findall("g") if one.get("class") == "pairs"]
+    told = [(one.get("class"), one.findtext("title"), one.get("href")) for one in pairs]
+    assert ("pair grid-u8", "Q/DQ of in: uint8, scale 0.25, zero point 128", "?qdq=1&node=conv&tensor=0#node") in told
+    assert len(told) == 3
+    for words in ("uint8", "16-bit integers", "float, no Q/DQ pair", "not float"):
+        assert words in shown.partition("Legend of the edges")[2].partition("</ul>")[0]
+    panel = page(sqlite_front, job_id, qdq="1", node="conv", tensor="0").partition('id="node"')[2]
+    chosen = panel.partition('class="selected"')[2].partition("</tr>")[0]
+    assert all(words in chosen for words in ("uint8", "0.25", "128"))
+    assert "64 scales along axis 0, 0.001 to 0.5" in panel
+
+
+def test_a_graph_of_an_older_release_shows_the_types_of_the_report(sqlite_front: Front, full: str) -> None:
+    root = drawing(page(sqlite_front, full, qdq="1"))
+    (pairs,) = [one for one in root.findall("g") if one.get("class") == "pairs"]
+    assert {one.findtext("title") for one in pairs} >= {"Q/DQ of t1: uint8"}
+    groups = drawing(page(sqlite_front, large_job(sqlite_front, 2000)[0], qdq="1"))
+    assert len(groups.findall("a")) <= MOST_BOXES
+
+
 def test_a_chosen_node_tells_all_that_is_known(sqlite_front: Front, full: str) -> None:
     text = page(sqlite_front, full, node="/features/0")
     panel = text[text.index('id="node"') :]
@@ -129,8 +169,8 @@ def test_a_chosen_node_tells_all_that_is_known(sqlite_front: Front, full: str) -
     assert "its output needs more than 8 bits near 0" in other[other.index('id="node"') :]
     for key in ("/nowhere", "~99", "~x", "\ud7ff'\"<b>"):
         assert "No such node" in page(sqlite_front, full, node=key)
-    assert "1 to 3 of 3 that match, 5 in all" in page(sqlite_front, full, find="FEATURES")
-    assert "Nothing matches." in page(sqlite_front, full, find="<nothing>")
+    assert "1 to 3 of 3 matching, 5 in total" in page(sqlite_front, full, find="FEATURES")
+    assert "No matching nodes." in page(sqlite_front, full, find="<nothing>")
 
 
 def test_hostile_names_stay_text(sqlite_front: Front) -> None:
@@ -161,7 +201,7 @@ def test_two_thousand_nodes_are_drawn_as_groups_that_open(sqlite_front: Front) -
     assert found[1].get("href") == "?open=10-20#graph"
     opened = page(sqlite_front, job_id, open=["10-20", "30-40"], page=20)
     assert len(boxes(opened)) == 218
-    assert "close" in opened and "1901 to 2000 of 2000" in opened
+    assert "Close" in opened and "1901 to 2000 of 2000" in opened
     chosen = page(sqlite_front, job_id, node=names[1234])
     assert len(boxes(chosen)) == 209 and "61.70 dB" in chosen
 
@@ -169,7 +209,7 @@ def test_two_thousand_nodes_are_drawn_as_groups_that_open(sqlite_front: Front) -
 def test_jobs_without_a_graph_say_so_and_list_their_layers(sqlite_front: Front) -> None:
     job_id = job(sqlite_front, full_report(), None)
     text = page(sqlite_front, job_id)
-    assert "This job keeps no graph" in text and "/features/2" in text
+    assert "This job has no stored graph" in text and "/features/2" in text
     assert '<svg class="graph"' not in text
     for data in (b"{", b'{"nodes": 3}', b'{"outputs": [7]}'):
         assert "cannot be read" in page(sqlite_front, job(sqlite_front, full_report(), data))

@@ -5,20 +5,23 @@ from __future__ import annotations
 import html
 import json
 import re
+import shlex
 
 import pytest
 from sqlalchemy import update
 
 from service.contracts.errors import NotOnnxError
+from service.contracts.report import Report
 from service.contracts.runner import ProgressLine
 from service.dashboard import jobs as jobs_pages
 from service.jobs import events, transitions
+from service.jobs.outcome import QuantizeOutcome
 from service.tables import Job
 from tests.dashboard.test_new_job import nouns
 from tests.dashboard.test_resources import shown
 from tests.support.each import each
 from tests.support.filled import HOSTILE_LABELS, HOSTILE_NAME, run
-from tests.support.front import Front
+from tests.support.front import Front, make_report
 
 STAGE = re.compile(r'<li class="(\w+)" data-stage="([^"]+)">.*?<span class="hint">([^<]*)</span>')
 
@@ -49,7 +52,7 @@ def test_jobs_are_filtered(sqlite_front: Front) -> None:
         (f"?model_id={both['model_id']}", {first, second}),
     ):
         assert found(query) == wanted, query
-    assert "No job is like this." in shown(sqlite_front, "/jobs?search=gamma")
+    assert "No matching jobs" in shown(sqlite_front, "/jobs?search=gamma")
     assert 'value="alph"' in shown(sqlite_front, "/jobs?search=alph"), "what was asked for is kept"
 
 
@@ -74,17 +77,44 @@ def test_jobs_are_shown_page_by_page(sqlite_front: Front, monkeypatch: pytest.Mo
 
 
 def test_a_job_tells_what_differs_from_its_preset_and_how_to_do_it_again(sqlite_front: Front) -> None:
-    job_id = sqlite_front.new_job(name="it's", config={"preset": "int8", "seed": 7})
+    job_id = sqlite_front.new_job(
+        name="it's", labels={"a": "b c"}, config={"preset": "int8", "seed": 7}, **nouns(sqlite_front)
+    )
     text = shown(sqlite_front, f"/jobs/{job_id}")
-    table = text[text.index("What differs from the preset") :]
+    table = text[text.index("Changes from preset") :]
     assert "<code>/seed</code>" in table and "<mark><code>7</code></mark>" in table
     assert f"client.retry(&#39;{job_id}&#39;)" in text
-    sent = text[text.index("&lt;&lt;&#39;JSON&#39;\n") :].split("\n", 1)[1].split("\nJSON", 1)[0]
-    body = json.loads(html.unescape(sent))
+    job = sqlite_front.http.get(f"/v1/jobs/{job_id}").json()
+    command, curl = (
+        html.unescape(one) for one in re.findall(r'<pre class="take"[^>]*>(.*?)</pre>', text, re.DOTALL)[:2]
+    )
+    config, submit = (part.strip() for part in command.split("<<'JSON'\n")[1].split("\nJSON\n"))
+    assert json.loads(config) == {"preset": "int8", "seed": 7}
+    told = shlex.split(submit.replace("\\\n", " "))
+    assert told[:3] == ["quantmill", "jobs", "submit"]
+    options = dict(zip(told[3::2], told[4::2], strict=False))
+    assert options["--model"] == job["model_id"] and options["--calibration"] == job["calibration_dataset_id"]
+    assert (options["--name"], options["--label"], options["--config"]) == ("it's", "a=b c", "config.json")
+    body = json.loads(curl.split("<<'JSON'\n")[1].split("\nJSON")[0])
     assert body["config"]["seed"] == 7
     assert sqlite_front.http.post("/v1/jobs", json=body).status_code == 202
-    plain = sqlite_front.new_job(config={"preset": "int8"})
-    assert "The preset int8, unchanged." in shown(sqlite_front, f"/jobs/{plain}")
+    plain = shown(sqlite_front, f"/jobs/{sqlite_front.new_job(config={'preset': 'int8'})}")
+    assert "Preset int8, unchanged" in plain and "--preset int8" in plain and "config.json" not in plain
+
+
+def test_a_collapse_and_a_failed_gate_lead_wherever_a_job_is_shown(sqlite_front: Front) -> None:
+    document = make_report().to_json_dict()
+    broken = {"clause": "max_drop", "metric": "top1", "wanted": 1.0, "got": 5.0, "holds": False}
+    lost = {"clause": "sanity", "metric": "top1", "wanted": 50.0, "got": 2.0, "holds": False, "why": "near chance"}
+    for clause, told in ((broken, "Failed quality gate"), (lost, "Collapsed")):
+        report = Report.model_validate({**document, "verdict": "fail", "gate": [clause]})
+        job_id = sqlite_front.new_job()
+        sqlite_front.finish(job_id, QuantizeOutcome(report, ()))
+        for path in ("/", "/jobs", f"/jobs/{job_id}", f"/jobs/{job_id}/report"):
+            assert f'<span class="state bad"><span aria-hidden="true">✖</span> {told}' in shown(sqlite_front, path), (
+                path
+            )
+        assert "succeeded in" in shown(sqlite_front, f"/jobs/{job_id}"), "the state keeps its name"
 
 
 def test_a_job_that_runs_shows_how_far_it_is(sqlite_front: Front) -> None:
@@ -92,7 +122,7 @@ def test_a_job_that_runs_shows_how_far_it_is(sqlite_front: Front) -> None:
     run(sqlite_front, job_id)
     text = shown(sqlite_front, f"/jobs/{job_id}")
     timeline = text.partition('id="timeline"')[2].partition("</ol>")[0]
-    assert timeline.index("queued") < timeline.index("running") < timeline.index("claimed")
+    assert timeline.index("Queued") < timeline.index("Running") < timeline.index("claimed")
     assert "job.queued" not in timeline
     assert '<noscript><meta http-equiv="refresh"' in text, "without scripts it is shown anew"
     for told in ('value="0.5"', "Layer &lt;b&gt;conv&lt;/b&gt; is tuned.", "finetune: loss"):
@@ -117,7 +147,7 @@ def test_stages_stand_in_the_order_in_which_the_job_came_to_them(sqlite_front: F
     assert stages() == []
     attempt = sqlite_front.claim(job_id).attempt
     tell(("load", 0, 0), ("calibration", 1, 8), ("calibration", 8, 8), ("adaround", 3, 9))
-    assert stages() == [("done", "load", ""), ("done", "calibration", "8/8 layers"), ("now", "adaround", "3/9 layers")]
+    assert stages() == [("done", "load", ""), ("done", "calibration", "8 layers"), ("now", "adaround", "3/9 layers")]
     tell(("calibration", 2, 4))
     assert [row[:2] for row in stages()] == [("done", "load"), ("now", "calibration"), ("done", "adaround")]
     with sqlite_front.app.database.write() as session:
@@ -131,7 +161,7 @@ def test_log_and_config_stand_there_whole_and_line_by_line(sqlite_front: Front) 
     add(sqlite_front, job_id, *(("log", {"level": "info", "message": one}) for one in ("<first>\u202e", "second")))
     page = shown(sqlite_front, f"/jobs/{job_id}")
     assert re.search(r"INFO &lt;first&gt;\\u202e\n\S+ 1 INFO second\n", page)
-    config = json.loads(html.unescape(re.split("The resolved config</summary><pre[^>]*>", page)[1].split("</pre>")[0]))
+    config = json.loads(html.unescape(page.split('aria-label="Resolved config">')[1].split("</pre>")[0]))
     assert config == sqlite_front.http.get(f"/v1/jobs/{job_id}").json()["config"]
     assert "\\n" not in page.split('id="again"')[1].replace('" \\\n', "")
 

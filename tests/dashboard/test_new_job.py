@@ -7,6 +7,7 @@ import re
 
 import pytest
 
+from service.contracts.presets import PRESETS, RECOMMENDED
 from service.dashboard import new_job
 from tests.dashboard.form_of import Form
 from tests.support.front import Front
@@ -137,25 +138,39 @@ def test_json_is_started_as_it_is_and_not_guessed_between_it_and_a_changed_form(
     assert json.loads(send(sqlite_front, "take", page)["config"]) == {"seed": 6}
 
 
+def test_a_preset_is_one_of_the_cards_or_of_the_list_of_all_others(sqlite_front: Front) -> None:
+    assert next(iter(RECOMMENDED)) == "int8" and set(RECOMMENDED) < set(PRESETS)
+    blank, chosen = form(sqlite_front), nouns(sqlite_front)
+    assert blank.fields["c:/preset"] == ["int8", ""]
+    listed = send(sqlite_front, "check", blank, **chosen, **{"c:/preset": ["int8", "xint8"]})
+    assert listed.fields["c:/preset"] == ["xint8"], "the list overrides the cards, and is kept"
+    # without scripts, the list still shows what was chosen before
+    card = send(sqlite_front, "check", listed, **{"c:/preset": ["npu_int8", "xint8"]})
+    assert card.fields["c:/preset"] == ["npu_int8", ""]
+    assert send(sqlite_front, "check", listed, **{"c:/preset": ["a16w8"]})["c:/preset"] == "a16w8"
+    made = job(sqlite_front, start(sqlite_front, card))
+    assert made["preset"] == "npu_int8"
+
+
 def test_errors_stand_at_their_fields_and_what_was_typed_stays(sqlite_front: Front) -> None:
     chosen, waiting, blank = nouns(sqlite_front), sqlite_front.new_model(), form(sqlite_front)
     for fields, at, told, status in (
-        ({"c:/seed": "-1"}, "c:/seed", "greater than or equal to 0", 422),
+        ({"c:/seed": "-1"}, "c:/seed", "must be at least 0", 422),
         ({"c:/weight/block_size": "many"}, "c:/weight/block_size", "integer", 422),
         ({"c:/exclude": "[Conv"}, "c:/exclude", "not JSON", 422),
         ({"algorithm": ["", "adaround"], "algorithm:adaround/batch_size": "0"},
          "algorithm:adaround/batch_size", "1", 422),
         ({"c:/activation/calibration/method": "entropy", "c:/activation/calibration@entropy/bins": "1"},
          "c:/activation/calibration@entropy/bins", "128", 422),
-        ({"metric": ["", "accuracy_at_k"]}, "metric:accuracy_at_k/k", "required", 422),
-        ({"c:/evaluation/gate/max_drop": "-2"}, "c:/evaluation/gate/max_drop", "greater", 422),
+        ({"metric": ["", "accuracy_at_k"]}, "metric:accuracy_at_k/k", "is missing", 422),
+        ({"c:/evaluation/gate/max_drop": "-2"}, "c:/evaluation/gate/max_drop", "at least", 422),
         ({"c:/float_dtype": "float16", "c:/mode": "dynamic", "algorithm": [""]},
          "c:/float_dtype", "needs mode static", 422),
         ({"config": '{\n  "sed": 1\n}'}, "config", "did you mean 'seed'", 422),
         ({"config": "{"}, "config", "not JSON", 422),
         ({"labels": "nothing"}, "labels", "KEY=VALUE", 422),
         ({"priority": "1000"}, "priority", "100", 422),
-        ({"model_id": ""}, "model_id", "required", 422),
+        ({"model_id": ""}, "model_id", "is missing", 422),
         ({"model_id": waiting}, "model_id", "still being validated", 409),
     ):  # fmt: skip
         typed = {**chosen, "name": "kept", **fields}
@@ -168,7 +183,7 @@ def test_errors_stand_at_their_fields_and_what_was_typed_stays(sqlite_front: Fro
 def test_a_check_tells_what_the_job_would_take_and_stores_nothing(sqlite_front: Front) -> None:
     data = form(sqlite_front).with_fields({**nouns(sqlite_front), "action": "check"})
     answer = sqlite_front.http.post("/new", data=data)
-    assert answer.status_code == 200 and "This can be run" in answer.text and "Memory" in answer.text
+    assert answer.status_code == 200 and "Ready to start" in answer.text and "Memory" in answer.text
     assert sqlite_front.http.get("/v1/jobs").json()["items"] == []
 
 
@@ -182,7 +197,7 @@ def test_a_job_is_cloned_with_changes(sqlite_front: Front) -> None:
     seen, before = job(sqlite_front, made), job(sqlite_front, source)
     assert seen["cloned_from"] == source
     assert seen["config"] == {**before["config"], "seed": 5}
-    assert (seen["name"], seen["labels"], seen["priority"]) == (None, {"b": "3"}, 3)
+    assert (seen["name"], seen["labels"], seen["priority"]) == ("tiny@1, a16w8 + AdaRound", {"b": "3"}, 3)
     assert seen["model_id"] == before["model_id"]
 
 
@@ -200,6 +215,6 @@ def test_advice_is_applied_to_the_config_of_its_job(sqlite_front: Front) -> None
 def test_a_patch_that_does_not_fit_is_told_at_its_field(sqlite_front: Front) -> None:
     answer = sqlite_front.http.get("/new", params={"patch": '{"seed": -1}'})
     assert answer.status_code == 422
-    assert "greater" in Form(answer.text).described["c:/seed"]
+    assert "must be at least 0" in Form(answer.text).described["c:/seed"]
     assert sqlite_front.http.get("/new", params={"patch": "{"}).status_code == 422
     assert sqlite_front.http.get("/new", params={"from": "job_0"}).status_code == 404

@@ -167,10 +167,10 @@ def test_data_is_uploaded_and_chosen(sqlite_front: Front) -> None:
 def test_files_that_cannot_be_used_are_refused_and_what_was_typed_stays(sqlite_front: Front) -> None:
     blank = Form(sqlite_front.http.get("/new").text)
     for path, files, preprocessing, told in (
-        ("/new/model", [], "", "This cannot be run yet"),
+        ("/new/model", [], "", "The job cannot start yet"),
         ("/new/model", [("model_files", ("net.data", b"x"))], "", "must have the extension .onnx"),
         ("/new/model", [("model_files", ("net.onnx", b""))], "", "0 bytes"),
-        ("/new/dataset", [], "", "Choose the data"),
+        ("/new/dataset", [], "", "Choose a data file"),
         ("/new/dataset", [("calibration_file", ("a.npz", b"x"))], "imagenet_tff", "did you mean"),
         ("/new/dataset", [("calibration_file", ("a.npz", b"x"))], "{", "not JSON"),
         ("/new/dataset", [("calibration_file", ("a.what", b"x"))], "", "Unknown file extension"),

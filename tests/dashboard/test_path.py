@@ -92,15 +92,16 @@ def test_from_an_upload_to_a_schedule(browser: Any, running: Service, width: int
     visitor = Visitor(context, f"{running.url}/", by_keyboard)
     page = visitor.page
     visitor.use("link", "New job", "/new")
-    visitor.unfold("Names of uploads")
+    visitor.unfold("Upload files")
     visitor.write("f-preprocessing", _PREPROCESSING)
-    visitor.upload("Or a new one: ONNX file", _EXAMPLE / "digits.onnx", "model_id")
-    visitor.upload("Or new calibration data", _EXAMPLE / "calibration.npz", "calibration_dataset_id")
+    visitor.upload("Upload a model: ONNX file", _EXAMPLE / "digits.onnx", "model_id")
+    visitor.upload("Upload calibration data", _EXAMPLE / "calibration.npz", "calibration_dataset_id")
     running.client.wait_ready(running.client.model(page.locator("select[name=model_id]").input_value()))
     running.client.wait_ready(running.client.dataset(page.locator("select[name=calibration_dataset_id]").input_value()))
+    visitor.unfold("Name, labels")
     visitor.write("f-name", f"by hand at {width}")
     visitor.seen_well()
-    visitor.use("button", "Start", "/jobs/job_")
+    visitor.use("button", "Start job", "/jobs/job_")
     job_id = page.url.rpartition("/")[2]
     page.get_by_role("link", name="Report", exact=True).wait_for()  # the page follows the job by itself
     assert "succeeded" in page.locator("#state").inner_text()
@@ -115,8 +116,9 @@ def test_from_an_upload_to_a_schedule(browser: Any, running: Service, width: int
     visitor.seen_well()
     page.goto(f"{running.url}/jobs/{job_id}")
     visitor.use("link", "Clone and edit", "from=")
+    visitor.unfold("Name, labels")
     visitor.write("f-name", f"again at {width}")
-    visitor.use("button", "Start", f"/jobs/job_(?!{job_id.removeprefix('job_')})")
+    visitor.use("button", "Start job", f"/jobs/job_(?!{job_id.removeprefix('job_')})")
     other_id = page.url.rpartition("/")[2]
     page.get_by_role("link", name="Report", exact=True).wait_for()
     visitor.use("link", "Jobs", "/jobs$")
@@ -129,7 +131,7 @@ def test_from_an_upload_to_a_schedule(browser: Any, running: Service, width: int
     page.goto(f"{running.url}/jobs/{other_id}")
     visitor.use("link", "Schedule", "/schedules/new")
     visitor.write("f-name", f"nightly at {width}")
-    visitor.use("button", "Make the schedule", "/schedules/sch_")
+    visitor.use("button", "Create schedule", "/schedules/sch_")
     visitor.seen_well()
     context.close()
     with Client(running.url) as client:

@@ -57,15 +57,14 @@ def test_the_page_shows_the_sections_and_more(sqlite_front: Front) -> None:
     job_id = job_with(sqlite_front, full_report())
     page = page_of(sqlite_front, job_id)
     for fact in (
-        "FAIL", "Read this first", "Output SQNR: what each kept algorithm gained", "top1: what each kept algorithm",
-        "2.50 dB better", "1.00 points better", "Bit widths", "weights int8", "clips below", "Find a layer",
-        "The job keeps no results by sample", "Make a link", "softmax-range",
-        "rmse got worse by 0.125. Most of the error",
-        "about 92 %, comes from this: one scale serves channels of a weight",
+        "FAIL", "Findings", "Output SQNR by algorithm", "top1 by algorithm", "+2.50 dB", "+1.00 points",
+        "Bit widths", "weights int8", "clips below", "Find a layer",
+        "The job stores no results per sample", "Create link", "softmax-range",
+        "Largest error contribution", "Cause: ", "(91.5 % of all error)", "Try first",
     ):  # fmt: skip
         assert fact in text_of(page)
     assert not re.search(r"<style|<[^>]+\s(style|on\w+)=|<script(?![^>]*\ssrc=)", page)
-    (link,) = [html.unescape(one) for one in re.findall(r'href="(/new\?from=[^"]*patch=[^"]*)"', page)]
+    (link,) = {html.unescape(one) for one in re.findall(r'href="(/new\?from=[^"]*patch=[^"]*)"', page)}
     query = parse_qs(urlsplit(link).query)
     assert query["from"] == [job_id]
     assert json.loads(query["patch"][0]) == {"exclude": ["/features/0", "/classifier"]}
@@ -76,7 +75,7 @@ def test_what_the_report_does_not_tell_the_page_does_not(sqlite_front: Front) ->
     report["advice"] = [{**report["advice"][0], "config": {"exclude": ["n" * 7000]}}]
     del report["causes"]
     page = page_of(sqlite_front, job_with(sqlite_front, Report.model_validate(report), b"no archive"))
-    assert "Most of the error" not in page
+    assert "of all error)" not in page
     assert "patch=" not in page, "no address holds it"
     assert "samples.npz cannot be read" in text_of(page)
     assert sqlite_front.http.get(f"/jobs/{sqlite_front.new_job()}/report").status_code in (404, 409)
@@ -101,7 +100,7 @@ def test_the_filter_of_layers(sqlite_front: Front) -> None:
         ({"layer": "/features/1"}, ["/features/0"], ["/features/2"]),
         ({"kind": "float"}, ["/softmax", "its output needs more than 8 bits"], ["/features/0"]),
         ({"op": "Conv", "kind": "quantized"}, ["/features/2"], ["/shape"]),
-        ({"layer": "no such"}, ["No layer is like this."], ["/softmax"]),
+        ({"layer": "no such"}, ["No matching layers"], ["/softmax"]),
     ):
         found = text_of(listed(page_of(sqlite_front, job_id, **query)))
         assert all(one in found for one in there) and not any(one in found for one in gone), query
@@ -130,9 +129,9 @@ def test_changed_samples_are_listed(sqlite_front: Front) -> None:
     labels = np.full(32, 2, np.int32)
     page = page_of(sqlite_front, job_with(sqlite_front, full_report(), decisions(label=labels)))
     told = text_of(page[page.index('id="changed"') :])
-    assert "2 of 32 samples are decided otherwise" in told
-    assert "2 2 2 ✔ right 4 ✖ wrong 75.0 %" in told
-    assert "7 2 2 ✔ right 4 ✖ wrong –" in told
+    assert "for 2 of 32 samples" in told
+    assert "2 2 2 ✔ correct 4 ✖ wrong 75.0 %" in told
+    assert "7 2 2 ✔ correct 4 ✖ wrong –" in told
 
 
 def test_changed_samples_of_pictures_are_shown_with_them_and_class_names(sqlite_front: Front) -> None:

@@ -46,7 +46,7 @@ def test_a_noun_is_listed_shown_changed_and_deleted(sqlite_front: Front, noun: s
     assert "finding critical" in shown(sqlite_front, f"{base}/{refused}")
 
     wrong = posted(sqlite_front, f"{base}/{made}/edit", 422, description="kept", tags="no sign")
-    assert "kept" in wrong and "is no tag" in wrong
+    assert "kept" in wrong and "is not a tag" in wrong
     posted(sqlite_front, f"{base}/{made}/edit", description="of the night", tags="a=1\nb=2")
     assert "of the night" in shown(sqlite_front, f"{base}/{made}") and made in shown(sqlite_front, f"{base}?tag=a=1")
 
@@ -66,7 +66,7 @@ def test_a_change_that_somebody_else_was_faster_with_is_asked_for_again(sqlite_f
     mine = seen.with_fields({"description": "mine,\nof two lines", "tags": "a=1"})
     late = posted(sqlite_front, f"{path}/edit", 412, **mine)
     again = Form(late, "edit")
-    assert "changed meanwhile" in late and "theirs" in late
+    assert "Changed by somebody else" in late and "theirs" in late
     assert (again["description"], again["tags"]) == ("mine,\nof two lines", "a=1")
     assert sqlite_front.http.get(f"/v1{path}").json()["description"] == "theirs"
     posted(sqlite_front, f"{path}/edit", **again.fields)
@@ -83,7 +83,7 @@ def test_an_alias_is_moved_once_it_is_known_where_it_stands(sqlite_front: Front)
 
     posted(sqlite_front, f"{paths[0]}/aliases", alias="prod")
     told = posted(sqlite_front, f"{paths[1]}/aliases", 409, alias="prod")
-    assert "prod stands for version 1 now" in told and "Move it here" in told
+    assert "prod points to version 1" in told and "Move alias" in told
     assert stands() == 1
     knowing = Form(told, "set-alias")
     posted(sqlite_front, f"{paths[0]}/aliases", alias="canary")
@@ -93,7 +93,7 @@ def test_an_alias_is_moved_once_it_is_known_where_it_stands(sqlite_front: Front)
     posted(sqlite_front, f"{paths[0]}/aliases", 409, alias="prod")
     # what was seen has been moved on since
     again = posted(sqlite_front, f"{paths[2]}/aliases", 409, **knowing.fields)
-    assert "prod stands for version 2 now" in again and stands() == 2
+    assert "prod points to version 2" in again and stands() == 2
     posted(sqlite_front, f"{paths[1]}/aliases", alias="prod")
     assert stands() == 2
 
@@ -121,19 +121,27 @@ def test_an_inspection_is_asked_for_and_jobs_are_compared(sqlite_front: Front) -
     assert "Compare jobs" in shown(sqlite_front, f"/compare?job={first}")
     page = shown(sqlite_front, f"/compare?job={first}&job={second}")
     assert f"/v1/compare.csv?job={first}&amp;job={second}" in page
-    assert "B against A" in page and "the same" in page and '<svg class="chart"' in page
+    assert "B against A" in page and "same" in page and '<svg class="chart"' in page
+    assert page.index(f"/jobs/{first}") < page.index(f"/jobs/{second}"), "in the order of the query"
+    turned = f"/compare?job={second}&job={first}"
+    assert turned.replace("&", "&amp;") in page
+    page = shown(sqlite_front, turned)
+    assert page.index(f"/jobs/{second}") < page.index(f"/jobs/{first}")
+    assert shown(sqlite_front, f"/compare?job={first}&job={second}&baseline={second}") == page
+    chooser = shown(sqlite_front, f"/compare?job={first}")
+    assert re.findall(r'name="(\w+)" value="(\w+)"[^>]* checked', chooser) == [("job", first), ("baseline", first)]
 
 
 def test_a_batch_shows_its_members_and_the_front_as_it_grows(sqlite_front: Front) -> None:
     batch = submitted(sqlite_front, grid_body(sqlite_front, models=1))
     path = f"/batches/{batch['id']}"
-    assert "once two members have a result" in shown(sqlite_front, path)
+    assert "once two jobs have a result" in shown(sqlite_front, path)
     assert batch["id"] in shown(sqlite_front, "/batches")
     succeed(sqlite_front, job_of(batch, 0), drop=0.5, size_bytes=1000)
     fail(sqlite_front, job_of(batch, 1))
-    assert "Retry what failed" in shown(sqlite_front, path)
+    assert "Retry failed jobs" in shown(sqlite_front, path)
     posted(sqlite_front, f"{path}/retry-failed")
-    assert "Cancel what has not ended" in shown(sqlite_front, path)
+    assert "Cancel jobs" in shown(sqlite_front, path)
     again = sqlite_front.http.get(f"/v1{path}").json()
     succeed(sqlite_front, job_of(again, 1), drop=0.1, size_bytes=2000)
     page = shown(sqlite_front, path)
@@ -149,7 +157,7 @@ def test_trials_are_shown_and_one_of_them_taken(sqlite_front: Front) -> None:
     sqlite_front.finish(job_id, QuantizeOutcome(Report.model_validate(document), ()))
 
     page = shown(sqlite_front, f"/jobs/{job_id}/trials")
-    assert "goal 0.5" in page and "model front" in page and ": recipe 2<" in page
+    assert "goal 0.5" in page and "model front" in page and 'Use recipe<span class="unseen"> 2<' in page
     taken = patch_of(config, TrialFigures.model_validate(trial))
     made = advised_config(QuantizationConfig.model_validate(config), taken)
     assert [one.method for one in made.algorithms] == ["bias_correction"]
@@ -157,7 +165,7 @@ def test_trials_are_shown_and_one_of_them_taken(sqlite_front: Front) -> None:
     address = page.split('href="/new?')[-1].split('"')[0].replace("&amp;", "&")
     asked = parse_qs(address)
     assert asked["from"] == [job_id] and json.loads(asked["patch"][0]) == taken
-    assert "no trials" in shown(sqlite_front, f"/jobs/{sqlite_front.succeeded_job()}/trials")
+    assert "No trials" in shown(sqlite_front, f"/jobs/{sqlite_front.succeeded_job()}/trials")
 
 
 def test_trials_are_shown_as_they_come(sqlite_front: Front) -> None:
@@ -165,9 +173,9 @@ def test_trials_are_shown_as_they_come(sqlite_front: Front) -> None:
     page = shown(sqlite_front, f"/jobs/{job_id}/trials")
     assert 'http-equiv="refresh"' in page and "3 recipes so far" in page
     assert "as configured: &lt;b&gt;calibration alone&lt;/b&gt;" in page and "recipe 3" in page
-    rows = re.findall(r"<tr>.*?</tr>", page.partition("In the order in which")[2], re.DOTALL)[1:]
+    rows = re.findall(r"<tr>.*?</tr>", page.partition("All recipes, in order")[2], re.DOTALL)[1:]
     cells = [[re.sub("<[^>]+>", "", cell) for cell in re.findall(r"<td.*?</td>", row)] for row in rows]
-    assert cells[0] == ["1", "20.50 dB", "0.25", "1000 B", "0.50 ×"]
+    assert cells[0] == ["1", "20.50 dB", "0.25", "1000 B", "2.00x faster"]
     assert cells[2] == ["3", "–", "–", "–", "–"]
     assert page.count("model front") == 4 and "goal 0.5" in page
     assert f"/jobs/{job_id}/trials" in shown(sqlite_front, f"/jobs/{job_id}")

@@ -130,11 +130,11 @@ def test_what_is_dropped_is_sent_and_chosen(open_page: Open, place: Place, noun:
     with made(page, noun) as answer:
         drop(page, zone, file, f"{noun} bytes")
     noun_id = answer.value.json()["id"]
-    zone.get_by_text(re.compile("being looked through|no worker", re.I)).or_(zone.locator("progress")).first.wait_for()
+    zone.get_by_text(re.compile("validating|no worker", re.I)).or_(zone.locator("progress")).first.wait_for()
     summary = model_summary() if noun == "model" else dataset_summary()
     place.front.finish(place.front.inspect_job(**{f"{noun}_id": noun_id}), summary)
     zone.locator(".upload .good").wait_for()
-    assert "dropped net@1 is ready and chosen here" in zone.locator(".upload").inner_text()
+    assert "dropped net@1 is ready and chosen above" in zone.locator(".upload").inner_text()
     assert page.locator(f"#f-{field}").input_value() == noun_id
     assert page.locator(f"#f-{field}_other").input_value() == ""
     assert zone.locator("progress").count() == 0
@@ -190,7 +190,7 @@ def test_what_is_dropped_and_cannot_be_used_or_sent_is_told(open_page: Open) -> 
     drop(page, zone, "empty.onnx", "")
     zone.locator(".upload .bad").wait_for()
     assert "0 bytes" in zone.locator(".upload").inner_text()
-    assert not zone.get_by_role("button", name="Upload the model").is_visible()
+    assert not zone.get_by_role("button", name="Upload model").is_visible()
     page.evaluate(_NO_PAUSES)
     page.route("**/v1/uploads/*", lambda route: route.abort() if route.request.method == "PATCH" else route.continue_())
     drop(page, zone, "net.onnx", "model bytes")

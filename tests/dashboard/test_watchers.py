@@ -7,6 +7,7 @@ import re
 import httpx
 import pytest
 
+from service.reports.figures import metric_title
 from service.webhooks import service
 from tests.dashboard.form_of import Form
 from tests.dashboard.signing import sign_in
@@ -46,8 +47,11 @@ def new(front: Front, guard: str) -> str:
 
 
 def test_a_webhook_is_made_and_its_secret_shown_once(closed: Front, guard: str, addresses: list[str]) -> None:
-    assert "No webhook yet" in closed.http.get("/webhooks").text
+    assert "No webhooks yet" in closed.http.get("/webhooks").text
     form = Form(closed.http.get("/webhooks/new").text, "webhook")
+    assert "event_types" not in form.fields, "none is ticked"
+    refused = closed.http.post("/webhooks/new", data=form.with_fields({"url": URL}))
+    assert refused.status_code == 422 and "Select at least one event." in refused.text
     fields = form.with_fields({"url": URL, "event_types": ["job.*", "model.ready"], "description": "ours"})
     made = closed.http.post("/webhooks/new", data=fields)
     assert (made.status_code, made.headers["cache-control"]) == (200, "no-store")
@@ -63,7 +67,7 @@ def test_a_webhook_is_made_and_its_secret_shown_once(closed: Front, guard: str, 
     assert (again.status_code, again.headers["cache-control"]) == (200, "no-store")
     other = SECRET.search(again.text)
     assert other is not None and other[1] != secret[1]
-    assert "signs beside the new one" in closed.http.get(page).text
+    assert "Old secret" in closed.http.get(page).text
     assert closed.http.post(f"{page}/rotate", data={"csrf": guard, "grace_seconds": "7"}).status_code == 422
 
 
@@ -76,7 +80,7 @@ def test_a_change_needs_the_version_that_was_seen(closed: Front, guard: str, add
     assert closed.http.post(f"{page}/edit", data=fields).headers["location"] == page
     assert addresses == []
     shown = closed.http.get(page).text
-    assert "renamed" in shown and "It is disabled" in shown and "Send a ping" not in shown
+    assert "renamed" in shown and ">Disabled<" in shown and "Send test event" not in shown
     assert closed.http.post(f"{page}/edit", data={**fields, "etag": ""}).status_code == 428
     moved = Form(closed.http.get(f"{page}/edit").text, "webhook").with_fields({"url": "https://inner.example/"})
     refused = closed.http.post(f"{page}/edit", data=moved)
@@ -103,24 +107,24 @@ def test_a_change_that_somebody_else_was_faster_with_is_asked_for_again(closed: 
     assert "theirs" in closed.http.get(page).text
     assert closed.http.post(f"{page}/edit", data=again.fields).headers["location"] == page
     shown = closed.http.get(page).text
-    assert "mine" in shown and "other.example" in shown and "It is disabled" in shown
+    assert "mine" in shown and "other.example" in shown and ">Disabled<" in shown
 
 
 def test_deliveries_are_shown_by_state_and_sent_again(closed: Front, guard: str) -> None:
     webhook_id = new(closed, guard)
     page, database = f"/webhooks/{webhook_id}", closed.app.database
-    assert "Nothing was sent yet" in closed.http.get(page).text
+    assert "No deliveries yet." in closed.http.get(page).text
     assert closed.http.post(f"{page}/ping", data={"csrf": guard}).headers["location"] == page
     (delivery,) = deliveries(database)
     assert "webhook.ping" in closed.http.get(page, params={"state": "waiting"}).text
-    assert "No delivery is like this" in closed.http.get(page, params={"state": "failed"}).text
+    assert "No matching deliveries." in closed.http.get(page, params={"state": "failed"}).text
     assert closed.http.get(page, params={"state": "lost"}).status_code == 422
     again = closed.http.post(f"{page}/deliveries/{delivery.id}/redeliver", data={"csrf": guard})
     assert again.headers["location"] == page
     assert closed.http.post(f"{page}/deliveries/dlv_none/redeliver", data={"csrf": guard}).status_code == 404
     set_endpoint(database, webhook_id, failing_since=1.0, dropped_events=3)
     shown = closed.http.get(page).text
-    assert "It is failing" in shown and "3 events" in shown
+    assert "Failing since" in shown and "disabled after 24 h" in shown and "3 events" in shown
     assert "✖ failing" in closed.http.get("/webhooks").text
 
 
@@ -147,7 +151,7 @@ def test_a_job_becomes_a_schedule_that_runs_pauses_and_goes(sqlite_front: Front,
     (clause,) = schedule["gate"]["clauses"]
     assert (clause["kind"], clause["metric"], clause["max_drop"]) == ("max_drop", full_report().metrics[0].name, 0.5)
     assert all("every night" in sqlite_front.http.get(path).text for path in ("/schedules", "/"))
-    assert "It has not run yet" in sqlite_front.http.get(page).text
+    assert "No runs yet" in sqlite_front.http.get(page).text
     for step in ("pause", "resume", "run"):
         assert sqlite_front.http.post(f"{page}/{step}", follow_redirects=False).status_code == 303
         paused = sqlite_front.http.get(f"/v1{page}").json()["paused_at"]
@@ -155,9 +159,52 @@ def test_a_job_becomes_a_schedule_that_runs_pauses_and_goes(sqlite_front: Front,
     (run,) = sqlite_front.http.get(f"/v1{page}/runs").json()["items"]
     succeed(sqlite_front, run["job_id"], full_report())
     shown = sqlite_front.http.get(page).text
-    assert run["job_id"] in shown and "Accuracy over the runs" in shown
+    assert run["job_id"] in shown and "Accuracy by run" in shown and "Recent jobs" in shown
     assert sqlite_front.http.post(f"{page}/delete", follow_redirects=False).headers["location"] == "/schedules"
     assert sqlite_front.http.get(page).status_code == 404
+
+
+def test_a_schedule_shows_what_it_runs_and_is_edited(sqlite_front: Front, job_id: str) -> None:
+    page = make(sqlite_front, job_id, max_drop="0.5", promote_to="prod").headers["location"]
+    shown = sqlite_front.http.get(page).text
+    metric = metric_title(full_report().metrics[0].name)
+    for words in ("At 03:00 every day", "tiny@latest", f"{metric} drops by at most 0.5 from the last accepted job."):
+        assert words in shown
+    form = Form(sqlite_front.http.get(f"{page}/edit").text, "schedule")
+    assert (form["cron"], form["max_drop"], form["model_id"]) == ("0 3 * * *", "0.5", "tiny@latest")
+    before = sqlite_front.http.get(f"/v1{page}").json()
+
+    wrong = sqlite_front.http.post(f"{page}/edit", data=form.with_fields({"cron": "99 3 * * *"}))
+    assert wrong.status_code == 422 and 'aria-invalid="true"' in wrong.text.partition('id="f-cron"')[2][:300]
+    wrong = sqlite_front.http.post(f"{page}/edit", data=form.with_fields({"model_id": "nobody@latest"}))
+    assert wrong.status_code == 422 and 'aria-invalid="true"' in wrong.text.partition('id="f-model_id"')[2][:300]
+    assert sqlite_front.http.get(f"/v1{page}").json() == before
+
+    changed = form.with_fields({"cron": "0 5 * * *", "promote_to": ""})
+    assert sqlite_front.http.post(f"{page}/edit", data=changed, follow_redirects=False).headers["location"] == page
+    after = sqlite_front.http.get(f"/v1{page}").json()
+    assert (after["cron"], after["promote_to"], after["next_due_at"][11:16]) == ("0 5 * * *", None, "05:00")
+    assert (after["gate"], after["template"]) == (before["gate"], before["template"])
+
+    stale = sqlite_front.http.post(f"{page}/edit", data=changed | {"cron": "0 6 * * *"})
+    assert stale.status_code == 412 and "was changed meanwhile" in stale.text and "0 5 * * *" in stale.text
+    again = Form(stale.text, "schedule").with_fields({"max_drop": "", "model_id": "tiny@1"})
+    assert sqlite_front.http.post(f"{page}/edit", data=again, follow_redirects=False).status_code == 303
+    last = sqlite_front.http.get(f"/v1{page}").json()
+    assert (last["cron"], last["gate"]["clauses"], last["template"]["model_id"]) == ("0 6 * * *", [], "tiny@1")
+
+
+def test_a_gate_that_the_form_does_not_show_stays(sqlite_front: Front, job_id: str) -> None:
+    page = make(sqlite_front, job_id).headers["location"]
+    gate = {"clauses": [{"kind": "size", "max_ratio": 1.1}, {"kind": "latency", "max_ratio": 1.2}]}
+    sqlite_front.http.patch(f"/v1{page}", json={"gate": gate}, headers={"If-Match": "*"}).raise_for_status()
+    shown = sqlite_front.http.get(page).text
+    assert "Size is at most 1.1x" in shown and "Latency is at most 1.2x" in shown
+    form = sqlite_front.http.get(f"{page}/edit").text
+    assert 'name="max_drop"' not in form and "stay as they are" in form
+    kept = Form(form, "schedule").with_fields({"name": "another"})
+    assert sqlite_front.http.post(f"{page}/edit", data=kept, follow_redirects=False).status_code == 303
+    assert len(sqlite_front.http.get(f"/v1{page}").json()["gate"]["clauses"]) == 2
 
 
 def test_boxes_stay_as_they_were_ticked(sqlite_front: Front, job_id: str) -> None:

@@ -38,7 +38,7 @@ RECIPES: dict[str, dict[str, Any]] = {
 }
 # Words that a refusal must hold: what is wrong, and where.
 REFUSALS = {
-    "derived_resnet32_ort_qdq": ["is a DequantizeLinear", "quantized already"],
+    "derived_resnet32_ort_qdq": ["is a DequantizeLinear", "already quantized"],
     "sklearn_randomforest": ["'output_probability'", "map"],
     "superres_prepost_op18": ["'pre_process_0'", "DecodeImage", "com.microsoft.extensions"],
 }

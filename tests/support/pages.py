@@ -23,15 +23,16 @@ PAGES = tuple(Known(*page) for page in (
     ("job-running", "/jobs/{running}"), ("job-failed", "/jobs/{failed}"), ("job-queued", "/jobs/{queued}"),
     ("job-hostile", "/jobs/{hostile}"), ("job-missing", "/jobs/job_nothing"), ("curves", "/jobs/{running}/curves"),
     ("new", "/new"), ("new-from", "/new?from={succeeded}"), ("report", "/jobs/{succeeded}/report"),
-    ("report-hostile", "/jobs/{hostile}/report"), ("graph", "/jobs/{succeeded}/graph"),
+    ("report-hostile", "/jobs/{hostile}/report"), ("graph", "/jobs/{succeeded}/graph?qdq=1"),
     ("trials", "/jobs/{autopilot}/trials"), ("trials-so-far", "/jobs/{searching}/trials"),
     ("compare", "/compare?job={succeeded}&job={hostile}"), ("models", "/models"), ("model", "/models/{model}"),
     ("datasets", "/datasets"), ("dataset", "/datasets/{dataset}"), ("batches", "/batches"),
     ("batch", "/batches/{batch}"), ("schedules", "/schedules"), ("schedule", "/schedules/{schedule}"),
+    ("edit-schedule", "/schedules/{schedule}/edit"),
     ("new-schedule", "/schedules/new?from={succeeded}"), ("workers", "/workers"), ("webhooks", "/webhooks"),
     ("webhook", "/webhooks/{webhook}"), ("new-webhook", "/webhooks/new"),
-    ("edit-webhook", "/webhooks/{webhook}/edit"), ("admin", "/admin"), ("quota", "/admin/quotas/default"),
-    ("style", "/style"), ("sign-in", "/sign-in"),
+    ("edit-webhook", "/webhooks/{webhook}/edit"), ("keys", "/keys"), ("audit", "/audit"),
+    ("tenants", "/tenants"), ("tenant", "/tenants/default"), ("style", "/style"), ("sign-in", "/sign-in"),
 ))  # fmt: skip
 
 

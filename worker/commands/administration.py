@@ -33,33 +33,33 @@ if TYPE_CHECKING:
     from service.tables import SigningKeyRow
 app = typer.Typer(
     name="keys",
-    help="Keys of the service: create, list, revoke, rotate; those by which it signs.",
+    help="Manage API keys and signing keys.",
     no_args_is_help=True,
 )
-KeyId = Annotated[str, typer.Argument(metavar="KEY_ID", help="As list shows it: key_...")]
+KeyId = Annotated[str, typer.Argument(metavar="KEY_ID", help="The key's id: key_...")]
 Tenant = Annotated[
     str,
-    typer.Option(metavar="NAME", help="Whose models, data and jobs the key sees: letters, digits, - and _, up to 64."),
+    typer.Option(metavar="NAME", help="Tenant of the key: letters, digits, - and _, up to 64."),
 ]
 _TENANT_LENGTH = 64
 
 
 @app.command()
 def create(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="What people call it, such as nightly-ci.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the key, such as nightly-ci.")],
     tenant: Tenant = DEFAULT_TENANT,
     scope: Annotated[
         Scope,
         typer.Option(
-            help="read; submit: also upload, submit, cancel; manage: also delete, release, webhooks; admin: also the "
-            "tenant's keys and audit; operator: also those of all tenants, and their limits."
+            help="read; submit: also upload, submit and cancel; manage: also delete, release and webhooks; admin: also "
+            "keys and audit log of the tenant; operator: also those of all tenants, and quotas."
         ),
     ] = "submit",
-    days: Annotated[float | None, typer.Option(min=0.001, help="Expires after so many days. Default: never.")] = None,
+    days: Annotated[float | None, typer.Option(min=0.001, help="Days until it expires. Default: never.")] = None,
     as_json: PlainJson = False,
     data_dir: DataDir = None,
 ) -> None:
-    """Make a key. Its text is printed on standard output, once; the database keeps only a hash of it."""
+    """Create an API key; print it once."""
     from service.keys import service
 
     _check_name(name, 255)
@@ -73,18 +73,18 @@ def create(
 
 @app.command("list")
 def list_keys(
-    tenant: Annotated[str | None, typer.Option(metavar="NAME", help="Of this tenant. Default: of all.")] = None,
+    tenant: Annotated[str | None, typer.Option(metavar="NAME", help="Only this tenant. Default: all.")] = None,
     as_json: PlainJson = False,
     data_dir: DataDir = None,
 ) -> None:
-    """All keys, the newest first: whose, what they may do, when they were last used, whether they are good."""
+    """List all API keys, newest first."""
     from service.keys import repository
     from service.keys.service import key_out
 
     with installation(data_dir) as (settings, database), database.read() as session:
         rows, now = repository.list_all(session, tenant), repository.datetime_now(session)
     shown = [key_out(row, now) for row in rows]
-    show(shown, json=as_json, line=_key_line, empty="" if shown else f"There are no keys.{_own_key(settings)}")
+    show(shown, json=as_json, line=_key_line, empty="" if shown else f"No keys.{_own_key(settings)}")
 
 
 def _key_line(row: KeyOut) -> str:
@@ -94,7 +94,7 @@ def _key_line(row: KeyOut) -> str:
 
 @app.command()
 def revoke(key_id: KeyId, as_json: PlainJson = False, data_dir: DataDir = None) -> None:
-    """End a key: within two seconds no API process takes it any more."""
+    """Revoke an API key within two seconds."""
     from service.keys import service
 
     with installation(data_dir) as (_, database), database.write() as session:
@@ -106,12 +106,12 @@ def revoke(key_id: KeyId, as_json: PlainJson = False, data_dir: DataDir = None) 
 def rotate(
     key_id: KeyId,
     grace_hours: Annotated[
-        float, typer.Option(min=0.0, help="The old key stays good for so long; 0 ends it at once.")
+        float, typer.Option(min=0.0, help="Hours until the old key expires; 0 revokes it at once.")
     ] = 24.0,
     as_json: PlainJson = False,
     data_dir: DataDir = None,
 ) -> None:
-    """Make a key in place of another: same tenant, name, scope and time to live. The old one ends after the grace."""
+    """Replace an API key by a new one with the same tenant, name and scope; print it once."""
     from service.keys import service
 
     with installation(data_dir) as (settings, database):
@@ -123,7 +123,7 @@ def rotate(
 
 @app.command("signing")
 def list_signing(as_json: PlainJson = False, data_dir: DataDir = None) -> None:
-    """The public keys by which this installation attests, in PEM: give them to whoever verifies what it made."""
+    """Print the public signing keys (PEM), which verify attestations."""
     from service.attestations.signing import known_keys
 
     with installation(data_dir) as (settings, database):
@@ -133,7 +133,7 @@ def list_signing(as_json: PlainJson = False, data_dir: DataDir = None) -> None:
 
 @app.command("rotate-signing")
 def rotate_signing(as_json: PlainJson = False, data_dir: DataDir = None) -> None:
-    """Attest by a new key from now on; prints its public half. What the old one signed stays good."""
+    """Create a new signing key; print its public half. Earlier attestations stay valid."""
     from service.attestations import signing
 
     with installation(data_dir) as (settings, database):
@@ -176,7 +176,7 @@ def check_tenant(name: str) -> str:
     """
     plain = name.isascii() and name.replace("-", "").replace("_", "").isalnum()
     if not plain or len(name) > _TENANT_LENGTH:
-        raise typer.BadParameter(f"{name!r} is no tenant's name: letters, digits, - and _, up to {_TENANT_LENGTH}")
+        raise typer.BadParameter(f"{name!r} is not a tenant name: letters, digits, - and _, up to {_TENANT_LENGTH}")
     return name
 
 
@@ -185,16 +185,16 @@ def _own_key(settings: Settings) -> str:
     from service.keys.files import LOCAL_KEY_FILE
 
     if settings.api_key is not None:
-        return " The service takes that of QUANTMILL_API_KEY."
+        return " The service accepts QUANTMILL_API_KEY."
     place = settings.data_dir / LOCAL_KEY_FILE
     if not place.exists():
         return ""
-    return f" What `quantmill up` has made for this user lies in {place}; commands on this host find it by themselves."
+    return f" `quantmill up` created a key for this user in {place}; commands on this host use it."
 
 
 def _check_name(name: str, length: int) -> None:
     if not name.strip() or not name.isprintable() or len(name) > length:
-        raise typer.BadParameter(f"{name!r} is no name: printable characters, up to {length}")
+        raise typer.BadParameter(f"{name!r} is not a name: printable characters, up to {length}")
 
 
 def _show_made(made: MadeKey, as_json: bool) -> None:
@@ -204,7 +204,7 @@ def _show_made(made: MadeKey, as_json: bool) -> None:
         print_json(key_made(made, datetime.now(UTC)))
         return
     typer.echo(made.text)
-    typer.echo(f"{made.row.id} of tenant {made.row.tenant_id}, scope {made.row.scope}: shown this once", err=True)
+    typer.echo(f"{made.row.id} of tenant {made.row.tenant_id}, scope {made.row.scope}; shown only once", err=True)
 
 
 def _show_signing(rows: list[SigningKeyRow], as_json: bool) -> None:
@@ -220,14 +220,14 @@ def _show_signing(rows: list[SigningKeyRow], as_json: bool) -> None:
         typer.echo(key.public_key, nl=False)
 
 
-tenants = typer.Typer(name="tenants", help="What tenants may use, and use: show, set.", no_args_is_help=True)
+tenants = typer.Typer(name="tenants", help="Manage quotas of tenants.", no_args_is_help=True)
 TenantName = Annotated[str, typer.Argument(metavar="TENANT", help="The tenant's name.")]
 _LIMITS = ", ".join(Quota.model_fields)
 
 
 @tenants.command("show")
 def show_tenant(tenant: TenantName, as_json: PlainJson = False, data_dir: DataDir = None) -> None:
-    """A tenant's limits, and how much of them it uses."""
+    """Show the quota of a tenant and its usage."""
     from service.quotas import service
 
     checked = check_tenant(tenant)
@@ -247,12 +247,12 @@ def show_tenant(tenant: TenantName, as_json: PlainJson = False, data_dir: DataDi
 def set_quota(
     tenant: TenantName,
     limits: Annotated[
-        list[str], typer.Argument(metavar="NAME=NUMBER...", help=f"NAME=none: no limit. Names: {_LIMITS}.")
+        list[str], typer.Argument(metavar="NAME=NUMBER...", help=f"NAME=none removes the limit. Names: {_LIMITS}.")
     ],
     as_json: PlainJson = False,
     data_dir: DataDir = None,
 ) -> None:
-    """Set the tenant's own limits, in place of all that were set before; what is not named is the default's."""
+    """Set the quota of a tenant; limits not given go back to the default."""
     from service.quotas import service
 
     checked, own = check_tenant(tenant), _parsed(limits)
@@ -296,17 +296,17 @@ def _parsed(limits: list[str]) -> Quota:
 
 
 EXIT_TAMPERED = 1
-audit = typer.Typer(name="audit", help="The record of all deeds: list, verify.", no_args_is_help=True)
+audit = typer.Typer(name="audit", help="Audit log: list, verify.", no_args_is_help=True)
 
 
 @audit.command("list")
 def list_events(
-    tenant: Annotated[str | None, typer.Option(metavar="NAME", help="Of this tenant. Default: of all.")] = None,
-    limit: Annotated[int, typer.Option(min=1, max=100_000, help="At most so many, the newest first.")] = 50,
+    tenant: Annotated[str | None, typer.Option(metavar="NAME", help="Only this tenant. Default: all.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=100_000, help="Show at most this many, newest first.")] = 50,
     as_json: PlainJson = False,
     data_dir: DataDir = None,
 ) -> None:
-    """The newest deeds: when, whose key, from where, what, on what."""
+    """List the newest entries of the audit log."""
     from service.audit import service
 
     with installation(data_dir) as (_, database):
@@ -322,7 +322,7 @@ def list_events(
 
 @audit.command()
 def verify(as_json: PlainJson = False, data_dir: DataDir = None) -> None:
-    """Go through the chain of hashes. Exits with 1 and the number of the first row that is not as it was written."""
+    """Verify the hash chain of the audit log. Exit code 1 if an entry was changed."""
     from service.audit import service
 
     with installation(data_dir) as (_, database):
@@ -330,18 +330,16 @@ def verify(as_json: PlainJson = False, data_dir: DataDir = None) -> None:
     if as_json:
         print_json({"rows": found.rows, "head": found.head, "fault": found.fault, "seq": found.seq})
     elif found.fault is None:
-        typer.echo(f"{found.rows} rows, as they were written; head {found.head}")
+        typer.echo(f"{found.rows} entries verified; head {found.head}")
     else:
-        typer.echo(f"row {found.seq} is {found.fault}; {found.rows} rows before it are as they were written", err=True)
+        typer.echo(f"entry {found.seq} is {found.fault}; {found.rows} entries before it verified", err=True)
     if found.fault is not None:
         raise typer.Exit(EXIT_TAMPERED)
 
 
 # ``quantmill queues`` and ``quarantine``: what waits in a service and who takes it, and which models it refuses.
 
-quarantine = typer.Typer(
-    name="quarantine", help="Models that kill their runner, and are refused: list, release.", no_args_is_help=True
-)
+quarantine = typer.Typer(name="quarantine", help="Models that crash their runner: list, release.", no_args_is_help=True)
 
 
 def register(app: typer.Typer) -> None:
@@ -350,28 +348,28 @@ def register(app: typer.Typer) -> None:
 
 
 def queues(client: Client) -> list[QueueOut]:
-    """Show what waits in each queue of a service, what runs, and the slots of its live workers."""
+    """Show queued and running jobs and worker slots of each queue."""
     return client.queues()
 
 
 def _quarantined(item: QuarantineOut) -> str:
     return (
         f"{item.digest}  {item.quarantined_at:%Y-%m-%d %H:%M}  {item.crashes} times  {item.reason}\n"
-        f"  the last time: model {item.model_id}, job {item.job_id}"
+        f"  last crash: model {item.model_id}, job {item.job_id}"
     )
 
 
 @remote(quarantine, "list", line=_quarantined, empty="No model is in quarantine.")
 def list_models(client: Client) -> list[QuarantineOut]:
-    """All models in quarantine, each with what happened the last time."""
+    """List the models in quarantine, each with its last crash."""
     return client.quarantine()
 
 
 @remote(quarantine)
 def release(
-    digest: Annotated[str, typer.Argument(metavar="DIGEST", help="As list shows it: 64 hexadecimal digits.")],
+    digest: Annotated[str, typer.Argument(metavar="DIGEST", help="SHA-256 digest of the model.")],
     client: Client,
 ) -> Done:
-    """Release a model: jobs with it are accepted and run again."""
+    """Release a model from quarantine."""
     client.release(digest)
     return Done({"digest": digest, "released": True}, f"{digest} is released")

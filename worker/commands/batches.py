@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="batches",
-    help="Many jobs as one: submit a grid of models, presets and configs, list, show, follow, cancel, retry, rm.",
+    help="Submit and manage batches: a job for each model, preset and config.",
     no_args_is_help=True,
 )
 
-BatchId = Annotated[str, typer.Argument(metavar="BATCH", help="As list shows it: bat_...")]
+BatchId = Annotated[str, typer.Argument(metavar="BATCH", help="The batch's id: bat_...")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,20 +36,22 @@ class Grid:
 
     model: Annotated[
         list[str] | None,
-        typer.Option(metavar="MODEL", help="Id of a model, NAME@3 or NAME@latest; may be given again."),
+        typer.Option(metavar="MODEL", help="Id of a model, NAME@3 or NAME@latest; repeatable."),
     ] = None
-    preset: Annotated[list[str] | None, typer.Option(help="Name of a preset; may be given again.")] = None
+    preset: Annotated[list[str] | None, typer.Option(help="Name of a preset; repeatable.")] = None
     config: Annotated[
         list[Path] | None,
-        options.file_option("FILE.json|.yaml|.toml", "A recipe, laid over each preset; may be given again."),
+        options.file_option("FILE.json|.yaml|.toml", "A config merged into each preset; repeatable."),
     ] = None
-    calibration: Annotated[str | None, typer.Option(metavar="DATASET", help="Id of a dataset, for all.")] = None
-    evaluation: Annotated[str | None, typer.Option(metavar="DATASET", help="Id of another one.")] = None
+    calibration: Annotated[
+        str | None, typer.Option(metavar="DATASET", help="Id of the calibration data of all jobs.")
+    ] = None
+    evaluation: Annotated[
+        str | None, typer.Option(metavar="DATASET", help="Id of the evaluation data of all jobs.")
+    ] = None
     members: Annotated[
         Path | None,
-        options.file_option(
-            "FILE.json", "In place of all these: a list of requests, each as the body of POST /v1/jobs."
-        ),
+        options.file_option("FILE.json", "Instead of all these: a list of requests, each the body of POST /v1/jobs."),
     ] = None
 
 
@@ -57,13 +59,14 @@ class Grid:
 class BatchFlags(options.JobOptions):
     """What a batch takes beside its grid."""
 
-    label: Annotated[
-        list[str] | None, typer.Option(metavar="KEY=VALUE", help="To find the jobs by; may be given again.")
-    ] = None
+    label: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="Label of the jobs; repeatable.")] = None
     device: options.JobDevice = None
-    reuse: Annotated[bool, typer.Option("--reuse", help="Take jobs that would give the same, if there are.")] = False
+    reuse: Annotated[
+        bool, typer.Option("--reuse", help="Use existing jobs with the same result, if there are any.")
+    ] = False
     idempotency_key: Annotated[
-        str | None, typer.Option(metavar="WORD", help="The same command with the same word makes no second batch.")
+        str | None,
+        typer.Option(metavar="WORD", help="The same word never creates a second batch."),
     ] = None
 
     def request(self) -> ClientOptions:
@@ -80,7 +83,7 @@ class BatchFlags(options.JobOptions):
 class BatchWaiting(WaitOptions):
     """The same of a batch."""
 
-    wait: Annotated[bool, typer.Option("--wait", help="Follow the batch to its end, and print its summary.")] = False
+    wait: Annotated[bool, typer.Option("--wait", help="Follow the batch until it ends and print its summary.")] = False
     word = "batch"
 
 
@@ -93,12 +96,12 @@ def submit(
     service: Service,
     printing: Printing,
 ) -> None:
-    """Submit a job for each model with each preset and each config; prints the batch's id. All are stored, or none."""
+    """Submit a job for each combination of model, preset and config; print the batch's id."""
     from worker.commands.recipes import recipe_document
 
     waiting.check()
     if grid.members is None and not grid.model:
-        raise typer.BadParameter("Say what to run: --model and --preset, or --members.")
+        raise typer.BadParameter("Give --model and --preset, or --members.")
     request = batch.request()
     documents = [recipe_document(path) for path in grid.config or ()]
     with service.connected() as client:
@@ -122,46 +125,46 @@ def submit(
 @remote(app, "list", text=views.print_batches)
 def list_batches(
     client: Client,
-    name: Annotated[str | None, typer.Option(help="Those of exactly this name.")] = None,
+    name: Annotated[str | None, typer.Option(help="Batches with exactly this name.")] = None,
     limit: options.Newest = 20,
 ) -> list[BatchListed]:
-    """The newest batches, one line each."""
+    """List the newest batches."""
     return list(client.batches(name=name, limit=limit))
 
 
 @remote(app, text=views.print_batch)
 def show(batch: BatchId, client: Client) -> BatchOut:
-    """One batch: every member with what became of it, the best of each model, and why members failed."""
+    """Show a batch: its jobs with their results, and the best job of each model."""
     return client.batch(batch)
 
 
 @command(app)
 def follow(batch: BatchId, service: Service, judging: Judging, printing: Printing) -> None:
-    """Follow a batch to the end of its last job; print its summary. Exit code 1 if one failed or was canceled."""
+    """Follow a batch until it ends and print its summary."""
     with service.connected() as client:
         _follow(client, batch, judging, printing)
 
 
 def _canceled(found: BatchOut) -> str:
     counts = found.counts
-    return f"{found.id} is {found.state}: {counts.canceled} canceled, {counts.canceling} being stopped"
+    return f"{found.id} is {found.state}: {counts.canceled} canceled, {counts.canceling} canceling"
 
 
 @remote(app, line=_canceled)
 def cancel(batch: BatchId, client: Client) -> BatchOut:
-    """Cancel its queued jobs, ask its running ones to stop; those that have ended stay as they are."""
+    """Cancel the jobs of a batch."""
     return client.cancel_batch(batch)
 
 
 @remote(app, line=lambda found: f"{found.id} is {found.state}: {found.counts.queued} queued")
 def retry(batch: BatchId, client: Client) -> BatchOut:
-    """Give each member that has failed or was canceled a new job, once the batch has ended."""
+    """Submit the failed and canceled jobs of a finished batch again."""
     return client.retry_batch(batch)
 
 
 @remote(app)
 def rm(batch: BatchId, client: Client) -> Done:
-    """Forget a batch that has ended; its jobs stay."""
+    """Delete a finished batch; its jobs stay."""
     client.delete_batch(batch)
     return deleted(batch)
 
@@ -171,7 +174,8 @@ def _follow(client: Client, batch_id: str, judging: Judging | WaitOptions, print
         found = client.wait_batch(batch_id, on_event=None if printing.quiet else _tell, timeout_seconds=judging.timeout)
     except KeyboardInterrupt:
         typer.echo(
-            f"the batch {batch_id} goes on in the service; follow it: quantmill batches follow {batch_id}", err=True
+            f"The batch {batch_id} goes on in the service. Follow it with `quantmill batches follow {batch_id}`.",
+            err=True,
         )
         raise
     if printing.json or not printing.quiet:
@@ -208,6 +212,6 @@ def _members(path: Path) -> list[dict[str, Any]]:
     found = read_document(path)
     if not isinstance(found, list) or not found or not all(isinstance(member, dict) for member in found):
         raise InvalidRequestError(
-            f"{path} holds no list of requests.", hint='Each is as the body of POST /v1/jobs: [{"model_id": ...}].'
+            f"{path} contains no list of requests.", hint='Each is the body of a job: [{"model_id": ...}].'
         )
     return found

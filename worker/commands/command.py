@@ -43,14 +43,14 @@ class Service:
         from service.client import Client, UnauthorizedError
         from service.client.connection import SERVER_VARIABLE, checked_address
 
-        told = self.server or os.environ.get(SERVER_VARIABLE)
+        told = self.server or os.environ.get(SERVER_VARIABLE) or None
         with Client(None if told is None else checked_address(told), self.key) as client:
             _knock(client.place.url)
             try:
                 yield client
             except UnauthorizedError as error:
-                word = "The key given is not the service's key" if client.place.headers else "The service wants a key"
-                hint = f"{word}: give it with --key, or set QUANTMILL_API_KEY."
+                word = "The API key is not valid" if client.place.headers else "The service requires an API key"
+                hint = f"{word}: give one with --key, or set QUANTMILL_API_KEY."
                 raise UnauthorizedError(error.sent.model_copy(update={"hint": hint})) from None
 
 
@@ -78,8 +78,8 @@ class Done(NamedTuple):
 
 
 def deleted(reference: str) -> Done:
-    """That something is no more."""
-    return Done({"id": reference, "deleted": True}, f"{reference} is deleted")
+    """That something was deleted."""
+    return Done({"id": reference, "deleted": True}, f"{reference} was deleted")
 
 
 def command(app: typer.Typer, name: str | None = None, *, about: str | None = None) -> Callable[[_Command], _Command]:
@@ -101,7 +101,7 @@ def remote(
     text: Callable[[Any], object] | None = None,
     line: Callable[[Any], str] = str,
     empty: str = "",
-    about_json: str = "JSON on standard output, as the service gives it.",
+    about_json: str = "Print JSON, as the API returns it.",
     about: str | None = None,
 ) -> Callable[[_Command], _Command]:
     """Make a command of a function that asks a service and gives what is to be printed.
@@ -166,7 +166,7 @@ def show(
         if shown == []:
             typer.echo(empty)
     if more:
-        told = f"There are more: --limit shows up to {options.MOST_LISTED} (shown: {found.limit})."
+        told = f"Only the newest {found.limit} are shown; --limit shows up to {options.MOST_LISTED}."
         typer.echo(told, err=True)
 
 
@@ -215,5 +215,5 @@ def _knock(address: str) -> None:
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise ServerUnreachableError(
             f"No service answers at {without_secrets(address, (), {})}: {error}",
-            hint="Check the address; `quantmill up` starts a service.",
+            hint="Check the address, or start a service with `quantmill up`.",
         ) from None

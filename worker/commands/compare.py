@@ -25,17 +25,17 @@ def register(app: typer.Typer) -> None:
 
 
 def compare(
-    jobs: Annotated[list[str], typer.Argument(metavar="JOB JOB...", help="2 to 20 jobs; the first is the yardstick.")],
-    csv: Annotated[bool, typer.Option("--csv", help="One row per job, for spreadsheets.")] = False,
-    flips: Annotated[int, typer.Option(min=0, max=1000, help="Samples that changed sides, listed per pair.")] = 50,
+    jobs: Annotated[list[str], typer.Argument(metavar="JOB JOB...", help="2 to 20 jobs; the first is the baseline.")],
+    csv: Annotated[bool, typer.Option("--csv", help="Print CSV, one row per job.")] = False,
+    flips: Annotated[int, typer.Option(min=0, max=1000, help="Prediction flips to list per pair.")] = 50,
     *,
     service: Service,
     json: Json = False,
 ) -> None:
-    """Compare jobs: configs, metrics, samples that changed sides, size, latency, layers."""
+    """Compare jobs: config, metrics, prediction flips, size, latency, layers."""
     if len(jobs) < _FEWEST:
         raise typer.BadParameter(
-            "one job alone has nothing to be compared with: name another; quantmill jobs list shows what there is.",
+            "Give at least two jobs; `quantmill jobs list` shows them.",
             param_hint="JOB JOB...",
         )
     with service.connected() as client:
@@ -103,7 +103,7 @@ def _metric(job: ComparedJob, name: str) -> str:
 def _told(pair: ComparedPair) -> str:
     if pair.flips is None or pair.interval is None:
         return f"{pair.second}: {pair.reason}"
-    word = "significant" if pair.significant else "may be chance"
+    word = "significant" if pair.significant else "not significant"
     return (
         f"{pair.second}: {pair.measure} {-(pair.drop_percent or 0.0):+.2f} points against the first "
         f"({-pair.interval.high:+.2f} to {-pair.interval.low:+.2f}, p = {pair.p_value:.3g}: {word}); of {pair.samples} "

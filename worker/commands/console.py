@@ -17,19 +17,23 @@ from types import TracebackType
 from typing import Any, Literal
 
 from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderHook, RenderResult
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.segment import Segment
+from rich.table import Column
 from rich.text import Text
 
 from service.contracts.base import VERSION
 from service.contracts.errors import FieldProblem, Problem, QuantmillError
+from service.contracts.surfaces import for_command_line, rewritten
 from service.reports.figures import shown
-from worker.commands.figures import duration_words, whole_words
+from worker.commands.figures import whole_words
 
 WIDTH_WITHOUT_TERMINAL = 120
 # Of tables with more columns than there is room for, with rules between them.
 NARROW: dict[str, Any] = {"box": None, "padding": (0, 1, 0, 0)}
 PLAIN_PERIOD_SECONDS = 2.0
+# Of the line that shows progress: it fits into 80 columns.
+_STAGE_CHARS, _AMOUNT_CHARS = 26, 18
 
 
 def make_console(*, stderr: bool = False, quiet: bool = False) -> Console:
@@ -62,43 +66,45 @@ class _Cleaned:
                 yield Segment("\n".join(map(shown, segment.text.split("\n"))), segment.style)
 
 
+def _cut(most: int) -> Column:
+    return Column(no_wrap=True, overflow="ellipsis", max_width=most)
+
+
 class ProgressView:
-    """Progress by stage: a bar each on a terminal, a line now and then elsewhere; nothing where ``quiet``.
+    """Progress: one line that is rewritten on a terminal, a line now and then elsewhere; nothing where ``quiet``.
 
     Is a ``Run`` of the quantizer.
     """
 
     def __init__(self, console: Console | None = None, *, quiet: bool = False) -> None:
         self._console = console or make_console(stderr=True, quiet=quiet)
-        self._tasks: dict[str, TaskID] = {}
         self._printed_at: dict[str, float] = {}
         self._whole = ""
         self._whole_told_at = time.monotonic()
-        self._whole_task: TaskID | None = None
-        self._bar: Progress | None = None
+        self._line: Progress | None = None
+        self._task = TaskID(0)
         if self._console.is_terminal:
-            self._bar = Progress(
+            self._line = Progress(
                 SpinnerColumn(),
-                TextColumn("{task.description}", markup=False),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TextColumn("{task.fields[note]}", markup=False),
+                TextColumn("{task.description}", markup=False, table_column=_cut(_STAGE_CHARS)),
+                TextColumn("{task.fields[amount]}", markup=False, table_column=_cut(_AMOUNT_CHARS)),
                 TimeElapsedColumn(),
+                TextColumn("{task.fields[whole]}", markup=False, table_column=Column(no_wrap=True)),
                 console=self._console,
+                transient=True,
             )
+            self._task = self._line.add_task("start", total=None, amount="", whole="")
 
     def __enter__(self) -> ProgressView:
-        if self._bar is not None:
-            self._bar.start()
+        if self._line is not None:
+            self._line.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._bar is not None:
-            if error is None:
-                self._finish(self._bar)
-            self._bar.stop()
+        if self._line is not None:
+            self._line.stop()
 
     def progress(
         self,
@@ -112,24 +118,17 @@ class ProgressView:
     ) -> None:
         """Show how far ``stage`` has come."""
         note = message or unit
-        if self._bar is None:
-            self._print_plain(stage, done, total, note)
-            return
-        task = self._tasks.get(stage)
-        if task is None:
-            self._finish(self._bar)
-            task = self._tasks[stage] = self._bar.add_task(stage, total=total, note=note)
-        self._bar.update(task, completed=done, total=total, note=note)
+        amount = f"{done}/{total}" if total is not None else (str(done) if done else "")
+        if self._line is None:
+            self._print_plain(stage, f"{amount} {note}".strip(), ended=total is not None and done >= total)
+        else:
+            self._line.update(self._task, description=stage, amount=f"{amount} {note}".strip())
 
     def overall(self, share: float, seconds_left: float) -> None:
-        """Show how far the whole has come: in a bar of its own, or in a line now and then."""
+        """Show how far the whole has come."""
         self._whole = whole_words(share, seconds_left)
-        if self._bar is None:
-            return
-        if self._whole_task is None:
-            self._whole_task = self._bar.add_task("the whole", total=100, note="")
-        note = "" if share >= 1.0 else f"% about {duration_words(seconds_left)} left"
-        self._bar.update(self._whole_task, completed=int(100 * share), note=note)
+        if self._line is not None:
+            self._line.update(self._task, whole=self._whole)
 
     def metric(self, stage: str, step: int, values: Mapping[str, float | None]) -> None:
         """Show figures of a step."""
@@ -147,31 +146,22 @@ class ProgressView:
         """Nobody makes processes for this one."""
         return None
 
-    def _finish(self, bar: Progress) -> None:
-        """What came before is done, also where nobody said how much there was to do."""
-        for task in bar.tasks:
-            if task.id == self._whole_task:
-                continue
-            if task.total is None:
-                bar.update(task.id, total=1, completed=1)
-            bar.stop_task(task.id)
-
-    def _print_plain(self, stage: str, done: int, total: int | None, note: str) -> None:
+    def _print_plain(self, stage: str, amount: str, *, ended: bool) -> None:
         now = time.monotonic()
         printed_at = self._printed_at.get(stage)
-        if printed_at is not None and now - printed_at < PLAIN_PERIOD_SECONDS and (total is None or done < total):
+        if printed_at is not None and now - printed_at < PLAIN_PERIOD_SECONDS and not ended:
             return
         self._printed_at[stage] = now
         if self._whole and now - self._whole_told_at >= PLAIN_PERIOD_SECONDS:
             self._whole_told_at = now
-            self._console.print(Text(self._whole, style="dim"))
-        amount = f" {done}/{total}" if total is not None else (f" {done}" if done else "")
-        self._console.print(Text(f"{stage}{amount}{' ' + note if note else ''}"))
+            self._console.print(Text(f"progress {self._whole}", style="dim"))
+        self._console.print(Text(f"{stage} {amount}".rstrip()))
 
 
 def print_problem(problem: Problem, console: Console | None = None) -> None:
     """Say what was wrong, where, and what to do next."""
     console = console or make_console(stderr=True)
+    problem = rewritten(problem, for_command_line)
     # left to the terminal: what is searched for in a log must not be cut in two
     told = partial(console.print, soft_wrap=True)
     items = problem.errors

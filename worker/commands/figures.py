@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from service.contracts.report import Interval, LatencyFigures
-
-_POINTS = {"%": "points", "dB": "dB"}
+    from service.contracts.report import Interval
 
 
 def labelled(name: str, unit: str) -> str:
@@ -38,24 +36,6 @@ def span(interval: Interval | None, unit: str = "", sign: str = "") -> str:
     return f" [{interval.low:{form}}, {interval.high:{form}}]"
 
 
-def change(
-    before: float | None,
-    after: float | None,
-    unit: str,
-    *,
-    better: Literal["higher", "lower"],
-    drop_interval: Interval | None,
-) -> str:
-    """How far a metric moved, with where that lies: the drop's interval, turned round where more is better."""
-    if before is None or after is None:
-        return ""
-    moved = drop_interval
-    if moved is not None and better == "higher":
-        moved = moved.model_copy(update={"low": -moved.high, "high": -moved.low})
-    word = _POINTS.get(unit, "")
-    return f"{figure(after - before, unit, sign='+')}{span(moved, unit, sign='+')} {word}".rstrip()
-
-
 def bytes_words(count: int) -> str:
     """Bytes in the unit that says most in few digits."""
     value = float(count)
@@ -66,25 +46,10 @@ def bytes_words(count: int) -> str:
     return f"{value:.2f} GiB"
 
 
-def size_words(before: int, after: int) -> str:
-    """How many times smaller a file is, or larger."""
-    ratio = before / after
-    return f"{ratio:.2f}x smaller" if ratio >= 1 else f"{1 / ratio:.2f}x larger"
-
-
-def speed_words(before: float | None, after: float | None, found: LatencyFigures | None) -> str:
-    """How many times as fast, with the interval; told alone in reports of earlier versions."""
-    if found is None:
-        return f"{before / after:.2f}x as fast" if before and after else ""
-    interval = found.ratio_interval
-    told = f"{1 / found.ratio:.2f}x as fast ({1 / interval.high:.2f} to {1 / interval.low:.2f})"
-    return f"{told}, undecided" if found.verdict == "undecided" else told
-
-
 def whole_words(share: float, seconds_left: float | None) -> str:
-    """How far the whole has come, such as ``42 % of the whole, about 35 s left``."""
+    """How far the whole has come, such as ``42 %, about 35 s left``."""
     left = "" if seconds_left is None or share >= 1.0 else f", about {duration_words(seconds_left)} left"
-    return f"{100 * share:.0f} % of the whole{left}"
+    return f"{100 * share:.0f} %{left}"
 
 
 def duration_words(seconds: float) -> str:

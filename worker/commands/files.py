@@ -132,4 +132,4 @@ def print_files(done: FilesDone) -> None:
     for path in done.written:
         typer.echo(f"file      {path}")
     if done.left:
-        typer.echo(f"There is more: {', '.join(done.left)}; --extra-dir DIR takes it.", err=True)
+        typer.echo(f"Also available: {', '.join(done.left)} (--extra-dir)", err=True)

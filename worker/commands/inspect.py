@@ -33,16 +33,18 @@ def inspect(
     model: ModelPath,
     target: Annotated[
         str | None,
-        typer.Option(help=f"Runtime or hardware: {', '.join(TARGET_OPTIONS)}. Default: that of the config or preset."),
+        typer.Option(help=f"Target: {', '.join(TARGET_OPTIONS)}. Default: that of the config or preset."),
     ] = None,
     preset: Annotated[str | None, typer.Option(help=PRESET_HELP)] = None,
     config: options.ConfigFile = None,
-    as_json: Annotated[bool, typer.Option("--json", help="The whole document as JSON on standard output.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     threads: Threads = None,
-    server: Annotated[str | None, typer.Option(metavar="URL", help="Let a service do it.")] = None,
+    server: Annotated[
+        str | None, typer.Option(metavar="URL", help="Run on this service instead of in this process.")
+    ] = None,
     key: Key = None,
 ) -> None:
-    """Tell node by node whether a target runs a model quantized, if not why, and what would help. Needs no data."""
+    """Show which nodes a target runs quantized, and why not the others."""
     from worker.commands.console import ProgressView
     from worker.commands.recipes import load_recipe
     from worker.commands.report_view import print_inspection
@@ -67,9 +69,9 @@ def inspect(
 
 def dequantize(
     model: ModelPath,
-    output: Annotated[Path, typer.Option(metavar="FLOAT.onnx", help="Where the float model goes.")],
+    output: Annotated[Path, typer.Option(metavar="FLOAT.onnx", help="Write the float model to this file.")],
 ) -> None:
-    """Make a quantized model float, so that it can be quantized anew."""
+    """Turn a quantized model back into a float model."""
     from worker.quantizer.graph.serialized import to_bytes
     from worker.quantizer.intake.loading import load_model
     from worker.quantizer.preparation.prepare import undo_quantization
@@ -85,10 +87,10 @@ def provenance(
     model: ModelPath,
     report: Annotated[
         Path | None,
-        options.file_option("R.json", "Check that this report is the model's."),
+        options.file_option("R.json", "Check that this report belongs to the model."),
     ] = None,
 ) -> None:
-    """Tell what a quantized model says of its making, as JSON; null for a model that says nothing."""
+    """Print the provenance of a quantized model as JSON (null if it has none)."""
     from worker.quantizer.intake.provenance import provenance_faults, read_provenance
 
     told = read_provenance(model)
@@ -97,7 +99,7 @@ def provenance(
     if faults:
         raise ProvenanceError(
             f"{report} is not the report of {model}: {'; '.join(faults)}.",
-            hint="Take model and report of one run; a model that was changed afterwards has none.",
+            hint="Give model and report of the same run. A model that was changed afterwards matches no report.",
         )
     if report is not None:
         typer.echo(f"{report} is the report of {model}", err=True)

@@ -25,19 +25,15 @@ if TYPE_CHECKING:
     from service.jobs.schemas import EventOut, JobOut
 
 FailOnGate = Annotated[
-    bool, typer.Option("--fail-on-gate", help="Exit with 3 if the verdict is fail, with 4 if it is undecided.")
+    bool, typer.Option("--fail-on-gate", help="Exit with code 3 if the verdict is fail, 4 if it is undecided.")
 ]
 Timeout = Annotated[
     float | None,
-    typer.Option(metavar="SECONDS", min=0, help="Wait no longer: exit with 5, while the job goes on in the service."),
+    typer.Option(metavar="SECONDS", min=0, help="Stop waiting after this time: exit with code 5; the job goes on."),
 ]
-Output = Annotated[
-    Path | None, typer.Option(metavar="Q.onnx", help="Where the quantized model goes. Default: not downloaded.")
-]
-ReportPath = Annotated[Path | None, typer.Option(metavar="R.json", help="Where the report goes.")]
-Events = Annotated[
-    bool, typer.Option("--json", help="On standard output one event a line as JSON, as they happen, and nothing else.")
-]
+Output = Annotated[Path | None, typer.Option(metavar="Q.onnx", help="Download the quantized model to this file.")]
+ReportPath = Annotated[Path | None, typer.Option(metavar="R.json", help="Write the report as JSON to this file.")]
+Events = Annotated[bool, typer.Option("--json", help="Print one JSON object per event, as they happen.")]
 # What stands behind the name of a file in the name of its attestation.
 SUFFIX = ".intoto.jsonl"
 # Why a service signs nothing; its jobs are good all the same.
@@ -57,7 +53,7 @@ class Judging:
 class WaitOptions:
     """Whether a job is waited for, how long, and whether its verdict is an exit code."""
 
-    wait: Annotated[bool, typer.Option("--wait", help="Follow the job to its end, and print its report.")] = False
+    wait: Annotated[bool, typer.Option("--wait", help="Follow the job until it ends and print its report.")] = False
     timeout: Timeout = None
     fail_on_gate: FailOnGate = False
     word: ClassVar[str] = "job"
@@ -70,7 +66,7 @@ class WaitOptions:
         """
         for option, given in (("--timeout", self.timeout is not None), ("--fail-on-gate", self.fail_on_gate)):
             if given and not self.wait:
-                raise typer.BadParameter(f"{option} is for a {self.word} that is waited for: give --wait.")
+                raise typer.BadParameter(f"{option} requires --wait.")
 
 
 def finish(client: Client, job: JobOut, waiting: WaitOptions, printing: Printing) -> None:
@@ -131,7 +127,7 @@ def follow(
     json: Events = False,
     quiet: Quiet = False,
 ) -> None:
-    """Follow a job to its end; print its report. Exit code 1 if it failed or was canceled."""
+    """Follow a job until it ends and print its report."""
     from service.contracts.report import Report
     from worker.commands.files import ExtraPlace, download_files, print_files
 
@@ -167,18 +163,15 @@ def fetch(
     extra_dir: ExtraDir = None,
     safetensors: Annotated[
         Path | None,
-        typer.Option(metavar="W.safetensors", help="Where the quantized model's weights go; needs --output."),
+        typer.Option(metavar="W.safetensors", help="Write the quantized weights to this file; requires --output."),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="What was written, as JSON on standard output.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print what was written as JSON.")] = False,
 ) -> None:
-    """Download what a succeeded job gave: model with attestation, report, further files. Each is whole or not there.
-
-    An evaluation has made a report alone.
-    """
+    """Download the results of a job: model, attestation, report and further files."""
     if safetensors is not None and output is None:
-        raise typer.BadParameter("--safetensors takes the weights out of --output.")
+        raise typer.BadParameter("--safetensors requires --output.")
     if all(place is None for place in (output, report, extra_dir, *forms.by_option.values())):
-        raise typer.BadParameter("Say what to fetch: --output, --report, --html, --extra-dir ...")
+        raise typer.BadParameter("Give what to download: --output, --report, --html, --extra-dir ...")
     _check_places(output, report, extra_dir, forms)
     if safetensors is not None:
         options.output_path(safetensors)
@@ -244,8 +237,8 @@ def _refuse_files(places: dict[str, Path | None]) -> None:
     """
     for option, place in places.items():
         if place is not None:
-            what = "makes no model" if option == "--output" else "is told as JSON alone"
-            raise typer.BadParameter(f"an evaluation {what}: --report takes what it found.", param_hint=option)
+            what = "has no model" if option == "--output" else "is available as JSON only"
+            raise typer.BadParameter(f"An evaluation {what}: use --report.", param_hint=option)
 
 
 def _write_weights(model: Path, safetensors: Path) -> None:
@@ -282,7 +275,7 @@ def download_attestation(client: Client, job_id: str, path: Path) -> bool:
     except ApiError as error:
         if error.code not in _UNSIGNED and error.status != _NOT_FOUND:  # older services know no attestations
             raise
-        typer.echo(f"There is no attestation: {error.detail}", err=True)
+        typer.echo(f"No attestation: {error.detail}", err=True)
         return False
     write_whole(path, data + b"\n")
     typer.echo(f"attested  {path}")

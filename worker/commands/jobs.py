@@ -27,8 +27,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="jobs",
-    help="Jobs of a service: submit, evaluate, list, show, follow, fetch, cancel, retry, clone, label, logs, rm, "
-    "hand-over, to-mlflow.",
+    help="Submit and manage jobs.",
     no_args_is_help=True,
 )
 
@@ -53,7 +52,9 @@ class Inputs:
         str | None,
         typer.Option(metavar="DATASET", help="Id of a dataset (quantmill datasets push prints it), or NAME@latest."),
     ] = None
-    evaluation: Annotated[str | None, typer.Option(metavar="DATASET", help="Id of another one.")] = None
+    evaluation: Annotated[
+        str | None, typer.Option(metavar="DATASET", help="Id of a dataset to measure accuracy on.")
+    ] = None
     preset: Annotated[str | None, typer.Option(help="Name of a preset; quantmill presets lists them.")] = None
     config: options.ConfigFile = None
 
@@ -64,9 +65,11 @@ class QuantizationFlags(options.JobOptions):
 
     device: options.JobDevice = None
     ranges_from: Annotated[
-        str | None, typer.Option(metavar="JOB", help="Take over the calibrated ranges of a job on the same graph.")
+        str | None, typer.Option(metavar="JOB", help="Reuse the calibrated ranges of a job on the same graph.")
     ] = None
-    reuse: Annotated[bool, typer.Option("--reuse", help="Take a job that would give the same, if there is.")] = False
+    reuse: Annotated[
+        bool, typer.Option("--reuse", help="Use an existing job with the same result, if there is one.")
+    ] = False
     targets: Targets = None
     idempotency_key: options.JobIdempotencyKey = None
 
@@ -87,22 +90,22 @@ def submit(
     inputs: Inputs,
     job: QuantizationFlags,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Check the request, and tell what the job would take; submit nothing.")
+        bool, typer.Option("--dry-run", help="Check the request and estimate the job without submitting it.")
     ] = False,
     *,
     waiting: WaitOptions,
     service: Service,
     printing: Printing,
 ) -> None:
-    """Submit a job on a model and data of the service; prints its id."""
+    """Submit a quantization job; print its id."""
     from worker.commands.recipes import load_recipe
 
     options.one_recipe(inputs.preset, inputs.config)
     if dry_run and waiting.wait:
-        raise typer.BadParameter("--dry-run submits nothing that --wait could wait for.")
+        raise typer.BadParameter("--dry-run and --wait exclude each other.")
     waiting.check()
     if dry_run and job.targets is not None:
-        raise typer.BadParameter("--dry-run submits nothing that could be handed over.", param_hint="--targets")
+        raise typer.BadParameter("--dry-run and --targets exclude each other.", param_hint="--targets")
     request, loaded = job.request(), load_recipe(inputs.preset, inputs.config)
     with service.connected() as client:
         with loaded.pointing_into_file():
@@ -150,30 +153,30 @@ class ListFilters:
         str | None,
         typer.Option(
             callback=_VERDICTS,
-            help="Of the report: pass, fail, undecided; none: no gate.",
+            help="pass, fail, undecided, or none (no gate).",
         ),
     ] = None
-    model: Annotated[str | None, typer.Option(metavar="MODEL", help="Those of this model: its id or NAME@3.")] = None
-    preset: Annotated[str | None, typer.Option(help="Those whose config has this preset.")] = None
-    name: Annotated[str | None, typer.Option(help="Those of exactly this name.")] = None
-    search: Annotated[str | None, typer.Option(help="A part of the name, in any case.")] = None
+    model: Annotated[str | None, typer.Option(metavar="MODEL", help="Jobs of this model: its id or NAME@3.")] = None
+    preset: Annotated[str | None, typer.Option(help="Jobs with this preset.")] = None
+    name: Annotated[str | None, typer.Option(help="Jobs with exactly this name.")] = None
+    search: Annotated[str | None, typer.Option(help="Jobs with this text in the name, ignoring case.")] = None
     label: Annotated[
         list[str] | None,
-        typer.Option(metavar="KEY=VALUE", callback=options.checked_labels, help="Those with this; repeatable."),
+        typer.Option(metavar="KEY=VALUE", callback=options.checked_labels, help="Jobs with this label; repeatable."),
     ] = None
     since: Annotated[
         str | None,
         typer.Option(
             metavar="TIME",
             callback=options.checked_moment,
-            help="Made later: 2026-01-31, 2026-01-31T12:00Z, or 90m, 12h, 7d ago.",
+            help="Jobs created since 2026-01-31, 2026-01-31T12:00Z, or 90m, 12h, 7d ago.",
         ),
     ] = None
 
 
 @remote(app, "list", text=views.print_jobs)
 def list_jobs(client: Client, filters: ListFilters, limit: options.Newest = 20) -> Listed:
-    """The newest jobs, one line each."""
+    """List the newest jobs."""
     given = asdict(filters)
     labels, created_after = options.labels(given.pop("label") or ()), options.moment_since(given.pop("since"))
     model = given.pop("model")
@@ -183,7 +186,7 @@ def list_jobs(client: Client, filters: ListFilters, limit: options.Newest = 20) 
 
 @remote(app, text=views.print_job)
 def show(job: JobId, client: Client) -> JobOut:
-    """One job: where it stands, when it did what, and why it failed if it did."""
+    """Show a job: state, times, results, and the error if it failed."""
     return client.job(job)
 
 
@@ -196,7 +199,7 @@ def _canceled(found: JobOut) -> str:
 
 @remote(app, line=_canceled)
 def cancel(job: JobId, client: Client) -> JobOut:
-    """Cancel a queued job, ask a running one to stop; one that has ended stays as it is."""
+    """Cancel a job."""
     return client.cancel(job)
 
 
@@ -206,7 +209,7 @@ command(app)(fetch)
 
 @command(app)
 def retry(job: JobId, waiting: WaitOptions, service: Service, printing: Printing) -> None:
-    """Submit what a job that has ended was asked for once more; prints the new job's id."""
+    """Submit the request of a finished job again; print the new job's id."""
     waiting.check()
     with service.connected() as client:
         finish(client, client.retry(job), waiting, printing)
@@ -217,28 +220,31 @@ def clone(
     job: JobId,
     changes: Annotated[
         str | None,
-        typer.Argument(metavar="JSON", help='Changes of the request, such as \'{"config": {"preset": "xint8"}}\'.'),
+        typer.Argument(
+            metavar="JSON",
+            help='Changes, such as \'{"config": {"preset": "xint8"}}\'; null removes a field.',
+        ),
     ] = None,
     config: Annotated[
         Path | None,
-        options.file_option("FILE.json|.yaml|.toml", "A recipe, laid over the job's config."),
+        options.file_option("FILE.json|.yaml|.toml", "A config merged into the job's."),
     ] = None,
-    name: Annotated[str | None, typer.Option(help="Of the new job.")] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the new job.")] = None,
     *,
     waiting: WaitOptions,
     service: Service,
     printing: Printing,
 ) -> None:
-    """Submit what a job was asked for with changes, null takes a field away; prints the new job's id."""
+    """Submit the request of a job with changes; print the new job's id."""
     from worker.commands.recipes import recipe_document
 
     waiting.check()
     wanted = {} if changes is None else _object(changes)
     for option, field, value in (("--config", "config", config), ("--name", "name", name)):
         if value is not None and field in wanted:
-            raise typer.BadParameter(f"{field} stands in JSON as well.", param_hint=option)
+            raise typer.BadParameter(f"{field} is in JSON as well.", param_hint=option)
     if changes is None and config is None and name is None:
-        raise typer.BadParameter("say what is to be another: JSON, --config or --name; retry changes nothing.")
+        raise typer.BadParameter("Give at least one change: JSON, --config or --name. To change nothing, use retry.")
     if config is not None:
         wanted["config"] = recipe_document(config)
     if name is not None:
@@ -251,15 +257,15 @@ def _object(text: str) -> dict[str, Any]:
     try:
         found = js.loads(text)
     except ValueError as error:
-        raise typer.BadParameter(f"this is no JSON: {error}", param_hint="JSON") from None
+        raise typer.BadParameter(f"not JSON: {error}", param_hint="JSON") from None
     if not isinstance(found, dict):
-        raise typer.BadParameter("the changes are an object: {...}", param_hint="JSON")
+        raise typer.BadParameter("must be an object: {...}", param_hint="JSON")
     return found
 
 
 def _signed(given: list[str]) -> list[str]:
     if not all("=" in text for text in given):
-        raise typer.BadParameter("a label is KEY=VALUE.", param_hint="KEY=VALUE")
+        raise typer.BadParameter("must be KEY=VALUE.", param_hint="KEY=VALUE")
     return given
 
 
@@ -267,11 +273,11 @@ def _signed(given: list[str]) -> list[str]:
 def label(
     job: JobId,
     labels: Annotated[
-        list[str], typer.Argument(metavar="KEY=VALUE|KEY=", callback=_signed, help="KEY= takes the label away.")
+        list[str], typer.Argument(metavar="KEY=VALUE|KEY=", callback=_signed, help="KEY= removes the label.")
     ],
     client: Client,
 ) -> JobOut:
-    """Change the labels of a job, whatever its state; those that are not named stay."""
+    """Set or remove labels of a job."""
     given = [text.partition("=") for text in labels]
     return client.rename(job, {"labels": {name: value or None for name, _, value in given}})
 
@@ -280,9 +286,9 @@ def label(
 def logs(
     job: JobId,
     service: Service,
-    json: Annotated[bool, typer.Option("--json", help="An entry a line, as JSON on standard output.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object per entry.")] = False,
 ) -> None:
-    """The log of a job: a line per entry, with time in UTC, attempt and level."""
+    """Print the log of a job."""
     with service.connected() as client:
         text = client.logs(job)
     if not json:
@@ -295,7 +301,7 @@ def logs(
 
 @remote(app)
 def rm(job: JobId, client: Client) -> Done:
-    """Forget a job that has ended, with its log, report and artifacts."""
+    """Delete a finished job with its log, report and artifacts."""
     client.delete_job(job)
     return deleted(job)
 
@@ -317,9 +323,7 @@ def evaluate(
         str, typer.Option(metavar="MODEL", help="Id of a model, or NAME@3, NAME@latest, NAME@prod; quantized or not.")
     ],
     evaluation: Annotated[str, typer.Option(metavar="DATASET", help="Id of a dataset, or NAME@latest.")],
-    reference: Annotated[
-        str | None, typer.Option(metavar="MODEL", help="What it is held against, such as its float model.")
-    ] = None,
+    reference: Annotated[str | None, typer.Option(metavar="MODEL", help="Baseline, such as the float model.")] = None,
     config: options.MetricsFile = None,
     *,
     job: EvaluationOptions,
@@ -327,7 +331,7 @@ def evaluate(
     service: Service,
     printing: Printing,
 ) -> None:
-    """Measure a model of the service, beside another one if that is given; prints the job's id."""
+    """Submit an evaluation of a model; print the job's id."""
     from worker.commands.recipes import load_recipe
 
     waiting.check()
@@ -345,18 +349,18 @@ def evaluate(
 def to_mlflow(
     job: JobId,
     tracking_uri: Annotated[
-        str | None, typer.Option(metavar="URL", help="Of MLflow. Default: its own, MLFLOW_TRACKING_URI.")
+        str | None, typer.Option(metavar="URL", help="MLflow tracking server. Default: MLFLOW_TRACKING_URI.")
     ] = None,
-    experiment: Annotated[str, typer.Option(help="By name; it is made if there is none.")] = "quantmill",
-    run_name: Annotated[str | None, typer.Option(help="Default: the job's name, or its id.")] = None,
+    experiment: Annotated[str, typer.Option(help="Name of the experiment; created if missing.")] = "quantmill",
+    run_name: Annotated[str | None, typer.Option(help="Name of the run. Default: the job's name or id.")] = None,
     register: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Make a version of this registered model, if the job passed.")
+        str | None, typer.Option(metavar="NAME", help="Register a version of this model if the job passed its gate.")
     ] = None,
     *,
     service: Service,
     json: options.Json = False,
 ) -> None:
-    """Log a job that has succeeded as a run of MLflow; once more, it is the same run. Needs quantmill[mlflow]."""
+    """Log a succeeded job as an MLflow run. Requires quantmill[mlflow]."""
     from service.client.mlflow_runs import log_job
 
     # MLflow prints links of its own: standard output is for what was asked for
@@ -367,7 +371,7 @@ def to_mlflow(
     if json:
         print_json(asdict(done))
         return
-    typer.echo(f"run       {done.run_id}{' (was there)' if done.was_there else ''}")
+    typer.echo(f"run       {done.run_id}{' (existing)' if done.was_there else ''}")
     if done.model_version is not None:
         typer.echo(f"version   {register} {done.model_version}")
 

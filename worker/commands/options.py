@@ -59,73 +59,79 @@ def file_option(metavar: str, help: str) -> Any:  # noqa: A002 - as typer calls 
     return typer.Option(metavar=metavar, exists=True, dir_okay=False, help=help)
 
 
-DATA_HELP = "Arrays (.npz, .safetensors), or pictures or sounds: a .tar, .tar.gz or .zip, or a folder of them."
+DATA_HELP = "Arrays (.npz, .safetensors), or pictures or sounds (.tar, .tar.gz, .zip or a folder)."
 ModelPath = Annotated[Path, typer.Argument(metavar="MODEL.onnx", exists=True, dir_okay=False, readable=True)]
 DataPath = Annotated[Path, typer.Option(metavar="FILE|FOLDER", exists=True, readable=True, help=DATA_HELP)]
-OptionalData = Annotated[Path | None, typer.Option(metavar="FILE|FOLDER", exists=True, readable=True, help=DATA_HELP)]
-OptionalPath = Annotated[Path | None, typer.Option(metavar="FILE", exists=True, dir_okay=False, readable=True)]
+OptionalData = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE|FOLDER",
+        exists=True,
+        readable=True,
+        help="Evaluation data: accuracy is measured on it. Same formats as --calibration.",
+    ),
+]
+Baseline = Annotated[Path | None, file_option("FLOAT.onnx", "Baseline, such as the float model.")]
 CalibrationPath = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE|FOLDER",
         exists=True,
         readable=True,
-        help=f"{DATA_HELP} May be left out where the config has random_calibration, or calibrates nothing.",
+        help=f"Calibration data: {DATA_HELP[0].lower()}{DATA_HELP[1:]} Optional if the config needs none.",
     ),
 ]
 DataDir = Annotated[
     Path | None,
     typer.Option(
         metavar="FOLDER",
-        help=f"Home of everything kept on local disk. Default: {default_of('data_dir')}.",
+        help=f"Data directory. Default: {default_of('data_dir')}.",
     ),
 ]
 Server = Annotated[
     str | None,
     typer.Option(
         metavar="URL",
-        help="The service's address, such as http://127.0.0.1:8000. Default: QUANTMILL_SERVER, or the service that you "
-        "run on this host.",
+        help="URL of the service. Default: QUANTMILL_SERVER, or your service on this host.",
     ),
 ]
 Key = Annotated[
     str | None,
-    typer.Option(
-        help="The service's key. Default: QUANTMILL_API_KEY, or that of the service that you run on this host."
-    ),
+    typer.Option(help="API key of the service. Default: QUANTMILL_API_KEY, or the key of your service on this host."),
 ]
-Json = Annotated[bool, typer.Option("--json", help="JSON on standard output, as the service gives it.")]
-PlainJson = Annotated[bool, typer.Option("--json", help="JSON on standard output.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, and of results what was asked for alone.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, as the API returns it.")]
+PlainJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no summary.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Print the whole report, not only its summary.")]
 Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads. Default: one per core.")]
 Preprocessing = Annotated[
     str | None,
     typer.Option(
         metavar="NAME|JSON|FILE",
-        help=f"How data becomes model inputs: JSON text, a JSON file, or a name: {PREPROCESSING_NAMES}.",
+        help=f"Preprocessing of the data: JSON, a JSON file, or a name: {PREPROCESSING_NAMES}.",
     ),
 ]
 EvaluationPreprocessing = Annotated[
     str | None,
-    typer.Option(metavar="NAME|JSON|FILE", help="The same for the evaluation data alone. Default: --preprocessing."),
+    typer.Option(metavar="NAME|JSON|FILE", help="Preprocessing of the evaluation data. Default: --preprocessing."),
 ]
 StateFile = Annotated[
     Path | None,
     file_option(
         "NEW.safetensors",
-        "New weights for the graph of MODEL: module.state_dict(), saved by safetensors.torch.save_file.",
+        "New weights for the graph of MODEL (a state_dict saved as safetensors).",
     ),
 ]
 RangesFrom = Annotated[
     str | None,
     typer.Option(
         metavar="R.json|JOB",
-        help="Take over the calibrated ranges of a report on the same graph; with --server, of a job.",
+        help="Reuse the calibrated ranges of an earlier report on the same graph; with --server, of a job.",
     ),
 ]
 Priority = Annotated[
     int | None,
-    typer.Option(min=-100, max=100, help="With --server: jobs with the highest number start first. Default: 0."),
+    typer.Option(min=-100, max=100, help="With --server: priority of the job; higher starts first. Default: 0."),
 ]
 Device = Annotated[
     DeviceChoice | None,
@@ -137,35 +143,34 @@ JobDevice = Annotated[
 _CONFIG_METAVAR = "FILE.json|.yaml|.toml"
 ConfigFile = Annotated[
     Path | None,
-    file_option(_CONFIG_METAVAR, "The whole recipe, instead of --preset."),
+    file_option(_CONFIG_METAVAR, "Config, instead of --preset."),
 ]
 MetricsFile = Annotated[
     Path | None,
-    file_option(_CONFIG_METAVAR, "A recipe whose evaluation.metrics are measured."),
+    file_option(_CONFIG_METAVAR, "Config with the metrics and the gate under evaluation."),
 ]
-JobName = Annotated[str | None, typer.Option(help="For people.")]
-JobLabels = Annotated[
-    list[str] | None, typer.Option(metavar="KEY=VALUE", help="To find the job by; may be given again.")
-]
-JobPriority = Annotated[int, typer.Option(min=-100, max=100, help="The highest number starts first.")]
+JobName = Annotated[str | None, typer.Option(help="Name of the job.")]
+JobLabels = Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="Label of the job; repeatable.")]
+JobPriority = Annotated[int, typer.Option(min=-100, max=100, help="Priority; higher starts first.")]
 JobIdempotencyKey = Annotated[
-    str | None, typer.Option(metavar="WORD", help="The same command with the same word makes no second job.")
+    str | None,
+    typer.Option(metavar="WORD", help="The same word never creates a second job."),
 ]
 # Of a list that is read page by page.
 MOST_LISTED = 10_000
-Newest = Annotated[int, typer.Option(min=1, max=MOST_LISTED, help="The newest so many.")]
+Newest = Annotated[int, typer.Option(min=1, max=MOST_LISTED, help="Show at most this many, newest first.")]
 JobId = Annotated[str, typer.Argument(metavar="JOB", help="The job's id, such as job_01jd3v8g5z7k2m4n6p8q0r1s2t.")]
 ExtraDir = Annotated[
     Path | None,
-    typer.Option(metavar="DIR", help="Where further files of the recipe go, such as analyses. Default: nowhere."),
+    typer.Option(metavar="DIR", help="Write further files of the config, such as analyses, to this folder."),
 ]
 CacheDir = Annotated[
     Path | None,
-    typer.Option(metavar="DIR", help="Keeps what was computed for other runs that need the same. Default: nothing is."),
+    typer.Option(metavar="DIR", help="Cache intermediate results in this folder for later runs."),
 ]
 CheckpointDir = Annotated[
     Path | None,
-    typer.Option(metavar="DIR", help="Keeps finished work, so that the same command goes on where it was killed."),
+    typer.Option(metavar="DIR", help="Save checkpoints in this folder; the same command resumes from them."),
 ]
 
 
@@ -240,7 +245,8 @@ def unknown_variables(environment: Mapping[str, str]) -> dict[str, str | None]:
     found: dict[str, str | None] = {}
     for variable in sorted(environment):
         prefix, name = variable[: len(VARIABLE_PREFIX)].upper(), variable[len(VARIABLE_PREFIX) :].upper()
-        if prefix == VARIABLE_PREFIX and name not in known and variable not in _NO_SETTINGS:
+        is_set = environment[variable] != ""  # empty: not set, as for settings
+        if is_set and prefix == VARIABLE_PREFIX and name not in known and variable not in _NO_SETTINGS:
             close = get_close_matches(name, known, n=1)
             found[variable] = VARIABLE_PREFIX + close[0] if close else None
     return found
@@ -251,7 +257,7 @@ def warn_of_unknown_variables() -> None:
     for name, meant in unknown_variables(os.environ).items():
         del os.environ[name]
         guess = f"; did you mean {meant}?" if meant else "."
-        typer.echo(f"warning: the environment variable {name} is no setting and does nothing{guess}", err=True)
+        typer.echo(f"warning: unknown environment variable {name}, ignored{guess}", err=True)
 
 
 def typed_error(error: BaseException) -> QuantmillError | None:
@@ -310,7 +316,7 @@ def output_folder(path: Path | None) -> Path | None:
         typer.BadParameter: it is a file.
     """
     if path is not None and path.exists() and not path.is_dir():
-        raise typer.BadParameter(f"{path} is no folder.")
+        raise typer.BadParameter(f"{path} is not a folder.")
     return path
 
 
@@ -363,7 +369,7 @@ def one_of(module: str, name: str) -> Callable[[str | None], str | None]:
 
         near = nearest_key(value, choices)
         guess = "" if near is None else f"; did you mean {near!r}?"
-        raise typer.BadParameter(f"{value!r} is none of {', '.join(choices)}{guess}")
+        raise typer.BadParameter(f"{value!r} is not one of {', '.join(choices)}{guess}")
 
     return check
 
@@ -375,7 +381,7 @@ def one_recipe(preset: str | None, config: Path | None) -> None:
         typer.BadParameter: naming the options.
     """
     if preset is not None and config is not None:
-        raise typer.BadParameter("--preset and --config exclude each other; a config may name its preset.")
+        raise typer.BadParameter("--preset and --config exclude each other; name the preset in the config.")
 
 
 def refuse_on_service(server: str | None, given: Mapping[str, object]) -> None:
@@ -386,7 +392,7 @@ def refuse_on_service(server: str | None, given: Mapping[str, object]) -> None:
     """
     for option, value in given.items():
         if server is not None and value is not None:
-            raise typer.BadParameter(f"{option} is for runs in this process; a service has its own setting.")
+            raise typer.BadParameter(f"{option} and --server exclude each other: a service has its own setting.")
 
 
 def moment_since(text: str | None) -> datetime | None:
@@ -404,7 +410,7 @@ def moment_since(text: str | None) -> datetime | None:
         found = datetime.fromisoformat(text)
     except ValueError:
         raise typer.BadParameter(
-            f"{text!r} is no time: 2026-01-31, 2026-01-31T12:00Z, or 90m, 12h, 7d ago.", param_hint="--since"
+            f"{text!r} is not a time: 2026-01-31, 2026-01-31T12:00Z, or 90m, 12h, 7d ago.", param_hint="--since"
         ) from None
     return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
 

@@ -11,13 +11,13 @@ from typing import Annotated
 import typer
 
 from service.contracts.data_checks import check_data_given
-from service.contracts.presets import DEFAULT_PRESET, PRESETS
+from service.contracts.presets import DEFAULT_PRESET, RECOMMENDED
 from worker.commands import options
 from worker.commands.command import Service, command
 from worker.commands.job_results import FailOnGate, check_gate
 from worker.commands.report_files import ReportFiles, write_json
 
-PRESET_HELP = f"Name of a preset: {', '.join(PRESETS)}. Default: {DEFAULT_PRESET}."
+PRESET_HELP = f"Preset: {', '.join(RECOMMENDED)}, ... `quantmill presets` lists all. Default: {DEFAULT_PRESET}."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,12 +25,12 @@ class Files:
     """What is quantized how, and where the results go."""
 
     model: options.ModelPath
-    output: Annotated[Path, typer.Option(metavar="Q.onnx", help="Where the quantized model goes.")]
+    output: Annotated[Path, typer.Option(metavar="Q.onnx", help="Write the quantized model to this file.")]
     calibration: options.CalibrationPath = None
     evaluation: options.OptionalData = None
     preset: Annotated[str | None, typer.Option(help=PRESET_HELP)] = None
     config: options.ConfigFile = None
-    report: Annotated[Path | None, typer.Option(metavar="R.json", help="Where the report goes.")] = None
+    report: Annotated[Path | None, typer.Option(metavar="R.json", help="Write the report as JSON to this file.")] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +50,9 @@ class RunPlace:
     threads: options.Threads = None
     priority: options.Priority = None
     device: options.Device = None
-    server: Annotated[str | None, typer.Option(metavar="URL", help="Let a service do it.")] = None
+    server: Annotated[
+        str | None, typer.Option(metavar="URL", help="Run on this service instead of in this process.")
+    ] = None
     key: options.Key = None
 
     @property
@@ -80,15 +82,17 @@ def quantize(
     sources: Sources,
     place: RunPlace,
     quiet: options.Quiet = False,
+    verbose: options.Verbose = False,
     *,
     folders: Folders,
     fail_on_gate: FailOnGate = False,
 ) -> None:
-    """Quantize a model: in this process, or on a service with --server."""
+    """Quantize a model, here or on a service (--server)."""
     from worker.commands.console import ProgressView
     from worker.commands.files import ExtraPlace, print_files
     from worker.commands.recipes import Quantization, load_preprocessing, load_recipe, packed, source
     from worker.commands.report_view import print_report
+    from worker.commands.summary import print_summary
 
     _check_options(files, place, folders)
     _check_paths(files, forms, sources, folders, local=place.server is None)
@@ -148,7 +152,7 @@ def quantize(
     if files.report is not None:
         write_json(files.report, done.report.to_json_dict())
     if not quiet:
-        print_report(done.report, report_path=files.report)
+        (print_report if verbose else print_summary)(done.report, report_path=files.report)
     typer.echo(f"model     {files.output}")
     if files.report is not None:
         typer.echo(f"report    {files.report}")
@@ -173,7 +177,7 @@ def _check_options(files: Files, place: RunPlace, folders: Folders) -> None:
     of_services = {"--priority": place.priority, "--device": place.device}
     for option in (name for name, value in of_services.items() if value is not None):
         if place.server is None:
-            raise typer.BadParameter(f"{option} is for a service: give --server.")
+            raise typer.BadParameter(f"{option} requires --server.")
 
 
 def _check_paths(files: Files, forms: ReportFiles, sources: Sources, folders: Folders, *, local: bool) -> None:
@@ -205,7 +209,7 @@ class EvaluationFiles:
 
     model: options.ModelPath
     evaluation: options.DataPath
-    reference: options.OptionalPath = None
+    reference: options.Baseline = None
     config: options.MetricsFile = None
 
 
@@ -213,11 +217,13 @@ def evaluate(
     files: EvaluationFiles,
     preprocessing: options.Preprocessing = None,
     threads: options.Threads = None,
-    server: Annotated[str | None, typer.Option(metavar="URL", help="Let a service do it.")] = None,
+    server: Annotated[
+        str | None, typer.Option(metavar="URL", help="Run on this service instead of in this process.")
+    ] = None,
     key: options.Key = None,
     fail_on_gate: FailOnGate = False,
 ) -> None:
-    """Measure a model on data, beside a reference model if there is one. JSON on standard output."""
+    """Measure a model on data, with a baseline if given; print JSON."""
     from worker.commands import local, remote
     from worker.commands.console import ProgressView
     from worker.commands.recipes import Measurement, load_preprocessing

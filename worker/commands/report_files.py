@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from service.contracts.config import advised_config
 from service.contracts.errors import InvalidRequestError
 from service.contracts.report import Advice, Report
+from service.contracts.validation_words import message_of
 from worker.commands import options
 from worker.commands.command import Printing, Service, command
 from worker.commands.files import publish
@@ -30,12 +31,12 @@ _JOB_ID = "job_[0-9a-z]+"
 class ReportFiles:
     """Where each form of the report goes; None: nowhere."""
 
-    html: Annotated[Path | None, typer.Option(metavar="R.html", help="The report as one page for a browser.")] = None
-    markdown: Annotated[Path | None, typer.Option(metavar="R.md", help="The report for a merge request.")] = None
+    html: Annotated[Path | None, typer.Option(metavar="R.html", help="Write the report as an HTML page.")] = None
+    markdown: Annotated[Path | None, typer.Option(metavar="R.md", help="Write the report as Markdown.")] = None
     junit: Annotated[
-        Path | None, typer.Option(metavar="R.xml", help="Gate and critical findings as JUnit XML, for CI.")
+        Path | None, typer.Option(metavar="R.xml", help="Write gate and critical findings as JUnit XML, for CI.")
     ] = None
-    layers_csv: Annotated[Path | None, typer.Option(metavar="L.csv", help="Every layer as a row of CSV.")] = None
+    layers_csv: Annotated[Path | None, typer.Option(metavar="L.csv", help="Write the layers as CSV.")] = None
 
     @property
     def by_option(self) -> dict[str, Path | None]:
@@ -108,14 +109,12 @@ def register(app: typer.Typer) -> None:
 
 
 def report(
-    source: Annotated[
-        str, typer.Argument(metavar="R.json|JOB", help="The file of an earlier run's report, or a succeeded job's id.")
-    ],
+    source: Annotated[str, typer.Argument(metavar="R.json|JOB", help="A report file, or the id of a succeeded job.")],
     files: ReportFiles,
     printing: Printing,
     service: Service,
 ) -> None:
-    """Print the report of an earlier run or of a job, and make other forms of it; older versions are read, too."""
+    """Print a report and write it as HTML, Markdown, JUnit or CSV."""
     from worker.commands.report_view import print_evaluation, print_report
 
     for path in files.paths:
@@ -125,7 +124,7 @@ def report(
         with service.connected() as client:
             if client.job(source).kind == "evaluate":
                 if files.paths:
-                    raise typer.BadParameter("an evaluation is told as JSON alone.", param_hint="JOB")
+                    raise typer.BadParameter("The report of an evaluation is available as JSON only.", param_hint="JOB")
                 told = client.evaluation_report(source).to_json_dict()
                 if printing.json:
                     typer.echo(render_json(told), nl=False)
@@ -134,7 +133,7 @@ def report(
                 return
             found = client.report(source)
     elif not file.is_file():
-        raise typer.BadParameter(f"{source} is no file, and no id of a job.", param_hint="R.json|JOB")
+        raise typer.BadParameter(f"{source} is neither a file nor the id of a job.", param_hint="R.json|JOB")
     else:
         options.distinct_paths(files.by_option, {"R.json": file})
         found = read_report(file)
@@ -157,20 +156,18 @@ def read_report(file: Path) -> Report:
         first = error.errors(include_url=False)[0]
         place = "/".join(str(part) for part in first["loc"])
         raise InvalidRequestError(
-            f"{file} is no report: {f'{place}: ' if place else ''}{first['msg']}.",
-            hint="Give the file of --report of an earlier run, or what GET /v1/jobs/ID/report answers.",
+            f"{file} is not a report: {f'{place}: ' if place else ''}{message_of(first)}.",
+            hint="Give a file that --report wrote, or download one with GET /v1/jobs/{id}/report.",
         ) from None
 
 
 def apply_advice(
-    report: Annotated[
-        Path, typer.Argument(metavar="REPORT.json", exists=True, dir_okay=False, help="The file of --report.")
-    ],
-    output: Annotated[Path, typer.Option(metavar="CONFIG.json", help="Where the whole config goes.")],
-    number: Annotated[int, typer.Option(min=1, help="Which advice of the report; 1 is the most helpful.")] = 1,
+    report: Annotated[Path, typer.Argument(metavar="REPORT.json", exists=True, dir_okay=False, help="A report file.")],
+    output: Annotated[Path, typer.Option(metavar="CONFIG.json", help="Write the config to this file.")],
+    number: Annotated[int, typer.Option(min=1, help="Number of the advice; 1 is the most helpful.")] = 1,
     as_json: options.PlainJson = False,
 ) -> None:
-    """Write the config of a report with a piece of its advice applied, for ``quantmill quantize --config``."""
+    """Write the config of a report with an advice applied, for quantize --config."""
     options.output_path(output)
     options.distinct_paths({"--output": output}, {"REPORT": report})
     found = read_report(report)
@@ -191,10 +188,10 @@ def _chosen(report: Report, number: int, path: Path) -> Advice:
     listed = report.advice
     if number > len(listed):
         raise InvalidRequestError(
-            f"{path} has {len(listed) or 'no'} piece{'' if len(listed) == 1 else 's'} of advice.",
-            hint="Advice is given where accuracy suffered." if not listed else f"Choose from 1 to {len(listed)}.",
+            f"{path} has {len(listed) or 'no'} advice.",
+            hint="Reports have advice where accuracy was lost." if not listed else f"Choose from 1 to {len(listed)}.",
         )
     chosen = listed[number - 1]
     if not chosen.config:
-        raise InvalidRequestError(f"advice {number} is no setting: {chosen.message}", hint="Choose another one.")
+        raise InvalidRequestError(f"Advice {number} changes no setting: {chosen.message}", hint="Choose another one.")
     return chosen

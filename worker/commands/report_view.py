@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import shlex
 from collections import Counter
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -12,24 +10,34 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from service.contracts.changes import (
+    Change,
+    change_of,
+    difference_change,
+    latency_change,
+    latency_change_of,
+    metric_change,
+    size_change,
+)
 from service.contracts.evaluation_report import EvaluatedMetric, EvaluationReport
 from service.contracts.graph_view import Inspection
-from service.contracts.report import Advice, GateClause, Report, Verdict
-from service.reports import algorithms
+from service.contracts.report import Advice, LatencyFigures, MetricFigures, Report, contributing_layers
+from service.reports import algorithms, verdict
+from service.reports.figures import percent
 from worker.commands.console import make_console
-from worker.commands.figures import bytes_words, change, figure, labelled, number, size_words, span, speed_words
+from worker.commands.figures import bytes_words, figure, labelled, number, span
+from worker.commands.summary import TONES, apply_words, change_text, print_findings, verdict_line
 
 WORST_LAYERS = 5
 MOST_INSPECTED = 50
 _MOST_ADVICE = 3
-_HOLDS = {True: "holds", False: "BROKEN", None: "UNDECIDED"}
 _VERDICT_STYLES = {"pass": "bold green", "fail": "bold red", "undecided": "bold yellow"}
 
 
 def print_report(report: Report, console: Console | None = None, *, report_path: Path | None = None) -> None:
-    """The report in short: what to know first, what it cost and gained, what was decided, what helps, where to look."""
+    """The report in short: findings, figures, gate, advice, layers."""
     console = console or make_console()
-    _print_findings(report, console)
+    print_findings(report.findings, console)
     console.print(_compared(report))
     fidelity = report.fidelity
     words = [f"SQNR {number(fidelity.sqnr_db, 'dB')}", f"cosine {number(fidelity.cosine, digits=6)}"]
@@ -41,17 +49,9 @@ def print_report(report: Report, console: Console | None = None, *, report_path:
     _print_layers(report, console)
     for note in report.notes:
         console.print(Text(f"note: {note}"))
-    print_verdict(report.verdict, report.gate, console, summary=report.summary)
+    console.print(verdict_line(verdict.headline(report)), soft_wrap=True)
+    _print_conditions(report, console)
     print_advice(report, console, report_path)
-
-
-def _print_findings(report: Report, console: Console) -> None:
-    """What has to be known before the figures."""
-    for finding in report.findings:
-        style = {"critical": "bold red", "warning": "yellow"}.get(finding.severity, "")
-        console.print(Text.assemble((f"{finding.severity}[{finding.code}]", style), f": {finding.message}"))
-        if finding.hint:
-            console.print(Text(f"  hint: {finding.hint}"))
 
 
 def size_ratio(report: Report) -> float:
@@ -60,18 +60,36 @@ def size_ratio(report: Report) -> float:
 
 
 def _compared(report: Report) -> Table:
-    table = Table("", "float", "quantized", "change", title="Quantization report", title_justify="left")
+    table = Table("", "float", "quantized", "change", title="Results", title_justify="left")
     for metric in report.metrics:
-        before, after, unit = metric.float_, metric.quantized, metric.unit
-        moved = change(before, after, unit, better=metric.better, drop_interval=metric.drop_interval)
-        spans = (span(metric.float_interval, unit), span(metric.quantized_interval, unit))
-        told = (figure(before, unit) + spans[0], figure(after, unit) + spans[1], moved)
-        table.add_row(Text(labelled(metric.name, unit)), *told)
-    sizes = (report.float_.size_bytes, report.quantized.size_bytes)
-    table.add_row("size", *map(bytes_words, sizes), size_words(*sizes))
-    times = (report.float_.latency_ms, report.quantized.latency_ms)
-    table.add_row("latency", *(number(ms, "ms") for ms in times), speed_words(*times, report.latency))
+        _add_metric(table, metric)
+    _add_sizes(table, report.float_.size_bytes, report.quantized.size_bytes)
+    _add_latency(table, report.float_.latency_ms, report.quantized.latency_ms, report.latency)
     return table
+
+
+def _add_metric(table: Table, metric: MetricFigures) -> None:
+    spans = (span(metric.float_interval, metric.unit), span(metric.quantized_interval, metric.unit))
+    values = (figure(metric.float_, metric.unit) + spans[0], figure(metric.quantized, metric.unit) + spans[1])
+    table.add_row(Text(labelled(metric.name, metric.unit)), *values, _cell(change_of(metric)))
+
+
+def _add_sizes(table: Table, before: int, after: int) -> None:
+    table.add_row("size", bytes_words(before), bytes_words(after), _cell(size_change(before, after)))
+
+
+def _add_latency(table: Table, before: float | None, after: float | None, figures: LatencyFigures | None) -> None:
+    if figures is not None:
+        change = latency_change_of(figures)
+    else:
+        change = latency_change(after / before if before and after else None)
+    table.add_row("latency", number(before, "ms"), number(after, "ms"), _cell(change))
+
+
+def _cell(change: Change, more: str = "") -> Text:
+    """A change with its interval."""
+    interval = f" ({change.interval})" if change.interval else ""
+    return Text.assemble(change_text(change), f"{interval}{more}")
 
 
 def _print_trainings(report: Report, console: Console) -> None:
@@ -95,13 +113,12 @@ def _print_trainings(report: Report, console: Console) -> None:
 
 def _print_layers(report: Report, console: Console) -> None:
     quantized = [layer for layer in report.layers if layer.reason is None]
-    measured = [layer for layer in quantized if layer.sqnr_db is not None]
-    if measured:
-        table = Table(
-            "layer", "op", "SQNR (dB)", title=f"Worst {min(WORST_LAYERS, len(measured))} layers", title_justify="left"
-        )
-        for layer in sorted(measured, key=lambda layer: layer.sqnr_db or 0.0)[:WORST_LAYERS]:
-            table.add_row(Text(layer.name), Text(layer.op), number(layer.sqnr_db))
+    blamed = contributing_layers(report.layers, WORST_LAYERS)
+    if blamed:
+        title = f"Layers by error contribution, the first {len(blamed)}" if len(blamed) > 1 else "Error contribution"
+        table = Table("layer", "op", "of all error", "SQNR (dB)", title=title, title_justify="left")
+        for layer in blamed:
+            table.add_row(Text(layer.name), Text(layer.op), percent(layer.error_percent), number(layer.sqnr_db))
         console.print(table)
     reasons: dict[str, Counter[str]] = {}
     for layer in report.layers:
@@ -109,7 +126,7 @@ def _print_layers(report: Report, console: Console) -> None:
             reasons.setdefault(layer.reason, Counter())[layer.op] += len(layer.nodes) or 1
     if reasons:
         nodes = sum(len(layer.nodes) or 1 for layer in quantized)
-        console.print(f"{nodes} nodes quantized; left in float:")
+        console.print(f"{nodes} nodes quantized; in float:")
         for reason, operators in sorted(reasons.items(), key=lambda item: -item[1].total()):
             listed = ", ".join(f"{count} {op}" for op, count in operators.most_common())
             console.print(Text(f"  {operators.total()}: {reason} ({listed})"))
@@ -122,7 +139,7 @@ def print_inspection(found: Inspection, console: Console | None = None) -> None:
         (node for node in found.nodes if not node.quantized), key=lambda node: node.hint is None or node.by_design
     )
     if left:
-        table = Table("node", "op", "stays in float because", "what helps", title_justify="left")
+        table = Table("node", "op", "reason", "hint", title_justify="left")
         for node in left[:MOST_INSPECTED]:
             table.add_row(Text(node.name), Text(node.op), Text(node.reason or ""), Text(node.hint or ""))
         console.print(table)
@@ -137,7 +154,7 @@ def print_inspection(found: Inspection, console: Console | None = None) -> None:
 
 
 def print_advice(report: Report, console: Console, path: Path | None = None) -> None:
-    """What would help, with its figures, and how to apply it.
+    """The advice with its figures, and how to apply it.
 
     Args:
         report: whole.
@@ -151,22 +168,20 @@ def print_advice(report: Report, console: Console, path: Path | None = None) -> 
         console.print(Text(f"  {figure_words(advice)}"))
     if len(report.advice) > _MOST_ADVICE:
         console.print(Text(f"... and {len(report.advice) - _MOST_ADVICE} more in the report"))
-    if any(advice.config for advice in report.advice):
-        name = "REPORT.json" if path is None else shlex.quote(str(path))
-        first = next(place for place, advice in enumerate(report.advice, 1) if advice.config)
-        chosen = "" if first == 1 else f" --number {first}"
-        console.print(Text(f"  apply it: quantmill apply-advice {name}{chosen} --output config.json"))
+    words = apply_words(report, path)
+    if words:
+        console.print(Text(f"  apply it: {words}"))
 
 
 def figure_words(advice: Advice) -> str:
-    """What trying it gave, or that nobody tried."""
+    """The result of trying it."""
     found = advice.figure
     if found is None:
-        return "untried"
+        return "not tried"
     unit = f" {found.unit}" if found.unit else ""
     before, after = (figure(value, "") for value in (found.before, found.after))
     told = f"tried: {found.metric} {before} -> {after}{unit} on {found.samples} samples, {found.seconds:.1f} s"
-    return told if advice.helped else f"{told}; it did not help"
+    return told if advice.helped else f"{told}; no improvement"
 
 
 def print_choices(report: Report, console: Console) -> None:
@@ -184,18 +199,13 @@ def print_choices(report: Report, console: Console) -> None:
             console.print(Text(f"  {form.form}: {form.latency}, {form.ratio} of float, SQNR {form.sqnr}"))
 
 
-def print_verdict(verdict: Verdict, gate: Iterable[GateClause], console: Console, *, summary: str = "") -> None:
-    """The verdict, and each condition of the gate: whether it holds, what was wanted, what was got."""
-    told = f"  {summary}" if summary else ""
-    console.print(Text.assemble("verdict   ", (verdict, _VERDICT_STYLES.get(verdict, "bold")), told))
-    for clause in gate:
-        got = "not measured" if clause.got is None else f"{clause.got:g}"
-        of = f" of {clause.metric}" if clause.metric else ""
-        got += span(clause.interval)
-        console.print(Text(f"  {_HOLDS[clause.holds]}: {clause.clause}{of} {clause.wanted:g}, got {got}"))
-        if clause.why is not None:
-            needed = "" if clause.samples_needed is None else f"; about {clause.samples_needed} samples would decide it"
-            console.print(Text(f"    {clause.why}{needed}"))
+def _print_conditions(found: Report | EvaluationReport, console: Console) -> None:
+    """Each condition of the gate: its result, what was required, what was measured."""
+    for one in verdict.conditions(found):
+        interval = f" ({one.interval})" if one.interval else ""
+        why = f" {one.why}" if one.why else ""
+        told = f": {one.words}; measured {one.got}{interval}.{why}"
+        console.print(Text.assemble("  ", (one.result, TONES[one.tone]), told), soft_wrap=True)
 
 
 def print_evaluation(result: dict[str, Any], console: Console | None = None) -> None:
@@ -206,7 +216,8 @@ def print_evaluation(result: dict[str, Any], console: Console | None = None) -> 
     if found.fidelity is not None:
         words = f"SQNR {number(found.fidelity.sqnr_db, 'dB')}, cosine {number(found.fidelity.cosine, digits=6)}"
         console.print(Text(f"fidelity  {words}"))
-    print_verdict(found.verdict, found.gate, console)
+    console.print(Text.assemble("verdict   ", (found.verdict, _VERDICT_STYLES.get(found.verdict, "bold"))))
+    _print_conditions(found, console)
 
 
 def _evaluated(found: EvaluationReport) -> Table:
@@ -219,14 +230,12 @@ def _evaluated(found: EvaluationReport) -> Table:
         table.add_row("size", bytes_words(own.size_bytes))
         table.add_row("latency", number(own.latency_ms, "ms"))
         return table
-    table = Table("", "reference", "model", "change", title=title, title_justify="left")
+    table = Table("", "baseline", "model", "change", title=title, title_justify="left")
     for metric in found.metrics:
         before = f"{figure(metric.reference_value, metric.unit)}{span(metric.reference_interval, metric.unit)}"
         table.add_row(Text(labelled(metric.name, metric.unit)), before, _measured(metric), _moved(metric))
-    sizes = (other.size_bytes, own.size_bytes)
-    table.add_row("size", *map(bytes_words, sizes), size_words(*sizes))
-    times = (other.latency_ms, own.latency_ms)
-    table.add_row("latency", *(number(ms, "ms") for ms in times), speed_words(*times, found.latency))
+    _add_sizes(table, other.size_bytes, own.size_bytes)
+    _add_latency(table, other.latency_ms, own.latency_ms, found.latency)
     return table
 
 
@@ -234,12 +243,9 @@ def _measured(metric: EvaluatedMetric) -> str:
     return f"{figure(metric.value, metric.unit)}{span(metric.interval, metric.unit)}"
 
 
-def _moved(metric: EvaluatedMetric) -> str:
-    moved = change(
-        metric.reference_value,
-        metric.value,
-        metric.unit,
-        better=metric.better,
-        drop_interval=metric.drop_interval,
-    )
-    return f"{moved}, p {metric.p_value:.2g}" if moved and metric.p_value is not None else moved
+def _moved(metric: EvaluatedMetric) -> Text:
+    if metric.drop is not None:
+        change = metric_change(metric.drop, metric.unit, better=metric.better, drop_interval=metric.drop_interval)
+    else:
+        change = difference_change(metric.reference_value, metric.value, metric.unit, better=metric.better)
+    return _cell(change, "" if metric.p_value is None else f", p {metric.p_value:.2g}")

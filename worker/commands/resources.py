@@ -27,20 +27,18 @@ REFERENCE = "Id, or NAME@3 (a version), NAME@latest (the newest that is ready), 
 Reference = Annotated[str, typer.Argument(metavar="REFERENCE", help=REFERENCE)]
 Base = Annotated[
     str | None,
-    typer.Option("--skeleton", metavar="MODEL", help="Id of a ready model: the file holds new weights for its graph."),
+    typer.Option("--skeleton", metavar="MODEL", help="Id of a model: the file contains new weights for it."),
 ]
-Name = Annotated[str | None, typer.Option(help="For people. Default: that of the file.")]
+Name = Annotated[str | None, typer.Option(help="Name. Default: that of the file.")]
 
 
 @dataclass(frozen=True, kw_only=True)
 class About:
     """What is said of an upload, and whether it is waited for."""
 
-    description: Annotated[str | None, typer.Option(metavar="TEXT", help="What is to be said of it.")] = None
-    tag: Annotated[
-        list[str] | None, typer.Option("--tag", metavar="KEY=VALUE", help="To find it by; may be given again.")
-    ] = None
-    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until it is validated.")] = True
+    description: Annotated[str | None, typer.Option(metavar="TEXT", help="Description.")] = None
+    tag: Annotated[list[str] | None, typer.Option("--tag", metavar="KEY=VALUE", help="Tag; repeatable.")] = None
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait for the validation.")] = True
 
     @property
     def tags(self) -> dict[str, str] | None:
@@ -60,22 +58,20 @@ def push_model(
             exists=True,
             dir_okay=False,
             readable=True,
-            help="A model; the files of its external data are found by themselves. Or new weights, with --skeleton.",
+            help="A model, with its external data beside it; or new weights, with --skeleton.",
         ),
     ],
     name: Name = None,
     base: Annotated[
         str | None,
-        typer.Option(
-            "--skeleton", metavar="MODEL", help="Id of a ready model: the file holds new weights for its graph."
-        ),
+        typer.Option("--skeleton", metavar="MODEL", help="Id of a model: the file contains new weights for it."),
     ] = None,
     *,
     about: About,
     service: Service,
     printing: Printing,
 ) -> None:
-    """Upload a model; prints its id. Goes on after broken connections; exit code 1 if the model is rejected."""
+    """Upload a model; print its id."""
     from worker.commands.console import ProgressView
     from worker.commands.remote import uploading
 
@@ -103,7 +99,7 @@ def push_dataset(
     service: Service,
     printing: Printing,
 ) -> None:
-    """Upload a dataset; prints its id. Goes on after broken connections; exit code 1 if the dataset is rejected."""
+    """Upload a dataset; print its id."""
     from worker.commands.console import ProgressView
     from worker.commands.recipes import load_preprocessing, packed
     from worker.commands.remote import uploading
@@ -127,28 +123,28 @@ def _print_pushed(resource: ModelOut | DatasetOut, printing: Printing) -> None:
 
 def make_app(word: Word) -> typer.Typer:
     """The commands of models, or of datasets."""
-    app = typer.Typer(
-        name=f"{word}s", help=f"The {word}s of a service: push, list, show, versions, alias, rm.", no_args_is_help=True
-    )
+    app = typer.Typer(name=f"{word}s", help=f"Manage {word}s.", no_args_is_help=True)
     command(app, "push")(push_model if word == "model" else push_dataset)
 
     print_all = partial(views.print_resources, word)
 
-    @remote(app, "list", text=print_all, about=f"The newest {word}s, one line each.")
+    @remote(app, "list", text=print_all, about=f"List the newest {word}s.")
     def list_resources(
         client: Client,
-        name: Annotated[str | None, typer.Option(help="The versions of this name.")] = None,
+        name: Annotated[str | None, typer.Option(help="Only versions of this name.")] = None,
         tag: Annotated[
             list[str] | None,
-            typer.Option("--tag", metavar="KEY=VALUE", callback=_checked_tags, help="Those with this tag; repeatable."),
+            typer.Option(
+                "--tag", metavar="KEY=VALUE", callback=_checked_tags, help="Only those with this tag; repeatable."
+            ),
         ] = None,
-        sha256: Annotated[str | None, typer.Option(help="Those of which this is the main file.")] = None,
+        sha256: Annotated[str | None, typer.Option(help="Only those with this SHA-256 digest.")] = None,
         limit: options.Newest = 20,
     ) -> Listed:
         tags = dict(text.split("=", 1) for text in tag or ())
         return Listed(_of(client, word, name=name, tags=tags, sha256=sha256, limit=limit + 1), limit)
 
-    @command(app, about=f"One {word}: its version, what is said of it, and its aliases.")
+    @command(app, about=f"Show a {word}: version, description, tags and aliases.")
     def show(reference: Reference, service: Service, json: options.Json = False) -> None:
         with service.connected() as client:
             found = _one(client, word, reference)
@@ -158,33 +154,31 @@ def make_app(word: Word) -> typer.Typer:
             return
         views.print_resource(word, found, [alias.alias for alias in aliases if alias.id == found.id])
 
-    @remote(app, text=print_all, about="All versions of a name, the newest first.")
+    @remote(app, text=print_all, about="List all versions of a name, newest first.")
     def versions(
-        name: Annotated[str, typer.Argument(metavar="NAME", help="The name alone.")], client: Client
+        name: Annotated[str, typer.Argument(metavar="NAME", help="The name, without a version.")], client: Client
     ) -> list[ModelOut | DatasetOut]:
         found = _of(client, word, name=name)
         if not found:
-            raise InvalidRequestError(
-                f"There is no {word} of the name {name!r}.", hint=f"quantmill {word}s list shows what there is."
-            )
+            raise InvalidRequestError(f"There is no {word} named {name!r}.", hint=f"GET /v1/{word}s lists them.")
         return found
 
-    @command(app, about="The aliases of a name; with ALIAS, have it stand for this version.")
+    @command(app, about="List the aliases of a name; with ALIAS, move it to this version.")
     def alias(
         reference: Reference,
-        alias: Annotated[str | None, typer.Argument(metavar="[ALIAS]", help="A word such as prod.")] = None,
+        alias: Annotated[str | None, typer.Argument(metavar="[ALIAS]", help="Alias, such as prod.")] = None,
         *,
         service: Service,
-        drop: Annotated[bool, typer.Option("--drop", help="End the alias.")] = False,
+        drop: Annotated[bool, typer.Option("--drop", help="Delete the alias.")] = False,
         json: options.Json = False,
     ) -> None:
         if drop and alias is None:
-            raise typer.BadParameter("say which alias is to end.", param_hint="ALIAS")
+            raise typer.BadParameter("required with --drop.", param_hint="ALIAS")
         with service.connected() as client:
             found = _changed(client, word, reference, alias, drop=drop)
         show_answer(found, json=json, text=views.print_aliases)
 
-    @remote(app, about=f"Delete a {word} that nothing needs, by its id or NAME@3.")
+    @remote(app, about=f"Delete a {word} that is not in use.")
     def rm(reference: Reference, client: Client) -> Done:
         client.delete(word, reference)
         return deleted(reference)
@@ -218,28 +212,28 @@ def _changed(client: Client, word: Word, reference: str, alias: str | None, *, d
     return client.aliases(word, resource_id)
 
 
-packing = typer.Typer(name="dataset", help="Make datasets of folders of pictures or sounds.", no_args_is_help=True)
+packing = typer.Typer(name="dataset", help="Create datasets from folders.", no_args_is_help=True)
 
 
 @packing.callback()
 def every_command() -> None:
-    """Make datasets of folders of pictures or sounds."""
+    """Create datasets from folders."""
 
 
 @packing.command()
 def pack(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", exists=True, file_okay=False, readable=True)],
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="DATA.tar", help="Where the archive goes.")],
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="DATA.tar", help="Write the archive to this file.")],
     as_json: options.PlainJson = False,
 ) -> None:
-    """Pack pictures or WAV files into a .tar: sorted by name, the same bytes each time, nothing that cannot be used."""
+    """Pack a folder of pictures or WAV files into a .tar."""
     from worker.quantizer.data.media.packing import pack_folder
 
     if output.suffix.lower() != ".tar":
         raise typer.BadParameter(f"{output} does not end in .tar.", param_hint="--output")
     options.output_path(output)
     if output.resolve().is_relative_to(folder.resolve()):
-        raise typer.BadParameter(f"{output} lies within {folder}.", param_hint="--output")
+        raise typer.BadParameter(f"{output} is inside {folder}.", param_hint="--output")
     packed = pack_folder(folder, output)
     if as_json:
         facts = {"files": packed.files, "content": packed.content, "classes": packed.classes}

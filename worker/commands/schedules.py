@@ -22,11 +22,9 @@ if TYPE_CHECKING:
     from service.client.options import ScheduleOptions
     from service.schedules.schemas import RunOut, ScheduleListed, ScheduleOut
 
-app = typer.Typer(
-    name="schedules", help="Have jobs submitted by the clock, and judged against the last.", no_args_is_help=True
-)
+app = typer.Typer(name="schedules", help="Schedule jobs (cron).", no_args_is_help=True)
 
-ScheduleId = Annotated[str, typer.Argument(metavar="SCHEDULE", help="Its name, or its id, as list shows it: sch_...")]
+ScheduleId = Annotated[str, typer.Argument(metavar="SCHEDULE", help="The schedule's name or id.")]
 # Options that are other words than the fields of requests.
 _FIELDS = {"misfire_grace": "misfire_grace_seconds", "jitter": "jitter_seconds"}
 _PAUSE_SECONDS = 1.0
@@ -44,52 +42,52 @@ _RUN_STATES = options.one_of(_SCHEMAS, "RunState")
 class Rules:
     """When a schedule is due, and what is done where times collide."""
 
-    timezone: Annotated[str, typer.Option(help="IANA name of the clock that the times are of.")] = "UTC"
+    timezone: Annotated[str, typer.Option(help="Time zone of the times, by IANA name.")] = "UTC"
     overlap: Annotated[
         str,
         typer.Option(
             callback=_OVERLAPS,
-            help="While the last has not ended: skip, queue or cancel_running.",
+            help="While the last job runs: skip, queue or cancel_running.",
         ),
     ] = "skip"
-    misfire: Annotated[str, typer.Option(callback=_MISFIRES, help="What was due long ago: run_once or skip.")] = (
-        "run_once"
-    )
-    misfire_grace: Annotated[int, typer.Option(min=1, help="Seconds; so late is not long ago.")] = 600
-    jitter: Annotated[int, typer.Option(min=0, help="Seconds that it may be later.")] = 0
+    misfire: Annotated[str, typer.Option(callback=_MISFIRES, help="Missed runs: run_once or skip.")] = "run_once"
+    misfire_grace: Annotated[int, typer.Option(min=1, help="Seconds of delay before a run counts as missed.")] = 600
+    jitter: Annotated[int, typer.Option(min=0, help="Longest random delay, in seconds.")] = 0
     skip_unchanged: Annotated[
-        bool, typer.Option("--skip-unchanged", help="Submit nothing where nothing has changed.")
+        bool, typer.Option("--skip-unchanged", help="Skip runs if model and data are unchanged.")
     ] = False
     gate: Annotated[
-        Path | None, typer.Option(exists=True, dir_okay=False, help="A regression gate, as JSON. Default: none.")
+        Path | None, typer.Option(exists=True, dir_okay=False, help="Regression gate (JSON). Default: none.")
     ] = None
-    promote_to: Annotated[str | None, typer.Option(help="Alias that moves to the version, on pass.")] = None
-    paused: Annotated[bool, typer.Option("--paused", help="It is not due until it is resumed.")] = False
+    promote_to: Annotated[str | None, typer.Option(help="Alias to move when a run passes.")] = None
+    paused: Annotated[bool, typer.Option("--paused", help="Create it paused.")] = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleChanges:
     """What of a schedule is to be another; None: it stays."""
 
-    name: Annotated[str | None, typer.Option(help="Another name.")] = None
-    cron: Annotated[str | None, typer.Option(help="Such as '0 2 * * *': every night at two.")] = None
-    template: Annotated[
-        Path | None, typer.Option(exists=True, dir_okay=False, help="The request for the job, as JSON.")
-    ] = None
-    timezone: Annotated[str | None, typer.Option(help="IANA name of the clock that the times are of.")] = None
-    overlap: Annotated[str | None, typer.Option(callback=_OVERLAPS, help="skip, queue or cancel_running.")] = None
-    misfire: Annotated[str | None, typer.Option(callback=_MISFIRES, help="run_once or skip.")] = None
-    misfire_grace: Annotated[int | None, typer.Option(min=1, help="Seconds; so late is not long ago.")] = None
-    jitter: Annotated[int | None, typer.Option(min=0, help="Seconds that it may be later.")] = None
-    skip_unchanged: Annotated[
-        bool | None, typer.Option("--skip-unchanged/--no-skip-unchanged", help="Submit nothing where nothing changed.")
-    ] = None
-    gate: Annotated[
-        Path | None, typer.Option(exists=True, dir_okay=False, help="Another regression gate, as JSON.")
-    ] = None
-    promote_to: Annotated[str | None, typer.Option(help="Alias that moves to the version, on pass; '' for none.")] = (
+    name: Annotated[str | None, typer.Option(help="New name.")] = None
+    cron: Annotated[str | None, typer.Option(help="Times, such as '0 2 * * *': every night at two.")] = None
+    template: Annotated[Path | None, typer.Option(exists=True, dir_okay=False, help="Request for the job (JSON).")] = (
         None
     )
+    timezone: Annotated[str | None, typer.Option(help="Time zone of the times, by IANA name.")] = None
+    overlap: Annotated[
+        str | None,
+        typer.Option(callback=_OVERLAPS, help="While the last job runs: skip, queue or cancel_running."),
+    ] = None
+    misfire: Annotated[str | None, typer.Option(callback=_MISFIRES, help="Missed runs: run_once or skip.")] = None
+    misfire_grace: Annotated[
+        int | None, typer.Option(min=1, help="Seconds of delay before a run counts as missed.")
+    ] = None
+    jitter: Annotated[int | None, typer.Option(min=0, help="Longest random delay, in seconds.")] = None
+    skip_unchanged: Annotated[
+        bool | None,
+        typer.Option("--skip-unchanged/--no-skip-unchanged", help="Skip runs if model and data are unchanged."),
+    ] = None
+    gate: Annotated[Path | None, typer.Option(exists=True, dir_okay=False, help="Regression gate (JSON).")] = None
+    promote_to: Annotated[str | None, typer.Option(help="Alias to move when a run passes; '' for none.")] = None
 
 
 def _request(given: Rules | ScheduleChanges) -> dict[str, Any]:
@@ -99,7 +97,7 @@ def _request(given: Rules | ScheduleChanges) -> dict[str, Any]:
 
 
 def _line(item: ScheduleListed) -> str:
-    due = "never due again" if item.next_due_at is None else f"next {item.next_due_at:%Y-%m-%d %H:%M} UTC"
+    due = "no further runs" if item.next_due_at is None else f"next {item.next_due_at:%Y-%m-%d %H:%M} UTC"
     state = "paused" if item.paused_at is not None else due
     return f"{item.id}  {item.name}  {item.cron}  {item.timezone}  {state}"
 
@@ -128,17 +126,17 @@ def _print_schedule(found: ScheduleOut) -> None:
 
 @command(app)
 def add(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="None of the others has it.")],
-    cron: Annotated[str, typer.Argument(metavar="CRON", help="Such as '0 2 * * *': every night at two.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the schedule.")],
+    cron: Annotated[str, typer.Argument(metavar="CRON", help="Times, such as '0 2 * * *': every night at two.")],
     template: Annotated[
         Path,
-        typer.Argument(metavar="JOB.json", exists=True, dir_okay=False, help="The request, as of POST /v1/jobs."),
+        typer.Argument(metavar="JOB.json", exists=True, dir_okay=False, help="Request for the job (JSON)."),
     ],
     service: Service,
     rules: Rules,
     as_json: Json = False,
 ) -> None:
-    """Have a job submitted by the clock."""
+    """Create a schedule."""
     document, request = _document(template), _request(rules)
     with service.connected() as client:
         made = client.create_schedule(name, cron, document, **cast("ScheduleOptions", request))
@@ -147,10 +145,10 @@ def add(
 
 @command(app, "set")
 def set_schedule(schedule_id: ScheduleId, service: Service, changes: ScheduleChanges, as_json: Json = False) -> None:
-    """Change a schedule: what is not named stays. With other times it is planned anew, from now on."""
+    """Change a schedule."""
     given = _request(changes)
     if not given:
-        raise typer.BadParameter("name what is to be another, such as --cron.")
+        raise typer.BadParameter("Give at least one change, such as --cron.")
     if "promote_to" in given:
         given["promote_to"] = given["promote_to"] or None
     with service.connected() as client:
@@ -158,15 +156,15 @@ def set_schedule(schedule_id: ScheduleId, service: Service, changes: ScheduleCha
     _show(made, as_json)
 
 
-@remote(app, "list", line=_line, empty="There is no schedule.")
+@remote(app, "list", line=_line, empty="No schedules.")
 def list_schedules(client: Client) -> list[ScheduleListed]:
-    """All schedules, the newest first."""
+    """List all schedules."""
     return list(client.schedules())
 
 
 @remote(app, text=_print_schedule)
 def show(schedule_id: ScheduleId, client: Client) -> ScheduleOut:
-    """One schedule, with its rules; --json shows its template, too."""
+    """Show a schedule and its rules; with --json, its template as well."""
     return client.schedule(schedule_id)
 
 
@@ -177,8 +175,8 @@ def run(
         bool,
         typer.Option(
             "--wait",
-            help="Follow its job, and wait until it was judged: exit 0 if it was accepted, 3 if not, 1 if it came to "
-            "nothing, 5 after --timeout.",
+            help="Wait for the verdict: exit with code 0 if it passed, 3 if it failed, 1 if there is none, 5 after "
+            "--timeout.",
         ),
     ] = False,
     timeout: Timeout = None,
@@ -186,9 +184,9 @@ def run(
     service: Service,
     printing: Printing,
 ) -> None:
-    """Run a schedule now; its times stay as they are."""
+    """Run a schedule now."""
     if timeout is not None and not wait:
-        raise typer.BadParameter("goes with --wait.", param_hint="--timeout")
+        raise typer.BadParameter("requires --wait.", param_hint="--timeout")
     with service.connected() as client:
         made = client.run_schedule(schedule_id)
         if wait:
@@ -200,17 +198,17 @@ def run(
 
 @remote(app, line=_line)
 def pause(schedule_id: ScheduleId, client: Client) -> ScheduleOut:
-    """Let a schedule not be due until it is resumed."""
+    """Pause a schedule."""
     return _warned(client.pause_schedule(schedule_id))
 
 
 @remote(app, line=_line)
 def resume(schedule_id: ScheduleId, client: Client) -> ScheduleOut:
-    """Let a paused schedule be due again, from now on."""
+    """Resume a paused schedule."""
     return _warned(client.resume_schedule(schedule_id))
 
 
-@remote(app, line=_run_line, empty="There is no run.")
+@remote(app, line=_run_line, empty="No runs.")
 def runs(
     schedule_id: ScheduleId,
     client: Client,
@@ -221,15 +219,15 @@ def runs(
             help="waiting, running, passed, failed, skipped or refused. Default: all.",
         ),
     ] = None,
-    limit: Annotated[int, typer.Option(min=1, max=200, help="The newest so many.")] = 50,
+    limit: Annotated[int, typer.Option(min=1, max=200, help="Show at most this many, newest first.")] = 50,
 ) -> list[RunOut]:
-    """What became of the times that it was due, the newest first."""
+    """List the runs of a schedule, newest first."""
     return client.schedule_runs(schedule_id, state=state, limit=limit).items  # type: ignore[arg-type]  # checked above
 
 
 @remote(app)
 def rm(schedule_id: ScheduleId, client: Client) -> Done:
-    """Delete a schedule with its history; its jobs stay."""
+    """Delete a schedule with its runs; its jobs stay."""
     client.delete_schedule(schedule_id)
     return deleted(schedule_id)
 
@@ -238,9 +236,9 @@ def _document(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
-        raise typer.BadParameter(f"{path} is no JSON: {error}") from None
+        raise typer.BadParameter(f"{path} is not JSON: {error}") from None
     if not isinstance(found, dict):
-        raise typer.BadParameter(f"{path} holds no JSON object.")
+        raise typer.BadParameter(f"{path} contains no JSON object.")
     return found
 
 
@@ -274,7 +272,7 @@ def _wait_run(client: Client, run: RunOut, *, timeout_seconds: float | None, qui
             time.sleep(_PAUSE_SECONDS)
             run = client.schedule_run(run.schedule_id, run.id)
         if run.job_id is not None:
-            view.log(f"job {run.job_id}; follow it: quantmill jobs follow {run.job_id}")
+            view.log(f"job {run.job_id}: follow it with `quantmill jobs follow {run.job_id}`")
             client.wait(run.job_id, on_event=lambda event: show_event(event, view), timeout_seconds=left())
-            view.progress("judging")
+            view.progress("verdict")
         return client.wait_run(run, timeout_seconds=left())

@@ -31,11 +31,11 @@ def register(app: typer.Typer) -> None:
 
 
 def gc(
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Count what would go; remove nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Count what it would delete.")] = False,
     as_json: PlainJson = False,
     data_dir: DataDir = None,
 ) -> None:
-    """Collect what is past its time, as the reconciler does in its periods; safe while the service runs."""
+    """Delete expired data; safe while the service runs."""
     from worker.upkeep.registry import collect_everything, collectors
 
     with _installation(data_dir=data_dir) as (settings, database, store):
@@ -56,18 +56,18 @@ def gc(
             for one in found
         )
         return
-    typer.echo(f"{'':<12} {'would go' if dry_run else 'went':>9} {'bytes':>15}  what, and when")
+    typer.echo(f"{'':<12} {'to delete' if dry_run else 'deleted':>9} {'bytes':>15}  what: rule")
     for one in found:
         tally = tallies[one.name]
         typer.echo(f"{one.name:<12} {tally.items:>9} {tally.size_bytes:>15}  {one.removes}: {one.rule}")
 
 
 def scrub(
-    everything: Annotated[bool, typer.Option("--all", help="From the first file on, whatever was verified.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Start again from the first file.")] = False,
     as_json: PlainJson = False,
     data_dir: DataDir = None,
 ) -> None:
-    """Verify stored files against their digests, from where the last pass stopped; exit code 1 if any is damaged."""
+    """Verify stored files against their digests. Exit code 1 if any is damaged."""
     from service.files import repository as files
     from worker.upkeep.scrub import Scrubber
 
@@ -89,7 +89,7 @@ def scrub(
         typer.echo(f"{count} files verified, {size_bytes} bytes; {len(found)} damaged or missing")
         for sha256, damage, rows in found:
             told = ", ".join(f"{row.kind} {row.id} ({row.name})" for row in rows)
-            typer.echo(f"{sha256}  {damage}: {told or 'no row names it any more'}")
+            typer.echo(f"{sha256}  {damage}: {told or 'not in use'}")
     if found:
         raise typer.Exit(EXIT_DAMAGED)
 
@@ -110,15 +110,15 @@ def _installation(**values: object) -> Iterator[tuple[Settings, Database, FileSt
 
 def backup(
     dest: Annotated[
-        Path, typer.Argument(metavar="DEST", help="A new folder, or that of an earlier backup, which becomes this one.")
+        Path, typer.Argument(metavar="DEST", help="A new folder, or the folder of an earlier backup to update.")
     ],
     verify: Annotated[
-        bool, typer.Option("--verify", help="Read what DEST has already, too; copy anew what is damaged there.")
+        bool, typer.Option("--verify", help="Verify files that DEST has already; copy damaged ones again.")
     ] = False,
     as_json: PlainJson = False,
     data_dir: DataDir = None,
 ) -> None:
-    """Copy the data directory of `quantmill up`, which may run; exit code 1 if a stored file is not in the copy."""
+    """Back up the data directory while the service runs. Exit code 1 if a file is missing."""
     from worker.upkeep.backup import make_backup
 
     done = make_backup(options.load_settings(data_dir=data_dir), dest, verify=verify)
@@ -139,23 +139,23 @@ def backup(
     else:
         typer.echo(
             f"database of {manifest.created_at:%Y-%m-%dT%H:%M:%SZ}, {manifest.database.size_bytes} bytes; "
-            f"{len(manifest.files)} files, {size_bytes} bytes, of which {done.copied}, {done.copied_bytes} bytes, "
-            "were copied now"
+            f"{len(manifest.files)} files, {size_bytes} bytes, {done.copied} of them "
+            f"({done.copied_bytes} bytes) copied now"
         )
         if manifest.open_uploads:
-            typer.echo(f"{manifest.open_uploads} unfinished uploads: their bytes are not in the backup")
+            typer.echo(f"{manifest.open_uploads} unfinished uploads are not in the backup")
         for file in manifest.missing:
-            typer.echo(f"{file.sha256}  {file.damage}: not in the backup; quantmill scrub --all tells more")
+            typer.echo(f"{file.sha256}  {file.damage}: not in the backup; `quantmill scrub --all` shows more")
     if manifest.missing:
         raise typer.Exit(EXIT_DAMAGED)
 
 
 def restore(
-    source: Annotated[Path, typer.Argument(metavar="SRC", help="The folder that quantmill backup wrote.")],
+    source: Annotated[Path, typer.Argument(metavar="SRC", help="Folder of a backup.")],
     as_json: PlainJson = False,
     data_dir: DataDir = None,
 ) -> None:
-    """Make a new data directory of a backup: every file is verified, and it is complete or not there at all."""
+    """Restore a backup into a new data directory."""
     from worker.upkeep.restore import restore_backup
 
     options.configure_logging()
@@ -171,8 +171,8 @@ def restore(
         print_json(told)
         return
     typer.echo(
-        f"{settings.data_dir} is as it was at {manifest.created_at:%Y-%m-%dT%H:%M:%SZ}: {len(manifest.files)} files; "
-        "start it by quantmill up --data-dir"
+        f"{settings.data_dir} restored from {manifest.created_at:%Y-%m-%dT%H:%M:%SZ}: {len(manifest.files)} files. "
+        f"Start it with `quantmill up --data-dir {settings.data_dir}`."
     )
     for file in manifest.missing:
-        typer.echo(f"{file.sha256}  {file.damage}: was not in the backup")
+        typer.echo(f"{file.sha256}  {file.damage}: not in the backup")

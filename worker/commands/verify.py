@@ -30,7 +30,7 @@ _DATA_DIR = "QUANTMILL_DATA_DIR"
 _MODEL_ENDINGS = (".onnx", ".onnx.data")
 
 File = Annotated[
-    Path, typer.Argument(metavar="FILE", exists=True, dir_okay=False, help="What a job has made, such as Q.onnx.")
+    Path, typer.Argument(metavar="FILE", exists=True, dir_okay=False, help="Artifact of a job, such as Q.onnx.")
 ]
 
 
@@ -44,25 +44,23 @@ def verify(
     file: File,
     attestation: Annotated[
         Path | None,
-        options.file_option("FILE", f"Its attestation. Default: FILE{SUFFIX} beside it."),
+        options.file_option("FILE", f"Attestation. Default: FILE{SUFFIX}."),
     ] = None,
     key: Annotated[
         list[Path] | None,
         options.file_option(
             "PUBLIC.pem",
-            "Trust these public keys alone; may be given again. Default: ~/.config/quantmill/trusted/*.pem.",
+            "Trust only these public keys; repeatable. Default: ~/.config/quantmill/trusted/*.pem.",
         ),
     ] = None,
-    server: Annotated[
-        str | None, typer.Option(metavar="URL", help="Trust the keys of this service, which is asked for them.")
-    ] = None,
+    server: Annotated[str | None, typer.Option(metavar="URL", help="Trust the signing keys of this service.")] = None,
     data_dir: DataDir = None,
     no_signature: Annotated[
-        bool, typer.Option("--no-signature", help="Do not look at the signature: anybody may have written it all.")
+        bool, typer.Option("--no-signature", help="Skip the signature; anybody could have written the attestation.")
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Check that a file is what its attestation says; print what it was made from, by which engine and job."""
+    """Verify a file against its attestation and print its provenance."""
     from service.attestations import verification
     from service.attestations.dsse import MOST_BYTES, parse_envelope
     from service.attestations.schemas import NotVerifiedError
@@ -71,7 +69,7 @@ def verify(
         raise typer.BadParameter("--key, --server, --data-dir and --no-signature exclude each other.")
     path = attestation or attestation_path(file)
     if not path.is_file():
-        raise typer.BadParameter(f"{path} is not there: name the attestation by --attestation.", param_hint="FILE")
+        raise typer.BadParameter(f"{path} does not exist. Give the attestation with --attestation.", param_hint="FILE")
     trusted = [] if no_signature else _trusted(key, server, data_dir)
     envelope = parse_envelope(_bounded(path, MOST_BYTES + 1))
     found = verification.verify(file, envelope, trusted, signature=not no_signature)
@@ -80,9 +78,9 @@ def verify(
     else:
         _print(file, found)
     if found.faults:
-        hint = "Trust nothing of it, or see docs/attestations.md."
+        hint = "Do not trust this file; see docs/attestations.md."
         if found.faults[0].code in ("signature-not-checked", "key-unknown"):
-            hint = "Name the key of the service that you trust by --key, or ask the service: --server URL."
+            hint = "Give a trusted public key with --key, or the service with --server."
         raise NotVerifiedError(" ".join(fault.message for fault in found.faults), hint=hint)
 
 
@@ -126,7 +124,7 @@ def _of_installation(data_dir: Path | None) -> list[TrustedKey]:
 
     settings = options.load_settings(data_dir=data_dir)
     if settings.embedded_database and not (settings.data_dir / "service.db").is_file():
-        raise typer.BadParameter(f"{settings.data_dir} is no data directory.", param_hint="--data-dir")
+        raise typer.BadParameter(f"{settings.data_dir} is not a data directory.", param_hint="--data-dir")
     with installation(data_dir) as (_, database), database.read() as session:
         rows = repository.signing_keys(session)
     return [TrustedKey(public_key(row), str(settings.data_dir), row.retired_at) for row in rows]
@@ -217,7 +215,7 @@ def reproduce(
     *,
     printing: Printing,
 ) -> None:
-    """Run a job that has succeeded once more and compare all bytes of its models. Exit code 6 if they differ."""
+    """Run a succeeded job again and compare the models byte by byte. Exit code 6 if they differ."""
     from service.attestations.schemas import NotReproducedError
     from worker.commands import remote
     from worker.commands.console import ProgressView
@@ -227,7 +225,7 @@ def reproduce(
         installed = client.version()
         if installed != before.engine_version:
             note = f"The job ran on engine {before.engine_version}; the service has {installed} now."
-            typer.echo(f"note: {note} Other bytes are to be expected.", err=True)
+            typer.echo(f"note: {note} The bytes may differ.", err=True)
         again = client.retry(job)
         remote.follow(client, again.id, view=view, timeout_seconds=timeout)
         after = client.report(again.id).manifest
@@ -246,8 +244,8 @@ def reproduce(
         typer.echo(f"{'again':<10} {again.id}")
     if not identical:
         raise NotReproducedError(
-            f"The job {again.id} gave other bytes than {job}: {' '.join(reasons)}",
-            hint="Bytes are promised for the same engine, libraries and kind of processor: docs/attestations.md.",
+            f"The models of {again.id} and {job} differ: {' '.join(reasons)}",
+            hint="The same bytes require the same engine, libraries and kind of processor; see docs/attestations.md.",
         )
 
 
@@ -284,6 +282,6 @@ def _reasons(before: Manifest, after: Manifest) -> Iterator[str]:
     for name, (then, now) in changed.items():
         yield f"{name} was {then} and is {now}."
     if after.timed_choice or before.timed_choice:
-        yield "The gate's fallback has chosen the model by measured latency, which differs from run to run."
+        yield "The gate's fallback chose the model by measured latency, which varies between runs."
     elif not changed:
-        yield "Engine, libraries and threads are the same: the kind of processor or of GPU may be another one."
+        yield "Engine, libraries and threads are the same; the processor or GPU may differ."

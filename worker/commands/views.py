@@ -79,7 +79,7 @@ def print_job(job: JobOut) -> None:
         ("labels", _pairs(job.labels)),
         ("state", _styled(job.state)),
         ("stage", _stage(job) or "-"),
-        ("done", _whole(job) or "-"),
+        ("progress", _whole(job) or "-"),
         ("waiting", None if job.waiting is None else f"{job.waiting.message} {job.waiting.hint}"),
         ("model", _named_model(job)),
         ("reference", job.reference_model_id),

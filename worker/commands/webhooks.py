@@ -19,17 +19,13 @@ if TYPE_CHECKING:
     from service.hand_overs.schemas import HandOverOut
     from service.webhooks.schemas import DeliveryOut, WebhookMade, WebhookOut
 
-app = typer.Typer(
-    name="webhooks", help="Have URLs told of events: jobs, models, datasets, aliases, schedules.", no_args_is_help=True
-)
+app = typer.Typer(name="webhooks", help="Manage webhooks.", no_args_is_help=True)
 
-WebhookId = Annotated[str, typer.Argument(metavar="WEBHOOK", help="As list shows it: whk_...")]
-DeliveryId = Annotated[str, typer.Argument(metavar="DELIVERY", help="As deliveries shows it: dlv_...")]
+WebhookId = Annotated[str, typer.Argument(metavar="WEBHOOK", help="The webhook's id: whk_...")]
+DeliveryId = Annotated[str, typer.Argument(metavar="DELIVERY", help="The delivery's id: dlv_...")]
 Targets = Annotated[
     str | None,
-    typer.Option(
-        metavar="FILE.json", help="A list of places that results are sent to, as HTTP takes it; - is standard input."
-    ),
+    typer.Option(metavar="FILE.json", help="Targets to send the results to (JSON list); - reads standard input."),
 ]
 _STDIN = "-"
 _HOUR_SECONDS = 3600.0
@@ -57,7 +53,7 @@ def _hand_over_line(item: HandOverOut) -> str:
 
 def _print_made(made: WebhookMade) -> None:
     """The secret alone on standard output, as ``keys create`` has it."""
-    typer.echo(f"{_line(made)}\nIts secret, which is shown this once:", err=True)
+    typer.echo(f"{_line(made)}\nSecret, shown only once:", err=True)
     typer.echo(made.secret)
 
 
@@ -73,26 +69,26 @@ def _print_webhook(found: WebhookOut) -> None:
 
 @remote(app, text=_print_made)
 def create(
-    url: Annotated[str, typer.Argument(metavar="URL", help="https, of a host on the public internet.")],
+    url: Annotated[str, typer.Argument(metavar="URL", help="HTTPS URL of a public host.")],
     client: Client,
     event: Annotated[
-        list[str] | None, typer.Option(help="Such as 'job.*' or model.ready; may be given again. Default: all.")
+        list[str] | None, typer.Option(help="Event type, such as 'job.*' or model.ready; repeatable. Default: all.")
     ] = None,
-    description: Annotated[str | None, typer.Option(help="For people.")] = None,
+    description: Annotated[str | None, typer.Option(help="Description.")] = None,
 ) -> WebhookMade:
-    """Have a URL told of events. Prints the secret that its requests are signed by, once."""
+    """Create a webhook; print its signing secret once."""
     return client.create_webhook(url, event or ["*"], description=description)
 
 
-@remote(app, "list", line=_line, empty="There is no webhook.")
+@remote(app, "list", line=_line, empty="No webhooks.")
 def list_webhooks(client: Client) -> list[WebhookOut]:
-    """All webhooks, the newest first."""
+    """List all webhooks."""
     return list(client.webhooks())
 
 
 @remote(app, text=_print_webhook)
 def show(webhook_id: WebhookId, client: Client) -> WebhookOut:
-    """One webhook, with what is wrong with it."""
+    """Show a webhook and its failures."""
     return client.webhook(webhook_id)
 
 
@@ -100,19 +96,19 @@ def show(webhook_id: WebhookId, client: Client) -> WebhookOut:
 def rotate(
     webhook_id: WebhookId,
     client: Client,
-    grace_hours: Annotated[float, typer.Option(min=0, help="Until the old secret ends.")] = 24.0,
+    grace_hours: Annotated[float, typer.Option(min=0, help="Hours until the old secret expires.")] = 24.0,
 ) -> WebhookMade:
-    """A new secret, printed once; until the old one ends, both sign."""
+    """Replace the signing secret; print the new one once."""
     return client.rotate_webhook(webhook_id, grace_seconds=grace_hours * _HOUR_SECONDS)
 
 
 @remote(app, line=_delivery_line)
 def ping(webhook_id: WebhookId, client: Client) -> DeliveryOut:
-    """Send webhook.ping; deliveries tells what became of it."""
+    """Send a webhook.ping event."""
     return client.ping_webhook(webhook_id)
 
 
-@remote(app, line=_delivery_line, empty="There is no delivery.")
+@remote(app, line=_delivery_line, empty="No deliveries.")
 def deliveries(
     webhook_id: WebhookId,
     client: Client,
@@ -123,21 +119,21 @@ def deliveries(
             help="waiting, delivered or failed. Default: all.",
         ),
     ] = None,
-    limit: Annotated[int, typer.Option(min=1, max=200, help="The newest so many.")] = 50,
+    limit: Annotated[int, typer.Option(min=1, max=200, help="Show at most this many, newest first.")] = 50,
 ) -> list[DeliveryOut]:
-    """What was sent, or waits to be, the newest first."""
+    """List the deliveries of a webhook, newest first."""
     return client.webhook_deliveries(webhook_id, state=state, limit=limit).items
 
 
 @remote(app, line=_delivery_line)
 def redeliver(webhook_id: WebhookId, delivery_id: DeliveryId, client: Client) -> DeliveryOut:
-    """Send a delivery (again) now; the receiver knows it by its id."""
+    """Send a delivery again, with the same id."""
     return client.redeliver(webhook_id, delivery_id)
 
 
 @remote(app)
 def rm(webhook_id: WebhookId, client: Client) -> Done:
-    """Delete a webhook with its deliveries; what waits for it is never sent."""
+    """Delete a webhook with its deliveries."""
     client.delete_webhook(webhook_id)
     return deleted(webhook_id)
 
@@ -156,9 +152,9 @@ def given_targets(place: str | None) -> list[dict[str, Any]]:
     except OSError as error:
         raise typer.BadParameter(f"cannot be read: {error.strerror}", param_hint="--targets") from None
     except ValueError:
-        raise typer.BadParameter("this is no JSON.", param_hint="--targets") from None
+        raise typer.BadParameter("not JSON.", param_hint="--targets") from None
     if not isinstance(found, list) or not all(isinstance(item, dict) for item in found):
-        raise typer.BadParameter("a list of targets: [{...}]", param_hint="--targets")
+        raise typer.BadParameter("must be a list: [{...}]", param_hint="--targets")
     return found
 
 
@@ -171,34 +167,34 @@ def hand_over(
     job: JobId,
     put: Annotated[
         list[str] | None,
-        typer.Option(metavar="ARTIFACT=URL", help="Send this file by PUT to a presigned URL; may be given again."),
+        typer.Option(metavar="ARTIFACT=URL", help="Upload this artifact to a presigned URL by PUT; repeatable."),
     ] = None,
     post: Annotated[
-        list[str] | None, typer.Option(metavar="URL", help="POST what is known of the job; may be given again.")
+        list[str] | None, typer.Option(metavar="URL", help="Send the job's facts to this URL by POST; repeatable.")
     ] = None,
     targets: Targets = None,
     when: Annotated[
         str,
         typer.Option(
             callback=_CONDITIONS,
-            help="Of --put and --post. pass: if the gate is passed; success: whatever the verdict is.",
+            help="When --put and --post are sent: pass (the gate passed) or success (whatever the verdict).",
         ),
     ] = "pass",
     *,
     service: Service,
     json: options.Json = False,
 ) -> None:
-    """Send results of a job to places of yours once it has succeeded; without any, list what goes where."""
+    """Send the results of a job to buckets and URLs; without targets, list them."""
     wanted = [*given_targets(targets), *map(_put, put or ()), *({"kind": "post", "url": url} for url in post or ())]
     for target in wanted:
         target.setdefault("when", when)
     with service.connected() as client:
         found = client.hand_over(job, wanted) if wanted else client.hand_overs(job)
-    show_answer(found, json=json, line=_hand_over_line, empty="Nothing of this job is handed over.")
+    show_answer(found, json=json, line=_hand_over_line, empty="No hand-overs.")
 
 
 def _put(text: str) -> dict[str, Any]:
     artifact, sign, url = text.partition("=")
     if not sign or "/" in artifact:
-        raise typer.BadParameter("say which file goes there: model=https://...", param_hint="--put")
+        raise typer.BadParameter("must be ARTIFACT=URL, such as model=https://...", param_hint="--put")
     return {"kind": "put", "artifact": artifact, "url": url}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 import onnx_ir as ir
 
@@ -11,7 +12,7 @@ from service.contracts.errors import UnsupportedModelError
 from service.contracts.runner import MAX_FILES, WEIGHTS_KIND, MadeFile, QuantizeResult, QuantizeTask
 from worker.quantizer.graph.serialized import ModelContent, save_weights
 from worker.quantizer.pipeline import Provisions, quantize
-from worker.quantizer.report.graph_view import graph_file
+from worker.quantizer.report.graph_view import Grids, graph_file
 from worker.quantizer.run.cache import Cache
 from worker.quantizer.run.interface import Run
 from worker.quantizer.run.services import ExtraFile, nobody, write_files
@@ -50,7 +51,7 @@ def quantize_files(task: QuantizeTask, run: Run, reached: Callable[[str], None] 
     result.content.move(output / MODEL_FILE)
     files = [*result.files, *(_weights(output, run) if task.weights else ())]
     if task.graph and result.prepared is not None:
-        files += _graph(result.prepared, files, task.extra_bytes, run)
+        files += _graph(result.prepared, files, task.extra_bytes, run, result.grids)
     written = write_files(tuple(files), output)
     return QuantizeResult(model_file=MODEL_FILE, report=result.report, data=_data(result.content), files=written)
 
@@ -67,14 +68,20 @@ def _cache(task: QuantizeTask, run: Run) -> Cache:
     return Cache(folder, scope=task.cache_scope, limit_bytes=task.cache_bytes, run=run)
 
 
-def _graph(prepared: ir.Graph, others: Sequence[ExtraFile], limit_bytes: int | None, run: Run) -> Iterator[ExtraFile]:
+def _graph(
+    prepared: ir.Graph,
+    others: Sequence[ExtraFile],
+    limit_bytes: int | None,
+    run: Run,
+    grids: Grids = MappingProxyType({}),
+) -> Iterator[ExtraFile]:
     """The prepared graph, where there is room for it beside the files that a config asked for."""
-    made = graph_file(prepared, run)
+    made = graph_file(prepared, run, grids)
     if made is None:
         return
     taken = made.size_bytes + sum(file.size_bytes for file in others)
     if len(others) >= MAX_FILES or (limit_bytes is not None and taken > limit_bytes):
-        run.log(f"{made.filename} is left out: there is no room for it beside the model", "warning")
+        run.log(f"{made.filename} is left out: not enough space", "warning")
         return
     yield made
 

@@ -13,10 +13,12 @@ from typing import Any
 
 import onnx_ir as ir
 
-from service.contracts.compatibility import check_dataset
+from service.contracts.compatibility import check_batch, check_dataset, fixed_batch
 from service.contracts.config import QuantizationConfig
 from service.contracts.data_checks import check_data_given, check_training, random_data_of
+from service.contracts.dataset import label_notes
 from service.contracts.errors import UnsupportedModelError
+from service.contracts.graph_view import TensorGrid
 from service.contracts.model import ModelSummary
 from service.contracts.preparation import fixed_inputs
 from service.contracts.report import Report
@@ -35,15 +37,19 @@ from worker.quantizer.graph.rewriting import PassOutcome
 from worker.quantizer.graph.serialized import ModelContent, copy_of, to_bytes
 from worker.quantizer.intake.inspect import inspect_model, open_model
 from worker.quantizer.intake.loading import uploaded_bytes
+from worker.quantizer.intake.work import work_of
+from worker.quantizer.layerwise.frontier import free_memory_bytes
 from worker.quantizer.modes.planning import check_devices, devices_of, kept_alike, plan_model, prepare_model
 from worker.quantizer.modes.registry import MODES, to_qoperator
 from worker.quantizer.plan.types import PlanLog, QuantizationPlan
 from worker.quantizer.preparation.layout import take_nhwc, turn_inputs
+from worker.quantizer.preparation.passes.shapes import infer_shapes
 from worker.quantizer.preparation.prepare import undo_quantization
 from worker.quantizer.refine.draft import Case, Draft, Filled, QuantizedDraft
 from worker.quantizer.refine.ranges import settle_methods
 from worker.quantizer.refine.values import settle_values
 from worker.quantizer.report.assemble import make_report, provenance_entries
+from worker.quantizer.report.graph_view import grids_of
 from worker.quantizer.report.plots import publish_ranges, publish_training
 from worker.quantizer.report.words import calibration_notes, nothing_quantized
 from worker.quantizer.run.cache import Cache
@@ -57,15 +63,19 @@ from worker.quantizer.runtime.session import Session, is_heavy
 from worker.quantizer.sanity.examine import examine
 from worker.quantizer.written.settle import as_written
 
+# A fixed batch axis from here on is looked at before the model runs.
+_LARGE_BATCH = 256
+
 
 @dataclass(frozen=True)
 class Result:
-    """What a quantization gives; ``prepared`` is the float graph that was quantized."""
+    """What a quantization gives; ``prepared`` is the float graph that was quantized, ``grids`` those of its tensors."""
 
     content: ModelContent
     report: Report
     files: tuple[ExtraFile, ...] = ()
     prepared: ir.Graph | None = None
+    grids: Mapping[str, TensorGrid] = field(default_factory=dict)
 
     @property
     def model(self) -> bytes:
@@ -136,7 +146,7 @@ def quantize(
     publish_training(report.algorithms, found.services.files)
     publish_samples(made.samples, found.services.files, run)
     run.overall(1.0, 0.0)
-    return Result(done.content, report, found.services.files.all, done.prepared.graph)
+    return Result(done.content, report, found.services.files.all, done.prepared.graph, grids_of(done.plan))
 
 
 def fill(
@@ -160,6 +170,7 @@ def fill(
         check_devices(config)
         original, undone, float_session, summary = _load(model_path, config, threads)
         forget_pages(original)
+        _check_batch(summary, original)
         check_data_given(config, calibration=calibration is not None, evaluation=evaluation is not None)
         calibration_data = _calibration(calibration, summary, config, float_session)
         evaluation_data = None if evaluation is None else _open(evaluation, summary, config, "evaluation dataset")
@@ -190,6 +201,8 @@ def fill(
         )
     with stages.stage("sanity"):
         run.progress("sanity")
+        for note in _data_notes(case):
+            run.log(note, "warning")
         case = replace(case, findings=examine(case, original, services))
     return _fill(original, _Origin(model_path, undone), case, services)
 
@@ -340,6 +353,21 @@ def _load(
     if undone is not None and undone.applied:
         facts["size_bytes"] = len(to_bytes(model))
     return model, undone, session, uploaded.summary.model_copy(update=facts)
+
+
+def _data_notes(case: Case) -> tuple[str, ...]:
+    """What to know about the labels before anything is measured; none with declared metrics or random data."""
+    data = case.measured_on
+    return () if case.config.evaluation.metrics or data.is_random else label_notes(data.summary.labels)
+
+
+def _check_batch(summary: ModelSummary, original: ir.Model) -> None:
+    """Refuse a batch axis that is fixed at more samples than memory takes, before the model runs."""
+    if fixed_batch(summary) < _LARGE_BATCH:
+        return
+    shaped = copy_of(original)
+    infer_shapes(shaped)
+    check_batch(summary, work_of(shaped.graph), most_bytes=free_memory_bytes())
 
 
 def _probe(

@@ -6,6 +6,7 @@ It is built beside its place, every file is verified on its way, and it is renam
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import shutil
 from collections.abc import Iterator
@@ -24,7 +25,7 @@ from service.files import repository as files
 from service.jobs import transitions
 from service.jobs.schemas import Waiting
 from service.settings import Settings
-from service.storage import FileStore, file_sha256, sync_folder
+from service.storage import BLOCK_BYTES, FileStore, sync_folder
 from worker.embedded import LOCK_FILE, lock_data_dir
 from worker.repository import running_attempts
 from worker.upkeep import backup
@@ -126,11 +127,16 @@ def _rename(place: Path, target: Path) -> None:
 
 
 def _copy_verified(source: Path, file: CopiedFile, target: Path) -> None:
+    """Copy a file of the backup, and digest it on the way: a large one is read once."""
+    digest, size_bytes = hashlib.sha256(), 0
     try:
-        shutil.copyfile(source, target)
+        with source.open("rb") as read, target.open("wb") as written:
+            while block := read.read(BLOCK_BYTES):
+                digest.update(block)
+                size_bytes += written.write(block)
     except FileNotFoundError:
         raise _damaged(source, "is missing") from None
-    copied = CopiedFile(sha256=file_sha256(target), size_bytes=target.stat().st_size)
+    copied = CopiedFile(sha256=digest.hexdigest(), size_bytes=size_bytes)
     if copied != file:
         raise _damaged(source, f"is damaged: it has {copied.size_bytes} bytes with sha256 {copied.sha256}")
 

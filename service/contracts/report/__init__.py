@@ -36,6 +36,8 @@ from service.contracts.report.layers import (
     Severity,
     TrainingEpoch,
     TrainingFigures,
+    by_contribution,
+    contributing_layers,
 )
 from service.contracts.report.whole import REPORT_SCHEMA_VERSION, Manifest, Report, StageFigures, upgraded
 
@@ -75,5 +77,7 @@ __all__ = [
     "TrainingEpoch",
     "TrainingFigures",
     "Verdict",
+    "by_contribution",
+    "contributing_layers",
     "upgraded",
 ]

@@ -128,7 +128,12 @@ class LatencyFigures(Contract):
     )
     ratio_interval: Interval
     verdict: Literal["faster", "slower", "undecided"] = Field(
-        description="Of the quantized model; undecided where the interval of the ratio holds 1."
+        description="Of the quantized model; undecided where the interval of the ratio contains 1."
+    )
+    not_representative: str | None = Field(
+        default=None,
+        description="Why these figures do not predict latency on the target, such as a preset that is simulated on "
+        "this CPU; null: they do.",
     )
     runs: int = Field(ge=1, description="Timed runs of either model.")
     batch_size: int = Field(ge=1)
@@ -137,6 +142,10 @@ class LatencyFigures(Contract):
 
 
 Verdict = Literal["pass", "fail", "undecided", "none"]
+
+
+# The clause of the sanity check, which every job has.
+SANITY = "sanity"
 
 
 class GateClause(Contract):
@@ -155,6 +164,11 @@ class GateClause(Contract):
         default=None, ge=1, description="About so many samples would decide it; null: decided, or nobody knows."
     )
     why: str | None = Field(default=None, description="Why it is undecided.")
+
+    @property
+    def is_collapse(self) -> bool:
+        """Whether it tells that the quantized model has lost most of what the float model can do."""
+        return self.clause == SANITY and self.holds is False
 
 
 class KernelFigures(Contract):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Literal
 
 from pydantic import Field
@@ -89,6 +90,25 @@ class LayerFigures(Contract):
     activation_histogram: Histogram | None = Field(
         default=None, description="Of the float model's result of the row. Only quantized rows of low SQNR have any."
     )
+
+
+def by_contribution(layers: Iterable[LayerFigures]) -> list[LayerFigures]:
+    """Quantized rows by their part of all error, the largest first: the order of every list of layers.
+
+    Rows without the figure keep their order and come last. Where nothing was lost no row has one.
+    """
+    quantized = [layer for layer in layers if layer.reason is None]
+    return sorted(quantized, key=lambda layer: (layer.error_percent is None, -(layer.error_percent or 0.0)))
+
+
+def contributing_layers(layers: Iterable[LayerFigures], most: int | None = None) -> list[LayerFigures]:
+    """The rows that most of the error comes from; empty where nothing was lost.
+
+    Args:
+        layers: of a report.
+        most: how many of them; None: all that contribute at all.
+    """
+    return [layer for layer in by_contribution(layers) if layer.error_percent][:most]
 
 
 class PreparationStep(Contract):

@@ -157,7 +157,10 @@ class Report(Contract):
     fallback: Fallback | None = Field(
         default=None, description="What was tried because the quantized model was too slow; null: nothing."
     )
-    layers: tuple[LayerFigures, ...] = Field(description="Worst SQNR first, then the nodes left in float.")
+    layers: tuple[LayerFigures, ...] = Field(
+        description="Quantized layers by error contribution, the largest first, or by SQNR, the lowest first, where "
+        "nothing was lost; then the nodes left in float."
+    )
     preparation: tuple[PreparationStep, ...]
     algorithms: tuple[AlgorithmFigures, ...] = Field(default=(), description="In the order in which they ran.")
     notes: tuple[str, ...] = ()

@@ -80,11 +80,11 @@ frame.addEventListener("dragstart", event => event.preventDefault());
 frame.addEventListener("click", event => {  // the end of a drag is no click
   if (event.detail && moved > DRAG_PIXELS) { event.preventDefault(); event.stopPropagation(); }
 }, true);
-frame.addEventListener("focusin", event => { const box = event.target.closest("a.box"); if (box?.matches(":focus-visible")) reveal(box); });
+frame.addEventListener("focusin", event => { const box = event.target.closest("a.box, a.pair"); if (box?.matches(":focus-visible")) reveal(box); });
 
 const address = box => box.getAttribute("href");
 const nodeOf = url => new URL(url, location.href).searchParams.get("node");
-const boxOf = node => [...picture.querySelectorAll("a[data-node]")].find(box => nodeOf(address(box)) === node);
+const boxOf = node => [...picture.querySelectorAll("a.box[data-node]")].find(box => nodeOf(address(box)) === node);
 const mark = chosen => {
   for (const box of picture.querySelectorAll(".chosen")) { box.classList.remove("chosen"); box.removeAttribute("aria-current"); }
   if (chosen) { chosen.classList.add("chosen"); chosen.setAttribute("aria-current", "true"); }

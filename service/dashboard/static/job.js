@@ -25,6 +25,8 @@ const element = (name, text, kind) => Object.assign(document.createElement(name)
 const stages = document.getElementById("stages");
 const marked = (item, key) => {
   item.className = key;
+  const hint = item.querySelector(".hint"), [, done, total, unit] = /^(\d+)\/(\d+)(.*)$/.exec(hint.textContent) || [];
+  if (key === "done" && total) hint.textContent = done === total ? `${total}${unit}` : "";
   item.querySelector(".mark")?.remove();
   item.prepend(...made("marks", key));
 };
@@ -47,11 +49,12 @@ const staged = ({ stage: name, done, total, unit }, attempt) => {
 };
 
 const changed = ({ created_at: at, attempt, data }) => {
-  const moment = `${at.slice(0, 10)} ${at.slice(11, 19)} UTC`;
+  const moment = `${at.slice(0, 10)} ${at.slice(11, 19)} UTC`;  // pages.js turns it into local time
   const words = [data.name, data.reason, data.error && data.error.title].filter(Boolean).join(", ");
   const item = document.createElement("li"), time = element("time", moment);
   time.dateTime = at;
-  item.append(time, " ", ...made("states", data.state), " ", element("span", `${attempt ? `attempt ${attempt} ` : ""}${words}`, "hint"));
+  time.dataset.local = "";
+  item.append(time, " ", ...made("states", data.state), " ", element("span", [attempt > 1 ? `attempt ${attempt}` : "", words].filter(Boolean).join(", "), "hint"));
   document.getElementById("timeline").append(item);
   document.getElementById("state").replaceChildren(...made("states", data.state));
 };

@@ -29,7 +29,7 @@ const upload = async (file, kind, told) => {
     }).catch(() => null);
     if (answer?.ok) { offset = Number(answer.headers.get("Upload-Offset")); breaks = 0; continue; }
     if (answer && ![408, 409, 423, 429].includes(answer.status) && answer.status < 500) await answered(answer);
-    if (++breaks > MOST_BREAKS) throw new Error("The connection broke too often. Choose the file again to try once more.");
+    if (++breaks > MOST_BREAKS) throw new Error("The connection broke too often. Choose the file again to retry.");
     await pause(Math.min(2 ** breaks, 30));
     const seen = await ask(`/v1/uploads/${id}`, { method: "HEAD" }).catch(() => null);
     if (seen?.ok) offset = Number(seen.headers.get("Upload-Offset"));
@@ -43,7 +43,7 @@ const ready = async (path, words) => {
     const resource = await answered(await ask(`${path}?wait=25`));
     if (resource.status === "ready") return resource;
     if (resource.status === "rejected") throw new Error(resource.problems.map(one => [one.detail, one.hint].filter(Boolean).join(" ")).join(" "));
-    words(resource.waiting ? `${resource.waiting.message} ${resource.waiting.hint}` : "It is being looked through ...");
+    words(resource.waiting ? `${resource.waiting.message} ${resource.waiting.hint}` : "Validating ...");
   }
 };
 
@@ -63,7 +63,7 @@ const stem = name => name.replace(/\.(tar\.gz|[^.]+)$/, "");
 const makers = {
   model: async (files, told) => {
     const parts = [];
-    for (const file of files) parts.push({ upload_id: await upload(file, "model", share => told(`Sending ${file.name}`, share)), path: file.name });
+    for (const file of files) parts.push({ upload_id: await upload(file, "model", share => told(`Uploading ${file.name}`, share)), path: file.name });
     const main = files.find(one => one.name.toLowerCase().endsWith(".onnx")) || files[0];
     const made = await post("/v1/models", { name: value("model_name") || stem(main.name), files: parts });
     const resource = await ready(`/v1/models/${made.id}`, words => told(words, null));
@@ -72,7 +72,7 @@ const makers = {
   },
   dataset: async ([file], told, chosen) => {
     const body = { name: value("dataset_name") || stem(file.name), ...preprocessing(file) };
-    body.upload_id = await upload(file, "dataset", share => told(`Sending ${file.name}`, share));
+    body.upload_id = await upload(file, "dataset", share => told(`Uploading ${file.name}`, share));
     const made = await post("/v1/datasets", body);
     const resource = await ready(`/v1/datasets/${made.id}`, words => told(words, null));
     choose(chosen, resource);
@@ -110,7 +110,7 @@ for (const zone of document.querySelectorAll("[data-drop]")) {
   const bar = document.createElement("progress"), words = document.createElement("p");
   let busy = false;
   bar.max = 1;
-  bar.setAttribute("aria-label", "Sent");
+  bar.setAttribute("aria-label", "Uploaded");
   const told = (text, share) => {
     words.textContent = text;
     if (share === null) bar.removeAttribute("value"); else bar.value = share;
@@ -118,11 +118,12 @@ for (const zone of document.querySelectorAll("[data-drop]")) {
   const go = async files => {
     if (!files.length || busy) return;
     busy = true;
+    zone.closest("details").open = true;
     out.replaceChildren(words, bar);
     words.className = "";
     try {
       const resource = await makers[zone.dataset.drop]([...files], told, zone.dataset.chosen);
-      words.textContent = `✔ ${resource.name}@${resource.version} is ready and chosen here.`;
+      words.textContent = `✔ ${resource.name}@${resource.version} is ready and chosen above.`;
       words.className = "good";
       input.value = "";
       await check();
@@ -145,6 +146,18 @@ for (const zone of document.querySelectorAll("[data-drop]")) {
   });
 }
 
+// A preset is one of the cards, or one of the list of all others.
+const cards = [...document.querySelectorAll("input[name='c:/preset']")], others = document.getElementById("more-presets");
+const choosePreset = fresh => {
+  const seen = fresh.querySelector("input[name='c:/preset']:checked")?.value;
+  for (const card of cards) card.checked = card.value === seen;
+  others.value = seen ? "" : fresh.getElementById("more-presets").value;
+};
+form.addEventListener("change", ({ target }) => {
+  if (cards.includes(target)) others.value = "";
+  if (target === others && others.value) for (const card of cards) card.checked = false;
+});
+
 // The server knows how a config is a form; a change on one side is shown on the other.
 let turn = 0;
 const follow = async action => {
@@ -156,9 +169,11 @@ const follow = async action => {
   const focused = document.activeElement?.id;
   const open = [...document.querySelectorAll("#fields details")].map(one => one.open);
   const edited = form.elements.config.value;
-  document.getElementById("fields").replaceChildren(...fresh.getElementById("fields").childNodes);
-  document.getElementById("json").replaceChildren(...fresh.getElementById("json").childNodes);
-  form.elements["c:/preset"].value = fresh.querySelector("[name='c:/preset']").value;
+  for (const id of ["fields", "json", "largest-drop"]) {
+    document.getElementById(id).replaceChildren(...fresh.getElementById(id).childNodes);
+  }
+  document.querySelector("#configuration > summary").replaceChildren(...fresh.querySelector("#configuration > summary").childNodes);
+  choosePreset(fresh);
   document.querySelectorAll("#fields details").forEach((one, place) => { one.open ||= open[place]; });
   if (action === "take" && answer.status === 422) form.elements.config.value = edited;
   if (focused) document.getElementById(focused)?.focus({ preventScroll: true });

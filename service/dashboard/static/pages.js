@@ -1,8 +1,47 @@
-// What all pages share: questions before what cannot be undone, and parts that are read again.
+// What all pages share: questions before what cannot be undone, copying, local times, and parts that are read again.
+document.documentElement.classList.add("scripted");
 document.addEventListener("click", event => {  // of the document: buttons come anew with parts that are read again
   const button = event.target.closest?.("[data-confirm]");
   if (button && !confirm(button.dataset.confirm)) event.preventDefault();
 });
+
+// What was copied is said in one place for those who do not see the button.
+const said = Object.assign(document.createElement("p"), { className: "unseen", role: "status" });
+document.body.append(said);
+const copied = async text => {
+  try { return await navigator.clipboard.writeText(text); } catch { /* not over plain HTTP, or not allowed: as below */ }
+  const area = Object.assign(document.createElement("textarea"), { value: text, className: "unseen", readOnly: true });
+  document.body.append(area);
+  area.select();
+  const done = document.execCommand("copy");
+  area.remove();
+  if (!done) throw new Error("the browser does not let pages copy");
+};
+document.addEventListener("click", async event => {
+  const button = event.target.closest?.("[data-copy]");
+  if (!button) return;
+  const word = await copied(button.dataset.copy).then(() => "Copied", () => "Not copied");
+  button.textContent = said.textContent = word;
+  button.focus();
+  setTimeout(() => { button.textContent = "Copy"; said.textContent = ""; }, 2000);
+});
+
+// Moments come in UTC; they are shown in local time, with UTC in their title.
+const clock = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "medium" });
+const zoned = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "long" });
+const localize = () => {
+  for (const time of document.querySelectorAll("time[data-local], time[data-ago]")) {
+    const at = new Date(time.dateTime);
+    if ("local" in time.dataset) {
+      time.title = time.textContent;
+      time.textContent = clock.format(at);
+    } else time.title = `${zoned.format(at)} (${time.title})`;
+    delete time.dataset.local;
+    delete time.dataset.ago;
+  }
+};
+localize();
+new MutationObserver(localize).observe(document.getElementById("content"), { childList: true, subtree: true });
 
 const again = document.querySelector("[data-refresh]");
 if (again) {

@@ -11,12 +11,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.contracts.compatibility import can_feed, check_dataset, check_float, check_selected, fed_shape
+from service.contracts.compatibility import (
+    can_feed,
+    check_batch,
+    check_dataset,
+    check_float,
+    check_selected,
+    fed_shape,
+    fixed_batch,
+)
 from service.contracts.config import parse_config
 from service.contracts.dataset import ArraySummary, DatasetSummary, InputSpec, LabelSummary, PreprocessingSpec
-from service.contracts.errors import AlreadyQuantizedError, DatasetMismatchError, InvalidConfigError
-from service.contracts.model import ModelSummary, TensorInfo
+from service.contracts.errors import (
+    AlreadyQuantizedError,
+    DatasetMismatchError,
+    InvalidConfigError,
+    UnsupportedModelError,
+)
+from service.contracts.model import ModelSummary, TensorInfo, Work
 from service.contracts.preparation import PreparationSpec, brought_op_types, fixed_inputs
+from service.estimates.prior import prior_of
 from tests.support.each import each
 from tests.unit.contracts.refusals import problems
 
@@ -342,7 +356,7 @@ def test_a_quantized_model_is_refused_by_its_operators_unless_they_can_be_undone
 ) -> None:
     check_float(NAMED, pointer="/model_id")
     alone = NAMED.model_copy(update={"op_counts": {"Conv": 1, op_type: 2}})
-    with pytest.raises(AlreadyQuantizedError, match=f"it holds 2 {op_type}") as caught:
+    with pytest.raises(AlreadyQuantizedError, match=f"it contains 2 {op_type}") as caught:
         check_float(alone, pointer="/model_id")
     assert caught.value.errors[0].pointer == "/model_id"
     mixed = NAMED.model_copy(update={"op_counts": {"Conv": 1, "DequantizeLinear": 3, op_type: 2}})
@@ -397,3 +411,35 @@ def test_selectors_may_name_what_a_switch_brings_in() -> None:
     with pytest.raises(InvalidConfigError, match="no operator 'Slice'"):
         check_selected(parse_config(selecting), MODEL)
     assert brought_op_types(PreparationSpec()) == frozenset()
+
+
+def _work(largest: int) -> Work:
+    return Work(multiply_adds=1, activation_bytes=largest, largest_activation_bytes=largest, nodes=1, matrices=())
+
+
+def test_a_fixed_batch_that_no_memory_takes_is_refused_with_its_size() -> None:
+    fixed, free = (model(tensor("x", "float32", axis, 3, 224, 224)) for axis in (100_000, "N"))
+    assert (fixed_batch(fixed), fixed_batch(free), fixed_batch(model())) == (100_000, 1, 1)
+    with pytest.raises(UnsupportedModelError) as caught:
+        check_batch(fixed, _work(2**40), pointer="/model_id")
+    assert "The batch axis is fixed at 100000: one forward pass needs at least 2,048.0 GiB" in str(caught.value)
+    assert "dynamic batch axis" in (caught.value.hint or "")
+    check_batch(fixed, _work(2**30))
+    check_batch(free, _work(2**40))
+    with pytest.raises(UnsupportedModelError, match=r"needs at least 56\.1 GiB of memory, 1\.0 GiB are"):
+        check_batch(fixed, most_bytes=2**30)
+
+
+def test_a_fixed_batch_is_not_counted_twice_in_an_estimate() -> None:
+    config, data = parse_config({"preset": "int8"}), dataset(x=("float32", (64, 3, 8, 8)))
+    one, many = (
+        prior_of(
+            config,
+            model(tensor("x", "float32", batch, 3, 8, 8)).model_copy(update={"work": _work(batch * 10**8)}),
+            data,
+            None,
+        )
+        for batch in (1, 32)
+    )
+    # a pass holds 32 samples in place of a batch of 4
+    assert many.memory_bytes < 8 * one.memory_bytes

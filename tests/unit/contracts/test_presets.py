@@ -44,7 +44,7 @@ def test_only_recipes_that_take_ranges_or_learn_ask_for_data(name: str) -> None:
             check_data_given(config, calibration=False, evaluation=False)
 
 
-@each(("name", "says"), [("A8W9", "did you mean 'a8w8'?"), ("qqqqqqq", "GET /v1/presets list all")])
+@each(("name", "says"), [("A8W9", "did you mean 'a8w8'?"), ("qqqqqqq", "recommended: int8, ")])
 def test_unknown_names(name: str, says: str) -> None:
     assert find_preset(name) is None
     assert says in missing_preset(name)

@@ -118,8 +118,8 @@ def test_a_wrong_type_is_refused_at_its_own_place(setting: Any) -> None:
         ({"LRAdjust": [1.0]}, "LRAdjust", "[threshold, learning rate]"),
         ({"BetaRange": [1]}, "BetaRange", "[first, last]"),
         ({"MemOptLevel": 3}, "MemOptLevel", ""),
-        ({"DropRatio": 1.5}, "DropRatio", "less than or equal to 1"),
-        ({"NumIterations": 0}, "NumIterations", "greater than or equal to 1"),
+        ({"DropRatio": 1.5}, "DropRatio", "must be at most 1"),
+        ({"NumIterations": 0}, "NumIterations", "must be at least 1"),
     ],
 )
 def test_bad_values_of_finetuning(parameters: dict[str, Any], pointer: str, says: str) -> None:

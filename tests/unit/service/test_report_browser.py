@@ -84,9 +84,9 @@ def test_a_script_that_got_in_would_not_run(show: Show) -> None:
     assert any("Content Security Policy" in text for text in seen.troubles)
 
 
-def test_the_verdict_comes_before_all_figures_links_lead_to_parts_and_charts_are_drawn(show: Show) -> None:
+def test_the_verdict_and_the_cards_come_first_links_lead_to_parts_and_charts_are_drawn(show: Show) -> None:
     page = show(html(full_report())).page
-    tops = [page.locator(one).first.bounding_box()["y"] for one in (".verdict .word", "#findings", "#gains")]
+    tops = [page.locator(one).first.bounding_box()["y"] for one in (".verdict .word", "#results", "#findings")]
     assert tops == sorted(tops) and tops[0] < 200
     assert page.locator(".verdict .word").inner_text() == "✖ FAIL"
     missing = """() => [...document.querySelectorAll('a')].map(a => a.getAttribute('href'))

@@ -66,33 +66,35 @@ def page_of(**changes: Any) -> Page:
 
 # fmt: off
 FACTS = (
-    "FAIL", "1 of 4 conditions of the gate is broken, 1 cannot be decided by this data.",
-    "1 critical finding: figures or model are not to be used before it is mended.",
-    "Critical: The float model reaches 10.2 %, guessing would reach 10 %.", "What to do: Check the preprocessing.",
-    "Nothing can be said about accuracy as long as this holds.", "float-model-at-chance", "metric: top1",
-    "3.75× smaller", "9.95 MiB → 2.65 MiB", "1.25× as fast", "11.00 ms → 8.80 ms",
-    "With 95 % confidence it takes 0.72 to 0.91× the float model's time.", "40 runs of either model in turn",
-    "Other processes took 61 % of the machine meanwhile", "0.46 points worse", "86.07 % → 85.62 %",
-    "5 of 438 samples changed from right to wrong, 3 from wrong to right", "(90 % or more) of 2 of the lost ones",
-    "between 1.10 points better and 2.00 points worse: these samples cannot tell whether there is one.", "p = 0.73",
-    "Guessing would reach 0.10 %.", "95 %: 82.50 to 89.00 %", "0.125 worse", "lower is better",
-    "it got worse, by 0.1 to 0.15.", "95.43 % same decision", "Error power is 1 part in 138",
-    "top1 gets worse by at most 1.00 points", "The interval of the drop holds the limit.",
-    "95 %: 1.10 points better to 2.00 points worse", "About 5,200 samples would decide it.",
-    "It had to be sure with 95 %.", "2.65 MiB", "The quantized file takes at most 3.81 MiB (4,000,000 bytes)",
-    "? undecided", "✖ broken", "✔ holds", "The output SQNR is at least 20.00 dB", "95 %: 0.90 to 1.02 ×",
-    "Keep the two worst layers in float.", "Two layers fall by 9 dB.", "Tried: it helped.",
+    "FAIL", "1 of 4 conditions of the gate failed, 1 is undecided on this data.",
+    "1 critical finding: fix it before you use the model or its figures.",
+    "Critical: The float model reaches 10.2 %, guessing would reach 10 %.", "Check the preprocessing.",
+    "No statement about accuracy is possible until this is fixed.", "float-model-at-chance", "metric: top1",
+    "File size 73.4 % smaller ▼ 9.95 MiB → 2.65 MiB", "Latency 1.25x faster ▼ 11.00 ms → 8.80 ms",
+    "95 % CI: 1.10x to 1.39x faster.", "40 runs of either model in turn",
+    "Other processes used 61 % of the CPU meanwhile", "Top-1 accuracy −0.46 points ▼ 86.07 % → 85.62 %",
+    "5 of 438 samples from right to wrong, 3 from wrong to right", "was 90 % or more on 2 of the lost ones",
+    "95 % CI: −2.00 to +1.10 points: not significant.", "p = 0.73",
+    "Chance level: 0.10 %.", "95 % CI: 82.50 to 89.00 %", "+0.125 ▲", "lower is better",
+    "+0.1 to +0.15: significantly worse.", "Top-1 agreement 95.43 %", "the error power is 1 part in 138",
+    "Largest error contribution /features/0 Conv: 61.2 % of all error Cause: ",
+    "Try first Keep the two worst layers in float. top1 85.62 % → 86.01 %",
+    "Largest accuracy drop: Top-1 accuracy, 1.00 points", "The interval of the drop holds the limit.",
+    "−0.46 points 95 % CI: −2.00 to +1.10 points", "About 5,200 samples would decide it.",
+    "Required confidence: 95 %.", "2.65 MiB", "The quantized file is at most 3.81 MiB (4,000,000 bytes)",
+    "? undecided", "✖ failed", "✔ passed", "Output SQNR is at least 20.00 dB", "0.95x 95 % CI: 0.90 to 1.02",
+    "Keep the two worst layers in float.", "Two layers fall by 9 dB.", "Tried: helped.",
     "top1 85.62 % → 86.01 % on 438 samples, in 12.50 s.", '"exclude": [ "/features/0", "/classifier" ]',
-    "Not tried yet.", "No setting of the config helps here.", "class 3", "91.25", "88.75",
-    "3 of 4 nodes quantized; 1 more node makes no floating-point numbers.", "runs as one with /features/1",
+    "Not tried.", "No configuration change helps here.", "class 3", "91.25", "88.75",
+    "3 of 4 nodes quantized; 1 more node has no floating-point output.", "fused with /features/1",
     "3.38 KiB → 864 B", "18.5 %", "adaround +3.2 dB", "weights int8, activations uint8", "0.125 % clipped",
     "its output needs more than 8 bits near 0", "softmax-range", "its input is constant", "its scale is too small",
     "adaround: ✔ kept", "cross_layer_equalization: ✖ not kept", "it made the network worse", "made-worse",
-    "Without it: 19.00 dB, top1 84.5; with it: 21.50 dB, top1 85.5, judged on 64 samples.", "-8 to 8", "-2 to 2",
-    "12 → 1.5", "25.0 %", "the network of epoch 3 was taken", "Ended by: patience", "3 (taken)", "22.00 dB",
-    "int8 + adaround (chosen) (on the front)", "The search ended: everything was tried. Its goal was met.",
-    "It took 14.75 s and at most 495.91 MiB of memory.", "weight scales raised so that the int32 bias fits",
-    "27 nodes folded into the linear node before them", "1 of 2 passes did something", "9d9d9d", "aaaaaa",
+    "Without: 19.00 dB, top1 84.5; with: 21.50 dB, top1 85.5, on 64 samples.", "-8 to 8", "-2 to 2",
+    "12 → 1.5", "25.0 %", "epoch 3 selected", "Stopped by: patience", "3 (selected)", "22.00 dB",
+    "int8 + adaround (chosen) (Pareto-optimal)", "Search ended: everything was tried. Goal met.",
+    "Duration 14.75 s, peak memory 495.91 MiB.", "weight scales raised so that the int32 bias fits",
+    "27 nodes folded into the linear node before them", "1 of 2 passes applied", "9d9d9d", "aaaaaa",
     "onnxruntime 1.31.1", '"max_size_bytes": 4000000', "7, 2",
 )
 # fmt: on
@@ -108,48 +110,48 @@ def test_the_page_tells(full_page: Page, fact: str) -> None:
     assert fact in full_page.text
 
 
-def test_the_order_is_verdict_findings_gains_gate_advice_and_the_rest(full_page: Page) -> None:
+def test_the_order_is_verdict_cards_findings_gate_advice_and_the_rest(full_page: Page) -> None:
     ids = [attributes["id"] for _, attributes in full_page.elements if "id" in attributes]
-    assert ids == ["findings", "gains", "gate", "fallback", "kernels", "causes", "advice", "accuracy", "layers",
-                   "float", "algorithms", "run", "manifest", "words"]  # fmt: skip
-    assert full_page.text.index("FAIL") < full_page.text.index("Read this first")
+    assert ids == ["results", "findings", "gate", "fallback", "kernels", "causes", "advice", "accuracy", "latency",
+                   "layers", "float", "algorithms", "run", "provenance", "configuration", "glossary"]  # fmt: skip
+    assert full_page.text.index("FAIL") < full_page.text.index("Findings")
 
 
 @each(
     ("verdict", "holds", "word", "sentence"),
     [
-        ("pass", (True, True), "PASS", "All 2 conditions of the gate hold."),
-        ("pass", (True,), "PASS", "The one condition of the gate holds."),
-        ("fail", (False, True), "FAIL", "1 of 2 conditions of the gate is broken."),
-        ("fail", (False, False, True), "FAIL", "2 of 3 conditions of the gate are broken."),
-        ("fail", (None, True), "FAIL", "1 of 2 conditions of the gate cannot be decided by this data: the gate counts"),
-        ("undecided", (None, True), "UNDECIDED", "1 of 2 conditions of the gate cannot be decided by this data."),
-        ("none", (), "NO VERDICT", "No gate was given, so nothing was judged"),
+        ("pass", (True, True), "PASS", "All 2 conditions of the gate passed."),
+        ("pass", (True,), "PASS", "The condition of the gate passed."),
+        ("fail", (False, True), "FAIL", "1 of 2 conditions of the gate failed."),
+        ("fail", (False, False, True), "FAIL", "2 of 3 conditions of the gate failed."),
+        ("fail", (None, True), "FAIL", "1 of 2 conditions of the gate is undecided on this data; the gate counts"),
+        ("undecided", (None, True), "UNDECIDED", "1 of 2 conditions of the gate is undecided on this data."),
+        ("none", (), "NO VERDICT", "No gate is set, so there is no verdict."),
     ],
 )
 def test_the_headline(verdict: str, holds: tuple[bool | None, ...], word: str, sentence: str) -> None:
     gate = [{"clause": "min_sqnr_db", "wanted": 1.0, "got": 2.0, "holds": value} for value in holds]
     page = page_of(verdict=verdict, gate=gate, findings=[])
     assert f"{word} {sentence}" in page.text
-    assert "not to be used" not in page.text
+    assert "fix it before" not in page.text
 
 
 @each(
     ("low", "high", "words"),
     [
-        (0.4, 2.0, "With 95 % confidence it got worse, by 0.40 to 2.00 points."),
-        (-2.0, -0.4, "With 95 % confidence it got better, by 0.40 to 2.00 points."),
-        (-0.4, 2.0, "between 0.40 points better and 2.00 points worse: these samples cannot tell"),
+        (0.4, 2.0, "95 % CI: −2.00 to −0.40 points: significantly worse."),
+        (-2.0, -0.4, "95 % CI: +0.40 to +2.00 points: significantly better."),
+        (-0.4, 2.0, "95 % CI: −2.00 to +0.40 points: not significant."),
     ],
 )
 def test_an_interval_in_words(low: float, high: float, words: str) -> None:
-    metric = {**full_document()["metrics"][0], "drop_interval": interval(low, high)}
+    metric = {**full_document()["metrics"][0], "drop": (low + high) / 2, "drop_interval": interval(low, high)}
     assert words in page_of(metrics=[metric]).text
 
 
 @each(
     ("got", "words"),
-    [(0.5, "0.50 points worse"), (-0.25, "0.25 points better"), (0.0, "no change"), (None, "It was not measured. –")],
+    [(0.5, "−0.50 points"), (-0.25, "+0.25 points"), (0.0, "no change"), (None, "Not measured. –")],
 )
 def test_a_drop_in_words(got: float | None, words: str) -> None:
     gate = [{"clause": "max_drop", "metric": "top1", "wanted": 1.0, "got": got, "holds": got is not None}]
@@ -161,8 +163,8 @@ def test_what_is_not_sure_is_not_told_as_sure() -> None:
     document["latency"]["verdict"] = "undecided"
     document["fidelity"]["source"] = "random"
     text = Page(html(Report.model_validate(document))).text
-    assert "Time of one run undecided" in text and "it may be faster or slower." in text
-    assert "random data, which tells nothing of accuracy" in text
+    assert "Latency no significant difference" in text and "faster: not significant." in text
+    assert "random data, which shows nothing about accuracy" in text
 
 
 NEVER = {"script", "img", "link", "iframe", "object", "embed", "form", "base", "input", "foreignobject"}

@@ -145,7 +145,7 @@ def with_advice(report: Report, done: QuantizedDraft, case: Case, services: Serv
         except CanceledError:
             raise
         except QuantmillError as error:
-            changes["notes"] = (*report.notes, f"no advice could be looked for: {error.detail}")
+            changes["notes"] = (*report.notes, f"advice is not available: {error.detail}")
     return report.model_copy(update={**changes, "stages": tuple(services.stages.figures)})
 
 
@@ -166,7 +166,7 @@ def _advised(
         tried = []
         for candidate in candidates:
             if candidate.fitted is None:
-                trial = AdviceTrial(why="not tried: it is no setting")
+                trial = AdviceTrial(why="not tried: not a configuration change")
             else:
                 trial = trials.attempt(candidate.code, candidate.fitted.config, candidate.cost)
             trials.run.done += 1

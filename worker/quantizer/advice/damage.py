@@ -15,7 +15,7 @@ import numpy as np
 import onnx_ir as ir
 
 from service.contracts.algorithms import CrossLayerEqualization
-from service.contracts.report import Cause, CausePlace, LayerFigures
+from service.contracts.report import Cause, CausePlace, LayerFigures, by_contribution
 from worker.quantizer.advice.activations import ActivationNoise, ChannelPower, mean_noise
 from worker.quantizer.evaluation.compare import worst_distance_db
 from worker.quantizer.graph.values import is_constant, name_of, node_name
@@ -57,16 +57,16 @@ class HarmKind(Enum):
 # What is measured at the outputs; noise at layers is scaled so that its sum is that of the outputs.
 _AT_OUTPUT = (HarmKind.OTHER_FUNCTION, HarmKind.SATURATION)
 KIND_WORDS = {
-    HarmKind.OTHER_FUNCTION: "the network that was quantized computes something else than the float model",
-    HarmKind.SATURATION: "this host's CPU adds products of 8 bits in 16 bits, which overflows",
-    HarmKind.CHANNEL_SPREAD: "one scale serves channels of a weight that differ much in size",
-    HarmKind.WEIGHT_ROUNDING: "weights have too few levels",
-    HarmKind.BIAS_GRID: "biases are rounded coarsely beside the results that they are added to",
-    HarmKind.CLIPPING: "activations are clipped: their range is too narrow for the data",
-    HarmKind.OUTLIERS: "few values set the range of an activation",
-    HarmKind.MAP_CHANNELS: "few channels set the range of an activation that a convolution reads",
-    HarmKind.PRODUCT_CHANNELS: "few channels set the range of an activation that a matrix product reads",
-    HarmKind.ACTIVATION_ROUNDING: "activations have too few levels",
+    HarmKind.OTHER_FUNCTION: "Graph changed by preparation: it computes another function than the float model",
+    HarmKind.SATURATION: "Saturation: this CPU adds 8-bit products in 16 bits, which overflows",
+    HarmKind.CHANNEL_SPREAD: "Per-tensor scale, uneven channel ranges",
+    HarmKind.WEIGHT_ROUNDING: "Weight quantization error (too few levels)",
+    HarmKind.BIAS_GRID: "Bias quantization error",
+    HarmKind.CLIPPING: "Clipped activations: the range is too narrow for the data",
+    HarmKind.OUTLIERS: "Activation outliers: few values set the range",
+    HarmKind.MAP_CHANNELS: "Outlier channels of a convolution's input: few channels set the range",
+    HarmKind.PRODUCT_CHANNELS: "Outlier channels of a matrix product's input: few channels set the range",
+    HarmKind.ACTIVATION_ROUNDING: "Activation quantization error (too few levels)",
 }
 
 
@@ -91,7 +91,7 @@ class Harm:
     def words(self) -> str:
         """For people, with the figures of the worst place."""
         worst = self.places[0]
-        more = f"; {len(self.places) - 1} more like it" if len(self.places) > 1 else ""
+        more = f"; {len(self.places) - 1} similar" if len(self.places) > 1 else ""
         where = f"{worst.node!r}: " if worst.node else ""
         return f"{KIND_WORDS[self.kind]} ({where}{worst.fact}{more})"
 
@@ -333,7 +333,7 @@ def causes_of(damage: Damage) -> tuple[Cause, ...]:
 
 
 def with_blame(rows: Sequence[LayerFigures], damage: Damage) -> tuple[LayerFigures, ...]:
-    """The rows with the part of the error that arises in each."""
+    """The rows with the part of the error that arises in each, the largest first, then those left in float."""
     by_node: dict[str, float] = defaultdict(float)
     for harm in damage.harms.values():
         for place in harm.places:
@@ -346,7 +346,7 @@ def with_blame(rows: Sequence[LayerFigures], damage: Damage) -> tuple[LayerFigur
             part = _percent(sum(by_node[name] for name in row.nodes or (row.name,)), damage.total)
             row = row.model_copy(update={"error_percent": part})
         made.append(row)
-    return tuple(made)
+    return (*by_contribution(made), *(row for row in made if row.reason is not None))
 
 
 def _cause(harm: Harm, total: float) -> Cause:

@@ -211,32 +211,35 @@ _ACTIVATIONS = (
 RULES: tuple[AdviceRule, ...] = (
     AdviceRule(
         "keep-function",
-        "Keep the limit of ReLU6: without it the network computes something else.",
+        "Keep the limit of ReLU6: without it the network computes another function.",
         {HarmKind.OTHER_FUNCTION: 1.0},
         _keep_function,
     ),
     AdviceRule(
         "seven-bit-weights",
-        "Keep int8 weights to 7 bits: on x86 CPUs without VNNI their products do not overflow; others lose a bit.",
+        (
+            "Use 7 bits of int8 weights: on x86 CPUs without VNNI their products do not overflow; other CPUs "
+            "lose one bit."
+        ),
         {HarmKind.SATURATION: 1.0},
         _seven_bits,
     ),
     AdviceRule(
         "equalize",
-        "Equalize the channels of neighbouring layers, cut off silent ones, and let the biases follow.",
+        "Equalize the channels of neighboring layers, prune dead channels, and correct biases.",
         {HarmKind.CHANNEL_SPREAD: 0.8, HarmKind.MAP_CHANNELS: 0.3, HarmKind.BIAS_GRID: 0.6},
         _equalize,
         cost=4.0,
     ),
     AdviceRule(
         "per-channel-weights",
-        "Give every output channel of a weight a scale of its own.",
+        "Use one scale per output channel of weights.",
         {HarmKind.CHANNEL_SPREAD: 1.0},
         _per_channel,
     ),
     AdviceRule(
         "correct-biases",
-        "Correct the biases on the quantized network, layer after layer.",
+        "Correct the biases on the quantized network, layer by layer.",
         {
             HarmKind.CHANNEL_SPREAD: 0.5,
             HarmKind.WEIGHT_ROUNDING: 0.3,
@@ -248,69 +251,69 @@ RULES: tuple[AdviceRule, ...] = (
     ),
     AdviceRule(
         "round-by-reconstruction",
-        "Choose the integers of the weights layer after layer by what the layer computes, with biases that follow.",
+        "Use AdaRound (layer-wise reconstruction) with bias correction.",
         {HarmKind.WEIGHT_ROUNDING: 0.7, HarmKind.BIAS_GRID: 0.6, HarmKind.CHANNEL_SPREAD: 0.6},
         _round_well,
         cost=12.0,
     ),
-    AdviceRule("wider-biases", "Give biases 32 bits.", {HarmKind.BIAS_GRID: 1.0}, _wider_biases),
-    AdviceRule("wider-weights", "Give weights 8 bits.", {HarmKind.WEIGHT_ROUNDING: 1.0}, _wider_weights, dear=True),
+    AdviceRule("wider-biases", "Use 32-bit biases.", {HarmKind.BIAS_GRID: 1.0}, _wider_biases),
+    AdviceRule("wider-weights", "Use 8-bit weights.", {HarmKind.WEIGHT_ROUNDING: 1.0}, _wider_weights, dear=True),
     AdviceRule(
         "searched-weight-ranges",
-        "Choose the ranges of weights by their square error.",
+        "Calibrate weight ranges by mean squared error.",
         {HarmKind.WEIGHT_ROUNDING: 0.4, HarmKind.CHANNEL_SPREAD: 0.1},
         _searched_weights,
     ),
     AdviceRule(
         "searched-ranges",
-        "Choose the ranges of activations by their square error, which cuts off outliers.",
+        "Calibrate activation ranges by mean squared error, which clips outliers.",
         {HarmKind.OUTLIERS: 0.7, HarmKind.CLIPPING: 0.3},
         _searched_ranges,
     ),
     AdviceRule(
         "cut-ranges",
-        f"Take {_PERCENTILE} % of an activation's values for its range, which cuts off outliers.",
+        f"Calibrate activation ranges by percentile ({_PERCENTILE} %), which clips outliers.",
         {HarmKind.OUTLIERS: 0.8},
         _cut_ranges,
     ),
     AdviceRule(
         "whole-ranges",
-        "Take all values of an activation for its range.",
+        "Calibrate activation ranges by minimum and maximum.",
         {HarmKind.CLIPPING: 1.0},
         _whole_ranges,
     ),
     AdviceRule(
         "smooth-products",
-        "Move scale from the inputs of matrix products into their weights (SmoothQuant).",
+        "Move scale from activations into weights of matrix products (SmoothQuant).",
         {HarmKind.PRODUCT_CHANNELS: 0.8},
         _smooth,
         cost=3.0,
     ),
     AdviceRule(
         "treat-outlier-channels",
-        "Treat the channels that alone set the range of a tensor: scale them down, split them, or give the tensor 16 "
-        "bits, whichever the samples decide for.",
+        "Treat outlier channels that set the range of a tensor: scale them down, split them, or use 16 "
+        "bits, whichever the samples favor.",
         {HarmKind.MAP_CHANNELS: 0.8, HarmKind.PRODUCT_CHANNELS: 0.7, HarmKind.CHANNEL_SPREAD: 0.5},
         _treat_outliers,
         cost=8.0,
     ),
     AdviceRule(
         "wider-activations",
-        "Give activations twice as many bits.",
+        "Use twice as many bits for activations.",
         dict.fromkeys(_ACTIVATIONS, 1.0),
         _wider_activations,
         dear=True,
     ),
     AdviceRule(
         "worst-in-float",
-        "Leave the layers that are hurt most in float.",
+        "Leave the layers with the largest error contributions in float.",
         {},
         _worst_in_float,
         dear=True,
     ),
     AdviceRule(
         "mixed-precision",
-        f"Leave as few layers in float as it takes to gain {_GAIN_DB:g} dB and to reach {_GOAL_DB:g} dB.",
+        f"Leave as few layers in float as needed to gain {_GAIN_DB:g} dB and reach {_GOAL_DB:g} dB.",
         {kind: 0.9 for kind in HarmKind if kind is not HarmKind.OTHER_FUNCTION},
         _mixed,
         dear=True,
@@ -318,7 +321,7 @@ RULES: tuple[AdviceRule, ...] = (
     ),
     AdviceRule(
         "more-calibration-data",
-        "Calibrate with more samples, or with such as the model will meet: the ranges found do not hold for them.",
+        "Calibrate with more samples, or with samples that represent the real inputs better.",
         {HarmKind.CLIPPING: 0.5},
         _more_data,
         by_hand=True,

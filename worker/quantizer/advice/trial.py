@@ -14,6 +14,7 @@ from service.contracts.evaluation import EvaluationSpec
 from service.contracts.metrics import MetricFacts
 from service.contracts.report import AdviceFigure, GateClause, MetricFigures, Report, Score, StageFigures
 from worker.quantizer.evaluation.certainty import surely_differ
+from worker.quantizer.evaluation.collapse import SANITY, SQNR
 from worker.quantizer.evaluation.gate import ACCURACY_CLAUSES
 from worker.quantizer.evaluation.metrics import metric_words
 from worker.quantizer.evaluation.side_by_side import KeptOutputs, NhwcSession
@@ -97,7 +98,7 @@ class AccuracyLoss:
 
     def _holds(self, clause: GateClause, score: Score) -> bool:
         """True if a score keeps a condition, as far as it can tell."""
-        if clause.clause == "min_sqnr_db":
+        if clause.clause == "min_sqnr_db" or clause.metric == SQNR:
             return score.sqnr_db is not None and score.sqnr_db >= clause.wanted
         if clause.metric != score.metric or not self.by_metric:
             return False
@@ -105,9 +106,9 @@ class AccuracyLoss:
         if gap is None or value is None:
             return False
         wanted = clause.wanted
-        return {"max_drop": gap <= wanted, "min_value": value >= wanted, "max_value": value <= wanted}.get(
-            clause.clause, False
-        )
+        sane = value >= wanted if self.facts.better == "higher" else value <= wanted
+        kept = {"max_drop": gap <= wanted, "min_value": value >= wanted, "max_value": value <= wanted, SANITY: sane}
+        return kept.get(clause.clause, False)
 
 
 def find_loss(report: Report, spec: EvaluationSpec) -> AccuracyLoss | None:
@@ -126,7 +127,7 @@ def find_loss(report: Report, spec: EvaluationSpec) -> AccuracyLoss | None:
     samples = fidelity.samples
     accuracy = (clause for clause in report.gate if clause.clause in ACCURACY_CLAUSES)
     broken = tuple(clause for clause in accuracy if clause.holds is False)
-    gate = f"the gate's {broken[0].clause} is broken" if broken else None
+    gate = f"gate condition {broken[0].clause} failed" if broken else None
     if told is not None and first is not None:
         score = Score(sqnr_db=fidelity.sqnr_db, metric=first.name, value=first.quantized)
         suffered, words = (
@@ -264,12 +265,12 @@ class ConfigTrials:
         """
         self._services.run.check()
         if self._mended:
-            return AdviceTrial(why="not tried: what was tried before mends it")
+            return AdviceTrial(why="not tried: an earlier trial fixes the loss")
         if not self._seconds:
             return AdviceTrial(why="not tried: evaluation.advice_seconds is 0")
         expected, left = _expected_seconds(self._services.stages.figures, cost), self._timed.seconds_left or 0.0
         if expected > left:
-            told = f"it takes about {expected:.0f} s, and {left:.0f} s of evaluation.advice_seconds were left"
+            told = f"it needs about {expected:.0f} s, {left:.0f} s of evaluation.advice_seconds are left"
             return AdviceTrial(why=f"not tried: {told}")
         self.run.code = code
         begin = time.monotonic()
@@ -279,9 +280,9 @@ class ConfigTrials:
         except CanceledError:
             raise
         except OutOfTimeError:
-            return AdviceTrial(why="not tried to the end: the seconds of evaluation.advice_seconds were used up")
+            return AdviceTrial(why="stopped: evaluation.advice_seconds used up")
         except QuantmillError as error:
-            return AdviceTrial(why=f"not tried to the end: {error.detail}")
+            return AdviceTrial(why=f"stopped: {error.detail}")
         loss, score = self._loss, found.score
         figure = AdviceFigure(
             metric=loss.name,
@@ -294,10 +295,10 @@ class ConfigTrials:
         broken = _conflicts(made) - self._conflicts
         if broken:
             rule, where = min(broken)
-            return AdviceTrial(figure, score, False, f"the target's rule {rule} cannot be kept with it at {where!r}")
+            return AdviceTrial(figure, score, False, f"target rule {rule} cannot be met with it at {where}")
         helped = loss.helped(found, before)
         self._mended = helped and loss.is_mended(score)
-        return AdviceTrial(figure, score, helped, None if helped else "it did not help")
+        return AdviceTrial(figure, score, helped, None if helped else "did not help")
 
     @cached_property
     def _before(self) -> Scored:

@@ -20,9 +20,10 @@ from service.contracts.errors import DatasetMismatchError
 from service.contracts.model import TensorInfo
 from worker.quantizer.data.array_files import detect_format, read_npz, read_safetensors
 from worker.quantizer.data.media import Media, read_media, refuse_for_arrays
+from worker.quantizer.data.pictures import for_stored_pictures
 from worker.quantizer.data.preprocess import Transform
 from worker.quantizer.data.ragged import RaggedArray, grouped, largest_sample, pieces, told_shape
-from worker.quantizer.data.selection import are_classes, read_labels, select_arrays
+from worker.quantizer.data.selection import are_classes, one_hot_classes, read_labels, select_arrays
 from worker.quantizer.data.stored import Array, ArraySource, MemoryArray, SampleReader
 from worker.quantizer.data.summary import BLOCK_BYTES, Identity, Profiler, summarize
 from worker.quantizer.data.zips import DEFAULT_MAX_TOTAL_BYTES
@@ -77,9 +78,11 @@ class OpenDataset:
 
     @cached_property
     def labels(self) -> Labels | None:
-        """Class numbers, int64 [samples]; None if there are no labels, or labels that are no class numbers."""
+        """Class numbers, int64 [samples], those of one-hot labels included; None if there are no labels, or others."""
         stored = self.selection.labels
-        return read_labels(stored) if stored is not None and are_classes(stored) else None
+        if stored is None:
+            return None
+        return read_labels(stored) if are_classes(stored) else one_hot_classes(stored)
 
     @cached_property
     def summary(self) -> DatasetSummary:
@@ -117,7 +120,7 @@ class OpenDataset:
         if array is None:
             raise DatasetMismatchError(
                 f"input {tensor.name!r} has no array {spec.array or tensor.name!r}; "
-                f"the dataset holds {', '.join(map(repr, self.selection.arrays))}",
+                f"the dataset contains {', '.join(map(repr, self.selection.arrays))}",
                 hint="Store one array per model input under the input's name, or map arrays in preprocessing.inputs.",
                 input=tensor.name,
             )
@@ -292,9 +295,10 @@ class FileDataset(OpenDataset):
         self._format: FileFormat = detect_format(path)
         stored: Mapping[str, ArraySource]
         if self._format == "npz" or self._format == "safetensors":
-            refuse_for_arrays(preprocessing)
             is_npz = self._format == "npz"
             stored = grouped(read_npz(path, max_total_bytes=max_total_bytes) if is_npz else read_safetensors(path))
+            preprocessing = for_stored_pictures(preprocessing, stored)
+            refuse_for_arrays(preprocessing)
         else:
             self.media = read_media(path, self._format, preprocessing, max_total_bytes=max_total_bytes)
             stored = self.media.stored

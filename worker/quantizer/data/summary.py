@@ -24,6 +24,7 @@ from service.contracts.dataset import (
     PreprocessingSpec,
     Waveform,
     Waveforms,
+    label_notes,
 )
 from service.contracts.errors import NonFiniteDataError
 from service.contracts.sheets import sheet_numbers
@@ -204,11 +205,13 @@ def summarize(
     if selection.labels is not None and classes is None:
         _check_values(selection.labels, profiler)
     identity = identify()
+    labels = None if selection.labels is None else _label_summary(selection.labels, classes)
     return DatasetSummary(
         format=identity.format,
         samples=selection.samples,
         arrays={name: _array_summary(array) for name, array in selection.arrays.items()},
-        labels=None if selection.labels is None else _label_summary(selection.labels, classes),
+        labels=labels,
+        notes=label_notes(labels),
         preprocessing=preprocessing,
         size_bytes=identity.size_bytes,
         sha256=identity.sha256,
@@ -262,7 +265,7 @@ def _check_values(array: ArraySource, profiler: Profiler | None) -> None:
 
 
 def _not_finite(array: ArraySource, sample: int, value: str) -> NonFiniteDataError:
-    why, hint = f"holds {value} in sample {sample}", "Leave the sample out or repair it."
+    why, hint = f"contains {value} in sample {sample}", "Leave the sample out or repair it."
     return array_fault(NonFiniteDataError, array.name, why, hint=hint, sample=sample)
 
 

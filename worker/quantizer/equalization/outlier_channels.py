@@ -76,7 +76,7 @@ def apply_split(graph: ir.Graph, region: ChannelRegion, split: ChannelSplit, nam
         value, node = held.node.inputs[held.index], held.node
         array = constant(value)
         if array is None or value is None:
-            raise ValueError(f"input {held.index} of {node.name!r} is no constant")
+            raise ValueError(f"input {held.index} of {node.name!r} is not constant")
         replace_constant(graph, node, held.index, name_of(value), _taken(array, held, region.channels, split), names)
     for linear in region.depthwise:
         linear.node.attributes["group"] = ir.AttrInt64("group", split.taken.size)

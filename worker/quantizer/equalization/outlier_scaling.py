@@ -32,7 +32,9 @@ from worker.quantizer.refine.channels import Outliers
 NO_WAY_FOR_SCALE = declare(
     "no-way-for-scale", "no layers before and behind {tensor!r} can pass a scale on, and no matrix product reads it"
 )
-NO_MUL_WANTED = declare("no-mul-wanted", "no constant before {tensor!r} can take the scale in, and a Mul is not wanted")
+NO_MUL_WANTED = declare(
+    "no-mul-wanted", "no constant before {tensor!r} can absorb the scale, and inserting a Mul is not allowed"
+)
 SCALE_LIMITED = declare(
     "scale-limited", "a limit cuts the channels of {tensor!r} off, and it would have to be scaled with them: {why}"
 )

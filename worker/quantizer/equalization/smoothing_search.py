@@ -121,7 +121,7 @@ def _site(
     folding = found if isinstance(found, Folding) else None
     refusal = None
     if any(_is_tied(node, plan) for node in nodes):
-        refusal = "a weight is a table of embeddings too, of which there would be two"
+        refusal = "a weight is also an embedding table, which would have to be duplicated"
     elif folding is None and _made_on_integers(value, channels.graph, plan):
         reason = "nothing before it can take the scale in" if alone else "other nodes read it too"
         refusal = f"{reason}, and a Mul behind integers would only round twice"

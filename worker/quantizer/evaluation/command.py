@@ -24,6 +24,7 @@ from service.contracts.evaluation_report import (
 from service.contracts.report import ModelFigures
 from service.contracts.runner import DatasetSource, EvaluateResult, EvaluateTask
 from worker.quantizer.data import open_dataset
+from worker.quantizer.evaluation.chance import with_chance
 from worker.quantizer.evaluation.compare import compare
 from worker.quantizer.evaluation.decisions import class_outputs, publish_samples
 from worker.quantizer.evaluation.gate import judge, metric_figures
@@ -142,8 +143,16 @@ def evaluated(
         size_bytes=other_summary.size_bytes,
         latency_ms=latency.float_ms,
     )
-    measured = metric_figures(spec, comparison)
-    verdict, clauses = judge(spec.gate, before, figures, comparison.fidelity, measured, latency=latency)
+    measured = with_chance(metric_figures(spec, comparison), spec, summary.outputs, data)
+    verdict, clauses = judge(
+        spec.gate,
+        before,
+        figures,
+        comparison.fidelity,
+        measured,
+        latency=latency,
+        decisions=comparison.samples if compared else None,
+    )
     report = EvaluationReport(
         verdict=verdict,
         gate=clauses,

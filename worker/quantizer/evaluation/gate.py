@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from service.contracts.algorithms import Algorithm, Autopilot
 from service.contracts.evaluation import AGREEMENT, DEFAULT_METRICS, EvaluationSpec, Gate
@@ -22,15 +24,16 @@ from service.contracts.report import (
     Verdict,
 )
 from worker.quantizer.evaluation.certainty import Figure, MetricDifference, negated
+from worker.quantizer.evaluation.collapse import SANITY, sanity_clause
 from worker.quantizer.evaluation.compare import ModelComparison
 from worker.quantizer.evaluation.metrics import rounded
 
 # Clauses about accuracy: no statement about it, no decision on them.
-ACCURACY_CLAUSES = ("max_drop", "min_value", "max_value", "min_sqnr_db", "goal")
+ACCURACY_CLAUSES = ("max_drop", "min_value", "max_value", "min_sqnr_db", "goal", SANITY)
 # The clauses about latency: the gate's own, and that of a search's budget.
 GATE_LATENCY, SEARCH_LATENCY = "max_latency_ratio", "budget.max_latency_ratio"
 # Why there is no interval, where that is all that is known.
-_UNTOLD = ": the samples are too few or do not differ, or it does not tell them apart"
+_UNTOLD = ": the samples are too few or do not differ, or the metric does not separate them"
 # More than anybody has: the figure lies on the limit.
 _MOST_SAMPLES = 10**9
 
@@ -56,6 +59,8 @@ def judge(
     *,
     latency: LatencyFigures | None = None,
     findings: Sequence[Finding] = (),
+    decisions: Mapping[str, np.ndarray] | None = None,
+    is_target: bool = True,
 ) -> tuple[Verdict, tuple[GateClause, ...]]:
     """Check every given clause. A broken one fails the gate; else one that is undecided decides as the gate says.
 
@@ -72,11 +77,19 @@ def judge(
         further: clauses that count as well.
         latency: both models timed in turn; None: the ratio of both medians is judged.
         findings: what was found about model and data; some leave nothing to say about accuracy.
+        decisions: of both models, sample by sample, for the sanity check; None: it is not done.
+        is_target: latency was measured on the target; otherwise clauses about it are undecided.
     """
+    if decisions is not None and gate.sanity and not any(finding.undermines_verdict for finding in findings):
+        collapsed = sanity_clause(metrics, fidelity, decisions)
+        further = further if collapsed is None else (collapsed, *further)
     reached = _reached(gate, float_, quantized, fidelity, metrics, latency)
     wanted = {name: getattr(gate, name) for name in reached}
     own = [_decided(name, limit, reached[name], gate, latency) for name, limit in wanted.items() if limit is not None]
     clauses = [_as_far_as_known(clause, findings) for clause in (*further, *own)]
+    if not is_target:
+        why = None if latency is None else latency.not_representative
+        clauses = [_off_target(clause, why) for clause in clauses]
     return verdict_of(gate, clauses), tuple(clauses)
 
 
@@ -169,7 +182,7 @@ def _decided(name: str, limit: float, reached: _Reached, gate: Gate, latency: La
     confidence = gate.confidence if interval is None else interval.confidence
     clause = clause.model_copy(update={"confidence": confidence})
     if interval is None:
-        why = f"no interval can be told for {reached.metric or 'this figure'} on this data"
+        why = f"no confidence interval for {reached.metric or 'this figure'} on this data"
         return _undecided(clause, why + (": the samples do not differ" if reached.alike else _UNTOLD))
     within, beyond = interval.high <= limit, interval.low > limit
     if name.startswith("min_"):
@@ -177,13 +190,14 @@ def _decided(name: str, limit: float, reached: _Reached, gate: Gate, latency: La
     if within or beyond:
         return clause.model_copy(update={"holds": within})
     told = (
-        f"the {interval.confidence:.4g} interval [{interval.low:.4g}, {interval.high:.4g}] holds the limit {limit:.4g}"
+        f"the {interval.confidence:.4g} interval [{interval.low:.4g}, {interval.high:.4g}] contains the "
+        f"limit {limit:.4g}"
     )
     if reached.samples is None:
-        return _undecided(clause, f"{told}: {interval.samples} runs cannot tell")
+        return _undecided(clause, f"{told}: {interval.samples} runs cannot decide it")
     bound = interval.high if reached.got <= limit else interval.low
     needed = samples_needed(reached.got, limit, bound, reached.samples)
-    why = f"{told}: {reached.samples} samples cannot tell"
+    why = f"{told}: {reached.samples} samples cannot decide it"
     return _undecided(clause, why, needed)
 
 
@@ -197,6 +211,13 @@ def _as_far_as_known(clause: GateClause, findings: Sequence[Finding]) -> GateCla
     if found is None or clause.clause not in ACCURACY_CLAUSES:
         return clause
     return _undecided(clause, f"nothing can be said about accuracy ({found.code}): {found.message}")
+
+
+def _off_target(clause: GateClause, why: str | None) -> GateClause:
+    """Undecided where it is about the latency of another machine."""
+    if clause.clause not in (GATE_LATENCY, SEARCH_LATENCY):
+        return clause
+    return _undecided(clause, f"latency is not representative of the target{'' if why is None else f': {why}'}")
 
 
 def _clause(name: str, wanted: float, got: float | None, metric: str | None = None) -> GateClause:

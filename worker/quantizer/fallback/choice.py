@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from service.contracts.changes import ratio_words
 from service.contracts.evaluation import Gate
 from service.contracts.report import (
     AlgorithmFigures,
@@ -19,6 +20,8 @@ from service.contracts.report import (
     RegionFigures,
     Report,
 )
+from worker.quantizer.evaluation.chance import with_chance
+from worker.quantizer.evaluation.collapse import SANITY
 from worker.quantizer.evaluation.compare import compare
 from worker.quantizer.evaluation.decisions import class_outputs
 from worker.quantizer.evaluation.gate import GATE_LATENCY, SEARCH_LATENCY, judge, metric_figures, verdict_of
@@ -28,6 +31,7 @@ from worker.quantizer.fallback.regions import SLOWER_QUANTIZED, PairPlacement, i
 from worker.quantizer.plan.targets import TARGETS
 from worker.quantizer.refine.draft import QuantizedDraft
 from worker.quantizer.report.assemble import Assembled, make_report
+from worker.quantizer.report.kernels import THIS_CPU
 from worker.quantizer.run.interface import Run
 from worker.quantizer.run.services import Services
 from worker.quantizer.runtime.session import Session
@@ -78,25 +82,27 @@ def choose(candidates: Sequence[FallbackModel]) -> tuple[FallbackModel, str]:
     planned, float_ = candidates[0], candidates[-1]
     held = [candidate for candidate in candidates if candidate.holds]
     if not held:
-        return planned, "the quantized model is returned as planned: no model holds the gate's other conditions"
+        return planned, "the quantized model is returned as configured: no model meets the other conditions of the gate"
     quantized = [
         candidate for candidate in held if candidate is not float_ and (candidate.is_faster or not float_.holds)
     ]
     if not quantized:
-        return float_, "the float model is returned: no quantized one that holds the other conditions is surely faster"
+        return float_, (
+            "the float model is returned: no quantized model that meets the other conditions is significantly faster"
+        )
     best = min(quantized, key=lambda candidate: candidate.ratio)
-    told = (
-        f"it takes {best.ratio:.3g} times as long as the float model, the least of all that hold the other conditions"
-    )
+    told = f"{ratio_words(best.ratio)} than the float model, the fastest that meets the other conditions"
     if best is planned:
-        return best, f"the quantized model is returned as planned: {told}"
-    return best, f"the quantized model is returned without the Q/DQ pairs that cost more than they save: {told}"
+        return best, f"the quantized model is returned as configured: {told}"
+    return best, f"the quantized model is returned without Q/DQ pairs that cost more than they save: {told}"
 
 
 def falling_back(
     done: QuantizedDraft, made: Assembled, builder: ModelBuilder, *, clock: Callable[[], float] = time.monotonic
 ) -> tuple[QuantizedDraft, Assembled]:
     """The model to return and its report: the given ones, unless the gate asks for another where latency breaks it.
+
+    Latency measured here says nothing of other targets, and so nothing is chosen by it there.
 
     Args:
         done: the model as planned.
@@ -110,7 +116,8 @@ def falling_back(
     """
     gate = builder.case.config.evaluation.gate
     broken = next((clause for clause in made.report.gate if clause.clause == GATE_LATENCY), None)
-    if gate.on_fail != "fallback" or broken is None or done.plan.is_empty or not _fails(broken, gate):
+    asked = gate.on_fail == "fallback" and builder.case.config.target == THIS_CPU
+    if not asked or broken is None or done.plan.is_empty or not _fails(broken, gate):
         return done, made
     seconds = builder.case.config.evaluation.fallback_seconds
     with builder.services.stages.stage("fallback", expected_seconds=seconds):
@@ -185,8 +192,8 @@ class _Choice:
         if config.mode != "static":
             return f"mode {config.mode} puts no Q/DQ pairs on activations"
         if TARGETS[config.target].whole:
-            return f"target {config.target} wants the whole network on integers"
-        return "what is left in float would be float16" if config.has_float16 else None
+            return f"target {config.target} needs the whole network in integers"
+        return "the rest of the network is float16" if config.has_float16 else None
 
     def _taken_off(self) -> tuple[list[PairPlacement], list[RegionFigures]]:
         draft = self._planned.draft
@@ -256,7 +263,7 @@ class _Choice:
         gate, outcomes = evaluation.gate.model_copy(update={GATE_LATENCY: None}), None
         if not self._goals.is_empty:
             outcomes = self._goals.outcomes(session, size_bytes=size_bytes, latency_ratio=ratio)
-        elif gate.is_empty:
+        elif gate.is_empty and not any(clause.clause == SANITY for clause in self._report.gate):
             return (), None
         comparison = compare(
             case.reference,
@@ -267,10 +274,21 @@ class _Choice:
             classes=class_outputs(done.prepared.model, evaluation, case.measured_on.summary.labels),
         )
         figures = ModelFigures(metrics=comparison.quantized_metrics, size_bytes=size_bytes)
-        measured = metric_figures(evaluation, comparison)
+        data = case.measured_on
+        measured = with_chance(metric_figures(evaluation, comparison), evaluation, case.summary.outputs, data)
         searched = () if outcomes is None else _others(self._goals.clauses(outcomes))
         before, findings = self._report.float_, self._report.findings
-        return judge(gate, before, figures, comparison.fidelity, measured, searched, findings=findings)[1], outcomes
+        _, clauses = judge(
+            gate,
+            before,
+            figures,
+            comparison.fidelity,
+            measured,
+            searched,
+            findings=findings,
+            decisions=comparison.samples,
+        )
+        return clauses, outcomes
 
     def _told(self, candidate: FallbackModel, chosen: bool) -> FallbackCandidate:
         before, after = (
@@ -298,7 +316,7 @@ def _because(clause: GateClause) -> str:
     where = "" if clause.interval is None else f" [{clause.interval.low:.3g}, {clause.interval.high:.3g}]"
     got = "nothing" if clause.got is None else f"{clause.got:.3g}"
     verb = "breaks" if clause.holds is False else "may break"
-    return f"the quantized model {verb} max_latency_ratio {clause.wanted:g}: it takes {got}{where} times as long"
+    return f"the quantized model {verb} max_latency_ratio {clause.wanted:g}: latency ratio {got}{where}"
 
 
 def _of_float(report: Report, gate: Gate) -> Report:

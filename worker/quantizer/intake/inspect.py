@@ -18,6 +18,7 @@ import onnx
 import onnx_ir as ir
 import onnxruntime as ort
 
+from service.contracts.compatibility import model_notes
 from service.contracts.errors import AlreadyQuantizedError, ModelError, UnsupportedModelError
 from service.contracts.model import MAX_NODE_NAME_CHARACTERS, MAX_NODE_NAMES, ModelSummary, TensorInfo
 from worker.quantizer.graph import sizes
@@ -67,7 +68,7 @@ def check_weights(model: ir.Model) -> None:
             index = _first_non_finite(value)
             if index is not None:
                 raise ModelError(
-                    f"{_words(node)} has a weight {value.name!r} that holds NaN or Inf, first at {index}",
+                    f"{_words(node)} has a weight {value.name!r} that contains NaN or Inf, first at {index}",
                     hint="Repair the weight (training may have diverged) and export the model again.",
                     node=node.name or None,
                     op_type=node.op_type,
@@ -122,8 +123,8 @@ def _words(node: ir.Node) -> str:
 
 # Domains whose operators onnxruntime's CPU build knows.
 KNOWN_DOMAINS = frozenset({"", "ai.onnx", "ai.onnx.ml", "com.microsoft"})
-_EXPORT_AGAIN = "Export the model again with standard ONNX operators and an opset that this runtime knows."
-_SAME_NAMES = "ONNX allows it, but this runtime does not: give every node a name of its own, or none."
+_EXPORT_AGAIN = "Export the model again with standard ONNX operators and an opset that this runtime supports."
+_SAME_NAMES = "ONNX allows it, this runtime does not: give every node a unique name, or none."
 
 
 @dataclass(frozen=True)
@@ -270,6 +271,7 @@ def summarize_model(proto: onnx.ModelProto, path: Path, *, sha256: str) -> Model
     lines = "".join(f"{digest}  {location}\n" for location, digest in digests.items())
     nodes = list(_nodes(proto))
     inputs, outputs = tensor_infos(proto)
+    op_counts = dict(sorted(Counter(node.op_type for node in nodes).items()))
     return ModelSummary(
         ir_version=proto.ir_version,
         opset={entry.domain or "ai.onnx": entry.version for entry in proto.opset_import},
@@ -277,7 +279,8 @@ def summarize_model(proto: onnx.ModelProto, path: Path, *, sha256: str) -> Model
         inputs=inputs,
         outputs=outputs,
         node_count=len(nodes),
-        op_counts=dict(sorted(Counter(node.op_type for node in nodes).items())),
+        op_counts=op_counts,
+        notes=model_notes(op_counts),
         parameter_count=sum(math.prod(tensor.dims) for tensor in tensors_of(proto) if _is_weight(tensor)),
         size_bytes=sum(file.stat().st_size for file in (path, *files.values())),
         sha256=sha256 if not files else hashlib.sha256(lines.encode()).hexdigest(),

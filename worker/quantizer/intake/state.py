@@ -195,11 +195,12 @@ def _check_finite(parameter: _Parameter, values: Array, converted: Array) -> Non
     if overflown.any():
         at = _first(overflown)
         raise _RefusedTensorError(
-            "tensor-range", f"holds {values[tuple(at)]:g} at {at}, which {parameter.dtype.numpy().name} cannot hold"
+            "tensor-range",
+            f"contains {values[tuple(at)]:g} at {at}, which {parameter.dtype.numpy().name} cannot represent",
         )
     odd &= np.isfinite(parameter.value.const_value.numpy())
     if odd.any():
-        raise _RefusedTensorError("tensor-not-finite", f"holds NaN or Inf, first at {_first(odd)}")
+        raise _RefusedTensorError("tensor-not-finite", f"contains NaN or Inf, first at {_first(odd)}")
 
 
 def _first(places: Array) -> list[int]:

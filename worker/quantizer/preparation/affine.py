@@ -33,7 +33,7 @@ from worker.quantizer.ops.table import Sign, operator
 
 SHARED_INPUT = declare("shared-input", "its input is read elsewhere too")
 NO_LINEAR_BEFORE = declare("no-linear-before", "it does not follow a Conv, ConvTranspose or Gemm")
-OTHER_GRAPH = declare("other-graph", "it stands in another graph")
+OTHER_GRAPH = declare("other-graph", "it is in another graph")
 WEIGHT_BEFORE_NOT_CONSTANT = declare("weight-before-not-constant", "the weight before it is not constant")
 WEIGHT_BEFORE_NOT_FLOAT32 = declare("weight-before-not-float32", "the weight before it is not a float32 constant")
 BIAS_BEFORE_NOT_PER_CHANNEL = declare("bias-before-not-per-channel", "the bias before it is not a constant per channel")

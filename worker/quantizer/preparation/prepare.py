@@ -230,7 +230,7 @@ def _refuse_quantized(model: ir.Model) -> None:
     node = quantized[0]
     who = f"node {node.name!r}" if node.name else f"the unnamed node with output {first_output(node)!r}"
     raise AlreadyQuantizedError(
-        f"{who} is a {node.op_type}: the model is quantized already",
+        f"The model is already quantized: {who} is a {node.op_type}.",
         hint=already_quantized_hint(node.op_type for node in quantized),
         node=node.name or None,
         op_type=node.op_type,

@@ -8,10 +8,10 @@ from typing import NamedTuple
 import numpy as np
 
 from service.contracts.base import VERSION
-from service.contracts.config import QuantizationConfig
 from service.contracts.provenance import Provenance
 from service.contracts.report import GateClause, Manifest, ModelFigures, Report
-from service.contracts.specs import TensorRange, has_integer_kernels
+from service.contracts.specs import TensorRange
+from worker.quantizer.evaluation.chance import with_chance
 from worker.quantizer.evaluation.compare import compare
 from worker.quantizer.evaluation.decisions import class_outputs
 from worker.quantizer.evaluation.gate import judge, metric_figures, search_clauses
@@ -20,14 +20,14 @@ from worker.quantizer.evaluation.side_by_side import NhwcSession
 from worker.quantizer.graph import sizes
 from worker.quantizer.graph.serialized import ModelContent
 from worker.quantizer.refine.draft import Case, Differs, QuantizedDraft
-from worker.quantizer.report.kernels import kernel_figures
+from worker.quantizer.report.kernels import THIS_CPU, kernel_figures, not_representative
 from worker.quantizer.report.layers import hidden_histograms_note, layer_figures, with_latency
 from worker.quantizer.report.words import cost_notes, growth_words, large_note, report_notes, summary_sentence
 from worker.quantizer.run.identity import library_versions
 from worker.quantizer.run.progress import trials_seconds
 from worker.quantizer.run.services import Services
 from worker.quantizer.runtime.session import SessionSettings
-from worker.quantizer.sanity.decisions import channel_findings, figure_findings, with_chance
+from worker.quantizer.sanity.decisions import channel_findings, figure_findings
 from worker.quantizer.sanity.kind import worst_first
 
 # The manifest of a run, before there is a model and with it.
@@ -111,6 +111,8 @@ def make_report(quantized: QuantizedDraft, case: Case, services: Services) -> As
             threads=services.threads,
             run=run,
         )
+        if not quantized.plan.is_empty:
+            latency = latency.model_copy(update={"not_representative": not_representative(config)})
         kernels = kernel_figures(quantized, quantized_session, latency, case, services)
         layers, untimed = with_latency(layers, quantized, case, services)
     float_figures = ModelFigures(
@@ -125,7 +127,7 @@ def make_report(quantized: QuantizedDraft, case: Case, services: Services) -> As
         size_bytes=content.size_bytes,
         latency_ms=latency.quantized_ms,
     )
-    measured = with_chance(metric_figures(config.evaluation, comparison), case)
+    measured = with_chance(metric_figures(config.evaluation, comparison), config.evaluation, case.summary.outputs, data)
     by_figures = figure_findings(measured, case, comparison.fidelity.samples)
     by_channels = channel_findings(quantized.filled.drafts[0], config.outlier_ratio)
     differs = [] if quantized.differs is None else [quantized.differs.finding]
@@ -142,6 +144,8 @@ def make_report(quantized: QuantizedDraft, case: Case, services: Services) -> As
         further,
         latency=latency,
         findings=findings,
+        decisions=comparison.samples,
+        is_target=config.target == THIS_CPU,
     )
     report = Report(
         verdict=verdict,
@@ -155,6 +159,7 @@ def make_report(quantized: QuantizedDraft, case: Case, services: Services) -> As
             comparison,
             measured,
             outcomes,
+            labelled=data.summary.labels is not None,
         ),
         float=float_figures,
         quantized=figures,
@@ -167,12 +172,7 @@ def make_report(quantized: QuantizedDraft, case: Case, services: Services) -> As
         algorithms=outcomes,
         notes=(
             *report_notes(quantized.plan, quantized.plan_log, comparison, data, config.evaluation.gate, outcomes),
-            *cost_notes(
-                quantized.plan,
-                latency,
-                growth_words(quantized, float_figures, figures),
-                on_integers=_on_integers(config),
-            ),
+            *cost_notes(quantized.plan, latency, growth_words(quantized, float_figures, figures)),
             *(note for note in (untimed, hidden_histograms_note(layers), large_note(content)) if note),
             *services.checkpoint.notes,
         ),
@@ -195,10 +195,3 @@ def _runtime_clause(differs: Differs) -> GateClause:
         holds=False,
         why=differs.finding.message,
     )
-
-
-def _on_integers(config: QuantizationConfig) -> bool:
-    """Whether the runtime has integer kernels for what the config quantizes most of the model to."""
-    if config.mode not in ("static", "dynamic") or not has_integer_kernels(config.weight.dtype):
-        return False
-    return config.mode == "dynamic" or has_integer_kernels(config.activation.dtype)

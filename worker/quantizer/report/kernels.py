@@ -1,6 +1,6 @@
-"""Products with weights in blocks in both their forms, as the runtime runs them: what each costs, how near it comes.
+"""What the runtime's kernels say of latency: whether the target is simulated here; both forms of block-wise products.
 
-Only mode weights_only writes them, which knows no target but onnxruntime, whose operator the second form is.
+Only mode weights_only writes such products, for onnxruntime alone, whose operator the second form is.
 """
 
 from __future__ import annotations
@@ -9,8 +9,10 @@ from typing import Literal
 
 import onnx_ir as ir
 
+from service.contracts.config import QuantizationConfig
 from service.contracts.reason import Reason, declare
 from service.contracts.report import KernelFigures, Kernels, LatencyFigures
+from service.contracts.specs import has_integer_kernels
 from worker.quantizer.emit import emit
 from worker.quantizer.emit.contrib import has_kernel
 from worker.quantizer.evaluation.compare import worst_distance_db
@@ -27,6 +29,31 @@ TOO_LARGE = declare(
     "too-large-for-both-forms", "the model is too large to be written and run in a second form", by_design=True
 )
 Form = Literal["standard", "matmul_nbits"]
+THIS_CPU = "onnxruntime_cpu"
+_RUNTIMES = {
+    "onnxruntime_gpu": "onnxruntime on a GPU",
+    "tensorrt": "TensorRT",
+    "qnn": "QNN on the Hexagon HTP",
+    "openvino": "OpenVINO",
+    "amd_npu_cnn": "an AMD NPU",
+    "amd_npu_transformer": "an AMD NPU",
+}
+
+
+def not_representative(config: QuantizationConfig) -> str | None:
+    """Why latency that is measured here does not predict that of the target; None: it does.
+
+    Mode weights_only has no entry: its kernels are those of the target.
+    """
+    if config.target != THIS_CPU:
+        return f"Simulated with onnxruntime on this CPU; the target is {_RUNTIMES[config.target]}"
+    if config.mode == "float16":
+        return "Simulated: onnxruntime has no float16 kernels for most operators on this CPU and computes in float32"
+    types = {"static": (config.weight.dtype, config.activation.dtype), "dynamic": (config.weight.dtype,)}
+    missing = [dtype for dtype in dict.fromkeys(types.get(config.mode, ())) if not has_integer_kernels(dtype)]
+    if missing:
+        return f"Simulated: onnxruntime has no {' and '.join(missing)} kernels on this CPU and computes in float32"
+    return None
 
 
 def kernel_figures(

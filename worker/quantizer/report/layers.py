@@ -181,7 +181,7 @@ def hidden_histograms_note(rows: Sequence[LayerFigures]) -> str | None:
     quantized = sum(row.reason is None for row in rows)
     if quantized <= _MOST_HISTOGRAMS:
         return None
-    return f"histograms are given for the {_MOST_HISTOGRAMS} quantized rows of the lowest SQNR, of {quantized}"
+    return f"histograms are given for the {_MOST_HISTOGRAMS} quantized layers with the lowest SQNR, of {quantized}"
 
 
 def _with_bytes(rows: Sequence[LayerFigures], prepared: ir.Model, emitted: ir.Model) -> list[LayerFigures]:

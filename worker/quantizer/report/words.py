@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
+from service.contracts.changes import NOT_REPRESENTATIVE, change_of, latency_change_of, size_change
+from service.contracts.dataset import label_notes
 from service.contracts.evaluation import Gate
 from service.contracts.reason import Reason
 from service.contracts.report import (
@@ -35,7 +37,7 @@ _ENDED = {
     "epochs": "all its epochs were done",
     "steps": "all its steps were done",
     "seconds": "its time was up",
-    "diverged": "the loss was no number any more",
+    "diverged": "the loss was not finite",
     "patience": "no better epoch came (patience)",
 }
 
@@ -55,7 +57,7 @@ def training_words(figures: TrainingFigures) -> str:
     epochs, steps = (0, 0) if last is None else (last.epoch, last.steps)
     parts = [
         f"trained {_count(epochs, 'epoch')} ({_count(steps, 'step')}) on {_count(figures.samples, 'sample')} with "
-        f"{figures.validation_samples} held back ({figures.device})",
+        f"{figures.validation_samples} held out ({figures.device})",
         _best(figures),
         f"learning rate {figures.learning_rate:g}",
         f"it ended because {_ENDED[figures.ended]}",
@@ -92,7 +94,7 @@ _TOLD = 3
 _MEASURED_ON: dict[Source, str] = {
     "evaluation": "",
     "calibration": "on calibration data: ",
-    "random": "on random data, which tells nothing of accuracy: ",
+    "random": "on random data (accuracy unknown): ",
 }
 
 
@@ -113,14 +115,14 @@ def report_notes(
         specs = [spec for k, spec in data.preprocessing.inputs.items() if (spec.array or k) == name]
         if array.dtype == "uint8" and specs and all(spec.is_identity for spec in specs):
             notes.append(
-                f"array {name!r} is fed as it is stored, 0 to 255: give scale, mean and std if the model wants less"
+                f"array {name!r} is fed as stored, 0 to 255: set scale, mean and std if the model needs other values"
             )
     notes += _label_notes(comparison, data) + _metric_notes(comparison)
     if plan.is_empty:
         return tuple(notes)
     sqnr_db = comparison.fidelity.sqnr_db
     notes += [
-        f"output {name!r} of the float model holds NaN or Inf: its distance has no figure"
+        f"output {name!r} of the float model contains NaN or Inf: no distance is measured"
         for name in comparison.non_finite
     ]
     if sqnr_db is not None and sqnr_db < POOR_SQNR_DB:
@@ -128,52 +130,50 @@ def report_notes(
     return tuple(notes)
 
 
-def cost_notes(
-    plan: QuantizationPlan, latency: LatencyFigures, growth: str | None, *, on_integers: bool
-) -> tuple[str, ...]:
-    """What the reader should know of size and speed.
+def cost_notes(plan: QuantizationPlan, latency: LatencyFigures, growth: str | None) -> tuple[str, ...]:
+    """What the reader should know about size and latency.
 
     Args:
         plan: what was quantized.
         latency: of both models.
         growth: why the quantized model is not smaller; None: it is.
-        on_integers: the runtime has integer kernels for what was quantized.
     """
     notes = []
     if not plan.is_empty and growth is not None:
         notes.append(growth)
-    if not plan.is_empty and latency.verdict == "slower":
+    change, busy = latency_change_of(latency), latency.load.other_busy_percent
+    if not plan.is_empty and latency.not_representative is not None:
+        notes.append(f"latency is {NOT_REPRESENTATIVE}. {latency.not_representative}")
+    elif not plan.is_empty and latency.verdict == "slower":
         notes.append(
-            "the quantized model is not faster here: small layers, or many changes between float and integers, "
+            f"the quantized model is {change.words}: small layers, or many conversions between float and integers, "
             "cost more than integer kernels save"
-            if on_integers
-            else "the quantized model is not faster here: the runtime computes all of it in floats, which are made of "
-            "what is stored"
         )
-    interval, busy = latency.ratio_interval, latency.load.other_busy_percent
-    if not plan.is_empty and latency.verdict == "undecided":
-        notes.append(
-            f"which model is faster was not to be told: the quantized one took {interval.low:.2f} to "
-            f"{interval.high:.2f} times as long as the float one"
-        )
+    elif not plan.is_empty and latency.verdict == "undecided":
+        notes.append(f"latency difference not significant ({change.interval})")
     if busy is not None and busy >= BUSY_PERCENT:
         notes.append(
-            f"other processes took {busy:.0f} % of the machine's CPU time while latency was measured: "
-            "measure it on a quiet machine for a narrower interval"
+            f"other processes used {busy:.0f} % of the CPU while latency was measured: measure again on an idle "
+            "machine for a narrower interval"
         )
     return tuple(notes)
 
 
 def _label_notes(comparison: ModelComparison, data: OpenDataset) -> list[str]:
-    """Labels that nothing was done with."""
+    """No labels, one-hot labels, and labels that are not used."""
     labels = data.summary.labels
-    if labels is None or comparison.labels_used:
+    if data.is_random:
         return []
+    if labels is None:
+        return [] if comparison.quantized_set.values else list(label_notes(labels))
+    if comparison.labels_used:
+        return list(label_notes(labels))
     if labels.are_classes:
-        return ["the labels were not used: the first output holds no class scores for them"]
+        return ["the labels are not used: the first output has no class scores"]
     return [
-        f"the labels were not used: array {labels.array!r} ({labels.dtype}{list(labels.shape or ())}) does not hold "
-        "one class number per sample; declare a metric that takes it, with ignore_index where it is padded"
+        f"the labels are not used: array {labels.array!r} ({labels.dtype}{list(labels.shape or ())}) does "
+        "not contain one class number per sample; declare a metric for it, with ignore_index where it is "
+        "padded"
     ]
 
 
@@ -237,7 +237,7 @@ def calibration_notes(case: Case) -> list[str]:
         if case.evaluation is None:
             told = "both models were compared on random inputs: every figure of fidelity is about noise"
         notes = [
-            f"RANDOM DATA, NO ACCURACY: {ranges}, and {told}; quantize with real data before anybody uses the model"
+            (f"RANDOM DATA, ACCURACY UNKNOWN: {ranges}, and {told}; quantize with real data before using the model")
         ]
         if case.calibration.made_up:
             shapes = ", ".join(f"{name} {list(shape)}" for name, shape in case.calibration.made_up.items())
@@ -247,7 +247,7 @@ def calibration_notes(case: Case) -> list[str]:
     if config.random_calibration is not None:
         notes.append("random_calibration was not needed: a calibration dataset is given")
     if wanted is not None and wanted > available:
-        notes.append(f"calibration_samples is {wanted}, but the dataset holds only {available}: all of them were used")
+        notes.append(f"calibration_samples is {wanted}, the dataset contains {available}: all of them are used")
     return notes
 
 
@@ -259,23 +259,36 @@ def summary_sentence(
     comparison: ModelComparison,
     metrics: Sequence[MetricFigures],
     algorithms: Sequence[AlgorithmFigures],
+    *,
+    labelled: bool,
 ) -> str:
-    """The report in one sentence; ``size_bytes`` of the float and the quantized model."""
+    """The report in one sentence.
+
+    Args:
+        plan: what was quantized.
+        layers: of the report.
+        size_bytes: of the float and the quantized model.
+        latency: of both.
+        comparison: of both.
+        metrics: of both.
+        algorithms: what became of each.
+        labelled: the data has labels.
+    """
     if plan.is_empty:
         return "Nothing to quantize: the model is returned as it was uploaded."
     parts = []
     if metrics and metrics[0].quantized is not None:
         first = metrics[0]
-        parts.append(metric_words(first.name, (first.float_, first.quantized), first.unit))
+        told = metric_words(first.name, (first.float_, first.quantized), first.unit)
+        parts.append(told if first.drop is None else f"{told} ({change_of(first).words})")
     elif comparison.fidelity.top1_agreement is not None and comparison.tells_classes_apart:
-        parts.append(f"same decision on {comparison.fidelity.top1_agreement:.2f} %")
+        parts.append(f"top-1 agreement {comparison.fidelity.top1_agreement:.2f} %")
+    if not metrics and comparison.fidelity.source != "random":
+        parts.append(f"accuracy not measured ({'labels not used' if labelled else 'no labels'})")
     if comparison.fidelity.sqnr_db is not None:
         parts.append(f"SQNR {comparison.fidelity.sqnr_db:.1f} dB")
-    parts.append(_ratio(*size_bytes, "smaller", "larger"))
-    if latency.verdict == "undecided":
-        parts.append("not measurably faster")
-    else:
-        parts.append(_ratio(1.0, latency.ratio, "faster", "slower"))
+    parts.append(f"size {size_change(*size_bytes).words}")
+    parts.append(f"latency {latency_change_of(latency).words}")
     quantized = sum(len(layer.nodes) for layer in layers if layer.reason is None)
     able = sum(len(layer.nodes) for layer in layers if layer.reason_code != NOT_APPLICABLE.code)
     trained = trained_words(algorithms)
@@ -283,17 +296,13 @@ def summary_sentence(
     return f"{_MEASURED_ON[comparison.fidelity.source]}{', '.join(parts)}; {told}."
 
 
-def _ratio(before: float, after: float, better: str, worse: str) -> str:
-    return f"{before / after:.2f}x {better}" if after <= before else f"{after / before:.2f}x {worse}"
-
-
 def large_note(content: ModelContent) -> str | None:
     """What to say of a model that was measured from files, as it is too large to be held; None of any other."""
     if content.path is None:
         return None
     whose = "neither model" if content.size_bytes > sizes.PACKED_BYTES else "not the float model"
-    told = f"weights were mapped from files and read anew for each run, and {whose} had them packed for kernels"
-    beside = "" if content.data is None else f"; its weights are in {content.data.name}, which belongs beside it"
+    told = f"weights are memory-mapped and read again for each run, and {whose} packs them for kernels"
+    beside = "" if content.data is None else f"; its weights are in {content.data.name}, keep it next to the model"
     return f"the model is large: {told}, so figures elsewhere may differ{beside}"
 
 
@@ -326,7 +335,7 @@ def growth_words(done: QuantizedDraft, before: ModelFigures, after: ModelFigures
         ),
     ]
     told = [words for size, words in sorted(causes, key=lambda cause: -cause[0]) if size > 0]
-    return f"the quantized model is not smaller: {'; '.join(told) or 'nothing in it takes fewer bytes'}"
+    return f"the quantized model is not smaller: {'; '.join(told) or 'nothing in it needs fewer bytes'}"
 
 
 def _initializers(model: ir.Model) -> dict[str, ir.Value]:

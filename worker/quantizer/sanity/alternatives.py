@@ -46,7 +46,7 @@ class Alternative:
     @property
     def hint(self) -> str:
         """What to do."""
-        told = f"in the input's preprocessing give {self.fragment}" if self.fragment else "store or preprocess it so"
+        told = f"set {self.fragment} in the preprocessing" if self.fragment else "store or preprocess it that way"
         return f"{self.words[0].upper()}{self.words[1:]}: {told}"
 
 
@@ -96,7 +96,7 @@ def _colours(values: Array, spec: InputSpec, axis: int | None) -> Iterator[Alter
     """RGB for BGR; where mean and std differ by channel, as it would have been before them."""
     if axis is None or values.shape[axis] != _COLOURS:
         return
-    words = "the three colour channels in the other order (RGB for BGR)"
+    words = "the color channels reversed (RGB and BGR)"
     mean, std = _shaped(spec.mean, axis), _shaped(spec.std, axis)
     fragment = json.dumps({"channel_order": "rgb" if spec.channel_order == "bgr" else "bgr"}) if spec.layout else None
     yield Alternative(
@@ -168,8 +168,10 @@ def _means(values: Array, axis: int | None) -> Iterator[Alternative]:
     kept = tuple(k for k in range(values.ndim) if k != axis)
     mean = values.mean(axis=kept, keepdims=True)[0]
     std = values.std(axis=kept, keepdims=True)[0] + np.float32(1e-12)
-    yield Alternative("mean", "values less their mean", lambda x: x - mean)
-    yield Alternative("scale", "values less their mean, over their spread", lambda x: (x - mean) / std)
+    yield Alternative("mean", "values minus their mean", lambda x: x - mean)
+    yield Alternative(
+        "scale", "values minus their mean, divided by their standard deviation", lambda x: (x - mean) / std
+    )
 
 
 def _layouts(values: Array, spec: InputSpec, axis: int | None) -> Iterator[Alternative]:
@@ -179,10 +181,10 @@ def _layouts(values: Array, spec: InputSpec, axis: int | None) -> Iterator[Alter
     places = [k for k in range(1, values.ndim) if k != axis and values.shape[k] > 1]
     if len(places) == 2:
         one, other = places
-        yield Alternative("layout", "rows and columns exchanged", lambda x: _reread(x, one, other))
+        yield Alternative("layout", "rows and columns swapped", lambda x: _reread(x, one, other))
     if axis is not None and values.shape[axis] > 1:
         first = axis == 1
-        words = f"pictures stored {'height x width x channels' if first else 'channels x height x width'}"
+        words = f"images stored {'height x width x channels' if first else 'channels x height x width'}"
         yield Alternative(
             "layout",
             words,
@@ -231,9 +233,9 @@ _TEMPERATURES = np.geomspace(1 / 64, 64, 33)
 FITS_BETTER = declare(
     "input-fits-better-otherwise",
     "critical",
-    "input {input!r}: the float model is right on {value:.1f} % of {samples} samples as they are fed, and on "
-    "{better:.1f} % of the same with {words} ({sigmas:.1f} standard errors)",
-    hint="{hint}. Ranges taken from wrongly fed data do not hold for right ones.",
+    "input {input!r}: the float model predicts {value:.1f} % of {samples} samples correctly as "
+    "preprocessed, and {better:.1f} % with {words} ({sigmas:.1f} standard errors)",
+    hint="{hint}. Ranges calibrated on wrongly preprocessed data do not fit correct data.",
 )
 
 

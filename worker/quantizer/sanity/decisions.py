@@ -13,17 +13,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from service.contracts.compatibility import class_count
 from service.contracts.distributions import incomplete_beta
-from service.contracts.evaluation import DEFAULT_METRIC
-from service.contracts.evaluation_checks import find_output
-from service.contracts.metrics import ClassMetric, Metric, PerClassAccuracy, TopKMetric
-from service.contracts.metrics.kinds import CountedMetric
-from service.contracts.model import TensorInfo
+from service.contracts.metrics import TopKMetric
 from service.contracts.report import MetricFigures
 from service.contracts.report.layers import Finding
-from worker.quantizer.data import OpenDataset
-from worker.quantizer.evaluation.metrics.distances import class_scores
+from worker.quantizer.evaluation.chance import WITHOUT_SKILL, classes_of
 from worker.quantizer.refine.channels import Outliers, find_outliers
 from worker.quantizer.refine.draft import Case, Draft
 from worker.quantizer.sanity.kind import FindingKind, declare
@@ -42,100 +36,47 @@ _TOLD = 5
 AT_CHANCE = declare(
     "float-metric-at-chance",
     "critical",
-    "{metric} of the float model is {value:.2f} % on {samples} samples; decisions that know nothing of them reach "
-    "{chance:.2f} %",
-    hint="The quantized model can only be compared with a float model that works on this data: check preprocessing, "
-    "labels and the order of the classes. No statement about accuracy is made.",
+    "{metric} of the float model is {value:.2f} % on {samples} samples, not significantly above "
+    "chance level ({chance:.2f} %)",
+    hint="Check preprocessing, labels and the order of the classes: the float model has to work on this "
+    "data before a quantized model can be compared with it. No statement about accuracy is possible.",
     undermines_verdict=True,
 )
 NO_SKILL = declare(
     "float-metric-without-skill",
     "critical",
-    "{metric} of the float model is {value:g} on {samples} samples; {chance:g} takes no model at all",
-    hint="Check preprocessing, targets and the metric's output: the float model has to work on this data first. No "
-    "statement about accuracy is made.",
+    ("{metric} of the float model is {value:g} on {samples} samples; a constant prediction reaches {chance:g}"),
+    hint="Check preprocessing, targets and the output of the metric: the float model has to work on this "
+    "data first. No statement about accuracy is possible.",
     undermines_verdict=True,
 )
 LABELS_SHIFTED = declare(
     "labels-shifted",
     "critical",
-    "the float model is right on {value:.2f} % of {samples} samples with the labels as they are, and on "
-    "{shifted:.2f} % with {step:+d} added to each",
-    hint="Class numbers start at 0, in the order of the model's outputs: store the labels with {step:+d} added.",
+    "the float model predicts {value:.2f} % of {samples} samples correctly with the labels as "
+    "stored, and {shifted:.2f} % with {step:+d} added to each label",
+    hint=("Class numbers start at 0, in the order of the model's outputs: add {step:+d} to the stored labels."),
     undermines_verdict=True,
 )
 ONE_CLASS = declare(
     "labels-of-one-class",
     "warning",
     "all {count} labels are class {label}",
-    hint="A metric of classes tells little where there is but one: give samples of all of them.",
+    hint="Add samples of all classes: a classification metric on one class shows little.",
 )
 NEVER_LABELLED = declare(
     "labels-never-occur",
     "info",
-    "{missing} of {classes} classes never occur in {count} labels: {told}",
-    hint="What quantization does to them is not measured: check that the labels number the classes as the model does, "
-    "and give samples of all of them.",
+    "{missing} of {classes} classes do not occur in {count} labels: {told}",
+    hint="Accuracy on these classes is not measured: check that labels and model number the classes "
+    "alike, and add samples of all classes.",
 )
 NEVER_DECIDED = declare(
     "labels-never-decided",
     "warning",
-    "class {label} is the label of {count} samples, and the float model decides for it on none of {samples}",
-    hint="Check that the labels number the classes as the model does.",
+    ("class {label} is the label of {count} samples, and the float model predicts it for none of {samples}"),
+    hint="Check that labels and model number the classes in the same order.",
 )
-
-
-@dataclass(frozen=True)
-class Judged:
-    """Decisions for classes, one per sample."""
-
-    metric: str  # that speaks of them
-    position: int  # of the output
-    rank: int  # how many of the best classes may hold the label
-    classes: int | None  # of the output; None: not known before it has run
-
-    def scores(self, outputs: list[Array]) -> Array | None:
-        """Scores [samples, classes] or class numbers [samples]; None if the output holds neither."""
-        output = outputs[self.position]
-        if not isinstance(output, np.ndarray):
-            return None
-        if output.dtype.kind in "iu":
-            return output.reshape(-1) if output.size == len(output) else None
-        scores = class_scores(output)
-        return scores if scores is not None and scores.ndim == 2 else None
-
-
-def judged_by(case: Case, data: OpenDataset) -> Judged | None:
-    """What the class numbers of ``data`` are to judge; None if nothing."""
-    outputs = case.summary.outputs
-    if data.labels is None or not outputs:
-        return None
-    metrics = case.config.evaluation.metrics
-    if not metrics:
-        return Judged(DEFAULT_METRIC, 0, 1, class_count(outputs[0]))
-    for metric in metrics:
-        if isinstance(metric, ClassMetric) and _is_of_samples(metric, data):
-            name = find_output(metric.output, [tensor.name for tensor in outputs])
-            position = next(k for k, tensor in enumerate(outputs) if tensor.name == name)
-            return Judged(metric.name, position, rank_of(metric), class_count(outputs[position]))
-    return None
-
-
-def _is_of_samples(metric: ClassMetric, data: OpenDataset) -> bool:
-    """One decision for the best class per sample, by the labels of the dataset."""
-    named = metric.labels in (None, None if data.selection.labels is None else data.selection.labels.name)
-    by_threshold = isinstance(metric, CountedMetric) and metric.threshold is not None
-    return named and metric.ignore_index is None and metric.class_axis in (None, 1) and not by_threshold
-
-
-def rank_of(metric: Metric) -> int:
-    """How many of the best classes may hold the label."""
-    return metric.rank if isinstance(metric, TopKMetric) else 1
-
-
-def output_classes(outputs: tuple[TensorInfo, ...], position: int) -> int | None:
-    """Classes of an output, where its shape tells."""
-    return class_count(outputs[position]) if position < len(outputs) else None
 
 
 @dataclass(frozen=True)
@@ -192,13 +133,6 @@ def best_classes(scores: Array, rank: int) -> Array:
     return order.astype(np.int64)
 
 
-def guessed_share(labels: Array, classes: int | None, rank: int) -> float:
-    """Share of hits of naming always the ``rank`` most frequent classes; at least that of naming any."""
-    shares = np.sort(np.unique(labels, return_counts=True)[1] / len(labels))[::-1]
-    evenly = 0.0 if classes is None else min(1.0, rank / classes)
-    return max(evenly, min(1.0, float(shares[:rank].sum())))
-
-
 def tail_at_least(hits: int, count: int, share: float) -> float:
     """P(X >= hits) of X ~ Binomial(count, share)."""
     # Abramowitz and Stegun 26.5.24
@@ -243,8 +177,6 @@ def decision_findings(decided: Array, labels: Array) -> Iterator[Finding]:
 
 # What is found behind the first look: outlier channels after calibration, metrics that guessing would reach.
 
-# Values that a prediction without knowledge of the sample has.
-_WITHOUT_SKILL = {"r2": 0.0, "pearson": 0.0, "spearman": 0.0}
 # At 0 nothing was right.
 _SHARES = ("f1", "precision", "recall", "mean_iou", "map")
 _ENOUGH = 16
@@ -253,30 +185,31 @@ _MOST, _NAMED = 8, 8
 ACTIVATION_OUTLIERS = declare(
     "outlier-channels",
     "info",
-    "activation {tensor!r}: the range of channel {channels} is {ratio:.3g} times that of the median channel (of "
-    "{count}), which is left {steps:.2g} of 256 steps{more}",
-    hint="If accuracy has suffered, add the algorithm outlier_channels.",
+    "activation {tensor!r}: the range of channel {channels} is {ratio:.3g} times that of the median "
+    "channel (of {count}), which keeps {steps:.2g} of 256 steps{more}",
+    hint="If accuracy dropped, add the algorithm outlier_channels.",
 )
 WEIGHT_OUTLIERS = declare(
     "outlier-weight-channels",
     "info",
-    "weight {tensor!r} of {node!r} has one scale, and the range of its output channel {channels} is {ratio:.3g} times "
-    "that of the median channel (of {count}), which is left {steps:.2g} of 256 steps{more}",
-    hint="If accuracy has suffered, set weight.granularity to per_channel, where the target has it, or add "
+    "weight {tensor!r} of {node!r} has one scale per tensor, and the range of output channel "
+    "{channels} is {ratio:.3g} times that of the median channel (of {count}), which keeps "
+    "{steps:.2g} of 256 steps{more}",
+    hint="If accuracy dropped, set weight.granularity to per_channel where the target supports it, or add "
     "cross_layer_equalization or outlier_channels.",
 )
 TOO_FEW_CLASSES = declare(
     "metric-of-too-few-classes",
     "warning",
-    "{metric} counts a label among the first {rank} of {classes} classes: it is 100 % whatever the model decides",
+    "{metric} accepts a label among the top {rank} of {classes} classes: it is always 100 %",
     hint="Measure top1, or accuracy_at_k with a smaller k.",
 )
 RUNTIME_DIFFERS = declare(
     "runtime-differs",
     "critical",
-    "onnxruntime computes output {output!r} otherwise than the model says: against the float model {optimized} with "
-    "its optimizations, {plain} without",
-    hint="Exclude the layers before that output, or use another target; other runtimes may give either figure.",
+    "onnxruntime's optimizations change output {output!r}: compared with the float model {optimized} "
+    "with optimizations, {plain} without",
+    hint=("Exclude the layers before that output, or use another target; other runtimes may give either result."),
 )
 
 
@@ -312,15 +245,7 @@ def _finding(kind: FindingKind, found: Outliers, more: int) -> Finding:
         ratio=found.ratio,
         count=found.spans.size,
         steps=256.0 / found.ratio,
-        more=f"; {more} more tensors are like it" if more > 0 else "",
-    )
-
-
-def with_chance(metrics: Sequence[MetricFigures], case: Case) -> tuple[MetricFigures, ...]:
-    """The same figures with what guessing would reach, where that is known."""
-    declared = {metric.name: metric for metric in case.config.evaluation.metrics}
-    return tuple(
-        found.model_copy(update={"chance": _chance(found, declared.get(found.name), case)}) for found in metrics
+        more=f"; {more} similar tensors" if more > 0 else "",
     )
 
 
@@ -337,7 +262,7 @@ def figure_findings(metrics: Sequence[MetricFigures], case: Case, samples: int) 
         if limit is not None and samples >= _ENOUGH:
             yield NO_SKILL({"metric": found.name}, metric=found.name, value=found.float_, samples=samples, chance=limit)
     for metric in case.config.evaluation.metrics:
-        classes = _classes(metric, case)
+        classes = classes_of(metric, case.summary.outputs)
         if isinstance(metric, TopKMetric) and classes is not None and metric.rank >= classes:
             yield TOO_FEW_CLASSES({"metric": metric.name}, metric=metric.name, rank=metric.rank, classes=classes)
 
@@ -349,37 +274,5 @@ def _without_skill(found: MetricFigures) -> float | None:
         return None
     if found.kind == "perplexity":
         return found.chance if found.chance is not None and value >= found.chance else None
-    limit = _WITHOUT_SKILL.get(found.kind, 0.0 if found.kind in _SHARES else None)
+    limit = WITHOUT_SKILL.get(found.kind, 0.0 if found.kind in _SHARES else None)
     return limit if limit is not None and value <= limit else None
-
-
-def _chance(found: MetricFigures, metric: Metric | None, case: Case) -> float | None:
-    """In the metric's unit; None where nobody knows."""
-    if found.kind in _WITHOUT_SKILL:
-        return _WITHOUT_SKILL[found.kind]
-    classes = _classes(metric, case) if metric is not None else output_classes(case.summary.outputs, 0)
-    if found.kind == "perplexity":
-        return None if classes is None else float(classes)
-    data = case.measured_on
-    labels, judged = data.labels, judged_by(case, data)
-    if labels is None or judged is None or not len(labels):
-        return None
-    if metric is None:
-        rank = {"top1": 1, "top5": 5}.get(found.name)
-    elif isinstance(metric, PerClassAccuracy):
-        seen = len(set(labels.tolist()))
-        return round(100.0 * min(1.0, metric.rank / seen), 4) if metric.reduce == "mean" else None
-    else:
-        own = isinstance(metric, TopKMetric) and metric.ignore_index is None and metric.class_axis is None
-        rank = metric.rank if isinstance(metric, TopKMetric) and own and metric.labels is None else None
-    return None if rank is None else round(100.0 * guessed_share(labels, classes, rank), 4)
-
-
-def _classes(metric: Metric, case: Case) -> int | None:
-    """Classes of the output that the metric reads, where its shape tells."""
-    outputs = case.summary.outputs
-    names = [tensor.name for tensor in outputs]
-    for ref in metric.output_refs().values():
-        name = find_output(ref, names)
-        return None if name is None else output_classes(outputs, names.index(name))
-    return None

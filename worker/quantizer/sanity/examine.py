@@ -17,6 +17,7 @@ import onnx_ir as ir
 from service.contracts.report.layers import Finding
 from service.contracts.specs import needs_calibration
 from worker.quantizer.data import OpenDataset
+from worker.quantizer.evaluation.chance import Judged, judged_by
 from worker.quantizer.refine.draft import Case
 from worker.quantizer.run.services import Services
 from worker.quantizer.sanity.alternatives import FITS_BETTER, WORKS, Alternative, PairedTrial, alternatives, main_input
@@ -24,11 +25,9 @@ from worker.quantizer.sanity.decisions import (
     AT_CHANCE,
     LABELS_SHIFTED,
     HitCounts,
-    Judged,
     best_classes,
     decision_findings,
     hits_of,
-    judged_by,
     label_findings,
 )
 from worker.quantizer.sanity.float_model import CONTRADICTION, CONTRADICTS_BATCH_NORM, BatchNorms, output_findings
@@ -93,7 +92,7 @@ def _model_findings(case: Case, model: ir.Model | None, look: Look, services: Se
     run, picked = services.run, look.picked
     first = _first_run(case, picked)
     yield from output_findings(first.names, first.outputs)
-    judged = judged_by(case, case.measured_on)
+    judged = judged_by(case.config.evaluation, case.summary.outputs, case.measured_on)
     # Where samples have scores of different lengths (places in a text, say), what holds for classes does not.
     scored = judged is not None and first.outputs[judged.position].dtype.kind not in "iu"  # else class numbers
     if judged is not None and judged.classes is None and scored:

@@ -38,31 +38,31 @@ CONTRADICTION = 1.5
 OUTPUT_CONSTANT = declare(
     "float-output-constant",
     "critical",
-    "the float model returns the same for all {count} samples that were tried, and they differ",
-    hint="Quantized or not, a model that ignores its input is always right about itself: check the scale and the range "
-    "of the inputs. No statement about accuracy is made.",
+    "the float model returns the same output for all {count} samples, and the samples differ",
+    hint="Check scale and range of the inputs: a model that ignores its input always agrees with its "
+    "quantized form. No statement about accuracy is possible.",
     undermines_verdict=True,
 )
 OUTPUT_NEARLY_CONSTANT = declare(
     "float-output-nearly-constant",
     "critical",
-    "scores in output {output!r} of the float model hardly depend on the sample: they vary by {percent:.2g} % of their "
-    "spread over {count} samples",
-    hint="Check the scale and the range of the inputs: they hardly reach the decision.",
+    "scores in output {output!r} of the float model hardly depend on the input: they vary by "
+    "{percent:.2g} % of their spread over {count} samples",
+    hint="Check scale and range of the inputs: they hardly influence the output.",
 )
 OUTPUT_NOT_FINITE = declare(
     "float-output-not-finite",
     "critical",
-    "output {output!r} of the float model is NaN somewhere in {share:.0f} % of {count} samples",
-    hint="Check the scale and the range of the inputs, and the model itself. No statement about accuracy is made.",
+    "output {output!r} of the float model contains NaN in {share:.0f} % of {count} samples",
+    hint=("Check scale and range of the inputs, and the model itself. No statement about accuracy is possible."),
     undermines_verdict=True,
 )
 CONTRADICTS_BATCH_NORM = declare(
     "input-contradicts-batch-norm",
     "critical",
-    "what the samples make in {node!r} and the next BatchNormalization nodes is {nats:.2g} nats away from the mean and "
-    "the variance of their training; {usual} is usual",
-    hint="The inputs are not preprocessed as in training: check scale, mean and std.{fits}",
+    "the inputs of {node!r} and the next BatchNormalization nodes are {nats:.2g} nats away from the "
+    "mean and variance of training; up to {usual} is usual",
+    hint="The preprocessing differs from training: check scale, mean and std.{fits}",
 )
 
 

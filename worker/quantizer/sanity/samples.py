@@ -26,86 +26,87 @@ _COLOURS = 3
 CALIBRATION_CONSTANT = declare(
     "calibration-data-constant",
     "critical",
-    "every value that input {input!r} gets from the {count} calibration samples is {value:g}",
-    hint="Ranges of one value quantize nothing that is worth using: check how the calibration data was stored and is "
-    "preprocessed.",
+    "input {input!r} is {value:g} everywhere in the {count} calibration samples",
+    hint="Check how the calibration data was stored and preprocessed: a range of one value is useless.",
 )
 EVALUATION_CONSTANT = declare(
     "evaluation-data-constant",
     "critical",
-    "every value that input {input!r} gets from the {count} samples that both models are compared on is {value:g}",
-    hint="Models that are fed one value tell nothing of accuracy: check how the data was stored and is preprocessed.",
+    "input {input!r} is {value:g} everywhere in the {count} evaluation samples",
+    hint="Check how the data was stored and preprocessed: constant inputs show nothing about accuracy.",
     undermines_verdict=True,
 )
 CALIBRATION_IDENTICAL = declare(
     "calibration-samples-identical",
     "critical",
-    "all {count} calibration samples are the same",
-    hint="Ranges of one sample do not hold for others: give different ones.",
+    "all {count} calibration samples are identical",
+    hint="Use different samples: the ranges of one sample do not fit others.",
 )
 EVALUATION_IDENTICAL = declare(
     "evaluation-samples-identical",
     "critical",
-    "all {count} samples that both models are compared on are the same",
-    hint="Figures of one sample tell nothing of others: give different ones.",
+    "all {count} evaluation samples are identical",
+    hint="Use different samples: figures of one sample show nothing about others.",
     undermines_verdict=True,
 )
 NEARLY_CONSTANT = declare(
     "data-nearly-constant",
     "warning",
-    "the samples of the {role} data hardly differ in input {input!r}: their spread is {spread:.2g}, beside values "
-    "of {size:.2g}",
-    hint="Check the preprocessing: an offset that should have been subtracted, or a scale that is much too small.",
+    "the samples of the {role} data hardly differ in input {input!r}: standard deviation "
+    "{spread:.2g}, values up to {size:.2g}",
+    hint="Check the preprocessing: an offset may be missing, or the scale may be much too small.",
 )
 CHANNEL_CONSTANT = declare(
     "channel-constant",
     "warning",
-    "channel {channel} of input {input!r} is {value:g} everywhere in the {role} data, while the others vary",
-    hint="Check how the pictures were read: a colour is missing.",
+    ("channel {channel} of input {input!r} is {value:g} everywhere in the {role} data, the other channels vary"),
+    hint="Check how the images were read: a color channel is missing.",
 )
 ONE_SAMPLE = declare(
     "one-calibration-sample",
     "critical",
-    "ranges are taken from 1 calibration sample",
-    hint="Any other sample is likely to exceed them. Give 100 or more that are like those to come.",
+    "ranges are calibrated on 1 sample",
+    hint=("Use 100 or more calibration samples that represent the real inputs: most others will exceed these ranges."),
 )
 FEW_SAMPLES = declare(
     "few-calibration-samples",
     "warning",
-    "ranges are taken from {count} calibration samples: in each channel about {percent:.0f} % of new samples will "
-    "exceed what these have reached",
-    hint="Give 100 or more calibration samples that are like those to come.",
+    "ranges are calibrated on {count} samples: in each channel about {percent:.0f} % of new samples will exceed them",
+    hint="Use 100 or more calibration samples that represent the real inputs.",
 )
 REPEATED = declare(
     "samples-repeated",
     "warning",
-    "only {distinct} of {count} samples of the {role} data differ",
-    hint="Repeated samples add nothing, but every interval counts them, and is too narrow: give different ones.",
+    "only {distinct} of {count} samples of the {role} data are distinct",
+    hint=("Use different samples: repeated ones add no information and make confidence intervals too narrow."),
 )
 IN_CALIBRATION = declare(
     "evaluation-in-calibration",
     "warning",
-    "{shared} of {count} evaluation samples are calibration samples, too",
-    hint="Figures of samples that ranges or weights were fitted to are too good: evaluate on others.",
+    "{shared} of {count} evaluation samples are also calibration samples",
+    hint=("Evaluate on other samples: figures on samples that ranges or weights were fitted to are too optimistic."),
 )
 SOME_IN_CALIBRATION = declare(
     "some-evaluation-in-calibration",
     "info",
-    "{shared} of {count} evaluation samples are calibration samples, too",
-    hint="Figures of samples that ranges or weights were fitted to are a little too good: evaluate on others.",
+    "{shared} of {count} evaluation samples are also calibration samples",
+    hint=(
+        "Evaluate on other samples: figures on samples that ranges or weights were fitted to are "
+        "slightly too optimistic."
+    ),
 )
 UNLIKE = declare(
     "calibration-unlike-evaluation",
     "critical",
-    "input {input!r} gets values of mean {mean:.3g} and spread {spread:.3g} from the calibration data, of mean "
-    "{other_mean:.3g} and spread {other_spread:.3g} from the evaluation data",
-    hint="Both have to be what the model will see: compare how they were stored and their preprocessing.",
+    "input {input!r} has mean {mean:.3g} and standard deviation {spread:.3g} in the calibration "
+    "data, {other_mean:.3g} and {other_spread:.3g} in the evaluation data",
+    hint="Both have to represent the real inputs: compare how they were stored and preprocessed.",
 )
 OTHER_PREPROCESSING = declare(
     "preprocessing-differs",
     "warning",
-    "input {input!r} is made of 8-bit arrays in both datasets, but with another scale, mean or std",
-    hint="Give calibration and evaluation data the same preprocessing.",
+    "input {input!r} comes from 8-bit arrays in both datasets, with different scale, mean or std",
+    hint="Use the same preprocessing for calibration and evaluation data.",
 )
 
 

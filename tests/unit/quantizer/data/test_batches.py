@@ -92,7 +92,7 @@ def test_batch_sizes_that_contradict_and_arrays_that_are_not_there_are_refused()
     with pytest.raises(DatasetMismatchError, match=r"1 .*'steps'.* and 4 "):
         choose_batch_size([tensor("x", 4, 3), tensor("steps", dtype="int64")], dataset, 1)
     dataset, inputs = ArrayDataset({"x": floats(5, 3)}), [tensor("x", "n", 3)]
-    with pytest.raises(DatasetMismatchError, match=r"'y' has no array 'y'; the dataset holds 'x'"):
+    with pytest.raises(DatasetMismatchError, match=r"'y' has no array 'y'; the dataset contains 'x'"):
         dataset.batches([tensor("y", "n", 3)], 1)
     for name, says in ((None, "no labels"), ("boxes", "no array 'boxes'")):
         with pytest.raises(DatasetMismatchError, match=says):
@@ -327,7 +327,7 @@ ROW = np.ones((2, 3), np.float32)
 REFUSED = [
     ({"x/0000": ROW, "x/0002": ROW}, "'x' lacks sample 'x/0001', though there is 'x/0002'"),
     ({"x/999999999": ROW}, "'x' lacks sample 'x/0000', though there is 'x/999999999'"),
-    ({**samples(2, 3), "x/00001": ROW}, "holds sample 1 twice: 'x/0001' and 'x/00001'"),
+    ({**samples(2, 3), "x/00001": ROW}, "contains sample 1 twice: 'x/0001' and 'x/00001'"),
     ({**samples(2, 3), "labels/0001": np.int64(1)}, "'labels/0000'"),
     ({**samples(2, 3, 4), **samples(2, 3, name="y")}, "'y/0002' is missing"),
     ({**samples(2, 3), "labels": np.arange(3)}, "labels 'labels' hold 3 values for 2 samples; 'x/0002' is missing"),

@@ -15,7 +15,8 @@ from safetensors.numpy import save_file
 
 from service.contracts.dataset import ArraySummary, InputSpec, LabelSummary, PreprocessingSpec
 from service.contracts.errors import DatasetArraysError, DatasetError, NonFiniteDataError
-from worker.quantizer.data import inspect_dataset, open_dataset
+from tests.support.each import each
+from worker.quantizer.data import ArrayDataset, inspect_dataset, open_dataset
 
 PLAIN = PreprocessingSpec()
 
@@ -183,7 +184,7 @@ FAULTS = [
     ({"a/b~c": NAN}, PLAIN, "/arrays/a~1b~0c", "non-finite-data", "nan in sample 1"),
     ({"x": GOOD, "labels": NAN[:, 0]}, PLAIN, "/arrays/labels", "non-finite-data", "nan in sample 1"),
     # lengths
-    ({"x": GOOD[:0]}, PLAIN, "/arrays/x", "dataset-empty", "'x' holds zero samples"),
+    ({"x": GOOD[:0]}, PLAIN, "/arrays/x", "dataset-empty", "'x' contains zero samples"),
     ({}, PLAIN, "/arrays", "dataset-empty", "no numeric array"),
     ({"labels": np.arange(4)}, PLAIN, "/arrays", "dataset-empty", "no numeric array.*'labels'"),
     ({"x": np.zeros((3, 0), np.float32)}, PLAIN, "/arrays/x", "dataset-arrays", "without a single element"),
@@ -246,3 +247,29 @@ def test_the_place_of_a_fault(
     assert re.search(says, error.detail)
     assert error.hint or pointer.startswith("/preprocessing")
     assert [(found.pointer, found.code, found.message) for found in error.errors] == [(pointer, code, error.detail)]
+
+
+@each(
+    ("labels", "numbers"),
+    [
+        (np.eye(4, dtype=np.float32)[[2, 0, 3]], [2, 0, 3]),
+        (np.eye(4, dtype=np.uint8)[[1, 1, 1]], [1, 1, 1]),
+        (np.eye(4, dtype=bool)[[0, 3, 2]], [0, 3, 2]),
+        (np.array([[1, 0], [1, 1], [0, 1]]), None),
+        (np.array([[1.0, 0.0], [0.5, 0.5], [0.0, 1.0]]), None),
+        (np.zeros((3, 4), np.float32), None),
+    ],
+)
+def test_one_hot_labels_are_class_numbers_and_said_to_be_so(labels: np.ndarray, numbers: list[int] | None) -> None:
+    data = ArrayDataset({"x": np.zeros((3, 2), np.float32)}, labels)
+    assert (None if data.labels is None else data.labels.tolist()) == numbers
+    found = data.summary
+    assert found.has_classes == (numbers is not None)
+    assert found.labels is not None and found.labels.is_one_hot == (numbers is not None)
+    assert any("one-hot" in note for note in found.notes) == (numbers is not None)
+
+
+def test_missing_labels_are_said_at_once() -> None:
+    (note,) = ArrayDataset({"x": np.zeros((3, 2), np.float32)}).summary.notes
+    assert note == "No labels: accuracy is not measured; agreement with the float model is."
+    assert ArrayDataset({"x": np.zeros((3, 2), np.float32)}, np.array([0, 1, 2])).summary.notes == ()

@@ -254,7 +254,7 @@ def test_more_members_than_are_accepted_are_refused_whatever_the_record_says(tmp
 
 @pytest.mark.parametrize(
     ("field", "value", "says"),
-    [(-10, 1 << 12, "not where it is said"), (-6, 1 << 20, "not where it is said"), (-10, 90, "no entry")],
+    [(-10, 1 << 12, "not where it is said"), (-6, 1 << 20, "not where it is said"), (-10, 90, "an invalid entry")],
     ids=["size", "offset", "cut"],
 )
 def test_a_record_that_leads_elsewhere_is_refused(tmp_path: Path, field: int, value: int, says: str) -> None:

@@ -274,7 +274,7 @@ def test_a_distance_gets_the_float_output_first() -> None:
 
 
 def test_a_function_that_is_not_there_or_returns_no_number(tmp_path: Path) -> None:
-    with pytest.raises(InvalidConfigError, match="returned str, no number"):
+    with pytest.raises(InvalidConfigError, match="returned str, not a number"):
         quantized(tmp_path, {"mine": lambda outputs: "many"}, declared())
     report = quantized(tmp_path, {"mine": lambda outputs: float("nan")}, declared()).report
     assert report.metrics[0].quantized is None

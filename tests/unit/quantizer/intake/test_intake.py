@@ -169,8 +169,8 @@ def test_a_file_larger_than_protobuf_can_hold(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("place", "change", "says"),
     [
-        ("initializer", lambda t: t.dims.append(7), "needs 84 bytes, the file holds 12"),
-        ("attribute", lambda t: setattr(t, "raw_data", t.raw_data + b"\0"), "the file holds 13"),
+        ("initializer", lambda t: t.dims.append(7), "needs 84 bytes, the file contains 12"),
+        ("attribute", lambda t: setattr(t, "raw_data", t.raw_data + b"\0"), "the file contains 13"),
         ("sub-graph", lambda t: t.dims.append(-1), "impossible shape"),
         ("function", lambda t: t.dims.extend([1 << 40, 1 << 40]), "impossible shape"),
         ("initializer", lambda t: setattr(t, "data_type", 0), "undefined"),

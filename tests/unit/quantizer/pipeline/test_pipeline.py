@@ -324,3 +324,10 @@ def test_a_model_that_draws_random_numbers_is_refused_as_such(tmp_path: Path, mo
     )
     with pytest.raises(UnsupportedModelError, match="output 'y' of the model is another each time"):
         quantize_file(tmp_path, model, {"x": normal(6, 4)}, config(mode=mode))
+
+
+def test_a_batch_axis_that_is_fixed_beyond_memory_stops_the_run_with_its_cause(tmp_path: Path) -> None:
+    text = "(float[100000,16,224,224] x) => (float[100000,16,224,224] y) { [fc] y = Conv(x, w) }"
+    model = make_model(text, {"w": np.ones((16, 16, 1, 1), np.float32)})
+    with pytest.raises(UnsupportedModelError, match="The batch axis is fixed at 100000: one forward pass needs at"):
+        quantize_file(tmp_path, model, {"x": np.zeros((4, 16, 224, 224), np.float32)})

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import numpy as np
 import onnx_ir as ir
 import pytest
 
-from service.contracts.graph_view import NAME_CHARACTERS, GraphUnreadableError, read_graph
+from service.contracts.graph_view import NAME_CHARACTERS, GraphUnreadableError, TensorGrid, read_graph
 from service.contracts.runner import MAX_FILES
+from service.contracts.specs import ActivationSpec, WeightSpec
 from tests.unit.quantizer.run.test_checkpoint import Listener
 from tests.unit.quantizer.run.test_extra import task_of
 from tests.unit.quantizer.toolbox import make_model, normal
 from worker.quantizer import command
 from worker.quantizer.command import quantize_files
+from worker.quantizer.numerics.blocks import BlockGrid, FloatGrid
+from worker.quantizer.numerics.integer import IntegerGrid, PerAxis
+from worker.quantizer.plan.types import ActivationPlan, QuantizationPlan, WeightPlan
 from worker.quantizer.report import graph_view as module
-from worker.quantizer.report.graph_view import graph_file, graph_view
+from worker.quantizer.report.graph_view import graph_file, graph_view, grids_of
 from worker.quantizer.run.interface import SilentRun
 
 BRANCHES = """(float[N,3] x, bool c) => (float[N,4] y) {
@@ -49,6 +54,23 @@ def test_nodes_stand_in_order_with_their_tensors_and_modules() -> None:
     assert first_file is not None and second_file is not None
     assert isinstance(first_file.content, bytes) and first_file.content == second_file.content
     assert read_graph(first_file.content) == view
+
+
+def test_tensors_have_the_grids_of_the_plan() -> None:
+    plan, per_tensor, per_channel = QuantizationPlan(), np.float32(0.5), np.array([0.25, 1.0], np.float32)
+    activation = IntegerGrid("uint8", np.asarray(per_tensor), np.asarray(7, np.uint8))
+    plan.activations["x"] = ActivationPlan("x", "x", ActivationSpec(), activation)
+    plan.activations["h"] = ActivationPlan("h", "h", ActivationSpec())
+    weight = IntegerGrid("int8", per_channel, np.zeros(2, np.int8), PerAxis(1))
+    plan.weights["w"] = WeightPlan("w", "fc", WeightSpec(), PerAxis(1), weight)
+    told = {one.name: one.grid for one in graph_view(branches(), grids_of(plan)).tensors}
+    assert told["x"] == TensorGrid(dtype="uint8", scales=1, scale_low=0.5, scale_high=0.5, zero_point=7)
+    assert told["w"] == TensorGrid(dtype="int8", scales=2, scale_low=0.25, scale_high=1.0, zero_point=0, axis=1)
+    assert told["h"] is None and told["y"] is None
+    others = {"half": FloatGrid("bfloat16"), "block": BlockGrid("bfp16", 1)}
+    plan.activations = {name: ActivationPlan(name, name, ActivationSpec(), grid) for name, grid in others.items()}
+    found = grids_of(plan)
+    assert (found["half"], found["block"]) == (TensorGrid(dtype="bfloat16"), TensorGrid(dtype="bfp16", axis=1))
 
 
 @pytest.mark.parametrize("limit", ["MOST_NODES", "MOST_BYTES"])

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 import pytest
 
+from service.contracts.config import parse_config
 from service.contracts.report import Interval, LatencyFigures, MachineLoad
 from tests.support.each import each
 from tests.unit.quantizer.toolbox import (
@@ -24,6 +26,7 @@ from tests.unit.quantizer.toolbox import (
 from worker.quantizer.graph.metadata import fates, outline
 from worker.quantizer.plan.types import NodePlan, QuantizationPlan, Role
 from worker.quantizer.report import assemble
+from worker.quantizer.report.kernels import not_representative
 from worker.quantizer.report.words import cost_notes
 
 SELECTED = "include and exclude leave nothing to quantize: the model is returned as it was uploaded"
@@ -42,14 +45,14 @@ def test_a_model_without_anything_to_quantize_is_the_cause_whatever_is_selected(
     for settings in ({}, {"exclude": [{"node": "s"}]}):
         notes = quantize_file(tmp_path, model, {"x": normal(4, 4)}, config(**settings)).report.notes
         assert NOTHING in notes
-        assert not [note for note in notes if "not smaller" in note or "not faster" in note]
+        assert not [note for note in notes if "not smaller" in note or "slower" in note]
 
 
 @pytest.mark.slow
 def test_more_calibration_samples_than_there_are(tmp_path: Path) -> None:
     for wanted in (100, 24, None):
         report = quantize_file(tmp_path, network(), data(24), config(calibration_samples=wanted)).report
-        note = "calibration_samples is 100, but the dataset holds only 24: all of them were used"
+        note = "calibration_samples is 100, the dataset contains 24: all of them are used"
         assert (note in report.notes) == (wanted == 100)
 
 
@@ -58,7 +61,7 @@ def test_an_output_without_figures_is_explained(tmp_path: Path) -> None:
         "(float[N,4] x) => (float[N,3] y, float[N,4] z) { [fc] y = Gemm(x, w) [log] z = Log(x) }", {"w": normal(4, 3)}
     )
     report = quantize_file(tmp_path, model, {"x": -np.abs(normal(4, 4))}, config()).report
-    assert "output 'z' of the float model holds NaN or Inf: its distance has no figure" in report.notes
+    assert "output 'z' of the float model contains NaN or Inf: no distance is measured" in report.notes
     assert [output.sqnr_db is None for output in report.fidelity.outputs] == [False, True]
 
 
@@ -105,23 +108,56 @@ def latency(low: float, high: float, busy: float | None = 0.0) -> LatencyFigures
 
 
 def test_slower_and_load_are_told_only_where_they_are_so() -> None:
-    assert cost_notes(PLAN, latency(0.4, 0.6), None, on_integers=True) == ()
-    assert "not faster here" in cost_notes(PLAN, latency(1.2, 1.4), None, on_integers=True)[0]
-    assert "integer" not in cost_notes(PLAN, latency(1.2, 1.4), None, on_integers=False)[0]
-    (undecided,) = cost_notes(PLAN, latency(0.8, 1.25), None, on_integers=True)
-    assert "0.80 to 1.25 times" in undecided
+    assert cost_notes(PLAN, latency(0.4, 0.6), None) == ()
+    assert "is 1.30x slower: small layers" in cost_notes(PLAN, latency(1.2, 1.4), None)[0]
+    (undecided,) = cost_notes(PLAN, latency(0.8, 1.25), None)
+    assert undecided == "latency difference not significant (99 % CI: 1.25x faster to 1.25x slower)"
     for busy in (None, 3.0):
-        assert cost_notes(PLAN, latency(0.4, 0.6, busy), None, on_integers=True) == ()
+        assert cost_notes(PLAN, latency(0.4, 0.6, busy), None) == ()
     for busy in (10.0, 48.6):
-        (note,) = cost_notes(PLAN, latency(0.4, 0.6, busy), None, on_integers=True)
-        assert f"took {busy:.0f} %" in note
+        (note,) = cost_notes(PLAN, latency(0.4, 0.6, busy), None)
+        assert f"used {busy:.0f} %" in note
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"preset": "int8"}, None),
+        ({"preset": "xint8"}, "Simulated with onnxruntime on this CPU; the target is an AMD NPU"),
+        ({"preset": "int8", "target": "tensorrt"}, "Simulated with onnxruntime on this CPU; the target is TensorRT"),
+        ({"preset": "int8", "activation": {"dtype": "uint16"}}, "Simulated: onnxruntime has no uint16 kernels"),
+        ({"mode": "float16"}, "Simulated: onnxruntime has no float16 kernels"),
+        ({"mode": "weights_only"}, None),
+    ],
+)
+def test_latency_of_another_target_is_neither_slow_nor_fast(settings: dict[str, Any], words: str | None) -> None:
+    why = not_representative(parse_config(settings))
+    assert why == words or (words is not None and why is not None and why.startswith(words))
+    slow = latency(1.2, 1.4).model_copy(update={"not_representative": why})
+    (note,) = cost_notes(PLAN, slow, None)
+    assert ("slower" in note) == (why is None)
+    assert ("not representative of the target" in note) == (why is not None)
+
+
+def test_a_gate_on_latency_is_undecided_on_another_machine_than_the_target(tmp_path: Path) -> None:
+    evaluation = {"latency_runs": 1, "advice_seconds": 0, "gate": {"max_latency_ratio": 1e-6, "on_fail": "fallback"}}
+    for target in ("tensorrt", "onnxruntime_cpu"):
+        settings = config(target=target, evaluation={**evaluation, "fallback_seconds": 0})
+        report = quantize_file(tmp_path, network(), data(), settings).report
+        clause = next(clause for clause in report.gate if clause.clause == "max_latency_ratio")
+        if target == "tensorrt":
+            assert clause.holds is None and (clause.why or "").startswith("latency is not representative")
+            assert (report.verdict, report.fallback) == ("undecided", None)
+            assert "latency not representative of the target" in report.summary
+        else:
+            assert report.fallback is not None
 
 
 def test_the_summary_speaks_of_what_is_decided(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for low, high, words in (
         (0.4, 0.6, "2.00x faster"),
         (1.5, 2.5, "2.00x slower"),
-        (0.8, 1.2, "not measurably faster"),
+        (0.8, 1.2, "no significant difference"),
     ):
         told = latency(low, high)
         monkeypatch.setattr(assemble, "measure_latency", lambda *args, told=told, **kwargs: told)

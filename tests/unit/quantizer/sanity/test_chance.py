@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from worker.quantizer.evaluation.chance import guessed_share
 from worker.quantizer.sanity.decisions import (
     HitCounts,
     best_classes,
-    guessed_share,
     hits_of,
     tail_at_least,
     tail_at_most,

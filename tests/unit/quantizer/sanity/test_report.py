@@ -8,15 +8,17 @@ import numpy as np
 import pytest
 
 from service.contracts.config import parse_config
+from service.contracts.evaluation import EvaluationSpec
 from service.contracts.report import MetricFigures
 from service.contracts.runner import DatasetSource
 from tests.support.tiny import make_tiny
 from tests.unit.quantizer.sanity.conftest import Bench
+from worker.quantizer.evaluation.chance import with_chance
 from worker.quantizer.evaluation.metrics.distances import AgreementRate
 from worker.quantizer.pages import findings_page
 from worker.quantizer.pipeline import quantize
 from worker.quantizer.run.interface import SilentRun
-from worker.quantizer.sanity.decisions import decision_findings, figure_findings, hits_of, with_chance
+from worker.quantizer.sanity.decisions import decision_findings, figure_findings, hits_of
 from worker.quantizer.sanity.float_model import output_findings
 from worker.quantizer.sanity.kind import declare, declared, worst_first
 from worker.quantizer.sanity.samples import FEW_SAMPLES, ONE_SAMPLE, SOME_IN_CALIBRATION
@@ -59,8 +61,10 @@ def test_chance_of_each_kind_and_a_metric_that_cannot_fail(bench: Bench) -> None
     labels = np.array([0, 0, 1, 2] * 10)
     case = bench.case(x=bench.x[:40], labels=labels, config={"evaluation": {"metrics": metrics}})
     declared = [figures(metric.name, metric.kind, 90.0) for metric in case.config.evaluation.metrics]
-    assert [found.chance for found in with_chance(declared, case)] == [50.0, 75.0, pytest.approx(33.3333), None]
-    (default,) = with_chance([figures("top1", "top1", 90.0)], bench.case(x=bench.x[:40], labels=labels))
+    spec, outputs, data = case.config.evaluation, case.summary.outputs, case.measured_on
+    told = with_chance(declared, spec, outputs, data)
+    assert [found.chance for found in told] == [50.0, 75.0, pytest.approx(33.3333), None]
+    (default,) = with_chance([figures("top1", "top1", 90.0)], EvaluationSpec(), outputs, data)
     assert default.chance == 50.0
     # a metric that cannot fail is named
     case = bench.case(config={"evaluation": {"metrics": [{"kind": "top1"}, {"kind": "top5"}]}})

@@ -207,7 +207,7 @@ def lost_at_first(**budget: Any) -> Change:
 
 
 def test_a_model_that_is_not_finite_loses_its_trial_alone_and_the_report_says_why() -> None:
-    why = "the outputs hold NaN or Inf, or are all zero"
+    why = "the outputs contain NaN or Inf, or are all zero"
     change = lost_at_first()
     lost = found(change).trials[0]
     assert lost.evaluated and (lost.value, lost.gap, lost.undefined) == (None, None, why)

@@ -203,7 +203,7 @@ class _TarWalk:
             if self._folders > MAX_FILES:
                 refuse(name, f"is one too many: at most {MAX_FILES} folders are accepted", "Use fewer folders.")
             if size:
-                refuse(name, "is a folder with bytes of its own")
+                refuse(name, "is a folder that contains data")
             return
         if header.kind not in _REGULAR:
             refuse(name, f"is of unknown type {header.kind!r}")
@@ -224,7 +224,7 @@ class _TarWalk:
         """Read what fills the last record, so that a gzip checks its sum."""
         tail = self._stream.rest(_MAX_TAIL_BYTES + 1, self._reached)
         if any(tail) or len(tail) > _MAX_TAIL_BYTES:
-            raise DatasetFormatError("the archive holds something behind its end", hint=AGAIN)
+            raise DatasetFormatError("the archive contains data after its end", hint=AGAIN)
 
 
 @dataclass(frozen=True)

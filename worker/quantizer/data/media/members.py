@@ -158,7 +158,7 @@ def content_of(files: Iterable[MediaFile]) -> Content:
             refuse(file.name, f"is one of the {here} in an archive of {found}", "Put them into two archives.")
         found = here
     if found is None:
-        raise DatasetFormatError("the archive holds no picture and no sound", hint=AGAIN)
+        raise DatasetFormatError("the archive contains no picture and no sound", hint=AGAIN)
     return found
 
 
@@ -227,7 +227,7 @@ def by_folder(files: Sequence[MediaFile]) -> Labels | None:
         return None
     if beside:
         _refuse(
-            f"{beside[0]!r} lies beside the folders that name the classes of the others",
+            f"{beside[0]!r} is not in a class folder, unlike the other files",
             hint=f"Put every file into the folder of its class, or give a {LABELS_FILE}.",
             file=beside[0],
         )
@@ -264,7 +264,7 @@ def _numbered(names: Sequence[str]) -> Labels:
 def _refuse(message: str, *, hint: str | None = None, file: str | None = None) -> NoReturn:
     raise DatasetLabelsError(
         message,
-        hint=hint or f"{LABELS_FILE} holds one row file,label for every picture or sound.",
+        hint=hint or f'{LABELS_FILE} contains one row "file,label" for each picture or sound.',
         pointer=LABELS_POINTER,
         member=file,
     )

@@ -110,7 +110,7 @@ def open_picture(name: str, data: bytes) -> Image.Image:
     try:
         picture = Image.open(io.BytesIO(data), formats=FORMATS)
     except Image.DecompressionBombError:
-        refuse(name, f"holds more than {MAX_PIXELS} pixels", "Store pictures at the size that they are used at.")
+        refuse(name, f"contains more than {MAX_PIXELS} pixels", "Store pictures at the size that they are used at.")
     except UnidentifiedImageError:
         refuse(name, "is no picture of a known format (JPEG, PNG, WebP, BMP)", _HINT)
     except _DAMAGE as error:

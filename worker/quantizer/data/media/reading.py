@@ -130,7 +130,7 @@ class _Spool:
             while target:
                 got = os.preadv(self._file.fileno(), [target], at)
                 if not got:
-                    raise EngineError("decoded samples are gone from the temporary folder")
+                    raise EngineError("decoded samples are missing from the temporary folder")
                 target, at = target[got:], at + got
         return block
 
@@ -360,16 +360,16 @@ def _sounds(listed: ListedMedia, spec: SoundSpec, findings: Findings) -> Decoded
 
 def _spec_for_pictures(preprocessing: PreprocessingSpec) -> PictureSpec:
     if preprocessing.sounds is not None:
-        _misplaced("sounds", "the archive holds pictures")
+        _misplaced("sounds", "the archive contains pictures")
     return preprocessing.pictures or PictureSpec()
 
 
 def _spec_for_sounds(preprocessing: PreprocessingSpec) -> SoundSpec:
     if preprocessing.pictures is not None:
-        _misplaced("pictures", "the archive holds sounds")
+        _misplaced("pictures", "the archive contains sounds")
     if preprocessing.sounds is None:
         raise DatasetArraysError(
-            "the archive holds sounds, and the preprocessing does not say their rate and length",
+            "the archive contains sounds, and the preprocessing sets neither their rate nor their length",
             hint='Give preprocessing.sounds: {"sample_rate_hz": 16000, "length": 16000}.',
             pointer="/preprocessing/sounds",
         )
@@ -383,14 +383,14 @@ def refuse_for_arrays(preprocessing: PreprocessingSpec) -> None:
         DatasetArraysError: it would change them.
     """
     if preprocessing.sounds is not None:
-        _misplaced("sounds", "the file holds arrays")
+        _misplaced("sounds", "the file contains arrays")
     if preprocessing.pictures is not None and preprocessing.pictures.changes:
-        _misplaced("pictures", "the file holds arrays, which are neither resized nor cut")
+        _misplaced("pictures", "the file contains arrays, which are not resized or cropped")
 
 
 def _misplaced(word: str, why: str) -> NoReturn:
     raise DatasetArraysError(
-        f"the preprocessing says what becomes of {word}, and {why}",
+        f"the preprocessing is for {word}, and {why}",
         hint=f"Leave {word} out of the preprocessing.",
         pointer=f"/preprocessing/{word}",
     )

@@ -137,7 +137,7 @@ class ClassMeter(Meter):
         if scores is None:
             if output.dtype.kind not in "iub":
                 raise UnfitError(
-                    "output", f"it holds neither class scores nor class numbers: {output.dtype}{list(output.shape)}"
+                    "output", f"it contains neither class scores nor class numbers: {output.dtype}{list(output.shape)}"
                 )
             decided, labels = output.astype(np.int64), fitted(given, output.shape, "labels", "the output is")
         else:
@@ -151,7 +151,7 @@ class ClassMeter(Meter):
         self._owners = np.repeat(np.arange(self._units), kept.size // max(self._units, 1))[kept]
         decided = decided.reshape(-1)[kept]
         if decided.max(initial=0) >= _MOST_CLASSES:
-            raise UnfitError("output", f"it holds class number {decided.max()}")
+            raise UnfitError("output", f"it contains class number {decided.max()}")
         return None if scores is None else scores[kept], decided, flat
 
     def check(self, labels: Arrays) -> None:
@@ -184,7 +184,7 @@ class TopK(ClassMeter):
         """Take in one batch."""
         scores, decided, labels = self.rows(seen)
         if scores is None and self._rank > 1:
-            raise UnfitError("output", "it holds class numbers; the first few classes take scores")
+            raise UnfitError("output", "it contains class numbers; top-k metrics need scores")
         hit = decided == labels if scores is None else ranks(scores, labels) < self._rank
         if isinstance(self._sums, Hits):
             found = [np.bincount(owners, minlength=self._units) for owners in (self._owners[hit], self._owners)]

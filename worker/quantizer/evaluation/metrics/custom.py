@@ -219,7 +219,7 @@ class FunctionMeter(Meter):
             try:
                 self._found = float(got)
             except (TypeError, ValueError):
-                told = f"its function returned {type(got).__name__}, no number"
+                told = f"its function returned {type(got).__name__}, not a number"
                 raise UnfitError("name", told) from None
         found = None if self._found is None else finite(self._found)
         if found is None and self._found is not None:

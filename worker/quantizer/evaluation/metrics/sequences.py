@@ -77,7 +77,7 @@ class WordErrors(Meter):
         lengths = [int(length) for length in given.reshape(-1)]
         wrong = [length for length in lengths if not 0 <= length <= rows.shape[1]]
         if wrong:
-            raise UnfitError(place, f"a length is {wrong[0]}; sequences hold 0 to {rows.shape[1]}")
+            raise UnfitError(place, f"a length is {wrong[0]}; sequences have 0 to {rows.shape[1]}")
         return lengths
 
     def _decoded(self, row: Array) -> Array:
@@ -103,7 +103,7 @@ class WordErrors(Meter):
     def value(self) -> float | None:
         """In percent; None without a word in the labels."""
         if not self.details()["words"]:
-            self.undefined = "the labels hold no word"
+            self.undefined = "the labels contain no word"
             return None
         return self._sums.value
 

@@ -209,7 +209,7 @@ def _remove_identities(graph: ir.Graph) -> None:
 
 
 SUBGRAPHS_IN_FLOAT = declare("subgraphs-in-float", "sub-graphs stay in float")
-NO_SUBGRAPH_WEIGHT = declare("no-subgraph-weight", "no {op_types} of a sub-graph holds a weight of its own")
+NO_SUBGRAPH_WEIGHT = declare("no-subgraph-weight", "no {op_types} of a sub-graph has its own weight")
 
 
 def lift_subgraph_weights(model: ir.Model, *, wanted: bool) -> PassOutcome:
@@ -279,7 +279,7 @@ def unshare_initializers(model: ir.Model) -> PassOutcome:
             copy = add_twin(graph, names.free(f"{name_of(value)}_of_{node_name(reader)}"), value)
             reader.replace_input_with(usage.idx, copy)
             copies += 1
-    return PassOutcome(model, f"{copies} copies made of {len(shared)} shared weights and biases")
+    return PassOutcome(model, f"{copies} copies of {len(shared)} shared weights and biases")
 
 
 def _is_weight(value: ir.Value) -> bool:

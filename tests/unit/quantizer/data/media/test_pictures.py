@@ -190,10 +190,48 @@ def fed(path: Path, spec: Any, *shape: int | str) -> list[Any]:
 
 def test_a_spec_that_resizes_does_not_fit_arrays(tmp_path: Path) -> None:
     np.savez(tmp_path / "x.npz", images=np.zeros((2, 8, 8, 3), np.uint8))
-    with pytest.raises(DatasetArraysError, match="neither resized nor cut") as caught:
-        open_dataset(tmp_path / "x.npz", PreprocessingSpec.model_validate("imagenet_tf"))
+    with pytest.raises(DatasetArraysError, match="not resized or cropped") as caught:
+        open_dataset(tmp_path / "x.npz", PreprocessingSpec.model_validate({"pictures": {"crop": [4, 4]}}))
     assert [place.pointer for place in caught.value.errors] == ["/preprocessing/pictures"]
-    assert open_dataset(tmp_path / "x.npz", PreprocessingSpec.model_validate("cifar10")).samples == 2
+
+
+PIXELS = np.stack([noise(8, 9, seed=seed) for seed in range(3)])
+
+
+@pytest.mark.parametrize("name", ["imagenet_tf", "imagenet_torchvision", "imagenet_caffe", "cifar10", "timm"])
+@pytest.mark.parametrize(
+    "arrays",
+    [
+        {"images": PIXELS},
+        {"images": PIXELS.transpose(0, 3, 1, 2)},
+        {"images": PIXELS.astype(np.float32)},
+        {"x": PIXELS.astype(np.int32), "labels": np.zeros(3, np.int64)},
+        {"pixels": PIXELS, "other": np.zeros((3, 5), np.float32)},
+    ],
+)
+def test_a_name_means_the_same_for_every_array_of_pictures(tmp_path: Path, name: str, arrays: dict[str, Any]) -> None:
+    np.savez(tmp_path / "x.npz", **arrays)
+    spec = PreprocessingSpec.model_validate(name).inputs["*"]
+    (batch,) = fed(tmp_path / "x.npz", name, "n", 3, 8, 9)
+    fed_as = PIXELS[..., ::-1] if spec.channel_order == "bgr" else PIXELS
+    wanted = (fed_as.astype(np.float64) * spec.scale - spec.mean) / spec.std
+    np.testing.assert_array_equal(batch.feeds["x"], wanted.transpose(0, 3, 1, 2).astype(np.float32))
+
+
+@pytest.mark.parametrize(
+    ("arrays", "told"),
+    [
+        ({"images": PIXELS / 255}, "contains float64 from 0"),
+        ({"images": PIXELS.astype(np.float32) - 128}, "expects pictures from 0 to 255"),
+        ({"one": PIXELS, "two": PIXELS}, "expects one array"),
+        ({"images": np.zeros((3, 8, 8, 4), np.uint8)}, "no array of images does"),
+    ],
+)
+def test_arrays_that_a_name_does_not_fit_are_refused(tmp_path: Path, arrays: dict[str, Any], told: str) -> None:
+    np.savez(tmp_path / "x.npz", **arrays)
+    with pytest.raises(DatasetArraysError, match=told) as caught:
+        open_dataset(tmp_path / "x.npz", PreprocessingSpec.model_validate("imagenet_tf"))
+    assert "preprocessing.inputs" in str(caught.value.hint)
 
 
 def reference(data: bytes, side: int = 256, filter_: Any = Image.BILINEAR) -> np.ndarray[Any, Any]:

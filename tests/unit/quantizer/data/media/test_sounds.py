@@ -71,8 +71,8 @@ def test_an_extensible_header_and_other_chunks_are_read(tmp_path: Path) -> None:
         (b"no sound at all", "is no WAV file"),
         (encoded(noise(8, 8)), "is no WAV file"),
         (wav(tone(100))[:-10], "cut short"),
-        (wav(tone(100))[:36], "holds no samples"),
-        (wav(tone(100))[:12] + wav(tone(100))[36:], "tells no format"),
+        (wav(tone(100))[:36], "contains no samples"),
+        (wav(tone(100))[:12] + wav(tone(100))[36:], "has no format"),
         (wav(tone(100), channels=2), "has 2 channels"),
         (wav(tone(100), bits=24), "24-bit samples"),
         (wav(tone(100), tag=3), "of format 3"),
@@ -96,7 +96,7 @@ def test_sounds_need_a_spec_for_sounds_and_nothing_else_does(tmp_path: Path) -> 
         assert [place.pointer for place in caught.value.errors] == [f"/preprocessing/{pointer}"]
     np.savez(tmp_path / "x.npz", x=np.zeros((2, 3), np.float32))
     for path in (archive(tmp_path / "y", {"a.png": encoded(noise(8, 8))}), tmp_path / "x.npz"):
-        with pytest.raises(DatasetError, match="what becomes of sounds"):
+        with pytest.raises(DatasetError, match="is for sounds"):
             open_dataset(path, spec(100))
 
 

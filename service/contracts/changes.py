@@ -1,0 +1,232 @@
+"""Changes from the float model to the quantized one: one wording, one sign and one judgement for every surface.
+
+A change is quantized minus float, with its sign: in points where the metric is a share, else in its own unit. A ratio
+of latencies is "1.80x faster" or "2.25x slower", a size "73.4 % smaller". Texts use the ASCII minus sign, which suits
+terminals, JUnit and CSV; ``typeset`` turns it into U+2212 for pages.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from service.contracts.report.figures import Interval, LatencyFigures, MetricFigures
+
+Better = Literal["higher", "lower"]
+Direction = Literal["better", "worse", "same"]
+ChangeTone = Literal["good", "bad", "unsure", "plain"]
+NOT_SIGNIFICANT = "no significant difference"
+UNCHANGED = "no change"
+UNDEFINED = "not defined"
+NOT_REPRESENTATIVE = "not representative of the target"
+# Units of fixed precision; what may be of any size is written to five digits.
+_TWO_PLACES = ("%", "dB")
+_SIGN = re.compile(r"(?<![\w.])-(?=[\d.])")
+_ARROWS = {"up": "▲", "down": "▼", "": ""}
+
+
+@dataclass(frozen=True)
+class Change:
+    """One figure compared between two models.
+
+    Attributes:
+        words: the change, such as "-0.68 points", "2.25x slower" or "73.4 % smaller"; ASCII.
+        direction: whether it is for the better, whichever way the figure has moved.
+        moved: which way the figure has moved; "" for not at all.
+        significant: whether it is more than chance; None: not known.
+        interval: where the change is, such as "95 % CI: -1.10 to +0.20 points"; "" where nobody knows.
+    """
+
+    words: str
+    direction: Direction
+    moved: Literal["up", "down", ""] = ""
+    significant: bool | None = None
+    interval: str = ""
+
+    @property
+    def tone(self) -> ChangeTone:
+        """The colour: good, bad, unsure where the change is not significant, plain where there is none."""
+        if self.direction == "same":
+            return "plain"
+        if self.significant is False:
+            return "unsure"
+        return "good" if self.direction == "better" else "bad"
+
+    @property
+    def arrow(self) -> str:
+        """Up or down as the figure has moved, so that colour is not the only sign; "" for no change."""
+        return _ARROWS[self.moved]
+
+    @property
+    def judgement(self) -> str:
+        """The direction in a word: "better", "worse", "no change" or "not significant"."""
+        if self.direction == "same":
+            return UNCHANGED
+        return "not significant" if self.significant is False else self.direction
+
+    @property
+    def page_words(self) -> str:
+        """The words with the typographic minus sign."""
+        return typeset(self.words)
+
+
+_UNDEFINED = Change(UNDEFINED, "same")
+
+
+def typeset(words: str) -> str:
+    """The text with a typographic minus sign (U+2212) in front of numbers; exponents stay as they are."""
+    return _SIGN.sub("\N{MINUS SIGN}", words)
+
+
+def amount(value: float, unit: str) -> str:
+    """A difference without its sign, such as "0.68 points" or "0.0123 m"; limits of a gate are written so."""
+    return f"{_digits(abs(value), unit)} {_unit(unit)}".rstrip()
+
+
+def signed(value: float, unit: str) -> str:
+    """A difference with its sign, such as "-0.68 points"; zero has none."""
+    return f"{_signed_digits(value, unit)} {_unit(unit)}".rstrip()
+
+
+def metric_change(
+    drop: float | None, unit: str, *, better: Better = "higher", drop_interval: Interval | None = None
+) -> Change:
+    """The change of a metric.
+
+    Args:
+        drop: change for the worse, in the metric's unit, as reports and gates keep it; None: not defined.
+        unit: of the metric; "%" gives points.
+        better: which direction is the better one.
+        drop_interval: where the drop is.
+    """
+    if drop is None:
+        return _UNDEFINED
+    sign = -1.0 if better == "higher" else 1.0
+    interval, significant = "", None
+    if drop_interval is not None:
+        interval = interval_words(_turned(drop_interval, sign), unit)
+        significant = drop_interval.low > 0 or drop_interval.high < 0
+    if not float(_digits(drop, unit)):
+        return Change(UNCHANGED, "same", significant=significant, interval=interval)
+    value = sign * drop
+    return Change(
+        signed(value, unit),
+        "worse" if drop > 0 else "better",
+        "up" if value > 0 else "down",
+        significant,
+        interval,
+    )
+
+
+def difference_change(before: float | None, after: float | None, unit: str, *, better: Better = "higher") -> Change:
+    """The change of a figure from one model, or job, to another."""
+    if before is None or after is None:
+        return _UNDEFINED
+    return metric_change((before - after) * (1.0 if better == "higher" else -1.0), unit, better=better)
+
+
+def change_of(metric: MetricFigures) -> Change:
+    """The change of a metric of a report."""
+    return metric_change(metric.drop, metric.unit, better=metric.better, drop_interval=metric.drop_interval)
+
+
+def outlined_change(before: float | None, after: float | None, drop: float | None, unit: str) -> Change:
+    """The change of a metric in lists of jobs, which keep both values and the drop, not the better direction."""
+    if drop is None:
+        return _UNDEFINED
+    falls = before is None or after is None or (after < before) == (drop > 0)
+    return metric_change(drop, unit, better="higher" if falls else "lower")
+
+
+def interval_words(change: Interval | None, unit: str) -> str:
+    """Where a signed change is, such as "95 % CI: -1.10 to +0.20 points"; "" for None."""
+    if change is None:
+        return ""
+    return f"{_confidence(change)}: {_signed_digits(change.low, unit)} to {signed(change.high, unit)}"
+
+
+def latency_change(ratio: float | None, interval: Interval | None = None, *, significant: bool | None = None) -> Change:
+    """The change of latency.
+
+    Args:
+        ratio: quantized over float; None or 0: not measured.
+        interval: where it is.
+        significant: whether one model is known to be faster; None: as the interval says.
+    """
+    if ratio is None or ratio <= 0:
+        return Change("not measured", "same")
+    told = ""
+    if interval is not None:
+        told = f"{_confidence(interval)}: {_interval_ratios(interval)}"
+        if significant is None:
+            significant = interval.high < 1 or interval.low > 1
+    direction: Direction = "better" if ratio < 1 else "worse"
+    if significant is False:
+        return Change(NOT_SIGNIFICANT, direction, "", significant, told)
+    words = ratio_words(ratio)
+    if words == UNCHANGED:
+        return Change(words, "same", "", significant, told)
+    return Change(words, direction, "down" if ratio < 1 else "up", significant, told)
+
+
+def latency_change_of(latency: LatencyFigures) -> Change:
+    """The change of latency of a report; none where the target was simulated on another CPU."""
+    if latency.not_representative is not None:
+        return Change(NOT_REPRESENTATIVE, "same")
+    return latency_change(latency.ratio, latency.ratio_interval, significant=latency.verdict != "undecided")
+
+
+def ratio_words(ratio: float) -> str:
+    """A ratio of latencies as "1.80x faster" or "2.25x slower"."""
+    if ratio <= 0:
+        return "not measured"
+    words = f"{max(ratio, 1 / ratio):.2f}x"
+    if words == "1.00x":
+        return UNCHANGED
+    return f"{words} {'faster' if ratio < 1 else 'slower'}"
+
+
+def size_change(before: float | None, after: float | None) -> Change:
+    """The change of a size in bytes, such as "73.4 % smaller"."""
+    if before is None or after is None or before <= 0:
+        return _UNDEFINED
+    percent = f"{abs(100 * (1 - after / before)):.1f}"
+    if not float(percent):
+        return Change(UNCHANGED, "same")
+    smaller = after < before
+    words = f"{percent} % {'smaller' if smaller else 'larger'}"
+    return Change(words, "better" if smaller else "worse", "down" if smaller else "up")
+
+
+def _interval_ratios(interval: Interval) -> str:
+    ends = (interval.low, interval.high) if interval.high > 1 else (interval.high, interval.low)
+    low, high = map(ratio_words, ends)
+    word = low.rpartition(" ")[2]
+    shared = word in ("faster", "slower") and high.endswith(word)
+    return f"{low.removesuffix(' ' + word) if shared else low} to {high}"
+
+
+def _turned(interval: Interval, sign: float) -> Interval:
+    if sign > 0:
+        return interval
+    return interval.model_copy(update={"low": -interval.high, "high": -interval.low})
+
+
+def _confidence(interval: Interval) -> str:
+    return f"{interval.confidence * 100:g} % CI"
+
+
+def _unit(unit: str) -> str:
+    return "points" if unit == "%" else unit
+
+
+def _digits(value: float, unit: str) -> str:
+    return f"{value:.2f}" if unit in _TWO_PLACES else f"{value:.5g}"
+
+
+def _signed_digits(value: float, unit: str) -> str:
+    digits = _digits(abs(value), unit)
+    if not float(digits):
+        return digits
+    return f"{'-' if value < 0 else '+'}{digits}"

@@ -1,0 +1,159 @@
+"""Routes in hints, in the words of each surface: a command on the command line, a page's name on a page.
+
+Source names the route, such as ``GET /v1/datasets lists them.``, and so do problems over HTTP. ``for_command_line`` and
+``for_page`` rewrite a text by one table.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import NamedTuple
+
+from service.contracts.errors import Problem
+
+
+class Surface(NamedTuple):
+    """Where users do what a route does; ``{name}`` is that part of the route's path."""
+
+    command: str | None  # None: the command line has none
+    page: str
+
+
+# By route. A query in a key is part of it: to wait is another command than to look.
+SURFACES: dict[str, Surface] = {
+    "GET /v1/models": Surface("quantmill models list", "/models"),
+    "POST /v1/models": Surface("quantmill models push FILE", "/new"),
+    "GET /v1/models/{model}": Surface("quantmill models show {model}", "/models/{model}"),
+    "GET /v1/models/{model}?wait=25": Surface("quantmill models show {model}", "/models/{model}"),
+    "PUT /v1/models/{model}/aliases/{alias}": Surface("quantmill models alias {model} {alias}", "/models/{model}"),
+    "POST /v1/models/{model}/inspect": Surface("quantmill inspect FILE", "/models/{model}"),
+    "GET /v1/datasets": Surface("quantmill datasets list", "/datasets"),
+    "POST /v1/datasets": Surface("quantmill datasets push FILE", "/new"),
+    "GET /v1/datasets/{dataset}": Surface("quantmill datasets show {dataset}", "/datasets/{dataset}"),
+    "GET /v1/datasets/{dataset}?wait=25": Surface("quantmill datasets show {dataset}", "/datasets/{dataset}"),
+    "POST /v1/uploads": Surface("quantmill datasets push FILE", "/new"),
+    "PUT /v1/uploads/{upload}/content": Surface("quantmill datasets push FILE", "/new"),
+    "GET /v1/jobs": Surface("quantmill jobs list", "/jobs"),
+    "POST /v1/jobs": Surface("quantmill jobs submit", "/new"),
+    "POST /v1/evaluations": Surface("quantmill jobs evaluate", "/new"),
+    "GET /v1/jobs/{job}": Surface("quantmill jobs show {job}", "/jobs/{job}"),
+    "GET /v1/jobs/{job}?wait=25": Surface("quantmill jobs follow {job}", "/jobs/{job}"),
+    "POST /v1/jobs/{job}/cancel": Surface("quantmill jobs cancel {job}", "/jobs/{job}"),
+    "POST /v1/jobs/{job}/retry": Surface("quantmill jobs retry {job}", "/jobs/{job}"),
+    "POST /v1/jobs/{job}/clone": Surface("quantmill jobs clone {job}", "/jobs/{job}"),
+    "POST /v1/jobs/{job}/hand-over": Surface("quantmill jobs hand-over {job}", "/jobs/{job}"),
+    "GET /v1/jobs/{job}/report": Surface("quantmill jobs fetch {job} --report FILE", "/jobs/{job}/report"),
+    "GET /v1/jobs/{job}/artifacts": Surface("quantmill jobs show {job}", "/jobs/{job}"),
+    "GET /v1/jobs/{job}/attestation": Surface("quantmill jobs fetch {job} --output FILE", "/jobs/{job}"),
+    "GET /v1/batches": Surface("quantmill batches list", "/batches"),
+    "POST /v1/batches/{batch}/cancel": Surface("quantmill batches cancel {batch}", "/batches/{batch}"),
+    "GET /v1/presets": Surface("quantmill presets", "/new"),
+    "GET /v1/targets": Surface("quantmill targets", "/new"),
+    "PATCH /v1/schedules/{schedule}": Surface("quantmill schedules set {schedule}", "/schedules/{schedule}"),
+    "GET /v1/schedules": Surface("quantmill schedules list", "/schedules"),
+    "GET /v1/schedules/{schedule}/runs": Surface("quantmill schedules runs {schedule}", "/schedules/{schedule}"),
+    "GET /v1/webhooks": Surface("quantmill webhooks list", "/webhooks"),
+    "PATCH /v1/webhooks/{webhook}": Surface(None, "/webhooks/{webhook}"),
+    "GET /v1/webhooks/{webhook}/deliveries": Surface("quantmill webhooks deliveries {webhook}", "/webhooks/{webhook}"),
+    "GET /v1/keys": Surface("quantmill keys list", "/keys"),
+    "POST /v1/keys": Surface("quantmill keys create", "/keys"),
+    "GET /v1/keys/signing": Surface("quantmill keys signing", "/keys"),
+    "GET /v1/quarantine": Surface("quantmill quarantine list", "/workers"),
+    "DELETE /v1/quarantine/{digest}": Surface("quantmill quarantine release {digest}", "/workers"),
+    "PUT /v1/tenants/{tenant}/quota": Surface("quantmill tenants set {tenant}", "/tenants/{tenant}"),
+}
+# What pages are called in a sentence.
+PAGES: dict[str, str] = {
+    "/models": "the Models page",
+    "/models/{model}": "the model's page",
+    "/datasets": "the Datasets page",
+    "/datasets/{dataset}": "the dataset's page",
+    "/new": "the New job page",
+    "/jobs": "the Jobs page",
+    "/jobs/{job}": "the job's page",
+    "/jobs/{job}/report": "the job's report",
+    "/batches": "the Batches page",
+    "/batches/{batch}": "the batch's page",
+    "/schedules": "the Schedules page",
+    "/schedules/{schedule}": "the schedule's page",
+    "/webhooks": "the Webhooks page",
+    "/webhooks/{webhook}": "the webhook's page",
+    "/workers": "the Workers page",
+    "/keys": "the Keys page",
+    "/tenants/{tenant}": "the tenant's page",
+}
+
+ROUTE = re.compile(r"(with )?`?\b((?:GET|POST|PUT|PATCH|DELETE) /v1/[\w{}@:./-]*[\w}](?:\?wait=25)?)`?")
+# What stands for a part of a path that the text does not know.
+_OPEN = re.compile(r"\{.*\}|[A-Z]+")
+
+
+def for_command_line(text: str) -> str:
+    """The text with commands in place of routes, between backticks."""
+
+    def named(found: re.Match[str]) -> str:
+        surface = surface_of(found[2])
+        return found[0] if surface is None or surface.command is None else f"{found[1] or ''}`{surface.command}`"
+
+    return ROUTE.sub(named, text)
+
+
+def for_page(text: str) -> str:
+    """The text with pages' names in place of routes: what is done with a route is done on its page."""
+
+    def named(found: re.Match[str]) -> str:
+        surface = surface_of(found[2])
+        if surface is None:
+            return found[0]
+        name = PAGES[surface.page]
+        if found[1]:
+            return f"on {name}"
+        begins = text[: found.start()].rstrip()[-1:] in ("", ".")
+        return name[0].upper() + name[1:] if begins else name
+
+    return ROUTE.sub(named, text)
+
+
+def rewritten(problem: Problem, rewrite: Callable[[str], str]) -> Problem:
+    """The problem with each of its sentences rewritten for a surface."""
+    errors = tuple(one.model_copy(update={"message": rewrite(one.message)}) for one in problem.errors)
+    hint = None if problem.hint is None else rewrite(problem.hint)
+    return problem.model_copy(update={"detail": rewrite(problem.detail), "hint": hint, "errors": errors})
+
+
+def surface_of(route: str) -> Surface | None:
+    """The entry of a route as a text has it, such as ``GET /v1/jobs/job_1``, with parts of the path filled in."""
+    found = _entry(route)
+    if found is None:
+        return None
+    surface, parts = found
+    return surface._replace(command=None if surface.command is None else _filled(surface.command, parts))
+
+
+def _filled(text: str, parts: Mapping[str, str]) -> str:
+    for name, part in parts.items():
+        text = text.replace(f"{{{name}}}", name.upper() if _OPEN.fullmatch(part) else part)
+    return text
+
+
+def _entry(route: str) -> tuple[Surface, dict[str, str]] | None:
+    """The entry whose words fit, and the parts of the path by name; of several that with the fewest open parts."""
+    fits = []
+    for pattern, surface in _patterns():
+        found = pattern.fullmatch(route)
+        if found is not None:
+            fits.append((len(found.groupdict()), surface, found.groupdict()))
+    if not fits:
+        return None
+    _, surface, parts = min(fits, key=lambda fit: fit[0])
+    return surface, parts
+
+
+@cache
+def _patterns() -> tuple[tuple[re.Pattern[str], Surface], ...]:
+    return tuple(
+        (re.compile(re.sub(r"\\{(\w+)\\}", r"(?P<\1>[^/?]+)", re.escape(route))), surface)
+        for route, surface in SURFACES.items()
+    )

@@ -1,0 +1,123 @@
+"""The end of a quantization in five lines: verdict, accuracy, size, latency, what to look at."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+from service.contracts.changes import NOT_SIGNIFICANT, Change, change_of, latency_change, latency_change_of, size_change
+from service.contracts.report import Finding, Report
+from service.reports.figures import figure, metric_title, milliseconds, percent, size
+from service.reports.verdict import SANITY, Headline, blame, conditions, first_advice, headline
+from worker.commands.console import make_console
+
+TONES = {"good": "bold green", "bad": "bold red", "unsure": "yellow", "plain": ""}
+_SEVERITIES = {"critical": "bold red", "warning": "yellow"}
+
+
+def print_summary(report: Report, console: Console | None = None, *, report_path: Path | None = None) -> None:
+    """Five lines, after the findings without which none of them can be trusted.
+
+    Args:
+        report: whole.
+        console: to print on; default: standard output.
+        report_path: where the report was written; None: nowhere.
+    """
+    console = console or make_console()
+    print_findings([one for one in report.findings if one.severity == "critical"], console)
+    console.print(verdict_line(headline(report), _not_passed(report)), soft_wrap=True)
+    _print(console, "accuracy", _accuracy(report))
+    sizes = (report.float_.size_bytes, report.quantized.size_bytes)
+    _print(console, "size", _moved(size(sizes[0]), size(sizes[1]), size_change(*sizes)))
+    _print(console, "latency", _latency(report))
+    _print(console, "look at", Text(_look_at(report, report_path)))
+
+
+def verdict_line(found: Headline, more: str = "") -> Text:
+    """The verdict in words, its reason behind it; red where the model cannot be used as it is."""
+    sentence = " ".join(word for word in (found.alarm, found.sentence, more) if word)
+    tone = "bad" if found.alarm else found.tone
+    return Text.assemble((f"{found.word}: ", TONES[tone] or "bold"), (sentence, "red" if tone == "bad" else ""))
+
+
+def print_findings(findings: list[Finding] | tuple[Finding, ...], console: Console) -> None:
+    """What has to be known before the figures."""
+    for finding in findings:
+        style = _SEVERITIES.get(finding.severity, "")
+        console.print(
+            Text.assemble((f"{finding.severity}[{finding.code}]", style), f": {finding.message}"), soft_wrap=True
+        )
+        if finding.hint:
+            console.print(Text(f"  hint: {finding.hint}"), soft_wrap=True)
+
+
+def change_text(change: Change) -> Text:
+    """A change with its arrow and colour, and whether it is significant."""
+    told = f"{change.words} {change.arrow}".rstrip()
+    unsure = change.significant is False and change.direction != "same" and change.words != NOT_SIGNIFICANT
+    note = " (not significant)" if unsure else ""
+    return Text(f"{told}{note}", style=TONES[change.tone].removeprefix("bold "))
+
+
+def apply_words(report: Report, path: Path | None) -> str:
+    """The command that applies the first advice which changes the config; "" where none does."""
+    first = next((place for place, advice in enumerate(report.advice, 1) if advice.config), None)
+    if first is None:
+        return ""
+    name = "REPORT.json" if path is None else shlex.quote(str(path))
+    return f"quantmill apply-advice {name}{'' if first == 1 else f' --number {first}'} --output config.json"
+
+
+def _not_passed(report: Report) -> str:
+    """The conditions of the gate that did not pass, with what was measured."""
+    found = [one for one in conditions(report) if one.clause.holds is not True and one.code != SANITY]
+    return " ".join(f"{one.words}; measured {one.got}." for one in found)
+
+
+def _print(console: Console, name: str, told: Text) -> None:
+    console.print(Text.assemble(f"{name:<10}", told), soft_wrap=True)
+
+
+def _moved(before: str, after: str, change: Change) -> Text:
+    return Text.assemble(f"{before} -> {after}, ", change_text(change))
+
+
+def _accuracy(report: Report) -> Text:
+    fidelity = report.fidelity
+    agreement = "" if fidelity.top1_agreement is None else f"top-1 agreement {percent(fidelity.top1_agreement, 2)}"
+    if fidelity.source == "random":
+        return Text("not measured: random data shows nothing about accuracy", style="bold yellow")
+    if not report.metrics:
+        measured = agreement or f"output SQNR {figure(fidelity.sqnr_db, 'dB')}"
+        return Text(f"not measured (no labels); {measured} on {fidelity.source} data")
+    metric = report.metrics[0]
+    before, after = (figure(value, metric.unit) for value in (metric.float_, metric.quantized))
+    return Text.assemble(f"{metric_title(metric.name)} ", _moved(before, after, change_of(metric)))
+
+
+def _latency(report: Report) -> Text:
+    if report.latency is not None:
+        times, change = (report.latency.float_ms, report.latency.quantized_ms), latency_change_of(report.latency)
+    else:
+        before, after = report.float_.latency_ms, report.quantized.latency_ms
+        if not before or not after:
+            return Text("not measured")
+        times, change = (before, after), latency_change(after / before)
+    return _moved(milliseconds(times[0]), milliseconds(times[1]), change)
+
+
+def _look_at(report: Report, path: Path | None) -> str:
+    """The layer with the largest error contribution, and the one thing to try."""
+    found, advice = blame(report), first_advice(report)
+    told = []
+    if found is not None and found.layer:
+        told.append(f"{found.layer} ({found.op}): {percent(found.layer_percent, 0)} of all error, {found.cause}.")
+    elif found is not None:
+        told.append(f"{found.cause}: {percent(found.cause_percent, 0)} of all error.")
+    if advice is not None:
+        told.append(f"Try: {advice.message.rstrip('.')}.")
+        told += [f"Apply it with `{words}`." for words in [apply_words(report, path)] if words and advice.config]
+    return " ".join(told) or "no layer stands out"
