@@ -18,7 +18,7 @@ from service.keys.scopes import seen_tenant
 router = APIRouter(tags=["audit"])
 
 _SEQ_MAX = 2**62
-_ACTION = "Of this action alone, such as job.cancel; job.* means all actions on jobs."
+_ACTION = "Only entries with this action, such as job.cancel; job.* matches all actions on jobs."
 
 
 class AuditOut(BaseModel):

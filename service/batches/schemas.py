@@ -272,7 +272,7 @@ class BatchNotEndedError(QuantmillError, code="batch-not-ended", title="Batch ha
     def __init__(self, batch_id: str, live: int) -> None:
         super().__init__(
             f"Batch {batch_id} has {live} queued or running jobs.",
-            hint="Wait until the batch has ended, or cancel it first: POST /v1/batches/{id}/cancel.",
+            hint="Wait until the batch has ended, or cancel it first with POST /v1/batches/{id}/cancel.",
         )
 
 

@@ -97,7 +97,7 @@ def create(app: AppState, by: Principal, body: KeyCreate, key: str | None = None
     except sealing.SealBrokenError:
         raise PepperMissingError(
             f"Key {kept.body['id']} was created with a different QUANTMILL_KEY_PEPPER.",
-            hint="Create a new key: POST /v1/keys.",
+            hint="Create a new key with POST /v1/keys.",
         ) from None
     return replace(kept, body={**kept.body, "key": text})
 

@@ -89,7 +89,7 @@ def _compared(
         if baseline.alias == schedule.promote_to:
             return BaselineFigures(None, f"{told} yet; this schedule sets it when a run passes.", is_first=True)
         return BaselineFigures(
-            None, f"{told}. Assign it to a version: PUT /v1/models/NAME@VERSION/aliases/{baseline.alias}."
+            None, f"{told}. Assign it to a version with PUT /v1/models/NAME@VERSION/aliases/{baseline.alias}."
         )
     accepted = repository.last_accepted(session, run.tenant_id, schedule.id, model.id)
     found = [*([] if accepted is None else [accepted]), *_newest(session, run, model.id, but, accepted)]
