@@ -1,4 +1,4 @@
-"""Bodies of requests are read into records in threads of their own: the event loop is everybody's.
+"""Parses request bodies in separate threads, so that the event loop is not blocked.
 
 A document within its bounds takes up to a tenth of a second to validate; meanwhile other requests are served.
 """

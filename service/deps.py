@@ -1,4 +1,4 @@
-"""What endpoints depend on: the state of the application (settings, database, store, dispatcher) and the principal."""
+"""Dependencies of endpoints: the application state (settings, database, store, dispatcher) and the principal."""
 
 from __future__ import annotations
 

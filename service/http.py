@@ -1,4 +1,4 @@
-"""HTTP in common: files and ranges, ETags and conditions, the problems that an endpoint may answer with."""
+"""Shared HTTP parts: pagination, ETags and preconditions, waiting, documented problems of endpoints."""
 
 from __future__ import annotations
 

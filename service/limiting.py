@@ -1,4 +1,4 @@
-"""ASGI middleware that holds every request to the limits of its route, in size and in time."""
+"""ASGI middleware that enforces the limits of each route, in size and time."""
 
 from __future__ import annotations
 

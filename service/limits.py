@@ -1,4 +1,4 @@
-"""What a request may bring, route by route: one table, read before anything of the request is.
+"""Request limits by route: one table, applied before the request is read.
 
 A route that is not listed has the limits of ``ORDINARY``: a new endpoint is bounded from its first day on.
 """

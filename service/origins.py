@@ -1,4 +1,4 @@
-"""Which browsers' pages may talk to the service: those that it served itself, under a name that is its own.
+"""Which browser pages may send requests: those of this service, under its own host names.
 
 A service on loopback needs no key, so that every page that a browser on the same machine shows could use it: by a form
 or a script of another origin, or by a name of its own that it has resolved to 127.0.0.1 (DNS rebinding). Programs send

@@ -1,4 +1,4 @@
-"""Opaque cursors: the place of the last item seen, signed together with what was asked for."""
+"""Opaque cursors: the position of the last item, signed together with the list and its filters."""
 
 from __future__ import annotations
 

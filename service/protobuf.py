@@ -1,4 +1,4 @@
-"""Fields of messages of Protocol Buffers, read where they lie: what is passed over takes no memory."""
+"""Reads fields of Protocol Buffers messages in place; skipped fields take no memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What resources have in common: their errors; of models and datasets a status that ends in ready or rejected."""
+"""Shared parts of resources: errors, and the status of models and datasets that ends as ready or rejected."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class ResourceNotReadyError(ResourceError, TransientError, status=409):
         super().__init__(
             f"The {self.word} {resource_id} is still being validated.",
             pointer=pointer,
-            hint=f"Wait until its status is no longer validating: GET /v1/{self.word}s/{resource_id}?wait=25.",
+            hint=f"Wait until its validation has ended with GET /v1/{self.word}s/{resource_id}?wait=25.",
         )
 
 

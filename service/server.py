@@ -1,4 +1,4 @@
-"""The HTTP server: uvicorn's own, whose answers to what is no HTTP are problems, too.
+"""The HTTP server: uvicorn, with problems as responses to invalid HTTP too.
 
 Of time and crowds it bounds what one process can at little cost: a request's head, silence between two requests, and an
 answer that nobody takes. What a hostile network can do beyond that is a proxy's work: docs/deploy.md.

@@ -1,4 +1,4 @@
-"""Threads for calls that block: so many for one kind of work, so that no kind can take them all, nor any tenant.
+"""Thread pools for blocking calls, limited per kind of work and per tenant.
 
 Of one kind a tenant has three quarters of the threads at most, and half of them on one route: whoever is slow, or asks
 for what is slow, waits behind their own, and others go on.

@@ -1,4 +1,4 @@
-"""The end of an attempt: the transition that its outcome asks for, tried for as long as it takes."""
+"""The end of an attempt: performs the transition of its outcome, with retries until it succeeds."""
 
 from __future__ import annotations
 

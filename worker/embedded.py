@@ -1,4 +1,4 @@
-"""The whole service on one host by one command: API, workers and reconciler as children of this process.
+"""The whole service on one host: API, workers and reconciler as child processes.
 
 The listening socket belongs to this process and outlives the API child: while a dead API is restarted, connections wait
 instead of being refused.

@@ -1,4 +1,4 @@
-"""Which errors are the installation's fault: a disk without room, a store that is away. No job pays for them."""
+"""Errors caused by the installation: a full disk, unavailable storage. They are not charged to jobs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Everything an attempt needs, laid out in its scratch folder, and checkpoints kept from one attempt to the next.
+"""Prepares the inputs of an attempt in its scratch folder, and keeps checkpoints between attempts.
 
     scratch/JOB.ATTEMPT/task.json
                        /model/...      under the names of the model's manifest, so that external data is found

@@ -1,4 +1,4 @@
-"""The memory and the threads of this machine and of a job: read from the kernel, never guessed."""
+"""Memory and threads of this machine and of a job, read from the kernel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A worker process: its slots, its heartbeat, and how a released job gets to a supervisor."""
+"""A worker process: its slots, its heartbeat, and passing released jobs to supervisors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the end of a runner process means for its job: ``TABLE``, read from its top, is the only place that says so.
+"""The outcome of a runner process for its job: ``TABLE``, read from the top, is the only definition.
 
 Known exit codes fail the job or end it as asked; what the installation did to the job is not charged, however often;
 everything else is a crash, which is charged and tried again until the attempts are used up.

@@ -1,4 +1,4 @@
-"""A worker without a broker: it releases jobs for its own slots, and runs them in threads of its own."""
+"""A worker without a broker: releases jobs for its own slots, and runs them in its own threads."""
 
 from __future__ import annotations
 

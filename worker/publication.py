@@ -1,4 +1,4 @@
-"""From the files of a runner to what a transition takes: everything durable first, visible only with the row."""
+"""Publishes a runner's files: all are durable first, and become visible with the row."""
 
 from __future__ import annotations
 

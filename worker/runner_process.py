@@ -1,4 +1,4 @@
-"""A runner as its supervisor sees it: its process, its lines, what it is told, and how it is stopped and ended.
+"""The supervisor's view of a runner: its process, its output, its input, and how it is stopped.
 
 A runner makes no processes itself (see ``worker.confinement``). Where it asks for one, to try a written model that may
 end its process, the supervisor starts that: both are stopped, let go on and ended together.

@@ -1,4 +1,4 @@
-"""The slots of a worker: what the jobs of each may use, and which of them are free."""
+"""The slots of a worker: resources of each, and which are free."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Takes one job from its claim to its end: scratch folder, runner process, outcome, publication, transition.
+"""Runs one job from its claim to its end: scratch folder, runner process, outcome, publication, transition.
 
 A fault of the installation (a full disk, a database that is away) interrupts the attempt and costs the job nothing; nor
 does an error here, of this host or a bug of ours. A host on which attempts end that way takes no jobs for a while, see

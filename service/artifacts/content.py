@@ -1,4 +1,4 @@
-"""Answers that carry a file: ranges, entity tags, digests and safe names."""
+"""Responses that contain a file: ranges, entity tags, digests and safe names."""
 
 from __future__ import annotations
 

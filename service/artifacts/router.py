@@ -1,4 +1,4 @@
-"""HTTP face of artifacts."""
+"""HTTP routes of artifacts."""
 
 from __future__ import annotations
 

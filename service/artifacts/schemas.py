@@ -1,4 +1,4 @@
-"""Artifacts as seen over HTTP, and their errors."""
+"""API schemas and errors of artifacts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Envelopes by DSSE v1 (github.com/secure-systems-lab/dsse), and the Ed25519 keys (RFC 8032) that sign them.
+"""DSSE v1 envelopes (github.com/secure-systems-lab/dsse) and the Ed25519 keys (RFC 8032) that sign them.
 
 securesystemslib's envelope takes signatures by their ``keyid`` alone, which DSSE calls a hint that may be missing, and
 base64 with bits that decoding drops.

@@ -1,4 +1,4 @@
-"""HTTP face of attestations and of the keys that sign them."""
+"""HTTP routes of attestations and signing keys."""
 
 from __future__ import annotations
 

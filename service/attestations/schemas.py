@@ -1,4 +1,4 @@
-"""Attestations and signing keys as seen over HTTP, and their errors."""
+"""API schemas and errors of attestations and signing keys."""
 
 from __future__ import annotations
 

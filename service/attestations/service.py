@@ -1,4 +1,4 @@
-"""Attestations of jobs, and the keys that sign them, for whoever asks."""
+"""Attestations of jobs and the keys that sign them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The installation's signing key, and attestations of jobs that have succeeded, made and signed once with it."""
+"""The installation's signing key; creates and signs the attestation of each succeeded job once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is attested: an in-toto Statement v1 with a SLSA Provenance v1 predicate (slsa.dev/spec/v1.0/provenance).
+"""The attested statement: in-toto Statement v1 with a SLSA Provenance v1 predicate (slsa.dev/spec/v1.0/provenance).
 
 ``made_statement`` writes one, as canonical JSON: the same rows give the same bytes. ``Statement`` reads what this or a
 later version wrote; fields that it does not know are passed over, as in-toto asks.

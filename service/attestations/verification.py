@@ -1,4 +1,4 @@
-"""Whether a file is what its attestation says, without a service: signature, digests, and what the file says itself.
+"""Verifies a file against its attestation without a service: signature, digests, and the model's own metadata.
 
 Everything is read as bytes: nothing of file or attestation is executed, unpacked or followed to another place.
 """

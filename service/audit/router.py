@@ -1,4 +1,4 @@
-"""HTTP face of the audit log: of one's own tenant for admins, of all for operators."""
+"""HTTP routes of the audit log: the own tenant's for admins, all tenants' for operators."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from service.keys.scopes import seen_tenant
 router = APIRouter(tags=["audit"])
 
 _SEQ_MAX = 2**62
-_ACTION = "Of this action alone, such as job.cancel; job.* means all actions on jobs."
+_ACTION = "Only entries with this action, such as job.cancel; job.* matches all actions on jobs."
 
 
 class AuditOut(BaseModel):

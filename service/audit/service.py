@@ -1,4 +1,4 @@
-"""Writing and verifying the audit.
+"""Writes and verifies the audit log.
 
 Each row's hash covers its columns and the hash of the row before (a hash chain, as in RFC 6962's forerunners and in
 Schneier and Kelsey, "Secure audit logs", 1999), so that no row can be changed, taken out or moved without changing all

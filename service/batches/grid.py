@@ -1,4 +1,4 @@
-"""The members that a request for a batch asks for: each is a request for a job, with its place in the batch's."""
+"""The members of a batch request: each is a job request with its place in the batch request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""HTTP face of batches."""
+"""HTTP routes of batches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batches as seen over HTTP, and what may be wrong with a request for one."""
+"""API schemas and errors of batches."""
 
 from __future__ import annotations
 
@@ -279,7 +279,7 @@ class BatchNotEndedError(QuantmillError, code="batch-not-ended", title="Batch ha
     def __init__(self, batch_id: str, live: int) -> None:
         super().__init__(
             f"Batch {batch_id} has {live} queued or running jobs.",
-            hint="Wait until the batch has ended, or cancel it first: POST /v1/batches/{id}/cancel.",
+            hint="Wait until the batch has ended, or cancel it first with POST /v1/batches/{id}/cancel.",
         )
 
 

@@ -238,7 +238,7 @@ def _store_again(
     if repository.size(session, by.tenant_id, batch.id) != len(seen.members):
         raise NothingToRetryError(
             f"Members of batch {batch.id} were already retried by another request.",
-            hint="Get the batch again: GET /v1/batches/{id}.",
+            hint="Get the batch again to see its current state.",
         )
     repository.supersede(session, batch, [at.member for at, _ in given])
     made = _store_members(app, session, by, batch, len(seen.members), given)

@@ -1,4 +1,4 @@
-"""HTTP face of datasets."""
+"""HTTP routes of datasets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Datasets as seen over HTTP, and errors around them as resources."""
+"""API schemas and errors of datasets."""
 
 from __future__ import annotations
 

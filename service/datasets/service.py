@@ -1,4 +1,4 @@
-"""Datasets: one upload with a preprocessing spec, validated by an inspect job; and how they are shown."""
+"""Datasets: one upload with a preprocessing spec, validated by an inspect job; and their views."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The broker: its settings, shared by all who send and by the workers, and how a released job is sent to it."""
+"""The broker: its settings, shared by senders and workers, and how a released job is sent to it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Addresses on the public internet, and what an operator allows beyond (``QUANTMILL_EGRESS_ALLOWED``).
+"""Addresses on the public internet, and others that an operator allows (``QUANTMILL_EGRESS_ALLOWED``).
 
 ``ipaddress``'s ``is_global`` is not enough: it is true for multicast, for the relays of 6to4, for site-local addresses,
 and, depending on the version of Python (CVE-2024-4032), for addresses that carry a private IPv4 address in them: mapped

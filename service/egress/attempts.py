@@ -1,4 +1,4 @@
-"""What an attempt to send something has met with, and when it is made again."""
+"""Results of attempts to send, and when the next attempt is made."""
 
 from __future__ import annotations
 

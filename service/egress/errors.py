@@ -1,4 +1,4 @@
-"""Why a request was not sent, or what became of it."""
+"""Errors of outgoing requests."""
 
 from __future__ import annotations
 

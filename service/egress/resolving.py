@@ -1,4 +1,4 @@
-"""Names into addresses, the verdict on all of them, and on a URL when a client names it. Loads no network stack."""
+"""Resolves host names and checks all their addresses; checks URLs given by clients. Loads no network stack."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One request to another host, and its reply."""
+"""One request to another host, and its response."""
 
 from __future__ import annotations
 

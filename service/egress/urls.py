@@ -1,4 +1,4 @@
-"""URLs that clients give for the service to call, judged by their form before any name is resolved.
+"""Checks the form of URLs given by clients, before any name is resolved.
 
 One parser takes a URL apart here, and the request is put together of its parts: what was judged is what is asked.
 Forms in which others have written an address so that a check did not see it (decimal, octal, hexadecimal, fewer than

@@ -1,4 +1,4 @@
-"""The network below a request: connects to checked addresses alone, and lets nothing last or grow beyond its bounds."""
+"""Network layer of a request: connects to checked addresses only, with limits on time and size."""
 
 from __future__ import annotations
 

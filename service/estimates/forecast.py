@@ -1,4 +1,4 @@
-"""What a run will take: what its graph, data and config say, times what the model's earlier runs took beside that.
+"""The forecast of a run: estimate from graph, data and config, scaled by the model's earlier runs.
 
 Of runs by the same recipe the median is taken; where there are none, that of all runs of the model.
 """

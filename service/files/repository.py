@@ -1,4 +1,4 @@
-"""Statements about stored files: who names them, who may collect them, which are damaged.
+"""SQL statements for stored files: references, garbage, damage.
 
 A stored file may be collected only if no row names it. Between the look at the rows and the removal nobody may name
 it; whoever does may have put it into the store long before, and others' clocks and pauses prove nothing. So the two

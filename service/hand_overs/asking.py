@@ -1,4 +1,4 @@
-"""Targets of a request, judged and sealed before anything is stored; kept encrypted until they have been used."""
+"""Targets of a request: checked and encrypted before they are stored, until they have been used."""
 
 from __future__ import annotations
 

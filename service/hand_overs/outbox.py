@@ -1,4 +1,4 @@
-"""Hand-overs made due in the transaction of what they wait for, and what becomes of them by an attempt."""
+"""Hand-overs become due in the transaction of the event they wait for; results of their attempts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""HTTP face of hand-overs."""
+"""HTTP routes of hand-overs."""
 
 from __future__ import annotations
 

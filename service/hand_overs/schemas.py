@@ -1,4 +1,4 @@
-"""Hand-overs as seen over HTTP, and their errors."""
+"""API schemas and errors of hand-overs."""
 
 from __future__ import annotations
 

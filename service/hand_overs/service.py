@@ -1,4 +1,4 @@
-"""Hand-overs: looked at, and added to a job in whatever state."""
+"""Hand-overs: listed, and added to a job in any state."""
 
 from __future__ import annotations
 
@@ -95,7 +95,8 @@ def _refuse_hopeless(session: Session, job: Job, asked: Sequence[NewHandOver]) -
         )
     if job.state in ("failed", "canceled"):
         raise HandOverRefusedError(
-            f"Job {job.id} is {job.state}: it has no results.", hint="Retry the job first: POST /v1/jobs/{id}/retry."
+            f"Job {job.id} is {job.state}: it has no results.",
+            hint="Retry the job first with POST /v1/jobs/{id}/retry.",
         )
     if job.state == "queued":
         return

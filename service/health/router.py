@@ -1,4 +1,4 @@
-"""HTTP face of health: liveness, readiness, version."""
+"""HTTP routes of health: liveness, readiness, version."""
 
 from __future__ import annotations
 

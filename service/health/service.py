@@ -1,4 +1,4 @@
-"""What the service needs to do its work, looked at one by one."""
+"""Readiness checks, one per dependency of the service."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an idempotency key remembers."""
+"""Stored responses of idempotency keys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Statements about idempotency keys."""
+"""SQL statements for idempotency keys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests that are done once, however often they are sent."""
+"""Requests that are executed once, however often they are sent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""HTTP face of inspections."""
+"""HTTP routes of inspections."""
 
 from __future__ import annotations
 

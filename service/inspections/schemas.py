@@ -1,4 +1,4 @@
-"""Inspections as seen over HTTP, and their errors."""
+"""API schemas and errors of inspections."""
 
 from __future__ import annotations
 

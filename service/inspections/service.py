@@ -1,4 +1,4 @@
-"""Inspections: made by a job once per model and config, and kept."""
+"""Inspections: computed by a job once per model and config, and stored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a request for a job names is looked up once, and checked against what is there: nothing is stored here."""
+"""Resolves the references of a job request and validates it; nothing is stored here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Errors around jobs."""
+"""Errors of jobs."""
 
 from __future__ import annotations
 

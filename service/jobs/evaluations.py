@@ -1,4 +1,4 @@
-"""A request for an evaluation is looked up, and checked against what is there: nothing is stored here."""
+"""Resolves and validates an evaluation request; nothing is stored here."""
 
 from __future__ import annotations
 

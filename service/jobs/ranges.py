@@ -1,4 +1,4 @@
-"""Ranges that one job has calibrated, taken over by another of the same graph."""
+"""Calibrated ranges of one job, reused by another job with the same graph."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What becomes of a job's record: how it is called, its log as text, and its end."""
+"""Job records: name and labels, log as text, deletion."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests made of jobs that were there before: the same once more, or with changes."""
+"""Requests created from earlier jobs: repeated, or with changes."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _FIELDS = {
 }
 _KINDS = {JobCreate: "quantize", EvaluationCreate: "evaluate"}
 _OTHERWISE = {
-    JobCreate: "Clone the job with the necessary changes: POST /v1/jobs/{id}/clone.",
-    EvaluationCreate: "Create another evaluation: POST /v1/evaluations.",
+    JobCreate: "Clone the job with the necessary changes with POST /v1/jobs/{id}/clone.",
+    EvaluationCreate: "Create another evaluation with POST /v1/evaluations.",
 }
 
 

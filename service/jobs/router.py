@@ -1,4 +1,4 @@
-"""HTTP face of jobs."""
+"""HTTP routes of jobs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs as seen over HTTP."""
+"""API schemas of jobs."""
 
 from __future__ import annotations
 
@@ -81,9 +81,7 @@ _FINISH = (
     "Estimated end of the job, from the jobs queued before it and the running jobs, on the available "
     "slots. Null if the job has ended, has no estimate, or no worker takes jobs from its queue."
 )
-_NAME = (
-    "As it was given. A job that was given none is called by its model and recipe, such as 'mobilenet@1, xint8 + CLE'."
-)
+_NAME = "Name of the job as given. Default: its model and recipe, such as 'mobilenet@1, xint8 + CLE'."
 _HAND_OVER = (
     "Where results are sent when the job has succeeded. URLs and headers are never returned, and are not "
     "copied to a retry or a clone of the job. Not allowed with reuse, nor in the template of a schedule."

@@ -1,4 +1,4 @@
-"""Jobs: checked before anything is stored, then job, event and idempotency key in one transaction."""
+"""Jobs: validated before anything is stored; job, event and idempotency key are stored in one transaction."""
 
 from __future__ import annotations
 

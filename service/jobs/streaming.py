@@ -1,4 +1,4 @@
-"""The log of a job as Server-Sent Events: replayed from the database, then followed until the job has ended."""
+"""A job's event log as Server-Sent Events: replayed from the database, then followed until the job has ended."""
 
 from __future__ import annotations
 

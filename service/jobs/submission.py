@@ -1,4 +1,4 @@
-"""How a request that was checked becomes a job."""
+"""Creates a job from a validated request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keys: seen, made, replaced, ended. Of the asker's tenant, or of any for operators.
+"""Keys: get, create, rotate and revoke; of the own tenant, or of any tenant for operators.
 
 None may do more than the asker may.
 """
@@ -97,7 +97,7 @@ def create(app: AppState, by: Principal, body: KeyCreate, key: str | None = None
     except sealing.SealBrokenError:
         raise PepperMissingError(
             f"Key {kept.body['id']} was created with a different QUANTMILL_KEY_PEPPER.",
-            hint="Create a new key: POST /v1/keys.",
+            hint="Create a new key with POST /v1/keys.",
         ) from None
     return replace(kept, body={**kept.body, "key": text})
 

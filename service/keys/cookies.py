@@ -1,4 +1,4 @@
-"""The session of a browser: a cookie in place of a key, and the guard that what its pages send carries along.
+"""Browser sessions: a cookie instead of a key, and the CSRF token that its pages send.
 
 Cookies come with whatever a browser sends here, so that a request that changes something has to prove beside it that a
 page of ours has sent it: in the header or the form field that only those pages know.

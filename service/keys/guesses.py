@@ -1,4 +1,4 @@
-"""Wrong keys: how many an address may try, and which of them need not be looked up again. Kept by each API process.
+"""Limits invalid keys per address; remembers which need not be looked up again. State per API process.
 
 Whoever is right is not to suffer from who guesses behind the same address (NAT, a proxy that nobody trusts): a right
 key costs nothing, and where an address has spent its guesses, a key whose id exists has guesses of its own left.

@@ -1,4 +1,4 @@
-"""Statements about keys."""
+"""SQL statements for keys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""HTTP face of keys, for a tenant's admins and for operators."""
+"""HTTP routes of keys, for a tenant's admins and for operators."""
 
 from __future__ import annotations
 

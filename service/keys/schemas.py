@@ -1,4 +1,4 @@
-"""Keys as they are shown and asked for, and what can be wrong with them."""
+"""API schemas and errors of keys."""
 
 from __future__ import annotations
 

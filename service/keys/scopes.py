@@ -1,4 +1,4 @@
-"""What a request needs: by its route, as data. What is not named here reads or submits, by its method."""
+"""Required scope of each route, as data. Routes not listed require read or submit, by method."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How keys are spelled, what is kept of their secrets, and which secrets are none.
+"""Format of keys, hashing of their secrets, and detection of weak secrets.
 
 A key is ``qm_ID_SECRET``: the 26 characters of its row's id, by which it is found, and 256 random bits. Of these the
 database keeps HMAC-SHA256 under a pepper that it does not know: whoever has its rows alone can check no guess. So many

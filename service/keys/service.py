@@ -1,4 +1,4 @@
-"""What becomes of keys: made, listed, ended, replaced; and how they are shown."""
+"""Keys: create, list, revoke, rotate; and their views."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When an API must not start: nobody would need a key, or anybody could guess it."""
+"""When an API must not start: without a key, or with one that can be guessed."""
 
 from __future__ import annotations
 

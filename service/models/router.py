@@ -1,4 +1,4 @@
-"""HTTP face of models."""
+"""HTTP routes of models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models as seen over HTTP, and errors around them as resources."""
+"""API schemas and errors of models."""
 
 from __future__ import annotations
 

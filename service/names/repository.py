@@ -1,4 +1,4 @@
-"""Statements about names and what they stand for, of models and datasets alike, and about deleting them."""
+"""SQL statements for names, references and deletion, for models and datasets."""
 
 from __future__ import annotations
 

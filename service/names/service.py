@@ -1,4 +1,4 @@
-"""Names: what a reference stands for at this moment, what people say of it, and its end."""
+"""Names: resolving references, updating descriptions and tags, deletion."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All presets with what the engine makes of them, and found by kind and by words."""
+"""All presets with their execution, searchable by group and text."""
 
 from __future__ import annotations
 

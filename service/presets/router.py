@@ -1,4 +1,4 @@
-"""HTTP face of presets."""
+"""HTTP routes of presets."""
 
 from __future__ import annotations
 

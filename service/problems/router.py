@@ -1,4 +1,4 @@
-"""HTTP face of the catalog; open to all, since problems point to it."""
+"""HTTP routes of the error catalog; public, since errors link to it."""
 
 from __future__ import annotations
 

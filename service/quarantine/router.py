@@ -1,4 +1,4 @@
-"""HTTP face of the quarantine."""
+"""HTTP routes of the quarantine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models in quarantine as they are shown, and their errors."""
+"""API schemas and errors of the quarantine."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class QuarantineList(BaseModel):
 
 def release_hint(digest: str) -> str:
     """Who can end a quarantine, and how."""
-    return f"When the cause is fixed, an operator can release it: DELETE /v1/quarantine/{digest}."
+    return f"When the cause is fixed, an operator can release it with DELETE /v1/quarantine/{digest}."
 
 
 class ModelQuarantinedError(QuantmillError, code="model-quarantined", title="Model in quarantine", status=409):

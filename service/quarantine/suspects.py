@@ -1,4 +1,4 @@
-"""Quarantine: what kills the process that works on it, again and again, is not tried any more.
+"""Counts crashes per model and quarantines a model that crashes its runner repeatedly.
 
 Counted are ends by a fault of the process itself, and by the kernel for want of memory, by the bytes of the model: the
 same file uploaded again is the same. A success with these bytes clears the count. Of an evaluation of two models nobody

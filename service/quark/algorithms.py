@@ -1,4 +1,4 @@
-"""Quark's options of algorithms and of the run."""
+"""Quark's options for algorithms and for the run."""
 
 from __future__ import annotations
 

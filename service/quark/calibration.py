@@ -1,4 +1,4 @@
-"""Quark's options of calibration."""
+"""Quark's calibration options."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Config documents of AMD Quark: ``{"format": "quark", "config": ...}`` becomes a config of ours.
+"""Config documents of AMD Quark: translates ``{"format": "quark", "config": ...}`` to a Quantmill config.
 
 ``config`` is a QuantizationConfig (alone or as ``global_quant_config``), a QConfig (it has ``global_config``), or the
 name of a preset, as JSON: enumerations by their names, such as ``"CalibrationMethod.MinMax"``.

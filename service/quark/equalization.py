@@ -1,4 +1,4 @@
-"""Quark's cross-layer equalization, SmoothQuant and bias correction as ours."""
+"""Translates Quark's cross-layer equalization, SmoothQuant and bias correction."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Quark's fast finetuning: the dict FastFinetune, AdaRoundConfig and AdaQuantConfig, as our adaround and adaquant."""
+"""Translates Quark's fast finetuning (FastFinetune, AdaRoundConfig, AdaQuantConfig) to adaround and adaquant."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can be settled only when all keys are read: biases, block types, and what an NPU asks for."""
+"""Final steps after all keys are read: biases, block types, and NPU requirements."""
 
 from __future__ import annotations
 

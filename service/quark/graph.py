@@ -1,4 +1,4 @@
-"""Quark's options of graph preparation."""
+"""Quark's options for graph preparation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Quark's automatic mixed precision as ours: the older dict AutoMixprecision, and AutoMixprecisionConfig."""
+"""Translates Quark's automatic mixed precision: the older dict AutoMixprecision, and AutoMixprecisionConfig."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Quark's options of NPUs: the target, and the rules of it that can be switched one by one."""
+"""Quark's NPU options: the target, and its rules that can be switched individually."""
 
 from __future__ import annotations
 

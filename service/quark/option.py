@@ -1,4 +1,4 @@
-"""What becomes of one key of Quark's: honoured, without effect here, or refused. Registries are tuples of options."""
+"""Handling of one of Quark's keys: honoured, no effect here, or refused. Registries are tuples of options."""
 
 from __future__ import annotations
 

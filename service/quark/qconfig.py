@@ -1,4 +1,4 @@
-"""Translates Quark's QConfig: specs of tensors, settings by layer and by operator type, algorithms, extra options."""
+"""Translates Quark's QConfig: tensor specs, settings by layer and operator type, algorithms, extra options."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All keys of Quark's that are known: extra options by group, and the fields of QuantizationConfig."""
+"""All known Quark keys: extra options by group, and the fields of QuantizationConfig."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Quark's options of selection and of the form of Q/DQ pairs."""
+"""Quark's options for node selection and for the structure of Q/DQ pairs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writes docs/quark.md: every key of Quark's with what becomes of it, made from the registries themselves."""
+"""Generates docs/quark.md from the registries: every Quark key and how it is handled."""
 
 from __future__ import annotations
 

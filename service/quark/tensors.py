@@ -1,4 +1,4 @@
-"""QTensorConfig and QLayerConfig: how tensors are represented, in Quark's words."""
+"""QTensorConfig and QLayerConfig: Quark's specs of tensors."""
 
 from __future__ import annotations
 

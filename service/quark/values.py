@@ -1,4 +1,4 @@
-"""The words of Quark's enumerations and specs, and ours for them."""
+"""Values of Quark's enumerations and specs, and their Quantmill equivalents."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""HTTP face of the queues."""
+"""HTTP routes of queues."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Queues as seen over HTTP."""
+"""API schemas of queues."""
 
 from __future__ import annotations
 

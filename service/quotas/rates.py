@@ -1,4 +1,4 @@
-"""Limits of pace by API process: token buckets, streams, arriving bytes; and the room a tenant has for files.
+"""Rate limits per API process: token buckets, streams, incoming bytes; and a tenant's storage left for files.
 
 The headers are those of draft-ietf-httpapi-ratelimit-headers.
 """

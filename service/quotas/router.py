@@ -1,4 +1,4 @@
-"""HTTP face of quotas: one's own, and for operators those of all tenants."""
+"""HTTP routes of quotas: the own one, and all tenants' for operators."""
 
 from __future__ import annotations
 

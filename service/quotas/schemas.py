@@ -1,4 +1,4 @@
-"""A tenant's limits as they are shown and set, and the errors of who wants more."""
+"""API schemas and errors of quotas."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class QuotaError(_TooMuchError, code="quota-exceeded", title="Quota exceeded"):
         more = "" if wanted == 1 else f"; this request needs {wanted} more"
         super().__init__(
             f"The quota {name} is {_plain(limit)}, of which {_plain(used)} are in use{more}.",
-            hint="Wait until some are free again, or ask the operator to raise the quota: PUT "
+            hint="Wait until some are free again, or ask the operator to raise the quota with PUT "
             "/v1/tenants/{tenant}/quota.",
             retry_after_seconds=retry_after_seconds,
             quota=name,
@@ -69,7 +69,7 @@ class LargerThanQuotaError(HttpError, code="larger-than-quota", title="File larg
     def __init__(self, name: str, limit: int, wanted: int) -> None:
         super().__init__(
             f"The quota {name} is {limit} bytes, but this file has {wanted} bytes.",
-            hint="Send a smaller file, or ask the operator to raise the quota: PUT /v1/tenants/{tenant}/quota.",
+            hint="Send a smaller file, or ask the operator to raise the quota with PUT /v1/tenants/{tenant}/quota.",
             quota=name,
             limit=limit,
             wanted=wanted,

@@ -1,4 +1,4 @@
-"""Whether a tenant may have more: asked in the transaction that gives it, so that two cannot take the last."""
+"""Quota checks in the transaction that uses the quota, so that concurrent requests cannot exceed it."""
 
 from __future__ import annotations
 

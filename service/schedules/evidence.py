@@ -1,4 +1,4 @@
-"""What the regression gate judges by: figures of a run's report, and of those that it is compared with."""
+"""Figures that the regression gate compares: a run's report, and the reports of its baselines."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def _compared(
         if baseline.alias == schedule.promote_to:
             return BaselineFigures(None, f"{told} yet; this schedule sets it when a run passes.", is_first=True)
         return BaselineFigures(
-            None, f"{told}. Assign it to a version: PUT /v1/models/NAME@VERSION/aliases/{baseline.alias}."
+            None, f"{told}. Assign it to a version with PUT /v1/models/NAME@VERSION/aliases/{baseline.alias}."
         )
     accepted = repository.last_accepted(session, run.tenant_id, schedule.id, model.id)
     found = [*([] if accepted is None else [accepted]), *_newest(session, run, model.id, but, accepted)]

@@ -1,4 +1,4 @@
-"""What is due is dealt with: a job is submitted, or it is written down why not; once, however many do this at a time.
+"""Handles due schedules: submits a job or records why not; exactly once, with any number of reconcilers.
 
 All that takes computing is done before the transaction. That begins by taking the due time from the schedule, which one
 alone can do, and ends with the job, the run and what is told of it all there, or none of it.

@@ -1,4 +1,4 @@
-"""The regression gate judges: clause by clause, and all together. Nothing that is not known counts as good."""
+"""The regression gate: judged clause by clause, then in total. Undecided clauses never count as met."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a schedule's gate names, held against what is there when it is made: a gate that can never hold is no gate.
+"""Validates a schedule's gate when it is created: names that do not exist, clauses that can never be met.
 
 Refused is what no run to come could mend: a metric that no report of the template's config has, a job that has no
 report and will have none. An alias could be made later, but one that is not there is a slip of the pen more often: it

@@ -1,4 +1,4 @@
-"""HTTP face of schedules."""
+"""HTTP routes of schedules."""
 
 from __future__ import annotations
 

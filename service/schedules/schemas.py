@@ -1,4 +1,4 @@
-"""Schedules as seen over HTTP, and their errors."""
+"""API schemas and errors of schedules."""
 
 from __future__ import annotations
 
@@ -211,7 +211,7 @@ class ScheduleNameTakenError(
         super().__init__(
             f"Schedule {schedule_id} already has the name {name!r}.",
             pointer="/name",
-            hint=f"Use another name, or update that schedule: PATCH /v1/schedules/{schedule_id}.",
+            hint=f"Use another name, or update that schedule with PATCH /v1/schedules/{schedule_id}.",
         )
 
 

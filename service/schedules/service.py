@@ -1,4 +1,4 @@
-"""Schedules: made, changed, paused, run by request, deleted; what became of them."""
+"""Schedules: create, update, pause, run on request, delete; and their runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What schedules' jobs have come to: judged once each, and an alias moved with the verdict or not at all."""
+"""Judges the ended jobs of schedules once each; the alias is moved in the same transaction."""
 
 from __future__ import annotations
 

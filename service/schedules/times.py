@@ -1,4 +1,4 @@
-"""When a schedule is due: cron expressions on the clock of an IANA time zone.
+"""Due times: cron expressions in an IANA time zone.
 
 The calendar is cronsim's, on local times without a zone; what happens where clocks are changed is decided here. Of an
 expression that names its hours, a local time that is skipped is due right after the gap, once, and one that comes twice

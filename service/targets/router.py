@@ -1,4 +1,4 @@
-"""HTTP face of targets."""
+"""HTTP routes of targets."""
 
 from __future__ import annotations
 

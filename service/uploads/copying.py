@@ -1,4 +1,4 @@
-"""From a request to the disk: bytes of a body, bounded in number and in time, written while the next ones arrive."""
+"""Copies a request body to disk, limited in size and time, writing while the next bytes arrive."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""HTTP face of uploads: resumable (POST, HEAD, PATCH) and at once (PUT .../content)."""
+"""HTTP routes of uploads: resumable (POST, HEAD, PATCH) and in one request (PUT .../content)."""
 
 from __future__ import annotations
 

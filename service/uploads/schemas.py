@@ -1,4 +1,4 @@
-"""Uploads as seen over HTTP, and their errors."""
+"""API schemas and errors of uploads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Receiving bytes: streamed to disk, counted, digested, made durable, then moved into the store."""
+"""Receives bytes: streamed to disk, counted, hashed, synced, then moved into the store."""
 
 from __future__ import annotations
 

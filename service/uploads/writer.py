@@ -1,4 +1,4 @@
-"""The file that an upload grows in, whose size is the offset; and its digests on the way.
+"""The file of an upload in progress, whose size is the offset; and its digests.
 
 A request that sends the whole file anew, over bytes of earlier requests, writes into a second file beside it, which
 takes the first one's place only once it is kept: a refused request leaves the earlier bytes alone.

@@ -1,4 +1,4 @@
-"""HTTP face of webhooks."""
+"""HTTP routes of webhooks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Webhooks as seen over HTTP, and their errors."""
+"""API schemas and errors of webhooks."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ class WebhookDisabledError(QuantmillError, code="webhook-disabled", title="Webho
     def __init__(self, webhook_id: str) -> None:
         super().__init__(
             f"Webhook {webhook_id} is disabled.",
-            hint=f'Enable it first: PATCH /v1/webhooks/{webhook_id} with {{"enabled": true}}.',
+            hint=f"Set enabled to true with PATCH /v1/webhooks/{webhook_id} first.",
         )
 
 
@@ -181,7 +181,7 @@ class WebhookBacklogError(QuantmillError, code="webhook-backlog", title="Too man
     def __init__(self, webhook_id: str, most: int) -> None:
         super().__init__(
             f"Webhook {webhook_id} has {most} pending deliveries, which is the maximum.",
-            hint=f"See why they are pending: GET /v1/webhooks/{webhook_id}/deliveries.",
+            hint=f"See why they are pending with GET /v1/webhooks/{webhook_id}/deliveries.",
         )
 
 

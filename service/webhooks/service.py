@@ -1,4 +1,4 @@
-"""Webhooks: made, changed, deleted, shown; their secrets, kept encrypted; what was told there, and once more."""
+"""Webhooks: create, update, delete; their encrypted secrets; deliveries and redelivery."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class WebhookVault(Vault):
             raise SecretUnreadableError(
                 f"The secret of webhook {endpoint_id} is damaged, or was created with a different "
                 "QUANTMILL_KEY_PEPPER.",
-                hint="Set the pepper that it was created with, or rotate the secret: POST /v1/webhooks/{id}/rotate.",
+                hint="Set the pepper that it was created with, or rotate the secret.",
             ) from None
 
 

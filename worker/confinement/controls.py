@@ -1,4 +1,4 @@
-"""The controls that hold a runner: which of them the kernel and the surroundings of this process let us have.
+"""The kernel controls that confine a runner, and which of them are available to this process.
 
 What is here is found out by trying, in a process that does nothing else. A runner is started under all that was found,
 or not at all. What is missing is told: in the worker's log, by ``quantmill doctor``, and by a worker that is to have

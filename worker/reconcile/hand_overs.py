@@ -1,4 +1,4 @@
-"""Sends files and facts of jobs to places of their clients.
+"""Sends hand-overs: files and data of jobs to the URLs of clients.
 
 At least once, and the same bytes each time: see ``sending``. The lease of a hand-over is short, and renewed between the
 blocks of its file: where this process ends, another one goes on soon, while the URL is still good.

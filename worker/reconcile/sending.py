@@ -1,4 +1,4 @@
-"""Sends what outboxes hold: what all senders have in common, and events to webhooks.
+"""Sends the contents of outboxes: the part shared by all senders, and webhook events.
 
 What is sent is claimed under a lease that outlasts its request, or is renewed while that lasts: nobody else sends it
 meanwhile. If this process dies between the request and the note of what became of it, it is sent once more, under the

@@ -1,4 +1,4 @@
-"""Every collector there is. ``quantmill gc`` and the reconciler run the same ones.
+"""All collectors, shared by ``quantmill gc`` and the reconciler.
 
 Whatever grows belongs here: a new folder gets one more ``Collector`` in this list, and a table of rows that age one in
 ``OLD_ROWS``; and with it its count, its line in ``quantmill gc`` and its loop.

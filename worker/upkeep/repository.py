@@ -1,4 +1,4 @@
-"""Statements of upkeep: rows that go once they are old."""
+"""SQL statements of upkeep: deletion of old rows."""
 
 from __future__ import annotations
 

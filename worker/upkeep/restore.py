@@ -1,4 +1,4 @@
-"""Makes a data directory of a backup: a whole one, or none at all.
+"""Restores a data directory from a backup, completely or not at all.
 
 It is built beside its place, every file is verified on its way, and it is renamed when it is complete.
 """

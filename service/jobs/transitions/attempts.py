@@ -1,4 +1,4 @@
-"""What a worker does to the job it has claimed; what an attempt costs, and when the next begins."""
+"""Transitions by workers: claim, renew, end of an attempt; charging of attempts and pauses between them."""
 
 from __future__ import annotations
 

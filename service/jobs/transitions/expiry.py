@@ -1,4 +1,4 @@
-"""What the reconciler does to jobs whose worker or whose time is gone."""
+"""Transitions by the reconciler: expired leases and deadlines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every way in which a job's row may change, as data, and the guarded UPDATE that each of them is."""
+"""All transitions of a job's row, as data, and the guarded UPDATE of each."""
 
 from __future__ import annotations
 

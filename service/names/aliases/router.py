@@ -1,4 +1,4 @@
-"""HTTP face of aliases: the same for models and datasets. A path names a version of the name by its id."""
+"""HTTP routes of aliases, the same for models and datasets."""
 
 from __future__ import annotations
 

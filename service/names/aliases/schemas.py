@@ -1,4 +1,4 @@
-"""Aliases as seen over HTTP, and their errors."""
+"""API schemas and errors of aliases."""
 
 from __future__ import annotations
 

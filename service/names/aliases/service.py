@@ -1,4 +1,4 @@
-"""Aliases: made, moved and ended under a condition, one request at a time for each name."""
+"""Aliases: created, moved and deleted under a precondition, one request at a time per name."""
 
 from __future__ import annotations
 

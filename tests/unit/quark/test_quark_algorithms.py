@@ -130,7 +130,7 @@ def test_bad_values_of_finetuning(parameters: dict[str, Any], pointer: str, says
 def test_what_is_not_taken_as_it_is_is_noted() -> None:
     for parameters, key, says, device in (
         ({"OptimDevice": "cuda:2,3"}, "OptimDevice", "only the first of the devices", "cuda:2"),
-        ({"OptimAlgorithm": "adaquant", "RegParam": 0.5}, "RegParam", "it concerns adaround only", "auto"),
+        ({"OptimAlgorithm": "adaquant", "RegParam": 0.5}, "RegParam", "it applies to adaround only", "auto"),
         ({"UpdateBias": True}, "UpdateBias", "it concerns adaquant only", "auto"),
     ):
         data = fast(**parameters)
