@@ -95,7 +95,7 @@ class Vault:
             return cls(pepper_of(settings))
         except PepperMissingError as error:
             raise cls.unavailable(
-                f"{cls.about} encrypted by a pepper, and this installation has none.", hint=error.hint
+                f"{cls.about} encrypted with a pepper, but this installation has none.", hint=error.hint
             ) from None
 
     @property

@@ -52,9 +52,11 @@ class ProblemProtocol(H11Protocol):
         error = sys.exception()
         too_large = getattr(error, "error_status_hint", 400) == HeadersTooLargeError.status
         problem: QuantmillError = (
-            HeadersTooLargeError(f"The head of the request is larger than {HEAD_BYTES} bytes.", hint="Send less of it.")
+            HeadersTooLargeError(
+                f"The headers of the request are larger than {HEAD_BYTES} bytes.", hint="Send fewer or smaller headers."
+            )
             if too_large
-            else MalformedRequestError("This is no HTTP request.", hint="Look at the request's form.")
+            else MalformedRequestError("The request is not valid HTTP.", hint="Check the format of the request.")
         )
         body = problem.problem().model_dump_json(exclude_none=True).encode()
         headers = {

@@ -35,8 +35,8 @@ _NOBODY = Asker()
 asker: ContextVar[Asker] = ContextVar("asker", default=_NOBODY)
 
 
-class ServiceBusyError(TransientError, code="service-busy", title="The service is busy"):
-    """More of the same kind waits than the service gets done just now; nothing was stored."""
+class ServiceBusyError(TransientError, code="service-busy", title="Service busy"):
+    """The service has more requests of this kind than it can process at the moment; nothing was stored."""
 
 
 class Threads:
@@ -90,7 +90,7 @@ class Threads:
                     self._waiting.remove((mine, turn))
             if isinstance(error, TimeoutError):
                 raise ServiceBusyError(
-                    f"The turn of this request did not come within {self._wait_seconds:g} s.",
+                    f"The request could not be started within {self._wait_seconds:g} s.",
                     hint="Nothing was stored; send the request again in a moment.",
                 ) from None
             raise

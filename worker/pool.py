@@ -70,7 +70,7 @@ class Pool:
         except RuntimeError as error:
             self._forget(job)
             raise DispatchError(
-                f"No thread could be started: {error}", hint="Allow this user more processes."
+                f"No thread could be started: {error}", hint="Raise the process limit of this user."
             ) from error
 
     def ping(self) -> None:

@@ -171,7 +171,10 @@ class Supervisor:
         if settings.checkpoint_bytes:
             folder = open_checkpoints(settings.checkpoint_dir, job.id, limit_bytes=settings.checkpoint_bytes)
             if folder is None:
-                told = "checkpoints cannot be kept: their storage is away or full; another attempt would begin anew"
+                told = (
+                    "checkpoints cannot be saved because their storage is unavailable or full; another "
+                    "attempt would start from the beginning"
+                )
                 lease.tell(LogLine(level="warning", message=told))
         return Keeping(
             extra_bytes=settings.extra_bytes,

@@ -177,9 +177,10 @@ Random changes of the samples that `qat` trains on, by `kind`.
 DATA = """## Data
 
 `.npz` or `.safetensors`, one array per model input under the input's name, first axis = samples, optionally `labels`
-(class numbers). A preprocessing spec maps arrays to inputs with other names and converts stored uint8 images to the
-model's input: `(x * scale - mean) / std`, layout `NHWC`, `NCHW` or `NHW`. An array with one axis more than the
-input contains whole inputs (states, scalars). Data is streamed: memory does not grow with the number of samples.
+(class numbers; -1 for a sample without one). A preprocessing spec maps arrays to inputs with other names and converts
+stored uint8 images to the model's input: `(x * scale - mean) / std`, layout `NHWC`, `NCHW` or `NHW`. An array with one
+axis more than the input contains whole inputs (states, scalars). Data is streamed: memory does not grow with the number
+of samples.
 Nothing is ever unpickled.
 
 Images (JPEG, PNG, WebP, BMP) and audio (WAV) are uploaded as a `.tar`, `.tar.gz` or `.zip`: `pictures` or `sounds` of

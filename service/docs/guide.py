@@ -8,8 +8,7 @@ from base64 import b64encode
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
-from importlib.resources.abc import Traversable
+from pathlib import Path
 from typing import Annotated
 
 from fastapi import APIRouter, Header, Request, Response
@@ -22,7 +21,7 @@ from service.http import etag_matches
 router = APIRouter(include_in_schema=False)
 
 # Where `make guide` writes; git ignores it, and a package contains it if it was built.
-SITE = resources.files("service.docs").joinpath("site")
+SITE = Path(__file__).with_name("site")
 START = "index.html"
 _MEDIA_TYPES = {
     "html": "text/html; charset=utf-8",
@@ -75,7 +74,7 @@ class Site:
 
 
 @cache
-def read_site(folder: Traversable) -> Site:
+def read_site(folder: Path) -> Site:
     """All files of the guide; some megabytes, read once.
 
     Raises:
@@ -94,7 +93,7 @@ def read_site(folder: Traversable) -> Site:
     return Site(files, _POLICY.format(scripts=" ".join(f"'sha256-{digest}'" for digest in digests)))
 
 
-def _walk(folder: Traversable, prefix: str = "") -> Iterator[tuple[str, bytes]]:
+def _walk(folder: Path, prefix: str = "") -> Iterator[tuple[str, bytes]]:
     for entry in folder.iterdir():
         if entry.is_dir():
             yield from _walk(entry, f"{prefix}{entry.name}/")

@@ -34,8 +34,17 @@ The gate sets the verdict `pass`, `fail`, `undecided` or `none` (no gate); the j
 Its conditions are `max_drop` (in the metric's unit, in the direction of worse), `min_value` or
 `max_value`, `min_sqnr_db`, `max_size_bytes` and `max_latency_ratio`; `metric` is by default the first declared one.
 If the calibration data has what it needs, that metric also decides whether an algorithm is kept.
+
+**Sanity check.** A collapsed model is never `pass` or `none`, with or without conditions: its report has a failed
+clause `sanity`, such as "collapsed: top-1 2.05 % is near chance level (0.10 %)", and the verdict is `fail`. A
+model has collapsed if it lost more than half of the float model's margin over chance level in a metric with a
+known chance level (perplexities by their logarithm; 0 for F1, precision, recall, mIoU and mAP, 100 % for a word error
+rate). If no such metric is measured, top-1 agreement is used instead, with the agreement of independent
+decisions as chance level (Cohen's kappa below 0.5), and for outputs without classes an output SQNR of 0 dB or less.
+If the confidence interval contains the limit, the clause is undecided. Nothing is checked on random data, or if
+the float model itself does not exceed chance level. `"sanity": false` in the gate switches it off.
 """
-STATISTICS = """## Statistics
+STATISTICS = """## Significance
 
 Every metric has a confidence interval, and every drop has the interval of the difference: both models are compared on
 the same samples, in pairs. Shares of samples use Wilson's interval; their difference uses Tango's, with McNemar's
@@ -55,7 +64,7 @@ Without `confidence`, the value itself decides, and its interval is shown. With 
 `min_value`, `max_value`, `min_sqnr_db`) holds, or is broken, only if its whole interval is on that side of the limit;
 otherwise it is undecided (`holds` is null), with the reason and an estimate of how many samples would decide it. A
 latency ratio timed in pairs is always judged by its interval. If a finding rules out any statement about accuracy,
-such conditions are undecided.
+such conditions are undecided. If the target is not this CPU, conditions on latency are undecided.
 
 A broken condition makes the verdict `fail`. Otherwise an undecided one makes it `on_undecided`: `undecided`
 or `fail`. `--fail-on-gate` exits with 3 for `fail` and with 4 for `undecided`.
@@ -65,18 +74,19 @@ a probability of 90 % or more in the float model (null if unknown, for example i
 `samples.npz`, a file of the job, has them sample by sample if the first output gives one class per sample: `index`,
 `float_class`, `quantized_class`; if the output gives scores, `float_confidence` (the probability of the float model's
 decision), `float_loss` and `quantized_loss` (cross-entropy in nats with the label or, without labels, with that
-decision); with labels also `label`, `float_correct` and `quantized_correct`. In addition, or alone, `metric.NAME` has
+decision); with labels also `label`, `float_correct` and `quantized_correct` (-1, 0 and 0
+for a sample without one). In addition, or alone, `metric.NAME` has
 the contribution of each sample to a metric of the quantized model (Tukey's pseudo-value: for a mean the sample's own
 value, for any other function of sums the sample's influence), if the metric is a sum over samples: jobs are
 [compared](http.md#compare) by it.
 
 The same tests decide whether an algorithm, a recipe of the autopilot or an epoch of a training is better than another.
 
-## Slower than the float model
+## Fallback
 
 With `"on_fail": "fallback"`, a quantized model that breaks `max_latency_ratio` (or leaves it undecided, if
 `on_undecided` is `fail`) is not returned. Instead, the job returns the fastest measured model that meets all other
-conditions, among
+conditions (on target `onnxruntime_cpu`), among
 
 - the model as planned;
 - models without the Q/DQ pairs that cost more than they save (mode `static`, on targets that do not require the whole
@@ -139,8 +149,8 @@ REPORT = """## The report
 - where accuracy was lost: the causes of the error (`causes`), the error contribution of each layer
   (`layers[].error_percent`), and what would help on this target, tried if time allows: [advice](advice.md);
 - SQNR and cosine per output, and top-1 agreement if the output contains [class scores](#top-1-agreement);
-- every layer, fused nodes in one row: SQNR, bytes, share of the time, histograms with the limits
-  of the grid (of the 64 worst), and the gain of each algorithm there;
+- every layer, fused nodes in one row, by error contribution: SQNR, bytes, share of latency, histograms with the limits
+  of the grid (of 64 layers), and the gain of each algorithm;
 - every node left in float with the reason and its [code](reasons.md);
 - what each preparation pass did;
 - ranges changed by equalization, also as a plot (`ranges.svg`, a file of the job);
@@ -160,6 +170,10 @@ the second largest, and from the smallest to the largest if other processes took
 that is unknown. It does not shrink with every run: load changes over many of them. The verdict is `undecided` if
 the interval contains 1. `load` is the machine's other load. `python -m benchmarks.latency_gate` shows a gate's verdicts
 over 20 runs beside a busy core.
+
+`not_representative` says why the figures do not predict latency on the target: the target is another device or runtime
+than onnxruntime on this CPU, or the preset is simulated, since onnxruntime has no kernels for its types here. Such
+figures are no finding; for targets other than `onnxruntime_cpu`, conditions on latency are undecided.
 
 The time share of a layer is that of its kernels in onnxruntime's profile of the quantized model, at most five runs;
 kernels between layers, such as QuantizeLinear and layout changes, belong to none.

@@ -47,9 +47,9 @@ def parse_schedule(text: str) -> tuple[float, ...]:
     try:
         pauses = tuple(float(part) for part in text.split(","))
     except ValueError:
-        raise ValueError("must be numbers of seconds, by commas, such as 5,30,120") from None
+        raise ValueError("must be numbers of seconds, separated by commas, such as 5,30,120") from None
     if not all(0 < pause < float("inf") for pause in pauses):
-        raise ValueError("every pause must be longer than nothing, and end")
+        raise ValueError("must be positive, finite numbers")
     return pauses
 
 

@@ -192,8 +192,8 @@ def refuse_damaged(session: Session, sha256: str) -> None:
     found = session.get(DamagedFile, sha256)
     if found is not None and found.damage != "missing":
         raise StoredFileCorruptError(
-            f"The stored file {sha256} is damaged; it was found so at {found.found_at:%Y-%m-%dT%H:%M:%SZ}.",
-            hint="Run the job again, upload the file again, or restore the file from a backup; tell the operator.",
+            f"The stored file {sha256} is damaged (detected at {found.found_at:%Y-%m-%dT%H:%M:%SZ}).",
+            hint="Run the job again, upload the file again, or restore the file from a backup. Inform the operator.",
             file=sha256,
         )
 

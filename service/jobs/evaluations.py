@@ -92,4 +92,6 @@ def _check_outputs(names: list[list[str]]) -> None:
         return
     message = f"the outputs differ: {own} and {reference}"
     problem = FieldProblem(pointer="/reference_model_id", code="outputs-differ", message=message)
-    raise InvalidConfigError(message, errors=(problem,), hint="Compare models that come from the same float model.")
+    raise InvalidConfigError(
+        message, errors=(problem,), hint="Compare models that were created from the same float model."
+    )

@@ -96,7 +96,8 @@ def create(app: AppState, by: Principal, body: KeyCreate, key: str | None = None
         text = vault.sealer.open(kept.body["id"], kept.body["key"])
     except sealing.SealBrokenError:
         raise PepperMissingError(
-            f"The key {kept.body['id']} was made under another QUANTMILL_KEY_PEPPER.", hint="Make a new key."
+            f"Key {kept.body['id']} was created with a different QUANTMILL_KEY_PEPPER.",
+            hint="Create a new key: POST /v1/keys.",
         ) from None
     return replace(kept, body={**kept.body, "key": text})
 
@@ -156,6 +157,7 @@ def _own(session: Session, by: Principal, key_id: str) -> ApiKey:
 def _require(by: Principal, scope: Scope) -> None:
     if not by.may(scope):
         raise ScopeMissingError(
-            f"A key of scope {scope!r} takes one of the same scope to make or end, and this one has {by.scope!r}.",
-            hint="Use another key.",
+            f"Creating or revoking a key of scope {scope!r} requires a key with at least this scope; this "
+            f"key has scope {by.scope!r}.",
+            hint="Use a key with a higher scope.",
         )

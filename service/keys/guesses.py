@@ -82,8 +82,8 @@ def place_of(address: str) -> str:
 def refusal(wait_seconds: float) -> TooManyWrongKeysError:
     """What an address without guesses is told."""
     return TooManyWrongKeysError(
-        "Too many wrong keys have come from this address.",
-        hint="Send a key that is good; those that have ended are to be taken out of what sends them.",
+        "Too many invalid keys were sent from this address.",
+        hint="Send a valid key. Remove revoked and expired keys from the clients that use them.",
         header="Authorization",
         retry_after_seconds=max(1, math.ceil(wait_seconds)),
     )

@@ -36,7 +36,7 @@ def pepper_of(settings: Settings) -> str:
         return settings.key_pepper.get_secret_value()
     if not settings.embedded_database:
         raise PepperMissingError(
-            "Keys in a database that several hosts use need a pepper that all of them know.",
+            "Keys in a database that several hosts use require a pepper that is the same on each host.",
             hint="Set QUANTMILL_KEY_PEPPER to the same random text on every host: openssl rand -hex 32.",
         )
     settings.make_folders()

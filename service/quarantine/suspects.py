@@ -81,8 +81,8 @@ def note_crash(session: Session, job: Job, reason: str, poison: Problem) -> Prob
         return None
     return poison.model_copy(
         update={
-            "detail": f"The model killed the process that worked on it {found.crashes} times in a row; the last time: "
-            f"{reason}. It is in quarantine now.",
+            "detail": f"The model crashed the process that worked on it {found.crashes} times in a row, most "
+            f"recently: {reason}. It is now in quarantine.",
             "hint": release_hint(digest),
             "where": {**poison.where, "quarantine": digest},
         }

@@ -135,7 +135,7 @@ class RateMeter:
         if wait:
             raise RateError(
                 f"More than {bucket.rate:g} requests per second on average.",
-                hint="Ask less often: ?wait= and event streams tell what is new without being asked again.",
+                hint="Send fewer requests: use ?wait= or event streams instead of polling.",
                 retry_after_seconds=wait,
                 quota="requests_per_second",
                 limit=bucket.rate,

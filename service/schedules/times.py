@@ -44,7 +44,7 @@ def check_cron(text: str) -> str:
     try:
         due = next(CronSim(cron, datetime(2000, 1, 1)), None)  # noqa: DTZ001 - a calendar without a zone
     except (CronSimError, AssertionError, ValueError, TypeError) as error:
-        raise ValueError(f"is no cron expression: {error}") from None
+        raise ValueError(f"is not a valid cron expression: {error}") from None
     if due is None:
         raise ValueError("is never due")
     return cron

@@ -173,7 +173,7 @@ def test_files_that_cannot_be_used_are_refused_and_what_was_typed_stays(sqlite_f
         ("/new/dataset", [], "", "Choose a data file"),
         ("/new/dataset", [("calibration_file", ("a.npz", b"x"))], "imagenet_tff", "did you mean"),
         ("/new/dataset", [("calibration_file", ("a.npz", b"x"))], "{", "not JSON"),
-        ("/new/dataset", [("calibration_file", ("a.what", b"x"))], "", "does not tell the format"),
+        ("/new/dataset", [("calibration_file", ("a.what", b"x"))], "", "Unknown file extension"),
     ):
         # a form without files is sent in parts all the same
         parts = files or [("other", ("", b""))]

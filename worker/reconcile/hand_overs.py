@@ -147,5 +147,6 @@ class HandOverSender(OutboxSender[ClaimedHandOver]):
 
 def _gone(claimed: ClaimedHandOver) -> ArtifactNotThereError:
     return ArtifactNotThereError(
-        f"The job {claimed.job_id} has no {claimed.artifact} any more.", hint="Hand over another of its files."
+        f"Job {claimed.job_id} no longer has a file of kind {claimed.artifact}.",
+        hint="Hand over another file of the job.",
     )

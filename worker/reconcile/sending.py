@@ -167,7 +167,7 @@ class OutboxSender(ABC, Generic[_Claimed]):
             return SendResult(None, error.code, words, final=error.status == _FINAL_STATUS)
         except Exception:
             log.exception("%s.fault", self._about(claimed))
-            return SendResult(None, "internal-error", "A fault of the service, which its log tells.")
+            return SendResult(None, "internal-error", "Internal error of the service; see its log.")
         return SendResult(reply.status, None, reply.body.decode(errors="replace"), reply.headers)
 
     def _note(self, claimed: _Claimed, note: Callable[[Session], _Noted]) -> _Noted:

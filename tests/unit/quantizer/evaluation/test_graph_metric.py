@@ -112,7 +112,7 @@ def refused(metric: dict[str, Any], outputs: Any = None, labels: Any = None, **o
 @pytest.mark.parametrize(
     ("body", "place", "says"),
     [
-        (TOP1.replace("labels", "marks"), "inputs", "nothing feeds the graph's input 'marks'"),
+        (TOP1.replace("labels", "marks"), "inputs", "the graph's input 'marks' has no source"),
         ("(float[N,C] y) => (float a, float b, float c) { a, b, c = Split<axis=0>(y) }", "graph", "a sum and a count"),
         ("(float[N,C] y) => (float[2] s) { s = Shape(y) }", "graph", "shape [2], not a scalar's"),
         ("(float[N,C] y) => (bool s) { s = IsNaN(y) }", "graph", "holds bool"),

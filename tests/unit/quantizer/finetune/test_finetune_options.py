@@ -53,7 +53,7 @@ def test_where_tensors_wait_does_not_change_the_result(level: int, plain: dict[s
 def test_a_device_that_is_not_there_is_an_error(option: str, device: str) -> None:
     if option == "infer_device" and "CUDAExecutionProvider" in ort.get_available_providers():
         pytest.skip("this onnxruntime has a GPU")
-    with pytest.raises(EngineError, match="is not there") as error:
+    with pytest.raises(EngineError, match="is not available") as error:
         finetuned(**{option: device}, **_QUICK)
     assert option in (error.value.hint or "")
 
