@@ -131,7 +131,7 @@ def test_what_is_not_taken_as_it_is_is_noted() -> None:
     for parameters, key, says, device in (
         ({"OptimDevice": "cuda:2,3"}, "OptimDevice", "only the first of the devices", "cuda:2"),
         ({"OptimAlgorithm": "adaquant", "RegParam": 0.5}, "RegParam", "it applies to adaround only", "auto"),
-        ({"UpdateBias": True}, "UpdateBias", "it concerns adaquant only", "auto"),
+        ({"UpdateBias": True}, "UpdateBias", "it applies to adaquant only", "auto"),
     ):
         data = fast(**parameters)
         assert says in notes(data)[f"/extra_options/FastFinetune/{key}"]
