@@ -11,6 +11,7 @@ import httpx
 import numpy as np
 import pytest
 
+from service.contracts.graph_view import TensorGrid
 from tests.dashboard.conftest import Open, Place
 from tests.support.filled import chain, job
 from tests.support.front import dataset_summary, model_summary
@@ -92,6 +93,27 @@ def test_a_click_on_a_node_tells_its_facts_without_a_reload(open_page: Open, sma
     assert page.locator("svg.graph [aria-current]").count() == 1
     page.go_back()
     panel.get_by_role("heading", name="/softmax").wait_for()
+    assert page.evaluate("window.stays") is True
+    assert seen.refused() == [] and seen.troubles == []
+
+
+def test_the_label_of_an_edge_shows_its_grid_without_a_reload(open_page: Open, place: Place) -> None:
+    grid = TensorGrid(dtype="uint8", scales=1, scale_low=0.125, scale_high=0.125, zero_point=3)
+    view = chain(NODES)
+    tensors = tuple(
+        tensor.model_copy(update={"grid": grid if k == 2 else None}) for k, tensor in enumerate(view.tensors)
+    )
+    job_id = job(place.front, full_report(), view.model_copy(update={"tensors": tensors}))
+    seen = open_page(f"/jobs/{job_id}/graph")
+    page, panel = seen.page, seen.page.locator("#node")
+    page.get_by_role("link", name="Show Q/DQ").click()
+    page.get_by_role("link", name="Hide Q/DQ").wait_for()
+    page.evaluate("window.stays = true")
+    page.locator("svg.graph a.pair").click()
+    chosen = panel.locator("tr.selected")
+    chosen.wait_for()
+    assert all(words in chosen.inner_text() for words in ("t2", "uint8", "scale 0.125", "zero point 3"))
+    assert page.locator("svg.graph a.box[aria-current]").count() == 1
     assert page.evaluate("window.stays") is True
     assert seen.refused() == [] and seen.troubles == []
 
