@@ -19,7 +19,13 @@ from service.contracts.errors import DatasetError, QuantmillError
 
 
 class ExportError(QuantmillError, code="export-failed", title="The module cannot be exported", status=422):
-    """The module cannot be exported to ONNX; ``where`` names file and line of the user's code where they are known."""
+    """The module cannot be exported to ONNX; ``where`` names file and line of the user's code where they are known.
+
+    Attributes:
+        details: all that torch's exporter printed and raised, "" where it was not asked.
+    """
+
+    details = ""
 
 
 class ExampleInputsError(ExportError, code="export-inputs", title="The module cannot be called like this"):
@@ -58,7 +64,7 @@ _DATA_DEPENDENT = (
 _UNSUPPORTED = (
     "ONNX has no such operator. Express it by others, or move it out of the module (and run it before or after)."
 )
-_PLAIN = "Try torch.export.export(module, args) alone: it shows the whole trace."
+_PLAIN = "The exporter's output and its traceback are in the exception's `details`."
 
 
 def error_at(kind: type[ExportError], place: Place, detail: str, *, hint: str, **where: Any) -> ExportError:

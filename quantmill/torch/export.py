@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import tempfile
+import traceback
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -31,6 +33,7 @@ from quantmill.torch.errors import (
 from quantmill.torch.graph import tidy
 from quantmill.torch.stubs import CalledStubs
 from quantmill.torch.verification import compare, threads_here
+from service.contracts.brief import Brief, Row
 from service.contracts.errors import QuantmillError
 from worker.quantizer.graph.serialized import save_whole
 from worker.quantizer.intake.exported import BATCH, OPSET, free_axis, name_batch
@@ -58,8 +61,8 @@ class Input:
     batched: bool
 
 
-@dataclass(frozen=True)
-class Exported:
+@dataclass(frozen=True, repr=False)
+class Exported(Brief):
     """A module as a float ONNX model.
 
     Attributes:
@@ -77,6 +80,12 @@ class Exported:
     inputs: tuple[Input, ...]
     outputs: tuple[str, ...]
     name: str
+
+    def _brief(self) -> Iterator[Row]:
+        yield "module", self.name
+        yield "inputs", ", ".join(f"{entry.name} {list(entry.shape)}" for entry in self.inputs)
+        yield "outputs", ", ".join(self.outputs)
+        yield "onnx_path", str(self.onnx_path)
 
     @property
     def sampled(self) -> frozenset[str]:
@@ -114,8 +123,8 @@ def export(
     """
     if not isinstance(module, torch.nn.Module) or isinstance(module, torch.jit.ScriptModule):
         raise ExportError(
-            f"{type(module).__name__} is no module of Python",
-            hint="Give the nn.Module itself, not what was made of it.",
+            f"Expected nn.Module, got {type(module).__name__}.",
+            hint="Give the nn.Module itself, not a scripted module, a function or a file.",
         )
     call = ExportCall(module, example_inputs)
     with _evaluating(module):
@@ -215,8 +224,9 @@ class _Export:
         args, kwargs = bound.args, bound.kwargs
         if not kwargs and args and isinstance(args[-1], dict):
             args = (*args, {})  # else the exporter takes the last one for keyword arguments
+        noise = io.StringIO()
         try:
-            with torch.no_grad(), _quiet(), _returning_tensors(self._module):
+            with torch.no_grad(), _quiet(noise), _returning_tensors(self._module):
                 program = torch.onnx.export(
                     self._module,
                     args,
@@ -228,10 +238,12 @@ class _Export:
                     dynamic_shapes=self._dynamic_shapes(),
                     custom_translation_table=markers.translation_table(),
                 )
-        except Exception as error:
-            raise export_error(error, self._module) from error
+        except Exception as error:  # noqa: BLE001 - all of it becomes one error, with what was said in its details
+            found = export_error(error, self._module)
+            found.details = "".join([noise.getvalue(), *traceback.format_exception(error)])
+            raise found from None  # its traceback is hundreds of lines of the exporter's
         if program is None or program.exported_program is None:
-            raise ExportError("torch.onnx.export gave nothing", hint="Update torch: 2.9 or later is known to work.")
+            raise ExportError("torch.onnx.export returned nothing.", hint="Update torch to 2.9 or later.")
         self._refuse_state(program.exported_program)
         return program.model
 
@@ -306,17 +318,24 @@ def _returning_tensors(module: torch.nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """No remarks of the exporter's for a while: what matters is checked, and told by errors."""
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+def _quiet(noise: io.StringIO) -> Iterator[None]:
+    """What the exporter prints and logs goes to ``noise`` for a while: what matters is checked, and told by errors."""
+    moved = [(handler, handler.setStream(noise)) for handler in _torch_handlers()]
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), redirect_stdout(noise), redirect_stderr(noise):
             warnings.simplefilter("ignore")
             yield
     finally:
-        logger.setLevel(level)
+        for handler, stream in moved:
+            if stream is not None:
+                handler.setStream(stream)
+
+
+def _torch_handlers() -> Iterator[logging.StreamHandler[Any]]:
+    """Where torch's loggers write; many have a handler of their own."""
+    for name, logger in list(logging.root.manager.loggerDict.items()):
+        if name.partition(".")[0] == "torch" and isinstance(logger, logging.Logger):
+            yield from (handler for handler in logger.handlers if type(handler) is logging.StreamHandler)
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
@@ -20,6 +20,7 @@ from quantmill.torch.export import Exported, export, output_path
 from quantmill.torch.verification import threads_here, to_numpy
 from service.client import Client, DownloadCorruptError
 from service.client.driving import checked
+from service.contracts.brief import Brief, Row
 from service.contracts.command_errors import FileAccessError
 from service.contracts.config import QuantizationConfig, parse_config
 from service.contracts.graph_view import GRAPH_KIND
@@ -33,8 +34,8 @@ from worker.quantizer.runtime.session import session_options
 # What a quantization gives, and the quantized model as a module of PyTorch.
 
 
-@dataclass(frozen=True)
-class Quantized:
+@dataclass(frozen=True, repr=False)
+class Quantized(Brief):
     """A quantized module.
 
     Attributes:
@@ -48,6 +49,10 @@ class Quantized:
     report: Report
     exported: Exported
     files: Mapping[str, Path] = field(default_factory=dict)
+
+    def _brief(self) -> Iterator[Row]:
+        yield from self.report._brief()
+        yield "onnx_path", str(self.onnx_path)
 
     def load(self, *, threads: int | None = None) -> QuantizedModule:
         """The quantized model as a module with the signature and the results of the one that was quantized.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Annotated, Any, Literal, Self
 
@@ -20,6 +20,7 @@ from service.batches.grid import (
     validated,
 )
 from service.contracts.base import Labels, Text
+from service.contracts.brief import Brief, Row
 from service.contracts.devices import DeviceChoice
 from service.contracts.errors import FieldProblem, InvalidRequestError, Problem, QuantmillError
 from service.contracts.evaluation_report import ReportOutline
@@ -149,7 +150,7 @@ class BatchLinks(BaseModel):
     retry_failed: str
 
 
-class BatchListed(BaseModel):
+class BatchListed(Brief, BaseModel):
     """A batch as lists tell of it."""
 
     id: str
@@ -164,6 +165,12 @@ class BatchListed(BaseModel):
     request_id: str | None
     created_at: datetime
     links: BatchLinks
+
+    def _brief(self) -> Iterator[Row]:
+        yield "id", self.id
+        yield "name", self.name or ""
+        yield "state", self.state
+        yield "jobs", ", ".join(f"{count} {word}" for word, count in self.counts.model_dump().items() if count)
 
 
 class BatchMemberOut(BaseModel):

@@ -105,6 +105,8 @@ class QuantmillError(Exception):
         super().__init__(detail)
         self.detail = detail
         self.hint = hint
+        if hint is not None:
+            self.add_note(f"hint: {hint}")  # shown behind a traceback, as in a notebook
         self.where = {key: value for key, value in where.items() if value is not None}
         outside: dict[InputPlace, str | None] = {"header": header, "query": query, "path": path_parameter}
         named = {place: name for place, name in outside.items() if name is not None}

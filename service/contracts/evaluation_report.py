@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Literal
 
 from pydantic import Field
 
 from service.contracts.base import Contract
+from service.contracts.brief import Brief, Row
 from service.contracts.dataset import PreprocessingSpec
 from service.contracts.errors import FieldProblem, InvalidConfigError
 from service.contracts.evaluation import AGREEMENT, EvaluationSpec
@@ -87,7 +89,7 @@ class EvaluationManifest(Contract):
     threads: int
 
 
-class EvaluationReport(Contract):
+class EvaluationReport(Brief, Contract):
     """What an evaluation has found."""
 
     schema_version: Literal[1] = 1
@@ -102,6 +104,12 @@ class EvaluationReport(Contract):
     latency: LatencyFigures | None = Field(default=None, description="Of model (quantized) and reference (float).")
     stages: tuple[StageFigures, ...] = ()
     manifest: EvaluationManifest
+
+    def _brief(self) -> Iterator[Row]:
+        yield "verdict", self.verdict
+        yield "samples", str(self.samples)
+        for metric in self.metrics:
+            yield metric.name, "-" if metric.value is None else f"{metric.value:.5g} {metric.unit}".rstrip()
 
     def to_json_dict(self) -> dict[str, Any]:
         """JSON-ready; without a reference, nothing that compares is there."""

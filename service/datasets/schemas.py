@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import datetime
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from service.contracts.base import Description, Tags, Text
+from service.contracts.brief import Brief, Row
 from service.contracts.dataset import PREPROCESSING_NAMES, DatasetSummary, FileFormat, PreprocessingSpec
 from service.contracts.errors import Problem, QuantmillError
 from service.idempotency.requests import RepeatableBody
@@ -49,7 +51,7 @@ class DatasetLinks(SelfLinks):
     thumbnails: str | None = Field(default=None, description="A sheet of small pictures, where it holds pictures.")
 
 
-class DatasetOut(BaseModel):
+class DatasetOut(Brief, BaseModel):
     """A dataset."""
 
     id: str
@@ -68,6 +70,12 @@ class DatasetOut(BaseModel):
     created_at: datetime
     updated_at: datetime
     links: DatasetLinks
+
+    def _brief(self) -> Iterator[Row]:
+        yield "id", self.id
+        yield "name", f"{self.name}@{self.version}"
+        yield "status", "; ".join([self.status, *(problem.detail for problem in self.problems)])
+        yield "format", self.format
 
 
 # Errors around datasets as resources; what is wrong with a dataset itself stands in ``service.contracts.errors``.

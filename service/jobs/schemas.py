@@ -19,6 +19,7 @@ from pydantic import (
 )
 
 from service.contracts.base import MOST_LABELS, MOST_REFERENCE_CHARS, LabelKey, Labels, LabelValue, Text
+from service.contracts.brief import Brief, Row
 from service.contracts.config import QuantizationConfig
 from service.contracts.devices import Device, DeviceChoice
 from service.contracts.errors import InvalidConfigError, InvalidRequestError, Problem, QuantmillError, problem_summary
@@ -304,7 +305,7 @@ class ScheduledBy(BaseModel):
     promoted_to: str | None = Field(description="The alias that was moved.")
 
 
-class JobListed(BaseModel):
+class JobListed(Brief, BaseModel):
     """A job as lists tell of it: all but its config, which may have megabytes."""
 
     id: str
@@ -356,6 +357,16 @@ class JobListed(BaseModel):
     cancel_requested_at: datetime | None
     deadline_at: datetime | None
     links: JobLinks
+
+    def _brief(self) -> Iterator[Row]:
+        yield "id", self.id
+        yield "name", self.name or ""
+        yield "state", self.state if self.error is None else f"{self.state}: [{self.error.code}] {self.error.detail}"
+        yield "verdict", self.verdict or ""
+        yield "model", self.model_id or "" if self.model_name is None else f"{self.model_name}@{self.model_version}"
+        yield "preset", self.preset or ""
+        for metric in () if self.figures is None else self.figures.metrics:
+            yield metric.name, "-" if metric.quantized is None else f"{metric.quantized:.5g} {metric.unit}".rstrip()
 
 
 class JobOut(JobListed):

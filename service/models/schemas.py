@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import datetime
 from typing import Annotated
 
@@ -9,6 +10,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInf
 from pydantic_core import PydanticCustomError
 
 from service.contracts.base import MOST_REFERENCE_CHARS, Description, Tags, Text, plain_text
+from service.contracts.brief import Brief, Row
 from service.contracts.errors import Problem
 from service.contracts.model import ModelFormat, ModelSummary
 from service.contracts.validation import BELOW
@@ -129,7 +131,7 @@ class SelfLinks(BaseModel):
     self: str
 
 
-class ModelOut(BaseModel):
+class ModelOut(Brief, BaseModel):
     """A model."""
 
     id: str
@@ -147,6 +149,12 @@ class ModelOut(BaseModel):
     created_at: datetime
     updated_at: datetime
     links: SelfLinks
+
+    def _brief(self) -> Iterator[Row]:
+        yield "id", self.id
+        yield "name", f"{self.name}@{self.version}"
+        yield "status", "; ".join([self.status, *(problem.detail for problem in self.problems)])
+        yield "format", self.format
 
 
 # Errors around models as resources; what is wrong with a model itself stands in ``service.contracts.errors``.

@@ -106,4 +106,4 @@ def test_the_table_of_queues_tells_of_deaf_workers() -> None:
     console = Console(record=True, width=120)
     print_queues([queue, queue.model_copy(update={"deaf_workers": 0})], console)
     told = console.export_text()
-    assert told.count("2 (1 deaf)") == told.count("deaf") == 1
+    assert told.count("2 (1 unreachable)") == told.count("unreachable") == 1

@@ -74,7 +74,7 @@ def _print(found: Comparison) -> None:
                 shown.add_row(Text(name), *(Text(value) for value in values))
             console.print(shown)
         if len(lines) + more > most:
-            console.print(f"and {len(lines) + more - most} more: --json")
+            console.print(f"... and {len(lines) + more - most} more; --json shows all")
 
 
 def _rows(found: Comparison) -> list[tuple[str, list[str]]]:
@@ -105,9 +105,9 @@ def _told(pair: ComparedPair) -> str:
         return f"{pair.second}: {pair.reason}"
     word = "significant" if pair.significant else "not significant"
     return (
-        f"{pair.second}: {pair.measure} {-(pair.drop_percent or 0.0):+.2f} points against the first "
+        f"{pair.second}: {pair.measure} {-(pair.drop_percent or 0.0):+.2f} points to the first job "
         f"({-pair.interval.high:+.2f} to {-pair.interval.low:+.2f}, p = {pair.p_value:.3g}: {word}); of {pair.samples} "
-        f"samples {pair.flips.lost} lost, {pair.flips.won} won"
+        f"samples: {pair.flips.lost} lost, {pair.flips.won} won"
     )
 
 

@@ -238,12 +238,12 @@ def crash_error(error: BaseException) -> QuantmillError:
         path = _escaped(str(write_crash(error, sys.argv, os.environ)))
     except OSError as refused:
         return QuantmillError(
-            f"Quantmill failed, by a fault of its own: {told} (its report could not be written: {refused.strerror}).",
-            hint="Free some space in the folder for temporary files, run the command again, and report what it writes.",
+            f"Internal error in Quantmill: {told} (the crash report could not be written: {refused.strerror}).",
+            hint="Free space in the folder for temporary files, run the command again, and report the file that it names.",
         )
     return QuantmillError(
-        f"Quantmill failed, by a fault of its own: {told}",
-        hint=f"Please report it with the file {path}: it holds the traceback, versions and the command, and no keys.",
+        f"Internal error in Quantmill: {told}",
+        hint=f"Report it with the file {path}, which contains the traceback, versions and the command, but no keys.",
     )
 
 

@@ -107,7 +107,7 @@ def _database(settings: Settings) -> Iterator[DoctorFinding]:
     shown = url.render_as_string(hide_password=True)
     if url.get_backend_name() == "sqlite" and url.database and not Path(url.database).exists():
         yield DoctorFinding(
-            "database", True, f"{shown} is not there yet; `quantmill up` or `quantmill migrate` makes it"
+            "database", True, f"{shown} does not exist yet; `quantmill up` or `quantmill migrate` creates it"
         )
         return
     database = Database(settings.database_url)
@@ -130,7 +130,7 @@ def _database(settings: Settings) -> Iterator[DoctorFinding]:
 
 def _broker(settings: Settings) -> Iterator[DoctorFinding]:
     if not settings.broker_url:
-        yield DoctorFinding("broker", True, "none: workers ask the database for jobs themselves")
+        yield DoctorFinding("broker", True, "none: workers poll the database")
         return
     if _is_ambiguous(settings.broker_url):
         yield DoctorFinding("broker", False, "the URL cannot be read", _ENCODE.format("QUANTMILL_BROKER_URL"))
@@ -160,14 +160,14 @@ def broker_protection(url: str) -> tuple[bool, str]:
         verified = tls["ssl_cert_reqs"] is ssl.CERT_REQUIRED and tls["ssl_check_hostname"]
         return verified, "certificate and host are verified" if verified else "the host is not verified"
     local = not url or _is_local(parts.hostname)
-    return local, "stays on this host" if local else "not encrypted, not verified: rediss:// is both"
+    return local, "local" if local else "not encrypted, not verified: rediss:// is both"
 
 
 def database_protection(url: str) -> tuple[bool, str]:
     """Whether strangers on the way to the database are kept out, and in words."""
     parts = make_url(url)
     if parts.get_backend_name() == "sqlite" or _is_local(parts.host):
-        return True, "stays on this host"
+        return True, "local"
     mode = str(parts.query.get("sslmode", "prefer"))
     if mode == "verify-full":
         return True, "certificate and host are verified"
@@ -226,7 +226,7 @@ def _sandbox(settings: Settings) -> Iterator[DoctorFinding]:
 
 def _user() -> str:
     if os.geteuid() == 0:
-        return "this user is root: use a plain one, to whom the system's files do not belong"
+        return "this user is root: use an unprivileged user"
     return f"this user is {os.geteuid()}, not root"
 
 
@@ -245,5 +245,5 @@ def _runner(settings: Settings) -> Iterator[DoctorFinding]:
     else:
         detail = process.stderr_tail(400).strip().splitlines() or [f"exit code {process.returncode}"]
         yield DoctorFinding(
-            "runner", False, detail[-1], "A job would fail in the same way; the text above is its last word."
+            "runner", False, detail[-1], "Jobs would fail in the same way; the text above is the last output."
         )

@@ -112,7 +112,7 @@ def recipe_document(file: Path) -> dict[str, Any]:
     """
     found = _with_graphs(read_document(file), file.parent)
     if not isinstance(found, dict):
-        raise InvalidRequestError(f"{file} holds no object.", hint='A recipe is an object, such as {"seed": 7}.')
+        raise InvalidRequestError(f"{file} contains no object.", hint='A config is an object, such as {"seed": 7}.')
     return found
 
 
@@ -154,7 +154,7 @@ def _with_graph(given: Any, folder: Path, pointer: str) -> Any:
         raise InvalidConfigError(
             f"the graph cannot be read: {path}: {error.strerror}",
             pointer=f"{pointer}/path",
-            hint="Paths go from the folder of the config on.",
+            hint="Paths are relative to the folder of the config.",
         ) from None
     if len(data) > MAX_INLINE_BYTES:
         raise InvalidConfigError(
@@ -198,7 +198,9 @@ def with_ranges_of(config: QuantizationConfig, report: Path) -> QuantizationConf
     """
     ranges = read_report(report).tensor_ranges
     if not ranges:
-        raise InvalidRequestError(f"{report} tells no calibrated ranges.", hint="Give the report of a static run.")
+        raise InvalidRequestError(
+            f"{report} contains no calibrated ranges.", hint="Give the report of a run with mode static."
+        )
     return with_ranges(config, ranges)
 
 
@@ -237,7 +239,7 @@ def read_document(path: Path) -> Any:
         data = stream.read(MAX_BYTES + 1)
     if len(data) > MAX_BYTES:
         raise InvalidConfigError(
-            f"{path} is larger than {MAX_BYTES >> 20} MiB, which no config is.", hint="Give the config's own file."
+            f"{path} is larger than {MAX_BYTES >> 20} MiB, the limit of a config.", hint="Check the path."
         )
     word, parse = _FORMATS.get(path.suffix.lower(), ("JSON", json.loads))
     try:
@@ -274,10 +276,10 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # yaml comes without type
             # Flattening makes the text "=" of it.
             key = "=" if key_node.tag == _EQUALS else self.construct_object(key_node, deep=True)
             if not isinstance(key, Hashable):
-                raise yaml.constructor.ConstructorError(None, None, "a key is no text", key_node.start_mark)
+                raise yaml.constructor.ConstructorError(None, None, "a key is not a string", key_node.start_mark)
             if key in found:
                 raise yaml.constructor.ConstructorError(
-                    None, None, f"the key {key!r} stands twice", key_node.start_mark
+                    None, None, f"the key {key!r} is given twice", key_node.start_mark
                 )
             found.add(key)
 
@@ -314,7 +316,7 @@ def _count(node: yaml.Node, known: dict[int, int], open_nodes: set[int]) -> int:
         ValueError: there are too many, or a node holds itself.
     """
     if id(node) in open_nodes:
-        raise ValueError("a value holds itself")
+        raise ValueError("a value contains itself")
     if id(node) in known:
         return known[id(node)]
     open_nodes.add(id(node))
@@ -346,7 +348,7 @@ def _check(value: Any, pointer: str) -> None:
         for key, inner in value.items():
             if not isinstance(key, str):
                 raise InvalidConfigError(
-                    f"the key {key!r} is no text", pointer=pointer, hint="Write it between quotation marks."
+                    f"the key {key!r} is not a string", pointer=pointer, hint="Put it in quotation marks."
                 )
             _check(inner, below(pointer, key))
     elif isinstance(value, list):
@@ -354,7 +356,7 @@ def _check(value: Any, pointer: str) -> None:
             _check(inner, below(pointer, place))
     elif value is not None and not isinstance(value, str | int | float | bool):
         raise InvalidConfigError(
-            f"a {type(value).__name__} has no place in a config",
+            f"a {type(value).__name__} is not allowed in a config",
             pointer=pointer,
-            hint="Write it as text or number.",
+            hint="Write it as a string or a number.",
         )

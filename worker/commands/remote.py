@@ -123,8 +123,8 @@ def follow(
         client.wait_succeeded(job_id, on_event=tell, timeout_seconds=timeout_seconds)
     except KeyboardInterrupt:
         view.log(f"the job {job_id} goes on in the service", "warning")
-        view.log(f"follow it: quantmill jobs follow {job_id} --server {client.place.url}")
-        view.log(f"cancel it: quantmill jobs cancel {job_id} --server {client.place.url}")
+        view.log(f"follow it with `quantmill jobs follow {job_id} --server {client.place.url}`")
+        view.log(f"cancel it with `quantmill jobs cancel {job_id} --server {client.place.url}`")
         raise
 
 
@@ -141,7 +141,7 @@ def show_event(event: EventOut, view: ProgressView) -> None:
         figures = {name: value for name, value in data.items() if name not in ("stage", "step")}
         view.metric(data["stage"], data["step"], figures)
     elif data.get("name") in {"job.requeued", "job.lease_expired"}:
-        view.log(f"attempt {event.attempt} ended: {data['reason']}; the job is tried again", "warning")
+        view.log(f"attempt {event.attempt} ended: {data['reason']}; trying again", "warning")
 
 
 def model_of(client: Client, path: Path, view: ProgressView) -> ModelOut:
@@ -149,7 +149,7 @@ def model_of(client: Client, path: Path, view: ProgressView) -> ModelOut:
     digest = file_sha256(path)
     for found in client.models(sha256=digest, limit=_LOOKED_AT):
         if found.status in _USABLE and found.format == "onnx" and len(found.files) == 1:
-            view.log(f"{path.name} is there: {found.name}@{found.version}")
+            view.log(f"{path.name} is already on the service: {found.name}@{found.version}")
             return found
     return client.push_model(path, name=_name(path, digest), progress=uploading(view, path))
 
@@ -159,7 +159,7 @@ def dataset_of(client: Client, path: Path, preprocessing: PreprocessingSpec, vie
     digest = file_sha256(path)
     for found in client.datasets(sha256=digest, limit=_LOOKED_AT):
         if found.status in _USABLE and found.preprocessing == preprocessing:
-            view.log(f"{path.name} is there: {found.name}@{found.version}")
+            view.log(f"{path.name} is already on the service: {found.name}@{found.version}")
             return found
     return client.push_dataset(path, preprocessing, name=_name(path, digest), progress=uploading(view, path))
 

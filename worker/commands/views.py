@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from service.contracts.changes import NOT_REPRESENTATIVE, outlined_change, ratio_words
+from service.contracts.surfaces import for_command_line, rewritten
 from worker.commands.figures import bytes_words, duration_words, figure, labelled, number, short, whole_words
 from worker.commands.printing import Cell, print_facts, print_table
 
@@ -13,7 +15,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from service.batches.schemas import BatchCounts, BatchListed, BatchMemberOut, BatchOut
-    from service.contracts.evaluation_report import ReportOutline
+    from service.contracts.evaluation_report import OutlinedMetric, ReportOutline
     from service.datasets.schemas import DatasetOut
     from service.estimates.forecast import Estimate
     from service.jobs.schemas import JobListed, JobOut, JobValidated, ScheduledBy
@@ -34,7 +36,7 @@ _STYLES = {
 _JOB_COLUMNS = ("job", "state", "name", "model", "preset", "result", "took", "created")
 _NAME_CHARS = 24
 _RETURNED = {
-    "planned": "the quantized model as planned: too slow, but nothing better was found",
+    "planned": "the quantized model as planned: too slow, but no alternative was better",
     "reduced": "a model with fewer Q/DQ pairs: the quantized one was too slow",
     "float": "the float model: the quantized one was too slow",
 }
@@ -80,9 +82,9 @@ def print_job(job: JobOut) -> None:
         ("state", _styled(job.state)),
         ("stage", _stage(job) or "-"),
         ("progress", _whole(job) or "-"),
-        ("waiting", None if job.waiting is None else f"{job.waiting.message} {job.waiting.hint}"),
+        ("waiting", None if job.waiting is None else for_command_line(f"{job.waiting.message} {job.waiting.hint}")),
         ("model", _named_model(job)),
-        ("reference", job.reference_model_id),
+        ("baseline", job.reference_model_id),
         ("calibration", job.calibration_dataset_id),
         ("evaluation", job.evaluation_dataset_id),
         ("preset", job.preset),
@@ -106,16 +108,17 @@ def print_job(job: JobOut) -> None:
         ("artifact", f"{item.id}  {item.kind}: {item.filename}, {item.size_bytes} bytes") for item in job.artifacts
     ]
     if job.error is not None:
-        facts += [("error", f"[{job.error.code}] {job.error.detail}"), ("hint", job.error.hint or "-")]
+        error = rewritten(job.error, for_command_line)
+        facts += [("error", (f"[{error.code}] {error.detail}", "red")), ("hint", error.hint or "-")]
     print_facts(facts)
 
 
 def _estimate(estimate: Estimate, finish_at: datetime | None) -> str:
     """What a job will take, and when it will have ended."""
     seconds = estimate.seconds
-    end = "" if finish_at is None else f", done about {_moment(finish_at)}"
+    end = "" if finish_at is None else f", finished about {_moment(finish_at)}"
     size = estimate.size_bytes
-    model = "" if size is None else f", a model of {bytes_words(size.expected)}"
+    model = "" if size is None else f", model size {bytes_words(size.expected)}"
     return (
         f"about {duration_words(seconds.expected)} ({duration_words(seconds.low)} to {duration_words(seconds.high)}), "
         f"{bytes_words(estimate.peak_memory_bytes.expected)} of memory{model}{end}"
@@ -153,13 +156,19 @@ def _result(job: JobListed) -> str:
 def _outcome(verdict: str | None, figures: ReportOutline | None, *, drop: bool = False) -> str:
     """The verdict of the gate, if there was one, and the first figure, if wanted with the drop."""
     told = "" if verdict in (None, "none") else f"{verdict} "
+    if figures is not None and figures.collapsed:
+        told = "FAIL, collapsed: "
     if figures is None:
         return told
     if not figures.metrics:
         return told + ("" if figures.sqnr_db is None else f"SQNR {number(figures.sqnr_db, 'dB')}")
     first = figures.metrics[0]
-    lost = f", drop {figure(first.drop, first.unit)}" if drop and first.drop is not None else ""
-    return f"{told}{first.name} {figure(first.quantized, first.unit)}{lost}"
+    change = f", {_change(first)}" if drop and first.drop is not None else ""
+    return f"{told}{first.name} {figure(first.quantized, first.unit)}{change}"
+
+
+def _change(metric: OutlinedMetric) -> str:
+    return outlined_change(metric.float_, metric.quantized, metric.drop, metric.unit).words
 
 
 def _figures(job: JobListed) -> list[tuple[str, Cell | None]]:
@@ -170,19 +179,25 @@ def _figures(job: JobListed) -> list[tuple[str, Cell | None]]:
     told: list[tuple[str, Cell | None]] = []
     for metric in found.metrics:
         before, after = figure(metric.float_, metric.unit), figure(metric.quantized, metric.unit)
-        drop = "" if metric.drop is None else f", drop {figure(metric.drop, metric.unit)}"
+        change = "" if metric.drop is None else f", {_change(metric)}"
         told.append(
-            (labelled(metric.name, metric.unit), after if metric.float_ is None else f"{before} -> {after}{drop}")
+            (labelled(metric.name, metric.unit), after if metric.float_ is None else f"{before} -> {after}{change}")
         )
     size = bytes_words(found.quantized_size_bytes)
     float_size = None if found.float_size_bytes is None else bytes_words(found.float_size_bytes)
     return [
         *told,
         ("SQNR", None if found.sqnr_db is None else number(found.sqnr_db, "dB")),
-        ("top-1 same", None if found.top1_agreement is None else f"{found.top1_agreement:.2f} %"),
+        ("agreement", None if found.top1_agreement is None else f"{found.top1_agreement:.2f} %"),
         ("size", size if float_size is None else f"{float_size} -> {size}"),
-        ("latency", None if found.latency_ratio is None else f"{found.latency_ratio:.2f} times"),
+        ("latency", _latency(found)),
     ]
+
+
+def _latency(found: ReportOutline) -> str | None:
+    if found.latency_ratio is None:
+        return None
+    return NOT_REPRESENTATIVE if found.latency_not_representative else ratio_words(found.latency_ratio)
 
 
 def _stage(job: JobListed) -> str:
@@ -278,10 +293,10 @@ def print_resource(word: str, resource: ModelOut | DatasetOut, aliases: Sequence
             ("status", _styled(resource.status)),
             ("format", resource.format),
             ("tags", _pairs(resource.tags) or "-"),
-            ("said", resource.description or "-"),
+            ("description", resource.description or "-"),
             ("created", _moment(resource.created_at)),
             *(("file", file) for file in files),
-            *(("problem", f"[{problem.code}] {problem.detail}") for problem in resource.problems),
+            *(("problem", f"[{problem.code}] {for_command_line(problem.detail)}") for problem in resource.problems),
         ]
     )
 
@@ -307,7 +322,7 @@ def print_queues(queues: Iterable[QueueOut], console: Console | None = None) -> 
                 str(queue.queued.delayed),
                 str(queue.running),
                 "-" if age is None else f"{age:.0f} s",
-                f"{queue.workers} ({queue.deaf_workers} deaf)" if queue.deaf_workers else str(queue.workers),
+                f"{queue.workers} ({queue.deaf_workers} unreachable)" if queue.deaf_workers else str(queue.workers),
                 f"{slots.busy} of {slots.total} busy",
             )
         )

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
 from service.contracts.base import Contract
+from service.contracts.brief import Brief, Row
 from service.contracts.config import QuantizationConfig
 from service.contracts.dataset import PreprocessingSpec
 from service.contracts.report.figures import (
@@ -134,7 +135,11 @@ class Manifest(Contract):
         return told.model_copy(update={"manifest_sha256": digest})
 
 
-class Report(Contract):
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.5g}"
+
+
+class Report(Brief, Contract):
     """The report of one quantization."""
 
     schema_version: Literal[2] = 2
@@ -175,6 +180,18 @@ class Report(Contract):
     @classmethod
     def _of_any_version(cls, data: Any) -> Any:
         return upgraded(data) if isinstance(data, dict) else data
+
+    def _brief(self) -> Iterator[Row]:
+        from service.contracts import changes  # which reads reports itself
+
+        yield "verdict", self.verdict
+        yield "summary", self.summary
+        for metric in self.metrics:
+            values = f"{_number(metric.float_)} -> {_number(metric.quantized)} {metric.unit}".rstrip()
+            yield metric.name, f"{values}, {changes.change_of(metric).words}"
+        yield "size", changes.size_change(self.float_.size_bytes, self.quantized.size_bytes).words
+        yield "latency", "" if self.latency is None else changes.latency_change_of(self.latency).words
+        yield "SQNR", "" if self.fidelity.sqnr_db is None else f"{self.fidelity.sqnr_db:.2f} dB"
 
     @property
     def returned(self) -> FallbackKind | None:

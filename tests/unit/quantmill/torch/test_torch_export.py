@@ -307,14 +307,35 @@ def test_example_inputs_that_are_none(inputs, says):
 @each(
     ("module", "inputs", "says"),
     [
-        (torch.jit.script(nn.ReLU()), torch.ones(2, 3), "no module of Python"),
-        (torch.relu, torch.ones(2, 3), "no module of Python"),
+        (torch.jit.script(nn.ReLU()), torch.ones(2, 3), "Expected nn.Module, got RecursiveScriptModule"),
+        ("model.pt", torch.ones(2, 3), "Expected nn.Module, got str"),
         (nn.ReLU(), torch.ones(2, 3, dtype=torch.bfloat16), "input is torch.bfloat16"),
         (module_of(lambda self, x: (x, "words")), torch.ones(2, 3), "a str"),
     ],
 )
 def test_what_is_no_module_and_no_number(module, inputs, says):
     assert says in failing(module, inputs).detail
+
+
+def test_what_torch_says_is_kept_in_the_error_and_printed_nowhere(capfd):
+    module = module_of(lambda self, x: x if x.sum() > 0 else -x)
+    error = failing(module, torch.ones(2, 3))
+    said = capfd.readouterr()
+    assert (said.out, said.err) == ("", "")
+    assert "decides by the values" in error.detail
+    assert error.__suppress_context__ and error.__cause__ is None
+    assert "torch.ops.aten" in error.details and "Traceback (most recent call last)" in error.details
+
+
+def test_results_are_shown_in_a_few_lines(tmp_path):
+    exported = export(made(lambda: nn.Linear(6, 3)), torch.randn(2, 6), tmp_path / "m.onnx")
+    assert repr(exported).splitlines() == [
+        "Exported:",
+        "  module     Linear",
+        "  inputs     input [2, 6]",
+        f"  outputs    {exported.outputs[0]}",
+        f"  onnx_path  {tmp_path}/m.onnx"[:173],
+    ]
 
 
 @pytest.mark.slow
