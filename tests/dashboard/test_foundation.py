@@ -64,7 +64,8 @@ def test_a_session_ends_with_its_key_and_a_forged_one_is_none(closed: Front) -> 
     assert closed.http.get("/jobs").status_code == 200
     token = closed.http.cookies[COOKIE]
     closed.http.cookies.clear()
-    for forged in (token[:-1], "A" + token[1:], "", "x" * 2000, "{}"):
+    other = "B" if token.startswith("A") else "A"
+    for forged in (token[:-1], other + token[1:], "", "x" * 2000, "{}"):
         assert closed.http.get("/jobs", headers={"Cookie": f"{COOKIE}={forged}"}).status_code == 303, forged
     closed.http.cookies.set(COOKIE, token)
     assert closed.http.get("/jobs").status_code == 200
