@@ -239,7 +239,7 @@ def crash_error(error: BaseException) -> QuantmillError:
     except OSError as refused:
         return QuantmillError(
             f"Internal error in Quantmill: {told} (the crash report could not be written: {refused.strerror}).",
-            hint="Free space in the folder for temporary files, run the command again, and report the file that it names.",
+            hint="Free space in the folder for temporary files, run the command again, and report its file.",
         )
     return QuantmillError(
         f"Internal error in Quantmill: {told}",
