@@ -181,8 +181,8 @@ def _latency_cell(one: ComparedJob, first: ComparedJob) -> Cell:
 
 def speed(ratio: float) -> str:
     """A latency over that of the float model: "1.80x faster than FP32"."""
-    words = ratio_words(ratio)
-    return f"{words} than FP32" if words.endswith(_RELATIVE) else "same as FP32"
+    change = ratio_words(ratio)
+    return f"{change} than FP32" if change.endswith(_RELATIVE) else "same as FP32"
 
 
 class ConfigRow(NamedTuple):
