@@ -18,7 +18,7 @@ from tests.support.reports import full_report
 
 
 def of_job(number: int, **changes: Any) -> ComparedJob:
-    body = {
+    body: dict[str, Any] = {
         "id": f"job_{number}", "name": None, "labels": {}, "model_id": "mdl_1", "model": "net@1", "preset": "xint8",
         "verdict": "none", "seconds": 1.0, "engine_version": "1", "metrics": [], "sqnr_db": 30.0,
         "top1_agreement": 99.0,
