@@ -233,10 +233,14 @@ class PageRoute(APIRoute):
             except QuantmillError as error:
                 return error_page(request, error)
             except RequestValidationError as error:
-                told = "; ".join(f"{one['loc'][-1]} {message_of(one)}" for one in error.errors())
-                return error_page(request, InvalidRequestError(f"This address is not valid: {told}."))
+                return error_page(request, _address_error(error))
 
         return handle
+
+
+def _address_error(error: RequestValidationError) -> InvalidRequestError:
+    told = "; ".join(f"{one['loc'][-1]} {message_of(one)}" for one in error.errors())
+    return InvalidRequestError(f"This address is not valid: {told}.")
 
 
 def error_page(request: Request, error: QuantmillError) -> Response:
