@@ -10,8 +10,9 @@ from rich.text import Text
 
 from service.contracts.changes import NOT_SIGNIFICANT, Change, change_of, latency_change, latency_change_of, size_change
 from service.contracts.report import Finding, Report
+from service.contracts.report.figures import SANITY
 from service.reports.figures import figure, metric_title, milliseconds, percent, size
-from service.reports.verdict import SANITY, Headline, blame, conditions, first_advice, headline
+from service.reports.verdict import Headline, blame, conditions, first_advice, headline
 from worker.commands.console import make_console
 
 TONES = {"good": "bold green", "bad": "bold red", "unsure": "yellow", "plain": ""}
