@@ -67,10 +67,6 @@ class JobDraft:
             within = problem.pointer.removeprefix(f"/{HAND_OVER}").removeprefix("/") if at == HAND_OVER else ""
             self.errors.setdefault(at, for_page(f"{within}: {problem.message}" if within else problem.message))
 
-    def tell_whole(self, detail: str) -> None:
-        """Tell what is wrong at no field in particular."""
-        self.errors.setdefault("", for_page(detail))
-
     def _field_of(self, pointer: str) -> str:
         head, _, rest = pointer.removeprefix("/").partition("/")
         head = "model_files" if head == "files" else head

@@ -233,12 +233,12 @@ class PageRoute(APIRoute):
             except QuantmillError as error:
                 return error_page(request, error)
             except RequestValidationError as error:
-                return error_page(request, _bad_address(error))
+                return error_page(request, _address_error(error))
 
         return handle
 
 
-def _bad_address(error: RequestValidationError) -> InvalidRequestError:
+def _address_error(error: RequestValidationError) -> InvalidRequestError:
     told = "; ".join(f"{one['loc'][-1]} {message_of(one)}" for one in error.errors())
     return InvalidRequestError(f"This address is not valid: {told}.")
 

@@ -84,7 +84,7 @@ def test_a_dry_run_tells_what_a_job_would_take_and_submits_nothing(ask: Ask, sub
     count = ("jobs", "list", "--limit", 100, "--json")
     before = json.loads(ask(*count))
     told = ask(*submit, "--preset", "int8_accurate", "--dry-run")
-    assert re.search(r"^estimate +about \S+ \w+ \(.+ to .+\), .+ of memory, a model of .+, done about ", told, re.M)
+    assert re.search(r"^estimate +about \S+ \w+ \(.+ to .+\), .+ of memory, model size .+, finished about ", told, re.M)
     found = json.loads(ask(*submit, "--dry-run", "--json"))
     assert found["estimate"]["basis"] in ("timed", "history")
     assert found["estimated_finish_at"] is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -217,3 +218,35 @@ def test_what_is_dropped_and_cannot_be_used_or_sent_is_told(open_page: Open) -> 
     page.route("**/v1/uploads/*", lambda route: route.abort() if route.request.method == "PATCH" else route.continue_())
     drop(page, zone, "net.onnx", "model bytes")
     zone.get_by_text("broke too often").wait_for()
+
+
+def test_ids_are_copied_and_times_are_local(open_page: Open, place: Place) -> None:
+    options = {"permissions": ["clipboard-read", "clipboard-write"], "timezone_id": "Asia/Tokyo", "locale": "en-US"}
+    seen = open_page("/jobs/{succeeded}", **options)
+    page = seen.page
+    button = page.get_by_role("button", name="Copy id", exact=True)
+    button.click()
+    page.get_by_role("status").get_by_text("Copied").wait_for()
+    assert page.evaluate("navigator.clipboard.readText()") == place.ids["succeeded"]
+    time = page.locator("#timeline time").first
+    utc = time.get_attribute("title")
+    assert utc.endswith(" UTC") and utc[11:16] not in time.inner_text(), "nine hours lie between the two"
+    at = datetime.fromisoformat(time.get_attribute("datetime")).astimezone(timezone(timedelta(hours=9)))
+    assert f"{at:%M:%S}" in time.inner_text() and f"{at:%b} {at.day}, {at:%Y}" in time.inner_text()
+    # a browser that keeps the clipboard from pages is helped by a selection
+    page.evaluate("() => { navigator.clipboard.writeText = () => Promise.reject(new Error('not allowed')); }")
+    page.get_by_role("button", name="Copy curl command").click()
+    page.get_by_role("status").get_by_text("Copied").wait_for()
+    assert page.evaluate("navigator.clipboard.readText()").startswith("curl --fail-with-body")
+    assert seen.refused() == [] and seen.troubles == []
+
+
+def test_a_card_and_the_list_of_presets_exclude_each_other(open_page: Open) -> None:
+    page = open_page("/new").page
+    card, others = page.get_by_role("radio", name="int8_accurate"), page.locator("#more-presets")
+    with page.expect_response("**/new"):
+        others.select_option("xint8")
+    assert page.locator("input[name='c:/preset']:checked").count() == 0
+    with page.expect_response("**/new"):
+        card.check()
+    assert others.input_value() == ""

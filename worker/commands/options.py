@@ -243,10 +243,9 @@ def unknown_variables(environment: Mapping[str, str]) -> dict[str, str | None]:
     """Variables named like settings that are none, each with the setting that was probably meant."""
     known = [name.upper() for name in Settings.model_fields]
     found: dict[str, str | None] = {}
-    for variable in sorted(environment):
+    for variable in sorted(name for name, value in environment.items() if value):  # empty: not set
         prefix, name = variable[: len(VARIABLE_PREFIX)].upper(), variable[len(VARIABLE_PREFIX) :].upper()
-        is_set = environment[variable] != ""  # empty: not set, as for settings
-        if is_set and prefix == VARIABLE_PREFIX and name not in known and variable not in _NO_SETTINGS:
+        if prefix == VARIABLE_PREFIX and name not in known and variable not in _NO_SETTINGS:
             close = get_close_matches(name, known, n=1)
             found[variable] = VARIABLE_PREFIX + close[0] if close else None
     return found

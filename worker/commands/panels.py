@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
-from rich.markup import escape
 from typer.core import TyperGroup
 
 # Groups of commands in the order in which ``quantmill --help`` shows them.
@@ -18,6 +18,10 @@ PANELS: dict[str, tuple[str, ...]] = {
     "Automation": ("jobs", "batches", "schedules", "webhooks"),
     "Operate": ("queues", "keys", "tenants", "audit", "gc", "scrub", "backup", "restore"),
 }  # fmt: skip
+
+
+# What rich takes for markup. Its own function is not loaded: processes of a service have no use for rich.
+_TAG = re.compile(r"(\\*)(\[[a-z#/@][^[]*?\])")
 
 
 class PanelGroup(TyperGroup):
@@ -41,9 +45,13 @@ class PanelGroup(TyperGroup):
 def _escape(command: Any) -> None:
     """Have square brackets shown in all texts of a command and of those below it."""
     if command.help:
-        command.help = escape(command.help)
+        command.help = _shown(command.help)
     for parameter in command.params:
         if getattr(parameter, "help", None):
-            parameter.help = escape(parameter.help)
+            parameter.help = _shown(parameter.help)
     for inner in getattr(command, "commands", {}).values():
         _escape(inner)
+
+
+def _shown(text: str) -> str:
+    return _TAG.sub(r"\1\1\\\2", text)
