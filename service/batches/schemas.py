@@ -91,7 +91,7 @@ class BatchCreate(RepeatableBody):
         problem = self._form_problem()
         if problem is not None:
             raise InvalidRequestError(
-                f"{problem.pointer or '/'}: {problem.message}", errors=(problem,), hint="The schema stands at /docs."
+                f"{problem.pointer or '/'}: {problem.message}", errors=(problem,), hint="The schema is at /docs."
             )
         if self.members:
             members = listed(self.members)

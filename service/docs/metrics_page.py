@@ -149,7 +149,7 @@ REPORT = """## The report
 - seconds and peak memory per stage;
 - a manifest (hashes, versions, resolved config, seed) that makes the same bytes again.
 
-Its schema stands at `/docs` under `Report`. JSON is the contract; the same report also comes as a page for people, as
+Its schema is at `/docs` under `Report`. JSON is the contract; the same report also comes as a page for people, as
 Markdown, as JUnit XML and as [CSV](cli.md#report-formats).
 
 ### Latency

@@ -138,7 +138,7 @@ def _refusal(error: ValidationError, model: type[BaseModel], translation: Transl
     problems = translation.relocated(field_problems(error, model), _CONFIG)
     in_config = all(problem.pointer == _CONFIG or problem.pointer.startswith(_CONFIG + "/") for problem in problems)
     kind = InvalidConfigError if in_config else InvalidRequestError
-    return kind(problem_summary(problems), errors=problems, hint="The schema stands at /docs.")
+    return kind(problem_summary(problems), errors=problems, hint="The schema is at /docs.")
 
 
 class JobCreate(WithConfig):
