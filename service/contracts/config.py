@@ -381,7 +381,7 @@ def parse_config(data: Any, *, pointer: str = "") -> QuantizationConfig:
         return QuantizationConfig.model_validate(data)
     except ValidationError as error:
         problems = field_problems(error, QuantizationConfig, pointer=pointer)
-        hint = "The schema is at /docs under QuantizationConfig."
+        hint = "docs/config.md describes every key."
         raise InvalidConfigError(problem_summary(problems), errors=problems, hint=hint) from None
 
 
