@@ -161,7 +161,7 @@ def test_a_file_larger_than_protobuf_can_hold(tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     with path.open("wb") as file:
         file.truncate(1 << 31)
-    with pytest.raises(NotOnnxError, match="holds at most 2147483647") as caught:
+    with pytest.raises(NotOnnxError, match="the limit of an ONNX file is 2147483647") as caught:
         inspect_model(path, threads=1)
     assert caught.value.hint == "Store the weights as external data."
 

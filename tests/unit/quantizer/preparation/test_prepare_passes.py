@@ -226,7 +226,7 @@ def test_the_wanted_opset(wanted: int) -> None:
     ("opset", "wanted", "says"),
     [
         (18, 15, "18; it cannot be converted down to 15"),
-        (17, 30, "30 is not known here"),
+        (17, 30, "30 is not supported"),
         (1, 17, "1 to 17: No Adapter"),
     ],
 )

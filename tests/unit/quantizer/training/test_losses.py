@@ -338,7 +338,7 @@ def test_a_graph_is_fed_as_a_metric_is() -> None:
     ("spec", "arrays", "place", "told"),
     [
         (CrossEntropyLoss(output="z"), {}, "output", "no output 'z'"),
-        (CrossEntropyLoss(output="n"), {}, "output", "holds int64"),
+        (CrossEntropyLoss(output="n"), {}, "output", "is int64"),
         (CrossEntropyLoss(), {}, "labels", "no labels"),
         (CrossEntropyLoss(), {None: normal(6)}, "labels", "integers"),
         (CrossEntropyLoss(), {None: np.zeros((6, 3), int)}, "labels", r"shape \[6, 3\]"),

@@ -97,7 +97,7 @@ def test_tables_that_do_not_fit(tmp_path: Path, table: bytes, says: str) -> None
 
 def test_files_where_none_belong_are_refused(tmp_path: Path) -> None:
     path = archive(tmp_path / "x", {"cat/a.png": GOOD, "b.png": GOOD})
-    with pytest.raises(DatasetLabelsError, match=r"'b.png' lies beside the folders"):
+    with pytest.raises(DatasetLabelsError, match=r"'b.png' is not in a class folder"):
         inspect_dataset(path, PLAIN)
     path = archive(tmp_path / "y", {"cat/a.png": GOOD, "cat/labels.csv": b"a.png,1", "dog/a.png": GOOD})
     with pytest.raises(DatasetFormatError, match=r"'cat/labels.csv' is neither"):
