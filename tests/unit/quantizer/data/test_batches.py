@@ -325,8 +325,8 @@ def test_names_with_fewer_digits_are_names_of_plain_arrays(tmp_path: Path) -> No
 
 ROW = np.ones((2, 3), np.float32)
 REFUSED = [
-    ({"x/0000": ROW, "x/0002": ROW}, "'x' lacks sample 'x/0001', though there is 'x/0002'"),
-    ({"x/999999999": ROW}, "'x' lacks sample 'x/0000', though there is 'x/999999999'"),
+    ({"x/0000": ROW, "x/0002": ROW}, "'x' has no sample 'x/0001', although there is 'x/0002'"),
+    ({"x/999999999": ROW}, "'x' has no sample 'x/0000', although there is 'x/999999999'"),
     ({**samples(2, 3), "x/00001": ROW}, "contains sample 1 twice: 'x/0001' and 'x/00001'"),
     ({**samples(2, 3), "labels/0001": np.int64(1)}, "'labels/0000'"),
     ({**samples(2, 3, 4), **samples(2, 3, name="y")}, "'y/0002' is missing"),

@@ -214,7 +214,13 @@ FAULTS = [
     ({"x": GOOD, "labels": np.array([0, 1, -1, 0])}, PLAIN, "/labels", "dataset-labels", "-1 at sample 2"),
     ({"x": GOOD, "labels": np.array([0, 1, 2, 2**64 - 1], np.uint64)}, PLAIN, "/labels", "dataset-labels", "sample 3"),
     # what the preprocessing names
-    ({"x": GOOD}, PreprocessingSpec(labels="t"), "/preprocessing/labels", "dataset-labels", "'t', which the dataset does not contain"),
+    (
+        {"x": GOOD},
+        PreprocessingSpec(labels="t"),
+        "/preprocessing/labels",
+        "dataset-labels",
+        "'t', which the dataset does not contain",
+    ),
     (
         {"x": GOOD, "labels": np.arange(4)},
         mapped(**{"in/put": "y"}),

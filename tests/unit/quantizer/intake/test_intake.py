@@ -149,7 +149,7 @@ def test_every_truncation_says_so(tmp_path: Path) -> None:
     ).SerializeToString()
     graph_starts = data.index(b"\x3a")
     for keep in range(graph_starts + 3, len(data) - 30, 97):
-        with pytest.raises(NotOnnxError, match=r"cut short: \d+ bytes are missing at its end, in field 'graph'"):
+        with pytest.raises(NotOnnxError, match=r"truncated: \d+ bytes are missing at its end, in field 'graph'"):
             inspect(tmp_path, data[:keep])
     for keep in range(1, len(data)):
         with pytest.raises(ModelError):

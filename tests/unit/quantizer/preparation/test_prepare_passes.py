@@ -126,7 +126,7 @@ def test_a_large_pooling_is_split_exactly(height: int, width: int, channels: int
         assert np.prod(tile) <= 512
         assert height * width / np.prod(tile) <= 512
     else:
-        assert f"pool stays: {height} x {width} positions cannot be cut" in said.detail
+        assert f"pool stays: {height} x {width} positions cannot be split" in said.detail
 
 
 SPLITS: dict[str, tuple[str, dict[str, Any], int]] = {
