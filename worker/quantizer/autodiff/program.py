@@ -347,7 +347,7 @@ def _check(nodes: Iterable[ir.Node]) -> None:
         more = f", and {len(refused) - 1} more nodes" if len(refused) > 1 else ""
         raise NotDifferentiableError(
             f"node {node_name(node)!r} ({node.op_type}) cannot be trained through: {why.words}{more}",
-            hint="Let the loss read tensors before it (losses: distillation, outputs or tensors), or leave qat out.",
+            hint="Let the loss read tensors before it (losses: distillation, outputs or tensors), or remove qat.",
             node=node_name(node),
             op_type=node.op_type,
         )

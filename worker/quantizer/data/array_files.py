@@ -163,7 +163,10 @@ def detect_format(path: Path) -> FileFormat:
     if head[:1] == b"\x80":
         raise DatasetFormatError("the file is a Python pickle, which is never loaded", hint=_HINT)
     raise DatasetFormatError(
-        "the file is neither an .npz archive, nor a .safetensors file, nor a .tar, .tar.gz or .zip, or it is cut short",
+        (
+            "the file is neither an .npz archive, nor a .safetensors file, nor a .tar, .tar.gz or .zip "
+            "archive, or it is truncated"
+        ),
         hint=_HINT,
     )
 
@@ -227,7 +230,7 @@ def _fields(head: bytes) -> tuple[dict[str, Any], int]:
     at, encoding = (10, "latin1") if major == 1 else (12, "utf8" if major == 3 else "latin1")
     (length,) = struct.unpack_from("<H" if major == 1 else "<L", head, 8)
     if at + length > _MAX_NPY_HEADER_BYTES or at + length > len(head):
-        raise ValueError(f"{length} bytes of header are cut short or too many")
+        raise ValueError(f"{length} bytes of header are truncated or too many")
     fields = ast.literal_eval(head[at : at + length].decode(encoding).strip())
     if not isinstance(fields, dict):
         raise ValueError("it contains no fields")  # noqa: TRY004 - the bytes are wrong, not a caller

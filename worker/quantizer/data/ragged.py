@@ -164,7 +164,7 @@ def _refusal(name: str, entries: list[tuple[int, ArraySource]]) -> str | None:
         if place and number == entries[place - 1][0]:
             return f"contains sample {number} twice: {entries[place - 1][1].name!r} and {array.name!r}"
         if number != place:
-            return f"lacks sample {sample_name(name, place)!r}, though there is {array.name!r}"
+            return f"has no sample {sample_name(name, place)!r}, although there is {array.name!r}"
         if array.refusal:
             return f"has sample {array.name!r}, which {array.refusal}"
         if array.dtype != first.dtype:
@@ -181,7 +181,7 @@ def _as_sample(array: ArraySource) -> ArraySource:
         return replace(array, shape=(1, *array.shape))
     if isinstance(array, MemoryArray):
         return replace(array, values=array.values[np.newaxis])
-    raise TypeError(f"{array.name!r} is no array that is stored")
+    raise TypeError(f"{array.name!r} is not a stored array")
 
 
 def sample_name(name: str, number: int) -> str:

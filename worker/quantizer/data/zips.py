@@ -234,7 +234,7 @@ def _refusing(rules: ZipRules) -> Iterator[None]:
     try:
         yield
     except DirectoryError as error:
-        raise DatasetFormatError(f"the archive is cut short or damaged: {error}", hint=rules.again) from None
+        raise DatasetFormatError(f"the archive is truncated or damaged: {error}", hint=rules.again) from None
     except DirectoryTooLargeError as error:
         raise DatasetFormatError(str(error), hint=rules.fewer) from None
 
@@ -298,7 +298,7 @@ def _locate(path: Path, descriptor: int, size: int, entry: DirectoryEntry, rules
     *_, name_bytes, extra_bytes = _LOCAL_HEADER.unpack(raw)
     offset = entry.header_offset + _LOCAL_HEADER.size + name_bytes + extra_bytes
     if offset + entry.packed_bytes > size:
-        raise rules.refusal(name, f"member {name!r} is cut short")
+        raise rules.refusal(name, f"member {name!r} is truncated")
     deflated = entry.method == _DEFLATED
     if not deflated and entry.packed_bytes != entry.size_bytes:
         raise rules.refusal(name, f"member {name!r} declares two sizes")

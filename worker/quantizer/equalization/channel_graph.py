@@ -316,9 +316,9 @@ class _RegionWalk:
         if self._graph.flow(node) is None:
             why = "it is outside the quantized part"
         elif linear is None or linear.stacked or not _is_held(linear.weight):
-            why = "its weight is no constant matrix"
+            why = "its weight is not a constant matrix"
         elif linear.bias is not None and not is_row(constant(linear.bias), linear.out_channels):
-            why = "its bias is no constant per channel"
+            why = "its bias is not constant per channel"
         elif not at_channels:
             why = "they are positions to it"
         elif linear.groups > 1 and not linear.groups == linear.in_channels == linear.out_channels:

@@ -116,7 +116,7 @@ LEFT_TO_EQUALIZATION = declare(
     by_design=True,
 )
 NO_TREATMENT = declare("outliers-left-alone", "no outlier channel could be treated")
-NONE_HELPED = declare("no-treatment-helped", "no treatment brings the outputs nearer to the float model")
+NONE_HELPED = declare("no-treatment-helped", "no treatment brings the outputs closer to the float model")
 ALREADY_NARROW = declare("outliers-split-already", "the channels of {tensor!r} are split with those of another tensor")
 NO_WIDER_TYPE = declare("no-wider-type", "{tensor!r} is {dtype}, which has no type of twice the bits")
 WIDER_REFUSED = declare("wider-type-refused", "{tensor!r} has to be {dtype} on target {target}")

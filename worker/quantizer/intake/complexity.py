@@ -82,7 +82,7 @@ def check_outline(data: bytes) -> None:
         if error.name is None:
             raise not_onnx() from None
         raise NotOnnxError(
-            f"the file is cut short: {error.missing} bytes are missing at its end, in field {error.name!r}",
+            f"the file is truncated: {error.missing} bytes are missing at its end, in field {error.name!r}",
             hint="Upload the file again; compare its size and sha256 with the original.",
             rule="length",
             field=error.name,

@@ -117,7 +117,7 @@ def _read(state: Path) -> dict[str, StoredArray]:
         head = stream.read(9)
     if not looks_like_safetensors(head, state.stat().st_size):
         raise StateError(
-            f"{state.name} is no .safetensors file",
+            f"{state.name} is not a .safetensors file",
             pointer=_FILE,
             hint="Write it by safetensors.torch.save_file(module.state_dict(), path).",
         )
@@ -147,7 +147,7 @@ def _marked_names(value: ir.Value) -> tuple[str, ...]:
         names = None
     if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
         raise StateError(
-            f"initializer {value.name!r} of the skeleton has metadata {STATE_NAMES} that is no list of names",
+            (f"initializer {value.name!r} of the skeleton has metadata {STATE_NAMES} that is not a list of names"),
             pointer="/skeleton_model_id",
             hint="Export the skeleton again by quantmill.torch.export.",
         )

@@ -224,7 +224,7 @@ def _replace(
 ) -> None:
     source, weight = node.inputs[0], node.inputs[1]
     if source is None or weight is None:
-        raise EngineError(f"node {node.name!r} lacks an input", node=node.name)
+        raise EngineError(f"node {node.name!r} has no input", node=node.name)
     made: list[ir.Node] = []
     if name_of(source) not in quantized:
         quantized[name_of(source)] = _quantize_input(source, names, made)

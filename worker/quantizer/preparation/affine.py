@@ -39,9 +39,9 @@ WEIGHT_BEFORE_NOT_FLOAT32 = declare("weight-before-not-float32", "the weight bef
 BIAS_BEFORE_NOT_PER_CHANNEL = declare("bias-before-not-per-channel", "the bias before it is not a constant per channel")
 OPERAND_NOT_PER_CHANNEL = declare("operand-not-per-channel", "its other operand is not a constant per channel")
 PARAMETERS_NOT_PER_CHANNEL = declare("parameters-not-per-channel", "its parameters are not constants per channel")
-NOT_AFFINE = declare("not-affine", "it is no affine map")
+NOT_AFFINE = declare("not-affine", "it is not an affine map")
 TRAINING_MODE = declare("training-mode", "it is in training mode")
-FOLDED_NOT_FINITE = declare("folded-not-finite", "the folded weight or bias would not be finite")
+FOLDED_NOT_FINITE = declare("folded-not-finite", "the folded weight or bias is not finite")
 
 
 @dataclass(frozen=True)

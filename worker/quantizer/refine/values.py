@@ -51,7 +51,7 @@ NO_VALUES = declare(
 )
 DIVISOR = declare(
     "divisor",
-    "integers would round {tensor}, by which is divided, to 0: it goes down to {smallest}, and up to {largest}",
+    "integers would round the divisor {tensor} to 0: it goes down to {smallest}, and up to {largest}",
     hint="Limit it from below, by a Clip or a larger epsilon.",
 )
 
@@ -301,8 +301,8 @@ FLOOR_BEYOND_HALF = declare(
 )
 FATAL_FUSION = declare(
     "fatal-float16-fusion",
-    "onnxruntime would merge it with the MatMul behind it, and fail at that in float16",
-    hint="Transpose behind the MatMul, or leave the node in float32.",
+    "onnxruntime would merge it with the MatMul after it, and fails at that in float16",
+    hint="Transpose after the MatMul, or leave the node in float32.",
 )
 REFUSED_AS_HALF = declare("refused-as-float16", "onnxruntime does not run it in float16: {words}")
 _MOST_REFUSALS = 32

@@ -71,13 +71,13 @@ class ExtraFiles:
         if len(self._files) >= MAX_FILES:
             raise EngineError(
                 f"The run creates more than {MAX_FILES} files besides its model.",
-                hint="Ask for fewer candidates or analyses in one job.",
+                hint="Request fewer candidates or analyses in one job.",
             )
         self._taken += file.size_bytes
         if self._limit is not None and self._taken > self._limit:
             raise ResourceLimitError(
                 f"The files besides the model need {self._taken} bytes; the limit is {self._limit}.",
-                hint="Ask for fewer candidates or analyses in one job, or raise QUANTMILL_EXTRA_BYTES.",
+                hint="Request fewer candidates or analyses in one job, or raise QUANTMILL_EXTRA_BYTES.",
                 resource="disk",
             )
         self._files.append(file)

@@ -284,7 +284,7 @@ class DistillationTerm(LossTerm):
         for k, name in enumerate(self.inner):
             values = teacher.inner.get(name)
             if values is None or not values.is_floating_point():
-                told = "is not there" if values is None else "contains no floats"
+                told = "does not exist" if values is None else "contains no floats"
                 raise self.unfit(f"tensors/{k}", f"the inner tensor {name!r} {told}")
             self._variances[name] = variance_of(values)
         return notes

@@ -188,7 +188,7 @@ def test_sizes_are_held_against_what_is_there_and_what_memory_takes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = archive_of(tmp_path / "x.npz", x=header("<f4", (1 << 20, 1 << 20), b"\0" * 64))
-    with pytest.raises(DatasetFormatError, match="holds 64"):
+    with pytest.raises(DatasetFormatError, match="contains 64"):
         open_dataset(path, PLAIN)
     path = archive_of(tmp_path / "x.npz", x=npy(np.zeros((64, 4096), np.uint8)))
     assert open_dataset(path, PLAIN, max_total_bytes=1 << 20).samples == 64

@@ -128,7 +128,7 @@ def test_a_residual_reader_keeps_the_tensor_and_behind_integers_no_mul_is_put() 
     )
     it = bench(model, {"x": normal(40, 6, WIDTH, seed=8)}, NPU)
     change = it.apply()
-    assert "round twice" in change.summary
+    assert "rounds twice" in change.summary
 
 
 def test_a_weight_of_two_tensors_is_scaled_for_each() -> None:

@@ -126,7 +126,7 @@ def test_a_large_pooling_is_split_exactly(height: int, width: int, channels: int
         assert np.prod(tile) <= 512
         assert height * width / np.prod(tile) <= 512
     else:
-        assert f"pool stays: {height} x {width} positions cannot be cut" in said.detail
+        assert f"pool stays: {height} x {width} positions cannot be split" in said.detail
 
 
 SPLITS: dict[str, tuple[str, dict[str, Any], int]] = {
@@ -226,7 +226,7 @@ def test_the_wanted_opset(wanted: int) -> None:
     ("opset", "wanted", "says"),
     [
         (18, 15, "18; it cannot be converted down to 15"),
-        (17, 30, "30 is not known here"),
+        (17, 30, "30 is not supported"),
         (1, 17, "1 to 17: No Adapter"),
     ],
 )

@@ -137,7 +137,7 @@ def test_another_job_of_the_tenant_takes_over_what_one_has_finished(bench: Bench
     assert {done for done, total in listener.begun if total == 16} == {16}
     if recipe == "adaround":
         (_, algorithm) = second.report.algorithms
-        assert "4 taken over from an earlier attempt or job" in algorithm.summary
+        assert "4 reused from an earlier attempt or job" in algorithm.summary
 
 
 @pytest.mark.slow

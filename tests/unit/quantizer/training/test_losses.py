@@ -338,7 +338,7 @@ def test_a_graph_is_fed_as_a_metric_is() -> None:
     ("spec", "arrays", "place", "told"),
     [
         (CrossEntropyLoss(output="z"), {}, "output", "no output 'z'"),
-        (CrossEntropyLoss(output="n"), {}, "output", "holds int64"),
+        (CrossEntropyLoss(output="n"), {}, "output", "is int64"),
         (CrossEntropyLoss(), {}, "labels", "no labels"),
         (CrossEntropyLoss(), {None: normal(6)}, "labels", "integers"),
         (CrossEntropyLoss(), {None: np.zeros((6, 3), int)}, "labels", r"shape \[6, 3\]"),
@@ -347,7 +347,7 @@ def test_a_graph_is_fed_as_a_metric_is() -> None:
         (MeanSquareLoss(targets="goal"), {}, "targets", "no array 'goal'"),
         (MeanSquareLoss(), {None: normal(6, 9)}, "targets", r"shape \[6, 9\]"),
         (DistillationLoss(outputs=("y", "q")), {}, "outputs/1", "no output 'q'"),
-        (DistillationLoss(tensors=("inner",)), {}, "tensors/0", "'inner' is not there"),
+        (DistillationLoss(tensors=("inner",)), {}, "tensors/0", "'inner' does not exist"),
         (DistillationLoss(divergence="kl", outputs=("one",)), {}, "outputs/0", "no scores"),
         (GraphLoss(graph=_SOURCE, inputs={"a": GraphInput(output="q")}), {}, "inputs/a/output", "no output 'q'"),
         (GraphLoss(graph=_SOURCE, inputs={"a": GraphInput(output=5)}), {}, "inputs/a/output", "no output 5"),

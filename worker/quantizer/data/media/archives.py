@@ -115,7 +115,7 @@ class _Stream:
         """
         data = self._take(count, name)
         if len(data) != count:
-            refuse(name, "is cut short: the archive ends within it")
+            refuse(name, "is truncated: the archive ends within it")
         return data
 
     def rest(self, count: int, name: str) -> bytes:
@@ -171,7 +171,7 @@ class _TarWalk:
         while True:
             block = self._stream.rest(BLOCK_BYTES, self._reached)
             if len(block) != BLOCK_BYTES:
-                refuse(self._reached, "is not followed by the archive's end: the archive is cut short")
+                refuse(self._reached, "is not followed by the archive's end: the archive is truncated")
             if not any(block):
                 self._end()
                 return

@@ -204,7 +204,7 @@ def by_table(files: Sequence[MediaFile], table: MediaFile, content: bytes) -> La
     found: dict[str, str] = {}
     for line, name, label in _rows(content, table.name):
         if name not in known:
-            _refuse(f"{table.name!r} names {name!r} in line {line}, which is not there", file=name)
+            _refuse(f"{table.name!r} names {name!r} in line {line}, which does not exist", file=name)
         if name in found:
             _refuse(f"{table.name!r} names {name!r} twice, again in line {line}", file=name)
         found[name] = label
@@ -240,7 +240,7 @@ def _rows(content: bytes, name: str) -> list[tuple[int, str, str]]:
         reader = csv.reader(io.StringIO(content.decode("utf-8-sig"), newline=""), strict=True)
         rows = [(reader.line_num, row) for row in reader if row]
     except (UnicodeDecodeError, csv.Error) as error:
-        _refuse(f"{name!r} is no CSV file in UTF-8: {error}", file=name)
+        _refuse(f"{name!r} is not a CSV file in UTF-8: {error}", file=name)
     if rows and [cell.strip().lower() for cell in rows[0][1]] == _HEAD:
         del rows[0]
     for line, row in rows:

@@ -182,7 +182,7 @@ def _check_pixels(name: str, width: int, height: int) -> None:
     if width * height > MAX_PIXELS:
         refuse(
             name,
-            f"would take {width} x {height} pixels; at most {MAX_PIXELS} are accepted",
+            f"needs {width} x {height} pixels; at most {MAX_PIXELS} are accepted",
             "Store pictures at the size that they are used at.",
         )
 

@@ -170,7 +170,7 @@ class SoundReader:
             refuse(
                 name,
                 f"has {wave.sample_rate_hz} samples per second; the preprocessing says {spec.sample_rate_hz}",
-                "Nothing is resampled: convert the file, or correct preprocessing.sounds.sample_rate_hz.",
+                "Sounds are not resampled: convert the file, or correct preprocessing.sounds.sample_rate_hz.",
             )
         values = np.zeros(spec.length, np.int16)
         kept = wave.samples[: spec.length]

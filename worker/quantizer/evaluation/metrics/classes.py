@@ -169,7 +169,7 @@ class ClassMeter(Meter):
         most = _MOST_CLASSES if self._classes is None else self._classes
         wrong = flat[(flat < 0) | (flat >= most)]
         if wrong.size:
-            told = f"label {wrong[0]} is no class of the output, which has 0 to {most - 1}"
+            told = f"label {wrong[0]} is not a class of the output, which has 0 to {most - 1}"
             raise UnfitError("labels", told + ("" if self._ignored is not None else "; ignore_index leaves it out"))
         return flat, kept
 
@@ -216,7 +216,7 @@ class TopK(ClassMeter):
             hits, labels = self._sums.total if self._sums.units else (0.0, 0.0)
             found = float(100.0 * hits / labels) if labels else None
         if found is None:
-            self.undefined = "there is no label that counts"
+            self.undefined = "no label counts"
         return found
 
     def details(self) -> dict[str, float]:
@@ -262,7 +262,7 @@ class IntersectionOverUnion(ClassMeter):
         """In percent; None without a label."""
         found = finite(self._sums.value)
         if found is None:
-            self.undefined = "there is no label that counts"
+            self.undefined = "no label counts"
         return found
 
     def details(self) -> dict[str, float]:

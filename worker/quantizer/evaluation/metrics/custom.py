@@ -151,7 +151,7 @@ def read_graph(source: GraphSource, files: Mapping[str, Path], pointer: str, *, 
         path = files.get(str(source.model_id))
         if path is None:
             raise InvalidConfigError(
-                f"{what}: there is no uploaded model {source.model_id!r} here",
+                f"{what}: uploaded model {source.model_id!r} does not exist here",
                 pointer=f"{pointer}/model_id",
                 hint="Models are uploaded to a service; on the command line give the graph's path.",
             )

@@ -157,7 +157,7 @@ class PerplexityMeter(Meter):
         classes = self._classes or 0
         wrong = labels[(labels < 0) | (labels >= classes)]
         if wrong.size:
-            raise UnfitError("labels", f"label {wrong[0]} is no class of the output, which has 0 to {classes - 1}")
+            raise UnfitError("labels", f"label {wrong[0]} is not a class of the output, which has 0 to {classes - 1}")
 
     def _log_probability(self, rows: Array, labels: Array) -> Array:
         if self._metric.scores == "logits":
@@ -172,7 +172,7 @@ class PerplexityMeter(Meter):
     def value(self) -> float | None:
         """1 for certainty, the number of classes for a guess; None where it is beyond float64."""
         if not self._sums.units or not self._sums.total[1]:
-            self.undefined = "there is no label that counts"
+            self.undefined = "no label counts"
             return None
         value = self._sums.value
         if not math.isfinite(value):

@@ -33,7 +33,7 @@ from worker.quantizer.plan.candidates import may_return_float
 from worker.quantizer.plan.types import Decision, Role, RuleContext
 
 _SCORES = named(lambda record: record.within_one)
-_KEEP = "Switch the target option float_heads off to quantize it all the same."
+_KEEP = "Switch the target option float_heads off to quantize it anyway."
 MIXED_HEAD = declare(
     "scores-beside-others", "it concatenates scores within [0, 1] with results of any size", hint=_KEEP
 )

@@ -262,7 +262,7 @@ OTHER_HARD_SIGMOID = declare(
 LEFT_TO_CPU = declare(
     "left-to-cpu",
     "{op_type} stays in float: the NPU leaves it to the CPU",
-    hint="Use Relu, HardSigmoid or HardSwish in its place.",
+    hint="Use Relu, HardSigmoid or HardSwish instead.",
 )
 _ON_CPU = ("Sigmoid", "Tanh", "Gelu", "Erf", "Elu", "HardSwish", "Where", "ArgMax")
 

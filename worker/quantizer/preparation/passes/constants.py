@@ -37,9 +37,7 @@ from worker.quantizer.ops.table import operator
 # A few hundred bytes can ask for a chain of products of 8192 x 8192 matrices, or for a tensor of gigabytes. What is
 # beyond the budget stays in the graph as it is: the runtime computes it where a job needs it, within that job's limits.
 
-BEYOND_BUDGET = declare(
-    "beyond-folding-budget", "to compute it beforehand would take more time or memory than all constants may"
-)
+BEYOND_BUDGET = declare("beyond-folding-budget", "computing it in advance takes more time or memory than allowed")
 # All constants together: some seconds of one core, and memory beside that of the weights.
 MOST_FLOP = 1 << 35
 FREE_BYTES, BYTES_PER_WEIGHT_BYTE = 256 << 20, 4

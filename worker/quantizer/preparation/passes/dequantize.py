@@ -99,7 +99,7 @@ def _refuse_left(model: ir.Model, reasons: dict[str, Reason]) -> None:
     node = left[0]
     reason = reasons.get(node_name(node)) or NO_PAIR()
     raise AlreadyQuantizedError(
-        f"node {node_name(node)!r} ({node.op_type}) cannot be made float: {reason}",
+        f"node {node_name(node)!r} ({node.op_type}) cannot be converted to float: {reason}",
         hint=_HINT,
         node=node_name(node),
         op_type=node.op_type,

@@ -221,7 +221,7 @@ def _check_wanted(opset: int, wanted: int, needed: int) -> None:
         raise InvalidConfigError(
             f"opset {wanted} lacks the types of this config, which need {needed}",
             pointer=_POINTER,
-            hint=f"Ask for {max(needed, opset)} or later, or leave opset out.",
+            hint=f"Request {max(needed, opset)} or later, or leave opset out.",
         )
     newest = onnx.defs.onnx_opset_version()
     if wanted < opset:
@@ -232,5 +232,5 @@ def _check_wanted(opset: int, wanted: int, needed: int) -> None:
         )
     if wanted > newest:
         raise InvalidConfigError(
-            f"opset {wanted} is not supported; the newest is {newest}", pointer=_POINTER, hint=f"Ask for {newest}."
+            f"opset {wanted} is not supported; the newest is {newest}", pointer=_POINTER, hint=f"Request {newest}."
         )
