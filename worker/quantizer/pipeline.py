@@ -64,10 +64,8 @@ from worker.quantizer.runtime.session import Session, is_heavy
 from worker.quantizer.sanity.examine import examine
 from worker.quantizer.written.settle import as_written
 
-# A fixed batch axis from here on is looked at before the model runs.
-_LARGE_BATCH = 256
-# How often nodes that make NaN or Inf are looked for once more.
-_MOST_SETTLED = 4
+_LARGE_BATCH = 256  # a fixed batch axis from here on is checked before the model runs
+_MOST_SETTLED = 4  # how often nodes that make NaN or Inf are searched again
 
 
 @dataclass(frozen=True)
@@ -152,11 +150,7 @@ def quantize(
 
 
 def _measured(done: QuantizedDraft, found: Quantizing) -> tuple[QuantizedDraft, Assembled]:
-    """The report of the model, or of one with nodes in float that make NaN or Inf on samples that nobody looked at.
-
-    Raises:
-        EngineError: such a node cannot be told, or others are left; or what ``make_report`` raises.
-    """
+    """The report of the model, or of one with the nodes in float that make NaN or Inf on samples not tried before."""
     for _ in range(_MOST_SETTLED):
         try:
             return done, make_report(done, found.case, found.services)
@@ -382,11 +376,10 @@ def _data_notes(case: Case) -> tuple[str, ...]:
 
 def _check_batch(summary: ModelSummary, original: ir.Model) -> None:
     """Refuse a batch axis that is fixed at more samples than memory takes, before the model runs."""
-    if fixed_batch(summary) < _LARGE_BATCH:
-        return
-    shaped = copy_of(original)
-    infer_shapes(shaped)
-    check_batch(summary, work_of(shaped.graph), most_bytes=free_memory_bytes())
+    if fixed_batch(summary) >= _LARGE_BATCH:
+        shaped = copy_of(original)
+        infer_shapes(shaped)
+        check_batch(summary, work_of(shaped.graph), most_bytes=free_memory_bytes())
 
 
 def _probe(

@@ -254,7 +254,7 @@ NPU_CNN = {"calibrate_method": "PowerOfTwoMethod.MinMSE", "enable_npu_cnn": True
             "cle is given twice; the first is at /config/algo_config/0",
         ),
         (classes({"name": "adaround", "cle_steps": 3}), "/algo_config/0/cle_steps", "unknown key"),
-        (classes("adaround", FastFinetune=QUANT), f"{FINETUNING}/OptimAlgorithm", "algo_config/0 asks for adaround"),
+        (classes("adaround", FastFinetune=QUANT), f"{FINETUNING}/OptimAlgorithm", "algo_config/0 specifies adaround"),
         ({"use_dynamic_quant": True, "include_cle": True}, "", "remove cross_layer_equalization"),
         ({**fast(OptimAlgorithm="adaround"), **BFLOAT}, "/include_fast_ft", "adaround rounds weights to integers"),
         (classes({"name": "cle", "cle_balance_method": "mean"}), "/algo_config/0/cle_balance_method", "must be max"),
