@@ -214,12 +214,12 @@ def test_losses_and_augmentations_that_the_data_or_the_model_cannot_give(front: 
         ("losses", entropy, none, "labels", "needs labels"),
         ("losses", {**entropy, "labels": "maskss"}, some, "labels", "did you mean 'masks'?"),
         ("losses", entropy, six, "labels", "lie in [0, 5]; output 'y' has classes [0, 4]"),
-        ("losses", {**entropy, "output": "best"}, some, "output", "holds int64; a loss is of floats"),
+        ("losses", {**entropy, "output": "best"}, some, "output", "is int64; a loss needs floats"),
         ("losses", {"kind": "mse"}, none, "targets", "needs labels"),
         ("losses", {"kind": "distillation", "outputs": ["y", "z"]}, some, "outputs/1", "no output 'z'"),
         ("losses", {**GRAPH, "inputs": {"a": {"array": "far"}}}, some, "inputs/a/array", "no array 'far'"),
         ("augmentations", {"kind": "flip", "input": "z"}, some, "input", "no input 'z'"),
-        ("augmentations", {**noise, "input": "ids"}, some, "input", "holds int64; only floats are augmented"),
+        ("augmentations", {**noise, "input": "ids"}, some, "input", "is int64; only floats can be augmented"),
         ("augmentations", {"kind": "shift", "input": "sound", "axis": -2}, some, "axis", "of samples"),
     ]
     for name, entry, body, place, says in rows:
@@ -266,13 +266,14 @@ def test_random_data_is_trained_on_for_the_float_model_alone(front: Front) -> No
         losses = [{"kind": "distillation"}, {"kind": kind}]
         request["config"] = {"random_calibration": {}, "algorithms": [{"method": "qat", "losses": losses}]}
         given = {**request, **({"evaluation_dataset_id": data} if evaluated else {})}
-        answer = front.http.post("/v1/jobs", json=given)
-        if kind == "distillation":
-            assert answer.status_code == 202, answer.text
-        else:
-            seen = problem(answer, 422, "invalid-config")
-            assert pointers(seen) == ["/config/algorithms/0/losses/1"]
-            assert f"loss {kind} needs real data" in seen["detail"]
+        for path, status in (("/v1/jobs", 202), ("/v1/jobs:validate", 200)):
+            answer = front.http.post(path, json=given)
+            if kind == "distillation":
+                assert answer.status_code == status, answer.text
+            else:
+                seen = problem(answer, 422, "invalid-config")
+                assert pointers(seen) == ["/config/algorithms/0/losses/1"]
+                assert f"loss {kind} needs real data" in seen["detail"]
 
 
 @pytest.mark.parametrize(
@@ -280,7 +281,7 @@ def test_random_data_is_trained_on_for_the_float_model_alone(front: Front) -> No
     [
         (graph_summary("y", "lables"), "inputs", "did you mean 'labels'"),
         (graph_summary("y", "labels", results=2), "graph", "has to return one scalar per batch;"),
-        (graph_summary("y", outputs=(TensorInfo(name="r", dtype="int64", shape=()),)), "graph", "a loss is of floats"),
+        (graph_summary("y", outputs=(TensorInfo(name="r", dtype="int64", shape=()),)), "graph", "a loss needs floats"),
     ],
 )
 def test_uploaded_graphs_that_are_no_loss(front: Front, summary: ModelSummary, place: str, says: str) -> None:
@@ -338,7 +339,8 @@ def test_what_cannot_be_translated_is_refused_with_its_pointer(front: Front) -> 
     envelope = {**ENVELOPE, "config": {"include_cle": False, "extra_options": {"UseRandomData": True}}}
     envelope["evaluation"] = {"gate": {"min_sqnr_db": 5}}
     body = {"model_id": front.ready_model(), "config": envelope}
-    assert refused(front, "/v1/jobs", body) == {"/config/evaluation/gate/min_sqnr_db"}
+    for path in ("/v1/jobs:validate", "/v1/jobs"):
+        assert refused(front, path, body) == {"/config/evaluation/gate/min_sqnr_db"}
 
 
 def test_a_bare_quark_config_is_told_its_envelope(front: Front) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from service.contracts.dataset import UNLABELLED
 from service.contracts.metrics import F1, ClassMetric, MeanIoU, PerClassAccuracy, Precision, TopKMetric
 from service.contracts.metrics.kinds import CountedMetric
 from worker.quantizer.data import SampleBatch
@@ -137,7 +138,7 @@ class ClassMeter(Meter):
         if scores is None:
             if output.dtype.kind not in "iub":
                 raise UnfitError(
-                    "output", f"it holds neither class scores nor class numbers: {output.dtype}{list(output.shape)}"
+                    "output", f"it contains neither class scores nor class numbers: {output.dtype}{list(output.shape)}"
                 )
             decided, labels = output.astype(np.int64), fitted(given, output.shape, "labels", "the output is")
         else:
@@ -151,7 +152,7 @@ class ClassMeter(Meter):
         self._owners = np.repeat(np.arange(self._units), kept.size // max(self._units, 1))[kept]
         decided = decided.reshape(-1)[kept]
         if decided.max(initial=0) >= _MOST_CLASSES:
-            raise UnfitError("output", f"it holds class number {decided.max()}")
+            raise UnfitError("output", f"it contains class number {decided.max()}")
         return None if scores is None else scores[kept], decided, flat
 
     def check(self, labels: Arrays) -> None:
@@ -162,11 +163,13 @@ class ClassMeter(Meter):
         """Labels that count [rows], and which they are of all of them."""
         flat = labels.reshape(-1).astype(np.int64)
         kept = np.ones(len(flat), bool) if self._ignored is None else flat != self._ignored
+        if labels.size == len(labels):  # one of each sample
+            kept &= flat != UNLABELLED
         flat = flat[kept]
         most = _MOST_CLASSES if self._classes is None else self._classes
         wrong = flat[(flat < 0) | (flat >= most)]
         if wrong.size:
-            told = f"label {wrong[0]} is no class of the output, which has 0 to {most - 1}"
+            told = f"label {wrong[0]} is not a class of the output, which has 0 to {most - 1}"
             raise UnfitError("labels", told + ("" if self._ignored is not None else "; ignore_index leaves it out"))
         return flat, kept
 
@@ -184,7 +187,7 @@ class TopK(ClassMeter):
         """Take in one batch."""
         scores, decided, labels = self.rows(seen)
         if scores is None and self._rank > 1:
-            raise UnfitError("output", "it holds class numbers; the first few classes take scores")
+            raise UnfitError("output", "it contains class numbers; top-k metrics need scores")
         hit = decided == labels if scores is None else ranks(scores, labels) < self._rank
         if isinstance(self._sums, Hits):
             found = [np.bincount(owners, minlength=self._units) for owners in (self._owners[hit], self._owners)]
@@ -213,7 +216,7 @@ class TopK(ClassMeter):
             hits, labels = self._sums.total if self._sums.units else (0.0, 0.0)
             found = float(100.0 * hits / labels) if labels else None
         if found is None:
-            self.undefined = "there is no label that counts"
+            self.undefined = "no label counts"
         return found
 
     def details(self) -> dict[str, float]:
@@ -259,7 +262,7 @@ class IntersectionOverUnion(ClassMeter):
         """In percent; None without a label."""
         found = finite(self._sums.value)
         if found is None:
-            self.undefined = "there is no label that counts"
+            self.undefined = "no label counts"
         return found
 
     def details(self) -> dict[str, float]:
@@ -379,18 +382,21 @@ class Accuracy:
         self.fits = can_fit and labels is not None and self.update(batch.cut(first), labels)
 
     def update(self, output: np.ndarray, labels: np.ndarray) -> bool:
-        """Take in one batch; False if the output is no classification of the labels."""
+        """Take in one batch; False if the output is no classification of the labels. Samples without a label do not
+        count.
+        """
+        known = labels != UNLABELLED
         if output.dtype.kind in "iu" and output.size == labels.size:
             found = {"top1": output.reshape(-1) == labels}
         else:
             scores = class_scores(output)
             if scores is None or scores.ndim != 2 or scores.shape[0] != labels.size or labels.max() >= scores.shape[1]:
                 return False
-            rank = ranks(scores, labels)
+            rank = ranks(scores, np.where(known, labels, 0))
             found = {"top1": rank < 1, "top5": rank < 5}
             self._has_top5 = scores.shape[1] > 5
         for name, hit in found.items():
-            self._hits[name].add(np.stack([hit, np.ones_like(hit)], axis=1).astype(np.uint8), samples=labels.size)
+            self._hits[name].add(np.stack([hit & known, known], axis=1).astype(np.uint8), samples=labels.size)
         return True
 
     @property
@@ -401,6 +407,7 @@ class Accuracy:
     @property
     def contributions(self) -> dict[str, Hits]:
         """Which samples are right, by name of the metric."""
-        if not self._hits["top1"].units or not self.fits:
+        top1 = self._hits["top1"]
+        if not top1.units or not self.fits or not top1.total[1]:
             return {}
         return {name: hits for name, hits in self._hits.items() if name == "top1" or self._has_top5}
